@@ -57,7 +57,18 @@ pub trait Handle<A: Action>: Send + Sync + 'static {
 }
 
 pub(crate) type Running = Pin<Box<dyn Future<Output = ()> + Send>>;
-type Entry = Box<dyn Fn(Dispatch) -> Running + Send + Sync>;
+
+/// How one action is served.
+pub(crate) struct Entry {
+    pub(crate) streams: bool,
+    start: Box<dyn Fn(Dispatch) -> Running + Send + Sync>,
+}
+
+impl Entry {
+    pub(crate) fn start(&self, dispatch: Dispatch) -> Running {
+        (self.start)(dispatch)
+    }
+}
 
 /// The actions one end of a connection serves. Cheap to clone; one router serves all connections of
 /// a server, and remembers request keys across them.
@@ -80,11 +91,8 @@ impl Router {
         RouterBuilder::new(state)
     }
 
-    pub(crate) fn start(&self, action: &str, dispatch: Dispatch) -> Result<Running, Dispatch> {
-        match self.0.entries.get(action) {
-            Some(entry) => Ok(entry(dispatch)),
-            None => Err(dispatch),
-        }
+    pub(crate) fn find(&self, action: &str) -> Option<&Entry> {
+        self.0.entries.get(action)
     }
 
     pub(crate) fn keys(&self) -> &Arc<KeyStore> {
@@ -128,13 +136,14 @@ impl<S: Send + Sync + 'static> RouterBuilder<S> {
         S: Handle<A>,
     {
         let state = Arc::clone(&self.state);
-        self.entries.insert(
-            A::NAME,
-            Box::new(move |dispatch| {
-                let state = Arc::clone(&state);
-                Box::pin(dispatch.run::<A, S>(state))
-            }),
-        );
+        let start = move |dispatch: Dispatch| -> Running {
+            Box::pin(dispatch.run::<A, S>(Arc::clone(&state)))
+        };
+        let entry = Entry {
+            streams: streams::<A>(),
+            start: Box::new(start),
+        };
+        self.entries.insert(A::NAME, entry);
         self
     }
 

@@ -95,6 +95,15 @@ pub enum Fault {
     InvalidParams,
 }
 
+/// The details of an error about a limit.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LimitDetail {
+    /// The limit's name.
+    pub limit: String,
+    /// Its value.
+    pub max: usize,
+}
+
 /// The error that travels: a word, a text for people, and optionally details for programs.
 ///
 /// One pointer wide, so that results stay small.
@@ -131,9 +140,14 @@ impl RpcError {
         error
     }
 
-    /// An error that names the limit it is about, and its value.
-    pub fn limit(code: Code, what: &str, name: &str, value: impl fmt::Display) -> Self {
-        Self::new(code, format!("{what} exceeds the limit {name} of {value}"))
+    /// An error that names the limit it is about and its value, in the text and in the details.
+    pub fn limit(code: Code, what: &str, name: &str, max: usize) -> Self {
+        Self::new(code, format!("{what} exceeds the limit {name} of {max}")).with_detail(
+            &LimitDetail {
+                limit: name.to_owned(),
+                max,
+            },
+        )
     }
 
     /// Adds details for programs, written as JSON. Details that cannot be written are left out.
@@ -283,7 +297,9 @@ impl From<CallError> for RpcError {
             CallError::Refused(error) => error,
             other => {
                 let text = other.to_string();
-                let message = text.split_once(": ").map_or(text.as_str(), |(_, rest)| rest);
+                let message = text
+                    .split_once(": ")
+                    .map_or(text.as_str(), |(_, rest)| rest);
                 Self::new(other.code(), message)
             }
         }

@@ -1,0 +1,412 @@
+//! A call of the peer's, from its parameters to its answer.
+
+use std::fmt;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::marker::PhantomData;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use tokio::time::Instant;
+
+use crate::action::{Action, Handle};
+use crate::engine::Engine;
+use crate::error::{Code, Fault, RpcError};
+use crate::keys::{Begun, Name, Outcome, Ticket, Waiting};
+use crate::ledger::{Body, Credit, Ended};
+use crate::message::{CallId, Meta};
+use crate::peer::Peer;
+use crate::wire::{Encoded, Ends, Payload, parse_params};
+
+/// What a handler knows of the call it answers.
+pub struct Call<A: Action> {
+    peer: Peer,
+    meta: Meta,
+    deadline: Option<Instant>,
+    chunks: Option<ChunkSink<A>>,
+}
+
+impl<A: Action> fmt::Debug for Call<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Call")
+            .field("action", &A::NAME)
+            .field("meta", &self.meta)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<A: Action> Call<A> {
+    /// The other end of the connection, to call it back.
+    pub fn peer(&self) -> &Peer {
+        &self.peer
+    }
+
+    /// Who calls: the name of the token it said hello with, or what the transport knows.
+    pub fn caller(&self) -> Arc<str> {
+        self.peer.caller()
+    }
+
+    /// Time left until the caller gives up, if it said so.
+    pub fn time_left(&self) -> Option<Duration> {
+        self.deadline
+            .map(|deadline| deadline.saturating_duration_since(Instant::now()))
+    }
+
+    /// The request key, if the caller sent one.
+    pub fn key(&self) -> Option<&str> {
+        self.meta.key.as_deref()
+    }
+
+    /// Who the call is made for, if the caller said so and it has this shape.
+    pub fn context<T: DeserializeOwned>(&self) -> Option<Result<T, RpcError>> {
+        let context = self.meta.context.as_deref()?;
+        Some(
+            serde_json::from_str(context).map_err(|error| {
+                RpcError::fault(Fault::InvalidParams, format!("context: {error}"))
+            }),
+        )
+    }
+
+    /// Where chunks go. `None` if the caller asked for none: then all belongs into the result.
+    pub fn chunks(&mut self) -> Option<&mut ChunkSink<A>> {
+        self.chunks.as_mut()
+    }
+}
+
+/// Sends the chunks of one call, no faster than its caller reads them.
+pub struct ChunkSink<A: Action> {
+    engine: Arc<Engine>,
+    id: CallId,
+    credit: Arc<Credit>,
+    action: PhantomData<fn(A::Chunk)>,
+}
+
+impl<A: Action> fmt::Debug for ChunkSink<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ChunkSink")
+            .field("action", &A::NAME)
+            .field("id", &self.id)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<A: Action> ChunkSink<A> {
+    /// Sends one chunk once there is credit for it and a place in the queue.
+    pub async fn send(&mut self, chunk: &A::Chunk) -> Result<(), RpcError> {
+        let index = self.credit.take().await;
+        let text = self
+            .engine
+            .dialect()
+            .chunk(&self.id, index, chunk)
+            .map_err(|error| RpcError::internal(format!("chunk: {error}")))?;
+        let max = self.engine.limits.message_bytes;
+        if text.len() > max {
+            return Err(RpcError::limit(
+                Code::TooLarge,
+                "chunk",
+                "message_bytes",
+                max,
+            ));
+        }
+        let closed = |_| RpcError::cancelled("the connection is closed");
+        self.engine.outbox.push(text).await.map_err(closed)
+    }
+}
+
+/// A call on its way to its handler.
+pub(crate) struct Dispatch {
+    pub(crate) answer: Answer,
+    pub(crate) body: Body,
+    pub(crate) meta_inside: bool,
+    pub(crate) meta: Meta,
+    pub(crate) credit: Option<Arc<Credit>>,
+}
+
+impl Dispatch {
+    /// Parses, runs, answers.
+    pub(crate) async fn run<A: Action, S: Handle<A>>(self, state: Arc<S>) {
+        let Self {
+            answer,
+            body,
+            meta_inside,
+            mut meta,
+            credit,
+        } = self;
+        let params: A::Params = match parse_params(body.as_str(), meta_inside) {
+            Ok(params) => params,
+            Err(error) => {
+                let error = RpcError::fault(Fault::InvalidParams, error.to_string());
+                let text = answer.encode_error(&error);
+                return answer.give(text).await;
+            }
+        };
+        drop(body);
+        let engine = Arc::clone(&answer.engine);
+        let chunks = credit.map(|credit| ChunkSink {
+            engine: Arc::clone(&engine),
+            id: answer.id.clone(),
+            credit,
+            action: PhantomData,
+        });
+        let limit = meta.deadline;
+        let key = meta.key.take();
+        let deadline = limit.map(|limit| Instant::now() + limit);
+        let mut call = Call {
+            peer: Peer::of(Arc::clone(&engine)),
+            meta,
+            deadline,
+            chunks,
+        };
+        let Some(key) = key else {
+            let outcome = within(limit, state.handle(params, call)).await;
+            let text = match outcome {
+                Ok(result) => answer.encode(&result),
+                Err(error) => answer.encode_error(&error),
+            };
+            return answer.give(text).await;
+        };
+        if call.chunks.is_some() {
+            return answer.refuse(&RpcError::validation("a call with a key cannot stream"));
+        }
+        let fingerprint = fingerprint(&params);
+        let name = Name {
+            owner: call.caller(),
+            action: A::NAME,
+            key: key.clone(),
+        };
+        call.meta.key = Some(key);
+        let waiting = match engine.router.keys().begin(name, fingerprint) {
+            Err(error) => return answer.refuse(&error),
+            Ok(Begun::Wait(waiting)) => waiting,
+            Ok(Begun::Run(ticket, waiting)) => {
+                let run = tokio::spawn(async move {
+                    let outcome = within(limit, state.handle(params, call)).await;
+                    ticket.finish(outcome.and_then(|result| encoded(&result)));
+                });
+                Ticket::runs_as(&waiting, run.abort_handle());
+                waiting
+            }
+        };
+        Repeat {
+            answer: Some(answer),
+            waiting,
+        }
+        .run()
+        .await;
+    }
+}
+
+async fn within<T>(
+    limit: Option<Duration>,
+    work: impl Future<Output = Result<T, RpcError>>,
+) -> Result<T, RpcError> {
+    match limit {
+        None => work.await,
+        Some(limit) => tokio::time::timeout(limit, work).await.unwrap_or_else(|_| {
+            Err(RpcError::timeout(format!(
+                "not done within the deadline of {} ms",
+                limit.as_millis()
+            )))
+        }),
+    }
+}
+
+fn encoded(result: &impl serde::Serialize) -> Outcome {
+    match serde_json::to_string(result) {
+        Ok(text) => Ok(text.into()),
+        Err(error) => Err(RpcError::internal(format!("result: {error}"))),
+    }
+}
+
+/// Tells calls with the same key and other parameters apart.
+fn fingerprint(params: &impl serde::Serialize) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    serde_json::to_string(params)
+        .unwrap_or_default()
+        .hash(&mut hasher);
+    hasher.finish()
+}
+
+/// The duty to answer a call exactly once. Dropped unanswered, it says why: the call was cancelled,
+/// or its handler panicked.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) id: CallId,
+    /// Counted as a stream, and ends like one.
+    pub(crate) stream: bool,
+    pub(crate) batch: Option<Arc<Batch>>,
+    pub(crate) given: bool,
+}
+
+impl Answer {
+    /// The text of a result, or of the error of writing it.
+    fn encode(&self, result: &dyn Payload) -> String {
+        let ends = if self.stream {
+            Ends::Stream
+        } else {
+            Ends::Call
+        };
+        match self.engine.dialect().result(&self.id, result, ends) {
+            Ok(text) if text.len() > self.engine.limits.message_bytes => {
+                let max = self.engine.limits.message_bytes;
+                self.encode_error(&RpcError::limit(
+                    Code::TooLarge,
+                    "result",
+                    "message_bytes",
+                    max,
+                ))
+            }
+            Ok(text) => text,
+            Err(error) => self.encode_error(&RpcError::internal(format!("result: {error}"))),
+        }
+    }
+
+    /// The text of an error; empty where the dialect keeps silent about it.
+    fn encode_error(&self, error: &RpcError) -> String {
+        self.engine
+            .dialect()
+            .error(Some(&self.id), error)
+            .unwrap_or_default()
+    }
+
+    /// Sends the answer once there is a place for it in the queue.
+    async fn give(mut self, text: String) {
+        if let Some(text) = self.release(text) {
+            let _ = self.engine.outbox.push(text).await;
+        }
+    }
+
+    /// Sends an error at once, without waiting for a place.
+    pub(crate) fn refuse(mut self, error: &RpcError) {
+        let text = self.encode_error(error);
+        if let Some(text) = self.release(text) {
+            self.engine.push_now(text);
+        }
+    }
+
+    /// Frees the id, before the answer is seen, so that its caller may use it again at once. What
+    /// goes out for this answer: nothing if none is wanted, or its batch is not complete yet.
+    fn release(&mut self, text: String) -> Option<String> {
+        self.given = true;
+        let ended = self.engine.incoming().answered(&self.id);
+        if ended == Some(Ended::Closed) {
+            return None;
+        }
+        let text = if matches!(self.id, CallId::Unanswered(_)) {
+            String::new()
+        } else {
+            text
+        };
+        match &self.batch {
+            Some(batch) => {
+                let max = self.engine.limits.message_bytes;
+                let too_large = || {
+                    self.encode_error(&RpcError::limit(
+                        Code::TooLarge,
+                        "batch answer",
+                        "message_bytes",
+                        max,
+                    ))
+                };
+                batch.add(text, max, too_large)
+            }
+            None => Some(text).filter(|text| !text.is_empty()),
+        }
+    }
+}
+
+/// Waits for the outcome of a key on behalf of one call.
+struct Repeat {
+    answer: Option<Answer>,
+    waiting: Waiting,
+}
+
+impl Repeat {
+    async fn run(mut self) {
+        let outcome = self.waiting.outcome().await;
+        let Some(answer) = self.answer.take() else {
+            return;
+        };
+        let text = match &outcome {
+            Ok(text) => answer.encode(&Encoded(text)),
+            Err(error) => answer.encode_error(error),
+        };
+        answer.give(text).await;
+    }
+}
+
+impl Drop for Repeat {
+    fn drop(&mut self) {
+        // Withdrawing a call ends it for good; losing the connection does not.
+        if let Some(answer) = &self.answer
+            && answer.engine.incoming().ended(&answer.id) == Some(Ended::Cancelled)
+        {
+            self.waiting.withdraw();
+        }
+    }
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        if !self.given {
+            let error = if std::thread::panicking() {
+                RpcError::internal("the handler of this call failed")
+            } else {
+                RpcError::cancelled("the call was cancelled")
+            };
+            let text = self.encode_error(&error);
+            if let Some(text) = self.release(text) {
+                self.engine.push_now(text);
+            }
+        }
+        let idle = self.engine.incoming().free(self.stream);
+        if idle {
+            self.engine.idle.notify_waiters();
+        }
+    }
+}
+
+/// Collects the answers of a JSON-RPC batch, which go out together when the last is there.
+#[derive(Debug)]
+pub(crate) struct Batch(Mutex<BatchState>);
+
+#[derive(Debug)]
+struct BatchState {
+    text: String,
+    missing: usize,
+}
+
+impl Batch {
+    pub(crate) fn new(size: usize) -> Self {
+        Self(Mutex::new(BatchState {
+            text: String::new(),
+            missing: size,
+        }))
+    }
+
+    /// Adds the answer of one member, empty if it has none. The whole batch once it is complete.
+    pub(crate) fn add(
+        &self,
+        mut answer: String,
+        max: usize,
+        too_large: impl FnOnce() -> String,
+    ) -> Option<String> {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        state.missing -= 1;
+        if state.text.len() + answer.len() + 2 > max {
+            answer = too_large();
+        }
+        if !answer.is_empty() {
+            let before = if state.text.is_empty() { '[' } else { ',' };
+            state.text.push(before);
+            state.text.push_str(&answer);
+        }
+        if state.missing > 0 || state.text.is_empty() {
+            return None;
+        }
+        let mut text = std::mem::take(&mut state.text);
+        text.push(']');
+        Some(text)
+    }
+}

@@ -1,0 +1,546 @@
+//! What the two tasks of a connection and all its handles share, and what is done about each
+//! message that comes in.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{Notify, watch};
+
+use crate::action::{Entry, Router, Running};
+use crate::call::{Answer, Batch, Dispatch};
+use crate::error::{Code, Fault, RpcError};
+use crate::files::Files;
+use crate::hello::{self, Gate, Hello, HelloParams};
+use crate::ledger::{Body, Credit, Delivery, Incoming, Outgoing, Refusal};
+use crate::limits::Limits;
+use crate::message::{CallId, Control, Decoded, Message, Meta, Part, Unreadable};
+use crate::outbox::{NotTaken, Outbox};
+use crate::wire::{Dialect, Encoded, Ends, parse_params};
+use crate::{Action as _, CloseReason};
+
+/// How often something happened on a connection that is worth knowing and not worth an error.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Messages that came in.
+    pub received: u64,
+    /// Texts that were no message.
+    pub unparsable: u64,
+    /// Answers nobody waited for any more.
+    pub late_answers: u64,
+    /// Calls refused because of a limit.
+    pub refused: u64,
+    /// Messages longer than the limit.
+    pub oversized: u64,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    unparsable: AtomicU64,
+    late_answers: AtomicU64,
+    refused: AtomicU64,
+    oversized: AtomicU64,
+}
+
+fn count(counter: &AtomicU64) -> u64 {
+    counter.fetch_add(1, Ordering::Relaxed)
+}
+
+/// A call that has been admitted, to be polled by the reader.
+pub(crate) type Started = (CallId, Running);
+
+pub(crate) struct Engine {
+    pub(crate) limits: Limits,
+    pub(crate) router: Router,
+    pub(crate) outbox: Outbox,
+    pub(crate) received: AtomicU64,
+    /// Nothing of the peer's runs here any more.
+    pub(crate) idle: Notify,
+    /// The end of the connection, once it is over.
+    pub(crate) closed: watch::Sender<Option<CloseReason>>,
+    outgoing: Mutex<Outgoing>,
+    incoming: Mutex<Incoming>,
+    dialect: OnceLock<Dialect>,
+    gate: Gate,
+    admitted: AtomicBool,
+    caller: OnceLock<Arc<str>>,
+    /// Whether the peer is known to answer pings.
+    answers_pings: AtomicBool,
+    counters: Counters,
+    files: Mutex<Files>,
+    bye: OnceLock<CloseReason>,
+    stop: Stop,
+}
+
+/// The wish to end the connection.
+#[derive(Debug, Default)]
+struct Stop {
+    wish: Mutex<Option<(CloseReason, Duration)>>,
+    made: Notify,
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine")
+            .field("dialect", &self.dialect.get())
+            .finish_non_exhaustive()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // The ledgers hold no invariant across a panic that the next caller could trip over.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Engine {
+    pub(crate) fn new(router: Router, options: crate::Options) -> Self {
+        let crate::Options {
+            limits,
+            dialect,
+            gate,
+            caller,
+        } = options;
+        let engine = Self {
+            outbox: Outbox::new(limits.queue_slots, limits.control_queue),
+            limits,
+            router,
+            received: AtomicU64::new(0),
+            idle: Notify::new(),
+            closed: watch::Sender::new(None),
+            outgoing: Mutex::default(),
+            incoming: Mutex::default(),
+            dialect: OnceLock::new(),
+            admitted: AtomicBool::new(matches!(gate, Gate::Open)),
+            gate,
+            caller: OnceLock::new(),
+            answers_pings: AtomicBool::new(dialect.is_some()),
+            counters: Counters::default(),
+            files: Mutex::default(),
+            bye: OnceLock::new(),
+            stop: Stop::default(),
+        };
+        if let Some(dialect) = dialect {
+            let _ = engine.dialect.set(dialect);
+        }
+        if let Some(caller) = caller {
+            let _ = engine.caller.set(caller);
+        }
+        engine
+    }
+
+    pub(crate) fn outgoing(&self) -> MutexGuard<'_, Outgoing> {
+        lock(&self.outgoing)
+    }
+
+    pub(crate) fn incoming(&self) -> MutexGuard<'_, Incoming> {
+        lock(&self.incoming)
+    }
+
+    pub(crate) fn files(&self) -> MutexGuard<'_, Files> {
+        lock(&self.files)
+    }
+
+    /// The dialect of this connection; whoever speaks first without having been told speaks JSON-RPC.
+    pub(crate) fn dialect(&self) -> Dialect {
+        *self.dialect.get_or_init(|| Dialect::JsonRpc)
+    }
+
+    pub(crate) fn settled_dialect(&self) -> Option<Dialect> {
+        self.dialect.get().copied()
+    }
+
+    pub(crate) fn answers_pings(&self) -> bool {
+        self.answers_pings.load(Ordering::Relaxed) && self.dialect.get().is_some()
+    }
+
+    pub(crate) fn caller(&self) -> Arc<str> {
+        self.caller.get().cloned().unwrap_or_else(|| "local".into())
+    }
+
+    pub(crate) fn stats(&self) -> Stats {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Stats {
+            received: read(&self.received),
+            unparsable: read(&self.counters.unparsable),
+            late_answers: read(&self.counters.late_answers),
+            refused: read(&self.counters.refused),
+            oversized: read(&self.counters.oversized),
+        }
+    }
+
+    /// Asks for the end of the connection; what is queued may still be written for `flush`.
+    pub(crate) fn stop(&self, reason: CloseReason, flush: Duration) {
+        lock(&self.stop.wish).get_or_insert((reason, flush));
+        self.stop.made.notify_one();
+    }
+
+    pub(crate) async fn stopped(&self) -> (CloseReason, Duration) {
+        loop {
+            let made = self.stop.made.notified();
+            if let Some(wish) = lock(&self.stop.wish).clone() {
+                return wish;
+            }
+            made.await;
+        }
+    }
+
+    /// Whether somebody wants the connection to end.
+    pub(crate) fn is_stopping(&self) -> bool {
+        lock(&self.stop.wish).is_some()
+    }
+
+    /// What the peer said when it announced its end.
+    pub(crate) fn bye(&self) -> Option<&CloseReason> {
+        self.bye.get()
+    }
+
+    /// Sends without waiting. A peer that never reads is cut off.
+    pub(crate) fn push_now(&self, text: String) {
+        if self.outbox.push_now(text) == Err(NotTaken::Flooded) {
+            self.stop(CloseReason::Flooded, Duration::ZERO);
+        }
+    }
+
+    pub(crate) fn control(&self, control: &Control<'_>) {
+        if let Some(text) = self.dialect().control(control) {
+            self.push_now(text);
+        }
+    }
+
+    /// A message that was longer than the limit; `head` is its beginning.
+    pub(crate) fn accept_oversized(&self, head: &str) {
+        count(&self.counters.oversized);
+        let Some(dialect) = self.settled_dialect().or_else(|| head_dialect(head)) else {
+            let error = RpcError::fault(Fault::Parse, "not JSON");
+            return self.refuse_unreadable(Unreadable { id: None, error });
+        };
+        if !self.admitted.load(Ordering::Relaxed) {
+            return self.stop(CloseReason::Denied, Duration::ZERO);
+        }
+        let max = self.limits.message_bytes;
+        let error = RpcError::limit(Code::TooLarge, "message", "message_bytes", max);
+        let id = dialect.id_at_start(head, &self.limits);
+        // An answer of the peer's that is too large ends the call that waits for it.
+        if !head.contains("\"method\"") && !head.contains("\"action\"") {
+            if let Some(id) = &id {
+                self.outgoing().deliver(id, Err(error), Part::Whole);
+            }
+            return;
+        }
+        if let Some(text) = dialect.error(id.as_ref(), &error) {
+            self.push_now(text);
+        }
+    }
+
+    /// Takes in one text. Calls it starts are put into `started`.
+    pub(crate) fn accept(self: &Arc<Self>, text: String, started: &mut Vec<Started>) {
+        if text.len() > self.limits.message_bytes {
+            return self.accept_oversized(&text);
+        }
+        let Some(dialect) = self.settled_dialect().or_else(|| Dialect::of(&text)) else {
+            let error = RpcError::fault(Fault::Parse, "not a message of JSON-RPC 2.0 or LangBot");
+            return self.refuse_unreadable(Unreadable { id: None, error });
+        };
+        let _ = self.dialect.set(dialect);
+        let one = match dialect.decode(&text, &self.limits) {
+            Decoded::One(message) => message,
+            Decoded::Batch(items) => return self.accept_batch(items, started),
+        };
+        match one {
+            Err(unreadable) => self.refuse_unreadable(unreadable),
+            Ok(Message::Call {
+                id,
+                action,
+                params,
+                meta_inside,
+                meta,
+            }) => {
+                let range = Body::range_of(&text, params);
+                if let Some((entry, answer, credit)) = self.admit(id, &action, params, &meta, None)
+                {
+                    let id = answer.id.clone();
+                    let body = Body::new(text, range);
+                    let dispatch = Dispatch {
+                        answer,
+                        body,
+                        meta_inside,
+                        meta,
+                        credit,
+                    };
+                    started.push((id, entry.start(dispatch)));
+                }
+            }
+            Ok(Message::Answer { id, outcome, part }) => {
+                let outcome = outcome.map(|body| Body::range_of(&text, body));
+                self.answered(&id, outcome.map(|range| Body::new(text, range)), part);
+            }
+            Ok(Message::Control { ask, control }) => self.obey(ask.as_ref(), &control),
+            Ok(Message::Ignored) => {}
+        }
+    }
+
+    fn accept_batch(
+        self: &Arc<Self>,
+        items: Vec<(&str, Result<Message<'_>, Unreadable>)>,
+        started: &mut Vec<Started>,
+    ) {
+        let answers = |item: &Result<Message<'_>, Unreadable>| {
+            matches!(item, Err(_) | Ok(Message::Call { .. }))
+        };
+        let batch = Arc::new(Batch::new(
+            items.iter().filter(|(_, item)| answers(item)).count(),
+        ));
+        for (text, item) in items {
+            match item {
+                Err(Unreadable { id, error }) => {
+                    count(&self.counters.unparsable);
+                    let answer = self.dialect().error(id.as_ref(), &error);
+                    self.reply(answer.unwrap_or_default(), Some(&batch));
+                }
+                Ok(Message::Call {
+                    id,
+                    action,
+                    params,
+                    meta_inside,
+                    meta,
+                }) => {
+                    let body = Body::new(text.to_owned(), Body::range_of(text, params));
+                    if let Some((entry, answer, credit)) =
+                        self.admit(id, &action, params, &meta, Some(&batch))
+                    {
+                        let id = answer.id.clone();
+                        let dispatch = Dispatch {
+                            answer,
+                            body,
+                            meta_inside,
+                            meta,
+                            credit,
+                        };
+                        started.push((id, entry.start(dispatch)));
+                    }
+                }
+                Ok(Message::Answer { id, outcome, part }) => {
+                    let body = |part: &str| Body::new(text.to_owned(), Body::range_of(text, part));
+                    self.answered(&id, outcome.map(body), part);
+                }
+                Ok(Message::Control { ask, control }) => self.obey(ask.as_ref(), &control),
+                Ok(Message::Ignored) => {}
+            }
+        }
+    }
+
+    /// Lets a call in, or answers why not.
+    fn admit(
+        self: &Arc<Self>,
+        id: Option<CallId>,
+        action: &str,
+        params: &str,
+        meta: &Meta,
+        batch: Option<&Arc<Batch>>,
+    ) -> Option<(&Entry, Answer, Option<Arc<Credit>>)> {
+        let refuse = |id: Option<CallId>, error: &RpcError| {
+            let text = id.and_then(|id| self.dialect().error(Some(&id), error));
+            self.reply(text.unwrap_or_default(), batch);
+            None
+        };
+        if action == Hello::NAME {
+            let text = id.and_then(|id| self.hello(&id, params));
+            self.reply(text.unwrap_or_default(), batch);
+            return None;
+        }
+        if !self.admitted.load(Ordering::Relaxed) {
+            self.stop(CloseReason::Denied, DENIED_FLUSH);
+            return refuse(
+                id,
+                &RpcError::denied("the first call must be a hello with a token"),
+            );
+        }
+        let Some(entry) = self.router.find(action) else {
+            let shown: String = action.chars().take(100).collect();
+            return refuse(
+                id,
+                &RpcError::fault(Fault::UnknownAction, format!("Action {shown} not found")),
+            );
+        };
+        let credit = (entry.streams && meta.credit > 0).then(|| Arc::new(Credit::new(meta.credit)));
+        let stream = credit.is_some();
+        let admitted = self
+            .incoming()
+            .admit(id.clone(), credit.clone(), &self.limits);
+        match admitted {
+            Ok(id) => {
+                let batch = batch.cloned();
+                Some((
+                    entry,
+                    Answer {
+                        engine: Arc::clone(self),
+                        id,
+                        stream,
+                        batch,
+                        given: false,
+                    },
+                    credit,
+                ))
+            }
+            Err(refusal) => {
+                count(&self.counters.refused);
+                refuse(id, &self.refusal(&refusal))
+            }
+        }
+    }
+
+    fn refusal(&self, refusal: &Refusal) -> RpcError {
+        let Limits {
+            in_flight,
+            open_streams,
+            ..
+        } = self.limits;
+        match refusal {
+            Refusal::Duplicate => RpcError::fault(
+                Fault::InvalidMessage,
+                "id is that of a call still in flight",
+            ),
+            Refusal::TooManyCalls => {
+                RpcError::limit(Code::Overloaded, "calls at once", "in_flight", in_flight)
+            }
+            Refusal::TooManyStreams => RpcError::limit(
+                Code::Overloaded,
+                "streams at once",
+                "open_streams",
+                open_streams,
+            ),
+            Refusal::Closing => RpcError::unavailable("the connection is closing"),
+        }
+    }
+
+    fn hello(&self, id: &CallId, params: &str) -> Option<String> {
+        let inside = params.contains("\"_meta\"");
+        let outcome = parse_params::<HelloParams>(params, inside)
+            .map_err(|error| RpcError::fault(Fault::InvalidParams, error.to_string()))
+            .and_then(|params| hello::answer(&params, &self.gate, &self.limits));
+        match outcome {
+            Ok((caller, result)) => {
+                if let Some(caller) = caller {
+                    let _ = self.caller.set(caller);
+                }
+                self.admitted.store(true, Ordering::Relaxed);
+                self.answers_pings.store(true, Ordering::Relaxed);
+                self.dialect().result(id, &result, Ends::Call).ok()
+            }
+            Err(error) => {
+                if !self.admitted.load(Ordering::Relaxed) {
+                    self.stop(CloseReason::Denied, DENIED_FLUSH);
+                }
+                self.dialect().error(Some(id), &error)
+            }
+        }
+    }
+
+    /// Sends an answer, empty if there is none, by itself or as part of its batch.
+    fn reply(&self, text: String, batch: Option<&Arc<Batch>>) {
+        let text = match batch {
+            Some(batch) => batch.add(text, self.limits.message_bytes, String::new),
+            None => Some(text).filter(|text| !text.is_empty()),
+        };
+        if let Some(text) = text {
+            self.push_now(text);
+        }
+    }
+
+    /// Something that is no message: answered by its id, or once a connection without.
+    fn refuse_unreadable(&self, unreadable: Unreadable) {
+        let Unreadable { id, error } = unreadable;
+        let first = count(&self.counters.unparsable) == 0;
+        if !self.admitted.load(Ordering::Relaxed) {
+            // Whoever does not even speak the protocol is told nothing.
+            return self.stop(CloseReason::Denied, Duration::ZERO);
+        }
+        if id.is_some() || first {
+            let dialect = self.settled_dialect().unwrap_or(Dialect::JsonRpc);
+            if let Some(text) = dialect.error(id.as_ref(), &error) {
+                self.push_now(text);
+            }
+        }
+    }
+
+    fn answered(&self, id: &CallId, outcome: Result<Body, RpcError>, part: Part) {
+        // LangBot's control requests have negative ids; nobody waits for their answers.
+        if matches!(id, CallId::Number(..0)) {
+            return;
+        }
+        let delivery = self.outgoing().deliver(id, outcome, part);
+        match delivery {
+            Delivery::Delivered => {}
+            Delivery::Late => {
+                count(&self.counters.late_answers);
+                tracing::debug!(%id, "late answer ignored");
+            }
+            Delivery::Overrun => self.control(&Control::Cancel { id: id.clone() }),
+        }
+    }
+
+    fn obey(&self, ask: Option<&CallId>, control: &Control<'_>) {
+        if !self.admitted.load(Ordering::Relaxed) {
+            return self.stop(CloseReason::Denied, Duration::ZERO);
+        }
+        let outcome = match control {
+            Control::Cancel { id } => {
+                let cancelled = self.incoming().cancel(id);
+                Ok(if cancelled {
+                    "{\"cancelled\":true}"
+                } else {
+                    "{\"cancelled\":false}"
+                })
+            }
+            Control::Grant { id, grant } => {
+                let accepted = self.incoming().grant(id, *grant);
+                Ok(if accepted {
+                    "{\"accepted\":true}"
+                } else {
+                    "{\"accepted\":false}"
+                })
+            }
+            Control::Ping => {
+                if ask.is_none() {
+                    self.control(&Control::Pong);
+                }
+                Ok("{}")
+            }
+            Control::Pong => {
+                self.answers_pings.store(true, Ordering::Relaxed);
+                Ok("{}")
+            }
+            Control::Bye { reason, restart } => {
+                let _ = self.bye.set(CloseReason::Bye {
+                    reason: reason.to_string(),
+                    restart: *restart,
+                });
+                self.outgoing().refuse("the peer is closing");
+                Ok("{}")
+            }
+            Control::FilePiece(piece) => self.files().add(piece).map(|()| "{}"),
+        };
+        let Some(id) = ask else { return };
+        let text = match outcome {
+            Ok(body) => self.dialect().result(id, &Encoded(body), Ends::Call).ok(),
+            Err(error) => self.dialect().error(Some(id), &error),
+        };
+        self.reply(text.unwrap_or_default(), None);
+    }
+}
+
+/// How long the refusal of a caller may take to be written before the connection is cut.
+const DENIED_FLUSH: Duration = Duration::from_secs(1);
+
+/// The dialect of a first message of which only the beginning is known.
+fn head_dialect(head: &str) -> Option<Dialect> {
+    if head.contains("\"jsonrpc\"") {
+        Some(Dialect::JsonRpc)
+    } else if head.contains("\"seq_id\"") {
+        Some(Dialect::LangBot)
+    } else {
+        None
+    }
+}

@@ -1,0 +1,178 @@
+//! The first call on a connection that needs a token; optional elsewhere.
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use subtle::ConstantTimeEq as _;
+
+use crate::action::{Action, Never};
+use crate::error::RpcError;
+use crate::limits::Limits;
+
+/// The contract versions this build speaks, lowest and highest.
+pub const CONTRACT: [u32; 2] = [1, 1];
+
+/// Who calls, in which versions, and with which token.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HelloParams {
+    /// Name and version of the calling program, for logs.
+    #[serde(default)]
+    pub client: String,
+    /// The token, where the transport needs one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token: Option<String>,
+    /// Lowest and highest contract version the caller speaks.
+    #[serde(default = "contract")]
+    pub contract: [u32; 2],
+}
+
+fn contract() -> [u32; 2] {
+    CONTRACT
+}
+
+impl Default for HelloParams {
+    fn default() -> Self {
+        let client = concat!("box-rpc/", env!("CARGO_PKG_VERSION")).to_owned();
+        Self {
+            client,
+            token: None,
+            contract: CONTRACT,
+        }
+    }
+}
+
+impl fmt::Debug for HelloParams {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HelloParams")
+            .field("client", &self.client)
+            .field("token", &self.token.as_ref().map(|_| "…"))
+            .field("contract", &self.contract)
+            .finish()
+    }
+}
+
+/// What the server answers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HelloResult {
+    /// Name and version of the server.
+    pub server: String,
+    /// The contract version both will speak: the highest they share.
+    pub contract: u32,
+    /// The caps the caller has to keep.
+    pub limits: HelloLimits,
+    /// Names of what this server can do beyond the contract's first version.
+    pub features: Vec<String>,
+}
+
+/// The limits a caller has to know.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HelloLimits {
+    /// See [`Limits::message_bytes`].
+    pub message_bytes: usize,
+    /// See [`Limits::in_flight`].
+    pub in_flight: usize,
+    /// See [`Limits::open_streams`].
+    pub open_streams: usize,
+}
+
+/// The action `hello`.
+#[derive(Debug)]
+pub struct Hello;
+
+impl Action for Hello {
+    const NAME: &'static str = "hello";
+    type Params = HelloParams;
+    type Result = HelloResult;
+    type Chunk = Never;
+}
+
+/// Who may use a connection.
+#[derive(Debug, Clone, Default)]
+pub enum Gate {
+    /// Whoever could open it: queues, pipes, a Unix socket, a verified client certificate.
+    #[default]
+    Open,
+    /// Whoever says hello with one of these tokens, first.
+    Tokens(Tokens),
+}
+
+/// Named tokens. The name is who the caller is; it may be logged, the token never is.
+#[derive(Clone, Default)]
+pub struct Tokens(Arc<[(Arc<str>, Box<str>)]>);
+
+impl Tokens {
+    /// Tokens by name.
+    pub fn new(tokens: impl IntoIterator<Item = (String, String)>) -> Self {
+        Self(
+            tokens
+                .into_iter()
+                .map(|(name, token)| (name.into(), token.into_boxed_str()))
+                .collect(),
+        )
+    }
+
+    /// The name of this token, found in a time that does not depend on how much of it is right.
+    pub fn name_of(&self, token: &str) -> Option<Arc<str>> {
+        let mut found = None;
+        for (name, known) in self.0.iter() {
+            if bool::from(known.as_bytes().ct_eq(token.as_bytes())) {
+                found = Some(name);
+            }
+        }
+        found.cloned()
+    }
+}
+
+impl fmt::Debug for Tokens {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list()
+            .entries(self.0.iter().map(|(name, _)| name))
+            .finish()
+    }
+}
+
+/// Answers a hello: who the caller is, if a token said so, and what to tell it.
+pub(crate) fn answer(
+    params: &HelloParams,
+    gate: &Gate,
+    limits: &Limits,
+) -> Result<(Option<Arc<str>>, HelloResult), RpcError> {
+    let caller = match gate {
+        Gate::Open => None,
+        Gate::Tokens(tokens) => match params
+            .token
+            .as_deref()
+            .and_then(|token| tokens.name_of(token))
+        {
+            Some(name) => Some(name),
+            None => return Err(RpcError::denied("hello needs a valid token")),
+        },
+    };
+    let [lowest, highest] = params.contract;
+    let contract = highest.min(CONTRACT[1]);
+    if contract < lowest.max(CONTRACT[0]) {
+        return Err(RpcError::unsupported(format!(
+            "contract versions {lowest} to {highest} are not spoken here, {} to {} are",
+            CONTRACT[0], CONTRACT[1]
+        )));
+    }
+    let limits = HelloLimits {
+        message_bytes: limits.message_bytes,
+        in_flight: limits.in_flight,
+        open_streams: limits.open_streams,
+    };
+    let server = concat!("box/", env!("CARGO_PKG_VERSION")).to_owned();
+    let features = ["chunks", "keys", "deadlines", "batches"]
+        .map(str::to_owned)
+        .to_vec();
+    Ok((
+        caller,
+        HelloResult {
+            server,
+            contract,
+            limits,
+            features,
+        },
+    ))
+}

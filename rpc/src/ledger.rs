@@ -1,0 +1,502 @@
+//! Who waits for what. No I/O, no clock, no waiting: every rule about ids is here and tested alone.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde::de::DeserializeOwned;
+use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::task::AbortHandle;
+
+use crate::error::RpcError;
+use crate::limits::Limits;
+use crate::message::{CallId, Grant, Part};
+use crate::wire::LANGBOT_STREAM_WINDOW;
+
+/// A part of a received text, kept with the text so that it is parsed where it is used.
+#[derive(Debug)]
+pub(crate) struct Body {
+    text: String,
+    range: Range<usize>,
+}
+
+impl Body {
+    /// `part` must be a slice of `text`.
+    pub(crate) fn range_of(text: &str, part: &str) -> Range<usize> {
+        let start = (part.as_ptr() as usize).wrapping_sub(text.as_ptr() as usize);
+        if text.get(start..start.saturating_add(part.len())).is_some() {
+            start..start + part.len()
+        } else {
+            0..0
+        }
+    }
+
+    pub(crate) fn new(text: String, range: Range<usize>) -> Self {
+        Self { text, range }
+    }
+
+    pub(crate) fn as_str(&self) -> &str {
+        // Parameters that were not written are an empty object.
+        if self.range.is_empty() {
+            "{}"
+        } else {
+            &self.text[self.range.clone()]
+        }
+    }
+
+    pub(crate) fn parse<T: DeserializeOwned>(&self) -> Result<T, serde_json::Error> {
+        serde_json::from_str(self.as_str())
+    }
+}
+
+/// What a streaming call of ours gets.
+#[derive(Debug)]
+pub(crate) enum Item {
+    Chunk(Body),
+    End(Result<Body, RpcError>),
+}
+
+#[derive(Debug)]
+enum Waiter {
+    Call(oneshot::Sender<Result<Body, RpcError>>),
+    Stream(mpsc::Sender<Item>),
+}
+
+/// Our calls that wait for an answer.
+#[derive(Debug, Default)]
+pub(crate) struct Outgoing {
+    last: i64,
+    waiting: HashMap<i64, Waiter>,
+    /// Why nothing more can be asked.
+    over: Option<String>,
+}
+
+/// What became of an answer.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Delivery {
+    Delivered,
+    /// Nobody waits for it any more.
+    Late,
+    /// The peer sent more chunks than it was granted: the call has been failed.
+    Overrun,
+}
+
+impl Outgoing {
+    fn add(&mut self, waiter: Waiter) -> Result<i64, String> {
+        if let Some(reason) = &self.over {
+            return Err(reason.clone());
+        }
+        self.last += 1;
+        self.waiting.insert(self.last, waiter);
+        Ok(self.last)
+    }
+
+    /// Takes an id for a call that is answered once.
+    pub(crate) fn call(
+        &mut self,
+    ) -> Result<(i64, oneshot::Receiver<Result<Body, RpcError>>), String> {
+        let (sender, receiver) = oneshot::channel();
+        Ok((self.add(Waiter::Call(sender))?, receiver))
+    }
+
+    /// Takes an id for a call that streams, with room for `credit` chunks and the end.
+    pub(crate) fn stream(&mut self, credit: u32) -> Result<(i64, mpsc::Receiver<Item>), String> {
+        let (sender, receiver) = mpsc::channel(credit as usize + 1);
+        Ok((self.add(Waiter::Stream(sender))?, receiver))
+    }
+
+    /// Gives up on a call. Whether it was still waiting.
+    pub(crate) fn forget(&mut self, id: i64) -> bool {
+        self.waiting.remove(&id).is_some()
+    }
+
+    /// Hands an answer to whoever waits for it.
+    pub(crate) fn deliver(
+        &mut self,
+        id: &CallId,
+        outcome: Result<Body, RpcError>,
+        part: Part,
+    ) -> Delivery {
+        let CallId::Number(number) = id else {
+            return Delivery::Late;
+        };
+        if let (Some(Waiter::Stream(sender)), Part::Chunk { .. } | Part::Either { .. }) =
+            (self.waiting.get(number), part)
+        {
+            let item = match outcome {
+                Ok(body) => Item::Chunk(body),
+                Err(error) => Item::End(Err(error)),
+            };
+            // One place is kept for the end.
+            if matches!(item, Item::Chunk(_)) && sender.capacity() <= 1 {
+                let error = RpcError::internal("the peer sent more chunks than it was granted");
+                let _ = sender.try_send(Item::End(Err(error)));
+                self.waiting.remove(number);
+                return Delivery::Overrun;
+            }
+            return match sender.try_send(item) {
+                Ok(()) => Delivery::Delivered,
+                Err(_) => Delivery::Late,
+            };
+        }
+        if matches!(part, Part::Chunk { .. }) {
+            return Delivery::Late;
+        }
+        let taken = match self.waiting.remove(number) {
+            None => false,
+            Some(Waiter::Call(sender)) => sender.send(outcome).is_ok(),
+            Some(Waiter::Stream(sender)) => sender.try_send(Item::End(outcome)).is_ok(),
+        };
+        if taken {
+            Delivery::Delivered
+        } else {
+            Delivery::Late
+        }
+    }
+
+    /// Nothing more can be asked; what was asked may still be answered.
+    pub(crate) fn refuse(&mut self, reason: &str) {
+        self.over.get_or_insert_with(|| reason.to_owned());
+    }
+
+    /// Nothing more will be answered. Waiting calls learn it by their channel closing.
+    pub(crate) fn end(&mut self, reason: &str) {
+        self.over.get_or_insert_with(|| reason.to_owned());
+        self.waiting.clear();
+    }
+
+    pub(crate) fn over(&self) -> Option<&str> {
+        self.over.as_deref()
+    }
+
+    pub(crate) fn in_flight(&self) -> usize {
+        self.waiting.len()
+    }
+}
+
+/// Why a call of the peer's was ended from outside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// Its caller withdrew it.
+    Cancelled,
+    /// The connection is over.
+    Closed,
+}
+
+#[derive(Debug)]
+struct Entry {
+    abort: Option<AbortHandle>,
+    credit: Option<Arc<Credit>>,
+    ended: Option<Ended>,
+}
+
+/// The peer's calls that are running here.
+#[derive(Debug, Default)]
+pub(crate) struct Incoming {
+    running: HashMap<CallId, Entry>,
+    calls: usize,
+    streams: usize,
+    unanswered: u64,
+    /// The connection is closing: no more.
+    pub(crate) closing: bool,
+}
+
+/// Why a call was not admitted.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    Duplicate,
+    TooManyCalls,
+    TooManyStreams,
+    Closing,
+}
+
+impl Incoming {
+    /// Admits a call. With `credit` it is counted as a stream.
+    pub(crate) fn admit(
+        &mut self,
+        id: Option<CallId>,
+        credit: Option<Arc<Credit>>,
+        limits: &Limits,
+    ) -> Result<CallId, Refusal> {
+        if self.closing {
+            return Err(Refusal::Closing);
+        }
+        let id = id.unwrap_or_else(|| {
+            self.unanswered += 1;
+            CallId::Unanswered(self.unanswered)
+        });
+        if self.running.contains_key(&id) {
+            return Err(Refusal::Duplicate);
+        }
+        if credit.is_some() {
+            if self.streams >= limits.open_streams {
+                return Err(Refusal::TooManyStreams);
+            }
+            self.streams += 1;
+        } else {
+            if self.calls >= limits.in_flight {
+                return Err(Refusal::TooManyCalls);
+            }
+            self.calls += 1;
+        }
+        self.running.insert(
+            id.clone(),
+            Entry {
+                abort: None,
+                credit,
+                ended: None,
+            },
+        );
+        Ok(id)
+    }
+
+    /// The call runs as this task. Ends it at once if it was cancelled before.
+    pub(crate) fn runs_as(&mut self, id: &CallId, task: AbortHandle) {
+        if let Some(entry) = self.running.get_mut(id) {
+            if entry.ended.is_some() {
+                task.abort();
+            }
+            entry.abort = Some(task);
+        }
+    }
+
+    /// The id is free again; why the call was ended, if it was. Its place is still taken.
+    pub(crate) fn answered(&mut self, id: &CallId) -> Option<Ended> {
+        self.running.remove(id).and_then(|entry| entry.ended)
+    }
+
+    /// Why a running call is being ended, if it is.
+    pub(crate) fn ended(&self, id: &CallId) -> Option<Ended> {
+        self.running.get(id).and_then(|entry| entry.ended)
+    }
+
+    /// The place of an answered call is free again. Whether nothing is left.
+    pub(crate) fn free(&mut self, stream: bool) -> bool {
+        if stream {
+            self.streams -= 1;
+        } else {
+            self.calls -= 1;
+        }
+        self.is_idle()
+    }
+
+    /// Ends one call. Whether there was one.
+    pub(crate) fn cancel(&mut self, id: &CallId) -> bool {
+        self.running.get_mut(id).is_some_and(|entry| {
+            entry.ended.get_or_insert(Ended::Cancelled);
+            if let Some(task) = &entry.abort {
+                task.abort();
+            }
+            true
+        })
+    }
+
+    /// Gives a stream more credit. Whether there was one.
+    pub(crate) fn grant(&self, id: &CallId, grant: Grant) -> bool {
+        let credit = self.running.get(id).and_then(|entry| entry.credit.as_ref());
+        credit.is_some_and(|credit| credit.add(grant))
+    }
+
+    /// Ends all calls.
+    pub(crate) fn end(&mut self) {
+        self.closing = true;
+        for entry in self.running.values_mut() {
+            entry.ended.get_or_insert(Ended::Closed);
+            if let Some(task) = &entry.abort {
+                task.abort();
+            }
+        }
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.calls + self.streams == 0
+    }
+}
+
+/// How many chunks a stream may still send.
+#[derive(Debug)]
+pub(crate) struct Credit {
+    allowed: AtomicU64,
+    sent: AtomicU64,
+    more: Notify,
+}
+
+impl Credit {
+    pub(crate) fn new(initial: u32) -> Self {
+        Self {
+            allowed: AtomicU64::new(initial.into()),
+            sent: AtomicU64::new(0),
+            more: Notify::new(),
+        }
+    }
+
+    /// Waits for credit for one chunk and takes it. The chunk's number, from 1.
+    pub(crate) async fn take(&self) -> u64 {
+        loop {
+            let more = self.more.notified();
+            let sent = self.sent.load(Ordering::Acquire);
+            if sent < self.allowed.load(Ordering::Acquire) {
+                // Only the handler's one sink takes.
+                self.sent.store(sent + 1, Ordering::Release);
+                return sent + 1;
+            }
+            more.await;
+        }
+    }
+
+    /// Whether the grant made sense.
+    fn add(&self, grant: Grant) -> bool {
+        match grant {
+            Grant::More(more) => {
+                let add = |allowed: u64| Some(allowed.saturating_add(more.into()));
+                let _ = self
+                    .allowed
+                    .fetch_update(Ordering::AcqRel, Ordering::Acquire, add);
+            }
+            Grant::ReadUpTo(index) => {
+                if index > self.sent.load(Ordering::Acquire) {
+                    return false;
+                }
+                self.allowed
+                    .fetch_max(index + u64::from(LANGBOT_STREAM_WINDOW), Ordering::AcqRel);
+            }
+        }
+        self.more.notify_one();
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn body() -> Body {
+        Body::new("{}".into(), 0..2)
+    }
+
+    #[test]
+    fn an_answer_finds_its_call_once() {
+        let mut outgoing = Outgoing::default();
+        let (id, mut answer) = outgoing.call().unwrap();
+        let id = CallId::Number(id);
+        assert_eq!(
+            outgoing.deliver(&id, Ok(body()), Part::Whole),
+            Delivery::Delivered
+        );
+        assert!(answer.try_recv().unwrap().is_ok());
+        assert_eq!(
+            outgoing.deliver(&id, Ok(body()), Part::Whole),
+            Delivery::Late
+        );
+    }
+
+    #[test]
+    fn a_forgotten_call_makes_its_answer_late() {
+        let mut outgoing = Outgoing::default();
+        let (id, _answer) = outgoing.call().unwrap();
+        assert!(outgoing.forget(id));
+        assert_eq!(
+            outgoing.deliver(&CallId::Number(id), Ok(body()), Part::Whole),
+            Delivery::Late
+        );
+    }
+
+    #[test]
+    fn more_chunks_than_granted_fail_the_call_and_keep_room_for_the_end() {
+        let mut outgoing = Outgoing::default();
+        let (id, mut items) = outgoing.stream(2).unwrap();
+        let id = CallId::Number(id);
+        let chunk = Part::Chunk { index: None };
+        assert_eq!(
+            outgoing.deliver(&id, Ok(body()), chunk),
+            Delivery::Delivered
+        );
+        assert_eq!(
+            outgoing.deliver(&id, Ok(body()), chunk),
+            Delivery::Delivered
+        );
+        assert_eq!(outgoing.deliver(&id, Ok(body()), chunk), Delivery::Overrun);
+        assert!(matches!(items.try_recv(), Ok(Item::Chunk(_))));
+        assert!(matches!(items.try_recv(), Ok(Item::Chunk(_))));
+        assert!(matches!(items.try_recv(), Ok(Item::End(Err(_)))));
+    }
+
+    #[test]
+    fn langbots_continue_ends_a_plain_call_and_feeds_a_stream() {
+        let mut outgoing = Outgoing::default();
+        let (plain, mut answer) = outgoing.call().unwrap();
+        let (stream, mut items) = outgoing.stream(2).unwrap();
+        let either = Part::Either { index: Some(1) };
+        outgoing.deliver(&CallId::Number(plain), Ok(body()), either);
+        outgoing.deliver(&CallId::Number(stream), Ok(body()), either);
+        assert!(answer.try_recv().is_ok());
+        assert!(matches!(items.try_recv(), Ok(Item::Chunk(_))));
+        assert_eq!(outgoing.in_flight(), 1);
+    }
+
+    #[test]
+    fn an_id_is_refused_while_in_flight_and_free_afterwards() {
+        let (mut incoming, limits) = (Incoming::default(), Limits::default());
+        let id = CallId::Number(7);
+        incoming.admit(Some(id.clone()), None, &limits).unwrap();
+        assert_eq!(
+            incoming.admit(Some(id.clone()), None, &limits),
+            Err(Refusal::Duplicate)
+        );
+        assert_eq!(incoming.answered(&id), None);
+        incoming.admit(Some(id), None, &limits).unwrap();
+    }
+
+    #[test]
+    fn calls_and_streams_are_counted_apart() {
+        let limits = Limits {
+            in_flight: 1,
+            open_streams: 1,
+            ..Limits::default()
+        };
+        let mut incoming = Incoming::default();
+        let credit = || Some(Arc::new(Credit::new(1)));
+        incoming.admit(None, None, &limits).unwrap();
+        assert_eq!(
+            incoming.admit(None, None, &limits),
+            Err(Refusal::TooManyCalls)
+        );
+        incoming.admit(None, credit(), &limits).unwrap();
+        assert_eq!(
+            incoming.admit(None, credit(), &limits),
+            Err(Refusal::TooManyStreams)
+        );
+        assert!(!incoming.free(true));
+        assert!(incoming.free(false));
+    }
+
+    #[tokio::test]
+    async fn a_cancel_that_comes_before_the_task_still_ends_it() {
+        let (mut incoming, limits) = (Incoming::default(), Limits::default());
+        let id = incoming
+            .admit(Some(CallId::Number(1)), None, &limits)
+            .unwrap();
+        assert!(incoming.cancel(&id));
+        let task = tokio::spawn(std::future::pending::<()>());
+        incoming.runs_as(&id, task.abort_handle());
+        assert!(task.await.unwrap_err().is_cancelled());
+        assert_eq!(incoming.answered(&id), Some(Ended::Cancelled));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_sends_no_more_than_its_credit() {
+        let credit = Credit::new(1);
+        assert_eq!(credit.take().await, 1);
+        let wait = std::time::Duration::from_secs(1);
+        assert!(tokio::time::timeout(wait, credit.take()).await.is_err());
+        assert!(credit.add(Grant::More(1)));
+        assert_eq!(credit.take().await, 2);
+        assert!(
+            !credit.add(Grant::ReadUpTo(9)),
+            "chunks that were never sent cannot have been read"
+        );
+        assert!(credit.add(Grant::ReadUpTo(2)));
+        assert_eq!(credit.take().await, 3);
+    }
+}

@@ -1,0 +1,107 @@
+//! The RPC engine of Box: typed calls, both ways, over anything that moves strings.
+//!
+//! # Layout, in reading order
+//!
+//! - [`connection`]: the seam to a transport. A [`Connection`] sends and receives whole strings.
+//! - [`action`]: what can be asked. An [`Action`] has a name and types, [`Handle`] does its work, a
+//!   [`Router`] joins the two.
+//! - `peer`: the calling side. [`Peer::call`], [`Peer::stream`]; dropping either cancels the call.
+//! - `session`: [`Session::start`] puts a connection to work with one task that reads and one that
+//!   writes.
+//! - `engine`: what is done about each message that comes in.
+//! - `call`: a call of the peer's from its parameters to its answer.
+//! - `ledger`, `outbox`: who waits for what, and the queue in front of the writer. No I/O.
+//! - `wire`: the two dialects, and `message`, what both decode to. Nothing else knows how a message
+//!   is written.
+//! - [`limits`], [`error`], [`hello`], [`keys`]: every cap, every error, tokens, request keys.
+//!
+//! # A connection by hand
+//!
+//! Any type that can send and receive strings is a connection:
+//!
+//! ```
+//! use async_trait::async_trait;
+//! use box_rpc::{
+//!     Action, Call, ConnectionError, Handle, Never, Options, ReceiveHalf, Router, RpcError, SendHalf,
+//!     Session,
+//! };
+//! use serde::{Deserialize, Serialize};
+//! use std::sync::Arc;
+//! use tokio::sync::mpsc::{Receiver, Sender, channel};
+//!
+//! struct Out(Sender<String>);
+//! struct In(Receiver<String>);
+//!
+//! #[async_trait]
+//! impl SendHalf for Out {
+//!     async fn send(&mut self, message: String) -> Result<(), ConnectionError> {
+//!         self.0.send(message).await.map_err(|_| ConnectionError::Closed)
+//!     }
+//! }
+//!
+//! #[async_trait]
+//! impl ReceiveHalf for In {
+//!     async fn receive(&mut self) -> Result<Option<String>, ConnectionError> {
+//!         Ok(self.0.recv().await)
+//!     }
+//! }
+//!
+//! // An action, and who handles it.
+//! #[derive(Serialize, Deserialize)]
+//! struct Text {
+//!     text: String,
+//! }
+//! struct Shout;
+//! impl Action for Shout {
+//!     const NAME: &'static str = "shout";
+//!     type Params = Text;
+//!     type Result = Text;
+//!     type Chunk = Never;
+//! }
+//! struct Crier;
+//! impl Handle<Shout> for Crier {
+//!     async fn handle(&self, said: Text, _: Call<Shout>) -> Result<Text, RpcError> {
+//!         Ok(Text { text: said.text.to_uppercase() })
+//!     }
+//! }
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let ((to_server, from_client), (to_client, from_server)) = (channel(16), channel(16));
+//! let router = Router::builder(Arc::new(Crier)).on::<Shout>().build();
+//! let _server = Session::start((Out(to_client), In(from_client)), router, Options::default());
+//! let client = Session::start((Out(to_server), In(from_server)), Router::empty(), Options::default());
+//!
+//! let answer = client.peer().call::<Shout>(&Text { text: "hello".into() }).await?;
+//! assert_eq!(answer.text, "HELLO");
+//! # Ok(())
+//! # }
+//! ```
+
+pub mod action;
+mod call;
+pub mod connection;
+mod engine;
+pub mod error;
+mod files;
+pub mod hello;
+pub mod keys;
+mod ledger;
+pub mod limits;
+mod message;
+mod outbox;
+mod peer;
+mod session;
+mod wire;
+
+pub use action::{Action, Empty, Handle, Never, Router, RouterBuilder};
+pub use call::{Call, ChunkSink};
+pub use connection::{Connection, ConnectionError, ReceiveHalf, SendHalf};
+pub use engine::Stats;
+pub use error::{CallError, Code, Fault, LimitDetail, RpcError};
+pub use hello::{Gate, Hello, HelloParams, HelloResult, Tokens};
+pub use keys::{KeyLimits, KeyStore};
+pub use limits::Limits;
+pub use peer::{Chunks, Peer, Request};
+pub use session::{CloseReason, Options, Session};
+pub use wire::Dialect;

@@ -1,0 +1,359 @@
+//! The calling side: a call, a stream of chunks, and the guard that cancels what is dropped.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use futures::{Stream, StreamExt as _};
+use serde::Serialize;
+use tokio::sync::mpsc;
+use tokio::time::Sleep;
+
+use crate::action::Action;
+use crate::engine::{Engine, Stats};
+use crate::error::CallError;
+use crate::ledger::{Body, Item};
+use crate::message::{CallId, Control, Grant, Meta};
+use crate::wire::{Dialect, LANGBOT_STREAM_WINDOW};
+
+/// How much longer than its deadline a caller waits, so that the callee's own word arrives.
+const SLACK: Duration = Duration::from_millis(250);
+
+/// The other end of a connection, to be called. Cheap to clone; holds nothing open.
+#[derive(Clone)]
+pub struct Peer(Arc<Engine>);
+
+impl fmt::Debug for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Peer").field(&self.caller()).finish()
+    }
+}
+
+impl Peer {
+    pub(crate) fn of(engine: Arc<Engine>) -> Self {
+        Self(engine)
+    }
+
+    /// Calls and waits for the result. Dropping the future cancels the call.
+    pub async fn call<A: Action>(&self, params: &A::Params) -> Result<A::Result, CallError> {
+        self.request::<A>(params).call().await
+    }
+
+    /// Calls, and reads the chunks before the result. Dropping the stream cancels the call.
+    pub async fn stream<A: Action>(&self, params: &A::Params) -> Result<Chunks<A>, CallError> {
+        self.request::<A>(params).stream().await
+    }
+
+    /// Calls without wanting an answer.
+    pub async fn notify<A: Action>(&self, params: &A::Params) -> Result<(), CallError> {
+        if let Some(reason) = self.0.outgoing().over() {
+            return Err(CallError::NotSent(reason.to_owned()));
+        }
+        let text = self
+            .0
+            .dialect()
+            .call(None, A::NAME, params, &Meta::default())
+            .map_err(shape)?;
+        check_size(text.len(), self.0.limits.message_bytes)?;
+        self.0.outbox.push(text).await.map_err(|_| not_sent())
+    }
+
+    /// Begins a call that carries more than its parameters.
+    pub fn request<'a, A: Action>(&'a self, params: &'a A::Params) -> Request<'a, A> {
+        Request {
+            engine: &self.0,
+            params,
+            meta: Meta::default(),
+            action: PhantomData,
+        }
+    }
+
+    /// Who is at the other end: the name of the token it said hello with, or what the transport
+    /// knows.
+    pub fn caller(&self) -> Arc<str> {
+        self.0.caller()
+    }
+
+    /// What has happened on this connection so far.
+    pub fn stats(&self) -> Stats {
+        self.0.stats()
+    }
+
+    /// Calls of ours that wait for an answer.
+    pub fn in_flight(&self) -> usize {
+        self.0.outgoing().in_flight()
+    }
+
+    /// Whether a call made now would be refused without being sent.
+    pub fn is_closed(&self) -> bool {
+        self.0.outgoing().over().is_some()
+    }
+
+    /// Takes a file that the peer has sent in pieces (LangBot's `__file_chunk`), once it is whole.
+    pub fn take_file(&self, key: &str) -> Option<Vec<u8>> {
+        self.0.files().take(key)
+    }
+}
+
+#[allow(clippy::needless_pass_by_value)] // for `map_err`
+fn shape(error: serde_json::Error) -> CallError {
+    CallError::Shape(error.to_string())
+}
+
+fn not_sent() -> CallError {
+    CallError::NotSent("the connection is closed".to_owned())
+}
+
+fn check_size(size: usize, limit: usize) -> Result<(), CallError> {
+    if size > limit {
+        Err(CallError::TooLarge { size, limit })
+    } else {
+        Ok(())
+    }
+}
+
+/// A call about to be made; see [`Peer::request`].
+#[must_use = "nothing is sent until `call` or `stream`"]
+pub struct Request<'a, A: Action> {
+    engine: &'a Arc<Engine>,
+    params: &'a A::Params,
+    meta: Meta,
+    action: PhantomData<fn() -> A>,
+}
+
+impl<A: Action> fmt::Debug for Request<'_, A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Request")
+            .field("action", &A::NAME)
+            .field("meta", &self.meta)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<A: Action> Request<'_, A> {
+    /// Gives the call this much time. It travels as time left and is enforced by the callee.
+    pub fn deadline(mut self, left: Duration) -> Self {
+        self.meta.deadline = Some(left);
+        self
+    }
+
+    /// Names the call, so that sending it again does not run it again. See [`crate::KeyStore`].
+    pub fn key(mut self, key: impl Into<String>) -> Self {
+        self.meta.key = Some(key.into());
+        self
+    }
+
+    /// Says who the call is made for. Left out if it cannot be written as JSON.
+    pub fn context(mut self, context: &impl Serialize) -> Self {
+        self.meta.context = serde_json::to_string(context).ok();
+        self
+    }
+
+    /// Lets a stream be this many chunks ahead of its reader, at least one. LangBot's dialect
+    /// always has a window of eight.
+    pub fn credit(mut self, chunks: u32) -> Self {
+        self.meta.credit = chunks.max(1);
+        self
+    }
+
+    fn encode(&self, id: i64) -> Result<String, CallError> {
+        let text = self
+            .engine
+            .dialect()
+            .call(Some(id), A::NAME, self.params, &self.meta)
+            .map_err(shape)?;
+        check_size(text.len(), self.engine.limits.message_bytes)?;
+        Ok(text)
+    }
+
+    /// Sends the call and waits for its result.
+    pub async fn call(mut self) -> Result<A::Result, CallError> {
+        self.meta.credit = 0;
+        let registered = self.engine.outgoing().call();
+        let (id, answer) = registered.map_err(CallError::NotSent)?;
+        // The guard is there before anything is sent: wherever this future is dropped, the call is
+        // forgotten, and cancelled if it went out.
+        let mut guard = Guard::new(self.engine, id);
+        guard.send(self.encode(id)?).await?;
+        let answer = match self.meta.deadline {
+            None => answer.await,
+            Some(deadline) => tokio::time::timeout(deadline + SLACK, answer)
+                .await
+                .map_err(|_| CallError::Timeout(deadline))?,
+        };
+        guard.over = true;
+        let body = answer.map_err(|_| lost(self.engine))??;
+        body.parse().map_err(shape)
+    }
+
+    /// Sends the call; its chunks are then read from the stream returned.
+    pub async fn stream(mut self) -> Result<Chunks<A>, CallError> {
+        let dialect = self.engine.dialect();
+        if dialect == Dialect::LangBot {
+            self.meta.credit = LANGBOT_STREAM_WINDOW;
+        } else if self.meta.credit == 0 {
+            self.meta.credit = self.engine.limits.stream_credit;
+        }
+        let registered = self.engine.outgoing().stream(self.meta.credit);
+        let (id, items) = registered.map_err(CallError::NotSent)?;
+        let mut guard = Guard::new(self.engine, id);
+        guard.send(self.encode(id)?).await?;
+        let deadline = self.meta.deadline;
+        Ok(Chunks {
+            guard,
+            items,
+            window: self.meta.credit,
+            read: 0,
+            granted: 0,
+            deadline: deadline.map(|left| (left, Box::pin(tokio::time::sleep(left + SLACK)))),
+            end: None,
+            action: PhantomData,
+        })
+    }
+}
+
+fn lost(engine: &Engine) -> CallError {
+    CallError::Lost(
+        engine
+            .outgoing()
+            .over()
+            .unwrap_or("the connection is closed")
+            .to_owned(),
+    )
+}
+
+/// Forgets a call when it is dropped, and cancels it if the peer may be working on it.
+#[derive(Debug)]
+struct Guard {
+    engine: Arc<Engine>,
+    id: i64,
+    sent: bool,
+    /// The answer has come: nothing to cancel.
+    over: bool,
+}
+
+impl Guard {
+    fn new(engine: &Arc<Engine>, id: i64) -> Self {
+        Self {
+            engine: Arc::clone(engine),
+            id,
+            sent: false,
+            over: false,
+        }
+    }
+
+    async fn send(&mut self, text: String) -> Result<(), CallError> {
+        self.engine
+            .outbox
+            .push(text)
+            .await
+            .map_err(|_| not_sent())?;
+        self.sent = true;
+        Ok(())
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if self.over {
+            return;
+        }
+        let waiting = self.engine.outgoing().forget(self.id);
+        if self.sent && waiting {
+            self.engine.control(&Control::Cancel {
+                id: CallId::Number(self.id),
+            });
+        }
+    }
+}
+
+/// The chunks of a call, in order, and then its result.
+pub struct Chunks<A: Action> {
+    guard: Guard,
+    items: mpsc::Receiver<Item>,
+    window: u32,
+    /// Chunks read, and of those how many the callee has been told.
+    read: u64,
+    granted: u64,
+    deadline: Option<(Duration, Pin<Box<Sleep>>)>,
+    end: Option<Result<Body, CallError>>,
+    action: PhantomData<fn() -> A>,
+}
+
+impl<A: Action> fmt::Debug for Chunks<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Chunks")
+            .field("action", &A::NAME)
+            .field("read", &self.read)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<A: Action> Chunks<A> {
+    /// Reads what chunks are left, without keeping them, and returns the result.
+    pub async fn finish(mut self) -> Result<A::Result, CallError> {
+        while let Some(chunk) = self.next().await {
+            chunk?;
+        }
+        let end = self
+            .end
+            .take()
+            .unwrap_or_else(|| Err(lost(&self.guard.engine)));
+        end?.parse().map_err(shape)
+    }
+
+    fn grant(&mut self) {
+        let unread = self.read - self.granted;
+        if unread < u64::from(self.window.div_ceil(2)) {
+            return;
+        }
+        self.granted = self.read;
+        let id = CallId::Number(self.guard.id);
+        let grant = match self.guard.engine.dialect() {
+            Dialect::JsonRpc => Grant::More(u32::try_from(unread).unwrap_or(u32::MAX)),
+            Dialect::LangBot => Grant::ReadUpTo(self.read),
+        };
+        self.guard.engine.control(&Control::Grant { id, grant });
+    }
+}
+
+impl<A: Action> Stream for Chunks<A> {
+    /// A chunk. An error ends the stream; it is also what [`finish`](Chunks::finish) would return.
+    type Item = Result<A::Chunk, CallError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = &mut *self;
+        if this.end.is_some() {
+            return Poll::Ready(None);
+        }
+        if let Some((left, sleep)) = &mut this.deadline
+            && sleep.as_mut().poll(cx).is_ready()
+        {
+            let error = CallError::Timeout(*left);
+            this.end = Some(Err(error.clone()));
+            return Poll::Ready(Some(Err(error)));
+        }
+        match ready!(this.items.poll_recv(cx)) {
+            Some(Item::Chunk(body)) => {
+                this.read += 1;
+                this.grant();
+                Poll::Ready(Some(body.parse().map_err(shape)))
+            }
+            Some(Item::End(outcome)) => {
+                this.guard.over = true;
+                let failed = outcome.as_ref().err().cloned().map(CallError::from);
+                this.end = Some(outcome.map_err(CallError::from));
+                Poll::Ready(failed.map(Err))
+            }
+            None => {
+                this.guard.over = true;
+                let error = lost(&this.guard.engine);
+                this.end = Some(Err(error.clone()));
+                Poll::Ready(Some(Err(error)))
+            }
+        }
+    }
+}

@@ -1,0 +1,343 @@
+//! A connection at work: one task that reads, one that writes, and how both end.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::future::poll_fn;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::Poll;
+use std::time::Duration;
+
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, MissedTickBehavior, timeout};
+
+use crate::action::Router;
+use crate::connection::{Connection, ConnectionError, ReceiveHalf, SendHalf};
+use crate::engine::{Engine, Started};
+use crate::hello::Gate;
+use crate::limits::{HEARTBEATS_MISSED, Limits};
+use crate::message::Control;
+use crate::peer::Peer;
+use crate::wire::Dialect;
+
+/// Messages taken in before other tasks get a turn.
+const MESSAGES_A_TURN: usize = 128;
+
+/// How a connection is used.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// Its caps.
+    pub limits: Limits,
+    /// How messages are written; by default as the peer's first message is, or, if nothing has come
+    /// when the first is sent, as JSON-RPC.
+    pub dialect: Option<Dialect>,
+    /// Who may use it.
+    pub gate: Gate,
+    /// Who is at the other end, as far as the transport knows.
+    pub caller: Option<Arc<str>>,
+}
+
+/// Why a connection is over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum CloseReason {
+    /// The peer said that it sends no more.
+    EndOfInput,
+    /// It was closed on this side.
+    Closed,
+    /// The peer announced its end; `restart` if it will be back at once.
+    Bye {
+        /// What it said.
+        reason: String,
+        /// Whether to connect again without waiting.
+        restart: bool,
+    },
+    /// Nothing came for three heartbeats.
+    Silent,
+    /// The peer did not speak in time after connecting.
+    NeverSpoke,
+    /// The peer sends more than it reads.
+    Flooded,
+    /// The peer has no valid token.
+    Denied,
+    /// The connection broke.
+    Broken(String),
+}
+
+impl fmt::Display for CloseReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::EndOfInput => f.write_str("the peer closed the connection"),
+            Self::Closed => f.write_str("the connection was closed"),
+            Self::Bye { reason, .. } => write!(f, "the peer said bye: {reason}"),
+            Self::Silent => f.write_str("the peer is silent (limit heartbeat)"),
+            Self::NeverSpoke => f.write_str("no message in time (limit first_message)"),
+            Self::Flooded => f.write_str("the peer does not read (limit control_queue)"),
+            Self::Denied => f.write_str("the peer has no valid token"),
+            Self::Broken(reason) => f.write_str(reason),
+        }
+    }
+}
+
+/// A connection at work. Dropping it cuts the connection and ends all calls on it.
+#[derive(Debug)]
+pub struct Session {
+    engine: Arc<Engine>,
+}
+
+impl Session {
+    /// Puts a connection to work: serves the peer from `router`, and can call it.
+    pub fn start(connection: impl Connection, router: Router, options: Options) -> Self {
+        Self::start_boxed(Box::new(connection), router, options)
+    }
+
+    /// As [`start`](Self::start), for a connection whose type is not known.
+    pub fn start_boxed(connection: Box<dyn Connection>, router: Router, options: Options) -> Self {
+        let engine = Arc::new(Engine::new(router, options));
+        let (send, receive) = connection.split();
+        let writer = tokio::spawn(write(Arc::clone(&engine), send));
+        tokio::spawn(run(Arc::clone(&engine), receive, writer));
+        Self { engine }
+    }
+
+    /// The other end, to be called.
+    pub fn peer(&self) -> Peer {
+        Peer::of(Arc::clone(&self.engine))
+    }
+
+    /// Waits for the end of the connection, however it comes.
+    pub async fn closed(&self) -> CloseReason {
+        let mut closed = self.engine.closed.subscribe();
+        // The sender lives in the engine, which we hold.
+        match closed.wait_for(Option::is_some).await {
+            Ok(reason) => reason.clone().unwrap_or(CloseReason::Closed),
+            Err(_) => CloseReason::Closed,
+        }
+    }
+
+    /// Ends the connection in order: refuses new calls, lets running ones finish and answer for up
+    /// to `within`, ends the rest.
+    pub async fn close(&self, within: Duration) {
+        self.close_saying("closing", false, within).await;
+    }
+
+    /// As [`close`](Self::close), telling the peer that this side will be back at once.
+    pub async fn close_for_restart(&self, within: Duration) {
+        self.close_saying("restarting", true, within).await;
+    }
+
+    async fn close_saying(&self, reason: &str, restart: bool, within: Duration) {
+        let until = Instant::now() + within;
+        self.engine.outgoing().refuse("the connection is closing");
+        self.engine.incoming().closing = true;
+        if self.engine.settled_dialect().is_some() {
+            self.engine.control(&Control::Bye {
+                reason: reason.into(),
+                restart,
+            });
+        }
+        let _ = timeout(within, idle(&self.engine)).await;
+        self.engine.stop(
+            CloseReason::Closed,
+            until
+                .saturating_duration_since(Instant::now())
+                .max(MIN_FLUSH),
+        );
+        self.closed().await;
+    }
+}
+
+/// What is queued when a connection ends may always take this long to be written.
+const MIN_FLUSH: Duration = Duration::from_millis(100);
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.engine.stop(CloseReason::Closed, Duration::ZERO);
+    }
+}
+
+/// Waits until nothing of the peer's runs here.
+async fn idle(engine: &Engine) {
+    loop {
+        let mut notified = std::pin::pin!(engine.idle.notified());
+        notified.as_mut().enable();
+        if engine.incoming().is_idle() {
+            return;
+        }
+        notified.await;
+    }
+}
+
+/// Reads until the end, then ends everything else.
+async fn run(engine: Arc<Engine>, receive: Box<dyn ReceiveHalf>, mut writer: JoinHandle<()>) {
+    let (reason, flush) = tokio::select! {
+        biased;
+        (reason, flush) = engine.stopped() => (reason, flush),
+        reason = read(&engine, receive) => {
+            let flush = match reason {
+                CloseReason::EndOfInput => engine.limits.drain,
+                _ => Duration::ZERO,
+            };
+            (reason, flush)
+        }
+    };
+    let reason = match (reason, engine.bye()) {
+        (CloseReason::EndOfInput | CloseReason::Broken(_), Some(bye)) => bye.clone(),
+        (reason, _) => reason,
+    };
+    // Nothing more can be answered to us; what we were asked may still be answered.
+    engine.outgoing().end(&reason.to_string());
+    let until = Instant::now() + flush;
+    if flush > Duration::ZERO && !engine.is_stopping() {
+        tokio::select! {
+            _ = timeout(flush, idle(&engine)) => {}
+            _ = engine.stopped() => {}
+        }
+    }
+    engine.incoming().end();
+    engine.outbox.close();
+    if timeout(until.saturating_duration_since(Instant::now()), &mut writer)
+        .await
+        .is_err()
+    {
+        writer.abort();
+        let _ = writer.await;
+    }
+    tracing::debug!(%reason, "connection over");
+    engine.closed.send_replace(Some(reason));
+}
+
+async fn read(engine: &Arc<Engine>, mut half: Box<dyn ReceiveHalf>) -> CloseReason {
+    let mut first = engine.limits.first_message;
+    let mut started = Vec::new();
+    let mut turn = 0;
+    loop {
+        let ready = half.receive_ready();
+        let received = match (ready, first) {
+            (Some(text), _) => Ok(Some(text)),
+            (None, None) => half.receive().await,
+            (None, Some(limit)) => match timeout(limit, half.receive()).await {
+                Ok(received) => received,
+                Err(_) => return CloseReason::NeverSpoke,
+            },
+        };
+        first = None;
+        engine.received.fetch_add(1, Ordering::Relaxed);
+        match received {
+            Ok(Some(text)) => engine.accept(text, &mut started),
+            Ok(None) => return CloseReason::EndOfInput,
+            Err(ConnectionError::TooLarge { head, .. }) => engine.accept_oversized(&head),
+            Err(error) => return CloseReason::Broken(error.to_string()),
+        }
+        for call in started.drain(..) {
+            launch(engine, call).await;
+        }
+        turn += 1;
+        if turn == MESSAGES_A_TURN {
+            turn = 0;
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+/// Polls a call once, here, so that calls start in the order they were sent and short ones need no
+/// task; what is not finished by then becomes a task.
+async fn launch(engine: &Arc<Engine>, (id, mut running): Started) {
+    let first = poll_fn(|cx| {
+        // A panic drops what the call held, which answers it.
+        Poll::Ready(catch_unwind(AssertUnwindSafe(|| running.as_mut().poll(cx))))
+    })
+    .await;
+    if let Ok(Poll::Pending) = first {
+        let task = tokio::spawn(running);
+        engine.incoming().runs_as(&id, task.abort_handle());
+    }
+}
+
+/// Writes what is queued, as much at once as there is, and keeps the heart beating.
+async fn write(engine: Arc<Engine>, mut half: Box<dyn SendHalf>) {
+    let mut batch = VecDeque::new();
+    let mut told = false;
+    let mut heart = Heart::new(&engine);
+    let frame = engine.limits.frame;
+    loop {
+        let places = tokio::select! {
+            biased;
+            places = engine.outbox.take(&mut batch) => places,
+            () = heart.beat() => {
+                heart.check(&engine);
+                continue;
+            }
+        };
+        if !told && let Some(dialect) = engine.settled_dialect() {
+            half.speak(dialect);
+            told = true;
+        }
+        let written = match places {
+            Some(_) => timeout(frame, half.send_all(&mut batch)).await,
+            None => timeout(frame, half.close()).await,
+        };
+        let failed = match written {
+            Ok(Ok(())) => None,
+            Ok(Err(error)) => Some(error.to_string()),
+            Err(_) => Some(ConnectionError::Stalled(frame).to_string()),
+        };
+        if let Some(reason) = failed {
+            engine.stop(CloseReason::Broken(reason), Duration::ZERO);
+            engine.outbox.close();
+            return;
+        }
+        match places {
+            Some(places) => engine.outbox.sent(places),
+            None => return,
+        }
+        batch.clear();
+    }
+}
+
+/// Sends pings into silence, and notices when nothing answers.
+struct Heart {
+    interval: Option<tokio::time::Interval>,
+    seen: u64,
+    silent: u32,
+}
+
+impl Heart {
+    fn new(engine: &Engine) -> Self {
+        let interval = engine.limits.heartbeat.map(|every| {
+            let mut interval = tokio::time::interval_at(Instant::now() + every, every);
+            interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            interval
+        });
+        Self {
+            interval,
+            seen: 0,
+            silent: 0,
+        }
+    }
+
+    async fn beat(&mut self) {
+        match &mut self.interval {
+            Some(interval) => {
+                interval.tick().await;
+            }
+            None => std::future::pending().await,
+        }
+    }
+
+    fn check(&mut self, engine: &Engine) {
+        let received = engine.received.load(Ordering::Relaxed);
+        if received != self.seen || !engine.answers_pings() {
+            self.seen = received;
+            self.silent = 0;
+            return;
+        }
+        self.silent += 1;
+        if self.silent > HEARTBEATS_MISSED {
+            engine.stop(CloseReason::Silent, Duration::ZERO);
+        } else {
+            engine.control(&Control::Ping);
+        }
+    }
+}

@@ -1,0 +1,398 @@
+//! JSON-RPC 2.0.
+//!
+//! The engine's own words are notifications whose names begin with `$/`: `$/cancel {id}`,
+//! `$/chunk {id, chunk}`, `$/credit {id, credit}`, `$/ping`, `$/pong`, `$/bye {reason, restart}`.
+//! An unknown notification with such a name is ignored.
+
+use std::borrow::Cow;
+use std::io::Write as _;
+
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::value::RawValue;
+
+use super::{Payload, meta, parse_fault, write_object, write_text, written};
+use crate::error::{Code, Fault, RpcError};
+use crate::limits::Limits;
+use crate::message::{CallId, Control, Decoded, Grant, Message, Meta, Part, Unreadable};
+
+/// Every member a message can have, each as it was written.
+#[derive(Deserialize)]
+struct Envelope<'a> {
+    #[serde(borrow, default)]
+    jsonrpc: Option<Cow<'a, str>>,
+    #[serde(borrow, default, deserialize_with = "present")]
+    id: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    method: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    params: Option<&'a RawValue>,
+    #[serde(borrow, default, deserialize_with = "present")]
+    result: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    error: Option<WireError<'a>>,
+}
+
+/// A member that is there, `null` included.
+fn present<'de: 'a, 'a, D: Deserializer<'de>>(from: D) -> Result<Option<&'a RawValue>, D::Error> {
+    <&RawValue>::deserialize(from).map(Some)
+}
+
+#[derive(Deserialize)]
+struct WireError<'a> {
+    code: i64,
+    message: String,
+    #[serde(borrow, default)]
+    data: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct ErrorData<'a> {
+    #[serde(borrow)]
+    code: Cow<'a, str>,
+    #[serde(borrow, default)]
+    detail: Option<&'a RawValue>,
+}
+
+pub(super) fn recognises(text: &str) -> bool {
+    #[derive(Deserialize)]
+    struct Marked {
+        #[allow(dead_code)]
+        jsonrpc: serde::de::IgnoredAny,
+    }
+    text.trim_start().starts_with('[') || serde_json::from_str::<Marked>(text).is_ok()
+}
+
+pub(super) fn decode<'a>(text: &'a str, limits: &Limits) -> Decoded<'a> {
+    if !text.trim_start().starts_with('[') {
+        return Decoded::One(one(text, limits));
+    }
+    let refused = |error| Decoded::One(Err(Unreadable { id: None, error }));
+    match serde_json::from_str::<Vec<&'a RawValue>>(text) {
+        Err(error) => refused(parse_fault(&error)),
+        Ok(items) if items.is_empty() => refused(RpcError::fault(
+            Fault::InvalidMessage,
+            "a batch must not be empty",
+        )),
+        Ok(items) if items.len() > limits.batch => refused(RpcError::limit(
+            Code::TooLarge,
+            "batch",
+            "batch",
+            limits.batch,
+        )),
+        Ok(items) => Decoded::Batch(
+            items
+                .into_iter()
+                .map(|item| (item.get(), one(item.get(), limits)))
+                .collect(),
+        ),
+    }
+}
+
+fn one<'a>(text: &'a str, limits: &Limits) -> Result<Message<'a>, Unreadable> {
+    let envelope: Envelope<'a> = serde_json::from_str(text).map_err(|error| Unreadable {
+        id: None,
+        error: parse_fault(&error),
+    })?;
+    let id = envelope
+        .id
+        .and_then(|id| CallId::from_token(id.get(), limits.id_bytes));
+    let invalid = |message: &str| Unreadable {
+        id: id.clone(),
+        error: RpcError::fault(Fault::InvalidMessage, message),
+    };
+    if envelope.jsonrpc.as_deref() != Some("2.0") {
+        return Err(invalid("jsonrpc must be \"2.0\""));
+    }
+    let Some(action) = envelope.method else {
+        let Some(id) = id.clone() else {
+            // The answer to something of ours that the peer could not read has a null id.
+            return if envelope.error.is_some() {
+                Ok(Message::Ignored)
+            } else {
+                Err(invalid("method or id is missing"))
+            };
+        };
+        return match (envelope.result, envelope.error) {
+            (Some(result), None) => Ok(Message::Answer {
+                id,
+                outcome: Ok(result.get()),
+                part: Part::Whole,
+            }),
+            (None, Some(error)) => Ok(Message::Answer {
+                id,
+                outcome: Err(error.read()),
+                part: Part::Whole,
+            }),
+            _ => Err(invalid("method, or one of result and error, must be there")),
+        };
+    };
+    if envelope.id.is_some() && id.is_none() {
+        let rule = format!(
+            "id must be a string or number of at most {} bytes (limit id_bytes)",
+            limits.id_bytes
+        );
+        return Err(invalid(&rule));
+    }
+    let params = envelope.params.map_or("{}", RawValue::get);
+    if !params.starts_with(['{', '[']) {
+        return Err(invalid("params must be an object or an array"));
+    }
+    let bad_params = |error: serde_json::Error, of: &str| Unreadable {
+        id: id.clone(),
+        error: RpcError::fault(Fault::InvalidParams, format!("{of}: {error}")),
+    };
+    if action.starts_with("$/") {
+        return match read_control(&action, params, limits)
+            .map_err(|error| bad_params(error, &action))?
+        {
+            Some(Ok(control)) => Ok(Message::Control { ask: id, control }),
+            Some(Err((id, chunk))) => Ok(Message::Answer {
+                id,
+                outcome: Ok(chunk),
+                part: Part::Chunk { index: None },
+            }),
+            None if id.is_some() => Ok(Message::Call {
+                id,
+                action,
+                params,
+                meta_inside: false,
+                meta: Meta::default(),
+            }),
+            None => Ok(Message::Ignored),
+        };
+    }
+    let read = meta::read(params).map_err(|error| bad_params(error, "_meta"))?;
+    Ok(Message::Call {
+        id,
+        action,
+        params,
+        meta_inside: read.is_some(),
+        meta: read.unwrap_or_default(),
+    })
+}
+
+type ControlOrChunk<'a> = Result<Control<'a>, (CallId, &'a str)>;
+
+fn read_control<'a>(
+    method: &str,
+    params: &'a str,
+    limits: &Limits,
+) -> Result<Option<ControlOrChunk<'a>>, serde_json::Error> {
+    #[derive(Deserialize)]
+    struct About<'a> {
+        #[serde(borrow)]
+        id: &'a RawValue,
+        #[serde(default)]
+        credit: u32,
+        #[serde(borrow, default)]
+        chunk: Option<&'a RawValue>,
+    }
+    #[derive(Deserialize)]
+    struct Bye<'a> {
+        #[serde(borrow, default)]
+        reason: Cow<'a, str>,
+        #[serde(default)]
+        restart: bool,
+    }
+    let about = || -> Result<(CallId, About<'a>), serde_json::Error> {
+        let about: About<'a> = serde_json::from_str(params)?;
+        let id = CallId::from_token(about.id.get(), limits.id_bytes)
+            .ok_or_else(|| serde::de::Error::custom("id must be a string or number"))?;
+        Ok((id, about))
+    };
+    Ok(Some(match method {
+        "$/cancel" => Ok(Control::Cancel { id: about()?.0 }),
+        "$/credit" => {
+            let (id, about) = about()?;
+            Ok(Control::Grant {
+                id,
+                grant: Grant::More(about.credit),
+            })
+        }
+        "$/chunk" => {
+            let (id, about) = about()?;
+            Err((id, about.chunk.map_or("{}", RawValue::get)))
+        }
+        "$/ping" => Ok(Control::Ping),
+        "$/pong" => Ok(Control::Pong),
+        "$/bye" => {
+            let bye: Bye<'a> = serde_json::from_str(params)?;
+            Ok(Control::Bye {
+                reason: bye.reason,
+                restart: bye.restart,
+            })
+        }
+        _ => return Ok(None),
+    }))
+}
+
+impl WireError<'_> {
+    fn read(self) -> RpcError {
+        let data = self
+            .data
+            .and_then(|data| serde_json::from_str::<ErrorData<'_>>(data.get()).ok());
+        let word = data.as_ref().and_then(|data| Code::from_word(&data.code));
+        let detail = match data {
+            Some(data) => data.detail.map(|detail| detail.get().to_owned()),
+            None => self.data.map(|data| data.get().to_owned()),
+        };
+        let error = match (fault_of(self.code), word) {
+            (Some(fault), _) => RpcError::fault(fault, self.message),
+            (None, word) => {
+                let code = word
+                    .or_else(|| code_of(self.code))
+                    .unwrap_or(Code::Internal);
+                RpcError::new(code, self.message)
+            }
+        };
+        error.with_raw_detail(detail)
+    }
+}
+
+/// The number of each word.
+fn number(code: Code) -> i64 {
+    match code {
+        Code::Conflict => -32001,
+        Code::NotFound => -32002,
+        Code::Validation => -32003,
+        Code::Unavailable => -32004,
+        Code::Denied => -32005,
+        Code::Capacity => -32006,
+        Code::Timeout => -32007,
+        Code::Cancelled => -32008,
+        Code::TooLarge => -32009,
+        Code::Overloaded => -32010,
+        Code::Unsupported => -32011,
+        Code::Internal => -32603,
+    }
+}
+
+fn code_of(wanted: i64) -> Option<Code> {
+    Code::ALL.into_iter().find(|code| number(*code) == wanted)
+}
+
+const FAULTS: [(Fault, i64); 4] = [
+    (Fault::Parse, -32700),
+    (Fault::InvalidMessage, -32600),
+    (Fault::UnknownAction, -32601),
+    (Fault::InvalidParams, -32602),
+];
+
+fn fault_of(number: i64) -> Option<Fault> {
+    FAULTS
+        .iter()
+        .find(|(_, of)| *of == number)
+        .map(|(fault, _)| *fault)
+}
+
+pub(super) fn call(
+    id: Option<i64>,
+    action: &str,
+    params: &impl Serialize,
+    meta: &Meta,
+) -> Result<String, serde_json::Error> {
+    written(256, |out| {
+        out.extend_from_slice(b"{\"jsonrpc\":\"2.0\",");
+        if let Some(id) = id {
+            let _ = write!(out, "\"id\":{id},");
+        }
+        out.extend_from_slice(b"\"method\":");
+        write_text(out, action);
+        out.extend_from_slice(b",\"params\":");
+        if *meta == Meta::default() {
+            write_object(out, params)?;
+        } else {
+            out.extend_from_slice(b"{\"_meta\":");
+            meta::write(out, meta)?;
+            let start = out.len();
+            write_object(out, params)?;
+            // The parameters' own opening bracket becomes the comma after `_meta`.
+            if out[start..] == *b"{}" {
+                out.truncate(start);
+                out.push(b'}');
+            } else {
+                out[start] = b',';
+            }
+        }
+        out.push(b'}');
+        Ok(())
+    })
+}
+
+fn open_answer(out: &mut Vec<u8>, id: Option<&CallId>) {
+    match id {
+        Some(id) => {
+            let _ = write!(out, "{{\"jsonrpc\":\"2.0\",\"id\":{id},");
+        }
+        None => out.extend_from_slice(b"{\"jsonrpc\":\"2.0\",\"id\":null,"),
+    }
+}
+
+pub(super) fn result(id: &CallId, body: &dyn Payload) -> Result<String, serde_json::Error> {
+    written(256, |out| {
+        open_answer(out, Some(id));
+        out.extend_from_slice(b"\"result\":");
+        write_object(out, body)?;
+        out.push(b'}');
+        Ok(())
+    })
+}
+
+pub(super) fn error(id: Option<&CallId>, error: &RpcError) -> String {
+    let number = match error.written_wrongly() {
+        Some(fault) => FAULTS
+            .iter()
+            .find(|(of, _)| *of == fault)
+            .map_or(-32600, |(_, number)| *number),
+        None => number(error.code()),
+    };
+    let mut out = Vec::with_capacity(160);
+    open_answer(&mut out, id);
+    let _ = write!(out, "\"error\":{{\"code\":{number},\"message\":");
+    write_text(&mut out, error.message());
+    let _ = write!(out, ",\"data\":{{\"code\":\"{}\"", error.code());
+    if let Some(detail) = error.raw_detail() {
+        let _ = write!(out, ",\"detail\":{detail}");
+    }
+    out.extend_from_slice(b"}}}");
+    String::from_utf8(out).unwrap_or_default()
+}
+
+pub(super) fn chunk(id: &CallId, body: &dyn Payload) -> Result<String, serde_json::Error> {
+    written(256, |out| {
+        let _ = write!(
+            out,
+            "{{\"jsonrpc\":\"2.0\",\"method\":\"$/chunk\",\"params\":{{\"id\":{id},\"chunk\":"
+        );
+        write_object(out, body)?;
+        out.extend_from_slice(b"}}");
+        Ok(())
+    })
+}
+
+pub(super) fn control(control: &Control<'_>) -> Option<String> {
+    let (method, params) = match control {
+        Control::Cancel { id } => ("cancel", format!("{{\"id\":{id}}}")),
+        Control::Grant {
+            id,
+            grant: Grant::More(more),
+        } => ("credit", format!("{{\"id\":{id},\"credit\":{more}}}")),
+        Control::Ping => ("ping", "{}".to_owned()),
+        Control::Pong => ("pong", "{}".to_owned()),
+        Control::Bye { reason, restart } => {
+            let reason = serde_json::to_string(reason).ok()?;
+            (
+                "bye",
+                format!("{{\"reason\":{reason},\"restart\":{restart}}}"),
+            )
+        }
+        Control::Grant {
+            grant: Grant::ReadUpTo(_),
+            ..
+        }
+        | Control::FilePiece(_) => return None,
+    };
+    Some(format!(
+        "{{\"jsonrpc\":\"2.0\",\"method\":\"$/{method}\",\"params\":{params}}}"
+    ))
+}

@@ -1,0 +1,418 @@
+//! LangBot's action frames.
+//!
+//! A request has `seq_id`, `action`, `data` and perhaps `context`; a response has all of `seq_id`,
+//! `code`, `message`, `data` and `chunk_status`. Unknown members are ignored, so our own peers send
+//! `deadline_ms` and `key` beside them. What is no frame is ignored and never answered. The kind of
+//! an error is the prefix of its text.
+
+use std::borrow::Cow;
+use std::io::Write as _;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use super::meta::milliseconds;
+use super::{Ends, Payload, parse_fault, write_object, write_text, written};
+use crate::error::{Code, Fault, LimitDetail, RpcError};
+use crate::limits::Limits;
+use crate::message::{CallId, Control, Grant, Message, Meta, Part, Unreadable};
+
+/// Chunks a stream may be ahead of its reader.
+pub(crate) const STREAM_WINDOW: u32 = 8;
+/// The id under which a request without a usable one is answered.
+const UNKNOWN_ID: i64 = -1;
+/// Longest error text, in characters.
+const ERROR_CHARS: usize = 4096;
+
+#[derive(Deserialize)]
+struct Frame<'a> {
+    #[serde(borrow, default)]
+    seq_id: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    action: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    data: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    context: Option<&'a RawValue>,
+    #[serde(default)]
+    stream_flow_control: Option<u8>,
+    #[serde(default)]
+    deadline_ms: Option<u64>,
+    #[serde(borrow, default)]
+    key: Option<Cow<'a, str>>,
+    #[serde(default)]
+    code: Option<i64>,
+    #[serde(borrow, default)]
+    message: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    chunk_status: Option<Cow<'a, str>>,
+    #[serde(default)]
+    stream_index: Option<u64>,
+}
+
+pub(super) fn recognises(text: &str) -> bool {
+    serde_json::from_str::<Frame<'_>>(text).is_ok_and(|frame| {
+        frame.seq_id.is_some() && (frame.action.is_some() || frame.code.is_some())
+    })
+}
+
+pub(super) fn decode<'a>(text: &'a str, limits: &Limits) -> Result<Message<'a>, Unreadable> {
+    let frame: Frame<'a> = serde_json::from_str(text).map_err(|error| Unreadable {
+        id: None,
+        error: parse_fault(&error),
+    })?;
+    let id = frame
+        .seq_id
+        .and_then(|id| CallId::from_token(id.get(), limits.id_bytes));
+    let object = frame
+        .data
+        .map(RawValue::get)
+        .filter(|data| data.starts_with('{'));
+    if let Some(code) = frame.code {
+        let (Some(id), Some(message), Some(data)) = (id, frame.message, object) else {
+            return Ok(Message::Ignored);
+        };
+        let outcome = if code == 0 {
+            Ok(data)
+        } else {
+            Err(read_error(&message))
+        };
+        let part = match (&outcome, frame.chunk_status.as_deref()) {
+            (Ok(_), Some("continue") | None) => Part::Either {
+                index: frame.stream_index,
+            },
+            _ => Part::Whole,
+        };
+        return Ok(Message::Answer { id, outcome, part });
+    }
+    let Some(action) = frame.action else {
+        return Ok(Message::Ignored);
+    };
+    let Some(id) = id.filter(|id| matches!(id, CallId::Number(_))) else {
+        let error = RpcError::fault(Fault::InvalidMessage, "seq_id must be a whole number");
+        return Err(Unreadable {
+            id: Some(CallId::Number(UNKNOWN_ID)),
+            error,
+        });
+    };
+    let Some(params) = object else {
+        let error = RpcError::fault(Fault::InvalidParams, "data must be an object");
+        return Err(Unreadable {
+            id: Some(id),
+            error,
+        });
+    };
+    if action.starts_with("__") {
+        match read_control(&action, params) {
+            Ok(Some(control)) => {
+                return Ok(Message::Control {
+                    ask: Some(id),
+                    control,
+                });
+            }
+            Ok(None) => {}
+            Err(error) => {
+                let error = RpcError::fault(Fault::InvalidParams, error.to_string());
+                return Err(Unreadable {
+                    id: Some(id),
+                    error,
+                });
+            }
+        }
+    }
+    let meta = Meta {
+        deadline: frame.deadline_ms.map(Duration::from_millis),
+        key: frame.key.map(Cow::into_owned),
+        credit: if frame.stream_flow_control == Some(1) {
+            STREAM_WINDOW
+        } else {
+            0
+        },
+        context: frame.context.map(|context| context.get().to_owned()),
+    };
+    Ok(Message::Call {
+        id: Some(id),
+        action,
+        params,
+        meta_inside: false,
+        meta,
+    })
+}
+
+fn read_control<'a>(action: &str, data: &'a str) -> Result<Option<Control<'a>>, serde_json::Error> {
+    #[derive(Deserialize)]
+    struct About {
+        seq_id: i64,
+        #[serde(default)]
+        index: u64,
+    }
+    let about = || serde_json::from_str::<About>(data);
+    Ok(Some(match action {
+        "__ping" => Control::Ping,
+        "__cancel_action" => Control::Cancel {
+            id: CallId::Number(about()?.seq_id),
+        },
+        "__stream_ack" => {
+            let about = about()?;
+            Control::Grant {
+                id: CallId::Number(about.seq_id),
+                grant: Grant::ReadUpTo(about.index),
+            }
+        }
+        "__file_chunk" => Control::FilePiece(data),
+        _ => return Ok(None),
+    }))
+}
+
+/// An id for a request whose answer nobody waits for: negative, which no call's is.
+pub(super) fn ignored_id() -> i64 {
+    static NEXT: AtomicI64 = AtomicI64::new(UNKNOWN_ID - 1);
+    NEXT.fetch_sub(1, Ordering::Relaxed)
+}
+
+/// The prefixes, in the order in which LangBot's client looks for them. Some stand for a narrower
+/// subject than the word does; the error's detail `subject` says which.
+const PREFIXES: [(&str, Code, Option<&str>); 12] = [
+    ("BoxAdmissionError", Code::Denied, Some("grant")),
+    ("BoxReadinessError", Code::Unavailable, Some("readiness")),
+    ("BoxCapacityExceededError", Code::Capacity, None),
+    ("BoxValidationError", Code::Validation, None),
+    ("BoxSessionNotFoundError", Code::NotFound, None),
+    ("BoxSessionConflictError", Code::Conflict, None),
+    (
+        "BoxManagedProcessNotFoundError",
+        Code::NotFound,
+        Some("process"),
+    ),
+    (
+        "BoxManagedProcessConflictError",
+        Code::Conflict,
+        Some("process"),
+    ),
+    ("BoxBackendUnavailableError", Code::Unavailable, None),
+    ("PermissionError", Code::Denied, None),
+    ("TimeoutError", Code::Timeout, None),
+    ("RuntimeError", Code::Internal, None),
+];
+
+#[derive(Serialize, Deserialize)]
+struct Subject<'a> {
+    #[serde(borrow)]
+    subject: Cow<'a, str>,
+}
+
+/// The text of an error; `None` where LangBot expects silence.
+fn error_text(error: &RpcError) -> Option<String> {
+    let message = error.message();
+    match error.written_wrongly() {
+        Some(Fault::UnknownAction) => return Some(format!("ValueError: {message}")),
+        Some(Fault::InvalidParams) => {
+            // What a Python handler says when it takes a missing key out of `data`.
+            let missing = message
+                .split_once("missing field `")
+                .and_then(|(_, rest)| rest.split_once('`'));
+            return Some(match missing {
+                Some((field, _)) => format!("KeyError: '{field}'"),
+                None => format!("BoxValidationError: {message}"),
+            });
+        }
+        _ => {}
+    }
+    let max = error.detail::<LimitDetail>().map(|detail| detail.max);
+    match (error.code(), max) {
+        (Code::Cancelled, _) => return None,
+        (Code::TooLarge, Some(max)) => {
+            return Some(format!(
+                "ValueError: Runtime message exceeds {max} byte limit"
+            ));
+        }
+        (Code::Overloaded, Some(max)) => {
+            return Some(format!(
+                "Runtime connection is busy (max {max} concurrent actions)"
+            ));
+        }
+        (Code::TooLarge | Code::Overloaded, None) => return Some(format!("ValueError: {message}")),
+        _ => {}
+    }
+    let subject = error
+        .raw_detail()
+        .and_then(|detail| serde_json::from_str::<Subject<'_>>(detail).ok());
+    let subject = subject.as_ref().map(|detail| detail.subject.as_ref());
+    let wanted = if error.code() == Code::Unsupported {
+        Code::Unavailable
+    } else {
+        error.code()
+    };
+    let exact = PREFIXES
+        .iter()
+        .find(|(_, code, of)| *code == wanted && of.is_some() && *of == subject);
+    let plain = || {
+        PREFIXES
+            .iter()
+            .find(|(_, code, of)| *code == wanted && of.is_none())
+    };
+    let prefix = exact
+        .or_else(plain)
+        .map_or("RuntimeError", |(prefix, ..)| prefix);
+    Some(format!("{prefix}: {message}"))
+}
+
+fn read_error(text: &str) -> RpcError {
+    if let Some(rest) = text.strip_prefix("Runtime connection is busy (max ") {
+        let max = rest
+            .split(' ')
+            .next()
+            .and_then(|max| max.parse().ok())
+            .unwrap_or(0);
+        return RpcError::limit(Code::Overloaded, "calls", "in_flight", max);
+    }
+    if let Some(rest) = text.strip_prefix("ValueError: Runtime message exceeds ") {
+        let max = rest
+            .split(' ')
+            .next()
+            .and_then(|max| max.parse().ok())
+            .unwrap_or(0);
+        return RpcError::limit(Code::TooLarge, "message", "message_bytes", max);
+    }
+    if text.starts_with("ValueError: Action ") && text.ends_with(" not found") {
+        return RpcError::fault(Fault::UnknownAction, &text["ValueError: ".len()..]);
+    }
+    if let Some(key) = text
+        .strip_prefix("KeyError: '")
+        .and_then(|rest| rest.strip_suffix('\''))
+    {
+        return RpcError::fault(Fault::InvalidParams, format!("missing field `{key}`"));
+    }
+    let found = PREFIXES.iter().find_map(|(prefix, code, subject)| {
+        let at = text
+            .match_indices(prefix)
+            .find(|(at, _)| text[at + prefix.len()..].starts_with(": "))?
+            .0;
+        let message = if at == 0 {
+            &text[prefix.len() + 2..]
+        } else {
+            text
+        };
+        Some((message, *code, *subject))
+    });
+    match found {
+        Some((message, code, Some(subject))) => {
+            RpcError::new(code, message).with_detail(&Subject {
+                subject: subject.into(),
+            })
+        }
+        Some((message, code, None)) => RpcError::new(code, message),
+        None => RpcError::new(Code::Internal, text),
+    }
+}
+
+pub(super) fn call(
+    id: i64,
+    action: &str,
+    params: &impl Serialize,
+    meta: &Meta,
+) -> Result<String, serde_json::Error> {
+    written(256, |out| {
+        let _ = write!(out, "{{\"seq_id\":{id},\"action\":");
+        write_text(out, action);
+        out.extend_from_slice(b",\"data\":");
+        write_object(out, params)?;
+        if let Some(context) = &meta.context {
+            let _ = write!(out, ",\"context\":{context}");
+        }
+        if meta.credit > 0 {
+            out.extend_from_slice(b",\"stream_flow_control\":1");
+        }
+        if let Some(deadline) = meta.deadline {
+            let _ = write!(out, ",\"deadline_ms\":{}", milliseconds(deadline));
+        }
+        if let Some(key) = &meta.key {
+            out.extend_from_slice(b",\"key\":");
+            write_text(out, key);
+        }
+        out.push(b'}');
+        Ok(())
+    })
+}
+
+fn success(
+    id: &CallId,
+    body: &dyn Payload,
+    status: &str,
+    index: Option<u64>,
+) -> Result<String, serde_json::Error> {
+    written(256, |out| {
+        let _ = write!(
+            out,
+            "{{\"seq_id\":{id},\"code\":0,\"message\":\"success\",\"data\":"
+        );
+        write_object(out, body)?;
+        let _ = write!(out, ",\"chunk_status\":\"{status}\"");
+        if let Some(index) = index {
+            let _ = write!(out, ",\"stream_index\":{index}");
+        }
+        out.push(b'}');
+        Ok(())
+    })
+}
+
+pub(super) fn result(
+    id: &CallId,
+    body: &dyn Payload,
+    ends: Ends,
+) -> Result<String, serde_json::Error> {
+    let status = if ends == Ends::Stream {
+        "end"
+    } else {
+        "continue"
+    };
+    success(id, body, status, None)
+}
+
+pub(super) fn chunk(
+    id: &CallId,
+    index: u64,
+    body: &dyn Payload,
+) -> Result<String, serde_json::Error> {
+    success(id, body, "continue", Some(index))
+}
+
+pub(super) fn error(id: &CallId, error: &RpcError) -> Option<String> {
+    let mut text = error_text(error)?;
+    if let Some((cut, _)) = text.char_indices().nth(ERROR_CHARS) {
+        text.truncate(cut);
+        text.push_str("... [protocol error truncated]");
+    }
+    let mut out = Vec::with_capacity(128);
+    let _ = write!(out, "{{\"seq_id\":{id},\"code\":1,\"message\":");
+    write_text(&mut out, &text);
+    out.extend_from_slice(b",\"data\":{},\"chunk_status\":\"continue\"}");
+    String::from_utf8(out).ok()
+}
+
+pub(super) fn control(control: &Control<'_>) -> Option<String> {
+    let (action, data) = match control {
+        Control::Cancel { id } => ("__cancel_action", format!("{{\"seq_id\":{id}}}")),
+        Control::Grant {
+            id,
+            grant: Grant::ReadUpTo(index),
+        } => (
+            "__stream_ack",
+            format!("{{\"seq_id\":{id},\"index\":{index}}}"),
+        ),
+        Control::Ping => ("__ping", "{}".to_owned()),
+        Control::FilePiece(piece) => ("__file_chunk", (*piece).to_owned()),
+        Control::Grant {
+            grant: Grant::More(_),
+            ..
+        }
+        | Control::Pong
+        | Control::Bye { .. } => return None,
+    };
+    let id = ignored_id();
+    Some(format!(
+        "{{\"seq_id\":{id},\"action\":\"{action}\",\"data\":{data}}}"
+    ))
+}

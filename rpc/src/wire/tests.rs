@@ -1,0 +1,632 @@
+//! Every shape of both wires, written down, and the property that encoding and decoding are inverse.
+//! A change of the wire fails here first.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::message::{Grant, Message, Part};
+
+fn limits() -> Limits {
+    Limits::default()
+}
+
+fn decode(dialect: Dialect, text: &str) -> Result<Message<'_>, Unreadable> {
+    match dialect.decode(text, &limits()) {
+        Decoded::One(one) => one,
+        Decoded::Batch(_) => panic!("a batch: {text}"),
+    }
+}
+
+fn full_meta() -> Meta {
+    Meta {
+        deadline: Some(Duration::from_millis(1500)),
+        key: Some("k-1".into()),
+        credit: 8,
+        context: Some("{\"who\":\"me\"}".into()),
+    }
+}
+
+#[allow(clippy::too_many_lines)] // a list
+/// One example of everything that can be said, and its text in each dialect; empty where a dialect
+/// has no word for it.
+fn shapes() -> Vec<(&'static str, [String; 2])> {
+    let both =
+        |write: &dyn Fn(Dialect) -> String| [write(Dialect::JsonRpc), write(Dialect::LangBot)];
+    let params = json!({"a": 1});
+    let (empty, none) = (json!({}), Meta::default());
+    let number = CallId::Number(7);
+    let token = CallId::Token("\"seven\"".into());
+    let error = |error: &RpcError| {
+        both(&|dialect| {
+            dialect
+                .error(Some(&CallId::Number(7)), error)
+                .unwrap_or_default()
+        })
+    };
+    let control = |control: &Control<'_>| {
+        both(&|dialect| {
+            dialect
+                .control(control)
+                .map(|text| stable(&text))
+                .unwrap_or_default()
+        })
+    };
+    vec![
+        (
+            "call",
+            both(&|dialect| dialect.call(Some(7), "act", &params, &none).unwrap()),
+        ),
+        (
+            "call without parameters",
+            both(&|dialect| dialect.call(Some(7), "act", &empty, &none).unwrap()),
+        ),
+        (
+            "call with everything",
+            both(&|dialect| dialect.call(Some(7), "act", &params, &full_meta()).unwrap()),
+        ),
+        (
+            "call with only meta",
+            both(&|dialect| dialect.call(Some(7), "act", &empty, &full_meta()).unwrap()),
+        ),
+        (
+            "notification",
+            both(&|dialect| dialect.call(None, "act", &params, &none).unwrap()),
+        ),
+        (
+            "result",
+            both(&|dialect| dialect.result(&number, &params, Ends::Call).unwrap()),
+        ),
+        (
+            "result to a string id",
+            both(&|dialect| dialect.result(&token, &params, Ends::Call).unwrap()),
+        ),
+        (
+            "end of a stream",
+            both(&|dialect| dialect.result(&number, &empty, Ends::Stream).unwrap()),
+        ),
+        (
+            "chunk",
+            both(&|dialect| dialect.chunk(&number, 3, &params).unwrap()),
+        ),
+        ("conflict", error(&RpcError::conflict("taken"))),
+        (
+            "conflict of a process",
+            error(&RpcError::conflict("taken").with_detail(&json!({"subject": "process"}))),
+        ),
+        ("not found", error(&RpcError::not_found("none"))),
+        (
+            "not found, a process",
+            error(&RpcError::not_found("none").with_detail(&json!({"subject": "process"}))),
+        ),
+        (
+            "validation",
+            error(&RpcError::validation("cmd must not be empty")),
+        ),
+        ("unavailable", error(&RpcError::unavailable("no backend"))),
+        (
+            "unavailable, not ready",
+            error(&RpcError::unavailable("no").with_detail(&json!({"subject": "readiness"}))),
+        ),
+        ("unsupported", error(&RpcError::unsupported("never"))),
+        ("denied", error(&RpcError::denied("no"))),
+        (
+            "denied, no grant",
+            error(&RpcError::denied("no").with_detail(&json!({"subject": "grant"}))),
+        ),
+        (
+            "capacity",
+            error(&RpcError::capacity("Box session capacity reached (2)")),
+        ),
+        ("timeout", error(&RpcError::timeout("late"))),
+        ("cancelled", error(&RpcError::cancelled("gone"))),
+        (
+            "too large",
+            error(&RpcError::limit(
+                Code::TooLarge,
+                "message",
+                "message_bytes",
+                16_777_216,
+            )),
+        ),
+        (
+            "overloaded",
+            error(&RpcError::limit(
+                Code::Overloaded,
+                "calls at once",
+                "in_flight",
+                128,
+            )),
+        ),
+        ("internal", error(&RpcError::internal("oops"))),
+        (
+            "unknown action",
+            error(&RpcError::fault(
+                Fault::UnknownAction,
+                "Action nope not found",
+            )),
+        ),
+        (
+            "bad parameters",
+            error(&RpcError::fault(Fault::InvalidParams, "expected a string")),
+        ),
+        (
+            "missing parameter",
+            error(&RpcError::fault(
+                Fault::InvalidParams,
+                "missing field `session_id` at line 1",
+            )),
+        ),
+        (
+            "invalid message",
+            error(&RpcError::fault(Fault::InvalidMessage, "odd")),
+        ),
+        (
+            "not JSON",
+            both(&|dialect| {
+                dialect
+                    .error(None, &RpcError::fault(Fault::Parse, "not JSON"))
+                    .unwrap_or_default()
+            }),
+        ),
+        ("cancel", control(&Control::Cancel { id: number.clone() })),
+        (
+            "credit",
+            control(&Control::Grant {
+                id: number.clone(),
+                grant: Grant::More(8),
+            }),
+        ),
+        (
+            "acknowledgement",
+            control(&Control::Grant {
+                id: number.clone(),
+                grant: Grant::ReadUpTo(4),
+            }),
+        ),
+        ("ping", control(&Control::Ping)),
+        ("pong", control(&Control::Pong)),
+        (
+            "bye",
+            control(&Control::Bye {
+                reason: "restarting".into(),
+                restart: true,
+            }),
+        ),
+    ]
+}
+
+fn shown(text: &str) -> String {
+    if text.is_empty() {
+        "(nothing)".to_owned()
+    } else {
+        stable(text)
+    }
+}
+
+/// LangBot's control requests count their ids down over the whole process.
+fn stable(text: &str) -> String {
+    let mut text = text.to_owned();
+    if let Some(rest) = text.strip_prefix("{\"seq_id\":-") {
+        let end = rest.find(',').unwrap();
+        text = format!("{{\"seq_id\":-N{}", &rest[end..]);
+    }
+    text
+}
+
+#[test]
+fn every_shape_is_written_as_documented() {
+    let mut written = String::new();
+    for (name, [native, langbot]) in shapes() {
+        written += &[
+            name,
+            "\n  ",
+            &shown(&native),
+            "\n  ",
+            &shown(&langbot),
+            "\n",
+        ]
+        .concat();
+    }
+    let expected = include_str!("shapes.txt");
+    if std::env::var_os("UPDATE_SNAPSHOTS").is_some() {
+        std::fs::write(
+            concat!(env!("CARGO_MANIFEST_DIR"), "/src/wire/shapes.txt"),
+            &written,
+        )
+        .unwrap();
+    }
+    assert_eq!(
+        written, expected,
+        "the wire changed; if that is meant, run with UPDATE_SNAPSHOTS=1"
+    );
+}
+
+#[test]
+fn every_error_survives_both_wires() {
+    // Words that LangBot has no prefix for arrive as their nearest.
+    let changed = [(Code::Unsupported, Code::Unavailable)];
+    for code in Code::ALL {
+        let error = RpcError::new(code, "why not");
+        for dialect in [Dialect::JsonRpc, Dialect::LangBot] {
+            let Some(text) = dialect.error(Some(&CallId::Number(1)), &error) else {
+                assert_eq!((dialect, code), (Dialect::LangBot, Code::Cancelled));
+                continue;
+            };
+            let Ok(Message::Answer {
+                outcome: Err(read), ..
+            }) = decode(dialect, &text)
+            else {
+                panic!("{text}")
+            };
+            let lossy = matches!(code, Code::TooLarge | Code::Overloaded);
+            let expected = match dialect {
+                Dialect::JsonRpc => code,
+                Dialect::LangBot if lossy => Code::Internal,
+                Dialect::LangBot => changed
+                    .iter()
+                    .find(|(from, _)| *from == code)
+                    .map_or(code, |(_, to)| *to),
+            };
+            assert_eq!(read.code(), expected, "{text}");
+        }
+    }
+}
+
+#[test]
+fn details_survive() {
+    let error = RpcError::conflict("x").with_detail(&json!({"field": "image", "n": [1, 2]}));
+    let text = Dialect::JsonRpc
+        .error(Some(&CallId::Number(1)), &error)
+        .unwrap();
+    let Ok(Message::Answer {
+        outcome: Err(read), ..
+    }) = decode(Dialect::JsonRpc, &text)
+    else {
+        panic!()
+    };
+    assert_eq!(read, error);
+    let error = RpcError::limit(Code::Overloaded, "calls", "in_flight", 128);
+    let text = Dialect::LangBot
+        .error(Some(&CallId::Number(1)), &error)
+        .unwrap();
+    let Ok(Message::Answer {
+        outcome: Err(read), ..
+    }) = decode(Dialect::LangBot, &text)
+    else {
+        panic!()
+    };
+    assert_eq!(read, error);
+}
+
+#[test]
+fn langbots_captured_frames_are_understood() {
+    let ping = r#"{"seq_id": 28010, "action": "__ping", "data": {}}"#;
+    assert_eq!(
+        decode(Dialect::LangBot, ping),
+        Ok(Message::Control {
+            ask: Some(CallId::Number(28010)),
+            control: Control::Ping
+        })
+    );
+    let exec = r#"{"seq_id": 28014, "action": "box_exec", "data": {"cmd": "echo hi"}, "context": {"instance_uuid": "inst-0001"}, "later": 1}"#;
+    let Ok(Message::Call {
+        action,
+        params,
+        meta,
+        ..
+    }) = decode(Dialect::LangBot, exec)
+    else {
+        panic!()
+    };
+    assert_eq!(
+        (action.as_ref(), params),
+        ("box_exec", r#"{"cmd": "echo hi"}"#)
+    );
+    assert_eq!(
+        meta.context.as_deref(),
+        Some(r#"{"instance_uuid": "inst-0001"}"#)
+    );
+    let conflict = r#"{"seq_id": 28017, "code": 1, "message": "BoxSessionConflictError: Box session x already exists with memory_mb=512", "data": {}, "chunk_status": "continue"}"#;
+    let Ok(Message::Answer {
+        outcome: Err(error),
+        ..
+    }) = decode(Dialect::LangBot, conflict)
+    else {
+        panic!()
+    };
+    assert_eq!(
+        error,
+        RpcError::conflict("Box session x already exists with memory_mb=512")
+    );
+    for dropped in [
+        r#"{"seq_id":1,"code":0,"data":{}}"#,
+        r#"{"seq_id":1,"code":0,"message":"x"}"#,
+        r#"{"x":1}"#,
+    ] {
+        assert_eq!(
+            decode(Dialect::LangBot, dropped),
+            Ok(Message::Ignored),
+            "{dropped}"
+        );
+    }
+    let no_status = r#"{"seq_id":1,"code":0,"message":"success","data":{}}"#;
+    let Ok(Message::Answer { part, .. }) = decode(Dialect::LangBot, no_status) else {
+        panic!()
+    };
+    assert_eq!(part, Part::Either { index: None });
+}
+
+#[test]
+fn a_long_langbot_error_is_cut() {
+    let error = RpcError::internal("é".repeat(5000));
+    let text = Dialect::LangBot
+        .error(Some(&CallId::Number(1)), &error)
+        .unwrap();
+    let value: Value = serde_json::from_str(&text).unwrap();
+    let message = value["message"].as_str().unwrap();
+    assert!(message.ends_with("é... [protocol error truncated]"));
+    assert_eq!(
+        message.chars().count(),
+        4096 + "... [protocol error truncated]".len()
+    );
+}
+
+fn fault(text: &str) -> (Option<CallId>, Option<Fault>, Code) {
+    match decode(Dialect::JsonRpc, text) {
+        Err(Unreadable { id, error }) => (id, error.written_wrongly(), error.code()),
+        Ok(message) => panic!("{text} was read as {message:?}"),
+    }
+}
+
+#[test]
+fn json_rpc_faults_have_their_kind_and_keep_the_id() {
+    let v = Code::Validation;
+    let seven = Some(CallId::Number(7));
+    assert_eq!(fault("{\"jsonrpc\":"), (None, Some(Fault::Parse), v));
+    assert_eq!(fault("nonsense"), (None, Some(Fault::Parse), v));
+    assert_eq!(fault("7"), (None, Some(Fault::InvalidMessage), v));
+    assert_eq!(
+        fault("{\"jsonrpc\":\"1.0\",\"id\":7,\"method\":\"a\"}"),
+        (seven.clone(), Some(Fault::InvalidMessage), v)
+    );
+    assert_eq!(
+        fault("{\"jsonrpc\":\"2.0\",\"id\":null,\"method\":\"a\"}"),
+        (None, Some(Fault::InvalidMessage), v)
+    );
+    assert_eq!(
+        fault("{\"jsonrpc\":\"2.0\",\"id\":{},\"method\":\"a\"}"),
+        (None, Some(Fault::InvalidMessage), v)
+    );
+    assert_eq!(
+        fault("{\"jsonrpc\":\"2.0\",\"id\":7,\"method\":\"a\",\"params\":3}"),
+        (seven.clone(), Some(Fault::InvalidMessage), v)
+    );
+    assert_eq!(
+        fault("{\"jsonrpc\":\"2.0\",\"id\":7}"),
+        (seven.clone(), Some(Fault::InvalidMessage), v)
+    );
+    let bad_meta = "{\"jsonrpc\":\"2.0\",\"id\":7,\"method\":\"a\",\"params\":{\"_meta\":{\"deadline_ms\":-1}}}";
+    assert_eq!(fault(bad_meta), (seven, Some(Fault::InvalidParams), v));
+    let long = format!(
+        "{{\"jsonrpc\":\"2.0\",\"id\":\"{}\",\"method\":\"a\"}}",
+        "x".repeat(300)
+    );
+    assert_eq!(fault(&long), (None, Some(Fault::InvalidMessage), v));
+    assert_eq!(fault("[]"), (None, Some(Fault::InvalidMessage), v));
+    let many = format!("[{}1]", "1,".repeat(200));
+    assert_eq!(fault(&many), (None, None, Code::TooLarge));
+}
+
+#[test]
+fn depth_is_limited_outside_strings_only() {
+    let deep = format!(
+        "{{\"jsonrpc\":\"2.0\",\"id\":7,\"method\":\"a\",\"params\":{{\"x\":{}{}}}}}",
+        "[".repeat(200),
+        "]".repeat(200)
+    );
+    let Err(Unreadable { id, error }) = decode(Dialect::JsonRpc, &deep) else {
+        panic!()
+    };
+    assert_eq!(id, Some(CallId::Number(7)));
+    assert!(error.message().contains("depth of 128"), "{error}");
+    let text = format!(
+        "{{\"jsonrpc\":\"2.0\",\"id\":7,\"method\":\"a\",\"params\":{{\"x\":\"{}\\\"{}\"}}}}",
+        "[".repeat(200),
+        "{".repeat(200)
+    );
+    assert!(decode(Dialect::JsonRpc, &text).is_ok());
+}
+
+#[test]
+fn the_first_message_tells_the_dialect() {
+    assert_eq!(
+        Dialect::of("{\"jsonrpc\":\"2.0\",\"method\":\"a\"}"),
+        Some(Dialect::JsonRpc)
+    );
+    assert_eq!(Dialect::of(" [1]"), Some(Dialect::JsonRpc));
+    assert_eq!(
+        Dialect::of("{\"seq_id\":1,\"action\":\"a\",\"data\":{}}"),
+        Some(Dialect::LangBot)
+    );
+    assert_eq!(Dialect::of("{\"seq_id\":1}"), None);
+    assert_eq!(Dialect::of("GET / HTTP/1.1"), None);
+}
+
+#[test]
+fn the_id_of_an_unreadable_message_is_found_at_its_start() {
+    let id = |dialect: Dialect, head: &str| dialect.id_at_start(head, &limits());
+    assert_eq!(
+        id(Dialect::JsonRpc, "{\"jsonrpc\":\"2.0\",\"id\":7,\"method\""),
+        Some(CallId::Number(7))
+    );
+    assert_eq!(
+        id(Dialect::JsonRpc, "{\"id\" : \"x\", \"params\""),
+        Some(CallId::Token("\"x\"".into()))
+    );
+    assert_eq!(
+        id(Dialect::LangBot, "{\"seq_id\": 12, \"action\""),
+        Some(CallId::Number(12))
+    );
+    assert_eq!(
+        id(Dialect::JsonRpc, "{\"params\":{\"id\":9"),
+        None,
+        "somebody else's id"
+    );
+    assert_eq!(id(Dialect::JsonRpc, ""), None);
+    assert_eq!(
+        id(Dialect::JsonRpc, "{\"id\":7"),
+        None,
+        "the number may go on"
+    );
+}
+
+#[test]
+fn meta_does_not_disturb_parameters_that_refuse_unknown_members() {
+    #[derive(Debug, PartialEq, serde::Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Strict {
+        a: u32,
+        b: Vec<String>,
+    }
+    let expected = Strict {
+        a: 1,
+        b: vec!["x".into()],
+    };
+    for text in [
+        r#"{"_meta":{"credit":3},"a":1,"b":["x"]}"#,
+        r#"{"a":1,"_meta":{"nested":{"a":2}},"b":["x"]}"#,
+        r#"{"a":1,"b":["x"],"_meta":null}"#,
+    ] {
+        assert_eq!(
+            parse_params::<Strict>(text, true).unwrap(),
+            expected,
+            "{text}"
+        );
+    }
+    assert!(parse_params::<Strict>(r#"{"a":1,"b":[],"c":2,"_meta":{}}"#, true).is_err());
+    assert!(
+        parse_params::<Strict>(r#"{"a":1,"b":[{"_meta":1}]}"#, true).is_err(),
+        "only the outermost"
+    );
+}
+
+fn any_json() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        ".{0,12}".prop_map(Value::from),
+    ];
+    leaf.prop_recursive(3, 24, 4, |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+            prop::collection::btree_map("[^_]{0,6}", inner, 0..4)
+                .prop_map(|map| Value::from(serde_json::Map::from_iter(map))),
+        ]
+    })
+}
+
+fn any_object() -> impl Strategy<Value = Value> {
+    prop::collection::btree_map("[^_]{0,8}", any_json(), 0..5)
+        .prop_map(|map| Value::from(serde_json::Map::from_iter(map)))
+}
+
+fn any_meta() -> impl Strategy<Value = Meta> {
+    (
+        any::<Option<u32>>(),
+        proptest::option::of(".{1,20}"),
+        any::<bool>(),
+        any::<bool>(),
+    )
+        .prop_map(|(deadline, key, credit, context)| Meta {
+            deadline: deadline.map(|ms| Duration::from_millis(ms.into())),
+            key,
+            credit: if credit { LANGBOT_STREAM_WINDOW } else { 0 },
+            context: context.then(|| "{\"w\":[1,\"x\"]}".to_owned()),
+        })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn calls_are_read_as_they_were_written(
+        id in 1..i64::MAX, name in "[^_$]\\PC{0,20}", params in any_object(), meta in any_meta(),
+    ) {
+        for dialect in [Dialect::JsonRpc, Dialect::LangBot] {
+            let text = dialect.call(Some(id), &name, &params, &meta).unwrap();
+            let Ok(Message::Call { id: read_id, action, params: raw, meta_inside, meta: read_meta }) = decode(dialect, &text)
+            else { panic!("{text}") };
+            prop_assert_eq!(read_id, Some(CallId::Number(id)));
+            prop_assert_eq!(action.as_ref(), name.as_str());
+            prop_assert_eq!(&read_meta, &meta);
+            prop_assert_eq!(parse_params::<Value>(raw, meta_inside).unwrap(), params.clone());
+        }
+    }
+
+    #[test]
+    fn answers_and_chunks_are_read_as_they_were_written(
+        id in prop_oneof![any::<i64>().prop_map(CallId::Number), "[a-z\"\\\\é]{0,9}".prop_map(|id| CallId::Token(json!(id).to_string().into()))],
+        body in any_object(), index in 1_u64..1000,
+    ) {
+        let text = Dialect::JsonRpc.result(&id, &body, Ends::Call).unwrap();
+        let Ok(Message::Answer { id: read, outcome: Ok(raw), part: Part::Whole }) = decode(Dialect::JsonRpc, &text) else { panic!("{text}") };
+        prop_assert_eq!(&read, &id);
+        prop_assert_eq!(serde_json::from_str::<Value>(raw).unwrap(), body.clone());
+        for dialect in [Dialect::JsonRpc, Dialect::LangBot] {
+            let text = dialect.chunk(&id, index, &body).unwrap();
+            let Ok(Message::Answer { id: read, outcome: Ok(raw), part }) = decode(dialect, &text) else { panic!("{text}") };
+            prop_assert_eq!(&read, &id);
+            prop_assert_eq!(serde_json::from_str::<Value>(raw).unwrap(), body.clone());
+            prop_assert_ne!(part, Part::Whole);
+        }
+    }
+
+    #[test]
+    fn errors_are_read_as_they_were_written(
+        code in prop::sample::select(Code::ALL.to_vec()), message in "\\PC{0,60}", detail in proptest::option::of(any_object()),
+    ) {
+        let mut error = RpcError::new(code, message);
+        if let Some(detail) = &detail {
+            error = error.with_detail(detail);
+        }
+        let text = Dialect::JsonRpc.error(Some(&CallId::Number(3)), &error).unwrap();
+        let Ok(Message::Answer { outcome: Err(read), .. }) = decode(Dialect::JsonRpc, &text) else { panic!("{text}") };
+        prop_assert_eq!(read, error);
+    }
+
+    #[test]
+    fn controls_are_read_as_they_were_written(id in 0..i64::MAX, more in any::<u32>(), reason in "\\PC{0,20}", restart: bool) {
+        let id = CallId::Number(id);
+        for control in [
+            Control::Cancel { id: id.clone() },
+            Control::Grant { id: id.clone(), grant: Grant::More(more) },
+            Control::Grant { id: id.clone(), grant: Grant::ReadUpTo(more.into()) },
+            Control::Ping,
+            Control::Pong,
+            Control::Bye { reason: Cow::Borrowed(&reason), restart },
+        ] {
+            let mut said = 0;
+            for dialect in [Dialect::JsonRpc, Dialect::LangBot] {
+                let Some(text) = dialect.control(&control) else { continue };
+                let Ok(Message::Control { control: read, .. }) = decode(dialect, &text) else { panic!("{text}") };
+                prop_assert_eq!(&read, &control);
+                said += 1;
+            }
+            prop_assert!(said > 0, "a word in no dialect: {control:?}");
+        }
+    }
+
+    #[test]
+    fn any_text_is_read_or_refused_without_a_panic(text in "\\PC{0,200}") {
+        for dialect in [Dialect::JsonRpc, Dialect::LangBot] {
+            let _ = dialect.decode(&text, &limits());
+            let _ = dialect.id_at_start(&text, &limits());
+        }
+        let _ = Dialect::of(&text);
+    }
+}
