@@ -38,7 +38,7 @@ impl Default for KeyLimits {
         Self {
             entries: 4096,
             bytes: 64 * 1024 * 1024,
-            age: Duration::from_secs(600),
+            age: Duration::from_mins(10),
         }
     }
 }
@@ -301,7 +301,7 @@ mod tests {
         Arc::new(KeyStore::new(KeyLimits {
             entries,
             bytes,
-            age: Duration::from_secs(60),
+            age: Duration::from_mins(1),
         }))
     }
 

@@ -53,7 +53,7 @@ impl Default for Limits {
             id_bytes: 256,
             batch: 128,
             first_message: None,
-            frame: Duration::from_secs(60),
+            frame: Duration::from_mins(1),
             heartbeat: Some(Duration::from_secs(15)),
             drain: Duration::from_secs(30),
         }

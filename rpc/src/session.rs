@@ -116,6 +116,11 @@ impl Session {
         }
     }
 
+    /// Ends the connection at once, and all calls on it. Dropping the session does the same.
+    pub fn cut(&self) {
+        self.engine.stop(CloseReason::Closed, Duration::ZERO);
+    }
+
     /// Ends the connection in order: refuses new calls, lets running ones finish and answer for up
     /// to `within`, ends the rest.
     pub async fn close(&self, within: Duration) {
@@ -153,7 +158,7 @@ const MIN_FLUSH: Duration = Duration::from_millis(100);
 
 impl Drop for Session {
     fn drop(&mut self) {
-        self.engine.stop(CloseReason::Closed, Duration::ZERO);
+        self.cut();
     }
 }
 

@@ -1,0 +1,119 @@
+//! Who takes part.
+
+use std::future::Future;
+
+use anyhow::{Context, Result};
+
+use crate::{
+    driver::{self, Load},
+    ours::{self, Carrier},
+    payload::Payload,
+    peers,
+    rounds::Numbers,
+};
+
+/// One end of a connection, shared by all tasks that call over it.
+pub(crate) trait Client: Clone + Send + Sync + 'static {
+    /// Sends the payload and waits until it is back, parsed.
+    fn echo(&self, payload: Payload) -> impl Future<Output = Result<Payload>> + Send;
+}
+
+/// Runs something with a client, whatever its type.
+pub(crate) trait Use {
+    /// What comes out.
+    type Output;
+
+    /// `connect` makes one more connection each time.
+    async fn run<C, F>(self, connect: impl Fn() -> F) -> Result<Self::Output>
+    where
+        C: Client,
+        F: Future<Output = Result<C>>;
+}
+
+/// An engine and what carries its messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Contestant {
+    /// Ids, a waiting map, batched writes: the least an RPC can do.
+    MuxTcp,
+    /// The same, both ends in this process and on one thread.
+    MuxQueue,
+    /// jsonrpsee over WebSocket.
+    Jsonrpsee,
+    /// tarpc over TCP, written as JSON.
+    Tarpc,
+    /// Box.
+    Ours(Carrier),
+}
+
+impl Contestant {
+    /// In the order of the table.
+    pub(crate) fn all() -> impl Iterator<Item = Self> {
+        [Self::MuxTcp, Self::MuxQueue, Self::Jsonrpsee, Self::Tarpc]
+            .into_iter()
+            .chain(ours::CARRIERS.iter().copied().map(Self::Ours))
+    }
+
+    pub(crate) fn named(name: &str) -> Result<Self> {
+        Self::all()
+            .find(|contestant| contestant.name() == name)
+            .with_context(|| format!("no contestant `{name}`; see `box-bench list`"))
+    }
+
+    /// The word on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::MuxTcp => "mux-tcp",
+            Self::MuxQueue => "mux-queue",
+            Self::Jsonrpsee => "jsonrpsee",
+            Self::Tarpc => "tarpc",
+            Self::Ours(carrier) => carrier.name(),
+        }
+    }
+
+    /// The words in the table.
+    pub(crate) fn title(self) -> &'static str {
+        match self {
+            Self::MuxTcp => "hand-written mux, tcp",
+            Self::MuxQueue => "hand-written mux, in-process queue",
+            Self::Jsonrpsee => "jsonrpsee 0.26, ws",
+            Self::Tarpc => "tarpc 0.38, tcp + JSON",
+            Self::Ours(carrier) => carrier.title(),
+        }
+    }
+
+    /// Both ends share this process and its one thread: there is no server to start.
+    pub(crate) fn is_in_process(self) -> bool {
+        match self {
+            Self::MuxQueue => true,
+            Self::MuxTcp | Self::Jsonrpsee | Self::Tarpc => false,
+            Self::Ours(carrier) => carrier.is_in_process(),
+        }
+    }
+
+    /// Listens, says where by [`crate::process::announce`], and serves until the process ends.
+    pub(crate) async fn serve(self) -> Result<()> {
+        match self {
+            Self::MuxTcp => peers::mux_tcp::serve().await,
+            Self::MuxQueue => anyhow::bail!("{} has no server", self.name()),
+            Self::Jsonrpsee => peers::jsonrpsee::serve().await,
+            Self::Tarpc => peers::tarpc::serve().await,
+            Self::Ours(carrier) => ours::serve(carrier).await,
+        }
+    }
+
+    /// Gives `action` a way to connect to the server at `address`.
+    pub(crate) async fn with<U: Use>(self, address: &str, action: U) -> Result<U::Output> {
+        match self {
+            Self::MuxTcp => action.run(|| peers::mux_tcp::connect(address)).await,
+            Self::MuxQueue => action.run(peers::mux_queue::connect).await,
+            Self::Jsonrpsee => action.run(|| peers::jsonrpsee::connect(address)).await,
+            Self::Tarpc => action.run(|| peers::tarpc::connect(address)).await,
+            Self::Ours(carrier) => action.run(|| ours::connect(carrier, address)).await,
+        }
+    }
+
+    /// One round of every load.
+    pub(crate) async fn measure(self, address: &str, load: Load) -> Result<Numbers> {
+        self.with(address, driver::Measure(load)).await
+    }
+}

@@ -1,0 +1,85 @@
+//! Box's RPC beside its peers, and beside the least that could do the work, in one run.
+//!
+//! # Reading order
+//! [`payload`] is what every contestant echoes, [`contestant`] the list of them, [`peers`] and [`ours`] how each one serves and
+//! connects. [`driver`] loads one client and counts, [`process`] starts servers and reads what they cost, [`rounds`] runs the
+//! contestants in turn, and [`report`] turns the numbers into ratios and says which bar each one meets.
+
+mod contestant;
+mod driver;
+mod ours;
+mod payload;
+mod peers;
+mod process;
+mod report;
+mod rounds;
+mod statistics;
+
+use std::{env, time::Duration};
+
+use anyhow::{Context, Result, bail};
+
+use contestant::Contestant;
+use rounds::Plan;
+
+const HELP: &str = "\
+box-bench rpc [--rounds N] [--seconds S] [--only NAME,NAME]
+    Calls per second, CPU per call, latency, memory and large messages of every contestant, as ratios.
+    --rounds   how often each contestant runs; medians are reported (5)
+    --seconds  how long each of its loads is measured (1)
+    --only     a few contestants; bars that need others are left out
+box-bench server NAME
+    One contestant's server; the benchmark starts it.
+box-bench list
+    The names of the contestants.";
+
+fn main() -> Result<()> {
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match words.as_slice() {
+        ["rpc", options @ ..] => rounds::run(&plan(options)?),
+        ["server", name] => serve(Contestant::named(name)?),
+        ["list"] => {
+            for contestant in Contestant::all() {
+                println!("{:<12} {}", contestant.name(), contestant.title());
+            }
+            Ok(())
+        }
+        [] | ["help" | "--help" | "-h"] => {
+            println!("{HELP}");
+            Ok(())
+        }
+        _ => bail!("not understood: {}\n\n{HELP}", words.join(" ")),
+    }
+}
+
+fn plan(options: &[&str]) -> Result<Plan> {
+    let mut plan = Plan::default();
+    for pair in options.chunks(2) {
+        let [option, value] = pair else {
+            bail!("{} needs a value\n\n{HELP}", pair.join(" "));
+        };
+        let wrong = || format!("{option} {value}");
+        match *option {
+            "--rounds" => plan.rounds = value.parse::<u32>().with_context(wrong)?.max(1),
+            "--seconds" => {
+                plan.load = Duration::try_from_secs_f64(value.parse().with_context(wrong)?)
+                    .with_context(wrong)?;
+            }
+            "--only" => {
+                plan.contestants = value
+                    .split(',')
+                    .map(Contestant::named)
+                    .collect::<Result<_>>()?;
+            }
+            _ => bail!("unknown option {option}\n\n{HELP}"),
+        }
+    }
+    Ok(plan)
+}
+
+fn serve(contestant: Contestant) -> Result<()> {
+    process::end_with_parent();
+    process::raise_open_files()?;
+    process::runtime()?.block_on(contestant.serve())
+}

@@ -1,0 +1,147 @@
+//! Servers as child processes, and what the kernel knows about them.
+
+use std::{
+    env, fs,
+    io::{self, BufRead, BufReader, Read, Write},
+    process::{Child, Command, Stdio},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::runtime::{Builder, Runtime};
+
+use crate::contestant::Contestant;
+
+/// One thread for each end, so that a contestant is compared and not the scheduler.
+pub(crate) fn runtime() -> io::Result<Runtime> {
+    Builder::new_current_thread().enable_all().build()
+}
+
+/// As many open files as the hard limit allows: idle connections need one each.
+pub(crate) fn raise_open_files() -> Result<()> {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        maximum: limit.maximum,
+    };
+    setrlimit(Resource::Nofile, raised).context("raising the limit of open files")
+}
+
+/// Tells the parent where this server listens.
+pub(crate) fn announce(address: impl std::fmt::Display) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    writeln!(out, "{address}")?;
+    out.flush()
+}
+
+/// Ends this process when its parent does, however the parent dies.
+pub(crate) fn end_with_parent() {
+    thread::spawn(|| {
+        let _ = io::stdin().lock().read_to_end(&mut Vec::new());
+        std::process::exit(0);
+    });
+}
+
+/// A server in its own process; ends when dropped.
+#[derive(Debug)]
+pub(crate) struct Server {
+    child: Child,
+    address: String,
+}
+
+impl Server {
+    pub(crate) fn start(contestant: Contestant) -> Result<Self> {
+        let program = env::current_exe().context("finding the benchmark's own program")?;
+        let mut child = Command::new(program)
+            .args(["server", contestant.name()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("starting a server")?;
+        let mut address = String::new();
+        let stdout = child.stdout.take().context("a server without output")?;
+        BufReader::new(stdout).read_line(&mut address)?;
+        let server = Self {
+            child,
+            address: address.trim().to_owned(),
+        };
+        ensure!(
+            !server.address.is_empty(),
+            "the server of {} did not start",
+            contestant.name()
+        );
+        Ok(server)
+    }
+
+    pub(crate) fn address(&self) -> &str {
+        &self.address
+    }
+
+    pub(crate) fn process(&self) -> Process {
+        Process(self.child.id())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A process the kernel can be asked about.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Process(u32);
+
+impl Process {
+    pub(crate) fn own() -> Self {
+        Self(std::process::id())
+    }
+
+    /// Time on a processor, summed over its threads, to the nanosecond.
+    fn cpu(self) -> Result<Duration> {
+        let mut nanoseconds = 0;
+        for thread in fs::read_dir(format!("/proc/{}/task", self.0))? {
+            let text = fs::read_to_string(thread?.path().join("schedstat"))?;
+            let first = text.split_whitespace().next().unwrap_or_default();
+            nanoseconds += first.parse::<u64>().context("reading schedstat")?;
+        }
+        Ok(Duration::from_nanos(nanoseconds))
+    }
+
+    /// Memory that is really there. Not `VmRSS`, which the kernel lets be off by some hundred kilobytes.
+    pub(crate) fn resident_bytes(self) -> Result<u64> {
+        let text = fs::read_to_string(format!("/proc/{}/smaps_rollup", self.0))?;
+        let kilobytes = text
+            .lines()
+            .find_map(|line| line.strip_prefix("Rss:"))
+            .and_then(|rest| rest.split_whitespace().next())
+            .context("no Rss in smaps_rollup")?;
+        Ok(kilobytes.parse::<u64>()? * 1024)
+    }
+}
+
+/// Processor time of this process and a server's, from now on.
+#[derive(Debug)]
+pub(crate) struct Meter {
+    server: Option<Process>,
+    start: Duration,
+}
+
+impl Meter {
+    pub(crate) fn start(server: Option<Process>) -> Result<Self> {
+        let start = Self::total(server)?;
+        Ok(Self { server, start })
+    }
+
+    pub(crate) fn spent(&self) -> Result<Duration> {
+        Ok(Self::total(self.server)?.saturating_sub(self.start))
+    }
+
+    fn total(server: Option<Process>) -> Result<Duration> {
+        let server = server.map_or(Ok(Duration::ZERO), Process::cpu)?;
+        Ok(Process::own().cpu()? + server)
+    }
+}

@@ -1,0 +1,146 @@
+//! Running the contestants in turn, so that a noisy minute hits all of them.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::{
+    contestant::Contestant,
+    driver::{Flow, Idle, Large, Load},
+    process::{self, Process, Server},
+    report,
+    statistics::median,
+};
+
+/// What to run.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    pub(crate) rounds: u32,
+    pub(crate) load: Duration,
+    pub(crate) contestants: Vec<Contestant>,
+}
+
+impl Default for Plan {
+    fn default() -> Self {
+        Self {
+            rounds: 5,
+            load: Duration::from_secs(1),
+            contestants: Contestant::all().collect(),
+        }
+    }
+}
+
+/// What one contestant did in one round.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Numbers {
+    pub(crate) p50_us: f64,
+    pub(crate) at_64: Flow,
+    pub(crate) at_1024: Flow,
+}
+
+/// Everything about one contestant.
+#[derive(Debug)]
+pub(crate) struct Record {
+    pub(crate) contestant: Contestant,
+    /// One for each round.
+    pub(crate) numbers: Vec<Numbers>,
+    /// Median of each round, in milliseconds.
+    pub(crate) large_ms: Vec<f64>,
+    /// The best of all, in milliseconds.
+    pub(crate) large_best_ms: f64,
+    /// Memory of the server for one idle connection; nothing in process.
+    pub(crate) idle_bytes: Vec<f64>,
+}
+
+/// The size of the large message: just below the limit of 16 MiB.
+const LARGE: usize = 15 * 1024 * 1024;
+const LARGE_TIMES: usize = 5;
+const IDLE_CONNECTIONS: u32 = 2000;
+
+/// Runs the plan and prints the tables.
+pub(crate) fn run(plan: &Plan) -> Result<()> {
+    process::raise_open_files()?;
+    report::header(plan);
+    let mut records: Vec<Record> = plan.contestants.iter().copied().map(Record::new).collect();
+    for round in 0..plan.rounds {
+        // Another one begins each time: nobody always runs on the machine that the same neighbour left.
+        let first = round as usize % records.len().max(1);
+        let (later, earlier) = records.split_at_mut(first);
+        for record in earlier.iter_mut().chain(later) {
+            record
+                .round(plan.load)
+                .with_context(|| format!("contestant {}", record.contestant.name()))?;
+        }
+        eprintln!("round {} of {} done", round + 1, plan.rounds);
+    }
+    report::tables(&records);
+    Ok(())
+}
+
+impl Record {
+    fn new(contestant: Contestant) -> Self {
+        Self {
+            contestant,
+            numbers: Vec::new(),
+            large_ms: Vec::new(),
+            large_best_ms: f64::INFINITY,
+            idle_bytes: Vec::new(),
+        }
+    }
+
+    /// A fresh server for each part: none inherits the memory that another one grew.
+    fn round(&mut self, duration: Duration) -> Result<()> {
+        let contestant = self.contestant;
+        let numbers = with_server(contestant, async |address, server| {
+            contestant.measure(address, Load { duration, server }).await
+        })?;
+        eprintln!(
+            "{:<12} p50 {:>6.1} us, {:>7.0} /s and {:>5.2} us at 64, {:>7.0} /s and {:>5.2} us at 1024",
+            contestant.name(),
+            numbers.p50_us,
+            numbers.at_64.per_second,
+            numbers.at_64.cpu_us,
+            numbers.at_1024.per_second,
+            numbers.at_1024.cpu_us,
+        );
+        self.numbers.push(numbers);
+
+        let mut large = with_server(contestant, async |address, _| {
+            let large = Large {
+                bytes: LARGE,
+                times: LARGE_TIMES,
+            };
+            contestant.with(address, large).await
+        })?;
+        self.large_best_ms = large.iter().copied().fold(self.large_best_ms, f64::min);
+        self.large_ms.push(median(&mut large));
+
+        let idle = with_server(contestant, async |address, server| {
+            let Some(server) = server else {
+                return Ok(None);
+            };
+            let idle = Idle {
+                connections: IDLE_CONNECTIONS,
+                server,
+            };
+            contestant.with(address, idle).await.map(Some)
+        })?;
+        self.idle_bytes.extend(idle);
+        Ok(())
+    }
+}
+
+/// Runs `work` on a runtime of its own, with the contestant's server beside it.
+fn with_server<T>(
+    contestant: Contestant,
+    work: impl AsyncFnOnce(&str, Option<Process>) -> Result<T>,
+) -> Result<T> {
+    let server = if contestant.is_in_process() {
+        None
+    } else {
+        Some(Server::start(contestant)?)
+    };
+    let address = server.as_ref().map_or("", Server::address);
+    let process = server.as_ref().map(Server::process);
+    process::runtime()?.block_on(work(address, process))
+}

@@ -1,0 +1,179 @@
+//! `agent.*`: what a runtime asks of the agent inside a box. Never served to a host.
+//!
+//! The agent starts processes, keeps their output and tells their end; it decides nothing. It lives
+//! with the guest, so the runtime trusts nothing it says.
+
+use box_rpc::Empty;
+use serde::{Deserialize, Serialize};
+
+use super::commands::kill_signal;
+use super::{OutputGap, OutputMode, OutputPiece, Stdin, TerminalSize, actions};
+use crate::blob::Blob;
+use crate::env::Env;
+use crate::ids::CommandId;
+use crate::model::{Exit, PerStream, Program};
+
+actions! {
+    /// Whether the agent lives, and what it runs. Always allowed; the first thing it is asked.
+    AgentHealth = "agent.health": Empty => AgentHealthResult;
+
+    /// Starts a process. `conflict` (the id runs already), `validation` (no such program or working
+    /// directory), `denied` (user not mapped), `capacity`. Dropping a call that waits for the end or
+    /// streams does not end the process; `agent.kill` does.
+    AgentStart = "agent.start": AgentStartParams => AgentCommand | AgentChunk;
+
+    /// Streams a command's output from an offset on, and ends with its end. `not_found`.
+    AgentOutput = "agent.output": AgentOutputParams => AgentCommand | AgentChunk;
+
+    /// Signals a command and, after the grace, kills its whole tree; answered when the tree is gone.
+    /// `not_found`.
+    AgentKill = "agent.kill": AgentKillParams => AgentKillResult;
+}
+
+/// Answer to `agent.health`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AgentHealthResult {
+    /// The version of `agent.*` it speaks.
+    pub contract: u32,
+    /// Commands that run.
+    pub running: Vec<CommandId>,
+}
+
+/// When `agent.start` answers, and how the output comes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AgentReply {
+    /// At once; the output waits in the log.
+    #[default]
+    Started,
+    /// At the end, with the first so many bytes of each stream in the answer. One message each way,
+    /// which is what a short exec costs.
+    Collected {
+        /// Bytes of each stream to keep; the rest is counted.
+        bytes: u64,
+    },
+    /// At the end, with the output as chunks before it.
+    Streamed,
+}
+
+/// Parameters of `agent.start`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AgentStartParams {
+    /// The command.
+    pub command_id: CommandId,
+    /// What to run.
+    pub program: Program,
+    /// The whole environment: nothing is added.
+    pub env: Env,
+    /// Where.
+    pub cwd: String,
+    /// Make the directory if it is not there.
+    #[serde(default)]
+    pub make_cwd: bool,
+    /// The user, by name or number; the guest if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// Whether it has input.
+    #[serde(default)]
+    pub stdin: Stdin,
+    /// Whether its streams are kept apart.
+    #[serde(default)]
+    pub output: OutputMode,
+    /// Gives it a terminal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pty: Option<TerminalSize>,
+    /// Kill its tree after so long.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout_ms: Option<u64>,
+    /// How much of its output is kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log_bytes: Option<u64>,
+    /// When to answer.
+    #[serde(default)]
+    pub reply: AgentReply,
+}
+
+/// A command as its agent tells it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AgentCommand {
+    /// The command.
+    pub command_id: CommandId,
+    /// Its process, as the box numbers it.
+    pub pid: u32,
+    /// How it ended; absent while it runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exit: Option<Exit>,
+    /// How long it has run.
+    #[serde(default)]
+    pub duration_ms: u64,
+    /// Bytes written so far.
+    #[serde(default)]
+    pub size: PerStream,
+    /// Bytes that were counted and not kept.
+    #[serde(default)]
+    pub dropped: PerStream,
+    /// The first of its output, if it was collected.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub collected: Option<Collected>,
+}
+
+/// The first of a command's output.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Collected {
+    /// Of standard output.
+    pub stdout: Blob,
+    /// Of standard error.
+    pub stderr: Blob,
+}
+
+/// What an agent streams: an object with one member, named after the kind.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AgentChunk {
+    /// The process runs. First, and only from `agent.start`.
+    Started {
+        /// Its process, as the box numbers it.
+        pid: u32,
+    },
+    /// Output.
+    Bytes(OutputPiece<Blob>),
+    /// Output that is gone.
+    Gap(OutputGap),
+}
+
+/// Parameters of `agent.output`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AgentOutputParams {
+    /// The command.
+    pub command_id: CommandId,
+    /// The offsets to begin at.
+    #[serde(default)]
+    pub from: PerStream,
+}
+
+/// Parameters of `agent.kill`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AgentKillParams {
+    /// The command.
+    pub command_id: CommandId,
+    /// The signal, without `SIG`.
+    #[serde(default = "kill_signal")]
+    pub signal: String,
+    /// Kill what is left of its tree after so long.
+    #[serde(default)]
+    pub grace_ms: u64,
+}
+
+/// Answer to `agent.kill`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AgentKillResult {
+    /// How it ended; absent if the signal did not end it and no grace was set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exit: Option<Exit>,
+    /// It had ended before; nothing was signalled.
+    pub already: bool,
+}

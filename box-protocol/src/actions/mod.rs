@@ -1,0 +1,78 @@
+//! Every action of the contract, each with its parameters, its result and what it streams.
+//!
+//! The noun comes first: `box.create`, `command.start`, `file.read`. For an action `box.create` there
+//! are the type [`BoxCreate`], its [`BoxCreateParams`] and, unless it answers with something shared,
+//! its `BoxCreateResult`. Parameters refuse members they do not know; results and chunks may grow, and
+//! a reader passes over what is new to it.
+//!
+//! Any action may answer `validation`, `denied`, `overloaded`, `cancelled` and `internal`, and
+//! `unsupported` while it is not served yet; what else it may answer stands at the action. `hello`,
+//! the first call on a connection that needs a token, belongs to the engine.
+
+mod agent;
+mod boxes;
+mod catalog;
+mod commands;
+mod file_search;
+mod files;
+mod output;
+mod ports;
+mod shells;
+mod system;
+mod tenant;
+
+pub use agent::*;
+pub use boxes::*;
+pub use catalog::*;
+pub use commands::*;
+pub use file_search::*;
+pub use files::*;
+pub use output::*;
+pub use ports::*;
+pub use shells::*;
+pub use system::*;
+pub use tenant::*;
+
+/// Declares actions: `Type = "name": Params => Result;`, with `| Chunk` if it streams.
+macro_rules! actions {
+    ($($(#[$doc:meta])* $action:ident = $name:literal: $params:ty => $result:ty $(| $chunk:ty)?;)*) => {$(
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy)]
+        pub struct $action;
+
+        impl box_rpc::Action for $action {
+            const NAME: &'static str = $name;
+            type Params = $params;
+            type Result = $result;
+            type Chunk = actions!(@chunk $($chunk)?);
+        }
+    )*};
+    (@chunk) => { box_rpc::Never };
+    (@chunk $chunk:ty) => { $chunk };
+}
+pub(crate) use actions;
+
+/// Declares a list of the names of actions.
+macro_rules! names {
+    ($($action:ident)*) => { &[$(<$action as box_rpc::Action>::NAME),*] };
+}
+
+/// The contract a host sees, `hello` apart.
+pub const ALL_ACTIONS: &[&str] = names![
+    SystemHealth SystemStatus SystemConfigure SystemStorage SystemProbe SystemShutdown
+    TenantGrant TenantRevoke
+    BoxCreate BoxGet BoxList BoxUpdate BoxTransition BoxDelete BoxExec BoxStats BoxEvents
+    CommandStart CommandAttach CommandGet CommandList CommandInput CommandKill
+    ShellCreate ShellRun ShellList ShellDelete
+    FileRead FileWrite FileStat FileList FileFind FileGrep FileReplace FileMove FileRemove FileMkdir
+    FileAttributes FileWatch FilePack FileUnpack
+    PortOpen PortSend
+    CatalogPut CatalogGet CatalogList CatalogDelete
+];
+
+/// What a runtime asks of the agent in a box.
+pub const AGENT_ACTIONS: &[&str] = names![AgentHealth AgentStart AgentOutput AgentKill];
+
+#[cfg(test)]
+#[path = "tests.rs"]
+mod tests;

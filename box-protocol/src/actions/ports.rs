@@ -1,0 +1,63 @@
+//! `port.*`: connections to a port inside a running box, dialled by its agent.
+
+use box_rpc::Empty;
+use serde::{Deserialize, Serialize};
+
+use super::actions;
+use crate::blob::Blob;
+use crate::ids::{ConnId, SessionId};
+
+actions! {
+    /// Connects to a port and streams what it says until either side closes; dropping the call closes.
+    /// The first chunk names the relay. `not_found` (box), `unavailable` (nobody listens).
+    PortOpen = "port.open": PortOpenParams => PortOpenResult | PortChunk;
+
+    /// Writes to an open relay of the same connection; answered when written, which is the
+    /// back-pressure. `not_found` (no such relay), `conflict` (closed for writing).
+    PortSend = "port.send": PortSendParams => Empty;
+}
+
+/// Parameters of `port.open`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PortOpenParams {
+    /// The box.
+    pub session_id: SessionId,
+    /// The port; never 0.
+    pub port: std::num::NonZeroU16,
+}
+
+/// Answer to `port.open`, once it is closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PortOpenResult {
+    /// Bytes into the box.
+    pub sent: u64,
+    /// Bytes out of it.
+    pub received: u64,
+}
+
+/// What an open relay streams.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PortChunk {
+    /// First: the relay.
+    ConnId(ConnId),
+    /// Bytes out of the box.
+    Data(Blob),
+}
+
+/// Parameters of `port.send`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PortSendParams {
+    /// The box.
+    pub session_id: SessionId,
+    /// The relay.
+    pub conn_id: ConnId,
+    /// Bytes into the box.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data: Option<Blob>,
+    /// No more of them.
+    #[serde(default)]
+    pub close: bool,
+}

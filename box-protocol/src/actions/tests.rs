@@ -1,0 +1,236 @@
+use std::collections::BTreeSet;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::model::{PerStream, Program, SpecDraft};
+use crate::{Blob, BoxManagedProcessSpec, CommandId, SessionId, UnixMs};
+use box_rpc::Action;
+
+fn round_trip<T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(value: &T) -> Value {
+    let json = serde_json::to_value(value).unwrap();
+    assert!(json.is_object(), "{json}");
+    assert_eq!(&serde_json::from_value::<T>(json.clone()).unwrap(), value);
+    json
+}
+
+/// Whether these parameters are taken, and the same with a member nobody knows are not.
+fn takes<A: Action>(params: Value) {
+    if let Err(error) = serde_json::from_value::<A::Params>(params.clone()) {
+        panic!("{}: {error}", A::NAME);
+    }
+    let mut stray = params;
+    stray["no_such_member"] = json!(1);
+    assert!(
+        serde_json::from_value::<A::Params>(stray).is_err(),
+        "{} takes anything",
+        A::NAME
+    );
+}
+
+#[test]
+fn the_contract_is_closed() {
+    // `hello` is the forty-eighth.
+    assert_eq!(ALL_ACTIONS.len() + 1, 48);
+    let names: BTreeSet<_> = ALL_ACTIONS.iter().chain(AGENT_ACTIONS).collect();
+    assert_eq!(names.len(), ALL_ACTIONS.len() + AGENT_ACTIONS.len());
+    for name in names {
+        let (noun, verb) = name.split_once('.').unwrap();
+        assert!(!noun.is_empty() && !verb.is_empty(), "{name}");
+        assert_eq!(noun == "agent", AGENT_ACTIONS.contains(name));
+    }
+}
+
+#[test]
+fn the_shortest_parameters_are_taken_and_strays_refused() {
+    let s = "s1";
+    takes::<SystemProbe>(json!({"name": "marker"}));
+    takes::<SystemShutdown>(json!({}));
+    let tenant = json!({"namespace": "ws", "generation": 1});
+    takes::<TenantGrant>(
+        json!({"tenant": tenant, "revision": 1, "expires_at": 5, "max_sessions": 1,
+        "max_managed_processes": 0}),
+    );
+    takes::<TenantRevoke>(json!({"namespace": "ws", "revision": 2}));
+    takes::<BoxCreate>(json!({"spec": {"session_id": s}}));
+    takes::<BoxExec>(json!({"spec": {"session_id": s, "cmd": "ls", "timeout_sec": "999"}}));
+    takes::<BoxGet>(json!({"session_id": s}));
+    takes::<BoxList>(json!({}));
+    takes::<BoxUpdate>(json!({"session_id": s, "labels": {"old": null, "new": "x"}}));
+    takes::<BoxTransition>(json!({"session_id": s, "to": "paused"}));
+    takes::<BoxDelete>(json!({"session_id": s}));
+    takes::<BoxStats>(json!({"session_id": s}));
+    takes::<BoxEvents>(json!({}));
+    takes::<CommandStart>(json!({"session_id": s, "program": {"text": "ls"}}));
+    takes::<CommandAttach>(json!({"session_id": s, "command_id": "c", "from": {"tail": 10}}));
+    takes::<CommandGet>(json!({"session_id": s, "command_id": "c"}));
+    takes::<CommandList>(json!({"session_id": s, "role": "process"}));
+    takes::<CommandInput>(json!({"session_id": s, "command_id": "c", "data": "aGk="}));
+    takes::<CommandKill>(json!({"session_id": s, "command_id": "c"}));
+    takes::<ShellCreate>(json!({"session_id": s}));
+    takes::<ShellRun>(json!({"session_id": s, "shell_id": "sh", "text": "ls"}));
+    takes::<ShellList>(json!({"session_id": s}));
+    takes::<ShellDelete>(json!({"session_id": s, "shell_id": "sh"}));
+    takes::<FileRead>(json!({"session_id": s, "path": "/a", "part": {"lines": {"start": 2}}}));
+    takes::<FileWrite>(json!({"session_id": s, "path": "/a", "data": ""}));
+    takes::<FileStat>(json!({"session_id": s, "paths": ["/a"]}));
+    takes::<FileList>(json!({"session_id": s, "path": "/a"}));
+    takes::<FileFind>(json!({"session_id": s, "path": "/a", "glob": "*", "match": "name"}));
+    takes::<FileGrep>(json!({"session_id": s, "path": "/a", "pattern": "x"}));
+    takes::<FileReplace>(json!({"session_id": s, "path": "/a", "old": "x", "new": "y"}));
+    takes::<FileMove>(json!({"session_id": s, "src": "/a", "dest": "/b"}));
+    takes::<FileRemove>(json!({"session_id": s, "paths": ["/a"]}));
+    takes::<FileMkdir>(json!({"session_id": s, "path": "/a"}));
+    takes::<FileAttributes>(json!({"session_id": s, "path": "/a", "mode": 420}));
+    takes::<FileWatch>(json!({"session_id": s, "path": "/a"}));
+    takes::<FilePack>(json!({"session_id": s, "path": "/a"}));
+    takes::<FileUnpack>(json!({"session_id": s, "path": "/a", "data": "",
+        "upload": {"id": "u", "offset": 0}}));
+    takes::<PortOpen>(json!({"session_id": s, "port": 80}));
+    takes::<PortSend>(json!({"session_id": s, "conn_id": "c"}));
+    takes::<CatalogPut>(json!({"kind": "volume", "item": {"name": "v"}, "if": "absent"}));
+    takes::<CatalogGet>(json!({"kind": "snapshot", "item": {"name": "v"}, "tag": "t"}));
+    takes::<CatalogList>(json!({"kind": "pool"}));
+    takes::<CatalogDelete>(json!({"kind": "volume", "item": {"id": "v"}}));
+    takes::<AgentStart>(
+        json!({"command_id": "c", "program": {"argv": ["ls"]}, "env": {}, "cwd": "/"}),
+    );
+    takes::<AgentOutput>(json!({"command_id": "c"}));
+    takes::<AgentKill>(json!({"command_id": "c"}));
+}
+
+#[test]
+fn configuration_takes_anything() {
+    let params: SystemConfigureParams =
+        serde_json::from_value(json!({"backend": "docker", "unheard_of": [1]})).unwrap();
+    assert_eq!(params.0["unheard_of"], json!([1]));
+    round_trip(&params);
+}
+
+#[test]
+fn ids_are_checked_in_parameters() {
+    let bad = serde_json::from_value::<BoxGetParams>(json!({"session_id": "a/b"})).unwrap_err();
+    assert_eq!(crate::Invalid::from(bad).field(), "session_id");
+    assert!(
+        serde_json::from_value::<PortOpenParams>(json!({"session_id": "s", "port": 0})).is_err()
+    );
+    assert!(
+        serde_json::from_value::<PortOpenParams>(json!({"session_id": "s", "port": 65536}))
+            .is_err()
+    );
+}
+
+#[test]
+fn an_exec_keeps_what_was_not_said() {
+    let params: BoxExecParams =
+        serde_json::from_value(json!({"spec": {"session_id": "s", "cmd": "ls"}})).unwrap();
+    assert_eq!(params.spec, SpecDraft::new("s").cmd("ls"));
+    assert_eq!(params.on_timeout, OnTimeout::DropBox);
+    assert_eq!(params.on_disconnect, OnDisconnect::Kill);
+    let json = round_trip(&params);
+    assert_eq!(json["spec"], json!({"session_id": "s", "cmd": "ls"}));
+}
+
+#[test]
+fn chunks_are_objects_named_after_their_kind() {
+    let piece = |data| OutputPiece {
+        stream: StreamName::Stderr,
+        offset: 3,
+        pos: 9,
+        at: UnixMs(5),
+        data,
+    };
+    let text = round_trip(&CommandChunk::Text(piece("hé".to_owned())));
+    assert_eq!(
+        text,
+        json!({"text": {"stream": "stderr", "offset": 3, "pos": 9, "at": 5, "data": "hé"}})
+    );
+    let bytes = OutputPiece {
+        stream: StreamName::Stdout,
+        offset: 0,
+        pos: 0,
+        at: UnixMs(0),
+        data: Blob::from(vec![255]),
+    };
+    assert_eq!(
+        round_trip(&CommandChunk::Bytes(bytes.clone()))["bytes"]["data"],
+        "/w=="
+    );
+    round_trip(&AgentChunk::Bytes(bytes));
+    let gap = OutputGap {
+        stream: StreamName::Stdout,
+        offset: 1,
+        bytes: 2,
+    };
+    round_trip(&CommandChunk::Gap(gap));
+    round_trip(&AgentChunk::Gap(gap));
+    round_trip(&CommandChunk::Display(
+        [("text/plain".to_owned(), "1".to_owned())].into(),
+    ));
+    assert_eq!(
+        round_trip(&AgentChunk::Started { pid: 7 }),
+        json!({"started": {"pid": 7}})
+    );
+    round_trip(&PortChunk::Data(Blob::from("x")));
+    round_trip(&FileChunk {
+        offset: 0,
+        data: Blob::from("x"),
+    });
+}
+
+#[test]
+fn a_managed_process_is_a_command_that_stays() {
+    let spec: BoxManagedProcessSpec = serde_json::from_value(json!({
+        "process_id": "mcp-1", "command": "npx", "args": ["-y"], "env": {"A": "1"}, "memory_mb": 64,
+    }))
+    .unwrap();
+    let start = CommandStartParams::managed(SessionId::new("s").unwrap(), &spec).unwrap();
+    assert_eq!(start.command_id, Some(CommandId::new("mcp-1").unwrap()));
+    assert_eq!(start.program, Program::argv(["npx", "-y"]).unwrap());
+    assert_eq!(
+        (start.stdin, start.on_disconnect),
+        (Stdin::Open, OnDisconnect::Keep)
+    );
+    assert_eq!(
+        (start.replace, start.retain_ms, start.memory_mb),
+        (true, Some(300_000), Some(64))
+    );
+    assert_eq!(start.env.names(), ["A"]);
+    round_trip(&start);
+}
+
+#[test]
+fn an_agents_answer_survives_the_wire() {
+    let ended = AgentCommand {
+        command_id: CommandId::new("c").unwrap(),
+        pid: 12,
+        exit: Some(crate::Exit::returned(3)),
+        duration_ms: 4,
+        size: PerStream {
+            stdout: 5,
+            stderr: 0,
+        },
+        dropped: PerStream::default(),
+        collected: Some(Collected {
+            stdout: Blob::from("hello"),
+            stderr: Blob::default(),
+        }),
+    };
+    assert_eq!(round_trip(&ended)["collected"]["stdout"], "aGVsbG8=");
+    let reply: AgentReply = serde_json::from_value(json!({"collected": {"bytes": 1024}})).unwrap();
+    assert_eq!(reply, AgentReply::Collected { bytes: 1024 });
+}
+
+#[test]
+fn secrets_stay_out_of_debug() {
+    let params: CommandStartParams = serde_json::from_value(json!({"session_id": "s",
+        "program": {"text": "env"}, "env": {"TOKEN": "hunter2"}}))
+    .unwrap();
+    assert!(!format!("{params:?}").contains("hunter2"));
+    let input: CommandInputParams = serde_json::from_value(json!({"session_id": "s",
+        "command_id": "c", "data": "aHVudGVyMg=="}))
+    .unwrap();
+    assert!(!format!("{input:?}").contains("hunter2"));
+}

@@ -1,0 +1,114 @@
+//! Bytes: plain in memory, base64 only where the wire is JSON text.
+
+use std::fmt;
+use std::ops::Deref;
+
+use base64::Engine as _;
+use base64::display::Base64Display;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use serde::de::{self, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// The most raw bytes of output in one chunk.
+pub const MAX_CHUNK_BYTES: usize = 32 * 1024;
+
+/// Bytes in parameters, results and chunks. Cheap to clone; printed as their number only.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Blob(pub Bytes);
+
+impl Deref for Blob {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl<T: Into<Bytes>> From<T> for Blob {
+    fn from(bytes: T) -> Self {
+        Self(bytes.into())
+    }
+}
+
+impl fmt::Debug for Blob {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Blob({} bytes)", self.0.len())
+    }
+}
+
+impl Serialize for Blob {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        if serializer.is_human_readable() {
+            serializer.collect_str(&Base64Display::new(&self.0, &STANDARD))
+        } else {
+            serializer.serialize_bytes(&self.0)
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Blob {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        if deserializer.is_human_readable() {
+            deserializer.deserialize_str(FromBase64)
+        } else {
+            deserializer.deserialize_byte_buf(FromBase64)
+        }
+    }
+}
+
+struct FromBase64;
+
+impl Visitor<'_> for FromBase64 {
+    type Value = Blob;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("bytes in base64")
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Blob, E> {
+        // The text itself stays out of the error: it may be long, and it may be secret.
+        let bytes = STANDARD.decode(text).map_err(|_| E::custom("not base64"))?;
+        Ok(bytes.into())
+    }
+
+    fn visit_bytes<E: de::Error>(self, bytes: &[u8]) -> Result<Blob, E> {
+        Ok(bytes.to_vec().into())
+    }
+
+    fn visit_byte_buf<E: de::Error>(self, bytes: Vec<u8>) -> Result<Blob, E> {
+        Ok(bytes.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn is_base64_in_json() {
+        let blob = Blob::from(vec![0, 159, 146, 150]);
+        assert_eq!(serde_json::to_string(&blob).unwrap(), r#""AJ+Slg==""#);
+        assert_eq!(serde_json::from_str::<Blob>(r#""AJ+Slg==""#).unwrap(), blob);
+        assert_eq!(
+            serde_json::from_str::<Blob>(r#""""#).unwrap(),
+            Blob::default()
+        );
+    }
+
+    #[test]
+    fn bad_base64_is_refused_without_being_repeated() {
+        let error = serde_json::from_str::<Blob>(r#""hunter2!""#)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("not base64") && !error.contains("hunter2"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn debug_shows_no_content() {
+        assert_eq!(format!("{:?}", Blob::from("secret")), "Blob(6 bytes)");
+    }
+}

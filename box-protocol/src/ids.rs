@@ -1,0 +1,192 @@
+//! Ids: opaque texts, chosen by the caller or made here, never part of a path.
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use uuid::Uuid;
+
+use crate::invalid::Invalid;
+
+/// The most bytes an id may have.
+pub const MAX_ID_BYTES: usize = 256;
+
+/// The rule all ids and names keep. They never become part of a path, but they do stand in URLs and
+/// in lines of a log.
+fn check(field: &'static str, text: &str) -> Result<(), Invalid> {
+    let rule = if text.is_empty() {
+        "must not be empty"
+    } else if text.len() > MAX_ID_BYTES {
+        "must not be longer than 256 bytes"
+    } else if text.chars().any(char::is_control) {
+        "must not contain control characters"
+    } else if text.contains('/') {
+        "must not contain /"
+    } else if text == "." || text == ".." {
+        "must not be . or .."
+    } else {
+        return Ok(());
+    };
+    Err(Invalid::new(field, rule))
+}
+
+/// A fresh text for an id: a uuid of version 7, so that ids sort by age, as 32 hex digits.
+fn fresh_text() -> Arc<str> {
+    let mut buffer = Uuid::encode_buffer();
+    Arc::from(&*Uuid::now_v7().simple().encode_lower(&mut buffer))
+}
+
+macro_rules! ids {
+    ($($(#[$doc:meta])* $name:ident, $field:literal;)*) => {$(
+        $(#[$doc])*
+        ///
+        /// 1 to 256 bytes, no control character, no `/`, not `.` or `..`. Cheap to clone.
+        #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub struct $name(Arc<str>);
+
+        impl $name {
+            /// Takes a text that keeps the rule.
+            pub fn new(text: impl AsRef<str>) -> Result<Self, Invalid> {
+                let text = text.as_ref();
+                check($field, text)?;
+                Ok(Self(Arc::from(text)))
+            }
+
+            /// Makes a new one: 32 hex digits, later ones sort after earlier ones.
+            pub fn fresh() -> Self {
+                Self(fresh_text())
+            }
+
+            /// The text.
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl AsRef<str> for $name {
+            fn as_ref(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl std::borrow::Borrow<str> for $name {
+            fn borrow(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Debug::fmt(&*self.0, f)
+            }
+        }
+
+        impl std::str::FromStr for $name {
+            type Err = Invalid;
+
+            fn from_str(text: &str) -> Result<Self, Invalid> {
+                Self::new(text)
+            }
+        }
+
+        impl Serialize for $name {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.serialize_str(&self.0)
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                let text = Arc::<str>::deserialize(deserializer)?;
+                check($field, &text).map_err(|invalid| invalid.decoding())?;
+                Ok(Self(text))
+            }
+        }
+    )*};
+}
+
+ids! {
+    /// A box. Called `session_id` on every wire.
+    SessionId, "session_id";
+    /// The changeable name of a box or of something in the catalogue.
+    Name, "name";
+    /// A command, within its box.
+    CommandId, "command_id";
+    /// A shell, within its box.
+    ShellId, "shell_id";
+    /// An open relay to a port, within the caller's connection.
+    ConnId, "conn_id";
+    /// A pieced upload, within its box.
+    UploadId, "upload_id";
+    /// Something in the catalogue.
+    ItemId, "id";
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rule_holds_on_construction_and_on_decode() {
+        let longest = "x".repeat(256);
+        for good in [
+            "a",
+            "person_test_user",
+            "42",
+            "...",
+            "a b",
+            "…",
+            longest.as_str(),
+        ] {
+            assert_eq!(SessionId::new(good).unwrap().as_str(), good);
+            let json = serde_json::to_string(good).unwrap();
+            assert_eq!(
+                serde_json::from_str::<SessionId>(&json).unwrap().as_str(),
+                good
+            );
+        }
+        let long = "x".repeat(257);
+        for (bad, rule) in [
+            ("", "session_id must not be empty"),
+            (
+                long.as_str(),
+                "session_id must not be longer than 256 bytes",
+            ),
+            ("a\nb", "session_id must not contain control characters"),
+            ("a\u{85}b", "session_id must not contain control characters"),
+            ("a/b", "session_id must not contain /"),
+            (".", "session_id must not be . or .."),
+            ("..", "session_id must not be . or .."),
+        ] {
+            assert_eq!(SessionId::new(bad).unwrap_err().to_string(), rule);
+            let json = serde_json::to_string(bad).unwrap();
+            let error = serde_json::from_str::<SessionId>(&json).unwrap_err();
+            assert_eq!(Invalid::from(error).to_string(), rule);
+        }
+    }
+
+    #[test]
+    fn each_id_names_its_own_field() {
+        assert_eq!(CommandId::new("").unwrap_err().field(), "command_id");
+        assert_eq!(ShellId::new("/").unwrap_err().field(), "shell_id");
+    }
+
+    #[test]
+    fn fresh_ids_are_hex_distinct_and_sorted_by_age() {
+        let ids: Vec<_> = (0..100).map(|_| CommandId::fresh()).collect();
+        assert!(ids.iter().all(|id| id.as_str().len() == 32));
+        assert!(
+            ids.iter()
+                .all(|id| id.as_str().bytes().all(|b| b.is_ascii_hexdigit()))
+        );
+        assert!(ids.is_sorted());
+        assert!(ids.windows(2).all(|pair| pair[0] != pair[1]));
+        assert_eq!(&ids[0].as_str()[12..13], "7");
+    }
+}

@@ -1,0 +1,184 @@
+//! LangBot's names and shapes, for the door that speaks its frames.
+
+use serde::Serialize;
+
+use crate::actions as native;
+use crate::model::{BoxSessionInfo, HostPathMode, LaneStatus, Network};
+use crate::time::{self, UnixMs};
+use box_rpc::Action as _;
+
+/// LangBot's actions and ours. One of theirs may take several of ours: then this is the first.
+pub const ACTIONS: &[(&str, &str)] = &[
+    ("box_init", native::SystemConfigure::NAME),
+    ("box_health", native::SystemHealth::NAME),
+    ("box_get_backend_info", native::SystemHealth::NAME),
+    ("box_status", native::SystemStatus::NAME),
+    ("box_exec", native::BoxExec::NAME),
+    ("box_create_session", native::BoxCreate::NAME),
+    ("box_get_session", native::BoxGet::NAME),
+    ("box_get_sessions", native::BoxList::NAME),
+    ("box_delete_session", native::BoxDelete::NAME),
+    ("box_start_managed_process", native::CommandStart::NAME),
+    ("box_get_managed_process", native::CommandGet::NAME),
+    ("box_stop_managed_process", native::CommandKill::NAME),
+    ("box_get_storage_analysis", native::SystemStorage::NAME),
+    ("box_verify_shared_workspace", native::SystemProbe::NAME),
+    (
+        "box_upsert_sandbox_admission_grant",
+        native::TenantGrant::NAME,
+    ),
+    (
+        "box_revoke_sandbox_admission_grant",
+        native::TenantRevoke::NAME,
+    ),
+    ("box_shutdown", native::SystemShutdown::NAME),
+];
+
+/// Those of LangBot's actions that need no tenant context.
+pub const WITHOUT_CONTEXT: &[&str] = &[
+    "box_health",
+    "box_get_backend_info",
+    "box_init",
+    "box_upsert_sandbox_admission_grant",
+    "box_revoke_sandbox_admission_grant",
+    "box_verify_shared_workspace",
+    "box_shutdown",
+];
+
+/// Our name for an action of LangBot's.
+pub fn native_name(langbot: &str) -> Option<&'static str> {
+    ACTIONS
+        .iter()
+        .find(|(theirs, _)| *theirs == langbot)
+        .map(|(_, ours)| *ours)
+}
+
+/// LangBot's names for an action of ours.
+pub fn langbot_names(native: &str) -> impl Iterator<Item = &'static str> {
+    ACTIONS
+        .iter()
+        .filter(move |(_, ours)| *ours == native)
+        .map(|(theirs, _)| *theirs)
+}
+
+/// What LangBot reads on standard error after a timeout that left it empty.
+pub fn timeout_notice(timeout_sec: u64) -> String {
+    format!("Command timed out after {timeout_sec} seconds.")
+}
+
+/// A box as LangBot reads it: its own members only, times as texts.
+#[derive(Debug, Serialize)]
+pub struct SessionView<'a> {
+    session_id: &'a str,
+    backend_name: &'a str,
+    backend_session_id: &'a str,
+    image: &'a str,
+    network: Network,
+    host_path: Option<&'a str>,
+    host_path_mode: HostPathMode,
+    mount_path: &'a str,
+    persistent: bool,
+    cpus: f64,
+    memory_mb: u64,
+    pids_limit: u64,
+    read_only_rootfs: bool,
+    workspace_quota_mb: u64,
+    #[serde(with = "time::text")]
+    created_at: UnixMs,
+    #[serde(with = "time::text")]
+    last_used_at: UnixMs,
+    status: LaneStatus,
+}
+
+impl<'a> From<&'a BoxSessionInfo> for SessionView<'a> {
+    fn from(info: &'a BoxSessionInfo) -> Self {
+        Self {
+            session_id: info.session_id.as_str(),
+            backend_name: &info.backend_name,
+            backend_session_id: &info.backend_session_id,
+            image: &info.image,
+            network: info.network,
+            host_path: info.host_path.as_deref(),
+            host_path_mode: info.host_path_mode,
+            mount_path: &info.mount_path,
+            persistent: info.persistent,
+            cpus: info.cpus,
+            memory_mb: info.memory_mb,
+            pids_limit: info.pids_limit,
+            read_only_rootfs: info.read_only_rootfs,
+            workspace_quota_mb: info.workspace_quota_mb,
+            created_at: info.created_at,
+            last_used_at: info.last_used_at,
+            status: info.status,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::model::SpecDraft;
+
+    #[test]
+    fn the_table_leads_to_actions_that_exist() {
+        for (theirs, ours) in ACTIONS {
+            assert!(native::ALL_ACTIONS.contains(ours), "{ours}");
+            assert_eq!(native_name(theirs), Some(*ours));
+            assert!(langbot_names(ours).any(|name| name == *theirs));
+        }
+        assert_eq!(native_name("box_fly"), None);
+        assert_eq!(langbot_names("file.read").count(), 0);
+    }
+
+    #[test]
+    fn no_langbot_name_stands_twice() {
+        let names: BTreeSet<_> = ACTIONS.iter().map(|(theirs, _)| theirs).collect();
+        assert_eq!(names.len(), ACTIONS.len());
+        assert_eq!(names.len(), 17);
+        assert!(WITHOUT_CONTEXT.iter().all(|name| names.contains(name)));
+    }
+
+    #[test]
+    fn a_session_has_langbots_members_and_no_other() {
+        let spec = SpecDraft::new("s1").build().unwrap();
+        let mut info = BoxSessionInfo::starting(&spec, "fake", "b1", UnixMs(1_794_784_697_977));
+        info.status = LaneStatus::Running;
+        let json = serde_json::to_value(SessionView::from(&info)).unwrap();
+        let members: Vec<_> = json
+            .as_object()
+            .unwrap()
+            .keys()
+            .map(String::as_str)
+            .collect();
+        let mut expected = vec![
+            "session_id",
+            "backend_name",
+            "backend_session_id",
+            "image",
+            "network",
+            "host_path",
+            "host_path_mode",
+            "mount_path",
+            "persistent",
+            "cpus",
+            "memory_mb",
+            "pids_limit",
+            "read_only_rootfs",
+            "workspace_quota_mb",
+            "created_at",
+            "last_used_at",
+            "status",
+        ];
+        expected.sort_unstable();
+        assert_eq!(members, expected);
+        assert_eq!(json["created_at"], "2026-11-15T23:18:17.977000Z");
+        assert_eq!(json["status"], "running");
+    }
+
+    #[test]
+    fn the_timeout_notice_is_langbots() {
+        assert_eq!(timeout_notice(30), "Command timed out after 30 seconds.");
+    }
+}

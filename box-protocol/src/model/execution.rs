@@ -1,0 +1,300 @@
+//! How a command ended, and the result of an exec.
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::BoxError;
+use crate::ids::SessionId;
+use crate::invalid::Invalid;
+
+/// How a command ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Exit {
+    /// The number it returned, if it returned.
+    #[serde(default)]
+    pub code: Option<i32>,
+    /// The signal that ended it, if one did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub signal: Option<i32>,
+    /// Why it ended.
+    pub why: ExitWhy,
+}
+
+/// Why a command ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ExitWhy {
+    /// It returned.
+    Exit,
+    /// A signal that was not ours.
+    Signal,
+    /// Its time was over.
+    Timeout,
+    /// Nobody listened for too long.
+    Idle,
+    /// It was killed on request.
+    Killed,
+    /// The box had no memory left.
+    Oom,
+    /// Its box ended.
+    BoxEnded,
+    /// Nobody saw it end.
+    Lost,
+}
+
+impl Exit {
+    /// It returned this number.
+    pub const fn returned(code: i32) -> Self {
+        Self {
+            code: Some(code),
+            signal: None,
+            why: ExitWhy::Exit,
+        }
+    }
+
+    /// A signal ended it, for this reason.
+    pub const fn by_signal(signal: i32, why: ExitWhy) -> Self {
+        Self {
+            code: None,
+            signal: Some(signal),
+            why,
+        }
+    }
+
+    /// The number a shell would show: the returned one, or 128 and the signal. A timeout has none.
+    pub fn shell_code(&self) -> Option<i32> {
+        if self.why == ExitWhy::Timeout {
+            return None;
+        }
+        self.code
+            .or_else(|| self.signal.map(|signal| signal.saturating_add(128)))
+    }
+}
+
+/// Whether an exec came to its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ExecutionStatus {
+    /// It ended by itself.
+    Completed,
+    /// Its time was over.
+    TimedOut,
+}
+
+/// The result of an exec.
+///
+/// A completed one has an exit code, which is 128 and the signal if a signal ended it; a timed-out one
+/// has none. Held on construction and on decode.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Fields")]
+#[non_exhaustive]
+pub struct BoxExecutionResult {
+    /// The box.
+    pub session_id: SessionId,
+    /// The backend that runs it.
+    pub backend_name: String,
+    /// Whether it came to its end.
+    pub status: ExecutionStatus,
+    /// The exit code; `null` after a timeout.
+    pub exit_code: Option<i32>,
+    /// The signal that ended it, if one did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub signal: Option<i32>,
+    /// Standard output.
+    pub stdout: String,
+    /// Standard error.
+    pub stderr: String,
+    /// How long it ran.
+    pub duration_ms: u64,
+    /// Bytes of standard output that were counted and not kept.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub stdout_dropped: u64,
+    /// Bytes of standard error that were counted and not kept.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub stderr_dropped: u64,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+impl BoxExecutionResult {
+    /// The result of a command that ended so. `unavailable` if its end says neither code nor signal
+    /// nor timeout: then what it did is not known.
+    pub fn new(
+        session_id: SessionId,
+        backend_name: impl Into<String>,
+        exit: Exit,
+        duration_ms: u64,
+    ) -> Result<Self, BoxError> {
+        let (status, signal) = match exit.why {
+            ExitWhy::Timeout => (ExecutionStatus::TimedOut, None),
+            _ => (
+                ExecutionStatus::Completed,
+                exit.signal.filter(|_| exit.code.is_none()),
+            ),
+        };
+        let exit_code = exit.shell_code();
+        if status == ExecutionStatus::Completed && exit_code.is_none() {
+            return Err(BoxError::unavailable("the end of the command was not seen"));
+        }
+        Ok(Self {
+            session_id,
+            backend_name: backend_name.into(),
+            status,
+            exit_code,
+            signal,
+            stdout: String::new(),
+            stderr: String::new(),
+            duration_ms,
+            stdout_dropped: 0,
+            stderr_dropped: 0,
+        })
+    }
+
+    /// The same with this output.
+    pub fn with_output(mut self, stdout: impl Into<String>, stderr: impl Into<String>) -> Self {
+        self.stdout = stdout.into();
+        self.stderr = stderr.into();
+        self
+    }
+
+    /// It completed, and returned 0.
+    pub fn ok(&self) -> bool {
+        self.status == ExecutionStatus::Completed && self.exit_code == Some(0)
+    }
+}
+
+#[derive(Deserialize)]
+struct Fields {
+    session_id: SessionId,
+    backend_name: String,
+    status: ExecutionStatus,
+    #[serde(default)]
+    exit_code: Option<i32>,
+    #[serde(default)]
+    signal: Option<i32>,
+    #[serde(default)]
+    stdout: String,
+    #[serde(default)]
+    stderr: String,
+    duration_ms: u64,
+    #[serde(default)]
+    stdout_dropped: u64,
+    #[serde(default)]
+    stderr_dropped: u64,
+}
+
+impl TryFrom<Fields> for BoxExecutionResult {
+    type Error = Invalid;
+
+    fn try_from(f: Fields) -> Result<Self, Invalid> {
+        match (f.status, f.exit_code, f.signal) {
+            (ExecutionStatus::TimedOut, Some(_), _) => {
+                return Err(Invalid::new(
+                    "exit_code",
+                    "must be null when status is timed_out",
+                ));
+            }
+            (ExecutionStatus::Completed, None, _) => {
+                return Err(Invalid::new(
+                    "exit_code",
+                    "must be given when status is completed",
+                ));
+            }
+            (_, code, Some(signal)) if code != signal.checked_add(128) => {
+                return Err(Invalid::new("signal", "must be exit_code less 128"));
+            }
+            _ => {}
+        }
+        Ok(Self {
+            session_id: f.session_id,
+            backend_name: f.backend_name,
+            status: f.status,
+            exit_code: f.exit_code,
+            signal: f.signal,
+            stdout: f.stdout,
+            stderr: f.stderr,
+            duration_ms: f.duration_ms,
+            stdout_dropped: f.stdout_dropped,
+            stderr_dropped: f.stderr_dropped,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Code;
+    use serde_json::{Value, json};
+
+    fn result(exit: Exit) -> Result<BoxExecutionResult, BoxError> {
+        BoxExecutionResult::new(SessionId::new("s1").unwrap(), "fake", exit, 1)
+    }
+
+    #[test]
+    fn a_completed_one_is_written_as_langbot_does() {
+        let ran = result(Exit::returned(0))
+            .unwrap()
+            .with_output("echo hi", "");
+        assert!(ran.ok());
+        let captured = json!({"session_id": "s1", "backend_name": "fake", "status": "completed",
+            "exit_code": 0, "stdout": "echo hi", "stderr": "", "duration_ms": 1});
+        assert_eq!(serde_json::to_value(&ran).unwrap(), captured);
+        assert_eq!(
+            serde_json::from_value::<BoxExecutionResult>(captured).unwrap(),
+            ran
+        );
+    }
+
+    #[test]
+    fn a_timed_out_one_has_a_null_code() {
+        let late = result(Exit::by_signal(9, ExitWhy::Timeout)).unwrap();
+        assert_eq!(late.status, ExecutionStatus::TimedOut);
+        assert!(!late.ok());
+        let json = serde_json::to_value(&late).unwrap();
+        assert_eq!(json["exit_code"], Value::Null);
+        assert_eq!(json["status"], "timed_out");
+        assert!(json.get("signal").is_none());
+        assert_eq!(
+            serde_json::from_value::<BoxExecutionResult>(json).unwrap(),
+            late
+        );
+    }
+
+    #[test]
+    fn a_signal_is_told_beside_the_code() {
+        let shot = result(Exit::by_signal(9, ExitWhy::Signal)).unwrap();
+        assert_eq!((shot.exit_code, shot.signal), (Some(137), Some(9)));
+        let json = serde_json::to_value(&shot).unwrap();
+        assert_eq!(
+            serde_json::from_value::<BoxExecutionResult>(json).unwrap(),
+            shot
+        );
+    }
+
+    #[test]
+    fn an_unseen_end_is_no_result() {
+        let lost = Exit {
+            code: None,
+            signal: None,
+            why: ExitWhy::Lost,
+        };
+        assert_eq!(result(lost).unwrap_err().code(), Code::Unavailable);
+    }
+
+    #[test]
+    fn contradictions_are_refused_on_decode() {
+        for (status, code, signal, field) in [
+            ("timed_out", json!(0), json!(null), "exit_code"),
+            ("completed", json!(null), json!(null), "exit_code"),
+            ("completed", json!(1), json!(9), "signal"),
+            ("timed_out", json!(null), json!(9), "signal"),
+        ] {
+            let value = json!({"session_id": "s", "backend_name": "b", "status": status,
+                "exit_code": code, "signal": signal, "duration_ms": 0});
+            let error = serde_json::from_value::<BoxExecutionResult>(value).unwrap_err();
+            assert_eq!(Invalid::from(error).field(), field);
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! What a spec may say beyond LangBot's fields. All optional; none is compared when a box is reused.
+
+use std::collections::BTreeMap;
+
+use serde::de::MapAccess;
+use serde::{Deserialize, Serialize};
+
+use crate::decode::put;
+use crate::env::Env;
+use crate::ids::Name;
+use crate::invalid::Invalid;
+use crate::note::Note;
+use crate::paths;
+use crate::time::UnixMs;
+
+/// Visible, filterable marks of a record.
+pub type Labels = BTreeMap<String, String>;
+
+/// The members of a spec beyond LangBot's.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct SpecExtras {
+    /// A changeable name, unique in its world.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<Name>,
+    /// Marks to filter by.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub labels: Option<Labels>,
+    /// What a gateway keeps with the box.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub note: Option<Note>,
+    /// The door the box came through.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub world: Option<World>,
+    /// What the box is made from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub from: Option<BoxSource>,
+    /// Volumes to mount.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub volumes: Option<Vec<VolumeMount>>,
+    /// When the box ends by itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lifetime: Option<Lifetime>,
+    /// What every command of the box gets.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub defaults: Option<Defaults>,
+    /// A command started with the box.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub main: Option<Main>,
+    /// Who the guest is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub guest: Option<Guest>,
+    /// Directories that exist from the start and belong to the guest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dirs: Option<Vec<String>>,
+    /// Primitives the box may lack (`network`, `disk_quota`); the answer lists under `degraded`
+    /// which it does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub best_effort: Option<Vec<String>>,
+}
+
+impl SpecExtras {
+    /// Reads the member `name`, if it is one of these.
+    pub(crate) fn take<'de, A: MapAccess<'de>>(
+        &mut self,
+        name: &str,
+        map: &mut A,
+    ) -> Result<bool, A::Error> {
+        match name {
+            "name" => put(&mut self.name, map, "name")?,
+            "labels" => put(&mut self.labels, map, "labels")?,
+            "note" => put(&mut self.note, map, "note")?,
+            "world" => put(&mut self.world, map, "world")?,
+            "from" => put(&mut self.from, map, "from")?,
+            "volumes" => put(&mut self.volumes, map, "volumes")?,
+            "lifetime" => put(&mut self.lifetime, map, "lifetime")?,
+            "defaults" => put(&mut self.defaults, map, "defaults")?,
+            "main" => put(&mut self.main, map, "main")?,
+            "guest" => put(&mut self.guest, map, "guest")?,
+            "dirs" => put(&mut self.dirs, map, "dirs")?,
+            "best_effort" => put(&mut self.best_effort, map, "best_effort")?,
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    pub(crate) fn check(&self) -> Result<(), Invalid> {
+        for dir in self.dirs.iter().flatten() {
+            paths::inside("dirs", dir)?;
+        }
+        for volume in self.volumes.iter().flatten() {
+            paths::inside("volumes", &volume.mount_path)?;
+            let inside_volume = |path: &String| paths::is_normalized(&format!("/{path}"));
+            if !volume.sub_path.iter().all(inside_volume) {
+                return Err(Invalid::new(
+                    "volumes",
+                    "must have a sub_path that stays inside the volume",
+                ));
+            }
+        }
+        if let Some(cwd) = self
+            .defaults
+            .as_ref()
+            .and_then(|defaults| defaults.cwd.as_ref())
+        {
+            paths::inside("defaults", cwd)?;
+        }
+        if let Some(guest) = &self.guest {
+            paths::inside("guest", &guest.home)?;
+        }
+        if self.main.as_ref().is_some_and(|main| main.argv.is_empty()) {
+            return Err(Invalid::new("main", "must have an argv that is not empty"));
+        }
+        Ok(())
+    }
+}
+
+/// The door a box came through. Lists show the own world only.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum World {
+    /// Our own contract.
+    #[default]
+    Native,
+    /// LangBot's frames.
+    LangBot,
+    /// OpenSandbox's HTTP.
+    OpenSandbox,
+    /// LangSmith's HTTP.
+    LangSmith,
+    /// AIO's HTTP, and deer-flow's.
+    Aio,
+}
+
+/// What a box is made from, by id or name.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BoxSource {
+    /// A template of the catalogue.
+    Template(Name),
+    /// A snapshot of another box.
+    Snapshot(Name),
+    /// A box that is already waiting in a pool.
+    Pool(Name),
+}
+
+/// A volume of the catalogue in a box.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VolumeMount {
+    /// The volume's id or name.
+    pub volume: Name,
+    /// Where it appears.
+    pub mount_path: String,
+    /// Only this part of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sub_path: Option<String>,
+    /// For reading only.
+    #[serde(default)]
+    pub ro: bool,
+}
+
+/// When a box ends by itself. `persistent` in the spec wins over `idle_ms`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Lifetime {
+    /// At this time, whatever it does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expires_at: Option<UnixMs>,
+    /// After so long without work.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub idle_ms: Option<u64>,
+    /// What idleness does.
+    pub on_idle: OnIdle,
+    /// So long after it was stopped, it is deleted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub delete_after_stop_ms: Option<u64>,
+    /// A call to a paused or stopped box wakes it first.
+    pub wake: bool,
+}
+
+/// What becomes of an idle box.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnIdle {
+    /// It is deleted.
+    #[default]
+    Delete,
+    /// It is stopped: processes end, files stay.
+    Stop,
+}
+
+/// What every command of a box gets unless it says otherwise.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Defaults {
+    /// Variables.
+    pub env: Env,
+    /// A file in the box with more variables, read before each command.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub env_file: Option<String>,
+    /// The working directory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cwd: Option<String>,
+    /// The user, by name or number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// The shell that runs texts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shell: Option<String>,
+}
+
+/// A command started with the box.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Main {
+    /// Program and arguments.
+    pub argv: Vec<String>,
+    /// The box ends with it.
+    #[serde(default)]
+    pub ends_box: bool,
+}
+
+/// The guest in the box's own list of users.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Guest {
+    /// The user's name.
+    pub name: String,
+    /// The home directory.
+    pub home: String,
+}

@@ -1,0 +1,218 @@
+//! What is known of a box, and what its state allows.
+
+use serde::{Deserialize, Serialize};
+
+use super::extras::{BoxSource, Labels, Lifetime, World};
+use super::mount::HostPathMode;
+use super::spec::{BoxSpec, Network};
+use crate::error::Code;
+use crate::ids::{Name, SessionId};
+use crate::note::Note;
+use crate::time::UnixMs;
+
+/// Where a box is in its life. One that was deleted has no state: it is `not_found`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BoxState {
+    /// Being made or started.
+    Starting,
+    /// Ready.
+    Running,
+    /// Frozen: processes stand still.
+    Paused,
+    /// Processes are gone, files stay.
+    Stopped,
+    /// It did not start, or its agent died.
+    Failed,
+}
+
+/// What a call to `command.*`, `shell.*`, `file.*` or `port.*` meets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// It goes ahead.
+    Now,
+    /// It waits for the box, up to its own deadline.
+    Wait,
+    /// The box is resumed or started first.
+    WakeFirst,
+    /// It is refused with this word.
+    Refused(Code),
+}
+
+impl BoxState {
+    /// What a call that needs the box's inside meets; `wake` is the box's own setting.
+    pub const fn access(self, wake: bool) -> Access {
+        match self {
+            Self::Starting => Access::Wait,
+            Self::Running => Access::Now,
+            Self::Paused | Self::Stopped if wake => Access::WakeFirst,
+            Self::Paused | Self::Stopped => Access::Refused(Code::Conflict),
+            Self::Failed => Access::Refused(Code::Unavailable),
+        }
+    }
+}
+
+/// What the exec lane of a box is doing: LangBot's session status.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LaneStatus {
+    /// Nothing.
+    #[default]
+    Idle,
+    /// An exec.
+    Running,
+    /// The box is on its way out.
+    Closing,
+}
+
+/// What is known of a box.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct BoxSessionInfo {
+    /// The box.
+    pub session_id: SessionId,
+    /// The backend that runs it.
+    pub backend_name: String,
+    /// What the backend calls it.
+    pub backend_session_id: String,
+    /// As asked for.
+    pub image: String,
+    /// What the image's name led to, where that is something else.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image_resolved: Option<String>,
+    /// As asked for.
+    pub network: Network,
+    /// As asked for.
+    pub host_path: Option<String>,
+    /// As asked for.
+    pub host_path_mode: HostPathMode,
+    /// As asked for.
+    pub mount_path: String,
+    /// As asked for.
+    #[serde(default)]
+    pub persistent: bool,
+    /// As asked for.
+    pub cpus: f64,
+    /// As asked for.
+    pub memory_mb: u64,
+    /// As asked for.
+    pub pids_limit: u64,
+    /// As asked for.
+    pub read_only_rootfs: bool,
+    /// As asked for.
+    #[serde(default)]
+    pub workspace_quota_mb: u64,
+    /// When it was made.
+    pub created_at: UnixMs,
+    /// When it last had work.
+    pub last_used_at: UnixMs,
+    /// Where it is in its life.
+    pub state: BoxState,
+    /// Why, if it failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// What its exec lane is doing.
+    #[serde(default)]
+    pub status: LaneStatus,
+    /// The door it came through.
+    #[serde(default)]
+    pub world: World,
+    /// Its changeable name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<Name>,
+    /// Its marks.
+    #[serde(default)]
+    pub labels: Labels,
+    /// What a gateway keeps with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<Note>,
+    /// What it was made from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<BoxSource>,
+    /// When it ends by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lifetime: Option<Lifetime>,
+    /// Protections this machine does not grant; see the security model.
+    #[serde(default)]
+    pub missing: Vec<String>,
+    /// What was asked for at best effort and could not be given.
+    #[serde(default)]
+    pub degraded: Vec<String>,
+}
+
+impl BoxSessionInfo {
+    /// A box that is being made to this spec.
+    pub fn starting(
+        spec: &BoxSpec,
+        backend_name: impl Into<String>,
+        backend_session_id: impl Into<String>,
+        now: UnixMs,
+    ) -> Self {
+        Self {
+            session_id: spec.session_id.clone(),
+            backend_name: backend_name.into(),
+            backend_session_id: backend_session_id.into(),
+            image: spec.image.clone(),
+            image_resolved: None,
+            network: spec.network,
+            host_path: spec.host_path.clone(),
+            host_path_mode: spec.host_path_mode,
+            mount_path: spec.mount_path.clone(),
+            persistent: spec.persistent,
+            cpus: spec.cpus,
+            memory_mb: spec.memory_mb,
+            pids_limit: spec.pids_limit,
+            read_only_rootfs: spec.read_only_rootfs,
+            workspace_quota_mb: spec.workspace_quota_mb,
+            created_at: now,
+            last_used_at: now,
+            state: BoxState::Starting,
+            reason: None,
+            status: LaneStatus::Idle,
+            world: spec.extras.world.unwrap_or_default(),
+            name: spec.extras.name.clone(),
+            labels: spec.extras.labels.clone().unwrap_or_default(),
+            note: spec.extras.note.clone(),
+            from: spec.extras.from.clone(),
+            lifetime: spec.extras.lifetime.clone(),
+            missing: Vec::new(),
+            degraded: Vec::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::SpecDraft;
+
+    #[test]
+    fn each_state_allows_what_the_contract_says() {
+        use BoxState::{Failed, Paused, Running, Starting, Stopped};
+        for wake in [false, true] {
+            assert_eq!(Starting.access(wake), Access::Wait);
+            assert_eq!(Running.access(wake), Access::Now);
+            assert_eq!(Failed.access(wake), Access::Refused(Code::Unavailable));
+        }
+        for state in [Paused, Stopped] {
+            assert_eq!(state.access(true), Access::WakeFirst);
+            assert_eq!(state.access(false), Access::Refused(Code::Conflict));
+        }
+    }
+
+    #[test]
+    fn answers_always_carry_missing_and_degraded() {
+        let spec = SpecDraft::new("s1").build().unwrap();
+        let info = BoxSessionInfo::starting(&spec, "fake", "backend-s1", UnixMs(5));
+        let json = serde_json::to_value(&info).unwrap();
+        assert_eq!(json["missing"], serde_json::json!([]));
+        assert_eq!(json["degraded"], serde_json::json!([]));
+        assert_eq!(
+            (json["created_at"].as_u64(), json["state"].as_str()),
+            (Some(5), Some("starting"))
+        );
+        assert_eq!(
+            serde_json::from_value::<BoxSessionInfo>(json).unwrap(),
+            info
+        );
+    }
+}

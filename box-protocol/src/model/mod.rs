@@ -1,0 +1,27 @@
+//! The models: what a box is asked to be, what it is, what came of a command.
+
+mod command;
+mod compat;
+mod draft;
+mod execution;
+mod extras;
+mod info;
+mod mount;
+mod process;
+mod profile;
+mod spec;
+
+pub use command::{CommandInfo, CommandState, PerStream, Program, Role, RunError};
+pub use compat::{Conflict, Fixed, first_conflict};
+pub use draft::SpecDraft;
+pub use execution::{BoxExecutionResult, ExecutionStatus, Exit, ExitWhy};
+pub use extras::{
+    BoxSource, Defaults, Guest, Labels, Lifetime, Main, OnIdle, SpecExtras, VolumeMount, World,
+};
+pub use info::{Access, BoxSessionInfo, BoxState, LaneStatus};
+pub use mount::{ARTIFACT_ROOT, BoxMountSpec, HostPathMode};
+pub use process::{
+    BoxManagedProcessInfo, BoxManagedProcessSpec, DEFAULT_PROCESS_ID, ProcessStatus,
+};
+pub use profile::{BoxProfile, Lockable};
+pub use spec::{BoxSpec, DEFAULT_IMAGE, DEFAULT_MOUNT_PATH, Network};

@@ -1,0 +1,251 @@
+//! Mounts of host directories.
+
+use serde::{Deserialize, Serialize};
+
+use crate::invalid::Invalid;
+use crate::paths;
+
+/// Everything below belongs to content-addressed mounts.
+pub const ARTIFACT_ROOT: &str = "/opt/langbot-artifacts";
+
+/// Whether, and how, a host directory is mounted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum HostPathMode {
+    /// Not at all.
+    None,
+    /// For reading.
+    Ro,
+    /// For reading and writing.
+    #[default]
+    Rw,
+}
+
+impl HostPathMode {
+    /// The word as it is written.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Ro => "ro",
+            Self::Rw => "rw",
+        }
+    }
+}
+
+/// A host directory beside the workspace.
+///
+/// Made by [`new`](Self::new) or decoded; both keep the rules.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Fields")]
+#[non_exhaustive]
+pub struct BoxMountSpec {
+    /// The directory on the host.
+    pub host_path: String,
+    /// Where it appears in the box: absolute and normalized.
+    pub mount_path: String,
+    /// How it is mounted.
+    pub mode: HostPathMode,
+    /// For a content-addressed mount: `sha256:` and 64 hex digits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub content_digest: Option<String>,
+    /// For a content-addressed mount: the manifest the digest is of, on the host.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub manifest_path: Option<String>,
+}
+
+impl BoxMountSpec {
+    /// A plain mount.
+    pub fn new(
+        host_path: impl Into<String>,
+        mount_path: impl Into<String>,
+        mode: HostPathMode,
+    ) -> Result<Self, Invalid> {
+        Self::checked(&host_path.into(), mount_path.into(), mode, None, None)
+    }
+
+    /// A read-only mount of a tree known by its digest, at the place the digest gives it.
+    pub fn content_addressed(
+        host_path: impl Into<String>,
+        content_digest: impl Into<String>,
+        manifest_path: impl Into<String>,
+    ) -> Result<Self, Invalid> {
+        let digest = content_digest.into();
+        let hex = digest_hex(&digest)?;
+        let mount_path = format!("{ARTIFACT_ROOT}/{hex}");
+        let manifest = Some(manifest_path.into());
+        Self::checked(
+            &host_path.into(),
+            mount_path,
+            HostPathMode::Ro,
+            Some(digest),
+            manifest,
+        )
+    }
+
+    /// Whether the mount is known by its content, so that it may be added to a living box.
+    pub fn is_content_addressed(&self) -> bool {
+        self.mode == HostPathMode::Ro
+            && self.manifest_path.is_some()
+            && self
+                .content_digest
+                .as_deref()
+                .and_then(|digest| digest_hex(digest).ok())
+                .is_some_and(|hex| {
+                    self.mount_path
+                        .strip_prefix(ARTIFACT_ROOT)
+                        .and_then(|rest| rest.strip_prefix('/'))
+                        == Some(hex)
+                })
+    }
+
+    fn checked(
+        host_path: &str,
+        mount_path: String,
+        mode: HostPathMode,
+        content_digest: Option<String>,
+        manifest_path: Option<String>,
+    ) -> Result<Self, Invalid> {
+        let host_path = paths::of_host("host_path", host_path)?;
+        paths::inside("mount_path", &mount_path)?;
+        if !paths::is_normalized(&mount_path) {
+            return Err(Invalid::new("mount_path", "must be normalized"));
+        }
+        if let Some(digest) = &content_digest {
+            digest_hex(digest)?;
+        }
+        let manifest_path = manifest_path
+            .map(|path| paths::of_host("manifest_path", &path))
+            .transpose()?;
+        let mount = Self {
+            host_path,
+            mount_path,
+            mode,
+            content_digest,
+            manifest_path,
+        };
+        if paths::is_under(&mount.mount_path, ARTIFACT_ROOT) && !mount.is_content_addressed() {
+            return Err(Invalid::new(
+                "mount_path",
+                "is reserved: Artifact paths require a read-only digest-addressed mount and manifest",
+            ));
+        }
+        Ok(mount)
+    }
+}
+
+fn digest_hex(digest: &str) -> Result<&str, Invalid> {
+    let is_hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+    digest
+        .strip_prefix("sha256:")
+        .filter(|hex| hex.len() == 64 && hex.bytes().all(is_hex))
+        .ok_or_else(|| {
+            Invalid::new(
+                "content_digest",
+                "must be sha256: and 64 lowercase hex digits",
+            )
+        })
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Fields {
+    host_path: String,
+    mount_path: String,
+    #[serde(default)]
+    mode: HostPathMode,
+    #[serde(default)]
+    content_digest: Option<String>,
+    #[serde(default)]
+    manifest_path: Option<String>,
+}
+
+impl TryFrom<Fields> for BoxMountSpec {
+    type Error = Invalid;
+
+    fn try_from(f: Fields) -> Result<Self, Invalid> {
+        Self::checked(
+            &f.host_path,
+            f.mount_path,
+            f.mode,
+            f.content_digest,
+            f.manifest_path,
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn refused(value: serde_json::Value) -> Invalid {
+        serde_json::from_value::<BoxMountSpec>(value)
+            .unwrap_err()
+            .into()
+    }
+
+    #[test]
+    fn writable_unless_said_otherwise() {
+        let mount: BoxMountSpec =
+            serde_json::from_value(json!({"host_path": " /data ", "mount_path": "/d"})).unwrap();
+        assert_eq!(
+            mount,
+            BoxMountSpec::new("/data", "/d", HostPathMode::Rw).unwrap()
+        );
+    }
+
+    #[test]
+    fn rules_hold_on_construction_and_on_decode() {
+        for (host, inside, rule) in [
+            ("data", "/d", "host_path must be an absolute host path"),
+            (
+                "/data",
+                "d",
+                "mount_path must be an absolute path inside the sandbox",
+            ),
+            ("/data", "/d/../e", "mount_path must be normalized"),
+            ("/data", "/d/", "mount_path must be normalized"),
+        ] {
+            let built = BoxMountSpec::new(host, inside, HostPathMode::Ro).unwrap_err();
+            assert_eq!(built.to_string(), rule);
+            assert_eq!(
+                refused(json!({"host_path": host, "mount_path": inside})),
+                built
+            );
+        }
+        let unknown = refused(json!({"host_path": "/a", "mount_path": "/b", "propagate": true}));
+        assert_eq!(unknown.field(), "propagate");
+    }
+
+    #[test]
+    fn artifact_paths_need_digest_manifest_and_read_only() {
+        let hex = "0123456789abcdef".repeat(4);
+        let good =
+            BoxMountSpec::content_addressed("/c", format!("sha256:{hex}"), "/m.json").unwrap();
+        assert!(good.is_content_addressed());
+        let json = serde_json::to_value(&good).unwrap();
+        assert_eq!(
+            serde_json::from_value::<BoxMountSpec>(json.clone()).unwrap(),
+            good
+        );
+
+        for (field, value) in [
+            ("mode", json!("rw")),
+            ("manifest_path", json!(null)),
+            ("content_digest", json!(null)),
+            ("mount_path", json!(format!("{ARTIFACT_ROOT}/other"))),
+        ] {
+            let mut bad = json.clone();
+            bad[field] = value;
+            let text = refused(bad).to_string();
+            assert!(
+                text.contains("Artifact paths require a read-only"),
+                "{field}: {text}"
+            );
+        }
+        let upper =
+            BoxMountSpec::content_addressed("/c", format!("sha256:{}", hex.to_uppercase()), "/m");
+        assert_eq!(upper.unwrap_err().field(), "content_digest");
+        assert!(BoxMountSpec::new("/c", "/opt/langbot-artifacts2", HostPathMode::Rw).is_ok());
+    }
+}

@@ -1,0 +1,274 @@
+//! LangBot's managed processes: commands of role `process`, seen its way.
+
+use serde::{Deserialize, Serialize};
+
+use super::command::{CommandInfo, CommandState, Program};
+use crate::env::Env;
+use crate::ids::{CommandId, SessionId};
+use crate::invalid::Invalid;
+use crate::model::DEFAULT_MOUNT_PATH;
+use crate::paths;
+use crate::time::{self, UnixMs};
+
+/// The id of a process that was given none.
+pub const DEFAULT_PROCESS_ID: &str = "default";
+
+/// A process to keep running in a box.
+///
+/// Made by [`new`](Self::new) or decoded; both keep the rules.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Fields")]
+#[non_exhaustive]
+pub struct BoxManagedProcessSpec {
+    /// The process; its command has the same id.
+    pub process_id: CommandId,
+    /// The program, trimmed and not empty.
+    pub command: String,
+    /// Its arguments.
+    pub args: Vec<String>,
+    /// Its variables.
+    pub env: Env,
+    /// Where it runs.
+    pub cwd: String,
+    /// Its own share of the box's memory; 0 for the box's limit alone.
+    pub memory_mb: u64,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Fields {
+    process_id: Option<String>,
+    command: String,
+    args: Vec<String>,
+    env: Env,
+    cwd: Option<String>,
+    memory_mb: u64,
+}
+
+impl BoxManagedProcessSpec {
+    /// The process called `default`, running this program in the workspace.
+    pub fn new<T: Into<String>>(
+        command: impl Into<String>,
+        args: impl IntoIterator<Item = T>,
+    ) -> Result<Self, Invalid> {
+        let args = args.into_iter().map(Into::into).collect();
+        Self::try_from(Fields {
+            command: command.into(),
+            args,
+            ..Fields::default()
+        })
+    }
+
+    /// What its command runs.
+    pub fn program(&self) -> Result<Program, Invalid> {
+        Program::argv(std::iter::once(&self.command).chain(&self.args))
+    }
+}
+
+impl TryFrom<Fields> for BoxManagedProcessSpec {
+    type Error = Invalid;
+
+    fn try_from(f: Fields) -> Result<Self, Invalid> {
+        let command = f.command.trim().to_owned();
+        if command.is_empty() {
+            return Err(Invalid::new("command", "must not be empty"));
+        }
+        if command.contains('\0') || f.args.iter().any(|word| word.contains('\0')) {
+            return Err(Invalid::new("args", "must not contain NUL"));
+        }
+        let process_id = f
+            .process_id
+            .as_deref()
+            .map_or(DEFAULT_PROCESS_ID, str::trim);
+        let process_id = CommandId::new(process_id)
+            .map_err(|invalid| Invalid::new("process_id", invalid.rule().to_owned()))?;
+        let cwd = paths::inside("cwd", f.cwd.as_deref().unwrap_or(DEFAULT_MOUNT_PATH))?;
+        Ok(Self {
+            process_id,
+            command,
+            args: f.args,
+            env: f.env,
+            cwd,
+            memory_mb: f.memory_mb,
+        })
+    }
+}
+
+/// Whether a managed process runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ProcessStatus {
+    /// It runs, or is about to.
+    Running,
+    /// It does not any more.
+    Exited,
+}
+
+/// A managed process as LangBot reads it: times are texts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BoxManagedProcessInfo {
+    /// Its box.
+    pub session_id: SessionId,
+    /// The process.
+    pub process_id: CommandId,
+    /// Whether it runs.
+    pub status: ProcessStatus,
+    /// The program.
+    pub command: String,
+    /// Its arguments.
+    pub args: Vec<String>,
+    /// Where it runs.
+    pub cwd: String,
+    /// The names of its variables, sorted.
+    pub env_keys: Vec<String>,
+    /// Somebody reads its output.
+    pub attached: bool,
+    /// When it began.
+    #[serde(with = "time::text")]
+    pub started_at: UnixMs,
+    /// When it ended.
+    #[serde(default, with = "time::text::option")]
+    pub exited_at: Option<UnixMs>,
+    /// What it returned, or 128 and the signal.
+    #[serde(default)]
+    pub exit_code: Option<i32>,
+    /// The newest of its standard error.
+    #[serde(default)]
+    pub stderr_preview: String,
+}
+
+impl BoxManagedProcessInfo {
+    /// LangBot's view of a command; `stderr_preview` is read from its log by the caller.
+    pub fn from_command(info: &CommandInfo, stderr_preview: impl Into<String>) -> Self {
+        let (command, args) = match &info.program {
+            Program::Text(text) => (text.clone(), Vec::new()),
+            Program::Argv(words) => match words.split_first() {
+                Some((command, args)) => (command.clone(), args.to_vec()),
+                None => Default::default(),
+            },
+        };
+        let mut env_keys = info.env_keys.clone();
+        env_keys.sort_unstable();
+        Self {
+            session_id: info.session_id.clone(),
+            process_id: info.command_id.clone(),
+            status: match info.state {
+                CommandState::Exited | CommandState::Lost => ProcessStatus::Exited,
+                CommandState::Held | CommandState::Pending | CommandState::Running => {
+                    ProcessStatus::Running
+                }
+            },
+            command,
+            args,
+            cwd: info.cwd.clone(),
+            env_keys,
+            attached: info.attached,
+            started_at: info.started_at.unwrap_or(info.created_at),
+            exited_at: info.ended_at,
+            exit_code: info.exit.and_then(|exit| exit.shell_code()),
+            stderr_preview: stderr_preview.into(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Exit, ExitWhy, PerStream, Role};
+    use serde_json::{Value, json};
+
+    fn decode(value: Value) -> Result<BoxManagedProcessSpec, Invalid> {
+        serde_json::from_value(value).map_err(Invalid::from)
+    }
+
+    #[test]
+    fn defaults_and_trims() {
+        let spec = decode(json!({"command": " npx "})).unwrap();
+        assert_eq!(spec, BoxManagedProcessSpec::new("npx", [""; 0]).unwrap());
+        assert_eq!(spec.process_id.as_str(), "default");
+        assert_eq!((spec.cwd.as_str(), spec.memory_mb), ("/workspace", 0));
+        let spec = BoxManagedProcessSpec::new("npx", ["-y", "x"]).unwrap();
+        assert_eq!(
+            spec.program().unwrap(),
+            Program::argv(["npx", "-y", "x"]).unwrap()
+        );
+    }
+
+    #[test]
+    fn rules_hold_on_construction_and_on_decode() {
+        let empty = "command must not be empty";
+        assert_eq!(
+            BoxManagedProcessSpec::new(" ", [""; 0])
+                .unwrap_err()
+                .to_string(),
+            empty
+        );
+        assert_eq!(
+            decode(json!({"command": ""})).unwrap_err().to_string(),
+            empty
+        );
+        assert_eq!(decode(json!({})).unwrap_err().to_string(), empty);
+        assert_eq!(
+            decode(json!({"command": "x", "cwd": "src"}))
+                .unwrap_err()
+                .to_string(),
+            "cwd must be an absolute path inside the sandbox"
+        );
+        let id = decode(json!({"command": "x", "process_id": "a/b"})).unwrap_err();
+        assert_eq!(id.to_string(), "process_id must not contain /");
+        assert_eq!(
+            decode(json!({"command": "x", "shell": true}))
+                .unwrap_err()
+                .field(),
+            "shell"
+        );
+    }
+
+    #[test]
+    fn a_command_as_langbot_sees_it() {
+        let mut info = CommandInfo {
+            session_id: SessionId::new("mcp-shared").unwrap(),
+            command_id: CommandId::new("default").unwrap(),
+            role: Role::Process,
+            state: CommandState::Running,
+            pid: Some(7),
+            program: Program::argv(["npx", "-y"]).unwrap(),
+            cwd: "/workspace".into(),
+            env_keys: vec!["B".into(), "A".into()],
+            attached: true,
+            created_at: UnixMs(0),
+            started_at: Some(UnixMs(1_794_784_697_977)),
+            ended_at: None,
+            size: PerStream::default(),
+            kept_from: PerStream::default(),
+            exit: None,
+            error: None,
+            shell_id: None,
+            shell_replaced: false,
+            note: None,
+        };
+        let running =
+            serde_json::to_value(BoxManagedProcessInfo::from_command(&info, "warn")).unwrap();
+        assert_eq!(
+            running,
+            json!({"session_id": "mcp-shared", "process_id": "default", "status": "running",
+                "command": "npx", "args": ["-y"], "cwd": "/workspace", "env_keys": ["A", "B"],
+                "attached": true, "started_at": "2026-11-15T23:18:17.977000Z", "exited_at": null,
+                "exit_code": null, "stderr_preview": "warn"})
+        );
+        info.state = CommandState::Exited;
+        info.ended_at = Some(UnixMs(1_794_784_697_978));
+        info.exit = Some(Exit::by_signal(15, ExitWhy::Killed));
+        let exited = BoxManagedProcessInfo::from_command(&info, "");
+        assert_eq!(
+            (exited.status, exited.exit_code),
+            (ProcessStatus::Exited, Some(143))
+        );
+        let json = serde_json::to_value(&exited).unwrap();
+        assert_eq!(json["exited_at"], "2026-11-15T23:18:17.978000Z");
+        assert_eq!(
+            serde_json::from_value::<BoxManagedProcessInfo>(json).unwrap(),
+            exited
+        );
+    }
+}

@@ -1,0 +1,348 @@
+//! Profiles: defaults, locks and the most a caller may ask for.
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+
+use super::mount::HostPathMode;
+use super::spec::{self, DEFAULT_IMAGE, Network};
+use crate::ids::Name;
+use crate::invalid::Invalid;
+
+/// A field of a spec that a profile can lock: then the profile's value overwrites the caller's,
+/// silently.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Lockable {
+    /// `image`
+    Image,
+    /// `network`
+    Network,
+    /// `timeout_sec`
+    TimeoutSec,
+    /// `host_path_mode`
+    HostPathMode,
+    /// `cpus`
+    Cpus,
+    /// `memory_mb`
+    MemoryMb,
+    /// `pids_limit`
+    PidsLimit,
+    /// `read_only_rootfs`
+    ReadOnlyRootfs,
+    /// `workspace_quota_mb`
+    WorkspaceQuotaMb,
+}
+
+/// What a spec gets where the caller says nothing, and where the caller has no say.
+///
+/// Read from configuration or built in; a value that breaks a rule of the spec is refused on decode.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "Fields")]
+#[non_exhaustive]
+pub struct BoxProfile {
+    /// What configuration calls it.
+    pub name: Name,
+    /// Default image.
+    pub image: String,
+    /// Default network.
+    pub network: Network,
+    /// Default time for a command.
+    pub timeout_sec: u64,
+    /// The most time for a command; longer ones are cut to it. [`u64::MAX`] cuts nothing.
+    pub max_timeout_sec: u64,
+    /// Default mode of the workspace.
+    pub host_path_mode: HostPathMode,
+    /// Default processors.
+    pub cpus: f64,
+    /// Default memory.
+    pub memory_mb: u64,
+    /// Default number of processes.
+    pub pids_limit: u64,
+    /// Default for the system's directories.
+    pub read_only_rootfs: bool,
+    /// Default size of the workspace; 0 for no limit.
+    pub workspace_quota_mb: u64,
+    /// Fields the caller has no say in.
+    pub locked: BTreeSet<Lockable>,
+    /// Refuse a box that lacks any protection, instead of listing it under `missing`.
+    pub strict: bool,
+}
+
+impl BoxProfile {
+    /// The names of the built-in profiles.
+    pub const BUILT_IN: [&'static str; 4] = [
+        "default",
+        "offline_readonly",
+        "network_basic",
+        "network_extended",
+    ];
+
+    /// The built-in profile of this name.
+    pub fn built_in(name: &str) -> Option<Self> {
+        let base = Fields {
+            name: name.to_owned(),
+            ..Fields::default()
+        };
+        let fields = match name {
+            "default" => base,
+            "offline_readonly" => Fields {
+                host_path_mode: HostPathMode::Ro,
+                cpus: 0.5,
+                memory_mb: 256,
+                pids_limit: 64,
+                max_timeout_sec: 60,
+                locked: [
+                    Lockable::Network,
+                    Lockable::HostPathMode,
+                    Lockable::ReadOnlyRootfs,
+                ]
+                .into(),
+                ..base
+            },
+            "network_basic" => Fields {
+                network: Network::On,
+                ..base
+            },
+            "network_extended" => Fields {
+                network: Network::On,
+                cpus: 2.0,
+                memory_mb: 1024,
+                pids_limit: 256,
+                read_only_rootfs: false,
+                max_timeout_sec: 300,
+                ..base
+            },
+            _ => return None,
+        };
+        Self::try_from(fields).ok()
+    }
+
+    /// Whether the caller has no say in this field.
+    pub fn locks(&self, field: Lockable) -> bool {
+        self.locked.contains(&field)
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Fields {
+    name: String,
+    image: String,
+    network: Network,
+    timeout_sec: u64,
+    max_timeout_sec: u64,
+    host_path_mode: HostPathMode,
+    cpus: f64,
+    memory_mb: u64,
+    pids_limit: u64,
+    read_only_rootfs: bool,
+    workspace_quota_mb: u64,
+    locked: BTreeSet<Lockable>,
+    strict: bool,
+}
+
+/// The values of the profile `default`.
+impl Default for Fields {
+    fn default() -> Self {
+        Self {
+            name: String::new(),
+            image: DEFAULT_IMAGE.to_owned(),
+            network: Network::Off,
+            timeout_sec: 30,
+            max_timeout_sec: 120,
+            host_path_mode: HostPathMode::Rw,
+            cpus: 1.0,
+            memory_mb: 512,
+            pids_limit: 128,
+            read_only_rootfs: true,
+            workspace_quota_mb: 0,
+            locked: BTreeSet::new(),
+            strict: false,
+        }
+    }
+}
+
+impl TryFrom<Fields> for BoxProfile {
+    type Error = Invalid;
+
+    fn try_from(f: Fields) -> Result<Self, Invalid> {
+        for (field, broken, rule) in [
+            ("image", f.image.trim().is_empty(), "must not be empty"),
+            ("timeout_sec", f.timeout_sec == 0, spec::TIMEOUT_RULE),
+            (
+                "max_timeout_sec",
+                f.max_timeout_sec == 0,
+                spec::TIMEOUT_RULE,
+            ),
+            (
+                "timeout_sec",
+                f.timeout_sec > f.max_timeout_sec,
+                "must not be greater than max_timeout_sec",
+            ),
+            (
+                "cpus",
+                !(f.cpus.is_finite() && f.cpus > 0.0),
+                spec::CPUS_RULE,
+            ),
+            ("memory_mb", f.memory_mb < 32, spec::MEMORY_RULE),
+            ("pids_limit", f.pids_limit < 1, spec::PIDS_RULE),
+        ] {
+            if broken {
+                return Err(Invalid::new(field, rule));
+            }
+        }
+        Ok(Self {
+            name: Name::new(f.name)?,
+            image: f.image,
+            network: f.network,
+            timeout_sec: f.timeout_sec,
+            max_timeout_sec: f.max_timeout_sec,
+            host_path_mode: f.host_path_mode,
+            cpus: f.cpus,
+            memory_mb: f.memory_mb,
+            pids_limit: f.pids_limit,
+            read_only_rootfs: f.read_only_rootfs,
+            workspace_quota_mb: f.workspace_quota_mb,
+            locked: f.locked,
+            strict: f.strict,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::SpecDraft;
+    use serde_json::{Value, json};
+
+    fn profile(name: &str) -> BoxProfile {
+        BoxProfile::built_in(name).unwrap()
+    }
+
+    #[test]
+    fn every_listed_profile_exists_and_no_other() {
+        for name in BoxProfile::BUILT_IN {
+            assert_eq!(profile(name).name.as_str(), name);
+        }
+        assert_eq!(BoxProfile::built_in("nonexistent"), None);
+        assert_eq!(BoxProfile::built_in(""), None);
+    }
+
+    #[test]
+    fn default_has_the_values_of_an_empty_spec() {
+        let (profile, spec) = (profile("default"), SpecDraft::new("s").build().unwrap());
+        assert_eq!(profile.image, spec.image);
+        assert_eq!(profile.image, "python:3.11-slim");
+        assert_eq!(
+            (profile.network, profile.timeout_sec),
+            (spec.network, spec.timeout_sec)
+        );
+        assert_eq!(profile.host_path_mode, spec.host_path_mode);
+        assert_eq!(profile.cpus.to_bits(), spec.cpus.to_bits());
+        assert_eq!(
+            (profile.memory_mb, profile.pids_limit),
+            (spec.memory_mb, spec.pids_limit)
+        );
+        assert_eq!(profile.read_only_rootfs, spec.read_only_rootfs);
+        assert_eq!(profile.workspace_quota_mb, spec.workspace_quota_mb);
+        assert_eq!((profile.timeout_sec, profile.max_timeout_sec), (30, 120));
+        assert!(profile.locked.is_empty() && !profile.strict);
+    }
+
+    #[test]
+    fn offline_readonly_is_small_and_locked() {
+        let offline = profile("offline_readonly");
+        assert_eq!(
+            (offline.network, offline.host_path_mode),
+            (Network::Off, HostPathMode::Ro)
+        );
+        assert!(offline.read_only_rootfs);
+        for field in [
+            Lockable::Network,
+            Lockable::HostPathMode,
+            Lockable::ReadOnlyRootfs,
+        ] {
+            assert!(offline.locks(field));
+        }
+        assert!(!offline.locks(Lockable::TimeoutSec));
+        assert!(offline.max_timeout_sec <= profile("default").max_timeout_sec);
+        assert_eq!(offline.cpus.to_string(), "0.5");
+        assert_eq!(
+            (
+                offline.memory_mb,
+                offline.pids_limit,
+                offline.max_timeout_sec
+            ),
+            (256, 64, 60)
+        );
+    }
+
+    #[test]
+    fn the_network_profiles_reach_out() {
+        let (basic, extended) = (profile("network_basic"), profile("network_extended"));
+        assert_eq!(
+            (basic.network, extended.network),
+            (Network::On, Network::On)
+        );
+        assert!(basic.read_only_rootfs && !extended.read_only_rootfs);
+        assert_eq!(extended.cpus.to_string(), "2");
+        assert_eq!((extended.memory_mb, extended.pids_limit), (1024, 256));
+        assert_eq!(extended.max_timeout_sec, 300);
+        assert!(extended.cpus > profile("default").cpus);
+        assert!(extended.memory_mb > profile("default").memory_mb);
+    }
+
+    #[test]
+    fn custom_profiles_keep_the_rules_of_a_spec() {
+        let decode =
+            |value: Value| serde_json::from_value::<BoxProfile>(value).map_err(Invalid::from);
+        let custom =
+            decode(json!({"name": "ci", "memory_mb": 64, "locked": ["image"], "strict": true}));
+        let custom = custom.unwrap();
+        assert!(custom.locks(Lockable::Image) && custom.strict);
+        assert_eq!(custom.pids_limit, 128);
+        for (value, text) in [
+            (json!({"name": ""}), "name must not be empty"),
+            (
+                json!({"name": "x", "cpus": 0}),
+                "cpus must be greater than 0",
+            ),
+            (
+                json!({"name": "x", "memory_mb": 31}),
+                "memory_mb must be at least 32",
+            ),
+            (
+                json!({"name": "x", "pids_limit": 0}),
+                "pids_limit must be at least 1",
+            ),
+            (
+                json!({"name": "x", "timeout_sec": 0}),
+                "timeout_sec must be greater than 0",
+            ),
+            (
+                json!({"name": "x", "image": " "}),
+                "image must not be empty",
+            ),
+            (
+                json!({"name": "x", "timeout_sec": 121}),
+                "timeout_sec must not be greater than max_timeout_sec",
+            ),
+            (json!({"name": "x", "lock": []}), "lock is not known"),
+        ] {
+            assert_eq!(decode(value).unwrap_err().to_string(), text);
+        }
+        assert!(decode(json!({"name": "x", "locked": ["cmd"]})).is_err());
+    }
+
+    #[test]
+    fn profiles_survive_the_wire() {
+        for name in BoxProfile::BUILT_IN {
+            let text = serde_json::to_string(&profile(name)).unwrap();
+            assert_eq!(
+                serde_json::from_str::<BoxProfile>(&text).unwrap(),
+                profile(name)
+            );
+        }
+    }
+}

@@ -1,0 +1,359 @@
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::error::{BoxError, Code, Detail};
+
+/// A spec with these members beside an id.
+fn spec(members: Value) -> Result<BoxSpec, Invalid> {
+    let mut all = json!({"session_id": "s1"});
+    let Value::Object(members) = members else {
+        panic!("members of an object")
+    };
+    all.as_object_mut().unwrap().extend(members);
+    BoxSpec::from_value(all)
+}
+
+fn refused(members: Value) -> String {
+    spec(members).unwrap_err().to_string()
+}
+
+#[test]
+fn defaults() {
+    let spec = SpecDraft::new("s1").build().unwrap();
+    assert_eq!(spec.cmd, "");
+    assert_eq!(spec.workdir, "/workspace");
+    assert_eq!(spec.timeout_sec, 30);
+    assert_eq!(spec.network, Network::Off);
+    assert_eq!(spec.image, "python:3.11-slim");
+    assert!(spec.env.is_empty());
+    assert_eq!(spec.host_path, None);
+    assert_eq!(spec.host_path_mode, HostPathMode::Rw);
+    assert_eq!(spec.mount_path, "/workspace");
+    assert!(spec.extra_mounts.is_empty());
+    assert!(!spec.persistent);
+    assert_eq!(spec.cpus.to_string(), "1");
+    assert_eq!((spec.memory_mb, spec.pids_limit), (512, 128));
+    assert!(spec.read_only_rootfs);
+    assert_eq!(spec.workspace_quota_mb, 0);
+    assert_eq!(spec.extras, SpecExtras::default());
+}
+
+#[test]
+fn a_captured_langbot_spec_decodes() {
+    let captured = r#"{"cmd": "echo hi", "workdir": "/workspace", "timeout_sec": 30, "network": "off", "session_id": "s1", "env": {"K": "v"}, "image": "rockchin/langbot-sandbox:latest", "host_path": null, "host_path_mode": "rw", "mount_path": "/workspace", "extra_mounts": [], "persistent": false, "cpus": 1.0, "memory_mb": 512, "pids_limit": 128, "read_only_rootfs": true, "workspace_quota_mb": 0}"#;
+    let spec: BoxSpec = serde_json::from_str(captured).unwrap();
+    assert_eq!(spec.cmd, "echo hi");
+    assert_eq!(spec.image, "rockchin/langbot-sandbox:latest");
+    assert_eq!(spec.env.get("K").map(String::as_str), Some("v"));
+    // What we write has the same members, so LangBot's runtime would take it.
+    let theirs: Value = serde_json::from_str(captured).unwrap();
+    assert_eq!(serde_json::to_value(&spec).unwrap(), theirs);
+}
+
+#[test]
+fn resource_rules() {
+    assert_eq!(refused(json!({"cpus": 0})), "cpus must be greater than 0");
+    assert_eq!(
+        refused(json!({"cpus": -0.5})),
+        "cpus must be greater than 0"
+    );
+    assert_eq!(
+        refused(json!({"memory_mb": 10})),
+        "memory_mb must be at least 32"
+    );
+    assert_eq!(
+        refused(json!({"memory_mb": -10})),
+        "memory_mb must be at least 32"
+    );
+    assert_eq!(
+        refused(json!({"pids_limit": 0})),
+        "pids_limit must be at least 1"
+    );
+    assert_eq!(
+        refused(json!({"workspace_quota_mb": -1})),
+        "workspace_quota_mb must be greater than or equal to 0"
+    );
+    assert_eq!(
+        refused(json!({"timeout_sec": 0})),
+        "timeout_sec must be greater than 0"
+    );
+    assert_eq!(
+        refused(json!({"timeout_sec": "-3"})),
+        "timeout_sec must be greater than 0"
+    );
+    let least = spec(json!({"cpus": 0.01, "memory_mb": 32, "pids_limit": 1, "timeout_sec": 1}));
+    assert!(least.is_ok());
+    let not_a_number = SpecDraft::new("s1").cpus(f64::NAN).build();
+    assert_eq!(not_a_number.unwrap_err().field(), "cpus");
+}
+
+#[test]
+fn coercible_numbers_are_taken() {
+    for value in [json!("999"), json!(999.0), json!(999)] {
+        assert_eq!(
+            spec(json!({"timeout_sec": value})).unwrap().timeout_sec,
+            999
+        );
+    }
+    let spec =
+        spec(json!({"memory_mb": "64", "pids_limit": 8.0, "cpus": "2", "workspace_quota_mb": "1"}));
+    let spec = spec.unwrap();
+    assert_eq!(
+        (spec.memory_mb, spec.pids_limit, spec.workspace_quota_mb),
+        (64, 8, 1)
+    );
+    assert_eq!(spec.cpus.to_string(), "2");
+}
+
+#[test]
+fn wrong_types_name_the_field() {
+    for (name, value) in [
+        ("timeout_sec", json!("soon")),
+        ("timeout_sec", json!(1.5)),
+        ("memory_mb", json!(true)),
+        ("cpus", json!("many")),
+        ("network", json!("maybe")),
+        ("host_path_mode", json!("wr")),
+        ("cmd", json!(5)),
+        ("env", json!({"K": 5})),
+        ("persistent", json!("yes")),
+        (
+            "extra_mounts",
+            json!([{"host_path": "/a", "mount_path": "b"}]),
+        ),
+        ("note", json!("x".repeat(20_000))),
+        ("lifetime", json!({"idle": 1})),
+        ("from", json!({"image": "x"})),
+        ("name", json!("")),
+    ] {
+        let invalid = spec(json!({name: value})).unwrap_err();
+        assert_eq!(invalid.field(), name, "{invalid}");
+    }
+}
+
+#[test]
+fn unknown_and_repeated_members_are_refused() {
+    let error = BoxError::from(spec(json!({"timeout": 5})).unwrap_err());
+    assert_eq!(error.code(), Code::Validation);
+    assert_eq!(error.message(), "timeout is not a field of a spec");
+    assert_eq!(
+        error.detail::<Detail>().unwrap().field.as_deref(),
+        Some("timeout")
+    );
+    let twice = r#"{"session_id":"s1","network":"off","network":"on"}"#;
+    let error = serde_json::from_str::<BoxSpec>(twice).unwrap_err();
+    assert_eq!(Invalid::from(error).to_string(), "network is given twice");
+}
+
+#[test]
+fn decoding_alone_applies_the_same_rules() {
+    let error =
+        serde_json::from_str::<BoxSpec>(r#"{"session_id":"s1","pids_limit":0}"#).unwrap_err();
+    assert_eq!(Invalid::from(error), Invalid::new("pids_limit", PIDS_RULE));
+}
+
+#[test]
+fn session_id_is_required_and_trimmed() {
+    let id = |value: Value| BoxSpec::from_value(json!({"session_id": value}));
+    assert_eq!(id(json!("  req-1 ")).unwrap().session_id.as_str(), "req-1");
+    for empty in [json!(""), json!("  "), json!(null)] {
+        assert_eq!(
+            id(empty).unwrap_err().to_string(),
+            "session_id must not be empty"
+        );
+    }
+    assert_eq!(id(json!("a/b")).unwrap_err().field(), "session_id");
+    assert_eq!(
+        BoxSpec::from_value(json!({})).unwrap_err().field(),
+        "session_id"
+    );
+}
+
+#[test]
+fn cmd_is_trimmed_and_an_exec_needs_one() {
+    assert_eq!(
+        spec(json!({"cmd": " ls \n"}))
+            .unwrap()
+            .require_cmd()
+            .unwrap(),
+        "ls"
+    );
+    let blank = spec(json!({"cmd": " \n "})).unwrap();
+    assert_eq!(
+        blank.require_cmd().unwrap_err().to_string(),
+        "cmd must not be empty"
+    );
+    assert_eq!(refused(json!({"cmd": "a\0b"})), "cmd must not contain NUL");
+}
+
+#[test]
+fn workdir_falls_back_to_mount_path() {
+    for absent in [json!({}), json!({"workdir": null}), json!({"workdir": " "})] {
+        let mut members = absent;
+        members["mount_path"] = json!("/project/");
+        let spec = spec(members).unwrap();
+        assert_eq!(
+            (spec.workdir.as_str(), spec.mount_path.as_str()),
+            ("/project", "/project")
+        );
+    }
+    assert_eq!(
+        refused(json!({"workdir": "src"})),
+        "workdir must be an absolute path inside the sandbox"
+    );
+    assert_eq!(
+        refused(json!({"mount_path": ""})),
+        "mount_path must be an absolute path inside the sandbox"
+    );
+}
+
+#[test]
+fn host_paths_are_absolute_or_absent() {
+    assert_eq!(
+        refused(json!({"host_path": "data"})),
+        "host_path must be an absolute host path"
+    );
+    assert_eq!(
+        spec(json!({"host_path": " /data "}))
+            .unwrap()
+            .host_path
+            .as_deref(),
+        Some("/data")
+    );
+    assert_eq!(spec(json!({"host_path": ""})).unwrap().host_path, None);
+}
+
+#[test]
+fn a_mounted_host_path_keeps_the_workdir_under_it() {
+    let at = |mode: &str, mount: &str, workdir: &str| {
+        spec(
+            json!({"host_path": "/srv/d", "host_path_mode": mode, "mount_path": mount, "workdir": workdir}),
+        )
+    };
+    let rule = "workdir must stay under mount_path when host_path is provided";
+    for mode in ["ro", "rw"] {
+        assert_eq!(
+            at(mode, "/workspace", "/opt/custom")
+                .unwrap_err()
+                .to_string(),
+            rule
+        );
+        assert_eq!(
+            at(mode, "/project", "/workspace").unwrap_err().to_string(),
+            rule
+        );
+        assert_eq!(
+            at(mode, "/workspace", "/workspace-2")
+                .unwrap_err()
+                .to_string(),
+            rule
+        );
+        assert_eq!(
+            at(mode, "/workspace", "/workspace/../etc")
+                .unwrap_err()
+                .to_string(),
+            rule
+        );
+        assert_eq!(
+            at(mode, "/project", "/project/src").unwrap().workdir,
+            "/project/src"
+        );
+        assert_eq!(
+            at(mode, "/project", "/project").unwrap().workdir,
+            "/project"
+        );
+    }
+    assert_eq!(
+        at("none", "/workspace", "/opt/custom").unwrap().workdir,
+        "/opt/custom"
+    );
+    assert_eq!(spec(json!({"workdir": "/tmp"})).unwrap().workdir, "/tmp");
+}
+
+#[test]
+fn extras_keep_their_rules() {
+    for (members, field) in [
+        (json!({"dirs": ["data"]}), "dirs"),
+        (
+            json!({"volumes": [{"volume": "v", "mount_path": "x"}]}),
+            "volumes",
+        ),
+        (
+            json!({"volumes": [{"volume": "v", "mount_path": "/x", "sub_path": "../y"}]}),
+            "volumes",
+        ),
+        (json!({"defaults": {"cwd": "x"}}), "defaults"),
+        (json!({"guest": {"name": "gem", "home": "gem"}}), "guest"),
+        (json!({"main": {"argv": []}}), "main"),
+    ] {
+        assert_eq!(spec(members).unwrap_err().field(), field);
+    }
+    let all = json!({
+        "name": "work", "labels": {"a": "b"}, "note": {"any": ["thing"]}, "world": "opensandbox",
+        "from": {"template": "py"}, "volumes": [{"volume": "v", "mount_path": "/v", "ro": true}],
+        "lifetime": {"idle_ms": 5, "on_idle": "stop", "wake": true},
+        "defaults": {"env": {"A": "1"}, "cwd": "/v"}, "main": {"argv": ["serve"], "ends_box": true},
+        "guest": {"name": "gem", "home": "/home/gem"}, "dirs": ["/mnt/x"], "best_effort": ["network"],
+    });
+    let spec = spec(all).unwrap();
+    let text = serde_json::to_string(&spec).unwrap();
+    assert_eq!(serde_json::from_str::<BoxSpec>(&text).unwrap(), spec);
+}
+
+#[test]
+fn debug_shows_names_of_variables_but_no_values() {
+    let spec = spec(json!({"env": {"TOKEN": "hunter2"}, "defaults": {"env": {"KEY": "hunter3"}}}));
+    let text = format!("{:?}", spec.unwrap());
+    assert!(
+        text.contains("TOKEN") && text.contains("KEY") && !text.contains("hunter"),
+        "{text}"
+    );
+}
+
+prop_compose! {
+    fn any_spec()(
+        session_id in "[a-z0-9_.-]{2,20}x",
+        cmd in ".{0,40}",
+        sub in "[a-z]{0,8}",
+        mount in "/[a-z]{1,8}",
+        env in proptest::collection::btree_map("[A-Z_]{1,6}", "[^\0]{0,12}", 0..4),
+        host in proptest::option::of("/[a-z]{1,8}"),
+        mode in prop_oneof![Just(HostPathMode::None), Just(HostPathMode::Ro), Just(HostPathMode::Rw)],
+        (timeout, memory, pids, quota) in (1..=u64::MAX, 32..=u64::MAX, 1..=u64::MAX, any::<u64>()),
+        cpus in 0.001..1e6,
+        (network, persistent, read_only) in (any::<bool>(), any::<bool>(), any::<bool>()),
+        dirs in proptest::option::of(proptest::collection::vec("/[a-z]{1,5}", 0..3)),
+    ) -> SpecDraft {
+        let mut draft = SpecDraft::new(session_id)
+            .cmd(cmd.replace('\0', ""))
+            .workdir(format!("{mount}/{sub}"))
+            .mount_path(mount)
+            .timeout_sec(timeout).memory_mb(memory).pids_limit(pids).workspace_quota_mb(quota)
+            .cpus(cpus).persistent(persistent).read_only_rootfs(read_only)
+            .network(if network { Network::On } else { Network::Off })
+            .host_path_mode(mode)
+            .env(Env::try_from(env).unwrap());
+        draft.host_path = host;
+        draft.extras.dirs = dirs;
+        draft
+    }
+}
+
+proptest! {
+    #[test]
+    fn specs_survive_the_wire_and_the_way_back_to_a_draft(draft in any_spec()) {
+        let spec = draft.build().unwrap();
+        let text = serde_json::to_string(&spec).unwrap();
+        prop_assert_eq!(&serde_json::from_str::<BoxSpec>(&text).unwrap(), &spec);
+        let again = SpecDraft::from(spec.clone());
+        let wire = serde_json::to_string(&again).unwrap();
+        prop_assert_eq!(&serde_json::from_str::<SpecDraft>(&wire).unwrap(), &again);
+        prop_assert_eq!(again.build().unwrap(), spec);
+    }
+
+    #[test]
+    fn no_json_makes_the_decoder_panic(text in r#"[\[\]{}":,a-z0-9 _.-]{0,60}"#) {
+        let _ = serde_json::from_str::<BoxSpec>(&text);
+    }
+}

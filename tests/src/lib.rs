@@ -1,0 +1,41 @@
+//! What the tests share.
+//!
+//! - [`actions`]: the actions of a test server, and its state.
+//! - [`world`]: a client and a server joined by any transport, in any dialect.
+//! - [`every_transport!`]: runs one test body over all of them.
+
+pub mod actions;
+pub mod world;
+
+/// Runs each named body (an `async fn(World)`) over every transport and in both dialects.
+#[macro_export]
+macro_rules! every_transport {
+    ($($body:ident),+ $(,)?) => {
+        $(mod $body {
+            use super::$body as body;
+            use $crate::world::{Setup, Transport, World};
+            use box_rpc::Dialect::{JsonRpc, LangBot};
+
+            $crate::every_transport!(@one queue_json_rpc, Queue, JsonRpc);
+            $crate::every_transport!(@one queue_langbot, Queue, LangBot);
+            $crate::every_transport!(@one stdio_json_rpc, Stdio, JsonRpc);
+            $crate::every_transport!(@one stdio_langbot, Stdio, LangBot);
+            $crate::every_transport!(@one tcp_json_rpc, Tcp, JsonRpc);
+            $crate::every_transport!(@one tcp_langbot, Tcp, LangBot);
+            $crate::every_transport!(@one tls_json_rpc, Tls, JsonRpc);
+            $crate::every_transport!(@one tls_langbot, Tls, LangBot);
+            $crate::every_transport!(@one unix_json_rpc, Unix, JsonRpc);
+            $crate::every_transport!(@one unix_langbot, Unix, LangBot);
+            $crate::every_transport!(@one websocket_json_rpc, WebSocket, JsonRpc);
+            $crate::every_transport!(@one websocket_langbot, WebSocket, LangBot);
+        })+
+    };
+    (@one $name:ident, $transport:ident, $dialect:ident) => {
+        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn $name() {
+            let setup = Setup::new(Transport::$transport, $dialect, env!("CARGO_BIN_EXE_box-test-server"));
+            let test = tokio::time::timeout(std::time::Duration::from_secs(60), body(setup));
+            test.await.expect("the test hangs");
+        }
+    };
+}

@@ -1,0 +1,626 @@
+//! A client and a server joined by any transport, in any dialect; and raw ends that send texts.
+
+use std::collections::VecDeque;
+use std::fmt::Debug;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use box_rpc::{
+    Code, Connection, ConnectionError, Dialect, Fault, Gate, Hello, HelloParams, Limits, Options,
+    Peer, ReceiveHalf, Router, SendHalf, Session, Tokens,
+};
+use box_transports::server::Server;
+use box_transports::tls::{ClientTls, Identity, Pem, ServerTls};
+use box_transports::{ConnectOptions, Endpoint, ListenOptions, queue};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::actions::Server as TestServer;
+
+/// The token of every test server that needs one.
+pub const TOKEN: &str = "a-token-for-tests-of-32-bytes-or-more";
+
+/// What carries the strings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Transport {
+    Queue,
+    Stdio,
+    Tcp,
+    Tls,
+    Unix,
+    WebSocket,
+}
+
+impl Transport {
+    /// Whether the first message must be a hello with a token.
+    pub fn needs_hello(self) -> bool {
+        matches!(self, Self::Tcp | Self::Tls)
+    }
+}
+
+/// Limits that differ from the default, in a form that can be handed to another process.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub struct TestLimits {
+    pub message_bytes: Option<usize>,
+    pub in_flight: Option<usize>,
+    pub open_streams: Option<usize>,
+    pub queue_slots: Option<usize>,
+    pub control_queue: Option<usize>,
+    pub depth: Option<usize>,
+    pub first_message_ms: Option<u64>,
+    pub frame_ms: Option<u64>,
+    pub heartbeat_ms: Option<u64>,
+    pub drain_ms: Option<u64>,
+}
+
+impl TestLimits {
+    /// These limits, the default ones where nothing is said.
+    pub fn limits(&self) -> Limits {
+        let mut limits = Limits::default();
+        let set = |to: &mut usize, from: Option<usize>| *to = from.unwrap_or(*to);
+        set(&mut limits.message_bytes, self.message_bytes);
+        set(&mut limits.in_flight, self.in_flight);
+        set(&mut limits.open_streams, self.open_streams);
+        set(&mut limits.queue_slots, self.queue_slots);
+        set(&mut limits.control_queue, self.control_queue);
+        set(&mut limits.depth, self.depth);
+        limits.first_message = self.first_message_ms.map(Duration::from_millis);
+        limits.frame = self.frame_ms.map_or(limits.frame, Duration::from_millis);
+        limits.heartbeat = self.heartbeat_ms.map(Duration::from_millis);
+        limits.drain = self.drain_ms.map_or(limits.drain, Duration::from_millis);
+        limits
+    }
+}
+
+/// A world about to be made.
+#[derive(Debug)]
+#[allow(missing_docs)]
+pub struct Setup {
+    pub transport: Transport,
+    pub dialect: Dialect,
+    server_program: PathBuf,
+    server: TestLimits,
+    client: TestLimits,
+}
+
+impl Setup {
+    /// A transport, a dialect, and the program that serves over stdio.
+    pub fn new(transport: Transport, dialect: Dialect, server_program: &str) -> Self {
+        Self {
+            transport,
+            dialect,
+            server_program: server_program.into(),
+            server: TestLimits::default(),
+            client: TestLimits::default(),
+        }
+    }
+
+    /// Joined queues, for what does not depend on the transport.
+    pub fn in_process(dialect: Dialect) -> Self {
+        Self::new(Transport::Queue, dialect, "")
+    }
+
+    /// Changes the server's limits.
+    pub fn server(mut self, change: impl FnOnce(&mut TestLimits)) -> Self {
+        change(&mut self.server);
+        self
+    }
+
+    /// Changes the client's limits.
+    pub fn client(mut self, change: impl FnOnce(&mut TestLimits)) -> Self {
+        change(&mut self.client);
+        self
+    }
+
+    async fn listen(&self) -> Place {
+        let directory = tempfile::tempdir().expect("a directory");
+        if self.transport == Transport::Stdio {
+            let limits = serde_json::to_string(&self.server).expect("limits");
+            let command = vec![self.server_program.display().to_string(), limits];
+            let connect = ConnectOptions {
+                limits: self.client.limits(),
+                ..ConnectOptions::default()
+            };
+            return Place {
+                endpoint: Endpoint::Stdio { command },
+                connect,
+                server: None,
+                _directory: directory,
+            };
+        }
+        let mut connect = ConnectOptions {
+            limits: self.client.limits(),
+            ..ConnectOptions::default()
+        };
+        let limits = self.server.limits();
+        let mut listen = ListenOptions {
+            limits: limits.clone(),
+            ..ListenOptions::default()
+        };
+        let text = match self.transport {
+            Transport::Queue => format!("queue:{}", directory.path().display()),
+            Transport::Tcp => "tcp://127.0.0.1:0".to_owned(),
+            Transport::Tls => "tls://127.0.0.1:0".to_owned(),
+            Transport::Unix => format!("unix:{}", directory.path().join("socket").display()),
+            Transport::WebSocket | Transport::Stdio => "ws://127.0.0.1:0/rpc/ws".to_owned(),
+        };
+        if self.transport == Transport::Tls {
+            let (server, client) = certificates();
+            listen.tls = Some(server);
+            connect.tls = client;
+        }
+        let endpoint: Endpoint = text.parse().expect("an endpoint");
+        let listener = endpoint.listen(&listen).await.expect("a listener");
+        let gate = match self.transport.needs_hello() {
+            true => Gate::Tokens(Tokens::new([("tester".to_owned(), TOKEN.to_owned())])),
+            false => Gate::Open,
+        };
+        let router = Arc::new(TestServer::default()).router();
+        let options = Options {
+            limits,
+            gate,
+            ..Options::default()
+        };
+        let server = Server::start(listener, router, move |_| options.clone());
+        Place {
+            endpoint: server.endpoint().clone(),
+            connect,
+            server: Some(server),
+            _directory: directory,
+        }
+    }
+
+    /// Connects a session that has said hello where that is needed.
+    async fn client_session(&self, place: &Place) -> Session {
+        let connection = place
+            .endpoint
+            .connect(&place.connect)
+            .await
+            .expect("a connection");
+        let router = Arc::new(TestServer::default()).router();
+        let options = Options {
+            limits: self.client.limits(),
+            dialect: Some(self.dialect),
+            ..Options::default()
+        };
+        let session = Session::start_boxed(connection, router, options);
+        if self.transport.needs_hello() {
+            let hello = HelloParams {
+                token: Some(TOKEN.to_owned()),
+                ..HelloParams::default()
+            };
+            session.peer().call::<Hello>(&hello).await.expect("a hello");
+        }
+        session
+    }
+
+    /// A client and a server.
+    pub async fn start(self) -> World {
+        let place = self.listen().await;
+        let client = self.client_session(&place).await;
+        World {
+            peer: client.peer(),
+            client,
+            place,
+        }
+    }
+
+    /// Two clients of one server; `None` over stdio, where a server has one client.
+    pub async fn start_twice(self) -> Option<(World, World)> {
+        if self.transport == Transport::Stdio {
+            return None;
+        }
+        let place = self.listen().await;
+        let (first, second) = (
+            self.client_session(&place).await,
+            self.client_session(&place).await,
+        );
+        let (endpoint, connect) = (place.endpoint.clone(), place.connect.clone());
+        let without = Place {
+            endpoint,
+            connect,
+            server: None,
+            _directory: tempfile::tempdir().expect("a directory"),
+        };
+        Some((
+            World {
+                peer: first.peer(),
+                client: first,
+                place: without,
+            },
+            World {
+                peer: second.peer(),
+                client: second,
+                place,
+            },
+        ))
+    }
+
+    /// A raw client of a server; has said hello where that is needed.
+    pub async fn raw(self) -> Raw {
+        let needs_hello = self.transport.needs_hello();
+        let mut raw = self.raw_silent().await;
+        if needs_hello {
+            raw.call(
+                1_000_000,
+                "hello",
+                &json!({"client": "raw", "token": TOKEN}),
+            )
+            .await;
+            raw.answer().await.result();
+        }
+        raw
+    }
+
+    /// A raw client that has said nothing yet.
+    pub async fn raw_silent(self) -> Raw {
+        let place = self.listen().await;
+        let connection = place
+            .endpoint
+            .connect(&place.connect)
+            .await
+            .expect("a connection");
+        Raw::over(connection, self.dialect, Some(place))
+    }
+
+    /// Where a TCP server listens, and what keeps it there.
+    pub async fn address(self) -> (String, impl Debug) {
+        let place = self.listen().await;
+        let Endpoint::Tcp { address, .. } = &place.endpoint else {
+            panic!("not TCP")
+        };
+        (address.to_string(), place)
+    }
+
+    /// The server's own session, and a raw client of it, joined by queues.
+    pub async fn server_session(self) -> (Session, Raw) {
+        let (ours, theirs) = queue::pair(64);
+        let router = Arc::new(TestServer::default()).router();
+        let options = Options {
+            limits: self.server.limits(),
+            ..Options::default()
+        };
+        (
+            Session::start(ours, router, options),
+            Raw::over(Box::new(theirs), self.dialect, None),
+        )
+    }
+}
+
+/// A server, and how to reach it.
+#[derive(Debug)]
+struct Place {
+    endpoint: Endpoint,
+    connect: ConnectOptions,
+    server: Option<Server>,
+    _directory: tempfile::TempDir,
+}
+
+fn certificates() -> (ServerTls, ClientTls) {
+    let certified =
+        rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned()]).expect("a certificate");
+    let pem = Pem::Bytes(certified.cert.pem().into_bytes());
+    let key = Pem::Bytes(certified.signing_key.serialize_pem().into_bytes());
+    let server = ServerTls {
+        identity: Identity {
+            certificates: pem.clone(),
+            key,
+        },
+        client_ca: None,
+    };
+    (
+        server,
+        ClientTls {
+            ca: Some(pem),
+            ..ClientTls::default()
+        },
+    )
+}
+
+/// A client and a server.
+#[derive(Debug)]
+#[allow(missing_docs)]
+pub struct World {
+    pub peer: Peer,
+    pub client: Session,
+    place: Place,
+}
+
+impl World {
+    /// Ends the server as rudely as the transport allows.
+    pub async fn kill_server(&self) {
+        if let Endpoint::Stdio { .. } = self.place.endpoint {
+            let exit = self
+                .peer
+                .call::<crate::actions::Exit>(&box_rpc::Empty {})
+                .await;
+            assert!(exit.is_err(), "a server that exits does not answer");
+        } else if let Some(server) = &self.place.server {
+            server.cut();
+        }
+    }
+}
+
+/// An end that sends texts, for what a well-behaved client would never say.
+#[allow(missing_docs)]
+pub struct Raw {
+    send: Box<dyn SendHalf>,
+    receive: Box<dyn ReceiveHalf>,
+    pub dialect: Dialect,
+    _place: Option<Place>,
+}
+
+impl Debug for Raw {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Raw")
+            .field("dialect", &self.dialect)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What an answer says, whatever the dialect.
+#[derive(Debug, Clone)]
+#[allow(missing_docs)]
+pub struct RawAnswer {
+    pub id: Value,
+    pub outcome: Result<Value, RawError>,
+}
+
+/// An error as it was read.
+#[derive(Debug, Clone)]
+#[allow(missing_docs)]
+pub struct RawError {
+    pub code: Code,
+    pub written_wrongly: Option<Fault>,
+    pub message: String,
+}
+
+impl RawAnswer {
+    /// The result.
+    pub fn result(&self) -> Value {
+        self.outcome.clone().expect("a result")
+    }
+
+    /// The error.
+    pub fn error(&self) -> RawError {
+        self.outcome.clone().expect_err("an error")
+    }
+}
+
+impl Raw {
+    fn over(connection: Box<dyn Connection>, dialect: Dialect, place: Option<Place>) -> Self {
+        let (mut send, receive) = connection.split();
+        send.speak(dialect);
+        Self {
+            send,
+            receive,
+            dialect,
+            _place: place,
+        }
+    }
+
+    /// Sends a text as it is.
+    pub async fn send_text(&mut self, text: &str) {
+        self.try_send_text(text).await.expect("sent");
+    }
+
+    async fn try_send_text(&mut self, text: &str) -> Result<(), ConnectionError> {
+        let mut batch = VecDeque::from([text.to_owned()]);
+        let sent = self.send.send_all(&mut batch);
+        tokio::time::timeout(Duration::from_secs(10), sent)
+            .await
+            .unwrap_or(Err(ConnectionError::Closed))
+    }
+
+    fn request(&self, id: i64, action: &str, params: &Value) -> String {
+        match self.dialect {
+            Dialect::JsonRpc => {
+                format!(
+                    "{{\"jsonrpc\":\"2.0\",\"id\":{id},\"method\":\"{action}\",\"params\":{params}}}"
+                )
+            }
+            Dialect::LangBot => {
+                format!("{{\"seq_id\": {id}, \"action\": \"{action}\", \"data\": {params}}}")
+            }
+        }
+    }
+
+    /// Sends a call.
+    pub async fn call(&mut self, id: i64, action: &str, params: &Value) {
+        self.try_call(id, action, params).await.expect("sent");
+    }
+
+    /// Sends a call, if it can be sent.
+    pub async fn try_call(
+        &mut self,
+        id: i64,
+        action: &str,
+        params: &Value,
+    ) -> Result<(), ConnectionError> {
+        self.try_send_text(&self.request(id, action, params)).await
+    }
+
+    /// Sends a call that asks for chunks.
+    pub async fn stream_call(&mut self, id: i64, action: &str, params: &Value) {
+        let mut params = params.clone();
+        let text = match self.dialect {
+            Dialect::JsonRpc => {
+                params["_meta"] = json!({"credit": 8});
+                self.request(id, action, &params)
+            }
+            Dialect::LangBot => {
+                json!({"seq_id": id, "action": action, "data": params, "stream_flow_control": 1})
+                    .to_string()
+            }
+        };
+        self.send_text(&text).await;
+    }
+
+    /// Cancels a call.
+    pub async fn cancel(&mut self, id: i64) {
+        let text = match self.dialect {
+            Dialect::JsonRpc => {
+                json!({"jsonrpc": "2.0", "method": "$/cancel", "params": {"id": id}})
+            }
+            Dialect::LangBot => {
+                json!({"seq_id": 900_000 + id, "action": "__cancel_action", "data": {"seq_id": id}})
+            }
+        };
+        self.send_text(&text.to_string()).await;
+    }
+
+    /// Answers a call.
+    pub async fn answer_with(&mut self, id: i64, result: &Value) {
+        let text = match self.dialect {
+            Dialect::JsonRpc => json!({"jsonrpc": "2.0", "id": id, "result": result}),
+            Dialect::LangBot => {
+                json!({"seq_id": id, "code": 0, "message": "success", "data": result, "chunk_status": "continue"})
+            }
+        };
+        self.send_text(&text.to_string()).await;
+    }
+
+    /// The next text.
+    pub async fn receive_text(&mut self) -> String {
+        let received = match self.receive.receive_ready() {
+            Some(text) => Ok(Some(text)),
+            None => self.receive.receive().await,
+        };
+        received.expect("the connection lives").expect("a message")
+    }
+
+    /// The next message.
+    pub async fn receive(&mut self) -> Value {
+        serde_json::from_str(&self.receive_text().await).expect("JSON")
+    }
+
+    /// The next answer.
+    pub async fn answer(&mut self) -> RawAnswer {
+        let message = self.receive().await;
+        match self.dialect {
+            Dialect::JsonRpc => {
+                let outcome = match message.get("error") {
+                    None => Ok(message["result"].clone()),
+                    Some(error) => Err(RawError {
+                        code: serde_json::from_value(error["data"]["code"].clone())
+                            .expect("a word"),
+                        written_wrongly: match error["code"].as_i64() {
+                            Some(-32700) => Some(Fault::Parse),
+                            Some(-32600) => Some(Fault::InvalidMessage),
+                            Some(-32601) => Some(Fault::UnknownAction),
+                            Some(-32602) => Some(Fault::InvalidParams),
+                            _ => None,
+                        },
+                        message: error["message"].as_str().expect("a text").to_owned(),
+                    }),
+                };
+                RawAnswer {
+                    id: message["id"].clone(),
+                    outcome,
+                }
+            }
+            Dialect::LangBot => {
+                let members = ["seq_id", "code", "message", "data", "chunk_status"];
+                assert!(
+                    members.iter().all(|member| message.get(member).is_some()),
+                    "all five: {message}"
+                );
+                let text = message["message"].as_str().expect("a text").to_owned();
+                let outcome = if message["code"] == json!(0) {
+                    Ok(message["data"].clone())
+                } else {
+                    Err(langbot_error(text))
+                };
+                RawAnswer {
+                    id: message["seq_id"].clone(),
+                    outcome,
+                }
+            }
+        }
+    }
+
+    /// Says that nothing more will be sent.
+    pub async fn close_input(&mut self) {
+        self.send.close().await.expect("closed");
+    }
+
+    /// Reads to the end, however it comes, and counts the messages on the way.
+    pub async fn receive_end(&mut self) -> usize {
+        let mut count = 0;
+        loop {
+            let received = match self.receive.receive_ready() {
+                Some(text) => Ok(Some(text)),
+                None => self.receive.receive().await,
+            };
+            match received {
+                Ok(Some(_)) => count += 1,
+                Ok(None) | Err(_) => return count,
+            }
+        }
+    }
+}
+
+/// Reads LangBot's prefixes again, independently of the engine.
+fn langbot_error(text: String) -> RawError {
+    let starts = |prefix: &str| text.starts_with(prefix);
+    let (code, written_wrongly) = if starts("ValueError: Action ") {
+        (Code::Unsupported, Some(Fault::UnknownAction))
+    } else if starts("ValueError: Runtime message exceeds") {
+        (Code::TooLarge, None)
+    } else if starts("Runtime connection is busy") {
+        (Code::Overloaded, None)
+    } else if starts("BoxValidationError:") || starts("KeyError:") {
+        (Code::Validation, None)
+    } else if starts("BoxBackendUnavailableError:") {
+        (Code::Unavailable, None)
+    } else if starts("PermissionError:") {
+        (Code::Denied, None)
+    } else {
+        (Code::Internal, None)
+    };
+    RawError {
+        code,
+        written_wrongly,
+        message: text,
+    }
+}
+
+/// A session of ours against a peer that the test plays by hand.
+pub async fn against_a_script(dialect: Dialect) -> (Session, Raw) {
+    against_a_script_with(dialect, |_| {}).await
+}
+
+/// As [`against_a_script`], with other limits.
+#[allow(clippy::unused_async)] // a session needs a runtime
+pub async fn against_a_script_with(
+    dialect: Dialect,
+    change: impl FnOnce(&mut Limits),
+) -> (Session, Raw) {
+    let (ours, theirs) = queue::pair(64);
+    let mut limits = Limits::in_process();
+    change(&mut limits);
+    let options = Options {
+        limits,
+        dialect: Some(dialect),
+        ..Options::default()
+    };
+    (
+        Session::start(ours, Router::empty(), options),
+        Raw::over(Box::new(theirs), dialect, None),
+    )
+}
+
+/// Waits until something is so; fails after ten seconds.
+pub async fn eventually(what: impl Debug, mut so: impl AsyncFnMut() -> bool) {
+    let deadline = std::time::Instant::now() + Duration::from_secs(10);
+    while !so().await {
+        assert!(
+            std::time::Instant::now() < deadline,
+            "not within ten seconds: {what:?}"
+        );
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}

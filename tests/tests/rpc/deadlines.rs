@@ -1,0 +1,73 @@
+//! A deadline travels as time left, is enforced by the callee and, should that fail, by the caller.
+
+use std::time::Duration;
+
+use box_rpc::{CallError, Code, Empty};
+use box_tests::actions::{Number, Probe, Wait};
+use box_tests::every_transport;
+use box_tests::world::{Setup, eventually};
+use serde_json::json;
+use tokio::time::Instant;
+
+every_transport!(
+    the_callee_ends_a_call_that_is_late,
+    a_call_in_time_is_not_disturbed
+);
+
+async fn the_callee_ends_a_call_that_is_late(setup: Setup) {
+    let world = setup.start().await;
+    let late = world
+        .peer
+        .request::<Wait>(&Number { n: 60_000 })
+        .deadline(Duration::from_millis(50))
+        .call()
+        .await;
+    let Err(CallError::Refused(error)) = late else {
+        panic!("{late:?}")
+    };
+    assert_eq!(error.code(), Code::Timeout);
+    assert!(error.message().contains("50 ms"), "{error}");
+    eventually("the handler is dropped", async || {
+        world.peer.call::<Probe>(&Empty {}).await.unwrap().dropped == 1
+    })
+    .await;
+}
+
+async fn a_call_in_time_is_not_disturbed(setup: Setup) {
+    let world = setup.start().await;
+    let call = world
+        .peer
+        .request::<Wait>(&Number { n: 10 })
+        .deadline(Duration::from_secs(30))
+        .call();
+    assert_eq!(call.await.unwrap().n, 10);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_callee_that_ignores_the_deadline_is_given_up_and_cancelled() {
+    let (session, mut raw) = box_tests::world::against_a_script(box_rpc::Dialect::JsonRpc).await;
+    let begun = Instant::now();
+    let peer = session.peer();
+    let call = tokio::spawn(async move {
+        peer.request::<Wait>(&Number { n: 1 })
+            .deadline(Duration::from_secs(5))
+            .call()
+            .await
+    });
+    let request = raw.receive().await;
+    assert_eq!(request["params"]["_meta"], json!({"deadline_ms": 5000}));
+    assert_eq!(
+        call.await.unwrap().unwrap_err(),
+        CallError::Timeout(Duration::from_secs(5))
+    );
+    let waited = begun.elapsed();
+    assert!(
+        waited >= Duration::from_secs(5) && waited < Duration::from_secs(6),
+        "{waited:?}"
+    );
+    let cancel = raw.receive().await;
+    assert_eq!(
+        (&cancel["method"], &cancel["params"]["id"]),
+        (&json!("$/cancel"), &request["id"])
+    );
+}

@@ -1,0 +1,84 @@
+//! Silence is filled with pings, and a peer that answers none is let go. The clock is paused.
+
+use std::time::Duration;
+
+use box_rpc::{CallError, CloseReason, Dialect};
+use box_tests::actions::{Echo, Number, Text, Wait};
+use box_tests::world::{Setup, against_a_script_with};
+use serde_json::json;
+use tokio::time::Instant;
+
+const BEAT: Duration = Duration::from_secs(15);
+
+#[tokio::test(start_paused = true)]
+async fn pings_fill_the_silence_and_three_unanswered_end_it() {
+    for (dialect, name, ping) in [
+        (Dialect::JsonRpc, "method", "$/ping"),
+        (Dialect::LangBot, "action", "__ping"),
+    ] {
+        let (session, mut raw) =
+            against_a_script_with(dialect, |limits| limits.heartbeat = Some(BEAT)).await;
+        let begun = Instant::now();
+        let peer = session.peer();
+        let waiting = tokio::spawn(async move { peer.call::<Wait>(&Number { n: 1 }).await });
+        raw.receive().await;
+        for _ in 0..3 {
+            assert_eq!(raw.receive().await[name], json!(ping));
+        }
+        assert_eq!(session.closed().await, CloseReason::Silent);
+        assert_eq!(begun.elapsed().as_secs(), 60);
+        assert!(matches!(waiting.await.unwrap(), Err(CallError::Lost(_))));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn any_message_counts_as_life() {
+    let (session, mut raw) =
+        against_a_script_with(Dialect::JsonRpc, |limits| limits.heartbeat = Some(BEAT)).await;
+    for _ in 0..20 {
+        tokio::time::sleep(BEAT * 2).await;
+        raw.answer_with(999, &json!({})).await;
+    }
+    assert!(!session.peer().is_closed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_ping_is_answered() {
+    let mut raw = Setup::in_process(Dialect::JsonRpc).raw().await;
+    raw.send_text("{\"jsonrpc\":\"2.0\",\"method\":\"$/ping\",\"params\":{}}")
+        .await;
+    assert_eq!(raw.receive().await["method"], json!("$/pong"));
+    let mut raw = Setup::in_process(Dialect::LangBot).raw().await;
+    raw.send_text("{\"seq_id\": 3, \"action\": \"__ping\", \"data\": {}}")
+        .await;
+    assert_eq!(
+        raw.receive().await,
+        json!({"seq_id": 3, "code": 0, "message": "success", "data": {}, "chunk_status": "continue"})
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_of_ours_stay_connected_through_any_silence() {
+    let setup = Setup::in_process(Dialect::JsonRpc);
+    let beat = |limits: &mut box_tests::world::TestLimits| limits.heartbeat_ms = Some(15_000);
+    let world = setup.client(beat).server(beat).start().await;
+    tokio::time::sleep(Duration::from_secs(24 * 3600)).await;
+    world
+        .peer
+        .call::<Echo>(&Text::new("good morning"))
+        .await
+        .unwrap();
+}
+
+/// A program that only knows JSON-RPC answers no pings of ours, and is not let go for it.
+#[tokio::test(start_paused = true)]
+async fn a_stranger_is_not_pinged() {
+    let setup =
+        Setup::in_process(Dialect::JsonRpc).server(|limits| limits.heartbeat_ms = Some(15_000));
+    let mut raw = setup.raw().await;
+    raw.call(1, "echo", &json!({"text": "a"})).await;
+    raw.answer().await.result();
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    raw.call(2, "echo", &json!({"text": "b"})).await;
+    assert_eq!(raw.answer().await.result(), json!({"text": "b"}));
+}

@@ -1,0 +1,186 @@
+//! A call with a key runs once, however often it is sent.
+
+use std::time::Duration;
+
+use box_rpc::{Code, Dialect, Empty};
+use box_tests::actions::{Number, Probe, Run, Text, Wait};
+use box_tests::every_transport;
+use box_tests::world::{Setup, eventually};
+use futures::future::join_all;
+use serde_json::json;
+
+every_transport!(
+    a_repeat_returns_the_first_outcome_and_does_not_run,
+    repeats_at_the_same_time_share_one_run,
+    another_action_or_no_key_runs_again,
+    other_parameters_under_the_same_key_are_a_conflict,
+    a_call_with_a_key_outlives_its_connection,
+);
+
+async fn runs(world: &box_tests::world::World, name: &str) -> u64 {
+    world
+        .peer
+        .call::<Probe>(&Empty {})
+        .await
+        .unwrap()
+        .runs
+        .get(name)
+        .copied()
+        .unwrap_or(0)
+}
+
+async fn a_repeat_returns_the_first_outcome_and_does_not_run(setup: Setup) {
+    let world = setup.start().await;
+    let job = Text::new("job");
+    for _ in 0..5 {
+        let answer = world
+            .peer
+            .request::<Run>(&job)
+            .key("k1")
+            .call()
+            .await
+            .unwrap();
+        assert_eq!(answer.n, 1);
+    }
+    assert_eq!(runs(&world, "job").await, 1);
+}
+
+async fn repeats_at_the_same_time_share_one_run(setup: Setup) {
+    let world = setup.start().await;
+    let calls = (0..20).map(|_| {
+        let peer = world.peer.clone();
+        async move {
+            peer.request::<Run>(&Text::new("shared"))
+                .key("k2")
+                .call()
+                .await
+                .unwrap()
+                .n
+        }
+    });
+    assert_eq!(join_all(calls).await, vec![1; 20]);
+    assert_eq!(runs(&world, "shared").await, 1);
+}
+
+async fn another_action_or_no_key_runs_again(setup: Setup) {
+    let world = setup.start().await;
+    let job = Text::new("again");
+    world
+        .peer
+        .request::<Run>(&job)
+        .key("k3")
+        .call()
+        .await
+        .unwrap();
+    world
+        .peer
+        .request::<Run>(&job)
+        .key("k4")
+        .call()
+        .await
+        .unwrap();
+    world.peer.call::<Run>(&job).await.unwrap();
+    let waited = world
+        .peer
+        .request::<Wait>(&Number { n: 1 })
+        .key("k3")
+        .call()
+        .await
+        .unwrap();
+    assert_eq!((runs(&world, "again").await, waited.n), (3, 1));
+}
+
+async fn other_parameters_under_the_same_key_are_a_conflict(setup: Setup) {
+    let world = setup.start().await;
+    world
+        .peer
+        .request::<Run>(&Text::new("one"))
+        .key("k5")
+        .call()
+        .await
+        .unwrap();
+    let error = world
+        .peer
+        .request::<Run>(&Text::new("two"))
+        .key("k5")
+        .call()
+        .await
+        .unwrap_err();
+    assert_eq!(error.code(), Code::Conflict, "{error}");
+    assert_eq!(runs(&world, "two").await, 0);
+}
+
+async fn a_call_with_a_key_outlives_its_connection(setup: Setup) {
+    let Some(world) = setup.start_twice().await else {
+        return;
+    };
+    let (first, second) = world;
+    let peer = first.peer.clone();
+    let job = Text::new("survivor");
+    let call = tokio::spawn({
+        let job = job.clone();
+        async move { peer.request::<Run>(&job).key("k6").call().await }
+    });
+    eventually("it runs", async || runs(&second, "survivor").await == 1).await;
+    drop(first);
+    let _ = call.await.unwrap();
+    let answer = second
+        .peer
+        .request::<Run>(&job)
+        .key("k6")
+        .call()
+        .await
+        .unwrap();
+    assert_eq!((answer.n, runs(&second, "survivor").await), (1, 1));
+    assert_eq!(
+        second.peer.call::<Probe>(&Empty {}).await.unwrap().dropped,
+        0
+    );
+}
+
+#[tokio::test]
+async fn withdrawing_the_only_call_ends_the_run() {
+    let world = Setup::in_process(Dialect::JsonRpc).start().await;
+    let wait = Number { n: 60_000 };
+    let call = world.peer.request::<Wait>(&wait).key("w").call();
+    assert!(
+        tokio::time::timeout(Duration::from_millis(50), call)
+            .await
+            .is_err()
+    );
+    eventually("the run is dropped", async || {
+        world.peer.call::<Probe>(&Empty {}).await.unwrap().dropped == 1
+    })
+    .await;
+    let error = world
+        .peer
+        .request::<Wait>(&wait)
+        .key("w")
+        .call()
+        .await
+        .unwrap_err();
+    assert_eq!(
+        error.code(),
+        Code::Cancelled,
+        "the first outcome, whatever it was"
+    );
+}
+
+#[tokio::test]
+async fn a_key_and_a_stream_do_not_go_together() {
+    let mut raw = Setup::in_process(Dialect::JsonRpc).raw().await;
+    raw.call(
+        1,
+        "count",
+        &json!({"n": 3, "_meta": {"key": "k", "credit": 4}}),
+    )
+    .await;
+    let error = raw.answer().await.error();
+    assert_eq!(error.code, Code::Validation);
+    assert!(error.message.contains("key"), "{error:?}");
+    for key in [String::new(), "x".repeat(300)] {
+        raw.call(2, "echo", &json!({"text": "x", "_meta": {"key": key}}))
+            .await;
+        assert_eq!(raw.answer().await.error().code, Code::Validation);
+    }
+}

@@ -1,0 +1,273 @@
+//! Every limit bites, says its name and its value, and leaves the connection alive where it can.
+
+use std::time::Duration;
+
+use box_rpc::{CallError, Code, Dialect, Empty, LimitDetail};
+use box_tests::actions::{Big, Count, Echo, Number, Probe, Text, Wait};
+use box_tests::every_transport;
+use box_tests::world::{Setup, Transport, eventually};
+use futures::future::join_all;
+use serde_json::json;
+
+every_transport!(
+    a_request_over_the_limit_is_not_sent,
+    a_message_over_the_limit_is_answered_and_the_connection_lives,
+    a_result_over_the_limit_becomes_an_error,
+    calls_over_the_limit_are_refused_at_once,
+    streams_are_counted_apart,
+    nesting_is_bounded,
+    rubbish_is_counted_and_answered_once,
+    a_peer_that_never_speaks_is_let_go,
+    a_peer_that_floods_and_never_reads_is_cut_off,
+);
+
+async fn a_request_over_the_limit_is_not_sent(setup: Setup) {
+    let world = setup
+        .client(|limits| limits.message_bytes = Some(1000))
+        .start()
+        .await;
+    let error = world
+        .peer
+        .call::<Echo>(&Text::new("x".repeat(1000)))
+        .await
+        .unwrap_err();
+    let CallError::TooLarge { size, limit: 1000 } = error else {
+        panic!("{error:?}")
+    };
+    assert!(size > 1000);
+    assert!(
+        error.to_string().contains("message_bytes of 1000"),
+        "{error}"
+    );
+    world.peer.call::<Echo>(&Text::new("on")).await.unwrap();
+}
+
+async fn a_message_over_the_limit_is_answered_and_the_connection_lives(setup: Setup) {
+    let mut raw = setup
+        .server(|limits| limits.message_bytes = Some(40_000))
+        .raw()
+        .await;
+    for size in [39_990, 40_001, 100_000, 3_000_000] {
+        raw.call(8, "echo", &json!({"text": "x".repeat(size)}))
+            .await;
+        let answer = raw.answer().await;
+        assert_eq!(answer.id, json!(8));
+        let error = answer.error();
+        assert_eq!(error.code, Code::TooLarge, "{error:?}");
+        assert!(error.message.contains("40000"), "{error:?}");
+        raw.call(9, "echo", &json!({"text": "on"})).await;
+        assert_eq!(raw.answer().await.result(), json!({"text": "on"}));
+    }
+}
+
+async fn a_result_over_the_limit_becomes_an_error(setup: Setup) {
+    let world = setup
+        .server(|limits| limits.message_bytes = Some(100_000))
+        .start()
+        .await;
+    let error = world
+        .peer
+        .call::<Big>(&Number { n: 200_000 })
+        .await
+        .unwrap_err();
+    assert_eq!(error.code(), Code::TooLarge, "{error}");
+    assert!(error.to_string().contains("100000"), "{error}");
+    assert_eq!(
+        world
+            .peer
+            .call::<Big>(&Number { n: 50_000 })
+            .await
+            .unwrap()
+            .text
+            .len(),
+        50_000
+    );
+}
+
+async fn calls_over_the_limit_are_refused_at_once(setup: Setup) {
+    let world = setup
+        .server(|limits| limits.in_flight = Some(4))
+        .start()
+        .await;
+    let call = |n| {
+        let peer = world.peer.clone();
+        async move { peer.call::<Wait>(&Number { n }).await }
+    };
+    let outcomes = join_all((0..10).map(|_| call(300))).await;
+    let refused: Vec<_> = outcomes
+        .iter()
+        .filter_map(|outcome| outcome.as_ref().err())
+        .collect();
+    assert_eq!(refused.len(), 6);
+    for error in refused {
+        let CallError::Refused(refused) = error else {
+            panic!("{error:?}")
+        };
+        assert_eq!(error.code(), Code::Overloaded);
+        assert_eq!(
+            refused.detail(),
+            Some(LimitDetail {
+                limit: "in_flight".into(),
+                max: 4
+            })
+        );
+    }
+    call(1).await.unwrap();
+}
+
+async fn streams_are_counted_apart(setup: Setup) {
+    let limits = |limits: &mut box_tests::world::TestLimits| {
+        limits.in_flight = Some(1);
+        limits.open_streams = Some(2);
+    };
+    let world = setup.server(limits).start().await;
+    let open = || {
+        world
+            .peer
+            .request::<Count>(&Number { n: 1000 })
+            .credit(8)
+            .stream()
+    };
+    let (first, second) = (open().await.unwrap(), open().await.unwrap());
+    let error = open().await.unwrap().finish().await.unwrap_err();
+    assert_eq!(error.code(), Code::Overloaded, "{error}");
+    world
+        .peer
+        .call::<Echo>(&Text::new("streams take no place of calls"))
+        .await
+        .unwrap();
+    drop(first);
+    eventually("a place is free", async || {
+        open().await.unwrap().finish().await.is_ok()
+    })
+    .await;
+    assert_eq!(second.finish().await.unwrap().n, 499_500);
+}
+
+async fn nesting_is_bounded(setup: Setup) {
+    let mut raw = setup.server(|limits| limits.depth = Some(20)).raw().await;
+    let deep = format!("{}{}", "[".repeat(30), "]".repeat(30));
+    let deep: serde_json::Value = serde_json::from_str(&deep).unwrap();
+    raw.call(4, "echo", &json!({"text": deep})).await;
+    let error = raw.answer().await.error();
+    assert_eq!(error.code, Code::Validation);
+    assert!(error.message.contains("depth of 20"), "{error:?}");
+    raw.call(5, "echo", &json!({"text": "[".repeat(500)})).await;
+    assert_eq!(
+        raw.answer().await.result()["text"].as_str().unwrap().len(),
+        500
+    );
+}
+
+async fn rubbish_is_counted_and_answered_once(setup: Setup) {
+    let (dialect, transport) = (setup.dialect, setup.transport);
+    let mut raw = setup.raw().await;
+    raw.call(1, "echo", &json!({"text": "settles the dialect"}))
+        .await;
+    raw.answer().await.result();
+    for rubbish in [
+        "{\"open\":",
+        "{nonsense}",
+        "{}{}",
+        "{\"id\": 1,}",
+        "{\u{1}}",
+    ] {
+        raw.send_text(rubbish).await;
+    }
+    if dialect == Dialect::JsonRpc {
+        let answer = raw.answer().await;
+        assert_eq!(answer.id, json!(null));
+        assert_eq!(answer.error().written_wrongly, Some(box_rpc::Fault::Parse));
+    }
+    raw.call(2, "probe", &json!({})).await;
+    let answer = raw.answer().await;
+    assert_eq!(answer.id, json!(2), "rubbish is answered at most once");
+    // Over stdio, lines that are not of the form {…} are passed over before they are read.
+    let expected = if transport == Transport::Stdio { 4 } else { 5 };
+    assert_eq!(answer.result()["unparsable"], json!(expected));
+}
+
+async fn a_peer_that_never_speaks_is_let_go(setup: Setup) {
+    let transport = setup.transport;
+    if matches!(transport, Transport::Queue | Transport::Stdio) {
+        return a_silent_start_is_fine(setup).await;
+    }
+    let mut raw = setup
+        .server(|limits| limits.first_message_ms = Some(100))
+        .raw_silent()
+        .await;
+    assert_eq!(raw.receive_end().await, 0, "closed without a word");
+}
+
+/// Where both ends are ours from the start there is no such limit.
+async fn a_silent_start_is_fine(setup: Setup) {
+    let world = setup.start().await;
+    tokio::time::sleep(Duration::from_millis(150)).await;
+    world
+        .peer
+        .call::<Echo>(&Text::new("late and welcome"))
+        .await
+        .unwrap();
+}
+
+async fn a_peer_that_floods_and_never_reads_is_cut_off(setup: Setup) {
+    let limits = |limits: &mut box_tests::world::TestLimits| {
+        limits.in_flight = Some(1);
+        limits.control_queue = Some(64);
+    };
+    let mut raw = setup.server(limits).raw().await;
+    raw.call(1, "wait", &json!({"n": 60_000})).await;
+    let cut = async {
+        // Refusals fill the pipe, then the queue of refusals, then the server's patience.
+        for id in 2..2_000_000 {
+            if raw
+                .try_call(id, "echo", &json!({"text": "x".repeat(200)}))
+                .await
+                .is_err()
+            {
+                return;
+            }
+        }
+        panic!("two million refusals were kept for a peer that reads none");
+    };
+    cut.await;
+}
+
+#[tokio::test]
+async fn an_id_longer_than_the_limit_is_refused() {
+    let mut raw = Setup::in_process(Dialect::JsonRpc).raw().await;
+    let id = "x".repeat(300);
+    raw.send_text(&format!(
+        "{{\"jsonrpc\":\"2.0\",\"id\":\"{id}\",\"method\":\"echo\",\"params\":{{\"text\":\"x\"}}}}"
+    ))
+    .await;
+    let error = raw.answer().await.error();
+    assert_eq!(error.code, Code::Validation);
+    assert!(error.message.contains("id_bytes"), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_full_queue_makes_its_senders_wait_and_loses_nothing() {
+    let setup = Setup::in_process(Dialect::JsonRpc);
+    let world = setup
+        .client(|limits| limits.queue_slots = Some(2))
+        .start()
+        .await;
+    let calls = (0..100).map(|n| {
+        let peer = world.peer.clone();
+        async move {
+            peer.call::<Echo>(&Text::new(n.to_string()))
+                .await
+                .unwrap()
+                .text
+        }
+    });
+    assert_eq!(
+        join_all(calls).await,
+        (0..100).map(|n| n.to_string()).collect::<Vec<_>>()
+    );
+    assert_eq!(
+        world.peer.call::<Probe>(&Empty {}).await.unwrap().oversized,
+        0
+    );
+}

@@ -1,0 +1,19 @@
+//! The behaviour of the RPC engine and its transports: one file a behaviour, each body run over
+//! every transport and in both dialects.
+
+mod batches;
+mod calls;
+mod cancel;
+mod deadlines;
+mod handshake;
+mod heartbeat;
+mod idempotency;
+mod ids;
+mod limits;
+mod memory;
+mod order;
+mod overload;
+mod races;
+mod reconnect;
+mod shutdown;
+mod streams;

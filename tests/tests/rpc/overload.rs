@@ -1,0 +1,32 @@
+//! Both sides full of work and calling each other: nobody waits for anybody in a circle.
+
+use box_rpc::Code;
+use box_tests::actions::{Back, Text};
+use box_tests::every_transport;
+use box_tests::world::Setup;
+use futures::future::join_all;
+
+every_transport!(two_saturated_peers_that_call_each_other_do_not_lock_up);
+
+async fn two_saturated_peers_that_call_each_other_do_not_lock_up(setup: Setup) {
+    let small = |limits: &mut box_tests::world::TestLimits| {
+        limits.in_flight = Some(4);
+        limits.queue_slots = Some(2);
+    };
+    let world = setup.server(small).client(small).start().await;
+    let text = Text::new("x".repeat(20_000));
+    let calls = (0..64).map(|_| {
+        let (peer, text) = (world.peer.clone(), text.clone());
+        async move {
+            loop {
+                match peer.call::<Back>(&text).await {
+                    Ok(answer) => return assert_eq!(answer, text),
+                    // Refused at once, by either side: that is what keeps the wheel turning.
+                    Err(error) => assert_eq!(error.code(), Code::Overloaded, "{error}"),
+                }
+                tokio::task::yield_now().await;
+            }
+        }
+    });
+    join_all(calls).await;
+}

@@ -1,0 +1,182 @@
+//! A link comes back by itself, and says so in between.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use box_rpc::{
+    CallError, Code, ConnectionError, Empty, Gate, HelloParams, Options, Session, Tokens,
+};
+use box_tests::actions::{Echo, Server as TestServer, Text, Who};
+use box_tests::world::{TOKEN, eventually};
+use box_transports::link::{Link, LinkOptions};
+use box_transports::server::Server;
+use box_transports::{ConnectOptions, Endpoint, ListenOptions, queue};
+use tokio::time::Instant;
+
+async fn server(endpoint: &Endpoint) -> Server {
+    let listener = endpoint.listen(&ListenOptions::default()).await.unwrap();
+    let gate = Gate::Tokens(Tokens::new([("linked".to_owned(), TOKEN.to_owned())]));
+    let options = Options {
+        gate,
+        ..Options::default()
+    };
+    Server::start(
+        listener,
+        Arc::new(TestServer::default()).router(),
+        move |_| options.clone(),
+    )
+}
+
+fn quick() -> LinkOptions {
+    LinkOptions {
+        hello: Some(HelloParams {
+            token: Some(TOKEN.into()),
+            ..HelloParams::default()
+        }),
+        first_wait: Duration::from_millis(10),
+        longest_wait: Duration::from_millis(100),
+        ..LinkOptions::default()
+    }
+}
+
+#[tokio::test]
+async fn a_link_comes_back_says_hello_again_and_fails_calls_in_between() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = format!("unix:{}", directory.path().join("s").display());
+    for text in [
+        "tcp://127.0.0.1:0",
+        "ws://127.0.0.1:0",
+        &socket,
+        "queue:reconnect",
+    ] {
+        let first = server(&text.parse().unwrap()).await;
+        let endpoint = first.endpoint().clone();
+        let link = Link::to(endpoint.clone(), ConnectOptions::default(), quick());
+        assert_eq!(
+            link.connected()
+                .await
+                .unwrap()
+                .call::<Who>(&Empty {})
+                .await
+                .unwrap(),
+            Text::new("linked")
+        );
+        assert_eq!(link.hello().unwrap().contract, 1);
+        drop(first);
+        link.disconnected().await;
+        let error = link.call::<Echo>(&Text::new("x")).await.unwrap_err();
+        assert!(matches!(error, CallError::NotSent(_)), "{error:?}");
+        assert_eq!(error.code(), Code::Unavailable);
+        let _second = server(&endpoint).await;
+        eventually("the link is back", async || {
+            link.call::<Echo>(&Text::new("x")).await.is_ok()
+        })
+        .await;
+        assert_eq!(
+            link.call::<Who>(&Empty {}).await.unwrap(),
+            Text::new("linked")
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_wrong_token_is_told_to_whoever_calls() {
+    let server = server(&"tcp://127.0.0.1:0".parse().unwrap()).await;
+    let hello = HelloParams {
+        token: Some("wrong".into()),
+        ..HelloParams::default()
+    };
+    let link = Link::to(
+        server.endpoint().clone(),
+        ConnectOptions::default(),
+        LinkOptions {
+            hello: Some(hello),
+            ..quick()
+        },
+    );
+    eventually("the refusal is known", async || {
+        link.call::<Echo>(&Text::new("x"))
+            .await
+            .unwrap_err()
+            .to_string()
+            .contains("denied")
+    })
+    .await;
+}
+
+/// A server that never is there, and counts how often it was tried.
+fn nowhere() -> (box_transports::link::Connector, Arc<AtomicU64>) {
+    let tries = Arc::new(AtomicU64::new(0));
+    let counter = Arc::clone(&tries);
+    let connector: box_transports::link::Connector = Box::new(move || {
+        counter.fetch_add(1, Ordering::SeqCst);
+        Box::pin(async { Err(ConnectionError::Closed) })
+    });
+    (connector, tries)
+}
+
+#[tokio::test(start_paused = true)]
+async fn attempts_become_rarer_up_to_a_bound() {
+    let (connector, tries) = nowhere();
+    let _link = Link::over(connector, LinkOptions::default());
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    let early = tries.load(Ordering::SeqCst);
+    assert!((5..=12).contains(&early), "{early}");
+    tokio::time::sleep(Duration::from_secs(1000)).await;
+    let late = tries.load(Ordering::SeqCst) - early;
+    assert!(
+        (95..=205).contains(&late),
+        "{late} attempts in 1000 s with waits of 5 to 10 s"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_can_hurry_it() {
+    let (connector, tries) = nowhere();
+    let link = Link::over(connector, LinkOptions::default());
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let before = tries.load(Ordering::SeqCst);
+    link.connect_now();
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    assert_eq!(tries.load(Ordering::SeqCst), before + 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_a_bye_for_a_restart_it_comes_back_at_once() {
+    let (give, mut take) = tokio::sync::mpsc::unbounded_channel();
+    let connector: box_transports::link::Connector = Box::new(move || {
+        let give = give.clone();
+        Box::pin(async move {
+            let (ours, theirs) = queue::pair(16);
+            let _ = give.send(theirs);
+            Ok(Box::new(ours) as Box<dyn box_rpc::Connection>)
+        })
+    });
+    let link = Link::over(
+        connector,
+        LinkOptions {
+            first_wait: Duration::from_secs(100),
+            longest_wait: Duration::from_secs(100),
+            ..LinkOptions::default()
+        },
+    );
+    let serve = |connection| {
+        Session::start(
+            connection,
+            Arc::new(TestServer::default()).router(),
+            Options::default(),
+        )
+    };
+    let first = serve(take.recv().await.unwrap());
+    link.connected().await.unwrap();
+    let left = Instant::now();
+    first.close_for_restart(Duration::from_secs(1)).await;
+    let _second = serve(take.recv().await.unwrap());
+    link.connected().await.unwrap();
+    assert!(
+        left.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        left.elapsed()
+    );
+}

@@ -1,0 +1,99 @@
+//! Chunks come in order, before the result, no faster than they are read.
+
+use box_rpc::{Code, Empty};
+use box_tests::actions::{Count, Echo, Flow, Number, Probe, Text};
+use box_tests::every_transport;
+use box_tests::world::{Setup, eventually};
+use futures::StreamExt as _;
+use serde_json::json;
+
+every_transport!(
+    chunks_come_in_order_and_then_the_result,
+    without_credit_only_the_result_comes,
+    a_stream_is_never_further_ahead_than_its_credit,
+    a_flood_of_chunks_holds_up_no_other_call,
+    a_dropped_stream_ends_its_handler,
+    a_stream_that_fails_ends_with_its_error,
+);
+
+async fn chunks_come_in_order_and_then_the_result(setup: Setup) {
+    let world = setup.start().await;
+    let mut chunks = world
+        .peer
+        .stream::<Count>(&Number { n: 1000 })
+        .await
+        .unwrap();
+    for n in 0..1000 {
+        assert_eq!(chunks.next().await.unwrap().unwrap().n, n);
+    }
+    assert!(chunks.next().await.is_none());
+    assert_eq!(chunks.finish().await.unwrap().n, 499_500);
+}
+
+async fn without_credit_only_the_result_comes(setup: Setup) {
+    let world = setup.start().await;
+    assert_eq!(
+        world.peer.call::<Count>(&Number { n: 10 }).await.unwrap().n,
+        45
+    );
+    assert_eq!(world.peer.call::<Probe>(&Empty {}).await.unwrap().chunks, 0);
+}
+
+async fn a_stream_is_never_further_ahead_than_its_credit(setup: Setup) {
+    let world = setup.start().await;
+    let mut chunks = world
+        .peer
+        .request::<Count>(&Number { n: 100 })
+        .credit(8)
+        .stream()
+        .await
+        .unwrap();
+    eventually("the window is used", async || sent(&world).await == 8).await;
+    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    assert_eq!(
+        sent(&world).await,
+        8,
+        "nothing was read, so no more than the window was sent"
+    );
+    for read in 1..=20_u64 {
+        chunks.next().await.unwrap().unwrap();
+        assert!(sent(&world).await <= read + 8);
+    }
+    assert_eq!(chunks.finish().await.unwrap().n, 4950);
+}
+
+async fn sent(world: &box_tests::world::World) -> u64 {
+    world.peer.call::<Probe>(&Empty {}).await.unwrap().chunks
+}
+
+async fn a_flood_of_chunks_holds_up_no_other_call(setup: Setup) {
+    let world = setup.start().await;
+    let mut flow = world.peer.stream::<Flow>(&Empty {}).await.unwrap();
+    let reader = tokio::spawn(async move {
+        for _ in 0..2000 {
+            flow.next().await.unwrap().unwrap();
+        }
+    });
+    for n in 0..50 {
+        let text = Text::new(n.to_string());
+        assert_eq!(world.peer.call::<Echo>(&text).await.unwrap(), text);
+    }
+    reader.await.unwrap();
+}
+
+async fn a_dropped_stream_ends_its_handler(setup: Setup) {
+    let world = setup.start().await;
+    let mut flow = world.peer.stream::<Flow>(&Empty {}).await.unwrap();
+    flow.next().await.unwrap().unwrap();
+    drop(flow);
+    eventually("the handler is dropped", async || {
+        world.peer.call::<Probe>(&Empty {}).await.unwrap().dropped == 1
+    })
+    .await;
+}
+
+async fn a_stream_that_fails_ends_with_its_error(setup: Setup) {
+    let mut raw = setup.raw().await;
+    raw.stream_call(1, "count", &json!({"n": "many"})).await;
+    assert_eq!(raw.answer().await.error().code, Code::Validation);
+}

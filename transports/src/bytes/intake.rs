@@ -1,0 +1,136 @@
+//! The reading side of a byte stream: what has arrived and is not yet part of a message.
+
+use std::{
+    future::{Future, poll_fn},
+    mem::MaybeUninit,
+    pin::{Pin, pin},
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use box_rpc::ConnectionError;
+use tokio::io::{AsyncRead, AsyncReadExt, ReadBuf};
+
+use super::{Deadline, Place, connection_error};
+
+/// One read on a connection that holds no buffer goes through this much of the stack.
+const STACK_READ: usize = 16 * 1024;
+
+/// Capacity that a connection may keep while it waits for the next message.
+const KEPT_WHILE_IDLE: usize = 4 * 1024;
+
+/// Capacity that is kept when a busy connection has consumed everything.
+const KEPT_WHILE_BUSY: usize = 128 * 1024;
+
+/// From this size on, a message takes the buffer it was read into instead of a copy.
+const HANDED_OVER: usize = 32 * 1024;
+
+/// Bytes that have arrived, and the stream they come from.
+///
+/// An idle intake owns no buffer: reads go through the stack until a message turns out to be
+/// larger, so ten thousand silent connections cost next to nothing.
+#[derive(Debug)]
+pub(crate) struct Intake<R> {
+    read: R,
+    bytes: Vec<u8>,
+    start: usize,
+    deadline: Deadline,
+    _place: Place,
+}
+
+impl<R: AsyncRead + Unpin> Intake<R> {
+    /// An empty intake; `frame` is the time one message may take.
+    pub(crate) fn new(read: R, frame: Duration, place: Place) -> Self {
+        Self {
+            read,
+            bytes: Vec::new(),
+            start: 0,
+            deadline: Deadline::new(frame),
+            _place: place,
+        }
+    }
+
+    /// What has arrived and is not consumed.
+    pub(crate) fn waiting(&self) -> &[u8] {
+        &self.bytes[self.start..]
+    }
+
+    /// Lets go of the first `count` bytes.
+    pub(crate) fn consume(&mut self, count: usize) {
+        self.start += count;
+        if self.start >= self.bytes.len() {
+            self.bytes.clear();
+            self.start = 0;
+            if self.bytes.capacity() > KEPT_WHILE_BUSY {
+                self.bytes = Vec::new();
+            }
+        }
+    }
+
+    /// Takes the first `count` bytes out. A large message keeps the buffer it was read into.
+    pub(crate) fn take(&mut self, count: usize) -> Vec<u8> {
+        if self.start == 0 && count >= HANDED_OVER {
+            let rest = self.bytes.split_off(count);
+            let mut message = std::mem::replace(&mut self.bytes, rest);
+            if message.capacity() > count + count / 4 {
+                message.shrink_to_fit();
+            }
+            return message;
+        }
+        let message = self.bytes[self.start..self.start + count].to_vec();
+        self.consume(count);
+        message
+    }
+
+    /// The message that was begun is complete, and the clock stops.
+    pub(crate) fn message_ended(&mut self) {
+        self.deadline.end();
+    }
+
+    /// Waits for more bytes; `false` at the end of the stream. `begun` says that part of a message
+    /// has arrived, so the rest must come in time.
+    pub(crate) async fn fill(&mut self, begun: bool) -> Result<bool, ConnectionError> {
+        if begun {
+            self.deadline.begin();
+        }
+        if self.start > 0 {
+            self.bytes.drain(..self.start);
+            self.start = 0;
+        }
+        let count = poll_fn(|cx| self.poll_fill(cx)).await?;
+        Ok(count > 0)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn capacity(&self) -> usize {
+        self.bytes.capacity()
+    }
+
+    fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<Result<usize, ConnectionError>> {
+        let read = self.poll_read(cx);
+        let over = match &read {
+            Poll::Ready(_) => self.deadline.is_over(),
+            Poll::Pending => {
+                if self.bytes.is_empty() && self.bytes.capacity() > KEPT_WHILE_IDLE {
+                    self.bytes = Vec::new();
+                }
+                self.deadline.poll_over(cx).is_ready()
+            }
+        };
+        if over {
+            return Poll::Ready(Err(ConnectionError::Stalled(self.deadline.limit())));
+        }
+        read.map_err(connection_error)
+    }
+
+    fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<std::io::Result<usize>> {
+        if self.bytes.capacity() - self.bytes.len() >= STACK_READ {
+            return pin!(self.read.read_buf(&mut self.bytes)).poll(cx);
+        }
+        let mut stack = [MaybeUninit::uninit(); STACK_READ];
+        let mut chunk = ReadBuf::uninit(&mut stack);
+        ready!(Pin::new(&mut self.read).poll_read(cx, &mut chunk))?;
+        self.bytes.extend_from_slice(chunk.filled());
+        Poll::Ready(Ok(chunk.filled().len()))
+    }
+}

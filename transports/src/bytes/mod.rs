@@ -1,0 +1,52 @@
+//! What every framing over a byte stream shares: a reader that buffers, a writer that batches, and
+//! the time one message may take.
+
+mod deadline;
+mod intake;
+mod outbox;
+
+use std::{io, sync::Arc};
+
+use box_rpc::ConnectionError;
+use tokio::sync::OwnedSemaphorePermit;
+
+pub(crate) use self::{
+    deadline::Deadline,
+    intake::Intake,
+    outbox::{Outbox, WRITTEN_DIRECTLY},
+};
+
+/// How much of an oversize message is kept, so that its id can still be found and answered.
+pub(crate) const HEAD_BYTES: usize = 512;
+
+/// A place among the connections a listener allows, given back when both halves are gone.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Place(
+    #[allow(dead_code, reason = "held, not read")] Option<Arc<OwnedSemaphorePermit>>,
+);
+
+impl Place {
+    /// The place that `permit` stands for.
+    pub(crate) fn of(permit: OwnedSemaphorePermit) -> Self {
+        Self(Some(Arc::new(permit)))
+    }
+}
+
+/// A peer that is gone is not a fault of the system, whichever way the system puts it.
+pub(crate) fn connection_error(error: io::Error) -> ConnectionError {
+    match error.kind() {
+        io::ErrorKind::BrokenPipe
+        | io::ErrorKind::ConnectionReset
+        | io::ErrorKind::ConnectionAborted
+        | io::ErrorKind::NotConnected
+        | io::ErrorKind::UnexpectedEof => ConnectionError::Closed,
+        _ => ConnectionError::Io(error),
+    }
+}
+
+/// Text from the wire. What is not UTF-8 becomes replacement characters: the engine then counts
+/// the message as unparsable instead of losing the connection.
+pub(crate) fn text_of(bytes: Vec<u8>) -> String {
+    String::from_utf8(bytes)
+        .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
+}

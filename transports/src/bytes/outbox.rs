@@ -1,0 +1,152 @@
+//! The writing side of a byte stream: many small messages, few writes.
+
+use std::{
+    future::poll_fn,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use box_rpc::ConnectionError;
+use tokio::io::AsyncWrite;
+
+use super::{Deadline, Place, connection_error};
+
+/// The buffer is written out when it holds this much.
+const WRITE_SIZE: usize = 64 * 1024;
+
+/// From this size on, a message is written from its own memory instead of being copied.
+pub(crate) const WRITTEN_DIRECTLY: usize = 32 * 1024;
+
+/// Capacity that a connection may keep between batches.
+const KEPT_WHILE_IDLE: usize = 4 * 1024;
+
+/// Bytes on their way out, and the stream they go to.
+///
+/// Each write of the buffer, or of one large message, must be done within the limit `frame`: a
+/// peer that stops reading does not hold its messages in our memory for ever.
+#[derive(Debug)]
+pub(crate) struct Outbox<W> {
+    /// Gone once closed: a pipe says that nothing more will come only by being dropped.
+    write: Option<W>,
+    buffer: Vec<u8>,
+    deadline: Deadline,
+    /// A write was begun and not finished: it failed, or its future was dropped. Whatever followed
+    /// would be taken for the rest of it.
+    torn: bool,
+    _place: Place,
+}
+
+impl<W: AsyncWrite + Unpin> Outbox<W> {
+    /// An empty outbox; `frame` is the time one write may take.
+    pub(crate) fn new(write: W, frame: Duration, place: Place) -> Self {
+        Self {
+            write: Some(write),
+            buffer: Vec::new(),
+            deadline: Deadline::new(frame),
+            torn: false,
+            _place: place,
+        }
+    }
+
+    /// Where small things are put. Call [`settle`](Self::settle) after each.
+    pub(crate) fn buffer(&mut self) -> &mut Vec<u8> {
+        &mut self.buffer
+    }
+
+    /// Writes the buffer out if it has become large.
+    pub(crate) async fn settle(&mut self) -> Result<(), ConnectionError> {
+        if self.buffer.len() >= WRITE_SIZE {
+            self.write_buffer().await?;
+        }
+        Ok(())
+    }
+
+    /// Writes what is buffered and then `bytes`, which are not copied.
+    pub(crate) async fn write_directly(&mut self, bytes: &[u8]) -> Result<(), ConnectionError> {
+        self.write_buffer().await?;
+        self.write_all(bytes).await
+    }
+
+    /// Everything taken so far is on its way.
+    pub(crate) async fn flush(&mut self) -> Result<(), ConnectionError> {
+        self.write_buffer().await?;
+        if self.buffer.capacity() > KEPT_WHILE_IDLE {
+            self.buffer = Vec::new();
+        }
+        self.in_time(|write, cx| Pin::new(write).poll_flush(cx))
+            .await
+    }
+
+    /// Flushes and ends the stream in this direction. Nothing can be written afterwards.
+    pub(crate) async fn close(&mut self) -> Result<(), ConnectionError> {
+        if self.write.is_none() {
+            return Ok(());
+        }
+        let flushed = self.flush().await;
+        let ended = match flushed {
+            Ok(()) => {
+                self.in_time(|write, cx| Pin::new(write).poll_shutdown(cx))
+                    .await
+            }
+            Err(error) => Err(error),
+        };
+        self.write = None;
+        ended
+    }
+
+    async fn write_buffer(&mut self) -> Result<(), ConnectionError> {
+        if self.buffer.is_empty() {
+            return Ok(());
+        }
+        let mut buffer = std::mem::take(&mut self.buffer);
+        let written = self.write_all(&buffer).await;
+        buffer.clear();
+        self.buffer = buffer;
+        written
+    }
+
+    async fn write_all(&mut self, mut bytes: &[u8]) -> Result<(), ConnectionError> {
+        if std::mem::replace(&mut self.torn, true) {
+            return Err(ConnectionError::Closed);
+        }
+        self.in_time(|write, cx| {
+            while !bytes.is_empty() {
+                match Pin::new(&mut *write).poll_write(cx, bytes) {
+                    Poll::Ready(Ok(0)) => {
+                        return Poll::Ready(Err(std::io::ErrorKind::WriteZero.into()));
+                    }
+                    Poll::Ready(Ok(count)) => bytes = &bytes[count..],
+                    Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                    Poll::Pending => return Poll::Pending,
+                }
+            }
+            Poll::Ready(Ok(()))
+        })
+        .await?;
+        self.torn = false;
+        Ok(())
+    }
+
+    async fn in_time(
+        &mut self,
+        mut step: impl FnMut(&mut W, &mut Context<'_>) -> Poll<std::io::Result<()>>,
+    ) -> Result<(), ConnectionError> {
+        let Self {
+            write, deadline, ..
+        } = self;
+        let write = write.as_mut().ok_or(ConnectionError::Closed)?;
+        let result = poll_fn(|cx| match step(write, cx) {
+            Poll::Ready(result) => Poll::Ready(result.map_err(connection_error)),
+            Poll::Pending => {
+                deadline.begin();
+                deadline
+                    .poll_over(cx)
+                    .map(|()| Err(ConnectionError::Stalled(deadline.limit())))
+            }
+        })
+        .await;
+        self.deadline.end();
+        result
+    }
+}

@@ -1,0 +1,428 @@
+//! Accepting, whatever the transport: places, handshakes, and errors that pass.
+
+use std::{
+    fmt, io,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use box_rpc::{Connection, ConnectionError, Limits};
+use rustls::ServerConfig;
+use tokio::{
+    net::{TcpListener, TcpStream, UnixStream},
+    sync::Semaphore,
+    task::JoinSet,
+};
+use tokio_rustls::TlsAcceptor;
+
+use super::{Endpoint, HostPort, ListenError, ListenOptions};
+use crate::{
+    bytes::Place,
+    line::Line,
+    queue::QueueListener,
+    stdio,
+    unix::UnixListener,
+    websocket::{Admit, WebSocket},
+};
+
+/// How long accepting rests when the system has no descriptor or memory left.
+const REST: Duration = Duration::from_millis(20);
+
+/// What carries a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Transport {
+    /// A joined queue in this process.
+    Queue,
+    /// Standard streams.
+    Stdio,
+    /// TCP.
+    Tcp,
+    /// TCP with TLS.
+    Tls,
+    /// A Unix socket.
+    Unix,
+    /// A websocket, with or without TLS.
+    WebSocket,
+}
+
+/// What is known about whoever connected.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PeerInfo {
+    /// What carries the connection.
+    pub transport: Transport,
+    /// Where it comes from, for people: an address and port, or a word.
+    pub address: String,
+    /// The user of a peer on this machine, as the kernel says.
+    pub uid: Option<u32>,
+    /// Whether it showed a certificate that one of our client authorities signed.
+    pub client_certificate: bool,
+}
+
+impl PeerInfo {
+    fn new(transport: Transport, address: impl fmt::Display) -> Self {
+        Self {
+            transport,
+            address: address.to_string(),
+            uid: None,
+            client_certificate: false,
+        }
+    }
+}
+
+/// A new connection.
+pub struct Accepted {
+    /// It holds its place among the listener's connections until both halves are gone.
+    pub connection: Box<dyn Connection>,
+    /// Who it is.
+    pub peer: PeerInfo,
+}
+
+impl fmt::Debug for Accepted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Accepted")
+            .field("peer", &self.peer)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Connections a listener did not hand out, counted by reason.
+#[derive(Debug, Clone, Default)]
+pub struct Refused(Arc<Counts>);
+
+#[derive(Debug, Default)]
+struct Counts {
+    full: AtomicU64,
+    handshake: AtomicU64,
+    stranger: AtomicU64,
+}
+
+impl Refused {
+    /// Closed at once: all places were taken.
+    pub fn full(&self) -> u64 {
+        self.0.full.load(Ordering::Relaxed)
+    }
+
+    /// Failed, were refused in or did not finish their handshake.
+    pub fn handshake(&self) -> u64 {
+        self.0.handshake.load(Ordering::Relaxed)
+    }
+
+    /// Came from another user.
+    pub fn stranger(&self) -> u64 {
+        self.0.stranger.load(Ordering::Relaxed)
+    }
+}
+
+/// Accepts connections at an endpoint, until it is dropped. Connections that it handed out live on.
+pub struct Listener {
+    socket: Socket,
+    places: Arc<Semaphore>,
+    settings: Arc<Settings>,
+    handshakes: JoinSet<Result<Accepted, ConnectionError>>,
+    refused: Refused,
+    local: Endpoint,
+}
+
+enum Socket {
+    Queue(QueueListener),
+    Stdio { served: bool },
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+/// A raw stream and whose it is.
+enum Arrival {
+    Queue(crate::queue::Queue),
+    Tcp(TcpStream, SocketAddr),
+    Unix(UnixStream, u32),
+}
+
+/// What a handshake needs.
+struct Settings {
+    limits: Limits,
+    handshake: Duration,
+    tls: Option<Arc<ServerConfig>>,
+    verifies_clients: bool,
+    /// Set for websockets.
+    gate: Option<Arc<dyn Admit>>,
+}
+
+impl Endpoint {
+    /// Listens here. `stdio:` serves our own standard streams, once.
+    pub async fn listen(&self, options: &ListenOptions) -> Result<Listener, ListenError> {
+        let (socket, local) = self.bind().await?;
+        let tls = match (self, &options.tls) {
+            (Self::Tcp { tls: true, .. } | Self::WebSocket { tls: true, .. }, Some(tls)) => {
+                Some(tls)
+            }
+            (Self::Tcp { tls: true, .. } | Self::WebSocket { tls: true, .. }, None) => {
+                return Err(ListenError::NoCertificate);
+            }
+            _ => None,
+        };
+        let gate = match self {
+            Self::WebSocket { path, .. } => Some(options.gate_at(path)),
+            _ => None,
+        };
+        let settings = Settings {
+            limits: options.limits.clone(),
+            handshake: options.handshake(),
+            tls: tls.map(crate::tls::ServerTls::config).transpose()?,
+            verifies_clients: tls.is_some_and(|tls| tls.client_ca.is_some()),
+            gate,
+        };
+        let places = options.max_connections.min(Semaphore::MAX_PERMITS);
+        Ok(Listener {
+            socket,
+            places: Arc::new(Semaphore::new(places)),
+            settings: Arc::new(settings),
+            handshakes: JoinSet::new(),
+            refused: Refused::default(),
+            local,
+        })
+    }
+
+    async fn bind(&self) -> Result<(Socket, Self), ListenError> {
+        let mut local = self.clone();
+        let socket = match &mut local {
+            Self::Queue { name } => {
+                Socket::Queue(QueueListener::bind(name).ok_or(ListenError::InUse)?)
+            }
+            Self::Stdio { command } if command.is_empty() => Socket::Stdio { served: false },
+            Self::Stdio { .. } => return Err(ListenError::Command),
+            Self::Unix { path } => Socket::Unix(UnixListener::bind(path)?),
+            Self::Tcp { address, .. } | Self::WebSocket { address, .. } => {
+                Socket::Tcp(bind_tcp(address).await?)
+            }
+        };
+        Ok((socket, local))
+    }
+}
+
+/// Listens, and notes the port that was really taken.
+async fn bind_tcp(address: &mut HostPort) -> Result<TcpListener, ListenError> {
+    let socket = TcpListener::bind((address.host.as_str(), address.port))
+        .await
+        .map_err(|error| match error.kind() {
+            io::ErrorKind::AddrInUse => ListenError::InUse,
+            _ => error.into(),
+        })?;
+    address.port = socket.local_addr()?.port();
+    Ok(socket)
+}
+
+impl Listener {
+    /// Where it really listens: with the port that was taken for port 0.
+    pub fn local_endpoint(&self) -> &Endpoint {
+        &self.local
+    }
+
+    /// Counts the connections that were not handed out.
+    pub fn refused(&self) -> Refused {
+        self.refused.clone()
+    }
+
+    /// The next connection whose handshakes are done. May be dropped while it waits: nothing is
+    /// lost.
+    ///
+    /// Errors that concern one connection, or that pass, are not returned: an error means that no
+    /// further connection will come.
+    pub async fn accept(&mut self) -> Result<Accepted, ConnectionError> {
+        loop {
+            tokio::select! {
+                Some(done) = self.handshakes.join_next() => match done {
+                    Ok(Ok(accepted)) => return Ok(accepted),
+                    outcome => {
+                        self.refused.0.handshake.fetch_add(1, Ordering::Relaxed);
+                        tracing::debug!(?outcome, "handshake failed");
+                    }
+                },
+                arrival = self.socket.arrival(&self.settings.limits) => match arrival {
+                    Ok(Some(Next::Arrival(arrival))) => {
+                        if let Some(accepted) = self.admit(arrival) {
+                            return Ok(accepted);
+                        }
+                    }
+                    Ok(Some(Next::Whole(accepted))) => return Ok(accepted),
+                    Ok(None) => return Err(ConnectionError::Closed),
+                    Err(error) => self.endure(error).await?,
+                },
+            }
+        }
+    }
+
+    /// Gives the arrival a place; hands it out, or starts its handshakes.
+    fn admit(&mut self, arrival: Arrival) -> Option<Accepted> {
+        let Ok(permit) = Arc::clone(&self.places).try_acquire_owned() else {
+            self.refused.0.full.fetch_add(1, Ordering::Relaxed);
+            tracing::warn!(
+                limit = "max_connections",
+                "connection refused: no place left"
+            );
+            return None;
+        };
+        let place = Place::of(permit);
+        let limits = &self.settings.limits;
+        match arrival {
+            Arrival::Queue(queue) => Some(Accepted {
+                connection: Box::new(queue.in_place(&place)),
+                peer: PeerInfo::new(Transport::Queue, "this process"),
+            }),
+            Arrival::Unix(stream, uid) => {
+                let (read, write) = stream.into_split();
+                Some(Accepted {
+                    connection: Box::new(Line::in_place(read, write, limits, &place)),
+                    peer: PeerInfo {
+                        uid: Some(uid),
+                        ..PeerInfo::new(Transport::Unix, "this machine")
+                    },
+                })
+            }
+            Arrival::Tcp(stream, address) => {
+                // Fails only when the peer is gone already, and then so does the first read.
+                let _ = stream.set_nodelay(true);
+                if self.settings.tls.is_none() && self.settings.gate.is_none() {
+                    let (read, write) = stream.into_split();
+                    return Some(Accepted {
+                        connection: Box::new(Line::in_place(read, write, limits, &place)),
+                        peer: PeerInfo::new(Transport::Tcp, address),
+                    });
+                }
+                let settings = Arc::clone(&self.settings);
+                self.handshakes
+                    .spawn(async move { settings.shake_hands(stream, address, place).await });
+                None
+            }
+        }
+    }
+
+    /// Whether accepting goes on after `error`.
+    async fn endure(&self, error: io::Error) -> Result<(), ConnectionError> {
+        match error.kind() {
+            io::ErrorKind::PermissionDenied => {
+                self.refused.0.stranger.fetch_add(1, Ordering::Relaxed);
+                tracing::warn!("connection refused: another user");
+            }
+            io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::Interrupted => {}
+            io::ErrorKind::InvalidInput | io::ErrorKind::AlreadyExists => return Err(error.into()),
+            kind => {
+                tracing::warn!(?kind, "accepting rests");
+                tokio::time::sleep(REST).await;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What comes out of a socket.
+enum Next {
+    Arrival(Arrival),
+    Whole(Accepted),
+}
+
+impl Socket {
+    /// The next raw connection; `None` when there will be none. May be dropped while it waits.
+    async fn arrival(&mut self, limits: &Limits) -> io::Result<Option<Next>> {
+        let arrival = match self {
+            Self::Queue(listener) => {
+                return Ok(listener
+                    .accept()
+                    .await
+                    .map(Arrival::Queue)
+                    .map(Next::Arrival));
+            }
+            Self::Stdio { served: true } => return Ok(None),
+            Self::Stdio { served } => {
+                *served = true;
+                let connection = stdio::serve(limits).map_err(|error| match error {
+                    ConnectionError::Io(error) => {
+                        io::Error::new(io::ErrorKind::InvalidInput, error)
+                    }
+                    other => io::Error::new(io::ErrorKind::InvalidInput, other),
+                })?;
+                return Ok(Some(Next::Whole(Accepted {
+                    connection: Box::new(connection),
+                    peer: PeerInfo::new(Transport::Stdio, "parent process"),
+                })));
+            }
+            Self::Tcp(listener) => {
+                let (stream, address) = listener.accept().await?;
+                Arrival::Tcp(stream, address)
+            }
+            Self::Unix(listener) => {
+                let (stream, uid) = listener.accept().await?;
+                Arrival::Unix(stream, uid)
+            }
+        };
+        Ok(Some(Next::Arrival(arrival)))
+    }
+}
+
+impl Settings {
+    /// Does what stands between an accepted stream and a connection, within the time for it.
+    async fn shake_hands(
+        &self,
+        stream: TcpStream,
+        address: SocketAddr,
+        place: Place,
+    ) -> Result<Accepted, ConnectionError> {
+        let handshakes = async {
+            let Some(config) = &self.tls else {
+                let (read, write) = stream.into_split();
+                return self.frame(read, write, &place, Transport::Tcp).await;
+            };
+            let stream = TlsAcceptor::from(Arc::clone(config)).accept(stream).await?;
+            let (read, write) = tokio::io::split(stream);
+            self.frame(read, write, &place, Transport::Tls).await
+        };
+        let (connection, transport) = tokio::time::timeout(self.handshake, handshakes)
+            .await
+            .map_err(|_| ConnectionError::Stalled(self.handshake))??;
+        Ok(Accepted {
+            connection,
+            peer: PeerInfo {
+                client_certificate: self.verifies_clients,
+                ..PeerInfo::new(transport, address)
+            },
+        })
+    }
+
+    async fn frame<R, W>(
+        &self,
+        read: R,
+        write: W,
+        place: &Place,
+        plain: Transport,
+    ) -> Result<(Box<dyn Connection>, Transport), ConnectionError>
+    where
+        R: tokio::io::AsyncRead + Unpin + Send + 'static,
+        W: tokio::io::AsyncWrite + Unpin + Send + 'static,
+    {
+        let Some(gate) = &self.gate else {
+            return Ok((
+                Box::new(Line::in_place(read, write, &self.limits, place)),
+                plain,
+            ));
+        };
+        let socket =
+            WebSocket::accept_in_place(read, write, &self.limits, gate.as_ref(), place).await?;
+        Ok((Box::new(socket), Transport::WebSocket))
+    }
+}
+
+impl fmt::Debug for Listener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Listener")
+            .field("local", &self.local)
+            .field("free_places", &self.places.available_permits())
+            .field("refused", &self.refused)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,107 @@
+//! An address as text: what goes in configurations and on command lines.
+//!
+//! [`Endpoint`] parses and prints; [`Endpoint::connect`] and [`Endpoint::listen`] act on it.
+//! Reading order: this file, `parse`, `options`, `connect`, `listener`.
+
+mod connect;
+mod listener;
+mod options;
+mod parse;
+#[cfg(test)]
+mod tests;
+
+use std::{fmt, path::PathBuf};
+
+pub use self::{
+    listener::{Accepted, Listener, PeerInfo, Refused, Transport},
+    options::{ConnectOptions, ListenError, ListenOptions},
+    parse::EndpointError,
+};
+
+/// Where a peer is, or where one may come from.
+///
+/// | text | meaning |
+/// |---|---|
+/// | `queue:NAME` | a joined queue in this process |
+/// | `stdio:COMMAND ARGS` | a command to start; `stdio:` alone listens on our own standard streams |
+/// | `tcp://HOST:PORT` | TCP |
+/// | `tls://HOST:PORT` | TCP with TLS |
+/// | `unix:PATH` | a Unix socket |
+/// | `ws://HOST:PORT/PATH` | a websocket; the port is 80 and the path `/` unless given |
+/// | `wss://HOST:PORT/PATH` | a websocket with TLS; the port is 443 unless given |
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Endpoint {
+    /// A joined queue in this process.
+    Queue {
+        /// The name its listener took.
+        name: String,
+    },
+    /// A command, reached by its standard streams.
+    Stdio {
+        /// The program and its arguments; empty for our own standard streams.
+        command: Vec<String>,
+    },
+    /// A byte stream over TCP.
+    Tcp {
+        /// Where to.
+        address: HostPort,
+        /// Whether TLS is spoken on it.
+        tls: bool,
+    },
+    /// A Unix socket.
+    Unix {
+        /// Its file.
+        path: PathBuf,
+    },
+    /// A websocket.
+    WebSocket {
+        /// Where to.
+        address: HostPort,
+        /// Whether TLS is spoken beneath.
+        tls: bool,
+        /// The path of the request, with its slash; empty if none was named.
+        path: String,
+    },
+}
+
+/// A host, by name or by address, and a port.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct HostPort {
+    /// The name or address; an IPv6 address without its brackets.
+    pub host: String,
+    /// The port; 0 lets a listener take any.
+    pub port: u16,
+}
+
+impl fmt::Display for HostPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.host.contains(':') {
+            write!(f, "[{}]:{}", self.host, self.port)
+        } else {
+            write!(f, "{}:{}", self.host, self.port)
+        }
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Queue { name } => write!(f, "queue:{name}"),
+            Self::Stdio { command } => {
+                f.write_str("stdio:")?;
+                parse::write_words(f, command)
+            }
+            Self::Tcp {
+                address,
+                tls: false,
+            } => write!(f, "tcp://{address}"),
+            Self::Tcp { address, tls: true } => write!(f, "tls://{address}"),
+            Self::Unix { path } => write!(f, "unix:{}", path.display()),
+            Self::WebSocket { address, tls, path } => {
+                let scheme = if *tls { "wss" } else { "ws" };
+                write!(f, "{scheme}://{address}{path}")
+            }
+        }
+    }
+}

@@ -1,0 +1,333 @@
+//! Newline framing over any byte stream: one message, one line.
+//!
+//! Tolerant in what it reads: empty lines and a carriage return before the newline are dropped, a
+//! last line without a newline counts, and bytes that are not UTF-8 arrive as replacement
+//! characters. A line longer than `message_bytes` is skipped in constant memory and reported as
+//! [`ConnectionError::TooLarge`]; the next line is read as if nothing had happened.
+
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use async_trait::async_trait;
+use box_rpc::{Connection, ConnectionError, Limits, ReceiveHalf, SendHalf};
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use crate::bytes::{HEAD_BYTES, Intake, Outbox, Place, WRITTEN_DIRECTLY, text_of};
+
+/// A connection that frames by newlines.
+#[derive(Debug)]
+pub struct Line<R, W> {
+    send: LineSend<W>,
+    receive: LineReceive<R>,
+}
+
+impl<R, W> Line<R, W>
+where
+    R: AsyncRead + Unpin + Send + 'static,
+    W: AsyncWrite + Unpin + Send + 'static,
+{
+    /// Frames what `read` and `write` carry. `limits` gives the longest message and the time one
+    /// may take.
+    pub fn new(read: R, write: W, limits: &Limits) -> Self {
+        Self::in_place(read, write, limits, &Place::default())
+    }
+
+    /// As [`new`](Self::new), holding a place among a listener's connections.
+    pub(crate) fn in_place(read: R, write: W, limits: &Limits, place: &Place) -> Self {
+        Self {
+            send: LineSend::new(write, limits, place.clone()),
+            receive: LineReceive::new(read, limits, place.clone()),
+        }
+    }
+
+    /// Both halves with their types, for a framing on top of lines.
+    pub(crate) fn into_parts(self) -> (LineSend<W>, LineReceive<R>) {
+        (self.send, self.receive)
+    }
+}
+
+impl<R, W> Connection for Line<R, W>
+where
+    R: AsyncRead + Unpin + Send + 'static,
+    W: AsyncWrite + Unpin + Send + 'static,
+{
+    fn split(self: Box<Self>) -> (Box<dyn SendHalf>, Box<dyn ReceiveHalf>) {
+        (Box::new(self.send), Box::new(self.receive))
+    }
+}
+
+/// The half that sends lines.
+#[derive(Debug)]
+pub struct LineSend<W> {
+    outbox: Outbox<W>,
+}
+
+impl<W: AsyncWrite + Unpin> LineSend<W> {
+    fn new(write: W, limits: &Limits, place: Place) -> Self {
+        Self {
+            outbox: Outbox::new(write, limits.frame, place),
+        }
+    }
+
+    /// Takes one message; small ones wait for company until the flush.
+    pub(crate) async fn put(&mut self, mut message: String) -> Result<(), ConnectionError> {
+        // A line break outside of a JSON string is white space, inside of one it is not JSON.
+        if memchr::memchr(b'\n', message.as_bytes()).is_some() {
+            message = message.replace('\n', " ");
+        }
+        if message.len() >= WRITTEN_DIRECTLY {
+            message.push('\n');
+            return self.outbox.write_directly(message.as_bytes()).await;
+        }
+        let buffer = self.outbox.buffer();
+        buffer.extend_from_slice(message.as_bytes());
+        buffer.push(b'\n');
+        self.outbox.settle().await
+    }
+
+    /// Writes what is left and passes it on.
+    pub(crate) async fn finish(&mut self) -> Result<(), ConnectionError> {
+        self.outbox.flush().await
+    }
+
+    /// Flushes and ends the stream in this direction.
+    pub(crate) async fn end(&mut self) -> Result<(), ConnectionError> {
+        self.outbox.close().await
+    }
+}
+
+#[async_trait]
+impl<W: AsyncWrite + Unpin + Send> SendHalf for LineSend<W> {
+    async fn send(&mut self, message: String) -> Result<(), ConnectionError> {
+        self.put(message).await
+    }
+
+    async fn flush(&mut self) -> Result<(), ConnectionError> {
+        self.finish().await
+    }
+
+    async fn send_all(&mut self, messages: &mut VecDeque<String>) -> Result<(), ConnectionError> {
+        while let Some(message) = messages.pop_front() {
+            self.put(message).await?;
+        }
+        self.finish().await
+    }
+
+    async fn close(&mut self) -> Result<(), ConnectionError> {
+        self.end().await
+    }
+}
+
+/// How many lines were skipped because they cannot be messages: stray prints, banners, logs.
+#[derive(Debug, Clone, Default)]
+pub struct NoiseCount(Arc<AtomicU64>);
+
+impl NoiseCount {
+    /// Lines skipped so far.
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn count(&self) {
+        let skipped = self.0.fetch_add(1, Ordering::Relaxed) + 1;
+        tracing::debug!(skipped, "skipped a line that is no message");
+    }
+}
+
+/// The half that receives lines.
+#[derive(Debug)]
+pub struct LineReceive<R> {
+    intake: Intake<R>,
+    /// The limit that is reported.
+    limit: usize,
+    /// The longest line that is read.
+    longest: usize,
+    /// Bytes of the waiting line already searched for its end.
+    searched: usize,
+    /// The beginning of an oversize line that is being skipped.
+    skipping: Option<Vec<u8>>,
+    ended: bool,
+    noise: Option<NoiseCount>,
+}
+
+/// What the buffered bytes hold.
+enum Found {
+    Message(Vec<u8>),
+    TooLarge(Vec<u8>),
+    Nothing,
+}
+
+impl<R: AsyncRead + Unpin> LineReceive<R> {
+    fn new(read: R, limits: &Limits, place: Place) -> Self {
+        Self {
+            intake: Intake::new(read, limits.frame, place),
+            limit: limits.message_bytes,
+            longest: limits.message_bytes,
+            searched: 0,
+            skipping: None,
+            ended: false,
+            noise: None,
+        }
+    }
+
+    /// Reads lines of up to `bytes` even if a message may not be that long: a framing on top has
+    /// lines that are no messages.
+    pub(crate) fn read_lines_of(&mut self, bytes: usize) {
+        self.longest = self.longest.max(bytes);
+    }
+
+    /// From now on, lines that are not of the form `{…}` or `[…]` are skipped and counted.
+    pub(crate) fn skip_noise(&mut self) -> NoiseCount {
+        self.noise.get_or_insert_default().clone()
+    }
+
+    /// The next line; `None` at the end. Everything half done is kept in `self`, so the future may
+    /// be dropped at any time.
+    ///
+    /// With `continues`, the line is one piece of a longer message and the clock of that message
+    /// runs on.
+    pub(crate) async fn next(
+        &mut self,
+        continues: bool,
+    ) -> Result<Option<String>, ConnectionError> {
+        loop {
+            match self.find() {
+                Found::Message(line) => {
+                    if !continues {
+                        self.intake.message_ended();
+                    }
+                    return Ok(Some(text_of(line)));
+                }
+                Found::TooLarge(head) => {
+                    self.intake.message_ended();
+                    return Err(ConnectionError::TooLarge {
+                        head: text_of(head),
+                        limit: self.limit,
+                    });
+                }
+                Found::Nothing if self.ended => return Ok(None),
+                Found::Nothing => {
+                    let begun = self.skipping.is_some() || !self.intake.waiting().is_empty();
+                    if !begun && !continues {
+                        self.intake.message_ended();
+                    }
+                    self.ended = !self.intake.fill(begun || continues).await?;
+                }
+            }
+        }
+    }
+
+    /// A whole line that is already here.
+    pub(crate) fn next_ready(&mut self) -> Option<String> {
+        // An oversize line is an event that only `next` can report.
+        if self.skipping.is_some() || self.intake.waiting().len() > self.longest {
+            return None;
+        }
+        match self.find() {
+            Found::Message(line) => Some(text_of(line)),
+            Found::TooLarge(_) | Found::Nothing => None,
+        }
+    }
+
+    /// Looks for a line among the waiting bytes, skipping what is no message.
+    fn find(&mut self) -> Found {
+        loop {
+            let waiting = self.intake.waiting();
+            let end = memchr::memchr(b'\n', &waiting[self.searched..]).map(|at| self.searched + at);
+            let (length, whole) = match end {
+                Some(end) => (end, true),
+                None => (
+                    waiting.len(),
+                    self.ended && !(waiting.is_empty() && self.skipping.is_none()),
+                ),
+            };
+            if let Some(head) = &mut self.skipping {
+                extend_head(head, &waiting[..length]);
+                self.drop_line(length, end.is_some());
+                if whole && let Some(head) = self.skipping.take() {
+                    if self.is_noise(&head, None) {
+                        continue;
+                    }
+                    return Found::TooLarge(head);
+                }
+                return Found::Nothing;
+            }
+            if length > self.longest.saturating_add(1)
+                || (whole && trimmed(&waiting[..length]).len() > self.longest)
+            {
+                self.skipping = Some(Vec::with_capacity(HEAD_BYTES));
+                continue;
+            }
+            if !whole {
+                self.searched = length;
+                return Found::Nothing;
+            }
+            let kept = trimmed(&waiting[..length]).len();
+            if kept == 0 || self.is_noise(&waiting[..kept], Some(&waiting[..kept])) {
+                self.drop_line(length, end.is_some());
+                if end.is_none() {
+                    return Found::Nothing;
+                }
+                continue;
+            }
+            let line = self.intake.take(kept);
+            self.drop_line(length - kept, end.is_some());
+            return Found::Message(line);
+        }
+    }
+
+    /// Lets go of `length` bytes and of the newline after them.
+    fn drop_line(&mut self, length: usize, newline: bool) {
+        self.intake.consume(length + usize::from(newline));
+        self.searched = 0;
+    }
+
+    /// Whether a line beginning with `head` and, where it is known, ending like `tail` is skipped;
+    /// counts it if so.
+    fn is_noise(&self, head: &[u8], tail: Option<&[u8]>) -> bool {
+        let Some(noise) = &self.noise else {
+            return false;
+        };
+        let close = match head.trim_ascii_start().first() {
+            Some(b'{') => Some(&b'}'),
+            Some(b'[') => Some(&b']'),
+            _ => None,
+        };
+        let framed =
+            close.is_some() && tail.is_none_or(|tail| tail.trim_ascii_end().last() == close);
+        if !framed {
+            noise.count();
+        }
+        !framed
+    }
+}
+
+#[async_trait]
+impl<R: AsyncRead + Unpin + Send> ReceiveHalf for LineReceive<R> {
+    async fn receive(&mut self) -> Result<Option<String>, ConnectionError> {
+        self.next(false).await
+    }
+
+    fn receive_ready(&mut self) -> Option<String> {
+        self.next_ready()
+    }
+}
+
+/// The line without its carriage return.
+fn trimmed(line: &[u8]) -> &[u8] {
+    line.strip_suffix(b"\r").unwrap_or(line)
+}
+
+/// Adds to the kept beginning of an oversize message what still fits.
+pub(crate) fn extend_head(head: &mut Vec<u8>, bytes: &[u8]) {
+    let room = HEAD_BYTES.saturating_sub(head.len()).min(bytes.len());
+    head.extend_from_slice(&bytes[..room]);
+}

@@ -1,0 +1,211 @@
+//! A connection that comes back: connects, says hello, and when the connection is lost does so
+//! again, after a while that grows and varies. Calls made in between fail with `unavailable`.
+
+use std::collections::hash_map::RandomState;
+use std::fmt;
+use std::hash::BuildHasher as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use box_rpc::{
+    Action, CallError, CloseReason, Connection, ConnectionError, Dialect, Hello, HelloParams, HelloResult,
+    Options, Peer, Router, Session,
+};
+use futures::future::BoxFuture;
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use crate::endpoint::{ConnectOptions, Endpoint};
+
+/// Makes one connection; called again whenever the last one is lost.
+pub type Connector =
+    Box<dyn Fn() -> BoxFuture<'static, Result<Box<dyn Connection>, ConnectionError>> + Send + Sync>;
+
+/// How a link connects.
+#[derive(Debug, Clone)]
+pub struct LinkOptions {
+    /// How each connection is used. The dialect is JSON-RPC unless set.
+    pub session: Options,
+    /// What to say first on each connection; `None` says nothing.
+    pub hello: Option<HelloParams>,
+    /// What the other end may call here.
+    pub router: Router,
+    /// The wait after the first failure; doubled after each further one.
+    pub first_wait: Duration,
+    /// The longest wait.
+    pub longest_wait: Duration,
+    /// How long the other end may take to answer the hello.
+    pub hello_timeout: Duration,
+}
+
+impl Default for LinkOptions {
+    fn default() -> Self {
+        Self {
+            session: Options { dialect: Some(Dialect::JsonRpc), ..Options::default() },
+            hello: Some(HelloParams::default()),
+            router: Router::empty(),
+            first_wait: Duration::from_millis(100),
+            longest_wait: Duration::from_secs(10),
+            hello_timeout: Duration::from_secs(10),
+        }
+    }
+}
+
+/// Whether there is a connection, and if not, why.
+#[derive(Debug, Clone)]
+enum State {
+    Down(String),
+    Up(Peer, Option<Arc<HelloResult>>),
+}
+
+/// A connection that comes back. Dropping it cuts the current connection and stops trying.
+pub struct Link {
+    state: watch::Receiver<State>,
+    hurry: Arc<Notify>,
+    task: JoinHandle<()>,
+}
+
+impl fmt::Debug for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Link").field(&self.state.borrow()).finish()
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Link {
+    /// Connects to an endpoint, and keeps doing so.
+    pub fn to(endpoint: Endpoint, connect: ConnectOptions, options: LinkOptions) -> Self {
+        Self::over(
+            Box::new(move || {
+                let (endpoint, connect) = (endpoint.clone(), connect.clone());
+                Box::pin(async move { endpoint.connect(&connect).await })
+            }),
+            options,
+        )
+    }
+
+    /// Connects by calling `connector`, and keeps doing so.
+    pub fn over(connector: Connector, options: LinkOptions) -> Self {
+        let (sender, state) = watch::channel(State::Down("not connected yet".to_owned()));
+        let hurry = Arc::new(Notify::new());
+        let task = tokio::spawn(run(connector, options, sender, Arc::clone(&hurry)));
+        Self { state, hurry, task }
+    }
+
+    /// The other end, if there is a connection now.
+    pub fn peer(&self) -> Result<Peer, CallError> {
+        match &*self.state.borrow() {
+            State::Up(peer, _) => Ok(peer.clone()),
+            State::Down(reason) => Err(CallError::NotSent(reason.clone())),
+        }
+    }
+
+    /// What the other end answered to our hello on the current connection.
+    pub fn hello(&self) -> Option<Arc<HelloResult>> {
+        match &*self.state.borrow() {
+            State::Up(_, hello) => hello.clone(),
+            State::Down(_) => None,
+        }
+    }
+
+    /// Calls over the current connection. Without one it fails at once with `unavailable`.
+    pub async fn call<A: Action>(&self, params: &A::Params) -> Result<A::Result, CallError> {
+        self.peer()?.call::<A>(params).await
+    }
+
+    /// Waits for a connection, hurrying the next attempt.
+    pub async fn connected(&self) -> Result<Peer, CallError> {
+        self.connect_now();
+        let mut state = self.state.clone();
+        let up = state.wait_for(|state| matches!(state, State::Up(..))).await;
+        match up.as_deref() {
+            Ok(State::Up(peer, _)) => Ok(peer.clone()),
+            _ => Err(CallError::NotSent("the link has ended".to_owned())),
+        }
+    }
+
+    /// Waits until the current connection is lost. Returns at once if there is none.
+    pub async fn disconnected(&self) {
+        let mut state = self.state.clone();
+        let _ = state.wait_for(|state| matches!(state, State::Down(_))).await;
+    }
+
+    /// Tries at once instead of waiting out the current pause.
+    pub fn connect_now(&self) {
+        self.hurry.notify_one();
+    }
+}
+
+async fn run(connector: Connector, options: LinkOptions, state: watch::Sender<State>, hurry: Arc<Notify>) {
+    let mut failures = 0;
+    loop {
+        let reason = match connect(&connector, &options).await {
+            Ok((session, hello)) => {
+                failures = 0;
+                state.send_replace(State::Up(session.peer(), hello));
+                let reason = session.closed().await;
+                state.send_replace(State::Down(reason.to_string()));
+                tracing::info!(%reason, "connection lost");
+                if matches!(reason, CloseReason::Bye { restart: true, .. }) {
+                    continue;
+                }
+                reason.to_string()
+            }
+            Err(reason) => reason,
+        };
+        state.send_replace(State::Down(reason));
+        let _ = timeout(pause(failures, &options), hurry.notified()).await;
+        failures += 1;
+    }
+}
+
+async fn connect(
+    connector: &Connector,
+    options: &LinkOptions,
+) -> Result<(Session, Option<Arc<HelloResult>>), String> {
+    let connection = connector().await.map_err(|error| error.to_string())?;
+    let mut session_options = options.session.clone();
+    session_options.dialect.get_or_insert(Dialect::JsonRpc);
+    let session = Session::start_boxed(connection, options.router.clone(), session_options);
+    let Some(hello) = &options.hello else { return Ok((session, None)) };
+    let peer = session.peer();
+    let answer = timeout(options.hello_timeout, peer.call::<Hello>(hello)).await;
+    match answer {
+        Ok(Ok(answer)) => Ok((session, Some(Arc::new(answer)))),
+        Ok(Err(error)) => Err(format!("hello: {error}")),
+        Err(_) => Err("hello: no answer in time".to_owned()),
+    }
+}
+
+/// Between half and all of a wait that doubles with each failure, so that many clients of one
+/// server do not come back in step.
+fn pause(failures: u32, options: &LinkOptions) -> Duration {
+    let doubled = options.first_wait.saturating_mul(1_u32.checked_shl(failures).unwrap_or(u32::MAX));
+    let half = doubled.min(options.longest_wait) / 2;
+    let random = RandomState::new().hash_one(failures) % 1024;
+    half + half * u32::try_from(random).unwrap_or(0) / 1024
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_to_a_bound_and_vary() {
+        let options = LinkOptions::default();
+        let bounds = |failures| {
+            let pauses: Vec<_> = (0..100).map(|_| pause(failures, &options)).collect();
+            (*pauses.iter().min().unwrap(), *pauses.iter().max().unwrap())
+        };
+        let (low, high) = bounds(0);
+        assert!(low >= Duration::from_millis(50) && high <= Duration::from_millis(100) && low < high);
+        let (low, high) = bounds(40);
+        assert!(low >= Duration::from_secs(5) && high <= Duration::from_secs(10));
+    }
+}

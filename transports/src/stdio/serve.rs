@@ -1,0 +1,128 @@
+//! The child's side: this process is the server, its parent the client.
+
+use std::{
+    fs::File,
+    io,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::net::UnixStream as StdUnixStream,
+    },
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use box_rpc::{Connection, ConnectionError, Limits, ReceiveHalf, SendHalf};
+use rustix::{
+    fs::{FileType, Mode, OFlags},
+    net::AddressFamily,
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{UnixStream, unix::pipe},
+};
+
+use super::{
+    Stdio,
+    thread_pipe::{ThreadReader, ThreadWriter},
+};
+use crate::line::NoiseCount;
+
+type Input = Box<dyn AsyncRead + Send + Unpin>;
+type Output = Box<dyn AsyncWrite + Send + Unpin>;
+
+/// The connection to the parent process.
+pub struct Served(Stdio<Input, Output>);
+
+impl Served {
+    /// Counts the lines that were skipped because they cannot be messages.
+    pub fn noise(&self) -> NoiseCount {
+        self.0.noise()
+    }
+}
+
+impl std::fmt::Debug for Served {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Served").finish_non_exhaustive()
+    }
+}
+
+impl Connection for Served {
+    fn split(self: Box<Self>) -> (Box<dyn SendHalf>, Box<dyn ReceiveHalf>) {
+        Box::new(self.0).split()
+    }
+}
+
+/// Takes the standard streams of this process as a connection to its parent. Works once.
+///
+/// From then on fd 0 reads nothing and fd 1 is standard error, for this process and for every child
+/// it starts: nobody else can read or write a byte of the protocol. Needs a tokio runtime.
+pub fn serve(limits: &Limits) -> Result<Served, ConnectionError> {
+    static TAKEN: AtomicBool = AtomicBool::new(false);
+    if TAKEN.swap(true, Ordering::SeqCst) {
+        let reason = "the standard streams are taken already";
+        return Err(io::Error::new(io::ErrorKind::AlreadyExists, reason).into());
+    }
+    let (input, output) = take_descriptors()?;
+    Ok(Served(Stdio::new(
+        open_input(input)?,
+        open_output(output)?,
+        limits,
+    )))
+}
+
+fn take_descriptors() -> io::Result<(OwnedFd, OwnedFd)> {
+    // Above the standard streams, even if standard error is closed.
+    let input = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?;
+    let output = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3)?;
+    let nothing = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+    rustix::stdio::dup2_stdin(&nothing)?;
+    if rustix::stdio::dup2_stdout(rustix::stdio::stderr()).is_err() {
+        rustix::stdio::dup2_stdout(&nothing)?;
+    }
+    Ok((input, output))
+}
+
+fn open_input(fd: OwnedFd) -> io::Result<Input> {
+    Ok(match kind_of(&fd)? {
+        Kind::Pipe => Box::new(pipe::Receiver::from_owned_fd(fd)?),
+        Kind::Socket => Box::new(socket(fd)?),
+        Kind::Other => Box::new(ThreadReader::start(File::from(fd))?),
+    })
+}
+
+fn open_output(fd: OwnedFd) -> io::Result<Output> {
+    Ok(match kind_of(&fd)? {
+        Kind::Pipe => Box::new(pipe::Sender::from_owned_fd(fd)?),
+        Kind::Socket => Box::new(socket(fd)?),
+        Kind::Other => Box::new(ThreadWriter::start(File::from(fd))?),
+    })
+}
+
+/// How a descriptor can be waited for.
+enum Kind {
+    /// What most parents use.
+    Pipe,
+    /// What Node.js uses.
+    Socket,
+    /// A terminal, a file, a device: only a thread can wait for it.
+    Other,
+}
+
+fn kind_of(fd: &OwnedFd) -> io::Result<Kind> {
+    let stat = rustix::fs::fstat(fd)?;
+    Ok(match FileType::from_raw_mode(stat.st_mode) {
+        FileType::Fifo => Kind::Pipe,
+        FileType::Socket if is_unix_stream(fd) => Kind::Socket,
+        _ => Kind::Other,
+    })
+}
+
+fn is_unix_stream(fd: impl AsFd) -> bool {
+    let domain = rustix::net::sockopt::socket_domain(fd);
+    matches!(domain, Ok(AddressFamily::UNIX))
+}
+
+fn socket(fd: OwnedFd) -> io::Result<UnixStream> {
+    let stream = StdUnixStream::from(fd);
+    stream.set_nonblocking(true)?;
+    UnixStream::from_std(stream)
+}

@@ -1,0 +1,136 @@
+//! The parent's side: a command is started, and its standard streams are the connection.
+
+use std::{collections::VecDeque, process::Stdio as Redirect, sync::Arc};
+
+use async_trait::async_trait;
+use box_rpc::{Connection, ConnectionError, Dialect, Limits, ReceiveHalf, SendHalf};
+use rustix::process::Signal;
+use tokio::process::{ChildStdin, ChildStdout, Command};
+
+use super::{
+    Stdio, StdioReceive, StdioSend,
+    group::{GRACE, Group},
+};
+use crate::line::NoiseCount;
+
+/// A started command, connected by its standard streams.
+///
+/// It leads a process group of its own. Closing the connection ends the group in steps: its input
+/// is closed; after two seconds it gets `SIGTERM`, after two more `SIGKILL`. Dropping the
+/// connection, or both halves of it, kills the group at once. When the command itself ends,
+/// what it left in its group is killed as well.
+#[derive(Debug)]
+pub struct Child {
+    streams: Stdio<ChildStdout, ChildStdin>,
+    leash: Arc<Leash>,
+    id: Option<u32>,
+}
+
+impl Child {
+    /// The process id of the command, and of its group.
+    pub fn id(&self) -> Option<u32> {
+        self.id
+    }
+
+    /// Counts the lines on the command's output that were skipped: they cannot be messages.
+    pub fn noise(&self) -> NoiseCount {
+        self.streams.noise()
+    }
+}
+
+/// Starts `command` with its input and output piped. Its standard error is left as it was set:
+/// inherited, unless the caller chose otherwise. Needs a tokio runtime.
+pub fn spawn(mut command: Command, limits: &Limits) -> Result<Child, ConnectionError> {
+    let mut child = command
+        .stdin(Redirect::piped())
+        .stdout(Redirect::piped())
+        .process_group(0)
+        .kill_on_drop(true)
+        .spawn()?;
+    let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
+        return Err(ConnectionError::Closed);
+    };
+    let id = child.id();
+    Ok(Child {
+        streams: Stdio::new(output, input, limits),
+        leash: Arc::new(Leash(Group::watch(child))),
+        id,
+    })
+}
+
+impl Connection for Child {
+    fn split(self: Box<Self>) -> (Box<dyn SendHalf>, Box<dyn ReceiveHalf>) {
+        let (send, receive) = self.streams.into_parts();
+        let send = ChildSend {
+            streams: send,
+            leash: Arc::clone(&self.leash),
+        };
+        let receive = ChildReceive {
+            streams: receive,
+            _leash: self.leash,
+        };
+        (Box::new(send), Box::new(receive))
+    }
+}
+
+/// Held by both halves: the last one to go takes the group with it.
+#[derive(Debug)]
+struct Leash(Arc<Group>);
+
+impl Drop for Leash {
+    fn drop(&mut self) {
+        self.0.signal(Signal::KILL);
+    }
+}
+
+#[derive(Debug)]
+struct ChildSend {
+    streams: StdioSend<ChildStdin>,
+    leash: Arc<Leash>,
+}
+
+#[async_trait]
+impl SendHalf for ChildSend {
+    async fn send(&mut self, message: String) -> Result<(), ConnectionError> {
+        self.streams.send(message).await
+    }
+
+    async fn flush(&mut self) -> Result<(), ConnectionError> {
+        self.streams.flush().await
+    }
+
+    async fn send_all(&mut self, messages: &mut VecDeque<String>) -> Result<(), ConnectionError> {
+        self.streams.send_all(messages).await
+    }
+
+    /// Returns when the command has ended, which takes a few seconds at the most.
+    async fn close(&mut self) -> Result<(), ConnectionError> {
+        // A command that does not read its input any more must not hold up its own end.
+        let closed = tokio::time::timeout(GRACE, self.streams.close())
+            .await
+            .unwrap_or(Err(ConnectionError::Closed));
+        self.leash.0.end().await;
+        closed
+    }
+
+    fn speak(&mut self, dialect: Dialect) {
+        self.streams.speak(dialect);
+    }
+}
+
+#[derive(Debug)]
+struct ChildReceive {
+    streams: StdioReceive<ChildStdout>,
+    _leash: Arc<Leash>,
+}
+
+#[async_trait]
+impl ReceiveHalf for ChildReceive {
+    async fn receive(&mut self) -> Result<Option<String>, ConnectionError> {
+        self.streams.receive().await
+    }
+
+    fn receive_ready(&mut self) -> Option<String> {
+        self.streams.receive_ready()
+    }
+}

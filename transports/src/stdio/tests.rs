@@ -1,0 +1,289 @@
+use std::{path::Path, time::Duration};
+
+use box_rpc::Limits;
+use tokio::{
+    io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
+    net::UnixStream,
+    process::Command,
+};
+
+use super::*;
+
+fn halves(connection: impl Connection) -> (Box<dyn SendHalf>, Box<dyn ReceiveHalf>) {
+    Box::new(connection).split()
+}
+
+fn over(stream: UnixStream, limits: &Limits) -> (Box<dyn SendHalf>, Box<dyn ReceiveHalf>) {
+    let (read, write) = stream.into_split();
+    halves(Stdio::new(read, write, limits))
+}
+
+fn shell(script: &str) -> Command {
+    let mut command = Command::new("sh");
+    command.args(["-c", script]);
+    command
+}
+
+/// Gone, or a zombie that somebody else has to reap.
+fn is_dead(pid: &str) -> bool {
+    let Ok(stat) = std::fs::read_to_string(Path::new("/proc").join(pid).join("stat")) else {
+        return true;
+    };
+    stat.rsplit_once(") ")
+        .is_none_or(|(_, rest)| rest.starts_with('Z'))
+}
+
+async fn dies(pid: &str) -> bool {
+    for _ in 0..500 {
+        if is_dead(pid) {
+            return true;
+        }
+        tokio::task::spawn_blocking(|| std::thread::sleep(Duration::from_millis(10)))
+            .await
+            .unwrap();
+    }
+    false
+}
+
+/// Starts a command that ignores `SIGTERM` and the end of its input, as does its child; gives the
+/// process ids of both.
+async fn stubborn() -> (Box<dyn SendHalf>, Box<dyn ReceiveHalf>, String, String) {
+    let script = r#"trap "" TERM; (trap "" TERM; while :; do sleep 1000; done) & echo "[$$,$!]"; while :; do sleep 1000; done"#;
+    let child = spawn(shell(script), &Limits::default()).unwrap();
+    let leader = child.id().unwrap().to_string();
+    let (send, mut receive) = halves(child);
+    let pids = receive.receive().await.unwrap().unwrap();
+    let (first, second) = pids.trim_matches(['[', ']']).split_once(',').unwrap();
+    assert_eq!(first, leader);
+    assert!(!is_dead(second));
+    (send, receive, leader, second.to_owned())
+}
+
+#[tokio::test]
+async fn a_command_is_a_connection_and_its_chatter_is_skipped() {
+    let child = spawn(shell("echo hello; cat; echo bye"), &Limits::default()).unwrap();
+    let noise = child.noise();
+    let (mut send, mut receive) = halves(child);
+    let mut batch = VecDeque::from(["{\"a\":1}".to_owned(), "[2]".to_owned()]);
+    send.send_all(&mut batch).await.unwrap();
+    assert_eq!(
+        receive.receive().await.unwrap().as_deref(),
+        Some("{\"a\":1}")
+    );
+    assert_eq!(receive.receive().await.unwrap().as_deref(), Some("[2]"));
+    send.close().await.unwrap();
+    assert_eq!(receive.receive().await.unwrap(), None);
+    assert_eq!(noise.get(), 2);
+}
+
+#[tokio::test]
+async fn dropping_both_halves_kills_the_group() {
+    let (send, receive, leader, grandchild) = stubborn().await;
+    drop(send);
+    assert!(!is_dead(&grandchild), "one half is left");
+    drop(receive);
+    assert!(dies(&grandchild).await && dies(&leader).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn closing_ends_with_the_death_of_the_group() {
+    let (mut send, _receive, leader, grandchild) = stubborn().await;
+    send.close().await.unwrap();
+    assert!(dies(&grandchild).await && dies(&leader).await);
+}
+
+#[tokio::test]
+async fn what_a_command_leaves_behind_dies_with_it_and_no_zombie_stays() {
+    let child = spawn(shell("sleep 1000 & echo [$!]"), &Limits::default()).unwrap();
+    let leader = child.id().unwrap().to_string();
+    let (_send, mut receive) = halves(child);
+    let pid = receive.receive().await.unwrap().unwrap();
+    assert!(dies(pid.trim_matches(['[', ']'])).await);
+    assert_eq!(receive.receive().await.unwrap(), None);
+    for _ in 0..500 {
+        if !Path::new("/proc").join(&leader).exists() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("the command was not reaped");
+}
+
+#[tokio::test]
+async fn a_command_that_does_not_exist_is_an_error() {
+    let outcome = spawn(Command::new("no-such-command-here"), &Limits::default());
+    assert!(matches!(outcome, Err(ConnectionError::Io(_))));
+}
+
+#[tokio::test]
+async fn long_messages_go_in_pieces_only_in_langbots_dialect() {
+    let (near, far) = UnixStream::pair().unwrap();
+    let (mut send, _keep) = over(near, &Limits::default());
+    let mut lines = BufReader::new(far).lines();
+    let message = format!("{{\"x\":\"{}\"}}", "é".repeat(20_000));
+    send.send(message.clone()).await.unwrap();
+    send.flush().await.unwrap();
+    assert_eq!(lines.next_line().await.unwrap().unwrap(), message);
+    send.speak(Dialect::LangBot);
+    send.send(message.clone()).await.unwrap();
+    send.flush().await.unwrap();
+    let expected: Vec<String> = Pieces::of(&message).collect();
+    assert!(expected.len() > 4);
+    for line in expected {
+        assert_eq!(lines.next_line().await.unwrap().unwrap(), line);
+    }
+}
+
+#[tokio::test]
+async fn pieces_are_understood_between_plain_messages_and_noise() {
+    let (near, mut far) = UnixStream::pair().unwrap();
+    let mut limits = Limits::default();
+    limits.message_bytes = 30_000;
+    let (_keep, mut receive) = over(near, &limits);
+    let fits = format!("{{\"x\":\"{}\"}}", "y".repeat(20_000));
+    let too_large = format!("{{\"id\":\"{}\"}}", "z".repeat(40_000));
+    let mut text = "{}\n".to_owned();
+    for message in [&fits, &too_large, &fits] {
+        for line in Pieces::of(message) {
+            text.extend(["noise\n", &line, "\n"]);
+        }
+    }
+    text.extend([&too_large, "\n[]\n"]);
+    let writer = tokio::spawn(async move {
+        far.write_all(text.as_bytes()).await.unwrap();
+    });
+    let mut outcomes = Vec::new();
+    loop {
+        match receive.receive().await {
+            Ok(Some(message)) => outcomes.push(message.len()),
+            Ok(None) => break,
+            Err(ConnectionError::TooLarge { head, limit }) => {
+                assert!(head.starts_with("{\"id\":\"zz"), "{head}");
+                outcomes.push(limit + head.len());
+            }
+            Err(error) => panic!("{error}"),
+        }
+        while let Some(message) = receive.receive_ready() {
+            outcomes.push(message.len());
+        }
+    }
+    assert_eq!(outcomes, [2, fits.len(), 30_512, fits.len(), 30_512, 2]);
+    writer.await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_message_in_pieces_must_end_in_time_as_a_whole() {
+    let (near, mut far) = UnixStream::pair().unwrap();
+    let (_keep, mut receive) = over(near, &Limits::default());
+    let writer = tokio::spawn(async move {
+        far.write_all(b"{\"type\": \"chunk_start\", \"total_size\": 100}\n")
+            .await
+            .unwrap();
+        for offset in 0..100 {
+            let line =
+                format!("{{\"type\": \"chunk_data\", \"data\": \"x\", \"offset\": {offset}}}\n");
+            if far.write_all(line.as_bytes()).await.is_err() {
+                return;
+            }
+            tokio::time::sleep(Duration::from_secs(5)).await;
+        }
+    });
+    let outcome = receive.receive().await;
+    assert!(
+        matches!(outcome, Err(ConnectionError::Stalled(_))),
+        "{outcome:?}"
+    );
+    writer.abort();
+}
+
+/// Set for the process that plays the child in the tests below.
+const CHILD: &str = "BOX_TRANSPORTS_TEST_CHILD";
+
+/// Not a test of its own: what the test binary does when one of the tests below starts it again.
+#[tokio::test]
+async fn child_side() {
+    if std::env::var_os(CHILD).is_none() {
+        return;
+    }
+    let (mut send, mut receive) = halves(serve(&Limits::default()).unwrap());
+    // As a careless library would.
+    println!("{{\"stray\":\"print\"}}");
+    let mut left = String::new();
+    std::io::stdin().read_line(&mut left).unwrap();
+    assert_eq!(left, "", "the protocol is out of reach");
+    assert!(serve(&Limits::default()).is_err());
+    while let Some(message) = receive.receive().await.unwrap() {
+        send.send(message).await.unwrap();
+        send.flush().await.unwrap();
+    }
+    send.close().await.unwrap();
+    std::process::exit(0);
+}
+
+fn this_binary() -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .args([
+            "--exact",
+            "stdio::tests::child_side",
+            "--nocapture",
+            "--quiet",
+        ])
+        .env(CHILD, "1")
+        .stderr(std::process::Stdio::null());
+    command
+}
+
+#[tokio::test]
+async fn the_childs_side_echoes_over_pipes_whatever_it_prints() {
+    let (mut send, mut receive) = halves(spawn(this_binary(), &Limits::default()).unwrap());
+    for size in [1, 1000, 300_000] {
+        let message = format!("[\"{}\"]", "x".repeat(size));
+        send.send(message.clone()).await.unwrap();
+        send.flush().await.unwrap();
+        assert_eq!(receive.receive().await.unwrap(), Some(message));
+    }
+    send.close().await.unwrap();
+    assert_eq!(receive.receive().await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn the_childs_side_works_over_a_socket_pair() {
+    let (near, far) = std::os::unix::net::UnixStream::pair().unwrap();
+    let mut command = this_binary();
+    command
+        .stdin(std::os::fd::OwnedFd::from(far.try_clone().unwrap()))
+        .stdout(std::os::fd::OwnedFd::from(far));
+    let mut child = command.spawn().unwrap();
+    drop(command);
+    near.set_nonblocking(true).unwrap();
+    let (mut send, mut receive) = over(UnixStream::from_std(near).unwrap(), &Limits::default());
+    send.send("{\"over\":\"sockets\"}".to_owned())
+        .await
+        .unwrap();
+    send.flush().await.unwrap();
+    let answer = receive.receive().await.unwrap();
+    assert_eq!(answer.as_deref(), Some("{\"over\":\"sockets\"}"));
+    send.close().await.unwrap();
+    assert_eq!(receive.receive().await.unwrap(), None);
+    assert!(child.wait().await.unwrap().success());
+}
+
+#[tokio::test]
+async fn the_childs_side_works_over_files() {
+    let directory = tempfile::tempdir().unwrap();
+    let (input, output) = (directory.path().join("in"), directory.path().join("out"));
+    let message = format!("[\"{}\"]", "x".repeat(200_000));
+    std::fs::write(&input, format!("{{}}\n{message}\n{{\"last\":1}}")).unwrap();
+    let mut command = this_binary();
+    command
+        .stdin(std::fs::File::open(&input).unwrap())
+        .stdout(std::fs::File::create(&output).unwrap());
+    assert!(command.status().await.unwrap().success());
+    let written = std::fs::read_to_string(&output).unwrap();
+    let messages: Vec<&str> = written
+        .lines()
+        .filter(|line| line.starts_with(['{', '[']))
+        .collect();
+    assert_eq!(messages, ["{}", message.as_str(), "{\"last\":1}"]);
+}

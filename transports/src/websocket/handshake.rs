@@ -1,0 +1,213 @@
+//! From HTTP to frames, on either side.
+
+use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
+use box_rpc::ConnectionError;
+use httparse::{EMPTY_HEADER, Request, Response, Status};
+use sha1::{Digest, Sha1};
+use std::io::{Error, ErrorKind};
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use super::{
+    frame::fill_random,
+    gate::{Admit, Refusal, UpgradeRequest},
+};
+use crate::bytes::{Intake, Outbox};
+
+/// Longest head of a request or of an answer.
+const HEAD_LIMIT: usize = 16 * 1024;
+
+/// Most headers of either.
+const HEADERS: usize = 64;
+
+/// What the protocol appends to a key before it is hashed.
+const KEY_SUFFIX: &[u8] = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
+
+/// The value of `Sec-WebSocket-Accept` for a `Sec-WebSocket-Key`.
+pub fn accept_key(key: &str) -> String {
+    let mut hash = Sha1::new();
+    hash.update(key.as_bytes());
+    hash.update(KEY_SUFFIX);
+    BASE64.encode(hash.finalize())
+}
+
+/// Reads the request, asks `gate`, and answers. Frames may follow when it returns `Ok`.
+pub(super) async fn serve<R, W>(
+    intake: &mut Intake<R>,
+    outbox: &mut Outbox<W>,
+    gate: &dyn Admit,
+) -> Result<(), ConnectionError>
+where
+    R: AsyncRead + Unpin,
+    W: AsyncWrite + Unpin,
+{
+    let accepted = loop {
+        match read_request(intake.waiting(), gate) {
+            Ok(Some((key, size))) => {
+                intake.consume(size);
+                break Ok(key);
+            }
+            Ok(None) if intake.waiting().len() > HEAD_LIMIT => {
+                break Err(Refusal::new(431, "the request is too long"));
+            }
+            Ok(None) => {
+                let begun = !intake.waiting().is_empty();
+                if !intake.fill(begun).await? {
+                    return Err(ConnectionError::Closed);
+                }
+            }
+            Err(refusal) => break Err(refusal),
+        }
+    };
+    intake.message_ended();
+    match accepted {
+        Ok(key) => {
+            let answer = format!(
+                "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
+                 Sec-WebSocket-Accept: {key}\r\n\r\n"
+            );
+            outbox.buffer().extend_from_slice(answer.as_bytes());
+            outbox.flush().await
+        }
+        Err(refusal) => {
+            outbox
+                .buffer()
+                .extend_from_slice(refuse(refusal).as_bytes());
+            outbox.close().await?;
+            Err(Error::new(ErrorKind::PermissionDenied, refusal).into())
+        }
+    }
+}
+
+/// The key to answer with and the length of the head; `None` if the head is not all there.
+fn read_request(bytes: &[u8], gate: &dyn Admit) -> Result<Option<(String, usize)>, Refusal> {
+    let mut headers = [EMPTY_HEADER; HEADERS];
+    let mut parsed = Request::new(&mut headers);
+    let size = match parsed.parse(bytes) {
+        Ok(Status::Complete(size)) => size,
+        Ok(Status::Partial) => return Ok(None),
+        Err(httparse::Error::TooManyHeaders) => {
+            return Err(Refusal::new(431, "too many headers"));
+        }
+        Err(_) => return Err(Refusal::new(400, "not an HTTP request")),
+    };
+    let request = UpgradeRequest::new(parsed.path.unwrap_or_default(), parsed.headers);
+    if parsed.method != Some("GET") || parsed.version != Some(1) {
+        return Err(Refusal::new(405, "upgrades are GET requests of HTTP/1.1"));
+    }
+    if !request.lists("upgrade", "websocket") || !request.lists("connection", "upgrade") {
+        return Err(Refusal::new(426, "this is a websocket"));
+    }
+    if request.header("sec-websocket-version") != Some("13") {
+        return Err(Refusal::new(426, "version 13 of the protocol is served"));
+    }
+    let key = request
+        .header("sec-websocket-key")
+        .filter(|key| BASE64.decode(key).is_ok_and(|key| key.len() == 16))
+        .ok_or(Refusal::new(400, "no valid Sec-WebSocket-Key"))?;
+    gate.admit(&request)?;
+    Ok(Some((accept_key(key), size)))
+}
+
+fn refuse(refusal: Refusal) -> String {
+    let Refusal { status, reason } = refusal;
+    let more = match status {
+        401 => "WWW-Authenticate: Bearer\r\n",
+        426 => "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n",
+        _ => "",
+    };
+    let length = reason.len() + 1;
+    // The words after the status mean nothing to any client.
+    format!(
+        "HTTP/1.1 {status} Refused\r\n{more}Content-Type: text/plain\r\nContent-Length: {length}\r\n\
+         Connection: close\r\n\r\n{reason}\n"
+    )
+}
+
+/// Asks for the upgrade and reads the answer.
+pub(super) async fn ask<R, W>(
+    intake: &mut Intake<R>,
+    outbox: &mut Outbox<W>,
+    host: &str,
+    path: &str,
+    headers: &[(String, String)],
+) -> Result<(), ConnectionError>
+where
+    R: AsyncRead + Unpin,
+    W: AsyncWrite + Unpin,
+{
+    let mut random = [0; 16];
+    fill_random(&mut random)?;
+    let key = BASE64.encode(random);
+    let mut request = format!(
+        "GET {path} HTTP/1.1\r\nHost: {host}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
+         Sec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n"
+    );
+    for (name, value) in headers {
+        if !is_header(name, value) {
+            let reason = "a header with characters that headers cannot have";
+            return Err(Error::new(ErrorKind::InvalidInput, reason).into());
+        }
+        request.extend([name, ": ", value, "\r\n"]);
+    }
+    request.push_str("\r\n");
+    outbox.buffer().extend_from_slice(request.as_bytes());
+    outbox.flush().await?;
+    loop {
+        if let Some(size) = read_answer(intake.waiting(), &accept_key(&key))? {
+            intake.consume(size);
+            intake.message_ended();
+            return Ok(());
+        }
+        if intake.waiting().len() > HEAD_LIMIT {
+            return Err(ConnectionError::Framing(
+                "the answer to the upgrade is too long",
+            ));
+        }
+        if !intake.fill(true).await? {
+            return Err(ConnectionError::Closed);
+        }
+    }
+}
+
+fn is_header(name: &str, value: &str) -> bool {
+    let token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
+    !name.is_empty()
+        && name.bytes().all(token)
+        && !value.bytes().any(|byte| byte.is_ascii_control())
+}
+
+/// The length of the answer's head; `None` if it is not all there.
+fn read_answer(bytes: &[u8], key: &str) -> Result<Option<usize>, ConnectionError> {
+    let mut headers = [EMPTY_HEADER; HEADERS];
+    let mut answer = Response::new(&mut headers);
+    let size = match answer.parse(bytes) {
+        Ok(Status::Complete(size)) => size,
+        Ok(Status::Partial) => return Ok(None),
+        Err(_) => {
+            return Err(ConnectionError::Framing(
+                "the answer to the upgrade is not HTTP",
+            ));
+        }
+    };
+    let status = answer.code.unwrap_or_default();
+    if status != 101 {
+        let kind = match status {
+            401 | 403 => ErrorKind::PermissionDenied,
+            404 => ErrorKind::NotFound,
+            _ => ErrorKind::ConnectionRefused,
+        };
+        let reason = format!("the server refused the upgrade with status {status}");
+        return Err(Error::new(kind, reason).into());
+    }
+    let answer = UpgradeRequest::new("", answer.headers);
+    if !answer.lists("upgrade", "websocket")
+        || !answer.lists("connection", "upgrade")
+        || answer.header("sec-websocket-accept") != Some(key)
+        || answer.count("sec-websocket-extensions") > 0
+    {
+        return Err(ConnectionError::Framing(
+            "the answer to the upgrade does not fit",
+        ));
+    }
+    Ok(Some(size))
+}

@@ -1,0 +1,290 @@
+//! The receiving half: frames become messages, in constant memory beyond the limit.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use box_rpc::{ConnectionError, ReceiveHalf};
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use super::{
+    Role,
+    frame::{Header, Opcode, Violation, apply_mask},
+    sender::Writer,
+};
+use crate::{
+    bytes::{HEAD_BYTES, Intake, text_of},
+    line::extend_head,
+};
+
+/// Frames that may make up one message.
+const FRAGMENTS: usize = 4096;
+
+/// Memory taken for a message before its bytes have come.
+const TAKEN_ON_TRUST: u64 = 64 * 1024;
+
+/// The half that receives.
+#[derive(Debug)]
+pub(super) struct WebSocketReceive<R, W> {
+    intake: Intake<R>,
+    role: Role,
+    limit: usize,
+    message: Option<Partial>,
+    frame: Option<Frame>,
+    /// What came where only a message could be returned.
+    later: Option<Found>,
+    ended: bool,
+    writer: Arc<Writer<W>>,
+}
+
+/// A message that was begun.
+#[derive(Debug)]
+struct Partial {
+    /// Its text so far, or only the beginning once it is too large.
+    text: Vec<u8>,
+    too_large: bool,
+    fragments: usize,
+}
+
+/// A data frame whose payload is arriving.
+#[derive(Debug)]
+struct Frame {
+    last: bool,
+    mask: Option<[u8; 4]>,
+    /// Bytes that have come.
+    done: usize,
+    /// Bytes that are missing.
+    missing: u64,
+}
+
+/// What the buffered bytes hold.
+#[derive(Debug)]
+enum Found {
+    Message(String),
+    TooLarge(Vec<u8>),
+    Close,
+    Broken(Violation),
+    Nothing,
+}
+
+impl<R, W> WebSocketReceive<R, W>
+where
+    R: AsyncRead + Unpin + Send,
+    W: AsyncWrite + Unpin + Send + 'static,
+{
+    /// Reads frames from `intake`; answers go to `writer`.
+    pub(super) fn new(intake: Intake<R>, role: Role, limit: usize, writer: Arc<Writer<W>>) -> Self {
+        Self {
+            intake,
+            role,
+            limit,
+            message: None,
+            frame: None,
+            later: None,
+            ended: false,
+            writer,
+        }
+    }
+
+    fn find(&mut self) -> Found {
+        self.find_message().unwrap_or_else(Found::Broken)
+    }
+
+    fn find_message(&mut self) -> Result<Found, Violation> {
+        loop {
+            if let Some(message) = self.take_payload()? {
+                return Ok(message);
+            }
+            if self.frame.is_some() {
+                return Ok(Found::Nothing);
+            }
+            let Some((header, size)) = Header::read(self.intake.waiting())? else {
+                return Ok(Found::Nothing);
+            };
+            if header.mask.is_some() != (self.role == Role::Server) {
+                return Err(Violation::protocol(
+                    "only a client masks, and it masks everything",
+                ));
+            }
+            match header.opcode {
+                Opcode::Text | Opcode::Continuation => {
+                    self.intake.consume(size);
+                    self.begin_frame(header)?;
+                }
+                Opcode::Binary => {
+                    return Err(Violation {
+                        status: 1003,
+                        reason: "messages are text",
+                    });
+                }
+                Opcode::Close | Opcode::Ping | Opcode::Pong => {
+                    // A control frame is short: it is waited for as a whole.
+                    let Some(payload) = self.control_payload(header, size) else {
+                        return Ok(Found::Nothing);
+                    };
+                    match header.opcode {
+                        Opcode::Close => return Ok(Found::Close),
+                        Opcode::Ping => self.writer.pong(payload),
+                        _ => {}
+                    }
+                }
+            }
+        }
+    }
+
+    fn control_payload(&mut self, header: Header, size: usize) -> Option<Vec<u8>> {
+        let length = usize::try_from(header.length).ok()?;
+        let mut payload = self.intake.waiting().get(size..size + length)?.to_vec();
+        self.intake.consume(size + length);
+        if let Some(mask) = header.mask {
+            apply_mask(&mut payload, mask, 0);
+        }
+        Some(payload)
+    }
+
+    /// Enters a data frame: the first of a message, or one more.
+    fn begin_frame(&mut self, header: Header) -> Result<(), Violation> {
+        if header.opcode == Opcode::Text {
+            if self.message.is_some() {
+                return Err(Violation::protocol("a message inside of another one"));
+            }
+            self.message = Some(Partial {
+                text: Vec::new(),
+                too_large: false,
+                fragments: 0,
+            });
+        }
+        let Some(message) = &mut self.message else {
+            return Err(Violation::protocol("a continuation of nothing"));
+        };
+        message.fragments += 1;
+        if message.fragments > FRAGMENTS {
+            return Err(Violation {
+                status: 1008,
+                reason: "more than 4096 frames in one message",
+            });
+        }
+        let length = (message.text.len() as u64).saturating_add(header.length);
+        if length > self.limit as u64 && !message.too_large {
+            message.too_large = true;
+            message.text.truncate(HEAD_BYTES);
+            message.text.shrink_to_fit();
+        }
+        if !message.too_large {
+            let room = header.length.min(TAKEN_ON_TRUST);
+            message.text.reserve(usize::try_from(room).unwrap_or(0));
+        }
+        self.frame = Some(Frame {
+            last: header.last,
+            mask: header.mask,
+            done: 0,
+            missing: header.length,
+        });
+        Ok(())
+    }
+
+    /// Moves what has come of the current frame into its message; returns the message if that was
+    /// the end of it.
+    fn take_payload(&mut self) -> Result<Option<Found>, Violation> {
+        let (Some(frame), Some(message)) = (&mut self.frame, &mut self.message) else {
+            return Ok(None);
+        };
+        let waiting = self.intake.waiting();
+        let here = usize::try_from(frame.missing)
+            .map_or(waiting.len(), |missing| missing.min(waiting.len()));
+        let start = message.text.len();
+        if message.too_large {
+            extend_head(&mut message.text, &waiting[..here]);
+        } else {
+            message.text.extend_from_slice(&waiting[..here]);
+        }
+        if let Some(mask) = frame.mask {
+            apply_mask(&mut message.text[start..], mask, frame.done);
+        }
+        self.intake.consume(here);
+        // Only the position within the mask matters, so a frame longer than memory cannot overflow.
+        frame.done = (frame.done + here) % 4;
+        frame.missing -= here as u64;
+        if frame.missing > 0 {
+            return Ok(None);
+        }
+        let last = frame.last;
+        self.frame = None;
+        if !last {
+            return Ok(None);
+        }
+        match self.message.take() {
+            Some(message) if message.too_large => Ok(Some(Found::TooLarge(message.text))),
+            Some(message) => match String::from_utf8(message.text) {
+                Ok(text) => Ok(Some(Found::Message(text))),
+                Err(_) => Err(Violation {
+                    status: 1007,
+                    reason: "a text message that is not UTF-8",
+                }),
+            },
+            None => Ok(None),
+        }
+    }
+}
+
+#[async_trait]
+impl<R, W> ReceiveHalf for WebSocketReceive<R, W>
+where
+    R: AsyncRead + Unpin + Send,
+    W: AsyncWrite + Unpin + Send + 'static,
+{
+    async fn receive(&mut self) -> Result<Option<String>, ConnectionError> {
+        loop {
+            if self.ended {
+                return Ok(None);
+            }
+            let found = match self.later.take() {
+                Some(found) => found,
+                None => self.find(),
+            };
+            match found {
+                Found::Message(message) => {
+                    self.intake.message_ended();
+                    return Ok(Some(message));
+                }
+                Found::TooLarge(head) => {
+                    self.intake.message_ended();
+                    return Err(ConnectionError::TooLarge {
+                        head: text_of(head),
+                        limit: self.limit,
+                    });
+                }
+                Found::Close => self.ended = true,
+                Found::Broken(violation) => {
+                    self.ended = true;
+                    self.writer.refuse(violation);
+                    return Err(ConnectionError::Framing(violation.reason));
+                }
+                Found::Nothing => {
+                    let begun = self.message.is_some() || !self.intake.waiting().is_empty();
+                    if !begun {
+                        self.intake.message_ended();
+                    }
+                    if !self.intake.fill(begun).await? {
+                        // An end without a close frame is a peer that vanished.
+                        self.ended = true;
+                        return Err(ConnectionError::Closed);
+                    }
+                }
+            }
+        }
+    }
+
+    fn receive_ready(&mut self) -> Option<String> {
+        if self.ended || self.later.is_some() {
+            return None;
+        }
+        match self.find() {
+            Found::Message(message) => Some(message),
+            Found::Nothing => None,
+            event => {
+                self.later = Some(event);
+                None
+            }
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! The sending half, and the answers that the receiving half owes.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use async_trait::async_trait;
+use box_rpc::{ConnectionError, SendHalf};
+use tokio::{io::AsyncWrite, sync::Mutex as AsyncMutex};
+
+use super::{
+    Role,
+    frame::{Header, Masks, Opcode, Violation, apply_mask},
+};
+use crate::bytes::{Outbox, WRITTEN_DIRECTLY};
+
+/// Where frames are written. Its lock is free but for pings: the sending half is one task.
+#[derive(Debug)]
+pub(super) struct Writer<W> {
+    sink: AsyncMutex<Sink<W>>,
+    /// The ping to answer, and whether a task is about it.
+    ping: Mutex<(Option<Vec<u8>>, bool)>,
+}
+
+#[derive(Debug)]
+struct Sink<W> {
+    outbox: Outbox<W>,
+    /// A client masks what it sends.
+    masks: Option<Masks>,
+    /// A close frame was written; nothing may follow it.
+    closed: bool,
+}
+
+impl<W: AsyncWrite + Unpin + Send + 'static> Writer<W> {
+    /// Writes into `outbox`.
+    pub(super) fn new(outbox: Outbox<W>, role: Role) -> Self {
+        Self {
+            sink: AsyncMutex::new(Sink {
+                outbox,
+                masks: (role == Role::Client).then(Masks::default),
+                closed: false,
+            }),
+            ping: Mutex::default(),
+        }
+    }
+
+    /// Answers a ping from a task of its own, for the reader waits for nothing but the wire. Of
+    /// many pings at once only the last is answered, as the protocol allows.
+    pub(super) fn pong(self: &Arc<Self>, payload: Vec<u8>) {
+        let mut ping = self.ping.lock().unwrap_or_else(PoisonError::into_inner);
+        ping.0 = Some(payload);
+        if !std::mem::replace(&mut ping.1, true) {
+            tokio::spawn(Arc::clone(self).send_pongs());
+        }
+    }
+
+    async fn send_pongs(self: Arc<Self>) {
+        loop {
+            let payload = {
+                let mut ping = self.ping.lock().unwrap_or_else(PoisonError::into_inner);
+                let payload = ping.0.take();
+                ping.1 = payload.is_some();
+                payload
+            };
+            let Some(payload) = payload else { return };
+            let mut sink = self.sink.lock().await;
+            if sink.control(Opcode::Pong, payload).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Tells the peer why nothing of it will be read any more.
+    pub(super) fn refuse(self: &Arc<Self>, violation: Violation) {
+        let writer = Arc::clone(self);
+        tokio::spawn(async move {
+            let mut sink = writer.sink.lock().await;
+            let mut payload = violation.status.to_be_bytes().to_vec();
+            payload.extend_from_slice(violation.reason.as_bytes());
+            // The connection is over either way.
+            let _ = sink.close(payload).await;
+        });
+    }
+}
+
+impl<W: AsyncWrite + Unpin> Sink<W> {
+    async fn text(&mut self, message: String) -> Result<(), ConnectionError> {
+        if self.closed {
+            return Err(ConnectionError::Closed);
+        }
+        let mask = self.mask()?;
+        Header::whole(Opcode::Text, message.len(), mask).write(self.outbox.buffer());
+        if message.len() >= WRITTEN_DIRECTLY {
+            let mut payload = message.into_bytes();
+            if let Some(mask) = mask {
+                apply_mask(&mut payload, mask, 0);
+            }
+            return self.outbox.write_directly(&payload).await;
+        }
+        self.payload(message.as_bytes(), mask);
+        self.outbox.settle().await
+    }
+
+    async fn control(&mut self, opcode: Opcode, payload: Vec<u8>) -> Result<(), ConnectionError> {
+        if self.closed {
+            return Err(ConnectionError::Closed);
+        }
+        let mask = self.mask()?;
+        Header::whole(opcode, payload.len(), mask).write(self.outbox.buffer());
+        self.payload(&payload, mask);
+        self.outbox.flush().await
+    }
+
+    async fn close(&mut self, payload: Vec<u8>) -> Result<(), ConnectionError> {
+        if self.closed {
+            return Ok(());
+        }
+        let written = self.control(Opcode::Close, payload).await;
+        self.closed = true;
+        written
+    }
+
+    fn mask(&mut self) -> Result<Option<[u8; 4]>, ConnectionError> {
+        Ok(self.masks.as_mut().map(Masks::next).transpose()?)
+    }
+
+    fn payload(&mut self, bytes: &[u8], mask: Option<[u8; 4]>) {
+        let buffer = self.outbox.buffer();
+        let start = buffer.len();
+        buffer.extend_from_slice(bytes);
+        if let Some(mask) = mask {
+            apply_mask(&mut buffer[start..], mask, 0);
+        }
+    }
+}
+
+/// The half that sends: one unfragmented text frame for each message.
+#[derive(Debug)]
+pub(super) struct WebSocketSend<W>(pub(super) Arc<Writer<W>>);
+
+#[async_trait]
+impl<W: AsyncWrite + Unpin + Send + 'static> SendHalf for WebSocketSend<W> {
+    async fn send(&mut self, message: String) -> Result<(), ConnectionError> {
+        self.0.sink.lock().await.text(message).await
+    }
+
+    async fn flush(&mut self) -> Result<(), ConnectionError> {
+        self.0.sink.lock().await.outbox.flush().await
+    }
+
+    async fn send_all(&mut self, messages: &mut VecDeque<String>) -> Result<(), ConnectionError> {
+        let mut sink = self.0.sink.lock().await;
+        while let Some(message) = messages.pop_front() {
+            sink.text(message).await?;
+        }
+        sink.outbox.flush().await
+    }
+
+    /// Sends the close frame. What the peer still sends before its own can be received.
+    async fn close(&mut self) -> Result<(), ConnectionError> {
+        self.0
+            .sink
+            .lock()
+            .await
+            .close(1000_u16.to_be_bytes().to_vec())
+            .await
+    }
+}

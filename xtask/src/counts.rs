@@ -1,0 +1,124 @@
+//! Reading how many tests passed from the output of the test runners.
+
+use std::fmt;
+
+/// Whose words are read. Not both at once: nextest shows the output of a failed test, and with it libtest's summary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Runner {
+    /// `test result: ok. 3 passed; 0 failed; …`.
+    Libtest,
+    /// `Summary [   0.012s] 5 tests run: 3 passed, 1 failed, 1 timed out, 0 skipped`.
+    Nextest,
+}
+
+/// The sum over every report seen so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub(crate) passed: u64,
+    pub(crate) failed: u64,
+    /// Summaries read. A runner that reports none has changed its words, and its zero means nothing.
+    pub(crate) reports: u64,
+}
+
+impl Counts {
+    pub(crate) fn add(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.reports += other.reports;
+    }
+
+    /// Takes one line of a runner's output; anything but its summary is ignored.
+    pub(crate) fn read(&mut self, runner: Runner, line: &str) {
+        let (begins, then) = match runner {
+            Runner::Libtest => ("test result: ", ". "),
+            Runner::Nextest => ("Summary [", " run: "),
+        };
+        let tail = line
+            .trim()
+            .strip_prefix(begins)
+            .and_then(|rest| rest.split_once(then));
+        let Some((_, tail)) = tail else { return };
+        self.reports += 1;
+        for part in tail.split([',', ';']) {
+            let Some((number, word)) = part.trim().split_once(' ') else {
+                continue;
+            };
+            let Ok(number) = number.parse::<u64>() else {
+                continue;
+            };
+            // nextest adds `(1 slow, 1 flaky)` behind `passed`: those are inside its number already.
+            match word.split(" (").next().unwrap_or_default() {
+                "passed" => self.passed += number,
+                "failed" | "timed out" | "exec failed" | "failed due to setup" => {
+                    self.failed += number;
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+impl fmt::Display for Counts {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{} passed, {} failed", self.passed, self.failed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Counts, Runner};
+
+    fn counts(passed: u64, failed: u64, reports: u64) -> Counts {
+        Counts {
+            passed,
+            failed,
+            reports,
+        }
+    }
+
+    fn read(runner: Runner, lines: &[&str]) -> Counts {
+        let mut counts = Counts::default();
+        for line in lines {
+            counts.read(runner, line);
+        }
+        counts
+    }
+
+    #[test]
+    fn libtest_summaries_are_added_up() {
+        let lines = [
+            "running 4 tests",
+            "test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s",
+            "test result: FAILED. 2 passed; 5 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s",
+        ];
+        assert_eq!(read(Runner::Libtest, &lines), counts(5, 5, 2));
+    }
+
+    #[test]
+    fn nextest_summaries_count_every_way_to_fail() {
+        let line = "     Summary [   0.012s] 9/12 tests run: 5 passed (1 slow, 1 flaky), 1 failed, 2 timed out, 1 exec failed, 0 skipped";
+        assert_eq!(read(Runner::Nextest, &[line]), counts(5, 4, 1));
+    }
+
+    #[test]
+    fn a_run_without_tests_is_still_a_report() {
+        let line = "     Summary [   0.000s] 0 tests run: 0 passed, 0 skipped";
+        assert_eq!(read(Runner::Nextest, &[line]), counts(0, 0, 1));
+    }
+
+    #[test]
+    fn what_a_failed_test_printed_is_not_counted_again() {
+        let lines = [
+            "    test result: FAILED. 0 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out",
+            "     Summary [   0.012s] 1 test run: 0 passed, 1 failed, 0 skipped",
+        ];
+        assert_eq!(read(Runner::Nextest, &lines), counts(0, 1, 1));
+    }
+
+    #[test]
+    fn other_lines_with_numbers_are_not_reports() {
+        let lines = ["7 passed, 0 failed", "Summary of 3 passed"];
+        assert_eq!(read(Runner::Nextest, &lines), counts(0, 0, 0));
+        assert_eq!(read(Runner::Libtest, &lines), counts(0, 0, 0));
+    }
+}

@@ -1,0 +1,154 @@
+//! What must not be in the repository: long files, and paths of the machine it was written on.
+
+use std::{
+    env, fs, io,
+    path::{Path, PathBuf},
+};
+
+use crate::Result;
+
+/// The rule for people is 500 lines; this is where the build stops.
+const MAX_LINES: usize = 600;
+
+/// Folders that hold what programs made, not what people wrote.
+const GENERATED: [&str; 6] = [
+    ".git",
+    "target",
+    "corpus",
+    "artifacts",
+    "node_modules",
+    "__pycache__",
+];
+
+/// Users that exist in boxes and images, so their homes are no developer's.
+const KNOWN_HOMES: [&str; 6] = ["agent", "box", "gem", "guest", "sandbox", "user"];
+
+/// Reads every file under `root` and fails with all findings.
+pub(crate) fn check(root: &Path) -> Result {
+    let private = private_paths(root, env::var_os("HOME").as_deref().map(Path::new));
+    let mut findings = Vec::new();
+    for path in files(root)? {
+        let bytes = fs::read(&path)?;
+        let Ok(text) = std::str::from_utf8(&bytes) else {
+            continue;
+        };
+        let name = path.strip_prefix(root).unwrap_or(&path).display();
+        let lines = text.lines().count();
+        if path.extension().is_some_and(|extension| extension == "rs") && lines > MAX_LINES {
+            findings.push(format!("  {name}: {lines} lines, at most {MAX_LINES}"));
+        }
+        for (number, line) in text.lines().enumerate() {
+            if let Some(found) = private_path(line, &private) {
+                findings.push(format!(
+                    "  {name}:{}: a developer's path, `{found}`",
+                    number + 1
+                ));
+            }
+        }
+    }
+    if findings.is_empty() {
+        return Ok(());
+    }
+    Err(format!("hygiene:\n{}", findings.join("\n")).into())
+}
+
+/// Every file below `folder` that a person wrote, in a stable order.
+pub(crate) fn files(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder)? {
+            let entry = entry?;
+            let kind = entry.file_type()?;
+            if kind.is_dir() {
+                if !GENERATED.iter().any(|name| entry.file_name() == *name) {
+                    folders.push(entry.path());
+                }
+            } else if kind.is_file() {
+                found.push(entry.path());
+            }
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// This clone and this user's toolchain. A root such as `/src` is too common a word to search for.
+fn private_paths(root: &Path, home: Option<&Path>) -> Vec<String> {
+    let mut paths = Vec::new();
+    if root.components().count() > 2 {
+        paths.push(root.display().to_string());
+    }
+    if let Some(home) = home {
+        paths.extend([".cargo", ".rustup"].map(|name| home.join(name).display().to_string()));
+    }
+    paths
+}
+
+fn private_path<'a>(line: &'a str, private: &'a [String]) -> Option<&'a str> {
+    let known = private.iter().find(|path| contains_path(line, path));
+    known.map(String::as_str).or_else(|| someones_home(line))
+}
+
+/// `path` itself or something below it, not a longer name that begins the same.
+fn contains_path(line: &str, path: &str) -> bool {
+    line.match_indices(path).any(|(start, _)| {
+        let longer = |character: char| character.is_alphanumeric() || "-_.".contains(character);
+        !line[start + path.len()..].starts_with(longer)
+    })
+}
+
+fn someones_home(line: &str) -> Option<&str> {
+    ["/home/", "/Users/"].iter().find_map(|parent| {
+        line.match_indices(parent).find_map(|(start, _)| {
+            let name_start = start + parent.len();
+            let name = line[name_start..]
+                .split(|character: char| {
+                    !character.is_ascii_alphanumeric() && !"-_.".contains(character)
+                })
+                .next()
+                .filter(|name| !name.is_empty() && !KNOWN_HOMES.contains(name))?;
+            let path = &line[start..name_start + name.len()];
+            // `/home/x` alone may be any text; a path into it is somebody's file.
+            line[start + path.len()..].starts_with('/').then_some(path)
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::{contains_path, private_paths, someones_home};
+
+    #[test]
+    fn a_home_of_an_unknown_user_is_found() {
+        let line = ["see /ho", "me/ann/src/x.rs"].concat();
+        assert_eq!(someones_home(&line), Some(&line[4..13]));
+    }
+
+    #[test]
+    fn homes_of_users_inside_boxes_are_allowed() {
+        assert_eq!(someones_home("cd /home/user/x && ls /home/gem/y"), None);
+    }
+
+    #[test]
+    fn routes_that_end_like_a_home_are_allowed() {
+        assert_eq!(someones_home("GET /v1/home/<name> or /home/x"), None);
+    }
+
+    #[test]
+    fn the_clone_is_found_but_not_a_name_that_begins_the_same() {
+        assert!(contains_path("at /srv/code/x.rs:3", "/srv/code"));
+        assert!(!contains_path("at /srv/codec/x.rs:3", "/srv/code"));
+    }
+
+    #[test]
+    fn a_short_root_is_not_searched_for() {
+        let home = Path::new("/h");
+        assert_eq!(
+            private_paths(Path::new("/src"), Some(home)),
+            ["/h/.cargo", "/h/.rustup"]
+        );
+    }
+}

@@ -1,0 +1,66 @@
+//! The repository's own commands, called as `cargo xtask <command>`.
+//!
+//! # Reading order
+//! [`checks`] is the list of steps that CI runs. [`command`] starts programs, [`counts`] reads what the test runners say,
+//! [`manifest`] asks cargo about the workspace, [`tools`] installs what is missing, and [`hygiene`], [`unused`] and
+//! [`fuzz`] are single steps.
+
+mod checks;
+mod command;
+mod counts;
+mod fuzz;
+mod hygiene;
+mod manifest;
+mod tools;
+mod unused;
+
+use std::{env, process::ExitCode};
+
+use command::Workspace;
+
+/// Any failure, already worded for the person who reads it.
+type Result<T = ()> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+const HELP: &str = "\
+cargo xtask <command>
+
+  test            everything CI checks, in order; the last line is `N passed, N failed`
+  bench [args]    the benchmark, side by side with peers; arguments go to the benchmark
+  help            this text";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    match run(&arguments) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("xtask: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &[String]) -> Result<ExitCode> {
+    let (name, rest) = match arguments.split_first() {
+        Some((name, rest)) => (name.as_str(), rest),
+        None => ("help", arguments),
+    };
+    match (name, rest) {
+        ("test", []) => Ok(checks::run(&Workspace::find()?)),
+        ("test", _) => Err(format!("`test` takes no arguments\n\n{HELP}").into()),
+        ("bench", rest) => bench(&Workspace::find()?, rest),
+        ("help" | "--help" | "-h", _) => {
+            println!("{HELP}");
+            Ok(ExitCode::SUCCESS)
+        }
+        (unknown, _) => Err(format!("unknown command `{unknown}`\n\n{HELP}").into()),
+    }
+}
+
+fn bench(workspace: &Workspace, arguments: &[String]) -> Result<ExitCode> {
+    let mut cargo = workspace.cargo("run --release --package box-bench --");
+    if arguments.is_empty() {
+        cargo.arg("rpc");
+    }
+    command::status(cargo.args(arguments))?;
+    Ok(ExitCode::SUCCESS)
+}
