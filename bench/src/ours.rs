@@ -19,14 +19,6 @@ pub(crate) enum Carrier {
     Queue,
 }
 
-/// Those that take part.
-pub(crate) const CARRIERS: &[Carrier] = &[
-    Carrier::Tcp,
-    Carrier::WebSocket,
-    Carrier::Unix,
-    Carrier::Queue,
-];
-
 impl Carrier {
     pub(crate) fn name(self) -> &'static str {
         match self {

@@ -16,7 +16,7 @@ impl Payload {
     /// A small message, numbered so that an answer can be told from another's.
     pub(crate) fn small(number: u64) -> Self {
         Self {
-            session: "0199a7c2-5f1e-7b3a-9c41".to_owned(),
+            session: "0199a7c2-5f1e-7b3a-9c41-2b7d8e6f0a13".to_owned(),
             command: "python3 -m pytest --quiet tests".to_owned(),
             directory: "/workspace/project".to_owned(),
             timeout_ms: 30_000,

@@ -162,16 +162,18 @@ pub(crate) fn header(plan: &Plan) {
     );
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let load = load.split_whitespace().next().unwrap_or("unknown");
-    println!("- load average before the run: {load}\n");
+    print!("- load average before the run: {load}");
+    if load.parse().is_ok_and(|load: f64| load > 0.5) {
+        print!("; the machine was busy: trust CPU per call before calls per second");
+    }
+    println!("\n");
 }
 
 /// Prints the medians, then the bars.
 pub(crate) fn tables(records: &[Record]) {
     print!("{}", medians(records));
     let bars = bars(records);
-    if bars.is_empty() {
-        println!("\nOur own engine did not take part: no bar to meet.");
-    } else {
+    if !bars.is_empty() {
         print!("\n{bars}");
     }
 }

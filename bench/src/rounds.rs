@@ -62,15 +62,19 @@ pub(crate) fn run(plan: &Plan) -> Result<()> {
     process::raise_open_files()?;
     report::header(plan);
     let mut records: Vec<Record> = plan.contestants.iter().copied().map(Record::new).collect();
+    let parts: [fn(&mut Record, Duration) -> Result<()>; 3] =
+        [Record::load, Record::large, Record::idle];
     for round in 0..plan.rounds {
         // Another one begins each time: nobody always runs on the machine that the same neighbour left.
         let first = round as usize % records.len().max(1);
-        let (later, earlier) = records.split_at_mut(first);
-        for record in earlier.iter_mut().chain(later) {
-            record
-                .round(plan.load)
-                .with_context(|| format!("contestant {}", record.contestant.name()))?;
+        records.rotate_left(first);
+        for part in parts {
+            for record in &mut records {
+                part(record, plan.load)
+                    .with_context(|| format!("contestant {}", record.contestant.name()))?;
+            }
         }
+        records.rotate_right(first);
         eprintln!("round {} of {} done", round + 1, plan.rounds);
     }
     report::tables(&records);
@@ -88,8 +92,7 @@ impl Record {
         }
     }
 
-    /// A fresh server for each part: none inherits the memory that another one grew.
-    fn round(&mut self, duration: Duration) -> Result<()> {
+    fn load(&mut self, duration: Duration) -> Result<()> {
         let contestant = self.contestant;
         let numbers = with_server(contestant, async |address, server| {
             contestant.measure(address, Load { duration, server }).await
@@ -104,7 +107,11 @@ impl Record {
             numbers.at_1024.cpu_us,
         );
         self.numbers.push(numbers);
+        Ok(())
+    }
 
+    fn large(&mut self, _: Duration) -> Result<()> {
+        let contestant = self.contestant;
         let mut large = with_server(contestant, async |address, _| {
             let large = Large {
                 bytes: LARGE,
@@ -114,7 +121,11 @@ impl Record {
         })?;
         self.large_best_ms = large.iter().copied().fold(self.large_best_ms, f64::min);
         self.large_ms.push(median(&mut large));
+        Ok(())
+    }
 
+    fn idle(&mut self, _: Duration) -> Result<()> {
+        let contestant = self.contestant;
         let idle = with_server(contestant, async |address, server| {
             let Some(server) = server else {
                 return Ok(None);
@@ -130,7 +141,7 @@ impl Record {
     }
 }
 
-/// Runs `work` on a runtime of its own, with the contestant's server beside it.
+/// Runs `work` on a runtime of its own, with a fresh server beside it: none inherits the memory that another one grew.
 fn with_server<T>(
     contestant: Contestant,
     work: impl AsyncFnOnce(&str, Option<Process>) -> Result<T>,

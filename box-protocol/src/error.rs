@@ -22,6 +22,12 @@ pub struct Detail {
     /// A `not_found` for something that did exist, and was forgotten.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub expired: bool,
+    /// The limit that is reached, by name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit: Option<String>,
+    /// That limit's value.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max: Option<u64>,
     /// The name of the system's error, as in `ENOENT`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub errno: Option<String>,
@@ -61,14 +67,10 @@ pub enum Subject {
     Process,
     /// A tenant's grant.
     Grant,
-    /// A mount.
-    Mount,
     /// Room on a disk.
     Disk,
     /// Whether the place is fit to be used at all.
     Readiness,
-    /// The runtime as a whole: it is going down.
-    Runtime,
     /// A subject newer than this build.
     #[serde(other)]
     Other,
@@ -137,6 +139,8 @@ pub enum Status {
     NoAnswer,
 }
 
+use Status::{Always, ByBegun, ByCreate, ByDisk, ByLasting, ByShape, NoAnswer};
+
 /// The client worlds that speak HTTP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum HttpWorld {
@@ -177,11 +181,9 @@ const fn row(
     }
 }
 
-use Status::{Always, ByBegun, ByCreate, ByDisk, ByLasting, ByShape, NoAnswer};
-
 /// The table, in the order of [`Code::ALL`]. HTTP columns: OpenSandbox, LangSmith, AIO.
 #[rustfmt::skip]
-pub const MAPPINGS: [Mapping; 12] = [
+pub static MAPPINGS: [Mapping; 12] = [
     row(Code::Conflict, -32001, "BoxSessionConflictError",
         &[(Subject::Process, "BoxManagedProcessConflictError")],
         [Always(409), Always(409), ByBegun { before: 409, after: 400 }]),
@@ -191,12 +193,14 @@ pub const MAPPINGS: [Mapping; 12] = [
     row(Code::Validation, -32003, "BoxValidationError", &[],
         [Always(400), Always(422), ByShape { shape: 422, value: 400 }]),
     row(Code::Unavailable, -32004, "BoxBackendUnavailableError",
-        &[(Subject::Readiness, "BoxReadinessError"), (Subject::Runtime, "BoxRuntimeUnavailableError")],
-        [ByLasting { passing: 503, lasting: 501 }, ByLasting { passing: 503, lasting: 422 }, ByLasting { passing: 502, lasting: 501 }]),
+        &[(Subject::Readiness, "BoxReadinessError")],
+        [ByLasting { passing: 503, lasting: 501 },
+         ByLasting { passing: 503, lasting: 422 },
+         ByLasting { passing: 502, lasting: 501 }]),
     row(Code::Unsupported, -32011, "BoxBackendUnavailableError", &[],
         [Always(501), ByCreate { create: 422, other: 501 }, Always(501)]),
     row(Code::Denied, -32005, "PermissionError",
-        &[(Subject::Grant, "BoxAdmissionError"), (Subject::Mount, "BoxValidationError")],
+        &[(Subject::Grant, "BoxAdmissionError")],
         [Always(403), Always(403), Always(403)]),
     row(Code::Capacity, -32006, "BoxCapacityExceededError", &[],
         [Always(429), Always(429), ByDisk { disk: 507, other: 503 }]),
@@ -207,7 +211,7 @@ pub const MAPPINGS: [Mapping; 12] = [
         [NoAnswer, NoAnswer, NoAnswer]),
     row(Code::TooLarge, -32009, "ValueError", &[],
         [Always(413), Always(413), Always(413)]),
-    row(Code::Overloaded, -32010, "RuntimeError", &[],
+    row(Code::Overloaded, -32010, "ValueError", &[],
         [Always(429), Always(429), Always(503)]),
     row(Code::Internal, -32603, "RuntimeError", &[],
         [Always(500), Always(500), Always(500)]),
@@ -224,8 +228,7 @@ const _: () = {
 
 /// The row of a word.
 pub fn mapping(code: Code) -> &'static Mapping {
-    static TABLE: [Mapping; 12] = MAPPINGS;
-    &TABLE[code as usize]
+    &MAPPINGS[code as usize]
 }
 
 fn detail(error: &BoxError) -> Detail {
@@ -243,7 +246,7 @@ pub fn json_rpc_number(error: &BoxError) -> i32 {
     }
 }
 
-/// The class LangBot has for this error.
+/// The class LangBot has for this error. The engine writes the same one before the text.
 pub fn langbot_class(error: &BoxError) -> &'static str {
     if error.written_wrongly() == Some(Fault::UnknownAction) {
         return "ValueError";
@@ -255,24 +258,6 @@ pub fn langbot_class(error: &BoxError) -> &'static str {
         .iter()
         .find(|(of, _)| Some(*of) == subject);
     by_subject.map_or(row.langbot, |(_, class)| *class)
-}
-
-/// The `message` LangBot gets: the class, then the text, cut where LangBot cuts it. `None` where it
-/// expects no answer.
-pub fn langbot_message(error: &BoxError) -> Option<String> {
-    const MOST_CHARACTERS: usize = 4096;
-    match error.code() {
-        Code::Cancelled => return None,
-        // The one text of LangBot's without a class.
-        Code::Overloaded => return Some(error.message().to_owned()),
-        _ => {}
-    }
-    let text = error.message();
-    let class = langbot_class(error);
-    Some(match text.char_indices().nth(MOST_CHARACTERS) {
-        Some((end, _)) => format!("{class}: {}... [protocol error truncated]", &text[..end]),
-        None => format!("{class}: {text}"),
-    })
 }
 
 /// The HTTP status a world gets for this error; `None` if the connection just ends.
@@ -296,5 +281,4 @@ pub fn http_status(error: &BoxError, world: HttpWorld, stage: Stage) -> Option<u
 }
 
 #[cfg(test)]
-#[path = "error_tests.rs"]
 mod tests;

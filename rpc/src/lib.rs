@@ -84,6 +84,8 @@ pub mod connection;
 mod engine;
 pub mod error;
 mod files;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 pub mod hello;
 pub mod keys;
 mod ledger;

@@ -30,7 +30,9 @@
 mod bytes;
 pub mod endpoint;
 pub mod line;
+pub mod link;
 pub mod queue;
+pub mod server;
 pub mod stdio;
 pub mod tcp;
 pub mod tls;

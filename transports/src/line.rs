@@ -4,6 +4,23 @@
 //! last line without a newline counts, and bytes that are not UTF-8 arrive as replacement
 //! characters. A line longer than `message_bytes` is skipped in constant memory and reported as
 //! [`ConnectionError::TooLarge`]; the next line is read as if nothing had happened.
+//!
+//! ```
+//! use box_rpc::{Connection, Limits};
+//! use box_transports::line::Line;
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), box_rpc::ConnectionError> {
+//! // Whatever reads and writes bytes; here, a few lines that have come already.
+//! let line = Line::new(&b"[1]\r\n\n[2]"[..], tokio::io::sink(), &Limits::default());
+//! let (_, mut receive) = Box::new(line).split();
+//! assert_eq!(receive.receive().await?.as_deref(), Some("[1]"));
+//! assert_eq!(receive.receive_ready(), None, "the last line may still go on");
+//! assert_eq!(receive.receive().await?.as_deref(), Some("[2]"));
+//! assert_eq!(receive.receive().await?, None);
+//! # Ok(())
+//! # }
+//! ```
 
 #[cfg(test)]
 mod tests;
@@ -154,14 +171,19 @@ pub struct LineReceive<R> {
     searched: usize,
     /// The beginning of an oversize line that is being skipped.
     skipping: Option<Vec<u8>>,
+    /// The stream has ended; what waits is the last line.
     ended: bool,
+    /// Set where lines that cannot be messages are skipped.
     noise: Option<NoiseCount>,
 }
 
 /// What the buffered bytes hold.
 enum Found {
+    /// A whole line.
     Message(Vec<u8>),
+    /// The beginning of a line that was skipped.
     TooLarge(Vec<u8>),
+    /// No end of a line.
     Nothing,
 }
 

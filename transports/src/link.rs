@@ -101,6 +101,7 @@ impl Link {
     /// The other end, if there is a connection now.
     pub fn peer(&self) -> Result<Peer, CallError> {
         match &*self.state.borrow() {
+            State::Up(peer, _) if peer.is_closed() => Err(CallError::NotSent("the connection was just lost".to_owned())),
             State::Up(peer, _) => Ok(peer.clone()),
             State::Down(reason) => Err(CallError::NotSent(reason.clone())),
         }
@@ -123,7 +124,8 @@ impl Link {
     pub async fn connected(&self) -> Result<Peer, CallError> {
         self.connect_now();
         let mut state = self.state.clone();
-        let up = state.wait_for(|state| matches!(state, State::Up(..))).await;
+        // A connection that has ended is still `Up` until the link's own task has noticed.
+        let up = state.wait_for(|state| matches!(state, State::Up(peer, _) if !peer.is_closed())).await;
         match up.as_deref() {
             Ok(State::Up(peer, _)) => Ok(peer.clone()),
             _ => Err(CallError::NotSent("the link has ended".to_owned())),

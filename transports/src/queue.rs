@@ -2,6 +2,21 @@
 //!
 //! A batch costs one lock on either side: [`SendHalf::send_all`] hands over the whole batch, and a
 //! receiver takes everything that waits and then works from its own memory.
+//!
+//! ```
+//! use box_rpc::Connection;
+//! use box_transports::queue;
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), box_rpc::ConnectionError> {
+//! let (near, far) = queue::pair(64);
+//! let (mut send, _) = Box::new(near).split();
+//! let (_, mut receive) = Box::new(far).split();
+//! send.send("{}".to_owned()).await?;
+//! assert_eq!(receive.receive().await?.as_deref(), Some("{}"));
+//! # Ok(())
+//! # }
+//! ```
 
 #[cfg(test)]
 mod tests;
@@ -82,14 +97,18 @@ struct Lane {
     state: Mutex<LaneState>,
 }
 
+/// What a lane holds, and who waits for it to change.
 #[derive(Debug, Default)]
 struct LaneState {
+    /// Sent and not yet taken.
     messages: VecDeque<String>,
     /// Nothing more will be sent.
     ended: bool,
     /// Nobody receives any more.
     abandoned: bool,
+    /// Waits for room.
     sender: Option<Waker>,
+    /// Waits for a message.
     receiver: Option<Waker>,
 }
 
@@ -160,6 +179,7 @@ impl Lane {
         Poll::Ready(true)
     }
 
+    /// Nothing more will be sent: the receiver gets what waits, and then `None`.
     fn end(&self) {
         let mut state = self.state();
         state.ended = true;
@@ -170,6 +190,7 @@ impl Lane {
         }
     }
 
+    /// Nobody receives any more: what waits is dropped, and whoever sends is told.
     fn abandon(&self) {
         let mut state = self.state();
         state.abandoned = true;
@@ -183,6 +204,7 @@ impl Lane {
     }
 }
 
+/// Notes who waits, without a new handle where it is the same task as last time.
 fn remember(slot: &mut Option<Waker>, cx: &Context<'_>) {
     match slot {
         Some(waker) => waker.clone_from(cx.waker()),
@@ -201,6 +223,7 @@ struct QueueSend {
 }
 
 impl QueueSend {
+    /// Puts all of `batch` into the lane. What did not fit when the future is dropped stays in it.
     async fn put(&self, batch: &mut VecDeque<String>) -> Result<(), ConnectionError> {
         if batch.is_empty() {
             return Ok(());
@@ -246,6 +269,7 @@ impl Drop for QueueSend {
 #[derive(Debug)]
 struct QueueReceive {
     lane: Arc<Lane>,
+    /// Taken out of the lane and not yet handed on.
     taken: VecDeque<String>,
     #[allow(dead_code, reason = "held, not read")]
     place: Place,

@@ -2,6 +2,25 @@
 //!
 //! One provider (ring), TLS 1.2 and 1.3, no resumption across processes. A server that is given a
 //! client CA requires a certificate from every client.
+//!
+//! ```
+//! use box_transports::{
+//!     ListenOptions,
+//!     tls::{Identity, Pem, ServerTls},
+//! };
+//!
+//! let options = ListenOptions {
+//!     tls: Some(ServerTls {
+//!         identity: Identity {
+//!             certificates: Pem::Path("server.pem".into()),
+//!             key: Pem::Path("server.key".into()),
+//!         },
+//!         client_ca: Some(Pem::Path("clients.pem".into())),
+//!     }),
+//!     ..ListenOptions::default()
+//! };
+//! # let _ = options;
+//! ```
 
 use std::{fmt, io, path::PathBuf, sync::Arc};
 
@@ -31,6 +50,7 @@ impl Pem {
         }
     }
 
+    /// The certificates in it; `what` they are goes into the error.
     fn certificates(&self, what: &'static str) -> Result<Vec<CertificateDer<'static>>, TlsError> {
         let pem = self.read()?;
         let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
@@ -115,10 +135,12 @@ fn unusable(error: impl fmt::Display) -> TlsError {
     TlsError::Unusable(error.to_string())
 }
 
+/// Named at every use, so that no other crate can change it for the whole process.
 fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }
 
+/// A store that trusts these, all of which must be usable.
 fn trusting(authorities: Vec<CertificateDer<'static>>) -> Result<RootCertStore, TlsError> {
     let mut roots = RootCertStore::empty();
     for authority in authorities {
@@ -153,6 +175,7 @@ impl ServerTls {
 }
 
 impl ClientTls {
+    /// The configuration for connecting.
     fn config(&self) -> Result<Arc<ClientConfig>, TlsError> {
         let roots = match &self.ca {
             Some(ca) => trusting(ca.certificates("certificate authority")?)?,
@@ -187,6 +210,7 @@ impl ClientTls {
     }
 }
 
+/// A store that trusts what the system trusts.
 fn system_roots() -> Result<RootCertStore, TlsError> {
     let mut roots = RootCertStore::empty();
     // A single broken file in the system's store is no reason to trust nobody.

@@ -55,7 +55,9 @@ fn steps(workspace: &Workspace, counts: &mut Counts) -> Result {
         command::counted(&mut doc, Runner::Libtest, counts)
     })?;
     step("hygiene", || hygiene::check(workspace.root()))?;
-    step("fuzz", || fuzz::run(workspace))
+    step("fuzz", || {
+        fuzz::run(workspace, &manifest.target, fuzz::CI_RUNS)
+    })
 }
 
 fn step<T>(name: &str, run: impl FnOnce() -> Result<T>) -> Result<T> {

@@ -26,6 +26,7 @@ cargo xtask <command>
 
   test            everything CI checks, in order; the last line is `N passed, N failed`
   bench [args]    the benchmark, side by side with peers; arguments go to the benchmark
+  fuzz [runs]     the decoder's fuzzer, for that many inputs (ten million unless said)
   help            this text";
 
 fn main() -> ExitCode {
@@ -48,6 +49,12 @@ fn run(arguments: &[String]) -> Result<ExitCode> {
         ("test", []) => Ok(checks::run(&Workspace::find()?)),
         ("test", _) => Err(format!("`test` takes no arguments\n\n{HELP}").into()),
         ("bench", rest) => bench(&Workspace::find()?, rest),
+        ("fuzz", rest) => {
+            let runs = rest.first().map_or("10000000", String::as_str);
+            let workspace = Workspace::find()?;
+            let target = manifest::Manifest::read(&workspace)?.target;
+            fuzz::run(&workspace, &target, runs).map(|()| ExitCode::SUCCESS)
+        }
         ("help" | "--help" | "-h", _) => {
             println!("{HELP}");
             Ok(ExitCode::SUCCESS)

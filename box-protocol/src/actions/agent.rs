@@ -18,12 +18,16 @@ actions! {
     AgentHealth = "agent.health": Empty => AgentHealthResult;
 
     /// Starts a process. `conflict` (the id runs already), `validation` (no such program or working
-    /// directory), `denied` (user not mapped), `capacity`. Dropping a call that waits for the end or
-    /// streams does not end the process; `agent.kill` does.
+    /// directory), `denied` (user not mapped), `capacity`. A call that stays open until the end owns
+    /// the process: dropping it kills the tree. One that answers at once leaves it to `agent.kill`.
     AgentStart = "agent.start": AgentStartParams => AgentCommand | AgentChunk;
 
-    /// Streams a command's output from an offset on, and ends with its end. `not_found`.
+    /// Streams a command's output from an offset on, and ends with its end; dropping the call ends
+    /// nothing else. `not_found`.
     AgentOutput = "agent.output": AgentOutputParams => AgentCommand | AgentChunk;
+
+    /// Waits for a command's end without reading; dropping the call ends nothing else. `not_found`.
+    AgentWait = "agent.wait": AgentCommandKey => AgentCommand;
 
     /// Signals a command and, after the grace, kills its whole tree; answered when the tree is gone.
     /// `not_found`.
@@ -141,6 +145,14 @@ pub enum AgentChunk {
     Bytes(OutputPiece<Blob>),
     /// Output that is gone.
     Gap(OutputGap),
+}
+
+/// One command of the agent's box.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AgentCommandKey {
+    /// The command.
+    pub command_id: CommandId,
 }
 
 /// Parameters of `agent.output`.

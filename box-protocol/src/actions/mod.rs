@@ -71,8 +71,7 @@ pub const ALL_ACTIONS: &[&str] = names![
 ];
 
 /// What a runtime asks of the agent in a box.
-pub const AGENT_ACTIONS: &[&str] = names![AgentHealth AgentStart AgentOutput AgentKill];
+pub const AGENT_ACTIONS: &[&str] = names![AgentHealth AgentStart AgentOutput AgentWait AgentKill];
 
 #[cfg(test)]
-#[path = "tests.rs"]
 mod tests;

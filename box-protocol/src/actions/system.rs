@@ -1,6 +1,7 @@
 //! `system.*`: the server as a whole.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use box_rpc::Empty;
 use serde::{Deserialize, Serialize};
@@ -98,10 +99,17 @@ pub struct RecentError {
     pub query_id: Option<String>,
 }
 
-/// Parameters of `system.configure`: any members.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+/// Parameters of `system.configure`: any members. Some hold keys of other services, so
+/// [`Debug`](fmt::Debug) shows names only.
+#[derive(Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct SystemConfigureParams(pub Map<String, Value>);
+
+impl fmt::Debug for SystemConfigureParams {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.0.keys()).finish()
+    }
+}
 
 /// Answer to `system.configure`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

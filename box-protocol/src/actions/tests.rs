@@ -98,6 +98,7 @@ fn the_shortest_parameters_are_taken_and_strays_refused() {
         json!({"command_id": "c", "program": {"argv": ["ls"]}, "env": {}, "cwd": "/"}),
     );
     takes::<AgentOutput>(json!({"command_id": "c"}));
+    takes::<AgentWait>(json!({"command_id": "c"}));
     takes::<AgentKill>(json!({"command_id": "c"}));
 }
 
@@ -233,4 +234,7 @@ fn secrets_stay_out_of_debug() {
         "command_id": "c", "data": "aHVudGVyMg=="}))
     .unwrap();
     assert!(!format!("{input:?}").contains("hunter2"));
+    let config: SystemConfigureParams =
+        serde_json::from_value(json!({"e2b": {"api_key": "hunter2"}})).unwrap();
+    assert_eq!(format!("{config:?}"), r#"{"e2b"}"#);
 }

@@ -193,5 +193,4 @@ impl TryFrom<SpecDraft> for BoxSpec {
 }
 
 #[cfg(test)]
-#[path = "spec_tests.rs"]
 mod tests;

@@ -16,6 +16,9 @@ use super::{Deadline, Place, connection_error};
 /// One read on a connection that holds no buffer goes through this much of the stack.
 const STACK_READ: usize = 16 * 1024;
 
+/// One read on a connection that is busy.
+const BUSY_READ: usize = 64 * 1024;
+
 /// Capacity that a connection may keep while it waits for the next message.
 const KEPT_WHILE_IDLE: usize = 4 * 1024;
 
@@ -106,6 +109,7 @@ impl<R: AsyncRead + Unpin> Intake<R> {
         self.bytes.capacity()
     }
 
+    /// Reads, and looks at the clock when there is a reason to.
     fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<Result<usize, ConnectionError>> {
         let read = self.poll_read(cx);
         let over = match &read {
@@ -123,6 +127,7 @@ impl<R: AsyncRead + Unpin> Intake<R> {
         read.map_err(connection_error)
     }
 
+    /// Reads into the buffer where it has room, and through the stack where it has none.
     fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<std::io::Result<usize>> {
         if self.bytes.capacity() - self.bytes.len() >= STACK_READ {
             return pin!(self.read.read_buf(&mut self.bytes)).poll(cx);
@@ -130,7 +135,12 @@ impl<R: AsyncRead + Unpin> Intake<R> {
         let mut stack = [MaybeUninit::uninit(); STACK_READ];
         let mut chunk = ReadBuf::uninit(&mut stack);
         ready!(Pin::new(&mut self.read).poll_read(cx, &mut chunk))?;
+        let count = chunk.filled().len();
+        if count == STACK_READ {
+            // There is more where that came from.
+            self.bytes.reserve(BUSY_READ);
+        }
         self.bytes.extend_from_slice(chunk.filled());
-        Poll::Ready(Ok(chunk.filled().len()))
+        Poll::Ready(Ok(count))
     }
 }

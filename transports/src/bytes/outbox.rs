@@ -128,6 +128,7 @@ impl<W: AsyncWrite + Unpin> Outbox<W> {
         Ok(())
     }
 
+    /// Repeats `step` until it is done, for as long as the limit allows.
     async fn in_time(
         &mut self,
         mut step: impl FnMut(&mut W, &mut Context<'_>) -> Poll<std::io::Result<()>>,

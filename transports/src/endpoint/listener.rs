@@ -128,9 +128,13 @@ pub struct Listener {
     local: Endpoint,
 }
 
+/// Where raw connections come from.
 enum Socket {
     Queue(QueueListener),
-    Stdio { served: bool },
+    /// The standard streams, which can be served once.
+    Stdio {
+        served: bool,
+    },
     Tcp(TcpListener),
     Unix(UnixListener),
 }
@@ -145,8 +149,10 @@ enum Arrival {
 /// What a handshake needs.
 struct Settings {
     limits: Limits,
+    /// The time for all handshakes of one connection.
     handshake: Duration,
     tls: Option<Arc<ServerConfig>>,
+    /// No client gets through TLS without a certificate that was verified.
     verifies_clients: bool,
     /// Set for websockets.
     gate: Option<Arc<dyn Admit>>,
@@ -187,6 +193,7 @@ impl Endpoint {
         })
     }
 
+    /// The listening socket, and the endpoint it is really at.
     async fn bind(&self) -> Result<(Socket, Self), ListenError> {
         let mut local = self.clone();
         let socket = match &mut local {
@@ -260,7 +267,7 @@ impl Listener {
     fn admit(&mut self, arrival: Arrival) -> Option<Accepted> {
         let Ok(permit) = Arc::clone(&self.places).try_acquire_owned() else {
             self.refused.0.full.fetch_add(1, Ordering::Relaxed);
-            tracing::warn!(
+            tracing::debug!(
                 limit = "max_connections",
                 "connection refused: no place left"
             );
@@ -306,7 +313,7 @@ impl Listener {
         match error.kind() {
             io::ErrorKind::PermissionDenied => {
                 self.refused.0.stranger.fetch_add(1, Ordering::Relaxed);
-                tracing::warn!("connection refused: another user");
+                tracing::debug!("connection refused: another user");
             }
             io::ErrorKind::ConnectionAborted
             | io::ErrorKind::ConnectionReset
@@ -323,7 +330,9 @@ impl Listener {
 
 /// What comes out of a socket.
 enum Next {
+    /// A raw stream that needs a place.
     Arrival(Arrival),
+    /// A connection that is nobody's rival for a place.
     Whole(Accepted),
 }
 
@@ -394,6 +403,7 @@ impl Settings {
         })
     }
 
+    /// Frames a stream, after the upgrade where it is to be a websocket.
     async fn frame<R, W>(
         &self,
         read: R,

@@ -1,6 +1,26 @@
 //! An address as text: what goes in configurations and on command lines.
 //!
 //! [`Endpoint`] parses and prints; [`Endpoint::connect`] and [`Endpoint::listen`] act on it.
+//!
+//! ```
+//! use box_transports::{ConnectOptions, Endpoint, ListenOptions};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let anywhere: Endpoint = "tcp://127.0.0.1:0".parse()?;
+//! let mut listener = anywhere.listen(&ListenOptions::default()).await?;
+//! let here = listener.local_endpoint().clone();
+//! let options = ConnectOptions::default();
+//! let (client, accepted) = tokio::join!(here.connect(&options), listener.accept());
+//! let (mut send, _) = client?.split();
+//! send.send("{}".to_owned()).await?;
+//! send.flush().await?;
+//! let (_, mut receive) = accepted?.connection.split();
+//! assert_eq!(receive.receive().await?.as_deref(), Some("{}"));
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! Reading order: this file, `parse`, `options`, `connect`, `listener`.
 
 mod connect;
@@ -19,6 +39,16 @@ pub use self::{
 };
 
 /// Where a peer is, or where one may come from.
+///
+/// ```
+/// use box_transports::Endpoint;
+///
+/// let endpoint: Endpoint = "ws://[::1]:5410/rpc/ws".parse()?;
+/// assert_eq!(endpoint.to_string(), "ws://[::1]:5410/rpc/ws");
+/// let command: Endpoint = "stdio:boxd stdio --name 'my box'".parse()?;
+/// assert!(matches!(command, Endpoint::Stdio { command } if command[3] == "my box"));
+/// # Ok::<(), box_transports::EndpointError>(())
+/// ```
 ///
 /// | text | meaning |
 /// |---|---|

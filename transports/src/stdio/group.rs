@@ -60,6 +60,7 @@ impl Group {
         self.gone_in_time().await;
     }
 
+    /// Whether the leader is reaped within the grace.
     async fn gone_in_time(&self) -> bool {
         let mut gone = self.gone.subscribe();
         tokio::time::timeout(GRACE, gone.wait_for(|gone| *gone))
@@ -96,6 +97,7 @@ impl Reaper {
         self.group.gone.send_replace(true);
     }
 
+    /// Looks without reaping.
     fn still_runs(&self) -> bool {
         let leader = self
             .group

@@ -9,6 +9,24 @@
 //! pieces (`chunk_start`, `chunk_data`, `chunk_end`); in that dialect they also send them, because
 //! its readers break on lines of more than 64 KiB.
 //!
+//! ```no_run
+//! use box_rpc::{Connection, Limits};
+//! use box_transports::stdio;
+//! use tokio::process::Command;
+//!
+//! # async fn example() -> Result<(), box_rpc::ConnectionError> {
+//! let child = stdio::spawn(Command::new("boxd"), &Limits::default())?;
+//! let (mut send, mut receive) = Box::new(child).split();
+//! send.send("{}".to_owned()).await?;
+//! send.flush().await?;
+//! let answer = receive.receive().await?;
+//! // Ends the command, and everything it started.
+//! send.close().await?;
+//! # let _ = answer;
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! Reading order: this file, `pieces`, `serve` with `thread_pipe`, `spawn` with `group`.
 
 mod group;
@@ -96,6 +114,7 @@ pub(super) struct StdioSend<W> {
 }
 
 impl<W: AsyncWrite + Unpin> StdioSend<W> {
+    /// Takes one message, cut up where the dialect wants it so.
     async fn put(&mut self, message: String) -> Result<(), ConnectionError> {
         if self.dialect == Dialect::LangBot && message.len() > PIECE_BYTES {
             for line in Pieces::of(&message) {

@@ -69,6 +69,7 @@ pub fn serve(limits: &Limits) -> Result<Served, ConnectionError> {
     )))
 }
 
+/// Moves the protocol away from the standard streams, and leaves harmless ones in their place.
 fn take_descriptors() -> io::Result<(OwnedFd, OwnedFd)> {
     // Above the standard streams, even if standard error is closed.
     let input = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?;
@@ -116,6 +117,7 @@ fn kind_of(fd: &OwnedFd) -> io::Result<Kind> {
     })
 }
 
+/// A socket of any other family is left to a thread.
 fn is_unix_stream(fd: impl AsFd) -> bool {
     let domain = rustix::net::sockopt::socket_domain(fd);
     matches!(domain, Ok(AddressFamily::UNIX))

@@ -19,7 +19,9 @@ pub(super) enum Opcode {
 /// Why the peer's frames cannot be read on, and the status that tells it so.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Violation {
+    /// The status of the close frame.
     pub(super) status: u16,
+    /// What was wrong, in words of ours only.
     pub(super) reason: &'static str,
 }
 

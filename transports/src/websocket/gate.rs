@@ -33,6 +33,7 @@ impl<'a> UpgradeRequest<'a> {
         self.headers.iter().filter(named).count()
     }
 
+    /// Every header of this name that is text.
     fn all(&self, name: &str) -> impl Iterator<Item = &'a str> {
         self.headers
             .iter()
@@ -67,6 +68,16 @@ impl Refusal {
 }
 
 /// Decides about requests. Implemented by [`Gate`] and by every fitting closure.
+///
+/// ```
+/// use box_transports::websocket::{Admit, Refusal, UpgradeRequest};
+///
+/// let only_known = |request: &UpgradeRequest<'_>| match request.header("x-tenant") {
+///     Some("blue" | "green") => Ok(()),
+///     _ => Err(Refusal::new(403, "unknown tenant")),
+/// };
+/// let _: &dyn Admit = &only_known;
+/// ```
 pub trait Admit: Send + Sync {
     /// Lets the request pass, or says why not.
     fn admit(&self, request: &UpgradeRequest<'_>) -> Result<(), Refusal>;
@@ -87,6 +98,16 @@ where
 /// visits is recognised; [`origins`](Self::origins) names the pages that may. A page that has made
 /// its own name point at this machine sends that name as `Host`; [`hosts`](Self::hosts), if
 /// there are any, names those that are ours.
+///
+/// ```
+/// use box_transports::websocket::Gate;
+///
+/// let gate = Gate::new()
+///     .origins(["https://console.example.org"])
+///     .hosts(["box.example.org", "localhost:5410"])
+///     .token("from the configuration");
+/// assert!(!format!("{gate:?}").contains("configuration"));
+/// ```
 #[derive(Clone, Default)]
 pub struct Gate {
     paths: Vec<String>,
@@ -128,6 +149,7 @@ impl Gate {
         self
     }
 
+    /// Compares in constant time: how much of a guess is right must not show.
     fn carries_token(&self, request: &UpgradeRequest<'_>) -> bool {
         let Some(token) = &self.token else {
             return true;

@@ -108,6 +108,7 @@ fn read_request(bytes: &[u8], gate: &dyn Admit) -> Result<Option<(String, usize)
     Ok(Some((accept_key(key), size)))
 }
 
+/// The answer to a request that is refused.
 fn refuse(refusal: Refusal) -> String {
     let Refusal { status, reason } = refusal;
     let more = match status {
@@ -169,6 +170,7 @@ where
     }
 }
 
+/// Whether the two can be sent as a header without becoming two.
 fn is_header(name: &str, value: &str) -> bool {
     let token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
     !name.is_empty()

@@ -28,10 +28,13 @@ pub(super) struct WebSocketReceive<R, W> {
     intake: Intake<R>,
     role: Role,
     limit: usize,
+    /// The message that was begun.
     message: Option<Partial>,
+    /// The frame of it that is arriving.
     frame: Option<Frame>,
     /// What came where only a message could be returned.
     later: Option<Found>,
+    /// The peer has closed, or is not listened to any more.
     ended: bool,
     writer: Arc<Writer<W>>,
 }
@@ -42,6 +45,7 @@ struct Partial {
     /// Its text so far, or only the beginning once it is too large.
     text: Vec<u8>,
     too_large: bool,
+    /// Frames so far.
     fragments: usize,
 }
 
@@ -59,10 +63,15 @@ struct Frame {
 /// What the buffered bytes hold.
 #[derive(Debug)]
 enum Found {
+    /// A whole message.
     Message(String),
+    /// The beginning of a message that was skipped.
     TooLarge(Vec<u8>),
+    /// The peer sends no more.
     Close,
+    /// The peer broke the protocol.
     Broken(Violation),
+    /// More bytes are needed.
     Nothing,
 }
 
@@ -85,6 +94,7 @@ where
         }
     }
 
+    /// Looks for a message among the waiting bytes; answers pings on the way.
     fn find(&mut self) -> Found {
         self.find_message().unwrap_or_else(Found::Broken)
     }
@@ -131,6 +141,7 @@ where
         }
     }
 
+    /// Takes a control frame out, if it is all there.
     fn control_payload(&mut self, header: Header, size: usize) -> Option<Vec<u8>> {
         let length = usize::try_from(header.length).ok()?;
         let mut payload = self.intake.waiting().get(size..size + length)?.to_vec();

@@ -23,6 +23,7 @@ pub(super) struct Writer<W> {
     ping: Mutex<(Option<Vec<u8>>, bool)>,
 }
 
+/// What the lock guards.
 #[derive(Debug)]
 struct Sink<W> {
     outbox: Outbox<W>,
@@ -55,6 +56,7 @@ impl<W: AsyncWrite + Unpin + Send + 'static> Writer<W> {
         }
     }
 
+    /// Answers until there is no ping left to answer.
     async fn send_pongs(self: Arc<Self>) {
         loop {
             let payload = {
@@ -85,6 +87,7 @@ impl<W: AsyncWrite + Unpin + Send + 'static> Writer<W> {
 }
 
 impl<W: AsyncWrite + Unpin> Sink<W> {
+    /// Takes one message; small ones wait for company until the flush.
     async fn text(&mut self, message: String) -> Result<(), ConnectionError> {
         if self.closed {
             return Err(ConnectionError::Closed);
@@ -102,6 +105,7 @@ impl<W: AsyncWrite + Unpin> Sink<W> {
         self.outbox.settle().await
     }
 
+    /// Sends a control frame at once.
     async fn control(&mut self, opcode: Opcode, payload: Vec<u8>) -> Result<(), ConnectionError> {
         if self.closed {
             return Err(ConnectionError::Closed);
@@ -112,6 +116,7 @@ impl<W: AsyncWrite + Unpin> Sink<W> {
         self.outbox.flush().await
     }
 
+    /// Sends the close frame, unless one was sent.
     async fn close(&mut self, payload: Vec<u8>) -> Result<(), ConnectionError> {
         if self.closed {
             return Ok(());
@@ -121,10 +126,12 @@ impl<W: AsyncWrite + Unpin> Sink<W> {
         written
     }
 
+    /// The mask for the next frame, if this end masks.
     fn mask(&mut self) -> Result<Option<[u8; 4]>, ConnectionError> {
         Ok(self.masks.as_mut().map(Masks::next).transpose()?)
     }
 
+    /// Copies a payload behind its header.
     fn payload(&mut self, bytes: &[u8], mask: Option<[u8; 4]>) {
         let buffer = self.outbox.buffer();
         let start = buffer.len();

@@ -1,0 +1,9 @@
+//! Any bytes as a message: read or refused in both dialects, without a panic; and what is read says
+//! the same after it is written again.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    if let Ok(text) = std::str::from_utf8(bytes) {
+        box_rpc::fuzzing::decode(text);
+    }
+});

@@ -1,0 +1,60 @@
+//! What the fuzzer calls.
+
+use serde_json::Value;
+
+use crate::limits::Limits;
+use crate::message::{Decoded, Message, Unreadable};
+use crate::wire::{Dialect, Encoded, Ends, parse_params};
+
+/// Decodes a text in both dialects. Calls and answers that can be read are written and read again,
+/// and must then say the same.
+///
+/// # Panics
+/// If they do not.
+pub fn decode(text: &str) {
+    let limits = Limits::default();
+    let _ = Dialect::of(text);
+    for dialect in [Dialect::JsonRpc, Dialect::LangBot] {
+        let _ = dialect.id_at_start(text, &limits);
+        let messages = match dialect.decode(text, &limits) {
+            Decoded::One(one) => vec![one],
+            Decoded::Batch(items) => items.into_iter().map(|(_, item)| item).collect(),
+        };
+        for message in messages {
+            check(dialect, message, &limits);
+        }
+    }
+}
+
+fn check(dialect: Dialect, message: Result<Message<'_>, Unreadable>, limits: &Limits) {
+    match message {
+        Ok(Message::Call { action, params, meta_inside, meta, .. }) => {
+            let Ok(Value::Object(params)) = parse_params::<Value>(params, meta_inside) else { return };
+            let Ok(again) = dialect.call(Some(1), &action, &params, &meta) else { return };
+            let Decoded::One(Ok(Message::Call { action: action_again, params: params_again, meta: meta_again, meta_inside, .. })) =
+                dialect.decode(&again, limits)
+            else {
+                return assert!(params.contains_key("_meta") || again.len() > 1000 || action.starts_with(['$', '_']), "{again}");
+            };
+            assert_eq!(action, action_again);
+            assert_eq!(meta, meta_again);
+            assert_eq!(Value::Object(params), parse_params::<Value>(params_again, meta_inside).unwrap_or_default());
+        }
+        Ok(Message::Answer { id, outcome: Ok(body), .. }) if body.starts_with('{') => {
+            let Ok(again) = dialect.result(&id, &Encoded(body), Ends::Call) else { return };
+            let Decoded::One(Ok(Message::Answer { id: id_again, outcome: Ok(body_again), .. })) =
+                dialect.decode(&again, limits)
+            else {
+                panic!("{again}");
+            };
+            assert_eq!((id, body), (id_again, body_again));
+        }
+        Ok(Message::Answer { id, outcome: Err(error), .. }) => {
+            let _ = dialect.error(Some(&id), &error);
+        }
+        Err(Unreadable { id, error }) => {
+            let _ = dialect.error(id.as_ref(), &error);
+        }
+        Ok(_) => {}
+    }
+}

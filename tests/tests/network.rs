@@ -1,0 +1,207 @@
+//! A simulated network that cuts connections at random bytes: no call is lost, and none that carries
+//! a key runs twice.
+
+use std::collections::HashMap;
+use std::io;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use box_rpc::{Action, Call, Connection, Handle, Limits, Never, Options, Router, RpcError, Session};
+use box_transports::line::Line;
+use box_transports::link::{Connector, Link, LinkOptions};
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use turmoil::net::{TcpListener, TcpStream};
+
+const CALLS: u64 = 20_000;
+const CALLERS: u64 = 50;
+const PORT: u16 = 7000;
+
+/// A job that must be done once.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Job {
+    number: u64,
+    filling: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+struct Done {
+    number: u64,
+    run: u64,
+}
+
+struct Do;
+
+impl Action for Do {
+    const NAME: &'static str = "do";
+    type Params = Job;
+    type Result = Done;
+    type Chunk = Never;
+}
+
+#[derive(Default)]
+struct Worker {
+    runs: Mutex<HashMap<u64, u64>>,
+}
+
+impl Handle<Do> for Worker {
+    async fn handle(&self, job: Job, _: Call<Do>) -> Result<Done, RpcError> {
+        let run = {
+            let mut runs = self.runs.lock().unwrap();
+            let run = runs.entry(job.number).or_default();
+            *run += 1;
+            *run
+        };
+        tokio::time::sleep(Duration::from_millis(job.number % 5)).await;
+        Ok(Done { number: job.number, run })
+    }
+}
+
+/// Numbers that look random and are the same in each run.
+#[derive(Clone)]
+struct Dice(Arc<AtomicU64>);
+
+impl Dice {
+    fn throw(&self, below: u64) -> u64 {
+        let seed = self.0.fetch_add(0x9E37_79B9_7F4A_7C15, Ordering::Relaxed);
+        let mut mixed = seed ^ (seed >> 30);
+        mixed = mixed.wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed ^= mixed >> 27;
+        (mixed.wrapping_mul(0x94D0_49BB_1331_11EB) >> 16) % below
+    }
+}
+
+/// A stream that breaks after so many bytes, read or written, in the middle of whatever is there.
+struct Fragile {
+    stream: TcpStream,
+    left: u64,
+    /// Whether it ends with an error or as if the peer had closed.
+    rude: bool,
+}
+
+impl Fragile {
+    fn broken(&self) -> io::Result<()> {
+        if self.rude { Err(io::ErrorKind::ConnectionReset.into()) } else { Ok(()) }
+    }
+}
+
+impl AsyncRead for Fragile {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if self.left == 0 {
+            return Poll::Ready(self.broken());
+        }
+        let most = usize::try_from(self.left).unwrap_or(usize::MAX).min(buf.remaining()).min(8192);
+        let mut space = [0; 8192];
+        let mut part = ReadBuf::new(&mut space[..most]);
+        ready!(Pin::new(&mut self.stream).poll_read(cx, &mut part))?;
+        buf.put_slice(part.filled());
+        self.left -= part.filled().len() as u64;
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Fragile {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        if self.left == 0 {
+            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+        }
+        let most = usize::try_from(self.left).unwrap_or(usize::MAX).min(bytes.len());
+        let count = ready!(Pin::new(&mut self.stream).poll_write(cx, &bytes[..most]))?;
+        self.left -= count as u64;
+        Poll::Ready(Ok(count))
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+fn connection(stream: impl AsyncRead + AsyncWrite + Send + 'static) -> Box<dyn Connection> {
+    let (read, write) = tokio::io::split(stream);
+    Box::new(Line::new(read, write, &Limits::default()))
+}
+
+async fn serve(router: Router) -> turmoil::Result {
+    let listener = TcpListener::bind(("0.0.0.0", PORT)).await?;
+    loop {
+        let (stream, _) = listener.accept().await?;
+        let session = Session::start_boxed(connection(stream), router.clone(), Options::default());
+        tokio::spawn(async move { session.closed().await });
+    }
+}
+
+fn fragile_connector(dice: Dice, cuts: Arc<AtomicU64>) -> Connector {
+    Box::new(move || {
+        let (dice, cuts) = (dice.clone(), Arc::clone(&cuts));
+        Box::pin(async move {
+            let stream = TcpStream::connect(("server", PORT)).await?;
+            cuts.fetch_add(1, Ordering::Relaxed);
+            let (left, rude) = (200 + dice.throw(60_000), dice.throw(2) == 0);
+            Ok(connection(Fragile { stream, left, rude }))
+        })
+    })
+}
+
+fn run_network(seed: u64) {
+    let worker = Arc::new(Worker::default());
+    let router = Router::builder(Arc::clone(&worker)).on::<Do>().build();
+    let mut network = turmoil::Builder::new()
+        .rng_seed(seed)
+        .simulation_duration(Duration::from_secs(3600))
+        .max_message_latency(Duration::from_millis(5))
+        .build();
+    network.host("server", move || serve(router.clone()));
+    let dice = Dice(Arc::new(AtomicU64::new(seed)));
+    let (cuts, tries) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let seen = (Arc::clone(&cuts), Arc::clone(&tries));
+    network.client("client", async move {
+        let options = LinkOptions {
+            first_wait: Duration::from_millis(2),
+            longest_wait: Duration::from_millis(20),
+            ..LinkOptions::default()
+        };
+        let link = Arc::new(Link::over(fragile_connector(dice.clone(), cuts), options));
+        let callers = (0..CALLERS).map(|caller| {
+            let (link, dice, tries) = (Arc::clone(&link), dice.clone(), Arc::clone(&tries));
+            tokio::spawn(async move {
+                for number in (0..CALLS).filter(|number| number % CALLERS == caller) {
+                    let size = usize::try_from(dice.throw(300)).unwrap();
+                    let job = Job { number, filling: "·".repeat(size) };
+                    let done = loop {
+                        let peer = link.connected().await.unwrap();
+                        tries.fetch_add(1, Ordering::Relaxed);
+                        let request = peer.request::<Do>(&job).key(format!("job-{number}"));
+                        match request.call().await {
+                            Ok(done) => break done,
+                            Err(error) => assert_eq!(error.code(), box_rpc::Code::Unavailable, "{error}"),
+                        }
+                    };
+                    assert_eq!(done, Done { number, run: 1 });
+                }
+            })
+        });
+        for caller in futures::future::join_all(callers).await {
+            caller?;
+        }
+        Ok(())
+    });
+    network.run().unwrap();
+    let runs = worker.runs.lock().unwrap();
+    assert_eq!(runs.len() as u64, CALLS, "none lost");
+    assert!(runs.values().all(|run| *run == 1), "none run twice");
+    let (cuts, tries) = (seen.0.load(Ordering::Relaxed), seen.1.load(Ordering::Relaxed));
+    assert!(cuts > 100 && tries > CALLS, "{cuts} cuts, {tries} tries: the network was not bad enough");
+}
+
+#[test]
+fn twenty_thousand_calls_over_a_network_that_cuts_lose_nothing_and_repeat_nothing() {
+    let seed = std::env::var("BOX_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(20_261_116);
+    run_network(seed);
+}
