@@ -65,17 +65,18 @@ pub(crate) fn run(plan: &Plan) -> Result<()> {
     let parts: [fn(&mut Record, Duration) -> Result<()>; 3] =
         [Record::load, Record::large, Record::idle];
     for round in 0..plan.rounds {
-        // Another one begins each time: nobody always runs on the machine that the same neighbour left.
-        let first = round as usize % records.len().max(1);
-        records.rotate_left(first);
         for part in parts {
             for record in &mut records {
                 part(record, plan.load)
                     .with_context(|| format!("contestant {}", record.contestant.name()))?;
             }
         }
-        records.rotate_right(first);
+        // There and back: nobody always comes first, and those that are compared stay neighbours.
+        records.reverse();
         eprintln!("round {} of {} done", round + 1, plan.rounds);
+    }
+    if plan.rounds % 2 == 1 {
+        records.reverse();
     }
     report::tables(&records);
     Ok(())

@@ -134,11 +134,7 @@ impl Dispatch {
         } = self;
         let params: A::Params = match parse_params(body.as_str(), meta_inside) {
             Ok(params) => params,
-            Err(error) => {
-                let error = RpcError::fault(Fault::InvalidParams, error.to_string());
-                let text = answer.encode_error(&error);
-                return answer.give(text).await;
-            }
+            Err(error) => return answer.refuse(&error),
         };
         drop(body);
         let engine = Arc::clone(&answer.engine);

@@ -418,7 +418,6 @@ impl Engine {
     fn hello(&self, id: &CallId, params: &str) -> Option<String> {
         let inside = params.contains("\"_meta\"");
         let outcome = parse_params::<HelloParams>(params, inside)
-            .map_err(|error| RpcError::fault(Fault::InvalidParams, error.to_string()))
             .and_then(|params| hello::answer(&params, &self.gate, &self.limits));
         match outcome {
             Ok((caller, result)) => {

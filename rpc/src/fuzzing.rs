@@ -28,28 +28,64 @@ pub fn decode(text: &str) {
 
 fn check(dialect: Dialect, message: Result<Message<'_>, Unreadable>, limits: &Limits) {
     match message {
-        Ok(Message::Call { action, params, meta_inside, meta, .. }) => {
-            let Ok(Value::Object(params)) = parse_params::<Value>(params, meta_inside) else { return };
-            let Ok(again) = dialect.call(Some(1), &action, &params, &meta) else { return };
-            let Decoded::One(Ok(Message::Call { action: action_again, params: params_again, meta: meta_again, meta_inside, .. })) =
-                dialect.decode(&again, limits)
+        Ok(Message::Call {
+            action,
+            params,
+            meta_inside,
+            meta,
+            ..
+        }) => {
+            let Ok(Value::Object(params)) = parse_params::<Value>(params, meta_inside) else {
+                return;
+            };
+            let Ok(again) = dialect.call(Some(1), &action, &params, &meta) else {
+                return;
+            };
+            let Decoded::One(Ok(Message::Call {
+                action: action_again,
+                params: params_again,
+                meta: meta_again,
+                meta_inside,
+                ..
+            })) = dialect.decode(&again, limits)
             else {
-                return assert!(params.contains_key("_meta") || again.len() > 1000 || action.starts_with(['$', '_']), "{again}");
+                return assert!(
+                    params.contains_key("_meta")
+                        || again.len() > 1000
+                        || action.starts_with(['$', '_']),
+                    "{again}"
+                );
             };
             assert_eq!(action, action_again);
             assert_eq!(meta, meta_again);
-            assert_eq!(Value::Object(params), parse_params::<Value>(params_again, meta_inside).unwrap_or_default());
+            assert_eq!(
+                Value::Object(params),
+                parse_params::<Value>(params_again, meta_inside).unwrap_or_default()
+            );
         }
-        Ok(Message::Answer { id, outcome: Ok(body), .. }) if body.starts_with('{') => {
-            let Ok(again) = dialect.result(&id, &Encoded(body), Ends::Call) else { return };
-            let Decoded::One(Ok(Message::Answer { id: id_again, outcome: Ok(body_again), .. })) =
-                dialect.decode(&again, limits)
+        Ok(Message::Answer {
+            id,
+            outcome: Ok(body),
+            ..
+        }) if body.starts_with('{') => {
+            let Ok(again) = dialect.result(&id, &Encoded(body), Ends::Call) else {
+                return;
+            };
+            let Decoded::One(Ok(Message::Answer {
+                id: id_again,
+                outcome: Ok(body_again),
+                ..
+            })) = dialect.decode(&again, limits)
             else {
                 panic!("{again}");
             };
             assert_eq!((id, body), (id_again, body_again));
         }
-        Ok(Message::Answer { id, outcome: Err(error), .. }) => {
+        Ok(Message::Answer {
+            id,
+            outcome: Err(error),
+            ..
+        }) => {
             let _ = dialect.error(Some(&id), &error);
         }
         Err(Unreadable { id, error }) => {

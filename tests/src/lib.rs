@@ -2,9 +2,18 @@
 //!
 //! - [`actions`]: the actions of a test server, and its state.
 //! - [`world`]: a client and a server joined by any transport, in any dialect.
+//! - [`raw`]: an end that sends whatever a test says.
 //! - [`every_transport!`]: runs one test body over all of them.
 
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::missing_panics_doc,
+    reason = "all of it is for tests"
+)]
+
 pub mod actions;
+pub mod raw;
 pub mod world;
 
 /// Runs each named body (an `async fn(World)`) over every transport and in both dialects.

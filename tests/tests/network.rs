@@ -1,6 +1,8 @@
 //! A simulated network that cuts connections at random bytes: no call is lost, and none that carries
 //! a key runs twice.
 
+#![allow(clippy::unwrap_used, reason = "a test")]
+
 use std::collections::HashMap;
 use std::io;
 use std::pin::Pin;
@@ -9,7 +11,9 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use box_rpc::{Action, Call, Connection, Handle, Limits, Never, Options, Router, RpcError, Session};
+use box_rpc::{
+    Action, Call, Connection, Handle, Limits, Never, Options, Router, RpcError, Session,
+};
 use box_transports::line::Line;
 use box_transports::link::{Connector, Link, LinkOptions};
 use serde::{Deserialize, Serialize};
@@ -56,7 +60,10 @@ impl Handle<Do> for Worker {
             *run
         };
         tokio::time::sleep(Duration::from_millis(job.number % 5)).await;
-        Ok(Done { number: job.number, run })
+        Ok(Done {
+            number: job.number,
+            run,
+        })
     }
 }
 
@@ -84,16 +91,27 @@ struct Fragile {
 
 impl Fragile {
     fn broken(&self) -> io::Result<()> {
-        if self.rude { Err(io::ErrorKind::ConnectionReset.into()) } else { Ok(()) }
+        if self.rude {
+            Err(io::ErrorKind::ConnectionReset.into())
+        } else {
+            Ok(())
+        }
     }
 }
 
 impl AsyncRead for Fragile {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         if self.left == 0 {
             return Poll::Ready(self.broken());
         }
-        let most = usize::try_from(self.left).unwrap_or(usize::MAX).min(buf.remaining()).min(8192);
+        let most = usize::try_from(self.left)
+            .unwrap_or(usize::MAX)
+            .min(buf.remaining())
+            .min(8192);
         let mut space = [0; 8192];
         let mut part = ReadBuf::new(&mut space[..most]);
         ready!(Pin::new(&mut self.stream).poll_read(cx, &mut part))?;
@@ -104,11 +122,17 @@ impl AsyncRead for Fragile {
 }
 
 impl AsyncWrite for Fragile {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         if self.left == 0 {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
-        let most = usize::try_from(self.left).unwrap_or(usize::MAX).min(bytes.len());
+        let most = usize::try_from(self.left)
+            .unwrap_or(usize::MAX)
+            .min(bytes.len());
         let count = ready!(Pin::new(&mut self.stream).poll_write(cx, &bytes[..most]))?;
         self.left -= count as u64;
         Poll::Ready(Ok(count))
@@ -154,13 +178,13 @@ fn run_network(seed: u64) {
     let router = Router::builder(Arc::clone(&worker)).on::<Do>().build();
     let mut network = turmoil::Builder::new()
         .rng_seed(seed)
-        .simulation_duration(Duration::from_secs(3600))
+        .simulation_duration(Duration::from_hours(1))
         .max_message_latency(Duration::from_millis(5))
         .build();
     network.host("server", move || serve(router.clone()));
     let dice = Dice(Arc::new(AtomicU64::new(seed)));
     let (cuts, tries) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
-    let seen = (Arc::clone(&cuts), Arc::clone(&tries));
+    let counted = (Arc::clone(&cuts), Arc::clone(&tries));
     network.client("client", async move {
         let options = LinkOptions {
             first_wait: Duration::from_millis(2),
@@ -173,14 +197,19 @@ fn run_network(seed: u64) {
             tokio::spawn(async move {
                 for number in (0..CALLS).filter(|number| number % CALLERS == caller) {
                     let size = usize::try_from(dice.throw(300)).unwrap();
-                    let job = Job { number, filling: "·".repeat(size) };
+                    let job = Job {
+                        number,
+                        filling: "·".repeat(size),
+                    };
                     let done = loop {
                         let peer = link.connected().await.unwrap();
                         tries.fetch_add(1, Ordering::Relaxed);
                         let request = peer.request::<Do>(&job).key(format!("job-{number}"));
                         match request.call().await {
                             Ok(done) => break done,
-                            Err(error) => assert_eq!(error.code(), box_rpc::Code::Unavailable, "{error}"),
+                            Err(error) => {
+                                assert_eq!(error.code(), box_rpc::Code::Unavailable, "{error}");
+                            }
                         }
                     };
                     assert_eq!(done, Done { number, run: 1 });
@@ -196,12 +225,21 @@ fn run_network(seed: u64) {
     let runs = worker.runs.lock().unwrap();
     assert_eq!(runs.len() as u64, CALLS, "none lost");
     assert!(runs.values().all(|run| *run == 1), "none run twice");
-    let (cuts, tries) = (seen.0.load(Ordering::Relaxed), seen.1.load(Ordering::Relaxed));
-    assert!(cuts > 100 && tries > CALLS, "{cuts} cuts, {tries} tries: the network was not bad enough");
+    let (cuts, tries) = (
+        counted.0.load(Ordering::Relaxed),
+        counted.1.load(Ordering::Relaxed),
+    );
+    assert!(
+        cuts > 100 && tries > CALLS,
+        "{cuts} cuts, {tries} tries: the network was not bad enough"
+    );
 }
 
 #[test]
 fn twenty_thousand_calls_over_a_network_that_cuts_lose_nothing_and_repeat_nothing() {
-    let seed = std::env::var("BOX_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(20_261_116);
+    let seed = std::env::var("BOX_SEED")
+        .ok()
+        .and_then(|seed| seed.parse().ok())
+        .unwrap_or(20_261_116);
     run_network(seed);
 }

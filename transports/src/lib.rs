@@ -1,5 +1,5 @@
 //! Ways to make a [`Connection`](box_rpc::Connection): whole messages, one string each, in order,
-//! both ways. Nothing here knows what a message says, nor that there are calls.
+//! both ways. Nothing but [`server`] and [`link`](mod@link) knows that there are calls.
 //!
 //! | endpoint | module | framing | for |
 //! |---|---|---|---|
@@ -17,6 +17,7 @@
 //! 3. [`queue`], [`tcp`], [`unix`], [`stdio`], [`websocket`]: one transport each.
 //! 4. [`tls`]: certificates in, configurations out.
 //! 5. [`Endpoint`]: addresses as text; connecting and listening by them.
+//! 6. [`server`]: a router for everyone who connects. [`link`](mod@link): a connection that comes back.
 //!
 //! # What holds on all of them
 //!

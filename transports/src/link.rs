@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use box_rpc::{
-    Action, CallError, CloseReason, Connection, ConnectionError, Dialect, Hello, HelloParams, HelloResult,
-    Options, Peer, Router, Session,
+    Action, CallError, CloseReason, Connection, ConnectionError, Dialect, Hello, HelloParams,
+    HelloResult, Options, Peer, Router, Session,
 };
 use futures::future::BoxFuture;
 use tokio::sync::{Notify, watch};
@@ -42,7 +42,10 @@ pub struct LinkOptions {
 impl Default for LinkOptions {
     fn default() -> Self {
         Self {
-            session: Options { dialect: Some(Dialect::JsonRpc), ..Options::default() },
+            session: Options {
+                dialect: Some(Dialect::JsonRpc),
+                ..Options::default()
+            },
             hello: Some(HelloParams::default()),
             router: Router::empty(),
             first_wait: Duration::from_millis(100),
@@ -101,7 +104,9 @@ impl Link {
     /// The other end, if there is a connection now.
     pub fn peer(&self) -> Result<Peer, CallError> {
         match &*self.state.borrow() {
-            State::Up(peer, _) if peer.is_closed() => Err(CallError::NotSent("the connection was just lost".to_owned())),
+            State::Up(peer, _) if peer.is_closed() => Err(CallError::NotSent(
+                "the connection was just lost".to_owned(),
+            )),
             State::Up(peer, _) => Ok(peer.clone()),
             State::Down(reason) => Err(CallError::NotSent(reason.clone())),
         }
@@ -125,7 +130,9 @@ impl Link {
         self.connect_now();
         let mut state = self.state.clone();
         // A connection that has ended is still `Up` until the link's own task has noticed.
-        let up = state.wait_for(|state| matches!(state, State::Up(peer, _) if !peer.is_closed())).await;
+        let up = state
+            .wait_for(|state| matches!(state, State::Up(peer, _) if !peer.is_closed()))
+            .await;
         match up.as_deref() {
             Ok(State::Up(peer, _)) => Ok(peer.clone()),
             _ => Err(CallError::NotSent("the link has ended".to_owned())),
@@ -135,7 +142,9 @@ impl Link {
     /// Waits until the current connection is lost. Returns at once if there is none.
     pub async fn disconnected(&self) {
         let mut state = self.state.clone();
-        let _ = state.wait_for(|state| matches!(state, State::Down(_))).await;
+        let _ = state
+            .wait_for(|state| matches!(state, State::Down(_)))
+            .await;
     }
 
     /// Tries at once instead of waiting out the current pause.
@@ -144,7 +153,12 @@ impl Link {
     }
 }
 
-async fn run(connector: Connector, options: LinkOptions, state: watch::Sender<State>, hurry: Arc<Notify>) {
+async fn run(
+    connector: Connector,
+    options: LinkOptions,
+    state: watch::Sender<State>,
+    hurry: Arc<Notify>,
+) {
     let mut failures = 0;
     loop {
         let reason = match connect(&connector, &options).await {
@@ -175,7 +189,9 @@ async fn connect(
     let mut session_options = options.session.clone();
     session_options.dialect.get_or_insert(Dialect::JsonRpc);
     let session = Session::start_boxed(connection, options.router.clone(), session_options);
-    let Some(hello) = &options.hello else { return Ok((session, None)) };
+    let Some(hello) = &options.hello else {
+        return Ok((session, None));
+    };
     let peer = session.peer();
     let answer = timeout(options.hello_timeout, peer.call::<Hello>(hello)).await;
     match answer {
@@ -188,7 +204,9 @@ async fn connect(
 /// Between half and all of a wait that doubles with each failure, so that many clients of one
 /// server do not come back in step.
 fn pause(failures: u32, options: &LinkOptions) -> Duration {
-    let doubled = options.first_wait.saturating_mul(1_u32.checked_shl(failures).unwrap_or(u32::MAX));
+    let doubled = options
+        .first_wait
+        .saturating_mul(1_u32.checked_shl(failures).unwrap_or(u32::MAX));
     let half = doubled.min(options.longest_wait) / 2;
     let random = RandomState::new().hash_one(failures) % 1024;
     half + half * u32::try_from(random).unwrap_or(0) / 1024
@@ -206,7 +224,9 @@ mod tests {
             (*pauses.iter().min().unwrap(), *pauses.iter().max().unwrap())
         };
         let (low, high) = bounds(0);
-        assert!(low >= Duration::from_millis(50) && high <= Duration::from_millis(100) && low < high);
+        assert!(
+            low >= Duration::from_millis(50) && high <= Duration::from_millis(100) && low < high
+        );
         let (low, high) = bounds(40);
         assert!(low >= Duration::from_secs(5) && high <= Duration::from_secs(10));
     }

@@ -27,7 +27,9 @@ fn lock(sessions: &Sessions) -> MutexGuard<'_, HashMap<u64, Arc<Session>>> {
 
 impl fmt::Debug for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Server").field("endpoint", &self.endpoint).finish_non_exhaustive()
+        f.debug_struct("Server")
+            .field("endpoint", &self.endpoint)
+            .finish_non_exhaustive()
     }
 }
 
@@ -47,12 +49,18 @@ impl Server {
                 let next = AtomicU64::new(0);
                 while let Ok(accepted) = listener.accept().await {
                     let options = options(&accepted.peer);
-                    let session = Session::start_boxed(accepted.connection, router.clone(), options);
+                    let session =
+                        Session::start_boxed(accepted.connection, router.clone(), options);
                     keep(&sessions, next.fetch_add(1, Ordering::Relaxed), session);
                 }
             }
         });
-        Self { endpoint, refused, sessions, accepting }
+        Self {
+            endpoint,
+            refused,
+            sessions,
+            accepting,
+        }
     }
 
     /// Where it really listens: the port is the one bound.
@@ -75,7 +83,9 @@ impl Server {
     pub async fn finished(&mut self) {
         let _ = (&mut self.accepting).await;
         loop {
-            let Some(session) = lock(&self.sessions).values().next().cloned() else { return };
+            let Some(session) = lock(&self.sessions).values().next().cloned() else {
+                return;
+            };
             session.closed().await;
             tokio::task::yield_now().await;
         }

@@ -12,6 +12,7 @@ use serde::de::{
 use serde::{Deserialize, Serialize, forward_to_deserialize_any};
 use serde_json::value::RawValue;
 
+use crate::error::{Fault, RpcError};
 use crate::message::Meta;
 
 /// The member's name.
@@ -76,18 +77,44 @@ pub(super) fn write(out: &mut Vec<u8>, meta: &Meta) -> Result<(), serde_json::Er
     serde_json::to_writer(out, &wire)
 }
 
-/// Parses an action's parameters, passing over `_meta` if it is inside.
+/// Parses an action's parameters, passing over `_meta` if it is inside. The error names the field.
 pub(crate) fn parse_params<P: DeserializeOwned>(
     params: &str,
     meta_inside: bool,
-) -> Result<P, serde_json::Error> {
-    if !meta_inside {
-        return serde_json::from_str(params);
-    }
+) -> Result<P, RpcError> {
+    let parsed = if meta_inside {
+        let mut inner = serde_json::Deserializer::from_str(params);
+        P::deserialize(Without(&mut inner)).and_then(|parsed| inner.end().map(|()| parsed))
+    } else {
+        serde_json::from_str(params)
+    };
+    parsed.map_err(|error| {
+        RpcError::fault(
+            Fault::InvalidParams,
+            explain::<P>(params, meta_inside, &error),
+        )
+    })
+}
+
+/// What is wrong and where, without the position in a text that nobody sees. Only a failure pays
+/// for the second look.
+fn explain<P: DeserializeOwned>(
+    params: &str,
+    meta_inside: bool,
+    error: &serde_json::Error,
+) -> String {
     let mut inner = serde_json::Deserializer::from_str(params);
-    let parsed = P::deserialize(Without(&mut inner))?;
-    inner.end()?;
-    Ok(parsed)
+    let again = if meta_inside {
+        serde_path_to_error::deserialize::<_, P>(Without(&mut inner))
+    } else {
+        serde_path_to_error::deserialize::<_, P>(&mut inner)
+    };
+    let what = error.to_string();
+    let what = what.split(" at line ").next().unwrap_or(&what);
+    match again.err().map(|error| error.path().to_string()) {
+        Some(path) if path != "." && !path.is_empty() => format!("{path}: {what}"),
+        _ => what.to_owned(),
+    }
 }
 
 /// A deserializer, and all it leads to, that leaves `_meta` out of the outermost object.

@@ -125,7 +125,7 @@ async fn bad_parameters_name_the_field(setup: Setup) {
     let mut raw = setup.raw().await;
     for (params, named) in [
         (json!({}), "text"),
-        (json!({"text": 3}), "3"),
+        (json!({"text": 3}), "text: invalid type"),
         (json!({"text": "x", "other": 1}), "other"),
     ] {
         raw.call(1, "echo", &params).await;

@@ -62,7 +62,7 @@ async fn two_of_ours_stay_connected_through_any_silence() {
     let setup = Setup::in_process(Dialect::JsonRpc);
     let beat = |limits: &mut box_tests::world::TestLimits| limits.heartbeat_ms = Some(15_000);
     let world = setup.client(beat).server(beat).start().await;
-    tokio::time::sleep(Duration::from_secs(24 * 3600)).await;
+    tokio::time::sleep(Duration::from_hours(24)).await;
     world
         .peer
         .call::<Echo>(&Text::new("good morning"))
@@ -78,7 +78,7 @@ async fn a_stranger_is_not_pinged() {
     let mut raw = setup.raw().await;
     raw.call(1, "echo", &json!({"text": "a"})).await;
     raw.answer().await.result();
-    tokio::time::sleep(Duration::from_secs(3600)).await;
+    tokio::time::sleep(Duration::from_hours(1)).await;
     raw.call(2, "echo", &json!({"text": "b"})).await;
     assert_eq!(raw.answer().await.result(), json!({"text": "b"}));
 }

@@ -1,6 +1,13 @@
 //! The behaviour of the RPC engine and its transports: one file a behaviour, each body run over
 //! every transport and in both dialects.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "tests"
+)]
+
 mod batches;
 mod calls;
 mod cancel;

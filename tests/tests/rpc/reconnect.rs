@@ -135,7 +135,7 @@ async fn attempts_become_rarer_up_to_a_bound() {
 async fn a_caller_can_hurry_it() {
     let (connector, tries) = nowhere();
     let link = Link::over(connector, LinkOptions::default());
-    tokio::time::sleep(Duration::from_secs(60)).await;
+    tokio::time::sleep(Duration::from_mins(1)).await;
     let before = tries.load(Ordering::SeqCst);
     link.connect_now();
     tokio::time::sleep(Duration::from_millis(1)).await;
