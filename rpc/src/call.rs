@@ -16,7 +16,7 @@ use crate::keys::{Begun, Name, Outcome, Ticket, Waiting};
 use crate::ledger::{Body, Credit, Ended};
 use crate::message::{CallId, Meta};
 use crate::peer::Peer;
-use crate::wire::{Encoded, Ends, Payload, parse_params};
+use crate::wire::{Encoded, Ends, Payload};
 
 /// What a handler knows of the call it answers.
 pub struct Call<A: Action> {
@@ -132,7 +132,7 @@ impl Dispatch {
             mut meta,
             credit,
         } = self;
-        let params: A::Params = match parse_params(body.as_str(), meta_inside) {
+        let params: A::Params = match body.parse_params(meta_inside, &answer.engine.limits) {
             Ok(params) => params,
             Err(error) => return answer.refuse(&error),
         };

@@ -254,6 +254,7 @@ impl Engine {
                 id,
                 action,
                 params,
+                checked,
                 meta_inside,
                 meta,
             }) => {
@@ -261,7 +262,7 @@ impl Engine {
                 if let Some((entry, answer, credit)) = self.admit(id, &action, params, &meta, None)
                 {
                     let id = answer.id.clone();
-                    let body = Body::new(text, range);
+                    let body = Body::new(text, range, checked);
                     let dispatch = Dispatch {
                         answer,
                         body,
@@ -272,9 +273,18 @@ impl Engine {
                     started.push((id, entry.start(dispatch)));
                 }
             }
-            Ok(Message::Answer { id, outcome, part }) => {
+            Ok(Message::Answer {
+                id,
+                outcome,
+                part,
+                checked,
+            }) => {
                 let outcome = outcome.map(|body| Body::range_of(&text, body));
-                self.answered(&id, outcome.map(|range| Body::new(text, range)), part);
+                self.answered(
+                    &id,
+                    outcome.map(|range| Body::new(text, range, checked)),
+                    part,
+                );
             }
             Ok(Message::Control { ask, control }) => self.obey(ask.as_ref(), &control),
             Ok(Message::Ignored) => {}
@@ -303,10 +313,11 @@ impl Engine {
                     id,
                     action,
                     params,
+                    checked,
                     meta_inside,
                     meta,
                 }) => {
-                    let body = Body::new(text.to_owned(), Body::range_of(text, params));
+                    let body = Body::new(text.to_owned(), Body::range_of(text, params), checked);
                     if let Some((entry, answer, credit)) =
                         self.admit(id, &action, params, &meta, Some(&batch))
                     {
@@ -321,8 +332,15 @@ impl Engine {
                         started.push((id, entry.start(dispatch)));
                     }
                 }
-                Ok(Message::Answer { id, outcome, part }) => {
-                    let body = |part: &str| Body::new(text.to_owned(), Body::range_of(text, part));
+                Ok(Message::Answer {
+                    id,
+                    outcome,
+                    part,
+                    checked,
+                }) => {
+                    let body = |part: &str| {
+                        Body::new(text.to_owned(), Body::range_of(text, part), checked)
+                    };
                     self.answered(&id, outcome.map(body), part);
                 }
                 Ok(Message::Control { ask, control }) => self.obey(ask.as_ref(), &control),

@@ -65,6 +65,8 @@ pub(crate) enum Message<'a> {
         id: Option<CallId>,
         action: Cow<'a, str>,
         params: &'a str,
+        /// See [`Message::checked`].
+        checked: bool,
         /// The parameters contain the member `_meta`, which is not the action's.
         meta_inside: bool,
         meta: Meta,
@@ -74,6 +76,8 @@ pub(crate) enum Message<'a> {
         id: CallId,
         outcome: Result<&'a str, RpcError>,
         part: Part,
+        /// See [`Message::checked`].
+        checked: bool,
     },
     /// For the engine itself. With `ask`, an answer is expected.
     Control {
@@ -82,6 +86,18 @@ pub(crate) enum Message<'a> {
     },
     /// Understood, and nothing is to be done.
     Ignored,
+}
+
+impl Message<'_> {
+    /// Whether the whole text is known to be JSON. If not, it begins and ends exactly as we write a
+    /// message, and whoever parses what is between must look again should that fail.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(crate) fn checked(&self) -> bool {
+        match self {
+            Self::Call { checked, .. } | Self::Answer { checked, .. } => *checked,
+            Self::Control { .. } | Self::Ignored => true,
+        }
+    }
 }
 
 /// How much of a call's answer a message is.

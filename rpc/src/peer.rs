@@ -186,7 +186,7 @@ impl<A: Action> Request<'_, A> {
         };
         guard.over = true;
         let body = answer.map_err(|_| lost(self.engine))??;
-        body.parse().map_err(shape)
+        body.parse(&self.engine.limits).map_err(shape)
     }
 
     /// Sends the call; its chunks are then read from the stream returned.
@@ -302,7 +302,7 @@ impl<A: Action> Chunks<A> {
             .end
             .take()
             .unwrap_or_else(|| Err(lost(&self.guard.engine)));
-        end?.parse().map_err(shape)
+        end?.parse(&self.guard.engine.limits).map_err(shape)
     }
 
     fn grant(&mut self) {
@@ -340,7 +340,7 @@ impl<A: Action> Stream for Chunks<A> {
             Some(Item::Chunk(body)) => {
                 this.read += 1;
                 this.grant();
-                Poll::Ready(Some(body.parse().map_err(shape)))
+                Poll::Ready(Some(body.parse(&this.guard.engine.limits).map_err(shape)))
             }
             Some(Item::End(outcome)) => {
                 this.guard.over = true;

@@ -22,7 +22,7 @@ use crate::peer::Peer;
 use crate::wire::Dialect;
 
 /// Messages taken in before other tasks get a turn.
-const MESSAGES_A_TURN: usize = 128;
+const MESSAGES_A_TURN: usize = 512;
 
 /// How a connection is used.
 #[derive(Debug, Clone, Default)]

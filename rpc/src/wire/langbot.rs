@@ -85,7 +85,12 @@ pub(super) fn decode<'a>(text: &'a str, limits: &Limits) -> Result<Message<'a>, 
             },
             _ => Part::Whole,
         };
-        return Ok(Message::Answer { id, outcome, part });
+        return Ok(Message::Answer {
+            id,
+            outcome,
+            part,
+            checked: true,
+        });
     }
     let Some(action) = frame.action else {
         return Ok(Message::Ignored);
@@ -136,6 +141,7 @@ pub(super) fn decode<'a>(text: &'a str, limits: &Limits) -> Result<Message<'a>, 
         id: Some(id),
         action,
         params,
+        checked: true,
         meta_inside: false,
         meta,
     })

@@ -47,9 +47,14 @@ pub(super) fn milliseconds(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
+/// Whether `_meta` may be a member of these parameters.
+pub(super) fn is_inside(params: &str) -> bool {
+    memchr::memmem::find(params.as_bytes(), b"\"_meta\"").is_some()
+}
+
 /// Reads `_meta` of a parameter object. `None` if it has none.
 pub(super) fn read(params: &str) -> Result<Option<Meta>, serde_json::Error> {
-    if !params.starts_with('{') || memchr::memmem::find(params.as_bytes(), b"\"_meta\"").is_none() {
+    if !params.starts_with('{') || !is_inside(params) {
         return Ok(None);
     }
     let outer: Outer<'_> = serde_json::from_str(params)?;

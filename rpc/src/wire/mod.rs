@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::error::{Code, Fault, RpcError};
 use crate::limits::Limits;
-use crate::message::{CallId, Control, Decoded, Meta, Unreadable};
+use crate::message::{CallId, Control, Decoded, Message, Meta, Unreadable};
 
 pub(crate) use langbot::STREAM_WINDOW as LANGBOT_STREAM_WINDOW;
 pub(crate) use meta::parse_params;
@@ -76,6 +76,14 @@ impl Dialect {
             Self::JsonRpc => jsonrpc::decode(text, limits),
             Self::LangBot => Decoded::One(langbot::decode(text, limits)),
         }
+    }
+
+    /// Reads a text again whose beginning and end looked as if we had written it, now all of it.
+    pub(crate) fn read_again<'a>(
+        text: &'a str,
+        limits: &Limits,
+    ) -> Result<Message<'a>, Unreadable> {
+        jsonrpc::one(text, limits)
     }
 
     /// The id written at the start of a message that cannot be read whole.
@@ -177,6 +185,19 @@ fn write_object(out: &mut Vec<u8>, body: &dyn Payload) -> Result<(), serde_json:
         Err(serde::ser::Error::custom(
             "parameters, results and chunks must be JSON objects",
         ))
+    }
+}
+
+/// Writes a whole number, faster than by formatting.
+fn write_number(out: &mut Vec<u8>, number: i64) {
+    let _ = serde_json::to_writer(out, &number);
+}
+
+fn write_id(out: &mut Vec<u8>, id: &CallId) {
+    match id {
+        CallId::Number(number) => write_number(out, *number),
+        CallId::Token(token) => out.extend_from_slice(token.as_bytes()),
+        CallId::Unanswered(_) => out.extend_from_slice(b"null"),
     }
 }
 

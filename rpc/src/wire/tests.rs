@@ -374,6 +374,55 @@ fn a_long_langbot_error_is_cut() {
     );
 }
 
+#[test]
+fn what_we_write_is_taken_apart_unread_and_anything_else_is_not() {
+    let checked = |text: &str| decode(Dialect::JsonRpc, text).unwrap().checked();
+    assert!(!checked(
+        r#"{"jsonrpc":"2.0","id":7,"method":"act","params":{"a":1}}"#
+    ));
+    assert!(!checked(r#"{"jsonrpc":"2.0","id":7,"result":{}}"#));
+    for other in [
+        r#"{"jsonrpc":"2.0","id":7,"method":"a\u0063t","params":{"a":1}}"#,
+        r#"{"jsonrpc":"2.0","id":7,"method":"act","params":{"_meta":{}}}"#,
+        r#"{"jsonrpc":"2.0","id":"7","method":"act","params":{}}"#,
+        r#"{"jsonrpc":"2.0","id":7,"method":"act"}"#,
+        r#"{"jsonrpc":"2.0","id":7,"method":"act","params":[1]}"#,
+        r#"{"jsonrpc":"2.0","id":7,"result":[]}"#,
+        r#" {"jsonrpc":"2.0","id":7,"result":{}}"#,
+    ] {
+        assert!(checked(other), "{other}");
+    }
+}
+
+#[test]
+fn a_text_taken_apart_unread_is_read_again_when_its_parameters_cannot_be() {
+    use crate::ledger::Body;
+    let parse = |text: &str| {
+        let Ok(Message::Call {
+            params,
+            checked: false,
+            ..
+        }) = decode(Dialect::JsonRpc, text)
+        else {
+            panic!("{text}")
+        };
+        let range = Body::range_of(text, params);
+        Body::new(text.to_owned(), range, false).parse_params::<Value>(false, &limits())
+    };
+    let more = r#"{"jsonrpc":"2.0","id":7,"method":"act","params":{"a":1},"later":{}}"#;
+    assert_eq!(parse(more), Ok(json!({"a": 1})), "a member we do not know");
+    let twice = r#"{"jsonrpc":"2.0","id":7,"method":"act","params":{},"params":{"a":1}}"#;
+    assert_eq!(
+        parse(twice).unwrap_err().written_wrongly(),
+        Some(Fault::InvalidMessage)
+    );
+    let broken = r#"{"jsonrpc":"2.0","id":7,"method":"act","params":{"a":}}"#;
+    assert_eq!(
+        parse(broken).unwrap_err().written_wrongly(),
+        Some(Fault::Parse)
+    );
+}
+
 fn fault(text: &str) -> (Option<CallId>, Option<Fault>, Code) {
     match decode(Dialect::JsonRpc, text) {
         Err(Unreadable { id, error }) => (id, error.written_wrongly(), error.code()),

@@ -2,36 +2,32 @@
 
 use std::{
     future::{Future, poll_fn},
-    mem::MaybeUninit,
-    pin::{Pin, pin},
-    task::{Context, Poll, ready},
+    pin::pin,
+    task::{Context, Poll},
     time::Duration,
 };
 
 use box_rpc::ConnectionError;
-use tokio::io::{AsyncRead, AsyncReadExt, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt};
 
-use super::{Deadline, Place, connection_error};
+use super::{Deadline, Place, connection_error, spare};
 
-/// One read on a connection that holds no buffer goes through this much of the stack.
-const STACK_READ: usize = 16 * 1024;
+/// One read asks for at least this much.
+const READ: usize = 16 * 1024;
 
-/// One read on a connection that is busy.
-const BUSY_READ: usize = 64 * 1024;
+/// What a buffer that is in the middle of a message grows by.
+const GROWTH: usize = 64 * 1024;
 
-/// Capacity that a connection may keep while it waits for the next message.
-const KEPT_WHILE_IDLE: usize = 4 * 1024;
-
-/// Capacity that is kept when a busy connection has consumed everything.
-const KEPT_WHILE_BUSY: usize = 128 * 1024;
+/// Capacity that a connection may keep while it waits for the rest of a message.
+const KEPT_WHILE_WAITING: usize = 4 * 1024;
 
 /// From this size on, a message takes the buffer it was read into instead of a copy.
 const HANDED_OVER: usize = 32 * 1024;
 
 /// Bytes that have arrived, and the stream they come from.
 ///
-/// An idle intake owns no buffer: reads go through the stack until a message turns out to be
-/// larger, so ten thousand silent connections cost next to nothing.
+/// An idle intake owns no buffer (see [`spare`]), so ten thousand silent connections cost next to
+/// nothing.
 #[derive(Debug)]
 pub(crate) struct Intake<R> {
     read: R,
@@ -64,9 +60,6 @@ impl<R: AsyncRead + Unpin> Intake<R> {
         if self.start >= self.bytes.len() {
             self.bytes.clear();
             self.start = 0;
-            if self.bytes.capacity() > KEPT_WHILE_BUSY {
-                self.bytes = Vec::new();
-            }
         }
     }
 
@@ -115,9 +108,7 @@ impl<R: AsyncRead + Unpin> Intake<R> {
         let over = match &read {
             Poll::Ready(_) => self.deadline.is_over(),
             Poll::Pending => {
-                if self.bytes.is_empty() && self.bytes.capacity() > KEPT_WHILE_IDLE {
-                    self.bytes = Vec::new();
-                }
+                self.rest();
                 self.deadline.poll_over(cx).is_ready()
             }
         };
@@ -129,18 +120,22 @@ impl<R: AsyncRead + Unpin> Intake<R> {
 
     /// Reads into the buffer where it has room, and through the stack where it has none.
     fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<std::io::Result<usize>> {
-        if self.bytes.capacity() - self.bytes.len() >= STACK_READ {
-            return pin!(self.read.read_buf(&mut self.bytes)).poll(cx);
+        if self.bytes.capacity() - self.bytes.len() < READ {
+            if self.bytes.len() < KEPT_WHILE_WAITING {
+                let begun = std::mem::replace(&mut self.bytes, spare::take());
+                self.bytes.extend_from_slice(&begun);
+            } else {
+                self.bytes.reserve(GROWTH);
+            }
         }
-        let mut stack = [MaybeUninit::uninit(); STACK_READ];
-        let mut chunk = ReadBuf::uninit(&mut stack);
-        ready!(Pin::new(&mut self.read).poll_read(cx, &mut chunk))?;
-        let count = chunk.filled().len();
-        if count == STACK_READ {
-            // There is more where that came from.
-            self.bytes.reserve(BUSY_READ);
+        pin!(self.read.read_buf(&mut self.bytes)).poll(cx)
+    }
+
+    /// Gives the buffer back while nothing comes, but for the little of a message that has come.
+    fn rest(&mut self) {
+        if self.bytes.len() < KEPT_WHILE_WAITING && self.bytes.capacity() > KEPT_WHILE_WAITING {
+            let begun = self.bytes.as_slice().to_vec();
+            spare::give_back(std::mem::replace(&mut self.bytes, begun));
         }
-        self.bytes.extend_from_slice(chunk.filled());
-        Poll::Ready(Ok(count))
     }
 }

@@ -4,6 +4,7 @@
 mod deadline;
 mod intake;
 mod outbox;
+mod spare;
 
 use std::{io, sync::Arc};
 

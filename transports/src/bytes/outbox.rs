@@ -10,16 +10,13 @@ use std::{
 use box_rpc::ConnectionError;
 use tokio::io::AsyncWrite;
 
-use super::{Deadline, Place, connection_error};
+use super::{Deadline, Place, connection_error, spare};
 
 /// The buffer is written out when it holds this much.
 const WRITE_SIZE: usize = 64 * 1024;
 
 /// From this size on, a message is written from its own memory instead of being copied.
 pub(crate) const WRITTEN_DIRECTLY: usize = 32 * 1024;
-
-/// Capacity that a connection may keep between batches.
-const KEPT_WHILE_IDLE: usize = 4 * 1024;
 
 /// Bytes on their way out, and the stream they go to.
 ///
@@ -51,6 +48,9 @@ impl<W: AsyncWrite + Unpin> Outbox<W> {
 
     /// Where small things are put. Call [`settle`](Self::settle) after each.
     pub(crate) fn buffer(&mut self) -> &mut Vec<u8> {
+        if self.buffer.capacity() == 0 {
+            self.buffer = spare::take();
+        }
         &mut self.buffer
     }
 
@@ -71,9 +71,7 @@ impl<W: AsyncWrite + Unpin> Outbox<W> {
     /// Everything taken so far is on its way.
     pub(crate) async fn flush(&mut self) -> Result<(), ConnectionError> {
         self.write_buffer().await?;
-        if self.buffer.capacity() > KEPT_WHILE_IDLE {
-            self.buffer = Vec::new();
-        }
+        spare::give_back(std::mem::take(&mut self.buffer));
         self.in_time(|write, cx| Pin::new(write).poll_flush(cx))
             .await
     }

@@ -55,7 +55,7 @@ proptest! {
     ) {
         for dialect in [Dialect::JsonRpc, Dialect::LangBot] {
             let text = dialect.call(Some(id), &name, &params, &meta).unwrap();
-            let Ok(Message::Call { id: read_id, action, params: raw, meta_inside, meta: read_meta }) = decode(dialect, &text)
+            let Ok(Message::Call { id: read_id, action, params: raw, meta_inside, meta: read_meta, .. }) = decode(dialect, &text)
             else { panic!("{text}") };
             prop_assert_eq!(read_id, Some(CallId::Number(id)));
             prop_assert_eq!(action.as_ref(), name.as_str());
@@ -70,12 +70,12 @@ proptest! {
         body in any_object(), index in 1_u64..1000,
     ) {
         let text = Dialect::JsonRpc.result(&id, &body, Ends::Call).unwrap();
-        let Ok(Message::Answer { id: read, outcome: Ok(raw), part: Part::Whole }) = decode(Dialect::JsonRpc, &text) else { panic!("{text}") };
+        let Ok(Message::Answer { id: read, outcome: Ok(raw), part: Part::Whole, .. }) = decode(Dialect::JsonRpc, &text) else { panic!("{text}") };
         prop_assert_eq!(&read, &id);
         prop_assert_eq!(serde_json::from_str::<Value>(raw).unwrap(), body.clone());
         for dialect in [Dialect::JsonRpc, Dialect::LangBot] {
             let text = dialect.chunk(&id, index, &body).unwrap();
-            let Ok(Message::Answer { id: read, outcome: Ok(raw), part }) = decode(dialect, &text) else { panic!("{text}") };
+            let Ok(Message::Answer { id: read, outcome: Ok(raw), part, .. }) = decode(dialect, &text) else { panic!("{text}") };
             prop_assert_eq!(&read, &id);
             prop_assert_eq!(serde_json::from_str::<Value>(raw).unwrap(), body.clone());
             prop_assert_ne!(part, Part::Whole);
