@@ -29,8 +29,8 @@ pub(crate) fn run(workspace: &Workspace, target: &Path, runs: &str) -> Result {
     }
     // Naming the target keeps the flags away from build scripts.
     let host = "x86_64-unknown-linux-gnu";
-    let mut cargo = workspace
-        .cargo("run --quiet --release --locked --manifest-path fuzz/Cargo.toml --bin decode");
+    let mut cargo =
+        workspace.cargo("run --quiet --release --manifest-path fuzz/Cargo.toml --bin decode");
     cargo
         .args(["--target", host, "--target-dir"])
         .arg(&folder)
