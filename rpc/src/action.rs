@@ -76,7 +76,7 @@ impl Entry {
 pub struct Router(Arc<Inner>);
 
 struct Inner {
-    entries: HashMap<&'static str, Entry>,
+    entries: HashMap<&'static str, Arc<Entry>>,
     keys: Arc<KeyStore>,
 }
 
@@ -92,7 +92,7 @@ impl Router {
     }
 
     pub(crate) fn find(&self, action: &str) -> Option<&Entry> {
-        self.0.entries.get(action)
+        self.0.entries.get(action).map(AsRef::as_ref)
     }
 
     pub(crate) fn keys(&self) -> &Arc<KeyStore> {
@@ -111,7 +111,7 @@ impl fmt::Debug for Router {
 /// Registers handlers; see [`Router::builder`].
 pub struct RouterBuilder<S> {
     state: Arc<S>,
-    entries: HashMap<&'static str, Entry>,
+    entries: HashMap<&'static str, Arc<Entry>>,
     keys: KeyStore,
 }
 
@@ -143,7 +143,17 @@ impl<S: Send + Sync + 'static> RouterBuilder<S> {
             streams: streams::<A>(),
             start: Box::new(start),
         };
-        self.entries.insert(A::NAME, entry);
+        self.entries.insert(A::NAME, Arc::new(entry));
+        self
+    }
+
+    /// Serves also what `router` serves, but for what this one serves itself.
+    pub fn and(mut self, router: &Router) -> Self {
+        for (name, entry) in &router.0.entries {
+            self.entries
+                .entry(name)
+                .or_insert_with(|| Arc::clone(entry));
+        }
         self
     }
 

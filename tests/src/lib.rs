@@ -1,6 +1,7 @@
 //! What the tests share.
 //!
 //! - [`actions`]: the actions of a test server, and its state.
+//! - [`boxes`]: a runtime with a scripted backend, and what a test asks about it.
 //! - [`world`]: a client and a server joined by any transport, in any dialect.
 //! - [`raw`]: an end that sends whatever a test says.
 //! - [`every_transport!`]: runs one test body over all of them.
@@ -13,6 +14,7 @@
 )]
 
 pub mod actions;
+pub mod boxes;
 pub mod raw;
 pub mod world;
 

@@ -72,12 +72,32 @@ impl TestLimits {
     }
 }
 
+/// What a test server serves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Serves {
+    /// The actions of [`crate::actions`].
+    Actions,
+    /// A runtime with a scripted backend, and [`crate::boxes`] to look at it.
+    Boxes,
+}
+
+impl Serves {
+    /// A router with a state of its own.
+    pub fn router(self) -> Router {
+        match self {
+            Self::Actions => Arc::new(TestServer::default()).router(),
+            Self::Boxes => crate::boxes::router(),
+        }
+    }
+}
+
 /// A world about to be made.
 #[derive(Debug)]
 #[allow(missing_docs)]
 pub struct Setup {
     pub transport: Transport,
     pub dialect: Dialect,
+    serves: Serves,
     server_program: PathBuf,
     server: TestLimits,
     client: TestLimits,
@@ -89,6 +109,7 @@ impl Setup {
         Self {
             transport,
             dialect,
+            serves: Serves::Actions,
             server_program: server_program.into(),
             server: TestLimits::default(),
             client: TestLimits::default(),
@@ -98,6 +119,12 @@ impl Setup {
     /// Joined queues, for what does not depend on the transport.
     pub fn in_process(dialect: Dialect) -> Self {
         Self::new(Transport::Queue, dialect, "")
+    }
+
+    /// Serves boxes instead of test actions.
+    pub fn boxes(mut self) -> Self {
+        self.serves = Serves::Boxes;
+        self
     }
 
     /// Changes the server's limits.
@@ -115,8 +142,9 @@ impl Setup {
     async fn listen(&self) -> Place {
         let directory = tempfile::tempdir().expect("a directory");
         if self.transport == Transport::Stdio {
-            let limits = serde_json::to_string(&self.server).expect("limits");
-            let command = vec![self.server_program.display().to_string(), limits];
+            let argument =
+                serde_json::to_string(&(self.serves, &self.server)).expect("an argument");
+            let command = vec![self.server_program.display().to_string(), argument];
             let connect = ConnectOptions {
                 limits: self.client.limits(),
                 ..ConnectOptions::default()
@@ -156,7 +184,7 @@ impl Setup {
         } else {
             Gate::Open
         };
-        let router = Arc::new(TestServer::default()).router();
+        let router = self.serves.router();
         let options = Options {
             limits,
             gate,

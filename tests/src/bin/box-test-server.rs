@@ -1,17 +1,18 @@
-//! A test server on standard input and output. Its one argument is its limits, as JSON.
+//! A test server on standard input and output. Its one argument says what it serves and within which
+//! limits, as JSON.
 
 use std::error::Error;
-use std::sync::Arc;
 
 use box_rpc::{Options, Session};
-use box_tests::actions::Server;
-use box_tests::world::TestLimits;
+use box_tests::world::{Serves, TestLimits};
 use box_transports::stdio;
 
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let argument = std::env::args().nth(1).unwrap_or_else(|| "{}".to_owned());
-    let limits: TestLimits = serde_json::from_str(&argument)?;
+    let (serves, limits): (Serves, TestLimits) = match std::env::args().nth(1) {
+        Some(argument) => serde_json::from_str(&argument)?,
+        None => (Serves::Actions, TestLimits::default()),
+    };
     let limits = limits.limits();
     let connection = stdio::serve(&limits)?;
     // A stray print must not reach the protocol.
@@ -20,7 +21,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         limits,
         ..Options::default()
     };
-    let session = Session::start(connection, Arc::new(Server::default()).router(), options);
+    let session = Session::start(connection, serves.router(), options);
     session.closed().await;
     Ok(())
 }

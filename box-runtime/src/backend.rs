@@ -1,0 +1,186 @@
+//! What makes boxes.
+
+use std::fmt;
+
+use async_trait::async_trait;
+use box_protocol::{BoxError, BoxMountSpec, BoxSpec, World};
+use box_rpc::Connection;
+use uuid::Uuid;
+
+/// Makes boxes and ends them. It never runs a command: it hands over a connection to the agent in the
+/// box, and the runtime talks to that.
+///
+/// Every call is made by the task of one session, is bounded in time and may panic: the other
+/// sessions do not feel it. Names, reasons and errors are shown to callers, so they hold no path of
+/// the host.
+#[async_trait]
+pub trait Backend: Send + Sync + 'static {
+    /// What it is called in configuration and in answers.
+    fn name(&self) -> &str;
+
+    /// What its boxes can do beyond running commands.
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::default()
+    }
+
+    /// Whether it can make a box now. Asked at most once a second.
+    async fn availability(&self) -> Availability;
+
+    /// Makes a box and returns once its agent can be spoken to.
+    ///
+    /// The future is dropped when the box is no longer wanted or takes too long; [`stop`](Self::stop)
+    /// is called then, as it is after an error.
+    async fn start(&self, request: StartRequest<'_>) -> Result<StartedBox, BoxError>;
+
+    /// Whether the box is still there. Asked before it is used again.
+    async fn alive(&self, id: Uuid) -> bool;
+
+    /// Mounts more directories into a living box. Called only with [`Capabilities::adds_mounts`], and
+    /// only for mounts known by their content.
+    async fn add_mounts(&self, id: Uuid, mounts: &[BoxMountSpec]) -> Result<(), BoxError> {
+        let _ = (id, mounts);
+        Err(BoxError::unsupported("mounts cannot be added to a box"))
+    }
+
+    /// Ends a box with everything in it and frees what it held. Nothing to do is a success: the box
+    /// may be gone, half made or never begun.
+    async fn stop(&self, id: Uuid) -> Result<(), BoxError>;
+}
+
+/// What the boxes of a backend can do.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Capabilities {
+    /// Reach a network.
+    pub network: bool,
+    /// Get more mounts while they live.
+    pub adds_mounts: bool,
+}
+
+impl Capabilities {
+    /// The same, reaching a network.
+    pub const fn with_network(mut self) -> Self {
+        self.network = true;
+        self
+    }
+
+    /// The same, getting more mounts while they live.
+    pub const fn with_added_mounts(mut self) -> Self {
+        self.adds_mounts = true;
+        self
+    }
+}
+
+/// Whether a backend can make boxes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Availability {
+    /// It can.
+    Available {
+        /// What it does less well than it could.
+        degraded: Vec<String>,
+        /// Protections it cannot give on this machine.
+        missing: Vec<String>,
+    },
+    /// It cannot.
+    Unavailable {
+        /// Why, in words that end no sentence: `the daemon does not answer`.
+        reason: String,
+        /// What it would need and this machine does not have.
+        missing: Vec<String>,
+    },
+}
+
+impl Availability {
+    /// It can, and lacks nothing.
+    pub const fn full() -> Self {
+        Self::Available {
+            degraded: Vec::new(),
+            missing: Vec::new(),
+        }
+    }
+
+    /// It cannot, for this reason.
+    pub fn unavailable(reason: impl Into<String>) -> Self {
+        Self::Unavailable {
+            reason: reason.into(),
+            missing: Vec::new(),
+        }
+    }
+}
+
+/// A box to be made.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub struct StartRequest<'a> {
+    /// The box's own id: directories, cgroups and sockets are named after it, never after the
+    /// session's id, which the caller chose.
+    pub id: Uuid,
+    /// What it is asked to be. `cmd` and `env` are not for the backend.
+    pub spec: &'a BoxSpec,
+}
+
+impl<'a> StartRequest<'a> {
+    pub(crate) fn new(id: Uuid, spec: &'a BoxSpec) -> Self {
+        Self { id, spec }
+    }
+
+    /// The guest's name and home directory, which every command of the box finds in its environment.
+    pub fn guest(&self) -> (&'a str, &'a str) {
+        guest_of(self.spec)
+    }
+}
+
+pub(crate) fn guest_of(spec: &BoxSpec) -> (&str, &str) {
+    match (&spec.extras.guest, spec.extras.world) {
+        (Some(guest), _) => (&guest.name, &guest.home),
+        (None, Some(World::LangBot)) => ("box", "/home"),
+        (None, _) => ("box", "/home/box"),
+    }
+}
+
+/// A box that was made.
+pub struct StartedBox {
+    /// What the backend calls it; shown to callers.
+    pub backend_session_id: String,
+    /// The agent in it.
+    pub connection: Box<dyn Connection>,
+    /// What became of the request.
+    pub facts: Facts,
+}
+
+impl StartedBox {
+    /// A box as it was asked for.
+    pub fn new(backend_session_id: impl Into<String>, connection: impl Connection) -> Self {
+        Self {
+            backend_session_id: backend_session_id.into(),
+            connection: Box::new(connection),
+            facts: Facts::default(),
+        }
+    }
+
+    /// The same, with these facts.
+    pub fn with_facts(mut self, facts: Facts) -> Self {
+        self.facts = facts;
+        self
+    }
+}
+
+impl fmt::Debug for StartedBox {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StartedBox")
+            .field("backend_session_id", &self.backend_session_id)
+            .field("facts", &self.facts)
+            .finish_non_exhaustive()
+    }
+}
+
+/// In what a box differs from what was asked for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Facts {
+    /// What the image's name led to, where that is something else.
+    pub image_resolved: Option<String>,
+    /// Protections this machine does not grant.
+    pub missing: Vec<String>,
+    /// What was asked for at best effort and could not be given.
+    pub degraded: Vec<String>,
+}

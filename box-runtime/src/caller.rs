@@ -1,0 +1,57 @@
+//! Who calls, and whose boxes they see.
+
+use std::sync::Arc;
+
+use box_rpc::{Action, Call};
+
+/// The name of whoever reaches the runtime without a token: in process, over a Unix socket or a pipe.
+const LOCAL: &str = "local";
+
+/// Who calls. A box belongs to the name that made it; to anybody else it does not exist, unless they
+/// see all.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Caller {
+    /// The owner of what this caller makes.
+    pub name: Arc<str>,
+    /// Sees everybody's boxes, and may ask the server to exit.
+    pub sees_all: bool,
+}
+
+impl Caller {
+    /// Whoever is on this machine and needs no token. Sees all.
+    pub fn local() -> Self {
+        Self::named(LOCAL)
+    }
+
+    /// The holder of the token with this name. Sees its own boxes; `local` sees all.
+    pub fn named(name: impl Into<Arc<str>>) -> Self {
+        let name = name.into();
+        Self {
+            sees_all: &*name == LOCAL,
+            name,
+        }
+    }
+
+    /// Who made this call.
+    pub fn of<A: Action>(call: &Call<A>) -> Self {
+        Self::named(call.caller())
+    }
+
+    /// Whether boxes of this owner exist for the caller.
+    pub fn sees(&self, owner: &str) -> bool {
+        self.sees_all || &*self.name == owner
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_sees_its_own_and_local_sees_all() {
+        let alice = Caller::named("alice");
+        assert!(alice.sees("alice") && !alice.sees("bob") && !alice.sees("local"));
+        assert!(Caller::local().sees("alice"));
+        assert_eq!(Caller::local(), Caller::named("local"));
+    }
+}

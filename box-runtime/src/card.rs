@@ -1,0 +1,120 @@
+//! What anybody may read of a session without asking it.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use box_protocol::{
+    BoxSessionInfo, BoxSpec, BoxState, Defaults, Env, Labels, LaneStatus, Lifetime, Name, Note,
+    UnixMs, World,
+};
+
+use crate::backend::Facts;
+
+/// A session's card: written by its actor and by the table, read by `get` and `list`. The lock is held
+/// for a few loads and stores, never across a wait.
+pub(crate) struct Card {
+    pub(crate) owner: Arc<str>,
+    /// As asked for, without what belongs to one call and without what [`Live`] holds.
+    pub(crate) spec: BoxSpec,
+    live: Mutex<Live>,
+}
+
+/// What may change while the session lives.
+pub(crate) struct Live {
+    pub(crate) state: BoxState,
+    pub(crate) lane: LaneStatus,
+    pub(crate) reason: Option<String>,
+    pub(crate) backend_name: Arc<str>,
+    pub(crate) backend_session_id: String,
+    pub(crate) created_at: UnixMs,
+    pub(crate) last_used_at: UnixMs,
+    pub(crate) facts: Facts,
+    pub(crate) name: Option<Name>,
+    pub(crate) labels: Labels,
+    pub(crate) note: Option<Note>,
+    pub(crate) lifetime: Option<Box<Lifetime>>,
+    pub(crate) defaults: Option<Box<Defaults>>,
+}
+
+impl Card {
+    /// The card of a session that is about to be made.
+    pub(crate) fn new(owner: Arc<str>, asked: &BoxSpec) -> Self {
+        let mut spec = asked.clone();
+        spec.cmd = String::new();
+        spec.env = Env::new();
+        let extras = &mut spec.extras;
+        let now = UnixMs::now();
+        let live = Live {
+            state: BoxState::Starting,
+            lane: LaneStatus::Idle,
+            reason: None,
+            backend_name: "".into(),
+            backend_session_id: String::new(),
+            created_at: now,
+            last_used_at: now,
+            facts: Facts::default(),
+            name: extras.name.take(),
+            labels: extras.labels.take().unwrap_or_default(),
+            note: extras.note.take(),
+            lifetime: extras.lifetime.take().map(Box::new),
+            defaults: extras.defaults.take().map(Box::new),
+        };
+        Self {
+            owner,
+            spec,
+            live: Mutex::new(live),
+        }
+    }
+
+    /// Every change is a few assignments, so a poisoned lock still holds a sound card.
+    pub(crate) fn live(&self) -> MutexGuard<'_, Live> {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn world(&self) -> World {
+        self.spec.extras.world.unwrap_or_default()
+    }
+
+    /// Notes what the exec lane does.
+    pub(crate) fn set_lane(&self, lane: LaneStatus) {
+        self.live().lane = lane;
+    }
+
+    /// Notes that the box has work.
+    pub(crate) fn used(&self, lane: LaneStatus) {
+        let now = UnixMs::now();
+        let mut live = self.live();
+        live.lane = lane;
+        live.last_used_at = now;
+    }
+
+    /// Notes that the box is gone though nobody deleted it.
+    pub(crate) fn failed(&self, reason: String) {
+        let mut live = self.live();
+        live.state = BoxState::Failed;
+        live.reason = Some(reason);
+    }
+
+    /// Everything, as it is told.
+    pub(crate) fn info(&self) -> BoxSessionInfo {
+        let live = self.live();
+        BoxSessionInfo {
+            last_used_at: live.last_used_at,
+            state: live.state,
+            reason: live.reason.clone(),
+            status: live.lane,
+            image_resolved: live.facts.image_resolved.clone(),
+            missing: live.facts.missing.clone(),
+            degraded: live.facts.degraded.clone(),
+            name: live.name.clone(),
+            labels: live.labels.clone(),
+            note: live.note.clone(),
+            lifetime: live.lifetime.as_deref().cloned(),
+            ..BoxSessionInfo::starting(
+                &self.spec,
+                &*live.backend_name,
+                live.backend_session_id.clone(),
+                live.created_at,
+            )
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! The agent in a fake box.
+
+use std::collections::HashMap;
+use std::path::{Component, Path};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use box_protocol::actions::{
+    AgentChunk, AgentCommand, AgentHealth, AgentHealthResult, AgentKill, AgentKillParams,
+    AgentKillResult, AgentReply, AgentStart, AgentStartParams, Collected, OutputPiece, StreamName,
+};
+use box_protocol::{
+    BoxError, BoxSpec, CommandId, Exit, ExitWhy, MAX_CHUNK_BYTES, PerStream, Program, UnixMs,
+};
+use box_rpc::{Call, Empty, Handle, Router};
+use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::{FakeBackend, Reply};
+
+struct Agent {
+    backend: FakeBackend,
+    session_id: String,
+    host_path: Option<String>,
+    running: Mutex<HashMap<CommandId, Running>>,
+}
+
+/// A command that runs, as others see it.
+#[derive(Clone)]
+struct Running {
+    kill: Arc<Notify>,
+    /// Closes when the command is gone.
+    gone: watch::Receiver<()>,
+}
+
+/// What the agent of a box made to this spec serves.
+pub(super) fn router(backend: FakeBackend, spec: &BoxSpec) -> Router {
+    let agent = Agent {
+        backend,
+        session_id: spec.session_id.as_str().to_owned(),
+        host_path: spec.host_path.clone().filter(|_| spec.mounts_host_path()),
+        running: Mutex::default(),
+    };
+    Router::builder(Arc::new(agent))
+        .on::<AgentHealth>()
+        .on::<AgentStart>()
+        .on::<AgentKill>()
+        .build()
+}
+
+impl Handle<AgentHealth> for Agent {
+    async fn handle(&self, _: Empty, _: Call<AgentHealth>) -> Result<AgentHealthResult, BoxError> {
+        Ok(AgentHealthResult {
+            contract: 1,
+            running: self.running().keys().cloned().collect(),
+        })
+    }
+}
+
+impl Handle<AgentStart> for Agent {
+    async fn handle(
+        &self,
+        params: AgentStartParams,
+        mut call: Call<AgentStart>,
+    ) -> Result<AgentCommand, BoxError> {
+        let text = text_of(&params.program);
+        let reply = self.backend.reply_to(&text);
+        {
+            let record = &mut self.backend.inner().record;
+            record.execs.push((self.session_id.clone(), text.clone()));
+            record.commands.push(params.clone());
+        }
+        if let Some(error) = reply.refused {
+            return Err(error);
+        }
+        let begun = Instant::now();
+        let (alive, gone) = watch::channel(());
+        let kill = Arc::new(Notify::new());
+        let mut process = Process {
+            agent: self,
+            id: params.command_id.clone(),
+            text,
+            ended: false,
+            _alive: alive,
+        };
+        let running = Running {
+            kill: Arc::clone(&kill),
+            gone,
+        };
+        self.running().insert(params.command_id.clone(), running);
+        self.write_files(&reply.files)?;
+        if params.reply == AgentReply::Streamed
+            && let Some(sink) = call.chunks()
+        {
+            for chunk in chunks_of(&reply) {
+                sink.send(&chunk).await?;
+            }
+        }
+        let limit = params.timeout_ms.filter(|_| !reply.deaf);
+        let limit = limit.map_or(super::FOR_EVER, Duration::from_millis);
+        let exit = tokio::select! {
+            biased;
+            in_time = timeout(limit, pass(reply.takes)) => match in_time {
+                Ok(()) => reply.exit,
+                Err(_) => Exit::by_signal(9, ExitWhy::Timeout),
+            },
+            () = kill.notified() => Exit::by_signal(9, ExitWhy::Killed),
+        };
+        process.ended = exit == reply.exit;
+        if reply.dies {
+            self.backend.cut_agent(&self.session_id);
+            // What is cut says nothing more; the end of the connection drops this call.
+            std::future::pending::<()>().await;
+        }
+        let answer = answer(&params, &reply, exit, begun.elapsed());
+        Ok(match &reply.tamper {
+            Some(tamper) => tamper(answer),
+            None => answer,
+        })
+    }
+}
+
+impl Handle<AgentKill> for Agent {
+    async fn handle(
+        &self,
+        params: AgentKillParams,
+        _: Call<AgentKill>,
+    ) -> Result<AgentKillResult, BoxError> {
+        let running = self.running().get(&params.command_id).cloned();
+        let Some(Running { kill, mut gone }) = running else {
+            return Err(BoxError::not_found("no such command"));
+        };
+        kill.notify_one();
+        let _ = gone.changed().await;
+        Ok(AgentKillResult {
+            exit: Some(Exit::by_signal(9, ExitWhy::Killed)),
+            already: false,
+        })
+    }
+}
+
+impl Agent {
+    fn running(&self) -> MutexGuard<'_, HashMap<CommandId, Running>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write_files(&self, files: &[(String, usize)]) -> Result<(), BoxError> {
+        let Some(root) = &self.host_path else {
+            return Ok(());
+        };
+        for (path, bytes) in files {
+            let relative = Path::new(path);
+            if relative
+                .components()
+                .any(|part| !matches!(part, Component::Normal(_)))
+            {
+                return Err(BoxError::internal("a fake's file stays in its directory"));
+            }
+            let file = Path::new(root).join(relative);
+            let made = file.parent().map_or(Ok(()), std::fs::create_dir_all);
+            made.and_then(|()| std::fs::write(file, vec![b'x'; *bytes]))
+                .map_err(|error| BoxError::internal(format!("fake file: {}", error.kind())))?;
+        }
+        Ok(())
+    }
+}
+
+/// A command that runs. Dropped before its end, it was killed.
+struct Process<'a> {
+    agent: &'a Agent,
+    id: CommandId,
+    text: String,
+    ended: bool,
+    _alive: watch::Sender<()>,
+}
+
+impl Drop for Process<'_> {
+    fn drop(&mut self) {
+        self.agent.running().remove(&self.id);
+        if !self.ended {
+            let text = std::mem::take(&mut self.text);
+            self.agent.backend.inner().record.killed.push(text);
+        }
+    }
+}
+
+/// Waits; no time at all is not waited for.
+async fn pass(time: Duration) {
+    if !time.is_zero() {
+        sleep(time).await;
+    }
+}
+
+/// The text an exec runs: the last argument of `sh -lc`.
+fn text_of(program: &Program) -> String {
+    match program {
+        Program::Argv { 0: argv, .. } => argv.last().cloned().unwrap_or_default(),
+        Program::Text { 0: text, .. } => text.clone(),
+    }
+}
+
+fn chunks_of(reply: &Reply) -> Vec<AgentChunk> {
+    if let Some(chunks) = &reply.chunks {
+        return chunks.clone();
+    }
+    let mut chunks = vec![AgentChunk::Started { pid: 2 }];
+    let mut pos = 0;
+    for (stream, output) in [
+        (StreamName::Stdout, &reply.stdout),
+        (StreamName::Stderr, &reply.stderr),
+    ] {
+        let mut offset = 0;
+        for piece in output.chunks(MAX_CHUNK_BYTES) {
+            chunks.push(AgentChunk::Bytes(OutputPiece {
+                stream,
+                offset,
+                pos,
+                at: UnixMs::now(),
+                data: piece.to_vec().into(),
+            }));
+            offset += piece.len() as u64;
+            pos += piece.len() as u64;
+        }
+    }
+    chunks
+}
+
+fn answer(params: &AgentStartParams, reply: &Reply, exit: Exit, took: Duration) -> AgentCommand {
+    let limit = match params.reply {
+        AgentReply::Collected { bytes } => usize::try_from(bytes).unwrap_or(usize::MAX),
+        AgentReply::Started | AgentReply::Streamed => 0,
+    };
+    let kept = |output: &[u8]| output[..output.len().min(limit)].to_vec();
+    let collected = matches!(params.reply, AgentReply::Collected { .. }).then(|| Collected {
+        stdout: kept(&reply.stdout).into(),
+        stderr: kept(&reply.stderr).into(),
+    });
+    let dropped = |output: &[u8]| {
+        let over = if collected.is_some() {
+            output.len().saturating_sub(limit)
+        } else {
+            0
+        };
+        over as u64
+    };
+    AgentCommand {
+        command_id: params.command_id.clone(),
+        pid: 2,
+        exit: Some(exit),
+        duration_ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
+        size: PerStream {
+            stdout: reply.stdout.len() as u64,
+            stderr: reply.stderr.len() as u64,
+        },
+        dropped: PerStream {
+            stdout: dropped(&reply.stdout),
+            stderr: dropped(&reply.stderr),
+        },
+        collected,
+    }
+}

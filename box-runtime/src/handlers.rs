@@ -1,0 +1,120 @@
+//! The contract over the handle's methods: translation only.
+
+use std::sync::Arc;
+
+use box_protocol::actions::{
+    BackendInfo, BoxCreate, BoxCreateParams, BoxCreateResult, BoxDelete, BoxDeleteParams,
+    BoxDeleteResult, BoxExec, BoxExecParams, BoxGet, BoxGetParams, BoxGetResult, BoxList,
+    BoxListParams, BoxListResult, BoxUpdate, BoxUpdateParams, SystemConfigure,
+    SystemConfigureParams, SystemConfigureResult, SystemHealth, SystemShutdown,
+    SystemShutdownParams, SystemShutdownResult, SystemStatus, SystemStatusResult,
+};
+use box_protocol::{BoxError, BoxExecutionResult, BoxSessionInfo};
+use box_rpc::{Call, Empty, Handle, Router, contract};
+use tokio::sync::mpsc;
+
+use crate::caller::Caller;
+use crate::runtime::BoxRuntime;
+use crate::unserved::unserved;
+
+/// Chunks between a session and the connection that wants them.
+const CHUNKS_AHEAD: usize = 4;
+
+contract! {
+    /// The actions of the contract that a runtime serves.
+    pub Served:
+        SystemHealth, SystemStatus, SystemConfigure, SystemShutdown,
+        BoxCreate, BoxGet, BoxList, BoxUpdate, BoxDelete, BoxExec,
+}
+
+impl BoxRuntime {
+    /// Serves the contract. What is not served yet answers `unsupported`.
+    pub fn router(&self) -> Router {
+        unserved(Served::router(Arc::new(self.clone()))).build()
+    }
+}
+
+impl Handle<SystemHealth> for BoxRuntime {
+    async fn handle(&self, _: Empty, _: Call<SystemHealth>) -> Result<BackendInfo, BoxError> {
+        Ok(self.health().await)
+    }
+}
+
+impl Handle<BoxGet> for BoxRuntime {
+    async fn handle(
+        &self,
+        params: BoxGetParams,
+        call: Call<BoxGet>,
+    ) -> Result<BoxGetResult, BoxError> {
+        if params.guest {
+            return Err(BoxError::unsupported(
+                "box.get does not tell about the guest yet",
+            ));
+        }
+        let info = self.get(&Caller::of(&call), &params.session_id).await?;
+        Ok(BoxGetResult { info, guest: None })
+    }
+}
+
+impl Handle<BoxList> for BoxRuntime {
+    async fn handle(
+        &self,
+        params: BoxListParams,
+        call: Call<BoxList>,
+    ) -> Result<BoxListResult, BoxError> {
+        self.list(&Caller::of(&call), &params).await
+    }
+}
+
+impl Handle<SystemStatus> for BoxRuntime {
+    async fn handle(
+        &self,
+        _: Empty,
+        call: Call<SystemStatus>,
+    ) -> Result<SystemStatusResult, BoxError> {
+        self.status(&Caller::of(&call)).await
+    }
+}
+
+/// Those whose method takes the parameters as they came.
+macro_rules! plain {
+    ($($action:ty: $method:ident($params:ty) -> $result:ty;)*) => {$(
+        impl Handle<$action> for BoxRuntime {
+            async fn handle(&self, params: $params, call: Call<$action>) -> Result<$result, BoxError> {
+                self.$method(&Caller::of(&call), params).await
+            }
+        }
+    )*};
+}
+
+plain! {
+    SystemConfigure: configure(SystemConfigureParams) -> SystemConfigureResult;
+    SystemShutdown: shutdown(SystemShutdownParams) -> SystemShutdownResult;
+    BoxCreate: create(BoxCreateParams) -> BoxCreateResult;
+    BoxUpdate: update(BoxUpdateParams) -> BoxSessionInfo;
+    BoxDelete: delete(BoxDeleteParams) -> BoxDeleteResult;
+}
+
+impl Handle<BoxExec> for BoxRuntime {
+    async fn handle(
+        &self,
+        params: BoxExecParams,
+        mut call: Call<BoxExec>,
+    ) -> Result<BoxExecutionResult, BoxError> {
+        let caller = Caller::of(&call);
+        let Some(sink) = call.chunks().filter(|_| params.attach.is_some()) else {
+            return self.exec(&caller, params).await;
+        };
+        let (sender, mut chunks) = mpsc::channel(CHUNKS_AHEAD);
+        let forward = async {
+            while let Some(chunk) = chunks.recv().await {
+                sink.send(&chunk).await?;
+            }
+            Ok(())
+        };
+        // The sender ends with the exec, so both are awaited to their end.
+        let (result, forwarded) =
+            tokio::join!(self.exec_streamed(&caller, params, sender), forward);
+        forwarded.and(result)
+    }
+}

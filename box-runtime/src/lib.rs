@@ -1,0 +1,42 @@
+//! The runtime of Box: keeps the boxes, and runs commands in them through the agent in each.
+//!
+//! # Reading order
+//!
+//! 1. `runtime`: [`BoxRuntime`], the handle. One method an action; [`BoxRuntime::router`] serves the
+//!    same methods over any connection.
+//! 2. `table`: the actor behind it. It owns the table of sessions, finds or makes the one a call is
+//!    for, and hands the call over. It waits for nobody.
+//! 3. `session`: one actor a box. Calls wait in its lane; it starts the box, runs one exec at a time
+//!    and ends the box. Whatever is slow, stuck or broken about a box happens here and nowhere else.
+//! 4. [`backend`]: what makes boxes. A [`Backend`] hands over a connection to a box's agent and never
+//!    runs a command. `select` decides which one is used.
+//! 5. [`fake`]: a scripted backend, behind the feature `fake`.
+//! 6. [`Caller`], [`RuntimeConfig`]: whose box it is, and every limit.
+//!
+//! # What holds
+//!
+//! * Calls for one session are served in the order they arrive; sessions never wait for each other.
+//! * A call that has begun is answered from the box it began in. One that still waits when its box
+//!   ends is served by a new box.
+//! * What an agent says is checked before it is believed: it lives with the guest.
+//! * Dropping the last handle ends every box.
+
+pub mod backend;
+mod caller;
+mod card;
+mod config;
+#[cfg(feature = "fake")]
+pub mod fake;
+mod handlers;
+mod runtime;
+mod select;
+mod session;
+mod table;
+mod unserved;
+
+pub use backend::{Availability, Backend, Capabilities, Facts, StartRequest, StartedBox};
+pub use caller::Caller;
+pub use config::RuntimeConfig;
+pub use handlers::Served;
+pub use runtime::BoxRuntime;
+pub use unserved::Unserved;

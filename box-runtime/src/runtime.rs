@@ -1,0 +1,355 @@
+//! The handle: one method an action.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use box_protocol::actions::{
+    AttachOptions, BackendInfo, BoxCreateParams, BoxCreateResult, BoxDeleteParams, BoxDeleteResult,
+    BoxExecParams, BoxListParams, BoxListResult, BoxUpdateParams, Capacity, CommandChunk, IfExists,
+    SystemConfigureParams, SystemConfigureResult, SystemShutdownParams, SystemShutdownResult,
+    SystemStatusResult,
+};
+use box_protocol::error::Detail;
+use box_protocol::{BoxError, BoxExecutionResult, BoxSessionInfo, BoxSpec, OnIdle, SessionId};
+use box_rpc::Router;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::Instant;
+
+use crate::caller::Caller;
+use crate::card::Card;
+use crate::config::RuntimeConfig;
+use crate::select::Selector;
+use crate::session::{Create, Delete, Exec, OUTPUT_BYTES, Shared, Streaming, Work};
+use crate::table::{Ask, Count, Table};
+
+/// Calls that may wait for the table, which waits for nobody.
+const TABLE_MAILBOX: usize = 1024;
+
+/// The longest a shutdown may be asked to take.
+const LONGEST_SHUTDOWN: Duration = Duration::from_hours(24);
+
+/// Keeps boxes and runs commands in them. Cheap to clone; dropping the last handle, and the last
+/// router made from one, ends every box.
+///
+/// Dropping the future of a call withdraws the call. A command it began is killed, unless it was
+/// asked to go on; a box it began to make is made.
+#[derive(Clone)]
+pub struct BoxRuntime {
+    table: mpsc::Sender<Ask>,
+    shared: Arc<Shared>,
+    exited: watch::Receiver<bool>,
+}
+
+impl fmt::Debug for BoxRuntime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("BoxRuntime")
+            .field(&self.shared.config)
+            .finish()
+    }
+}
+
+impl BoxRuntime {
+    /// Starts a runtime without boxes, on the current tokio runtime.
+    pub fn start(config: RuntimeConfig) -> Self {
+        let (table, mailbox) = mpsc::channel(TABLE_MAILBOX);
+        let (exit, exited) = watch::channel(false);
+        let shared = Arc::new(Shared {
+            selector: Selector::new(&config),
+            nothing: Router::empty(),
+            config,
+        });
+        let actor = Table::new(Arc::clone(&shared), mailbox, table.downgrade(), exit);
+        tokio::spawn(actor.run());
+        Self {
+            table,
+            shared,
+            exited,
+        }
+    }
+
+    /// Makes a box, or finds the one that fits.
+    pub async fn create(
+        &self,
+        caller: &Caller,
+        params: BoxCreateParams,
+    ) -> Result<BoxCreateResult, BoxError> {
+        let spec = built(params.spec)?;
+        let (reply, answer) = oneshot::channel();
+        let create = Create {
+            caller: caller.clone(),
+            spec,
+            must_be_new: params.if_exists == IfExists::Fail,
+            reply,
+        };
+        self.send(Ask::Work(Work::Create(Box::new(create)))).await?;
+        answer.await.map_err(|_| unanswered())?
+    }
+
+    /// Runs `spec.cmd` in its box, which is made first if need be, and returns its result with the
+    /// output. A timeout is a result.
+    pub async fn exec(
+        &self,
+        caller: &Caller,
+        params: BoxExecParams,
+    ) -> Result<BoxExecutionResult, BoxError> {
+        self.run(caller, params, None).await
+    }
+
+    /// As [`exec`](Self::exec), with the output as chunks while the command runs, in the view
+    /// `attach` asks for; the result holds none of it. A reader that does not read holds the command
+    /// up.
+    pub async fn exec_streamed(
+        &self,
+        caller: &Caller,
+        params: BoxExecParams,
+        chunks: mpsc::Sender<CommandChunk>,
+    ) -> Result<BoxExecutionResult, BoxError> {
+        let AttachOptions { view, until } = params.attach.clone().unwrap_or_default();
+        if until != box_protocol::actions::Until::default() {
+            return Err(unsupported("attach.until", "an exec is read to its end"));
+        }
+        self.run(caller, params, Some(Streaming { view, chunks }))
+            .await
+    }
+
+    async fn run(
+        &self,
+        caller: &Caller,
+        params: BoxExecParams,
+        output: Option<Streaming>,
+    ) -> Result<BoxExecutionResult, BoxError> {
+        let spec = built(params.spec)?;
+        spec.require_cmd()?;
+        let (reply, answer) = oneshot::channel();
+        let exec = Exec {
+            caller: caller.clone(),
+            spec,
+            on_timeout: params.on_timeout,
+            on_disconnect: params.on_disconnect,
+            output,
+            reply,
+        };
+        self.send(Ask::Work(Work::Exec(Box::new(exec)))).await?;
+        answer.await.map_err(|_| unanswered())?
+    }
+
+    /// What is known of a box.
+    pub async fn get(&self, caller: &Caller, id: &SessionId) -> Result<BoxSessionInfo, BoxError> {
+        let (session_id, caller) = (id.clone(), caller.clone());
+        let ask = |reply| Ask::Find {
+            session_id,
+            caller,
+            reply,
+        };
+        Ok(self.ask(ask).await??.info())
+    }
+
+    /// The caller's boxes of one world, by id.
+    pub async fn list(
+        &self,
+        caller: &Caller,
+        params: &BoxListParams,
+    ) -> Result<BoxListResult, BoxError> {
+        let caller = caller.clone();
+        let mut cards = self.ask(|reply| Ask::All { caller, reply }).await?;
+        cards.retain(|card| is_listed(card, params));
+        let total = cards.len() as u64;
+        cards.sort_unstable_by(|a, b| a.spec.session_id.cmp(&b.spec.session_id));
+        if let Some(after) = &params.after {
+            cards.retain(|card| card.spec.session_id > *after);
+        }
+        let limit = params.limit.map_or(usize::MAX, |limit| limit as usize);
+        let more = cards.len() > limit;
+        cards.truncate(limit);
+        let next = cards.last().filter(|_| more);
+        Ok(BoxListResult {
+            next: next.map(|card| card.spec.session_id.clone()),
+            items: cards.iter().map(|card| card.info()).collect(),
+            total,
+        })
+    }
+
+    /// Changes what may change: name, labels, note, lifetime, defaults.
+    pub async fn update(
+        &self,
+        caller: &Caller,
+        params: BoxUpdateParams,
+    ) -> Result<BoxSessionInfo, BoxError> {
+        if params.extra_mounts.is_some() {
+            return Err(unsupported(
+                "extra_mounts",
+                "mounts are changed by an exec that asks for them",
+            ));
+        }
+        if params
+            .lifetime
+            .as_ref()
+            .is_some_and(|lifetime| lifetime.on_idle == OnIdle::Stop)
+        {
+            return Err(unsupported("lifetime", "on_idle stop is not served yet"));
+        }
+        let caller = caller.clone();
+        let ask = |reply| Ask::Update {
+            caller,
+            params: Box::new(params),
+            reply,
+        };
+        self.ask(ask).await?
+    }
+
+    /// Deletes a box and returns once it is gone.
+    pub async fn delete(
+        &self,
+        caller: &Caller,
+        params: BoxDeleteParams,
+    ) -> Result<BoxDeleteResult, BoxError> {
+        let (reply, answer) = oneshot::channel();
+        let delete = Delete {
+            caller: caller.clone(),
+            session_id: params.session_id,
+            force: params.force,
+            reply,
+        };
+        self.send(Ask::Work(Work::Delete(Box::new(delete)))).await?;
+        answer.await.map_err(|_| unanswered())?
+    }
+
+    /// Which backend there is and what it lacks.
+    pub async fn health(&self) -> BackendInfo {
+        self.shared.selector.choose().await.info.clone()
+    }
+
+    /// Health, the caller's boxes, limits and room.
+    pub async fn status(&self, caller: &Caller) -> Result<SystemStatusResult, BoxError> {
+        let caller = caller.clone();
+        let Count { seen, all } = self.ask(|reply| Ask::Count { caller, reply }).await?;
+        let config = &self.shared.config;
+        let limits = [
+            ("max_sessions", config.max_sessions),
+            ("queued_calls", config.queued_calls),
+            ("output_bytes", OUTPUT_BYTES),
+        ];
+        Ok(SystemStatusResult {
+            backend: self.health().await,
+            active_sessions: seen as u64,
+            session_ttl_sec: config.session_ttl.as_secs(),
+            limits: limits
+                .map(|(name, limit)| (name.to_owned(), limit as u64))
+                .into(),
+            capacity: Capacity {
+                limit: config.max_sessions as u64,
+                used: all as u64,
+                remaining: config.max_sessions.saturating_sub(all) as u64,
+            },
+            ..SystemStatusResult::default()
+        })
+    }
+
+    /// Merges the caller's configuration, member by member. It is kept, and nothing reads it yet.
+    pub async fn configure(
+        &self,
+        caller: &Caller,
+        params: SystemConfigureParams,
+    ) -> Result<SystemConfigureResult, BoxError> {
+        let (caller, members) = (caller.clone(), params.0);
+        let ask = |reply| Ask::Configure {
+            caller,
+            members,
+            reply,
+        };
+        self.ask(ask).await??;
+        Ok(SystemConfigureResult { initialized: true })
+    }
+
+    /// Ends every box the caller sees, within a bound, refusing new ones meanwhile. Afterwards the
+    /// runtime serves again, or never more if it was asked to exit.
+    pub async fn shutdown(
+        &self,
+        caller: &Caller,
+        params: SystemShutdownParams,
+    ) -> Result<SystemShutdownResult, BoxError> {
+        let within = params.within_ms.map(Duration::from_millis);
+        let within = within.unwrap_or(self.shared.config.shutdown_within);
+        let caller = caller.clone();
+        let ask = |reply| Ask::Shutdown {
+            caller,
+            exit: params.exit,
+            until: Instant::now() + within.min(LONGEST_SHUTDOWN),
+            reply,
+        };
+        self.ask(ask).await?
+    }
+
+    /// Returns once somebody has asked the server to exit.
+    pub async fn exit_asked(&self) {
+        let mut exited = self.exited.clone();
+        if exited.wait_for(|exited| *exited).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    async fn send(&self, ask: Ask) -> Result<(), BoxError> {
+        self.table.send(ask).await.map_err(|_| unanswered())
+    }
+
+    async fn ask<T>(&self, ask: impl FnOnce(oneshot::Sender<T>) -> Ask) -> Result<T, BoxError> {
+        let (reply, answer) = oneshot::channel();
+        self.send(ask(reply)).await?;
+        answer.await.map_err(|_| unanswered())
+    }
+}
+
+/// A session that was given up, or failed in a way nobody foresaw.
+fn unanswered() -> BoxError {
+    BoxError::unavailable("the box ended without an answer")
+}
+
+fn unsupported(field: &str, why: &str) -> BoxError {
+    BoxError::unsupported(format!("{field}: {why}")).with_detail(&Detail {
+        field: Some(field.to_owned()),
+        ..Detail::default()
+    })
+}
+
+/// The spec of a draft, if it asks for nothing that is not served yet.
+fn built(draft: box_protocol::SpecDraft) -> Result<BoxSpec, BoxError> {
+    let spec = draft.build()?;
+    let extras = &spec.extras;
+    let stops = |lifetime: &box_protocol::Lifetime| lifetime.on_idle == OnIdle::Stop;
+    let unserved = [
+        ("from", extras.from.is_some()),
+        (
+            "volumes",
+            extras
+                .volumes
+                .as_ref()
+                .is_some_and(|volumes| !volumes.is_empty()),
+        ),
+        ("main", extras.main.is_some()),
+        (
+            "lifetime.on_idle",
+            extras.lifetime.as_ref().is_some_and(stops),
+        ),
+    ];
+    match unserved.into_iter().find(|(_, asked)| *asked) {
+        Some((field, _)) => Err(unsupported(field, "not served yet")),
+        None => Ok(spec),
+    }
+}
+
+fn is_listed(card: &Card, params: &BoxListParams) -> bool {
+    if card.world() != params.world.unwrap_or_default() {
+        return false;
+    }
+    let live = card.live();
+    params
+        .name
+        .as_ref()
+        .is_none_or(|name| live.name.as_ref() == Some(name))
+        && (params.state.is_empty() || params.state.contains(&live.state))
+        && params
+            .labels
+            .iter()
+            .all(|(label, value)| live.labels.get(label) == Some(value))
+}

@@ -1,0 +1,138 @@
+//! Which backend makes the next box.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use box_protocol::actions::BackendInfo;
+use box_protocol::error::Detail;
+use box_protocol::{BoxError, BoxSpec, Network};
+use futures::FutureExt as _;
+use tokio::sync::Mutex;
+use tokio::time::{Instant, timeout};
+
+use crate::backend::{Availability, Backend};
+use crate::config::RuntimeConfig;
+
+/// How long a backend that said it is available is believed.
+const BELIEVED: Duration = Duration::from_secs(1);
+
+/// Asks the backends in order and remembers the answer for a second. That none is available is never
+/// remembered: the next call asks again.
+pub(crate) struct Selector {
+    backends: Vec<Arc<dyn Backend>>,
+    probe_timeout: Duration,
+    last: Mutex<Option<(Instant, Arc<Choice>)>>,
+}
+
+/// What the backends said.
+pub(crate) struct Choice {
+    backend: Option<Arc<dyn Backend>>,
+    pub(crate) info: BackendInfo,
+    /// Why each one that was asked was passed over.
+    refusals: Vec<String>,
+}
+
+impl Selector {
+    pub(crate) fn new(config: &RuntimeConfig) -> Self {
+        Self {
+            backends: config.backends.clone(),
+            probe_timeout: config.probe_timeout,
+            last: Mutex::default(),
+        }
+    }
+
+    /// What the backends say now, or said less than a second ago.
+    pub(crate) async fn choose(&self) -> Arc<Choice> {
+        let asked = Instant::now();
+        let mut last = self.last.lock().await;
+        if let Some((at, choice)) = &*last {
+            let believed = choice.backend.is_some() && at.elapsed() < BELIEVED;
+            // Whoever waited while another call asked takes that answer, whatever it is.
+            if believed || *at > asked {
+                return Arc::clone(choice);
+            }
+        }
+        let choice = Arc::new(self.ask().await);
+        *last = Some((Instant::now(), Arc::clone(&choice)));
+        choice
+    }
+
+    async fn ask(&self) -> Choice {
+        let mut refusals = Vec::new();
+        let mut all_missing = Vec::new();
+        for backend in &self.backends {
+            let asked = AssertUnwindSafe(backend.availability()).catch_unwind();
+            let availability = match timeout(self.probe_timeout, asked).await {
+                Ok(Ok(availability)) => availability,
+                Ok(Err(_)) => Availability::unavailable("its probe failed unexpectedly"),
+                Err(_) => Availability::unavailable("its probe does not answer"),
+            };
+            match availability {
+                Availability::Available { degraded, missing } => {
+                    let info = BackendInfo {
+                        name: Some(backend.name().to_owned()),
+                        available: true,
+                        degraded,
+                        missing,
+                    };
+                    return Choice {
+                        backend: Some(Arc::clone(backend)),
+                        info,
+                        refusals,
+                    };
+                }
+                Availability::Unavailable { reason, missing } => {
+                    tracing::debug!(backend = backend.name(), %reason, ?missing, "not available");
+                    refusals.push(refusal(backend.name(), &reason, &missing));
+                    all_missing.extend(missing);
+                }
+            }
+        }
+        all_missing.dedup();
+        Choice {
+            backend: None,
+            info: BackendInfo {
+                missing: all_missing,
+                ..BackendInfo::default()
+            },
+            refusals,
+        }
+    }
+}
+
+fn refusal(name: &str, reason: &str, missing: &[String]) -> String {
+    if missing.is_empty() {
+        format!("{name}: {reason}")
+    } else {
+        format!("{name}: {reason} (missing: {})", missing.join(", "))
+    }
+}
+
+impl Choice {
+    /// The backend for this spec, or why there is none.
+    pub(crate) fn backend_for(&self, spec: &BoxSpec) -> Result<&Arc<dyn Backend>, BoxError> {
+        let Some(backend) = &self.backend else {
+            return Err(self.none());
+        };
+        let best_effort = spec.extras.best_effort.as_deref().unwrap_or_default();
+        let does_without = best_effort.iter().any(|primitive| primitive == "network");
+        if spec.network == Network::On && !backend.capabilities().network && !does_without {
+            let message = format!("backend {} has no network for its boxes", backend.name());
+            return Err(BoxError::unavailable(message).with_detail(&Detail {
+                field: Some("network".to_owned()),
+                ..Detail::lasting()
+            }));
+        }
+        Ok(backend)
+    }
+
+    fn none(&self) -> BoxError {
+        if self.refusals.is_empty() {
+            return BoxError::unavailable("no backend is configured")
+                .with_detail(&Detail::lasting());
+        }
+        let refusals = self.refusals.join("; ");
+        BoxError::unavailable(format!("no backend is available: {refusals}"))
+    }
+}

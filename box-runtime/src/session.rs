@@ -1,0 +1,301 @@
+//! One box: the actor that starts it, runs its execs one at a time, and ends it.
+//!
+//! # Reading order
+//!
+//! - `work`: what it is asked.
+//! - `front`: its mailbox, the lane calls wait in, and its clock. The front goes on listening while
+//!   the box is busy.
+//! - `body`: the box itself, if there is one now: start, liveness, stop.
+//! - `exec`: one command, from the spec to the result; `relay` for output on the way, `doubt` for
+//!   what is checked before an agent is believed.
+//! - this file: what follows from what.
+
+mod body;
+mod doubt;
+mod exec;
+mod front;
+mod relay;
+mod work;
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+
+use box_protocol::actions::{BoxCreateResult, BoxDeleteResult, OnDisconnect, OnTimeout};
+use box_protocol::{BoxError, BoxExecutionResult, ExecutionStatus, LaneStatus};
+use box_rpc::Router;
+use futures::FutureExt as _;
+use tokio::sync::mpsc;
+
+use self::body::{Body, NotReady};
+use self::exec::Ran;
+use self::front::{During, Front, Over, Rested};
+use crate::card::Card;
+use crate::config::RuntimeConfig;
+use crate::select::Selector;
+use crate::table::Ask;
+
+pub(crate) use self::exec::OUTPUT_BYTES;
+pub(crate) use self::front::queue_full;
+pub(crate) use self::work::{Create, Delete, Exec, Reply, Streaming, Work};
+
+/// What the table and all sessions share.
+pub(crate) struct Shared {
+    pub(crate) config: RuntimeConfig,
+    pub(crate) selector: Selector,
+    /// What agents may call here: nothing.
+    pub(crate) nothing: Router,
+}
+
+/// Lives a session from its first call to its end, and reports the end to the table.
+pub(crate) async fn live(
+    shared: Arc<Shared>,
+    card: Arc<Card>,
+    mailbox: mpsc::Receiver<Work>,
+    table: mpsc::WeakSender<Ask>,
+) {
+    let mut actor = Actor {
+        front: Front::new(&shared, &card, mailbox),
+        body: Body::new(shared, Arc::clone(&card)),
+        card: Arc::clone(&card),
+    };
+    let last = AssertUnwindSafe(actor.run()).catch_unwind().await;
+    if last.is_err() {
+        tracing::error!(session = %card.spec.session_id, "the session failed unexpectedly");
+    }
+    let left = actor.front.close();
+    drop(actor);
+    if let Some(table) = table.upgrade() {
+        let _ = table.send(Ask::Ended { card, left }).await;
+    }
+    // Only now, so that whoever reads the answer finds the session gone.
+    if let Ok(last) = last {
+        last.say();
+    }
+}
+
+/// The answer that is given once the session is gone.
+enum Last {
+    Nothing,
+    Exec(
+        Reply<BoxExecutionResult>,
+        Result<BoxExecutionResult, BoxError>,
+    ),
+    Delete(Reply<BoxDeleteResult>, Result<BoxDeleteResult, BoxError>),
+}
+
+impl Last {
+    fn say(self) {
+        match self {
+            Self::Nothing => {}
+            Self::Exec(reply, result) => drop(reply.send(result)),
+            Self::Delete(reply, result) => drop(reply.send(result)),
+        }
+    }
+}
+
+struct Actor {
+    front: Front,
+    body: Body,
+    card: Arc<Card>,
+}
+
+/// Whether the session goes on.
+enum Next {
+    GoOn,
+    End(Last),
+}
+
+impl Actor {
+    async fn run(&mut self) -> Last {
+        loop {
+            let next = match self.front.next_work() {
+                Some(Work::Exec(exec)) => self.exec(exec).await,
+                Some(Work::Create(create)) => self.create(create).await,
+                Some(Work::Delete(delete)) => self.delete(delete).await,
+                Some(Work::NewLifetime) => Next::GoOn,
+                None => self.rest().await,
+            };
+            if let Next::End(last) = next {
+                return last;
+            }
+        }
+    }
+
+    /// Nothing to do: waits for work, for the end of the agent, or for its own end.
+    async fn rest(&mut self) -> Next {
+        match self.front.rest(self.body.broken()).await {
+            Rested::Work => Next::GoOn,
+            Rested::Broken(reason) => {
+                self.fail(reason).await;
+                Next::GoOn
+            }
+            Rested::Over(over) => self.over(over).await,
+        }
+    }
+
+    /// Makes the box ready for this call, unless the session is over meanwhile.
+    async fn ready(&mut self, work: &Work) -> Result<bool, Unready> {
+        let Some(spec) = work.spec() else {
+            return Ok(false);
+        };
+        match self.front.during(self.body.ready(spec), None).await {
+            During::Done(Ok(started)) => {
+                self.front.used();
+                Ok(started)
+            }
+            During::Done(Err(NotReady::Refused(error))) => Err(Unready::Refused(error)),
+            During::Done(Err(NotReady::Failed(error))) => Err(Unready::Failed(error)),
+            During::CallerGone => Err(Unready::Over(Over::Closed)),
+            During::Over(over) => Err(Unready::Over(over)),
+        }
+    }
+
+    /// What follows for a call whose box is not ready.
+    async fn unready(&mut self, work: Work, why: Unready) -> Next {
+        match why {
+            Unready::Refused(error) => {
+                work.refuse(error);
+                Next::GoOn
+            }
+            Unready::Failed(error) => {
+                // All who waited for this start share its outcome.
+                self.front.refuse_waiting(&error);
+                work.refuse(error);
+                let _ = self.body.stop().await;
+                Next::End(Last::Nothing)
+            }
+            Unready::Over(over) => {
+                // It has not begun, so it may begin in the next box.
+                self.front.put_back(work);
+                self.over(over).await
+            }
+        }
+    }
+
+    async fn create(&mut self, create: Box<Create>) -> Next {
+        let work = Work::Create(create);
+        let started = match self.ready(&work).await {
+            Ok(started) => started,
+            Err(why) => return self.unready(work, why).await,
+        };
+        if let Work::Create(create) = work {
+            let _ = create.reply.send(Ok(BoxCreateResult {
+                info: self.card.info(),
+                existed: !started,
+            }));
+        }
+        Next::GoOn
+    }
+
+    async fn exec(&mut self, exec: Box<Exec>) -> Next {
+        if exec.is_withdrawn() {
+            return Next::GoOn;
+        }
+        let work = Work::Exec(exec);
+        if let Err(why) = self.ready(&work).await {
+            return self.unready(work, why).await;
+        }
+        let Work::Exec(mut exec) = work else {
+            return Next::GoOn;
+        };
+        if exec.is_withdrawn() {
+            return Next::GoOn;
+        }
+        self.card.used(LaneStatus::Running);
+        let command = self.body.command(&mut exec);
+        let gone = (exec.on_disconnect == OnDisconnect::Kill).then_some(&mut exec.reply);
+        let job = self.body.run(&command, &exec.spec, exec.output.as_mut());
+        let during = self.front.during(Box::pin(job), gone).await;
+        self.front.used();
+        match during {
+            During::Done(ran) => self.ran(*exec, ran).await,
+            During::CallerGone => {
+                let job = self.body.confirm_killed(&command);
+                match self.front.during(Box::pin(job), None).await {
+                    During::Done(Err(reason)) => self.fail(reason).await,
+                    During::Over(over) => return self.over(over).await,
+                    During::Done(Ok(())) | During::CallerGone => {}
+                }
+                self.card.used(LaneStatus::Idle);
+                Next::GoOn
+            }
+            During::Over(over) => {
+                let error = over.what_it_did_to(&self.card.spec.session_id);
+                let next = self.over(over).await;
+                let _ = exec.reply.send(Err(error));
+                next
+            }
+        }
+    }
+
+    /// What follows from the end of a command.
+    async fn ran(&mut self, exec: Exec, ran: Ran) -> Next {
+        match ran {
+            Ran::Result(result) => {
+                let timed_out = result.status == ExecutionStatus::TimedOut;
+                if timed_out && exec.on_timeout == OnTimeout::DropBox {
+                    return self.end(Last::Exec(exec.reply, Ok(result))).await;
+                }
+                self.card.used(LaneStatus::Idle);
+                let _ = exec.reply.send(Ok(result));
+                Next::GoOn
+            }
+            // An agent that does not even end a command in time is not worth keeping.
+            Ran::Silent(result) => self.end(Last::Exec(exec.reply, Ok(result))).await,
+            Ran::Refused(error) => {
+                self.card.used(LaneStatus::Idle);
+                let _ = exec.reply.send(Err(error));
+                Next::GoOn
+            }
+            Ran::Broken(reason) => {
+                self.fail(reason.clone()).await;
+                let _ = exec.reply.send(Err(BoxError::unavailable(reason)));
+                Next::GoOn
+            }
+        }
+    }
+
+    async fn delete(&mut self, delete: Box<Delete>) -> Next {
+        self.card.set_lane(LaneStatus::Closing);
+        let stopped = self.body.stop().await;
+        let Delete {
+            reply, session_id, ..
+        } = *delete;
+        let result = stopped.map(|()| BoxDeleteResult {
+            deleted: session_id,
+        });
+        Next::End(Last::Delete(reply, result))
+    }
+
+    async fn end(&mut self, last: Last) -> Next {
+        self.card.set_lane(LaneStatus::Closing);
+        let _ = self.body.stop().await;
+        Next::End(last)
+    }
+
+    async fn over(&mut self, over: Over) -> Next {
+        match over {
+            Over::Deleted(delete) => self.delete(delete).await,
+            Over::Expired | Over::Closed => self.end(Last::Nothing).await,
+        }
+    }
+
+    /// The box is of no more use. Its record stays, so that people find out; the next call makes a
+    /// new box.
+    async fn fail(&mut self, reason: String) {
+        tracing::warn!(session = %self.card.spec.session_id, %reason, "the box failed");
+        self.card.failed(reason);
+        let _ = self.body.stop().await;
+        self.card.set_lane(LaneStatus::Idle);
+    }
+}
+
+/// Why a call's box is not ready.
+enum Unready {
+    /// Only this call's fault.
+    Refused(BoxError),
+    /// There is no box.
+    Failed(BoxError),
+    /// The session ends.
+    Over(Over),
+}

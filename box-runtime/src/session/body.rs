@@ -1,0 +1,273 @@
+//! The box behind a session, if there is one now.
+
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use box_protocol::actions::AgentHealth;
+use box_protocol::error::{Detail, Subject};
+use box_protocol::{BoxError, BoxMountSpec, BoxSpec, BoxState, HostPathMode, UnixMs};
+use box_rpc::{Dialect, Empty, Limits, Options, Session};
+use futures::FutureExt as _;
+use tokio::time::timeout;
+use uuid::Uuid;
+
+use super::{Card, Shared};
+use crate::backend::{Backend, StartRequest, StartedBox};
+
+/// The version of `agent.*` this runtime speaks.
+const AGENT_CONTRACT: u32 = 1;
+
+/// The longest message of an agent: both streams of a collected output, in base64, and some.
+const AGENT_MESSAGE_BYTES: usize = 4 * 1024 * 1024;
+
+pub(super) struct Body {
+    pub(super) shared: Arc<Shared>,
+    pub(super) card: Arc<Card>,
+    pub(super) living: Option<Living>,
+    /// The box a backend is making, so that it can be stopped if nobody waits for it any more.
+    begun: Option<(Arc<dyn Backend>, Uuid)>,
+}
+
+/// A box that runs.
+pub(super) struct Living {
+    backend: Arc<dyn Backend>,
+    id: Uuid,
+    pub(super) agent: Session,
+    mounts: Vec<BoxMountSpec>,
+}
+
+/// Why there is no box for a call.
+pub(super) enum NotReady {
+    /// There is one, but not for this call.
+    Refused(BoxError),
+    /// There is none.
+    Failed(BoxError),
+}
+
+impl Body {
+    pub(super) fn new(shared: Arc<Shared>, card: Arc<Card>) -> Self {
+        Self {
+            shared,
+            card,
+            living: None,
+            begun: None,
+        }
+    }
+
+    /// Sees to it that the box lives and has what is asked for. Whether it was started for that.
+    pub(super) async fn ready(&mut self, asked: &BoxSpec) -> Result<bool, NotReady> {
+        if self.living.is_some() && !self.is_alive().await {
+            tracing::info!(session = %self.card.spec.session_id, "the box is dead; making another");
+            let _ = self.stop().await;
+        }
+        if self.living.is_none() {
+            self.start(asked).await.map_err(NotReady::Failed)?;
+            return Ok(true);
+        }
+        self.mount(asked).await.map_err(NotReady::Refused)?;
+        Ok(false)
+    }
+
+    async fn is_alive(&self) -> bool {
+        let Some(living) = &self.living else {
+            return false;
+        };
+        if living.agent.peer().is_closed() {
+            return false;
+        }
+        let limit = self.shared.config.probe_timeout;
+        bounded(
+            &*living.backend,
+            "look after",
+            limit,
+            living.backend.alive(living.id),
+        )
+        .await
+        .unwrap_or(false)
+    }
+
+    /// Resolves when the agent is gone, which it is not supposed to be.
+    pub(super) async fn broken(&self) -> String {
+        match &self.living {
+            Some(living) => format!("the box's agent is gone: {}", living.agent.closed().await),
+            None => std::future::pending().await,
+        }
+    }
+
+    async fn start(&mut self, asked: &BoxSpec) -> Result<(), BoxError> {
+        let choice = self.shared.selector.choose().await;
+        let backend = choice.backend_for(asked)?;
+        let again = self.announce(backend);
+        let id = Uuid::now_v7();
+        self.begun = Some((Arc::clone(backend), id));
+        // A box made again is what it was when it was made first.
+        let spec = if again { &self.card.spec } else { asked };
+        let limit = self.shared.config.start_timeout;
+        let making = self.make(backend, id, spec);
+        let made = bounded(&**backend, "start", limit, making).await;
+        let (living, started) = match made.and_then(|made| made) {
+            Ok(made) => made,
+            Err(error) => {
+                let _ = self.stop().await;
+                return Err(error);
+            }
+        };
+        self.begun = None;
+        self.living = Some(living);
+        let now = UnixMs::now();
+        let mut live = self.card.live();
+        live.state = BoxState::Running;
+        live.backend_session_id = started.0;
+        live.facts = started.1;
+        live.last_used_at = now;
+        live.created_at = now;
+        Ok(())
+    }
+
+    /// Notes on the card that this backend starts the box. Whether there was one before.
+    fn announce(&self, backend: &Arc<dyn Backend>) -> bool {
+        let mut live = self.card.live();
+        let again = !live.backend_name.is_empty();
+        live.state = BoxState::Starting;
+        live.reason = None;
+        live.backend_name = backend.name().into();
+        again
+    }
+
+    /// Lets the backend make the box, and hears its agent.
+    async fn make(
+        &self,
+        backend: &Arc<dyn Backend>,
+        id: Uuid,
+        spec: &BoxSpec,
+    ) -> Result<(Living, (String, crate::Facts)), BoxError> {
+        let StartedBox {
+            backend_session_id,
+            connection,
+            facts,
+        } = backend.start(StartRequest::new(id, spec)).await?;
+        let mut limits = Limits::in_process();
+        limits.message_bytes = AGENT_MESSAGE_BYTES;
+        limits.heartbeat = self.shared.config.agent_heartbeat;
+        limits.in_flight = 4;
+        limits.open_streams = 0;
+        let options = Options {
+            limits,
+            dialect: Some(Dialect::JsonRpc),
+            ..Options::default()
+        };
+        let agent = Session::start_boxed(connection, self.shared.nothing.clone(), options);
+        let health = agent.peer().call::<AgentHealth>(&Empty {}).await;
+        match health {
+            Ok(health) if health.contract == AGENT_CONTRACT => {}
+            Ok(health) => {
+                return Err(BoxError::unavailable(format!(
+                    "the box's agent speaks contract {}, not {AGENT_CONTRACT}",
+                    health.contract
+                )));
+            }
+            Err(error) => {
+                return Err(BoxError::unavailable(format!(
+                    "the box's agent does not answer: {}",
+                    error.code()
+                )));
+            }
+        }
+        let living = Living {
+            backend: Arc::clone(backend),
+            id,
+            agent,
+            mounts: mounted(&spec.extra_mounts).cloned().collect(),
+        };
+        Ok((living, (backend_session_id, facts)))
+    }
+
+    /// Checks the mounts asked for against those there are, and adds what can be added.
+    async fn mount(&mut self, asked: &BoxSpec) -> Result<(), BoxError> {
+        let Some(living) = &mut self.living else {
+            return Ok(());
+        };
+        let may_add = living.backend.capabilities().adds_mounts;
+        let fixed = |mount: &&BoxMountSpec| !(may_add && mount.is_content_addressed());
+        let new: Vec<_> = mounted(&asked.extra_mounts)
+            .filter(|mount| !living.mounts.contains(mount))
+            .cloned()
+            .collect();
+        let has_all = |mut mounts: Vec<&BoxMountSpec>| {
+            mounts.retain(fixed);
+            mounts
+                .into_iter()
+                .all(|mount| asked.extra_mounts.contains(mount))
+        };
+        if new.iter().any(|mount| fixed(&mount)) || !has_all(living.mounts.iter().collect()) {
+            return Err(other_mounts(&self.card));
+        }
+        if new.is_empty() {
+            return Ok(());
+        }
+        let limit = self.shared.config.start_timeout;
+        let adding = living.backend.add_mounts(living.id, &new);
+        bounded(&*living.backend, "mount into", limit, adding).await??;
+        living.mounts.extend(new);
+        Ok(())
+    }
+
+    /// Ends the box, or what was begun of one.
+    pub(super) async fn stop(&mut self) -> Result<(), BoxError> {
+        let living = self.living.take().map(|living| {
+            living.agent.cut();
+            (living.backend, living.id)
+        });
+        let Some((backend, id)) = living.or(self.begun.take()) else {
+            return Ok(());
+        };
+        let limit = self.shared.config.stop_timeout;
+        let stopped = bounded(&*backend, "end", limit, backend.stop(id)).await;
+        let stopped = stopped.and_then(|stopped| stopped);
+        if let Err(error) = &stopped {
+            tracing::error!(session = %self.card.spec.session_id, box_id = %id, %error, "not stopped");
+        }
+        stopped
+    }
+}
+
+/// The mounts that are made at all.
+fn mounted(mounts: &[BoxMountSpec]) -> impl Iterator<Item = &BoxMountSpec> {
+    mounts
+        .iter()
+        .filter(|mount| mount.mode != HostPathMode::None)
+}
+
+fn other_mounts(card: &Card) -> BoxError {
+    let id = &card.spec.session_id;
+    BoxError::conflict(format!(
+        "Box session {id} already exists with other extra_mounts"
+    ))
+    .with_detail(&Detail {
+        field: Some("extra_mounts".to_owned()),
+        ..Detail::about(Subject::Box)
+    })
+}
+
+/// A backend's call that may neither hang nor panic, as far as anybody else can tell.
+async fn bounded<T>(
+    backend: &dyn Backend,
+    what: &str,
+    limit: Duration,
+    call: impl Future<Output = T>,
+) -> Result<T, BoxError> {
+    match timeout(limit, AssertUnwindSafe(call).catch_unwind()).await {
+        Ok(Ok(done)) => Ok(done),
+        Ok(Err(_)) => Err(BoxError::internal(format!(
+            "backend {} failed unexpectedly: it could not {what} the box",
+            backend.name()
+        ))),
+        Err(_) => Err(BoxError::timeout(format!(
+            "backend {} did not {what} the box within {} s",
+            backend.name(),
+            limit.as_secs_f64()
+        ))),
+    }
+}

@@ -1,0 +1,67 @@
+//! What is checked before an agent is believed. It lives with the guest, and the guest may be anybody.
+
+use box_protocol::actions::AgentCommand;
+use box_protocol::{BoxError, Code, CommandId, Exit};
+use box_rpc::{CallError, RpcError};
+
+/// The longest text of an agent's error that is passed on.
+const MESSAGE_CHARS: usize = 512;
+
+/// The highest number the system has for a signal.
+const LAST_SIGNAL: i32 = 64;
+
+/// The end of a command as its agent told it, if that can be.
+pub(super) fn end_of(told: &AgentCommand, asked: &CommandId) -> Result<Exit, String> {
+    if told.command_id != *asked {
+        return Err(nonsense("answered for another command"));
+    }
+    let Some(exit) = told.exit else {
+        return Err(nonsense("answered before the command's end"));
+    };
+    if exit.code.is_some_and(|code| !(0..=255).contains(&code)) {
+        return Err(nonsense("told an impossible exit code"));
+    }
+    if exit
+        .signal
+        .is_some_and(|signal| !(1..=LAST_SIGNAL).contains(&signal))
+    {
+        return Err(nonsense("told an impossible signal"));
+    }
+    Ok(exit)
+}
+
+/// What an agent's failure means: an error about the command, or the end of the box.
+pub(super) enum Failure {
+    Refused(BoxError),
+    Broken(String),
+}
+
+pub(super) fn failure(error: CallError) -> Failure {
+    match error {
+        CallError::Refused(refused) => match refused.code() {
+            Code::Validation | Code::Denied | Code::Capacity => Failure::Refused(retold(&refused)),
+            code => Failure::Broken(format!("the box's agent failed: {code}")),
+        },
+        CallError::TooLarge { .. } => Failure::Refused(error.into()),
+        CallError::Lost(_) | CallError::NotSent(_) => {
+            Failure::Broken("the box's agent is gone".to_owned())
+        }
+        CallError::Shape(_) => Failure::Broken(nonsense("gave an answer of the wrong shape")),
+        _ => Failure::Broken("the box's agent does not answer".to_owned()),
+    }
+}
+
+pub(super) fn nonsense(what: &str) -> String {
+    format!("the box's agent {what}")
+}
+
+/// The agent's own words, shortened and on one line; its details are dropped.
+fn retold(error: &RpcError) -> BoxError {
+    let message: String = error
+        .message()
+        .chars()
+        .map(|char| if char.is_control() { ' ' } else { char })
+        .take(MESSAGE_CHARS)
+        .collect();
+    BoxError::new(error.code(), message)
+}

@@ -1,0 +1,259 @@
+//! One exec: what the agent is asked, how long it is waited for, and what is made of its answer.
+
+use std::time::Duration;
+
+use box_protocol::actions::{
+    AgentCommand, AgentKill, AgentKillParams, AgentReply, AgentStart, AgentStartParams, Collected,
+    OutputMode, Stdin, View,
+};
+use box_protocol::{
+    BoxError, BoxExecutionResult, BoxSpec, CommandId, Env, ExecutionStatus, Exit, ExitWhy, Invalid,
+    PerStream, Program,
+};
+use box_rpc::{CallError, Peer};
+use tokio::time::{Instant, timeout, timeout_at};
+
+use super::body::Body;
+use super::doubt::{Failure, end_of, failure};
+use super::relay::Relay;
+use super::work::{Exec, Streaming};
+use crate::backend::guest_of;
+
+/// Bytes of each stream that a result holds; the rest is counted.
+pub(crate) const OUTPUT_BYTES: usize = 1024 * 1024;
+
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// What came of a command.
+pub(super) enum Ran {
+    Result(BoxExecutionResult),
+    /// The time is over, and the agent does not say so.
+    Silent(BoxExecutionResult),
+    /// Nothing ran; the box is fine.
+    Refused(BoxError),
+    /// The box is of no more use.
+    Broken(String),
+}
+
+/// What an agent is asked to run, and until when it is waited for.
+pub(super) struct Command {
+    params: Result<AgentStartParams, Invalid>,
+    id: CommandId,
+    limit: Duration,
+}
+
+/// What an agent answered, and how long that took.
+struct Told {
+    answer: AgentCommand,
+    duration: Duration,
+}
+
+impl Body {
+    /// The command for an exec. Its text and variables move into it.
+    pub(super) fn command(&self, exec: &mut Exec) -> Command {
+        let id = CommandId::fresh();
+        let limit = Duration::from_secs(exec.spec.timeout_sec);
+        let streamed = exec
+            .output
+            .as_ref()
+            .is_some_and(|output| output.view != View::None);
+        let reply = if streamed {
+            AgentReply::Streamed
+        } else {
+            AgentReply::Collected {
+                bytes: OUTPUT_BYTES as u64,
+            }
+        };
+        let cmd = std::mem::take(&mut exec.spec.cmd);
+        let (env, user) = self.environment(std::mem::take(&mut exec.spec.env));
+        let params = Program::argv(["sh".to_owned(), "-lc".to_owned(), cmd]).and_then(|program| {
+            Ok(AgentStartParams {
+                command_id: id.clone(),
+                program,
+                env: env?,
+                cwd: exec.spec.workdir.clone(),
+                make_cwd: true,
+                user,
+                stdin: Stdin::Closed,
+                output: OutputMode::Split,
+                pty: None,
+                timeout_ms: u64::try_from(limit.as_millis()).ok(),
+                log_bytes: None,
+                reply,
+            })
+        });
+        Command { params, id, limit }
+    }
+
+    /// The whole environment of a command, and who runs it. Nothing of the runtime's own gets in.
+    fn environment(&self, asked: Env) -> (Result<Env, Invalid>, Option<String>) {
+        let (user, home) = guest_of(&self.card.spec);
+        let defaults = self.card.live().defaults.clone();
+        let base = || {
+            let mut env = Env::new();
+            for (name, value) in [
+                ("PATH", PATH),
+                ("HOME", home),
+                ("USER", user),
+                ("LANG", "C.UTF-8"),
+                ("TERM", "dumb"),
+            ] {
+                env.insert(name, value)?;
+            }
+            Ok(env)
+        };
+        let defaults = defaults.map(|defaults| *defaults).unwrap_or_default();
+        let env = base().map(|mut env| {
+            env.extend(defaults.env);
+            env.extend(asked);
+            env
+        });
+        (env, defaults.user)
+    }
+
+    /// Runs a command to its end. Dropping the future kills it.
+    pub(super) async fn run(
+        &self,
+        command: &Command,
+        spec: &BoxSpec,
+        output: Option<&mut Streaming>,
+    ) -> Ran {
+        let Some(living) = &self.living else {
+            return Ran::Broken("there is no box".to_owned());
+        };
+        let params = match &command.params {
+            Ok(params) => params,
+            Err(invalid) => return Ran::Refused(invalid.clone().into()),
+        };
+        let peer = living.agent.peer();
+        let begun = Instant::now();
+        let patience = command
+            .limit
+            .saturating_add(self.shared.config.timeout_grace);
+        // Beyond what a clock can hold there is no limit.
+        let until = begun.checked_add(patience);
+        let answer = match output {
+            Some(output) if params.reply == AgentReply::Streamed => {
+                let relay = Relay::new(output, params, &spec.session_id);
+                relay
+                    .run(&peer, params, until, self.shared.config.timeout_grace)
+                    .await
+            }
+            _ => collect(&peer, params, until).await,
+        };
+        let told = match answer {
+            Ok(answer) => Told {
+                answer,
+                duration: begun.elapsed(),
+            },
+            Err(NoAnswer::Silent) => {
+                let exit = Exit::by_signal(9, ExitWhy::Timeout);
+                let result = self.result(spec, exit, begun.elapsed());
+                return result
+                    .map_or_else(Ran::Refused, |result| Ran::Silent(excused(result, spec)));
+            }
+            Err(NoAnswer::Failed(Failure::Refused(error))) => return Ran::Refused(error),
+            Err(NoAnswer::Failed(Failure::Broken(reason))) => return Ran::Broken(reason),
+        };
+        match end_of(&told.answer, &command.id) {
+            Ok(exit) => self.told(spec, exit, told),
+            Err(reason) => Ran::Broken(reason),
+        }
+    }
+
+    fn told(&self, spec: &BoxSpec, exit: Exit, told: Told) -> Ran {
+        let mut result = match self.result(spec, exit, told.duration) {
+            Ok(result) => result,
+            Err(error) => return Ran::Broken(error.message().to_owned()),
+        };
+        let Collected { stdout, stderr } = told.answer.collected.unwrap_or_default();
+        let PerStream {
+            stdout: mut stdout_dropped,
+            stderr: mut stderr_dropped,
+        } = told.answer.dropped;
+        result = result.with_output(
+            clipped(&stdout, &mut stdout_dropped),
+            clipped(&stderr, &mut stderr_dropped),
+        );
+        result.stdout_dropped = stdout_dropped;
+        result.stderr_dropped = stderr_dropped;
+        Ran::Result(excused(result, spec))
+    }
+
+    fn result(
+        &self,
+        spec: &BoxSpec,
+        exit: Exit,
+        duration: Duration,
+    ) -> Result<BoxExecutionResult, BoxError> {
+        let backend = self.card.live().backend_name.clone();
+        let duration = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+        BoxExecutionResult::new(spec.session_id.clone(), &*backend, exit, duration)
+    }
+
+    /// Waits until nothing is left of a command whose call was dropped, so that the next one does not
+    /// meet it. The reason if the agent cannot do that.
+    pub(super) async fn confirm_killed(&self, command: &Command) -> Result<(), String> {
+        let Some(living) = &self.living else {
+            return Ok(());
+        };
+        let params = AgentKillParams {
+            command_id: command.id.clone(),
+            signal: "KILL".to_owned(),
+            grace_ms: 0,
+        };
+        let peer = living.agent.peer();
+        let killed = peer.call::<AgentKill>(&params);
+        match timeout(self.shared.config.stop_timeout, killed).await {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(CallError::Refused(error))) if error.code() == box_protocol::Code::NotFound => {
+                Ok(())
+            }
+            Ok(Err(error)) => Err(format!("the box's agent cannot kill: {}", error.code())),
+            Err(_) => Err("the box's agent does not kill in time".to_owned()),
+        }
+    }
+}
+
+/// Why there is no answer.
+pub(super) enum NoAnswer {
+    Silent,
+    Failed(Failure),
+}
+
+impl From<CallError> for NoAnswer {
+    fn from(error: CallError) -> Self {
+        Self::Failed(failure(error))
+    }
+}
+
+async fn collect(
+    peer: &Peer,
+    params: &AgentStartParams,
+    until: Option<Instant>,
+) -> Result<AgentCommand, NoAnswer> {
+    let call = peer.call::<AgentStart>(params);
+    let answer = match until {
+        Some(until) => timeout_at(until, call)
+            .await
+            .map_err(|_| NoAnswer::Silent)?,
+        None => call.await,
+    };
+    Ok(answer?)
+}
+
+/// The first of an output as text; `dropped` grows by what is cut off.
+fn clipped(bytes: &[u8], dropped: &mut u64) -> String {
+    let kept = &bytes[..bytes.len().min(OUTPUT_BYTES)];
+    let over = u64::try_from(bytes.len() - kept.len()).unwrap_or(u64::MAX);
+    *dropped = dropped.saturating_add(over);
+    String::from_utf8_lossy(kept).into_owned()
+}
+
+/// A timed-out command that said nothing about it gets a word of ours.
+fn excused(mut result: BoxExecutionResult, spec: &BoxSpec) -> BoxExecutionResult {
+    if result.status == ExecutionStatus::TimedOut && result.stderr.is_empty() {
+        result.stderr = format!("Command timed out after {} seconds.", spec.timeout_sec);
+    }
+    result
+}

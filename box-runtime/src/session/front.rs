@@ -1,0 +1,302 @@
+//! The front of a session: its mailbox, the lane in which calls wait, and its clock. It listens while
+//! the box behind it is busy.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use box_protocol::actions::BoxCreateResult;
+use box_protocol::error::{Detail, Subject};
+use box_protocol::{
+    BoxError, BoxExecutionResult, BoxSpec, BoxState, SessionId, UnixMs, first_conflict,
+};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, Sleep, sleep_until};
+
+use super::work::{Create, Delete, Reply, Work};
+use super::{Card, Shared};
+
+/// Why a session ends now, whatever it does.
+pub(super) enum Over {
+    /// A delete that waits for nothing.
+    Deleted(Box<Delete>),
+    /// Its time is over.
+    Expired,
+    /// The table let go of it.
+    Closed,
+}
+
+impl Over {
+    /// What a running command's caller is told.
+    pub(super) fn what_it_did_to(&self, session_id: &SessionId) -> BoxError {
+        let did = match self {
+            Self::Deleted(_) => "was deleted",
+            Self::Expired => "expired",
+            Self::Closed => {
+                return BoxError::unavailable(format!(
+                    "Box session {session_id} was ended while the command ran: the runtime is shutting down"
+                ));
+            }
+        };
+        BoxError::conflict(format!(
+            "Box session {session_id} {did} while the command ran"
+        ))
+    }
+}
+
+/// What ended a rest.
+pub(super) enum Rested {
+    Work,
+    Broken(String),
+    Over(Over),
+}
+
+/// What came of a job.
+pub(super) enum During<T> {
+    Done(T),
+    CallerGone,
+    Over(Over),
+}
+
+pub(super) struct Front {
+    mailbox: mpsc::Receiver<Work>,
+    lane: VecDeque<Work>,
+    card: Arc<Card>,
+    shared: Arc<Shared>,
+    clock: Clock,
+    /// A delete waits in the lane: what comes after it is for another box.
+    deleting: bool,
+}
+
+/// When the session ends by itself.
+struct Clock {
+    /// Set to some moment not after the next one that matters, so that an exec need not touch it.
+    alarm: Pin<Box<Sleep>>,
+    last_used: Instant,
+    idle: Option<Duration>,
+    expires: Option<Instant>,
+}
+
+impl Clock {
+    fn new(shared: &Shared, card: &Card) -> Self {
+        let now = Instant::now();
+        let mut clock = Self {
+            alarm: Box::pin(sleep_until(now)),
+            last_used: now,
+            idle: None,
+            expires: None,
+        };
+        clock.set(shared, card);
+        clock
+    }
+
+    fn set(&mut self, shared: &Shared, card: &Card) {
+        let lifetime = card.live().lifetime.clone().unwrap_or_default();
+        let idle = lifetime
+            .idle_ms
+            .map_or(shared.config.session_ttl, Duration::from_millis);
+        self.idle = (!card.spec.persistent).then_some(idle);
+        self.expires = lifetime
+            .expires_at
+            .and_then(|at| Instant::now().checked_add(at.since(UnixMs::now())));
+        let first = [self.idle_end(), self.expires].into_iter().flatten().min();
+        if let Some(first) = first {
+            self.alarm.as_mut().reset(first);
+        }
+    }
+
+    fn idle_end(&self) -> Option<Instant> {
+        self.idle.and_then(|idle| self.last_used.checked_add(idle))
+    }
+
+    /// Returns once the session's time is over; `idle` if idleness counts now.
+    async fn strike(&mut self, idle: bool) {
+        loop {
+            let idle_end = self.idle_end().filter(|_| idle);
+            let Some(end) = [idle_end, self.expires].into_iter().flatten().min() else {
+                return std::future::pending().await;
+            };
+            if Instant::now() >= end {
+                return;
+            }
+            if self.alarm.is_elapsed() || self.alarm.deadline() > end {
+                self.alarm.as_mut().reset(end);
+            }
+            self.alarm.as_mut().await;
+        }
+    }
+}
+
+impl Front {
+    pub(super) fn new(
+        shared: &Arc<Shared>,
+        card: &Arc<Card>,
+        mailbox: mpsc::Receiver<Work>,
+    ) -> Self {
+        Self {
+            mailbox,
+            lane: VecDeque::new(),
+            card: Arc::clone(card),
+            shared: Arc::clone(shared),
+            clock: Clock::new(shared, card),
+            deleting: false,
+        }
+    }
+
+    /// What has waited longest.
+    pub(super) fn next_work(&mut self) -> Option<Work> {
+        let work = self.lane.pop_front();
+        if self.lane.is_empty() {
+            // A burst leaves no memory behind.
+            self.lane.shrink_to(0);
+        }
+        work
+    }
+
+    /// The box has had work until now.
+    pub(super) fn used(&mut self) {
+        self.clock.last_used = Instant::now();
+    }
+
+    /// Waits for work while nothing is to be done.
+    pub(super) async fn rest(&mut self, broken: impl Future<Output = String>) -> Rested {
+        tokio::select! {
+            biased;
+            work = self.mailbox.recv() => match work {
+                Some(work) => {
+                    self.take(work);
+                    Rested::Work
+                }
+                None => Rested::Over(Over::Closed),
+            },
+            reason = broken => Rested::Broken(reason),
+            () = self.clock.strike(true) => Rested::Over(Over::Expired),
+        }
+    }
+
+    /// Does a job, and listens meanwhile. The job is dropped if its caller is gone or the session is
+    /// over.
+    pub(super) async fn during<T>(
+        &mut self,
+        job: impl Future<Output = T>,
+        caller: Option<&mut Reply<BoxExecutionResult>>,
+    ) -> During<T> {
+        let mut job = std::pin::pin!(job);
+        let mut gone = std::pin::pin!(async {
+            match caller {
+                Some(reply) => reply.closed().await,
+                None => std::future::pending().await,
+            }
+        });
+        loop {
+            tokio::select! {
+                biased;
+                done = &mut job => return During::Done(done),
+                () = &mut gone => return During::CallerGone,
+                work = self.mailbox.recv() => match work {
+                    Some(Work::Delete(delete)) if delete.force => {
+                        return During::Over(Over::Deleted(delete));
+                    }
+                    Some(work) => self.take(work),
+                    None => return During::Over(Over::Closed),
+                },
+                () = self.clock.strike(false) => return During::Over(Over::Expired),
+            }
+        }
+    }
+
+    /// Puts a call into the lane, or answers it where that needs no waiting.
+    fn take(&mut self, work: Work) {
+        if matches!(work, Work::NewLifetime) {
+            return self.clock.set(&self.shared, &self.card);
+        }
+        let limit = self.shared.config.queued_calls;
+        if self.lane.len() >= limit {
+            return work.refuse(queue_full(limit));
+        }
+        if !self.deleting {
+            if let Some(error) = work.spec().and_then(|spec| misfit(&self.card, spec)) {
+                return work.refuse(error);
+            }
+            if let Work::Create(create) = work {
+                return self.take_create(create);
+            }
+        }
+        self.deleting |= matches!(work, Work::Delete(_));
+        self.lane.push_back(work);
+    }
+
+    /// A create need not wait for an exec: what is busy is there.
+    fn take_create(&mut self, create: Box<Create>) {
+        let live = self.card.live();
+        let busy =
+            live.state == BoxState::Running && live.lane == box_protocol::LaneStatus::Running;
+        drop(live);
+        if !busy || !create.spec.extra_mounts.is_empty() {
+            return self.lane.push_back(Work::Create(create));
+        }
+        let _ = create.reply.send(Ok(BoxCreateResult {
+            info: self.card.info(),
+            existed: true,
+        }));
+    }
+
+    /// Gives up what a call waited for: it goes first when the session is made anew.
+    pub(super) fn put_back(&mut self, work: Work) {
+        self.lane.push_front(work);
+    }
+
+    /// Answers everybody who waits for a box.
+    pub(super) fn refuse_waiting(&mut self, error: &BoxError) {
+        while let Ok(work) = self.mailbox.try_recv() {
+            self.take(work);
+        }
+        let (waiting, others) = self
+            .lane
+            .drain(..)
+            .partition::<Vec<_>, _>(|work| work.spec().is_some());
+        for work in waiting {
+            work.refuse(error.clone());
+        }
+        self.lane.extend(others);
+    }
+
+    /// Takes no more calls. What is left is for the next session of this id.
+    pub(super) fn close(&mut self) -> Vec<Work> {
+        self.mailbox.close();
+        let mut left: Vec<_> = self.lane.drain(..).collect();
+        while let Ok(work) = self.mailbox.try_recv() {
+            left.push(work);
+        }
+        left
+    }
+}
+
+pub(crate) fn queue_full(limit: usize) -> BoxError {
+    BoxError::capacity(format!(
+        "{limit} calls wait for this box already (queued_calls)"
+    ))
+    .with_detail(&Detail {
+        limit: Some("queued_calls".to_owned()),
+        max: u64::try_from(limit).ok(),
+        ..Detail::default()
+    })
+}
+
+/// Why the box cannot serve this spec.
+fn misfit(card: &Card, asked: &BoxSpec) -> Option<BoxError> {
+    let id = &card.spec.session_id;
+    if let Some(conflict) = first_conflict(&card.spec, asked) {
+        return Some(conflict.into_error(id));
+    }
+    (card.world() != asked.extras.world.unwrap_or_default()).then(|| {
+        BoxError::conflict(format!("Box session {id} already exists in another world")).with_detail(
+            &Detail {
+                field: Some("world".to_owned()),
+                ..Detail::about(Subject::Box)
+            },
+        )
+    })
+}

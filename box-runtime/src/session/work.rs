@@ -1,0 +1,88 @@
+//! What a session is asked to do.
+
+use box_protocol::actions::{
+    BoxCreateResult, BoxDeleteResult, CommandChunk, OnDisconnect, OnTimeout, View,
+};
+use box_protocol::{BoxError, BoxExecutionResult, BoxSpec, SessionId};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::caller::Caller;
+
+/// Where the answer to a call goes.
+pub(crate) type Reply<T> = oneshot::Sender<Result<T, BoxError>>;
+
+/// A call on its way to a session. Two words, so that a mailbox is small.
+pub(crate) enum Work {
+    Exec(Box<Exec>),
+    Create(Box<Create>),
+    Delete(Box<Delete>),
+    /// The lifetime on the card is another one.
+    NewLifetime,
+}
+
+pub(crate) struct Exec {
+    pub(crate) caller: Caller,
+    pub(crate) spec: BoxSpec,
+    pub(crate) on_timeout: OnTimeout,
+    pub(crate) on_disconnect: OnDisconnect,
+    pub(crate) output: Option<Streaming>,
+    pub(crate) reply: Reply<BoxExecutionResult>,
+}
+
+/// Output that is wanted while the command runs.
+pub(crate) struct Streaming {
+    pub(crate) view: View,
+    pub(crate) chunks: mpsc::Sender<CommandChunk>,
+}
+
+pub(crate) struct Create {
+    pub(crate) caller: Caller,
+    pub(crate) spec: BoxSpec,
+    pub(crate) must_be_new: bool,
+    pub(crate) reply: Reply<BoxCreateResult>,
+}
+
+pub(crate) struct Delete {
+    pub(crate) caller: Caller,
+    pub(crate) session_id: SessionId,
+    pub(crate) force: bool,
+    pub(crate) reply: Reply<BoxDeleteResult>,
+}
+
+impl Exec {
+    /// Nobody waits for it any more, and it shall not run for nobody.
+    pub(crate) fn is_withdrawn(&self) -> bool {
+        self.on_disconnect == OnDisconnect::Kill && self.reply.is_closed()
+    }
+}
+
+impl Work {
+    /// The session it is for, and who asks. Nobody in particular asks for a new lifetime.
+    pub(crate) fn subject(&self) -> Option<(&SessionId, &Caller)> {
+        match self {
+            Self::Exec(exec) => Some((&exec.spec.session_id, &exec.caller)),
+            Self::Create(create) => Some((&create.spec.session_id, &create.caller)),
+            Self::Delete(delete) => Some((&delete.session_id, &delete.caller)),
+            Self::NewLifetime => None,
+        }
+    }
+
+    /// What the box must be for it; a delete does not care.
+    pub(crate) fn spec(&self) -> Option<&BoxSpec> {
+        match self {
+            Self::Exec(exec) => Some(&exec.spec),
+            Self::Create(create) => Some(&create.spec),
+            Self::Delete(_) | Self::NewLifetime => None,
+        }
+    }
+
+    /// Answers it with an error. Nobody to hear it is fine.
+    pub(crate) fn refuse(self, error: BoxError) {
+        match self {
+            Self::Exec(exec) => drop(exec.reply.send(Err(error))),
+            Self::Create(create) => drop(create.reply.send(Err(error))),
+            Self::Delete(delete) => drop(delete.reply.send(Err(error))),
+            Self::NewLifetime => {}
+        }
+    }
+}

@@ -1,0 +1,509 @@
+//! The actor that owns the table of sessions. It finds or makes the session a call is for and hands
+//! the call over; it waits for nobody, so no box can hold up another.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use box_protocol::actions::{BoxUpdateParams, SystemShutdownResult};
+use box_protocol::error::{Detail, Subject};
+use box_protocol::{BoxError, BoxSessionInfo, BoxState, Name, SessionId, World};
+use serde_json::{Map, Value};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, sleep_until};
+
+use crate::caller::Caller;
+use crate::card::Card;
+use crate::session::{self, Shared, Work, queue_full};
+
+/// The most bytes of configuration that are kept for one caller.
+const CONFIGURATION_BYTES: usize = 256 * 1024;
+
+/// What the table is asked.
+pub(crate) enum Ask {
+    /// Give this to its session.
+    Work(Work),
+    Find {
+        session_id: SessionId,
+        caller: Caller,
+        reply: oneshot::Sender<Result<Arc<Card>, BoxError>>,
+    },
+    /// Everything the caller sees.
+    All {
+        caller: Caller,
+        reply: oneshot::Sender<Vec<Arc<Card>>>,
+    },
+    Count {
+        caller: Caller,
+        reply: oneshot::Sender<Count>,
+    },
+    Update {
+        caller: Caller,
+        params: Box<BoxUpdateParams>,
+        reply: oneshot::Sender<Result<BoxSessionInfo, BoxError>>,
+    },
+    Configure {
+        caller: Caller,
+        members: Map<String, Value>,
+        reply: oneshot::Sender<Result<(), BoxError>>,
+    },
+    Shutdown {
+        caller: Caller,
+        exit: bool,
+        until: Instant,
+        reply: oneshot::Sender<Result<SystemShutdownResult, BoxError>>,
+    },
+    /// A session's last word, and the calls it did not begin.
+    Ended { card: Arc<Card>, left: Vec<Work> },
+}
+
+/// How many sessions there are.
+pub(crate) struct Count {
+    pub(crate) seen: usize,
+    pub(crate) all: usize,
+}
+
+pub(crate) struct Table {
+    shared: Arc<Shared>,
+    mailbox: mpsc::Receiver<Ask>,
+    me: mpsc::WeakSender<Ask>,
+    entries: HashMap<SessionId, Entry>,
+    names: HashMap<NameKey, SessionId>,
+    closings: Vec<Closing>,
+    configuration: HashMap<Arc<str>, Map<String, Value>>,
+    exited: watch::Sender<bool>,
+}
+
+/// A name is unique within its owner's boxes of one world.
+type NameKey = (Arc<str>, World, Name);
+
+struct Entry {
+    card: Arc<Card>,
+    /// The only sender: letting go of it ends the session.
+    mailbox: Option<mpsc::Sender<Work>>,
+    /// Calls that came after the session had stopped listening.
+    waiting: Vec<Work>,
+    task: AbortHandle,
+}
+
+/// A shutdown under way.
+struct Closing {
+    caller: Caller,
+    until: Instant,
+    left: usize,
+    ended: u64,
+    reply: oneshot::Sender<Result<SystemShutdownResult, BoxError>>,
+}
+
+impl Table {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        mailbox: mpsc::Receiver<Ask>,
+        me: mpsc::WeakSender<Ask>,
+        exited: watch::Sender<bool>,
+    ) -> Self {
+        Self {
+            shared,
+            mailbox,
+            me,
+            entries: HashMap::new(),
+            names: HashMap::new(),
+            closings: Vec::new(),
+            configuration: HashMap::new(),
+            exited,
+        }
+    }
+
+    /// Serves until the last handle is dropped, which ends every session.
+    pub(crate) async fn run(mut self) {
+        loop {
+            let until = self.closings.iter().map(|closing| closing.until).min();
+            let deadline = async {
+                match until {
+                    Some(until) => sleep_until(until).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                ask = self.mailbox.recv() => match ask {
+                    Some(ask) => self.answer(ask),
+                    None => return,
+                },
+                () = deadline => self.give_up(),
+            }
+        }
+    }
+
+    fn answer(&mut self, ask: Ask) {
+        match ask {
+            Ask::Work(work) => self.route(work),
+            Ask::Find {
+                session_id,
+                caller,
+                reply,
+            } => {
+                let found = self
+                    .find(&session_id, &caller)
+                    .map(|entry| Arc::clone(&entry.card));
+                let _ = reply.send(found);
+            }
+            Ask::All { caller, reply } => {
+                let _ = reply.send(self.seen_by(&caller).map(Arc::clone).collect());
+            }
+            Ask::Count { caller, reply } => {
+                let seen = if caller.sees_all {
+                    self.entries.len()
+                } else {
+                    self.seen_by(&caller).count()
+                };
+                let all = self.entries.len();
+                let _ = reply.send(Count { seen, all });
+            }
+            Ask::Update {
+                caller,
+                params,
+                reply,
+            } => {
+                let _ = reply.send(self.update(&caller, *params));
+            }
+            Ask::Configure {
+                caller,
+                members,
+                reply,
+            } => {
+                let _ = reply.send(self.configure(&caller, members));
+            }
+            Ask::Shutdown {
+                caller,
+                exit,
+                until,
+                reply,
+            } => self.shutdown(caller, exit, until, reply),
+            Ask::Ended { card, left } => self.ended(&card, left),
+        }
+    }
+
+    fn seen_by<'a>(&'a self, caller: &'a Caller) -> impl Iterator<Item = &'a Arc<Card>> {
+        self.entries
+            .values()
+            .map(|entry| &entry.card)
+            .filter(|card| caller.sees(&card.owner))
+    }
+
+    fn find(&self, id: &SessionId, caller: &Caller) -> Result<&Entry, BoxError> {
+        self.entries
+            .get(id)
+            .filter(|entry| caller.sees(&entry.card.owner))
+            .ok_or_else(|| not_found(id))
+    }
+
+    /// Gives a call to its session, which is made if the call can make it.
+    fn route(&mut self, work: Work) {
+        let Some((id, caller)) = work.subject() else {
+            return;
+        };
+        let id = id.clone();
+        if let Err(error) = self.admit(&work, &id, caller) {
+            return work.refuse(error);
+        }
+        match self.entries.get_mut(&id) {
+            Some(entry) => {
+                let limit = self.shared.config.queued_calls;
+                entry.give(work, limit);
+            }
+            None => self.make(work),
+        }
+    }
+
+    /// Whether a call may go to its session.
+    fn admit(&self, work: &Work, id: &SessionId, caller: &Caller) -> Result<(), BoxError> {
+        if self.is_closing_for(&caller.name) {
+            return Err(BoxError::unavailable("Box runtime is shutting down"));
+        }
+        if let Some(entry) = self.entries.get(id) {
+            if !caller.sees(&entry.card.owner) {
+                return Err(not_found(id));
+            }
+            if matches!(work, Work::Create(create) if create.must_be_new) {
+                return Err(
+                    BoxError::conflict(format!("Box session {id} already exists"))
+                        .with_detail(&Detail::about(Subject::Box)),
+                );
+            }
+            return Ok(());
+        }
+        let Some(spec) = work.spec() else {
+            return Err(not_found(id));
+        };
+        let limit = self.shared.config.max_sessions;
+        if self.entries.len() >= limit {
+            return Err(
+                BoxError::capacity(format!("Box session capacity reached ({limit})")).with_detail(
+                    &Detail {
+                        limit: Some("max_sessions".to_owned()),
+                        max: u64::try_from(limit).ok(),
+                        ..Detail::about(Subject::Box)
+                    },
+                ),
+            );
+        }
+        if let Some(name) = &spec.extras.name {
+            let world = spec.extras.world.unwrap_or_default();
+            self.name_is_free(&(Arc::clone(&caller.name), world, name.clone()))?;
+        }
+        Ok(())
+    }
+
+    fn name_is_free(&self, key: &NameKey) -> Result<(), BoxError> {
+        if !self.names.contains_key(key) {
+            return Ok(());
+        }
+        Err(
+            BoxError::conflict(format!("the name {} is taken by another box", key.2)).with_detail(
+                &Detail {
+                    field: Some("name".to_owned()),
+                    ..Detail::about(Subject::Box)
+                },
+            ),
+        )
+    }
+
+    /// Makes the session for a call, and gives it the call.
+    fn make(&mut self, work: Work) {
+        let (Some((id, caller)), Some(spec)) = (work.subject(), work.spec()) else {
+            return;
+        };
+        let id = id.clone();
+        let card = Arc::new(Card::new(Arc::clone(&caller.name), spec));
+        if let Some(name) = card.live().name.clone() {
+            self.names
+                .insert((Arc::clone(&card.owner), card.world(), name), id.clone());
+        }
+        let limit = self.shared.config.queued_calls;
+        let (sender, mailbox) = mpsc::channel(limit.max(1));
+        let (shared, table) = (Arc::clone(&self.shared), self.me.clone());
+        let living = session::live(shared, Arc::clone(&card), mailbox, table);
+        let mut entry = Entry {
+            card,
+            mailbox: Some(sender),
+            waiting: Vec::new(),
+            task: tokio::spawn(living).abort_handle(),
+        };
+        entry.give(work, limit);
+        self.entries.insert(id, entry);
+    }
+
+    fn update(
+        &mut self,
+        caller: &Caller,
+        params: BoxUpdateParams,
+    ) -> Result<BoxSessionInfo, BoxError> {
+        let entry = self.find(&params.session_id, caller)?;
+        let card = Arc::clone(&entry.card);
+        let new_lifetime = params.lifetime.is_some();
+        if card.live().state == BoxState::Failed {
+            let message = format!("Box session {} has failed", params.session_id);
+            return Err(BoxError::conflict(message).with_detail(&Detail::about(Subject::Box)));
+        }
+        let key = |name| (Arc::clone(&card.owner), card.world(), name);
+        if let Some(name) = params.name {
+            let old = card.live().name.clone();
+            if old.as_ref() != Some(&name) {
+                self.name_is_free(&key(name.clone()))?;
+                if let Some(old) = old {
+                    self.names.remove(&key(old));
+                }
+                self.names
+                    .insert(key(name.clone()), params.session_id.clone());
+                card.live().name = Some(name);
+            }
+        }
+        {
+            let mut live = card.live();
+            for (label, value) in params.labels {
+                match value {
+                    Some(value) => live.labels.insert(label, value),
+                    None => live.labels.remove(&label),
+                };
+            }
+            live.note = params.note.or(live.note.take());
+            live.lifetime = params.lifetime.map(Box::new).or(live.lifetime.take());
+            live.defaults = params.defaults.map(Box::new).or(live.defaults.take());
+        }
+        if new_lifetime && let Some(entry) = self.entries.get(&params.session_id) {
+            entry.nudge();
+        }
+        Ok(card.info())
+    }
+
+    fn configure(&mut self, caller: &Caller, members: Map<String, Value>) -> Result<(), BoxError> {
+        let kept = self
+            .configuration
+            .entry(Arc::clone(&caller.name))
+            .or_default();
+        let mut merged = kept.clone();
+        merged.extend(members);
+        let size = serde_json::to_string(&merged).map_or(usize::MAX, |text| text.len());
+        if size > CONFIGURATION_BYTES {
+            return Err(BoxError::limit(
+                box_protocol::Code::TooLarge,
+                "configuration",
+                "configuration_bytes",
+                CONFIGURATION_BYTES,
+            ));
+        }
+        *kept = merged;
+        Ok(())
+    }
+
+    /// Whether somebody shuts down what this owner has.
+    fn is_closing_for(&self, owner: &str) -> bool {
+        *self.exited.borrow()
+            || self
+                .closings
+                .iter()
+                .any(|closing| closing.caller.sees(owner))
+    }
+
+    /// Lets go of every session the caller sees; the answer is given when the last has ended.
+    fn shutdown(
+        &mut self,
+        caller: Caller,
+        exit: bool,
+        until: Instant,
+        reply: oneshot::Sender<Result<SystemShutdownResult, BoxError>>,
+    ) {
+        if exit && !caller.sees_all {
+            let _ = reply.send(Err(BoxError::denied(
+                "only a local caller may end the server",
+            )));
+            return;
+        }
+        if exit {
+            self.exited.send_replace(true);
+        }
+        let mut left = 0;
+        for entry in self.entries.values_mut() {
+            if caller.sees(&entry.card.owner) {
+                entry.mailbox = None;
+                left += 1;
+            }
+        }
+        let closing = Closing {
+            caller,
+            until,
+            left,
+            ended: 0,
+            reply,
+        };
+        if left == 0 {
+            closing.answer();
+        } else {
+            self.closings.push(closing);
+        }
+    }
+
+    /// Ends the shutdowns whose time is over: whatever still hangs is left to its backend.
+    fn give_up(&mut self) {
+        let now = Instant::now();
+        let (over, going): (Vec<_>, Vec<_>) = std::mem::take(&mut self.closings)
+            .into_iter()
+            .partition(|closing| closing.until <= now);
+        self.closings = going;
+        for closing in over {
+            let stuck: Vec<_> = self.seen_by(&closing.caller).map(Arc::clone).collect();
+            tracing::error!(
+                count = stuck.len(),
+                "boxes did not end in time and are given up"
+            );
+            for card in stuck {
+                if let Some(entry) = self.remove(&card) {
+                    entry.task.abort();
+                    for work in entry.waiting {
+                        work.refuse(BoxError::unavailable("Box runtime is shutting down"));
+                    }
+                }
+            }
+            closing.answer();
+        }
+    }
+
+    fn remove(&mut self, card: &Arc<Card>) -> Option<Entry> {
+        let id = &card.spec.session_id;
+        // Another session may have this id by now.
+        self.entries
+            .get(id)
+            .filter(|entry| Arc::ptr_eq(&entry.card, card))?;
+        if let Some(name) = card.live().name.clone() {
+            self.names
+                .remove(&(Arc::clone(&card.owner), card.world(), name));
+        }
+        for closing in &mut self.closings {
+            if closing.caller.sees(&card.owner) {
+                closing.left = closing.left.saturating_sub(1);
+            }
+        }
+        self.entries.remove(id)
+    }
+
+    /// A session has ended: calls it did not begin go to a new one.
+    fn ended(&mut self, card: &Arc<Card>, left: Vec<Work>) {
+        let entry = self.remove(card);
+        let waiting = entry.map(|entry| entry.waiting).unwrap_or_default();
+        for work in left.into_iter().chain(waiting) {
+            self.route(work);
+        }
+        for closing in &mut self.closings {
+            closing.ended += u64::from(closing.caller.sees(&card.owner));
+        }
+        let (done, going): (Vec<_>, Vec<_>) = std::mem::take(&mut self.closings)
+            .into_iter()
+            .partition(|closing| closing.left == 0);
+        self.closings = going;
+        for closing in done {
+            closing.answer();
+        }
+    }
+}
+
+impl Entry {
+    /// Hands a call over without waiting.
+    fn give(&mut self, work: Work, limit: usize) {
+        let work = match &self.mailbox {
+            None => work,
+            Some(mailbox) => match mailbox.try_send(work) {
+                Ok(()) => return,
+                Err(mpsc::error::TrySendError::Full(work)) => {
+                    return work.refuse(queue_full(limit));
+                }
+                Err(mpsc::error::TrySendError::Closed(work)) => work,
+            },
+        };
+        if self.waiting.len() < limit {
+            self.waiting.push(work);
+        } else {
+            work.refuse(queue_full(limit));
+        }
+    }
+
+    /// Tells the session that its lifetime has changed. One too busy to hear it looks by itself.
+    fn nudge(&self) {
+        if let Some(mailbox) = &self.mailbox {
+            let _ = mailbox.try_send(Work::NewLifetime);
+        }
+    }
+}
+
+impl Closing {
+    fn answer(self) {
+        let _ = self
+            .reply
+            .send(Ok(SystemShutdownResult { ended: self.ended }));
+    }
+}
+
+fn not_found(id: &SessionId) -> BoxError {
+    BoxError::not_found(format!("Box session {id} not found"))
+        .with_detail(&Detail::about(Subject::Box))
+}

@@ -1,0 +1,146 @@
+//! An agent lives with the guest: nothing it says is believed unchecked.
+
+use box_protocol::{BoxError, BoxState, Code, CommandId, Exit, ExitWhy};
+use box_runtime::fake::Reply;
+
+use super::world::{code, seconds, settle, world};
+
+#[tokio::test(start_paused = true)]
+async fn nonsense_fails_the_box_and_the_next_call_makes_another() {
+    let w = world();
+    let lies: Vec<(&str, Reply)> = vec![
+        (
+            "another command's end",
+            Reply::default().tamper(|mut told| {
+                told.command_id = CommandId::fresh();
+                told
+            }),
+        ),
+        (
+            "no end",
+            Reply::default().tamper(|mut told| {
+                told.exit = None;
+                told
+            }),
+        ),
+        ("an impossible code", Reply::default().exit(70_000)),
+        ("a negative code", Reply::default().exit(-1)),
+        ("an impossible signal", Reply::default().signal(i32::MAX)),
+        (
+            "an end nobody saw",
+            Reply::default().tamper(|mut told| {
+                told.exit = Some(Exit {
+                    code: None,
+                    signal: None,
+                    why: ExitWhy::Lost,
+                });
+                told
+            }),
+        ),
+        (
+            "a message beyond its limit",
+            Reply::default().tamper(|mut told| {
+                let stdout = vec![0; 8 * 1024 * 1024];
+                told.collected = Some(box_protocol::actions::Collected {
+                    stdout: stdout.into(),
+                    ..Default::default()
+                });
+                told
+            }),
+        ),
+        (
+            "an internal error",
+            Reply::refuse(BoxError::internal("oops")),
+        ),
+        (
+            "an unknown session",
+            Reply::refuse(BoxError::not_found("Box session x not found")),
+        ),
+    ];
+    for (at, (lie, reply)) in lies.into_iter().enumerate() {
+        w.backend.next_command(reply);
+        assert_eq!(code(w.exec("s", "job").await), Code::Unavailable, "{lie}");
+        let info = w.get("s").await.unwrap();
+        assert_eq!(info.state, BoxState::Failed, "{lie}");
+        assert!(info.reason.is_some());
+        assert_eq!(w.backend.running(), 0);
+        w.exec("s", "again").await.unwrap();
+        assert_eq!(w.get("s").await.unwrap().state, BoxState::Running);
+        assert_eq!(w.backend.starts().len(), at + 2);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn more_output_than_asked_for_is_cut_and_counted() {
+    let w = world();
+    w.backend.next_command(Reply::default().tamper(|mut told| {
+        let stdout = vec![b'x'; 1024 * 1024 + 10];
+        told.collected = Some(box_protocol::actions::Collected {
+            stdout: stdout.into(),
+            ..Default::default()
+        });
+        told.dropped.stdout = u64::MAX - 3;
+        told
+    }));
+    let result = w.exec("s", "job").await.unwrap();
+    assert_eq!(
+        (result.stdout.len(), result.stdout_dropped),
+        (1024 * 1024, u64::MAX)
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_agent_that_dies_during_an_exec_fails_the_box() {
+    let w = world();
+    w.backend
+        .next_command(Reply::default().takes(seconds(1)).dies());
+    let error = w.exec("s", "job").await.unwrap_err();
+    assert_eq!(error.code(), Code::Unavailable);
+    let info = w.get("s").await.unwrap();
+    assert_eq!(
+        (info.state, info.reason.as_deref()),
+        (BoxState::Failed, Some(error.message()))
+    );
+    w.exec("s", "again").await.unwrap();
+    assert_eq!(w.backend.starts().len(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_agent_that_dies_while_idle_fails_the_box_at_once() {
+    let w = world();
+    w.exec("s", "true").await.unwrap();
+    w.backend.cut_agent("s");
+    settle().await;
+    assert_eq!(w.get("s").await.unwrap().state, BoxState::Failed);
+    assert_eq!(w.backend.stops(), ["s"]);
+    w.exec("s", "true").await.unwrap();
+    assert_eq!(w.get("s").await.unwrap().reason, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_box_is_forgotten_in_time_and_can_be_deleted() {
+    let w = world();
+    for session in ["a", "b"] {
+        w.exec(session, "true").await.unwrap();
+        w.backend.cut_agent(session);
+    }
+    settle().await;
+    w.delete("a").await.unwrap();
+    assert_eq!(w.ids().await, ["b"]);
+    tokio::time::sleep(seconds(301)).await;
+    assert_eq!(w.ids().await, [""; 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_about_the_command_leaves_the_box() {
+    let w = world();
+    let long = format!("no such directory\n{}", "x".repeat(10_000));
+    w.backend.next_command(Reply::refuse(
+        BoxError::validation(long).with_detail(&"secret"),
+    ));
+    let error = w.exec("s", "job").await.unwrap_err();
+    assert_eq!(error.code(), Code::Validation);
+    assert_eq!(error.message().chars().count(), 512);
+    assert!(!error.message().contains('\n') && error.detail::<String>().is_none());
+    assert_eq!(w.get("s").await.unwrap().state, BoxState::Running);
+}

@@ -1,0 +1,122 @@
+//! What a delete waits for, and what becomes of calls that meet it.
+
+use box_protocol::{BoxError, Code, LaneStatus};
+use box_runtime::fake::{Reply, Trouble};
+use tokio::time::Instant;
+
+use super::world::{code, seconds, settle, world};
+
+#[tokio::test(start_paused = true)]
+async fn a_deleted_session_is_gone_when_the_answer_comes() {
+    let w = world();
+    w.exec("s", "true").await.unwrap();
+    assert_eq!(w.delete("s").await.unwrap().deleted.as_str(), "s");
+    assert_eq!(w.ids().await, [""; 0]);
+    assert_eq!(w.backend.stops(), ["s"]);
+    assert_eq!(code(w.delete("s").await), Code::NotFound);
+    assert_eq!(code(w.get("s").await), Code::NotFound);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_delete_waits_for_a_running_exec() {
+    let w = world();
+    w.backend.next_command(Reply::default().takes(seconds(10)));
+    let running = w.begin("s", "job").await;
+    let begun = Instant::now();
+    w.delete("s").await.unwrap();
+    assert!(begun.elapsed() > seconds(9));
+    assert_eq!(running.await.unwrap().unwrap().exit_code, Some(0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn force_does_not_wait() {
+    let w = world();
+    w.backend.next_command(Reply::hang());
+    let running = w.begin("s", "job").await;
+    let begun = Instant::now();
+    w.force_delete("s").await.unwrap();
+    assert!(begun.elapsed() < seconds(1));
+    let error = running.await.unwrap().unwrap_err();
+    assert_eq!(error.code(), Code::Conflict);
+    assert_eq!(
+        error.message(),
+        "Box session s was deleted while the command ran"
+    );
+    assert_eq!(
+        (w.backend.killed(), w.backend.running()),
+        (vec!["job".to_owned()], 0)
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn force_ends_a_start_that_hangs() {
+    let w = world();
+    w.backend.next_start(Trouble::Hang);
+    let starting = w.begin("s", "job").await;
+    w.force_delete("s").await.unwrap();
+    // What had not begun begins in the next box.
+    assert_eq!(starting.await.unwrap().unwrap().stdout, "executed: job");
+    assert_eq!(w.backend.starts(), ["s", "s"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_exec_behind_a_delete_gets_a_new_box_of_any_shape() {
+    let w = world();
+    w.backend.next_command(Reply::default().takes(seconds(10)));
+    let running = w.begin("s", "job").await;
+    let other = super::world::spec("s", "next").cpus(2.0);
+    let (deleted, next) = tokio::join!(w.delete("s"), async {
+        settle().await;
+        w.exec_spec(other).await
+    });
+    deleted.unwrap();
+    running.await.unwrap().unwrap();
+    assert_eq!(next.unwrap().stdout, "executed: next");
+    assert_eq!(w.backend.starts(), ["s", "s"]);
+    assert!((w.get("s").await.unwrap().cpus - 2.0).abs() < f64::EPSILON);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_exec_during_the_stop_waits_for_it_and_gets_a_new_box() {
+    let w = world();
+    w.exec("s", "true").await.unwrap();
+    w.backend.next_stop(Trouble::Slow(seconds(5)));
+    let (deleted, next) = tokio::join!(w.delete("s"), async {
+        settle().await;
+        assert_eq!(w.get("s").await.unwrap().status, LaneStatus::Closing);
+        w.exec("s", "next").await
+    });
+    deleted.unwrap();
+    next.unwrap();
+    assert_eq!(w.backend.starts(), ["s", "s"]);
+    assert_eq!(w.backend.stops(), ["s"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_deletes_delete_once() {
+    let w = world();
+    w.exec("s", "true").await.unwrap();
+    w.backend.next_stop(Trouble::Slow(seconds(1)));
+    let (first, second) = tokio::join!(w.delete("s"), w.delete("s"));
+    first.unwrap();
+    assert_eq!(code(second), Code::NotFound);
+    assert_eq!(w.backend.stops(), ["s"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stop_that_fails_is_told_and_the_session_is_gone() {
+    let w = world();
+    for (trouble, expected) in [
+        (Trouble::Hang, Code::Timeout),
+        (Trouble::Panic, Code::Internal),
+        (
+            Trouble::Fail(BoxError::unavailable("daemon away")),
+            Code::Unavailable,
+        ),
+    ] {
+        w.exec("s", "true").await.unwrap();
+        w.backend.next_stop(trouble);
+        assert_eq!(code(w.delete("s").await), expected);
+        assert_eq!(w.ids().await, [""; 0]);
+    }
+}

@@ -1,0 +1,204 @@
+//! What a command gets, and what its caller gets back.
+
+use box_protocol::actions::{OnDisconnect, Stdin, SystemShutdownParams};
+use box_protocol::{Code, Defaults, Env, ExecutionStatus, LaneStatus};
+use box_runtime::fake::Reply;
+
+use super::world::{code, exec_of, seconds, settle, spec, world};
+
+#[tokio::test(start_paused = true)]
+async fn a_result_has_output_code_and_duration() {
+    let w = world();
+    w.backend
+        .next_command(Reply::stdout("out").stderr("err").exit(3).takes(seconds(2)));
+    let result = w.exec("s", "job").await.unwrap();
+    assert_eq!(
+        (result.stdout.as_str(), result.stderr.as_str()),
+        ("out", "err")
+    );
+    assert_eq!(
+        (result.status, result.exit_code),
+        (ExecutionStatus::Completed, Some(3))
+    );
+    assert_eq!(
+        (result.backend_name.as_str(), result.session_id.as_str()),
+        ("fake", "s")
+    );
+    assert_eq!((result.duration_ms, result.signal), (2000, None));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_signal_is_128_and_the_signal_beside_it() {
+    let w = world();
+    w.backend.next_command(Reply::default().signal(11));
+    let result = w.exec("s", "crash").await.unwrap();
+    assert_eq!((result.exit_code, result.signal), (Some(139), Some(11)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn output_beyond_a_mebibyte_is_counted() {
+    let w = world();
+    w.backend
+        .next_command(Reply::stdout(vec![b'a'; 1024 * 1024 + 5]).stderr(vec![b'b'; 7]));
+    let result = w.exec("s", "cat").await.unwrap();
+    assert_eq!(
+        (result.stdout.len(), result.stdout_dropped),
+        (1024 * 1024, 5)
+    );
+    assert_eq!((result.stderr.len(), result.stderr_dropped), (7, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn bytes_that_are_no_text_are_replaced() {
+    let w = world();
+    w.backend
+        .next_command(Reply::stdout(vec![b'a', 0xff, b'b']));
+    assert_eq!(w.exec("s", "cat").await.unwrap().stdout, "a\u{fffd}b");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_command_gets_a_shell_a_directory_and_a_clean_environment() {
+    let w = world();
+    let mut env = Env::new();
+    env.insert("TERM", "vt100").unwrap();
+    env.insert("TOKEN", "t").unwrap();
+    let mut draft = spec("s", "  echo $TOKEN \n")
+        .env(env)
+        .workdir("/workspace/deep")
+        .timeout_sec(7_u64);
+    let mut defaults = Defaults {
+        user: Some("dev".to_owned()),
+        ..Defaults::default()
+    };
+    defaults.env.insert("TOKEN", "default").unwrap();
+    defaults.env.insert("LANG", "C").unwrap();
+    draft.extras.defaults = Some(defaults);
+    w.exec_spec(draft).await.unwrap();
+    let command = &w.backend.commands()[0];
+    let argv = box_protocol::Program::argv(["sh", "-lc", "echo $TOKEN"]).unwrap();
+    assert_eq!(command.program, argv);
+    assert_eq!(
+        (command.cwd.as_str(), command.make_cwd),
+        ("/workspace/deep", true)
+    );
+    assert_eq!(
+        command.env.names(),
+        ["HOME", "LANG", "PATH", "TERM", "TOKEN", "USER"]
+    );
+    assert_eq!(
+        (
+            &*command.env["TERM"],
+            &*command.env["TOKEN"],
+            &*command.env["LANG"]
+        ),
+        ("vt100", "t", "C")
+    );
+    assert_eq!(
+        (command.stdin, command.timeout_ms),
+        (Stdin::Closed, Some(7000))
+    );
+    assert_eq!(command.user.as_deref(), Some("dev"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn execs_of_one_session_take_turns_and_sessions_run_in_parallel() {
+    let w = world();
+    w.backend
+        .answer_with(|_| Reply::default().takes(seconds(10)));
+    let begun = tokio::time::Instant::now();
+    let (a, b, c) = tokio::join!(w.exec("s", "1"), w.exec("s", "2"), w.exec("t", "3"));
+    let took = [a, b, c].map(|result| result.unwrap().duration_ms);
+    assert_eq!(took, [10_000; 3]);
+    assert_eq!(begun.elapsed().as_secs(), 20);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_busy_session_says_so() {
+    let w = world();
+    w.backend.next_command(Reply::default().takes(seconds(10)));
+    let running = w.begin("s", "job").await;
+    assert_eq!(w.get("s").await.unwrap().status, LaneStatus::Running);
+    running.await.unwrap().unwrap();
+    assert_eq!(w.get("s").await.unwrap().status, LaneStatus::Idle);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_withdrawn_call_kills_its_command_and_leaves_the_box() {
+    let w = world();
+    w.backend.on_command("sleep", Reply::hang());
+    let running = w.begin("s", "sleep").await;
+    running.abort();
+    settle().await;
+    assert_eq!(w.backend.killed(), ["sleep"]);
+    w.exec("s", "next").await.unwrap();
+    assert_eq!(w.backend.starts(), ["s"]);
+    assert_eq!(w.backend.stops(), [""; 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_withdrawn_while_it_waits_never_runs() {
+    let w = world();
+    w.backend
+        .on_command("sleep", Reply::default().takes(seconds(5)));
+    let running = w.begin("s", "sleep").await;
+    let waiting = w.begin("s", "never").await;
+    waiting.abort();
+    running.await.unwrap().unwrap();
+    w.exec("s", "last").await.unwrap();
+    let texts: Vec<_> = w
+        .backend
+        .execs()
+        .into_iter()
+        .map(|(_, text)| text)
+        .collect();
+    assert_eq!(texts, ["sleep", "last"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_command_that_shall_go_on_outlives_its_caller() {
+    let w = world();
+    w.backend
+        .on_command("job", Reply::default().takes(seconds(60)));
+    let mut params = exec_of(spec("s", "job").timeout_sec(100_u64));
+    params.on_disconnect = OnDisconnect::Keep;
+    let running = w.begin_exec(params.clone()).await;
+    let waiting = w.begin_exec(params).await;
+    running.abort();
+    waiting.abort();
+    settle().await;
+    assert_eq!(w.get("s").await.unwrap().status, LaneStatus::Running);
+    let last = w.exec("s", "after").await.unwrap();
+    assert_eq!(last.exit_code, Some(0));
+    assert!(w.backend.killed().is_empty());
+    assert_eq!(w.backend.execs().len(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn files_appear_in_the_mounted_directory() {
+    let w = world();
+    let dir = tempfile::tempdir().unwrap();
+    w.backend
+        .next_command(Reply::stdout("wrote files").writes("sub/output.bin", 2048));
+    let path = dir.path().to_str().unwrap();
+    w.exec_spec(spec("s", "generate").host_path(path))
+        .await
+        .unwrap();
+    assert_eq!(
+        std::fs::metadata(dir.path().join("sub/output.bin"))
+            .unwrap()
+            .len(),
+        2048
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_exec_after_exit_is_refused() {
+    let w = world();
+    let exit = SystemShutdownParams {
+        exit: true,
+        within_ms: None,
+    };
+    w.runtime.shutdown(&w.caller, exit).await.unwrap();
+    w.runtime.exit_asked().await;
+    assert_eq!(code(w.exec("s", "true").await), Code::Unavailable);
+}

@@ -1,0 +1,76 @@
+//! Whatever is wrong with one box is not felt in another.
+
+use box_protocol::{BoxState, Code};
+use box_runtime::fake::{Reply, Trouble};
+use tokio::time::Instant;
+
+use super::world::{code, seconds, settle, world, world_with};
+
+#[tokio::test(start_paused = true)]
+async fn a_stuck_start_holds_up_nobody_else() {
+    let w = world_with(|config| config.start_timeout = seconds(30));
+    w.backend.next_start(Trouble::Hang);
+    let stuck = w.begin("stuck", "true").await;
+    let begun = Instant::now();
+    for session in ["a", "b", "c"] {
+        w.exec(session, "true").await.unwrap();
+        w.delete(session).await.unwrap();
+    }
+    assert!(begun.elapsed() < seconds(1));
+    assert_eq!(w.get("stuck").await.unwrap().state, BoxState::Starting);
+    let error = stuck.await.unwrap().unwrap_err();
+    assert_eq!(error.code(), Code::Timeout);
+    assert_eq!(
+        error.message(),
+        "backend fake did not start the box within 30 s"
+    );
+    assert_eq!(w.ids().await, [""; 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stuck_stop_holds_up_nobody_else() {
+    let w = world();
+    w.exec("stuck", "true").await.unwrap();
+    w.backend.next_stop(Trouble::Hang);
+    let begun = Instant::now();
+    let (stuck, other) = tokio::join!(w.delete("stuck"), async {
+        settle().await;
+        w.exec("a", "true").await.unwrap();
+        begun.elapsed()
+    });
+    assert!(other < seconds(1));
+    assert_eq!(code(stuck), Code::Timeout);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_in_a_backend_is_one_sessions_internal_error() {
+    let w = world();
+    w.backend
+        .on_command("sleep", Reply::default().takes(seconds(5)));
+    let running = w.begin("fine", "sleep").await;
+    w.backend.next_start(Trouble::Panic);
+    let error = w.exec("bad", "true").await.unwrap_err();
+    assert_eq!(error.code(), Code::Internal);
+    assert!(error.message().contains("fake"), "{error}");
+    assert_eq!(running.await.unwrap().unwrap().exit_code, Some(0));
+    w.exec("bad", "true").await.unwrap();
+    assert_eq!(w.ids().await, ["bad", "fine"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_probe_that_hangs_or_panics_is_a_backend_that_is_not_there() {
+    let w = world();
+    w.exec("there", "true").await.unwrap();
+    tokio::time::sleep(seconds(2)).await;
+    for trouble in [Trouble::Hang, Trouble::Panic] {
+        w.backend.set_probe_trouble(Some(trouble));
+        let (health, there, new) = tokio::join!(
+            w.runtime.health(),
+            w.exec("there", "true"),
+            w.exec("new", "true")
+        );
+        assert!(!health.available);
+        there.unwrap();
+        assert_eq!(code(new), Code::Unavailable);
+    }
+}

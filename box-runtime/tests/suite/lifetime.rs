@@ -1,0 +1,172 @@
+//! Boxes end by themselves when nobody uses them.
+
+use std::time::Duration;
+
+use box_protocol::actions::BoxUpdateParams;
+use box_protocol::{Code, Lifetime, SpecDraft, UnixMs};
+use box_runtime::fake::Reply;
+use tokio::time::sleep;
+
+use super::world::{World, code, id, seconds, spec, world, world_with};
+
+fn living(session: &str, lifetime: Lifetime) -> SpecDraft {
+    let mut spec = spec(session, "true");
+    spec.extras.lifetime = Some(lifetime);
+    spec
+}
+
+async fn exists(w: &World, session: &str) -> bool {
+    w.get(session).await.is_ok()
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_idle_box_lives_five_minutes() {
+    let w = world();
+    w.exec("s", "true").await.unwrap();
+    sleep(seconds(299)).await;
+    assert!(exists(&w, "s").await);
+    sleep(seconds(2)).await;
+    assert_eq!(code(w.get("s").await), Code::NotFound);
+    assert_eq!(w.backend.stops(), ["s"]);
+    assert_eq!(w.backend.running(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn use_begins_the_time_anew_and_looking_does_not() {
+    let w = world_with(|config| config.session_ttl = seconds(100));
+    w.exec("s", "true").await.unwrap();
+    w.exec("unused", "true").await.unwrap();
+    for _ in 0..5 {
+        sleep(seconds(90)).await;
+        w.exec("s", "true").await.unwrap();
+        let _ = w.get("unused").await;
+        w.list().await;
+    }
+    assert_eq!(w.ids().await, ["s"]);
+    assert_eq!(w.backend.starts(), ["s", "unused"]);
+    sleep(seconds(90)).await;
+    w.create(SpecDraft::new("s")).await.unwrap();
+    sleep(seconds(90)).await;
+    assert!(exists(&w, "s").await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_busy_box_is_never_reaped() {
+    let w = world_with(|config| config.session_ttl = seconds(10));
+    w.backend
+        .next_command(Reply::default().takes(seconds(1000)));
+    let running = w
+        .begin_exec(super::world::exec_of(
+            spec("s", "job").timeout_sec(2000_u64),
+        ))
+        .await;
+    sleep(seconds(900)).await;
+    assert!(exists(&w, "s").await);
+    assert_eq!(running.await.unwrap().unwrap().exit_code, Some(0));
+    sleep(seconds(9)).await;
+    assert!(exists(&w, "s").await);
+    sleep(seconds(2)).await;
+    assert!(!exists(&w, "s").await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_persistent_box_is_never_reaped() {
+    let w = world();
+    w.exec_spec(spec("s", "true").persistent(true))
+        .await
+        .unwrap();
+    sleep(Duration::from_hours(5)).await;
+    assert!(exists(&w, "s").await);
+    w.exec_spec(spec("s", "true").persistent(true))
+        .await
+        .unwrap();
+    assert_eq!(w.backend.starts(), ["s"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_box_may_have_its_own_idle_time() {
+    let w = world();
+    let lifetime = Lifetime {
+        idle_ms: Some(1000_000),
+        ..Lifetime::default()
+    };
+    w.exec_spec(living("s", lifetime)).await.unwrap();
+    sleep(seconds(990)).await;
+    assert!(exists(&w, "s").await);
+    sleep(seconds(11)).await;
+    assert!(!exists(&w, "s").await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_box_expires_whatever_it_does() {
+    let w = world();
+    let at = UnixMs(UnixMs::now().0 + 60_000);
+    let lifetime = Lifetime {
+        expires_at: Some(at),
+        ..Lifetime::default()
+    };
+    w.backend.on_command("sleep", Reply::hang());
+    let mut draft = living("s", lifetime)
+        .cmd("sleep")
+        .persistent(true)
+        .timeout_sec(1000_u64);
+    draft.cmd = Some("sleep".to_owned());
+    let running = w.begin_exec(super::world::exec_of(draft)).await;
+    sleep(seconds(50)).await;
+    assert!(!running.is_finished());
+    sleep(seconds(15)).await;
+    let error = running.await.unwrap().unwrap_err();
+    assert_eq!(error.code(), Code::Conflict);
+    assert_eq!(
+        error.message(),
+        "Box session s expired while the command ran"
+    );
+    assert!(!exists(&w, "s").await);
+    assert_eq!(w.backend.stops(), ["s"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_new_lifetime_counts_at_once() {
+    let w = world();
+    w.exec("s", "true").await.unwrap();
+    let update = |idle_ms| BoxUpdateParams {
+        session_id: id("s"),
+        name: None,
+        labels: Default::default(),
+        note: None,
+        lifetime: Some(Lifetime {
+            idle_ms: Some(idle_ms),
+            ..Lifetime::default()
+        }),
+        extra_mounts: None,
+        defaults: None,
+    };
+    w.runtime
+        .update(&w.caller, update(1_000_000))
+        .await
+        .unwrap();
+    sleep(seconds(400)).await;
+    assert!(exists(&w, "s").await);
+    w.runtime.update(&w.caller, update(500_000)).await.unwrap();
+    sleep(seconds(99)).await;
+    assert!(exists(&w, "s").await);
+    sleep(seconds(2)).await;
+    assert!(!exists(&w, "s").await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_last_handle_ends_every_box() {
+    let w = world();
+    w.exec("a", "true").await.unwrap();
+    w.exec("b", "true").await.unwrap();
+    let World {
+        backend, runtime, ..
+    } = w;
+    let router = runtime.router();
+    drop(runtime);
+    sleep(seconds(1)).await;
+    assert_eq!(backend.running(), 2);
+    drop(router);
+    sleep(seconds(1)).await;
+    assert_eq!(backend.running(), 0);
+}

@@ -1,0 +1,86 @@
+//! Shutdown ends every box, in bounded time.
+
+use box_protocol::Code;
+use box_protocol::actions::SystemShutdownParams;
+use box_runtime::fake::{Reply, Trouble};
+use tokio::time::Instant;
+
+use super::world::{code, seconds, settle, world};
+
+#[tokio::test(start_paused = true)]
+async fn every_box_is_ended_and_the_runtime_serves_again() {
+    let w = world();
+    w.backend.on_command("sleep", Reply::hang());
+    for session in ["a", "b"] {
+        w.exec(session, "true").await.unwrap();
+    }
+    let running = w.begin("c", "sleep").await;
+    assert_eq!(w.shutdown().await.ended, 3);
+    assert_eq!((w.backend.running(), w.ids().await.len()), (0, 0));
+    assert_eq!(code(running.await.unwrap()), Code::Unavailable);
+    w.exec("a", "true").await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn new_calls_are_refused_meanwhile_and_health_is_not() {
+    let w = world();
+    w.exec("a", "true").await.unwrap();
+    w.backend.next_stop(Trouble::Slow(seconds(5)));
+    let (down, ()) = tokio::join!(w.shutdown(), async {
+        settle().await;
+        for session in ["a", "new"] {
+            let error = w.exec(session, "true").await.unwrap_err();
+            assert_eq!(error.code(), Code::Unavailable);
+            assert_eq!(error.message(), "Box runtime is shutting down");
+        }
+        assert!(w.runtime.health().await.available);
+        assert_eq!(
+            w.runtime.status(&w.caller).await.unwrap().active_sessions,
+            1
+        );
+    });
+    assert_eq!(down.ended, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_that_wait_are_refused_and_not_begun() {
+    let w = world();
+    w.backend.on_command("sleep", Reply::hang());
+    let running = w.begin("s", "sleep").await;
+    let waiting = w.begin("s", "never").await;
+    w.shutdown().await;
+    assert_eq!(code(running.await.unwrap()), Code::Unavailable);
+    assert_eq!(code(waiting.await.unwrap()), Code::Unavailable);
+    assert_eq!(w.backend.execs().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_box_that_does_not_end_is_given_up_in_time() {
+    let w = world();
+    w.exec("a", "true").await.unwrap();
+    w.exec("b", "true").await.unwrap();
+    w.backend.next_stop(Trouble::Hang);
+    let begun = Instant::now();
+    let params = SystemShutdownParams {
+        exit: false,
+        within_ms: Some(3000),
+    };
+    let down = w.runtime.shutdown(&w.caller, params).await.unwrap();
+    assert_eq!((begun.elapsed(), down.ended), (seconds(3), 1));
+    assert_eq!(w.ids().await, [""; 0]);
+    for session in ["a", "b"] {
+        w.exec(session, "true").await.unwrap();
+    }
+    tokio::time::sleep(seconds(60)).await;
+    assert_eq!(w.ids().await, ["a", "b"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn shutdowns_at_once_all_answer() {
+    let w = world();
+    w.exec("a", "true").await.unwrap();
+    w.backend.next_stop(Trouble::Slow(seconds(1)));
+    let (first, second) = tokio::join!(w.shutdown(), w.shutdown());
+    assert_eq!((first.ended, second.ended), (1, 1));
+    assert_eq!(w.shutdown().await.ended, 0);
+}

@@ -1,0 +1,96 @@
+//! A timed-out exec ends its session before the answer.
+
+use box_protocol::actions::OnTimeout;
+use box_protocol::{ExecutionStatus, LaneStatus};
+use box_runtime::fake::{Reply, Trouble};
+use tokio::time::Instant;
+
+use super::world::{exec_of, seconds, spec, world};
+
+#[tokio::test(start_paused = true)]
+async fn a_timeout_is_a_result_and_the_session_is_gone_by_then() {
+    let w = world();
+    w.backend.on_command("sleep", Reply::hang());
+    w.backend.next_stop(Trouble::Slow(seconds(1)));
+    let begun = Instant::now();
+    let result = w
+        .exec_spec(spec("s", "sleep").timeout_sec(3_u64))
+        .await
+        .unwrap();
+    assert_eq!(begun.elapsed(), seconds(4));
+    assert_eq!(
+        (result.status, result.exit_code),
+        (ExecutionStatus::TimedOut, None)
+    );
+    assert_eq!(result.stderr, "Command timed out after 3 seconds.");
+    assert_eq!(w.ids().await, [""; 0]);
+    assert_eq!(w.backend.stops(), ["s"]);
+    assert_eq!(w.backend.killed(), ["sleep"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn partial_output_is_kept() {
+    let w = world();
+    w.backend.next_command(Reply::hang().stderr("half"));
+    let result = w
+        .exec_spec(spec("s", "job").timeout_sec(1_u64))
+        .await
+        .unwrap();
+    assert_eq!(result.stderr, "half");
+    w.backend
+        .next_command(Reply::stdout("some").takes(seconds(60)));
+    let result = w
+        .exec_spec(spec("s", "job").timeout_sec(1_u64))
+        .await
+        .unwrap();
+    assert_eq!(result.stdout, "some");
+    assert_eq!(result.stderr, "Command timed out after 1 seconds.");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_persistent_box_is_dropped_as_well() {
+    let w = world();
+    w.backend.next_command(Reply::hang());
+    w.exec_spec(spec("s", "job").timeout_sec(1_u64).persistent(true))
+        .await
+        .unwrap();
+    assert_eq!(w.ids().await, [""; 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_the_command_ends_if_so_asked() {
+    let w = world();
+    w.backend.next_command(Reply::hang());
+    let mut params = exec_of(spec("s", "sleep").timeout_sec(3_u64));
+    params.on_timeout = OnTimeout::Kill;
+    let result = w.runtime.exec(&w.caller, params).await.unwrap();
+    assert_eq!(result.status, ExecutionStatus::TimedOut);
+    assert_eq!(w.get("s").await.unwrap().status, LaneStatus::Idle);
+    w.exec("s", "next").await.unwrap();
+    assert_eq!(w.backend.starts(), ["s"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_agent_that_does_not_end_its_command_loses_its_box() {
+    let w = world();
+    w.backend.next_command(Reply::hang().deaf());
+    let mut params = exec_of(spec("s", "sleep").timeout_sec(3_u64));
+    params.on_timeout = OnTimeout::Kill;
+    let begun = Instant::now();
+    let result = w.runtime.exec(&w.caller, params).await.unwrap();
+    assert_eq!(begun.elapsed(), seconds(5));
+    assert_eq!(result.status, ExecutionStatus::TimedOut);
+    assert_eq!(result.stderr, "Command timed out after 3 seconds.");
+    assert_eq!(w.ids().await, [""; 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_that_waited_behind_a_timeout_run_in_a_new_box() {
+    let w = world();
+    w.backend.on_command("sleep", Reply::hang());
+    let slow = w.exec_spec(spec("s", "sleep").timeout_sec(3_u64));
+    let (slow, next) = tokio::join!(slow, w.exec("s", "next"));
+    assert_eq!(slow.unwrap().status, ExecutionStatus::TimedOut);
+    assert_eq!(next.unwrap().stdout, "executed: next");
+    assert_eq!(w.backend.starts(), ["s", "s"]);
+}

@@ -1,0 +1,156 @@
+//! A runtime over a fake backend, and short words for what tests ask of it.
+
+use std::time::Duration;
+
+use box_protocol::actions::{
+    BoxCreateParams, BoxCreateResult, BoxDeleteParams, BoxDeleteResult, BoxExecParams,
+    BoxListParams, IfExists, OnDisconnect, OnTimeout, SystemShutdownParams, SystemShutdownResult,
+};
+use box_protocol::{BoxError, BoxExecutionResult, BoxSessionInfo, Code, SessionId, SpecDraft};
+use box_runtime::fake::FakeBackend;
+use box_runtime::{BoxRuntime, Caller, RuntimeConfig};
+use tokio::task::JoinHandle;
+
+pub(crate) struct World {
+    pub(crate) backend: FakeBackend,
+    pub(crate) runtime: BoxRuntime,
+    pub(crate) caller: Caller,
+}
+
+pub(crate) fn world() -> World {
+    world_with(|_| {})
+}
+
+pub(crate) fn world_with(configure: impl FnOnce(&mut RuntimeConfig)) -> World {
+    let backend = FakeBackend::new();
+    let mut config = RuntimeConfig::with(backend.clone());
+    configure(&mut config);
+    World {
+        backend,
+        runtime: BoxRuntime::start(config),
+        caller: Caller::local(),
+    }
+}
+
+pub(crate) fn id(text: &str) -> SessionId {
+    SessionId::new(text).unwrap()
+}
+
+pub(crate) fn spec(session: &str, cmd: &str) -> SpecDraft {
+    SpecDraft::new(session).cmd(cmd)
+}
+
+pub(crate) fn exec_of(spec: SpecDraft) -> BoxExecParams {
+    BoxExecParams {
+        spec,
+        on_timeout: OnTimeout::DropBox,
+        on_disconnect: OnDisconnect::Kill,
+        attach: None,
+    }
+}
+
+impl World {
+    pub(crate) fn seen_by(&self, name: &str) -> Self {
+        Self {
+            backend: self.backend.clone(),
+            runtime: self.runtime.clone(),
+            caller: Caller::named(name),
+        }
+    }
+
+    pub(crate) async fn exec(
+        &self,
+        session: &str,
+        cmd: &str,
+    ) -> Result<BoxExecutionResult, BoxError> {
+        self.exec_spec(spec(session, cmd)).await
+    }
+
+    pub(crate) async fn exec_spec(&self, spec: SpecDraft) -> Result<BoxExecutionResult, BoxError> {
+        self.runtime.exec(&self.caller, exec_of(spec)).await
+    }
+
+    /// Begins an exec, and lets it come as far as it can.
+    pub(crate) async fn begin(
+        &self,
+        session: &str,
+        cmd: &str,
+    ) -> JoinHandle<Result<BoxExecutionResult, BoxError>> {
+        self.begin_exec(exec_of(spec(session, cmd))).await
+    }
+
+    pub(crate) async fn begin_exec(
+        &self,
+        params: BoxExecParams,
+    ) -> JoinHandle<Result<BoxExecutionResult, BoxError>> {
+        let (runtime, caller) = (self.runtime.clone(), self.caller.clone());
+        let task = tokio::spawn(async move { runtime.exec(&caller, params).await });
+        settle().await;
+        task
+    }
+
+    pub(crate) async fn create(&self, spec: SpecDraft) -> Result<BoxCreateResult, BoxError> {
+        let params = BoxCreateParams {
+            spec,
+            if_exists: IfExists::Reuse,
+        };
+        self.runtime.create(&self.caller, params).await
+    }
+
+    pub(crate) async fn delete(&self, session: &str) -> Result<BoxDeleteResult, BoxError> {
+        let params = BoxDeleteParams {
+            session_id: id(session),
+            force: false,
+        };
+        self.runtime.delete(&self.caller, params).await
+    }
+
+    pub(crate) async fn force_delete(&self, session: &str) -> Result<BoxDeleteResult, BoxError> {
+        let params = BoxDeleteParams {
+            session_id: id(session),
+            force: true,
+        };
+        self.runtime.delete(&self.caller, params).await
+    }
+
+    pub(crate) async fn get(&self, session: &str) -> Result<BoxSessionInfo, BoxError> {
+        self.runtime.get(&self.caller, &id(session)).await
+    }
+
+    pub(crate) async fn list(&self) -> Vec<BoxSessionInfo> {
+        self.runtime
+            .list(&self.caller, &BoxListParams::default())
+            .await
+            .unwrap()
+            .items
+    }
+
+    pub(crate) async fn ids(&self) -> Vec<String> {
+        self.list()
+            .await
+            .into_iter()
+            .map(|info| info.session_id.as_str().to_owned())
+            .collect()
+    }
+
+    pub(crate) async fn shutdown(&self) -> SystemShutdownResult {
+        self.runtime
+            .shutdown(&self.caller, SystemShutdownParams::default())
+            .await
+            .unwrap()
+    }
+}
+
+/// Lets everything that can run without the clock run. Needs paused time.
+pub(crate) async fn settle() {
+    tokio::time::sleep(Duration::from_millis(1)).await;
+}
+
+pub(crate) fn seconds(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+#[track_caller]
+pub(crate) fn code<T: std::fmt::Debug>(result: Result<T, BoxError>) -> Code {
+    result.unwrap_err().code()
+}

@@ -1,0 +1,102 @@
+//! How a runtime is reached: through the contract, over a connection that somebody else keeps.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use box_protocol::BoxError;
+use box_rpc::{Action, Call, Peer};
+use box_transports::link::Link;
+use futures::StreamExt as _;
+use serde_json::value::RawValue;
+
+/// A way to call a runtime. Cheap to clone, and holds nothing open: whoever made the connection ends
+/// it.
+#[derive(Debug, Clone)]
+pub struct RuntimeClient(Way);
+
+#[derive(Debug, Clone)]
+enum Way {
+    Peer(Peer),
+    Link(Weak<Link>),
+}
+
+/// One connection: in process, or over any transport.
+impl From<Peer> for RuntimeClient {
+    fn from(peer: Peer) -> Self {
+        Self(Way::Peer(peer))
+    }
+}
+
+/// A connection that comes back. It ends with its last [`Arc`], of which this client is none.
+impl From<&Arc<Link>> for RuntimeClient {
+    fn from(link: &Arc<Link>) -> Self {
+        Self(Way::Link(Arc::downgrade(link)))
+    }
+}
+
+impl RuntimeClient {
+    /// The runtime, if there is a connection now.
+    pub fn peer(&self) -> Result<Peer, BoxError> {
+        match &self.0 {
+            Way::Peer(peer) => Ok(peer.clone()),
+            Way::Link(link) => {
+                let link = link.upgrade().ok_or_else(ended)?;
+                Ok(link.peer()?)
+            }
+        }
+    }
+
+    /// Whether no later call can succeed.
+    pub fn is_over(&self) -> bool {
+        match &self.0 {
+            Way::Peer(peer) => peer.is_closed(),
+            Way::Link(link) => link.strong_count() == 0,
+        }
+    }
+
+    /// Calls the runtime.
+    pub async fn call<A: Action>(&self, params: &A::Params) -> Result<A::Result, BoxError> {
+        Ok(self.peer()?.call::<A>(params).await?)
+    }
+
+    /// Calls the runtime, and gives it so much time.
+    pub async fn call_within<A: Action>(
+        &self,
+        params: &A::Params,
+        within: Duration,
+    ) -> Result<A::Result, BoxError> {
+        let peer = self.peer()?;
+        Ok(peer.request::<A>(params).deadline(within).call().await?)
+    }
+
+    /// Passes a call on, with its deadline, its context and its chunks, as they come.
+    ///
+    /// The request key stays behind: it was this side's to remember, and the runtime would take the
+    /// keys of different callers for those of one.
+    pub(crate) async fn forward<A: Action>(
+        &self,
+        params: &A::Params,
+        call: &mut Call<A>,
+    ) -> Result<A::Result, BoxError> {
+        let peer = self.peer()?;
+        let mut request = peer.request::<A>(params);
+        if let Some(left) = call.time_left() {
+            request = request.deadline(left);
+        }
+        if let Some(context) = call.context::<Box<RawValue>>() {
+            request = request.context(&context?);
+        }
+        let Some(sink) = call.chunks() else {
+            return Ok(request.call().await?);
+        };
+        let mut chunks = request.stream().await?;
+        while let Some(chunk) = chunks.next().await {
+            sink.send(&chunk?).await?;
+        }
+        Ok(chunks.finish().await?)
+    }
+}
+
+fn ended() -> BoxError {
+    BoxError::unavailable("the link to the runtime has ended")
+}

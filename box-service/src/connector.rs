@@ -1,0 +1,299 @@
+//! Where a service's own connection to a runtime comes from, and how it ends.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use box_protocol::{BoxError, Code};
+use box_rpc::{Limits, Options, Router, Session};
+use box_transports::link::{Link, LinkOptions};
+use box_transports::{ConnectOptions, Endpoint, queue};
+use tokio::sync::watch;
+
+use crate::client::RuntimeClient;
+
+/// Messages each direction of an in-process connection holds.
+const QUEUE_MESSAGES: usize = 1024;
+
+/// Calls, and streams, at once over an in-process connection. It carries the calls of every door,
+/// each of which has bounds of its own.
+const IN_PROCESS_CALLS: usize = 16 * 1024;
+
+/// Callers an in-process connector keeps connections for.
+const MAX_CALLERS: usize = 1024;
+
+/// The caller that needs no token: the service itself, and whoever it is linked into.
+pub const LOCAL: &str = "local";
+
+/// Makes the connection of a [`BoxService`](crate::BoxService) that was not given one.
+#[async_trait]
+pub trait Connector: fmt::Debug + Send + Sync + 'static {
+    /// A way to the runtime for the calls of one caller; [`LOCAL`] is the service itself. A box belongs
+    /// to whoever made it, so where the runtime can be told who calls, each caller gets a connection
+    /// of its own.
+    ///
+    /// Called for a new caller, and again when its last client [is over](RuntimeClient::is_over); never
+    /// twice at once. Bounds its own time.
+    async fn connect(&self, caller: &str) -> Result<RuntimeClient, BoxError>;
+
+    /// Ends what [`connect`](Self::connect) started, also one that is under way, without waiting.
+    /// Later calls of `connect` fail.
+    fn dispose(&self);
+
+    /// Whether the runtime ends with the service: then it is told so before
+    /// [`dispose`](Self::dispose).
+    fn owns_runtime(&self) -> bool;
+}
+
+fn disposed() -> BoxError {
+    BoxError::unavailable("the connector is disposed")
+}
+
+/// What a connector has.
+#[derive(Debug)]
+enum Held<T> {
+    Nothing,
+    Connection(T),
+    Disposed,
+}
+
+fn lock<T>(held: &Mutex<Held<T>>) -> MutexGuard<'_, Held<T>> {
+    // Only assignments run under the lock.
+    held.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Connects to a runtime that lives in this process, by a joined pair of queues for each caller.
+#[derive(Debug)]
+pub struct InProcess {
+    router: Router,
+    owns_runtime: bool,
+    held: Mutex<Held<HashMap<Arc<str>, Pair>>>,
+}
+
+/// Both ends of a connection.
+#[derive(Debug)]
+struct Pair {
+    near: Session,
+    #[allow(dead_code, reason = "held, not read")]
+    far: Session,
+}
+
+impl InProcess {
+    /// Connects to whoever serves `router`.
+    pub fn new(router: Router) -> Self {
+        Self {
+            router,
+            owns_runtime: false,
+            held: Mutex::new(Held::Nothing),
+        }
+    }
+
+    /// Shuts the runtime down with the service.
+    pub fn owning_runtime(mut self) -> Self {
+        self.owns_runtime = true;
+        self
+    }
+}
+
+#[async_trait]
+impl Connector for InProcess {
+    async fn connect(&self, caller: &str) -> Result<RuntimeClient, BoxError> {
+        let caller: Arc<str> = caller.into();
+        let mut held = lock(&self.held);
+        if let Held::Nothing = *held {
+            *held = Held::Connection(HashMap::new());
+        }
+        let Held::Connection(pairs) = &mut *held else {
+            return Err(disposed());
+        };
+        pairs.retain(|_, pair| !pair.near.peer().is_closed());
+        if pairs.len() >= MAX_CALLERS {
+            let what = "a further caller";
+            return Err(BoxError::limit(
+                Code::Capacity,
+                what,
+                "max_callers",
+                MAX_CALLERS,
+            ));
+        }
+        let mut limits = Limits::in_process();
+        limits.in_flight = IN_PROCESS_CALLS;
+        limits.open_streams = IN_PROCESS_CALLS;
+        let options = |caller| Options {
+            limits: limits.clone(),
+            caller,
+            ..Options::default()
+        };
+        let (near, far) = queue::pair(QUEUE_MESSAGES);
+        let far = Session::start(far, self.router.clone(), options(Some(Arc::clone(&caller))));
+        let near = Session::start(near, Router::empty(), options(None));
+        let client = near.peer().into();
+        pairs.insert(caller, Pair { near, far });
+        Ok(client)
+    }
+
+    fn dispose(&self) {
+        *lock(&self.held) = Held::Disposed;
+    }
+
+    fn owns_runtime(&self) -> bool {
+        self.owns_runtime
+    }
+}
+
+/// Connects to an endpoint and comes back when the connection is lost. A `stdio:` endpoint is a
+/// child process: it is started, started again when it dies, and ends with the service.
+///
+/// The other end sees one caller, whoever calls here: it knows the token of the connection only.
+pub struct EndpointLink {
+    endpoint: Endpoint,
+    connect: ConnectOptions,
+    options: LinkOptions,
+    first_connection: Duration,
+    held: Mutex<Held<Arc<Link>>>,
+    over: watch::Sender<bool>,
+}
+
+impl fmt::Debug for EndpointLink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EndpointLink")
+            .field("endpoint", &self.endpoint)
+            .field("held", &self.held)
+            .finish_non_exhaustive()
+    }
+}
+
+impl EndpointLink {
+    /// Connects to this endpoint.
+    pub fn new(endpoint: Endpoint, connect: ConnectOptions, options: LinkOptions) -> Self {
+        Self {
+            endpoint,
+            connect,
+            options,
+            first_connection: Duration::from_secs(30),
+            held: Mutex::new(Held::Nothing),
+            over: watch::Sender::new(false),
+        }
+    }
+
+    /// Waits at most this long for the first connection; 30 seconds unless said otherwise. It is
+    /// tried for in the background after that.
+    pub fn first_connection(mut self, within: Duration) -> Self {
+        self.first_connection = within;
+        self
+    }
+
+    /// The link, and whether it is new.
+    fn link(&self) -> Result<(Arc<Link>, bool), BoxError> {
+        let mut held = lock(&self.held);
+        match &*held {
+            Held::Disposed => Err(disposed()),
+            Held::Connection(link) => Ok((Arc::clone(link), false)),
+            Held::Nothing => {
+                let link = Arc::new(Link::to(
+                    self.endpoint.clone(),
+                    self.connect.clone(),
+                    self.options.clone(),
+                ));
+                *held = Held::Connection(Arc::clone(&link));
+                Ok((link, true))
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl Connector for EndpointLink {
+    async fn connect(&self, _caller: &str) -> Result<RuntimeClient, BoxError> {
+        let mut over = self.over.subscribe();
+        let (link, new) = self.link()?;
+        if new {
+            // This is the one place that keeps the link beside `held`, so it must not outlast it.
+            tokio::select! {
+                _ = over.wait_for(|over| *over) => return Err(disposed()),
+                connected = tokio::time::timeout(self.first_connection, link.connected()) => {
+                    match connected {
+                        Ok(connected) => { connected?; }
+                        // Why it is not connected.
+                        Err(_) => { link.peer()?; }
+                    }
+                }
+            }
+        }
+        Ok(RuntimeClient::from(&link))
+    }
+
+    fn dispose(&self) {
+        *lock(&self.held) = Held::Disposed;
+        self.over.send_replace(true);
+    }
+
+    fn owns_runtime(&self) -> bool {
+        matches!(self.endpoint, Endpoint::Stdio { .. })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_runtime_ends_with_the_service_that_started_it() {
+        for (endpoint, started) in [
+            ("stdio:boxd stdio", true),
+            ("unix:/run/box.sock", false),
+            ("tcp://127.0.0.1:1", false),
+            ("queue:box", false),
+        ] {
+            let endpoint = endpoint.parse().unwrap();
+            let link =
+                EndpointLink::new(endpoint, ConnectOptions::default(), LinkOptions::default());
+            assert_eq!(link.owns_runtime(), started, "{link:?}");
+        }
+        assert!(!InProcess::new(Router::empty()).owns_runtime());
+        assert!(
+            InProcess::new(Router::empty())
+                .owning_runtime()
+                .owns_runtime()
+        );
+    }
+
+    #[tokio::test]
+    async fn nothing_is_connected_after_dispose() {
+        let connector = InProcess::new(Router::empty());
+        let client = connector.connect(LOCAL).await.unwrap();
+        assert!(!client.is_over());
+        connector.dispose();
+        assert!(connector.connect(LOCAL).await.is_err());
+        let waited = async {
+            while !client.is_over() {
+                tokio::task::yield_now().await;
+            }
+        };
+        let ended = tokio::time::timeout(Duration::from_secs(10), waited).await;
+        assert!(ended.is_ok(), "the connection outlives its connector");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn dispose_ends_a_connection_that_is_under_way() {
+        let endpoint = "queue:nobody-listens-here".parse().unwrap();
+        let options = LinkOptions::default();
+        let link = Arc::new(EndpointLink::new(
+            endpoint,
+            ConnectOptions::default(),
+            options,
+        ));
+        let connecting = tokio::spawn({
+            let link = Arc::clone(&link);
+            async move { link.connect(LOCAL).await }
+        });
+        tokio::task::yield_now().await;
+        let before = tokio::time::Instant::now();
+        link.dispose();
+        let error = connecting.await.unwrap().unwrap_err();
+        assert_eq!(error.message(), "the connector is disposed");
+        assert_eq!(before.elapsed(), Duration::ZERO);
+    }
+}

@@ -1,0 +1,103 @@
+//! The last errors, for people who ask what went wrong.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use box_protocol::actions::RecentError;
+use box_protocol::error::langbot_class;
+use box_protocol::{BoxError, UnixMs};
+
+use crate::audit::Origin;
+use crate::connector::LOCAL;
+
+/// How many errors are remembered.
+pub const RECENT_ERRORS: usize = 50;
+
+/// The last [`RECENT_ERRORS`] errors, oldest first.
+#[derive(Debug, Default)]
+pub(crate) struct ErrorRing(Mutex<VecDeque<(Arc<str>, RecentError)>>);
+
+impl ErrorRing {
+    fn errors(&self) -> MutexGuard<'_, VecDeque<(Arc<str>, RecentError)>> {
+        // Nothing that could panic half way runs under the lock.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Remembers an error, and forgets the oldest if there are too many.
+    pub(crate) fn record(&self, error: &BoxError, origin: &Origin) {
+        let error = RecentError {
+            timestamp: UnixMs::now(),
+            class: langbot_class(error).to_owned(),
+            message: error.message().to_owned(),
+            query_id: origin.query_id.clone(),
+        };
+        let mut errors = self.errors();
+        if errors.len() == RECENT_ERRORS {
+            errors.pop_front();
+        }
+        errors.push_back((Arc::clone(&origin.caller), error));
+    }
+
+    /// A copy of those that are this caller's; [`LOCAL`] sees all.
+    pub(crate) fn seen_by(&self, caller: &str) -> Vec<RecentError> {
+        let errors = self.errors();
+        let seen = errors
+            .iter()
+            .filter(|(owner, _)| caller == LOCAL || **owner == *caller);
+        seen.map(|(_, error)| error.clone()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(caller: &str, query_id: Option<u32>) -> Origin {
+        Origin {
+            query_id: query_id.map(|id| id.to_string()),
+            caller: caller.into(),
+        }
+    }
+
+    #[test]
+    fn the_oldest_go_first() {
+        let ring = ErrorRing::default();
+        for number in 0..60 {
+            ring.record(
+                &BoxError::unavailable("no backend"),
+                &of(LOCAL, Some(number)),
+            );
+        }
+        let errors = ring.seen_by(LOCAL).into_iter();
+        let ids: Vec<_> = errors.filter_map(|error| error.query_id).collect();
+        let expected: Vec<_> = (10..60).map(|number| number.to_string()).collect();
+        assert_eq!(ids, expected);
+    }
+
+    #[test]
+    fn the_class_is_langbots() {
+        let ring = ErrorRing::default();
+        let error = BoxError::validation("cpus must be greater than 0");
+        ring.record(&error, &of(LOCAL, None));
+        let error = ring.seen_by(LOCAL).remove(0);
+        assert_eq!(error.class, "BoxValidationError");
+        assert_eq!(error.message, "cpus must be greater than 0");
+        assert_eq!(error.query_id, None);
+        assert!(error.timestamp > UnixMs(0));
+    }
+
+    #[test]
+    fn a_caller_sees_its_own() {
+        let ring = ErrorRing::default();
+        for (number, caller) in (0..).zip(["alice", "bob", "alice"]) {
+            ring.record(&BoxError::conflict("no"), &of(caller, Some(number)));
+        }
+        let seen = |caller| -> Vec<_> {
+            let errors = ring.seen_by(caller).into_iter();
+            errors.filter_map(|error| error.query_id).collect()
+        };
+        assert_eq!(seen("alice"), ["0", "2"]);
+        assert_eq!(seen("bob"), ["1"]);
+        assert_eq!(seen(LOCAL).len(), 3);
+    }
+}

@@ -1,0 +1,251 @@
+//! From a request to a result: decide, count, run, count again, shorten.
+
+use box_protocol::actions::{
+    BoxCreate, BoxCreateParams, BoxCreateResult, BoxDelete, BoxDeleteParams, BoxExec,
+    BoxExecParams, BoxUpdate, BoxUpdateParams, IfExists, OnDisconnect, OnTimeout, SystemHealth,
+};
+use box_protocol::{BoxError, BoxSessionInfo, Code, Invalid, SpecDraft};
+use box_rpc::{Call, Empty};
+use serde_json::{Map, Value};
+
+use crate::audit::{self, Origin};
+use crate::client::RuntimeClient;
+use crate::connector::LOCAL;
+use crate::paths;
+use crate::policy::{self, Decision, Facts};
+use crate::quota::{Moment, Quota};
+use crate::service::{BoxService, blocking};
+use crate::session_id::Query;
+use crate::status::{Shortened, ToolResult};
+
+/// The parameters of the `exec` tool, and what a spec calls them.
+const TOOL_PARAMETERS: [(&str, &str); 4] = [
+    ("command", "cmd"),
+    ("workdir", "workdir"),
+    ("timeout_sec", "timeout_sec"),
+    ("env", "env"),
+];
+
+impl BoxService {
+    /// Runs the `exec` tool: `command`, and optionally `workdir`, `timeout_sec`, `env`; a `description`
+    /// is passed over. Which box it runs in is the query's to say, not the tool's.
+    pub async fn execute_tool(
+        &self,
+        parameters: Map<String, Value>,
+        query: &Query,
+    ) -> Result<ToolResult, BoxError> {
+        self.execute(tool_draft(parameters), query).await
+    }
+
+    /// Runs a spec as it was asked for, in the box it names or else the query's.
+    pub async fn execute_spec_payload(
+        &self,
+        payload: Map<String, Value>,
+        query: &Query,
+    ) -> Result<ToolResult, BoxError> {
+        self.execute(read_draft(payload), query).await
+    }
+
+    async fn execute(
+        &self,
+        draft: Result<SpecDraft, BoxError>,
+        query: &Query,
+    ) -> Result<ToolResult, BoxError> {
+        let origin = Origin::from(query);
+        let spec = match draft {
+            Ok(draft) => self.with_session_id(draft, query),
+            Err(error) => return self.recorded("box.exec", &origin, Err(error)),
+        };
+        let params = BoxExecParams {
+            spec,
+            on_timeout: OnTimeout::default(),
+            on_disconnect: OnDisconnect::default(),
+            attach: None,
+        };
+        let shortened = self.decided_exec(params, &origin, None).await?;
+        Ok(shortened.into())
+    }
+
+    /// Makes a box as asked for, the one it names or else the query's.
+    pub async fn create(
+        &self,
+        draft: SpecDraft,
+        if_exists: IfExists,
+        query: &Query,
+    ) -> Result<BoxCreateResult, BoxError> {
+        let spec = self.with_session_id(draft, query);
+        let params = BoxCreateParams { spec, if_exists };
+        self.decided_create(params, &Origin::from(query), None)
+            .await
+    }
+
+    fn with_session_id(&self, mut draft: SpecDraft, query: &Query) -> SpecDraft {
+        let named = draft.session_id.as_deref().map(str::trim);
+        if named.is_none_or(str::is_empty) {
+            draft.session_id = self.0.template.session_id(query);
+        }
+        draft
+    }
+
+    /// `box.exec` under policy.
+    pub(crate) async fn decided_exec(
+        &self,
+        params: BoxExecParams,
+        origin: &Origin,
+        call: Option<Call<BoxExec>>,
+    ) -> Result<Shortened, BoxError> {
+        let outcome = self.exec(params, origin, call).await;
+        self.recorded("box.exec", origin, outcome)
+    }
+
+    async fn exec(
+        &self,
+        params: BoxExecParams,
+        origin: &Origin,
+        call: Option<Call<BoxExec>>,
+    ) -> Result<Shortened, BoxError> {
+        let decision = self.decide(params.spec, origin).await?;
+        decision.spec.require_cmd()?;
+        let quota = if self.0.policy.shared_filesystem {
+            Quota::of(&decision.spec, self.0.config.max_workspace_entries)
+        } else {
+            None
+        };
+        check(quota.as_ref(), Moment::Before).await?;
+        let client = self.client_for(&origin.caller).await?;
+        audit::allowed("box.exec", origin, &decision, self.0.config.log_commands);
+        let delete = BoxDeleteParams {
+            session_id: decision.spec.session_id.clone(),
+            force: true,
+        };
+        let params = BoxExecParams {
+            spec: decision.spec.into(),
+            ..params
+        };
+        let result = match call {
+            Some(mut call) => client.forward(&params, &mut call).await?,
+            None => client.call::<BoxExec>(&params).await?,
+        };
+        audit::finished(origin, &result);
+        if let Err(error) = check(quota.as_ref(), Moment::After).await {
+            discard(&client, &delete).await;
+            return Err(error);
+        }
+        Ok(Shortened::new(result, self.0.config.output_limit_chars))
+    }
+
+    /// `box.create` under policy.
+    pub(crate) async fn decided_create(
+        &self,
+        params: BoxCreateParams,
+        origin: &Origin,
+        call: Option<Call<BoxCreate>>,
+    ) -> Result<BoxCreateResult, BoxError> {
+        let outcome = async {
+            let decision = self.decide(params.spec, origin).await?;
+            let client = self.client_for(&origin.caller).await?;
+            audit::allowed("box.create", origin, &decision, self.0.config.log_commands);
+            let params = BoxCreateParams {
+                spec: decision.spec.into(),
+                if_exists: params.if_exists,
+            };
+            match call {
+                Some(mut call) => client.forward(&params, &mut call).await,
+                None => client.call::<BoxCreate>(&params).await,
+            }
+        };
+        self.recorded("box.create", origin, outcome.await)
+    }
+
+    /// `box.update` under policy: mounts may come with it.
+    pub(crate) async fn decided_update(
+        &self,
+        mut params: BoxUpdateParams,
+        origin: &Origin,
+        mut call: Call<BoxUpdate>,
+    ) -> Result<BoxSessionInfo, BoxError> {
+        let outcome = async {
+            if let Some(mounts) = &mut params.extra_mounts {
+                let paths = policy::mount_paths(mounts.iter()).collect();
+                let facts = self.look_up(paths).await?;
+                policy::decide_mounts(&self.0.policy, mounts, &facts)?;
+            }
+            let client = self.client_for(&origin.caller).await?;
+            client.forward(&params, &mut call).await
+        };
+        self.recorded("box.update", origin, outcome.await)
+    }
+
+    async fn decide(&self, draft: SpecDraft, origin: &Origin) -> Result<Decision, BoxError> {
+        let policy = &self.0.policy;
+        let mut facts = self.look_up(policy::host_paths(policy, &draft)).await?;
+        if policy.profile.strict {
+            let client = self.client_for(&origin.caller).await?;
+            facts.missing = client.call::<SystemHealth>(&Empty {}).await?.missing;
+        }
+        policy::decide(policy, draft, &facts)
+    }
+
+    async fn look_up(&self, paths: Vec<String>) -> Result<Facts, BoxError> {
+        if paths.is_empty() {
+            return Ok(Facts::default());
+        }
+        if !self.0.policy.shared_filesystem {
+            return Ok(paths::take_as_written(paths));
+        }
+        blocking(move || Ok(paths::look_up(paths))).await
+    }
+}
+
+impl From<&Query> for Origin {
+    fn from(query: &Query) -> Self {
+        Self {
+            query_id: query.query_id.clone(),
+            caller: LOCAL.into(),
+        }
+    }
+}
+
+fn read_draft(payload: Map<String, Value>) -> Result<SpecDraft, BoxError> {
+    let draft = serde_json::from_value(Value::Object(payload));
+    Ok(draft.map_err(Invalid::from)?)
+}
+
+fn tool_draft(mut parameters: Map<String, Value>) -> Result<SpecDraft, BoxError> {
+    parameters.remove("description");
+    match parameters.get("command") {
+        Some(Value::String(command)) if !command.trim().is_empty() => {}
+        None | Some(Value::Null | Value::String(_)) => {
+            return Err(Invalid::new("command", "must not be empty").into());
+        }
+        Some(_) => return Err(Invalid::new("command", "must be a string").into()),
+    }
+    let mut payload = Map::new();
+    for (parameter, field) in TOOL_PARAMETERS {
+        if let Some(value) = parameters.remove(parameter) {
+            payload.insert(field.to_owned(), value);
+        }
+    }
+    if let Some(stray) = parameters.keys().next() {
+        return Err(Invalid::new(stray.clone(), "is not a parameter of exec").into());
+    }
+    read_draft(payload)
+}
+
+async fn check(quota: Option<&Quota>, moment: Moment) -> Result<(), BoxError> {
+    match quota.cloned() {
+        None => Ok(()),
+        Some(quota) => blocking(move || quota.check(moment)).await,
+    }
+}
+
+/// Deletes a box that has taken too much. A timeout may have deleted it already.
+async fn discard(client: &RuntimeClient, delete: &BoxDeleteParams) {
+    match client.call::<BoxDelete>(delete).await {
+        Ok(_) => {}
+        Err(error) if error.code() == Code::NotFound => {}
+        Err(error) => {
+            tracing::error!(session_id = %delete.session_id, %error, "a box over its quota is still there");
+        }
+    }
+}

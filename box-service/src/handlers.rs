@@ -1,0 +1,114 @@
+//! The contract, served: what policy has a say in is decided here, the rest is passed on.
+
+#[allow(clippy::wildcard_imports, reason = "the whole contract is served here")]
+use box_protocol::actions::*;
+use box_protocol::{BoxError, BoxExecutionResult, BoxSessionInfo};
+use box_rpc::{Action, Call, Empty, Handle, Router, contract};
+
+use crate::audit::Origin;
+use crate::service::BoxService;
+
+/// An action that policy has no say in.
+trait Forwarded: Action {}
+
+macro_rules! serve {
+    (decided: $($decided:ty),+; forwarded: $($forwarded:ty),+;) => {
+        contract! {
+            /// Everything a [`BoxService`] serves: the whole contract.
+            pub(crate) Served: $($decided),+, $($forwarded),+
+        }
+        $(impl Forwarded for $forwarded {})+
+    };
+}
+
+serve! {
+    decided: BoxCreate, BoxExec, BoxUpdate, SystemStatus;
+    forwarded:
+        SystemHealth, SystemConfigure, SystemStorage, SystemProbe, SystemShutdown,
+        TenantGrant, TenantRevoke,
+        BoxGet, BoxList, BoxTransition, BoxDelete, BoxStats, BoxEvents,
+        CommandStart, CommandAttach, CommandGet, CommandList, CommandInput, CommandKill,
+        ShellCreate, ShellRun, ShellList, ShellDelete,
+        FileRead, FileWrite, FileStat, FileList, FileFind, FileGrep, FileReplace, FileMove, FileRemove,
+        FileMkdir, FileAttributes, FileWatch, FilePack, FileUnpack,
+        PortOpen, PortSend,
+        CatalogPut, CatalogGet, CatalogList, CatalogDelete;
+}
+
+impl<A: Forwarded> Handle<A> for BoxService {
+    async fn handle(&self, params: A::Params, mut call: Call<A>) -> Result<A::Result, BoxError> {
+        let client = self.client_for(&call.caller()).await?;
+        client.forward(&params, &mut call).await
+    }
+}
+
+impl BoxService {
+    /// Serves the contract: `box.create`, `box.exec`, `box.update` and `system.status` through policy,
+    /// everything else as the runtime answers it.
+    pub fn router(&self) -> Router {
+        Served::router(std::sync::Arc::new(self.clone())).build()
+    }
+}
+
+fn origin<A: Action>(call: &Call<A>) -> Origin {
+    Origin {
+        query_id: None,
+        caller: call.caller(),
+    }
+}
+
+impl Handle<BoxCreate> for BoxService {
+    async fn handle(
+        &self,
+        params: BoxCreateParams,
+        call: Call<BoxCreate>,
+    ) -> Result<BoxCreateResult, BoxError> {
+        let origin = origin(&call);
+        self.decided_create(params, &origin, Some(call)).await
+    }
+}
+
+impl Handle<BoxExec> for BoxService {
+    async fn handle(
+        &self,
+        params: BoxExecParams,
+        call: Call<BoxExec>,
+    ) -> Result<BoxExecutionResult, BoxError> {
+        let origin = origin(&call);
+        let shortened = self.decided_exec(params, &origin, Some(call)).await?;
+        Ok(shortened.result)
+    }
+}
+
+impl Handle<BoxUpdate> for BoxService {
+    async fn handle(
+        &self,
+        params: BoxUpdateParams,
+        call: Call<BoxUpdate>,
+    ) -> Result<BoxSessionInfo, BoxError> {
+        let origin = origin(&call);
+        self.decided_update(params, &origin, call).await
+    }
+}
+
+impl Handle<SystemStatus> for BoxService {
+    async fn handle(
+        &self,
+        _: Empty,
+        call: Call<SystemStatus>,
+    ) -> Result<SystemStatusResult, BoxError> {
+        Ok(self.status_for(&call.caller()).await.runtime)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn the_whole_contract_is_served() {
+        let served: BTreeSet<_> = Served::NAMES.iter().collect();
+        assert_eq!(served, ALL_ACTIONS.iter().collect());
+    }
+}

@@ -1,0 +1,228 @@
+//! Where paths of the host really lead. The only part of the decision that looks at a file system.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Component, Path, PathBuf};
+
+use box_protocol::{BoxError, Invalid};
+
+use crate::blocked;
+use crate::policy::{Facts, HostPath, PathKind};
+
+/// Looks up each path.
+pub fn look_up(paths: impl IntoIterator<Item = String>) -> Facts {
+    let paths = paths.into_iter().map(|path| {
+        let found = look_up_one(Path::new(&path));
+        (path, found)
+    });
+    Facts {
+        host_paths: paths.collect(),
+        ..Facts::default()
+    }
+}
+
+/// As [`look_up`], for paths that exist on another machine: by their text alone.
+pub fn take_as_written(paths: impl IntoIterator<Item = String>) -> Facts {
+    let found = paths.into_iter().map(|path| {
+        let plain = Path::new(&path);
+        let found = HostPath {
+            real: plain.is_absolute().then(|| without_detours(plain)),
+            kind: PathKind::Unknown,
+        };
+        (path, found)
+    });
+    Facts {
+        host_paths: found.collect::<BTreeMap<_, _>>(),
+        ..Facts::default()
+    }
+}
+
+fn look_up_one(path: &Path) -> HostPath {
+    if !path.is_absolute() {
+        return HostPath {
+            real: None,
+            kind: PathKind::Missing,
+        };
+    }
+    let Ok(real) = fs::canonicalize(path) else {
+        // Whether it would lie inside is still told apart.
+        return HostPath {
+            real: real_path(path).ok(),
+            kind: PathKind::Missing,
+        };
+    };
+    let kind = match fs::symlink_metadata(&real) {
+        Ok(metadata) if metadata.is_dir() => PathKind::Directory,
+        Ok(metadata) if metadata.is_file() => PathKind::File,
+        Ok(_) => PathKind::Other,
+        Err(_) => PathKind::Missing,
+    };
+    let real = Some(real);
+    HostPath { real, kind }
+}
+
+/// Where a path leads, every symbolic link followed. What does not exist yet is taken as written.
+pub fn real_path(path: &Path) -> io::Result<PathBuf> {
+    let mut existing = path;
+    let mut rest = Vec::new();
+    loop {
+        match fs::canonicalize(existing) {
+            Ok(mut real) => {
+                for component in rest.into_iter().rev() {
+                    step(&mut real, component);
+                }
+                return Ok(real);
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let mut components = existing.components();
+                let Some(last) = components.next_back() else {
+                    return Err(error);
+                };
+                rest.push(last);
+                existing = components.as_path();
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn without_detours(path: &Path) -> PathBuf {
+    let mut plain = PathBuf::new();
+    for component in path.components() {
+        step(&mut plain, component);
+    }
+    plain
+}
+
+fn step(path: &mut PathBuf, component: Component<'_>) {
+    match component {
+        Component::CurDir => {}
+        Component::ParentDir => {
+            path.pop();
+        }
+        other => path.push(other),
+    }
+}
+
+/// A directory of the configuration, as it is compared with.
+pub(crate) fn configured(
+    field: &'static str,
+    path: &Path,
+    shared_filesystem: bool,
+) -> Result<PathBuf, BoxError> {
+    if !path.is_absolute() {
+        return Err(Invalid::new(field, "must be an absolute host path").into());
+    }
+    if !shared_filesystem {
+        return Ok(without_detours(path));
+    }
+    real_path(path).map_err(|_| Invalid::new(field, "cannot be looked up").into())
+}
+
+/// Makes the default workspace if it is not there, and says where it is; it must lie under one of
+/// the roots, before and after.
+pub(crate) fn create_workspace(workspace: &Path, roots: &[PathBuf]) -> Result<PathBuf, BoxError> {
+    let inside = |path: &Path| roots.iter().any(|root| path.starts_with(root));
+    let refused = |rule| BoxError::from(Invalid::new("default_host_workspace", rule));
+    if !inside(workspace) {
+        return Err(refused("is outside allowed_host_mount_roots"));
+    }
+    if blocked::is_blocked(workspace, roots) {
+        return Err(refused("is blocked for security"));
+    }
+    fs::create_dir_all(workspace)
+        .map_err(|error| refused_by_system("cannot be created", &error))?;
+    let real = fs::canonicalize(workspace)
+        .map_err(|error| refused_by_system("cannot be looked up", &error))?;
+    if !inside(&real) {
+        return Err(refused("is outside allowed_host_mount_roots"));
+    }
+    Ok(real)
+}
+
+fn refused_by_system(rule: &str, error: &io::Error) -> BoxError {
+    Invalid::new(
+        "default_host_workspace",
+        format!("{rule}: {}", error.kind()),
+    )
+    .into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn links_are_followed_and_the_rest_taken_as_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let top = dir.path().canonicalize().unwrap();
+        fs::create_dir_all(top.join("a/b")).unwrap();
+        symlink(top.join("a"), top.join("link")).unwrap();
+        for (asked, real) in [
+            ("a/b", "a/b"),
+            ("link/b", "a/b"),
+            ("link/b/..", "a"),
+            ("link/new/deeper", "a/new/deeper"),
+            ("link/new/../other", "a/other"),
+            ("a/./b/", "a/b"),
+        ] {
+            assert_eq!(
+                real_path(&top.join(asked)).unwrap(),
+                top.join(real),
+                "{asked}"
+            );
+        }
+    }
+
+    #[test]
+    fn kinds_are_told_apart() {
+        let dir = tempfile::tempdir().unwrap();
+        let top = dir.path().canonicalize().unwrap();
+        fs::create_dir(top.join("d")).unwrap();
+        fs::write(top.join("f"), "").unwrap();
+        symlink("nowhere", top.join("dangling")).unwrap();
+        symlink("loop", top.join("loop")).unwrap();
+        let _socket = std::os::unix::net::UnixListener::bind(top.join("s")).unwrap();
+        let text = |name: &str| top.join(name).to_str().unwrap().to_owned();
+        let facts = look_up(["d", "f", "s", "dangling", "missing", "loop"].map(text));
+        let kind = |name: &str| facts.host_paths[&text(name)].kind;
+        assert_eq!(kind("d"), PathKind::Directory);
+        assert_eq!(kind("f"), PathKind::File);
+        assert_eq!(kind("s"), PathKind::Other);
+        assert_eq!(kind("missing"), PathKind::Missing);
+        assert_eq!(facts.host_paths[&text("loop")].real, None);
+        assert_eq!(kind("dangling"), PathKind::Missing);
+        assert_eq!(
+            look_up(["relative".to_owned()]).host_paths["relative"].real,
+            None
+        );
+    }
+
+    #[test]
+    fn a_workspace_is_made_only_below_a_root() {
+        let dir = tempfile::tempdir().unwrap();
+        let top = dir.path().canonicalize().unwrap();
+        let root = top.join("root");
+        let roots = [root.clone()];
+        let made = create_workspace(&root.join("x/default"), &roots).unwrap();
+        assert!(made.is_dir());
+        let beside = top.join("rootless");
+        let error = create_workspace(&beside, &roots).unwrap_err();
+        assert_eq!(
+            error.message(),
+            "default_host_workspace is outside allowed_host_mount_roots"
+        );
+        assert!(!beside.exists());
+    }
+
+    #[test]
+    fn paths_of_another_machine_are_only_read() {
+        let facts = take_as_written(["/srv/../data//x".to_owned(), "x".to_owned()]);
+        let found = &facts.host_paths["/srv/../data//x"];
+        assert_eq!(found.real.as_deref(), Some(Path::new("/data/x")));
+        assert_eq!(found.kind, PathKind::Unknown);
+        assert_eq!(facts.host_paths["x"].real, None);
+    }
+}

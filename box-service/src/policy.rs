@@ -1,0 +1,264 @@
+//! What a request becomes, or why it is refused. Pure: whatever has to be looked up comes in as
+//! [`Facts`].
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use box_protocol::error::Detail;
+use box_protocol::{
+    BoxError, BoxMountSpec, BoxProfile, BoxSpec, HostPathMode, Invalid, Lockable, SpecDraft,
+};
+
+use crate::blocked;
+
+/// The rules requests are decided by.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Policy {
+    /// Defaults, locks and the longest timeout.
+    pub profile: BoxProfile,
+    /// The directory everything shared lies in, if one is configured.
+    pub shared_host_root: Option<PathBuf>,
+    /// Real paths below which host paths may be mounted.
+    pub allowed_host_mount_roots: Vec<PathBuf>,
+    /// The workspace of a box that names none.
+    pub default_host_workspace: Option<PathBuf>,
+    /// Whether host paths mean the same here and at the runtime.
+    pub shared_filesystem: bool,
+}
+
+/// What was looked up for one request.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Facts {
+    /// Each host path of the request as it was written, and where it leads.
+    pub host_paths: BTreeMap<String, HostPath>,
+    /// Protections the runtime's machine does not grant.
+    pub missing: Vec<String>,
+}
+
+/// Where a host path leads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostPath {
+    /// The path without links and detours; `None` if that cannot be told.
+    pub real: Option<PathBuf>,
+    /// What is there.
+    pub kind: PathKind,
+}
+
+/// What is at a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PathKind {
+    /// A directory.
+    Directory,
+    /// A regular file.
+    File,
+    /// A socket, a device …
+    Other,
+    /// Nothing.
+    Missing,
+    /// It is on another machine.
+    Unknown,
+}
+
+/// A request that may be carried out.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Decision {
+    /// What to ask of the runtime.
+    pub spec: BoxSpec,
+    /// Locked fields in which the caller wanted something else.
+    pub overruled: Vec<Lockable>,
+    /// The timeout the caller wanted, if it was cut.
+    pub timeout_cut_from: Option<u64>,
+}
+
+/// The host paths that [`decide`] needs to know about for this request.
+pub fn host_paths(policy: &Policy, draft: &SpecDraft) -> Vec<String> {
+    let mode = chosen(
+        &policy.profile,
+        Lockable::HostPathMode,
+        draft.host_path_mode,
+        policy.profile.host_path_mode,
+    );
+    let mut paths = Vec::new();
+    if mode != HostPathMode::None {
+        paths.extend(workspace(policy, draft));
+    }
+    paths.extend(mount_paths(draft.extra_mounts.iter().flatten()));
+    paths
+}
+
+/// The host paths of mounts.
+pub fn mount_paths<'a>(
+    mounts: impl IntoIterator<Item = &'a BoxMountSpec>,
+) -> impl Iterator<Item = String> {
+    mounts
+        .into_iter()
+        .filter(|mount| mount.mode != HostPathMode::None)
+        .flat_map(|mount| [Some(mount.host_path.clone()), mount.manifest_path.clone()])
+        .flatten()
+}
+
+/// The workspace this request is about, trimmed as the spec does it.
+fn workspace(policy: &Policy, draft: &SpecDraft) -> Option<String> {
+    let asked = draft.host_path.as_deref().map(str::trim);
+    match asked {
+        Some(path) if !path.is_empty() => Some(path.to_owned()),
+        _ => policy
+            .default_host_workspace
+            .as_deref()
+            .and_then(Path::to_str)
+            .map(str::to_owned),
+    }
+}
+
+/// Decides about a request: fills in the profile, overwrites what is locked, cuts the timeout, applies
+/// the rules of a spec, and checks every host path by where it really leads. The paths of the spec
+/// decided on are the real ones.
+pub fn decide(policy: &Policy, mut draft: SpecDraft, facts: &Facts) -> Result<Decision, BoxError> {
+    let profile = &policy.profile;
+    if profile.strict && !facts.missing.is_empty() {
+        return Err(BoxError::unavailable(format!(
+            "profile {} needs what this machine does not grant: {}",
+            profile.name,
+            facts.missing.join(", ")
+        ))
+        .with_detail(&Detail::lasting()));
+    }
+    let overruled = apply(profile, &mut draft);
+    let asked_timeout = draft.timeout_sec;
+    draft.timeout_sec = asked_timeout.map(|asked| asked.min(profile.max_timeout_sec));
+    if draft.host_path_mode != Some(HostPathMode::None)
+        && let Some(path) = workspace(policy, &draft)
+    {
+        draft.host_path = Some(path);
+    }
+    let mut spec = draft.build()?;
+    if spec.mounts_host_path()
+        && let Some(path) = &spec.host_path
+    {
+        let real = allowed(policy, facts, "host_path", path, PathKind::Directory)?;
+        spec.host_path = Some(real);
+    }
+    decide_mounts(policy, &mut spec.extra_mounts, facts)?;
+    Ok(Decision {
+        spec,
+        overruled,
+        timeout_cut_from: asked_timeout.filter(|asked| *asked > profile.max_timeout_sec),
+    })
+}
+
+/// Decides about mounts beside the workspace. A lock on the workspace's mode holds for them, too.
+pub fn decide_mounts(
+    policy: &Policy,
+    mounts: &mut [BoxMountSpec],
+    facts: &Facts,
+) -> Result<(), BoxError> {
+    let profile = &policy.profile;
+    for mount in mounts {
+        if profile.locks(Lockable::HostPathMode) {
+            mount.mode = narrower(mount.mode, profile.host_path_mode);
+        }
+        if mount.mode == HostPathMode::None {
+            continue;
+        }
+        mount.host_path = allowed(
+            policy,
+            facts,
+            "host_path",
+            &mount.host_path,
+            PathKind::Directory,
+        )?;
+        if let Some(manifest) = &mount.manifest_path {
+            let real = allowed(policy, facts, "manifest_path", manifest, PathKind::File)?;
+            mount.manifest_path = Some(real);
+        }
+    }
+    Ok(())
+}
+
+fn narrower(one: HostPathMode, other: HostPathMode) -> HostPathMode {
+    use HostPathMode::{None, Ro, Rw};
+    match (one, other) {
+        (None, _) | (_, None) => None,
+        (Ro, _) | (_, Ro) => Ro,
+        (Rw, Rw) => Rw,
+    }
+}
+
+/// The value that holds: the profile's if it is locked or nothing was asked for.
+fn chosen<T>(profile: &BoxProfile, field: Lockable, asked: Option<T>, own: T) -> T {
+    match asked {
+        Some(asked) if !profile.locks(field) => asked,
+        _ => own,
+    }
+}
+
+/// Fills in the profile. The locked fields in which the caller wanted something else.
+#[allow(clippy::float_cmp, reason = "any other number is another wish")]
+fn apply(profile: &BoxProfile, draft: &mut SpecDraft) -> Vec<Lockable> {
+    let mut overruled = Vec::new();
+    macro_rules! fill {
+        ($($field:ident: $lockable:ident,)*) => {$({
+            let own = profile.$field.clone();
+            let asked = draft.$field.take();
+            if profile.locks(Lockable::$lockable) && asked.as_ref().is_some_and(|asked| *asked != own) {
+                overruled.push(Lockable::$lockable);
+            }
+            draft.$field = Some(chosen(profile, Lockable::$lockable, asked, own));
+        })*};
+    }
+    // An empty image is no wish.
+    draft.image = draft.image.take().filter(|image| !image.trim().is_empty());
+    fill! {
+        image: Image,
+        network: Network,
+        timeout_sec: TimeoutSec,
+        host_path_mode: HostPathMode,
+        cpus: Cpus,
+        memory_mb: MemoryMb,
+        pids_limit: PidsLimit,
+        read_only_rootfs: ReadOnlyRootfs,
+        workspace_quota_mb: WorkspaceQuotaMb,
+    }
+    overruled
+}
+
+/// The real path, if it may be mounted. What lies outside is refused alike whether it exists or not.
+fn allowed(
+    policy: &Policy,
+    facts: &Facts,
+    field: &'static str,
+    path: &str,
+    wanted: PathKind,
+) -> Result<String, BoxError> {
+    let refused = |rule: &'static str| BoxError::from(Invalid::new(field, rule));
+    let roots = &policy.allowed_host_mount_roots;
+    if roots.is_empty() {
+        return Err(refused(
+            "mounting is disabled because no allowed_host_mount_roots are configured",
+        ));
+    }
+    let found = facts
+        .host_paths
+        .get(path)
+        .ok_or_else(|| BoxError::internal(format!("{field} was not looked up")))?;
+    let outside = || refused("is outside allowed_host_mount_roots");
+    let real = found.real.as_deref().ok_or_else(outside)?;
+    if !roots.iter().any(|root| real.starts_with(root)) {
+        return Err(outside());
+    }
+    if blocked::is_blocked(real, roots) {
+        return Err(refused("is blocked for security"));
+    }
+    if found.kind != wanted && found.kind != PathKind::Unknown {
+        return Err(refused(match wanted {
+            PathKind::File => "must point to an existing file on the host",
+            _ => "must point to an existing directory on the host",
+        }));
+    }
+    real.to_str()
+        .map(str::to_owned)
+        .ok_or_else(|| refused("must lead to a path in UTF-8"))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,424 @@
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use box_protocol::error::Detail;
+use box_protocol::{Code, Network};
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+use crate::paths;
+
+fn built_in(name: &str) -> BoxProfile {
+    BoxProfile::built_in(name).unwrap()
+}
+
+fn policy(profile: BoxProfile, roots: &[&str]) -> Policy {
+    Policy {
+        profile,
+        shared_host_root: None,
+        allowed_host_mount_roots: roots.iter().map(PathBuf::from).collect(),
+        default_host_workspace: None,
+        shared_filesystem: true,
+    }
+}
+
+/// Facts in which these paths are what they seem.
+fn plain(paths: &[&str], kind: PathKind) -> Facts {
+    let found = paths.iter().map(|path| {
+        let real = Some(PathBuf::from(path));
+        ((*path).to_owned(), HostPath { real, kind })
+    });
+    Facts {
+        host_paths: found.collect(),
+        missing: Vec::new(),
+    }
+}
+
+fn field(error: &BoxError) -> String {
+    error.detail::<Detail>().unwrap().field.unwrap()
+}
+
+#[test]
+fn an_empty_request_gets_the_profile() {
+    let policy = policy(built_in("network_extended"), &[]);
+    let spec = decide(&policy, SpecDraft::new("s"), &Facts::default())
+        .unwrap()
+        .spec;
+    assert_eq!(
+        (spec.network, spec.cpus, spec.memory_mb, spec.pids_limit),
+        (Network::On, 2.0, 1024, 256)
+    );
+    assert!(!spec.read_only_rootfs);
+}
+
+#[test]
+fn what_is_not_locked_is_the_callers_and_what_is_locked_is_noted() {
+    let locked = policy(built_in("offline_readonly"), &[]);
+    let draft = SpecDraft::new("s")
+        .network(Network::On)
+        .read_only_rootfs(true)
+        .memory_mb(64_u64);
+    let decision = decide(&locked, draft.clone(), &Facts::default()).unwrap();
+    assert_eq!(decision.spec.network, Network::Off);
+    assert_eq!(decision.spec.memory_mb, 64);
+    // The same value is no wish overruled.
+    assert_eq!(decision.overruled, [Lockable::Network]);
+    let open = policy(built_in("default"), &[]);
+    let decision = decide(&open, draft, &Facts::default()).unwrap();
+    assert_eq!(decision.spec.network, Network::On);
+    assert!(decision.overruled.is_empty());
+}
+
+#[test]
+fn long_timeouts_are_cut_and_wrong_ones_refused() {
+    let policy = policy(built_in("default"), &[]);
+    let with = |seconds: u64| {
+        decide(
+            &policy,
+            SpecDraft::new("s").timeout_sec(seconds),
+            &Facts::default(),
+        )
+    };
+    let cut = with(999).unwrap();
+    assert_eq!(
+        (cut.spec.timeout_sec, cut.timeout_cut_from),
+        (120, Some(999))
+    );
+    let kept = with(120).unwrap();
+    assert_eq!((kept.spec.timeout_sec, kept.timeout_cut_from), (120, None));
+    let error = with(0).unwrap_err();
+    assert_eq!(error.message(), "timeout_sec must be greater than 0");
+}
+
+#[test]
+fn without_roots_nothing_is_mounted() {
+    let draft = SpecDraft::new("s").host_path("/data");
+    let facts = plain(&["/data"], PathKind::Directory);
+    let error = decide(&policy(built_in("default"), &[]), draft, &facts).unwrap_err();
+    assert_eq!(error.code(), Code::Validation);
+    assert_eq!(
+        error.message(),
+        "host_path mounting is disabled because no allowed_host_mount_roots are configured"
+    );
+}
+
+#[test]
+fn look_alike_prefixes_and_blocked_places_are_refused() {
+    let policy = policy(built_in("default"), &["/data", "/"]);
+    for (path, rule) in [
+        ("/etc", "host_path is blocked for security"),
+        ("/", "host_path is blocked for security"),
+        ("/proc/self", "host_path is blocked for security"),
+    ] {
+        let facts = plain(&[path], PathKind::Directory);
+        let error = decide(&policy, SpecDraft::new("s").host_path(path), &facts).unwrap_err();
+        assert_eq!((error.code(), error.message()), (Code::Validation, rule));
+    }
+    let narrow = Policy {
+        allowed_host_mount_roots: vec!["/data".into()],
+        ..policy
+    };
+    for (path, allowed) in [("/data", true), ("/data/x", true), ("/database", false)] {
+        let facts = plain(&[path], PathKind::Directory);
+        let decided = decide(&narrow, SpecDraft::new("s").host_path(path), &facts);
+        match decided {
+            Ok(_) => assert!(allowed, "{path}"),
+            Err(error) => {
+                assert!(!allowed, "{path}");
+                assert_eq!(
+                    error.message(),
+                    "host_path is outside allowed_host_mount_roots"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn outside_is_refused_alike_whether_it_exists_or_not() {
+    let policy = policy(built_in("default"), &["/data"]);
+    let draft = SpecDraft::new("s").host_path("/secret");
+    let texts: Vec<_> = [PathKind::Directory, PathKind::File, PathKind::Missing]
+        .into_iter()
+        .map(|kind| {
+            decide(&policy, draft.clone(), &plain(&["/secret"], kind))
+                .unwrap_err()
+                .to_string()
+        })
+        .collect();
+    assert!(texts.windows(2).all(|pair| pair[0] == pair[1]), "{texts:?}");
+    let inside = SpecDraft::new("s").host_path("/data/x");
+    let error = decide(&policy, inside, &plain(&["/data/x"], PathKind::Missing)).unwrap_err();
+    assert_eq!(
+        error.message(),
+        "host_path must point to an existing directory on the host"
+    );
+}
+
+#[test]
+fn mode_none_names_no_workspace_and_checks_none() {
+    let mut policy = policy(built_in("default"), &["/data"]);
+    policy.default_host_workspace = Some("/data/default".into());
+    let none = SpecDraft::new("s").host_path_mode(HostPathMode::None);
+    assert!(host_paths(&policy, &none).is_empty());
+    let spec = decide(&policy, none.clone(), &Facts::default())
+        .unwrap()
+        .spec;
+    assert_eq!(spec.host_path, None);
+    let anywhere = none.host_path("/secret").workdir("/opt/custom");
+    let spec = decide(&policy, anywhere, &Facts::default()).unwrap().spec;
+    assert_eq!(spec.host_path.as_deref(), Some("/secret"));
+}
+
+#[test]
+fn extra_mounts_and_manifests_are_checked_like_the_workspace() {
+    let policy = policy(built_in("default"), &["/data"]);
+    let mount = |path: &str| BoxMountSpec::new(path, "/mnt/x", HostPathMode::Rw).unwrap();
+    let with = |mounts: Vec<BoxMountSpec>, facts: &Facts| {
+        decide(&policy, SpecDraft::new("s").extra_mounts(mounts), facts)
+    };
+    let facts = plain(&["/data/a", "/secret"], PathKind::Directory);
+    with(vec![mount("/data/a")], &facts).unwrap();
+    let error = with(vec![mount("/data/a"), mount("/secret")], &facts).unwrap_err();
+    assert_eq!(field(&error), "host_path");
+    let digest = format!("sha256:{}", "a".repeat(64));
+    let artifact = BoxMountSpec::content_addressed("/data/a", digest, "/secret").unwrap();
+    let error = with(vec![artifact], &facts).unwrap_err();
+    assert_eq!(field(&error), "manifest_path");
+}
+
+#[test]
+fn a_locked_mode_holds_for_extra_mounts() {
+    let policy = policy(built_in("offline_readonly"), &["/data"]);
+    let mount = BoxMountSpec::new("/data/a", "/mnt/x", HostPathMode::Rw).unwrap();
+    let facts = plain(&["/data/a"], PathKind::Directory);
+    let draft = SpecDraft::new("s").extra_mounts(vec![mount]);
+    let spec = decide(&policy, draft, &facts).unwrap().spec;
+    assert_eq!(spec.extra_mounts[0].mode, HostPathMode::Ro);
+}
+
+#[test]
+fn a_strict_profile_refuses_a_machine_that_lacks_something() {
+    let strict: BoxProfile =
+        serde_json::from_value(json!({"name": "hard", "strict": true})).unwrap();
+    let facts = Facts {
+        missing: vec!["landlock".into()],
+        ..Facts::default()
+    };
+    let error = decide(&policy(strict, &[]), SpecDraft::new("s"), &facts).unwrap_err();
+    assert_eq!(error.code(), Code::Unavailable);
+    assert!(error.message().contains("landlock"), "{error}");
+    assert!(error.detail::<Detail>().unwrap().lasting);
+    let open = policy(built_in("default"), &[]);
+    decide(&open, SpecDraft::new("s"), &facts).unwrap();
+}
+
+#[test]
+fn the_rules_of_a_spec_hold() {
+    let policy = policy(built_in("default"), &["/data"]);
+    let facts = plain(&["/data/a"], PathKind::Directory);
+    let draft = SpecDraft::new("s").host_path("/data/a").workdir("/opt");
+    let error = decide(&policy, draft, &facts).unwrap_err();
+    assert_eq!(
+        error.message(),
+        "workdir must stay under mount_path when host_path is provided"
+    );
+}
+
+#[test]
+fn a_path_nobody_looked_up_is_never_allowed() {
+    let policy = policy(built_in("default"), &["/data"]);
+    let draft = SpecDraft::new("s").host_path("/data/a");
+    let error = decide(&policy, draft, &Facts::default()).unwrap_err();
+    assert_eq!(error.code(), Code::Internal);
+}
+
+const LOCKABLE: [&str; 9] = [
+    "image",
+    "network",
+    "timeout_sec",
+    "host_path_mode",
+    "cpus",
+    "memory_mb",
+    "pids_limit",
+    "read_only_rootfs",
+    "workspace_quota_mb",
+];
+
+prop_compose! {
+    /// Values for every field a profile can lock.
+    fn values()(
+        image in "[a-z]{1,4}", network in prop::sample::select(vec!["off", "on"]),
+        timeout_sec in 1_u64..500, mode in prop::sample::select(vec!["none", "ro", "rw"]),
+        cpus in 1_u32..8, memory_mb in 32_u64..4096, pids_limit in 1_u64..512,
+        read_only_rootfs: bool, quota in 0_u64..64,
+    ) -> BTreeMap<&'static str, serde_json::Value> {
+        LOCKABLE.into_iter().zip([json!(image), json!(network), json!(timeout_sec), json!(mode),
+            json!(cpus), json!(memory_mb), json!(pids_limit), json!(read_only_rootfs), json!(quota)]).collect()
+    }
+}
+
+fn rank(mode: &str) -> usize {
+    ["none", "ro", "rw"]
+        .iter()
+        .position(|known| *known == mode)
+        .unwrap()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_locked_field_is_never_widened(
+        own in values(), asked in values(), max in 1_u64..500,
+        locked in prop::sample::subsequence(LOCKABLE.to_vec(), 0..=9),
+        wanted in prop::sample::subsequence(LOCKABLE.to_vec(), 0..=9),
+        extra in prop::sample::select(vec!["none", "ro", "rw"]),
+    ) {
+        let mut profile = json!({"name": "p", "locked": locked, "max_timeout_sec": max});
+        for (name, value) in &own {
+            profile[*name] = value.clone();
+        }
+        profile["timeout_sec"] = json!(own["timeout_sec"].as_u64().unwrap().min(max));
+        let profile: BoxProfile = serde_json::from_value(profile).unwrap();
+        let mut draft = json!({"session_id": "s", "extra_mounts": [
+            {"host_path": "/data/a", "mount_path": "/mnt/a", "mode": extra}]});
+        for name in &wanted {
+            draft[*name] = asked[*name].clone();
+        }
+        let draft: SpecDraft = serde_json::from_value(draft).unwrap();
+        let facts = plain(&["/data/a"], PathKind::Directory);
+        let spec = decide(&policy(profile.clone(), &["/data"]), draft, &facts).unwrap().spec;
+        let (spec_json, profile_json) = (json!(spec), json!(profile));
+        for name in LOCKABLE {
+            let is_wish = wanted.contains(&name) && !locked.contains(&name);
+            let mut expected = if is_wish { asked[name].clone() } else { profile_json[name].clone() };
+            if name == "timeout_sec" {
+                expected = json!(expected.as_u64().unwrap().min(max));
+            }
+            // `cpus` is a whole number here and a decimal there.
+            prop_assert_eq!(spec_json[name].as_f64(), expected.as_f64(), "{}", name);
+            if !expected.is_number() {
+                prop_assert_eq!(&spec_json[name], &expected, "{}", name);
+            }
+        }
+        let mode = spec.extra_mounts[0].mode.as_str();
+        let most = if locked.contains(&"host_path_mode") { profile.host_path_mode.as_str() } else { "rw" };
+        prop_assert_eq!(rank(mode), rank(extra).min(rank(most)));
+    }
+}
+
+/// What is at a path of the model: the independent copy of a small file system.
+#[derive(Debug, Clone)]
+enum Node {
+    Directory,
+    File,
+    Link { from_top: bool, to: Vec<String> },
+}
+
+type Tree = BTreeMap<Vec<String>, Node>;
+
+/// The directory a path of the model leads to, the way a kernel would walk it.
+fn model_directory(tree: &Tree, path: &[String]) -> Option<Vec<String>> {
+    let mut at: Vec<String> = Vec::new();
+    let mut left: Vec<String> = path.iter().rev().cloned().collect();
+    let mut links = 0;
+    while let Some(name) = left.pop() {
+        if name == ".." {
+            at.pop()?;
+            continue;
+        }
+        at.push(name);
+        match tree.get(&at)? {
+            Node::Directory => {}
+            Node::File => return None,
+            Node::Link { from_top, to } => {
+                links += 1;
+                if links > 40 {
+                    return None;
+                }
+                at.pop();
+                if *from_top {
+                    at.clear();
+                }
+                left.extend(to.iter().rev().cloned());
+            }
+        }
+    }
+    Some(at)
+}
+
+fn names(most: usize) -> impl Strategy<Value = Vec<String>> {
+    // `a` is a prefix of `ab`: a comparison of texts would take one for the inside of the other.
+    let name = prop::sample::select(vec!["a", "ab", "b", "c", ".."]);
+    prop::collection::vec(name.prop_map(str::to_owned), 1..=most)
+}
+
+fn tree() -> impl Strategy<Value = Tree> {
+    let node = prop_oneof![
+        4 => Just(Node::Directory),
+        1 => Just(Node::File),
+        3 => (any::<bool>(), names(3)).prop_map(|(from_top, to)| Node::Link { from_top, to }),
+    ];
+    prop::collection::vec((names(3), node), 1..14).prop_map(|wanted| {
+        let mut tree = Tree::new();
+        for (path, node) in wanted {
+            let path: Vec<String> = path.into_iter().filter(|name| name != "..").collect();
+            let parent_is_directory = path.len() < 2
+                || matches!(tree.get(&path[..path.len() - 1]), Some(Node::Directory));
+            if !path.is_empty() && parent_is_directory && !tree.contains_key(&path) {
+                tree.insert(path, node);
+            }
+        }
+        tree
+    })
+}
+
+fn build(tree: &Tree, top: &Path) {
+    for (path, node) in tree {
+        let at = top.join(path.join("/"));
+        match node {
+            Node::Directory => fs::create_dir(at).unwrap(),
+            Node::File => fs::write(at, "").unwrap(),
+            Node::Link { from_top, to } => {
+                let to = to.join("/");
+                let to = if *from_top { top.join(to) } else { to.into() };
+                symlink(to, at).unwrap();
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_host_path_is_allowed_exactly_where_the_model_says_so(
+        tree in tree(), roots in prop::collection::vec(names(2), 1..3), asked in prop::collection::vec(names(4), 1..8),
+    ) {
+        let dir = tempfile::tempdir().unwrap();
+        let top = dir.path().canonicalize().unwrap();
+        build(&tree, &top);
+        // Roots that lead nowhere allow nothing; leaving them out keeps the model small.
+        let roots: Vec<_> = roots.iter().filter(|root| model_directory(&tree, root).is_some()).collect();
+        let model_roots: Vec<_> = roots.iter().filter_map(|root| model_directory(&tree, root)).collect();
+        let mut policy = policy(built_in("default"), &[]);
+        for root in &roots {
+            let root = paths::configured("root", &top.join(root.join("/")), true).unwrap();
+            policy.allowed_host_mount_roots.push(root);
+        }
+        for asked in asked {
+            let expected = model_directory(&tree, &asked)
+                .filter(|real| model_roots.iter().any(|root| real.starts_with(root)));
+            let text = top.join(asked.join("/")).to_str().unwrap().to_owned();
+            let draft = SpecDraft::new("s").host_path(text.clone());
+            let facts = paths::look_up(host_paths(&policy, &draft));
+            let decided = decide(&policy, draft, &facts).ok().map(|decision| decision.spec.host_path.unwrap());
+            let expected = expected.map(|real| real.iter().fold(top.clone(), |at, name| at.join(name)));
+            prop_assert_eq!(decided, expected.map(|path| path.to_str().unwrap().to_owned()), "{}", text);
+        }
+    }
+}

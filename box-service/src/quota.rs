@@ -1,0 +1,193 @@
+//! How much is in a workspace. Symbolic links are counted, never followed.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use box_protocol::error::Detail;
+use box_protocol::{BoxError, BoxSpec};
+
+/// The most entries a workspace with a quota may have, unless configuration says otherwise.
+pub const DEFAULT_MAX_WORKSPACE_ENTRIES: u64 = 100_000;
+
+/// What a workspace may hold.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Quota {
+    root: PathBuf,
+    megabytes: u64,
+    max_entries: u64,
+}
+
+/// When a workspace is looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Moment {
+    /// Nothing has run yet.
+    Before,
+    /// The command has ended.
+    After,
+}
+
+impl fmt::Display for Moment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Before => "before execution",
+            Self::After => "after execution",
+        })
+    }
+}
+
+impl Quota {
+    /// The quota of this spec; `None` if it has none, or nothing it could be about.
+    pub fn of(spec: &BoxSpec, max_entries: u64) -> Option<Self> {
+        if spec.workspace_quota_mb == 0 || !spec.mounts_host_path() {
+            return None;
+        }
+        let root = spec.host_path.as_ref()?.into();
+        Some(Self {
+            root,
+            megabytes: spec.workspace_quota_mb,
+            max_entries,
+        })
+    }
+
+    /// Refuses a workspace that holds too much. Blocks while it counts.
+    pub fn check(&self, moment: Moment) -> Result<(), BoxError> {
+        let limit = self.megabytes.saturating_mul(1024 * 1024);
+        let text = match count(&self.root, limit, self.max_entries) {
+            Ok(Counted::Within) => return Ok(()),
+            Ok(Counted::TooManyBytes) => format!(
+                "workspace quota exceeded {moment}: more than {} MiB (limit workspace_quota_mb)",
+                self.megabytes
+            ),
+            Ok(Counted::TooManyEntries) => format!(
+                "workspace quota exceeded {moment}: more than {} entries (limit max_workspace_entries)",
+                self.max_entries
+            ),
+            // What cannot be counted must not count as nothing: a guest can hide it that way.
+            Err(error) => format!(
+                "workspace quota cannot be checked {moment}: {}",
+                error.kind()
+            ),
+        };
+        Err(BoxError::validation(text).with_detail(&Detail {
+            field: Some("workspace_quota_mb".to_owned()),
+            ..Detail::default()
+        }))
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Counted {
+    Within,
+    TooManyBytes,
+    TooManyEntries,
+}
+
+/// Adds up until it is too much. What vanishes meanwhile is passed over.
+fn count(root: &Path, max_bytes: u64, max_entries: u64) -> io::Result<Counted> {
+    let (mut bytes, mut entries) = (0_u64, 0_u64);
+    let mut directories = vec![root.to_owned()];
+    while let Some(directory) = directories.pop() {
+        let listing = match fs::read_dir(&directory) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            listing => listing?,
+        };
+        for entry in listing {
+            let entry = entry?;
+            entries += 1;
+            if entries > max_entries {
+                return Ok(Counted::TooManyEntries);
+            }
+            let metadata = match entry.metadata() {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                metadata => metadata?,
+            };
+            if metadata.is_dir() {
+                directories.push(entry.path());
+            } else if metadata.is_file() {
+                bytes = bytes.saturating_add(metadata.len());
+            }
+            if bytes > max_bytes {
+                return Ok(Counted::TooManyBytes);
+            }
+        }
+    }
+    Ok(Counted::Within)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use box_protocol::{Code, HostPathMode, SpecDraft};
+    use std::os::unix::fs::symlink;
+
+    const MIB: usize = 1024 * 1024;
+
+    fn quota(root: &Path, megabytes: u64, max_entries: u64) -> Quota {
+        Quota {
+            root: root.to_owned(),
+            megabytes,
+            max_entries,
+        }
+    }
+
+    #[test]
+    fn bytes_are_added_up_over_directories() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir_all(dir.path().join("a/b")).unwrap();
+        fs::write(dir.path().join("one"), vec![0; MIB / 2]).unwrap();
+        fs::write(dir.path().join("a/b/two"), vec![0; MIB / 2]).unwrap();
+        let quota = quota(dir.path(), 1, 100);
+        quota.check(Moment::Before).unwrap();
+        fs::write(dir.path().join("a/three"), "x").unwrap();
+        let error = quota.check(Moment::Before).unwrap_err();
+        assert_eq!(error.code(), Code::Validation);
+        assert!(
+            error
+                .message()
+                .starts_with("workspace quota exceeded before execution"),
+            "{error}"
+        );
+        let error = quota.check(Moment::After).unwrap_err();
+        assert!(
+            error
+                .message()
+                .starts_with("workspace quota exceeded after execution"),
+            "{error}"
+        );
+        assert!(!error.message().contains(dir.path().to_str().unwrap()));
+    }
+
+    #[test]
+    fn entries_are_bounded() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["a", "b", "c"] {
+            fs::write(dir.path().join(name), "").unwrap();
+        }
+        quota(dir.path(), 1, 3).check(Moment::Before).unwrap();
+        let error = quota(dir.path(), 1, 2).check(Moment::Before).unwrap_err();
+        assert!(error.message().contains("more than 2 entries"), "{error}");
+    }
+
+    #[test]
+    fn links_are_not_followed() {
+        let (dir, big) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        fs::write(big.path().join("file"), vec![0; 2 * MIB]).unwrap();
+        symlink(big.path(), dir.path().join("directory")).unwrap();
+        symlink(big.path().join("file"), dir.path().join("file")).unwrap();
+        symlink(dir.path(), dir.path().join("loop")).unwrap();
+        quota(dir.path(), 1, 100).check(Moment::Before).unwrap();
+    }
+
+    #[test]
+    fn only_a_mounted_workspace_with_a_quota_is_counted() {
+        let draft = SpecDraft::new("s").workspace_quota_mb(1_u64);
+        let of = |draft: SpecDraft| Quota::of(&draft.build().unwrap(), 10);
+        assert_eq!(of(draft.clone()), None);
+        let mounted = draft.host_path("/data");
+        assert_eq!(of(mounted.clone()), Some(quota(Path::new("/data"), 1, 10)));
+        assert_eq!(of(mounted.clone().host_path_mode(HostPathMode::None)), None);
+        assert_eq!(of(mounted.workspace_quota_mb(0_u64)), None);
+    }
+}

@@ -1,0 +1,334 @@
+//! `BoxService`: one handle to decide, run and report.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use box_protocol::actions::{
+    BoxDelete, BoxDeleteParams, BoxList, BoxListParams, RecentError, SystemHealth, SystemShutdown,
+    SystemShutdownParams, SystemStatus, SystemStatusResult,
+};
+use box_protocol::{BoxError, BoxProfile, BoxSessionInfo, SessionId};
+use box_rpc::Empty;
+
+use crate::audit::{self, Origin};
+use crate::client::RuntimeClient;
+use crate::config::ServiceConfig;
+use crate::connector::{Connector, LOCAL};
+use crate::errors::ErrorRing;
+use crate::paths;
+use crate::policy::Policy;
+use crate::session_id::SessionIdTemplate;
+use crate::status::ServiceStatus;
+
+/// How long a runtime may take to end its boxes when its service is disposed.
+const SHUTDOWN_WITHIN: Duration = Duration::from_secs(10);
+
+/// How long a runtime may take to say how it is.
+const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+
+/// The policy layer. Cheap to clone; all clones are one service.
+#[derive(Clone)]
+pub struct BoxService(pub(crate) Arc<Inner>);
+
+pub(crate) struct Inner {
+    pub(crate) config: ServiceConfig,
+    pub(crate) policy: Policy,
+    pub(crate) template: SessionIdTemplate,
+    runtime: Runtime,
+    errors: ErrorRing,
+    disposed: AtomicBool,
+}
+
+enum Runtime {
+    Injected(RuntimeClient),
+    Own {
+        connector: Arc<dyn Connector>,
+        clients: Mutex<HashMap<Arc<str>, RuntimeClient>>,
+        /// Held while connecting, so that many first calls connect once.
+        connecting: tokio::sync::Mutex<()>,
+    },
+}
+
+impl fmt::Debug for BoxService {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BoxService")
+            .field("policy", &self.0.policy)
+            .finish_non_exhaustive()
+    }
+}
+
+impl BoxService {
+    /// A service over a connection that somebody else made, and ends. The runtime takes all calls for
+    /// those of that connection's caller.
+    pub fn with_client(
+        config: ServiceConfig,
+        client: impl Into<RuntimeClient>,
+    ) -> Result<Self, BoxError> {
+        Self::new(config, Runtime::Injected(client.into()))
+    }
+
+    /// A service that connects by itself, on [`initialize`](Self::initialize) or on the first call.
+    pub fn with_connector(
+        config: ServiceConfig,
+        connector: impl Connector,
+    ) -> Result<Self, BoxError> {
+        let runtime = Runtime::Own {
+            connector: Arc::new(connector),
+            clients: Mutex::default(),
+            connecting: tokio::sync::Mutex::new(()),
+        };
+        Self::new(config, runtime)
+    }
+
+    fn new(config: ServiceConfig, runtime: Runtime) -> Result<Self, BoxError> {
+        Ok(Self(Arc::new(Inner {
+            policy: config.policy()?,
+            template: SessionIdTemplate::parse(&config.session_id_template)?,
+            config,
+            runtime,
+            errors: ErrorRing::default(),
+            disposed: AtomicBool::new(false),
+        })))
+    }
+
+    /// Makes the default workspace and reaches for the runtime.
+    ///
+    /// Fails for what only an operator can mend: a workspace outside the allowed roots, or one that
+    /// cannot be made. A runtime that cannot be reached is told by [`status`](Self::status), and
+    /// reached for again with each call.
+    pub async fn initialize(&self) -> Result<(), BoxError> {
+        if !self.0.config.enabled {
+            return Ok(());
+        }
+        if self.0.policy.shared_filesystem
+            && let Some(workspace) = self.0.policy.default_host_workspace.clone()
+        {
+            let roots = self.0.policy.allowed_host_mount_roots.clone();
+            blocking(move || paths::create_workspace(&workspace, &roots)).await?;
+        }
+        if let Err(error) = self.reach().await {
+            tracing::warn!(%error, "the runtime cannot be reached");
+        }
+        Ok(())
+    }
+
+    async fn reach(&self) -> Result<(), BoxError> {
+        let client = self.client().await?;
+        if let Runtime::Injected(_) = self.0.runtime {
+            client
+                .call_within::<SystemHealth>(&Empty {}, ANSWER_WITHIN)
+                .await?;
+        }
+        Ok(())
+    }
+
+    /// The way to the runtime, connected first if that is this service's own task.
+    pub async fn client(&self) -> Result<RuntimeClient, BoxError> {
+        self.client_for(LOCAL).await
+    }
+
+    /// The way to the runtime for the calls of this caller.
+    pub(crate) async fn client_for(&self, caller: &str) -> Result<RuntimeClient, BoxError> {
+        if !self.0.config.enabled {
+            return Err(BoxError::unavailable("boxes are disabled by configuration"));
+        }
+        self.refuse_if_disposed()?;
+        match &self.0.runtime {
+            Runtime::Injected(client) => Ok(client.clone()),
+            Runtime::Own {
+                connector,
+                clients,
+                connecting,
+            } => {
+                let current = || {
+                    let client = lock(clients).get(caller).cloned();
+                    client.filter(|client| !client.is_over())
+                };
+                if let Some(client) = current() {
+                    return Ok(client);
+                }
+                let _turn = connecting.lock().await;
+                if let Some(client) = current() {
+                    return Ok(client);
+                }
+                let connected = connector.connect(caller).await?;
+                let mut clients = lock(clients);
+                clients.retain(|_, client| !client.is_over());
+                clients.insert(caller.into(), connected.clone());
+                drop(clients);
+                self.refuse_if_disposed()?;
+                Ok(connected)
+            }
+        }
+    }
+
+    fn refuse_if_disposed(&self) -> Result<(), BoxError> {
+        if self.0.disposed.load(Ordering::Acquire) {
+            return Err(BoxError::unavailable("the service is disposed"));
+        }
+        Ok(())
+    }
+
+    /// The runtime's status with the service's own; never fails.
+    pub async fn status(&self) -> ServiceStatus {
+        self.status_for(LOCAL).await
+    }
+
+    /// The status as this caller may see it.
+    pub(crate) async fn status_for(&self, caller: &str) -> ServiceStatus {
+        let asked = async {
+            let client = self.client_for(caller).await?;
+            client
+                .call_within::<SystemStatus>(&Empty {}, ANSWER_WITHIN)
+                .await
+        };
+        let (mut runtime, connector_error) = match asked.await {
+            Ok(status) => (status, None),
+            Err(error) => (
+                SystemStatusResult::default(),
+                Some(error.message().to_owned()),
+            ),
+        };
+        runtime.profile = Some(self.profile().name.as_str().to_owned());
+        runtime.recent_errors = self.0.errors.seen_by(caller);
+        runtime.recent_error_count = runtime.recent_errors.len() as u64;
+        ServiceStatus {
+            available: runtime.backend.available,
+            enabled: self.0.config.enabled,
+            connector_error,
+            runtime,
+        }
+    }
+
+    /// The last errors of executions, oldest first; at most [`RECENT_ERRORS`](crate::RECENT_ERRORS).
+    pub fn recent_errors(&self) -> Vec<RecentError> {
+        self.0.errors.seen_by(LOCAL)
+    }
+
+    /// The boxes the runtime has.
+    pub async fn sessions(&self) -> Result<Vec<BoxSessionInfo>, BoxError> {
+        let mut sessions = Vec::new();
+        let mut params = BoxListParams::default();
+        let client = self.client().await?;
+        loop {
+            let page = client.call::<BoxList>(&params).await?;
+            let more = !page.items.is_empty();
+            sessions.extend(page.items);
+            match page.next {
+                Some(next) if more => params.after = Some(next),
+                _ => return Ok(sessions),
+            }
+        }
+    }
+
+    /// Deletes a box, and waits for an execution in it to end first.
+    pub async fn delete_session(&self, session_id: SessionId) -> Result<(), BoxError> {
+        let params = BoxDeleteParams {
+            session_id,
+            force: false,
+        };
+        let client = self.client().await?;
+        client.call::<BoxDelete>(&params).await.map(drop)
+    }
+
+    /// Ends every box of the runtime. It goes on serving.
+    pub async fn shutdown(&self) -> Result<(), BoxError> {
+        shut_down(&self.client().await?).await
+    }
+
+    /// Ends what this service started, and returns at once: the connection of its own connector, and
+    /// the boxes of a runtime that belongs to it. A client that was given to it is left alone. Calls
+    /// fail from now on.
+    pub fn dispose(&self) {
+        if self.0.disposed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let Runtime::Own {
+            connector, clients, ..
+        } = &self.0.runtime
+        else {
+            return;
+        };
+        let mut clients = std::mem::take(&mut *lock(clients));
+        let has_runtime = !clients.is_empty() && connector.owns_runtime();
+        match tokio::runtime::Handle::try_current() {
+            Ok(tasks) if has_runtime => {
+                let connector = Arc::clone(connector);
+                tasks.spawn(async move {
+                    let end = async {
+                        let client = match clients.remove(LOCAL) {
+                            Some(client) => client,
+                            None => connector.connect(LOCAL).await?,
+                        };
+                        shut_down(&client).await
+                    };
+                    let ended = tokio::time::timeout(SHUTDOWN_WITHIN, end).await;
+                    if !matches!(ended, Ok(Ok(()))) {
+                        tracing::warn!("the runtime did not confirm its shutdown");
+                    }
+                    connector.dispose();
+                });
+            }
+            _ => connector.dispose(),
+        }
+    }
+
+    /// The profile in use.
+    pub fn profile(&self) -> &BoxProfile {
+        &self.0.policy.profile
+    }
+
+    /// Where everything shared with boxes lies, really.
+    pub fn shared_host_root(&self) -> Option<&Path> {
+        self.0.policy.shared_host_root.as_deref()
+    }
+
+    /// The workspace of a box that names none, really.
+    pub fn default_host_workspace(&self) -> Option<&Path> {
+        self.0.policy.default_host_workspace.as_deref()
+    }
+
+    /// Where host paths may be mounted from, really.
+    pub fn allowed_host_mount_roots(&self) -> &[PathBuf] {
+        &self.0.policy.allowed_host_mount_roots
+    }
+
+    /// Keeps an error for those who ask later, and passes it on.
+    pub(crate) fn recorded<T>(
+        &self,
+        action: &str,
+        origin: &Origin,
+        outcome: Result<T, BoxError>,
+    ) -> Result<T, BoxError> {
+        if let Err(error) = &outcome {
+            self.0.errors.record(error, origin);
+            audit::failed(action, origin, error);
+        }
+        outcome
+    }
+}
+
+/// Only assignments and copies run under these locks.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+async fn shut_down(client: &RuntimeClient) -> Result<(), BoxError> {
+    let params = SystemShutdownParams {
+        exit: false,
+        within_ms: u64::try_from(SHUTDOWN_WITHIN.as_millis()).ok(),
+    };
+    client.call::<SystemShutdown>(&params).await.map(drop)
+}
+
+/// Runs what waits for a file system where waiting is allowed.
+pub(crate) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, BoxError> + Send + 'static,
+) -> Result<T, BoxError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|_| Err(BoxError::internal("looking at the file system failed")))
+}

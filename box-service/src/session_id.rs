@@ -1,0 +1,223 @@
+//! Which box a call means that names none.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use box_protocol::Invalid;
+
+/// The template used unless configuration says otherwise.
+pub const DEFAULT_SESSION_ID_TEMPLATE: &str = "{launcher_type}_{launcher_id}";
+
+/// On whose behalf a call is made. Every member may be absent.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Query {
+    /// The query's own id, as text.
+    pub query_id: Option<String>,
+    /// What kind of place it came from: `person`, `group` …
+    pub launcher_type: Option<String>,
+    /// That place.
+    pub launcher_id: Option<String>,
+    /// Who sent it.
+    pub sender_id: Option<String>,
+    /// More that templates may name.
+    pub variables: BTreeMap<String, String>,
+}
+
+impl Query {
+    /// A query of which only the id is known.
+    #[allow(clippy::needless_pass_by_value, reason = "numbers and texts alike")]
+    pub fn new(query_id: impl ToString) -> Self {
+        Self {
+            query_id: Some(query_id.to_string()),
+            ..Self::default()
+        }
+    }
+
+    /// The same query, from this place.
+    pub fn from_launcher(mut self, kind: impl Into<String>, id: impl Into<String>) -> Self {
+        self.launcher_type = Some(kind.into());
+        self.launcher_id = Some(id.into());
+        self
+    }
+
+    fn variable(&self, name: &str) -> Option<&str> {
+        let own = match name {
+            "query_id" => self.query_id.as_deref(),
+            "launcher_type" => self.launcher_type.as_deref(),
+            "launcher_id" => self.launcher_id.as_deref(),
+            "sender_id" => self.sender_id.as_deref(),
+            "global" => Some("global"),
+            _ => None,
+        };
+        own.or_else(|| self.variables.get(name).map(String::as_str))
+            .filter(|value| !value.trim().is_empty())
+    }
+}
+
+/// A text with `{variables}` in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SessionIdTemplate(Vec<Part>);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Part {
+    Text(String),
+    Variable(String),
+}
+
+impl SessionIdTemplate {
+    /// Reads a template; a brace that is not closed, or closes nothing, is refused.
+    pub fn parse(template: &str) -> Result<Self, Invalid> {
+        let mut parts = Vec::new();
+        let mut rest = template;
+        while !rest.is_empty() {
+            let (text, after) = match rest.split_once('{') {
+                Some((text, after)) => (text, Some(after)),
+                None => (rest, None),
+            };
+            if text.contains('}') {
+                return Err(malformed());
+            }
+            if !text.is_empty() {
+                parts.push(Part::Text(text.to_owned()));
+            }
+            let Some(after) = after else { break };
+            let (name, after) = after.split_once('}').ok_or_else(malformed)?;
+            if name.is_empty() || name.contains('{') {
+                return Err(malformed());
+            }
+            parts.push(Part::Variable(name.to_owned()));
+            rest = after;
+        }
+        Ok(Self(parts))
+    }
+
+    /// The id for this query: the template where the query knows all it names, else the query's own
+    /// id, else none.
+    pub fn session_id(&self, query: &Query) -> Option<String> {
+        self.fill(query)
+            .or_else(|| query.variable("query_id").map(|id| plain(id).into_owned()))
+    }
+
+    fn fill(&self, query: &Query) -> Option<String> {
+        let mut id = String::new();
+        for part in &self.0 {
+            match part {
+                Part::Text(text) => id.push_str(text),
+                Part::Variable(name) => id.push_str(&plain(query.variable(name)?)),
+            }
+        }
+        (!id.trim().is_empty()).then_some(id)
+    }
+}
+
+fn malformed() -> Invalid {
+    Invalid::new(
+        "session_id_template",
+        "must have its variables in pairs of braces",
+    )
+}
+
+/// What an id may not contain, written as `%` and hex. Dropping it instead would let two places share
+/// a box.
+fn plain(value: &str) -> Cow<'_, str> {
+    let special = |character: char| character.is_control() || matches!(character, '/' | '%');
+    if !value.contains(special) {
+        return Cow::Borrowed(value);
+    }
+    let mut text = String::with_capacity(value.len() + 8);
+    for character in value.chars() {
+        if special(character) {
+            for byte in character.encode_utf8(&mut [0; 4]).bytes() {
+                let _ = write!(text, "%{byte:02X}");
+            }
+        } else {
+            text.push(character);
+        }
+    }
+    Cow::Owned(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use box_protocol::SessionId;
+
+    fn id(template: &str, query: &Query) -> Option<String> {
+        SessionIdTemplate::parse(template)
+            .unwrap()
+            .session_id(query)
+    }
+
+    fn person() -> Query {
+        Query::new(7).from_launcher("person", "test_user")
+    }
+
+    #[test]
+    fn launcher_type_and_id_by_default() {
+        assert_eq!(
+            id(DEFAULT_SESSION_ID_TEMPLATE, &person()).as_deref(),
+            Some("person_test_user")
+        );
+    }
+
+    #[test]
+    fn a_query_without_a_launcher_has_its_own_box() {
+        assert_eq!(
+            id(DEFAULT_SESSION_ID_TEMPLATE, &Query::new(42)).as_deref(),
+            Some("42")
+        );
+        let half = Query {
+            launcher_type: Some("person".into()),
+            launcher_id: Some(" ".into()),
+            ..Query::new(42)
+        };
+        assert_eq!(
+            id(DEFAULT_SESSION_ID_TEMPLATE, &half).as_deref(),
+            Some("42")
+        );
+    }
+
+    #[test]
+    fn nothing_known_is_no_id() {
+        assert_eq!(id(DEFAULT_SESSION_ID_TEMPLATE, &Query::default()), None);
+        assert_eq!(id("", &Query::default()), None);
+    }
+
+    #[test]
+    fn templates_name_any_variable() {
+        let mut query = person();
+        query.sender_id = Some("s".into());
+        query.variables.insert("team".into(), "blue".into());
+        assert_eq!(id("{global}", &query).as_deref(), Some("global"));
+        assert_eq!(
+            id("box-{team}-{sender_id}-{query_id}", &query).as_deref(),
+            Some("box-blue-s-7")
+        );
+    }
+
+    #[test]
+    fn different_launchers_never_share_an_id() {
+        let of = |launcher: &str| {
+            id(
+                "{launcher_id}",
+                &Query::default().from_launcher("p", launcher),
+            )
+        };
+        let ids = [of("a/b"), of("a_b"), of("a%2Fb"), of("a\u{85}b")];
+        assert_eq!(ids[0].as_deref(), Some("a%2Fb"));
+        assert_eq!(ids[2].as_deref(), Some("a%252Fb"));
+        assert_eq!(ids[3].as_deref(), Some("a%C2%85b"));
+        for id in ids {
+            SessionId::new(id.unwrap()).unwrap();
+        }
+    }
+
+    #[test]
+    fn braces_come_in_pairs() {
+        for bad in ["{a", "a}", "{}", "{a{b}}", "}{"] {
+            let refused = SessionIdTemplate::parse(bad).unwrap_err();
+            assert_eq!(refused.field(), "session_id_template", "{bad}");
+        }
+    }
+}

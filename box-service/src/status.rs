@@ -1,0 +1,150 @@
+//! What the service answers about itself.
+
+use box_protocol::actions::SystemStatusResult;
+use box_protocol::{BoxExecutionResult, ExecutionStatus, SessionId};
+use serde::Serialize;
+
+use crate::truncate::truncate;
+
+/// The runtime's status and the service's own.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ServiceStatus {
+    /// The runtime's, with the profile and the recent errors filled in; empty if it cannot be
+    /// reached.
+    #[serde(flatten)]
+    pub runtime: SystemStatusResult,
+    /// Whether boxes can be made now.
+    pub available: bool,
+    /// Whether boxes are offered at all.
+    pub enabled: bool,
+    /// Why the runtime cannot be reached, if it cannot.
+    pub connector_error: Option<String>,
+}
+
+/// What the `exec` tool answers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ToolResult {
+    /// The box.
+    pub session_id: SessionId,
+    /// The backend that runs it.
+    pub backend: String,
+    /// Whether the command came to its end.
+    pub status: ExecutionStatus,
+    /// It completed, and returned 0.
+    pub ok: bool,
+    /// The exit code; `null` after a timeout.
+    pub exit_code: Option<i32>,
+    /// Standard output, perhaps cut.
+    pub stdout: String,
+    /// Standard error, perhaps cut.
+    pub stderr: String,
+    /// Some of standard output is missing.
+    pub stdout_truncated: bool,
+    /// Some of standard error is missing.
+    pub stderr_truncated: bool,
+    /// How long it ran.
+    pub duration_ms: u64,
+}
+
+/// A result whose output is no longer than it may be, and what that took.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Shortened {
+    pub(crate) result: BoxExecutionResult,
+    stdout: bool,
+    stderr: bool,
+}
+
+impl Shortened {
+    /// Cuts each stream to `limit` characters; 0 cuts nothing.
+    pub(crate) fn new(mut result: BoxExecutionResult, limit: usize) -> Self {
+        let shorten = |text: &mut String, dropped: u64| {
+            let cut = if limit == 0 {
+                None
+            } else {
+                truncate(text, limit)
+            };
+            let missing = cut.is_some() || dropped > 0;
+            if let Some(cut) = cut {
+                *text = cut;
+            }
+            missing
+        };
+        let stdout = shorten(&mut result.stdout, result.stdout_dropped);
+        let stderr = shorten(&mut result.stderr, result.stderr_dropped);
+        Self {
+            result,
+            stdout,
+            stderr,
+        }
+    }
+}
+
+impl From<Shortened> for ToolResult {
+    fn from(shortened: Shortened) -> Self {
+        let Shortened {
+            result,
+            stdout,
+            stderr,
+        } = shortened;
+        Self {
+            ok: result.ok(),
+            session_id: result.session_id,
+            backend: result.backend_name,
+            status: result.status,
+            exit_code: result.exit_code,
+            stdout: result.stdout,
+            stderr: result.stderr,
+            stdout_truncated: stdout,
+            stderr_truncated: stderr,
+            duration_ms: result.duration_ms,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use box_protocol::{Exit, ExitWhy};
+    use serde_json::{Value, json};
+
+    fn ran(exit: Exit) -> BoxExecutionResult {
+        let id = SessionId::new("s1").unwrap();
+        BoxExecutionResult::new(id, "fake", exit, 12).unwrap()
+    }
+
+    #[test]
+    fn a_tool_result_has_exactly_these_members() {
+        let result = ran(Exit::returned(0)).with_output("out", "err");
+        let tool = ToolResult::from(Shortened::new(result, 100));
+        let expected = json!({"session_id": "s1", "backend": "fake", "status": "completed",
+            "ok": true, "exit_code": 0, "stdout": "out", "stderr": "err",
+            "stdout_truncated": false, "stderr_truncated": false, "duration_ms": 12});
+        assert_eq!(serde_json::to_value(tool).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_timeout_is_not_ok_and_has_no_code() {
+        let late = ran(Exit::by_signal(9, ExitWhy::Timeout));
+        let json = serde_json::to_value(ToolResult::from(Shortened::new(late, 100))).unwrap();
+        assert_eq!(
+            (&json["status"], &json["ok"], &json["exit_code"]),
+            (&json!("timed_out"), &json!(false), &Value::Null)
+        );
+    }
+
+    #[test]
+    fn what_the_runtime_dropped_is_missing_too() {
+        let mut result = ran(Exit::returned(0)).with_output("out", "err");
+        result.stderr_dropped = 1;
+        let tool = ToolResult::from(Shortened::new(result, 100));
+        assert!(!tool.stdout_truncated && tool.stderr_truncated);
+    }
+
+    #[test]
+    fn no_limit_cuts_nothing() {
+        let long = "x".repeat(100_000);
+        let result = ran(Exit::returned(0)).with_output(long.clone(), "");
+        let tool = ToolResult::from(Shortened::new(result, 0));
+        assert!(tool.stdout == long && !tool.stdout_truncated);
+    }
+}

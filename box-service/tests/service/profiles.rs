@@ -1,0 +1,152 @@
+//! What a profile gives, and what it does not let a caller have.
+
+use box_protocol::{BoxProfile, Code, HostPathMode, Network};
+use box_service::{BoxService, ServiceConfig};
+use serde_json::{Value, json};
+
+use crate::scripted::{Scripted, connect, object, query};
+
+fn profile(name: &str) -> ServiceConfig {
+    ServiceConfig {
+        profile: name.to_owned(),
+        ..ServiceConfig::default()
+    }
+}
+
+async fn run_tool(config: ServiceConfig, parameters: Value) -> Scripted {
+    let runtime = Scripted::new();
+    let service = runtime.ready(config).await;
+    let result = service.execute_tool(object(parameters), &query(30)).await;
+    assert!(result.unwrap().ok);
+    runtime
+}
+
+async fn run_payload(config: ServiceConfig, payload: Value) -> Scripted {
+    let runtime = Scripted::new();
+    let service = runtime.ready(config).await;
+    let result = service
+        .execute_spec_payload(object(payload), &query(31))
+        .await;
+    assert!(result.unwrap().ok);
+    runtime
+}
+
+#[tokio::test]
+async fn the_default_profile_fills_in_what_was_not_asked_for() {
+    let runtime = run_tool(profile("default"), json!({"command": "echo hi"})).await;
+    let spec = runtime.first_spec();
+    assert_eq!(spec.network, Network::Off);
+    assert_eq!(spec.image, "python:3.11-slim");
+    assert_eq!(spec.timeout_sec, 30);
+}
+
+#[tokio::test]
+async fn the_default_profile_sets_the_limits_of_the_box() {
+    let runtime = run_tool(profile("default"), json!({"command": "echo hi"})).await;
+    let spec = runtime.first_spec();
+    let profile = BoxProfile::built_in("default").unwrap();
+    assert!((spec.cpus - profile.cpus).abs() < f64::EPSILON);
+    assert_eq!(
+        (
+            spec.memory_mb,
+            spec.pids_limit,
+            spec.read_only_rootfs,
+            spec.workspace_quota_mb
+        ),
+        (
+            profile.memory_mb,
+            profile.pids_limit,
+            profile.read_only_rootfs,
+            profile.workspace_quota_mb
+        )
+    );
+}
+
+#[tokio::test]
+async fn an_unlocked_field_is_the_callers() {
+    let payload = json!({"cmd": "echo hi", "timeout_sec": 60, "network": "on", "session_id": "31"});
+    let runtime = run_payload(profile("default"), payload).await;
+    let spec = runtime.first_spec();
+    assert_eq!((spec.timeout_sec, spec.network), (60, Network::On));
+}
+
+#[tokio::test]
+async fn a_locked_field_is_the_profiles() {
+    let payload =
+        json!({"cmd": "echo hi", "network": "on", "host_path_mode": "rw", "session_id": "32"});
+    let runtime = run_payload(profile("offline_readonly"), payload).await;
+    let spec = runtime.first_spec();
+    assert_eq!(
+        (spec.network, spec.host_path_mode),
+        (Network::Off, HostPathMode::Ro)
+    );
+}
+
+#[tokio::test]
+async fn offline_readonly_keeps_the_system_read_only() {
+    let payload = json!({"cmd": "echo hi", "read_only_rootfs": false, "session_id": "41"});
+    let runtime = run_payload(profile("offline_readonly"), payload).await;
+    assert!(runtime.first_spec().read_only_rootfs);
+}
+
+#[tokio::test]
+async fn network_extended_gives_more_of_everything() {
+    let runtime = run_tool(profile("network_extended"), json!({"command": "echo hi"})).await;
+    let spec = runtime.first_spec();
+    assert_eq!(
+        (spec.network, spec.memory_mb, spec.read_only_rootfs),
+        (Network::On, 1024, false)
+    );
+    assert!((spec.cpus - 2.0).abs() < f64::EPSILON);
+}
+
+#[tokio::test]
+async fn a_timeout_is_cut_to_the_profiles_longest() {
+    for asked in [json!(999), json!("999"), json!(999.0)] {
+        let parameters = json!({"command": "echo hi", "timeout_sec": asked});
+        let runtime = run_tool(profile("default"), parameters).await;
+        assert_eq!(runtime.first_spec().timeout_sec, 120, "{asked}");
+    }
+}
+
+#[tokio::test]
+async fn an_unknown_profile_is_refused_at_construction() {
+    let (_connection, client) = connect(Scripted::new().router());
+    let error = BoxService::with_client(profile("nonexistent"), client).unwrap_err();
+    assert_eq!(error.code(), Code::Validation);
+    assert!(
+        error.message().starts_with("unknown box profile"),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn a_custom_profile_comes_from_configuration() {
+    let config: ServiceConfig = serde_json::from_value(json!({"profile": "ci", "profiles": [
+        {"name": "ci", "image": "ci:1", "memory_mb": 2048, "max_timeout_sec": 900, "locked": ["image"]}]}))
+    .unwrap();
+    let payload = json!({"cmd": "make", "image": "other", "timeout_sec": 5000, "session_id": "s"});
+    let runtime = run_payload(config, payload).await;
+    let spec = runtime.first_spec();
+    assert_eq!(
+        (spec.image.as_str(), spec.memory_mb, spec.timeout_sec),
+        ("ci:1", 2048, 900)
+    );
+}
+
+#[tokio::test]
+async fn a_strict_profile_asks_the_runtime_what_is_missing() {
+    let config: ServiceConfig = serde_json::from_value(
+        json!({"profile": "hard", "profiles": [{"name": "hard", "strict": true}]}),
+    )
+    .unwrap();
+    let runtime = Scripted::new().missing("cgroup.memory");
+    let service = runtime.ready(config).await;
+    let error = service
+        .execute_tool(object(json!({"command": "ls"})), &query(1))
+        .await
+        .unwrap_err();
+    assert_eq!(error.code(), Code::Unavailable);
+    assert!(error.message().contains("cgroup.memory"), "{error}");
+    assert!(runtime.record().started.is_empty());
+}

@@ -1,0 +1,83 @@
+//! A workspace holds so much and no more.
+
+use std::fs;
+use std::path::Path;
+
+use box_protocol::{BoxError, Code};
+use box_service::{ServiceConfig, ToolResult};
+use serde_json::json;
+
+use crate::scripted::{Scripted, Served, allowing, object, query};
+
+const TWO_MIB: usize = 2 * 1024 * 1024;
+
+fn with_quota(workspace: &Path, megabytes: u64) -> ServiceConfig {
+    ServiceConfig {
+        default_host_workspace: Some(workspace.to_owned()),
+        workspace_quota_mb: Some(megabytes),
+        ..allowing(&[workspace])
+    }
+}
+
+async fn run(service: &Served) -> Result<ToolResult, BoxError> {
+    service
+        .execute_tool(object(json!({"command": "generate-output"})), &query(45))
+        .await
+}
+
+#[tokio::test]
+async fn the_configured_quota_goes_into_the_spec() {
+    let dir = tempfile::tempdir().unwrap();
+    let runtime = Scripted::new();
+    let service = runtime.ready(with_quota(dir.path(), 32)).await;
+    run(&service).await.unwrap();
+    assert_eq!(runtime.first_spec().workspace_quota_mb, 32);
+}
+
+#[tokio::test]
+async fn nothing_runs_in_a_workspace_that_is_too_large_already() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(
+        dir.path().join("already-too-large.bin"),
+        vec![b'x'; TWO_MIB],
+    )
+    .unwrap();
+    let runtime = Scripted::new();
+    let service = runtime.ready(with_quota(dir.path(), 1)).await;
+    let error = run(&service).await.unwrap_err();
+    assert_eq!(error.code(), Code::Validation);
+    assert!(
+        error
+            .message()
+            .contains("workspace quota exceeded before execution"),
+        "{error}"
+    );
+    assert!(runtime.record().started.is_empty());
+}
+
+#[tokio::test]
+async fn a_box_whose_command_wrote_too_much_is_deleted() {
+    let dir = tempfile::tempdir().unwrap();
+    let runtime = Scripted::new().writing("output.bin", TWO_MIB);
+    let service = runtime.ready(with_quota(dir.path(), 1)).await;
+    let error = run(&service).await.unwrap_err();
+    assert_eq!(error.code(), Code::Validation);
+    assert!(
+        error
+            .message()
+            .contains("workspace quota exceeded after execution"),
+        "{error}"
+    );
+    let record = runtime.record();
+    assert_eq!(record.started, ["person_test_user"]);
+    assert_eq!(record.deleted, ["person_test_user"]);
+}
+
+#[tokio::test]
+async fn without_a_quota_nothing_is_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    let runtime = Scripted::new().writing("output.bin", TWO_MIB);
+    let service = runtime.ready(with_quota(dir.path(), 0)).await;
+    run(&service).await.unwrap();
+    assert!(runtime.record().deleted.is_empty());
+}

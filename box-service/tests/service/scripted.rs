@@ -1,0 +1,417 @@
+//! A runtime that does as it is told, remembers what it was asked, and is reached over a queue.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use box_protocol::actions::*;
+use box_protocol::{
+    BoxError, BoxExecutionResult, BoxSessionInfo, BoxSpec, BoxState, Exit, SessionId, UnixMs,
+};
+use box_rpc::{Action, Call, Empty, Handle, Limits, Options, Router, Session};
+use box_service::{BoxService, Query, RuntimeClient, ServiceConfig};
+use box_transports::queue;
+use serde_json::{Map, Value};
+
+/// What a [`Scripted`] runtime was asked.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct Record {
+    pub(crate) started: Vec<String>,
+    pub(crate) specs: Vec<BoxSpec>,
+    pub(crate) executed: Vec<(String, String)>,
+    pub(crate) callers: Vec<String>,
+    pub(crate) deleted: Vec<String>,
+    pub(crate) updates: Vec<BoxUpdateParams>,
+    pub(crate) health_checks: usize,
+    pub(crate) shutdowns: usize,
+    pub(crate) contexts: Vec<Value>,
+    pub(crate) deadlines: Vec<Duration>,
+    pub(crate) cancelled: usize,
+}
+
+#[derive(Debug)]
+struct State {
+    record: Record,
+    sessions: BTreeMap<String, BoxSessionInfo>,
+    available: bool,
+    missing: Vec<String>,
+    output: Option<(String, String)>,
+    files: Vec<(String, usize)>,
+}
+
+/// The script, and what came of it. Clones are one runtime.
+#[derive(Debug, Clone)]
+pub(crate) struct Scripted(Arc<Mutex<State>>);
+
+impl Scripted {
+    pub(crate) fn new() -> Self {
+        Self(Arc::new(Mutex::new(State {
+            record: Record::default(),
+            sessions: BTreeMap::new(),
+            available: true,
+            missing: Vec::new(),
+            output: None,
+            files: Vec::new(),
+        })))
+    }
+
+    fn with<T>(&self, work: impl FnOnce(&mut State) -> T) -> T {
+        work(&mut self.0.lock().unwrap())
+    }
+
+    /// Has no backend to run anything.
+    pub(crate) fn without_backend(self) -> Self {
+        self.with(|state| state.available = false);
+        self
+    }
+
+    /// Grants less than it should.
+    pub(crate) fn missing(self, primitive: &str) -> Self {
+        self.with(|state| state.missing.push(primitive.to_owned()));
+        self
+    }
+
+    /// Every command prints this.
+    pub(crate) fn printing(self, stdout: impl Into<String>, stderr: impl Into<String>) -> Self {
+        self.with(|state| state.output = Some((stdout.into(), stderr.into())));
+        self
+    }
+
+    /// Every command writes a file of this size into the workspace.
+    pub(crate) fn writing(self, name: &str, bytes: usize) -> Self {
+        self.with(|state| state.files.push((name.to_owned(), bytes)));
+        self
+    }
+
+    pub(crate) fn record(&self) -> Record {
+        self.with(|state| state.record.clone())
+    }
+
+    /// The spec of the first box.
+    pub(crate) fn first_spec(&self) -> BoxSpec {
+        self.record().specs.first().expect("no box").clone()
+    }
+
+    /// What it serves.
+    pub(crate) fn router(&self) -> Router {
+        Router::builder(Arc::new(self.clone()))
+            .on::<SystemHealth>()
+            .on::<SystemStatus>()
+            .on::<SystemShutdown>()
+            .on::<BoxCreate>()
+            .on::<BoxExec>()
+            .on::<BoxList>()
+            .on::<BoxUpdate>()
+            .on::<BoxDelete>()
+            .on::<BoxGet>()
+            .on::<BoxEvents>()
+            .build()
+    }
+
+    /// A service over a connection to it.
+    pub(crate) fn served(&self, config: ServiceConfig) -> Served {
+        let (connection, client) = connect(self.router());
+        let service = BoxService::with_client(config, client).unwrap();
+        Served {
+            service,
+            connection,
+        }
+    }
+
+    /// As [`served`](Self::served), initialised.
+    pub(crate) async fn ready(&self, config: ServiceConfig) -> Served {
+        let served = self.served(config);
+        served.initialize().await.unwrap();
+        served
+    }
+
+    fn find_or_start(&self, spec: &BoxSpec) -> Result<(BoxSessionInfo, bool), BoxError> {
+        self.with(|state| {
+            if !state.available {
+                return Err(BoxError::unavailable("no backend is available"));
+            }
+            let id = spec.session_id.as_str();
+            if let Some(info) = state.sessions.get(id) {
+                return Ok((info.clone(), true));
+            }
+            let mut info =
+                BoxSessionInfo::starting(spec, "fake", format!("backend-{id}"), UnixMs::now());
+            info.state = BoxState::Running;
+            state.record.started.push(id.to_owned());
+            state.record.specs.push(spec.clone());
+            state.sessions.insert(id.to_owned(), info.clone());
+            Ok((info, false))
+        })
+    }
+
+    fn health(&self) -> BackendInfo {
+        self.with(|state| BackendInfo {
+            name: state.available.then(|| "fake".to_owned()),
+            available: state.available,
+            degraded: Vec::new(),
+            missing: state.missing.clone(),
+        })
+    }
+}
+
+/// A connection to a runtime, as its two ends.
+#[derive(Debug)]
+pub(crate) struct Ends {
+    pub(crate) near: Session,
+    #[allow(dead_code, reason = "held, not read")]
+    far: Session,
+}
+
+pub(crate) fn connect(router: Router) -> (Ends, RuntimeClient) {
+    connect_as("local", router)
+}
+
+/// A connection on which this caller calls.
+pub(crate) fn connect_as(caller: &str, router: Router) -> (Ends, RuntimeClient) {
+    let options = || Options {
+        limits: Limits::in_process(),
+        caller: Some(caller.into()),
+        ..Options::default()
+    };
+    let (near, far) = queue::pair(64);
+    let far = Session::start(far, router, options());
+    let near = Session::start(near, Router::empty(), options());
+    let client = near.peer().into();
+    (Ends { near, far }, client)
+}
+
+/// A service, and the connection it was given.
+#[derive(Debug)]
+pub(crate) struct Served {
+    pub(crate) service: BoxService,
+    pub(crate) connection: Ends,
+}
+
+impl std::ops::Deref for Served {
+    type Target = BoxService;
+
+    fn deref(&self) -> &BoxService {
+        &self.service
+    }
+}
+
+/// The query of the seeds.
+pub(crate) fn query(id: u64) -> Query {
+    Query::new(id).from_launcher("person", "test_user")
+}
+
+pub(crate) fn object(value: Value) -> Map<String, Value> {
+    match value {
+        Value::Object(map) => map,
+        other => panic!("{other} is no object"),
+    }
+}
+
+/// A configuration with these roots.
+pub(crate) fn allowing(roots: &[&Path]) -> ServiceConfig {
+    ServiceConfig {
+        allowed_host_mount_roots: roots.iter().map(|root| root.to_path_buf()).collect(),
+        ..ServiceConfig::default()
+    }
+}
+
+impl Handle<SystemHealth> for Scripted {
+    async fn handle(&self, _: Empty, _: Call<SystemHealth>) -> Result<BackendInfo, BoxError> {
+        self.with(|state| state.record.health_checks += 1);
+        Ok(self.health())
+    }
+}
+
+impl Handle<SystemStatus> for Scripted {
+    async fn handle(
+        &self,
+        _: Empty,
+        _: Call<SystemStatus>,
+    ) -> Result<SystemStatusResult, BoxError> {
+        Ok(SystemStatusResult {
+            backend: self.health(),
+            active_sessions: self.with(|state| state.sessions.len() as u64),
+            session_ttl_sec: 300,
+            ..SystemStatusResult::default()
+        })
+    }
+}
+
+impl Handle<SystemShutdown> for Scripted {
+    async fn handle(
+        &self,
+        _: SystemShutdownParams,
+        _: Call<SystemShutdown>,
+    ) -> Result<SystemShutdownResult, BoxError> {
+        let ended = self.with(|state| {
+            state.record.shutdowns += 1;
+            std::mem::take(&mut state.sessions).len() as u64
+        });
+        Ok(SystemShutdownResult { ended })
+    }
+}
+
+impl Handle<BoxCreate> for Scripted {
+    async fn handle(
+        &self,
+        params: BoxCreateParams,
+        _: Call<BoxCreate>,
+    ) -> Result<BoxCreateResult, BoxError> {
+        let (info, existed) = self.find_or_start(&params.spec.build()?)?;
+        Ok(BoxCreateResult { info, existed })
+    }
+}
+
+impl Handle<BoxExec> for Scripted {
+    async fn handle(
+        &self,
+        params: BoxExecParams,
+        mut call: Call<BoxExec>,
+    ) -> Result<BoxExecutionResult, BoxError> {
+        let spec = params.spec.build()?;
+        let (info, _) = self.find_or_start(&spec)?;
+        if let Some(context) = call.context::<Value>() {
+            self.with(|state| state.record.contexts.push(context.unwrap()));
+        }
+        if let Some(left) = call.time_left() {
+            self.with(|state| state.record.deadlines.push(left));
+        }
+        if spec.cmd == "hang" {
+            let _noted = Noted(self.clone());
+            std::future::pending::<()>().await;
+        }
+        let (stdout, stderr) = self.with(|state| {
+            let executed = (info.session_id.to_string(), spec.cmd.clone());
+            state.record.executed.push(executed);
+            state.record.callers.push(call.caller().to_string());
+            for (name, bytes) in &state.files {
+                if let Some(workspace) = &info.host_path {
+                    std::fs::write(Path::new(workspace).join(name), vec![b'x'; *bytes]).unwrap();
+                }
+            }
+            let default = || (format!("executed: {}", spec.cmd), String::new());
+            state.output.clone().unwrap_or_else(default)
+        });
+        if let Some(chunks) = call.chunks() {
+            for (number, word) in stdout.split(' ').enumerate() {
+                let piece = OutputPiece {
+                    stream: StreamName::Stdout,
+                    offset: number as u64,
+                    pos: number as u64,
+                    at: UnixMs(1),
+                    data: word.to_owned(),
+                };
+                chunks.send(&CommandChunk::Text(piece)).await?;
+            }
+        }
+        let result = BoxExecutionResult::new(info.session_id, "fake", Exit::returned(0), 12)?;
+        Ok(result.with_output(stdout, stderr))
+    }
+}
+
+/// Notes that a call was dropped.
+struct Noted(Scripted);
+
+impl Drop for Noted {
+    fn drop(&mut self) {
+        self.0.with(|state| state.record.cancelled += 1);
+    }
+}
+
+impl Handle<BoxList> for Scripted {
+    async fn handle(
+        &self,
+        params: BoxListParams,
+        _: Call<BoxList>,
+    ) -> Result<BoxListResult, BoxError> {
+        // Pages of two, so that nobody gets away with reading the first one.
+        let all: Vec<_> = self.with(|state| state.sessions.values().cloned().collect());
+        let after = |info: &BoxSessionInfo| Some(&info.session_id) > params.after.as_ref();
+        let mut items: Vec<_> = all.iter().filter(|info| after(info)).cloned().collect();
+        let more = items.len() > 2;
+        items.truncate(2);
+        let next = items.last().filter(|_| more);
+        Ok(BoxListResult {
+            next: next.map(|info| info.session_id.clone()),
+            items,
+            total: all.len() as u64,
+        })
+    }
+}
+
+fn no_such_box(session_id: &SessionId) -> BoxError {
+    BoxError::not_found(format!("session {session_id} not found"))
+}
+
+impl Handle<BoxUpdate> for Scripted {
+    async fn handle(
+        &self,
+        params: BoxUpdateParams,
+        _: Call<BoxUpdate>,
+    ) -> Result<BoxSessionInfo, BoxError> {
+        self.with(|state| {
+            state.record.updates.push(params.clone());
+            let info = state.sessions.get(params.session_id.as_str());
+            info.cloned().ok_or_else(|| no_such_box(&params.session_id))
+        })
+    }
+}
+
+impl Handle<BoxDelete> for Scripted {
+    async fn handle(
+        &self,
+        params: BoxDeleteParams,
+        _: Call<BoxDelete>,
+    ) -> Result<BoxDeleteResult, BoxError> {
+        self.with(|state| {
+            let id = params.session_id;
+            if state.sessions.remove(id.as_str()).is_none() {
+                return Err(no_such_box(&id));
+            }
+            state.record.deleted.push(id.to_string());
+            Ok(BoxDeleteResult { deleted: id })
+        })
+    }
+}
+
+impl Handle<BoxGet> for Scripted {
+    async fn handle(
+        &self,
+        params: BoxGetParams,
+        _: Call<BoxGet>,
+    ) -> Result<BoxGetResult, BoxError> {
+        let info = self.with(|state| state.sessions.get(params.session_id.as_str()).cloned());
+        Ok(BoxGetResult {
+            info: info.ok_or_else(|| no_such_box(&params.session_id))?,
+            guest: None,
+        })
+    }
+}
+
+impl Handle<BoxEvents> for Scripted {
+    async fn handle(
+        &self,
+        params: BoxEventsParams,
+        mut call: Call<BoxEvents>,
+    ) -> Result<BoxEventsResult, BoxError> {
+        let from = params.after.unwrap_or(0);
+        let Some(chunks) = call.chunks() else {
+            return Err(BoxError::validation(format!("{} streams", BoxEvents::NAME)));
+        };
+        for seq in from..from + 100 {
+            let event = BoxEvent {
+                seq,
+                at: UnixMs(1),
+                session_id: SessionId::new("s")?,
+                kind: "started".to_owned(),
+                message: String::new(),
+            };
+            chunks.send(&event).await?;
+        }
+        if params.follow {
+            return Err(BoxError::capacity("no more events"));
+        }
+        Ok(BoxEventsResult { next: from + 100 })
+    }
+}

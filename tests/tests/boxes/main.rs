@@ -1,0 +1,13 @@
+//! Boxes through the whole path: a service with its policy, the RPC over every transport and in both
+//! dialects, a runtime with a scripted backend. What is asserted in process in `box-service` and
+//! `box-runtime` holds here too, error types included.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "tests"
+)]
+
+mod bad_input;
+mod runtime;
+mod service;

@@ -1,0 +1,268 @@
+//! The policy layer over a runtime behind every transport.
+
+use box_protocol::ExecutionStatus;
+use box_rpc::{Code, Empty};
+use box_service::{BoxService, Query, ServiceConfig};
+use box_tests::boxes::{Available, SeeBackend, Seen, SetBackend};
+use box_tests::every_transport;
+use box_tests::world::{Setup, World};
+use serde_json::{Map, Value, json};
+
+every_transport!(
+    a_tool_runs_in_the_box_of_its_launcher,
+    a_query_without_a_launcher_has_a_box_of_its_own,
+    long_output_is_cut_around_a_notice,
+    locked_fields_and_the_longest_timeout_are_the_profiles,
+    the_default_workspace_is_mounted,
+    a_path_outside_the_roots_never_reaches_the_runtime,
+    a_workspace_over_its_quota_runs_nothing,
+    a_box_that_writes_too_much_is_deleted,
+    failures_are_remembered_with_their_class,
+    status_joins_runtime_and_service,
+    a_conflict_keeps_its_type_through_every_hop,
+);
+
+fn object(value: Value) -> Map<String, Value> {
+    let Value::Object(object) = value else {
+        panic!("{value}")
+    };
+    object
+}
+
+fn query(id: u32) -> Query {
+    Query::new(id).from_launcher("person", "test_user")
+}
+
+async fn service(world: &World, config: Value) -> BoxService {
+    let config: ServiceConfig = serde_json::from_value(config).unwrap();
+    let service = BoxService::with_client(config, world.peer.clone()).unwrap();
+    service.initialize().await.unwrap();
+    service
+}
+
+async fn seen(world: &World) -> Seen {
+    world.peer.call::<SeeBackend>(&Empty {}).await.unwrap()
+}
+
+async fn a_tool_runs_in_the_box_of_its_launcher(setup: Setup) {
+    let world = setup.boxes().start().await;
+    let service = service(&world, json!({})).await;
+    let result = service
+        .execute_tool(object(json!({"command": "pwd"})), &query(7))
+        .await
+        .unwrap();
+    assert_eq!(
+        (result.session_id.as_str(), result.ok),
+        ("person_test_user", true)
+    );
+    assert_eq!(seen(&world).await.starts, ["person_test_user"]);
+}
+
+async fn a_query_without_a_launcher_has_a_box_of_its_own(setup: Setup) {
+    let world = setup.boxes().start().await;
+    let service = service(&world, json!({})).await;
+    let command = object(json!({"command": "echo service-path"}));
+    let result = service
+        .execute_tool(command, &Query::new(42))
+        .await
+        .unwrap();
+    assert_eq!(
+        (result.ok, result.status, result.session_id.as_str()),
+        (true, ExecutionStatus::Completed, "42")
+    );
+    assert!(result.stdout.contains("service-path"));
+}
+
+async fn long_output_is_cut_around_a_notice(setup: Setup) {
+    let world = setup.boxes().start().await;
+    let service = service(&world, json!({"output_limit_chars": 100})).await;
+    let result = service
+        .execute_tool(object(json!({"command": "print 500"})), &query(21))
+        .await
+        .unwrap();
+    assert_eq!(
+        (result.stdout_truncated, result.stderr_truncated),
+        (true, false)
+    );
+    assert!(result.stdout.chars().count() <= 100);
+    assert!(
+        result.stdout.contains("characters truncated"),
+        "{}",
+        result.stdout
+    );
+    assert!(result.stdout.starts_with('é') && result.stdout.ends_with('é'));
+    assert_eq!(result.stderr, "quiet");
+}
+
+async fn locked_fields_and_the_longest_timeout_are_the_profiles(setup: Setup) {
+    let world = setup.boxes().start().await;
+    let service = service(&world, json!({"profile": "offline_readonly"})).await;
+    let payload = json!({"cmd": "echo hi", "session_id": "41", "read_only_rootfs": false, "network": "on", "timeout_sec": "999"});
+    service
+        .execute_spec_payload(object(payload), &query(41))
+        .await
+        .unwrap();
+    let spec = &seen(&world).await.specs[0];
+    assert_eq!(
+        (&spec["read_only_rootfs"], &spec["network"]),
+        (&json!(true), &json!("off"))
+    );
+    assert_eq!(spec["timeout_sec"], json!(60));
+}
+
+async fn the_default_workspace_is_mounted(setup: Setup) {
+    let world = setup.boxes().start().await;
+    let root = tempfile::tempdir().unwrap();
+    let workspace = root.path().join("default-workspace");
+    let config =
+        json!({"allowed_host_mount_roots": [root.path()], "default_host_workspace": workspace});
+    let service = service(&world, config).await;
+    assert!(workspace.is_dir());
+    service
+        .execute_tool(object(json!({"command": "pwd"})), &query(15))
+        .await
+        .unwrap();
+    let real = workspace.canonicalize().unwrap();
+    assert_eq!(seen(&world).await.specs[0]["host_path"], json!(real));
+}
+
+async fn a_path_outside_the_roots_never_reaches_the_runtime(setup: Setup) {
+    let world = setup.boxes().start().await;
+    let root = tempfile::tempdir().unwrap();
+    for name in ["allowed", "allowed-not"] {
+        std::fs::create_dir(root.path().join(name)).unwrap();
+    }
+    std::os::unix::fs::symlink("/", root.path().join("allowed/link")).unwrap();
+    let service = service(
+        &world,
+        json!({"allowed_host_mount_roots": [root.path().join("allowed")]}),
+    )
+    .await;
+    for path in [
+        root.path().join("allowed-not"),
+        root.path().join("allowed/link/srv"),
+        root.path().join("allowed/../allowed-not"),
+        "/".into(),
+    ] {
+        let payload = json!({"cmd": "pwd", "session_id": "12", "host_path": path});
+        let error = service
+            .execute_spec_payload(object(payload), &query(12))
+            .await
+            .unwrap_err();
+        assert_eq!(
+            error.code(),
+            Code::Validation,
+            "{}: {error}",
+            path.display()
+        );
+    }
+    assert_eq!(seen(&world).await, Seen::default());
+}
+
+fn quota(root: &std::path::Path) -> Value {
+    json!({"allowed_host_mount_roots": [root], "default_host_workspace": root.join("w"), "workspace_quota_mb": 1})
+}
+
+async fn a_workspace_over_its_quota_runs_nothing(setup: Setup) {
+    let world = setup.boxes().start().await;
+    let root = tempfile::tempdir().unwrap();
+    let service = service(&world, quota(root.path())).await;
+    std::fs::write(root.path().join("w/large.bin"), vec![b'x'; 2 << 20]).unwrap();
+    let error = service
+        .execute_tool(object(json!({"command": "echo hi"})), &query(44))
+        .await
+        .unwrap_err();
+    assert_eq!(error.code(), Code::Validation);
+    assert!(
+        error
+            .message()
+            .contains("workspace quota exceeded before execution"),
+        "{error}"
+    );
+    assert_eq!(seen(&world).await.starts, Vec::<String>::new());
+}
+
+async fn a_box_that_writes_too_much_is_deleted(setup: Setup) {
+    let world = setup.boxes().start().await;
+    let root = tempfile::tempdir().unwrap();
+    let service = service(&world, quota(root.path())).await;
+    let command = object(json!({"command": format!("write output.bin {}", 2 << 20)}));
+    let error = service.execute_tool(command, &query(45)).await.unwrap_err();
+    assert!(
+        error
+            .message()
+            .contains("workspace quota exceeded after execution"),
+        "{error}"
+    );
+    let seen = seen(&world).await;
+    assert_eq!(
+        (seen.starts, seen.stops),
+        (
+            vec!["person_test_user".to_owned()],
+            vec!["person_test_user".to_owned()]
+        )
+    );
+}
+
+async fn failures_are_remembered_with_their_class(setup: Setup) {
+    let world = setup.boxes().start().await;
+    world
+        .peer
+        .call::<SetBackend>(&Available { available: false })
+        .await
+        .unwrap();
+    let service = service(&world, json!({})).await;
+    for n in 100..160 {
+        service
+            .execute_tool(object(json!({"command": "fail"})), &query(n))
+            .await
+            .unwrap_err();
+    }
+    let errors = serde_json::to_value(service.recent_errors()).unwrap();
+    let errors = errors.as_array().unwrap();
+    assert_eq!(errors.len(), 50);
+    assert_eq!(
+        (&errors[0]["query_id"], &errors[49]["query_id"]),
+        (&json!("110"), &json!("159"))
+    );
+    assert!(
+        errors
+            .iter()
+            .all(|error| error["type"] == json!("BoxBackendUnavailableError")),
+        "{}",
+        errors[0]
+    );
+}
+
+async fn status_joins_runtime_and_service(setup: Setup) {
+    let world = setup.boxes().start().await;
+    let service = service(&world, json!({})).await;
+    let status = serde_json::to_value(service.status().await).unwrap();
+    assert_eq!(
+        (&status["profile"], &status["backend"]["name"]),
+        (&json!("default"), &json!("fake"))
+    );
+    assert_eq!(
+        (&status["available"], &status["active_sessions"]),
+        (&json!(true), &json!(0))
+    );
+}
+
+async fn a_conflict_keeps_its_type_through_every_hop(setup: Setup) {
+    let world = setup.boxes().start().await;
+    let service = service(&world, json!({})).await;
+    let payload =
+        |memory: u32| object(json!({"cmd": "echo", "session_id": "hop", "memory_mb": memory}));
+    service
+        .execute_spec_payload(payload(256), &query(1))
+        .await
+        .unwrap();
+    let error = service
+        .execute_spec_payload(payload(512), &query(1))
+        .await
+        .unwrap_err();
+    assert_eq!(error.code(), Code::Conflict);
+    assert!(error.message().contains("memory_mb=256"), "{error}");
+    let errors = serde_json::to_value(service.recent_errors()).unwrap();
+    assert_eq!(errors[0]["type"], json!("BoxSessionConflictError"));
+}
