@@ -3,8 +3,9 @@
 //! # Reading order
 //! [`payload`] is what every contestant echoes, [`contestant`] the list of them, [`peers`] and [`ours`] how each one serves and
 //! connects. [`driver`] loads one client and counts, [`process`] starts servers and reads what they cost, [`rounds`] runs the
-//! contestants in turn, and [`report`] turns the numbers into ratios and says which bar each one meets.
+//! contestants in turn, and [`report`] turns the numbers into ratios and says which bar each one meets. [`boxes`] does the same for the runtime.
 
+mod boxes;
 mod contestant;
 mod driver;
 mod ours;
@@ -28,6 +29,8 @@ box-bench rpc [--rounds N] [--seconds S] [--only NAME,NAME]
     --rounds   how often each contestant runs; medians are reported (5)
     --seconds  how long each of its loads is measured (1)
     --only     a few contestants; bars that need others are left out
+box-bench boxes [--rounds N]
+    What runtime and policy add to a bare call, and what a live session costs, as ratios.
 box-bench server NAME
     One contestant's server; the benchmark starts it.
 box-bench list
@@ -38,6 +41,7 @@ fn main() -> Result<()> {
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match words.as_slice() {
         ["rpc", options @ ..] => rounds::run(&plan(options)?),
+        ["boxes", options @ ..] => boxes::run(plan(options)?.rounds),
         ["server", name] => serve(Contestant::named(name)?),
         ["list"] => {
             for contestant in Contestant::all() {

@@ -43,7 +43,7 @@ impl Carrier {
     }
 }
 
-struct Echo;
+pub(crate) struct Echo;
 
 impl Action for Echo {
     const NAME: &'static str = "echo";
@@ -52,7 +52,7 @@ impl Action for Echo {
     type Chunk = Never;
 }
 
-struct Echoer;
+pub(crate) struct Echoer;
 
 impl Handle<Echo> for Echoer {
     async fn handle(&self, payload: Payload, _: Call<Echo>) -> Result<Payload, RpcError> {

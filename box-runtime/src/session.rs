@@ -201,8 +201,14 @@ impl Actor {
         if exec.is_withdrawn() {
             return Next::GoOn;
         }
+        let command = match self.body.command(&mut exec) {
+            Ok(command) => command,
+            Err(error) => {
+                let _ = exec.reply.send(Err(error));
+                return Next::GoOn;
+            }
+        };
         self.card.used(LaneStatus::Running);
-        let command = self.body.command(&mut exec);
         let gone = (exec.on_disconnect == OnDisconnect::Kill).then_some(&mut exec.reply);
         let job = self.body.run(&command, &exec.spec, exec.output.as_mut());
         let during = self.front.during(Box::pin(job), gone).await;

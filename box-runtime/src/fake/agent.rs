@@ -16,11 +16,11 @@ use box_rpc::{Call, Empty, Handle, Router};
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{FakeBackend, Reply};
+use super::{Asked, FakeBackend, Reply};
 
 struct Agent {
     backend: FakeBackend,
-    session_id: String,
+    session_id: Arc<str>,
     host_path: Option<String>,
     running: Mutex<HashMap<CommandId, Running>>,
 }
@@ -37,7 +37,7 @@ struct Running {
 pub(super) fn router(backend: FakeBackend, spec: &BoxSpec) -> Router {
     let agent = Agent {
         backend,
-        session_id: spec.session_id.as_str().to_owned(),
+        session_id: spec.session_id.as_str().into(),
         host_path: spec.host_path.clone().filter(|_| spec.mounts_host_path()),
         running: Mutex::default(),
     };
@@ -64,12 +64,13 @@ impl Handle<AgentStart> for Agent {
         mut call: Call<AgentStart>,
     ) -> Result<AgentCommand, BoxError> {
         let text = text_of(&params.program);
-        let reply = self.backend.reply_to(&text);
-        {
-            let record = &mut self.backend.inner().record;
-            record.execs.push((self.session_id.clone(), text.clone()));
-            record.commands.push(params.clone());
-        }
+        let reply = self.backend.reply_to(text);
+        let process_text = text.to_owned();
+        let Asked {
+            command_id,
+            timeout_ms,
+            mode,
+        } = self.backend.record(&self.session_id, params);
         if let Some(error) = reply.refused {
             return Err(error);
         }
@@ -78,8 +79,8 @@ impl Handle<AgentStart> for Agent {
         let kill = Arc::new(Notify::new());
         let mut process = Process {
             agent: self,
-            id: params.command_id.clone(),
-            text,
+            id: command_id.clone(),
+            text: process_text,
             ended: false,
             _alive: alive,
         };
@@ -87,16 +88,16 @@ impl Handle<AgentStart> for Agent {
             kill: Arc::clone(&kill),
             gone,
         };
-        self.running().insert(params.command_id.clone(), running);
+        self.running().insert(command_id.clone(), running);
         self.write_files(&reply.files)?;
-        if params.reply == AgentReply::Streamed
+        if mode == AgentReply::Streamed
             && let Some(sink) = call.chunks()
         {
             for chunk in chunks_of(&reply) {
                 sink.send(&chunk).await?;
             }
         }
-        let limit = params.timeout_ms.filter(|_| !reply.deaf);
+        let limit = timeout_ms.filter(|_| !reply.deaf);
         let limit = limit.map_or(super::FOR_EVER, Duration::from_millis);
         let exit = tokio::select! {
             biased;
@@ -112,7 +113,7 @@ impl Handle<AgentStart> for Agent {
             // What is cut says nothing more; the end of the connection drops this call.
             std::future::pending::<()>().await;
         }
-        let answer = answer(&params, &reply, exit, begun.elapsed());
+        let answer = answer(command_id, mode, &reply, exit, begun.elapsed());
         Ok(match &reply.tamper {
             Some(tamper) => tamper(answer),
             None => answer,
@@ -192,10 +193,10 @@ async fn pass(time: Duration) {
 }
 
 /// The text an exec runs: the last argument of `sh -lc`.
-fn text_of(program: &Program) -> String {
+pub(super) fn text_of(program: &Program) -> &str {
     match program {
-        Program::Argv { 0: argv, .. } => argv.last().cloned().unwrap_or_default(),
-        Program::Text { 0: text, .. } => text.clone(),
+        Program::Argv { 0: argv, .. } => argv.last().map_or("", String::as_str),
+        Program::Text { 0: text, .. } => text,
     }
 }
 
@@ -225,26 +226,25 @@ fn chunks_of(reply: &Reply) -> Vec<AgentChunk> {
     chunks
 }
 
-fn answer(params: &AgentStartParams, reply: &Reply, exit: Exit, took: Duration) -> AgentCommand {
-    let limit = match params.reply {
+fn answer(
+    command_id: CommandId,
+    mode: AgentReply,
+    reply: &Reply,
+    exit: Exit,
+    took: Duration,
+) -> AgentCommand {
+    let limit = match mode {
         AgentReply::Collected { bytes } => usize::try_from(bytes).unwrap_or(usize::MAX),
-        AgentReply::Started | AgentReply::Streamed => 0,
+        AgentReply::Started | AgentReply::Streamed => usize::MAX,
     };
     let kept = |output: &[u8]| output[..output.len().min(limit)].to_vec();
-    let collected = matches!(params.reply, AgentReply::Collected { .. }).then(|| Collected {
+    let collected = matches!(mode, AgentReply::Collected { .. }).then(|| Collected {
         stdout: kept(&reply.stdout).into(),
         stderr: kept(&reply.stderr).into(),
     });
-    let dropped = |output: &[u8]| {
-        let over = if collected.is_some() {
-            output.len().saturating_sub(limit)
-        } else {
-            0
-        };
-        over as u64
-    };
+    let dropped = |output: &[u8]| output.len().saturating_sub(limit) as u64;
     AgentCommand {
-        command_id: params.command_id.clone(),
+        command_id,
         pid: 2,
         exit: Some(exit),
         duration_ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),

@@ -37,8 +37,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use box_protocol::actions::AgentStartParams;
-use box_protocol::{BoxError, BoxMountSpec, BoxSpec};
+use box_protocol::actions::{AgentReply, AgentStartParams};
+use box_protocol::{BoxError, BoxMountSpec, BoxSpec, CommandId};
 use box_rpc::{Limits, Options, Session};
 use box_transports::queue;
 use uuid::Uuid;
@@ -81,11 +81,18 @@ struct Record {
     probes: usize,
     starts: Vec<String>,
     specs: Vec<BoxSpec>,
-    execs: Vec<(String, String)>,
-    commands: Vec<AgentStartParams>,
+    commands: Vec<(Arc<str>, AgentStartParams)>,
+    forgets_commands: bool,
     killed: Vec<String>,
     mounts: Vec<BoxMountSpec>,
     stops: Vec<String>,
+}
+
+/// What an agent must know of a command after it was recorded.
+struct Asked {
+    command_id: CommandId,
+    timeout_ms: Option<u64>,
+    mode: AgentReply,
 }
 
 struct FakeBox {
@@ -214,12 +221,18 @@ impl FakeBackend {
 
     /// The session and text of every command its agents were asked to run, in order.
     pub fn execs(&self) -> Vec<(String, String)> {
-        self.inner().record.execs.clone()
+        let text = |params: &AgentStartParams| agent::text_of(&params.program).to_owned();
+        let commands = &self.inner().record.commands;
+        commands
+            .iter()
+            .map(|(session_id, params)| (session_id.to_string(), text(params)))
+            .collect()
     }
 
     /// Every command as its agent was asked for it.
     pub fn commands(&self) -> Vec<AgentStartParams> {
-        self.inner().record.commands.clone()
+        let commands = &self.inner().record.commands;
+        commands.iter().map(|(_, params)| params.clone()).collect()
     }
 
     /// The text of every command that was killed: its call was dropped, or its time was over.
@@ -240,6 +253,24 @@ impl FakeBackend {
     /// How many boxes exist.
     pub fn running(&self) -> usize {
         self.inner().boxes.len()
+    }
+
+    /// Keeps no record of commands from now on: for measurements with very many of them.
+    pub fn forget_commands(&self) {
+        self.inner().record.forgets_commands = true;
+    }
+
+    fn record(&self, session_id: &Arc<str>, params: AgentStartParams) -> Asked {
+        let asked = Asked {
+            command_id: params.command_id.clone(),
+            timeout_ms: params.timeout_ms,
+            mode: params.reply,
+        };
+        let record = &mut self.inner().record;
+        if !record.forgets_commands {
+            record.commands.push((Arc::clone(session_id), params));
+        }
+        asked
     }
 
     fn reply_to(&self, text: &str) -> Reply {

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use box_protocol::actions::AgentHealth;
 use box_protocol::error::{Detail, Subject};
-use box_protocol::{BoxError, BoxMountSpec, BoxSpec, BoxState, HostPathMode, UnixMs};
+use box_protocol::{
+    BoxError, BoxMountSpec, BoxSpec, BoxState, CommandId, HostPathMode, Invalid, UnixMs,
+};
 use box_rpc::{Dialect, Empty, Limits, Options, Session};
 use futures::FutureExt as _;
 use tokio::time::timeout;
@@ -36,6 +38,16 @@ pub(super) struct Living {
     id: Uuid,
     pub(super) agent: Session,
     mounts: Vec<BoxMountSpec>,
+    /// Execs so far.
+    execs: u64,
+}
+
+impl Living {
+    /// An id for the next exec, which no other command of the box has. Cheaper than a random one.
+    pub(super) fn next_exec(&mut self) -> Result<CommandId, Invalid> {
+        self.execs += 1;
+        CommandId::new(format!("{}-{}", self.id.simple(), self.execs))
+    }
 }
 
 /// Why there is no box for a call.
@@ -180,6 +192,7 @@ impl Body {
             id,
             agent,
             mounts: mounted(&spec.extra_mounts).cloned().collect(),
+            execs: 0,
         };
         Ok((living, (backend_session_id, facts)))
     }

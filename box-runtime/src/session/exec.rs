@@ -7,8 +7,7 @@ use box_protocol::actions::{
     OutputMode, Stdin, View,
 };
 use box_protocol::{
-    BoxError, BoxExecutionResult, BoxSpec, CommandId, Env, ExecutionStatus, Exit, ExitWhy, Invalid,
-    PerStream, Program,
+    BoxError, BoxExecutionResult, BoxSpec, Env, ExecutionStatus, Exit, ExitWhy, PerStream, Program,
 };
 use box_rpc::{CallError, Peer};
 use tokio::time::{Instant, timeout, timeout_at};
@@ -35,10 +34,9 @@ pub(super) enum Ran {
     Broken(String),
 }
 
-/// What an agent is asked to run, and until when it is waited for.
+/// What an agent is asked to run, and how long it may take.
 pub(super) struct Command {
-    params: Result<AgentStartParams, Invalid>,
-    id: CommandId,
+    params: AgentStartParams,
     limit: Duration,
 }
 
@@ -50,9 +48,10 @@ struct Told {
 
 impl Body {
     /// The command for an exec. Its text and variables move into it.
-    pub(super) fn command(&self, exec: &mut Exec) -> Command {
-        let id = CommandId::fresh();
-        let limit = Duration::from_secs(exec.spec.timeout_sec);
+    pub(super) fn command(&mut self, exec: &mut Exec) -> Result<Command, BoxError> {
+        let Some(living) = &mut self.living else {
+            return Err(BoxError::internal("there is no box for the command"));
+        };
         let streamed = exec
             .output
             .as_ref()
@@ -64,51 +63,45 @@ impl Body {
                 bytes: OUTPUT_BYTES as u64,
             }
         };
+        let command_id = living.next_exec()?;
         let cmd = std::mem::take(&mut exec.spec.cmd);
-        let (env, user) = self.environment(std::mem::take(&mut exec.spec.env));
-        let params = Program::argv(["sh".to_owned(), "-lc".to_owned(), cmd]).and_then(|program| {
-            Ok(AgentStartParams {
-                command_id: id.clone(),
-                program,
-                env: env?,
-                cwd: exec.spec.workdir.clone(),
-                make_cwd: true,
-                user,
-                stdin: Stdin::Closed,
-                output: OutputMode::Split,
-                pty: None,
-                timeout_ms: u64::try_from(limit.as_millis()).ok(),
-                log_bytes: None,
-                reply,
-            })
-        });
-        Command { params, id, limit }
+        let (env, user) = self.environment(std::mem::take(&mut exec.spec.env))?;
+        let limit = Duration::from_secs(exec.spec.timeout_sec);
+        let params = AgentStartParams {
+            command_id,
+            program: Program::argv(["sh".to_owned(), "-lc".to_owned(), cmd])?,
+            env,
+            cwd: std::mem::take(&mut exec.spec.workdir),
+            make_cwd: true,
+            user,
+            stdin: Stdin::Closed,
+            output: OutputMode::Split,
+            pty: None,
+            timeout_ms: u64::try_from(limit.as_millis()).ok(),
+            log_bytes: None,
+            reply,
+        };
+        Ok(Command { params, limit })
     }
 
     /// The whole environment of a command, and who runs it. Nothing of the runtime's own gets in.
-    fn environment(&self, asked: Env) -> (Result<Env, Invalid>, Option<String>) {
+    fn environment(&self, asked: Env) -> Result<(Env, Option<String>), BoxError> {
         let (user, home) = guest_of(&self.card.spec);
+        let mut env = Env::new();
+        for (name, value) in [
+            ("PATH", PATH),
+            ("HOME", home),
+            ("USER", user),
+            ("LANG", "C.UTF-8"),
+            ("TERM", "dumb"),
+        ] {
+            env.insert(name, value)?;
+        }
         let defaults = self.card.live().defaults.clone();
-        let base = || {
-            let mut env = Env::new();
-            for (name, value) in [
-                ("PATH", PATH),
-                ("HOME", home),
-                ("USER", user),
-                ("LANG", "C.UTF-8"),
-                ("TERM", "dumb"),
-            ] {
-                env.insert(name, value)?;
-            }
-            Ok(env)
-        };
         let defaults = defaults.map(|defaults| *defaults).unwrap_or_default();
-        let env = base().map(|mut env| {
-            env.extend(defaults.env);
-            env.extend(asked);
-            env
-        });
-        (env, defaults.user)
+        env.extend(defaults.env);
+        env.extend(asked);
+        Ok((env, defaults.user))
     }
 
     /// Runs a command to its end. Dropping the future kills it.
@@ -121,10 +114,7 @@ impl Body {
         let Some(living) = &self.living else {
             return Ran::Broken("there is no box".to_owned());
         };
-        let params = match &command.params {
-            Ok(params) => params,
-            Err(invalid) => return Ran::Refused(invalid.clone().into()),
-        };
+        let params = &command.params;
         let peer = living.agent.peer();
         let begun = Instant::now();
         let patience = command
@@ -155,7 +145,7 @@ impl Body {
             Err(NoAnswer::Failed(Failure::Refused(error))) => return Ran::Refused(error),
             Err(NoAnswer::Failed(Failure::Broken(reason))) => return Ran::Broken(reason),
         };
-        match end_of(&told.answer, &command.id) {
+        match end_of(&told.answer, &params.command_id) {
             Ok(exit) => self.told(spec, exit, told),
             Err(reason) => Ran::Broken(reason),
         }
@@ -198,7 +188,7 @@ impl Body {
             return Ok(());
         };
         let params = AgentKillParams {
-            command_id: command.id.clone(),
+            command_id: command.params.command_id.clone(),
             signal: "KILL".to_owned(),
             grace_ms: 0,
         };

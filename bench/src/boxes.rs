@@ -1,0 +1,234 @@
+//! What the runtime and the policy layer add to a bare call, and what a live session costs. The
+//! backend is the scripted one, so that nothing but Box is measured.
+
+#![allow(
+    clippy::cast_precision_loss,
+    reason = "counts of calls and bytes are far below 2^52"
+)]
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use box_protocol::actions::{BoxExec, BoxExecParams};
+use box_protocol::{SessionId, SpecDraft};
+use box_rpc::{Dialect, Limits, Options, Peer, Router, Session};
+use box_runtime::fake::FakeBackend;
+use box_runtime::{BoxRuntime, RuntimeConfig};
+use box_service::{BoxService, Query, ServiceConfig};
+use box_transports::queue;
+use serde_json::{Map, Value, json};
+
+use crate::ours::{Echo, Echoer};
+use crate::payload::Payload;
+use crate::process::{self, Process};
+use crate::statistics::median;
+
+/// Calls in one measurement of a sequence.
+const CALLS: u64 = 3000;
+/// Live sessions in the largest measurement.
+const MANY: u64 = 10_000;
+
+/// Two sessions joined by queues: the client's, and the server's, which must be kept.
+fn joined(router: Router) -> (Peer, (Session, Session)) {
+    let (ours, theirs) = queue::pair(64);
+    let options = || Options {
+        limits: Limits::in_process(),
+        ..Options::default()
+    };
+    let server = Session::start(theirs, router, options());
+    let client = Options {
+        dialect: Some(Dialect::JsonRpc),
+        ..options()
+    };
+    let client = Session::start(ours, Router::empty(), client);
+    (client.peer(), (client, server))
+}
+
+fn runtime() -> BoxRuntime {
+    let mut config = RuntimeConfig::with(FakeBackend::new());
+    config.max_sessions = usize::try_from(MANY).unwrap_or(usize::MAX) + 10;
+    config.session_ttl = Duration::from_hours(1);
+    BoxRuntime::start(config)
+}
+
+fn exec(number: u64) -> Result<BoxExecParams> {
+    let spec = json!({"session_id": format!("s{number}"), "cmd": "true"});
+    let spec: SpecDraft = serde_json::from_value(spec)?;
+    Ok(serde_json::from_value(json!({ "spec": spec }))?)
+}
+
+/// Microseconds of one call of a sequence, the median of ten parts.
+async fn each<E: std::fmt::Debug>(mut call: impl AsyncFnMut(u64) -> Result<(), E>) -> Result<f64> {
+    let mut parts = Vec::new();
+    for part in 0..10 {
+        let start = Instant::now();
+        for number in 0..CALLS / 10 {
+            let done = call(part * CALLS / 10 + number).await;
+            done.map_err(|error| anyhow::anyhow!("{error:?}"))?;
+        }
+        parts.push(start.elapsed().as_secs_f64() * 1e6 / (CALLS as f64 / 10.0));
+    }
+    Ok(median(&mut parts))
+}
+
+/// Runs everything and prints the bars.
+pub(crate) fn run(rounds: u32) -> Result<()> {
+    process::runtime()?.block_on(async {
+        println!("| bar | ours | beside | ratio (lowest to highest round) | wanted | verdict |");
+        println!("|---|---|---|---|---|---|");
+        against_an_echo(rounds).await?;
+        with_many_sessions(rounds).await
+    })
+}
+
+fn bar(name: &str, ours: &str, beside: &str, ratios: &mut [f64], most: f64, goal: Option<f64>) {
+    let ratio = median(ratios);
+    let lowest = ratios.iter().copied().fold(f64::INFINITY, f64::min);
+    let highest = ratios.iter().copied().fold(0.0, f64::max);
+    let wanted = goal.map_or_else(
+        || format!("at most {most}"),
+        |goal| format!("at most {most}, goal {goal}"),
+    );
+    let verdict = match goal {
+        _ if ratio > most => "**misses bar**",
+        Some(goal) if ratio <= goal => "meets bar and goal",
+        _ => "meets bar",
+    };
+    println!(
+        "| {name} | {ours} | {beside} | {ratio:.2} ({lowest:.2} to {highest:.2}) | {wanted} | {verdict} |"
+    );
+}
+
+async fn against_an_echo(rounds: u32) -> Result<()> {
+    let echo_router = Router::builder(Arc::new(Echoer)).on::<Echo>().build();
+    let (echo, _echo) = joined(echo_router);
+    let runtime = runtime();
+    let (peer, _sessions) = joined(runtime.router());
+    let service = BoxService::with_client(ServiceConfig::default(), peer)?;
+    service.initialize().await?;
+    let query = Query::new(1);
+    let command: Map<String, Value> = json!({"command": "true"})
+        .as_object()
+        .cloned()
+        .unwrap_or_default();
+    let (mut ratios, mut ours, mut floor) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..rounds {
+        let bare =
+            each(async |number| echo.call::<Echo>(&Payload::small(number)).await.map(drop)).await?;
+        let full = each(async |_| {
+            service
+                .execute_tool(command.clone(), &query)
+                .await
+                .map(drop)
+        })
+        .await?;
+        ratios.push(full / bare);
+        ours.push(full);
+        floor.push(bare);
+    }
+    let (ours, floor) = (median(&mut ours), median(&mut floor));
+    let name = "exec through service, RPC, runtime and agent, one at a time";
+    let beside = format!("bare RPC echo over the queue: {floor:.1} us");
+    bar(
+        name,
+        &format!("{ours:.1} us"),
+        &beside,
+        &mut ratios,
+        5.0,
+        Some(3.0),
+    );
+    Ok(())
+}
+
+async fn with_many_sessions(rounds: u32) -> Result<()> {
+    // What one agent connection costs by itself, both ends of it in this process.
+    let before = Process::own().resident_bytes()?;
+    let connections: Vec<_> = (0..2000).map(|_| joined(Router::empty())).collect();
+    tokio::task::yield_now().await;
+    let connection = grown(before)? / 2000.0;
+    drop(connections);
+    tokio::time::sleep(Duration::from_millis(200)).await;
+
+    let (few, many) = (runtime(), runtime());
+    let (few_peer, _few) = joined(few.router());
+    let (many_peer, _many) = joined(many.router());
+    for number in 0..10 {
+        few_peer.call::<BoxExec>(&exec(number)?).await?;
+    }
+    let before = Process::own().resident_bytes()?;
+    for number in 0..MANY {
+        many_peer.call::<BoxExec>(&exec(number)?).await?;
+    }
+    let session = grown(before)? / MANY as f64;
+    let few_params: Vec<_> = (0..10).map(exec).collect::<Result<_>>()?;
+    let many_params: Vec<_> = (0..MANY).map(exec).collect::<Result<_>>()?;
+    let (mut ratios, mut small, mut large) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..rounds {
+        let ten = each(async |n| {
+            few_peer
+                .call::<BoxExec>(pick(&few_params, n))
+                .await
+                .map(drop)
+        })
+        .await?;
+        let all = each(async |n| {
+            many_peer
+                .call::<BoxExec>(pick(&many_params, n))
+                .await
+                .map(drop)
+        })
+        .await?;
+        ratios.push(all / ten);
+        small.push(ten);
+        large.push(all);
+    }
+    let found = SessionId::new("s1").ok().context("an id")?;
+    anyhow::ensure!(
+        many.get(&box_runtime::Caller::local(), &found)
+            .await
+            .is_ok()
+    );
+    let kilobytes = |bytes: f64| format!("{:.1} kB", bytes / 1000.0);
+    let beside = format!(
+        "of it, both ends of the agent connection: {}",
+        kilobytes(connection)
+    );
+    bar(
+        "a live session and its agent connection, 24 kB = 1",
+        &kilobytes(session),
+        &beside,
+        &mut [session / 24_000.0],
+        1.0,
+        None,
+    );
+    let alone = (session - connection).max(0.0);
+    bar(
+        "a live session in the runtime, 8 kB = 1",
+        &kilobytes(alone),
+        "the difference of the two",
+        &mut [alone / 8000.0],
+        1.0,
+        None,
+    );
+    let (small, large) = (median(&mut small), median(&mut large));
+    bar(
+        "exec with 10,000 live sessions",
+        &format!("{large:.1} us"),
+        &format!("with 10: {small:.1} us"),
+        &mut ratios,
+        1.5,
+        None,
+    );
+    Ok(())
+}
+
+/// Sessions far apart, so that no cache helps.
+fn pick<T>(all: &[T], number: u64) -> &T {
+    let step = usize::try_from(number.wrapping_mul(7919)).unwrap_or(0);
+    &all[step % all.len()]
+}
+
+fn grown(before: u64) -> Result<f64> {
+    Ok(Process::own().resident_bytes()?.saturating_sub(before) as f64)
+}
