@@ -1,16 +1,18 @@
 //! The contract over the handle's methods: translation only.
 
+use std::future::Future;
 use std::sync::Arc;
 
 use box_protocol::actions::{
     BackendInfo, BoxCreate, BoxCreateParams, BoxCreateResult, BoxDelete, BoxDeleteParams,
     BoxDeleteResult, BoxExec, BoxExecParams, BoxGet, BoxGetParams, BoxGetResult, BoxList,
-    BoxListParams, BoxListResult, BoxUpdate, BoxUpdateParams, SystemConfigure,
+    BoxListParams, BoxListResult, BoxUpdate, BoxUpdateParams, CommandChunk, SystemConfigure,
     SystemConfigureParams, SystemConfigureResult, SystemHealth, SystemShutdown,
     SystemShutdownParams, SystemShutdownResult, SystemStatus, SystemStatusResult,
 };
 use box_protocol::{BoxError, BoxExecutionResult, BoxSessionInfo};
 use box_rpc::{Call, Empty, Handle, Router, contract};
+use futures::future::Either;
 use tokio::sync::mpsc;
 
 use crate::caller::Caller;
@@ -96,25 +98,42 @@ plain! {
 }
 
 impl Handle<BoxExec> for BoxRuntime {
-    async fn handle(
+    /// The parameters become work before the first wait: the future holds neither.
+    fn handle(
         &self,
         params: BoxExecParams,
         mut call: Call<BoxExec>,
-    ) -> Result<BoxExecutionResult, BoxError> {
+    ) -> impl Future<Output = Result<BoxExecutionResult, BoxError>> + Send {
         let caller = Caller::of(&call);
-        let Some(sink) = call.chunks().filter(|_| params.attach.is_some()) else {
-            return self.exec(&caller, params).await;
+        let streams = params.attach.is_some() && call.chunks().is_some();
+        let (exec, chunks) = if streams {
+            let (sender, chunks) = mpsc::channel(CHUNKS_AHEAD);
+            let exec = self.exec_streamed(&caller, params, sender);
+            (Either::Left(exec), Some(chunks))
+        } else {
+            (Either::Right(self.exec(&caller, params)), None)
         };
-        let (sender, mut chunks) = mpsc::channel(CHUNKS_AHEAD);
-        let forward = async {
-            while let Some(chunk) = chunks.recv().await {
-                sink.send(&chunk).await?;
+        async move {
+            match chunks {
+                None => exec.await,
+                Some(chunks) => Box::pin(forwarded(exec, chunks, call)).await,
             }
-            Ok(())
-        };
-        // The sender ends with the exec, so both are awaited to their end.
-        let (result, forwarded) =
-            tokio::join!(self.exec_streamed(&caller, params, sender), forward);
-        forwarded.and(result)
+        }
     }
+}
+
+/// Passes chunks on until the exec ends; the session lets go of the sender then.
+async fn forwarded(
+    exec: impl Future<Output = Result<BoxExecutionResult, BoxError>>,
+    mut chunks: mpsc::Receiver<CommandChunk>,
+    mut call: Call<BoxExec>,
+) -> Result<BoxExecutionResult, BoxError> {
+    let forward = async {
+        while let (Some(chunk), Some(sink)) = (chunks.recv().await, call.chunks()) {
+            sink.send(&chunk).await?;
+        }
+        Ok(())
+    };
+    let (result, forwarded) = tokio::join!(exec, forward);
+    forwarded.and(result)
 }

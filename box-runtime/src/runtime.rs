@@ -1,6 +1,7 @@
 //! The handle: one method an action.
 
 use std::fmt;
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use box_protocol::actions::{
     AttachOptions, BackendInfo, BoxCreateParams, BoxCreateResult, BoxDeleteParams, BoxDeleteResult,
     BoxExecParams, BoxListParams, BoxListResult, BoxUpdateParams, Capacity, CommandChunk, IfExists,
     SystemConfigureParams, SystemConfigureResult, SystemShutdownParams, SystemShutdownResult,
-    SystemStatusResult,
+    SystemStatusResult, Until,
 };
 use box_protocol::error::Detail;
 use box_protocol::{BoxError, BoxExecutionResult, BoxSessionInfo, BoxSpec, OnIdle, SessionId};
@@ -88,50 +89,43 @@ impl BoxRuntime {
 
     /// Runs `spec.cmd` in its box, which is made first if need be, and returns its result with the
     /// output. A timeout is a result.
-    pub async fn exec(
+    pub fn exec(
         &self,
         caller: &Caller,
         params: BoxExecParams,
-    ) -> Result<BoxExecutionResult, BoxError> {
-        self.run(caller, params, None).await
+    ) -> impl Future<Output = Result<BoxExecutionResult, BoxError>> + Send + use<> {
+        self.run(prepared(caller, params, None))
     }
 
     /// As [`exec`](Self::exec), with the output as chunks while the command runs, in the view
     /// `attach` asks for; the result holds none of it. A reader that does not read holds the command
     /// up.
-    pub async fn exec_streamed(
+    pub fn exec_streamed(
         &self,
         caller: &Caller,
-        params: BoxExecParams,
+        mut params: BoxExecParams,
         chunks: mpsc::Sender<CommandChunk>,
-    ) -> Result<BoxExecutionResult, BoxError> {
-        let AttachOptions { view, until } = params.attach.clone().unwrap_or_default();
-        if until != box_protocol::actions::Until::default() {
-            return Err(unsupported("attach.until", "an exec is read to its end"));
-        }
-        self.run(caller, params, Some(Streaming { view, chunks }))
-            .await
+    ) -> impl Future<Output = Result<BoxExecutionResult, BoxError>> + Send + use<> {
+        let AttachOptions { view, until } = params.attach.take().unwrap_or_default();
+        self.run(if until == Until::default() {
+            prepared(caller, params, Some(Streaming { view, chunks }))
+        } else {
+            Err(unsupported("attach.until", "an exec is read to its end"))
+        })
     }
 
-    async fn run(
+    /// Everything large is in the work by now, so that the future of a call is small.
+    fn run(
         &self,
-        caller: &Caller,
-        params: BoxExecParams,
-        output: Option<Streaming>,
-    ) -> Result<BoxExecutionResult, BoxError> {
-        let spec = built(params.spec)?;
-        spec.require_cmd()?;
-        let (reply, answer) = oneshot::channel();
-        let exec = Exec {
-            caller: caller.clone(),
-            spec,
-            on_timeout: params.on_timeout,
-            on_disconnect: params.on_disconnect,
-            output,
-            reply,
-        };
-        self.send(Ask::Work(Work::Exec(Box::new(exec)))).await?;
-        answer.await.map_err(|_| unanswered())?
+        exec: Result<(Work, Answer), BoxError>,
+    ) -> impl Future<Output = Result<BoxExecutionResult, BoxError>> + Send + use<> {
+        let table = self.table.clone();
+        async move {
+            let (work, answer) = exec?;
+            let sent = table.send(Ask::Work(work)).await;
+            sent.map_err(|_| unanswered())?;
+            answer.await.map_err(|_| unanswered())?
+        }
     }
 
     /// What is known of a box.
@@ -298,6 +292,27 @@ impl BoxRuntime {
         self.send(ask(reply)).await?;
         answer.await.map_err(|_| unanswered())
     }
+}
+
+type Answer = oneshot::Receiver<Result<BoxExecutionResult, BoxError>>;
+
+fn prepared(
+    caller: &Caller,
+    params: BoxExecParams,
+    output: Option<Streaming>,
+) -> Result<(Work, Answer), BoxError> {
+    let spec = built(params.spec)?;
+    spec.require_cmd()?;
+    let (reply, answer) = oneshot::channel();
+    let exec = Exec {
+        caller: caller.clone(),
+        spec,
+        on_timeout: params.on_timeout,
+        on_disconnect: params.on_disconnect,
+        output,
+        reply,
+    };
+    Ok((Work::Exec(Box::new(exec)), answer))
 }
 
 /// A session that was given up, or failed in a way nobody foresaw.

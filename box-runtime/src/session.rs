@@ -305,3 +305,38 @@ enum Unready {
     /// The session ends.
     Over(Over),
 }
+
+#[cfg(test)]
+mod tests {
+    use box_protocol::SpecDraft;
+
+    use super::*;
+    use crate::RuntimeConfig;
+
+    #[test]
+    fn a_session_is_small() {
+        let config = RuntimeConfig::new(Vec::new());
+        let shared = Arc::new(Shared {
+            selector: Selector::new(&config),
+            nothing: Router::empty(),
+            config,
+        });
+        let spec = SpecDraft::new("s").build().unwrap();
+        let card = Arc::new(Card::new("me".into(), &spec));
+        let (_sender, mailbox) = mpsc::channel(1);
+        let (table, _asks) = mpsc::channel(1);
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .build()
+            .unwrap();
+        let _guard = runtime.enter();
+        let task = live(shared, Arc::clone(&card), mailbox, table.downgrade());
+        let size = size_of_val(&task) + size_of_val(&*card);
+        assert!(
+            size < 4096,
+            "{} and {} bytes",
+            size_of_val(&task),
+            size_of_val(&*card)
+        );
+    }
+}

@@ -1,5 +1,8 @@
 //! The runtime's behaviour, one file a topic.
 
+// Helpers are tests, too.
+#![allow(clippy::unwrap_used)]
+
 mod suite {
     pub(crate) mod world;
 

@@ -45,8 +45,8 @@ impl Default for ServerConfig {
 pub(crate) enum Request {
     /// Sent once, first.
     Configure(ServerConfig),
-    /// Make a box. Further descriptors are for its init and for mounts.
-    Create(Box<SandboxPlan>),
+    /// Make a box. Of the further descriptors the first `sources` are for mounts, the others for its init.
+    Create { plan: Box<SandboxPlan>, sources: usize },
     /// Mount into a live box, whose mount namespace is the second descriptor.
     AddMount { mount: Mount, guest: u32 },
     /// Answer when every box that has ended is also cleared away.
@@ -59,7 +59,7 @@ pub(crate) enum Reply {
     /// The server works, on a machine that has this.
     Hello(Box<Primitives>),
     /// The box's init is about to run. Descriptors: its pidfd, its mount namespace.
-    Ready { pid: i32, cgroup: Option<String> },
+    Ready { pid: i32, cgroup: Option<String>, missing: Vec<String> },
     /// Done.
     Done,
     /// A step failed. Error numbers travel as numbers.

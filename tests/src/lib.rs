@@ -50,3 +50,9 @@ macro_rules! every_transport {
         }
     };
 }
+
+/// The README's code runs.
+#[doc = include_str!("../../README.md")]
+#[cfg(doctest)]
+#[derive(Debug)]
+pub struct Readme;

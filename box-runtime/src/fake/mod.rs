@@ -49,6 +49,9 @@ use crate::backend::{Availability, Backend, Capabilities, Facts, StartRequest, S
 /// Messages each way between a runtime and a fake agent.
 const QUEUE: usize = 16;
 
+/// The longest that counts as for ever.
+const FOR_EVER: Duration = Duration::from_hours(24 * 365);
+
 type Answer = dyn Fn(&str) -> Reply + Send + Sync;
 
 /// A backend that makes nothing and remembers everything. Clones are the same backend.
@@ -358,6 +361,3 @@ impl Backend for FakeBackend {
         Ok(())
     }
 }
-
-/// The longest that counts as for ever.
-const FOR_EVER: Duration = Duration::from_hours(24 * 365);

@@ -12,6 +12,7 @@ use box_protocol::{
 };
 use box_rpc::{Dialect, Empty, Limits, Options, Session};
 use futures::FutureExt as _;
+use futures::future::BoxFuture;
 use tokio::time::timeout;
 use uuid::Uuid;
 
@@ -28,8 +29,9 @@ pub(super) struct Body {
     pub(super) shared: Arc<Shared>,
     pub(super) card: Arc<Card>,
     pub(super) living: Option<Living>,
-    /// The box a backend is making, so that it can be stopped if nobody waits for it any more.
-    begun: Option<(Arc<dyn Backend>, Uuid)>,
+    /// A box that is being made or ended, so that it is stopped even if nobody waits for that any
+    /// more.
+    unstopped: Option<(Arc<dyn Backend>, Uuid)>,
 }
 
 /// A box that runs.
@@ -64,7 +66,7 @@ impl Body {
             shared,
             card,
             living: None,
-            begun: None,
+            unstopped: None,
         }
     }
 
@@ -75,10 +77,15 @@ impl Body {
             let _ = self.stop().await;
         }
         if self.living.is_none() {
-            self.start(asked).await.map_err(NotReady::Failed)?;
+            // Boxed: what a start needs is not kept room for in every session.
+            let started = Box::pin(self.start(asked)).await;
+            started.map_err(NotReady::Failed)?;
             return Ok(true);
         }
-        self.mount(asked).await.map_err(NotReady::Refused)?;
+        if self.has_mounts(asked) {
+            let mounted = Box::pin(self.mount(asked)).await;
+            mounted.map_err(NotReady::Refused)?;
+        }
         Ok(false)
     }
 
@@ -113,7 +120,7 @@ impl Body {
         let backend = choice.backend_for(asked)?;
         let again = self.announce(backend);
         let id = Uuid::now_v7();
-        self.begun = Some((Arc::clone(backend), id));
+        self.unstopped = Some((Arc::clone(backend), id));
         // A box made again is what it was when it was made first.
         let spec = if again { &self.card.spec } else { asked };
         let limit = self.shared.config.start_timeout;
@@ -126,7 +133,7 @@ impl Body {
                 return Err(error);
             }
         };
-        self.begun = None;
+        self.unstopped = None;
         self.living = Some(living);
         let now = UnixMs::now();
         let mut live = self.card.live();
@@ -197,6 +204,12 @@ impl Body {
         Ok((living, (backend_session_id, facts)))
     }
 
+    /// Whether there is anything to say about mounts at all.
+    fn has_mounts(&self, asked: &BoxSpec) -> bool {
+        let living = self.living.as_ref();
+        !asked.extra_mounts.is_empty() || living.is_some_and(|living| !living.mounts.is_empty())
+    }
+
     /// Checks the mounts asked for against those there are, and adds what can be added.
     async fn mount(&mut self, asked: &BoxSpec) -> Result<(), BoxError> {
         let Some(living) = &mut self.living else {
@@ -227,22 +240,27 @@ impl Body {
         Ok(())
     }
 
-    /// Ends the box, or what was begun of one.
-    pub(super) async fn stop(&mut self) -> Result<(), BoxError> {
-        let living = self.living.take().map(|living| {
+    /// Ends the box, or what was begun of one. Boxed, as it is awaited in many places and rarely.
+    pub(super) fn stop(&mut self) -> BoxFuture<'_, Result<(), BoxError>> {
+        if let Some(living) = self.living.take() {
             living.agent.cut();
-            (living.backend, living.id)
-        });
-        let Some((backend, id)) = living.or(self.begun.take()) else {
-            return Ok(());
-        };
-        let limit = self.shared.config.stop_timeout;
-        let stopped = bounded(&*backend, "end", limit, backend.stop(id)).await;
-        let stopped = stopped.and_then(|stopped| stopped);
-        if let Err(error) = &stopped {
-            tracing::error!(session = %self.card.spec.session_id, box_id = %id, %error, "not stopped");
+            self.unstopped = Some((living.backend, living.id));
         }
-        stopped
+        async move {
+            let Some((backend, id)) = self.unstopped.clone() else {
+                return Ok(());
+            };
+            let limit = self.shared.config.stop_timeout;
+            let stopped = bounded(&*backend, "end", limit, backend.stop(id)).await;
+            self.unstopped = None;
+            let stopped = stopped.and_then(|stopped| stopped);
+            if let Err(error) = &stopped {
+                let session = &self.card.spec.session_id;
+                tracing::error!(%session, box_id = %id, %error, "the box was not stopped");
+            }
+            stopped
+        }
+        .boxed()
     }
 }
 

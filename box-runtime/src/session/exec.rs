@@ -125,9 +125,7 @@ impl Body {
         let answer = match output {
             Some(output) if params.reply == AgentReply::Streamed => {
                 let relay = Relay::new(output, params, &spec.session_id);
-                relay
-                    .run(&peer, params, until, self.shared.config.timeout_grace)
-                    .await
+                Box::pin(relay.run(&peer, params, until, self.shared.config.timeout_grace)).await
             }
             _ => collect(&peer, params, until).await,
         };

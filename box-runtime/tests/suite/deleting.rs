@@ -120,3 +120,16 @@ async fn a_stop_that_fails_is_told_and_the_session_is_gone() {
         assert_eq!(w.ids().await, [""; 0]);
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_dead_box_is_stopped_though_the_call_that_found_it_is_cut_short() {
+    let w = world();
+    w.exec("s", "true").await.unwrap();
+    w.backend.kill_box("s");
+    w.backend.next_stop(Trouble::Hang);
+    let waiting = w.begin("s", "job").await;
+    w.force_delete("s").await.unwrap();
+    assert_eq!(w.backend.stops(), ["s"]);
+    waiting.await.unwrap().unwrap();
+    assert_eq!(w.backend.running(), 1);
+}

@@ -1,5 +1,6 @@
 //! Boxes end by themselves when nobody uses them.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use box_protocol::actions::BoxUpdateParams;
@@ -87,7 +88,7 @@ async fn a_persistent_box_is_never_reaped() {
 async fn a_box_may_have_its_own_idle_time() {
     let w = world();
     let lifetime = Lifetime {
-        idle_ms: Some(1000_000),
+        idle_ms: Some(1_000_000),
         ..Lifetime::default()
     };
     w.exec_spec(living("s", lifetime)).await.unwrap();
@@ -132,7 +133,7 @@ async fn a_new_lifetime_counts_at_once() {
     let update = |idle_ms| BoxUpdateParams {
         session_id: id("s"),
         name: None,
-        labels: Default::default(),
+        labels: BTreeMap::new(),
         note: None,
         lifetime: Some(Lifetime {
             idle_ms: Some(idle_ms),

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use box_protocol::{Code, ExecutionStatus, SpecDraft};
-use box_runtime::fake::Reply;
+use box_protocol::{BoxError, Code, ExecutionStatus, SpecDraft};
+use box_runtime::fake::{FakeBackend, Reply};
 use proptest::prelude::*;
 use tokio::time::{Instant, sleep};
 
-use super::world::{spec, world_with};
+use super::world::{World, spec, world_with};
 
 const TTL: Duration = Duration::from_secs(100);
 const MAX_SESSIONS: usize = 3;
@@ -113,114 +113,119 @@ impl Model {
     }
 }
 
-async fn check(steps: Vec<Step>) {
-    let w = world_with(|config| {
-        config.session_ttl = TTL;
-        config.max_sessions = MAX_SESSIONS;
-    });
-    let mut model = Model::default();
-    for step in steps {
-        // Never exactly at the end of a session's time: which comes first then is nobody's promise.
-        sleep(Duration::from_millis(7)).await;
-        model.reap(Instant::now());
-        match step.clone() {
+fn refused<T>(result: &Result<T, BoxError>) -> Option<Code> {
+    result.as_ref().err().map(BoxError::code)
+}
+
+/// The runtime and its model, side by side.
+struct Pair {
+    world: World,
+    model: Model,
+}
+
+impl Pair {
+    async fn exec(&mut self, name: &str, memory_mb: u64, takes: u64) {
+        let reply = Reply::default().takes(Duration::from_secs(takes));
+        self.world.backend.on_command("job", reply);
+        let draft = spec(name, "job").memory_mb(memory_mb).timeout_sec(1000_u64);
+        let expected = self.model.ask(name, memory_mb, false);
+        let result = self.world.exec_spec(draft).await;
+        assert_eq!(refused(&result), expected);
+        if let Ok(result) = result {
+            assert_eq!(result.duration_ms, takes * 1000);
+            self.model.touch(name);
+        }
+    }
+
+    async fn time_out(&mut self, name: &str) {
+        self.world.backend.on_command("hang", Reply::hang());
+        let expected = self.model.ask(name, 512, false);
+        let draft = spec(name, "hang").timeout_sec(5_u64);
+        let result = self.world.exec_spec(draft).await;
+        assert_eq!(refused(&result), expected);
+        if let Ok(result) = result {
+            assert_eq!(result.status, ExecutionStatus::TimedOut);
+            self.model.sessions.remove(name);
+        }
+    }
+
+    async fn create(&mut self, name: &str, persistent: bool) {
+        let known = self.model.sessions.get(name);
+        let there = known.is_some_and(|known| !known.dead);
+        let expected = self.model.ask(name, 512, persistent);
+        let draft = SpecDraft::new(name).persistent(persistent);
+        let result = self.world.create(draft).await;
+        assert_eq!(refused(&result), expected);
+        if let Ok(made) = result {
+            assert_eq!(made.existed, there);
+            self.model.touch(name);
+        }
+    }
+
+    async fn delete(&mut self, name: &str, force: bool) {
+        let known = self.model.sessions.remove(name);
+        let result = if force {
+            self.world.force_delete(name).await
+        } else {
+            self.world.delete(name).await
+        };
+        assert_eq!(refused(&result), known.is_none().then_some(Code::NotFound));
+    }
+
+    fn kill(&mut self, name: &str, kill: fn(&FakeBackend, &str)) {
+        kill(&self.world.backend, name);
+        if let Some(known) = self.model.sessions.get_mut(name) {
+            known.dead = true;
+        }
+    }
+
+    async fn take(&mut self, step: Step) {
+        let name = |session: u8| format!("s{session}");
+        match step {
             Step::Exec {
                 session,
                 memory_mb,
                 takes,
-            } => {
-                let name = format!("s{session}");
-                w.backend
-                    .on_command("job", Reply::default().takes(Duration::from_secs(takes)));
-                let draft = spec(&name, "job")
-                    .memory_mb(memory_mb)
-                    .timeout_sec(1000_u64);
-                let expected = model.ask(&name, memory_mb, false);
-                let result = w.exec_spec(draft).await;
-                assert_eq!(
-                    result.as_ref().err().map(box_protocol::BoxError::code),
-                    expected,
-                    "{step:?}"
-                );
-                if let Ok(result) = result {
-                    assert_eq!(result.duration_ms, takes * 1000);
-                    model.touch(&name);
-                }
-            }
-            Step::TimeOut { session } => {
-                let name = format!("s{session}");
-                w.backend.on_command("hang", Reply::hang());
-                let expected = model.ask(&name, 512, false);
-                let result = w.exec_spec(spec(&name, "hang").timeout_sec(5_u64)).await;
-                assert_eq!(
-                    result.as_ref().err().map(box_protocol::BoxError::code),
-                    expected,
-                    "{step:?}"
-                );
-                if let Ok(result) = result {
-                    assert_eq!(result.status, ExecutionStatus::TimedOut);
-                    model.sessions.remove(&name);
-                }
-            }
+            } => self.exec(&name(session), memory_mb, takes).await,
+            Step::TimeOut { session } => self.time_out(&name(session)).await,
             Step::Create {
                 session,
                 persistent,
-            } => {
-                let name = format!("s{session}");
-                let there = model.sessions.get(&name).is_some_and(|known| !known.dead);
-                let expected = model.ask(&name, 512, persistent);
-                let result = w
-                    .create(SpecDraft::new(&*name).persistent(persistent))
-                    .await;
-                assert_eq!(
-                    result.as_ref().err().map(box_protocol::BoxError::code),
-                    expected,
-                    "{step:?}"
-                );
-                if let Ok(made) = result {
-                    assert_eq!(made.existed, there, "{step:?}");
-                    model.touch(&name);
-                }
-            }
-            Step::Delete { session, force } => {
-                let name = format!("s{session}");
-                let expected = model
-                    .sessions
-                    .remove(&name)
-                    .is_none()
-                    .then_some(Code::NotFound);
-                let result = if force {
-                    w.force_delete(&name).await
-                } else {
-                    w.delete(&name).await
-                };
-                assert_eq!(result.err().map(|error| error.code()), expected, "{step:?}");
-            }
-            Step::Kill { session } | Step::CutAgent { session } => {
-                let name = format!("s{session}");
-                if matches!(step, Step::Kill { .. }) {
-                    w.backend.kill_box(&name);
-                } else {
-                    w.backend.cut_agent(&name);
-                }
-                if let Some(known) = model.sessions.get_mut(&name) {
-                    known.dead = true;
-                }
-            }
+            } => self.create(&name(session), persistent).await,
+            Step::Delete { session, force } => self.delete(&name(session), force).await,
+            Step::Kill { session } => self.kill(&name(session), FakeBackend::kill_box),
+            Step::CutAgent { session } => self.kill(&name(session), FakeBackend::cut_agent),
             Step::Wait { seconds } => sleep(Duration::from_secs(seconds)).await,
             Step::Shutdown => {
-                let ended = model.sessions.len() as u64;
-                assert_eq!(w.shutdown().await.ended, ended);
-                model.sessions.clear();
+                let ended = self.model.sessions.len() as u64;
+                assert_eq!(self.world.shutdown().await.ended, ended);
+                self.model.sessions.clear();
             }
         }
-        model.reap(Instant::now());
-        let names: Vec<_> = model.sessions.keys().cloned().collect();
-        assert_eq!(w.ids().await, names, "after {step:?}");
-        assert_eq!(w.backend.starts().len(), model.starts, "after {step:?}");
     }
-    w.shutdown().await;
-    assert_eq!(w.backend.running(), 0);
+}
+
+async fn check(steps: Vec<Step>) {
+    let world = world_with(|config| {
+        config.session_ttl = TTL;
+        config.max_sessions = MAX_SESSIONS;
+    });
+    let mut pair = Pair {
+        world,
+        model: Model::default(),
+    };
+    for step in steps {
+        // Never exactly at the end of a session's time: which comes first then is nobody's promise.
+        sleep(Duration::from_millis(7)).await;
+        pair.model.reap(Instant::now());
+        pair.take(step).await;
+        pair.model.reap(Instant::now());
+        let names: Vec<_> = pair.model.sessions.keys().cloned().collect();
+        assert_eq!(pair.world.ids().await, names);
+        assert_eq!(pair.world.backend.starts().len(), pair.model.starts);
+    }
+    pair.world.shutdown().await;
+    assert_eq!(pair.world.backend.running(), 0);
 }
 
 proptest! {
