@@ -141,6 +141,9 @@ impl Actor {
         match self.front.during(self.body.ready(spec), None).await {
             During::Done(Ok(started)) => {
                 self.front.used();
+                if started {
+                    self.front.set_clock();
+                }
                 Ok(started)
             }
             During::Done(Err(NotReady::Refused(error))) => Err(Unready::Refused(error)),
@@ -293,6 +296,9 @@ impl Actor {
         self.card.failed(reason);
         let _ = self.body.stop().await;
         self.card.set_lane(LaneStatus::Idle);
+        // From here on it is the record that waits to be forgotten.
+        self.front.used();
+        self.front.set_clock();
     }
 }
 

@@ -1,6 +1,9 @@
 //! The actor that owns the table of sessions. It finds or makes the session a call is for and hands
 //! the call over; it waits for nobody, so no box can hold up another.
 
+mod closing;
+mod entry;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -9,12 +12,13 @@ use box_protocol::error::{Detail, Subject};
 use box_protocol::{BoxError, BoxSessionInfo, BoxState, Name, SessionId, World};
 use serde_json::{Map, Value};
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until};
 
+use self::closing::{Closings, End};
+use self::entry::Entry;
 use crate::caller::Caller;
 use crate::card::Card;
-use crate::session::{self, Shared, Work, queue_full};
+use crate::session::{self, Shared, Work};
 
 /// The most bytes of configuration that are kept for one caller.
 const CONFIGURATION_BYTES: usize = 256 * 1024;
@@ -69,31 +73,13 @@ pub(crate) struct Table {
     me: mpsc::WeakSender<Ask>,
     entries: HashMap<SessionId, Entry>,
     names: HashMap<NameKey, SessionId>,
-    closings: Vec<Closing>,
+    closings: Closings,
     configuration: HashMap<Arc<str>, Map<String, Value>>,
     exited: watch::Sender<bool>,
 }
 
 /// A name is unique within its owner's boxes of one world.
 type NameKey = (Arc<str>, World, Name);
-
-struct Entry {
-    card: Arc<Card>,
-    /// The only sender: letting go of it ends the session.
-    mailbox: Option<mpsc::Sender<Work>>,
-    /// Calls that came after the session had stopped listening.
-    waiting: Vec<Work>,
-    task: AbortHandle,
-}
-
-/// A shutdown under way.
-struct Closing {
-    caller: Caller,
-    until: Instant,
-    left: usize,
-    ended: u64,
-    reply: oneshot::Sender<Result<SystemShutdownResult, BoxError>>,
-}
 
 impl Table {
     pub(crate) fn new(
@@ -108,7 +94,7 @@ impl Table {
             me,
             entries: HashMap::new(),
             names: HashMap::new(),
-            closings: Vec::new(),
+            closings: Closings::default(),
             configuration: HashMap::new(),
             exited,
         }
@@ -117,7 +103,7 @@ impl Table {
     /// Serves until the last handle is dropped, which ends every session.
     pub(crate) async fn run(mut self) {
         loop {
-            let until = self.closings.iter().map(|closing| closing.until).min();
+            let until = self.closings.first_deadline();
             let deadline = async {
                 match until {
                     Some(until) => sleep_until(until).await,
@@ -219,7 +205,7 @@ impl Table {
     /// Whether a call may go to its session.
     fn admit(&self, work: &Work, id: &SessionId, caller: &Caller) -> Result<(), BoxError> {
         if self.is_closing_for(&caller.name) {
-            return Err(BoxError::unavailable("Box runtime is shutting down"));
+            return Err(shutting_down());
         }
         if let Some(entry) = self.entries.get(id) {
             if !caller.sees(&entry.card.owner) {
@@ -359,11 +345,7 @@ impl Table {
 
     /// Whether somebody shuts down what this owner has.
     fn is_closing_for(&self, owner: &str) -> bool {
-        *self.exited.borrow()
-            || self
-                .closings
-                .iter()
-                .any(|closing| closing.caller.sees(owner))
+        *self.exited.borrow() || self.closings.cover(owner)
     }
 
     /// Lets go of every session the caller sees; the answer is given when the last has ended.
@@ -375,10 +357,8 @@ impl Table {
         reply: oneshot::Sender<Result<SystemShutdownResult, BoxError>>,
     ) {
         if exit && !caller.sees_all {
-            let _ = reply.send(Err(BoxError::denied(
-                "only a local caller may end the server",
-            )));
-            return;
+            let refused = BoxError::denied("only a local caller may end the server");
+            return drop(reply.send(Err(refused)));
         }
         if exit {
             self.exited.send_replace(true);
@@ -390,29 +370,13 @@ impl Table {
                 left += 1;
             }
         }
-        let closing = Closing {
-            caller,
-            until,
-            left,
-            ended: 0,
-            reply,
-        };
-        if left == 0 {
-            closing.answer();
-        } else {
-            self.closings.push(closing);
-        }
+        self.closings.begin(caller, left, until, reply);
     }
 
     /// Ends the shutdowns whose time is over: whatever still hangs is left to its backend.
     fn give_up(&mut self) {
-        let now = Instant::now();
-        let (over, going): (Vec<_>, Vec<_>) = std::mem::take(&mut self.closings)
-            .into_iter()
-            .partition(|closing| closing.until <= now);
-        self.closings = going;
-        for closing in over {
-            let stuck: Vec<_> = self.seen_by(&closing.caller).map(Arc::clone).collect();
+        for caller in self.closings.overdue(Instant::now()) {
+            let stuck: Vec<_> = self.seen_by(&caller).map(Arc::clone).collect();
             tracing::error!(
                 count = stuck.len(),
                 "boxes did not end in time and are given up"
@@ -420,13 +384,14 @@ impl Table {
             for card in stuck {
                 if let Some(entry) = self.remove(&card) {
                     entry.task.abort();
+                    self.closings.gone(&card.owner, End::GivenUp);
                     for work in entry.waiting {
-                        work.refuse(BoxError::unavailable("Box runtime is shutting down"));
+                        work.refuse(shutting_down());
                     }
                 }
             }
-            closing.answer();
         }
+        self.closings.answer_finished();
     }
 
     fn remove(&mut self, card: &Arc<Card>) -> Option<Entry> {
@@ -439,68 +404,25 @@ impl Table {
             self.names
                 .remove(&(Arc::clone(&card.owner), card.world(), name));
         }
-        for closing in &mut self.closings {
-            if closing.caller.sees(&card.owner) {
-                closing.left = closing.left.saturating_sub(1);
-            }
-        }
         self.entries.remove(id)
     }
 
     /// A session has ended: calls it did not begin go to a new one.
     fn ended(&mut self, card: &Arc<Card>, left: Vec<Work>) {
-        let entry = self.remove(card);
-        let waiting = entry.map(|entry| entry.waiting).unwrap_or_default();
+        let mut waiting = Vec::new();
+        if let Some(entry) = self.remove(card) {
+            waiting = entry.waiting;
+            self.closings.gone(&card.owner, End::Orderly);
+        }
         for work in left.into_iter().chain(waiting) {
             self.route(work);
         }
-        for closing in &mut self.closings {
-            closing.ended += u64::from(closing.caller.sees(&card.owner));
-        }
-        let (done, going): (Vec<_>, Vec<_>) = std::mem::take(&mut self.closings)
-            .into_iter()
-            .partition(|closing| closing.left == 0);
-        self.closings = going;
-        for closing in done {
-            closing.answer();
-        }
+        self.closings.answer_finished();
     }
 }
 
-impl Entry {
-    /// Hands a call over without waiting.
-    fn give(&mut self, work: Work, limit: usize) {
-        let work = match &self.mailbox {
-            None => work,
-            Some(mailbox) => match mailbox.try_send(work) {
-                Ok(()) => return,
-                Err(mpsc::error::TrySendError::Full(work)) => {
-                    return work.refuse(queue_full(limit));
-                }
-                Err(mpsc::error::TrySendError::Closed(work)) => work,
-            },
-        };
-        if self.waiting.len() < limit {
-            self.waiting.push(work);
-        } else {
-            work.refuse(queue_full(limit));
-        }
-    }
-
-    /// Tells the session that its lifetime has changed. One too busy to hear it looks by itself.
-    fn nudge(&self) {
-        if let Some(mailbox) = &self.mailbox {
-            let _ = mailbox.try_send(Work::NewLifetime);
-        }
-    }
-}
-
-impl Closing {
-    fn answer(self) {
-        let _ = self
-            .reply
-            .send(Ok(SystemShutdownResult { ended: self.ended }));
-    }
+fn shutting_down() -> BoxError {
+    BoxError::unavailable("Box runtime is shutting down")
 }
 
 fn not_found(id: &SessionId) -> BoxError {

@@ -34,6 +34,12 @@ actions! {
     AgentKill = "agent.kill": AgentKillParams => AgentKillResult;
 }
 
+/// What is as it would be if it were not written is not written: these messages are most of what a
+/// short exec costs.
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
 /// Answer to `agent.health`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AgentHealthResult {
@@ -73,16 +79,16 @@ pub struct AgentStartParams {
     /// Where.
     pub cwd: String,
     /// Make the directory if it is not there.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub make_cwd: bool,
     /// The user, by name or number; the guest if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
     /// Whether it has input.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub stdin: Stdin,
     /// Whether its streams are kept apart.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub output: OutputMode,
     /// Gives it a terminal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -94,7 +100,7 @@ pub struct AgentStartParams {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log_bytes: Option<u64>,
     /// When to answer.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub reply: AgentReply,
 }
 
@@ -109,13 +115,13 @@ pub struct AgentCommand {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit: Option<Exit>,
     /// How long it has run.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub duration_ms: u64,
     /// Bytes written so far.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub size: PerStream,
     /// Bytes that were counted and not kept.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub dropped: PerStream,
     /// The first of its output, if it was collected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -127,8 +133,10 @@ pub struct AgentCommand {
 #[serde(default)]
 pub struct Collected {
     /// Of standard output.
+    #[serde(skip_serializing_if = "is_default")]
     pub stdout: Blob,
     /// Of standard error.
+    #[serde(skip_serializing_if = "is_default")]
     pub stderr: Blob,
 }
 

@@ -22,8 +22,10 @@ struct Agent {
     backend: FakeBackend,
     session_id: Arc<str>,
     host_path: Option<String>,
-    running: Mutex<HashMap<CommandId, Running>>,
+    running: Commands,
 }
+
+type Commands = Arc<Mutex<HashMap<CommandId, Running>>>;
 
 /// A command that runs, as others see it.
 #[derive(Clone)]
@@ -39,7 +41,7 @@ pub(super) fn router(backend: FakeBackend, spec: &BoxSpec) -> Router {
         backend,
         session_id: spec.session_id.as_str().into(),
         host_path: spec.host_path.clone().filter(|_| spec.mounts_host_path()),
-        running: Mutex::default(),
+        running: Commands::default(),
     };
     Router::builder(Arc::new(agent))
         .on::<AgentHealth>()
@@ -51,7 +53,7 @@ pub(super) fn router(backend: FakeBackend, spec: &BoxSpec) -> Router {
 impl Handle<AgentHealth> for Agent {
     async fn handle(&self, _: Empty, _: Call<AgentHealth>) -> Result<AgentHealthResult, BoxError> {
         Ok(AgentHealthResult {
-            contract: 1,
+            contract: self.backend.inner().contract,
             running: self.running().keys().cloned().collect(),
         })
     }
@@ -82,7 +84,8 @@ impl Handle<AgentStart> for Agent {
             id: command_id.clone(),
             text: process_text,
             ended: false,
-            _alive: alive,
+            lingers: reply.lingers,
+            alive: Some(alive),
         };
         let running = Running {
             kill: Arc::clone(&kill),
@@ -142,7 +145,7 @@ impl Handle<AgentKill> for Agent {
 
 impl Agent {
     fn running(&self) -> MutexGuard<'_, HashMap<CommandId, Running>> {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.running)
     }
 
     fn write_files(&self, files: &[(String, usize)]) -> Result<(), BoxError> {
@@ -172,17 +175,32 @@ struct Process<'a> {
     id: CommandId,
     text: String,
     ended: bool,
-    _alive: watch::Sender<()>,
+    lingers: Duration,
+    alive: Option<watch::Sender<()>>,
 }
 
 impl Drop for Process<'_> {
     fn drop(&mut self) {
-        self.agent.running().remove(&self.id);
         if !self.ended {
             let text = std::mem::take(&mut self.text);
             self.agent.backend.inner().record.killed.push(text);
         }
+        if self.ended || self.lingers.is_zero() {
+            self.agent.running().remove(&self.id);
+            return;
+        }
+        let (running, id) = (Arc::clone(&self.agent.running), self.id.clone());
+        let (alive, lingers) = (self.alive.take(), self.lingers);
+        tokio::spawn(async move {
+            sleep(lingers).await;
+            locked(&running).remove(&id);
+            drop(alive);
+        });
     }
+}
+
+fn locked(running: &Commands) -> MutexGuard<'_, HashMap<CommandId, Running>> {
+    running.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Waits; no time at all is not waited for.

@@ -70,6 +70,7 @@ struct Inner {
     probe_trouble: Option<Trouble>,
     capabilities: Capabilities,
     facts: Facts,
+    contract: u32,
     start_troubles: VecDeque<Trouble>,
     stop_troubles: VecDeque<Trouble>,
     next: VecDeque<Reply>,
@@ -131,6 +132,7 @@ impl FakeBackend {
                 probe_trouble: None,
                 capabilities: Capabilities::default().with_network(),
                 facts: Facts::default(),
+                contract: 1,
                 start_troubles: VecDeque::new(),
                 stop_troubles: VecDeque::new(),
                 next: VecDeque::new(),
@@ -164,6 +166,11 @@ impl FakeBackend {
     /// What it says of the boxes it makes from now on.
     pub fn set_facts(&self, facts: Facts) {
         self.inner().facts = facts;
+    }
+
+    /// The version of `agent.*` its agents claim to speak from now on.
+    pub fn set_contract(&self, contract: u32) {
+        self.inner().contract = contract;
     }
 
     /// What happens at the next start for which nothing is planned yet.

@@ -54,6 +54,7 @@ pub struct Reply {
     pub(super) refused: Option<BoxError>,
     pub(super) dies: bool,
     pub(super) deaf: bool,
+    pub(super) lingers: Duration,
 }
 
 impl fmt::Debug for Reply {
@@ -78,6 +79,7 @@ impl Default for Reply {
             refused: None,
             dies: false,
             deaf: false,
+            lingers: Duration::ZERO,
         }
     }
 }
@@ -159,6 +161,12 @@ impl Reply {
     /// The agent does not end the command when its time is over.
     pub fn deaf(mut self) -> Self {
         self.deaf = true;
+        self
+    }
+
+    /// Takes this long to be gone once it is killed.
+    pub fn lingers(mut self, time: Duration) -> Self {
+        self.lingers = time;
         self
     }
 }

@@ -97,7 +97,9 @@ impl Clock {
         let idle = lifetime
             .idle_ms
             .map_or(shared.config.session_ttl, Duration::from_millis);
-        self.idle = (!card.spec.persistent).then_some(idle);
+        // What has failed is not worth keeping for ever.
+        let lasts = card.spec.persistent && card.live().state != BoxState::Failed;
+        self.idle = (!lasts).then_some(idle);
         self.expires = lifetime
             .expires_at
             .and_then(|at| Instant::now().checked_add(at.since(UnixMs::now())));
@@ -155,6 +157,11 @@ impl Front {
         work
     }
 
+    /// The box has another state, and with it maybe another end.
+    pub(super) fn set_clock(&mut self) {
+        self.clock.set(&self.shared, &self.card);
+    }
+
     /// The box has had work until now.
     pub(super) fn used(&mut self) {
         self.clock.last_used = Instant::now();
@@ -210,7 +217,7 @@ impl Front {
     /// Puts a call into the lane, or answers it where that needs no waiting.
     fn take(&mut self, work: Work) {
         if matches!(work, Work::NewLifetime) {
-            return self.clock.set(&self.shared, &self.card);
+            return self.set_clock();
         }
         let limit = self.shared.config.queued_calls;
         if self.lane.len() >= limit {

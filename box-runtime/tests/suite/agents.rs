@@ -144,3 +144,26 @@ async fn a_refusal_about_the_command_leaves_the_box() {
     assert!(!error.message().contains('\n') && error.detail::<String>().is_none());
     assert_eq!(w.get("s").await.unwrap().state, BoxState::Running);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_persistent_box_is_forgotten_unless_it_is_made_again() {
+    let w = world();
+    for session in ["a", "b"] {
+        let persistent = super::world::spec(session, "true").persistent(true);
+        w.exec_spec(persistent).await.unwrap();
+        w.backend.cut_agent(session);
+    }
+    settle().await;
+    let persistent = super::world::spec("b", "true").persistent(true);
+    w.exec_spec(persistent).await.unwrap();
+    tokio::time::sleep(seconds(400)).await;
+    assert_eq!(w.ids().await, ["b"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_agent_of_another_contract_is_no_agent() {
+    let w = world();
+    w.backend.set_contract(2);
+    assert_eq!(code(w.exec("s", "true").await), Code::Unavailable);
+    assert_eq!((w.backend.running(), w.ids().await.len()), (0, 0));
+}

@@ -1,8 +1,10 @@
 //! What a command gets, and what its caller gets back.
 
 use box_protocol::actions::{OnDisconnect, Stdin, SystemShutdownParams};
-use box_protocol::{Code, Defaults, Env, ExecutionStatus, LaneStatus};
+use box_protocol::{BoxState, Code, Defaults, Env, ExecutionStatus, LaneStatus};
 use box_runtime::fake::Reply;
+
+use tokio::time::Instant;
 
 use super::world::{code, exec_of, seconds, settle, spec, world};
 
@@ -105,7 +107,7 @@ async fn execs_of_one_session_take_turns_and_sessions_run_in_parallel() {
     let w = world();
     w.backend
         .answer_with(|_| Reply::default().takes(seconds(10)));
-    let begun = tokio::time::Instant::now();
+    let begun = Instant::now();
     let (a, b, c) = tokio::join!(w.exec("s", "1"), w.exec("s", "2"), w.exec("t", "3"));
     let took = [a, b, c].map(|result| result.unwrap().duration_ms);
     assert_eq!(took, [10_000; 3]);
@@ -201,4 +203,28 @@ async fn an_exec_after_exit_is_refused() {
     w.runtime.shutdown(&w.caller, exit).await.unwrap();
     w.runtime.exit_asked().await;
     assert_eq!(code(w.exec("s", "true").await), Code::Unavailable);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_next_exec_waits_until_a_killed_one_is_gone() {
+    let w = world();
+    w.backend
+        .on_command("sleep", Reply::hang().lingers(seconds(4)));
+    let begun = Instant::now();
+    w.begin("s", "sleep").await.abort();
+    w.exec("s", "next").await.unwrap();
+    assert!(begun.elapsed() >= seconds(4));
+    assert_eq!(w.backend.starts(), ["s"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_agent_that_cannot_kill_fails_the_box() {
+    let w = world();
+    w.backend
+        .on_command("sleep", Reply::hang().lingers(seconds(60)));
+    w.begin("s", "sleep").await.abort();
+    tokio::time::sleep(seconds(11)).await;
+    assert_eq!(w.get("s").await.unwrap().state, BoxState::Failed);
+    w.exec("s", "next").await.unwrap();
+    assert_eq!(w.backend.starts(), ["s", "s"]);
 }

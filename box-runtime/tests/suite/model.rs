@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use box_protocol::{BoxError, Code, ExecutionStatus, SpecDraft};
-use box_runtime::fake::{FakeBackend, Reply};
+use box_runtime::fake::Reply;
 use proptest::prelude::*;
 use tokio::time::{Instant, sleep};
 
@@ -68,6 +68,8 @@ struct Known {
     persistent: bool,
     used: Instant,
     dead: bool,
+    /// Dead, and the runtime knows it: then it does not last for ever.
+    failed: bool,
 }
 
 #[derive(Default)]
@@ -79,7 +81,7 @@ struct Model {
 impl Model {
     fn reap(&mut self, now: Instant) {
         self.sessions
-            .retain(|_, known| known.persistent || now < known.used + TTL);
+            .retain(|_, known| known.persistent && !known.failed || now < known.used + TTL);
     }
 
     /// What a call that needs this box meets; `None` if it is served.
@@ -89,7 +91,7 @@ impl Model {
                 return Some(Code::Conflict);
             }
             self.starts += usize::from(known.dead);
-            known.dead = false;
+            (known.dead, known.failed) = (false, false);
             return None;
         }
         if self.sessions.len() >= MAX_SESSIONS {
@@ -101,6 +103,7 @@ impl Model {
             persistent,
             used: Instant::now(),
             dead: false,
+            failed: false,
         };
         self.sessions.insert(name.to_owned(), known);
         None
@@ -172,10 +175,19 @@ impl Pair {
         assert_eq!(refused(&result), known.is_none().then_some(Code::NotFound));
     }
 
-    fn kill(&mut self, name: &str, kill: fn(&FakeBackend, &str)) {
-        kill(&self.world.backend, name);
+    fn kill(&mut self, name: &str) {
+        self.world.backend.kill_box(name);
         if let Some(known) = self.model.sessions.get_mut(name) {
             known.dead = true;
+        }
+    }
+
+    fn cut_agent(&mut self, name: &str) {
+        self.world.backend.cut_agent(name);
+        let known = self.model.sessions.get_mut(name);
+        if let Some(known) = known.filter(|known| !known.failed) {
+            (known.dead, known.failed) = (true, true);
+            known.used = Instant::now();
         }
     }
 
@@ -193,8 +205,8 @@ impl Pair {
                 persistent,
             } => self.create(&name(session), persistent).await,
             Step::Delete { session, force } => self.delete(&name(session), force).await,
-            Step::Kill { session } => self.kill(&name(session), FakeBackend::kill_box),
-            Step::CutAgent { session } => self.kill(&name(session), FakeBackend::cut_agent),
+            Step::Kill { session } => self.kill(&name(session)),
+            Step::CutAgent { session } => self.cut_agent(&name(session)),
             Step::Wait { seconds } => sleep(Duration::from_secs(seconds)).await,
             Step::Shutdown => {
                 let ended = self.model.sessions.len() as u64;
@@ -229,7 +241,11 @@ async fn check(steps: Vec<Step>) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 128,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
 
     #[test]
     fn sessions_do_what_the_model_does(steps in steps()) {

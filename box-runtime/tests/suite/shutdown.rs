@@ -84,3 +84,21 @@ async fn shutdowns_at_once_all_answer() {
     assert_eq!((first.ended, second.ended), (1, 1));
     assert_eq!(w.shutdown().await.ended, 0);
 }
+
+#[tokio::test(start_paused = true)]
+async fn one_that_gives_up_ends_the_others_wait_too() {
+    let w = world();
+    w.exec("a", "true").await.unwrap();
+    w.backend.next_stop(Trouble::Hang);
+    let begun = Instant::now();
+    let within = |within_ms| SystemShutdownParams {
+        exit: false,
+        within_ms: Some(within_ms),
+    };
+    let (first, second) = tokio::join!(
+        w.runtime.shutdown(&w.caller, within(9000)),
+        w.runtime.shutdown(&w.caller, within(2000)),
+    );
+    assert_eq!((first.unwrap().ended, second.unwrap().ended), (0, 0));
+    assert_eq!(begun.elapsed(), seconds(2));
+}

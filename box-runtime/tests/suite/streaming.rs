@@ -44,13 +44,13 @@ async fn streamed(
 }
 
 fn texts(chunks: &[CommandChunk]) -> Vec<(StreamName, u64, u64, &str)> {
-    let text = |chunk| match chunk {
-        &CommandChunk::Text(ref piece) => {
-            Some((piece.stream, piece.offset, piece.pos, piece.data.as_str()))
+    let mut texts = Vec::new();
+    for chunk in chunks {
+        if let CommandChunk::Text(piece) = chunk {
+            texts.push((piece.stream, piece.offset, piece.pos, &*piece.data));
         }
-        _ => None,
-    };
-    chunks.iter().filter_map(text).collect()
+    }
+    texts
 }
 
 #[tokio::test(start_paused = true)]

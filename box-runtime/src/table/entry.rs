@@ -1,0 +1,46 @@
+//! One session, as the table knows it.
+
+use std::sync::Arc;
+
+use tokio::sync::mpsc;
+use tokio::task::AbortHandle;
+
+use crate::card::Card;
+use crate::session::{Work, queue_full};
+
+pub(super) struct Entry {
+    pub(super) card: Arc<Card>,
+    /// The only sender: letting go of it ends the session.
+    pub(super) mailbox: Option<mpsc::Sender<Work>>,
+    /// Calls that came after the session had stopped listening.
+    pub(super) waiting: Vec<Work>,
+    pub(super) task: AbortHandle,
+}
+
+impl Entry {
+    /// Hands a call over without waiting.
+    pub(super) fn give(&mut self, work: Work, limit: usize) {
+        let work = match &self.mailbox {
+            None => work,
+            Some(mailbox) => match mailbox.try_send(work) {
+                Ok(()) => return,
+                Err(mpsc::error::TrySendError::Full(work)) => {
+                    return work.refuse(queue_full(limit));
+                }
+                Err(mpsc::error::TrySendError::Closed(work)) => work,
+            },
+        };
+        if self.waiting.len() < limit {
+            self.waiting.push(work);
+        } else {
+            work.refuse(queue_full(limit));
+        }
+    }
+
+    /// Tells the session that its lifetime has changed. One too busy to hear it looks by itself.
+    pub(super) fn nudge(&self) {
+        if let Some(mailbox) = &self.mailbox {
+            let _ = mailbox.try_send(Work::NewLifetime);
+        }
+    }
+}
