@@ -32,7 +32,7 @@ every_transport!(
     shutdown_ends_every_box_and_serves_again,
 );
 
-fn draft(id: &str, cmd: &str, more: Value) -> SpecDraft {
+fn draft(id: &str, cmd: &str, more: &Value) -> SpecDraft {
     let mut spec = json!({"session_id": id, "cmd": cmd});
     for (key, value) in more.as_object().unwrap() {
         spec[key] = value.clone();
@@ -47,7 +47,7 @@ async fn exec_with(
     more: Value,
 ) -> Result<BoxExecutionResult, CallError> {
     let params: BoxExecParams =
-        serde_json::from_value(json!({"spec": draft(id, cmd, more)})).unwrap();
+        serde_json::from_value(json!({"spec": draft(id, cmd, &more)})).unwrap();
     peer.call::<BoxExec>(&params).await
 }
 
@@ -185,7 +185,7 @@ async fn health_names_the_backend_or_none(setup: Setup) {
 async fn a_box_can_be_made_ahead_of_its_first_command(setup: Setup) {
     let world = setup.boxes().start().await;
     let params = BoxCreateParams {
-        spec: draft("r-create-1", "", json!({})),
+        spec: draft("r-create-1", "", &json!({})),
         if_exists: IfExists::Reuse,
     };
     let made = world.peer.call::<BoxCreate>(&params).await.unwrap();
