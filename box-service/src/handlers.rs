@@ -22,9 +22,9 @@ macro_rules! serve {
 }
 
 serve! {
-    decided: BoxCreate, BoxExec, BoxUpdate, SystemStatus;
+    decided: BoxCreate, BoxExec, BoxUpdate, SystemStatus, SystemStorage, SystemProbe;
     forwarded:
-        SystemHealth, SystemConfigure, SystemStorage, SystemProbe, SystemShutdown,
+        SystemHealth, SystemConfigure, SystemShutdown,
         TenantGrant, TenantRevoke,
         BoxGet, BoxList, BoxTransition, BoxDelete, BoxStats, BoxEvents,
         CommandStart, CommandAttach, CommandGet, CommandList, CommandInput, CommandKill,
@@ -43,8 +43,9 @@ impl<A: Forwarded> Handle<A> for BoxService {
 }
 
 impl BoxService {
-    /// Serves the contract: `box.create`, `box.exec`, `box.update` and `system.status` through policy,
-    /// everything else as the runtime answers it.
+    /// Serves the contract: `box.create`, `box.exec`, `box.update` through policy, `system.status`,
+    /// `system.storage` and `system.probe` from what the service knows, everything else as the runtime
+    /// answers it.
     pub fn router(&self) -> Router {
         Served::router(std::sync::Arc::new(self.clone())).build()
     }
@@ -98,6 +99,26 @@ impl Handle<SystemStatus> for BoxService {
         call: Call<SystemStatus>,
     ) -> Result<SystemStatusResult, BoxError> {
         Ok(self.status_for(&call.caller()).await.runtime)
+    }
+}
+
+impl Handle<SystemStorage> for BoxService {
+    async fn handle(
+        &self,
+        _: Empty,
+        _: Call<SystemStorage>,
+    ) -> Result<SystemStorageResult, BoxError> {
+        self.storage().await
+    }
+}
+
+impl Handle<SystemProbe> for BoxService {
+    async fn handle(
+        &self,
+        params: SystemProbeParams,
+        _: Call<SystemProbe>,
+    ) -> Result<SystemProbeResult, BoxError> {
+        self.probe(params).await
     }
 }
 

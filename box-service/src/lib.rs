@@ -48,6 +48,7 @@ pub mod quota;
 mod service;
 mod session_id;
 mod status;
+mod storage;
 pub mod truncate;
 
 pub use client::RuntimeClient;

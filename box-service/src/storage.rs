@@ -1,0 +1,258 @@
+//! What the default workspace holds, and whether two sides see the same one.
+
+use std::fs;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+
+use box_protocol::actions::{
+    StorageDirectory, SystemProbeParams, SystemProbeResult, SystemStorageResult,
+};
+use box_protocol::error::{Detail, Subject};
+use box_protocol::{BoxError, Invalid};
+use rustix::fs::{Mode, OFlags};
+use sha2::{Digest as _, Sha256};
+
+use crate::service::{BoxService, blocking};
+
+/// The parts of a workspace that are told apart.
+const PARTS: [&str; 3] = ["mcp", "inbox", "outbox"];
+
+/// The most bytes of a marker.
+const MARKER_BYTES: u64 = 1024;
+
+impl BoxService {
+    /// How much room the default workspace takes, in all and by its parts. Paths are told relative to
+    /// it. Nothing if there is none, or if it is not on this machine.
+    pub async fn storage(&self) -> Result<SystemStorageResult, BoxError> {
+        let Some(root) = self.own_workspace() else {
+            return Ok(SystemStorageResult::default());
+        };
+        let most = self.0.config.max_workspace_entries;
+        blocking(move || Ok(measure(&root, most))).await
+    }
+
+    /// Reads a marker file of the default workspace, never through a link.
+    pub async fn probe(&self, params: SystemProbeParams) -> Result<SystemProbeResult, BoxError> {
+        let name = params.name;
+        let plain = !name.is_empty()
+            && name.len() <= 255
+            && !name.contains(['/', '\0'])
+            && name != "."
+            && name != "..";
+        if !plain {
+            return Err(
+                Invalid::new("name", "must be the name of a file, without a directory").into(),
+            );
+        }
+        let Some(root) = self.own_workspace() else {
+            return Err(unreadable("there is no workspace that could be shared"));
+        };
+        blocking(move || read_marker(&root, &name)).await
+    }
+
+    fn own_workspace(&self) -> Option<PathBuf> {
+        let policy = &self.0.policy;
+        policy
+            .default_host_workspace
+            .clone()
+            .filter(|_| policy.shared_filesystem)
+    }
+}
+
+fn unreadable(why: &str) -> BoxError {
+    BoxError::unavailable(format!("the marker cannot be read: {why}"))
+        .with_detail(&Detail::about(Subject::Readiness))
+}
+
+fn read_marker(root: &Path, name: &str) -> Result<SystemProbeResult, BoxError> {
+    let path = root.join(name);
+    // Non-blocking, so that a pipe put in the marker's place cannot hold us up.
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let descriptor = rustix::fs::open(&path, flags, Mode::empty());
+    let file = fs::File::from(descriptor.map_err(|_| unreadable("it is not there, or is a link"))?);
+    let metadata = file
+        .metadata()
+        .map_err(|_| unreadable("it cannot be looked at"))?;
+    if !metadata.is_file() {
+        return Err(unreadable("it is no file"));
+    }
+    let mut content = Vec::new();
+    let read = file.take(MARKER_BYTES + 1).read_to_end(&mut content);
+    read.map_err(|_| unreadable("reading it fails"))?;
+    let size = content.len() as u64;
+    if size == 0 || size > MARKER_BYTES {
+        return Err(unreadable(&format!(
+            "it must have 1 to {MARKER_BYTES} bytes"
+        )));
+    }
+    let sha256 = format!("{:x}", Sha256::digest(&content));
+    Ok(SystemProbeResult { sha256, size })
+}
+
+fn measure(root: &Path, most_entries: u64) -> SystemStorageResult {
+    let mut left = most_entries;
+    let mut parts: Vec<_> = PARTS
+        .iter()
+        .map(|part| StorageDirectory {
+            key: (*part).to_owned(),
+            path: (*part).to_owned(),
+            kind: "detail".to_owned(),
+            parent_key: Some("workspace".to_owned()),
+            ..directory(&root.join(part), &[], &mut left)
+        })
+        .collect();
+    let rest = directory(root, &PARTS, &mut left);
+    let sum = |of: fn(&StorageDirectory) -> u64| parts.iter().map(of).sum::<u64>() + of(&rest);
+    let whole = StorageDirectory {
+        key: "workspace".to_owned(),
+        path: ".".to_owned(),
+        kind: "root".to_owned(),
+        size_bytes: sum(|part| part.size_bytes),
+        file_count: sum(|part| part.file_count),
+        error_count: sum(|part| part.error_count),
+        ..rest
+    };
+    let size_bytes = whole.size_bytes;
+    parts.insert(0, whole);
+    SystemStorageResult {
+        size_bytes,
+        directories: parts,
+    }
+}
+
+/// Counts what is below `root`, but for these of its own entries. Links are counted, never followed;
+/// what cannot be looked at, or is beyond the last entry `left`, counts as an error.
+fn directory(root: &Path, without: &[&str], left: &mut u64) -> StorageDirectory {
+    let mut found = StorageDirectory {
+        exists: root
+            .symlink_metadata()
+            .is_ok_and(|metadata| metadata.is_dir()),
+        scope: "runtime_host".to_owned(),
+        ..StorageDirectory::default()
+    };
+    let mut directories = if found.exists {
+        vec![root.to_owned()]
+    } else {
+        Vec::new()
+    };
+    while let Some(directory) = directories.pop() {
+        let Ok(listing) = fs::read_dir(&directory) else {
+            found.error_count += 1;
+            continue;
+        };
+        for entry in listing {
+            let entry = match entry {
+                Ok(entry)
+                    if directory == root
+                        && without.iter().any(|name| entry.file_name() == *name) =>
+                {
+                    continue;
+                }
+                entry => entry,
+            };
+            if *left == 0 {
+                found.error_count += 1;
+                return found;
+            }
+            *left -= 1;
+            match entry.and_then(|entry| Ok((entry.metadata()?, entry.path()))) {
+                Err(_) => found.error_count += 1,
+                Ok((metadata, path)) if metadata.is_dir() => directories.push(path),
+                Ok((metadata, _)) => {
+                    found.file_count += 1;
+                    found.size_bytes += if metadata.is_file() {
+                        metadata.len()
+                    } else {
+                        0
+                    };
+                }
+            }
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use box_protocol::Code;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn a_workspace_is_the_sum_of_its_parts_and_the_rest() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir_all(dir.path().join("inbox/deep")).unwrap();
+        fs::write(dir.path().join("inbox/deep/a"), [0; 100]).unwrap();
+        fs::write(dir.path().join("b"), [0; 30]).unwrap();
+        symlink("/", dir.path().join("everything")).unwrap();
+        let told = measure(dir.path(), 1000);
+        let find = |key: &str| {
+            told.directories
+                .iter()
+                .find(|directory| directory.key == key)
+                .unwrap()
+        };
+        assert_eq!(told.size_bytes, 130);
+        assert_eq!(
+            (find("workspace").size_bytes, find("workspace").file_count),
+            (130, 3)
+        );
+        assert_eq!(
+            (find("inbox").size_bytes, find("inbox").exists),
+            (100, true)
+        );
+        assert_eq!(
+            (find("outbox").exists, find("outbox").parent_key.as_deref()),
+            (false, Some("workspace"))
+        );
+        assert!(
+            told.directories
+                .iter()
+                .all(|directory| directory.error_count == 0)
+        );
+        assert!(
+            told.directories
+                .iter()
+                .all(|directory| !directory.path.starts_with('/')),
+            "no host path is told"
+        );
+        let cut = measure(dir.path(), 1);
+        assert!(
+            cut.directories
+                .iter()
+                .any(|directory| directory.error_count > 0),
+            "what was not counted is said"
+        );
+    }
+
+    #[test]
+    fn a_marker_is_read_and_nothing_else_is() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("marker"), "abc").unwrap();
+        let read = read_marker(dir.path(), "marker").unwrap();
+        assert_eq!(read.size, 3);
+        assert_eq!(
+            read.sha256,
+            "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+        );
+        fs::write(dir.path().join("empty"), "").unwrap();
+        fs::write(dir.path().join("large"), [0; 1025]).unwrap();
+        fs::create_dir(dir.path().join("directory")).unwrap();
+        symlink(dir.path().join("marker"), dir.path().join("link")).unwrap();
+        let pipe = dir.path().join("pipe");
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            &pipe,
+            rustix::fs::FileType::Fifo,
+            Mode::RWXU,
+            0,
+        )
+        .unwrap();
+        for name in ["empty", "large", "directory", "link", "pipe", "absent"] {
+            let error = read_marker(dir.path(), name).unwrap_err();
+            assert_eq!(error.code(), Code::Unavailable, "{name}");
+            let host = dir.path().display().to_string();
+            assert!(!error.message().contains(&host), "{error}");
+        }
+    }
+}
