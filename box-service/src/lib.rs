@@ -4,7 +4,8 @@
 //! # Reading order
 //! 1. [`policy`]: [`decide`](policy::decide), the one place that says yes or no. Pure; what had to be
 //!    looked up is a [`Facts`](policy::Facts). `blocked` lists what is never mounted.
-//! 2. [`paths`]: where a host path really leads. [`quota`]: how much a workspace holds.
+//! 2. [`paths`]: where a host path really leads. [`quota`]: how much a workspace may hold; `storage`: what
+//!    it does hold.
 //! 3. [`BoxService`]: [`execute_tool`](BoxService::execute_tool) and its kin in `execute`, from request
 //!    to result; `session_id` names the box, [`mod@truncate`] shortens the output, `errors` remembers
 //!    what failed, `audit` logs it.
