@@ -49,6 +49,17 @@ pub(crate) fn put_decimal<'de, A: MapAccess<'de>>(
 }
 
 fn malformed<E: de::Error>(name: &'static str, error: &E) -> E {
+    if matches!(name, "env" | "defaults") {
+        // The decoder's text quotes a value of the wrong type, which may be a secret.
+        let text = error.to_string();
+        let quotes = text.contains("invalid type");
+        let rule = if quotes {
+            "must map names to texts".to_owned()
+        } else {
+            format!("is malformed: {text}")
+        };
+        return Invalid::new(name, rule).decoding();
+    }
     Invalid::new(name, format!("is malformed: {error}")).decoding()
 }
 

@@ -128,7 +128,8 @@ async fn forwarded(
     mut chunks: mpsc::Receiver<CommandChunk>,
     mut call: Call<BoxExec>,
 ) -> Result<BoxExecutionResult, BoxError> {
-    let forward = async {
+    // Moved, so that the receiver ends with the forwarding and the session need not wait for it.
+    let forward = async move {
         while let (Some(chunk), Some(sink)) = (chunks.recv().await, call.chunks()) {
             sink.send(&chunk).await?;
         }

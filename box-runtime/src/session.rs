@@ -61,6 +61,8 @@ pub(crate) async fn live(
     let last = AssertUnwindSafe(actor.run()).catch_unwind().await;
     if last.is_err() {
         tracing::error!(session = %card.spec.session_id, "the session failed unexpectedly");
+        // The box must not outlive it.
+        let _ = AssertUnwindSafe(actor.body.stop()).catch_unwind().await;
     }
     let left = actor.front.close();
     drop(actor);
@@ -168,8 +170,16 @@ impl Actor {
                 Next::End(Last::Nothing)
             }
             Unready::Over(over) => {
-                // It has not begun, so it may begin in the next box.
-                self.front.put_back(work);
+                if matches!(over, Over::Expired) {
+                    // The next box would have the same end.
+                    work.refuse(BoxError::conflict(format!(
+                        "Box session {} expired before it was ready",
+                        self.card.spec.session_id
+                    )));
+                } else {
+                    // It has not begun, so it may begin in the next box.
+                    self.front.put_back(work);
+                }
                 self.over(over).await
             }
         }

@@ -415,7 +415,13 @@ impl Table {
             self.closings.gone(&card.owner, End::Orderly);
         }
         for work in left.into_iter().chain(waiting) {
-            self.route(work);
+            match work.subject() {
+                // It meant somebody else's box, which is gone; a new one would be its own.
+                Some((_, caller)) if *caller.name != *card.owner => {
+                    work.refuse(not_found(&card.spec.session_id));
+                }
+                _ => self.route(work),
+            }
         }
         self.closings.answer_finished();
     }

@@ -42,6 +42,12 @@ pub trait Connector: fmt::Debug + Send + Sync + 'static {
     /// Later calls of `connect` fail.
     fn dispose(&self);
 
+    /// Whether the runtime learns who calls. Where it does not, the service serves nobody but itself:
+    /// to the runtime everyone would be the same, and see everyone's boxes.
+    fn tells_callers_apart(&self) -> bool {
+        false
+    }
+
     /// Whether the runtime ends with the service: then it is told so before
     /// [`dispose`](Self::dispose).
     fn owns_runtime(&self) -> bool;
@@ -132,6 +138,10 @@ impl Connector for InProcess {
         let client = near.peer().into();
         pairs.insert(caller, Pair { near, far });
         Ok(client)
+    }
+
+    fn tells_callers_apart(&self) -> bool {
+        true
     }
 
     fn dispose(&self) {

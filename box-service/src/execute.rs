@@ -123,14 +123,16 @@ impl BoxService {
             ..params
         };
         let result = match call {
-            Some(mut call) => client.forward(&params, &mut call).await?,
-            None => client.call::<BoxExec>(&params).await?,
+            Some(mut call) => client.forward(&params, &mut call).await,
+            None => client.call::<BoxExec>(&params).await,
         };
-        audit::finished(origin, &result);
+        // Also after a failure: what ran may have written before it failed.
         if let Err(error) = check(quota.as_ref(), Moment::After).await {
             discard(&client, &delete).await;
             return Err(error);
         }
+        let result = result?;
+        audit::finished(origin, &result);
         Ok(Shortened::new(result, self.0.config.output_limit_chars))
     }
 

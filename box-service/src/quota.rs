@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use box_protocol::error::Detail;
-use box_protocol::{BoxError, BoxSpec};
+use box_protocol::{BoxError, BoxSpec, HostPathMode};
 
 /// The most entries a workspace with a quota may have, unless configuration says otherwise.
 pub const DEFAULT_MAX_WORKSPACE_ENTRIES: u64 = 100_000;
@@ -14,7 +14,8 @@ pub const DEFAULT_MAX_WORKSPACE_ENTRIES: u64 = 100_000;
 /// What a workspace may hold.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Quota {
-    root: PathBuf,
+    /// The workspace, and what else the box can write to; none inside another.
+    roots: Vec<PathBuf>,
     megabytes: u64,
     max_entries: u64,
 }
@@ -40,12 +41,32 @@ impl fmt::Display for Moment {
 impl Quota {
     /// The quota of this spec; `None` if it has none, or nothing it could be about.
     pub fn of(spec: &BoxSpec, max_entries: u64) -> Option<Self> {
-        if spec.workspace_quota_mb == 0 || !spec.mounts_host_path() {
+        if spec.workspace_quota_mb == 0 {
             return None;
         }
-        let root = spec.host_path.as_ref()?.into();
+        let own = spec.host_path.iter().filter(|_| spec.mounts_host_path());
+        let writable = spec
+            .extra_mounts
+            .iter()
+            .filter(|mount| mount.mode == HostPathMode::Rw);
+        let all: Vec<&Path> = own
+            .chain(writable.map(|mount| &mount.host_path))
+            .map(Path::new)
+            .collect();
+        let mut roots: Vec<PathBuf> = Vec::new();
+        for (at, path) in all.iter().enumerate() {
+            let elsewhere = |(other_at, other): (usize, &&Path)| {
+                other_at != at && path.starts_with(other) && (path != other || other_at < at)
+            };
+            if !all.iter().enumerate().any(elsewhere) {
+                roots.push((*path).to_owned());
+            }
+        }
+        if roots.is_empty() {
+            return None;
+        }
         Some(Self {
-            root,
+            roots,
             megabytes: spec.workspace_quota_mb,
             max_entries,
         })
@@ -54,7 +75,7 @@ impl Quota {
     /// Refuses a workspace that holds too much. Blocks while it counts.
     pub fn check(&self, moment: Moment) -> Result<(), BoxError> {
         let limit = self.megabytes.saturating_mul(1024 * 1024);
-        let text = match count(&self.root, limit, self.max_entries) {
+        let text = match count(&self.roots, limit, self.max_entries) {
             Ok(Counted::Within) => return Ok(()),
             Ok(Counted::TooManyBytes) => format!(
                 "workspace quota exceeded {moment}: more than {} MiB (limit workspace_quota_mb)",
@@ -85,9 +106,9 @@ enum Counted {
 }
 
 /// Adds up until it is too much. What vanishes meanwhile is passed over.
-fn count(root: &Path, max_bytes: u64, max_entries: u64) -> io::Result<Counted> {
+fn count(roots: &[PathBuf], max_bytes: u64, max_entries: u64) -> io::Result<Counted> {
     let (mut bytes, mut entries) = (0_u64, 0_u64);
-    let mut directories = vec![root.to_owned()];
+    let mut directories = roots.to_vec();
     while let Some(directory) = directories.pop() {
         let listing = match fs::read_dir(&directory) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
@@ -119,14 +140,14 @@ fn count(root: &Path, max_bytes: u64, max_entries: u64) -> io::Result<Counted> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use box_protocol::{Code, HostPathMode, SpecDraft};
+    use box_protocol::{Code, SpecDraft};
     use std::os::unix::fs::symlink;
 
     const MIB: usize = 1024 * 1024;
 
     fn quota(root: &Path, megabytes: u64, max_entries: u64) -> Quota {
         Quota {
-            root: root.to_owned(),
+            roots: vec![root.to_owned()],
             megabytes,
             max_entries,
         }

@@ -137,6 +137,15 @@ impl BoxService {
             return Err(BoxError::unavailable("boxes are disabled by configuration"));
         }
         self.refuse_if_disposed()?;
+        let apart = match &self.0.runtime {
+            Runtime::Injected(_) => false,
+            Runtime::Own { connector, .. } => connector.tells_callers_apart(),
+        };
+        if caller != LOCAL && !apart {
+            return Err(BoxError::denied(
+                "this service's runtime cannot tell callers apart, so it serves none but its own",
+            ));
+        }
         match &self.0.runtime {
             Runtime::Injected(client) => Ok(client.clone()),
             Runtime::Own {

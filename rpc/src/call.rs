@@ -16,7 +16,7 @@ use crate::keys::{Begun, Name, Outcome, Ticket, Waiting};
 use crate::ledger::{Body, Credit, Ended};
 use crate::message::{CallId, Meta};
 use crate::peer::Peer;
-use crate::wire::{Encoded, Ends, Payload};
+use crate::wire::{Dialect, Encoded, Ends, Payload};
 
 /// What a handler knows of the call it answers.
 pub struct Call<A: Action> {
@@ -146,7 +146,7 @@ impl Dispatch {
         });
         let limit = meta.deadline;
         let key = meta.key.take();
-        let deadline = limit.map(|limit| Instant::now() + limit);
+        let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
         let mut call = Call {
             peer: Peer::of(Arc::clone(&engine)),
             meta,
@@ -186,6 +186,7 @@ impl Dispatch {
         Repeat {
             answer: Some(answer),
             waiting,
+            limit,
         }
         .run()
         .await;
@@ -258,12 +259,16 @@ impl Answer {
         }
     }
 
-    /// The text of an error; empty where the dialect keeps silent about it.
+    /// The text of an error; empty where the dialect has no word for it.
     fn encode_error(&self, error: &RpcError) -> String {
-        self.engine
-            .dialect()
-            .error(Some(&self.id), error)
-            .unwrap_or_default()
+        let dialect = self.engine.dialect();
+        let text = dialect.error(Some(&self.id), error).unwrap_or_default();
+        let max = self.engine.limits.message_bytes;
+        if text.len() <= max {
+            return text;
+        }
+        let error = RpcError::limit(Code::TooLarge, "error", "message_bytes", max);
+        dialect.error(Some(&self.id), &error).unwrap_or_default()
     }
 
     /// Sends the answer once there is a place for it in the queue.
@@ -289,7 +294,9 @@ impl Answer {
         if ended == Some(Ended::Closed) {
             return None;
         }
-        let text = if matches!(self.id, CallId::Unanswered(_)) {
+        // LangBot expects silence of an action that was cancelled.
+        let silent = ended == Some(Ended::Cancelled) && self.engine.dialect() == Dialect::LangBot;
+        let text = if silent || matches!(self.id, CallId::Unanswered(_)) {
             String::new()
         } else {
             text
@@ -316,11 +323,13 @@ impl Answer {
 struct Repeat {
     answer: Option<Answer>,
     waiting: Waiting,
+    /// How long this call may wait; the run has a limit of its own.
+    limit: Option<Duration>,
 }
 
 impl Repeat {
     async fn run(mut self) {
-        let outcome = self.waiting.outcome().await;
+        let outcome = within(self.limit, self.waiting.outcome()).await;
         let Some(answer) = self.answer.take() else {
             return;
         };

@@ -65,7 +65,9 @@ pub(crate) struct Engine {
     dialect: OnceLock<Dialect>,
     gate: Gate,
     admitted: AtomicBool,
-    caller: OnceLock<Arc<str>>,
+    /// Who the peer is by its token, and who it is as far as the transport knows.
+    token_name: OnceLock<Arc<str>>,
+    transport_caller: Arc<str>,
     /// Whether the peer is known to answer pings.
     answers_pings: AtomicBool,
     counters: Counters,
@@ -114,7 +116,8 @@ impl Engine {
             dialect: OnceLock::new(),
             admitted: AtomicBool::new(matches!(gate, Gate::Open)),
             gate,
-            caller: OnceLock::new(),
+            token_name: OnceLock::new(),
+            transport_caller: caller.unwrap_or_else(|| "local".into()),
             answers_pings: AtomicBool::new(dialect.is_some()),
             counters: Counters::default(),
             files: Mutex::default(),
@@ -123,9 +126,6 @@ impl Engine {
         };
         if let Some(dialect) = dialect {
             let _ = engine.dialect.set(dialect);
-        }
-        if let Some(caller) = caller {
-            let _ = engine.caller.set(caller);
         }
         engine
     }
@@ -156,7 +156,7 @@ impl Engine {
     }
 
     pub(crate) fn caller(&self) -> Arc<str> {
-        self.caller.get().cloned().unwrap_or_else(|| "local".into())
+        Arc::clone(self.token_name.get().unwrap_or(&self.transport_caller))
     }
 
     pub(crate) fn stats(&self) -> Stats {
@@ -222,12 +222,16 @@ impl Engine {
         let max = self.limits.message_bytes;
         let error = RpcError::limit(Code::TooLarge, "message", "message_bytes", max);
         let id = dialect.id_at_start(head, &self.limits);
-        // An answer of the peer's that is too large ends the call that waits for it.
-        if !head.contains("\"method\"") && !head.contains("\"action\"") {
+        // An answer of the peer's that is too large ends the call that waits for it, and so does a chunk.
+        if Dialect::is_answer(head) {
             if let Some(id) = &id {
-                self.outgoing().deliver(id, Err(error), Part::Whole);
+                self.answered(id, Err(error), Part::Whole);
             }
             return;
+        }
+        if let Some(id) = dialect.chunk_at_start(head, &self.limits) {
+            self.answered(&id, Err(error), Part::Whole);
+            return self.control(&Control::Cancel { id });
         }
         if let Some(text) = dialect.error(id.as_ref(), &error) {
             self.push_now(text);
@@ -243,13 +247,25 @@ impl Engine {
             let error = RpcError::fault(Fault::Parse, "not a message of JSON-RPC 2.0 or LangBot");
             return self.refuse_unreadable(Unreadable { id: None, error });
         };
+        let admitted = self.admitted.load(Ordering::Relaxed);
+        if !admitted && self.is_stopping() {
+            // Whoever was refused is not read any further.
+            return;
+        }
         let _ = self.dialect.set(dialect);
         let one = match dialect.decode(&text, &self.limits) {
+            Decoded::One(message)
+                if admitted || matches!(message, Ok(Message::Call { id: Some(_), .. })) =>
+            {
+                message
+            }
+            // Before a hello, anything but a call is a stranger's.
+            _ if !admitted => return self.stop(CloseReason::Denied, Duration::ZERO),
             Decoded::One(message) => message,
             Decoded::Batch(items) => return self.accept_batch(items, started),
         };
         match one {
-            Err(unreadable) => self.refuse_unreadable(unreadable),
+            Err(unreadable) => self.unreadable(dialect, &text, unreadable),
             Ok(Message::Call {
                 id,
                 action,
@@ -296,14 +312,18 @@ impl Engine {
         items: Vec<(&str, Result<Message<'_>, Unreadable>)>,
         started: &mut Vec<Started>,
     ) {
-        let answers = |item: &Result<Message<'_>, Unreadable>| {
-            matches!(item, Err(_) | Ok(Message::Call { .. }))
+        let answers = |item: &(&str, Result<Message<'_>, Unreadable>)| {
+            matches!(item, (_, Ok(Message::Call { .. })))
+                || matches!(item, (text, Err(_)) if !Dialect::is_answer(text))
         };
         let batch = Arc::new(Batch::new(
-            items.iter().filter(|(_, item)| answers(item)).count(),
+            items.iter().filter(|item| answers(item)).count(),
         ));
         for (text, item) in items {
             match item {
+                Err(unreadable) if Dialect::is_answer(text) => {
+                    self.unreadable(self.dialect(), text, unreadable);
+                }
                 Err(Unreadable { id, error }) => {
                     count(&self.counters.unparsable);
                     let answer = self.dialect().error(id.as_ref(), &error);
@@ -440,7 +460,7 @@ impl Engine {
         match outcome {
             Ok((caller, result)) => {
                 if let Some(caller) = caller {
-                    let _ = self.caller.set(caller);
+                    let _ = self.token_name.set(caller);
                 }
                 self.admitted.store(true, Ordering::Relaxed);
                 self.answers_pings.store(true, Ordering::Relaxed);
@@ -463,6 +483,22 @@ impl Engine {
         };
         if let Some(text) = text {
             self.push_now(text);
+        }
+    }
+
+    /// An answer that cannot be read ends the call that waits for it; anything else is refused.
+    fn unreadable(&self, dialect: Dialect, text: &str, unreadable: Unreadable) {
+        if !Dialect::is_answer(text) {
+            return self.refuse_unreadable(unreadable);
+        }
+        count(&self.counters.unparsable);
+        let Unreadable { id, mut error } = unreadable;
+        if error.written_wrongly() == Some(Fault::Parse) {
+            // Most likely the last words of a connection that broke.
+            error = RpcError::unavailable("the answer was cut off");
+        }
+        if let Some(id) = id.or_else(|| dialect.id_at_start(text, &self.limits)) {
+            self.answered(&id, Err(error), Part::Whole);
         }
     }
 

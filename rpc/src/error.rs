@@ -95,6 +95,9 @@ pub enum Fault {
     InvalidParams,
 }
 
+/// Longest text about how a call was written, in bytes.
+const FAULT_BYTES: usize = 400;
+
 /// The details of an error about a limit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LimitDetail {
@@ -135,6 +138,12 @@ impl RpcError {
             Fault::UnknownAction => Code::Unsupported,
             Fault::Parse | Fault::InvalidMessage | Fault::InvalidParams => Code::Validation,
         };
+        let mut message = message.into();
+        // The text may quote what the peer wrote, which may be as long as a message.
+        if message.len() > FAULT_BYTES {
+            message.truncate(message.floor_char_boundary(FAULT_BYTES));
+            message.push('…');
+        }
         let mut error = Self::new(code, message);
         error.0.fault = Some(fault);
         error

@@ -27,7 +27,7 @@ struct State {
     queue: VecDeque<String>,
     /// Places taken by what is in the queue.
     taken: usize,
-    /// Messages in the queue that did not wait for a place.
+    /// Places that messages in the queue would have taken had they waited for them.
     unslotted: usize,
     closed: bool,
 }
@@ -89,7 +89,7 @@ impl Outbox {
         if state.unslotted >= self.control_queue {
             return Err(NotTaken::Flooded);
         }
-        state.unslotted += 1;
+        state.unslotted += 1 + message.len() / SLOT_BYTES;
         state.queue.push_back(message);
         drop(state);
         self.wake.notify_one();

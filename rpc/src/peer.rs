@@ -177,12 +177,16 @@ impl<A: Action> Request<'_, A> {
         // The guard is there before anything is sent: wherever this future is dropped, the call is
         // forgotten, and cancelled if it went out.
         let mut guard = Guard::new(self.engine, id);
-        guard.send(self.encode(id)?).await?;
+        let text = self.encode(id)?;
+        let work = async {
+            guard.send(text).await?;
+            Ok::<_, CallError>(answer.await)
+        };
         let answer = match self.meta.deadline {
-            None => answer.await,
-            Some(deadline) => tokio::time::timeout(deadline + SLACK, answer)
+            None => work.await?,
+            Some(deadline) => tokio::time::timeout(deadline.saturating_add(SLACK), work)
                 .await
-                .map_err(|_| CallError::Timeout(deadline))?,
+                .map_err(|_| CallError::Timeout(deadline))??,
         };
         guard.over = true;
         let body = answer.map_err(|_| lost(self.engine))??;
@@ -200,15 +204,24 @@ impl<A: Action> Request<'_, A> {
         let registered = self.engine.outgoing().stream(self.meta.credit);
         let (id, items) = registered.map_err(CallError::NotSent)?;
         let mut guard = Guard::new(self.engine, id);
-        guard.send(self.encode(id)?).await?;
-        let deadline = self.meta.deadline;
+        let text = self.encode(id)?;
+        let patience = |left: Duration| Box::pin(tokio::time::sleep(left.saturating_add(SLACK)));
+        let mut deadline = self.meta.deadline.map(|left| (left, patience(left)));
+        match &mut deadline {
+            None => guard.send(text).await?,
+            Some((left, over)) => tokio::select! {
+                biased;
+                sent = guard.send(text) => sent?,
+                () = over => return Err(CallError::Timeout(*left)),
+            },
+        }
         Ok(Chunks {
             guard,
             items,
             window: self.meta.credit,
             read: 0,
             granted: 0,
-            deadline: deadline.map(|left| (left, Box::pin(tokio::time::sleep(left + SLACK)))),
+            deadline,
             end: None,
             action: PhantomData,
         })

@@ -56,11 +56,8 @@ impl RawAnswer {
 }
 
 impl Raw {
-    pub(crate) fn over(
-        connection: Box<dyn Connection>,
-        dialect: Dialect,
-        place: Option<Place>,
-    ) -> Self {
+    /// An end of this connection.
+    pub fn over(connection: Box<dyn Connection>, dialect: Dialect, place: Option<Place>) -> Self {
         let (mut send, receive) = connection.split();
         send.speak(dialect);
         Self {

@@ -319,7 +319,7 @@ impl Setup {
 
 /// A server, and how to reach it.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub struct Place {
     endpoint: Endpoint,
     connect: ConnectOptions,
     server: Option<Server>,

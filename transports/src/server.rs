@@ -101,8 +101,10 @@ impl Server {
 
     /// Stops accepting and ends every connection in order, all within `within`; tells the peers
     /// whether this end will be back at once.
-    pub async fn close(self, within: Duration, restart: bool) {
+    pub async fn close(mut self, within: Duration, restart: bool) {
         self.accepting.abort();
+        // The listener is gone, and its address free, before anything else.
+        let _ = (&mut self.accepting).await;
         let sessions: Vec<_> = lock(&self.sessions).values().cloned().collect();
         let closing = sessions.iter().map(|session| async move {
             if restart {

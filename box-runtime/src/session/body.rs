@@ -121,8 +121,14 @@ impl Body {
         let again = self.announce(backend);
         let id = Uuid::now_v7();
         self.unstopped = Some((Arc::clone(backend), id));
-        // A box made again is what it was when it was made first.
-        let spec = if again { &self.card.spec } else { asked };
+        // A box made again is what it was when it was made first, but for its mounts: only those of this
+        // call have been decided on just now.
+        let remade = again.then(|| {
+            let mut spec = self.card.spec.clone();
+            spec.extra_mounts.clone_from(&asked.extra_mounts);
+            spec
+        });
+        let spec = remade.as_ref().unwrap_or(asked);
         let limit = self.shared.config.start_timeout;
         let making = self.make(backend, id, spec);
         let made = bounded(&**backend, "start", limit, making).await;

@@ -139,10 +139,11 @@ impl<'a> Relay<'a> {
     fn piece(&mut self, piece: OutputPiece<Blob>) -> Result<Option<CommandChunk>, String> {
         let length = piece.data.len();
         let track = self.track(piece.stream);
-        if length > MAX_CHUNK_BYTES || piece.offset != track.told {
+        let in_order = length <= MAX_CHUNK_BYTES && piece.offset == track.told;
+        let Some(told) = track.told.checked_add(length as u64).filter(|_| in_order) else {
             return Err(nonsense("sent output out of order or too much of it"));
-        }
-        track.told += length as u64;
+        };
+        track.told = told;
         if self.to.view == View::Text {
             let text = self.track(piece.stream).decode(&piece.data);
             return Ok((!text.is_empty()).then(|| self.text(piece.stream, text)));
@@ -161,10 +162,10 @@ impl<'a> Relay<'a> {
 
     fn place<T>(&mut self, stream: StreamName, data: T, length: usize) -> OutputPiece<T> {
         let pos = self.pos;
-        self.pos += length as u64;
+        self.pos = self.pos.saturating_add(length as u64);
         let track = self.track(stream);
         let offset = track.shown;
-        track.shown += length as u64;
+        track.shown = track.shown.saturating_add(length as u64);
         OutputPiece {
             stream,
             offset,

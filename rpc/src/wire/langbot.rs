@@ -180,7 +180,7 @@ pub(super) fn ignored_id() -> i64 {
 
 /// The prefixes, in the order in which LangBot's client looks for them. Some stand for a narrower
 /// subject than the word does; the error's detail `subject` says which.
-const PREFIXES: [(&str, Code, Option<&str>); 12] = [
+const PREFIXES: [(&str, Code, Option<&str>); 13] = [
     ("BoxAdmissionError", Code::Denied, Some("grant")),
     ("BoxReadinessError", Code::Unavailable, Some("readiness")),
     ("BoxCapacityExceededError", Code::Capacity, None),
@@ -200,6 +200,7 @@ const PREFIXES: [(&str, Code, Option<&str>); 12] = [
     ("BoxBackendUnavailableError", Code::Unavailable, None),
     ("PermissionError", Code::Denied, None),
     ("TimeoutError", Code::Timeout, None),
+    ("CancelledError", Code::Cancelled, None),
     ("RuntimeError", Code::Internal, None),
 ];
 
@@ -209,37 +210,26 @@ struct Subject<'a> {
     subject: Cow<'a, str>,
 }
 
-/// The text of an error; `None` where LangBot expects silence.
-fn error_text(error: &RpcError) -> Option<String> {
+fn error_text(error: &RpcError) -> String {
     let message = error.message();
-    match error.written_wrongly() {
-        Some(Fault::UnknownAction) => return Some(format!("ValueError: {message}")),
-        Some(Fault::InvalidParams) => {
+    let max = error.detail::<LimitDetail>().map(|detail| detail.max);
+    match (error.written_wrongly(), error.code(), max) {
+        (Some(Fault::UnknownAction), ..) => return format!("ValueError: {message}"),
+        (Some(Fault::InvalidParams), ..) => {
             // What a Python handler says when it takes a missing key out of `data`.
-            let missing = message
-                .split_once("missing field `")
-                .and_then(|(_, rest)| rest.split_once('`'));
-            return Some(match missing {
+            let missing = message.split_once("missing field `");
+            return match missing.and_then(|(_, rest)| rest.split_once('`')) {
                 Some((field, _)) => format!("KeyError: '{field}'"),
                 None => format!("BoxValidationError: {message}"),
-            });
+            };
         }
-        _ => {}
-    }
-    let max = error.detail::<LimitDetail>().map(|detail| detail.max);
-    match (error.code(), max) {
-        (Code::Cancelled, _) => return None,
-        (Code::TooLarge, Some(max)) => {
-            return Some(format!(
-                "ValueError: Runtime message exceeds {max} byte limit"
-            ));
+        (_, Code::TooLarge, Some(max)) => {
+            return format!("ValueError: Runtime message exceeds {max} byte limit");
         }
-        (Code::Overloaded, Some(max)) => {
-            return Some(format!(
-                "Runtime connection is busy (max {max} concurrent actions)"
-            ));
+        (_, Code::Overloaded, Some(max)) => {
+            return format!("Runtime connection is busy (max {max} concurrent actions)");
         }
-        (Code::TooLarge | Code::Overloaded, None) => return Some(format!("ValueError: {message}")),
+        (_, Code::TooLarge | Code::Overloaded, None) => return format!("ValueError: {message}"),
         _ => {}
     }
     let subject = error
@@ -262,7 +252,7 @@ fn error_text(error: &RpcError) -> Option<String> {
     let prefix = exact
         .or_else(plain)
         .map_or("RuntimeError", |(prefix, ..)| prefix);
-    Some(format!("{prefix}: {message}"))
+    format!("{prefix}: {message}")
 }
 
 fn read_error(text: &str) -> RpcError {
@@ -386,7 +376,7 @@ pub(super) fn chunk(
 }
 
 pub(super) fn error(id: &CallId, error: &RpcError) -> Option<String> {
-    let mut text = error_text(error)?;
+    let mut text = error_text(error);
     if let Some((cut, _)) = text.char_indices().nth(ERROR_CHARS) {
         text.truncate(cut);
         text.push_str("... [protocol error truncated]");

@@ -115,7 +115,9 @@ fn explain<P: DeserializeOwned>(
         serde_path_to_error::deserialize::<_, P>(&mut inner)
     };
     let what = error.to_string();
-    let what = what.split(" at line ").next().unwrap_or(&what);
+    let what = what
+        .rsplit_once(" at line ")
+        .map_or(what.as_str(), |(what, _)| what);
     match again.err().map(|error| error.path().to_string()) {
         Some(path) if path != "." && !path.is_empty() => format!("{path}: {what}"),
         _ => what.to_owned(),

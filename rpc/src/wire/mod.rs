@@ -101,11 +101,37 @@ impl Dialect {
         let own = &start[..nested.map_or(start.len(), |(at, _)| at)];
         let rest = own[own.find(member)? + member.len()..].trim_start();
         let rest = rest.strip_prefix(':')?.trim_start();
-        let token = match rest.as_bytes().first()? {
-            b'"' => &rest[..rest[1..].find('"')? + 2],
-            _ => &rest[..rest.find(|c: char| c != '-' && !c.is_ascii_digit())?],
+        let (token, after) = match rest.as_bytes().first()? {
+            b'"' => rest.split_at(rest[1..].find('"')? + 2),
+            _ => rest.split_at(rest.find(|c: char| c != '-' && !c.is_ascii_digit())?),
         };
-        CallId::from_token(token, limits.id_bytes)
+        // An escape, or a number that goes on, would make it another id.
+        let whole = !token.contains('\\') && after.starts_with([',', '}', ' ', '\t', '\r', '\n']);
+        CallId::from_token(token, limits.id_bytes).filter(|_| whole)
+    }
+
+    /// Whether a text that cannot be read whole is an answer: only what stands before the first nested
+    /// value belongs to the message itself.
+    pub(crate) fn is_answer(head: &str) -> bool {
+        let start = &head[..head.floor_char_boundary(512)];
+        let mut nested = start
+            .char_indices()
+            .skip(1)
+            .filter(|(_, c)| matches!(c, '{' | '['));
+        let own = &start[..nested.next().map_or(start.len(), |(at, _)| at)];
+        let has = |member: &str| own.contains(member);
+        !has("\"method\"")
+            && !has("\"action\"")
+            && ["\"result\"", "\"error\"", "\"code\""].into_iter().any(has)
+    }
+
+    /// The call whose chunk this is the beginning of.
+    pub(crate) fn chunk_at_start(self, head: &str, limits: &Limits) -> Option<CallId> {
+        let (before, about) = head.split_once("\"params\":")?;
+        before
+            .contains("\"$/chunk\"")
+            .then(|| self.id_at_start(about.trim_start(), limits))
+            .flatten()
     }
 
     pub(crate) fn call(

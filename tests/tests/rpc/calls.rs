@@ -45,10 +45,9 @@ async fn every_error_keeps_its_word(setup: Setup) {
     let dialect = setup.dialect;
     let world = setup.start().await;
     for code in Code::ALL {
-        // LangBot says nothing of a cancelled call, and has no text of its own for these without a
-        // limit to name, nor for what will never work.
+        // LangBot has no text of its own for these without a limit to name, nor for what will never
+        // work.
         let expected = match (dialect, code) {
-            (Dialect::LangBot, Code::Cancelled) => continue,
             (Dialect::LangBot, Code::TooLarge | Code::Overloaded) => Code::Internal,
             (Dialect::LangBot, Code::Unsupported) => Code::Unavailable,
             _ => code,

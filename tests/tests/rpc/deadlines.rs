@@ -71,3 +71,47 @@ async fn a_callee_that_ignores_the_deadline_is_given_up_and_cancelled() {
         (&json!("$/cancel"), &request["id"])
     );
 }
+
+#[tokio::test(start_paused = true)]
+async fn the_deadline_runs_while_the_call_waits_for_its_place() {
+    let (session, _raw) =
+        box_tests::world::against_a_script_with(box_rpc::Dialect::JsonRpc, |limits| {
+            limits.queue_slots = 1;
+            limits.frame = Duration::from_hours(1);
+        })
+        .await;
+    // The peer reads nothing: the queue fills.
+    let fill = |peer: box_rpc::Peer| async move { peer.call::<Wait>(&Number { n: 1 }).await };
+    let calls: Vec<_> = (0..200)
+        .map(|_| tokio::spawn(fill(session.peer())))
+        .collect();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let begun = Instant::now();
+    let late = session
+        .peer()
+        .request::<Wait>(&Number { n: 1 })
+        .deadline(Duration::from_secs(1))
+        .call()
+        .await
+        .unwrap_err();
+    assert_eq!(late, CallError::Timeout(Duration::from_secs(1)));
+    assert!(
+        begun.elapsed() < Duration::from_secs(2),
+        "{:?}",
+        begun.elapsed()
+    );
+    let eternal = session.peer();
+    let eternal = tokio::spawn(async move {
+        eternal
+            .request::<Wait>(&Number { n: 1 })
+            .deadline(Duration::MAX)
+            .call()
+            .await
+    });
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    assert!(
+        !eternal.is_finished(),
+        "a deadline beyond all clocks is none"
+    );
+    drop((calls, eternal));
+}

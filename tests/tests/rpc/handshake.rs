@@ -156,3 +156,31 @@ async fn a_call_after_a_refused_hello_is_not_run() {
         Err(CallError::NotSent(_))
     ));
 }
+
+#[tokio::test(start_paused = true)]
+async fn nothing_but_a_hello_keeps_an_unknown_peer_connected() {
+    let strangers = [
+        r#"{"jsonrpc":"2.0","id":1,"result":{}}"#,
+        r#"{"jsonrpc":"2.0","method":"hello","params":{}}"#,
+        r#"{"jsonrpc":"2.0","method":"$/pong","params":{}}"#,
+        "[1,2,3]",
+        r#"{"seq_id":1,"code":0}"#,
+    ];
+    for text in strangers {
+        let (ours, theirs) = queue::pair(64);
+        let tokens = Tokens::new([("one".to_owned(), TOKEN.to_owned())]);
+        let options = Options {
+            gate: Gate::Tokens(tokens),
+            ..Options::default()
+        };
+        let server = Session::start(ours, Arc::new(Server::default()).router(), options);
+        let mut raw = box_tests::raw::Raw::over(Box::new(theirs), Dialect::JsonRpc, None);
+        raw.send_text(text).await;
+        assert_eq!(raw.receive_end().await, 0, "{text} is answered");
+        assert_eq!(
+            server.closed().await,
+            box_rpc::CloseReason::Denied,
+            "{text}"
+        );
+    }
+}

@@ -271,3 +271,46 @@ async fn a_full_queue_makes_its_senders_wait_and_loses_nothing() {
         0
     );
 }
+
+#[tokio::test]
+async fn an_error_does_not_echo_what_the_peer_wrote() {
+    for dialect in [Dialect::JsonRpc, Dialect::LangBot] {
+        let mut raw = Setup::in_process(dialect).raw().await;
+        raw.call(1, "wait", &json!({"n": "x".repeat(1_000_000)}))
+            .await;
+        let answer = raw.receive_text().await;
+        assert!(answer.len() < 1000, "{} bytes", answer.len());
+    }
+}
+
+/// Nested deeper than we read: the call that waits for it fails, and the peer is told nothing.
+#[tokio::test]
+async fn an_answer_that_cannot_be_read_ends_its_call() {
+    let deep = format!("{}{}", "[".repeat(200), "]".repeat(200));
+    let with_action = format!(
+        "{{\"text\":\"\\\"action\\\" \",\"action\":{}}}",
+        "1".repeat(20)
+    );
+    for body in [format!("{{\"text\":{deep}}}"), with_action] {
+        let (session, mut raw) =
+            box_tests::world::against_a_script_with(Dialect::JsonRpc, |limits| {
+                limits.message_bytes = 4000;
+            })
+            .await;
+        let peer = session.peer();
+        let call = tokio::spawn(async move { peer.call::<Echo>(&Text::new("x")).await });
+        let id = raw.receive().await["id"].clone();
+        let filling = "y".repeat(if body.contains("action") { 5000 } else { 0 });
+        raw.send_text(&format!(
+            "{{\"jsonrpc\":\"2.0\",\"id\":{id},\"result\":{body},\"filling\":\"{filling}\"}}"
+        ))
+        .await;
+        let error = call.await.unwrap().unwrap_err();
+        assert!(
+            matches!(error.code(), Code::Validation | Code::TooLarge),
+            "{error}"
+        );
+        session.cut();
+        assert_eq!(raw.receive_end().await, 0, "an answer is never answered");
+    }
+}

@@ -132,3 +132,13 @@ async fn a_bye_for_a_restart_is_passed_on() {
     };
     assert_eq!(session.closed().await, reason);
 }
+
+#[tokio::test(start_paused = true)]
+async fn close_waits_for_answers_to_our_own_calls() {
+    let world = Setup::in_process(Dialect::JsonRpc).start().await;
+    let peer = world.peer.clone();
+    let call = tokio::spawn(async move { peer.call::<Wait>(&Number { n: 500 }).await });
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    world.client.close(Duration::from_secs(10)).await;
+    assert_eq!(call.await.unwrap().unwrap().n, 500);
+}
