@@ -10,6 +10,7 @@ mod suite {
     mod contract;
     mod deleting;
     mod executing;
+    mod hardening;
     mod isolation;
     mod lifetime;
     mod model;

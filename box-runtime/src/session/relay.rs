@@ -17,6 +17,9 @@ use super::doubt::{Failure, nonsense};
 use super::exec::{NoAnswer, OUTPUT_BYTES};
 use super::work::Streaming;
 
+/// How long a reader that does not read may hold up a command whose time is over.
+const STALLED_READER: Duration = Duration::from_mins(1);
+
 /// Checks an agent's chunks and passes them on in the view asked for.
 pub(super) struct Relay<'a> {
     to: &'a Streaming,
@@ -97,8 +100,7 @@ impl<'a> Relay<'a> {
                 .pass(chunk)
                 .map_err(|reason| NoAnswer::Failed(Failure::Broken(reason)))?;
             if let Some(chunk) = passed_on {
-                // A reader that left without wanting the command killed misses the rest.
-                let _ = self.to.chunks.send(chunk).await;
+                self.hand_over(chunk, until).await?;
             }
         }
         let answer = chunks.finish().await?;
@@ -107,10 +109,22 @@ impl<'a> Relay<'a> {
             if !rest.is_empty() {
                 let text = String::from_utf8_lossy(&rest).into_owned();
                 let chunk = self.text(stream, text);
-                let _ = self.to.chunks.send(chunk).await;
+                self.hand_over(chunk, until).await?;
             }
         }
         Ok(answer)
+    }
+
+    /// Waits for the reader, but once the command's time is over not for ever. A reader that left
+    /// without wanting the command killed misses the rest.
+    async fn hand_over(&self, chunk: CommandChunk, until: Option<Instant>) -> Result<(), NoAnswer> {
+        let sent = self.to.chunks.send(chunk);
+        if let Some(end) = until.and_then(|until| until.checked_add(STALLED_READER)) {
+            let passed_on = timeout_at(end, sent).await;
+            return passed_on.map(drop).map_err(|_| NoAnswer::Silent);
+        }
+        let _ = sent.await;
+        Ok(())
     }
 
     fn track(&mut self, stream: StreamName) -> &mut Track {

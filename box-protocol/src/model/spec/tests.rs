@@ -357,3 +357,15 @@ proptest! {
         let _ = serde_json::from_str::<BoxSpec>(&text);
     }
 }
+
+#[test]
+fn a_malformed_environment_is_not_quoted() {
+    for env in [json!("TOKEN=hunter2"), json!({"TOKEN": 991_234})] {
+        let error = BoxSpec::from_value(json!({"session_id": "s", "env": env})).unwrap_err();
+        let text = error.to_string();
+        assert!(
+            text.contains("env") && !text.contains("hunter2") && !text.contains("991234"),
+            "{text}"
+        );
+    }
+}
