@@ -211,4 +211,25 @@ mod tests {
         assert_eq!(of(mounted.clone().host_path_mode(HostPathMode::None)), None);
         assert_eq!(of(mounted.workspace_quota_mb(0_u64)), None);
     }
+
+    #[test]
+    fn whatever_the_box_can_write_to_counts_once() {
+        let mount = |path: &str, mode| box_protocol::BoxMountSpec::new(path, "/x", mode).unwrap();
+        let roots = |host_path: Option<&str>, mounts| {
+            let mut draft = SpecDraft::new("s")
+                .workspace_quota_mb(1_u64)
+                .extra_mounts(mounts);
+            draft.host_path = host_path.map(str::to_owned);
+            let quota = Quota::of(&draft.build().unwrap(), 10);
+            quota.map(|quota| quota.roots)
+        };
+        let (rw, ro) = (HostPathMode::Rw, HostPathMode::Ro);
+        assert_eq!(roots(None, vec![mount("/w", ro)]), None);
+        assert_eq!(roots(None, vec![mount("/w", rw)]), Some(vec!["/w".into()]));
+        let nested = vec![mount("/w/inner", rw), mount("/w", rw), mount("/other", rw)];
+        assert_eq!(
+            roots(Some("/w"), nested),
+            Some(vec!["/w".into(), "/other".into()])
+        );
+    }
 }

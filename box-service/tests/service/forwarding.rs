@@ -275,3 +275,23 @@ async fn the_runtime_learns_who_calls() {
     assert_eq!(status.recent_error_count, 1);
     assert_eq!(service.recent_errors().len(), 3);
 }
+
+/// To a runtime behind one connection everyone would be the same caller, and see everyone's boxes.
+#[tokio::test]
+async fn a_service_whose_runtime_cannot_tell_callers_apart_serves_none_but_its_own() {
+    let runtime = Scripted::new();
+    let service = runtime.ready(ServiceConfig::default()).await;
+    let (_ends, client) = connect_as("mallory", service.router());
+    let peer = client.peer().unwrap();
+    let list = peer.call::<BoxList>(&BoxListParams::default()).await;
+    assert_eq!(refused(list.unwrap_err()).code(), Code::Denied);
+    let shutdown = peer
+        .call::<SystemShutdown>(&SystemShutdownParams::default())
+        .await;
+    assert_eq!(refused(shutdown.unwrap_err()).code(), Code::Denied);
+    let (_own, client) = connect_as("local", service.router());
+    let own = client.peer().unwrap();
+    own.call::<BoxList>(&BoxListParams::default())
+        .await
+        .unwrap();
+}
