@@ -113,7 +113,7 @@ mod tests {
     #[test]
     fn a_root_that_names_such_a_place_opens_it() {
         assert!(!blocked("/etc/box", &["/etc/box"]));
-        assert!(!blocked("/root/work/a", &["/root/work"]));
+        assert!(!blocked("/root/jobs/a", &["/root/jobs"]));
         assert!(!blocked("/run/user/1000/box", &["/run/user/1000/box"]));
         // Of two roots, the one that names it must also hold it.
         assert!(blocked("/etc/ssh", &["/", "/etc/box"]));

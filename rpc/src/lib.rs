@@ -8,7 +8,7 @@
 //! - `peer`: the calling side. [`Peer::call`], [`Peer::stream`]; dropping either cancels the call.
 //! - `session`: [`Session::start`] puts a connection to work with one task that reads and one that
 //!   writes.
-//! - `engine`: what is done about each message that comes in.
+//! - `engine`: what the tasks share; `engine::incoming`: what is done about each message that comes in.
 //! - `call`: a call of the peer's from its parameters to its answer.
 //! - `ledger`, `outbox`: who waits for what, and the queue in front of the writer. No I/O.
 //! - `wire`: the two dialects, and `message`, what both decode to. Nothing else knows how a message

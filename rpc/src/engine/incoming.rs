@@ -1,0 +1,405 @@
+//! What is done about each message that comes in.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::{Engine, Started, count};
+use crate::action::Entry;
+use crate::call::{Answer, Batch, Dispatch};
+use crate::error::{Code, Fault, RpcError};
+use crate::hello::{self, Hello, HelloParams};
+use crate::ledger::{Body, Credit, Delivery, Refusal};
+use crate::limits::Limits;
+use crate::message::{CallId, Control, Decoded, Message, Meta, Part, Unreadable};
+use crate::wire::{Dialect, Encoded, Ends, parse_params};
+use crate::{Action as _, CloseReason};
+
+/// How long the refusal of a caller may take to be written before the connection is cut.
+const DENIED_FLUSH: Duration = Duration::from_secs(1);
+
+/// The dialect of a first message of which only the beginning is known.
+fn head_dialect(head: &str) -> Option<Dialect> {
+    if head.contains("\"jsonrpc\"") {
+        Some(Dialect::JsonRpc)
+    } else if head.contains("\"seq_id\"") {
+        Some(Dialect::LangBot)
+    } else {
+        None
+    }
+}
+
+impl Engine {
+    /// A message that was longer than the limit; `head` is its beginning.
+    pub(crate) fn accept_oversized(&self, head: &str) {
+        count(&self.counters.oversized);
+        let Some(dialect) = self.settled_dialect().or_else(|| head_dialect(head)) else {
+            let error = RpcError::fault(Fault::Parse, "not JSON");
+            return self.refuse_unreadable(Unreadable { id: None, error });
+        };
+        if !self.admitted.load(Ordering::Relaxed) {
+            return self.stop(CloseReason::Denied, Duration::ZERO);
+        }
+        let max = self.limits.message_bytes;
+        let error = RpcError::limit(Code::TooLarge, "message", "message_bytes", max);
+        let id = dialect.id_at_start(head, &self.limits);
+        // An answer of the peer's that is too large ends the call that waits for it, and so does a chunk.
+        if Dialect::is_answer(head) {
+            if let Some(id) = &id {
+                self.answered(id, Err(error), Part::Whole);
+            }
+            return;
+        }
+        if let Some(id) = dialect.chunk_at_start(head, &self.limits) {
+            self.answered(&id, Err(error), Part::Whole);
+            return self.control(&Control::Cancel { id });
+        }
+        if let Some(text) = dialect.error(id.as_ref(), &error) {
+            self.push_now(text);
+        }
+    }
+
+    /// Takes in one text. Calls it starts are put into `started`.
+    pub(crate) fn accept(self: &Arc<Self>, text: String, started: &mut Vec<Started>) {
+        if text.len() > self.limits.message_bytes {
+            return self.accept_oversized(&text);
+        }
+        let Some(dialect) = self.settled_dialect().or_else(|| Dialect::of(&text)) else {
+            let error = RpcError::fault(Fault::Parse, "not a message of JSON-RPC 2.0 or LangBot");
+            return self.refuse_unreadable(Unreadable { id: None, error });
+        };
+        let admitted = self.admitted.load(Ordering::Relaxed);
+        if !admitted && self.is_stopping() {
+            // Whoever was refused is not read any further.
+            return;
+        }
+        let _ = self.dialect.set(dialect);
+        let one = match dialect.decode(&text, &self.limits) {
+            Decoded::One(message)
+                if admitted || matches!(message, Ok(Message::Call { id: Some(_), .. })) =>
+            {
+                message
+            }
+            // Before a hello, anything but a call is a stranger's.
+            _ if !admitted => return self.stop(CloseReason::Denied, Duration::ZERO),
+            Decoded::One(message) => message,
+            Decoded::Batch(items) => return self.accept_batch(items, started),
+        };
+        match one {
+            Err(unreadable) => self.unreadable(dialect, &text, unreadable),
+            Ok(Message::Call {
+                id,
+                action,
+                params,
+                checked,
+                meta_inside,
+                meta,
+            }) => {
+                let range = Body::range_of(&text, params);
+                if let Some((entry, answer, credit)) = self.admit(id, &action, params, &meta, None)
+                {
+                    let body = Body::new(text, range, checked);
+                    let dispatch = Dispatch {
+                        answer,
+                        body,
+                        meta_inside,
+                        meta,
+                        credit,
+                    };
+                    started.push((dispatch.answer.id.clone(), entry.start(dispatch)));
+                }
+            }
+            Ok(Message::Answer {
+                id,
+                outcome,
+                part,
+                checked,
+            }) => {
+                let outcome = outcome.map(|body| Body::range_of(&text, body));
+                self.answered(
+                    &id,
+                    outcome.map(|range| Body::new(text, range, checked)),
+                    part,
+                );
+            }
+            Ok(Message::Control { ask, control }) => self.obey(ask.as_ref(), &control),
+            Ok(Message::Ignored) => {}
+        }
+    }
+
+    fn accept_batch(
+        self: &Arc<Self>,
+        items: Vec<(&str, Result<Message<'_>, Unreadable>)>,
+        started: &mut Vec<Started>,
+    ) {
+        let answers = |item: &(&str, Result<Message<'_>, Unreadable>)| {
+            matches!(item, (_, Ok(Message::Call { .. })))
+                || matches!(item, (text, Err(_)) if !Dialect::is_answer(text))
+        };
+        let batch = Arc::new(Batch::new(
+            items.iter().filter(|item| answers(item)).count(),
+        ));
+        for (text, item) in items {
+            match item {
+                Err(unreadable) if Dialect::is_answer(text) => {
+                    self.unreadable(self.dialect(), text, unreadable);
+                }
+                Err(Unreadable { id, error }) => {
+                    count(&self.counters.unparsable);
+                    let answer = self.dialect().error(id.as_ref(), &error);
+                    self.reply(answer.unwrap_or_default(), Some(&batch));
+                }
+                Ok(Message::Call {
+                    id,
+                    action,
+                    params,
+                    checked,
+                    meta_inside,
+                    meta,
+                }) => {
+                    let body = Body::new(text.to_owned(), Body::range_of(text, params), checked);
+                    if let Some((entry, answer, credit)) =
+                        self.admit(id, &action, params, &meta, Some(&batch))
+                    {
+                        let id = answer.id.clone();
+                        let dispatch = Dispatch {
+                            answer,
+                            body,
+                            meta_inside,
+                            meta,
+                            credit,
+                        };
+                        started.push((id, entry.start(dispatch)));
+                    }
+                }
+                Ok(Message::Answer {
+                    id,
+                    outcome,
+                    part,
+                    checked,
+                }) => {
+                    let body = |part: &str| {
+                        Body::new(text.to_owned(), Body::range_of(text, part), checked)
+                    };
+                    self.answered(&id, outcome.map(body), part);
+                }
+                Ok(Message::Control { ask, control }) => self.obey(ask.as_ref(), &control),
+                Ok(Message::Ignored) => {}
+            }
+        }
+    }
+
+    /// Lets a call in, or answers why not.
+    fn admit(
+        self: &Arc<Self>,
+        id: Option<CallId>,
+        action: &str,
+        params: &str,
+        meta: &Meta,
+        batch: Option<&Arc<Batch>>,
+    ) -> Option<(&Entry, Answer, Option<Arc<Credit>>)> {
+        let refuse = |id: Option<CallId>, error: &RpcError| {
+            let text = id.and_then(|id| self.dialect().error(Some(&id), error));
+            self.reply(text.unwrap_or_default(), batch);
+            None
+        };
+        if action == Hello::NAME {
+            let text = id.and_then(|id| self.hello(&id, params));
+            self.reply(text.unwrap_or_default(), batch);
+            return None;
+        }
+        if !self.admitted.load(Ordering::Relaxed) {
+            self.stop(CloseReason::Denied, DENIED_FLUSH);
+            return refuse(
+                id,
+                &RpcError::denied("the first call must be a hello with a token"),
+            );
+        }
+        let Some(entry) = self.router.find(action) else {
+            let shown: String = action.chars().take(100).collect();
+            return refuse(
+                id,
+                &RpcError::fault(Fault::UnknownAction, format!("Action {shown} not found")),
+            );
+        };
+        let credit = (entry.streams && meta.credit > 0).then(|| Arc::new(Credit::new(meta.credit)));
+        let stream = credit.is_some();
+        let admitted = self
+            .incoming()
+            .admit(id.clone(), credit.clone(), &self.limits);
+        match admitted {
+            Ok(id) => {
+                let batch = batch.cloned();
+                Some((
+                    entry,
+                    Answer {
+                        engine: Arc::clone(self),
+                        id,
+                        stream,
+                        batch,
+                        given: false,
+                    },
+                    credit,
+                ))
+            }
+            Err(refusal) => {
+                count(&self.counters.refused);
+                refuse(id, &self.refusal(&refusal))
+            }
+        }
+    }
+
+    fn refusal(&self, refusal: &Refusal) -> RpcError {
+        let Limits {
+            in_flight,
+            open_streams,
+            ..
+        } = self.limits;
+        match refusal {
+            Refusal::Duplicate => RpcError::fault(
+                Fault::InvalidMessage,
+                "id is that of a call still in flight",
+            ),
+            Refusal::TooManyCalls => {
+                RpcError::limit(Code::Overloaded, "calls at once", "in_flight", in_flight)
+            }
+            Refusal::TooManyStreams => RpcError::limit(
+                Code::Overloaded,
+                "streams at once",
+                "open_streams",
+                open_streams,
+            ),
+            Refusal::Closing => RpcError::unavailable("the connection is closing"),
+        }
+    }
+
+    fn hello(&self, id: &CallId, params: &str) -> Option<String> {
+        let inside = params.contains("\"_meta\"");
+        let outcome = parse_params::<HelloParams>(params, inside)
+            .and_then(|params| hello::answer(&params, &self.gate, &self.limits));
+        match outcome {
+            Ok((caller, result)) => {
+                if let Some(caller) = caller {
+                    let _ = self.token_name.set(caller);
+                }
+                self.admitted.store(true, Ordering::Relaxed);
+                self.answers_pings.store(true, Ordering::Relaxed);
+                self.dialect().result(id, &result, Ends::Call).ok()
+            }
+            Err(error) => {
+                if !self.admitted.load(Ordering::Relaxed) {
+                    self.stop(CloseReason::Denied, DENIED_FLUSH);
+                }
+                self.dialect().error(Some(id), &error)
+            }
+        }
+    }
+
+    /// Sends an answer, empty if there is none, by itself or as part of its batch.
+    fn reply(&self, text: String, batch: Option<&Arc<Batch>>) {
+        let text = match batch {
+            Some(batch) => batch.add(text, self.limits.message_bytes, String::new),
+            None => Some(text).filter(|text| !text.is_empty()),
+        };
+        if let Some(text) = text {
+            self.push_now(text);
+        }
+    }
+
+    /// An answer that cannot be read ends the call that waits for it; anything else is refused.
+    fn unreadable(&self, dialect: Dialect, text: &str, unreadable: Unreadable) {
+        if !Dialect::is_answer(text) {
+            return self.refuse_unreadable(unreadable);
+        }
+        count(&self.counters.unparsable);
+        let Unreadable { id, mut error } = unreadable;
+        if error.written_wrongly() == Some(Fault::Parse) {
+            // Most likely the last words of a connection that broke.
+            error = RpcError::unavailable("the answer was cut off");
+        }
+        if let Some(id) = id.or_else(|| dialect.id_at_start(text, &self.limits)) {
+            self.answered(&id, Err(error), Part::Whole);
+        }
+    }
+
+    /// Something that is no message: answered by its id, or once a connection without.
+    fn refuse_unreadable(&self, unreadable: Unreadable) {
+        let Unreadable { id, error } = unreadable;
+        let first = count(&self.counters.unparsable) == 0;
+        if !self.admitted.load(Ordering::Relaxed) {
+            // Whoever does not even speak the protocol is told nothing.
+            return self.stop(CloseReason::Denied, Duration::ZERO);
+        }
+        if id.is_some() || first {
+            let dialect = self.settled_dialect().unwrap_or(Dialect::JsonRpc);
+            if let Some(text) = dialect.error(id.as_ref(), &error) {
+                self.push_now(text);
+            }
+        }
+    }
+
+    fn answered(&self, id: &CallId, outcome: Result<Body, RpcError>, part: Part) {
+        // LangBot's control requests have negative ids; nobody waits for their answers.
+        if matches!(id, CallId::Number(..0)) {
+            return;
+        }
+        let delivery = self.outgoing().deliver(id, outcome, part);
+        match delivery {
+            Delivery::Delivered => {}
+            Delivery::Late => {
+                count(&self.counters.late_answers);
+                tracing::debug!(%id, "late answer ignored");
+            }
+            Delivery::Overrun => self.control(&Control::Cancel { id: id.clone() }),
+        }
+    }
+
+    fn obey(&self, ask: Option<&CallId>, control: &Control<'_>) {
+        if !self.admitted.load(Ordering::Relaxed) {
+            return self.stop(CloseReason::Denied, Duration::ZERO);
+        }
+        let outcome = match control {
+            Control::Cancel { id } => {
+                let cancelled = self.incoming().cancel(id);
+                Ok(if cancelled {
+                    "{\"cancelled\":true}"
+                } else {
+                    "{\"cancelled\":false}"
+                })
+            }
+            Control::Grant { id, grant } => {
+                let accepted = self.incoming().grant(id, *grant);
+                Ok(if accepted {
+                    "{\"accepted\":true}"
+                } else {
+                    "{\"accepted\":false}"
+                })
+            }
+            Control::Ping => {
+                if ask.is_none() {
+                    self.control(&Control::Pong);
+                }
+                Ok("{}")
+            }
+            Control::Pong => {
+                self.answers_pings.store(true, Ordering::Relaxed);
+                Ok("{}")
+            }
+            Control::Bye { reason, restart } => {
+                let _ = self.bye.set(CloseReason::Bye {
+                    reason: reason.to_string(),
+                    restart: *restart,
+                });
+                self.outgoing().refuse("the peer is closing");
+                Ok("{}")
+            }
+            Control::FilePiece(piece) => self.files().add(piece).map(|()| "{}"),
+        };
+        let Some(id) = ask else { return };
+        let text = match outcome {
+            Ok(body) => self.dialect().result(id, &Encoded(body), Ends::Call).ok(),
+            Err(error) => self.dialect().error(Some(id), &error),
+        };
+        self.reply(text.unwrap_or_default(), None);
+    }
+}
