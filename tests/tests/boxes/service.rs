@@ -20,6 +20,15 @@ every_transport!(
     failures_are_remembered_with_their_class,
     status_joins_runtime_and_service,
     a_conflict_keeps_its_type_through_every_hop,
+    output_within_the_limit_is_unchanged_and_each_stream_is_cut_alone,
+    the_default_profile_fills_in_what_was_not_asked_for,
+    an_unlocked_field_is_the_callers,
+    every_way_to_write_a_timeout_is_cut_to_the_longest,
+    network_extended_gives_more_of_everything,
+    a_path_under_a_configured_root_is_mounted,
+    workspace_and_root_follow_from_the_shared_root,
+    the_configured_quota_goes_into_the_spec,
+    the_services_sessions_are_the_runtimes,
 );
 
 fn object(value: Value) -> Map<String, Value> {
@@ -265,4 +274,161 @@ async fn a_conflict_keeps_its_type_through_every_hop(setup: Setup) {
     assert!(error.message().contains("memory_mb=256"), "{error}");
     let errors = serde_json::to_value(service.recent_errors()).unwrap();
     assert_eq!(errors[0]["type"], json!("BoxSessionConflictError"));
+}
+
+async fn output_within_the_limit_is_unchanged_and_each_stream_is_cut_alone(setup: Setup) {
+    let world = setup.boxes().start().await;
+    let service = service(&world, json!({"output_limit_chars": 50})).await;
+    for (command, length, cut) in [
+        ("print 3", 3, false),
+        ("print 50", 50, false),
+        ("print 51", 50, true),
+    ] {
+        let result = service
+            .execute_tool(object(json!({"command": command})), &query(20))
+            .await
+            .unwrap();
+        assert_eq!(
+            (result.stdout.chars().count(), result.stdout_truncated),
+            (length, cut),
+            "{command}"
+        );
+        assert_eq!(
+            (result.stderr.as_str(), result.stderr_truncated),
+            ("quiet", false)
+        );
+    }
+}
+
+async fn first_spec(world: &World) -> Value {
+    seen(world).await.specs[0].clone()
+}
+
+async fn the_default_profile_fills_in_what_was_not_asked_for(setup: Setup) {
+    let world = setup.boxes().start().await;
+    let service = service(&world, json!({})).await;
+    service
+        .execute_tool(object(json!({"command": "echo hi"})), &query(30))
+        .await
+        .unwrap();
+    let spec = first_spec(&world).await;
+    assert_eq!(
+        (&spec["network"], &spec["timeout_sec"]),
+        (&json!("off"), &json!(30))
+    );
+    assert_eq!(
+        (&spec["cpus"], &spec["memory_mb"], &spec["pids_limit"]),
+        (&json!(1.0), &json!(512), &json!(128))
+    );
+    assert_eq!(spec["read_only_rootfs"], json!(true));
+}
+
+async fn an_unlocked_field_is_the_callers(setup: Setup) {
+    let world = setup.boxes().start().await;
+    let service = service(&world, json!({})).await;
+    let payload = json!({"cmd": "echo hi", "session_id": "31", "network": "on"});
+    service
+        .execute_spec_payload(object(payload), &query(31))
+        .await
+        .unwrap();
+    assert_eq!(first_spec(&world).await["network"], json!("on"));
+}
+
+async fn every_way_to_write_a_timeout_is_cut_to_the_longest(setup: Setup) {
+    let world = setup.boxes().start().await;
+    let service = service(&world, json!({})).await;
+    for (n, timeout) in [json!(999), json!("999"), json!(999.0)]
+        .into_iter()
+        .enumerate()
+    {
+        let payload = json!({"cmd": "echo", "session_id": format!("t{n}"), "timeout_sec": timeout});
+        service
+            .execute_spec_payload(object(payload), &query(33))
+            .await
+            .unwrap();
+        assert_eq!(
+            seen(&world).await.specs[n]["timeout_sec"],
+            json!(120),
+            "{timeout}"
+        );
+    }
+}
+
+async fn network_extended_gives_more_of_everything(setup: Setup) {
+    let world = setup.boxes().start().await;
+    let service = service(&world, json!({"profile": "network_extended"})).await;
+    service
+        .execute_tool(object(json!({"command": "echo hi"})), &query(42))
+        .await
+        .unwrap();
+    let spec = first_spec(&world).await;
+    assert_eq!(
+        (&spec["network"], &spec["cpus"]),
+        (&json!("on"), &json!(2.0))
+    );
+    assert_eq!(
+        (&spec["memory_mb"], &spec["read_only_rootfs"]),
+        (&json!(1024), &json!(false))
+    );
+}
+
+async fn a_path_under_a_configured_root_is_mounted(setup: Setup) {
+    let world = setup.boxes().start().await;
+    let root = tempfile::tempdir().unwrap();
+    let directory = root.path().join("mounted");
+    std::fs::create_dir(&directory).unwrap();
+    let service = service(&world, json!({"allowed_host_mount_roots": [root.path()]})).await;
+    let payload =
+        json!({"cmd": "pwd", "session_id": "11", "host_path": directory, "host_path_mode": "rw"});
+    let result = service
+        .execute_spec_payload(object(payload), &query(11))
+        .await
+        .unwrap();
+    assert_eq!(
+        (result.ok, seen(&world).await.starts),
+        (true, vec!["11".to_owned()])
+    );
+}
+
+async fn workspace_and_root_follow_from_the_shared_root(setup: Setup) {
+    let world = setup.boxes().start().await;
+    let root = tempfile::tempdir().unwrap();
+    let shared = root.path().join("shared");
+    let service = service(&world, json!({"shared_host_root": shared})).await;
+    assert!(shared.join("default").is_dir());
+    service
+        .execute_tool(object(json!({"command": "pwd"})), &query(16))
+        .await
+        .unwrap();
+    let real = shared.canonicalize().unwrap().join("default");
+    assert_eq!(first_spec(&world).await["host_path"], json!(real));
+}
+
+async fn the_configured_quota_goes_into_the_spec(setup: Setup) {
+    let world = setup.boxes().start().await;
+    let root = tempfile::tempdir().unwrap();
+    let service = service(&world, quota(root.path())).await;
+    service
+        .execute_tool(object(json!({"command": "echo hi"})), &query(43))
+        .await
+        .unwrap();
+    assert_eq!(first_spec(&world).await["workspace_quota_mb"], json!(1));
+}
+
+async fn the_services_sessions_are_the_runtimes(setup: Setup) {
+    let world = setup.boxes().start().await;
+    let service = service(&world, json!({})).await;
+    service
+        .execute_tool(
+            object(json!({"command": "echo hi"})),
+            &Query::new("test-session"),
+        )
+        .await
+        .unwrap();
+    let sessions = service.sessions().await.unwrap();
+    let names: Vec<_> = sessions
+        .iter()
+        .map(|session| session.session_id.as_str())
+        .collect();
+    assert_eq!(names, ["test-session"]);
 }
