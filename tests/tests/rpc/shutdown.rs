@@ -5,7 +5,7 @@ use std::time::Duration;
 use box_rpc::{CallError, CloseReason, Code, Dialect};
 use box_tests::actions::{Echo, Number, Text, Wait};
 use box_tests::every_transport;
-use box_tests::world::{Setup, Transport};
+use box_tests::world::Setup;
 use serde_json::json;
 use tokio::time::Instant;
 
@@ -29,10 +29,6 @@ async fn a_broken_connection_fails_what_waits(setup: Setup) {
 }
 
 async fn end_of_input_loses_no_answer(setup: Setup) {
-    // TLS and WebSocket have no half-closed state: there the end of input is the end.
-    if matches!(setup.transport, Transport::WebSocket | Transport::Tls) {
-        return;
-    }
     let mut raw = setup.raw().await;
     for id in 1..=20 {
         raw.call(id, "wait", &json!({"n": 100})).await;
