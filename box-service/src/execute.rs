@@ -119,7 +119,7 @@ impl BoxService {
             force: true,
         };
         let params = BoxExecParams {
-            spec: decision.spec.into(),
+            spec: SpecDraft::from(decision.spec).brief(),
             ..params
         };
         let result = match call {
@@ -148,7 +148,7 @@ impl BoxService {
             let client = self.client_for(&origin.caller).await?;
             audit::allowed("box.create", origin, &decision, self.0.config.log_commands);
             let params = BoxCreateParams {
-                spec: decision.spec.into(),
+                spec: SpecDraft::from(decision.spec).brief(),
                 if_exists: params.if_exists,
             };
             match call {

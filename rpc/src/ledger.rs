@@ -11,6 +11,7 @@ use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::AbortHandle;
 
 use crate::error::RpcError;
+use crate::large;
 use crate::limits::Limits;
 use crate::message::{CallId, Grant, Message, Part};
 use crate::wire::{Dialect, LANGBOT_STREAM_WINDOW, parse_params};
@@ -22,6 +23,14 @@ pub(crate) struct Body {
     range: Range<usize>,
     /// Whether the whole text is known to be JSON.
     checked: bool,
+}
+
+impl Drop for Body {
+    fn drop(&mut self) {
+        if self.text.capacity() >= large::LARGE {
+            large::keep(std::mem::take(&mut self.text));
+        }
+    }
 }
 
 impl Body {

@@ -14,6 +14,7 @@
 //! - `wire`: the two dialects, and `message`, what both decode to. Nothing else knows how a message
 //!   is written.
 //! - [`limits`], [`error`], [`hello`], [`keys`]: every cap, every error, tokens, request keys.
+//! - [`large`]: the memory of large messages, used again.
 //!
 //! # A connection by hand
 //!
@@ -88,6 +89,7 @@ mod files;
 pub mod fuzzing;
 pub mod hello;
 pub mod keys;
+pub mod large;
 mod ledger;
 pub mod limits;
 mod message;

@@ -34,7 +34,7 @@ use std::{
 };
 
 use async_trait::async_trait;
-use box_rpc::{Connection, ConnectionError, Limits, ReceiveHalf, SendHalf};
+use box_rpc::{Connection, ConnectionError, Limits, ReceiveHalf, SendHalf, large};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::bytes::{HEAD_BYTES, Intake, Outbox, Place, WRITTEN_DIRECTLY, text_of};
@@ -102,7 +102,9 @@ impl<W: AsyncWrite + Unpin> LineSend<W> {
         }
         if message.len() >= WRITTEN_DIRECTLY {
             message.push('\n');
-            return self.outbox.write_directly(message.as_bytes()).await;
+            let written = self.outbox.write_directly(message.as_bytes()).await;
+            large::keep(message);
+            return written;
         }
         let buffer = self.outbox.buffer();
         buffer.extend_from_slice(message.as_bytes());

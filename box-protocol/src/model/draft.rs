@@ -125,6 +125,41 @@ impl SpecDraft {
         workspace_quota_mb: u64;
     }
 
+    /// The same spec in fewer words: what [`build`](Self::build) would fill in by itself is left out.
+    pub fn brief(mut self) -> Self {
+        fn drop_default<T: PartialEq>(value: &mut Option<T>, default: impl Into<T>) {
+            if value.as_ref() == Some(&default.into()) {
+                *value = None;
+            }
+        }
+        if self.workdir.as_deref()
+            == self
+                .mount_path
+                .as_deref()
+                .or(Some(spec::DEFAULT_MOUNT_PATH))
+        {
+            self.workdir = None;
+        }
+        drop_default(&mut self.timeout_sec, spec::DEFAULT_TIMEOUT_SEC);
+        drop_default(&mut self.network, Network::default());
+        if self.image.as_deref() == Some(spec::DEFAULT_IMAGE) {
+            self.image = None;
+        }
+        drop_default(&mut self.env, Env::default());
+        drop_default(&mut self.host_path_mode, HostPathMode::default());
+        if self.mount_path.as_deref() == Some(spec::DEFAULT_MOUNT_PATH) {
+            self.mount_path = None;
+        }
+        drop_default(&mut self.extra_mounts, Vec::new());
+        drop_default(&mut self.persistent, false);
+        drop_default(&mut self.cpus, spec::DEFAULT_CPUS);
+        drop_default(&mut self.memory_mb, spec::DEFAULT_MEMORY_MB);
+        drop_default(&mut self.pids_limit, spec::DEFAULT_PIDS_LIMIT);
+        drop_default(&mut self.read_only_rootfs, true);
+        drop_default(&mut self.workspace_quota_mb, 0_u64);
+        self
+    }
+
     /// Fills in the defaults and applies the rules.
     pub fn build(self) -> Result<BoxSpec, Invalid> {
         BoxSpec::try_from(self)

@@ -15,6 +15,11 @@ pub const DEFAULT_IMAGE: &str = "python:3.11-slim";
 /// Where the workspace appears unless the spec says otherwise.
 pub const DEFAULT_MOUNT_PATH: &str = "/workspace";
 
+pub(crate) const DEFAULT_TIMEOUT_SEC: u64 = 30;
+pub(crate) const DEFAULT_CPUS: f64 = 1.0;
+pub(crate) const DEFAULT_MEMORY_MB: u64 = 512;
+pub(crate) const DEFAULT_PIDS_LIMIT: u64 = 128;
+
 pub(crate) const TIMEOUT_RULE: &str = "must be greater than 0";
 pub(crate) const CPUS_RULE: &str = "must be greater than 0";
 pub(crate) const MEMORY_RULE: &str = "must be at least 32";
@@ -152,7 +157,7 @@ impl TryFrom<SpecDraft> for BoxSpec {
         let host_path = filled(draft.host_path)
             .map(|path| paths::of_host("host_path", &path))
             .transpose()?;
-        let cpus = draft.cpus.unwrap_or(1.0);
+        let cpus = draft.cpus.unwrap_or(DEFAULT_CPUS);
         if !(cpus.is_finite() && cpus > 0.0) {
             return Err(Invalid::new("cpus", CPUS_RULE));
         }
@@ -163,7 +168,7 @@ impl TryFrom<SpecDraft> for BoxSpec {
             workdir,
             timeout_sec: at_least(
                 "timeout_sec",
-                draft.timeout_sec.unwrap_or(30),
+                draft.timeout_sec.unwrap_or(DEFAULT_TIMEOUT_SEC),
                 1,
                 TIMEOUT_RULE,
             )?,
@@ -176,8 +181,18 @@ impl TryFrom<SpecDraft> for BoxSpec {
             extra_mounts: draft.extra_mounts.unwrap_or_default(),
             persistent: draft.persistent.unwrap_or(false),
             cpus,
-            memory_mb: at_least("memory_mb", draft.memory_mb.unwrap_or(512), 32, MEMORY_RULE)?,
-            pids_limit: at_least("pids_limit", draft.pids_limit.unwrap_or(128), 1, PIDS_RULE)?,
+            memory_mb: at_least(
+                "memory_mb",
+                draft.memory_mb.unwrap_or(DEFAULT_MEMORY_MB),
+                32,
+                MEMORY_RULE,
+            )?,
+            pids_limit: at_least(
+                "pids_limit",
+                draft.pids_limit.unwrap_or(DEFAULT_PIDS_LIMIT),
+                1,
+                PIDS_RULE,
+            )?,
             read_only_rootfs: draft.read_only_rootfs.unwrap_or(true),
             workspace_quota_mb: draft.workspace_quota_mb.unwrap_or(0),
             extras: draft.extras,

@@ -11,6 +11,7 @@ mod meta;
 use serde::Serialize;
 
 use crate::error::{Code, Fault, RpcError};
+use crate::large::Growing;
 use crate::limits::Limits;
 use crate::message::{CallId, Control, Decoded, Message, Meta, Unreadable};
 
@@ -33,7 +34,7 @@ pub(crate) trait Payload {
 
 impl<T: Serialize> Payload for T {
     fn write(&self, out: &mut Vec<u8>) -> Result<(), serde_json::Error> {
-        serde_json::to_writer(out, self)
+        serde_json::to_writer(Growing(out), self)
     }
 }
 
@@ -42,6 +43,7 @@ pub(crate) struct Encoded<'a>(pub(crate) &'a str);
 
 impl Payload for Encoded<'_> {
     fn write(&self, out: &mut Vec<u8>) -> Result<(), serde_json::Error> {
+        crate::large::reserve(out, self.0.len());
         out.extend_from_slice(self.0.as_bytes());
         Ok(())
     }

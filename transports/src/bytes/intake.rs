@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use box_rpc::ConnectionError;
+use box_rpc::{ConnectionError, large};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
 use super::{Deadline, Place, connection_error, spare};
@@ -68,7 +68,13 @@ impl<R: AsyncRead + Unpin> Intake<R> {
         if self.start == 0 && count >= HANDED_OVER {
             let rest = self.bytes.split_off(count);
             let mut message = std::mem::replace(&mut self.bytes, rest);
-            if message.capacity() > count + count / 4 {
+            if message.capacity() > 2 * count.max(large::LARGE) {
+                // Much of what it was read into is another message's.
+                let exact = message.clone();
+                large::keep(message);
+                return exact;
+            }
+            if message.capacity() < large::LARGE && message.capacity() > count + count / 4 {
                 message.shrink_to_fit();
             }
             return message;
@@ -125,7 +131,7 @@ impl<R: AsyncRead + Unpin> Intake<R> {
                 let begun = std::mem::replace(&mut self.bytes, spare::take());
                 self.bytes.extend_from_slice(&begun);
             } else {
-                self.bytes.reserve(GROWTH);
+                large::reserve(&mut self.bytes, GROWTH);
             }
         }
         pin!(self.read.read_buf(&mut self.bytes)).poll(cx)

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use box_rpc::{ConnectionError, ReceiveHalf};
+use box_rpc::{ConnectionError, ReceiveHalf, large};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::{
@@ -206,6 +206,7 @@ where
         if message.too_large {
             extend_head(&mut message.text, &waiting[..here]);
         } else {
+            large::reserve(&mut message.text, here);
             message.text.extend_from_slice(&waiting[..here]);
         }
         if let Some(mask) = frame.mask {

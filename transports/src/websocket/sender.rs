@@ -6,7 +6,7 @@ use std::{
 };
 
 use async_trait::async_trait;
-use box_rpc::{ConnectionError, SendHalf};
+use box_rpc::{ConnectionError, SendHalf, large};
 use tokio::{io::AsyncWrite, sync::Mutex as AsyncMutex};
 
 use super::{
@@ -99,7 +99,9 @@ impl<W: AsyncWrite + Unpin> Sink<W> {
             if let Some(mask) = mask {
                 apply_mask(&mut payload, mask, 0);
             }
-            return self.outbox.write_directly(&payload).await;
+            let written = self.outbox.write_directly(&payload).await;
+            large::keep(payload);
+            return written;
         }
         self.payload(message.as_bytes(), mask);
         self.outbox.settle().await

@@ -37,6 +37,7 @@ fn defaults() {
     assert!(spec.read_only_rootfs);
     assert_eq!(spec.workspace_quota_mb, 0);
     assert_eq!(spec.extras, SpecExtras::default());
+    assert_eq!(SpecDraft::from(spec).brief(), SpecDraft::new("s1").cmd(""));
 }
 
 #[test]
@@ -350,6 +351,23 @@ proptest! {
         let wire = serde_json::to_string(&again).unwrap();
         prop_assert_eq!(&serde_json::from_str::<SpecDraft>(&wire).unwrap(), &again);
         prop_assert_eq!(again.build().unwrap(), spec);
+    }
+
+    #[test]
+    fn fewer_words_say_the_same(draft in any_spec(), default in any::<[bool; 8]>()) {
+        let mut asked = SpecDraft::from(draft.build().unwrap());
+        let plain = SpecDraft::from(SpecDraft::new("s").build().unwrap());
+        if default[0] {
+            (asked.mount_path, asked.workdir) = (plain.mount_path, plain.workdir);
+        }
+        if default[1] { asked.timeout_sec = plain.timeout_sec; }
+        if default[2] { asked.cpus = plain.cpus; }
+        if default[3] { asked.memory_mb = plain.memory_mb; }
+        if default[4] { asked.pids_limit = plain.pids_limit; }
+        if default[5] { asked.image = Some("another".to_owned()); }
+        if default[6] { asked.workspace_quota_mb = plain.workspace_quota_mb; }
+        if default[7] { asked.host_path_mode = plain.host_path_mode; }
+        prop_assert_eq!(asked.clone().brief().build().unwrap(), asked.build().unwrap());
     }
 
     #[test]
