@@ -18,28 +18,42 @@ pub mod boxes;
 pub mod raw;
 pub mod world;
 
-/// Runs each named body (an `async fn(World)`) over every transport and in both dialects.
+/// Runs each named body (an `async fn(Setup)`) over every transport and in both dialects.
+///
+/// After `two_clients:` are bodies that need two clients of one server. They run over everything but
+/// stdio, where a server has the one client that started it.
 #[macro_export]
 macro_rules! every_transport {
+    (two_clients: $($body:ident),+ $(,)?) => {
+        $(mod $body {
+            $crate::every_transport!(@names $body);
+            $crate::every_transport!(@listening);
+        })+
+    };
     ($($body:ident),+ $(,)?) => {
         $(mod $body {
-            use super::$body as body;
-            use $crate::world::{Setup, Transport, World};
-            use box_rpc::Dialect::{JsonRpc, LangBot};
-
-            $crate::every_transport!(@one queue_json_rpc, Queue, JsonRpc);
-            $crate::every_transport!(@one queue_langbot, Queue, LangBot);
+            $crate::every_transport!(@names $body);
             $crate::every_transport!(@one stdio_json_rpc, Stdio, JsonRpc);
             $crate::every_transport!(@one stdio_langbot, Stdio, LangBot);
-            $crate::every_transport!(@one tcp_json_rpc, Tcp, JsonRpc);
-            $crate::every_transport!(@one tcp_langbot, Tcp, LangBot);
-            $crate::every_transport!(@one tls_json_rpc, Tls, JsonRpc);
-            $crate::every_transport!(@one tls_langbot, Tls, LangBot);
-            $crate::every_transport!(@one unix_json_rpc, Unix, JsonRpc);
-            $crate::every_transport!(@one unix_langbot, Unix, LangBot);
-            $crate::every_transport!(@one websocket_json_rpc, WebSocket, JsonRpc);
-            $crate::every_transport!(@one websocket_langbot, WebSocket, LangBot);
+            $crate::every_transport!(@listening);
         })+
+    };
+    (@names $body:ident) => {
+        use super::$body as body;
+        use $crate::world::{Setup, Transport};
+        use box_rpc::Dialect::{JsonRpc, LangBot};
+    };
+    (@listening) => {
+        $crate::every_transport!(@one queue_json_rpc, Queue, JsonRpc);
+        $crate::every_transport!(@one queue_langbot, Queue, LangBot);
+        $crate::every_transport!(@one tcp_json_rpc, Tcp, JsonRpc);
+        $crate::every_transport!(@one tcp_langbot, Tcp, LangBot);
+        $crate::every_transport!(@one tls_json_rpc, Tls, JsonRpc);
+        $crate::every_transport!(@one tls_langbot, Tls, LangBot);
+        $crate::every_transport!(@one unix_json_rpc, Unix, JsonRpc);
+        $crate::every_transport!(@one unix_langbot, Unix, LangBot);
+        $crate::every_transport!(@one websocket_json_rpc, WebSocket, JsonRpc);
+        $crate::every_transport!(@one websocket_langbot, WebSocket, LangBot);
     };
     (@one $name:ident, $transport:ident, $dialect:ident) => {
         #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -234,11 +234,9 @@ impl Setup {
         }
     }
 
-    /// Two clients of one server; `None` over stdio, where a server has one client.
-    pub async fn start_twice(self) -> Option<(World, World)> {
-        if self.transport == Transport::Stdio {
-            return None;
-        }
+    /// Two clients of one server; not over stdio, where a server has one client.
+    pub async fn start_twice(self) -> (World, World) {
+        assert_ne!(self.transport, Transport::Stdio, "one client a server");
         let place = self.listen().await;
         let (first, second) = (
             self.client_session(&place).await,
@@ -251,7 +249,7 @@ impl Setup {
             server: None,
             _directory: tempfile::tempdir().expect("a directory"),
         };
-        Some((
+        (
             World {
                 peer: first.peer(),
                 client: first,
@@ -262,7 +260,7 @@ impl Setup {
                 client: second,
                 place,
             },
-        ))
+        )
     }
 
     /// A raw client of a server; has said hello where that is needed.

@@ -199,12 +199,8 @@ async fn a_message_in_pieces_must_end_in_time_as_a_whole() {
 /// Set for the process that plays the child in the tests below.
 const CHILD: &str = "BOX_TRANSPORTS_TEST_CHILD";
 
-/// Not a test of its own: what the test binary does when one of the tests below starts it again.
-#[tokio::test]
-async fn child_side() {
-    if std::env::var_os(CHILD).is_none() {
-        return;
-    }
+/// What a test below does in the process that it starts.
+async fn play_the_child() {
     let (mut send, mut receive) = halves(serve(&Limits::default()).unwrap());
     // As a careless library would.
     println!("{{\"stray\":\"print\"}}");
@@ -220,15 +216,12 @@ async fn child_side() {
     std::process::exit(0);
 }
 
-fn this_binary() -> Command {
+/// This binary, to run the named test of this file again, as the child.
+fn child_of(test: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
-        .args([
-            "--exact",
-            "stdio::tests::child_side",
-            "--nocapture",
-            "--quiet",
-        ])
+        .args(["--exact", &format!("stdio::tests::{test}")])
+        .args(["--nocapture", "--quiet"])
         .env(CHILD, "1")
         .stderr(std::process::Stdio::null());
     command
@@ -236,7 +229,16 @@ fn this_binary() -> Command {
 
 #[tokio::test]
 async fn the_childs_side_echoes_over_pipes_whatever_it_prints() {
-    let (mut send, mut receive) = halves(spawn(this_binary(), &Limits::default()).unwrap());
+    if std::env::var_os(CHILD).is_some() {
+        return play_the_child().await;
+    }
+    let (mut send, mut receive) = halves(
+        spawn(
+            child_of("the_childs_side_echoes_over_pipes_whatever_it_prints"),
+            &Limits::default(),
+        )
+        .unwrap(),
+    );
     for size in [1, 1000, 300_000] {
         let message = format!("[\"{}\"]", "x".repeat(size));
         send.send(message.clone()).await.unwrap();
@@ -249,8 +251,11 @@ async fn the_childs_side_echoes_over_pipes_whatever_it_prints() {
 
 #[tokio::test]
 async fn the_childs_side_works_over_a_socket_pair() {
+    if std::env::var_os(CHILD).is_some() {
+        return play_the_child().await;
+    }
     let (near, far) = std::os::unix::net::UnixStream::pair().unwrap();
-    let mut command = this_binary();
+    let mut command = child_of("the_childs_side_works_over_a_socket_pair");
     command
         .stdin(std::os::fd::OwnedFd::from(far.try_clone().unwrap()))
         .stdout(std::os::fd::OwnedFd::from(far));
@@ -271,11 +276,14 @@ async fn the_childs_side_works_over_a_socket_pair() {
 
 #[tokio::test]
 async fn the_childs_side_works_over_files() {
+    if std::env::var_os(CHILD).is_some() {
+        return play_the_child().await;
+    }
     let directory = tempfile::tempdir().unwrap();
     let (input, output) = (directory.path().join("in"), directory.path().join("out"));
     let message = format!("[\"{}\"]", "x".repeat(200_000));
     std::fs::write(&input, format!("{{}}\n{message}\n{{\"last\":1}}")).unwrap();
-    let mut command = this_binary();
+    let mut command = child_of("the_childs_side_works_over_files");
     command
         .stdin(std::fs::File::open(&input).unwrap())
         .stdout(std::fs::File::create(&output).unwrap());
