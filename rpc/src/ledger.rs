@@ -192,6 +192,14 @@ impl Outgoing {
         self.waiting.remove(&id).is_some()
     }
 
+    /// Whether chunks are waited for under this id.
+    pub(crate) fn is_stream(&self, id: &CallId) -> bool {
+        match id {
+            CallId::Number(id) => matches!(self.waiting.get(id), Some(Waiter::Stream(_))),
+            _ => false,
+        }
+    }
+
     /// Hands an answer to whoever waits for it.
     pub(crate) fn deliver(
         &mut self,

@@ -2,7 +2,8 @@
 //! which over stdio is in another process.
 //!
 //! Commands the script knows: `hang`, `exit N`, `signal N`, `print N` (so many characters), `write
-//! NAME BYTES` (into the workspace), `die` (the agent goes). Any other prints `executed: COMMAND`.
+//! NAME BYTES` (into the workspace), `spoil NAME BYTES` (as `write`, then the agent goes), `die` (the
+//! agent goes). Any other prints `executed: COMMAND`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -115,6 +116,7 @@ fn reply(command: &str) -> Reply {
         "signal" => Reply::stdout("").signal(small(1)),
         "print" => Reply::stdout("é".repeat(number(1))).stderr("quiet"),
         "write" => Reply::stdout("wrote").writes(words[1], number(2)),
+        "spoil" => Reply::stdout("").writes(words[1], number(2)).dies(),
         "die" => Reply::stdout("").takes(Duration::from_millis(20)).dies(),
         _ => Reply::stdout(format!("executed: {command}")),
     }

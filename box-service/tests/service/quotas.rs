@@ -81,3 +81,28 @@ async fn without_a_quota_nothing_is_counted() {
     run(&service).await.unwrap();
     assert!(runtime.record().deleted.is_empty());
 }
+
+#[tokio::test]
+async fn a_box_whose_command_wrote_too_much_and_failed_is_deleted() {
+    let dir = tempfile::tempdir().unwrap();
+    let failure = BoxError::unavailable("the agent is gone");
+    let within = Scripted::new().failing(failure.clone());
+    let service = within.ready(with_quota(dir.path(), 1)).await;
+    assert_eq!(run(&service).await.unwrap_err(), failure);
+    assert!(within.record().deleted.is_empty());
+
+    let beyond = Scripted::new()
+        .writing("output.bin", TWO_MIB)
+        .failing(failure);
+    let service = beyond.ready(with_quota(dir.path(), 1)).await;
+    let error = run(&service).await.unwrap_err();
+    assert_eq!(error.code(), Code::Validation);
+    assert!(
+        error
+            .message()
+            .contains("workspace quota exceeded after execution"),
+        "{error}"
+    );
+    assert_eq!(beyond.record().deleted, ["person_test_user"]);
+    assert_eq!(service.recent_errors().len(), 1, "and it is reported once");
+}

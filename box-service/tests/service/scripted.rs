@@ -38,6 +38,7 @@ struct State {
     missing: Vec<String>,
     output: Option<(String, String)>,
     files: Vec<(String, usize)>,
+    failure: Option<BoxError>,
 }
 
 /// The script, and what came of it. Clones are one runtime.
@@ -53,6 +54,7 @@ impl Scripted {
             missing: Vec::new(),
             output: None,
             files: Vec::new(),
+            failure: None,
         })))
     }
 
@@ -81,6 +83,12 @@ impl Scripted {
     /// Every command writes a file of this size into the workspace.
     pub(crate) fn writing(self, name: &str, bytes: usize) -> Self {
         self.with(|state| state.files.push((name.to_owned(), bytes)));
+        self
+    }
+
+    /// Every command fails in the end, and leaves its box as it is.
+    pub(crate) fn failing(self, error: BoxError) -> Self {
+        self.with(|state| state.failure = Some(error));
         self
     }
 
@@ -304,6 +312,9 @@ impl Handle<BoxExec> for Scripted {
                 };
                 chunks.send(&CommandChunk::Text(piece)).await?;
             }
+        }
+        if let Some(error) = self.with(|state| state.failure.clone()) {
+            return Err(error);
         }
         let result = BoxExecutionResult::new(info.session_id, "fake", Exit::returned(0), 12)?;
         Ok(result.with_output(stdout, stderr))

@@ -45,14 +45,13 @@ impl Engine {
         let id = dialect.id_at_start(head, &self.limits);
         // An answer of the peer's that is too large ends the call that waits for it, and so does a chunk.
         if Dialect::is_answer(head) {
-            if let Some(id) = &id {
-                self.answered(id, Err(error), Part::Whole);
+            if let Some(id) = id {
+                self.give_up(id, error);
             }
             return;
         }
         if let Some(id) = dialect.chunk_at_start(head, &self.limits) {
-            self.answered(&id, Err(error), Part::Whole);
-            return self.control(&Control::Cancel { id });
+            return self.give_up(id, error);
         }
         if let Some(text) = dialect.error(id.as_ref(), &error) {
             self.push_now(text);
@@ -306,9 +305,21 @@ impl Engine {
         }
     }
 
-    /// An answer that cannot be read ends the call that waits for it; anything else is refused.
+    /// Ends the call that waits for an answer or a chunk that cannot be taken. More may follow of a
+    /// stream, so the peer is told.
+    fn give_up(&self, id: CallId, error: RpcError) {
+        let more = self.outgoing().is_stream(&id);
+        self.answered(&id, Err(error), Part::Whole);
+        if more {
+            self.control(&Control::Cancel { id });
+        }
+    }
+
+    /// An answer or a chunk that cannot be read ends the call that waits for it; anything else is
+    /// refused.
     fn unreadable(&self, dialect: Dialect, text: &str, unreadable: Unreadable) {
-        if !Dialect::is_answer(text) {
+        let chunk = dialect.chunk_at_start(text, &self.limits);
+        if chunk.is_none() && !Dialect::is_answer(text) {
             return self.refuse_unreadable(unreadable);
         }
         count(&self.counters.unparsable);
@@ -317,8 +328,9 @@ impl Engine {
             // Most likely the last words of a connection that broke.
             error = RpcError::unavailable("the answer was cut off");
         }
+        let id = chunk.or(id);
         if let Some(id) = id.or_else(|| dialect.id_at_start(text, &self.limits)) {
-            self.answered(&id, Err(error), Part::Whole);
+            self.give_up(id, error);
         }
     }
 

@@ -17,6 +17,7 @@ every_transport!(
     a_path_outside_the_roots_never_reaches_the_runtime,
     a_workspace_over_its_quota_runs_nothing,
     a_box_that_writes_too_much_is_deleted,
+    a_box_that_writes_too_much_and_fails_is_over_its_quota,
     failures_are_remembered_with_their_class,
     status_joins_runtime_and_service,
     a_conflict_keeps_its_type_through_every_hop,
@@ -211,6 +212,29 @@ async fn a_box_that_writes_too_much_is_deleted(setup: Setup) {
             vec!["person_test_user".to_owned()]
         )
     );
+}
+
+async fn a_box_that_writes_too_much_and_fails_is_over_its_quota(setup: Setup) {
+    let world = setup.boxes().start().await;
+    let root = tempfile::tempdir().unwrap();
+    let service = service(&world, quota(root.path())).await;
+    let run = async |command: String| {
+        let parameters = object(json!({"command": command}));
+        service.execute_tool(parameters, &query(46)).await
+    };
+    let error = run("spoil small.bin 1".to_owned()).await.unwrap_err();
+    assert_eq!(error.code(), Code::Unavailable, "within it: {error}");
+    let error = run(format!("spoil large.bin {}", 2 << 20))
+        .await
+        .unwrap_err();
+    assert_eq!(error.code(), Code::Validation);
+    assert!(
+        error
+            .message()
+            .contains("workspace quota exceeded after execution"),
+        "{error}"
+    );
+    assert_eq!(service.sessions().await.unwrap(), []);
 }
 
 async fn failures_are_remembered_with_their_class(setup: Setup) {

@@ -1,6 +1,7 @@
 //! Hello: needed where the transport proves nothing, welcome everywhere else.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use box_rpc::{
     CallError, Code, Dialect, Empty, Gate, Hello, HelloParams, Options, Session, Tokens,
@@ -8,7 +9,8 @@ use box_rpc::{
 use box_tests::actions::{Server, Text, Who};
 use box_tests::every_transport;
 use box_tests::world::{Setup, TOKEN, Transport};
-use box_transports::queue;
+use box_transports::tls::{ClientTls, Identity, Pem, ServerTls};
+use box_transports::{ConnectOptions, Endpoint, ListenOptions, queue};
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
@@ -182,5 +184,104 @@ async fn nothing_but_a_hello_keeps_an_unknown_peer_connected() {
             box_rpc::CloseReason::Denied,
             "{text}"
         );
+    }
+}
+
+/// A server that knows callers by their user and by their certificate, and how to reach it.
+async fn knowing_callers(
+    text: &str,
+    gate: Gate,
+) -> (box_transports::server::Server, ConnectOptions) {
+    let (server, ca) = self_signed();
+    let (client, client_ca) = self_signed();
+    let listen = ListenOptions {
+        tls: Some(ServerTls {
+            identity: server,
+            client_ca: Some(client_ca),
+        }),
+        ..ListenOptions::default()
+    };
+    let endpoint: Endpoint = text.parse().unwrap();
+    let listener = endpoint.listen(&listen).await.unwrap();
+    let router = Arc::new(Server::default()).router();
+    let server = box_transports::server::Server::start(listener, router, move |peer| Options {
+        gate: gate.clone(),
+        caller: match (peer.uid, peer.client_certificate) {
+            (Some(uid), _) => Some(format!("user {uid}").into()),
+            (None, true) => Some("a certificate".into()),
+            (None, false) => None,
+        },
+        ..Options::default()
+    });
+    let connect = ConnectOptions {
+        tls: ClientTls {
+            ca: Some(ca),
+            identity: Some(client),
+            ..ClientTls::default()
+        },
+        ..ConnectOptions::default()
+    };
+    (server, connect)
+}
+
+fn self_signed() -> (Identity, Pem) {
+    let names = vec!["127.0.0.1".to_owned()];
+    let certified = rcgen::generate_simple_self_signed(names).unwrap();
+    let certificate = Pem::Bytes(certified.cert.pem().into_bytes());
+    let identity = Identity {
+        certificates: certificate.clone(),
+        key: Pem::Bytes(certified.signing_key.serialize_pem().into_bytes()),
+    };
+    (identity, certificate)
+}
+
+/// Who the server takes a caller for that says hello with each of these tokens in turn.
+async fn taken_for(text: &str, gate: Gate, tokens: [&str; 2]) -> String {
+    let (server, connect) = knowing_callers(text, gate).await;
+    let connection = server.endpoint().connect(&connect).await.unwrap();
+    let options = Options {
+        dialect: Some(Dialect::JsonRpc),
+        ..Options::default()
+    };
+    let client = Session::start_boxed(connection, box_rpc::Router::empty(), options);
+    for token in tokens {
+        let hello = HelloParams {
+            token: Some(token.to_owned()),
+            ..HelloParams::default()
+        };
+        client.peer().call::<Hello>(&hello).await.unwrap();
+    }
+    let name = client.peer().call::<Who>(&Empty {}).await.unwrap().text;
+    server.close(Duration::from_secs(1), false).await;
+    name
+}
+
+#[tokio::test]
+async fn a_token_names_its_caller_and_without_one_the_transport_does() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("socket");
+    let user = std::os::unix::fs::MetadataExt::uid(&directory.path().metadata().unwrap());
+    let socket = format!("unix:{}", socket.display());
+    let second = "second".repeat(8);
+    let tokens = || {
+        Gate::Tokens(Tokens::new([
+            ("one".to_owned(), TOKEN.to_owned()),
+            ("two".to_owned(), second.clone()),
+        ]))
+    };
+    for (text, transports) in [
+        (socket.as_str(), format!("user {user}")),
+        ("tls://127.0.0.1:0", "a certificate".to_owned()),
+    ] {
+        assert_eq!(
+            taken_for(text, Gate::Open, [TOKEN, &second]).await,
+            transports
+        );
+        assert_eq!(
+            taken_for(text, tokens(), [TOKEN, &second]).await,
+            "one",
+            "and the first token counts"
+        );
+        assert_eq!(taken_for(text, tokens(), [&second, TOKEN]).await, "two");
     }
 }

@@ -2,7 +2,11 @@
 
 use std::time::Duration;
 
-use box_rpc::{CallError, Code, Dialect, Empty, LimitDetail};
+use async_trait::async_trait;
+use box_rpc::{
+    CallError, CloseReason, Code, ConnectionError, Dialect, Empty, LimitDetail, Limits, Options,
+    ReceiveHalf, Router, SendHalf, Session,
+};
 use box_tests::actions::{Big, Count, Echo, Number, Probe, Text, Wait};
 use box_tests::every_transport;
 use box_tests::world::{Setup, Transport, eventually};
@@ -313,4 +317,67 @@ async fn an_answer_that_cannot_be_read_ends_its_call() {
         session.cut();
         assert_eq!(raw.receive_end().await, 0, "an answer is never answered");
     }
+}
+
+/// A connection that takes so long to send each message, and never receives any.
+struct Slow {
+    each: Duration,
+    sent: tokio::sync::mpsc::UnboundedSender<String>,
+}
+
+struct Deaf;
+
+#[async_trait]
+impl SendHalf for Slow {
+    async fn send(&mut self, message: String) -> Result<(), ConnectionError> {
+        tokio::time::sleep(self.each).await;
+        self.sent.send(message).map_err(|_| ConnectionError::Closed)
+    }
+}
+
+#[async_trait]
+impl ReceiveHalf for Deaf {
+    async fn receive(&mut self) -> Result<Option<String>, ConnectionError> {
+        std::future::pending().await
+    }
+}
+
+/// The time from ten calls made at once, which are written as one batch, to the end of the
+/// connection; and how many of them were written.
+async fn written_slowly(each: Duration) -> (Duration, usize) {
+    let (sent, mut written) = tokio::sync::mpsc::unbounded_channel();
+    let options = Options {
+        limits: Limits::in_process(),
+        dialect: Some(Dialect::JsonRpc),
+        ..Options::default()
+    };
+    assert_eq!(options.limits.frame, Duration::from_mins(1));
+    let session = Session::start((Slow { each, sent }, Deaf), Router::empty(), options);
+    let begun = tokio::time::Instant::now();
+    for _ in 0..10 {
+        let peer = session.peer();
+        tokio::spawn(async move { peer.call::<Echo>(&Text::new("x")).await });
+    }
+    let reason = tokio::time::timeout(Duration::from_hours(1), session.closed()).await;
+    if let Ok(reason) = reason {
+        let CloseReason::Broken(reason) = reason else {
+            panic!("{reason}")
+        };
+        assert!(reason.contains("limit frame of 60s"), "{reason}");
+    }
+    let mut count = 0;
+    while written.try_recv().is_ok() {
+        count += 1;
+    }
+    (begun.elapsed(), count)
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_frame_limit_is_each_messages_of_a_batch_and_not_the_batchs() {
+    // Each in time, all together far beyond the time of one.
+    let (lived, written) = written_slowly(Duration::from_secs(50)).await;
+    assert_eq!((lived.as_secs(), written), (3600, 10));
+    // Nothing moves: it ends, after the time of all ten.
+    let (lived, written) = written_slowly(Duration::MAX).await;
+    assert_eq!((lived.as_secs(), written), (600, 0));
 }

@@ -1,11 +1,15 @@
 //! Ends are bounded, and lose nothing that could still be said.
 
+use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
-use box_rpc::{CallError, CloseReason, Code, Dialect};
-use box_tests::actions::{Echo, Number, Text, Wait};
+use box_rpc::{CallError, CloseReason, Code, Dialect, Empty, Options, Router, Session};
+use box_tests::actions::{Echo, Number, Probe, Server as TestServer, Text, Wait};
 use box_tests::every_transport;
-use box_tests::world::Setup;
+use box_tests::world::{Setup, eventually};
+use box_transports::server::Server;
+use box_transports::{ConnectOptions, Endpoint, ListenError, ListenOptions};
 use serde_json::json;
 use tokio::time::Instant;
 
@@ -137,4 +141,73 @@ async fn close_waits_for_answers_to_our_own_calls() {
     tokio::time::sleep(Duration::from_millis(10)).await;
     world.client.close(Duration::from_secs(10)).await;
     assert_eq!(call.await.unwrap().unwrap().n, 500);
+}
+
+async fn serve(endpoint: &Endpoint) -> Result<Server, ListenError> {
+    let listener = endpoint.listen(&ListenOptions::default()).await?;
+    let router = Arc::new(TestServer::default()).router();
+    Ok(Server::start(listener, router, |_| Options::default()))
+}
+
+fn endpoints(directory: &Path) -> [Endpoint; 4] {
+    [
+        "tcp://127.0.0.1:0".to_owned(),
+        "ws://127.0.0.1:0".to_owned(),
+        format!("unix:{}", directory.join("socket").display()),
+        format!("queue:{}", directory.display()),
+    ]
+    .map(|text| text.parse().unwrap())
+}
+
+/// On one thread, so that nothing happens between the end of `close` and the next line.
+#[tokio::test]
+async fn a_closed_server_leaves_its_address_to_the_next_at_once() {
+    let directory = tempfile::tempdir().unwrap();
+    for endpoint in endpoints(directory.path()) {
+        let first = serve(&endpoint).await.unwrap();
+        let endpoint = first.endpoint().clone();
+        let taken = serve(&endpoint).await;
+        assert!(matches!(taken, Err(ListenError::InUse)), "{endpoint}");
+        first.close(Duration::from_secs(10), false).await;
+        let second = serve(&endpoint).await;
+        assert!(second.is_ok(), "{endpoint}: {second:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_still_answers_has_left_its_address_to_the_next() {
+    let directory = tempfile::tempdir().unwrap();
+    for endpoint in endpoints(directory.path()) {
+        let first = serve(&endpoint).await.unwrap();
+        let endpoint = first.endpoint().clone();
+        let connect = async || {
+            let connection = endpoint.connect(&ConnectOptions::default()).await.unwrap();
+            let options = Options {
+                dialect: Some(Dialect::JsonRpc),
+                ..Options::default()
+            };
+            Session::start_boxed(connection, Router::empty(), options)
+        };
+        let client = connect().await;
+        let peer = client.peer();
+        let call = tokio::spawn(async move { peer.call::<Wait>(&Number { n: 500 }).await });
+        eventually("the call runs", async || {
+            let seen = client.peer().call::<Probe>(&Empty {}).await.unwrap();
+            seen.begun == 1
+        })
+        .await;
+        let closing = tokio::spawn(first.close(Duration::from_secs(10), true));
+        // The first thing a closing server does is to leave; then it says bye.
+        eventually("the bye has come", async || {
+            let echo = client.peer().call::<Echo>(&Text::new("x")).await;
+            matches!(echo, Err(CallError::NotSent(_)))
+        })
+        .await;
+        let _second = serve(&endpoint).await.unwrap();
+        assert!(!closing.is_finished() && !call.is_finished(), "{endpoint}");
+        let next = connect().await;
+        next.peer().call::<Echo>(&Text::new("x")).await.unwrap();
+        assert_eq!(call.await.unwrap().unwrap().n, 500);
+        closing.await.unwrap();
+    }
 }

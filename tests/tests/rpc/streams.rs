@@ -1,9 +1,11 @@
 //! Chunks come in order, before the result, no faster than they are read.
 
-use box_rpc::{Code, Empty};
+use std::time::Duration;
+
+use box_rpc::{Code, Dialect, Empty};
 use box_tests::actions::{Count, Echo, Flow, Number, Probe, Text};
 use box_tests::every_transport;
-use box_tests::world::{Setup, eventually};
+use box_tests::world::{Setup, against_a_script, eventually};
 use futures::StreamExt as _;
 use serde_json::json;
 
@@ -14,6 +16,8 @@ every_transport!(
     a_flood_of_chunks_holds_up_no_other_call,
     a_dropped_stream_ends_its_handler,
     a_stream_that_fails_ends_with_its_error,
+    a_chunk_too_large_to_send_ends_its_stream,
+    a_chunk_too_large_to_take_ends_its_stream_and_its_handler,
 );
 
 async fn chunks_come_in_order_and_then_the_result(setup: Setup) {
@@ -49,7 +53,7 @@ async fn a_stream_is_never_further_ahead_than_its_credit(setup: Setup) {
         .await
         .unwrap();
     eventually("the window is used", async || sent(&world).await == 8).await;
-    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    tokio::time::sleep(Duration::from_millis(50)).await;
     assert_eq!(
         sent(&world).await,
         8,
@@ -96,4 +100,82 @@ async fn a_stream_that_fails_ends_with_its_error(setup: Setup) {
     let mut raw = setup.raw().await;
     raw.stream_call(1, "count", &json!({"n": "many"})).await;
     assert_eq!(raw.answer().await.error().code, Code::Validation);
+}
+
+/// The chunks of `flow` are longer than this, and everything else is shorter.
+const SHORTER_THAN_A_CHUNK: usize = 900;
+
+async fn a_chunk_too_large_to_send_ends_its_stream(setup: Setup) {
+    let world = setup
+        .server(|limits| limits.message_bytes = Some(SHORTER_THAN_A_CHUNK))
+        .start()
+        .await;
+    let flow = world.peer.stream::<Flow>(&Empty {}).await.unwrap();
+    let error = flow.finish().await.unwrap_err();
+    assert_eq!(error.code(), Code::TooLarge, "{error}");
+    assert!(
+        error.to_string().contains("message_bytes of 900"),
+        "{error}"
+    );
+    assert_eq!(sent(&world).await, 0);
+    assert_eq!(world.peer.stats().oversized, 0, "it was never sent");
+    assert_eq!(world.peer.in_flight(), 0);
+}
+
+async fn a_chunk_too_large_to_take_ends_its_stream_and_its_handler(setup: Setup) {
+    let world = setup
+        .client(|limits| limits.message_bytes = Some(SHORTER_THAN_A_CHUNK))
+        .start()
+        .await;
+    let flow = world.peer.stream::<Flow>(&Empty {}).await.unwrap();
+    let error = flow.finish().await.unwrap_err();
+    assert_eq!(error.code(), Code::TooLarge, "{error}");
+    assert!(
+        error.to_string().contains("message_bytes of 900"),
+        "{error}"
+    );
+    assert_ne!(world.peer.stats().oversized, 0);
+    eventually("the handler is dropped", async || {
+        world.peer.call::<Probe>(&Empty {}).await.unwrap().dropped == 1
+    })
+    .await;
+}
+
+/// Nested deeper than we read.
+#[tokio::test]
+async fn a_chunk_that_cannot_be_read_ends_its_stream_and_is_cancelled() {
+    let deep = format!("{}{}", "[".repeat(200), "]".repeat(200));
+    for dialect in [Dialect::JsonRpc, Dialect::LangBot] {
+        let (session, mut raw) = against_a_script(dialect).await;
+        let flow = session.peer().stream::<Flow>(&Empty {}).await.unwrap();
+        let request = raw.receive().await;
+        let (id, chunk) = match dialect {
+            Dialect::JsonRpc => {
+                let id = &request["id"];
+                let head = r#""jsonrpc":"2.0","method":"$/chunk","params""#;
+                let chunk = format!(r#"{{{head}:{{"id":{id},"chunk":{{"text":{deep}}}}}}}"#);
+                (id, chunk)
+            }
+            Dialect::LangBot => {
+                let id = &request["seq_id"];
+                let head = format!(r#""seq_id":{id},"code":0,"message":"success""#);
+                let tail = r#""chunk_status":"continue","stream_index":0"#;
+                (id, format!(r#"{{{head},"data":{{"text":{deep}}},{tail}}}"#))
+            }
+        };
+        raw.send_text(&chunk).await;
+        let error = flow.finish().await.unwrap_err();
+        assert_eq!(error.code(), Code::Validation, "{error}");
+        let cancel = tokio::time::timeout(Duration::from_secs(10), raw.receive());
+        let cancel = cancel.await.expect("a cancel");
+        let cancelled = match dialect {
+            Dialect::JsonRpc => (&cancel["method"], &cancel["params"]["id"]),
+            Dialect::LangBot => (&cancel["action"], &cancel["data"]["seq_id"]),
+        };
+        let word = match dialect {
+            Dialect::JsonRpc => "$/cancel",
+            Dialect::LangBot => "__cancel_action",
+        };
+        assert_eq!(cancelled, (&json!(word), id));
+    }
 }
