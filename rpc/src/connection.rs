@@ -74,6 +74,15 @@ pub trait ReceiveHalf: Send {
     fn receive_ready(&mut self) -> Option<String> {
         None
     }
+
+    /// A message may have so many bytes from now on: fewer than its limit while the peer has not
+    /// said who it is, and its limit again afterwards.
+    ///
+    /// Worth overriding where a message comes bit by bit, so that no more of it than this is kept.
+    /// The engine checks what arrives in any case.
+    fn accept_up_to(&mut self, bytes: usize) {
+        let _ = bytes;
+    }
 }
 
 /// Why a connection failed.
@@ -84,7 +93,7 @@ pub enum ConnectionError {
     #[error("connection closed")]
     Closed,
     /// A message longer than `limit` bytes was skipped. The connection lives.
-    #[error("message exceeds the limit message_bytes of {limit} bytes")]
+    #[error("message exceeds the limit of {limit} bytes")]
     TooLarge {
         /// The first bytes of the message, enough to find its id.
         head: String,

@@ -8,6 +8,9 @@ use std::time::Duration;
 pub struct Limits {
     /// Longest message in bytes, both ways. Beyond: `too_large`, the connection lives.
     pub message_bytes: usize,
+    /// Longest message in bytes of a peer that needs a token and has not shown it. Beyond:
+    /// `too_large`, and closed.
+    pub hello_bytes: usize,
     /// Calls of the peer that may run at once, streams apart. Beyond: `overloaded`.
     pub in_flight: usize,
     /// Streaming calls of the peer that may run at once. Beyond: `overloaded`.
@@ -44,6 +47,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             message_bytes: 16 * 1024 * 1024,
+            hello_bytes: 64 * 1024,
             in_flight: 128,
             open_streams: 1024,
             stream_credit: 16,

@@ -227,7 +227,13 @@ async fn read(engine: &Arc<Engine>, mut half: Box<dyn ReceiveHalf>) -> CloseReas
     let mut first = engine.limits.first_message;
     let mut started = Vec::new();
     let mut turn = 0;
+    let mut longest = engine.limits.message_bytes;
     loop {
+        let (_, may_have) = engine.longest_message();
+        if longest != may_have {
+            longest = may_have;
+            half.accept_up_to(longest);
+        }
         let ready = half.receive_ready();
         let received = match (ready, first) {
             (Some(text), _) => Ok(Some(text)),

@@ -81,7 +81,8 @@ impl Raw {
             .unwrap_or(Err(ConnectionError::Closed))
     }
 
-    fn request(&self, id: i64, action: &str, params: &Value) -> String {
+    /// The text of a call.
+    pub fn request(&self, id: i64, action: &str, params: &Value) -> String {
         match self.dialect {
             Dialect::JsonRpc => {
                 format!(

@@ -42,6 +42,7 @@ impl Transport {
 #[allow(missing_docs)]
 pub struct TestLimits {
     pub message_bytes: Option<usize>,
+    pub hello_bytes: Option<usize>,
     pub in_flight: Option<usize>,
     pub open_streams: Option<usize>,
     pub queue_slots: Option<usize>,
@@ -59,6 +60,7 @@ impl TestLimits {
         let mut limits = Limits::default();
         let set = |to: &mut usize, from: Option<usize>| *to = from.unwrap_or(*to);
         set(&mut limits.message_bytes, self.message_bytes);
+        set(&mut limits.hello_bytes, self.hello_bytes);
         set(&mut limits.in_flight, self.in_flight);
         set(&mut limits.open_streams, self.open_streams);
         set(&mut limits.queue_slots, self.queue_slots);
@@ -91,13 +93,23 @@ impl Serves {
     }
 }
 
+/// Who may use the connections of a test server: whoever says hello with [`TOKEN`], or everybody.
+pub fn gate(guarded: bool) -> Gate {
+    if guarded {
+        Gate::Tokens(Tokens::new([("tester".to_owned(), TOKEN.to_owned())]))
+    } else {
+        Gate::Open
+    }
+}
+
 /// A world about to be made.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 #[allow(missing_docs)]
 pub struct Setup {
     pub transport: Transport,
     pub dialect: Dialect,
     serves: Serves,
+    guarded: bool,
     server_program: PathBuf,
     server: TestLimits,
     client: TestLimits,
@@ -110,6 +122,7 @@ impl Setup {
             transport,
             dialect,
             serves: Serves::Actions,
+            guarded: transport.needs_hello(),
             server_program: server_program.into(),
             server: TestLimits::default(),
             client: TestLimits::default(),
@@ -124,6 +137,12 @@ impl Setup {
     /// Serves boxes instead of test actions.
     pub fn boxes(mut self) -> Self {
         self.serves = Serves::Boxes;
+        self
+    }
+
+    /// Asks for a token whatever the transport.
+    pub fn guarded(mut self) -> Self {
+        self.guarded = true;
         self
     }
 
@@ -142,8 +161,8 @@ impl Setup {
     async fn listen(&self) -> Place {
         let directory = tempfile::tempdir().expect("a directory");
         if self.transport == Transport::Stdio {
-            let argument =
-                serde_json::to_string(&(self.serves, &self.server)).expect("an argument");
+            let argument = serde_json::to_string(&(self.serves, self.guarded, &self.server))
+                .expect("an argument");
             let command = vec![self.server_program.display().to_string(), argument];
             let connect = ConnectOptions {
                 limits: self.client.limits(),
@@ -179,15 +198,10 @@ impl Setup {
         }
         let endpoint: Endpoint = text.parse().expect("an endpoint");
         let listener = endpoint.listen(&listen).await.expect("a listener");
-        let gate = if self.transport.needs_hello() {
-            Gate::Tokens(Tokens::new([("tester".to_owned(), TOKEN.to_owned())]))
-        } else {
-            Gate::Open
-        };
         let router = self.serves.router();
         let options = Options {
             limits,
-            gate,
+            gate: gate(self.guarded),
             ..Options::default()
         };
         let server = Server::start(listener, router, move |_| options.clone());
@@ -213,7 +227,7 @@ impl Setup {
             ..Options::default()
         };
         let session = Session::start_boxed(connection, router, options);
-        if self.transport.needs_hello() {
+        if self.guarded {
             let hello = HelloParams {
                 token: Some(TOKEN.to_owned()),
                 ..HelloParams::default()
@@ -265,9 +279,9 @@ impl Setup {
 
     /// A raw client of a server; has said hello where that is needed.
     pub async fn raw(self) -> Raw {
-        let needs_hello = self.transport.needs_hello();
+        let guarded = self.guarded;
         let mut raw = self.raw_silent().await;
-        if needs_hello {
+        if guarded {
             raw.call(
                 1_000_000,
                 "hello",

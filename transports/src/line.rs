@@ -169,6 +169,8 @@ pub struct LineReceive<R> {
     limit: usize,
     /// The longest line that is read.
     longest: usize,
+    /// The longest line that is read whatever the limit.
+    always: usize,
     /// Bytes of the waiting line already searched for its end.
     searched: usize,
     /// The beginning of an oversize line that is being skipped.
@@ -195,6 +197,7 @@ impl<R: AsyncRead + Unpin> LineReceive<R> {
             intake: Intake::new(read, limits.frame, place),
             limit: limits.message_bytes,
             longest: limits.message_bytes,
+            always: 0,
             searched: 0,
             skipping: None,
             ended: false,
@@ -205,6 +208,7 @@ impl<R: AsyncRead + Unpin> LineReceive<R> {
     /// Reads lines of up to `bytes` even if a message may not be that long: a framing on top has
     /// lines that are no messages.
     pub(crate) fn read_lines_of(&mut self, bytes: usize) {
+        self.always = bytes;
         self.longest = self.longest.max(bytes);
     }
 
@@ -342,6 +346,11 @@ impl<R: AsyncRead + Unpin + Send> ReceiveHalf for LineReceive<R> {
 
     fn receive_ready(&mut self) -> Option<String> {
         self.next_ready()
+    }
+
+    fn accept_up_to(&mut self, bytes: usize) {
+        self.limit = bytes;
+        self.longest = bytes.max(self.always);
     }
 }
 

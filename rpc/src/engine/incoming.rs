@@ -30,6 +30,20 @@ fn head_dialect(head: &str) -> Option<Dialect> {
 }
 
 impl Engine {
+    /// How long a message may be now, and the name of the limit that says so.
+    pub(crate) fn longest_message(&self) -> (&'static str, usize) {
+        let Limits {
+            message_bytes,
+            hello_bytes,
+            ..
+        } = self.limits;
+        if hello_bytes < message_bytes && !self.admitted.load(Ordering::Relaxed) {
+            ("hello_bytes", hello_bytes)
+        } else {
+            ("message_bytes", message_bytes)
+        }
+    }
+
     /// A message that was longer than the limit; `head` is its beginning.
     pub(crate) fn accept_oversized(&self, head: &str) {
         count(&self.counters.oversized);
@@ -37,12 +51,17 @@ impl Engine {
             let error = RpcError::fault(Fault::Parse, "not JSON");
             return self.refuse_unreadable(Unreadable { id: None, error });
         };
-        if !self.admitted.load(Ordering::Relaxed) {
-            return self.stop(CloseReason::Denied, Duration::ZERO);
-        }
-        let max = self.limits.message_bytes;
-        let error = RpcError::limit(Code::TooLarge, "message", "message_bytes", max);
+        let (name, max) = self.longest_message();
+        let error = RpcError::limit(Code::TooLarge, "message", name, max);
         let id = dialect.id_at_start(head, &self.limits);
+        if !self.admitted.load(Ordering::Relaxed) {
+            let call = id.filter(|_| !Dialect::is_answer(head));
+            let Some(text) = call.and_then(|id| dialect.error(Some(&id), &error)) else {
+                return self.stop(CloseReason::Denied, Duration::ZERO);
+            };
+            self.stop(CloseReason::Denied, DENIED_FLUSH);
+            return self.push_now(text);
+        }
         // An answer of the peer's that is too large ends the call that waits for it, and so does a chunk.
         if Dialect::is_answer(head) {
             if let Some(id) = id {
@@ -60,7 +79,7 @@ impl Engine {
 
     /// Takes in one text. Calls it starts are put into `started`.
     pub(crate) fn accept(self: &Arc<Self>, text: String, started: &mut Vec<Started>) {
-        if text.len() > self.limits.message_bytes {
+        if text.len() > self.longest_message().1 {
             return self.accept_oversized(&text);
         }
         let Some(dialect) = self.settled_dialect().or_else(|| Dialect::of(&text)) else {

@@ -3,21 +3,27 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use box_rpc::{
-    CallError, Code, Dialect, Empty, Gate, Hello, HelloParams, Options, Session, Tokens,
+    CallError, Code, ConnectionError, Dialect, Empty, Gate, Hello, HelloParams, Options,
+    ReceiveHalf, SendHalf, Session, Tokens,
 };
 use box_tests::actions::{Server, Text, Who};
 use box_tests::every_transport;
-use box_tests::world::{Setup, TOKEN, Transport};
+use box_tests::raw::Raw;
+use box_tests::world::{Setup, TOKEN, Transport, gate};
 use box_transports::tls::{ClientTls, Identity, Pem, ServerTls};
 use box_transports::{ConnectOptions, Endpoint, ListenOptions, queue};
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 every_transport!(
     hello_tells_versions_and_limits,
     a_caller_is_known_by_its_tokens_name,
     the_first_message_must_be_a_hello_where_a_token_is_needed,
+    a_hello_over_its_limit_is_refused_and_closed,
+    a_hello_within_its_limit_lifts_it,
 );
 
 async fn hello_tells_versions_and_limits(setup: Setup) {
@@ -67,6 +73,93 @@ async fn the_first_message_must_be_a_hello_where_a_token_is_needed(setup: Setup)
     } else {
         assert_eq!(answer.result(), json!({"text": "x"}));
     }
+}
+
+/// A hello whose message has exactly so many bytes.
+fn hello_of(raw: &Raw, bytes: usize) -> String {
+    let text = |client: String| {
+        let params = json!({"client": client, "token": TOKEN});
+        raw.request(1, "hello", &params)
+    };
+    let hello = text("x".repeat(bytes - text(String::new()).len()));
+    assert_eq!(hello.len(), bytes);
+    hello
+}
+
+const HELLO_BYTES: usize = 4000;
+
+fn of_few_words(setup: Setup) -> Setup {
+    setup
+        .guarded()
+        .server(|limits| limits.hello_bytes = Some(HELLO_BYTES))
+}
+
+async fn a_hello_over_its_limit_is_refused_and_closed(setup: Setup) {
+    for bytes in [HELLO_BYTES + 1, 100_000, 3_000_000] {
+        let mut raw = of_few_words(setup.clone()).raw_silent().await;
+        raw.send_text(&hello_of(&raw, bytes)).await;
+        let error = raw.answer().await.error();
+        assert_eq!(error.code, Code::TooLarge, "{error:?}");
+        let limit = match raw.dialect {
+            Dialect::JsonRpc => "hello_bytes of 4000",
+            Dialect::LangBot => "4000 byte limit",
+        };
+        assert!(error.message.contains(limit), "{error:?}");
+        assert_eq!(raw.receive_end().await, 0, "and the connection is closed");
+    }
+}
+
+async fn a_hello_within_its_limit_lifts_it(setup: Setup) {
+    let mut raw = of_few_words(setup).raw_silent().await;
+    raw.send_text(&hello_of(&raw, HELLO_BYTES)).await;
+    // Sent before the hello is answered.
+    let text = json!({"text": "y".repeat(100_000)});
+    raw.call(2, "echo", &text).await;
+    assert_eq!(raw.answer().await.result()["contract"], json!(1));
+    assert_eq!(raw.answer().await.result(), text);
+}
+
+/// Takes what is sent to it.
+struct Out(UnboundedSender<String>);
+
+/// Notes how long a message may be, each time it is told.
+struct Noting(UnboundedReceiver<String>, UnboundedSender<usize>);
+
+#[async_trait]
+impl SendHalf for Out {
+    async fn send(&mut self, message: String) -> Result<(), ConnectionError> {
+        self.0.send(message).map_err(|_| ConnectionError::Closed)
+    }
+}
+
+#[async_trait]
+impl ReceiveHalf for Noting {
+    async fn receive(&mut self) -> Result<Option<String>, ConnectionError> {
+        Ok(self.0.recv().await)
+    }
+
+    fn accept_up_to(&mut self, bytes: usize) {
+        self.1.send(bytes).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_transport_is_told_to_keep_little_of_a_stranger() {
+    let (to_server, from_client) = unbounded_channel();
+    let (to_client, mut from_server) = unbounded_channel();
+    let (tell, mut told) = unbounded_channel();
+    let options = Options {
+        gate: gate(true),
+        ..Options::default()
+    };
+    let connection = (Out(to_client), Noting(from_client, tell));
+    let _server = Session::start(connection, Arc::new(Server::default()).router(), options);
+    assert_eq!(told.recv().await, Some(64 * 1024));
+    let params = json!({"token": TOKEN});
+    let hello = json!({"jsonrpc": "2.0", "id": 1, "method": "hello", "params": params});
+    to_server.send(hello.to_string()).unwrap();
+    assert!(from_server.recv().await.unwrap().contains("result"));
+    assert_eq!(told.recv().await, Some(16 * 1024 * 1024));
 }
 
 fn gated() -> (Session, Session) {
@@ -176,7 +269,7 @@ async fn nothing_but_a_hello_keeps_an_unknown_peer_connected() {
             ..Options::default()
         };
         let server = Session::start(ours, Arc::new(Server::default()).router(), options);
-        let mut raw = box_tests::raw::Raw::over(Box::new(theirs), Dialect::JsonRpc, None);
+        let mut raw = Raw::over(Box::new(theirs), Dialect::JsonRpc, None);
         raw.send_text(text).await;
         assert_eq!(raw.receive_end().await, 0, "{text} is answered");
         assert_eq!(

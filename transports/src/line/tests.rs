@@ -112,6 +112,26 @@ async fn an_endless_line_costs_constant_memory() {
 }
 
 #[tokio::test]
+async fn a_lowered_limit_is_what_is_kept_and_told_until_it_is_raised() {
+    let (mut receive, mut far) = receiver(1 << 20, &limits(1 << 20));
+    receive.accept_up_to(1000);
+    let line = "x".repeat(900_000);
+    far.write_all(line.as_bytes()).await.unwrap();
+    let waiting = tokio::time::timeout(Duration::from_millis(50), receive.receive());
+    assert!(waiting.await.is_err(), "the line has no end yet");
+    let kept = receive.intake.capacity();
+    assert!(kept <= 100_000, "{kept} bytes for a limit of 1000");
+    far.write_all(b"\n").await.unwrap();
+    let Err(ConnectionError::TooLarge { limit, .. }) = receive.receive().await else {
+        panic!("expected TooLarge");
+    };
+    assert_eq!(limit, 1000);
+    receive.accept_up_to(1 << 20);
+    far.write_all(format!("{line}\n").as_bytes()).await.unwrap();
+    assert_eq!(receive.receive().await.unwrap().unwrap(), line);
+}
+
+#[tokio::test]
 async fn an_idle_connection_gives_its_buffer_back() {
     let (mut receive, mut far) = receiver(1 << 20, &limits(1 << 20));
     let line = "x".repeat(600_000);

@@ -193,4 +193,9 @@ impl<R: AsyncRead + Unpin + Send> ReceiveHalf for StdioReceive<R> {
         }
         None
     }
+
+    fn accept_up_to(&mut self, bytes: usize) {
+        self.lines.accept_up_to(bytes);
+        self.assembly.accept_up_to(bytes);
+    }
 }

@@ -135,6 +135,11 @@ impl Assembly {
         Self { limit, open: None }
     }
 
+    /// Messages may have `limit` bytes from now on.
+    pub(super) fn accept_up_to(&mut self, limit: usize) {
+        self.limit = limit;
+    }
+
     /// Whether a message has been begun and not ended.
     pub(super) fn is_open(&self) -> bool {
         self.open.is_some()

@@ -133,4 +133,8 @@ impl ReceiveHalf for ChildReceive {
     fn receive_ready(&mut self) -> Option<String> {
         self.streams.receive_ready()
     }
+
+    fn accept_up_to(&mut self, bytes: usize) {
+        self.streams.accept_up_to(bytes);
+    }
 }

@@ -299,4 +299,8 @@ where
             }
         }
     }
+
+    fn accept_up_to(&mut self, bytes: usize) {
+        self.limit = bytes;
+    }
 }

@@ -384,6 +384,11 @@ async fn the_gate_knows_paths_origins_hosts_and_tokens() {
             &open,
             "431",
         ),
+        (
+            request("/", &format!("Authorization: {}", "y".repeat(100_000))),
+            &strict,
+            "431",
+        ),
     ] {
         assert_eq!(status_of(&request, gate).await, status, "{request}");
     }
