@@ -1,0 +1,239 @@
+//! Tries one forbidden or limited thing and prints how the kernel answered. The tests run it inside boxes and, as a control,
+//! outside of them.
+//!
+//! `box-sys-probe NAME [ARGUMENT]` prints `ok VALUE` or `errno NAME`; a probe that is killed prints nothing. Dangerous calls get
+//! null pointers, so that they do nothing where they are allowed.
+
+use std::io;
+
+use libc::{c_int, c_long, c_void};
+
+fn main() {
+    let mut args = std::env::args().skip(1);
+    let name = args.next().unwrap_or_default();
+    let argument = args.next().unwrap_or_default();
+    match probe(&name, &argument) {
+        Ok(value) => println!("ok {value}"),
+        Err(error) => println!("errno {}", error.raw_os_error().unwrap_or(0)),
+    }
+}
+
+/// A call with up to six plain arguments.
+fn call(number: c_long, args: [c_long; 6]) -> io::Result<c_long> {
+    // SAFETY: every probe passes numbers, null, or pointers to memory that outlives the call.
+    let result =
+        unsafe { libc::syscall(number, args[0], args[1], args[2], args[3], args[4], args[5]) };
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(result)
+    }
+}
+
+fn plain(number: c_long) -> io::Result<c_long> {
+    call(number, [0; 6])
+}
+
+fn long(value: c_int) -> c_long {
+    value.into()
+}
+
+fn text(string: &std::ffi::CStr) -> c_long {
+    string.as_ptr() as c_long
+}
+
+fn probe(name: &str, argument: &str) -> io::Result<c_long> {
+    let file = std::ffi::CString::new(argument)?;
+    let at = long(libc::AT_FDCWD);
+    match name {
+        "unshare_user" => call(
+            libc::SYS_unshare,
+            [long(libc::CLONE_NEWUSER), 0, 0, 0, 0, 0],
+        ),
+        "unshare_net" => call(libc::SYS_unshare, [long(libc::CLONE_NEWNET), 0, 0, 0, 0, 0]),
+        "clone_user" => clone_with(libc::CLONE_NEWUSER),
+        "clone_plain" => clone_with(0),
+        "clone3" => plain(libc::SYS_clone3),
+        "mount" => call(
+            libc::SYS_mount,
+            [text(c"none"), text(c"/tmp"), text(c"tmpfs"), 0, 0, 0],
+        ),
+        "umount" => call(libc::SYS_umount2, [text(c"/proc/sys"), 0, 0, 0, 0, 0]),
+        "fsopen" => call(libc::SYS_fsopen, [text(c"tmpfs"), 0, 0, 0, 0, 0]),
+        "open_tree" => call(libc::SYS_open_tree, [at, text(c"/tmp"), 0, 0, 0, 0]),
+        "pivot_root" => call(libc::SYS_pivot_root, [text(c"/"), text(c"/"), 0, 0, 0, 0]),
+        "chroot" => call(libc::SYS_chroot, [text(c"/"), 0, 0, 0, 0, 0]),
+        "setns" => call(libc::SYS_setns, [0, 0, 0, 0, 0, 0]),
+        "keyctl" => call(libc::SYS_keyctl, [0, -3, 0, 0, 0, 0]),
+        "add_key" => plain(libc::SYS_add_key),
+        "request_key" => plain(libc::SYS_request_key),
+        "bpf" => plain(libc::SYS_bpf),
+        "perf_event_open" => plain(libc::SYS_perf_event_open),
+        "io_uring_setup" => plain(libc::SYS_io_uring_setup),
+        "userfaultfd" => call(libc::SYS_userfaultfd, [1, 0, 0, 0, 0, 0]),
+        "ptrace_init" => call(libc::SYS_ptrace, [0x4206, 1, 0, 0, 0, 0]),
+        "ptrace_me" => plain(libc::SYS_ptrace),
+        "process_vm_readv" => call(libc::SYS_process_vm_readv, [1, 0, 0, 0, 0, 0]),
+        "pidfd_getfd" => plain(libc::SYS_pidfd_getfd),
+        "prlimit_init" => call(libc::SYS_prlimit64, [1, 7, 0, 0, 0, 0]),
+        "setpriority_init" => call(libc::SYS_setpriority, [0, 1, 10, 0, 0, 0]),
+        "kill_init" => call(libc::SYS_kill, [1, 9, 0, 0, 0, 0]),
+        "init_module" => plain(libc::SYS_init_module),
+        "kexec_load" => call(libc::SYS_kexec_load, [0, 0, 0, -1, 0, 0]),
+        "reboot" => plain(libc::SYS_reboot),
+        "swapon" => plain(libc::SYS_swapon),
+        "quotactl" => call(libc::SYS_quotactl, [-1, 0, 0, 0, 0, 0]),
+        "sethostname" => call(libc::SYS_sethostname, [text(c"x"), -1, 0, 0, 0, 0]),
+        "open_by_handle_at" => plain(libc::SYS_open_by_handle_at),
+        "personality" => call(libc::SYS_personality, [0x0004_0000, 0, 0, 0, 0, 0]),
+        "setuid_root" => call(libc::SYS_setresuid, [0, 0, 0, 0, 0, 0]),
+        "setgroups_none" => call(libc::SYS_setgroups, [0, 0, 0, 0, 0, 0]),
+        "openat2" => call(libc::SYS_openat2, [0, 0, 0, 0, 0, 0]),
+        "unknown" => plain(1000),
+        "socket" => call(
+            libc::SYS_socket,
+            [argument.parse().unwrap_or(-1), 1, 0, 0, 0, 0],
+        ),
+        "socket_raw" => call(libc::SYS_socket, [2, 3, 1, 0, 0, 0]),
+        "netlink" => call(
+            libc::SYS_socket,
+            [16, 3, argument.parse().unwrap_or(-1), 0, 0, 0],
+        ),
+        "tiocsti" => call(libc::SYS_ioctl, [0, 0x5412, text(c"x"), 0, 0, 0]),
+        "tiocsti_high_bits" => call(libc::SYS_ioctl, [0, 0x1_0000_5412, text(c"x"), 0, 0, 0]),
+        "tioclinux" => call(libc::SYS_ioctl, [0, 0x541c, text(c"\x06"), 0, 0, 0]),
+        "make_setuid_chmod" => made(argument)
+            .and_then(|()| call(libc::SYS_fchmodat, [at, text(&file), 0o4755, 0, 0, 0])),
+        "make_setuid_fchmodat2" => made(argument)
+            .and_then(|()| call(libc::SYS_fchmodat2, [at, text(&file), 0o4755, 0, 0, 0])),
+        "make_setuid_open" => {
+            let flags = long(libc::O_CREAT | libc::O_WRONLY);
+            call(libc::SYS_openat, [at, text(&file), flags, 0o6755, 0, 0])
+        }
+        "make_setuid_mknod" => call(libc::SYS_mknodat, [at, text(&file), 0o104_755, 0, 0, 0]),
+        "make_device" => call(libc::SYS_mknodat, [at, text(&file), 0o20_666, 0x103, 0, 0]),
+        "fallocate_keep_size" => {
+            made(argument)?;
+            let file = std::fs::OpenOptions::new().write(true).open(argument)?;
+            let fd = std::os::fd::AsRawFd::as_raw_fd(&file);
+            call(libc::SYS_fallocate, [fd.into(), 1, 0, 1 << 20, 0, 0])
+        }
+        "reserve_by_ioctl" => reserve(argument),
+        "int80" => Ok(int80()),
+        "x32" => call(0x4000_0000 + 39, [0; 6]),
+        "eat_memory" => eat(argument.parse().unwrap_or(0)),
+        "fork_many" => Ok(fork_many(argument.parse().unwrap_or(0))),
+        "spin" => Ok(spin(argument.parse().unwrap_or(0))),
+        "fill_bytes" => fill_bytes(argument),
+        "fill_inodes" => fill_inodes(argument),
+        "connect" => std::net::TcpStream::connect(argument).map(|_| 0),
+        _ => Err(io::ErrorKind::Unsupported.into()),
+    }
+}
+
+fn made(path: &str) -> io::Result<()> {
+    std::fs::write(path, b"x")
+}
+
+fn clone_with(flags: c_int) -> io::Result<c_long> {
+    let pid = call(
+        libc::SYS_clone,
+        [long(flags | libc::SIGCHLD), 0, 0, 0, 0, 0],
+    )?;
+    if pid == 0 {
+        // SAFETY: ends the child at once.
+        unsafe { libc::_exit(0) }
+    }
+    Ok(0)
+}
+
+/// The old way to reserve space without writing, which the file system layer turns into an allocation.
+fn reserve(path: &str) -> io::Result<c_long> {
+    made(path)?;
+    let file = std::fs::OpenOptions::new().write(true).open(path)?;
+    let mut request = [0_u8; 48];
+    request[16..24].copy_from_slice(&(1_u64 << 20).to_ne_bytes());
+    let fd = std::os::fd::AsRawFd::as_raw_fd(&file);
+    call(
+        libc::SYS_ioctl,
+        [
+            fd.into(),
+            0x4030_582a,
+            request.as_mut_ptr().cast::<c_void>() as c_long,
+            0,
+            0,
+            0,
+        ],
+    )
+}
+
+#[cfg(target_arch = "x86_64")]
+fn int80() -> c_long {
+    let result: i64;
+    // SAFETY: the 32-bit `getpid`, which takes nothing and touches nothing but the result.
+    unsafe {
+        std::arch::asm!("int 0x80", inlateout("rax") 20_i64 => result, out("r8") _, out("r9") _, out("r10") _, out("r11") _);
+    };
+    result
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn int80() -> c_long {
+    -1
+}
+
+/// Touches this many megabytes.
+fn eat(megabytes: usize) -> io::Result<c_long> {
+    let mut all = Vec::new();
+    for _ in 0..megabytes {
+        all.push(vec![1_u8; 1 << 20]);
+    }
+    c_long::try_from(all.len()).map_err(io::Error::other)
+}
+
+/// Forks children that wait; gives how many there came to be.
+fn fork_many(most: c_long) -> c_long {
+    for made in 0..most {
+        match call(libc::SYS_clone, [long(libc::SIGCHLD), 0, 0, 0, 0, 0]) {
+            Ok(0) => {
+                // SAFETY: sleeps until killed.
+                unsafe { libc::pause() };
+                // SAFETY: ends the child.
+                unsafe { libc::_exit(0) }
+            }
+            Ok(_) => {}
+            Err(_) => return made,
+        }
+    }
+    most
+}
+
+/// Uses the processor for this many milliseconds of wall time; gives the milliseconds of processor time it got.
+fn spin(milliseconds: u64) -> c_long {
+    let start = std::time::Instant::now();
+    while start.elapsed().as_millis() < u128::from(milliseconds) {
+        std::hint::spin_loop();
+    }
+    // SAFETY: all zeroes is a valid value of this plain structure.
+    let mut time: libc::timespec = unsafe { std::mem::zeroed() };
+    // SAFETY: fills `time`.
+    unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut time) };
+    time.tv_sec * 1000 + time.tv_nsec / 1_000_000
+}
+
+/// Writes until refused or 64 MiB are there.
+fn fill_bytes(path: &str) -> io::Result<c_long> {
+    let mut file = std::fs::File::create(path)?;
+    for _ in 0..64 {
+        io::Write::write_all(&mut file, &vec![1_u8; 1 << 20])?;
+    }
+    Ok(64)
+}
+
+/// Makes empty files until refused or there are 20,000.
+fn fill_inodes(dir: &str) -> io::Result<c_long> {
+    for n in 0..20_000 {
+        std::fs::File::create(format!("{dir}/f{n}"))?;
+    }
+    Ok(20_000)
+}

@@ -1,0 +1,193 @@
+//! Questions to, and acts on, the group of a living box; and clearing away what dead servers left.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use rustix::fs::AtFlags;
+use serde::{Deserialize, Serialize};
+
+use super::{Ability, Cgroups, open_dir, read, write};
+
+/// What a box has used. `None` where this machine does not count it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// Processor time.
+    pub cpu: Option<Duration>,
+    /// Bytes of memory now.
+    pub memory: Option<u64>,
+    /// The most it was.
+    pub memory_peak: Option<u64>,
+    /// Processes killed for memory.
+    pub oom_kills: Option<u64>,
+    /// Processes and threads now.
+    pub pids: Option<u64>,
+}
+
+impl Cgroups {
+    fn dir(&self, name: &str, ability: Ability) -> Option<(OwnedFd, bool)> {
+        let hierarchy = self.with(ability)?;
+        Some((open_dir(&hierarchy.parent, name).ok()?, hierarchy.v2))
+    }
+
+    /// What the box in this group has used.
+    pub(crate) fn usage(&self, name: &str) -> Usage {
+        let mut usage = Usage::default();
+        if let Some((dir, v2)) = self.dir(name, Ability::CpuUsage) {
+            usage.cpu = if v2 {
+                field(&dir, "cpu.stat", "usage_usec").map(Duration::from_micros)
+            } else {
+                number(&dir, "cpuacct.usage").map(Duration::from_nanos)
+            };
+        }
+        if let Some((dir, v2)) = self.dir(name, Ability::Memory) {
+            let (now, peak) = if v2 {
+                ("memory.current", "memory.peak")
+            } else {
+                ("memory.usage_in_bytes", "memory.max_usage_in_bytes")
+            };
+            usage.memory = number(&dir, now);
+            usage.memory_peak = number(&dir, peak);
+            usage.oom_kills = field(
+                &dir,
+                if v2 {
+                    "memory.events"
+                } else {
+                    "memory.oom_control"
+                },
+                "oom_kill",
+            );
+        }
+        if let Some((dir, _)) = self.dir(name, Ability::Pids) {
+            usage.pids = number(&dir, "pids.current");
+        }
+        usage
+    }
+
+    /// Stops (`true`) or continues (`false`) everything in the group. Frozen tasks are killed only once thawed on version 1.
+    pub(crate) fn freeze(&self, name: &str, frozen: bool) -> io::Result<()> {
+        let Some((dir, v2)) = self.dir(name, Ability::Freeze) else {
+            return Err(io::ErrorKind::Unsupported.into());
+        };
+        if v2 {
+            write(&dir, "cgroup.freeze", if frozen { "1" } else { "0" })
+        } else {
+            write(
+                &dir,
+                "freezer.state",
+                if frozen { "FROZEN" } else { "THAWED" },
+            )
+        }
+    }
+
+    /// Removes empty groups of fork servers that are gone. Groups of living boxes and of living servers stay. Gives the
+    /// number of names removed.
+    ///
+    /// A group's name begins with its server's pid and start time, so a pid used again is not taken for it.
+    pub fn sweep(&self) -> usize {
+        let mut removed = 0;
+        for hierarchy in &self.hierarchies {
+            let Ok(list) = rustix::fs::Dir::read_from(&hierarchy.parent) else {
+                continue;
+            };
+            let names = list
+                .flatten()
+                .filter_map(|entry| entry.file_name().to_str().ok().map(str::to_owned));
+            for name in names {
+                let Some(owner) = Owner::of(&name) else {
+                    continue;
+                };
+                if !owner.alive()
+                    && rustix::fs::unlinkat(&hierarchy.parent, &*name, AtFlags::REMOVEDIR).is_ok()
+                {
+                    removed += 1;
+                }
+            }
+        }
+        removed
+    }
+}
+
+/// Which server a group was made by.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Owner {
+    pid: u32,
+    started: u64,
+}
+
+impl Owner {
+    /// This process.
+    pub(crate) fn this() -> Option<Self> {
+        let pid = std::process::id();
+        Some(Self {
+            pid,
+            started: start_time(pid)?,
+        })
+    }
+
+    /// The name of its `n`th group.
+    pub(crate) fn group(&self, n: u64) -> String {
+        format!("b{}-{}-{n}", self.pid, self.started)
+    }
+
+    fn of(name: &str) -> Option<Self> {
+        let mut parts = name.strip_prefix('b')?.split('-');
+        let owner = Self {
+            pid: parts.next()?.parse().ok()?,
+            started: parts.next()?.parse().ok()?,
+        };
+        parts.next()?.parse::<u64>().ok()?;
+        parts.next().is_none().then_some(owner)
+    }
+
+    fn alive(&self) -> bool {
+        start_time(self.pid) == Some(self.started)
+    }
+}
+
+/// When a process was started, in ticks since boot.
+fn start_time(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name, in parentheses, may hold spaces and parentheses itself.
+    stat.rsplit_once(')')?
+        .1
+        .split_whitespace()
+        .nth(19)?
+        .parse()
+        .ok()
+}
+
+fn number(dir: &OwnedFd, file: &str) -> Option<u64> {
+    read(dir, file).ok()?.trim().parse().ok()
+}
+
+fn field(dir: &OwnedFd, file: &str, name: &str) -> Option<u64> {
+    let text = read(dir, file).ok()?;
+    text.lines().find_map(|line| {
+        line.strip_prefix(name)?
+            .strip_prefix(' ')?
+            .trim()
+            .parse()
+            .ok()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_names_its_server() {
+        let this = Owner::this().unwrap();
+        assert!(this.alive());
+        assert_eq!(Owner::of(&this.group(7)), Some(this));
+        assert_eq!(Owner::of("somebody-elses"), None);
+        assert!(
+            !Owner {
+                pid: 1,
+                started: u64::MAX
+            }
+            .alive()
+        );
+    }
+}

@@ -1,0 +1,334 @@
+//! Control groups, version 1, version 2 and both at once, behind one set of verbs.
+//!
+//! On hybrid machines the limits are version 1's, while version 2 is mounted beside without them. Its group is used all
+//! the same: it needs no controller to freeze and to count processor time, and a process is born into it.
+//!
+//! `cgroup.kill` is not used. A box ends completely with its first process; and a group that was once killed that way
+//! kills whatever is cloned into it ever after: the kernel compares its count of kills with that of the cloner's own group.
+//!
+//! `mod.rs` finds the hierarchies, `group.rs` makes, limits and removes a box's group, `live.rs` asks and acts on one.
+
+mod group;
+mod live;
+
+use std::ffi::CString;
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{Mode, OFlags};
+use serde::{Deserialize, Serialize};
+
+pub(crate) use group::Group;
+pub(crate) use live::Owner;
+pub use live::Usage;
+
+/// What a hierarchy is able to do for a box.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ability {
+    /// Limit processor time.
+    Cpu,
+    /// Limit memory.
+    Memory,
+    /// Limit processes and threads.
+    Pids,
+    /// Count processor time.
+    CpuUsage,
+    /// Stop and continue everything.
+    Freeze,
+}
+
+impl Ability {
+    /// The name under which it is reported as missing.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cpu => "cgroup.cpu",
+            Self::Memory => "cgroup.memory",
+            Self::Pids => "cgroup.pids",
+            Self::CpuUsage => "cgroup.cpu_usage",
+            Self::Freeze => "cgroup.freeze",
+        }
+    }
+}
+
+/// Everything a box would like to have.
+const ALL: [Ability; 5] = [
+    Ability::Cpu,
+    Ability::Memory,
+    Ability::Pids,
+    Ability::CpuUsage,
+    Ability::Freeze,
+];
+
+/// One mounted hierarchy and what it does for us.
+#[derive(Debug)]
+pub(crate) struct Hierarchy {
+    v2: bool,
+    abilities: Vec<Ability>,
+    /// The directory all boxes' groups are made in.
+    parent: OwnedFd,
+    /// The directory that one is in.
+    top: OwnedFd,
+}
+
+/// The hierarchies boxes are put into.
+#[derive(Debug)]
+pub struct Cgroups {
+    pub(crate) hierarchies: Vec<Hierarchy>,
+    parent: String,
+}
+
+impl Cgroups {
+    /// Finds the hierarchies in which groups can be made below `parent`. Those that cannot be written are left out.
+    pub fn open(parent: &str) -> Self {
+        let mut hierarchies = Vec::new();
+        let mut open_to: Vec<Ability> = ALL.to_vec();
+        let mut found = mounted();
+        // Version 2 first: what it can do, version 1 need not.
+        found.sort_by_key(|mount| !mount.v2);
+        for mount in found {
+            let Some(hierarchy) = Hierarchy::open(&mount, parent, &open_to) else {
+                continue;
+            };
+            open_to.retain(|ability| !hierarchy.abilities.contains(ability));
+            hierarchies.push(hierarchy);
+        }
+        Self {
+            hierarchies,
+            parent: parent.into(),
+        }
+    }
+
+    /// What no hierarchy of this machine does for this user.
+    pub fn missing(&self) -> Vec<Ability> {
+        let has = |ability: &Ability| {
+            self.hierarchies
+                .iter()
+                .any(|h| h.abilities.contains(ability))
+        };
+        ALL.into_iter().filter(|ability| !has(ability)).collect()
+    }
+
+    /// The hierarchy with an ability.
+    fn with(&self, ability: Ability) -> Option<&Hierarchy> {
+        self.hierarchies
+            .iter()
+            .find(|h| h.abilities.contains(&ability))
+    }
+
+    /// Whether groups can be used again: version 2's controllers never forget what a group has used. Its count of processor
+    /// time does not either, but that is one number to subtract.
+    pub(crate) fn recyclable(&self) -> bool {
+        !self.hierarchies.is_empty()
+            && self
+                .hierarchies
+                .iter()
+                .all(|h| !h.v2 || h.abilities.iter().all(|a| a.stateless()))
+    }
+
+    /// Removes the common parents, unless somebody else's groups are in them.
+    pub fn close(&self) {
+        for hierarchy in &self.hierarchies {
+            let _ = rustix::fs::unlinkat(
+                &hierarchy.top,
+                self.parent.as_str(),
+                rustix::fs::AtFlags::REMOVEDIR,
+            );
+        }
+    }
+}
+
+impl Ability {
+    fn stateless(self) -> bool {
+        matches!(self, Self::Freeze | Self::CpuUsage)
+    }
+}
+
+impl Hierarchy {
+    fn open(mount: &Mounted, parent: &str, wanted: &[Ability]) -> Option<Self> {
+        let top = open_dir(rustix::fs::CWD, &mount.path).ok()?;
+        if mount.v2 {
+            // Fails where processes live in `top` that are not its root, or where it is not ours; then the limits are
+            // missing, and are reported so.
+            enable(&top);
+        } else if !mount
+            .abilities()
+            .iter()
+            .any(|ability| wanted.contains(ability))
+        {
+            return None;
+        }
+        match rustix::fs::mkdirat(&top, parent, Mode::from(0o755)) {
+            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+            Err(_) => return None,
+        }
+        let parent = open_dir(top.as_fd(), parent).ok()?;
+        let mut abilities = if mount.v2 {
+            enable(&parent);
+            let given = read(parent.as_fd(), "cgroup.subtree_control").unwrap_or_default();
+            let mut mount = mount.clone();
+            mount.controllers = given.split_whitespace().map(str::to_owned).collect();
+            mount.abilities()
+        } else {
+            mount.abilities()
+        };
+        abilities.retain(|ability| wanted.contains(ability));
+        // A directory that exists says nothing about the right to make more.
+        rustix::fs::accessat(
+            &parent,
+            ".",
+            rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK,
+            rustix::fs::AtFlags::EACCESS,
+        )
+        .ok()?;
+        (!abilities.is_empty()).then_some(Self {
+            v2: mount.v2,
+            abilities,
+            parent,
+            top,
+        })
+    }
+}
+
+/// Lets the groups below have the controllers, one by one: a single refusal would void a joint request.
+fn enable(group: &OwnedFd) {
+    for controller in ["+cpu", "+memory", "+pids"] {
+        let _ = write(group.as_fd(), "cgroup.subtree_control", controller);
+    }
+}
+
+/// A cgroup file system of this machine.
+#[derive(Debug, Clone)]
+struct Mounted {
+    v2: bool,
+    path: String,
+    controllers: Vec<String>,
+}
+
+impl Mounted {
+    fn abilities(&self) -> Vec<Ability> {
+        let mut abilities = Vec::new();
+        for controller in &self.controllers {
+            match controller.as_str() {
+                "cpu" => abilities.push(Ability::Cpu),
+                "memory" => abilities.push(Ability::Memory),
+                "pids" => abilities.push(Ability::Pids),
+                "cpuacct" => abilities.push(Ability::CpuUsage),
+                "freezer" => abilities.push(Ability::Freeze),
+                _ => {}
+            }
+        }
+        if self.v2 {
+            abilities.extend([Ability::CpuUsage, Ability::Freeze]);
+        }
+        abilities
+    }
+}
+
+/// The cgroup file systems in this mount namespace, with the directory in which this process may make groups.
+///
+/// Root makes them at the top, as container engines do. Others can only below the group they are in, if that was given to
+/// them (systemd: `Delegate=yes`).
+fn mounted() -> Vec<Mounted> {
+    let Ok(table) = fs::read_to_string("/proc/self/mountinfo") else {
+        return Vec::new();
+    };
+    let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let root = rustix::process::geteuid().is_root();
+    table
+        .lines()
+        .filter_map(|line| parse_mount(line, if root { None } else { Some(&own) }))
+        .collect()
+}
+
+fn parse_mount(line: &str, own: Option<&str>) -> Option<Mounted> {
+    let (left, right) = line.split_once(" - ")?;
+    let path = left.split(' ').nth(4)?;
+    let mut right = right.split(' ');
+    let kind = right.next()?;
+    let options = right.nth(1)?;
+    let v2 = match kind {
+        "cgroup" => false,
+        "cgroup2" => true,
+        _ => return None,
+    };
+    let controllers: Vec<String> = if v2 {
+        Vec::new()
+    } else {
+        options.split(',').map(str::to_owned).collect()
+    };
+    let below = match own {
+        None => String::new(),
+        Some(own) => own.lines().find_map(|line| {
+            let (_, rest) = line.split_once(':')?;
+            let (names, path) = rest.split_once(':')?;
+            let same = if v2 {
+                names.is_empty()
+            } else {
+                names
+                    .split(',')
+                    .any(|name| controllers.iter().any(|c| c == name))
+            };
+            same.then(|| path.trim_end_matches('/').to_owned())
+        })?,
+    };
+    Some(Mounted {
+        v2,
+        path: format!("{path}{below}"),
+        controllers,
+    })
+}
+
+fn open_dir(at: impl AsFd, path: &str) -> io::Result<OwnedFd> {
+    let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    Ok(rustix::fs::openat(at, path, flags, Mode::empty())?)
+}
+
+/// Reads a small file of a group.
+pub(crate) fn read(at: impl AsFd, file: &str) -> io::Result<String> {
+    let fd = rustix::fs::openat(at, file, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let mut text = String::new();
+    io::Read::read_to_string(&mut fs::File::from(fd), &mut text)?;
+    Ok(text)
+}
+
+/// Writes a small file of a group.
+pub(crate) fn write(at: impl AsFd, file: &str, text: &str) -> io::Result<()> {
+    let file = CString::new(file)?;
+    let fd = rustix::fs::openat(at, file, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
+    rustix::io::write(&fd, text.as_bytes())?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const V1: &str =
+        "36 31 0:33 / /sys/fs/cgroup/memory rw,relatime shared:9 - cgroup cgroup rw,memory";
+    const V2: &str = "41 31 0:38 / /sys/fs/cgroup rw,relatime - cgroup2 cgroup2 rw,nsdelegate";
+    const OWN: &str = "4:memory:/a/b\n1:name=systemd:/\n0::/user.slice/x.scope\n";
+
+    #[test]
+    fn mounts_of_both_versions_are_found() {
+        let v1 = parse_mount(V1, None).unwrap();
+        assert_eq!((v1.v2, v1.path.as_str()), (false, "/sys/fs/cgroup/memory"));
+        assert_eq!(v1.abilities(), [Ability::Memory]);
+        let v2 = parse_mount(V2, None).unwrap();
+        assert!(v2.v2);
+        assert!(parse_mount("22 27 0:21 / /proc rw - proc proc rw", None).is_none());
+    }
+
+    #[test]
+    fn an_ordinary_user_starts_from_its_own_group() {
+        assert_eq!(
+            parse_mount(V1, Some(OWN)).unwrap().path,
+            "/sys/fs/cgroup/memory/a/b"
+        );
+        assert_eq!(
+            parse_mount(V2, Some(OWN)).unwrap().path,
+            "/sys/fs/cgroup/user.slice/x.scope"
+        );
+    }
+}

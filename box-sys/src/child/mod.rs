@@ -1,0 +1,314 @@
+//! The first process of a box, from the fork to its init: one step after another, each of which either works or ends it.
+//!
+//! The order is what makes it safe. Everything is built with the server's powers; then a user namespace is entered that owns
+//! nothing of it. So even an init that has been taken over cannot remount, unmount, rename the host or add an interface.
+
+mod tree;
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::time::Duration;
+
+use rustix::fs::{Mode, OFlags};
+use rustix::process::{DumpableBehavior, PidfdFlags, Resource, Rlimit, Signal};
+use rustix::thread::{CapabilitySet, CapabilitySets};
+
+use crate::cgroup::Group;
+use crate::error::{At, Error, Result};
+use crate::inside::{Init, Outer};
+use crate::plan::{Mount, SandboxPlan};
+use crate::raw;
+use crate::server::Server;
+use crate::server::world::open_ns;
+use crate::wire::{Reply, next_length, receive_message, send_message};
+
+/// What a box's first process goes on with once the box is closed behind it. It must not return: the box ends with it.
+pub type InitMain = fn(Init) -> !;
+
+/// What a box is begun with.
+pub(crate) struct Seed<'a> {
+    pub(crate) server: &'a Server,
+    /// A plan of which only the parts count that `Server::same_shape` compares.
+    pub(crate) shape: &'a SandboxPlan,
+    /// The given root directory.
+    pub(crate) lower: Option<OwnedFd>,
+    pub(crate) net: OwnedFd,
+    pub(crate) user: OwnedFd,
+    pub(crate) group: Option<&'a Group>,
+}
+
+/// What a box is finished with.
+#[derive(Debug)]
+pub(crate) struct Order {
+    pub(crate) plan: SandboxPlan,
+    /// Host directories, the outer ones first.
+    pub(crate) trees: Vec<(OwnedFd, Mount)>,
+    pub(crate) init_fds: Vec<OwnedFd>,
+    /// On which the caller waits.
+    pub(crate) reply: OwnedFd,
+}
+
+/// A box that only lacks its order.
+struct Begun {
+    tree: tree::Tree,
+    pidfd: OwnedFd,
+    outer: Outer,
+}
+
+/// Builds the box around this process, tells the caller, and becomes its init.
+pub(crate) fn run(mut seed: Seed<'_>, order: Order, main: InitMain) -> ! {
+    let begun = begin(&mut seed);
+    let reply = raw::duplicate(order.reply.as_fd());
+    match begun.and_then(|begun| close_in(&seed, begun, order)) {
+        Ok(init) => main(init),
+        Err(error) => {
+            if let Ok(reply) = reply {
+                let _ = send_message(reply.as_fd(), &Reply::from_error(&error), &[]);
+            }
+            raw::exit_now(1)
+        }
+    }
+}
+
+/// Builds a box as far as it goes without a plan, waits for one, and goes on.
+pub(crate) fn run_spare(mut seed: Seed<'_>, socket: &OwnedFd, main: InitMain) -> ! {
+    let Ok(begun) = begin(&mut seed) else {
+        raw::exit_now(1)
+    };
+    // Other spares' sockets are among what was inherited; kept open here, their ends would never be noticed.
+    let keep = [
+        socket,
+        &begun.pidfd,
+        &begun.outer.user,
+        &begun.outer.mounts,
+        &seed.user,
+        &seed.server.pidfd,
+    ];
+    let keep = keep
+        .into_iter()
+        .chain(begun.tree.descriptors())
+        .map(AsRawFd::as_raw_fd)
+        .collect();
+    if close_all_but(keep).is_err() {
+        raw::exit_now(1);
+    }
+    // The end of the server is the end of what waits for it.
+    let Ok(Some(order)) = Order::receive(socket.as_fd()) else {
+        raw::exit_now(0)
+    };
+    let reply = raw::duplicate(order.reply.as_fd());
+    match close_in(&seed, begun, order) {
+        Ok(init) => main(init),
+        Err(error) => {
+            if let Ok(reply) = reply {
+                let _ = send_message(reply.as_fd(), &Reply::from_error(&error), &[]);
+            }
+            raw::exit_now(1)
+        }
+    }
+}
+
+fn begin(seed: &mut Seed<'_>) -> Result<Begun> {
+    // For people who look at the machine; costs nothing to get wrong.
+    let _ = rustix::thread::set_name(c"box-init");
+    let server = seed.server;
+    if let Some(group) = seed.group {
+        group.enter().at("enter the cgroup")?;
+    }
+    // After that, so that the box sees its own group as the root.
+    raw::unshare(libc::CLONE_NEWCGROUP).at("unshare the cgroup namespace")?;
+    raw::setns(seed.net.as_fd(), libc::CLONE_NEWNET).at("enter the network namespace")?;
+    let this = rustix::process::getpid();
+    let pidfd = rustix::process::pidfd_open(this, PidfdFlags::empty()).at("open a pidfd")?;
+    // While the machine's procfs is in sight.
+    let outer = Outer {
+        user: server.world.user.try_clone().at("duplicate")?,
+        mounts: open_ns("mnt").at("open the mount namespace")?,
+    };
+    let tree = tree::prepare(seed)?;
+    silence_stdio().at("open /dev/null")?;
+    let none = Rlimit {
+        current: Some(0),
+        maximum: Some(0),
+    };
+    rustix::process::setrlimit(Resource::Core, none).at("forbid core files")?;
+    rustix::process::setrlimit(Resource::Nofile, server.descriptors).at("limit descriptors")?;
+    // A session of its own: no terminal of the server's can be reached.
+    rustix::process::setsid().at("start a session")?;
+    // Dear, and the same for every box. What is still to be done passes it.
+    rustix::thread::set_no_new_privs(true).at("set no_new_privs")?;
+    raw::load_filter(&server.filter).at("load the seccomp filter")?;
+    Ok(Begun { tree, pidfd, outer })
+}
+
+fn close_in(seed: &Seed<'_>, begun: Begun, order: Order) -> Result<Init> {
+    let server = seed.server;
+    let Begun { tree, pidfd, outer } = begun;
+    let Order {
+        plan,
+        trees,
+        init_fds: fds,
+        reply,
+    } = order;
+    tree.finish(&plan, &trees)?;
+    rustix::system::sethostname(plan.hostname.as_bytes()).at("set the host name")?;
+
+    raw::setns(seed.user.as_fd(), libc::CLONE_NEWUSER).at("enter the user namespace")?;
+    let two_uids = server.world.privileged;
+    become_init(two_uids, plan.guest.id)?;
+    let abi = if plan.landlock {
+        server.primitives.landlock
+    } else {
+        0
+    };
+    let landlock = crate::inside::ruleset(&plan, abi, &[]).at("make the Landlock ruleset")?;
+    drop_capabilities(two_uids)?;
+    let hidden = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable);
+    hidden.at("become non-dumpable")?;
+    if plan.owned {
+        tie_to(&server.pidfd)?;
+    }
+    raw::load_filter(&server.closing).at("close the seccomp filter")?;
+
+    let missing = server.primitives.missing();
+    let ready = Reply::Ready {
+        cgroup: seed.group.map(|group| group.name.clone()),
+        missing: missing.clone(),
+        cpu_before: seed.group.map_or(Duration::ZERO, |group| group.cpu_before),
+    };
+    send_message(
+        reply.as_fd(),
+        &ready,
+        &[pidfd.as_fd(), outer.mounts.as_fd()],
+    )?;
+    drop((pidfd, reply, trees));
+    let kept = fds
+        .iter()
+        .chain(&landlock)
+        .chain([&outer.user, &outer.mounts]);
+    let keep = kept.map(AsRawFd::as_raw_fd).collect();
+    // What else is open belongs to copies of the server's in this process, which nobody drops: init never returns.
+    close_all_but(keep)?;
+    Ok(Init::new(plan, fds, outer, two_uids, missing, landlock))
+}
+
+impl Order {
+    /// Sends it to a spare box.
+    pub(crate) fn send(&self, socket: BorrowedFd<'_>) -> Result<()> {
+        let mounts: Vec<&Mount> = self.trees.iter().map(|(_, mount)| mount).collect();
+        let mut fds = vec![self.reply.as_fd()];
+        fds.extend(self.trees.iter().map(|(tree, _)| tree.as_fd()));
+        fds.extend(self.init_fds.iter().map(AsFd::as_fd));
+        send_message(socket, &(&self.plan, mounts), &fds)
+    }
+
+    fn receive(socket: BorrowedFd<'_>) -> Result<Option<Self>> {
+        // As large as needed and no larger: what a spare touches here, its box keeps.
+        let mut buffer = vec![0; next_length(socket).at("wait for an order")?];
+        let message = receive_message::<(SandboxPlan, Vec<Mount>)>(socket, &mut buffer)?;
+        let Some(((plan, mounts), mut fds)) = message else {
+            return Ok(None);
+        };
+        if fds.len() < 1 + mounts.len() {
+            return Err(Error::Protocol("an order without descriptors".into()));
+        }
+        let init_fds = fds.split_off(1 + mounts.len());
+        let trees = fds.drain(1..).zip(mounts).collect();
+        Ok(fds.pop().map(|reply| Self {
+            plan,
+            trees,
+            init_fds,
+            reply,
+        }))
+    }
+}
+
+/// Lets this process die with the server. To be called after the last change of ids, at which the kernel forgets it.
+fn tie_to(server: &OwnedFd) -> Result<()> {
+    use rustix::event::{PollFd, PollFlags, Timespec};
+    let set = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
+    set.at("tie the box to the server")?;
+    // A server that died before that sends nothing any more.
+    let now = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    let mut fds = [PollFd::new(server, PollFlags::IN)];
+    match rustix::event::poll(&mut fds, Some(&now)).at("look at the server")? {
+        0 => Ok(()),
+        _ => Err(Error::ServerGone),
+    }
+}
+
+fn silence_stdio() -> std::io::Result<()> {
+    let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+    rustix::stdio::dup2_stdin(&null)?;
+    rustix::stdio::dup2_stdout(&null)?;
+    rustix::stdio::dup2_stderr(&null)?;
+    Ok(())
+}
+
+/// Takes init's ids. With two ids mapped it is 0, which owns nothing but may become the guest; with one it is the guest.
+fn become_init(two_uids: bool, guest: u32) -> Result<()> {
+    use rustix::process::{Gid, Uid};
+    let id = if two_uids { 0 } else { guest };
+    if two_uids {
+        rustix::thread::set_thread_groups(&[]).at("drop supplementary groups")?;
+    }
+    let (uid, gid) = (Uid::from_raw(id), Gid::from_raw(id));
+    rustix::thread::set_thread_res_gid(gid, gid, gid).at("take init's group")?;
+    rustix::thread::set_thread_res_uid(uid, uid, uid).at("take init's user")
+}
+
+/// What init keeps, over a user namespace that owns nothing: to become the guest, and to end the guest's processes. With one
+/// id for both it needs neither.
+fn init_capabilities(two_uids: bool) -> CapabilitySet {
+    if two_uids {
+        CapabilitySet::SETUID | CapabilitySet::SETGID | CapabilitySet::KILL
+    } else {
+        CapabilitySet::empty()
+    }
+}
+
+/// The last capability that every kernel this crate runs on knows (`CAP_CHECKPOINT_RESTORE`, 5.9).
+const CAP_LAST: libc::c_ulong = 40;
+
+/// Gives up every capability that is not init's, for good, and makes sure of it.
+fn drop_capabilities(two_uids: bool) -> Result<()> {
+    // No root, no ambient set, no keeping: each with its lock.
+    const SECURE_BITS: libc::c_ulong = 0x01 | 0x02 | 0x20 | 0x40 | 0x80;
+    raw::prctl(libc::PR_SET_SECUREBITS, SECURE_BITS).at("lock the secure bits")?;
+    // Each drop that succeeds is its own proof; the first number the kernel does not know is past the last there is.
+    let unknown = (0..64).find_map(|n| {
+        raw::prctl(libc::PR_CAPBSET_DROP, n)
+            .err()
+            .map(|error| (n, error))
+    });
+    let bounded = !matches!(&unknown, Some((n, error)) if *n > CAP_LAST && error.raw_os_error() == Some(libc::EINVAL));
+    let kept = init_capabilities(two_uids);
+    let sets = CapabilitySets {
+        effective: kept,
+        permitted: kept,
+        inheritable: CapabilitySet::empty(),
+    };
+    rustix::thread::set_capabilities(None, sets).at("drop capabilities")?;
+    let now = rustix::thread::capabilities(None).at("read capabilities")?;
+    if now != sets || bounded || !rustix::thread::no_new_privs().at("read no_new_privs")? {
+        return Err(Error::Unavailable("dropping capabilities".into()));
+    }
+    Ok(())
+}
+
+/// Closes everything from 3 on that is not in the list.
+pub(crate) fn close_all_but(mut keep: Vec<RawFd>) -> Result<()> {
+    keep.sort_unstable();
+    let mut first = 3;
+    for fd in keep {
+        if fd > first {
+            // SAFETY: as below.
+            unsafe { raw::close_between(first, fd - 1) }.at("close descriptors")?;
+        }
+        first = fd + 1;
+    }
+    // SAFETY: what owned them is forgotten, or on the server's stack which this process never returns to.
+    unsafe { raw::close_from(first) }.at("close descriptors")
+}

@@ -1,0 +1,329 @@
+//! The box's root directory. Runs in the box's own mount namespace, which begins as a copy of the server's small world; no
+//! guest exists yet, and nothing of the machine is looked up by name.
+//!
+//! In two parts: `prepare` is what boxes of one shape have in common, and can be done before there is a plan; `finish` adds
+//! what one plan asks for.
+//!
+//! One tmpfs with one cap holds everything private to the box: the root's skeleton, `/tmp`, `/dev/shm`, the guest's home and
+//! directories. So there is one limit, whichever way a guest tries to fill it.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, Mode, OFlags};
+use rustix::mount::{MoveMountFlags, UnmountFlags};
+
+use super::Seed;
+use crate::error::{At, Error, Result};
+use crate::identity::{self, passwd_line};
+use crate::mounts::{
+    attach, chown, clone_tree, make_dirs, make_file, make_place, new_fs, open_beneath,
+};
+use crate::plan::{Guest, Mount, Root, SandboxPlan};
+use crate::raw::{self, ATTR_NODEV, ATTR_NOEXEC, ATTR_NOSUID, ATTR_RDONLY};
+
+/// Everybody may write, only owners may delete.
+const STICKY: Mode = Mode::from_raw_mode(0o1777);
+
+/// Builds what does not depend on a single box, and makes it this process's root.
+pub(super) fn prepare(seed: &mut Seed<'_>) -> Result<Tree> {
+    let scratch = scratch(seed.shape)?;
+    let root = match seed.lower.take() {
+        None => host_root(seed, &scratch)?,
+        Some(lower) => given_root(seed, &scratch, &lower)?,
+    };
+    let guest = seed.server.ids.guest(seed.shape.guest.id);
+    let tree = Tree {
+        root,
+        scratch,
+        guest,
+    };
+    tree.dev()?;
+    tree.proc(seed)?;
+    tree.private("tmp", Path::new("tmp"), STICKY)?;
+    // One place, two names: whatever a program leaves in either is under the same cap and ends with the box.
+    let var = tree.place(Path::new("var"))?;
+    match rustix::fs::symlinkat("../tmp", &var, "tmp") {
+        Err(rustix::io::Errno::EXIST) => tree.private("var-tmp", Path::new("var/tmp"), STICKY)?,
+        other => other.at("make /var/tmp")?,
+    }
+    tree.private("home", &seed.shape.guest.home, Mode::from(0o755))?;
+    tree.who()?;
+    // Both names of the root are one: the old one lies under the new one and is then taken away with all it holds.
+    rustix::process::fchdir(&tree.root).at("enter the root")?;
+    rustix::process::pivot_root(".", ".").at("pivot the root")?;
+    rustix::mount::unmount(".", UnmountFlags::DETACH).at("leave the server's mounts")?;
+    rustix::process::chdir("/").at("enter the root")?;
+    Ok(tree)
+}
+
+/// The capped file system, attached at `/s` so that overlays can name parts of it.
+fn scratch(plan: &SandboxPlan) -> Result<OwnedFd> {
+    let (size, inodes) = (plan.caps.bytes.to_string(), plan.caps.inodes.to_string());
+    let options = [
+        ("size", size.as_str()),
+        ("nr_inodes", inodes.as_str()),
+        ("mode", "0755"),
+    ];
+    let scratch =
+        new_fs("tmpfs", &options, ATTR_NOSUID | ATTR_NODEV).at("make the private tmpfs")?;
+    attach(&scratch, open("/s")?).at("attach the private tmpfs")?;
+    Ok(scratch)
+}
+
+fn open(path: &str) -> Result<OwnedFd> {
+    rustix::fs::open(
+        path,
+        OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW,
+        Mode::empty(),
+    )
+    .at("open a piece of the box")
+}
+
+/// A skeleton of empty directories, into which the server's read-only pieces are moved.
+fn host_root(seed: &Seed<'_>, scratch: &OwnedFd) -> Result<OwnedFd> {
+    let world = &seed.server.world;
+    make_dir(scratch, "root")?;
+    let skeleton = clone_tree(scratch, "root", false).at("copy the root's mount")?;
+    attach(&skeleton, open("/r")?).at("attach the root")?;
+    for (name, target) in &world.links {
+        rustix::fs::symlinkat(target.as_str(), &skeleton, name.as_str())
+            .at("make a system link")?;
+    }
+    for name in world.trees.iter().map(String::as_str).chain(["etc"]) {
+        make_dir(&skeleton, name)?;
+        let flags = MoveMountFlags::empty();
+        rustix::mount::move_mount(CWD, format!("/t/{name}"), &skeleton, name, flags)
+            .at("move a system directory")?;
+    }
+    Ok(skeleton)
+}
+
+/// An overlay: the given directory below, what is written above and under the cap. The directory is never written to.
+fn given_root(seed: &Seed<'_>, scratch: &OwnedFd, lower: &OwnedFd) -> Result<OwnedFd> {
+    attach(lower, open("/l")?).at("attach the root directory")?;
+    for name in ["upper", "work"] {
+        make_dir(scratch, name)?;
+    }
+    add_guest(&seed.shape.guest, scratch, lower).at("add the guest to the root's users")?;
+    let mut options = vec![
+        ("lowerdir", "/l"),
+        ("upperdir", "/s/upper"),
+        ("workdir", "/s/work"),
+    ];
+    if !seed.server.world.privileged {
+        // The overlay's own marks need a name space of attributes that ordinary users may write.
+        options.push(("userxattr", ""));
+    }
+    let root = new_fs("overlay", &options, ATTR_NOSUID | ATTR_NODEV).at("make the overlay")?;
+    attach(&root, open("/r")?).at("attach the overlay")?;
+    Ok(root)
+}
+
+/// Puts copies of a given root's `/etc/passwd` and `/etc/group` with the guest's line into the upper layer. Written there and
+/// not through the overlay: a file whose owner is in no map cannot be copied up (EACCES).
+fn add_guest(guest: &Guest, scratch: &OwnedFd, lower: &OwnedFd) -> io::Result<()> {
+    let etc = make_dirs(scratch.as_fd(), Path::new("upper/etc"), None)?;
+    for (name, line) in [
+        ("passwd", passwd_line(guest)),
+        ("group", format!("{}:x:{}:\n", guest.name, guest.id)),
+    ] {
+        let mut content = match open_beneath(
+            lower,
+            format!("etc/{name}"),
+            OFlags::RDONLY | OFlags::NONBLOCK,
+        ) {
+            Ok(file) => read_some(file)?,
+            Err(_) => Vec::new(),
+        };
+        if !content.is_empty() && !content.ends_with(b"\n") {
+            content.push(b'\n');
+        }
+        content.extend_from_slice(line.as_bytes());
+        make_file(&etc, name, &content)?;
+    }
+    Ok(())
+}
+
+/// The beginning of a file that somebody else made, and that may be anything.
+fn read_some(file: OwnedFd) -> io::Result<Vec<u8>> {
+    const MOST: u64 = 1 << 20;
+    let mut content = Vec::new();
+    if rustix::fs::FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode).is_file() {
+        io::Read::read_to_end(
+            &mut io::Read::take(std::fs::File::from(file), MOST),
+            &mut content,
+        )?;
+    }
+    Ok(content)
+}
+
+fn make_dir(at: impl AsFd, name: &str) -> Result<()> {
+    match rustix::fs::mkdirat(at, name, Mode::from(0o755)) {
+        Ok(()) | Err(rustix::io::Errno::EXIST) => Ok(()),
+        Err(error) => Err(error).at("make a directory of the root"),
+    }
+}
+
+/// A root under construction.
+pub(super) struct Tree {
+    root: OwnedFd,
+    scratch: OwnedFd,
+    /// The guest's id as the server numbers it.
+    guest: u32,
+}
+
+impl Tree {
+    /// Adds what one box has for itself, and closes the root.
+    pub(super) fn finish(self, plan: &SandboxPlan, trees: &[(OwnedFd, Mount)]) -> Result<()> {
+        self.identity(plan)?;
+        if !plan.read_only_root {
+            for name in ["", "opt"] {
+                self.give(&self.place(Path::new(name))?, Mode::from(0o755))?;
+            }
+        }
+        for (tree, mount) in trees {
+            let name = mount.target.display();
+            let place = make_place(self.root.as_fd(), &mount.target, tree.as_fd());
+            attach(tree, place.at(format!("make the mount point {name}"))?)
+                .at(format!("attach the mount {name}"))?;
+        }
+        let mut dirs: Vec<&PathBuf> = plan.dirs.iter().collect();
+        dirs.sort();
+        for dir in dirs {
+            if !plan.mounts.iter().any(|mount| mount.target == *dir) && *dir != plan.guest.home {
+                self.own_dir(dir)?;
+            }
+        }
+        if plan.read_only_root {
+            raw::mount_setattr(self.root.as_fd(), false, ATTR_RDONLY, 0)
+                .at("make the root read-only")?;
+        }
+        Ok(())
+    }
+
+    /// What must stay open until `finish`.
+    pub(super) fn descriptors(&self) -> [&OwnedFd; 2] {
+        [&self.root, &self.scratch]
+    }
+
+    /// A directory of the root that belongs to the guest. Mounted onto itself, it stays writable when the root is not.
+    fn own_dir(&self, path: &Path) -> Result<()> {
+        let place = self.place(path)?;
+        self.give(&place, Mode::from(0o755))?;
+        let tree = clone_tree(&place, "", false).at("copy a private directory's mount")?;
+        attach(tree, place).at("attach a private directory")
+    }
+
+    fn give(&self, dir: &OwnedFd, mode: Mode) -> Result<()> {
+        rustix::fs::chmodat(dir, ".", mode, rustix::fs::AtFlags::empty())
+            .at("set a directory's mode")?;
+        chown(dir, "", self.guest).at("give a directory to the guest")
+    }
+
+    fn place(&self, path: &Path) -> Result<OwnedFd> {
+        make_dirs(self.root.as_fd(), path, None).at(format!("make {}", path.display()))
+    }
+
+    /// A directory that belongs to the guest and to this box alone, whatever the root has under its name.
+    fn private(&self, name: &str, path: &Path, mode: Mode) -> Result<()> {
+        let place = self.place(path)?;
+        attach(self.private_tree(name, mode)?, place).at("attach a private directory")
+    }
+
+    fn private_tree(&self, name: &str, mode: Mode) -> Result<OwnedFd> {
+        rustix::fs::mkdirat(&self.scratch, name, Mode::from(0o700))
+            .at("make a private directory")?;
+        rustix::fs::chmodat(&self.scratch, name, mode, rustix::fs::AtFlags::empty())
+            .at("open a private directory up")?;
+        if mode != STICKY {
+            chown(&self.scratch, name, self.guest).at("give a private directory to the guest")?;
+        }
+        clone_tree(&self.scratch, name, false).at("copy a private directory's mount")
+    }
+
+    fn dev(&self) -> Result<()> {
+        let dev = self.place(Path::new("dev"))?;
+        rustix::mount::move_mount(
+            CWD,
+            "/t/dev",
+            &dev,
+            "",
+            MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH,
+        )
+        .at("move /dev")?;
+        // No `gid=`: the usual group is mapped in no box (EINVAL). A terminal then has the group of who opened it.
+        let options = [("newinstance", ""), ("ptmxmode", "0666"), ("mode", "0620")];
+        let pts = new_fs("devpts", &options, ATTR_NOSUID | ATTR_NOEXEC).at("make devpts")?;
+        attach(pts, self.inside("dev/pts")?).at("attach devpts")?;
+        let shm = self.private_tree("shm", STICKY)?;
+        raw::mount_setattr(shm.as_fd(), false, ATTR_NOEXEC, 0).at("restrict /dev/shm")?;
+        attach(shm, self.inside("dev/shm")?).at("attach /dev/shm")
+    }
+
+    fn inside(&self, path: &str) -> Result<OwnedFd> {
+        open_beneath(&self.root, path, OFlags::PATH).at("open a place of the box")
+    }
+
+    fn proc(&self, seed: &Seed<'_>) -> Result<()> {
+        let world = &seed.server.world;
+        // Not `hidepid`: it shows only what one may trace, and commands of one box are under separate Landlock domains, so `ps`
+        // would not show what another command started. What matters of init is closed by its being non-dumpable.
+        let proc =
+            new_fs("proc", &[], ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC).map_err(|error| {
+                // Without root the kernel wants an unmasked procfs in sight, which containers do not have.
+                if error.raw_os_error() == Some(libc::EPERM) {
+                    Error::Unavailable("procfs".into())
+                } else {
+                    Error::Step {
+                        step: "make procfs".into(),
+                        source: error,
+                    }
+                }
+            })?;
+        let place = self.place(Path::new("proc"))?;
+        attach(&proc, &place).at("attach procfs")?;
+        let sys = clone_tree(&proc, "sys", true).at("copy /proc/sys")?;
+        raw::mount_setattr(sys.as_fd(), true, ATTR_RDONLY, 0).at("make /proc/sys read-only")?;
+        attach(
+            sys,
+            open_beneath(&proc, "sys", OFlags::PATH).at("open /proc/sys")?,
+        )
+        .at("attach /proc/sys")?;
+        for (name, dir) in &world.masks {
+            let Ok(place) = open_beneath(&proc, name.as_str(), OFlags::PATH) else {
+                continue;
+            };
+            let mask = clone_tree(CWD, if *dir { "/t/empty" } else { "/t/nothing" }, false)
+                .at("copy a mask")?;
+            attach(mask, place).at("mask a part of procfs")?;
+        }
+        Ok(())
+    }
+
+    /// Who is who by default, at the place where files of one's own would be.
+    fn who(&self) -> Result<()> {
+        let dir = self.place(Path::new("run/box"))?;
+        let onto = MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+        rustix::mount::move_mount(CWD, "/t/who", &dir, "", onto).at("move who is who")
+    }
+
+    /// Who is who, for programs that ask. A given root has its own files, to which `add_guest` added.
+    fn identity(&self, plan: &SandboxPlan) -> Result<()> {
+        if matches!(plan.root, Root::Directory(_)) || identity::is_default(plan) {
+            return Ok(());
+        }
+        // On top of the default ones.
+        let place = self.place(Path::new("run/box"))?;
+        let fs = new_fs(
+            "tmpfs",
+            &[("size", "64k"), ("mode", "0755")],
+            ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC,
+        );
+        let fs = fs.at("make a tmpfs")?;
+        identity::write(&fs, &plan.guest, &plan.hostname).at("write who is who")?;
+        raw::mount_setattr(fs.as_fd(), false, ATTR_RDONLY, 0).at("make who is who read-only")?;
+        attach(fs, place).at("attach who is who")
+    }
+}

@@ -1,0 +1,407 @@
+//! What a program that makes boxes holds: the way to the fork server, and a handle on each box.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use serde::{Deserialize, Serialize};
+
+use crate::cgroup::{Cgroups, Usage};
+use crate::child::InitMain;
+use crate::error::{At, Error, Result};
+use crate::plan::{Mount, SandboxPlan};
+use crate::probe::Primitives;
+use crate::wire::{
+    FDS_MAX, MESSAGE_MAX, Reply, Request, ServerConfig, receive_message, send_message, socket_pair,
+};
+
+/// The argument with which a program becomes its own fork server.
+const ARGUMENT: &str = "--box-fork-server";
+
+/// To be called first in `main`: if this process was started as a fork server it serves, and never returns. `init` is what the
+/// first process of every box runs.
+pub fn serve_if_asked(init: InitMain) {
+    if std::env::args_os()
+        .nth(1)
+        .is_none_or(|argument| argument != ARGUMENT)
+    {
+        return;
+    }
+    // The way to the caller is standard input, the one descriptor a child gets without further arrangement. It is moved out of
+    // the way of whatever might read from or write to the standard ones.
+    let socket = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3);
+    let null = std::fs::File::open("/dev/null");
+    if let (Ok(socket), Ok(null)) = (socket, null)
+        && rustix::stdio::dup2_stdin(&null).is_ok()
+    {
+        drop(null);
+        // Whatever this program's caller left open is not for boxes' forefather to keep.
+        let keep = vec![std::os::fd::AsRawFd::as_raw_fd(&socket)];
+        if crate::child::close_all_but(keep).is_err() {
+            std::process::exit(1);
+        }
+        crate::raw::hide_arguments();
+        crate::server::serve(&socket, init);
+    }
+    std::process::exit(1);
+}
+
+/// The way to a fork server. Shared by threads; dropping it ends the server, and with it the boxes that are `owned`.
+#[derive(Debug)]
+pub struct ForkServer {
+    socket: Arc<OwnedFd>,
+    process: Child,
+    primitives: Primitives,
+    cgroups: Arc<Cgroups>,
+}
+
+impl ForkServer {
+    /// Starts `program`, whose `main` begins with [`serve_if_asked`], as a fork server. It gets an empty environment, so that
+    /// no box can find this program's in its init.
+    pub fn start(program: &Path, config: &ServerConfig) -> Result<Self> {
+        let mut command = Command::new(program);
+        // Every box sees it as its first process, and shall learn no path of the machine.
+        command.arg0("box");
+        Self::start_command(command, config)
+    }
+
+    /// The same, by a command that runs such a program: under another user, for one.
+    pub fn start_command(mut command: Command, config: &ServerConfig) -> Result<Self> {
+        let (socket, far) = socket_pair().at("make a socket pair")?;
+        let process = command
+            .arg(ARGUMENT)
+            .env_clear()
+            .current_dir("/")
+            .stdin(Stdio::from(far))
+            .stdout(Stdio::null())
+            .spawn()
+            .at("start the fork server")?;
+        // The command keeps a copy of the far end; as long as it lives, the server's death would not show.
+        drop(command);
+        send_message(socket.as_fd(), &Request::Configure(config.clone()), &[])?;
+        let mut buffer = vec![0; MESSAGE_MAX];
+        let hello = receive_message::<Reply>(socket.as_fd(), &mut buffer)?
+            .ok_or(Error::ServerGone)?
+            .0;
+        let Reply::Hello(primitives) = hello.into_result()? else {
+            return Err(Error::Protocol("no hello".into()));
+        };
+        let cgroups = Arc::new(Cgroups::open(&config.cgroup_parent));
+        Ok(Self {
+            socket: Arc::new(socket),
+            process,
+            primitives: *primitives,
+            cgroups,
+        })
+    }
+
+    /// What the server found on this machine.
+    pub fn primitives(&self) -> &Primitives {
+        &self.primitives
+    }
+
+    /// The server's process id.
+    pub fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Makes a box and waits until its init is about to run. `init_fds` arrive there in this order; `sources` are what
+    /// [`crate::Source::Fd`] counts in.
+    pub fn create(
+        &self,
+        plan: &SandboxPlan,
+        init_fds: &[BorrowedFd<'_>],
+        sources: &[BorrowedFd<'_>],
+    ) -> Result<Sandbox> {
+        let (near, far) = socket_pair().at("make a socket pair")?;
+        let mut fds = vec![far.as_fd()];
+        fds.extend(sources.iter().chain(init_fds));
+        if fds.len() > FDS_MAX {
+            return Err(Error::Invalid(format!(
+                "at most {} descriptors",
+                FDS_MAX - 1
+            )));
+        }
+        let request = Request::Create {
+            plan: Box::new(plan.clone()),
+            sources: sources.len(),
+        };
+        send_message(self.socket.as_fd(), &request, &fds)?;
+        drop(fds);
+        // If both the server and the box die now, this end learns it.
+        drop(far);
+        let mut buffer = vec![0; 4096];
+        let (reply, fds) =
+            receive_message::<Reply>(near.as_fd(), &mut buffer)?.ok_or(Error::ServerGone)?;
+        let reply = reply.into_result()?;
+        let (
+            Reply::Ready {
+                cgroup,
+                missing,
+                cpu_before,
+            },
+            Ok([pidfd, mounts]),
+        ) = (reply, <[OwnedFd; 2]>::try_from(fds))
+        else {
+            return Err(Error::Protocol("no answer of a box".into()));
+        };
+        Ok(Sandbox {
+            pidfd,
+            mounts,
+            pid: OnceLock::new(),
+            cgroup,
+            missing,
+            guest: plan.guest.id,
+            cpu_before,
+            frozen: AtomicBool::new(false),
+            cgroups: self.cgroups.clone(),
+            server: Some(self.socket.clone()),
+        })
+    }
+
+    /// Mounts into a running box. Commands started before see it read-only under Landlock; init must renew its rules
+    /// ([`crate::Init::allow_writes`]) for those to come.
+    pub fn add_mount(
+        &self,
+        sandbox: &Sandbox,
+        mount: &Mount,
+        source: Option<BorrowedFd<'_>>,
+    ) -> Result<()> {
+        let mut fds = vec![sandbox.mounts.as_fd()];
+        fds.extend(source);
+        self.ask(
+            &Request::AddMount {
+                mount: mount.clone(),
+                guest: sandbox.guest,
+            },
+            &fds,
+        )
+    }
+
+    /// Waits until what has ended is also cleared away: reaped, and its cgroups removed or ready for another.
+    pub fn settle(&self) -> Result<()> {
+        self.ask(&Request::Settle, &[])
+    }
+
+    fn ask(&self, request: &Request, with: &[BorrowedFd<'_>]) -> Result<()> {
+        let (near, far) = socket_pair().at("make a socket pair")?;
+        let mut fds = vec![far.as_fd()];
+        fds.extend(with);
+        send_message(self.socket.as_fd(), request, &fds)?;
+        drop(fds);
+        drop(far);
+        let mut buffer = vec![0; 4096];
+        receive_message::<Reply>(near.as_fd(), &mut buffer)?
+            .ok_or(Error::ServerGone)?
+            .0
+            .into_result()?;
+        Ok(())
+    }
+}
+
+impl Drop for ForkServer {
+    fn drop(&mut self) {
+        // The server ends when its socket does, after clearing away.
+        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
+        let _ = self.process.wait();
+        // Opening them made the common parents, which the server removed, again.
+        self.cgroups.close();
+    }
+}
+
+/// A running box. Dropping the handle does not end it.
+#[derive(Debug)]
+pub struct Sandbox {
+    pidfd: OwnedFd,
+    mounts: OwnedFd,
+    /// Found out when first asked for.
+    pid: OnceLock<i32>,
+    cgroup: Option<String>,
+    missing: Vec<String>,
+    guest: u32,
+    cpu_before: Duration,
+    /// Whether it may be stopped, which a kill does not overcome on version 1.
+    frozen: AtomicBool,
+    cgroups: Arc<Cgroups>,
+    /// To say that its cgroup may be used by another; a box that was adopted has no server.
+    server: Option<Arc<OwnedFd>>,
+}
+
+/// What a later program needs, besides the descriptors, to take a box over.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SandboxRecord {
+    /// Init's process id. Only a hint: the pidfd says who it is.
+    pub pid: i32,
+    /// The name of its cgroups.
+    pub cgroup: Option<String>,
+    /// What it goes without.
+    pub missing: Vec<String>,
+    /// The guest's id.
+    pub guest: u32,
+    /// Processor time that its cgroup had counted before.
+    pub cpu_before: Duration,
+}
+
+impl Sandbox {
+    /// What to keep for [`Sandbox::adopt`].
+    pub fn record(&self) -> SandboxRecord {
+        SandboxRecord {
+            pid: self.pid(),
+            cgroup: self.cgroup.clone(),
+            missing: self.missing.clone(),
+            guest: self.guest,
+            cpu_before: self.cpu_before,
+        }
+    }
+
+    /// A handle on a box whose server is gone. `pidfd` and `mounts`, its mount namespace, come from its init, which was asked
+    /// over a socket; `cgroups` are of the same parent. Once it has ended, [`Cgroups::sweep`] clears its groups away.
+    pub fn adopt(
+        pidfd: OwnedFd,
+        mounts: OwnedFd,
+        record: SandboxRecord,
+        cgroups: Arc<Cgroups>,
+    ) -> Self {
+        let SandboxRecord {
+            pid,
+            cgroup,
+            missing,
+            guest,
+            cpu_before,
+        } = record;
+        Self {
+            pidfd,
+            mounts,
+            pid: OnceLock::from(pid),
+            cgroup,
+            missing,
+            guest,
+            cpu_before,
+            frozen: AtomicBool::new(true),
+            cgroups,
+            server: None,
+        }
+    }
+
+    /// Its mount namespace, to be kept by whoever may want to adopt the box later.
+    pub fn mount_namespace(&self) -> BorrowedFd<'_> {
+        self.mounts.as_fd()
+    }
+
+    /// Readable once the box has ended; for an event loop.
+    pub fn pidfd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+
+    /// The process id of init, as the machine numbers it. Not positive if it had ended before anybody asked.
+    pub fn pid(&self) -> i32 {
+        *self.pid.get_or_init(|| {
+            let number = std::os::fd::AsRawFd::as_raw_fd(&self.pidfd);
+            let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{number}"));
+            let info = info.unwrap_or_default();
+            let pid = info.lines().find_map(|line| line.strip_prefix("Pid:"));
+            pid.and_then(|pid| pid.trim().parse().ok()).unwrap_or(-1)
+        })
+    }
+
+    /// The name of its cgroups, below the server's parent.
+    pub fn cgroup(&self) -> Option<&str> {
+        self.cgroup.as_deref()
+    }
+
+    /// What this box goes without, by name.
+    pub fn missing(&self) -> &[String] {
+        &self.missing
+    }
+
+    /// Kills everything in the box. The kernel ends a pid namespace together with its first process, whatever its processes
+    /// have forked, detached or ignored.
+    pub fn kill(&self) -> Result<()> {
+        let end = rustix::process::pidfd_send_signal(&self.pidfd, rustix::process::Signal::KILL);
+        if let Some(name) = &self.cgroup
+            && self.frozen.load(Ordering::Relaxed)
+        {
+            let _ = self.cgroups.freeze(name, false);
+        }
+        match end {
+            Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
+            Err(error) => Err(error).at("kill the box"),
+        }
+    }
+
+    /// Waits until the box has ended. `false` when the time ran out first.
+    pub fn wait(&self, timeout: Option<Duration>) -> Result<bool> {
+        let timeout = timeout.map(|timeout| Timespec {
+            tv_sec: timeout.as_secs().try_into().unwrap_or(i64::MAX),
+            tv_nsec: timeout.subsec_nanos().into(),
+        });
+        let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
+        let ready = rustix::io::retry_on_intr(|| rustix::event::poll(&mut fds, timeout.as_ref()))
+            .at("wait for the box")?;
+        Ok(ready > 0)
+    }
+
+    /// Kills the box and waits for its end. The server clears its cgroups away on its own time.
+    pub fn destroy(self) -> Result<()> {
+        self.kill()?;
+        self.wait(None)?;
+        Ok(())
+    }
+
+    /// What the box uses and has used.
+    pub fn usage(&self) -> Usage {
+        let mut usage = self
+            .cgroup
+            .as_deref()
+            .map(|name| self.cgroups.usage(name))
+            .unwrap_or_default();
+        usage.cpu = usage.cpu.map(|cpu| cpu.saturating_sub(self.cpu_before));
+        usage
+    }
+
+    /// Stops everything in the box, init included.
+    pub fn freeze(&self) -> Result<()> {
+        self.set_frozen(true)
+    }
+
+    /// Continues what was stopped.
+    pub fn thaw(&self) -> Result<()> {
+        self.set_frozen(false)
+    }
+
+    fn set_frozen(&self, frozen: bool) -> Result<()> {
+        let name = self
+            .cgroup
+            .as_deref()
+            .ok_or_else(|| Error::Unavailable("cgroup.freeze".into()))?;
+        if frozen {
+            self.frozen.store(true, Ordering::Relaxed);
+        }
+        self.cgroups
+            .freeze(name, frozen)
+            .map_err(|error| match error.kind() {
+                std::io::ErrorKind::Unsupported => Error::Unavailable("cgroup.freeze".into()),
+                _ => Error::Step {
+                    step: "freeze".into(),
+                    source: error,
+                },
+            })
+    }
+}
+
+impl Drop for Sandbox {
+    fn drop(&mut self) {
+        if let (Some(server), Some(cgroup)) = (&self.server, &self.cgroup) {
+            // A server that is gone has no use for it.
+            let release = Request::Release {
+                cgroup: cgroup.clone(),
+            };
+            let _ = send_message(server.as_fd(), &release, &[]);
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! What the first process of a box has once the box is closed: starting commands as the guest, and ending them with all they
+//! have started.
+//!
+//! `spawn.rs` starts a command, `kin.rs` finds everything that came of it.
+
+pub(crate) mod kin;
+mod spawn;
+
+use std::collections::BTreeSet;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use rustix::process::{Pid, Signal, WaitOptions};
+
+use crate::plan::SandboxPlan;
+pub use spawn::{Command, SpawnPlan, Stdio};
+
+/// What a box's first process is given.
+#[derive(Debug)]
+pub struct Init {
+    /// What the box was asked to be.
+    pub plan: SandboxPlan,
+    /// The descriptors handed in, in order.
+    pub fds: Vec<OwnedFd>,
+    /// The namespaces that hold the box's mounts.
+    pub outer: Outer,
+    /// Whether init has an id of its own, apart from the guest's.
+    pub two_uids: bool,
+    /// What this box goes without.
+    pub missing: Vec<String>,
+    landlock: Option<OwnedFd>,
+    guest_filter: Vec<libc::sock_filter>,
+    marks: BTreeSet<u32>,
+    next_mark: u32,
+    /// Marks of processes that outlived their command.
+    leftover: BTreeSet<u32>,
+    /// Limits of each process, standing in for cgroups that this machine does not give.
+    fallback: [Option<(u32, u64)>; 2],
+}
+
+/// What a later program needs to mount into this box, handed to it by init over a socket. Of no use to init itself: it has no
+/// power over either.
+#[derive(Debug)]
+pub struct Outer {
+    /// The user namespace that owns the box's mounts.
+    pub user: OwnedFd,
+    /// The box's mount namespace.
+    pub mounts: OwnedFd,
+}
+
+/// How a child of init ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ended {
+    /// Its process id inside.
+    pub pid: i32,
+    /// The exit code, if it exited.
+    pub code: Option<i32>,
+    /// The signal, if one ended it.
+    pub signal: Option<i32>,
+}
+
+impl Init {
+    pub(crate) fn new(
+        plan: SandboxPlan,
+        fds: Vec<OwnedFd>,
+        outer: Outer,
+        two_uids: bool,
+        missing: Vec<String>,
+        landlock: Option<OwnedFd>,
+    ) -> Self {
+        let guest_filter = crate::seccomp::guest_program();
+        let fallback = fallback(&plan, &missing);
+        Self {
+            plan,
+            fds,
+            outer,
+            two_uids,
+            missing,
+            landlock,
+            guest_filter,
+            marks: BTreeSet::new(),
+            next_mark: kin::MARKS.start,
+            leftover: BTreeSet::new(),
+            fallback,
+        }
+    }
+
+    /// Lets commands to come write beneath these places as well: mounts added while the box runs.
+    pub fn allow_writes(&mut self, more: &[PathBuf]) -> io::Result<()> {
+        if self.landlock.is_some() {
+            self.landlock = ruleset(&self.plan, crate::landlock::abi(), more)?;
+        }
+        Ok(())
+    }
+
+    /// A child that has ended, if there is one. Init is the parent of every orphan of the box, so this must be called until it
+    /// gives none each time a `SIGCHLD` comes.
+    pub fn reap(&self) -> Option<Ended> {
+        let (pid, status) = rustix::process::wait(WaitOptions::NOHANG).ok()??;
+        Some(Ended {
+            pid: pid.as_raw_pid(),
+            code: status.exit_status(),
+            signal: status.terminating_signal(),
+        })
+    }
+
+    /// Sends a signal to a command's process group.
+    pub fn signal(&self, command: &Command, signal: i32) -> io::Result<()> {
+        let (Some(pid), Some(signal)) =
+            (Pid::from_raw(command.pid), Signal::from_named_raw(signal))
+        else {
+            return Err(io::ErrorKind::InvalidInput.into());
+        };
+        Ok(rustix::process::kill_process_group(pid, signal)?)
+    }
+
+    /// Kills a command and everything it has started, also what has detached itself, and gives how many processes that were.
+    /// The ended ones still are to be reaped.
+    pub fn kill_tree(&self, command: &Command) -> usize {
+        let mut killed = 0;
+        // New ones may be born while the old ones are being killed. Each round kills all there are, and those born meanwhile
+        // have higher numbers than the reader has come to, so few rounds do; the bound is against a kernel that lies.
+        for _ in 0..kin::ROUNDS_MAX {
+            let found = kin::of(command, self.two_uids);
+            let fresh = found.iter().filter_map(|pid| Pid::from_raw(*pid));
+            let hit = fresh
+                .filter(|pid| rustix::process::kill_process(*pid, Signal::KILL).is_ok())
+                .count();
+            killed += hit;
+            if hit == 0 {
+                break;
+            }
+        }
+        killed
+    }
+
+    /// Gives a command's mark free for another, once it has ended and nothing of it is left or wanted.
+    pub fn forget(&mut self, command: &Command) {
+        self.marks.remove(&command.mark);
+    }
+}
+
+/// Where cgroups are missing: the number of processes, which the kernel counts per user and user namespace, so per box; and the
+/// memory of each process, which is less than asked for, and reported so.
+fn fallback(plan: &SandboxPlan, missing: &[String]) -> [Option<(u32, u64)>; 2] {
+    let lacks = |name: &str| missing.iter().any(|missing| missing == name);
+    let pids = plan.limits.pids.filter(|_| lacks("cgroup.pids"));
+    let memory = plan.limits.memory.filter(|_| lacks("cgroup.memory"));
+    // Data, not address space: programs reserve far more of that than they use.
+    [
+        pids.map(|pids| (libc::RLIMIT_NPROC, pids)),
+        memory.map(|memory| (libc::RLIMIT_DATA, memory)),
+    ]
+}
+
+/// The rules for commands: write where the plan says, read what is there.
+pub(crate) fn ruleset(
+    plan: &SandboxPlan,
+    abi: u32,
+    more: &[PathBuf],
+) -> io::Result<Option<OwnedFd>> {
+    let fixed = ["/tmp", "/var/tmp"].into_iter().map(Path::new);
+    let root = (!plan.read_only_root).then_some(Path::new("/"));
+    let mounts = plan
+        .mounts
+        .iter()
+        .filter(|mount| mount.writable)
+        .map(|mount| mount.target.as_path());
+    let dirs = plan
+        .dirs
+        .iter()
+        .chain(more)
+        .chain([&plan.guest.home])
+        .map(PathBuf::as_path);
+    crate::landlock::ruleset(abi, fixed.chain(root).chain(mounts).chain(dirs))
+}

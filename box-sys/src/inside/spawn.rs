@@ -1,0 +1,347 @@
+//! Starting a command as the guest: a clone that shares memory and holds init until the command runs, so that its cost does
+//! not depend on init's size.
+
+use std::ffi::{CString, OsString, c_char, c_int, c_void};
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
+
+use super::Init;
+use super::kin::{self, MARKS};
+use crate::raw;
+
+/// A command to start.
+#[derive(Debug)]
+pub struct SpawnPlan<'a> {
+    /// The program and its arguments. A name without `/` is looked for in `PATH` of `env`.
+    pub argv: Vec<OsString>,
+    /// The whole environment.
+    pub env: Vec<(OsString, OsString)>,
+    /// Where it starts; entered as the guest.
+    pub cwd: PathBuf,
+    /// What it reads from and writes to.
+    pub stdio: Stdio<'a>,
+    /// Limits to lower: resource number and value, as of `setrlimit`.
+    pub rlimits: Vec<(u32, u64)>,
+}
+
+/// The three standard descriptors of a command.
+#[derive(Debug, Clone, Copy)]
+pub enum Stdio<'a> {
+    /// One for each.
+    Fds {
+        /// Standard input.
+        stdin: BorrowedFd<'a>,
+        /// Standard output.
+        stdout: BorrowedFd<'a>,
+        /// Standard error.
+        stderr: BorrowedFd<'a>,
+    },
+    /// A terminal for all three, which becomes the command's controlling one.
+    Terminal(BorrowedFd<'a>),
+}
+
+/// A command that runs.
+#[derive(Debug)]
+pub struct Command {
+    /// Its process id inside, also of its session and process group.
+    pub pid: i32,
+    /// Readable once it has ended.
+    pub pidfd: OwnedFd,
+    pub(super) mark: u32,
+}
+
+/// The child's stack; it calls little.
+const STACK: usize = 64 << 10;
+const PATH_DEFAULT: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+impl Init {
+    /// Starts a command as the guest. It is in a session of its own, holds no descriptor but its three, and no capability.
+    ///
+    /// The error of a program that cannot be run is the error of `execve`, so that "not found" is told from "not allowed".
+    pub fn spawn(&mut self, plan: &SpawnPlan<'_>) -> io::Result<Command> {
+        let mark = self.new_mark()?;
+        let result = self.spawn_marked(plan, mark);
+        if result.is_err() {
+            self.marks.remove(&mark);
+        }
+        result
+    }
+
+    fn new_mark(&mut self) -> io::Result<u32> {
+        for _ in MARKS {
+            if !MARKS.contains(&self.next_mark) {
+                self.next_mark = MARKS.start;
+                // Once around: what an ended command left running still carries its mark.
+                self.leftover = kin::marks_in_use(self.two_uids);
+            }
+            let mark = self.next_mark;
+            self.next_mark += 1;
+            if !self.leftover.contains(&mark) && self.marks.insert(mark) {
+                return Ok(mark);
+            }
+        }
+        Err(io::Error::from_raw_os_error(libc::EAGAIN))
+    }
+
+    fn spawn_marked(&self, plan: &SpawnPlan<'_>, mark: u32) -> io::Result<Command> {
+        // Everything that allocates happens here: the child shares this memory and must leave it as it is.
+        let argv = strings(plan.argv.iter().cloned())?;
+        let mut env = Vec::with_capacity(plan.env.len());
+        for (key, value) in &plan.env {
+            let mut pair = key.clone();
+            pair.push("=");
+            pair.push(value);
+            env.push(pair);
+        }
+        let mut rlimits = plan.rlimits.clone();
+        rlimits.extend(self.fallback.iter().flatten());
+        if !self.two_uids {
+            rlimits.push((kin::LIMIT, kin::LIMIT_BASE + u64::from(mark)));
+        }
+        let env = strings(env.into_iter())?;
+        let programs = programs(plan)?;
+        let cwd = CString::new(plan.cwd.clone().into_os_string().into_vec())?;
+        let (stdio, terminal) = match &plan.stdio {
+            Stdio::Fds {
+                stdin,
+                stdout,
+                stderr,
+            } => (
+                [stdin.as_raw_fd(), stdout.as_raw_fd(), stderr.as_raw_fd()],
+                false,
+            ),
+            Stdio::Terminal(fd) => ([fd.as_raw_fd(); 3], true),
+        };
+        let (argv_pointers, env_pointers) = (pointers(&argv), pointers(&env));
+        let program_pointers = pointers(&programs);
+        let mut start = Start {
+            argv: argv_pointers.as_ptr(),
+            env: env_pointers.as_ptr(),
+            programs: program_pointers.as_ptr(),
+            cwd: cwd.as_ptr(),
+            stdio,
+            terminal,
+            rlimits: &rlimits,
+            ids: self.two_uids.then_some((self.plan.guest.id, mark)),
+            landlock: self.landlock.as_ref().map(AsRawFd::as_raw_fd),
+            filter: &self.guest_filter,
+            failed: 0,
+        };
+        let mut stack = Vec::<u128>::with_capacity(STACK / size_of::<u128>());
+        let (pid, pidfd) = clone_and_run(&mut stack, &mut start)?;
+        if start.failed != 0 {
+            let _ = rustix::process::waitpid(
+                rustix::process::Pid::from_raw(pid),
+                rustix::process::WaitOptions::empty(),
+            );
+            return Err(io::Error::from_raw_os_error(start.failed));
+        }
+        Ok(Command { pid, pidfd, mark })
+    }
+}
+
+/// What the child needs, all of it made before and alive until it has gone on.
+struct Start<'a> {
+    argv: *const *const c_char,
+    env: *const *const c_char,
+    programs: *const *const c_char,
+    cwd: *const c_char,
+    stdio: [RawFd; 3],
+    terminal: bool,
+    rlimits: &'a [(u32, u64)],
+    /// The guest's id and the command's mark, where init is somebody else.
+    ids: Option<(u32, u32)>,
+    landlock: Option<RawFd>,
+    filter: &'a [libc::sock_filter],
+    /// The error number of what did not work, written by the child.
+    failed: c_int,
+}
+
+fn clone_and_run(stack: &mut Vec<u128>, start: &mut Start<'_>) -> io::Result<(i32, OwnedFd)> {
+    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD | libc::SIGCHLD;
+    let mut pidfd: RawFd = -1;
+    // No handler of init's may run in the child: it would run on init's memory.
+    let mut old = raw::signal_set(&[]);
+    let mut all = raw::signal_set(&[]);
+    // SAFETY: fills an initialised set.
+    unsafe { libc::sigfillset(&raw mut all) };
+    // SAFETY: both sets are initialised.
+    unsafe { libc::sigprocmask(libc::SIG_SETMASK, &raw const all, &raw mut old) };
+    // SAFETY: the end of the allocation, one past it at most; stacks grow down.
+    let top = unsafe { stack.as_mut_ptr().add(stack.capacity()) };
+    // SAFETY: the child runs `begin` on a stack of its own, aligned to 16, and shares our memory; we are held (VFORK) until it
+    // has called `execve` or `_exit`, so `start` and the stack outlive its use of them, and it touches nothing else of ours.
+    let pid = unsafe {
+        libc::clone(
+            begin,
+            top.cast(),
+            flags,
+            std::ptr::from_mut(start).cast::<c_void>(),
+            &raw mut pidfd,
+        )
+    };
+    let error = io::Error::last_os_error();
+    // SAFETY: `old` was filled by the call above.
+    unsafe { libc::sigprocmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut()) };
+    if pid < 0 {
+        return Err(error);
+    }
+    Ok((pid, raw::own(pidfd.into())?))
+}
+
+/// The child's whole life before its program.
+extern "C" fn begin(start: *mut c_void) -> c_int {
+    // SAFETY: the pointer given to `clone`, to a `Start` that nobody else uses while this runs.
+    let start = unsafe { &mut *start.cast::<Start<'_>>() };
+    start.failed = match go(start) {
+        Ok(never) => match never {},
+        Err(error) => error.raw_os_error().unwrap_or(libc::EIO),
+    };
+    raw::exit_now(127)
+}
+
+fn check(result: libc::c_long) -> io::Result<()> {
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
+}
+
+fn go(start: &Start<'_>) -> io::Result<std::convert::Infallible> {
+    default_signals();
+    // SAFETY: takes nothing.
+    check(unsafe { libc::setsid() }.into())?;
+    for (to, from) in start.stdio.into_iter().enumerate() {
+        // Init's own standard descriptors are 0 to 2, so what is handed on is always above.
+        let to = c_int::try_from(to).unwrap_or(c_int::MAX);
+        // SAFETY: takes numbers; the table of descriptors is the child's own.
+        check(unsafe { libc::dup2(from, to) }.into())?;
+    }
+    if start.terminal {
+        // SAFETY: takes a number; 0 does not steal a terminal.
+        check(unsafe { libc::ioctl(0, libc::TIOCSCTTY as _, 0) }.into())?;
+    }
+    for (resource, value) in start.rlimits {
+        lower(*resource, *value)?;
+    }
+    if let Some((guest, mark)) = start.ids {
+        become_guest(guest, mark)?;
+    }
+    assert_powerless()?;
+    if let Some(landlock) = start.landlock {
+        raw::landlock_restrict(landlock)?;
+    }
+    // SAFETY: a C string that outlives the call.
+    check(unsafe { libc::chdir(start.cwd) }.into())?;
+    raw::load_filter(start.filter)?;
+    // SAFETY: this table of descriptors is the child's own, and nothing in it is used any more but 0 to 2.
+    unsafe { raw::close_from(3) }?;
+    // SAFETY: takes a number.
+    unsafe { libc::umask(0o022) };
+    Err(exec(start))
+}
+
+/// Tries each candidate. Not being found in one place says nothing; not being allowed is remembered.
+fn exec(start: &Start<'_>) -> io::Error {
+    let mut denied = false;
+    let mut at = start.programs;
+    loop {
+        // SAFETY: `programs` ends with a null pointer, at which this loop ends.
+        let program = unsafe { *at };
+        if program.is_null() {
+            return io::Error::from_raw_os_error(if denied { libc::EACCES } else { libc::ENOENT });
+        }
+        // SAFETY: C strings and null-terminated arrays of them, alive until this process has become the program.
+        unsafe { libc::execve(program, start.argv, start.env) };
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            Some(libc::ENOENT | libc::ENOTDIR) => {}
+            Some(libc::EACCES) => denied = true,
+            _ => return error,
+        }
+        // SAFETY: not past the null pointer, which was checked for.
+        at = unsafe { at.add(1) };
+    }
+}
+
+/// What init ignores or blocks is no business of a command's.
+fn default_signals() {
+    for signal in 1..=64 {
+        // SAFETY: sets a disposition of the child's own table; numbers that cannot be set answer an error.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
+    let none = raw::signal_set(&[]);
+    // SAFETY: an initialised set.
+    unsafe { libc::sigprocmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut()) };
+}
+
+/// Lowers a limit; where it is lower already it stays. Raising is nobody's right here.
+fn lower(resource: u32, value: u64) -> io::Result<()> {
+    let mut now = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: fills `now`.
+    check(unsafe { libc::syscall(libc::SYS_prlimit64, 0, resource, 0, &raw mut now) })?;
+    let value = value.min(now.rlim_max);
+    let new = libc::rlimit {
+        rlim_cur: value,
+        rlim_max: value,
+    };
+    // SAFETY: reads `new`.
+    check(unsafe { libc::syscall(libc::SYS_prlimit64, 0, resource, &raw const new, 0) })
+}
+
+/// The raw calls: the C library's would try to take init's other threads along.
+fn become_guest(guest: u32, mark: u32) -> io::Result<()> {
+    // SAFETY: one group, which outlives the call.
+    check(unsafe { libc::syscall(libc::SYS_setgroups, 1, &raw const mark) })?;
+    // SAFETY: takes numbers.
+    check(unsafe { libc::syscall(libc::SYS_setresgid, guest, guest, guest) })?;
+    // SAFETY: takes numbers. Going from 0 to another id clears every capability.
+    check(unsafe { libc::syscall(libc::SYS_setresuid, guest, guest, guest) })
+}
+
+/// No command starts with a capability left, whatever went wrong before.
+fn assert_powerless() -> io::Result<()> {
+    let sets = rustix::thread::capabilities(None)?;
+    let all = sets.effective | sets.permitted | sets.inheritable;
+    if all.is_empty() {
+        Ok(())
+    } else {
+        Err(io::Error::from_raw_os_error(libc::EPERM))
+    }
+}
+
+fn strings(all: impl Iterator<Item = OsString>) -> io::Result<Vec<CString>> {
+    all.map(|one| CString::new(one.into_vec()).map_err(io::Error::from))
+        .collect()
+}
+
+fn pointers(all: &[CString]) -> Vec<*const c_char> {
+    all.iter()
+        .map(|one| one.as_ptr())
+        .chain([std::ptr::null()])
+        .collect()
+}
+
+/// Where the program may be.
+fn programs(plan: &SpawnPlan<'_>) -> io::Result<Vec<CString>> {
+    let Some(name) = plan.argv.first().filter(|name| !name.is_empty()) else {
+        return Err(io::Error::from_raw_os_error(libc::ENOENT));
+    };
+    let bytes = name.clone().into_vec();
+    if bytes.contains(&b'/') {
+        return strings([name.clone()].into_iter());
+    }
+    let path = plan
+        .env
+        .iter()
+        .find(|(key, _)| key == "PATH")
+        .map_or_else(|| PATH_DEFAULT.into(), |(_, value)| value.clone());
+    let dirs = std::env::split_paths(&path).collect::<Vec<_>>();
+    strings(dirs.into_iter().map(|dir| dir.join(name).into_os_string()))
+}

@@ -1,0 +1,87 @@
+//! Landlock, the second fence around files: a command may write only where the plan says, whatever else the mounts or the
+//! modes of files would allow.
+//!
+//! Signals and abstract sockets are left unscoped on purpose: two commands of one box are each under their own domain, and
+//! the second must be able to end a server that the first one started. Init is safe from signals as pid 1.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{Mode, OFlags};
+
+use crate::raw;
+
+const EXECUTE: u64 = 1 << 0;
+const WRITE_FILE: u64 = 1 << 1;
+const READ_FILE: u64 = 1 << 2;
+const READ_DIR: u64 = 1 << 3;
+const MAKE_CHAR: u64 = 1 << 6;
+const MAKE_BLOCK: u64 = 1 << 11;
+const REFER: u64 = 1 << 13;
+const TRUNCATE: u64 = 1 << 14;
+const IOCTL_DEV: u64 = 1 << 15;
+
+/// The version of Landlock this kernel has, 0 for none.
+pub(crate) fn abi() -> u32 {
+    const VERSION: u32 = 1;
+    raw::landlock_create(None, VERSION).map_or(0, |abi| u32::try_from(abi).unwrap_or(0))
+}
+
+/// The rights a kernel of this version knows about.
+fn known(abi: u32) -> u64 {
+    let mut rights = (1 << 13) - 1;
+    for (since, right) in [(2, REFER), (3, TRUNCATE), (5, IOCTL_DEV)] {
+        if abi >= since {
+            rights |= right;
+        }
+    }
+    rights
+}
+
+/// A ruleset for the commands of a box: read everything that is there, write beneath `writable`. `None` where the kernel has
+/// no Landlock.
+pub(crate) fn ruleset<'a>(
+    abi: u32,
+    writable: impl Iterator<Item = &'a Path>,
+) -> io::Result<Option<OwnedFd>> {
+    if abi == 0 {
+        return Ok(None);
+    }
+    let known = known(abi);
+    let ruleset = raw::own(raw::landlock_create(Some(&[known]), 0)?)?;
+    let allow = |path: &Path, rights: u64| -> io::Result<()> {
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        match rustix::fs::open(path, flags, Mode::empty()) {
+            Ok(place) => {
+                // Rights about entries of a directory are refused on a file: EINVAL.
+                let file = !rustix::fs::FileType::from_raw_mode(rustix::fs::fstat(&place)?.st_mode)
+                    .is_dir();
+                let rights = if file {
+                    rights & (EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV)
+                } else {
+                    rights
+                };
+                raw::landlock_allow(ruleset.as_fd(), place.as_fd(), rights & known)
+            }
+            Err(rustix::io::Errno::NOENT) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    };
+    // Without a rule for the root itself not even `ls /` works.
+    allow(Path::new("/"), EXECUTE | READ_FILE | READ_DIR)?;
+    allow(
+        Path::new("/proc"),
+        READ_FILE | READ_DIR | WRITE_FILE | TRUNCATE,
+    )?;
+    allow(
+        Path::new("/dev"),
+        READ_FILE | READ_DIR | WRITE_FILE | TRUNCATE | IOCTL_DEV,
+    )?;
+    let all = known & !(MAKE_CHAR | MAKE_BLOCK | IOCTL_DEV);
+    allow(Path::new("/dev/shm"), all)?;
+    for path in writable {
+        allow(path, all)?;
+    }
+    Ok(Some(ruleset))
+}

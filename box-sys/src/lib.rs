@@ -1,0 +1,40 @@
+//! Builds and runs one hardened box on Linux, and knows nothing of RPC or policy. The one crate of the workspace with
+//! `unsafe`, each block with its reason.
+//!
+//! # Reading order
+//! 1. `plan.rs`: [`SandboxPlan`], what a box shall be; `probe.rs`: [`Primitives`], what this machine has for it.
+//! 2. `client.rs`: [`ForkServer`] and [`Sandbox`], what a program that makes boxes holds.
+//! 3. `server/`: the fork server. `world.rs` is what it lives in, `pools.rs` what it keeps ready, `launch.rs` the fork.
+//! 4. `child/`: from the fork to init. `mod.rs` is the order of steps, `tree.rs` the root directory.
+//! 5. `inside/`: what init has: [`Init`], commands, their ends.
+//! 6. `cgroup/`, `seccomp/`, `landlock.rs`, `mounts.rs`, `identity.rs`: the means.
+//! 7. `wire.rs`: messages between the two; `raw.rs`: system calls; `error.rs`.
+//!
+//! # A program that makes boxes
+//! Its `main` begins with [`serve_if_asked`], because the fork server is the same program started again. Then
+//! [`ForkServer::start`] once, [`ForkServer::create`] for each box.
+
+mod cgroup;
+mod child;
+mod client;
+mod error;
+mod identity;
+mod inside;
+mod landlock;
+mod mounts;
+mod plan;
+mod probe;
+mod raw;
+pub mod seccomp;
+mod server;
+mod wire;
+
+pub use cgroup::{Ability, Cgroups, Usage};
+pub use child::InitMain;
+pub use client::{ForkServer, Sandbox, SandboxRecord, serve_if_asked};
+pub use error::{Error, Result};
+pub use inside::{Command, Ended, Init, Outer, SpawnPlan, Stdio};
+pub use plan::{Caps, Guest, Limits, MOUNTS_MAX, Mount, Root, SandboxPlan, Source};
+pub use probe::Primitives;
+pub use raw::signal_fd;
+pub use wire::{ServerConfig, receive, send, socket_pair};

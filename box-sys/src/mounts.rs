@@ -1,0 +1,142 @@
+//! Mounts by descriptor: made detached, changed, then attached to a place that was opened, never to a name.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Component, Path};
+
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, ResolveFlags, Uid};
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags};
+
+/// Bits of a mount: read-only, no set-id, no devices, no programs.
+pub(crate) type Attr = u64;
+
+/// A new file system of this kind, not attached anywhere.
+pub(crate) fn new_fs(kind: &str, options: &[(&str, &str)], attr: Attr) -> io::Result<OwnedFd> {
+    let fs = rustix::mount::fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
+    for (key, value) in options {
+        if value.is_empty() {
+            rustix::mount::fsconfig_set_flag(&fs, *key)?;
+        } else {
+            rustix::mount::fsconfig_set_string(&fs, *key, *value)?;
+        }
+    }
+    rustix::mount::fsconfig_create(&fs)?;
+    #[expect(clippy::cast_possible_truncation, reason = "the four bits used fit")]
+    let attr = MountAttrFlags::from_bits_retain(attr as u32);
+    Ok(rustix::mount::fsmount(
+        &fs,
+        FsMountFlags::FSMOUNT_CLOEXEC,
+        attr,
+    )?)
+}
+
+/// A copy of what is mounted at a place, not attached anywhere. An empty path stands for `at` itself.
+pub(crate) fn clone_tree(
+    at: impl AsFd,
+    path: impl rustix::path::Arg,
+    recursive: bool,
+) -> io::Result<OwnedFd> {
+    let mut flags = OpenTreeFlags::OPEN_TREE_CLONE
+        | OpenTreeFlags::OPEN_TREE_CLOEXEC
+        | OpenTreeFlags::AT_SYMLINK_NOFOLLOW
+        | OpenTreeFlags::AT_EMPTY_PATH;
+    if recursive {
+        flags |= OpenTreeFlags::AT_RECURSIVE;
+    }
+    Ok(rustix::mount::open_tree(at, path, flags)?)
+}
+
+/// Attaches a detached tree onto an opened place.
+pub(crate) fn attach(tree: impl AsFd, onto: impl AsFd) -> io::Result<()> {
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    Ok(rustix::mount::move_mount(tree, "", onto, "", flags)?)
+}
+
+/// Opens something beneath a directory without ever following a link.
+pub(crate) fn open_beneath(
+    root: impl AsFd,
+    path: impl rustix::path::Arg,
+    flags: OFlags,
+) -> io::Result<OwnedFd> {
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    Ok(rustix::fs::openat2(
+        root,
+        path,
+        flags | OFlags::CLOEXEC,
+        Mode::empty(),
+        resolve,
+    )?)
+}
+
+/// Makes the directories of an absolute path beneath `root`, links refused, and opens the last one. With an owner, the
+/// directories that had to be made belong to it.
+pub(crate) fn make_dirs(
+    root: BorrowedFd<'_>,
+    path: &Path,
+    owner: Option<u32>,
+) -> io::Result<OwnedFd> {
+    let mut dir = open_beneath(root, ".", OFlags::PATH | OFlags::DIRECTORY)?;
+    for component in path.components() {
+        let Component::Normal(name) = component else {
+            continue;
+        };
+        match rustix::fs::mkdirat(&dir, name, Mode::from(0o755)) {
+            Ok(()) => {
+                if let Some(owner) = owner {
+                    chown(&dir, name, owner)?;
+                }
+            }
+            // Read-only is only a reason to stop if the directory is not there.
+            Err(rustix::io::Errno::EXIST | rustix::io::Errno::ROFS | rustix::io::Errno::ACCESS) => {
+            }
+            Err(error) => return Err(error.into()),
+        }
+        dir = open_beneath(&dir, name, OFlags::PATH | OFlags::DIRECTORY)?;
+    }
+    Ok(dir)
+}
+
+/// The place for a tree: a directory for a directory, an empty file for a file.
+pub(crate) fn make_place(
+    root: BorrowedFd<'_>,
+    path: &Path,
+    tree: BorrowedFd<'_>,
+) -> io::Result<OwnedFd> {
+    let kind = FileType::from_raw_mode(rustix::fs::fstat(tree)?.st_mode);
+    if kind == FileType::Directory {
+        return make_dirs(root, path, None);
+    }
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    let parent = make_dirs(root, parent, None)?;
+    make_file(&parent, name, b"")?;
+    open_beneath(&parent, name, OFlags::PATH | OFlags::NOFOLLOW)
+}
+
+/// Writes a small new file; one that exists stays as it is.
+pub(crate) fn make_file(
+    dir: impl AsFd,
+    name: impl rustix::path::Arg,
+    content: &[u8],
+) -> io::Result<()> {
+    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    match rustix::fs::openat(dir, name, flags, Mode::from(0o644)) {
+        Ok(file) => {
+            if content.is_empty() {
+                Ok(())
+            } else {
+                io::Write::write_all(&mut std::fs::File::from(file), content)
+            }
+        }
+        Err(rustix::io::Errno::EXIST) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Gives a file or directory to somebody.
+pub(crate) fn chown(dir: impl AsFd, name: impl rustix::path::Arg, id: u32) -> io::Result<()> {
+    let (uid, gid) = (Uid::from_raw(id), Gid::from_raw(id));
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::EMPTY_PATH;
+    Ok(rustix::fs::chownat(dir, name, Some(uid), Some(gid), flags)?)
+}

@@ -1,0 +1,321 @@
+//! From the table to the kernel's instructions.
+
+use libc::sock_filter;
+
+use super::table::{Check, Rule, Verdict};
+
+const LOAD_WORD: u16 = 0x20; // BPF_LD | BPF_W | BPF_ABS
+const JUMP: u16 = 0x05; // BPF_JMP | BPF_JA
+const JUMP_EQUAL: u16 = 0x15; // BPF_JMP | BPF_JEQ | BPF_K
+const JUMP_AT_LEAST: u16 = 0x35; // BPF_JMP | BPF_JGE | BPF_K
+const JUMP_ANY_BIT: u16 = 0x45; // BPF_JMP | BPF_JSET | BPF_K
+const RETURN: u16 = 0x06; // BPF_RET | BPF_K
+
+const OFFSET_NUMBER: u32 = 0;
+const OFFSET_ARCH: u32 = 4;
+/// Low half of argument `n`. Both architectures are little endian.
+const fn offset_argument(n: u32) -> u32 {
+    16 + 8 * n
+}
+
+#[cfg(target_arch = "x86_64")]
+const ARCH: u32 = 0xc000_003e;
+#[cfg(target_arch = "aarch64")]
+const ARCH: u32 = 0xc000_00b7;
+
+/// Numbers from here on are the x32 entry of an x86-64 kernel: same architecture word, other table.
+#[cfg(target_arch = "x86_64")]
+const X32_BIT: u32 = 0x4000_0000;
+
+const fn op(code: u16, k: u32, jt: u8, jf: u8) -> sock_filter {
+    sock_filter { code, jt, jf, k }
+}
+
+const fn ret(verdict: Verdict) -> sock_filter {
+    let k = match verdict {
+        Verdict::Allow => libc::SECCOMP_RET_ALLOW,
+        #[expect(clippy::cast_sign_loss, reason = "error numbers are positive")]
+        Verdict::Errno(errno) => libc::SECCOMP_RET_ERRNO | errno as u32,
+        Verdict::Kill => libc::SECCOMP_RET_KILL_PROCESS,
+    };
+    op(RETURN, k, 0, 0)
+}
+
+/// A number that is in no table: a call younger than this list, answered as an older kernel would.
+const UNKNOWN: Verdict = Verdict::Errno(libc::ENOSYS);
+
+/// The whole program for a table sorted by number.
+pub(super) fn program(rules: &[Rule]) -> Vec<sock_filter> {
+    let mut program = vec![
+        op(LOAD_WORD, OFFSET_ARCH, 0, 0),
+        op(JUMP_EQUAL, ARCH, 1, 0),
+        ret(Verdict::Kill),
+        op(LOAD_WORD, OFFSET_NUMBER, 0, 0),
+    ];
+    #[cfg(target_arch = "x86_64")]
+    program.extend([op(JUMP_AT_LEAST, X32_BIT, 0, 1), ret(Verdict::Kill)]);
+    program.extend(tree(&runs(rules)));
+    program
+}
+
+/// A program that refuses a few calls and allows all others; stands behind a full one.
+pub(super) fn refuse(numbers: &[u32], errno: i32) -> Vec<sock_filter> {
+    let mut program = vec![op(LOAD_WORD, OFFSET_NUMBER, 0, 0)];
+    one_of(&mut program, numbers, Verdict::Errno(errno));
+    program.push(ret(Verdict::Allow));
+    program
+}
+
+/// All numbers from `first` up to the next run's meet the same fate.
+struct Run<'a> {
+    first: u32,
+    checks: &'a [Check],
+    verdict: Verdict,
+}
+
+/// Joins neighbours, and fills the gaps between known numbers.
+fn runs(rules: &[Rule]) -> Vec<Run<'_>> {
+    let mut runs: Vec<Run<'_>> = Vec::new();
+    let mut push = |first: u32, checks, verdict| {
+        let plain = |run: &Run<'_>| run.checks.is_empty() && run.verdict == verdict;
+        if !(<[Check]>::is_empty(checks) && runs.last().is_some_and(plain)) {
+            runs.push(Run {
+                first,
+                checks,
+                verdict,
+            });
+        }
+    };
+    let mut next = 0;
+    for rule in rules {
+        if rule.number > next {
+            push(next, &[], UNKNOWN);
+        }
+        push(rule.number, rule.checks, rule.otherwise);
+        next = rule.number + 1;
+    }
+    push(next, &[], UNKNOWN);
+    runs
+}
+
+/// A search tree over runs; the call's number is in the accumulator.
+fn tree(runs: &[Run<'_>]) -> Vec<sock_filter> {
+    if let [run] = runs {
+        return leaf(run);
+    }
+    let (left, right) = runs.split_at(runs.len() / 2);
+    let (pivot, left, right) = (right[0].first, tree(left), tree(right));
+    let mut code = Vec::with_capacity(left.len() + right.len() + 2);
+    // A conditional jump reaches 255 instructions, an unconditional one any distance.
+    if let Ok(distance) = u8::try_from(left.len()) {
+        code.push(op(JUMP_AT_LEAST, pivot, distance, 0));
+    } else {
+        code.push(op(JUMP_AT_LEAST, pivot, 0, 1));
+        code.push(op(JUMP, distance(left.len()), 0, 0));
+    }
+    code.extend(left);
+    code.extend(right);
+    code
+}
+
+/// What happens to one call: its checks in order, the first that matches decides.
+///
+/// Only the low half of an argument is looked at: every checked argument is a 32-bit integer to the kernel, which ignores
+/// the upper half, so a filter that compared it could be walked around.
+fn leaf(run: &Run<'_>) -> Vec<sock_filter> {
+    let mut code = Vec::new();
+    for check in run.checks {
+        match *check {
+            Check::AnyBit { arg, mask, verdict } => {
+                code.push(op(LOAD_WORD, offset_argument(arg), 0, 0));
+                code.push(op(JUMP_ANY_BIT, mask, 0, 1));
+                code.push(ret(verdict));
+            }
+            Check::BothAnyBit {
+                arg,
+                mask,
+                arg2,
+                mask2,
+                verdict,
+            } => {
+                code.push(op(LOAD_WORD, offset_argument(arg), 0, 0));
+                code.push(op(JUMP_ANY_BIT, mask, 0, 3));
+                code.push(op(LOAD_WORD, offset_argument(arg2), 0, 0));
+                code.push(op(JUMP_ANY_BIT, mask2, 0, 1));
+                code.push(ret(verdict));
+            }
+            Check::OneOf {
+                arg,
+                values,
+                verdict,
+            } => {
+                code.push(op(LOAD_WORD, offset_argument(arg), 0, 0));
+                one_of(&mut code, values, verdict);
+            }
+            Check::NoneOf {
+                arg,
+                values,
+                verdict,
+            } => {
+                code.push(op(LOAD_WORD, offset_argument(arg), 0, 0));
+                none_of(&mut code, values, verdict);
+            }
+            Check::WhenNoneOf {
+                arg,
+                when,
+                arg2,
+                values,
+                verdict,
+            } => {
+                let mut inner = vec![op(LOAD_WORD, offset_argument(arg2), 0, 0)];
+                none_of(&mut inner, values, verdict);
+                code.push(op(LOAD_WORD, offset_argument(arg), 0, 0));
+                code.push(op(
+                    JUMP_EQUAL,
+                    when,
+                    0,
+                    u8::try_from(inner.len()).unwrap_or(u8::MAX),
+                ));
+                code.extend(inner);
+            }
+        }
+    }
+    code.push(ret(run.verdict));
+    code
+}
+
+fn one_of(code: &mut Vec<sock_filter>, values: &[u32], verdict: Verdict) {
+    for value in values {
+        code.push(op(JUMP_EQUAL, *value, 0, 1));
+        code.push(ret(verdict));
+    }
+}
+
+fn none_of(code: &mut Vec<sock_filter>, values: &[u32], verdict: Verdict) {
+    for (place, value) in values.iter().enumerate() {
+        let to_end = u8::try_from(values.len() - place).unwrap_or(u8::MAX);
+        code.push(op(JUMP_EQUAL, *value, to_end, 0));
+    }
+    code.push(ret(verdict));
+}
+
+fn distance(length: usize) -> u32 {
+    u32::try_from(length).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::table::{number, rules};
+    use super::*;
+
+    /// Runs a program as the kernel would.
+    fn run(program: &[sock_filter], arch: u32, nr: u32, args: [u32; 6]) -> u32 {
+        let (mut at, mut acc) = (0, 0);
+        for _ in 0..program.len() {
+            let i = program[at];
+            at += 1;
+            let jump = |taken: bool| usize::from(if taken { i.jt } else { i.jf });
+            match i.code {
+                LOAD_WORD => {
+                    acc = match i.k {
+                        OFFSET_NUMBER => nr,
+                        OFFSET_ARCH => arch,
+                        k => args[usize::try_from((k - 16) / 8).unwrap()],
+                    }
+                }
+                JUMP => at += usize::try_from(i.k).unwrap(),
+                JUMP_EQUAL => at += jump(acc == i.k),
+                JUMP_AT_LEAST => at += jump(acc >= i.k),
+                JUMP_ANY_BIT => at += jump(acc & i.k != 0),
+                RETURN => return i.k,
+                code => panic!("instruction {code:#x}"),
+            }
+        }
+        panic!("no verdict for {nr}");
+    }
+
+    #[test]
+    fn every_number_meets_the_fate_its_rule_says() {
+        let rules = rules();
+        let program = program(&rules);
+        assert!(program.len() < 1000, "{} instructions", program.len());
+        for nr in 0..1024 {
+            let verdict = run(&program, ARCH, nr, [0; 6]);
+            match rules.iter().find(|rule| rule.number == nr) {
+                Some(rule) if rule.checks.is_empty() => {
+                    assert_eq!(verdict, ret(rule.otherwise).k, "{nr}");
+                }
+                Some(_) => {}
+                None => assert_eq!(verdict, ret(UNKNOWN).k, "{nr}"),
+            }
+        }
+    }
+
+    #[test]
+    fn foreign_entries_are_killed() {
+        let program = program(&rules());
+        let kill = libc::SECCOMP_RET_KILL_PROCESS;
+        assert_eq!(run(&program, 0x4000_0003, 20, [0; 6]), kill, "ia32");
+        #[cfg(target_arch = "x86_64")]
+        assert_eq!(run(&program, ARCH, X32_BIT + 39, [0; 6]), kill, "x32");
+    }
+
+    #[test]
+    fn arguments_decide() {
+        let program = program(&rules());
+        let call = |nr, args| run(&program, ARCH, number(nr), args);
+        let allow = libc::SECCOMP_RET_ALLOW;
+        let refused = |verdict| verdict & libc::SECCOMP_RET_ACTION_FULL == libc::SECCOMP_RET_ERRNO;
+        assert_eq!(call(libc::SYS_fchmod, [3, 0o755, 0, 0, 0, 0]), allow);
+        assert!(refused(call(libc::SYS_fchmod, [3, 0o4755, 0, 0, 0, 0])));
+        assert!(refused(call(libc::SYS_fchmod, [3, 0o2755, 0, 0, 0, 0])));
+        assert_eq!(
+            call(libc::SYS_openat, [0, 0, 0, 0o7777, 0, 0]),
+            allow,
+            "mode counts only when a file is made"
+        );
+        assert!(refused(call(libc::SYS_openat, [0, 0, 0o100, 0o4755, 0, 0])));
+        assert_eq!(call(libc::SYS_socket, [1, 1, 0, 0, 0, 0]), allow);
+        assert_eq!(call(libc::SYS_socket, [2, 1, 6, 0, 0, 0]), allow);
+        assert!(
+            refused(call(libc::SYS_socket, [2, 1, 132, 0, 0, 0])),
+            "sctp"
+        );
+        assert_eq!(
+            call(libc::SYS_socket, [16, 3, 0, 0, 0, 0]),
+            allow,
+            "rtnetlink"
+        );
+        assert!(
+            refused(call(libc::SYS_socket, [16, 3, 12, 0, 0, 0])),
+            "netfilter"
+        );
+        assert!(
+            refused(call(libc::SYS_socket, [38, 5, 0, 0, 0, 0])),
+            "af_alg"
+        );
+        assert!(
+            refused(call(libc::SYS_socket, [40, 1, 0, 0, 0, 0])),
+            "vsock"
+        );
+        assert_eq!(call(libc::SYS_prlimit64, [0; 6]), allow);
+        assert!(refused(call(libc::SYS_prlimit64, [1, 7, 0, 0, 0, 0])));
+        assert!(
+            refused(call(libc::SYS_ioctl, [0, 0x5412, 0, 0, 0, 0])),
+            "TIOCSTI"
+        );
+        assert_eq!(
+            call(libc::SYS_ioctl, [0, 0x5413, 0, 0, 0, 0]),
+            allow,
+            "TIOCGWINSZ"
+        );
+        assert!(refused(call(libc::SYS_clone, [0x1000_0000, 0, 0, 0, 0, 0])));
+        assert_eq!(call(libc::SYS_clone, [17, 0, 0, 0, 0, 0]), allow);
+        assert!(refused(call(libc::SYS_fallocate, [3, 1, 0, 0, 0, 0])));
+        assert_eq!(
+            call(libc::SYS_fallocate, [3, 3, 0, 0, 0, 0]),
+            allow,
+            "punching holes gives space back"
+        );
+    }
+}

@@ -1,0 +1,375 @@
+//! What happens to each system call of a box. A number that is not here is answered with `ENOSYS`.
+
+/// The end of a check.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// The call is made.
+    Allow,
+    /// The call is not made and answers this error.
+    Errno(i32),
+    /// The process is killed with `SIGSYS`.
+    Kill,
+}
+
+/// A condition on arguments; if it holds, its verdict stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Check {
+    /// Any bit of the mask is set in the argument.
+    AnyBit {
+        arg: u32,
+        mask: u32,
+        verdict: Verdict,
+    },
+    /// Any bit of each mask is set in each argument.
+    BothAnyBit {
+        arg: u32,
+        mask: u32,
+        arg2: u32,
+        mask2: u32,
+        verdict: Verdict,
+    },
+    /// The argument is one of these.
+    OneOf {
+        arg: u32,
+        values: &'static [u32],
+        verdict: Verdict,
+    },
+    /// The argument is none of these.
+    NoneOf {
+        arg: u32,
+        values: &'static [u32],
+        verdict: Verdict,
+    },
+    /// The first argument is `when`, and the second none of these.
+    WhenNoneOf {
+        arg: u32,
+        when: u32,
+        arg2: u32,
+        values: &'static [u32],
+        verdict: Verdict,
+    },
+}
+
+/// What happens to one call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rule {
+    /// The call's number on this architecture.
+    pub number: u32,
+    /// Conditions, in order.
+    pub checks: &'static [Check],
+    /// What stands if none of them holds.
+    pub otherwise: Verdict,
+}
+
+/// A call's number as the filter sees it.
+pub(super) fn number(call: libc::c_long) -> u32 {
+    u32::try_from(call).unwrap_or(u32::MAX)
+}
+
+const EPERM: Verdict = Verdict::Errno(libc::EPERM);
+const ENOSYS: Verdict = Verdict::Errno(libc::ENOSYS);
+
+/// Set-user-id and set-group-id. `nosuid` protects only the box's own mounts: a set-id file in a workspace would be one
+/// for the host.
+const SET_ID: u32 = 0o6000;
+/// `O_CREAT` and the bit of `O_TMPFILE` that is its own.
+const O_MAKES_FILE: u32 = 0o100 | 0o20_000_000;
+/// Every `CLONE_NEW…` bit: cgroup, uts, ipc, user, pid, net, mount.
+const NEW_NAMESPACE: u32 = 0x7e02_0000;
+/// `CLONE_NEWTIME`, which for `clone` is part of the exit signal but not for `unshare`.
+const NEW_TIME: u32 = 0x80;
+
+const fn mode_in(arg: u32) -> Check {
+    Check::AnyBit {
+        arg,
+        mask: SET_ID,
+        verdict: EPERM,
+    }
+}
+
+const fn mode_of_open(flags: u32, mode: u32) -> Check {
+    Check::BothAnyBit {
+        arg: flags,
+        mask: O_MAKES_FILE,
+        arg2: mode,
+        mask2: SET_ID,
+        verdict: EPERM,
+    }
+}
+
+/// Only on oneself: where init and guest share one uid, nothing else would keep a guest from setting init's limits.
+const SELF_ONLY_0: &[Check] = &[Check::NoneOf {
+    arg: 0,
+    values: &[0],
+    verdict: EPERM,
+}];
+const SELF_ONLY_1: &[Check] = &[Check::NoneOf {
+    arg: 1,
+    values: &[0],
+    verdict: EPERM,
+}];
+
+/// Calls whose arguments decide.
+const CHECKED: &[(libc::c_long, &[Check])] = &[
+    (
+        libc::SYS_clone,
+        &[Check::AnyBit {
+            arg: 0,
+            mask: NEW_NAMESPACE,
+            verdict: EPERM,
+        }],
+    ),
+    (
+        libc::SYS_unshare,
+        &[Check::AnyBit {
+            arg: 0,
+            mask: NEW_NAMESPACE | NEW_TIME,
+            verdict: EPERM,
+        }],
+    ),
+    (libc::SYS_fchmod, &[mode_in(1)]),
+    (libc::SYS_fchmodat, &[mode_in(2)]),
+    (libc::SYS_fchmodat2, &[mode_in(2)]),
+    (libc::SYS_mkdirat, &[mode_in(2)]),
+    (libc::SYS_mknodat, &[mode_in(2)]),
+    (libc::SYS_openat, &[mode_of_open(2, 3)]),
+    // An allocation takes disk in one call, past a per-file limit (with KEEP_SIZE) and between two looks of whoever
+    // watches a quota. Punching holes (bit 1) gives back. The C library falls back to writing.
+    (
+        libc::SYS_fallocate,
+        &[
+            Check::AnyBit {
+                arg: 1,
+                mask: 2,
+                verdict: Verdict::Allow,
+            },
+            Check::NoneOf {
+                arg: 1,
+                values: &[],
+                verdict: Verdict::Errno(libc::EOPNOTSUPP),
+            },
+        ],
+    ),
+    (
+        libc::SYS_ioctl,
+        &[Check::OneOf {
+            arg: 1,
+            values: IOCTLS_REFUSED,
+            verdict: EPERM,
+        }],
+    ),
+    (
+        libc::SYS_socket,
+        &[
+            Check::NoneOf {
+                arg: 0,
+                values: FAMILIES,
+                verdict: Verdict::Errno(libc::EAFNOSUPPORT),
+            },
+            // NETLINK: routes and addresses only; the other protocols are doors to subsystems.
+            Check::WhenNoneOf {
+                arg: 0,
+                when: 16,
+                arg2: 2,
+                values: &[0],
+                verdict: PROTOCOL,
+            },
+            Check::WhenNoneOf {
+                arg: 0,
+                when: 2,
+                arg2: 2,
+                values: INET_PROTOCOLS,
+                verdict: PROTOCOL,
+            },
+            Check::WhenNoneOf {
+                arg: 0,
+                when: 10,
+                arg2: 2,
+                values: INET_PROTOCOLS,
+                verdict: PROTOCOL,
+            },
+        ],
+    ),
+    (
+        libc::SYS_socketpair,
+        &[Check::NoneOf {
+            arg: 0,
+            values: &[1],
+            verdict: Verdict::Errno(libc::EAFNOSUPPORT),
+        }],
+    ),
+    (
+        libc::SYS_personality,
+        &[Check::NoneOf {
+            arg: 0,
+            values: &[0, 0xffff_ffff],
+            verdict: EPERM,
+        }],
+    ),
+    (libc::SYS_prlimit64, SELF_ONLY_0),
+    (libc::SYS_sched_setscheduler, SELF_ONLY_0),
+    (libc::SYS_sched_setparam, SELF_ONLY_0),
+    (libc::SYS_sched_setattr, SELF_ONLY_0),
+    (libc::SYS_setpriority, SELF_ONLY_1),
+    (libc::SYS_ioprio_set, SELF_ONLY_1),
+];
+
+/// The older forms that only x86-64 has.
+#[cfg(target_arch = "x86_64")]
+const CHECKED_HERE: &[(libc::c_long, &[Check])] = &[
+    (libc::SYS_chmod, &[mode_in(1)]),
+    (libc::SYS_mkdir, &[mode_in(1)]),
+    (libc::SYS_mknod, &[mode_in(1)]),
+    (libc::SYS_creat, &[mode_in(1)]),
+    (libc::SYS_open, &[mode_of_open(1, 2)]),
+];
+#[cfg(target_arch = "aarch64")]
+const CHECKED_HERE: &[(libc::c_long, &[Check])] = &[];
+
+const PROTOCOL: Verdict = Verdict::Errno(libc::EPROTONOSUPPORT);
+/// UNIX, INET, INET6, NETLINK.
+const FAMILIES: &[u32] = &[1, 2, 10, 16];
+/// The default, ICMP, TCP, UDP, and ICMP of version 6.
+const INET_PROTOCOLS: &[u32] = &[0, 1, 6, 17, 58];
+
+/// Terminal calls that type into, or reprogram, a terminal somebody else reads; and the old file system calls that
+/// allocate like `fallocate` does, which a filter on that call alone would miss.
+const IOCTLS_REFUSED: &[u32] = &[
+    0x5412,      // TIOCSTI
+    0x541c,      // TIOCLINUX
+    0x541d,      // TIOCCONS
+    0x5423,      // TIOCSETD: loads line disciplines
+    0x4030_5828, // FS_IOC_RESVSP
+    0x4030_582a, // FS_IOC_RESVSP64
+    0x4030_5839, // FS_IOC_ZERO_RANGE
+];
+
+/// Calls that answer `ENOSYS` on purpose.
+///
+/// `clone3` keeps its flags in memory, out of a filter's reach. With `EPERM` the C library would report that no thread
+/// can be made; with `ENOSYS` it falls back to `clone`.
+const ABSENT: &[libc::c_long] = &[libc::SYS_clone3];
+
+/// Calls that exist and are refused: programs that probe for them see `EPERM`, as under other sandboxes.
+const REFUSED: &[libc::c_long] = &[
+    libc::SYS_acct,
+    libc::SYS_add_key,
+    libc::SYS_adjtimex,
+    libc::SYS_bpf,
+    libc::SYS_chroot,
+    libc::SYS_clock_adjtime,
+    libc::SYS_clock_settime,
+    libc::SYS_delete_module,
+    libc::SYS_fanotify_init,
+    libc::SYS_fanotify_mark,
+    libc::SYS_finit_module,
+    libc::SYS_fspick,
+    libc::SYS_get_mempolicy,
+    libc::SYS_init_module,
+    libc::SYS_io_uring_enter,
+    libc::SYS_io_uring_register,
+    libc::SYS_io_uring_setup,
+    libc::SYS_kcmp,
+    libc::SYS_kexec_file_load,
+    libc::SYS_kexec_load,
+    libc::SYS_keyctl,
+    libc::SYS_lookup_dcookie,
+    libc::SYS_mbind,
+    libc::SYS_migrate_pages,
+    libc::SYS_mount,
+    libc::SYS_move_pages,
+    libc::SYS_name_to_handle_at,
+    libc::SYS_nfsservctl,
+    libc::SYS_open_by_handle_at,
+    libc::SYS_perf_event_open,
+    libc::SYS_pidfd_getfd,
+    libc::SYS_pivot_root,
+    libc::SYS_process_madvise,
+    libc::SYS_process_mrelease,
+    libc::SYS_process_vm_readv,
+    libc::SYS_process_vm_writev,
+    libc::SYS_ptrace,
+    libc::SYS_quotactl,
+    libc::SYS_quotactl_fd,
+    libc::SYS_reboot,
+    libc::SYS_request_key,
+    libc::SYS_set_mempolicy,
+    libc::SYS_set_mempolicy_home_node,
+    libc::SYS_setdomainname,
+    libc::SYS_settimeofday,
+    libc::SYS_swapoff,
+    libc::SYS_swapon,
+    libc::SYS_syslog,
+    libc::SYS_umount2,
+    libc::SYS_userfaultfd,
+    libc::SYS_vhangup,
+];
+
+/// Refused once a box is closed: these are what it is finished with, after the large program is loaded.
+pub(super) const CLOSING: &[libc::c_long] = &[
+    libc::SYS_fsconfig,
+    libc::SYS_fsmount,
+    libc::SYS_fsopen,
+    libc::SYS_mount_setattr,
+    libc::SYS_move_mount,
+    libc::SYS_open_tree,
+    libc::SYS_sethostname,
+    libc::SYS_setns,
+];
+
+/// Refused as well, and only on x86-64.
+#[cfg(target_arch = "x86_64")]
+const REFUSED_HERE: &[libc::c_long] = &[
+    libc::SYS_ioperm,
+    libc::SYS_iopl,
+    libc::SYS_modify_ldt,
+    libc::SYS_uselib,
+    libc::SYS_ustat,
+    libc::SYS_sysfs,
+];
+#[cfg(target_arch = "aarch64")]
+const REFUSED_HERE: &[libc::c_long] = &[];
+
+/// The whole table, sorted by number.
+pub fn rules() -> Vec<Rule> {
+    let plain = |calls: &[libc::c_long], verdict| {
+        let rule = move |call: &libc::c_long| Rule {
+            number: number(*call),
+            checks: &[],
+            otherwise: verdict,
+        };
+        calls.iter().map(rule).collect::<Vec<_>>()
+    };
+    let mut all = plain(super::allowed::EVERYWHERE, Verdict::Allow);
+    all.extend(plain(super::allowed::HERE, Verdict::Allow));
+    all.extend(plain(REFUSED, EPERM));
+    all.extend(plain(REFUSED_HERE, EPERM));
+    all.extend(plain(CLOSING, EPERM));
+    all.extend(plain(ABSENT, ENOSYS));
+    let rule = |(call, checks): &(libc::c_long, &'static [Check])| Rule {
+        number: number(*call),
+        checks,
+        otherwise: Verdict::Allow,
+    };
+    all.extend(CHECKED.iter().chain(CHECKED_HERE).map(rule));
+    all.sort_by_key(|rule| rule.number);
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_call_is_in_the_table_once() {
+        let rules = rules();
+        for pair in rules.windows(2) {
+            assert!(
+                pair[0].number < pair[1].number,
+                "{} is there twice",
+                pair[0].number
+            );
+        }
+        assert!(rules.last().unwrap().number < 1024);
+    }
+}

@@ -1,0 +1,224 @@
+//! What is made ahead of time: network namespaces, user namespaces and cgroups, each used once by one box.
+//!
+//! They are the dearest parts of a box and depend on no plan. Groups of control may come back (`Cgroups::reset`), namespaces
+//! never do.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use super::world::{World, open_ns};
+use crate::cgroup::{Cgroups, Group};
+use crate::raw::{self, Forked};
+
+/// How many ids of the host a box of root is given.
+pub(crate) const IDS: u32 = 65_536;
+
+/// The ids of boxes, as the server's own user namespace numbers them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ids {
+    privileged: bool,
+    base: u32,
+}
+
+impl Ids {
+    pub(crate) fn new(privileged: bool, base: u32) -> Self {
+        Self { privileged, base }
+    }
+
+    /// Outside, the guest with this id inside. Without root there is one id only, and the server is 0 to itself.
+    pub(crate) fn guest(self, inside: u32) -> u32 {
+        if self.privileged {
+            self.base + inside
+        } else {
+            0
+        }
+    }
+
+    fn map(self, guest: u32) -> String {
+        if self.privileged {
+            format!("0 {} {IDS}", self.base)
+        } else {
+            format!("{guest} 0 1")
+        }
+    }
+}
+
+/// Things kept ready.
+#[derive(Debug)]
+pub(crate) struct Pools {
+    size: usize,
+    nets: Vec<OwnedFd>,
+    users: Vec<OwnedFd>,
+    groups: Vec<Group>,
+    ids: Ids,
+    made_groups: u64,
+    owner: crate::cgroup::Owner,
+    /// The guest's id that pooled user namespaces are mapped for.
+    guest: u32,
+    /// Maps of workspace owners, see `owner_map`.
+    owners: Vec<((u32, u32, u32), OwnedFd)>,
+}
+
+/// Most owner maps kept.
+const OWNERS_MAX: usize = 32;
+
+impl Pools {
+    pub(crate) fn new(size: usize, ids: Ids, owner: crate::cgroup::Owner) -> Self {
+        Self {
+            size,
+            nets: Vec::new(),
+            users: Vec::new(),
+            groups: Vec::new(),
+            ids,
+            made_groups: 0,
+            owner,
+            guest: crate::plan::Guest::default().id,
+            owners: Vec::new(),
+        }
+    }
+
+    /// Makes one thing that is short. `false` when nothing is.
+    pub(crate) fn refill(&mut self, world: &World, cgroups: &Cgroups) -> bool {
+        // What cannot be made now is made, or reported, when it is asked for.
+        if self.nets.len() < self.size {
+            return new_net(world, true).map(|net| self.nets.push(net)).is_ok();
+        }
+        if self.users.len() < self.size {
+            return new_user(&self.ids.map(self.guest))
+                .map(|user| self.users.push(user))
+                .is_ok();
+        }
+        if self.groups.len() < self.size && !cgroups.hierarchies.is_empty() {
+            return self
+                .new_group(cgroups)
+                .map(|group| self.groups.push(group))
+                .is_ok();
+        }
+        false
+    }
+
+    pub(crate) fn net(&mut self, world: &World, loopback: bool) -> io::Result<OwnedFd> {
+        match self.nets.pop() {
+            Some(net) if loopback => Ok(net),
+            spare => {
+                self.nets.extend(spare);
+                new_net(world, loopback)
+            }
+        }
+    }
+
+    pub(crate) fn user(&mut self, guest: u32) -> io::Result<OwnedFd> {
+        if guest == self.guest
+            && let Some(user) = self.users.pop()
+        {
+            return Ok(user);
+        }
+        new_user(&self.ids.map(guest))
+    }
+
+    pub(crate) fn group(&mut self, cgroups: &Cgroups) -> io::Result<Option<Group>> {
+        if cgroups.hierarchies.is_empty() {
+            return Ok(None);
+        }
+        self.groups
+            .pop()
+            .map_or_else(|| self.new_group(cgroups), Ok)
+            .map(Some)
+    }
+
+    /// Takes a group back from a box that has ended.
+    pub(crate) fn give_back(&mut self, cgroups: &Cgroups, name: &str) {
+        // Twice the size: the one that replaced this group in the pool was made at once.
+        if self.groups.len() < 2 * self.size
+            && cgroups.recyclable()
+            && let Ok(mut group) = cgroups.reopen(name)
+            && cgroups.reset(&group)
+        {
+            group.cpu_before = cgroups.usage(name).cpu.unwrap_or_default();
+            self.groups.push(group);
+        } else {
+            let _ = cgroups.remove(name);
+        }
+    }
+
+    /// Removes what would stay behind.
+    pub(crate) fn clear(&mut self, cgroups: &Cgroups) {
+        for group in self.groups.drain(..) {
+            let _ = cgroups.remove(&group.name);
+        }
+    }
+
+    fn new_group(&mut self, cgroups: &Cgroups) -> io::Result<Group> {
+        self.made_groups += 1;
+        cgroups.make(&self.owner.group(self.made_groups))
+    }
+
+    /// A user namespace that maps a workspace's owner to the guest, for an idmapped mount: what the guest makes there belongs
+    /// to the owner. Depends on the ids only, so it is kept.
+    pub(crate) fn owner_map(&mut self, uid: u32, gid: u32, guest: u32) -> io::Result<&OwnedFd> {
+        let key = (uid, gid, guest);
+        if let Some(place) = self.owners.iter().position(|(known, _)| *known == key) {
+            return Ok(&self.owners[place].1);
+        }
+        if self.owners.len() == OWNERS_MAX {
+            self.owners.remove(0);
+        }
+        let outside = self.ids.guest(guest);
+        let map = new_mapped(&format!("{uid} {outside} 1"), &format!("{gid} {outside} 1"))?;
+        self.owners.push((key, map));
+        Ok(&self.owners[self.owners.len() - 1].1)
+    }
+}
+
+/// A new network namespace, owned by the server's user namespace, so that nobody in the box has powers over it.
+fn new_net(world: &World, loopback: bool) -> io::Result<OwnedFd> {
+    raw::unshare(libc::CLONE_NEWNET)?;
+    let made = if loopback { raw::loopback_up() } else { Ok(()) }.and_then(|()| open_ns("net"));
+    raw::setns(world.net.as_fd(), libc::CLONE_NEWNET)?;
+    made
+}
+
+fn new_user(map: &str) -> io::Result<OwnedFd> {
+    new_mapped(map, map)
+}
+
+/// A mapped user namespace in which no further one can be made. A child that ends at once makes it; this process writes its
+/// maps, because a process inside may not write more than its own id (EPERM).
+fn new_mapped(uids: &str, gids: &str) -> io::Result<OwnedFd> {
+    let (wait, go) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    // SAFETY: the fork server has one thread.
+    let (pid, _pidfd) = match unsafe { raw::fork_into(libc::CLONE_NEWUSER, None) }? {
+        Forked::Parent(pid, pidfd) => (pid, pidfd),
+        Forked::Child => {
+            drop(go);
+            // A second lock behind the filter: ENOSPC for whoever gets that far. Works before the maps are written.
+            let locked = fs::write("/proc/sys/user/max_user_namespaces", "0").is_ok();
+            let mut byte = [0];
+            let _ = rustix::io::read(&wait, &mut byte);
+            raw::exit_now(i32::from(!locked));
+        }
+    };
+    let open = || -> io::Result<OwnedFd> {
+        let path = format!("/proc/{pid}/ns/user");
+        let user = rustix::fs::open(
+            path,
+            rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC,
+            rustix::fs::Mode::empty(),
+        )?;
+        fs::write(format!("/proc/{pid}/uid_map"), uids)?;
+        fs::write(format!("/proc/{pid}/gid_map"), gids)?;
+        Ok(user)
+    };
+    let made = open();
+    drop((wait, go));
+    let status = rustix::process::waitpid(
+        rustix::process::Pid::from_raw(pid),
+        rustix::process::WaitOptions::empty(),
+    )?;
+    let locked = status.is_some_and(|(_, status)| status.exit_status() == Some(0));
+    if !locked {
+        return Err(io::Error::other("max_user_namespaces could not be set"));
+    }
+    made
+}

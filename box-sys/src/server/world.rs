@@ -1,0 +1,401 @@
+//! The server's own small world: a mount namespace that holds what every box is made of, and nothing else.
+//!
+//! A box's namespace is a copy of this one, so its pieces need only be moved into place: nothing of the machine is looked
+//! up by name once the server is up, and copying a dozen mounts is cheap where copying the machine's would not be.
+//!
+//! ```text
+//! /proc     the machine's, unmasked: the kernel lets an ordinary user mount a box's own only if one is in sight
+//! /t/…      the pieces: usr, etc, dev, who is who by default, a file and a directory to mask with
+//! /r /s /l  empty, where a box puts its root, its private files and a given root's lower layer
+//! ```
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+
+use rustix::fs::{CWD, Mode, OFlags};
+use rustix::mount::UnmountFlags;
+
+use crate::error::{At, Result};
+use crate::identity;
+use crate::mounts::{attach, clone_tree, make_dirs, make_file, new_fs};
+use crate::plan::SandboxPlan;
+use crate::raw::{self, ATTR_NODEV, ATTR_NOEXEC, ATTR_NOSUID, ATTR_RDONLY};
+
+/// The machine's system directories. Where one is a link (`/bin` to `usr/bin`), boxes get the link.
+const SYSTEM: &[&str] = &["usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32"];
+
+/// What boxes get of the machine's `/etc`: what programs need to start, and no secret. Copied, because copies are fewer
+/// mounts and do not change under a running box.
+const ETC: &[&str] = &[
+    "alternatives",
+    "bash.bashrc",
+    "ca-certificates.conf",
+    "debian_version",
+    "default/locale",
+    "ethertypes",
+    "host.conf",
+    "inputrc",
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "locale.alias",
+    "locale.conf",
+    "localtime",
+    "login.defs",
+    "lsb-release",
+    "magic",
+    "mailcap",
+    "mime.types",
+    "networks",
+    "nsswitch.conf",
+    "os-release",
+    "pki/ca-trust/extracted",
+    "pki/tls/certs",
+    "profile",
+    "protocols",
+    "python3",
+    "redhat-release",
+    "rpc",
+    "services",
+    "shells",
+    "ssl/cert.pem",
+    "ssl/certs",
+    "ssl/openssl.cnf",
+    "terminfo",
+    "timezone",
+    "vimrc",
+    "xattr.conf",
+];
+/// Largest file copied, and most entries, so that an odd `/etc` cannot fill memory.
+const ETC_FILE_MAX: u64 = 1 << 20;
+const ETC_ENTRIES_MAX: usize = 10_000;
+
+/// The six devices, with their numbers: a node that is something else is not handed on.
+const NODES: &[(&str, u32, u32)] = &[
+    ("null", 1, 3),
+    ("zero", 1, 5),
+    ("full", 1, 7),
+    ("random", 1, 8),
+    ("urandom", 1, 9),
+    ("tty", 5, 0),
+];
+
+/// Files of procfs that tell about the machine or reach it. Those this kernel has are masked.
+const MASKED: &[&str] = &[
+    "acpi",
+    "asound",
+    "bootconfig",
+    "cmdline",
+    "config.gz",
+    "kallsyms",
+    "kcore",
+    "key-users",
+    "keys",
+    "kmsg",
+    "latency_stats",
+    "modules",
+    "sched_debug",
+    "scsi",
+    "sysrq-trigger",
+    "timer_list",
+    "timer_stats",
+];
+
+/// What the server has to make boxes with.
+#[derive(Debug)]
+pub(crate) struct World {
+    /// Whether the server has root's powers on the machine.
+    pub(crate) privileged: bool,
+    /// A mount namespace with the machine's view, to find workspaces in. It follows the machine's later mounts.
+    pub(crate) host: OwnedFd,
+    /// The small one described above.
+    pub(crate) small: OwnedFd,
+    /// The user namespace that owns everything of the boxes but their last user namespaces.
+    pub(crate) user: OwnedFd,
+    /// The network namespace the server lives in.
+    pub(crate) net: OwnedFd,
+    /// System directories that are links: name and target.
+    pub(crate) links: Vec<(String, String)>,
+    /// System directories that are mounted at `/t`.
+    pub(crate) trees: Vec<String>,
+    /// What is masked in procfs: name, and whether it is a directory.
+    pub(crate) masks: Vec<(String, bool)>,
+}
+
+impl World {
+    /// Builds it and moves this process in. The machine's own mounts are not touched: everything happens in namespaces that
+    /// end with the server.
+    pub(crate) fn build(privileged: bool) -> Result<Self> {
+        if privileged {
+            raw::unshare(libc::CLONE_NEWNS).at("unshare the mount namespace")?;
+        } else {
+            become_own_root()?;
+        }
+        raw::set_propagation(true).at("make mounts follow the machine's")?;
+        let host = open_ns("mnt").at("open the mount namespace")?;
+        let net = open_ns("net").at("open the network namespace")?;
+
+        raw::unshare(libc::CLONE_NEWNS).at("unshare the second mount namespace")?;
+        raw::set_propagation(false).at("make mounts private")?;
+        let mut world = Self {
+            privileged,
+            host,
+            small: open_ns("mnt").at("open the small mount namespace")?,
+            user: open_ns("user").at("open the user namespace")?,
+            net,
+            links: Vec::new(),
+            trees: Vec::new(),
+            masks: masks(),
+        };
+        world.fill()?;
+        Ok(world)
+    }
+
+    fn fill(&mut self) -> Result<()> {
+        // Modes are given in full below; whoever started the server may have a mask of its own.
+        rustix::process::umask(Mode::from(0o022));
+        let root = new_fs(
+            "tmpfs",
+            &[("mode", "0755"), ("size", "64m")],
+            ATTR_NOSUID | ATTR_NODEV,
+        )
+        .at("make a tmpfs")?;
+        let proc = clone_tree(CWD, "/proc", true).at("copy the mount of procfs")?;
+        let pieces = self.system_pieces()?;
+        let nodes = device_nodes()?;
+
+        // Any directory will do to attach to; the copies above were taken before it disappears under this.
+        let spot = rustix::fs::open(
+            "/usr",
+            OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+            Mode::empty(),
+        )
+        .at("open")?;
+        attach(&root, &spot).at("attach the server's root")?;
+        for name in [
+            "proc", "t", "t/etc", "t/dev", "t/empty", "t/who", "r", "s", "l",
+        ] {
+            rustix::fs::mkdirat(&root, name, Mode::from(0o755)).at("make a directory")?;
+        }
+        copy_etc(&root)?;
+        let default = SandboxPlan::default();
+        let who = make_dirs(root.as_fd(), Path::new("t/who"), None).at("open")?;
+        identity::write(&who, &default.guest, &default.hostname).at("write who is who")?;
+        Self::assemble(&root, &proc, pieces, nodes)?;
+
+        rustix::process::fchdir(&root).at("enter the server's root")?;
+        rustix::process::pivot_root(".", ".").at("pivot the server's root")?;
+        rustix::mount::unmount(".", UnmountFlags::DETACH).at("leave the machine's mounts")?;
+        rustix::process::chdir("/").at("enter the server's root")?;
+        Ok(())
+    }
+
+    fn system_pieces(&mut self) -> Result<Vec<(String, OwnedFd)>> {
+        let mut pieces = Vec::new();
+        for name in SYSTEM {
+            let path = Path::new("/").join(name);
+            let Ok(meta) = fs::symlink_metadata(&path) else {
+                continue;
+            };
+            if meta.is_symlink() {
+                let target = fs::read_link(&path).at("read a link")?;
+                self.links
+                    .push(((*name).into(), target.to_string_lossy().into_owned()));
+            } else if meta.is_dir() {
+                // Recursive: parts that are mounts of their own are locked together for an ordinary user (EINVAL).
+                let tree = clone_tree(CWD, &path, true).at("copy a system directory's mount")?;
+                raw::mount_setattr(
+                    tree.as_fd(),
+                    true,
+                    ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV,
+                    0,
+                )
+                .at("make a system directory read-only")?;
+                pieces.push(((*name).into(), tree));
+                self.trees.push((*name).into());
+            }
+        }
+        Ok(pieces)
+    }
+
+    fn assemble(
+        root: &OwnedFd,
+        proc: &OwnedFd,
+        pieces: Vec<(String, OwnedFd)>,
+        nodes: Vec<(&str, OwnedFd)>,
+    ) -> Result<()> {
+        let spot = |path: &str| make_dirs(root.as_fd(), Path::new(path), None);
+        attach(proc, spot("proc").at("open")?).at("attach procfs")?;
+        for (name, tree) in pieces {
+            attach(tree, spot(&format!("t/{name}")).at("make a directory")?)
+                .at("attach a system directory")?;
+        }
+        let dev = spot("t/dev").at("open")?;
+        for dir in ["pts", "shm"] {
+            rustix::fs::mkdirat(&dev, dir, Mode::from(0o755)).at("make a directory of /dev")?;
+        }
+        for (name, target) in [
+            ("fd", "/proc/self/fd"),
+            ("stdin", "/proc/self/fd/0"),
+            ("stdout", "/proc/self/fd/1"),
+            ("stderr", "/proc/self/fd/2"),
+            ("ptmx", "pts/ptmx"),
+        ] {
+            rustix::fs::symlinkat(target, &dev, name).at("make a link of /dev")?;
+        }
+        for (name, _) in &nodes {
+            make_file(&dev, *name, b"").at("make a place of /dev")?;
+        }
+        make_file(spot("t").at("open")?, "nothing", b"").at("make an empty file")?;
+        // A place becomes a piece by being mounted onto itself.
+        for (name, attr) in [
+            (
+                "t/etc",
+                ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC,
+            ),
+            (
+                "t/dev",
+                ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC,
+            ),
+            (
+                "t/who",
+                ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC,
+            ),
+            (
+                "t/empty",
+                ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC,
+            ),
+            (
+                "t/nothing",
+                ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC,
+            ),
+        ] {
+            let tree = clone_tree(root, name, false).at("copy a piece")?;
+            raw::mount_setattr(tree.as_fd(), false, attr, 0).at("make a piece read-only")?;
+            let place = crate::mounts::open_beneath(root, name, OFlags::PATH).at("open a piece")?;
+            attach(tree, place).at("attach a piece")?;
+        }
+        for (name, tree) in nodes {
+            let place = crate::mounts::open_beneath(root, format!("t/dev/{name}"), OFlags::PATH)
+                .at("open a device's place")?;
+            attach(tree, place).at("attach a device")?;
+        }
+        Ok(())
+    }
+}
+
+/// Without root: a user namespace in which this process is root over itself only. The network namespace comes along because
+/// leaving one needs powers over it, and the server goes in and out of new ones.
+fn become_own_root() -> Result<()> {
+    let (uid, gid) = (
+        rustix::process::geteuid().as_raw(),
+        rustix::process::getegid().as_raw(),
+    );
+    raw::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_NEWNET)
+        .at("unshare the user namespace")?;
+    // The order is the kernel's: a group map is refused (EPERM) as long as groups could still be dropped.
+    fs::write("/proc/self/setgroups", "deny").at("deny setgroups")?;
+    fs::write("/proc/self/uid_map", format!("0 {uid} 1")).at("map the user")?;
+    fs::write("/proc/self/gid_map", format!("0 {gid} 1")).at("map the group")
+}
+
+/// A namespace this process is in.
+pub(crate) fn open_ns(kind: &str) -> io::Result<OwnedFd> {
+    Ok(rustix::fs::open(
+        format!("/proc/self/ns/{kind}"),
+        OFlags::RDONLY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?)
+}
+
+fn device_nodes() -> Result<Vec<(&'static str, OwnedFd)>> {
+    let mut nodes = Vec::new();
+    for (name, major, minor) in NODES {
+        let tree = clone_tree(CWD, format!("/dev/{name}"), false).at("copy a device's mount")?;
+        let meta = fs::File::from(tree.try_clone().at("duplicate")?)
+            .metadata()
+            .at("look at a device")?;
+        let right =
+            meta.file_type().is_char_device() && meta.rdev() == rustix::fs::makedev(*major, *minor);
+        if !right {
+            return Err(crate::error::Error::Unavailable(format!("device {name}")));
+        }
+        // Everything but `nodev`, with which it could not be opened (EACCES).
+        raw::mount_setattr(tree.as_fd(), false, ATTR_NOSUID | ATTR_NOEXEC, ATTR_NODEV)
+            .or_else(|_| raw::mount_setattr(tree.as_fd(), false, ATTR_NOSUID | ATTR_NOEXEC, 0))
+            .at("restrict a device")?;
+        nodes.push((*name, tree));
+    }
+    Ok(nodes)
+}
+
+fn masks() -> Vec<(String, bool)> {
+    // What only root may read needs no mask: no guest is the machine's root.
+    let open = |meta: &fs::Metadata| meta.mode() & 0o006 != 0;
+    let look = |name: &&str| {
+        let meta = fs::symlink_metadata(format!("/proc/{name}"))
+            .ok()
+            .filter(open)?;
+        Some(((*name).to_owned(), meta.is_dir()))
+    };
+    MASKED.iter().filter_map(look).collect()
+}
+
+fn copy_etc(root: &OwnedFd) -> Result<()> {
+    let etc = make_dirs(root.as_fd(), Path::new("t/etc"), None).at("open the new /etc")?;
+    let mut left = ETC_ENTRIES_MAX;
+    for name in ETC {
+        let from = Path::new("/etc").join(name);
+        let parent = Path::new(name).parent().unwrap_or(Path::new(""));
+        let Some(file) = from.file_name() else {
+            continue;
+        };
+        if fs::symlink_metadata(&from).is_err() {
+            continue;
+        }
+        let parent = make_dirs(etc.as_fd(), parent, None).at("make a directory of /etc")?;
+        copy(&from, &parent, file, &mut left).at("copy a file of /etc")?;
+    }
+    for name in identity::FILES {
+        rustix::fs::symlinkat(format!("/run/box/{name}"), &etc, *name).at("make a link of /etc")?;
+    }
+    rustix::fs::symlinkat("/proc/self/mounts", &etc, "mtab").at("make a link of /etc")
+}
+
+fn write_new(dir: &OwnedFd, name: impl rustix::path::Arg, content: &[u8]) -> io::Result<()> {
+    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
+    let to = rustix::fs::openat(dir, name, flags, Mode::from(0o644))?;
+    io::Write::write_all(&mut fs::File::from(to), content)
+}
+
+/// Copies files, links and directories that this process may read; skips what it may not.
+fn copy(from: &Path, dir: &OwnedFd, name: &std::ffi::OsStr, left: &mut usize) -> io::Result<()> {
+    if *left == 0 {
+        return Ok(());
+    }
+    *left -= 1;
+    let Ok(meta) = fs::symlink_metadata(from) else {
+        return Ok(());
+    };
+    if meta.is_symlink() {
+        rustix::fs::symlinkat(fs::read_link(from)?, dir, name)?;
+    } else if meta.is_dir() {
+        let Ok(entries) = fs::read_dir(from) else {
+            return Ok(());
+        };
+        rustix::fs::mkdirat(dir, name, Mode::from(0o755))?;
+        let below = crate::mounts::open_beneath(dir, name, OFlags::PATH | OFlags::DIRECTORY)?;
+        for entry in entries.flatten() {
+            copy(&entry.path(), &below, &entry.file_name(), left)?;
+        }
+    } else if meta.is_file() && meta.len() <= ETC_FILE_MAX && meta.mode() & 0o004 != 0 {
+        // Only what everybody may read: a root that copies would otherwise hand on what it alone may.
+        if let Ok(content) = fs::read(from) {
+            write_new(dir, name, &content)?;
+        }
+    }
+    Ok(())
+}

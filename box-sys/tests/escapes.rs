@@ -1,0 +1,240 @@
+//! What a box closes by itself because machines leave it open. Each probe also runs outside, where it must answer otherwise:
+//! a test that cannot fail shows nothing.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test fails by panicking"
+)]
+
+mod support;
+
+use support::{MACHINES, probe_outside};
+
+const EPERM: i32 = libc::EPERM;
+const ENOSYS: i32 = libc::ENOSYS;
+
+/// Probe, argument, and the error inside.
+const REFUSED: &[(&str, &str, i32)] = &[
+    ("unshare_user", "", EPERM),
+    ("unshare_net", "", EPERM),
+    ("clone_user", "", EPERM),
+    ("clone3", "", ENOSYS),
+    ("mount", "", EPERM),
+    ("umount", "", EPERM),
+    ("fsopen", "", EPERM),
+    ("open_tree", "", EPERM),
+    ("pivot_root", "", EPERM),
+    ("chroot", "", EPERM),
+    ("setns", "", EPERM),
+    ("keyctl", "", EPERM),
+    ("add_key", "", EPERM),
+    ("request_key", "", EPERM),
+    ("bpf", "", EPERM),
+    ("perf_event_open", "", EPERM),
+    ("io_uring_setup", "", EPERM),
+    ("userfaultfd", "", EPERM),
+    ("ptrace_init", "", EPERM),
+    ("ptrace_me", "", EPERM),
+    ("process_vm_readv", "", EPERM),
+    ("pidfd_getfd", "", EPERM),
+    ("prlimit_init", "", EPERM),
+    ("setpriority_init", "", EPERM),
+    ("init_module", "", EPERM),
+    ("kexec_load", "", EPERM),
+    ("reboot", "", EPERM),
+    ("swapon", "", EPERM),
+    ("quotactl", "", EPERM),
+    ("sethostname", "", EPERM),
+    ("open_by_handle_at", "", EPERM),
+    ("personality", "", EPERM),
+    ("setgroups_none", "", EPERM),
+    ("openat2", "", ENOSYS),
+    ("socket", "17", libc::EAFNOSUPPORT),
+    ("socket", "38", libc::EAFNOSUPPORT),
+    ("socket", "40", libc::EAFNOSUPPORT),
+    ("socket_raw", "", EPERM),
+    ("netlink", "12", libc::EPROTONOSUPPORT),
+    ("tiocsti", "", EPERM),
+    ("tiocsti_high_bits", "", EPERM),
+    ("tioclinux", "", EPERM),
+    ("make_setuid_chmod", "/tmp/box-sys-probe-a", EPERM),
+    ("make_setuid_fchmodat2", "/tmp/box-sys-probe-b", EPERM),
+    ("make_setuid_open", "/tmp/box-sys-probe-c", EPERM),
+    ("make_setuid_mknod", "/tmp/box-sys-probe-d", EPERM),
+    ("make_device", "/tmp/box-sys-probe-e", libc::EACCES),
+    (
+        "fallocate_keep_size",
+        "/tmp/box-sys-probe-f",
+        libc::EOPNOTSUPP,
+    ),
+    ("reserve_by_ioctl", "/tmp/box-sys-probe-g", EPERM),
+];
+
+#[test]
+fn forbidden_calls_answer_as_the_table_says() {
+    for machine in MACHINES.iter() {
+        let boxed = machine.boxed(&machine.plan());
+        for (name, argument, errno) in REFUSED {
+            assert_eq!(
+                boxed.probe(name, argument),
+                format!("errno {errno}"),
+                "{} {name} {argument}",
+                machine.name
+            );
+        }
+    }
+}
+
+#[test]
+fn the_same_calls_answer_otherwise_outside() {
+    let same: Vec<_> = REFUSED
+        .iter()
+        // These would do something to the machine's own root, or need a terminal, so they have no control here.
+        .filter(|(name, ..)| !["mount", "umount", "setgroups_none", "ptrace_init"].contains(name))
+        .filter(|(name, argument, errno)| probe_outside(name, argument) == format!("errno {errno}"))
+        .map(|(name, argument, _)| format!("{name}{argument}"))
+        .collect();
+    for file in 'a'..='g' {
+        let _ = std::fs::remove_file(format!("/tmp/box-sys-probe-{file}"));
+    }
+    // What this machine's kernel refuses by itself, to root as well.
+    let anyway = ["init_module", "kexec_load", "bpf", "reboot", "socket38"];
+    let unexplained: Vec<_> = same
+        .iter()
+        .filter(|name| !anyway.contains(&name.as_str()))
+        .collect();
+    if rustix::process::geteuid().is_root() {
+        assert!(unexplained.is_empty(), "no control for {unexplained:?}");
+    }
+}
+
+#[test]
+fn other_entries_to_the_kernel_are_killed() {
+    for machine in MACHINES.iter() {
+        let boxed = machine.boxed(&machine.plan());
+        #[cfg(target_arch = "x86_64")]
+        {
+            assert_eq!(boxed.probe("int80", ""), format!("signal {}", libc::SIGSYS));
+            assert_eq!(boxed.probe("x32", ""), format!("signal {}", libc::SIGSYS));
+            assert_ne!(
+                probe_outside("int80", ""),
+                format!("signal {}", libc::SIGSYS),
+                "control"
+            );
+        }
+        assert_eq!(boxed.probe("unknown", ""), format!("errno {ENOSYS}"));
+        assert_eq!(
+            boxed.probe("clone_plain", ""),
+            "ok 0",
+            "control: the probe itself works"
+        );
+        assert_eq!(boxed.probe("socket", "1"), "ok 3", "control");
+    }
+}
+
+#[test]
+fn no_capability_no_new_privileges_and_a_filter() {
+    for machine in MACHINES.iter() {
+        let boxed = machine.boxed(&machine.plan());
+        let status = boxed
+            .sh("grep -E '^(Cap|NoNewPrivs|Seccomp:)' /proc/self/status | tr -d '\\t'")
+            .out;
+        let none = "0000000000000000";
+        let expected = format!(
+            "CapInh:{none}\nCapPrm:{none}\nCapEff:{none}\nCapBnd:{none}\nCapAmb:{none}\nNoNewPrivs:1\nSeccomp:2\n"
+        );
+        assert_eq!(status, expected, "{}", machine.name);
+    }
+}
+
+#[test]
+fn init_cannot_be_reached_by_the_guest() {
+    for machine in MACHINES.iter() {
+        let boxed = machine.boxed(&machine.plan());
+        boxed.probe("kill_init", "");
+        assert!(
+            ["errno 1", "errno 22"].contains(&boxed.probe("setuid_root", "").as_str()),
+            "init's id is out of reach"
+        );
+        let tries = [
+            "head -c 1 PID/mem",
+            "cat PID/environ",
+            "ls PID/fd",
+            "readlink PID/exe",
+            "readlink PID/root",
+            "cat PID/maps",
+            "readlink PID/ns/user",
+        ];
+        for script in tries {
+            assert_ne!(
+                boxed.sh(&script.replace("PID", "/proc/1")).code,
+                Some(0),
+                "{script}"
+            );
+            if script != "head -c 1 PID/mem" {
+                assert_eq!(
+                    boxed.sh(&script.replace("PID", "/proc/self")).code,
+                    Some(0),
+                    "control: {script}"
+                );
+            }
+        }
+        assert_eq!(boxed.run(&["true"]).code, Some(0), "init lives on");
+    }
+}
+
+#[test]
+fn the_network_is_empty() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    assert_eq!(
+        probe_outside("connect", &address),
+        "ok 0",
+        "control: somebody listens"
+    );
+    for machine in MACHINES.iter() {
+        let boxed = machine.boxed(&machine.plan());
+        assert_eq!(
+            boxed.probe("connect", &address),
+            format!("errno {}", libc::ECONNREFUSED)
+        );
+        assert_eq!(
+            boxed.probe("connect", "10.1.2.3:80"),
+            format!("errno {}", libc::ENETUNREACH)
+        );
+        let names = boxed
+            .sh("tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' '")
+            .out;
+        assert_eq!(names, "lo\n");
+    }
+}
+
+#[test]
+fn kernel_files_are_masked_and_settings_read_only() {
+    for machine in MACHINES.iter() {
+        let boxed = machine.boxed(&machine.plan());
+        for file in [
+            "kallsyms",
+            "keys",
+            "cmdline",
+            "config.gz",
+            "kcore",
+            "kmsg",
+            "timer_list",
+            "sysrq-trigger",
+        ] {
+            assert_eq!(
+                boxed.sh(&format!("head -c 1 /proc/{file}")).out,
+                "",
+                "{file}"
+            );
+        }
+        assert!(
+            !boxed.sh("cat /proc/meminfo").out.is_empty(),
+            "control: the rest is readable"
+        );
+        let open = "for f in $(find /proc/sys -type f 2>/dev/null); do (: >> $f) 2>/dev/null && echo $f; done; true";
+        assert_eq!(boxed.sh(open).out, "", "{}", machine.name);
+    }
+}

@@ -1,0 +1,210 @@
+//! Limits bite, and only in the box that has them.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test fails by panicking"
+)]
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use box_sys::{Limits, SandboxPlan};
+use support::{MACHINES, Machine};
+
+const FREE: Limits = Limits {
+    cpus: None,
+    memory: None,
+    pids: None,
+};
+
+fn limited(machine: &Machine, limits: Limits) -> SandboxPlan {
+    SandboxPlan {
+        limits,
+        ..machine.plan()
+    }
+}
+
+#[test]
+fn a_fork_bomb_stops_at_the_limit() {
+    for machine in MACHINES.iter() {
+        let boxed = machine.boxed(&limited(
+            machine,
+            Limits {
+                pids: Some(20),
+                ..FREE
+            },
+        ));
+        let said = boxed.sh("/probe/probe fork_many 200");
+        let count: u32 = said
+            .out
+            .trim()
+            .strip_prefix("ok ")
+            .unwrap()
+            .parse()
+            .unwrap();
+        assert!(
+            (10..20).contains(&count),
+            "{}: {count} of 200",
+            machine.name
+        );
+        let free = machine.boxed(&limited(machine, FREE));
+        assert_eq!(free.probe("fork_many", "200"), "ok 200", "control");
+    }
+}
+
+#[test]
+fn a_shell_fork_bomb_leaves_the_box_removable() {
+    for machine in MACHINES.iter() {
+        let mut boxed = machine.boxed(&limited(
+            machine,
+            Limits {
+                pids: Some(64),
+                ..FREE
+            },
+        ));
+        boxed.spawn("f() { f | f & }; f; sleep 100");
+        std::thread::sleep(Duration::from_millis(300));
+        let start = Instant::now();
+        boxed.sandbox.take().unwrap().destroy().unwrap();
+        assert!(
+            start.elapsed() < Duration::from_secs(2),
+            "{:?}",
+            start.elapsed()
+        );
+    }
+}
+
+#[test]
+fn a_memory_hog_is_killed_and_the_box_lives() {
+    for machine in MACHINES.iter() {
+        let boxed = machine.boxed(&limited(
+            machine,
+            Limits {
+                memory: Some(64 << 20),
+                ..FREE
+            },
+        ));
+        let hog = boxed.probe("eat_memory", "256");
+        if machine.has("cgroup.memory") {
+            assert_eq!(hog, "signal 9");
+            let usage = boxed.sandbox().usage();
+            assert_eq!(usage.oom_kills, Some(1));
+            assert!(usage.memory_peak.unwrap() <= 64 << 20, "{usage:?}");
+        } else {
+            // The stand-in is a limit of the process: it is refused memory, and aborts.
+            assert_ne!(hog, "ok 256");
+        }
+        assert_eq!(
+            boxed.run(&["true"]).code,
+            Some(0),
+            "{}: the box lives",
+            machine.name
+        );
+        let free = machine.boxed(&limited(machine, FREE));
+        assert_eq!(free.probe("eat_memory", "256"), "ok 256", "control");
+    }
+}
+
+#[test]
+fn files_in_memory_count_as_memory() {
+    for machine in MACHINES
+        .iter()
+        .filter(|machine| machine.has("cgroup.memory"))
+    {
+        let boxed = machine.boxed(&limited(
+            machine,
+            Limits {
+                memory: Some(32 << 20),
+                ..FREE
+            },
+        ));
+        assert_eq!(boxed.probe("fill_bytes", "/tmp/big"), "signal 9");
+        assert_eq!(boxed.run(&["true"]).code, Some(0));
+    }
+}
+
+#[test]
+fn a_quota_of_processor_time_is_kept_loosely() {
+    for machine in MACHINES.iter().filter(|machine| machine.has("cgroup.cpu")) {
+        let spin = |limits| {
+            let boxed = machine.boxed(&limited(machine, limits));
+            let said = boxed.probe("spin", "1000");
+            said.strip_prefix("ok ").unwrap().parse::<u32>().unwrap()
+        };
+        let quarter = spin(Limits {
+            cpus: Some(0.25),
+            ..FREE
+        });
+        assert!(
+            quarter <= 400,
+            "{quarter} ms of 1000 with a quarter of a processor"
+        );
+        let free = spin(FREE);
+        assert!(
+            free > quarter,
+            "control: {free} ms without a limit, {quarter} with"
+        );
+    }
+}
+
+#[test]
+fn usage_is_counted_from_this_boxs_beginning() {
+    for machine in MACHINES
+        .iter()
+        .filter(|machine| machine.has("cgroup.cpu_usage"))
+    {
+        // Groups are used again by later boxes; each must start from nothing.
+        for _ in 0..8 {
+            let boxed = machine.boxed(&limited(machine, FREE));
+            let before = boxed.sandbox().usage();
+            assert!(
+                before.cpu.unwrap() < Duration::from_millis(90),
+                "{before:?}"
+            );
+            assert!(before.pids.unwrap() >= 1);
+            boxed.probe("spin", "100");
+            let after = boxed.sandbox().usage();
+            assert!(after.cpu.unwrap() > before.cpu.unwrap());
+        }
+    }
+}
+
+#[test]
+fn a_frozen_box_stands_still_and_can_still_be_killed() {
+    for machine in MACHINES.iter() {
+        let mut boxed = machine.boxed(&machine.plan());
+        if !machine.has("cgroup.freeze") {
+            assert!(boxed.sandbox().freeze().is_err(), "says that it cannot");
+            continue;
+        }
+        boxed.spawn("while :; do :; done");
+        boxed.sandbox().freeze().unwrap();
+        std::thread::sleep(Duration::from_millis(50));
+        let cpu = || boxed.sandbox().usage().cpu.unwrap();
+        let before = cpu();
+        std::thread::sleep(Duration::from_millis(200));
+        assert_eq!(cpu(), before);
+        boxed.sandbox().thaw().unwrap();
+        support::eventually("it goes on", || cpu() > before);
+        boxed.sandbox().freeze().unwrap();
+        boxed.sandbox.take().unwrap().destroy().unwrap();
+    }
+}
+
+#[test]
+fn limits_of_a_command_are_only_lowered() {
+    for machine in MACHINES.iter() {
+        let mut boxed = machine.boxed(&machine.plan());
+        boxed.rlimits = vec![
+            (libc::RLIMIT_NOFILE, 64),
+            (libc::RLIMIT_FSIZE, 4096),
+            (libc::RLIMIT_CORE, u64::MAX),
+        ];
+        assert_eq!(boxed.sh("ulimit -n; ulimit -c").out, "64\n0\n");
+        assert_ne!(boxed.sh("ulimit -n 128").code, Some(0));
+        boxed.sh("head -c 10000 /dev/zero > /tmp/x");
+        assert_eq!(boxed.sh("stat -c %s /tmp/x").out, "4096\n");
+    }
+}

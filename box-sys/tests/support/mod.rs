@@ -1,0 +1,330 @@
+//! Real boxes for tests: as root and as an ordinary user where the tests run as root, else as whoever runs them.
+
+#![allow(dead_code, reason = "each test file uses its part")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test fails by panicking"
+)]
+
+use std::cell::RefCell;
+use std::fs::File;
+use std::io::{Read, Seek};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::LazyLock;
+use std::time::{Duration, Instant};
+
+use box_sys::{
+    ForkServer, Mount, Sandbox, SandboxPlan, ServerConfig, Source, receive, send, socket_pair,
+};
+use serde_json::{Value, json};
+
+pub(crate) const SERVER: &str = env!("CARGO_BIN_EXE_box-sys-run");
+pub(crate) const PROBE: &str = env!("CARGO_BIN_EXE_box-sys-probe");
+/// The ordinary user of tests that run as root.
+pub(crate) const NOBODY: u32 = 65534;
+
+/// A fork server, and as whom it runs.
+pub(crate) struct Machine {
+    pub(crate) name: &'static str,
+    pub(crate) server: ForkServer,
+    /// Programs for boxes, readable by its user.
+    programs: PathBuf,
+}
+
+impl Machine {
+    pub(crate) fn has(&self, name: &str) -> bool {
+        !self
+            .server
+            .primitives()
+            .missing()
+            .iter()
+            .any(|missing| missing == name)
+    }
+
+    pub(crate) fn privileged(&self) -> bool {
+        self.server.primitives().privileged
+    }
+
+    pub(crate) fn uid(&self) -> u32 {
+        if self.name == "ordinary" && rustix::process::geteuid().is_root() {
+            NOBODY
+        } else {
+            rustix::process::geteuid().as_raw()
+        }
+    }
+
+    pub(crate) fn boxed(&self, plan: &SandboxPlan) -> TestBox<'_> {
+        TestBox::new(self, plan)
+    }
+
+    /// The plan of most tests: defaults, with the probe program in it.
+    pub(crate) fn plan(&self) -> SandboxPlan {
+        let probe = Mount {
+            source: Source::Path(self.programs.clone()),
+            target: "/probe".into(),
+            writable: false,
+        };
+        SandboxPlan {
+            mounts: vec![probe],
+            ..SandboxPlan::default()
+        }
+    }
+
+    /// A directory of this machine's user.
+    pub(crate) fn directory(&self) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        std::os::unix::fs::chown(dir.path(), Some(self.uid()), Some(self.uid())).unwrap();
+        dir
+    }
+}
+
+pub(crate) static MACHINES: LazyLock<Vec<Machine>> = LazyLock::new(|| {
+    let programs = programs();
+    let config = ServerConfig::default();
+    let server = ForkServer::start(Path::new(SERVER), &config).unwrap();
+    let name = if server.primitives().privileged {
+        "root"
+    } else {
+        "ordinary"
+    };
+    let mut machines = vec![Machine {
+        name,
+        server,
+        programs: programs.clone(),
+    }];
+    if rustix::process::geteuid().is_root() {
+        let server =
+            ForkServer::start_command(as_nobody(&programs.join("server")), &config).unwrap();
+        machines.push(Machine {
+            name: "ordinary",
+            server,
+            programs,
+        });
+    }
+    machines
+});
+
+/// A directory with the programs that an ordinary user can reach, which a build directory may not be. Always the same one, so
+/// that no run leaves another behind; replaced by renaming, because other test programs may be running them.
+pub(crate) fn programs() -> PathBuf {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = std::env::temp_dir().join(format!(
+        "box-sys-tests-{}",
+        rustix::process::geteuid().as_raw()
+    ));
+    std::fs::create_dir_all(&dir).unwrap();
+    std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o755)).unwrap();
+    for (from, name) in [(PROBE, "probe"), (SERVER, "server")] {
+        let fresh = dir.join(format!("{name}-{}", std::process::id()));
+        std::fs::copy(from, &fresh).unwrap();
+        std::fs::rename(fresh, dir.join(name)).unwrap();
+    }
+    dir.canonicalize().unwrap()
+}
+
+/// A command that runs a program as an ordinary user.
+pub(crate) fn as_nobody(program: &Path) -> Command {
+    let mut command = Command::new("setpriv");
+    let id = NOBODY.to_string();
+    command
+        .args(["--reuid", &id, "--regid", &id, "--clear-groups"])
+        .arg(program);
+    command
+}
+
+/// How a command in a box ended.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Output {
+    pub(crate) code: Option<i32>,
+    pub(crate) signal: Option<i32>,
+    pub(crate) out: String,
+    pub(crate) err: String,
+}
+
+pub(crate) struct TestBox<'a> {
+    pub(crate) sandbox: Option<Sandbox>,
+    control: OwnedFd,
+    machine: &'a Machine,
+    early: RefCell<Vec<Value>>,
+    pub(crate) rlimits: Vec<(u32, u64)>,
+}
+
+impl<'a> TestBox<'a> {
+    pub(crate) fn new(machine: &'a Machine, plan: &SandboxPlan) -> Self {
+        let (control, far) = socket_pair().unwrap();
+        let sandbox = machine
+            .server
+            .create(plan, &[far.as_fd()], &[])
+            .unwrap_or_else(|error| panic!("{}: {error}", machine.name));
+        Self {
+            sandbox: Some(sandbox),
+            control,
+            machine,
+            early: RefCell::default(),
+            rlimits: Vec::new(),
+        }
+    }
+
+    pub(crate) fn sandbox(&self) -> &Sandbox {
+        self.sandbox.as_ref().unwrap()
+    }
+
+    fn next(&self) -> Value {
+        let mut buffer = [0; 4096];
+        let (length, _) = receive(self.control.as_fd(), &mut buffer)
+            .unwrap()
+            .expect("init is gone");
+        serde_json::from_slice(&buffer[..length]).unwrap()
+    }
+
+    fn ask(&self, what: &Value, fds: &[BorrowedFd<'_>]) -> Value {
+        send(
+            self.control.as_fd(),
+            &serde_json::to_vec(what).unwrap(),
+            fds,
+        )
+        .unwrap();
+        loop {
+            let said = self.next();
+            if said.get("Ended").is_none() {
+                return said;
+            }
+            self.early.borrow_mut().push(said);
+        }
+    }
+
+    /// Starts a command; gives its pid inside, or the error number.
+    pub(crate) fn start(&self, argv: &[&str], fds: &[BorrowedFd<'_>]) -> Result<i64, i64> {
+        let env = [
+            ["PATH", "/usr/local/bin:/usr/bin:/bin"],
+            ["HOME", "/home/agent"],
+        ];
+        let ask =
+            json!({"Run": {"argv": argv, "env": env, "cwd": "/tmp", "rlimits": self.rlimits}});
+        let said = self.ask(&ask, fds);
+        match said.get("Started") {
+            Some(started) => Ok(started["pid"].as_i64().unwrap()),
+            None => Err(said["NotStarted"]["errno"].as_i64().unwrap()),
+        }
+    }
+
+    /// Waits for a command's end.
+    pub(crate) fn ended(&self, pid: i64) -> (Option<i32>, Option<i32>) {
+        let number = |value: &Value| value.as_i64().map(|n| i32::try_from(n).unwrap());
+        loop {
+            let mut early = self.early.borrow_mut();
+            let said = match early.iter().position(|said| said["Ended"]["pid"] == pid) {
+                Some(place) => early.remove(place),
+                None => self.next(),
+            };
+            if said["Ended"]["pid"] == pid {
+                return (
+                    number(&said["Ended"]["code"]),
+                    number(&said["Ended"]["signal"]),
+                );
+            }
+            early.push(said);
+        }
+    }
+
+    pub(crate) fn run(&self, argv: &[&str]) -> Output {
+        let null = File::open("/dev/null").unwrap();
+        let (mut out, mut err) = (memory(), memory());
+        let pid = match self.start(argv, &[null.as_fd(), out.as_fd(), err.as_fd()]) {
+            Ok(pid) => pid,
+            Err(errno) => {
+                return Output {
+                    err: format!("not started: {errno}"),
+                    ..Output::default()
+                };
+            }
+        };
+        let (code, signal) = self.ended(pid);
+        Output {
+            code,
+            signal,
+            out: text(&mut out),
+            err: text(&mut err),
+        }
+    }
+
+    pub(crate) fn sh(&self, script: &str) -> Output {
+        self.run(&["/bin/sh", "-c", script])
+    }
+
+    /// Runs a probe inside; its one line, or the signal that ended it.
+    pub(crate) fn probe(&self, name: &str, argument: &str) -> String {
+        answer(&self.run(&["/probe/probe", name, argument]))
+    }
+
+    pub(crate) fn spawn(&self, script: &str) -> i64 {
+        let null = File::options()
+            .read(true)
+            .write(true)
+            .open("/dev/null")
+            .unwrap();
+        self.start(&["/bin/sh", "-c", script], &[null.as_fd(); 3])
+            .unwrap()
+    }
+
+    pub(crate) fn kill_tree(&self, pid: i64) -> i64 {
+        self.ask(&json!({"KillTree": {"pid": pid}}), &[])["Killed"]["count"]
+            .as_i64()
+            .unwrap()
+    }
+
+    pub(crate) fn allow_writes(&self, path: &str) {
+        self.ask(&json!({"AllowWrites": {"path": path}}), &[]);
+    }
+}
+
+impl Drop for TestBox<'_> {
+    fn drop(&mut self) {
+        if let Some(sandbox) = self.sandbox.take() {
+            let _ = sandbox.destroy();
+            let _ = self.machine.server.settle();
+        }
+    }
+}
+
+fn answer(output: &Output) -> String {
+    match output.signal {
+        Some(signal) => format!("signal {signal}"),
+        None => output.out.trim().to_owned(),
+    }
+}
+
+/// The control: the same probe outside, as whoever runs the tests.
+pub(crate) fn probe_outside(name: &str, argument: &str) -> String {
+    let output = Command::new(PROBE).args([name, argument]).output().unwrap();
+    match std::os::unix::process::ExitStatusExt::signal(&output.status) {
+        Some(signal) => format!("signal {signal}"),
+        None => String::from_utf8_lossy(&output.stdout).trim().to_owned(),
+    }
+}
+
+fn memory() -> File {
+    File::from(rustix::fs::memfd_create("output", rustix::fs::MemfdFlags::CLOEXEC).unwrap())
+}
+
+fn text(file: &mut File) -> String {
+    let mut text = Vec::new();
+    file.rewind().unwrap();
+    file.read_to_end(&mut text).unwrap();
+    String::from_utf8_lossy(&text).into_owned()
+}
+
+/// Waits for something that must come to be.
+pub(crate) fn eventually(what: &str, mut is: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is() {
+        assert!(
+            start.elapsed() < Duration::from_secs(20),
+            "{what}: not within 20 s"
+        );
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
