@@ -118,6 +118,16 @@ impl ForkServer {
         init_fds: &[BorrowedFd<'_>],
         sources: &[BorrowedFd<'_>],
     ) -> Result<Sandbox> {
+        self.begin(plan, init_fds, sources)?.finish()
+    }
+
+    /// As [`Self::create`], without waiting: for an event loop, which waits until what comes back is readable.
+    pub fn begin(
+        &self,
+        plan: &SandboxPlan,
+        init_fds: &[BorrowedFd<'_>],
+        sources: &[BorrowedFd<'_>],
+    ) -> Result<Making> {
         let (near, far) = socket_pair().at("make a socket pair")?;
         let mut fds = vec![far.as_fd()];
         fds.extend(sources.iter().chain(init_fds));
@@ -135,32 +145,12 @@ impl ForkServer {
         drop(fds);
         // If both the server and the box die now, this end learns it.
         drop(far);
-        let mut buffer = vec![0; 4096];
-        let (reply, fds) =
-            receive_message::<Reply>(near.as_fd(), &mut buffer)?.ok_or(Error::ServerGone)?;
-        let reply = reply.into_result()?;
-        let (
-            Reply::Ready {
-                cgroup,
-                missing,
-                cpu_before,
-            },
-            Ok([pidfd, mounts]),
-        ) = (reply, <[OwnedFd; 2]>::try_from(fds))
-        else {
-            return Err(Error::Protocol("no answer of a box".into()));
-        };
-        Ok(Sandbox {
-            pidfd,
-            mounts,
-            pid: OnceLock::new(),
-            cgroup,
-            missing,
+        Ok(Making {
+            near,
+            finished: false,
             guest: plan.guest.id,
-            cpu_before,
-            frozen: AtomicBool::new(false),
             cgroups: self.cgroups.clone(),
-            server: Some(self.socket.clone()),
+            server: self.socket.clone(),
         })
     }
 
@@ -211,6 +201,73 @@ impl Drop for ForkServer {
         let _ = self.process.wait();
         // Opening them made the common parents, which the server removed, again.
         self.cgroups.close();
+    }
+}
+
+/// A box on its way. Dropped before it is finished, the box ends.
+#[derive(Debug)]
+pub struct Making {
+    near: OwnedFd,
+    finished: bool,
+    guest: u32,
+    cgroups: Arc<Cgroups>,
+    server: Arc<OwnedFd>,
+}
+
+impl AsFd for Making {
+    /// Readable once [`Self::finish`] does not wait.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.near.as_fd()
+    }
+}
+
+impl Making {
+    /// Waits until the box's init is about to run.
+    pub fn finish(mut self) -> Result<Sandbox> {
+        self.finished = true;
+        self.receive()
+    }
+
+    fn receive(&self) -> Result<Sandbox> {
+        let mut buffer = vec![0; 4096];
+        let (reply, fds) =
+            receive_message::<Reply>(self.near.as_fd(), &mut buffer)?.ok_or(Error::ServerGone)?;
+        let reply = reply.into_result()?;
+        let (
+            Reply::Ready {
+                cgroup,
+                missing,
+                cpu_before,
+            },
+            Ok([pidfd, mounts]),
+        ) = (reply, <[OwnedFd; 2]>::try_from(fds))
+        else {
+            return Err(Error::Protocol("no answer of a box".into()));
+        };
+        Ok(Sandbox {
+            pidfd,
+            mounts,
+            pid: OnceLock::new(),
+            cgroup,
+            missing,
+            guest: self.guest,
+            cpu_before,
+            frozen: AtomicBool::new(false),
+            cgroups: self.cgroups.clone(),
+            server: Some(self.server.clone()),
+        })
+    }
+}
+
+impl Drop for Making {
+    fn drop(&mut self) {
+        if !self.finished {
+            // From here on the box cannot say that it is ready, and ends. It may have said so before.
+            let _ = rustix::net::shutdown(&self.near, rustix::net::Shutdown::Read);
+            if let Ok(sandbox) = self.receive() {
+                let _ = sandbox.kill();
+            }
+        }
     }
 }
 

@@ -31,7 +31,7 @@ mod wire;
 
 pub use cgroup::{Ability, Cgroups, Usage};
 pub use child::InitMain;
-pub use client::{ForkServer, Sandbox, SandboxRecord, serve_if_asked};
+pub use client::{ForkServer, Making, Sandbox, SandboxRecord, serve_if_asked};
 pub use error::{Error, Result};
 pub use inside::{Command, Ended, Init, Outer, SpawnPlan, Stdio};
 pub use plan::{Caps, Guest, Limits, MOUNTS_MAX, Mount, Root, SandboxPlan, Source};
