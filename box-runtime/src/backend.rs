@@ -7,6 +7,8 @@ use box_protocol::{BoxError, BoxMountSpec, BoxSpec, World};
 use box_rpc::Connection;
 use uuid::Uuid;
 
+use crate::spool::Spool;
+
 /// Makes boxes and ends them. It never runs a command: it hands over a connection to the agent in the
 /// box, and the runtime talks to that.
 ///
@@ -146,6 +148,8 @@ pub struct StartedBox {
     pub connection: Box<dyn Connection>,
     /// What became of the request.
     pub facts: Facts,
+    /// Slot 0 of the agent, if it was handed one.
+    pub spool: Option<Spool>,
 }
 
 impl StartedBox {
@@ -155,7 +159,14 @@ impl StartedBox {
             backend_session_id: backend_session_id.into(),
             connection: Box::new(connection),
             facts: Facts::default(),
+            spool: None,
         }
+    }
+
+    /// The same, with a slot for output.
+    pub fn with_spool(mut self, spool: Spool) -> Self {
+        self.spool = Some(spool);
+        self
     }
 
     /// The same, with these facts.
@@ -179,6 +190,8 @@ impl fmt::Debug for StartedBox {
 pub struct Facts {
     /// What the image's name led to, where that is something else.
     pub image_resolved: Option<String>,
+    /// What the system directories are: `host` for the machine's own, `image` for those of an image.
+    pub rootfs: Option<&'static str>,
     /// Protections this machine does not grant.
     pub missing: Vec<String>,
     /// What was asked for at best effort and could not be given.

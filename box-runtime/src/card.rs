@@ -103,6 +103,7 @@ impl Card {
             reason: live.reason.clone(),
             status: live.lane,
             image_resolved: live.facts.image_resolved.clone(),
+            rootfs: live.facts.rootfs.map(str::to_owned),
             missing: live.facts.missing.clone(),
             degraded: live.facts.degraded.clone(),
             name: live.name.clone(),

@@ -10,8 +10,9 @@
 //!    and ends the box. Whatever is slow, stuck or broken about a box happens here and nowhere else.
 //! 4. [`backend`]: what makes boxes. A [`Backend`] hands over a connection to a box's agent and never
 //!    runs a command. `select` decides which one is used.
-//! 5. [`fake`]: a scripted backend, behind the feature `fake`.
-//! 6. [`Caller`], [`RuntimeConfig`]: whose box it is, and every limit.
+//! 5. [`native`]: boxes made with nothing but this machine's kernel, behind the feature `native`.
+//! 6. [`fake`]: a scripted backend, behind the feature `fake`.
+//! 7. [`Caller`], [`RuntimeConfig`]: whose box it is, and every limit.
 //!
 //! # What holds
 //!
@@ -28,9 +29,12 @@ mod config;
 #[cfg(feature = "fake")]
 pub mod fake;
 mod handlers;
+#[cfg(feature = "native")]
+pub mod native;
 mod runtime;
 mod select;
 mod session;
+mod spool;
 mod table;
 mod unserved;
 
@@ -39,4 +43,5 @@ pub use caller::Caller;
 pub use config::RuntimeConfig;
 pub use handlers::Served;
 pub use runtime::BoxRuntime;
+pub use spool::Spool;
 pub use unserved::Unserved;

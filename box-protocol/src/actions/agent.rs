@@ -2,12 +2,18 @@
 //!
 //! The agent starts processes, keeps their output and tells their end; it decides nothing. It lives
 //! with the guest, so the runtime trusts nothing it says.
+//!
+//! # Spool slots
+//! Output that is more than a few kilobytes does not travel in messages. A runtime on the same machine
+//! hands an agent *slots*: shared memory of [`SPOOL_BYTES`], one ring of [`SPOOL_RING`] for each stream,
+//! standard output's first. Byte `n` of a stream is at `n % SPOOL_RING` of its ring, so a message says
+//! offset and length, and nothing else has to be agreed on. A slot serves one command at a time.
 
 use box_rpc::Empty;
 use serde::{Deserialize, Serialize};
 
 use super::commands::kill_signal;
-use super::{OutputGap, OutputMode, OutputPiece, Stdin, TerminalSize, actions};
+use super::{OutputGap, OutputMode, OutputPiece, Stdin, StreamName, TerminalSize, actions};
 use crate::blob::Blob;
 use crate::env::Env;
 use crate::ids::CommandId;
@@ -33,6 +39,12 @@ actions! {
     /// `not_found`.
     AgentKill = "agent.kill": AgentKillParams => AgentKillResult;
 }
+
+/// Bytes of a slot for each stream. More than what the chunks ahead of a reader can hold.
+pub const SPOOL_RING: u64 = 1 << 20;
+
+/// Bytes of a slot.
+pub const SPOOL_BYTES: u64 = 2 * SPOOL_RING;
 
 /// What is as it would be if it were not written is not written: these messages are most of what a
 /// short exec costs.
@@ -102,6 +114,9 @@ pub struct AgentStartParams {
     /// When to answer.
     #[serde(default, skip_serializing_if = "is_default")]
     pub reply: AgentReply,
+    /// The slot that its output may go to. Without one, all of it comes in messages.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spool: Option<u32>,
 }
 
 /// A command as its agent tells it.
@@ -126,6 +141,9 @@ pub struct AgentCommand {
     /// The first of its output, if it was collected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub collected: Option<Collected>,
+    /// How much of that, from the begin of each stream, is in its slot instead of in `collected`.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub spooled: PerStream,
 }
 
 /// The first of a command's output.
@@ -151,8 +169,21 @@ pub enum AgentChunk {
     },
     /// Output.
     Bytes(OutputPiece<Blob>),
+    /// Output that is in the command's slot, never over the end of its ring.
+    Spooled(SpooledPiece),
     /// Output that is gone.
     Gap(OutputGap),
+}
+
+/// A piece of output in a slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SpooledPiece {
+    /// Of this stream.
+    pub stream: StreamName,
+    /// Where it begins in the stream.
+    pub offset: u64,
+    /// How many bytes.
+    pub bytes: u64,
 }
 
 /// One command of the agent's box.

@@ -218,6 +218,7 @@ fn an_agents_answer_survives_the_wire() {
             stdout: Blob::from("hello"),
             stderr: Blob::default(),
         }),
+        spooled: PerStream::default(),
     };
     assert_eq!(round_trip(&ended)["collected"]["stdout"], "aGVsbG8=");
     let reply: AgentReply = serde_json::from_value(json!({"collected": {"bytes": 1024}})).unwrap();

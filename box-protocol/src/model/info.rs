@@ -79,6 +79,9 @@ pub struct BoxSessionInfo {
     /// What the image's name led to, where that is something else.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image_resolved: Option<String>,
+    /// What its system directories are: `host` for the machine's own, `image` for those of an image.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rootfs: Option<String>,
     /// As asked for.
     pub network: Network,
     /// As asked for.
@@ -153,6 +156,7 @@ impl BoxSessionInfo {
             backend_session_id: backend_session_id.into(),
             image: spec.image.clone(),
             image_resolved: None,
+            rootfs: None,
             network: spec.network,
             host_path: spec.host_path.clone(),
             host_path_mode: spec.host_path_mode,

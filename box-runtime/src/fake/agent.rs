@@ -275,5 +275,6 @@ fn answer(
             stderr: dropped(&reply.stderr),
         },
         collected,
+        spooled: PerStream::default(),
     }
 }

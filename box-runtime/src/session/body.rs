@@ -18,6 +18,7 @@ use uuid::Uuid;
 
 use super::{Card, Shared};
 use crate::backend::{Backend, StartRequest, StartedBox};
+use crate::spool::Spool;
 
 /// The version of `agent.*` this runtime speaks.
 const AGENT_CONTRACT: u32 = 1;
@@ -39,6 +40,7 @@ pub(super) struct Living {
     backend: Arc<dyn Backend>,
     id: Uuid,
     pub(super) agent: Session,
+    pub(super) spool: Option<Spool>,
     mounts: Vec<BoxMountSpec>,
     /// Execs so far.
     execs: u64,
@@ -172,6 +174,7 @@ impl Body {
             backend_session_id,
             connection,
             facts,
+            spool,
         } = backend.start(StartRequest::new(id, spec)).await?;
         let mut limits = Limits::in_process();
         limits.message_bytes = AGENT_MESSAGE_BYTES;
@@ -204,6 +207,7 @@ impl Body {
             backend: Arc::clone(backend),
             id,
             agent,
+            spool,
             mounts: mounted(&spec.extra_mounts).cloned().collect(),
             execs: 0,
         };

@@ -1,8 +1,10 @@
 //! What is checked before an agent is believed. It lives with the guest, and the guest may be anybody.
 
-use box_protocol::actions::AgentCommand;
-use box_protocol::{BoxError, Code, CommandId, Exit};
+use box_protocol::actions::{AgentCommand, StreamName};
+use box_protocol::{Blob, BoxError, Code, CommandId, Exit};
 use box_rpc::{CallError, RpcError};
+
+use crate::spool::Spool;
 
 /// The longest text of an agent's error that is passed on.
 const MESSAGE_CHARS: usize = 512;
@@ -49,6 +51,22 @@ pub(super) fn failure(error: CallError) -> Failure {
         CallError::Shape(_) => Failure::Broken(nonsense("gave an answer of the wrong shape")),
         _ => Failure::Broken("the box's agent does not answer".to_owned()),
     }
+}
+
+/// Output that an agent says is in its slot.
+pub(super) fn look_up(
+    spool: Option<&Spool>,
+    stream: StreamName,
+    offset: u64,
+    bytes: u64,
+) -> Result<Blob, String> {
+    let Some(spool) = spool else {
+        return Err(nonsense("told of a slot it does not have"));
+    };
+    let found = spool.read(stream, offset, bytes);
+    found
+        .map(Blob::from)
+        .map_err(|_| nonsense("told of output that is not in its slot"))
 }
 
 pub(super) fn nonsense(what: &str) -> String {

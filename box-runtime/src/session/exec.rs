@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use box_protocol::actions::{
     AgentCommand, AgentKill, AgentKillParams, AgentReply, AgentStart, AgentStartParams, Collected,
-    OutputMode, Stdin, View,
+    OutputMode, Stdin, StreamName, View,
 };
 use box_protocol::{
     BoxError, BoxExecutionResult, BoxSpec, Env, ExecutionStatus, Exit, ExitWhy, PerStream, Program,
@@ -13,10 +13,11 @@ use box_rpc::{CallError, Peer};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::body::Body;
-use super::doubt::{Failure, end_of, failure};
+use super::doubt::{Failure, end_of, failure, look_up};
 use super::relay::Relay;
 use super::work::{Exec, Streaming};
 use crate::backend::guest_of;
+use crate::spool::Spool;
 
 /// Bytes of each stream that a result holds; the rest is counted.
 pub(crate) const OUTPUT_BYTES: usize = 1024 * 1024;
@@ -64,6 +65,8 @@ impl Body {
             }
         };
         let command_id = living.next_exec()?;
+        // Execs of a box come one after the other, so one slot does for all of them.
+        let spool = living.spool.as_ref().map(|_| 0);
         let cmd = std::mem::take(&mut exec.spec.cmd);
         let (env, user) = self.environment(std::mem::take(&mut exec.spec.env))?;
         let limit = Duration::from_secs(exec.spec.timeout_sec);
@@ -80,6 +83,7 @@ impl Body {
             timeout_ms: u64::try_from(limit.as_millis()).ok(),
             log_bytes: None,
             reply,
+            spool,
         };
         Ok(Command { params, limit })
     }
@@ -124,7 +128,7 @@ impl Body {
         let until = begun.checked_add(patience);
         let answer = match output {
             Some(output) if params.reply == AgentReply::Streamed => {
-                let relay = Relay::new(output, params, &spec.session_id);
+                let relay = Relay::new(output, params, &spec.session_id, living.spool.as_ref());
                 Box::pin(relay.run(&peer, params, until, self.shared.config.timeout_grace)).await
             }
             _ => collect(&peer, params, until).await,
@@ -144,17 +148,32 @@ impl Body {
             Err(NoAnswer::Failed(Failure::Broken(reason))) => return Ran::Broken(reason),
         };
         match end_of(&told.answer, &params.command_id) {
-            Ok(exit) => self.told(spec, exit, told),
+            Ok(exit) => self.told(spec, exit, told, living.spool.as_ref()),
             Err(reason) => Ran::Broken(reason),
         }
     }
 
-    fn told(&self, spec: &BoxSpec, exit: Exit, told: Told) -> Ran {
+    fn told(&self, spec: &BoxSpec, exit: Exit, told: Told, spool: Option<&Spool>) -> Ran {
         let mut result = match self.result(spec, exit, told.duration) {
             Ok(result) => result,
             Err(error) => return Ran::Broken(error.message().to_owned()),
         };
-        let Collected { stdout, stderr } = told.answer.collected.unwrap_or_default();
+        let Collected {
+            mut stdout,
+            mut stderr,
+        } = told.answer.collected.unwrap_or_default();
+        let spooled = told.answer.spooled;
+        for (stream, bytes, output) in [
+            (StreamName::Stdout, spooled.stdout, &mut stdout),
+            (StreamName::Stderr, spooled.stderr, &mut stderr),
+        ] {
+            if bytes > 0 {
+                match look_up(spool, stream, 0, bytes) {
+                    Ok(found) => *output = found,
+                    Err(reason) => return Ran::Broken(reason),
+                }
+            }
+        }
         let PerStream {
             stdout: mut stdout_dropped,
             stderr: mut stderr_dropped,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use box_protocol::actions::{
     AgentChunk, AgentCommand, AgentStart, AgentStartParams, CommandChunk, OutputGap, OutputPiece,
-    StreamName, View,
+    SpooledPiece, StreamName, View,
 };
 use box_protocol::{
     Blob, CommandInfo, CommandState, MAX_CHUNK_BYTES, PerStream, Role, SessionId, UnixMs,
@@ -13,9 +13,10 @@ use box_rpc::{CallError, Chunks, Peer};
 use futures::StreamExt as _;
 use tokio::time::{Instant, timeout_at};
 
-use super::doubt::{Failure, nonsense};
+use super::doubt::{Failure, look_up, nonsense};
 use super::exec::{NoAnswer, OUTPUT_BYTES};
 use super::work::Streaming;
+use crate::spool::Spool;
 
 /// How long a reader that does not read may hold up a command whose time is over.
 const STALLED_READER: Duration = Duration::from_mins(1);
@@ -23,6 +24,7 @@ const STALLED_READER: Duration = Duration::from_mins(1);
 /// Checks an agent's chunks and passes them on in the view asked for.
 pub(super) struct Relay<'a> {
     to: &'a Streaming,
+    spool: Option<&'a Spool>,
     started: Option<CommandInfo>,
     stdout: Track,
     stderr: Track,
@@ -46,6 +48,7 @@ impl<'a> Relay<'a> {
         to: &'a Streaming,
         params: &AgentStartParams,
         session_id: &SessionId,
+        spool: Option<&'a Spool>,
     ) -> Self {
         let now = UnixMs::now();
         let info = CommandInfo {
@@ -71,6 +74,7 @@ impl<'a> Relay<'a> {
         };
         Self {
             to,
+            spool,
             started: Some(info),
             stdout: Track::default(),
             stderr: Track::default(),
@@ -145,28 +149,40 @@ impl<'a> Relay<'a> {
                 None => Err(nonsense("started a command twice")),
             },
             _ if self.started.is_some() => Err(nonsense("told output before the start")),
-            AgentChunk::Bytes(piece) => self.piece(piece),
+            AgentChunk::Bytes(piece) => self.piece(piece.stream, piece.offset, piece.data),
+            AgentChunk::Spooled(SpooledPiece {
+                stream,
+                offset,
+                bytes,
+            }) => {
+                if bytes > MAX_CHUNK_BYTES as u64 {
+                    return Err(nonsense("sent output out of order or too much of it"));
+                }
+                let data = look_up(self.spool, stream, offset, bytes)?;
+                self.piece(stream, offset, data)
+            }
             AgentChunk::Gap(gap) => self.gap(gap).map(Some),
         }
     }
 
-    fn piece(&mut self, piece: OutputPiece<Blob>) -> Result<Option<CommandChunk>, String> {
-        let length = piece.data.len();
-        let track = self.track(piece.stream);
-        let in_order = length <= MAX_CHUNK_BYTES && piece.offset == track.told;
+    fn piece(
+        &mut self,
+        stream: StreamName,
+        offset: u64,
+        data: Blob,
+    ) -> Result<Option<CommandChunk>, String> {
+        let length = data.len();
+        let track = self.track(stream);
+        let in_order = length <= MAX_CHUNK_BYTES && offset == track.told;
         let Some(told) = track.told.checked_add(length as u64).filter(|_| in_order) else {
             return Err(nonsense("sent output out of order or too much of it"));
         };
         track.told = told;
         if self.to.view == View::Text {
-            let text = self.track(piece.stream).decode(&piece.data);
-            return Ok((!text.is_empty()).then(|| self.text(piece.stream, text)));
+            let text = self.track(stream).decode(&data);
+            return Ok((!text.is_empty()).then(|| self.text(stream, text)));
         }
-        Ok(Some(CommandChunk::Bytes(self.place(
-            piece.stream,
-            piece.data,
-            length,
-        ))))
+        Ok(Some(CommandChunk::Bytes(self.place(stream, data, length))))
     }
 
     fn text(&mut self, stream: StreamName, text: String) -> CommandChunk {
@@ -237,6 +253,7 @@ fn may_go_on(bytes: &[u8]) -> bool {
 fn size_of(chunk: &AgentChunk) -> usize {
     match chunk {
         AgentChunk::Bytes(piece) => piece.data.len().max(1),
+        AgentChunk::Spooled(piece) => usize::try_from(piece.bytes).unwrap_or(usize::MAX).max(1),
         AgentChunk::Started { .. } | AgentChunk::Gap(_) => 1,
     }
 }

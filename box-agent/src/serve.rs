@@ -1,0 +1,133 @@
+//! From the fork to the first call: the descriptors the agent was handed, its connections, and the dead.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+use box_rpc::{Dialect, Limits, Options, Router, Session};
+use box_sys::Init;
+use box_transports::unix;
+use rustix::fs::FileType;
+use rustix::process::Signal;
+use tokio::io::unix::AsyncFd;
+
+use crate::agent::{Agent, router};
+use crate::pipe::watched;
+use crate::slot::Slot;
+
+/// Runtimes that may be connected at once: one, and another that takes over.
+const CONNECTIONS: usize = 4;
+
+/// The longest message: a command's whole text, environment and arguments, or both streams of a small output.
+const MESSAGE_BYTES: usize = 4 << 20;
+
+/// What the agent was handed, told apart.
+struct Handed {
+    connection: UnixStream,
+    listener: Option<UnixListener>,
+    slots: Vec<Slot>,
+}
+
+impl Handed {
+    fn new(fds: Vec<OwnedFd>) -> io::Result<Self> {
+        let mut fds = fds.into_iter();
+        let connection = UnixStream::from(fds.next().ok_or(io::ErrorKind::InvalidInput)?);
+        let (mut listener, mut slots) = (None, Vec::new());
+        for fd in fds {
+            let kind = FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode);
+            if kind == FileType::Socket {
+                // Not by the runtime: whoever connects learns from the kernel who listens, and must learn of this process.
+                rustix::net::listen(&fd, 4)?;
+                listener = Some(UnixListener::from(fd));
+            } else {
+                slots.push(Slot::new(fd));
+            }
+        }
+        Ok(Self {
+            connection,
+            listener,
+            slots,
+        })
+    }
+}
+
+/// Serves until the box ends.
+pub(crate) fn serve(mut init: Init) -> io::Result<()> {
+    let Handed {
+        connection,
+        listener,
+        slots,
+    } = Handed::new(std::mem::take(&mut init.fds))?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .enable_time()
+        .build()?;
+    runtime.block_on(async move {
+        let children = watched(box_sys::signal_fd(&[Signal::CHILD.as_raw()])?)?;
+        let agent = Arc::new(Agent::new(init, slots));
+        let router = router(&agent);
+        attend(connection, router.clone())?;
+        if let Some(listener) = listener {
+            listener.set_nonblocking(true)?;
+            let listener = tokio::net::UnixListener::from_std(listener)?;
+            tokio::spawn(accept(listener, router));
+        }
+        reap(&agent, &children).await
+    })
+}
+
+/// Whoever can reach the socket is the machine's user, who made the box.
+async fn accept(listener: tokio::net::UnixListener, router: Router) {
+    let places = Arc::new(tokio::sync::Semaphore::new(CONNECTIONS));
+    loop {
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else {
+            return;
+        };
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let session = session(stream, router.clone());
+                tokio::spawn(async move {
+                    session.closed().await;
+                    drop(place);
+                });
+            }
+            // Out of descriptors, most likely: somebody will close one.
+            Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+        }
+    }
+}
+
+/// Serves the first connection, to its end. The agent lives on after that.
+fn attend(stream: UnixStream, router: Router) -> io::Result<()> {
+    stream.set_nonblocking(true)?;
+    let session = session(tokio::net::UnixStream::from_std(stream)?, router);
+    tokio::spawn(async move { session.closed().await });
+    Ok(())
+}
+
+fn session(stream: tokio::net::UnixStream, router: Router) -> Session {
+    let mut limits = Limits::in_process();
+    limits.message_bytes = MESSAGE_BYTES;
+    // Nobody reads the answers of a runtime that is gone: what it was waiting for ends at once.
+    limits.drain = Duration::ZERO;
+    let options = Options {
+        dialect: Some(Dialect::JsonRpc),
+        limits,
+        ..Options::default()
+    };
+    Session::start(unix::over(stream, &options.limits), router, options)
+}
+
+/// Every orphan of the box becomes a child of this process, which must see it off.
+async fn reap(agent: &Agent, children: &AsyncFd<OwnedFd>) -> io::Result<()> {
+    loop {
+        let mut ready = children.readable().await?;
+        let mut record = [0_u8; 512];
+        // Signals of one kind do not queue up, so one read takes all there are.
+        let _ = rustix::io::read(children.as_fd(), &mut record);
+        ready.clear_ready();
+        agent.reap();
+    }
+}

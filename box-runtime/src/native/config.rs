@@ -1,0 +1,38 @@
+//! Every setting of the native backend.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// How the native backend is set up.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct NativeConfig {
+    /// The program that is started as the fork server. Its `main` begins with `box_sys::serve_if_asked(box_agent::run)`.
+    pub program: PathBuf,
+    /// Run the fork server as this user and group, if this program is root: its boxes then are those of an ordinary user.
+    pub run_as: Option<(u32, u32)>,
+    /// Root directories by the name of an image.
+    pub images: BTreeMap<String, PathBuf>,
+    /// Refuse images that are not in the list, instead of running on the machine's own system directories.
+    pub strict_images: bool,
+    /// How many boxes are begun before they are asked for.
+    pub spares: usize,
+}
+
+impl NativeConfig {
+    /// The defaults, with this program as the fork server.
+    pub fn new(program: impl Into<PathBuf>) -> Self {
+        Self {
+            program: program.into(),
+            run_as: None,
+            images: BTreeMap::new(),
+            strict_images: false,
+            spares: 2,
+        }
+    }
+
+    /// The defaults, with the program that runs now: only for one whose `main` begins as [`Self::program`] says.
+    pub fn this_program() -> std::io::Result<Self> {
+        Ok(Self::new(std::env::current_exe()?))
+    }
+}

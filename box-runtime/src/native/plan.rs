@@ -1,0 +1,134 @@
+//! From a spec to what the kernel is asked for.
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use box_protocol::error::Detail;
+use box_protocol::{BoxError, BoxMountSpec, BoxSpec, HostPathMode};
+use box_sys::{Guest, Limits, Mount, Root, SandboxPlan, Source};
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+
+use super::NativeConfig;
+use crate::backend::StartRequest;
+
+/// The guest's id inside every box.
+const GUEST: u32 = 1000;
+
+/// The plan of a box, the directories that its mounts count in, and what its root is.
+pub(super) fn of(
+    request: &StartRequest<'_>,
+    config: &NativeConfig,
+) -> Result<(SandboxPlan, Vec<OwnedFd>, &'static str), BoxError> {
+    let spec = request.spec;
+    let (name, home) = request.guest();
+    let (root, rootfs) = root(spec, config)?;
+    let (mut mounts, mut sources) = (Vec::new(), Vec::new());
+    if let Some(host_path) = spec
+        .host_path
+        .as_deref()
+        .filter(|_| spec.mounts_host_path())
+    {
+        sources.push(open("host_path", host_path)?);
+        mounts.push(Mount {
+            source: Source::Fd(0),
+            target: PathBuf::from(&spec.mount_path),
+            writable: spec.host_path_mode == HostPathMode::Rw,
+        });
+    }
+    for extra in &spec.extra_mounts {
+        if let Some((mount, source)) = mount(extra, sources.len())? {
+            mounts.push(mount);
+            sources.push(source);
+        }
+    }
+    let plan = SandboxPlan {
+        name: "box".into(),
+        hostname: "box".into(),
+        root,
+        read_only_root: spec.read_only_rootfs,
+        guest: Guest {
+            name: name.to_owned(),
+            home: home.into(),
+            id: GUEST,
+        },
+        dirs: dirs(spec, &mounts),
+        mounts,
+        limits: Limits {
+            cpus: Some(spec.cpus),
+            memory: Some(spec.memory_mb.saturating_mul(1 << 20)),
+            // The agent is the box's, not the guest's.
+            pids: Some(spec.pids_limit.saturating_add(1)),
+        },
+        owned: true,
+        ..SandboxPlan::default()
+    };
+    plan.validate().map_err(|error| super::in_words(&error))?;
+    Ok((plan, sources, rootfs))
+}
+
+fn root(spec: &BoxSpec, config: &NativeConfig) -> Result<(Root, &'static str), BoxError> {
+    match config.images.get(&spec.image) {
+        Some(directory) => Ok((Root::Directory(directory.clone()), "image")),
+        None if config.strict_images => {
+            Err(field_error("image", "is not one of the configured images"))
+        }
+        None => Ok((Root::Host, "host")),
+    }
+}
+
+/// A further mount, whose source is the `n`th descriptor; none if it is not to be mounted.
+pub(super) fn mount(spec: &BoxMountSpec, n: usize) -> Result<Option<(Mount, OwnedFd)>, BoxError> {
+    if spec.mode == HostPathMode::None {
+        return Ok(None);
+    }
+    let mount = Mount {
+        source: Source::Fd(n),
+        target: PathBuf::from(&spec.mount_path),
+        writable: spec.mode == HostPathMode::Rw,
+    };
+    Ok(Some((mount, open("extra_mounts", &spec.host_path)?)))
+}
+
+/// What exists from the start and belongs to the guest: the workspace, mounted or not, and what was asked for. Under a mount
+/// nothing is made: that would be the host's directory.
+fn dirs(spec: &BoxSpec, mounts: &[Mount]) -> Vec<PathBuf> {
+    let asked = spec.extras.dirs.iter().flatten().map(String::as_str);
+    let all = [box_protocol::DEFAULT_MOUNT_PATH, &spec.mount_path];
+    let mut dirs: Vec<PathBuf> = all.into_iter().chain(asked).map(PathBuf::from).collect();
+    dirs.sort();
+    dirs.dedup();
+    dirs.retain(|dir| {
+        let has_tmp = ["/tmp", "/var/tmp"].iter().any(|tmp| dir == Path::new(tmp));
+        !has_tmp && !mounts.iter().any(|mount| dir.starts_with(&mount.target))
+    });
+    dirs
+}
+
+/// Opens a directory of the host. Whoever allowed the path has followed its links already: one that is there now was put there
+/// since.
+fn open(field: &'static str, path: &str) -> Result<OwnedFd, BoxError> {
+    let opened = rustix::fs::openat2(
+        CWD,
+        path,
+        OFlags::PATH | OFlags::CLOEXEC,
+        Mode::empty(),
+        ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS,
+    );
+    opened.map_err(|error| {
+        let why = match error {
+            Errno::NOENT | Errno::NOTDIR => "is not there",
+            Errno::LOOP => "leads through a symbolic link",
+            Errno::ACCESS => "may not be read",
+            _ => "cannot be opened",
+        };
+        field_error(field, why)
+    })
+}
+
+fn field_error(field: &'static str, why: &str) -> BoxError {
+    BoxError::validation(format!("{field} {why}")).with_detail(&Detail {
+        field: Some(field.to_owned()),
+        ..Detail::default()
+    })
+}

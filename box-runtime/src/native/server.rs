@@ -1,0 +1,92 @@
+//! The fork server behind the backend: started when it is first needed, and again if it is gone.
+
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
+use std::sync::Arc;
+
+use box_protocol::BoxError;
+use box_sys::{Error, ForkServer, Primitives, ServerConfig};
+use tokio::sync::Mutex;
+
+use super::NativeConfig;
+use super::error::in_words;
+use crate::backend::Availability;
+
+#[derive(Debug)]
+pub(super) struct Server {
+    config: NativeConfig,
+    running: Mutex<Option<Arc<ForkServer>>>,
+}
+
+impl Server {
+    pub(super) fn new(config: &NativeConfig) -> Self {
+        Self {
+            config: config.clone(),
+            running: Mutex::default(),
+        }
+    }
+
+    /// The server, started if there is none.
+    pub(super) async fn running(&self) -> Result<Arc<ForkServer>, BoxError> {
+        self.found().await.map_err(|error| in_words(&error))
+    }
+
+    async fn found(&self) -> Result<Arc<ForkServer>, Error> {
+        let mut running = self.running.lock().await;
+        if let Some(server) = &*running
+            && is_alive(server)
+        {
+            return Ok(Arc::clone(server));
+        }
+        let config = self.config.clone();
+        let starting = tokio::task::spawn_blocking(move || start(&config)).await;
+        let server = Arc::new(starting.map_err(|_| Error::ServerGone)??);
+        *running = Some(Arc::clone(&server));
+        Ok(server)
+    }
+
+    /// What this machine gives, which is known once there is a server.
+    pub(super) async fn availability(&self) -> Availability {
+        match self.found().await {
+            Ok(server) => Availability::Available {
+                degraded: Vec::new(),
+                missing: server.primitives().missing(),
+            },
+            Err(Error::Unavailable(what)) => Availability::Unavailable {
+                reason: "this machine lacks what a box cannot be without".into(),
+                missing: what.split(", ").map(str::to_owned).collect(),
+            },
+            Err(error) => Availability::unavailable(in_words(&error).message()),
+        }
+    }
+}
+
+fn start(config: &NativeConfig) -> Result<ForkServer, Error> {
+    let settings = ServerConfig {
+        spares: config.spares,
+        ..ServerConfig::default()
+    };
+    let mut command = Command::new(&config.program);
+    // Every box sees it as its first process, and shall learn no path of the machine.
+    command.arg0("box");
+    if let Some((user, group)) = config.run_as {
+        command.uid(user).gid(group);
+    }
+    ForkServer::start_command(command, &settings)
+}
+
+fn is_alive(server: &ForkServer) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{}/stat", server.pid()));
+    // The state stands after the name, which is in parentheses. One that is dead and not yet buried is not alive.
+    status.is_ok_and(|status| {
+        let state = status
+            .rsplit_once(") ")
+            .map(|(_, rest)| rest.starts_with(['Z', 'X']));
+        state == Some(false)
+    })
+}
+
+/// What this machine gives to this user, without a server.
+pub fn primitives() -> Primitives {
+    Primitives::probe()
+}

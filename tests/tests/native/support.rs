@@ -1,0 +1,118 @@
+//! A runtime that makes real boxes.
+
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+use std::time::{Duration, Instant};
+
+use box_protocol::actions::BoxExecParams;
+use box_protocol::{BoxError, BoxExecutionResult, ExecutionStatus, SpecDraft};
+use box_runtime::native::{NativeBackend, NativeConfig};
+use box_runtime::{BoxRuntime, Caller, RuntimeConfig};
+use serde_json::json;
+
+/// The ordinary user of tests that run as root.
+pub(crate) const NOBODY: u32 = 65534;
+
+/// A runtime with real boxes, and as whom they run.
+pub(crate) struct Machine {
+    pub(crate) name: &'static str,
+    pub(crate) runtime: BoxRuntime,
+    pub(crate) backend: NativeBackend,
+    pub(crate) uid: u32,
+}
+
+/// Runs the test as every user there is to run as, one after the other.
+pub(crate) async fn on_each_machine(test: impl AsyncFn(&Machine)) {
+    let root = rustix::process::geteuid().is_root();
+    let users: &[(&str, Option<u32>)] = if root {
+        &[("root", None), ("ordinary", Some(NOBODY))]
+    } else {
+        &[("ordinary", None)]
+    };
+    for (name, user) in users {
+        eprintln!("as {name}:");
+        let machine = Machine::new(name, *user);
+        let limit = Duration::from_secs(120);
+        let done = tokio::time::timeout(limit, test(&machine)).await;
+        assert!(done.is_ok(), "{name}: the test hangs");
+        machine.end().await;
+    }
+}
+
+impl Machine {
+    fn new(name: &'static str, user: Option<u32>) -> Self {
+        let mut config = NativeConfig::new(&*PROGRAM);
+        config.run_as = user.map(|user| (user, user));
+        let backend = NativeBackend::new(config);
+        Self {
+            name,
+            runtime: BoxRuntime::start(RuntimeConfig::with(backend.clone())),
+            backend,
+            uid: user.unwrap_or_else(|| rustix::process::geteuid().as_raw()),
+        }
+    }
+
+    async fn end(&self) {
+        let exit = serde_json::from_value(json!({"exit": true})).unwrap();
+        let ended = self.runtime.shutdown(&Caller::local(), exit).await;
+        ended.unwrap();
+    }
+
+    /// Runs a command in the box of this session.
+    pub(crate) async fn exec(&self, session: &str, cmd: &str) -> BoxExecutionResult {
+        let ran = self.exec_spec(SpecDraft::new(session).cmd(cmd)).await;
+        ran.unwrap_or_else(|error| panic!("{}: {cmd}: {error:?}", self.name))
+    }
+
+    pub(crate) async fn exec_spec(&self, spec: SpecDraft) -> Result<BoxExecutionResult, BoxError> {
+        self.runtime.exec(&Caller::local(), params(spec)).await
+    }
+
+    /// A directory of this machine's user, without a link on the way to it.
+    pub(crate) fn directory(&self) -> tempfile::TempDir {
+        let dir = tempfile::tempdir_in(std::env::temp_dir().canonicalize().unwrap()).unwrap();
+        std::os::unix::fs::chown(dir.path(), Some(self.uid), Some(self.uid)).unwrap();
+        dir
+    }
+}
+
+/// The parameters of an exec of this spec.
+pub(crate) fn params(spec: SpecDraft) -> BoxExecParams {
+    serde_json::from_value(json!({ "spec": spec })).unwrap()
+}
+
+/// A spec from its JSON.
+pub(crate) fn spec(json: serde_json::Value) -> SpecDraft {
+    serde_json::from_value(json).unwrap()
+}
+
+/// What a command that ended by itself printed.
+pub(crate) fn printed(result: &BoxExecutionResult) -> &str {
+    assert_eq!(result.status, ExecutionStatus::Completed, "{result:?}");
+    assert_eq!(result.exit_code, Some(0), "{result:?}");
+    result.stdout.trim_end()
+}
+
+/// The fork server's program, where an ordinary user can reach it, which a build directory may not be. Replaced by renaming,
+/// because another test may be running it.
+static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| {
+    use std::os::unix::fs::PermissionsExt;
+    let user = rustix::process::geteuid().as_raw();
+    let dir = std::env::temp_dir().join(format!("box-native-tests-{user}"));
+    std::fs::create_dir_all(&dir).unwrap();
+    std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let program = dir.join("host");
+    let fresh = dir.join(format!("host-{}", std::process::id()));
+    std::fs::copy(Path::new(env!("CARGO_BIN_EXE_box-test-host")), &fresh).unwrap();
+    std::fs::rename(fresh, &program).unwrap();
+    program
+});
+
+/// Waits for something that must come to be.
+pub(crate) async fn eventually(what: &str, mut is: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is() {
+        assert!(start.elapsed() < Duration::from_secs(20), "{what}: not within 20 s");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
