@@ -122,7 +122,8 @@ pub struct StartRequest<'a> {
 }
 
 impl<'a> StartRequest<'a> {
-    pub(crate) fn new(id: Uuid, spec: &'a BoxSpec) -> Self {
+    /// A box with this id, to this spec.
+    pub fn new(id: Uuid, spec: &'a BoxSpec) -> Self {
         Self { id, spec }
     }
 

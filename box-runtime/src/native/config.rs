@@ -15,6 +15,9 @@ pub struct NativeConfig {
     pub images: BTreeMap<String, PathBuf>,
     /// Refuse images that are not in the list, instead of running on the machine's own system directories.
     pub strict_images: bool,
+    /// The directory in each cgroup hierarchy under which boxes get theirs. Backends that come and go at the same time should
+    /// not share one.
+    pub cgroup_parent: String,
     /// How many boxes are begun before they are asked for.
     pub spares: usize,
 }
@@ -27,6 +30,7 @@ impl NativeConfig {
             run_as: None,
             images: BTreeMap::new(),
             strict_images: false,
+            cgroup_parent: "box".to_owned(),
             spares: 2,
         }
     }

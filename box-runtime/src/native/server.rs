@@ -63,6 +63,7 @@ impl Server {
 
 fn start(config: &NativeConfig) -> Result<ForkServer, Error> {
     let settings = ServerConfig {
+        cgroup_parent: config.cgroup_parent.clone(),
         spares: config.spares,
         ..ServerConfig::default()
     };

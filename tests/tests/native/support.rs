@@ -2,13 +2,17 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use box_protocol::actions::BoxExecParams;
 use box_protocol::{BoxError, BoxExecutionResult, ExecutionStatus, SpecDraft};
+use box_rpc::{Dialect, Options, Router, Session};
 use box_runtime::native::{NativeBackend, NativeConfig};
-use box_runtime::{BoxRuntime, Caller, RuntimeConfig};
+use box_runtime::{Backend as _, BoxRuntime, Caller, RuntimeConfig, StartRequest};
 use serde_json::json;
+use tokio::sync::Mutex;
+use uuid::Uuid;
 
 /// The ordinary user of tests that run as root.
 pub(crate) const NOBODY: u32 = 65534;
@@ -21,8 +25,12 @@ pub(crate) struct Machine {
     pub(crate) uid: u32,
 }
 
+/// One machine at a time: fork servers that come and go at once disturb each other's cgroups.
+static TURN: Mutex<()> = Mutex::const_new(());
+
 /// Runs the test as every user there is to run as, one after the other.
 pub(crate) async fn on_each_machine(test: impl AsyncFn(&Machine)) {
+    let _turn = TURN.lock().await;
     let root = rustix::process::geteuid().is_root();
     let users: &[(&str, Option<u32>)] = if root {
         &[("root", None), ("ordinary", Some(NOBODY))]
@@ -40,16 +48,25 @@ pub(crate) async fn on_each_machine(test: impl AsyncFn(&Machine)) {
 }
 
 impl Machine {
-    fn new(name: &'static str, user: Option<u32>) -> Self {
-        let mut config = NativeConfig::new(&*PROGRAM);
-        config.run_as = user.map(|user| (user, user));
-        let backend = NativeBackend::new(config);
+    pub(crate) fn new(name: &'static str, user: Option<u32>) -> Self {
+        let backend = NativeBackend::new(config(user));
         Self {
             name,
             runtime: BoxRuntime::start(RuntimeConfig::with(backend.clone())),
             backend,
             uid: user.unwrap_or_else(|| rustix::process::geteuid().as_raw()),
         }
+    }
+
+    /// As whom its boxes are made, if not as whoever runs the tests.
+    pub(crate) fn user(&self) -> Option<u32> {
+        let same = self.uid == rustix::process::geteuid().as_raw();
+        (!same).then_some(self.uid)
+    }
+
+    /// How its backend is set up.
+    pub(crate) fn config(&self) -> NativeConfig {
+        config(self.user())
     }
 
     async fn end(&self) {
@@ -68,12 +85,43 @@ impl Machine {
         self.runtime.exec(&Caller::local(), params(spec)).await
     }
 
+    /// What the machine does not give its boxes.
+    pub(crate) async fn lacks(&self, primitive: &str) -> bool {
+        let missing = self.runtime.health().await.missing;
+        missing.iter().any(|name| name == primitive)
+    }
+
+    /// A box without a session, and its agent.
+    pub(crate) async fn agent(&self) -> (Uuid, Session) {
+        let (id, spec) = (Uuid::now_v7(), SpecDraft::new("direct").build().unwrap());
+        let started = self
+            .backend
+            .start(StartRequest::new(id, &spec))
+            .await
+            .unwrap();
+        let options = Options {
+            dialect: Some(Dialect::JsonRpc),
+            ..Options::default()
+        };
+        let session = Session::start_boxed(started.connection, Router::empty(), options);
+        (id, session)
+    }
+
     /// A directory of this machine's user, without a link on the way to it.
     pub(crate) fn directory(&self) -> tempfile::TempDir {
         let dir = tempfile::tempdir_in(std::env::temp_dir().canonicalize().unwrap()).unwrap();
         std::os::unix::fs::chown(dir.path(), Some(self.uid), Some(self.uid)).unwrap();
         dir
     }
+}
+
+fn config(user: Option<u32>) -> NativeConfig {
+    let mut config = NativeConfig::new(&*PROGRAM);
+    config.run_as = user.map(|user| (user, user));
+    static NUMBER: AtomicUsize = AtomicUsize::new(0);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    config.cgroup_parent = format!("box-test-{}-{number}", std::process::id());
+    config
 }
 
 /// The parameters of an exec of this spec.
@@ -108,11 +156,25 @@ static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| {
     program
 });
 
+/// How many processes of the machine were started with this argument.
+pub(crate) fn processes_with(argument: &str) -> usize {
+    let all = std::fs::read_dir("/proc").unwrap().flatten();
+    all.filter(|entry| {
+        let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        line.split(|byte| *byte == 0)
+            .any(|word| word == argument.as_bytes())
+    })
+    .count()
+}
+
 /// Waits for something that must come to be.
 pub(crate) async fn eventually(what: &str, mut is: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is() {
-        assert!(start.elapsed() < Duration::from_secs(20), "{what}: not within 20 s");
+        assert!(
+            start.elapsed() < Duration::from_secs(20),
+            "{what}: not within 20 s"
+        );
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }

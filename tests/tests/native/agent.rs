@@ -1,0 +1,174 @@
+//! The agent's own calls, spoken to without a runtime in between.
+
+use std::time::{Duration, Instant};
+
+use box_protocol::actions::{
+    AgentChunk, AgentHealth, AgentKill, AgentKillParams, AgentOutput, AgentOutputParams,
+    AgentStart, AgentStartParams, AgentWait,
+};
+use box_protocol::{Code, Exit, ExitWhy};
+use box_rpc::{Empty, Peer};
+use box_runtime::Backend as _;
+use futures::StreamExt as _;
+use serde_json::{Value, json};
+
+use super::support::{eventually, on_each_machine, processes_with};
+
+fn start(id: &str, argv: &[&str], more: Value) -> AgentStartParams {
+    let mut params = json!({"command_id": id, "program": {"argv": argv}, "cwd": "/tmp",
+        "env": {"PATH": "/usr/bin:/bin"}});
+    for (name, value) in more.as_object().unwrap() {
+        params[name] = value.clone();
+    }
+    serde_json::from_value(params).unwrap()
+}
+
+fn collected(id: &str, argv: &[&str]) -> AgentStartParams {
+    start(id, argv, json!({"reply": {"collected": {"bytes": 1000}}}))
+}
+
+async fn read(peer: &Peer, id: &str, from: u64) -> (Vec<u8>, u64) {
+    let params: AgentOutputParams =
+        serde_json::from_value(json!({"command_id": id, "from": {"stdout": from}})).unwrap();
+    let mut chunks = peer.stream::<AgentOutput>(&params).await.unwrap();
+    let (mut bytes, mut gone) = (Vec::new(), 0);
+    while let Some(chunk) = chunks.next().await {
+        match chunk.unwrap() {
+            AgentChunk::Bytes(piece) => bytes.extend_from_slice(&piece.data),
+            AgentChunk::Gap(gap) => gone += gap.bytes,
+            other => panic!("{other:?}"),
+        }
+    }
+    chunks.finish().await.unwrap();
+    (bytes, gone)
+}
+
+#[tokio::test]
+async fn programs_and_directories_that_are_not_there_are_typed_errors() {
+    on_each_machine(async |machine| {
+        let (id, agent) = machine.agent().await;
+        let peer = agent.peer();
+        for (params, code, word) in [
+            (
+                collected("a", &["no-such-program"]),
+                Code::Validation,
+                "program",
+            ),
+            (
+                collected("b", &["/etc/passwd"]),
+                Code::Validation,
+                "may not be run",
+            ),
+            (
+                start("c", &["true"], json!({"cwd": "/nowhere"})),
+                Code::Validation,
+                "cwd",
+            ),
+            (
+                start("d", &["true"], json!({"cwd": "/etc/passwd"})),
+                Code::Validation,
+                "cwd",
+            ),
+            (
+                start("e", &["true"], json!({"user": "root"})),
+                Code::Denied,
+                "user",
+            ),
+            (
+                start("f", &["true"], json!({"spool": 7})),
+                Code::Validation,
+                "spool",
+            ),
+        ] {
+            let error = peer.call::<AgentStart>(&params).await.unwrap_err();
+            assert_eq!(error.code(), code, "{params:?}: {error:?}");
+            assert!(error.to_string().contains(word), "{params:?}: {error:?}");
+        }
+        let told = peer
+            .call::<AgentStart>(&collected("g", &["echo", "hi"]))
+            .await
+            .unwrap();
+        assert_eq!(told.exit, Some(Exit::returned(0)));
+        assert_eq!(&*told.collected.unwrap().stdout, b"hi\n");
+        let health = peer.call::<AgentHealth>(&Empty {}).await.unwrap();
+        assert_eq!((health.contract, health.running.len()), (1, 0));
+        machine.backend.stop(id).await.unwrap();
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_detached_command_is_read_from_any_offset_and_waited_for() {
+    on_each_machine(async |machine| {
+        let (id, agent) = machine.agent().await;
+        let peer = agent.peer();
+        let argv = [
+            "sh",
+            "-c",
+            "for i in 1 2 3; do echo $i; sleep 0.05; done; exit 4",
+        ];
+        let told = peer
+            .call::<AgentStart>(&start("d", &argv, json!({})))
+            .await
+            .unwrap();
+        assert_eq!(told.exit, None);
+        let again = peer
+            .call::<AgentStart>(&start("d", &argv, json!({})))
+            .await
+            .unwrap_err();
+        assert_eq!(again.code(), Code::Conflict);
+        assert_eq!(read(&peer, "d", 0).await.0, b"1\n2\n3\n");
+        assert_eq!(read(&peer, "d", 2).await.0, b"2\n3\n", "also after its end");
+        let key = serde_json::from_value(json!({"command_id": "d"})).unwrap();
+        let told = peer.call::<AgentWait>(&key).await.unwrap();
+        assert_eq!((told.exit, told.size.stdout), (Some(Exit::returned(4)), 6));
+        // A log with a cap forgets its oldest bytes and says how many.
+        let small = start("s", &["seq", "10000"], json!({"log_bytes": 1000}));
+        peer.call::<AgentStart>(&small).await.unwrap();
+        let (bytes, gone) = read(&peer, "s", 0).await;
+        assert_eq!(bytes.len() as u64 + gone, 48_894);
+        assert!(bytes.ends_with(b"9999\n10000\n"));
+        machine.backend.stop(id).await.unwrap();
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn killing_is_by_signal_then_the_tree_and_answered_when_it_is_gone() {
+    on_each_machine(async |machine| {
+        let (id, agent) = machine.agent().await;
+        let peer = agent.peer();
+        let kill = async |id: &str, signal: &str, grace: u64| {
+            let params: AgentKillParams = serde_json::from_value(
+                json!({"command_id": id, "signal": signal, "grace_ms": grace}),
+            )
+            .unwrap();
+            peer.call::<AgentKill>(&params).await
+        };
+        let seconds = format!("86408.{}", machine.uid);
+        let script =
+            format!("trap '' TERM; (setsid sleep {seconds} &); sleep {seconds}; sleep {seconds}");
+        peer.call::<AgentStart>(&start("k", &["sh", "-c", &script], json!({})))
+            .await
+            .unwrap();
+        eventually("they run", || processes_with(&seconds) == 2).await;
+        let ignored = kill("k", "TERM", 0).await.unwrap();
+        assert_eq!((ignored.exit, ignored.already), (None, false));
+        let begun = Instant::now();
+        let killed = kill("k", "TERM", 200).await.unwrap();
+        assert_eq!(killed.exit, Some(Exit::by_signal(9, ExitWhy::Killed)));
+        assert!(begun.elapsed() >= Duration::from_millis(200));
+        assert_eq!(processes_with(&seconds), 0);
+        assert!(kill("k", "KILL", 0).await.unwrap().already);
+        assert_eq!(
+            kill("none", "KILL", 0).await.unwrap_err().code(),
+            Code::NotFound
+        );
+        assert_eq!(
+            kill("k", "NONSENSE", 0).await.unwrap_err().code(),
+            Code::Validation
+        );
+        machine.backend.stop(id).await.unwrap();
+    })
+    .await;
+}

@@ -1,0 +1,95 @@
+//! Host directories in a box.
+
+use std::os::unix::fs::MetadataExt;
+
+use box_protocol::Code;
+use serde_json::json;
+
+use super::support::{on_each_machine, printed, spec};
+
+#[tokio::test]
+async fn files_in_the_workspace_belong_to_who_owns_it() {
+    on_each_machine(async |machine| {
+        let dir = machine.directory();
+        std::fs::write(dir.path().join("in"), "from outside").unwrap();
+        let asked = spec(json!({"session_id": "ws", "host_path": dir.path(),
+            "cmd": "cat in; mkdir sub; echo from inside > sub/out; id -u; stat -c %u sub/out"}));
+        let result = machine.exec_spec(asked).await.unwrap();
+        assert_eq!(printed(&result), "from outside1000\n1000");
+        let out = dir.path().join("sub/out");
+        assert_eq!(std::fs::read_to_string(&out).unwrap(), "from inside\n");
+        assert_eq!(std::fs::metadata(&out).unwrap().uid(), machine.uid);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_mount_is_read_only_if_asked_for_and_so_is_the_system() {
+    on_each_machine(async |machine| {
+        let (workspace, extra) = (machine.directory(), machine.directory());
+        std::fs::write(extra.path().join("f"), "data").unwrap();
+        let asked = spec(json!({"session_id": "ro", "host_path": workspace.path(), "host_path_mode": "ro",
+            "mount_path": "/project", "extra_mounts": [{"host_path": extra.path(),
+            "mount_path": "/mnt/data", "mode": "rw"}],
+            "cmd": "touch /project/x || cat /mnt/data/f; touch /mnt/data/g; touch /usr/x /x 2>&1 | wc -l"}));
+        let result = machine.exec_spec(asked).await.unwrap();
+        assert_eq!(printed(&result), "data2");
+        assert!(result.stderr.contains("Read-only"), "{result:?}");
+        assert!(extra.path().join("g").exists() && !workspace.path().join("x").exists());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_writable_system_is_the_boxes_own() {
+    on_each_machine(async |machine| {
+        let asked = spec(json!({"session_id": "rw", "read_only_rootfs": false,
+            "cmd": "echo mine > /opt/x && echo mine > /x && cat /opt/x /x"}));
+        assert_eq!(
+            printed(&machine.exec_spec(asked).await.unwrap()),
+            "mine\nmine"
+        );
+        assert!(!std::path::Path::new("/opt/x").exists());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_source_that_is_not_there_or_a_link_is_refused_without_its_path() {
+    on_each_machine(async |machine| {
+        let dir = machine.directory();
+        std::fs::create_dir(dir.path().join("real")).unwrap();
+        std::os::unix::fs::symlink("real", dir.path().join("link")).unwrap();
+        for (name, why) in [("nothing", "is not there"), ("link", "symbolic link")] {
+            let asked = spec(
+                json!({"session_id": name, "host_path": dir.path().join(name),
+                "cmd": "true"}),
+            );
+            let error = machine.exec_spec(asked).await.unwrap_err();
+            assert_eq!(error.code(), Code::Validation);
+            assert!(error.message().contains(why), "{error:?}");
+            assert!(
+                !error.message().contains(dir.path().to_str().unwrap()),
+                "{error:?}"
+            );
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn content_known_by_its_digest_is_added_to_a_living_box() {
+    on_each_machine(async |machine| {
+        let content = machine.directory();
+        std::fs::write(content.path().join("skill"), "how to").unwrap();
+        printed(&machine.exec("late", "touch /tmp/same-box").await);
+        let digest = "ab".repeat(32);
+        let place = format!("/opt/langbot-artifacts/{digest}");
+        let asked = spec(json!({"session_id": "late", "extra_mounts": [{"host_path": content.path(),
+            "mount_path": place, "mode": "ro", "content_digest": format!("sha256:{digest}"),
+            "manifest_path": content.path().join("skill")}],
+            "cmd": format!("cat /tmp/same-box {place}/skill; touch {place}/x 2>/dev/null || echo ' kept'")}));
+        assert_eq!(printed(&machine.exec_spec(asked).await.unwrap()), "how to kept");
+    })
+    .await;
+}
