@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 
 use box_protocol::actions::{AgentStartParams, OutputMode, Stdin};
-use box_protocol::{BoxError, Env, Program};
+use box_protocol::{BoxError, Program};
 use box_sys::{SpawnPlan, Stdio};
 use rustix::io::Errno;
 
@@ -26,7 +26,11 @@ struct What {
     argv: Vec<OsString>,
     env: Vec<(OsString, OsString)>,
     cwd: PathBuf,
+    rlimits: Vec<(u32, u64)>,
 }
+
+/// The number of the limit on the size of a file, the same on every machine.
+const RLIMIT_FSIZE: u32 = 1;
 
 impl Agent {
     /// Starts a command, in a directory that is made first if that was asked for.
@@ -37,7 +41,7 @@ impl Agent {
         self.check_user(params.user.as_deref())?;
         let (stdin, output) = (params.stdin, params.output);
         let make_cwd = params.make_cwd;
-        let what = What::new(params.program, params.env, params.cwd);
+        let what = What::new(params);
         let error = match self.spawn(&what, stdin, output) {
             Ok(started) => return Ok(started),
             Err(error) => error,
@@ -94,7 +98,7 @@ impl Agent {
                 stdout: out.as_fd(),
                 stderr: err.as_ref().unwrap_or(&out).as_fd(),
             },
-            rlimits: Vec::new(),
+            rlimits: what.rlimits.clone(),
         };
         let process = self.init().spawn(&plan)?;
         Ok(Started {
@@ -117,6 +121,7 @@ impl Agent {
             .into(),
             env: Vec::new(),
             cwd: "/".into(),
+            rlimits: Vec::new(),
         };
         let null = rustix::stdio::stdin();
         let plan = SpawnPlan {
@@ -144,18 +149,20 @@ impl Agent {
 }
 
 impl What {
-    fn new(program: Program, env: Env, cwd: String) -> Self {
-        let argv: Vec<OsString> = match program {
+    fn new(params: AgentStartParams) -> Self {
+        let argv: Vec<OsString> = match params.program {
             Program::Argv { 0: argv, .. } => argv.into_iter().map(Into::into).collect(),
             Program::Text { 0: text, .. } => ["sh".into(), "-c".into(), text.into()].into(),
         };
-        let env = env.into_map().into_iter();
+        let env = params.env.into_map().into_iter();
+        let file_bytes = params.file_bytes.map(|bytes| (RLIMIT_FSIZE, bytes));
         Self {
             argv,
             env: env
                 .map(|(name, value)| (name.into(), value.into()))
                 .collect(),
-            cwd: cwd.into(),
+            cwd: params.cwd.into(),
+            rlimits: file_bytes.into_iter().collect(),
         }
     }
 }

@@ -44,6 +44,12 @@ pub trait Backend: Send + Sync + 'static {
         Err(BoxError::unsupported("mounts cannot be added to a box"))
     }
 
+    /// Why a box ended though nobody asked for that, if the backend knows. Asked once its agent is gone.
+    fn why_gone(&self, id: Uuid) -> Option<BoxError> {
+        let _ = id;
+        None
+    }
+
     /// Ends a box with everything in it and frees what it held. Nothing to do is a success: the box
     /// may be gone, half made or never begun.
     async fn stop(&self, id: Uuid) -> Result<(), BoxError>;

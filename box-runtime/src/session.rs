@@ -267,8 +267,10 @@ impl Actor {
                 Next::GoOn
             }
             Ran::Broken(reason) => {
-                self.fail(reason.clone()).await;
-                let _ = exec.reply.send(Err(BoxError::unavailable(reason)));
+                let known = self.body.why_gone();
+                let error = known.unwrap_or_else(|| BoxError::unavailable(reason));
+                self.fail(error.message().to_owned()).await;
+                let _ = exec.reply.send(Err(error));
                 Next::GoOn
             }
         }

@@ -109,6 +109,13 @@ impl BoxSpec {
         Ok(&self.cmd)
     }
 
+    /// The most bytes that one file of a command may have: all of the workspace's quota, where there is one.
+    pub fn file_bytes(&self) -> Option<u64> {
+        let limited = self.mounts_host_path() && self.host_path_mode == HostPathMode::Rw;
+        let quota = self.workspace_quota_mb.saturating_mul(1 << 20);
+        (limited && quota > 0).then_some(quota)
+    }
+
     /// Whether a host directory is mounted as the workspace.
     pub fn mounts_host_path(&self) -> bool {
         self.host_path.is_some() && self.host_path_mode != HostPathMode::None

@@ -11,6 +11,9 @@ pub struct NativeConfig {
     pub program: PathBuf,
     /// Run the fork server as this user and group, if this program is root: its boxes then are those of an ordinary user.
     pub run_as: Option<(u32, u32)>,
+    /// A directory of this program's own in which each box gets one, with the socket of its agent. Without it there is nothing
+    /// on disk, and an agent is spoken to by its first connection only.
+    pub state_dir: Option<PathBuf>,
     /// Root directories by the name of an image.
     pub images: BTreeMap<String, PathBuf>,
     /// Refuse images that are not in the list, instead of running on the machine's own system directories.
@@ -28,6 +31,7 @@ impl NativeConfig {
         Self {
             program: program.into(),
             run_as: None,
+            state_dir: None,
             images: BTreeMap::new(),
             strict_images: false,
             cgroup_parent: "box".to_owned(),

@@ -5,7 +5,9 @@
 //! 2. `plan`: from a spec to what the kernel is asked for.
 //! 3. This file: [`NativeBackend`], the boxes there are, and the way each begins and ends.
 //! 4. `server`: the fork server behind it, and what this machine has.
-//! 5. `error`: what the kernel's refusals are called here.
+//! 5. `quota`: the size of a workspace while its box runs.
+//! 6. `state`: what a box has on disk, if it is to have anything there.
+//! 7. `error`: what the kernel's refusals are called here.
 //!
 //! # A box
 //! Its first process is the agent, forked by the fork server together with the box. It is handed one end of a socket pair,
@@ -14,14 +16,16 @@
 mod config;
 mod error;
 mod plan;
+mod quota;
 mod server;
+mod state;
 
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -37,8 +41,10 @@ use uuid::Uuid;
 
 pub use self::config::NativeConfig;
 use self::error::{failed, in_words};
+use self::quota::Quota;
 use self::server::Server;
 pub use self::server::primitives;
+use self::state::State;
 use crate::backend::{Availability, Backend, Capabilities, Facts, StartRequest, StartedBox};
 use crate::spool::Spool;
 
@@ -55,7 +61,26 @@ struct Inner {
     config: NativeConfig,
     server: Server,
     making: Semaphore,
-    boxes: Mutex<HashMap<Uuid, Arc<Sandbox>>>,
+    boxes: Mutex<HashMap<Uuid, Arc<Living>>>,
+}
+
+/// A box that lives, as far as anybody has heard.
+#[derive(Debug)]
+struct Living {
+    sandbox: Sandbox,
+    /// Held for its end.
+    _state: Option<State>,
+    /// Why it was ended from here.
+    ended_for: OnceLock<&'static str>,
+}
+
+impl Living {
+    /// Ends it, for a reason that whoever uses it is told.
+    fn end_for(&self, why: &'static str) {
+        let _ = self.ended_for.set(why);
+        // What is gone needs no end.
+        let _ = self.sandbox.kill();
+    }
 }
 
 impl NativeBackend {
@@ -69,11 +94,11 @@ impl NativeBackend {
         }))
     }
 
-    fn boxes(&self) -> MutexGuard<'_, HashMap<Uuid, Arc<Sandbox>>> {
+    fn boxes(&self) -> MutexGuard<'_, HashMap<Uuid, Arc<Living>>> {
         self.0.boxes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn sandbox(&self, id: Uuid) -> Option<Arc<Sandbox>> {
+    fn living(&self, id: Uuid) -> Option<Arc<Living>> {
         self.boxes().get(&id).cloned()
     }
 }
@@ -97,18 +122,33 @@ impl Backend for NativeBackend {
         let (near, far) = UnixStream::pair().map_err(failed)?;
         near.set_nonblocking(true).map_err(failed)?;
         let (spool, slot) = spool().map_err(failed)?;
+        let root = self.0.config.state_dir.as_deref();
+        let state = root.map(|root| State::new(root, request.id)).transpose();
+        let (state, listener) = state.map_err(failed)?.unzip();
         let server = self.0.server.running().await?;
         let place = self.0.making.acquire().await;
+        let quota = Quota::of(request.spec, sources.first()).map_err(failed)?;
         let sources: Vec<_> = sources.iter().map(AsFd::as_fd).collect();
-        let making = server.begin(&plan, &[far.as_fd(), slot.as_fd()], &sources);
+        let mut fds = vec![far.as_fd()];
+        fds.extend(listener.as_ref().map(AsFd::as_fd));
+        fds.push(slot.as_fd());
+        let making = server.begin(&plan, &fds, &sources);
         let making = making.map_err(|error| in_words(&error))?;
         // If the box dies while it is made, this end learns it.
-        drop((far, slot));
+        drop((far, listener, slot));
         readable(making.as_fd()).await.map_err(failed)?;
         let sandbox = making.finish().map_err(|error| in_words(&error))?;
         drop(place);
         let missing = sandbox.missing().to_vec();
-        self.boxes().insert(request.id, Arc::new(sandbox));
+        let living = Arc::new(Living {
+            sandbox,
+            _state: state,
+            ended_for: OnceLock::new(),
+        });
+        self.boxes().insert(request.id, Arc::clone(&living));
+        if let Some(quota) = quota {
+            tokio::spawn(quota.watch(Arc::downgrade(&living)));
+        }
         let stream = tokio::net::UnixStream::from_std(near).map_err(failed)?;
         let connection = unix::over(stream, &Limits::in_process());
         // Only a spec that can do without a network comes here with one.
@@ -124,21 +164,26 @@ impl Backend for NativeBackend {
     }
 
     async fn alive(&self, id: Uuid) -> bool {
-        let sandbox = self.sandbox(id);
-        sandbox.is_some_and(|sandbox| matches!(sandbox.wait(Some(Duration::ZERO)), Ok(false)))
+        let living = self.living(id);
+        living.is_some_and(|living| matches!(living.sandbox.wait(Some(Duration::ZERO)), Ok(false)))
+    }
+
+    fn why_gone(&self, id: Uuid) -> Option<BoxError> {
+        let why = *self.living(id)?.ended_for.get()?;
+        Some(BoxError::validation(why))
     }
 
     async fn add_mounts(&self, id: Uuid, mounts: &[BoxMountSpec]) -> Result<(), BoxError> {
-        let sandbox = self.sandbox(id);
-        let sandbox = sandbox.ok_or_else(|| BoxError::unavailable("the box is gone"))?;
+        let living = self.living(id);
+        let living = living.ok_or_else(|| BoxError::unavailable("the box is gone"))?;
         let server = self.0.server.running().await?;
         for mount in mounts {
             let Some((mount, source)) = plan::mount(mount, 0)? else {
                 continue;
             };
             debug_assert_eq!(mount.source, Source::Fd(0));
-            let (server, sandbox) = (Arc::clone(&server), Arc::clone(&sandbox));
-            let adding = move || server.add_mount(&sandbox, &mount, Some(source.as_fd()));
+            let (server, living) = (Arc::clone(&server), Arc::clone(&living));
+            let adding = move || server.add_mount(&living.sandbox, &mount, Some(source.as_fd()));
             let added = tokio::task::spawn_blocking(adding).await;
             let added = added.map_err(|_| BoxError::internal("a mount failed unexpectedly"))?;
             added.map_err(|error| in_words(&error))?;
@@ -147,11 +192,11 @@ impl Backend for NativeBackend {
     }
 
     async fn stop(&self, id: Uuid) -> Result<(), BoxError> {
-        let Some(sandbox) = self.sandbox(id) else {
+        let Some(living) = self.living(id) else {
             return Ok(());
         };
-        sandbox.kill().map_err(|error| in_words(&error))?;
-        readable(sandbox.pidfd()).await.map_err(failed)?;
+        living.sandbox.kill().map_err(|error| in_words(&error))?;
+        readable(living.sandbox.pidfd()).await.map_err(failed)?;
         // Not before: whoever gives up waiting can ask again.
         self.boxes().remove(&id);
         Ok(())

@@ -109,6 +109,12 @@ impl Body {
         .unwrap_or(false)
     }
 
+    /// Why the box ended by itself, if its backend knows.
+    pub(super) fn why_gone(&self) -> Option<BoxError> {
+        let living = self.living.as_ref()?;
+        living.backend.why_gone(living.id)
+    }
+
     /// Resolves when the agent is gone, which it is not supposed to be.
     pub(super) async fn broken(&self) -> String {
         match &self.living {

@@ -81,6 +81,7 @@ impl Body {
             output: OutputMode::Split,
             pty: None,
             timeout_ms: u64::try_from(limit.as_millis()).ok(),
+            file_bytes: self.card.spec.file_bytes(),
             log_bytes: None,
             reply,
             spool,

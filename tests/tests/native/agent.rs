@@ -1,5 +1,7 @@
 //! The agent's own calls, spoken to without a runtime in between.
 
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use box_protocol::actions::{
@@ -7,12 +9,14 @@ use box_protocol::actions::{
     AgentStart, AgentStartParams, AgentWait,
 };
 use box_protocol::{Code, Exit, ExitWhy};
-use box_rpc::{Empty, Peer};
+use box_rpc::{Empty, Limits, Options, Peer, Router, Session};
 use box_runtime::Backend as _;
+use box_runtime::native::NativeBackend;
+use box_transports::unix;
 use futures::StreamExt as _;
 use serde_json::{Value, json};
 
-use super::support::{eventually, on_each_machine, processes_with};
+use super::support::{agent_of, eventually, on_each_machine, processes_with};
 
 fn start(id: &str, argv: &[&str], more: Value) -> AgentStartParams {
     let mut params = json!({"command_id": id, "program": {"argv": argv}, "cwd": "/tmp",
@@ -169,6 +173,42 @@ async fn killing_is_by_signal_then_the_tree_and_answered_when_it_is_gone() {
             Code::Validation
         );
         machine.backend.stop(id).await.unwrap();
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_agent_outlives_its_connection_and_is_found_by_its_socket() {
+    on_each_machine(async |machine| {
+        let state = tempfile::tempdir().unwrap();
+        let mut config = machine.config();
+        config.state_dir = Some(state.path().to_owned());
+        let backend = NativeBackend::new(config);
+        let (id, agent) = agent_of(&backend).await;
+        let params = start("kept", &["sleep", "60"], json!({}));
+        let pid = agent.peer().call::<AgentStart>(&params).await.unwrap().pid;
+        agent.cut();
+        let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
+        let dir = state.path().join(id.simple().to_string());
+        let socket = dir.join("agent.sock");
+        assert_eq!((mode(&dir), mode(&socket)), (0o700, 0o600));
+        let stream = tokio::net::UnixStream::connect(&socket).await.unwrap();
+        let listens = stream.peer_cred().unwrap().pid().unwrap();
+        let name = std::fs::read_to_string(format!("/proc/{listens}/comm")).unwrap();
+        assert_eq!(name, "box-init\n", "the kernel says that the agent listens");
+        let connection = unix::over(stream, &Limits::default());
+        let again = Session::start(connection, Router::empty(), Options::default());
+        let health = again.peer().call::<AgentHealth>(&Empty {}).await.unwrap();
+        assert_eq!(health.running.len(), 1);
+        let kill = serde_json::from_value(json!({"command_id": "kept"})).unwrap();
+        let killed = again.peer().call::<AgentKill>(&kill).await.unwrap();
+        assert_eq!(
+            killed.exit,
+            Some(Exit::by_signal(9, ExitWhy::Killed)),
+            "{pid}"
+        );
+        backend.stop(id).await.unwrap();
+        assert_eq!(state.path().read_dir().unwrap().count(), 0);
     })
     .await;
 }

@@ -93,3 +93,30 @@ async fn content_known_by_its_digest_is_added_to_a_living_box() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn a_box_whose_workspace_outgrows_its_quota_is_ended() {
+    on_each_machine(async |machine| {
+        let dir = machine.directory();
+        let exec = async |session: &str, cmd: &str| {
+            let asked = json!({"session_id": session, "host_path": dir.path(), "workspace_quota_mb": 8,
+                "cmd": cmd});
+            machine.exec_spec(spec(asked)).await
+        };
+        // One file stops at the quota, by the kernel.
+        let one = exec("one", "head -c 20M /dev/zero > big; stat -c %s big; rm big").await.unwrap();
+        assert_eq!(printed(&one), (8 << 20).to_string());
+        // Many are found by looking.
+        let many = "for i in $(seq 200); do head -c 1M /dev/urandom > f$i; sleep 0.01; done";
+        let error = exec("many", many).await.unwrap_err();
+        assert_eq!(error.code(), Code::Validation, "{error:?}");
+        assert!(error.message().contains("workspace_quota_mb"), "{error:?}");
+        let files = std::fs::read_dir(dir.path()).unwrap().count();
+        assert!((8..100).contains(&files), "{files} files of 1 MiB");
+        for file in std::fs::read_dir(dir.path()).unwrap() {
+            std::fs::remove_file(file.unwrap().path()).unwrap();
+        }
+        printed(&exec("many", "echo again").await.unwrap());
+    })
+    .await;
+}

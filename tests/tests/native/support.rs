@@ -93,18 +93,7 @@ impl Machine {
 
     /// A box without a session, and its agent.
     pub(crate) async fn agent(&self) -> (Uuid, Session) {
-        let (id, spec) = (Uuid::now_v7(), SpecDraft::new("direct").build().unwrap());
-        let started = self
-            .backend
-            .start(StartRequest::new(id, &spec))
-            .await
-            .unwrap();
-        let options = Options {
-            dialect: Some(Dialect::JsonRpc),
-            ..Options::default()
-        };
-        let session = Session::start_boxed(started.connection, Router::empty(), options);
-        (id, session)
+        agent_of(&self.backend).await
     }
 
     /// A directory of this machine's user, without a link on the way to it.
@@ -113,6 +102,19 @@ impl Machine {
         std::os::unix::fs::chown(dir.path(), Some(self.uid), Some(self.uid)).unwrap();
         dir
     }
+}
+
+/// A box without a session, and its agent.
+pub(crate) async fn agent_of(backend: &NativeBackend) -> (Uuid, Session) {
+    let (id, spec) = (Uuid::now_v7(), SpecDraft::new("direct").build().unwrap());
+    let request = StartRequest::new(id, &spec);
+    let started = backend.start(request).await.unwrap();
+    let options = Options {
+        dialect: Some(Dialect::JsonRpc),
+        ..Options::default()
+    };
+    let session = Session::start_boxed(started.connection, Router::empty(), options);
+    (id, session)
 }
 
 fn config(user: Option<u32>) -> NativeConfig {

@@ -1,0 +1,131 @@
+//! The size of a workspace while its box runs.
+//!
+//! A host directory has no size of its own, so it is measured again and again: every 10 ms while it grows, every 100 ms
+//! otherwise, and not at all while the box uses no processor time. A box whose workspace is too large is killed. What it can
+//! write beyond its quota is what it writes between two looks: its rate, times 10 to 100 ms and the time one look takes. One
+//! file cannot be larger than the whole quota, which the kernel sees to (`RLIMIT_FSIZE`), and no call that allocates without
+//! writing gets through.
+
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use box_protocol::BoxSpec;
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
+
+use super::Living;
+
+/// Looks while the workspace grows, and while it does not.
+const OFTEN: Duration = Duration::from_millis(10);
+const SELDOM: Duration = Duration::from_millis(100);
+
+/// Directories within each other that are followed. A guest that goes deeper is up to no good, and counted as too large.
+const DEPTH: usize = 128;
+
+/// A workspace with a quota.
+#[derive(Debug)]
+pub(super) struct Quota {
+    directory: OwnedFd,
+    bytes: u64,
+}
+
+impl Quota {
+    /// The quota of a box, if it has one. `workspace` is the descriptor it is mounted from.
+    pub(super) fn of(
+        spec: &BoxSpec,
+        workspace: Option<&OwnedFd>,
+    ) -> rustix::io::Result<Option<Self>> {
+        let Some(bytes) = spec.file_bytes() else {
+            return Ok(None);
+        };
+        let Some(workspace) = workspace else {
+            return Ok(None);
+        };
+        let directory = open(workspace, c".")?;
+        Ok(Some(Self { directory, bytes }))
+    }
+
+    /// Watches until the box is gone, or over its quota.
+    pub(super) async fn watch(self, living: Weak<Living>) {
+        let this = Arc::new(self);
+        let (mut last, mut cpu) = (0, None);
+        let mut rest = OFTEN;
+        loop {
+            tokio::time::sleep(rest).await;
+            let Some(living) = living.upgrade() else {
+                return;
+            };
+            rest = SELDOM;
+            let used = living.sandbox.usage().cpu;
+            if used.is_some() && used == cpu {
+                continue;
+            }
+            cpu = used;
+            let quota = Arc::clone(&this);
+            let measured = tokio::task::spawn_blocking(move || measure(&quota.directory, DEPTH));
+            let Ok(size) = measured.await else {
+                return;
+            };
+            if size > this.bytes {
+                living.end_for("the workspace has outgrown workspace_quota_mb");
+                return;
+            }
+            if size != last {
+                rest = OFTEN;
+            }
+            last = size;
+        }
+    }
+}
+
+fn open(at: &OwnedFd, name: &std::ffi::CStr) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    rustix::fs::openat(at, name, flags, Mode::empty())
+}
+
+/// Bytes on disk of everything below a directory. What vanishes meanwhile does not count; what cannot be looked into counts
+/// as what it is itself.
+fn measure(directory: &OwnedFd, depth: usize) -> u64 {
+    if depth == 0 {
+        return u64::MAX;
+    }
+    let Ok(entries) = Dir::read_from(directory) else {
+        return 0;
+    };
+    let mut sum = 0_u64;
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        if matches!(name.to_bytes(), b"." | b"..") {
+            continue;
+        }
+        let Ok(stat) = rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) else {
+            continue;
+        };
+        let blocks = u64::try_from(stat.st_blocks).unwrap_or(0);
+        sum = sum.saturating_add(blocks.saturating_mul(512));
+        if FileType::from_raw_mode(stat.st_mode) == FileType::Directory
+            && let Ok(inner) = open(directory, name)
+        {
+            sum = sum.saturating_add(measure(&inner, depth - 1));
+        }
+    }
+    sum
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tree_is_as_large_as_its_files_and_too_deep_is_too_large() {
+        let dir = tempfile::tempdir().unwrap();
+        let inner = dir.path().join("a/b");
+        std::fs::create_dir_all(&inner).unwrap();
+        std::fs::write(inner.join("f"), vec![1; 1 << 20]).unwrap();
+        std::os::unix::fs::symlink("/", inner.join("everything")).unwrap();
+        let directory = OwnedFd::from(std::fs::File::open(dir.path()).unwrap());
+        let size = measure(&directory, DEPTH);
+        assert!((1 << 20..1 << 21).contains(&size), "{size}");
+        assert_eq!(measure(&directory, 2), u64::MAX);
+    }
+}
