@@ -82,7 +82,14 @@ pub(crate) fn run(rounds: u32) -> Result<()> {
     })
 }
 
-fn bar(name: &str, ours: &str, beside: &str, ratios: &mut [f64], most: f64, goal: Option<f64>) {
+pub(crate) fn bar(
+    name: &str,
+    ours: &str,
+    beside: &str,
+    ratios: &mut [f64],
+    most: f64,
+    goal: Option<f64>,
+) {
     let ratio = median(ratios);
     let lowest = ratios.iter().copied().fold(f64::INFINITY, f64::min);
     let highest = ratios.iter().copied().fold(0.0, f64::max);

@@ -3,11 +3,13 @@
 //! # Reading order
 //! [`payload`] is what every contestant echoes, [`contestant`] the list of them, [`peers`] and [`ours`] how each one serves and
 //! connects. [`driver`] loads one client and counts, [`process`] starts servers and reads what they cost, [`rounds`] runs the
-//! contestants in turn, and [`report`] turns the numbers into ratios and says which bar each one meets. [`boxes`] does the same for the runtime.
+//! contestants in turn, and [`report`] turns the numbers into ratios and says which bar each one meets. [`boxes`] does the same for the runtime,
+//! [`native`] for real boxes.
 
 mod boxes;
 mod contestant;
 mod driver;
+mod native;
 mod ours;
 mod payload;
 mod peers;
@@ -31,17 +33,21 @@ box-bench rpc [--rounds N] [--seconds S] [--only NAME,NAME]
     --only     a few contestants; bars that need others are left out
 box-bench boxes [--rounds N]
     What runtime and policy add to a bare call, and what a live session costs, as ratios.
+box-bench native [--rounds N]
+    Real boxes beside a bare spawn and beside bubblewrap, as ratios; and what an idle box costs.
 box-bench server NAME
     One contestant's server; the benchmark starts it.
 box-bench list
     The names of the contestants.";
 
 fn main() -> Result<()> {
+    box_sys::serve_if_asked(box_agent::run);
     let arguments: Vec<String> = env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match words.as_slice() {
         ["rpc", options @ ..] => rounds::run(&plan(options)?),
         ["boxes", options @ ..] => boxes::run(plan(options)?.rounds),
+        ["native", options @ ..] => native::run(plan(options)?.rounds),
         ["server", name] => serve(Contestant::named(name)?),
         ["list"] => {
             for contestant in Contestant::all() {

@@ -1,0 +1,289 @@
+//! Real boxes beside a bare spawn of the same program, and beside bubblewrap.
+//!
+//! Every round runs each contestant once after the other, many times over, so that whatever else the machine does hits all of
+//! them. A ratio is that of the medians of one round.
+
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use box_protocol::SpecDraft;
+use box_protocol::actions::{AgentStart, AgentStartParams, BoxDeleteParams, BoxExecParams};
+use box_rpc::{Dialect, Limits, Options, Router, Session};
+use box_runtime::native::{NativeBackend, NativeConfig};
+use box_runtime::{Backend as _, BoxRuntime, Caller, RuntimeConfig, StartRequest};
+use serde_json::json;
+use uuid::Uuid;
+
+use crate::boxes::bar;
+use crate::process;
+use crate::statistics::median;
+
+/// How often each contestant runs in a round.
+const RUNS: usize = 100;
+/// Idle boxes alive when their memory is measured.
+const MANY: usize = 200;
+
+/// Runs everything and prints the bars.
+pub(crate) fn run(rounds: u32) -> Result<()> {
+    install_bubblewrap();
+    process::runtime()?.block_on(async {
+        let bench = Bench::start().await?;
+        println!("| bar | ours | beside | ratio (lowest to highest round) | wanted | verdict |");
+        println!("|---|---|---|---|---|---|");
+        bench.speed(rounds).await?;
+        bench.memory().await
+    })
+}
+
+struct Bench {
+    backend: NativeBackend,
+    runtime: BoxRuntime,
+}
+
+impl Bench {
+    async fn start() -> Result<Self> {
+        let mut config = NativeConfig::this_program()?;
+        config.cgroup_parent = format!("box-bench-{}", std::process::id());
+        let backend = NativeBackend::new(config);
+        let mut config = RuntimeConfig::with(backend.clone());
+        config.max_sessions = MANY + 10;
+        let runtime = BoxRuntime::start(config);
+        let health = runtime.health().await;
+        ensure!(
+            health.available,
+            "no boxes here: missing {:?}",
+            health.missing
+        );
+        println!("missing on this machine: {:?}\n", health.missing);
+        Ok(Self { backend, runtime })
+    }
+
+    /// A box, and its agent.
+    async fn made(&self) -> Result<(Uuid, Session)> {
+        let (id, spec) = (Uuid::now_v7(), SpecDraft::new("bench").build()?);
+        let started = self.backend.start(StartRequest::new(id, &spec)).await?;
+        let options = Options {
+            dialect: Some(Dialect::JsonRpc),
+            limits: Limits::in_process(),
+            ..Options::default()
+        };
+        Ok((
+            id,
+            Session::start_boxed(started.connection, Router::empty(), options),
+        ))
+    }
+
+    /// `/bin/true` by an agent, as words.
+    async fn argv(agent: &Session, number: usize) -> Result<()> {
+        let params: AgentStartParams = serde_json::from_value(json!({
+            "command_id": format!("c{number}"), "program": {"argv": ["/bin/true"]}, "cwd": "/tmp",
+            "env": {"PATH": "/usr/bin:/bin"}, "reply": {"collected": {"bytes": 1024}}, "spool": 0}))?;
+        let told = agent.peer().call::<AgentStart>(&params).await?;
+        ensure!(told.exit.and_then(|exit| exit.code) == Some(0), "{told:?}");
+        Ok(())
+    }
+
+    /// `true` through the whole runtime, which runs texts in a login shell.
+    async fn exec(&self, session: &str) -> Result<()> {
+        let asked: BoxExecParams =
+            serde_json::from_value(json!({"spec": {"session_id": session, "cmd": "true"}}))?;
+        let result = self.runtime.exec(&Caller::local(), asked).await?;
+        ensure!(result.exit_code == Some(0), "{result:?}");
+        Ok(())
+    }
+
+    async fn delete(&self, session: &str) -> Result<()> {
+        let asked: BoxDeleteParams =
+            serde_json::from_value(json!({"session_id": session, "force": true}))?;
+        self.runtime.delete(&Caller::local(), asked).await?;
+        Ok(())
+    }
+
+    async fn speed(&self, rounds: u32) -> Result<()> {
+        let (_, warm) = self.made().await?;
+        self.exec("warm").await?;
+        let has_bubblewrap = spawn(&mut bubblewrap()).is_ok();
+        let mut all: [Vec<f64>; 7] = std::array::from_fn(|_| Vec::new());
+        let mut medians: [Vec<f64>; 7] = std::array::from_fn(|_| Vec::new());
+        for round in 0..rounds as usize {
+            all.iter_mut().for_each(Vec::clear);
+            for run in 0..RUNS {
+                let number = round * RUNS + run;
+                let mut time = |at: usize, begun: Instant| {
+                    all[at].push(begun.elapsed().as_secs_f64() * 1e6);
+                };
+                let begun = Instant::now();
+                spawn(&mut Command::new("/bin/true"))?;
+                time(TRUE, begun);
+                let begun = Instant::now();
+                spawn(Command::new("/bin/sh").args(["-lc", "true"]))?;
+                time(SHELL, begun);
+                if has_bubblewrap {
+                    let begun = Instant::now();
+                    spawn(&mut bubblewrap())?;
+                    time(BUBBLEWRAP, begun);
+                }
+                let begun = Instant::now();
+                Self::argv(&warm, number).await?;
+                time(WARM_ARGV, begun);
+                let begun = Instant::now();
+                self.exec("warm").await?;
+                time(WARM_EXEC, begun);
+                let begun = Instant::now();
+                let (id, agent) = self.made().await?;
+                Self::argv(&agent, number).await?;
+                self.backend.stop(id).await?;
+                time(COLD_ARGV, begun);
+                let begun = Instant::now();
+                self.exec("cold").await?;
+                self.delete("cold").await?;
+                time(COLD_EXEC, begun);
+            }
+            for (all, medians) in all.iter_mut().zip(&mut medians) {
+                if !all.is_empty() {
+                    medians.push(median(all));
+                }
+            }
+        }
+        let show = |name: &str, ours: usize, beside: usize, most: f64, goal: Option<f64>| {
+            let pairs = medians[ours].iter().zip(&medians[beside]);
+            let mut ratios: Vec<f64> = pairs.map(|(ours, beside)| ours / beside).collect();
+            if ratios.is_empty() {
+                return;
+            }
+            let of = |at: usize| format!("{:.0} us", median(&mut medians[at].clone()));
+            let beside = format!("{}: {}", NAMES[beside], of(beside));
+            bar(name, &of(ours), &beside, &mut ratios, most, goal);
+        };
+        show(
+            "warm exec of words, by the agent",
+            WARM_ARGV,
+            TRUE,
+            1.5,
+            None,
+        );
+        show(
+            "warm exec of a text, through the runtime",
+            WARM_EXEC,
+            SHELL,
+            1.5,
+            None,
+        );
+        show(
+            "cold box, words, end, by the backend",
+            COLD_ARGV,
+            TRUE,
+            2.5,
+            None,
+        );
+        show(
+            "cold box, words, end, by the backend",
+            COLD_ARGV,
+            BUBBLEWRAP,
+            1.0,
+            None,
+        );
+        show(
+            "cold box, text, end, through the runtime",
+            COLD_EXEC,
+            SHELL,
+            2.5,
+            None,
+        );
+        show(
+            "cold box, text, end, through the runtime",
+            COLD_EXEC,
+            BUBBLEWRAP,
+            1.0,
+            None,
+        );
+        Ok(())
+    }
+
+    async fn memory(&self) -> Result<()> {
+        let mut boxes = Vec::new();
+        for number in 0..MANY {
+            let (id, agent) = self.made().await?;
+            Self::argv(&agent, number).await?;
+            boxes.push((id, agent));
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let mut sizes = Vec::new();
+        for entry in std::fs::read_dir("/proc")?.flatten() {
+            let comm = std::fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+            if comm.trim() == "box-init"
+                && let Ok(size) = pss(&entry.path())
+            {
+                sizes.push(size);
+            }
+        }
+        ensure!(sizes.len() >= MANY, "{} agents found", sizes.len());
+        let size = median(&mut sizes);
+        let name = format!("memory of an idle box (PSS, {MANY} alive), 200 kB = 1");
+        let ours = format!("{size:.0} kB");
+        bar(&name, &ours, "", &mut [size / 200.0], 1.0, None);
+        for (id, _) in boxes {
+            self.backend.stop(id).await?;
+        }
+        Ok(())
+    }
+}
+
+const TRUE: usize = 0;
+const SHELL: usize = 1;
+const BUBBLEWRAP: usize = 2;
+const WARM_ARGV: usize = 3;
+const WARM_EXEC: usize = 4;
+const COLD_ARGV: usize = 5;
+const COLD_EXEC: usize = 6;
+const NAMES: [&str; 7] = [
+    "spawn of /bin/true",
+    "spawn of sh -lc true",
+    "bubblewrap of /bin/true",
+    "",
+    "",
+    "",
+    "",
+];
+
+/// Spawns and waits.
+fn spawn(command: &mut Command) -> Result<()> {
+    let command = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    let status = command.status()?;
+    if !status.success() {
+        bail!("{command:?}: {status}");
+    }
+    Ok(())
+}
+
+/// What comes closest: every namespace, a read-only system, a private `/tmp`; without seccomp, cgroups or Landlock.
+fn bubblewrap() -> Command {
+    let mut command = Command::new("bwrap");
+    for dir in ["/usr", "/bin", "/lib", "/lib64", "/sbin"] {
+        command.args(["--ro-bind-try", dir, dir]);
+    }
+    command.args(
+        "--unshare-all --new-session --proc /proc --dev /dev --tmpfs /tmp --chdir /tmp /bin/true"
+            .split(' '),
+    );
+    command
+}
+
+/// Where this is root on Debian and it is missing. Without it, its bars are left out.
+fn install_bubblewrap() {
+    if Command::new("bwrap").arg("--version").output().is_err() {
+        let _ = spawn(Command::new("apt-get").args(["install", "-y", "bubblewrap"]));
+    }
+}
+
+/// Proportional set size in kilobytes.
+fn pss(process: &std::path::Path) -> Result<f64> {
+    let rollup = std::fs::read_to_string(process.join("smaps_rollup"))?;
+    let line = rollup.lines().find_map(|line| line.strip_prefix("Pss:"));
+    let number = line.and_then(|line| line.split_whitespace().next());
+    Ok(number.context("no Pss")?.parse()?)
+}

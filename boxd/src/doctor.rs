@@ -1,0 +1,179 @@
+//! What this machine can do for boxes.
+
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use box_protocol::actions::BoxExecParams;
+use box_protocol::{BoxProfile, Network};
+use box_runtime::native::{NativeBackend, NativeConfig, primitives};
+use box_runtime::{BoxRuntime, Caller, RuntimeConfig};
+use serde::Serialize;
+
+use crate::primitives::{DIFFERENCES, Difference, Primitive, all};
+
+/// Everything that was found.
+#[derive(Debug, Serialize)]
+struct Report {
+    /// Whether a box was made and a command ran in it.
+    boxes: bool,
+    /// Why not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+    /// Whose boxes these would be.
+    user: &'static str,
+    /// What the system directories of a box are, until there are images.
+    rootfs: &'static str,
+    /// The version of Landlock.
+    landlock: u32,
+    primitives: Vec<Primitive>,
+    differences: &'static [Difference],
+    profiles: Vec<Gives>,
+}
+
+/// What a profile would give on this machine.
+#[derive(Debug, Serialize)]
+struct Gives {
+    name: String,
+    /// Whether its boxes would be made.
+    boxes: bool,
+    /// What for not, or what they would go without.
+    missing: Vec<String>,
+    cpus: f64,
+    memory_mb: u64,
+    pids_limit: u64,
+    network: Network,
+    read_only_rootfs: bool,
+}
+
+/// Looks, tries, and tells. Fails if no box can be made.
+pub(crate) fn run(json: bool) -> anyhow::Result<ExitCode> {
+    let found = primitives();
+    let error = try_it()?;
+    let missing = found.missing();
+    let report = Report {
+        boxes: error.is_none(),
+        user: if found.privileged {
+            "root"
+        } else {
+            "an ordinary user"
+        },
+        rootfs: "host",
+        landlock: found.landlock,
+        primitives: all(&missing),
+        differences: &DIFFERENCES,
+        profiles: profiles(error.is_none(), &missing),
+        error,
+    };
+    if json {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    } else {
+        print(&report);
+    }
+    Ok(if report.boxes {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+/// Makes a box and runs a command in it; why that did not work.
+fn try_it() -> anyhow::Result<Option<String>> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        let backend = NativeBackend::new(NativeConfig::this_program()?);
+        let boxes = BoxRuntime::start(RuntimeConfig::with(backend));
+        let spec = box_protocol::SpecDraft::new("doctor").cmd("true");
+        let asked: BoxExecParams = serde_json::from_value(serde_json::json!({ "spec": spec }))?;
+        let ran = boxes.exec(&Caller::local(), asked).await;
+        let all = serde_json::from_value(serde_json::json!({"exit": true}))?;
+        boxes
+            .shutdown(&Caller::local(), all)
+            .await
+            .context("ending the box")?;
+        Ok(match ran {
+            Ok(result) if result.exit_code == Some(0) => None,
+            Ok(result) => Some(format!("a command failed: {}", result.stderr)),
+            Err(error) => Some(error.message().to_owned()),
+        })
+    })
+}
+
+fn profiles(boxes: bool, missing: &[String]) -> Vec<Gives> {
+    let built_in = BoxProfile::BUILT_IN.iter();
+    let profiles = built_in.filter_map(|name| BoxProfile::built_in(name));
+    let gives = |profile: BoxProfile| {
+        let mut missing = missing.to_vec();
+        let network = profile.network == Network::On;
+        if network {
+            missing.push("network".to_owned());
+        }
+        Gives {
+            boxes: boxes && !network && (!profile.strict || missing.is_empty()),
+            name: profile.name.to_string(),
+            missing,
+            cpus: profile.cpus,
+            memory_mb: profile.memory_mb,
+            pids_limit: profile.pids_limit,
+            network: profile.network,
+            read_only_rootfs: profile.read_only_rootfs,
+        }
+    };
+    profiles.map(gives).collect()
+}
+
+fn print(report: &Report) {
+    match &report.error {
+        None => println!("Boxes can be made here, as {}.", report.user),
+        Some(error) => println!("No box can be made here, as {}: {error}", report.user),
+    }
+    println!(
+        "System directories: the machine's own, read-only (rootfs: {}).",
+        report.rootfs
+    );
+    println!(
+        "\nWhat a box is made of (landlock version {}):",
+        report.landlock
+    );
+    for Primitive {
+        name,
+        required,
+        about,
+        present,
+    } in &report.primitives
+    {
+        let mark = match (present, required) {
+            (true, _) => "yes",
+            (false, true) => "MISSING",
+            (false, false) => "no",
+        };
+        println!("  {mark:<8} {name:<18} {about}");
+    }
+    println!("\nWhat differs:");
+    for Difference {
+        what,
+        as_root,
+        as_ordinary_user,
+    } in report.differences
+    {
+        println!("  {what}\n    as root: {as_root}\n    as an ordinary user: {as_ordinary_user}");
+    }
+    println!("\nWhat each profile would give:");
+    for profile in &report.profiles {
+        let verdict = if profile.boxes { "boxes" } else { "no boxes" };
+        let missing = if profile.missing.is_empty() {
+            "nothing missing".to_owned()
+        } else {
+            format!("missing: {}", profile.missing.join(", "))
+        };
+        println!(
+            "  {:<18} {verdict}: {} processors, {} MB, {} processes, network {}; {missing}",
+            profile.name,
+            profile.cpus,
+            profile.memory_mb,
+            profile.pids_limit,
+            profile.network.as_str(),
+        );
+    }
+}

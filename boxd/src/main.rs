@@ -1,0 +1,46 @@
+//! Box's one program. It is also the fork server and the first process of every box it makes.
+//!
+//! # Reading order
+//! This file: the arguments. `doctor`: what this machine can do for boxes. `primitives`: what each thing is that a box is made of.
+
+mod doctor;
+mod primitives;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Runs commands in isolated boxes.
+#[derive(Debug, Parser)]
+#[command(name = "boxd", version)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Says what this machine can do for boxes, what is missing, and what each profile would give.
+    Doctor {
+        /// As JSON, for programs.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Says which version this is.
+    Version,
+}
+
+fn main() -> anyhow::Result<ExitCode> {
+    box_sys::serve_if_asked(box_agent::run);
+    match Arguments::parse().command {
+        Command::Doctor { json } => doctor::run(json),
+        Command::Version => {
+            println!(
+                "boxd {}, agent contract {}",
+                env!("CARGO_PKG_VERSION"),
+                box_agent::CONTRACT
+            );
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
