@@ -1,6 +1,6 @@
 //! How long a cold box takes: made, `/bin/true` run in it, ended; as a ratio to `posix_spawn` of the same program.
 //!
-//! `cargo run --release --example cold_start [ROUNDS]`. Both are run in turn within one loop, so that whatever else the machine
+//! `cargo run --release --example cold_start [ROUNDS [SPARES]]`. Both are run in turn within one loop, so that whatever else the machine
 //! does falls on both. Prints medians, and the memory of idle boxes.
 
 use std::os::fd::AsFd;
@@ -17,7 +17,11 @@ const IDLE: u32 = 200;
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     box_sys::serve_if_asked(init);
     let rounds: usize = std::env::args().nth(1).map_or(Ok(300), |n| n.parse())?;
-    let server = ForkServer::start(&std::env::current_exe()?, &ServerConfig::default())?;
+    let mut config = ServerConfig::default();
+    if let Some(spares) = std::env::args().nth(2) {
+        config.spares = spares.parse()?;
+    }
+    let server = ForkServer::start(&std::env::current_exe()?, &config)?;
     println!("{}", server.primitives());
     let workspace = std::env::temp_dir();
     let plan = SandboxPlan {
@@ -92,29 +96,26 @@ fn memory(server: &ForkServer) -> Result<(), Box<dyn std::error::Error>> {
             near,
         ));
     }
-    let mut pss = 0;
-    for (sandbox, _) in &alive {
-        let text = std::fs::read_to_string(format!("/proc/{}/smaps_rollup", sandbox.pid()))
-            .unwrap_or_default();
-        let line = text
-            .lines()
-            .find_map(|line| line.strip_prefix("Pss:"))
-            .unwrap_or("0");
-        pss += line
-            .split_whitespace()
-            .next()
-            .unwrap_or("0")
-            .parse::<u32>()?;
+    // Init is hidden from everybody but root.
+    match alive
+        .iter()
+        .map(|(sandbox, _)| pss(sandbox.pid()))
+        .sum::<Option<u32>>()
+    {
+        Some(all) => println!("PSS of {IDLE} idle boxes, each {:>10} kB", all / IDLE),
+        None => println!("PSS of {IDLE} idle boxes: only root may read it"),
     }
-    println!(
-        "{:<28} {:>5} kB",
-        format!("PSS of {IDLE} idle boxes, each"),
-        pss / IDLE
-    );
     for (sandbox, _) in alive {
         sandbox.destroy()?;
     }
     Ok(())
+}
+
+/// The kilobytes a process has to itself, with its part of what it shares.
+fn pss(pid: i32) -> Option<u32> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("Pss:"))?;
+    line.split_whitespace().next()?.parse().ok()
 }
 
 fn run(socket: std::os::fd::BorrowedFd<'_>) -> std::io::Result<()> {

@@ -199,8 +199,6 @@ impl Drop for ForkServer {
         // The server ends when its socket does, after clearing away.
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
         let _ = self.process.wait();
-        // Opening them made the common parents, which the server removed, again.
-        self.cgroups.close();
     }
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::cgroup::{Ability, Cgroups};
+use crate::cgroup::{Ability, Cgroups, Owner};
 use crate::{landlock, raw, seccomp};
 
 /// What a box is made of, as far as this machine has it.
@@ -39,7 +39,8 @@ impl Primitives {
     /// Looks at the machine. Makes and removes an empty group in each cgroup hierarchy and starts a few processes that end at
     /// once; safe in a program with threads.
     pub fn probe() -> Self {
-        let cgroups = Cgroups::open("box");
+        let hold = |owner| Cgroups::hold("box", &owner);
+        let cgroups = Owner::this().map_or_else(|| Cgroups::open("box"), hold);
         let primitives = Self::with(&cgroups, privileged(1_000_000));
         cgroups.close();
         primitives

@@ -1,4 +1,4 @@
-//! Everything ends when it should, and nothing is left.
+//! Everything ends when it should, and keeps to itself until then.
 
 #![allow(
     clippy::unwrap_used,
@@ -8,12 +8,10 @@
 
 mod support;
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::time::{Duration, Instant};
 
-use box_sys::{Cgroups, ForkServer, SandboxPlan, ServerConfig};
-use support::{MACHINES, SERVER, as_nobody, eventually};
+use support::{MACHINES, eventually};
 
 /// Detached as thoroughly as a shell can: two forks, a session of its own, deaf to everything.
 const STUBBORN: &str = "trap '' TERM HUP INT; (setsid sh -c 'trap \"\" TERM HUP; (sleep 1000 &) ; while :; do sleep 1000; done' &) ; sleep 1000";
@@ -63,6 +61,8 @@ fn stubborn_daemons_die_with_the_box() {
         let start = Instant::now();
         boxed.sandbox.take().unwrap().destroy().unwrap();
         assert!(start.elapsed() < Duration::from_secs(2));
+        // Dead, but in sight until the server has waited for it.
+        machine.server.settle().unwrap();
         assert_eq!(population(init), 0);
     }
 }
@@ -75,166 +75,6 @@ fn orphans_are_reaped() {
         let init = boxed.sandbox().pid();
         eventually("no zombie is left", || population(init) == 1);
     }
-}
-
-fn groups() -> BTreeSet<String> {
-    let mut names = BTreeSet::new();
-    for hierarchy in ["memory", "cpu", "pids", "unified", ""] {
-        for entry in fs::read_dir(format!("/sys/fs/cgroup/{hierarchy}/box-test"))
-            .into_iter()
-            .flatten()
-            .flatten()
-        {
-            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                names.insert(format!(
-                    "{hierarchy}/{}",
-                    entry.file_name().to_string_lossy()
-                ));
-            }
-        }
-    }
-    names
-}
-
-fn descriptors(pid: u32) -> usize {
-    fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count()
-}
-
-fn children(pid: u32) -> String {
-    fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap()
-}
-
-fn cycles(server: &ForkServer) {
-    let cycle = || {
-        let sandbox = server.create(&SandboxPlan::default(), &[], &[]);
-        sandbox.unwrap().destroy().unwrap();
-    };
-    cycle();
-    server.settle().unwrap();
-    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
-    let (here, there) = (descriptors(std::process::id()), descriptors(server.pid()));
-    for _ in 0..100 {
-        cycle();
-    }
-    server.settle().unwrap();
-    // Boxes begun for the next plan are the only children.
-    let spares = ServerConfig::default().spares;
-    eventually("no process", || {
-        children(server.pid()).split_whitespace().count() <= spares
-    });
-    assert_eq!(
-        fs::read_to_string("/proc/self/mountinfo").unwrap(),
-        mounts,
-        "no mount"
-    );
-    eventually("no descriptor", || {
-        descriptors(server.pid()) <= there + 32 && descriptors(std::process::id()) <= here
-    });
-}
-
-#[test]
-fn a_hundred_boxes_leave_nothing() {
-    // Other tests of this file run in this process at the same time; descriptors are counted in a server and a program alone.
-    let program = std::env::current_exe().unwrap();
-    let alone = [
-        "--exact",
-        "cycles_alone",
-        "--ignored",
-        "--test-threads",
-        "1",
-        "--nocapture",
-    ];
-    let output = std::process::Command::new(program)
-        .args(alone)
-        .output()
-        .unwrap();
-    assert!(
-        output.status.success(),
-        "{}\n{}",
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    );
-}
-
-#[test]
-#[ignore = "run by a_hundred_boxes_leave_nothing, in a process of its own"]
-fn cycles_alone() {
-    let config = ServerConfig {
-        cgroup_parent: "box-test".into(),
-        ..ServerConfig::default()
-    };
-    let server = ForkServer::start(SERVER.as_ref(), &config).unwrap();
-    cycles(&server);
-    if server.primitives().cgroup_missing.is_empty() {
-        assert!(!groups().is_empty(), "control: pooled ones are seen");
-    }
-    let spares = children(server.pid());
-    drop(server);
-    assert_eq!(groups(), BTreeSet::new(), "no cgroup");
-    for pid in spares.split_whitespace() {
-        assert!(!fs::exists(format!("/proc/{pid}")).unwrap(), "no spare");
-    }
-    if rustix::process::geteuid().is_root() {
-        cycles(
-            &ForkServer::start_command(as_nobody(&support::programs().join("server")), &config)
-                .unwrap(),
-        );
-    }
-    eventually("the parents are gone", || {
-        !fs::exists("/sys/fs/cgroup/memory/box-test").unwrap()
-    });
-}
-
-#[test]
-fn owned_boxes_die_with_the_server_and_others_live_on() {
-    let config = ServerConfig {
-        cgroup_parent: "box-test-kill".into(),
-        ..ServerConfig::default()
-    };
-    let server = ForkServer::start(SERVER.as_ref(), &config).unwrap();
-    let (near, far) = box_sys::socket_pair().unwrap();
-    let control = std::os::fd::AsFd::as_fd(&far);
-    let owned = server
-        .create(&SandboxPlan::default(), &[control], &[])
-        .unwrap();
-    let free = server
-        .create(
-            &SandboxPlan {
-                owned: false,
-                ..SandboxPlan::default()
-            },
-            &[control],
-            &[],
-        )
-        .unwrap();
-    let pid = rustix::process::Pid::from_raw(i32::try_from(server.pid()).unwrap());
-    rustix::process::kill_process(pid.unwrap(), rustix::process::Signal::KILL).unwrap();
-    assert!(owned.wait(Some(Duration::from_secs(5))).unwrap(), "owned");
-    assert!(
-        !free.wait(Some(Duration::from_millis(200))).unwrap(),
-        "free"
-    );
-    // Adopted by what was written down, ended, and its cgroups swept.
-    let record = free.record();
-    let (pidfd, mounts) = (
-        free.pidfd().try_clone_to_owned().unwrap(),
-        free.mount_namespace().try_clone_to_owned().unwrap(),
-    );
-    let cgroups = std::sync::Arc::new(Cgroups::open(&config.cgroup_parent));
-    box_sys::Sandbox::adopt(pidfd, mounts, record, cgroups.clone())
-        .destroy()
-        .unwrap();
-    drop((near, far, server));
-    if cgroups.missing().is_empty() {
-        eventually("swept", || {
-            cgroups.sweep();
-            let mut left = fs::read_dir("/sys/fs/cgroup/memory/box-test-kill")
-                .unwrap()
-                .flatten();
-            !left.any(|entry| entry.path().is_dir())
-        });
-    }
-    cgroups.close();
 }
 
 #[test]

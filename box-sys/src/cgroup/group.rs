@@ -55,8 +55,8 @@ impl Cgroups {
     pub(crate) fn make(&self, name: &str) -> io::Result<Group> {
         let mut group = Group::named(name);
         for hierarchy in &self.hierarchies {
-            if let Err(error) = hierarchy.make(&self.parent, &mut group) {
-                self.remove(name)?;
+            if let Err(error) = hierarchy.make(&mut group) {
+                let _ = self.remove(name);
                 return Err(error);
             }
         }
@@ -156,15 +156,8 @@ impl Cgroups {
 const KEPT: u64 = 1 << 20;
 
 impl Hierarchy {
-    fn make(&self, parent: &str, group: &mut Group) -> io::Result<()> {
-        let made = rustix::fs::mkdirat(&self.parent, group.name.as_str(), Mode::from(0o755));
-        if made == Err(rustix::io::Errno::NOENT) {
-            // Another server on its way out removed the common parent between our opening it and now.
-            return Err(io::Error::other(format!(
-                "the cgroup `{parent}` was removed"
-            )));
-        }
-        made?;
+    fn make(&self, group: &mut Group) -> io::Result<()> {
+        rustix::fs::mkdirat(&self.parent, group.name.as_str(), Mode::from(0o755))?;
         self.open_group(group)
     }
 

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::fs::AtFlags;
@@ -125,8 +126,10 @@ impl Owner {
         })
     }
 
-    /// The name of its `n`th group.
-    pub(crate) fn group(&self, n: u64) -> String {
+    /// A name for another group of this process, never given before.
+    pub(crate) fn new_group(&self) -> String {
+        static MADE: AtomicU64 = AtomicU64::new(0);
+        let n = MADE.fetch_add(1, Ordering::Relaxed);
         format!("b{}-{}-{n}", self.pid, self.started)
     }
 
@@ -145,16 +148,16 @@ impl Owner {
     }
 }
 
-/// When a process was started, in ticks since boot.
+/// When a process that has not ended was started, in ticks since boot.
 fn start_time(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name, in parentheses, may hold spaces and parentheses itself.
-    stat.rsplit_once(')')?
-        .1
-        .split_whitespace()
-        .nth(19)?
-        .parse()
-        .ok()
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    // One that nobody has waited for yet has ended all the same.
+    if matches!(fields.next()?, "Z" | "X") {
+        return None;
+    }
+    fields.nth(18)?.parse().ok()
 }
 
 fn number(dir: &OwnedFd, file: &str) -> Option<u64> {
@@ -180,7 +183,7 @@ mod tests {
     fn a_group_names_its_server() {
         let this = Owner::this().unwrap();
         assert!(this.alive());
-        assert_eq!(Owner::of(&this.group(7)), Some(this));
+        assert_eq!(Owner::of(&this.new_group()), Some(this));
         assert_eq!(Owner::of("somebody-elses"), None);
         assert!(
             !Owner {

@@ -6,6 +6,9 @@
 //! `cgroup.kill` is not used. A box ends completely with its first process; and a group that was once killed that way
 //! kills whatever is cloned into it ever after: the kernel compares its count of kills with that of the cloner's own group.
 //!
+//! All servers of a machine share one parent in each hierarchy, and the last one removes it. So each holds it by an empty group
+//! of its own: making that fails in a parent that is being removed, and the kernel removes none that has a group in it.
+//!
 //! `mod.rs` finds the hierarchies, `group.rs` makes, limits and removes a box's group, `live.rs` asks and acts on one.
 
 mod group;
@@ -16,7 +19,7 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{AtFlags, Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use group::Group;
@@ -72,23 +75,40 @@ pub(crate) struct Hierarchy {
     top: OwnedFd,
 }
 
+/// How often a parent may be removed by others between being made and being held. Each time somebody else came to an end, so
+/// this is far more than will be needed; it keeps an odd file system from holding us for ever.
+const TRIES: usize = 1000;
+
 /// The hierarchies boxes are put into.
 #[derive(Debug)]
 pub struct Cgroups {
     pub(crate) hierarchies: Vec<Hierarchy>,
     parent: String,
+    /// The name of the empty groups that hold the parents, if these are held.
+    hold: Option<String>,
 }
 
 impl Cgroups {
-    /// Finds the hierarchies in which groups can be made below `parent`. Those that cannot be written are left out.
+    /// The groups below `parent` that a fork server of this machine made, to ask of and act on. Nothing is made: hierarchies in
+    /// which there is no such parent are left out.
     pub fn open(parent: &str) -> Self {
+        Self::find(parent, None)
+    }
+
+    /// Finds the hierarchies in which groups can be made below `parent`, makes that one where it is missing, and holds it until
+    /// [`Cgroups::close`]. Hierarchies that cannot be written are left out.
+    pub(crate) fn hold(parent: &str, owner: &Owner) -> Self {
+        Self::find(parent, Some(owner.new_group()))
+    }
+
+    fn find(parent: &str, hold: Option<String>) -> Self {
         let mut hierarchies = Vec::new();
         let mut open_to: Vec<Ability> = ALL.to_vec();
         let mut found = mounted();
         // Version 2 first: what it can do, version 1 need not.
         found.sort_by_key(|mount| !mount.v2);
         for mount in found {
-            let Some(hierarchy) = Hierarchy::open(&mount, parent, &open_to) else {
+            let Some(hierarchy) = Hierarchy::open(&mount, parent, hold.as_deref(), &open_to) else {
                 continue;
             };
             open_to.retain(|ability| !hierarchy.abilities.contains(ability));
@@ -97,6 +117,7 @@ impl Cgroups {
         Self {
             hierarchies,
             parent: parent.into(),
+            hold,
         }
     }
 
@@ -127,14 +148,13 @@ impl Cgroups {
                 .all(|h| !h.v2 || h.abilities.iter().all(|a| a.stateless()))
     }
 
-    /// Removes the common parents, unless somebody else's groups are in them.
+    /// Lets go of the common parents, and removes those that nobody else holds and no box is in.
     pub fn close(&self) {
         for hierarchy in &self.hierarchies {
-            let _ = rustix::fs::unlinkat(
-                &hierarchy.top,
-                self.parent.as_str(),
-                rustix::fs::AtFlags::REMOVEDIR,
-            );
+            if let Some(hold) = &self.hold {
+                let _ = rustix::fs::unlinkat(&hierarchy.parent, hold.as_str(), AtFlags::REMOVEDIR);
+            }
+            let _ = rustix::fs::unlinkat(&hierarchy.top, self.parent.as_str(), AtFlags::REMOVEDIR);
         }
     }
 }
@@ -146,49 +166,69 @@ impl Ability {
 }
 
 impl Hierarchy {
-    fn open(mount: &Mounted, parent: &str, wanted: &[Ability]) -> Option<Self> {
-        let top = open_dir(rustix::fs::CWD, &mount.path).ok()?;
-        if mount.v2 {
-            // Fails where processes live in `top` that are not its root, or where it is not ours; then the limits are
-            // missing, and are reported so.
-            enable(&top);
-        } else if !mount
-            .abilities()
-            .iter()
-            .any(|ability| wanted.contains(ability))
-        {
+    fn open(mount: &Mounted, parent: &str, hold: Option<&str>, wanted: &[Ability]) -> Option<Self> {
+        let v1_unwanted = |ability: &Ability| !wanted.contains(ability);
+        if !mount.v2 && mount.abilities().iter().all(v1_unwanted) {
             return None;
         }
-        match rustix::fs::mkdirat(&top, parent, Mode::from(0o755)) {
-            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
-            Err(_) => return None,
-        }
-        let parent = open_dir(top.as_fd(), parent).ok()?;
-        let mut abilities = if mount.v2 {
-            enable(&parent);
+        let top = open_dir(rustix::fs::CWD, &mount.path).ok()?;
+        let parent = match hold {
+            Some(hold) => held(&top, parent, hold)?,
+            None => writable(&top, parent)?,
+        };
+        let mut abilities = mount.abilities();
+        if mount.v2 {
+            if hold.is_some() {
+                // Fails where processes live in `top` that are not its root, or where it is not ours; then the limits are
+                // missing, and are reported so.
+                enable(&top);
+                enable(&parent);
+            }
             let given = read(parent.as_fd(), "cgroup.subtree_control").unwrap_or_default();
             let mut mount = mount.clone();
             mount.controllers = given.split_whitespace().map(str::to_owned).collect();
-            mount.abilities()
-        } else {
-            mount.abilities()
-        };
+            abilities = mount.abilities();
+        }
         abilities.retain(|ability| wanted.contains(ability));
-        // A directory that exists says nothing about the right to make more.
-        rustix::fs::accessat(
-            &parent,
-            ".",
-            rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK,
-            rustix::fs::AtFlags::EACCESS,
-        )
-        .ok()?;
-        (!abilities.is_empty()).then_some(Self {
+        Some(Self {
             v2: mount.v2,
             abilities,
             parent,
             top,
         })
     }
+}
+
+/// Opens the parent, if it is there and this user may change it.
+fn writable(top: &OwnedFd, parent: &str) -> Option<OwnedFd> {
+    use rustix::fs::Access;
+    let dir = open_dir(top, parent).ok()?;
+    let wanted = Access::WRITE_OK | Access::EXEC_OK;
+    rustix::fs::accessat(&dir, ".", wanted, AtFlags::EACCESS).ok()?;
+    Some(dir)
+}
+
+/// Opens the parent, making it where it is missing, with the group `hold` in it. `None` where this user may not.
+fn held(top: &OwnedFd, parent: &str, hold: &str) -> Option<OwnedFd> {
+    use rustix::io::Errno;
+    for _ in 0..TRIES {
+        match rustix::fs::mkdirat(top, parent, Mode::from(0o755)) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(_) => return None,
+        }
+        let dir = match open_dir(top, parent) {
+            Ok(dir) => dir,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(_) => return None,
+        };
+        match rustix::fs::mkdirat(&dir, hold, Mode::from(0o755)) {
+            Ok(()) => return Some(dir),
+            // The last server but this one has removed it since.
+            Err(Errno::NOENT | Errno::NODEV) => {}
+            Err(_) => return None,
+        }
+    }
+    None
 }
 
 /// Lets the groups below have the controllers, one by one: a single refusal would void a joint request.

@@ -71,8 +71,17 @@ pub(crate) fn run(mut seed: Seed<'_>, order: Order, main: InitMain) -> ! {
 
 /// Builds a box as far as it goes without a plan, waits for one, and goes on.
 pub(crate) fn run_spare(mut seed: Seed<'_>, socket: &OwnedFd, main: InitMain) -> ! {
-    let Ok(begun) = begin(&mut seed) else {
-        raw::exit_now(1)
+    let begun = match begin(&mut seed) {
+        Ok(begun) => begun,
+        Err(error) => {
+            // An order may have come already; whoever sent it shall learn why.
+            if let Ok(true) = readable_now(socket)
+                && let Ok(Some(order)) = Order::receive(socket.as_fd())
+            {
+                let _ = send_message(order.reply.as_fd(), &Reply::from_error(&error), &[]);
+            }
+            raw::exit_now(1)
+        }
     };
     // Other spares' sockets are among what was inherited; kept open here, their ends would never be noticed.
     let keep = [
@@ -224,19 +233,24 @@ impl Order {
 
 /// Lets this process die with the server. To be called after the last change of ids, at which the kernel forgets it.
 fn tie_to(server: &OwnedFd) -> Result<()> {
-    use rustix::event::{PollFd, PollFlags, Timespec};
     let set = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
     set.at("tie the box to the server")?;
     // A server that died before that sends nothing any more.
+    if readable_now(server).at("look at the server")? {
+        return Err(Error::ServerGone);
+    }
+    Ok(())
+}
+
+/// Whether something can be read without waiting: of a pidfd, that its process has ended.
+fn readable_now(fd: &OwnedFd) -> std::io::Result<bool> {
+    use rustix::event::{PollFd, PollFlags, Timespec};
     let now = Timespec {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    let mut fds = [PollFd::new(server, PollFlags::IN)];
-    match rustix::event::poll(&mut fds, Some(&now)).at("look at the server")? {
-        0 => Ok(()),
-        _ => Err(Error::ServerGone),
-    }
+    let mut fds = [PollFd::new(fd, PollFlags::IN)];
+    Ok(rustix::event::poll(&mut fds, Some(&now))? > 0)
 }
 
 fn silence_stdio() -> std::io::Result<()> {

@@ -94,34 +94,9 @@ fn run(socket: &OwnedFd, init: InitMain) -> Result<()> {
     };
     let signals = raw::signal_fd(&[libc::SIGCHLD]).at("make a signalfd")?;
     let mut server = Server::start(&config, init)?;
-    send_message(
-        socket.as_fd(),
-        &Reply::Hello(Box::new(server.primitives.clone())),
-        &[],
-    )?;
-    // How long to wait before filling up the pools, if they may be short.
-    let mut rest = Some(0);
-    loop {
-        let event = wait(socket, &signals, rest)?;
-        rest = Some(REST);
-        match event {
-            Event::Request => match receive_message::<Request>(socket.as_fd(), &mut buffer) {
-                Ok(Some((request, fds))) => server.answer(request, fds),
-                // One bad message is its sender's trouble.
-                Err(Error::Protocol(_)) => {}
-                Ok(None) | Err(_) => break,
-            },
-            Event::Child => server.reap(&signals),
-            Event::Idle => {
-                // Spares take from the pools, so they come first. What fails now fails, or works, when it is asked for.
-                let more = server.add_spare().unwrap_or(false)
-                    || server.pools.refill(&server.world, &server.cgroups);
-                rest = more.then_some(0);
-            }
-        }
-    }
+    let end = server.serve(socket, &signals, &mut buffer);
     server.finish();
-    Ok(())
+    end
 }
 
 enum Event {
@@ -161,20 +136,16 @@ impl Server {
         std::fs::write("/proc/self/oom_score_adj", "500").at("set the OOM score")?;
         // Boxes inherit the session keyring; this one is empty. The filter keeps them from all keyrings anyway.
         raw::new_session_keyring();
-        let owner = Owner::this().ok_or_else(|| Error::Unavailable("procfs".into()))?;
-        // Before the world is built: afterwards the machine's file systems are out of sight, and descriptors are all we have.
-        let cgroups = Cgroups::open(&config.cgroup_parent);
-        cgroups.sweep();
-        let primitives = Primitives::with(&cgroups, privileged);
-        let missing = primitives.missing_required();
-        if !missing.is_empty() {
-            return Err(Error::Unavailable(missing.join(", ")));
-        }
         let this = rustix::process::getpid();
         let pidfd = rustix::process::pidfd_open(this, rustix::process::PidfdFlags::empty())
             .at("open a pidfd")?;
+        let owner = Owner::this().ok_or_else(|| Error::Unavailable("procfs".into()))?;
+        // Before the world is built: afterwards the machine's file systems are out of sight, and descriptors are all we have.
+        let cgroups = Cgroups::hold(&config.cgroup_parent, &owner);
+        cgroups.sweep();
+        let (primitives, world) =
+            Self::ground(&cgroups, privileged).inspect_err(|_| cgroups.close())?;
         let ids = Ids::new(privileged, config.id_base);
-        let world = World::build(privileged)?;
         let mut pools = Pools::new(config.pool, ids, owner);
         while pools.refill(&world, &cgroups) {}
         let filter = crate::seccomp::program();
@@ -195,6 +166,43 @@ impl Server {
             held: HashSet::new(),
             init,
         })
+    }
+
+    /// What the machine has, and the place to build boxes in.
+    fn ground(cgroups: &Cgroups, privileged: bool) -> Result<(Primitives, World)> {
+        let primitives = Primitives::with(cgroups, privileged);
+        let missing = primitives.missing_required();
+        if !missing.is_empty() {
+            return Err(Error::Unavailable(missing.join(", ")));
+        }
+        Ok((primitives, World::build(privileged)?))
+    }
+
+    /// Answers until the other end of the socket is closed.
+    fn serve(&mut self, socket: &OwnedFd, signals: &OwnedFd, buffer: &mut [u8]) -> Result<()> {
+        let hello = Reply::Hello(Box::new(self.primitives.clone()));
+        send_message(socket.as_fd(), &hello, &[])?;
+        // How long to wait before filling up the pools, if they may be short.
+        let mut rest = Some(0);
+        loop {
+            let event = wait(socket, signals, rest)?;
+            rest = Some(REST);
+            match event {
+                Event::Request => match receive_message::<Request>(socket.as_fd(), buffer) {
+                    Ok(Some((request, fds))) => self.answer(request, fds),
+                    // One bad message is its sender's trouble.
+                    Err(Error::Protocol(_)) => {}
+                    Ok(None) | Err(_) => return Ok(()),
+                },
+                Event::Child => self.reap(signals),
+                Event::Idle => {
+                    // Spares take from the pools, so they come first. What fails now fails, or works, when it is asked for.
+                    let more = self.add_spare().unwrap_or(false)
+                        || self.pools.refill(&self.world, &self.cgroups);
+                    rest = more.then_some(0);
+                }
+            }
+        }
     }
 
     fn answer(&mut self, request: Request, mut fds: Vec<OwnedFd>) {
@@ -279,6 +287,10 @@ impl Server {
             }
         }
         for pid in owned {
+            // Frozen by version 1 it would not die, and be waited for for ever.
+            if let Some(group) = self.boxes.get(&pid).and_then(|alive| alive.group.as_ref()) {
+                let _ = self.cgroups.freeze(group, false);
+            }
             let _ = rustix::process::waitpid(Pid::from_raw(pid), WaitOptions::empty());
             self.forget(pid);
         }

@@ -52,7 +52,6 @@ pub(crate) struct Pools {
     users: Vec<OwnedFd>,
     groups: Vec<Group>,
     ids: Ids,
-    made_groups: u64,
     owner: crate::cgroup::Owner,
     /// The guest's id that pooled user namespaces are mapped for.
     guest: u32,
@@ -71,7 +70,6 @@ impl Pools {
             users: Vec::new(),
             groups: Vec::new(),
             ids,
-            made_groups: 0,
             owner,
             guest: crate::plan::Guest::default().id,
             owners: Vec::new(),
@@ -149,9 +147,8 @@ impl Pools {
         }
     }
 
-    fn new_group(&mut self, cgroups: &Cgroups) -> io::Result<Group> {
-        self.made_groups += 1;
-        cgroups.make(&self.owner.group(self.made_groups))
+    fn new_group(&self, cgroups: &Cgroups) -> io::Result<Group> {
+        cgroups.make(&self.owner.new_group())
     }
 
     /// A user namespace that maps a workspace's owner to the guest, for an idmapped mount: what the guest makes there belongs

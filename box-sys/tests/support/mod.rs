@@ -7,6 +7,8 @@
     reason = "a test fails by panicking"
 )]
 
+pub(crate) mod census;
+
 use std::cell::RefCell;
 use std::fs::File;
 use std::io::{Read, Seek};
@@ -82,7 +84,7 @@ impl Machine {
 }
 
 pub(crate) static MACHINES: LazyLock<Vec<Machine>> = LazyLock::new(|| {
-    let programs = programs();
+    let programs = PROGRAMS.clone();
     let config = ServerConfig::default();
     let server = ForkServer::start(Path::new(SERVER), &config).unwrap();
     let name = if server.primitives().privileged {
@@ -109,7 +111,7 @@ pub(crate) static MACHINES: LazyLock<Vec<Machine>> = LazyLock::new(|| {
 
 /// A directory with the programs that an ordinary user can reach, which a build directory may not be. Always the same one, so
 /// that no run leaves another behind; replaced by renaming, because other test programs may be running them.
-pub(crate) fn programs() -> PathBuf {
+static PROGRAMS: LazyLock<PathBuf> = LazyLock::new(|| {
     use std::os::unix::fs::PermissionsExt;
     let dir = std::env::temp_dir().join(format!(
         "box-sys-tests-{}",
@@ -119,11 +121,14 @@ pub(crate) fn programs() -> PathBuf {
     std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o755)).unwrap();
     for (from, name) in [(PROBE, "probe"), (SERVER, "server")] {
         let fresh = dir.join(format!("{name}-{}", std::process::id()));
-        std::fs::copy(from, &fresh).unwrap();
+        // By another process: a child that some thread here has just forked would keep the file open for writing until its own
+        // exec, and nobody could run it meanwhile.
+        let copied = Command::new("cp").arg(from).arg(&fresh).status();
+        assert!(copied.unwrap().success());
         std::fs::rename(fresh, dir.join(name)).unwrap();
     }
     dir.canonicalize().unwrap()
-}
+});
 
 /// A command that runs a program as an ordinary user.
 pub(crate) fn as_nobody(program: &Path) -> Command {
@@ -135,6 +140,62 @@ pub(crate) fn as_nobody(program: &Path) -> Command {
     command
 }
 
+/// Starts a server with a configuration.
+pub(crate) type Start = Box<dyn Fn(&ServerConfig) -> ForkServer + Sync>;
+
+/// The same as whom there are [`MACHINES`], each to be started anew.
+pub(crate) fn servers() -> Vec<(&'static str, Start)> {
+    let root = rustix::process::geteuid().is_root();
+    let own = |config: &ServerConfig| ForkServer::start(Path::new(SERVER), config).unwrap();
+    let mut all: Vec<(_, Start)> = vec![(if root { "root" } else { "ordinary" }, Box::new(own))];
+    if root {
+        let server = PROGRAMS.join("server");
+        let other = move |config: &ServerConfig| {
+            ForkServer::start_command(as_nobody(&server), config).unwrap()
+        };
+        all.push(("ordinary", Box::new(other)));
+    }
+    all
+}
+
+/// Set for a test that another one runs in a process of its own, where nothing else makes or ends anything.
+pub(crate) const ALONE: &str = "BOX_SYS_TEST_ALONE";
+
+/// Whether this is such a process.
+pub(crate) fn alone() -> bool {
+    std::env::var_os(ALONE).is_some()
+}
+
+/// Runs an ignored test of this program in a process of its own, with a temporary directory of its own.
+pub(crate) fn again_alone(test: &str) {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    // The ordinary user's programs are put there.
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--ignored", "--nocapture"])
+        .args(["--test-threads", "1"])
+        .env(ALONE, "1")
+        .env("TMPDIR", dir.path())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    println!("{said}");
+    assert!(
+        output.status.success() && said.contains("1 passed"),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+/// Allows this process as many descriptors as it may.
+pub(crate) fn raise_descriptor_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let current = limit.maximum;
+    setrlimit(Resource::Nofile, Rlimit { current, ..limit }).unwrap();
+}
+
 /// How a command in a box ended.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Output {
@@ -144,10 +205,16 @@ pub(crate) struct Output {
     pub(crate) err: String,
 }
 
+/// A box with someone to speak to.
 pub(crate) struct TestBox<'a> {
     pub(crate) sandbox: Option<Sandbox>,
-    control: OwnedFd,
     machine: &'a Machine,
+    talk: Talk,
+}
+
+/// The way to a box's init.
+pub(crate) struct Talk {
+    control: OwnedFd,
     early: RefCell<Vec<Value>>,
     pub(crate) rlimits: Vec<(u32, u64)>,
 }
@@ -161,15 +228,37 @@ impl<'a> TestBox<'a> {
             .unwrap_or_else(|error| panic!("{}: {error}", machine.name));
         Self {
             sandbox: Some(sandbox),
-            control,
             machine,
-            early: RefCell::default(),
-            rlimits: Vec::new(),
+            talk: Talk::new(control),
         }
     }
 
     pub(crate) fn sandbox(&self) -> &Sandbox {
         self.sandbox.as_ref().unwrap()
+    }
+}
+
+impl std::ops::Deref for TestBox<'_> {
+    type Target = Talk;
+
+    fn deref(&self) -> &Talk {
+        &self.talk
+    }
+}
+
+impl std::ops::DerefMut for TestBox<'_> {
+    fn deref_mut(&mut self) -> &mut Talk {
+        &mut self.talk
+    }
+}
+
+impl Talk {
+    pub(crate) fn new(control: OwnedFd) -> Self {
+        Self {
+            control,
+            early: RefCell::default(),
+            rlimits: Vec::new(),
+        }
     }
 
     fn next(&self) -> Value {
