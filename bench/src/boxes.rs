@@ -46,7 +46,9 @@ fn joined(router: Router) -> (Peer, (Session, Session)) {
 }
 
 fn runtime() -> BoxRuntime {
-    let mut config = RuntimeConfig::with(FakeBackend::new());
+    let backend = FakeBackend::new();
+    backend.forget_commands();
+    let mut config = RuntimeConfig::with(backend);
     config.max_sessions = usize::try_from(MANY).unwrap_or(usize::MAX) + 10;
     config.session_ttl = Duration::from_hours(1);
     BoxRuntime::start(config)

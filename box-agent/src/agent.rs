@@ -5,12 +5,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use box_protocol::actions::{
-    AgentChunk, AgentCommand, AgentCommandKey, AgentHealth, AgentHealthResult, AgentKill,
-    AgentKillParams, AgentKillResult, AgentOutput, AgentOutputParams, AgentReply, AgentStart,
-    AgentStartParams, AgentWait, OutputGap, OutputPiece, SpooledPiece, StreamName,
+    AgentChunk, AgentCommand, AgentCommandKey, AgentHealth, AgentHealthParams, AgentHealthResult,
+    AgentKill, AgentKillParams, AgentKillResult, AgentOutput, AgentOutputParams, AgentReply,
+    AgentStart, AgentStartParams, AgentWait, OutputGap, OutputPiece, SpooledPiece, StreamName,
 };
-use box_protocol::{BoxError, CommandId, ExitWhy, UnixMs};
-use box_rpc::{Call, ChunkSink, Empty, Handle, Router};
+use box_protocol::{BoxError, CommandId, Env, ExitWhy, UnixMs};
+use box_rpc::{Call, ChunkSink, Handle, Router};
 use box_sys::{Ended, Init};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
@@ -39,6 +39,8 @@ struct Table {
     living: HashMap<i32, oneshot::Sender<Ended>>,
     /// Ended and kept, oldest first.
     ended: VecDeque<CommandId>,
+    /// What every command finds in its environment.
+    env: Env,
 }
 
 /// What the agent serves.
@@ -131,8 +133,15 @@ impl Agent {
 struct Served(Arc<Agent>);
 
 impl Handle<AgentHealth> for Served {
-    async fn handle(&self, _: Empty, _: Call<AgentHealth>) -> Result<AgentHealthResult, BoxError> {
-        let table = self.0.table();
+    async fn handle(
+        &self,
+        params: AgentHealthParams,
+        _: Call<AgentHealth>,
+    ) -> Result<AgentHealthResult, BoxError> {
+        let mut table = self.0.table();
+        if let Some(env) = params.env {
+            table.env = env;
+        }
         let running = table
             .commands
             .values()
@@ -147,7 +156,7 @@ impl Handle<AgentHealth> for Served {
 impl Handle<AgentStart> for Served {
     async fn handle(
         &self,
-        params: AgentStartParams,
+        mut params: AgentStartParams,
         mut call: Call<AgentStart>,
     ) -> Result<AgentCommand, BoxError> {
         let agent = &self.0;
@@ -155,6 +164,9 @@ impl Handle<AgentStart> for Served {
             return Err(BoxError::conflict("the command runs already"));
         }
         let slot = agent.lease(params.spool)?;
+        let mut env = agent.table().env.clone();
+        env.extend(std::mem::take(&mut params.env));
+        params.env = env;
         let (reply, timeout) = (params.reply, params.timeout_ms.map(Duration::from_millis));
         let (id, log_bytes) = (params.command_id.clone(), params.log_bytes);
         let started = agent.start(params).await?;

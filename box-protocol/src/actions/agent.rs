@@ -9,19 +9,21 @@
 //! standard output's first. Byte `n` of a stream is at `n % SPOOL_RING` of its ring, so a message says
 //! offset and length, and nothing else has to be agreed on. A slot serves one command at a time.
 
-use box_rpc::Empty;
 use serde::{Deserialize, Serialize};
 
 use super::commands::kill_signal;
-use super::{OutputGap, OutputMode, OutputPiece, Stdin, StreamName, TerminalSize, actions};
+use super::{
+    OutputGap, OutputMode, OutputPiece, Stdin, StreamName, TerminalSize, actions, is_default,
+};
 use crate::blob::Blob;
 use crate::env::Env;
 use crate::ids::CommandId;
 use crate::model::{Exit, PerStream, Program};
 
 actions! {
-    /// Whether the agent lives, and what it runs. Always allowed; the first thing it is asked.
-    AgentHealth = "agent.health": Empty => AgentHealthResult;
+    /// Whether the agent lives, and what it runs; tells it the environment of the box. Always allowed;
+    /// the first thing it is asked.
+    AgentHealth = "agent.health": AgentHealthParams => AgentHealthResult;
 
     /// Starts a process. `conflict` (the id runs already), `validation` (no such program or working
     /// directory), `denied` (user not mapped), `capacity`. A call that stays open until the end owns
@@ -46,10 +48,14 @@ pub const SPOOL_RING: u64 = 1 << 20;
 /// Bytes of a slot.
 pub const SPOOL_BYTES: u64 = 2 * SPOOL_RING;
 
-/// What is as it would be if it were not written is not written: these messages are most of what a
-/// short exec costs.
-fn is_default<T: Default + PartialEq>(value: &T) -> bool {
-    *value == T::default()
+/// Parameters of `agent.health`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AgentHealthParams {
+    /// What every command of the box finds in its environment, said once instead of with each of
+    /// them. Absent, it stays as it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub env: Option<Env>,
 }
 
 /// Answer to `agent.health`.
@@ -86,7 +92,8 @@ pub struct AgentStartParams {
     pub command_id: CommandId,
     /// What to run.
     pub program: Program,
-    /// The whole environment: nothing is added.
+    /// Variables beside those of the box, over which they win. Nothing else is added.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub env: Env,
     /// Where.
     pub cwd: String,

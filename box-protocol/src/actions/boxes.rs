@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{AttachOptions, CommandChunk, OnDisconnect, actions};
+use super::{AttachOptions, CommandChunk, OnDisconnect, actions, is_default};
 use crate::ids::{Name, SessionId};
 use crate::model::{
     BoxExecutionResult, BoxMountSpec, BoxSessionInfo, BoxState, Defaults, Labels, Lifetime,
@@ -250,10 +250,10 @@ pub struct BoxExecParams {
     /// As asked for: the policy layer fills it up, whoever runs it builds it.
     pub spec: SpecDraft,
     /// What a timeout ends.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub on_timeout: OnTimeout,
     /// What becomes of it when the caller is gone.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub on_disconnect: OnDisconnect,
     /// Stream the output while it runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -52,6 +52,12 @@ macro_rules! actions {
 }
 pub(crate) use actions;
 
+/// What is as it would be if it were not written is not written: most messages of a short exec are
+/// made of such members.
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
 /// Declares a list of the names of actions.
 macro_rules! names {
     ($($action:ident)*) => { &[$(<$action as box_rpc::Action>::NAME),*] };

@@ -6,13 +6,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use box_protocol::actions::{
-    AgentChunk, AgentCommand, AgentHealth, AgentHealthResult, AgentKill, AgentKillParams,
-    AgentKillResult, AgentReply, AgentStart, AgentStartParams, Collected, OutputPiece, StreamName,
+    AgentChunk, AgentCommand, AgentHealth, AgentHealthParams, AgentHealthResult, AgentKill,
+    AgentKillParams, AgentKillResult, AgentReply, AgentStart, AgentStartParams, Collected,
+    OutputPiece, StreamName,
 };
 use box_protocol::{
-    BoxError, BoxSpec, CommandId, Exit, ExitWhy, MAX_CHUNK_BYTES, PerStream, Program, UnixMs,
+    BoxError, BoxSpec, CommandId, Env, Exit, ExitWhy, MAX_CHUNK_BYTES, PerStream, Program, UnixMs,
 };
-use box_rpc::{Call, Empty, Handle, Router};
+use box_rpc::{Call, Handle, Router};
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -23,6 +24,8 @@ struct Agent {
     session_id: Arc<str>,
     host_path: Option<String>,
     running: Commands,
+    /// The environment of the box.
+    env: Mutex<Env>,
 }
 
 type Commands = Arc<Mutex<HashMap<CommandId, Running>>>;
@@ -42,6 +45,7 @@ pub(super) fn router(backend: FakeBackend, spec: &BoxSpec) -> Router {
         session_id: spec.session_id.as_str().into(),
         host_path: spec.host_path.clone().filter(|_| spec.mounts_host_path()),
         running: Commands::default(),
+        env: Mutex::default(),
     };
     Router::builder(Arc::new(agent))
         .on::<AgentHealth>()
@@ -51,7 +55,14 @@ pub(super) fn router(backend: FakeBackend, spec: &BoxSpec) -> Router {
 }
 
 impl Handle<AgentHealth> for Agent {
-    async fn handle(&self, _: Empty, _: Call<AgentHealth>) -> Result<AgentHealthResult, BoxError> {
+    async fn handle(
+        &self,
+        params: AgentHealthParams,
+        _: Call<AgentHealth>,
+    ) -> Result<AgentHealthResult, BoxError> {
+        if let Some(env) = params.env {
+            *self.env.lock().unwrap_or_else(PoisonError::into_inner) = env;
+        }
         Ok(AgentHealthResult {
             contract: self.backend.inner().contract,
             running: self.running().keys().cloned().collect(),
@@ -72,7 +83,7 @@ impl Handle<AgentStart> for Agent {
             command_id,
             timeout_ms,
             mode,
-        } = self.backend.record(&self.session_id, params);
+        } = self.backend.record(&self.session_id, params, &self.env);
         if let Some(error) = reply.refused {
             return Err(error);
         }

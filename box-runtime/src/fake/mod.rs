@@ -38,7 +38,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use box_protocol::actions::{AgentReply, AgentStartParams};
-use box_protocol::{BoxError, BoxMountSpec, BoxSpec, CommandId};
+use box_protocol::{BoxError, BoxMountSpec, BoxSpec, CommandId, Env};
 use box_rpc::{Limits, Options, Session};
 use box_transports::queue;
 use uuid::Uuid;
@@ -270,7 +270,13 @@ impl FakeBackend {
         self.inner().record.forgets_commands = true;
     }
 
-    fn record(&self, session_id: &Arc<str>, params: AgentStartParams) -> Asked {
+    /// Keeps a command, with its whole environment.
+    fn record(
+        &self,
+        session_id: &Arc<str>,
+        mut params: AgentStartParams,
+        env: &Mutex<Env>,
+    ) -> Asked {
         let asked = Asked {
             command_id: params.command_id.clone(),
             timeout_ms: params.timeout_ms,
@@ -278,6 +284,9 @@ impl FakeBackend {
         };
         let record = &mut self.inner().record;
         if !record.forgets_commands {
+            let mut whole = env.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            whole.extend(std::mem::take(&mut params.env));
+            params.env = whole;
             record.commands.push((Arc::clone(session_id), params));
         }
         asked

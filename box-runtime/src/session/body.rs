@@ -5,19 +5,19 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
-use box_protocol::actions::AgentHealth;
+use box_protocol::actions::{AgentHealth, AgentHealthParams};
 use box_protocol::error::{Detail, Subject};
 use box_protocol::{
-    BoxError, BoxMountSpec, BoxSpec, BoxState, CommandId, HostPathMode, Invalid, UnixMs,
+    BoxError, BoxMountSpec, BoxSpec, BoxState, CommandId, Env, HostPathMode, Invalid, UnixMs,
 };
-use box_rpc::{Dialect, Empty, Limits, Options, Session};
+use box_rpc::{Dialect, Limits, Options, Session};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use tokio::time::timeout;
 use uuid::Uuid;
 
 use super::{Card, Shared};
-use crate::backend::{Backend, StartRequest, StartedBox};
+use crate::backend::{Backend, StartRequest, StartedBox, guest_of};
 use crate::spool::Spool;
 
 /// The version of `agent.*` this runtime speaks.
@@ -25,6 +25,24 @@ const AGENT_CONTRACT: u32 = 1;
 
 /// The longest message of an agent: both streams of a collected output, in base64, and some.
 const AGENT_MESSAGE_BYTES: usize = 4 * 1024 * 1024;
+
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// What every command of a box finds in its environment. Nothing of the runtime's own gets in.
+fn environment(spec: &BoxSpec) -> Result<Env, Invalid> {
+    let (user, home) = guest_of(spec);
+    let mut env = Env::new();
+    for (name, value) in [
+        ("PATH", PATH),
+        ("HOME", home),
+        ("USER", user),
+        ("LANG", "C.UTF-8"),
+        ("TERM", "dumb"),
+    ] {
+        env.insert(name, value)?;
+    }
+    Ok(env)
+}
 
 pub(super) struct Body {
     pub(super) shared: Arc<Shared>,
@@ -193,7 +211,10 @@ impl Body {
             ..Options::default()
         };
         let agent = Session::start_boxed(connection, self.shared.nothing.clone(), options);
-        let health = agent.peer().call::<AgentHealth>(&Empty {}).await;
+        let params = AgentHealthParams {
+            env: Some(environment(spec)?),
+        };
+        let health = agent.peer().call::<AgentHealth>(&params).await;
         match health {
             Ok(health) if health.contract == AGENT_CONTRACT => {}
             Ok(health) => {

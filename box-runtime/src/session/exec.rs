@@ -16,13 +16,10 @@ use super::body::Body;
 use super::doubt::{Failure, end_of, failure, look_up};
 use super::relay::Relay;
 use super::work::{Exec, Streaming};
-use crate::backend::guest_of;
 use crate::spool::Spool;
 
 /// Bytes of each stream that a result holds; the rest is counted.
 pub(crate) const OUTPUT_BYTES: usize = 1024 * 1024;
-
-const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// What came of a command.
 pub(super) enum Ran {
@@ -68,7 +65,7 @@ impl Body {
         // Execs of a box come one after the other, so one slot does for all of them.
         let spool = living.spool.as_ref().map(|_| 0);
         let cmd = std::mem::take(&mut exec.spec.cmd);
-        let (env, user) = self.environment(std::mem::take(&mut exec.spec.env))?;
+        let (env, user) = self.environment(std::mem::take(&mut exec.spec.env));
         let limit = Duration::from_secs(exec.spec.timeout_sec);
         let params = AgentStartParams {
             command_id,
@@ -89,24 +86,15 @@ impl Body {
         Ok(Command { params, limit })
     }
 
-    /// The whole environment of a command, and who runs it. Nothing of the runtime's own gets in.
-    fn environment(&self, asked: Env) -> Result<(Env, Option<String>), BoxError> {
-        let (user, home) = guest_of(&self.card.spec);
-        let mut env = Env::new();
-        for (name, value) in [
-            ("PATH", PATH),
-            ("HOME", home),
-            ("USER", user),
-            ("LANG", "C.UTF-8"),
-            ("TERM", "dumb"),
-        ] {
-            env.insert(name, value)?;
-        }
+    /// What a command finds beside the environment of its box, and who runs it.
+    fn environment(&self, asked: Env) -> (Env, Option<String>) {
         let defaults = self.card.live().defaults.clone();
-        let defaults = defaults.map(|defaults| *defaults).unwrap_or_default();
-        env.extend(defaults.env);
+        let Some(defaults) = defaults else {
+            return (asked, None);
+        };
+        let mut env = defaults.env;
         env.extend(asked);
-        Ok((env, defaults.user))
+        (env, defaults.user)
     }
 
     /// Runs a command to its end. Dropping the future kills it.

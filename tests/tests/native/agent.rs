@@ -5,11 +5,11 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use box_protocol::actions::{
-    AgentChunk, AgentHealth, AgentKill, AgentKillParams, AgentOutput, AgentOutputParams,
-    AgentStart, AgentStartParams, AgentWait,
+    AgentChunk, AgentHealth, AgentHealthParams, AgentKill, AgentKillParams, AgentOutput,
+    AgentOutputParams, AgentStart, AgentStartParams, AgentWait,
 };
 use box_protocol::{Code, Exit, ExitWhy};
-use box_rpc::{Empty, Limits, Options, Peer, Router, Session};
+use box_rpc::{Limits, Options, Peer, Router, Session};
 use box_runtime::Backend as _;
 use box_runtime::native::NativeBackend;
 use box_transports::unix;
@@ -94,7 +94,10 @@ async fn programs_and_directories_that_are_not_there_are_typed_errors() {
             .unwrap();
         assert_eq!(told.exit, Some(Exit::returned(0)));
         assert_eq!(&*told.collected.unwrap().stdout, b"hi\n");
-        let health = peer.call::<AgentHealth>(&Empty {}).await.unwrap();
+        let health = peer
+            .call::<AgentHealth>(&AgentHealthParams::default())
+            .await
+            .unwrap();
         assert_eq!((health.contract, health.running.len()), (1, 0));
         machine.backend.stop(id).await.unwrap();
     })
@@ -198,7 +201,11 @@ async fn an_agent_outlives_its_connection_and_is_found_by_its_socket() {
         assert_eq!(name, "box-init\n", "the kernel says that the agent listens");
         let connection = unix::over(stream, &Limits::default());
         let again = Session::start(connection, Router::empty(), Options::default());
-        let health = again.peer().call::<AgentHealth>(&Empty {}).await.unwrap();
+        let health = again
+            .peer()
+            .call::<AgentHealth>(&AgentHealthParams::default())
+            .await
+            .unwrap();
         assert_eq!(health.running.len(), 1);
         let kill = serde_json::from_value(json!({"command_id": "kept"})).unwrap();
         let killed = again.peer().call::<AgentKill>(&kill).await.unwrap();
