@@ -227,15 +227,9 @@ impl<R: AsyncRead + Unpin> LineReceive<R> {
         continues: bool,
     ) -> Result<Option<String>, ConnectionError> {
         loop {
-            match self.find() {
-                Found::Message(line) => {
-                    if !continues {
-                        self.intake.message_ended();
-                    }
-                    return Ok(Some(text_of(line)));
-                }
+            match self.find(continues) {
+                Found::Message(line) => return Ok(Some(text_of(line))),
                 Found::TooLarge(head) => {
-                    self.intake.message_ended();
                     return Err(ConnectionError::TooLarge {
                         head: text_of(head),
                         limit: self.limit,
@@ -244,29 +238,31 @@ impl<R: AsyncRead + Unpin> LineReceive<R> {
                 Found::Nothing if self.ended => return Ok(None),
                 Found::Nothing => {
                     let begun = self.skipping.is_some() || !self.intake.waiting().is_empty();
-                    if !begun && !continues {
-                        self.intake.message_ended();
-                    }
                     self.ended = !self.intake.fill(begun || continues).await?;
                 }
             }
         }
     }
 
-    /// A whole line that is already here.
-    pub(crate) fn next_ready(&mut self) -> Option<String> {
+    /// The message is complete that the last lines were pieces of, and its clock stops.
+    pub(crate) fn message_ended(&mut self) {
+        self.intake.message_ended();
+    }
+
+    /// A whole line that is already here; `continues` as for [`next`](Self::next).
+    pub(crate) fn next_ready(&mut self, continues: bool) -> Option<String> {
         // An oversize line is an event that only `next` can report.
         if self.skipping.is_some() || self.intake.waiting().len() > self.longest {
             return None;
         }
-        match self.find() {
+        match self.find(continues) {
             Found::Message(line) => Some(text_of(line)),
             Found::TooLarge(_) | Found::Nothing => None,
         }
     }
 
     /// Looks for a line among the waiting bytes, skipping what is no message.
-    fn find(&mut self) -> Found {
+    fn find(&mut self, continues: bool) -> Found {
         loop {
             let waiting = self.intake.waiting();
             let end = memchr::memchr(b'\n', &waiting[self.searched..]).map(|at| self.searched + at);
@@ -279,7 +275,7 @@ impl<R: AsyncRead + Unpin> LineReceive<R> {
             };
             if let Some(head) = &mut self.skipping {
                 extend_head(head, &waiting[..length]);
-                self.drop_line(length, end.is_some());
+                self.drop_line(length, end.is_some(), continues);
                 if whole && let Some(head) = self.skipping.take() {
                     if self.is_noise(&head, None) {
                         continue;
@@ -300,22 +296,26 @@ impl<R: AsyncRead + Unpin> LineReceive<R> {
             }
             let kept = trimmed(&waiting[..length]).len();
             if kept == 0 || self.is_noise(&waiting[..kept], Some(&waiting[..kept])) {
-                self.drop_line(length, end.is_some());
+                self.drop_line(length, end.is_some(), continues);
                 if end.is_none() {
                     return Found::Nothing;
                 }
                 continue;
             }
             let line = self.intake.take(kept);
-            self.drop_line(length - kept, end.is_some());
+            self.drop_line(length - kept, end.is_some(), continues);
             return Found::Message(line);
         }
     }
 
-    /// Lets go of `length` bytes and of the newline after them.
-    fn drop_line(&mut self, length: usize, newline: bool) {
+    /// Lets go of `length` bytes and of the newline after them, with which a line's time ends,
+    /// whatever the line was.
+    fn drop_line(&mut self, length: usize, newline: bool, continues: bool) {
         self.intake.consume(length + usize::from(newline));
         self.searched = 0;
+        if newline && !continues {
+            self.message_ended();
+        }
     }
 
     /// Whether a line beginning with `head` and, where it is known, ending like `tail` is skipped;
@@ -345,7 +345,7 @@ impl<R: AsyncRead + Unpin + Send> ReceiveHalf for LineReceive<R> {
     }
 
     fn receive_ready(&mut self) -> Option<String> {
-        self.next_ready()
+        self.next_ready(false)
     }
 
     fn accept_up_to(&mut self, bytes: usize) {

@@ -154,12 +154,16 @@ async fn a_transport_is_told_to_keep_little_of_a_stranger() {
     };
     let connection = (Out(to_client), Noting(from_client, tell));
     let _server = Session::start(connection, Arc::new(Server::default()).router(), options);
-    assert_eq!(told.recv().await, Some(64 * 1024));
+    let mut told = async || {
+        let next = tokio::time::timeout(Duration::from_secs(10), told.recv());
+        next.await.expect("it is told")
+    };
+    assert_eq!(told().await, Some(64 * 1024));
     let params = json!({"token": TOKEN});
     let hello = json!({"jsonrpc": "2.0", "id": 1, "method": "hello", "params": params});
     to_server.send(hello.to_string()).unwrap();
     assert!(from_server.recv().await.unwrap().contains("result"));
-    assert_eq!(told.recv().await, Some(16 * 1024 * 1024));
+    assert_eq!(told().await, Some(16 * 1024 * 1024));
 }
 
 fn gated() -> (Session, Session) {

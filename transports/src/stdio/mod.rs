@@ -161,6 +161,17 @@ pub(super) struct StdioReceive<R> {
     failed: Option<ConnectionError>,
 }
 
+impl<R: AsyncRead + Unpin> StdioReceive<R> {
+    /// What the next line amounts to.
+    fn take(&mut self, line: String) -> Result<Step, ConnectionError> {
+        let step = self.assembly.take(line);
+        if !self.assembly.is_open() {
+            self.lines.message_ended();
+        }
+        step
+    }
+}
+
 #[async_trait]
 impl<R: AsyncRead + Unpin + Send> ReceiveHalf for StdioReceive<R> {
     async fn receive(&mut self) -> Result<Option<String>, ConnectionError> {
@@ -176,7 +187,7 @@ impl<R: AsyncRead + Unpin + Send> ReceiveHalf for StdioReceive<R> {
                 }
                 Err(error) => return Err(error),
             };
-            match self.assembly.take(line)? {
+            match self.take(line)? {
                 Step::Message(message) => return Ok(Some(message)),
                 Step::More => {}
             }
@@ -185,7 +196,8 @@ impl<R: AsyncRead + Unpin + Send> ReceiveHalf for StdioReceive<R> {
 
     fn receive_ready(&mut self) -> Option<String> {
         while self.failed.is_none() {
-            match self.assembly.take(self.lines.next_ready()?) {
+            let line = self.lines.next_ready(self.assembly.is_open())?;
+            match self.take(line) {
                 Ok(Step::Message(message)) => return Some(message),
                 Ok(Step::More) => {}
                 Err(error) => self.failed = Some(error),

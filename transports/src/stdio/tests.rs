@@ -196,6 +196,75 @@ async fn a_message_in_pieces_must_end_in_time_as_a_whole() {
     writer.abort();
 }
 
+/// What a reader makes of `text` if `bytes` of it come every five seconds: the lengths of the messages,
+/// or why there were no more.
+async fn trickled(text: String, bytes: usize) -> Result<Vec<usize>, ConnectionError> {
+    let (near, mut far) = tokio::io::duplex(1 << 20);
+    let (_keep, mut receive) = halves(Stdio::new(near, tokio::io::sink(), &Limits::default()));
+    let writer = async move {
+        for part in text.as_bytes().chunks(bytes) {
+            far.write_all(part).await.unwrap();
+            tokio::time::sleep(Duration::from_secs(5)).await;
+        }
+    };
+    let reader = async {
+        let mut lengths = Vec::new();
+        loop {
+            // As the engine does: first what is here already.
+            let received = match receive.receive_ready() {
+                Some(ready) => Ok(Some(ready)),
+                None => receive.receive().await,
+            };
+            match received {
+                Ok(Some(message)) => lengths.push(message.len()),
+                Ok(None) => return Ok(lengths),
+                Err(error) => return Err(error),
+            }
+        }
+    };
+    tokio::select! {
+        outcome = reader => outcome,
+        () = async { writer.await; std::future::pending().await } => unreachable!(),
+    }
+}
+
+fn in_lines(pieces: Pieces<'_>) -> String {
+    pieces.map(|line| line + "\n").collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_of_many_messages_in_pieces_has_its_own_time() {
+    let message = format!("{{\"x\":\"{}\"}}", "y".repeat(40_000));
+    let text = in_lines(Pieces::of(&message)).repeat(20);
+    let begun = tokio::time::Instant::now();
+    let lengths = trickled(text, 10_007).await.unwrap();
+    assert_eq!(lengths, [message.len(); 20]);
+    assert!(begun.elapsed() > Limits::default().frame * 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_line_of_noise_has_its_own_time() {
+    let noise = format!("{}\n", "a log that says nothing ".repeat(100)).repeat(50);
+    let begun = tokio::time::Instant::now();
+    let lengths = trickled(noise + "\n{}\n", 1009).await.unwrap();
+    assert_eq!(lengths, [2]);
+    assert!(begun.elapsed() > Limits::default().frame * 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn noise_gives_a_message_in_pieces_no_more_time() {
+    let message = format!("{{\"x\":\"{}\"}}", "y".repeat(40_000));
+    let mut lines = Pieces::of(&message).map(|line| line + "\n");
+    let start = lines.next().unwrap();
+    let rest: String = lines.collect();
+    let text = start + &"a log that says nothing\n".repeat(1000) + &rest;
+    let outcome = trickled(text, 1009).await;
+    assert!(
+        matches!(outcome, Err(ConnectionError::Stalled(_))),
+        "{outcome:?}"
+    );
+}
+
 /// Set for the process that plays the child in the tests below.
 const CHILD: &str = "BOX_TRANSPORTS_TEST_CHILD";
 
