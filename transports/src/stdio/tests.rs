@@ -258,11 +258,13 @@ async fn noise_gives_a_message_in_pieces_no_more_time() {
     let start = lines.next().unwrap();
     let rest: String = lines.collect();
     let text = start + &"a log that says nothing\n".repeat(1000) + &rest;
+    let begun = tokio::time::Instant::now();
     let outcome = trickled(text, 1009).await;
     assert!(
         matches!(outcome, Err(ConnectionError::Stalled(_))),
         "{outcome:?}"
     );
+    assert_eq!(begun.elapsed(), Limits::default().frame);
 }
 
 /// Set for the process that plays the child in the tests below.
