@@ -4,7 +4,7 @@ use box_protocol::actions::{
     BoxCreate, BoxCreateParams, BoxCreateResult, BoxDelete, BoxDeleteParams, BoxExec,
     BoxExecParams, BoxUpdate, BoxUpdateParams, IfExists, OnDisconnect, OnTimeout, SystemHealth,
 };
-use box_protocol::{BoxError, BoxSessionInfo, Code, Invalid, SpecDraft};
+use box_protocol::{BoxError, BoxExecutionResult, BoxSessionInfo, Code, Invalid, SpecDraft};
 use box_rpc::{Call, Empty};
 use serde_json::{Map, Value};
 
@@ -16,7 +16,7 @@ use crate::policy::{self, Decision, Facts};
 use crate::quota::{Moment, Quota};
 use crate::service::{BoxService, blocking};
 use crate::session_id::Query;
-use crate::status::{Shortened, ToolResult};
+use crate::status::{ToolResult, shortened};
 
 /// The parameters of the `exec` tool, and what a spec calls them.
 const TOOL_PARAMETERS: [(&str, &str); 4] = [
@@ -62,8 +62,8 @@ impl BoxService {
             on_disconnect: OnDisconnect::default(),
             attach: None,
         };
-        let shortened = self.decided_exec(params, &origin, None).await?;
-        Ok(shortened.into())
+        let result = self.decided_exec(params, &origin, None).await?;
+        Ok(result.into())
     }
 
     /// Makes a box as asked for, the one it names or else the query's.
@@ -93,7 +93,7 @@ impl BoxService {
         params: BoxExecParams,
         origin: &Origin,
         call: Option<Call<BoxExec>>,
-    ) -> Result<Shortened, BoxError> {
+    ) -> Result<BoxExecutionResult, BoxError> {
         let outcome = self.exec(params, origin, call).await;
         self.recorded("box.exec", origin, outcome)
     }
@@ -103,7 +103,7 @@ impl BoxService {
         params: BoxExecParams,
         origin: &Origin,
         call: Option<Call<BoxExec>>,
-    ) -> Result<Shortened, BoxError> {
+    ) -> Result<BoxExecutionResult, BoxError> {
         let decision = self.decide(params.spec, origin).await?;
         decision.spec.require_cmd()?;
         let quota = if self.0.policy.shared_filesystem {
@@ -133,7 +133,7 @@ impl BoxService {
         }
         let result = result?;
         audit::finished(origin, &result);
-        Ok(Shortened::new(result, self.0.config.output_limit_chars))
+        Ok(shortened(result, self.0.config.output_limit_chars))
     }
 
     /// `box.create` under policy.

@@ -76,8 +76,7 @@ impl Handle<BoxExec> for BoxService {
         call: Call<BoxExec>,
     ) -> Result<BoxExecutionResult, BoxError> {
         let origin = origin(&call);
-        let shortened = self.decided_exec(params, &origin, Some(call)).await?;
-        Ok(shortened.result)
+        self.decided_exec(params, &origin, Some(call)).await
     }
 }
 

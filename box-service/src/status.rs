@@ -46,46 +46,35 @@ pub struct ToolResult {
     pub duration_ms: u64,
 }
 
-/// A result whose output is no longer than it may be, and what that took.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Shortened {
-    pub(crate) result: BoxExecutionResult,
-    stdout: bool,
-    stderr: bool,
-}
-
-impl Shortened {
-    /// Cuts each stream to `limit` characters; 0 cuts nothing.
-    pub(crate) fn new(mut result: BoxExecutionResult, limit: usize) -> Self {
-        let shorten = |text: &mut String, dropped: u64| {
-            let cut = if limit == 0 {
-                None
-            } else {
-                truncate(text, limit)
-            };
-            let missing = cut.is_some() || dropped > 0;
-            if let Some(cut) = cut {
-                *text = cut;
-            }
-            missing
+/// Cuts each stream of a result to `limit` characters, and says so in it; 0 cuts nothing.
+pub(crate) fn shortened(mut result: BoxExecutionResult, limit: usize) -> BoxExecutionResult {
+    let shorten = |text: &mut String, dropped: u64, truncated: &mut bool| {
+        let cut = if limit == 0 {
+            None
+        } else {
+            truncate(text, limit)
         };
-        let stdout = shorten(&mut result.stdout, result.stdout_dropped);
-        let stderr = shorten(&mut result.stderr, result.stderr_dropped);
-        Self {
-            result,
-            stdout,
-            stderr,
+        *truncated |= cut.is_some() || dropped > 0;
+        if let Some(cut) = cut {
+            *text = cut;
         }
-    }
+    };
+    let BoxExecutionResult {
+        stdout,
+        stderr,
+        stdout_dropped,
+        stderr_dropped,
+        stdout_truncated,
+        stderr_truncated,
+        ..
+    } = &mut result;
+    shorten(stdout, *stdout_dropped, stdout_truncated);
+    shorten(stderr, *stderr_dropped, stderr_truncated);
+    result
 }
 
-impl From<Shortened> for ToolResult {
-    fn from(shortened: Shortened) -> Self {
-        let Shortened {
-            result,
-            stdout,
-            stderr,
-        } = shortened;
+impl From<BoxExecutionResult> for ToolResult {
+    fn from(result: BoxExecutionResult) -> Self {
         Self {
             ok: result.ok(),
             session_id: result.session_id,
@@ -94,8 +83,8 @@ impl From<Shortened> for ToolResult {
             exit_code: result.exit_code,
             stdout: result.stdout,
             stderr: result.stderr,
-            stdout_truncated: stdout,
-            stderr_truncated: stderr,
+            stdout_truncated: result.stdout_truncated,
+            stderr_truncated: result.stderr_truncated,
             duration_ms: result.duration_ms,
         }
     }
@@ -115,7 +104,7 @@ mod tests {
     #[test]
     fn a_tool_result_has_exactly_these_members() {
         let result = ran(Exit::returned(0)).with_output("out", "err");
-        let tool = ToolResult::from(Shortened::new(result, 100));
+        let tool = ToolResult::from(shortened(result, 100));
         let expected = json!({"session_id": "s1", "backend": "fake", "status": "completed",
             "ok": true, "exit_code": 0, "stdout": "out", "stderr": "err",
             "stdout_truncated": false, "stderr_truncated": false, "duration_ms": 12});
@@ -125,7 +114,7 @@ mod tests {
     #[test]
     fn a_timeout_is_not_ok_and_has_no_code() {
         let late = ran(Exit::by_signal(9, ExitWhy::Timeout));
-        let json = serde_json::to_value(ToolResult::from(Shortened::new(late, 100))).unwrap();
+        let json = serde_json::to_value(ToolResult::from(shortened(late, 100))).unwrap();
         assert_eq!(
             (&json["status"], &json["ok"], &json["exit_code"]),
             (&json!("timed_out"), &json!(false), &Value::Null)
@@ -136,7 +125,7 @@ mod tests {
     fn what_the_runtime_dropped_is_missing_too() {
         let mut result = ran(Exit::returned(0)).with_output("out", "err");
         result.stderr_dropped = 1;
-        let tool = ToolResult::from(Shortened::new(result, 100));
+        let tool = ToolResult::from(shortened(result, 100));
         assert!(!tool.stdout_truncated && tool.stderr_truncated);
     }
 
@@ -144,7 +133,7 @@ mod tests {
     fn no_limit_cuts_nothing() {
         let long = "x".repeat(100_000);
         let result = ran(Exit::returned(0)).with_output(long.clone(), "");
-        let tool = ToolResult::from(Shortened::new(result, 0));
+        let tool = ToolResult::from(shortened(result, 0));
         assert!(tool.stdout == long && !tool.stdout_truncated);
     }
 }

@@ -11,6 +11,8 @@ use std::time::Duration;
 use box_rpc::{Action, Call, Empty, Handle, Never, Router, RpcError};
 use box_runtime::fake::{FakeBackend, Reply};
 use box_runtime::{Availability, BoxRuntime, RuntimeConfig};
+use box_service::connector::InProcess;
+use box_service::{BoxService, ServiceConfig};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -98,6 +100,20 @@ pub fn router() -> Router {
         .on::<SetBackend>()
         .and(&runtime.router())
         .build()
+}
+
+/// The characters of each stream that the policy layer of [`service_router`] leaves.
+pub const OUTPUT_CHARS: usize = 100;
+
+/// The policy layer in front of a runtime of its own.
+pub fn service_router() -> Router {
+    let config = ServiceConfig {
+        output_limit_chars: OUTPUT_CHARS,
+        ..ServiceConfig::default()
+    };
+    let runtime = InProcess::new(router());
+    let service = BoxService::with_connector(config, runtime).expect("a service");
+    service.router()
 }
 
 fn reply(command: &str) -> Reply {

@@ -81,6 +81,8 @@ pub enum Serves {
     Actions,
     /// A runtime with a scripted backend, and [`crate::boxes`] to look at it.
     Boxes,
+    /// The policy layer in front of such a runtime.
+    Service,
 }
 
 impl Serves {
@@ -89,6 +91,7 @@ impl Serves {
         match self {
             Self::Actions => Arc::new(TestServer::default()).router(),
             Self::Boxes => crate::boxes::router(),
+            Self::Service => crate::boxes::service_router(),
         }
     }
 }
@@ -137,6 +140,12 @@ impl Setup {
     /// Serves boxes instead of test actions.
     pub fn boxes(mut self) -> Self {
         self.serves = Serves::Boxes;
+        self
+    }
+
+    /// Serves the policy layer in front of boxes.
+    pub fn service(mut self) -> Self {
+        self.serves = Serves::Service;
         self
     }
 

@@ -111,6 +111,18 @@ pub struct BoxExecutionResult {
     /// Bytes of standard error that were counted and not kept.
     #[serde(skip_serializing_if = "is_zero")]
     pub stderr_dropped: u64,
+    /// Some of standard output is missing, cut by the policy layer or dropped before it. Left out
+    /// where nothing is, so that LangBot's members are all there are.
+    #[serde(skip_serializing_if = "is_false")]
+    pub stdout_truncated: bool,
+    /// As `stdout_truncated`, of standard error.
+    #[serde(skip_serializing_if = "is_false")]
+    pub stderr_truncated: bool,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
+fn is_false(flag: &bool) -> bool {
+    !*flag
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
@@ -149,6 +161,8 @@ impl BoxExecutionResult {
             duration_ms,
             stdout_dropped: 0,
             stderr_dropped: 0,
+            stdout_truncated: false,
+            stderr_truncated: false,
         })
     }
 
@@ -183,6 +197,10 @@ struct Fields {
     stdout_dropped: u64,
     #[serde(default)]
     stderr_dropped: u64,
+    #[serde(default)]
+    stdout_truncated: bool,
+    #[serde(default)]
+    stderr_truncated: bool,
 }
 
 impl TryFrom<Fields> for BoxExecutionResult {
@@ -218,6 +236,8 @@ impl TryFrom<Fields> for BoxExecutionResult {
             duration_ms: f.duration_ms,
             stdout_dropped: f.stdout_dropped,
             stderr_dropped: f.stderr_dropped,
+            stdout_truncated: f.stdout_truncated,
+            stderr_truncated: f.stderr_truncated,
         })
     }
 }
@@ -243,6 +263,19 @@ mod tests {
         assert_eq!(serde_json::to_value(&ran).unwrap(), captured);
         assert_eq!(
             serde_json::from_value::<BoxExecutionResult>(captured).unwrap(),
+            ran
+        );
+    }
+
+    #[test]
+    fn what_is_missing_is_told_and_nothing_else() {
+        let mut ran = result(Exit::returned(0)).unwrap();
+        ran.stderr_truncated = true;
+        let json = serde_json::to_value(&ran).unwrap();
+        assert_eq!(json["stderr_truncated"], true);
+        assert!(json.get("stdout_truncated").is_none());
+        assert_eq!(
+            serde_json::from_value::<BoxExecutionResult>(json).unwrap(),
             ran
         );
     }

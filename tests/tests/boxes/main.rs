@@ -9,5 +9,6 @@
 )]
 
 mod bad_input;
+mod gateway;
 mod runtime;
 mod service;
