@@ -218,7 +218,10 @@ impl Bench {
                 sizes.push(size);
             }
         }
-        ensure!(sizes.len() >= MANY, "{} agents found", sizes.len());
+        if sizes.len() < MANY {
+            println!("\nThe memory of boxes is for root to read.");
+            return Ok(());
+        }
         let size = median(&mut sizes);
         let name = format!("memory of an idle box (PSS, {MANY} alive), 200 kB = 1");
         let ours = format!("{size:.0} kB");

@@ -1,6 +1,12 @@
 //! Real boxes on this machine, through the runtime and through the service. Each test runs in root's boxes and in an ordinary
 //! user's where the tests run as root.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::needless_pass_by_value,
+    reason = "a test fails by panicking, and its `json!` values are used once"
+)]
+
 mod agent;
 mod basics;
 mod ends;

@@ -40,7 +40,7 @@ pub(crate) async fn on_each_machine(test: impl AsyncFn(&Machine)) {
     for (name, user) in users {
         eprintln!("as {name}:");
         let machine = Machine::new(name, *user);
-        let limit = Duration::from_secs(120);
+        let limit = Duration::from_mins(2);
         let done = tokio::time::timeout(limit, test(&machine)).await;
         assert!(done.is_ok(), "{name}: the test hangs");
         machine.end().await;
@@ -118,9 +118,9 @@ pub(crate) async fn agent_of(backend: &NativeBackend) -> (Uuid, Session) {
 }
 
 fn config(user: Option<u32>) -> NativeConfig {
+    static NUMBER: AtomicUsize = AtomicUsize::new(0);
     let mut config = NativeConfig::new(&*PROGRAM);
     config.run_as = user.map(|user| (user, user));
-    static NUMBER: AtomicUsize = AtomicUsize::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
     config.cgroup_parent = format!("box-test-{}-{number}", std::process::id());
     config
