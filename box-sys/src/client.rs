@@ -77,6 +77,8 @@ impl ForkServer {
             .arg(ARGUMENT)
             .env_clear()
             .current_dir("/")
+            // What ends this program's group, a Ctrl-C for one, must not end the server before it has cleared away.
+            .process_group(0)
             .stdin(Stdio::from(far))
             .stdout(Stdio::null())
             .spawn()

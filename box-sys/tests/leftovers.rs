@@ -11,11 +11,12 @@ mod support;
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::Duration;
 
 use box_sys::{Cgroups, Sandbox, SandboxPlan, ServerConfig, receive, send, socket_pair};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use serde_json::{Value, json};
 use support::census::{
     children, descriptors, exists, groups, lives, members, namespaces, parent_exists, root_of,
@@ -195,6 +196,7 @@ fn a_killed_client_takes_its_boxes_with_it() {
         let (_owned_control, owned_far) = socket_pair().unwrap();
         let (free_control, free_far) = socket_pair().unwrap();
         let mut client = Command::new(std::env::current_exe().unwrap())
+            .process_group(0)
             .args(["--exact", "client", "--ignored"])
             .env(support::ALONE, "1")
             .stdin(far)
@@ -221,7 +223,9 @@ fn a_killed_client_takes_its_boxes_with_it() {
             owned.iter().all(|pid| all.contains(pid) && lives(pid)) && all.contains(&free),
             "{name}: control: they live, and are the server's"
         );
-        client.kill().unwrap();
+        // With its whole group, as a terminal or a supervisor does.
+        let group = Pid::from_raw(i32::try_from(client.id()).unwrap()).unwrap();
+        kill_process_group(group, Signal::KILL).unwrap();
         client.wait().unwrap();
         // The spares go as well.
         eventually("everything that belonged to it is gone", || {
