@@ -158,7 +158,7 @@ async fn boxes_die_with_their_runtime() {
         let other = Machine::new(machine.name, machine.user());
         let script = format!("sleep {seconds} > /dev/null 2>&1 & echo ok");
         printed(&other.exec("owned", &script).await);
-        assert_eq!(processes_with(&seconds), 1);
+        eventually("it runs", || processes_with(&seconds) == 1).await;
         drop(other);
         eventually("the box is gone", || processes_with(&seconds) == 0).await;
     })
