@@ -87,8 +87,8 @@ pub struct Guest {
 impl Default for Guest {
     fn default() -> Self {
         Self {
-            name: "agent".into(),
-            home: "/home/agent".into(),
+            name: "box".into(),
+            home: "/home/box".into(),
             id: 1000,
         }
     }

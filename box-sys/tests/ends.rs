@@ -84,7 +84,7 @@ fn two_boxes_do_not_see_each_other() {
             machine.boxed(&machine.plan()),
             machine.boxed(&machine.plan()),
         );
-        one.sh("echo mark > /tmp/mark; echo mark > /dev/shm/mark; echo mark > /home/agent/mark");
+        one.sh("echo mark > /tmp/mark; echo mark > /dev/shm/mark; echo mark > /home/box/mark");
         one.spawn("exec sleep 4242");
         assert_eq!(
             one.sh("cat /tmp/mark /dev/shm/mark").out,
@@ -92,7 +92,7 @@ fn two_boxes_do_not_see_each_other() {
             "control"
         );
         assert_eq!(
-            two.sh("cat /tmp/mark /dev/shm/mark /home/agent/mark").out,
+            two.sh("cat /tmp/mark /dev/shm/mark /home/box/mark").out,
             ""
         );
         eventually("control: the sleeper runs", || {

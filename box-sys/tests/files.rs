@@ -90,7 +90,7 @@ fn read_only_is_read_only() {
         for place in [
             "/tmp/x",
             "/var/tmp/x",
-            "/home/agent/x",
+            "/home/box/x",
             "/dev/shm/x",
             "/dev/null",
         ] {
@@ -163,7 +163,7 @@ fn a_given_root_is_used_and_never_written() {
         );
         assert_eq!(
             said.out,
-            "an image\nroot:x:0:0::/:/bin/sh\nagent:x:1000:1000::/home/agent:/bin/sh\nwritten\n",
+            "an image\nroot:x:0:0::/:/bin/sh\nbox:x:1000:1000::/home/box:/bin/sh\nwritten\n",
             "{}: {}",
             machine.name,
             said.err
@@ -195,7 +195,7 @@ fn caps_bite_for_bytes_and_inodes() {
             },
             ..machine.plan()
         };
-        for place in ["/tmp", "/var/tmp", "/dev/shm", "/home/agent"] {
+        for place in ["/tmp", "/var/tmp", "/dev/shm", "/home/box"] {
             let boxed = machine.boxed(&plan);
             let full = format!("errno {}", libc::ENOSPC);
             assert_eq!(

@@ -81,7 +81,7 @@ fn run() -> Result<ExitCode, Box<dyn std::error::Error>> {
     drop(far);
     let env = vec![
         ("PATH".into(), "/usr/local/bin:/usr/bin:/bin".into()),
-        ("HOME".into(), "/home/agent".into()),
+        ("HOME".into(), "/home/box".into()),
     ];
     let ask = Ask::Run {
         argv,

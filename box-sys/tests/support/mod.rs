@@ -289,7 +289,7 @@ impl Talk {
     pub(crate) fn start(&self, argv: &[&str], fds: &[BorrowedFd<'_>]) -> Result<i64, i64> {
         let env = [
             ["PATH", "/usr/local/bin:/usr/bin:/bin"],
-            ["HOME", "/home/agent"],
+            ["HOME", "/home/box"],
         ];
         let ask =
             json!({"Run": {"argv": argv, "env": env, "cwd": "/tmp", "rlimits": self.rlimits}});
