@@ -91,10 +91,7 @@ fn two_boxes_do_not_see_each_other() {
             "mark\nmark\n",
             "control"
         );
-        assert_eq!(
-            two.sh("cat /tmp/mark /dev/shm/mark /home/box/mark").out,
-            ""
-        );
+        assert_eq!(two.sh("cat /tmp/mark /dev/shm/mark /home/box/mark").out, "");
         eventually("control: the sleeper runs", || {
             one.sh("cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
                 .out
