@@ -39,7 +39,7 @@ fn a_workspace_is_the_owners() {
         ));
         let said = boxed.sh("cat /workspace/given; echo made > /workspace/new; stat -c %U /workspace /workspace/new");
         assert_eq!(
-            said.out, "from outsideagent\nagent\n",
+            said.out, "from outsidebox\nbox\n",
             "{}: {}",
             machine.name, said.err
         );

@@ -101,7 +101,7 @@ fn nothing_of_the_machine_is_visible_but_its_programs() {
         ] {
             assert_ne!(boxed.run(&["test", "-e", path]).code, Some(0), "{path}");
         }
-        assert_eq!(boxed.sh("ls /home").out, "agent\n");
+        assert_eq!(boxed.sh("ls /home").out, "box\n");
         assert_eq!(
             boxed.run(&["test", "-e", "/usr/bin/env"]).code,
             Some(0),
