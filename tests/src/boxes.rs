@@ -16,6 +16,8 @@ use box_service::{BoxService, ServiceConfig};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::actions::Number;
+
 /// What the backend was asked to do.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Seen {
@@ -58,7 +60,25 @@ impl Action for SetBackend {
     type Chunk = Never;
 }
 
+/// Which process the runtime is in.
+#[derive(Debug)]
+pub struct SeeProcess;
+
+impl Action for SeeProcess {
+    const NAME: &'static str = "test.process.see";
+    type Params = Empty;
+    type Result = Number;
+    type Chunk = Never;
+}
+
 struct Backend(FakeBackend);
+
+impl Handle<SeeProcess> for Backend {
+    async fn handle(&self, _: Empty, _: Call<SeeProcess>) -> Result<Number, RpcError> {
+        let n = u64::from(std::process::id());
+        Ok(Number { n })
+    }
+}
 
 impl Handle<SeeBackend> for Backend {
     async fn handle(&self, _: Empty, _: Call<SeeBackend>) -> Result<Seen, RpcError> {
@@ -98,6 +118,7 @@ pub fn router() -> Router {
     let own = Router::builder(Arc::new(Backend(backend)));
     own.on::<SeeBackend>()
         .on::<SetBackend>()
+        .on::<SeeProcess>()
         .and(&runtime.router())
         .build()
 }

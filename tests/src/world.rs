@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use box_rpc::{Dialect, Gate, Hello, HelloParams, Limits, Options, Peer, Router, Session, Tokens};
+use box_service::connector::EndpointLink;
+use box_transports::link::LinkOptions;
 use box_transports::server::Server;
 use box_transports::tls::{ClientTls, Identity, Pem, ServerTls};
 use box_transports::{ConnectOptions, Endpoint, ListenOptions, queue};
@@ -257,6 +259,31 @@ impl Setup {
         }
     }
 
+    /// A server, and a service's own connector to it, which over stdio has yet to start the server.
+    pub async fn connector(&self) -> (EndpointLink, Place) {
+        let place = self.listen().await;
+        let options = LinkOptions {
+            session: Options {
+                limits: self.client.limits(),
+                dialect: Some(self.dialect),
+                ..Options::default()
+            },
+            hello: Some(HelloParams {
+                token: Some(TOKEN.to_owned()),
+                ..HelloParams::default()
+            }),
+            ..LinkOptions::default()
+        };
+        let (endpoint, connect) = (place.endpoint.clone(), place.connect.clone());
+        (EndpointLink::new(endpoint, connect, options), place)
+    }
+
+    /// A further client of a server; not over stdio, where a server has one client.
+    pub async fn another_client(&self, place: &Place) -> Session {
+        assert_ne!(self.transport, Transport::Stdio, "one client a server");
+        self.client_session(place).await
+    }
+
     /// Two clients of one server; not over stdio, where a server has one client.
     pub async fn start_twice(self) -> (World, World) {
         assert_ne!(self.transport, Transport::Stdio, "one client a server");
@@ -345,6 +372,13 @@ pub struct Place {
     connect: ConnectOptions,
     server: Option<Server>,
     _directory: tempfile::TempDir,
+}
+
+impl Place {
+    /// Connections that the server has; none over stdio, where it is nobody's to ask.
+    pub fn connections(&self) -> usize {
+        self.server.as_ref().map_or(0, Server::connections)
+    }
 }
 
 fn certificates() -> (ServerTls, ClientTls) {

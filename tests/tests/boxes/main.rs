@@ -10,5 +10,6 @@
 
 mod bad_input;
 mod gateway;
+mod lifecycle;
 mod runtime;
 mod service;
