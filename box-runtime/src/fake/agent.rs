@@ -60,7 +60,7 @@ impl Handle<AgentHealth> for Agent {
         params: AgentHealthParams,
         _: Call<AgentHealth>,
     ) -> Result<AgentHealthResult, BoxError> {
-        if let Some(env) = params.env {
+        if let Some(env) = params.env.filter(|_| !self.backend.forgets_commands()) {
             *self.env.lock().unwrap_or_else(PoisonError::into_inner) = env;
         }
         Ok(AgentHealthResult {

@@ -270,6 +270,10 @@ impl FakeBackend {
         self.inner().record.forgets_commands = true;
     }
 
+    fn forgets_commands(&self) -> bool {
+        self.inner().record.forgets_commands
+    }
+
     /// Keeps a command, with its whole environment.
     fn record(
         &self,

@@ -65,10 +65,10 @@ pub(super) struct Living {
 }
 
 impl Living {
-    /// An id for the next exec, which no other command of the box has. Cheaper than a random one.
+    /// An id for the next exec, which no other command of the box has.
     pub(super) fn next_exec(&mut self) -> Result<CommandId, Invalid> {
         self.execs += 1;
-        CommandId::new(format!("{}-{}", self.id.simple(), self.execs))
+        CommandId::new(format!("exec-{}", self.execs))
     }
 }
 

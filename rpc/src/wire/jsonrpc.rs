@@ -17,6 +17,9 @@ use crate::error::{Code, Fault, RpcError};
 use crate::limits::Limits;
 use crate::message::{CallId, Control, Decoded, Grant, Message, Meta, Part, Unreadable};
 
+/// Room for a message of the usual size.
+const MESSAGE: usize = 512;
+
 /// Every member a message can have, each as it was written.
 #[derive(Deserialize)]
 struct Envelope<'a> {
@@ -338,7 +341,7 @@ pub(super) fn call(
     params: &impl Serialize,
     meta: &Meta,
 ) -> Result<String, serde_json::Error> {
-    written(256, |out| {
+    written(MESSAGE, |out| {
         out.extend_from_slice(b"{\"jsonrpc\":\"2.0\",");
         if let Some(id) = id {
             out.extend_from_slice(b"\"id\":");
@@ -378,7 +381,7 @@ fn open_answer(out: &mut Vec<u8>, id: Option<&CallId>) {
 }
 
 pub(super) fn result(id: &CallId, body: &dyn Payload) -> Result<String, serde_json::Error> {
-    written(256, |out| {
+    written(MESSAGE, |out| {
         open_answer(out, Some(id));
         out.extend_from_slice(b"\"result\":");
         write_object(out, body)?;
@@ -408,7 +411,7 @@ pub(super) fn error(id: Option<&CallId>, error: &RpcError) -> String {
 }
 
 pub(super) fn chunk(id: &CallId, body: &dyn Payload) -> Result<String, serde_json::Error> {
-    written(256, |out| {
+    written(MESSAGE, |out| {
         let _ = write!(
             out,
             "{{\"jsonrpc\":\"2.0\",\"method\":\"$/chunk\",\"params\":{{\"id\":{id},\"chunk\":"
