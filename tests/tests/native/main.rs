@@ -9,6 +9,7 @@
 
 mod agent;
 mod basics;
+mod catalogue;
 mod ends;
 mod limits;
 mod mounts;

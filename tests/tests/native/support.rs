@@ -145,7 +145,7 @@ pub(crate) fn printed(result: &BoxExecutionResult) -> &str {
 
 /// The fork server's program, where an ordinary user can reach it, which a build directory may not be. Replaced by renaming,
 /// because another test may be running it.
-static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| {
+pub(crate) static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| {
     use std::os::unix::fs::PermissionsExt;
     let user = rustix::process::geteuid().as_raw();
     let dir = std::env::temp_dir().join(format!("box-native-tests-{user}"));

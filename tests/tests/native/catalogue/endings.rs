@@ -1,0 +1,195 @@
+//! Nothing outlives what it belongs to, and nothing piles up.
+
+use std::time::{Duration, Instant};
+
+use box_protocol::ExecutionStatus;
+use box_runtime::{BoxRuntime, Caller, RuntimeConfig};
+use futures::StreamExt as _;
+use serde_json::json;
+
+use super::super::support::{eventually, on_each_machine, printed, processes_with, spec};
+use super::held::Held;
+
+/// Deaf to signals, in sessions of their own, forked twice, and holding on to standard output.
+fn stubborn(seconds: &str) -> String {
+    format!(
+        "trap '' TERM HUP INT; setsid sleep {seconds} & \
+         (setsid sh -c 'trap \"\" TERM; sleep {seconds}' &) ; sleep {seconds}"
+    )
+}
+
+/// Directories of cgroups with this parent.
+fn cgroups(parent: &str) -> Vec<String> {
+    let hierarchies = std::fs::read_dir("/sys/fs/cgroup")
+        .into_iter()
+        .flatten()
+        .flatten();
+    let mut tops: Vec<_> = hierarchies.map(|entry| entry.path()).collect();
+    tops.push("/sys/fs/cgroup".into());
+    let mut found = Vec::new();
+    for top in tops {
+        let parent = top.join(parent);
+        if parent.is_dir() {
+            let inner = std::fs::read_dir(&parent).into_iter().flatten().flatten();
+            found.extend(
+                inner
+                    .filter(|entry| entry.path().is_dir())
+                    .map(|entry| entry.path()),
+            );
+            found.push(parent);
+        }
+    }
+    found
+        .iter()
+        .map(|path| path.display().to_string())
+        .collect()
+}
+
+#[tokio::test]
+async fn a_thousand_stubborn_commands_end_with_their_timeouts() {
+    const BOXES: usize = 125;
+    const ROUNDS: usize = 4;
+    on_each_machine(async |machine| {
+        let seconds = format!("86430.{}", machine.uid);
+        let mut config = RuntimeConfig::with(machine.backend.clone());
+        config.max_sessions = 2 * BOXES;
+        let runtime = BoxRuntime::start(config);
+        let one = async |n: usize| {
+            let session = format!("stubborn-{}", n % BOXES);
+            // Made before the clock runs: the time it takes to make a box is not part of the promise.
+            let ready = spec(json!({"session_id": session, "cmd": "true"}));
+            let ready = serde_json::from_value(json!({"spec": ready})).unwrap();
+            runtime.exec(&Caller::local(), ready).await.unwrap();
+            let asked = json!({"spec": spec(json!({"session_id": session, "timeout_sec": 1, "cmd": stubborn(&seconds)})),
+                "on_timeout": "kill"});
+            let asked = serde_json::from_value(asked).unwrap();
+            let begun = Instant::now();
+            let result = runtime.exec(&Caller::local(), asked).await.unwrap();
+            assert_eq!(result.status, ExecutionStatus::TimedOut, "{result:?}");
+            begun.elapsed()
+        };
+        let mut times: Vec<Duration> = Vec::new();
+        for round in 0..ROUNDS {
+            let all = (0..BOXES).map(|n| one(round * BOXES + n));
+            let all: Vec<Duration> = futures::stream::iter(all).buffer_unordered(BOXES).collect().await;
+            times.extend(all);
+            if round == 0 {
+                let control = spec(json!({"session_id": "control", "timeout_sec": 60,
+                    "cmd": format!("sleep {seconds} > /dev/null 2>&1 & echo")}));
+                let control = serde_json::from_value(json!({"spec": control})).unwrap();
+                runtime.exec(&Caller::local(), control).await.unwrap();
+                assert_eq!(processes_with(&seconds), 1, "control: what is not to end is seen, and nothing else");
+                let asked = serde_json::from_value(json!({"session_id": "control", "force": true})).unwrap();
+                runtime.delete(&Caller::local(), asked).await.unwrap();
+            }
+        }
+        assert_eq!(processes_with(&seconds), 0);
+        times.sort_unstable();
+        assert_eq!(times.len(), BOXES * ROUNDS);
+        let (half, worst) = (times[times.len() / 2], times[times.len() - 1]);
+        eprintln!("timeout of 1 s: half within {half:?}, the last after {worst:?}");
+        // A second on an idle machine. Hundreds of processes at once on a busy one are given longer.
+        assert!(half >= Duration::from_secs(1) && worst < Duration::from_secs(10), "{half:?} {worst:?}");
+        let exit = serde_json::from_value(json!({"exit": true})).unwrap();
+        runtime.shutdown(&Caller::local(), exit).await.unwrap();
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_killed_runtime_takes_its_boxes_along() {
+    on_each_machine(async |machine| {
+        let seconds = format!("86431.{}", machine.uid);
+        let mut held = Held::start(machine, &[]);
+        for n in 0..4 {
+            let background = format!("({}) > /dev/null 2>&1 & echo started", stubborn(&seconds));
+            let result = held.exec(&json!({"session_id": format!("owned-{n}"), "cmd": background}));
+            assert_eq!(printed(&result), "started");
+        }
+        eventually("control: they run", || processes_with(&seconds) == 12).await;
+        assert_eq!(
+            cgroups(&held.parent).is_empty(),
+            machine.lacks("cgroup.memory").await,
+            "control"
+        );
+        let parent = held.parent.clone();
+        assert!(
+            processes_with(&parent) > 0 || processes_with("hold") > 0,
+            "control"
+        );
+        held.kill();
+        eventually("no process is left", || processes_with(&seconds) == 0).await;
+        eventually("no cgroup is left", || cgroups(&parent).is_empty()).await;
+    })
+    .await;
+}
+
+/// The processes that descend from one.
+fn descendants(of: u32) -> usize {
+    let path = format!("/proc/{of}/task/{of}/children");
+    let all = std::fs::read_dir(format!("/proc/{of}/task"))
+        .into_iter()
+        .flatten()
+        .flatten();
+    let mut sum = 0;
+    let mut children = std::fs::read_to_string(path).unwrap_or_default();
+    for task in all {
+        let more = std::fs::read_to_string(task.path().join("children")).unwrap_or_default();
+        if task.file_name().to_string_lossy() != of.to_string() {
+            children += &more;
+        }
+    }
+    for child in children.split_whitespace() {
+        sum += 1 + descendants(child.parse().unwrap());
+    }
+    sum
+}
+
+#[tokio::test]
+async fn a_hundred_boxes_leave_nothing() {
+    on_each_machine(async |machine| {
+        let state = tempfile::tempdir().unwrap();
+        let mut held = Held::start_with(machine, &[], Some(state.path()));
+        let workspace = machine.directory();
+        let asked = json!({"session_id": "cycle", "host_path": workspace.path(), "workspace_quota_mb": 64,
+            "cmd": "sleep 1000 > /dev/null 2>&1 & echo ran"});
+        let files = || std::fs::read_dir(state.path()).unwrap().count();
+        let mounts = || std::fs::read_to_string(format!("/proc/{}/mountinfo", std::process::id())).unwrap();
+        // The first few fill pools.
+        for _ in 0..5 {
+            held.exec(&asked);
+            held.delete("cycle");
+        }
+        let calm = async |held: &Held| {
+            // Spares come and go for a moment; what matters is where they settle.
+            let mut last = (0, 0);
+            for _ in 0..100 {
+                let now = (held.descriptors(), descendants(held.pid()));
+                if now == last {
+                    break;
+                }
+                last = now;
+                tokio::time::sleep(Duration::from_millis(200)).await;
+            }
+            last
+        };
+        let (before, mounted) = (calm(&held).await, mounts());
+        held.exec(&asked);
+        let with = calm(&held).await;
+        assert!(with.0 > before.0 && with.1 > before.1, "control: a living box is seen: {before:?} {with:?}");
+        assert_eq!(files(), 1, "control");
+        held.delete("cycle");
+        for _ in 0..100 {
+            assert_eq!(printed(&held.exec(&asked)), "ran");
+            held.delete("cycle");
+        }
+        assert_eq!(files(), 0, "no state");
+        eventually("as before", || (held.descriptors(), descendants(held.pid())) == before).await;
+        assert_eq!(mounts(), mounted);
+        let many = cgroups(&held.parent).len();
+        assert!(many < 300, "{many} cgroups");
+        held.kill();
+        eventually("no cgroup is left", || cgroups(&held.parent).is_empty()).await;
+    })
+    .await;
+}
