@@ -18,6 +18,10 @@ use serde_json::{Value, json};
 
 use super::support::{agent_of, eventually, on_each_machine, processes_with};
 
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "made for this call, where it is called"
+)]
 fn start(id: &str, argv: &[&str], more: Value) -> AgentStartParams {
     let mut params = json!({"command_id": id, "program": {"argv": argv}, "cwd": "/tmp",
         "env": {"PATH": "/usr/bin:/bin"}});

@@ -51,13 +51,7 @@ impl Places {
     }
 
     /// Makes boxes while `name` is now a directory and now a link to the outside. Gives how many were made, and refused.
-    async fn race(
-        &self,
-        machine: &Machine,
-        rounds: usize,
-        name: &str,
-        asked: &Value,
-    ) -> (usize, usize) {
+    fn race(&self, machine: &Machine, rounds: usize, name: &str, asked: &Value) -> (usize, usize) {
         let (here, link) = (self.dir.path().join(name), self.dir.path().join("the-link"));
         std::os::unix::fs::symlink(self.outside.path(), &link).unwrap();
         let stop = AtomicBool::new(false);
@@ -113,7 +107,7 @@ async fn a_source_that_turns_into_a_link_while_a_box_is_made_is_not_followed() {
         places.make(machine, "w");
         let asked =
             json!({"host_path": places.dir.path().join("w"), "cmd": "touch touched; cat canary"});
-        let (made, refused) = places.race(machine, 200, "w", &asked).await;
+        let (made, refused) = places.race(machine, 200, "w", &asked);
         assert!(
             made > 0 && refused > 0,
             "control: both happened: {made} {refused}"
@@ -133,7 +127,7 @@ async fn a_mount_point_in_a_workspace_that_turns_into_a_link_is_not_followed() {
         places.make(machine, "a/b");
         let asked = json!({"host_path": places.dir.path(), "cmd": "touch a/b/touched; cat a/canary",
             "extra_mounts": [{"host_path": extra.path(), "mount_path": "/workspace/a/b", "mode": "rw"}]});
-        let (made, refused) = places.race(machine, 100, "a", &asked).await;
+        let (made, refused) = places.race(machine, 100, "a", &asked);
         assert!(made > 0 && refused > 0, "control: both happened: {made} {refused}");
         assert_eq!(names(places.outside.path()), ["canary"]);
     })
