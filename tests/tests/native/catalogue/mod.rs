@@ -9,6 +9,7 @@ mod held;
 mod kernel;
 mod neighbours;
 mod privileges;
+mod promises;
 mod resources;
 mod secrets;
 mod setup;
