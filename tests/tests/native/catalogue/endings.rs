@@ -4,10 +4,9 @@ use std::time::{Duration, Instant};
 
 use box_protocol::ExecutionStatus;
 use box_runtime::{BoxRuntime, Caller, RuntimeConfig};
-use futures::StreamExt as _;
 use serde_json::json;
 
-use super::super::support::{eventually, on_each_machine, printed, processes_with, spec};
+use super::super::support::{eventually, on_each_machine, params, printed, processes_with, spec};
 use super::held::Held;
 
 /// Deaf to signals, in sessions of their own, forked twice, and holding on to standard output.
@@ -45,51 +44,52 @@ fn cgroups(parent: &str) -> Vec<String> {
         .collect()
 }
 
+/// Runs a stubborn command in a box that is there, with a timeout of a second, and gives how long it took.
+async fn timed_out(runtime: &BoxRuntime, session: &str, seconds: &str) -> Duration {
+    // Made before the clock runs: the time it takes to make a box is not part of the promise.
+    let ready = params(spec(json!({"session_id": session, "cmd": "true"})));
+    runtime.exec(&Caller::local(), ready).await.unwrap();
+    let cmd = stubborn(seconds);
+    let asked = spec(json!({"session_id": session, "timeout_sec": 1, "cmd": cmd}));
+    let asked = json!({"spec": asked, "on_timeout": "kill"});
+    let asked = serde_json::from_value(asked).unwrap();
+    let begun = Instant::now();
+    let result = runtime.exec(&Caller::local(), asked).await.unwrap();
+    assert_eq!(result.status, ExecutionStatus::TimedOut, "{result:?}");
+    begun.elapsed()
+}
+
+/// Five hundred as root and five hundred as an ordinary user.
 #[tokio::test]
 async fn a_thousand_stubborn_commands_end_with_their_timeouts() {
-    const BOXES: usize = 125;
-    const ROUNDS: usize = 4;
+    const BOXES: usize = 250;
+    const ROUNDS: usize = 2;
     on_each_machine(async |machine| {
         let seconds = format!("86430.{}", machine.uid);
         let mut config = RuntimeConfig::with(machine.backend.clone());
-        config.max_sessions = 2 * BOXES;
+        config.max_sessions = BOXES + 1;
         let runtime = BoxRuntime::start(config);
-        let one = async |n: usize| {
-            let session = format!("stubborn-{}", n % BOXES);
-            // Made before the clock runs: the time it takes to make a box is not part of the promise.
-            let ready = spec(json!({"session_id": session, "cmd": "true"}));
-            let ready = serde_json::from_value(json!({"spec": ready})).unwrap();
-            runtime.exec(&Caller::local(), ready).await.unwrap();
-            let asked = json!({"spec": spec(json!({"session_id": session, "timeout_sec": 1, "cmd": stubborn(&seconds)})),
-                "on_timeout": "kill"});
-            let asked = serde_json::from_value(asked).unwrap();
-            let begun = Instant::now();
-            let result = runtime.exec(&Caller::local(), asked).await.unwrap();
-            assert_eq!(result.status, ExecutionStatus::TimedOut, "{result:?}");
-            begun.elapsed()
-        };
         let mut times: Vec<Duration> = Vec::new();
-        for round in 0..ROUNDS {
-            let all = (0..BOXES).map(|n| one(round * BOXES + n));
-            let all: Vec<Duration> = futures::stream::iter(all).buffer_unordered(BOXES).collect().await;
-            times.extend(all);
-            if round == 0 {
-                let control = spec(json!({"session_id": "control", "timeout_sec": 60,
-                    "cmd": format!("sleep {seconds} > /dev/null 2>&1 & echo")}));
-                let control = serde_json::from_value(json!({"spec": control})).unwrap();
-                runtime.exec(&Caller::local(), control).await.unwrap();
-                assert_eq!(processes_with(&seconds), 1, "control: what is not to end is seen, and nothing else");
-                let asked = serde_json::from_value(json!({"session_id": "control", "force": true})).unwrap();
-                runtime.delete(&Caller::local(), asked).await.unwrap();
-            }
+        for _ in 0..ROUNDS {
+            let sessions: Vec<String> = (0..BOXES).map(|n| format!("stubborn-{n}")).collect();
+            let all = sessions
+                .iter()
+                .map(|session| timed_out(&runtime, session, &seconds));
+            times.extend(futures::future::join_all(all).await);
+            assert_eq!(processes_with(&seconds), 0);
         }
-        assert_eq!(processes_with(&seconds), 0);
+        // What is not to end is seen.
+        let cmd = format!("sleep {seconds} > /dev/null 2>&1 &");
+        let control = params(spec(json!({"session_id": "control", "cmd": cmd})));
+        runtime.exec(&Caller::local(), control).await.unwrap();
+        eventually("control: one runs", || processes_with(&seconds) == 1).await;
         times.sort_unstable();
         assert_eq!(times.len(), BOXES * ROUNDS);
         let (half, worst) = (times[times.len() / 2], times[times.len() - 1]);
         eprintln!("timeout of 1 s: half within {half:?}, the last after {worst:?}");
         // A second on an idle machine. Hundreds of processes at once on a busy one are given longer.
-        assert!(half >= Duration::from_secs(1) && worst < Duration::from_secs(10), "{half:?} {worst:?}");
+        assert!(half >= Duration::from_secs(1), "{half:?}");
+        assert!(worst < Duration::from_secs(10), "{worst:?}");
         let exit = serde_json::from_value(json!({"exit": true})).unwrap();
         runtime.shutdown(&Caller::local(), exit).await.unwrap();
     })
@@ -113,10 +113,6 @@ async fn a_killed_runtime_takes_its_boxes_along() {
             "control"
         );
         let parent = held.parent.clone();
-        assert!(
-            processes_with(&parent) > 0 || processes_with("hold") > 0,
-            "control"
-        );
         held.kill();
         eventually("no process is left", || processes_with(&seconds) == 0).await;
         eventually("no cgroup is left", || cgroups(&parent).is_empty()).await;
