@@ -28,6 +28,15 @@ fn names(dir: &Path) -> Vec<String> {
     names
 }
 
+/// Says when to stop, by its end.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Directories of the machine's user: one to work in, one that nobody was given.
 struct Places {
     dir: tempfile::TempDir,
@@ -91,9 +100,10 @@ impl Places {
         };
         tokio::task::block_in_place(|| {
             std::thread::scope(|scope| {
+                // Also when an assertion fails: the scope waits for the thread.
+                let _stop = Stop(&stop);
                 scope.spawn(swap);
                 tokio::runtime::Handle::current().block_on(racing);
-                stop.store(true, Ordering::Relaxed);
             });
         });
         (made, refused)
