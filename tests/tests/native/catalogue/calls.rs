@@ -64,7 +64,6 @@ fn as_table(answers: &Answers) -> String {
     table + &named
 }
 
-#[cfg(target_arch = "x86_64")]
 #[tokio::test]
 async fn every_system_call_answers_as_the_table_says() {
     let left_out: Vec<String> = LEFT_OUT
@@ -99,7 +98,6 @@ async fn every_system_call_answers_as_the_table_says() {
     .await;
 }
 
-#[cfg(target_arch = "x86_64")]
 #[test]
 fn the_host_answers_some_of_them_otherwise() {
     // ptrace, mount (of nothing), setns, unshare (nothing), perf_event_open, open_by_handle_at, userfaultfd, io_uring_setup,
