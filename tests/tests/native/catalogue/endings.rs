@@ -85,7 +85,7 @@ async fn a_thousand_stubborn_commands_end_with_their_timeouts() {
         assert_eq!(times.len(), BOXES * ROUNDS);
         let (half, worst) = (times[times.len() / 2], times[times.len() - 1]);
         eprintln!("timeout of 1 s: half within {half:?}, the last after {worst:?}");
-        // A second on an idle machine. Hundreds of processes at once on a busy one are given longer.
+        // Loose: hundreds of processes at once make any machine busy.
         assert!(half >= Duration::from_secs(1), "{half:?}");
         assert!(worst < Duration::from_secs(10), "{worst:?}");
         let exit = serde_json::from_value(json!({"exit": true})).unwrap();

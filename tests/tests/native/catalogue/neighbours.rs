@@ -39,6 +39,9 @@ async fn twenty_boxes_share_nothing() {
             );
             assert!(said["pids"].parse::<u32>().unwrap() < 10, "{said:?}");
             // Its own are there, which shows that the questions are right.
+            for way in ["abstract", "loopback"] {
+                assert_eq!(said[way], "ok None", "{way}");
+            }
             assert_eq!(
                 (said["shmget"].as_str(), said["msgget"].as_str()),
                 ("EEXIST", "EEXIST")

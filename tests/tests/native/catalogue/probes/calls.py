@@ -1,6 +1,6 @@
 # Makes every system call there is a number for, and some by other entries, each in a child of its own and with nothing for an
 # argument. Arguments: those to leave out, or `only` and those to make.
-import json, mmap, signal
+import mmap, signal
 
 words = sys.argv[1:]
 if words[0] == "only":

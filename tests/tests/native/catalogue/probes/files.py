@@ -22,7 +22,7 @@ def everywhere(top):
             yield path, os.lstat(path).st_mode
 
 
-top = "/" if len(sys.argv[0]) and os.path.isdir("/run/box") else directory
+top = "/" if os.path.isdir("/run/box") else directory
 found = list(everywhere(top))
 answer("canaries", sum(path.endswith("/canary") for path, _ in found))
 answer("sockets", sum(stat.S_ISSOCK(mode) for _, mode in found))

@@ -3,7 +3,7 @@ pid = sys.argv[1]
 for path in (
     "/proc/sys/kernel/core_pattern", "/proc/sys/kernel/modprobe", "/proc/sys/kernel/hostname",
     "/proc/sys/vm/overcommit_memory", "/proc/sysrq-trigger", "/proc/sys/fs/binfmt_misc/register",
-    "/sys/kernel/uevent_helper", "/sys/power/state", "/sys/fs/cgroup", "/proc/self/attr/current", f"/proc/{pid}/oom_score_adj",
+    "/sys/kernel/uevent_helper", "/sys/power/state", "/sys/fs/cgroup", f"/proc/{pid}/oom_score_adj",
     f"/proc/{pid}/mem", f"/proc/{pid}/uid_map", "/dev/kmsg", "/dev/mem", "/dev/kvm", "/proc/irq/default_smp_affinity",
 ):
     ask(f"write:{path}", lambda: opened(path, os.O_WRONLY))

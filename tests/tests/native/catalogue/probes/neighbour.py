@@ -1,14 +1,10 @@
 # Arguments: a number, and `leave` to leave marks of it wherever boxes could meet, or `look` for those of others.
-import glob, time
+import glob
 
 number, task = sys.argv[1:]
 kinds = ("user", "pid", "mnt", "net", "uts", "ipc", "cgroup")
 for kind in kinds:
     answer(kind, os.readlink(f"/proc/self/ns/{kind}"))
-
-
-def abstract(kind):
-    return b"\0box-mark-%d" % kind
 
 
 if task == "leave":
@@ -23,6 +19,9 @@ if task == "leave":
     keep = [socket.socket(socket.AF_UNIX), socket.create_server(("127.0.0.1", 45123))]
     keep[0].bind(b"\0box-mark")
     keep[0].listen()
+    # Held open by the process that stays.
+    for listener in keep:
+        listener.set_inheritable(True)
     sys.stdout.flush()
     if os.fork() == 0:
         os.setsid()
