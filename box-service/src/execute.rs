@@ -18,13 +18,8 @@ use crate::service::{BoxService, blocking};
 use crate::session_id::Query;
 use crate::status::{ToolResult, shortened};
 
-/// The parameters of the `exec` tool, and what a spec calls them.
-const TOOL_PARAMETERS: [(&str, &str); 4] = [
-    ("command", "cmd"),
-    ("workdir", "workdir"),
-    ("timeout_sec", "timeout_sec"),
-    ("env", "env"),
-];
+/// The parameters of the `exec` tool beside its command, named as in a spec.
+const TOOL_PARAMETERS: [&str; 3] = ["workdir", "timeout_sec", "env"];
 
 impl BoxService {
     /// Runs the `exec` tool: `command`, and optionally `workdir`, `timeout_sec`, `env`; a `description`
@@ -215,23 +210,24 @@ fn read_draft(payload: Map<String, Value>) -> Result<SpecDraft, BoxError> {
 
 fn tool_draft(mut parameters: Map<String, Value>) -> Result<SpecDraft, BoxError> {
     parameters.remove("description");
-    match parameters.get("command") {
-        Some(Value::String(command)) if !command.trim().is_empty() => {}
+    let command = match parameters.remove("command") {
+        Some(Value::String(command)) if !command.trim().is_empty() => command,
         None | Some(Value::Null | Value::String(_)) => {
             return Err(Invalid::new("command", "must not be empty").into());
         }
         Some(_) => return Err(Invalid::new("command", "must be a string").into()),
-    }
-    let mut payload = Map::new();
-    for (parameter, field) in TOOL_PARAMETERS {
-        if let Some(value) = parameters.remove(parameter) {
-            payload.insert(field.to_owned(), value);
-        }
-    }
-    if let Some(stray) = parameters.keys().next() {
+    };
+    let unknown = |parameter: &&String| !TOOL_PARAMETERS.contains(&parameter.as_str());
+    if let Some(stray) = parameters.keys().find(unknown) {
         return Err(Invalid::new(stray.clone(), "is not a parameter of exec").into());
     }
-    read_draft(payload)
+    // Nearly every call has nothing but its command.
+    let draft = if parameters.is_empty() {
+        SpecDraft::default()
+    } else {
+        read_draft(parameters)?
+    };
+    Ok(draft.cmd(command))
 }
 
 async fn check(quota: Option<&Quota>, moment: Moment) -> Result<(), BoxError> {

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Component, Path};
 
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, ResolveFlags, Uid};
+use rustix::io::Errno;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags};
 
 /// Bits of a mount: read-only, no set-id, no devices, no programs.
@@ -86,9 +87,9 @@ pub(crate) fn make_dirs(
                     chown(&dir, name, owner)?;
                 }
             }
-            // Read-only is only a reason to stop if the directory is not there.
-            Err(rustix::io::Errno::EXIST | rustix::io::Errno::ROFS | rustix::io::Errno::ACCESS) => {
-            }
+            // Not to be written, or not by an id that its mount does not map: only a reason to stop if the directory is not
+            // there.
+            Err(Errno::EXIST | Errno::ROFS | Errno::ACCESS | Errno::OVERFLOW) => {}
             Err(error) => return Err(error.into()),
         }
         dir = open_beneath(&dir, name, OFlags::PATH | OFlags::DIRECTORY)?;
