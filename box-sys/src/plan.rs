@@ -267,7 +267,7 @@ mod tests {
         for good in [
             "/workspace",
             "/mnt/skills",
-            "/home/x/y",
+            "/home/user/y",
             "/opt/tool",
             "/tmp/data",
         ] {

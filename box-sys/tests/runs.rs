@@ -48,7 +48,7 @@ fn the_guest_is_who_the_plan_says() {
     for machine in MACHINES.iter() {
         let guest = Guest {
             name: "ada".into(),
-            home: "/home/ada".into(),
+            home: "/home/user".into(),
             id: 1234,
         };
         let boxed = machine.boxed(&SandboxPlan {
@@ -56,10 +56,10 @@ fn the_guest_is_who_the_plan_says() {
             hostname: "lovelace".into(),
             ..SandboxPlan::default()
         });
-        let said = boxed.sh("id -u; id -g; id -un; hostname; echo ~ada; touch /home/ada/x && stat -c %U /home/ada/x; id -G");
+        let said = boxed.sh("id -u; id -g; id -un; hostname; echo ~ada; touch /home/user/x && stat -c %U /home/user/x; id -G");
         assert_eq!(
             said.out.lines().take(6).collect::<Vec<_>>(),
-            ["1234", "1234", "ada", "lovelace", "/home/ada", "ada"]
+            ["1234", "1234", "ada", "lovelace", "/home/user", "ada"]
         );
         let groups = boxed.sh("groups");
         assert_eq!(
