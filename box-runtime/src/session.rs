@@ -232,7 +232,7 @@ impl Actor {
         let during = self.front.during(Box::pin(job), gone).await;
         self.front.used();
         match during {
-            During::Done(ran) => self.ran(*exec, ran).await,
+            During::Done(ran) => self.ran(exec, ran).await,
             During::CallerGone => {
                 let job = self.body.confirm_killed(&command);
                 match self.front.during(Box::pin(job), None).await {
@@ -253,29 +253,30 @@ impl Actor {
     }
 
     /// What follows from the end of a command.
-    async fn ran(&mut self, exec: Exec, ran: Ran) -> Next {
+    async fn ran(&mut self, exec: Box<Exec>, ran: Ran) -> Next {
+        let (reply, on_timeout) = (exec.reply, exec.on_timeout);
         match ran {
             Ran::Result(result) => {
                 let timed_out = result.status == ExecutionStatus::TimedOut;
-                if timed_out && exec.on_timeout == OnTimeout::DropBox {
-                    return self.end(Last::Exec(exec.reply, Ok(result))).await;
+                if timed_out && on_timeout == OnTimeout::DropBox {
+                    return self.end(Last::Exec(reply, Ok(result))).await;
                 }
                 self.card.used(LaneStatus::Idle);
-                let _ = exec.reply.send(Ok(result));
+                let _ = reply.send(Ok(result));
                 Next::GoOn
             }
             // An agent that does not even end a command in time is not worth keeping.
-            Ran::Silent(result) => self.end(Last::Exec(exec.reply, Ok(result))).await,
+            Ran::Silent(result) => self.end(Last::Exec(reply, Ok(result))).await,
             Ran::Refused(error) => {
                 self.card.used(LaneStatus::Idle);
-                let _ = exec.reply.send(Err(error));
+                let _ = reply.send(Err(error));
                 Next::GoOn
             }
             Ran::Broken(reason) => {
                 let known = self.body.why_gone();
                 let error = known.unwrap_or_else(|| BoxError::unavailable(reason));
                 self.fail(error.message().to_owned()).await;
-                let _ = exec.reply.send(Err(error));
+                let _ = reply.send(Err(error));
                 Next::GoOn
             }
         }
@@ -356,7 +357,7 @@ mod tests {
         let task = live(shared, Arc::clone(&card), mailbox, table.downgrade());
         let size = size_of_val(&task) + size_of_val(&*card);
         assert!(
-            size < 4096,
+            size < 3072,
             "{} and {} bytes",
             size_of_val(&task),
             size_of_val(&*card)

@@ -97,7 +97,11 @@ impl Body {
         asked: &BoxSpec,
         just_used: bool,
     ) -> Result<bool, NotReady> {
-        if self.living.is_some() && !(just_used && self.is_connected()) && !self.is_alive().await {
+        // Boxed, as below: rarely needed, and every session would keep room for it.
+        if self.living.is_some()
+            && !(just_used && self.is_connected())
+            && !Box::pin(self.is_alive()).await
+        {
             tracing::info!(session = %self.card.spec.session_id, "the box is dead; making another");
             let _ = self.stop().await;
         }
