@@ -34,8 +34,7 @@ pub trait Backend: Send + Sync + 'static {
     /// is called then, as it is after an error.
     async fn start(&self, request: StartRequest<'_>) -> Result<StartedBox, BoxError>;
 
-    /// Whether the box is still there. Asked before it is used again, unless it was in use within the
-    /// last second and its agent is still connected.
+    /// Whether the box is still there. Asked before it is used again.
     async fn alive(&self, id: Uuid) -> bool;
 
     /// Mounts more directories into a living box. Called only with [`Capabilities::adds_mounts`], and

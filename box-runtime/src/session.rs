@@ -140,12 +140,7 @@ impl Actor {
         let Some(spec) = work.spec() else {
             return Ok(false);
         };
-        let just_used = self.front.was_just_used();
-        match self
-            .front
-            .during(self.body.ready(spec, just_used), None)
-            .await
-        {
+        match self.front.during(self.body.ready(spec), None).await {
             During::Done(Ok(started)) => {
                 self.front.used();
                 if started {

@@ -90,18 +90,9 @@ impl Body {
         }
     }
 
-    /// Sees to it that the box lives and has what is asked for. Whether it was started for that. The
-    /// backend is not asked about a box that was `just_used`: an agent that is gone is noticed at once.
-    pub(super) async fn ready(
-        &mut self,
-        asked: &BoxSpec,
-        just_used: bool,
-    ) -> Result<bool, NotReady> {
-        // Boxed, as below: rarely needed, and every session would keep room for it.
-        if self.living.is_some()
-            && !(just_used && self.is_connected())
-            && !Box::pin(self.is_alive()).await
-        {
+    /// Sees to it that the box lives and has what is asked for. Whether it was started for that.
+    pub(super) async fn ready(&mut self, asked: &BoxSpec) -> Result<bool, NotReady> {
+        if self.living.is_some() && !self.is_alive().await {
             tracing::info!(session = %self.card.spec.session_id, "the box is dead; making another");
             let _ = self.stop().await;
         }
@@ -118,16 +109,11 @@ impl Body {
         Ok(false)
     }
 
-    fn is_connected(&self) -> bool {
-        let living = self.living.as_ref();
-        living.is_some_and(|living| !living.agent.peer().is_closed())
-    }
-
     async fn is_alive(&self) -> bool {
         let Some(living) = &self.living else {
             return false;
         };
-        if !self.is_connected() {
+        if living.agent.peer().is_closed() {
             return false;
         }
         let limit = self.shared.config.probe_timeout;

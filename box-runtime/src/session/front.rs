@@ -18,9 +18,6 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use super::work::{Create, Delete, Reply, Work};
 use super::{Card, Shared};
 
-/// How long a box that has answered is taken to live.
-const TRUSTED: Duration = Duration::from_secs(1);
-
 /// Why a session ends now, whatever it does.
 pub(super) enum Over {
     /// A delete that waits for nothing.
@@ -168,11 +165,6 @@ impl Front {
     /// The box has had work until now.
     pub(super) fn used(&mut self) {
         self.clock.last_used = Instant::now();
-    }
-
-    /// Whether the box has shown within the last second that it lives.
-    pub(super) fn was_just_used(&self) -> bool {
-        self.clock.last_used.elapsed() < TRUSTED
     }
 
     /// Waits for work while nothing is to be done.

@@ -126,7 +126,6 @@ async fn a_dead_box_is_stopped_though_the_call_that_found_it_is_cut_short() {
     let w = world();
     w.exec("s", "true").await.unwrap();
     w.backend.kill_box("s");
-    tokio::time::sleep(std::time::Duration::from_secs(1)).await;
     w.backend.next_stop(Trouble::Hang);
     let waiting = w.begin("s", "job").await;
     w.force_delete("s").await.unwrap();

@@ -205,11 +205,7 @@ impl Pair {
                 persistent,
             } => self.create(&name(session), persistent).await,
             Step::Delete { session, force } => self.delete(&name(session), force).await,
-            Step::Kill { session } => {
-                self.kill(&name(session));
-                // Until then a box that was in use is taken to live.
-                sleep(Duration::from_secs(1)).await;
-            }
+            Step::Kill { session } => self.kill(&name(session)),
             Step::CutAgent { session } => self.cut_agent(&name(session)),
             Step::Wait { seconds } => sleep(Duration::from_secs(seconds)).await,
             Step::Shutdown => {
