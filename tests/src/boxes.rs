@@ -1,15 +1,18 @@
 //! A runtime with a scripted backend, and the actions by which a test sees and scripts the backend,
-//! which over stdio is in another process.
+//! which over stdio is in another process. And a runtime with real boxes, which needs no script.
 //!
 //! Commands the script knows: `hang`, `exit N`, `signal N`, `print N` (so many characters), `write
 //! NAME BYTES` (into the workspace), `spoil NAME BYTES` (as `write`, then the agent goes), `die` (the
 //! agent goes). Any other prints `executed: COMMAND`.
 
+use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use box_rpc::{Action, Call, Empty, Handle, Never, Router, RpcError};
 use box_runtime::fake::{FakeBackend, Reply};
+use box_runtime::native::{NativeBackend, NativeConfig};
 use box_runtime::{Availability, BoxRuntime, RuntimeConfig};
 use box_service::connector::InProcess;
 use box_service::{BoxService, ServiceConfig};
@@ -121,6 +124,15 @@ pub fn router() -> Router {
         .on::<SeeProcess>()
         .and(&runtime.router())
         .build()
+}
+
+/// A runtime of its own whose boxes are real, begun by this program.
+pub fn real_router(fork_server: &Path) -> Router {
+    static NUMBER: AtomicUsize = AtomicUsize::new(0);
+    let mut config = NativeConfig::new(fork_server);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    config.cgroup_parent = format!("box-far-{}-{number}", std::process::id());
+    BoxRuntime::start(RuntimeConfig::with(NativeBackend::new(config))).router()
 }
 
 /// The characters of each stream that the policy layer of [`service_router`] leaves.

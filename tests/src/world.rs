@@ -1,7 +1,7 @@
 //! A client and a server joined by any transport, in any dialect.
 
 use std::fmt::Debug;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -85,15 +85,18 @@ pub enum Serves {
     Boxes,
     /// The policy layer in front of such a runtime.
     Service,
+    /// A runtime with real boxes.
+    RealBoxes,
 }
 
 impl Serves {
-    /// A router with a state of its own.
-    pub fn router(self) -> Router {
+    /// A router with a state of its own. `server_program` can be the fork server of real boxes.
+    pub fn router(self, server_program: &Path) -> Router {
         match self {
             Self::Actions => Arc::new(TestServer::default()).router(),
             Self::Boxes => crate::boxes::router(),
             Self::Service => crate::boxes::service_router(),
+            Self::RealBoxes => crate::boxes::real_router(server_program),
         }
     }
 }
@@ -148,6 +151,12 @@ impl Setup {
     /// Serves the policy layer in front of boxes.
     pub fn service(mut self) -> Self {
         self.serves = Serves::Service;
+        self
+    }
+
+    /// Serves boxes of this machine.
+    pub fn real_boxes(mut self) -> Self {
+        self.serves = Serves::RealBoxes;
         self
     }
 
@@ -209,7 +218,7 @@ impl Setup {
         }
         let endpoint: Endpoint = text.parse().expect("an endpoint");
         let listener = endpoint.listen(&listen).await.expect("a listener");
-        let router = self.serves.router();
+        let router = self.serves.router(&self.server_program);
         let options = Options {
             limits,
             gate: gate(self.guarded),

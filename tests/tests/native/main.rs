@@ -13,6 +13,7 @@ mod basics;
 #[cfg(target_arch = "x86_64")]
 mod catalogue;
 mod ends;
+mod far;
 mod limits;
 mod mounts;
 mod network;

@@ -1,0 +1,120 @@
+//! Real boxes behind every transport and in both dialects: what holds with the runtime in process holds over the wire.
+
+use std::net::TcpListener;
+use std::process::Command;
+
+use box_protocol::actions::{BoxExec, BoxGet, BoxGetParams};
+use box_protocol::{BoxExecutionResult, Code, ExecutionStatus, SessionId, SpecDraft};
+use box_rpc::{CallError, Peer};
+use box_service::{BoxService, Query, ServiceConfig};
+use box_tests::every_transport;
+use box_tests::world::Setup;
+use serde_json::json;
+
+use super::support::{params, printed, processes_with, spec};
+
+every_transport!(
+    a_command_runs_in_a_real_box,
+    files_persist_in_a_session_and_stay_out_of_others,
+    a_timeout_kills_the_command_and_drops_the_session,
+    without_a_network_nothing_outside_is_reached,
+    a_box_that_cannot_be_is_a_typed_error,
+    a_tool_call_goes_through_service_wire_and_runtime,
+);
+
+async fn exec_spec(peer: &Peer, spec: SpecDraft) -> Result<BoxExecutionResult, CallError> {
+    peer.call::<BoxExec>(&params(spec)).await
+}
+
+async fn exec(peer: &Peer, session: &str, cmd: &str) -> BoxExecutionResult {
+    let ran = exec_spec(peer, SpecDraft::new(session).cmd(cmd)).await;
+    ran.unwrap()
+}
+
+async fn a_command_runs_in_a_real_box(setup: Setup) {
+    let world = setup.real_boxes().start().await;
+    let result = exec(
+        &world.peer,
+        "simple",
+        "echo hello-box; id -un; echo oops >&2",
+    )
+    .await;
+    assert_eq!(printed(&result), "hello-box\nbox");
+    assert_eq!(
+        (result.stderr.as_str(), result.backend_name.as_str()),
+        ("oops\n", "native")
+    );
+}
+
+async fn files_persist_in_a_session_and_stay_out_of_others(setup: Setup) {
+    let world = setup.real_boxes().start().await;
+    let write = "echo 'hello from file' > /tmp/testfile.txt";
+    printed(&exec(&world.peer, "one", write).await);
+    let read = exec(&world.peer, "one", "cat /tmp/testfile.txt").await;
+    assert_eq!(printed(&read), "hello from file");
+    let other = exec(&world.peer, "two", "cat /tmp/testfile.txt").await;
+    assert_eq!(other.exit_code, Some(1));
+}
+
+async fn a_timeout_kills_the_command_and_drops_the_session(setup: Setup) {
+    let seconds = format!("86500.{}", std::process::id());
+    let world = setup.real_boxes().start().await;
+    let asked = json!({"session_id": "slow", "timeout_sec": 1, "cmd": format!("sleep {seconds}")});
+    let result = exec_spec(&world.peer, spec(asked)).await.unwrap();
+    assert_eq!(
+        (result.status, result.exit_code),
+        (ExecutionStatus::TimedOut, None)
+    );
+    assert_eq!(processes_with(&seconds), 0);
+    let asked = BoxGetParams {
+        session_id: SessionId::new("slow").unwrap(),
+        guest: false,
+    };
+    let Err(CallError::Refused(error)) = world.peer.call::<BoxGet>(&asked).await else {
+        panic!("the session is still there")
+    };
+    assert_eq!(error.code(), Code::NotFound);
+}
+
+async fn without_a_network_nothing_outside_is_reached(setup: Setup) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let connect = format!("exec 3<>/dev/tcp/127.0.0.1/{port}");
+    // The control: the same words reach the same listener from outside.
+    let outside = Command::new("bash").args(["-c", &connect]).status();
+    assert!(outside.unwrap().success());
+    let world = setup.real_boxes().start().await;
+    let inside = exec(&world.peer, "offline", &format!("bash -c '{connect}'")).await;
+    assert_eq!(inside.exit_code, Some(1), "{inside:?}");
+    assert!(inside.stderr.contains("Connection refused"), "{inside:?}");
+    let away = "bash -c 'exec 3<>/dev/tcp/1.1.1.1/80'";
+    let away = exec(&world.peer, "offline", away).await;
+    assert!(away.stderr.contains("Network is unreachable"), "{away:?}");
+}
+
+async fn a_box_that_cannot_be_is_a_typed_error(setup: Setup) {
+    let world = setup.real_boxes().start().await;
+    let asked = json!({"session_id": "online", "network": "on", "cmd": "true"});
+    let Err(CallError::Refused(error)) = exec_spec(&world.peer, spec(asked)).await else {
+        panic!("there is no network to be had yet")
+    };
+    assert_eq!(error.code(), Code::Unavailable);
+    assert!(error.message().contains("network"), "{error:?}");
+    printed(&exec(&world.peer, "offline", "true").await);
+}
+
+async fn a_tool_call_goes_through_service_wire_and_runtime(setup: Setup) {
+    let world = setup.real_boxes().start().await;
+    let config: ServiceConfig = serde_json::from_value(json!({})).unwrap();
+    let service = BoxService::with_client(config, world.peer.clone()).unwrap();
+    service.initialize().await.unwrap();
+    let command = json!({"command": "echo service-path"});
+    let command = command.as_object().unwrap().clone();
+    let result = service.execute_tool(command, &Query::new(42)).await;
+    let result = result.unwrap();
+    assert!(result.ok, "{result:?}");
+    assert_eq!(
+        (result.stdout.as_str(), result.session_id.as_str()),
+        ("service-path\n", "42")
+    );
+}
