@@ -41,7 +41,7 @@ box-bench list
     The names of the contestants.";
 
 fn main() -> Result<()> {
-    box_sys::serve_if_asked(box_agent::run);
+    box_sys::serve_if_asked(box_agent::prepare);
     let arguments: Vec<String> = env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match words.as_slice() {

@@ -25,9 +25,11 @@ use box_sys::Init;
 /// The version of `agent.*` that is spoken here.
 pub const CONTRACT: u32 = 1;
 
-/// Becomes the agent of the box. The box ends with it.
-pub fn run(init: Init) -> ! {
-    // There is nobody to tell: the runtime sees the connection end, and the box with it.
-    let code = i32::from(serve::serve(init).is_err());
-    std::process::exit(code)
+/// Makes ready what an agent needs whatever its box will be, and gives the agent. The box ends with it.
+pub fn prepare() -> Box<dyn FnOnce(Init)> {
+    let ready = serve::Ready::new();
+    Box::new(|init| {
+        // There is nobody to tell: the runtime sees the connection end, and the box with it.
+        let _ = ready.and_then(|ready| ready.serve(init));
+    })
 }

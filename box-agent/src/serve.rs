@@ -12,6 +12,7 @@ use box_transports::unix;
 use rustix::fs::FileType;
 use rustix::process::Signal;
 use tokio::io::unix::AsyncFd;
+use tokio::runtime::Runtime;
 
 use crate::agent::{Agent, router};
 use crate::pipe::watched;
@@ -53,29 +54,44 @@ impl Handed {
     }
 }
 
-/// Serves until the box ends.
-pub(crate) fn serve(mut init: Init) -> io::Result<()> {
-    let Handed {
-        connection,
-        listener,
-        slots,
-    } = Handed::new(std::mem::take(&mut init.fds))?;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_io()
-        .enable_time()
-        .build()?;
-    runtime.block_on(async move {
+/// An agent that lacks its box.
+pub(crate) struct Ready {
+    runtime: Runtime,
+    children: AsyncFd<OwnedFd>,
+}
+
+impl Ready {
+    pub(crate) fn new() -> io::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_io()
+            .enable_time()
+            .build()?;
+        let entered = runtime.enter();
         let children = watched(box_sys::signal_fd(&[Signal::CHILD.as_raw()])?)?;
-        let agent = Arc::new(Agent::new(init, slots));
-        let router = router(&agent);
-        attend(connection, router.clone())?;
-        if let Some(listener) = listener {
-            listener.set_nonblocking(true)?;
-            let listener = tokio::net::UnixListener::from_std(listener)?;
-            tokio::spawn(accept(listener, router));
-        }
-        reap(&agent, &children).await
-    })
+        drop(entered);
+        Ok(Self { runtime, children })
+    }
+
+    /// Serves until the box ends.
+    pub(crate) fn serve(self, mut init: Init) -> io::Result<()> {
+        let Handed {
+            connection,
+            listener,
+            slots,
+        } = Handed::new(std::mem::take(&mut init.fds))?;
+        let Self { runtime, children } = self;
+        runtime.block_on(async move {
+            let agent = Arc::new(Agent::new(init, slots));
+            let router = router(&agent);
+            attend(connection, router.clone())?;
+            if let Some(listener) = listener {
+                listener.set_nonblocking(true)?;
+                let listener = tokio::net::UnixListener::from_std(listener)?;
+                tokio::spawn(accept(listener, router));
+            }
+            reap(&agent, &children).await
+        })
+    }
 }
 
 /// Whoever can reach the socket is the machine's user, who made the box.

@@ -24,7 +24,7 @@ use crate::wire::{
 const ARGUMENT: &str = "--box-fork-server";
 
 /// To be called first in `main`: if this process was started as a fork server it serves, and never returns. `init` is what the
-/// first process of every box runs.
+/// first process of every box does.
 pub fn serve_if_asked(init: InitMain) {
     if std::env::args_os()
         .nth(1)

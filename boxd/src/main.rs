@@ -31,7 +31,7 @@ enum Command {
 }
 
 fn main() -> anyhow::Result<ExitCode> {
-    box_sys::serve_if_asked(box_agent::run);
+    box_sys::serve_if_asked(box_agent::prepare);
     match Arguments::parse().command {
         Command::Doctor { json } => doctor::run(json),
         Command::Version => {

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct NativeConfig {
-    /// The program that is started as the fork server. Its `main` begins with `box_sys::serve_if_asked(box_agent::run)`.
+    /// The program that is started as the fork server. Its `main` begins with `box_sys::serve_if_asked(box_agent::prepare)`.
     pub program: PathBuf,
     /// Run the fork server as this user and group, if this program is root: its boxes then are those of an ordinary user.
     pub run_as: Option<(u32, u32)>,

@@ -198,7 +198,9 @@ impl Backend for NativeBackend {
         living.sandbox.kill().map_err(|error| in_words(&error))?;
         readable(living.sandbox.pidfd()).await.map_err(failed)?;
         // Not before: whoever gives up waiting can ask again.
-        self.boxes().remove(&id);
+        let ended = self.boxes().remove(&id);
+        // What held its mounts was the last to do so. Taking them apart is for nobody to wait for.
+        tokio::task::spawn_blocking(|| drop((ended, living)));
         Ok(())
     }
 }

@@ -53,7 +53,7 @@ enum Say {
 }
 
 fn main() -> ExitCode {
-    box_sys::serve_if_asked(init);
+    box_sys::serve_if_asked(|| Box::new(init));
     match run() {
         Ok(code) => code,
         Err(error) => {
@@ -114,10 +114,9 @@ fn run() -> Result<ExitCode, Box<dyn std::error::Error>> {
 }
 
 /// The first process of the box.
-fn init(mut init: Init) -> ! {
+fn init(mut init: Init) {
     // Without the way out there is nothing to do here; the box ends with this process.
     let _ = serve(&mut init);
-    std::process::exit(0)
 }
 
 fn serve(init: &mut Init) -> Option<()> {

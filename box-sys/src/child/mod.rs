@@ -21,8 +21,9 @@ use crate::server::Server;
 use crate::server::world::open_ns;
 use crate::wire::{Reply, next_length, receive_message, send_message};
 
-/// What a box's first process goes on with once the box is closed behind it. It must not return: the box ends with it.
-pub type InitMain = fn(Init) -> !;
+/// What a box's first process does. It is called while the box is being built, to make ready what needs no plan, and gives what
+/// to go on with once the box is closed behind it. The box ends when that returns.
+pub type InitMain = fn() -> Box<dyn FnOnce(Init)>;
 
 /// What a box is begun with.
 pub(crate) struct Seed<'a> {
@@ -56,26 +57,62 @@ struct Begun {
 
 /// Builds the box around this process, tells the caller, and becomes its init.
 pub(crate) fn run(mut seed: Seed<'_>, order: Order, main: InitMain) -> ! {
-    let begun = begin(&mut seed);
-    let reply = raw::duplicate(order.reply.as_fd());
-    match begun.and_then(|begun| close_in(&seed, begun, order)) {
-        Ok(init) => main(init),
-        Err(error) => {
-            if let Ok(reply) = reply {
-                let _ = send_message(reply.as_fd(), &Reply::from_error(&error), &[]);
-            }
-            raw::exit_now(1)
-        }
+    let begun = begin(&mut seed).and_then(|begun| {
+        let trees = order.trees.iter().map(|(tree, _)| tree);
+        let more = trees.chain(&order.init_fds).chain([&order.reply]);
+        close_rest(&seed, &begun, more)?;
+        Ok(begun)
+    });
+    match begun {
+        Ok(begun) => go_on(&seed, begun, order, main()),
+        Err(error) => give_up(&order.reply, &error),
     }
 }
 
+/// Closes the box and becomes its init.
+fn go_on(seed: &Seed<'_>, begun: Begun, order: Order, main: Box<dyn FnOnce(Init)>) -> ! {
+    let Ok(reply) = raw::duplicate(order.reply.as_fd()) else {
+        raw::exit_now(1)
+    };
+    match close_in(seed, begun, order) {
+        Ok(init) => {
+            drop(reply);
+            main(init);
+            std::process::exit(0)
+        }
+        Err(error) => give_up(&reply, &error),
+    }
+}
+
+fn give_up(reply: &OwnedFd, error: &Error) -> ! {
+    let _ = send_message(reply.as_fd(), &Reply::from_error(error), &[]);
+    raw::exit_now(1)
+}
+
+/// Closes what was inherited, all but what the box is still to be finished with.
+fn close_rest<'a>(
+    seed: &'a Seed<'_>,
+    begun: &'a Begun,
+    more: impl Iterator<Item = &'a OwnedFd>,
+) -> Result<()> {
+    let keep = [
+        &begun.pidfd,
+        &begun.outer.user,
+        &begun.outer.mounts,
+        &seed.user,
+        &seed.server.pidfd,
+    ];
+    let keep = keep.into_iter().chain(begun.tree.descriptors()).chain(more);
+    close_all_but(keep.map(AsRawFd::as_raw_fd).collect())
+}
+
 /// Builds a box as far as it goes without a plan, waits for one, and goes on.
-pub(crate) fn run_spare(mut seed: Seed<'_>, socket: &OwnedFd, main: InitMain) -> ! {
+pub(crate) fn run_spare(mut seed: Seed<'_>, socket: OwnedFd, main: InitMain) -> ! {
     let begun = match begin(&mut seed) {
         Ok(begun) => begun,
         Err(error) => {
             // An order may have come already; whoever sent it shall learn why.
-            if let Ok(true) = readable_now(socket)
+            if let Ok(true) = readable_now(&socket)
                 && let Ok(Some(order)) = Order::receive(socket.as_fd())
             {
                 let _ = send_message(order.reply.as_fd(), &Reply::from_error(&error), &[]);
@@ -84,36 +121,16 @@ pub(crate) fn run_spare(mut seed: Seed<'_>, socket: &OwnedFd, main: InitMain) ->
         }
     };
     // Other spares' sockets are among what was inherited; kept open here, their ends would never be noticed.
-    let keep = [
-        socket,
-        &begun.pidfd,
-        &begun.outer.user,
-        &begun.outer.mounts,
-        &seed.user,
-        &seed.server.pidfd,
-    ];
-    let keep = keep
-        .into_iter()
-        .chain(begun.tree.descriptors())
-        .map(AsRawFd::as_raw_fd)
-        .collect();
-    if close_all_but(keep).is_err() {
+    if close_rest(&seed, &begun, [&socket].into_iter()).is_err() {
         raw::exit_now(1);
     }
+    let main = main();
     // The end of the server is the end of what waits for it.
     let Ok(Some(order)) = Order::receive(socket.as_fd()) else {
         raw::exit_now(0)
     };
-    let reply = raw::duplicate(order.reply.as_fd());
-    match close_in(&seed, begun, order) {
-        Ok(init) => main(init),
-        Err(error) => {
-            if let Ok(reply) = reply {
-                let _ = send_message(reply.as_fd(), &Reply::from_error(&error), &[]);
-            }
-            raw::exit_now(1)
-        }
-    }
+    drop(socket);
+    go_on(&seed, begun, order, main)
 }
 
 fn begin(seed: &mut Seed<'_>) -> Result<Begun> {
@@ -190,13 +207,11 @@ fn close_in(seed: &Seed<'_>, begun: Begun, order: Order) -> Result<Init> {
         &[pidfd.as_fd(), outer.mounts.as_fd()],
     )?;
     drop((pidfd, reply, trees));
-    let kept = fds
-        .iter()
-        .chain(&landlock)
-        .chain([&outer.user, &outer.mounts]);
-    let keep = kept.map(AsRawFd::as_raw_fd).collect();
-    // What else is open belongs to copies of the server's in this process, which nobody drops: init never returns.
-    close_all_but(keep)?;
+    for last in [&seed.user, &server.pidfd] {
+        let fd = last.as_raw_fd();
+        // SAFETY: they belong to copies of the server's in this process, which nobody drops: init never returns.
+        unsafe { raw::close_between(fd, fd) }.at("close descriptors")?;
+    }
     Ok(Init::new(plan, fds, outer, two_uids, missing, landlock))
 }
 

@@ -102,7 +102,7 @@ impl Server {
             &shape,
             None,
             |seed, init| match far.take() {
-                Some(far) => child::run_spare(seed, &far, init),
+                Some(far) => child::run_spare(seed, far, init),
                 None => raw::exit_now(1),
             },
             None,

@@ -107,7 +107,7 @@ enum Event {
 
 /// How long nobody must have asked for anything before the pools are filled up. What a box is made of and what the pools are
 /// made of take the same locks in the kernel: filled at once, they would slow the box down that made them short.
-const REST: i64 = 500_000;
+const REST: i64 = 3_000_000;
 
 /// Requests first, then the dead, then work for later.
 fn wait(socket: &OwnedFd, signals: &OwnedFd, rest: Option<i64>) -> Result<Event> {

@@ -9,7 +9,7 @@ use box_runtime::{BoxRuntime, Caller, RuntimeConfig};
 use serde_json::{Value, json};
 
 fn main() -> Result<(), Box<dyn Error>> {
-    box_sys::serve_if_asked(box_agent::run);
+    box_sys::serve_if_asked(box_agent::prepare);
     let args: Vec<String> = std::env::args().collect();
     if let [program, word, how] = args.as_slice()
         && word == "hold"

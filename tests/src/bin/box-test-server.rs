@@ -8,7 +8,7 @@ use box_tests::world::{Serves, TestLimits, gate};
 use box_transports::stdio;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    box_sys::serve_if_asked(box_agent::run);
+    box_sys::serve_if_asked(box_agent::prepare);
     serve()
 }
 
