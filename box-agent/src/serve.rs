@@ -21,6 +21,9 @@ use crate::slot::Slot;
 /// Runtimes that may be connected at once: one, and another that takes over.
 const CONNECTIONS: usize = 4;
 
+/// Calls of one connection at once, and as many streams.
+const CALLS: usize = 128;
+
 /// The longest message: a command's whole text, environment and arguments, or both streams of a small output.
 const MESSAGE_BYTES: usize = 4 << 20;
 
@@ -126,6 +129,9 @@ fn attend(stream: UnixStream, router: Router) -> io::Result<()> {
 fn session(stream: tokio::net::UnixStream, router: Router) -> Session {
     let mut limits = Limits::in_process();
     limits.message_bytes = MESSAGE_BYTES;
+    // Each more than a runtime lets into one box at once, so that its own calls always find room.
+    limits.in_flight = CALLS;
+    limits.open_streams = CALLS;
     // Nobody reads the answers of a runtime that is gone: what it was waiting for ends at once.
     limits.drain = Duration::ZERO;
     let options = Options {

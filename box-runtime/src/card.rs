@@ -3,11 +3,12 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use box_protocol::{
-    BoxSessionInfo, BoxSpec, BoxState, Defaults, Env, Labels, LaneStatus, Lifetime, Name, Note,
-    UnixMs, World,
+    BoxError, BoxSessionInfo, BoxSpec, BoxState, Defaults, Env, Labels, LaneStatus, Lifetime, Name,
+    Note, UnixMs, World,
 };
 
 use crate::backend::Facts;
+use crate::door::Door;
 
 /// A session's card: written by its actor and by the table, read by `get` and `list`. The lock is held
 /// for a few loads and stores, never across a wait.
@@ -16,6 +17,8 @@ pub(crate) struct Card {
     /// As asked for, without what belongs to one call and without what [`Live`] holds.
     pub(crate) spec: BoxSpec,
     live: Mutex<Live>,
+    /// The way to what is inside the box.
+    pub(crate) door: Door,
 }
 
 /// What may change while the session lives.
@@ -62,6 +65,7 @@ impl Card {
             owner,
             spec,
             live: Mutex::new(live),
+            door: Door::new(),
         }
     }
 
@@ -87,8 +91,14 @@ impl Card {
         live.last_used_at = now;
     }
 
+    /// Notes that somebody uses the box, or has just done so.
+    pub(crate) fn touch(&self) {
+        self.live().last_used_at = UnixMs::now();
+    }
+
     /// Notes that the box is gone though nobody deleted it.
     pub(crate) fn failed(&self, reason: String) {
+        self.door.shut(BoxError::unavailable(reason.clone()));
         let mut live = self.live();
         live.state = BoxState::Failed;
         live.reason = Some(reason);

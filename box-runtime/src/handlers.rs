@@ -6,12 +6,14 @@ use std::sync::Arc;
 use box_protocol::actions::{
     BackendInfo, BoxCreate, BoxCreateParams, BoxCreateResult, BoxDelete, BoxDeleteParams,
     BoxDeleteResult, BoxExec, BoxExecParams, BoxGet, BoxGetParams, BoxGetResult, BoxList,
-    BoxListParams, BoxListResult, BoxUpdate, BoxUpdateParams, CommandChunk, SystemConfigure,
-    SystemConfigureParams, SystemConfigureResult, SystemHealth, SystemShutdown,
-    SystemShutdownParams, SystemShutdownResult, SystemStatus, SystemStatusResult,
+    BoxListParams, BoxListResult, BoxUpdate, BoxUpdateParams, FileAttributes, FileFind, FileGrep,
+    FileList, FileMkdir, FileMove, FilePack, FileRead, FileRemove, FileReplace, FileStat,
+    FileUnpack, FileWrite, SystemConfigure, SystemConfigureParams, SystemConfigureResult,
+    SystemHealth, SystemShutdown, SystemShutdownParams, SystemShutdownResult, SystemStatus,
+    SystemStatusResult,
 };
 use box_protocol::{BoxError, BoxExecutionResult, BoxSessionInfo};
-use box_rpc::{Call, Empty, Handle, Router, contract};
+use box_rpc::{Action, Call, Empty, Handle, Router, contract};
 use futures::future::Either;
 use tokio::sync::mpsc;
 
@@ -20,13 +22,15 @@ use crate::runtime::BoxRuntime;
 use crate::unserved::unserved;
 
 /// Chunks between a session and the connection that wants them.
-const CHUNKS_AHEAD: usize = 4;
+pub(crate) const CHUNKS_AHEAD: usize = 4;
 
 contract! {
     /// The actions of the contract that a runtime serves.
     pub Served:
         SystemHealth, SystemStatus, SystemConfigure, SystemShutdown,
         BoxCreate, BoxGet, BoxList, BoxUpdate, BoxDelete, BoxExec,
+        FileRead, FileWrite, FileStat, FileList, FileFind, FileGrep, FileReplace, FileMove, FileRemove, FileMkdir,
+        FileAttributes, FilePack, FileUnpack,
 }
 
 impl BoxRuntime {
@@ -122,12 +126,12 @@ impl Handle<BoxExec> for BoxRuntime {
     }
 }
 
-/// Passes chunks on until the exec ends; the session lets go of the sender then.
-async fn forwarded(
-    exec: impl Future<Output = Result<BoxExecutionResult, BoxError>>,
-    mut chunks: mpsc::Receiver<CommandChunk>,
-    mut call: Call<BoxExec>,
-) -> Result<BoxExecutionResult, BoxError> {
+/// Passes chunks on until the work ends; whoever does it lets go of the sender then.
+pub(crate) async fn forwarded<A: Action>(
+    running: impl Future<Output = Result<A::Result, BoxError>>,
+    mut chunks: mpsc::Receiver<A::Chunk>,
+    mut call: Call<A>,
+) -> Result<A::Result, BoxError> {
     // Moved, so that the receiver ends with the forwarding and the session need not wait for it.
     let forward = async move {
         while let (Some(chunk), Some(sink)) = (chunks.recv().await, call.chunks()) {
@@ -135,6 +139,6 @@ async fn forwarded(
         }
         Ok(())
     };
-    let (result, forwarded) = tokio::join!(exec, forward);
+    let (result, forwarded) = tokio::join!(running, forward);
     forwarded.and(result)
 }

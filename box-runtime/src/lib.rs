@@ -8,11 +8,12 @@
 //!    for, and hands the call over. It waits for nobody.
 //! 3. `session`: one actor a box. Calls wait in its lane; it starts the box, runs one exec at a time
 //!    and ends the box. Whatever is slow, stuck or broken about a box happens here and nowhere else.
-//! 4. [`backend`]: what makes boxes. A [`Backend`] hands over a connection to a box's agent and never
+//! 4. `door` and `data_plane`: calls to what is inside a box. They go to its agent past the lane, and keep the box in use.
+//! 5. [`backend`]: what makes boxes. A [`Backend`] hands over a connection to a box's agent and never
 //!    runs a command. `select` decides which one is used.
-//! 5. [`native`]: boxes made with nothing but this machine's kernel, behind the feature `native`.
-//! 6. [`fake`]: a scripted backend, behind the feature `fake`.
-//! 7. [`Caller`], [`RuntimeConfig`]: whose box it is, and every limit.
+//! 6. [`native`]: boxes made with nothing but this machine's kernel, behind the feature `native`.
+//! 7. [`fake`]: a scripted backend, behind the feature `fake`.
+//! 8. [`Caller`], [`RuntimeConfig`]: whose box it is, and every limit.
 //!
 //! # What holds
 //!
@@ -26,6 +27,8 @@ pub mod backend;
 mod caller;
 mod card;
 mod config;
+mod data_plane;
+mod door;
 #[cfg(feature = "fake")]
 pub mod fake;
 mod handlers;
@@ -41,6 +44,7 @@ mod unserved;
 pub use backend::{Availability, Backend, Capabilities, Facts, StartRequest, StartedBox};
 pub use caller::Caller;
 pub use config::RuntimeConfig;
+pub use data_plane::DataPlane;
 pub use handlers::Served;
 pub use runtime::BoxRuntime;
 pub use spool::Spool;

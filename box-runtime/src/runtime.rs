@@ -130,13 +130,22 @@ impl BoxRuntime {
 
     /// What is known of a box.
     pub async fn get(&self, caller: &Caller, id: &SessionId) -> Result<BoxSessionInfo, BoxError> {
+        Ok(self.card(caller, id).await?.info())
+    }
+
+    /// The card of a box that the caller sees.
+    pub(crate) async fn card(
+        &self,
+        caller: &Caller,
+        id: &SessionId,
+    ) -> Result<Arc<Card>, BoxError> {
         let (session_id, caller) = (id.clone(), caller.clone());
         let ask = |reply| Ask::Find {
             session_id,
             caller,
             reply,
         };
-        Ok(self.ask(ask).await??.info())
+        self.ask(ask).await?
     }
 
     /// The caller's boxes of one world, by id.

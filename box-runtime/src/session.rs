@@ -31,9 +31,11 @@ use self::exec::Ran;
 use self::front::{During, Front, Over, Rested};
 use crate::card::Card;
 use crate::config::RuntimeConfig;
+use crate::door::ended;
 use crate::select::Selector;
 use crate::table::Ask;
 
+pub(crate) use self::doubt::{agents_error, nonsense};
 pub(crate) use self::exec::OUTPUT_BYTES;
 pub(crate) use self::front::queue_full;
 pub(crate) use self::work::{Create, Delete, Exec, Reply, Streaming, Work};
@@ -66,6 +68,7 @@ pub(crate) async fn live(
     }
     let left = actor.front.close();
     drop(actor);
+    card.door.shut(ended());
     if let Some(table) = table.upgrade() {
         let _ = table.send(Ask::Ended { card, left }).await;
     }
@@ -164,6 +167,7 @@ impl Actor {
             }
             Unready::Failed(error) => {
                 // All who waited for this start share its outcome.
+                self.card.door.shut(error.clone());
                 self.front.refuse_waiting(&error);
                 work.refuse(error);
                 let _ = self.body.stop().await;

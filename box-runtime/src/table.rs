@@ -384,6 +384,7 @@ impl Table {
             for card in stuck {
                 if let Some(entry) = self.remove(&card) {
                     entry.task.abort();
+                    card.door.shut(shutting_down());
                     self.closings.gone(&card.owner, End::GivenUp);
                     for work in entry.waiting {
                         work.refuse(shutting_down());

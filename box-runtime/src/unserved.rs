@@ -3,11 +3,9 @@
 use box_protocol::BoxError;
 use box_protocol::actions::{
     BoxEvents, BoxStats, BoxTransition, CatalogDelete, CatalogGet, CatalogList, CatalogPut,
-    CommandAttach, CommandGet, CommandInput, CommandKill, CommandList, CommandStart,
-    FileAttributes, FileFind, FileGrep, FileList, FileMkdir, FileMove, FilePack, FileRead,
-    FileRemove, FileReplace, FileStat, FileUnpack, FileWatch, FileWrite, PortOpen, PortSend,
-    ShellCreate, ShellDelete, ShellList, ShellRun, SystemProbe, SystemStorage, TenantGrant,
-    TenantRevoke,
+    CommandAttach, CommandGet, CommandInput, CommandKill, CommandList, CommandStart, FileWatch,
+    PortOpen, PortSend, ShellCreate, ShellDelete, ShellList, ShellRun, SystemProbe, SystemStorage,
+    TenantGrant, TenantRevoke,
 };
 use box_rpc::{Action, Call, Handle, RouterBuilder, contract};
 
@@ -59,20 +57,7 @@ unserved![
     ShellRun,
     ShellList,
     ShellDelete,
-    FileRead,
-    FileWrite,
-    FileStat,
-    FileList,
-    FileFind,
-    FileGrep,
-    FileReplace,
-    FileMove,
-    FileRemove,
-    FileMkdir,
-    FileAttributes,
     FileWatch,
-    FilePack,
-    FileUnpack,
     PortOpen,
     PortSend,
     CatalogPut,

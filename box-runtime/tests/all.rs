@@ -9,6 +9,7 @@ mod suite {
     mod agents;
     mod contract;
     mod deleting;
+    mod door;
     mod executing;
     mod hardening;
     mod isolation;

@@ -18,6 +18,7 @@ use uuid::Uuid;
 
 use super::{Card, Shared};
 use crate::backend::{Backend, StartRequest, StartedBox, guest_of};
+use crate::door::ended;
 use crate::spool::Spool;
 
 /// The version of `agent.*` this runtime speaks.
@@ -166,6 +167,7 @@ impl Body {
             }
         };
         self.unstopped = None;
+        self.card.door.open(living.agent.peer());
         self.living = Some(living);
         let now = UnixMs::now();
         let mut live = self.card.live();
@@ -179,6 +181,7 @@ impl Body {
 
     /// Notes on the card that this backend starts the box. Whether there was one before.
     fn announce(&self, backend: &Arc<dyn Backend>) -> bool {
+        self.card.door.opening();
         let mut live = self.card.live();
         let again = !live.backend_name.is_empty();
         live.state = BoxState::Starting;
@@ -280,6 +283,7 @@ impl Body {
     /// Ends the box, or what was begun of one. Boxed, as it is awaited in many places and rarely.
     pub(super) fn stop(&mut self) -> BoxFuture<'_, Result<(), BoxError>> {
         if let Some(living) = self.living.take() {
+            self.card.door.shut(ended());
             living.agent.cut();
             self.unstopped = Some((living.backend, living.id));
         }

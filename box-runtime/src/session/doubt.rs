@@ -1,6 +1,7 @@
 //! What is checked before an agent is believed. It lives with the guest, and the guest may be anybody.
 
 use box_protocol::actions::{AgentCommand, StreamName};
+use box_protocol::error::Detail;
 use box_protocol::{Blob, BoxError, Code, CommandId, Exit};
 use box_rpc::{CallError, RpcError};
 
@@ -8,6 +9,9 @@ use crate::spool::Spool;
 
 /// The longest text of an agent's error that is passed on.
 const MESSAGE_CHARS: usize = 512;
+
+/// The longest name the system has for an error, and some.
+const ERRNO_CHARS: usize = 16;
 
 /// The highest number the system has for a signal.
 const LAST_SIGNAL: i32 = 64;
@@ -69,8 +73,39 @@ pub(super) fn look_up(
         .map_err(|_| nonsense("told of output that is not in its slot"))
 }
 
-pub(super) fn nonsense(what: &str) -> String {
+pub(crate) fn nonsense(what: &str) -> String {
     format!("the box's agent {what}")
+}
+
+/// What a caller is told of an agent's failure: its word, its text, and the system's error if it is the name of one.
+pub(crate) fn agents_error(error: CallError) -> BoxError {
+    match error {
+        CallError::Refused(refused) => {
+            let detail = refused.detail::<Detail>().unwrap_or_default();
+            let told = retold(&refused);
+            match detail.errno.filter(|errno| is_errno(errno)) {
+                Some(errno) => told.with_detail(&Detail {
+                    errno: Some(errno),
+                    ..Detail::default()
+                }),
+                None => told,
+            }
+        }
+        CallError::TooLarge { .. } => error.into(),
+        CallError::Lost(_) | CallError::NotSent(_) => {
+            BoxError::unavailable("the box's agent is gone")
+        }
+        CallError::Shape(_) => BoxError::unavailable(nonsense("gave an answer of the wrong shape")),
+        _ => BoxError::unavailable("the box's agent does not answer"),
+    }
+}
+
+fn is_errno(name: &str) -> bool {
+    name.len() <= ERRNO_CHARS
+        && name.starts_with('E')
+        && name
+            .bytes()
+            .all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit())
 }
 
 /// The agent's own words, shortened and on one line; its details are dropped.

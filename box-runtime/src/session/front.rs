@@ -13,10 +13,11 @@ use box_protocol::{
     BoxError, BoxExecutionResult, BoxSpec, BoxState, SessionId, UnixMs, first_conflict,
 };
 use tokio::sync::mpsc;
-use tokio::time::{Instant, Sleep, sleep_until};
+use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 
 use super::work::{Create, Delete, Reply, Work};
 use super::{Card, Shared};
+use crate::door::Door;
 
 /// Why a session ends now, whatever it does.
 pub(super) enum Over {
@@ -103,25 +104,40 @@ impl Clock {
         self.expires = lifetime
             .expires_at
             .and_then(|at| Instant::now().checked_add(at.since(UnixMs::now())));
-        let first = [self.idle_end(), self.expires].into_iter().flatten().min();
+        let first = [self.idle_end(&card.door), self.expires]
+            .into_iter()
+            .flatten()
+            .min();
         if let Some(first) = first {
             self.alarm.as_mut().reset(first);
         }
     }
 
-    fn idle_end(&self) -> Option<Instant> {
-        self.idle.and_then(|idle| self.last_used.checked_add(idle))
+    fn idle_end(&self, door: &Door) -> Option<Instant> {
+        let used = self.last_used.max(door.used());
+        self.idle.and_then(|idle| used.checked_add(idle))
     }
 
-    /// Returns once the session's time is over; `idle` if idleness counts now.
-    async fn strike(&mut self, idle: bool) {
+    /// Returns once the session's time is over; `idle` if idleness counts now. Whoever is inside keeps it from being idle.
+    async fn strike(&mut self, idle: bool, door: &Door) {
         loop {
-            let idle_end = self.idle_end().filter(|_| idle);
+            let idle_end = self.idle_end(door).filter(|_| idle);
             let Some(end) = [idle_end, self.expires].into_iter().flatten().min() else {
                 return std::future::pending().await;
             };
-            if Instant::now() >= end {
+            let now = Instant::now();
+            if self.expires.is_some_and(|expires| now >= expires) {
                 return;
+            }
+            if now >= end {
+                if door.shut_if_unused() {
+                    return;
+                }
+                match self.expires {
+                    Some(expires) => drop(timeout_at(expires, door.unused()).await),
+                    None => door.unused().await,
+                }
+                continue;
             }
             if self.alarm.is_elapsed() || self.alarm.deadline() > end {
                 self.alarm.as_mut().reset(end);
@@ -179,7 +195,7 @@ impl Front {
                 None => Rested::Over(Over::Closed),
             },
             reason = broken => Rested::Broken(reason),
-            () = self.clock.strike(true) => Rested::Over(Over::Expired),
+            () = self.clock.strike(true, &self.card.door) => Rested::Over(Over::Expired),
         }
     }
 
@@ -209,7 +225,7 @@ impl Front {
                     Some(work) => self.take(work),
                     None => return During::Over(Over::Closed),
                 },
-                () = self.clock.strike(false) => return During::Over(Over::Expired),
+                () = self.clock.strike(false, &self.card.door) => return During::Over(Over::Expired),
             }
         }
     }

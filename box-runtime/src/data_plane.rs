@@ -1,0 +1,137 @@
+//! Calls that the agent inside a box answers: found, waited for and passed on here, and never believed more than need be.
+
+use box_protocol::actions::{
+    FileAttributes, FileChunk, FileFind, FileGrep, FileList, FileMkdir, FileMove, FilePack,
+    FileRead, FileRemove, FileReplace, FileStat, FileUnpack, FileWrite,
+};
+use box_protocol::{BoxError, MAX_CHUNK_BYTES, SessionId};
+use box_rpc::{Action, Call, Handle, Never};
+use futures::StreamExt as _;
+use tokio::sync::mpsc;
+
+use crate::caller::Caller;
+use crate::door::Inside;
+use crate::handlers::{CHUNKS_AHEAD, forwarded};
+use crate::runtime::BoxRuntime;
+use crate::session::{agents_error, nonsense};
+
+/// Chunks of an agent that may wait here, for each call.
+const CREDIT: u32 = 8;
+
+/// An action that the agent inside a box serves, under the same name and with the same types.
+pub trait DataPlane: Action {
+    /// The box.
+    fn session_id(params: &Self::Params) -> &SessionId;
+
+    /// Whether a chunk is no larger than a chunk may be.
+    fn fits(chunk: &Self::Chunk) -> bool;
+}
+
+/// How large a chunk may be.
+trait Bounded {
+    fn fits(&self) -> bool;
+}
+
+impl Bounded for FileChunk {
+    fn fits(&self) -> bool {
+        self.data.len() <= MAX_CHUNK_BYTES
+    }
+}
+
+impl Bounded for Never {
+    fn fits(&self) -> bool {
+        match *self {}
+    }
+}
+
+impl BoxRuntime {
+    /// Asks the agent of the box. Waits while the box is being made; overlaps with its execs and keeps it in use. Dropping the
+    /// future withdraws the call.
+    pub async fn forward<A: DataPlane>(
+        &self,
+        caller: &Caller,
+        params: &A::Params,
+    ) -> Result<A::Result, BoxError> {
+        let inside = self.enter(caller, A::session_id(params)).await?;
+        let answer = inside.agent.call::<A>(params).await;
+        answer.map_err(agents_error)
+    }
+
+    /// The same, with chunks before the result, no faster than they are taken.
+    pub async fn forward_streamed<A: DataPlane>(
+        &self,
+        caller: &Caller,
+        params: &A::Params,
+        to: mpsc::Sender<A::Chunk>,
+    ) -> Result<A::Result, BoxError> {
+        let inside = self.enter(caller, A::session_id(params)).await?;
+        let request = inside.agent.request::<A>(params).credit(CREDIT);
+        let mut chunks = request.stream().await.map_err(agents_error)?;
+        while let Some(chunk) = chunks.next().await {
+            let chunk = chunk.map_err(agents_error)?;
+            if !A::fits(&chunk) {
+                return Err(BoxError::unavailable(nonsense("sent too large a chunk")));
+            }
+            if to.send(chunk).await.is_err() {
+                return Err(BoxError::cancelled("nobody takes the chunks"));
+            }
+        }
+        drop(to);
+        chunks.finish().await.map_err(agents_error)
+    }
+
+    async fn enter(&self, caller: &Caller, id: &SessionId) -> Result<Inside, BoxError> {
+        Inside::enter(self.card(caller, id).await?).await
+    }
+}
+
+macro_rules! data_plane {
+    (plain: $($plain:ty),*; streamed: $($streamed:ty),*;) => {
+        $(data_plane!(@action $plain);)*
+        $(data_plane!(@action $streamed);)*
+
+        $(impl Handle<$plain> for BoxRuntime {
+            async fn handle(
+                &self,
+                params: <$plain as Action>::Params,
+                call: Call<$plain>,
+            ) -> Result<<$plain as Action>::Result, BoxError> {
+                self.forward::<$plain>(&Caller::of(&call), &params).await
+            }
+        })*
+
+        $(impl Handle<$streamed> for BoxRuntime {
+            async fn handle(
+                &self,
+                params: <$streamed as Action>::Params,
+                mut call: Call<$streamed>,
+            ) -> Result<<$streamed as Action>::Result, BoxError> {
+                let caller = Caller::of(&call);
+                if call.chunks().is_none() {
+                    return self.forward::<$streamed>(&caller, &params).await;
+                }
+                let (sender, chunks) = mpsc::channel(CHUNKS_AHEAD);
+                let running = self.forward_streamed::<$streamed>(&caller, &params, sender);
+                forwarded(running, chunks, call).await
+            }
+        })*
+    };
+    (@action $action:ty) => {
+        impl DataPlane for $action {
+            fn session_id(params: &Self::Params) -> &SessionId {
+                &params.session_id
+            }
+
+            fn fits(chunk: &Self::Chunk) -> bool {
+                Bounded::fits(chunk)
+            }
+        }
+    };
+}
+
+data_plane! {
+    plain:
+        FileWrite, FileStat, FileList, FileFind, FileGrep, FileReplace, FileMove, FileRemove, FileMkdir, FileAttributes,
+        FileUnpack;
+    streamed: FileRead, FilePack;
+}

@@ -1,0 +1,164 @@
+//! The door to what is inside a box: calls that overlap with execs and with each other go through it, straight to the box's
+//! agent. Whoever is inside keeps the box in use.
+
+use std::sync::Arc;
+
+use box_protocol::error::{Detail, Subject};
+use box_protocol::{Access, BoxError, Code};
+use box_rpc::Peer;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::card::Card;
+
+/// Calls that may be inside one box at once. Less than an agent takes, so that an exec always finds room.
+pub(crate) const CALLS_INSIDE: usize = 96;
+
+/// The door of one session; opened and shut by its actor.
+pub(crate) struct Door(watch::Sender<State>);
+
+struct State {
+    way: Way,
+    /// Calls inside.
+    calls: usize,
+    /// When the last call came or went.
+    used: Instant,
+}
+
+enum Way {
+    /// The box is being made: whoever comes waits.
+    Opening,
+    Open(Peer),
+    /// There is no box, for this reason.
+    Shut(BoxError),
+}
+
+impl Door {
+    pub(crate) fn new() -> Self {
+        Self(watch::Sender::new(State {
+            way: Way::Opening,
+            calls: 0,
+            used: Instant::now(),
+        }))
+    }
+
+    /// A box is being made.
+    pub(crate) fn opening(&self) {
+        self.0.send_modify(|state| state.way = Way::Opening);
+    }
+
+    /// The box is there, and this is its agent.
+    pub(crate) fn open(&self, agent: Peer) {
+        self.0.send_modify(|state| state.way = Way::Open(agent));
+    }
+
+    /// The box is gone. The first reason stands until another box is made.
+    pub(crate) fn shut(&self, reason: BoxError) {
+        self.0.send_modify(|state| {
+            if !matches!(state.way, Way::Shut(_)) {
+                state.way = Way::Shut(reason);
+            }
+        });
+    }
+
+    /// Shuts it unless somebody is inside. Whether it is shut: nobody can come in between the look and the deed.
+    pub(crate) fn shut_if_unused(&self) -> bool {
+        let mut unused = false;
+        self.0.send_modify(|state| {
+            unused = state.calls == 0;
+            if unused && matches!(state.way, Way::Open(_)) {
+                state.way = Way::Shut(ended());
+            }
+        });
+        unused
+    }
+
+    /// When somebody last came or went.
+    pub(crate) fn used(&self) -> Instant {
+        self.0.borrow().used
+    }
+
+    /// Returns once nobody is inside.
+    pub(crate) async fn unused(&self) {
+        // The sender is `self`, so it cannot be gone.
+        let _ = self.0.subscribe().wait_for(|state| state.calls == 0).await;
+    }
+}
+
+/// A call inside a box. The box counts as used until it is dropped.
+pub(crate) struct Inside {
+    card: Arc<Card>,
+    pub(crate) agent: Peer,
+}
+
+impl Inside {
+    /// Goes in once the box is there.
+    pub(crate) async fn enter(card: Arc<Card>) -> Result<Self, BoxError> {
+        let mut door = card.door.0.subscribe();
+        loop {
+            // The sender is on the card, which is held.
+            let _ = door
+                .wait_for(|state| !matches!(state.way, Way::Opening))
+                .await;
+            if let Some(agent) = card.come_in()? {
+                return Ok(Self { card, agent });
+            }
+        }
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        self.card.door.0.send_modify(|state| {
+            state.calls -= 1;
+            state.used = Instant::now();
+        });
+        self.card.touch();
+    }
+}
+
+impl Card {
+    /// The agent, if the door is open; nothing if it has just begun to be opened again.
+    fn come_in(&self) -> Result<Option<Peer>, BoxError> {
+        let live = self.live();
+        let wake = live.lifetime.as_ref().is_some_and(|lifetime| lifetime.wake);
+        if matches!(
+            live.state.access(wake),
+            Access::WakeFirst | Access::Refused(Code::Conflict)
+        ) {
+            let id = &self.spec.session_id;
+            return Err(
+                BoxError::conflict(format!("Box session {id} is not running"))
+                    .with_detail(&Detail::about(Subject::Box)),
+            );
+        }
+        drop(live);
+        let mut met = Ok(None);
+        self.door.0.send_modify(|state| {
+            met = match &state.way {
+                Way::Opening => Ok(None),
+                Way::Shut(reason) => Err(reason.clone()),
+                Way::Open(_) if state.calls >= CALLS_INSIDE => Err(BoxError::limit(
+                    Code::Overloaded,
+                    "calls inside one box",
+                    "calls_inside",
+                    CALLS_INSIDE,
+                )),
+                Way::Open(agent) => Ok(Some(agent.clone())),
+            };
+            if let Ok(Some(_)) = met {
+                state.calls += 1;
+                state.used = Instant::now();
+            }
+        });
+        if let Ok(Some(_)) = met {
+            self.touch();
+        }
+        met
+    }
+}
+
+/// What a call meets that comes when its box has ended.
+pub(crate) fn ended() -> BoxError {
+    BoxError::unavailable("the box has ended").with_detail(&Detail::about(Subject::Box))
+}

@@ -1,0 +1,408 @@
+//! Calls to what is inside a box: passed on to its agent, past the lane.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use box_protocol::actions::{
+    AgentHealth, AgentHealthParams, AgentHealthResult, BoxCreateParams, FileChunk, FileKind,
+    FileRead, FileReadParams, FileStat, FileStatInfo, FileStatParams, FileStatResult, IfExists,
+};
+use box_protocol::error::Detail;
+use box_protocol::{BoxError, BoxState, Code, MAX_CHUNK_BYTES, SpecDraft, UnixMs};
+use box_rpc::{Call, Handle, Limits, Options, Router, Session};
+use box_runtime::{
+    Availability, Backend, BoxRuntime, Caller, RuntimeConfig, StartRequest, StartedBox,
+};
+use box_transports::queue;
+use tokio::sync::{Mutex, mpsc};
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
+use uuid::Uuid;
+
+use super::world::{code, id, seconds, settle, world};
+
+/// A backend whose agents serve two actions on files, each as its path says.
+#[derive(Clone, Default)]
+struct Inner(Arc<Shared>);
+
+#[derive(Default)]
+struct Shared {
+    start_takes: Duration,
+    start_fails: bool,
+    agents: Mutex<Vec<Session>>,
+    /// Calls that an agent works on.
+    running: AtomicUsize,
+}
+
+#[async_trait]
+impl Backend for Inner {
+    fn name(&self) -> &'static str {
+        "inner"
+    }
+
+    async fn availability(&self) -> Availability {
+        Availability::full()
+    }
+
+    async fn start(&self, _: StartRequest<'_>) -> Result<StartedBox, BoxError> {
+        sleep(self.0.start_takes).await;
+        if self.0.start_fails {
+            return Err(BoxError::unavailable("no box today"));
+        }
+        let (near, far) = queue::pair(16);
+        let router = Router::builder(Arc::new(self.clone()))
+            .on::<AgentHealth>()
+            .on::<FileStat>()
+            .on::<FileRead>()
+            .build();
+        let options = Options {
+            limits: Limits::in_process(),
+            ..Options::default()
+        };
+        let agent = Session::start(far, router, options);
+        self.0.agents.lock().await.push(agent);
+        Ok(StartedBox::new("inner", near))
+    }
+
+    async fn alive(&self, _: Uuid) -> bool {
+        true
+    }
+
+    async fn stop(&self, _: Uuid) -> Result<(), BoxError> {
+        Ok(())
+    }
+}
+
+impl Handle<AgentHealth> for Inner {
+    async fn handle(
+        &self,
+        _: AgentHealthParams,
+        _: Call<AgentHealth>,
+    ) -> Result<AgentHealthResult, BoxError> {
+        Ok(AgentHealthResult {
+            contract: 1,
+            running: Vec::new(),
+        })
+    }
+}
+
+/// Counts a call as long as it lives.
+struct Running<'a>(&'a AtomicUsize);
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Handle<FileStat> for Inner {
+    async fn handle(
+        &self,
+        params: FileStatParams,
+        _: Call<FileStat>,
+    ) -> Result<FileStatResult, BoxError> {
+        self.0.running.fetch_add(1, Ordering::Relaxed);
+        let _running = Running(&self.0.running);
+        match params.paths[0].as_str() {
+            "/slow" => sleep(seconds(1000)).await,
+            "/refused" => {
+                return Err(BoxError::not_found("no\nsuch file").with_detail(&Detail {
+                    errno: Some("ENOENT".into()),
+                    limit: Some("of the agent's own making".into()),
+                    ..Detail::default()
+                }));
+            }
+            "/rude" => {
+                return Err(BoxError::conflict("x".repeat(5000)).with_detail(&Detail {
+                    errno: Some("E'; DROP TABLE".into()),
+                    ..Detail::default()
+                }));
+            }
+            _ => {}
+        }
+        Ok(FileStatResult {
+            paths: [].into_iter().collect(),
+        })
+    }
+}
+
+impl Handle<FileRead> for Inner {
+    async fn handle(
+        &self,
+        params: FileReadParams,
+        mut call: Call<FileRead>,
+    ) -> Result<FileStatInfo, BoxError> {
+        self.0.running.fetch_add(1, Ordering::Relaxed);
+        let _running = Running(&self.0.running);
+        let size = if params.path == "/large" {
+            MAX_CHUNK_BYTES + 1
+        } else {
+            4
+        };
+        let pieces = if params.path == "/endless" {
+            u64::MAX
+        } else {
+            100
+        };
+        if let Some(sink) = call.chunks() {
+            for piece in 0..pieces {
+                let offset = piece * size as u64;
+                let data = vec![b'x'; size].into();
+                sink.send(&FileChunk { offset, data }).await?;
+            }
+        }
+        Ok(FileStatInfo {
+            path: params.path,
+            kind: FileKind::File,
+            size: 400,
+            mode: 0o644,
+            owner: "box".into(),
+            group: "box".into(),
+            modified_at: UnixMs(0),
+            etag: "e".into(),
+            target: None,
+        })
+    }
+}
+
+fn runtime(shared: Shared, ttl: Duration) -> (BoxRuntime, Inner) {
+    let backend = Inner(Arc::new(shared));
+    let mut config = RuntimeConfig::with(backend.clone());
+    config.session_ttl = ttl;
+    (BoxRuntime::start(config), backend)
+}
+
+async fn create(runtime: &BoxRuntime, caller: &Caller) -> Result<(), BoxError> {
+    let params = BoxCreateParams {
+        spec: SpecDraft::new("s"),
+        if_exists: IfExists::Reuse,
+    };
+    runtime.create(caller, params).await.map(drop)
+}
+
+fn stat(runtime: &BoxRuntime, path: &str) -> JoinHandle<Result<FileStatResult, BoxError>> {
+    let (runtime, path) = (runtime.clone(), path.to_owned());
+    tokio::spawn(async move { ask(&runtime, &Caller::local(), "s", &path).await })
+}
+
+async fn ask(
+    runtime: &BoxRuntime,
+    caller: &Caller,
+    session: &str,
+    path: &str,
+) -> Result<FileStatResult, BoxError> {
+    let params = FileStatParams {
+        session_id: id(session),
+        user: None,
+        expand: false,
+        paths: vec![path.to_owned()],
+        follow: false,
+    };
+    runtime.forward::<FileStat>(caller, &params).await
+}
+
+fn read_params(path: &str) -> FileReadParams {
+    FileReadParams {
+        session_id: id("s"),
+        user: None,
+        expand: false,
+        path: path.to_owned(),
+        part: None,
+        if_match: None,
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_box_of_nobody_or_of_somebody_else_is_not_found() {
+    let (runtime, _backend) = runtime(Shared::default(), seconds(300));
+    create(&runtime, &Caller::named("alice")).await.unwrap();
+    for (caller, session) in [("bob", "s"), ("alice", "other")] {
+        let caller = Caller::named(caller);
+        let refused = ask(&runtime, &caller, session, "/x").await;
+        assert_eq!(code(refused), Code::NotFound);
+    }
+    let mine = ask(&runtime, &Caller::named("alice"), "s", "/x").await;
+    mine.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_waits_for_a_box_that_is_being_made() {
+    let shared = Shared {
+        start_takes: seconds(20),
+        ..Shared::default()
+    };
+    let (runtime, _backend) = runtime(shared, seconds(300));
+    let made = tokio::spawn({
+        let runtime = runtime.clone();
+        async move { create(&runtime, &Caller::local()).await }
+    });
+    settle().await;
+    let waiting = stat(&runtime, "/x");
+    sleep(seconds(19)).await;
+    assert!(!waiting.is_finished());
+    made.await.unwrap().unwrap();
+    waiting.await.unwrap().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_shares_the_outcome_of_the_start_it_waits_for() {
+    let shared = Shared {
+        start_takes: seconds(5),
+        start_fails: true,
+        ..Shared::default()
+    };
+    let (runtime, _backend) = runtime(shared, seconds(300));
+    let made = tokio::spawn({
+        let runtime = runtime.clone();
+        async move { create(&runtime, &Caller::local()).await }
+    });
+    settle().await;
+    let waiting = stat(&runtime, "/x");
+    assert_eq!(code(made.await.unwrap()), Code::Unavailable);
+    let error = waiting.await.unwrap().unwrap_err();
+    assert_eq!(error.code(), Code::Unavailable);
+    assert!(error.message().contains("no box today"), "{error:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_box_whose_agent_is_gone_is_unavailable_with_the_reason() {
+    let (runtime, backend) = runtime(Shared::default(), seconds(300));
+    create(&runtime, &Caller::local()).await.unwrap();
+    let under_way = stat(&runtime, "/slow");
+    settle().await;
+    backend.0.agents.lock().await.clear();
+    let lost = under_way.await.unwrap();
+    assert_eq!(code(lost), Code::Unavailable);
+    settle().await;
+    let info = runtime.get(&Caller::local(), &id("s")).await.unwrap();
+    assert_eq!(info.state, BoxState::Failed);
+    let error = stat(&runtime, "/x").await.unwrap().unwrap_err();
+    assert_eq!(error.code(), Code::Unavailable);
+    assert!(error.message().contains("agent"), "{error:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_keeps_its_box_in_use_until_it_ends() {
+    let (runtime, _backend) = runtime(Shared::default(), seconds(100));
+    let me = Caller::local();
+    create(&runtime, &me).await.unwrap();
+    sleep(seconds(90)).await;
+    let slow = stat(&runtime, "/slow");
+    // The call takes ten times as long as a box may be idle, and the time begins anew at its end.
+    slow.await.unwrap().unwrap();
+    sleep(seconds(99)).await;
+    let info = runtime.get(&me, &id("s")).await.unwrap();
+    assert_eq!(info.state, BoxState::Running);
+    let idle = UnixMs::now().since(info.last_used_at);
+    assert!(idle < Duration::from_mins(5), "{idle:?}");
+    sleep(seconds(2)).await;
+    assert_eq!(code(runtime.get(&me, &id("s")).await), Code::NotFound);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dropped_call_is_dropped_inside_as_well() {
+    let (runtime, backend) = runtime(Shared::default(), seconds(100));
+    create(&runtime, &Caller::local()).await.unwrap();
+    let slow = stat(&runtime, "/slow");
+    settle().await;
+    assert_eq!(backend.0.running.load(Ordering::Relaxed), 1);
+    slow.abort();
+    settle().await;
+    assert_eq!(backend.0.running.load(Ordering::Relaxed), 0);
+    sleep(seconds(101)).await;
+    let gone = runtime.get(&Caller::local(), &id("s")).await;
+    assert_eq!(code(gone), Code::NotFound, "nothing keeps it in use");
+}
+
+#[tokio::test(start_paused = true)]
+async fn too_many_calls_in_one_box_are_refused_and_leave_room() {
+    let (runtime, _backend) = runtime(Shared::default(), seconds(100));
+    create(&runtime, &Caller::local()).await.unwrap();
+    let calls: Vec<_> = (0..96).map(|_| stat(&runtime, "/slow")).collect();
+    settle().await;
+    let refused = stat(&runtime, "/x").await.unwrap();
+    assert_eq!(code(refused), Code::Overloaded);
+    create(&runtime, &Caller::local()).await.unwrap();
+    calls[0].abort();
+    settle().await;
+    stat(&runtime, "/x").await.unwrap().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_agents_error_keeps_its_word_and_little_else() {
+    let (runtime, _backend) = runtime(Shared::default(), seconds(100));
+    create(&runtime, &Caller::local()).await.unwrap();
+    let error = stat(&runtime, "/refused").await.unwrap().unwrap_err();
+    assert_eq!(
+        (error.code(), error.message()),
+        (Code::NotFound, "no such file")
+    );
+    let detail: Detail = error.detail().unwrap();
+    assert_eq!(
+        (detail.errno.as_deref(), detail.limit),
+        (Some("ENOENT"), None)
+    );
+    let rude = stat(&runtime, "/rude").await.unwrap().unwrap_err();
+    assert_eq!((rude.code(), rude.message().len()), (Code::Conflict, 512));
+    assert_eq!(rude.detail::<Detail>(), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn chunks_are_relayed_one_by_one_and_no_faster_than_they_are_taken() {
+    let (runtime, backend) = runtime(Shared::default(), seconds(100));
+    let me = Caller::local();
+    create(&runtime, &me).await.unwrap();
+    let (to, mut chunks) = mpsc::channel(2);
+    let params = read_params("/file");
+    let (result, total) = tokio::join!(
+        runtime.forward_streamed::<FileRead>(&me, &params, to),
+        async {
+            let mut total = 0;
+            while let Some(chunk) = chunks.recv().await {
+                assert_eq!(chunk.offset, total);
+                total += chunk.data.len() as u64;
+            }
+            total
+        }
+    );
+    assert_eq!((result.unwrap().size, total), (400, 400));
+
+    let (to, chunks) = mpsc::channel(2);
+    let endless = tokio::spawn({
+        let runtime = runtime.clone();
+        async move {
+            let params = read_params("/endless");
+            runtime
+                .forward_streamed::<FileRead>(&Caller::local(), &params, to)
+                .await
+        }
+    });
+    sleep(seconds(10)).await;
+    assert!(!endless.is_finished(), "nobody reads, so it waits");
+    drop(chunks);
+    assert_eq!(code(endless.await.unwrap()), Code::Cancelled);
+    settle().await;
+    assert_eq!(backend.0.running.load(Ordering::Relaxed), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_chunk_that_is_too_large_ends_the_call() {
+    let (runtime, _backend) = runtime(Shared::default(), seconds(100));
+    let me = Caller::local();
+    create(&runtime, &me).await.unwrap();
+    let (to, mut chunks) = mpsc::channel(2);
+    let params = read_params("/large");
+    let read = runtime.forward_streamed::<FileRead>(&me, &params, to).await;
+    assert_eq!(code(read), Code::Unavailable);
+    assert!(chunks.recv().await.is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_agent_that_serves_no_files_says_so() {
+    let w = world();
+    w.exec("s", "true").await.unwrap();
+    let refused = ask(&w.runtime, &w.caller, "s", "/x").await;
+    assert_eq!(code(refused), Code::Unsupported);
+}
