@@ -1,35 +1,40 @@
-//! What the agent knows, and the calls it answers.
+//! What the agent knows: its box, the commands in it, and who waits for whom.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use box_protocol::actions::{
-    AgentChunk, AgentCommand, AgentCommandKey, AgentHealth, AgentHealthParams, AgentHealthResult,
-    AgentKill, AgentKillParams, AgentKillResult, AgentOutput, AgentOutputParams, AgentReply,
-    AgentStart, AgentStartParams, AgentWait, OutputGap, OutputPiece, SpooledPiece, StreamName,
-};
-use box_protocol::{BoxError, CommandId, Env, ExitWhy, UnixMs};
-use box_rpc::{Call, ChunkSink, Handle, Router};
+use box_protocol::actions::{AgentCommand, AgentStartParams};
+use box_protocol::error::{Detail, Subject};
+use box_protocol::{BoxError, CommandId, Env, Exit, ExitWhy, Role};
 use box_sys::{Ended, Init};
-use tokio::sync::{mpsc, oneshot};
-use tokio::time::timeout;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
 
-use crate::CONTRACT;
-use crate::keep::{Keep, Log, Piece, What};
-use crate::life::{Command, Life, PIECES};
-use crate::slot::{Lease, Slot};
+use crate::command::Command;
+use crate::keep::Sum;
+use crate::life::{Keep, Life};
+use crate::log::Log;
+use crate::slot::{Lease, Slots};
+use crate::start::{Started, Typing};
+use crate::store::Store;
 
-/// Ended commands whose output and end can still be asked for. Those whose call is open until their end are not counted: their
-/// answer is the last word.
-const ENDED_KEPT: usize = 64;
+/// Ended commands that are kept, at most.
+const ENDED_KEPT: usize = 16_384;
+
+/// Commands that run or are held at once.
+const RUNNING_MAX: usize = 1024;
+
+/// Ids of forgotten commands that are remembered, to tell "no more" from "never".
+const FORGOTTEN_KEPT: usize = 1024;
 
 /// What the agent knows.
 #[derive(Debug)]
 pub(crate) struct Agent {
     init: Mutex<Init>,
     table: Mutex<Table>,
-    slots: Vec<Slot>,
+    slots: Slots,
+    store: Option<Arc<Store>>,
 }
 
 #[derive(Debug, Default)]
@@ -38,28 +43,25 @@ struct Table {
     /// Who waits for the end of which process.
     living: HashMap<i32, oneshot::Sender<Ended>>,
     /// Ended and kept, oldest first.
-    ended: VecDeque<CommandId>,
+    ended: VecDeque<Arc<Command>>,
+    forgotten: VecDeque<CommandId>,
     /// What every command finds in its environment.
     env: Env,
 }
 
-/// What the agent serves.
-pub(crate) fn router(agent: &Arc<Agent>) -> Router {
-    Router::builder(Arc::new(Served(Arc::clone(agent))))
-        .on::<AgentHealth>()
-        .on::<AgentStart>()
-        .on::<AgentOutput>()
-        .on::<AgentWait>()
-        .on::<AgentKill>()
-        .build()
+/// A command that was asked for.
+pub(crate) enum Asked {
+    New(Arc<Command>),
+    There(Arc<Command>),
 }
 
 impl Agent {
-    pub(crate) fn new(init: Init, slots: Vec<Slot>) -> Self {
+    pub(crate) fn new(init: Init, slots: Slots, store: Option<Arc<Store>>) -> Self {
         Self {
             init: Mutex::new(init),
             table: Mutex::default(),
             slots,
+            store,
         }
     }
 
@@ -69,6 +71,10 @@ impl Agent {
 
     fn table(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn slots(&self) -> &Slots {
+        &self.slots
     }
 
     /// Sees off everything that has ended, and tells those who wait.
@@ -91,318 +97,179 @@ impl Agent {
         receiver
     }
 
-    fn lease(&self, number: Option<u32>) -> Result<Option<Lease>, BoxError> {
-        let Some(number) = number else {
-            return Ok(None);
-        };
-        let slot = usize::try_from(number)
-            .ok()
-            .and_then(|number| self.slots.get(number));
-        let Some(slot) = slot else {
-            return Err(BoxError::validation("spool: no such slot"));
-        };
-        let lease = slot.lease();
-        lease
-            .map(Some)
-            .ok_or_else(|| BoxError::conflict("spool: the slot is in use"))
+    /// The slot of this number. Where there is none, or a call that was dropped just now still has it, messages will do.
+    pub(crate) fn lease(&self, number: Option<u32>) -> Option<Lease> {
+        self.slots.lease(number?)
     }
 
-    fn find(&self, id: &CommandId) -> Result<Arc<Command>, BoxError> {
-        let found = self.table().commands.get(id).cloned();
-        found.ok_or_else(|| BoxError::not_found("no such command"))
+    /// What every command finds in its environment from now on.
+    pub(crate) fn set_env(&self, env: Env) {
+        self.table().env = env;
     }
 
-    /// Notes that a command has ended. What its call does not answer is kept for a while.
-    pub(crate) fn ended(&self, command: &Command) {
-        self.init().forget(&command.process);
-        let mut table = self.table();
-        if command.is_detached {
-            table.ended.push_back(command.id.clone());
-            if table.ended.len() > ENDED_KEPT
-                && let Some(oldest) = table.ended.pop_front()
-            {
-                table.commands.remove(&oldest);
-            }
-        } else {
-            table.commands.remove(&command.id);
-        }
+    pub(crate) fn find(&self, id: &CommandId) -> Result<Arc<Command>, BoxError> {
+        let table = self.table();
+        table.commands.get(id).cloned().ok_or_else(|| {
+            BoxError::not_found("no such command").with_detail(&Detail {
+                expired: table.forgotten.contains(id),
+                ..Detail::about(Subject::Process)
+            })
+        })
     }
-}
 
-/// The agent as the calls see it: they start tasks that outlive them.
-struct Served(Arc<Agent>);
+    /// Every command that can be asked for, oldest first.
+    pub(crate) fn commands(&self) -> Vec<Arc<Command>> {
+        let mut all: Vec<_> = self.table().commands.values().cloned().collect();
+        all.retain(|command| command.role != Role::Exec);
+        all.sort_by_key(|command| command.created_at());
+        all
+    }
 
-impl Handle<AgentHealth> for Served {
-    async fn handle(
-        &self,
-        params: AgentHealthParams,
-        _: Call<AgentHealth>,
-    ) -> Result<AgentHealthResult, BoxError> {
-        let mut table = self.0.table();
-        if let Some(env) = params.env {
-            table.env = env;
-        }
+    /// What runs.
+    pub(crate) fn running(&self) -> Vec<CommandId> {
+        let table = self.table();
         let running = table
             .commands
             .values()
             .filter(|command| !command.has_ended());
-        Ok(AgentHealthResult {
-            contract: CONTRACT,
-            running: running.map(|command| command.id.clone()).collect(),
-        })
+        running.map(|command| command.id.clone()).collect()
     }
-}
 
-impl Handle<AgentStart> for Served {
-    async fn handle(
-        &self,
-        mut params: AgentStartParams,
-        mut call: Call<AgentStart>,
-    ) -> Result<AgentCommand, BoxError> {
-        let agent = &self.0;
-        if agent.table().commands.contains_key(&params.command_id) {
-            return Err(BoxError::conflict("the command runs already"));
+    /// Takes the id for a new command, or finds who has it.
+    pub(crate) fn ask_for(&self, params: &AgentStartParams) -> Result<Asked, BoxError> {
+        let mut table = self.table();
+        if let Some(there) = table.commands.get(&params.command_id) {
+            return Ok(Asked::There(Arc::clone(there)));
         }
-        let slot = agent.lease(params.spool)?;
-        let mut env = agent.table().env.clone();
+        if table.commands.len() - table.ended.len() >= RUNNING_MAX {
+            return Err(BoxError::limit(
+                box_protocol::Code::Capacity,
+                "commands of one box at once",
+                "commands",
+                RUNNING_MAX,
+            ));
+        }
+        let log = Log::new(params.log_bytes, self.store.clone());
+        let command = Arc::new(Command::new(params, log));
+        table
+            .commands
+            .insert(params.command_id.clone(), Arc::clone(&command));
+        Ok(Asked::New(command))
+    }
+
+    /// Starts what was asked for. What cannot be started is not there any more.
+    pub(crate) async fn begin(
+        self: &Arc<Self>,
+        command: &Arc<Command>,
+        mut params: AgentStartParams,
+        keep: Keep,
+    ) -> Result<JoinHandle<AgentCommand>, BoxError> {
+        // If the call is dropped meanwhile, nobody will finish it.
+        let unfinished = Unfinished(self, command);
+        let mut env = self.table().env.clone();
         env.extend(std::mem::take(&mut params.env));
         params.env = env;
-        let (reply, timeout) = (params.reply, params.timeout_ms.map(Duration::from_millis));
-        let (id, log_bytes) = (params.command_id.clone(), params.log_bytes);
-        let started = agent.start(params).await?;
-        let reaped = agent.end_of(&started.process);
-        let detached = reply == AgentReply::Started;
-        let log = Log::new(log_bytes);
-        let command = Arc::new(Command::new(id.clone(), started.process, log, detached));
-        agent.table().commands.insert(id, Arc::clone(&command));
-        let (keep, pieces) = match reply {
-            AgentReply::Started => (Keep::Log, None),
-            AgentReply::Collected { bytes } => (Keep::first(bytes, slot), None),
-            AgentReply::Streamed => {
-                let (to, from) = mpsc::channel(2 * PIECES);
-                (Keep::pass(to, slot), Some(from))
-            }
-        };
+        let timeout = params.timeout_ms.map(Duration::from_millis);
+        let alone = params.detached_ms.map(Duration::from_millis);
+        let started = self.start(params).await.inspect_err(|error| {
+            command.has_failed(error.clone());
+        })?;
+        std::mem::forget(unfinished);
+        let Started {
+            process,
+            input,
+            stdout,
+            stderr,
+        } = started;
+        let reaped = self.end_of(&process);
+        command.has_begun_with(process);
+        match input {
+            Some(Typing::Pipe(fd)) => command.input.is_pipe(fd).await,
+            Some(Typing::Terminal(fd)) => command.input.is_terminal(fd).await,
+            None => {}
+        }
         let life = Life {
-            agent: Arc::clone(agent),
-            command: Arc::clone(&command),
+            agent: Arc::clone(self),
+            command: Arc::clone(command),
             reaped,
-            stdout: started.stdout,
-            stderr: started.stderr,
-            stdin: started.stdin,
+            stdout,
+            stderr,
             keep,
             timeout,
+            alone,
         };
-        let life = tokio::spawn(life.live());
-        if detached {
-            return Ok(command.told());
+        Ok(tokio::spawn(life.live()))
+    }
+
+    /// Ends one that was never started.
+    pub(crate) fn end_held(&self, command: &Arc<Command>) {
+        command.expect_end(ExitWhy::Killed);
+        let exit = Exit::by_signal(9, ExitWhy::Killed);
+        let told = command.telling(Some(exit), Sum::of(&command.log()));
+        command.has_ended_as(told);
+        self.table().ended.push_back(Arc::clone(command));
+    }
+
+    /// Notes that a command has ended. Its record is kept for a while.
+    pub(crate) fn ended(self: &Arc<Self>, command: &Arc<Command>) {
+        if let Some(process) = command.process() {
+            self.init().forget(process);
         }
-        let _owner = Owner(&command);
-        if let Some(pieces) = pieces {
-            let Some(sink) = call.chunks() else {
-                return Err(BoxError::validation("reply: a call that does not stream"));
-            };
-            let pid = command.pid();
-            sink.send(&AgentChunk::Started { pid }).await?;
-            stream(pieces, sink).await?;
+        if command.role == Role::Exec {
+            self.table().commands.remove(&command.id);
+            return;
         }
-        life.await
-            .map_err(|_| BoxError::internal("the end of the command was not seen"))
-    }
-}
-
-/// A call that stays open until the command's end. Dropped before it, the command ends.
-struct Owner<'a>(&'a Command);
-
-impl Drop for Owner<'_> {
-    fn drop(&mut self) {
-        if !self.0.has_ended() {
-            self.0.end(ExitWhy::Killed);
+        let mut table = self.table();
+        table.ended.push_back(Arc::clone(command));
+        if table.ended.len() > ENDED_KEPT
+            && let Some(oldest) = table.ended.pop_front()
+        {
+            table.remove(&oldest);
         }
-    }
-}
-
-async fn stream(
-    mut pieces: mpsc::Receiver<Piece>,
-    sink: &mut ChunkSink<AgentStart>,
-) -> Result<(), BoxError> {
-    let mut pos = 0;
-    while let Some(Piece {
-        stream,
-        offset,
-        what,
-    }) = pieces.recv().await
-    {
-        let (chunk, bytes) = match what {
-            What::Bytes(data) => {
-                let bytes = data.len() as u64;
-                (AgentChunk::Bytes(piece(stream, offset, pos, data)), bytes)
-            }
-            What::Spooled(bytes) => {
-                let piece = SpooledPiece {
-                    stream,
-                    offset,
-                    bytes,
-                };
-                (AgentChunk::Spooled(piece), bytes)
-            }
-            What::Lost(bytes) => (
-                AgentChunk::Gap(OutputGap {
-                    stream,
-                    offset,
-                    bytes,
-                }),
-                bytes,
-            ),
-        };
-        pos += bytes;
-        sink.send(&chunk).await?;
-    }
-    Ok(())
-}
-
-fn piece<T: From<Vec<u8>>>(
-    stream: StreamName,
-    offset: u64,
-    pos: u64,
-    data: Vec<u8>,
-) -> OutputPiece<T> {
-    OutputPiece {
-        stream,
-        offset,
-        pos,
-        at: UnixMs::now(),
-        data: data.into(),
-    }
-}
-
-impl Handle<AgentOutput> for Served {
-    async fn handle(
-        &self,
-        params: AgentOutputParams,
-        mut call: Call<AgentOutput>,
-    ) -> Result<AgentCommand, BoxError> {
-        let command = self.0.find(&params.command_id)?;
-        let Some(sink) = call.chunks() else {
-            return Err(BoxError::validation("output is only streamed"));
-        };
-        let mut grown = command.grown.subscribe();
-        let mut ended = command.ended.subscribe();
-        let (mut next, mut pos) = (params.from, 0);
-        loop {
-            // Looked at first: what comes between this and the look into the log is not missed.
-            grown.mark_unchanged();
-            let over = ended.borrow_and_update().clone();
-            let mut silent = true;
-            for stream in [StreamName::Stdout, StreamName::Stderr] {
-                let next = match stream {
-                    StreamName::Stdout => &mut next.stdout,
-                    StreamName::Stderr => &mut next.stderr,
-                };
-                let (from, data) = command.log().of(stream).read(*next);
-                if from > *next {
-                    let (offset, bytes) = (*next, from - *next);
-                    sink.send(&AgentChunk::Gap(OutputGap {
-                        stream,
-                        offset,
-                        bytes,
-                    }))
-                    .await?;
-                    pos += bytes;
+        if let Some(retained) = command.retained() {
+            let (agent, command) = (Arc::downgrade(self), Arc::downgrade(command));
+            tokio::spawn(async move {
+                tokio::time::sleep(retained).await;
+                if let (Some(agent), Some(command)) = (agent.upgrade(), command.upgrade()) {
+                    agent.forget(&command);
                 }
-                *next = from + data.len() as u64;
-                if !data.is_empty() {
-                    silent = false;
-                    let length = data.len() as u64;
-                    sink.send(&AgentChunk::Bytes(piece(stream, from, pos, data)))
-                        .await?;
-                    pos += length;
-                }
-            }
-            if !silent {
-                continue;
-            }
-            if let Some(told) = over {
-                return Ok(told);
-            }
-            tokio::select! {
-                _ = grown.changed() => {}
-                _ = ended.changed() => {}
-            }
-        }
-    }
-}
-
-impl Handle<AgentWait> for Served {
-    async fn handle(
-        &self,
-        params: AgentCommandKey,
-        _: Call<AgentWait>,
-    ) -> Result<AgentCommand, BoxError> {
-        let command = self.0.find(&params.command_id)?;
-        command.end_seen().await
-    }
-}
-
-impl Handle<AgentKill> for Served {
-    async fn handle(
-        &self,
-        params: AgentKillParams,
-        _: Call<AgentKill>,
-    ) -> Result<AgentKillResult, BoxError> {
-        let signal = signal(&params.signal)?;
-        let command = self.0.find(&params.command_id)?;
-        if command.has_ended() {
-            let exit = command.end_seen().await?.exit;
-            return Ok(AgentKillResult {
-                exit,
-                already: true,
             });
         }
-        command.expect_end(ExitWhy::Killed);
-        let grace = Duration::from_millis(params.grace_ms);
-        if signal != KILL {
-            // A command that has just ended needs no signal.
-            let _ = self.0.init().signal(&command.process, signal);
-            let ended = timeout(grace, command.end_seen()).await;
-            if grace.is_zero() {
-                let exit = ended.ok().and_then(Result::ok).and_then(|told| told.exit);
-                return Ok(AgentKillResult {
-                    exit,
-                    already: false,
-                });
-            }
-        }
-        // Also what is left of one that has ended within the grace.
-        command.end(ExitWhy::Killed);
-        self.0.init().kill_tree(&command.process);
-        let exit = command.end_seen().await?.exit;
-        Ok(AgentKillResult {
-            exit,
-            already: false,
-        })
+    }
+
+    /// Forgets one that has ended.
+    pub(crate) fn forget(&self, command: &Arc<Command>) {
+        let mut table = self.table();
+        table.ended.retain(|ended| !Arc::ptr_eq(ended, command));
+        table.remove(command);
     }
 }
 
-const KILL: i32 = 9;
+impl Table {
+    fn remove(&mut self, command: &Arc<Command>) {
+        // Another one may have the id by now.
+        let same = |there: &Arc<Command>| Arc::ptr_eq(there, command);
+        if self.commands.get(&command.id).is_some_and(same) {
+            self.commands.remove(&command.id);
+            self.forgotten.push_back(command.id.clone());
+            if self.forgotten.len() > FORGOTTEN_KEPT {
+                self.forgotten.pop_front();
+            }
+        }
+    }
+}
 
-/// The number of a signal by its name, which is the same on every machine this runs on.
-fn signal(name: &str) -> Result<i32, BoxError> {
-    const NAMES: [(&str, i32); 11] = [
-        ("HUP", 1),
-        ("INT", 2),
-        ("QUIT", 3),
-        ("ABRT", 6),
-        ("KILL", KILL),
-        ("USR1", 10),
-        ("USR2", 12),
-        ("ALRM", 14),
-        ("TERM", 15),
-        ("CONT", 18),
-        ("STOP", 19),
-    ];
-    let known = NAMES.iter().find(|(known, _)| *known == name);
-    known
-        .map(|(_, number)| *number)
-        .ok_or_else(|| BoxError::validation("signal: not a name of a signal, without SIG"))
+/// A command that is being started. Dropped before it runs, it is not there any more.
+struct Unfinished<'a>(&'a Arc<Agent>, &'a Arc<Command>);
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        let Self(agent, command) = self;
+        command.has_failed(BoxError::cancelled("the command was not started"));
+        let mut table = agent.table();
+        let same = |there: &Arc<Command>| Arc::ptr_eq(there, command);
+        if table.commands.get(&command.id).is_some_and(same) {
+            table.commands.remove(&command.id);
+        }
+    }
 }

@@ -3,22 +3,29 @@
 //!
 //! # Reading order
 //! 1. `serve`: from the fork to the first call: the descriptors it was handed, connections, the dead.
-//! 2. `agent`: what it knows, and the calls it answers.
-//! 3. `start`: from the parameters of a command to a process.
-//! 4. `life`: one command from its start to its end.
-//! 5. `keep`: what is kept of its output, and where; `slot`: memory shared with the runtime; `pipe`: where output comes from.
+//! 2. `calls`: the calls about commands it answers; `agent`: what it knows.
+//! 3. `command`: what everybody may know of one; `start`: from its parameters to a process; `life`: from there to its end.
+//! 4. `log`: its output, addressed by bytes; `store`: where that is beyond memory; `read`: how it gets to a reader.
+//! 5. `keep`: the first of its output, for an exec; `slot`: memory shared with the runtime; `pipe`, `input`: what it writes
+//!    to and reads from.
 //!
 //! # What it is handed
 //! In this order: the runtime's connection; optionally a Unix socket that the runtime has bound and not listened on, for
-//! runtimes to come; slots for output.
+//! runtimes to come; memory for slots; a file for logs.
 
 mod agent;
+mod calls;
+mod command;
+mod input;
 mod keep;
 mod life;
+mod log;
 mod pipe;
+mod read;
 mod serve;
 mod slot;
 mod start;
+mod store;
 
 use box_sys::Init;
 

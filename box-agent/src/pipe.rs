@@ -29,10 +29,15 @@ impl Pipe {
     /// A pipe, and the end that is written.
     pub(crate) fn new() -> io::Result<(Self, OwnedFd)> {
         let (read, write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+        Ok((Self::over(read)?, write))
+    }
+
+    /// The reading end of something that is there.
+    pub(crate) fn over(fd: OwnedFd) -> io::Result<Self> {
         // Only this end: what a command finds at its standard output waits.
-        rustix::fs::fcntl_setfl(&read, OFlags::NONBLOCK)?;
-        let fd = watched(read)?;
-        Ok((Self { fd, ended: false }, write))
+        rustix::fs::fcntl_setfl(&fd, OFlags::NONBLOCK)?;
+        let fd = watched(fd)?;
+        Ok(Self { fd, ended: false })
     }
 
     /// Whether nobody holds the other end any more, and everything was read.

@@ -14,9 +14,11 @@ use rustix::process::Signal;
 use tokio::io::unix::AsyncFd;
 use tokio::runtime::Runtime;
 
-use crate::agent::{Agent, router};
+use crate::agent::Agent;
+use crate::calls::router;
 use crate::pipe::watched;
-use crate::slot::Slot;
+use crate::slot::Slots;
+use crate::store::Store;
 
 /// Runtimes that may be connected at once: one, and another that takes over.
 const CONNECTIONS: usize = 4;
@@ -27,32 +29,39 @@ const CALLS: usize = 128;
 /// The longest message: a command's whole text, environment and arguments, or both streams of a small output.
 const MESSAGE_BYTES: usize = 4 << 20;
 
+/// What comes before the first message to a runtime that takes over, with the box's mount namespace and the slots.
+const GREETING: &[u8] = b"box1";
+
 /// What the agent was handed, told apart.
 struct Handed {
     connection: UnixStream,
     listener: Option<UnixListener>,
-    slots: Vec<Slot>,
+    slots: Option<OwnedFd>,
+    store: Option<OwnedFd>,
 }
 
 impl Handed {
     fn new(fds: Vec<OwnedFd>) -> io::Result<Self> {
         let mut fds = fds.into_iter();
         let connection = UnixStream::from(fds.next().ok_or(io::ErrorKind::InvalidInput)?);
-        let (mut listener, mut slots) = (None, Vec::new());
+        let (mut listener, mut slots, mut store) = (None, None, None);
         for fd in fds {
             let kind = FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode);
             if kind == FileType::Socket {
                 // Not by the runtime: whoever connects learns from the kernel who listens, and must learn of this process.
                 rustix::net::listen(&fd, 4)?;
                 listener = Some(UnixListener::from(fd));
+            } else if slots.is_none() {
+                slots = Some(fd);
             } else {
-                slots.push(Slot::new(fd));
+                store = Some(fd);
             }
         }
         Ok(Self {
             connection,
             listener,
             slots,
+            store,
         })
     }
 }
@@ -81,16 +90,18 @@ impl Ready {
             connection,
             listener,
             slots,
+            store,
         } = Handed::new(std::mem::take(&mut init.fds))?;
         let Self { runtime, children } = self;
         runtime.block_on(async move {
-            let agent = Arc::new(Agent::new(init, slots));
+            let agent = Agent::new(init, Slots::new(slots), store.map(Store::new));
+            let agent = Arc::new(agent);
             let router = router(&agent);
             attend(connection, router.clone())?;
             if let Some(listener) = listener {
                 listener.set_nonblocking(true)?;
                 let listener = tokio::net::UnixListener::from_std(listener)?;
-                tokio::spawn(accept(listener, router));
+                tokio::spawn(accept(listener, Arc::clone(&agent), router));
             }
             reap(&agent, &children).await
         })
@@ -98,7 +109,7 @@ impl Ready {
 }
 
 /// Whoever can reach the socket is the machine's user, who made the box.
-async fn accept(listener: tokio::net::UnixListener, router: Router) {
+async fn accept(listener: tokio::net::UnixListener, agent: Arc<Agent>, router: Router) {
     let places = Arc::new(tokio::sync::Semaphore::new(CONNECTIONS));
     loop {
         let Ok(place) = Arc::clone(&places).acquire_owned().await else {
@@ -106,6 +117,16 @@ async fn accept(listener: tokio::net::UnixListener, router: Router) {
         };
         match listener.accept().await {
             Ok((stream, _)) => {
+                // What only this process has and another runtime needs.
+                let mounts = agent.init().outer.mounts.try_clone();
+                let sent = mounts.is_ok_and(|mounts| {
+                    let fds: Vec<_> = [&mounts].into_iter().chain(agent.slots().file()).collect();
+                    let fds: Vec<_> = fds.into_iter().map(AsFd::as_fd).collect();
+                    box_sys::send(stream.as_fd(), GREETING, &fds).is_ok()
+                });
+                if !sent {
+                    continue;
+                }
                 let session = session(stream, router.clone());
                 tokio::spawn(async move {
                     session.closed().await;

@@ -2,27 +2,52 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use box_protocol::actions::{SPOOL_RING, StreamName};
+use box_protocol::actions::{SPOOL_BYTES, SPOOL_RING, SPOOL_SLOTS, StreamName};
 
-/// A slot, shared by the agent and the command that uses it.
+/// The slots, if there are any. Which call uses which is for the runtime to say.
 #[derive(Debug)]
-pub(crate) struct Slot(Arc<OwnedFd>);
+pub(crate) struct Slots(Option<Arc<Shared>>);
 
-/// The use of a slot by one command; ends when dropped.
 #[derive(Debug)]
-pub(crate) struct Lease(Arc<OwnedFd>);
+struct Shared {
+    file: OwnedFd,
+    leased: Mutex<[bool; SPOOL_SLOTS as usize]>,
+}
 
-impl Slot {
-    pub(crate) fn new(fd: OwnedFd) -> Self {
-        Self(Arc::new(fd))
+/// The use of a slot by one call; ends when dropped.
+#[derive(Debug)]
+pub(crate) struct Lease {
+    shared: Arc<Shared>,
+    number: usize,
+}
+
+impl Slots {
+    pub(crate) fn new(file: Option<OwnedFd>) -> Self {
+        Self(file.map(|file| {
+            Arc::new(Shared {
+                file,
+                leased: Mutex::default(),
+            })
+        }))
     }
 
-    /// The slot, unless another command uses it.
-    pub(crate) fn lease(&self) -> Option<Lease> {
-        let free = Arc::strong_count(&self.0) == 1;
-        free.then(|| Lease(Arc::clone(&self.0)))
+    /// A slot, unless there is none of this number or another call uses it.
+    pub(crate) fn lease(&self, number: u32) -> Option<Lease> {
+        let shared = self.0.as_ref()?;
+        let number = usize::try_from(number).ok()?;
+        let mut leased = shared.leased.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = leased.get_mut(number)?;
+        (!std::mem::replace(place, true)).then(|| Lease {
+            shared: Arc::clone(shared),
+            number,
+        })
+    }
+
+    /// The memory, for a runtime that takes over.
+    pub(crate) fn file(&self) -> Option<&OwnedFd> {
+        self.0.as_ref().map(|shared| &shared.file)
     }
 }
 
@@ -38,10 +63,11 @@ impl Lease {
             StreamName::Stdout => 0,
             StreamName::Stderr => SPOOL_RING,
         };
-        let mut at = ring + offset % SPOOL_RING;
+        let mut at = self.number as u64 * SPOOL_BYTES + ring + offset % SPOOL_RING;
         let mut rest = piece;
         while !rest.is_empty() {
-            let written = rustix::io::retry_on_intr(|| rustix::io::pwrite(&*self.0, rest, at))?;
+            let file = &self.shared.file;
+            let written = rustix::io::retry_on_intr(|| rustix::io::pwrite(file, rest, at))?;
             if written == 0 {
                 return Err(io::ErrorKind::WriteZero.into());
             }
@@ -49,6 +75,17 @@ impl Lease {
             rest = &rest[written..];
         }
         Ok(())
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let mut leased = self
+            .shared
+            .leased
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        leased[self.number] = false;
     }
 }
 
@@ -61,21 +98,22 @@ mod tests {
     #[test]
     fn a_byte_is_where_its_offset_says() {
         let file = tempfile::tempfile().unwrap();
-        let slot = Slot::new(file.try_clone().unwrap().into());
-        let lease = slot.lease().unwrap();
-        assert!(slot.lease().is_none(), "one command at a time");
+        let slots = Slots::new(Some(file.try_clone().unwrap().into()));
+        let lease = slots.lease(1).unwrap();
+        assert!(slots.lease(1).is_none(), "one call at a time");
+        assert!(slots.lease(SPOOL_SLOTS).is_none(), "there are no more");
         lease
             .write(StreamName::Stdout, 3 * SPOOL_RING + 5, b"out")
             .unwrap();
         lease.write(StreamName::Stderr, 7, b"err").unwrap();
         let read = |at| {
             let mut bytes = [0; 3];
-            file.read_exact_at(&mut bytes, at).unwrap();
+            file.read_exact_at(&mut bytes, SPOOL_BYTES + at).unwrap();
             bytes
         };
         assert_eq!((&read(5), &read(SPOOL_RING + 7)), (b"out", b"err"));
         assert_eq!(Lease::room(SPOOL_RING + 1), 1024 * 1024 - 1);
         drop(lease);
-        assert!(slot.lease().is_some());
+        assert!(slots.lease(1).is_some());
     }
 }

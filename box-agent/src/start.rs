@@ -5,20 +5,36 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 
-use box_protocol::actions::{AgentStartParams, OutputMode, Stdin};
+use box_protocol::actions::{AgentStartParams, OutputMode, Stdin, TerminalSize};
 use box_protocol::{BoxError, Program};
 use box_sys::{SpawnPlan, Stdio};
+use rustix::fs::OFlags;
 use rustix::io::Errno;
+use tokio::io::unix::AsyncFd;
 
 use crate::agent::Agent;
-use crate::pipe::Pipe;
+use crate::input::set_size;
+use crate::pipe::{Pipe, watched};
 
-/// A process, and the agent's ends of its pipes.
+/// A process, and the agent's ends of its pipes or its terminal.
 pub(crate) struct Started {
     pub(crate) process: box_sys::Command,
-    pub(crate) stdin: Option<OwnedFd>,
+    pub(crate) input: Option<Typing>,
     pub(crate) stdout: Option<Pipe>,
     pub(crate) stderr: Option<Pipe>,
+}
+
+/// Where its input goes.
+pub(crate) enum Typing {
+    Pipe(AsyncFd<OwnedFd>),
+    Terminal(AsyncFd<OwnedFd>),
+}
+
+/// What it is joined to.
+#[derive(Clone, Copy)]
+enum Joined {
+    Pipes(Stdin, OutputMode),
+    Terminal(TerminalSize),
 }
 
 /// What to run, and where.
@@ -29,20 +45,24 @@ struct What {
     rlimits: Vec<(u32, u64)>,
 }
 
-/// The number of the limit on the size of a file, the same on every machine.
+/// The numbers of limits, the same on every machine: on the size of a file, and on the memory of a process.
 const RLIMIT_FSIZE: u32 = 1;
+const RLIMIT_DATA: u32 = 2;
+
+/// The shells that run a text, the better one first.
+const SHELLS: [&str; 2] = ["/bin/bash", "/bin/sh"];
 
 impl Agent {
     /// Starts a command, in a directory that is made first if that was asked for.
     pub(crate) async fn start(&self, params: AgentStartParams) -> Result<Started, BoxError> {
-        if params.pty.is_some() {
-            return Err(BoxError::unsupported("pty: not served yet"));
-        }
         self.check_user(params.user.as_deref())?;
-        let (stdin, output) = (params.stdin, params.output);
+        let joined = match params.pty {
+            Some(size) => Joined::Terminal(size),
+            None => Joined::Pipes(params.stdin, params.output),
+        };
         let make_cwd = params.make_cwd;
         let what = What::new(params);
-        let error = match self.spawn(&what, stdin, output) {
+        let error = match self.spawn(&what, joined) {
             Ok(started) => return Ok(started),
             Err(error) => error,
         };
@@ -55,7 +75,7 @@ impl Agent {
         } else {
             check_dir(&what)?;
         }
-        self.spawn(&what, stdin, output)
+        self.spawn(&what, joined)
             .map_err(|error| refusal(&error, &what))
     }
 
@@ -72,13 +92,46 @@ impl Agent {
         Err(BoxError::denied("user: not a user of this box"))
     }
 
-    fn spawn(&self, what: &What, stdin: Stdin, output: OutputMode) -> io::Result<Started> {
+    fn spawn(&self, what: &What, joined: Joined) -> io::Result<Started> {
+        match joined {
+            Joined::Pipes(stdin, output) => self.spawn_with_pipes(what, stdin, output),
+            Joined::Terminal(size) => self.spawn_in_terminal(what, size),
+        }
+    }
+
+    /// The terminal is the box's own, so it goes with the box.
+    fn spawn_in_terminal(&self, what: &What, size: TerminalSize) -> io::Result<Started> {
+        use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, unlockpt};
+        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+        let terminal = openpt(flags)?;
+        unlockpt(&terminal)?;
+        set_size(&terminal, size)?;
+        let inside = ioctl_tiocgptpeer(&terminal, flags)?;
+        let process = self
+            .init()
+            .spawn(&what.plan(Stdio::Terminal(inside.as_fd())))?;
+        let (reader, writer) = (Pipe::over(terminal.try_clone()?)?, watched(terminal)?);
+        Ok(Started {
+            process,
+            input: Some(Typing::Terminal(writer)),
+            stdout: Some(reader),
+            stderr: None,
+        })
+    }
+
+    fn spawn_with_pipes(
+        &self,
+        what: &What,
+        stdin: Stdin,
+        output: OutputMode,
+    ) -> io::Result<Started> {
         // What it reads: the agent's own standard input, which is the null device, or a pipe that nobody writes to yet.
         let (input, writer) = match stdin {
             Stdin::Closed => (None, None),
             Stdin::Open => {
                 let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-                (Some(read), Some(write))
+                rustix::fs::fcntl_setfl(&write, OFlags::NONBLOCK)?;
+                (Some(read), Some(Typing::Pipe(watched(write)?)))
             }
         };
         let (stdout, out) = Pipe::new()?;
@@ -89,21 +142,15 @@ impl Agent {
             }
             OutputMode::Merged => (None, None),
         };
-        let plan = SpawnPlan {
-            argv: what.argv.clone(),
-            env: what.env.clone(),
-            cwd: what.cwd.clone(),
-            stdio: Stdio::Fds {
-                stdin: input.as_ref().map_or(rustix::stdio::stdin(), AsFd::as_fd),
-                stdout: out.as_fd(),
-                stderr: err.as_ref().unwrap_or(&out).as_fd(),
-            },
-            rlimits: what.rlimits.clone(),
-        };
+        let plan = what.plan(Stdio::Fds {
+            stdin: input.as_ref().map_or(rustix::stdio::stdin(), AsFd::as_fd),
+            stdout: out.as_fd(),
+            stderr: err.as_ref().unwrap_or(&out).as_fd(),
+        });
         let process = self.init().spawn(&plan)?;
         Ok(Started {
             process,
-            stdin: writer,
+            input: writer,
             stdout: Some(stdout),
             stderr,
         })
@@ -124,17 +171,11 @@ impl Agent {
             rlimits: Vec::new(),
         };
         let null = rustix::stdio::stdin();
-        let plan = SpawnPlan {
-            argv: mkdir.argv.clone(),
-            env: Vec::new(),
-            cwd: mkdir.cwd.clone(),
-            stdio: Stdio::Fds {
-                stdin: null,
-                stdout: null,
-                stderr: null,
-            },
-            rlimits: Vec::new(),
-        };
+        let plan = mkdir.plan(Stdio::Fds {
+            stdin: null,
+            stdout: null,
+            stderr: null,
+        });
         let process = self
             .init()
             .spawn(&plan)
@@ -152,19 +193,38 @@ impl What {
     fn new(params: AgentStartParams) -> Self {
         let argv: Vec<OsString> = match params.program {
             Program::Argv { 0: argv, .. } => argv.into_iter().map(Into::into).collect(),
-            Program::Text { 0: text, .. } => ["sh".into(), "-c".into(), text.into()].into(),
+            Program::Text { 0: text, .. } => [shell().into(), "-c".into(), text.into()].into(),
         };
         let env = params.env.into_map().into_iter();
         let file_bytes = params.file_bytes.map(|bytes| (RLIMIT_FSIZE, bytes));
+        let memory = params
+            .memory_mb
+            .map(|mb| (RLIMIT_DATA, mb.saturating_mul(1 << 20)));
         Self {
             argv,
             env: env
                 .map(|(name, value)| (name.into(), value.into()))
                 .collect(),
             cwd: params.cwd.into(),
-            rlimits: file_bytes.into_iter().collect(),
+            rlimits: file_bytes.into_iter().chain(memory).collect(),
         }
     }
+
+    fn plan<'a>(&self, stdio: Stdio<'a>) -> SpawnPlan<'a> {
+        SpawnPlan {
+            argv: self.argv.clone(),
+            env: self.env.clone(),
+            cwd: self.cwd.clone(),
+            stdio,
+            rlimits: self.rlimits.clone(),
+        }
+    }
+}
+
+/// The shell that runs a text: bash, where the box has one.
+fn shell() -> &'static str {
+    let there = |shell: &&&str| std::path::Path::new(shell).exists();
+    SHELLS.iter().find(there).copied().unwrap_or("sh")
 }
 
 fn errno(error: &io::Error) -> Option<Errno> {

@@ -39,6 +39,7 @@ pub mod langbot;
 pub mod model;
 mod note;
 mod paths;
+mod text;
 mod time;
 
 pub use blob::{Blob, MAX_CHUNK_BYTES};
@@ -48,4 +49,5 @@ pub use ids::{CommandId, ConnId, ItemId, MAX_ID_BYTES, Name, SessionId, ShellId,
 pub use invalid::Invalid;
 pub use model::*;
 pub use note::{MAX_NOTE_BYTES, Note};
+pub use text::TextDecoder;
 pub use time::UnixMs;

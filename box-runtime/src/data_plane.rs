@@ -80,7 +80,7 @@ impl BoxRuntime {
         chunks.finish().await.map_err(agents_error)
     }
 
-    async fn enter(&self, caller: &Caller, id: &SessionId) -> Result<Inside, BoxError> {
+    pub(crate) async fn enter(&self, caller: &Caller, id: &SessionId) -> Result<Inside, BoxError> {
         Inside::enter(self.card(caller, id).await?).await
     }
 }

@@ -4,12 +4,13 @@
 use std::sync::Arc;
 
 use box_protocol::error::{Detail, Subject};
-use box_protocol::{Access, BoxError, Code};
+use box_protocol::{Access, BoxError, BoxSpec, Code, Defaults};
 use box_rpc::Peer;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::card::Card;
+use crate::spool::{Slot, Spool};
 
 /// Calls that may be inside one box at once. Less than an agent takes, so that an exec always finds room.
 pub(crate) const CALLS_INSIDE: usize = 96;
@@ -25,10 +26,17 @@ struct State {
     used: Instant,
 }
 
+/// The agent of a box.
+#[derive(Clone)]
+struct Agent {
+    peer: Peer,
+    spool: Option<Spool>,
+}
+
 enum Way {
     /// The box is being made: whoever comes waits.
     Opening,
-    Open(Peer),
+    Open(Agent),
     /// There is no box, for this reason.
     Shut(BoxError),
 }
@@ -48,7 +56,8 @@ impl Door {
     }
 
     /// The box is there, and this is its agent.
-    pub(crate) fn open(&self, agent: Peer) {
+    pub(crate) fn open(&self, peer: Peer, spool: Option<Spool>) {
+        let agent = Agent { peer, spool };
         self.0.send_modify(|state| state.way = Way::Open(agent));
     }
 
@@ -89,6 +98,7 @@ impl Door {
 pub(crate) struct Inside {
     card: Arc<Card>,
     pub(crate) agent: Peer,
+    spool: Option<Spool>,
 }
 
 impl Inside {
@@ -100,10 +110,31 @@ impl Inside {
             let _ = door
                 .wait_for(|state| !matches!(state.way, Way::Opening))
                 .await;
-            if let Some(agent) = card.come_in()? {
-                return Ok(Self { card, agent });
+            if let Some(Agent { peer, spool }) = card.come_in()? {
+                return Ok(Self {
+                    card,
+                    agent: peer,
+                    spool,
+                });
             }
         }
+    }
+}
+
+impl Inside {
+    /// What the box was made to.
+    pub(crate) fn spec(&self) -> &BoxSpec {
+        &self.card.spec
+    }
+
+    /// What its commands find unless they say otherwise.
+    pub(crate) fn defaults(&self) -> Option<Defaults> {
+        self.card.live().defaults.as_deref().cloned()
+    }
+
+    /// A slot for much output, if there is one left.
+    pub(crate) fn slot(&self) -> Option<Slot> {
+        self.spool.as_ref().and_then(Spool::slot)
     }
 }
 
@@ -119,7 +150,7 @@ impl Drop for Inside {
 
 impl Card {
     /// The agent, if the door is open; nothing if it has just begun to be opened again.
-    fn come_in(&self) -> Result<Option<Peer>, BoxError> {
+    fn come_in(&self) -> Result<Option<Agent>, BoxError> {
         let live = self.live();
         let wake = live.lifetime.as_ref().is_some_and(|lifetime| lifetime.wake);
         if matches!(

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use box_protocol::actions::{
     BackendInfo, BoxCreate, BoxCreateParams, BoxCreateResult, BoxDelete, BoxDeleteParams,
     BoxDeleteResult, BoxExec, BoxExecParams, BoxGet, BoxGetParams, BoxGetResult, BoxList,
-    BoxListParams, BoxListResult, BoxUpdate, BoxUpdateParams, FileAttributes, FileFind, FileGrep,
+    BoxListParams, BoxListResult, BoxUpdate, BoxUpdateParams, CommandAttach, CommandGet,
+    CommandInput, CommandKill, CommandList, CommandStart, FileAttributes, FileFind, FileGrep,
     FileList, FileMkdir, FileMove, FilePack, FileRead, FileRemove, FileReplace, FileStat,
     FileUnpack, FileWrite, SystemConfigure, SystemConfigureParams, SystemConfigureResult,
     SystemHealth, SystemShutdown, SystemShutdownParams, SystemShutdownResult, SystemStatus,
@@ -31,6 +32,7 @@ contract! {
         BoxCreate, BoxGet, BoxList, BoxUpdate, BoxDelete, BoxExec,
         FileRead, FileWrite, FileStat, FileList, FileFind, FileGrep, FileReplace, FileMove, FileRemove, FileMkdir,
         FileAttributes, FilePack, FileUnpack,
+        CommandStart, CommandAttach, CommandGet, CommandList, CommandInput, CommandKill,
 }
 
 impl BoxRuntime {

@@ -8,7 +8,8 @@
 //!    for, and hands the call over. It waits for nobody.
 //! 3. `session`: one actor a box. Calls wait in its lane; it starts the box, runs one exec at a time
 //!    and ends the box. Whatever is slow, stuck or broken about a box happens here and nowhere else.
-//! 4. `door` and `data_plane`: calls to what is inside a box. They go to its agent past the lane, and keep the box in use.
+//! 4. `door`, `data_plane` and `commands`: calls to what is inside a box. They go to its agent past the lane, and keep the box
+//!    in use. `retell` checks what an agent says of output.
 //! 5. [`backend`]: what makes boxes. A [`Backend`] hands over a connection to a box's agent and never
 //!    runs a command. `select` decides which one is used.
 //! 6. [`native`]: boxes made with nothing but this machine's kernel, behind the feature `native`.
@@ -26,6 +27,7 @@
 pub mod backend;
 mod caller;
 mod card;
+mod commands;
 mod config;
 mod data_plane;
 mod door;
@@ -34,6 +36,7 @@ pub mod fake;
 mod handlers;
 #[cfg(feature = "native")]
 pub mod native;
+mod retell;
 mod runtime;
 mod select;
 mod session;

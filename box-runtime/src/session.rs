@@ -35,7 +35,7 @@ use crate::door::ended;
 use crate::select::Selector;
 use crate::table::Ask;
 
-pub(crate) use self::doubt::{agents_error, nonsense};
+pub(crate) use self::doubt::{agents_error, look_up, nonsense};
 pub(crate) use self::exec::OUTPUT_BYTES;
 pub(crate) use self::front::queue_full;
 pub(crate) use self::work::{Create, Delete, Exec, Reply, Streaming, Work};
@@ -218,7 +218,7 @@ impl Actor {
         if exec.is_withdrawn() {
             return Next::GoOn;
         }
-        let command = match self.body.command(&mut exec) {
+        let mut command = match self.body.command(&mut exec) {
             Ok(command) => command,
             Err(error) => {
                 let _ = exec.reply.send(Err(error));
@@ -227,7 +227,9 @@ impl Actor {
         };
         self.card.used(LaneStatus::Running);
         let gone = (exec.on_disconnect == OnDisconnect::Kill).then_some(&mut exec.reply);
-        let job = self.body.run(&command, &exec.spec, exec.output.as_mut());
+        let job = self
+            .body
+            .run(&mut command, &exec.spec, exec.output.as_mut());
         let during = self.front.during(Box::pin(job), gone).await;
         self.front.used();
         match during {

@@ -1,23 +1,56 @@
-//! Memory shared with an agent, for output that is too much for messages: this end reads.
+//! Memory shared with an agent, for output that is too much for messages: this end reads, and says which call uses which part.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use box_protocol::actions::{SPOOL_RING, StreamName};
+use box_protocol::actions::{SPOOL_BYTES, SPOOL_RING, SPOOL_SLOTS, StreamName};
 
-/// A slot that an agent was handed. What is in it is as trustworthy as what the agent says.
+/// The slots that an agent was handed. What is in them is as trustworthy as what the agent says.
+#[derive(Debug, Clone)]
+pub struct Spool(Arc<Slots>);
+
 #[derive(Debug)]
-pub struct Spool(File);
+struct Slots {
+    file: File,
+    free: Mutex<Vec<u32>>,
+}
+
+/// A slot for one call. Goes back when dropped.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    slots: Arc<Slots>,
+    number: u32,
+}
 
 impl Spool {
-    /// The slot in this file, which must have its full length and keep it: `SPOOL_BYTES`.
+    /// The slots in this file, which must have their full length and keep it: `SPOOL_SLOTS` times `SPOOL_BYTES`.
     pub fn new(file: File) -> Self {
-        Self(file)
+        Self(Arc::new(Slots {
+            file,
+            // The first is used most, so that few are ever filled.
+            free: Mutex::new((0..SPOOL_SLOTS).rev().collect()),
+        }))
+    }
+
+    /// A slot that no call uses, if there is one.
+    pub(crate) fn slot(&self) -> Option<Slot> {
+        let mut free = self.0.free.lock().unwrap_or_else(PoisonError::into_inner);
+        Some(Slot {
+            number: free.pop()?,
+            slots: Arc::clone(&self.0),
+        })
+    }
+}
+
+impl Slot {
+    pub(crate) fn number(&self) -> u32 {
+        self.number
     }
 
     /// Reads a piece of a stream. One that goes over the end of its ring is refused, as no agent means that.
-    pub fn read(&self, stream: StreamName, offset: u64, bytes: u64) -> io::Result<Vec<u8>> {
+    pub(crate) fn read(&self, stream: StreamName, offset: u64, bytes: u64) -> io::Result<Vec<u8>> {
         let at = offset % SPOOL_RING;
         if bytes > SPOOL_RING - at {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -28,8 +61,20 @@ impl Spool {
         };
         let length = usize::try_from(bytes).map_err(io::Error::other)?;
         let mut piece = vec![0; length];
-        self.0.read_exact_at(&mut piece, ring + at)?;
+        let at = u64::from(self.number) * SPOOL_BYTES + ring + at;
+        self.slots.file.read_exact_at(&mut piece, at)?;
         Ok(piece)
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        let mut free = self
+            .slots
+            .free
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        free.push(self.number);
     }
 }
 
@@ -40,14 +85,26 @@ mod tests {
     #[test]
     fn pieces_are_read_where_they_are_and_never_over_the_end() {
         let file = tempfile::tempfile().unwrap();
-        file.set_len(2 * SPOOL_RING).unwrap();
-        file.write_all_at(b"out", 5).unwrap();
-        file.write_all_at(b"err", 2 * SPOOL_RING - 3).unwrap();
+        file.set_len(u64::from(SPOOL_SLOTS) * SPOOL_BYTES).unwrap();
+        file.write_all_at(b"out", SPOOL_BYTES + 5).unwrap();
+        file.write_all_at(b"err", 2 * SPOOL_BYTES - 3).unwrap();
         let spool = Spool::new(file);
-        let read = |stream, offset, bytes| spool.read(stream, offset, bytes).ok();
+        let first = spool.slot().unwrap();
+        let slot = spool.slot().unwrap();
+        assert_eq!((first.number(), slot.number()), (0, 1));
+        let read = |stream, offset, bytes| slot.read(stream, offset, bytes).ok();
         assert_eq!(read(StreamName::Stdout, SPOOL_RING + 5, 3).unwrap(), b"out");
         assert_eq!(read(StreamName::Stderr, SPOOL_RING - 3, 3).unwrap(), b"err");
         assert_eq!(read(StreamName::Stderr, SPOOL_RING - 3, 4), None);
         assert_eq!(read(StreamName::Stdout, 0, u64::MAX), None);
+    }
+
+    #[test]
+    fn a_slot_has_one_user() {
+        let spool = Spool::new(tempfile::tempfile().unwrap());
+        let mut all: Vec<_> = std::iter::from_fn(|| spool.slot()).collect();
+        assert_eq!(all.len(), SPOOL_SLOTS as usize);
+        let number = all.pop().unwrap().number();
+        assert_eq!(spool.slot().unwrap().number(), number);
     }
 }

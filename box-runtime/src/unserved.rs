@@ -3,9 +3,8 @@
 use box_protocol::BoxError;
 use box_protocol::actions::{
     BoxEvents, BoxStats, BoxTransition, CatalogDelete, CatalogGet, CatalogList, CatalogPut,
-    CommandAttach, CommandGet, CommandInput, CommandKill, CommandList, CommandStart, FileWatch,
-    PortOpen, PortSend, ShellCreate, ShellDelete, ShellList, ShellRun, SystemProbe, SystemStorage,
-    TenantGrant, TenantRevoke,
+    FileWatch, PortOpen, PortSend, ShellCreate, ShellDelete, ShellList, ShellRun, SystemProbe,
+    SystemStorage, TenantGrant, TenantRevoke,
 };
 use box_rpc::{Action, Call, Handle, RouterBuilder, contract};
 
@@ -47,12 +46,6 @@ unserved![
     BoxTransition,
     BoxStats,
     BoxEvents,
-    CommandStart,
-    CommandAttach,
-    CommandGet,
-    CommandList,
-    CommandInput,
-    CommandKill,
     ShellCreate,
     ShellRun,
     ShellList,

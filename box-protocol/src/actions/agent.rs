@@ -5,37 +5,45 @@
 //!
 //! # Spool slots
 //! Output that is more than a few kilobytes does not travel in messages. A runtime on the same machine
-//! hands an agent *slots*: shared memory of [`SPOOL_BYTES`], one ring of [`SPOOL_RING`] for each stream,
-//! standard output's first. Byte `n` of a stream is at `n % SPOOL_RING` of its ring, so a message says
-//! offset and length, and nothing else has to be agreed on. A slot serves one command at a time.
+//! hands an agent [`SPOOL_SLOTS`] *slots*: shared memory of [`SPOOL_BYTES`] each, one ring of
+//! [`SPOOL_RING`] for each stream, standard output's first. Byte `n` of a stream is at `n % SPOOL_RING`
+//! of its ring, so a message says offset and length, and nothing else has to be agreed on. A slot serves
+//! one call at a time; the runtime says which.
 
 use serde::{Deserialize, Serialize};
 
 use super::commands::kill_signal;
 use super::{
-    OutputGap, OutputMode, OutputPiece, Stdin, StreamName, TerminalSize, actions, is_default,
+    CommandInputResult, Exclusive, OutputGap, OutputMode, OutputPiece, ReadFrom, ReadWhy, Stdin,
+    StreamName, TerminalSize, Until, View, actions, is_default,
 };
 use crate::blob::Blob;
 use crate::env::Env;
 use crate::ids::CommandId;
-use crate::model::{Exit, PerStream, Program};
+use crate::model::{CommandInfo, Exit, PerStream, Program, Role};
+use crate::note::Note;
+use crate::time::UnixMs;
 
 actions! {
     /// Whether the agent lives, and what it runs; tells it the environment of the box. Always allowed;
     /// the first thing it is asked.
     AgentHealth = "agent.health": AgentHealthParams => AgentHealthResult;
 
-    /// Starts a process. `conflict` (the id runs already), `validation` (no such program or working
-    /// directory), `denied` (user not mapped), `capacity`. A call that stays open until the end owns
-    /// the process: dropping it kills the tree. One that answers at once leaves it to `agent.kill`.
+    /// Starts a process, or finds the one that has the id already. `validation` (no such program or
+    /// working directory), `denied` (user not mapped), `capacity`. A call that stays open until the end
+    /// owns the process unless it says `keep`: dropping it kills the tree.
     AgentStart = "agent.start": AgentStartParams => AgentCommand | AgentChunk;
 
-    /// Streams a command's output from an offset on, and ends with its end; dropping the call ends
-    /// nothing else. `not_found`.
+    /// Streams a command's output, and ends with its end or as `until` says; begins a held one. Dropping
+    /// the call ends nothing else. `not_found`, `conflict` (somebody reads it exclusively).
     AgentOutput = "agent.output": AgentOutputParams => AgentCommand | AgentChunk;
 
-    /// Waits for a command's end without reading; dropping the call ends nothing else. `not_found`.
-    AgentWait = "agent.wait": AgentCommandKey => AgentCommand;
+    /// Tells of the commands there are, or of one. `not_found`.
+    AgentList = "agent.list": AgentListParams => AgentListResult;
+
+    /// Writes to a command's input, closes it, or tells its terminal's size. Answered when all is
+    /// written. `not_found`, `conflict` (it has ended, or has no such input or terminal).
+    AgentInput = "agent.input": AgentInputParams => CommandInputResult;
 
     /// Signals a command and, after the grace, kills its whole tree; answered when the tree is gone.
     /// `not_found`.
@@ -47,6 +55,9 @@ pub const SPOOL_RING: u64 = 1 << 20;
 
 /// Bytes of a slot.
 pub const SPOOL_BYTES: u64 = 2 * SPOOL_RING;
+
+/// Slots of an agent.
+pub const SPOOL_SLOTS: u32 = 8;
 
 /// Parameters of `agent.health`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -80,13 +91,21 @@ pub enum AgentReply {
         /// Bytes of each stream to keep; the rest is counted.
         bytes: u64,
     },
-    /// At the end, with the output as chunks before it.
-    Streamed,
+    /// As `agent.output` from the first byte on, after a chunk that says it has started.
+    Streamed {
+        /// When to stop before the end.
+        #[serde(default, skip_serializing_if = "is_default")]
+        until: Until,
+    },
 }
 
 /// Parameters of `agent.start`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is one word of the contract"
+)]
 pub struct AgentStartParams {
     /// The command.
     pub command_id: CommandId,
@@ -118,19 +137,43 @@ pub struct AgentStartParams {
     /// The most bytes that one file it writes may have.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file_bytes: Option<u64>,
+    /// The most memory, in mebibytes, that each of its processes may have.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_mb: Option<u64>,
     /// How much of its output is kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log_bytes: Option<u64>,
     /// When to answer.
     #[serde(default, skip_serializing_if = "is_default")]
     pub reply: AgentReply,
+    /// Go on if the call is dropped.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub keep: bool,
+    /// Make it, and start it when its output is first asked for.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub hold: bool,
+    /// End and forget another one of this id first.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub replace: bool,
+    /// Kill its tree when nobody has read it for so long.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub detached_ms: Option<u64>,
+    /// How long its record stays after its end; for ever if negative.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retain_ms: Option<i64>,
+    /// What it is for. Of an `exec` nothing is kept but its answer.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub role: Role,
+    /// What a gateway keeps with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<Note>,
     /// The slot that its output may go to. Without one, all of it comes in messages.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spool: Option<u32>,
 }
 
 /// A command as its agent tells it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AgentCommand {
     /// The command.
     pub command_id: CommandId,
@@ -154,6 +197,34 @@ pub struct AgentCommand {
     /// How much of that, from the begin of each stream, is in its slot instead of in `collected`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub spooled: PerStream,
+    /// Why a stream of its output ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<ReadWhy>,
+    /// It was there before.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub existed: bool,
+    /// All there is to know of it; not of an `exec`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub info: Option<Box<CommandInfo>>,
+}
+
+impl AgentCommand {
+    /// A command that runs and has written nothing.
+    pub fn new(command_id: CommandId, pid: u32) -> Self {
+        Self {
+            command_id,
+            pid,
+            exit: None,
+            duration_ms: 0,
+            size: PerStream::default(),
+            dropped: PerStream::default(),
+            collected: None,
+            spooled: PerStream::default(),
+            why: None,
+            existed: false,
+            info: None,
+        }
+    }
 }
 
 /// The first of a command's output.
@@ -169,14 +240,19 @@ pub struct Collected {
 }
 
 /// What an agent streams: an object with one member, named after the kind.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AgentChunk {
     /// The process runs. First, and only from `agent.start`.
     Started {
         /// Its process, as the box numbers it.
         pid: u32,
+        /// All there is to know of it; not of an `exec`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        info: Option<Box<CommandInfo>>,
     },
+    /// Where the output that follows begins. Without it, at the first byte.
+    Begin(ReadBegin),
     /// Output.
     Bytes(OutputPiece<Blob>),
     /// Output that is in the command's slot, never over the end of its ring.
@@ -185,9 +261,28 @@ pub enum AgentChunk {
     Gap(OutputGap),
 }
 
+/// Where a stream of output begins: at or before what was asked for, or at the first byte that is kept.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ReadBegin {
+    /// In bytes of each stream.
+    pub raw: PerStream,
+    /// In bytes of the text of each stream.
+    pub text: PerStream,
+    /// The begins of characters before it, of each stream, that what follows may complete.
+    #[serde(skip_serializing_if = "is_default")]
+    pub pending: Collected,
+    /// Where each stream ends now, in bytes.
+    pub raw_end: PerStream,
+    /// Where the text of each stream ends now.
+    pub text_end: PerStream,
+}
+
 /// A piece of output in a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SpooledPiece {
+    /// When it was written.
+    pub at: UnixMs,
     /// Of this stream.
     pub stream: StreamName,
     /// Where it begins in the stream.
@@ -196,12 +291,37 @@ pub struct SpooledPiece {
     pub bytes: u64,
 }
 
-/// One command of the agent's box.
+/// Parameters of `agent.list`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct AgentListParams {
+    /// This one only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub command_id: Option<CommandId>,
+}
+
+/// Answer to `agent.list`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct AgentListResult {
+    /// The commands, oldest first.
+    pub items: Vec<CommandInfo>,
+}
+
+/// Parameters of `agent.input`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct AgentCommandKey {
+pub struct AgentInputParams {
     /// The command.
     pub command_id: CommandId,
+    /// Its terminal's new size; first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<TerminalSize>,
+    /// What to write; then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data: Option<Blob>,
+    /// Whether to close the input; last.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub close: bool,
 }
 
 /// Parameters of `agent.output`.
@@ -210,9 +330,24 @@ pub struct AgentCommandKey {
 pub struct AgentOutputParams {
     /// The command.
     pub command_id: CommandId,
-    /// The offsets to begin at.
+    /// Where to begin.
     #[serde(default)]
-    pub from: PerStream,
+    pub from: ReadFrom,
+    /// What `from` counts. Nothing is sent for [`View::None`].
+    #[serde(default)]
+    pub view: View,
+    /// When to stop before the end. Bytes are for the reader to count.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub until: Until,
+    /// Read it alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exclusive: Option<Exclusive>,
+    /// The terminal of a held command, which otherwise has what it was made with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pty: Option<TerminalSize>,
+    /// The slot that output may go to. Without one, all of it comes in messages.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spool: Option<u32>,
 }
 
 /// Parameters of `agent.kill`.
@@ -227,14 +362,20 @@ pub struct AgentKillParams {
     /// Kill what is left of its tree after so long.
     #[serde(default)]
     pub grace_ms: u64,
+    /// Forget it, once it has ended.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub forget: bool,
 }
 
 /// Answer to `agent.kill`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AgentKillResult {
     /// How it ended; absent if the signal did not end it and no grace was set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit: Option<Exit>,
     /// It had ended before; nothing was signalled.
     pub already: bool,
+    /// All there is to know of it; not of an `exec`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub info: Option<Box<CommandInfo>>,
 }

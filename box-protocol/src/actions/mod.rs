@@ -77,7 +77,8 @@ pub const ALL_ACTIONS: &[&str] = names![
 ];
 
 /// What a runtime asks of the agent in a box.
-pub const AGENT_ACTIONS: &[&str] = names![AgentHealth AgentStart AgentOutput AgentWait AgentKill];
+pub const AGENT_ACTIONS: &[&str] =
+    names![AgentHealth AgentStart AgentOutput AgentList AgentInput AgentKill];
 
 #[cfg(test)]
 mod tests;

@@ -98,7 +98,8 @@ fn the_shortest_parameters_are_taken_and_strays_refused() {
         json!({"command_id": "c", "program": {"argv": ["ls"]}, "env": {}, "cwd": "/"}),
     );
     takes::<AgentOutput>(json!({"command_id": "c"}));
-    takes::<AgentWait>(json!({"command_id": "c"}));
+    takes::<AgentList>(json!({}));
+    takes::<AgentInput>(json!({"command_id": "c", "data": "aGk=", "close": true}));
     takes::<AgentKill>(json!({"command_id": "c"}));
 }
 
@@ -171,7 +172,7 @@ fn chunks_are_objects_named_after_their_kind() {
         [("text/plain".to_owned(), "1".to_owned())].into(),
     ));
     assert_eq!(
-        round_trip(&AgentChunk::Started { pid: 7 }),
+        round_trip(&AgentChunk::Started { pid: 7, info: None }),
         json!({"started": {"pid": 7}})
     );
     round_trip(&PortChunk::Data(Blob::from("x")));
@@ -205,20 +206,17 @@ fn a_managed_process_is_a_command_that_stays() {
 #[test]
 fn an_agents_answer_survives_the_wire() {
     let ended = AgentCommand {
-        command_id: CommandId::new("c").unwrap(),
-        pid: 12,
         exit: Some(crate::Exit::returned(3)),
         duration_ms: 4,
         size: PerStream {
             stdout: 5,
             stderr: 0,
         },
-        dropped: PerStream::default(),
         collected: Some(Collected {
             stdout: Blob::from("hello"),
             stderr: Blob::default(),
         }),
-        spooled: PerStream::default(),
+        ..AgentCommand::new(CommandId::new("c").unwrap(), 12)
     };
     assert_eq!(round_trip(&ended)["collected"]["stdout"], "aGVsbG8=");
     let reply: AgentReply = serde_json::from_value(json!({"collected": {"bytes": 1024}})).unwrap();

@@ -104,7 +104,7 @@ impl Handle<AgentStart> for Agent {
         };
         self.running().insert(command_id.clone(), running);
         self.write_files(&reply.files)?;
-        if mode == AgentReply::Streamed
+        if matches!(mode, AgentReply::Streamed { .. })
             && let Some(sink) = call.chunks()
         {
             for chunk in chunks_of(&reply) {
@@ -150,6 +150,7 @@ impl Handle<AgentKill> for Agent {
         Ok(AgentKillResult {
             exit: Some(Exit::by_signal(9, ExitWhy::Killed)),
             already: false,
+            info: None,
         })
     }
 }
@@ -233,7 +234,7 @@ fn chunks_of(reply: &Reply) -> Vec<AgentChunk> {
     if let Some(chunks) = &reply.chunks {
         return chunks.clone();
     }
-    let mut chunks = vec![AgentChunk::Started { pid: 2 }];
+    let mut chunks = vec![AgentChunk::Started { pid: 2, info: None }];
     let mut pos = 0;
     for (stream, output) in [
         (StreamName::Stdout, &reply.stdout),
@@ -264,7 +265,7 @@ fn answer(
 ) -> AgentCommand {
     let limit = match mode {
         AgentReply::Collected { bytes } => usize::try_from(bytes).unwrap_or(usize::MAX),
-        AgentReply::Started | AgentReply::Streamed => usize::MAX,
+        AgentReply::Started | AgentReply::Streamed { .. } => usize::MAX,
     };
     let kept = |output: &[u8]| output[..output.len().min(limit)].to_vec();
     let collected = matches!(mode, AgentReply::Collected { .. }).then(|| Collected {
@@ -273,8 +274,6 @@ fn answer(
     });
     let dropped = |output: &[u8]| output.len().saturating_sub(limit) as u64;
     AgentCommand {
-        command_id,
-        pid: 2,
         exit: Some(exit),
         duration_ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
         size: PerStream {
@@ -286,6 +285,6 @@ fn answer(
             stderr: dropped(&reply.stderr),
         },
         collected,
-        spooled: PerStream::default(),
+        ..AgentCommand::new(command_id, 2)
     }
 }

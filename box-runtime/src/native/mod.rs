@@ -29,7 +29,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use box_protocol::actions::SPOOL_BYTES;
+use box_protocol::actions::{SPOOL_BYTES, SPOOL_SLOTS};
 use box_protocol::{BoxError, BoxMountSpec, Network};
 use box_rpc::Limits;
 use box_sys::{Sandbox, Source};
@@ -68,8 +68,8 @@ struct Inner {
 #[derive(Debug)]
 struct Living {
     sandbox: Sandbox,
-    /// Held for its end.
-    _state: Option<State>,
+    /// What it has on disk, until its end.
+    state: Mutex<Option<State>>,
     /// Why it was ended from here.
     ended_for: OnceLock<&'static str>,
 }
@@ -121,28 +121,31 @@ impl Backend for NativeBackend {
         let (plan, sources, rootfs) = plan::of(&request, &self.0.config)?;
         let (near, far) = UnixStream::pair().map_err(failed)?;
         near.set_nonblocking(true).map_err(failed)?;
-        let (spool, slot) = spool().map_err(failed)?;
+        let (spool, slots) = spool().map_err(failed)?;
         let root = self.0.config.state_dir.as_deref();
         let state = root.map(|root| State::new(root, request.id)).transpose();
         let (state, listener) = state.map_err(failed)?.unzip();
+        let logs = state.as_ref().map_or_else(unnamed_logs, State::logs);
+        let logs = logs.map_err(failed)?;
         let server = self.0.server.running().await?;
         let place = self.0.making.acquire().await;
         let quota = Quota::of(request.spec, sources.first()).map_err(failed)?;
         let sources: Vec<_> = sources.iter().map(AsFd::as_fd).collect();
         let mut fds = vec![far.as_fd()];
         fds.extend(listener.as_ref().map(AsFd::as_fd));
-        fds.push(slot.as_fd());
+        fds.push(slots.as_fd());
+        fds.push(logs.as_fd());
         let making = server.begin(&plan, &fds, &sources);
         let making = making.map_err(|error| in_words(&error))?;
         // If the box dies while it is made, this end learns it.
-        drop((far, listener, slot));
+        drop((far, listener, slots, logs));
         readable(making.as_fd()).await.map_err(failed)?;
         let sandbox = making.finish().map_err(|error| in_words(&error))?;
         drop(place);
         let missing = sandbox.missing().to_vec();
         let living = Arc::new(Living {
             sandbox,
-            _state: state,
+            state: Mutex::new(state),
             ended_for: OnceLock::new(),
         });
         self.boxes().insert(request.id, Arc::clone(&living));
@@ -199,18 +202,25 @@ impl Backend for NativeBackend {
         readable(living.sandbox.pidfd()).await.map_err(failed)?;
         // Not before: whoever gives up waiting can ask again.
         let ended = self.boxes().remove(&id);
+        let state = living.state.lock();
+        drop(state.unwrap_or_else(PoisonError::into_inner).take());
         // What held its mounts was the last to do so. Taking them apart is for nobody to wait for.
         tokio::task::spawn_blocking(|| drop((ended, living)));
         Ok(())
     }
 }
 
-/// A slot for output, and the agent's end of it. Neither side can change its size, and what is written to it counts as the
-/// box's memory.
+/// Where the logs of a box go that nobody can ask for once this process is gone: memory, which counts as the box's.
+fn unnamed_logs() -> io::Result<OwnedFd> {
+    Ok(rustix::fs::memfd_create("box-logs", MemfdFlags::CLOEXEC)?)
+}
+
+/// Slots for output, and the agent's end of them. Neither side can change their size, and what is written to them counts as
+/// the box's memory.
 fn spool() -> io::Result<(Spool, OwnedFd)> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = rustix::fs::memfd_create("box-spool", flags)?;
-    rustix::fs::ftruncate(&file, SPOOL_BYTES)?;
+    rustix::fs::ftruncate(&file, u64::from(SPOOL_SLOTS) * SPOOL_BYTES)?;
     let seals = SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
     rustix::fs::fcntl_add_seals(&file, seals)?;
     let ours = file.try_clone()?;

@@ -3,7 +3,7 @@
 use std::fs::{DirBuilder, Permissions};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -25,6 +25,13 @@ impl State {
         rustix::net::bind(&socket, &SocketAddrUnix::new(&path)?)?;
         std::fs::set_permissions(&path, Permissions::from_mode(0o600))?;
         Ok((state, socket))
+    }
+
+    /// A file for the logs of the box's commands, which its agent is handed and nobody else reads.
+    pub(super) fn logs(&self) -> io::Result<OwnedFd> {
+        let mut options = std::fs::OpenOptions::new();
+        let options = options.read(true).write(true).create_new(true).mode(0o600);
+        Ok(options.open(self.0.join("logs"))?.into())
     }
 }
 

@@ -167,7 +167,9 @@ impl Body {
             }
         };
         self.unstopped = None;
-        self.card.door.open(living.agent.peer());
+        self.card
+            .door
+            .open(living.agent.peer(), living.spool.clone());
         self.living = Some(living);
         let now = UnixMs::now();
         let mut live = self.card.live();

@@ -5,7 +5,7 @@ use box_protocol::error::Detail;
 use box_protocol::{Blob, BoxError, Code, CommandId, Exit};
 use box_rpc::{CallError, RpcError};
 
-use crate::spool::Spool;
+use crate::spool::Slot;
 
 /// The longest text of an agent's error that is passed on.
 const MESSAGE_CHARS: usize = 512;
@@ -17,7 +17,7 @@ const ERRNO_CHARS: usize = 16;
 const LAST_SIGNAL: i32 = 64;
 
 /// The end of a command as its agent told it, if that can be.
-pub(super) fn end_of(told: &AgentCommand, asked: &CommandId) -> Result<Exit, String> {
+pub(crate) fn end_of(told: &AgentCommand, asked: &CommandId) -> Result<Exit, String> {
     if told.command_id != *asked {
         return Err(nonsense("answered for another command"));
     }
@@ -58,16 +58,16 @@ pub(super) fn failure(error: CallError) -> Failure {
 }
 
 /// Output that an agent says is in its slot.
-pub(super) fn look_up(
-    spool: Option<&Spool>,
+pub(crate) fn look_up(
+    slot: Option<&Slot>,
     stream: StreamName,
     offset: u64,
     bytes: u64,
 ) -> Result<Blob, String> {
-    let Some(spool) = spool else {
+    let Some(slot) = slot else {
         return Err(nonsense("told of a slot it does not have"));
     };
-    let found = spool.read(stream, offset, bytes);
+    let found = slot.read(stream, offset, bytes);
     found
         .map(Blob::from)
         .map_err(|_| nonsense("told of output that is not in its slot"))
@@ -77,19 +77,23 @@ pub(crate) fn nonsense(what: &str) -> String {
     format!("the box's agent {what}")
 }
 
-/// What a caller is told of an agent's failure: its word, its text, and the system's error if it is the name of one.
+/// What a caller is told of an agent's failure: its word, its text, what it is about, and the system's error if it is the name
+/// of one.
 pub(crate) fn agents_error(error: CallError) -> BoxError {
     match error {
         CallError::Refused(refused) => {
             let detail = refused.detail::<Detail>().unwrap_or_default();
+            let kept = Detail {
+                errno: detail.errno.filter(|errno| is_errno(errno)),
+                expired: detail.expired,
+                subject: detail.subject,
+                ..Detail::default()
+            };
             let told = retold(&refused);
-            match detail.errno.filter(|errno| is_errno(errno)) {
-                Some(errno) => told.with_detail(&Detail {
-                    errno: Some(errno),
-                    ..Detail::default()
-                }),
-                None => told,
+            if kept == Detail::default() {
+                return told;
             }
+            told.with_detail(&kept)
         }
         CallError::TooLarge { .. } => error.into(),
         CallError::Lost(_) | CallError::NotSent(_) => {

@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use box_protocol::actions::{
     AgentCommand, AgentKill, AgentKillParams, AgentReply, AgentStart, AgentStartParams, Collected,
-    OutputMode, Stdin, StreamName, View,
+    OutputMode, Stdin, StreamName, Until, View,
 };
 use box_protocol::{
     BoxError, BoxExecutionResult, BoxSpec, Env, ExecutionStatus, Exit, ExitWhy, PerStream, Program,
+    Role,
 };
 use box_rpc::{CallError, Peer};
 use tokio::time::{Instant, timeout, timeout_at};
@@ -16,7 +17,7 @@ use super::body::Body;
 use super::doubt::{Failure, end_of, failure, look_up};
 use super::relay::Relay;
 use super::work::{Exec, Streaming};
-use crate::spool::Spool;
+use crate::spool::{Slot, Spool};
 
 /// Bytes of each stream that a result holds; the rest is counted.
 pub(crate) const OUTPUT_BYTES: usize = 1024 * 1024;
@@ -36,6 +37,8 @@ pub(super) enum Ran {
 pub(super) struct Command {
     params: AgentStartParams,
     limit: Duration,
+    /// Where much output goes.
+    slot: Option<Slot>,
 }
 
 /// What an agent answered, and how long that took.
@@ -45,8 +48,8 @@ struct Told {
 }
 
 impl Body {
-    /// The command for an exec. Its text and variables move into it.
-    pub(super) fn command(&mut self, exec: &mut Exec) -> Result<Command, BoxError> {
+    /// The command for an exec. Its text and variables move into it. Boxed, as the session's task holds it.
+    pub(super) fn command(&mut self, exec: &mut Exec) -> Result<Box<Command>, BoxError> {
         let Some(living) = &mut self.living else {
             return Err(BoxError::internal("there is no box for the command"));
         };
@@ -55,15 +58,16 @@ impl Body {
             .as_ref()
             .is_some_and(|output| output.view != View::None);
         let reply = if streamed {
-            AgentReply::Streamed
+            AgentReply::Streamed {
+                until: Until::default(),
+            }
         } else {
             AgentReply::Collected {
                 bytes: OUTPUT_BYTES as u64,
             }
         };
         let command_id = living.next_exec()?;
-        // Execs of a box come one after the other, so one slot does for all of them.
-        let spool = living.spool.as_ref().map(|_| 0);
+        let slot = living.spool.as_ref().and_then(Spool::slot);
         let cmd = std::mem::take(&mut exec.spec.cmd);
         let (env, user) = self.environment(std::mem::take(&mut exec.spec.env));
         let limit = Duration::from_secs(exec.spec.timeout_sec);
@@ -79,11 +83,23 @@ impl Body {
             pty: None,
             timeout_ms: u64::try_from(limit.as_millis()).ok(),
             file_bytes: self.card.spec.file_bytes(),
+            memory_mb: None,
             log_bytes: None,
             reply,
-            spool,
+            keep: false,
+            hold: false,
+            replace: false,
+            detached_ms: None,
+            retain_ms: None,
+            role: Role::Exec,
+            note: None,
+            spool: slot.as_ref().map(Slot::number),
         };
-        Ok(Command { params, limit })
+        Ok(Box::new(Command {
+            params,
+            limit,
+            slot,
+        }))
     }
 
     /// What a command finds beside the environment of its box, and who runs it.
@@ -100,7 +116,7 @@ impl Body {
     /// Runs a command to its end. Dropping the future kills it.
     pub(super) async fn run(
         &self,
-        command: &Command,
+        command: &mut Command,
         spec: &BoxSpec,
         output: Option<&mut Streaming>,
     ) -> Ran {
@@ -116,8 +132,8 @@ impl Body {
         // Beyond what a clock can hold there is no limit.
         let until = begun.checked_add(patience);
         let answer = match output {
-            Some(output) if params.reply == AgentReply::Streamed => {
-                let relay = Relay::new(output, params, &spec.session_id, living.spool.as_ref());
+            Some(output) if matches!(params.reply, AgentReply::Streamed { .. }) => {
+                let relay = Relay::new(output, params, &spec.session_id, command.slot.take());
                 Box::pin(relay.run(&peer, params, until, self.shared.config.timeout_grace)).await
             }
             _ => collect(&peer, params, until).await,
@@ -137,12 +153,12 @@ impl Body {
             Err(NoAnswer::Failed(Failure::Broken(reason))) => return Ran::Broken(reason),
         };
         match end_of(&told.answer, &params.command_id) {
-            Ok(exit) => self.told(spec, exit, told, living.spool.as_ref()),
+            Ok(exit) => self.told(spec, exit, told, command.slot.as_ref()),
             Err(reason) => Ran::Broken(reason),
         }
     }
 
-    fn told(&self, spec: &BoxSpec, exit: Exit, told: Told, spool: Option<&Spool>) -> Ran {
+    fn told(&self, spec: &BoxSpec, exit: Exit, told: Told, slot: Option<&Slot>) -> Ran {
         let mut result = match self.result(spec, exit, told.duration) {
             Ok(result) => result,
             Err(error) => return Ran::Broken(error.message().to_owned()),
@@ -157,7 +173,7 @@ impl Body {
             (StreamName::Stderr, spooled.stderr, &mut stderr),
         ] {
             if bytes > 0 {
-                match look_up(spool, stream, 0, bytes) {
+                match look_up(slot, stream, 0, bytes) {
                     Ok(found) => *output = found,
                     Err(reason) => return Ran::Broken(reason),
                 }
@@ -197,6 +213,7 @@ impl Body {
             command_id: command.params.command_id.clone(),
             signal: "KILL".to_owned(),
             grace_ms: 0,
+            forget: false,
         };
         let peer = living.agent.peer();
         let killed = peer.call::<AgentKill>(&params);

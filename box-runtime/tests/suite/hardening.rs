@@ -57,7 +57,7 @@ async fn a_box_that_expires_before_it_is_ready_is_not_made_again_and_again() {
 async fn offsets_that_run_over_are_nonsense_and_leave_no_box_behind() {
     let world = world();
     world.backend.next_command(Reply::default().chunks(vec![
-        AgentChunk::Started { pid: 2 },
+        AgentChunk::Started { pid: 2, info: None },
         AgentChunk::Gap(OutputGap {
             stream: StreamName::Stdout,
             offset: 0,
@@ -103,7 +103,7 @@ async fn a_chunk_that_cannot_be_sent_ends_the_call_and_not_the_lane() {
     let _server = Session::start(far, world.runtime.router(), options);
     let client = Session::start(near, Router::empty(), Options::default());
     let output = (0..10).map(|n| piece(n * 32_768, vec![0; 32_768]));
-    let chunks = std::iter::once(AgentChunk::Started { pid: 2 })
+    let chunks = std::iter::once(AgentChunk::Started { pid: 2, info: None })
         .chain(output)
         .collect();
     world.backend.next_command(Reply::default().chunks(chunks));

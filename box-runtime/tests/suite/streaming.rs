@@ -80,7 +80,7 @@ async fn the_start_comes_first_then_output_then_the_result() {
 async fn characters_cut_in_two_come_whole() {
     let w = world();
     let reply = Reply::default().chunks(vec![
-        AgentChunk::Started { pid: 9 },
+        AgentChunk::Started { pid: 9, info: None },
         piece(StreamName::Stdout, 0, b"a\xe2\x82"),
         piece(StreamName::Stdout, 3, b"\xacb\xff"),
         AgentChunk::Gap(OutputGap {
@@ -122,7 +122,7 @@ async fn bytes_come_as_they_are_and_no_view_collects() {
 #[tokio::test(start_paused = true)]
 async fn an_agent_that_streams_nonsense_fails_the_box() {
     let w = world();
-    let started = AgentChunk::Started { pid: 1 };
+    let started = AgentChunk::Started { pid: 1, info: None };
     let lies = [
         vec![piece(StreamName::Stdout, 0, b"early")],
         vec![started.clone(), started.clone()],

@@ -9,6 +9,7 @@
 
 mod agent;
 mod basics;
+mod commands;
 // Its probes make system calls by the numbers of this architecture.
 #[cfg(target_arch = "x86_64")]
 mod catalogue;

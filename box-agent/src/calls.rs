@@ -1,0 +1,334 @@
+//! The calls about commands that the agent answers.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use box_protocol::actions::{
+    AgentChunk, AgentCommand, AgentHealth, AgentHealthParams, AgentHealthResult, AgentInput,
+    AgentInputParams, AgentKill, AgentKillParams, AgentKillResult, AgentList, AgentListParams,
+    AgentListResult, AgentOutput, AgentOutputParams, AgentReply, AgentStart, AgentStartParams,
+    CommandInputResult, ReadWhy, Until,
+};
+use box_protocol::{BoxError, ExitWhy, Role};
+use box_rpc::{Call, Handle, Router};
+use tokio::time::timeout;
+
+use crate::CONTRACT;
+use crate::agent::{Agent, Asked};
+use crate::command::Command;
+use crate::keep::Firsts;
+use crate::life::Keep;
+use crate::read::{self, Wish};
+
+/// What the agent serves.
+pub(crate) fn router(agent: &Arc<Agent>) -> Router {
+    Router::builder(Arc::new(Served(Arc::clone(agent))))
+        .on::<AgentHealth>()
+        .on::<AgentStart>()
+        .on::<AgentOutput>()
+        .on::<AgentList>()
+        .on::<AgentInput>()
+        .on::<AgentKill>()
+        .build()
+}
+
+/// The agent as the calls see it: they start tasks that outlive them.
+struct Served(Arc<Agent>);
+
+impl Handle<AgentHealth> for Served {
+    async fn handle(
+        &self,
+        params: AgentHealthParams,
+        _: Call<AgentHealth>,
+    ) -> Result<AgentHealthResult, BoxError> {
+        if let Some(env) = params.env {
+            self.0.set_env(env);
+        }
+        Ok(AgentHealthResult {
+            contract: CONTRACT,
+            running: self.0.running(),
+        })
+    }
+}
+
+impl Handle<AgentStart> for Served {
+    async fn handle(
+        &self,
+        params: AgentStartParams,
+        call: Call<AgentStart>,
+    ) -> Result<AgentCommand, BoxError> {
+        let agent = &self.0;
+        if params.replace
+            && let Ok(old) = agent.find(&params.command_id)
+        {
+            self.kill(&old).await?;
+            agent.forget(&old);
+        }
+        match agent.ask_for(&params)? {
+            Asked::There(_) if params.role == Role::Exec => {
+                Err(BoxError::conflict("the command runs already"))
+            }
+            Asked::There(command) => {
+                let mut told = match params.reply {
+                    AgentReply::Streamed { until } => {
+                        self.follow(&command, params.spool, until, call).await?
+                    }
+                    AgentReply::Started | AgentReply::Collected { .. } => command.told(),
+                };
+                told.existed = true;
+                Ok(told)
+            }
+            Asked::New(command) if params.hold => {
+                command.hold(params);
+                Ok(command.told())
+            }
+            Asked::New(command) => Box::pin(self.run(command, params, call)).await,
+        }
+    }
+}
+
+impl Served {
+    /// Starts a command and answers as was asked.
+    async fn run(
+        &self,
+        command: Arc<Command>,
+        params: AgentStartParams,
+        call: Call<AgentStart>,
+    ) -> Result<AgentCommand, BoxError> {
+        let (agent, reply, spool) = (&self.0, params.reply, params.spool);
+        let owner = (!params.keep && reply != AgentReply::Started).then(|| Owner(&command));
+        let keep = match reply {
+            AgentReply::Collected { bytes } => Keep::First(Firsts::new(bytes, agent.lease(spool))),
+            AgentReply::Started | AgentReply::Streamed { .. } => Keep::Log,
+        };
+        let life = agent.begin(&command, params, keep).await?;
+        let told = match reply {
+            AgentReply::Started => command.told(),
+            AgentReply::Collected { .. } => life
+                .await
+                .map_err(|_| BoxError::internal("the end of the command was not seen"))?,
+            AgentReply::Streamed { until } => self.follow(&command, spool, until, call).await?,
+        };
+        // A reader that has enough is not one that is gone.
+        std::mem::forget(owner);
+        Ok(told)
+    }
+
+    /// Streams a command's output from its first byte on.
+    async fn follow(
+        &self,
+        command: &Arc<Command>,
+        spool: Option<u32>,
+        until: Until,
+        mut call: Call<AgentStart>,
+    ) -> Result<AgentCommand, BoxError> {
+        self.release(command, None).await?;
+        let Some(sink) = call.chunks() else {
+            return Err(BoxError::validation("reply: a call that does not stream"));
+        };
+        let started = AgentChunk::Started {
+            pid: command.pid().unwrap_or_default(),
+            info: command.info().map(Box::new),
+        };
+        sink.send(&started).await?;
+        let wish = Wish {
+            until,
+            slot: self.0.lease(spool),
+            ..Wish::default()
+        };
+        let why = read::stream(command, wish, sink).await?;
+        Ok(read_to(command, why))
+    }
+
+    /// Starts a held one, if nobody else has.
+    async fn release(
+        &self,
+        command: &Arc<Command>,
+        pty: Option<box_protocol::actions::TerminalSize>,
+    ) -> Result<(), BoxError> {
+        if let Some(mut params) = command.release() {
+            params.pty = pty.or(params.pty);
+            // Not with this call: the next reader would find nobody starting it.
+            let (agent, command) = (Arc::clone(&self.0), Arc::clone(command));
+            let start = async move { agent.begin(&command, *params, Keep::Log).await.map(drop) };
+            let started = tokio::spawn(start).await;
+            return started.map_err(|_| BoxError::internal("the command was not started"))?;
+        }
+        Ok(())
+    }
+
+    /// Kills everything of a command, and waits until that is gone.
+    async fn kill(&self, command: &Arc<Command>) -> Result<(), BoxError> {
+        if command.release().is_some() {
+            self.0.end_held(command);
+            return Ok(());
+        }
+        command.end(ExitWhy::Killed);
+        if let Some(process) = command.process() {
+            self.0.init().kill_tree(process);
+        }
+        command.end_seen().await.map(drop)
+    }
+}
+
+/// How a command is, to a reader that stops for this reason.
+fn read_to(command: &Command, why: ReadWhy) -> AgentCommand {
+    let mut told = command.told();
+    told.why = Some(why);
+    told
+}
+
+/// A call that owns its command. Dropped before the command's end, the command ends.
+struct Owner<'a>(&'a Command);
+
+impl Drop for Owner<'_> {
+    fn drop(&mut self) {
+        if !self.0.has_ended() {
+            self.0.end(ExitWhy::Killed);
+        }
+    }
+}
+
+impl Handle<AgentOutput> for Served {
+    async fn handle(
+        &self,
+        params: AgentOutputParams,
+        mut call: Call<AgentOutput>,
+    ) -> Result<AgentCommand, BoxError> {
+        let command = self.0.find(&params.command_id)?;
+        self.release(&command, params.pty).await?;
+        let Some(sink) = call.chunks() else {
+            return Err(BoxError::validation("output is only streamed"));
+        };
+        let wish = Wish {
+            from: params.from,
+            view: params.view,
+            until: params.until,
+            exclusive: params.exclusive,
+            slot: self.0.lease(params.spool),
+        };
+        let why = read::stream(&command, wish, sink).await?;
+        Ok(read_to(&command, why))
+    }
+}
+
+impl Handle<AgentList> for Served {
+    async fn handle(
+        &self,
+        params: AgentListParams,
+        _: Call<AgentList>,
+    ) -> Result<AgentListResult, BoxError> {
+        let commands = match params.command_id {
+            Some(id) => vec![self.0.find(&id)?],
+            None => self.0.commands(),
+        };
+        let items = commands.iter().filter_map(|command| command.info());
+        Ok(AgentListResult {
+            items: items.collect(),
+        })
+    }
+}
+
+impl Handle<AgentInput> for Served {
+    async fn handle(
+        &self,
+        params: AgentInputParams,
+        _: Call<AgentInput>,
+    ) -> Result<CommandInputResult, BoxError> {
+        let command = self.0.find(&params.command_id)?;
+        if command.has_ended() {
+            return Err(BoxError::conflict("the command has ended"));
+        }
+        if let Some(size) = params.size {
+            command.input.resize(size).await?;
+        }
+        let mut accepted = 0;
+        if let Some(data) = &params.data {
+            command.input.write(data).await?;
+            accepted = data.len() as u64;
+        }
+        if params.close {
+            command.input.close().await?;
+        }
+        Ok(CommandInputResult { accepted })
+    }
+}
+
+impl Handle<AgentKill> for Served {
+    async fn handle(
+        &self,
+        params: AgentKillParams,
+        _: Call<AgentKill>,
+    ) -> Result<AgentKillResult, BoxError> {
+        let signal = signal(&params.signal)?;
+        let command = self.0.find(&params.command_id)?;
+        let already = command.has_ended();
+        if !already {
+            self.end(&command, signal, params.grace_ms).await?;
+        }
+        let told = command.told();
+        if params.forget && told.exit.is_some() {
+            self.0.forget(&command);
+        }
+        Ok(AgentKillResult {
+            exit: told.exit,
+            already,
+            info: told.info,
+        })
+    }
+}
+
+impl Served {
+    async fn end(
+        &self,
+        command: &Arc<Command>,
+        signal: i32,
+        grace_ms: u64,
+    ) -> Result<(), BoxError> {
+        if signal != KILL
+            && let Some(process) = command.process()
+        {
+            let grace = Duration::from_millis(grace_ms);
+            if !grace.is_zero() {
+                command.expect_end(ExitWhy::Killed);
+            }
+            // A command that has just ended needs no signal.
+            let _ = self.0.init().signal(process, signal);
+            let ended = timeout(grace.max(NOTICE), command.end_seen()).await;
+            // It may well go on; what is left of one that has ended within its grace may not.
+            if grace.is_zero() {
+                return ended.map_or(Ok(()), |ended| ended.map(drop));
+            }
+        }
+        self.kill(command).await
+    }
+}
+
+const KILL: i32 = 9;
+
+/// How long a signal that is not meant to end a command is given to do so, before its answer.
+const NOTICE: Duration = Duration::from_millis(20);
+
+/// The number of a signal by its name, which is the same on every machine this runs on.
+fn signal(name: &str) -> Result<i32, BoxError> {
+    const NAMES: [(&str, i32); 14] = [
+        ("HUP", 1),
+        ("INT", 2),
+        ("QUIT", 3),
+        ("ABRT", 6),
+        ("KILL", KILL),
+        ("USR1", 10),
+        ("USR2", 12),
+        ("ALRM", 14),
+        ("TERM", 15),
+        ("CONT", 18),
+        ("STOP", 19),
+        ("TSTP", 20),
+        ("WINCH", 28),
+        ("PIPE", 13),
+    ];
+    let known = NAMES.iter().find(|(known, _)| *known == name);
+    known
+        .map(|(_, number)| *number)
+        .ok_or_else(|| BoxError::validation("signal: not a name of a signal, without SIG"))
+}

@@ -1,0 +1,340 @@
+//! A command: what everybody may know of it, and how it is influenced.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use box_protocol::actions::{AgentCommand, AgentStartParams, Exclusive};
+use box_protocol::{
+    BoxError, CommandId, CommandInfo, CommandState, Exit, ExitWhy, Note, Program, Role, SessionId,
+    UnixMs,
+};
+use box_sys::Ended;
+use tokio::sync::{Notify, watch};
+
+use crate::input::Input;
+use crate::keep::Sum;
+use crate::log::Log;
+
+/// How long a record stays after its command's end, unless the command says otherwise.
+const RETAIN: Duration = Duration::from_mins(10);
+
+/// A command, from the moment it was asked for.
+#[derive(Debug)]
+pub(crate) struct Command {
+    pub(crate) id: CommandId,
+    pub(crate) role: Role,
+    about: Option<Box<About>>,
+    /// What it will be started with, as long as it is held.
+    held: Mutex<Option<Box<AgentStartParams>>>,
+    begun: OnceLock<Begun>,
+    /// Why it is being ended, if somebody wants that.
+    why: Mutex<Option<ExitWhy>>,
+    pub(crate) wanted: Notify,
+    log: Mutex<Log>,
+    /// Changes whenever the log has grown.
+    pub(crate) grown: watch::Sender<()>,
+    /// Somebody has read on.
+    pub(crate) room: Notify,
+    /// Who reads; for [`Exclusive`] readers, who does so alone.
+    readers: watch::Sender<Readers>,
+    next_reader: AtomicU64,
+    /// Its end, once nothing more comes. Told in full if it was asked for in full.
+    ended: watch::Sender<Option<Box<AgentCommand>>>,
+    /// Why it could not be started.
+    failed: OnceLock<BoxError>,
+    pub(crate) input: Input,
+}
+
+/// What only those commands keep that can be asked for later.
+#[derive(Debug)]
+struct About {
+    program: Program,
+    cwd: String,
+    env_keys: Vec<String>,
+    note: Option<Note>,
+    created_at: UnixMs,
+    retain: Option<Duration>,
+    ended_at: OnceLock<UnixMs>,
+}
+
+#[derive(Debug)]
+struct Begun {
+    process: box_sys::Command,
+    at: Instant,
+    time: UnixMs,
+}
+
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct Readers {
+    pub(crate) count: usize,
+    alone: Option<u64>,
+}
+
+/// Somebody reads, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Reading<'a> {
+    command: &'a Command,
+    number: u64,
+    seen: watch::Receiver<Readers>,
+    alone: bool,
+}
+
+impl Command {
+    pub(crate) fn new(params: &AgentStartParams, log: Log) -> Self {
+        let about = (params.role != Role::Exec).then(|| {
+            Box::new(About {
+                program: params.program.clone(),
+                cwd: params.cwd.clone(),
+                env_keys: params.env.names(),
+                note: params.note.clone(),
+                created_at: UnixMs::now(),
+                retain: match params.retain_ms {
+                    None => Some(RETAIN),
+                    Some(ms) => u64::try_from(ms).ok().map(Duration::from_millis),
+                },
+                ended_at: OnceLock::new(),
+            })
+        });
+        Self {
+            id: params.command_id.clone(),
+            role: params.role,
+            about,
+            held: Mutex::default(),
+            begun: OnceLock::new(),
+            why: Mutex::default(),
+            wanted: Notify::new(),
+            log: Mutex::new(log),
+            grown: watch::Sender::default(),
+            room: Notify::new(),
+            readers: watch::Sender::default(),
+            next_reader: AtomicU64::new(0),
+            ended: watch::Sender::default(),
+            failed: OnceLock::new(),
+            input: Input::default(),
+        }
+    }
+
+    pub(crate) fn hold(&self, params: AgentStartParams) {
+        *lock(&self.held) = Some(Box::new(params));
+    }
+
+    /// What it is to be started with, for whoever asks first.
+    pub(crate) fn release(&self) -> Option<Box<AgentStartParams>> {
+        lock(&self.held).take()
+    }
+
+    pub(crate) fn has_begun_with(&self, process: box_sys::Command) {
+        let _ = self.begun.set(Begun {
+            process,
+            at: Instant::now(),
+            time: UnixMs::now(),
+        });
+    }
+
+    pub(crate) fn process(&self) -> Option<&box_sys::Command> {
+        self.begun.get().map(|begun| &begun.process)
+    }
+
+    pub(crate) fn begun_at(&self) -> Option<Instant> {
+        self.begun.get().map(|begun| begun.at)
+    }
+
+    pub(crate) fn log(&self) -> MutexGuard<'_, Log> {
+        lock(&self.log)
+    }
+
+    /// Notes that its end is wanted, and why. The first reason is the one that counts.
+    pub(crate) fn expect_end(&self, why: ExitWhy) {
+        lock(&self.why).get_or_insert(why);
+    }
+
+    /// Wants its whole tree to end.
+    pub(crate) fn end(&self, why: ExitWhy) {
+        self.expect_end(why);
+        self.wanted.notify_one();
+    }
+
+    pub(crate) fn exit(&self, ended: Ended) -> Exit {
+        let by_itself = if ended.signal.is_some() {
+            ExitWhy::Signal
+        } else {
+            ExitWhy::Exit
+        };
+        Exit {
+            code: ended.code,
+            signal: ended.signal,
+            why: lock(&self.why).unwrap_or(by_itself),
+        }
+    }
+
+    /// How it is now.
+    pub(crate) fn told(&self) -> AgentCommand {
+        let ended = self.ended.borrow().as_deref().cloned();
+        let mut told = ended.unwrap_or_else(|| self.telling(None, Sum::of(&self.log())));
+        told.info = self.info().map(Box::new);
+        told
+    }
+
+    /// How it is, with this end and this output.
+    pub(crate) fn telling(&self, exit: Option<Exit>, sum: Sum) -> AgentCommand {
+        let lasted = self.begun_at().map(|at| at.elapsed());
+        AgentCommand {
+            exit,
+            duration_ms: lasted.map_or(0, |lasted| {
+                u64::try_from(lasted.as_millis()).unwrap_or(u64::MAX)
+            }),
+            size: sum.size,
+            dropped: sum.dropped,
+            collected: sum.collected,
+            spooled: sum.spooled,
+            ..AgentCommand::new(self.id.clone(), self.pid().unwrap_or_default())
+        }
+    }
+
+    pub(crate) fn pid(&self) -> Option<u32> {
+        self.process().map(|process| process.pid.unsigned_abs())
+    }
+
+    /// All there is to know, if any of it is kept.
+    pub(crate) fn info(&self) -> Option<CommandInfo> {
+        let about = self.about.as_deref()?;
+        let exit = self.ended.borrow().as_ref().and_then(|ended| ended.exit);
+        let state = match (exit, self.begun.get(), &*lock(&self.held)) {
+            (Some(_), ..) => CommandState::Exited,
+            (None, None, Some(_)) => CommandState::Held,
+            (None, None, None) => CommandState::Pending,
+            (None, Some(_), _) => CommandState::Running,
+        };
+        let log = self.log();
+        Some(CommandInfo {
+            // The runtime knows whose agent this is; the agent does not.
+            session_id: SessionId::new("box").ok()?,
+            command_id: self.id.clone(),
+            role: self.role,
+            state,
+            pid: self.pid(),
+            program: about.program.clone(),
+            cwd: about.cwd.clone(),
+            env_keys: about.env_keys.clone(),
+            attached: self.readers.borrow().count > 0,
+            created_at: about.created_at,
+            started_at: self.begun.get().map(|begun| begun.time),
+            ended_at: about.ended_at.get().copied(),
+            size: log.size(),
+            kept_from: log.kept_from(),
+            exit,
+            error: None,
+            shell_id: None,
+            shell_replaced: false,
+            note: about.note.clone(),
+        })
+    }
+
+    /// How long its record stays once it has ended; nothing if for ever.
+    pub(crate) fn retained(&self) -> Option<Duration> {
+        self.about
+            .as_ref()
+            .map_or(Some(Duration::ZERO), |about| about.retain)
+    }
+
+    pub(crate) fn created_at(&self) -> Option<UnixMs> {
+        self.about.as_ref().map(|about| about.created_at)
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended.borrow().is_some()
+    }
+
+    /// Nothing more comes of it.
+    pub(crate) fn has_ended_as(&self, told: AgentCommand) {
+        self.log().finish();
+        if let Some(about) = &self.about {
+            let _ = about.ended_at.set(UnixMs::now());
+        }
+        self.ended.send_replace(Some(Box::new(told)));
+    }
+
+    /// It never began.
+    pub(crate) fn has_failed(&self, error: BoxError) {
+        let _ = self.failed.set(error);
+        let told = self.telling(None, Sum::of(&self.log()));
+        self.ended.send_replace(Some(Box::new(told)));
+    }
+
+    /// Whether it is over, looked at so that [`Self::over`] tells what comes after.
+    pub(crate) fn watch_end(&self) -> watch::Receiver<Option<Box<AgentCommand>>> {
+        self.ended.subscribe()
+    }
+
+    /// The error of one that never began.
+    pub(crate) fn failure(&self) -> Result<(), BoxError> {
+        self.failed.get().map_or(Ok(()), |error| Err(error.clone()))
+    }
+
+    /// Waits for its end.
+    pub(crate) async fn end_seen(&self) -> Result<AgentCommand, BoxError> {
+        // The sender is `self`, so it cannot be gone.
+        let _ = self.ended.subscribe().wait_for(Option::is_some).await;
+        self.failure()?;
+        Ok(self.told())
+    }
+
+    /// Begins to read. An exclusive reader is refused while there is another, or takes its place.
+    pub(crate) fn read_by(&self, exclusive: Option<Exclusive>) -> Result<Reading<'_>, BoxError> {
+        let number = self.next_reader.fetch_add(1, Ordering::Relaxed);
+        let mut refused = false;
+        self.readers.send_modify(|readers| {
+            refused = exclusive == Some(Exclusive::Refuse) && readers.alone.is_some();
+            if !refused {
+                readers.count += 1;
+                if exclusive.is_some() {
+                    readers.alone = Some(number);
+                }
+            }
+        });
+        if refused {
+            return Err(BoxError::conflict("somebody else is attached"));
+        }
+        Ok(Reading {
+            command: self,
+            number,
+            seen: self.readers.subscribe(),
+            alone: exclusive.is_some(),
+        })
+    }
+
+    pub(crate) fn watch_readers(&self) -> watch::Receiver<Readers> {
+        self.readers.subscribe()
+    }
+}
+
+impl Reading<'_> {
+    /// Returns once another reader has taken this one's place.
+    pub(crate) async fn taken(&mut self) {
+        let (alone, number) = (self.alone, self.number);
+        if !alone {
+            return std::future::pending().await;
+        }
+        let _ = self
+            .seen
+            .wait_for(|readers| readers.alone != Some(number))
+            .await;
+    }
+}
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        self.command.readers.send_modify(|readers| {
+            readers.count -= 1;
+            if readers.alone == Some(self.number) {
+                readers.alone = None;
+            }
+        });
+    }
+}
+
+/// What is behind these locks is sound after every assignment.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,172 @@
+use proptest::prelude::*;
+
+use super::*;
+
+use StreamName::{Stderr, Stdout};
+
+fn stored(bytes: u64) -> Log {
+    let store = Store::new(tempfile::tempfile().unwrap().into());
+    Log::new(Some(bytes), Some(store))
+}
+
+fn all(log: &mut Log, cursor: &mut Cursor) -> Vec<(StreamName, u64, Vec<u8>)> {
+    let mut pieces = Vec::new();
+    while let Some(piece) = log.read(cursor).unwrap() {
+        pieces.push((piece.stream, piece.offset, piece.data));
+    }
+    pieces
+}
+
+fn begin(log: &mut Log, from: ReadFrom, view: View) -> (Cursor, ReadBegin) {
+    log.read_from(from, view).unwrap()
+}
+
+#[test]
+fn output_comes_in_the_order_it_was_written() {
+    let mut log = stored(1 << 20);
+    log.take(Stdout, b"one");
+    log.take(Stderr, b"two");
+    log.take(Stdout, b"three");
+    let (mut cursor, _) = begin(&mut log, ReadFrom::default(), View::Bytes);
+    let expected = [
+        (Stdout, 0, b"one".to_vec()),
+        (Stderr, 0, b"two".to_vec()),
+        (Stdout, 3, b"three".to_vec()),
+    ];
+    assert_eq!(all(&mut log, &mut cursor), expected);
+    log.take(Stderr, b"more");
+    assert_eq!(all(&mut log, &mut cursor), [(Stderr, 3, b"more".to_vec())]);
+}
+
+#[test]
+fn the_oldest_goes_unless_somebody_reads_it() {
+    let mut log = stored(4 << 10);
+    for _ in 0..100 {
+        log.take(Stdout, &[b'x'; 512]);
+    }
+    assert_eq!(log.size().stdout, 51_200);
+    assert_eq!(log.kept_from().stdout, 51_200 - 4096);
+    let (mut cursor, told) = begin(&mut log, ReadFrom::default(), View::Bytes);
+    assert_eq!(told.raw.stdout, 51_200 - 4096, "the gap is known");
+    assert!(!log.has_room(), "the command waits for its reader");
+    log.take(Stdout, &[b'y'; 512]);
+    assert_eq!(
+        log.kept_from().stdout,
+        51_200 - 4096,
+        "nothing is lost meanwhile"
+    );
+    let read: usize = all(&mut log, &mut cursor)
+        .iter()
+        .map(|(.., data)| data.len())
+        .sum();
+    assert_eq!(read, 4096 + 512);
+    assert!(log.has_room());
+    let (late, _) = begin(&mut log, ReadFrom::default(), View::Bytes);
+    log.leave(&cursor);
+    log.take(Stdout, &[b'z'; 8192]);
+    assert!(!log.has_room(), "another one reads");
+    log.leave(&late);
+    assert_eq!(log.kept_from().stdout, 51_200 + 512 + 8192 - 4096);
+}
+
+#[test]
+fn a_reader_that_left_holds_nothing_and_a_stranger_learns_that_it_is_late() {
+    let mut log = stored(4 << 10);
+    log.take(Stdout, b"abc");
+    let (mut cursor, _) = begin(&mut log, ReadFrom::default(), View::Bytes);
+    log.leave(&cursor);
+    for _ in 0..20 {
+        log.take(Stdout, &[b'x'; 512]);
+    }
+    assert!(log.read(&mut cursor).is_err());
+    assert!(log.read_from(ReadFrom::Pos(1 << 40), View::Bytes).is_none());
+    let offsets = PerStream {
+        stdout: 0,
+        stderr: 1,
+    };
+    assert!(
+        log.read_from(ReadFrom::Offsets(offsets), View::Bytes)
+            .is_none()
+    );
+}
+
+#[test]
+fn little_of_an_ended_command_stays_in_memory() {
+    let mut log = stored(1 << 20);
+    log.take(Stdout, &[b'x'; 2000]);
+    log.finish();
+    assert!(matches!(log.blocks[0].bytes, Bytes::Stored(_)));
+    let (mut cursor, _) = begin(&mut log, ReadFrom::default(), View::Bytes);
+    assert_eq!(all(&mut log, &mut cursor)[0].2.len(), 2000);
+    let mut small = stored(1 << 20);
+    small.take(Stdout, b"little");
+    small.finish();
+    assert!(matches!(&small.blocks[0].bytes, Bytes::Memory(bytes) if bytes.capacity() == 6));
+}
+
+fn text_of(log: &mut Log, from: ReadFrom) -> Option<(PerStream, [String; 2])> {
+    let (mut cursor, begin) = log.read_from(from, View::Text)?;
+    let decoder = |pending: &[u8]| TextDecoder::resume(pending).unwrap();
+    let mut decoders = [
+        decoder(&begin.pending.stdout),
+        decoder(&begin.pending.stderr),
+    ];
+    let mut texts = [String::new(), String::new()];
+    for (stream, _, data) in all(log, &mut cursor) {
+        let at = usize::from(stream == Stderr);
+        texts[at].push_str(&decoders[at].decode(&data));
+    }
+    log.leave(&cursor);
+    Some((begin.text, texts))
+}
+
+proptest! {
+    /// Whatever was dropped and wherever reading begins, each view tells the same bytes at the same offsets.
+    #[test]
+    fn every_view_of_every_begin_agrees(
+        writes in proptest::collection::vec(
+            (any::<bool>(), proptest::collection::vec(prop_oneof![any::<u8>(), Just(0xe2), Just(0x82)], 1..900)), 1..40),
+        from in 0_u64..20_000,
+    ) {
+        let mut log = stored(4 << 10);
+        let mut written = [Vec::new(), Vec::new()];
+        for (second, bytes) in &writes {
+            let stream = if *second { Stderr } else { Stdout };
+            log.take(stream, bytes);
+            written[usize::from(*second)].extend_from_slice(bytes);
+        }
+        let (size, kept) = (log.size(), log.kept_from());
+        prop_assert_eq!([size.stdout, size.stderr].map(|n| usize::try_from(n).unwrap()), [written[0].len(), written[1].len()]);
+        let dropped = kept.stdout + kept.stderr;
+        prop_assert!(size.stdout + size.stderr - dropped <= 4096);
+
+        // Bytes, from a position over both.
+        if let Some((mut cursor, told)) = log.read_from(ReadFrom::Pos(from), View::Bytes) {
+            prop_assert!(told.raw.stdout + told.raw.stderr <= from.max(dropped));
+            let mut offsets = [told.raw.stdout, told.raw.stderr];
+            for (stream, offset, data) in all(&mut log, &mut cursor) {
+                let at = usize::from(stream == Stderr);
+                prop_assert_eq!(offset, offsets[at]);
+                let begin = usize::try_from(offset).unwrap();
+                prop_assert_eq!(&data, &written[at][begin..begin + data.len()]);
+                offsets[at] += data.len() as u64;
+            }
+            prop_assert_eq!(offsets, [size.stdout, size.stderr]);
+            log.leave(&cursor);
+        } else {
+            prop_assert!(from > size.stdout + size.stderr);
+        }
+
+        // Text, from an offset of one stream.
+        let whole = written.clone().map(|bytes| {
+            let mut decoder = TextDecoder::default();
+            decoder.decode(&bytes)
+        });
+        let offsets = ReadFrom::Offsets(PerStream { stdout: from.min(whole[0].len() as u64), stderr: 0 });
+        let (begin, texts) = text_of(&mut log, offsets).unwrap();
+        for (at, begin) in [begin.stdout, begin.stderr].into_iter().enumerate() {
+            let begin = usize::try_from(begin).unwrap();
+            prop_assert_eq!(&texts[at], &whole[at][begin..]);
+        }
+    }
+}

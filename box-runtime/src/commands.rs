@@ -1,0 +1,362 @@
+//! `command.*`: the agent keeps the commands; here they are found, filled in from the box's defaults, and told to callers.
+
+use box_protocol::actions::{
+    AgentChunk, AgentCommand, AgentInput, AgentInputParams, AgentKill, AgentKillParams, AgentList,
+    AgentListParams, AgentOutput, AgentOutputParams, AgentReply, AgentStart, AgentStartParams,
+    CommandAttach, CommandAttachParams, CommandAttachResult, CommandChunk, CommandGet,
+    CommandInput, CommandInputParams, CommandInputResult, CommandKey, CommandKill,
+    CommandKillParams, CommandKillResult, CommandList, CommandListParams, CommandListResult,
+    CommandStart, CommandStartParams, CommandStartResult, OnDisconnect, ReadEnd, ReadFrom, ReadWhy,
+    Until, View,
+};
+use box_protocol::error::Detail;
+use box_protocol::{BoxError, CommandId, CommandInfo, CommandState, Env, Program};
+use box_rpc::{Action, Call, Chunks, Handle};
+use futures::StreamExt as _;
+use tokio::sync::mpsc;
+use uuid::Uuid;
+
+use crate::caller::Caller;
+use crate::door::Inside;
+use crate::handlers::{CHUNKS_AHEAD, forwarded};
+use crate::retell::{Retelling, Told};
+use crate::runtime::BoxRuntime;
+use crate::session::{agents_error, nonsense};
+
+/// Where commands start whose box says nothing about it.
+const DEFAULT_CWD: &str = box_protocol::DEFAULT_MOUNT_PATH;
+
+impl BoxRuntime {
+    /// Starts a command, or finds the one that has its id. With a place for chunks and `attach` it stays until the reading
+    /// ends; dropping the future then kills the command, unless that was asked not to be done.
+    pub async fn start_command(
+        &self,
+        caller: &Caller,
+        params: CommandStartParams,
+        chunks: Option<mpsc::Sender<CommandChunk>>,
+    ) -> Result<CommandStartResult, BoxError> {
+        let inside = self.enter(caller, &params.session_id).await?;
+        let attach = chunks.and_then(|chunks| Some((chunks, params.attach.clone()?)));
+        let mut asked = inside.asked(params)?;
+        let Some((chunks, attach)) = attach else {
+            let answer = inside.agent.call::<AgentStart>(&asked).await;
+            let told = answer.map_err(agents_error)?;
+            let existed = told.existed;
+            let info = inside.info(told, &asked.command_id)?;
+            return Ok(CommandStartResult {
+                info,
+                existed,
+                read: None,
+            });
+        };
+        if attach.until.bytes.is_some() && !asked.keep {
+            return Err(invalid(
+                "attach.until.bytes",
+                "leaves the command to nobody: it needs on_disconnect keep",
+            ));
+        }
+        let slot = inside.slot();
+        let retelling = Retelling::new(attach.view, ReadFrom::default(), attach.until.bytes, slot);
+        asked.spool = retelling.slot();
+        asked.reply = AgentReply::Streamed {
+            until: Until {
+                bytes: None,
+                ..attach.until
+            },
+        };
+        let stream = inside.agent.stream::<AgentStart>(&asked).await;
+        let (told, read) = inside
+            .read(
+                stream.map_err(agents_error)?,
+                retelling,
+                &asked.command_id,
+                &chunks,
+            )
+            .await?;
+        let existed = told.existed;
+        let info = inside.info(told, &asked.command_id)?;
+        Ok(CommandStartResult {
+            info,
+            existed,
+            read: Some(read),
+        })
+    }
+
+    /// Reads a command's output. Dropping the future ends nothing else.
+    pub async fn attach_command(
+        &self,
+        caller: &Caller,
+        params: CommandAttachParams,
+        chunks: mpsc::Sender<CommandChunk>,
+    ) -> Result<CommandAttachResult, BoxError> {
+        let inside = self.enter(caller, &params.session_id).await?;
+        let slot = inside.slot().filter(|_| params.view != View::None);
+        let retelling = Retelling::new(params.view, params.from, params.until.bytes, slot);
+        let asked = AgentOutputParams {
+            command_id: params.command_id,
+            from: params.from,
+            view: params.view,
+            until: Until {
+                bytes: None,
+                ..params.until
+            },
+            exclusive: params.exclusive,
+            pty: params.pty,
+            spool: retelling.slot(),
+        };
+        let stream = inside.agent.stream::<AgentOutput>(&asked).await;
+        let (told, read) = inside
+            .read(
+                stream.map_err(agents_error)?,
+                retelling,
+                &asked.command_id,
+                &chunks,
+            )
+            .await?;
+        let info = inside.info(told, &asked.command_id)?;
+        Ok(CommandAttachResult { info, read })
+    }
+
+    /// What is known of a command.
+    pub async fn get_command(
+        &self,
+        caller: &Caller,
+        key: CommandKey,
+    ) -> Result<CommandInfo, BoxError> {
+        let inside = self.enter(caller, &key.session_id).await?;
+        inside.look(&key.command_id).await
+    }
+
+    /// The commands of a box, oldest first.
+    pub async fn list_commands(
+        &self,
+        caller: &Caller,
+        params: CommandListParams,
+    ) -> Result<CommandListResult, BoxError> {
+        let inside = self.enter(caller, &params.session_id).await?;
+        let all = AgentListParams::default();
+        let answer = inside.agent.call::<AgentList>(&all).await;
+        let mut items = answer.map_err(agents_error)?.items;
+        items.retain(|info| {
+            let running = info.state == CommandState::Running;
+            params.role.is_none_or(|role| info.role == role)
+                && params.running.is_none_or(|wanted| running == wanted)
+        });
+        for info in &mut items {
+            info.session_id = params.session_id.clone();
+        }
+        Ok(CommandListResult { items })
+    }
+
+    /// Writes to a command's input; answered when that is written.
+    pub async fn input_command(
+        &self,
+        caller: &Caller,
+        params: CommandInputParams,
+    ) -> Result<CommandInputResult, BoxError> {
+        let inside = self.enter(caller, &params.session_id).await?;
+        let asked = AgentInputParams {
+            command_id: params.command_id,
+            size: params.size,
+            data: params.data,
+            close: params.close,
+        };
+        let answer = inside.agent.call::<AgentInput>(&asked).await;
+        answer.map_err(agents_error)
+    }
+
+    /// Signals a command, or ends it with all it has started.
+    pub async fn kill_command(
+        &self,
+        caller: &Caller,
+        params: CommandKillParams,
+    ) -> Result<CommandKillResult, BoxError> {
+        let inside = self.enter(caller, &params.session_id).await?;
+        let asked = AgentKillParams {
+            command_id: params.command_id,
+            signal: params.signal,
+            grace_ms: params.grace_ms.unwrap_or_default(),
+            forget: params.forget,
+        };
+        let answer = inside.agent.call::<AgentKill>(&asked).await;
+        let told = answer.map_err(agents_error)?;
+        Ok(CommandKillResult {
+            info: inside.checked(told.info, &asked.command_id)?,
+            already: told.already,
+        })
+    }
+}
+
+impl Inside {
+    /// What the agent is asked for: the caller's words over the box's defaults.
+    fn asked(&self, params: CommandStartParams) -> Result<AgentStartParams, BoxError> {
+        let defaults = self.defaults().unwrap_or_default();
+        let mut env: Env = defaults.env;
+        env.extend(params.env);
+        let program = match (params.program, defaults.shell) {
+            (Program::Text { 0: text, .. }, Some(shell)) => {
+                Program::argv([shell, "-c".to_owned(), text])?
+            }
+            (program, _) => program,
+        };
+        let command_id = match params.command_id {
+            Some(id) => id,
+            None => CommandId::new(Uuid::now_v7().simple().to_string())?,
+        };
+        Ok(AgentStartParams {
+            command_id,
+            program,
+            env,
+            cwd: params
+                .cwd
+                .or(defaults.cwd)
+                .unwrap_or_else(|| DEFAULT_CWD.to_owned()),
+            make_cwd: false,
+            user: params.user.or(defaults.user),
+            stdin: params.stdin,
+            output: params.output,
+            pty: params.pty,
+            timeout_ms: params.timeout_ms,
+            file_bytes: self.spec().file_bytes(),
+            memory_mb: params.memory_mb,
+            log_bytes: params.log_bytes,
+            reply: AgentReply::Started,
+            keep: params.on_disconnect == OnDisconnect::Keep,
+            hold: params.hold,
+            replace: params.replace,
+            detached_ms: params.detached_ms,
+            retain_ms: params.retain_ms,
+            role: params.role,
+            note: params.note,
+            spool: None,
+        })
+    }
+
+    /// Passes output on until it ends, or the reader has enough.
+    async fn read<A>(
+        &self,
+        mut stream: Chunks<A>,
+        mut retelling: Retelling,
+        id: &CommandId,
+        to: &mpsc::Sender<CommandChunk>,
+    ) -> Result<(AgentCommand, ReadEnd), BoxError>
+    where
+        A: Action<Chunk = AgentChunk, Result = AgentCommand>,
+    {
+        while let Some(chunk) = stream.next().await {
+            let told = retelling.tell(chunk.map_err(agents_error)?);
+            let told = told.map_err(BoxError::unavailable)?;
+            let (chunks, enough) = match told {
+                Told::Started(_, info) => {
+                    let info = self.checked(info, id)?;
+                    (vec![CommandChunk::Started(Box::new(info))], false)
+                }
+                Told::Output(chunks) => (chunks, false),
+                Told::Enough(chunks) => (chunks, true),
+            };
+            for chunk in chunks {
+                if to.send(chunk).await.is_err() {
+                    return Err(BoxError::cancelled("nobody takes the chunks"));
+                }
+            }
+            if enough {
+                drop(stream);
+                let mut told = AgentCommand::new(id.clone(), 0);
+                told.info = Some(Box::new(self.look(id).await?));
+                return Ok((told, retelling.end(ReadWhy::Bytes)));
+            }
+        }
+        let told = stream.finish().await.map_err(agents_error)?;
+        let why = told.why.unwrap_or(ReadWhy::Exit);
+        if why == ReadWhy::Exit {
+            for chunk in retelling.rest() {
+                // The answer is on its way to whoever does not take this.
+                let _ = to.send(chunk).await;
+            }
+        }
+        Ok((told, retelling.end(why)))
+    }
+
+    async fn look(&self, id: &CommandId) -> Result<CommandInfo, BoxError> {
+        let one = AgentListParams {
+            command_id: Some(id.clone()),
+        };
+        let answer = self.agent.call::<AgentList>(&one).await;
+        let info = answer.map_err(agents_error)?.items.pop();
+        self.checked(info.map(Box::new), id)
+    }
+
+    fn info(&self, told: AgentCommand, id: &CommandId) -> Result<CommandInfo, BoxError> {
+        self.checked(told.info, id)
+    }
+
+    /// What an agent says of a command, if it is about that one. Whose box it is, it cannot know.
+    fn checked(
+        &self,
+        info: Option<Box<CommandInfo>>,
+        id: &CommandId,
+    ) -> Result<CommandInfo, BoxError> {
+        let info = info.filter(|info| info.command_id == *id);
+        let mut info =
+            info.ok_or_else(|| BoxError::unavailable(nonsense("answered for another command")))?;
+        info.session_id = self.spec().session_id.clone();
+        Ok(*info)
+    }
+}
+
+fn invalid(field: &'static str, why: &str) -> BoxError {
+    BoxError::validation(format!("{field} {why}")).with_detail(&Detail {
+        field: Some(field.to_owned()),
+        ..Detail::default()
+    })
+}
+
+impl Handle<CommandStart> for BoxRuntime {
+    async fn handle(
+        &self,
+        params: CommandStartParams,
+        mut call: Call<CommandStart>,
+    ) -> Result<CommandStartResult, BoxError> {
+        let caller = Caller::of(&call);
+        if call.chunks().is_none() || params.attach.is_none() {
+            return self.start_command(&caller, params, None).await;
+        }
+        let (sender, chunks) = mpsc::channel(CHUNKS_AHEAD);
+        let running = async { self.start_command(&caller, params, Some(sender)).await };
+        forwarded(running, chunks, call).await
+    }
+}
+
+impl Handle<CommandAttach> for BoxRuntime {
+    async fn handle(
+        &self,
+        params: CommandAttachParams,
+        mut call: Call<CommandAttach>,
+    ) -> Result<CommandAttachResult, BoxError> {
+        let caller = Caller::of(&call);
+        if call.chunks().is_none() && params.view != View::None {
+            return Err(invalid("view", "is only told to a call that takes chunks"));
+        }
+        let (sender, chunks) = mpsc::channel(CHUNKS_AHEAD);
+        let running = async { self.attach_command(&caller, params, sender).await };
+        forwarded(running, chunks, call).await
+    }
+}
+
+/// Those whose method takes the parameters as they came.
+macro_rules! plain {
+    ($($action:ty: $method:ident($params:ty) -> $result:ty;)*) => {$(
+        impl Handle<$action> for BoxRuntime {
+            async fn handle(&self, params: $params, call: Call<$action>) -> Result<$result, BoxError> {
+                self.$method(&Caller::of(&call), params).await
+            }
+        }
+    )*};
+}
+
+plain! {
+    CommandGet: get_command(CommandKey) -> CommandInfo;
+    CommandList: list_commands(CommandListParams) -> CommandListResult;
+    CommandInput: input_command(CommandInputParams) -> CommandInputResult;
+    CommandKill: kill_command(CommandKillParams) -> CommandKillResult;
+}

@@ -1,0 +1,351 @@
+//! An agent's chunks, checked and told again in the view that a reader asked for.
+
+use box_protocol::actions::{
+    AgentChunk, CommandChunk, OutputGap, OutputPiece, ReadBegin, ReadEnd, ReadFrom, ReadWhy,
+    SpooledPiece, StreamName, View,
+};
+use box_protocol::{Blob, CommandInfo, MAX_CHUNK_BYTES, PerStream, TextDecoder, UnixMs};
+
+use crate::session::{look_up, nonsense};
+use crate::spool::Slot;
+
+/// What a reader gets for one chunk of an agent.
+pub(crate) enum Told {
+    /// The command has started.
+    Started(u32, Option<Box<CommandInfo>>),
+    /// This much, which may be nothing.
+    Output(Vec<CommandChunk>),
+    /// The same, and it has all it wanted.
+    Enough(Vec<CommandChunk>),
+}
+
+/// Tells one command's output to one reader.
+pub(crate) struct Retelling {
+    view: View,
+    from: ReadFrom,
+    slot: Option<Slot>,
+    stdout: Track,
+    stderr: Track,
+    /// Bytes told by the agent, as the view counts them, over both streams.
+    pos: u64,
+    /// Where the reader goes on.
+    next: PerStream,
+    next_pos: u64,
+    dropped: PerStream,
+    /// Bytes that it still wants.
+    wanted: Option<u64>,
+    has_begun: bool,
+}
+
+/// One stream.
+#[derive(Default)]
+struct Track {
+    /// Where the agent is.
+    told: u64,
+    /// Where that is as the view counts.
+    shown: u64,
+    decoder: TextDecoder,
+}
+
+fn part(streams: &mut PerStream, stream: StreamName) -> &mut u64 {
+    match stream {
+        StreamName::Stdout => &mut streams.stdout,
+        StreamName::Stderr => &mut streams.stderr,
+    }
+}
+
+const STREAMS: [StreamName; 2] = [StreamName::Stdout, StreamName::Stderr];
+
+impl Retelling {
+    /// A reader that wants to begin here, and at most so many bytes.
+    pub(crate) fn new(view: View, from: ReadFrom, wanted: Option<u64>, slot: Option<Slot>) -> Self {
+        let (next, next_pos) = match from {
+            ReadFrom::Offsets(offsets) => (offsets, 0),
+            ReadFrom::Pos(pos) => (PerStream::default(), pos),
+            ReadFrom::Tail(_) => (PerStream::default(), 0),
+        };
+        Self {
+            view,
+            from,
+            slot,
+            stdout: Track::default(),
+            stderr: Track::default(),
+            pos: 0,
+            next,
+            next_pos,
+            dropped: PerStream::default(),
+            wanted,
+            has_begun: false,
+        }
+    }
+
+    /// The slot that the agent may use.
+    pub(crate) fn slot(&self) -> Option<u32> {
+        self.slot.as_ref().map(Slot::number)
+    }
+
+    /// How reading ended.
+    pub(crate) fn end(&self, why: ReadWhy) -> ReadEnd {
+        ReadEnd {
+            why,
+            next: self.next,
+            pos: self.next_pos,
+            dropped: self.dropped,
+        }
+    }
+
+    /// What the reader gets for a chunk; the reason if the agent makes no sense.
+    pub(crate) fn tell(&mut self, chunk: AgentChunk) -> Result<Told, String> {
+        let told = match chunk {
+            AgentChunk::Started { pid, info } => return Ok(Told::Started(pid, info)),
+            AgentChunk::Begin(begin) => self.begin(&begin)?,
+            AgentChunk::Bytes(piece) => {
+                self.piece(piece.stream, piece.offset, piece.at, piece.data)?
+            }
+            AgentChunk::Spooled(SpooledPiece {
+                at,
+                stream,
+                offset,
+                bytes,
+            }) => {
+                if bytes > MAX_CHUNK_BYTES as u64 {
+                    return Err(nonsense("sent output out of order or too much of it"));
+                }
+                let data = look_up(self.slot.as_ref(), stream, offset, bytes)?;
+                self.piece(stream, offset, at, data)?
+            }
+            AgentChunk::Gap(gap) => vec![self.gap(gap)?],
+        };
+        self.has_begun = true;
+        Ok(if self.wanted == Some(0) {
+            Told::Enough(told)
+        } else {
+            Told::Output(told)
+        })
+    }
+
+    /// What is left of characters that will never be finished.
+    pub(crate) fn rest(&mut self) -> Vec<CommandChunk> {
+        let mut chunks = Vec::new();
+        for stream in STREAMS {
+            if self.view == View::Text
+                && let Some(left) = self.track(stream).decoder.finish()
+            {
+                chunks.extend(self.text(stream, UnixMs::now(), left.to_string()));
+            }
+        }
+        chunks
+    }
+
+    fn track(&mut self, stream: StreamName) -> &mut Track {
+        match stream {
+            StreamName::Stdout => &mut self.stdout,
+            StreamName::Stderr => &mut self.stderr,
+        }
+    }
+
+    fn begin(&mut self, begin: &ReadBegin) -> Result<Vec<CommandChunk>, String> {
+        let odd = || nonsense("began to tell output where none can begin");
+        if self.has_begun {
+            return Err(odd());
+        }
+        let text = self.view == View::Text;
+        let (shown, end) = if text {
+            (begin.text, begin.text_end)
+        } else {
+            (begin.raw, begin.raw_end)
+        };
+        let over_both = |streams: PerStream| streams.stdout.saturating_add(streams.stderr);
+        for (stream, pending) in STREAMS
+            .into_iter()
+            .zip([&begin.pending.stdout, &begin.pending.stderr])
+        {
+            let (mut raw, mut shown) = (begin.raw, shown);
+            *self.track(stream) = Track {
+                told: *part(&mut raw, stream),
+                shown: *part(&mut shown, stream),
+                decoder: TextDecoder::resume(pending).ok_or_else(odd)?,
+            };
+        }
+        self.pos = over_both(shown);
+        let mut gone = PerStream::default();
+        match self.from {
+            ReadFrom::Offsets(from) => {
+                gone.stdout = shown.stdout.saturating_sub(from.stdout);
+                gone.stderr = shown.stderr.saturating_sub(from.stderr);
+            }
+            ReadFrom::Pos(pos) => {
+                // How the lost part was shared is not known; that it was lost, and how much, is.
+                let both = self.pos.saturating_sub(pos);
+                gone.stdout = both.min(shown.stdout);
+                gone.stderr = both - gone.stdout;
+            }
+            ReadFrom::Tail(bytes) => {
+                self.from = ReadFrom::Pos(over_both(end).saturating_sub(bytes));
+            }
+        }
+        self.next.stdout = self.next.stdout.max(shown.stdout);
+        self.next.stderr = self.next.stderr.max(shown.stderr);
+        self.next_pos = self.next_pos.max(self.pos);
+        let mut chunks = Vec::new();
+        for stream in STREAMS {
+            let bytes = *part(&mut gone, stream);
+            if bytes > 0 {
+                let offset = self.track(stream).shown - bytes;
+                chunks.push(self.lost(OutputGap {
+                    stream,
+                    offset,
+                    bytes,
+                }));
+            }
+        }
+        Ok(chunks)
+    }
+
+    fn lost(&mut self, gap: OutputGap) -> CommandChunk {
+        let dropped = part(&mut self.dropped, gap.stream);
+        *dropped = dropped.saturating_add(gap.bytes);
+        CommandChunk::Gap(gap)
+    }
+
+    fn piece(
+        &mut self,
+        stream: StreamName,
+        offset: u64,
+        at: UnixMs,
+        data: Blob,
+    ) -> Result<Vec<CommandChunk>, String> {
+        let text = self.view == View::Text;
+        let track = self.track(stream);
+        let in_order = data.len() <= MAX_CHUNK_BYTES && offset == track.told;
+        let told = track.told.checked_add(data.len() as u64);
+        let Some(told) = told.filter(|_| in_order) else {
+            return Err(nonsense("sent output out of order or too much of it"));
+        };
+        track.told = told;
+        if text {
+            let text = track.decoder.decode(&data);
+            return Ok(self.text(stream, at, text).into_iter().collect());
+        }
+        let length = data.len();
+        let Some((skip, keep, place)) = self.place(stream, at, length) else {
+            return Ok(Vec::new());
+        };
+        let data = if (skip, keep) == (0, length) {
+            data
+        } else {
+            data[skip..skip + keep].to_vec().into()
+        };
+        self.went_on(stream, keep);
+        Ok(vec![CommandChunk::Bytes(place.of(data))])
+    }
+
+    fn text(&mut self, stream: StreamName, at: UnixMs, text: String) -> Option<CommandChunk> {
+        let (skip, keep, mut place) = self.place(stream, at, text.len())?;
+        // Never into a character: one that does not fit comes with the next read.
+        let begin = (skip..text.len()).find(|at| text.is_char_boundary(*at))?;
+        let end = (begin..=skip + keep)
+            .rev()
+            .find(|at| text.is_char_boundary(*at));
+        let Some(end) = end.filter(|end| *end > begin) else {
+            self.wanted = self.wanted.map(|_| 0);
+            return None;
+        };
+        let moved = (begin - skip) as u64;
+        place.offset += moved;
+        place.pos += moved;
+        *part(&mut self.next, stream) = place.offset;
+        self.next_pos = place.pos;
+        self.went_on(stream, end - begin);
+        if end < text.len() {
+            self.wanted = Some(0);
+        }
+        let text = if (begin, end) == (0, text.len()) {
+            text
+        } else {
+            text[begin..end].to_owned()
+        };
+        Some(CommandChunk::Text(place.of(text)))
+    }
+
+    /// How much of a piece is before where the reader begins, how much of the rest it wants, and where that is.
+    fn place(
+        &mut self,
+        stream: StreamName,
+        at: UnixMs,
+        length: usize,
+    ) -> Option<(usize, usize, Place)> {
+        let (from, pos) = (self.from, self.pos);
+        let track = self.track(stream);
+        let shown = track.shown;
+        track.shown = shown.saturating_add(length as u64);
+        self.pos = pos.saturating_add(length as u64);
+        let skip = match from {
+            ReadFrom::Offsets(mut offsets) => part(&mut offsets, stream).saturating_sub(shown),
+            ReadFrom::Pos(from) => from.saturating_sub(pos),
+            ReadFrom::Tail(_) => 0,
+        };
+        let skip = usize::try_from(skip).unwrap_or(usize::MAX).min(length);
+        let next = part(&mut self.next, stream);
+        *next = (*next).max(shown.saturating_add(skip as u64));
+        self.next_pos = self.next_pos.max(pos.saturating_add(skip as u64));
+        let wanted = self.wanted.and_then(|wanted| usize::try_from(wanted).ok());
+        let keep = (length - skip).min(wanted.unwrap_or(usize::MAX));
+        (keep > 0).then_some((
+            skip,
+            keep,
+            Place {
+                stream,
+                at,
+                offset: shown + skip as u64,
+                pos: pos + skip as u64,
+            },
+        ))
+    }
+
+    /// The reader has been told so many bytes more.
+    fn went_on(&mut self, stream: StreamName, bytes: usize) {
+        let bytes = bytes as u64;
+        *part(&mut self.next, stream) += bytes;
+        self.next_pos += bytes;
+        self.wanted = self.wanted.map(|wanted| wanted.saturating_sub(bytes));
+    }
+
+    fn gap(&mut self, gap: OutputGap) -> Result<CommandChunk, String> {
+        let track = self.track(gap.stream);
+        let told = track.told.checked_add(gap.bytes);
+        let shown = track.shown.checked_add(gap.bytes);
+        let (Some(told), Some(shown), true) = (told, shown, gap.offset == track.told) else {
+            return Err(nonsense("told an impossible gap"));
+        };
+        let offset = track.shown;
+        (track.told, track.shown) = (told, shown);
+        self.pos = self.pos.saturating_add(gap.bytes);
+        *part(&mut self.next, gap.stream) = shown;
+        self.next_pos = self.pos;
+        Ok(self.lost(OutputGap { offset, ..gap }))
+    }
+}
+
+/// Where a piece is.
+struct Place {
+    stream: StreamName,
+    at: UnixMs,
+    offset: u64,
+    pos: u64,
+}
+
+impl Place {
+    fn of<T>(self, data: T) -> OutputPiece<T> {
+        OutputPiece {
+            stream: self.stream,
+            offset: self.offset,
+            pos: self.pos,
+            at: self.at,
+            data,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,197 @@
+use box_protocol::actions::Collected;
+
+use super::*;
+
+use StreamName::{Stderr, Stdout};
+
+fn bytes(stream: StreamName, offset: u64, data: &[u8]) -> AgentChunk {
+    AgentChunk::Bytes(OutputPiece {
+        stream,
+        offset,
+        pos: 0,
+        at: UnixMs::now(),
+        data: data.to_vec().into(),
+    })
+}
+
+/// Kind, stream, offset, position and data of what a reader gets.
+fn told(retelling: &mut Retelling, chunk: AgentChunk) -> Vec<(u64, u64, String)> {
+    let (Told::Output(chunks) | Told::Enough(chunks)) = retelling.tell(chunk).unwrap() else {
+        panic!("no output")
+    };
+    let short = |chunk: CommandChunk| match chunk {
+        CommandChunk::Text(piece) => (piece.offset, piece.pos, piece.data),
+        CommandChunk::Bytes(piece) => {
+            let data = String::from_utf8_lossy(&piece.data).into_owned();
+            (piece.offset, piece.pos, data)
+        }
+        CommandChunk::Gap(gap) => (gap.offset, gap.bytes, format!("gap {:?}", gap.stream)),
+        other => panic!("{other:?}"),
+    };
+    chunks.into_iter().map(short).collect()
+}
+
+fn begin(raw: (u64, u64), text: (u64, u64), pending: &[u8]) -> AgentChunk {
+    let both = |(stdout, stderr)| PerStream { stdout, stderr };
+    AgentChunk::Begin(ReadBegin {
+        raw: both(raw),
+        text: both(text),
+        pending: Collected {
+            stdout: pending.to_vec().into(),
+            ..Collected::default()
+        },
+        raw_end: both((1000, 1000)),
+        text_end: both((1000, 1000)),
+    })
+}
+
+fn piece(offset: u64, pos: u64, data: &str) -> (u64, u64, String) {
+    (offset, pos, data.to_owned())
+}
+
+#[test]
+fn reading_begins_where_it_was_asked_for_in_each_stream() {
+    let from = ReadFrom::Offsets(PerStream {
+        stdout: 12,
+        stderr: 3,
+    });
+    let mut retelling = Retelling::new(View::Bytes, from, None, None);
+    assert_eq!(told(&mut retelling, begin((10, 0), (0, 0), b"")), []);
+    assert_eq!(told(&mut retelling, bytes(Stderr, 0, b"ab")), []);
+    assert_eq!(
+        told(&mut retelling, bytes(Stdout, 10, b"0123")),
+        [piece(12, 14, "23")]
+    );
+    assert_eq!(
+        told(&mut retelling, bytes(Stderr, 2, b"cd")),
+        [piece(3, 17, "d")]
+    );
+    let end = retelling.end(ReadWhy::Time);
+    assert_eq!(
+        (end.next, end.pos),
+        (
+            PerStream {
+                stdout: 14,
+                stderr: 4
+            },
+            18
+        )
+    );
+}
+
+#[test]
+fn what_is_gone_is_told_with_its_size() {
+    let from = ReadFrom::Offsets(PerStream {
+        stdout: 4,
+        stderr: 0,
+    });
+    let mut retelling = Retelling::new(View::Bytes, from, None, None);
+    let gaps = told(&mut retelling, begin((10, 2), (0, 0), b""));
+    assert_eq!(gaps, [piece(4, 6, "gap Stdout"), piece(0, 2, "gap Stderr")]);
+    assert_eq!(
+        told(&mut retelling, bytes(Stdout, 10, b"x")),
+        [piece(10, 12, "x")]
+    );
+    let end = retelling.end(ReadWhy::Exit);
+    assert_eq!(
+        end.dropped,
+        PerStream {
+            stdout: 6,
+            stderr: 2
+        }
+    );
+    assert_eq!(
+        end.next,
+        PerStream {
+            stdout: 11,
+            stderr: 2
+        }
+    );
+    let mut by_position = Retelling::new(View::Bytes, ReadFrom::Pos(5), None, None);
+    let gaps = told(&mut by_position, begin((10, 2), (0, 0), b""));
+    assert_eq!(gaps, [piece(3, 7, "gap Stdout")]);
+}
+
+#[test]
+fn text_counts_its_own_bytes_and_never_splits_a_character() {
+    // Three bytes that are no text, told as nine, were before.
+    let from = ReadFrom::Offsets(PerStream {
+        stdout: 10,
+        stderr: 0,
+    });
+    let mut retelling = Retelling::new(View::Text, from, None, None);
+    assert_eq!(
+        told(&mut retelling, begin((5, 0), (9, 0), &[0xe2, 0x82])),
+        []
+    );
+    let first = told(&mut retelling, bytes(Stdout, 5, &[0xac, b'a', 0xf0]));
+    // The character that the reader would begin in is not told in part.
+    assert_eq!(first, [piece(12, 12, "a")]);
+    assert_eq!(told(&mut retelling, bytes(Stdout, 8, &[0x9f])), []);
+    let rest: Vec<_> = retelling.rest();
+    assert!(
+        matches!(&rest[..], [CommandChunk::Text(piece)] if piece.data == "\u{fffd}" && piece.offset == 13)
+    );
+    assert_eq!(retelling.end(ReadWhy::Exit).next.stdout, 16);
+}
+
+#[test]
+fn a_reader_gets_no_more_than_it_wants_and_can_go_on() {
+    let mut retelling = Retelling::new(View::Text, ReadFrom::default(), Some(4), None);
+    assert_eq!(
+        told(&mut retelling, bytes(Stdout, 0, b"ab")),
+        [piece(0, 0, "ab")]
+    );
+    let chunk = bytes(Stdout, 2, "céd".as_bytes());
+    assert!(matches!(retelling.tell(chunk).unwrap(), Told::Enough(chunks) if chunks.len() == 1));
+    let end = retelling.end(ReadWhy::Bytes);
+    assert_eq!(
+        (end.next.stdout, end.pos),
+        (3, 3),
+        "é does not fit and comes next time"
+    );
+    let from = ReadFrom::Offsets(end.next);
+    let mut again = Retelling::new(View::Text, from, None, None);
+    assert_eq!(
+        told(&mut again, bytes(Stdout, 0, "abcéd".as_bytes())),
+        [piece(3, 3, "éd")]
+    );
+}
+
+#[test]
+fn the_last_bytes_are_those_before_the_end() {
+    let mut retelling = Retelling::new(View::Bytes, ReadFrom::Tail(3), None, None);
+    assert_eq!(told(&mut retelling, begin((996, 1000), (0, 0), b"")), []);
+    assert_eq!(
+        told(&mut retelling, bytes(Stdout, 996, b"abcd")),
+        [piece(997, 1997, "bcd")]
+    );
+}
+
+#[test]
+fn an_agent_that_makes_no_sense_is_found_out() {
+    let odd = |chunks: Vec<AgentChunk>| {
+        let mut retelling = Retelling::new(View::Text, ReadFrom::default(), None, None);
+        chunks
+            .into_iter()
+            .any(|chunk| retelling.tell(chunk).is_err())
+    };
+    assert!(!odd(vec![bytes(Stdout, 0, b"a"), bytes(Stdout, 1, b"b")]));
+    assert!(odd(vec![bytes(Stdout, 0, b"a"), bytes(Stdout, 0, b"b")]));
+    assert!(odd(vec![bytes(Stdout, 0, &[0; MAX_CHUNK_BYTES + 1])]));
+    assert!(odd(vec![
+        bytes(Stdout, 0, b"a"),
+        begin((0, 0), (0, 0), b"")
+    ]));
+    assert!(odd(vec![begin((0, 0), (0, 0), b"a")]));
+    let spooled = |bytes| {
+        AgentChunk::Spooled(SpooledPiece {
+            at: UnixMs::now(),
+            stream: Stdout,
+            offset: 0,
+            bytes,
+        })
+    };
+    assert!(odd(vec![spooled(1)]), "there is no slot");
+    assert!(odd(vec![spooled(u64::MAX)]));
+}
