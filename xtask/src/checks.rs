@@ -6,7 +6,7 @@ use crate::{
     Result,
     command::{self, Workspace},
     counts::{Counts, Runner},
-    fuzz, hygiene,
+    fuzz, guest, hygiene,
     manifest::Manifest,
     tools, unused,
 };
@@ -53,6 +53,9 @@ fn steps(workspace: &Workspace, counts: &mut Counts) -> Result {
     step("documentation tests", || {
         let mut doc = workspace.cargo("test --workspace --doc");
         command::counted(&mut doc, Runner::Libtest, counts)
+    })?;
+    step("cgroups of version 2", || {
+        guest::check(workspace, &manifest.target, counts)
     })?;
     step("hygiene", || hygiene::check(workspace.root()))?;
     step("fuzz", || {

@@ -2,13 +2,14 @@
 //!
 //! # Reading order
 //! [`checks`] is the list of steps that CI runs. [`command`] starts programs, [`counts`] reads what the test runners say,
-//! [`manifest`] asks cargo about the workspace, [`tools`] installs what is missing, and [`hygiene`], [`unused`] and
-//! [`fuzz`] are single steps.
+//! [`manifest`] asks cargo about the workspace, [`tools`] installs what is missing, and [`hygiene`], [`unused`],
+//! [`guest`] and [`fuzz`] are single steps.
 
 mod checks;
 mod command;
 mod counts;
 mod fuzz;
+mod guest;
 mod hygiene;
 mod manifest;
 mod tools;
@@ -26,6 +27,7 @@ cargo xtask <command>
 
   test            everything CI checks, in order; the last line is `N passed, N failed`
   bench [args]    the benchmark, side by side with peers; arguments go to the benchmark
+  guest           tests of limits, on a kernel with cgroups of version 2 only
   fuzz [runs]     the decoder's fuzzer, for that many inputs (ten million unless said)
   help            this text";
 
@@ -54,6 +56,12 @@ fn run(arguments: &[String]) -> Result<ExitCode> {
             let workspace = Workspace::find()?;
             let target = manifest::Manifest::read(&workspace)?.target;
             fuzz::run(&workspace, &target, runs).map(|()| ExitCode::SUCCESS)
+        }
+        ("guest", []) => {
+            let workspace = Workspace::find()?;
+            let target = manifest::Manifest::read(&workspace)?.target;
+            guest::check(&workspace, &target, &mut counts::Counts::default())
+                .map(|()| ExitCode::SUCCESS)
         }
         ("help" | "--help" | "-h", _) => {
             println!("{HELP}");
