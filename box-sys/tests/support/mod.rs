@@ -111,7 +111,7 @@ pub(crate) static MACHINES: LazyLock<Vec<Machine>> = LazyLock::new(|| {
 
 /// A directory with the programs that an ordinary user can reach, which a build directory may not be. Always the same one, so
 /// that no run leaves another behind; replaced by renaming, because other test programs may be running them.
-static PROGRAMS: LazyLock<PathBuf> = LazyLock::new(|| {
+pub(crate) static PROGRAMS: LazyLock<PathBuf> = LazyLock::new(|| {
     use std::os::unix::fs::PermissionsExt;
     let dir = std::env::temp_dir().join(format!(
         "box-sys-tests-{}",

@@ -13,6 +13,7 @@ mod commands;
 // Its probes make system calls by the numbers of this architecture.
 #[cfg(target_arch = "x86_64")]
 mod catalogue;
+mod closed;
 mod ends;
 mod far;
 mod limits;

@@ -117,7 +117,8 @@ pub(crate) async fn agent_of(backend: &NativeBackend) -> (Uuid, Session) {
     (id, session)
 }
 
-fn config(user: Option<u32>) -> NativeConfig {
+/// How a backend is set up whose boxes are this user's.
+pub(crate) fn config(user: Option<u32>) -> NativeConfig {
     static NUMBER: AtomicUsize = AtomicUsize::new(0);
     let mut config = NativeConfig::new(&*PROGRAM);
     config.run_as = user.map(|user| (user, user));
