@@ -50,6 +50,13 @@ pub trait Backend: Send + Sync + 'static {
         None
     }
 
+    /// How many processes of a box were killed for want of memory, if the backend counts them. Asked around every command,
+    /// because its agent sees that it was killed and cannot see what for.
+    fn oom_kills(&self, id: Uuid) -> Option<u64> {
+        let _ = id;
+        None
+    }
+
     /// Ends a box with everything in it and frees what it held. Nothing to do is a success: the box
     /// may be gone, half made or never begun.
     async fn stop(&self, id: Uuid) -> Result<(), BoxError>;

@@ -1,5 +1,6 @@
 //! What this machine can do for boxes.
 
+use std::fmt;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
@@ -64,11 +65,12 @@ pub(crate) fn run(json: bool) -> anyhow::Result<ExitCode> {
         profiles: profiles(error.is_none(), &missing),
         error,
     };
-    if json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
+    let text = if json {
+        serde_json::to_string_pretty(&report)? + "\n"
     } else {
-        print(&report);
-    }
+        report.to_string()
+    };
+    crate::say(&text)?;
     Ok(if report.boxes {
         ExitCode::SUCCESS
     } else {
@@ -123,57 +125,72 @@ fn profiles(boxes: bool, missing: &[String]) -> Vec<Gives> {
     profiles.map(gives).collect()
 }
 
-fn print(report: &Report) {
-    match &report.error {
-        None => println!("Boxes can be made here, as {}.", report.user),
-        Some(error) => println!("No box can be made here, as {}: {error}", report.user),
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.error {
+            None => writeln!(f, "Boxes can be made here, as {}.", self.user)?,
+            Some(error) => writeln!(f, "No box can be made here, as {}: {error}", self.user)?,
+        }
+        writeln!(
+            f,
+            "System directories: the machine's own, read-only (rootfs: {}).",
+            self.rootfs
+        )?;
+        writeln!(
+            f,
+            "\nWhat a box is made of (landlock version {}):",
+            self.landlock
+        )?;
+        for Primitive {
+            name,
+            required,
+            about,
+            present,
+        } in &self.primitives
+        {
+            let mark = match (present, required) {
+                (true, _) => "yes",
+                (false, true) => "MISSING",
+                (false, false) => "no",
+            };
+            writeln!(f, "  {mark:<8} {name:<18} {about}")?;
+        }
+        writeln!(f, "\nWhat differs:")?;
+        for Difference {
+            what,
+            as_root,
+            as_ordinary_user,
+        } in self.differences
+        {
+            writeln!(
+                f,
+                "  {what}\n    as root: {as_root}\n    as an ordinary user: {as_ordinary_user}"
+            )?;
+        }
+        writeln!(f, "\nWhat each profile would give:")?;
+        for profile in &self.profiles {
+            writeln!(f, "  {profile}")?;
+        }
+        Ok(())
     }
-    println!(
-        "System directories: the machine's own, read-only (rootfs: {}).",
-        report.rootfs
-    );
-    println!(
-        "\nWhat a box is made of (landlock version {}):",
-        report.landlock
-    );
-    for Primitive {
-        name,
-        required,
-        about,
-        present,
-    } in &report.primitives
-    {
-        let mark = match (present, required) {
-            (true, _) => "yes",
-            (false, true) => "MISSING",
-            (false, false) => "no",
-        };
-        println!("  {mark:<8} {name:<18} {about}");
-    }
-    println!("\nWhat differs:");
-    for Difference {
-        what,
-        as_root,
-        as_ordinary_user,
-    } in report.differences
-    {
-        println!("  {what}\n    as root: {as_root}\n    as an ordinary user: {as_ordinary_user}");
-    }
-    println!("\nWhat each profile would give:");
-    for profile in &report.profiles {
-        let verdict = if profile.boxes { "boxes" } else { "no boxes" };
-        let missing = if profile.missing.is_empty() {
+}
+
+impl fmt::Display for Gives {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let verdict = if self.boxes { "boxes" } else { "no boxes" };
+        let missing = if self.missing.is_empty() {
             "nothing missing".to_owned()
         } else {
-            format!("missing: {}", profile.missing.join(", "))
+            format!("missing: {}", self.missing.join(", "))
         };
-        println!(
-            "  {:<18} {verdict}: {} processors, {} MB, {} processes, network {}; {missing}",
-            profile.name,
-            profile.cpus,
-            profile.memory_mb,
-            profile.pids_limit,
-            profile.network.as_str(),
-        );
+        write!(
+            f,
+            "{:<18} {verdict}: {} processors, {} MB, {} processes, network {}; {missing}",
+            self.name,
+            self.cpus,
+            self.memory_mb,
+            self.pids_limit,
+            self.network.as_str(),
+        )
     }
 }

@@ -6,6 +6,7 @@
 mod doctor;
 mod primitives;
 
+use std::io::{self, Write as _};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -35,12 +36,21 @@ fn main() -> anyhow::Result<ExitCode> {
     match Arguments::parse().command {
         Command::Doctor { json } => doctor::run(json),
         Command::Version => {
-            println!(
-                "boxd {}, agent contract {}",
-                env!("CARGO_PKG_VERSION"),
+            let version = env!("CARGO_PKG_VERSION");
+            say(&format!(
+                "boxd {version}, agent contract {}\n",
                 box_agent::CONTRACT
-            );
+            ))?;
             Ok(ExitCode::SUCCESS)
         }
+    }
+}
+
+/// Prints to standard output. A reader that has heard enough, `head` for one, is no failure.
+fn say(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        other => other,
     }
 }

@@ -33,7 +33,7 @@ pub enum ExitWhy {
     Idle,
     /// It was killed on request.
     Killed,
-    /// The box had no memory left.
+    /// The box had no memory left. Said by the runtime: an agent cannot see it.
     Oom,
     /// Its box ended.
     BoxEnded,
@@ -99,6 +99,9 @@ pub struct BoxExecutionResult {
     /// The signal that ended it, if one did.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub signal: Option<i32>,
+    /// Its box had no memory left, and it was killed for that. Left out where it was not.
+    #[serde(skip_serializing_if = "is_false")]
+    pub oom: bool,
     /// Standard output.
     pub stdout: String,
     /// Standard error.
@@ -156,6 +159,7 @@ impl BoxExecutionResult {
             status,
             exit_code,
             signal,
+            oom: exit.why == ExitWhy::Oom,
             stdout: String::new(),
             stderr: String::new(),
             duration_ms,
@@ -188,6 +192,8 @@ struct Fields {
     exit_code: Option<i32>,
     #[serde(default)]
     signal: Option<i32>,
+    #[serde(default)]
+    oom: bool,
     #[serde(default)]
     stdout: String,
     #[serde(default)]
@@ -231,6 +237,7 @@ impl TryFrom<Fields> for BoxExecutionResult {
             status: f.status,
             exit_code: f.exit_code,
             signal: f.signal,
+            oom: f.oom,
             stdout: f.stdout,
             stderr: f.stderr,
             duration_ms: f.duration_ms,
@@ -250,6 +257,19 @@ mod tests {
 
     fn result(exit: Exit) -> Result<BoxExecutionResult, BoxError> {
         BoxExecutionResult::new(SessionId::new("s1").unwrap(), "fake", exit, 1)
+    }
+
+    #[test]
+    fn one_that_was_killed_for_memory_says_so() {
+        let killed = result(Exit::by_signal(9, ExitWhy::Oom)).unwrap();
+        let json = serde_json::to_value(&killed).unwrap();
+        assert_eq!(
+            (&json["exit_code"], &json["oom"]),
+            (&json!(137), &json!(true))
+        );
+        let read: BoxExecutionResult = serde_json::from_value(json).unwrap();
+        assert_eq!(read, killed);
+        assert!(!result(Exit::by_signal(9, ExitWhy::Signal)).unwrap().oom);
     }
 
     #[test]

@@ -176,6 +176,10 @@ impl Backend for NativeBackend {
         Some(BoxError::validation(why))
     }
 
+    fn oom_kills(&self, id: Uuid) -> Option<u64> {
+        self.living(id)?.sandbox.oom_kills()
+    }
+
     async fn add_mounts(&self, id: Uuid, mounts: &[BoxMountSpec]) -> Result<(), BoxError> {
         let living = self.living(id);
         let living = living.ok_or_else(|| BoxError::unavailable("the box is gone"))?;

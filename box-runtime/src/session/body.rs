@@ -71,6 +71,11 @@ impl Living {
         self.execs += 1;
         CommandId::new(format!("exec-{}", self.execs))
     }
+
+    /// How many of its processes were killed for want of memory so far.
+    pub(super) fn oom_kills(&self) -> Option<u64> {
+        self.backend.oom_kills(self.id)
+    }
 }
 
 /// Why there is no box for a call.

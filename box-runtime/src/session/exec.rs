@@ -13,7 +13,7 @@ use box_protocol::{
 use box_rpc::{CallError, Peer};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::body::Body;
+use super::body::{Body, Living};
 use super::doubt::{Failure, end_of, failure, look_up};
 use super::relay::Relay;
 use super::work::{Exec, Streaming};
@@ -125,6 +125,7 @@ impl Body {
         };
         let params = &command.params;
         let peer = living.agent.peer();
+        let killed_before = living.oom_kills();
         let begun = Instant::now();
         let patience = command
             .limit
@@ -153,7 +154,10 @@ impl Body {
             Err(NoAnswer::Failed(Failure::Broken(reason))) => return Ran::Broken(reason),
         };
         match end_of(&told.answer, &params.command_id) {
-            Ok(exit) => self.told(spec, exit, told, command.slot.as_ref()),
+            Ok(exit) => {
+                let exit = for_memory(exit, living, killed_before);
+                self.told(spec, exit, told, command.slot.as_ref())
+            }
             Err(reason) => Ran::Broken(reason),
         }
     }
@@ -263,10 +267,30 @@ fn clipped(bytes: &[u8], dropped: &mut u64) -> String {
     String::from_utf8_lossy(kept).into_owned()
 }
 
-/// A timed-out command that said nothing about it gets a word of ours.
+/// The same end, said to be for want of memory if the kernel has killed for that meanwhile: the command itself, or what its
+/// shell waited for and told of by a code.
+fn for_memory(mut exit: Exit, living: &Living, killed_before: Option<u64>) -> Exit {
+    let killed = match exit.why {
+        ExitWhy::Signal => exit.signal == Some(9),
+        ExitWhy::Exit => exit.code == Some(128 + 9),
+        _ => false,
+    };
+    if killed && living.oom_kills() > killed_before {
+        exit.why = ExitWhy::Oom;
+    }
+    exit
+}
+
+/// A command that was ended and said nothing about it gets a word of ours.
 fn excused(mut result: BoxExecutionResult, spec: &BoxSpec) -> BoxExecutionResult {
-    if result.status == ExecutionStatus::TimedOut && result.stderr.is_empty() {
+    if !result.stderr.is_empty() {
+        return result;
+    }
+    if result.status == ExecutionStatus::TimedOut {
         result.stderr = format!("Command timed out after {} seconds.", spec.timeout_sec);
+    } else if result.oom {
+        let limit = spec.memory_mb;
+        result.stderr = format!("Command was killed: the box has {limit} MB of memory.");
     }
     result
 }

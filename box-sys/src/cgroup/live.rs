@@ -49,20 +49,18 @@ impl Cgroups {
             };
             usage.memory = number(&dir, now);
             usage.memory_peak = number(&dir, peak);
-            usage.oom_kills = field(
-                &dir,
-                if v2 {
-                    "memory.events"
-                } else {
-                    "memory.oom_control"
-                },
-                "oom_kill",
-            );
+            usage.oom_kills = oom_kills(&dir, v2);
         }
         if let Some((dir, _)) = self.dir(name, Ability::Pids) {
             usage.pids = number(&dir, "pids.current");
         }
         usage
+    }
+
+    /// How many processes of this group were killed for memory.
+    pub(crate) fn oom_kills(&self, name: &str) -> Option<u64> {
+        let (dir, v2) = self.dir(name, Ability::Memory)?;
+        oom_kills(&dir, v2)
     }
 
     /// Stops (`true`) or continues (`false`) everything in the group. Frozen tasks are killed only once thawed on version 1.
@@ -158,6 +156,15 @@ fn start_time(pid: u32) -> Option<u64> {
         return None;
     }
     fields.nth(18)?.parse().ok()
+}
+
+fn oom_kills(dir: &OwnedFd, v2: bool) -> Option<u64> {
+    let file = if v2 {
+        "memory.events"
+    } else {
+        "memory.oom_control"
+    };
+    field(dir, file, "oom_kill")
 }
 
 fn number(dir: &OwnedFd, file: &str) -> Option<u64> {

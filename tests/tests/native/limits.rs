@@ -13,10 +13,32 @@ async fn a_memory_hog_is_killed_and_everybody_else_lives() {
         if machine.lacks("cgroup.memory").await {
             assert_ne!(result.exit_code, Some(0), "{result:?}");
         } else {
-            assert_eq!(result.exit_code, Some(137), "{result:?}");
+            assert_eq!(
+                (result.exit_code, result.oom),
+                (Some(137), true),
+                "{result:?}"
+            );
+            assert!(result.stderr.contains("64 MB"), "{result:?}");
         }
         let again = spec(json!({"session_id": "hog", "memory_mb": 64, "cmd": "echo alive"}));
         assert_eq!(printed(&machine.exec_spec(again).await.unwrap()), "alive");
+        // The same end for other reasons, in a box that was short of memory before.
+        let killed = spec(json!({"session_id": "hog", "memory_mb": 64, "cmd": "kill -KILL $$"}));
+        let killed = machine.exec_spec(killed).await.unwrap();
+        assert_eq!(
+            (killed.exit_code, killed.oom),
+            (Some(137), false),
+            "{killed:?}"
+        );
+        // A shell that outlives what was killed passes its end on as a code.
+        let waits = "tail /dev/zero; code=$?; exit $code";
+        let waits = spec(json!({"session_id": "hog", "memory_mb": 64, "cmd": waits}));
+        let waits = machine.exec_spec(waits).await.unwrap();
+        assert_eq!(
+            waits.oom,
+            !machine.lacks("cgroup.memory").await,
+            "{waits:?}"
+        );
     })
     .await;
 }

@@ -1,0 +1,248 @@
+//! `boxd` as people run it: what it says, how it ends, as root and as an ordinary user.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use box_protocol::BoxProfile;
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// The ordinary user of tests that run as root.
+const NOBODY: u32 = 65534;
+
+const REQUIRED: [&str; 8] = [
+    "namespace.user",
+    "namespace.pid",
+    "namespace.mount",
+    "namespace.net",
+    "namespace.uts",
+    "namespace.ipc",
+    "namespace.cgroup",
+    "seccomp",
+];
+const OPTIONAL: [&str; 9] = [
+    "landlock",
+    "overlay",
+    "two_uids",
+    "cgroup.memory",
+    "cgroup.pids",
+    "cgroup.cpu",
+    "cgroup.cpu_usage",
+    "cgroup.freeze",
+    "network",
+];
+
+/// The program where an ordinary user can reach it, which a build directory may not be.
+fn program() -> (TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().join("boxd");
+    // By another process: a child of ours could keep the file open for writing.
+    let copied = Command::new("cp")
+        .arg(env!("CARGO_BIN_EXE_boxd"))
+        .arg(&program)
+        .status();
+    assert!(copied.unwrap().success());
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    (dir, program)
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// As whom it is tried: their names in a report, and their ids if they are not whoever runs the tests.
+fn users() -> Vec<(&'static str, Option<u32>)> {
+    if is_root() {
+        vec![("root", None), ("an ordinary user", Some(NOBODY))]
+    } else {
+        vec![("an ordinary user", None)]
+    }
+}
+
+fn as_user(program: &Path, user: Option<u32>) -> Command {
+    let mut command = Command::new(program);
+    if let Some(user) = user {
+        command.uid(user).gid(user);
+    }
+    command.current_dir("/");
+    command
+}
+
+fn output(command: &mut Command) -> Output {
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.is_empty(), "{said}");
+    output
+}
+
+fn json(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// The names of primitives, by whether they are there.
+fn primitives(report: &Value, present: bool) -> Vec<&str> {
+    let all = report["primitives"].as_array().unwrap().iter();
+    all.filter(|primitive| primitive["present"] == present)
+        .map(|primitive| primitive["name"].as_str().unwrap())
+        .collect()
+}
+
+#[test]
+fn doctor_tells_programs_what_there_is_and_what_each_profile_gives() {
+    let (_dir, program) = program();
+    for (name, user) in users() {
+        let output = output(as_user(&program, user).args(["doctor", "--json"]));
+        assert_eq!(output.status.code(), Some(0), "{name}");
+        let report = json(&output);
+        assert_eq!(
+            (&report["boxes"], &report["user"]),
+            (&true.into(), &name.into())
+        );
+        assert_eq!(
+            (&report["rootfs"], report.get("error")),
+            (&"host".into(), None)
+        );
+
+        let (there, absent) = (primitives(&report, true), primitives(&report, false));
+        let mut all = [there.clone(), absent.clone()].concat();
+        let mut known = [&REQUIRED[..], &OPTIONAL[..]].concat();
+        all.sort_unstable();
+        known.sort_unstable();
+        assert_eq!(all, known);
+        assert!(
+            REQUIRED.iter().all(|name| there.contains(name)),
+            "{absent:?}"
+        );
+        assert_eq!(there.contains(&"two_uids"), name == "root");
+        assert_eq!(there.contains(&"landlock"), report["landlock"] != 0);
+
+        let profiles = report["profiles"].as_array().unwrap();
+        let names: Vec<_> = profiles.iter().map(|profile| &profile["name"]).collect();
+        assert_eq!(names, BoxProfile::BUILT_IN);
+        for profile in profiles {
+            let network = profile["network"] == "on";
+            let mut missing: Vec<&str> = strings(&profile["missing"]);
+            let mut expected = absent.clone();
+            expected.retain(|name| network || *name != "network");
+            missing.sort_unstable();
+            expected.sort_unstable();
+            assert_eq!(missing, expected, "{profile}");
+            // No built-in profile is strict.
+            assert_eq!(profile["boxes"], !network, "{profile}");
+            assert!(profile["memory_mb"].as_u64() > Some(0), "{profile}");
+        }
+    }
+}
+
+fn strings(list: &Value) -> Vec<&str> {
+    let list = list.as_array().unwrap().iter();
+    list.map(|name| name.as_str().unwrap()).collect()
+}
+
+#[test]
+fn doctor_tells_people_the_same() {
+    let (_dir, program) = program();
+    for (name, user) in users() {
+        let report = json(&output(as_user(&program, user).args(["doctor", "--json"])));
+        let output = output(as_user(&program, user).arg("doctor"));
+        assert_eq!(output.status.code(), Some(0));
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(
+            text.starts_with(&format!("Boxes can be made here, as {name}.")),
+            "{text}"
+        );
+        for (present, mark) in [(true, "yes"), (false, "no")] {
+            for primitive in primitives(&report, present) {
+                let line = format!("  {mark:<8} {primitive} ");
+                assert!(text.contains(&line), "{line}: {text}");
+            }
+        }
+        for profile in BoxProfile::BUILT_IN {
+            assert!(
+                text.contains(&format!("\n  {profile} ")),
+                "{profile}: {text}"
+            );
+        }
+    }
+}
+
+#[test]
+fn doctor_fails_and_names_what_is_missing_where_no_box_can_be_made() {
+    let (_dir, program) = program();
+    let user = is_root().then_some(NOBODY);
+    let doctor = |script: &str, json: &[&str]| {
+        let mut command = as_user(Path::new("/usr/bin/unshare"), user);
+        command.args(["--user", "--map-root-user", "/bin/sh", "-c"]);
+        command.arg(format!("{script}; exec \"$0\" doctor \"$@\""));
+        output(command.arg(&program).args(json))
+    };
+    let control = doctor("true", &["--json"]);
+    assert_eq!(control.status.code(), Some(0));
+    let none = "echo 0 > /proc/sys/user/max_net_namespaces";
+    let output = doctor(none, &["--json"]);
+    assert_eq!(output.status.code(), Some(1));
+    let report = json(&output);
+    assert_eq!(report["boxes"], false);
+    let error = report["error"].as_str().unwrap();
+    assert!(error.contains("namespace.net"), "{error}");
+    assert!(primitives(&report, false).contains(&"namespace.net"));
+    for profile in report["profiles"].as_array().unwrap() {
+        assert_eq!(profile["boxes"], false, "{profile}");
+        assert!(strings(&profile["missing"]).contains(&"namespace.net"));
+    }
+    let output = doctor(none, &[]);
+    assert_eq!(output.status.code(), Some(1));
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.starts_with("No box can be made here"), "{text}");
+    assert!(text.contains("  MISSING  namespace.net "), "{text}");
+}
+
+#[test]
+fn version_names_the_program_and_the_contract() {
+    let (_dir, program) = program();
+    for (_, user) in users() {
+        let output = output(as_user(&program, user).arg("version"));
+        assert_eq!(output.status.code(), Some(0));
+        let contract = box_agent::CONTRACT;
+        let expected = format!(
+            "boxd {}, agent contract {contract}\n",
+            env!("CARGO_PKG_VERSION")
+        );
+        assert_eq!(String::from_utf8(output.stdout).unwrap(), expected);
+    }
+}
+
+#[test]
+fn a_reader_that_has_gone_is_no_failure() {
+    let (_dir, program) = program();
+    for arguments in [&["doctor"][..], &["doctor", "--json"], &["version"]] {
+        let mut child = Command::new(&program)
+            .args(arguments)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        drop(child.stdout.take());
+        let output = child.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(
+            (output.status.code(), &*said),
+            (Some(0), ""),
+            "{arguments:?}"
+        );
+    }
+}
+
+#[test]
+fn arguments_that_are_none_end_with_the_code_for_that() {
+    let (_dir, program) = program();
+    for arguments in [&["doctr"][..], &["doctor", "--jsn"], &[]] {
+        let output = Command::new(&program).args(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert!(output.stdout.is_empty() && !output.stderr.is_empty());
+    }
+}
