@@ -22,6 +22,9 @@ const SELDOM: Duration = Duration::from_millis(100);
 /// Directories within each other that are followed. A guest that goes deeper is up to no good, and counted as too large.
 const DEPTH: usize = 128;
 
+/// A quota is also one of files, of this many bytes each: what holds nothing would never be too large.
+const ENTRY: u64 = 512;
+
 /// A workspace with a quota.
 #[derive(Debug)]
 pub(super) struct Quota {
@@ -48,7 +51,7 @@ impl Quota {
     /// Watches until the box is gone, or over its quota.
     pub(super) async fn watch(self, living: Weak<Living>) {
         let this = Arc::new(self);
-        let (mut last, mut cpu) = (0, None);
+        let (mut last, mut cpu) = (Size::default(), None);
         let mut rest = OFTEN;
         loop {
             tokio::time::sleep(rest).await;
@@ -62,11 +65,11 @@ impl Quota {
             }
             cpu = used;
             let quota = Arc::clone(&this);
-            let measured = tokio::task::spawn_blocking(move || measure(&quota.directory, DEPTH));
+            let measured = tokio::task::spawn_blocking(move || Size::of(&quota.directory));
             let Ok(size) = measured.await else {
                 return;
             };
-            if size > this.bytes {
+            if size.bytes.max(size.entries.saturating_mul(ENTRY)) > this.bytes {
                 living.end_for("the workspace has outgrown workspace_quota_mb");
                 return;
             }
@@ -83,33 +86,50 @@ fn open(at: &OwnedFd, name: &std::ffi::CStr) -> rustix::io::Result<OwnedFd> {
     rustix::fs::openat(at, name, flags, Mode::empty())
 }
 
-/// Bytes on disk of everything below a directory. What vanishes meanwhile does not count; what cannot be looked into counts
-/// as what it is itself.
-fn measure(directory: &OwnedFd, depth: usize) -> u64 {
-    if depth == 0 {
-        return u64::MAX;
+/// What is below a directory.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+struct Size {
+    /// On disk.
+    bytes: u64,
+    /// Files, directories and everything else that has a name.
+    entries: u64,
+}
+
+impl Size {
+    fn of(directory: &OwnedFd) -> Self {
+        let mut size = Self::default();
+        size.add(directory, DEPTH);
+        size
     }
-    let Ok(entries) = Dir::read_from(directory) else {
-        return 0;
-    };
-    let mut sum = 0_u64;
-    for entry in entries.flatten() {
-        let name = entry.file_name();
-        if matches!(name.to_bytes(), b"." | b"..") {
-            continue;
+
+    /// Adds what is below a directory. What vanishes meanwhile does not count; what cannot be looked into counts as what it is
+    /// itself.
+    fn add(&mut self, directory: &OwnedFd, depth: usize) {
+        if depth == 0 {
+            self.bytes = u64::MAX;
+            return;
         }
-        let Ok(stat) = rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) else {
-            continue;
+        let Ok(entries) = Dir::read_from(directory) else {
+            return;
         };
-        let blocks = u64::try_from(stat.st_blocks).unwrap_or(0);
-        sum = sum.saturating_add(blocks.saturating_mul(512));
-        if FileType::from_raw_mode(stat.st_mode) == FileType::Directory
-            && let Ok(inner) = open(directory, name)
-        {
-            sum = sum.saturating_add(measure(&inner, depth - 1));
+        for entry in entries.flatten() {
+            let name = entry.file_name();
+            if matches!(name.to_bytes(), b"." | b"..") {
+                continue;
+            }
+            let Ok(stat) = rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) else {
+                continue;
+            };
+            let blocks = u64::try_from(stat.st_blocks).unwrap_or(0);
+            self.bytes = self.bytes.saturating_add(blocks.saturating_mul(512));
+            self.entries += 1;
+            if FileType::from_raw_mode(stat.st_mode) == FileType::Directory
+                && let Ok(inner) = open(directory, name)
+            {
+                self.add(&inner, depth - 1);
+            }
         }
     }
-    sum
 }
 
 #[cfg(test)]
@@ -124,8 +144,11 @@ mod tests {
         std::fs::write(inner.join("f"), vec![1; 1 << 20]).unwrap();
         std::os::unix::fs::symlink("/", inner.join("everything")).unwrap();
         let directory = OwnedFd::from(std::fs::File::open(dir.path()).unwrap());
-        let size = measure(&directory, DEPTH);
-        assert!((1 << 20..1 << 21).contains(&size), "{size}");
-        assert_eq!(measure(&directory, 2), u64::MAX);
+        let size = Size::of(&directory);
+        assert!((1 << 20..1 << 21).contains(&size.bytes), "{size:?}");
+        assert_eq!(size.entries, 4);
+        let mut shallow = Size::default();
+        shallow.add(&directory, 2);
+        assert_eq!(shallow.bytes, u64::MAX);
     }
 }
