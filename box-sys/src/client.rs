@@ -156,8 +156,7 @@ impl ForkServer {
         })
     }
 
-    /// Mounts into a running box. Commands started before see it read-only under Landlock; init must renew its rules
-    /// ([`crate::Init::allow_writes`]) for those to come.
+    /// Mounts into a running box, read-only: what its commands may write to was decided when it was made.
     pub fn add_mount(
         &self,
         sandbox: &Sandbox,

@@ -1,6 +1,6 @@
 //! What a box shall be: plain data, sent to the fork server as it stands.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -196,6 +196,15 @@ impl SandboxPlan {
             check_target(path)?;
         }
         Ok(())
+    }
+}
+
+impl SandboxPlan {
+    /// The innermost mount that a path is beneath, itself not counted.
+    pub(crate) fn mount_of(&self, path: &Path) -> Option<&Mount> {
+        let over = |mount: &&Mount| path.starts_with(&mount.target) && path != mount.target;
+        let depth = |mount: &&Mount| mount.target.components().count();
+        self.mounts.iter().filter(over).max_by_key(depth)
     }
 }
 

@@ -191,6 +191,15 @@ pub(crate) unsafe fn close_between(first: RawFd, last: RawFd) -> io::Result<()> 
     Ok(())
 }
 
+/// Touches files as this user and group from now on. Going from 0 to another gives up powers over files, and coming back takes
+/// them again.
+pub(crate) fn set_file_ids(id: u32) {
+    // SAFETY: takes a number.
+    unsafe { libc::setfsgid(id) };
+    // SAFETY: takes a number.
+    unsafe { libc::setfsuid(id) };
+}
+
 /// One `prctl` with a plain number.
 pub(crate) fn prctl(option: libc::c_int, value: libc::c_ulong) -> io::Result<()> {
     // SAFETY: only options whose arguments are numbers are passed by this crate.

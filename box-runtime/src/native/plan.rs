@@ -52,7 +52,7 @@ pub(super) fn of(
             home: home.into(),
             id: GUEST,
         },
-        dirs: dirs(spec, &mounts),
+        dirs: dirs(spec),
         mounts,
         limits: Limits {
             cpus: Some(spec.cpus),
@@ -90,18 +90,14 @@ pub(super) fn mount(spec: &BoxMountSpec, n: usize) -> Result<Option<(Mount, Owne
     Ok(Some((mount, open("extra_mounts", &spec.host_path)?)))
 }
 
-/// What exists from the start and belongs to the guest: the workspace, mounted or not, and what was asked for. Under a mount
-/// nothing is made: that would be the host's directory.
-fn dirs(spec: &BoxSpec, mounts: &[Mount]) -> Vec<PathBuf> {
+/// What exists from the start and belongs to the guest: the workspace, mounted or not, and what was asked for.
+fn dirs(spec: &BoxSpec) -> Vec<PathBuf> {
     let asked = spec.extras.dirs.iter().flatten().map(String::as_str);
     let all = [box_protocol::DEFAULT_MOUNT_PATH, &spec.mount_path];
     let mut dirs: Vec<PathBuf> = all.into_iter().chain(asked).map(PathBuf::from).collect();
     dirs.sort();
     dirs.dedup();
-    dirs.retain(|dir| {
-        let has_tmp = ["/tmp", "/var/tmp"].iter().any(|tmp| dir == Path::new(tmp));
-        !has_tmp && !mounts.iter().any(|mount| dir.starts_with(&mount.target))
-    });
+    dirs.retain(|dir| !["/tmp", "/var/tmp"].iter().any(|tmp| dir == Path::new(tmp)));
     dirs
 }
 

@@ -27,9 +27,6 @@ enum Ask {
     KillTree {
         pid: i32,
     },
-    AllowWrites {
-        path: PathBuf,
-    },
 }
 
 /// What init says.
@@ -49,7 +46,6 @@ enum Say {
     Killed {
         count: usize,
     },
-    Done,
 }
 
 fn main() -> ExitCode {
@@ -163,10 +159,6 @@ fn serve(init: &mut Init) -> Option<()> {
                     Say::Killed {
                         count: command.map_or(0, |command| init.kill_tree(command)),
                     }
-                }
-                Ask::AllowWrites { path } => {
-                    init.allow_writes(&[path]).ok()?;
-                    Say::Done
                 }
             };
             say(&control, &answer)?;

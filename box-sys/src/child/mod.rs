@@ -186,7 +186,7 @@ fn close_in(seed: &Seed<'_>, begun: Begun, order: Order) -> Result<Init> {
     } else {
         0
     };
-    let landlock = crate::inside::ruleset(&plan, abi, &[]).at("make the Landlock ruleset")?;
+    let landlock = crate::inside::ruleset(&plan, abi).at("make the Landlock ruleset")?;
     drop_capabilities(two_uids)?;
     let hidden = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable);
     hidden.at("become non-dumpable")?;

@@ -166,6 +166,11 @@ fn make_dir(at: impl AsFd, name: &str) -> Result<()> {
     }
 }
 
+/// A path of the box as one that is looked up beneath its root.
+fn within(path: &Path) -> &Path {
+    path.strip_prefix("/").unwrap_or(path)
+}
+
 /// A root under construction.
 pub(super) struct Tree {
     root: OwnedFd,
@@ -192,8 +197,12 @@ impl Tree {
         let mut dirs: Vec<&PathBuf> = plan.dirs.iter().collect();
         dirs.sort();
         for dir in dirs {
-            if !plan.mounts.iter().any(|mount| mount.target == *dir) && *dir != plan.guest.home {
-                self.own_dir(dir)?;
+            if plan.mounts.iter().any(|mount| mount.target == *dir) || *dir == plan.guest.home {
+                continue;
+            }
+            match plan.mount_of(dir) {
+                Some(mount) => self.dir_in(mount, dir)?,
+                None => self.own_dir(dir)?,
             }
         }
         if plan.read_only_root {
@@ -214,6 +223,19 @@ impl Tree {
         self.give(&place, Mode::from(0o755))?;
         let tree = clone_tree(&place, "", false).at("copy a private directory's mount")?;
         attach(tree, place).at("attach a private directory")
+    }
+
+    /// A directory in a mount, made as the guest would make it: it belongs to the mount's owner, and only where that one may.
+    fn dir_in(&self, mount: &Mount, dir: &Path) -> Result<()> {
+        let refused = || Error::Invalid(format!("dirs: {} cannot be made there", dir.display()));
+        let place = open_beneath(&self.root, within(&mount.target), OFlags::PATH);
+        let place = place.at("open a mount")?;
+        let rest = dir.strip_prefix(&mount.target).map_err(|_| refused())?;
+        raw::set_file_ids(self.guest);
+        // Names in there may be a guest's: no link is followed.
+        let made = make_dirs(place.as_fd(), rest, None);
+        raw::set_file_ids(0);
+        made.map(drop).map_err(|_| refused())
     }
 
     fn give(&self, dir: &OwnedFd, mode: Mode) -> Result<()> {

@@ -86,14 +86,6 @@ impl Init {
         }
     }
 
-    /// Lets commands to come write beneath these places as well: mounts added while the box runs.
-    pub fn allow_writes(&mut self, more: &[PathBuf]) -> io::Result<()> {
-        if self.landlock.is_some() {
-            self.landlock = ruleset(&self.plan, crate::landlock::abi(), more)?;
-        }
-        Ok(())
-    }
-
     /// A child that has ended, if there is one. Init is the parent of every orphan of the box, so this must be called until it
     /// gives none each time a `SIGCHLD` comes.
     pub fn reap(&self) -> Option<Ended> {
@@ -155,11 +147,7 @@ fn fallback(plan: &SandboxPlan, missing: &[String]) -> [Option<(u32, u64)>; 2] {
 }
 
 /// The rules for commands: write where the plan says, read what is there.
-pub(crate) fn ruleset(
-    plan: &SandboxPlan,
-    abi: u32,
-    more: &[PathBuf],
-) -> io::Result<Option<OwnedFd>> {
+pub(crate) fn ruleset(plan: &SandboxPlan, abi: u32) -> io::Result<Option<OwnedFd>> {
     let fixed = ["/tmp", "/var/tmp"].into_iter().map(Path::new);
     let root = (!plan.read_only_root).then_some(Path::new("/"));
     let mounts = plan
@@ -167,11 +155,8 @@ pub(crate) fn ruleset(
         .iter()
         .filter(|mount| mount.writable)
         .map(|mount| mount.target.as_path());
-    let dirs = plan
-        .dirs
-        .iter()
-        .chain(more)
-        .chain([&plan.guest.home])
-        .map(PathBuf::as_path);
+    // Those in a mount go with it; and names in there are not only ours to give.
+    let dirs = plan.dirs.iter().filter(|dir| plan.mount_of(dir).is_none());
+    let dirs = dirs.chain([&plan.guest.home]).map(PathBuf::as_path);
     crate::landlock::ruleset(abi, fixed.chain(root).chain(mounts).chain(dirs))
 }

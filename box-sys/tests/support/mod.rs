@@ -364,10 +364,6 @@ impl Talk {
             .as_i64()
             .unwrap()
     }
-
-    pub(crate) fn allow_writes(&self, path: &str) {
-        self.ask(&json!({"AllowWrites": {"path": path}}), &[]);
-    }
 }
 
 impl Drop for TestBox<'_> {

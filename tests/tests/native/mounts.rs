@@ -120,3 +120,59 @@ async fn a_box_whose_workspace_outgrows_its_quota_is_ended() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn a_box_that_fills_its_workspace_with_empty_files_is_ended() {
+    on_each_machine(async |machine| {
+        let dir = machine.directory();
+        let cmd = "n=0; while :; do : > f$n; n=$((n+1)); done";
+        let asked = json!({"session_id": "empty", "host_path": dir.path(), "workspace_quota_mb": 1, "cmd": cmd});
+        let error = machine.exec_spec(spec(asked)).await.unwrap_err();
+        assert_eq!(error.code(), Code::Validation, "{error:?}");
+        assert!(error.message().contains("workspace_quota_mb"), "{error:?}");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn directories_asked_for_in_a_workspace_are_made_by_its_owner() {
+    on_each_machine(async |machine| {
+        let (workspace, elsewhere) = (machine.directory(), machine.directory());
+        std::fs::create_dir(workspace.path().join("old")).unwrap();
+        let link = workspace.path().join("link");
+        std::os::unix::fs::symlink(elsewhere.path(), &link).unwrap();
+        let run = async |session: &str, mode: &str, dirs: serde_json::Value| {
+            let asked = json!({"session_id": session, "host_path": workspace.path(), "dirs": dirs,
+                "host_path_mode": mode, "cmd": "cd /workspace/a/b && touch mine && pwd"});
+            machine.exec_spec(spec(asked)).await
+        };
+        // Nobody may make them where nothing may be written.
+        let error = run("ro", "ro", json!(["/workspace/a/b"]))
+            .await
+            .unwrap_err();
+        assert_eq!(error.code(), Code::Validation, "{error:?}");
+        let made = run(
+            "made",
+            "rw",
+            json!(["/workspace/a/b", "/workspace/old", "/other"]),
+        )
+        .await;
+        assert_eq!(printed(&made.unwrap()), "/workspace/a/b");
+        for name in ["a", "a/b", "a/b/mine"] {
+            let owner = std::fs::metadata(workspace.path().join(name))
+                .unwrap()
+                .uid();
+            assert_eq!(owner, machine.uid, "{name}");
+        }
+        // What is there already will do, also where nothing may be written.
+        let there = run("there", "ro", json!(["/workspace/a/b"])).await.unwrap();
+        assert_eq!(there.exit_code, Some(1), "{there:?}");
+        let error = run("link", "rw", json!(["/workspace/link/x"]))
+            .await
+            .unwrap_err();
+        assert_eq!(error.code(), Code::Validation, "{error:?}");
+        assert!(error.message().contains("/workspace/link/x"), "{error:?}");
+        assert_eq!(std::fs::read_dir(elsewhere.path()).unwrap().count(), 0);
+    })
+    .await;
+}
