@@ -1,6 +1,7 @@
 //! What the agent knows: its box, the commands in it, and who waits for whom.
 
 use std::collections::{HashMap, VecDeque};
+use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use crate::command::Command;
+use crate::files::Files;
 use crate::keep::Sum;
 use crate::life::{Keep, Life};
 use crate::log::Log;
@@ -35,6 +37,7 @@ pub(crate) struct Agent {
     table: Mutex<Table>,
     slots: Slots,
     store: Option<Arc<Store>>,
+    files: Arc<Files>,
 }
 
 #[derive(Debug, Default)]
@@ -56,13 +59,14 @@ pub(crate) enum Asked {
 }
 
 impl Agent {
-    pub(crate) fn new(init: Init, slots: Slots, store: Option<Arc<Store>>) -> Self {
-        Self {
+    pub(crate) fn new(init: Init, slots: Slots, store: Option<Arc<Store>>) -> io::Result<Self> {
+        Ok(Self {
+            files: Arc::new(Files::new(&init)?),
             init: Mutex::new(init),
             table: Mutex::default(),
             slots,
             store,
-        }
+        })
     }
 
     pub(crate) fn init(&self) -> MutexGuard<'_, Init> {
@@ -71,6 +75,10 @@ impl Agent {
 
     fn table(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn files(&self) -> &Arc<Files> {
+        &self.files
     }
 
     pub(crate) fn slots(&self) -> &Slots {

@@ -29,6 +29,7 @@ pub(crate) fn router(agent: &Arc<Agent>) -> Router {
         .on::<AgentList>()
         .on::<AgentInput>()
         .on::<AgentKill>()
+        .and(&crate::files::router(agent.files()))
         .build()
 }
 
@@ -41,6 +42,7 @@ impl Handle<AgentHealth> for Served {
         params: AgentHealthParams,
         _: Call<AgentHealth>,
     ) -> Result<AgentHealthResult, BoxError> {
+        self.0.files().learn(&params);
         if let Some(env) = params.env {
             self.0.set_env(env);
         }

@@ -1,12 +1,13 @@
 //! What runs inside a box as its first process. It starts commands as the guest, keeps their output, tells how they ended and
-//! ends them with everything they have started. It decides nothing: no policy, no name lookups, one thread.
+//! ends them with everything they have started. It decides nothing: no policy, no name lookups. One thread answers the calls; few others touch files.
 //!
 //! # Reading order
 //! 1. `serve`: from the fork to the first call: the descriptors it was handed, connections, the dead.
 //! 2. `calls`: the calls about commands it answers; `agent`: what it knows.
 //! 3. `command`: what everybody may know of one; `start`: from its parameters to a process; `life`: from there to its end.
 //! 4. `log`: its output, addressed by bytes; `store`: where that is beyond memory; `read`: how it gets to a reader.
-//! 5. `keep`: the first of its output, for an exec; `slot`: memory shared with the runtime; `pipe`, `input`: what it writes
+//! 5. `files`: the files of the box, touched as the guest.
+//! 6. `keep`: the first of its output, for an exec; `slot`: memory shared with the runtime; `pipe`, `input`: what it writes
 //!    to and reads from.
 //!
 //! # What it is handed
@@ -16,6 +17,7 @@
 mod agent;
 mod calls;
 mod command;
+mod files;
 mod input;
 mod keep;
 mod life;

@@ -94,7 +94,7 @@ impl Ready {
         } = Handed::new(std::mem::take(&mut init.fds))?;
         let Self { runtime, children } = self;
         runtime.block_on(async move {
-            let agent = Agent::new(init, Slots::new(slots), store.map(Store::new));
+            let agent = Agent::new(init, Slots::new(slots), store.map(Store::new))?;
             let agent = Arc::new(agent);
             let router = router(&agent);
             attend(connection, router.clone())?;

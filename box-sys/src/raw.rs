@@ -191,15 +191,6 @@ pub(crate) unsafe fn close_between(first: RawFd, last: RawFd) -> io::Result<()> 
     Ok(())
 }
 
-/// Touches files as this user and group from now on. Going from 0 to another gives up powers over files, and coming back takes
-/// them again.
-pub(crate) fn set_file_ids(id: u32) {
-    // SAFETY: takes a number.
-    unsafe { libc::setfsgid(id) };
-    // SAFETY: takes a number.
-    unsafe { libc::setfsuid(id) };
-}
-
 /// One `prctl` with a plain number.
 pub(crate) fn prctl(option: libc::c_int, value: libc::c_ulong) -> io::Result<()> {
     // SAFETY: only options whose arguments are numbers are passed by this crate.
@@ -328,6 +319,24 @@ pub(crate) fn landlock_restrict(ruleset: RawFd) -> io::Result<()> {
     // SAFETY: takes numbers.
     check(unsafe { libc::syscall(libc::SYS_landlock_restrict_self, ruleset, 0) })?;
     Ok(())
+}
+
+/// Takes a user's and group's id for this thread's access to files, and makes sure of it: these calls tell no errors.
+pub(crate) fn set_file_ids(id: u32) -> io::Result<()> {
+    // SAFETY: takes numbers. The raw calls change this thread alone.
+    unsafe { libc::syscall(libc::SYS_setfsgid, id) };
+    // SAFETY: as above.
+    unsafe { libc::syscall(libc::SYS_setfsuid, id) };
+    // SAFETY: an id that cannot be changes nothing; the id that is in force is returned.
+    let group = unsafe { libc::syscall(libc::SYS_setfsgid, -1) };
+    // SAFETY: as above.
+    let user = unsafe { libc::syscall(libc::SYS_setfsuid, -1) };
+    let id = libc::c_long::from(id);
+    if (user, group) == (id, id) {
+        Ok(())
+    } else {
+        Err(io::Error::from_raw_os_error(libc::EPERM))
+    }
 }
 
 /// Another descriptor for the same thing.

@@ -67,6 +67,12 @@ pub struct AgentHealthParams {
     /// them. Absent, it stays as it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub env: Option<Env>,
+    /// Where relative paths of files begin. Absent, it stays as it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cwd: Option<String>,
+    /// The most bytes that one file may have. Absent, it stays as it was: no limit at first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file_bytes: Option<u64>,
 }
 
 /// Answer to `agent.health`.

@@ -221,8 +221,13 @@ impl Body {
             ..Options::default()
         };
         let agent = Session::start_boxed(connection, self.shared.nothing.clone(), options);
+        let defaults = self.card.live().defaults.clone();
         let params = AgentHealthParams {
             env: Some(environment(spec)?),
+            cwd: defaults
+                .and_then(|defaults| defaults.cwd)
+                .or_else(|| Some(spec.mount_path.clone())),
+            file_bytes: spec.file_bytes(),
         };
         let health = agent.peer().call::<AgentHealth>(&params).await;
         match health {

@@ -231,10 +231,10 @@ impl Tree {
         let place = open_beneath(&self.root, within(&mount.target), OFlags::PATH);
         let place = place.at("open a mount")?;
         let rest = dir.strip_prefix(&mount.target).map_err(|_| refused())?;
-        raw::set_file_ids(self.guest);
+        raw::set_file_ids(self.guest).at("touch files as the guest")?;
         // Names in there may be a guest's: no link is followed.
         let made = make_dirs(place.as_fd(), rest, None);
-        raw::set_file_ids(0);
+        raw::set_file_ids(0).at("touch files as before")?;
         made.map(drop).map_err(|_| refused())
     }
 

@@ -1,10 +1,11 @@
 //! What the first process of a box has once the box is closed: starting commands as the guest, and ending them with all they
 //! have started.
 //!
-//! `spawn.rs` starts a command, `kin.rs` finds everything that came of it.
+//! `spawn.rs` starts a command, `kin.rs` finds everything that came of it, `thread.rs` lets a thread touch files as the guest.
 
 pub(crate) mod kin;
 mod spawn;
+mod thread;
 
 use std::collections::BTreeSet;
 use std::io;
@@ -15,6 +16,7 @@ use rustix::process::{Pid, Signal, WaitOptions};
 
 use crate::plan::SandboxPlan;
 pub use spawn::{Command, SpawnPlan, Stdio};
+pub use thread::GuestThread;
 
 /// What a box's first process is given.
 #[derive(Debug)]

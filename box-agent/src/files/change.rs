@@ -1,0 +1,178 @@
+//! Directories made, things moved, copied and removed.
+
+use std::ffi::CString;
+use std::os::fd::{AsFd, OwnedFd};
+
+use box_protocol::BoxError;
+use box_protocol::actions::{FileKind, FileMkdirParams, FileMoveParams, FileRemoveParams};
+use box_rpc::Empty;
+use rustix::fs::{AtFlags, RenameFlags};
+use rustix::io::Errno;
+
+use super::copy::copy;
+use super::draft::hidden_name;
+use super::error::About;
+use super::ground::{Spot, Step, too_large};
+use super::stat::{Change, kind};
+use super::walk::open_dir;
+
+/// Paths that one call may remove.
+const PATHS: usize = 4096;
+
+/// Directories within each other that are entered; deeper ones are brought up first.
+const DEPTH: usize = 64;
+
+/// How often a directory is emptied that is being filled meanwhile.
+const ROUNDS: usize = 64;
+
+/// `file.mkdir`.
+pub(super) fn mkdir(step: &Step<'_>, params: &FileMkdirParams) -> Result<Empty, BoxError> {
+    let path = step.ground.path(&params.path, params.expand)?;
+    let (owner, group) = (params.owner.as_deref(), params.group.as_deref());
+    let change = Change::new(step.ground, params.mode, owner, group)?;
+    let (dir, made) = step.ground.make_dirs(&path)?;
+    if made {
+        change.apply(step.ground, dir.as_fd(), 0o755).about(&path)?;
+    }
+    Ok(Empty {})
+}
+
+/// `file.move`.
+pub(super) fn transfer(step: &Step<'_>, params: &FileMoveParams) -> Result<Empty, BoxError> {
+    let ground = step.ground;
+    let src = ground.path(&params.src, params.expand)?;
+    let dest = ground.path(&params.dest, params.expand)?;
+    let from = ground.spot(&src)?;
+    if from.stat().about(&src)?.is_none() {
+        return Err(Errno::NOENT).about(&src);
+    }
+    if params.parents
+        && let Some((dir, _)) = super::path::split(&dest)
+    {
+        ground.make_dirs(dir)?;
+    }
+    let to = ground.spot(&dest)?;
+    let flags = if params.overwrite {
+        RenameFlags::empty()
+    } else {
+        RenameFlags::NOREPLACE
+    };
+    if params.keep_source {
+        copy(step, &from, &to, flags, &dest)?;
+        return Ok(Empty {});
+    }
+    match rustix::fs::renameat_with(&from.dir, &from.name, &to.dir, &to.name, flags) {
+        Ok(()) => {}
+        // Two file systems, or two trees that Landlock keeps apart.
+        Err(Errno::XDEV) => {
+            copy(step, &from, &to, flags, &dest)?;
+            remove_at(step, &from, true, &src)?;
+        }
+        Err(errno) => return Err(errno).about(&dest),
+    }
+    Ok(Empty {})
+}
+
+/// `file.remove`.
+pub(super) fn remove(step: &Step<'_>, params: &FileRemoveParams) -> Result<Empty, BoxError> {
+    if params.paths.len() > PATHS {
+        return Err(too_large("paths", "paths", PATHS));
+    }
+    for asked in &params.paths {
+        let path = step.ground.path(asked, params.expand)?;
+        let removed = step
+            .ground
+            .spot(&path)
+            .and_then(|spot| remove_at(step, &spot, params.recursive, &path));
+        match removed {
+            Err(error) if params.missing_ok && error.code() == box_protocol::Code::NotFound => {}
+            removed => removed?,
+        }
+    }
+    Ok(Empty {})
+}
+
+/// Removes what is at a spot, never what it leads to.
+pub(super) fn remove_at(
+    step: &Step<'_>,
+    spot: &Spot,
+    recursive: bool,
+    path: &str,
+) -> Result<(), BoxError> {
+    let Some(found) = spot.stat().about(path)? else {
+        return Err(Errno::NOENT).about(path);
+    };
+    if kind(&found) != FileKind::Directory {
+        return rustix::fs::unlinkat(&spot.dir, &spot.name, AtFlags::empty()).about(path);
+    }
+    for _ in 0..ROUNDS {
+        match rustix::fs::unlinkat(&spot.dir, &spot.name, AtFlags::REMOVEDIR) {
+            Err(Errno::NOTEMPTY | Errno::EXIST) if recursive => {}
+            done => return done.about(path),
+        }
+        let dir = open_dir(&spot.dir, &*spot.name).about(path)?;
+        empty(step, dir, path)?;
+    }
+    Err(Errno::NOTEMPTY).about(path)
+}
+
+/// A directory that is being emptied: its descriptor, the names in it, and its own name in the one above.
+struct Level {
+    dir: OwnedFd,
+    names: Vec<CString>,
+    name: CString,
+}
+
+/// Removes all that is in a directory. One deep inside is brought up to the first one, so that few are open at once.
+fn empty(step: &Step<'_>, top: OwnedFd, path: &str) -> Result<(), BoxError> {
+    let level = |dir: OwnedFd, name: CString| -> Result<Level, BoxError> {
+        let names = all_names(&dir, path)?;
+        Ok(Level { dir, names, name })
+    };
+    let mut levels = vec![level(top, CString::default())?];
+    loop {
+        step.wanted.check()?;
+        let depth = levels.len();
+        let Some(at) = levels.last_mut() else {
+            return Ok(());
+        };
+        let Some(name) = at.names.pop() else {
+            let Some(done) = levels.pop() else {
+                return Ok(());
+            };
+            if let Some(above) = levels.last() {
+                // Filled meanwhile: found again when the one above is not empty.
+                let _ = rustix::fs::unlinkat(&above.dir, &done.name, AtFlags::REMOVEDIR);
+            }
+            continue;
+        };
+        match rustix::fs::unlinkat(&at.dir, &name, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => continue,
+            Err(Errno::ISDIR | Errno::PERM) => {}
+            Err(errno) => return Err(errno).about(path),
+        }
+        if depth < DEPTH {
+            let inner = open_dir(&at.dir, &*name).about(path)?;
+            levels.push(level(inner, name)?);
+            continue;
+        }
+        let raised = CString::new(hidden_name()).unwrap_or_default();
+        if let [first, .., last] = &mut levels[..] {
+            rustix::fs::renameat(&last.dir, &name, &first.dir, &raised).about(path)?;
+            first.names.push(raised);
+        }
+    }
+}
+
+/// Every name in a directory, ours and those that are no text as well.
+fn all_names(dir: &OwnedFd, path: &str) -> Result<Vec<CString>, BoxError> {
+    let mut names = Vec::new();
+    for entry in rustix::fs::Dir::read_from(dir).about(path)? {
+        let entry = entry.about(path)?;
+        let name = entry.file_name();
+        if !matches!(name.to_bytes(), b"." | b"..") {
+            names.push(name.to_owned());
+        }
+    }
+    Ok(names)
+}

@@ -1,0 +1,262 @@
+//! `file.*`: files touched from inside the box, as the guest would touch them.
+//!
+//! # Reading order
+//! 1. This file: the calls. Each is a step, or a row of steps, on a thread of the `pool`, which is the guest's.
+//! 2. `ground`: the way from a path to a descriptor. Nothing here looks a path up twice and believes both.
+//! 3. `path`: paths as they are asked for; `error`: what the system's errors mean.
+//! 4. `stat`, `read`, `write` with `draft` and `upload`, `replace`, `change` with `copy`: one file, or one thing.
+//! 5. `walk`, and what is built on it: `list`, `grep`, `pack`. `unpack` goes the other way.
+
+mod change;
+mod copy;
+mod draft;
+mod error;
+mod grep;
+mod ground;
+mod list;
+mod pack;
+mod path;
+mod pool;
+mod read;
+mod replace;
+mod stat;
+#[cfg(test)]
+mod tests;
+mod unpack;
+mod upload;
+mod walk;
+mod write;
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use box_protocol::actions::{
+    AgentHealthParams, FileAttributes, FileChunk, FileFind, FileGrep, FileList, FileMkdir,
+    FileMove, FilePack, FilePackParams, FileRead, FileReadParams, FileRemove, FileReplace,
+    FileStat, FileStatInfo, FileTreeResult, FileUnpack, FileWrite,
+};
+use box_protocol::{BoxError, MAX_CHUNK_BYTES};
+use box_rpc::{Action, Call, Handle, Router};
+use box_sys::{Guest, GuestThread, Init};
+use rustix::fs::{Mode, OFlags};
+
+use self::ground::{Ground, Step};
+use self::pack::Packing;
+use self::path::Base;
+use self::pool::Pool;
+use self::read::Reading;
+
+/// The files of the box.
+#[derive(Debug)]
+pub(crate) struct Files {
+    pool: Pool,
+    ground: Arc<Ground>,
+    /// Whether somebody looks after abandoned uploads.
+    swept: Arc<AtomicBool>,
+}
+
+/// What the agent serves of `file.*`.
+pub(crate) fn router(files: &Arc<Files>) -> Router {
+    Router::builder(Arc::clone(files))
+        .on::<FileRead>()
+        .on::<FileWrite>()
+        .on::<FileStat>()
+        .on::<FileList>()
+        .on::<FileFind>()
+        .on::<FileGrep>()
+        .on::<FileReplace>()
+        .on::<FileMove>()
+        .on::<FileRemove>()
+        .on::<FileMkdir>()
+        .on::<FileAttributes>()
+        .on::<FilePack>()
+        .on::<FileUnpack>()
+        .build()
+}
+
+impl Files {
+    /// The files of this box, touched as its guest.
+    pub(crate) fn new(init: &Init) -> io::Result<Self> {
+        let guest = init.plan.guest.clone();
+        Self::below("/", guest, Some(init.guest_thread()?))
+    }
+
+    fn below(root: &str, guest: Guest, thread: Option<GuestThread>) -> io::Result<Self> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = rustix::fs::open(root, flags, Mode::empty())?;
+        Ok(Self {
+            pool: Pool::new(thread),
+            ground: Arc::new(Ground::new(root, guest)),
+            swept: Arc::default(),
+        })
+    }
+
+    /// Takes what the runtime says about the box.
+    pub(crate) fn learn(&self, said: &AgentHealthParams) {
+        if let (Some(env), Some(cwd)) = (&said.env, &said.cwd) {
+            self.ground.set_base(Base {
+                env: env.clone().into_map(),
+                cwd: cwd.clone(),
+            });
+        }
+        if let Some(bytes) = said.file_bytes {
+            self.ground.set_file_bytes(bytes);
+        }
+    }
+
+    /// There are two users in a box, and one of them is this process.
+    fn check_user(&self, user: Option<&str>) -> Result<(), BoxError> {
+        match user {
+            Some(user) if !stat::is_guest(&self.ground.guest, user) => {
+                Err(BoxError::denied("user: not a user of this box"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    async fn step<T: Send + 'static>(
+        &self,
+        step: impl FnOnce(&Step<'_>) -> Result<T, BoxError> + Send + 'static,
+    ) -> Result<T, BoxError> {
+        let ground = Arc::clone(&self.ground);
+        let work = move |wanted: &pool::Wanted| {
+            step(&Step {
+                ground: &ground,
+                wanted,
+            })
+        };
+        self.pool.run(work).await
+    }
+
+    /// Sees to it that uploads which nobody goes on with are removed.
+    fn look_after_uploads(&self) {
+        if self.swept.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let (pool, ground) = (self.pool.clone(), Arc::clone(&self.ground));
+        let swept = Arc::clone(&self.swept);
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(upload::ABANDONED).await;
+                let ground = Arc::clone(&ground);
+                let left = pool.run(move |_| Ok(ground.uploads.sweep())).await;
+                if matches!(left, Ok(false)) {
+                    return swept.store(false, Ordering::Relaxed);
+                }
+            }
+        });
+    }
+}
+
+/// Calls that are one step.
+macro_rules! plain {
+    ($($action:ty => $function:path;)*) => {$(
+        impl Handle<$action> for Files {
+            async fn handle(
+                &self,
+                params: <$action as Action>::Params,
+                _: Call<$action>,
+            ) -> Result<<$action as Action>::Result, BoxError> {
+                self.check_user(params.user.as_deref())?;
+                self.step(move |step| $function(step, &params)).await
+            }
+        }
+    )*};
+}
+
+plain! {
+    FileStat => stat::stat;
+    FileList => list::list;
+    FileFind => list::find;
+    FileGrep => grep::grep;
+    FileReplace => replace::replace;
+    FileMove => change::transfer;
+    FileRemove => change::remove;
+    FileMkdir => change::mkdir;
+    FileAttributes => stat::attributes;
+}
+
+/// Those that may be a piece of something larger.
+macro_rules! pieces {
+    ($($action:ty => $function:path;)*) => {$(
+        impl Handle<$action> for Files {
+            async fn handle(
+                &self,
+                params: <$action as Action>::Params,
+                _: Call<$action>,
+            ) -> Result<<$action as Action>::Result, BoxError> {
+                self.check_user(params.user.as_deref())?;
+                self.look_after_uploads();
+                self.step(move |step| $function(step, &params)).await
+            }
+        }
+    )*};
+}
+
+pieces! {
+    FileWrite => write::write;
+    FileUnpack => unpack::unpack;
+}
+
+impl Handle<FileRead> for Files {
+    /// Without chunks it only tells about the file.
+    async fn handle(
+        &self,
+        params: FileReadParams,
+        mut call: Call<FileRead>,
+    ) -> Result<FileStatInfo, BoxError> {
+        self.check_user(params.user.as_deref())?;
+        let mut reading = self.step(move |step| Reading::open(step, &params)).await?;
+        let Some(sink) = call.chunks() else {
+            return Ok(reading.info);
+        };
+        loop {
+            let (back, chunks) = self
+                .step(move |_| {
+                    let chunks = reading.next()?;
+                    Ok((reading, chunks))
+                })
+                .await?;
+            reading = back;
+            let Some(chunks) = chunks else {
+                return Ok(reading.info);
+            };
+            for chunk in chunks {
+                sink.send(&chunk).await?;
+            }
+        }
+    }
+}
+
+impl Handle<FilePack> for Files {
+    async fn handle(
+        &self,
+        params: FilePackParams,
+        mut call: Call<FilePack>,
+    ) -> Result<FileTreeResult, BoxError> {
+        self.check_user(params.user.as_deref())?;
+        let Some(sink) = call.chunks() else {
+            return Err(BoxError::validation("an archive only comes in chunks"));
+        };
+        let mut packing = self.step(move |step| Packing::open(step, &params)).await?;
+        let mut offset = 0;
+        loop {
+            let (back, bytes) = self
+                .step(move |step| {
+                    let bytes = packing.next(step)?;
+                    Ok((packing, bytes))
+                })
+                .await?;
+            packing = back;
+            if bytes.is_empty() {
+                return Ok(packing.total());
+            }
+            for piece in bytes.chunks(MAX_CHUNK_BYTES) {
+                let data = piece.to_vec().into();
+                sink.send(&FileChunk { offset, data }).await?;
+                offset += piece.len() as u64;
+            }
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! Uploads in pieces. A piece may come again; an upload that nobody goes on with is removed after a while.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use box_protocol::actions::{FileStatInfo, FileTreeResult, UploadPiece};
+use box_protocol::error::Detail;
+use box_protocol::{BoxError, Code, UploadId};
+use rustix::fs::Stat;
+
+use super::draft::{Draft, write_at};
+use super::error::About;
+use super::ground::Ground;
+
+/// Uploads at once.
+const UPLOADS: usize = 32;
+
+/// How long one may stand still.
+pub(super) const ABANDONED: Duration = Duration::from_mins(10);
+
+/// Ended ones whose last piece may come again.
+const REMEMBERED: usize = 64;
+
+/// The uploads of a box.
+#[derive(Debug, Default)]
+pub(super) struct Uploads(Mutex<Table>);
+
+#[derive(Debug, Default)]
+struct Table {
+    open: HashMap<UploadId, Arc<Mutex<Upload>>>,
+    ended: VecDeque<(UploadId, String, Outcome)>,
+}
+
+#[derive(Debug)]
+struct Upload {
+    path: String,
+    /// None before the first piece is there, and once the last is.
+    draft: Option<Draft>,
+    bytes: u64,
+    used: Instant,
+}
+
+/// What came of an upload.
+#[derive(Debug, Clone)]
+pub(super) enum Outcome {
+    Written(FileStatInfo),
+    Unpacked(FileTreeResult),
+}
+
+/// What a piece was.
+pub(super) enum Piece {
+    /// There are more to come; this is what is there.
+    More(Stat),
+    /// The last: all is there.
+    Last(Draft),
+    /// The last once more.
+    Again(Outcome),
+}
+
+impl Uploads {
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a piece. `begin` makes the draft for the first.
+    pub(super) fn take(
+        &self,
+        ground: &Ground,
+        path: &str,
+        piece: &UploadPiece,
+        data: &[u8],
+        begin: impl FnOnce() -> Result<Draft, BoxError>,
+    ) -> Result<Piece, BoxError> {
+        let end = piece.offset.saturating_add(data.len() as u64);
+        ground.room(end)?;
+        let upload = match self.find(path, piece)? {
+            Ok(upload) => upload,
+            Err(outcome) => return Ok(Piece::Again(outcome)),
+        };
+        let mut upload = upload.lock().unwrap_or_else(PoisonError::into_inner);
+        if upload.path != path {
+            return Err(BoxError::validation("upload: begun for another path"));
+        }
+        if piece.offset > upload.bytes {
+            return Err(BoxError::conflict(format!(
+                "upload: there are {} bytes, and the piece begins after them",
+                upload.bytes
+            ))
+            .with_detail(&Detail {
+                field: Some("upload.offset".to_owned()),
+                existing: Some(upload.bytes.to_string()),
+                asked: Some(piece.offset.to_string()),
+                ..Detail::default()
+            }));
+        }
+        if upload.draft.is_none() {
+            if upload.bytes > 0 {
+                return Err(BoxError::conflict("upload: its last piece is there"));
+            }
+            match begin() {
+                Ok(draft) => upload.draft = Some(draft),
+                Err(error) => {
+                    self.table().open.remove(&piece.id);
+                    return Err(error);
+                }
+            }
+        }
+        let Some(draft) = &upload.draft else {
+            return Err(BoxError::internal("upload: no draft"));
+        };
+        write_at(&draft.file, data, piece.offset).about(path)?;
+        let stat = rustix::fs::fstat(&draft.file).about(path)?;
+        upload.bytes = upload.bytes.max(end);
+        upload.used = Instant::now();
+        if !piece.done {
+            return Ok(Piece::More(stat));
+        }
+        let draft = upload.draft.take();
+        drop(upload);
+        self.table().open.remove(&piece.id);
+        let draft = draft.ok_or_else(|| BoxError::internal("upload: no draft"))?;
+        // What an earlier try sent beyond the end does not belong to it.
+        rustix::fs::ftruncate(&draft.file, end).about(path)?;
+        Ok(Piece::Last(draft))
+    }
+
+    /// The upload of a piece, or what came of it.
+    fn find(
+        &self,
+        path: &str,
+        piece: &UploadPiece,
+    ) -> Result<Result<Arc<Mutex<Upload>>, Outcome>, BoxError> {
+        self.sweep();
+        let mut table = self.table();
+        if let Some(upload) = table.open.get(&piece.id) {
+            return Ok(Ok(Arc::clone(upload)));
+        }
+        let ended = table
+            .ended
+            .iter()
+            .find(|(id, of, _)| *id == piece.id && of == path);
+        if let Some((_, _, outcome)) = ended.filter(|_| piece.done) {
+            return Ok(Err(outcome.clone()));
+        }
+        if piece.offset != 0 {
+            return Err(BoxError::conflict("upload: not begun; begin at offset 0"));
+        }
+        if table.open.len() >= UPLOADS {
+            return Err(BoxError::limit(
+                Code::Capacity,
+                "uploads at once",
+                "uploads",
+                UPLOADS,
+            ));
+        }
+        let upload = Arc::new(Mutex::new(Upload {
+            path: path.to_owned(),
+            draft: None,
+            bytes: 0,
+            used: Instant::now(),
+        }));
+        table.open.insert(piece.id.clone(), Arc::clone(&upload));
+        Ok(Ok(upload))
+    }
+
+    /// Remembers what came of an upload.
+    pub(super) fn finished(&self, piece: &UploadPiece, path: String, outcome: Outcome) {
+        let mut table = self.table();
+        table.ended.push_back((piece.id.clone(), path, outcome));
+        if table.ended.len() > REMEMBERED {
+            table.ended.pop_front();
+        }
+    }
+
+    /// Removes what nobody goes on with. Whether any upload is left.
+    pub(super) fn sweep(&self) -> bool {
+        let abandoned = |upload: &Arc<Mutex<Upload>>| {
+            // One that is in use is not abandoned.
+            upload
+                .try_lock()
+                .is_ok_and(|upload| upload.used.elapsed() > ABANDONED)
+        };
+        let mut table = self.table();
+        let removed: Vec<_> = table
+            .open
+            .extract_if(|_, upload| abandoned(upload))
+            .collect();
+        let any = !table.open.is_empty();
+        drop(table);
+        // Here their files are removed, with nothing locked.
+        drop(removed);
+        any
+    }
+}

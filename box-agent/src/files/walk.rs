@@ -1,0 +1,143 @@
+//! Walking a tree by descriptor: in order of names, through no link, without recursion.
+
+use std::os::fd::OwnedFd;
+
+use box_protocol::BoxError;
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};
+use rustix::io::Errno;
+
+use super::draft::HIDDEN;
+use super::error::About;
+use super::ground::{Step, too_large};
+
+/// Names of one directory that are sorted at once.
+const NAMES: usize = 200_000;
+
+/// Directories within each other that are walked.
+const DEPTH: usize = 128;
+
+/// Something in the tree.
+#[derive(Debug)]
+pub(super) struct Entry<'a> {
+    pub(super) dir: &'a OwnedFd,
+    pub(super) name: &'a str,
+    /// Below the beginning of the walk.
+    pub(super) path: String,
+    pub(super) stat: Stat,
+    /// 1 for what is in the first directory.
+    pub(super) depth: usize,
+}
+
+/// How a walk goes on after an entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Next {
+    /// Into it, if it is a directory.
+    Into,
+    /// Past it.
+    Past,
+    /// Not at all.
+    Stop,
+}
+
+struct Level {
+    dir: OwnedFd,
+    prefix: String,
+    names: std::vec::IntoIter<String>,
+}
+
+impl Level {
+    fn new(dir: OwnedFd, prefix: String, path: &str) -> Result<Self, BoxError> {
+        let mut names = names(&dir, path)?;
+        names.sort_unstable();
+        Ok(Self {
+            dir,
+            prefix,
+            names: names.into_iter(),
+        })
+    }
+}
+
+/// The names in a directory, but for those of ours. What is not text cannot be asked for, and is left out.
+pub(super) fn names(dir: &OwnedFd, path: &str) -> Result<Vec<String>, BoxError> {
+    let mut names = Vec::new();
+    let entries = Dir::read_from(dir).about(path)?;
+    for entry in entries {
+        let entry = entry.about(path)?;
+        let Ok(name) = entry.file_name().to_str() else {
+            continue;
+        };
+        if matches!(name, "." | "..") || name.starts_with(HIDDEN) {
+            continue;
+        }
+        if names.len() == NAMES {
+            return Err(too_large(
+                "a directory's entries",
+                "directory_entries",
+                NAMES,
+            ));
+        }
+        names.push(name.to_owned());
+    }
+    Ok(names)
+}
+
+/// Visits everything below a directory. What vanishes meanwhile, or may not be looked into, is passed over. Whether it was
+/// walked to its end.
+pub(super) fn walk(
+    step: &Step<'_>,
+    dir: OwnedFd,
+    path: &str,
+    mut visit: impl FnMut(&Entry<'_>) -> Result<Next, BoxError>,
+) -> Result<bool, BoxError> {
+    let mut levels = vec![Level::new(dir, String::new(), path)?];
+    let mut whole = true;
+    loop {
+        step.wanted.check()?;
+        let depth = levels.len();
+        let Some(level) = levels.last_mut() else {
+            return Ok(whole);
+        };
+        let Some(name) = level.names.next() else {
+            levels.pop();
+            continue;
+        };
+        let Ok(stat) = rustix::fs::statat(&level.dir, &name, AtFlags::SYMLINK_NOFOLLOW) else {
+            continue;
+        };
+        let entry = Entry {
+            dir: &level.dir,
+            name: &name,
+            path: if level.prefix.is_empty() {
+                name.clone()
+            } else {
+                format!("{}/{name}", level.prefix)
+            },
+            stat,
+            depth,
+        };
+        match visit(&entry)? {
+            Next::Stop => return Ok(false),
+            Next::Past => continue,
+            Next::Into => {}
+        }
+        if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
+            continue;
+        }
+        if depth >= DEPTH {
+            whole = false;
+            continue;
+        }
+        let prefix = entry.path;
+        match open_dir(&level.dir, &*name) {
+            Ok(inner) => levels.push(Level::new(inner, prefix, path)?),
+            Err(Errno::MFILE | Errno::NFILE) => return Err(Errno::MFILE).about(path),
+            Err(_) => {}
+        }
+    }
+}
+
+/// Opens a directory in another, if it is one.
+pub(super) fn open_dir(dir: &OwnedFd, name: impl rustix::path::Arg) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    rustix::fs::openat(dir, name, flags, Mode::empty())
+}
