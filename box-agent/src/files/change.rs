@@ -148,7 +148,7 @@ fn empty(step: &Step<'_>, top: OwnedFd, path: &str) -> Result<(), BoxError> {
         };
         match rustix::fs::unlinkat(&at.dir, &name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => continue,
-            Err(Errno::ISDIR | Errno::PERM) => {}
+            Err(Errno::ISDIR) => {}
             Err(errno) => return Err(errno).about(path),
         }
         if depth < DEPTH {

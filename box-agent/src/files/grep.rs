@@ -21,8 +21,8 @@ const MATCHES: u64 = 1000;
 const MATCHES_MOST: u64 = 10_000;
 
 /// Files larger than this are passed over, unless less is asked for; and the most that may be.
-const FILE_BYTES: u64 = 8 << 20;
-const FILE_BYTES_MOST: u64 = 32 << 20;
+const FILE_BYTES: u64 = 4 << 20;
+const FILE_BYTES_MOST: u64 = 16 << 20;
 
 /// Bytes searched in one call.
 const SEARCHED_BYTES: u64 = 1 << 30;

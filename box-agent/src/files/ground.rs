@@ -2,7 +2,7 @@
 //! that swaps a directory for a link meanwhile gains nothing: what a path leads to is decided once, by the kernel, with the
 //! guest's own rights, and from then on it is a descriptor.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use box_protocol::error::{Detail, Subject};
@@ -28,6 +28,9 @@ const DIR: OFlags = OFlags::DIRECTORY.union(OFlags::CLOEXEC);
 #[derive(Debug)]
 pub(super) struct Ground {
     root: OwnedFd,
+    /// The device of procfs. To the kernel, these threads are the box's first process, whose memory and descriptors are
+    /// nobody's to see; so nothing of any process is opened there.
+    procfs: Option<u64>,
     pub(super) guest: Guest,
     settings: Mutex<Settings>,
     pub(super) uploads: Uploads,
@@ -51,7 +54,9 @@ pub(super) struct Spot {
 impl Ground {
     /// The tree below this directory.
     pub(super) fn new(root: OwnedFd, guest: Guest) -> Self {
+        let procfs = rustix::fs::statat(&root, "proc", AtFlags::SYMLINK_NOFOLLOW);
         Self {
+            procfs: procfs.ok().map(|stat| stat.st_dev),
             root,
             guest,
             settings: Mutex::default(),
@@ -107,7 +112,31 @@ impl Ground {
             flags | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK
         };
         let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-        lookup(&self.root, path, flags, resolve)
+        let found = lookup(&self.root, path, flags, resolve)?;
+        if !flags.contains(OFlags::PATH) && self.is_of_a_process(&found)? {
+            return Err(Errno::ACCESS);
+        }
+        Ok(found)
+    }
+
+    /// Whether this is in procfs: then nothing in it is to be opened.
+    pub(super) fn is_procfs(&self, stat: &Stat) -> bool {
+        self.procfs == Some(stat.st_dev)
+    }
+
+    /// Whether something open is a process's, or a directory among which processes are.
+    fn is_of_a_process(&self, found: &OwnedFd) -> Result<bool, Errno> {
+        let stat = rustix::fs::fstat(found)?;
+        if !self.is_procfs(&stat) {
+            return Ok(false);
+        }
+        // Where the kernel says it is: its name may have been reached through links.
+        let own = format!("/proc/self/fd/{}", found.as_raw_fd());
+        let place = rustix::fs::readlink(own, Vec::new())?;
+        let part = place.to_str().ok().and_then(|path| path.split('/').nth(2));
+        let is_process =
+            part.is_none_or(|part| part.starts_with(|char: char| char.is_ascii_digit()));
+        Ok(is_process || FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile)
     }
 
     /// Opens a file to be read; nothing else.
@@ -127,10 +156,12 @@ impl Ground {
     /// The spot a path names, whatever is there. A link at its end is not followed.
     pub(super) fn spot(&self, path: &str) -> Result<Spot, BoxError> {
         let (dir, name) = path::split(path).ok_or(Errno::INVAL).about(path)?;
-        Ok(Spot {
-            dir: self.open(dir, OFlags::PATH | DIR).about(path)?,
-            name: name.to_owned(),
-        })
+        let dir = self.open(dir, OFlags::PATH | DIR).about(path)?;
+        if self.is_procfs(&rustix::fs::fstat(&dir).about(path)?) {
+            return Err(Errno::ACCESS).about(path);
+        }
+        let name = name.to_owned();
+        Ok(Spot { dir, name })
     }
 
     /// The spot that a path ends at once its links are followed.

@@ -93,8 +93,8 @@ pub(super) fn list(step: &Step<'_>, params: &FileListParams) -> Result<FileListR
             && order(&entry.path, after) != Ordering::Greater
         {
             // What it asks to go on after may be in here.
-            let is_above = is_below(after, &entry.path);
-            return Ok(if is_above { on } else { Next::Past });
+            let leads_there = entry.path == after || is_below(after, &entry.path);
+            return Ok(if leads_there { on } else { Next::Past });
         }
         if !fits_kind(&params.kinds, entry) {
             return Ok(on);

@@ -11,7 +11,7 @@ use super::ground::{Step, too_large};
 use super::stat::{Change, etag};
 
 /// The largest file in which text is replaced.
-const FILE_BYTES: usize = 16 << 20;
+const FILE_BYTES: usize = 8 << 20;
 
 /// `file.replace`.
 pub(super) fn replace(

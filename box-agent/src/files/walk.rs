@@ -120,7 +120,8 @@ pub(super) fn walk(
             Next::Past => continue,
             Next::Into => {}
         }
-        if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
+        let is_dir = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+        if !is_dir || step.ground.is_procfs(&stat) {
             continue;
         }
         if depth >= DEPTH {

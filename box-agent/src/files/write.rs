@@ -20,19 +20,23 @@ pub(super) fn write(step: &Step<'_>, params: &FileWriteParams) -> Result<FileSta
     let path = ground.path(&params.path, params.expand)?;
     let (owner, group) = (params.owner.as_deref(), params.group.as_deref());
     let change = Change::new(ground, params.mode, owner, group)?;
+    let begin = || {
+        let spot = ground.spot_for(&path, params.parents)?;
+        spot.writable(&path)?;
+        Draft::new(spot, &path)
+    };
     let Some(piece) = &params.upload else {
         if params.append {
             return append(step, path, params, change);
         }
         ground.room(params.data.len() as u64)?;
-        let draft = Draft::new(ground.spot_for(&path, params.parents)?, &path)?;
+        let draft = begin()?;
         write_at(&draft.file, &params.data, 0).about(&path)?;
         return finish(step, draft, path, params, change);
     };
     if params.append {
         return Err(BoxError::validation("append: not in pieces"));
     }
-    let begin = || Draft::new(ground.spot_for(&path, params.parents)?, &path);
     match ground
         .uploads
         .take(ground, &path, piece, &params.data, begin)?

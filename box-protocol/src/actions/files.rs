@@ -16,10 +16,11 @@ use crate::ids::{CommandId, UploadId};
 use crate::time::UnixMs;
 
 actions! {
-    /// Reads a file or a part of it; the bytes come as chunks.
+    /// Reads a file or a part of it; the bytes come as chunks. Called without chunks, it only tells about the file.
     FileRead = "file.read": FileReadParams => FileStatInfo | FileChunk;
 
-    /// Writes a file: at once and atomically, or in pieces that appear when the last is there.
+    /// Writes a file: at once and atomically, or in pieces that appear when the last is there. What is too long for
+    /// one message between runtime and agent, about 3 MiB, is `too_large` and comes in pieces.
     FileWrite = "file.write": FileWriteParams => FileStatInfo;
 
     /// Looks at several paths; each has its own answer.
