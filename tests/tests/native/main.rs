@@ -16,6 +16,7 @@ mod catalogue;
 mod closed;
 mod ends;
 mod far;
+mod files;
 mod limits;
 mod mounts;
 mod network;

@@ -1,12 +1,15 @@
 //! From the policy layer over a Unix socket to a real box.
 
+use box_protocol::actions::{FileRead, FileReadParams, FileWrite, FileWriteParams};
 use box_rpc::{Limits, Options, Router, Session};
 use box_service::{BoxService, Query, ServiceConfig};
+use box_transports::queue;
 use box_transports::server::Server;
 use box_transports::{ConnectOptions, Endpoint, ListenOptions};
+use futures::StreamExt as _;
 use serde_json::json;
 
-use super::support::on_each_machine;
+use super::support::{on_each_machine, printed};
 
 #[tokio::test]
 async fn a_tool_call_runs_in_a_real_box_behind_a_socket() {
@@ -44,6 +47,46 @@ async fn a_tool_call_runs_in_a_real_box_behind_a_socket() {
             std::fs::read_to_string(workspace.join("made")).unwrap(),
             "service-path\n"
         );
+    })
+    .await;
+}
+
+/// A connection to whoever serves this, in this process.
+fn linked(router: Router) -> (Session, Session) {
+    let (near, far) = queue::pair(64);
+    let options = || Options {
+        limits: Limits::in_process(),
+        ..Options::default()
+    };
+    let server = Session::start(far, router, options());
+    (server, Session::start(near, Router::empty(), options()))
+}
+
+#[tokio::test]
+async fn files_of_a_real_box_are_reached_through_the_service() {
+    on_each_machine(async |machine| {
+        printed(&machine.exec("files", "true").await);
+        let (_runtime, to_runtime) = linked(machine.runtime.router());
+        let config = ServiceConfig::default();
+        let service = BoxService::with_client(config, to_runtime.peer()).unwrap();
+        service.initialize().await.unwrap();
+        let (_service, to_service) = linked(service.router());
+        let data = vec![7; 100_000];
+        let asked = json!({"session_id": "files", "path": "/tmp/f", "data": ""});
+        let mut write: FileWriteParams = serde_json::from_value(asked).unwrap();
+        write.data = data.clone().into();
+        let peer = to_service.peer();
+        let written = peer.call::<FileWrite>(&write).await.unwrap();
+        assert_eq!((written.size, written.owner.as_str()), (100_000, "box"));
+        let asked = json!({"session_id": "files", "path": "/tmp/f"});
+        let read: FileReadParams = serde_json::from_value(asked).unwrap();
+        let mut chunks = peer.stream::<FileRead>(&read).await.unwrap();
+        let mut bytes = Vec::new();
+        while let Some(chunk) = chunks.next().await {
+            bytes.extend_from_slice(&chunk.unwrap().data);
+        }
+        assert_eq!(chunks.finish().await.unwrap(), written);
+        assert_eq!(bytes, data);
     })
     .await;
 }

@@ -1,0 +1,295 @@
+//! Each word an action on files may be refused with.
+
+use std::time::Duration;
+
+use box_protocol::Code;
+use box_protocol::actions::{
+    FileAttributes, FileFind, FileGrep, FileList, FileMkdir, FileMove, FilePack, FileRead,
+    FileRemove, FileReplace, FileStat,
+};
+use box_protocol::error::Detail;
+use box_runtime::Caller;
+use serde_json::json;
+
+use super::super::support::on_each_machine;
+use super::Inside;
+
+#[tokio::test]
+async fn what_is_not_there_is_not_found() {
+    on_each_machine(async |machine| {
+        let inside = Inside::new(machine, "absent").await;
+        let none = "/tmp/no/such";
+        assert_eq!(inside.unreadable(none).await, Code::NotFound);
+        assert_eq!(inside.stat(none).await.unwrap_err(), Code::NotFound);
+        assert_eq!(
+            inside.refused::<FileList>(json!({"path": none})).await,
+            Code::NotFound
+        );
+        assert_eq!(
+            inside
+                .refused::<FileFind>(json!({"path": none, "glob": "*"}))
+                .await,
+            Code::NotFound
+        );
+        assert_eq!(
+            inside
+                .refused::<FileGrep>(json!({"path": none, "pattern": "x"}))
+                .await,
+            Code::NotFound
+        );
+        let asked = json!({"path": none, "old": "a", "new": "b"});
+        assert_eq!(inside.refused::<FileReplace>(asked).await, Code::NotFound);
+        assert_eq!(
+            inside
+                .refused::<FileMove>(json!({"src": none, "dest": "/tmp/x"}))
+                .await,
+            Code::NotFound
+        );
+        assert_eq!(
+            inside.refused::<FileRemove>(json!({"paths": [none]})).await,
+            Code::NotFound
+        );
+        assert_eq!(
+            inside
+                .refused::<FileAttributes>(json!({"path": none, "mode": 0}))
+                .await,
+            Code::NotFound
+        );
+        assert_eq!(
+            inside
+                .stream::<FilePack>(json!({"path": none}))
+                .await
+                .0
+                .unwrap_err()
+                .code(),
+            Code::NotFound
+        );
+        let written = inside.write_with(none, b"", json!({})).await.unwrap_err();
+        assert_eq!(written.code(), Code::NotFound);
+        assert_eq!(
+            written.detail::<Detail>().unwrap().errno.as_deref(),
+            Some("ENOENT")
+        );
+        let other = Caller::named("somebody else");
+        let params = inside.params(json!({"paths": ["/"]}));
+        let refused = machine.runtime.forward::<FileStat>(&other, &params).await;
+        assert_eq!(refused.unwrap_err().code(), Code::NotFound);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn what_the_guest_may_not_is_denied() {
+    on_each_machine(async |machine| {
+        let inside = Inside::new(machine, "denied").await;
+        for path in ["/usr/x", "/etc/x", "/x", "/proc/x", "/dev/x"] {
+            let refused = inside.write_with(path, b"x", json!({})).await.unwrap_err();
+            assert!(
+                matches!(refused.code(), Code::Denied | Code::NotFound),
+                "{path}: {refused:?}"
+            );
+        }
+        let passwd = inside.write_with("/etc/passwd", b"x", json!({})).await;
+        assert_eq!(passwd.unwrap_err().code(), Code::Denied);
+        inside.run("cd /tmp; echo x > ro; chmod 444 ro; echo x > wo; chmod 222 wo; mkdir no; chmod 0 no").await;
+        let ro = inside.write_with("/tmp/ro", b"x", json!({})).await;
+        assert_eq!(ro.unwrap_err().code(), Code::Denied);
+        assert_eq!(inside.unreadable("/tmp/wo").await, Code::Denied);
+        assert_eq!(inside.stat("/tmp/no/x").await.unwrap_err(), Code::Denied);
+        assert_eq!(inside.refused::<FileList>(json!({"path": "/tmp/no"})).await, Code::Denied);
+        // Signals, memory and descriptors of the first process are not the guest's, so not an agent's of the guest.
+        for path in ["/proc/1/environ", "/proc/1/mem", "/proc/1/maps"] {
+            assert_eq!(inside.unreadable(path).await, Code::Denied, "{path}");
+        }
+        for more in [json!({"owner": "root"}), json!({"group": "0"}), json!({"owner": "4242"}), json!({"user": "root"})] {
+            let refused = inside.write_with("/tmp/own", b"x", more.clone()).await;
+            assert_eq!(refused.unwrap_err().code(), Code::Denied, "{more}");
+        }
+        let asked = json!({"path": "/usr", "mode": 0o777});
+        assert_eq!(inside.refused::<FileAttributes>(asked).await, Code::Denied);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn what_makes_no_sense_is_refused_as_such() {
+    on_each_machine(async |machine| {
+        let inside = Inside::new(machine, "sense").await;
+        inside.write("/tmp/f", "text\n").await;
+        for path in [
+            "",
+            "relative",
+            "~",
+            "/tmp/a\0b",
+            &"/a".repeat(3000),
+            "/tmp",
+            "/tmp/f/x",
+        ] {
+            let refused = inside.write_with(path, b"x", json!({})).await.unwrap_err();
+            assert_eq!(refused.code(), Code::Validation, "{path}: {refused:?}");
+        }
+        let long = format!("/tmp/{}", "n".repeat(300));
+        assert_eq!(inside.unreadable(&long).await, Code::Validation);
+        assert_eq!(inside.unreadable("/tmp").await, Code::Validation);
+        for mode in [0o4755, 0o2755, 0o1755, 0o10_000] {
+            let set_id = json!({"path": "/tmp/f", "mode": mode});
+            assert_eq!(
+                inside.refused::<FileAttributes>(set_id).await,
+                Code::Validation
+            );
+            let refused = inside
+                .write_with("/tmp/s", b"x", json!({"mode": mode}))
+                .await;
+            assert_eq!(refused.unwrap_err().code(), Code::Validation);
+            let asked = json!({"path": "/tmp/sd", "mode": mode});
+            assert_eq!(inside.refused::<FileMkdir>(asked).await, Code::Validation);
+        }
+        for part in [
+            json!({"bytes": {"offset": 6}}),
+            json!({"lines": {"start": 0}}),
+            json!({"lines": {"start": 2, "end": 1}}),
+        ] {
+            let (refused, _) = inside
+                .stream::<FileRead>(json!({"path": "/tmp/f", "part": part}))
+                .await;
+            assert_eq!(refused.unwrap_err().code(), Code::Validation, "{part}");
+        }
+        let pattern = json!({"path": "/tmp", "pattern": "("});
+        assert_eq!(inside.refused::<FileGrep>(pattern).await, Code::Validation);
+        let glob = json!({"path": "/tmp", "glob": "["});
+        assert_eq!(inside.refused::<FileFind>(glob).await, Code::Validation);
+        assert_eq!(
+            inside.refused::<FileList>(json!({"path": "/tmp/f"})).await,
+            Code::Validation
+        );
+        assert_eq!(
+            inside
+                .refused::<FileRemove>(json!({"paths": ["/"], "recursive": true}))
+                .await,
+            Code::Validation
+        );
+        let empty = json!({"path": "/tmp/f", "old": "", "new": "x"});
+        assert_eq!(inside.refused::<FileReplace>(empty).await, Code::Validation);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn what_is_in_the_way_is_a_conflict() {
+    on_each_machine(async |machine| {
+        let inside = Inside::new(machine, "way").await;
+        let first = inside.write("/tmp/f", "one").await;
+        inside.run("mkdir -p /tmp/full/inner").await;
+        let new = json!({"create": "new"});
+        let refused = inside.write_with("/tmp/f", b"x", new.clone()).await;
+        assert_eq!(refused.unwrap_err().code(), Code::Conflict);
+        inside.write_with("/tmp/new", b"x", new).await.unwrap();
+        inside.write("/tmp/f", "two").await;
+        let stale = json!({"if_match": first.etag});
+        for append in [false, true] {
+            let mut more = stale.clone();
+            more["append"] = json!(append);
+            let refused = inside.write_with("/tmp/f", b"x", more).await.unwrap_err();
+            assert_eq!(refused.code(), Code::Conflict);
+        }
+        let read = json!({"path": "/tmp/f", "if_match": first.etag});
+        assert_eq!(
+            inside.stream::<FileRead>(read).await.0.unwrap_err().code(),
+            Code::Conflict
+        );
+        let now = inside.stat("/tmp/f").await.unwrap().etag;
+        inside
+            .write_with("/tmp/f", b"three", json!({"if_match": now}))
+            .await
+            .unwrap();
+        assert_eq!(inside.text("/tmp/f").await, "three");
+        assert_eq!(
+            inside
+                .refused::<FileRemove>(json!({"paths": ["/tmp/full"]}))
+                .await,
+            Code::Conflict
+        );
+        assert_eq!(
+            inside.refused::<FileMkdir>(json!({"path": "/tmp/f"})).await,
+            Code::Conflict
+        );
+        for keep in [false, true] {
+            let asked = json!({"src": "/tmp/f", "dest": "/tmp/new", "keep_source": keep});
+            assert_eq!(inside.refused::<FileMove>(asked).await, Code::Conflict);
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn what_is_too_much_is_refused_by_its_limit() {
+    on_each_machine(async |machine| {
+        let workspace = machine.directory();
+        let quota = json!({"host_path": workspace.path(), "workspace_quota_mb": 1});
+        let inside = Inside::with(machine, "quota", quota).await;
+        let mebibyte = vec![b'x'; 1 << 20];
+        inside.write("/workspace/fits", &mebibyte[..1 << 19]).await;
+        let mut more = mebibyte.clone();
+        more.push(b'x');
+        let refused = inside
+            .write_with("/workspace/large", &more, json!({}))
+            .await
+            .unwrap_err();
+        assert_eq!(refused.code(), Code::Capacity);
+        let grown = inside
+            .write_with("/workspace/fits", &mebibyte, json!({"append": true}))
+            .await;
+        assert_eq!(grown.unwrap_err().code(), Code::Capacity);
+        let upload = json!({"upload": {"id": "u", "offset": 0}});
+        inside
+            .write_with("/workspace/up", &mebibyte[..1000], upload)
+            .await
+            .unwrap();
+        let upload = json!({"upload": {"id": "u", "offset": 1000, "done": true}});
+        let refused = inside.write_with("/workspace/up", &mebibyte, upload).await;
+        assert_eq!(refused.unwrap_err().code(), Code::Capacity);
+        assert_eq!(inside.text("/workspace/fits").await.len(), 1 << 19);
+
+        let message = vec![0; 4 << 20];
+        let refused = inside.write_with("/tmp/message", &message, json!({})).await;
+        assert_eq!(refused.unwrap_err().code(), Code::TooLarge);
+        let paths: Vec<_> = (0..5000).map(|n| format!("/{n}")).collect();
+        assert_eq!(
+            inside.refused::<FileStat>(json!({"paths": paths})).await,
+            Code::TooLarge
+        );
+        let packed = json!({"path": "/workspace", "caps": {"bytes": 1000}});
+        assert_eq!(
+            inside
+                .stream::<FilePack>(packed)
+                .await
+                .0
+                .unwrap_err()
+                .code(),
+            Code::TooLarge
+        );
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_box_full_of_processes_still_answers() {
+    on_each_machine(async |machine| {
+        let inside = Inside::with(machine, "full", json!({"pids_limit": 12})).await;
+        if machine.lacks("cgroup.pids").await {
+            return;
+        }
+        // Every place that becomes free is taken at once, so that not even a thread can be made.
+        let greedy = "import os, time\n\
+            while True:\n\
+            \x20   try:\n\
+            \x20       if os.fork() == 0: time.sleep(100)\n\
+            \x20   except OSError: time.sleep(0.001)\n";
+        let begin = format!("python3 -c \"{greedy}\" > /dev/null 2>&1 &");
+        inside.run(&begin).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let answer = inside.ask::<FileStat>(json!({"paths": ["/tmp"]})).await;
+        assert_eq!(answer.unwrap_err().code(), Code::Capacity);
+    })
+    .await;
+}

@@ -1,0 +1,56 @@
+//! Much of it at once: memory stays flat.
+
+use box_protocol::actions::{FileRead, FileReadParams};
+use box_runtime::Caller;
+use serde_json::json;
+use tokio::sync::mpsc;
+
+use super::super::support::on_each_machine;
+use super::Inside;
+
+const BYTES: u64 = 200 << 20;
+
+/// The most memory this process has had, in kibibytes.
+fn peak(status: &str) -> u64 {
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let number = line.unwrap().trim().trim_end_matches(" kB");
+    number.trim().parse().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_hundred_mebibytes_are_read_with_flat_memory() {
+    on_each_machine(async |machine| {
+        let inside = Inside::new(machine, "large").await;
+        inside
+            .run("truncate -s 200M /tmp/large; echo end >> /tmp/large")
+            .await;
+        inside.read("/proc/self/status").await;
+        let agent = async || peak(&inside.run("cat /proc/1/status").await);
+        let this = || peak(&std::fs::read_to_string("/proc/self/status").unwrap());
+        let before = (agent().await, this());
+        let params: FileReadParams = inside.params(json!({"path": "/tmp/large"}));
+        let (to, mut chunks) = mpsc::channel(2);
+        let caller = Caller::local();
+        let reading = machine
+            .runtime
+            .forward_streamed::<FileRead>(&caller, &params, to);
+        let (info, (total, last)) = tokio::join!(reading, async {
+            let (mut total, mut last) = (0, Vec::new());
+            while let Some(chunk) = chunks.recv().await {
+                assert_eq!(chunk.offset, total);
+                total += chunk.data.len() as u64;
+                last = chunk.data.to_vec();
+            }
+            (total, last)
+        });
+        assert_eq!((info.unwrap().size, total), (BYTES + 4, BYTES + 4));
+        assert!(last.ends_with(b"end\n"));
+        let after = (agent().await, this());
+        let grown = (after.0 - before.0, after.1 - before.1);
+        assert!(
+            grown.0 < 16 << 10 && grown.1 < 32 << 10,
+            "kibibytes: {grown:?}"
+        );
+    })
+    .await;
+}
