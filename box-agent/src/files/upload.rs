@@ -175,11 +175,15 @@ impl Uploads {
 
     /// Removes what nobody goes on with. Whether any upload is left.
     pub(super) fn sweep(&self) -> bool {
+        self.sweep_older(ABANDONED)
+    }
+
+    fn sweep_older(&self, age: Duration) -> bool {
         let abandoned = |upload: &Arc<Mutex<Upload>>| {
             // One that is in use is not abandoned.
             upload
                 .try_lock()
-                .is_ok_and(|upload| upload.used.elapsed() > ABANDONED)
+                .is_ok_and(|upload| upload.used.elapsed() > age)
         };
         let mut table = self.table();
         let removed: Vec<_> = table
@@ -191,5 +195,38 @@ impl Uploads {
         // Here their files are removed, with nothing locked.
         drop(removed);
         any
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use box_sys::Guest;
+    use rustix::fs::{Mode, OFlags};
+
+    use super::*;
+
+    #[test]
+    fn uploads_are_bounded_and_abandoned_ones_are_removed() {
+        let root = tempfile::tempdir().unwrap();
+        let fd = rustix::fs::open(root.path(), OFlags::PATH, Mode::empty()).unwrap();
+        let ground = Ground::new(fd, Guest::default());
+        let take = |number: usize, offset| {
+            let id = UploadId::new(format!("u{number}")).unwrap();
+            let done = false;
+            let piece = UploadPiece { id, offset, done };
+            let begin = || Draft::new(ground.spot("/f")?, "/f");
+            ground.uploads.take(&ground, "/f", &piece, b"x", begin)
+        };
+        for number in 0..UPLOADS {
+            assert!(take(number, 0).is_ok());
+        }
+        assert_eq!(take(UPLOADS, 0).err().unwrap().code(), Code::Capacity);
+        let files = || std::fs::read_dir(root.path()).unwrap().count();
+        assert_eq!(files(), UPLOADS);
+        assert!(ground.uploads.sweep(), "none is abandoned yet");
+        assert!(!ground.uploads.sweep_older(Duration::ZERO));
+        assert_eq!(files(), 0);
+        assert_eq!(take(0, 1).err().unwrap().code(), Code::Conflict);
+        assert!(take(UPLOADS, 0).is_ok());
     }
 }

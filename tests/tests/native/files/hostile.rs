@@ -150,3 +150,42 @@ async fn a_call_that_is_dropped_ends_and_the_next_is_served() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn the_agents_own_memory_and_descriptors_are_not_files() {
+    on_each_machine(async |machine| {
+        let inside = Inside::new(machine, "self").await;
+        inside
+            .run("cd /tmp; ln -s /proc/1/mem a; ln -s /proc/self b; ln -s /proc/thread-self/mem c; ln -s /dev/fd d")
+            .await;
+        for path in [
+            "/proc/1/mem",
+            "/proc/self/mem",
+            "/proc/thread-self/mem",
+            "/proc/1/task/1/mem",
+            "/proc/self/environ",
+            "/proc/self/status",
+            "/tmp/a",
+            "/tmp/b/mem",
+            "/tmp/c",
+        ] {
+            assert_eq!(inside.unreadable(path).await, Code::Denied, "{path}");
+            for append in [false, true] {
+                let written = inside.write_with(path, b"x", json!({"append": append})).await;
+                assert_eq!(written.unwrap_err().code(), Code::Denied, "{path}");
+            }
+        }
+        for path in ["/proc", "/proc/1", "/proc/self/fd", "/tmp/b/", "/tmp/d/"] {
+            assert_eq!(inside.refused::<FileList>(json!({"path": path})).await, Code::Denied, "{path}");
+            let searched = json!({"path": path, "pattern": "."});
+            assert_eq!(inside.refused::<FileGrep>(searched).await, Code::Denied, "{path}");
+        }
+        let root = inside.done::<FileList>(json!({"path": "/", "depth": 2, "limit": 10_000})).await;
+        let paths: Vec<_> = root.entries.iter().map(|entry| entry.path.as_str()).collect();
+        assert!(paths.contains(&"/proc") && paths.contains(&"/usr/bin"), "control");
+        assert!(!paths.iter().any(|path| path.starts_with("/proc/")));
+        // What tells about the machine and no process is a file like any other.
+        assert!(inside.text("/proc/meminfo").await.starts_with("MemTotal"));
+    })
+    .await;
+}

@@ -44,8 +44,8 @@ async fn of_two_appenders_no_line_is_lost() {
     .await;
 }
 
-/// Operations of each machine: 100,000 of both together.
-const BATCHES: usize = 20;
+/// Operations: 100,000 looks on each machine, and some thousand of every other kind.
+const BATCHES: usize = 40;
 const BATCH: usize = 2500;
 
 /// A guest that swaps `swap/d` for links to all kinds of places, and back, until it is told to stop.
