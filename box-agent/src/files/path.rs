@@ -97,7 +97,7 @@ mod tests {
         let env = [("HOME", "/home/box"), ("X", "x/y")];
         Base {
             env: env.map(|(k, v)| (k.to_owned(), v.to_owned())).into(),
-            cwd: "/work/".to_owned(),
+            cwd: "/base/".to_owned(),
         }
     }
 
@@ -107,8 +107,8 @@ mod tests {
             ("/a/../b", "/a/../b"),
             ("~", "/home/box"),
             ("~/a", "/home/box/a"),
-            ("a~/b", "/work/a~/b"),
-            ("~else/a", "/work/~else/a"),
+            ("a~/b", "/base/a~/b"),
+            ("~else/a", "/base/~else/a"),
             ("$HOME/$X.txt", "/home/box/x/y.txt"),
             ("/${X}z", "/x/yz"),
             ("/a$", "/a$"),
