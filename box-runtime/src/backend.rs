@@ -1,10 +1,12 @@
 //! What makes boxes.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use async_trait::async_trait;
 use box_protocol::{BoxError, BoxMountSpec, BoxSpec, World};
 use box_rpc::Connection;
+use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::spool::Spool;
@@ -57,6 +59,19 @@ pub trait Backend: Send + Sync + 'static {
         None
     }
 
+    /// Keeps a record with a box, in place of the one before, for whoever [adopts](Self::adopt) it. Called only with
+    /// [`Capabilities::outlive`].
+    fn keep(&self, id: Uuid, record: &str) -> Result<(), BoxError> {
+        let _ = (id, record);
+        Ok(())
+    }
+
+    /// The boxes of a process that is gone which still live, and are this one's from now on. What is left of others is cleared
+    /// away. Called once, before the first start.
+    async fn adopt(&self) -> Result<Vec<AdoptedBox>, BoxError> {
+        Ok(Vec::new())
+    }
+
     /// Ends a box with everything in it and frees what it held. Nothing to do is a success: the box
     /// may be gone, half made or never begun.
     async fn stop(&self, id: Uuid) -> Result<(), BoxError>;
@@ -70,12 +85,20 @@ pub struct Capabilities {
     pub network: bool,
     /// Get more mounts while they live.
     pub adds_mounts: bool,
+    /// Outlive this process, with the records that are [kept](Backend::keep) with them.
+    pub outlive: bool,
 }
 
 impl Capabilities {
     /// The same, reaching a network.
     pub const fn with_network(mut self) -> Self {
         self.network = true;
+        self
+    }
+
+    /// The same, outliving this process if that is so.
+    pub const fn with_outliving(mut self, outlive: bool) -> Self {
+        self.outlive = outlive;
         self
     }
 
@@ -199,13 +222,24 @@ impl fmt::Debug for StartedBox {
     }
 }
 
+/// A box that outlived the process that made it.
+#[derive(Debug)]
+pub struct AdoptedBox {
+    /// Its own id.
+    pub id: Uuid,
+    /// What was last [kept](Backend::keep) with it.
+    pub record: String,
+    /// The way to its agent.
+    pub started: StartedBox,
+}
+
 /// In what a box differs from what was asked for.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Facts {
     /// What the image's name led to, where that is something else.
     pub image_resolved: Option<String>,
     /// What the system directories are: `host` for the machine's own, `image` for those of an image.
-    pub rootfs: Option<&'static str>,
+    pub rootfs: Option<Cow<'static, str>>,
     /// Protections this machine does not grant.
     pub missing: Vec<String>,
     /// What was asked for at best effort and could not be given.

@@ -7,6 +7,8 @@ use box_protocol::{
     Note, UnixMs, World,
 };
 
+use serde::{Deserialize, Serialize};
+
 use crate::backend::Facts;
 use crate::door::Door;
 
@@ -36,6 +38,21 @@ pub(crate) struct Live {
     pub(crate) note: Option<Note>,
     pub(crate) lifetime: Option<Box<Lifetime>>,
     pub(crate) defaults: Option<Box<Defaults>>,
+}
+
+/// A session, as it is kept on disk with its box.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Record {
+    owner: String,
+    spec: BoxSpec,
+    backend_session_id: String,
+    created_at: UnixMs,
+    facts: Facts,
+    name: Option<Name>,
+    labels: Labels,
+    note: Option<Note>,
+    lifetime: Option<Lifetime>,
+    defaults: Option<Defaults>,
 }
 
 impl Card {
@@ -104,6 +121,42 @@ impl Card {
         live.reason = Some(reason);
     }
 
+    /// What a later process needs to know the box again.
+    pub(crate) fn record(&self) -> Record {
+        let live = self.live();
+        Record {
+            owner: self.owner.to_string(),
+            spec: self.spec.clone(),
+            backend_session_id: live.backend_session_id.clone(),
+            created_at: live.created_at,
+            facts: live.facts.clone(),
+            name: live.name.clone(),
+            labels: live.labels.clone(),
+            note: live.note.clone(),
+            lifetime: live.lifetime.as_deref().cloned(),
+            defaults: live.defaults.as_deref().cloned(),
+        }
+    }
+
+    /// The card of a session whose box was adopted from this backend.
+    pub(crate) fn adopted(record: Record, backend_name: &str) -> Self {
+        let card = Self::new(record.owner.into(), &record.spec);
+        {
+            let mut live = card.live();
+            live.state = BoxState::Running;
+            live.backend_name = backend_name.into();
+            live.backend_session_id = record.backend_session_id;
+            live.created_at = record.created_at;
+            live.facts = record.facts;
+            live.name = record.name;
+            live.labels = record.labels;
+            live.note = record.note;
+            live.lifetime = record.lifetime.map(Box::new);
+            live.defaults = record.defaults.map(Box::new);
+        }
+        card
+    }
+
     /// Everything, as it is told.
     pub(crate) fn info(&self) -> BoxSessionInfo {
         let live = self.live();
@@ -113,7 +166,7 @@ impl Card {
             reason: live.reason.clone(),
             status: live.lane,
             image_resolved: live.facts.image_resolved.clone(),
-            rootfs: live.facts.rootfs.map(str::to_owned),
+            rootfs: live.facts.rootfs.as_deref().map(str::to_owned),
             missing: live.facts.missing.clone(),
             degraded: live.facts.degraded.clone(),
             name: live.name.clone(),

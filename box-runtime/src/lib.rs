@@ -24,6 +24,7 @@
 //! * What an agent says is checked before it is believed: it lives with the guest.
 //! * Dropping the last handle ends every box.
 
+mod adoption;
 pub mod backend;
 mod caller;
 mod card;
@@ -44,7 +45,9 @@ mod spool;
 mod table;
 mod unserved;
 
-pub use backend::{Availability, Backend, Capabilities, Facts, StartRequest, StartedBox};
+pub use backend::{
+    AdoptedBox, Availability, Backend, Capabilities, Facts, StartRequest, StartedBox,
+};
 pub use caller::Caller;
 pub use config::RuntimeConfig;
 pub use data_plane::DataPlane;

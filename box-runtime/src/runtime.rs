@@ -292,7 +292,11 @@ impl BoxRuntime {
         }
     }
 
-    async fn send(&self, ask: Ask) -> Result<(), BoxError> {
+    pub(crate) fn shared(&self) -> &Shared {
+        &self.shared
+    }
+
+    pub(crate) async fn send(&self, ask: Ask) -> Result<(), BoxError> {
         self.table.send(ask).await.map_err(|_| unanswered())
     }
 
@@ -325,7 +329,7 @@ fn prepared(
 }
 
 /// A session that was given up, or failed in a way nobody foresaw.
-fn unanswered() -> BoxError {
+pub(crate) fn unanswered() -> BoxError {
     BoxError::unavailable("the box ended without an answer")
 }
 

@@ -35,6 +35,7 @@ use crate::door::ended;
 use crate::select::Selector;
 use crate::table::Ask;
 
+pub(crate) use self::body::{Living, mounted};
 pub(crate) use self::doubt::{agents_error, look_up, nonsense};
 pub(crate) use self::exec::OUTPUT_BYTES;
 pub(crate) use self::front::queue_full;
@@ -48,16 +49,17 @@ pub(crate) struct Shared {
     pub(crate) nothing: Router,
 }
 
-/// Lives a session from its first call to its end, and reports the end to the table.
+/// Lives a session from its first call, or from the box it was adopted with, to its end, and reports the end to the table.
 pub(crate) async fn live(
     shared: Arc<Shared>,
     card: Arc<Card>,
+    living: Option<Box<Living>>,
     mailbox: mpsc::Receiver<Work>,
     table: mpsc::WeakSender<Ask>,
 ) {
     let mut actor = Actor {
         front: Front::new(&shared, &card, mailbox),
-        body: Body::new(shared, Arc::clone(&card)),
+        body: Body::new(shared, Arc::clone(&card), living),
         card: Arc::clone(&card),
     };
     let last = AssertUnwindSafe(actor.run()).catch_unwind().await;
@@ -117,7 +119,10 @@ impl Actor {
                 Some(Work::Exec(exec)) => self.exec(exec).await,
                 Some(Work::Create(create)) => self.create(create).await,
                 Some(Work::Delete(delete)) => self.delete(delete).await,
-                Some(Work::NewLifetime) => Next::GoOn,
+                Some(Work::Changed) => {
+                    self.body.keep();
+                    Next::GoOn
+                }
                 None => self.rest().await,
             };
             if let Next::End(last) = next {
@@ -132,6 +137,12 @@ impl Actor {
             Rested::Work => Next::GoOn,
             Rested::Broken(reason) => {
                 self.fail(reason).await;
+                Next::GoOn
+            }
+            // Commands that go on by themselves are work, though nobody asks about them.
+            Rested::Over(Over::Idle) if self.body.runs_something().await => {
+                self.body.open_door();
+                self.front.used();
                 Next::GoOn
             }
             Rested::Over(over) => self.over(over).await,
@@ -174,7 +185,7 @@ impl Actor {
                 Next::End(Last::Nothing)
             }
             Unready::Over(over) => {
-                if matches!(over, Over::Expired) {
+                if matches!(over, Over::Expired | Over::Idle) {
                     // The next box would have the same end.
                     work.refuse(BoxError::conflict(format!(
                         "Box session {} expired before it was ready",
@@ -304,7 +315,7 @@ impl Actor {
     async fn over(&mut self, over: Over) -> Next {
         match over {
             Over::Deleted(delete) => self.delete(delete).await,
-            Over::Expired | Over::Closed => self.end(Last::Nothing).await,
+            Over::Expired | Over::Idle | Over::Closed => self.end(Last::Nothing).await,
         }
     }
 
@@ -355,7 +366,7 @@ mod tests {
             .build()
             .unwrap();
         let _guard = runtime.enter();
-        let task = live(shared, Arc::clone(&card), mailbox, table.downgrade());
+        let task = live(shared, Arc::clone(&card), None, mailbox, table.downgrade());
         let size = size_of_val(&task) + size_of_val(&*card);
         assert!(
             size < 3072,

@@ -18,7 +18,7 @@ use self::closing::{Closings, End};
 use self::entry::Entry;
 use crate::caller::Caller;
 use crate::card::Card;
-use crate::session::{self, Shared, Work};
+use crate::session::{self, Living, Shared, Work};
 
 /// The most bytes of configuration that are kept for one caller.
 const CONFIGURATION_BYTES: usize = 256 * 1024;
@@ -56,6 +56,12 @@ pub(crate) enum Ask {
         exit: bool,
         until: Instant,
         reply: oneshot::Sender<Result<SystemShutdownResult, BoxError>>,
+    },
+    /// A box that was adopted, to be a session again.
+    Adopt {
+        card: Arc<Card>,
+        living: Box<Living>,
+        reply: oneshot::Sender<bool>,
     },
     /// A session's last word, and the calls it did not begin.
     Ended { card: Arc<Card>, left: Vec<Work> },
@@ -166,6 +172,13 @@ impl Table {
                 until,
                 reply,
             } => self.shutdown(caller, exit, until, reply),
+            Ask::Adopt {
+                card,
+                living,
+                reply,
+            } => {
+                let _ = reply.send(self.adopt(card, living));
+            }
             Ask::Ended { card, left } => self.ended(&card, left),
         }
     }
@@ -257,11 +270,26 @@ impl Table {
 
     /// Makes the session for a call, and gives it the call.
     fn make(&mut self, work: Work) {
-        let (Some((id, caller)), Some(spec)) = (work.subject(), work.spec()) else {
+        let (Some((_, caller)), Some(spec)) = (work.subject(), work.spec()) else {
             return;
         };
-        let id = id.clone();
         let card = Arc::new(Card::new(Arc::clone(&caller.name), spec));
+        let limit = self.shared.config.queued_calls;
+        let entry = self.enter(card, None);
+        entry.give(work, limit);
+    }
+
+    /// Makes a session of a box that was adopted, unless there is one of its id.
+    fn adopt(&mut self, card: Arc<Card>, living: Box<Living>) -> bool {
+        let free = !self.entries.contains_key(&card.spec.session_id);
+        if free {
+            self.enter(card, Some(living));
+        }
+        free
+    }
+
+    fn enter(&mut self, card: Arc<Card>, box_there: Option<Box<Living>>) -> &mut Entry {
+        let id = card.spec.session_id.clone();
         if let Some(name) = card.live().name.clone() {
             self.names
                 .insert((Arc::clone(&card.owner), card.world(), name), id.clone());
@@ -269,15 +297,14 @@ impl Table {
         let limit = self.shared.config.queued_calls;
         let (sender, mailbox) = mpsc::channel(limit.max(1));
         let (shared, table) = (Arc::clone(&self.shared), self.me.clone());
-        let living = session::live(shared, Arc::clone(&card), mailbox, table);
-        let mut entry = Entry {
+        let living = session::live(shared, Arc::clone(&card), box_there, mailbox, table);
+        let entry = Entry {
             card,
             mailbox: Some(sender),
             waiting: Vec::new(),
             task: tokio::spawn(living).abort_handle(),
         };
-        entry.give(work, limit);
-        self.entries.insert(id, entry);
+        self.entries.entry(id).insert_entry(entry).into_mut()
     }
 
     fn update(
@@ -287,7 +314,6 @@ impl Table {
     ) -> Result<BoxSessionInfo, BoxError> {
         let entry = self.find(&params.session_id, caller)?;
         let card = Arc::clone(&entry.card);
-        let new_lifetime = params.lifetime.is_some();
         if card.live().state == BoxState::Failed {
             let message = format!("Box session {} has failed", params.session_id);
             return Err(BoxError::conflict(message).with_detail(&Detail::about(Subject::Box)));
@@ -317,7 +343,7 @@ impl Table {
             live.lifetime = params.lifetime.map(Box::new).or(live.lifetime.take());
             live.defaults = params.defaults.map(Box::new).or(live.defaults.take());
         }
-        if new_lifetime && let Some(entry) = self.entries.get(&params.session_id) {
+        if let Some(entry) = self.entries.get(&params.session_id) {
             entry.nudge();
         }
         Ok(card.info())

@@ -14,6 +14,9 @@ pub struct NativeConfig {
     /// A directory of this program's own in which each box gets one, with the socket of its agent. Without it there is nothing
     /// on disk, and an agent is spoken to by its first connection only.
     pub state_dir: Option<PathBuf>,
+    /// Boxes outlive this process, and the next one with this state directory [adopts](crate::BoxRuntime::adopt) them.
+    /// Otherwise they end with it, also when it is killed.
+    pub outlive: bool,
     /// Root directories by the name of an image.
     pub images: BTreeMap<String, PathBuf>,
     /// Refuse images that are not in the list, instead of running on the machine's own system directories.
@@ -32,6 +35,7 @@ impl NativeConfig {
             program: program.into(),
             run_as: None,
             state_dir: None,
+            outlive: false,
             images: BTreeMap::new(),
             strict_images: false,
             cgroup_parent: "box".to_owned(),

@@ -6,13 +6,14 @@
 //! 3. This file: [`NativeBackend`], the boxes there are, and the way each begins and ends.
 //! 4. `server`: the fork server behind it, and what this machine has.
 //! 5. `quota`: the size of a workspace while its box runs.
-//! 6. `state`: what a box has on disk, if it is to have anything there.
+//! 6. `state`: what a box has on disk, if it is to have anything there; `adopt`: how a later process takes it over.
 //! 7. `error`: what the kernel's refusals are called here.
 //!
 //! # A box
 //! Its first process is the agent, forked by the fork server together with the box. It is handed one end of a socket pair,
 //! which is the connection to it from the first moment on, and a slot for output: memory of fixed size that both sides see.
 
+mod adopt;
 mod config;
 mod error;
 mod plan;
@@ -32,7 +33,7 @@ use async_trait::async_trait;
 use box_protocol::actions::{SPOOL_BYTES, SPOOL_SLOTS};
 use box_protocol::{BoxError, BoxMountSpec, Network};
 use box_rpc::Limits;
-use box_sys::{Sandbox, Source};
+use box_sys::{Cgroups, Sandbox, Source};
 use box_transports::unix;
 use rustix::fs::{MemfdFlags, SealFlags};
 use tokio::io::unix::AsyncFd;
@@ -44,8 +45,10 @@ use self::error::{failed, in_words};
 use self::quota::Quota;
 use self::server::Server;
 pub use self::server::primitives;
-use self::state::State;
-use crate::backend::{Availability, Backend, Capabilities, Facts, StartRequest, StartedBox};
+use self::state::{Kept, State};
+use crate::backend::{
+    AdoptedBox, Availability, Backend, Capabilities, Facts, StartRequest, StartedBox,
+};
 use crate::spool::Spool;
 
 /// Boxes that the fork server may be asked for at once. It makes one after the other; what waits for it waits here, and
@@ -62,6 +65,8 @@ struct Inner {
     server: Server,
     making: Semaphore,
     boxes: Mutex<HashMap<Uuid, Arc<Living>>>,
+    /// Held as long as the state directory is this process's.
+    lock: OnceLock<File>,
 }
 
 /// A box that lives, as far as anybody has heard.
@@ -70,11 +75,17 @@ struct Living {
     sandbox: Sandbox,
     /// What it has on disk, until its end.
     state: Mutex<Option<State>>,
+    /// The workspace that has a quota, and the bytes of that.
+    quota: Option<(String, u64)>,
     /// Why it was ended from here.
     ended_for: OnceLock<&'static str>,
 }
 
 impl Living {
+    fn state(&self) -> MutexGuard<'_, Option<State>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Ends it, for a reason that whoever uses it is told.
     fn end_for(&self, why: &'static str) {
         let _ = self.ended_for.set(why);
@@ -91,6 +102,7 @@ impl NativeBackend {
             config,
             making: Semaphore::new(MAKING),
             boxes: Mutex::default(),
+            lock: OnceLock::new(),
         }))
     }
 
@@ -110,7 +122,9 @@ impl Backend for NativeBackend {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities::default().with_added_mounts()
+        Capabilities::default()
+            .with_added_mounts()
+            .with_outliving(self.0.config.outlive)
     }
 
     async fn availability(&self) -> Availability {
@@ -146,6 +160,11 @@ impl Backend for NativeBackend {
         let living = Arc::new(Living {
             sandbox,
             state: Mutex::new(state),
+            quota: request
+                .spec
+                .host_path
+                .clone()
+                .zip(request.spec.file_bytes()),
             ended_for: OnceLock::new(),
         });
         self.boxes().insert(request.id, Arc::clone(&living));
@@ -157,7 +176,7 @@ impl Backend for NativeBackend {
         // Only a spec that can do without a network comes here with one.
         let no_network = (request.spec.network == Network::On).then(|| "network".to_owned());
         let facts = Facts {
-            rootfs: Some(rootfs),
+            rootfs: Some(rootfs.into()),
             missing,
             degraded: no_network.into_iter().collect(),
             ..Facts::default()
@@ -198,6 +217,55 @@ impl Backend for NativeBackend {
         Ok(())
     }
 
+    fn keep(&self, id: Uuid, record: &str) -> Result<(), BoxError> {
+        let Some(living) = self.living(id) else {
+            return Ok(());
+        };
+        let kept = Kept {
+            sandbox: living.sandbox.record(),
+            quota: living.quota.clone(),
+            record: record.to_owned(),
+        };
+        match &*living.state() {
+            Some(state) => state.keep(&kept).map_err(failed),
+            None => Ok(()),
+        }
+    }
+
+    async fn adopt(&self) -> Result<Vec<AdoptedBox>, BoxError> {
+        let Some(root) = self
+            .0
+            .config
+            .state_dir
+            .clone()
+            .filter(|_| self.0.config.outlive)
+        else {
+            return Ok(Vec::new());
+        };
+        let lock = adopt::lock(&root).map_err(|_| {
+            BoxError::unavailable("the state directory cannot be used, or another process uses it")
+        })?;
+        let _ = self.0.lock.set(lock);
+        let cgroups = Arc::new(Cgroups::open(&self.0.config.cgroup_parent));
+        let found = adopt::find(&root, &cgroups).map_err(failed)?;
+        let mut adopted = Vec::new();
+        for one in found {
+            let living = Arc::new(Living {
+                sandbox: one.sandbox,
+                state: Mutex::new(Some(one.state)),
+                quota: one.quota,
+                ended_for: OnceLock::new(),
+            });
+            if let Some((workspace, bytes)) = &living.quota {
+                let quota = Quota::again(&plan::open("host_path", workspace)?, *bytes);
+                tokio::spawn(quota.map_err(failed)?.watch(Arc::downgrade(&living)));
+            }
+            self.boxes().insert(one.id, living);
+            adopted.push(one.adopted);
+        }
+        Ok(adopted)
+    }
+
     async fn stop(&self, id: Uuid) -> Result<(), BoxError> {
         let Some(living) = self.living(id) else {
             return Ok(());
@@ -206,8 +274,7 @@ impl Backend for NativeBackend {
         readable(living.sandbox.pidfd()).await.map_err(failed)?;
         // Not before: whoever gives up waiting can ask again.
         let ended = self.boxes().remove(&id);
-        let state = living.state.lock();
-        drop(state.unwrap_or_else(PoisonError::into_inner).take());
+        drop(living.state().take());
         // What held its mounts was the last to do so. Taking them apart is for nobody to wait for.
         tokio::task::spawn_blocking(|| drop((ended, living)));
         Ok(())

@@ -60,7 +60,7 @@ pub(super) fn of(
             // The agent is the box's, not the guest's.
             pids: Some(spec.pids_limit.saturating_add(1)),
         },
-        owned: true,
+        owned: !config.outlive,
         ..SandboxPlan::default()
     };
     plan.validate().map_err(|error| super::in_words(&error))?;
@@ -103,7 +103,7 @@ fn dirs(spec: &BoxSpec) -> Vec<PathBuf> {
 
 /// Opens a directory of the host. Whoever allowed the path has followed its links already: one that is there now was put there
 /// since.
-fn open(field: &'static str, path: &str) -> Result<OwnedFd, BoxError> {
+pub(super) fn open(field: &'static str, path: &str) -> Result<OwnedFd, BoxError> {
     let opened = rustix::fs::openat2(
         CWD,
         path,

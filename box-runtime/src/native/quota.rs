@@ -44,8 +44,13 @@ impl Quota {
         let Some(workspace) = workspace else {
             return Ok(None);
         };
+        Self::again(workspace, bytes).map(Some)
+    }
+
+    /// That of a box that has one.
+    pub(super) fn again(workspace: &OwnedFd, bytes: u64) -> rustix::io::Result<Self> {
         let directory = open(workspace, c".")?;
-        Ok(Some(Self { directory, bytes }))
+        Ok(Self { directory, bytes })
     }
 
     /// Watches until the box is gone, or over its quota.

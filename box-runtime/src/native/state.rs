@@ -1,4 +1,5 @@
-//! What a box has on disk: a directory named after its own id, with the socket on which its agent can be reached again.
+//! What a box has on disk: a directory named after its own id, with the socket on which its agent can be reached again, the logs
+//! of its commands, and what a later process needs to know of it.
 
 use std::fs::{DirBuilder, Permissions};
 use std::io;
@@ -6,8 +7,19 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
+use box_sys::SandboxRecord;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use serde::{Deserialize, Serialize};
 use uuid::Uuid;
+
+/// What is kept of a box: what the kernel knows it by, and the runtime's own words.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Kept {
+    pub(super) sandbox: SandboxRecord,
+    /// The workspace that has a quota, and the bytes of that.
+    pub(super) quota: Option<(String, u64)>,
+    pub(super) record: String,
+}
 
 /// The directory of a box. Goes with it.
 #[derive(Debug)]
@@ -25,6 +37,32 @@ impl State {
         rustix::net::bind(&socket, &SocketAddrUnix::new(&path)?)?;
         std::fs::set_permissions(&path, Permissions::from_mode(0o600))?;
         Ok((state, socket))
+    }
+
+    /// The directory of a box that an earlier process made.
+    pub(super) fn found(directory: PathBuf) -> Self {
+        Self(directory)
+    }
+
+    /// The socket of its agent.
+    pub(super) fn socket(&self) -> PathBuf {
+        self.0.join("agent.sock")
+    }
+
+    /// Keeps a record, in place of the one before: whoever reads it finds one of the two, whole.
+    pub(super) fn keep(&self, kept: &Kept) -> io::Result<()> {
+        let (fresh, place) = (self.0.join("box.json.new"), self.0.join("box.json"));
+        let mut options = std::fs::OpenOptions::new();
+        let options = options.write(true).create(true).truncate(true).mode(0o600);
+        serde_json::to_writer(options.open(&fresh)?, kept)?;
+        std::fs::rename(fresh, place)
+    }
+
+    /// What was last kept.
+    pub(super) fn kept(&self) -> io::Result<Kept> {
+        Ok(serde_json::from_slice(&std::fs::read(
+            self.0.join("box.json"),
+        )?)?)
     }
 
     /// A file for the logs of the box's commands, which its agent is handed and nobody else reads.

@@ -10,7 +10,7 @@ use box_protocol::error::{Detail, Subject};
 use box_protocol::{
     BoxError, BoxMountSpec, BoxSpec, BoxState, CommandId, Env, HostPathMode, Invalid, UnixMs,
 };
-use box_rpc::{Dialect, Limits, Options, Session};
+use box_rpc::{Connection, Dialect, Limits, Options, Session};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use tokio::time::timeout;
@@ -55,21 +55,68 @@ pub(super) struct Body {
 }
 
 /// A box that runs.
-pub(super) struct Living {
+pub(crate) struct Living {
     backend: Arc<dyn Backend>,
     id: Uuid,
     pub(super) agent: Session,
     pub(super) spool: Option<Spool>,
     mounts: Vec<BoxMountSpec>,
-    /// Execs so far.
+    /// Execs so far, since this.
     execs: u64,
+    boot: Uuid,
 }
 
 impl Living {
+    /// Hears the agent of a box; `health` is what it is told.
+    pub(crate) async fn meet(
+        shared: &Shared,
+        (backend, id): (&Arc<dyn Backend>, Uuid),
+        (connection, spool): (Box<dyn Connection>, Option<Spool>),
+        health: &AgentHealthParams,
+        mounts: Vec<BoxMountSpec>,
+    ) -> Result<Self, BoxError> {
+        let mut limits = Limits::in_process();
+        limits.message_bytes = AGENT_MESSAGE_BYTES;
+        limits.heartbeat = shared.config.agent_heartbeat;
+        limits.in_flight = 4;
+        limits.open_streams = 0;
+        let options = Options {
+            limits,
+            dialect: Some(Dialect::JsonRpc),
+            ..Options::default()
+        };
+        let agent = Session::start_boxed(connection, shared.nothing.clone(), options);
+        let health = agent.peer().call::<AgentHealth>(health).await;
+        match health {
+            Ok(health) if health.contract == AGENT_CONTRACT => {}
+            Ok(health) => {
+                return Err(BoxError::unavailable(format!(
+                    "the box's agent speaks contract {}, not {AGENT_CONTRACT}",
+                    health.contract
+                )));
+            }
+            Err(error) => {
+                return Err(BoxError::unavailable(format!(
+                    "the box's agent does not answer: {}",
+                    error.code()
+                )));
+            }
+        }
+        Ok(Self {
+            backend: Arc::clone(backend),
+            id,
+            agent,
+            spool,
+            mounts,
+            execs: 0,
+            boot: Uuid::now_v7(),
+        })
+    }
+
     /// An id for the next exec, which no other command of the box has.
     pub(super) fn next_exec(&mut self) -> Result<CommandId, Invalid> {
         self.execs += 1;
-        CommandId::new(format!("exec-{}", self.execs))
+        CommandId::new(format!("exec-{}-{}", self.boot.as_fields().0, self.execs))
     }
 
     /// How many of its processes were killed for want of memory so far.
@@ -87,13 +134,54 @@ pub(super) enum NotReady {
 }
 
 impl Body {
-    pub(super) fn new(shared: Arc<Shared>, card: Arc<Card>) -> Self {
-        Self {
+    pub(super) fn new(shared: Arc<Shared>, card: Arc<Card>, living: Option<Box<Living>>) -> Self {
+        let body = Self {
             shared,
             card,
-            living: None,
+            living: living.map(|living| *living),
             unstopped: None,
+        };
+        body.open_door();
+        body
+    }
+
+    /// Lets calls in, if there is a box.
+    pub(super) fn open_door(&self) {
+        if let Some(living) = &self.living {
+            let (agent, spool) = (living.agent.peer(), living.spool.clone());
+            self.card.door.open(agent, spool);
         }
+    }
+
+    /// Keeps what is on the card with the box, for a later process.
+    pub(super) fn keep(&self) {
+        let Some(living) = &self.living else {
+            return;
+        };
+        if !living.backend.capabilities().outlive {
+            return;
+        }
+        let record = serde_json::to_string(&self.card.record());
+        let kept = record
+            .map_err(|error| BoxError::internal(error.to_string()))
+            .and_then(|record| living.backend.keep(living.id, &record));
+        if let Err(error) = kept {
+            let session = &self.card.spec.session_id;
+            tracing::error!(%session, %error, "the box's record was not kept");
+        }
+    }
+
+    /// Whether commands run in the box.
+    pub(super) async fn runs_something(&self) -> bool {
+        let Some(living) = &self.living else {
+            return false;
+        };
+        let (peer, health) = (living.agent.peer(), AgentHealthParams::default());
+        let asked = timeout(
+            self.shared.config.probe_timeout,
+            peer.call::<AgentHealth>(&health),
+        );
+        matches!(asked.await, Ok(Ok(health)) if !health.running.is_empty())
     }
 
     /// Sees to it that the box lives and has what is asked for. Whether it was started for that.
@@ -172,17 +260,18 @@ impl Body {
             }
         };
         self.unstopped = None;
-        self.card
-            .door
-            .open(living.agent.peer(), living.spool.clone());
         self.living = Some(living);
         let now = UnixMs::now();
-        let mut live = self.card.live();
-        live.state = BoxState::Running;
-        live.backend_session_id = started.0;
-        live.facts = started.1;
-        live.last_used_at = now;
-        live.created_at = now;
+        {
+            let mut live = self.card.live();
+            live.state = BoxState::Running;
+            live.backend_session_id = started.0;
+            live.facts = started.1;
+            live.last_used_at = now;
+            live.created_at = now;
+        }
+        self.keep();
+        self.open_door();
         Ok(())
     }
 
@@ -210,49 +299,17 @@ impl Body {
             facts,
             spool,
         } = backend.start(StartRequest::new(id, spec)).await?;
-        let mut limits = Limits::in_process();
-        limits.message_bytes = AGENT_MESSAGE_BYTES;
-        limits.heartbeat = self.shared.config.agent_heartbeat;
-        limits.in_flight = 4;
-        limits.open_streams = 0;
-        let options = Options {
-            limits,
-            dialect: Some(Dialect::JsonRpc),
-            ..Options::default()
-        };
-        let agent = Session::start_boxed(connection, self.shared.nothing.clone(), options);
         let defaults = self.card.live().defaults.clone();
-        let params = AgentHealthParams {
+        let health = AgentHealthParams {
             env: Some(environment(spec)?),
             cwd: defaults
                 .and_then(|defaults| defaults.cwd)
                 .or_else(|| Some(spec.mount_path.clone())),
             file_bytes: spec.file_bytes(),
         };
-        let health = agent.peer().call::<AgentHealth>(&params).await;
-        match health {
-            Ok(health) if health.contract == AGENT_CONTRACT => {}
-            Ok(health) => {
-                return Err(BoxError::unavailable(format!(
-                    "the box's agent speaks contract {}, not {AGENT_CONTRACT}",
-                    health.contract
-                )));
-            }
-            Err(error) => {
-                return Err(BoxError::unavailable(format!(
-                    "the box's agent does not answer: {}",
-                    error.code()
-                )));
-            }
-        }
-        let living = Living {
-            backend: Arc::clone(backend),
-            id,
-            agent,
-            spool,
-            mounts: mounted(&spec.extra_mounts).cloned().collect(),
-            execs: 0,
-        };
+        let way = (connection, spool);
+        let mounts = mounted(&spec.extra_mounts).cloned().collect();
+        let living = Living::meet(&self.shared, (backend, id), way, &health, mounts).await?;
         Ok((living, (backend_session_id, facts)))
     }
 
@@ -318,7 +375,7 @@ impl Body {
 }
 
 /// The mounts that are made at all.
-fn mounted(mounts: &[BoxMountSpec]) -> impl Iterator<Item = &BoxMountSpec> {
+pub(crate) fn mounted(mounts: &[BoxMountSpec]) -> impl Iterator<Item = &BoxMountSpec> {
     mounts
         .iter()
         .filter(|mount| mount.mode != HostPathMode::None)

@@ -25,6 +25,8 @@ pub(super) enum Over {
     Deleted(Box<Delete>),
     /// Its time is over.
     Expired,
+    /// Nobody has used it for long.
+    Idle,
     /// The table let go of it.
     Closed,
 }
@@ -34,7 +36,7 @@ impl Over {
     pub(super) fn what_it_did_to(&self, session_id: &SessionId) -> BoxError {
         let did = match self {
             Self::Deleted(_) => "was deleted",
-            Self::Expired => "expired",
+            Self::Expired | Self::Idle => "expired",
             Self::Closed => {
                 return BoxError::unavailable(format!(
                     "Box session {session_id} was ended while the command ran: the runtime is shutting down"
@@ -119,7 +121,7 @@ impl Clock {
     }
 
     /// Returns once the session's time is over; `idle` if idleness counts now. Whoever is inside keeps it from being idle.
-    async fn strike(&mut self, idle: bool, door: &Door) {
+    async fn strike(&mut self, idle: bool, door: &Door) -> Over {
         loop {
             let idle_end = self.idle_end(door).filter(|_| idle);
             let Some(end) = [idle_end, self.expires].into_iter().flatten().min() else {
@@ -127,11 +129,11 @@ impl Clock {
             };
             let now = Instant::now();
             if self.expires.is_some_and(|expires| now >= expires) {
-                return;
+                return Over::Expired;
             }
             if now >= end {
                 if door.shut_if_unused() {
-                    return;
+                    return Over::Idle;
                 }
                 match self.expires {
                     Some(expires) => drop(timeout_at(expires, door.unused()).await),
@@ -195,7 +197,7 @@ impl Front {
                 None => Rested::Over(Over::Closed),
             },
             reason = broken => Rested::Broken(reason),
-            () = self.clock.strike(true, &self.card.door) => Rested::Over(Over::Expired),
+            over = self.clock.strike(true, &self.card.door) => Rested::Over(over),
         }
     }
 
@@ -225,15 +227,16 @@ impl Front {
                     Some(work) => self.take(work),
                     None => return During::Over(Over::Closed),
                 },
-                () = self.clock.strike(false, &self.card.door) => return During::Over(Over::Expired),
+                over = self.clock.strike(false, &self.card.door) => return During::Over(over),
             }
         }
     }
 
     /// Puts a call into the lane, or answers it where that needs no waiting.
     fn take(&mut self, work: Work) {
-        if matches!(work, Work::NewLifetime) {
-            return self.set_clock();
+        if matches!(work, Work::Changed) {
+            self.set_clock();
+            return self.lane.push_back(work);
         }
         let limit = self.shared.config.queued_calls;
         if self.lane.len() >= limit {

@@ -16,8 +16,8 @@ pub(crate) enum Work {
     Exec(Box<Exec>),
     Create(Box<Create>),
     Delete(Box<Delete>),
-    /// The lifetime on the card is another one.
-    NewLifetime,
+    /// What is on the card is something else.
+    Changed,
 }
 
 pub(crate) struct Exec {
@@ -57,13 +57,13 @@ impl Exec {
 }
 
 impl Work {
-    /// The session it is for, and who asks. Nobody in particular asks for a new lifetime.
+    /// The session it is for, and who asks. Nobody in particular tells of a change.
     pub(crate) fn subject(&self) -> Option<(&SessionId, &Caller)> {
         match self {
             Self::Exec(exec) => Some((&exec.spec.session_id, &exec.caller)),
             Self::Create(create) => Some((&create.spec.session_id, &create.caller)),
             Self::Delete(delete) => Some((&delete.session_id, &delete.caller)),
-            Self::NewLifetime => None,
+            Self::Changed => None,
         }
     }
 
@@ -72,7 +72,7 @@ impl Work {
         match self {
             Self::Exec(exec) => Some(&exec.spec),
             Self::Create(create) => Some(&create.spec),
-            Self::Delete(_) | Self::NewLifetime => None,
+            Self::Delete(_) | Self::Changed => None,
         }
     }
 
@@ -82,7 +82,7 @@ impl Work {
             Self::Exec(exec) => drop(exec.reply.send(Err(error))),
             Self::Create(create) => drop(create.reply.send(Err(error))),
             Self::Delete(delete) => drop(delete.reply.send(Err(error))),
-            Self::NewLifetime => {}
+            Self::Changed => {}
         }
     }
 }

@@ -37,10 +37,10 @@ impl Entry {
         }
     }
 
-    /// Tells the session that its lifetime has changed. One too busy to hear it looks by itself.
+    /// Tells the session that its card has changed. One too busy to hear it looks by itself.
     pub(super) fn nudge(&self) {
         if let Some(mailbox) = &self.mailbox {
-            let _ = mailbox.try_send(Work::NewLifetime);
+            let _ = mailbox.try_send(Work::Changed);
         }
     }
 }

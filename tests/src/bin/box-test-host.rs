@@ -1,32 +1,58 @@
 //! A program that can be the fork server of real boxes, as `boxd` is. As `box-test-host hold {…}` it also is a runtime that a
-//! test can kill: it reads calls as lines of JSON and answers each with one.
+//! test can kill: it reads calls as lines of JSON and answers each with one. As `box-test-host serve {…}` it is one whose boxes
+//! outlive it, and that serves the contract on a Unix socket, as `boxd serve` does.
 
 use std::error::Error;
 use std::io::{BufRead as _, stdin};
 
+use box_rpc::Options;
 use box_runtime::native::{NativeBackend, NativeConfig};
 use box_runtime::{BoxRuntime, Caller, RuntimeConfig};
+use box_transports::server::Server;
+use box_transports::{Endpoint, ListenOptions};
 use serde_json::{Value, json};
 
 fn main() -> Result<(), Box<dyn Error>> {
     box_sys::serve_if_asked(box_agent::prepare);
     let args: Vec<String> = std::env::args().collect();
-    if let [program, word, how] = args.as_slice()
-        && word == "hold"
-    {
-        return hold(program, &serde_json::from_str(how)?);
+    if let [program, word, how] = args.as_slice() {
+        let how = serde_json::from_str(how)?;
+        return match word.as_str() {
+            "hold" => hold(program, &how),
+            "serve" => serve(program, &how),
+            _ => Err("hold or serve".into()),
+        };
     }
     Ok(())
 }
 
-#[tokio::main(flavor = "multi_thread", worker_threads = 2)]
-async fn hold(program: &str, how: &Value) -> Result<(), Box<dyn Error>> {
+fn config(program: &str, how: &Value) -> Result<NativeConfig, Box<dyn Error>> {
     let mut config = NativeConfig::new(program);
     let user: Option<u32> = serde_json::from_value(how["user"].clone())?;
     config.run_as = user.map(|user| (user, user));
     config.cgroup_parent = serde_json::from_value(how["parent"].clone())?;
     config.state_dir = serde_json::from_value(how["state"].clone())?;
+    Ok(config)
+}
+
+#[tokio::main(flavor = "multi_thread", worker_threads = 2)]
+async fn serve(program: &str, how: &Value) -> Result<(), Box<dyn Error>> {
+    let mut config = config(program, how)?;
+    config.outlive = true;
     let runtime = BoxRuntime::start(RuntimeConfig::with(NativeBackend::new(config)));
+    let adopted = runtime.adopt().await;
+    println!("{}", adopted.map_err(|error| error.message().to_owned())?);
+    let endpoint: Endpoint = how["endpoint"].as_str().ok_or("no endpoint")?.parse()?;
+    let listener = endpoint.listen(&ListenOptions::default()).await?;
+    let _server = Server::start(listener, runtime.router(), |_| Options::default());
+    runtime.exit_asked().await;
+    Ok(())
+}
+
+#[tokio::main(flavor = "multi_thread", worker_threads = 2)]
+async fn hold(program: &str, how: &Value) -> Result<(), Box<dyn Error>> {
+    let backend = NativeBackend::new(config(program, how)?);
+    let runtime = BoxRuntime::start(RuntimeConfig::with(backend));
     for line in stdin().lock().lines() {
         let mut call: Value = serde_json::from_str(&line?)?;
         let caller = Caller::local();

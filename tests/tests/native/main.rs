@@ -7,6 +7,7 @@
     reason = "a test fails by panicking, and its `json!` values are used once"
 )]
 
+mod adoption;
 mod agent;
 mod basics;
 mod commands;

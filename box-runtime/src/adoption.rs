@@ -1,0 +1,72 @@
+//! Boxes that outlived the process that kept them, taken over.
+
+use std::sync::Arc;
+
+use box_protocol::BoxError;
+use box_protocol::actions::AgentHealthParams;
+use tokio::sync::oneshot;
+use uuid::Uuid;
+
+use crate::backend::{AdoptedBox, Backend};
+use crate::card::{Card, Record};
+use crate::runtime::{BoxRuntime, unanswered};
+use crate::session::{Living, mounted};
+use crate::table::Ask;
+
+impl BoxRuntime {
+    /// Takes over the boxes of a process that is gone, with their commands, logs and ends; to be called once, before the first
+    /// call. How many there are. What cannot be taken over is ended.
+    pub async fn adopt(&self) -> Result<usize, BoxError> {
+        let mut adopted = 0;
+        for backend in &self.shared().config.backends {
+            for found in backend.adopt().await? {
+                let id = found.id;
+                match self.adopt_one(backend, found).await {
+                    Ok(()) => adopted += 1,
+                    Err(error) => {
+                        tracing::warn!(box_id = %id, %error, "a box cannot be taken over and is ended");
+                        self.end(backend, id).await;
+                    }
+                }
+            }
+        }
+        Ok(adopted)
+    }
+
+    async fn adopt_one(
+        &self,
+        backend: &Arc<dyn Backend>,
+        found: AdoptedBox,
+    ) -> Result<(), BoxError> {
+        let record: Record = serde_json::from_str(&found.record)
+            .map_err(|_| BoxError::validation("the record of the box cannot be read"))?;
+        let card = Arc::new(Card::adopted(record, backend.name()));
+        let way = (found.started.connection, found.started.spool);
+        let mounts = mounted(&card.spec.extra_mounts).cloned().collect();
+        let (of, health) = ((backend, found.id), AgentHealthParams::default());
+        let meeting = Living::meet(self.shared(), of, way, &health, mounts);
+        let living = tokio::time::timeout(self.shared().config.probe_timeout, meeting)
+            .await
+            .map_err(|_| BoxError::timeout("the box's agent does not answer"))??;
+        let (reply, answer) = oneshot::channel();
+        let ask = Ask::Adopt {
+            card,
+            living: Box::new(living),
+            reply,
+        };
+        self.send(ask).await?;
+        match answer.await {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(BoxError::conflict("there is another box of this id")),
+            Err(_) => Err(unanswered()),
+        }
+    }
+
+    async fn end(&self, backend: &Arc<dyn Backend>, id: Uuid) {
+        let stopped =
+            tokio::time::timeout(self.shared().config.stop_timeout, backend.stop(id)).await;
+        if !matches!(stopped, Ok(Ok(()))) {
+            tracing::error!(box_id = %id, "the box was not stopped");
+        }
+    }
+}

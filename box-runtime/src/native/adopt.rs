@@ -1,0 +1,125 @@
+//! Boxes of an earlier process: found by their directories, known by their agents.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use box_rpc::Limits;
+use box_sys::{Cgroups, Sandbox};
+use box_transports::unix;
+use rustix::fs::FlockOperation;
+use rustix::process::{PidfdFlags, Signal};
+use uuid::Uuid;
+
+use super::state::{Kept, State};
+use crate::backend::{AdoptedBox, StartedBox};
+use crate::spool::Spool;
+
+/// What an agent says first, with its box's mount namespace and its slots.
+const GREETING: &[u8] = b"box1";
+
+/// How long an agent may take to say that.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A box that was found alive.
+pub(super) struct Found {
+    pub(super) id: Uuid,
+    pub(super) sandbox: Sandbox,
+    pub(super) state: State,
+    pub(super) quota: Option<(String, u64)>,
+    pub(super) adopted: AdoptedBox,
+}
+
+/// Takes the directory for this process, as long as the file is held.
+pub(super) fn lock(root: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    let file = options
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(root.join("lock"))?;
+    rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+    Ok(file)
+}
+
+/// Every box that can be taken over. What is left of those that cannot is ended and removed.
+pub(super) fn find(root: &Path, cgroups: &Arc<Cgroups>) -> io::Result<Vec<Found>> {
+    let mut all = Vec::new();
+    for entry in std::fs::read_dir(root)? {
+        let entry = entry?;
+        let id = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| Uuid::try_parse(name).ok());
+        let Some(id) = id else {
+            continue;
+        };
+        // Dropped, it is removed.
+        let state = State::found(entry.path());
+        match take_over(id, state, cgroups) {
+            Ok(found) => all.push(found),
+            Err(error) => {
+                tracing::warn!(box_id = %id, kind = %error.kind(), "a box of an earlier process is gone")
+            }
+        }
+    }
+    Ok(all)
+}
+
+fn take_over(id: Uuid, state: State, cgroups: &Arc<Cgroups>) -> io::Result<Found> {
+    let stream = UnixStream::connect(state.socket())?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    // Whoever listens there is the first process of the box; it lives, or nobody would answer.
+    let agent = rustix::net::sockopt::socket_peercred(&stream)?.pid;
+    let pidfd = rustix::process::pidfd_open(agent, PidfdFlags::empty())?;
+    let known = greeting(&stream).and_then(|fds| Ok((fds, state.kept()?)));
+    let ((mounts, slots), kept) = match known {
+        Ok(known) => known,
+        Err(error) => {
+            // It was being made when its process ended: nobody knows what it is.
+            let _ = rustix::process::pidfd_send_signal(&pidfd, Signal::KILL);
+            return Err(error);
+        }
+    };
+    stream.set_read_timeout(None)?;
+    stream.set_nonblocking(true)?;
+    let stream = tokio::net::UnixStream::from_std(stream)?;
+    let mut started = StartedBox::new(
+        id.simple().to_string(),
+        unix::over(stream, &Limits::in_process()),
+    );
+    started.spool = slots.map(|slots| Spool::new(File::from(slots)));
+    let Kept {
+        sandbox,
+        quota,
+        record,
+    } = kept;
+    let sandbox = Sandbox::adopt(pidfd, mounts, sandbox, Arc::clone(cgroups));
+    let adopted = AdoptedBox {
+        id,
+        record,
+        started,
+    };
+    Ok(Found {
+        id,
+        sandbox,
+        state,
+        quota,
+        adopted,
+    })
+}
+
+fn greeting(stream: &UnixStream) -> io::Result<(OwnedFd, Option<OwnedFd>)> {
+    let mut word = [0; GREETING.len()];
+    let received = box_sys::receive(stream.as_fd(), &mut word)?;
+    let (length, fds) = received.ok_or(io::ErrorKind::UnexpectedEof)?;
+    let mut fds = fds.into_iter();
+    match (fds.next(), word.get(..length) == Some(GREETING)) {
+        (Some(mounts), true) => Ok((mounts, fds.next())),
+        _ => Err(io::ErrorKind::InvalidData.into()),
+    }
+}

@@ -1,0 +1,259 @@
+//! A runtime that is killed loses no box and no output: the next one on the same state directory takes everything over.
+
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use box_protocol::actions::{
+    BoxCreate, BoxDelete, BoxExec, BoxGet, CommandAttach, CommandChunk, CommandGet, CommandStart,
+    CommandStartResult, ReadEnd,
+};
+use box_protocol::{BoxError, Code, CommandInfo, CommandState};
+use box_rpc::{Action, CallError, Options, Router, Session};
+use box_transports::{ConnectOptions, Endpoint};
+use futures::StreamExt as _;
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::process::{Child, Command};
+
+use super::support::{Machine, PROGRAM, eventually, on_each_machine, processes_with};
+
+/// How often a runtime is killed.
+const ROUNDS: usize = 20;
+
+/// A runtime in a process of its own.
+struct Host {
+    process: Child,
+    session: Session,
+    adopted: usize,
+}
+
+impl Host {
+    async fn start(machine: &Machine, state: &Path) -> Result<Self, String> {
+        let endpoint = format!("unix:{}", state.join("socket").display());
+        let how = json!({"state": state, "user": machine.user(), "endpoint": endpoint,
+            "parent": format!("box-adopt-{}-{}", std::process::id(), machine.uid)});
+        let mut command = Command::new(&*PROGRAM);
+        command.arg("serve").arg(how.to_string()).kill_on_drop(true);
+        let mut process = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::inherit())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
+        let adopted = lines
+            .next_line()
+            .await
+            .unwrap()
+            .and_then(|line| line.parse().ok());
+        let Some(adopted) = adopted else {
+            process.wait().await.unwrap();
+            return Err("it did not begin".to_owned());
+        };
+        let endpoint: Endpoint = endpoint.parse().unwrap();
+        let connection = loop {
+            match endpoint.connect(&ConnectOptions::default()).await {
+                Ok(connection) => break connection,
+                Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
+            }
+        };
+        let session = Session::start_boxed(connection, Router::empty(), Options::default());
+        Ok(Self {
+            process,
+            session,
+            adopted,
+        })
+    }
+
+    /// As `kill -9` does.
+    async fn kill(mut self) {
+        self.process.start_kill().unwrap();
+        self.process.wait().await.unwrap();
+    }
+
+    async fn call<A: Action>(&self, params: Value) -> Result<A::Result, CallError>
+    where
+        A::Params: serde::de::DeserializeOwned,
+    {
+        let params: A::Params = serde_json::from_value(params).unwrap();
+        self.session.peer().call::<A>(&params).await
+    }
+
+    async fn start_command(&self, id: &str, text: &str) -> CommandStartResult {
+        let params = json!({"session_id": "kept", "command_id": id, "program": {"text": text},
+            "cwd": "/tmp", "on_disconnect": "keep"});
+        self.call::<CommandStart>(params).await.unwrap()
+    }
+
+    /// What a command has written from an offset on, until a moment without output or its end.
+    async fn read(
+        &self,
+        id: &str,
+        from: u64,
+        silence: Option<u64>,
+    ) -> (Vec<u8>, CommandInfo, ReadEnd) {
+        let params = json!({"session_id": "kept", "command_id": id, "view": "bytes",
+            "from": {"offsets": {"stdout": from, "stderr": 0}}, "until": {"silence_ms": silence}});
+        let params = serde_json::from_value(params).unwrap();
+        let mut chunks = self
+            .session
+            .peer()
+            .stream::<CommandAttach>(&params)
+            .await
+            .unwrap();
+        let mut bytes = Vec::new();
+        while let Some(chunk) = chunks.next().await {
+            match chunk.unwrap() {
+                CommandChunk::Bytes(piece) => bytes.extend_from_slice(&piece.data),
+                other => panic!("{other:?}"),
+            }
+        }
+        let result = chunks.finish().await.unwrap();
+        (bytes, result.info, result.read)
+    }
+}
+
+fn code(error: CallError) -> Code {
+    BoxError::from(error).code()
+}
+
+/// The numbers a counter has written, which must follow on each other.
+fn check(bytes: &[u8], next: &mut u64) {
+    for line in std::str::from_utf8(bytes).unwrap().lines() {
+        assert_eq!(
+            line,
+            format!("line {next}"),
+            "nothing is lost, nothing comes twice"
+        );
+        *next += 1;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn boxes_commands_logs_and_ends_are_there_after_every_kill() {
+    on_each_machine(async |machine| {
+        let state = machine.directory();
+        let mut host = Host::start(machine, state.path()).await.unwrap();
+        assert_eq!(host.adopted, 0);
+        let spec = json!({"spec": {"session_id": "kept", "persistent": true, "memory_mb": 300, "labels": {"a": "b"}}});
+        host.call::<BoxCreate>(spec.clone()).await.unwrap();
+        let made = host.call::<BoxGet>(json!({"session_id": "kept"})).await.unwrap().info;
+        // Load: one that writes as fast as it can, and one that only counts.
+        host.start_command("load", "while :; do seq 1 10000; done").await;
+        let counter = "i=0; while :; do echo line $i; i=$((i+1)); sleep 0.005; done";
+        host.start_command("count", counter).await;
+        let (mut next, mut offset) = (0, 0);
+        for round in 0..ROUNDS {
+            let id = format!("ends-{round}");
+            let ends = format!("echo begun; sleep 0.1; echo ended {round}; exit {round}");
+            host.start_command(&id, &ends).await;
+            // Somebody reads when it happens.
+            let peer = host.session.peer();
+            let params = json!({"session_id": "kept", "command_id": "load", "view": "bytes",
+                "from": {"tail": 0}});
+            let params = serde_json::from_value(params).unwrap();
+            let mut reading = peer.stream::<CommandAttach>(&params).await.unwrap();
+            assert!(reading.next().await.unwrap().is_ok());
+            host.kill().await;
+            tokio::time::sleep(Duration::from_millis(if round % 2 == 0 { 0 } else { 150 })).await;
+            host = Host::start(machine, state.path()).await.unwrap();
+            assert_eq!(host.adopted, 1, "round {round}");
+            // Its end is there, also if nobody was.
+            let (bytes, info, _) = host.read(&id, 0, None).await;
+            assert_eq!(bytes, format!("begun\nended {round}\n").as_bytes());
+            assert_eq!(info.exit.unwrap().code, i32::try_from(round).ok());
+            let (bytes, info, end) = host.read("count", offset, Some(1)).await;
+            check(&bytes[..bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1)], &mut next);
+            offset = end.next.stdout - (bytes.len() - bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1)) as u64;
+            assert_eq!(info.state, CommandState::Running);
+        }
+        assert!(next > 10, "{next}");
+        let now = host.call::<BoxGet>(json!({"session_id": "kept"})).await.unwrap().info;
+        assert_eq!((now.created_at, &now.labels, &now.missing), (made.created_at, &made.labels, &made.missing));
+        let ran = json!({"spec": {"session_id": "kept", "persistent": true, "memory_mb": 300, "cmd": "echo still here"}});
+        assert_eq!(host.call::<BoxExec>(ran).await.unwrap().stdout, "still here\n");
+        let other = json!({"spec": {"session_id": "kept", "memory_mb": 301, "cmd": "true"}});
+        assert_eq!(code(host.call::<BoxExec>(other).await.unwrap_err()), Code::Conflict);
+        host.call::<BoxDelete>(json!({"session_id": "kept", "force": true})).await.unwrap();
+        assert_eq!(code(host.call::<CommandGet>(json!({"session_id": "kept", "command_id": "count"})).await.unwrap_err()), Code::NotFound);
+        let left = std::fs::read_dir(state.path()).unwrap().filter(|entry| entry.as_ref().unwrap().path().is_dir());
+        assert_eq!(left.count(), 0);
+        host.kill().await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn what_is_gone_is_swept_and_a_state_directory_has_one_user() {
+    on_each_machine(async |machine| {
+        let state = machine.directory();
+        let seconds = format!("86700.{}", machine.uid);
+        let host = Host::start(machine, state.path()).await.unwrap();
+        for id in ["one", "two"] {
+            let cmd = format!("sleep {seconds} > /dev/null 2>&1 & echo $!");
+            host.call::<BoxExec>(json!({"spec": {"session_id": id, "cmd": cmd}}))
+                .await
+                .unwrap();
+        }
+        assert!(
+            Host::start(machine, state.path()).await.is_err(),
+            "it has one already"
+        );
+        host.kill().await;
+        assert_eq!(processes_with(&seconds), 2, "boxes live on");
+        // One box that has lost its record is nobody's.
+        let boxes: Vec<_> = std::fs::read_dir(state.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+            .filter(|path| path.is_dir())
+            .collect();
+        assert_eq!(boxes.len(), 2);
+        std::fs::remove_file(boxes[0].join("box.json")).unwrap();
+        let host = Host::start(machine, state.path()).await.unwrap();
+        assert_eq!(host.adopted, 1);
+        eventually("the other is ended", || processes_with(&seconds) == 1).await;
+        assert!(!boxes[0].exists() && boxes[1].exists());
+        // Ended while nobody looked: reported gone, and cleared away.
+        for id in ["one", "two"] {
+            let _ = host
+                .call::<BoxDelete>(json!({"session_id": id, "force": true}))
+                .await;
+        }
+        assert_eq!(processes_with(&seconds), 0);
+        host.call::<BoxCreate>(json!({"spec": {"session_id": "three"}}))
+            .await
+            .unwrap();
+        host.kill().await;
+        let left = std::fs::read_dir(state.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+            .find(|path| path.is_dir())
+            .unwrap();
+        let socket = tokio::net::UnixStream::connect(left.join("agent.sock"))
+            .await
+            .unwrap();
+        let agent = socket.peer_cred().unwrap().pid().unwrap();
+        rustix::process::kill_process(
+            rustix::process::Pid::from_raw(agent).unwrap(),
+            rustix::process::Signal::KILL,
+        )
+        .unwrap();
+        eventually("it is dead", || {
+            !Path::new(&format!("/proc/{agent}/root")).exists()
+        })
+        .await;
+        let host = Host::start(machine, state.path()).await.unwrap();
+        assert_eq!(host.adopted, 0);
+        assert!(!left.exists());
+        assert_eq!(
+            code(
+                host.call::<BoxGet>(json!({"session_id": "three"}))
+                    .await
+                    .unwrap_err()
+            ),
+            Code::NotFound
+        );
+        host.kill().await;
+    })
+    .await;
+}
