@@ -92,16 +92,40 @@ pub(crate) fn bar(
     most: f64,
     goal: Option<f64>,
 ) {
+    let meets = |ratio: f64, bar: f64| ratio <= bar;
+    row([name, ours, beside], ratios, ("at most", most, goal), meets);
+}
+
+/// The same of something that should be large.
+pub(crate) fn rate_bar(
+    name: &str,
+    ours: &str,
+    beside: &str,
+    ratios: &mut [f64],
+    least: f64,
+    goal: Option<f64>,
+) {
+    let meets = |ratio: f64, bar: f64| ratio >= bar;
+    let wanted = ("at least", least, goal);
+    row([name, ours, beside], ratios, wanted, meets);
+}
+
+fn row(
+    [name, ours, beside]: [&str; 3],
+    ratios: &mut [f64],
+    (word, bar, goal): (&str, f64, Option<f64>),
+    meets: impl Fn(f64, f64) -> bool,
+) {
     let ratio = median(ratios);
     let lowest = ratios.iter().copied().fold(f64::INFINITY, f64::min);
     let highest = ratios.iter().copied().fold(0.0, f64::max);
     let wanted = goal.map_or_else(
-        || format!("at most {most}"),
-        |goal| format!("at most {most}, goal {goal}"),
+        || format!("{word} {bar}"),
+        |goal| format!("{word} {bar}, goal {goal}"),
     );
     let verdict = match goal {
-        _ if ratio > most => "**misses bar**",
-        Some(goal) if ratio <= goal => "meets bar and goal",
+        _ if !meets(ratio, bar) => "**misses bar**",
+        Some(goal) if meets(ratio, goal) => "meets bar and goal",
         _ => "meets bar",
     };
     println!(

@@ -34,7 +34,8 @@ box-bench rpc [--rounds N] [--seconds S] [--only NAME,NAME]
 box-bench boxes [--rounds N]
     What runtime and policy add to a bare call, and what a live session costs, as ratios.
 box-bench native [--rounds N]
-    Real boxes beside a bare spawn and beside bubblewrap, as ratios; and what an idle box costs.
+    Real boxes beside a bare spawn, bubblewrap, runc and Docker, as ratios; 64 at once, a thousand alive; and what
+    an idle box costs.
 box-bench server NAME
     One contestant's server; the benchmark starts it.
 box-bench list

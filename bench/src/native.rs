@@ -1,7 +1,11 @@
-//! Real boxes beside a bare spawn of the same program, and beside bubblewrap.
+//! Real boxes beside a bare spawn of the same program, and beside what else isolates one: `engines.rs`. `crowd.rs` has many boxes
+//! at once.
 //!
 //! Every round runs each contestant once after the other, many times over, so that whatever else the machine does hits all of
 //! them. A ratio is that of the medians of one round.
+
+mod crowd;
+mod engines;
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -15,28 +19,33 @@ use box_runtime::{Backend as _, BoxRuntime, Caller, RuntimeConfig, StartRequest}
 use serde_json::json;
 use uuid::Uuid;
 
+use self::engines::{Engines, bubblewrap};
 use crate::boxes::bar;
 use crate::process;
 use crate::statistics::median;
 
 /// How often each contestant runs in a round.
 const RUNS: usize = 100;
+/// Those that take hundreds of times as long run once in so many.
+const SELDOM: usize = 20;
 /// Idle boxes alive when their memory is measured.
 const MANY: usize = 200;
 
 /// Runs everything and prints the bars.
 pub(crate) fn run(rounds: u32) -> Result<()> {
-    install_bubblewrap();
     process::runtime()?.block_on(async {
         let bench = Bench::start().await?;
         println!("| bar | ours | beside | ratio (lowest to highest round) | wanted | verdict |");
         println!("|---|---|---|---|---|---|");
         bench.speed(rounds).await?;
+        bench.at_once(rounds).await?;
+        bench.among_many(rounds).await?;
         bench.memory().await
     })
 }
 
 struct Bench {
+    engines: Engines,
     backend: NativeBackend,
     runtime: BoxRuntime,
 }
@@ -56,7 +65,11 @@ impl Bench {
             health.missing
         );
         println!("missing on this machine: {:?}\n", health.missing);
-        Ok(Self { backend, runtime })
+        Ok(Self {
+            engines: Engines::start()?,
+            backend,
+            runtime,
+        })
     }
 
     /// A box, and its agent.
@@ -103,9 +116,8 @@ impl Bench {
     async fn speed(&self, rounds: u32) -> Result<()> {
         let (_, warm) = self.made().await?;
         self.exec("warm").await?;
-        let has_bubblewrap = spawn(&mut bubblewrap()).is_ok();
-        let mut all: [Vec<f64>; 7] = std::array::from_fn(|_| Vec::new());
-        let mut medians: [Vec<f64>; 7] = std::array::from_fn(|_| Vec::new());
+        let mut all: [Vec<f64>; NAMES.len()] = std::array::from_fn(|_| Vec::new());
+        let mut medians: [Vec<f64>; NAMES.len()] = std::array::from_fn(|_| Vec::new());
         for round in 0..rounds as usize {
             all.iter_mut().for_each(Vec::clear);
             for run in 0..RUNS {
@@ -119,10 +131,15 @@ impl Bench {
                 let begun = Instant::now();
                 spawn(Command::new("/bin/sh").args(["-lc", "true"]))?;
                 time(SHELL, begun);
-                if has_bubblewrap {
+                if self.engines.bubblewrap {
                     let begun = Instant::now();
                     spawn(&mut bubblewrap())?;
                     time(BUBBLEWRAP, begun);
+                }
+                for (at, command) in self.seldom().into_iter().filter(|_| run % SELDOM == 0) {
+                    let begun = Instant::now();
+                    spawn(&mut { command })?;
+                    time(at, begun);
                 }
                 let begun = Instant::now();
                 Self::argv(&warm, number).await?;
@@ -146,7 +163,7 @@ impl Bench {
                 }
             }
         }
-        let show = |name: &str, ours: usize, beside: usize, most: f64, goal: Option<f64>| {
+        let show = |name: &str, ours: usize, beside: usize, most: f64| {
             let pairs = medians[ours].iter().zip(&medians[beside]);
             let mut ratios: Vec<f64> = pairs.map(|(ours, beside)| ours / beside).collect();
             if ratios.is_empty() {
@@ -154,51 +171,43 @@ impl Bench {
             }
             let of = |at: usize| format!("{:.0} us", median(&mut medians[at].clone()));
             let beside = format!("{}: {}", NAMES[beside], of(beside));
-            bar(name, &of(ours), &beside, &mut ratios, most, goal);
+            bar(name, &of(ours), &beside, &mut ratios, most, None);
         };
-        show(
-            "warm exec of words, by the agent",
-            WARM_ARGV,
-            TRUE,
-            1.5,
-            None,
-        );
-        show(
-            "warm exec of a text, through the runtime",
-            WARM_EXEC,
-            SHELL,
-            1.5,
-            None,
-        );
-        show(
-            "cold box, words, end, by the backend",
-            COLD_ARGV,
-            TRUE,
-            2.5,
-            None,
-        );
-        show(
-            "cold box, words, end, by the backend",
-            COLD_ARGV,
-            BUBBLEWRAP,
-            1.0,
-            None,
-        );
-        show(
-            "cold box, text, end, through the runtime",
-            COLD_EXEC,
-            SHELL,
-            2.5,
-            None,
-        );
-        show(
-            "cold box, text, end, through the runtime",
-            COLD_EXEC,
-            BUBBLEWRAP,
-            1.0,
-            None,
-        );
+        let cold = "cold box, words, end, by the backend";
+        let text = "cold box, text, end, through the runtime";
+        for (name, ours, beside, most) in [
+            ("warm exec of words, by the agent", WARM_ARGV, TRUE, 1.5),
+            ("warm exec of words, by the agent", WARM_ARGV, EXEC, 1.0),
+            (
+                "warm exec of a text, through the runtime",
+                WARM_EXEC,
+                SHELL,
+                1.5,
+            ),
+            (cold, COLD_ARGV, TRUE, 2.5),
+            (cold, COLD_ARGV, BUBBLEWRAP, 1.0),
+            (cold, COLD_ARGV, RUNC, 1.0),
+            (cold, COLD_ARGV, DOCKER, 1.0),
+            (text, COLD_EXEC, SHELL, 2.5),
+            (text, COLD_EXEC, BUBBLEWRAP, 1.0),
+        ] {
+            show(name, ours, beside, most);
+        }
         Ok(())
+    }
+
+    /// What is too slow to run every time.
+    fn seldom(&self) -> Vec<(usize, Command)> {
+        let engines = &self.engines;
+        let mut all = Vec::new();
+        if engines.runc {
+            all.push((RUNC, engines.runc()));
+        }
+        if engines.docker {
+            all.push((DOCKER, engines.docker_run()));
+            all.push((EXEC, engines.docker_exec()));
+        }
+        all
     }
 
     async fn memory(&self) -> Result<()> {
@@ -240,7 +249,10 @@ const WARM_ARGV: usize = 3;
 const WARM_EXEC: usize = 4;
 const COLD_ARGV: usize = 5;
 const COLD_EXEC: usize = 6;
-const NAMES: [&str; 7] = [
+const RUNC: usize = 7;
+const DOCKER: usize = 8;
+const EXEC: usize = 9;
+const NAMES: [&str; 10] = [
     "spawn of /bin/true",
     "spawn of sh -lc true",
     "bubblewrap of /bin/true",
@@ -248,6 +260,9 @@ const NAMES: [&str; 7] = [
     "",
     "",
     "",
+    "runc run of /bin/true",
+    "docker run of /bin/true",
+    "docker exec of /bin/true",
 ];
 
 /// Spawns and waits.
@@ -261,26 +276,6 @@ fn spawn(command: &mut Command) -> Result<()> {
         bail!("{command:?}: {status}");
     }
     Ok(())
-}
-
-/// What comes closest: every namespace, a read-only system, a private `/tmp`; without seccomp, cgroups or Landlock.
-fn bubblewrap() -> Command {
-    let mut command = Command::new("bwrap");
-    for dir in ["/usr", "/bin", "/lib", "/lib64", "/sbin"] {
-        command.args(["--ro-bind-try", dir, dir]);
-    }
-    command.args(
-        "--unshare-all --new-session --proc /proc --dev /dev --tmpfs /tmp --chdir /tmp /bin/true"
-            .split(' '),
-    );
-    command
-}
-
-/// Where this is root on Debian and it is missing. Without it, its bars are left out.
-fn install_bubblewrap() {
-    if Command::new("bwrap").arg("--version").output().is_err() {
-        let _ = spawn(Command::new("apt-get").args(["install", "-y", "bubblewrap"]));
-    }
 }
 
 /// Proportional set size in kilobytes.
