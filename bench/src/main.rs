@@ -4,7 +4,7 @@
 //! [`payload`] is what every contestant echoes, [`contestant`] the list of them, [`peers`] and [`ours`] how each one serves and
 //! connects. [`driver`] loads one client and counts, [`process`] starts servers and reads what they cost, [`rounds`] runs the
 //! contestants in turn, and [`report`] turns the numbers into ratios and says which bar each one meets. [`boxes`] does the same for the runtime,
-//! [`native`] for real boxes.
+//! [`native`] for real boxes, [`plane`] for what is inside them.
 
 mod boxes;
 mod contestant;
@@ -13,6 +13,7 @@ mod native;
 mod ours;
 mod payload;
 mod peers;
+mod plane;
 mod process;
 mod report;
 mod rounds;
@@ -36,6 +37,8 @@ box-bench boxes [--rounds N]
 box-bench native [--rounds N]
     Real boxes beside a bare spawn, bubblewrap, runc and Docker, as ratios; 64 at once, a thousand alive; and what
     an idle box costs.
+box-bench plane [--rounds N]
+    What is inside a box over a Unix socket: streams of output, first bytes, files, commands that have ended; as ratios.
 box-bench server NAME
     One contestant's server; the benchmark starts it.
 box-bench list
@@ -49,6 +52,7 @@ fn main() -> Result<()> {
         ["rpc", options @ ..] => rounds::run(&plan(options)?),
         ["boxes", options @ ..] => boxes::run(plan(options)?.rounds),
         ["native", options @ ..] => native::run(plan(options)?.rounds),
+        ["plane", options @ ..] => plane::run(plan(options)?.rounds),
         ["server", name] => serve(Contestant::named(name)?),
         ["list"] => {
             for contestant in Contestant::all() {

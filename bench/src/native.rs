@@ -17,6 +17,7 @@ use box_rpc::{Dialect, Limits, Options, Router, Session};
 use box_runtime::native::{NativeBackend, NativeConfig};
 use box_runtime::{Backend as _, BoxRuntime, Caller, RuntimeConfig, StartRequest};
 use serde_json::json;
+use tokio::sync::mpsc;
 use uuid::Uuid;
 
 use self::engines::{Engines, bubblewrap};
@@ -97,6 +98,21 @@ impl Bench {
         Ok(())
     }
 
+    /// `/bin/true` through the whole runtime, as words, with its output.
+    async fn words(&self, session: &str) -> Result<()> {
+        let asked = json!({"session_id": session, "program": {"argv": ["/bin/true"]}, "cwd": "/tmp", "retain_ms": 0,
+            "attach": {"view": "bytes"}});
+        let (sender, mut chunks) = mpsc::channel(4);
+        let caller = Caller::local();
+        let asked = serde_json::from_value(asked)?;
+        let running = self.runtime.start_command(&caller, asked, Some(sender));
+        let reading = async { while chunks.recv().await.is_some() {} };
+        let (result, ()) = tokio::join!(running, reading);
+        let exit = result?.info.exit;
+        ensure!(exit.and_then(|exit| exit.code) == Some(0), "{exit:?}");
+        Ok(())
+    }
+
     /// `true` through the whole runtime, which runs texts in a login shell.
     async fn exec(&self, session: &str) -> Result<()> {
         let asked: BoxExecParams =
@@ -145,6 +161,9 @@ impl Bench {
                 Self::argv(&warm, number).await?;
                 time(WARM_ARGV, begun);
                 let begun = Instant::now();
+                self.words("warm").await?;
+                time(WARM_WORDS, begun);
+                let begun = Instant::now();
                 self.exec("warm").await?;
                 time(WARM_EXEC, begun);
                 let begun = Instant::now();
@@ -173,11 +192,13 @@ impl Bench {
             let beside = format!("{}: {}", NAMES[beside], of(beside));
             bar(name, &of(ours), &beside, &mut ratios, most, None);
         };
+        let words = "warm exec of words, through the runtime";
         let cold = "cold box, words, end, by the backend";
         let text = "cold box, text, end, through the runtime";
         for (name, ours, beside, most) in [
             ("warm exec of words, by the agent", WARM_ARGV, TRUE, 1.5),
-            ("warm exec of words, by the agent", WARM_ARGV, EXEC, 1.0),
+            (words, WARM_WORDS, TRUE, 1.5),
+            (words, WARM_WORDS, EXEC, 1.0),
             (
                 "warm exec of a text, through the runtime",
                 WARM_EXEC,
@@ -252,7 +273,8 @@ const COLD_EXEC: usize = 6;
 const RUNC: usize = 7;
 const DOCKER: usize = 8;
 const EXEC: usize = 9;
-const NAMES: [&str; 10] = [
+const WARM_WORDS: usize = 10;
+const NAMES: [&str; 11] = [
     "spawn of /bin/true",
     "spawn of sh -lc true",
     "bubblewrap of /bin/true",
@@ -263,6 +285,7 @@ const NAMES: [&str; 10] = [
     "runc run of /bin/true",
     "docker run of /bin/true",
     "docker exec of /bin/true",
+    "",
 ];
 
 /// Spawns and waits.

@@ -96,6 +96,11 @@ impl Drop for Server {
 pub(crate) struct Process(u32);
 
 impl Process {
+    /// The process of this number.
+    pub(crate) fn with_pid(pid: u32) -> Self {
+        Self(pid)
+    }
+
     pub(crate) fn own() -> Self {
         Self(std::process::id())
     }

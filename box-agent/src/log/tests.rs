@@ -125,8 +125,8 @@ proptest! {
     #[test]
     fn every_view_of_every_begin_agrees(
         writes in proptest::collection::vec(
-            (any::<bool>(), proptest::collection::vec(prop_oneof![any::<u8>(), Just(0xe2), Just(0x82)], 1..900)), 1..40),
-        from in 0_u64..20_000,
+            (any::<bool>(), proptest::collection::vec(prop_oneof![any::<u8>(), Just(0xe2), Just(0x82)], 1..200)), 1..60),
+        from in 0_u64..8_000,
     ) {
         let mut log = stored(4 << 10);
         let mut written = [Vec::new(), Vec::new()];

@@ -3,12 +3,15 @@
 use std::net::TcpListener;
 use std::process::Command;
 
-use box_protocol::actions::{BoxExec, BoxGet, BoxGetParams};
+use box_protocol::actions::{
+    BoxExec, BoxGet, BoxGetParams, CommandAttach, CommandAttachParams, CommandChunk, CommandStart,
+};
 use box_protocol::{BoxExecutionResult, Code, ExecutionStatus, SessionId, SpecDraft};
 use box_rpc::{CallError, Peer};
 use box_service::{BoxService, Query, ServiceConfig};
 use box_tests::every_transport;
 use box_tests::world::Setup;
+use futures::StreamExt as _;
 use serde_json::json;
 
 use super::support::{params, printed, processes_with, spec};
@@ -21,6 +24,8 @@ every_transport!(
     a_box_that_cannot_be_is_a_typed_error,
     a_tool_call_goes_through_service_wire_and_runtime,
 );
+
+every_transport!(two_clients: a_caller_that_is_cut_reads_on_from_where_it_was);
 
 async fn exec_spec(peer: &Peer, spec: SpecDraft) -> Result<BoxExecutionResult, CallError> {
     peer.call::<BoxExec>(&params(spec)).await
@@ -117,4 +122,44 @@ async fn a_tool_call_goes_through_service_wire_and_runtime(setup: Setup) {
         (result.stdout.as_str(), result.session_id.as_str()),
         ("service-path\n", "42")
     );
+}
+
+async fn a_caller_that_is_cut_reads_on_from_where_it_was(setup: Setup) {
+    let (first, second) = setup.real_boxes().start_twice().await;
+    printed(&exec(&first.peer, "cut", "true").await);
+    let text = "for i in $(seq 1 300); do echo line $i; sleep 0.002; done";
+    let start =
+        json!({"session_id": "cut", "command_id": "c", "program": {"text": text}, "cwd": "/tmp"});
+    let start = serde_json::from_value(start).unwrap();
+    first.peer.call::<CommandStart>(&start).await.unwrap();
+    let from = |offset: usize| -> CommandAttachParams {
+        let params = json!({"session_id": "cut", "command_id": "c",
+            "from": {"offsets": {"stdout": offset, "stderr": 0}}});
+        serde_json::from_value(params).unwrap()
+    };
+    let mut read = String::new();
+    let mut chunks = first.peer.stream::<CommandAttach>(&from(0)).await.unwrap();
+    while read.len() < 500 {
+        let Some(Ok(CommandChunk::Text(piece))) = chunks.next().await else {
+            panic!("it goes on")
+        };
+        read.push_str(&piece.data);
+    }
+    first.client.cut();
+    let mut chunks = second
+        .peer
+        .stream::<CommandAttach>(&from(read.len()))
+        .await
+        .unwrap();
+    while let Some(chunk) = chunks.next().await {
+        let CommandChunk::Text(piece) = chunk.unwrap() else {
+            panic!("nothing is gone")
+        };
+        assert_eq!(piece.offset, read.len() as u64);
+        read.push_str(&piece.data);
+    }
+    let whole: String = (1..=300).map(|n| format!("line {n}\n")).collect();
+    assert_eq!(read, whole);
+    let exit = chunks.finish().await.unwrap().info.exit.unwrap();
+    assert_eq!(exit.code, Some(0));
 }

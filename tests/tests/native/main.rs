@@ -22,5 +22,6 @@ mod limits;
 mod mounts;
 mod network;
 mod output;
+mod readers;
 mod service;
 mod support;

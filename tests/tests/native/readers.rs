@@ -1,0 +1,236 @@
+//! What readers see: random writers, readers that come late, stop, are cut and come back. What each of them saw and what it was
+//! told is gone make up what was written, byte for byte.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use box_protocol::PerStream;
+use box_protocol::actions::{CommandChunk, ReadWhy, StreamName};
+use box_runtime::Caller;
+use serde_json::json;
+use tokio::sync::mpsc;
+
+use super::support::{Machine, on_each_machine, printed};
+
+/// Commands on each machine.
+const RUNS: usize = 5000;
+/// Commands at once.
+const WIDTH: usize = 8;
+
+/// Numbers that look random and are the same each time.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, below: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % below
+    }
+}
+
+/// One stream as one reader knows it.
+#[derive(Default)]
+struct Seen {
+    next: u64,
+    gone: u64,
+}
+
+impl Seen {
+    /// A piece that begins where the last one ended, and holds what was written there.
+    fn piece(&mut self, offset: u64, data: &[u8], written: &[u8]) {
+        assert_eq!(offset, self.next, "in order, nothing twice");
+        let begin = usize::try_from(offset).unwrap();
+        assert_eq!(data, &written[begin..begin + data.len()]);
+        self.next += data.len() as u64;
+    }
+}
+
+/// Reads a command to its end, however often that is interrupted. How much was gone, and how often it was interrupted.
+async fn read_all(
+    machine: &Machine,
+    id: &str,
+    written: &[Vec<u8>; 2],
+    dice: &mut Dice,
+) -> (u64, usize) {
+    let mut seen = [Seen::default(), Seen::default()];
+    let mut cuts = 0;
+    let view = ["bytes", "text"][usize::try_from(dice.roll(2)).unwrap()];
+    loop {
+        let from = PerStream {
+            stdout: seen[0].next,
+            stderr: seen[1].next,
+        };
+        let wanted = (dice.roll(3) == 0).then(|| 1 + dice.roll(20_000));
+        let cut_after = (dice.roll(3) == 0).then(|| dice.roll(3));
+        let params = json!({"session_id": "r", "command_id": id, "view": view,
+            "from": {"offsets": from}, "until": {"bytes": wanted}});
+        let params = serde_json::from_value(params).unwrap();
+        let (sender, mut chunks) = mpsc::channel(1);
+        let runtime = machine.runtime.clone();
+        let call = tokio::spawn(async move {
+            runtime
+                .attach_command(&Caller::local(), params, sender)
+                .await
+        });
+        let (mut taken, mut cut) = (0, false);
+        while let Some(chunk) = chunks.recv().await {
+            match chunk {
+                CommandChunk::Bytes(piece) => {
+                    let at = usize::from(piece.stream == StreamName::Stderr);
+                    seen[at].piece(piece.offset, &piece.data, &written[at]);
+                }
+                CommandChunk::Text(piece) => {
+                    let at = usize::from(piece.stream == StreamName::Stderr);
+                    seen[at].piece(piece.offset, piece.data.as_bytes(), &written[at]);
+                }
+                CommandChunk::Gap(gap) => {
+                    let seen = &mut seen[usize::from(gap.stream == StreamName::Stderr)];
+                    assert_eq!(gap.offset, seen.next);
+                    seen.next += gap.bytes;
+                    seen.gone += gap.bytes;
+                }
+                other => panic!("{other:?}"),
+            }
+            if cut_after == Some(taken) {
+                cut = true;
+                break;
+            }
+            taken += 1;
+        }
+        if cut {
+            call.abort();
+            cuts += 1;
+            continue;
+        }
+        let result = call.await.unwrap().unwrap();
+        let next = PerStream {
+            stdout: seen[0].next,
+            stderr: seen[1].next,
+        };
+        assert_eq!(result.read.next, next, "where to go on is told");
+        match result.read.why {
+            ReadWhy::Exit => break,
+            ReadWhy::Bytes => cuts += 1,
+            other => panic!("{other:?}"),
+        }
+    }
+    let ends = [seen[0].next, seen[1].next].map(|end| usize::try_from(end).unwrap());
+    assert_eq!(ends, [written[0].len(), written[1].len()]);
+    (seen[0].gone + seen[1].gone, cuts)
+}
+
+/// A command that writes known lines to both streams, and one or two readers of it. What came of that.
+async fn run(machine: &Machine, number: usize) -> (u64, usize) {
+    let mut dice = Dice(0x9e37_79b9_7f4a_7c15 ^ (number as u64 + 1));
+    let counts = [dice.roll(3000), dice.roll(600)];
+    let written = counts.map(|count| {
+        let lines = (1..=count).map(|n| format!("{n}\n").into_bytes());
+        lines.flatten().collect::<Vec<u8>>()
+    });
+    let id = format!("run-{number}");
+    let text = format!("seq {} >&2 & seq {}; wait", counts[1], counts[0]);
+    let params = json!({"session_id": "r", "command_id": id, "program": {"text": text}, "cwd": "/tmp",
+        "log_bytes": 4096 + dice.roll(40_000), "retain_ms": 60_000});
+    let params = serde_json::from_value(params).unwrap();
+    machine
+        .runtime
+        .start_command(&Caller::local(), params, None)
+        .await
+        .unwrap();
+    let mut other = Dice(dice.0 | 1);
+    other.roll(7);
+    let (one, two) = tokio::join!(
+        read_all(machine, &id, &written, &mut dice),
+        read_all(machine, &id, &written, &mut other),
+    );
+    let forget = json!({"session_id": "r", "command_id": id, "forget": true});
+    let forget = serde_json::from_value(forget).unwrap();
+    machine
+        .runtime
+        .kill_command(&Caller::local(), forget)
+        .await
+        .unwrap();
+    (one.0 + two.0, one.1 + two.1)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_seen_and_what_is_gone_is_what_was_written() {
+    on_each_machine(async |machine| {
+        printed(&machine.exec("r", "true").await);
+        let next = AtomicUsize::new(0);
+        let lane = || async {
+            let (mut gone, mut cuts) = (0, 0);
+            loop {
+                let number = next.fetch_add(1, Ordering::Relaxed);
+                if number >= RUNS {
+                    return (gone, cuts);
+                }
+                let came = Box::pin(run(machine, number)).await;
+                gone += came.0;
+                cuts += came.1;
+            }
+        };
+        let all = futures::future::join_all((0..WIDTH).map(|_| lane())).await;
+        let gone: u64 = all.iter().map(|came| came.0).sum();
+        let cuts: usize = all.iter().map(|came| came.1).sum();
+        eprintln!("{RUNS} runs: {cuts} interruptions, {gone} bytes told as gone");
+        assert!(gone > 0 && cuts > RUNS, "the interesting things happened");
+    })
+    .await;
+}
+
+/// Memory of this process that is really there.
+fn resident() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap();
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("Rss:"))
+        .unwrap();
+    line.split_whitespace()
+        .next()
+        .unwrap()
+        .parse::<u64>()
+        .unwrap()
+        * 1024
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flood_and_a_slow_reader_take_no_memory_and_nobodys_time() {
+    on_each_machine(async |machine| {
+        for session in ["r", "other"] {
+            printed(&machine.exec(session, "true").await);
+        }
+        // All of it once; the ordinary user's boxes differ in nothing that matters here.
+        let bytes: u64 = if machine.name == "root" { 1 << 30 } else { 64 << 20 };
+        let params = json!({"session_id": "r", "program": {"argv": ["head", "-c", bytes.to_string(), "/dev/zero"]},
+            "cwd": "/tmp", "attach": {"view": "bytes"}});
+        let params = serde_json::from_value(params).unwrap();
+        let (sender, mut chunks) = mpsc::channel(1);
+        let runtime = machine.runtime.clone();
+        let before = resident();
+        let call = tokio::spawn(async move {
+            runtime.start_command(&Caller::local(), params, Some(sender)).await
+        });
+        let (mut read, mut number, mut most) = (0, 0, 0);
+        while let Some(chunk) = chunks.recv().await {
+            let CommandChunk::Bytes(piece) = chunk else {
+                continue;
+            };
+            read += piece.data.len() as u64;
+            number += 1;
+            if number <= 50 {
+                // The reader does not read; others are served as if nothing were.
+                let begun = std::time::Instant::now();
+                printed(&machine.exec("other", "true").await);
+                assert!(begun.elapsed() < std::time::Duration::from_secs(5));
+            }
+            if number % 512 == 0 {
+                most = most.max(resident());
+            }
+        }
+        let result = call.await.unwrap().unwrap();
+        assert_eq!((read, result.read.unwrap().dropped.stdout), (bytes, 0));
+        assert!(most < before + (48 << 20), "{before} before, {most} meanwhile");
+    })
+    .await;
+}
