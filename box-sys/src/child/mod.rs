@@ -53,6 +53,8 @@ struct Begun {
     tree: tree::Tree,
     pidfd: OwnedFd,
     outer: Outer,
+    /// What this process is worth when memory runs out.
+    worth: OwnedFd,
 }
 
 /// Builds the box around this process, tells the caller, and becomes its init.
@@ -99,6 +101,7 @@ fn close_rest<'a>(
         &begun.pidfd,
         &begun.outer.user,
         &begun.outer.mounts,
+        &begun.worth,
         &seed.user,
         &seed.server.pidfd,
     ];
@@ -150,6 +153,12 @@ fn begin(seed: &mut Seed<'_>) -> Result<Begun> {
         user: server.world.user.try_clone().at("duplicate")?,
         mounts: open_ns("mnt").at("open the mount namespace")?,
     };
+    let worth = rustix::fs::open(
+        "/proc/self/oom_score_adj",
+        OFlags::WRONLY | OFlags::CLOEXEC,
+        Mode::empty(),
+    );
+    let worth = worth.at("open the OOM score")?;
     let tree = tree::prepare(seed)?;
     silence_stdio().at("open /dev/null")?;
     let none = Rlimit {
@@ -163,12 +172,22 @@ fn begin(seed: &mut Seed<'_>) -> Result<Begun> {
     // Dear, and the same for every box. What is still to be done passes it.
     rustix::thread::set_no_new_privs(true).at("set no_new_privs")?;
     raw::load_filter(&server.filter).at("load the seccomp filter")?;
-    Ok(Begun { tree, pidfd, outer })
+    Ok(Begun {
+        tree,
+        pidfd,
+        outer,
+        worth,
+    })
 }
 
 fn close_in(seed: &Seed<'_>, begun: Begun, order: Order) -> Result<Init> {
     let server = seed.server;
-    let Begun { tree, pidfd, outer } = begun;
+    let Begun {
+        tree,
+        pidfd,
+        outer,
+        worth,
+    } = begun;
     let Order {
         plan,
         trees,
@@ -212,7 +231,9 @@ fn close_in(seed: &Seed<'_>, begun: Begun, order: Order) -> Result<Init> {
         // SAFETY: they belong to copies of the server's in this process, which nobody drops: init never returns.
         unsafe { raw::close_between(fd, fd) }.at("close descriptors")?;
     }
-    Ok(Init::new(plan, fds, outer, two_uids, missing, landlock))
+    Ok(Init::new(
+        plan, fds, outer, two_uids, missing, landlock, worth,
+    ))
 }
 
 impl Order {

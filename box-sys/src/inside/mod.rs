@@ -32,6 +32,8 @@ pub struct Init {
     /// What this box goes without.
     pub missing: Vec<String>,
     landlock: Option<OwnedFd>,
+    /// What init is worth when memory runs out, opened before it hid itself.
+    worth: OwnedFd,
     guest_filter: Vec<libc::sock_filter>,
     marks: BTreeSet<u32>,
     next_mark: u32,
@@ -70,6 +72,7 @@ impl Init {
         two_uids: bool,
         missing: Vec<String>,
         landlock: Option<OwnedFd>,
+        worth: OwnedFd,
     ) -> Self {
         let guest_filter = crate::seccomp::guest_program();
         let fallback = fallback(&plan, &missing);
@@ -80,6 +83,7 @@ impl Init {
             two_uids,
             missing,
             landlock,
+            worth,
             guest_filter,
             marks: BTreeSet::new(),
             next_mark: kin::MARKS.start,

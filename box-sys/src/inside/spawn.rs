@@ -52,6 +52,10 @@ pub struct Command {
     pub(super) mark: u32,
 }
 
+/// Of what the kernel looks for when memory runs out, the most, and what the server is worth.
+const GUESTS_WORTH: &[u8] = b"1000";
+const INITS_WORTH: &[u8] = b"500";
+
 /// The child's stack; it calls little.
 const STACK: usize = 64 << 10;
 const PATH_DEFAULT: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -130,7 +134,11 @@ impl Init {
             failed: 0,
         };
         let mut stack = Vec::<u128>::with_capacity(STACK / size_of::<u128>());
-        let (pid, pidfd) = clone_and_run(&mut stack, &mut start)?;
+        // Inherited: when memory runs out, all that commands have started goes before init does. Only init goes back.
+        let _ = rustix::io::write(&self.worth, GUESTS_WORTH);
+        let cloned = clone_and_run(&mut stack, &mut start);
+        let _ = rustix::io::write(&self.worth, INITS_WORTH);
+        let (pid, pidfd) = cloned?;
         if start.failed != 0 {
             let _ = rustix::process::waitpid(
                 rustix::process::Pid::from_raw(pid),

@@ -60,12 +60,8 @@ async fn a_bad_spec_is_refused_by_its_field(setup: Setup) {
 async fn what_is_not_served_yet_says_so(setup: Setup) {
     let dialect = setup.dialect;
     let mut raw = setup.boxes().raw().await;
-    raw.call(
-        1,
-        "file.read",
-        &json!({"session_id": "x", "path": "/etc/passwd"}),
-    )
-    .await;
+    raw.call(1, "catalog.list", &json!({"kind": "volume"}))
+        .await;
     let error = raw.answer().await.error();
     // LangBot has one class for what cannot be done now and what never can.
     let expected = match dialect {
@@ -73,5 +69,5 @@ async fn what_is_not_served_yet_says_so(setup: Setup) {
         box_rpc::Dialect::LangBot => Code::Unavailable,
     };
     assert_eq!(error.code, expected, "{error:?}");
-    assert!(error.message.contains("file.read"), "{error:?}");
+    assert!(error.message.contains("catalog.list"), "{error:?}");
 }

@@ -55,3 +55,14 @@ async fn a_fork_bomb_stops_at_the_limit() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn when_memory_runs_out_commands_go_before_their_agent() {
+    on_each_machine(async |machine| {
+        let cmd = "cat /proc/self/oom_score_adj; sh -c 'cat /proc/self/oom_score_adj'";
+        assert_eq!(printed(&machine.exec("worth", cmd).await), "1000\n1000");
+        let agent = machine.exec("worth", "cat /proc/1/oom_score_adj").await;
+        assert!(["500", ""].contains(&agent.stdout.trim()), "{agent:?}");
+    })
+    .await;
+}
