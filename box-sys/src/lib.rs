@@ -33,7 +33,7 @@ pub use cgroup::{Ability, Cgroups, Usage};
 pub use child::InitMain;
 pub use client::{ForkServer, Making, Sandbox, SandboxRecord, serve_if_asked};
 pub use error::{Error, Result};
-pub use inside::{Command, Ended, GuestThread, Init, Outer, SpawnPlan, Stdio};
+pub use inside::{Command, Ended, GuestThread, Init, Moment, Outer, SpawnPlan, Stdio};
 pub use plan::{Caps, Guest, Limits, MOUNTS_MAX, Mount, Root, SandboxPlan, Source};
 pub use probe::Primitives;
 pub use raw::signal_fd;

@@ -24,6 +24,54 @@ pub(super) const ROUNDS_MAX: usize = 10_000;
 pub(super) const LIMIT: u32 = libc::RLIMIT_MSGQUEUE;
 pub(super) const LIMIT_BASE: u64 = 700_000;
 
+/// A moment in the life of a box, told apart from every other by the processes that were started before it.
+#[derive(Debug, Clone, Copy)]
+pub struct Moment {
+    /// As the kernel counts the begin of processes, which is too coarse to tell a run from the next.
+    ticks: u64,
+    /// The last process started; the next ones of this tick have higher numbers.
+    last: i32,
+}
+
+/// A tick of the begin of processes.
+const TICK_NANOS: u64 = 10_000_000;
+
+impl Moment {
+    /// This one.
+    pub fn now() -> Self {
+        let mut now = libc::timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        // SAFETY: fills `now`.
+        unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut now) };
+        let nanos = u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000
+            + u64::try_from(now.tv_nsec).unwrap_or(0);
+        let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+        let last = load.split_whitespace().last();
+        Self {
+            ticks: nanos / TICK_NANOS,
+            last: last.and_then(|last| last.parse().ok()).unwrap_or(0),
+        }
+    }
+
+    fn is_before(self, pid: i32) -> bool {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        // The name in brackets may hold anything, also brackets.
+        let after_name = stat.rsplit(')').next().unwrap_or_default();
+        let begun = after_name.split_whitespace().nth(19);
+        let begun = begun.and_then(|ticks| ticks.parse::<u64>().ok());
+        begun.is_some_and(|ticks| ticks > self.ticks || (ticks == self.ticks && pid > self.last))
+    }
+}
+
+/// The living processes of a command that began after a moment, but its first.
+pub(super) fn younger(command: &Command, than: Moment, two_uids: bool) -> Vec<i32> {
+    let mut all = of(command, two_uids);
+    all.retain(|pid| *pid != command.pid && than.is_before(*pid));
+    all
+}
+
 /// The living processes of a command.
 pub(super) fn of(command: &Command, two_uids: bool) -> Vec<i32> {
     let ours = |pid: &i32| match mark_of(*pid, two_uids) {

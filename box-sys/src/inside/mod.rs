@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use rustix::process::{Pid, Signal, WaitOptions};
 
 use crate::plan::SandboxPlan;
+pub use kin::Moment;
 pub use spawn::{Command, SpawnPlan, Stdio};
 pub use thread::GuestThread;
 
@@ -131,6 +132,19 @@ impl Init {
             }
         }
         killed
+    }
+
+    /// Sends a signal to everything that a command has started since a moment, also what has detached itself, but not to the
+    /// command's first process; gives how many processes that were.
+    pub fn signal_younger(&self, command: &Command, than: Moment, signal: i32) -> usize {
+        let Some(signal) = Signal::from_named_raw(signal) else {
+            return 0;
+        };
+        let found = kin::younger(command, than, self.two_uids);
+        let found = found.iter().filter_map(|pid| Pid::from_raw(*pid));
+        found
+            .filter(|pid| rustix::process::kill_process(*pid, signal).is_ok())
+            .count()
     }
 
     /// Gives a command's mark free for another, once it has ended and nothing of it is left or wanted.
