@@ -17,6 +17,7 @@ use crate::files::Files;
 use crate::keep::Sum;
 use crate::life::{Keep, Life};
 use crate::log::Log;
+use crate::shells::Shells;
 use crate::slot::{Lease, Slots};
 use crate::start::{Started, Typing};
 use crate::store::Store;
@@ -38,6 +39,7 @@ pub(crate) struct Agent {
     slots: Slots,
     store: Option<Arc<Store>>,
     files: Arc<Files>,
+    shells: Shells,
 }
 
 #[derive(Debug, Default)]
@@ -66,6 +68,7 @@ impl Agent {
             table: Mutex::default(),
             slots,
             store,
+            shells: Shells::default(),
         })
     }
 
@@ -79,6 +82,10 @@ impl Agent {
 
     pub(crate) fn files(&self) -> &Arc<Files> {
         &self.files
+    }
+
+    pub(crate) fn shells(&self) -> &Shells {
+        &self.shells
     }
 
     pub(crate) fn slots(&self) -> &Slots {
@@ -113,6 +120,13 @@ impl Agent {
     /// What every command finds in its environment from now on.
     pub(crate) fn set_env(&self, env: Env) {
         self.table().env = env;
+    }
+
+    /// That, and these over it.
+    pub(crate) fn env_with(&self, more: Env) -> Env {
+        let mut env = self.table().env.clone();
+        env.extend(more);
+        env
     }
 
     pub(crate) fn find(&self, id: &CommandId) -> Result<Arc<Command>, BoxError> {
@@ -174,9 +188,7 @@ impl Agent {
     ) -> Result<JoinHandle<AgentCommand>, BoxError> {
         // If the call is dropped meanwhile, nobody will finish it.
         let unfinished = Unfinished(self, command);
-        let mut env = self.table().env.clone();
-        env.extend(std::mem::take(&mut params.env));
-        params.env = env;
+        params.env = self.env_with(std::mem::take(&mut params.env));
         let timeout = params.timeout_ms.map(Duration::from_millis);
         let alone = params.detached_ms.map(Duration::from_millis);
         let started = self.start(params).await.inspect_err(|error| {
@@ -218,9 +230,19 @@ impl Agent {
         self.table().ended.push_back(Arc::clone(command));
     }
 
+    /// Takes back one that cannot be started.
+    pub(crate) fn abandon(&self, command: &Arc<Command>, error: BoxError) {
+        command.has_failed(error);
+        let mut table = self.table();
+        let same = |there: &Arc<Command>| Arc::ptr_eq(there, command);
+        if table.commands.get(&command.id).is_some_and(same) {
+            table.commands.remove(&command.id);
+        }
+    }
+
     /// Notes that a command has ended. Its record is kept for a while.
     pub(crate) fn ended(self: &Arc<Self>, command: &Arc<Command>) {
-        if let Some(process) = command.process() {
+        if let Some(process) = command.own_process() {
             self.init().forget(process);
         }
         if command.role == Role::Exec {
@@ -273,11 +295,6 @@ struct Unfinished<'a>(&'a Arc<Agent>, &'a Arc<Command>);
 impl Drop for Unfinished<'_> {
     fn drop(&mut self) {
         let Self(agent, command) = self;
-        command.has_failed(BoxError::cancelled("the command was not started"));
-        let mut table = agent.table();
-        let same = |there: &Arc<Command>| Arc::ptr_eq(there, command);
-        if table.commands.get(&command.id).is_some_and(same) {
-            table.commands.remove(&command.id);
-        }
+        agent.abandon(command, BoxError::cancelled("the command was not started"));
     }
 }

@@ -19,6 +19,7 @@ use crate::command::Command;
 use crate::keep::Firsts;
 use crate::life::Keep;
 use crate::read::{self, Wish};
+use crate::shells::Shell;
 
 /// What the agent serves.
 pub(crate) fn router(agent: &Arc<Agent>) -> Router {
@@ -30,6 +31,7 @@ pub(crate) fn router(agent: &Arc<Agent>) -> Router {
         .on::<AgentInput>()
         .on::<AgentKill>()
         .and(&crate::files::router(agent.files()))
+        .and(&crate::shells::router(agent))
         .build()
 }
 
@@ -60,6 +62,10 @@ impl Handle<AgentStart> for Served {
         call: Call<AgentStart>,
     ) -> Result<AgentCommand, BoxError> {
         let agent = &self.0;
+        let shell = match &params.shell_id {
+            Some(id) => Some(agent.shells().find(id)?),
+            None => None,
+        };
         if params.replace
             && let Ok(old) = agent.find(&params.command_id)
         {
@@ -84,7 +90,7 @@ impl Handle<AgentStart> for Served {
                 command.hold(params);
                 Ok(command.told())
             }
-            Asked::New(command) => Box::pin(self.run(command, params, call)).await,
+            Asked::New(command) => Box::pin(self.run(command, params, shell, call)).await,
         }
     }
 }
@@ -95,6 +101,7 @@ impl Served {
         &self,
         command: Arc<Command>,
         params: AgentStartParams,
+        shell: Option<Arc<Shell>>,
         call: Call<AgentStart>,
     ) -> Result<AgentCommand, BoxError> {
         let (agent, reply, spool) = (&self.0, params.reply, params.spool);
@@ -103,7 +110,16 @@ impl Served {
             AgentReply::Collected { bytes } => Keep::First(Firsts::new(bytes, agent.lease(spool))),
             AgentReply::Started | AgentReply::Streamed { .. } => Keep::Log,
         };
-        let life = agent.begin(&command, params, keep).await?;
+        let life = if let Some(shell) = shell {
+            let (life, begun) = shell.run(agent, &command, params);
+            if reply != AgentReply::Started {
+                // It may also end before its turn.
+                let _ = begun.await;
+            }
+            life
+        } else {
+            agent.begin(&command, params, keep).await?
+        };
         let told = match reply {
             AgentReply::Started => command.told(),
             AgentReply::Collected { .. } => life
@@ -166,7 +182,7 @@ impl Served {
             return Ok(());
         }
         command.end(ExitWhy::Killed);
-        if let Some(process) = command.process() {
+        if let Some(process) = command.own_process() {
             self.0.init().kill_tree(process);
         }
         command.end_seen().await.map(drop)
@@ -287,15 +303,12 @@ impl Served {
         signal: i32,
         grace_ms: u64,
     ) -> Result<(), BoxError> {
-        if signal != KILL
-            && let Some(process) = command.process()
-        {
+        if signal != KILL && command.pid().is_some() {
             let grace = Duration::from_millis(grace_ms);
             if !grace.is_zero() {
                 command.expect_end(ExitWhy::Killed);
             }
-            // A command that has just ended needs no signal.
-            let _ = self.0.init().signal(process, signal);
+            command.signal(&self.0.init(), signal);
             let ended = timeout(grace.max(NOTICE), command.end_seen()).await;
             // It may well go on; what is left of one that has ended within its grace may not.
             if grace.is_zero() {

@@ -1,20 +1,21 @@
 //! A command: what everybody may know of it, and how it is influenced.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use box_protocol::actions::{AgentCommand, AgentStartParams, Exclusive};
 use box_protocol::{
-    BoxError, CommandId, CommandInfo, CommandState, Exit, ExitWhy, Note, Program, Role, SessionId,
-    UnixMs,
+    BoxError, CommandId, CommandInfo, CommandState, Exit, ExitWhy, Note, Program, Role, RunError,
+    SessionId, ShellId, UnixMs,
 };
-use box_sys::Ended;
+use box_sys::{Ended, Init};
 use tokio::sync::{Notify, watch};
 
 use crate::input::Input;
 use crate::keep::Sum;
 use crate::log::Log;
+use crate::shells::Turn;
 
 /// How long a record stays after its command's end, unless the command says otherwise.
 const RETAIN: Duration = Duration::from_mins(10);
@@ -56,13 +57,32 @@ struct About {
     created_at: UnixMs,
     retain: Option<Duration>,
     ended_at: OnceLock<UnixMs>,
+    in_shell: Option<Box<InShell>>,
+}
+
+/// What is to say of a run in a shell.
+#[derive(Debug)]
+struct InShell {
+    id: ShellId,
+    /// Where it began, and whether the shell had to be replaced for it.
+    began: OnceLock<(String, bool)>,
+    error: OnceLock<RunError>,
 }
 
 #[derive(Debug)]
 struct Begun {
-    process: box_sys::Command,
+    process: Process,
     at: Instant,
     time: UnixMs,
+}
+
+/// What a command is.
+#[derive(Debug)]
+enum Process {
+    /// A process of its own.
+    Own(box_sys::Command),
+    /// A run in a shell.
+    Run(Arc<Turn>),
 }
 
 #[derive(Debug, Default, Clone, Copy)]
@@ -94,6 +114,13 @@ impl Command {
                     Some(ms) => u64::try_from(ms).ok().map(Duration::from_millis),
                 },
                 ended_at: OnceLock::new(),
+                in_shell: params.shell_id.clone().map(|id| {
+                    Box::new(InShell {
+                        id,
+                        began: OnceLock::new(),
+                        error: OnceLock::new(),
+                    })
+                }),
             })
         });
         Self {
@@ -125,6 +152,18 @@ impl Command {
     }
 
     pub(crate) fn has_begun_with(&self, process: box_sys::Command) {
+        self.has_begun(Process::Own(process));
+    }
+
+    /// It is a run, and its turn has come, there and in a shell that is not the one before or is.
+    pub(crate) fn has_begun_in(&self, turn: Arc<Turn>, cwd: String, replaced: bool) {
+        if let Some(in_shell) = self.in_shell() {
+            let _ = in_shell.began.set((cwd, replaced));
+        }
+        self.has_begun(Process::Run(turn));
+    }
+
+    fn has_begun(&self, process: Process) {
         let _ = self.begun.set(Begun {
             process,
             at: Instant::now(),
@@ -132,8 +171,49 @@ impl Command {
         });
     }
 
-    pub(crate) fn process(&self) -> Option<&box_sys::Command> {
+    fn in_shell(&self) -> Option<&InShell> {
+        self.about.as_deref()?.in_shell.as_deref()
+    }
+
+    /// Takes what its interpreter says went wrong; what makes no sense is left out.
+    pub(crate) fn has_raised(&self, error: &[u8]) {
+        if let (Some(in_shell), Ok(error)) = (self.in_shell(), serde_json::from_slice(error)) {
+            let _ = in_shell.error.set(error);
+        }
+    }
+
+    fn process(&self) -> Option<&Process> {
         self.begun.get().map(|begun| &begun.process)
+    }
+
+    /// The process that is its own, if it has one.
+    pub(crate) fn own_process(&self) -> Option<&box_sys::Command> {
+        match self.process()? {
+            Process::Own(process) => Some(process),
+            Process::Run(_) => None,
+        }
+    }
+
+    /// Kills all it has started. A run's end is for its shell to see to.
+    pub(crate) fn kill_tree(&self, init: &Init) {
+        match self.process() {
+            Some(Process::Own(process)) => {
+                init.kill_tree(process);
+            }
+            Some(Process::Run(turn)) => turn.stop(),
+            None => {}
+        }
+    }
+
+    /// Sends it a signal; one that has just ended needs none.
+    pub(crate) fn signal(&self, init: &Init, signal: i32) {
+        match self.process() {
+            Some(Process::Own(process)) => {
+                let _ = init.signal(process, signal);
+            }
+            Some(Process::Run(turn)) => turn.signal(init, signal),
+            None => {}
+        }
     }
 
     pub(crate) fn begun_at(&self) -> Option<Instant> {
@@ -147,6 +227,11 @@ impl Command {
     /// Notes that its end is wanted, and why. The first reason is the one that counts.
     pub(crate) fn expect_end(&self, why: ExitWhy) {
         lock(&self.why).get_or_insert(why);
+    }
+
+    /// Whether its end is wanted.
+    pub(crate) fn is_unwanted(&self) -> bool {
+        lock(&self.why).is_some()
     }
 
     /// Wants its whole tree to end.
@@ -193,7 +278,11 @@ impl Command {
     }
 
     pub(crate) fn pid(&self) -> Option<u32> {
-        self.process().map(|process| process.pid.unsigned_abs())
+        let pid = match self.process()? {
+            Process::Own(process) => process.pid,
+            Process::Run(turn) => turn.pid(),
+        };
+        Some(pid.unsigned_abs())
     }
 
     /// All there is to know, if any of it is kept.
@@ -206,6 +295,8 @@ impl Command {
             (None, None, None) => CommandState::Pending,
             (None, Some(_), _) => CommandState::Running,
         };
+        let in_shell = about.in_shell.as_deref();
+        let began = in_shell.and_then(|in_shell| in_shell.began.get());
         let log = self.log();
         Some(CommandInfo {
             // The runtime knows whose agent this is; the agent does not.
@@ -215,7 +306,7 @@ impl Command {
             state,
             pid: self.pid(),
             program: about.program.clone(),
-            cwd: about.cwd.clone(),
+            cwd: began.map_or(&about.cwd, |(cwd, _)| cwd).clone(),
             env_keys: about.env_keys.clone(),
             attached: self.readers.borrow().count > 0,
             created_at: about.created_at,
@@ -224,9 +315,9 @@ impl Command {
             size: log.size(),
             kept_from: log.kept_from(),
             exit,
-            error: None,
-            shell_id: None,
-            shell_replaced: false,
+            error: in_shell.and_then(|in_shell| in_shell.error.get().cloned()),
+            shell_id: in_shell.map(|in_shell| in_shell.id.clone()),
+            shell_replaced: began.is_some_and(|(_, replaced)| *replaced),
             note: about.note.clone(),
         })
     }

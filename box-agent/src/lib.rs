@@ -7,7 +7,8 @@
 //! 3. `command`: what everybody may know of one; `start`: from its parameters to a process; `life`: from there to its end.
 //! 4. `log`: its output, addressed by bytes; `store`: where that is beyond memory; `read`: how it gets to a reader.
 //! 5. `files`: the files of the box, touched as the guest.
-//! 6. `keep`: the first of its output, for an exec; `slot`: memory shared with the runtime; `pipe`, `input`: what it writes
+//! 6. `shells`: interpreters, in which a command can be a run.
+//! 7. `keep`: the first of its output, for an exec; `slot`: memory shared with the runtime; `pipe`, `input`: what it writes
 //!    to and reads from.
 //!
 //! # What it is handed
@@ -25,6 +26,7 @@ mod log;
 mod pipe;
 mod read;
 mod serve;
+mod shells;
 mod slot;
 mod start;
 mod store;

@@ -123,9 +123,7 @@ impl Life {
     }
 
     fn kill(&self) {
-        if let Some(process) = self.command.process() {
-            self.agent.init().kill_tree(process);
-        }
+        self.command.kill_tree(&self.agent.init());
     }
 
     fn pipe(&mut self, stream: StreamName) -> &mut Option<Pipe> {
@@ -146,7 +144,9 @@ impl Life {
     fn drain(&mut self, stream: StreamName) {
         let mut left = self.pipe(stream).as_ref().map_or(0, Pipe::capacity);
         while left > 0 {
-            let bytes = self.read(stream, READ.min(left));
+            let pipe = self.pipe(stream).as_mut();
+            let bytes = pipe.map(|pipe| pipe.read_now(READ.min(left)));
+            let bytes = bytes.unwrap_or_default();
             if bytes.is_empty() {
                 return;
             }

@@ -65,12 +65,23 @@ impl Pipe {
         let read = self.fd.try_io(Interest::READABLE, |fd| {
             Ok(rustix::io::read(fd, spare_capacity(&mut bytes))?)
         });
-        match read {
-            Ok(0) => self.ended = true,
-            Err(error) if !is_passing(&error) => self.ended = true,
-            Ok(_) | Err(_) => {}
-        }
+        self.note_end(&read);
         bytes
+    }
+
+    /// The same, also of what came so lately that nobody was woken for it.
+    pub(crate) fn read_now(&mut self, most: usize) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(most);
+        let read = rustix::io::read(self.fd.get_ref(), spare_capacity(&mut bytes));
+        self.note_end(&read.map_err(Into::into));
+        bytes
+    }
+
+    fn note_end(&mut self, read: &io::Result<usize>) {
+        self.ended |= match read {
+            Ok(read) => *read == 0,
+            Err(error) => !is_passing(error),
+        };
     }
 
     /// Reads what nobody asks for any more, so that whoever still writes is neither held up nor ended by it.

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 
 use box_protocol::actions::{AgentStartParams, OutputMode, Stdin, TerminalSize};
-use box_protocol::{BoxError, Program};
+use box_protocol::{BoxError, Env, Program};
 use box_sys::{SpawnPlan, Stdio};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -170,15 +170,8 @@ impl Agent {
             cwd: "/".into(),
             rlimits: Vec::new(),
         };
-        let null = rustix::stdio::stdin();
-        let plan = mkdir.plan(Stdio::Fds {
-            stdin: null,
-            stdout: null,
-            stderr: null,
-        });
         let process = self
-            .init()
-            .spawn(&plan)
+            .spawn_alone(&mkdir)
             .map_err(|error| refusal(&error, &mkdir))?;
         let ended = self.end_of(&process).await;
         self.init().forget(&process);
@@ -186,6 +179,44 @@ impl Agent {
             Ok(ended) if ended.code == Some(0) => Ok(()),
             _ => Err(BoxError::validation("cwd: not there, and cannot be made")),
         }
+    }
+
+    /// Starts something that reads and writes nothing.
+    fn spawn_alone(&self, what: &What) -> io::Result<box_sys::Command> {
+        let null = rustix::stdio::stdin();
+        self.init().spawn(&what.plan(Stdio::Fds {
+            stdin: null,
+            stdout: null,
+            stderr: null,
+        }))
+    }
+
+    /// Starts the interpreter of a shell.
+    pub(crate) fn start_interpreter(
+        &self,
+        argv: Vec<String>,
+        env: Env,
+        cwd: &str,
+    ) -> Result<box_sys::Command, BoxError> {
+        let file_bytes = self.files().file_bytes();
+        let what = What {
+            argv: argv.into_iter().map(Into::into).collect(),
+            env: pairs(env),
+            cwd: cwd.into(),
+            rlimits: file_bytes
+                .map(|bytes| (RLIMIT_FSIZE, bytes))
+                .into_iter()
+                .collect(),
+        };
+        let error = match self.spawn_alone(&what) {
+            Ok(process) => return Ok(process),
+            Err(error) => error,
+        };
+        check_dir(&what)?;
+        Err(match errno(&error) {
+            Some(Errno::NOENT) => BoxError::unsupported("the box has no such interpreter"),
+            _ => refusal(&error, &what),
+        })
     }
 }
 
@@ -195,16 +226,13 @@ impl What {
             Program::Argv { 0: argv, .. } => argv.into_iter().map(Into::into).collect(),
             Program::Text { 0: text, .. } => [shell().into(), "-c".into(), text.into()].into(),
         };
-        let env = params.env.into_map().into_iter();
         let file_bytes = params.file_bytes.map(|bytes| (RLIMIT_FSIZE, bytes));
         let memory = params
             .memory_mb
             .map(|mb| (RLIMIT_DATA, mb.saturating_mul(1 << 20)));
         Self {
             argv,
-            env: env
-                .map(|(name, value)| (name.into(), value.into()))
-                .collect(),
+            env: pairs(params.env),
             cwd: params.cwd.into(),
             rlimits: file_bytes.into_iter().chain(memory).collect(),
         }
@@ -219,6 +247,13 @@ impl What {
             rlimits: self.rlimits.clone(),
         }
     }
+}
+
+fn pairs(env: Env) -> Vec<(OsString, OsString)> {
+    let pairs = env.into_map().into_iter();
+    pairs
+        .map(|(name, value)| (name.into(), value.into()))
+        .collect()
 }
 
 /// The shell that runs a text: bash, where the box has one.

@@ -65,6 +65,8 @@ pub enum Subject {
     Box,
     /// A managed process.
     Process,
+    /// A shell.
+    Shell,
     /// A tenant's grant.
     Grant,
     /// Room on a disk.

@@ -3,8 +3,8 @@
 use box_protocol::actions::{
     AgentChunk, AgentCommand, AgentInput, AgentInputParams, AgentKill, AgentKillParams, AgentList,
     AgentListParams, AgentOutput, AgentOutputParams, AgentReply, AgentStart, AgentStartParams,
-    CommandAttach, CommandAttachParams, CommandAttachResult, CommandChunk, CommandGet,
-    CommandInput, CommandInputParams, CommandInputResult, CommandKey, CommandKill,
+    AttachOptions, CommandAttach, CommandAttachParams, CommandAttachResult, CommandChunk,
+    CommandGet, CommandInput, CommandInputParams, CommandInputResult, CommandKey, CommandKill,
     CommandKillParams, CommandKillResult, CommandList, CommandListParams, CommandListResult,
     CommandStart, CommandStartParams, CommandStartResult, OnDisconnect, ReadEnd, ReadFrom, ReadWhy,
     Until, View,
@@ -24,7 +24,7 @@ use crate::runtime::BoxRuntime;
 use crate::session::{agents_error, nonsense};
 
 /// Where commands start whose box says nothing about it.
-const DEFAULT_CWD: &str = box_protocol::DEFAULT_MOUNT_PATH;
+pub(crate) const DEFAULT_CWD: &str = box_protocol::DEFAULT_MOUNT_PATH;
 
 impl BoxRuntime {
     /// Starts a command, or finds the one that has its id. With a place for chunks and `attach` it stays until the reading
@@ -37,51 +37,9 @@ impl BoxRuntime {
     ) -> Result<CommandStartResult, BoxError> {
         let inside = self.enter(caller, &params.session_id).await?;
         let attach = chunks.and_then(|chunks| Some((chunks, params.attach.clone()?)));
-        let mut asked = inside.asked(params)?;
-        let Some((chunks, attach)) = attach else {
-            let answer = inside.agent.call::<AgentStart>(&asked).await;
-            let told = answer.map_err(agents_error)?;
-            let existed = told.existed;
-            let info = inside.info(told, &asked.command_id)?;
-            return Ok(CommandStartResult {
-                info,
-                existed,
-                read: None,
-            });
-        };
-        if attach.until.bytes.is_some() && !asked.keep {
-            return Err(invalid(
-                "attach.until.bytes",
-                "leaves the command to nobody: it needs on_disconnect keep",
-            ));
-        }
-        let slot = inside.slot();
-        let retelling = Retelling::new(attach.view, ReadFrom::default(), attach.until.bytes, slot);
-        asked.spool = retelling.slot();
-        asked.reply = AgentReply::Streamed {
-            until: Until {
-                bytes: None,
-                ..attach.until
-            },
-        };
-        let stream = inside.agent.stream::<AgentStart>(&asked).await;
-        let (told, read) = inside
-            .read(
-                stream.map_err(agents_error)?,
-                retelling,
-                &asked.command_id,
-                &chunks,
-            )
-            .await?;
-        let existed = told.existed;
-        let info = inside.info(told, &asked.command_id)?;
-        Ok(CommandStartResult {
-            info,
-            existed,
-            read: Some(read),
-        })
+        let asked = inside.asked(params)?;
+        inside.start(asked, attach).await
     }
-
     /// Reads a command's output. Dropping the future ends nothing else.
     pub async fn attach_command(
         &self,
@@ -199,14 +157,12 @@ impl Inside {
             }
             (program, _) => program,
         };
-        let command_id = match params.command_id {
-            Some(id) => id,
-            None => CommandId::new(Uuid::now_v7().simple().to_string())?,
-        };
+        let command_id = id_or_new(params.command_id)?;
         Ok(AgentStartParams {
             command_id,
             program,
             env,
+            shell_id: None,
             cwd: params
                 .cwd
                 .or(defaults.cwd)
@@ -229,6 +185,56 @@ impl Inside {
             role: params.role,
             note: params.note,
             spool: None,
+        })
+    }
+
+    /// Starts what is asked for, and stays with it if somebody wants to read it.
+    pub(crate) async fn start(
+        &self,
+        mut asked: AgentStartParams,
+        attach: Option<(mpsc::Sender<CommandChunk>, AttachOptions)>,
+    ) -> Result<CommandStartResult, BoxError> {
+        let Some((chunks, attach)) = attach else {
+            let answer = self.agent.call::<AgentStart>(&asked).await;
+            let told = answer.map_err(agents_error)?;
+            let existed = told.existed;
+            let info = self.info(told, &asked.command_id)?;
+            return Ok(CommandStartResult {
+                info,
+                existed,
+                read: None,
+            });
+        };
+        if attach.until.bytes.is_some() && !asked.keep {
+            return Err(invalid(
+                "attach.until.bytes",
+                "leaves the command to nobody: it needs on_disconnect keep",
+            ));
+        }
+        let slot = self.slot();
+        let retelling = Retelling::new(attach.view, ReadFrom::default(), attach.until.bytes, slot);
+        asked.spool = retelling.slot();
+        asked.reply = AgentReply::Streamed {
+            until: Until {
+                bytes: None,
+                ..attach.until
+            },
+        };
+        let stream = self.agent.stream::<AgentStart>(&asked).await;
+        let (told, read) = self
+            .read(
+                stream.map_err(agents_error)?,
+                retelling,
+                &asked.command_id,
+                &chunks,
+            )
+            .await?;
+        let existed = told.existed;
+        let info = self.info(told, &asked.command_id)?;
+        Ok(CommandStartResult {
+            info,
+            existed,
+            read: Some(read),
         })
     }
 
@@ -302,6 +308,14 @@ impl Inside {
         info.session_id = self.spec().session_id.clone();
         Ok(*info)
     }
+}
+
+/// The command's id, made up if the caller has none.
+pub(crate) fn id_or_new(id: Option<CommandId>) -> Result<CommandId, BoxError> {
+    Ok(match id {
+        Some(id) => id,
+        None => CommandId::new(Uuid::now_v7().simple().to_string())?,
+    })
 }
 
 fn invalid(field: &'static str, why: &str) -> BoxError {

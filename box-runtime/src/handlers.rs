@@ -9,9 +9,9 @@ use box_protocol::actions::{
     BoxListParams, BoxListResult, BoxUpdate, BoxUpdateParams, CommandAttach, CommandGet,
     CommandInput, CommandKill, CommandList, CommandStart, FileAttributes, FileFind, FileGrep,
     FileList, FileMkdir, FileMove, FilePack, FileRead, FileRemove, FileReplace, FileStat,
-    FileUnpack, FileWrite, SystemConfigure, SystemConfigureParams, SystemConfigureResult,
-    SystemHealth, SystemShutdown, SystemShutdownParams, SystemShutdownResult, SystemStatus,
-    SystemStatusResult,
+    FileUnpack, FileWrite, ShellCreate, ShellDelete, ShellList, ShellRun, SystemConfigure,
+    SystemConfigureParams, SystemConfigureResult, SystemHealth, SystemShutdown,
+    SystemShutdownParams, SystemShutdownResult, SystemStatus, SystemStatusResult,
 };
 use box_protocol::{BoxError, BoxExecutionResult, BoxSessionInfo};
 use box_rpc::{Action, Call, Empty, Handle, Router, contract};
@@ -33,6 +33,7 @@ contract! {
         FileRead, FileWrite, FileStat, FileList, FileFind, FileGrep, FileReplace, FileMove, FileRemove, FileMkdir,
         FileAttributes, FilePack, FileUnpack,
         CommandStart, CommandAttach, CommandGet, CommandList, CommandInput, CommandKill,
+        ShellCreate, ShellRun, ShellList, ShellDelete,
 }
 
 impl BoxRuntime {

@@ -41,6 +41,7 @@ mod retell;
 mod runtime;
 mod select;
 mod session;
+mod shells;
 mod spool;
 mod table;
 mod unserved;

@@ -3,8 +3,7 @@
 use box_protocol::BoxError;
 use box_protocol::actions::{
     BoxEvents, BoxStats, BoxTransition, CatalogDelete, CatalogGet, CatalogList, CatalogPut,
-    FileWatch, PortOpen, PortSend, ShellCreate, ShellDelete, ShellList, ShellRun, SystemProbe,
-    SystemStorage, TenantGrant, TenantRevoke,
+    FileWatch, PortOpen, PortSend, SystemProbe, SystemStorage, TenantGrant, TenantRevoke,
 };
 use box_rpc::{Action, Call, Handle, RouterBuilder, contract};
 
@@ -46,10 +45,6 @@ unserved![
     BoxTransition,
     BoxStats,
     BoxEvents,
-    ShellCreate,
-    ShellRun,
-    ShellList,
-    ShellDelete,
     FileWatch,
     PortOpen,
     PortSend,

@@ -81,6 +81,10 @@ impl Ground {
         self.settings().file_bytes = Some(bytes);
     }
 
+    pub(super) fn file_bytes(&self) -> Option<u64> {
+        self.settings().file_bytes
+    }
+
     /// The path that is meant.
     pub(super) fn path(&self, asked: &str, expand: bool) -> Result<String, BoxError> {
         let base = expand.then(|| self.settings().base.clone());

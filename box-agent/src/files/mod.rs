@@ -105,6 +105,11 @@ impl Files {
         }
     }
 
+    /// The most bytes that one file may have, if there is a limit.
+    pub(crate) fn file_bytes(&self) -> Option<u64> {
+        self.ground.file_bytes()
+    }
+
     /// There are two users in a box, and one of them is this process.
     fn check_user(&self, user: Option<&str>) -> Result<(), BoxError> {
         match user {

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::blob::Blob;
 use crate::env::Env;
-use crate::ids::CommandId;
+use crate::ids::{CommandId, ShellId};
 use crate::model::{CommandInfo, Exit, PerStream, Program, Role};
 use crate::note::Note;
 use crate::time::UnixMs;
@@ -120,7 +120,11 @@ pub struct AgentStartParams {
     /// Variables beside those of the box, over which they win. Nothing else is added.
     #[serde(default, skip_serializing_if = "is_default")]
     pub env: Env,
-    /// Where.
+    /// Run the program, a text, in this shell and in its turn, with `cwd` and `env` for this run only.
+    /// `not_found`: then nothing ran.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shell_id: Option<ShellId>,
+    /// Where; empty for where its shell stands.
     pub cwd: String,
     /// Make the directory if it is not there.
     #[serde(default, skip_serializing_if = "is_default")]

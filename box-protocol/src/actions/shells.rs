@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{AttachOptions, CommandChunk, CommandStartResult, OutputMode, actions};
+use super::{AttachOptions, CommandChunk, CommandStartResult, OutputMode, Stdin, actions};
 use crate::env::Env;
 use crate::ids::{CommandId, SessionId, ShellId};
 use crate::note::Note;
@@ -145,6 +145,9 @@ pub struct ShellRunParams {
     /// Variables for this run.
     #[serde(default)]
     pub env: Env,
+    /// Whether it has input.
+    #[serde(default)]
+    pub stdin: Stdin,
     /// How long it may run; for ever if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout_ms: Option<u64>,

@@ -72,6 +72,7 @@ impl Body {
         let (env, user) = self.environment(std::mem::take(&mut exec.spec.env));
         let limit = Duration::from_secs(exec.spec.timeout_sec);
         let params = AgentStartParams {
+            shell_id: None,
             command_id,
             program: Program::argv(["sh".to_owned(), "-lc".to_owned(), cmd])?,
             env,

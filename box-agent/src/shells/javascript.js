@@ -1,0 +1,96 @@
+(() => {
+  const fs = require("fs"), net = require("net"), vm = require("vm");
+  const { Console } = require("console"), { Writable } = require("stream");
+  const { O_RDONLY, O_WRONLY, O_RDWR, O_NONBLOCK } = fs.constants;
+  const home = process.argv[1];
+  process.argv.splice(1);
+  Object.assign(globalThis, { require, module, exports });
+  const path = (name) => home + "/" + name;
+  const load = (name) => JSON.parse(fs.readFileSync(path(name), "utf8"));
+  const write = (fd, bytes) => {
+    for (let rest = Buffer.from(bytes); rest.length; ) rest = rest.subarray(fs.writeSync(fd, rest));
+  };
+  const stream = (fd) =>
+    Object.assign(
+      new Writable({
+        decodeStrings: true,
+        write(chunk, _, done) {
+          try { write(fd, chunk); done(); } catch (error) { done(error); }
+        },
+      }),
+      { fd, isTTY: false },
+    );
+  const out = stream(1), err = stream(2);
+  for (const broken of [out, err]) broken.on("error", () => {});
+  let input = null;
+  const own = { stdout: () => out, stderr: () => err, stdin: () => (input ??= fs.createReadStream(null, { fd: 0, autoClose: false })) };
+  for (const [name, get] of Object.entries(own)) Object.defineProperty(process, name, { get, configurable: true });
+  globalThis.console = new Console({ stdout: out, stderr: err });
+
+  // What is opened takes the lowest number that is free.
+  const join = (names) => {
+    [0, 1, 2].forEach((fd) => fs.closeSync(fd));
+    names.forEach((name, fd) => fs.openSync(name, fd ? O_WRONLY : O_RDONLY));
+    input = null;
+  };
+  const told = (raised) => {
+    const stack = String(raised?.stack ?? raised);
+    err.write(stack + "\n");
+    return { name: String(raised?.name ?? typeof raised), value: String(raised?.message ?? raised), traceback: stack.split("\n") };
+  };
+
+  if (fs.existsSync(path("state"))) {
+    for (const name of Object.keys(process.env)) delete process.env[name];
+    Object.assign(process.env, load("state"));
+  }
+  let interrupt = () => {}, failed = null;
+  process.on("SIGINT", () => interrupt(new Error("interrupted")));
+  const astray = (raised) => (failed ? failed(raised) : told(raised));
+  process.on("uncaughtException", astray);
+  process.on("unhandledRejection", astray);
+  let stands = process.cwd();
+
+  const run = async (number, how) => {
+    join([path("in"), path("out"), path("err")]);
+    let code = 0, error = "", asked = null, before = {};
+    try {
+      if (how === "set") {
+        asked = load("before");
+        for (const name of Object.keys(asked.env)) before[name] = process.env[name];
+        Object.assign(process.env, asked.env);
+        if (asked.cwd) process.chdir(asked.cwd);
+      }
+      const stopped = new Promise((_, reject) => (interrupt = failed = reject));
+      stopped.catch(() => {});
+      const text = fs.readFileSync(path("text"), "utf8");
+      const value = vm.runInThisContext(text, { filename: `<run ${number}>`, breakOnSigint: true });
+      if (typeof value?.then === "function") await Promise.race([value, stopped]);
+    } catch (raised) {
+      code = 1;
+      error = JSON.stringify(told(raised));
+    }
+    interrupt = () => {};
+    failed = null;
+    join(["/dev/null", "/dev/null", "/dev/null"]);
+    for (const [name, value] of Object.entries(before)) {
+      if (value === undefined) delete process.env[name];
+      else process.env[name] = value;
+    }
+    if (asked?.cwd) process.chdir(stands);
+    try { stands = process.cwd(); } catch {}
+    const fields = [number, code, stands, error, JSON.stringify(process.env)];
+    const done = fs.openSync(path("done"), O_WRONLY);
+    write(done, fields.map((field) => field + "\0").join(""));
+    fs.closeSync(done);
+  };
+
+  let line = "", turn = Promise.resolve();
+  const go = new net.Socket({ fd: fs.openSync(path("go"), O_RDWR | O_NONBLOCK), writable: false });
+  go.on("data", (bytes) => {
+    line += bytes;
+    for (let end; (end = line.indexOf("\n")) >= 0; line = line.slice(end + 1)) {
+      const [number, how] = line.slice(0, end).split(" ");
+      turn = turn.then(() => run(number, how));
+    }
+  });
+})();

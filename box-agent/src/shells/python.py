@@ -1,0 +1,97 @@
+def __box_drive():
+    import json, linecache, os, signal, sys, traceback
+
+    home, own = sys.argv[1], os.getpid()
+    sys.argv[:] = [""]
+    main = sys.modules["__main__"].__dict__
+    del main["__box_drive"]
+    busy = False
+
+    def interrupted(*_):
+        if busy:
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupted)
+
+    def path(name):
+        return os.path.join(home, name)
+
+    def load(name):
+        with open(path(name), encoding="utf-8") as file:
+            return json.load(file)
+
+    def join(names):
+        for to, name in enumerate(names):
+            fd = os.open(name, os.O_RDONLY if to == 0 else os.O_WRONLY)
+            os.dup2(fd, to)
+            os.close(fd)
+        sys.stdin = open(0, closefd=False)
+        sys.stdout = open(1, "w", closefd=False, errors="backslashreplace")
+        sys.stderr = open(2, "w", closefd=False, errors="backslashreplace", buffering=1)
+
+    def flush():
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except Exception:
+                pass
+
+    def told(error):
+        trace = error.__traceback__
+        # The first is the driver's own.
+        lines = traceback.format_exception(type(error), error, trace and trace.tb_next)
+        sys.stderr.write("".join(lines))
+        plain = lambda text: text.encode("utf-8", "replace").decode("utf-8")
+        return {"name": type(error).__name__, "value": plain(str(error)), "traceback": [plain(line) for line in lines]}
+
+    if os.path.exists(path("state")):
+        os.environ.clear()
+        os.environ.update(load("state"))
+    stands = os.getcwd()
+    go = open(path("go"), encoding="utf-8")
+    while True:
+        number, how = go.readline().split()
+        join([path("in"), path("out"), path("err")])
+        code, error, before = 0, "", None
+        try:
+            if how == "set":
+                asked = load("before")
+                before = (stands, {name: os.environ.get(name) for name in asked["env"]})
+                os.environ.update(asked["env"])
+                if asked["cwd"]:
+                    os.chdir(asked["cwd"])
+            name = "<run %s>" % number
+            with open(path("text"), encoding="utf-8") as file:
+                text = file.read()
+            linecache.cache[name] = (len(text), None, text.splitlines(True), name)
+            busy = True
+            exec(compile(text, name, "exec"), main)
+        except SystemExit:
+            busy = False
+            raise
+        except BaseException as raised:
+            busy = False
+            code, error = 1, json.dumps(told(raised))
+        busy = False
+        flush()
+        # A child that the text has forked and not ended.
+        if os.getpid() != own:
+            os._exit(code)
+        join([os.devnull] * 3)
+        if before:
+            for name, value in before[1].items():
+                os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+            if asked["cwd"]:
+                os.chdir(before[0])
+        try:
+            stands = os.getcwd()
+        except OSError:
+            pass
+        fields = [number, str(code), stands, error, json.dumps(dict(os.environ))]
+        with open(path("done"), "wb", buffering=0) as done:
+            rest = b"".join(os.fsencode(field) + b"\0" for field in fields)
+            while rest:
+                rest = rest[done.write(rest):]
+
+
+__box_drive()

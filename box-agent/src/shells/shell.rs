@@ -1,0 +1,322 @@
+//! A shell: what is known of it, and its runs, one after the other.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use box_protocol::actions::{
+    AgentCommand, AgentStartParams, ShellCreateParams, ShellInfo, ShellState,
+};
+use box_protocol::{BoxError, CommandId, Env, ExitWhy, Note, Program, ShellId, UnixMs};
+use box_sys::Ended;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use super::exchange::Done;
+use super::interpreter::{End, Interpreter, Run};
+use super::language::Settings;
+use crate::agent::Agent;
+use crate::command::Command;
+use crate::life::{Keep, Life};
+
+/// A shell, until it is deleted.
+#[derive(Debug)]
+pub(crate) struct Shell {
+    pub(super) id: ShellId,
+    asked: ShellCreateParams,
+    created_at: UnixMs,
+    state: Mutex<State>,
+    /// The interpreter, for the run whose turn it is; those who wait get it in the order they came.
+    seat: tokio::sync::Mutex<Option<Interpreter>>,
+}
+
+#[derive(Debug)]
+struct State {
+    cwd: String,
+    /// The exports of the last run that has finished, in words of its interpreter.
+    exports: Option<Vec<u8>>,
+    /// There has been an interpreter before the next one.
+    lost: bool,
+    /// Runs that have not ended, the one under way first.
+    runs: Vec<Arc<Command>>,
+    under_way: Option<CommandId>,
+    last: Option<CommandId>,
+    last_used_at: UnixMs,
+    used: Instant,
+    note: Option<Note>,
+}
+
+impl Shell {
+    /// Makes one with its first interpreter, which shows whether the box has such a thing.
+    pub(super) fn start(
+        agent: &Agent,
+        id: ShellId,
+        asked: ShellCreateParams,
+    ) -> Result<Self, BoxError> {
+        let cwd = asked.cwd.clone().unwrap_or_else(|| "/".to_owned());
+        let env = agent.env_with(asked.env.clone());
+        let interpreter = Interpreter::start(agent, asked.language, &cwd, env, None)?;
+        let now = UnixMs::now();
+        Ok(Self {
+            id,
+            created_at: now,
+            state: Mutex::new(State {
+                cwd,
+                exports: None,
+                lost: false,
+                runs: Vec::new(),
+                under_way: None,
+                last: None,
+                last_used_at: now,
+                used: Instant::now(),
+                note: asked.note.clone(),
+            }),
+            seat: tokio::sync::Mutex::new(Some(interpreter)),
+            asked,
+        })
+    }
+
+    /// What is behind this lock is sound after every assignment.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn note(&self, note: Note) {
+        self.state().note = Some(note);
+    }
+
+    pub(super) fn info(&self) -> ShellInfo {
+        let state = self.state();
+        ShellInfo {
+            session_id: self.asked.session_id.clone(),
+            shell_id: self.id.clone(),
+            language: self.asked.language,
+            state: if state.runs.is_empty() {
+                ShellState::Idle
+            } else {
+                ShellState::Busy
+            },
+            cwd: state.cwd.clone(),
+            persist: self.asked.persist,
+            current: state.under_way.clone(),
+            last: state.last.clone(),
+            created_at: self.created_at,
+            last_used_at: state.last_used_at,
+            note: state.note.clone(),
+        }
+    }
+
+    /// How long it may be idle.
+    pub(super) fn patience(&self) -> Option<Duration> {
+        self.asked.idle_ms.map(Duration::from_millis)
+    }
+
+    /// How long it has been idle; not at all if it runs something.
+    pub(super) fn idle(&self) -> Duration {
+        let state = self.state();
+        if state.runs.is_empty() {
+            state.used.elapsed()
+        } else {
+            Duration::ZERO
+        }
+    }
+
+    /// Lets a command run in its turn. The other thing is told when it begins, or dropped if it never does.
+    pub(crate) fn run(
+        self: &Arc<Self>,
+        agent: &Arc<Agent>,
+        command: &Arc<Command>,
+        params: AgentStartParams,
+    ) -> (JoinHandle<AgentCommand>, oneshot::Receiver<()>) {
+        self.state().runs.push(Arc::clone(command));
+        let (begins, begun) = oneshot::channel();
+        let (shell, agent, command) = (Arc::clone(self), Arc::clone(agent), Arc::clone(command));
+        let running = tokio::spawn(async move {
+            let told = shell.run_in_turn(&agent, &command, &params, begins).await;
+            let mut state = shell.state();
+            state.runs.retain(|run| !Arc::ptr_eq(run, &command));
+            state.used = Instant::now();
+            state.last_used_at = UnixMs::now();
+            told
+        });
+        (running, begun)
+    }
+
+    async fn run_in_turn(
+        &self,
+        agent: &Arc<Agent>,
+        command: &Arc<Command>,
+        params: &AgentStartParams,
+        begins: oneshot::Sender<()>,
+    ) -> AgentCommand {
+        let mut seat = tokio::select! {
+            biased;
+            () = command.wanted.notified() => {
+                agent.end_held(command);
+                return command.told();
+            }
+            seat = self.seat.lock() => seat,
+        };
+        self.state().under_way = Some(command.id.clone());
+        let ran = self
+            .run_now(agent, &mut seat, command, params, begins)
+            .await;
+        let mut state = self.state();
+        state.under_way = None;
+        drop(state);
+        ran.unwrap_or_else(|error| {
+            agent.abandon(command, error);
+            command.told()
+        })
+    }
+
+    async fn run_now(
+        &self,
+        agent: &Arc<Agent>,
+        seat: &mut Option<Interpreter>,
+        command: &Arc<Command>,
+        params: &AgentStartParams,
+        begins: oneshot::Sender<()>,
+    ) -> Result<AgentCommand, BoxError> {
+        let (mut interpreter, replaced) = self.interpreter(agent, seat.take())?;
+        let Program::Text { 0: text, .. } = &params.program else {
+            return Err(BoxError::validation("program: a shell runs texts"));
+        };
+        let run = Run {
+            text,
+            settings: Settings {
+                cwd: &params.cwd,
+                env: &params.env,
+            },
+            stdin: params.stdin,
+            output: self.asked.output,
+        };
+        let begun = interpreter.begin(self.asked.language, &run);
+        let (turn, streams) = match begun {
+            Ok(begun) => begun,
+            Err(error) => {
+                interpreter.end(agent).await;
+                self.state().lost = true;
+                return Err(error);
+            }
+        };
+        let cwd = Some(params.cwd.clone()).filter(|cwd| !cwd.is_empty());
+        let cwd = cwd.unwrap_or_else(|| self.state().cwd.clone());
+        command.has_begun_in(Arc::clone(&turn), cwd, replaced);
+        if let Some(input) = streams.input {
+            command.input.is_pipe(input).await;
+        }
+        let (ends, reaped) = oneshot::channel();
+        let life = Life {
+            agent: Arc::clone(agent),
+            command: Arc::clone(command),
+            reaped,
+            stdout: Some(streams.stdout),
+            stderr: streams.stderr,
+            keep: Keep::Log,
+            timeout: params.timeout_ms.map(Duration::from_millis),
+            alone: None,
+        };
+        let life = tokio::spawn(life.live());
+        let _ = begins.send(());
+        let end = interpreter.finish(agent, &turn).await;
+        drop(streams.held);
+        self.state().last = Some(command.id.clone());
+        let ended = match end {
+            End::Done(done) if self.asked.persist => {
+                *seat = Some(interpreter);
+                self.has_done(command, done)
+            }
+            End::Done(done) => {
+                interpreter.dismiss(agent).await;
+                let ended = ended(command, done.code);
+                command.has_raised(&done.error);
+                ended
+            }
+            End::Gone(ended) => {
+                self.state().lost = true;
+                ended
+            }
+        };
+        let _ = ends.send(ended);
+        life.await
+            .map_err(|_| BoxError::internal("the end of the run was not seen"))
+    }
+
+    /// The interpreter there is, or a new one if that has ended; and whether it takes the place of another that had state.
+    fn interpreter(
+        &self,
+        agent: &Agent,
+        there: Option<Interpreter>,
+    ) -> Result<(Interpreter, bool), BoxError> {
+        if let Some(mut there) = there {
+            if !there.has_ended() {
+                return Ok((there, false));
+            }
+            self.state().lost = true;
+        }
+        let (cwd, exports) = {
+            let state = self.state();
+            (state.cwd.clone(), state.exports.clone())
+        };
+        let language = self.asked.language;
+        let start = |cwd: &str| {
+            let env = agent.env_with(self.asked.env.clone());
+            // The exports are the whole environment, but for where to find the program.
+            let env = exports
+                .as_ref()
+                .map_or_else(|| env.clone(), |_| only_path(&env));
+            Interpreter::start(agent, language, cwd, env, exports.as_deref())
+        };
+        // The directory may be gone.
+        let begin = self.asked.cwd.as_deref().unwrap_or("/");
+        let interpreter = start(&cwd)
+            .or_else(|_| start(begin))
+            .or_else(|_| start("/"))?;
+        let replaced = std::mem::take(&mut self.state().lost) && self.asked.persist;
+        Ok((interpreter, replaced))
+    }
+
+    fn has_done(&self, command: &Command, done: Done) -> Ended {
+        let mut state = self.state();
+        state.cwd = done.cwd;
+        state.exports = Some(done.exports);
+        drop(state);
+        command.has_raised(&done.error);
+        ended(command, done.code)
+    }
+
+    /// Ends its runs, and then itself.
+    pub(super) async fn end(&self, agent: &Agent) {
+        let runs = self.state().runs.clone();
+        for run in &runs {
+            run.end(ExitWhy::Killed);
+        }
+        for run in &runs {
+            // One that never began has ended as well.
+            let _ = run.end_seen().await;
+        }
+        if let Some(interpreter) = self.seat.lock().await.take() {
+            interpreter.end(agent).await;
+        }
+    }
+}
+
+/// How a run ended whose interpreter goes on. One that was made to end did not choose its code.
+fn ended(command: &Command, code: i32) -> Ended {
+    let killed = command.is_unwanted();
+    Ended {
+        pid: 0,
+        code: (!killed).then_some(code),
+        signal: killed.then_some(9),
+    }
+}
+
+fn only_path(env: &Env) -> Env {
+    let mut only = Env::new();
+    if let Some(path) = env.get("PATH") {
+        // It was checked when it came.
+        let _ = only.insert("PATH", path.clone());
+    }
+    only
+}

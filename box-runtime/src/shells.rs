@@ -1,0 +1,168 @@
+//! `shell.*`: the agent keeps the shells; here they are found and filled in from the box's defaults, and a run is started as
+//! the command that it is.
+
+use box_protocol::actions::{
+    AgentReply, AgentStartParams, CommandChunk, CommandStartResult, OutputMode, ShellCreate,
+    ShellCreateParams, ShellCreateResult, ShellDelete, ShellDeleteParams, ShellDeleteResult,
+    ShellInfo, ShellList, ShellListParams, ShellListResult, ShellRun, ShellRunParams,
+};
+use box_protocol::{BoxError, Env, Program, Role, ShellId};
+use box_rpc::{Call, Handle};
+use tokio::sync::mpsc;
+use uuid::Uuid;
+
+use crate::caller::Caller;
+use crate::commands::{DEFAULT_CWD, id_or_new};
+use crate::door::Inside;
+use crate::handlers::{CHUNKS_AHEAD, forwarded};
+use crate::runtime::BoxRuntime;
+use crate::session::{agents_error, nonsense};
+
+impl BoxRuntime {
+    /// Makes a shell, or finds the one that has its id.
+    pub async fn create_shell(
+        &self,
+        caller: &Caller,
+        mut params: ShellCreateParams,
+    ) -> Result<ShellCreateResult, BoxError> {
+        let inside = self.enter(caller, &params.session_id).await?;
+        let defaults = inside.defaults().unwrap_or_default();
+        let id = match params.shell_id {
+            Some(id) => id,
+            None => ShellId::new(Uuid::now_v7().simple().to_string())?,
+        };
+        let mut env: Env = defaults.env;
+        env.extend(params.env);
+        params.env = env;
+        params.shell_id = Some(id.clone());
+        let cwd = params.cwd.or(defaults.cwd);
+        params.cwd = Some(cwd.unwrap_or_else(|| DEFAULT_CWD.to_owned()));
+        let answer = inside.agent.call::<ShellCreate>(&params).await;
+        let mut made = answer.map_err(agents_error)?;
+        if made.info.shell_id != id {
+            return Err(BoxError::unavailable(nonsense(
+                "answered for another shell",
+            )));
+        }
+        inside.own(&mut made.info);
+        Ok(made)
+    }
+
+    /// Runs a text in a shell. With a place for chunks and `attach` it stays until the reading ends; dropping the future then
+    /// kills the run.
+    pub async fn run_in_shell(
+        &self,
+        caller: &Caller,
+        params: ShellRunParams,
+        chunks: Option<mpsc::Sender<CommandChunk>>,
+    ) -> Result<CommandStartResult, BoxError> {
+        let inside = self.enter(caller, &params.session_id).await?;
+        let attach = chunks.and_then(|chunks| Some((chunks, params.attach.clone()?)));
+        let asked = AgentStartParams {
+            command_id: id_or_new(params.command_id)?,
+            program: Program::text(params.text)?,
+            env: params.env,
+            shell_id: Some(params.shell_id),
+            cwd: params.cwd.unwrap_or_default(),
+            make_cwd: false,
+            user: None,
+            stdin: params.stdin,
+            // The shell's, which the agent knows.
+            output: OutputMode::default(),
+            pty: None,
+            timeout_ms: params.timeout_ms,
+            file_bytes: None,
+            memory_mb: None,
+            log_bytes: None,
+            reply: AgentReply::Started,
+            keep: false,
+            hold: false,
+            replace: false,
+            detached_ms: None,
+            retain_ms: None,
+            role: Role::Run,
+            note: None,
+            spool: None,
+        };
+        inside.start(asked, attach).await
+    }
+
+    /// The shells of a box, oldest first.
+    pub async fn list_shells(
+        &self,
+        caller: &Caller,
+        params: ShellListParams,
+    ) -> Result<ShellListResult, BoxError> {
+        let inside = self.enter(caller, &params.session_id).await?;
+        let answer = inside.agent.call::<ShellList>(&params).await;
+        let mut found = answer.map_err(agents_error)?;
+        for info in &mut found.items {
+            inside.own(info);
+        }
+        Ok(found)
+    }
+
+    /// Ends a shell and its runs.
+    pub async fn delete_shell(
+        &self,
+        caller: &Caller,
+        params: ShellDeleteParams,
+    ) -> Result<ShellDeleteResult, BoxError> {
+        let inside = self.enter(caller, &params.session_id).await?;
+        let answer = inside.agent.call::<ShellDelete>(&params).await;
+        answer.map_err(agents_error)
+    }
+}
+
+impl Inside {
+    /// Whose box it is, is not for an agent to say.
+    fn own(&self, info: &mut ShellInfo) {
+        info.session_id = self.spec().session_id.clone();
+    }
+}
+
+impl Handle<ShellRun> for BoxRuntime {
+    async fn handle(
+        &self,
+        params: ShellRunParams,
+        mut call: Call<ShellRun>,
+    ) -> Result<CommandStartResult, BoxError> {
+        let caller = Caller::of(&call);
+        if call.chunks().is_none() || params.attach.is_none() {
+            return self.run_in_shell(&caller, params, None).await;
+        }
+        let (sender, chunks) = mpsc::channel(CHUNKS_AHEAD);
+        let running = async { self.run_in_shell(&caller, params, Some(sender)).await };
+        forwarded(running, chunks, call).await
+    }
+}
+
+impl Handle<ShellCreate> for BoxRuntime {
+    async fn handle(
+        &self,
+        params: ShellCreateParams,
+        call: Call<ShellCreate>,
+    ) -> Result<ShellCreateResult, BoxError> {
+        self.create_shell(&Caller::of(&call), params).await
+    }
+}
+
+impl Handle<ShellList> for BoxRuntime {
+    async fn handle(
+        &self,
+        params: ShellListParams,
+        call: Call<ShellList>,
+    ) -> Result<ShellListResult, BoxError> {
+        self.list_shells(&Caller::of(&call), params).await
+    }
+}
+
+impl Handle<ShellDelete> for BoxRuntime {
+    async fn handle(
+        &self,
+        params: ShellDeleteParams,
+        call: Call<ShellDelete>,
+    ) -> Result<ShellDeleteResult, BoxError> {
+        self.delete_shell(&Caller::of(&call), params).await
+    }
+}
