@@ -14,7 +14,7 @@ use super::draft::hidden_name;
 use super::error::About;
 use super::ground::{Spot, Step, too_large};
 use super::stat::{Change, kind};
-use super::walk::open_dir;
+use super::walk::{Next, open_dir, walk};
 
 /// Paths that one call may remove.
 const PATHS: usize = 4096;
@@ -65,12 +65,39 @@ pub(super) fn transfer(step: &Step<'_>, params: &FileMoveParams) -> Result<Empty
         Ok(()) => {}
         // Two file systems, or two trees that Landlock keeps apart.
         Err(Errno::XDEV) => {
+            check_names(step, &from, &src)?;
             copy(step, &from, &to, flags, &dest)?;
             remove_at(step, &from, true, &src)?;
         }
         Err(errno) => return Err(errno).about(&dest),
     }
     Ok(Empty {})
+}
+
+/// Refuses a tree with names that are no text: a copy leaves them out, and they would go with what was copied.
+fn check_names(step: &Step<'_>, spot: &Spot, path: &str) -> Result<(), BoxError> {
+    let check = |above: &OwnedFd, name: &str| {
+        let names = all_names(&open_dir(above, name).about(path)?, path)?;
+        if names.iter().all(|name| name.to_str().is_ok()) {
+            return Ok(());
+        }
+        Err(BoxError::validation(format!(
+            "{path}: holds names that are not UTF-8, which cannot be moved to another file system"
+        )))
+    };
+    let found = spot.stat().about(path)?;
+    if found.is_none_or(|found| kind(&found) != FileKind::Directory) {
+        return Ok(());
+    }
+    check(&spot.dir, &spot.name)?;
+    let top = open_dir(&spot.dir, &*spot.name).about(path)?;
+    let walked = walk(step, top, path, |entry| {
+        if kind(&entry.stat) == FileKind::Directory {
+            check(entry.dir, entry.name)?;
+        }
+        Ok(Next::Into)
+    });
+    walked.map(drop)
 }
 
 /// `file.remove`.

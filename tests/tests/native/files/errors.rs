@@ -293,3 +293,27 @@ async fn a_box_full_of_processes_still_answers() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn a_move_never_loses_names_that_are_no_text() {
+    on_each_machine(async |machine| {
+        let inside = Inside::new(machine, "names").await;
+        let make =
+            r#"mkdir -p /tmp/t/sub && echo 1 >/tmp/t/a && echo 2 >"/tmp/t/sub/$(printf 'b\377')""#;
+        inside.run(make).await;
+        let asked = json!({"src": "/tmp/t", "dest": "/workspace/t"});
+        assert_eq!(inside.refused::<FileMove>(asked).await, Code::Validation);
+        let left = inside
+            .run("cat /tmp/t/a /tmp/t/sub/*; ls -A /workspace")
+            .await;
+        assert_eq!(
+            left, "1\n2",
+            "all is where it was, and nothing is elsewhere"
+        );
+        // Where nothing has to be copied, names do not matter.
+        let asked = json!({"src": "/tmp/t", "dest": "/tmp/u"});
+        inside.done::<FileMove>(asked).await;
+        assert_eq!(inside.run("cat /tmp/u/sub/*").await, "2");
+    })
+    .await;
+}
