@@ -1,10 +1,11 @@
 //! The private directory over which an interpreter and the agent speak. Everything has a name in it, so that an interpreter
 //! holds no descriptor that its guest could close or write to by accident:
 //!
-//! - `go`: a line for each run, its number and whether it has settings of its own; `text`: what to run; `before`, `after`:
+//! - `go`: a line for each run, its number and whether it has settings of its own and input; `text`: what to run; `before`, `after`:
 //!   those settings; `state`: the exports of the interpreter before this one.
 //! - `in`, `out`, `err`: the streams of the run under way, new ones for each.
-//! - `done`: the end of a run: its number, exit code, directory, error and exports, each with a NUL at its end.
+//! - `done`: the end of a run: its number, exit code, directory, error and exports, each with a NUL at its end. Before that,
+//!   with `begun` for the code, that a run has opened its input.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -36,6 +37,8 @@ pub(super) struct Exchange {
     go: OwnedFd,
     done: Pipe,
     heard: Vec<u8>,
+    /// The input of the run under way, until it has opened it: without a writer it would wait.
+    awaited: Option<OwnedFd>,
 }
 
 /// The streams of one run.
@@ -56,6 +59,13 @@ pub(super) struct Done {
     pub(super) cwd: String,
     pub(super) error: Vec<u8>,
     pub(super) exports: Vec<u8>,
+}
+
+/// What an interpreter says.
+#[derive(Debug, PartialEq, Eq)]
+enum Heard {
+    Begun,
+    Done(Done),
 }
 
 impl Exchange {
@@ -82,6 +92,7 @@ impl Exchange {
             done: Pipe::over(open_fifo(&dir, "done", OFlags::RDWR)?)?,
             dir,
             heard: Vec::new(),
+            awaited: None,
         };
         if let Some(state) = state {
             exchange.put("state", state)?;
@@ -90,15 +101,16 @@ impl Exchange {
     }
 
     /// Makes the streams of a run.
-    pub(super) fn streams(&self, stdin: Stdin, output: OutputMode) -> io::Result<Streams> {
+    pub(super) fn streams(&mut self, stdin: Stdin, output: OutputMode) -> io::Result<Streams> {
         for name in ["in", "out", "err"] {
             self.remove(name)?;
         }
         let mut held = Vec::with_capacity(3);
+        let dir = &self.dir;
         let mut reader = |name| {
-            make_fifo(&self.dir, name)?;
-            let pipe = Pipe::over(open_fifo(&self.dir, name, OFlags::RDONLY)?)?;
-            held.push(open_fifo(&self.dir, name, OFlags::WRONLY)?);
+            make_fifo(dir, name)?;
+            let pipe = Pipe::over(open_fifo(dir, name, OFlags::RDONLY)?)?;
+            held.push(open_fifo(dir, name, OFlags::WRONLY)?);
             io::Result::Ok(pipe)
         };
         let stdout = reader("out")?;
@@ -111,13 +123,16 @@ impl Exchange {
         };
         let input = match stdin {
             Stdin::Closed => {
+                self.awaited = None;
                 rustix::fs::symlinkat("/dev/null", &self.dir, "in")?;
                 None
             }
             Stdin::Open => {
                 make_fifo(&self.dir, "in")?;
                 held.push(open_fifo(&self.dir, "in", OFlags::RDONLY)?);
-                Some(watched(open_fifo(&self.dir, "in", OFlags::WRONLY)?)?)
+                let writer = open_fifo(&self.dir, "in", OFlags::WRONLY)?;
+                self.awaited = Some(writer.try_clone()?);
+                Some(watched(writer)?)
             }
         };
         Ok(Streams {
@@ -145,17 +160,25 @@ impl Exchange {
     /// Lets the run begin.
     pub(super) fn go(&self, run: u64, has_settings: bool) -> io::Result<()> {
         let how = if has_settings { "set" } else { "plain" };
-        rustix::io::write(&self.go, format!("{run} {how}\n").as_bytes())?;
+        let stdin = if self.awaited.is_some() {
+            "open"
+        } else {
+            "closed"
+        };
+        let line = format!("{run} {how} {stdin}\n");
+        rustix::io::write(&self.go, line.as_bytes())?;
         Ok(())
     }
 
     /// The end of the run. May be dropped meanwhile. An error if what comes makes no sense.
     pub(super) async fn done(&mut self, run: u64) -> io::Result<Done> {
         loop {
-            while let Some(done) = take_done(&mut self.heard)? {
-                // One that was told twice, by an interpreter that was interrupted while it told it.
-                if done.run == run {
-                    return Ok(done);
+            while let Some(done) = take_heard(&mut self.heard)? {
+                match done {
+                    Heard::Begun => self.awaited = None,
+                    Heard::Done(done) if done.run == run => return Ok(done),
+                    // Told twice, by an interpreter that was interrupted while it told it.
+                    Heard::Done(_) => {}
                 }
             }
             if self.heard.len() > DONE_BYTES {
@@ -184,8 +207,8 @@ impl Drop for Exchange {
     }
 }
 
-/// Takes the first whole end of a run out of what was heard.
-fn take_done(heard: &mut Vec<u8>) -> io::Result<Option<Done>> {
+/// Takes the first that is whole out of what was heard.
+fn take_heard(heard: &mut Vec<u8>) -> io::Result<Option<Heard>> {
     let mut ends = heard.iter().enumerate().filter(|(_, byte)| **byte == 0);
     let Some((end, _)) = ends.nth(4) else {
         return Ok(None);
@@ -193,16 +216,21 @@ fn take_done(heard: &mut Vec<u8>) -> io::Result<Option<Done>> {
     let odd = || io::Error::from(io::ErrorKind::InvalidData);
     let mut fields = heard[..end].split(|byte| *byte == 0);
     let mut next = || fields.next().unwrap_or_default();
-    let number = |field: &[u8]| String::from_utf8_lossy(field).into_owned();
+    let text = |field: &[u8]| String::from_utf8_lossy(field).into_owned();
+    let (run, code) = (text(next()), text(next()));
+    if code == "begun" {
+        heard.drain(..=end);
+        return Ok(Some(Heard::Begun));
+    }
     let done = Done {
-        run: number(next()).parse().map_err(|_| odd())?,
-        code: number(next()).parse().map_err(|_| odd())?,
+        run: run.parse().map_err(|_| odd())?,
+        code: code.parse().map_err(|_| odd())?,
         cwd: String::from_utf8_lossy(next()).into_owned(),
         error: next().to_vec(),
         exports: next().to_vec(),
     };
     heard.drain(..=end);
-    Ok(Some(done))
+    Ok(Some(Heard::Done(done)))
 }
 
 fn make_fifo(dir: &OwnedFd, name: &str) -> io::Result<()> {
@@ -230,13 +258,17 @@ mod tests {
     #[test]
     fn an_end_is_taken_when_it_is_whole() {
         let mut heard = b"7\x003\0/tmp\0\0export A='1\n'".to_vec();
-        assert_eq!(take_done(&mut heard).unwrap(), None);
+        assert_eq!(take_heard(&mut heard).unwrap(), None);
         heard.extend_from_slice(b"\x008");
-        let done = take_done(&mut heard).unwrap().unwrap();
+        let Some(Heard::Done(done)) = take_heard(&mut heard).unwrap() else {
+            panic!("nothing was heard");
+        };
         assert_eq!((done.run, done.code, &*done.cwd), (7, 3, "/tmp"));
         assert_eq!(done.exports, b"export A='1\n'");
         assert_eq!(heard, b"8", "the next one has begun");
+        let mut begun = b"7\0begun\0\0\0\0".to_vec();
+        assert_eq!(take_heard(&mut begun).unwrap(), Some(Heard::Begun));
         let mut odd = b"x\0y\0z\0\0\0".to_vec();
-        assert!(take_done(&mut odd).is_err());
+        assert!(take_heard(&mut odd).is_err());
     }
 }

@@ -50,8 +50,14 @@
   process.on("unhandledRejection", astray);
   let stands = process.cwd();
 
-  const run = async (number, how) => {
+  const tell = (...fields) => {
+    const done = fs.openSync(path("done"), O_WRONLY);
+    write(done, fields.map((field) => field + "\0").join(""));
+    fs.closeSync(done);
+  };
+  const run = async (number, how, stdin) => {
     join([path("in"), path("out"), path("err")]);
+    if (stdin === "open") tell(number, "begun", "", "", "");
     let code = 0, error = "", asked = null, before = {};
     try {
       if (how === "set") {
@@ -78,10 +84,7 @@
     }
     if (asked?.cwd) process.chdir(stands);
     try { stands = process.cwd(); } catch {}
-    const fields = [number, code, stands, error, JSON.stringify(process.env)];
-    const done = fs.openSync(path("done"), O_WRONLY);
-    write(done, fields.map((field) => field + "\0").join(""));
-    fs.closeSync(done);
+    tell(number, code, stands, error, JSON.stringify(process.env));
   };
 
   let line = "", turn = Promise.resolve();
@@ -89,8 +92,8 @@
   go.on("data", (bytes) => {
     line += bytes;
     for (let end; (end = line.indexOf("\n")) >= 0; line = line.slice(end + 1)) {
-      const [number, how] = line.slice(0, end).split(" ");
-      turn = turn.then(() => run(number, how));
+      const [number, how, stdin] = line.slice(0, end).split(" ");
+      turn = turn.then(() => run(number, how, stdin));
     }
   });
 })();

@@ -36,6 +36,12 @@ def __box_drive():
             except Exception:
                 pass
 
+    def tell(*fields):
+        rest = b"".join(os.fsencode(field) + b"\0" for field in fields)
+        with open(path("done"), "wb", buffering=0) as done:
+            while rest:
+                rest = rest[done.write(rest):]
+
     def told(error):
         trace = error.__traceback__
         # The first is the driver's own.
@@ -50,8 +56,10 @@ def __box_drive():
     stands = os.getcwd()
     go = open(path("go"), encoding="utf-8")
     while True:
-        number, how = go.readline().split()
+        number, how, stdin = go.readline().split()
         join([path("in"), path("out"), path("err")])
+        if stdin == "open":
+            tell(number, "begun", "", "", "")
         code, error, before = 0, "", None
         try:
             if how == "set":
@@ -87,11 +95,7 @@ def __box_drive():
             stands = os.getcwd()
         except OSError:
             pass
-        fields = [number, str(code), stands, error, json.dumps(dict(os.environ))]
-        with open(path("done"), "wb", buffering=0) as done:
-            rest = b"".join(os.fsencode(field) + b"\0" for field in fields)
-            while rest:
-                rest = rest[done.write(rest):]
+        tell(number, str(code), stands, error, json.dumps(dict(os.environ)))
 
 
 __box_drive()

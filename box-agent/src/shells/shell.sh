@@ -1,7 +1,7 @@
 readonly __box_dir=$1
 set --
 if [ -e "$__box_dir/state" ]; then . "$__box_dir/state"; fi
-__box_run= __box_how= __box_code= __box_text= __box_opts= __box_busy=
+__box_run= __box_how= __box_input= __box_code= __box_text= __box_opts= __box_busy=
 if [ -n "${BASH_VERSION-}" ]; then
 # What a loop can be left from is left. A function cannot, so it takes the shell along.
 trap '[ -z "$__box_busy" ] || if [ ${#FUNCNAME[@]} -eq 0 ]; then break 9999; else kill -KILL $$; fi' INT
@@ -17,8 +17,9 @@ if [ "$__box_how" = set ]; then . "$__box_dir/after"; fi
 { printf "%s\0" "$__box_run" "$__box_code" "$PWD" ""; export -p; printf "\0"; } >|"$__box_dir/done"'
 # After the loop, because a text can leave it.
 __box_loop='while :; do
-until IFS=" " read -r __box_run __box_how <"$__box_dir/go"; do [ -p "$__box_dir/go" ] || exit 1; done
+until IFS=" " read -r __box_run __box_how __box_input <"$__box_dir/go"; do [ -p "$__box_dir/go" ] || exit 1; done
 exec <"$__box_dir/in" >|"$__box_dir/out" 2>|"$__box_dir/err"
+if [ "$__box_input" = open ]; then printf "%s\0" "$__box_run" begun "" "" "" >|"$__box_dir/done"; fi
 eval "$__box_get"
 __box_code=0
 if [ "$__box_how" = set ]; then . "$__box_dir/before"; fi

@@ -24,4 +24,5 @@ mod network;
 mod output;
 mod readers;
 mod service;
+mod shells;
 mod support;

@@ -1,0 +1,178 @@
+//! Shells: what they keep between runs, and what must neither hang nor confuse them.
+
+mod hazards;
+mod languages;
+mod state;
+
+use std::time::{Duration, Instant};
+
+use box_protocol::actions::{
+    CommandChunk, CommandStartResult, ShellCreateResult, ShellInfo, ShellRunParams, StreamName,
+};
+use box_protocol::{BoxError, CommandInfo, CommandState};
+use box_runtime::Caller;
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+
+use super::support::{Machine, on_each_machine, printed};
+
+/// A run that was read to its end.
+#[derive(Debug)]
+struct Ran {
+    stdout: Vec<u8>,
+    stderr: Vec<u8>,
+    info: CommandInfo,
+}
+
+impl Ran {
+    fn text(&self) -> &str {
+        std::str::from_utf8(&self.stdout).unwrap().trim_end()
+    }
+
+    fn code(&self) -> Option<i32> {
+        self.info.exit.unwrap().code
+    }
+}
+
+fn with(mut params: Value, more: Value) -> Value {
+    for (name, value) in more.as_object().unwrap() {
+        params[name] = value.clone();
+    }
+    params
+}
+
+async fn create(machine: &Machine, id: &str, more: Value) -> Result<ShellCreateResult, BoxError> {
+    let params = with(
+        json!({"session_id": "c", "shell_id": id, "cwd": "/tmp"}),
+        more,
+    );
+    let params = serde_json::from_value(params).unwrap();
+    machine.runtime.create_shell(&Caller::local(), params).await
+}
+
+fn run_params(shell: &str, text: &str, more: Value) -> ShellRunParams {
+    let params = json!({"session_id": "c", "shell_id": shell, "text": text});
+    serde_json::from_value(with(params, more)).unwrap()
+}
+
+/// Starts a run and leaves it.
+async fn begin(machine: &Machine, shell: &str, text: &str, more: Value) -> CommandStartResult {
+    let params = run_params(shell, text, more);
+    let begun = machine
+        .runtime
+        .run_in_shell(&Caller::local(), params, None)
+        .await;
+    begun.unwrap_or_else(|error| panic!("{text}: {error:?}"))
+}
+
+/// Runs a text and reads it to the end.
+async fn try_run(machine: &Machine, shell: &str, text: &str, more: Value) -> Result<Ran, BoxError> {
+    let mut params = run_params(shell, text, more);
+    let attach = json!({"view": "bytes"});
+    params.attach = Some(serde_json::from_value(attach).unwrap());
+    let (sender, mut chunks) = mpsc::channel(4);
+    let caller = Caller::local();
+    let running = machine.runtime.run_in_shell(&caller, params, Some(sender));
+    let reading = async {
+        let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+        while let Some(chunk) = chunks.recv().await {
+            if let CommandChunk::Bytes(piece) = chunk {
+                match piece.stream {
+                    StreamName::Stdout => stdout.extend_from_slice(&piece.data),
+                    StreamName::Stderr => stderr.extend_from_slice(&piece.data),
+                }
+            }
+        }
+        (stdout, stderr)
+    };
+    let both = async { tokio::join!(running, reading) };
+    let limit = Duration::from_secs(20);
+    let done = tokio::time::timeout(limit, both).await;
+    let (result, (stdout, stderr)) = done.unwrap_or_else(|_| panic!("{text}: hangs"));
+    Ok(Ran {
+        stdout,
+        stderr,
+        info: result?.info,
+    })
+}
+
+async fn run(machine: &Machine, shell: &str, text: &str) -> Ran {
+    let ran = try_run(machine, shell, text, json!({})).await;
+    ran.unwrap_or_else(|error| panic!("{text}: {error:?}"))
+}
+
+async fn list(machine: &Machine) -> Vec<ShellInfo> {
+    let params = serde_json::from_value(json!({"session_id": "c"})).unwrap();
+    let listed = machine.runtime.list_shells(&Caller::local(), params).await;
+    listed.unwrap().items
+}
+
+async fn delete(machine: &Machine, id: &str) -> bool {
+    let params = serde_json::from_value(json!({"session_id": "c", "shell_id": id})).unwrap();
+    let deleted = machine.runtime.delete_shell(&Caller::local(), params).await;
+    deleted.unwrap().deleted
+}
+
+async fn get(machine: &Machine, id: &str) -> CommandInfo {
+    let key = serde_json::from_value(json!({"session_id": "c", "command_id": id})).unwrap();
+    machine
+        .runtime
+        .get_command(&Caller::local(), key)
+        .await
+        .unwrap()
+}
+
+async fn ended(machine: &Machine, id: &str) -> CommandInfo {
+    let begun = Instant::now();
+    loop {
+        let info = get(machine, id).await;
+        if info.state == CommandState::Exited {
+            return info;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(20), "{info:?}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+async fn running(machine: &Machine, id: &str) {
+    let begun = Instant::now();
+    while get(machine, id).await.state != CommandState::Running {
+        assert!(begun.elapsed() < Duration::from_secs(20));
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+async fn kill(machine: &Machine, id: &str, more: Value) -> CommandInfo {
+    let params = with(json!({"session_id": "c", "command_id": id}), more);
+    let params = serde_json::from_value(params).unwrap();
+    let killed = machine.runtime.kill_command(&Caller::local(), params).await;
+    killed.unwrap().info
+}
+
+/// A box with a shell `s` of this language.
+async fn with_shell(language: &str, test: impl AsyncFn(&Machine)) {
+    on_each_machine(async |machine| {
+        printed(&machine.exec("c", "true").await);
+        create(machine, "s", json!({"language": language}))
+            .await
+            .unwrap();
+        test(machine).await;
+        // Nothing above may have left it unusable.
+        let hello = match language {
+            "python" => "print('hello')",
+            "javascript" => "console.log('hello')",
+            _ => "echo hello",
+        };
+        create(machine, "s", json!({"language": language}))
+            .await
+            .unwrap();
+        assert_eq!(run(machine, "s", hello).await.text(), "hello");
+    })
+    .await;
+}
+
+async fn with_each_shell(test: impl AsyncFn(&Machine, &str)) {
+    for language in ["bash", "sh"] {
+        with_shell(language, async |machine| test(machine, language).await).await;
+    }
+}
