@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::fmt;
 
 use async_trait::async_trait;
+use box_protocol::actions::BoxStatsResult;
 use box_protocol::{BoxError, BoxMountSpec, BoxSpec, World};
 use box_rpc::Connection;
 use serde::{Deserialize, Serialize};
@@ -57,6 +58,14 @@ pub trait Backend: Send + Sync + 'static {
     fn oom_kills(&self, id: Uuid) -> Option<u64> {
         let _ = id;
         None
+    }
+
+    /// What a box uses now, as far as this machine tells. It does not wait.
+    fn usage(&self, id: Uuid) -> Result<BoxStatsResult, BoxError> {
+        let _ = id;
+        Err(BoxError::unsupported(
+            "this backend does not count what its boxes use",
+        ))
     }
 
     /// Keeps a record with a box, in place of the one before, for whoever [adopts](Self::adopt) it. Called only with

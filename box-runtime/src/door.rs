@@ -8,7 +8,9 @@ use box_protocol::{Access, BoxError, BoxSpec, Code, Defaults};
 use box_rpc::Peer;
 use tokio::sync::watch;
 use tokio::time::Instant;
+use uuid::Uuid;
 
+use crate::backend::Backend;
 use crate::card::Card;
 use crate::spool::{Slot, Spool};
 
@@ -31,6 +33,14 @@ struct State {
 struct Agent {
     peer: Peer,
     spool: Option<Spool>,
+    place: Place,
+}
+
+/// Where a box is.
+#[derive(Clone)]
+pub(crate) struct Place {
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) id: Uuid,
 }
 
 enum Way {
@@ -56,8 +66,8 @@ impl Door {
     }
 
     /// The box is there, and this is its agent.
-    pub(crate) fn open(&self, peer: Peer, spool: Option<Spool>) {
-        let agent = Agent { peer, spool };
+    pub(crate) fn open(&self, peer: Peer, spool: Option<Spool>, place: Place) {
+        let agent = Agent { peer, spool, place };
         self.0.send_modify(|state| state.way = Way::Open(agent));
     }
 
@@ -82,6 +92,15 @@ impl Door {
         unused
     }
 
+    /// Returns once no box is being made.
+    async fn decided(&self) {
+        let mut door = self.0.subscribe();
+        // The sender is `self`, so it cannot be gone.
+        let _ = door
+            .wait_for(|state| !matches!(state.way, Way::Opening))
+            .await;
+    }
+
     /// When somebody last came or went.
     pub(crate) fn used(&self) -> Instant {
         self.0.borrow().used
@@ -104,13 +123,9 @@ pub(crate) struct Inside {
 impl Inside {
     /// Goes in once the box is there.
     pub(crate) async fn enter(card: Arc<Card>) -> Result<Self, BoxError> {
-        let mut door = card.door.0.subscribe();
         loop {
-            // The sender is on the card, which is held.
-            let _ = door
-                .wait_for(|state| !matches!(state.way, Way::Opening))
-                .await;
-            if let Some(Agent { peer, spool }) = card.come_in()? {
+            card.door.decided().await;
+            if let Some(Agent { peer, spool, .. }) = card.come_in()? {
                 return Ok(Self {
                     card,
                     agent: peer,
@@ -149,21 +164,36 @@ impl Drop for Inside {
 }
 
 impl Card {
-    /// The agent, if the door is open; nothing if it has just begun to be opened again.
-    fn come_in(&self) -> Result<Option<Agent>, BoxError> {
+    /// Where the box is, once it is there. To look at it is not to use it.
+    pub(crate) async fn place(&self) -> Result<Place, BoxError> {
+        loop {
+            self.door.decided().await;
+            self.is_awake()?;
+            match &self.door.0.borrow().way {
+                Way::Opening => {}
+                Way::Open(agent) => return Ok(agent.place.clone()),
+                Way::Shut(reason) => return Err(reason.clone()),
+            }
+        }
+    }
+
+    /// An error if the box is there and does not run.
+    fn is_awake(&self) -> Result<(), BoxError> {
         let live = self.live();
         let wake = live.lifetime.as_ref().is_some_and(|lifetime| lifetime.wake);
-        if matches!(
-            live.state.access(wake),
-            Access::WakeFirst | Access::Refused(Code::Conflict)
-        ) {
-            let id = &self.spec.session_id;
-            return Err(
-                BoxError::conflict(format!("Box session {id} is not running"))
-                    .with_detail(&Detail::about(Subject::Box)),
-            );
+        match live.state.access(wake) {
+            Access::WakeFirst | Access::Refused(Code::Conflict) => {
+                let id = &self.spec.session_id;
+                let error = BoxError::conflict(format!("Box session {id} is not running"));
+                Err(error.with_detail(&Detail::about(Subject::Box)))
+            }
+            Access::Now | Access::Wait | Access::Refused(_) => Ok(()),
         }
-        drop(live);
+    }
+
+    /// The agent, if the door is open; nothing if it has just begun to be opened again.
+    fn come_in(&self) -> Result<Option<Agent>, BoxError> {
+        self.is_awake()?;
         let mut met = Ok(None);
         self.door.0.send_modify(|state| {
             met = match &state.way {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use box_protocol::actions::{
     BackendInfo, BoxCreate, BoxCreateParams, BoxCreateResult, BoxDelete, BoxDeleteParams,
     BoxDeleteResult, BoxExec, BoxExecParams, BoxGet, BoxGetParams, BoxGetResult, BoxList,
-    BoxListParams, BoxListResult, BoxUpdate, BoxUpdateParams, CommandAttach, CommandGet,
+    BoxListParams, BoxListResult, BoxStats, BoxUpdate, BoxUpdateParams, CommandAttach, CommandGet,
     CommandInput, CommandKill, CommandList, CommandStart, FileAttributes, FileFind, FileGrep,
     FileList, FileMkdir, FileMove, FilePack, FileRead, FileRemove, FileReplace, FileStat,
     FileUnpack, FileWrite, ShellCreate, ShellDelete, ShellList, ShellRun, SystemConfigure,
@@ -29,7 +29,7 @@ contract! {
     /// The actions of the contract that a runtime serves.
     pub Served:
         SystemHealth, SystemStatus, SystemConfigure, SystemShutdown,
-        BoxCreate, BoxGet, BoxList, BoxUpdate, BoxDelete, BoxExec,
+        BoxCreate, BoxGet, BoxList, BoxUpdate, BoxDelete, BoxExec, BoxStats,
         FileRead, FileWrite, FileStat, FileList, FileFind, FileGrep, FileReplace, FileMove, FileRemove, FileMkdir,
         FileAttributes, FilePack, FileUnpack,
         CommandStart, CommandAttach, CommandGet, CommandList, CommandInput, CommandKill,

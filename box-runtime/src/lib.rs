@@ -43,6 +43,7 @@ mod select;
 mod session;
 mod shells;
 mod spool;
+mod stats;
 mod table;
 mod unserved;
 

@@ -2,8 +2,8 @@
 
 use box_protocol::BoxError;
 use box_protocol::actions::{
-    BoxEvents, BoxStats, BoxTransition, CatalogDelete, CatalogGet, CatalogList, CatalogPut,
-    FileWatch, PortOpen, PortSend, SystemProbe, SystemStorage, TenantGrant, TenantRevoke,
+    BoxEvents, BoxTransition, CatalogDelete, CatalogGet, CatalogList, CatalogPut, FileWatch,
+    PortOpen, PortSend, SystemProbe, SystemStorage, TenantGrant, TenantRevoke,
 };
 use box_rpc::{Action, Call, Handle, RouterBuilder, contract};
 
@@ -43,7 +43,6 @@ unserved![
     TenantGrant,
     TenantRevoke,
     BoxTransition,
-    BoxStats,
     BoxEvents,
     FileWatch,
     PortOpen,

@@ -30,8 +30,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use box_protocol::actions::{SPOOL_BYTES, SPOOL_SLOTS};
-use box_protocol::{BoxError, BoxMountSpec, Network};
+use box_protocol::actions::{BoxStatsResult, SPOOL_BYTES, SPOOL_SLOTS};
+use box_protocol::{BoxError, BoxMountSpec, Network, UnixMs};
 use box_rpc::Limits;
 use box_sys::{Cgroups, Sandbox, Source};
 use box_transports::unix;
@@ -77,6 +77,8 @@ struct Living {
     state: Mutex<Option<State>>,
     /// The workspace that has a quota, and the bytes of that.
     quota: Option<(String, u64)>,
+    /// What was last found in that workspace.
+    disk: Mutex<Option<u64>>,
     /// Why it was ended from here.
     ended_for: OnceLock<&'static str>,
 }
@@ -84,6 +86,10 @@ struct Living {
 impl Living {
     fn state(&self) -> MutexGuard<'_, Option<State>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn disk(&self) -> MutexGuard<'_, Option<u64>> {
+        self.disk.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Ends it, for a reason that whoever uses it is told.
@@ -165,6 +171,7 @@ impl Backend for NativeBackend {
                 .host_path
                 .clone()
                 .zip(request.spec.file_bytes()),
+            disk: Mutex::default(),
             ended_for: OnceLock::new(),
         });
         self.boxes().insert(request.id, Arc::clone(&living));
@@ -199,9 +206,22 @@ impl Backend for NativeBackend {
         self.living(id)?.sandbox.oom_kills()
     }
 
+    fn usage(&self, id: Uuid) -> Result<BoxStatsResult, BoxError> {
+        let living = self.living(id).ok_or_else(gone)?;
+        let usage = living.sandbox.usage();
+        let cpu = usage.cpu.map(|cpu| cpu.as_micros());
+        Ok(BoxStatsResult {
+            at: UnixMs::now(),
+            cpu_us: cpu.and_then(|cpu| u64::try_from(cpu).ok()),
+            memory_bytes: usage.memory,
+            memory_limit_bytes: usage.memory_limit,
+            pids: usage.pids,
+            disk_bytes: *living.disk(),
+        })
+    }
+
     async fn add_mounts(&self, id: Uuid, mounts: &[BoxMountSpec]) -> Result<(), BoxError> {
-        let living = self.living(id);
-        let living = living.ok_or_else(|| BoxError::unavailable("the box is gone"))?;
+        let living = self.living(id).ok_or_else(gone)?;
         let server = self.0.server.running().await?;
         for mount in mounts {
             let Some((mount, source)) = plan::mount(mount, 0)? else {
@@ -254,6 +274,7 @@ impl Backend for NativeBackend {
                 sandbox: one.sandbox,
                 state: Mutex::new(Some(one.state)),
                 quota: one.quota,
+                disk: Mutex::default(),
                 ended_for: OnceLock::new(),
             });
             if let Some((workspace, bytes)) = &living.quota {
@@ -279,6 +300,10 @@ impl Backend for NativeBackend {
         tokio::task::spawn_blocking(|| drop((ended, living)));
         Ok(())
     }
+}
+
+fn gone() -> BoxError {
+    BoxError::unavailable("the box is gone")
 }
 
 /// Where the logs of a box go that nobody can ask for once this process is gone: memory, which counts as the box's.

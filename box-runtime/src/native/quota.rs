@@ -74,6 +74,7 @@ impl Quota {
             let Ok(size) = measured.await else {
                 return;
             };
+            *living.disk() = Some(size.bytes);
             if size.bytes.max(size.entries.saturating_mul(ENTRY)) > this.bytes {
                 living.end_for("the workspace has outgrown workspace_quota_mb");
                 return;

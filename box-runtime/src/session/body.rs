@@ -18,7 +18,7 @@ use uuid::Uuid;
 
 use super::{Card, Shared};
 use crate::backend::{Backend, StartRequest, StartedBox, guest_of};
-use crate::door::ended;
+use crate::door::{Place, ended};
 use crate::spool::Spool;
 
 /// The version of `agent.*` this runtime speaks.
@@ -149,7 +149,11 @@ impl Body {
     pub(super) fn open_door(&self) {
         if let Some(living) = &self.living {
             let (agent, spool) = (living.agent.peer(), living.spool.clone());
-            self.card.door.open(agent, spool);
+            let place = Place {
+                backend: Arc::clone(&living.backend),
+                id: living.id,
+            };
+            self.card.door.open(agent, spool, place);
         }
     }
 

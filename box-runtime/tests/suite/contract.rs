@@ -2,9 +2,8 @@
 
 use box_protocol::actions::{
     AttachOptions, BoxCreate, BoxCreateParams, BoxDelete, BoxDeleteParams, BoxExec, BoxGet,
-    BoxGetParams, BoxList, BoxListParams, BoxStats, BoxStatsParams, CommandChunk, IfExists,
-    SystemConfigure, SystemConfigureParams, SystemHealth, SystemShutdown, SystemShutdownParams,
-    SystemStatus,
+    BoxGetParams, BoxList, BoxListParams, CatalogList, CommandChunk, IfExists, SystemConfigure,
+    SystemConfigureParams, SystemHealth, SystemShutdown, SystemShutdownParams, SystemStatus,
 };
 use box_protocol::{Code, SpecDraft};
 use box_rpc::{CallError, Empty, Options, Router, Session};
@@ -12,6 +11,7 @@ use box_runtime::Caller;
 use box_runtime::fake::Reply;
 use box_transports::queue;
 use futures::StreamExt as _;
+use serde_json::json;
 
 use super::world::{World, code, exec_of, id, seconds, settle, spec, world};
 
@@ -112,14 +112,11 @@ async fn the_whole_life_of_a_box_over_a_connection() {
 async fn an_action_that_is_not_served_yet_says_so() {
     let w = world();
     let line = line(&w, None);
-    let params = BoxStatsParams {
-        session_id: id("s"),
-        every_ms: None,
-    };
+    let params = serde_json::from_value(json!({"kind": "volume"})).unwrap();
     let error = line
         .client
         .peer()
-        .call::<BoxStats>(&params)
+        .call::<CatalogList>(&params)
         .await
         .unwrap_err();
     let CallError::Refused(error) = error else {
@@ -127,7 +124,7 @@ async fn an_action_that_is_not_served_yet_says_so() {
     };
     assert_eq!(
         (error.code(), error.message()),
-        (Code::Unsupported, "box.stats is not served yet")
+        (Code::Unsupported, "catalog.list is not served yet")
     );
     assert_eq!(error.written_wrongly(), None);
 }

@@ -17,6 +17,8 @@ pub struct Usage {
     pub cpu: Option<Duration>,
     /// Bytes of memory now.
     pub memory: Option<u64>,
+    /// Bytes of memory it may have, if it may not have all.
+    pub memory_limit: Option<u64>,
     /// The most it was.
     pub memory_peak: Option<u64>,
     /// Processes killed for memory.
@@ -24,6 +26,9 @@ pub struct Usage {
     /// Processes and threads now.
     pub pids: Option<u64>,
 }
+
+/// What version 1 says where there is no limit is not less than this; version 2 says no number.
+const NO_LIMIT: u64 = 1 << 62;
 
 impl Cgroups {
     fn dir(&self, name: &str, ability: Ability) -> Option<(OwnedFd, bool)> {
@@ -42,13 +47,18 @@ impl Cgroups {
             };
         }
         if let Some((dir, v2)) = self.dir(name, Ability::Memory) {
-            let (now, peak) = if v2 {
-                ("memory.current", "memory.peak")
+            let [now, peak, limit] = if v2 {
+                ["memory.current", "memory.peak", "memory.max"]
             } else {
-                ("memory.usage_in_bytes", "memory.max_usage_in_bytes")
+                [
+                    "memory.usage_in_bytes",
+                    "memory.max_usage_in_bytes",
+                    "memory.limit_in_bytes",
+                ]
             };
             usage.memory = number(&dir, now);
             usage.memory_peak = number(&dir, peak);
+            usage.memory_limit = number(&dir, limit).filter(|limit| *limit < NO_LIMIT);
             usage.oom_kills = oom_kills(&dir, v2);
         }
         if let Some((dir, _)) = self.dir(name, Ability::Pids) {

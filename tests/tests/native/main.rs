@@ -17,6 +17,7 @@ mod catalogue;
 mod closed;
 mod ends;
 mod far;
+mod figures;
 mod files;
 mod limits;
 mod mounts;

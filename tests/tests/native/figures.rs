@@ -1,0 +1,100 @@
+//! What a box uses, as this machine counts it.
+
+use std::time::Duration;
+
+use box_protocol::actions::{BoxStatsParams, BoxStatsResult};
+use box_protocol::{BoxError, Code};
+use box_runtime::Caller;
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+
+use super::support::{Machine, on_each_machine, printed, spec};
+
+fn params(more: Value) -> BoxStatsParams {
+    serde_json::from_value(more).unwrap()
+}
+
+async fn stats(machine: &Machine) -> Result<BoxStatsResult, BoxError> {
+    let once = params(json!({"session_id": "f"}));
+    machine.runtime.stats(&Caller::local(), once, None).await
+}
+
+#[tokio::test]
+async fn figures_are_the_boxes_own_and_absent_where_nobody_counts() {
+    on_each_machine(async |machine| {
+        assert_eq!(stats(machine).await.unwrap_err().code(), Code::NotFound);
+        let asked = |cmd: &str| spec(json!({"session_id": "f", "memory_mb": 64, "cmd": cmd}));
+        printed(&machine.exec_spec(asked("true")).await.unwrap());
+        let before = stats(machine).await.unwrap();
+        assert_eq!(before.disk_bytes, None, "no quota, so nobody measures");
+        let work = "i=0; while [ $i -lt 50000 ]; do i=$((i+1)); done; \
+            head -c 8000000 /dev/zero > /tmp/held; sleep 60 & sleep 60 & true";
+        printed(&machine.exec_spec(asked(work)).await.unwrap());
+        let after = stats(machine).await.unwrap();
+        assert!(after.at >= before.at);
+        // A figure is told if and only if this machine limits what it is about.
+        let missing = machine.lacks("cgroup.memory").await;
+        let grown = before.memory_bytes.zip(after.memory_bytes);
+        assert_eq!(grown.is_none(), missing, "{after:?}");
+        assert!(grown.is_none_or(|(a, b)| b >= a + 7_000_000), "{grown:?}");
+        let limit = (!missing).then_some(64 << 20);
+        assert_eq!(after.memory_limit_bytes, limit);
+        let missing = machine.lacks("cgroup.pids").await;
+        let more = before.pids.zip(after.pids);
+        assert_eq!(more.is_none(), missing, "{after:?}");
+        assert!(more.is_none_or(|(a, b)| b >= a + 2), "{more:?}");
+        let cpu = before.cpu_us.zip(after.cpu_us);
+        assert!(cpu.is_none_or(|(a, b)| b > a + 1000), "{cpu:?}");
+        assert_eq!(cpu.is_none(), machine.lacks("cgroup.cpu_usage").await);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_workspace_with_a_quota_is_measured() {
+    on_each_machine(async |machine| {
+        let workspace = machine.directory();
+        let asked = spec(
+            json!({"session_id": "f", "cmd": "head -c 1000000 /dev/zero > /workspace/w",
+            "host_path": workspace.path(), "workspace_quota_mb": 8}),
+        );
+        printed(&machine.exec_spec(asked).await.unwrap());
+        let start = std::time::Instant::now();
+        while stats(machine)
+            .await
+            .unwrap()
+            .disk_bytes
+            .is_none_or(|disk| disk < 1_000_000)
+        {
+            assert!(start.elapsed() < Duration::from_secs(20));
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_stream_of_figures_goes_on_until_the_box_ends_and_does_not_keep_it() {
+    on_each_machine(async |machine| {
+        let asked = spec(json!({"session_id": "f", "cmd": "true", "lifetime": {"idle_ms": 700}}));
+        printed(&machine.exec_spec(asked).await.unwrap());
+        let (sender, mut chunks) = mpsc::channel(1);
+        let every = params(json!({"session_id": "f", "every_ms": 50}));
+        let caller = Caller::local();
+        let running = machine.runtime.stats(&caller, every, Some(sender));
+        let reading = async {
+            let mut times = Vec::new();
+            while let Some(chunk) = chunks.recv().await {
+                times.push(chunk.at);
+            }
+            times
+        };
+        let (ended, times) = tokio::join!(running, reading);
+        assert_eq!(ended.unwrap_err().code(), Code::Unavailable);
+        assert!((4..=40).contains(&times.len()), "{}", times.len());
+        assert!(times.windows(2).all(|two| two[0] < two[1]));
+        let gone = stats(machine).await.unwrap_err().code();
+        assert!(matches!(gone, Code::NotFound | Code::Unavailable), "{gone}");
+    })
+    .await;
+}
