@@ -17,6 +17,7 @@ use crate::files::Files;
 use crate::keep::Sum;
 use crate::life::{Keep, Life};
 use crate::log::Log;
+use crate::ports::Ports;
 use crate::shells::Shells;
 use crate::slot::{Lease, Slots};
 use crate::start::{Started, Typing};
@@ -40,6 +41,7 @@ pub(crate) struct Agent {
     store: Option<Arc<Store>>,
     files: Arc<Files>,
     shells: Shells,
+    ports: Arc<Ports>,
 }
 
 #[derive(Debug, Default)]
@@ -69,6 +71,7 @@ impl Agent {
             slots,
             store,
             shells: Shells::default(),
+            ports: Arc::default(),
         })
     }
 
@@ -86,6 +89,10 @@ impl Agent {
 
     pub(crate) fn shells(&self) -> &Shells {
         &self.shells
+    }
+
+    pub(crate) fn ports(&self) -> &Arc<Ports> {
+        &self.ports
     }
 
     pub(crate) fn slots(&self) -> &Slots {

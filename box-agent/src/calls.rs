@@ -32,6 +32,7 @@ pub(crate) fn router(agent: &Arc<Agent>) -> Router {
         .on::<AgentKill>()
         .and(&crate::files::router(agent.files()))
         .and(&crate::shells::router(agent))
+        .and(&crate::ports::router(agent.ports()))
         .build()
 }
 

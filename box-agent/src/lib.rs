@@ -8,6 +8,7 @@
 //! 4. `log`: its output, addressed by bytes; `store`: where that is beyond memory; `read`: how it gets to a reader.
 //! 5. `files`: the files of the box, touched as the guest.
 //! 6. `shells`: interpreters, in which a command can be a run.
+//! 6. `ports`: connections to whoever listens in the box.
 //! 7. `keep`: the first of its output, for an exec; `slot`: memory shared with the runtime; `pipe`, `input`: what it writes
 //!    to and reads from.
 //!
@@ -24,6 +25,7 @@ mod keep;
 mod life;
 mod log;
 mod pipe;
+mod ports;
 mod read;
 mod serve;
 mod shells;

@@ -24,7 +24,7 @@ use crate::store::Store;
 const CONNECTIONS: usize = 4;
 
 /// Calls of one connection at once, and as many streams.
-const CALLS: usize = 128;
+const CALLS: usize = 256;
 
 /// The longest message: a command's whole text, environment and arguments, or both streams of a small output.
 const MESSAGE_BYTES: usize = 4 << 20;

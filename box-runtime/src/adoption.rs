@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use box_protocol::BoxError;
 use box_protocol::actions::AgentHealthParams;
+use box_protocol::{BoxError, BoxState};
 use tokio::sync::oneshot;
 use uuid::Uuid;
 
@@ -40,6 +40,7 @@ impl BoxRuntime {
     ) -> Result<(), BoxError> {
         let record: Record = serde_json::from_str(&found.record)
             .map_err(|_| BoxError::validation("the record of the box cannot be read"))?;
+        let paused = record.paused;
         let card = Arc::new(Card::adopted(record, backend.name()));
         let way = (found.started.connection, found.started.spool);
         let mounts = mounted(&card.spec.extra_mounts).cloned().collect();
@@ -48,6 +49,11 @@ impl BoxRuntime {
         let living = tokio::time::timeout(self.shared().config.probe_timeout, meeting)
             .await
             .map_err(|_| BoxError::timeout("the box's agent does not answer"))??;
+        // It went on while its agent was met; one that cannot be paused again goes on.
+        let limit = self.shared().config.probe_timeout;
+        if paused && living.freeze(limit, true).await.is_ok() {
+            card.live().state = BoxState::Paused;
+        }
         let (reply, answer) = oneshot::channel();
         let ask = Ask::Adopt {
             card,

@@ -68,6 +68,12 @@ pub trait Backend: Send + Sync + 'static {
         ))
     }
 
+    /// Stops everything in a box, its agent included, or lets it go on. To do so again is a success.
+    async fn freeze(&self, id: Uuid, frozen: bool) -> Result<(), BoxError> {
+        let _ = (id, frozen);
+        Err(BoxError::unsupported("this backend cannot pause a box"))
+    }
+
     /// Keeps a record with a box, in place of the one before, for whoever [adopts](Self::adopt) it. Called only with
     /// [`Capabilities::outlive`].
     fn keep(&self, id: Uuid, record: &str) -> Result<(), BoxError> {

@@ -53,6 +53,8 @@ pub(crate) struct Record {
     note: Option<Note>,
     lifetime: Option<Lifetime>,
     defaults: Option<Defaults>,
+    #[serde(default)]
+    pub(crate) paused: bool,
 }
 
 impl Card {
@@ -135,6 +137,7 @@ impl Card {
             note: live.note.clone(),
             lifetime: live.lifetime.as_deref().cloned(),
             defaults: live.defaults.as_deref().cloned(),
+            paused: live.state == BoxState::Paused,
         }
     }
 

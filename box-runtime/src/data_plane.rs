@@ -1,10 +1,11 @@
 //! Calls that the agent inside a box answers: found, waited for and passed on here, and never believed more than need be.
 
 use box_protocol::actions::{
-    FileAttributes, FileChunk, FileFind, FileGrep, FileList, FileMkdir, FileMove, FilePack,
-    FileRead, FileRemove, FileReplace, FileStat, FileUnpack, FileWrite,
+    BoxTransitionParams, FileAttributes, FileChunk, FileFind, FileGrep, FileList, FileMkdir,
+    FileMove, FilePack, FileRead, FileRemove, FileReplace, FileStat, FileUnpack, FileWrite,
+    PortChunk, PortOpen, PortSend, TargetState,
 };
-use box_protocol::{BoxError, MAX_CHUNK_BYTES, SessionId};
+use box_protocol::{Access, BoxError, MAX_CHUNK_BYTES, SessionId};
 use box_rpc::{Action, Call, Handle, Never};
 use futures::StreamExt as _;
 use tokio::sync::mpsc;
@@ -35,6 +36,15 @@ trait Bounded {
 impl Bounded for FileChunk {
     fn fits(&self) -> bool {
         self.data.len() <= MAX_CHUNK_BYTES
+    }
+}
+
+impl Bounded for PortChunk {
+    fn fits(&self) -> bool {
+        match self {
+            Self::ConnId(_) => true,
+            Self::Data(data) => data.len() <= MAX_CHUNK_BYTES,
+        }
     }
 }
 
@@ -81,7 +91,15 @@ impl BoxRuntime {
     }
 
     pub(crate) async fn enter(&self, caller: &Caller, id: &SessionId) -> Result<Inside, BoxError> {
-        Inside::enter(self.card(caller, id).await?).await
+        let card = self.card(caller, id).await?;
+        if card.access() == Access::WakeFirst {
+            let wake = BoxTransitionParams {
+                session_id: id.clone(),
+                to: TargetState::Running,
+            };
+            self.transition(caller, wake).await?;
+        }
+        Inside::enter(card).await
     }
 }
 
@@ -132,6 +150,6 @@ macro_rules! data_plane {
 data_plane! {
     plain:
         FileWrite, FileStat, FileList, FileFind, FileGrep, FileReplace, FileMove, FileRemove, FileMkdir, FileAttributes,
-        FileUnpack;
-    streamed: FileRead, FilePack;
+        FileUnpack, PortSend;
+    streamed: FileRead, FilePack, PortOpen;
 }

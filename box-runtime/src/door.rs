@@ -15,7 +15,7 @@ use crate::card::Card;
 use crate::spool::{Slot, Spool};
 
 /// Calls that may be inside one box at once. Less than an agent takes, so that an exec always finds room.
-pub(crate) const CALLS_INSIDE: usize = 96;
+pub(crate) const CALLS_INSIDE: usize = 192;
 
 /// The door of one session; opened and shut by its actor.
 pub(crate) struct Door(watch::Sender<State>);
@@ -177,11 +177,16 @@ impl Card {
         }
     }
 
-    /// An error if the box is there and does not run.
-    fn is_awake(&self) -> Result<(), BoxError> {
+    /// What a call to the inside of the box meets.
+    pub(crate) fn access(&self) -> Access {
         let live = self.live();
         let wake = live.lifetime.as_ref().is_some_and(|lifetime| lifetime.wake);
-        match live.state.access(wake) {
+        live.state.access(wake)
+    }
+
+    /// An error if the box is there and does not run.
+    pub(crate) fn is_awake(&self) -> Result<(), BoxError> {
+        match self.access() {
             Access::WakeFirst | Access::Refused(Code::Conflict) => {
                 let id = &self.spec.session_id;
                 let error = BoxError::conflict(format!("Box session {id} is not running"));

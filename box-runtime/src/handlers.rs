@@ -6,10 +6,11 @@ use std::sync::Arc;
 use box_protocol::actions::{
     BackendInfo, BoxCreate, BoxCreateParams, BoxCreateResult, BoxDelete, BoxDeleteParams,
     BoxDeleteResult, BoxExec, BoxExecParams, BoxGet, BoxGetParams, BoxGetResult, BoxList,
-    BoxListParams, BoxListResult, BoxStats, BoxUpdate, BoxUpdateParams, CommandAttach, CommandGet,
-    CommandInput, CommandKill, CommandList, CommandStart, FileAttributes, FileFind, FileGrep,
-    FileList, FileMkdir, FileMove, FilePack, FileRead, FileRemove, FileReplace, FileStat,
-    FileUnpack, FileWrite, ShellCreate, ShellDelete, ShellList, ShellRun, SystemConfigure,
+    BoxListParams, BoxListResult, BoxStats, BoxTransition, BoxTransitionParams,
+    BoxTransitionResult, BoxUpdate, BoxUpdateParams, CommandAttach, CommandGet, CommandInput,
+    CommandKill, CommandList, CommandStart, FileAttributes, FileFind, FileGrep, FileList,
+    FileMkdir, FileMove, FilePack, FileRead, FileRemove, FileReplace, FileStat, FileUnpack,
+    FileWrite, PortOpen, PortSend, ShellCreate, ShellDelete, ShellList, ShellRun, SystemConfigure,
     SystemConfigureParams, SystemConfigureResult, SystemHealth, SystemShutdown,
     SystemShutdownParams, SystemShutdownResult, SystemStatus, SystemStatusResult,
 };
@@ -29,11 +30,12 @@ contract! {
     /// The actions of the contract that a runtime serves.
     pub Served:
         SystemHealth, SystemStatus, SystemConfigure, SystemShutdown,
-        BoxCreate, BoxGet, BoxList, BoxUpdate, BoxDelete, BoxExec, BoxStats,
+        BoxCreate, BoxGet, BoxList, BoxUpdate, BoxDelete, BoxExec, BoxStats, BoxTransition,
         FileRead, FileWrite, FileStat, FileList, FileFind, FileGrep, FileReplace, FileMove, FileRemove, FileMkdir,
         FileAttributes, FilePack, FileUnpack,
         CommandStart, CommandAttach, CommandGet, CommandList, CommandInput, CommandKill,
         ShellCreate, ShellRun, ShellList, ShellDelete,
+        PortOpen, PortSend,
 }
 
 impl BoxRuntime {
@@ -101,6 +103,7 @@ plain! {
     SystemShutdown: shutdown(SystemShutdownParams) -> SystemShutdownResult;
     BoxCreate: create(BoxCreateParams) -> BoxCreateResult;
     BoxUpdate: update(BoxUpdateParams) -> BoxSessionInfo;
+    BoxTransition: transition(BoxTransitionParams) -> BoxTransitionResult;
     BoxDelete: delete(BoxDeleteParams) -> BoxDeleteResult;
 }
 

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use box_protocol::actions::{
     AttachOptions, BackendInfo, BoxCreateParams, BoxCreateResult, BoxDeleteParams, BoxDeleteResult,
-    BoxExecParams, BoxListParams, BoxListResult, BoxUpdateParams, Capacity, CommandChunk, IfExists,
-    SystemConfigureParams, SystemConfigureResult, SystemShutdownParams, SystemShutdownResult,
-    SystemStatusResult, Until,
+    BoxExecParams, BoxListParams, BoxListResult, BoxTransitionParams, BoxTransitionResult,
+    BoxUpdateParams, Capacity, CommandChunk, IfExists, SystemConfigureParams,
+    SystemConfigureResult, SystemShutdownParams, SystemShutdownResult, SystemStatusResult, Until,
 };
 use box_protocol::error::Detail;
 use box_protocol::{BoxError, BoxExecutionResult, BoxSessionInfo, BoxSpec, OnIdle, SessionId};
@@ -21,7 +21,7 @@ use crate::caller::Caller;
 use crate::card::Card;
 use crate::config::RuntimeConfig;
 use crate::select::Selector;
-use crate::session::{Create, Delete, Exec, OUTPUT_BYTES, Shared, Streaming, Work};
+use crate::session::{Create, Delete, Exec, OUTPUT_BYTES, Shared, Streaming, Transition, Work};
 use crate::table::{Ask, Count, Table};
 
 /// Calls that may wait for the table, which waits for nobody.
@@ -199,6 +199,25 @@ impl BoxRuntime {
             reply,
         };
         self.ask(ask).await?
+    }
+
+    /// Pauses or resumes a box, after the execs that were asked for before. A paused box stands still, its agent included: what
+    /// was asked of its inside is answered once it goes on. It has no end for want of use, and keeps its other ends.
+    pub async fn transition(
+        &self,
+        caller: &Caller,
+        params: BoxTransitionParams,
+    ) -> Result<BoxTransitionResult, BoxError> {
+        let (reply, answer) = oneshot::channel();
+        let asked = Transition {
+            caller: caller.clone(),
+            session_id: params.session_id,
+            to: params.to,
+            reply,
+        };
+        self.send(Ask::Work(Work::Transition(Box::new(asked))))
+            .await?;
+        answer.await.map_err(|_| unanswered())?
     }
 
     /// Deletes a box and returns once it is gone.

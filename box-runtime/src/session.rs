@@ -5,7 +5,7 @@
 //! - `work`: what it is asked.
 //! - `front`: its mailbox, the lane calls wait in, and its clock. The front goes on listening while
 //!   the box is busy.
-//! - `body`: the box itself, if there is one now: start, liveness, stop.
+//! - `body`: the box itself, if there is one now: start, liveness, stop; `pause` for when it stands still.
 //! - `exec`: one command, from the spec to the result; `relay` for output on the way, `doubt` for
 //!   what is checked before an agent is believed.
 //! - this file: what follows from what.
@@ -14,6 +14,7 @@ mod body;
 mod doubt;
 mod exec;
 mod front;
+mod pause;
 mod relay;
 mod work;
 
@@ -39,7 +40,7 @@ pub(crate) use self::body::{Living, mounted};
 pub(crate) use self::doubt::{agents_error, look_up, nonsense};
 pub(crate) use self::exec::OUTPUT_BYTES;
 pub(crate) use self::front::queue_full;
-pub(crate) use self::work::{Create, Delete, Exec, Reply, Streaming, Work};
+pub(crate) use self::work::{Create, Delete, Exec, Reply, Streaming, Transition, Work};
 
 /// What the table and all sessions share.
 pub(crate) struct Shared {
@@ -119,6 +120,7 @@ impl Actor {
                 Some(Work::Exec(exec)) => self.exec(exec).await,
                 Some(Work::Create(create)) => self.create(create).await,
                 Some(Work::Delete(delete)) => self.delete(delete).await,
+                Some(Work::Transition(asked)) => self.transition(asked).await,
                 Some(Work::Changed) => {
                     self.body.keep();
                     Next::GoOn
@@ -227,6 +229,10 @@ impl Actor {
             return Next::GoOn;
         };
         if exec.is_withdrawn() {
+            return Next::GoOn;
+        }
+        if let Err(error) = Box::pin(self.wake()).await {
+            let _ = exec.reply.send(Err(error));
             return Next::GoOn;
         }
         let mut command = match self.body.command(&mut exec) {

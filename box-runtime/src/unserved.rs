@@ -2,8 +2,8 @@
 
 use box_protocol::BoxError;
 use box_protocol::actions::{
-    BoxEvents, BoxTransition, CatalogDelete, CatalogGet, CatalogList, CatalogPut, FileWatch,
-    PortOpen, PortSend, SystemProbe, SystemStorage, TenantGrant, TenantRevoke,
+    BoxEvents, CatalogDelete, CatalogGet, CatalogList, CatalogPut, FileWatch, SystemProbe,
+    SystemStorage, TenantGrant, TenantRevoke,
 };
 use box_rpc::{Action, Call, Handle, RouterBuilder, contract};
 
@@ -42,11 +42,8 @@ unserved![
     SystemProbe,
     TenantGrant,
     TenantRevoke,
-    BoxTransition,
     BoxEvents,
     FileWatch,
-    PortOpen,
-    PortSend,
     CatalogPut,
     CatalogGet,
     CatalogList,

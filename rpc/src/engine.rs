@@ -70,6 +70,8 @@ pub(crate) struct Engine {
     transport_caller: Arc<str>,
     /// Whether the peer is known to answer pings.
     answers_pings: AtomicBool,
+    /// Whether the peer is known to be unable to answer for now.
+    pub(crate) silence_expected: AtomicBool,
     counters: Counters,
     files: Mutex<Files>,
     bye: OnceLock<CloseReason>,
@@ -119,6 +121,7 @@ impl Engine {
             token_name: OnceLock::new(),
             transport_caller: caller.unwrap_or_else(|| "local".into()),
             answers_pings: AtomicBool::new(dialect.is_some()),
+            silence_expected: AtomicBool::new(false),
             counters: Counters::default(),
             files: Mutex::default(),
             bye: OnceLock::new(),
@@ -152,7 +155,9 @@ impl Engine {
     }
 
     pub(crate) fn answers_pings(&self) -> bool {
-        self.answers_pings.load(Ordering::Relaxed) && self.dialect.get().is_some()
+        self.answers_pings.load(Ordering::Relaxed)
+            && !self.silence_expected.load(Ordering::Relaxed)
+            && self.dialect.get().is_some()
     }
 
     pub(crate) fn caller(&self) -> Arc<str> {

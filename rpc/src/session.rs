@@ -116,6 +116,12 @@ impl Session {
         }
     }
 
+    /// Sends no pings, and takes no silence for an end, until told otherwise: for a peer that is stopped on purpose.
+    pub fn expect_silence(&self, expected: bool) {
+        let engine = &self.engine;
+        engine.silence_expected.store(expected, Ordering::Relaxed);
+    }
+
     /// Ends the connection at once, and all calls on it. Dropping the session does the same.
     pub fn cut(&self) {
         self.engine.stop(CloseReason::Closed, Duration::ZERO);

@@ -63,7 +63,7 @@ pub(super) fn find(root: &Path, cgroups: &Arc<Cgroups>) -> io::Result<Vec<Found>
         match take_over(id, state, cgroups) {
             Ok(found) => all.push(found),
             Err(error) => {
-                tracing::warn!(box_id = %id, kind = %error.kind(), "a box of an earlier process is gone")
+                tracing::warn!(box_id = %id, kind = %error.kind(), "a box of an earlier process is gone");
             }
         }
     }
@@ -71,12 +71,17 @@ pub(super) fn find(root: &Path, cgroups: &Arc<Cgroups>) -> io::Result<Vec<Found>
 }
 
 fn take_over(id: Uuid, state: State, cgroups: &Arc<Cgroups>) -> io::Result<Found> {
+    let kept = state.kept();
+    if let Ok(Some(group)) = kept.as_ref().map(|kept| kept.sandbox.cgroup.as_ref()) {
+        // A paused agent greets nobody. Where nothing can be paused, nothing is.
+        let _ = cgroups.thaw(group);
+    }
     let stream = UnixStream::connect(state.socket())?;
     stream.set_read_timeout(Some(PATIENCE))?;
     // Whoever listens there is the first process of the box; it lives, or nobody would answer.
     let agent = rustix::net::sockopt::socket_peercred(&stream)?.pid;
     let pidfd = rustix::process::pidfd_open(agent, PidfdFlags::empty())?;
-    let known = greeting(&stream).and_then(|fds| Ok((fds, state.kept()?)));
+    let known = greeting(&stream).and_then(|fds| Ok((fds, kept?)));
     let ((mounts, slots), kept) = match known {
         Ok(known) => known,
         Err(error) => {

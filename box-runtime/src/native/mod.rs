@@ -220,6 +220,21 @@ impl Backend for NativeBackend {
         })
     }
 
+    async fn freeze(&self, id: Uuid, frozen: bool) -> Result<(), BoxError> {
+        let living = self.living(id).ok_or_else(gone)?;
+        let done = if frozen {
+            living.sandbox.freeze()
+        } else {
+            living.sandbox.thaw()
+        };
+        done.map_err(|error| match error {
+            box_sys::Error::Unavailable(what) => {
+                BoxError::unsupported(format!("this machine cannot pause a box ({what})"))
+            }
+            error => in_words(&error),
+        })
+    }
+
     async fn add_mounts(&self, id: Uuid, mounts: &[BoxMountSpec]) -> Result<(), BoxError> {
         let living = self.living(id).ok_or_else(gone)?;
         let server = self.0.server.running().await?;

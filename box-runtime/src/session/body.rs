@@ -119,6 +119,20 @@ impl Living {
         CommandId::new(format!("exec-{}-{}", self.boot.as_fields().0, self.execs))
     }
 
+    /// Stops everything in it, or lets that go on. An agent that stands still is not one that is gone.
+    pub(crate) async fn freeze(&self, limit: Duration, frozen: bool) -> Result<(), BoxError> {
+        if frozen {
+            self.agent.expect_silence(true);
+        }
+        let what = if frozen { "pause" } else { "resume" };
+        let freezing = self.backend.freeze(self.id, frozen);
+        let done = bounded(&*self.backend, what, limit, freezing).await;
+        let done = done.and_then(|done| done);
+        let stands_still = frozen == done.is_ok();
+        self.agent.expect_silence(stands_still);
+        done
+    }
+
     /// How many of its processes were killed for want of memory so far.
     pub(super) fn oom_kills(&self) -> Option<u64> {
         self.backend.oom_kills(self.id)

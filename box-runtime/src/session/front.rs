@@ -100,8 +100,13 @@ impl Clock {
         let idle = lifetime
             .idle_ms
             .map_or(shared.config.session_ttl, Duration::from_millis);
-        // What has failed is not worth keeping for ever.
-        let lasts = card.spec.persistent && card.live().state != BoxState::Failed;
+        let lasts = match card.live().state {
+            // What has failed is not worth keeping for ever.
+            BoxState::Failed => false,
+            // Nobody can use it, so nobody fails to.
+            BoxState::Paused => true,
+            _ => card.spec.persistent,
+        };
         self.idle = (!lasts).then_some(idle);
         self.expires = lifetime
             .expires_at

@@ -1,7 +1,8 @@
 //! What a session is asked to do.
 
 use box_protocol::actions::{
-    BoxCreateResult, BoxDeleteResult, CommandChunk, OnDisconnect, OnTimeout, View,
+    BoxCreateResult, BoxDeleteResult, BoxTransitionResult, CommandChunk, OnDisconnect, OnTimeout,
+    TargetState, View,
 };
 use box_protocol::{BoxError, BoxExecutionResult, BoxSpec, SessionId};
 use tokio::sync::{mpsc, oneshot};
@@ -16,6 +17,7 @@ pub(crate) enum Work {
     Exec(Box<Exec>),
     Create(Box<Create>),
     Delete(Box<Delete>),
+    Transition(Box<Transition>),
     /// What is on the card is something else.
     Changed,
 }
@@ -49,6 +51,13 @@ pub(crate) struct Delete {
     pub(crate) reply: Reply<BoxDeleteResult>,
 }
 
+pub(crate) struct Transition {
+    pub(crate) caller: Caller,
+    pub(crate) session_id: SessionId,
+    pub(crate) to: TargetState,
+    pub(crate) reply: Reply<BoxTransitionResult>,
+}
+
 impl Exec {
     /// Nobody waits for it any more, and it shall not run for nobody.
     pub(crate) fn is_withdrawn(&self) -> bool {
@@ -63,16 +72,17 @@ impl Work {
             Self::Exec(exec) => Some((&exec.spec.session_id, &exec.caller)),
             Self::Create(create) => Some((&create.spec.session_id, &create.caller)),
             Self::Delete(delete) => Some((&delete.session_id, &delete.caller)),
+            Self::Transition(asked) => Some((&asked.session_id, &asked.caller)),
             Self::Changed => None,
         }
     }
 
-    /// What the box must be for it; a delete does not care.
+    /// What the box must be for it; a delete or a transition does not care.
     pub(crate) fn spec(&self) -> Option<&BoxSpec> {
         match self {
             Self::Exec(exec) => Some(&exec.spec),
             Self::Create(create) => Some(&create.spec),
-            Self::Delete(_) | Self::Changed => None,
+            Self::Delete(_) | Self::Transition(_) | Self::Changed => None,
         }
     }
 
@@ -82,6 +92,7 @@ impl Work {
             Self::Exec(exec) => drop(exec.reply.send(Err(error))),
             Self::Create(create) => drop(create.reply.send(Err(error))),
             Self::Delete(delete) => drop(delete.reply.send(Err(error))),
+            Self::Transition(asked) => drop(asked.reply.send(Err(error))),
             Self::Changed => {}
         }
     }

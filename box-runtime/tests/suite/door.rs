@@ -57,8 +57,10 @@ impl Backend for Inner {
             .on::<FileStat>()
             .on::<FileRead>()
             .build();
+        let mut limits = Limits::in_process();
+        limits.in_flight = 256;
         let options = Options {
-            limits: Limits::in_process(),
+            limits,
             ..Options::default()
         };
         let agent = Session::start(far, router, options);
@@ -320,7 +322,7 @@ async fn a_dropped_call_is_dropped_inside_as_well() {
 async fn too_many_calls_in_one_box_are_refused_and_leave_room() {
     let (runtime, _backend) = runtime(Shared::default(), seconds(100));
     create(&runtime, &Caller::local()).await.unwrap();
-    let calls: Vec<_> = (0..96).map(|_| stat(&runtime, "/slow")).collect();
+    let calls: Vec<_> = (0..192).map(|_| stat(&runtime, "/slow")).collect();
     settle().await;
     let refused = stat(&runtime, "/x").await.unwrap();
     assert_eq!(code(refused), Code::Overloaded);

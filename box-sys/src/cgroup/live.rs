@@ -73,6 +73,11 @@ impl Cgroups {
         oom_kills(&dir, v2)
     }
 
+    /// Continues everything in the group of a box that cannot be asked while it is stopped.
+    pub fn thaw(&self, name: &str) -> io::Result<()> {
+        self.freeze(name, false)
+    }
+
     /// Stops (`true`) or continues (`false`) everything in the group. Frozen tasks are killed only once thawed on version 1.
     pub(crate) fn freeze(&self, name: &str, frozen: bool) -> io::Result<()> {
         let Some((dir, v2)) = self.dir(name, Ability::Freeze) else {

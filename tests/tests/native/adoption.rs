@@ -22,14 +22,14 @@ use super::support::{Machine, PROGRAM, eventually, on_each_machine, processes_wi
 const ROUNDS: usize = 20;
 
 /// A runtime in a process of its own.
-struct Host {
+pub(super) struct Host {
     process: Child,
     session: Session,
-    adopted: usize,
+    pub(super) adopted: usize,
 }
 
 impl Host {
-    async fn start(machine: &Machine, state: &Path) -> Result<Self, String> {
+    pub(super) async fn start(machine: &Machine, state: &Path) -> Result<Self, String> {
         let endpoint = format!("unix:{}", state.join("socket").display());
         let how = json!({"state": state, "user": machine.user(), "endpoint": endpoint,
             "parent": format!("box-adopt-{}-{}", std::process::id(), machine.uid)});
@@ -66,12 +66,12 @@ impl Host {
     }
 
     /// As `kill -9` does.
-    async fn kill(mut self) {
+    pub(super) async fn kill(mut self) {
         self.process.start_kill().unwrap();
         self.process.wait().await.unwrap();
     }
 
-    async fn call<A: Action>(&self, params: Value) -> Result<A::Result, CallError>
+    pub(super) async fn call<A: Action>(&self, params: Value) -> Result<A::Result, CallError>
     where
         A::Params: serde::de::DeserializeOwned,
     {

@@ -23,6 +23,8 @@ mod limits;
 mod mounts;
 mod network;
 mod output;
+mod pause;
+mod ports;
 mod readers;
 mod service;
 mod shells;

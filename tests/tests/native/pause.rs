@@ -1,0 +1,181 @@
+//! Boxes that stand still, and go on.
+
+use std::time::Duration;
+
+use box_protocol::actions::{
+    BoxGet, BoxTransition, BoxTransitionResult, CommandAttach, CommandStart, FileStat,
+};
+use box_protocol::{BoxError, BoxState, Code, SpecDraft};
+use box_runtime::{BoxRuntime, Caller, RuntimeConfig};
+use serde_json::{Value, json};
+
+use super::adoption::Host;
+use super::support::{Machine, on_each_machine, printed, spec};
+
+async fn move_to(runtime: &BoxRuntime, to: &str) -> Result<BoxTransitionResult, BoxError> {
+    let params = serde_json::from_value(json!({"session_id": "p", "to": to})).unwrap();
+    runtime.transition(&Caller::local(), params).await
+}
+
+async fn state(runtime: &BoxRuntime) -> BoxState {
+    let id = box_protocol::SessionId::new("p").unwrap();
+    runtime.get(&Caller::local(), &id).await.unwrap().state
+}
+
+async fn look(runtime: &BoxRuntime) -> Result<(), BoxError> {
+    let params = serde_json::from_value(json!({"session_id": "p", "paths": ["/"]})).unwrap();
+    let caller = Caller::local();
+    let looked = runtime.forward::<FileStat>(&caller, &params);
+    looked.await.map(drop)
+}
+
+/// Counts in a file until it is killed.
+const COUNTER: &str = "i=0; (while :; do i=$((i+1)); echo $i > /tmp/count.new; \
+    mv /tmp/count.new /tmp/count; sleep 0.01; done) > /dev/null 2>&1 & sleep 0.1";
+
+async fn count(machine: &Machine, runtime: &BoxRuntime) -> u64 {
+    let params = super::support::params(SpecDraft::new("p").cmd("cat /tmp/count"));
+    let ran = runtime.exec(&Caller::local(), params).await;
+    let ran = ran.unwrap_or_else(|error| panic!("{}: {error:?}", machine.name));
+    printed(&ran).parse().unwrap()
+}
+
+#[tokio::test]
+async fn a_paused_box_stands_still_refuses_and_goes_on() {
+    on_each_machine(async |machine| {
+        let runtime = &machine.runtime;
+        let absent = move_to(runtime, "paused").await.unwrap_err();
+        assert_eq!(absent.code(), Code::NotFound);
+        machine.exec("p", COUNTER).await;
+        assert!(!move_to(runtime, "running").await.unwrap().changed);
+        let stopped = move_to(runtime, "stopped").await.unwrap_err();
+        assert_eq!(stopped.code(), Code::Unsupported);
+        if machine.lacks("cgroup.freeze").await {
+            let error = move_to(runtime, "paused").await.unwrap_err();
+            assert_eq!(error.code(), Code::Unsupported, "{error:?}");
+            assert_eq!(state(runtime).await, BoxState::Running);
+            return look(runtime).await.unwrap();
+        }
+        let paused = move_to(runtime, "paused").await.unwrap();
+        assert_eq!(
+            (paused.changed, paused.info.state),
+            (true, BoxState::Paused)
+        );
+        assert!(!move_to(runtime, "paused").await.unwrap().changed);
+        assert_eq!(state(runtime).await, BoxState::Paused);
+        assert_eq!(look(runtime).await.unwrap_err().code(), Code::Conflict);
+        let exec = machine.exec_spec(SpecDraft::new("p").cmd("true")).await;
+        assert_eq!(exec.unwrap_err().code(), Code::Conflict);
+        let figures = serde_json::from_value(json!({"session_id": "p"})).unwrap();
+        let figures = runtime.stats(&Caller::local(), figures, None).await;
+        assert_eq!(figures.unwrap_err().code(), Code::Conflict);
+        let create = serde_json::from_value(json!({"spec": {"session_id": "p"}})).unwrap();
+        let found = runtime.create(&Caller::local(), create).await.unwrap();
+        assert_eq!((found.existed, found.info.state), (true, BoxState::Paused));
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert!(move_to(runtime, "running").await.unwrap().changed);
+        assert_eq!(state(runtime).await, BoxState::Running);
+        look(runtime).await.unwrap();
+        let before = count(machine, runtime).await;
+        // It would have come to a hundred, had it counted meanwhile.
+        assert!(before < 70, "{before}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert!(count(machine, runtime).await > before);
+        move_to(runtime, "paused").await.unwrap();
+        let delete = serde_json::from_value(json!({"session_id": "p"})).unwrap();
+        runtime.delete(&Caller::local(), delete).await.unwrap();
+        let gone = move_to(runtime, "running").await.unwrap_err();
+        assert_eq!(gone.code(), Code::NotFound);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_box_that_may_be_woken_is() {
+    on_each_machine(async |machine| {
+        if machine.lacks("cgroup.freeze").await {
+            return;
+        }
+        let wakes =
+            |cmd: &str| spec(json!({"session_id": "p", "cmd": cmd, "lifetime": {"wake": true}}));
+        machine.exec_spec(wakes("true")).await.unwrap();
+        let runtime = &machine.runtime;
+        move_to(runtime, "paused").await.unwrap();
+        look(runtime).await.unwrap();
+        assert_eq!(state(runtime).await, BoxState::Running);
+        move_to(runtime, "paused").await.unwrap();
+        let ran = machine.exec_spec(wakes("echo awake")).await.unwrap();
+        assert_eq!(printed(&ran), "awake");
+        assert_eq!(state(runtime).await, BoxState::Running);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn neither_silence_nor_want_of_use_ends_a_paused_box_but_its_time_does() {
+    on_each_machine(async |machine| {
+        if machine.lacks("cgroup.freeze").await {
+            return;
+        }
+        let mut config = RuntimeConfig::with(machine.backend.clone());
+        config.agent_heartbeat = Some(Duration::from_millis(30));
+        let runtime = BoxRuntime::start(config);
+        let now = serde_json::to_value(box_protocol::UnixMs::now()).unwrap();
+        let expires = now.as_u64().unwrap() + 4000;
+        let lifetime = json!({"idle_ms": 300, "expires_at": expires});
+        let asked = spec(json!({"session_id": "p", "cmd": COUNTER, "lifetime": lifetime}));
+        let exec = super::support::params(asked);
+        runtime.exec(&Caller::local(), exec).await.unwrap();
+        move_to(&runtime, "paused").await.unwrap();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(state(&runtime).await, BoxState::Paused);
+        move_to(&runtime, "running").await.unwrap();
+        assert!(count(machine, &runtime).await > 0, "the same box");
+        move_to(&runtime, "paused").await.unwrap();
+        tokio::time::sleep(Duration::from_millis(3500)).await;
+        let gone = look(&runtime).await.unwrap_err();
+        assert_eq!(gone.code(), Code::NotFound);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_paused_box_is_adopted_paused() {
+    on_each_machine(async |machine| {
+        if machine.lacks("cgroup.freeze").await {
+            return;
+        }
+        let state = machine.directory();
+        let host = Host::start(machine, state.path()).await.unwrap();
+        let made = json!({"spec": {"session_id": "p", "persistent": true}});
+        host.call::<box_protocol::actions::BoxCreate>(made)
+            .await
+            .unwrap();
+        let program = json!({"text": "i=0; while :; do i=$((i+1)); echo $i; sleep 0.01; done"});
+        let start = json!({"session_id": "p", "command_id": "c", "program": program, "cwd": "/tmp",
+            "on_disconnect": "keep"});
+        host.call::<CommandStart>(start).await.unwrap();
+        let paused: Value = json!({"session_id": "p", "to": "paused"});
+        host.call::<BoxTransition>(paused).await.unwrap();
+        host.kill().await;
+        let host = Host::start(machine, state.path()).await.unwrap();
+        assert_eq!(host.adopted, 1);
+        let get = json!({"session_id": "p"});
+        let found = host.call::<BoxGet>(get).await.unwrap().info;
+        assert_eq!(found.state, BoxState::Paused);
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let running = json!({"session_id": "p", "to": "running"});
+        let moved = host.call::<BoxTransition>(running).await.unwrap();
+        assert!(moved.changed);
+        let read = json!({"session_id": "p", "command_id": "c", "view": "none",
+            "until": {"ms": 100}});
+        let read = host.call::<CommandAttach>(read).await.unwrap();
+        assert!(read.info.size.stdout > 0);
+        let delete = json!({"session_id": "p", "force": true});
+        host.call::<box_protocol::actions::BoxDelete>(delete)
+            .await
+            .unwrap();
+        host.kill().await;
+    })
+    .await;
+}
