@@ -30,6 +30,11 @@ static TURN: Mutex<()> = Mutex::const_new(());
 
 /// Runs the test as every user there is to run as, one after the other.
 pub(crate) async fn on_each_machine(test: impl AsyncFn(&Machine)) {
+    on_each_machine_within(Duration::from_mins(2), test).await;
+}
+
+/// The same for a test that takes long.
+pub(crate) async fn on_each_machine_within(limit: Duration, test: impl AsyncFn(&Machine)) {
     let _turn = TURN.lock().await;
     let root = rustix::process::geteuid().is_root();
     let users: &[(&str, Option<u32>)] = if root {
@@ -40,7 +45,6 @@ pub(crate) async fn on_each_machine(test: impl AsyncFn(&Machine)) {
     for (name, user) in users {
         eprintln!("as {name}:");
         let machine = Machine::new(name, *user);
-        let limit = Duration::from_mins(2);
         let done = tokio::time::timeout(limit, test(&machine)).await;
         assert!(done.is_ok(), "{name}: the test hangs");
         machine.end().await;
