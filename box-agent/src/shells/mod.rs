@@ -28,8 +28,8 @@ use crate::agent::Agent;
 pub(crate) use interpreter::Turn;
 pub(crate) use shell::Shell;
 
-/// Shells of one box at once.
-const SHELLS_MAX: usize = 256;
+/// Shells of one box at once; each takes a few descriptors of the agent's.
+const SHELLS_MAX: usize = 128;
 
 /// The shells of the box.
 #[derive(Debug, Default)]

@@ -12,7 +12,6 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use super::exchange::Done;
 use super::interpreter::{End, Interpreter, Run};
 use super::language::Settings;
 use crate::agent::Agent;
@@ -121,7 +120,7 @@ impl Shell {
         }
     }
 
-    /// Lets a command run in its turn. The other thing is told when it begins, or dropped if it never does.
+    /// Lets a command run in its turn. What is given besides is told when it begins, or dropped if it never does.
     pub(crate) fn run(
         self: &Arc<Self>,
         agent: &Arc<Agent>,
@@ -161,9 +160,7 @@ impl Shell {
         let ran = self
             .run_now(agent, &mut seat, command, params, begins)
             .await;
-        let mut state = self.state();
-        state.under_way = None;
-        drop(state);
+        self.state().under_way = None;
         ran.unwrap_or_else(|error| {
             agent.abandon(command, error);
             command.told()
@@ -178,10 +175,10 @@ impl Shell {
         params: &AgentStartParams,
         begins: oneshot::Sender<()>,
     ) -> Result<AgentCommand, BoxError> {
-        let (mut interpreter, replaced) = self.interpreter(agent, seat.take())?;
         let Program::Text { 0: text, .. } = &params.program else {
             return Err(BoxError::validation("program: a shell runs texts"));
         };
+        let (mut interpreter, replaced) = self.interpreter(agent, seat.take())?;
         let run = Run {
             text,
             settings: Settings {
@@ -223,14 +220,21 @@ impl Shell {
         drop(streams.held);
         self.state().last = Some(command.id.clone());
         let ended = match end {
-            End::Done(done) if self.asked.persist => {
-                *seat = Some(interpreter);
-                self.has_done(command, done)
-            }
             End::Done(done) => {
-                interpreter.dismiss(agent).await;
-                let ended = ended(command, done.code);
                 command.has_raised(&done.error);
+                let ended = Ended {
+                    pid: 0,
+                    code: Some(done.code),
+                    signal: None,
+                };
+                if self.asked.persist {
+                    *seat = Some(interpreter);
+                    let mut state = self.state();
+                    state.cwd = done.cwd;
+                    state.exports = Some(done.exports);
+                } else {
+                    interpreter.dismiss(agent).await;
+                }
                 ended
             }
             End::Gone(ended) => {
@@ -238,7 +242,8 @@ impl Shell {
                 ended
             }
         };
-        let _ = ends.send(ended);
+        // One that was made to end did not choose how.
+        let _ = ends.send(if command.is_unwanted() { KILLED } else { ended });
         life.await
             .map_err(|_| BoxError::internal("the end of the run was not seen"))
     }
@@ -277,15 +282,6 @@ impl Shell {
         Ok((interpreter, replaced))
     }
 
-    fn has_done(&self, command: &Command, done: Done) -> Ended {
-        let mut state = self.state();
-        state.cwd = done.cwd;
-        state.exports = Some(done.exports);
-        drop(state);
-        command.has_raised(&done.error);
-        ended(command, done.code)
-    }
-
     /// Ends its runs, and then itself.
     pub(super) async fn end(&self, agent: &Agent) {
         let runs = self.state().runs.clone();
@@ -302,15 +298,12 @@ impl Shell {
     }
 }
 
-/// How a run ended whose interpreter goes on. One that was made to end did not choose its code.
-fn ended(command: &Command, code: i32) -> Ended {
-    let killed = command.is_unwanted();
-    Ended {
-        pid: 0,
-        code: (!killed).then_some(code),
-        signal: killed.then_some(9),
-    }
-}
+/// How everything ends that is killed.
+const KILLED: Ended = Ended {
+    pid: 0,
+    code: None,
+    signal: Some(9),
+};
 
 fn only_path(env: &Env) -> Env {
     let mut only = Env::new();
