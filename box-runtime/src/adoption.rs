@@ -55,6 +55,7 @@ impl BoxRuntime {
             card.live().state = BoxState::Paused;
         }
         let (reply, answer) = oneshot::channel();
+        let told = Arc::clone(&card);
         let ask = Ask::Adopt {
             card,
             living: Box::new(living),
@@ -62,7 +63,10 @@ impl BoxRuntime {
         };
         self.send(ask).await?;
         match answer.await {
-            Ok(true) => Ok(()),
+            Ok(true) => {
+                self.shared().events.tell(&told, "adopted", "");
+                Ok(())
+            }
             Ok(false) => Err(BoxError::conflict("there is another box of this id")),
             Err(_) => Err(unanswered()),
         }

@@ -1,12 +1,12 @@
 //! Calls that the agent inside a box answers: found, waited for and passed on here, and never believed more than need be.
 
 use box_protocol::actions::{
-    BoxTransitionParams, FileAttributes, FileChunk, FileFind, FileGrep, FileList, FileMkdir,
-    FileMove, FilePack, FileRead, FileRemove, FileReplace, FileStat, FileUnpack, FileWrite,
-    PortChunk, PortOpen, PortSend, TargetState,
+    AgentGuest, BoxTransitionParams, FileAttributes, FileChunk, FileFind, FileGrep, FileList,
+    FileMkdir, FileMove, FilePack, FileRead, FileRemove, FileReplace, FileStat, FileUnpack,
+    FileWrite, GuestFacts, PortChunk, PortOpen, PortSend, TargetState,
 };
 use box_protocol::{Access, BoxError, MAX_CHUNK_BYTES, SessionId};
-use box_rpc::{Action, Call, Handle, Never};
+use box_rpc::{Action, Call, Empty, Handle, Never};
 use futures::StreamExt as _;
 use tokio::sync::mpsc;
 
@@ -88,6 +88,13 @@ impl BoxRuntime {
         }
         drop(to);
         chunks.finish().await.map_err(agents_error)
+    }
+
+    /// What a running box is like from inside, by the words of its agent.
+    pub async fn guest(&self, caller: &Caller, id: &SessionId) -> Result<GuestFacts, BoxError> {
+        let inside = self.enter(caller, id).await?;
+        let answer = inside.agent.call::<AgentGuest>(&Empty {}).await;
+        answer.map_err(agents_error)
     }
 
     pub(crate) async fn enter(&self, caller: &Caller, id: &SessionId) -> Result<Inside, BoxError> {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use box_protocol::actions::{
     BackendInfo, BoxCreate, BoxCreateParams, BoxCreateResult, BoxDelete, BoxDeleteParams,
-    BoxDeleteResult, BoxExec, BoxExecParams, BoxGet, BoxGetParams, BoxGetResult, BoxList,
-    BoxListParams, BoxListResult, BoxStats, BoxTransition, BoxTransitionParams,
+    BoxDeleteResult, BoxEvents, BoxExec, BoxExecParams, BoxGet, BoxGetParams, BoxGetResult,
+    BoxList, BoxListParams, BoxListResult, BoxStats, BoxTransition, BoxTransitionParams,
     BoxTransitionResult, BoxUpdate, BoxUpdateParams, CommandAttach, CommandGet, CommandInput,
     CommandKill, CommandList, CommandStart, FileAttributes, FileFind, FileGrep, FileList,
     FileMkdir, FileMove, FilePack, FileRead, FileRemove, FileReplace, FileStat, FileUnpack,
@@ -30,7 +30,7 @@ contract! {
     /// The actions of the contract that a runtime serves.
     pub Served:
         SystemHealth, SystemStatus, SystemConfigure, SystemShutdown,
-        BoxCreate, BoxGet, BoxList, BoxUpdate, BoxDelete, BoxExec, BoxStats, BoxTransition,
+        BoxCreate, BoxGet, BoxList, BoxUpdate, BoxDelete, BoxExec, BoxStats, BoxTransition, BoxEvents,
         FileRead, FileWrite, FileStat, FileList, FileFind, FileGrep, FileReplace, FileMove, FileRemove, FileMkdir,
         FileAttributes, FilePack, FileUnpack,
         CommandStart, CommandAttach, CommandGet, CommandList, CommandInput, CommandKill,
@@ -57,13 +57,14 @@ impl Handle<BoxGet> for BoxRuntime {
         params: BoxGetParams,
         call: Call<BoxGet>,
     ) -> Result<BoxGetResult, BoxError> {
-        if params.guest {
-            return Err(BoxError::unsupported(
-                "box.get does not tell about the guest yet",
-            ));
-        }
-        let info = self.get(&Caller::of(&call), &params.session_id).await?;
-        Ok(BoxGetResult { info, guest: None })
+        let (caller, id) = (Caller::of(&call), &params.session_id);
+        let guest = if params.guest {
+            Some(self.guest(&caller, id).await?)
+        } else {
+            None
+        };
+        let info = self.get(&caller, id).await?;
+        Ok(BoxGetResult { info, guest })
     }
 }
 

@@ -32,6 +32,7 @@ mod commands;
 mod config;
 mod data_plane;
 mod door;
+mod events;
 #[cfg(feature = "fake")]
 pub mod fake;
 mod handlers;

@@ -20,6 +20,7 @@ use tokio::time::Instant;
 use crate::caller::Caller;
 use crate::card::Card;
 use crate::config::RuntimeConfig;
+use crate::events::Events;
 use crate::select::Selector;
 use crate::session::{Create, Delete, Exec, OUTPUT_BYTES, Shared, Streaming, Transition, Work};
 use crate::table::{Ask, Count, Table};
@@ -57,6 +58,7 @@ impl BoxRuntime {
         let (exit, exited) = watch::channel(false);
         let shared = Arc::new(Shared {
             selector: Selector::new(&config),
+            events: Events::new(),
             nothing: Router::empty(),
             config,
         });

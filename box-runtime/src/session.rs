@@ -33,6 +33,7 @@ use self::front::{During, Front, Over, Rested};
 use crate::card::Card;
 use crate::config::RuntimeConfig;
 use crate::door::ended;
+use crate::events::Events;
 use crate::select::Selector;
 use crate::table::Ask;
 
@@ -46,6 +47,8 @@ pub(crate) use self::work::{Create, Delete, Exec, Reply, Streaming, Transition, 
 pub(crate) struct Shared {
     pub(crate) config: RuntimeConfig,
     pub(crate) selector: Selector,
+    /// What happened to the boxes.
+    pub(crate) events: Events,
     /// What agents may call here: nothing.
     pub(crate) nothing: Router,
 }
@@ -179,6 +182,7 @@ impl Actor {
                 Next::GoOn
             }
             Unready::Failed(error) => {
+                self.tell("failed", error.message());
                 // All who waited for this start share its outcome.
                 self.card.door.shut(error.clone());
                 self.front.refuse_waiting(&error);
@@ -276,7 +280,14 @@ impl Actor {
         match ran {
             Ran::Result(result) => {
                 let timed_out = result.status == ExecutionStatus::TimedOut;
+                if timed_out {
+                    self.tell("timeout", "an exec took too long");
+                }
+                if result.oom {
+                    self.tell("oom", "an exec was killed for want of memory");
+                }
                 if timed_out && on_timeout == OnTimeout::DropBox {
+                    self.tell("deleted", "an exec took too long");
                     return self.end(Last::Exec(reply, Ok(result))).await;
                 }
                 self.card.used(LaneStatus::Idle);
@@ -284,7 +295,14 @@ impl Actor {
                 Next::GoOn
             }
             // An agent that does not even end a command in time is not worth keeping.
-            Ran::Silent(result) => self.end(Last::Exec(reply, Ok(result))).await,
+            Ran::Silent(result) => {
+                self.tell(
+                    "timeout",
+                    "an exec took too long, and was not ended in time",
+                );
+                self.tell("deleted", "its agent is silent");
+                self.end(Last::Exec(reply, Ok(result))).await
+            }
             Ran::Refused(error) => {
                 self.card.used(LaneStatus::Idle);
                 let _ = reply.send(Err(error));
@@ -303,6 +321,7 @@ impl Actor {
     async fn delete(&mut self, delete: Box<Delete>) -> Next {
         self.card.set_lane(LaneStatus::Closing);
         let stopped = self.body.stop().await;
+        self.tell("deleted", "somebody deleted it");
         let Delete {
             reply, session_id, ..
         } = *delete;
@@ -321,14 +340,27 @@ impl Actor {
     async fn over(&mut self, over: Over) -> Next {
         match over {
             Over::Deleted(delete) => self.delete(delete).await,
-            Over::Expired | Over::Idle | Over::Closed => self.end(Last::Nothing).await,
+            Over::Expired => self.end_as("expired", "its time is over").await,
+            Over::Idle => self.end_as("expired", "nobody has used it for long").await,
+            Over::Closed => self.end_as("deleted", "the runtime lets go of it").await,
         }
+    }
+
+    async fn end_as(&mut self, kind: &str, why: &str) -> Next {
+        self.tell(kind, why);
+        self.end(Last::Nothing).await
+    }
+
+    /// Tells whoever wants to know what happened to the box.
+    fn tell(&self, kind: &str, message: &str) {
+        self.body.shared.events.tell(&self.card, kind, message);
     }
 
     /// The box is of no more use. Its record stays, so that people find out; the next call makes a
     /// new box.
     async fn fail(&mut self, reason: String) {
         tracing::warn!(session = %self.card.spec.session_id, %reason, "the box failed");
+        self.tell("failed", &reason);
         self.card.failed(reason);
         let _ = self.body.stop().await;
         self.card.set_lane(LaneStatus::Idle);
@@ -360,6 +392,7 @@ mod tests {
         let config = RuntimeConfig::new(Vec::new());
         let shared = Arc::new(Shared {
             selector: Selector::new(&config),
+            events: Events::new(),
             nothing: Router::empty(),
             config,
         });

@@ -2,8 +2,8 @@
 
 use box_protocol::BoxError;
 use box_protocol::actions::{
-    BoxEvents, CatalogDelete, CatalogGet, CatalogList, CatalogPut, FileWatch, SystemProbe,
-    SystemStorage, TenantGrant, TenantRevoke,
+    CatalogDelete, CatalogGet, CatalogList, CatalogPut, FileWatch, SystemProbe, SystemStorage,
+    TenantGrant, TenantRevoke,
 };
 use box_rpc::{Action, Call, Handle, RouterBuilder, contract};
 
@@ -42,7 +42,6 @@ unserved![
     SystemProbe,
     TenantGrant,
     TenantRevoke,
-    BoxEvents,
     FileWatch,
     CatalogPut,
     CatalogGet,

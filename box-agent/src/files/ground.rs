@@ -2,6 +2,7 @@
 //! that swaps a directory for a link meanwhile gains nothing: what a path leads to is decided once, by the kernel, with the
 //! guest's own rights, and from then on it is a descriptor.
 
+use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -75,6 +76,11 @@ impl Ground {
 
     pub(super) fn set_base(&self, base: Base) {
         self.settings().base = base;
+    }
+
+    /// What every command finds in its environment.
+    pub(super) fn env(&self) -> BTreeMap<String, String> {
+        self.settings().base.env.clone()
     }
 
     pub(super) fn set_file_bytes(&self, bytes: u64) {

@@ -5,12 +5,14 @@
 //! 2. `ground`: the way from a path to a descriptor. Nothing here looks a path up twice and believes both.
 //! 3. `path`: paths as they are asked for; `error`: what the system's errors mean.
 //! 4. `stat`, `read`, `write` with `draft` and `upload`, `replace`, `change` with `copy`: one file, or one thing.
-//! 5. `walk`, and what is built on it: `list`, `grep`, `pack`. `unpack` goes the other way.
+//! 5. `facts`: what the box is like, which is found out from its files.
+//! 6. `walk`, and what is built on it: `list`, `grep`, `pack`. `unpack` goes the other way.
 
 mod change;
 mod copy;
 mod draft;
 mod error;
+mod facts;
 mod grep;
 mod ground;
 mod list;
@@ -32,12 +34,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use box_protocol::actions::{
-    AgentHealthParams, FileAttributes, FileChunk, FileFind, FileGrep, FileList, FileMkdir,
-    FileMove, FilePack, FilePackParams, FileRead, FileReadParams, FileRemove, FileReplace,
-    FileStat, FileStatInfo, FileTreeResult, FileUnpack, FileWrite,
+    AgentGuest, AgentHealthParams, FileAttributes, FileChunk, FileFind, FileGrep, FileList,
+    FileMkdir, FileMove, FilePack, FilePackParams, FileRead, FileReadParams, FileRemove,
+    FileReplace, FileStat, FileStatInfo, FileTreeResult, FileUnpack, FileWrite, GuestFacts,
 };
 use box_protocol::{BoxError, MAX_CHUNK_BYTES};
-use box_rpc::{Action, Call, Handle, Router};
+use box_rpc::{Action, Call, Empty, Handle, Router};
 use box_sys::{Guest, GuestThread, Init};
 use rustix::fs::{Mode, OFlags};
 
@@ -72,6 +74,7 @@ pub(crate) fn router(files: &Arc<Files>) -> Router {
         .on::<FileAttributes>()
         .on::<FilePack>()
         .on::<FileUnpack>()
+        .on::<AgentGuest>()
         .build()
 }
 
@@ -202,6 +205,12 @@ macro_rules! pieces {
 pieces! {
     FileWrite => write::write;
     FileUnpack => unpack::unpack;
+}
+
+impl Handle<AgentGuest> for Files {
+    async fn handle(&self, _: Empty, _: Call<AgentGuest>) -> Result<GuestFacts, BoxError> {
+        self.step(|step| Ok(facts::facts(step))).await
+    }
 }
 
 impl Handle<FileRead> for Files {

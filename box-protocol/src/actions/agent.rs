@@ -10,12 +10,13 @@
 //! of its ring, so a message says offset and length, and nothing else has to be agreed on. A slot serves
 //! one call at a time; the runtime says which.
 
+use box_rpc::Empty;
 use serde::{Deserialize, Serialize};
 
 use super::commands::kill_signal;
 use super::{
-    CommandInputResult, Exclusive, OutputGap, OutputMode, OutputPiece, ReadFrom, ReadWhy, Stdin,
-    StreamName, TerminalSize, Until, View, actions, is_default,
+    CommandInputResult, Exclusive, GuestFacts, OutputGap, OutputMode, OutputPiece, ReadFrom,
+    ReadWhy, Stdin, StreamName, TerminalSize, Until, View, actions, is_default,
 };
 use crate::blob::Blob;
 use crate::env::Env;
@@ -48,6 +49,9 @@ actions! {
     /// Signals a command and, after the grace, kills its whole tree; answered when the tree is gone.
     /// `not_found`.
     AgentKill = "agent.kill": AgentKillParams => AgentKillResult;
+
+    /// Tells what the box is like from inside.
+    AgentGuest = "agent.guest": Empty => GuestFacts;
 }
 
 /// Bytes of a slot for each stream. More than what the chunks ahead of a reader can hold.

@@ -288,6 +288,12 @@ impl Body {
             live.last_used_at = now;
             live.created_at = now;
         }
+        let degraded = self.card.live().facts.degraded.join(", ");
+        self.shared.events.tell(&self.card, "started", "");
+        if !degraded.is_empty() {
+            let less = format!("without {degraded}");
+            self.shared.events.tell(&self.card, "degraded", &less);
+        }
         self.keep();
         self.open_door();
         Ok(())

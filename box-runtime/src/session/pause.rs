@@ -31,6 +31,8 @@ impl Actor {
     async fn move_to(&mut self, to: TargetState) -> Result<bool, BoxError> {
         let changed = self.body.move_to(to).await?;
         if changed {
+            let paused = to == TargetState::Paused;
+            self.tell(if paused { "paused" } else { "resumed" }, "");
             // A paused box has no end for want of use, and one that goes on is in use.
             self.front.used();
             self.front.set_clock();

@@ -1,6 +1,9 @@
 //! From the policy layer over a Unix socket to a real box.
 
-use box_protocol::actions::{FileRead, FileReadParams, FileWrite, FileWriteParams};
+use box_protocol::actions::{
+    BoxEvents, BoxGet, BoxStats, BoxTransition, FileRead, FileReadParams, FileWrite,
+    FileWriteParams, PortChunk, PortOpen, PortSend,
+};
 use box_rpc::{Limits, Options, Router, Session};
 use box_service::{BoxService, Query, ServiceConfig};
 use box_transports::queue;
@@ -87,6 +90,58 @@ async fn files_of_a_real_box_are_reached_through_the_service() {
         }
         assert_eq!(chunks.finish().await.unwrap(), written);
         assert_eq!(bytes, data);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn figures_events_and_ports_of_a_real_box_are_reached_through_the_service() {
+    on_each_machine(async |machine| {
+        let server = "cd /tmp && python3 -m http.server 8000 > /dev/null 2>&1 & true";
+        printed(&machine.exec("s", server).await);
+        let (_runtime, to_runtime) = linked(machine.runtime.router());
+        let config = ServiceConfig::default();
+        let service = BoxService::with_client(config, to_runtime.peer()).unwrap();
+        service.initialize().await.unwrap();
+        let (_service, client) = linked(service.router());
+        let peer = client.peer();
+        let every = serde_json::from_value(json!({"session_id": "s", "every_ms": 20})).unwrap();
+        let mut figures = peer.stream::<BoxStats>(&every).await.unwrap();
+        for _ in 0..3 {
+            figures.next().await.unwrap().unwrap();
+        }
+        drop(figures);
+        let all = serde_json::from_value(json!({})).unwrap();
+        let mut events = peer.stream::<BoxEvents>(&all).await.unwrap();
+        assert_eq!(events.next().await.unwrap().unwrap().kind, "started");
+        let running = serde_json::from_value(json!({"session_id": "s", "to": "running"})).unwrap();
+        let moved = peer.call::<BoxTransition>(&running).await.unwrap();
+        assert!(!moved.changed);
+        let inside = serde_json::from_value(json!({"session_id": "s", "guest": true})).unwrap();
+        while !(peer
+            .call::<BoxGet>(&inside)
+            .await
+            .unwrap()
+            .guest
+            .unwrap()
+            .ports)
+            .contains(&8000)
+        {
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+        let open = serde_json::from_value(json!({"session_id": "s", "port": 8000})).unwrap();
+        let mut chunks = peer.stream::<PortOpen>(&open).await.unwrap();
+        let Some(Ok(PortChunk::ConnId(id))) = chunks.next().await else {
+            panic!("no connection");
+        };
+        // `GET / HTTP/1.0`
+        let request = json!({"session_id": "s", "conn_id": id, "data": "R0VUIC8gSFRUUC8xLjANCg0K"});
+        let request = serde_json::from_value(request).unwrap();
+        peer.call::<PortSend>(&request).await.unwrap();
+        let Some(Ok(PortChunk::Data(data))) = chunks.next().await else {
+            panic!("no answer");
+        };
+        assert!(data.starts_with(b"HTTP/1.0 200"), "{data:?}");
     })
     .await;
 }

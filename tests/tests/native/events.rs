@@ -1,0 +1,188 @@
+//! What happened to boxes, told to those whose boxes they are; and what a box is like from inside.
+
+use std::time::Duration;
+
+use box_protocol::actions::{BoxEvent, BoxEventsResult, BoxGet, BoxGetResult};
+use box_protocol::{BoxError, Code, SpecDraft};
+use box_rpc::{Options, Router, Session};
+use box_runtime::{BoxRuntime, Caller};
+use box_transports::queue;
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+
+use super::support::{Machine, on_each_machine, params, printed, spec};
+
+/// All there is, and the number to go on from.
+async fn events(runtime: &BoxRuntime, caller: &str, asked: Value) -> (Vec<BoxEvent>, u64) {
+    let (sender, mut chunks) = mpsc::channel(8);
+    let asked = serde_json::from_value(asked).unwrap();
+    let caller = Caller::named(caller);
+    let running = runtime.events(&caller, asked, Some(sender));
+    let reading = async {
+        let mut all = Vec::new();
+        while let Some(event) = chunks.recv().await {
+            all.push(event);
+        }
+        all
+    };
+    let (result, all) = tokio::join!(running, reading);
+    let BoxEventsResult { next } = result.unwrap();
+    (all, next)
+}
+
+fn kinds(events: &[BoxEvent]) -> Vec<(&str, &str)> {
+    events
+        .iter()
+        .map(|event| (event.session_id.as_str(), &*event.kind))
+        .collect()
+}
+
+async fn delete(machine: &Machine, id: &str) {
+    let asked = serde_json::from_value(json!({"session_id": id})).unwrap();
+    let deleted = machine.runtime.delete(&Caller::local(), asked).await;
+    deleted.unwrap();
+}
+
+#[tokio::test]
+async fn what_happens_to_a_box_is_told_to_its_owner_in_order() {
+    on_each_machine(async |machine| {
+        let runtime = &machine.runtime;
+        let (none, start) = events(runtime, "local", json!({})).await;
+        assert!(none.is_empty() && start > 0);
+        let (sender, mut followed) = mpsc::channel(64);
+        let following = {
+            let runtime = runtime.clone();
+            let asked = serde_json::from_value(json!({"follow": true, "after": start})).unwrap();
+            tokio::spawn(async move { runtime.events(&Caller::local(), asked, Some(sender)).await })
+        };
+        machine.exec("a", "true").await;
+        let alice = Caller::named("alice");
+        let hers = params(SpecDraft::new("hers").cmd("true"));
+        runtime.exec(&alice, hers).await.unwrap();
+        delete(machine, "a").await;
+        let slow = spec(json!({"session_id": "slow", "cmd": "sleep 60", "timeout_sec": 1}));
+        machine.exec_spec(slow).await.unwrap();
+        let short =
+            spec(json!({"session_id": "short", "cmd": "true", "lifetime": {"idle_ms": 50}}));
+        machine.exec_spec(short).await.unwrap();
+        machine.exec("dies", "true").await;
+        // An agent that ends takes its box along.
+        let start_over = spec(json!({"session_id": "dies", "cmd": "echo alive"}));
+        assert_eq!(
+            printed(&machine.exec_spec(start_over).await.unwrap()),
+            "alive"
+        );
+        let mut expected = vec![
+            ("a", "started"),
+            ("hers", "started"),
+            ("a", "deleted"),
+            ("slow", "started"),
+            ("slow", "timeout"),
+            ("slow", "deleted"),
+            ("short", "started"),
+            ("short", "expired"),
+            ("dies", "started"),
+        ];
+        let pauses = !machine.lacks("cgroup.freeze").await;
+        if pauses {
+            for to in ["paused", "running"] {
+                let asked = serde_json::from_value(json!({"session_id": "dies", "to": to}));
+                let moved = runtime.transition(&Caller::local(), asked.unwrap()).await;
+                moved.unwrap();
+            }
+            expected.extend([("dies", "paused"), ("dies", "resumed")]);
+        }
+        let sorted = |mut all: Vec<(String, String)>| {
+            all.sort();
+            all
+        };
+        let owned = |all: &[(&str, &str)]| {
+            let all = all
+                .iter()
+                .map(|(id, kind)| ((*id).to_owned(), (*kind).to_owned()));
+            all.collect::<Vec<_>>()
+        };
+        let wait = async {
+            while events(runtime, "local", json!({})).await.0.len() < expected.len() {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), wait)
+            .await
+            .unwrap();
+        let (all, next) = events(runtime, "local", json!({})).await;
+        // The box that nobody used goes when it goes; all others one after the other.
+        assert_eq!(sorted(owned(&kinds(&all))), sorted(owned(&expected)));
+        assert!(all.windows(2).all(|two| two[0].seq < two[1].seq));
+        assert_eq!(all.last().unwrap().seq, next);
+        let (one, _) = events(runtime, "local", json!({"session_id": "slow"})).await;
+        assert_eq!(
+            kinds(&one),
+            [
+                ("slow", "started"),
+                ("slow", "timeout"),
+                ("slow", "deleted")
+            ]
+        );
+        let (later, _) = events(runtime, "local", json!({"after": all[2].seq})).await;
+        assert_eq!(later, all[3..]);
+        // Only what is hers, and nothing of it to anybody else.
+        assert_eq!(
+            kinds(&events(runtime, "alice", json!({})).await.0),
+            [("hers", "started")]
+        );
+        let (bobs, _) = events(runtime, "bob", json!({"session_id": "hers"})).await;
+        assert!(bobs.is_empty(), "{bobs:?}");
+        let mut live = Vec::new();
+        while live.len() < all.len() {
+            live.push(followed.recv().await.unwrap());
+        }
+        assert_eq!(live, all);
+        following.abort();
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_box_that_fails_or_runs_out_of_memory_says_so() {
+    on_each_machine(async |machine| {
+        if machine.lacks("cgroup.memory").await {
+            return;
+        }
+        let hog = spec(json!({"session_id": "h", "memory_mb": 64, "cmd": "exec tail /dev/zero"}));
+        machine.exec_spec(hog).await.unwrap();
+        let (all, _) = events(&machine.runtime, "local", json!({"session_id": "h"})).await;
+        assert_eq!(kinds(&all), [("h", "started"), ("h", "oom")]);
+    })
+    .await;
+}
+
+async fn get(machine: &Machine, guest: bool) -> Result<BoxGetResult, BoxError> {
+    let (near, far) = queue::pair(16);
+    let _server = Session::start(far, machine.runtime.router(), Options::default());
+    let client = Session::start(near, Router::empty(), Options::default());
+    let asked = serde_json::from_value(json!({"session_id": "g", "guest": guest})).unwrap();
+    let told = client.peer().call::<BoxGet>(&asked).await;
+    told.map_err(BoxError::from)
+}
+
+#[tokio::test]
+async fn the_inside_of_a_box_is_told() {
+    on_each_machine(async |machine| {
+        assert_eq!(get(machine, true).await.unwrap_err().code(), Code::NotFound);
+        let server = "cd /tmp && python3 -m http.server 8123 > /dev/null 2>&1 & \
+            for i in $(seq 200); do python3 -c 'import socket; socket.create_connection((\"127.0.0.1\", 8123))' \
+            2> /dev/null && break; sleep 0.05; done; uname -m; whoami; echo $HOME; command -v python3";
+        let ran = machine.exec("g", server).await;
+        let told: Vec<_> = printed(&ran).lines().collect();
+        assert_eq!(get(machine, false).await.unwrap().guest, None);
+        let facts = get(machine, true).await.unwrap().guest.unwrap();
+        assert_eq!([&*facts.arch, &*facts.user, &*facts.home], told[..3]);
+        assert_eq!(facts.ports, [8123]);
+        assert_eq!(facts.interpreters["python"], told[3]);
+        assert!(facts.interpreters.contains_key("sh"), "{facts:?}");
+        assert!(facts.tools.iter().any(|tool| tool == "tar"), "{facts:?}");
+        assert!(!facts.os.is_empty() && !facts.zone.is_empty(), "{facts:?}");
+    })
+    .await;
+}
