@@ -210,7 +210,6 @@ impl Bench {
             (cold, COLD_ARGV, RUNC, 1.0),
             (cold, COLD_ARGV, DOCKER, 1.0),
             (text, COLD_EXEC, SHELL, 2.5),
-            (text, COLD_EXEC, BUBBLEWRAP, 1.0),
         ] {
             show(name, ours, beside, most);
         }

@@ -18,6 +18,7 @@ use crate::inside::{Init, Outer};
 use crate::plan::{Mount, SandboxPlan};
 use crate::raw;
 use crate::server::Server;
+use crate::server::pools::enter_new_net;
 use crate::server::world::open_ns;
 use crate::wire::{Reply, next_length, receive_message, send_message};
 
@@ -32,7 +33,8 @@ pub(crate) struct Seed<'a> {
     pub(crate) shape: &'a SandboxPlan,
     /// The given root directory.
     pub(crate) lower: Option<OwnedFd>,
-    pub(crate) net: OwnedFd,
+    /// The network namespace, if there is one ready.
+    pub(crate) net: Option<OwnedFd>,
     pub(crate) user: OwnedFd,
     pub(crate) group: Option<&'a Group>,
 }
@@ -145,7 +147,11 @@ fn begin(seed: &mut Seed<'_>) -> Result<Begun> {
     }
     // After that, so that the box sees its own group as the root.
     raw::unshare(libc::CLONE_NEWCGROUP).at("unshare the cgroup namespace")?;
-    raw::setns(seed.net.as_fd(), libc::CLONE_NEWNET).at("enter the network namespace")?;
+    match &seed.net {
+        Some(net) => raw::setns(net.as_fd(), libc::CLONE_NEWNET),
+        None => enter_new_net(seed.shape.loopback),
+    }
+    .at("enter the network namespace")?;
     let this = rustix::process::getpid();
     let pidfd = rustix::process::pidfd_open(this, PidfdFlags::empty()).at("open a pidfd")?;
     // While the machine's procfs is in sight.

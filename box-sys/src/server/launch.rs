@@ -131,10 +131,7 @@ impl Server {
         child: impl FnOnce(Seed<'_>, InitMain) -> Result<i32>,
         limits: Option<&Limits>,
     ) -> Result<i32> {
-        let net = self
-            .pools
-            .net(&self.world, shape.loopback)
-            .at("make a network namespace")?;
+        let net = self.pools.net(shape.loopback);
         let user = self
             .pools
             .user(shape.guest.id)

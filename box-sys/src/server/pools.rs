@@ -80,7 +80,7 @@ impl Pools {
     pub(crate) fn refill(&mut self, world: &World, cgroups: &Cgroups) -> bool {
         // What cannot be made now is made, or reported, when it is asked for.
         if self.nets.len() < self.size {
-            return new_net(world, true).map(|net| self.nets.push(net)).is_ok();
+            return new_net(world).map(|net| self.nets.push(net)).is_ok();
         }
         if self.users.len() < self.size {
             return new_user(&self.ids.map(self.guest))
@@ -96,14 +96,9 @@ impl Pools {
         false
     }
 
-    pub(crate) fn net(&mut self, world: &World, loopback: bool) -> io::Result<OwnedFd> {
-        match self.nets.pop() {
-            Some(net) if loopback => Ok(net),
-            spare => {
-                self.nets.extend(spare);
-                new_net(world, loopback)
-            }
-        }
+    /// A network namespace, unless the box must make its own: many at once then make theirs beside each other.
+    pub(crate) fn net(&mut self, loopback: bool) -> Option<OwnedFd> {
+        if loopback { self.nets.pop() } else { None }
     }
 
     pub(crate) fn user(&mut self, guest: u32) -> io::Result<OwnedFd> {
@@ -169,11 +164,17 @@ impl Pools {
 }
 
 /// A new network namespace, owned by the server's user namespace, so that nobody in the box has powers over it.
-fn new_net(world: &World, loopback: bool) -> io::Result<OwnedFd> {
-    raw::unshare(libc::CLONE_NEWNET)?;
-    let made = if loopback { raw::loopback_up() } else { Ok(()) }.and_then(|()| open_ns("net"));
+fn new_net(world: &World) -> io::Result<OwnedFd> {
+    enter_new_net(true)?;
+    let made = open_ns("net");
     raw::setns(world.net.as_fd(), libc::CLONE_NEWNET)?;
     made
+}
+
+/// Moves this process into a new network namespace.
+pub(crate) fn enter_new_net(loopback: bool) -> io::Result<()> {
+    raw::unshare(libc::CLONE_NEWNET)?;
+    if loopback { raw::loopback_up() } else { Ok(()) }
 }
 
 fn new_user(map: &str) -> io::Result<OwnedFd> {
