@@ -195,7 +195,7 @@ impl Bench {
     }
 
     async fn files(&self, rounds: u32) -> Result<()> {
-        let bytes: Vec<u8> = (0..FILE).map(|n| (n % 251) as u8).collect();
+        let bytes: Vec<u8> = (0..=250_u8).cycle().take(FILE).collect();
         let directory = tempfile::tempdir()?;
         let source = directory.path().join("source");
         std::fs::write(&source, &bytes)?;
