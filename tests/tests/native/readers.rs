@@ -181,7 +181,10 @@ async fn what_was_seen_and_what_is_gone_is_what_was_written() {
         let gone: u64 = all.iter().map(|came| came.0).sum();
         let cuts: usize = all.iter().map(|came| came.1).sum();
         eprintln!("{RUNS} runs: {cuts} interruptions, {gone} bytes told as gone");
-        assert!(gone > 0 && cuts > RUNS, "the interesting things happened");
+        assert!(
+            gone > 0 && cuts > RUNS / 2,
+            "the interesting things happened"
+        );
     })
     .await;
 }
