@@ -18,7 +18,7 @@ use uuid::Uuid;
 
 use crate::caller::Caller;
 use crate::door::Inside;
-use crate::handlers::{CHUNKS_AHEAD, forwarded};
+use crate::handlers::{CHUNKS_AHEAD, forwarded, plain};
 use crate::retell::{Retelling, Told};
 use crate::runtime::BoxRuntime;
 use crate::session::{agents_error, nonsense};
@@ -40,6 +40,7 @@ impl BoxRuntime {
         let asked = inside.asked(params)?;
         inside.start(asked, attach).await
     }
+
     /// Reads a command's output. Dropping the future ends nothing else.
     pub async fn attach_command(
         &self,
@@ -355,17 +356,6 @@ impl Handle<CommandAttach> for BoxRuntime {
         let running = async { self.attach_command(&caller, params, sender).await };
         forwarded(running, chunks, call).await
     }
-}
-
-/// Those whose method takes the parameters as they came.
-macro_rules! plain {
-    ($($action:ty: $method:ident($params:ty) -> $result:ty;)*) => {$(
-        impl Handle<$action> for BoxRuntime {
-            async fn handle(&self, params: $params, call: Call<$action>) -> Result<$result, BoxError> {
-                self.$method(&Caller::of(&call), params).await
-            }
-        }
-    )*};
 }
 
 plain! {

@@ -98,6 +98,7 @@ macro_rules! plain {
         }
     )*};
 }
+pub(crate) use plain;
 
 plain! {
     SystemConfigure: configure(SystemConfigureParams) -> SystemConfigureResult;

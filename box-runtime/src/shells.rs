@@ -14,7 +14,7 @@ use uuid::Uuid;
 use crate::caller::Caller;
 use crate::commands::{DEFAULT_CWD, id_or_new};
 use crate::door::Inside;
-use crate::handlers::{CHUNKS_AHEAD, forwarded};
+use crate::handlers::{CHUNKS_AHEAD, forwarded, plain};
 use crate::runtime::BoxRuntime;
 use crate::session::{agents_error, nonsense};
 
@@ -137,32 +137,8 @@ impl Handle<ShellRun> for BoxRuntime {
     }
 }
 
-impl Handle<ShellCreate> for BoxRuntime {
-    async fn handle(
-        &self,
-        params: ShellCreateParams,
-        call: Call<ShellCreate>,
-    ) -> Result<ShellCreateResult, BoxError> {
-        self.create_shell(&Caller::of(&call), params).await
-    }
-}
-
-impl Handle<ShellList> for BoxRuntime {
-    async fn handle(
-        &self,
-        params: ShellListParams,
-        call: Call<ShellList>,
-    ) -> Result<ShellListResult, BoxError> {
-        self.list_shells(&Caller::of(&call), params).await
-    }
-}
-
-impl Handle<ShellDelete> for BoxRuntime {
-    async fn handle(
-        &self,
-        params: ShellDeleteParams,
-        call: Call<ShellDelete>,
-    ) -> Result<ShellDeleteResult, BoxError> {
-        self.delete_shell(&Caller::of(&call), params).await
-    }
+plain! {
+    ShellCreate: create_shell(ShellCreateParams) -> ShellCreateResult;
+    ShellList: list_shells(ShellListParams) -> ShellListResult;
+    ShellDelete: delete_shell(ShellDeleteParams) -> ShellDeleteResult;
 }
