@@ -34,9 +34,9 @@ box-bench rpc [--rounds N] [--seconds S] [--only NAME,NAME]
     --only     a few contestants; bars that need others are left out
 box-bench boxes [--rounds N]
     What runtime and policy add to a bare call, and what a live session costs, as ratios.
-box-bench native [--rounds N]
+box-bench native [--rounds N] [--only PART,PART]
     Real boxes beside a bare spawn, bubblewrap, runc and Docker, as ratios; 64 at once, a thousand alive; and what
-    an idle box costs.
+    an idle box costs. The parts: speed, at-once, alive, memory.
 box-bench plane [--rounds N]
     What is inside a box over a Unix socket: streams of output, first bytes, files, commands that have ended; as ratios.
 box-bench server NAME
@@ -51,7 +51,7 @@ fn main() -> Result<()> {
     match words.as_slice() {
         ["rpc", options @ ..] => rounds::run(&plan(options)?),
         ["boxes", options @ ..] => boxes::run(plan(options)?.rounds),
-        ["native", options @ ..] => native::run(plan(options)?.rounds),
+        ["native", options @ ..] => native::run(&plan(options)?),
         ["plane", options @ ..] => plane::run(plan(options)?.rounds),
         ["server", name] => serve(Contestant::named(name)?),
         ["list"] => {
@@ -81,12 +81,7 @@ fn plan(options: &[&str]) -> Result<Plan> {
                 plan.load = Duration::try_from_secs_f64(value.parse().with_context(wrong)?)
                     .with_context(wrong)?;
             }
-            "--only" => {
-                plan.contestants = value
-                    .split(',')
-                    .map(Contestant::named)
-                    .collect::<Result<_>>()?;
-            }
+            "--only" => plan.only = Some((*value).to_owned()),
             _ => bail!("unknown option {option}\n\n{HELP}"),
         }
     }

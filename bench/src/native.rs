@@ -23,6 +23,7 @@ use uuid::Uuid;
 use self::engines::{Engines, bubblewrap};
 use crate::boxes::bar;
 use crate::process;
+use crate::rounds::Plan;
 use crate::statistics::median;
 
 /// How often each contestant runs in a round.
@@ -33,15 +34,23 @@ const SELDOM: usize = 20;
 const MANY: usize = 200;
 
 /// Runs everything and prints the bars.
-pub(crate) fn run(rounds: u32) -> Result<()> {
+pub(crate) fn run(plan: &Plan) -> Result<()> {
+    let rounds = plan.rounds;
+    let parts = plan.only.as_deref().unwrap_or("speed,at-once,alive,memory");
     process::runtime()?.block_on(async {
         let bench = Bench::start().await?;
         println!("| bar | ours | beside | ratio (lowest to highest round) | wanted | verdict |");
         println!("|---|---|---|---|---|---|");
-        bench.speed(rounds).await?;
-        bench.at_once(rounds).await?;
-        bench.among_many(rounds).await?;
-        bench.memory().await
+        for part in parts.split(',') {
+            match part {
+                "speed" => bench.speed(rounds).await?,
+                "at-once" => bench.at_once(rounds).await?,
+                "alive" => bench.among_many(rounds).await?,
+                "memory" => bench.memory().await?,
+                _ => bail!("no part called {part}"),
+            }
+        }
+        Ok(())
     })
 }
 

@@ -17,7 +17,7 @@ use crate::{
 pub(crate) struct Plan {
     pub(crate) rounds: u32,
     pub(crate) load: Duration,
-    pub(crate) contestants: Vec<Contestant>,
+    pub(crate) only: Option<String>,
 }
 
 impl Default for Plan {
@@ -25,7 +25,16 @@ impl Default for Plan {
         Self {
             rounds: 5,
             load: Duration::from_secs(1),
-            contestants: Contestant::all().collect(),
+            only: None,
+        }
+    }
+}
+
+impl Plan {
+    fn contestants(&self) -> Result<Vec<Contestant>> {
+        match &self.only {
+            Some(names) => names.split(',').map(Contestant::named).collect(),
+            None => Ok(Contestant::all().collect()),
         }
     }
 }
@@ -61,7 +70,7 @@ const IDLE_CONNECTIONS: u32 = 2000;
 pub(crate) fn run(plan: &Plan) -> Result<()> {
     process::raise_open_files()?;
     report::header(plan);
-    let mut records: Vec<Record> = plan.contestants.iter().copied().map(Record::new).collect();
+    let mut records: Vec<Record> = plan.contestants()?.into_iter().map(Record::new).collect();
     let parts: [fn(&mut Record, Duration) -> Result<()>; 3] =
         [Record::load, Record::large, Record::idle];
     for round in 0..plan.rounds {

@@ -29,6 +29,9 @@ const CALLS: usize = 256;
 /// The longest message: a command's whole text, environment and arguments, or both streams of a small output.
 const MESSAGE_BYTES: usize = 4 << 20;
 
+/// How long nothing must have ended before memory is given back.
+const QUIET: Duration = Duration::from_millis(100);
+
 /// What comes before the first message to a runtime that takes over, with the box's mount namespace and the slots.
 const GREETING: &[u8] = b"box1";
 
@@ -163,14 +166,29 @@ fn session(stream: tokio::net::UnixStream, router: Router) -> Session {
     Session::start(unix::over(stream, &options.limits), router, options)
 }
 
-/// Every orphan of the box becomes a child of this process, which must see it off.
+/// Every orphan of the box becomes a child of this process, which must see it off. When none has ended for a while, memory is
+/// given back.
 async fn reap(agent: &Agent, children: &AsyncFd<OwnedFd>) -> io::Result<()> {
+    let mut resting = false;
     loop {
-        let mut ready = children.readable().await?;
-        let mut record = [0_u8; 512];
-        // Signals of one kind do not queue up, so one read takes all there are.
-        let _ = rustix::io::read(children.as_fd(), &mut record);
-        ready.clear_ready();
+        let child = async {
+            let mut ready = children.readable().await?;
+            let mut record = [0_u8; 512];
+            // Signals of one kind do not queue up, so one read takes all there are.
+            let _ = rustix::io::read(children.as_fd(), &mut record);
+            ready.clear_ready();
+            Ok::<_, io::Error>(())
+        };
+        if resting {
+            child.await?;
+        } else if let Ok(ended) = tokio::time::timeout(QUIET, child).await {
+            ended?;
+        } else {
+            box_sys::rest();
+            resting = true;
+            continue;
+        }
+        resting = false;
         agent.reap();
     }
 }

@@ -426,7 +426,7 @@ impl Sandbox {
         self.cgroups.oom_kills(self.cgroup.as_deref()?)
     }
 
-    /// Stops everything in the box, init included.
+    /// Asks the kernel to stop everything in the box, init included. It does so soon: [`Self::stands_still`].
     pub fn freeze(&self) -> Result<()> {
         self.set_frozen(true)
     }
@@ -434,6 +434,12 @@ impl Sandbox {
     /// Continues what was stopped.
     pub fn thaw(&self) -> Result<()> {
         self.set_frozen(false)
+    }
+
+    /// Whether everything in a box that was frozen has come to a stop. What waits for a disk may take a while.
+    pub fn stands_still(&self) -> bool {
+        let name = self.cgroup.as_deref();
+        name.is_some_and(|name| self.cgroups.stands_still(name))
     }
 
     fn set_frozen(&self, frozen: bool) -> Result<()> {

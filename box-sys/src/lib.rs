@@ -7,7 +7,7 @@
 //! 3. `server/`: the fork server. `world.rs` is what it lives in, `pools.rs` what it keeps ready, `launch.rs` the fork.
 //! 4. `child/`: from the fork to init. `mod.rs` is the order of steps, `tree.rs` the root directory.
 //! 5. `inside/`: what init has: [`Init`], commands, their ends.
-//! 6. `cgroup/`, `seccomp/`, `landlock.rs`, `mounts.rs`, `identity.rs`: the means.
+//! 6. `cgroup/`, `seccomp/`, `landlock.rs`, `mounts.rs`, `identity.rs`, `quota.rs`: the means.
 //! 7. `wire.rs`: messages between the two; `raw.rs`: system calls; `error.rs`.
 //!
 //! # A program that makes boxes
@@ -24,6 +24,7 @@ mod landlock;
 mod mounts;
 mod plan;
 mod probe;
+mod quota;
 mod raw;
 pub mod seccomp;
 mod server;
@@ -33,8 +34,9 @@ pub use cgroup::{Ability, Cgroups, Usage};
 pub use child::InitMain;
 pub use client::{ForkServer, Making, Sandbox, SandboxRecord, serve_if_asked};
 pub use error::{Error, Result};
-pub use inside::{Command, Ended, GuestThread, Init, Moment, Outer, SpawnPlan, Stdio};
+pub use inside::{Command, Ended, GuestThread, Init, Moment, Outer, SpawnPlan, Stdio, rest};
 pub use plan::{Caps, Guest, Limits, MOUNTS_MAX, Mount, Root, SandboxPlan, Source};
 pub use probe::Primitives;
+pub use quota::DirectoryQuota;
 pub use raw::signal_fd;
 pub use wire::{ServerConfig, receive, send, socket_pair};

@@ -44,7 +44,7 @@ pub(crate) enum Forked {
     Child,
 }
 
-fn check(result: libc::c_long) -> io::Result<libc::c_long> {
+pub(crate) fn check(result: libc::c_long) -> io::Result<libc::c_long> {
     if result < 0 {
         Err(io::Error::last_os_error())
     } else {

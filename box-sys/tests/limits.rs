@@ -136,18 +136,10 @@ fn cgroup_file(boxed: &TestBox<'_>, hierarchies: &[&str], file: &str) -> Option<
 
 /// How often a box had to wait for its next period, by the kernel's count.
 fn throttled(boxed: &TestBox<'_>) -> u64 {
-    let stat = cgroup_file(boxed, &["cpu", "cpu,cpuacct", ""], "cpu.stat").unwrap();
+    let stat = cgroup_file(boxed, &["cpu", "cpu,cpuacct", "", "user"], "cpu.stat").unwrap();
     let mut lines = stat.lines();
     let count = lines.find_map(|line| line.strip_prefix("nr_throttled "));
     count.unwrap().parse().unwrap()
-}
-
-/// Whether all of a box has come to a stop, which takes the kernel a while.
-fn frozen(boxed: &TestBox<'_>) -> bool {
-    match cgroup_file(boxed, &["unified", ""], "cgroup.events") {
-        Some(events) => events.contains("frozen 1"),
-        None => cgroup_file(boxed, &["freezer"], "freezer.state").unwrap() == "FROZEN\n",
-    }
 }
 
 #[test]
@@ -165,7 +157,7 @@ fn a_quota_of_processor_time_is_kept_loosely() {
             cpus: Some(0.05),
             ..FREE
         });
-        assert!(used <= 150, "{used} ms of 1000 with a twentieth of one");
+        assert!(used <= 300, "{used} ms of 1000 with a twentieth of one");
         assert!(waits > 0, "the limit made it wait");
         // How much time it gets without is the other programs' of the machine to say; that no limit made it wait is ours.
         assert_eq!(spin(FREE).1, 0, "control");
@@ -186,7 +178,7 @@ fn usage_is_counted_from_this_boxs_beginning() {
             let before = boxed.sandbox().usage();
             assert!(last.is_none_or(|last| before.cpu < last), "{before:?}");
             assert!(before.pids.unwrap() >= 1);
-            boxed.probe("spin", "200");
+            boxed.probe("spin", "600");
             let after = boxed.sandbox().usage();
             assert!(after.cpu.unwrap() > before.cpu.unwrap());
             last = Some(after.cpu);
@@ -204,12 +196,13 @@ fn a_frozen_box_stands_still_and_can_still_be_killed() {
         }
         boxed.spawn("while :; do :; done");
         boxed.sandbox().freeze().unwrap();
-        support::eventually("it stands still", || frozen(&boxed));
+        support::eventually("it stands still", || boxed.sandbox().stands_still());
         let cpu = || boxed.sandbox().usage().cpu.unwrap();
         let before = cpu();
         std::thread::sleep(Duration::from_millis(200));
         assert_eq!(cpu(), before);
         boxed.sandbox().thaw().unwrap();
+        support::eventually("it is let go", || !boxed.sandbox().stands_still());
         support::eventually("it goes on", || cpu() > before);
         boxed.sandbox().freeze().unwrap();
         boxed.sandbox.take().unwrap().destroy().unwrap();

@@ -27,7 +27,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use box_protocol::actions::{BoxStatsResult, SPOOL_BYTES, SPOOL_SLOTS};
@@ -54,6 +54,9 @@ use crate::spool::Spool;
 /// Boxes that the fork server may be asked for at once. It makes one after the other; what waits for it waits here, and
 /// asking never blocks.
 const MAKING: usize = 8;
+
+/// How long a box may take to come to a stop: what it reads from a disk, it reads to the end.
+const STANDSTILL: Duration = Duration::from_secs(2);
 
 /// Makes boxes with nothing but this machine's kernel. Clones are the same backend; with the last one go its boxes.
 #[derive(Debug, Clone)]
@@ -149,7 +152,8 @@ impl Backend for NativeBackend {
         let logs = logs.map_err(failed)?;
         let server = self.0.server.running().await?;
         let place = self.0.making.acquire().await;
-        let quota = Quota::of(request.spec, sources.first()).map_err(failed)?;
+        let quota = Quota::of(request.spec, sources.first(), self.0.config.outlive);
+        let quota = quota.await.map_err(failed)?;
         let sources: Vec<_> = sources.iter().map(AsFd::as_fd).collect();
         let mut fds = vec![far.as_fd()];
         fds.extend(listener.as_ref().map(AsFd::as_fd));
@@ -222,17 +226,20 @@ impl Backend for NativeBackend {
 
     async fn freeze(&self, id: Uuid, frozen: bool) -> Result<(), BoxError> {
         let living = self.living(id).ok_or_else(gone)?;
-        let done = if frozen {
-            living.sandbox.freeze()
-        } else {
-            living.sandbox.thaw()
-        };
-        done.map_err(|error| match error {
-            box_sys::Error::Unavailable(what) => {
-                BoxError::unsupported(format!("this machine cannot pause a box ({what})"))
+        if !frozen {
+            return living.sandbox.thaw().map_err(unpausable);
+        }
+        living.sandbox.freeze().map_err(unpausable)?;
+        let begun = Instant::now();
+        while !living.sandbox.stands_still() {
+            if begun.elapsed() > STANDSTILL {
+                let _ = living.sandbox.thaw();
+                let why = "the box did not come to a stop within two seconds, and goes on";
+                return Err(BoxError::unavailable(why));
             }
-            error => in_words(&error),
-        })
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        Ok(())
     }
 
     async fn add_mounts(&self, id: Uuid, mounts: &[BoxMountSpec]) -> Result<(), BoxError> {
@@ -293,7 +300,8 @@ impl Backend for NativeBackend {
                 ended_for: OnceLock::new(),
             });
             if let Some((workspace, bytes)) = &living.quota {
-                let quota = Quota::again(&plan::open("host_path", workspace)?, *bytes);
+                let workspace = plan::open("host_path", workspace)?;
+                let quota = Quota::again(&workspace, *bytes, true).await;
                 tokio::spawn(quota.map_err(failed)?.watch(Arc::downgrade(&living)));
             }
             self.boxes().insert(one.id, living);
@@ -314,6 +322,16 @@ impl Backend for NativeBackend {
         // What held its mounts was the last to do so. Taking them apart is for nobody to wait for.
         tokio::task::spawn_blocking(|| drop((ended, living)));
         Ok(())
+    }
+}
+
+/// Why a box cannot be paused, or goes on standing still.
+fn unpausable(error: box_sys::Error) -> BoxError {
+    match error {
+        box_sys::Error::Unavailable(what) => {
+            BoxError::unsupported(format!("this machine cannot pause a box ({what})"))
+        }
+        error => in_words(&error),
     }
 }
 

@@ -1,16 +1,20 @@
 //! The size of a workspace while its box runs.
 //!
-//! A host directory has no size of its own, so it is measured again and again: every 10 ms while it grows, every 100 ms
+//! Where the file system can, it keeps the quota itself, to the byte: what is over it is not written ([`DirectoryQuota`]).
+//!
+//! Elsewhere a host directory has no size of its own, so it is measured again and again: every 10 ms while it grows, every 100 ms
 //! otherwise, and not at all while the box uses no processor time. A box whose workspace is too large is killed. What it can
 //! write beyond its quota is what it writes between two looks: its rate, times 10 to 100 ms and the time one look takes. One
 //! file cannot be larger than the whole quota, which the kernel sees to (`RLIMIT_FSIZE`), and no call that allocates without
 //! writing gets through.
 
-use std::os::fd::OwnedFd;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use box_protocol::BoxSpec;
+use box_sys::DirectoryQuota;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 
 use super::Living;
@@ -30,31 +34,53 @@ const ENTRY: u64 = 512;
 pub(super) struct Quota {
     directory: OwnedFd,
     bytes: u64,
+    /// Set where the file system keeps it.
+    kernel: Option<DirectoryQuota>,
 }
 
 impl Quota {
-    /// The quota of a box, if it has one. `workspace` is the descriptor it is mounted from.
-    pub(super) fn of(
+    /// The quota of a box, if it has one, in force from now on if the file system keeps it. `workspace` is the descriptor it is
+    /// mounted from; `outlives` if the box may outlive this process.
+    pub(super) async fn of(
         spec: &BoxSpec,
         workspace: Option<&OwnedFd>,
-    ) -> rustix::io::Result<Option<Self>> {
-        let Some(bytes) = spec.file_bytes() else {
-            return Ok(None);
-        };
-        let Some(workspace) = workspace else {
-            return Ok(None);
-        };
-        Self::again(workspace, bytes).map(Some)
+        outlives: bool,
+    ) -> io::Result<Option<Self>> {
+        match (spec.file_bytes(), workspace) {
+            (Some(bytes), Some(workspace)) => {
+                Self::again(workspace, bytes, outlives).await.map(Some)
+            }
+            _ => Ok(None),
+        }
     }
 
     /// That of a box that has one.
-    pub(super) fn again(workspace: &OwnedFd, bytes: u64) -> rustix::io::Result<Self> {
+    pub(super) async fn again(workspace: &OwnedFd, bytes: u64, outlives: bool) -> io::Result<Self> {
         let directory = open(workspace, c".")?;
-        Ok(Self { directory, bytes })
+        let limited = directory.try_clone()?;
+        // Looks at every file there is.
+        let set = move || DirectoryQuota::set(limited.as_fd(), bytes, bytes / ENTRY);
+        let mut kernel = tokio::task::spawn_blocking(set).await?.ok();
+        if let Some(kernel) = &mut kernel {
+            kernel.keep(outlives);
+        }
+        Ok(Self {
+            directory,
+            bytes,
+            kernel,
+        })
     }
 
     /// Watches until the box is gone, or over its quota.
-    pub(super) async fn watch(self, living: Weak<Living>) {
+    pub(super) async fn watch(mut self, living: Weak<Living>) {
+        if let Some(mut kernel) = self.kernel.take() {
+            while let Some(living) = living.upgrade() {
+                *living.disk() = kernel.used().ok();
+                drop(living);
+                tokio::time::sleep(SELDOM).await;
+            }
+            return kernel.keep(false);
+        }
         let this = Arc::new(self);
         let (mut last, mut cpu) = (Size::default(), None);
         let mut rest = OFTEN;

@@ -94,6 +94,17 @@ impl Cgroups {
         }
     }
 
+    /// Whether all of a frozen group has come to a stop.
+    pub(crate) fn stands_still(&self, name: &str) -> bool {
+        match self.dir(name, Ability::Freeze) {
+            Some((dir, true)) => field(&dir, "cgroup.events", "frozen") == Some(1),
+            Some((dir, false)) => {
+                read(&dir, "freezer.state").is_ok_and(|state| state.trim() == "FROZEN")
+            }
+            None => false,
+        }
+    }
+
     /// Removes empty groups of fork servers that are gone. Groups of living boxes and of living servers stay. Gives the
     /// number of names removed.
     ///

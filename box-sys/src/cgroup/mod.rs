@@ -9,8 +9,9 @@
 //! All servers of a machine share one parent in each hierarchy, and the last one removes it. So each holds it by an empty group
 //! of its own: making that fails in a parent that is being removed, and the kernel removes none that has a group in it.
 //!
-//! `mod.rs` finds the hierarchies, `group.rs` makes, limits and removes a box's group, `live.rs` asks and acts on one.
+//! `find.rs` finds where groups can be made, `mod.rs` holds those places, `group.rs` makes, limits and removes a box's group, `live.rs` asks and acts on one.
 
+mod find;
 mod group;
 mod live;
 
@@ -104,7 +105,7 @@ impl Cgroups {
     fn find(parent: &str, hold: Option<String>) -> Self {
         let mut hierarchies = Vec::new();
         let mut open_to: Vec<Ability> = ALL.to_vec();
-        let mut found = mounted();
+        let mut found = find::mounted(parent, hold.is_some());
         // Version 2 first: what it can do, version 1 need not.
         found.sort_by_key(|mount| !mount.v2);
         for mount in found {
@@ -166,7 +167,12 @@ impl Ability {
 }
 
 impl Hierarchy {
-    fn open(mount: &Mounted, parent: &str, hold: Option<&str>, wanted: &[Ability]) -> Option<Self> {
+    fn open(
+        mount: &find::Mounted,
+        parent: &str,
+        hold: Option<&str>,
+        wanted: &[Ability],
+    ) -> Option<Self> {
         let v1_unwanted = |ability: &Ability| !wanted.contains(ability);
         if !mount.v2 && mount.abilities().iter().all(v1_unwanted) {
             return None;
@@ -179,8 +185,7 @@ impl Hierarchy {
         let mut abilities = mount.abilities();
         if mount.v2 {
             if hold.is_some() {
-                // Fails where processes live in `top` that are not its root, or where it is not ours; then the limits are
-                // missing, and are reported so.
+                // Where it cannot be, the limits are missing, and are reported so.
                 enable(&top);
                 enable(&parent);
             }
@@ -232,92 +237,17 @@ fn held(top: &OwnedFd, parent: &str, hold: &str) -> Option<OwnedFd> {
 }
 
 /// Lets the groups below have the controllers, one by one: a single refusal would void a joint request.
+///
+/// Not where processes are, except at the root, which has no type: the kernel would refuse memory there and grant the others,
+/// and with those no process could be put into a group below any more (EOPNOTSUPP).
 fn enable(group: &OwnedFd) {
+    let empty = read(group.as_fd(), "cgroup.procs").is_ok_and(|there| there.is_empty());
+    if !empty && read(group.as_fd(), "cgroup.type").is_ok() {
+        return;
+    }
     for controller in ["+cpu", "+memory", "+pids"] {
         let _ = write(group.as_fd(), "cgroup.subtree_control", controller);
     }
-}
-
-/// A cgroup file system of this machine.
-#[derive(Debug, Clone)]
-struct Mounted {
-    v2: bool,
-    path: String,
-    controllers: Vec<String>,
-}
-
-impl Mounted {
-    fn abilities(&self) -> Vec<Ability> {
-        let mut abilities = Vec::new();
-        for controller in &self.controllers {
-            match controller.as_str() {
-                "cpu" => abilities.push(Ability::Cpu),
-                "memory" => abilities.push(Ability::Memory),
-                "pids" => abilities.push(Ability::Pids),
-                "cpuacct" => abilities.push(Ability::CpuUsage),
-                "freezer" => abilities.push(Ability::Freeze),
-                _ => {}
-            }
-        }
-        if self.v2 {
-            abilities.extend([Ability::CpuUsage, Ability::Freeze]);
-        }
-        abilities
-    }
-}
-
-/// The cgroup file systems in this mount namespace, with the directory in which this process may make groups.
-///
-/// Root makes them at the top, as container engines do. Others can only below the group they are in, if that was given to
-/// them (systemd: `Delegate=yes`).
-fn mounted() -> Vec<Mounted> {
-    let Ok(table) = fs::read_to_string("/proc/self/mountinfo") else {
-        return Vec::new();
-    };
-    let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let root = rustix::process::geteuid().is_root();
-    table
-        .lines()
-        .filter_map(|line| parse_mount(line, if root { None } else { Some(&own) }))
-        .collect()
-}
-
-fn parse_mount(line: &str, own: Option<&str>) -> Option<Mounted> {
-    let (left, right) = line.split_once(" - ")?;
-    let path = left.split(' ').nth(4)?;
-    let mut right = right.split(' ');
-    let kind = right.next()?;
-    let options = right.nth(1)?;
-    let v2 = match kind {
-        "cgroup" => false,
-        "cgroup2" => true,
-        _ => return None,
-    };
-    let controllers: Vec<String> = if v2 {
-        Vec::new()
-    } else {
-        options.split(',').map(str::to_owned).collect()
-    };
-    let below = match own {
-        None => String::new(),
-        Some(own) => own.lines().find_map(|line| {
-            let (_, rest) = line.split_once(':')?;
-            let (names, path) = rest.split_once(':')?;
-            let same = if v2 {
-                names.is_empty()
-            } else {
-                names
-                    .split(',')
-                    .any(|name| controllers.iter().any(|c| c == name))
-            };
-            same.then(|| path.trim_end_matches('/').to_owned())
-        })?,
-    };
-    Some(Mounted {
-        v2,
-        path: format!("{path}{below}"),
-        controllers,
-    })
 }
 
 fn open_dir(at: impl AsFd, path: &str) -> io::Result<OwnedFd> {
@@ -339,36 +269,4 @@ pub(crate) fn write(at: impl AsFd, file: &str, text: &str) -> io::Result<()> {
     let fd = rustix::fs::openat(at, file, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
     rustix::io::write(&fd, text.as_bytes())?;
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const V1: &str =
-        "36 31 0:33 / /sys/fs/cgroup/memory rw,relatime shared:9 - cgroup cgroup rw,memory";
-    const V2: &str = "41 31 0:38 / /sys/fs/cgroup rw,relatime - cgroup2 cgroup2 rw,nsdelegate";
-    const OWN: &str = "4:memory:/a/b\n1:name=systemd:/\n0::/user.slice/x.scope\n";
-
-    #[test]
-    fn mounts_of_both_versions_are_found() {
-        let v1 = parse_mount(V1, None).unwrap();
-        assert_eq!((v1.v2, v1.path.as_str()), (false, "/sys/fs/cgroup/memory"));
-        assert_eq!(v1.abilities(), [Ability::Memory]);
-        let v2 = parse_mount(V2, None).unwrap();
-        assert!(v2.v2);
-        assert!(parse_mount("22 27 0:21 / /proc rw - proc proc rw", None).is_none());
-    }
-
-    #[test]
-    fn an_ordinary_user_starts_from_its_own_group() {
-        assert_eq!(
-            parse_mount(V1, Some(OWN)).unwrap().path,
-            "/sys/fs/cgroup/memory/a/b"
-        );
-        assert_eq!(
-            parse_mount(V2, Some(OWN)).unwrap().path,
-            "/sys/fs/cgroup/user.slice/x.scope"
-        );
-    }
 }

@@ -1,9 +1,11 @@
 //! What the first process of a box has once the box is closed: starting commands as the guest, and ending them with all they
 //! have started.
 //!
-//! `spawn.rs` starts a command, `kin.rs` finds everything that came of it, `thread.rs` lets a thread touch files as the guest.
+//! `spawn.rs` starts a command, `kin.rs` finds everything that came of it, `thread.rs` lets a thread touch files as the guest, `rest.rs`
+//! gives memory back.
 
 pub(crate) mod kin;
+mod rest;
 mod spawn;
 mod thread;
 
@@ -16,6 +18,7 @@ use rustix::process::{Pid, Signal, WaitOptions};
 
 use crate::plan::SandboxPlan;
 pub use kin::Moment;
+pub use rest::rest;
 pub use spawn::{Command, SpawnPlan, Stdio};
 pub use thread::GuestThread;
 

@@ -86,7 +86,7 @@ impl Machine {
 pub(crate) static MACHINES: LazyLock<Vec<Machine>> = LazyLock::new(|| {
     let programs = PROGRAMS.clone();
     let config = ServerConfig::default();
-    let server = ForkServer::start(Path::new(SERVER), &config).unwrap();
+    let server = ForkServer::start(&programs.join("server"), &config).unwrap();
     let name = if server.primitives().privileged {
         "root"
     } else {
@@ -111,8 +111,13 @@ pub(crate) static MACHINES: LazyLock<Vec<Machine>> = LazyLock::new(|| {
 
 /// A directory with the programs that an ordinary user can reach, which a build directory may not be. Always the same one, so
 /// that no run leaves another behind; replaced by renaming, because other test programs may be running them.
+///
+/// One made by root is used where it is named: an ordinary user may not even read the build directory.
 pub(crate) static PROGRAMS: LazyLock<PathBuf> = LazyLock::new(|| {
     use std::os::unix::fs::PermissionsExt;
+    if let Some(dir) = std::env::var_os("BOX_SYS_TEST_PROGRAMS") {
+        return dir.into();
+    }
     let dir = std::env::temp_dir().join(format!(
         "box-sys-tests-{}",
         rustix::process::geteuid().as_raw()

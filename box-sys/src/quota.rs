@@ -1,0 +1,205 @@
+//! A limit on a directory that the file system keeps by itself: a project quota of ext4 or XFS, where the file system has that
+//! turned on and this process is the machine's root.
+//!
+//! Every file below the directory is marked with a project, new ones by inheritance, and the kernel refuses what would take
+//! the project over its limit (EDQUOT). A guest cannot change the mark: only the machine's own user namespace may.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
+use rustix::ioctl::{Getter, Opcode, Setter, ioctl, opcode};
+
+use crate::raw::check;
+
+/// Projects given out here have this bit set, so that they do not meet an administrator's, which are small numbers by custom.
+const OURS: u32 = 0x4000_0000;
+
+/// Directories within each other that are marked.
+const DEPTH: usize = 128;
+
+/// A directory the file system limits. The limit ends when this is dropped.
+#[derive(Debug)]
+pub struct DirectoryQuota {
+    directory: OwnedFd,
+    project: u32,
+    /// Left in force at the end, because the box it is for goes on.
+    kept: bool,
+}
+
+impl DirectoryQuota {
+    /// Limits what is below a directory, files it has already included. An error means that nothing is limited: this file
+    /// system cannot, this user may not, or somebody has put the directory into a project of their own.
+    pub fn set(directory: BorrowedFd<'_>, bytes: u64, entries: u64) -> io::Result<Self> {
+        let before = marks(directory)?.project;
+        let inode = rustix::fs::fstat(directory)?.st_ino;
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "a number to tell directories apart, in 30 bits"
+        )]
+        let project = OURS | (inode as u32 & (OURS - 1));
+        if before != 0 && before & OURS == 0 {
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
+        let this = Self {
+            directory: directory.try_clone_to_owned()?,
+            project,
+            kept: false,
+        };
+        // Nought would be no limit.
+        limit_project(directory, project, bytes.max(1), entries.max(1))?;
+        this.mark(&this.directory, DEPTH)?;
+        Ok(this)
+    }
+
+    /// Bytes on disk now, deleted files that are still open included.
+    pub fn used(&self) -> io::Result<u64> {
+        project_bytes(self.directory.as_fd(), self.project)
+    }
+
+    /// Leaves the limit in force when this is dropped (`true`), or not.
+    pub fn keep(&mut self, kept: bool) {
+        self.kept = kept;
+    }
+
+    /// Marks a directory and everything below. What is neither a file nor a directory holds nothing, and is left alone.
+    fn mark(&self, directory: &OwnedFd, depth: usize) -> io::Result<()> {
+        if depth == 0 {
+            return Err(io::Error::from_raw_os_error(libc::ELOOP));
+        }
+        self.put(directory.as_fd(), true)?;
+        for entry in Dir::read_from(directory)?.flatten() {
+            let name = entry.file_name();
+            if matches!(name.to_bytes(), b"." | b"..") {
+                continue;
+            }
+            let Ok(stat) = rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) else {
+                continue;
+            };
+            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+            let flags = match FileType::from_raw_mode(stat.st_mode) {
+                FileType::RegularFile => flags,
+                FileType::Directory => flags | OFlags::DIRECTORY,
+                _ => continue,
+            };
+            // Another box may be changing names here. What has vanished needs no mark, what is new inherits it.
+            let Ok(below) = rustix::fs::openat(directory, name, flags, Mode::empty()) else {
+                continue;
+            };
+            if flags.contains(OFlags::DIRECTORY) {
+                // Another file system that is mounted here has its own projects.
+                if rustix::fs::fstat(&below)?.st_dev == stat.st_dev {
+                    self.mark(&below, depth - 1)?;
+                }
+            } else {
+                self.put(below.as_fd(), false)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn put(&self, file: BorrowedFd<'_>, inherited: bool) -> io::Result<()> {
+        let before = marks(file)?;
+        let inherit = if inherited { INHERITED } else { 0 };
+        let after = Marks {
+            project: self.project,
+            flags: before.flags | inherit,
+            ..before
+        };
+        if after == before {
+            Ok(())
+        } else {
+            set_marks(file, after)
+        }
+    }
+}
+
+impl Drop for DirectoryQuota {
+    fn drop(&mut self) {
+        if !self.kept {
+            // Nothing is lost by a limit that stays: the next box of this directory sets its own.
+            let _ = limit_project(self.directory.as_fd(), self.project, 0, 0);
+        }
+    }
+}
+
+/// What a file system keeps beside a file (`struct fsxattr`): flags, the project it is counted under, and what is not ours.
+#[repr(C)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+struct Marks {
+    flags: u32,
+    extent: u32,
+    extents: u32,
+    project: u32,
+    cow_extent: u32,
+    rest: [u8; 8],
+}
+
+/// The flag of a directory whose new entries get its project.
+const INHERITED: u32 = 0x200;
+
+/// `FS_IOC_FSGETXATTR` and `FS_IOC_FSSETXATTR`.
+const GET: Opcode = opcode::read::<Marks>(b'X', 31);
+const SET: Opcode = opcode::write::<Marks>(b'X', 32);
+
+/// The marks of a file or directory.
+fn marks(file: BorrowedFd<'_>) -> io::Result<Marks> {
+    // SAFETY: the number is that of a request that writes one structure of this layout.
+    let get = unsafe { Getter::<GET, Marks>::new() };
+    // SAFETY: as above.
+    Ok(unsafe { ioctl(file, get) }?)
+}
+
+fn set_marks(file: BorrowedFd<'_>, marks: Marks) -> io::Result<()> {
+    // SAFETY: the number is that of a request that reads one structure of this layout.
+    let set = unsafe { Setter::<SET, Marks>::new(marks) };
+    // SAFETY: as above.
+    Ok(unsafe { ioctl(file, set) }?)
+}
+
+/// Lets a project have this much on the file system of a descriptor; nought is no limit.
+fn limit_project(on: BorrowedFd<'_>, project: u32, bytes: u64, entries: u64) -> io::Result<()> {
+    /// Limits of blocks and of inodes are what is set.
+    const VALID: u32 = 1 | 4;
+    /// Limits are told in these, figures in bytes.
+    const BLOCK: u64 = 1024;
+    let mut record = no_record();
+    record.dqb_bhardlimit = bytes.div_ceil(BLOCK);
+    record.dqb_ihardlimit = entries;
+    record.dqb_valid = VALID;
+    quota(on, libc::Q_SETQUOTA, project, &mut record)
+}
+
+/// Bytes that a project has there.
+fn project_bytes(on: BorrowedFd<'_>, project: u32) -> io::Result<u64> {
+    let mut record = no_record();
+    quota(on, libc::Q_GETQUOTA, project, &mut record)?;
+    Ok(record.dqb_curspace)
+}
+
+fn no_record() -> libc::dqblk {
+    // SAFETY: plain numbers, for which nought is a value.
+    unsafe { std::mem::zeroed() }
+}
+
+fn quota(
+    on: BorrowedFd<'_>,
+    command: libc::c_int,
+    project: u32,
+    record: &mut libc::dqblk,
+) -> io::Result<()> {
+    /// `PRJQUOTA`: quotas of projects, not of users or groups.
+    const PROJECTS: libc::c_int = 2;
+    let command = libc::QCMD(command, PROJECTS);
+    // SAFETY: both commands take one record, which is there to be read and written.
+    check(unsafe {
+        libc::syscall(
+            libc::SYS_quotactl_fd,
+            on.as_raw_fd(),
+            command,
+            project,
+            record,
+        )
+    })
+    .map(drop)
+}
