@@ -94,6 +94,27 @@ pub(crate) unsafe fn fork_into(
     Ok(Forked::Parent(i32::try_from(pid).unwrap_or(-1), pidfd))
 }
 
+/// Runs a function in a process of its own that shares this one's memory, so that none has to be copied, and gives its pid.
+/// What the function returns is its exit.
+///
+/// # Safety
+/// The function must not allocate, nor call what sets `errno`, nor write what this process uses. The stack and what the
+/// argument points to must live until the process has been waited for.
+pub(crate) unsafe fn run_beside(
+    namespaces: libc::c_int,
+    stack: &mut [u8],
+    function: extern "C" fn(*mut libc::c_void) -> libc::c_int,
+    argument: *mut libc::c_void,
+) -> io::Result<i32> {
+    const ALIGNED: usize = 16;
+    let end = stack.as_mut_ptr_range().end;
+    let end = end.wrapping_sub(end.addr() % ALIGNED).cast();
+    let flags = namespaces | libc::CLONE_VM | libc::SIGCHLD;
+    // SAFETY: the stack is this function's to use, and grows down from its end; the rest is this function's contract.
+    let pid = unsafe { libc::clone(function, end, flags, argument) };
+    check(pid.into()).map(|_| pid)
+}
+
 /// Sets and clears attributes of the mount a descriptor stands for, or of its whole tree.
 pub(crate) fn mount_setattr(
     mount: BorrowedFd<'_>,

@@ -154,7 +154,7 @@ fn disk(workspace: &Workspace, folder: &Path) -> Result {
     let path = folder.join("disk");
     fs::File::create(&path)?.set_len(DISK)?;
     let mut make = workspace.program("mkfs.ext4", "-q -O quota,project -E quotatype=prjquota");
-    Ok(command::status(make.arg(path))?)
+    command::status(make.arg(path))
 }
 
 fn boot(workspace: &Workspace, folder: &Path, init: &Path) -> std::process::Command {

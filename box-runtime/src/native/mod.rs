@@ -51,9 +51,9 @@ use crate::backend::{
 };
 use crate::spool::Spool;
 
-/// Boxes that the fork server may be asked for at once. It makes one after the other; what waits for it waits here, and
-/// asking never blocks.
-const MAKING: usize = 8;
+/// Boxes that may be in the making at once: the fork server begins one after the other, and each finishes by itself, waiting for
+/// the kernel most of the time. What waits for the server waits here, and asking never blocks.
+const MAKING: usize = 32;
 
 /// How long a box may take to come to a stop: what it reads from a disk, it reads to the end.
 const STANDSTILL: Duration = Duration::from_secs(2);

@@ -5,11 +5,13 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+
+use rustix::fs::{Mode, OFlags};
 
 use super::world::{World, open_ns};
 use crate::cgroup::{Cgroups, Group};
-use crate::raw::{self, Forked};
+use crate::raw;
 
 /// How many ids of the host a box of root is given.
 pub(crate) const IDS: u32 = 65_536;
@@ -181,29 +183,23 @@ fn new_user(map: &str) -> io::Result<OwnedFd> {
     new_mapped(map, map)
 }
 
+/// Bytes of stack for a process that does next to nothing.
+const STACK: usize = 32 * 1024;
+
 /// A mapped user namespace in which no further one can be made. A child that ends at once makes it; this process writes its
 /// maps, because a process inside may not write more than its own id (EPERM).
 fn new_mapped(uids: &str, gids: &str) -> io::Result<OwnedFd> {
     let (wait, go) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-    // SAFETY: the fork server has one thread.
-    let (pid, _pidfd) = match unsafe { raw::fork_into(libc::CLONE_NEWUSER, None) }? {
-        Forked::Parent(pid, pidfd) => (pid, pidfd),
-        Forked::Child => {
-            drop(go);
-            // A second lock behind the filter: ENOSPC for whoever gets that far. Works before the maps are written.
-            let locked = fs::write("/proc/sys/user/max_user_namespaces", "0").is_ok();
-            let mut byte = [0];
-            let _ = rustix::io::read(&wait, &mut byte);
-            raw::exit_now(i32::from(!locked));
-        }
-    };
+    let mut stack = vec![0; STACK];
+    let mut ends = [wait.as_raw_fd(), go.as_raw_fd()];
+    // SAFETY: the function only makes system calls, by rustix, which knows no `errno`; its stack and argument are waited for.
+    let pid = unsafe {
+        let argument = (&raw mut ends).cast();
+        raw::run_beside(libc::CLONE_NEWUSER, &mut stack, lock_and_wait, argument)
+    }?;
     let open = || -> io::Result<OwnedFd> {
         let path = format!("/proc/{pid}/ns/user");
-        let user = rustix::fs::open(
-            path,
-            rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC,
-            rustix::fs::Mode::empty(),
-        )?;
+        let user = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
         fs::write(format!("/proc/{pid}/uid_map"), uids)?;
         fs::write(format!("/proc/{pid}/gid_map"), gids)?;
         Ok(user)
@@ -219,4 +215,23 @@ fn new_mapped(uids: &str, gids: &str) -> io::Result<OwnedFd> {
         return Err(io::Error::other("max_user_namespaces could not be set"));
     }
     made
+}
+
+/// The child's part: a second lock behind the filter, ENOSPC for whoever gets that far, which works before the maps are
+/// written; then it waits for those.
+extern "C" fn lock_and_wait(ends: *mut libc::c_void) -> libc::c_int {
+    // SAFETY: the caller's argument, which it does not change.
+    let [wait, go] = unsafe { *ends.cast::<[RawFd; 2]>() };
+    // SAFETY: this process's own copy of the writing end, which nothing else of it uses.
+    unsafe { rustix::io::close(go) };
+    // SAFETY: open as long as this process lives.
+    let wait = unsafe { BorrowedFd::borrow_raw(wait) };
+    let limit = rustix::fs::open(
+        c"/proc/sys/user/max_user_namespaces",
+        OFlags::WRONLY | OFlags::CLOEXEC,
+        Mode::empty(),
+    );
+    let locked = limit.and_then(|limit| rustix::io::write(limit, b"0"));
+    let _ = rustix::io::read(wait, &mut [0_u8]);
+    libc::c_int::from(locked.is_err())
 }
