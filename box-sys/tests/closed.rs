@@ -65,6 +65,23 @@ fn in_namespace(script: &str) -> Command {
     command
 }
 
+/// The fork server as root with all of root's ids, in a user namespace of its own where a script was run first: what is taken
+/// away there is not taken from the machine.
+fn in_roots_namespace(script: &str) -> Command {
+    const ENTER: &str = r#"set -e
+/usr/bin/unshare --user sleep 60 &
+while [ "$(readlink /proc/$!/ns/user)" = "$(readlink /proc/self/ns/user)" ]; do sleep 0.01; done
+echo '0 0 4294967295' > /proc/$!/uid_map
+echo '0 0 4294967295' > /proc/$!/gid_map
+exec nsenter --user --target $! /bin/sh -c "set -e; kill $!; $1"'; exec "$0" "$@"' "$0" "$2""#;
+    let mut command = Command::new("/bin/sh");
+    command
+        .args(["-c", ENTER])
+        .arg(PROGRAMS.join("server"))
+        .arg(script);
+    command
+}
+
 /// The fork server as whoever runs the tests, under a filter in which `call` fails; only with this first argument, if one is given.
 fn under_filter(call: c_long, first: Option<libc::c_int>, errno: i32) -> Command {
     let (load, equal) = (BPF_LD | BPF_W | BPF_ABS, BPF_JMP | BPF_JEQ | BPF_K);
@@ -124,6 +141,15 @@ fn without_one_kind_of_namespace_no_box_is_made() {
         let limit = format!("echo 0 > /proc/sys/user/max_{file}_namespaces");
         let missing = refused(in_namespace(&limit));
         assert_eq!(missing, [format!("namespace.{name}")]);
+    }
+    if rustix::process::geteuid().is_root() {
+        let control = makes_boxes(in_roots_namespace("true")).unwrap();
+        assert!(!control.contains(&"two_uids".to_owned()), "{control:?}");
+        for (file, name) in kinds.into_iter().chain([("user", "user")]) {
+            let limit = format!("echo 0 > /proc/sys/user/max_{file}_namespaces");
+            let missing = refused(in_roots_namespace(&limit));
+            assert_eq!(missing, [format!("namespace.{name}")]);
+        }
     }
 }
 
