@@ -223,13 +223,7 @@ impl Connector for EndpointLink {
             // This is the one place that keeps the link beside `held`, so it must not outlast it.
             tokio::select! {
                 _ = over.wait_for(|over| *over) => return Err(disposed()),
-                connected = tokio::time::timeout(self.first_connection, link.connected()) => {
-                    match connected {
-                        Ok(connected) => { connected?; }
-                        // Why it is not connected.
-                        Err(_) => { link.peer()?; }
-                    }
-                }
+                connected = link.connected_within(self.first_connection) => { connected?; }
             }
         }
         Ok(RuntimeClient::from(&link))

@@ -17,6 +17,7 @@ use crate::engine::{Engine, Stats};
 use crate::error::CallError;
 use crate::ledger::{Body, Item};
 use crate::message::{CallId, Control, Grant, Meta};
+use crate::session::CloseReason;
 use crate::wire::{Dialect, LANGBOT_STREAM_WINDOW};
 
 /// How much longer than its deadline a caller waits, so that the callee's own word arrives.
@@ -90,6 +91,11 @@ impl Peer {
     /// Whether a call made now would be refused without being sent.
     pub fn is_closed(&self) -> bool {
         self.0.outgoing().over().is_some()
+    }
+
+    /// Whether the peer has announced its end and said that it will be back at once.
+    pub fn restarts(&self) -> bool {
+        matches!(self.0.bye(), Some(CloseReason::Bye { restart: true, .. }))
     }
 
     /// Takes a file that the peer has sent in pieces (LangBot's `__file_chunk`), once it is whole.

@@ -58,8 +58,22 @@ impl Default for LinkOptions {
 /// Whether there is a connection, and if not, why.
 #[derive(Debug, Clone)]
 enum State {
-    Down(String),
+    Down {
+        why: String,
+        /// Attempts that have failed since the link began.
+        failed: u64,
+    },
     Up(Peer, Option<Arc<HelloResult>>),
+}
+
+impl State {
+    /// A connection that has ended is still `Up` until the link's own task has noticed.
+    fn open(&self) -> Option<&Peer> {
+        match self {
+            Self::Up(peer, _) if !peer.is_closed() => Some(peer),
+            _ => None,
+        }
+    }
 }
 
 /// A connection that comes back. Dropping it cuts the current connection and stops trying.
@@ -95,7 +109,10 @@ impl Link {
 
     /// Connects by calling `connector`, and keeps doing so.
     pub fn over(connector: Connector, options: LinkOptions) -> Self {
-        let (sender, state) = watch::channel(State::Down("not connected yet".to_owned()));
+        let (sender, state) = watch::channel(State::Down {
+            why: "not connected yet".to_owned(),
+            failed: 0,
+        });
         let hurry = Arc::new(Notify::new());
         let task = tokio::spawn(run(connector, options, sender, Arc::clone(&hurry)));
         Self { state, hurry, task }
@@ -108,7 +125,7 @@ impl Link {
                 "the connection was just lost".to_owned(),
             )),
             State::Up(peer, _) => Ok(peer.clone()),
-            State::Down(reason) => Err(CallError::NotSent(reason.clone())),
+            State::Down { why, .. } => Err(CallError::NotSent(why.clone())),
         }
     }
 
@@ -116,7 +133,7 @@ impl Link {
     pub fn hello(&self) -> Option<Arc<HelloResult>> {
         match &*self.state.borrow() {
             State::Up(_, hello) => hello.clone(),
-            State::Down(_) => None,
+            State::Down { .. } => None,
         }
     }
 
@@ -129,13 +146,50 @@ impl Link {
     pub async fn connected(&self) -> Result<Peer, CallError> {
         self.connect_now();
         let mut state = self.state.clone();
-        // A connection that has ended is still `Up` until the link's own task has noticed.
-        let up = state
-            .wait_for(|state| matches!(state, State::Up(peer, _) if !peer.is_closed()))
-            .await;
-        match up.as_deref() {
+        let up = state.wait_for(|state| state.open().is_some()).await;
+        up.as_deref()
+            .ok()
+            .and_then(State::open)
+            .cloned()
+            .ok_or_else(ended)
+    }
+
+    /// As [`connected`](Self::connected), for at most so long; then the error says why there is no
+    /// connection. The link goes on trying.
+    pub async fn connected_within(&self, limit: Duration) -> Result<Peer, CallError> {
+        match timeout(limit, self.connected()).await {
+            Ok(connected) => connected,
+            Err(_) => self.peer(),
+        }
+    }
+
+    /// The current connection, or what comes of one attempt, made at once. For callers with a pause of
+    /// their own between attempts.
+    pub async fn try_now(&self) -> Result<Peer, CallError> {
+        let mut state = self.state.clone();
+        let before = match &*state.borrow_and_update() {
+            State::Up(peer, _) if !peer.is_closed() => return Ok(peer.clone()),
+            State::Up(..) => None,
+            State::Down { failed, .. } => Some(*failed),
+        };
+        let before = match before {
+            Some(failed) => failed,
+            // Lost just now: how many attempts have failed so far stands in the next state.
+            None => match state.wait_for(|state| !is_lost(state)).await.as_deref() {
+                Ok(State::Up(peer, _)) => return Ok(peer.clone()),
+                Ok(State::Down { failed, .. }) => *failed,
+                Err(_) => return Err(ended()),
+            },
+        };
+        self.connect_now();
+        let tried = |state: &State| match state {
+            State::Up(peer, _) => !peer.is_closed(),
+            State::Down { failed, .. } => *failed > before,
+        };
+        match state.wait_for(tried).await.as_deref() {
             Ok(State::Up(peer, _)) => Ok(peer.clone()),
-            _ => Err(CallError::NotSent("the link has ended".to_owned())),
+            Ok(State::Down { why, .. }) => Err(CallError::NotSent(why.clone())),
+            Err(_) => Err(ended()),
         }
     }
 
@@ -143,7 +197,7 @@ impl Link {
     pub async fn disconnected(&self) {
         let mut state = self.state.clone();
         let _ = state
-            .wait_for(|state| matches!(state, State::Down(_)))
+            .wait_for(|state| matches!(state, State::Down { .. }))
             .await;
     }
 
@@ -153,29 +207,40 @@ impl Link {
     }
 }
 
+fn ended() -> CallError {
+    CallError::NotSent("the link has ended".to_owned())
+}
+
+/// Whether the link's own task has yet to notice that the connection is over.
+fn is_lost(state: &State) -> bool {
+    matches!(state, State::Up(peer, _) if peer.is_closed())
+}
+
 async fn run(
     connector: Connector,
     options: LinkOptions,
     state: watch::Sender<State>,
     hurry: Arc<Notify>,
 ) {
-    let mut failures = 0;
+    let (mut failures, mut failed) = (0, 0);
     loop {
-        let reason = match connect(&connector, &options).await {
+        match connect(&connector, &options).await {
             Ok((session, hello)) => {
                 failures = 0;
                 state.send_replace(State::Up(session.peer(), hello));
                 let reason = session.closed().await;
-                state.send_replace(State::Down(reason.to_string()));
+                let why = reason.to_string();
+                state.send_replace(State::Down { why, failed });
                 tracing::info!(%reason, "connection lost");
                 if matches!(reason, CloseReason::Bye { restart: true, .. }) {
                     continue;
                 }
-                reason.to_string()
             }
-            Err(reason) => reason,
-        };
-        state.send_replace(State::Down(reason));
+            Err(why) => {
+                failed += 1;
+                state.send_replace(State::Down { why, failed });
+            }
+        }
         let _ = timeout(pause(failures, &options), hurry.notified()).await;
         failures += 1;
     }
