@@ -1,0 +1,123 @@
+//! A client: the way to a server, and what is asked of the server as a whole.
+
+use std::sync::Arc;
+
+use box_protocol::actions::{
+    BackendInfo, BoxCreate, BoxCreateParams, BoxExec, BoxExecParams, BoxGet, BoxGetParams, BoxList,
+    BoxListParams, BoxListResult, IfExists, OnDisconnect, OnTimeout, SystemHealth, SystemStatus,
+    SystemStatusResult,
+};
+use box_protocol::{BoxExecutionResult, Invalid, SessionId, SpecDraft};
+use box_rpc::{Action, Empty, Peer};
+use box_transports::Endpoint;
+use box_transports::link::Link;
+
+use crate::error::ClientError;
+use crate::handle::BoxHandle;
+use crate::options::ClientOptions;
+use crate::way::Way;
+
+/// A client of a runtime, or of a policy layer in front of one: both serve the same contract. Cheap to
+/// clone; the connection ends with the last clone and the last handle.
+#[derive(Debug, Clone)]
+pub struct BoxClient {
+    pub(crate) way: Way,
+}
+
+impl BoxClient {
+    /// Connects to an endpoint, and comes back to it whenever the connection is lost. Calls made in
+    /// between fail with `unavailable`; commands that are being read are read on.
+    pub async fn connect(endpoint: Endpoint, options: ClientOptions) -> Result<Self, ClientError> {
+        let link = Link::to(endpoint, options.connect, options.link);
+        if link.try_now().await.is_err() {
+            link.connected_within(options.first_connection).await?;
+        }
+        Ok(Self::linked(Arc::new(link)))
+    }
+
+    /// Uses a connection that comes back.
+    pub fn linked(link: Arc<Link>) -> Self {
+        let way = Way::Link(link);
+        Self { way }
+    }
+
+    /// Uses one connection, which somebody else keeps. When it is lost it stays lost.
+    pub fn over(peer: Peer) -> Self {
+        let way = Way::Peer(peer);
+        Self { way }
+    }
+
+    /// Makes a box. `conflict` if there is one with its id.
+    pub async fn create(&self, spec: SpecDraft) -> Result<BoxHandle, ClientError> {
+        self.make(spec, IfExists::Fail).await
+    }
+
+    /// Makes a box, or finds the one with its id. `conflict` if that one was made to another spec.
+    pub async fn get_or_create(&self, spec: SpecDraft) -> Result<BoxHandle, ClientError> {
+        self.make(spec, IfExists::Reuse).await
+    }
+
+    async fn make(&self, spec: SpecDraft, if_exists: IfExists) -> Result<BoxHandle, ClientError> {
+        // The rules are checked here, so that what breaks one is refused before it is sent; what is sent
+        // is what was asked for, because a policy layer fills in the rest.
+        spec.clone().build()?;
+        let params = BoxCreateParams { spec, if_exists };
+        let made = self.call::<BoxCreate>(&params).await?;
+        Ok(BoxHandle::new(
+            self.clone(),
+            made.info.session_id,
+            made.existed,
+        ))
+    }
+
+    /// Finds a box. `not_found` if there is none with this id, or none of yours.
+    pub async fn open(&self, id: impl AsRef<str>) -> Result<BoxHandle, ClientError> {
+        let params = BoxGetParams {
+            session_id: SessionId::new(id)?,
+            guest: false,
+        };
+        let found = self.call::<BoxGet>(&params).await?;
+        Ok(BoxHandle::new(self.clone(), found.info.session_id, true))
+    }
+
+    /// The boxes there are, as far as they fit.
+    pub async fn list(&self, filter: BoxListParams) -> Result<BoxListResult, ClientError> {
+        self.call::<BoxList>(&filter).await
+    }
+
+    /// Runs `spec.cmd` in a box, which is made first if need be. One at a time in each box; a timeout is
+    /// a result, and ends the box. Blank commands are refused before anything is sent.
+    pub async fn exec(&self, spec: SpecDraft) -> Result<BoxExecutionResult, ClientError> {
+        if spec.cmd.as_deref().is_none_or(|cmd| cmd.trim().is_empty()) {
+            return Err(Invalid::new("cmd", "must not be empty").into());
+        }
+        spec.clone().build()?;
+        let params = BoxExecParams {
+            spec,
+            on_timeout: OnTimeout::default(),
+            on_disconnect: OnDisconnect::default(),
+            attach: None,
+        };
+        self.call::<BoxExec>(&params).await
+    }
+
+    /// Which backend there is, and what it lacks.
+    pub async fn health(&self) -> Result<BackendInfo, ClientError> {
+        self.call::<SystemHealth>(&Empty {}).await
+    }
+
+    /// Health, counts, limits, profile and recent errors.
+    pub async fn status(&self) -> Result<SystemStatusResult, ClientError> {
+        self.call::<SystemStatus>(&Empty {}).await
+    }
+
+    /// Calls any action of the contract.
+    pub async fn call<A: Action>(&self, params: &A::Params) -> Result<A::Result, ClientError> {
+        self.way.call::<A>(params).await
+    }
+
+    /// The other end, if there is a connection now, for what has no method here.
+    pub fn peer(&self) -> Result<Peer, ClientError> {
+        Ok(self.way.peer()?)
+    }
+}

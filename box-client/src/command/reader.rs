@@ -1,0 +1,287 @@
+//! Reads a command from its beginning to its end, over as many connections as that takes.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use box_protocol::actions::{CommandChunk, ReadEnd, ReadWhy};
+use box_protocol::error::Detail;
+use box_protocol::{BoxError, Code, CommandInfo, Exit};
+use box_rpc::{CallError, Peer};
+use tokio::sync::Notify;
+
+use super::feed::{Begin, Feed, Key, Told};
+use crate::chunk::{Chunk, Kept, Offsets, of};
+use crate::error::ClientError;
+use crate::reconnect::{Decision, Loss, Reconnect};
+use crate::way::Way;
+
+/// What the reader and the handle both know.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) way: Way,
+    pub(crate) key: Key,
+    pub(crate) kept_bytes: usize,
+    progress: Mutex<Progress>,
+    /// Wakes a reader that waits for its next attempt.
+    killed: Notify,
+}
+
+/// How far it has come.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    pub(crate) policy: Reconnect,
+    pub(crate) offsets: Offsets,
+    pub(crate) kept: Kept,
+    pub(crate) info: Option<CommandInfo>,
+    pub(crate) exit: Option<Exit>,
+    pub(crate) failed: Option<ClientError>,
+    /// A kill was answered, and with this end if it told one.
+    pub(crate) kill_answered: bool,
+    pub(crate) kill_exit: Option<Exit>,
+}
+
+impl Shared {
+    pub(crate) fn new(way: Way, key: Key, from: Offsets, kept_bytes: usize) -> Arc<Self> {
+        Arc::new(Self {
+            way,
+            key,
+            kept_bytes,
+            progress: Mutex::new(Progress {
+                policy: Reconnect::default(),
+                offsets: from,
+                kept: Kept::new(kept_bytes),
+                info: None,
+                exit: None,
+                failed: None,
+                kill_answered: false,
+                kill_exit: None,
+            }),
+            killed: Notify::new(),
+        })
+    }
+
+    pub(crate) fn progress(&self) -> MutexGuard<'_, Progress> {
+        // Only assignments run under the lock.
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on nothing is read on.
+    pub(crate) fn kill(&self) {
+        self.progress().policy.kill();
+        self.killed.notify_one();
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Reader {
+    shared: Arc<Shared>,
+    /// How to begin it, until it is known to have begun.
+    begin: Option<Begin>,
+    feed: Option<Feed>,
+    /// Whom the feed is from.
+    peer: Option<Peer>,
+    over: bool,
+}
+
+/// What came of one step.
+enum Step {
+    Started,
+    Chunk(Chunk),
+    Exit,
+}
+
+impl Reader {
+    pub(crate) fn new(shared: Arc<Shared>, begin: Option<Begin>) -> Self {
+        Self {
+            shared,
+            begin,
+            feed: None,
+            peer: None,
+            over: false,
+        }
+    }
+
+    /// Begins the command, and waits for the word that it has begun.
+    pub(crate) async fn started(&mut self) -> Result<(), ClientError> {
+        while self.begin.is_some() {
+            let step = match self.step().await {
+                Ok(step) => step,
+                Err(error) => {
+                    self.recover(error).await?;
+                    continue;
+                }
+            };
+            match step {
+                Step::Started => {}
+                Step::Chunk(_) => return Err(early("output")),
+                Step::Exit => return Err(early("an end")),
+            }
+        }
+        Ok(())
+    }
+
+    /// The next chunk; `None` once the command has ended, or after an error.
+    pub(crate) async fn next(&mut self) -> Option<Result<Chunk, ClientError>> {
+        while !self.over {
+            let error = match self.step().await {
+                Ok(Step::Chunk(chunk)) => return Some(Ok(chunk)),
+                Ok(Step::Started) => continue,
+                Ok(Step::Exit) => {
+                    self.over = true;
+                    continue;
+                }
+                Err(error) => error,
+            };
+            let Err(error) = self.recover(error).await else {
+                continue;
+            };
+            self.over = true;
+            let mut progress = self.shared.progress();
+            if let (ClientError::Killed, Some(exit)) = (&error, progress.kill_exit) {
+                // The end was seen, if not by this stream.
+                progress.exit = Some(exit);
+                continue;
+            }
+            progress.failed = Some(error.clone());
+            return Some(Err(error));
+        }
+        None
+    }
+
+    async fn step(&mut self) -> Result<Step, ClientError> {
+        if self.feed.is_none() {
+            self.open().await?;
+        }
+        let told = match &mut self.feed {
+            Some(feed) => feed.next().await,
+            None => None,
+        };
+        match told {
+            Some(Told::Chunk(CommandChunk::Started(info))) => {
+                self.begin = None;
+                let mut progress = self.shared.progress();
+                progress.policy.progress();
+                progress.info = Some(*info);
+                Ok(Step::Started)
+            }
+            Some(Told::Chunk(chunk)) => {
+                let chunk = Chunk::told(chunk).ok_or_else(|| early("it again"))?;
+                let mut progress = self.shared.progress();
+                progress.policy.progress();
+                if let Some((stream, end)) = chunk.end() {
+                    *of(&mut progress.offsets, stream) = end;
+                }
+                progress.kept.add(&chunk);
+                Ok(Step::Chunk(chunk))
+            }
+            Some(Told::End(info, read)) => self.ended(*info, read),
+            Some(Told::Failed(error)) => {
+                self.feed = None;
+                Err(error.into())
+            }
+            None => Err(ClientError::NoExit(None)),
+        }
+    }
+
+    async fn open(&mut self) -> Result<(), ClientError> {
+        self.peer = None;
+        let peer = self.shared.way.try_now().await?;
+        let peer = self.peer.insert(peer);
+        let from = self.shared.progress().offsets;
+        let feed = match &self.begin {
+            Some(begin) => Feed::begin(peer, &self.shared.key, begin).await?,
+            None => Feed::attach(peer, &self.shared.key, from).await?,
+        };
+        self.feed = Some(feed);
+        Ok(())
+    }
+
+    fn ended(&mut self, info: CommandInfo, read: Option<ReadEnd>) -> Result<Step, ClientError> {
+        let why = read.map(|read| read.why);
+        let mut progress = self.shared.progress();
+        let exit = info.exit;
+        progress.info = Some(info);
+        match (exit, why) {
+            (Some(exit), Some(ReadWhy::Exit) | None) => {
+                progress.exit = Some(exit);
+                Ok(Step::Exit)
+            }
+            _ => Err(ClientError::NoExit(why)),
+        }
+    }
+
+    /// Waits until it is time to read on, or says why there is no reading on.
+    async fn recover(&mut self, error: ClientError) -> Result<(), ClientError> {
+        self.feed = None;
+        let Some(loss) = self.loss(&error) else {
+            return Err(error);
+        };
+        let (decision, answered) = {
+            let mut progress = self.shared.progress();
+            (progress.policy.lost(loss), progress.kill_answered)
+        };
+        let pause = match decision {
+            Decision::After(pause) => pause,
+            Decision::Killed if answered => return Err(ClientError::Killed),
+            Decision::Killed => return Err(error),
+            Decision::GiveUp { losses } => return Err(given_up(losses, error)),
+        };
+        if let Way::Peer(peer) = &self.shared.way
+            && peer.is_closed()
+        {
+            // Nobody makes another connection.
+            return Err(given_up(1, error));
+        }
+        tracing::debug!(command = %self.shared.key.command_id, %error, ?pause, "reading on");
+        tokio::select! {
+            biased;
+            () = self.shared.killed.notified() => {}
+            () = tokio::time::sleep(pause) => {}
+        }
+        Ok(())
+    }
+
+    /// Whether an error means that the connection is gone, the command perhaps not.
+    fn loss(&self, error: &ClientError) -> Option<Loss> {
+        match error {
+            ClientError::Failed(CallError::Lost(_) | CallError::NotSent(_)) => {}
+            ClientError::Refused(error) if self.is_passing(error) => {}
+            _ => return None,
+        }
+        let restarts = self.peer.as_ref().is_some_and(Peer::restarts);
+        Some(if restarts {
+            Loss::Restart
+        } else {
+            Loss::Broken
+        })
+    }
+
+    /// An answer that says no more than that somebody on the way is gone. What answers so before
+    /// anything has begun means it.
+    fn is_passing(&self, error: &BoxError) -> bool {
+        let lasting = || {
+            error
+                .detail::<Detail>()
+                .is_some_and(|detail| detail.lasting)
+        };
+        match error.code() {
+            Code::Cancelled => true,
+            Code::Unavailable | Code::Overloaded => self.begin.is_none() && !lasting(),
+            _ => false,
+        }
+    }
+}
+
+fn given_up(losses: u32, last: ClientError) -> ClientError {
+    ClientError::Disconnected {
+        losses,
+        last: Box::new(last),
+    }
+}
+
+/// The first word must be that it has begun.
+fn early(what: &str) -> ClientError {
+    CallError::Shape(format!(
+        "expected the word that the command has started, got {what}"
+    ))
+    .into()
+}

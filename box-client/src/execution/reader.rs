@@ -1,0 +1,236 @@
+//! Reads a run from the events of an HTTP gateway: bare JSON or SSE frames, in whatever pieces they come.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use box_protocol::actions::StreamName;
+use box_protocol::{RunError, UnixMs};
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::{Execution, Message};
+
+/// The longest event. Longer ones are passed over.
+pub const MAX_EVENT_BYTES: usize = 16 * 1024 * 1024;
+
+/// Reads a run from a stream of events, one JSON object a line, with or without `data:` before it. What
+/// is no JSON object of a known kind is passed over: comments, pings, other fields of SSE.
+///
+/// ```
+/// use box_client::ExecutionReader;
+///
+/// let mut reader = ExecutionReader::default();
+/// reader.push(b"data: {\"type\":\"init\",\"text\":\"run-1\"}\n\n{\"type\":\"stdout\",");
+/// reader.push(b"\"text\":\"hi\"}\n: keep alive\n");
+/// reader.push(b"data: {\"type\":\"execution_complete\",\"execution_time\":5}\n\n");
+/// let run = reader.finish();
+/// assert_eq!((run.id.as_deref(), run.stdout_text().as_str()), (Some("run-1"), "hi"));
+/// assert_eq!(run.exit_code, Some(0));
+/// ```
+#[derive(Debug, Default)]
+pub struct ExecutionReader {
+    execution: Execution,
+    line: Vec<u8>,
+    /// The rest of a line that is too long.
+    skipping: bool,
+}
+
+/// An event as it is written.
+#[derive(Deserialize)]
+struct Event {
+    #[serde(rename = "type")]
+    kind: String,
+    #[serde(default)]
+    text: Option<String>,
+    #[serde(default)]
+    timestamp: Option<u64>,
+    #[serde(default)]
+    execution_time: Option<u64>,
+    #[serde(default)]
+    results: Option<BTreeMap<String, Value>>,
+    #[serde(default)]
+    error: Option<EventError>,
+}
+
+#[derive(Deserialize)]
+struct EventError {
+    #[serde(default, alias = "name")]
+    ename: Option<String>,
+    #[serde(default, alias = "value")]
+    evalue: Option<String>,
+    /// Absent, null or a list: the same for whoever reads it.
+    #[serde(default)]
+    traceback: Option<Vec<String>>,
+}
+
+impl ExecutionReader {
+    /// Takes what has come, whole events or not.
+    pub fn push(&mut self, bytes: &[u8]) {
+        for part in bytes.split_inclusive(|byte| *byte == b'\n') {
+            let whole = part.ends_with(b"\n");
+            if self.line.len() + part.len() > MAX_EVENT_BYTES {
+                self.skipping = true;
+                self.line.clear();
+            }
+            if !self.skipping {
+                self.line.extend_from_slice(part);
+            }
+            if whole {
+                self.end_line();
+            }
+        }
+    }
+
+    /// The run, as far as it was told.
+    pub fn finish(mut self) -> Execution {
+        self.end_line();
+        self.execution
+    }
+
+    fn end_line(&mut self) {
+        let line = std::mem::take(&mut self.line);
+        self.skipping = false;
+        let line = line.trim_ascii();
+        let data = line.strip_prefix(b"data:").unwrap_or(line);
+        if let Ok(event) = serde_json::from_slice(data) {
+            self.take(event);
+        }
+    }
+
+    fn take(&mut self, event: Event) {
+        let execution = &mut self.execution;
+        match event.kind.as_str() {
+            "init" => execution.id = event.text,
+            "stdout" => say(execution, StreamName::Stdout, event),
+            "stderr" => say(execution, StreamName::Stderr, event),
+            "result" => {
+                let shown = event.results.unwrap_or_default().into_iter();
+                let text = |value| match value {
+                    Value::String(text) => text,
+                    other => other.to_string(),
+                };
+                let shown = shown.map(|(kind, value)| (kind, text(value))).collect();
+                execution.results.push(shown);
+            }
+            "error" => {
+                let Some(error) = event.error else { return };
+                let value = error.evalue.unwrap_or_default();
+                // A command that returned something else than zero says so as an error's value.
+                execution.exit_code = value.trim().parse().ok();
+                execution.error = Some(RunError {
+                    name: error.ename.unwrap_or_default(),
+                    value,
+                    traceback: error.traceback.unwrap_or_default(),
+                });
+            }
+            "execution_complete" => {
+                let took = event.execution_time.unwrap_or_default();
+                execution.took = Some(Duration::from_millis(took));
+                if execution.error.is_none() {
+                    execution.exit_code = Some(0);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+fn say(execution: &mut Execution, stream: StreamName, event: Event) {
+    let message = Message {
+        text: event.text.unwrap_or_default(),
+        at: UnixMs(event.timestamp.unwrap_or_default()),
+    };
+    execution.messages(stream).push(message);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Execution {
+        let mut reader = ExecutionReader::default();
+        reader.push(text.as_bytes());
+        let whole = reader.finish();
+        // The same in pieces of every size.
+        for size in 1..text.len().min(40) {
+            let mut reader = ExecutionReader::default();
+            for piece in text.as_bytes().chunks(size) {
+                reader.push(piece);
+            }
+            assert_eq!(reader.finish(), whole, "pieces of {size}");
+        }
+        whole
+    }
+
+    #[test]
+    fn frames_and_bare_objects_become_a_run_and_the_rest_is_passed_over() {
+        let run = read(
+            "data: {\"type\":\"init\",\"text\":\"run-1\",\"timestamp\":1}\n\n\n\
+             event: stdout\r\ndata:{\"type\":\"stdout\",\"text\":\"hi\",\"timestamp\":2}\r\n\r\n\
+             not-json\n\n[1]\nnull\n{\"type\":7}\n{\"type\":\"ping\"}\n: comment\n\
+             {\"type\":\"stderr\",\"text\":\"oh\",\"timestamp\":3}\n\
+             data: {\"type\":\"result\",\"results\":{\"text\":\"ok\",\"n\":1},\"timestamp\":3}\n\n\
+             data: {\"type\":\"execution_complete\",\"timestamp\":4,\"execution_time\":5}",
+        );
+        let said = |text: &str, at| Message {
+            text: text.to_owned(),
+            at: UnixMs(at),
+        };
+        assert_eq!(run.id.as_deref(), Some("run-1"));
+        assert_eq!(
+            (run.stdout, run.stderr),
+            (vec![said("hi", 2)], vec![said("oh", 3)])
+        );
+        assert_eq!(
+            (&*run.results[0]["text"], &*run.results[0]["n"]),
+            ("ok", "1")
+        );
+        assert_eq!(run.took, Some(Duration::from_millis(5)));
+        assert_eq!((run.exit_code, run.error), (Some(0), None));
+    }
+
+    #[test]
+    fn a_code_other_than_zero_comes_as_an_error() {
+        let run = read(
+            "data: {\"type\":\"init\",\"text\":\"run-2\"}\n\n\
+             data: {\"type\":\"error\",\"error\":{\"ename\":\"E\",\"evalue\":\"7\",\"traceback\":[\"status 7\"]}}\n\n",
+        );
+        let error = run.error.unwrap();
+        assert_eq!((&*error.name, &*error.value), ("E", "7"));
+        assert_eq!(error.traceback, ["status 7"]);
+        assert_eq!((run.exit_code, run.took), (Some(7), None));
+    }
+
+    #[test]
+    fn a_traceback_may_be_null_or_absent() {
+        for traceback in [",\"traceback\":null", ""] {
+            let run = read(&format!(
+                "data: {{\"type\":\"error\",\"error\":{{\"ename\":\"E\",\"evalue\":\"no room\"{traceback}}}}}\n\n"
+            ));
+            let error = run.error.unwrap();
+            assert_eq!(error.value, "no room");
+            assert!(error.traceback.is_empty());
+            assert_eq!((run.exit_code, run.took), (None, None));
+        }
+    }
+
+    #[test]
+    fn a_run_that_was_cut_has_no_exit_code() {
+        let run = read("data: {\"type\":\"stdout\",\"text\":\"half\"}\n\ndata: {\"type\":\"exec");
+        assert_eq!(run.stdout_text(), "half");
+        assert_eq!((run.exit_code, run.took), (None, None));
+    }
+
+    #[test]
+    fn an_event_beyond_the_limit_is_passed_over() {
+        let mut reader = ExecutionReader::default();
+        reader.push(b"{\"type\":\"stdout\",\"text\":\"");
+        let piece = "x".repeat(65536);
+        for _ in 0..=MAX_EVENT_BYTES / piece.len() {
+            reader.push(piece.as_bytes());
+        }
+        assert!(reader.line.len() <= MAX_EVENT_BYTES);
+        reader.push(b"\"}\n{\"type\":\"stdout\",\"text\":\"after\"}\n");
+        assert_eq!(reader.finish().stdout_text(), "after");
+    }
+}

@@ -1,0 +1,235 @@
+//! A box, and everything in it.
+
+use std::num::NonZeroU16;
+use std::sync::Arc;
+
+use box_protocol::actions::{
+    AttachOptions, BoxDelete, BoxDeleteParams, BoxEvent, BoxEvents, BoxEventsParams, BoxGet,
+    BoxGetParams, BoxGetResult, BoxStats, BoxStatsParams, BoxStatsResult, BoxTransition,
+    BoxTransitionParams, BoxUpdate, BoxUpdateParams, CommandList, CommandListParams, TargetState,
+};
+use box_protocol::{BoxSessionInfo, CommandId, CommandInfo, Lifetime, Program, SessionId};
+use futures::{Stream, StreamExt as _};
+
+use crate::chunk::Offsets;
+use crate::client::BoxClient;
+use crate::command::{CommandBuilder, CommandHandle, DEFAULT_KEPT_BYTES, Key, Shared};
+use crate::error::ClientError;
+use crate::files::Files;
+use crate::port::PortStream;
+use crate::shell::ShellBuilder;
+
+/// A box. Cheap to clone. Dropping it deletes nothing, unless it is [`ephemeral`](Self::ephemeral).
+#[derive(Debug, Clone)]
+pub struct BoxHandle {
+    client: BoxClient,
+    id: SessionId,
+    existed: bool,
+    ephemeral: Option<Arc<Ephemeral>>,
+}
+
+impl BoxHandle {
+    pub(crate) fn new(client: BoxClient, id: SessionId, existed: bool) -> Self {
+        Self {
+            client,
+            id,
+            existed,
+            ephemeral: None,
+        }
+    }
+
+    /// The box's id.
+    pub fn id(&self) -> &SessionId {
+        &self.id
+    }
+
+    /// It was there before this handle asked for it.
+    pub fn existed(&self) -> bool {
+        self.existed
+    }
+
+    /// Deletes the box when the last clone of the handle returned here is dropped, without waiting for
+    /// that. Whoever needs to know that it is gone calls [`delete`](Self::delete).
+    pub fn ephemeral(mut self) -> Self {
+        let (client, id) = (self.client.clone(), self.id.clone());
+        self.ephemeral = Some(Arc::new(Ephemeral { client, id }));
+        self
+    }
+
+    /// What is known of it.
+    pub async fn info(&self) -> Result<BoxSessionInfo, ClientError> {
+        Ok(self.get(false).await?.info)
+    }
+
+    /// What is known of it and of its inside: system, user, ports somebody listens on, interpreters.
+    pub async fn inside(&self) -> Result<BoxGetResult, ClientError> {
+        self.get(true).await
+    }
+
+    async fn get(&self, guest: bool) -> Result<BoxGetResult, ClientError> {
+        let session_id = self.id.clone();
+        let params = BoxGetParams { session_id, guest };
+        self.client.call::<BoxGet>(&params).await
+    }
+
+    /// Runs a text of the box's shell: awaited, it gives the [`Output`](crate::Output).
+    pub fn run(&self, text: impl Into<String>) -> CommandBuilder {
+        self.command(text)
+    }
+
+    /// A text for the box's shell, to be [started](CommandBuilder::start).
+    pub fn command(&self, text: impl Into<String>) -> CommandBuilder {
+        let way = self.client.way.clone();
+        CommandBuilder::new(way, self.id.clone(), Program::text(text))
+    }
+
+    /// A program and its arguments, to be run as they are.
+    pub fn program<T: Into<String>>(&self, argv: impl IntoIterator<Item = T>) -> CommandBuilder {
+        let way = self.client.way.clone();
+        CommandBuilder::new(way, self.id.clone(), Program::argv(argv))
+    }
+
+    /// Reads a command that is there, from these offsets on. `not_found` if its record is gone.
+    pub async fn attach(
+        &self,
+        id: impl AsRef<str>,
+        from: Offsets,
+    ) -> Result<CommandHandle, ClientError> {
+        let key = Key {
+            session_id: self.id.clone(),
+            command_id: CommandId::new(id)?,
+            attach: AttachOptions::default(),
+        };
+        let way = self.client.way.clone();
+        CommandHandle::attach(Shared::new(way, key, from, DEFAULT_KEPT_BYTES)).await
+    }
+
+    /// The commands of the box, oldest first.
+    pub async fn commands(&self) -> Result<Vec<CommandInfo>, ClientError> {
+        let params = CommandListParams {
+            session_id: self.id.clone(),
+            role: None,
+            running: None,
+        };
+        Ok(self.client.call::<CommandList>(&params).await?.items)
+    }
+
+    /// A shell, to be [opened](ShellBuilder::open).
+    pub fn shell(&self, id: impl AsRef<str>) -> ShellBuilder {
+        ShellBuilder::new(self.client.way.clone(), self.id.clone(), id.as_ref())
+    }
+
+    /// The files of the box.
+    pub fn files(&self) -> Files {
+        Files::new(self.client.way.clone(), self.id.clone())
+    }
+
+    /// Connects to a port inside the box. `unavailable` if nobody listens.
+    pub async fn connect_port(&self, port: NonZeroU16) -> Result<PortStream, ClientError> {
+        PortStream::open(self.client.peer()?, self.id.clone(), port).await
+    }
+
+    /// What the box uses.
+    pub async fn stats(&self) -> Result<BoxStatsResult, ClientError> {
+        let params = BoxStatsParams {
+            session_id: self.id.clone(),
+            every_ms: None,
+        };
+        self.client.call::<BoxStats>(&params).await
+    }
+
+    /// What has happened to the box after the event of this number; with `follow`, what happens from now
+    /// on, too.
+    pub async fn events(
+        &self,
+        after: Option<u64>,
+        follow: bool,
+    ) -> Result<impl Stream<Item = Result<BoxEvent, ClientError>> + Send + use<>, ClientError> {
+        let params = BoxEventsParams {
+            session_id: Some(self.id.clone()),
+            after,
+            follow,
+        };
+        let events = self.client.peer()?.stream::<BoxEvents>(&params).await?;
+        Ok(events.map(|event| event.map_err(ClientError::from)))
+    }
+
+    /// Stops everything in the box where it is; [`resume`](Self::resume) goes on.
+    pub async fn pause(&self) -> Result<BoxSessionInfo, ClientError> {
+        self.to(TargetState::Paused).await
+    }
+
+    /// Goes on after a [`pause`](Self::pause).
+    pub async fn resume(&self) -> Result<BoxSessionInfo, ClientError> {
+        self.to(TargetState::Running).await
+    }
+
+    /// Ends what runs in the box, and keeps its files.
+    pub async fn stop(&self) -> Result<BoxSessionInfo, ClientError> {
+        self.to(TargetState::Stopped).await
+    }
+
+    /// Starts a box that was stopped.
+    pub async fn start(&self) -> Result<BoxSessionInfo, ClientError> {
+        self.to(TargetState::Running).await
+    }
+
+    async fn to(&self, to: TargetState) -> Result<BoxSessionInfo, ClientError> {
+        let session_id = self.id.clone();
+        let params = BoxTransitionParams { session_id, to };
+        Ok(self.client.call::<BoxTransition>(&params).await?.info)
+    }
+
+    /// Gives the box another lifetime.
+    pub async fn renew(&self, lifetime: Lifetime) -> Result<BoxSessionInfo, ClientError> {
+        let params = BoxUpdateParams {
+            session_id: self.id.clone(),
+            name: None,
+            labels: std::collections::BTreeMap::new(),
+            note: None,
+            lifetime: Some(lifetime),
+            extra_mounts: None,
+            defaults: None,
+        };
+        self.client.call::<BoxUpdate>(&params).await
+    }
+
+    /// Deletes the box, and returns once it is gone.
+    pub async fn delete(&self) -> Result<(), ClientError> {
+        delete(&self.client, &self.id).await
+    }
+}
+
+async fn delete(client: &BoxClient, id: &SessionId) -> Result<(), ClientError> {
+    let params = BoxDeleteParams {
+        session_id: id.clone(),
+        force: true,
+    };
+    client.call::<BoxDelete>(&params).await.map(drop)
+}
+
+/// Deletes its box when it is dropped.
+#[derive(Debug)]
+struct Ephemeral {
+    client: BoxClient,
+    id: SessionId,
+}
+
+impl Drop for Ephemeral {
+    fn drop(&mut self) {
+        let (client, id) = (self.client.clone(), self.id.clone());
+        let deleting = async move {
+            match delete(&client, &id).await {
+                Err(error) if !error.is_not_found() => {
+                    tracing::warn!(%id, %error, "an ephemeral box was not deleted");
+                }
+                _ => {}
+            }
+        };
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(deleting);
+        } else {
+            tracing::warn!(id = %self.id, "an ephemeral box outlives the executor");
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! What a Rust program links to use boxes.
+//!
+//! ```no_run
+//! use box_client::{BoxClient, ClientOptions, SpecDraft};
+//! use futures::StreamExt as _;
+//!
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! let client = BoxClient::connect("unix:/run/boxd.sock".parse()?, ClientOptions::default()).await?;
+//! let work = client.get_or_create(SpecDraft::new("job-1")).await?;
+//!
+//! let tests = work.run("make test").cwd("/workspace").await?;
+//! println!("{:?}: {}", tests.exit_code(), tests.stdout_text());
+//!
+//! let mut build = work.command("make").detached().id("build-7").start().await?;
+//! while let Some(chunk) = build.next().await.transpose()? {
+//!     print!("{}", chunk.text());
+//! }
+//! println!("{:?}", build.exit().await?);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Everything is a thin view of the contract in [`box_protocol`]: what a method sends stands at the action
+//! it is named after. Handles are cheap to clone, futures cancel what they asked for when they are dropped,
+//! and nothing is sent that the contract's rules would refuse.
+//!
+//! # Reading order
+//!
+//! 1. [`BoxClient`] (`client`), [`ClientOptions`]: the way to a server, by an endpoint or a connection at
+//!    hand, and what is asked of the server as a whole. `way`: one connection, or one that comes back.
+//! 2. [`BoxHandle`] (`handle`): a box, and everything in it.
+//! 3. [`CommandBuilder`], [`CommandHandle`] (`command`): a command, read across lost connections; [`Chunk`]
+//!    and [`Output`] (`chunk`): what it says.
+//! 4. [`reconnect`]: when a lost command is read on. Pure; the rest of the crate only does what it says.
+//! 5. [`ShellHandle`] (`shell`): one thing at a time, in a shell that is replaced once if it is lost.
+//! 6. [`Files`] (`files`), [`PortStream`] (`port`): bytes in and out.
+//! 7. [`Execution`] (`execution`): a run piece by piece, also from the events of an HTTP gateway.
+//! 8. [`ClientError`] (`error`): why something gave no result.
+
+mod chunk;
+mod client;
+mod command;
+mod error;
+mod execution;
+mod files;
+mod handle;
+mod options;
+mod port;
+pub mod reconnect;
+mod shell;
+mod way;
+
+pub use box_protocol::actions::{
+    BoxListParams, FilePart, FileStatInfo, Language, ReadWhy, StreamName,
+};
+pub use box_protocol::{BoxError, Code, Exit, ExitWhy, Network, SpecDraft};
+pub use box_transports::Endpoint;
+pub use chunk::{Chunk, Offsets, Output};
+pub use client::BoxClient;
+pub use command::{
+    CommandBuilder, CommandControl, CommandHandle, DEFAULT_IDLE_LIMIT, DEFAULT_KEPT_BYTES,
+};
+pub use error::ClientError;
+pub use execution::{Execution, ExecutionReader, MAX_EVENT_BYTES, Message};
+pub use files::{FileReader, FileWriter, Files, MAX_READ_BYTES, PIECE_BYTES};
+pub use handle::BoxHandle;
+pub use options::ClientOptions;
+pub use port::PortStream;
+pub use shell::{
+    DEFAULT_DOWNLOAD_ROOT, DEFAULT_SILENCE, Replaced, ShellBuilder, ShellHandle, ShellOutcome,
+    ShellRunBuilder,
+};

@@ -1,0 +1,154 @@
+//! A connection to a port inside a box, as bytes.
+
+use std::fmt;
+use std::io;
+use std::num::NonZeroU16;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use box_protocol::actions::{PortChunk, PortOpen, PortOpenParams, PortSend, PortSendParams};
+use box_protocol::{ConnId, MAX_CHUNK_BYTES, SessionId};
+use box_rpc::{CallError, Chunks, Peer};
+use bytes::{Buf as _, Bytes};
+use futures::future::BoxFuture;
+use futures::{Stream as _, StreamExt as _};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use crate::error::ClientError;
+
+/// A connection to a port inside a box. Shutting it down ends what is sent, and leaves what is read open;
+/// dropping it closes it. It ends with the connection to the server.
+pub struct PortStream {
+    peer: Peer,
+    session_id: SessionId,
+    conn_id: ConnId,
+    chunks: Chunks<PortOpen>,
+    unread: Bytes,
+    sending: Option<BoxFuture<'static, Result<(), CallError>>>,
+    closed: bool,
+}
+
+impl fmt::Debug for PortStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PortStream")
+            .field("session_id", &self.session_id)
+            .field("conn_id", &self.conn_id)
+            .finish_non_exhaustive()
+    }
+}
+
+impl PortStream {
+    pub(crate) async fn open(
+        peer: Peer,
+        session_id: SessionId,
+        port: NonZeroU16,
+    ) -> Result<Self, ClientError> {
+        let params = PortOpenParams {
+            session_id: session_id.clone(),
+            port,
+        };
+        let mut chunks = peer.stream::<PortOpen>(&params).await?;
+        let conn_id = match chunks.next().await {
+            Some(Ok(PortChunk::ConnId(id))) => id,
+            Some(Ok(PortChunk::Data(_))) => return Err(unnamed()),
+            Some(Err(error)) => return Err(error.into()),
+            None => {
+                chunks.finish().await?;
+                return Err(unnamed());
+            }
+        };
+        Ok(Self {
+            peer,
+            session_id,
+            conn_id,
+            chunks,
+            unread: Bytes::new(),
+            sending: None,
+            closed: false,
+        })
+    }
+
+    fn send(&mut self, data: Option<Bytes>, close: bool) {
+        let peer = self.peer.clone();
+        let params = PortSendParams {
+            session_id: self.session_id.clone(),
+            conn_id: self.conn_id.clone(),
+            data: data.map(Into::into),
+            close,
+        };
+        self.sending = Some(Box::pin(async move {
+            peer.call::<PortSend>(&params).await.map(drop)
+        }));
+    }
+
+    /// Waits for what was sent to be written.
+    fn poll_sent(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if let Some(sending) = &mut self.sending {
+            let sent = ready!(sending.as_mut().poll(cx));
+            self.sending = None;
+            sent.map_err(|error| io::Error::from(ClientError::from(error)))?;
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+fn unnamed() -> ClientError {
+    CallError::Shape("the connection to the port was not named".to_owned()).into()
+}
+
+impl AsyncRead for PortStream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        while this.unread.is_empty() {
+            match ready!(Pin::new(&mut this.chunks).poll_next(cx)) {
+                Some(Ok(PortChunk::Data(data))) => this.unread = data.0,
+                Some(Ok(PortChunk::ConnId(_))) => {}
+                Some(Err(error)) => return Poll::Ready(Err(ClientError::from(error).into())),
+                None => return Poll::Ready(Ok(())),
+            }
+        }
+        let count = this.unread.len().min(into.remaining());
+        into.put_slice(&this.unread[..count]);
+        this.unread.advance(count);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for PortStream {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        data: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        ready!(self.poll_sent(cx))?;
+        if self.closed {
+            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+        }
+        let count = data.len().min(MAX_CHUNK_BYTES);
+        if count > 0 {
+            self.send(Some(Bytes::copy_from_slice(&data[..count])), false);
+            // Polled once, so that it is on its way when this returns.
+            if let Poll::Ready(Err(error)) = self.poll_sent(cx) {
+                return Poll::Ready(Err(error));
+            }
+        }
+        Poll::Ready(Ok(count))
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.poll_sent(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.poll_sent(cx))?;
+        if !self.closed {
+            self.closed = true;
+            self.send(None, true);
+        }
+        self.poll_sent(cx)
+    }
+}

@@ -1,0 +1,217 @@
+//! Shells: interpreters that keep their state between runs, one thing at a time.
+
+mod builder;
+mod run;
+
+use std::path::{Component, Path};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
+use box_protocol::actions::{
+    FileListResult, FileStatInfo, ShellCreateParams, ShellDelete, ShellDeleteParams, ShellInfo,
+    ShellList, ShellListParams,
+};
+use box_protocol::error::Detail;
+use box_protocol::{BoxError, Code, SessionId, ShellId};
+use bytes::Bytes;
+use tokio::sync::{Mutex, MutexGuard};
+
+use crate::error::ClientError;
+use crate::files::Files;
+use crate::way::Way;
+
+pub use builder::{DEFAULT_DOWNLOAD_ROOT, DEFAULT_SILENCE, ShellBuilder};
+pub use run::{Replaced, ShellOutcome, ShellRunBuilder};
+
+/// A shell. Clones share its queue: whatever is asked of it, commands, listings, writes, appends and
+/// downloads, is done in the order asked, one after the other.
+///
+/// Nothing asked of it may be silent for longer than its silence limit. A command that is goes on in the
+/// box, and its [`ShellOutcome`] says so; anything else is given up with `timeout`.
+#[derive(Debug, Clone)]
+pub struct ShellHandle(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    way: Way,
+    /// How it was made, and how another is if it is lost.
+    create: ShellCreateParams,
+    id: ShellId,
+    silence: Duration,
+    root: String,
+    files: Files,
+    turn: Mutex<()>,
+    closed: AtomicBool,
+    recovered: AtomicU32,
+}
+
+impl ShellHandle {
+    fn new(
+        way: Way,
+        create: ShellCreateParams,
+        id: ShellId,
+        silence: Duration,
+        root: String,
+    ) -> Self {
+        let files = Files::new(way.clone(), create.session_id.clone()).within(silence);
+        Self(Arc::new(Inner {
+            way,
+            create,
+            id,
+            silence,
+            root,
+            files,
+            turn: Mutex::new(()),
+            closed: AtomicBool::new(false),
+            recovered: AtomicU32::new(0),
+        }))
+    }
+
+    /// The shell's id.
+    pub fn id(&self) -> &ShellId {
+        &self.0.id
+    }
+
+    /// The shell's box.
+    pub fn session_id(&self) -> &SessionId {
+        &self.0.create.session_id
+    }
+
+    /// How often a run had to be done in another shell, because this one was broken or gone.
+    pub fn recovered(&self) -> u32 {
+        self.0.recovered.load(Ordering::Relaxed)
+    }
+
+    /// What is known of the shell: where it stands, what it runs. `not_found` if it is gone.
+    pub async fn info(&self) -> Result<ShellInfo, ClientError> {
+        let params = ShellListParams {
+            session_id: self.session_id().clone(),
+            shell_id: Some(self.id().clone()),
+        };
+        let mut found = self.0.way.call::<ShellList>(&params).await?;
+        let gone = || ClientError::from(BoxError::not_found("no such shell"));
+        found.items.pop().ok_or_else(gone)
+    }
+
+    /// A text to run in the shell; awaited, it gives the [`ShellOutcome`].
+    pub fn run(&self, text: impl Into<String>) -> ShellRunBuilder {
+        ShellRunBuilder::new(self.clone(), text.into())
+    }
+
+    /// What is in a directory of the box.
+    pub async fn list(&self, path: impl Into<String>) -> Result<Vec<FileStatInfo>, ClientError> {
+        let _turn = self.turn().await?;
+        let FileListResult { entries, .. } = self.0.files.list(path).await?;
+        Ok(entries)
+    }
+
+    /// Writes a file of the box, and the directories above it.
+    pub async fn write(
+        &self,
+        path: impl Into<String>,
+        data: impl Into<Bytes>,
+    ) -> Result<(), ClientError> {
+        let _turn = self.turn().await?;
+        self.0.files.write(path, data).await.map(drop)
+    }
+
+    /// Adds to a file of the box.
+    pub async fn append(
+        &self,
+        path: impl Into<String>,
+        data: impl Into<Bytes>,
+    ) -> Result<(), ClientError> {
+        let _turn = self.turn().await?;
+        self.0.files.append(path, data).await.map(drop)
+    }
+
+    /// Reads a file of the box that is under the download root. Any other, and any path with `..` in it,
+    /// is `denied` before anything is sent.
+    pub async fn download(&self, path: impl AsRef<str>) -> Result<Bytes, ClientError> {
+        let path = path.as_ref();
+        check_download(path, &self.0.root)?;
+        let _turn = self.turn().await?;
+        self.0.files.read(path).await
+    }
+
+    /// Ends the shell and what it runs. Never fails, and does nothing the second time; whatever is asked
+    /// of the handle afterwards is a `conflict`.
+    pub async fn close(&self) {
+        if self.0.closed.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        self.release(self.id().clone()).await;
+    }
+
+    /// Ends a shell; that it was not ended is only logged.
+    async fn release(&self, shell_id: ShellId) {
+        let params = ShellDeleteParams {
+            session_id: self.session_id().clone(),
+            shell_id,
+        };
+        if let Err(error) = self.0.way.call::<ShellDelete>(&params).await {
+            tracing::warn!(shell = %params.shell_id, %error, "a shell was not ended");
+        }
+    }
+
+    /// Waits for its turn.
+    async fn turn(&self) -> Result<MutexGuard<'_, ()>, ClientError> {
+        let turn = self.0.turn.lock().await;
+        if self.0.closed.load(Ordering::SeqCst) {
+            return Err(BoxError::conflict("the shell handle is closed").into());
+        }
+        Ok(turn)
+    }
+}
+
+fn check_download(path: &str, root: &str) -> Result<(), ClientError> {
+    let denied = |message: String| {
+        tracing::error!(path, root, "{message}");
+        let detail = Detail {
+            field: Some("path".to_owned()),
+            ..Detail::default()
+        };
+        ClientError::from(BoxError::new(Code::Denied, message).with_detail(&detail))
+    };
+    let named = Path::new(path);
+    if named.components().any(|part| part == Component::ParentDir) {
+        return Err(denied(
+            "path: `..` leads out of where downloads come from".to_owned(),
+        ));
+    }
+    if !named.starts_with(root) {
+        return Err(denied(format!("path: downloads must be under {root}")));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn downloads_stay_under_their_root() {
+        let check = |path: &str| check_download(path, "/mnt/data").map_err(|error| error.code());
+        for path in [
+            "/mnt/data/a",
+            "/mnt/data//b/./c",
+            "/mnt/data/..a/b..",
+            "/mnt/data",
+        ] {
+            assert_eq!(check(path), Ok(()), "{path}");
+        }
+        for path in [
+            "/etc/passwd",
+            "/mnt/data/../../etc/passwd",
+            "../secret",
+            "/a/b/../../../etc/shadow",
+            "/mnt/database/x",
+            "mnt/data/x",
+            "relative",
+            "",
+        ] {
+            assert_eq!(check(path), Err(Code::Denied), "{path}");
+        }
+    }
+}

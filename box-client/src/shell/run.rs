@@ -1,0 +1,186 @@
+//! A run in a shell, and what becomes of it when the shell is broken or gone.
+
+use std::future::IntoFuture;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use box_protocol::actions::{
+    AttachOptions, ReadWhy, ShellCreate, ShellCreateParams, ShellRunParams, Stdin, Until, View,
+};
+use box_protocol::error::Subject;
+use box_protocol::{Code, CommandId, Env, Invalid, Program, ShellId};
+use futures::future::BoxFuture;
+
+use super::ShellHandle;
+use crate::chunk::Offsets;
+use crate::command::{Begin, CommandHandle, DEFAULT_KEPT_BYTES, Key, Shared, millis};
+use crate::error::ClientError;
+use crate::execution::Execution;
+
+/// A run, and what it took to do it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ShellOutcome {
+    /// The run.
+    pub execution: Execution,
+    /// The shell it was asked of was lost, with its variables: the run was done in this one.
+    pub replaced: Option<Replaced>,
+    /// It said nothing for longer than the silence limit. It goes on in the box, and can be read on by
+    /// its id.
+    pub silent: bool,
+}
+
+/// Which shell a run was done in, if not in the one it was asked of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Replaced {
+    /// One made for this run alone, and ended after it.
+    For(ShellId),
+    /// One of the same id, which the box has put in its place.
+    InPlace,
+}
+
+/// A text about to be run in a shell.
+#[derive(Debug, Clone)]
+#[must_use = "nothing runs until it is awaited"]
+pub struct ShellRunBuilder {
+    shell: ShellHandle,
+    text: String,
+    id: Result<CommandId, Invalid>,
+    cwd: Option<String>,
+    env: Result<Env, Invalid>,
+    timeout: Option<Duration>,
+}
+
+impl ShellRunBuilder {
+    pub(super) fn new(shell: ShellHandle, text: String) -> Self {
+        Self {
+            shell,
+            text,
+            id: Ok(CommandId::fresh()),
+            cwd: None,
+            env: Ok(Env::new()),
+            timeout: None,
+        }
+    }
+
+    /// Gives the run this id.
+    pub fn id(mut self, id: impl AsRef<str>) -> Self {
+        self.id = CommandId::new(id);
+        self
+    }
+
+    /// Goes there first.
+    pub fn cwd(mut self, cwd: impl Into<String>) -> Self {
+        self.cwd = Some(cwd.into());
+        self
+    }
+
+    /// Sets a variable for this run.
+    pub fn env(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        if let Ok(env) = &mut self.env
+            && let Err(invalid) = env.insert(name, value)
+        {
+            self.env = Err(invalid);
+        }
+        self
+    }
+
+    /// Ends the run after so long.
+    pub fn timeout(mut self, time: Duration) -> Self {
+        self.timeout = Some(time);
+        self
+    }
+
+    async fn run(self) -> Result<ShellOutcome, ClientError> {
+        // Blank texts are refused before anything is sent.
+        Program::text(self.text.as_str())?;
+        let shell = self.shell;
+        let params = ShellRunParams {
+            session_id: shell.session_id().clone(),
+            shell_id: shell.id().clone(),
+            command_id: Some(self.id?),
+            text: self.text,
+            cwd: self.cwd,
+            env: self.env?,
+            stdin: Stdin::Closed,
+            timeout_ms: self.timeout.map(millis),
+            attach: None,
+        };
+        let _turn = shell.turn().await?;
+        match shell.run_in(params.clone()).await {
+            Err(error) if is_broken(&error) => shell.run_elsewhere(params, &error).await,
+            outcome => outcome,
+        }
+    }
+}
+
+impl IntoFuture for ShellRunBuilder {
+    type Output = Result<ShellOutcome, ClientError>;
+    type IntoFuture = BoxFuture<'static, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(self.run())
+    }
+}
+
+/// There is no such shell, or it cannot be used: nothing has run.
+fn is_broken(error: &ClientError) -> bool {
+    matches!(error.code(), Code::NotFound | Code::Unavailable)
+        && error.detail().subject == Some(Subject::Shell)
+}
+
+impl ShellHandle {
+    /// Runs in the shell that is named. An error says that nothing ran: how a run went is its outcome.
+    async fn run_in(&self, params: ShellRunParams) -> Result<ShellOutcome, ClientError> {
+        let key = Key {
+            session_id: params.session_id.clone(),
+            command_id: params.command_id.clone().unwrap_or_else(CommandId::fresh),
+            attach: AttachOptions {
+                view: View::Text,
+                until: Until {
+                    silence_ms: Some(millis(self.0.silence)),
+                    ..Until::default()
+                },
+            },
+        };
+        let shared = Shared::new(
+            self.0.way.clone(),
+            key,
+            Offsets::default(),
+            DEFAULT_KEPT_BYTES,
+        );
+        let mut command = CommandHandle::begin(shared, Begin::Run(Box::new(params))).await?;
+        let execution = Execution::of(&mut command).await;
+        let in_place = command.info().is_some_and(|info| info.shell_replaced);
+        Ok(ShellOutcome {
+            silent: execution.cut == Some(ClientError::NoExit(Some(ReadWhy::Silence))),
+            execution,
+            replaced: in_place.then_some(Replaced::InPlace),
+        })
+    }
+
+    /// Makes a shell, runs in exactly that one, and ends it.
+    async fn run_elsewhere(
+        &self,
+        mut params: ShellRunParams,
+        why: &ClientError,
+    ) -> Result<ShellOutcome, ClientError> {
+        let id = ShellId::fresh();
+        tracing::warn!(shell = %self.id(), %why, replacement = %id, "running in another shell");
+        let create = ShellCreateParams {
+            shell_id: Some(id.clone()),
+            // In case whoever asked goes before it is ended below.
+            idle_ms: Some(self.0.create.idle_ms.unwrap_or(millis(self.0.silence))),
+            ..self.0.create.clone()
+        };
+        self.0.way.call::<ShellCreate>(&create).await?;
+        params.shell_id = id.clone();
+        let outcome = self.run_in(params).await;
+        self.release(id.clone()).await;
+        let mut outcome = outcome?;
+        self.0.recovered.fetch_add(1, Ordering::Relaxed);
+        outcome.replaced = Some(Replaced::For(id));
+        Ok(outcome)
+    }
+}
