@@ -100,7 +100,7 @@ impl Feed {
             };
             Some((last, None))
         });
-        Self(told.boxed())
+        Self(told.fuse().boxed())
     }
 
     /// Nothing after an end or a failure.

@@ -75,7 +75,8 @@ impl CommandHandle {
         });
         Self {
             control: CommandControl(shared),
-            chunks: Mutex::new(chunks.boxed()),
+            // Fused: whoever asks again after the end is told so again.
+            chunks: Mutex::new(chunks.fuse().boxed()),
         }
     }
 

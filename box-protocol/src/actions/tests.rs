@@ -237,3 +237,40 @@ fn secrets_stay_out_of_debug() {
         serde_json::from_value(json!({"e2b": {"api_key": "hunter2"}})).unwrap();
     assert_eq!(format!("{config:?}"), r#"{"e2b"}"#);
 }
+
+#[test]
+fn an_item_of_the_catalogue_is_told_in_few_words_and_in_many() {
+    for (kind, item) in [
+        (CatalogKind::Volume, json!({"name": "v", "size_bytes": 5})),
+        (
+            CatalogKind::Pool,
+            json!({"name": "p", "template": "t", "replicas": 3}),
+        ),
+        (
+            CatalogKind::Template,
+            json!({"name": "t", "spec": {"session_id": "s", "memory_mb": 512,
+                "volumes": [{"volume": "v", "mount_path": "/data"}]}}),
+        ),
+    ] {
+        let name = item["name"].clone();
+        let told = |item: Value, state: &str| -> CatalogItem {
+            let told = json!({"id": "i", "kind": kind, "state": state, "item": item,
+                "created_at": 1, "updated_at": 2, "newer_than_this_build": true});
+            serde_json::from_value(told).unwrap()
+        };
+        let full = told(item, "ready");
+        round_trip(&full);
+        assert_eq!((full.id.as_str(), full.kind), ("i", kind));
+        let brief = told(json!({"name": name}), "building");
+        assert_eq!(brief.item.name, full.item.name);
+        assert_eq!(
+            (brief.state, brief.item.replicas),
+            (ItemState::Building, None)
+        );
+        assert!(brief.item.labels.is_empty() && brief.figures.is_empty());
+        assert_eq!(
+            told(json!({"name": name}), "failed").state,
+            ItemState::Failed
+        );
+    }
+}
