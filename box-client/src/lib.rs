@@ -20,6 +20,34 @@
 //! # }
 //! ```
 //!
+//! # In one process
+//!
+//! An endpoint may be a queue, and whoever listens there a runtime of one's own; here one whose boxes follow a script, as in
+//! a plugin author's tests.
+//!
+//! ```
+//! use box_client::{BoxClient, ClientOptions, Endpoint, SpecDraft};
+//! use box_runtime::{BoxRuntime, RuntimeConfig, fake::FakeBackend};
+//! use box_transports::{ListenOptions, server::Server};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let endpoint: Endpoint = "queue:boxes".parse()?;
+//! let runtime = BoxRuntime::start(RuntimeConfig::with(FakeBackend::new()));
+//! let listener = endpoint.listen(&ListenOptions::default()).await?;
+//! let _server = Server::start(listener, runtime.router(), |_| box_rpc::Options::default());
+//!
+//! let client = BoxClient::connect(endpoint, ClientOptions::default()).await?;
+//! let ran = client.exec(SpecDraft::new("job-1").cmd("echo hello")).await?;
+//! assert_eq!(ran.stdout, "executed: echo hello");
+//!
+//! let work = client.open("job-1").await?;
+//! work.delete().await?;
+//! assert!(client.open("job-1").await.unwrap_err().is_not_found());
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! Everything is a thin view of the contract in [`box_protocol`]: what a method sends stands at the action
 //! it is named after. Handles are cheap to clone, futures cancel what they asked for when they are dropped,
 //! and nothing is sent that the contract's rules would refuse.

@@ -232,11 +232,9 @@ impl CommandControl {
         if self.has_ended() {
             return Ok(());
         }
-        self.0.kill();
+        let killing = self.0.kill();
         let info = self.end_with("KILL").await?;
-        let mut progress = self.0.progress();
-        progress.kill_answered = true;
-        progress.kill_exit = info.and_then(|info| info.exit);
+        killing.answered(info.and_then(|info| info.exit));
         Ok(())
     }
 

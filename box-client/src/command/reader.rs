@@ -6,7 +6,7 @@ use box_protocol::actions::{CommandChunk, ReadEnd, ReadWhy};
 use box_protocol::error::Detail;
 use box_protocol::{BoxError, Code, CommandInfo, Exit};
 use box_rpc::{CallError, Peer};
-use tokio::sync::Notify;
+use tokio::sync::watch;
 
 use super::feed::{Begin, Feed, Key, Told};
 use crate::chunk::{Chunk, Kept, Offsets, of};
@@ -21,8 +21,41 @@ pub(crate) struct Shared {
     pub(crate) key: Key,
     pub(crate) kept_bytes: usize,
     progress: Mutex<Progress>,
-    /// Wakes a reader that waits for its next attempt.
-    killed: Notify,
+    kill: watch::Sender<Kill>,
+}
+
+/// Whether the command was killed by its handle.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kill {
+    Unasked,
+    /// The answer is awaited.
+    Asked,
+    /// Answered, with the end that was told.
+    Answered(Option<Exit>),
+    /// Nobody knows whether it came to that.
+    Unanswered,
+}
+
+/// A kill on its way. Dropped before it is answered, it counts as unanswered.
+#[derive(Debug)]
+pub(crate) struct Killing<'a>(&'a Shared);
+
+impl Killing<'_> {
+    pub(crate) fn answered(self, exit: Option<Exit>) {
+        self.0.kill.send_replace(Kill::Answered(exit));
+    }
+}
+
+impl Drop for Killing<'_> {
+    fn drop(&mut self) {
+        self.0.kill.send_if_modified(|kill| {
+            let asked = *kill == Kill::Asked;
+            if asked {
+                *kill = Kill::Unanswered;
+            }
+            asked
+        });
+    }
 }
 
 /// How far it has come.
@@ -34,9 +67,6 @@ pub(crate) struct Progress {
     pub(crate) info: Option<CommandInfo>,
     pub(crate) exit: Option<Exit>,
     pub(crate) failed: Option<ClientError>,
-    /// A kill was answered, and with this end if it told one.
-    pub(crate) kill_answered: bool,
-    pub(crate) kill_exit: Option<Exit>,
 }
 
 impl Shared {
@@ -52,10 +82,8 @@ impl Shared {
                 info: None,
                 exit: None,
                 failed: None,
-                kill_answered: false,
-                kill_exit: None,
             }),
-            killed: Notify::new(),
+            kill: watch::Sender::new(Kill::Unasked),
         })
     }
 
@@ -65,9 +93,20 @@ impl Shared {
     }
 
     /// From now on nothing is read on.
-    pub(crate) fn kill(&self) {
+    pub(crate) fn kill(&self) -> Killing<'_> {
         self.progress().policy.kill();
-        self.killed.notify_one();
+        self.kill.send_replace(Kill::Asked);
+        Killing(self)
+    }
+
+    /// What is told of a loss after a kill: that it was killed, if that was answered.
+    async fn killed(&self, lost: ClientError) -> ClientError {
+        let mut kill = self.kill.subscribe();
+        let settled = kill.wait_for(|kill| *kill != Kill::Asked).await;
+        match settled.as_deref() {
+            Ok(Kill::Answered(_)) => ClientError::Killed,
+            _ => lost,
+        }
     }
 }
 
@@ -136,7 +175,9 @@ impl Reader {
             };
             self.over = true;
             let mut progress = self.shared.progress();
-            if let (ClientError::Killed, Some(exit)) = (&error, progress.kill_exit) {
+            if let (ClientError::Killed, Kill::Answered(Some(exit))) =
+                (&error, *self.shared.kill.borrow())
+            {
                 // The end was seen, if not by this stream.
                 progress.exit = Some(exit);
                 continue;
@@ -215,14 +256,10 @@ impl Reader {
         let Some(loss) = self.loss(&error) else {
             return Err(error);
         };
-        let (decision, answered) = {
-            let mut progress = self.shared.progress();
-            (progress.policy.lost(loss), progress.kill_answered)
-        };
+        let decision = self.shared.progress().policy.lost(loss);
         let pause = match decision {
             Decision::After(pause) => pause,
-            Decision::Killed if answered => return Err(ClientError::Killed),
-            Decision::Killed => return Err(error),
+            Decision::Killed => return Err(self.shared.killed(error).await),
             Decision::GiveUp { losses } => return Err(given_up(losses, error)),
         };
         if let Way::Peer(peer) = &self.shared.way
@@ -232,10 +269,14 @@ impl Reader {
             return Err(given_up(1, error));
         }
         tracing::debug!(command = %self.shared.key.command_id, %error, ?pause, "reading on");
-        tokio::select! {
+        let mut kill = self.shared.kill.subscribe();
+        let asked = tokio::select! {
             biased;
-            () = self.shared.killed.notified() => {}
-            () = tokio::time::sleep(pause) => {}
+            _ = kill.wait_for(|kill| *kill != Kill::Unasked) => true,
+            () = tokio::time::sleep(pause) => false,
+        };
+        if asked {
+            return Err(self.shared.killed(error).await);
         }
         Ok(())
     }

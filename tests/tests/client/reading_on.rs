@@ -191,6 +191,22 @@ async fn a_kill_ends_the_wait_for_the_next_attempt() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_command_killed_between_two_attempts_is_not_read_on() {
+    let exit = Exit::by_signal(9, ExitWhy::Killed);
+    for exit in [None, Some(exit)] {
+        let script = Script::new([Reply(vec![started()], Then::Cut)]);
+        let mut command = script.work().await.command("x").start().await.unwrap();
+        *script.kill_exit.lock().unwrap() = exit;
+        let control = command.control();
+        let reading = tokio::spawn(async move { command.exit().await });
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        control.kill().await.unwrap();
+        assert_eq!(reading.await.unwrap(), exit.ok_or(ClientError::Killed));
+        assert_eq!(script.asked(READS).len(), 1);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_is_not_found_is_final() {
     let gone = BoxError::not_found("no such command");
     let script = Script::new([

@@ -143,6 +143,23 @@ async fn a_caller_can_hurry_it() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn one_attempt_is_made_at_once_and_told() {
+    let (connector, tries) = nowhere();
+    let link = Link::over(connector, LinkOptions::default());
+    tokio::time::sleep(Duration::from_mins(1)).await;
+    let (before, begun) = (tries.load(Ordering::SeqCst), Instant::now());
+    for n in 1..=3 {
+        let error = link.try_now().await.unwrap_err();
+        assert_eq!(error.code(), Code::Unavailable);
+        assert_eq!(tries.load(Ordering::SeqCst), before + n);
+    }
+    assert_eq!(begun.elapsed(), Duration::ZERO);
+    let waited = link.connected_within(Duration::from_secs(7)).await;
+    assert!(waited.is_err());
+    assert_eq!(begun.elapsed(), Duration::from_secs(7));
+}
+
+#[tokio::test(start_paused = true)]
 async fn after_a_bye_for_a_restart_it_comes_back_at_once() {
     let (give, mut take) = tokio::sync::mpsc::unbounded_channel();
     let connector: box_transports::link::Connector = Box::new(move || {
