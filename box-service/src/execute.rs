@@ -77,7 +77,7 @@ impl BoxService {
     fn with_session_id(&self, mut draft: SpecDraft, query: &Query) -> SpecDraft {
         let named = draft.session_id.as_deref().map(str::trim);
         if named.is_none_or(str::is_empty) {
-            draft.session_id = self.0.template.session_id(query);
+            draft.session_id = self.rules().template.session_id(query);
         }
         draft
     }
@@ -101,14 +101,19 @@ impl BoxService {
     ) -> Result<BoxExecutionResult, BoxError> {
         let decision = self.decide(params.spec, origin).await?;
         decision.spec.require_cmd()?;
-        let quota = if self.0.policy.shared_filesystem {
-            Quota::of(&decision.spec, self.0.config.max_workspace_entries)
+        let quota = if self.rules().policy.shared_filesystem {
+            Quota::of(&decision.spec, self.rules().config.max_workspace_entries)
         } else {
             None
         };
         check(quota.as_ref(), Moment::Before).await?;
         let client = self.client_for(&origin.caller).await?;
-        audit::allowed("box.exec", origin, &decision, self.0.config.log_commands);
+        audit::allowed(
+            "box.exec",
+            origin,
+            &decision,
+            self.rules().config.log_commands,
+        );
         let delete = BoxDeleteParams {
             session_id: decision.spec.session_id.clone(),
             force: true,
@@ -128,7 +133,7 @@ impl BoxService {
         }
         let result = result?;
         audit::finished(origin, &result);
-        Ok(shortened(result, self.0.config.output_limit_chars))
+        Ok(shortened(result, self.rules().config.output_limit_chars))
     }
 
     /// `box.create` under policy.
@@ -141,7 +146,12 @@ impl BoxService {
         let outcome = async {
             let decision = self.decide(params.spec, origin).await?;
             let client = self.client_for(&origin.caller).await?;
-            audit::allowed("box.create", origin, &decision, self.0.config.log_commands);
+            audit::allowed(
+                "box.create",
+                origin,
+                &decision,
+                self.rules().config.log_commands,
+            );
             let params = BoxCreateParams {
                 spec: SpecDraft::from(decision.spec).brief(),
                 if_exists: params.if_exists,
@@ -165,7 +175,7 @@ impl BoxService {
             if let Some(mounts) = &mut params.extra_mounts {
                 let paths = policy::mount_paths(mounts.iter()).collect();
                 let facts = self.look_up(paths).await?;
-                policy::decide_mounts(&self.0.policy, mounts, &facts)?;
+                policy::decide_mounts(&self.rules().policy, mounts, &facts)?;
             }
             let client = self.client_for(&origin.caller).await?;
             client.forward(&params, &mut call).await
@@ -174,7 +184,8 @@ impl BoxService {
     }
 
     async fn decide(&self, draft: SpecDraft, origin: &Origin) -> Result<Decision, BoxError> {
-        let policy = &self.0.policy;
+        let rules = self.rules();
+        let policy = &rules.policy;
         let mut facts = self.look_up(policy::host_paths(policy, &draft)).await?;
         if policy.profile.strict {
             let client = self.client_for(&origin.caller).await?;
@@ -187,7 +198,7 @@ impl BoxService {
         if paths.is_empty() {
             return Ok(Facts::default());
         }
-        if !self.0.policy.shared_filesystem {
+        if !self.rules().policy.shared_filesystem {
             return Ok(paths::take_as_written(paths));
         }
         blocking(move || Ok(paths::look_up(paths))).await

@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use box_protocol::actions::{
@@ -35,12 +35,28 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 pub struct BoxService(pub(crate) Arc<Inner>);
 
 pub(crate) struct Inner {
-    pub(crate) config: ServiceConfig,
-    pub(crate) policy: Policy,
-    pub(crate) template: SessionIdTemplate,
+    rules: RwLock<Arc<Rules>>,
     runtime: Runtime,
     errors: ErrorRing,
     disposed: AtomicBool,
+}
+
+/// What the operator has said, and what follows.
+#[derive(Debug)]
+pub(crate) struct Rules {
+    pub(crate) config: ServiceConfig,
+    pub(crate) policy: Policy,
+    pub(crate) template: SessionIdTemplate,
+}
+
+impl Rules {
+    fn new(config: ServiceConfig) -> Result<Arc<Self>, BoxError> {
+        Ok(Arc::new(Self {
+            policy: config.policy()?,
+            template: SessionIdTemplate::parse(&config.session_id_template)?,
+            config,
+        }))
+    }
 }
 
 enum Runtime {
@@ -56,7 +72,7 @@ enum Runtime {
 impl fmt::Debug for BoxService {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("BoxService")
-            .field("policy", &self.0.policy)
+            .field("rules", &self.rules())
             .finish_non_exhaustive()
     }
 }
@@ -86,13 +102,25 @@ impl BoxService {
 
     fn new(config: ServiceConfig, runtime: Runtime) -> Result<Self, BoxError> {
         Ok(Self(Arc::new(Inner {
-            policy: config.policy()?,
-            template: SessionIdTemplate::parse(&config.session_id_template)?,
-            config,
+            rules: RwLock::new(Rules::new(config)?),
             runtime,
             errors: ErrorRing::default(),
             disposed: AtomicBool::new(false),
         })))
+    }
+
+    /// Decides by these rules from now on. Calls that are under way go on by the old ones, and so do all if
+    /// the new ones are refused.
+    pub fn reload(&self, config: ServiceConfig) -> Result<(), BoxError> {
+        let rules = Rules::new(config)?;
+        *self.0.rules.write().unwrap_or_else(PoisonError::into_inner) = rules;
+        Ok(())
+    }
+
+    /// The rules of this moment. A call takes them once.
+    pub(crate) fn rules(&self) -> Arc<Rules> {
+        let rules = self.0.rules.read();
+        Arc::clone(&rules.unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Makes the default workspace and reaches for the runtime.
@@ -101,13 +129,14 @@ impl BoxService {
     /// cannot be made. A runtime that cannot be reached is told by [`status`](Self::status), and
     /// reached for again with each call.
     pub async fn initialize(&self) -> Result<(), BoxError> {
-        if !self.0.config.enabled {
+        let rules = self.rules();
+        if !rules.config.enabled {
             return Ok(());
         }
-        if self.0.policy.shared_filesystem
-            && let Some(workspace) = self.0.policy.default_host_workspace.clone()
+        if rules.policy.shared_filesystem
+            && let Some(workspace) = rules.policy.default_host_workspace.clone()
         {
-            let roots = self.0.policy.allowed_host_mount_roots.clone();
+            let roots = rules.policy.allowed_host_mount_roots.clone();
             blocking(move || paths::create_workspace(&workspace, &roots)).await?;
         }
         if let Err(error) = self.reach().await {
@@ -133,7 +162,7 @@ impl BoxService {
 
     /// The way to the runtime for the calls of this caller.
     pub(crate) async fn client_for(&self, caller: &str) -> Result<RuntimeClient, BoxError> {
-        if !self.0.config.enabled {
+        if !self.rules().config.enabled {
             return Err(BoxError::unavailable("boxes are disabled by configuration"));
         }
         self.refuse_if_disposed()?;
@@ -207,7 +236,7 @@ impl BoxService {
         runtime.recent_error_count = runtime.recent_errors.len() as u64;
         ServiceStatus {
             available: runtime.backend.available,
-            enabled: self.0.config.enabled,
+            enabled: self.rules().config.enabled,
             connector_error,
             runtime,
         }
@@ -287,23 +316,23 @@ impl BoxService {
     }
 
     /// The profile in use.
-    pub fn profile(&self) -> &BoxProfile {
-        &self.0.policy.profile
+    pub fn profile(&self) -> BoxProfile {
+        self.rules().policy.profile.clone()
     }
 
     /// Where everything shared with boxes lies, really.
-    pub fn shared_host_root(&self) -> Option<&Path> {
-        self.0.policy.shared_host_root.as_deref()
+    pub fn shared_host_root(&self) -> Option<PathBuf> {
+        self.rules().policy.shared_host_root.clone()
     }
 
     /// The workspace of a box that names none, really.
-    pub fn default_host_workspace(&self) -> Option<&Path> {
-        self.0.policy.default_host_workspace.as_deref()
+    pub fn default_host_workspace(&self) -> Option<PathBuf> {
+        self.rules().policy.default_host_workspace.clone()
     }
 
     /// Where host paths may be mounted from, really.
-    pub fn allowed_host_mount_roots(&self) -> &[PathBuf] {
-        &self.0.policy.allowed_host_mount_roots
+    pub fn allowed_host_mount_roots(&self) -> Vec<PathBuf> {
+        self.rules().policy.allowed_host_mount_roots.clone()
     }
 
     /// Keeps an error for those who ask later, and passes it on.

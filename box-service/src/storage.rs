@@ -27,7 +27,7 @@ impl BoxService {
         let Some(root) = self.own_workspace() else {
             return Ok(SystemStorageResult::default());
         };
-        let most = self.0.config.max_workspace_entries;
+        let most = self.rules().config.max_workspace_entries;
         blocking(move || Ok(measure(&root, most))).await
     }
 
@@ -51,7 +51,8 @@ impl BoxService {
     }
 
     fn own_workspace(&self) -> Option<PathBuf> {
-        let policy = &self.0.policy;
+        let rules = self.rules();
+        let policy = &rules.policy;
         policy
             .default_host_workspace
             .clone()

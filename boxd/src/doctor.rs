@@ -70,7 +70,7 @@ pub(crate) fn run(json: bool) -> anyhow::Result<ExitCode> {
     } else {
         report.to_string()
     };
-    crate::say(&text)?;
+    crate::output::say(&text)?;
     Ok(if report.boxes {
         ExitCode::SUCCESS
     } else {

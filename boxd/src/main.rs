@@ -1,56 +1,102 @@
-//! Box's one program. It is also the fork server and the first process of every box it makes.
+//! Box's one program: command line, server, fork server and the first process of every box.
 //!
 //! # Reading order
-//! This file: the arguments. `doctor`: what this machine can do for boxes. `primitives`: what each thing is that a box is made of.
+//! 1. `args`: what can be said; `values`: how people write it. `config`: what an operator says.
+//! 2. `local`: a runtime with its policy in front. `connect`: the way to one that serves.
+//! 3. `run`: `run` and `exec`; `attached`: a command on these streams; `terminal`.
+//! 4. `serve`: for others; `stdio`: for the program that started this one.
+//! 5. `doctor` and `primitives`: what this machine can do for boxes.
+//! 6. `output`, `log`, `version`.
 
+mod args;
+mod attached;
+mod config;
+mod connect;
 mod doctor;
+mod local;
+mod log;
+mod output;
 mod primitives;
+mod run;
+mod serve;
+mod stdio;
+mod terminal;
+mod values;
+mod version;
 
-use std::io::{self, Write as _};
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use anyhow::Result;
+use clap::{CommandFactory as _, Parser as _};
 
-/// Runs commands in isolated boxes.
-#[derive(Debug, Parser)]
-#[command(name = "boxd", version)]
-struct Arguments {
-    #[command(subcommand)]
-    command: Command,
-}
+use crate::args::{Arguments, Command, ConfigArguments, ConfigCommand};
 
-#[derive(Debug, Subcommand)]
-enum Command {
-    /// Says what this machine can do for boxes, what is missing, and what each profile would give.
-    Doctor {
-        /// As JSON, for programs.
-        #[arg(long)]
-        json: bool,
-    },
-    /// Says which version this is.
-    Version,
-}
+/// What the program itself failed at; every other code may be a command's.
+const FAILED: u8 = 125;
 
-fn main() -> anyhow::Result<ExitCode> {
+fn main() -> ExitCode {
     box_sys::serve_if_asked(box_agent::prepare);
-    match Arguments::parse().command {
-        Command::Doctor { json } => doctor::run(json),
-        Command::Version => {
-            let version = env!("CARGO_PKG_VERSION");
-            say(&format!(
-                "boxd {version}, agent contract {}\n",
-                box_agent::CONTRACT
-            ))?;
-            Ok(ExitCode::SUCCESS)
+    let arguments = Arguments::parse();
+    match dispatch(&arguments) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("boxd: {error:#}");
+            ExitCode::from(FAILED)
         }
     }
 }
 
-/// Prints to standard output. A reader that has heard enough, `head` for one, is no failure.
-fn say(text: &str) -> io::Result<()> {
-    let mut out = io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        other => other,
+fn dispatch(arguments: &Arguments) -> Result<ExitCode> {
+    match &arguments.command {
+        Command::Doctor => doctor::run(arguments.json),
+        Command::Version => {
+            let text = format!("boxd {}\n", version::LONG);
+            output::say_or_json(arguments.json, &text, &version::json())?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Config(asked) => show_config(asked, arguments.json),
+        Command::Completions { shell } => {
+            let mut text = Vec::new();
+            clap_complete::generate(*shell, &mut Arguments::command(), "boxd", &mut text);
+            output::say(&String::from_utf8_lossy(&text))?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Man => {
+            let mut text = Vec::new();
+            clap_mangen::Man::new(Arguments::command()).render(&mut text)?;
+            output::say(&String::from_utf8_lossy(&text))?;
+            Ok(ExitCode::SUCCESS)
+        }
+        _ => {
+            let runtime = tokio::runtime::Builder::new_multi_thread()
+                .enable_all()
+                .build()?;
+            let code = runtime.block_on(served(arguments));
+            // A thread that still waits for a key on standard input is not waited for.
+            runtime.shutdown_background();
+            code
+        }
     }
+}
+
+async fn served(arguments: &Arguments) -> Result<ExitCode> {
+    match &arguments.command {
+        Command::Run(asked) => run::run(arguments, asked).await,
+        Command::Exec(asked) => run::exec(arguments, asked).await,
+        Command::Serve(asked) => serve::run(asked).await,
+        Command::Stdio(asked) => stdio::run(asked).await,
+        _ => anyhow::bail!("not there yet"),
+    }
+}
+
+fn show_config(asked: &ConfigArguments, json: bool) -> Result<ExitCode> {
+    if let ConfigCommand::Example = asked.what {
+        output::say(&config::example())?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let (_, values) = config::load(asked.config.config.as_deref(), std::env::vars(), Vec::new())?;
+    if let ConfigCommand::Show = asked.what {
+        output::say(&config::show(&values, json))?;
+    }
+    Ok(ExitCode::SUCCESS)
 }

@@ -1,0 +1,358 @@
+//! What can be said on the command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
+
+/// Runs commands in isolated boxes.
+///
+/// A box is made of nothing but this machine's kernel: no daemon, no image, no container engine.
+#[derive(Debug, Parser)]
+#[command(name = "boxd", version = crate::version::SHORT, long_version = crate::version::LONG, after_help = EXAMPLES,
+    max_term_width = 100)]
+pub(crate) struct Arguments {
+    /// Prints JSON for programs instead of text for people
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    /// The server to talk to: unix:PATH, tcp://HOST:PORT, tls://HOST:PORT or ws://HOST:PORT/rpc/ws
+    #[arg(long, global = true, env = "BOXD_ENDPOINT", value_name = "ENDPOINT")]
+    pub(crate) endpoint: Option<String>,
+    /// A file with the token for that server; or the token in BOXD_TOKEN
+    #[arg(long, global = true, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) token: Option<PathBuf>,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  boxd run 'echo hello from a box'            one box, one command, gone afterwards
+  boxd run --workspace . -- python3 x.py      with this directory as /workspace
+  boxd serve                                  a server, for boxes that stay
+  boxd run --session work 'make test'         in a box that is kept and used again
+  boxd doctor                                 what this machine can do for boxes";
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Runs one command in a box
+    Run(Box<RunArguments>),
+    /// Serves boxes to others until it is told to stop
+    Serve(ServeArguments),
+    /// Serves boxes to the program that started it, over its standard streams
+    Stdio(StdioArguments),
+    /// Lists boxes
+    Ps(PsArguments),
+    /// Tells everything about a box, or about a command in it (BOX/COMMAND)
+    Inspect(TargetArguments),
+    /// Runs a command in a box that is there
+    Exec(Box<ExecArguments>),
+    /// Opens a shell in a box, on this terminal
+    Shell(ShellArguments),
+    /// Prints what a command has said
+    Logs(LogsArguments),
+    /// Copies files into a box or out of one
+    Cp(CpArguments),
+    /// Shows what boxes use, live
+    Stats(StatsArguments),
+    /// Stops everything in a box where it is
+    Pause(BoxesArguments),
+    /// Lets a paused box go on
+    Resume(BoxesArguments),
+    /// Ends a command (BOX/COMMAND), or everything that runs in a box (BOX); the box stays
+    Kill(KillArguments),
+    /// Waits for the end of a command and exits as it did
+    Wait(WaitArguments),
+    /// Deletes boxes with everything in them
+    Rm(RmArguments),
+    /// Says what this machine can do for boxes, what is missing, and what each profile would give
+    Doctor,
+    /// Shows the configuration
+    Config(ConfigArguments),
+    /// Says which version this is
+    Version,
+    /// Prints a completion script for a shell
+    Completions {
+        /// Which shell
+        shell: clap_complete::Shell,
+    },
+    /// Prints the manual page
+    #[command(hide = true)]
+    Man,
+}
+
+/// What to run: one argument is a text for the box's shell, arguments after `--` are run as they are.
+#[derive(Debug, Args)]
+pub(crate) struct Program {
+    /// A text for the box's shell
+    #[arg(
+        value_name = "TEXT",
+        required_unless_present = "argv",
+        conflicts_with = "argv"
+    )]
+    pub(crate) text: Option<String>,
+    /// A program and its arguments, run as they are
+    #[arg(last = true, value_name = "ARGV")]
+    pub(crate) argv: Vec<String>,
+}
+
+/// How it runs.
+#[derive(Debug, Args)]
+pub(crate) struct Manner {
+    /// Sets a variable (NAME=VALUE), or passes one of ours on (NAME)
+    #[arg(short, long, value_name = "NAME[=VALUE]")]
+    pub(crate) env: Vec<String>,
+    /// The directory it runs in
+    #[arg(short, long, value_name = "DIR")]
+    pub(crate) workdir: Option<String>,
+    /// Ends it after this long: 90, 1.5m, 2h; the exit code is 124 then
+    #[arg(long, value_name = "TIME", value_parser = crate::values::time)]
+    pub(crate) timeout: Option<std::time::Duration>,
+    /// Gives it a terminal
+    #[arg(short = 't', long)]
+    pub(crate) tty: bool,
+}
+
+const RUN_EXAMPLES: &str = "\
+Examples:
+  boxd run 'echo $HOSTNAME; id'
+  boxd run --workspace . --memory-mb 256 --timeout 2m 'make test'
+  cat data.csv | boxd run -- python3 -c 'import sys; print(len(sys.stdin.read()))'
+  boxd run -t bash
+The exit code is the command's, 124 if it ran out of time, 125 if boxd itself failed.";
+
+#[derive(Debug, Args)]
+#[command(after_help = RUN_EXAMPLES)]
+pub(crate) struct RunArguments {
+    #[command(flatten)]
+    pub(crate) program: Program,
+    #[command(flatten)]
+    pub(crate) manner: Manner,
+    /// A directory that is /workspace in the box
+    #[arg(long, value_name = "DIR[:ro]")]
+    pub(crate) workspace: Option<String>,
+    /// Another directory, and where it is in the box
+    #[arg(long, value_name = "DIR:PLACE[:rw]")]
+    pub(crate) mount: Vec<String>,
+    /// Whether the box has a network
+    #[arg(long, value_enum)]
+    pub(crate) network: Option<Switch>,
+    /// Processors, or parts of one
+    #[arg(long, value_name = "N")]
+    pub(crate) cpus: Option<f64>,
+    /// Memory in MiB
+    #[arg(long, value_name = "MIB")]
+    pub(crate) memory_mb: Option<u64>,
+    /// Processes and threads at once
+    #[arg(long, value_name = "N")]
+    pub(crate) pids: Option<u64>,
+    /// The most the workspace may hold, in MiB
+    #[arg(long, value_name = "MIB")]
+    pub(crate) quota_mb: Option<u64>,
+    /// Keeps the box under this name and uses it again. Needs a server
+    #[arg(long, value_name = "ID")]
+    pub(crate) session: Option<String>,
+    /// The profile whose defaults and locks hold
+    #[arg(long, value_name = "NAME")]
+    pub(crate) profile: Option<String>,
+    /// The image the box is of
+    #[arg(long, value_name = "NAME")]
+    pub(crate) image: Option<String>,
+    /// Lets the box write to its system directories' surroundings: /, /opt, ...
+    #[arg(long)]
+    pub(crate) writable: bool,
+}
+
+/// On or off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Switch {
+    /// Yes
+    On,
+    /// No
+    Off,
+}
+
+const SERVE_EXAMPLES: &str = "\
+Examples:
+  boxd serve                                             a Unix socket for this user, nothing else
+  boxd serve --http 127.0.0.1:7080                       and HTTP on loopback
+  boxd serve --http 0.0.0.0:7080 --token-file tokens     and for others, who need a token
+When it is ready it prints one line with every address it listens at.";
+
+#[derive(Debug, Args)]
+#[command(after_help = SERVE_EXAMPLES)]
+pub(crate) struct ServeArguments {
+    /// Where to listen for RPC; may be given more than once
+    #[arg(long, value_name = "ENDPOINT")]
+    pub(crate) listen: Vec<String>,
+    /// The one HTTP port
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) http: Option<String>,
+    /// Where boxes and their logs are kept
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub(crate) state_dir: Option<PathBuf>,
+    /// What makes boxes: auto or native
+    #[arg(long, value_name = "NAME")]
+    pub(crate) backend: Option<String>,
+    /// Tokens of callers from the network, one a line: NAME TOKEN
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) token_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) config: ConfigFile,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ConfigFile {
+    /// The configuration; /etc/boxd/boxd.toml if that is there
+    #[arg(long, env = "BOXD_CONFIG", value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) config: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct StdioArguments {
+    #[command(flatten)]
+    pub(crate) config: ConfigFile,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PsArguments {
+    /// Only ids, one a line
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
+    /// The commands of this box instead
+    #[arg(value_name = "BOX")]
+    pub(crate) session: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TargetArguments {
+    /// BOX or BOX/COMMAND
+    #[arg(value_name = "BOX[/COMMAND]")]
+    pub(crate) target: String,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  boxd exec work 'make test'
+  boxd exec --detach work 'make all'     prints BOX/COMMAND, which logs, kill and wait take")]
+pub(crate) struct ExecArguments {
+    /// The box
+    #[arg(value_name = "BOX")]
+    pub(crate) session: String,
+    #[command(flatten)]
+    pub(crate) program: Program,
+    #[command(flatten)]
+    pub(crate) manner: Manner,
+    /// Lets it run on, and prints its name
+    #[arg(short, long, conflicts_with = "tty")]
+    pub(crate) detach: bool,
+    /// The command's id; one that runs already is read instead of started twice
+    #[arg(long, value_name = "ID")]
+    pub(crate) id: Option<String>,
+    /// Runs it as this user
+    #[arg(short, long, value_name = "USER")]
+    pub(crate) user: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ShellArguments {
+    /// The box; made if it is not there
+    #[arg(value_name = "BOX")]
+    pub(crate) session: String,
+    /// Which shell
+    #[arg(long, default_value = "bash")]
+    pub(crate) shell: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LogsArguments {
+    /// BOX/COMMAND; of a box alone, its last command
+    #[arg(value_name = "BOX[/COMMAND]")]
+    pub(crate) target: String,
+    /// Goes on until the command ends
+    #[arg(short, long)]
+    pub(crate) follow: bool,
+    /// Only the last bytes of what is kept
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) tail: Option<u64>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  boxd cp report.csv work:/workspace/
+  boxd cp work:/workspace/out .           directories come with what is in them
+  boxd cp - work:/tmp/input < data        from standard input")]
+pub(crate) struct CpArguments {
+    /// A path here, BOX:PATH, or - for standard input
+    #[arg(value_name = "FROM")]
+    pub(crate) from: String,
+    /// A path here, BOX:PATH, or - for standard output
+    #[arg(value_name = "TO")]
+    pub(crate) to: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct StatsArguments {
+    /// The boxes; all if none is named
+    #[arg(value_name = "BOX")]
+    pub(crate) sessions: Vec<String>,
+    /// Shows them once
+    #[arg(long)]
+    pub(crate) once: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BoxesArguments {
+    /// The boxes
+    #[arg(value_name = "BOX", required = true)]
+    pub(crate) sessions: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct KillArguments {
+    /// BOX/COMMAND, or BOX for everything that runs in it
+    #[arg(value_name = "BOX[/COMMAND]", required = true)]
+    pub(crate) targets: Vec<String>,
+    /// The signal
+    #[arg(short, long, default_value = "KILL")]
+    pub(crate) signal: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct WaitArguments {
+    /// The command
+    #[arg(value_name = "BOX/COMMAND")]
+    pub(crate) target: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RmArguments {
+    /// The boxes
+    #[arg(value_name = "BOX", required_unless_present = "all")]
+    pub(crate) sessions: Vec<String>,
+    /// Also boxes that are in use
+    #[arg(short, long)]
+    pub(crate) force: bool,
+    /// All boxes
+    #[arg(long, conflicts_with = "sessions")]
+    pub(crate) all: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ConfigArguments {
+    #[command(subcommand)]
+    pub(crate) what: ConfigCommand,
+    #[command(flatten)]
+    pub(crate) config: ConfigFile,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ConfigCommand {
+    /// The effective one, and where each value came from
+    Show,
+    /// Every key with its default, explained
+    Example,
+    /// Only says whether it can be read
+    Check,
+}

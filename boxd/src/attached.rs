@@ -1,0 +1,143 @@
+//! A command on this process's own streams: what it says goes out, what is typed goes in, Ctrl-C reaches it, and its end is
+//! ours.
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use anyhow::Result;
+use box_client::{
+    Chunk, ClientError, CommandBuilder, CommandControl, CommandHandle, Exit, ExitWhy, StreamName,
+};
+use futures::StreamExt as _;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::terminal::{self, Raw};
+
+/// What is read of standard input at a time.
+const INPUT_BYTES: usize = 32 * 1024;
+
+/// Starts a command and stays with it to its end.
+pub(crate) async fn run(command: CommandBuilder, tty: bool) -> Result<Exit> {
+    let mut command = command.with_input().tied().bytes().keep(0);
+    let raw = if tty {
+        let (cols, rows) = terminal::size().unwrap_or((80, 24));
+        let term = std::env::var("TERM").unwrap_or_else(|_| "xterm".to_owned());
+        command = command.terminal(cols, rows).env("TERM", term);
+        Raw::enter()?
+    } else {
+        None
+    };
+    let handle = command.start().await?;
+    let ended = follow(handle, tty).await;
+    drop(raw);
+    ended
+}
+
+/// Passes everything on in both directions until the command ends.
+async fn follow(mut command: CommandHandle, tty: bool) -> Result<Exit> {
+    let input = tokio::spawn(pass_input(command.control()));
+    let signals = tokio::spawn(pass_signals(command.control(), tty));
+    let printed = print(&mut command).await;
+    input.abort();
+    signals.abort();
+    if let Err(error) = printed {
+        // Nobody reads any more, so nobody is left to run it for.
+        let _ = command.kill().await;
+        return Err(error);
+    }
+    Ok(command.exit().await?)
+}
+
+/// Prints what a command says until it ends. Standard error says what is gone.
+pub(crate) async fn print(command: &mut CommandHandle) -> Result<()> {
+    while let Some(chunk) = command.next().await {
+        match chunk? {
+            Chunk::Output {
+                stream: StreamName::Stderr,
+                data,
+                ..
+            } => write_all(&mut io::stderr().lock(), &data)?,
+            Chunk::Output { data, .. } => write_all(&mut io::stdout().lock(), &data)?,
+            Chunk::Gap { stream, bytes, .. } => {
+                let name = if stream == StreamName::Stderr {
+                    "standard error"
+                } else {
+                    "standard output"
+                };
+                writeln!(
+                    io::stderr().lock(),
+                    "boxd: {bytes} bytes of {name} are gone"
+                )?;
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn write_all(to: &mut impl Write, data: &[u8]) -> io::Result<()> {
+    to.write_all(data)?;
+    to.flush()
+}
+
+/// Reads standard input by a thread of its own: a file or a terminal may wait for ever, and then so does only that.
+async fn pass_input(command: CommandControl) {
+    let (sender, mut pieces) = tokio::sync::mpsc::channel::<Vec<u8>>(1);
+    std::thread::spawn(move || {
+        let mut buffer = vec![0; INPUT_BYTES];
+        while let Ok(length @ 1..) = io::Read::read(&mut io::stdin().lock(), &mut buffer) {
+            if sender.blocking_send(buffer[..length].to_vec()).is_err() {
+                return;
+            }
+        }
+    });
+    while let Some(piece) = pieces.recv().await {
+        // A command that has closed its input, or has ended, wants no more.
+        if command.send_input(piece).await.is_err() {
+            return;
+        }
+    }
+    let _ = command.close_input().await;
+}
+
+/// Ctrl-C and its kin go to the command; a second one ends it. A terminal's own keys are input there already.
+async fn pass_signals(command: CommandControl, tty: bool) -> Result<()> {
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut hangup = signal(SignalKind::hangup())?;
+    let mut resized = signal(SignalKind::window_change())?;
+    let mut told = false;
+    loop {
+        let name = tokio::select! {
+            _ = interrupt.recv() => "INT",
+            _ = terminate.recv() => "TERM",
+            _ = hangup.recv() => "HUP",
+            _ = resized.recv() => {
+                if let Some((cols, rows)) = terminal::size().filter(|_| tty) {
+                    let _ = command.resize(cols, rows).await;
+                }
+                continue;
+            }
+        };
+        let sent = if told {
+            command.kill().await
+        } else {
+            command.signal(name).await
+        };
+        told = true;
+        if let Err(ClientError::Disconnected { .. }) = sent {
+            return Ok(());
+        }
+    }
+}
+
+/// The exit of a program that ran a command: its code, 128 and the signal's number, 124 for a timeout.
+pub(crate) fn code_of(exit: &Exit) -> ExitCode {
+    let code = match (exit.why, exit.code, exit.signal) {
+        (ExitWhy::Timeout | ExitWhy::Idle, ..) => 124,
+        (_, Some(code), _) => code,
+        (_, None, Some(signal)) => 128 + signal,
+        (_, None, None) => 125,
+    };
+    ExitCode::from(u8::try_from(code).unwrap_or(125))
+}

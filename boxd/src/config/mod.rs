@@ -1,0 +1,363 @@
+//! What an operator says: one TOML file, then the environment, then flags; what comes later wins.
+//!
+//! 1. `keys`: every key there is.
+//! 2. This file: reading, in that order, remembering where each value came from.
+//! 3. `show`: printing it again, and the commented example.
+
+mod keys;
+mod show;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use box_service::ServiceConfig;
+use serde::Deserialize;
+use toml::{Table, Value};
+
+pub(crate) use self::keys::KEYS;
+use self::keys::{FREE, Key};
+pub(crate) use self::show::{example, show};
+
+/// Everything that can be said.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Config {
+    pub(crate) server: ServerSection,
+    pub(crate) runtime: RuntimeSection,
+    pub(crate) policy: ServiceConfig,
+    pub(crate) images: ImagesSection,
+    pub(crate) log: LogSection,
+}
+
+/// What is listened at, and who may come.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct ServerSection {
+    #[serde(default)]
+    pub(crate) listen: Vec<String>,
+    pub(crate) http: Option<String>,
+    pub(crate) state_dir: Option<PathBuf>,
+    pub(crate) token_file: Option<PathBuf>,
+    pub(crate) allowed_hosts: Vec<String>,
+    pub(crate) tls_certificate: Option<PathBuf>,
+    pub(crate) tls_key: Option<PathBuf>,
+    pub(crate) tls_client_ca: Option<PathBuf>,
+    pub(crate) max_connections: usize,
+    pub(crate) drain_sec: u64,
+    pub(crate) keep_boxes: bool,
+}
+
+/// Boxes, and how many.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct RuntimeSection {
+    pub(crate) backend: BackendChoice,
+    pub(crate) session_ttl_sec: u64,
+    pub(crate) max_sessions: usize,
+    pub(crate) queued_calls: usize,
+    pub(crate) start_timeout_sec: u64,
+    pub(crate) stop_timeout_sec: u64,
+    pub(crate) spares: usize,
+    pub(crate) cgroup_parent: String,
+}
+
+/// What makes boxes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum BackendChoice {
+    /// The best there is: so far, native.
+    Auto,
+    /// This machine's kernel.
+    Native,
+}
+
+/// What images stand for.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct ImagesSection {
+    pub(crate) strict: bool,
+    #[serde(default)]
+    pub(crate) roots: BTreeMap<String, PathBuf>,
+}
+
+/// What is told to standard error.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct LogSection {
+    pub(crate) level: String,
+    pub(crate) format: LogFormat,
+}
+
+/// For whom.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum LogFormat {
+    /// People.
+    Human,
+    /// Programs.
+    Json,
+}
+
+/// Where a value came from, later ones winning.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Origin {
+    Default,
+    File(PathBuf),
+    Variable(String),
+    Flag(&'static str),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("default"),
+            Self::File(path) => write!(f, "{}", path.display()),
+            Self::Variable(name) => f.write_str(name),
+            Self::Flag(name) => f.write_str(name),
+        }
+    }
+}
+
+/// What a flag sets.
+#[derive(Debug)]
+pub(crate) struct Flag {
+    pub(crate) key: &'static str,
+    pub(crate) name: &'static str,
+    pub(crate) value: Value,
+}
+
+/// A value and where it came from, by key.
+pub(crate) type Values = BTreeMap<String, (Value, Origin)>;
+
+/// The file that is read if none is named and it is there.
+const USUAL_FILE: &str = "/etc/boxd/boxd.toml";
+
+/// Variables that are not keys: they are about a client, or name the file.
+const OTHER_VARIABLES: &[&str] = &["BOXD_CONFIG", "BOXD_ENDPOINT", "BOXD_TOKEN", "BOXD_TOKENS"];
+
+/// Reads everything. `file` must be there if it is named.
+pub(crate) fn load(
+    file: Option<&Path>,
+    variables: impl IntoIterator<Item = (String, String)>,
+    flags: Vec<Flag>,
+) -> Result<(Config, Values)> {
+    let mut values = Values::new();
+    for key in KEYS.iter().filter(|key| !key.default.is_empty()) {
+        values.insert(key.name.into(), (literal(key.default)?, Origin::Default));
+    }
+    let usual = Path::new(USUAL_FILE);
+    if let Some(path) = file.or_else(|| usual.exists().then_some(usual)) {
+        read_file(path, &mut values)?;
+    }
+    for (name, text) in variables {
+        if !name.starts_with("BOXD_") || OTHER_VARIABLES.contains(&name.as_str()) {
+            continue;
+        }
+        let Some(key) = KEYS.iter().find(|key| key.variable() == name) else {
+            let known = KEYS.iter().map(Key::variable);
+            bail!("unknown variable {name}{}", nearest(&name, known));
+        };
+        values.insert(
+            key.name.into(),
+            (from_text(key, &text), Origin::Variable(name)),
+        );
+    }
+    for flag in flags {
+        values.insert(flag.key.into(), (flag.value, Origin::Flag(flag.name)));
+    }
+    let config = typed(&values)?;
+    Ok((config, values))
+}
+
+/// A value as it stands in a file.
+fn literal(text: &str) -> Result<Value> {
+    let table: Table = format!("v = {text}").parse()?;
+    table.get("v").cloned().context("no value")
+}
+
+/// A value of the environment: as in a file if it reads as one of the right kind, a list with commas, else a text.
+fn from_text(key: &Key, text: &str) -> Value {
+    let like = literal(key.example).ok();
+    match (like, literal(text)) {
+        (Some(Value::String(_)), _) => Value::String(text.to_owned()),
+        (Some(Value::Array(_)), Ok(Value::Array(list))) => Value::Array(list),
+        (Some(Value::Array(_)), _) => {
+            let parts = text
+                .split(',')
+                .map(str::trim)
+                .filter(|part| !part.is_empty());
+            Value::Array(parts.map(|part| Value::String(part.to_owned())).collect())
+        }
+        (_, Ok(value)) => value,
+        (_, Err(_)) => Value::String(text.to_owned()),
+    }
+}
+
+fn read_file(path: &Path, values: &mut Values) -> Result<()> {
+    let shown = path.display();
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {shown}"))?;
+    let table: Table = text
+        .parse()
+        .with_context(|| format!("{shown} is not TOML"))?;
+    let mut found = Vec::new();
+    flatten("", &table, &mut found);
+    for (name, value) in found {
+        if !KEYS.iter().any(|key| key.name == name) {
+            let known = KEYS.iter().map(|key| key.name.to_owned());
+            bail!("unknown key {name} in {shown}{}", nearest(&name, known));
+        }
+        values.insert(name, (value, Origin::File(path.to_owned())));
+    }
+    Ok(())
+}
+
+/// Every value of a table by its whole name; what is below a free key is one value.
+fn flatten(prefix: &str, table: &Table, found: &mut Vec<(String, Value)>) {
+    for (name, value) in table {
+        let name = if prefix.is_empty() {
+            name.clone()
+        } else {
+            format!("{prefix}.{name}")
+        };
+        match value {
+            Value::Table(inner) if !FREE.contains(&name.as_str()) => flatten(&name, inner, found),
+            _ => found.push((name, value.clone())),
+        }
+    }
+}
+
+/// `; did you mean …?`, if something known is near.
+fn nearest(name: &str, known: impl Iterator<Item = String>) -> String {
+    /// How alike two names must be to be taken for each other.
+    const ALIKE: f64 = 0.7;
+    known
+        .map(|known| (strsim::jaro_winkler(name, &known), known))
+        .filter(|(likeness, _)| *likeness > ALIKE)
+        .max_by(|one, other| one.0.total_cmp(&other.0))
+        .map_or_else(String::new, |(_, known)| format!("; did you mean {known}?"))
+}
+
+fn typed(values: &Values) -> Result<Config> {
+    let mut sections = Table::new();
+    for (name, (value, _)) in values {
+        let (section, key) = name.split_once('.').context("a key without a section")?;
+        let table = sections
+            .entry(section)
+            .or_insert_with(|| Value::Table(Table::new()));
+        if let Value::Table(table) = table {
+            table.insert(key.into(), value.clone());
+        }
+    }
+    serde_path_to_error::deserialize(Value::Table(sections)).map_err(|error| {
+        let name = error.path().to_string();
+        let origin = values
+            .iter()
+            .find(|(key, _)| name.starts_with(key.as_str()));
+        let origin =
+            origin.map_or_else(String::new, |(_, (_, origin))| format!(" (from {origin})"));
+        anyhow!("{name}{origin}: {}", error.inner().message())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(text: &str) -> tempfile::NamedTempFile {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        file
+    }
+
+    fn error_of(text: &str) -> String {
+        let file = file(text);
+        format!("{:#}", load(Some(file.path()), [], Vec::new()).unwrap_err())
+    }
+
+    #[test]
+    fn what_comes_later_wins_and_says_where_it_came_from() {
+        let file = file("[runtime]\nmax_sessions = 7\nspares = 1\n[log]\nlevel = \"warn\"\n");
+        let variables = [
+            ("BOXD_RUNTIME_SPARES".to_owned(), "3".to_owned()),
+            (
+                "BOXD_POLICY_ALLOWED_HOST_MOUNT_ROOTS".to_owned(),
+                "/a, /b".to_owned(),
+            ),
+            ("BOXD_LOG_LEVEL".to_owned(), "debug".to_owned()),
+            ("BOXD_ENDPOINT".to_owned(), "unix:/x".to_owned()),
+            ("HOME".to_owned(), "/".to_owned()),
+        ];
+        let flag = Flag {
+            key: "log.level",
+            name: "--log",
+            value: "error".into(),
+        };
+        let (config, values) = load(Some(file.path()), variables, vec![flag]).unwrap();
+        assert_eq!((config.runtime.max_sessions, config.runtime.spares), (7, 3));
+        assert_eq!(config.runtime.queued_calls, 128);
+        assert_eq!(
+            config.policy.allowed_host_mount_roots,
+            [Path::new("/a"), Path::new("/b")]
+        );
+        assert_eq!(config.log.level, "error");
+        let origin = |key: &str| values[key].1.clone();
+        assert_eq!(
+            origin("runtime.max_sessions"),
+            Origin::File(file.path().into())
+        );
+        assert_eq!(
+            origin("runtime.spares"),
+            Origin::Variable("BOXD_RUNTIME_SPARES".into())
+        );
+        assert_eq!(origin("log.level"), Origin::Flag("--log"));
+        assert_eq!(origin("log.format"), Origin::Default);
+    }
+
+    #[test]
+    fn an_unknown_key_is_an_error_that_names_the_nearest() {
+        let error = error_of("[runtime]\nmax_sesions = 7\n");
+        assert!(error.contains("unknown key runtime.max_sesions"), "{error}");
+        assert!(
+            error.ends_with("did you mean runtime.max_sessions?"),
+            "{error}"
+        );
+        let error = error_of("[[policy.profiles]]\nname = \"x\"\ncpu = 1\n");
+        assert!(
+            error.contains("policy.profiles") && error.contains("cpu"),
+            "{error}"
+        );
+        let variable = [("BOXD_LOG_LEVLE".to_owned(), "x".to_owned())];
+        let error = load(None, variable, Vec::new()).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "unknown variable BOXD_LOG_LEVLE; did you mean BOXD_LOG_LEVEL?"
+        );
+    }
+
+    #[test]
+    fn a_wrong_value_is_an_error_that_names_its_key_and_its_file() {
+        let error = error_of("[log]\nformat = \"xml\"\n");
+        assert!(error.starts_with("log.format (from /"), "{error}");
+        let error = error_of("[runtime]\nmax_sessions = \"many\"\n");
+        assert!(error.starts_with("runtime.max_sessions"), "{error}");
+        assert!(error_of("[log\n").contains("is not TOML"));
+    }
+
+    #[test]
+    fn the_defaults_are_those_of_the_crates() {
+        let (config, _) = load(None, [], Vec::new()).unwrap();
+        assert_eq!(config.policy, ServiceConfig::default());
+        let runtime = box_runtime::RuntimeConfig::new(Vec::new());
+        assert_eq!(config.runtime.max_sessions, runtime.max_sessions);
+        assert_eq!(config.runtime.queued_calls, runtime.queued_calls);
+        assert_eq!(
+            config.runtime.session_ttl_sec,
+            runtime.session_ttl.as_secs()
+        );
+        assert_eq!(
+            config.runtime.start_timeout_sec,
+            runtime.start_timeout.as_secs()
+        );
+        assert_eq!(
+            config.runtime.stop_timeout_sec,
+            runtime.stop_timeout.as_secs()
+        );
+    }
+}

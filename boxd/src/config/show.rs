@@ -1,0 +1,94 @@
+//! The configuration as text: the effective one with its origins, and the commented example.
+
+use std::fmt::Write as _;
+
+use serde_json::json;
+
+use super::{KEYS, Values};
+
+/// Every key with its value and where that came from.
+pub(crate) fn show(values: &Values, json: bool) -> String {
+    if json {
+        let keys = values.iter().map(|(name, (value, origin))| {
+            let shown = json!({"value": value, "from": origin.to_string()});
+            (name.clone(), shown)
+        });
+        let all: serde_json::Map<_, _> = keys.collect();
+        return format!("{:#}\n", serde_json::Value::Object(all));
+    }
+    let mut text = String::new();
+    let mut section = "";
+    for key in KEYS {
+        let Some((name, rest)) = key.name.split_once('.') else {
+            continue;
+        };
+        if name != section {
+            let gap = if section.is_empty() { "" } else { "\n" };
+            let _ = writeln!(text, "{gap}[{name}]");
+            section = name;
+        }
+        let _ = match values.get(key.name) {
+            Some((value, origin)) => writeln!(text, "{rest} = {value}  # {origin}"),
+            None => writeln!(text, "# {rest} is not set"),
+        };
+    }
+    text
+}
+
+/// A file with every key, explained and commented out: as it is, it changes nothing.
+pub(crate) fn example() -> String {
+    let mut text = String::from(
+        "# boxd's configuration. Every key is shown with its default, or with an example where it has none.\n\
+         # `boxd config show` prints the effective one and where each value came from. The environment wins over this\n\
+         # file (BOXD_SERVER_HTTP=127.0.0.1:0), and flags win over both.\n",
+    );
+    let mut section = "";
+    for key in KEYS {
+        let Some((name, rest)) = key.name.split_once('.') else {
+            continue;
+        };
+        if name != section {
+            let _ = write!(text, "\n[{name}]\n");
+            section = name;
+        }
+        for line in key.about.lines() {
+            let _ = writeln!(text, "# {line}");
+        }
+        let _ = writeln!(text, "#{rest} = {}", key.example);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_example_is_the_file_in_the_repository() {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/boxd.example.toml");
+        let committed = std::fs::read_to_string(file).unwrap();
+        assert_eq!(
+            committed,
+            example(),
+            "write it again: boxd config example > boxd/boxd.example.toml"
+        );
+    }
+
+    #[test]
+    fn the_example_says_every_key_and_each_can_be_read() {
+        let uncommented: String = example()
+            .lines()
+            .map(|line| match line.strip_prefix('#') {
+                Some(rest) if !rest.starts_with(' ') => format!("{rest}\n"),
+                _ => format!("{line}\n"),
+            })
+            .collect();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), &uncommented).unwrap();
+        let (_, values) = super::super::load(Some(file.path()), [], Vec::new()).unwrap();
+        for key in KEYS {
+            let from = values[key.name].1.to_string();
+            assert_eq!(from, file.path().display().to_string(), "{}", key.name);
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! The way to a server: the one that was named, or the usual one if it is there.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use box_client::{BoxClient, ClientOptions, Endpoint};
+
+use crate::args::Arguments;
+
+/// The socket's name in a state directory.
+pub(crate) const SOCKET: &str = "boxd.sock";
+
+/// Where a server keeps its boxes unless it is told otherwise.
+pub(crate) fn usual_state_dir() -> Result<PathBuf> {
+    if rustix::process::geteuid().is_root() {
+        return Ok("/var/lib/boxd".into());
+    }
+    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+    if let Some(state) = set("XDG_STATE_HOME") {
+        return Ok(Path::new(&state).join("boxd"));
+    }
+    let home =
+        set("HOME").context("neither XDG_STATE_HOME nor HOME is set; name a state directory")?;
+    Ok(Path::new(&home).join(".local/state/boxd"))
+}
+
+/// Connects to the server that was named, or to the usual one.
+pub(crate) async fn server(arguments: &Arguments) -> Result<BoxClient> {
+    let (endpoint, named) = match &arguments.endpoint {
+        Some(endpoint) => (endpoint.clone(), true),
+        None => {
+            let socket = usual_state_dir()?.join(SOCKET);
+            (format!("unix:{}", socket.display()), false)
+        }
+    };
+    let parsed: Endpoint = endpoint
+        .parse()
+        .with_context(|| format!("endpoint {endpoint}"))?;
+    let mut options = ClientOptions::default();
+    if let Some(token) = token(arguments.token.as_deref())? {
+        let bearer = format!("Bearer {token}");
+        options
+            .connect
+            .headers
+            .push(("Authorization".to_owned(), bearer));
+        options = options.token(token);
+    }
+    BoxClient::connect(parsed, options).await.map_err(|error| {
+        let hint = if named {
+            "is it running, and is the token right?"
+        } else {
+            "start one with `boxd serve`, or name another with --endpoint"
+        };
+        anyhow!("no server at {endpoint}: {error}; {hint}")
+    })
+}
+
+/// The token, from a file or the environment: arguments can be seen by everybody on the machine.
+fn token(file: Option<&Path>) -> Result<Option<String>> {
+    let text = match file {
+        Some(path) => std::fs::read_to_string(path)
+            .with_context(|| format!("cannot read {}", path.display()))?,
+        None => match std::env::var("BOXD_TOKEN") {
+            Ok(text) => text,
+            Err(std::env::VarError::NotPresent) => return Ok(None),
+            Err(_) => bail!("BOXD_TOKEN is not UTF-8"),
+        },
+    };
+    let token = text.trim();
+    if token.is_empty() {
+        bail!("the token is empty");
+    }
+    Ok(Some(token.to_owned()))
+}

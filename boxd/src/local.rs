@@ -1,0 +1,65 @@
+//! A runtime with its policy in front: in this process, for `run` and `stdio`, or for others, for `serve`.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use box_client::{BoxClient, ClientOptions, Endpoint};
+use box_runtime::native::{NativeBackend, NativeConfig};
+use box_runtime::{BoxRuntime, RuntimeConfig};
+use box_service::connector::InProcess;
+use box_service::{BoxService, ServiceConfig};
+use box_transports::ListenOptions;
+use box_transports::server::Server;
+
+use crate::config::{BackendChoice, Config};
+
+/// Where a client of this process finds the service of this process.
+const QUEUE: &str = "queue:boxd";
+
+/// A runtime and its service.
+#[derive(Debug)]
+pub(crate) struct Boxes {
+    pub(crate) runtime: BoxRuntime,
+    pub(crate) service: BoxService,
+}
+
+impl Boxes {
+    /// Starts a runtime as configured. With a state directory its boxes outlive this process.
+    pub(crate) fn start(
+        config: &Config,
+        state: Option<&std::path::Path>,
+        policy: ServiceConfig,
+    ) -> Result<Self> {
+        let section = &config.runtime;
+        // There is one so far, and both words mean it.
+        let (BackendChoice::Auto | BackendChoice::Native) = section.backend;
+        let mut native = NativeConfig::this_program().context("cannot find this program")?;
+        native.state_dir = state.map(std::path::Path::to_owned);
+        native.outlive = state.is_some();
+        native.images = config.images.roots.clone();
+        native.strict_images = config.images.strict;
+        native.cgroup_parent.clone_from(&section.cgroup_parent);
+        native.spares = section.spares;
+        let mut runtime = RuntimeConfig::with(NativeBackend::new(native));
+        runtime.session_ttl = Duration::from_secs(section.session_ttl_sec);
+        runtime.max_sessions = section.max_sessions;
+        runtime.queued_calls = section.queued_calls;
+        runtime.start_timeout = Duration::from_secs(section.start_timeout_sec);
+        runtime.stop_timeout = Duration::from_secs(section.stop_timeout_sec);
+        let runtime = BoxRuntime::start(runtime);
+        let connector = InProcess::new(runtime.router());
+        let service = BoxService::with_connector(policy, connector)?;
+        Ok(Self { runtime, service })
+    }
+
+    /// A client in this process. The server lives as long as what is returned beside it.
+    pub(crate) async fn client(&self) -> Result<(BoxClient, Server)> {
+        let endpoint: Endpoint = QUEUE.parse()?;
+        let listener = endpoint.listen(&ListenOptions::default()).await?;
+        let server = Server::start(listener, self.service.router(), |_| {
+            box_rpc::Options::default()
+        });
+        let client = BoxClient::connect(endpoint, ClientOptions::default()).await?;
+        Ok((client, server))
+    }
+}

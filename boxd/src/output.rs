@@ -1,0 +1,100 @@
+//! What is printed: text for people, JSON for programs, tables that fit the terminal, colours where they are wanted.
+
+use std::io::{self, IsTerminal as _, Write as _};
+
+use serde::Serialize;
+
+use crate::terminal;
+
+/// Prints to standard output. A reader that has heard enough, `head` for one, is no failure.
+pub(crate) fn say(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        other => other,
+    }
+}
+
+/// Prints one or the other.
+pub(crate) fn say_or_json(json: bool, text: &str, value: &impl Serialize) -> io::Result<()> {
+    if json {
+        say(&format!("{}\n", serde_json::to_string_pretty(value)?))
+    } else {
+        say(text)
+    }
+}
+
+/// Whether standard output takes colours: a terminal, and nobody has said no (`NO_COLOR`).
+pub(crate) fn colours() -> bool {
+    let unwanted = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+    io::stdout().is_terminal() && !unwanted && !dumb
+}
+
+/// A table. On a terminal the last column is cut where the line ends; in a pipe nothing is.
+pub(crate) fn table(heads: &[&str], rows: &[Vec<String>]) -> String {
+    let width = io::stdout().is_terminal().then(terminal::size).flatten();
+    let width = width.map(|(columns, _)| usize::from(columns));
+    layout(heads, rows, width, colours())
+}
+
+fn layout(heads: &[&str], rows: &[Vec<String>], width: Option<usize>, coloured: bool) -> String {
+    const GAP: usize = 2;
+    let long = |text: &str| text.chars().count();
+    let mut widths: Vec<usize> = heads.iter().map(|head| long(head)).collect();
+    for row in rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(long(cell));
+        }
+    }
+    let line = |cells: &[&str]| {
+        let mut text = String::new();
+        for (place, cell) in cells.iter().enumerate() {
+            text.push_str(cell);
+            if place + 1 < cells.len() {
+                text.extend(std::iter::repeat_n(' ', widths[place] - long(cell) + GAP));
+            }
+        }
+        match width {
+            Some(width) if long(&text) > width => {
+                let kept: String = text.chars().take(width.saturating_sub(1)).collect();
+                format!("{}…", kept.trim_end())
+            }
+            _ => text.trim_end().to_owned(),
+        }
+    };
+    let head = line(heads);
+    let mut text = if coloured {
+        format!("\x1b[1m{head}\x1b[0m\n")
+    } else {
+        format!("{head}\n")
+    };
+    for row in rows {
+        let cells: Vec<&str> = row.iter().map(String::as_str).collect();
+        text.push_str(&line(&cells));
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_lines_up_and_fits() {
+        let rows = [
+            vec!["a".to_owned(), "long text".to_owned()],
+            vec!["bcd".to_owned(), "é".to_owned()],
+        ];
+        assert_eq!(
+            layout(&["ID", "X"], &rows, None, false),
+            "ID   X\na    long text\nbcd  é\n"
+        );
+        assert_eq!(
+            layout(&["ID", "X"], &rows, Some(8), false),
+            "ID   X\na    lo…\nbcd  é\n"
+        );
+        assert!(layout(&["ID"], &[], None, true).starts_with("\x1b[1mID"));
+    }
+}

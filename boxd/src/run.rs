@@ -1,0 +1,137 @@
+//! `run` and `exec`: one command, on this terminal or these pipes.
+
+use std::process::ExitCode;
+
+use anyhow::{Result, anyhow};
+use box_client::{BoxClient, BoxHandle, CommandBuilder, Network, SpecDraft};
+use box_service::ServiceConfig;
+
+use crate::args::{Arguments, ExecArguments, Manner, Program, RunArguments, Switch};
+use crate::attached::{self, code_of};
+use crate::config::{Config, load};
+use crate::local::Boxes;
+use crate::{connect, output, values};
+
+/// `boxd run`.
+pub(crate) async fn run(arguments: &Arguments, asked: &RunArguments) -> Result<ExitCode> {
+    let mut spec = spec(asked)?;
+    if asked.session.is_some() || arguments.endpoint.is_some() {
+        let client = connect::server(arguments).await?;
+        if let Some(session) = &asked.session {
+            spec.session_id = Some(session.clone());
+            let made = client.get_or_create(spec).await?;
+            return go(&made, &asked.program, &asked.manner).await;
+        }
+        return once(&client, spec, asked).await;
+    }
+    // The roots of a person's own run are what that person names.
+    let (config, _) = load(None, [], Vec::new())?;
+    let boxes = Boxes::start(&config, None, policy(&config, asked, &spec))?;
+    let (client, _server) = boxes.client().await?;
+    once(&client, spec, asked).await
+}
+
+/// In a box that goes with the command.
+async fn once(client: &BoxClient, spec: SpecDraft, asked: &RunArguments) -> Result<ExitCode> {
+    let made = client.create(spec).await?;
+    let ran = go(&made, &asked.program, &asked.manner).await;
+    let deleted = made.delete().await;
+    let code = ran?;
+    deleted?;
+    Ok(code)
+}
+
+fn policy(config: &Config, asked: &RunArguments, spec: &SpecDraft) -> ServiceConfig {
+    let mut policy = config.policy.clone();
+    if let Some(profile) = &asked.profile {
+        policy.profile.clone_from(profile);
+    }
+    let mounts = spec
+        .extra_mounts
+        .iter()
+        .flatten()
+        .map(|mount| &mount.host_path);
+    let named = spec.host_path.iter().chain(mounts);
+    policy.allowed_host_mount_roots = named.map(Into::into).collect();
+    policy
+}
+
+fn spec(asked: &RunArguments) -> Result<SpecDraft> {
+    let mut spec = SpecDraft::new(format!("run-{}", uuid::Uuid::now_v7().simple()));
+    if let Some(workspace) = &asked.workspace {
+        let (path, mode) = values::workspace(workspace)?;
+        spec = spec.host_path(path).host_path_mode(mode);
+    }
+    let mounts: Vec<_> = asked
+        .mount
+        .iter()
+        .map(|mount| values::mount(mount))
+        .collect::<Result<_>>()?;
+    if !mounts.is_empty() {
+        spec = spec.extra_mounts(mounts);
+    }
+    spec.network = asked.network.map(|network| match network {
+        Switch::On => Network::On,
+        Switch::Off => Network::Off,
+    });
+    spec.cpus = asked.cpus;
+    spec.memory_mb = asked.memory_mb;
+    spec.pids_limit = asked.pids;
+    spec.workspace_quota_mb = asked.quota_mb;
+    spec.image.clone_from(&asked.image);
+    spec.read_only_rootfs = asked.writable.then_some(false);
+    Ok(spec)
+}
+
+/// `boxd exec`.
+pub(crate) async fn exec(arguments: &Arguments, asked: &ExecArguments) -> Result<ExitCode> {
+    let client = connect::server(arguments).await?;
+    let there = client.open(&asked.session).await?;
+    let mut command = command(&there, &asked.program, &asked.manner)?;
+    if let Some(id) = &asked.id {
+        command = command.id(id);
+    }
+    if let Some(user) = &asked.user {
+        command = command.user(user);
+    }
+    if asked.detach {
+        let started = command.detached().start().await?;
+        let name = format!("{}/{}", there.id(), started.id());
+        output::say_or_json(
+            arguments.json,
+            &format!("{name}\n"),
+            &serde_json::json!({"command": name}),
+        )?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    attached::run(command, asked.manner.tty)
+        .await
+        .map(|exit| code_of(&exit))
+}
+
+async fn go(there: &BoxHandle, program: &Program, manner: &Manner) -> Result<ExitCode> {
+    let command = command(there, program, manner)?;
+    attached::run(command, manner.tty)
+        .await
+        .map(|exit| code_of(&exit))
+}
+
+/// The command that was asked for.
+fn command(there: &BoxHandle, program: &Program, manner: &Manner) -> Result<CommandBuilder> {
+    let mut command = match &program.text {
+        Some(text) => there.command(text),
+        None if program.argv.is_empty() => return Err(anyhow!("nothing to run")),
+        None => there.program(program.argv.clone()),
+    };
+    for text in &manner.env {
+        let (name, value) = values::variable(text)?;
+        command = command.env(name, value);
+    }
+    if let Some(workdir) = &manner.workdir {
+        command = command.cwd(workdir);
+    }
+    if let Some(timeout) = manner.timeout {
+        command = command.timeout(timeout);
+    }
+    Ok(command)
+}

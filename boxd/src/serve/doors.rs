@@ -1,0 +1,163 @@
+//! What is listened at, and what each listener asks of its callers.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use box_rpc::Options;
+use box_transports::server::Server;
+use box_transports::tls::{Identity, Pem, ServerTls};
+use box_transports::websocket::Gate;
+use box_transports::{Endpoint, ListenOptions, PeerInfo};
+
+use super::tokens::Tokens;
+use crate::config::ServerSection;
+use crate::local::Boxes;
+
+/// Everything that listens.
+#[derive(Debug)]
+pub(super) struct Doors {
+    servers: Vec<Server>,
+}
+
+impl Doors {
+    /// Listens at every endpoint, or at none.
+    pub(super) async fn open(
+        section: &ServerSection,
+        listen: &[String],
+        boxes: &Boxes,
+        tokens: &Tokens,
+    ) -> Result<Self> {
+        let mut servers = Vec::new();
+        for text in listen {
+            let endpoint: Endpoint = text.parse().with_context(|| format!("endpoint {text}"))?;
+            let rule =
+                Rule::of(&endpoint, section, tokens).with_context(|| format!("endpoint {text}"))?;
+            let options = ListenOptions {
+                tls: tls(&endpoint, section)?,
+                max_connections: section.max_connections,
+                gate: Some(Arc::new(browsers_kept_out(&endpoint, section))),
+                ..ListenOptions::default()
+            };
+            let listener = endpoint.listen(&options).await;
+            let listener = listener.with_context(|| format!("endpoint {text}"))?;
+            let limits = options.limits;
+            let each = move |_: &PeerInfo| rule.options(limits.clone());
+            servers.push(Server::start(listener, boxes.service.router(), each));
+        }
+        Ok(Self { servers })
+    }
+
+    /// Where it is really listened.
+    pub(super) fn addresses(&self) -> Vec<String> {
+        self.servers
+            .iter()
+            .map(|server| server.endpoint().to_string())
+            .collect()
+    }
+
+    /// Lets running calls end, in this time.
+    pub(super) async fn close(self, within: Duration, restart: bool) {
+        let closing = self
+            .servers
+            .into_iter()
+            .map(|server| server.close(within, restart));
+        futures::future::join_all(closing).await;
+    }
+}
+
+/// What a listener asks of whoever connects.
+#[derive(Debug, Clone)]
+enum Rule {
+    /// Nothing: only this user can reach it, or nobody but this machine, and no token was given.
+    Open,
+    /// A hello with a token.
+    Token(box_rpc::Tokens),
+    /// A certificate, which the handshake asks for.
+    Certificate,
+}
+
+impl Rule {
+    fn of(endpoint: &Endpoint, section: &ServerSection, tokens: &Tokens) -> Result<Self> {
+        let address = match endpoint {
+            Endpoint::Unix { .. } => return Ok(Self::Open),
+            Endpoint::Tcp { address, tls } | Endpoint::WebSocket { address, tls, .. } => {
+                (address, *tls)
+            }
+            _ => bail!("a server listens at unix:, tcp://, tls://, ws:// or wss://"),
+        };
+        if !tokens.is_empty() {
+            return Ok(Self::Token(tokens.for_hello()));
+        }
+        if address.1 && section.tls_client_ca.is_some() {
+            return Ok(Self::Certificate);
+        }
+        ensure!(
+            is_loopback(&address.0.host),
+            "beyond loopback callers need tokens (server.token_file, --token-file, BOXD_TOKENS) or client certificates \
+             (server.tls_client_ca)"
+        );
+        tracing::warn!(%endpoint, "no token: every program of this machine may use it");
+        Ok(Self::Open)
+    }
+
+    fn options(&self, limits: box_rpc::Limits) -> Options {
+        let gate = match self {
+            Self::Token(tokens) => box_rpc::Gate::Tokens(tokens.clone()),
+            Self::Open | Self::Certificate => box_rpc::Gate::Open,
+        };
+        // Who shows a certificate is one of those the operator signed, and they are not told apart.
+        let caller = matches!(self, Self::Certificate).then(|| "certificate".into());
+        Options {
+            limits,
+            gate,
+            caller,
+            ..Options::default()
+        }
+    }
+}
+
+/// Whether a host is this machine, as the listener understands it.
+pub(super) fn is_loopback(host: &str) -> bool {
+    host == "localhost"
+        || host
+            .parse::<IpAddr>()
+            .is_ok_and(|address| address.is_loopback())
+}
+
+/// A websocket's request must name this server as we or the operator do, and come from no page.
+fn browsers_kept_out(endpoint: &Endpoint, section: &ServerSection) -> Gate {
+    let Endpoint::WebSocket { path, .. } = endpoint else {
+        return Gate::new();
+    };
+    let gate = if path.is_empty() {
+        Gate::new()
+    } else {
+        Gate::new().paths([path])
+    };
+    let loopback = ["localhost", "127.0.0.1", "[::1]"].map(str::to_owned);
+    gate.hosts(
+        loopback
+            .into_iter()
+            .chain(section.allowed_hosts.iter().cloned()),
+    )
+}
+
+fn tls(endpoint: &Endpoint, section: &ServerSection) -> Result<Option<ServerTls>> {
+    let (Endpoint::Tcp { tls: true, .. } | Endpoint::WebSocket { tls: true, .. }) = endpoint else {
+        return Ok(None);
+    };
+    let (Some(certificate), Some(key)) = (&section.tls_certificate, &section.tls_key) else {
+        bail!("{endpoint} needs server.tls_certificate and server.tls_key");
+    };
+    let identity = Identity {
+        certificates: Pem::Path(certificate.clone()),
+        key: Pem::Path(key.clone()),
+    };
+    let client_ca = section.tls_client_ca.clone().map(Pem::Path);
+    Ok(Some(ServerTls {
+        identity,
+        client_ca,
+    }))
+}

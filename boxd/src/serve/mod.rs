@@ -1,0 +1,137 @@
+//! `serve`: a runtime and its policy behind every door that was asked for, until it is told to stop.
+//!
+//! 1. This file: what is started in which order, and how it ends.
+//! 2. `tokens`: who may come from the network.
+//! 3. `doors`: what is listened at, and what each listener asks of callers.
+//! 4. `ready`: telling the world that it can begin, once.
+
+mod doors;
+mod ready;
+mod tokens;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use box_protocol::actions::SystemShutdownParams;
+use box_runtime::Caller;
+use tokio::signal::unix::{SignalKind, signal};
+
+use self::doors::Doors;
+use self::tokens::Tokens;
+use crate::args::ServeArguments;
+use crate::config::{self, Config, Flag, ServerSection};
+use crate::connect::{SOCKET, usual_state_dir};
+use crate::local::Boxes;
+use crate::{log, output};
+
+/// `boxd serve`.
+pub(crate) async fn run(asked: &ServeArguments) -> Result<ExitCode> {
+    let read = || {
+        config::load(
+            asked.config.config.as_deref(),
+            std::env::vars(),
+            flags(asked),
+        )
+    };
+    let (config, _) = read()?;
+    log::start(&config.log)?;
+    let state = match &config.server.state_dir {
+        Some(directory) => directory.clone(),
+        None => usual_state_dir()?,
+    };
+    own_directory(&state)?;
+    let tokens = Tokens::read(config.server.token_file.as_deref())?;
+    let boxes = Boxes::start(&config, Some(&state), config.policy.clone())?;
+    let adopted = boxes.runtime.adopt().await?;
+    boxes.service.initialize().await?;
+    let listen = endpoints(&config.server, &state);
+    let doors = Doors::open(&config.server, &listen, &boxes, &tokens).await?;
+    tracing::info!(adopted, "boxes of an earlier server");
+    output::say(&ready::line(&doors.addresses()))?;
+    ready::notify("READY=1");
+
+    let mut reload = signal(SignalKind::hangup())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    loop {
+        tokio::select! {
+            _ = terminate.recv() => break,
+            _ = interrupt.recv() => break,
+            () = boxes.runtime.exit_asked() => break,
+            _ = reload.recv() => match read().and_then(|(config, _)| Ok(boxes.service.reload(config.policy)?)) {
+                Ok(()) => tracing::info!("policy read again"),
+                Err(error) => tracing::error!("policy stays as it was: {error:#}"),
+            },
+        }
+    }
+    ready::notify("STOPPING=1");
+    stop(&config, doors, &boxes).await;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Lets running calls end, then ends every box, unless they are to be kept for the next server. All of it is bounded.
+async fn stop(config: &Config, doors: Doors, boxes: &Boxes) {
+    let within = Duration::from_secs(config.server.drain_sec);
+    let keep = config.server.keep_boxes;
+    tracing::info!(?within, keep_boxes = keep, "stopping");
+    doors.close(within, keep).await;
+    if !keep {
+        let within_ms = u64::try_from(within.as_millis()).ok();
+        let all = SystemShutdownParams {
+            within_ms,
+            ..SystemShutdownParams::default()
+        };
+        match boxes.runtime.shutdown(&Caller::local(), all).await {
+            Ok(ended) => tracing::info!(?ended, "boxes ended"),
+            Err(error) => tracing::error!(%error, "boxes could not be ended"),
+        }
+    }
+}
+
+fn flags(asked: &ServeArguments) -> Vec<Flag> {
+    let path = |path: &PathBuf| path.display().to_string().into();
+    let mut flags = Vec::new();
+    let mut set = |key, name, value| flags.push(Flag { key, name, value });
+    if !asked.listen.is_empty() {
+        let all = asked
+            .listen
+            .iter()
+            .map(|endpoint| endpoint.clone().into())
+            .collect();
+        set("server.listen", "--listen", toml::Value::Array(all));
+    }
+    if let Some(http) = &asked.http {
+        set("server.http", "--http", http.clone().into());
+    }
+    if let Some(directory) = &asked.state_dir {
+        set("server.state_dir", "--state-dir", path(directory));
+    }
+    if let Some(backend) = &asked.backend {
+        set("runtime.backend", "--backend", backend.clone().into());
+    }
+    if let Some(file) = &asked.token_file {
+        set("server.token_file", "--token-file", path(file));
+    }
+    flags
+}
+
+/// What is listened at: what was said, or one socket in the state directory.
+fn endpoints(server: &ServerSection, state: &Path) -> Vec<String> {
+    if server.listen.is_empty() {
+        vec![format!("unix:{}", state.join(SOCKET).display())]
+    } else {
+        server.listen.clone()
+    }
+}
+
+/// Makes a directory that is for this user only.
+fn own_directory(path: &Path) -> Result<()> {
+    use std::os::unix::fs::DirBuilderExt as _;
+    let mut builder = std::fs::DirBuilder::new();
+    builder.recursive(true).mode(0o700);
+    builder
+        .create(path)
+        .with_context(|| format!("cannot make the state directory {}", path.display()))
+}

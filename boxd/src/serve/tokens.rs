@@ -1,0 +1,122 @@
+//! Who may come from the network: named tokens, from a file or the environment, never from the arguments, never in a log.
+
+use std::collections::BTreeSet;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+/// The variable that holds tokens where there is no file, in the same form.
+const VARIABLE: &str = "BOXD_TOKENS";
+
+/// The shortest token.
+const SHORTEST: usize = 32;
+
+/// Callers who may see everything need no token; nobody with one may take their name.
+const RESERVED: &str = "local";
+
+/// The tokens there are.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Tokens(box_rpc::Tokens, usize);
+
+impl Tokens {
+    /// Reads them: a name and a token a line, `#` begins a comment.
+    pub(super) fn read(file: Option<&Path>) -> Result<Self> {
+        if let Some(path) = file {
+            let shown = path.display();
+            let meta = std::fs::metadata(path).with_context(|| format!("token file {shown}"))?;
+            ensure!(
+                meta.mode() & 0o077 == 0,
+                "token file {shown} can be read by others; chmod 600 it"
+            );
+            let text =
+                std::fs::read_to_string(path).with_context(|| format!("token file {shown}"))?;
+            return Self::parse(&text).with_context(|| format!("token file {shown}"));
+        }
+        match std::env::var(VARIABLE) {
+            Ok(text) => Self::parse(&text).context(VARIABLE),
+            Err(_) => Ok(Self::default()),
+        }
+    }
+
+    fn parse(text: &str) -> Result<Self> {
+        let mut named = Vec::new();
+        let mut names = BTreeSet::new();
+        for (number, line) in text.lines().enumerate() {
+            let line = line.trim();
+            if line.is_empty() || line.starts_with('#') {
+                continue;
+            }
+            // Never the line itself: it holds a secret.
+            let number = number + 1;
+            let mut words = line.split_whitespace();
+            let (Some(name), Some(token), None) = (words.next(), words.next(), words.next()) else {
+                bail!("line {number} is not a name and a token");
+            };
+            ensure!(
+                name != RESERVED,
+                "line {number}: the name {RESERVED} is taken"
+            );
+            ensure!(
+                names.insert(name),
+                "line {number}: the name {name} stands twice"
+            );
+            ensure!(
+                token.len() >= SHORTEST,
+                "line {number}: the token of {name} is shorter than {SHORTEST} bytes"
+            );
+            named.push((name.to_owned(), token.to_owned()));
+        }
+        ensure!(!named.is_empty(), "holds no token");
+        let count = named.len();
+        Ok(Self(box_rpc::Tokens::new(named), count))
+    }
+
+    /// Whether there are none.
+    pub(super) fn is_empty(&self) -> bool {
+        self.1 == 0
+    }
+
+    /// For connections that say hello.
+    pub(super) fn for_hello(&self) -> box_rpc::Tokens {
+        self.0.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_have_names_and_length_and_errors_do_not_tell_them() {
+        let token = "0123456789abcdef0123456789abcdef";
+        let tokens = Tokens::parse(&format!("# who\nann {token}\n\nbob x{token}\n")).unwrap();
+        assert_eq!(tokens.for_hello().name_of(token).as_deref(), Some("ann"));
+        assert_eq!(tokens.for_hello().name_of(&token[1..]), None);
+        for text in [
+            "",
+            "ann",
+            "ann short-secret",
+            &format!("local {token}"),
+            &format!("ann {token}\nann x{token}"),
+            &format!("ann {token} more"),
+        ] {
+            let error = format!("{:#}", Tokens::parse(text).unwrap_err());
+            assert!(
+                !error.contains("secret") && !error.contains(token),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_token_file_that_others_can_read_is_refused() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "ann 0123456789abcdef0123456789abcdef\n").unwrap();
+        assert!(!Tokens::read(Some(file.path())).unwrap().is_empty());
+        std::fs::set_permissions(file.path(), std::fs::Permissions::from_mode(0o640)).unwrap();
+        let error = Tokens::read(Some(file.path())).unwrap_err().to_string();
+        assert!(error.contains("chmod 600"), "{error}");
+    }
+}

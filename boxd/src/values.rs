@@ -1,0 +1,145 @@
+//! Values as people write them on a command line.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use box_protocol::{BoxMountSpec, HostPathMode};
+
+/// A time: a number of seconds, or a number with `ms`, `s`, `m`, `h` or `d` behind it.
+pub(crate) fn time(text: &str) -> Result<Duration> {
+    let digits = text
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let seconds = match unit.trim() {
+        "ms" => 0.001,
+        "" | "s" => 1.0,
+        "m" => 60.0,
+        "h" => 3600.0,
+        "d" => 86400.0,
+        _ => bail!("{unit:?} is no unit of time; use ms, s, m, h or d"),
+    };
+    let number: f64 = number
+        .parse()
+        .with_context(|| format!("{text:?} is no time"))?;
+    let time = Duration::try_from_secs_f64(number * seconds)
+        .with_context(|| format!("{text:?} is too long"))?;
+    if time.is_zero() {
+        bail!("the time must be more than nothing");
+    }
+    Ok(time)
+}
+
+/// A variable: `NAME=VALUE`, or `NAME` for one of this process.
+pub(crate) fn variable(text: &str) -> Result<(String, String)> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        Some(_) => bail!("{text:?}: a variable needs a name"),
+        None => {
+            let value = std::env::var(text).with_context(|| format!("{text} is not set here"))?;
+            Ok((text.to_owned(), value))
+        }
+    }
+}
+
+/// A workspace: `DIR` or `DIR:ro`. Gives the real directory.
+pub(crate) fn workspace(text: &str) -> Result<(String, HostPathMode)> {
+    let (path, mode) = match text.rsplit_once(':') {
+        Some((path, "ro")) => (path, HostPathMode::Ro),
+        Some((path, "rw")) => (path, HostPathMode::Rw),
+        _ => (text, HostPathMode::Rw),
+    };
+    Ok((directory(path)?, mode))
+}
+
+/// A mount: `DIR:PLACE`, read-only unless `:rw` follows.
+pub(crate) fn mount(text: &str) -> Result<BoxMountSpec> {
+    let (rest, mode) = match text.rsplit_once(':') {
+        Some((rest, "rw")) => (rest, HostPathMode::Rw),
+        Some((rest, "ro")) => (rest, HostPathMode::Ro),
+        _ => (text, HostPathMode::Ro),
+    };
+    let Some((path, place)) = rest.rsplit_once(':') else {
+        bail!("{text:?}: a mount is DIR:PLACE or DIR:PLACE:rw");
+    };
+    Ok(BoxMountSpec::new(directory(path)?, place, mode)?)
+}
+
+fn directory(path: &str) -> Result<String> {
+    let real = std::fs::canonicalize(path).with_context(|| format!("{path}"))?;
+    if !real.is_dir() {
+        bail!("{path} is not a directory");
+    }
+    let text = real
+        .to_str()
+        .with_context(|| format!("{path} is not UTF-8"))?;
+    Ok(text.to_owned())
+}
+
+/// `BOX` or `BOX/COMMAND`: no id has a slash in it.
+pub(crate) fn target(text: &str) -> (&str, Option<&str>) {
+    match text.split_once('/') {
+        Some((session, command)) => (session, Some(command)),
+        None => (text, None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read_as_people_write_them() {
+        for (text, millis) in [
+            ("90", 90_000),
+            ("1.5m", 90_000),
+            ("250ms", 250),
+            ("2h", 7_200_000),
+            ("1d", 86_400_000),
+        ] {
+            assert_eq!(time(text).unwrap(), Duration::from_millis(millis), "{text}");
+        }
+        for text in ["", "0", "x", "5 parsecs", "-1", "1e400"] {
+            assert!(time(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn mounts_are_read_only_unless_said_otherwise() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().canonicalize().unwrap();
+        let path = path.to_str().unwrap();
+        assert_eq!(
+            workspace(path).unwrap(),
+            (path.to_owned(), HostPathMode::Rw)
+        );
+        assert_eq!(
+            workspace(&format!("{path}:ro")).unwrap().1,
+            HostPathMode::Ro
+        );
+        let plain = mount(&format!("{path}:/data")).unwrap();
+        assert_eq!(
+            (plain.mount_path.as_str(), plain.mode),
+            ("/data", HostPathMode::Ro)
+        );
+        assert_eq!(
+            mount(&format!("{path}:/data:rw")).unwrap().mode,
+            HostPathMode::Rw
+        );
+        assert!(mount(path).is_err());
+        assert!(workspace("/nowhere/at/all").is_err());
+    }
+
+    #[test]
+    fn a_variable_has_a_value_or_is_one_of_ours() {
+        assert_eq!(variable("A=b=c").unwrap(), ("A".into(), "b=c".into()));
+        assert_eq!(variable("PATH").unwrap().1, std::env::var("PATH").unwrap());
+        assert!(variable("=x").is_err() && variable("BOXD_TEST_IS_NOT_SET").is_err());
+    }
+
+    #[test]
+    fn a_target_is_a_box_or_a_command_in_it() {
+        assert_eq!(target("b"), ("b", None));
+        assert_eq!(target("b/c"), ("b", Some("c")));
+    }
+}

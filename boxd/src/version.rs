@@ -1,0 +1,24 @@
+//! Which version this is, and of what.
+
+/// Number and commit.
+pub(crate) const SHORT: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("BOXD_COMMIT"), ")");
+
+/// That, and what is in it.
+pub(crate) const LONG: &str = concat!(
+    env!("CARGO_PKG_VERSION"),
+    " (",
+    env!("BOXD_COMMIT"),
+    ")\nfeatures: ",
+    env!("BOXD_FEATURES")
+);
+
+/// The same for programs.
+pub(crate) fn json() -> serde_json::Value {
+    let features: Vec<&str> = env!("BOXD_FEATURES").split(", ").collect();
+    serde_json::json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "commit": env!("BOXD_COMMIT"),
+        "features": features,
+        "agent_contract": box_agent::CONTRACT,
+    })
+}
