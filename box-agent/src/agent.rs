@@ -22,6 +22,7 @@ use crate::shells::Shells;
 use crate::slot::{Lease, Slots};
 use crate::start::{Started, Typing};
 use crate::store::Store;
+use crate::watch::Watching;
 
 /// Ended commands that are kept, at most.
 const ENDED_KEPT: usize = 16_384;
@@ -154,13 +155,13 @@ impl Agent {
         all
     }
 
-    /// What runs.
+    /// What runs and is at work, as a watch is not: it waits for others.
     pub(crate) fn running(&self) -> Vec<CommandId> {
         let table = self.table();
         let running = table
             .commands
             .values()
-            .filter(|command| !command.has_ended());
+            .filter(|command| !command.has_ended() && command.role != Role::Watch);
         running.map(|command| command.id.clone()).collect()
     }
 
@@ -195,6 +196,14 @@ impl Agent {
     ) -> Result<JoinHandle<AgentCommand>, BoxError> {
         // If the call is dropped meanwhile, nobody will finish it.
         let unfinished = Unfinished(self, command);
+        if let Some(watch) = params.watch.take() {
+            self.check_user(params.user.as_deref())?;
+            let watching = Watching::begin(self, command, *watch).await;
+            let watching = watching.inspect_err(|error| command.has_failed(error.clone()))?;
+            std::mem::forget(unfinished);
+            command.has_begun_alone();
+            return Ok(tokio::spawn(watching.live()));
+        }
         params.env = self.env_with(std::mem::take(&mut params.env));
         let timeout = params.timeout_ms.map(Duration::from_millis);
         let alone = params.detached_ms.map(Duration::from_millis);

@@ -83,6 +83,8 @@ enum Process {
     Own(box_sys::Command),
     /// A run in a shell.
     Run(Arc<Turn>),
+    /// None: the agent does it itself.
+    None,
 }
 
 #[derive(Debug, Default, Clone, Copy)]
@@ -163,6 +165,11 @@ impl Command {
         self.has_begun(Process::Run(turn));
     }
 
+    /// It needs no process.
+    pub(crate) fn has_begun_alone(&self) {
+        self.has_begun(Process::None);
+    }
+
     fn has_begun(&self, process: Process) {
         let _ = self.begun.set(Begun {
             process,
@@ -190,7 +197,7 @@ impl Command {
     pub(crate) fn own_process(&self) -> Option<&box_sys::Command> {
         match self.process()? {
             Process::Own(process) => Some(process),
-            Process::Run(_) => None,
+            Process::Run(_) | Process::None => None,
         }
     }
 
@@ -201,7 +208,7 @@ impl Command {
                 init.kill_tree(process);
             }
             Some(Process::Run(turn)) => turn.stop(),
-            None => {}
+            Some(Process::None) | None => {}
         }
     }
 
@@ -212,7 +219,7 @@ impl Command {
                 let _ = init.signal(process, signal);
             }
             Some(Process::Run(turn)) => turn.signal(init, signal),
-            None => {}
+            Some(Process::None) | None => {}
         }
     }
 
@@ -222,6 +229,17 @@ impl Command {
 
     pub(crate) fn log(&self) -> MutexGuard<'_, Log> {
         lock(&self.log)
+    }
+
+    /// Waits until its log can take more.
+    pub(crate) async fn room(&self) {
+        loop {
+            let room = self.room.notified();
+            if self.log().has_room() {
+                return;
+            }
+            room.await;
+        }
     }
 
     /// Notes that its end is wanted, and why. The first reason is the one that counts.
@@ -281,6 +299,7 @@ impl Command {
         let pid = match self.process()? {
             Process::Own(process) => process.pid,
             Process::Run(turn) => turn.pid(),
+            Process::None => return None,
         };
         Some(pid.unsigned_abs())
     }

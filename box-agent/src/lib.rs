@@ -8,8 +8,9 @@
 //! 4. `log`: its output, addressed by bytes; `store`: where that is beyond memory; `read`: how it gets to a reader.
 //! 5. `files`: the files of the box, touched as the guest.
 //! 6. `shells`: interpreters, in which a command can be a run.
-//! 6. `ports`: connections to whoever listens in the box.
-//! 7. `keep`: the first of its output, for an exec; `slot`: memory shared with the runtime; `pipe`, `input`: what it writes
+//! 7. `watch`: commands that are no process but a watch on files.
+//! 8. `ports`: connections to whoever listens in the box.
+//! 9. `keep`: the first of its output, for an exec; `slot`: memory shared with the runtime; `pipe`, `input`: what it writes
 //!    to and reads from.
 //!
 //! # What it is handed
@@ -32,6 +33,7 @@ mod shells;
 mod slot;
 mod start;
 mod store;
+mod watch;
 
 use box_sys::Init;
 

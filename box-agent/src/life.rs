@@ -186,12 +186,6 @@ async fn ready(pipe: Option<&Pipe>, command: &Command, keep: &Keep) {
     };
     pipe.readable().await;
     if matches!(keep, Keep::Log) {
-        loop {
-            let room = command.room.notified();
-            if command.log().has_room() {
-                return;
-            }
-            room.await;
-        }
+        command.room().await;
     }
 }

@@ -80,7 +80,7 @@ impl Agent {
     }
 
     /// There are two users in a box, and one of them is this process.
-    fn check_user(&self, user: Option<&str>) -> Result<(), BoxError> {
+    pub(crate) fn check_user(&self, user: Option<&str>) -> Result<(), BoxError> {
         let Some(user) = user else {
             return Ok(());
         };

@@ -159,16 +159,10 @@ impl Inside {
             (program, _) => program,
         };
         let command_id = id_or_new(params.command_id)?;
+        let cwd = params.cwd.or(defaults.cwd);
+        let cwd = cwd.unwrap_or_else(|| DEFAULT_CWD.to_owned());
         Ok(AgentStartParams {
-            command_id,
-            program,
             env,
-            shell_id: None,
-            cwd: params
-                .cwd
-                .or(defaults.cwd)
-                .unwrap_or_else(|| DEFAULT_CWD.to_owned()),
-            make_cwd: false,
             user: params.user.or(defaults.user),
             stdin: params.stdin,
             output: params.output,
@@ -177,7 +171,6 @@ impl Inside {
             file_bytes: self.spec().file_bytes(),
             memory_mb: params.memory_mb,
             log_bytes: params.log_bytes,
-            reply: AgentReply::Started,
             keep: params.on_disconnect == OnDisconnect::Keep,
             hold: params.hold,
             replace: params.replace,
@@ -185,7 +178,7 @@ impl Inside {
             retain_ms: params.retain_ms,
             role: params.role,
             note: params.note,
-            spool: None,
+            ..AgentStartParams::new(command_id, program, cwd)
         })
     }
 

@@ -10,8 +10,8 @@ use box_protocol::actions::{
     BoxTransitionResult, BoxUpdate, BoxUpdateParams, CommandAttach, CommandGet, CommandInput,
     CommandKill, CommandList, CommandStart, FileAttributes, FileFind, FileGrep, FileList,
     FileMkdir, FileMove, FilePack, FileRead, FileRemove, FileReplace, FileStat, FileUnpack,
-    FileWrite, PortOpen, PortSend, ShellCreate, ShellDelete, ShellList, ShellRun, SystemConfigure,
-    SystemConfigureParams, SystemConfigureResult, SystemHealth, SystemShutdown,
+    FileWatch, FileWrite, PortOpen, PortSend, ShellCreate, ShellDelete, ShellList, ShellRun,
+    SystemConfigure, SystemConfigureParams, SystemConfigureResult, SystemHealth, SystemShutdown,
     SystemShutdownParams, SystemShutdownResult, SystemStatus, SystemStatusResult,
 };
 use box_protocol::{BoxError, BoxExecutionResult, BoxSessionInfo};
@@ -32,7 +32,7 @@ contract! {
         SystemHealth, SystemStatus, SystemConfigure, SystemShutdown,
         BoxCreate, BoxGet, BoxList, BoxUpdate, BoxDelete, BoxExec, BoxStats, BoxTransition, BoxEvents,
         FileRead, FileWrite, FileStat, FileList, FileFind, FileGrep, FileReplace, FileMove, FileRemove, FileMkdir,
-        FileAttributes, FilePack, FileUnpack,
+        FileAttributes, FileWatch, FilePack, FileUnpack,
         CommandStart, CommandAttach, CommandGet, CommandList, CommandInput, CommandKill,
         ShellCreate, ShellRun, ShellList, ShellDelete,
         PortOpen, PortSend,

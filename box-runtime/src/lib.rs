@@ -47,6 +47,7 @@ mod spool;
 mod stats;
 mod table;
 mod unserved;
+mod watch;
 
 pub use backend::{
     AdoptedBox, Availability, Backend, Capabilities, Facts, StartRequest, StartedBox,

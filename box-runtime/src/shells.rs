@@ -2,9 +2,9 @@
 //! the command that it is.
 
 use box_protocol::actions::{
-    AgentReply, AgentStartParams, CommandChunk, CommandStartResult, OutputMode, ShellCreate,
-    ShellCreateParams, ShellCreateResult, ShellDelete, ShellDeleteParams, ShellDeleteResult,
-    ShellInfo, ShellList, ShellListParams, ShellListResult, ShellRun, ShellRunParams,
+    AgentStartParams, CommandChunk, CommandStartResult, ShellCreate, ShellCreateParams,
+    ShellCreateResult, ShellDelete, ShellDeleteParams, ShellDeleteResult, ShellInfo, ShellList,
+    ShellListParams, ShellListResult, ShellRun, ShellRunParams,
 };
 use box_protocol::{BoxError, Env, Program, Role, ShellId};
 use box_rpc::{Call, Handle};
@@ -58,31 +58,14 @@ impl BoxRuntime {
     ) -> Result<CommandStartResult, BoxError> {
         let inside = self.enter(caller, &params.session_id).await?;
         let attach = chunks.and_then(|chunks| Some((chunks, params.attach.clone()?)));
+        let (id, text) = (id_or_new(params.command_id)?, Program::text(params.text)?);
         let asked = AgentStartParams {
-            command_id: id_or_new(params.command_id)?,
-            program: Program::text(params.text)?,
             env: params.env,
             shell_id: Some(params.shell_id),
-            cwd: params.cwd.unwrap_or_default(),
-            make_cwd: false,
-            user: None,
             stdin: params.stdin,
-            // The shell's, which the agent knows.
-            output: OutputMode::default(),
-            pty: None,
             timeout_ms: params.timeout_ms,
-            file_bytes: None,
-            memory_mb: None,
-            log_bytes: None,
-            reply: AgentReply::Started,
-            keep: false,
-            hold: false,
-            replace: false,
-            detached_ms: None,
-            retain_ms: None,
             role: Role::Run,
-            note: None,
-            spool: None,
+            ..AgentStartParams::new(id, text, params.cwd.unwrap_or_default())
         };
         inside.start(asked, attach).await
     }

@@ -2,8 +2,8 @@
 
 use box_protocol::BoxError;
 use box_protocol::actions::{
-    CatalogDelete, CatalogGet, CatalogList, CatalogPut, FileWatch, SystemProbe, SystemStorage,
-    TenantGrant, TenantRevoke,
+    CatalogDelete, CatalogGet, CatalogList, CatalogPut, SystemProbe, SystemStorage, TenantGrant,
+    TenantRevoke,
 };
 use box_rpc::{Action, Call, Handle, RouterBuilder, contract};
 
@@ -42,7 +42,6 @@ unserved![
     SystemProbe,
     TenantGrant,
     TenantRevoke,
-    FileWatch,
     CatalogPut,
     CatalogGet,
     CatalogList,

@@ -7,6 +7,7 @@
 //! 4. `stat`, `read`, `write` with `draft` and `upload`, `replace`, `change` with `copy`: one file, or one thing.
 //! 5. `facts`: what the box is like, which is found out from its files.
 //! 6. `walk`, and what is built on it: `list`, `grep`, `pack`. `unpack` goes the other way.
+//! 7. `watch`: what changes in a tree.
 
 mod change;
 mod copy;
@@ -27,15 +28,17 @@ mod tests;
 mod unpack;
 mod upload;
 mod walk;
+mod watch;
 mod write;
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use box_protocol::actions::{
-    AgentGuest, AgentHealthParams, FileAttributes, FileChunk, FileFind, FileGrep, FileList,
-    FileMkdir, FileMove, FilePack, FilePackParams, FileRead, FileReadParams, FileRemove,
+    AgentGuest, AgentHealthParams, AgentWatch, FileAttributes, FileChunk, FileFind, FileGrep,
+    FileList, FileMkdir, FileMove, FilePack, FilePackParams, FileRead, FileReadParams, FileRemove,
     FileReplace, FileStat, FileStatInfo, FileTreeResult, FileUnpack, FileWrite, GuestFacts,
 };
 use box_protocol::{BoxError, MAX_CHUNK_BYTES};
@@ -48,6 +51,8 @@ use self::pack::Packing;
 use self::path::Base;
 use self::pool::Pool;
 use self::read::Reading;
+use self::watch::Seen;
+pub(crate) use self::watch::Watched;
 
 /// The files of the box.
 #[derive(Debug)]
@@ -111,6 +116,17 @@ impl Files {
     /// The most bytes that one file may have, if there is a limit.
     pub(crate) fn file_bytes(&self) -> Option<u64> {
         self.ground.file_bytes()
+    }
+
+    /// Begins to watch, and gives a descriptor that can be read once something has happened.
+    pub(crate) async fn watch(&self, asked: AgentWatch) -> Result<(Watched, OwnedFd), BoxError> {
+        self.step(move |step| Watched::open(step, &asked)).await
+    }
+
+    /// What has happened to what is watched.
+    pub(crate) async fn look(&self, mut watched: Watched) -> Result<(Watched, Seen), BoxError> {
+        let look = move |step: &Step<'_>| watched.look(step).map(|seen| (watched, seen));
+        self.step(look).await
     }
 
     /// There are two users in a box, and one of them is this process.

@@ -12,7 +12,7 @@ use super::ground::{Ground, Step};
 use super::pool::Wanted;
 use super::{Files, change, list, replace, write};
 
-fn ground(root: &Path) -> Files {
+pub(super) fn ground(root: &Path) -> Files {
     let me = rustix::process::geteuid().as_raw();
     let guest = Guest {
         id: me,
@@ -21,7 +21,7 @@ fn ground(root: &Path) -> Files {
     Files::below(root.to_str().unwrap(), guest, None).unwrap()
 }
 
-fn step<T>(
+pub(super) fn step<T>(
     ground: &Ground,
     run: impl FnOnce(&Step<'_>) -> Result<T, BoxError>,
 ) -> Result<T, BoxError> {

@@ -184,6 +184,55 @@ pub struct AgentStartParams {
     /// The slot that its output may go to. Without one, all of it comes in messages.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spool: Option<u32>,
+    /// Start no process: watch this. `program` is what is told of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub watch: Option<Box<AgentWatch>>,
+}
+
+impl AgentStartParams {
+    /// Runs this, there; all else is as if it were not said.
+    pub fn new(command_id: CommandId, program: Program, cwd: impl Into<String>) -> Self {
+        Self {
+            command_id,
+            program,
+            env: Env::default(),
+            shell_id: None,
+            cwd: cwd.into(),
+            make_cwd: false,
+            user: None,
+            stdin: Stdin::default(),
+            output: OutputMode::default(),
+            pty: None,
+            timeout_ms: None,
+            file_bytes: None,
+            memory_mb: None,
+            log_bytes: None,
+            reply: AgentReply::default(),
+            keep: false,
+            hold: false,
+            replace: false,
+            detached_ms: None,
+            retain_ms: None,
+            role: Role::default(),
+            note: None,
+            spool: None,
+            watch: None,
+        }
+    }
+}
+
+/// What a command of role `watch` watches.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AgentWatch {
+    /// The path.
+    pub path: String,
+    /// And all below it.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub recursive: bool,
+    /// Take `~`, `$VAR` and relative paths.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub expand: bool,
 }
 
 /// A command as its agent tells it.

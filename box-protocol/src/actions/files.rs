@@ -41,8 +41,11 @@ actions! {
     /// Changes mode and owner.
     FileAttributes = "file.attributes": FileAttributesParams => FileStatInfo;
 
-    /// Watches a path: starts a command of role `watch` whose log is one JSON object a line, with
-    /// `kind`, `path` and `at`. Read, list and end it by `command.*`; a gap is an overflow.
+    /// Watches a path: starts a command of role `watch` whose log is one [`FileChange`] as JSON a line.
+    /// Read, list and end it by `command.*`, any signal ends it; after a gap, reading goes on at the
+    /// next line. A repeat of its id attaches. It ends by itself, with code 0, when what it watches is
+    /// removed or moved away. It does not keep its box in use; who reads it does. `not_found`, `denied`
+    /// (a directory that may not be read, or of processes), `capacity` (`watched_directories`).
     FileWatch = "file.watch": FileWatchParams => CommandStartResult | CommandChunk;
 
     /// Reads a tree as a tar archive, in chunks.
@@ -204,12 +207,14 @@ file_params! {
 
     /// Parameters of `file.watch`.
     FileWatchParams {
-        /// What to watch.
+        /// What to watch: a directory with what is in it, or one file by its name, so that it may be
+        /// replaced.
         path: String,
-        /// And all below it.
+        /// And all below it. Links are not followed.
         #[serde(default)]
         recursive: bool,
-        /// The watch's command; made up if absent.
+        /// The watch's command. Absent, one is made up, and the watch ends with a call that stays open
+        /// and is dropped: nobody else could find it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         command_id: Option<CommandId>,
         /// Stay open and stream.
@@ -238,6 +243,38 @@ file_params! {
         #[serde(default)]
         caps: TreeCaps,
     }
+}
+
+/// What happened to a watched file: one line of a watch's log.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileChange {
+    /// What happened.
+    pub kind: ChangeKind,
+    /// To what, below the path that was asked for.
+    pub path: String,
+    /// Where it was before, if it has moved.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<String>,
+    /// When it was seen.
+    pub at: UnixMs,
+}
+
+/// What may happen to a watched file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ChangeKind {
+    /// Something new has this name: it was made, moved in from elsewhere, or put in the place of what was
+    /// there. What is in a new directory may be told twice, never less than once.
+    Created,
+    /// It was written to, or its attributes were changed.
+    Changed,
+    /// It was removed, or moved to where nobody watches.
+    Removed,
+    /// It was moved, with all that is in it.
+    Moved,
+    /// Changes of it and of what is below it were missed: too much happened at once, or there are too
+    /// many directories.
+    Overflow,
 }
 
 /// A part of a file.

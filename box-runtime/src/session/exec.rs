@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use box_protocol::actions::{
     AgentCommand, AgentKill, AgentKillParams, AgentReply, AgentStart, AgentStartParams, Collected,
-    OutputMode, Stdin, StreamName, Until, View,
+    StreamName, Until, View,
 };
 use box_protocol::{
     BoxError, BoxExecutionResult, BoxSpec, Env, ExecutionStatus, Exit, ExitWhy, PerStream, Program,
@@ -71,30 +71,18 @@ impl Body {
         let cmd = std::mem::take(&mut exec.spec.cmd);
         let (env, user) = self.environment(std::mem::take(&mut exec.spec.env));
         let limit = Duration::from_secs(exec.spec.timeout_sec);
+        let program = Program::argv(["sh".to_owned(), "-lc".to_owned(), cmd])?;
+        let cwd = std::mem::take(&mut exec.spec.workdir);
         let params = AgentStartParams {
-            shell_id: None,
-            command_id,
-            program: Program::argv(["sh".to_owned(), "-lc".to_owned(), cmd])?,
             env,
-            cwd: std::mem::take(&mut exec.spec.workdir),
             make_cwd: true,
             user,
-            stdin: Stdin::Closed,
-            output: OutputMode::Split,
-            pty: None,
             timeout_ms: u64::try_from(limit.as_millis()).ok(),
             file_bytes: self.card.spec.file_bytes(),
-            memory_mb: None,
-            log_bytes: None,
             reply,
-            keep: false,
-            hold: false,
-            replace: false,
-            detached_ms: None,
-            retain_ms: None,
             role: Role::Exec,
-            note: None,
             spool: slot.as_ref().map(Slot::number),
+            ..AgentStartParams::new(command_id, program, cwd)
         };
         Ok(Box::new(Command {
             params,

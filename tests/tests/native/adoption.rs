@@ -86,7 +86,7 @@ impl Host {
     }
 
     /// What a command has written from an offset on, until a moment without output or its end.
-    async fn read(
+    pub(super) async fn read(
         &self,
         id: &str,
         from: u64,

@@ -6,6 +6,7 @@ mod errors;
 mod hostile;
 mod large;
 mod races;
+mod watch;
 
 use box_protocol::actions::{
     FileChunk, FileOutcome, FileRead, FileReadParams, FileStat, FileStatInfo, FileWrite,

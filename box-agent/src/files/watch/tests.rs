@@ -1,0 +1,184 @@
+//! Watches on a directory of this machine, looked at when nobody else changes anything.
+
+use std::fs;
+use std::path::Path;
+
+use super::super::Files;
+use super::super::tests::{ground, step};
+use super::*;
+
+struct Watch {
+    root: tempfile::TempDir,
+    files: Files,
+    watched: Watched,
+}
+
+impl Watch {
+    fn begin(path: &str, recursive: bool, before: impl FnOnce(&Path)) -> Self {
+        Self::try_begin(path, recursive, before).unwrap()
+    }
+
+    fn try_begin(
+        path: &str,
+        recursive: bool,
+        before: impl FnOnce(&Path),
+    ) -> Result<Self, BoxError> {
+        let root = tempfile::tempdir().unwrap();
+        before(root.path());
+        let files = ground(root.path());
+        let asked = AgentWatch {
+            path: path.to_owned(),
+            recursive,
+            expand: false,
+        };
+        let (watched, _) = step(&files.ground, |step| Watched::open(step, &asked))?;
+        Ok(Self {
+            root,
+            files,
+            watched,
+        })
+    }
+
+    fn at(&self, path: &str) -> std::path::PathBuf {
+        self.root.path().join(path)
+    }
+
+    /// What was seen, until there is no more for now: kind, path, and where it was before.
+    fn look(&mut self) -> (Vec<String>, bool) {
+        let mut lines = Vec::new();
+        loop {
+            let seen = step(&self.files.ground, |step| self.watched.look(step)).unwrap();
+            lines.extend_from_slice(&seen.lines);
+            if seen.drained || seen.over {
+                let told = serde_json::Deserializer::from_slice(&lines).into_iter::<FileChange>();
+                let told = told.map(|change| {
+                    let FileChange {
+                        kind, path, from, ..
+                    } = change.unwrap();
+                    let from = from.map(|from| format!(" from {from}")).unwrap_or_default();
+                    format!("{kind:?} {path}{from}")
+                });
+                return (told.collect(), seen.over);
+            }
+        }
+    }
+
+    fn changes(&mut self) -> Vec<String> {
+        let (changes, over) = self.look();
+        assert!(!over, "{changes:?}");
+        changes
+    }
+}
+
+#[test]
+fn a_directory_tells_of_what_is_in_it_and_no_more() {
+    let mut watch = Watch::begin("/", false, |root| fs::create_dir(root.join("d")).unwrap());
+    fs::write(watch.at("a"), "x").unwrap();
+    assert_eq!(watch.changes(), ["Created /a", "Changed /a"]);
+    fs::write(watch.at("d/inner"), "x").unwrap();
+    fs::write(watch.at(".box-tmp-1"), "x").unwrap();
+    assert_eq!(watch.changes(), Vec::<String>::new());
+    fs::rename(watch.at(".box-tmp-1"), watch.at("a")).unwrap();
+    fs::rename(watch.at("a"), watch.at("b")).unwrap();
+    fs::rename(watch.at("b"), watch.at("d/b")).unwrap();
+    fs::remove_dir_all(watch.at("d")).unwrap();
+    assert_eq!(
+        watch.changes(),
+        ["Created /a", "Moved /b from /a", "Removed /b", "Removed /d"]
+    );
+}
+
+#[test]
+fn directories_that_come_move_and_go_are_followed() {
+    let mut watch = Watch::begin("/w", true, |root| {
+        fs::create_dir_all(root.join("w/old")).unwrap();
+        fs::create_dir_all(root.join("else/x")).unwrap();
+    });
+    fs::write(watch.at("w/old/f"), "").unwrap();
+    fs::create_dir_all(watch.at("w/new/deep")).unwrap();
+    fs::write(watch.at("w/new/deep/f"), "").unwrap();
+    assert_eq!(
+        watch.changes(),
+        [
+            "Created /w/old/f",
+            "Created /w/new",
+            "Created /w/new/deep",
+            "Created /w/new/deep/f"
+        ]
+    );
+    fs::rename(watch.at("w/new"), watch.at("w/old/moved")).unwrap();
+    fs::write(watch.at("w/old/moved/deep/g"), "").unwrap();
+    assert_eq!(
+        watch.changes(),
+        [
+            "Moved /w/old/moved from /w/new",
+            "Created /w/old/moved/deep/g"
+        ]
+    );
+    fs::rename(watch.at("w/old"), watch.at("else/old")).unwrap();
+    assert_eq!(watch.changes(), ["Removed /w/old"]);
+    fs::write(watch.at("else/old/moved/unseen"), "").unwrap();
+    fs::rename(watch.at("else/x"), watch.at("w/x")).unwrap();
+    assert_eq!(watch.changes(), ["Created /w/x"]);
+    fs::write(watch.at("w/x/f"), "").unwrap();
+    assert_eq!(watch.changes(), ["Created /w/x/f"]);
+    assert_eq!(watch.watched.dirs.len(), 2, "{:?}", watch.watched.dirs);
+}
+
+#[test]
+fn one_file_may_be_replaced_until_it_is_removed() {
+    let mut watch = Watch::begin("/f", true, |root| fs::write(root.join("f"), "").unwrap());
+    fs::write(watch.at("other"), "x").unwrap();
+    fs::rename(watch.at("other"), watch.at("f")).unwrap();
+    assert_eq!(watch.changes(), ["Created /f"]);
+    fs::write(watch.at("f"), "y").unwrap();
+    assert!(watch.changes().iter().all(|change| change == "Changed /f"));
+    fs::remove_file(watch.at("f")).unwrap();
+    assert_eq!(watch.look(), (vec!["Removed /f".to_owned()], true));
+}
+
+#[test]
+fn a_watch_ends_with_what_it_watches() {
+    for end in [
+        (|watch: &Watch| fs::remove_dir(watch.at("w")).unwrap()) as fn(&Watch),
+        |watch| fs::rename(watch.at("w"), watch.at("v")).unwrap(),
+    ] {
+        let mut watch = Watch::begin("/w", true, |root| fs::create_dir(root.join("w")).unwrap());
+        end(&watch);
+        assert_eq!(watch.look(), (vec!["Removed /w".to_owned()], true));
+    }
+}
+
+#[test]
+fn what_the_kernel_lost_is_told_and_watching_goes_on() {
+    let mut watch = Watch::begin("/", true, |_| {});
+    let most = fs::read_to_string("/proc/sys/fs/inotify/max_queued_events").unwrap();
+    let most: usize = most.trim().parse().unwrap();
+    for number in 0..=most {
+        fs::write(watch.at(&format!("f{}", number % 7)), "x").unwrap();
+        fs::remove_file(watch.at(&format!("f{}", number % 7))).unwrap();
+    }
+    fs::create_dir_all(watch.at("missed/inner")).unwrap();
+    let seen = watch.changes();
+    assert_eq!(seen.last().map(String::as_str), Some("Overflow /"));
+    assert!(seen.len() <= most + 1, "{}", seen.len());
+    fs::write(watch.at("missed/inner/f"), "").unwrap();
+    assert_eq!(watch.changes(), ["Created /missed/inner/f"]);
+}
+
+#[test]
+fn directories_are_counted() {
+    let fill = |root: &Path, number: usize| {
+        for number in 0..number {
+            fs::create_dir(root.join(number.to_string())).unwrap();
+        }
+    };
+    let refused = Watch::try_begin("/", true, |root| fill(root, DIRECTORIES)).err();
+    let refused = refused.unwrap();
+    assert_eq!(refused.code(), Code::Capacity);
+    let detail: Detail = refused.detail().unwrap();
+    assert_eq!(detail.limit.as_deref(), Some("watched_directories"));
+    let mut watch = Watch::begin("/", true, |root| fill(root, DIRECTORIES - 1));
+    fs::create_dir(watch.at("more")).unwrap();
+    assert_eq!(watch.changes(), ["Created /more", "Overflow /more"]);
+}

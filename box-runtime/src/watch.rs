@@ -1,0 +1,60 @@
+//! `file.watch`: a command that the agent runs itself.
+
+use box_protocol::actions::{
+    AgentStartParams, AgentWatch, CommandChunk, CommandStartResult, FileWatch, FileWatchParams,
+};
+use box_protocol::{BoxError, Program, Role};
+use box_rpc::{Call, Handle};
+use tokio::sync::mpsc;
+
+use crate::caller::Caller;
+use crate::commands::id_or_new;
+use crate::handlers::{CHUNKS_AHEAD, forwarded};
+use crate::runtime::BoxRuntime;
+
+impl BoxRuntime {
+    /// Watches files, or finds the watch that has this id. With a place for chunks and `attach` it stays until the reading ends;
+    /// dropping the future then ends the watch, unless the caller has named it and so can find it again.
+    pub async fn watch_files(
+        &self,
+        caller: &Caller,
+        params: FileWatchParams,
+        chunks: Option<mpsc::Sender<CommandChunk>>,
+    ) -> Result<CommandStartResult, BoxError> {
+        let inside = self.enter(caller, &params.session_id).await?;
+        let attach = chunks.and_then(|chunks| Some((chunks, params.attach?)));
+        let keep = params.command_id.is_some();
+        let program = Program::argv([FILE_WATCH.to_owned(), params.path.clone()])?;
+        let asked = AgentStartParams {
+            user: params.user,
+            keep,
+            role: Role::Watch,
+            watch: Some(Box::new(AgentWatch {
+                path: params.path,
+                recursive: params.recursive,
+                expand: params.expand,
+            })),
+            ..AgentStartParams::new(id_or_new(params.command_id)?, program, "/")
+        };
+        inside.start(asked, attach).await
+    }
+}
+
+/// What a watch says it runs.
+const FILE_WATCH: &str = <FileWatch as box_rpc::Action>::NAME;
+
+impl Handle<FileWatch> for BoxRuntime {
+    async fn handle(
+        &self,
+        params: FileWatchParams,
+        mut call: Call<FileWatch>,
+    ) -> Result<CommandStartResult, BoxError> {
+        let caller = Caller::of(&call);
+        if call.chunks().is_none() || params.attach.is_none() {
+            return self.watch_files(&caller, params, None).await;
+        }
+        let (sender, chunks) = mpsc::channel(CHUNKS_AHEAD);
+        let running = async { self.watch_files(&caller, params, Some(sender)).await };
+        forwarded(running, chunks, call).await
+    }
+}

@@ -1,0 +1,233 @@
+//! `file.watch`: what happens to files, as a command's output.
+
+use std::time::Duration;
+
+use box_protocol::actions::{
+    BoxCreate, BoxDelete, ChangeKind, CommandChunk, CommandKillResult, CommandStartResult,
+    FileChange, FileMkdir, FileWatch, ReadEnd, ReadWhy,
+};
+use box_protocol::{BoxError, Code, CommandState, ExitWhy, Role};
+use box_runtime::Caller;
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+
+use super::super::adoption::Host;
+use super::super::support::on_each_machine;
+use super::Inside;
+
+impl Inside<'_> {
+    async fn watch(self, params: Value) -> Result<CommandStartResult, BoxError> {
+        let runtime = &self.machine.runtime;
+        let params = self.params(params);
+        runtime.watch_files(&Caller::local(), params, None).await
+    }
+
+    /// The changes from a place in a watch's log on, until it is silent or over.
+    async fn changes(self, id: &str, from: u64) -> (Vec<(ChangeKind, String)>, ReadEnd) {
+        let params = self.params(json!({"command_id": id, "view": "text",
+            "from": {"offsets": {"stdout": from, "stderr": 0}}, "until": {"silence_ms": 300}}));
+        let (to, mut chunks) = mpsc::channel(2);
+        let (runtime, caller) = (&self.machine.runtime, Caller::local());
+        let reading = runtime.attach_command(&caller, params, to);
+        let (result, text) = tokio::join!(reading, async {
+            let mut text = String::new();
+            while let Some(chunk) = chunks.recv().await {
+                match chunk {
+                    CommandChunk::Text(piece) => text.push_str(&piece.data),
+                    other => panic!("{other:?}"),
+                }
+            }
+            text
+        });
+        let told = text.lines().map(|line| {
+            let change: FileChange = serde_json::from_str(line).unwrap();
+            (change.kind, change.path)
+        });
+        (told.collect(), result.unwrap().read)
+    }
+
+    async fn kill(self, params: Value) -> CommandKillResult {
+        let params = self.params(params);
+        let runtime = &self.machine.runtime;
+        runtime
+            .kill_command(&Caller::local(), params)
+            .await
+            .unwrap()
+    }
+}
+
+fn has(changes: &[(ChangeKind, String)], kind: ChangeKind, path: &str) -> bool {
+    changes.contains(&(kind, path.to_owned()))
+}
+
+#[tokio::test]
+async fn changes_of_guests_and_of_the_host_are_told() {
+    on_each_machine(async |machine| {
+        let dir = machine.directory();
+        let shape = json!({"host_path": dir.path(), "host_path_mode": "rw"});
+        let inside = Inside::with(machine, "watch", shape).await;
+        for (id, path) in [("w", "/workspace"), ("t", "/tmp"), ("h", "/home/box")] {
+            let asked = json!({"path": path, "recursive": true, "command_id": id});
+            let info = inside.watch(asked).await.unwrap().info;
+            assert_eq!((info.role, info.state), (Role::Watch, CommandState::Running));
+            assert_eq!(info.pid, None);
+        }
+        inside
+            .run("for d in /workspace /tmp /home/box; do mkdir -p $d/a/b; echo x > $d/a/b/f; mv $d/a $d/c; done")
+            .await;
+        for (id, path) in [("w", "/workspace"), ("t", "/tmp"), ("h", "/home/box")] {
+            let (seen, read) = inside.changes(id, 0).await;
+            assert!(has(&seen, ChangeKind::Created, &format!("{path}/a")), "{seen:?}");
+            let made = seen.iter().any(|(kind, path)| {
+                *kind == ChangeKind::Created && path.ends_with("/b/f")
+            });
+            assert!(made, "{seen:?}");
+            assert!(has(&seen, ChangeKind::Moved, &format!("{path}/c")), "{seen:?}");
+            inside.write(&format!("{path}/c/b/g"), "y").await;
+            let (later, _) = inside.changes(id, read.next.stdout).await;
+            assert!(has(&later, ChangeKind::Created, &format!("{path}/c/b/g")), "{later:?}");
+            assert!(!later.iter().any(|(_, path)| path.ends_with("/f")), "{later:?}");
+        }
+        let (_, read) = inside.changes("w", 0).await;
+        std::fs::write(dir.path().join("outside"), "z").unwrap();
+        let (seen, _) = inside.changes("w", read.next.stdout).await;
+        assert!(has(&seen, ChangeKind::Created, "/workspace/outside"), "{seen:?}");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_watch_is_found_again_listed_and_ended_as_commands_are() {
+    on_each_machine(async |machine| {
+        let inside = Inside::new(machine, "watch-ends").await;
+        let asked = json!({"path": "/tmp", "command_id": "w"});
+        assert!(!inside.watch(asked.clone()).await.unwrap().existed);
+        assert!(inside.watch(asked).await.unwrap().existed);
+        inside.run("mkdir /workspace/d; sleep 60 & true").await;
+        let other = inside.watch(json!({"path": "/workspace/d"})).await.unwrap();
+        let list = inside.params(json!({"role": "watch"}));
+        let runtime = &machine.runtime;
+        let listed = runtime.list_commands(&Caller::local(), list).await.unwrap();
+        assert_eq!(listed.items.len(), 2);
+        let killed = inside
+            .kill(json!({"command_id": "w", "signal": "TERM"}))
+            .await;
+        assert_eq!(killed.info.exit.unwrap().why, ExitWhy::Killed);
+        assert!(!killed.already);
+        inside.run("touch /tmp/later; rmdir /workspace/d").await;
+        assert_eq!(inside.changes("w", 0).await.0, []);
+        let (seen, read) = inside.changes(other.info.command_id.as_str(), 0).await;
+        assert_eq!(seen, [(ChangeKind::Removed, "/workspace/d".to_owned())]);
+        assert_eq!(read.why, ReadWhy::Exit);
+        let asked = inside.params(json!({"command_id": other.info.command_id}));
+        let exit = runtime.get_command(&Caller::local(), asked).await;
+        assert_eq!(exit.unwrap().exit.unwrap().code, Some(0));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_watch_that_nobody_can_find_ends_with_its_call() {
+    on_each_machine(async |machine| {
+        let inside = Inside::new(machine, "watch-call").await;
+        let running = async |named: bool| {
+            let mut asked = json!({"path": "/tmp", "attach": {}});
+            if named {
+                asked["command_id"] = json!("named");
+            }
+            let (to, mut chunks) = mpsc::channel(2);
+            let (caller, params) = (Caller::local(), inside.params(asked));
+            let call = machine.runtime.watch_files(&caller, params, Some(to));
+            let first = tokio::select! {
+                result = call => panic!("{result:?}"),
+                chunk = chunks.recv() => chunk.unwrap(),
+            };
+            let CommandChunk::Started(info) = first else {
+                panic!("{first:?}");
+            };
+            loop {
+                let key = inside.params(json!({"command_id": info.command_id}));
+                let now = machine.runtime.get_command(&Caller::local(), key).await;
+                let now = now.unwrap().state;
+                if named || now == CommandState::Exited {
+                    break now;
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        assert_eq!(running(false).await, CommandState::Exited);
+        assert_eq!(running(true).await, CommandState::Running);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn what_may_not_be_watched_is_refused() {
+    on_each_machine(async |machine| {
+        let inside = Inside::new(machine, "watch-no").await;
+        inside
+            .run(
+                "cd /tmp; mkdir closed; chmod 0 closed; ln -s /proc/self/root out; ln -s loop loop",
+            )
+            .await;
+        for (path, want) in [
+            ("/tmp/none", Code::NotFound),
+            ("/tmp/closed", Code::Denied),
+            ("/proc/self", Code::Denied),
+            ("/proc/1/fd", Code::Denied),
+            ("/tmp/loop", Code::Validation),
+            ("/tmp/out/tmp", Code::Validation),
+            ("tmp", Code::Validation),
+        ] {
+            let refused = inside
+                .watch(json!({"path": path, "command_id": "no"}))
+                .await;
+            assert_eq!(refused.unwrap_err().code(), want, "{path}");
+        }
+        let root = json!({"path": "/tmp", "user": "root"});
+        assert_eq!(inside.watch(root).await.unwrap_err().code(), Code::Denied);
+        // Their own watches are the guests' to have, and none of the refused ones is left.
+        let list = inside.params(json!({}));
+        let listed = machine.runtime.list_commands(&Caller::local(), list).await;
+        assert_eq!(listed.unwrap().items, []);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_watch_outlives_the_runtime_it_was_asked_of() {
+    on_each_machine(async |machine| {
+        let state = machine.directory();
+        let host = Host::start(machine, state.path()).await.unwrap();
+        let box_spec = json!({"spec": {"session_id": "kept"}});
+        host.call::<BoxCreate>(box_spec).await.unwrap();
+        let asked =
+            json!({"session_id": "kept", "path": "/tmp", "recursive": true, "command_id": "w"});
+        host.call::<FileWatch>(asked).await.unwrap();
+        let mkdir = |path: &str| json!({"session_id": "kept", "path": path});
+        host.call::<FileMkdir>(mkdir("/tmp/before")).await.unwrap();
+        let (before, ..) = host.read("w", 0, Some(300)).await;
+        host.kill().await;
+        let host = Host::start(machine, state.path()).await.unwrap();
+        assert_eq!(host.adopted, 1);
+        host.call::<FileMkdir>(mkdir("/tmp/before/after"))
+            .await
+            .unwrap();
+        let (all, info, _) = host.read("w", 0, Some(300)).await;
+        assert_eq!(
+            (info.role, info.state),
+            (Role::Watch, CommandState::Running)
+        );
+        assert!(all.starts_with(&before) && !before.is_empty());
+        let later = String::from_utf8(all[before.len()..].to_vec()).unwrap();
+        let change: FileChange = serde_json::from_str(later.lines().next().unwrap()).unwrap();
+        assert_eq!(
+            (change.kind, change.path.as_str()),
+            (ChangeKind::Created, "/tmp/before/after")
+        );
+        let gone = json!({"session_id": "kept", "force": true});
+        host.call::<BoxDelete>(gone).await.unwrap();
+        host.kill().await;
+    })
+    .await;
+}
