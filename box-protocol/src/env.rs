@@ -36,6 +36,16 @@ impl Env {
         self.0.extend(other.0);
     }
 
+    /// The variables of a file: `NAME=value` a line, also after `export`. A value may be in single quotes, in which all stands
+    /// for itself, or in double quotes, in which `\n`, `\t`, `\"`, `\$` and `\\` stand for what they do elsewhere; without
+    /// quotes, it is the rest of the line without the space around it, also a `#` in it. Nothing is expanded. Empty lines, those
+    /// that begin with `#` and those that make no sense are passed over; of two for one name the later one counts.
+    pub fn from_lines(text: &[u8]) -> Self {
+        let lines = text.split(|byte| *byte == b'\n');
+        let found = lines.filter_map(|line| variable(std::str::from_utf8(line).ok()?.trim()));
+        Self(found.collect())
+    }
+
     /// The names, sorted.
     pub fn names(&self) -> Vec<String> {
         self.0.keys().cloned().collect()
@@ -45,6 +55,45 @@ impl Env {
     pub fn into_map(self) -> BTreeMap<String, String> {
         self.0
     }
+}
+
+fn variable(line: &str) -> Option<(String, String)> {
+    let line = match line.strip_prefix("export") {
+        Some(rest) if rest.starts_with([' ', '\t']) => rest.trim_start(),
+        _ => line,
+    };
+    let (name, value) = line.split_once('=')?;
+    let is_part = |char: char| char.is_ascii_alphanumeric() || char == '_';
+    if name.starts_with(|char: char| char.is_ascii_digit()) || !name.chars().all(is_part) {
+        return None;
+    }
+    let value = value.trim();
+    let value = match value.chars().next() {
+        Some(quote @ ('\'' | '"')) => unquoted(&value[1..], quote)?,
+        _ => value.to_owned(),
+    };
+    check(name, &value).ok()?;
+    Some((name.to_owned(), value))
+}
+
+/// What is before the closing quote, if nothing but a comment comes after it.
+fn unquoted(text: &str, quote: char) -> Option<String> {
+    let mut value = String::new();
+    let mut chars = text.chars();
+    loop {
+        match chars.next()? {
+            char if char == quote => break,
+            '\\' if quote == '"' => match chars.next()? {
+                'n' => value.push('\n'),
+                't' => value.push('\t'),
+                char @ ('"' | '$' | '\\') => value.push(char),
+                other => value.extend(['\\', other]),
+            },
+            char => value.push(char),
+        }
+    }
+    let rest = chars.as_str().trim_start();
+    (rest.is_empty() || rest.starts_with('#')).then_some(value)
 }
 
 fn check(name: &str, value: &str) -> Result<(), Invalid> {
@@ -113,5 +162,30 @@ mod tests {
         let mut env: Env = serde_json::from_str(r#"{"A":"1","B":"1"}"#).unwrap();
         env.extend(serde_json::from_str(r#"{"B":"2"}"#).unwrap());
         assert_eq!((env["A"].as_str(), env["B"].as_str()), ("1", "2"));
+    }
+
+    #[test]
+    fn a_file_has_a_variable_a_line() {
+        let file = b"# first\n\nA=1\n  B = 2 \nexport C= three # words \nD='a\\n$x' # why\r\n\
+            E=\"a\\n\\\"b\\\" \\$c \\d\"\nF=\nG\n=H\n1I=1\nJ='open\nK='a' b\nL=\xff\nM=a\0b\nA=last\nexport=x\n\
+            N=a=b";
+        let env = Env::from_lines(file);
+        let found: Vec<_> = env
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.as_str()))
+            .collect();
+        assert_eq!(
+            found,
+            [
+                ("A", "last"),
+                ("C", "three # words"),
+                ("D", "a\\n$x"),
+                ("E", "a\n\"b\" $c \\d"),
+                ("F", ""),
+                ("N", "a=b"),
+                ("export", "x"),
+            ]
+        );
+        assert!(Env::from_lines(b"").is_empty());
     }
 }

@@ -10,7 +10,7 @@ use box_protocol::actions::{
     Until, View,
 };
 use box_protocol::error::Detail;
-use box_protocol::{BoxError, CommandId, CommandInfo, CommandState, Env, Program};
+use box_protocol::{BoxError, CommandId, CommandInfo, CommandState, Program};
 use box_rpc::{Action, Call, Chunks, Handle};
 use futures::StreamExt as _;
 use tokio::sync::mpsc;
@@ -18,6 +18,7 @@ use uuid::Uuid;
 
 use crate::caller::Caller;
 use crate::door::Inside;
+use crate::env_file::environment;
 use crate::handlers::{CHUNKS_AHEAD, forwarded, plain};
 use crate::retell::{Retelling, Told};
 use crate::runtime::BoxRuntime;
@@ -37,7 +38,7 @@ impl BoxRuntime {
     ) -> Result<CommandStartResult, BoxError> {
         let inside = self.enter(caller, &params.session_id).await?;
         let attach = chunks.and_then(|chunks| Some((chunks, params.attach.clone()?)));
-        let asked = inside.asked(params)?;
+        let asked = inside.asked(params).await?;
         inside.start(asked, attach).await
     }
 
@@ -148,10 +149,10 @@ impl BoxRuntime {
 
 impl Inside {
     /// What the agent is asked for: the caller's words over the box's defaults.
-    fn asked(&self, params: CommandStartParams) -> Result<AgentStartParams, BoxError> {
+    async fn asked(&self, params: CommandStartParams) -> Result<AgentStartParams, BoxError> {
         let defaults = self.defaults().unwrap_or_default();
-        let mut env: Env = defaults.env;
-        env.extend(params.env);
+        let session_id = &params.session_id;
+        let env = environment(&self.agent, session_id, &defaults, params.env).await?;
         let program = match (params.program, defaults.shell) {
             (Program::Text { 0: text, .. }, Some(shell)) => {
                 Program::argv([shell, "-c".to_owned(), text])?

@@ -32,6 +32,7 @@ mod commands;
 mod config;
 mod data_plane;
 mod door;
+mod env_file;
 mod events;
 #[cfg(feature = "fake")]
 pub mod fake;

@@ -6,7 +6,7 @@ use box_protocol::actions::{
     ShellCreateResult, ShellDelete, ShellDeleteParams, ShellDeleteResult, ShellInfo, ShellList,
     ShellListParams, ShellListResult, ShellRun, ShellRunParams,
 };
-use box_protocol::{BoxError, Env, Program, Role, ShellId};
+use box_protocol::{BoxError, Program, Role, ShellId};
 use box_rpc::{Call, Handle};
 use tokio::sync::mpsc;
 use uuid::Uuid;
@@ -14,6 +14,7 @@ use uuid::Uuid;
 use crate::caller::Caller;
 use crate::commands::{DEFAULT_CWD, id_or_new};
 use crate::door::Inside;
+use crate::env_file::environment;
 use crate::handlers::{CHUNKS_AHEAD, forwarded, plain};
 use crate::runtime::BoxRuntime;
 use crate::session::{agents_error, nonsense};
@@ -31,9 +32,8 @@ impl BoxRuntime {
             Some(id) => id,
             None => ShellId::new(Uuid::now_v7().simple().to_string())?,
         };
-        let mut env: Env = defaults.env;
-        env.extend(params.env);
-        params.env = env;
+        let (agent, session_id) = (&inside.agent, &params.session_id);
+        params.env = environment(agent, session_id, &defaults, params.env).await?;
         params.shell_id = Some(id.clone());
         let cwd = params.cwd.or(defaults.cwd);
         params.cwd = Some(cwd.unwrap_or_else(|| DEFAULT_CWD.to_owned()));

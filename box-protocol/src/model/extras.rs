@@ -195,7 +195,10 @@ pub enum OnIdle {
 pub struct Defaults {
     /// Variables.
     pub env: Env,
-    /// A file in the box with more variables, read before each command.
+    /// A file in the box with more variables, over those: read, as the guest, before each exec and
+    /// command and before a shell is made, as [`Env::from_lines`](crate::Env::from_lines) says; at most
+    /// 64 KiB. `~` and `$VAR` are taken. Without the file there are none; what is there and is no file
+    /// that can be read is an error of whoever starts something.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub env_file: Option<String>,
     /// The working directory.

@@ -7,8 +7,8 @@ use box_protocol::actions::{
     StreamName, Until, View,
 };
 use box_protocol::{
-    BoxError, BoxExecutionResult, BoxSpec, Env, ExecutionStatus, Exit, ExitWhy, PerStream, Program,
-    Role,
+    BoxError, BoxExecutionResult, BoxSpec, Defaults, Env, ExecutionStatus, Exit, ExitWhy,
+    PerStream, Program, Role,
 };
 use box_rpc::{CallError, Peer};
 use tokio::time::{Instant, timeout, timeout_at};
@@ -17,6 +17,7 @@ use super::body::{Body, Living};
 use super::doubt::{Failure, end_of, failure, look_up};
 use super::relay::Relay;
 use super::work::{Exec, Streaming};
+use crate::env_file;
 use crate::spool::{Slot, Spool};
 
 /// Bytes of each stream that a result holds; the rest is counted.
@@ -36,6 +37,8 @@ pub(super) enum Ran {
 /// What an agent is asked to run, and how long it may take.
 pub(super) struct Command {
     params: AgentStartParams,
+    /// A file with variables to be read first, and those of the call, which win over them.
+    late: Option<Box<(String, Env)>>,
     limit: Duration,
     /// Where much output goes.
     slot: Option<Slot>,
@@ -69,7 +72,20 @@ impl Body {
         let command_id = living.next_exec()?;
         let slot = living.spool.as_ref().and_then(Spool::slot);
         let cmd = std::mem::take(&mut exec.spec.cmd);
-        let (env, user) = self.environment(std::mem::take(&mut exec.spec.env));
+        let asked = std::mem::take(&mut exec.spec.env);
+        let defaults = self.card.live().defaults.as_deref().cloned();
+        let Defaults {
+            mut env,
+            env_file,
+            user,
+            ..
+        } = defaults.unwrap_or_default();
+        let late = if let Some(path) = env_file {
+            Some(Box::new((path, asked)))
+        } else {
+            env.extend(asked);
+            None
+        };
         let limit = Duration::from_secs(exec.spec.timeout_sec);
         let program = Program::argv(["sh".to_owned(), "-lc".to_owned(), cmd])?;
         let cwd = std::mem::take(&mut exec.spec.workdir);
@@ -86,20 +102,10 @@ impl Body {
         };
         Ok(Box::new(Command {
             params,
+            late,
             limit,
             slot,
         }))
-    }
-
-    /// What a command finds beside the environment of its box, and who runs it.
-    fn environment(&self, asked: Env) -> (Env, Option<String>) {
-        let defaults = self.card.live().defaults.clone();
-        let Some(defaults) = defaults else {
-            return (asked, None);
-        };
-        let mut env = defaults.env;
-        env.extend(asked);
-        (env, defaults.user)
     }
 
     /// Runs a command to its end. Dropping the future kills it.
@@ -112,8 +118,20 @@ impl Body {
         let Some(living) = &self.living else {
             return Ran::Broken("there is no box".to_owned());
         };
-        let params = &command.params;
         let peer = living.agent.peer();
+        if let Some(late) = command.late.take() {
+            let (path, asked) = *late;
+            let reading = Box::pin(env_file::read(&peer, &spec.session_id, &path));
+            let Ok(read) = timeout(self.shared.config.probe_timeout, reading).await else {
+                return Ran::Refused(BoxError::timeout("defaults.env_file: not read in time"));
+            };
+            match read {
+                Ok(env) => command.params.env.extend(env),
+                Err(error) => return Ran::Refused(error),
+            }
+            command.params.env.extend(asked);
+        }
+        let params = &command.params;
         let killed_before = living.oom_kills();
         let begun = Instant::now();
         let patience = command

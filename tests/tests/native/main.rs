@@ -16,6 +16,7 @@ mod commands;
 mod catalogue;
 mod closed;
 mod ends;
+mod environment;
 mod events;
 mod far;
 mod figures;
