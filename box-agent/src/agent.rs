@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use box_protocol::actions::{AgentCommand, AgentStartParams};
 use box_protocol::error::{Detail, Subject};
-use box_protocol::{BoxError, CommandId, Env, Exit, ExitWhy, Role};
+use box_protocol::{BoxError, CommandId, Env, ExitWhy, Role};
 use box_sys::{Ended, Init};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -238,12 +238,31 @@ impl Agent {
     }
 
     /// Ends one that was never started.
-    pub(crate) fn end_held(&self, command: &Arc<Command>) {
-        command.expect_end(ExitWhy::Killed);
-        let exit = Exit::by_signal(9, ExitWhy::Killed);
+    pub(crate) fn end_held(&self, command: &Arc<Command>, why: ExitWhy) {
+        // Somebody may have had another reason before.
+        command.expect_end(why);
+        let exit = command.exit(Ended {
+            pid: 0,
+            code: None,
+            signal: Some(9),
+        });
         let told = command.telling(Some(exit), Sum::of(&command.log()));
         command.has_ended_as(told);
         self.table().ended.push_back(Arc::clone(command));
+    }
+
+    /// Wants every command to end with the box; how many are still to.
+    pub(crate) fn end_all(&self) -> usize {
+        let mut all: Vec<_> = self.table().commands.values().cloned().collect();
+        all.retain(|command| !command.has_ended());
+        for command in &all {
+            if command.release().is_some() {
+                self.end_held(command, ExitWhy::BoxEnded);
+            } else {
+                command.end(ExitWhy::BoxEnded);
+            }
+        }
+        all.len()
     }
 
     /// Takes back one that cannot be started.

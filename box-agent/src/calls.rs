@@ -33,6 +33,7 @@ pub(crate) fn router(agent: &Arc<Agent>) -> Router {
         .and(&crate::files::router(agent.files()))
         .and(&crate::shells::router(agent))
         .and(&crate::ports::router(agent.ports()))
+        .and(&crate::clear::router(agent))
         .build()
 }
 
@@ -179,7 +180,7 @@ impl Served {
     /// Kills everything of a command, and waits until that is gone.
     async fn kill(&self, command: &Arc<Command>) -> Result<(), BoxError> {
         if command.release().is_some() {
-            self.0.end_held(command);
+            self.0.end_held(command, ExitWhy::Killed);
             return Ok(());
         }
         command.end(ExitWhy::Killed);

@@ -9,9 +9,10 @@
 //! 5. `files`: the files of the box, touched as the guest.
 //! 6. `shells`: interpreters, in which a command can be a run.
 //! 7. `watch`: commands that are no process but a watch on files.
-//! 8. `ports`: connections to whoever listens in the box.
-//! 9. `keep`: the first of its output, for an exec; `slot`: memory shared with the runtime; `pipe`, `input`: what it writes
-//!    to and reads from.
+//! 8. `clear`: the end of everything but the files.
+//! 9. `ports`: connections to whoever listens in the box.
+//! 10. `keep`: the first of its output, for an exec; `slot`: memory shared with the runtime; `pipe`, `input`: what it writes
+//!     to and reads from.
 //!
 //! # What it is handed
 //! In this order: the runtime's connection; optionally a Unix socket that the runtime has bound and not listened on, for
@@ -19,6 +20,7 @@
 
 mod agent;
 mod calls;
+mod clear;
 mod command;
 mod files;
 mod input;

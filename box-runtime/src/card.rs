@@ -55,6 +55,8 @@ pub(crate) struct Record {
     defaults: Option<Defaults>,
     #[serde(default)]
     pub(crate) paused: bool,
+    #[serde(default)]
+    pub(crate) stopped: bool,
 }
 
 impl Card {
@@ -138,6 +140,7 @@ impl Card {
             lifetime: live.lifetime.as_deref().cloned(),
             defaults: live.defaults.as_deref().cloned(),
             paused: live.state == BoxState::Paused,
+            stopped: live.state == BoxState::Stopped,
         }
     }
 
@@ -146,7 +149,11 @@ impl Card {
         let card = Self::new(record.owner.into(), &record.spec);
         {
             let mut live = card.live();
-            live.state = BoxState::Running;
+            live.state = if record.stopped {
+                BoxState::Stopped
+            } else {
+                BoxState::Running
+            };
             live.backend_name = backend_name.into();
             live.backend_session_id = record.backend_session_id;
             live.created_at = record.created_at;

@@ -106,6 +106,11 @@ impl Door {
         self.0.borrow().used
     }
 
+    /// Whether nobody is inside.
+    pub(crate) fn is_unused(&self) -> bool {
+        self.0.borrow().calls == 0
+    }
+
     /// Returns once nobody is inside.
     pub(crate) async fn unused(&self) {
         // The sender is `self`, so it cannot be gone.

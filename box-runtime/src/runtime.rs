@@ -12,7 +12,7 @@ use box_protocol::actions::{
     SystemConfigureResult, SystemShutdownParams, SystemShutdownResult, SystemStatusResult, Until,
 };
 use box_protocol::error::Detail;
-use box_protocol::{BoxError, BoxExecutionResult, BoxSessionInfo, BoxSpec, OnIdle, SessionId};
+use box_protocol::{BoxError, BoxExecutionResult, BoxSessionInfo, BoxSpec, SessionId};
 use box_rpc::Router;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
@@ -187,13 +187,6 @@ impl BoxRuntime {
                 "mounts are changed by an exec that asks for them",
             ));
         }
-        if params
-            .lifetime
-            .as_ref()
-            .is_some_and(|lifetime| lifetime.on_idle == OnIdle::Stop)
-        {
-            return Err(unsupported("lifetime", "on_idle stop is not served yet"));
-        }
         let caller = caller.clone();
         let ask = |reply| Ask::Update {
             caller,
@@ -365,7 +358,6 @@ fn unsupported(field: &str, why: &str) -> BoxError {
 fn built(draft: box_protocol::SpecDraft) -> Result<BoxSpec, BoxError> {
     let spec = draft.build()?;
     let extras = &spec.extras;
-    let stops = |lifetime: &box_protocol::Lifetime| lifetime.on_idle == OnIdle::Stop;
     let unserved = [
         ("from", extras.from.is_some()),
         (
@@ -376,10 +368,6 @@ fn built(draft: box_protocol::SpecDraft) -> Result<BoxSpec, BoxError> {
                 .is_some_and(|volumes| !volumes.is_empty()),
         ),
         ("main", extras.main.is_some()),
-        (
-            "lifetime.on_idle",
-            extras.lifetime.as_ref().is_some_and(stops),
-        ),
     ];
     match unserved.into_iter().find(|(_, asked)| *asked) {
         Some((field, _)) => Err(unsupported(field, "not served yet")),

@@ -150,6 +150,7 @@ impl Actor {
                 self.front.used();
                 Next::GoOn
             }
+            Rested::Over(Over::Idle) if self.stops_when_idle() => Box::pin(self.stop_idle()).await,
             Rested::Over(over) => self.over(over).await,
         }
     }

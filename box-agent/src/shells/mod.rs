@@ -58,6 +58,11 @@ impl Shells {
         })
     }
 
+    /// Takes all of them off the table.
+    pub(crate) fn take_all(&self) -> Vec<Arc<Shell>> {
+        self.table().drain().map(|(_, shell)| shell).collect()
+    }
+
     /// Takes it off the table, if it is still that one.
     fn remove(&self, shell: &Arc<Shell>) -> bool {
         let mut table = self.table();

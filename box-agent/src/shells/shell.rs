@@ -151,7 +151,7 @@ impl Shell {
         let mut seat = tokio::select! {
             biased;
             () = command.wanted.notified() => {
-                agent.end_held(command);
+                agent.end_held(command, ExitWhy::Killed);
                 return command.told();
             }
             seat = self.seat.lock() => seat,
@@ -283,7 +283,7 @@ impl Shell {
     }
 
     /// Ends its runs, and then itself.
-    pub(super) async fn end(&self, agent: &Agent) {
+    pub(crate) async fn end(&self, agent: &Agent) {
         let runs = self.state().runs.clone();
         for run in &runs {
             run.end(ExitWhy::Killed);

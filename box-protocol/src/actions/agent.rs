@@ -50,6 +50,10 @@ actions! {
     /// `not_found`.
     AgentKill = "agent.kill": AgentKillParams => AgentKillResult;
 
+    /// Ends every command and shell and whatever else runs in the box, the agent apart; answered when
+    /// nothing does. Commands end as `box_ended`, and their records and logs stay as ever.
+    AgentClear = "agent.clear": Empty => Empty;
+
     /// Tells what the box is like from inside.
     AgentGuest = "agent.guest": Empty => GuestFacts;
 }

@@ -78,7 +78,7 @@ pub const ALL_ACTIONS: &[&str] = names![
 
 /// What a runtime asks of the agent in a box.
 pub const AGENT_ACTIONS: &[&str] =
-    names![AgentHealth AgentStart AgentOutput AgentList AgentInput AgentKill AgentGuest];
+    names![AgentHealth AgentStart AgentOutput AgentList AgentInput AgentKill AgentClear AgentGuest];
 
 #[cfg(test)]
 mod tests;

@@ -100,14 +100,14 @@ impl Clock {
         let idle = lifetime
             .idle_ms
             .map_or(shared.config.session_ttl, Duration::from_millis);
-        let lasts = match card.live().state {
+        self.idle = match card.live().state {
             // What has failed is not worth keeping for ever.
-            BoxState::Failed => false,
+            BoxState::Failed => Some(idle),
             // Nobody can use it, so nobody fails to.
-            BoxState::Paused => true,
-            _ => card.spec.persistent,
+            BoxState::Paused => None,
+            BoxState::Stopped => lifetime.delete_after_stop_ms.map(Duration::from_millis),
+            _ => (!card.spec.persistent).then_some(idle),
         };
-        self.idle = (!lasts).then_some(idle);
         self.expires = lifetime
             .expires_at
             .and_then(|at| Instant::now().checked_add(at.since(UnixMs::now())));

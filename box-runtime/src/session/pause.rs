@@ -1,12 +1,25 @@
-//! Boxes that stand still.
+//! Boxes that stand still, and boxes that are stopped: nothing runs in those but the agent, which is what keeps their files.
 
-use box_protocol::actions::{BoxTransitionResult, TargetState};
+use std::time::Duration;
+
+use box_protocol::actions::{AgentClear, BoxTransitionResult, TargetState};
 use box_protocol::error::{Detail, Subject};
-use box_protocol::{Access, BoxError, BoxState};
+use box_protocol::{Access, BoxError, BoxState, OnIdle};
+use box_rpc::Empty;
+use tokio::time::timeout;
 
-use super::body::Body;
+use super::body::{Body, Living};
+use super::front::Over;
 use super::work::Transition;
-use super::{Actor, Next};
+use super::{Actor, Next, agents_error};
+use crate::door::Door;
+
+/// How long whoever is inside a box that is being stopped has to leave before the box is cleared again: a call that was under
+/// way may have started something.
+const LEAVING: Duration = Duration::from_millis(50);
+
+/// How often. Who is still inside then, as a slow download is, starts nothing.
+const ROUNDS: usize = 20;
 
 impl Actor {
     /// Brings the box where it shall be, which waits for its exec like any other work.
@@ -29,45 +42,102 @@ impl Actor {
 
     /// Whether the box was somewhere else before.
     async fn move_to(&mut self, to: TargetState) -> Result<bool, BoxError> {
-        let changed = self.body.move_to(to).await?;
-        if changed {
-            let paused = to == TargetState::Paused;
-            self.tell(if paused { "paused" } else { "resumed" }, "");
-            // A paused box has no end for want of use, and one that goes on is in use.
-            self.front.used();
-            self.front.set_clock();
+        let Some(happened) = self.body.move_to(to).await? else {
+            return Ok(false);
+        };
+        self.tell(happened, "");
+        // In each state a box has another end for want of use, and one that goes on is in use.
+        self.front.used();
+        self.front.set_clock();
+        Ok(true)
+    }
+
+    /// Whether a box that nobody uses is stopped instead of deleted, and is not stopped yet.
+    pub(super) fn stops_when_idle(&self) -> bool {
+        let live = self.card.live();
+        let stops = |lifetime: &box_protocol::Lifetime| lifetime.on_idle == OnIdle::Stop;
+        live.state == BoxState::Running && live.lifetime.as_deref().is_some_and(stops)
+    }
+
+    /// Nobody has used the box for long, and it shall be stopped then.
+    pub(super) async fn stop_idle(&mut self) -> Next {
+        let stopped = self.move_to(TargetState::Stopped).await;
+        // It was shut when the box was found idle. A call finds that the box is stopped, or starts it.
+        self.body.open_door();
+        match stopped {
+            Ok(_) => Next::GoOn,
+            Err(error) => {
+                let session = &self.card.spec.session_id;
+                tracing::warn!(%session, %error, "an idle box cannot be stopped and is deleted");
+                self.over(Over::Idle).await
+            }
         }
-        Ok(changed)
     }
 }
 
 impl Body {
-    async fn move_to(&mut self, to: TargetState) -> Result<bool, BoxError> {
+    /// What happened to the box; nothing if it is there already.
+    async fn move_to(&mut self, to: TargetState) -> Result<Option<&'static str>, BoxError> {
         let state = self.card.live().state;
-        let (frozen, then) = match (state, to) {
-            (_, TargetState::Stopped) => {
-                return Err(BoxError::unsupported(
-                    "a box cannot be stopped yet: pause it or delete it",
-                ));
+        let living = self.living.as_ref().ok_or_else(|| self.unmoved(state))?;
+        let config = &self.shared.config;
+        let (then, happened) = match (state, to) {
+            (BoxState::Running, TargetState::Running)
+            | (BoxState::Paused, TargetState::Paused)
+            | (BoxState::Stopped, TargetState::Stopped) => return Ok(None),
+            (BoxState::Running, TargetState::Paused) => {
+                living.freeze(config.probe_timeout, true).await?;
+                (BoxState::Paused, "paused")
             }
-            (BoxState::Running, TargetState::Running) | (BoxState::Paused, TargetState::Paused) => {
-                return Ok(false);
+            (BoxState::Paused, TargetState::Running) => {
+                living.freeze(config.probe_timeout, false).await?;
+                (BoxState::Running, "resumed")
             }
-            (BoxState::Running, TargetState::Paused) => (true, BoxState::Paused),
-            (BoxState::Paused, TargetState::Running) => (false, BoxState::Running),
-            _ => return Err(self.unmoved()),
+            (BoxState::Running | BoxState::Paused, TargetState::Stopped) => {
+                // From here on nobody comes in.
+                self.card.live().state = BoxState::Stopped;
+                if state == BoxState::Paused {
+                    let resumed = living.freeze(config.probe_timeout, false).await;
+                    resumed.inspect_err(|_| self.card.live().state = state)?;
+                }
+                let clearing = timeout(config.stop_timeout, living.clear(&self.card.door));
+                let cleared = clearing
+                    .await
+                    .unwrap_or_else(|_| Err(BoxError::timeout("the box was not stopped in time")));
+                cleared.inspect_err(|_| self.card.live().state = BoxState::Running)?;
+                (BoxState::Stopped, "stopped")
+            }
+            (BoxState::Stopped, TargetState::Running) => (BoxState::Running, "started"),
+            _ => return Err(self.unmoved(state)),
         };
-        let living = self.living.as_ref().ok_or_else(|| self.unmoved())?;
-        let limit = self.shared.config.probe_timeout;
-        living.freeze(limit, frozen).await?;
         self.card.live().state = then;
         self.keep();
-        Ok(true)
+        Ok(Some(happened))
     }
 
-    fn unmoved(&self) -> BoxError {
+    fn unmoved(&self, from: BoxState) -> BoxError {
         let id = &self.card.spec.session_id;
-        BoxError::conflict(format!("Box session {id} is neither running nor paused"))
+        let from = match from {
+            BoxState::Stopped => "stopped",
+            _ => "neither running nor paused",
+        };
+        BoxError::conflict(format!("Box session {id} is {from}"))
             .with_detail(&Detail::about(Subject::Box))
+    }
+}
+
+impl Living {
+    /// Ends everything in it but its agent, also what calls that are inside have just started.
+    async fn clear(&self, door: &Door) -> Result<(), BoxError> {
+        let agent = self.agent.peer();
+        for _ in 0..ROUNDS {
+            let cleared = agent.call::<AgentClear>(&Empty {}).await;
+            cleared.map_err(agents_error)?;
+            if door.is_unused() {
+                break;
+            }
+            let _ = timeout(LEAVING, door.unused()).await;
+        }
+        Ok(())
     }
 }

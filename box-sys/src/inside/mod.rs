@@ -137,6 +137,13 @@ impl Init {
         killed
     }
 
+    /// Kills every process of the box but this one. Whether there was none, not even one that is still to be reaped.
+    pub fn kill_all(&self) -> bool {
+        // The group of the first process is, to the kernel, everybody but that process; and nobody is born meanwhile.
+        let killed = rustix::process::kill_process_group(Pid::INIT, Signal::KILL);
+        killed == Err(rustix::io::Errno::SRCH)
+    }
+
     /// Sends a signal to everything that a command has started since a moment, also what has detached itself, but not to the
     /// command's first process; gives how many processes that were.
     pub fn signal_younger(&self, command: &Command, than: Moment, signal: i32) -> usize {

@@ -30,4 +30,5 @@ mod ports;
 mod readers;
 mod service;
 mod shells;
+mod stop;
 mod support;

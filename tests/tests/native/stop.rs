@@ -1,0 +1,196 @@
+//! Boxes whose processes have ended and whose files have not.
+
+use std::time::Duration;
+
+use box_protocol::actions::{
+    BoxCreate, BoxDelete, BoxEvent, BoxGet, BoxTransition, BoxTransitionResult, FileStat, FileWrite,
+};
+use box_protocol::{BoxError, BoxState, Code, CommandInfo, CommandState, ExitWhy, SpecDraft};
+use box_runtime::{BoxRuntime, Caller};
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+
+use super::adoption::Host;
+use super::support::{Machine, on_each_machine, printed, processes_with, spec};
+
+fn params<T: serde::de::DeserializeOwned>(mut more: Value) -> T {
+    more["session_id"] = json!("s");
+    serde_json::from_value(more).unwrap()
+}
+
+async fn move_to(runtime: &BoxRuntime, to: &str) -> Result<BoxTransitionResult, BoxError> {
+    let asked = params(json!({ "to": to }));
+    runtime.transition(&Caller::local(), asked).await
+}
+
+async fn state(runtime: &BoxRuntime) -> Result<BoxState, Code> {
+    let id = box_protocol::SessionId::new("s").unwrap();
+    let told = runtime.get(&Caller::local(), &id).await;
+    told.map(|info| info.state).map_err(|error| error.code())
+}
+
+async fn start(machine: &Machine, id: &str, text: &str, hold: bool) {
+    let asked = params(
+        json!({"command_id": id, "program": {"text": text}, "cwd": "/tmp",
+        "on_disconnect": "keep", "hold": hold}),
+    );
+    let caller = Caller::local();
+    let started = machine.runtime.start_command(&caller, asked, None);
+    started.await.unwrap();
+}
+
+async fn get(machine: &Machine, id: &str) -> Result<CommandInfo, BoxError> {
+    let key = params(json!({"command_id": id}));
+    machine.runtime.get_command(&Caller::local(), key).await
+}
+
+async fn look(runtime: &BoxRuntime) -> Result<(), BoxError> {
+    let asked = params(json!({"paths": ["/"]}));
+    let looked = runtime.forward::<FileStat>(&Caller::local(), &asked).await;
+    looked.map(drop)
+}
+
+async fn kinds(runtime: &BoxRuntime) -> Vec<String> {
+    let (to, mut chunks) = mpsc::channel(64);
+    let asked = serde_json::from_value(json!({"session_id": "s"})).unwrap();
+    runtime
+        .events(&Caller::local(), asked, Some(to))
+        .await
+        .unwrap();
+    let mut kinds = Vec::new();
+    while let Some(BoxEvent { kind, .. }) = chunks.recv().await {
+        kinds.push(kind);
+    }
+    kinds
+}
+
+/// Waits until the box is so; an absent one is none.
+async fn becomes(runtime: &BoxRuntime, wanted: Result<BoxState, Code>) {
+    let wait = async {
+        while state(runtime).await != wanted {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let in_time = tokio::time::timeout(Duration::from_secs(20), wait).await;
+    assert!(in_time.is_ok(), "{wanted:?}");
+}
+
+#[tokio::test]
+async fn a_stopped_box_has_its_files_and_none_of_its_processes() {
+    on_each_machine(async |machine| {
+        let runtime = &machine.runtime;
+        let seconds = format!("86800.{}", machine.uid);
+        let leave = format!(
+            "for d in /workspace /tmp /var/tmp ~ /dev/shm; do echo kept > $d/f; done; \
+             setsid sleep {seconds} > /dev/null 2>&1 & trap '' TERM; true"
+        );
+        machine.exec("s", &leave).await;
+        // One that starts others as fast as it can, one that waits for its reader, a shell that runs something.
+        start(machine, "forks", &format!("while :; do sleep {seconds} & done"), false).await;
+        start(machine, "held", "true", true).await;
+        start(machine, "over", "echo before; exit 3", false).await;
+        let shell = params(json!({"shell_id": "sh", "language": "sh"}));
+        runtime.create_shell(&Caller::local(), shell).await.unwrap();
+        let run = params(json!({"shell_id": "sh", "command_id": "run", "text": format!("sleep {seconds}")}));
+        runtime.run_in_shell(&Caller::local(), run, None).await.unwrap();
+        while get(machine, "over").await.unwrap().state != CommandState::Exited {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let stopped = move_to(runtime, "stopped").await.unwrap();
+        assert_eq!((stopped.changed, stopped.info.state), (true, BoxState::Stopped));
+        assert_eq!(processes_with(&seconds), 0);
+        assert!(!move_to(runtime, "stopped").await.unwrap().changed);
+        assert_eq!(move_to(runtime, "paused").await.unwrap_err().code(), Code::Conflict);
+        assert_eq!(look(runtime).await.unwrap_err().code(), Code::Conflict);
+        let exec = machine.exec_spec(SpecDraft::new("s").cmd("true")).await;
+        assert_eq!(exec.unwrap_err().code(), Code::Conflict);
+        let started = move_to(runtime, "running").await.unwrap();
+        assert_eq!((started.changed, started.info.state), (true, BoxState::Running));
+        let kept = machine
+            .exec("s", "cd /; cat workspace/f tmp/f var/tmp/f ~/f dev/shm/f | sort | uniq -c; ls /proc | grep -c '^[0-9]'")
+            .await;
+        let kept: Vec<_> = printed(&kept).split_whitespace().collect();
+        assert_eq!(kept[..2], ["5", "kept"]);
+        assert!(kept[2].parse::<u32>().unwrap() <= 6, "{kept:?}");
+        for id in ["forks", "held", "run"] {
+            let exit = get(machine, id).await.unwrap().exit.unwrap();
+            assert_eq!(exit.why, ExitWhy::BoxEnded, "{id}");
+        }
+        let over = get(machine, "over").await.unwrap();
+        assert_eq!((over.exit.unwrap().code, over.size.stdout), (Some(3), 7));
+        let shells = params(json!({}));
+        let shells = runtime.list_shells(&Caller::local(), shells).await;
+        assert_eq!(shells.unwrap().items.len(), 0);
+        assert_eq!(kinds(runtime).await, ["started", "stopped", "started"]);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn want_of_use_stops_a_box_and_a_call_starts_it() {
+    on_each_machine(async |machine| {
+        let runtime = &machine.runtime;
+        let lifetime = json!({"idle_ms": 100, "on_idle": "stop", "wake": true});
+        let asked = |cmd: &str| spec(json!({"session_id": "s", "cmd": cmd, "lifetime": lifetime}));
+        machine.exec_spec(asked("echo 1 > /tmp/f")).await.unwrap();
+        becomes(runtime, Ok(BoxState::Stopped)).await;
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        assert_eq!(state(runtime).await, Ok(BoxState::Stopped), "for ever");
+        look(runtime).await.unwrap();
+        assert_eq!(state(runtime).await, Ok(BoxState::Running));
+        becomes(runtime, Ok(BoxState::Stopped)).await;
+        let ran = machine.exec_spec(asked("cat /tmp/f")).await.unwrap();
+        assert_eq!(printed(&ran), "1");
+        becomes(runtime, Ok(BoxState::Stopped)).await;
+        let update = params(json!({"lifetime": {"idle_ms": 100, "delete_after_stop_ms": 50}}));
+        runtime.update(&Caller::local(), update).await.unwrap();
+        becomes(runtime, Err(Code::NotFound)).await;
+        assert_eq!(kinds(runtime).await.last().unwrap(), "expired");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_paused_box_can_be_stopped() {
+    on_each_machine(async |machine| {
+        if machine.lacks("cgroup.freeze").await {
+            return;
+        }
+        machine
+            .exec("s", "sleep 60 > /dev/null 2>&1 & echo 1 > /tmp/f")
+            .await;
+        for to in ["paused", "stopped", "running"] {
+            assert!(move_to(&machine.runtime, to).await.unwrap().changed, "{to}");
+        }
+        assert_eq!(printed(&machine.exec("s", "cat /tmp/f").await), "1");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_stopped_box_is_adopted_stopped() {
+    on_each_machine(async |machine| {
+        let directory = machine.directory();
+        let host = Host::start(machine, directory.path()).await.unwrap();
+        let made = json!({"spec": {"session_id": "s", "persistent": true}});
+        host.call::<BoxCreate>(made).await.unwrap();
+        let write = json!({"session_id": "s", "path": "/tmp/f", "data": "aGk="});
+        host.call::<FileWrite>(write).await.unwrap();
+        let to = |to: &str| json!({"session_id": "s", "to": to});
+        host.call::<BoxTransition>(to("stopped")).await.unwrap();
+        host.kill().await;
+        let host = Host::start(machine, directory.path()).await.unwrap();
+        assert_eq!(host.adopted, 1);
+        let found = host.call::<BoxGet>(json!({"session_id": "s"})).await;
+        assert_eq!(found.unwrap().info.state, BoxState::Stopped);
+        host.call::<BoxTransition>(to("running")).await.unwrap();
+        let look = json!({"session_id": "s", "paths": ["/tmp/f"]});
+        let found = host.call::<FileStat>(look).await.unwrap();
+        let found = serde_json::to_value(found).unwrap().to_string();
+        assert!(found.contains("\"size\":2"), "{found}");
+        let gone = json!({"session_id": "s", "force": true});
+        host.call::<BoxDelete>(gone).await.unwrap();
+        host.kill().await;
+    })
+    .await;
+}
