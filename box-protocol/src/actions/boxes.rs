@@ -308,6 +308,9 @@ pub struct BoxEventsParams {
 pub struct BoxEventsResult {
     /// Give this as `after` for what comes later.
     pub next: u64,
+    /// So many after the last that was told were gone before they could be.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub lost: u64,
 }
 
 /// Something that happened to a box.
@@ -319,9 +322,15 @@ pub struct BoxEvent {
     pub at: UnixMs,
     /// The box.
     pub session_id: SessionId,
-    /// What: `started`, `degraded`, `oom`, `timeout`, `expired` and more to come.
+    /// What: `started`, `degraded`, `paused`, `resumed`, `stopped`, `oom`, `timeout`, `failed`, `adopted`,
+    /// `expired`, `deleted`, and more to come.
     pub kind: String,
     /// For people.
     #[serde(default)]
     pub message: String,
+    /// So many events of the caller's boxes, whichever they were about, were gone before they could be
+    /// told, between the one before and this one: the reader was slow. One that comes back with `after`
+    /// is told at most so many.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub lost: u64,
 }

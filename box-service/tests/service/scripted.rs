@@ -417,12 +417,16 @@ impl Handle<BoxEvents> for Scripted {
                 session_id: SessionId::new("s")?,
                 kind: "started".to_owned(),
                 message: String::new(),
+                lost: 0,
             };
             chunks.send(&event).await?;
         }
         if params.follow {
             return Err(BoxError::capacity("no more events"));
         }
-        Ok(BoxEventsResult { next: from + 100 })
+        Ok(BoxEventsResult {
+            next: from + 100,
+            lost: 0,
+        })
     }
 }

@@ -65,6 +65,10 @@ impl Host {
         })
     }
 
+    pub(super) fn peer(&self) -> box_rpc::Peer {
+        self.session.peer()
+    }
+
     /// As `kill -9` does.
     pub(super) async fn kill(mut self) {
         self.process.start_kill().unwrap();

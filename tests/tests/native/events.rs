@@ -2,15 +2,19 @@
 
 use std::time::Duration;
 
-use box_protocol::actions::{BoxEvent, BoxEventsResult, BoxGet, BoxGetResult};
+use box_protocol::actions::{
+    BoxCreate, BoxDelete, BoxEvent, BoxEvents, BoxEventsResult, BoxGet, BoxGetResult,
+};
 use box_protocol::{BoxError, Code, SpecDraft};
 use box_rpc::{Options, Router, Session};
 use box_runtime::{BoxRuntime, Caller};
 use box_transports::queue;
+use futures::StreamExt as _;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-use super::support::{Machine, on_each_machine, params, printed, spec};
+use super::adoption::Host;
+use super::support::{Machine, eventually, on_each_machine, params, printed, processes_with, spec};
 
 /// All there is, and the number to go on from.
 async fn events(runtime: &BoxRuntime, caller: &str, asked: Value) -> (Vec<BoxEvent>, u64) {
@@ -26,7 +30,8 @@ async fn events(runtime: &BoxRuntime, caller: &str, asked: Value) -> (Vec<BoxEve
         all
     };
     let (result, all) = tokio::join!(running, reading);
-    let BoxEventsResult { next } = result.unwrap();
+    let BoxEventsResult { next, lost } = result.unwrap();
+    assert_eq!(lost, 0);
     (all, next)
 }
 
@@ -153,6 +158,82 @@ async fn a_box_that_fails_or_runs_out_of_memory_says_so() {
         machine.exec_spec(hog).await.unwrap();
         let (all, _) = events(&machine.runtime, "local", json!({"session_id": "h"})).await;
         assert_eq!(kinds(&all), [("h", "started"), ("h", "oom")]);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_box_that_gets_less_than_it_asked_for_says_so() {
+    on_each_machine(async |machine| {
+        let asked =
+            json!({"session_id": "d", "cmd": "true", "network": "on", "best_effort": ["network"]});
+        machine.exec_spec(spec(asked)).await.unwrap();
+        let (all, _) = events(&machine.runtime, "local", json!({})).await;
+        assert_eq!(kinds(&all), [("d", "started"), ("d", "degraded")]);
+        assert_eq!(all[1].message, "without network");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_box_whose_agent_dies_has_failed() {
+    on_each_machine(async |machine| {
+        let seconds = format!("86900.{}", machine.uid);
+        let leave = format!("setsid sleep {seconds} > /dev/null 2>&1 &");
+        machine.exec("f", &leave).await;
+        eventually("it runs", || processes_with(&seconds) == 1).await;
+        // Whoever takes care of orphans is the first process of the box.
+        let agent = std::fs::read_dir("/proc")
+            .unwrap()
+            .flatten()
+            .find_map(|entry| {
+                let line = std::fs::read_to_string(entry.path().join("cmdline")).ok()?;
+                let status = std::fs::read_to_string(entry.path().join("status")).ok()?;
+                let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
+                let ours = line.split('\0').any(|word| word == seconds);
+                ours.then(|| parent.trim().parse::<i32>().unwrap())
+            });
+        let agent = rustix::process::Pid::from_raw(agent.unwrap()).unwrap();
+        rustix::process::kill_process(agent, rustix::process::Signal::KILL).unwrap();
+        let told = async {
+            loop {
+                let (all, _) = events(&machine.runtime, "local", json!({})).await;
+                if all.len() > 1 {
+                    break all;
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let all = tokio::time::timeout(Duration::from_secs(20), told)
+            .await
+            .unwrap();
+        assert_eq!(kinds(&all), [("f", "started"), ("f", "failed")]);
+        assert!(all[1].message.contains("agent is gone"), "{all:?}");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_box_that_is_taken_over_says_so() {
+    on_each_machine(async |machine| {
+        let state = machine.directory();
+        let host = Host::start(machine, state.path()).await.unwrap();
+        let made = json!({"spec": {"session_id": "t"}});
+        host.call::<BoxCreate>(made).await.unwrap();
+        let before = host.call::<BoxEvents>(json!({})).await.unwrap().next;
+        host.kill().await;
+        let host = Host::start(machine, state.path()).await.unwrap();
+        let asked = serde_json::from_value(json!({"after": before})).unwrap();
+        let mut chunks = host.peer().stream::<BoxEvents>(&asked).await.unwrap();
+        let adopted = chunks.next().await.unwrap().unwrap();
+        assert_eq!(
+            (adopted.session_id.as_str(), &*adopted.kind),
+            ("t", "adopted")
+        );
+        assert!(adopted.seq > before && adopted.lost == 0, "{adopted:?}");
+        let gone = json!({"session_id": "t", "force": true});
+        host.call::<BoxDelete>(gone).await.unwrap();
+        host.kill().await;
     })
     .await;
 }
