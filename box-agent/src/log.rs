@@ -96,25 +96,14 @@ pub(crate) struct Piece {
     pub(crate) data: Vec<u8>,
 }
 
-pub(crate) fn of(streams: &mut PerStream, stream: StreamName) -> &mut u64 {
-    match stream {
-        StreamName::Stdout => &mut streams.stdout,
-        StreamName::Stderr => &mut streams.stderr,
-    }
-}
-
-fn sum(streams: PerStream) -> u64 {
-    streams.stdout.saturating_add(streams.stderr)
-}
-
 impl Place {
     fn advance(&mut self, stream: StreamName, bytes: &[u8]) {
-        *of(&mut self.raw, stream) += bytes.len() as u64;
+        *self.raw.of_mut(stream) += bytes.len() as u64;
         let decoder = match stream {
             StreamName::Stdout => &mut self.stdout,
             StreamName::Stderr => &mut self.stderr,
         };
-        *of(&mut self.text, stream) += decoder.measure(bytes);
+        *self.text.of_mut(stream) += decoder.measure(bytes);
     }
 
     /// As a view counts.
@@ -247,15 +236,15 @@ impl Log {
                 ReadFrom::Offsets(offsets) => {
                     counted.stdout <= offsets.stdout && counted.stderr <= offsets.stderr
                 }
-                ReadFrom::Pos(pos) => sum(counted) <= pos,
-                ReadFrom::Tail(bytes) => sum(counted) <= sum(end).saturating_sub(bytes),
+                ReadFrom::Pos(pos) => counted.sum() <= pos,
+                ReadFrom::Tail(bytes) => counted.sum() <= end.sum().saturating_sub(bytes),
             }
         };
         let beyond = match from {
             ReadFrom::Offsets(offsets) => {
                 offsets.stdout > end.stdout || offsets.stderr > end.stderr
             }
-            ReadFrom::Pos(pos) => pos > sum(end),
+            ReadFrom::Pos(pos) => pos > end.sum(),
             ReadFrom::Tail(_) => false,
         };
         if beyond {
@@ -366,7 +355,7 @@ impl Block {
                 Bytes::Memory(bytes) => bytes[cursor.in_block..cursor.in_block + length].to_vec(),
                 Bytes::Stored(segment) => segment.read(cursor.in_block, length)?,
             };
-            let offset = of(&mut cursor.at, run.stream);
+            let offset = cursor.at.of_mut(run.stream);
             let piece = Piece {
                 stream: run.stream,
                 offset: *offset,

@@ -47,13 +47,6 @@ struct Track {
     decoder: TextDecoder,
 }
 
-fn part(streams: &mut PerStream, stream: StreamName) -> &mut u64 {
-    match stream {
-        StreamName::Stdout => &mut streams.stdout,
-        StreamName::Stderr => &mut streams.stderr,
-    }
-}
-
 const STREAMS: [StreamName; 2] = [StreamName::Stdout, StreamName::Stderr];
 
 impl Retelling {
@@ -155,19 +148,17 @@ impl Retelling {
         } else {
             (begin.raw, begin.raw_end)
         };
-        let over_both = |streams: PerStream| streams.stdout.saturating_add(streams.stderr);
         for (stream, pending) in STREAMS
             .into_iter()
             .zip([&begin.pending.stdout, &begin.pending.stderr])
         {
-            let (mut raw, mut shown) = (begin.raw, shown);
             *self.track(stream) = Track {
-                told: *part(&mut raw, stream),
-                shown: *part(&mut shown, stream),
+                told: begin.raw.of(stream),
+                shown: shown.of(stream),
                 decoder: TextDecoder::resume(pending).ok_or_else(odd)?,
             };
         }
-        self.pos = over_both(shown);
+        self.pos = shown.sum();
         let mut gone = PerStream::default();
         match self.from {
             ReadFrom::Offsets(from) => {
@@ -181,7 +172,7 @@ impl Retelling {
                 gone.stderr = both - gone.stdout;
             }
             ReadFrom::Tail(bytes) => {
-                self.from = ReadFrom::Pos(over_both(end).saturating_sub(bytes));
+                self.from = ReadFrom::Pos(end.sum().saturating_sub(bytes));
             }
         }
         self.next.stdout = self.next.stdout.max(shown.stdout);
@@ -189,7 +180,7 @@ impl Retelling {
         self.next_pos = self.next_pos.max(self.pos);
         let mut chunks = Vec::new();
         for stream in STREAMS {
-            let bytes = *part(&mut gone, stream);
+            let bytes = gone.of(stream);
             if bytes > 0 {
                 let offset = self.track(stream).shown - bytes;
                 chunks.push(self.lost(OutputGap {
@@ -203,7 +194,7 @@ impl Retelling {
     }
 
     fn lost(&mut self, gap: OutputGap) -> CommandChunk {
-        let dropped = part(&mut self.dropped, gap.stream);
+        let dropped = self.dropped.of_mut(gap.stream);
         *dropped = dropped.saturating_add(gap.bytes);
         CommandChunk::Gap(gap)
     }
@@ -254,7 +245,7 @@ impl Retelling {
         let moved = (begin - skip) as u64;
         place.offset += moved;
         place.pos += moved;
-        *part(&mut self.next, stream) = place.offset;
+        *self.next.of_mut(stream) = place.offset;
         self.next_pos = place.pos;
         self.went_on(stream, end - begin);
         if end < text.len() {
@@ -281,12 +272,12 @@ impl Retelling {
         track.shown = shown.saturating_add(length as u64);
         self.pos = pos.saturating_add(length as u64);
         let skip = match from {
-            ReadFrom::Offsets(mut offsets) => part(&mut offsets, stream).saturating_sub(shown),
+            ReadFrom::Offsets(offsets) => offsets.of(stream).saturating_sub(shown),
             ReadFrom::Pos(from) => from.saturating_sub(pos),
             ReadFrom::Tail(_) => 0,
         };
         let skip = usize::try_from(skip).unwrap_or(usize::MAX).min(length);
-        let next = part(&mut self.next, stream);
+        let next = self.next.of_mut(stream);
         *next = (*next).max(shown.saturating_add(skip as u64));
         self.next_pos = self.next_pos.max(pos.saturating_add(skip as u64));
         let wanted = self.wanted.and_then(|wanted| usize::try_from(wanted).ok());
@@ -306,7 +297,7 @@ impl Retelling {
     /// The reader has been told so many bytes more.
     fn went_on(&mut self, stream: StreamName, bytes: usize) {
         let bytes = bytes as u64;
-        *part(&mut self.next, stream) += bytes;
+        *self.next.of_mut(stream) += bytes;
         self.next_pos += bytes;
         self.wanted = self.wanted.map(|wanted| wanted.saturating_sub(bytes));
     }
@@ -321,7 +312,7 @@ impl Retelling {
         let offset = track.shown;
         (track.told, track.shown) = (told, shown);
         self.pos = self.pos.saturating_add(gap.bytes);
-        *part(&mut self.next, gap.stream) = shown;
+        *self.next.of_mut(gap.stream) = shown;
         self.next_pos = self.pos;
         Ok(self.lost(OutputGap { offset, ..gap }))
     }

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::execution::Exit;
+use crate::actions::StreamName;
 use crate::ids::{CommandId, SessionId, ShellId};
 use crate::invalid::Invalid;
 use crate::note::Note;
@@ -109,6 +110,29 @@ pub struct PerStream {
     pub stdout: u64,
     /// For standard error.
     pub stderr: u64,
+}
+
+impl PerStream {
+    /// That of one stream.
+    pub const fn of(self, stream: StreamName) -> u64 {
+        match stream {
+            StreamName::Stdout => self.stdout,
+            StreamName::Stderr => self.stderr,
+        }
+    }
+
+    /// That of one stream, to be changed.
+    pub const fn of_mut(&mut self, stream: StreamName) -> &mut u64 {
+        match stream {
+            StreamName::Stdout => &mut self.stdout,
+            StreamName::Stderr => &mut self.stderr,
+        }
+    }
+
+    /// Over both.
+    pub const fn sum(self) -> u64 {
+        self.stdout.saturating_add(self.stderr)
+    }
 }
 
 /// What is known of a command.
