@@ -1,0 +1,116 @@
+//! How commands end, and what is left of them.
+
+use std::time::{Duration, Instant};
+
+use box_protocol::actions::CommandChunk;
+use box_protocol::{Code, CommandState, ExitWhy};
+use box_runtime::Caller;
+use serde_json::json;
+use tokio::sync::mpsc;
+
+use super::super::support::{eventually, processes_with};
+use super::{attach, get, run, text, with_box};
+
+#[tokio::test]
+async fn commands_end_by_timeout_and_when_they_are_left_alone() {
+    with_box(async |machine| {
+        let seconds = format!("86600.{}", machine.uid);
+        let stubborn =
+            format!("trap '' TERM; (setsid sleep {seconds} &); sleep {seconds}; sleep {seconds}");
+        let timed = json!({"command_id": "timed", "timeout_ms": 300});
+        run(machine, text(&stubborn, timed)).await.unwrap();
+        let (_, info, _) = attach(machine, "timed", json!({"view": "none"}))
+            .await
+            .unwrap();
+        assert_eq!(
+            (info.exit.unwrap().why, info.exit.unwrap().code),
+            (ExitWhy::Timeout, None)
+        );
+        eventually("nothing is left", || processes_with(&seconds) == 0).await;
+        let alone = json!({"command_id": "alone", "detached_ms": 300});
+        run(machine, text(&stubborn, alone)).await.unwrap();
+        let begun = Instant::now();
+        attach(machine, "alone", json!({"until": {"ms": 500}}))
+            .await
+            .unwrap();
+        assert_eq!(
+            get(machine, "alone").await.unwrap().state,
+            CommandState::Running,
+            "somebody read it"
+        );
+        loop {
+            let info = get(machine, "alone").await.unwrap();
+            if let Some(exit) = info.exit {
+                assert_eq!(exit.why, ExitWhy::Idle);
+                break;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(20));
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        eventually("nothing is left", || processes_with(&seconds) == 0).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_caller_that_goes_takes_its_command_along_unless_told_otherwise() {
+    with_box(async |machine| {
+        for (keep, left) in [("kill", 0), ("keep", 1)] {
+            let seconds = format!("8670{left}.{}", machine.uid);
+            let params = text(
+                &format!("exec sleep {seconds}"),
+                json!({"on_disconnect": keep, "attach": {}}),
+            );
+            let (sender, mut chunks) = mpsc::channel(4);
+            let runtime = machine.runtime.clone();
+            let call = tokio::spawn(async move {
+                runtime
+                    .start_command(&Caller::local(), params, Some(sender))
+                    .await
+            });
+            assert!(matches!(
+                chunks.recv().await,
+                Some(CommandChunk::Started(_))
+            ));
+            eventually("it runs", || processes_with(&seconds) == 1).await;
+            call.abort();
+            if left == 0 {
+                eventually("it was killed", || processes_with(&seconds) == 0).await;
+            } else {
+                tokio::time::sleep(Duration::from_millis(300)).await;
+                assert_eq!(processes_with(&seconds), 1);
+            }
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn records_are_forgotten_after_their_time_and_that_is_told() {
+    with_box(async |machine| {
+        let short = json!({"command_id": "short", "retain_ms": 100});
+        run(machine, text("echo x", short)).await.unwrap();
+        attach(machine, "short", json!({"view": "none"}))
+            .await
+            .unwrap();
+        let begun = Instant::now();
+        let error = loop {
+            match get(machine, "short").await {
+                Err(error) => break error,
+                Ok(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+            }
+            assert!(begun.elapsed() < Duration::from_secs(10));
+        };
+        assert_eq!(error.code(), Code::NotFound);
+        let detail: box_protocol::error::Detail = error.detail().unwrap();
+        assert!(detail.expired);
+        let error = get(machine, "never-there").await.unwrap_err();
+        assert!(
+            !error
+                .detail::<box_protocol::error::Detail>()
+                .unwrap_or_default()
+                .expired
+        );
+    })
+    .await;
+}

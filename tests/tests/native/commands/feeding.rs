@@ -1,0 +1,72 @@
+//! What commands are told: input and terminals.
+
+use std::time::Duration;
+
+use box_protocol::Code;
+use serde_json::json;
+
+use super::{attach, input, run, text, with_box};
+
+#[tokio::test]
+async fn input_is_written_closed_and_refused_afterwards() {
+    with_box(async |machine| {
+        let open = json!({"command_id": "cat", "stdin": "open"});
+        run(machine, text("cat; echo end", open)).await.unwrap();
+        let large = vec![b'x'; 300_000];
+        let data = box_protocol::Blob::from(large.clone());
+        let reading = attach(machine, "cat", json!({"view": "bytes"}));
+        let writing = async {
+            assert_eq!(
+                input(machine, "cat", json!({"data": data})).await.unwrap(),
+                300_000
+            );
+            input(machine, "cat", json!({"close": true})).await.unwrap();
+        };
+        let (read, ()) = tokio::join!(reading, writing);
+        let (got, info, _) = read.unwrap();
+        assert_eq!(got.stdout, [&large[..], b"end\n"].concat());
+        assert_eq!(info.exit.unwrap().code, Some(0));
+        let error = input(machine, "cat", json!({"data": "eA=="}))
+            .await
+            .unwrap_err();
+        assert_eq!(error.code(), Code::Conflict);
+        run(machine, text("sleep 60", json!({"command_id": "deaf"})))
+            .await
+            .unwrap();
+        let error = input(machine, "deaf", json!({"data": "eA=="}))
+            .await
+            .unwrap_err();
+        assert_eq!(error.code(), Code::Conflict);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_command_may_have_a_terminal() {
+    with_box(async |machine| {
+        let script = "tty; stty size; read line; echo got $line; trap 'stty size; exit 4' WINCH; sleep 60 & wait";
+        let pty = json!({"command_id": "t", "pty": {"cols": 91, "rows": 17}});
+        run(machine, text(script, pty)).await.unwrap();
+        let quiet = || json!({"until": {"silence_ms": 500}});
+        let (got, ..) = attach(machine, "t", quiet()).await.unwrap();
+        assert_eq!(got.text(), "/dev/pts/0\r\n17 91\r\n");
+        let data = box_protocol::Blob::from("typed\n");
+        input(machine, "t", json!({"data": data})).await.unwrap();
+        let (got, ..) = attach(machine, "t", quiet()).await.unwrap();
+        assert!(got.text().ends_with("got typed\r\n"), "{:?}", got.text());
+        input(machine, "t", json!({"size": {"cols": 40, "rows": 30}})).await.unwrap();
+        let (late, info, _) = attach(machine, "t", json!({})).await.unwrap();
+        assert!(late.text().starts_with(got.text()), "replayed for a late joiner");
+        assert!(late.text().contains("30 40"), "{:?}", late.text());
+        assert_eq!(info.exit.unwrap().code, Some(4));
+        // Ctrl-C is the terminal's.
+        run(machine, text("cat", json!({"command_id": "i", "pty": {"cols": 80, "rows": 24}}))).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        input(machine, "i", json!({"data": box_protocol::Blob::from("\x03")})).await.unwrap();
+        let (_, info, _) = attach(machine, "i", json!({"view": "none"})).await.unwrap();
+        assert_eq!(info.exit.unwrap().signal, Some(2));
+        let resize = input(machine, "i", json!({"size": {"cols": 1, "rows": 1}})).await;
+        assert_eq!(resize.unwrap_err().code(), Code::Conflict);
+    })
+    .await;
+}

@@ -1,0 +1,154 @@
+//! Commands as objects: started, found again, read from anywhere by anybody, fed, signalled, forgotten.
+
+mod ending;
+mod feeding;
+mod reading;
+mod starting;
+
+use box_protocol::actions::{
+    CommandAttachParams, CommandChunk, CommandStartParams, CommandStartResult, ReadEnd, StreamName,
+};
+use box_protocol::{BoxError, CommandInfo};
+use box_runtime::Caller;
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+
+use super::support::{Machine, on_each_machine, printed};
+
+/// What a reader got.
+#[derive(Debug, Default)]
+struct Got {
+    stdout: Vec<u8>,
+    stderr: Vec<u8>,
+    gaps: u64,
+    started: Option<CommandInfo>,
+    /// The streams in the order they came.
+    order: Vec<StreamName>,
+}
+
+impl Got {
+    fn take(&mut self, chunk: CommandChunk) {
+        let (stream, bytes) = match chunk {
+            CommandChunk::Started(info) => return self.started = Some(*info),
+            CommandChunk::Gap(gap) => return self.gaps += gap.bytes,
+            CommandChunk::Text(piece) => (piece.stream, piece.data.into_bytes()),
+            CommandChunk::Bytes(piece) => (piece.stream, piece.data.to_vec()),
+            CommandChunk::Display(shown) => panic!("{shown:?}"),
+        };
+        self.order.push(stream);
+        match stream {
+            StreamName::Stdout => self.stdout.extend_from_slice(&bytes),
+            StreamName::Stderr => self.stderr.extend_from_slice(&bytes),
+        }
+    }
+
+    fn text(&self) -> &str {
+        std::str::from_utf8(&self.stdout).unwrap()
+    }
+}
+
+fn start(program: Value, more: Value) -> CommandStartParams {
+    let mut params = json!({"session_id": "c", "program": program, "cwd": "/tmp"});
+    for (name, value) in more.as_object().unwrap() {
+        params[name] = value.clone();
+    }
+    serde_json::from_value(params).unwrap()
+}
+
+fn text(text: &str, more: Value) -> CommandStartParams {
+    start(json!({"text": text}), more)
+}
+
+async fn run(
+    machine: &Machine,
+    params: CommandStartParams,
+) -> Result<CommandStartResult, BoxError> {
+    machine
+        .runtime
+        .start_command(&Caller::local(), params, None)
+        .await
+}
+
+/// Starts one and reads it to the end.
+async fn read_through(
+    machine: &Machine,
+    mut params: CommandStartParams,
+) -> (Got, CommandStartResult) {
+    params.attach.get_or_insert_default();
+    let (sender, mut chunks) = mpsc::channel(4);
+    let caller = Caller::local();
+    let running = machine.runtime.start_command(&caller, params, Some(sender));
+    let reading = async {
+        let mut got = Got::default();
+        while let Some(chunk) = chunks.recv().await {
+            got.take(chunk);
+        }
+        got
+    };
+    let (result, got) = tokio::join!(running, reading);
+    (got, result.unwrap())
+}
+
+async fn attach(
+    machine: &Machine,
+    id: &str,
+    more: Value,
+) -> Result<(Got, CommandInfo, ReadEnd), BoxError> {
+    let mut params = json!({"session_id": "c", "command_id": id});
+    for (name, value) in more.as_object().unwrap() {
+        params[name] = value.clone();
+    }
+    let params: CommandAttachParams = serde_json::from_value(params).unwrap();
+    let (sender, mut chunks) = mpsc::channel(4);
+    let caller = Caller::local();
+    let running = machine.runtime.attach_command(&caller, params, sender);
+    let reading = async {
+        let mut got = Got::default();
+        while let Some(chunk) = chunks.recv().await {
+            got.take(chunk);
+        }
+        got
+    };
+    let (result, got) = tokio::join!(running, reading);
+    result.map(|result| (got, result.info, result.read))
+}
+
+async fn kill(machine: &Machine, id: &str, more: Value) -> Result<(CommandInfo, bool), BoxError> {
+    let mut params = json!({"session_id": "c", "command_id": id});
+    for (name, value) in more.as_object().unwrap() {
+        params[name] = value.clone();
+    }
+    let params = serde_json::from_value(params).unwrap();
+    let killed = machine
+        .runtime
+        .kill_command(&Caller::local(), params)
+        .await?;
+    Ok((killed.info, killed.already))
+}
+
+async fn input(machine: &Machine, id: &str, more: Value) -> Result<u64, BoxError> {
+    let mut params = json!({"session_id": "c", "command_id": id});
+    for (name, value) in more.as_object().unwrap() {
+        params[name] = value.clone();
+    }
+    let params = serde_json::from_value(params).unwrap();
+    let wrote = machine
+        .runtime
+        .input_command(&Caller::local(), params)
+        .await?;
+    Ok(wrote.accepted)
+}
+
+async fn get(machine: &Machine, id: &str) -> Result<CommandInfo, BoxError> {
+    let key = serde_json::from_value(json!({"session_id": "c", "command_id": id})).unwrap();
+    machine.runtime.get_command(&Caller::local(), key).await
+}
+
+/// The box that every test here uses.
+async fn with_box(test: impl AsyncFn(&Machine)) {
+    on_each_machine(async |machine| {
+        printed(&machine.exec("c", "true").await);
+        test(machine).await;
+    })
+    .await;
+}

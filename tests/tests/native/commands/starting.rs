@@ -1,0 +1,140 @@
+//! What is started, and how often.
+
+use box_protocol::actions::{ReadWhy, StreamName};
+use box_protocol::{Code, CommandState, ExitWhy};
+use box_runtime::Caller;
+use serde_json::json;
+
+use super::super::support::printed;
+use super::{attach, kill, read_through, run, start, text, with_box};
+
+#[tokio::test]
+async fn a_command_is_streamed_in_the_order_it_writes() {
+    with_box(async |machine| {
+        let script = "echo one; echo two >&2; sleep 0.05; echo three; exit 3";
+        let (got, result) = read_through(machine, text(script, json!({"env": {"A": "b"}}))).await;
+        assert_eq!(got.text(), "one\nthree\n");
+        assert_eq!(got.stderr, b"two\n");
+        assert_eq!(got.order.last(), Some(&StreamName::Stdout));
+        let started = got.started.unwrap();
+        assert_eq!(
+            (started.command_id, started.state),
+            (result.info.command_id.clone(), CommandState::Running)
+        );
+        assert_eq!(started.session_id.as_str(), "c");
+        assert!(started.pid.is_some_and(|pid| pid > 1));
+        let info = result.info;
+        let exit = info.exit.unwrap();
+        assert_eq!((exit.code, exit.why), (Some(3), ExitWhy::Exit));
+        assert_eq!(
+            (info.size.stdout, info.size.stderr, info.env_keys),
+            (10, 4, vec!["A".to_owned()])
+        );
+        let read = result.read.unwrap();
+        assert_eq!(
+            (read.why, read.next.stdout, read.pos),
+            (ReadWhy::Exit, 10, 14)
+        );
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn words_run_as_they_are_and_texts_in_a_shell() {
+    with_box(async |machine| {
+        let words = start(json!({"argv": ["echo", "$HOME", "a b"]}), json!({}));
+        assert_eq!(read_through(machine, words).await.0.text(), "$HOME a b\n");
+        let (got, _) = read_through(
+            machine,
+            text("echo $HOME $0 [[ && [[ -n $BASH ]] && echo bash", json!({})),
+        )
+        .await;
+        assert!(
+            got.text().contains("/home/box") && got.text().contains("bash"),
+            "{got:?}"
+        );
+        for (params, field) in [
+            (text("true", json!({"cwd": "/nowhere"})), "cwd"),
+            (
+                start(json!({"argv": ["no-such-program"]}), json!({})),
+                "program",
+            ),
+        ] {
+            let error = run(machine, params).await.unwrap_err();
+            assert_eq!(error.code(), Code::Validation);
+            assert!(error.message().contains(field), "{error:?}");
+        }
+        let error = run(machine, text("true", json!({"user": "root"})))
+            .await
+            .unwrap_err();
+        assert_eq!(error.code(), Code::Denied);
+        let listed = serde_json::from_value(json!({"session_id": "c"})).unwrap();
+        let listed = machine
+            .runtime
+            .list_commands(&Caller::local(), listed)
+            .await
+            .unwrap();
+        assert_eq!(listed.items.len(), 2, "what never began is not there");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_id_starts_once_however_often_it_is_asked_for() {
+    with_box(async |machine| {
+        let params = || {
+            text(
+                "echo begun >> /tmp/begun; sleep 0.2; echo done",
+                json!({"command_id": "once"}),
+            )
+        };
+        let all = (0..8).map(|_| run(machine, params()));
+        let all = futures::future::join_all(all).await;
+        let fresh = all
+            .iter()
+            .filter(|result| !result.as_ref().unwrap().existed)
+            .count();
+        assert_eq!(fresh, 1);
+        let (got, result) = read_through(machine, params()).await;
+        assert!(result.existed);
+        assert_eq!(got.text(), "done\n");
+        assert_eq!(printed(&machine.exec("c", "cat /tmp/begun").await), "begun");
+        let mut again = params();
+        again.replace = true;
+        assert!(!run(machine, again).await.unwrap().existed);
+        attach(machine, "once", json!({"view": "none"}))
+            .await
+            .unwrap();
+        assert_eq!(
+            printed(&machine.exec("c", "cat /tmp/begun").await),
+            "begun\nbegun"
+        );
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_held_command_begins_with_its_first_reader() {
+    with_box(async |machine| {
+        let held = json!({"command_id": "h", "hold": true});
+        let result = run(machine, text("echo begun | tee /tmp/held", held))
+            .await
+            .unwrap();
+        assert_eq!(result.info.state, CommandState::Held);
+        assert_eq!(machine.exec("c", "cat /tmp/held").await.exit_code, Some(1));
+        let (got, info, _) = attach(machine, "h", json!({})).await.unwrap();
+        assert_eq!((got.text(), info.state), ("begun\n", CommandState::Exited));
+        run(
+            machine,
+            text("true", json!({"command_id": "never", "hold": true})),
+        )
+        .await
+        .unwrap();
+        let (info, _) = kill(machine, "never", json!({})).await.unwrap();
+        assert_eq!(
+            (info.state, info.exit.unwrap().why),
+            (CommandState::Exited, ExitWhy::Killed)
+        );
+    })
+    .await;
+}
