@@ -30,7 +30,7 @@ pub(crate) fn router(agent: &Arc<Agent>) -> Router {
         .on::<AgentList>()
         .on::<AgentInput>()
         .on::<AgentKill>()
-        .and(&crate::files::router(agent.files()))
+        .and(&crate::files::router(agent.files(), agent.slots()))
         .and(&crate::shells::router(agent))
         .and(&crate::ports::router(agent.ports()))
         .and(&crate::clear::router(agent))
@@ -53,6 +53,7 @@ impl Handle<AgentHealth> for Served {
         Ok(AgentHealthResult {
             contract: CONTRACT,
             running: self.0.running(),
+            spools_files: true,
         })
     }
 }

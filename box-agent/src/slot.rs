@@ -5,9 +5,10 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use box_protocol::actions::{SPOOL_BYTES, SPOOL_RING, SPOOL_SLOTS, StreamName};
+use rustix::buffer::spare_capacity;
 
 /// The slots, if there are any. Which call uses which is for the runtime to say.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Slots(Option<Arc<Shared>>);
 
 #[derive(Debug)]
@@ -45,6 +46,24 @@ impl Slots {
         })
     }
 
+    /// What is at the begin of a slot.
+    pub(crate) fn read(&self, number: u32, length: usize) -> io::Result<Vec<u8>> {
+        let shared = self.0.as_ref().filter(|_| number < SPOOL_SLOTS);
+        let shared = shared.ok_or(io::ErrorKind::NotFound)?;
+        let mut bytes = Vec::with_capacity(length);
+        while bytes.len() < length {
+            let at = u64::from(number) * SPOOL_BYTES + bytes.len() as u64;
+            let read = rustix::io::retry_on_intr(|| {
+                rustix::io::pread(&shared.file, spare_capacity(&mut bytes), at)
+            })?;
+            if read == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+        bytes.truncate(length);
+        Ok(bytes)
+    }
+
     /// The memory, for a runtime that takes over.
     pub(crate) fn file(&self) -> Option<&OwnedFd> {
         self.0.as_ref().map(|shared| &shared.file)
@@ -63,7 +82,12 @@ impl Lease {
             StreamName::Stdout => 0,
             StreamName::Stderr => SPOOL_RING,
         };
-        let mut at = self.number as u64 * SPOOL_BYTES + ring + offset % SPOOL_RING;
+        self.write_at(ring + offset % SPOOL_RING, piece)
+    }
+
+    /// Writes a piece at this place of the slot, which must have room for it there.
+    pub(crate) fn write_at(&self, place: u64, piece: &[u8]) -> io::Result<()> {
+        let mut at = self.number as u64 * SPOOL_BYTES + place;
         let mut rest = piece;
         while !rest.is_empty() {
             let file = &self.shared.file;

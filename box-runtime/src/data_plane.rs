@@ -1,9 +1,11 @@
 //! Calls that the agent inside a box answers: found, waited for and passed on here, and never believed more than need be.
 
+use std::future::Future;
+
 use box_protocol::actions::{
-    AgentGuest, BoxTransitionParams, FileAttributes, FileChunk, FileFind, FileGrep, FileList,
-    FileMkdir, FileMove, FilePack, FileRead, FileRemove, FileReplace, FileStat, FileUnpack,
-    FileWrite, GuestFacts, PortChunk, PortOpen, PortSend, TargetState,
+    AgentGuest, BoxTransitionParams, FileAttributes, FileFind, FileGrep, FileList, FileMkdir,
+    FileMove, FilePack, FileRead, FileRemove, FileReplace, FileStat, FileUnpack, FileWrite,
+    GuestFacts, PortChunk, PortOpen, PortSend, TargetState,
 };
 use box_protocol::{Access, BoxError, MAX_CHUNK_BYTES, SessionId};
 use box_rpc::{Action, Call, Empty, Handle, Never};
@@ -20,23 +22,65 @@ use crate::session::{agents_error, nonsense};
 const CREDIT: u32 = 8;
 
 /// An action that the agent inside a box serves, under the same name and with the same types.
-pub trait DataPlane: Action {
+pub trait DataPlane: Action + Sized {
     /// The box.
     fn session_id(params: &Self::Params) -> &SessionId;
 
     /// Whether a chunk is no larger than a chunk may be.
     fn fits(chunk: &Self::Chunk) -> bool;
+
+    /// Asks the agent.
+    #[doc(hidden)]
+    fn ask(
+        inside: &Inside,
+        params: &Self::Params,
+    ) -> impl Future<Output = Result<Self::Result, BoxError>> + Send {
+        ask::<Self>(inside, params)
+    }
+
+    /// Asks the agent, and passes its chunks on.
+    #[doc(hidden)]
+    fn stream(
+        inside: &Inside,
+        params: &Self::Params,
+        to: mpsc::Sender<Self::Chunk>,
+    ) -> impl Future<Output = Result<Self::Result, BoxError>> + Send {
+        stream::<Self>(inside, params, to)
+    }
+}
+
+/// Asks the agent of a box, in one message.
+pub(crate) async fn ask<A: Action>(
+    inside: &Inside,
+    params: &A::Params,
+) -> Result<A::Result, BoxError> {
+    inside.agent.call::<A>(params).await.map_err(agents_error)
+}
+
+/// The same, with chunks that come in messages.
+pub(crate) async fn stream<A: DataPlane>(
+    inside: &Inside,
+    params: &A::Params,
+    to: mpsc::Sender<A::Chunk>,
+) -> Result<A::Result, BoxError> {
+    let request = inside.agent.request::<A>(params).credit(CREDIT);
+    let mut chunks = request.stream().await.map_err(agents_error)?;
+    while let Some(chunk) = chunks.next().await {
+        let chunk = chunk.map_err(agents_error)?;
+        if !A::fits(&chunk) {
+            return Err(BoxError::unavailable(nonsense("sent too large a chunk")));
+        }
+        if to.send(chunk).await.is_err() {
+            return Err(BoxError::cancelled("nobody takes the chunks"));
+        }
+    }
+    drop(to);
+    chunks.finish().await.map_err(agents_error)
 }
 
 /// How large a chunk may be.
 trait Bounded {
     fn fits(&self) -> bool;
-}
-
-impl Bounded for FileChunk {
-    fn fits(&self) -> bool {
-        self.data.len() <= MAX_CHUNK_BYTES
-    }
 }
 
 impl Bounded for PortChunk {
@@ -63,8 +107,7 @@ impl BoxRuntime {
         params: &A::Params,
     ) -> Result<A::Result, BoxError> {
         let inside = self.enter(caller, A::session_id(params)).await?;
-        let answer = inside.agent.call::<A>(params).await;
-        answer.map_err(agents_error)
+        A::ask(&inside, params).await
     }
 
     /// The same, with chunks before the result, no faster than they are taken.
@@ -75,19 +118,7 @@ impl BoxRuntime {
         to: mpsc::Sender<A::Chunk>,
     ) -> Result<A::Result, BoxError> {
         let inside = self.enter(caller, A::session_id(params)).await?;
-        let request = inside.agent.request::<A>(params).credit(CREDIT);
-        let mut chunks = request.stream().await.map_err(agents_error)?;
-        while let Some(chunk) = chunks.next().await {
-            let chunk = chunk.map_err(agents_error)?;
-            if !A::fits(&chunk) {
-                return Err(BoxError::unavailable(nonsense("sent too large a chunk")));
-            }
-            if to.send(chunk).await.is_err() {
-                return Err(BoxError::cancelled("nobody takes the chunks"));
-            }
-        }
-        drop(to);
-        chunks.finish().await.map_err(agents_error)
+        A::stream(&inside, params, to).await
     }
 
     /// What a running box is like from inside, by the words of its agent.
@@ -112,9 +143,6 @@ impl BoxRuntime {
 
 macro_rules! data_plane {
     (plain: $($plain:ty),*; streamed: $($streamed:ty),*;) => {
-        $(data_plane!(@action $plain);)*
-        $(data_plane!(@action $streamed);)*
-
         $(impl Handle<$plain> for BoxRuntime {
             async fn handle(
                 &self,
@@ -141,7 +169,11 @@ macro_rules! data_plane {
             }
         })*
     };
-    (@action $action:ty) => {
+}
+
+/// Those that are asked as they are.
+macro_rules! as_they_are {
+    ($($action:ty),*) => {$(
         impl DataPlane for $action {
             fn session_id(params: &Self::Params) -> &SessionId {
                 &params.session_id
@@ -151,7 +183,11 @@ macro_rules! data_plane {
                 Bounded::fits(chunk)
             }
         }
-    };
+    )*};
+}
+
+as_they_are! {
+    FileStat, FileList, FileFind, FileGrep, FileReplace, FileMove, FileRemove, FileMkdir, FileAttributes, PortSend, PortOpen
 }
 
 data_plane! {

@@ -1,6 +1,7 @@
 //! The door to what is inside a box: calls that overlap with execs and with each other go through it, straight to the box's
 //! agent. Whoever is inside keeps the box in use.
 
+use std::fmt;
 use std::sync::Arc;
 
 use box_protocol::error::{Detail, Subject};
@@ -30,10 +31,12 @@ struct State {
 
 /// The agent of a box.
 #[derive(Clone)]
-struct Agent {
-    peer: Peer,
-    spool: Option<Spool>,
-    place: Place,
+pub(crate) struct Agent {
+    pub(crate) peer: Peer,
+    pub(crate) spool: Option<Spool>,
+    /// Whether it can move files through slots.
+    pub(crate) spools_files: bool,
+    pub(crate) place: Place,
 }
 
 /// Where a box is.
@@ -66,8 +69,7 @@ impl Door {
     }
 
     /// The box is there, and this is its agent.
-    pub(crate) fn open(&self, peer: Peer, spool: Option<Spool>, place: Place) {
-        let agent = Agent { peer, spool, place };
+    pub(crate) fn open(&self, agent: Agent) {
         self.0.send_modify(|state| state.way = Way::Open(agent));
     }
 
@@ -119,10 +121,17 @@ impl Door {
 }
 
 /// A call inside a box. The box counts as used until it is dropped.
-pub(crate) struct Inside {
+pub struct Inside {
     card: Arc<Card>,
     pub(crate) agent: Peer,
     spool: Option<Spool>,
+    spools_files: bool,
+}
+
+impl fmt::Debug for Inside {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inside").finish_non_exhaustive()
+    }
 }
 
 impl Inside {
@@ -130,11 +139,12 @@ impl Inside {
     pub(crate) async fn enter(card: Arc<Card>) -> Result<Self, BoxError> {
         loop {
             card.door.decided().await;
-            if let Some(Agent { peer, spool, .. }) = card.come_in()? {
+            if let Some(agent) = card.come_in()? {
                 return Ok(Self {
                     card,
-                    agent: peer,
-                    spool,
+                    agent: agent.peer,
+                    spool: agent.spool,
+                    spools_files: agent.spools_files,
                 });
             }
         }
@@ -150,6 +160,11 @@ impl Inside {
     /// What its commands find unless they say otherwise.
     pub(crate) fn defaults(&self) -> Option<Defaults> {
         self.card.live().defaults.as_deref().cloned()
+    }
+
+    /// A slot for files, if there is one left and the agent can use it.
+    pub(crate) fn file_slot(&self) -> Option<Slot> {
+        self.slot().filter(|_| self.spools_files)
     }
 
     /// A slot for much output, if there is one left.

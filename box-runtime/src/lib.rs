@@ -45,6 +45,7 @@ mod select;
 mod session;
 mod shells;
 mod spool;
+mod spooled;
 mod stats;
 mod table;
 mod unserved;

@@ -59,11 +59,28 @@ impl Slot {
             StreamName::Stdout => 0,
             StreamName::Stderr => SPOOL_RING,
         };
+        self.read_at(ring + at, bytes)
+    }
+
+    /// Reads from a place of the slot, which must have so much there.
+    pub(crate) fn read_at(&self, place: u64, bytes: u64) -> io::Result<Vec<u8>> {
+        if place.saturating_add(bytes) > SPOOL_BYTES {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
         let length = usize::try_from(bytes).map_err(io::Error::other)?;
         let mut piece = vec![0; length];
-        let at = u64::from(self.number) * SPOOL_BYTES + ring + at;
+        let at = u64::from(self.number) * SPOOL_BYTES + place;
         self.slots.file.read_exact_at(&mut piece, at)?;
         Ok(piece)
+    }
+
+    /// Writes to the begin of the slot, which must have room for it.
+    pub(crate) fn write(&self, bytes: &[u8]) -> io::Result<()> {
+        if bytes.len() as u64 > SPOOL_BYTES {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let at = u64::from(self.number) * SPOOL_BYTES;
+        self.slots.file.write_all_at(bytes, at)
     }
 }
 

@@ -78,6 +78,8 @@ pub struct ChunkSink<A: Action> {
     engine: Arc<Engine>,
     id: CallId,
     credit: Arc<Credit>,
+    /// How long the last chunk's text was: the next one's is most likely as long.
+    last: usize,
     action: PhantomData<fn(A::Chunk)>,
 }
 
@@ -97,8 +99,9 @@ impl<A: Action> ChunkSink<A> {
         let text = self
             .engine
             .dialect()
-            .chunk(&self.id, index, chunk)
+            .chunk(&self.id, index, chunk, self.last)
             .map_err(|error| RpcError::internal(format!("chunk: {error}")))?;
+        self.last = text.len();
         let max = self.engine.limits.message_bytes;
         if text.len() > max {
             return Err(RpcError::limit(
@@ -142,6 +145,7 @@ impl Dispatch {
             engine: Arc::clone(&engine),
             id: answer.id.clone(),
             credit,
+            last: 0,
             action: PhantomData,
         });
         let limit = meta.deadline;

@@ -6,8 +6,9 @@
 //! 3. `path`: paths as they are asked for; `error`: what the system's errors mean.
 //! 4. `stat`, `read`, `write` with `draft` and `upload`, `replace`, `change` with `copy`: one file, or one thing.
 //! 5. `facts`: what the box is like, which is found out from its files.
-//! 6. `walk`, and what is built on it: `list`, `grep`, `pack`. `unpack` goes the other way.
-//! 7. `watch`: what changes in a tree.
+//! 6. `spooled`: the same calls, with what they move in a slot instead of in messages.
+//! 7. `walk`, and what is built on it: `list`, `grep`, `pack`. `unpack` goes the other way.
+//! 8. `watch`: what changes in a tree.
 
 mod change;
 mod copy;
@@ -22,6 +23,7 @@ mod path;
 mod pool;
 mod read;
 mod replace;
+mod spooled;
 mod stat;
 #[cfg(test)]
 mod tests;
@@ -39,7 +41,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use box_protocol::actions::{
     AgentGuest, AgentHealthParams, AgentWatch, FileAttributes, FileChunk, FileFind, FileGrep,
     FileList, FileMkdir, FileMove, FilePack, FilePackParams, FileRead, FileReadParams, FileRemove,
-    FileReplace, FileStat, FileStatInfo, FileTreeResult, FileUnpack, FileWrite, GuestFacts,
+    FileReplace, FileStat, FileStatInfo, FileTreeResult, FileUnpack, FileUnpackParams, FileWrite,
+    FileWriteParams, GuestFacts, UploadPiece,
 };
 use box_protocol::{BoxError, MAX_CHUNK_BYTES};
 use box_rpc::{Action, Call, Empty, Handle, Router};
@@ -53,6 +56,7 @@ use self::pool::Pool;
 use self::read::Reading;
 use self::watch::Seen;
 pub(crate) use self::watch::Watched;
+use crate::slot::Slots;
 
 /// The files of the box.
 #[derive(Debug)]
@@ -64,7 +68,7 @@ pub(crate) struct Files {
 }
 
 /// What the agent serves of `file.*`.
-pub(crate) fn router(files: &Arc<Files>) -> Router {
+pub(crate) fn router(files: &Arc<Files>, slots: &Slots) -> Router {
     Router::builder(Arc::clone(files))
         .on::<FileRead>()
         .on::<FileWrite>()
@@ -80,6 +84,7 @@ pub(crate) fn router(files: &Arc<Files>) -> Router {
         .on::<FilePack>()
         .on::<FileUnpack>()
         .on::<AgentGuest>()
+        .and(&spooled::router(files, slots))
         .build()
 }
 
@@ -153,6 +158,14 @@ impl Files {
         self.pool.run(work).await
     }
 
+    /// Waits for the turn of a piece of an upload.
+    async fn begin_piece(&self, piece: Option<&UploadPiece>) {
+        if let Some(piece) = piece {
+            self.look_after_uploads();
+            self.ground.uploads.lead_up_to(piece).await;
+        }
+    }
+
     /// Sees to it that uploads which nobody goes on with are removed.
     fn look_after_uploads(&self) {
         if self.swept.swap(true, Ordering::Relaxed) {
@@ -203,7 +216,7 @@ plain! {
 
 /// Those that may be a piece of something larger.
 macro_rules! pieces {
-    ($($action:ty => $function:path;)*) => {$(
+    ($($action:ty => $function:path, $piece:expr;)*) => {$(
         impl Handle<$action> for Files {
             async fn handle(
                 &self,
@@ -211,7 +224,7 @@ macro_rules! pieces {
                 _: Call<$action>,
             ) -> Result<<$action as Action>::Result, BoxError> {
                 self.check_user(params.user.as_deref())?;
-                self.look_after_uploads();
+                self.begin_piece(($piece)(&params).as_ref()).await;
                 self.step(move |step| $function(step, &params)).await
             }
         }
@@ -219,8 +232,8 @@ macro_rules! pieces {
 }
 
 pieces! {
-    FileWrite => write::write;
-    FileUnpack => unpack::unpack;
+    FileWrite => write::write, |params: &FileWriteParams| params.upload.clone();
+    FileUnpack => unpack::unpack, |params: &FileUnpackParams| Some(params.upload.clone());
 }
 
 impl Handle<AgentGuest> for Files {
@@ -242,18 +255,20 @@ impl Handle<FileRead> for Files {
             return Ok(reading.info);
         };
         loop {
-            let (back, chunks) = self
+            let (back, piece) = self
                 .step(move |_| {
-                    let chunks = reading.next()?;
-                    Ok((reading, chunks))
+                    let piece = reading.next()?;
+                    Ok((reading, piece))
                 })
                 .await?;
             reading = back;
-            let Some(chunks) = chunks else {
+            let Some((mut offset, bytes)) = piece else {
                 return Ok(reading.info);
             };
-            for chunk in chunks {
-                sink.send(&chunk).await?;
+            for part in bytes.chunks(MAX_CHUNK_BYTES) {
+                let data = part.to_vec().into();
+                sink.send(&FileChunk { offset, data }).await?;
+                offset += part.len() as u64;
             }
         }
     }

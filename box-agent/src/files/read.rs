@@ -2,15 +2,13 @@
 
 use std::os::fd::OwnedFd;
 
-use box_protocol::actions::{FileChunk, FilePart, FileReadParams, FileStatInfo};
-use box_protocol::{BoxError, MAX_CHUNK_BYTES};
+use box_protocol::BoxError;
+use box_protocol::actions::{FILE_PIECE, FilePart, FileReadParams, FileStatInfo};
+use rustix::buffer::spare_capacity;
 
 use super::error::About;
 use super::ground::Step;
 use super::stat::{info, size};
-
-/// Bytes that one step reads.
-const STEP_BYTES: usize = 8 * MAX_CHUNK_BYTES;
 
 /// A file that is being read.
 #[derive(Debug)]
@@ -74,16 +72,23 @@ impl Reading {
         Ok(reading)
     }
 
-    /// The next chunks; none at the end. May give nothing of a piece that is not wanted, so `None` is the end.
-    pub(super) fn next(&mut self) -> Result<Option<Vec<FileChunk>>, BoxError> {
-        let left = usize::try_from(self.end - self.at).unwrap_or(usize::MAX);
-        let mut piece = vec![0; STEP_BYTES.min(left)];
-        let read =
-            rustix::io::retry_on_intr(|| rustix::io::pread(&self.file, &mut *piece, self.at))
-                .about(&self.info.path)?;
+    /// The next piece and where it begins; none at the end. May give nothing of a piece that is not wanted, so `None` is the
+    /// end.
+    pub(super) fn next(&mut self) -> Result<Option<(u64, Vec<u8>)>, BoxError> {
+        let most = usize::try_from(FILE_PIECE.min(self.end - self.at)).unwrap_or(usize::MAX);
+        if most == 0 {
+            return Ok(None);
+        }
+        let mut piece = Vec::with_capacity(most);
+        let read = rustix::io::retry_on_intr(|| {
+            rustix::io::pread(&self.file, spare_capacity(&mut piece), self.at)
+        })
+        .about(&self.info.path)?;
         if read == 0 {
             return Ok(None);
         }
+        // More may have come than was asked for: a buffer may have more room than that.
+        let read = read.min(most);
         piece.truncate(read);
         let begin = self.at;
         self.at += read as u64;
@@ -98,15 +103,7 @@ impl Reading {
             }
         };
         let offset = begin + wanted.start as u64;
-        let bytes = bytes_of(piece, wanted);
-        let chunks = (0..bytes.len()).step_by(MAX_CHUNK_BYTES).map(|from| {
-            let to = bytes.len().min(from + MAX_CHUNK_BYTES);
-            FileChunk {
-                offset: offset + from as u64,
-                data: bytes[from..to].to_vec().into(),
-            }
-        });
-        Ok(Some(chunks.collect()))
+        Ok(Some((offset, bytes_of(piece, wanted))))
     }
 }
 

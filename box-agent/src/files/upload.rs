@@ -1,6 +1,7 @@
 //! Uploads in pieces. A piece may come again; an upload that nobody goes on with is removed after a while.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -8,6 +9,7 @@ use box_protocol::actions::{FileStatInfo, FileTreeResult, UploadPiece};
 use box_protocol::error::Detail;
 use box_protocol::{BoxError, Code, UploadId};
 use rustix::fs::Stat;
+use tokio::sync::Notify;
 
 use super::draft::{Draft, write_at};
 use super::error::About;
@@ -19,17 +21,31 @@ const UPLOADS: usize = 32;
 /// How long one may stand still.
 pub(super) const ABANDONED: Duration = Duration::from_mins(10);
 
+/// How long a piece waits for those before it.
+const OVERTAKEN: Duration = Duration::from_millis(250);
+
 /// Ended ones whose last piece may come again.
 const REMEMBERED: usize = 64;
 
 /// The uploads of a box.
 #[derive(Debug, Default)]
-pub(super) struct Uploads(Mutex<Table>);
+pub(super) struct Uploads {
+    table: Mutex<Table>,
+    /// One of them has more than before.
+    grown: Notify,
+}
 
 #[derive(Debug, Default)]
 struct Table {
-    open: HashMap<UploadId, Arc<Mutex<Upload>>>,
+    open: HashMap<UploadId, Open>,
     ended: VecDeque<(UploadId, String, Outcome)>,
+}
+
+#[derive(Debug, Clone)]
+struct Open {
+    upload: Arc<Mutex<Upload>>,
+    /// As many bytes as the upload has, to be read while somebody writes.
+    bytes: Arc<AtomicU64>,
 }
 
 #[derive(Debug)]
@@ -60,7 +76,33 @@ pub(super) enum Piece {
 
 impl Uploads {
     fn table(&self) -> MutexGuard<'_, Table> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns once what comes before a piece is there. Pieces may be sent without waiting for the answers of those before,
+    /// and then one can overtake another; a piece that nothing leads up to has to wait for a moment only.
+    pub(super) async fn lead_up_to(&self, piece: &UploadPiece) {
+        let over = tokio::time::sleep(OVERTAKEN);
+        let mut over = std::pin::pin!(over);
+        loop {
+            let mut grown = std::pin::pin!(self.grown.notified());
+            grown.as_mut().enable();
+            let there = {
+                let table = self.table();
+                let open = table.open.get(&piece.id);
+                let ended = table.ended.iter().any(|(id, ..)| *id == piece.id);
+                open.map_or(if ended { u64::MAX } else { 0 }, |open| {
+                    open.bytes.load(Ordering::Acquire)
+                })
+            };
+            if piece.offset <= there {
+                return;
+            }
+            tokio::select! {
+                () = grown => {}
+                () = &mut over => return,
+            }
+        }
     }
 
     /// Takes a piece. `begin` makes the draft for the first.
@@ -74,11 +116,11 @@ impl Uploads {
     ) -> Result<Piece, BoxError> {
         let end = piece.offset.saturating_add(data.len() as u64);
         ground.room(end)?;
-        let upload = match self.find(path, piece)? {
-            Ok(upload) => upload,
+        let open = match self.find(path, piece)? {
+            Ok(open) => open,
             Err(outcome) => return Ok(Piece::Again(outcome)),
         };
-        let mut upload = upload.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut upload = open.upload.lock().unwrap_or_else(PoisonError::into_inner);
         if upload.path != path {
             return Err(BoxError::validation("upload: begun for another path"));
         }
@@ -113,6 +155,8 @@ impl Uploads {
         let stat = rustix::fs::fstat(&draft.file).about(path)?;
         upload.bytes = upload.bytes.max(end);
         upload.used = Instant::now();
+        open.bytes.store(upload.bytes, Ordering::Release);
+        self.grown.notify_waiters();
         if !piece.done {
             return Ok(Piece::More(stat));
         }
@@ -126,15 +170,11 @@ impl Uploads {
     }
 
     /// The upload of a piece, or what came of it.
-    fn find(
-        &self,
-        path: &str,
-        piece: &UploadPiece,
-    ) -> Result<Result<Arc<Mutex<Upload>>, Outcome>, BoxError> {
+    fn find(&self, path: &str, piece: &UploadPiece) -> Result<Result<Open, Outcome>, BoxError> {
         self.sweep();
         let mut table = self.table();
-        if let Some(upload) = table.open.get(&piece.id) {
-            return Ok(Ok(Arc::clone(upload)));
+        if let Some(open) = table.open.get(&piece.id) {
+            return Ok(Ok(open.clone()));
         }
         let ended = table
             .ended
@@ -154,14 +194,18 @@ impl Uploads {
                 UPLOADS,
             ));
         }
-        let upload = Arc::new(Mutex::new(Upload {
+        let upload = Upload {
             path: path.to_owned(),
             draft: None,
             bytes: 0,
             used: Instant::now(),
-        }));
-        table.open.insert(piece.id.clone(), Arc::clone(&upload));
-        Ok(Ok(upload))
+        };
+        let open = Open {
+            upload: Arc::new(Mutex::new(upload)),
+            bytes: Arc::default(),
+        };
+        table.open.insert(piece.id.clone(), open.clone());
+        Ok(Ok(open))
     }
 
     /// Remembers what came of an upload.
@@ -179,17 +223,13 @@ impl Uploads {
     }
 
     fn sweep_older(&self, age: Duration) -> bool {
-        let abandoned = |upload: &Arc<Mutex<Upload>>| {
+        let abandoned = |open: &Open| {
             // One that is in use is not abandoned.
-            upload
-                .try_lock()
-                .is_ok_and(|upload| upload.used.elapsed() > age)
+            let upload = open.upload.try_lock();
+            upload.is_ok_and(|upload| upload.used.elapsed() > age)
         };
         let mut table = self.table();
-        let removed: Vec<_> = table
-            .open
-            .extract_if(|_, upload| abandoned(upload))
-            .collect();
+        let removed: Vec<_> = table.open.extract_if(|_, open| abandoned(open)).collect();
         let any = !table.open.is_empty();
         drop(table);
         // Here their files are removed, with nothing locked.

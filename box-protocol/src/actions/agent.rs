@@ -90,6 +90,9 @@ pub struct AgentHealthResult {
     pub contract: u32,
     /// Commands that run.
     pub running: Vec<CommandId>,
+    /// Whether it serves the actions that move files through slots.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub spools_files: bool,
 }
 
 /// When `agent.start` answers, and how the output comes.

@@ -10,6 +10,7 @@
 //! the first call on a connection that needs a token, belongs to the engine.
 
 mod agent;
+mod agent_files;
 mod boxes;
 mod catalog;
 mod commands;
@@ -22,6 +23,7 @@ mod system;
 mod tenant;
 
 pub use agent::*;
+pub use agent_files::*;
 pub use boxes::*;
 pub use catalog::*;
 pub use commands::*;
@@ -77,8 +79,8 @@ pub const ALL_ACTIONS: &[&str] = names![
 ];
 
 /// What a runtime asks of the agent in a box.
-pub const AGENT_ACTIONS: &[&str] =
-    names![AgentHealth AgentStart AgentOutput AgentList AgentInput AgentKill AgentClear AgentGuest];
+pub const AGENT_ACTIONS: &[&str] = names![AgentHealth AgentStart AgentOutput AgentList AgentInput AgentKill AgentClear AgentGuest
+    AgentRead AgentPack AgentWrite AgentUnpack];
 
 #[cfg(test)]
 mod tests;

@@ -18,7 +18,7 @@ use uuid::Uuid;
 
 use super::{Card, Shared};
 use crate::backend::{Backend, StartRequest, StartedBox, guest_of};
-use crate::door::{Place, ended};
+use crate::door::{Agent, Place, ended};
 use crate::spool::Spool;
 
 /// The version of `agent.*` this runtime speaks.
@@ -60,6 +60,8 @@ pub(crate) struct Living {
     id: Uuid,
     pub(super) agent: Session,
     pub(super) spool: Option<Spool>,
+    /// Whether the agent can move files through slots; one of an older make cannot.
+    spools_files: bool,
     mounts: Vec<BoxMountSpec>,
     /// Execs so far, since this.
     execs: u64,
@@ -87,8 +89,8 @@ impl Living {
         };
         let agent = Session::start_boxed(connection, shared.nothing.clone(), options);
         let health = agent.peer().call::<AgentHealth>(health).await;
-        match health {
-            Ok(health) if health.contract == AGENT_CONTRACT => {}
+        let spools_files = match health {
+            Ok(health) if health.contract == AGENT_CONTRACT => health.spools_files,
             Ok(health) => {
                 return Err(BoxError::unavailable(format!(
                     "the box's agent speaks contract {}, not {AGENT_CONTRACT}",
@@ -101,12 +103,13 @@ impl Living {
                     error.code()
                 )));
             }
-        }
+        };
         Ok(Self {
             backend: Arc::clone(backend),
             id,
             agent,
             spool,
+            spools_files,
             mounts,
             execs: 0,
             boot: Uuid::now_v7(),
@@ -162,12 +165,16 @@ impl Body {
     /// Lets calls in, if there is a box.
     pub(super) fn open_door(&self) {
         if let Some(living) = &self.living {
-            let (agent, spool) = (living.agent.peer(), living.spool.clone());
             let place = Place {
                 backend: Arc::clone(&living.backend),
                 id: living.id,
             };
-            self.card.door.open(agent, spool, place);
+            self.card.door.open(Agent {
+                peer: living.agent.peer(),
+                spool: living.spool.clone(),
+                spools_files: living.spools_files,
+                place,
+            });
         }
     }
 

@@ -86,6 +86,7 @@ impl Handle<AgentHealth> for Inner {
         Ok(AgentHealthResult {
             contract: 1,
             running: Vec::new(),
+            spools_files: false,
         })
     }
 }

@@ -96,16 +96,26 @@ pub(super) fn decode<'a>(text: &'a str, limits: &Limits) -> Decoded<'a> {
     }
 }
 
-/// A call without `_meta`, or a result, written exactly as [`call`] and [`result`] write it, taken
+/// How a chunk begins, up to the id of its call.
+const CHUNK: &str = "{\"jsonrpc\":\"2.0\",\"method\":\"$/chunk\",\"params\":{\"id\":";
+
+/// A call without `_meta`, a result or a chunk, written exactly as [`call`], [`result`] and [`chunk`] write it, taken
 /// apart without reading what its parameters or result hold. That saves one of two scans of nearly
 /// every message; what is in between is checked by whoever parses it.
 pub(super) fn as_we_write(text: &str) -> Option<Message<'_>> {
-    let rest = text.strip_prefix("{\"jsonrpc\":\"2.0\",\"id\":")?;
-    let (digits, rest) = rest.split_at(rest.bytes().take_while(u8::is_ascii_digit).count());
-    let id = CallId::Number(digits.parse().ok()?);
-    if digits.len() > 1 && digits.starts_with('0') {
-        return None;
+    if let Some(rest) = text.strip_prefix(CHUNK) {
+        let (id, rest) = number_at_start(rest)?;
+        let rest = rest.strip_prefix(",\"chunk\":")?;
+        let whole = rest.len() >= 4 && rest.starts_with('{') && rest.ends_with("}}}");
+        return whole.then(|| Message::Answer {
+            id,
+            outcome: Ok(&rest[..rest.len() - 2]),
+            part: Part::Chunk { index: None },
+            checked: false,
+        });
     }
+    let rest = text.strip_prefix("{\"jsonrpc\":\"2.0\",\"id\":")?;
+    let (id, rest) = number_at_start(rest)?;
     let object = |rest: &'_ str| rest.len() >= 3 && rest.starts_with('{') && rest.ends_with("}}");
     let inner = |rest: &'_ str| rest.len() - 1;
     if let Some(rest) = rest.strip_prefix(",\"result\":") {
@@ -131,6 +141,13 @@ pub(super) fn as_we_write(text: &str) -> Option<Message<'_>> {
         meta_inside: false,
         meta: Meta::default(),
     })
+}
+
+/// The id of ours that a text begins with, as we write it, and what follows.
+fn number_at_start(text: &str) -> Option<(CallId, &str)> {
+    let (digits, rest) = text.split_at(text.bytes().take_while(u8::is_ascii_digit).count());
+    let id = CallId::Number(digits.parse().ok()?);
+    (digits.len() == 1 || !digits.starts_with('0')).then_some((id, rest))
 }
 
 pub(super) fn one<'a>(text: &'a str, limits: &Limits) -> Result<Message<'a>, Unreadable> {
@@ -410,12 +427,16 @@ pub(super) fn error(id: Option<&CallId>, error: &RpcError) -> String {
     String::from_utf8(out).unwrap_or_default()
 }
 
-pub(super) fn chunk(id: &CallId, body: &dyn Payload) -> Result<String, serde_json::Error> {
-    written(MESSAGE, |out| {
-        let _ = write!(
-            out,
-            "{{\"jsonrpc\":\"2.0\",\"method\":\"$/chunk\",\"params\":{{\"id\":{id},\"chunk\":"
-        );
+/// `room` is a guess at its length: a text that grows while it is written is copied over and over.
+pub(super) fn chunk(
+    id: &CallId,
+    body: &dyn Payload,
+    room: usize,
+) -> Result<String, serde_json::Error> {
+    written(room.max(MESSAGE), |out| {
+        out.extend_from_slice(CHUNK.as_bytes());
+        write_id(out, id);
+        out.extend_from_slice(b",\"chunk\":");
         write_object(out, body)?;
         out.extend_from_slice(b"}}");
         Ok(())

@@ -172,14 +172,16 @@ impl Dialect {
         }
     }
 
+    /// `room` is a guess at the length of the text.
     pub(crate) fn chunk(
         self,
         id: &CallId,
         index: u64,
         body: &dyn Payload,
+        room: usize,
     ) -> Result<String, serde_json::Error> {
         match self {
-            Self::JsonRpc => jsonrpc::chunk(id, body),
+            Self::JsonRpc => jsonrpc::chunk(id, body, room),
             Self::LangBot => langbot::chunk(id, index, body),
         }
     }

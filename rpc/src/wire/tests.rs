@@ -89,7 +89,7 @@ fn shapes() -> Vec<(&'static str, [String; 2])> {
         ),
         (
             "chunk",
-            both(&|dialect| dialect.chunk(&number, 3, &params).unwrap()),
+            both(&|dialect| dialect.chunk(&number, 3, &params, 0).unwrap()),
         ),
         ("conflict", error(&RpcError::conflict("taken"))),
         (
@@ -378,7 +378,12 @@ fn what_we_write_is_taken_apart_unread_and_anything_else_is_not() {
         r#"{"jsonrpc":"2.0","id":7,"method":"act","params":{"a":1}}"#
     ));
     assert!(!checked(r#"{"jsonrpc":"2.0","id":7,"result":{}}"#));
+    let chunk = Dialect::JsonRpc.chunk(&CallId::Number(7), 0, &json!({"a": {}}), 0);
+    assert!(!checked(&chunk.unwrap()));
     for other in [
+        r#"{"jsonrpc":"2.0","method":"$/chunk","params":{"id":"7","chunk":{}}}"#,
+        r#"{"jsonrpc":"2.0","method":"$/chunk","params":{"chunk":{},"id":7}}"#,
+        r#"{"jsonrpc":"2.0","method":"$/chunk","params":{"id":7,"chunk":[{}]}}"#,
         r#"{"jsonrpc":"2.0","id":7,"method":"a\u0063t","params":{"a":1}}"#,
         r#"{"jsonrpc":"2.0","id":7,"method":"act","params":{"_meta":{}}}"#,
         r#"{"jsonrpc":"2.0","id":"7","method":"act","params":{}}"#,
@@ -389,6 +394,35 @@ fn what_we_write_is_taken_apart_unread_and_anything_else_is_not() {
     ] {
         assert!(checked(other), "{other}");
     }
+}
+
+#[test]
+fn a_chunk_taken_apart_unread_is_read_again_when_it_cannot_be() {
+    use crate::ledger::Body;
+    let parse = |text: &str| {
+        let Ok(Message::Answer {
+            id: CallId::Number(7),
+            outcome: Ok(body),
+            part: Part::Chunk { index: None },
+            checked: false,
+        }) = decode(Dialect::JsonRpc, text)
+        else {
+            panic!("{text}")
+        };
+        let range = Body::range_of(text, body);
+        Body::new(text.to_owned(), range, false).parse::<Value>(&limits())
+    };
+    let begin = r#"{"jsonrpc":"2.0","method":"$/chunk","params":{"id":7,"chunk":"#;
+    let text = |rest: &str| format!("{begin}{rest}");
+    assert_eq!(parse(&text(r#"{"a":{}}}}"#)).unwrap(), json!({"a": {}}));
+    let more = text(r#"{"a":1},"later":{"b":{}}}}"#);
+    assert_eq!(
+        parse(&more).unwrap(),
+        json!({"a": 1}),
+        "a member we do not know"
+    );
+    assert!(parse(&text(r#"{"a":1},"id":{"b":{}}}}"#)).is_err(), "twice");
+    assert!(parse(&text(r#"{"a":}}}"#)).is_err(), "broken");
 }
 
 #[test]

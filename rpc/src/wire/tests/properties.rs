@@ -74,7 +74,7 @@ proptest! {
         prop_assert_eq!(&read, &id);
         prop_assert_eq!(serde_json::from_str::<Value>(raw).unwrap(), body.clone());
         for dialect in [Dialect::JsonRpc, Dialect::LangBot] {
-            let text = dialect.chunk(&id, index, &body).unwrap();
+            let text = dialect.chunk(&id, index, &body, 0).unwrap();
             let Ok(Message::Answer { id: read, outcome: Ok(raw), part, .. }) = decode(dialect, &text) else { panic!("{text}") };
             prop_assert_eq!(&read, &id);
             prop_assert_eq!(serde_json::from_str::<Value>(raw).unwrap(), body.clone());

@@ -1,0 +1,260 @@
+//! Files on their way between a runtime and an agent: raw, through a slot, where there is one and the agent knows how; otherwise
+//! in messages.
+
+use std::future::Future;
+
+use box_protocol::actions::{
+    AgentFileChunk, AgentHealth, AgentHealthParams, AgentPack, AgentPackParams, AgentRead,
+    AgentReadParams, AgentUnpack, AgentUnpackParams, AgentWrite, AgentWriteParams, FILE_PIECE,
+    FILE_PLACES, FileChunk, FilePack, FileRead, FileUnpack, FileUnpackParams, FileWrite,
+    FileWriteParams, SPOOL_BYTES, UploadPiece,
+};
+use box_protocol::{Blob, BoxError, MAX_CHUNK_BYTES};
+use box_rpc::{Action, Peer};
+use futures::StreamExt as _;
+use tokio::sync::mpsc;
+
+use crate::data_plane::{DataPlane, ask, stream};
+use crate::door::Inside;
+use crate::session::{agents_error, nonsense};
+use crate::spool::Slot;
+
+/// Up to here data travels in the message: less work on both ends than a look into the slot.
+const INLINE: usize = 4096;
+
+/// Chunks of an agent that may be ahead: while one is looked at, its place is not taken by another.
+#[expect(clippy::cast_possible_truncation, reason = "it is four")]
+const CREDIT: u32 = (FILE_PLACES / 2) as u32;
+
+/// A slot that data was put into for a call. Given back once the agent has taken it from there: a call that is dropped before
+/// its answer may not have come to that.
+struct Filled {
+    agent: Peer,
+    slot: Option<Slot>,
+}
+
+impl Filled {
+    fn with(inside: &Inside, slot: Slot, data: &[u8]) -> Option<Self> {
+        slot.write(data).ok()?;
+        let agent = inside.agent.clone();
+        let slot = Some(slot);
+        Some(Self { agent, slot })
+    }
+
+    fn number(&self) -> u32 {
+        self.slot.as_ref().map_or(u32::MAX, Slot::number)
+    }
+
+    /// The agent has answered.
+    fn taken(mut self) -> Option<Slot> {
+        self.slot.take()
+    }
+}
+
+impl Drop for Filled {
+    fn drop(&mut self) {
+        let Some(slot) = self.slot.take() else {
+            return;
+        };
+        // An agent takes what is in the slot when it comes to the call. It has come to it when it answers something later.
+        // Without anybody to wait for that, the slot is never used again.
+        match tokio::runtime::Handle::try_current() {
+            Ok(runtime) => {
+                let agent = self.agent.clone();
+                runtime.spawn(async move {
+                    let nothing = AgentHealthParams::default();
+                    let _ = agent.call::<AgentHealth>(&nothing).await;
+                    drop(slot);
+                });
+            }
+            Err(_) => std::mem::forget(slot),
+        }
+    }
+}
+
+/// Something whose data can be in a slot.
+trait Carries: Action + DataPlane {
+    type Spooled: Action<Result = Self::Result>;
+
+    fn data(params: &Self::Params) -> &Blob;
+
+    fn upload(params: &Self::Params) -> Option<&UploadPiece>;
+
+    /// The same, for this part of its data.
+    fn part(params: &Self::Params, data: Blob, upload: Option<UploadPiece>) -> Self::Params;
+
+    /// The same without the data, which is in a slot.
+    fn spooled(asked: Self::Params, spool: u32, bytes: u64) -> <Self::Spooled as Action>::Params;
+}
+
+macro_rules! carries {
+    ($($action:ty, $params:ident as $spooled:ty, $spooled_params:ident.$field:ident, $some:ident => $upload:expr, $set:expr;)*) => {$(
+        impl Carries for $action {
+            type Spooled = $spooled;
+
+            fn data(params: &$params) -> &Blob {
+                &params.data
+            }
+
+            fn upload($some: &$params) -> Option<&UploadPiece> {
+                $upload
+            }
+
+            fn part(params: &$params, data: Blob, upload: Option<UploadPiece>) -> $params {
+                let mut part = $params { data, ..params.clone() };
+                let set: fn(&mut $params, Option<UploadPiece>) = $set;
+                set(&mut part, upload);
+                part
+            }
+
+            fn spooled(asked: $params, spool: u32, bytes: u64) -> $spooled_params {
+                $spooled_params { $field: asked, spool, bytes }
+            }
+        }
+
+        impl DataPlane for $action {
+            fn session_id(params: &$params) -> &box_protocol::SessionId {
+                &params.session_id
+            }
+
+            fn fits(chunk: &Self::Chunk) -> bool {
+                match *chunk {}
+            }
+
+            fn ask(
+                inside: &Inside,
+                params: &$params,
+            ) -> impl Future<Output = Result<Self::Result, BoxError>> + Send {
+                put::<Self>(inside, params)
+            }
+        }
+    )*};
+}
+
+carries! {
+    FileWrite, FileWriteParams as AgentWrite, AgentWriteParams.write,
+        params => params.upload.as_ref(), |params, upload| params.upload = upload;
+    FileUnpack, FileUnpackParams as AgentUnpack, AgentUnpackParams.unpack,
+        params => Some(&params.upload), |params, upload| {
+            if let Some(upload) = upload {
+                params.upload = upload;
+            }
+        };
+}
+
+/// Asks with the data in a slot. A piece of an upload that is more than a slot holds goes in several.
+async fn put<A: Carries>(inside: &Inside, params: &A::Params) -> Result<A::Result, BoxError>
+where
+    A::Params: Send + Sync,
+{
+    let data = A::data(params);
+    let most = usize::try_from(SPOOL_BYTES).unwrap_or(usize::MAX);
+    let upload = A::upload(params).filter(|_| data.len() > most);
+    let Some(whole) = upload else {
+        return put_one::<A>(inside, params, data).await;
+    };
+    let pieces = data.len().div_ceil(most);
+    let mut at = 0;
+    for number in 1..=pieces {
+        let end = data.len().min(at + most);
+        let upload = UploadPiece {
+            id: whole.id.clone(),
+            offset: whole.offset.saturating_add(at as u64),
+            done: whole.done && number == pieces,
+        };
+        let piece = Blob(data.0.slice(at..end));
+        let part = A::part(params, piece, Some(upload));
+        let result = put_one::<A>(inside, &part, A::data(&part)).await?;
+        if number == pieces {
+            return Ok(result);
+        }
+        at = end;
+    }
+    Err(BoxError::internal("an upload of no pieces"))
+}
+
+async fn put_one<A: Carries>(
+    inside: &Inside,
+    params: &A::Params,
+    data: &Blob,
+) -> Result<A::Result, BoxError> {
+    let worth = data.len() > INLINE && data.len() as u64 <= SPOOL_BYTES;
+    let slot = inside.file_slot().filter(|_| worth);
+    let Some(filled) = slot.and_then(|slot| Filled::with(inside, slot, data)) else {
+        return ask::<A>(inside, params).await;
+    };
+    let upload = A::upload(params).cloned();
+    let bare = A::part(params, Blob::default(), upload);
+    let asked = A::spooled(bare, filled.number(), data.len() as u64);
+    let answer = inside.agent.call::<A::Spooled>(&asked).await;
+    filled.taken();
+    answer.map_err(agents_error)
+}
+
+macro_rules! streams {
+    ($($action:ty as $spooled:ty, $params:ident.$field:ident;)*) => {$(
+        impl DataPlane for $action {
+            fn session_id(params: &Self::Params) -> &box_protocol::SessionId {
+                &params.session_id
+            }
+
+            fn fits(chunk: &FileChunk) -> bool {
+                chunk.data.len() <= MAX_CHUNK_BYTES
+            }
+
+            async fn stream(
+                inside: &Inside,
+                params: &Self::Params,
+                to: mpsc::Sender<FileChunk>,
+            ) -> Result<Self::Result, BoxError> {
+                let Some(slot) = inside.file_slot() else {
+                    return stream::<Self>(inside, params, to).await;
+                };
+                let asked = $params { $field: params.clone(), spool: slot.number() };
+                get::<$spooled>(inside, &asked, &slot, to).await
+            }
+        }
+    )*};
+}
+
+streams! {
+    FileRead as AgentRead, AgentReadParams.read;
+    FilePack as AgentPack, AgentPackParams.pack;
+}
+
+/// Passes on what comes through a slot.
+async fn get<A: Action<Chunk = AgentFileChunk>>(
+    inside: &Inside,
+    asked: &A::Params,
+    slot: &Slot,
+    to: mpsc::Sender<FileChunk>,
+) -> Result<A::Result, BoxError> {
+    let request = inside.agent.request::<A>(asked).credit(CREDIT);
+    let mut chunks = request.stream().await.map_err(agents_error)?;
+    let mut number = 0;
+    while let Some(chunk) = chunks.next().await {
+        let FileChunk { mut offset, data } = match chunk.map_err(agents_error)? {
+            AgentFileChunk::Inline(chunk) if FileRead::fits(&chunk) => chunk,
+            AgentFileChunk::Spooled { offset, bytes } if bytes <= FILE_PIECE => {
+                let piece = slot.read_at(number % FILE_PLACES * FILE_PIECE, bytes);
+                let piece = piece
+                    .map_err(|_| BoxError::unavailable(nonsense("told of what is not there")))?;
+                number += 1;
+                let data = piece.into();
+                FileChunk { offset, data }
+            }
+            _ => return Err(BoxError::unavailable(nonsense("sent too large a chunk"))),
+        };
+        let mut rest = data.0;
+        while !rest.is_empty() {
+            let data = Blob(rest.split_to(rest.len().min(MAX_CHUNK_BYTES)));
+            let length = data.len() as u64;
+            if to.send(FileChunk { offset, data }).await.is_err() {
+                return Err(BoxError::cancelled("nobody takes the chunks"));
+            }
+            offset = offset.saturating_add(length);
+        }
+    }
+    drop(to);
+    chunks.finish().await.map_err(agents_error)
+}
