@@ -1,14 +1,18 @@
 //! What is inside a box, reached over a Unix socket: output as a stream, the first byte of it, files, and commands that have
 //! ended; beside the least that could move the same bytes.
 
-use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
+mod peers;
+
+use std::io::Read;
+use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::mpsc;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use box_protocol::actions::{
     BoxCreate, CommandChunk, CommandList, CommandStart, FileRead, FileWrite, FileWriteParams,
+    ShellCreate, ShellRun,
 };
 use box_protocol::{Blob, UploadId};
 use box_rpc::{Action, Options, Peer, Router, Session};
@@ -27,8 +31,9 @@ use crate::statistics::median;
 /// Bytes of output that are streamed, and of a file that goes in and out.
 const STREAMED: usize = 256 << 20;
 const FILE: usize = 256 << 20;
-/// Bytes of a file that go in one message.
-const PIECE: usize = 2 << 20;
+/// Bytes of a file that go in one message, and messages that are sent without waiting for the answers of those before.
+const PIECE: usize = 512 << 10;
+const PIECES_AHEAD: usize = 4;
 /// Commands that have ended and are kept.
 const ENDED: usize = 10_000;
 /// How often a short thing is done in a round.
@@ -42,6 +47,7 @@ pub(crate) fn run(rounds: u32) -> Result<()> {
         println!("|---|---|---|---|---|---|");
         bench.streams(rounds).await?;
         bench.first_byte(rounds).await?;
+        bench.builtins(rounds).await?;
         bench.files(rounds).await?;
         bench.ended().await
     })
@@ -52,25 +58,43 @@ struct Bench {
     /// A place in memory that both sides of a comparison read from.
     place: tempfile::TempDir,
     _client: Session,
-    _server: Server,
+}
+
+/// Serves a runtime on a thread of its own, as it would be in a process of its own. Says when it listens.
+fn serve(endpoint: &Endpoint, ready: &mpsc::Sender<()>) -> Result<()> {
+    process::runtime()?.block_on(async {
+        let mut config = NativeConfig::this_program()?;
+        config.cgroup_parent = format!("box-bench-{}", std::process::id());
+        let runtime = BoxRuntime::start(RuntimeConfig::with(NativeBackend::new(config)));
+        let listener = endpoint.listen(&ListenOptions::default()).await?;
+        let _server = Server::start(listener, runtime.router(), |_| Options::default());
+        ready.send(())?;
+        std::future::pending().await
+    })
+}
+
+/// A file of so many bytes on the disk that `cp` copies to.
+fn source(directory: &Path, bytes: &[u8]) -> Result<std::path::PathBuf> {
+    let source = directory.join("source");
+    std::fs::write(&source, bytes)?;
+    std::fs::File::open(&source)?.sync_all()?;
+    Ok(source)
 }
 
 impl Bench {
     async fn start() -> Result<Self> {
-        let mut config = NativeConfig::this_program()?;
-        config.cgroup_parent = format!("box-bench-{}", std::process::id());
-        let runtime = BoxRuntime::start(RuntimeConfig::with(NativeBackend::new(config)));
         let place = tempfile::tempdir_in("/dev/shm")?;
         let endpoint: Endpoint = format!("unix:{}/socket", place.path().display()).parse()?;
-        let listener = endpoint.listen(&ListenOptions::default()).await?;
-        let server = Server::start(listener, runtime.router(), |_| Options::default());
+        let (ready, listens) = mpsc::channel();
+        let served = endpoint.clone();
+        std::thread::spawn(move || serve(&served, &ready));
+        listens.recv().context("the runtime did not start")?;
         let connection = endpoint.connect(&ConnectOptions::default()).await?;
         let client = Session::start_boxed(connection, Router::empty(), Options::default());
         let bench = Self {
             peer: client.peer(),
             place,
             _client: client,
-            _server: server,
         };
         let spec = json!({"spec": {"session_id": "b", "memory_mb": 4096, "persistent": true}});
         bench.call::<BoxCreate>(spec).await?;
@@ -115,29 +139,55 @@ impl Bench {
         std::fs::write(&file, &text)?;
         self.put("/tmp/text", &text).await?;
         let file = file.to_str().context("a path")?;
-        let (mut ours, mut pipes, mut mux) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut ours, mut bytes) = (Vec::new(), Vec::new());
+        let (mut pipes, mut mux, mut raw) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..rounds {
-            pipes.push(rate(|| two_pipes(file))?);
-            mux.push(rate(|| multiplexed(file))?);
-            let begun = Instant::now();
-            let (bytes, _) = self.read(&["cat", "/tmp/text"], "text").await?;
-            ensure!(bytes == STREAMED, "{bytes} bytes came");
-            ours.push(megabytes(STREAMED, begun));
+            pipes.push(rate(STREAMED, || peers::two_pipes(file))?);
+            raw.push(rate(STREAMED, || peers::raw_frames(file))?);
+            mux.push(rate(STREAMED, || peers::json_frames(file))?);
+            for (view, rates) in [("text", &mut ours), ("bytes", &mut bytes)] {
+                let begun = Instant::now();
+                let (came, _) = self.read(&["cat", "/tmp/text"], view).await?;
+                ensure!(came == STREAMED, "{came} bytes came");
+                rates.push(megabytes(STREAMED, begun));
+            }
         }
-        show(
-            "output as text over a Unix socket",
-            &ours,
-            "cat through two pipes",
-            &pipes,
-            0.25,
-        );
-        show(
-            "output as text over a Unix socket",
-            &ours,
-            "a hand-written multiplexer",
-            &mux,
-            0.8,
-        );
+        let text = "output as text over a Unix socket";
+        show(text, &ours, "cat through two pipes", &pipes, Some(0.25));
+        let json = "a multiplexer of the same JSON";
+        show(text, &ours, json, &mux, Some(0.8));
+        show(text, &ours, "a multiplexer of raw frames", &raw, None);
+        show("output as bytes", &bytes, json, &mux, None);
+        Ok(())
+    }
+
+    /// A run of a builtin in a shell that stays, beside a process for it.
+    async fn builtins(&self, rounds: u32) -> Result<()> {
+        for language in ["bash", "sh"] {
+            let create = json!({"session_id": "b", "shell_id": language, "language": language, "cwd": "/tmp"});
+            self.call::<ShellCreate>(create).await?;
+            let run = json!({"session_id": "b", "shell_id": language, "text": "true", "retain_ms": 0,
+                "attach": {"view": "text"}});
+            let run = serde_json::from_value(run)?;
+            let (mut ours, mut bare) = (Vec::new(), Vec::new());
+            for _ in 0..rounds {
+                let (mut round, mut floor) = (Vec::new(), Vec::new());
+                for _ in 0..RUNS {
+                    let begun = Instant::now();
+                    ensure!(Command::new("/bin/true").status()?.success());
+                    floor.push(begun.elapsed().as_secs_f64() * 1e6);
+                    let begun = Instant::now();
+                    let chunks = self.peer.stream::<ShellRun>(&run).await?;
+                    let info = chunks.finish().await?.info;
+                    round.push(begun.elapsed().as_secs_f64() * 1e6);
+                    ensure!(info.exit.and_then(|exit| exit.code) == Some(0), "{info:?}");
+                }
+                ours.push(median(&mut round));
+                bare.push(median(&mut floor));
+            }
+            let name = format!("run of a builtin in {language}");
+            times(&name, &mut ours, "a spawn of /bin/true", &mut bare, 0.3);
+        }
         Ok(())
     }
 
@@ -162,21 +212,8 @@ impl Bench {
             ours.push(median(&mut round));
             bare.push(median(&mut floor));
         }
-        let mut ratios: Vec<f64> = ours
-            .iter()
-            .zip(&bare)
-            .map(|(ours, bare)| ours / bare)
-            .collect();
-        let of = |times: &mut [f64]| format!("{:.0} us", median(times));
-        let beside = format!("a plain spawn: {}", of(&mut bare));
-        bar(
-            "first byte of a warm command",
-            &of(&mut ours),
-            &beside,
-            &mut ratios,
-            1.5,
-            None,
-        );
+        let name = "first byte of a warm command";
+        times(name, &mut ours, "a plain spawn", &mut bare, 1.5);
         Ok(())
     }
 
@@ -184,12 +221,21 @@ impl Bench {
     async fn put(&self, path: &str, bytes: &[u8]) -> Result<()> {
         let id = UploadId::new("bench")?;
         let pieces = bytes.len().div_ceil(PIECE);
-        for (number, piece) in bytes.chunks(PIECE).enumerate() {
+        let send = |(number, piece): (usize, &[u8])| {
             let params = json!({"session_id": "b", "path": path, "data": "",
                 "upload": {"id": id, "offset": number * PIECE, "done": number + 1 == pieces}});
-            let mut params: FileWriteParams = serde_json::from_value(params)?;
-            params.data = Blob::from(piece.to_vec());
-            self.peer.call::<FileWrite>(&params).await?;
+            let data = Blob::from(piece.to_vec());
+            async move {
+                let mut params: FileWriteParams = serde_json::from_value(params)?;
+                params.data = data;
+                self.peer.call::<FileWrite>(&params).await?;
+                Ok::<_, anyhow::Error>(())
+            }
+        };
+        let sent = futures::stream::iter(bytes.chunks(PIECE).enumerate().map(send));
+        let mut sent = sent.buffered(PIECES_AHEAD);
+        while let Some(answered) = sent.next().await {
+            answered?;
         }
         Ok(())
     }
@@ -197,9 +243,9 @@ impl Bench {
     async fn files(&self, rounds: u32) -> Result<()> {
         let bytes: Vec<u8> = (0..=250_u8).cycle().take(FILE).collect();
         let directory = tempfile::tempdir()?;
-        let source = directory.path().join("source");
-        std::fs::write(&source, &bytes)?;
+        let source = source(directory.path(), &bytes)?;
         let (mut up, mut down, mut copies) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut floor, mut codec) = (Vec::new(), Vec::new());
         for _ in 0..rounds {
             let begun = Instant::now();
             let copy = directory.path().join("copy");
@@ -220,9 +266,18 @@ impl Bench {
             chunks.finish().await?;
             ensure!(read == FILE, "{read} bytes came");
             down.push(megabytes(FILE, begun));
+            let same = bytes.clone();
+            floor.push(rate(FILE, || peers::json_file(same))?);
+            codec.push(rate(FILE, || peers::base64(&bytes))?);
         }
-        show("upload of a file", &up, "cp and a sync", &copies, 0.3);
-        show("download of a file", &down, "cp and a sync", &copies, 0.3);
+        let copy = "cp and a sync";
+        show("upload of a file", &up, copy, &copies, Some(0.3));
+        show("download of a file", &down, copy, &copies, Some(0.3));
+        let json = "the same JSON from memory over a Unix socket";
+        show("upload of a file", &up, json, &floor, None);
+        show("download of a file", &down, json, &floor, None);
+        show("the same JSON", &floor, copy, &copies, None);
+        show("base64 there and back", &codec, copy, &copies, None);
         Ok(())
     }
 
@@ -272,65 +327,10 @@ fn agent() -> Result<Process> {
     agents.into_iter().max_by_key(size).context("no box")
 }
 
-fn two_pipes(file: &str) -> Result<()> {
-    let mut first = Command::new("cat")
-        .arg(file)
-        .stdout(Stdio::piped())
-        .spawn()?;
-    let input = first.stdout.take().context("a pipe")?;
-    let mut second = Command::new("cat")
-        .stdin(input)
-        .stdout(Stdio::piped())
-        .spawn()?;
-    let mut out = second.stdout.take().context("a pipe")?;
-    let mut buffer = vec![0; 64 << 10];
-    while out.read(&mut buffer)? > 0 {}
-    first.wait()?;
-    second.wait()?;
-    Ok(())
-}
-
-/// Reads a program's pipe and sends it on as frames: a number, a length, bytes. The other end takes them apart.
-fn multiplexed(file: &str) -> Result<()> {
-    let (mut near, mut far) = UnixStream::pair()?;
-    let file = file.to_owned();
-    let sender = std::thread::spawn(move || -> Result<()> {
-        let mut child = Command::new("cat")
-            .arg(file)
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let mut out = child.stdout.take().context("a pipe")?;
-        let mut buffer = vec![0; 8 + (32 << 10)];
-        loop {
-            let length = out.read(&mut buffer[8..])?;
-            buffer[..4].copy_from_slice(&1_u32.to_le_bytes());
-            buffer[4..8].copy_from_slice(&u32::try_from(length)?.to_le_bytes());
-            near.write_all(&buffer[..8 + length])?;
-            if length == 0 {
-                child.wait()?;
-                return Ok(());
-            }
-        }
-    });
-    let mut head = [0; 8];
-    loop {
-        far.read_exact(&mut head)?;
-        let length = u32::from_le_bytes([head[4], head[5], head[6], head[7]]) as usize;
-        if length == 0 {
-            break;
-        }
-        let mut frame = vec![0; length];
-        far.read_exact(&mut frame)?;
-    }
-    sender
-        .join()
-        .map_err(|_| anyhow::anyhow!("the sender failed"))?
-}
-
-fn rate(run: impl FnOnce() -> Result<()>) -> Result<f64> {
+fn rate(bytes: usize, run: impl FnOnce() -> Result<()>) -> Result<f64> {
     let begun = Instant::now();
     run()?;
-    Ok(megabytes(STREAMED, begun))
+    Ok(megabytes(bytes, begun))
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a number of bytes")]
@@ -338,13 +338,30 @@ fn megabytes(bytes: usize, begun: Instant) -> f64 {
     bytes as f64 / 1e6 / begun.elapsed().as_secs_f64()
 }
 
-fn show(name: &str, ours: &[f64], peer: &str, theirs: &[f64], least: f64) {
-    let mut ratios: Vec<f64> = ours
-        .iter()
-        .zip(theirs)
-        .map(|(ours, theirs)| ours / theirs)
-        .collect();
+fn ratios(ours: &[f64], theirs: &[f64]) -> Vec<f64> {
+    let pairs = ours.iter().zip(theirs);
+    pairs.map(|(ours, theirs)| ours / theirs).collect()
+}
+
+/// Rates side by side; without a bar, only for comparison.
+fn show(name: &str, ours: &[f64], peer: &str, theirs: &[f64], least: Option<f64>) {
     let of = |rates: &[f64]| format!("{:.0} MB/s", median(&mut rates.to_vec()));
     let beside = format!("{peer}: {}", of(theirs));
-    rate_bar(name, &of(ours), &beside, &mut ratios, least, None);
+    let mut ratios = ratios(ours, theirs);
+    match least {
+        Some(least) => rate_bar(name, &of(ours), &beside, &mut ratios, least, None),
+        None => println!(
+            "| {name} | {} | {beside} | {:.2} | - | - |",
+            of(ours),
+            median(&mut ratios)
+        ),
+    }
+}
+
+/// Times side by side.
+fn times(name: &str, ours: &mut [f64], peer: &str, theirs: &mut [f64], most: f64) {
+    let mut ratios = ratios(ours, theirs);
+    let of = |times: &mut [f64]| format!("{:.0} us", median(times));
+    let beside = format!("{peer}: {}", of(theirs));
+    bar(name, &of(ours), &beside, &mut ratios, most, None);
 }
