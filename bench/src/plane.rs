@@ -166,7 +166,7 @@ impl Bench {
         for language in ["bash", "sh"] {
             let create = json!({"session_id": "b", "shell_id": language, "language": language, "cwd": "/tmp"});
             self.call::<ShellCreate>(create).await?;
-            let run = json!({"session_id": "b", "shell_id": language, "text": "true", "retain_ms": 0,
+            let run = json!({"session_id": "b", "shell_id": language, "text": "true",
                 "attach": {"view": "text"}});
             let run = serde_json::from_value(run)?;
             let (mut ours, mut bare) = (Vec::new(), Vec::new());

@@ -12,6 +12,9 @@ pub(crate) const SEGMENT: usize = 64 << 10;
 /// Segments of one box that may be in use: the cap on what is spooled.
 const SEGMENTS: u32 = 4096;
 
+/// Free segments that keep their room in the file: giving it back and asking for it again costs more than writing.
+const FILLED: usize = 4;
+
 /// The file, and what of it is free.
 #[derive(Debug)]
 pub(crate) struct Store {
@@ -21,7 +24,9 @@ pub(crate) struct Store {
 
 #[derive(Debug, Default)]
 struct Free {
-    /// Used before, and given back.
+    /// Used before and given back as they were, for whoever comes next: a command that writes much goes round in them.
+    filled: Vec<u32>,
+    /// Used before, and given back empty.
     back: Vec<u32>,
     /// The first that was never used.
     next: u32,
@@ -45,7 +50,8 @@ impl Store {
     /// A segment, unless all are in use.
     pub(crate) fn segment(self: &Arc<Self>) -> Option<Segment> {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        let number = free.back.pop().or_else(|| {
+        let again = free.filled.pop().or_else(|| free.back.pop());
+        let number = again.or_else(|| {
             let number = free.next;
             (number < SEGMENTS).then(|| free.next += 1)?;
             Some(number)
@@ -98,15 +104,19 @@ impl Segment {
 
 impl Drop for Segment {
     fn drop(&mut self) {
+        let free = || {
+            let free = self.store.free.lock();
+            free.unwrap_or_else(PoisonError::into_inner)
+        };
+        let mut kept = free();
+        if kept.filled.len() < FILLED {
+            return kept.filled.push(self.number);
+        }
+        drop(kept);
         // Room for others; where the file system cannot do that, the next one to use the segment overwrites it.
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let _ = rustix::fs::fallocate(&self.store.file, hole, self.at(0), SEGMENT as u64);
-        let mut free = self
-            .store
-            .free
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        free.back.push(self.number);
+        free().back.push(self.number);
     }
 }
 
@@ -120,18 +130,20 @@ mod tests {
     fn segments_keep_apart_and_come_back_empty() {
         let file = tempfile::tempfile().unwrap();
         let store = Store::new(file.try_clone().unwrap().into());
+        let more: Vec<_> = (0..FILLED).map(|_| store.segment().unwrap()).collect();
         let (one, two) = (store.segment().unwrap(), store.segment().unwrap());
         one.write(10, b"one").unwrap();
         two.write(0, &vec![7; SEGMENT]).unwrap();
         assert_eq!(one.read(10, 3).unwrap(), b"one");
         let blocks = file.metadata().unwrap().blocks();
+        drop(more);
         drop(two);
         assert!(
             file.metadata().unwrap().blocks() < blocks,
             "the room is given back"
         );
-        let again = store.segment().unwrap();
-        assert_eq!(again.read(0, 1).unwrap(), [0]);
+        let again: Vec<_> = (0..=FILLED).map(|_| store.segment().unwrap()).collect();
+        assert_eq!(again[FILLED].read(0, 1).unwrap(), [0]);
         assert_eq!(one.read(10, 3).unwrap(), b"one");
     }
 

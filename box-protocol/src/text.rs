@@ -28,6 +28,14 @@ impl TextDecoder {
         text
     }
 
+    /// The same of bytes that are not needed any more: if they are text, it is made of them without a copy.
+    pub fn decode_owned(&mut self, bytes: Vec<u8>) -> String {
+        if self.length > 0 {
+            return self.decode(&bytes);
+        }
+        String::from_utf8(bytes).unwrap_or_else(|error| self.decode(error.as_bytes()))
+    }
+
     /// How many bytes of text [`decode`](Self::decode) would give for these.
     pub fn measure(&mut self, bytes: &[u8]) -> u64 {
         let mut length = 0;
@@ -50,6 +58,15 @@ impl TextDecoder {
             &joined
         };
         self.length = 0;
+        // Nearly everything is text, and that is found out many bytes at a time; only what is none is walked one by one.
+        let valid = match std::str::from_utf8(bytes) {
+            Ok(text) => return take(text),
+            Err(error) => error.valid_up_to(),
+        };
+        let (text, bytes) = bytes.split_at(valid);
+        if let Ok(text) = std::str::from_utf8(text) {
+            take(text);
+        }
         let mut walked = 0;
         for chunk in bytes.utf8_chunks() {
             take(chunk.valid());
@@ -96,7 +113,11 @@ mod tests {
             for cut in cuts.into_iter().chain([64]) {
                 let (piece, after) = rest.split_at(cut.min(rest.len()));
                 decoder = TextDecoder::resume(decoder.pending()).unwrap();
-                text.push_str(&decoder.decode(piece));
+                let mut other = decoder;
+                let told = decoder.decode(piece);
+                prop_assert_eq!(&other.decode_owned(piece.to_vec()), &told);
+                prop_assert_eq!(other, decoder);
+                text.push_str(&told);
                 measured += measurer.measure(piece);
                 prop_assert_eq!(measured, text.len() as u64);
                 rest = after;

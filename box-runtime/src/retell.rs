@@ -215,7 +215,7 @@ impl Retelling {
         };
         track.told = told;
         if text {
-            let text = track.decoder.decode(&data);
+            let text = track.decoder.decode_owned(data.0.into());
             return Ok(self.text(stream, at, text).into_iter().collect());
         }
         let length = data.len();

@@ -22,7 +22,7 @@ const GROWTH: usize = 64 * 1024;
 const KEPT_WHILE_WAITING: usize = 4 * 1024;
 
 /// From this size on, a message takes the buffer it was read into instead of a copy.
-const HANDED_OVER: usize = 32 * 1024;
+const HANDED_OVER: usize = 128 * 1024;
 
 /// Bytes that have arrived, and the stream they come from.
 ///
