@@ -11,8 +11,8 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use box_protocol::actions::{
-    BoxCreate, CommandChunk, CommandList, CommandStart, FileRead, FileWrite, FileWriteParams,
-    ShellCreate, ShellRun,
+    BoxCreate, CommandChunk, CommandList, CommandStart, FileRead, FileRemove, FileWrite,
+    FileWriteParams, ShellCreate, ShellRun,
 };
 use box_protocol::{Blob, UploadId};
 use box_rpc::{Action, Options, Peer, Router, Session};
@@ -152,6 +152,7 @@ impl Bench {
                 rates.push(megabytes(STREAMED, begun));
             }
         }
+        self.remove("/tmp/text").await?;
         let text = "output as text over a Unix socket";
         show(text, &ours, "cat through two pipes", &pipes, Some(0.25));
         let json = "a multiplexer of the same JSON";
@@ -217,6 +218,12 @@ impl Bench {
         Ok(())
     }
 
+    async fn remove(&self, path: &str) -> Result<()> {
+        let params = json!({"session_id": "b", "paths": [path]});
+        self.call::<FileRemove>(params).await?;
+        Ok(())
+    }
+
     /// Writes a file in pieces.
     async fn put(&self, path: &str, bytes: &[u8]) -> Result<()> {
         let id = UploadId::new("bench")?;
@@ -266,6 +273,7 @@ impl Bench {
             chunks.finish().await?;
             ensure!(read == FILE, "{read} bytes came");
             down.push(megabytes(FILE, begun));
+            self.remove("/tmp/file").await?;
             let same = bytes.clone();
             floor.push(rate(FILE, || peers::json_file(same))?);
             codec.push(rate(FILE, || peers::base64(&bytes))?);
