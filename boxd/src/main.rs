@@ -3,15 +3,19 @@
 //! # Reading order
 //! 1. `args`: what can be said; `values`: how people write it. `config`: what an operator says.
 //! 2. `local`: a runtime with its policy in front. `connect`: the way to one that serves.
-//! 3. `run`: `run` and `exec`; `attached`: a command on these streams; `terminal`.
+//! 3. `run`: `run` and `exec`; `attached`: a command on these streams; `terminal`. `boxes`, `commands`, `shell`, `cp` and
+//!    `stats`: what is done to boxes that a server keeps.
 //! 4. `serve`: for others; `stdio`: for the program that started this one.
 //! 5. `doctor` and `primitives`: what this machine can do for boxes.
 //! 6. `output`, `log`, `version`.
 
 mod args;
 mod attached;
+mod boxes;
+mod commands;
 mod config;
 mod connect;
+mod cp;
 mod doctor;
 mod local;
 mod log;
@@ -19,6 +23,8 @@ mod output;
 mod primitives;
 mod run;
 mod serve;
+mod shell;
+mod stats;
 mod stdio;
 mod terminal;
 mod values;
@@ -85,7 +91,22 @@ async fn served(arguments: &Arguments) -> Result<ExitCode> {
         Command::Exec(asked) => run::exec(arguments, asked).await,
         Command::Serve(asked) => serve::run(asked).await,
         Command::Stdio(asked) => stdio::run(asked).await,
-        _ => anyhow::bail!("not there yet"),
+        Command::Ps(asked) => boxes::ps(arguments, asked).await,
+        Command::Inspect(asked) => boxes::inspect(arguments, asked).await,
+        Command::Pause(asked) => boxes::freeze(arguments, asked, true).await,
+        Command::Resume(asked) => boxes::freeze(arguments, asked, false).await,
+        Command::Rm(asked) => boxes::rm(arguments, asked).await,
+        Command::Shell(asked) => shell::run(arguments, asked).await,
+        Command::Logs(asked) => commands::logs(arguments, asked).await,
+        Command::Kill(asked) => commands::kill(arguments, asked).await,
+        Command::Wait(asked) => commands::wait(arguments, asked).await,
+        Command::Cp(asked) => cp::run(arguments, asked).await,
+        Command::Stats(asked) => stats::run(arguments, asked).await,
+        Command::Doctor
+        | Command::Version
+        | Command::Config(_)
+        | Command::Completions { .. }
+        | Command::Man => Ok(ExitCode::SUCCESS),
     }
 }
 

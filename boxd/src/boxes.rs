@@ -1,0 +1,256 @@
+//! Boxes as a whole: `ps`, `inspect`, `pause`, `resume`, `rm`.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use box_client::{BoxClient, BoxListParams};
+use box_protocol::actions::{BoxDelete, BoxDeleteParams};
+use box_protocol::{BoxSessionInfo, CommandInfo, Program, SessionId, UnixMs};
+use serde::Serialize;
+use serde_json::json;
+
+use crate::args::{Arguments, BoxesArguments, PsArguments, RmArguments, TargetArguments};
+use crate::{connect, output, values};
+
+/// `boxd ps`.
+pub(crate) async fn ps(arguments: &Arguments, asked: &PsArguments) -> Result<ExitCode> {
+    let client = connect::server(arguments).await?;
+    if let Some(session) = &asked.session {
+        let commands = client.open(session).await?.commands().await?;
+        let names = commands
+            .iter()
+            .map(|info| format!("{session}/{}", info.command_id));
+        return show(arguments, asked.quiet, names, &commands, || {
+            command_table(session, &commands)
+        });
+    }
+    let boxes = all(&client).await?;
+    let names = boxes.iter().map(|info| info.session_id.to_string());
+    show(arguments, asked.quiet, names, &boxes, || box_table(&boxes))
+}
+
+fn show(
+    arguments: &Arguments,
+    quiet: bool,
+    names: impl Iterator<Item = String>,
+    items: &impl Serialize,
+    table: impl FnOnce() -> String,
+) -> Result<ExitCode> {
+    if quiet && !arguments.json {
+        let text: String = names.map(|name| format!("{name}\n")).collect();
+        output::say(&text)?;
+    } else {
+        output::say_or_json(arguments.json, &table(), items)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Every box this caller sees, page by page.
+pub(crate) async fn all(client: &BoxClient) -> Result<Vec<BoxSessionInfo>> {
+    let mut boxes = Vec::new();
+    let mut after = None;
+    loop {
+        let page = client
+            .list(BoxListParams {
+                after: after.take(),
+                ..BoxListParams::default()
+            })
+            .await?;
+        boxes.extend(page.items);
+        match page.next {
+            Some(next) => after = Some(next),
+            None => return Ok(boxes),
+        }
+    }
+}
+
+fn box_table(boxes: &[BoxSessionInfo]) -> String {
+    let now = UnixMs::now();
+    let row = |info: &BoxSessionInfo| {
+        vec![
+            info.session_id.to_string(),
+            word(&info.state),
+            ago(now.since(info.created_at)),
+            ago(now.since(info.last_used_at)),
+            format!("{}", info.cpus),
+            format!("{} MiB", info.memory_mb),
+            word(&info.network),
+            info.image.clone(),
+        ]
+    };
+    let rows: Vec<_> = boxes.iter().map(row).collect();
+    output::table(
+        &[
+            "BOX", "STATE", "AGE", "IDLE", "CPUS", "MEMORY", "NET", "IMAGE",
+        ],
+        &rows,
+    )
+}
+
+fn command_table(session: &str, commands: &[CommandInfo]) -> String {
+    let now = UnixMs::now();
+    let row = |info: &CommandInfo| {
+        let exit = info
+            .exit
+            .map_or_else(String::new, |exit| match (exit.code, exit.signal) {
+                (Some(code), _) => code.to_string(),
+                (None, Some(signal)) => format!("signal {signal}"),
+                (None, None) => word(&exit.why),
+            });
+        vec![
+            format!("{session}/{}", info.command_id),
+            word(&info.state),
+            exit,
+            ago(now.since(info.created_at)),
+            one_line(&info.program),
+        ]
+    };
+    let rows: Vec<_> = commands.iter().map(row).collect();
+    output::table(&["COMMAND", "STATE", "EXIT", "AGE", "WHAT"], &rows)
+}
+
+fn one_line(program: &Program) -> String {
+    let text = match program {
+        Program::Text(text) => text.clone(),
+        Program::Argv(argv) => argv.join(" "),
+    };
+    // What a guest chose to be called must not move a cursor.
+    text.chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect()
+}
+
+/// The word that stands for something on the wire.
+fn word(value: &impl Serialize) -> String {
+    match serde_json::to_value(value) {
+        Ok(serde_json::Value::String(word)) => word,
+        _ => String::new(),
+    }
+}
+
+/// A time in its largest unit.
+pub(crate) fn ago(time: Duration) -> String {
+    let seconds = time.as_secs();
+    match seconds {
+        0..60 => format!("{seconds}s"),
+        60..3600 => format!("{}m", seconds / 60),
+        3600..86_400 => format!("{}h", seconds / 3600),
+        _ => format!("{}d", seconds / 86_400),
+    }
+}
+
+/// `boxd inspect`.
+pub(crate) async fn inspect(arguments: &Arguments, asked: &TargetArguments) -> Result<ExitCode> {
+    let client = connect::server(arguments).await?;
+    let (session, command) = values::target(&asked.target);
+    let there = client.open(session).await?;
+    // Always as JSON: there is no other form that says everything.
+    let text = match command {
+        None => {
+            let info = there.info().await?;
+            let inside = there.inside().await.ok().and_then(|found| found.guest);
+            serde_json::to_string_pretty(&json!({"box": info, "guest": inside}))?
+        }
+        Some(id) => {
+            let commands = there.commands().await?;
+            let found = commands
+                .into_iter()
+                .find(|info| info.command_id.as_str() == id);
+            let Some(info) = found else {
+                bail!(
+                    "not_found: no command {id} in box {session}; `boxd ps {session}` lists them"
+                );
+            };
+            serde_json::to_string_pretty(&info)?
+        }
+    };
+    output::say(&format!("{text}\n"))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What is done to each of several boxes; all are tried, and a failure is told for each.
+async fn each(
+    arguments: &Arguments,
+    sessions: &[String],
+    done: &str,
+    act: impl AsyncFn(&str) -> Result<()>,
+) -> Result<ExitCode> {
+    let mut failed = false;
+    let mut succeeded = Vec::new();
+    for session in sessions {
+        match act(session).await {
+            Ok(()) => succeeded.push(session),
+            Err(error) => {
+                eprintln!("boxd: {session}: {error:#}");
+                failed = true;
+            }
+        }
+    }
+    let text: String = succeeded
+        .iter()
+        .map(|session| format!("{session}\n"))
+        .collect();
+    output::say_or_json(arguments.json, &text, &json!({ done: succeeded }))?;
+    Ok(if failed {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    })
+}
+
+/// `boxd pause` and `boxd resume`.
+pub(crate) async fn freeze(
+    arguments: &Arguments,
+    asked: &BoxesArguments,
+    frozen: bool,
+) -> Result<ExitCode> {
+    let client = connect::server(arguments).await?;
+    let done = if frozen { "paused" } else { "resumed" };
+    each(arguments, &asked.sessions, done, async |session| {
+        let there = client.open(session).await?;
+        if frozen {
+            there.pause().await
+        } else {
+            there.resume().await
+        }?;
+        Ok(())
+    })
+    .await
+}
+
+/// `boxd rm`.
+pub(crate) async fn rm(arguments: &Arguments, asked: &RmArguments) -> Result<ExitCode> {
+    let client = connect::server(arguments).await?;
+    let sessions = if asked.all {
+        let boxes = all(&client).await?;
+        boxes
+            .iter()
+            .map(|info| info.session_id.to_string())
+            .collect()
+    } else {
+        asked.sessions.clone()
+    };
+    each(arguments, &sessions, "deleted", async |session| {
+        let params = BoxDeleteParams {
+            session_id: SessionId::new(session)?,
+            force: asked.force,
+        };
+        client.call::<BoxDelete>(&params).await?;
+        Ok(())
+    })
+    .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_and_texts_fit_a_table() {
+        for (seconds, text) in [(5, "5s"), (119, "1m"), (7300, "2h"), (200_000, "2d")] {
+            assert_eq!(ago(Duration::from_secs(seconds)), text);
+        }
+        assert_eq!(one_line(&Program::text("a\n\x1b[2Jb").unwrap()), "a  [2Jb");
+    }
+}

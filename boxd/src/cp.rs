@@ -1,0 +1,257 @@
+//! `cp`: files and trees, into a box or out of one.
+
+use std::io::IsTerminal as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use box_client::{BoxClient, BoxHandle};
+use box_protocol::actions::FileKind;
+use indicatif::{ProgressBar, ProgressStyle};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+
+use crate::args::{Arguments, CpArguments};
+use crate::connect;
+
+/// One end of a copy.
+#[derive(Debug, PartialEq, Eq)]
+enum Place {
+    /// Standard input or output.
+    Stream,
+    /// Here.
+    Here(PathBuf),
+    /// In a box.
+    Box(String, String),
+}
+
+impl Place {
+    /// `BOX:PATH` with an absolute path is in a box; `-` is a stream; anything else is here.
+    fn of(text: &str) -> Self {
+        match text.split_once(':') {
+            _ if text == "-" => Self::Stream,
+            Some((session, path))
+                if path.starts_with('/') && !session.contains('/') && !session.is_empty() =>
+            {
+                Self::Box(session.to_owned(), path.to_owned())
+            }
+            _ => Self::Here(text.into()),
+        }
+    }
+}
+
+/// `boxd cp`.
+pub(crate) async fn run(arguments: &Arguments, asked: &CpArguments) -> Result<ExitCode> {
+    let (from, to) = (Place::of(&asked.from), Place::of(&asked.to));
+    let opened = async |session: &str| -> Result<BoxHandle> {
+        let client: BoxClient = connect::server(arguments).await?;
+        Ok(client.open(session).await?)
+    };
+    match (from, to) {
+        (Place::Stream, Place::Box(session, path)) => {
+            send(&opened(&session).await?, tokio::io::stdin(), &path, None).await?;
+        }
+        (Place::Here(here), Place::Box(session, path)) => {
+            upload(&opened(&session).await?, &here, &path).await?
+        }
+        (Place::Box(session, path), Place::Stream) => {
+            let there = opened(&session).await?;
+            let mut reader = there.files().reader(path).await?;
+            let mut out = tokio::io::stdout();
+            tokio::io::copy(&mut reader, &mut out).await?;
+            out.flush().await?;
+        }
+        (Place::Box(session, path), Place::Here(here)) => {
+            download(&opened(&session).await?, &path, &here).await?
+        }
+        (Place::Box(..), Place::Box(..)) => bail!("copy out of one box first, then into the other"),
+        _ => bail!("one of the two must be in a box: BOX:/PATH"),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The last part of a path, which a copy into a directory is called.
+fn name_of(path: &Path) -> Result<&str> {
+    let name = path.file_name().and_then(|name| name.to_str());
+    name.with_context(|| format!("{} has no name to copy it under", path.display()))
+}
+
+/// Where a copy goes: into a directory that is there, or under the very name.
+async fn target(there: &BoxHandle, path: &str, name: &str) -> Result<String> {
+    let directory = match there.files().stat(path).await {
+        Ok(stat) => stat.kind == FileKind::Directory,
+        Err(error) if error.is_not_found() => path.ends_with('/'),
+        Err(error) => return Err(error.into()),
+    };
+    let path = path.trim_end_matches('/');
+    Ok(if directory {
+        format!("{path}/{name}")
+    } else {
+        path.to_owned()
+    })
+}
+
+async fn upload(there: &BoxHandle, here: &Path, path: &str) -> Result<()> {
+    let shown = here.display();
+    let meta = tokio::fs::metadata(here)
+        .await
+        .with_context(|| format!("{shown}"))?;
+    let real = tokio::fs::canonicalize(here).await?;
+    let path = target(there, path, name_of(&real)?).await?;
+    if !meta.is_dir() {
+        ensure!(meta.is_file(), "{shown} is neither a file nor a directory");
+        let file = tokio::fs::File::open(here).await?;
+        return send(there, file, &path, Some(meta.len())).await;
+    }
+    there.files().create_dir_all(&path).await?;
+    let (reader, writer) = tokio::io::duplex(256 * 1024);
+    let packing = tokio::task::spawn_blocking(move || -> std::io::Result<()> {
+        let mut archive = tar::Builder::new(tokio_util::io::SyncIoBridge::new(writer));
+        archive.follow_symlinks(false);
+        archive.append_dir_all(".", real)?;
+        archive.into_inner()?.shutdown()
+    });
+    let bar = progress(None);
+    let sent = there
+        .files()
+        .upload_tree(path, bar.wrap_async_read(reader))
+        .await;
+    packing.await?.with_context(|| format!("{shown}"))?;
+    sent?;
+    bar.finish_and_clear();
+    Ok(())
+}
+
+async fn send(
+    there: &BoxHandle,
+    mut from: impl AsyncRead + Unpin,
+    path: &str,
+    size: Option<u64>,
+) -> Result<()> {
+    let bar = progress(size);
+    let mut writer = there.files().writer(path);
+    copy(&mut from, &mut writer, &bar).await?;
+    writer.finish().await?;
+    bar.finish_and_clear();
+    Ok(())
+}
+
+async fn copy(
+    from: &mut (impl AsyncRead + Unpin),
+    to: &mut (impl AsyncWrite + Unpin),
+    bar: &ProgressBar,
+) -> Result<()> {
+    let mut buffer = vec![0; 1 << 20];
+    loop {
+        let length = from.read(&mut buffer).await?;
+        if length == 0 {
+            return Ok(());
+        }
+        to.write_all(&buffer[..length]).await?;
+        bar.inc(length as u64);
+    }
+}
+
+async fn download(there: &BoxHandle, path: &str, here: &Path) -> Result<()> {
+    let stat = there.files().stat(path).await?;
+    let name = name_of(Path::new(path.trim_end_matches('/')))?.to_owned();
+    let to = if here.is_dir() {
+        here.join(&name)
+    } else {
+        here.to_owned()
+    };
+    if stat.kind != FileKind::Directory {
+        let bar = progress(Some(stat.size));
+        let mut reader = there.files().reader(path).await?;
+        // Under another name until it is whole: what was there before is not lost to a cut.
+        let part = to.with_file_name(format!(".{}.part", name_of(&to)?));
+        let written = async {
+            let mut file = tokio::fs::File::create(&part)
+                .await
+                .with_context(|| format!("{}", to.display()))?;
+            copy(&mut reader, &mut file, &bar).await?;
+            file.sync_all().await?;
+            Ok(tokio::fs::rename(&part, &to).await?)
+        };
+        let written = written.await;
+        if written.is_err() {
+            let _ = tokio::fs::remove_file(&part).await;
+        }
+        bar.finish_and_clear();
+        return written;
+    }
+    tokio::fs::create_dir_all(&to)
+        .await
+        .with_context(|| format!("{}", to.display()))?;
+    let bar = progress(None);
+    let reader = there.files().download_tree(path).await?;
+    let bridge = tokio_util::io::SyncIoBridge::new(bar.wrap_async_read(reader));
+    tokio::task::spawn_blocking(move || unpack(bridge, &to, &name)).await??;
+    bar.finish_and_clear();
+    Ok(())
+}
+
+/// Unpacks what a guest has packed: nothing outside the directory is touched, and no file is more than its bytes and the plain
+/// part of its mode.
+fn unpack(archive: impl std::io::Read, to: &Path, name: &str) -> Result<()> {
+    let mut archive = tar::Archive::new(archive);
+    archive.set_preserve_permissions(false);
+    archive.set_preserve_ownerships(false);
+    archive.set_unpack_xattrs(false);
+    for entry in archive.entries()? {
+        let mut entry = entry?;
+        let path = entry.path()?.into_owned();
+        // The archive calls its root by the directory's own name; here it has the one that was asked for.
+        let within = path.strip_prefix(name).unwrap_or(&path).to_owned();
+        if within.as_os_str().is_empty() || within == Path::new(".") {
+            continue;
+        }
+        let kind = entry.header().entry_type();
+        ensure!(
+            kind.is_file() || kind.is_dir() || kind.is_symlink() || kind.is_hard_link(),
+            "{} is a kind of file that is not copied",
+            path.display()
+        );
+        let mut parts = within.components();
+        ensure!(
+            parts.all(|part| matches!(
+                part,
+                std::path::Component::Normal(_) | std::path::Component::CurDir
+            )),
+            "{} leads outside",
+            path.display()
+        );
+        entry.unpack_in(to)?;
+    }
+    Ok(())
+}
+
+/// A bar for people who watch, nothing for anybody else.
+fn progress(size: Option<u64>) -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let bar = size.map_or_else(ProgressBar::new_spinner, ProgressBar::new);
+    let form = if size.is_some() {
+        "{bytes} of {total_bytes} {wide_bar} {bytes_per_sec} {eta}"
+    } else {
+        "{bytes} {spinner} {bytes_per_sec}"
+    };
+    match ProgressStyle::with_template(form) {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_is_here_or_in_a_box() {
+        assert_eq!(Place::of("-"), Place::Stream);
+        assert_eq!(Place::of("b:/x"), Place::Box("b".into(), "/x".into()));
+        for here in ["b", "./b:/x", "b:x", "/a/b", ":/x"] {
+            assert_eq!(Place::of(here), Place::Here(here.into()), "{here}");
+        }
+    }
+}

@@ -1,0 +1,23 @@
+//! `shell`: an interactive shell in a box, on this terminal.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use box_client::{ClientError, SpecDraft};
+
+use crate::args::{Arguments, ShellArguments};
+use crate::attached::{self, code_of};
+use crate::connect;
+
+/// `boxd shell`.
+pub(crate) async fn run(arguments: &Arguments, asked: &ShellArguments) -> Result<ExitCode> {
+    let client = connect::server(arguments).await?;
+    let there = match client.open(&asked.session).await {
+        Err(error) if ClientError::is_not_found(&error) => {
+            client.get_or_create(SpecDraft::new(&asked.session)).await?
+        }
+        other => other?,
+    };
+    let shell = there.program([asked.shell.as_str(), "-i"]);
+    attached::run(shell, true).await.map(|exit| code_of(&exit))
+}

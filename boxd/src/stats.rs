@@ -1,0 +1,117 @@
+//! `stats`: what boxes use, live.
+
+use std::collections::HashMap;
+use std::io::IsTerminal as _;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Result;
+use box_client::BoxClient;
+use box_protocol::actions::BoxStatsResult;
+use serde_json::json;
+
+use crate::args::{Arguments, StatsArguments};
+use crate::{boxes, connect, output};
+
+/// How often figures are taken.
+const EVERY: Duration = Duration::from_secs(1);
+
+/// `boxd stats`.
+pub(crate) async fn run(arguments: &Arguments, asked: &StatsArguments) -> Result<ExitCode> {
+    let client = connect::server(arguments).await?;
+    let mut before = take(&client, &asked.sessions).await?;
+    let live = !asked.once && !arguments.json && std::io::stdout().is_terminal();
+    loop {
+        tokio::time::sleep(EVERY).await;
+        let now = take(&client, &asked.sessions).await?;
+        let text = table(&before, &now);
+        if !live {
+            let all: HashMap<_, _> = now
+                .iter()
+                .map(|(name, stats)| (name, json!(stats)))
+                .collect();
+            output::say_or_json(arguments.json, &text, &all)?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        // To the top, and clear what is below.
+        output::say(&format!("\x1b[H\x1b[J{text}"))?;
+        before = now;
+    }
+}
+
+/// The figures of every box that was named, or of all; one that ends meanwhile is left out.
+async fn take(client: &BoxClient, sessions: &[String]) -> Result<Vec<(String, BoxStatsResult)>> {
+    let names = if sessions.is_empty() {
+        let all = boxes::all(client).await?;
+        all.iter().map(|info| info.session_id.to_string()).collect()
+    } else {
+        sessions.to_vec()
+    };
+    let mut found = Vec::new();
+    for name in names {
+        let figures = async { client.open(&name).await?.stats().await };
+        match figures.await {
+            Ok(stats) => found.push((name, stats)),
+            Err(error) if sessions.is_empty() => tracing::debug!(%error, "a box without figures"),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(found)
+}
+
+fn table(before: &[(String, BoxStatsResult)], now: &[(String, BoxStatsResult)]) -> String {
+    let row = |(name, stats): &(String, BoxStatsResult)| {
+        let earlier = before.iter().find(|(other, _)| other == name);
+        let unknown = || "-".to_owned();
+        vec![
+            name.clone(),
+            earlier
+                .and_then(|(_, earlier)| percent(earlier, stats))
+                .unwrap_or_else(unknown),
+            stats.memory_bytes.map_or_else(unknown, bytes),
+            stats.memory_limit_bytes.map_or_else(unknown, bytes),
+            stats.pids.map_or_else(unknown, |pids| pids.to_string()),
+            stats.disk_bytes.map_or_else(unknown, bytes),
+        ]
+    };
+    let rows: Vec<_> = now.iter().map(row).collect();
+    output::table(&["BOX", "CPU", "MEMORY", "LIMIT", "PIDS", "DISK"], &rows)
+}
+
+/// Processor time between two looks, of one processor.
+fn percent(before: &BoxStatsResult, now: &BoxStatsResult) -> Option<String> {
+    let used = now.cpu_us?.saturating_sub(before.cpu_us?);
+    let time = u64::try_from(now.at.since(before.at).as_micros())
+        .ok()?
+        .max(1);
+    Some(format!("{}%", used.saturating_mul(100) / time))
+}
+
+/// Bytes in their largest unit.
+pub(crate) fn bytes(count: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let place = (count.max(1).ilog2() / 10).min(4);
+    let tenths = u128::from(count) * 10 >> (10 * place);
+    match place {
+        0 => format!("{count} B"),
+        _ => format!("{}.{} {}", tenths / 10, tenths % 10, UNITS[place as usize]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_told_in_their_largest_unit() {
+        for (count, text) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1536, "1.5 KiB"),
+            (1 << 30, "1.0 GiB"),
+            (u64::MAX, "16777215.9 TiB"),
+        ] {
+            assert_eq!(bytes(count), text);
+        }
+    }
+}
