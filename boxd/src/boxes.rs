@@ -111,11 +111,8 @@ fn command_table(session: &str, commands: &[CommandInfo]) -> String {
 }
 
 fn one_line(program: &Program) -> String {
-    let text = match program {
-        Program::Text(text) => text.clone(),
-        Program::Argv(argv) => argv.join(" "),
-    };
     // What a guest chose to be called must not move a cursor.
+    let text = program.to_string();
     text.chars()
         .map(|c| if c.is_control() { ' ' } else { c })
         .collect()

@@ -55,7 +55,7 @@ pub(crate) async fn logs(arguments: &Arguments, asked: &LogsArguments) -> Result
                 out.write_all(&piece.data)?;
                 out.flush()?;
             }
-            CommandChunk::Gap(gap) => eprintln!("boxd: {} bytes are gone", gap.gap),
+            CommandChunk::Gap(gap) => eprintln!("boxd: {} bytes are gone", gap.bytes),
             _ => {}
         }
     }

@@ -1,5 +1,7 @@
 //! A command: an object with an id, a log and an end.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use super::execution::Exit;
@@ -53,6 +55,16 @@ impl Program {
             return Err(Invalid::new("argv", "must not contain NUL"));
         }
         Ok(Self::Argv(argv))
+    }
+}
+
+/// For people: the text, or the words with spaces between them.
+impl fmt::Display for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Text(text) => f.write_str(text),
+            Self::Argv(argv) => f.write_str(&argv.join(" ")),
+        }
     }
 }
 
