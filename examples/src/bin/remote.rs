@@ -36,12 +36,15 @@ async fn serve() -> Result<(), Box<dyn Error>> {
         ..Options::default()
     });
     println!("{}", server.endpoint());
-    let mut words = BufReader::new(tokio::io::stdin()).lines();
-    while let Some(word) = words.next_line().await? {
-        if word == "cut" {
-            server.cut();
+    let cutting = tokio::task::spawn_blocking(move || {
+        for word in std::io::stdin().lines() {
+            if word? == "cut" {
+                server.cut();
+            }
         }
-    }
+        std::io::Result::Ok(())
+    });
+    cutting.await??;
     Ok(())
 }
 
