@@ -1,6 +1,7 @@
 //! Files of real boxes.
 
 use box_client::{Code, FilePart, MAX_READ_BYTES, PIECE_BYTES};
+use futures::StreamExt as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::support::with_a_box;
@@ -134,6 +135,23 @@ async fn trees_come_and_go_as_archives() {
             &files.read(found.entries[0].path.clone()).await.unwrap()[..],
             b"1"
         );
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_watch_is_a_command_that_tells_what_happens_until_it_is_killed() {
+    with_a_box(async |_, work| {
+        let files = work.files();
+        let mut watch = files.watch("/workspace").await.unwrap();
+        files.write("/workspace/new.txt", "x").await.unwrap();
+        let mut told = String::new();
+        while !told.contains("/workspace/new.txt") {
+            told.push_str(&watch.next().await.unwrap().unwrap().text());
+        }
+        watch.kill().await.unwrap();
+        assert_ne!(watch.exit().await.unwrap().code, Some(0));
+        assert!(files.watch("/nowhere").await.unwrap_err().is_not_found());
     })
     .await;
 }
