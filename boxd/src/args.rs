@@ -15,7 +15,13 @@ pub(crate) struct Arguments {
     #[arg(long, global = true)]
     pub(crate) json: bool,
     /// The server to talk to: unix:PATH, tcp://HOST:PORT, tls://HOST:PORT or ws://HOST:PORT/rpc/ws
-    #[arg(long, global = true, env = "BOXD_ENDPOINT", value_name = "ENDPOINT")]
+    #[arg(
+        long,
+        global = true,
+        env = "BOXD_ENDPOINT",
+        hide_env_values = true,
+        value_name = "ENDPOINT"
+    )]
     pub(crate) endpoint: Option<String>,
     /// A file with the token for that server; or the token in BOXD_TOKEN
     #[arg(long, global = true, value_name = "FILE", value_hint = ValueHint::FilePath)]
@@ -203,7 +209,7 @@ pub(crate) struct ServeArguments {
 #[derive(Debug, Args)]
 pub(crate) struct ConfigFile {
     /// The configuration; /etc/boxd/boxd.toml if that is there
-    #[arg(long, env = "BOXD_CONFIG", value_name = "FILE", value_hint = ValueHint::FilePath)]
+    #[arg(long, env = "BOXD_CONFIG", hide_env_values = true, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) config: Option<PathBuf>,
 }
 
@@ -343,8 +349,15 @@ pub(crate) struct RmArguments {
 pub(crate) struct ConfigArguments {
     #[command(subcommand)]
     pub(crate) what: ConfigCommand,
-    #[command(flatten)]
-    pub(crate) config: ConfigFile,
+    /// The configuration; /etc/boxd/boxd.toml if that is there
+    #[arg(
+        long,
+        global = true,
+        env = "BOXD_CONFIG",
+        hide_env_values = true,
+        value_name = "FILE"
+    )]
+    pub(crate) config: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]

@@ -115,7 +115,7 @@ fn show_config(asked: &ConfigArguments, json: bool) -> Result<ExitCode> {
         output::say(&config::example())?;
         return Ok(ExitCode::SUCCESS);
     }
-    let (_, values) = config::load(asked.config.config.as_deref(), std::env::vars(), Vec::new())?;
+    let (_, values) = config::load(asked.config.as_deref(), std::env::vars(), Vec::new())?;
     if let ConfigCommand::Show = asked.what {
         output::say(&config::show(&values, json))?;
     }

@@ -1,0 +1,117 @@
+//! `exec`, `logs`, `kill`, `wait`.
+
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::process::Stdio;
+
+use super::support::{Server, err, feed, out};
+
+fn with_box() -> Server {
+    let server = Server::start();
+    server.ok(&["run", "--session", "b", "true"]);
+    server
+}
+
+#[test]
+fn a_command_runs_in_a_box_that_is_there() {
+    let server = with_box();
+    let ran = feed(
+        &mut server.boxd(&[
+            "exec",
+            "b",
+            "-e",
+            "A=1",
+            "-w",
+            "/tmp",
+            "--",
+            "sh",
+            "-c",
+            "cat; echo $A; pwd; exit 6",
+        ]),
+        b"in\n",
+    );
+    assert_eq!(
+        (out(&ran).as_str(), ran.status.code()),
+        ("in\n1\n/tmp\n", Some(6)),
+        "{ran:?}"
+    );
+    let nowhere = server.run(&["exec", "nope", "true"]);
+    assert_eq!(nowhere.status.code(), Some(125));
+    assert!(err(&nowhere).contains("not_found"));
+}
+
+#[test]
+fn a_detached_command_goes_on_and_is_read_followed_and_waited_for() {
+    let server = with_box();
+    let name = server.ok(&[
+        "exec",
+        "--detach",
+        "b",
+        "echo first; echo bad >&2; while [ ! -e /tmp/go ]; do sleep 0.1; done; echo last; exit 9",
+    ]);
+    let name = name.trim();
+    assert!(name.starts_with("b/"), "{name}");
+    super::support::eventually("it has said something", || {
+        out(&server.run(&["logs", name])) == "first\n"
+    });
+    assert_eq!(err(&server.run(&["logs", name])), "bad\n");
+    let mut following = server
+        .boxd(&["logs", "-f", name])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(following.stdout.take().unwrap());
+    let mut line = String::new();
+    lines.read_line(&mut line).unwrap();
+    assert_eq!(line, "first\n");
+    server.ok(&["exec", "b", "touch /tmp/go"]);
+    let mut rest = String::new();
+    lines.read_to_string(&mut rest).unwrap();
+    assert_eq!(rest, "last\n");
+    assert!(following.wait().unwrap().success());
+    assert_eq!(server.run(&["wait", name]).status.code(), Some(9));
+    assert_eq!(server.ok(&["logs", "--tail", "5", name]), "last\n");
+}
+
+#[test]
+fn an_id_of_ones_own_never_starts_twice() {
+    let server = with_box();
+    let start = || {
+        server.ok(&[
+            "exec",
+            "--detach",
+            "--id",
+            "once",
+            "b",
+            "echo x >> /tmp/count; sleep 100",
+        ])
+    };
+    assert_eq!(
+        (start(), start()),
+        ("b/once\n".to_owned(), "b/once\n".to_owned())
+    );
+    super::support::eventually("it runs", || {
+        server.ok(&["exec", "b", "cat /tmp/count 2>/dev/null; true"]) == "x\n"
+    });
+}
+
+#[test]
+fn commands_are_killed_one_by_one_or_all() {
+    let server = with_box();
+    for id in ["x", "y", "z"] {
+        server.ok(&["exec", "-d", "--id", id, "b", "trap '' TERM; sleep 100"]);
+    }
+    assert_eq!(server.ok(&["kill", "b/x"]), "b/x\n");
+    assert_eq!(server.run(&["wait", "b/x"]).status.code(), Some(137));
+    let rest = server.ok(&["kill", "b"]);
+    assert!(
+        rest.contains("b/y") && rest.contains("b/z") && !rest.contains("b/x"),
+        "{rest}"
+    );
+    assert_eq!(
+        server.ok(&["exec", "b", "echo the box lives"]),
+        "the box lives\n"
+    );
+    assert!(err(&server.run(&["kill", "b/nope"])).contains("not_found"));
+    assert!(err(&server.run(&["wait", "b"])).contains("BOX/COMMAND"));
+}

@@ -1,0 +1,87 @@
+//! `config`, `version`, `completions`, `man`, `doctor`.
+
+use std::process::Stdio;
+
+use super::support::{boxd, err, feed, out};
+
+#[test]
+fn the_configuration_is_shown_with_where_it_came_from() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("boxd.toml");
+    std::fs::write(&file, "[runtime]\nmax_sessions = 5\n").unwrap();
+    let shown = feed(
+        boxd()
+            .env("BOXD_LOG_LEVEL", "debug")
+            .args(["config", "--config"])
+            .arg(&file)
+            .arg("show"),
+        b"",
+    );
+    let text = out(&shown);
+    assert!(
+        text.contains(&format!("max_sessions = 5  # {}", file.display())),
+        "{text}"
+    );
+    assert!(
+        text.contains("level = \"debug\"  # BOXD_LOG_LEVEL")
+            && text.contains("spares = 2  # default"),
+        "{text}"
+    );
+    let json = feed(boxd().args(["--json", "config", "show"]), b"");
+    let json: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+    assert_eq!(json["runtime.max_sessions"]["from"], "default");
+    std::fs::write(&file, "[runtime]\nmax_sesions = 5\n").unwrap();
+    let wrong = feed(boxd().args(["config", "check", "--config"]).arg(&file), b"");
+    assert!(
+        err(&wrong).contains("did you mean runtime.max_sessions?"),
+        "{wrong:?}"
+    );
+}
+
+#[test]
+fn versions_completions_and_the_manual_are_printed() {
+    let version = feed(boxd().arg("--version"), b"");
+    assert!(
+        out(&version).starts_with("boxd 0.") && out(&version).contains("features: native"),
+        "{version:?}"
+    );
+    let json = feed(boxd().args(["version", "--json"]), b"");
+    let json: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+    assert!(json["commit"].as_str().unwrap().len() >= 7, "{json}");
+    for shell in ["bash", "zsh", "fish"] {
+        assert!(out(&feed(boxd().args(["completions", shell]), b"")).contains("boxd"));
+    }
+    assert!(out(&feed(boxd().arg("man"), b"")).contains(".TH boxd"));
+}
+
+#[test]
+fn every_command_explains_itself() {
+    let help = out(&feed(boxd().arg("--help"), b""));
+    for command in [
+        "run", "serve", "stdio", "ps", "inspect", "exec", "shell", "logs", "cp", "stats", "pause",
+        "resume", "kill", "wait", "rm", "doctor", "config", "version",
+    ] {
+        assert!(help.contains(&format!("\n  {command} ")), "{command}");
+        let own = feed(boxd().args([command, "--help"]), b"");
+        assert!(
+            own.status.success() && out(&own).contains("Usage: boxd"),
+            "{command}"
+        );
+    }
+}
+
+#[test]
+fn a_reader_that_has_heard_enough_is_no_failure() {
+    let mut child = boxd()
+        .args(["config", "example"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert!(
+        output.status.success() && output.stderr.is_empty(),
+        "{output:?}"
+    );
+}

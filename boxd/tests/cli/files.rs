@@ -1,0 +1,108 @@
+//! `cp`.
+
+use std::os::unix::fs::PermissionsExt as _;
+
+use super::support::{Server, err, feed};
+
+fn with_box() -> Server {
+    let server = Server::start();
+    server.ok(&["run", "--session", "b", "true"]);
+    server
+}
+
+#[test]
+fn files_go_in_and_come_out_byte_for_byte() {
+    let (server, dir) = (with_box(), tempfile::tempdir().unwrap());
+    let data: Vec<u8> = (0..=250).cycle().take(5_000_000).collect();
+    let here = dir.path().join("data");
+    std::fs::write(&here, &data).unwrap();
+    server.ok(&["cp", here.to_str().unwrap(), "b:/tmp/"]);
+    let back = dir.path().join("back");
+    server.ok(&["cp", "b:/tmp/data", back.to_str().unwrap()]);
+    assert!(std::fs::read(&back).unwrap() == data);
+    // Streams.
+    assert!(
+        feed(&mut server.boxd(&["cp", "-", "b:/tmp/in"]), &data)
+            .status
+            .success()
+    );
+    assert!(server.run(&["cp", "b:/tmp/in", "-"]).stdout == data);
+    let names: Vec<_> = std::fs::read_dir(dir.path())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name())
+        .collect();
+    assert_eq!(names.len(), 2, "no part is left behind: {names:?}");
+}
+
+#[test]
+fn trees_go_in_and_come_out() {
+    let (server, dir) = (with_box(), tempfile::tempdir().unwrap());
+    let tree = dir.path().join("tree");
+    std::fs::create_dir_all(tree.join("a/b")).unwrap();
+    std::fs::write(tree.join("a/b/f"), "deep").unwrap();
+    std::fs::write(tree.join("run.sh"), "#!/bin/sh\necho ran\n").unwrap();
+    std::fs::set_permissions(tree.join("run.sh"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    std::os::unix::fs::symlink("a/b/f", tree.join("link")).unwrap();
+    server.ok(&["cp", tree.to_str().unwrap(), "b:/tmp/"]);
+    assert_eq!(
+        server.ok(&["exec", "b", "cat /tmp/tree/link; /tmp/tree/run.sh"]),
+        "deepran\n"
+    );
+    let back = dir.path().join("back");
+    server.ok(&["cp", "b:/tmp/tree", back.to_str().unwrap()]);
+    assert_eq!(std::fs::read_to_string(back.join("a/b/f")).unwrap(), "deep");
+    assert_eq!(
+        std::fs::read_link(back.join("link")).unwrap().to_str(),
+        Some("a/b/f")
+    );
+    assert_eq!(
+        std::fs::metadata(back.join("run.sh"))
+            .unwrap()
+            .permissions()
+            .mode()
+            & 0o777,
+        0o755
+    );
+}
+
+#[test]
+fn what_a_guest_made_touches_nothing_outside() {
+    let (server, dir) = (with_box(), tempfile::tempdir().unwrap());
+    let outside = dir.path().join("outside");
+    std::fs::create_dir(&outside).unwrap();
+    let hostile = format!(
+        "mkdir -p /tmp/t && ln -s {0} /tmp/t/link && cp /bin/true /tmp/t/set && chmod 4755 /tmp/t/set",
+        outside.display()
+    );
+    server.ok(&["exec", "b", &hostile]);
+    let back = dir.path().join("back");
+    // A directory of that name is there already, so what follows would go through a link of ours.
+    std::fs::create_dir(&back).unwrap();
+    server.ok(&["cp", "b:/tmp/t", back.to_str().unwrap()]);
+    let mode = std::fs::metadata(back.join("t/set"))
+        .unwrap()
+        .permissions()
+        .mode();
+    assert_eq!(mode & 0o7000, 0, "{mode:o}");
+    assert_eq!(std::fs::read_dir(&outside).unwrap().count(), 0);
+}
+
+#[test]
+fn what_cannot_be_copied_is_said() {
+    let server = with_box();
+    for (from, to, why) in [
+        ("b:/nope", "x", "not_found"),
+        ("/nope/at/all", "b:/tmp/x", "/nope/at/all"),
+        ("a", "c", "BOX:/PATH"),
+        ("b:/tmp", "b:/x", "first"),
+        ("/etc/hostname", "b:/usr/x", "denied"),
+    ] {
+        let refused = server.run(&["cp", from, to]);
+        assert_eq!(refused.status.code(), Some(125), "{from} {to}");
+        assert!(
+            err(&refused).contains(why),
+            "{from} {to}: {}",
+            err(&refused)
+        );
+    }
+}

@@ -1,0 +1,16 @@
+//! The program as people use it: the real binary, real boxes, pipes and terminals.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test fails by panicking"
+)]
+
+mod boxes;
+mod commands;
+mod config;
+mod files;
+mod run;
+mod serve;
+mod support;
+mod terminal;

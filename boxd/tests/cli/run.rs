@@ -1,0 +1,209 @@
+//! `boxd run` by itself: no server, no configuration.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::process::Command;
+
+use super::support::{BOXD, Server, boxd, err, feed, out};
+
+fn run(arguments: &[&str]) -> std::process::Output {
+    feed(boxd().arg("run").args(arguments), b"")
+}
+
+#[test]
+fn a_text_runs_in_a_box_and_its_streams_and_code_are_ours() {
+    let ran = run(&["echo out; echo err >&2; hostname; exit 7"]);
+    assert_eq!(ran.status.code(), Some(7), "{ran:?}");
+    assert!(
+        out(&ran).starts_with("out\n") && err(&ran) == "err\n",
+        "{ran:?}"
+    );
+    assert_ne!(
+        out(&ran).lines().nth(1).unwrap(),
+        out(&Command::new("hostname").output().unwrap()).trim()
+    );
+}
+
+#[test]
+fn words_run_as_they_are_and_input_reaches_them() {
+    let ran = run(&["--", "printf", "%s|", "a b", "$HOME"]);
+    assert_eq!(out(&ran), "a b|$HOME|");
+    let data: Vec<u8> = (0..=255).cycle().take(300_000).collect();
+    let ran = feed(boxd().args(["run", "--", "cat"]), &data);
+    assert!(ran.status.success());
+    assert!(ran.stdout == data, "every byte comes back");
+    // One that reads nothing ends all the same.
+    assert!(feed(boxd().args(["run", "true"]), &data).status.success());
+}
+
+#[test]
+fn ends_that_are_no_codes_have_codes_of_their_own() {
+    assert_eq!(
+        run(&["--timeout", "300ms", "sleep 100"]).status.code(),
+        Some(124)
+    );
+    assert_eq!(run(&["kill -9 $$"]).status.code(), Some(137));
+    assert_eq!(run(&["--", "/no/such/program"]).status.code(), Some(125));
+}
+
+#[test]
+fn a_workspace_and_mounts_are_there_as_asked_for() {
+    let (workspace, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    std::fs::write(workspace.path().join("in"), "from outside").unwrap();
+    std::fs::write(other.path().join("data"), "more").unwrap();
+    let mount = format!("{}:/data", other.path().display());
+    let ran = run(&[
+        "--workspace",
+        workspace.path().to_str().unwrap(),
+        "--mount",
+        &mount,
+        "cat in; echo made > out; cat /data/data; touch /data/x || echo kept",
+    ]);
+    assert_eq!(out(&ran), "from outsidemorekept\n", "{ran:?}");
+    assert_eq!(
+        std::fs::read_to_string(workspace.path().join("out")).unwrap(),
+        "made\n"
+    );
+    let read_only = format!("{}:ro", workspace.path().display());
+    assert_ne!(
+        run(&["--workspace", &read_only, "touch x"]).status.code(),
+        Some(0)
+    );
+}
+
+#[test]
+fn limits_variables_and_directories_are_as_asked_for() {
+    let ran = feed(
+        boxd().env("BOXD_TEST_PASSED", "on").args([
+            "run",
+            "-e",
+            "A=b c",
+            "-e",
+            "PATH",
+            "-w",
+            "/tmp",
+            "--memory-mb",
+            "64",
+            "--pids",
+            "32",
+            "echo $A; pwd; env | grep -c BOXD",
+        ]),
+        b"",
+    );
+    assert_eq!(out(&ran), "b c\n/tmp\n0\n", "{ran:?}");
+    let hog = run(&[
+        "--memory-mb",
+        "64",
+        "--",
+        "python3",
+        "-c",
+        "x = b'x' * (256 << 20)",
+    ]);
+    assert_ne!(hog.status.code(), Some(0));
+    assert_eq!(
+        run(&[
+            "--memory-mb",
+            "512",
+            "--",
+            "python3",
+            "-c",
+            "x = b'x' * (256 << 20)"
+        ])
+        .status
+        .code(),
+        Some(0),
+        "control"
+    );
+}
+
+#[test]
+fn what_cannot_be_is_said_with_what_to_do() {
+    let refused = |arguments: &[&str]| {
+        let ran = run(arguments);
+        assert!(!ran.status.success(), "{ran:?}");
+        err(&ran)
+    };
+    assert!(refused(&["--workspace", "/nowhere", "true"]).contains("/nowhere"));
+    assert!(refused(&["--profile", "nope", "true"]).contains("nope"));
+    assert!(refused(&["--cpus", "0", "true"]).contains("cpus must be greater than 0"));
+    assert!(refused(&["-e", "BOXD_NOT_SET_AT_ALL", "true"]).contains("not set here"));
+    assert!(refused(&[]).contains("Usage"));
+    assert!(refused(&["--timeout", "soon", "true"]).contains("no time"));
+    let directory = tempfile::tempdir().unwrap();
+    let lonely = feed(
+        boxd()
+            .env("XDG_STATE_HOME", directory.path())
+            .env("BOXD_ENDPOINT", "unix:/nowhere/at/all")
+            .args(["run", "--session", "s", "true"]),
+        b"",
+    );
+    assert_eq!(lonely.status.code(), Some(125));
+    assert!(
+        err(&lonely).contains("no server at unix:/nowhere/at/all"),
+        "{}",
+        err(&lonely)
+    );
+}
+
+#[test]
+fn a_session_is_kept_and_used_again() {
+    let server = Server::start();
+    server.ok(&["run", "--session", "work", "echo kept > /tmp/f"]);
+    assert_eq!(
+        server.ok(&["run", "--session", "work", "cat /tmp/f"]),
+        "kept\n"
+    );
+    let other = server.run(&["run", "--session", "work", "--memory-mb", "100", "true"]);
+    assert!(err(&other).contains("memory_mb"), "{other:?}");
+    // Without a session the box goes with its command.
+    server.ok(&["run", "true"]);
+    assert_eq!(server.ok(&["ps", "--quiet"]), "work\n");
+}
+
+#[test]
+fn nothing_is_left_after_a_run_that_is_killed() {
+    let mut child = boxd().args(["run", "exec sleep 987123"]).spawn().unwrap();
+    let running = || {
+        let found = Command::new("pgrep")
+            .args(["-f", "^sleep 987123"])
+            .output()
+            .unwrap();
+        !found.stdout.is_empty()
+    };
+    super::support::eventually("it runs", running);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    super::support::eventually("it is gone", || !running());
+}
+
+#[test]
+fn an_ordinary_user_needs_no_configuration_either() {
+    if !rustix::process::geteuid().is_root() {
+        // Every other test here is one of an ordinary user then.
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let program = directory.path().join("boxd");
+    // By another process: a thread's fork would keep a file open for writing that was just copied.
+    assert!(
+        Command::new("cp")
+            .arg(BOXD)
+            .arg(&program)
+            .status()
+            .unwrap()
+            .success()
+    );
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]);
+    command
+        .arg(&program)
+        .args(["run", "id -un; exit 5"])
+        .env_clear()
+        .env("PATH", "/usr/bin:/bin");
+    let ran = command.output().unwrap();
+    assert_eq!(
+        (out(&ran).as_str(), ran.status.code()),
+        ("box\n", Some(5)),
+        "{ran:?}"
+    );
+}

@@ -1,0 +1,246 @@
+//! `serve` and `stdio`: who may come, what is kept, how it ends.
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt as _;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use super::support::{Server, boxd, err, eventually, feed, out};
+
+const TOKENS: &str =
+    "ann ann-0123456789abcdef0123456789abcdef\nbob bob-0123456789abcdef0123456789abcdef\n";
+
+fn with_tokens(more: impl FnOnce(&mut Command)) -> Server {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("tokens");
+    std::fs::write(&file, TOKENS).unwrap();
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let state = directory.path().join("state/boxd.sock");
+    Server::with(directory, |command| {
+        command.args([
+            "--listen",
+            &format!("unix:{}", state.display()),
+            "--listen",
+            "tcp://127.0.0.1:0",
+        ]);
+        command.arg("--token-file").arg(file);
+        more(command);
+    })
+}
+
+#[test]
+fn the_usual_socket_is_for_its_user_only() {
+    let server = Server::start();
+    let socket = server.directory.path().join("state/boxd.sock");
+    assert_eq!(server.endpoints, [format!("unix:{}", socket.display())]);
+    assert_eq!(
+        std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777,
+        0o600
+    );
+    let state = std::fs::metadata(socket.parent().unwrap()).unwrap();
+    assert_eq!(state.permissions().mode() & 0o777, 0o700);
+}
+
+#[test]
+fn a_token_opens_the_network_and_owns_its_boxes() {
+    let server = with_tokens(|_| {});
+    let tcp = server.endpoints[1].clone();
+    let as_whom = |token: &str, arguments: &[&str]| {
+        feed(
+            boxd()
+                .env("BOXD_ENDPOINT", &tcp)
+                .env("BOXD_TOKEN", token)
+                .args(arguments),
+            b"",
+        )
+    };
+    let (ann, bob) = (
+        "ann-0123456789abcdef0123456789abcdef",
+        "bob-0123456789abcdef0123456789abcdef",
+    );
+    assert!(
+        as_whom(ann, &["run", "--session", "hers", "true"])
+            .status
+            .success()
+    );
+    assert_eq!(out(&as_whom(ann, &["ps", "-q"])), "hers\n");
+    assert_eq!(out(&as_whom(bob, &["ps", "-q"])), "");
+    assert!(err(&as_whom(bob, &["exec", "hers", "true"])).contains("not_found"));
+    assert_eq!(
+        server.ok(&["ps", "-q"]),
+        "hers\n",
+        "the Unix socket sees all"
+    );
+    for wrong in ["", "x", &ann[1..], "local"] {
+        let refused = as_whom(wrong, &["ps"]);
+        assert_eq!(refused.status.code(), Some(125), "{refused:?}");
+        assert!(!err(&refused).contains(ann));
+    }
+    let none = feed(boxd().env("BOXD_ENDPOINT", &tcp).arg("ps"), b"");
+    assert_eq!(none.status.code(), Some(125), "{none:?}");
+}
+
+#[test]
+fn beyond_loopback_nobody_is_served_without_a_token() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = boxd();
+    command
+        .args(["serve", "--listen", "tcp://0.0.0.0:0", "--state-dir"])
+        .arg(dir.path());
+    let refused = feed(&mut command, b"");
+    assert_eq!(refused.status.code(), Some(125));
+    assert!(err(&refused).contains("token_file"), "{refused:?}");
+}
+
+#[test]
+fn http_on_the_rpc_port_gets_nothing() {
+    let server = with_tokens(|_| {});
+    let address = server.endpoints[1].strip_prefix("tcp://").unwrap();
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream
+        .write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        .unwrap();
+    stream
+        .set_read_timeout(Some(Duration::from_secs(20)))
+        .unwrap();
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer);
+    assert_eq!(String::from_utf8_lossy(&answer), "");
+}
+
+#[test]
+fn boxes_outlive_a_server_that_is_killed() {
+    let mut server = Server::start();
+    server.ok(&["run", "--session", "b", "echo kept > /tmp/f"]);
+    let name = server.ok(&[
+        "exec",
+        "--detach",
+        "b",
+        "while [ ! -e /tmp/go ]; do sleep 0.1; done; echo done",
+    ]);
+    server.signal(Signal::KILL);
+    server.child.wait().unwrap();
+    let directory = std::mem::replace(&mut server.directory, tempfile::tempdir().unwrap());
+    let server = Server::with(directory, |_| {});
+    assert_eq!(
+        server.ok(&["exec", "b", "cat /tmp/f; touch /tmp/go"]),
+        "kept\n"
+    );
+    assert_eq!(server.run(&["wait", name.trim()]).status.code(), Some(0));
+    assert_eq!(server.ok(&["logs", name.trim()]), "done\n");
+}
+
+#[test]
+fn a_server_that_is_told_to_stop_leaves_nothing() {
+    let mut server = Server::start();
+    server.ok(&["run", "--session", "b", "true"]);
+    let mut callers: Vec<_> = (0..50)
+        .map(|_| {
+            server
+                .boxd(&["exec", "b", "exec sleep 876123"])
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap()
+        })
+        .collect();
+    let running = || {
+        let found = Command::new("pgrep")
+            .args(["-fc", "^sleep 876123"])
+            .output()
+            .unwrap();
+        out(&found).trim().parse::<usize>().unwrap()
+    };
+    eventually("all run", || running() == 50);
+    server.signal(Signal::TERM);
+    assert!(server.child.wait().unwrap().success());
+    for caller in &mut callers {
+        assert!(
+            !caller.wait().unwrap().success(),
+            "nobody is told that all went well"
+        );
+    }
+    assert_eq!(running(), 0);
+    assert!(!server.directory.path().join("state/boxd.sock").exists());
+}
+
+#[test]
+fn boxes_are_kept_for_the_next_server_if_asked_for() {
+    let keep = |command: &mut Command| {
+        command.env("BOXD_SERVER_KEEP_BOXES", "true");
+    };
+    let mut server = Server::with(tempfile::tempdir().unwrap(), keep);
+    server.ok(&["run", "--session", "b", "true"]);
+    server.signal(Signal::TERM);
+    assert!(server.child.wait().unwrap().success());
+    let directory = std::mem::replace(&mut server.directory, tempfile::tempdir().unwrap());
+    let server = Server::with(directory, |_| {});
+    assert_eq!(server.ok(&["ps", "-q"]), "b\n");
+}
+
+#[test]
+fn policy_is_read_again_when_asked_for() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("boxd.toml");
+    std::fs::write(&file, "[policy]\nenabled = true\n").unwrap();
+    let server = Server::with(directory, |command| {
+        command.arg("--config").arg(&file);
+    });
+    server.ok(&["run", "true"]);
+    std::fs::write(&file, "[policy]\nenabled = false\n").unwrap();
+    server.signal(Signal::HUP);
+    eventually("boxes are off", || {
+        err(&server.run(&["run", "true"])).contains("disabled by configuration")
+    });
+    std::fs::write(&file, "[policy]\nenabled = maybe\n").unwrap();
+    server.signal(Signal::HUP);
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(
+        err(&server.run(&["run", "true"])).contains("disabled by configuration"),
+        "the old one holds"
+    );
+    std::fs::write(&file, "[policy]\nenabled = true\n").unwrap();
+    server.signal(Signal::HUP);
+    eventually("boxes are on again", || {
+        server.run(&["run", "true"]).status.success()
+    });
+}
+
+#[test]
+fn a_host_over_stdio_has_boxes_that_end_with_it() {
+    let mut child = boxd()
+        .arg("stdio")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    let call = json!({"jsonrpc": "2.0", "id": 1, "method": "box.exec", "params": {"spec": {"session_id": "s", "cmd": "echo over pipes"}}});
+    writeln!(stdin, "{call}").unwrap();
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().unwrap()));
+    let answer: Value = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
+    assert_eq!(
+        (&answer["id"], &answer["result"]["stdout"]),
+        (&json!(1), &json!("over pipes")),
+        "{answer}"
+    );
+    let call = json!({"jsonrpc": "2.0", "id": 2, "method": "command.start", "params": {"session_id": "s",
+        "program": {"argv": ["sleep", "765123"]}, "on_disconnect": "keep"}});
+    writeln!(stdin, "{call}").unwrap();
+    lines.next().unwrap().unwrap();
+    let running = || {
+        !Command::new("pgrep")
+            .args(["-f", "^sleep 765123"])
+            .output()
+            .unwrap()
+            .stdout
+            .is_empty()
+    };
+    assert!(running(), "control");
+    drop(stdin);
+    assert!(child.wait().unwrap().success());
+    assert!(!running());
+}

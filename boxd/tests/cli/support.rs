@@ -1,0 +1,129 @@
+//! A server of one test, and the program against it.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+pub(crate) const BOXD: &str = env!("CARGO_BIN_EXE_boxd");
+
+/// The program, with nothing of the environment that would change what it does.
+pub(crate) fn boxd() -> Command {
+    let mut command = Command::new(BOXD);
+    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("BOXD_")) {
+        command.env_remove(name);
+    }
+    command
+}
+
+/// Runs it to its end, with this on standard input.
+pub(crate) fn feed(command: &mut Command, input: &[u8]) -> Output {
+    command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    let input = input.to_vec();
+    let feeding = std::thread::spawn(move || {
+        // A program that has heard enough closes it.
+        let _ = stdin.write_all(&input);
+    });
+    let output = child.wait_with_output().unwrap();
+    feeding.join().unwrap();
+    output
+}
+
+pub(crate) fn out(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+pub(crate) fn err(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Waits for something that will be so.
+pub(crate) fn eventually(what: &str, mut is: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !is() {
+        assert!(
+            begun.elapsed() < Duration::from_secs(20),
+            "{what}: not within 20 s"
+        );
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// `boxd serve`, until dropped.
+pub(crate) struct Server {
+    pub(crate) child: Child,
+    pub(crate) endpoints: Vec<String>,
+    pub(crate) directory: tempfile::TempDir,
+}
+
+impl Server {
+    pub(crate) fn start() -> Self {
+        Self::with(tempfile::tempdir().unwrap(), |_| {})
+    }
+
+    /// With more arguments or variables, in a directory that may have been another's.
+    pub(crate) fn with(directory: tempfile::TempDir, more: impl FnOnce(&mut Command)) -> Self {
+        let mut command = boxd();
+        command
+            .args(["serve", "--state-dir"])
+            .arg(directory.path().join("state"));
+        more(&mut command);
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap())
+            .read_line(&mut line)
+            .unwrap();
+        let addresses = line.trim().strip_prefix("boxd ready ");
+        let addresses = addresses.unwrap_or_else(|| panic!("not ready: {line:?}"));
+        let endpoints = addresses.split(' ').map(str::to_owned).collect();
+        Self {
+            child,
+            endpoints,
+            directory,
+        }
+    }
+
+    /// The program, told to talk to this server.
+    pub(crate) fn boxd(&self, arguments: &[&str]) -> Command {
+        let mut command = boxd();
+        command
+            .env("BOXD_ENDPOINT", &self.endpoints[0])
+            .args(arguments);
+        command
+    }
+
+    pub(crate) fn run(&self, arguments: &[&str]) -> Output {
+        self.boxd(arguments).stdin(Stdio::null()).output().unwrap()
+    }
+
+    /// What it prints when all goes well.
+    pub(crate) fn ok(&self, arguments: &[&str]) -> String {
+        let output = self.run(arguments);
+        assert!(output.status.success(), "{arguments:?}: {output:?}");
+        out(&output)
+    }
+
+    pub(crate) fn json(&self, arguments: &[&str]) -> serde_json::Value {
+        let mut all = vec!["--json"];
+        all.extend(arguments);
+        serde_json::from_str(&self.ok(&all)).unwrap()
+    }
+
+    pub(crate) fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if matches!(self.child.try_wait(), Ok(None)) {
+            self.signal(rustix::process::Signal::TERM);
+            let _ = self.child.wait();
+        }
+    }
+}

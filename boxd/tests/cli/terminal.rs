@@ -1,0 +1,160 @@
+//! The program on a terminal.
+
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::os::fd::OwnedFd;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{Winsize, tcsetwinsize};
+
+use super::support::{Server, boxd, eventually};
+
+/// A terminal with a program on it.
+struct Terminal {
+    child: Child,
+    keys: File,
+    screen: Arc<Mutex<Vec<u8>>>,
+    ours: OwnedFd,
+}
+
+impl Terminal {
+    fn new(command: &mut Command) -> Self {
+        let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+        grantpt(&ours).unwrap();
+        unlockpt(&ours).unwrap();
+        let name = ptsname(&ours, Vec::new()).unwrap();
+        resize(&ours, 100, 30);
+        let open = || {
+            File::options()
+                .read(true)
+                .write(true)
+                .open(name.to_str().unwrap())
+                .unwrap()
+        };
+        let child = command
+            .stdin(open())
+            .stdout(open())
+            .stderr(open())
+            .env("TERM", "xterm")
+            .spawn()
+            .unwrap();
+        let screen = Arc::new(Mutex::new(Vec::new()));
+        let (mut reader, shown) = (File::from(ours.try_clone().unwrap()), Arc::clone(&screen));
+        std::thread::spawn(move || {
+            let mut buffer = [0; 4096];
+            // Ends with an error when nobody has the other end any more.
+            while let Ok(length @ 1..) = reader.read(&mut buffer) {
+                shown.lock().unwrap().extend(&buffer[..length]);
+            }
+        });
+        Self {
+            child,
+            keys: File::from(ours.try_clone().unwrap()),
+            screen,
+            ours,
+        }
+    }
+
+    fn types(&mut self, keys: &str) {
+        self.keys.write_all(keys.as_bytes()).unwrap();
+    }
+
+    fn shows(&self, text: &str) {
+        eventually(&format!("{text:?} is shown"), || {
+            String::from_utf8_lossy(&self.screen.lock().unwrap()).contains(text)
+        });
+    }
+}
+
+fn resize(terminal: &OwnedFd, columns: u16, rows: u16) {
+    tcsetwinsize(
+        terminal,
+        Winsize {
+            ws_col: columns,
+            ws_row: rows,
+            ws_xpixel: 0,
+            ws_ypixel: 0,
+        },
+    )
+    .unwrap();
+}
+
+#[test]
+fn a_shell_has_a_terminal_its_size_its_keys_and_its_code() {
+    let server = Server::start();
+    let mut terminal = Terminal::new(&mut server.boxd(&["shell", "b"]));
+    terminal.types("stty size; echo on $(tty)\n");
+    terminal.shows("30 100");
+    terminal.shows("on /dev/pts/");
+    resize(&terminal.ours, 77, 22);
+    let pid = rustix::process::Pid::from_child(&terminal.child);
+    // A kernel tells the session's leader; this child leads none, so it is told here.
+    rustix::process::kill_process(pid, rustix::process::Signal::WINCH).unwrap();
+    eventually("the new size arrives", || {
+        terminal.types("stty size\n");
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        String::from_utf8_lossy(&terminal.screen.lock().unwrap()).contains("22 77")
+    });
+    terminal.types("sleep 1000\n");
+    terminal.types("\x03");
+    terminal.types("echo still $((40 + 2)); exit 7\n");
+    terminal.shows("still 42");
+    assert_eq!(terminal.child.wait().unwrap().code(), Some(7));
+}
+
+#[test]
+fn an_interrupt_reaches_the_command_and_a_second_ends_it() {
+    let mut polite = boxd();
+    polite.args([
+        "run",
+        "trap 'echo asked; exit 3' INT; echo up; while :; do sleep 0.1; done",
+    ]);
+    let mut child = polite.stdout(Stdio::piped()).spawn().unwrap();
+    let mut up = [0; 3];
+    child.stdout.as_mut().unwrap().read_exact(&mut up).unwrap();
+    let interrupt = |child: &Child| {
+        let pid = rustix::process::Pid::from_child(child);
+        rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    };
+    interrupt(&child);
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(
+        (output.stdout.as_slice(), output.status.code()),
+        (&b"asked\n"[..], Some(3))
+    );
+    let mut deaf = boxd();
+    deaf.args(["run", "trap '' INT; echo up; while :; do sleep 0.1; done"]);
+    let mut child = deaf.stdout(Stdio::piped()).spawn().unwrap();
+    child.stdout.as_mut().unwrap().read_exact(&mut up).unwrap();
+    interrupt(&child);
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    assert!(
+        child.try_wait().unwrap().is_none(),
+        "control: the first one is ignored"
+    );
+    interrupt(&child);
+    assert_eq!(child.wait().unwrap().code(), Some(137));
+}
+
+#[test]
+fn figures_are_drawn_again_and_again_on_a_terminal() {
+    let server = Server::start();
+    server.ok(&["run", "--session", "b", "true"]);
+    let mut terminal = Terminal::new(&mut server.boxd(&["stats"]));
+    eventually("it is drawn twice", || {
+        let screen = terminal.screen.lock().unwrap();
+        String::from_utf8_lossy(&screen)
+            .matches("\x1b[H\x1b[J")
+            .count()
+            >= 2
+    });
+    terminal.shows("\x1b[1mBOX");
+    terminal.child.kill().unwrap();
+    terminal.child.wait().unwrap();
+    let mut plain = Terminal::new(server.boxd(&["ps"]).env("NO_COLOR", "1"));
+    plain.shows("BOX");
+    plain.child.wait().unwrap();
+    assert!(!String::from_utf8_lossy(&plain.screen.lock().unwrap()).contains("\x1b[1m"));
+}
