@@ -254,4 +254,44 @@ mod tests {
             assert_eq!(Place::of(here), Place::Here(here.into()), "{here}");
         }
     }
+
+    /// An archive with one entry of this kind and mode.
+    fn archive(path: &str, kind: tar::EntryType, mode: u32) -> Vec<u8> {
+        let mut header = tar::Header::new_ustar();
+        // As a hostile one would: the library itself refuses to write such names.
+        header.as_mut_bytes()[..path.len()].copy_from_slice(path.as_bytes());
+        header.set_entry_type(kind);
+        header.set_mode(mode);
+        header.set_size(0);
+        header.set_cksum();
+        let mut bytes = header.as_bytes().to_vec();
+        bytes.resize(bytes.len() + 1024, 0);
+        bytes
+    }
+
+    #[test]
+    fn a_hostile_archive_is_refused_or_harmless() {
+        use std::os::unix::fs::PermissionsExt as _;
+        use tar::EntryType;
+        let dir = tempfile::tempdir().unwrap();
+        let to = dir.path().join("to");
+        std::fs::create_dir(&to).unwrap();
+        let unpacked =
+            |path: &str, kind, mode| unpack(archive(path, kind, mode).as_slice(), &to, "t");
+        for (path, kind) in [
+            ("t/../../x", EntryType::Regular),
+            ("/t/x", EntryType::Regular),
+            ("t/x", EntryType::Char),
+            ("t/x", EntryType::Fifo),
+        ] {
+            assert!(unpacked(path, kind, 0o644).is_err(), "{path} {kind:?}");
+        }
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+        unpacked("t/set", EntryType::Regular, 0o4755).unwrap();
+        let mode = std::fs::metadata(to.join("set"))
+            .unwrap()
+            .permissions()
+            .mode();
+        assert_eq!(mode & 0o7000, 0, "{mode:o}");
+    }
 }

@@ -56,7 +56,8 @@ fn dispatch(arguments: &Arguments) -> Result<ExitCode> {
     match &arguments.command {
         Command::Doctor => doctor::run(arguments.json),
         Command::Version => {
-            let text = format!("boxd {}\n", version::LONG);
+            let contract = box_agent::CONTRACT;
+            let text = format!("boxd {}\nagent contract {contract}\n", version::LONG);
             output::say_or_json(arguments.json, &text, &version::json())?;
             Ok(ExitCode::SUCCESS)
         }

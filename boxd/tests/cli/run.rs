@@ -127,7 +127,7 @@ fn what_cannot_be_is_said_with_what_to_do() {
     assert!(refused(&["--cpus", "0", "true"]).contains("cpus must be greater than 0"));
     assert!(refused(&["-e", "BOXD_NOT_SET_AT_ALL", "true"]).contains("not set here"));
     assert!(refused(&[]).contains("Usage"));
-    assert!(refused(&["--timeout", "soon", "true"]).contains("no time"));
+    assert!(refused(&["--timeout", "soon", "true"]).contains("no unit of time"));
     let directory = tempfile::tempdir().unwrap();
     let lonely = feed(
         boxd()

@@ -224,7 +224,7 @@ fn a_host_over_stdio_has_boxes_that_end_with_it() {
     let answer: Value = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
     assert_eq!(
         (&answer["id"], &answer["result"]["stdout"]),
-        (&json!(1), &json!("over pipes")),
+        (&json!(1), &json!("over pipes\n")),
         "{answer}"
     );
     let call = json!({"jsonrpc": "2.0", "id": 2, "method": "command.start", "params": {"session_id": "s",
