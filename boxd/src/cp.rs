@@ -185,14 +185,14 @@ async fn download(there: &BoxHandle, path: &str, here: &Path) -> Result<()> {
     let bar = progress(None);
     let reader = there.files().download_tree(path).await?;
     let bridge = tokio_util::io::SyncIoBridge::new(bar.wrap_async_read(reader));
-    tokio::task::spawn_blocking(move || unpack(bridge, &to, &name)).await??;
+    tokio::task::spawn_blocking(move || unpack(bridge, &to)).await??;
     bar.finish_and_clear();
     Ok(())
 }
 
 /// Unpacks what a guest has packed: nothing outside the directory is touched, and no file is more than its bytes and the plain
 /// part of its mode.
-fn unpack(archive: impl std::io::Read, to: &Path, name: &str) -> Result<()> {
+fn unpack(archive: impl std::io::Read, to: &Path) -> Result<()> {
     let mut archive = tar::Archive::new(archive);
     archive.set_preserve_permissions(false);
     archive.set_preserve_ownerships(false);
@@ -200,9 +200,7 @@ fn unpack(archive: impl std::io::Read, to: &Path, name: &str) -> Result<()> {
     for entry in archive.entries()? {
         let mut entry = entry?;
         let path = entry.path()?.into_owned();
-        // The archive calls its root by the directory's own name; here it has the one that was asked for.
-        let within = path.strip_prefix(name).unwrap_or(&path).to_owned();
-        if within.as_os_str().is_empty() || within == Path::new(".") {
+        if path == Path::new(".") {
             continue;
         }
         let kind = entry.header().entry_type();
@@ -211,7 +209,7 @@ fn unpack(archive: impl std::io::Read, to: &Path, name: &str) -> Result<()> {
             "{} is a kind of file that is not copied",
             path.display()
         );
-        let mut parts = within.components();
+        let mut parts = path.components();
         ensure!(
             parts.all(|part| matches!(
                 part,
@@ -276,18 +274,17 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let to = dir.path().join("to");
         std::fs::create_dir(&to).unwrap();
-        let unpacked =
-            |path: &str, kind, mode| unpack(archive(path, kind, mode).as_slice(), &to, "t");
+        let unpacked = |path: &str, kind, mode| unpack(archive(path, kind, mode).as_slice(), &to);
         for (path, kind) in [
-            ("t/../../x", EntryType::Regular),
-            ("/t/x", EntryType::Regular),
-            ("t/x", EntryType::Char),
-            ("t/x", EntryType::Fifo),
+            ("../x", EntryType::Regular),
+            ("/x", EntryType::Regular),
+            ("x", EntryType::Char),
+            ("x", EntryType::Fifo),
         ] {
             assert!(unpacked(path, kind, 0o644).is_err(), "{path} {kind:?}");
         }
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
-        unpacked("t/set", EntryType::Regular, 0o4755).unwrap();
+        unpacked("set", EntryType::Regular, 0o4755).unwrap();
         let mode = std::fs::metadata(to.join("set"))
             .unwrap()
             .permissions()

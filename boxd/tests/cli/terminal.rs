@@ -97,7 +97,15 @@ fn a_shell_has_a_terminal_its_size_its_keys_and_its_code() {
         std::thread::sleep(std::time::Duration::from_millis(100));
         String::from_utf8_lossy(&terminal.screen.lock().unwrap()).contains("22 77")
     });
-    terminal.types("sleep 1000\n");
+    terminal.types("sleep 654321\n");
+    // A key that interrupts also throws away what nobody has read yet.
+    let begun = || {
+        Command::new("pgrep")
+            .args(["-f", "^sleep 654321"])
+            .status()
+            .unwrap()
+    };
+    eventually("it sleeps", || begun().success());
     terminal.types("\x03");
     terminal.types("echo still $((40 + 2)); exit 7\n");
     terminal.shows("still 42");
