@@ -239,9 +239,9 @@ impl Bench {
                 Ok::<_, anyhow::Error>(())
             }
         };
-        let sent = futures::stream::iter(bytes.chunks(PIECE).enumerate().map(send));
-        let mut sent = sent.buffered(PIECES_AHEAD);
-        while let Some(answered) = sent.next().await {
+        let pieces = futures::stream::iter(bytes.chunks(PIECE).enumerate().map(send));
+        let mut pieces = pieces.buffered(PIECES_AHEAD);
+        while let Some(answered) = pieces.next().await {
             answered?;
         }
         Ok(())

@@ -23,7 +23,7 @@ pub(crate) struct Arguments {
         value_name = "ENDPOINT"
     )]
     pub(crate) endpoint: Option<String>,
-    /// A file with the token for that server; or the token in BOXD_TOKEN
+    /// A file with the token for that server; or the token in `BOXD_TOKEN`
     #[arg(long, global = true, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) token: Option<PathBuf>,
     #[command(subcommand)]

@@ -38,8 +38,7 @@ fn show(
     table: impl FnOnce() -> String,
 ) -> Result<ExitCode> {
     if quiet && !arguments.json {
-        let text: String = names.map(|name| format!("{name}\n")).collect();
-        output::say(&text)?;
+        output::say(&output::lines(names))?;
     } else {
         output::say_or_json(arguments.json, &table(), items)?;
     }
@@ -184,10 +183,7 @@ async fn each(
             }
         }
     }
-    let text: String = succeeded
-        .iter()
-        .map(|session| format!("{session}\n"))
-        .collect();
+    let text = output::lines(&succeeded);
     output::say_or_json(arguments.json, &text, &json!({ done: succeeded }))?;
     Ok(if failed {
         ExitCode::FAILURE

@@ -78,18 +78,17 @@ pub(crate) async fn kill(arguments: &Arguments, asked: &KillArguments) -> Result
     for target in &asked.targets {
         let (session, command) = values::target(target);
         let there = client.open(session).await?;
-        let ids = match command {
-            Some(id) => vec![CommandId::new(id)?],
-            None => {
-                let commands = there.commands().await?;
-                let running = commands.into_iter().filter(|info| {
-                    matches!(
-                        info.state,
-                        CommandState::Running | CommandState::Pending | CommandState::Held
-                    )
-                });
-                running.map(|info| info.command_id).collect()
-            }
+        let ids = if let Some(id) = command {
+            vec![CommandId::new(id)?]
+        } else {
+            let commands = there.commands().await?;
+            let running = commands.into_iter().filter(|info| {
+                matches!(
+                    info.state,
+                    CommandState::Running | CommandState::Pending | CommandState::Held
+                )
+            });
+            running.map(|info| info.command_id).collect()
         };
         for command_id in ids {
             let name = format!("{session}/{command_id}");
@@ -107,7 +106,7 @@ pub(crate) async fn kill(arguments: &Arguments, asked: &KillArguments) -> Result
             killed.push(name);
         }
     }
-    let text: String = killed.iter().map(|name| format!("{name}\n")).collect();
+    let text = output::lines(&killed);
     output::say_or_json(arguments.json, &text, &json!({"killed": killed}))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -26,12 +26,11 @@ pub(crate) fn usual_state_dir() -> Result<PathBuf> {
 
 /// Connects to the server that was named, or to the usual one.
 pub(crate) async fn server(arguments: &Arguments) -> Result<BoxClient> {
-    let (endpoint, named) = match &arguments.endpoint {
-        Some(endpoint) => (endpoint.clone(), true),
-        None => {
-            let socket = usual_state_dir()?.join(SOCKET);
-            (format!("unix:{}", socket.display()), false)
-        }
+    let (endpoint, named) = if let Some(endpoint) = &arguments.endpoint {
+        (endpoint.clone(), true)
+    } else {
+        let socket = usual_state_dir()?.join(SOCKET);
+        (format!("unix:{}", socket.display()), false)
     };
     let parsed: Endpoint = endpoint
         .parse()

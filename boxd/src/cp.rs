@@ -51,7 +51,7 @@ pub(crate) async fn run(arguments: &Arguments, asked: &CpArguments) -> Result<Ex
             send(&opened(&session).await?, tokio::io::stdin(), &path, None).await?;
         }
         (Place::Here(here), Place::Box(session, path)) => {
-            upload(&opened(&session).await?, &here, &path).await?
+            upload(&opened(&session).await?, &here, &path).await?;
         }
         (Place::Box(session, path), Place::Stream) => {
             let there = opened(&session).await?;
@@ -61,7 +61,7 @@ pub(crate) async fn run(arguments: &Arguments, asked: &CpArguments) -> Result<Ex
             out.flush().await?;
         }
         (Place::Box(session, path), Place::Here(here)) => {
-            download(&opened(&session).await?, &path, &here).await?
+            download(&opened(&session).await?, &path, &here).await?;
         }
         (Place::Box(..), Place::Box(..)) => bail!("copy out of one box first, then into the other"),
         _ => bail!("one of the two must be in a box: BOX:/PATH"),

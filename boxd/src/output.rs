@@ -15,6 +15,16 @@ pub(crate) fn say(text: &str) -> io::Result<()> {
     }
 }
 
+/// A line for each.
+pub(crate) fn lines(items: impl IntoIterator<Item = impl std::fmt::Display>) -> String {
+    let mut text = String::new();
+    for item in items {
+        text.push_str(&item.to_string());
+        text.push('\n');
+    }
+    text
+}
+
 /// Prints one or the other.
 pub(crate) fn say_or_json(json: bool, text: &str, value: &impl Serialize) -> io::Result<()> {
     if json {

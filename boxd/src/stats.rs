@@ -91,7 +91,7 @@ fn percent(before: &BoxStatsResult, now: &BoxStatsResult) -> Option<String> {
 pub(crate) fn bytes(count: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let place = (count.max(1).ilog2() / 10).min(4);
-    let tenths = u128::from(count) * 10 >> (10 * place);
+    let tenths = (u128::from(count) * 10) >> (10 * place);
     match place {
         0 => format!("{count} B"),
         _ => format!("{}.{} {}", tenths / 10, tenths % 10, UNITS[place as usize]),

@@ -66,7 +66,7 @@ pub(crate) fn mount(text: &str) -> Result<BoxMountSpec> {
 }
 
 fn directory(path: &str) -> Result<String> {
-    let real = std::fs::canonicalize(path).with_context(|| format!("{path}"))?;
+    let real = std::fs::canonicalize(path).with_context(|| path.to_owned())?;
     if !real.is_dir() {
         bail!("{path} is not a directory");
     }

@@ -5,6 +5,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use rustix::fs::Mode;
 
 /// The variable that holds tokens where there is no file, in the same form.
 const VARIABLE: &str = "BOXD_TOKENS";
@@ -26,7 +27,7 @@ impl Tokens {
             let shown = path.display();
             let meta = std::fs::metadata(path).with_context(|| format!("token file {shown}"))?;
             ensure!(
-                meta.mode() & 0o077 == 0,
+                Mode::from(meta.mode()) & (Mode::RWXG | Mode::RWXO) == Mode::empty(),
                 "token file {shown} can be read by others; chmod 600 it"
             );
             let text =
@@ -41,7 +42,7 @@ impl Tokens {
 
     fn parse(text: &str) -> Result<Self> {
         let mut named = Vec::new();
-        let mut names = BTreeSet::new();
+        let mut seen = BTreeSet::new();
         for (number, line) in text.lines().enumerate() {
             let line = line.trim();
             if line.is_empty() || line.starts_with('#') {
@@ -58,7 +59,7 @@ impl Tokens {
                 "line {number}: the name {RESERVED} is taken"
             );
             ensure!(
-                names.insert(name),
+                seen.insert(name),
                 "line {number}: the name {name} stands twice"
             );
             ensure!(

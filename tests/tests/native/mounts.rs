@@ -138,14 +138,14 @@ async fn a_file_system_with_quotas_keeps_that_of_a_workspace() {
         };
         let fill = "for i in $(seq 20); do head -c 1M /dev/urandom > f$i; done 2>/dev/null; du -sm . | cut -f1";
         let of = |megabytes: &str| megabytes.trim().parse::<u64>().unwrap();
-        let full = of(&exec("q", dir.path(), Some(8), fill).await);
-        assert!((7..=8).contains(&full), "{full} MiB, old files counted");
+        let held = of(&exec("q", dir.path(), Some(8), fill).await);
+        assert!((7..=8).contains(&held), "{held} MiB, old files counted");
         let more = "head -c 512K /dev/zero > more 2>/dev/null && echo room; rm f1; head -c 512K /dev/zero > more && echo room now";
         assert_eq!(exec("q", dir.path(), Some(8), more).await.trim(), "room now", "and the box lives");
         // What is deleted and still open counts, until it is closed.
-        let held = "rm -f f*; exec 3> big; rm big; head -c 20M /dev/urandom >&3 2>/dev/null; \
+        let deleted = "rm -f f*; exec 3> big; rm big; head -c 20M /dev/urandom >&3 2>/dev/null; \
             head -c 2M /dev/urandom > small 2>/dev/null; stat -c %s small; exec 3>&-; head -c 2M /dev/zero > small; stat -c %s small";
-        let sizes = exec("q", dir.path(), Some(8), held).await;
+        let sizes = exec("q", dir.path(), Some(8), deleted).await;
         let sizes: Vec<u64> = sizes.lines().map(|size| size.parse().unwrap()).collect();
         assert!(sizes[0] < 2 << 20 && sizes[1] == 2 << 20, "{sizes:?}");
         let empty = "n=0; while true > e$n; do n=$((n+1)); done 2>/dev/null; echo $n";
