@@ -8,7 +8,7 @@ use crate::{
     counts::{Counts, Runner},
     fuzz, guest, hygiene,
     manifest::Manifest,
-    tools, unused,
+    release, tools, unused,
 };
 
 /// Runs every step and stops at the first that fails. The counts come last, also after a failed test.
@@ -56,6 +56,9 @@ fn steps(workspace: &Workspace, counts: &mut Counts) -> Result {
     })?;
     step("cgroups of version 2", || {
         guest::check(workspace, &manifest.target, counts)
+    })?;
+    step("release and README", || {
+        release::check(workspace, &manifest.target)
     })?;
     step("hygiene", || hygiene::check(workspace.root()))?;
     step("fuzz", || {

@@ -12,6 +12,7 @@ mod fuzz;
 mod guest;
 mod hygiene;
 mod manifest;
+mod release;
 mod tools;
 mod unused;
 
@@ -28,6 +29,7 @@ cargo xtask <command>
   test            everything CI checks, in order; the last line is `N passed, N failed`
   bench [args]    the benchmark, side by side with peers; arguments go to the benchmark
   guest           tests of limits, on a kernel with cgroups of version 2 only
+  release         the static program, its size, and the README's commands run with it
   fuzz [runs]     the decoder's fuzzer, for that many inputs (ten million unless said)
   help            this text";
 
@@ -62,6 +64,11 @@ fn run(arguments: &[String]) -> Result<ExitCode> {
             let target = manifest::Manifest::read(&workspace)?.target;
             guest::check(&workspace, &target, &mut counts::Counts::default())
                 .map(|()| ExitCode::SUCCESS)
+        }
+        ("release", []) => {
+            let workspace = Workspace::find()?;
+            let target = manifest::Manifest::read(&workspace)?.target;
+            release::check(&workspace, &target).map(|()| ExitCode::SUCCESS)
         }
         ("help" | "--help" | "-h", _) => {
             println!("{HELP}");

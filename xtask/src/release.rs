@@ -1,0 +1,104 @@
+//! The program as it is given to others: one static file, small enough, and every command of the README run with it.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use crate::{
+    Result,
+    command::{self, Workspace},
+};
+
+/// The most bytes it may have.
+const MOST: u64 = 20 << 20;
+
+/// Where each block of the README is run: with the program found first, and a server that keeps to its own directory.
+const BEFORE: &str = r#"set -eu
+trap 'kill $(jobs -p) 2>/dev/null || true; wait' EXIT
+boxd() { "$BOXD" "$@"; }
+cargo() {
+    case "$1" in
+        run) while [ "$1" != -- ]; do shift; done; shift; "$BOXD" "$@" ;;
+        # What this is part of, what takes as long as that, and what was just built.
+        xtask | install) ;;
+        *) command cargo "$@" ;;
+    esac
+}
+"#;
+
+/// Builds the program, looks at its size, and runs the README with it.
+pub(crate) fn check(workspace: &Workspace, target: &Path) -> Result {
+    let program = build(workspace, target)?;
+    let size = fs::metadata(&program)?.len();
+    println!("boxd: {size} bytes, static");
+    if size > MOST {
+        return Err(format!("boxd has {size} bytes; {MOST} are allowed").into());
+    }
+    let linked = command::output(&mut workspace.program("ldd", &program.display().to_string()));
+    if linked.is_ok_and(|text| text.contains("=>")) {
+        return Err("boxd is not static".into());
+    }
+    readme(workspace, target, &program)
+}
+
+fn build(workspace: &Workspace, target: &Path) -> Result<PathBuf> {
+    let triple = host(workspace)?;
+    let mut cargo = workspace.cargo("build --release --package boxd --target");
+    cargo.arg(&triple).env("RUSTFLAGS", "-C target-feature=+crt-static");
+    command::status(&mut cargo)?;
+    Ok(target.join(triple).join("release/boxd"))
+}
+
+/// The machine's own target.
+fn host(workspace: &Workspace) -> Result<String> {
+    let text = command::output(&mut workspace.program("rustc", "-vV"))?;
+    let host = text.lines().find_map(|line| line.strip_prefix("host: "));
+    Ok(host.ok_or("rustc names no host")?.to_owned())
+}
+
+/// Runs every block of shell commands, each in a directory of its own.
+fn readme(workspace: &Workspace, target: &Path, program: &Path) -> Result {
+    let text = fs::read_to_string(workspace.root().join("README.md"))?;
+    let blocks = blocks(&text);
+    if blocks.is_empty() {
+        return Err("the README has no commands".into());
+    }
+    for (number, block) in blocks.iter().enumerate() {
+        let place = target.join("readme").join(number.to_string());
+        let _ = fs::remove_dir_all(&place);
+        fs::create_dir_all(&place)?;
+        let state = place.join("state");
+        println!("README, block {}:\n{block}", number + 1);
+        let mut shell = workspace.program("timeout", "120 bash -c");
+        shell.arg(format!("{BEFORE}{block}")).current_dir(&place);
+        shell.env("BOXD", program).env("BOXD_SERVER_STATE_DIR", &state);
+        shell.env("BOXD_ENDPOINT", format!("unix:{}", state.join("boxd.sock").display()));
+        command::status(&mut shell)?;
+    }
+    Ok(())
+}
+
+/// The blocks of shell commands.
+fn blocks(text: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut lines = text.lines();
+    while let Some(line) = lines.next() {
+        if line == "```sh" {
+            let block: Vec<&str> = lines.by_ref().take_while(|line| *line != "```").collect();
+            found.push(block.join("\n"));
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_of_commands_are_found() {
+        let text = "a\n```sh\nx\ny\n```\n```rust\nz\n```\n```sh\nw\n```\n";
+        assert_eq!(blocks(text), ["x\ny", "w"]);
+    }
+}
