@@ -207,6 +207,7 @@ impl Agent {
         params.env = self.env_with(std::mem::take(&mut params.env));
         let timeout = params.timeout_ms.map(Duration::from_millis);
         let alone = params.detached_ms.map(Duration::from_millis);
+        let killed_before = self.init().oom_kills();
         let started = self.start(params).await.inspect_err(|error| {
             command.has_failed(error.clone());
         })?;
@@ -233,6 +234,7 @@ impl Agent {
             keep,
             timeout,
             alone,
+            killed_before,
         };
         Ok(tokio::spawn(life.live()))
     }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use box_protocol::ExitWhy;
 use box_protocol::actions::{AgentCommand, StreamName};
+use box_protocol::{Exit, ExitWhy};
 use box_sys::Ended;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until};
@@ -37,9 +37,25 @@ pub(crate) struct Life {
     pub(crate) timeout: Option<Duration>,
     /// How long it may go unread.
     pub(crate) alone: Option<Duration>,
+    /// Processes of the box that had been killed for memory when it began.
+    pub(crate) killed_before: Option<u64>,
 }
 
 impl Life {
+    /// The same end, said to be for want of memory if the kernel has killed for that meanwhile: the command itself, or what its
+    /// shell waited for and told of by a code.
+    fn for_memory(&self, mut exit: Exit) -> Exit {
+        let killed = match exit.why {
+            ExitWhy::Signal => exit.signal == Some(9),
+            ExitWhy::Exit => exit.code == Some(128 + 9),
+            _ => false,
+        };
+        if killed && self.agent.init().oom_kills() > self.killed_before {
+            exit.why = ExitWhy::Oom;
+        }
+        exit
+    }
+
     /// Lives it, and gives what there is to say of it.
     pub(crate) async fn live(mut self) -> AgentCommand {
         let ended = self.until_reaped().await;
@@ -47,7 +63,7 @@ impl Life {
             self.drain(stream);
         }
         self.command.input.end().await;
-        let exit = self.command.exit(ended);
+        let exit = self.for_memory(self.command.exit(ended));
         let sum = match std::mem::replace(&mut self.keep, Keep::Log) {
             Keep::First(firsts) => Sum::of_firsts(firsts),
             Keep::Log => Sum::of(&self.command.log()),

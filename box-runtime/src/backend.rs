@@ -53,13 +53,6 @@ pub trait Backend: Send + Sync + 'static {
         None
     }
 
-    /// How many processes of a box were killed for want of memory, if the backend counts them. Asked around every command,
-    /// because its agent sees that it was killed and cannot see what for.
-    fn oom_kills(&self, id: Uuid) -> Option<u64> {
-        let _ = id;
-        None
-    }
-
     /// What a box uses now, as far as this machine tells. It does not wait.
     fn usage(&self, id: Uuid) -> Result<BoxStatsResult, BoxError> {
         let _ = id;

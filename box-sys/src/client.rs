@@ -420,12 +420,6 @@ impl Sandbox {
         usage
     }
 
-    /// How many of its processes were killed for memory, where this machine counts that. The one figure of
-    /// [`Self::usage`] that is cheap enough to ask for around every command.
-    pub fn oom_kills(&self) -> Option<u64> {
-        self.cgroups.oom_kills(self.cgroup.as_deref()?)
-    }
-
     /// Asks the kernel to stop everything in the box, init included. It does so soon: [`Self::stands_still`].
     pub fn freeze(&self) -> Result<()> {
         self.set_frozen(true)

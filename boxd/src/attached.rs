@@ -131,6 +131,18 @@ async fn pass_signals(command: CommandControl, tty: bool) -> Result<()> {
     }
 }
 
+/// Says why a command ended that did not end by itself.
+pub(crate) fn explain(exit: &Exit) {
+    let why = match exit.why {
+        ExitWhy::Timeout => "the command ran out of time; --timeout gives it more",
+        ExitWhy::Oom => "the box ran out of memory; --memory-mb gives it more",
+        ExitWhy::BoxEnded => "the box was ended, and the command with it",
+        ExitWhy::Lost => "how the command ended was not seen",
+        _ => return,
+    };
+    eprintln!("boxd: {why}");
+}
+
 /// The exit of a program that ran a command: its code, 128 and the signal's number, 124 for a timeout.
 pub(crate) fn code_of(exit: &Exit) -> ExitCode {
     let code = match (exit.why, exit.code, exit.signal) {

@@ -75,13 +75,16 @@ fn box_table(boxes: &[BoxSessionInfo]) -> String {
             format!("{}", info.cpus),
             format!("{} MiB", info.memory_mb),
             word(&info.network),
-            info.image.clone(),
+            match info.rootfs.as_deref() {
+                Some("host") => "this machine".to_owned(),
+                _ => info.image.clone(),
+            },
         ]
     };
     let rows: Vec<_> = boxes.iter().map(row).collect();
     output::table(
         &[
-            "BOX", "STATE", "AGE", "IDLE", "CPUS", "MEMORY", "NET", "IMAGE",
+            "BOX", "STATE", "AGE", "IDLE", "CPUS", "MEMORY", "NET", "SYSTEM",
         ],
         &rows,
     )

@@ -3,11 +3,11 @@
 use std::process::ExitCode;
 
 use anyhow::{Result, anyhow};
-use box_client::{BoxClient, BoxHandle, CommandBuilder, Network, SpecDraft};
+use box_client::{BoxClient, BoxHandle, CommandBuilder, Exit, Network, SpecDraft};
 use box_service::ServiceConfig;
 
 use crate::args::{Arguments, ExecArguments, Manner, Program, RunArguments, Switch};
-use crate::attached::{self, code_of};
+use crate::attached::{self, code_of, explain};
 use crate::config::{Config, load};
 use crate::local::Boxes;
 use crate::{connect, output, values};
@@ -104,16 +104,18 @@ pub(crate) async fn exec(arguments: &Arguments, asked: &ExecArguments) -> Result
         )?;
         return Ok(ExitCode::SUCCESS);
     }
-    attached::run(command, asked.manner.tty)
-        .await
-        .map(|exit| code_of(&exit))
+    ended(attached::run(command, asked.manner.tty).await)
 }
 
 async fn go(there: &BoxHandle, program: &Program, manner: &Manner) -> Result<ExitCode> {
     let command = command(there, program, manner)?;
-    attached::run(command, manner.tty)
-        .await
-        .map(|exit| code_of(&exit))
+    ended(attached::run(command, manner.tty).await)
+}
+
+fn ended(exit: Result<Exit>) -> Result<ExitCode> {
+    let exit = exit?;
+    explain(&exit);
+    Ok(code_of(&exit))
 }
 
 /// The command that was asked for.

@@ -45,7 +45,9 @@ pub(crate) fn check(workspace: &Workspace, target: &Path) -> Result {
 fn build(workspace: &Workspace, target: &Path) -> Result<PathBuf> {
     let triple = host(workspace)?;
     let mut cargo = workspace.cargo("build --release --package boxd --target");
-    cargo.arg(&triple).env("RUSTFLAGS", "-C target-feature=+crt-static");
+    cargo
+        .arg(&triple)
+        .env("RUSTFLAGS", "-C target-feature=+crt-static");
     command::status(&mut cargo)?;
     Ok(target.join(triple).join("release/boxd"))
 }
@@ -72,8 +74,13 @@ fn readme(workspace: &Workspace, target: &Path, program: &Path) -> Result {
         println!("README, block {}:\n{block}", number + 1);
         let mut shell = workspace.program("timeout", "120 bash -c");
         shell.arg(format!("{BEFORE}{block}")).current_dir(&place);
-        shell.env("BOXD", program).env("BOXD_SERVER_STATE_DIR", &state);
-        shell.env("BOXD_ENDPOINT", format!("unix:{}", state.join("boxd.sock").display()));
+        shell
+            .env("BOXD", program)
+            .env("BOXD_SERVER_STATE_DIR", &state);
+        shell.env(
+            "BOXD_ENDPOINT",
+            format!("unix:{}", state.join("boxd.sock").display()),
+        );
         command::status(&mut shell)?;
     }
     Ok(())

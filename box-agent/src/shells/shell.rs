@@ -213,6 +213,7 @@ impl Shell {
             keep: Keep::Log,
             timeout: params.timeout_ms.map(Duration::from_millis),
             alone: None,
+            killed_before: agent.init().oom_kills(),
         };
         let life = tokio::spawn(life.live());
         let _ = begins.send(());

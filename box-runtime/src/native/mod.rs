@@ -206,10 +206,6 @@ impl Backend for NativeBackend {
         Some(BoxError::validation(why))
     }
 
-    fn oom_kills(&self, id: Uuid) -> Option<u64> {
-        self.living(id)?.sandbox.oom_kills()
-    }
-
     fn usage(&self, id: Uuid) -> Result<BoxStatsResult, BoxError> {
         let living = self.living(id).ok_or_else(gone)?;
         let usage = living.sandbox.usage();

@@ -135,11 +135,6 @@ impl Living {
         self.agent.expect_silence(stands_still);
         done
     }
-
-    /// How many of its processes were killed for want of memory so far.
-    pub(super) fn oom_kills(&self) -> Option<u64> {
-        self.backend.oom_kills(self.id)
-    }
 }
 
 /// Why there is no box for a call.

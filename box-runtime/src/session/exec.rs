@@ -13,7 +13,7 @@ use box_protocol::{
 use box_rpc::{CallError, Peer};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::body::{Body, Living};
+use super::body::Body;
 use super::doubt::{Failure, end_of, failure, look_up};
 use super::relay::Relay;
 use super::work::{Exec, Streaming};
@@ -132,7 +132,6 @@ impl Body {
             command.params.env.extend(asked);
         }
         let params = &command.params;
-        let killed_before = living.oom_kills();
         let begun = Instant::now();
         let patience = command
             .limit
@@ -161,10 +160,7 @@ impl Body {
             Err(NoAnswer::Failed(Failure::Broken(reason))) => return Ran::Broken(reason),
         };
         match end_of(&told.answer, &params.command_id) {
-            Ok(exit) => {
-                let exit = for_memory(exit, living, killed_before);
-                self.told(spec, exit, told, command.slot.as_ref())
-            }
+            Ok(exit) => self.told(spec, exit, told, command.slot.as_ref()),
             Err(reason) => Ran::Broken(reason),
         }
     }
@@ -272,20 +268,6 @@ fn clipped(bytes: &[u8], dropped: &mut u64) -> String {
     let over = u64::try_from(bytes.len() - kept.len()).unwrap_or(u64::MAX);
     *dropped = dropped.saturating_add(over);
     String::from_utf8_lossy(kept).into_owned()
-}
-
-/// The same end, said to be for want of memory if the kernel has killed for that meanwhile: the command itself, or what its
-/// shell waited for and told of by a code.
-fn for_memory(mut exit: Exit, living: &Living, killed_before: Option<u64>) -> Exit {
-    let killed = match exit.why {
-        ExitWhy::Signal => exit.signal == Some(9),
-        ExitWhy::Exit => exit.code == Some(128 + 9),
-        _ => false,
-    };
-    if killed && living.oom_kills() > killed_before {
-        exit.why = ExitWhy::Oom;
-    }
-    exit
 }
 
 /// A command that was ended and said nothing about it gets a word of ours.

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use rustix::fs::AtFlags;
+use rustix::fs::{AtFlags, Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
 use super::{Ability, Cgroups, open_dir, read, write};
@@ -67,10 +67,11 @@ impl Cgroups {
         usage
     }
 
-    /// How many processes of this group were killed for memory.
-    pub(crate) fn oom_kills(&self, name: &str) -> Option<u64> {
+    /// The file that tells how many processes of a group were killed for memory, for the box itself to read.
+    pub(crate) fn oom_file(&self, name: &str) -> Option<OwnedFd> {
         let (dir, v2) = self.dir(name, Ability::Memory)?;
-        oom_kills(&dir, v2)
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        rustix::fs::openat(&dir, oom_name(v2), flags, Mode::empty()).ok()
     }
 
     /// Continues everything in the group of a box that cannot be asked while it is stopped.
@@ -185,12 +186,18 @@ fn start_time(pid: u32) -> Option<u64> {
 }
 
 fn oom_kills(dir: &OwnedFd, v2: bool) -> Option<u64> {
-    let file = if v2 {
+    field(dir, oom_name(v2), OOM_KILLS)
+}
+
+/// What the kernel calls their number.
+pub(crate) const OOM_KILLS: &str = "oom_kill";
+
+fn oom_name(v2: bool) -> &'static str {
+    if v2 {
         "memory.events"
     } else {
         "memory.oom_control"
-    };
-    field(dir, file, "oom_kill")
+    }
 }
 
 fn number(dir: &OwnedFd, file: &str) -> Option<u64> {
@@ -198,7 +205,11 @@ fn number(dir: &OwnedFd, file: &str) -> Option<u64> {
 }
 
 fn field(dir: &OwnedFd, file: &str, name: &str) -> Option<u64> {
-    let text = read(dir, file).ok()?;
+    field_of(&read(dir, file).ok()?, name)
+}
+
+/// The number behind a name, in a text of many.
+pub(crate) fn field_of(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| {
         line.strip_prefix(name)?
             .strip_prefix(' ')?

@@ -24,8 +24,8 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use group::Group;
-pub(crate) use live::Owner;
 pub use live::Usage;
+pub(crate) use live::{OOM_KILLS, Owner, field_of};
 
 /// What a hierarchy is able to do for a box.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

@@ -57,6 +57,8 @@ struct Begun {
     outer: Outer,
     /// What this process is worth when memory runs out.
     worth: OwnedFd,
+    /// How often it did, if somebody counts that.
+    oom: Option<OwnedFd>,
 }
 
 /// Builds the box around this process, tells the caller, and becomes its init.
@@ -107,7 +109,8 @@ fn close_rest<'a>(
         &seed.user,
         &seed.server.pidfd,
     ];
-    let keep = keep.into_iter().chain(begun.tree.descriptors()).chain(more);
+    let keep = keep.into_iter().chain(&begun.oom);
+    let keep = keep.chain(begun.tree.descriptors()).chain(more);
     close_all_but(keep.map(AsRawFd::as_raw_fd).collect())
 }
 
@@ -165,6 +168,9 @@ fn begin(seed: &mut Seed<'_>) -> Result<Begun> {
         Mode::empty(),
     );
     let worth = worth.at("open the OOM score")?;
+    let oom = seed
+        .group
+        .and_then(|group| server.cgroups.oom_file(&group.name));
     let tree = tree::prepare(seed)?;
     silence_stdio().at("open /dev/null")?;
     let none = Rlimit {
@@ -183,6 +189,7 @@ fn begin(seed: &mut Seed<'_>) -> Result<Begun> {
         pidfd,
         outer,
         worth,
+        oom,
     })
 }
 
@@ -193,6 +200,7 @@ fn close_in(seed: &Seed<'_>, begun: Begun, order: Order) -> Result<Init> {
         pidfd,
         outer,
         worth,
+        oom,
     } = begun;
     let Order {
         plan,
@@ -238,7 +246,7 @@ fn close_in(seed: &Seed<'_>, begun: Begun, order: Order) -> Result<Init> {
         unsafe { raw::close_between(fd, fd) }.at("close descriptors")?;
     }
     Ok(Init::new(
-        plan, fds, outer, two_uids, missing, landlock, worth,
+        plan, fds, outer, two_uids, missing, landlock, worth, oom,
     ))
 }
 

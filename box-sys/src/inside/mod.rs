@@ -38,6 +38,8 @@ pub struct Init {
     landlock: Option<OwnedFd>,
     /// What init is worth when memory runs out, opened before it hid itself.
     worth: OwnedFd,
+    /// How many of the box's processes the kernel has killed for memory, where it counts that for boxes.
+    oom: Option<OwnedFd>,
     guest_filter: Vec<libc::sock_filter>,
     marks: BTreeSet<u32>,
     next_mark: u32,
@@ -69,6 +71,10 @@ pub struct Ended {
 }
 
 impl Init {
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "each is what one step of the making gave"
+    )]
     pub(crate) fn new(
         plan: SandboxPlan,
         fds: Vec<OwnedFd>,
@@ -77,6 +83,7 @@ impl Init {
         missing: Vec<String>,
         landlock: Option<OwnedFd>,
         worth: OwnedFd,
+        oom: Option<OwnedFd>,
     ) -> Self {
         let guest_filter = crate::seccomp::guest_program();
         let fallback = fallback(&plan, &missing);
@@ -88,6 +95,7 @@ impl Init {
             missing,
             landlock,
             worth,
+            oom,
             guest_filter,
             marks: BTreeSet::new(),
             next_mark: kin::MARKS.start,
@@ -105,6 +113,14 @@ impl Init {
             code: status.exit_status(),
             signal: status.terminating_signal(),
         })
+    }
+
+    /// How many processes of the box were killed for memory so far, where that is counted.
+    pub fn oom_kills(&self) -> Option<u64> {
+        let mut buffer = [0; 512];
+        let length = rustix::io::pread(self.oom.as_ref()?, &mut buffer, 0).ok()?;
+        let text = std::str::from_utf8(buffer.get(..length)?).ok()?;
+        crate::cgroup::field_of(text, crate::cgroup::OOM_KILLS)
     }
 
     /// Sends a signal to a command's process group.

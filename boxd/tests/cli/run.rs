@@ -37,10 +37,10 @@ fn words_run_as_they_are_and_input_reaches_them() {
 
 #[test]
 fn ends_that_are_no_codes_have_codes_of_their_own() {
-    assert_eq!(
-        run(&["--timeout", "300ms", "sleep 100"]).status.code(),
-        Some(124)
-    );
+    let late = run(&["--timeout", "300ms", "sleep 100"]);
+    assert_eq!(late.status.code(), Some(124));
+    let said = "boxd: the command ran out of time; --timeout gives it more\n";
+    assert_eq!(err(&late), said);
     assert_eq!(run(&["kill -9 $$"]).status.code(), Some(137));
     assert_eq!(run(&["--", "/no/such/program"]).status.code(), Some(125));
 }
@@ -99,6 +99,12 @@ fn limits_variables_and_directories_are_as_asked_for() {
         "x = b'x' * (256 << 20)",
     ]);
     assert_ne!(hog.status.code(), Some(0));
+    // Killed by its cgroup; where there is none, refused memory by its own limit.
+    let said = err(&hog);
+    assert!(
+        said.contains("--memory-mb gives it more") || said.contains("MemoryError"),
+        "{said}"
+    );
     assert_eq!(
         run(&[
             "--memory-mb",
