@@ -1,23 +1,49 @@
 //! The contract, served: what policy has a say in is decided here, the rest is passed on.
 
+use std::marker::PhantomData;
+
 #[allow(clippy::wildcard_imports, reason = "the whole contract is served here")]
 use box_protocol::actions::*;
 use box_protocol::{BoxError, BoxExecutionResult, BoxSessionInfo};
-use box_rpc::{Action, Call, Empty, Handle, Router, contract};
+use box_rpc::{Action, Call, Empty, Handle, Never, Router, contract};
+use serde_json::Value;
+use serde_json::value::RawValue;
 
 use crate::audit::Origin;
 use crate::service::BoxService;
 
-/// An action that policy has no say in.
-trait Forwarded: Action {}
+/// An action that policy has no say in, with what it carries left as it came: that is checked where it is used.
+struct Unread<A>(PhantomData<A>);
+
+/// The same of one that streams. Its parameters come with the engine's own beside them, so they have been taken apart already.
+struct UnreadStream<A>(PhantomData<A>);
+
+type Text = Box<RawValue>;
+
+impl<A: Action> Action for Unread<A> {
+    const NAME: &'static str = A::NAME;
+    type Params = Text;
+    type Result = Text;
+    type Chunk = Never;
+}
+
+impl<A: Action> Action for UnreadStream<A> {
+    const NAME: &'static str = A::NAME;
+    type Params = Value;
+    type Result = Text;
+    type Chunk = Text;
+}
+
+/// Only such an action may be forwarded without its chunks.
+const fn streams_nothing<A: Action<Chunk = Never>>() {}
 
 macro_rules! serve {
-    (decided: $($decided:ty),+; forwarded: $($forwarded:ty),+;) => {
+    (decided: $($decided:ty),+; forwarded: $($forwarded:ty),+; streamed: $($streamed:ty),+;) => {
         contract! {
             /// Everything a [`BoxService`] serves: the whole contract.
-            pub(crate) Served: $($decided),+, $($forwarded),+
+            pub(crate) Served: $($decided),+, $(Unread<$forwarded>),+, $(UnreadStream<$streamed>),+
         }
-        $(impl Forwarded for $forwarded {})+
+        const _: () = { $(streams_nothing::<$forwarded>();)+ };
     };
 }
 
@@ -26,17 +52,30 @@ serve! {
     forwarded:
         SystemHealth, SystemConfigure, SystemShutdown,
         TenantGrant, TenantRevoke,
-        BoxGet, BoxList, BoxTransition, BoxDelete, BoxStats, BoxEvents,
-        CommandStart, CommandAttach, CommandGet, CommandList, CommandInput, CommandKill,
-        ShellCreate, ShellRun, ShellList, ShellDelete,
-        FileRead, FileWrite, FileStat, FileList, FileFind, FileGrep, FileReplace, FileMove, FileRemove,
-        FileMkdir, FileAttributes, FileWatch, FilePack, FileUnpack,
-        PortOpen, PortSend,
+        BoxGet, BoxList, BoxTransition, BoxDelete,
+        CommandGet, CommandList, CommandInput, CommandKill,
+        ShellCreate, ShellList, ShellDelete,
+        FileWrite, FileStat, FileList, FileFind, FileGrep, FileReplace, FileMove, FileRemove,
+        FileMkdir, FileAttributes, FileUnpack,
+        PortSend,
         CatalogPut, CatalogGet, CatalogList, CatalogDelete;
+    streamed:
+        BoxStats, BoxEvents, CommandStart, CommandAttach, ShellRun, FileRead, FileWatch, FilePack, PortOpen;
 }
 
-impl<A: Forwarded> Handle<A> for BoxService {
-    async fn handle(&self, params: A::Params, mut call: Call<A>) -> Result<A::Result, BoxError> {
+impl<A: Action> Handle<Unread<A>> for BoxService {
+    async fn handle(&self, params: Text, mut call: Call<Unread<A>>) -> Result<Text, BoxError> {
+        let client = self.client_for(&call.caller()).await?;
+        client.forward(&params, &mut call).await
+    }
+}
+
+impl<A: Action> Handle<UnreadStream<A>> for BoxService {
+    async fn handle(
+        &self,
+        params: Value,
+        mut call: Call<UnreadStream<A>>,
+    ) -> Result<Text, BoxError> {
         let client = self.client_for(&call.caller()).await?;
         client.forward(&params, &mut call).await
     }
