@@ -8,6 +8,7 @@ pub use box_rpc::{Code, Fault, RpcError as BoxError};
 /// What an error carries for programs. Every member is optional; readers ignore what they do not
 /// know.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Detail {
     /// The field at fault.
@@ -59,6 +60,8 @@ impl Detail {
 
 /// What an error is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(transform = crate::schema::open_list))]
 #[serde(rename_all = "snake_case")]
 pub enum Subject {
     /// A box (LangBot: a session). Assumed where nothing is said.

@@ -37,8 +37,8 @@ fn fresh_text() -> Arc<str> {
 }
 
 macro_rules! ids {
-    ($($(#[$doc:meta])* $name:ident, $field:literal;)*) => {$(
-        $(#[$doc])*
+    ($($(#[doc = $doc:literal])* $name:ident, $field:literal;)*) => {$(
+        $(#[doc = $doc])*
         ///
         /// 1 to 256 bytes, no control character, no `/`, not `.` or `..`. Cheap to clone.
         #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -106,6 +106,17 @@ macro_rules! ids {
                 let text = Arc::<str>::deserialize(deserializer)?;
                 check($field, &text).map_err(|invalid| invalid.decoding())?;
                 Ok(Self(text))
+            }
+        }
+
+        #[cfg(feature = "schema")]
+        impl schemars::JsonSchema for $name {
+            fn schema_name() -> std::borrow::Cow<'static, str> {
+                stringify!($name).into()
+            }
+
+            fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+                crate::schema::id(concat!($($doc),*))
             }
         }
     )*};

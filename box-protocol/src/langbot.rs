@@ -68,6 +68,7 @@ pub fn timeout_notice(timeout_sec: u64) -> String {
 
 /// A box as LangBot reads it: its own members only, times as texts.
 #[derive(Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SessionView<'a> {
     session_id: &'a str,
     backend_name: &'a str,
@@ -84,8 +85,10 @@ pub struct SessionView<'a> {
     read_only_rootfs: bool,
     workspace_quota_mb: u64,
     #[serde(with = "time::text")]
+    #[cfg_attr(feature = "schema", schemars(with = "String"))]
     created_at: UnixMs,
     #[serde(with = "time::text")]
+    #[cfg_attr(feature = "schema", schemars(with = "String"))]
     last_used_at: UnixMs,
     status: LaneStatus,
 }

@@ -39,6 +39,8 @@ pub mod langbot;
 pub mod model;
 mod note;
 mod paths;
+#[cfg(feature = "schema")]
+pub mod schema;
 mod text;
 mod time;
 

@@ -39,6 +39,7 @@ pub enum Never {}
 
 /// Parameters or a result without members: `{}`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Empty {}
 
 /// Does the work of one action.

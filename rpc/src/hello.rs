@@ -15,6 +15,7 @@ pub const CONTRACT: [u32; 2] = [1, 1];
 
 /// Who calls, in which versions, and with which token.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct HelloParams {
     /// Name and version of the calling program, for logs.
     #[serde(default)]
@@ -54,6 +55,7 @@ impl fmt::Debug for HelloParams {
 
 /// What the server answers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct HelloResult {
     /// Name and version of the server.
     pub server: String,
@@ -67,6 +69,7 @@ pub struct HelloResult {
 
 /// The limits a caller has to know.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct HelloLimits {
     /// See [`Limits::message_bytes`].
     pub message_bytes: usize,

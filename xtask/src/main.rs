@@ -3,7 +3,7 @@
 //! # Reading order
 //! [`checks`] is the list of steps that CI runs. [`command`] starts programs, [`counts`] reads what the test runners say,
 //! [`manifest`] asks cargo about the workspace, [`tools`] installs what is missing, and [`hygiene`], [`unused`],
-//! [`guest`] and [`fuzz`] are single steps.
+//! [`guest`] and [`fuzz`] are single steps. [`schema`] writes the committed schema of the contract.
 
 mod checks;
 mod command;
@@ -13,6 +13,7 @@ mod guest;
 mod hygiene;
 mod manifest;
 mod release;
+mod schema;
 mod tools;
 mod unused;
 
@@ -31,6 +32,7 @@ cargo xtask <command>
   guest           tests of limits, on a kernel with cgroups of version 2 only
   release         the static program, its size, and the README's commands run with it
   fuzz [runs]     the decoder's fuzzer, for that many inputs (ten million unless said)
+  schema          writes docs/schema/contract.json and the list of actions in docs/wire.md
   help            this text";
 
 fn main() -> ExitCode {
@@ -70,6 +72,7 @@ fn run(arguments: &[String]) -> Result<ExitCode> {
             let target = manifest::Manifest::read(&workspace)?.target;
             release::check(&workspace, &target).map(|()| ExitCode::SUCCESS)
         }
+        ("schema", []) => schema::write(&Workspace::find()?).map(|()| ExitCode::SUCCESS),
         ("help" | "--help" | "-h", _) => {
             println!("{HELP}");
             Ok(ExitCode::SUCCESS)

@@ -69,6 +69,7 @@ pub const SPOOL_SLOTS: u32 = 8;
 
 /// Parameters of `agent.health`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct AgentHealthParams {
     /// What every command of the box finds in its environment, said once instead of with each of
@@ -85,6 +86,7 @@ pub struct AgentHealthParams {
 
 /// Answer to `agent.health`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct AgentHealthResult {
     /// The version of `agent.*` it speaks.
     pub contract: u32,
@@ -97,6 +99,7 @@ pub struct AgentHealthResult {
 
 /// When `agent.start` answers, and how the output comes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum AgentReply {
     /// At once; the output waits in the log.
@@ -118,6 +121,7 @@ pub enum AgentReply {
 
 /// Parameters of `agent.start`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 #[expect(
     clippy::struct_excessive_bools,
@@ -230,6 +234,7 @@ impl AgentStartParams {
 
 /// What a command of role `watch` watches.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct AgentWatch {
     /// The path.
@@ -244,6 +249,7 @@ pub struct AgentWatch {
 
 /// A command as its agent tells it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct AgentCommand {
     /// The command.
     pub command_id: CommandId,
@@ -299,6 +305,7 @@ impl AgentCommand {
 
 /// The first of a command's output.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Collected {
     /// Of standard output.
@@ -311,6 +318,7 @@ pub struct Collected {
 
 /// What an agent streams: an object with one member, named after the kind.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum AgentChunk {
     /// The process runs. First, and only from `agent.start`.
@@ -333,6 +341,7 @@ pub enum AgentChunk {
 
 /// Where a stream of output begins: at or before what was asked for, or at the first byte that is kept.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct ReadBegin {
     /// In bytes of each stream.
@@ -350,6 +359,7 @@ pub struct ReadBegin {
 
 /// A piece of output in a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SpooledPiece {
     /// When it was written.
     pub at: UnixMs,
@@ -363,6 +373,7 @@ pub struct SpooledPiece {
 
 /// Parameters of `agent.list`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct AgentListParams {
     /// This one only.
@@ -372,6 +383,7 @@ pub struct AgentListParams {
 
 /// Answer to `agent.list`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct AgentListResult {
     /// The commands, oldest first.
     pub items: Vec<CommandInfo>,
@@ -379,6 +391,7 @@ pub struct AgentListResult {
 
 /// Parameters of `agent.input`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct AgentInputParams {
     /// The command.
@@ -396,6 +409,7 @@ pub struct AgentInputParams {
 
 /// Parameters of `agent.output`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct AgentOutputParams {
     /// The command.
@@ -422,6 +436,7 @@ pub struct AgentOutputParams {
 
 /// Parameters of `agent.kill`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct AgentKillParams {
     /// The command.
@@ -439,6 +454,7 @@ pub struct AgentKillParams {
 
 /// Answer to `agent.kill`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct AgentKillResult {
     /// How it ended; absent if the signal did not end it and no grace was set.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -34,6 +34,7 @@ pub const FILE_PLACES: u64 = SPOOL_BYTES / FILE_PIECE;
 
 /// Parameters of `agent.read`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct AgentReadParams {
     /// What to read.
@@ -44,6 +45,7 @@ pub struct AgentReadParams {
 
 /// Parameters of `agent.pack`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct AgentPackParams {
     /// What to pack.
@@ -54,6 +56,7 @@ pub struct AgentPackParams {
 
 /// Parameters of `agent.write`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct AgentWriteParams {
     /// What to write; its `data` is empty.
@@ -66,6 +69,7 @@ pub struct AgentWriteParams {
 
 /// Parameters of `agent.unpack`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct AgentUnpackParams {
     /// What to unpack; its `data` is empty.
@@ -78,6 +82,7 @@ pub struct AgentUnpackParams {
 
 /// A piece of a file or an archive: an object with one member, named after the kind.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum AgentFileChunk {
     /// In the message.

@@ -51,6 +51,7 @@ actions! {
 
 /// What to do about a box that exists.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum IfExists {
     /// Use it, if it fits.
@@ -62,6 +63,7 @@ pub enum IfExists {
 
 /// Parameters of `box.create`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct BoxCreateParams {
     /// As asked for: the policy layer fills it up, whoever makes the box builds it.
@@ -73,6 +75,7 @@ pub struct BoxCreateParams {
 
 /// Answer to `box.create`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct BoxCreateResult {
     /// The box.
     pub info: BoxSessionInfo,
@@ -82,6 +85,7 @@ pub struct BoxCreateResult {
 
 /// Parameters of `box.get`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct BoxGetParams {
     /// The box.
@@ -93,6 +97,7 @@ pub struct BoxGetParams {
 
 /// Answer to `box.get`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct BoxGetResult {
     /// The box.
     pub info: BoxSessionInfo,
@@ -103,6 +108,7 @@ pub struct BoxGetResult {
 
 /// What the agent sees inside a box.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct GuestFacts {
     /// The system's name.
@@ -125,6 +131,7 @@ pub struct GuestFacts {
 
 /// Parameters of `box.list`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct BoxListParams {
     /// Of this world; without it, of the door the call came through.
@@ -147,6 +154,7 @@ pub struct BoxListParams {
 
 /// Answer to `box.list`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct BoxListResult {
     /// The boxes, by id.
     pub items: Vec<BoxSessionInfo>,
@@ -159,6 +167,7 @@ pub struct BoxListResult {
 
 /// Parameters of `box.update`; what is absent stays.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct BoxUpdateParams {
     /// The box.
@@ -185,6 +194,7 @@ pub struct BoxUpdateParams {
 
 /// A state a box can be asked into.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum TargetState {
     /// Resumed, or started.
@@ -197,6 +207,7 @@ pub enum TargetState {
 
 /// Parameters of `box.transition`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct BoxTransitionParams {
     /// The box.
@@ -207,6 +218,7 @@ pub struct BoxTransitionParams {
 
 /// Answer to `box.transition`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct BoxTransitionResult {
     /// The box.
     pub info: BoxSessionInfo,
@@ -216,6 +228,7 @@ pub struct BoxTransitionResult {
 
 /// Parameters of `box.delete`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct BoxDeleteParams {
     /// The box.
@@ -227,6 +240,7 @@ pub struct BoxDeleteParams {
 
 /// Answer to `box.delete`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct BoxDeleteResult {
     /// The box that is gone.
     pub deleted: SessionId,
@@ -234,6 +248,7 @@ pub struct BoxDeleteResult {
 
 /// What the timeout of an exec ends.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum OnTimeout {
     /// The whole box, before the answer.
@@ -245,6 +260,7 @@ pub enum OnTimeout {
 
 /// Parameters of `box.exec`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct BoxExecParams {
     /// As asked for: the policy layer fills it up, whoever runs it builds it.
@@ -262,6 +278,7 @@ pub struct BoxExecParams {
 
 /// Parameters of `box.stats`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct BoxStatsParams {
     /// The box.
@@ -273,6 +290,7 @@ pub struct BoxStatsParams {
 
 /// What a box uses; `null` where the machine does not tell.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct BoxStatsResult {
     /// When this was so.
@@ -291,6 +309,7 @@ pub struct BoxStatsResult {
 
 /// Parameters of `box.events`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct BoxEventsParams {
     /// Of this box only.
@@ -305,6 +324,7 @@ pub struct BoxEventsParams {
 
 /// Answer to `box.events`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct BoxEventsResult {
     /// Give this as `after` for what comes later.
     pub next: u64,
@@ -315,6 +335,7 @@ pub struct BoxEventsResult {
 
 /// Something that happened to a box.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct BoxEvent {
     /// Its number, rising.
     pub seq: u64,

@@ -30,6 +30,7 @@ actions! {
 
 /// What an item is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum CatalogKind {
     /// A directory that outlives boxes.
@@ -44,6 +45,7 @@ pub enum CatalogKind {
 
 /// What is known of an item, or asked of one.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct CatalogDraft {
     /// Its name.
@@ -76,6 +78,7 @@ pub struct CatalogDraft {
 
 /// Whether the item must or must not be there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum PutIf {
     /// Make a new one.
@@ -86,6 +89,7 @@ pub enum PutIf {
 
 /// Parameters of `catalog.put`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct CatalogPutParams {
     /// What it is.
@@ -99,6 +103,7 @@ pub struct CatalogPutParams {
 
 /// Where an item is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ItemState {
     /// Being made.
@@ -111,6 +116,7 @@ pub enum ItemState {
 
 /// An item.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct CatalogItem {
     /// The item.
     pub id: ItemId,
@@ -131,6 +137,7 @@ pub struct CatalogItem {
 
 /// Which item.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ItemKey {
     /// By id.
@@ -141,6 +148,7 @@ pub enum ItemKey {
 
 /// Parameters of `catalog.get` and `catalog.delete`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct CatalogGetParams {
     /// What it is.
@@ -154,6 +162,7 @@ pub struct CatalogGetParams {
 
 /// Parameters of `catalog.list`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct CatalogListParams {
     /// What they are.
@@ -171,6 +180,7 @@ pub struct CatalogListParams {
 
 /// Answer to `catalog.list`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct CatalogListResult {
     /// The items, by name.
     pub items: Vec<CatalogItem>,

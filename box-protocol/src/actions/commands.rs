@@ -38,6 +38,7 @@ actions! {
 
 /// One command of one box.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct CommandKey {
     /// The box.
@@ -48,6 +49,7 @@ pub struct CommandKey {
 
 /// Whether a command has input.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Stdin {
     /// At its end from the start.
@@ -59,6 +61,7 @@ pub enum Stdin {
 
 /// Whether the two streams are kept apart.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum OutputMode {
     /// Apart.
@@ -70,6 +73,7 @@ pub enum OutputMode {
 
 /// What becomes of a command when its caller is gone.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum OnDisconnect {
     /// Its tree is killed.
@@ -81,6 +85,7 @@ pub enum OnDisconnect {
 
 /// The size of a terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct TerminalSize {
     /// Columns.
@@ -91,6 +96,7 @@ pub struct TerminalSize {
 
 /// Parameters of `command.start`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct CommandStartParams {
     /// The box.
@@ -202,6 +208,7 @@ impl CommandStartParams {
 
 /// Answer to `command.start`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct CommandStartResult {
     /// The command.
     pub info: CommandInfo,
@@ -214,6 +221,7 @@ pub struct CommandStartResult {
 
 /// What an exclusive reader does about another one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Exclusive {
     /// Is refused.
@@ -224,6 +232,7 @@ pub enum Exclusive {
 
 /// Parameters of `command.attach`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct CommandAttachParams {
     /// The box.
@@ -249,6 +258,7 @@ pub struct CommandAttachParams {
 
 /// Answer to `command.attach`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct CommandAttachResult {
     /// The command, as it was when reading ended.
     pub info: CommandInfo,
@@ -258,6 +268,7 @@ pub struct CommandAttachResult {
 
 /// Parameters of `command.list`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct CommandListParams {
     /// The box.
@@ -272,6 +283,7 @@ pub struct CommandListParams {
 
 /// Answer to `command.list`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct CommandListResult {
     /// The commands, oldest first.
     pub items: Vec<CommandInfo>,
@@ -279,6 +291,7 @@ pub struct CommandListResult {
 
 /// Parameters of `command.input`: any of the three, in this order.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct CommandInputParams {
     /// The box.
@@ -298,6 +311,7 @@ pub struct CommandInputParams {
 
 /// Answer to `command.input`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct CommandInputResult {
     /// Bytes that were written.
     pub accepted: u64,
@@ -305,6 +319,7 @@ pub struct CommandInputResult {
 
 /// Parameters of `command.kill`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct CommandKillParams {
     /// The box.
@@ -328,6 +343,7 @@ pub(super) fn kill_signal() -> String {
 
 /// Answer to `command.kill`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct CommandKillResult {
     /// The command.
     pub info: CommandInfo,

@@ -106,6 +106,7 @@ fn one() -> u32 {
 
 /// What a pattern must fit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum GlobMatch {
     /// The path below the directory.
@@ -117,6 +118,7 @@ pub enum GlobMatch {
 
 /// Answer to `file.list`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FileListResult {
     /// What is there, by path.
     pub entries: Vec<FileStatInfo>,
@@ -127,6 +129,7 @@ pub struct FileListResult {
 
 /// Answer to `file.find`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FileFindResult {
     /// What fits, by path.
     pub entries: Vec<FileStatInfo>,
@@ -136,6 +139,7 @@ pub struct FileFindResult {
 
 /// A line that fits, or one near it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct GrepLine {
     /// The file.
     pub path: String,
@@ -150,6 +154,7 @@ pub struct GrepLine {
 
 /// Answer to `file.grep`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FileGrepResult {
     /// The lines, by file and number.
     pub lines: Vec<GrepLine>,

@@ -60,6 +60,7 @@ macro_rules! file_params {
     ($($(#[$doc:meta])* $name:ident { $($(#[$attribute:meta])* $field:ident: $kind:ty,)* })*) => {$(
         $(#[$doc])*
         #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+        #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
         #[serde(deny_unknown_fields)]
         pub struct $name {
             /// The box.
@@ -247,6 +248,7 @@ file_params! {
 
 /// What happened to a watched file: one line of a watch's log.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FileChange {
     /// What happened.
     pub kind: ChangeKind,
@@ -261,6 +263,7 @@ pub struct FileChange {
 
 /// What may happen to a watched file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ChangeKind {
     /// Something new has this name: it was made, moved in from elsewhere, or put in the place of what was
@@ -279,6 +282,7 @@ pub enum ChangeKind {
 
 /// A part of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum FilePart {
     /// Some bytes.
@@ -301,6 +305,7 @@ pub enum FilePart {
 
 /// Whether a file may be there before it is written.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum FileCreate {
     /// It may.
@@ -312,6 +317,7 @@ pub enum FileCreate {
 
 /// One piece of an upload. Repeating a piece is harmless.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct UploadPiece {
     /// The upload.
@@ -325,6 +331,7 @@ pub struct UploadPiece {
 
 /// What an archive may not exceed; the server's own caps hold as well.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct TreeCaps {
     /// Bytes of all files.
@@ -337,6 +344,7 @@ pub struct TreeCaps {
 
 /// A piece of a file or an archive.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FileChunk {
     /// Where it begins.
     pub offset: u64,
@@ -346,6 +354,7 @@ pub struct FileChunk {
 
 /// What something in a file system is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum FileKind {
     /// A file.
@@ -360,6 +369,7 @@ pub enum FileKind {
 
 /// What is known of a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FileStatInfo {
     /// Where it is.
     pub path: String,
@@ -384,6 +394,7 @@ pub struct FileStatInfo {
 
 /// Answer to `file.stat`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FileStatResult {
     /// By path as asked.
     pub paths: BTreeMap<String, FileOutcome>,
@@ -391,6 +402,7 @@ pub struct FileStatResult {
 
 /// What came of looking at one path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum FileOutcome {
     /// It is there.
@@ -401,6 +413,7 @@ pub enum FileOutcome {
 
 /// Why a path could not be looked at.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FileFault {
     /// The word.
     pub code: Code,
@@ -413,6 +426,7 @@ pub struct FileFault {
 
 /// Answer to `file.replace`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FileReplaceResult {
     /// Occurrences replaced.
     pub count: u64,
@@ -420,6 +434,7 @@ pub struct FileReplaceResult {
 
 /// Answer to `file.pack` and `file.unpack`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct FileTreeResult {
     /// Files and directories.

@@ -37,8 +37,8 @@ pub use tenant::*;
 
 /// Declares actions: `Type = "name": Params => Result;`, with `| Chunk` if it streams.
 macro_rules! actions {
-    ($($(#[$doc:meta])* $action:ident = $name:literal: $params:ty => $result:ty $(| $chunk:ty)?;)*) => {$(
-        $(#[$doc])*
+    ($($(#[doc = $doc:literal])* $action:ident = $name:literal: $params:ty => $result:ty $(| $chunk:ty)?;)*) => {$(
+        $(#[doc = $doc])*
         #[derive(Debug, Clone, Copy)]
         pub struct $action;
 
@@ -48,9 +48,26 @@ macro_rules! actions {
             type Result = $result;
             type Chunk = actions!(@chunk $($chunk)?);
         }
+
+        #[cfg(feature = "schema")]
+        impl $crate::schema::Described for $action {
+            fn describe(
+                generator: &mut schemars::SchemaGenerator,
+            ) -> $crate::schema::ActionSchema {
+                $crate::schema::ActionSchema {
+                    name: <Self as box_rpc::Action>::NAME,
+                    doc: concat!($($doc, "\n"),*),
+                    params: generator.subschema_for::<$params>(),
+                    result: generator.subschema_for::<$result>(),
+                    chunk: actions!(@schema generator $($chunk)?),
+                }
+            }
+        }
     )*};
     (@chunk) => { box_rpc::Never };
     (@chunk $chunk:ty) => { $chunk };
+    (@schema $generator:ident) => { None };
+    (@schema $generator:ident $chunk:ty) => { Some($generator.subschema_for::<$chunk>()) };
 }
 pub(crate) use actions;
 
@@ -60,13 +77,21 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// Declares a list of the names of actions.
+/// Declares a list of the names of actions, and one of what tells their schemas.
 macro_rules! names {
-    ($($action:ident)*) => { &[$(<$action as box_rpc::Action>::NAME),*] };
+    ($($(#[$doc:meta])* $names:ident, $schemas:ident: $($action:ident)*;)*) => {$(
+        $(#[$doc])*
+        pub const $names: &[&str] = &[$(<$action as box_rpc::Action>::NAME),*];
+
+        #[cfg(feature = "schema")]
+        pub(crate) const $schemas: &[crate::schema::Describe] =
+            &[$(<$action as crate::schema::Described>::describe),*];
+    )*};
 }
 
-/// The contract a host sees, `hello` apart.
-pub const ALL_ACTIONS: &[&str] = names![
+names! {
+    /// The contract a host sees, `hello` apart.
+    ALL_ACTIONS, ALL_SCHEMAS:
     SystemHealth SystemStatus SystemConfigure SystemStorage SystemProbe SystemShutdown
     TenantGrant TenantRevoke
     BoxCreate BoxGet BoxList BoxUpdate BoxTransition BoxDelete BoxExec BoxStats BoxEvents
@@ -75,12 +100,13 @@ pub const ALL_ACTIONS: &[&str] = names![
     FileRead FileWrite FileStat FileList FileFind FileGrep FileReplace FileMove FileRemove FileMkdir
     FileAttributes FileWatch FilePack FileUnpack
     PortOpen PortSend
-    CatalogPut CatalogGet CatalogList CatalogDelete
-];
+    CatalogPut CatalogGet CatalogList CatalogDelete;
 
-/// What a runtime asks of the agent in a box.
-pub const AGENT_ACTIONS: &[&str] = names![AgentHealth AgentStart AgentOutput AgentList AgentInput AgentKill AgentClear AgentGuest
-    AgentRead AgentPack AgentWrite AgentUnpack];
+    /// What a runtime asks of the agent in a box.
+    AGENT_ACTIONS, AGENT_SCHEMAS:
+    AgentHealth AgentStart AgentOutput AgentList AgentInput AgentKill AgentClear AgentGuest
+    AgentRead AgentPack AgentWrite AgentUnpack;
+}
 
 #[cfg(test)]
 mod tests;

@@ -10,6 +10,7 @@ use crate::time::UnixMs;
 
 /// How output is read.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct AttachOptions {
     /// What chunks hold.
@@ -20,6 +21,7 @@ pub struct AttachOptions {
 
 /// What chunks hold.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum View {
     /// Text; what is no UTF-8 is replaced, the same way for every reader. Offsets count bytes of the
@@ -34,6 +36,7 @@ pub enum View {
 
 /// When a reader stops before the command's end: at whatever comes first.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct Until {
     /// After so long; 0 reads what is there.
@@ -49,6 +52,7 @@ pub struct Until {
 
 /// Where reading begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ReadFrom {
     /// At these offsets of each stream.
@@ -67,6 +71,7 @@ impl Default for ReadFrom {
 
 /// How reading ended, and where to go on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ReadEnd {
     /// Why.
     pub why: ReadWhy,
@@ -81,6 +86,7 @@ pub struct ReadEnd {
 
 /// Why reading ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ReadWhy {
     /// The command ended, and everything was read.
@@ -97,6 +103,7 @@ pub enum ReadWhy {
 
 /// Which stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum StreamName {
     /// Standard output, and both if they are merged.
@@ -108,6 +115,7 @@ pub enum StreamName {
 /// A piece of a command's life as it is streamed: an object with one member, named after the kind.
 /// At most [`MAX_CHUNK_BYTES`](crate::MAX_CHUNK_BYTES) of output each.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum CommandChunk {
     /// It runs, or waits for its turn. First, and only where the call began it.
@@ -124,6 +132,8 @@ pub enum CommandChunk {
 
 /// A piece of output.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "OutputPiece_{T}"))]
 pub struct OutputPiece<T> {
     /// Of this stream.
     pub stream: StreamName,
@@ -139,6 +149,7 @@ pub struct OutputPiece<T> {
 
 /// Output that is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct OutputGap {
     /// Of this stream.
     pub stream: StreamName,

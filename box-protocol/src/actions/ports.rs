@@ -19,6 +19,7 @@ actions! {
 
 /// Parameters of `port.open`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct PortOpenParams {
     /// The box.
@@ -29,6 +30,7 @@ pub struct PortOpenParams {
 
 /// Answer to `port.open`, once it is closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PortOpenResult {
     /// Bytes into the box.
     pub sent: u64,
@@ -38,6 +40,7 @@ pub struct PortOpenResult {
 
 /// What an open relay streams.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum PortChunk {
     /// First: the relay.
@@ -48,6 +51,7 @@ pub enum PortChunk {
 
 /// Parameters of `port.send`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct PortSendParams {
     /// The box.

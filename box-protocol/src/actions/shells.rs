@@ -26,6 +26,7 @@ actions! {
 
 /// What a shell speaks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Language {
     /// Bash.
@@ -41,6 +42,7 @@ pub enum Language {
 
 /// Parameters of `shell.create`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct ShellCreateParams {
     /// The box.
@@ -77,6 +79,7 @@ fn yes() -> bool {
 
 /// Answer to `shell.create`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ShellCreateResult {
     /// The shell.
     pub info: ShellInfo,
@@ -86,6 +89,7 @@ pub struct ShellCreateResult {
 
 /// Where a shell is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ShellState {
     /// Being made.
@@ -98,6 +102,7 @@ pub enum ShellState {
 
 /// What is known of a shell.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ShellInfo {
     /// Its box.
     pub session_id: SessionId,
@@ -128,6 +133,7 @@ pub struct ShellInfo {
 
 /// Parameters of `shell.run`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct ShellRunParams {
     /// The box.
@@ -158,6 +164,7 @@ pub struct ShellRunParams {
 
 /// Parameters of `shell.list`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct ShellListParams {
     /// The box.
@@ -169,6 +176,7 @@ pub struct ShellListParams {
 
 /// Answer to `shell.list`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ShellListResult {
     /// The shells, oldest first.
     pub items: Vec<ShellInfo>,
@@ -176,6 +184,7 @@ pub struct ShellListResult {
 
 /// Parameters of `shell.delete`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct ShellDeleteParams {
     /// The box.
@@ -186,6 +195,7 @@ pub struct ShellDeleteParams {
 
 /// Answer to `shell.delete`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ShellDeleteResult {
     /// There was one.
     pub deleted: bool,

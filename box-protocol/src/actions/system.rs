@@ -35,6 +35,7 @@ actions! {
 
 /// The backend in use.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct BackendInfo {
     /// Its name; `null` if none is available.
@@ -49,6 +50,7 @@ pub struct BackendInfo {
 
 /// Answer to `system.status`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct SystemStatusResult {
     /// The backend in use.
@@ -74,6 +76,7 @@ pub struct SystemStatusResult {
 
 /// Room for boxes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Capacity {
     /// The most there may be.
@@ -86,6 +89,7 @@ pub struct Capacity {
 
 /// An error the policy layer has seen.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct RecentError {
     /// When.
     pub timestamp: UnixMs,
@@ -102,6 +106,7 @@ pub struct RecentError {
 /// Parameters of `system.configure`: any members. Some hold keys of other services, so
 /// [`Debug`](fmt::Debug) shows names only.
 #[derive(Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(transparent)]
 pub struct SystemConfigureParams(pub Map<String, Value>);
 
@@ -113,6 +118,7 @@ impl fmt::Debug for SystemConfigureParams {
 
 /// Answer to `system.configure`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SystemConfigureResult {
     /// It holds now.
     pub initialized: bool,
@@ -120,6 +126,7 @@ pub struct SystemConfigureResult {
 
 /// Answer to `system.storage`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct SystemStorageResult {
     /// Bytes in all roots.
@@ -130,6 +137,7 @@ pub struct SystemStorageResult {
 
 /// One directory of a storage answer.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct StorageDirectory {
     /// What it is called here.
@@ -155,6 +163,7 @@ pub struct StorageDirectory {
 
 /// Parameters of `system.probe`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct SystemProbeParams {
     /// The marker's name, without a directory.
@@ -163,6 +172,7 @@ pub struct SystemProbeParams {
 
 /// Answer to `system.probe`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SystemProbeResult {
     /// The marker's digest, in hex.
     pub sha256: String,
@@ -172,6 +182,7 @@ pub struct SystemProbeResult {
 
 /// Parameters of `system.shutdown`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct SystemShutdownParams {
     /// The server exits, too.
@@ -183,6 +194,7 @@ pub struct SystemShutdownParams {
 
 /// Answer to `system.shutdown`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SystemShutdownResult {
     /// Boxes that were ended.
     pub ended: u64,

@@ -17,6 +17,7 @@ actions! {
 /// Whose call it is: travels beside the parameters of any action. A lower generation than the known
 /// one is `denied`; a higher one first cancels the calls and deletes the boxes of the older.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Tenant {
     /// The tenant's namespace.
@@ -27,6 +28,7 @@ pub struct Tenant {
 
 /// Parameters of `tenant.grant`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct TenantGrantParams {
     /// Who is let in.
@@ -43,6 +45,7 @@ pub struct TenantGrantParams {
 
 /// Answer to `tenant.grant`: what holds now.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TenantGrantResult {
     /// Who is let in.
     pub tenant: Tenant,
@@ -58,6 +61,7 @@ pub struct TenantGrantResult {
 
 /// Parameters of `tenant.revoke`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct TenantRevokeParams {
     /// Whose grant.
@@ -68,6 +72,7 @@ pub struct TenantRevokeParams {
 
 /// Answer to `tenant.revoke`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TenantRevokeResult {
     /// Whose grant.
     pub namespace: String,

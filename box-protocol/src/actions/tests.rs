@@ -6,12 +6,17 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::model::{PerStream, Program, SpecDraft};
+use crate::schema::tests::{assert_agrees, assert_fits};
 use crate::{Blob, BoxManagedProcessSpec, CommandId, SessionId, UnixMs};
 use box_rpc::Action;
 
-fn round_trip<T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(value: &T) -> Value {
+fn round_trip<T>(value: &T) -> Value
+where
+    T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug + schemars::JsonSchema,
+{
     let json = serde_json::to_value(value).unwrap();
     assert!(json.is_object(), "{json}");
+    assert_fits::<T>(&json);
     assert_eq!(&serde_json::from_value::<T>(json.clone()).unwrap(), value);
     json
 }
@@ -21,6 +26,7 @@ fn takes<A: Action>(params: Value) {
     if let Err(error) = serde_json::from_value::<A::Params>(params.clone()) {
         panic!("{}: {error}", A::NAME);
     }
+    assert_agrees::<A>(&params);
     let mut stray = params;
     stray["no_such_member"] = json!(1);
     assert!(

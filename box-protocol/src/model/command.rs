@@ -15,6 +15,7 @@ use crate::time::UnixMs;
 ///
 /// Made by [`text`](Self::text) and [`argv`](Self::argv) or decoded; both keep the rules.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase", try_from = "Unchecked")]
 pub enum Program {
     /// A text for the box's shell.
@@ -26,10 +27,29 @@ pub enum Program {
 }
 
 #[derive(Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 enum Unchecked {
-    Text(String),
-    Argv(Vec<String>),
+    Text(
+        #[cfg_attr(
+            feature = "schema",
+            schemars(regex(pattern = crate::schema::NOT_BLANK))
+        )]
+        String,
+    ),
+    Argv(
+        #[cfg_attr(
+            feature = "schema",
+            schemars(
+                length(min = 1),
+                inner(regex(pattern = crate::schema::NO_NUL)),
+                extend("prefixItems" = [
+                    {"type": "string", "minLength": 1, "pattern": crate::schema::NO_NUL}
+                ])
+            )
+        )]
+        Vec<String>,
+    ),
 }
 
 impl Program {
@@ -81,6 +101,7 @@ impl TryFrom<Unchecked> for Program {
 
 /// What a command is for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
     /// Nothing in particular.
@@ -100,6 +121,7 @@ pub enum Role {
 
 /// Where a command is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum CommandState {
     /// Made, and waiting for its first reader.
@@ -116,6 +138,7 @@ pub enum CommandState {
 
 /// The same thing for both streams.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct PerStream {
     /// For standard output, or both streams if they are merged.
@@ -149,6 +172,7 @@ impl PerStream {
 
 /// What is known of a command.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct CommandInfo {
     /// Its box.
     pub session_id: SessionId,
@@ -205,6 +229,7 @@ pub struct CommandInfo {
 
 /// An error an interpreter raised.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct RunError {
     /// Its class.
     pub name: String,

@@ -8,6 +8,7 @@ use crate::invalid::Invalid;
 
 /// How a command ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Exit {
     /// The number it returned, if it returned.
     #[serde(default)]
@@ -21,6 +22,7 @@ pub struct Exit {
 
 /// Why a command ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ExitWhy {
     /// It returned.
@@ -72,6 +74,7 @@ impl Exit {
 
 /// Whether an exec came to its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ExecutionStatus {
     /// It ended by itself.
@@ -85,6 +88,8 @@ pub enum ExecutionStatus {
 /// A completed one has an exit code, which is 128 and the signal if a signal ended it; a timed-out one
 /// has none. Held on construction and on decode.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(!try_from, transform = crate::schema::code_by_status))]
 #[serde(try_from = "Fields")]
 #[non_exhaustive]
 pub struct BoxExecutionResult {
@@ -101,25 +106,32 @@ pub struct BoxExecutionResult {
     pub signal: Option<i32>,
     /// Its box had no memory left, and it was killed for that. Left out where it was not.
     #[serde(skip_serializing_if = "is_false")]
+    #[cfg_attr(feature = "schema", schemars(default))]
     pub oom: bool,
     /// Standard output.
+    #[cfg_attr(feature = "schema", schemars(default))]
     pub stdout: String,
     /// Standard error.
+    #[cfg_attr(feature = "schema", schemars(default))]
     pub stderr: String,
     /// How long it ran.
     pub duration_ms: u64,
     /// Bytes of standard output that were counted and not kept.
     #[serde(skip_serializing_if = "is_zero")]
+    #[cfg_attr(feature = "schema", schemars(default))]
     pub stdout_dropped: u64,
     /// Bytes of standard error that were counted and not kept.
     #[serde(skip_serializing_if = "is_zero")]
+    #[cfg_attr(feature = "schema", schemars(default))]
     pub stderr_dropped: u64,
     /// Some of standard output is missing, cut by the policy layer or dropped before it. Left out
     /// where nothing is, so that LangBot's members are all there are.
     #[serde(skip_serializing_if = "is_false")]
+    #[cfg_attr(feature = "schema", schemars(default))]
     pub stdout_truncated: bool,
     /// As `stdout_truncated`, of standard error.
     #[serde(skip_serializing_if = "is_false")]
+    #[cfg_attr(feature = "schema", schemars(default))]
     pub stderr_truncated: bool,
 }
 

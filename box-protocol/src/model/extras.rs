@@ -18,6 +18,7 @@ pub type Labels = BTreeMap<String, String>;
 
 /// The members of a spec beyond LangBot's.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SpecExtras {
     /// A changeable name, unique in its world.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -50,6 +51,7 @@ pub struct SpecExtras {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guest: Option<Guest>,
     /// Directories that exist from the start and belong to the guest.
+    #[cfg_attr(feature = "schema", schemars(inner(regex(pattern = crate::schema::INSIDE))))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dirs: Option<Vec<String>>,
     /// Primitives the box may lack (`network`, `disk_quota`); the answer lists under `degraded`
@@ -116,6 +118,7 @@ impl SpecExtras {
 
 /// The door a box came through. Lists show the own world only.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum World {
     /// Our own contract.
@@ -133,6 +136,7 @@ pub enum World {
 
 /// What a box is made from, by id or name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum BoxSource {
     /// A template of the catalogue.
@@ -145,11 +149,13 @@ pub enum BoxSource {
 
 /// A volume of the catalogue in a box.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct VolumeMount {
     /// The volume's id or name.
     pub volume: Name,
     /// Where it appears.
+    #[cfg_attr(feature = "schema", schemars(regex(pattern = crate::schema::INSIDE)))]
     pub mount_path: String,
     /// Only this part of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -161,6 +167,7 @@ pub struct VolumeMount {
 
 /// When a box ends by itself. `persistent` in the spec wins over `idle_ms`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct Lifetime {
     /// At this time, whatever it does.
@@ -180,6 +187,7 @@ pub struct Lifetime {
 
 /// What becomes of an idle box.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum OnIdle {
     /// It is deleted.
@@ -191,6 +199,7 @@ pub enum OnIdle {
 
 /// What every command of a box gets unless it says otherwise.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct Defaults {
     /// Variables.
@@ -202,6 +211,7 @@ pub struct Defaults {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub env_file: Option<String>,
     /// The working directory.
+    #[cfg_attr(feature = "schema", schemars(regex(pattern = crate::schema::INSIDE)))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cwd: Option<String>,
     /// The user, by name or number.
@@ -214,9 +224,11 @@ pub struct Defaults {
 
 /// A command started with the box.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Main {
     /// Program and arguments.
+    #[cfg_attr(feature = "schema", schemars(length(min = 1)))]
     pub argv: Vec<String>,
     /// The box ends with it.
     #[serde(default)]
@@ -225,10 +237,12 @@ pub struct Main {
 
 /// The guest in the box's own list of users.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Guest {
     /// The user's name.
     pub name: String,
     /// The home directory.
+    #[cfg_attr(feature = "schema", schemars(regex(pattern = crate::schema::INSIDE)))]
     pub home: String,
 }

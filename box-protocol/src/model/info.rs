@@ -12,6 +12,7 @@ use crate::time::UnixMs;
 
 /// Where a box is in its life. One that was deleted has no state: it is `not_found`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum BoxState {
     /// Being made or started.
@@ -54,6 +55,7 @@ impl BoxState {
 
 /// What the exec lane of a box is doing: LangBot's session status.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum LaneStatus {
     /// Nothing.
@@ -67,6 +69,7 @@ pub enum LaneStatus {
 
 /// What is known of a box.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct BoxSessionInfo {
     /// The box.
     pub session_id: SessionId,

@@ -10,6 +10,7 @@ pub const ARTIFACT_ROOT: &str = "/opt/langbot-artifacts";
 
 /// Whether, and how, a host directory is mounted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum HostPathMode {
     /// Not at all.
@@ -36,19 +37,26 @@ impl HostPathMode {
 ///
 /// Made by [`new`](Self::new) or decoded; both keep the rules.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(!try_from, deny_unknown_fields))]
 #[serde(try_from = "Fields")]
 #[non_exhaustive]
 pub struct BoxMountSpec {
     /// The directory on the host.
+    #[cfg_attr(feature = "schema", schemars(regex(pattern = crate::schema::OF_HOST)))]
     pub host_path: String,
     /// Where it appears in the box: absolute and normalized.
+    #[cfg_attr(feature = "schema", schemars(regex(pattern = crate::schema::NORMALIZED)))]
     pub mount_path: String,
     /// How it is mounted.
+    #[cfg_attr(feature = "schema", schemars(default))]
     pub mode: HostPathMode,
     /// For a content-addressed mount: `sha256:` and 64 hex digits.
+    #[cfg_attr(feature = "schema", schemars(regex(pattern = "^sha256:[0-9a-f]{64}$")))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content_digest: Option<String>,
     /// For a content-addressed mount: the manifest the digest is of, on the host.
+    #[cfg_attr(feature = "schema", schemars(regex(pattern = crate::schema::OF_HOST)))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub manifest_path: Option<String>,
 }

@@ -17,20 +17,31 @@ pub const DEFAULT_PROCESS_ID: &str = "default";
 ///
 /// Made by [`new`](Self::new) or decoded; both keep the rules.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(!try_from, deny_unknown_fields))]
 #[serde(try_from = "Fields")]
 #[non_exhaustive]
 pub struct BoxManagedProcessSpec {
     /// The process; its command has the same id.
+    #[cfg_attr(
+        feature = "schema",
+        schemars(with = "Option<String>", regex(pattern = crate::schema::TRIMMED_ID))
+    )]
     pub process_id: CommandId,
     /// The program, trimmed and not empty.
+    #[cfg_attr(feature = "schema", schemars(regex(pattern = crate::schema::NOT_BLANK)))]
     pub command: String,
     /// Its arguments.
+    #[cfg_attr(feature = "schema", schemars(default, inner(regex(pattern = crate::schema::NO_NUL))))]
     pub args: Vec<String>,
     /// Its variables.
+    #[cfg_attr(feature = "schema", schemars(default))]
     pub env: Env,
     /// Where it runs.
+    #[cfg_attr(feature = "schema", schemars(with = "Option<String>", regex(pattern = crate::schema::INSIDE)))]
     pub cwd: String,
     /// Its own share of the box's memory; 0 for the box's limit alone.
+    #[cfg_attr(feature = "schema", schemars(default))]
     pub memory_mb: u64,
 }
 
@@ -96,6 +107,7 @@ impl TryFrom<Fields> for BoxManagedProcessSpec {
 
 /// Whether a managed process runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ProcessStatus {
     /// It runs, or is about to.
@@ -106,6 +118,7 @@ pub enum ProcessStatus {
 
 /// A managed process as LangBot reads it: times are texts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct BoxManagedProcessInfo {
     /// Its box.
     pub session_id: SessionId,
@@ -125,9 +138,11 @@ pub struct BoxManagedProcessInfo {
     pub attached: bool,
     /// When it began.
     #[serde(with = "time::text")]
+    #[cfg_attr(feature = "schema", schemars(with = "String"))]
     pub started_at: UnixMs,
     /// When it ended.
     #[serde(default, with = "time::text::option")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<String>"))]
     pub exited_at: Option<UnixMs>,
     /// What it returned, or 128 and the signal.
     #[serde(default)]

@@ -12,6 +12,7 @@ use crate::invalid::Invalid;
 /// A field of a spec that a profile can lock: then the profile's value overwrites the caller's,
 /// silently.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Lockable {
     /// `image`
@@ -38,6 +39,7 @@ pub enum Lockable {
 ///
 /// Read from configuration or built in; a value that breaks a rule of the spec is refused on decode.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(try_from = "Fields")]
 #[non_exhaustive]
 pub struct BoxProfile {
@@ -125,16 +127,25 @@ impl BoxProfile {
 }
 
 #[derive(Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(extend("required" = ["name"])))]
 #[serde(default, deny_unknown_fields)]
 struct Fields {
+    #[cfg_attr(feature = "schema", schemars(with = "Name"))]
     name: String,
+    #[cfg_attr(feature = "schema", schemars(regex(pattern = r"\S")))]
     image: String,
     network: Network,
+    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     timeout_sec: u64,
+    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     max_timeout_sec: u64,
     host_path_mode: HostPathMode,
+    #[cfg_attr(feature = "schema", schemars(extend("exclusiveMinimum" = 0)))]
     cpus: f64,
+    #[cfg_attr(feature = "schema", schemars(range(min = 32)))]
     memory_mb: u64,
+    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pids_limit: u64,
     read_only_rootfs: bool,
     workspace_quota_mb: u64,

@@ -28,6 +28,7 @@ pub(crate) const QUOTA_RULE: &str = "must be greater than or equal to 0";
 
 /// Whether a box reaches a network.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Network {
     /// Nothing but itself.
@@ -53,6 +54,7 @@ impl Network {
 /// a draft. Compared on reuse are the fields of [`Fixed`](super::Fixed); `cmd`, `env`, `workdir` and
 /// `timeout_sec` may differ from call to call.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(try_from = "SpecDraft")]
 #[non_exhaustive]
 pub struct BoxSpec {

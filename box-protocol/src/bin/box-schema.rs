@@ -1,0 +1,18 @@
+//! Prints what `cargo xtask schema` commits: `contract` for the JSON Schema, `actions` for the table in `docs/wire.md`.
+
+use std::process::ExitCode;
+
+use box_protocol::schema;
+
+fn main() -> ExitCode {
+    let text = match std::env::args().nth(1).as_deref() {
+        Some("contract") => schema::contract_text(),
+        Some("actions") => schema::actions_table(),
+        _ => {
+            eprintln!("box-schema contract|actions");
+            return ExitCode::FAILURE;
+        }
+    };
+    print!("{text}");
+    ExitCode::SUCCESS
+}

@@ -1,0 +1,54 @@
+//! Writes what is made from the contract's types: its JSON Schema, and the list of actions in the wire reference.
+
+use std::fs;
+
+use crate::{
+    Result,
+    command::{self, Workspace},
+};
+
+const CONTRACT: &str = "docs/schema/contract.json";
+const WIRE: &str = "docs/wire.md";
+/// The lines around the list.
+const BEGIN: &str = "<!-- actions: written by `cargo xtask schema` -->\n";
+const END: &str = "<!-- /actions -->\n";
+
+/// Writes both files. A test of `box-protocol` fails when this was forgotten.
+pub(crate) fn write(workspace: &Workspace) -> Result {
+    let print = |what: &str| {
+        let cargo = "run --quiet --package box-protocol --features schema --bin box-schema --";
+        command::output(workspace.cargo(cargo).arg(what))
+    };
+    let contract = workspace.root().join(CONTRACT);
+    if let Some(folder) = contract.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    fs::write(contract, print("contract")?)?;
+    let wire = workspace.root().join(WIRE);
+    let text = replace(&fs::read_to_string(&wire)?, &print("actions")?)?;
+    fs::write(wire, text)?;
+    println!("wrote {CONTRACT} and the list in {WIRE}");
+    Ok(())
+}
+
+/// The text with another list between its marks.
+fn replace(text: &str, list: &str) -> Result<String> {
+    let marked = text.split_once(BEGIN);
+    let marked = marked.and_then(|(before, rest)| Some((before, rest.split_once(END)?.1)));
+    let (before, after) = marked.ok_or_else(|| format!("{WIRE} has no marks {BEGIN}and {END}"))?;
+    Ok(format!("{before}{BEGIN}{list}{END}{after}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{BEGIN, END, replace};
+
+    #[test]
+    fn only_what_is_between_the_marks_is_replaced() {
+        let text = format!("a\n{BEGIN}old\n{END}b\n");
+        let new = replace(&text, "new\n").unwrap();
+        assert_eq!(new, format!("a\n{BEGIN}new\n{END}b\n"));
+        assert_eq!(replace(&new, "new\n").unwrap(), new);
+        assert!(replace("a", "new").is_err());
+    }
+}
