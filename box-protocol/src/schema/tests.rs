@@ -126,6 +126,19 @@ fn the_committed_list_of_actions_is_what_the_contract_says() {
 }
 
 #[test]
+fn the_table_of_errors_is_the_one_table() {
+    let wire = include_str!("../../../docs/wire.md");
+    for row in &crate::error::MAPPINGS {
+        let begin = format!("| `{}` | {} | `{}`", row.code, row.json_rpc, row.langbot);
+        let line = wire.lines().find(|line| line.starts_with(&begin));
+        let line = line.unwrap_or_else(|| panic!("docs/wire.md has no line {begin}"));
+        for (_, class) in row.langbot_by_subject {
+            assert!(line.contains(class), "{line}");
+        }
+    }
+}
+
+#[test]
 fn every_action_is_told() {
     for (list, names) in [("actions", ALL_ACTIONS), ("agent_actions", AGENT_ACTIONS)] {
         let told = CONTRACT[list].as_object().unwrap();
