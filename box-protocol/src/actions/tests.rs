@@ -1,3 +1,4 @@
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 
 use serde::Serialize;
@@ -9,6 +10,11 @@ use crate::model::{PerStream, Program, SpecDraft};
 use crate::schema::tests::{assert_agrees, assert_fits};
 use crate::{Blob, BoxManagedProcessSpec, CommandId, SessionId, UnixMs};
 use box_rpc::Action;
+
+thread_local! {
+    /// The actions whose parameters were tried.
+    static TAKEN: RefCell<BTreeSet<&'static str>> = RefCell::default();
+}
 
 fn round_trip<T>(value: &T) -> Value
 where
@@ -23,6 +29,7 @@ where
 
 /// Whether these parameters are taken, and the same with a member nobody knows are not.
 fn takes<A: Action>(params: Value) {
+    TAKEN.with_borrow_mut(|taken| taken.insert(A::NAME));
     if let Err(error) = serde_json::from_value::<A::Params>(params.clone()) {
         panic!("{}: {error}", A::NAME);
     }
@@ -107,6 +114,26 @@ fn the_shortest_parameters_are_taken_and_strays_refused() {
     takes::<AgentList>(json!({}));
     takes::<AgentInput>(json!({"command_id": "c", "data": "aGk=", "close": true}));
     takes::<AgentKill>(json!({"command_id": "c"}));
+    takes::<AgentHealth>(json!({"cwd": "/"}));
+    let file = json!({"session_id": s, "path": "/a"});
+    takes::<AgentRead>(json!({"read": file, "spool": 1}));
+    takes::<AgentPack>(json!({"pack": file, "spool": 1}));
+    takes::<AgentWrite>(
+        json!({"write": {"session_id": s, "path": "/a", "data": ""}, "spool": 1, "bytes": 5}),
+    );
+    takes::<AgentUnpack>(json!({"unpack": {"session_id": s, "path": "/a", "data": "",
+        "upload": {"id": "u", "offset": 0}}, "spool": 1, "bytes": 5}));
+    let any = [
+        "system.health",
+        "system.status",
+        "system.storage",
+        "system.configure",
+    ];
+    let any = any.into_iter().chain(["agent.clear", "agent.guest"]);
+    let all: BTreeSet<_> = ALL_ACTIONS.iter().chain(AGENT_ACTIONS).copied().collect();
+    let tried =
+        TAKEN.with_borrow(|taken| taken.iter().copied().chain(any).collect::<BTreeSet<_>>());
+    assert_eq!(tried, all);
 }
 
 #[test]
