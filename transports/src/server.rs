@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use box_rpc::{Options, Router, Session};
@@ -17,6 +17,32 @@ pub struct Server {
     refused: Refused,
     sessions: Sessions,
     accepting: JoinHandle<()>,
+}
+
+/// The figures of a [`Server`] that somebody else keeps.
+#[derive(Debug, Clone)]
+pub struct Gauge {
+    endpoint: Endpoint,
+    refused: Refused,
+    sessions: Weak<Mutex<HashMap<u64, Arc<Session>>>>,
+}
+
+impl Gauge {
+    /// Where the server listens.
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    /// Connections that were turned away.
+    pub fn refused(&self) -> &Refused {
+        &self.refused
+    }
+
+    /// Connections open now; none once the server is gone.
+    pub fn connections(&self) -> usize {
+        let sessions = self.sessions.upgrade();
+        sessions.map_or(0, |sessions| lock(&sessions).len())
+    }
 }
 
 type Sessions = Arc<Mutex<HashMap<u64, Arc<Session>>>>;
@@ -76,6 +102,15 @@ impl Server {
     /// Connections open now.
     pub fn connections(&self) -> usize {
         lock(&self.sessions).len()
+    }
+
+    /// Its figures, for as long as it lives.
+    pub fn gauge(&self) -> Gauge {
+        Gauge {
+            endpoint: self.endpoint.clone(),
+            refused: self.refused.clone(),
+            sessions: Arc::downgrade(&self.sessions),
+        }
     }
 
     /// Waits until nobody new can connect any more: the end of a `stdio:` endpoint's only

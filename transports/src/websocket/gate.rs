@@ -137,7 +137,7 @@ impl Gate {
         self
     }
 
-    /// Values of `Host` that are accepted, with their port where they have one.
+    /// Values of `Host` that are accepted; one without a port is accepted with any.
     pub fn hosts<I: IntoIterator<Item = S>, S: Into<String>>(mut self, hosts: I) -> Self {
         self.hosts = hosts.into_iter().map(Into::into).collect();
         self
@@ -163,6 +163,21 @@ impl Gate {
     }
 }
 
+/// Whether a `Host` is one of ours, or that and a port.
+pub(super) fn is_host(ours: &str, host: &str) -> bool {
+    let (Some(name), Some(rest)) = (host.get(..ours.len()), host.get(ours.len()..)) else {
+        return false;
+    };
+    let port = rest.strip_prefix(':').unwrap_or(rest);
+    let only_port = rest.is_empty()
+        || port.len() < rest.len()
+            && !port.is_empty()
+            && port.bytes().all(|byte| byte.is_ascii_digit());
+    // The last group of an address without brackets is no port.
+    let bare = ours.contains(':') && !ours.ends_with(']');
+    name.eq_ignore_ascii_case(ours) && only_port && (rest.is_empty() || !bare)
+}
+
 impl Admit for Gate {
     fn admit(&self, request: &UpgradeRequest<'_>) -> Result<(), Refusal> {
         let served = if self.paths.is_empty() {
@@ -174,12 +189,7 @@ impl Admit for Gate {
             return Err(Refusal::new(404, "no such path"));
         }
         let host = request.header("host").unwrap_or_default();
-        if !self.hosts.is_empty()
-            && !self
-                .hosts
-                .iter()
-                .any(|ours| ours.eq_ignore_ascii_case(host))
-        {
+        if !self.hosts.is_empty() && !self.hosts.iter().any(|ours| is_host(ours, host)) {
             return Err(Refusal::new(403, "host not allowed"));
         }
         if request.count("origin") > 0 {

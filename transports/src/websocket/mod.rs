@@ -20,7 +20,7 @@ mod sender;
 #[cfg(test)]
 mod tests;
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::AtomicU16};
 
 use box_rpc::{Connection, ConnectionError, Limits, ReceiveHalf, SendHalf};
 use tokio::{
@@ -71,9 +71,15 @@ where
     fn new(intake: Intake<R>, outbox: Outbox<W>, role: Role, limits: &Limits) -> Self {
         let writer = Arc::new(Writer::new(outbox, role));
         Self {
-            send: WebSocketSend(Arc::clone(&writer)),
+            send: WebSocketSend::new(Arc::clone(&writer)),
             receive: WebSocketReceive::new(intake, role, limits.message_bytes, writer),
         }
+    }
+
+    /// Closes with the status that stands there when it is closed, instead of 1000: a server that goes away says so.
+    pub fn closing_with(mut self, status: Arc<AtomicU16>) -> Self {
+        self.send.status = Some(status);
+        self
     }
 
     /// Serves the upgrade on a fresh stream, holding a place among a listener's connections.

@@ -2,7 +2,10 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU16, Ordering},
+    },
 };
 
 use async_trait::async_trait;
@@ -146,20 +149,36 @@ impl<W: AsyncWrite + Unpin> Sink<W> {
 
 /// The half that sends: one unfragmented text frame for each message.
 #[derive(Debug)]
-pub(super) struct WebSocketSend<W>(pub(super) Arc<Writer<W>>);
+pub(super) struct WebSocketSend<W> {
+    writer: Arc<Writer<W>>,
+    /// What it closes with, if that is not [`NORMAL`].
+    pub(super) status: Option<Arc<AtomicU16>>,
+}
+
+/// The status of a connection that did what it was for.
+const NORMAL: u16 = 1000;
+
+impl<W> WebSocketSend<W> {
+    pub(super) fn new(writer: Arc<Writer<W>>) -> Self {
+        Self {
+            writer,
+            status: None,
+        }
+    }
+}
 
 #[async_trait]
 impl<W: AsyncWrite + Unpin + Send + 'static> SendHalf for WebSocketSend<W> {
     async fn send(&mut self, message: String) -> Result<(), ConnectionError> {
-        self.0.sink.lock().await.text(message).await
+        self.writer.sink.lock().await.text(message).await
     }
 
     async fn flush(&mut self) -> Result<(), ConnectionError> {
-        self.0.sink.lock().await.outbox.flush().await
+        self.writer.sink.lock().await.outbox.flush().await
     }
 
     async fn send_all(&mut self, messages: &mut VecDeque<String>) -> Result<(), ConnectionError> {
-        let mut sink = self.0.sink.lock().await;
+        let mut sink = self.writer.sink.lock().await;
         while let Some(message) = messages.pop_front() {
             sink.text(message).await?;
         }
@@ -168,11 +187,9 @@ impl<W: AsyncWrite + Unpin + Send + 'static> SendHalf for WebSocketSend<W> {
 
     /// Sends the close frame. What the peer still sends before its own can be received.
     async fn close(&mut self) -> Result<(), ConnectionError> {
-        self.0
-            .sink
-            .lock()
-            .await
-            .close(1000_u16.to_be_bytes().to_vec())
-            .await
+        let status = self.status.as_ref();
+        let status = status.map_or(NORMAL, |status| status.load(Ordering::Relaxed));
+        let mut sink = self.writer.sink.lock().await;
+        sink.close(status.to_be_bytes().to_vec()).await
     }
 }

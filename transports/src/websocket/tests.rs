@@ -333,6 +333,33 @@ fn request(path: &str, more: &str) -> String {
     )
 }
 
+#[test]
+fn a_host_without_a_port_is_accepted_with_any() {
+    use super::gate::is_host;
+    for (ours, host) in [
+        ("box", "BOX"),
+        ("box", "box:80"),
+        ("box:80", "box:80"),
+        ("[::1]", "[::1]:80"),
+        ("127.0.0.1", "127.0.0.1:7070"),
+    ] {
+        assert!(is_host(ours, host), "{ours} {host}");
+    }
+    for (ours, host) in [
+        ("box", "boxes"),
+        ("box", "box:"),
+        ("box", "box:80.evil"),
+        ("box", "box80"),
+        ("box:80", "box"),
+        ("box:80", "box:8080"),
+        ("box:80", "box:80:80"),
+        ("::1", "::1:80"),
+        ("box", ""),
+    ] {
+        assert!(!is_host(ours, host), "{ours} {host}");
+    }
+}
+
 #[tokio::test]
 async fn the_gate_knows_paths_origins_hosts_and_tokens() {
     let open = Gate::new();
