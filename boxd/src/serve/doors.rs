@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use box_rpc::Options;
-use box_transports::server::Server;
+use box_transports::server::{Gauge, Server};
 use box_transports::tls::{Identity, Pem, ServerTls};
 use box_transports::websocket::Gate;
 use box_transports::{Endpoint, ListenOptions, PeerInfo};
 
+use super::http::auth::LOOPBACK;
 use super::tokens::Tokens;
 use crate::config::ServerSection;
 use crate::local::Boxes;
@@ -57,6 +58,11 @@ impl Doors {
             .collect()
     }
 
+    /// The figures of each listener.
+    pub(super) fn gauges(&self) -> Vec<Gauge> {
+        self.servers.iter().map(Server::gauge).collect()
+    }
+
     /// Lets running calls end, in this time.
     pub(super) async fn close(self, within: Duration, restart: bool) {
         let closing = self
@@ -70,8 +76,10 @@ impl Doors {
 /// What a listener asks of whoever connects.
 #[derive(Debug, Clone)]
 enum Rule {
-    /// Nothing: only this user can reach it, or nobody but this machine, and no token was given.
+    /// Nothing: only this user can reach it.
     Open,
+    /// Nothing: nobody but this machine can reach it, and no token was given. Other users of it do not see all.
+    Loopback,
     /// A hello with a token.
     Token(box_rpc::Tokens),
     /// A certificate, which the handshake asks for.
@@ -99,16 +107,20 @@ impl Rule {
              (server.tls_client_ca)"
         );
         tracing::warn!(%endpoint, "no token: every program of this machine may use it");
-        Ok(Self::Open)
+        Ok(Self::Loopback)
     }
 
     fn options(&self, limits: box_rpc::Limits) -> Options {
         let gate = match self {
             Self::Token(tokens) => box_rpc::Gate::Tokens(tokens.clone()),
-            Self::Open | Self::Certificate => box_rpc::Gate::Open,
+            _ => box_rpc::Gate::Open,
         };
-        // Who shows a certificate is one of those the operator signed, and they are not told apart.
-        let caller = matches!(self, Self::Certificate).then(|| "certificate".into());
+        let caller = match self {
+            // Who shows a certificate is one of those the operator signed, and they are not told apart.
+            Self::Certificate => Some("certificate".into()),
+            Self::Loopback => Some(LOOPBACK.into()),
+            Self::Open | Self::Token(_) => None,
+        };
         Options {
             limits,
             gate,

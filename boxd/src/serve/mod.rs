@@ -3,9 +3,11 @@
 //! 1. This file: what is started in which order, and how it ends.
 //! 2. `tokens`: who may come from the network.
 //! 3. `doors`: what is listened at, and what each listener asks of callers.
-//! 4. `ready`: telling the world that it can begin, once.
+//! 4. `http`: the one HTTP port.
+//! 5. `ready`: telling the world that it can begin, once.
 
 mod doors;
+mod http;
 mod ready;
 mod tokens;
 
@@ -19,6 +21,7 @@ use box_runtime::Caller;
 use tokio::signal::unix::{SignalKind, signal};
 
 use self::doors::Doors;
+use self::http::{Http, Port};
 use self::tokens::Tokens;
 use crate::args::ServeArguments;
 use crate::config::{self, Config, Flag, ServerSection};
@@ -43,13 +46,20 @@ pub(crate) async fn run(asked: &ServeArguments) -> Result<ExitCode> {
     };
     own_directory(&state)?;
     let tokens = Tokens::read(config.server.token_file.as_deref())?;
+    let port = Port::bind(&config.server, &tokens).await?;
     let boxes = Boxes::start(&config, Some(&state), config.policy.clone())?;
+    let http = port.map(|port| port.serve(&boxes));
     let adopted = boxes.runtime.adopt().await?;
     boxes.service.initialize().await?;
     let listen = endpoints(&config.server, &state);
     let doors = Doors::open(&config.server, &listen, &boxes, &tokens).await?;
     tracing::info!(adopted, "boxes of an earlier server");
-    output::say(&ready::line(&doors.addresses()))?;
+    let mut addresses = doors.addresses();
+    if let Some(http) = &http {
+        http.ready(doors.gauges());
+        addresses.push(http.address());
+    }
+    output::say(&ready::line(&addresses))?;
     ready::notify("READY=1");
 
     let mut reload = signal(SignalKind::hangup())?;
@@ -67,16 +77,21 @@ pub(crate) async fn run(asked: &ServeArguments) -> Result<ExitCode> {
         }
     }
     ready::notify("STOPPING=1");
-    stop(&config, doors, &boxes).await;
+    stop(&config, doors, http, &boxes).await;
     Ok(ExitCode::SUCCESS)
 }
 
 /// Lets running calls end, then ends every box, unless they are to be kept for the next server. All of it is bounded.
-async fn stop(config: &Config, doors: Doors, boxes: &Boxes) {
+async fn stop(config: &Config, doors: Doors, http: Option<Http>, boxes: &Boxes) {
     let within = Duration::from_secs(config.server.drain_sec);
     let keep = config.server.keep_boxes;
     tracing::info!(?within, keep_boxes = keep, "stopping");
-    doors.close(within, keep).await;
+    let http = async {
+        if let Some(http) = http {
+            http.close(within, keep).await;
+        }
+    };
+    futures::future::join(doors.close(within, keep), http).await;
     if !keep {
         let within_ms = u64::try_from(within.as_millis()).ok();
         let all = SystemShutdownParams {

@@ -7,14 +7,17 @@ use std::path::Path;
 use anyhow::{Context as _, Result, bail, ensure};
 use rustix::fs::Mode;
 
+use super::http::auth::LOOPBACK;
+
 /// The variable that holds tokens where there is no file, in the same form.
 const VARIABLE: &str = "BOXD_TOKENS";
 
 /// The shortest token.
 const SHORTEST: usize = 32;
 
-/// Callers who may see everything need no token; nobody with one may take their name.
-const RESERVED: &str = "local";
+/// Callers who need no token; nobody with one may take their name: who may see everything, who comes over loopback where there
+/// are no tokens, and who shows a certificate.
+const RESERVED: [&str; 3] = ["local", LOOPBACK, "certificate"];
 
 /// The tokens there are.
 #[derive(Debug, Clone, Default)]
@@ -55,8 +58,8 @@ impl Tokens {
                 bail!("line {number} is not a name and a token");
             };
             ensure!(
-                name != RESERVED,
-                "line {number}: the name {RESERVED} is taken"
+                !RESERVED.contains(&name),
+                "line {number}: the name {name} is taken"
             );
             ensure!(
                 seen.insert(name),
@@ -99,6 +102,7 @@ mod tests {
             "ann",
             "ann short-secret",
             &format!("local {token}"),
+            &format!("loopback {token}"),
             &format!("ann {token}\nann x{token}"),
             &format!("ann {token} more"),
         ] {

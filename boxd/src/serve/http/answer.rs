@@ -1,0 +1,186 @@
+//! Answers, and refusals in words that each world's clients can read.
+
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::Bytes;
+use hyper::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderValue, UPGRADE, WWW_AUTHENTICATE};
+use hyper::{Response, StatusCode};
+use serde_json::{Value, json};
+
+use super::routes::Door;
+
+/// An answer. Its body may be a stream, for those gateways that need one.
+pub(super) type Answer = Response<UnsyncBoxBody<Bytes, std::io::Error>>;
+
+/// An answer of this text.
+pub(super) fn text(status: StatusCode, kind: &'static str, text: impl Into<Bytes>) -> Answer {
+    let body = Full::new(text.into()).map_err(|never| match never {});
+    let mut answer = Response::new(body.boxed_unsync());
+    *answer.status_mut() = status;
+    let headers = answer.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    // What is true of a box now is not what was.
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    answer
+}
+
+/// An answer of this JSON.
+pub(super) fn json(status: StatusCode, value: &Value) -> Answer {
+    text(status, "application/json", value.to_string())
+}
+
+/// How an error is written in the world that a path belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Shape {
+    /// All of them in one body.
+    Shared,
+    /// `{"code", "message"}`.
+    OpenSandbox,
+    /// `{"detail": {"error", "message"}}`.
+    LangSmith,
+    /// `{"success": false, "message", "data": null}`.
+    Aio,
+    /// `{"error": {"code", "message"}}`.
+    LangBot,
+}
+
+impl Shape {
+    fn of(door: Door) -> Self {
+        match door {
+            Door::Healthz
+            | Door::Readyz
+            | Door::Health
+            | Door::Version
+            | Door::Metrics
+            | Door::Rpc
+            | Door::BoxPort => Self::Shared,
+            Door::Relay => Self::LangBot,
+            Door::OpenSandbox | Door::BoxExecd | Door::BoxEgress => Self::OpenSandbox,
+            Door::LangSmith | Door::BoxLangSmith => Self::LangSmith,
+            Door::DeerFlow | Door::Aio | Door::BoxAio => Self::Aio,
+        }
+    }
+}
+
+/// Why a request is refused before any gateway has seen it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Why {
+    /// It is not a request that could be meant.
+    Malformed,
+    /// It has no token.
+    NoToken,
+    /// It has one, and it is none of ours.
+    WrongToken,
+    /// It comes from a page in a browser.
+    Browser,
+    /// Its path leads nowhere.
+    NotFound,
+    /// Not with this method.
+    Method,
+    /// Its body is beyond the limit.
+    TooLarge,
+    /// It asks for another server.
+    Misdirected,
+    /// Only websockets are served there.
+    NoUpgrade,
+    /// What would serve it is not part of this version.
+    NotBuilt,
+    /// Not yet, or not any more.
+    NotReady,
+}
+
+impl Why {
+    /// Its status, the word for it, and its class.
+    fn words(self) -> (StatusCode, &'static str, &'static str) {
+        match self {
+            Self::Malformed => (
+                StatusCode::BAD_REQUEST,
+                "INVALID_REQUEST",
+                "ValidationError",
+            ),
+            Self::NoToken => (StatusCode::UNAUTHORIZED, "MISSING_API_KEY", "Unauthorized"),
+            Self::WrongToken => (StatusCode::UNAUTHORIZED, "INVALID_API_KEY", "Unauthorized"),
+            Self::Browser => (StatusCode::FORBIDDEN, "FORBIDDEN", "Forbidden"),
+            Self::NotFound => (StatusCode::NOT_FOUND, "NOT_FOUND", "NotFound"),
+            Self::Method => (
+                StatusCode::METHOD_NOT_ALLOWED,
+                "METHOD_NOT_ALLOWED",
+                "MethodNotAllowed",
+            ),
+            Self::TooLarge => (
+                StatusCode::PAYLOAD_TOO_LARGE,
+                "PAYLOAD_TOO_LARGE",
+                "PayloadTooLarge",
+            ),
+            Self::Misdirected => (
+                StatusCode::MISDIRECTED_REQUEST,
+                "MISDIRECTED_REQUEST",
+                "MisdirectedRequest",
+            ),
+            Self::NoUpgrade => (
+                StatusCode::UPGRADE_REQUIRED,
+                "UPGRADE_REQUIRED",
+                "UpgradeRequired",
+            ),
+            Self::NotBuilt => (StatusCode::NOT_IMPLEMENTED, "NOT_SUPPORTED", "NotSupported"),
+            Self::NotReady => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                "UNAVAILABLE",
+                "Unavailable",
+            ),
+        }
+    }
+}
+
+/// A request that no gateway answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Refusal {
+    pub(super) why: Why,
+    /// What is wrong, and what to do. Never a secret.
+    message: String,
+}
+
+impl Refusal {
+    pub(super) fn new(why: Why, message: impl Into<String>) -> Self {
+        Self {
+            why,
+            message: message.into(),
+        }
+    }
+
+    /// The answer, as clients of this door expect it; as every client can read it where there is no door.
+    pub(super) fn answer(&self, door: Option<Door>) -> Answer {
+        let (status, code, class) = self.why.words();
+        let message = self.message.as_str();
+        let shape = match self.why {
+            // Whoever gets these may have meant another door.
+            Why::NotFound | Why::NotBuilt => Shape::Shared,
+            _ => door.map_or(Shape::Shared, Shape::of),
+        };
+        let body = match shape {
+            Shape::Shared => json!({
+                "code": code,
+                "message": message,
+                "success": false,
+                "data": null,
+                "detail": {"error": class, "message": message},
+            }),
+            Shape::OpenSandbox => json!({"code": code, "message": message}),
+            Shape::LangSmith => json!({"detail": {"error": class, "message": message}}),
+            Shape::Aio => json!({"success": false, "message": message, "data": null}),
+            Shape::LangBot => json!({"error": {"code": class, "message": message}}),
+        };
+        let mut answer = json(status, &body);
+        let more = match self.why {
+            Why::NoToken | Why::WrongToken => Some((WWW_AUTHENTICATE, "Bearer")),
+            Why::NoUpgrade => Some((UPGRADE, "websocket")),
+            Why::Method => Some((ALLOW, "GET, HEAD")),
+            _ => None,
+        };
+        if let Some((name, value)) = more {
+            let value = HeaderValue::from_static(value);
+            answer.headers_mut().insert(name, value);
+        }
+        answer
+    }
+}

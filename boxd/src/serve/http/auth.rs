@@ -1,0 +1,170 @@
+//! Who asks: the token of a request, in whichever header its world uses.
+
+use std::sync::Arc;
+
+use hyper::HeaderMap;
+use hyper::header::AUTHORIZATION;
+
+use super::answer::{Refusal, Why};
+use super::routes::Door;
+
+/// Whoever comes over loopback while no token is configured. Not `local`, who sees all: that is who can open the Unix
+/// socket, which is this user, and over loopback every user of the machine can come.
+pub(in crate::serve) const LOOPBACK: &str = "loopback";
+
+const LANGBOT: &str = "x-langbot-box-control-token";
+const OPENSANDBOX: &str = "open-sandbox-api-key";
+/// LangSmith's, and deer-flow's: names have no case.
+const LANGSMITH: &str = "x-api-key";
+const AIO: &str = "x-aio-api-key";
+
+/// Who may come.
+#[derive(Debug, Clone)]
+pub(super) struct Auth {
+    /// None if this is loopback and nobody was given one.
+    pub(super) tokens: Option<box_rpc::Tokens>,
+    /// Whether only this machine can connect.
+    pub(super) loopback: bool,
+}
+
+impl Auth {
+    /// The name of whoever asks at a door that needs one.
+    pub(super) fn who(
+        &self,
+        door: Door,
+        headers: &HeaderMap,
+        query: Option<&str>,
+    ) -> Result<Arc<str>, Refusal> {
+        let open = needs_nothing(door) || door == Door::Metrics && self.loopback;
+        let tokens = match &self.tokens {
+            Some(tokens) if !open => tokens,
+            _ => return Ok(LOOPBACK.into()),
+        };
+        let mut given = false;
+        for token in offered(door, headers, query) {
+            given = true;
+            if let Some(name) = tokens.name_of(token) {
+                return Ok(name);
+            }
+        }
+        let named = accepted(door).join(", ");
+        let or = if named.is_empty() { "" } else { " or " };
+        Err(if given {
+            Refusal::new(Why::WrongToken, "the token is not valid here")
+        } else {
+            let message = format!("a token is needed, as Authorization: Bearer{or}{named}");
+            Refusal::new(Why::NoToken, message)
+        })
+    }
+}
+
+/// Whether anybody may ask. What is told there is told to everybody who can connect.
+fn needs_nothing(door: Door) -> bool {
+    matches!(
+        door,
+        Door::Healthz | Door::Readyz | Door::Health | Door::Version
+    )
+}
+
+/// The headers that open a door, besides `Authorization: Bearer`, which opens all.
+fn accepted(door: Door) -> &'static [&'static str] {
+    match door {
+        Door::Healthz | Door::Readyz | Door::Health | Door::Version | Door::Metrics => &[],
+        Door::Rpc | Door::Relay => &[LANGBOT],
+        Door::OpenSandbox | Door::BoxExecd | Door::BoxEgress => &[OPENSANDBOX],
+        Door::LangSmith | Door::BoxLangSmith | Door::DeerFlow => &[LANGSMITH],
+        Door::Aio | Door::BoxAio => &[AIO],
+        Door::BoxPort => &[OPENSANDBOX, LANGSMITH, AIO],
+    }
+}
+
+/// Every token a request offers at a door.
+fn offered<'a>(
+    door: Door,
+    headers: &'a HeaderMap,
+    query: Option<&'a str>,
+) -> impl Iterator<Item = &'a str> {
+    let bearer = headers
+        .get_all(AUTHORIZATION)
+        .into_iter()
+        .filter_map(|value| value.to_str().ok()?.split_once(' '))
+        .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
+        .map(|(_, token)| token.trim());
+    let own = accepted(door)
+        .iter()
+        .flat_map(|name| headers.get_all(*name))
+        .filter_map(|value| value.to_str().ok());
+    let in_query = matches!(door, Door::Aio | Door::BoxAio)
+        .then_some(query)
+        .flatten()
+        .into_iter()
+        .flat_map(|query| query.split('&'))
+        .filter_map(|part| part.strip_prefix("api_key="));
+    bearer.chain(own).chain(in_query)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::serve::http::routes::ROUTES;
+
+    const TOKEN: &str = "0123456789abcdef0123456789abcdef";
+
+    fn auth(loopback: bool) -> Auth {
+        let tokens = box_rpc::Tokens::new([("ann".to_owned(), TOKEN.to_owned())]);
+        let tokens = Some(tokens);
+        Auth { tokens, loopback }
+    }
+
+    fn headers(name: &'static str, value: &str) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        headers.insert(name, value.parse().unwrap());
+        headers
+    }
+
+    #[test]
+    fn bearer_opens_every_door_and_other_headers_only_their_own() {
+        let auth = auth(false);
+        for (_, door) in ROUTES {
+            let bearer = headers("authorization", &format!("bearer {TOKEN}"));
+            let who = auth.who(*door, &bearer, None).unwrap();
+            assert_eq!(
+                &*who,
+                if needs_nothing(*door) {
+                    LOOPBACK
+                } else {
+                    "ann"
+                }
+            );
+            for name in [LANGBOT, OPENSANDBOX, LANGSMITH, AIO] {
+                let opened = auth.who(*door, &headers(name, TOKEN), None).is_ok();
+                let its_own = accepted(*door).contains(&name) || needs_nothing(*door);
+                assert_eq!(opened, its_own, "{door:?} {name}");
+                assert_eq!(
+                    auth.who(*door, &headers(name, &TOKEN[1..]), None).is_ok(),
+                    needs_nothing(*door)
+                );
+            }
+            let query = format!("x=1&api_key={TOKEN}");
+            let opened = auth.who(*door, &HeaderMap::new(), Some(&query)).is_ok();
+            let aio = matches!(door, Door::Aio | Door::BoxAio);
+            assert_eq!(opened, aio || needs_nothing(*door), "{door:?}");
+        }
+        let basic = headers("authorization", &format!("Basic {TOKEN}"));
+        assert!(auth.who(Door::Rpc, &basic, None).is_err());
+    }
+
+    #[test]
+    fn figures_are_open_on_loopback_and_nothing_else_is() {
+        let none = HeaderMap::new();
+        assert!(auth(true).who(Door::Metrics, &none, None).is_ok());
+        assert!(auth(false).who(Door::Metrics, &none, None).is_err());
+        let refused = auth(true).who(Door::Rpc, &none, None).unwrap_err();
+        assert_eq!(refused.why, Why::NoToken);
+        let open = Auth {
+            tokens: None,
+            loopback: true,
+        };
+        assert_eq!(&*open.who(Door::Rpc, &none, None).unwrap(), LOOPBACK);
+    }
+}

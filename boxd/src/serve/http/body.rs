@@ -1,0 +1,66 @@
+//! The body of a request: capped, and read to its end also where nobody wants it.
+
+use std::time::Duration;
+
+use http_body_util::{BodyExt as _, Limited};
+use hyper::body::Incoming;
+use hyper::header::{CONTENT_LENGTH, EXPECT};
+use hyper::{HeaderMap, Request};
+
+use super::answer::{Refusal, Why};
+
+/// A request whose body is a stream that fails beyond [`LONGEST`].
+pub(super) type Asked = Request<Limited<Incoming>>;
+
+/// The longest body. Messages of the RPC have a limit of their own.
+pub(super) const LONGEST: usize = 256 * 1024 * 1024;
+
+/// How much of a body that nobody wants is read, so that a client that sends before it reads gets its answer.
+const UNWANTED: usize = 1024 * 1024;
+
+/// How long that may take.
+const UNWANTED_TIME: Duration = Duration::from_secs(5);
+
+/// Refuses a body that is said to be too long before any of it is read.
+pub(super) fn check_length(headers: &HeaderMap) -> Result<(), Refusal> {
+    let said = headers
+        .get(CONTENT_LENGTH)
+        .and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    match said {
+        Some(length) if length > LONGEST as u64 => Err(Refusal::new(
+            Why::TooLarge,
+            format!("the body has {length} bytes, the limit (http_body_bytes) is {LONGEST}"),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Reads a body that nobody wants, within bounds. A client that asks first is not told to go on.
+pub(super) async fn discard(asked: &mut Asked) {
+    if asked.headers().contains_key(EXPECT) {
+        return;
+    }
+    let mut body = Limited::new(asked.body_mut(), UNWANTED);
+    let read = async { while let Some(Ok(_)) = body.frame().await {} };
+    let _ = tokio::time::timeout(UNWANTED_TIME, read).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_body_that_is_said_to_be_too_long_is_refused_with_the_limit() {
+        let said = |length: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(CONTENT_LENGTH, length.parse().unwrap());
+            check_length(&headers)
+        };
+        assert_eq!(said("268435456"), Ok(()));
+        let refused = said("268435457").unwrap_err();
+        assert_eq!(refused.why, Why::TooLarge);
+        let shown = format!("{refused:?}");
+        assert!(shown.contains("http_body_bytes") && shown.contains("268435456"));
+        assert_eq!(check_length(&HeaderMap::new()), Ok(()));
+    }
+}

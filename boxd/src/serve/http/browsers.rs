@@ -1,0 +1,149 @@
+//! Keeping browsers out: a page must neither reach this server by its own origin nor by a name that it makes point here.
+
+use hyper::header::{HOST, HeaderName, ORIGIN};
+use hyper::{HeaderMap, Uri};
+
+use super::answer::{Refusal, Why};
+
+/// What browsers say about where a request comes from; programs do not send it.
+const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+
+/// Names by which this server may be called.
+#[derive(Debug, Clone)]
+pub(super) struct Hosts(Vec<String>);
+
+impl Hosts {
+    /// Loopback ones, those the operator allows, and the one it listens at.
+    pub(super) fn new(allowed: &[String], listening: &str) -> Self {
+        let mut names: Vec<String> = ["localhost", "127.0.0.1", "[::1]"]
+            .map(str::to_owned)
+            .into();
+        names.extend(allowed.iter().map(|name| name.to_ascii_lowercase()));
+        // Everybody's address is nobody's name.
+        if !matches!(listening, "0.0.0.0" | "[::]") {
+            names.push(listening.to_ascii_lowercase());
+        }
+        Self(names)
+    }
+
+    /// Whether this is one of them, with or without a port.
+    fn contains(&self, host: &str) -> bool {
+        let host = host.to_ascii_lowercase();
+        let bare = without_port(&host);
+        self.0.iter().any(|name| *name == host || *name == bare)
+    }
+
+    /// Lets a request pass that names this server and comes from no page.
+    pub(super) fn check(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), Refusal> {
+        let mut hosts = headers.get_all(HOST).iter();
+        let host = hosts.next().and_then(|host| host.to_str().ok());
+        let (Some(host), None) = (host, hosts.next()) else {
+            return Err(Refusal::new(Why::Malformed, "one Host is needed"));
+        };
+        // A whole address in place of a path has a say, too.
+        let named = uri.authority().map(hyper::http::uri::Authority::as_str);
+        if !self.contains(host) || !named.is_none_or(|named| self.contains(named)) {
+            return Err(Refusal::new(
+                Why::Misdirected,
+                "this server is not called that; add the name to server.allowed_hosts if it is",
+            ));
+        }
+        let elsewhere = headers
+            .get_all(FETCH_SITE)
+            .iter()
+            .any(|site| site != "none" && site != "same-origin");
+        if headers.contains_key(ORIGIN) || elsewhere {
+            return Err(Refusal::new(
+                Why::Browser,
+                "pages in browsers are not served",
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// A host without its port.
+fn without_port(host: &str) -> &str {
+    match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => {
+            // The colons of an address stand in brackets.
+            if name.contains(':') && !name.ends_with(']') {
+                host
+            } else {
+                name
+            }
+        }
+        _ => host,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(uri: &str, pairs: &[(&'static str, &str)]) -> Result<(), Why> {
+        let hosts = Hosts::new(
+            &["Box.Example".to_owned(), "other:8443".to_owned()],
+            "10.0.0.1",
+        );
+        let mut headers = HeaderMap::new();
+        for (name, value) in pairs {
+            headers.append(*name, value.parse().unwrap());
+        }
+        let checked = hosts.check(&uri.parse().unwrap(), &headers);
+        checked.map_err(|refusal| refusal.why)
+    }
+
+    #[test]
+    fn only_names_of_this_server_pass() {
+        for host in [
+            "localhost",
+            "LOCALHOST:80",
+            "127.0.0.1:7080",
+            "[::1]",
+            "[::1]:7080",
+            "box.example",
+            "box.example:443",
+            "other:8443",
+            "10.0.0.1:7080",
+        ] {
+            assert_eq!(asked("/", &[("host", host)]), Ok(()), "{host}");
+        }
+        for host in [
+            "evil.example",
+            "localhost.evil.example",
+            "box.example.evil",
+            "other",
+            "other:1",
+            "127.0.0.1.evil:80",
+            "::1",
+            "0.0.0.0",
+            "",
+        ] {
+            let refused = asked("/", &[("host", host)]);
+            assert_eq!(refused, Err(Why::Misdirected), "{host}");
+        }
+        let twice = [("host", "localhost"), ("host", "localhost")];
+        assert_eq!(asked("/", &twice), Err(Why::Malformed));
+        assert_eq!(asked("/", &[]), Err(Why::Malformed));
+        let whole = asked("http://evil.example/", &[("host", "localhost")]);
+        assert_eq!(whole, Err(Why::Misdirected));
+        let ours = asked("http://localhost/x", &[("host", "localhost")]);
+        assert_eq!(ours, Ok(()));
+    }
+
+    #[test]
+    fn pages_are_refused() {
+        let host = ("host", "localhost");
+        for page in [
+            ("origin", "http://localhost"),
+            ("origin", "null"),
+            ("sec-fetch-site", "cross-site"),
+            ("sec-fetch-site", "same-site"),
+        ] {
+            assert_eq!(asked("/", &[host, page]), Err(Why::Browser), "{page:?}");
+        }
+        // Typed into the address bar.
+        assert_eq!(asked("/", &[host, ("sec-fetch-site", "none")]), Ok(()));
+    }
+}

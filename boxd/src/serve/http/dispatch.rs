@@ -1,0 +1,119 @@
+//! A request, from its arrival to its answer. A gateway that is added is a line in [`open`].
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use http_body_util::Limited;
+use hyper::body::Incoming;
+use hyper::{Method, Request};
+
+use super::answer::{Answer, Refusal, Why};
+use super::body::{self, Asked};
+use super::routes::{self, Door};
+use super::shared::{Phase, Place, Shared};
+use super::{health, metrics, websocket};
+
+/// Answers one request.
+pub(super) async fn answer(
+    shared: &Arc<Shared>,
+    place: Place,
+    peer: SocketAddr,
+    request: Request<Incoming>,
+) -> Answer {
+    let path = routes::redacted(request.uri().path());
+    let method = request.method().clone();
+    let found = routes::find(request.uri().path());
+    let door = found.ok();
+    let mut asked = request.map(|body| Limited::new(body, body::LONGEST));
+    let outcome = match admit(shared, found, &asked) {
+        Ok((door, caller)) => open(shared, door, caller, place, &mut asked).await,
+        Err(refusal) => Err(refusal),
+    };
+    let name = door.map_or("none", Door::name);
+    let answer = match outcome {
+        Ok(answer) => answer,
+        Err(refusal) => {
+            told(peer, name, &path, &refusal);
+            if refusal.why != Why::TooLarge {
+                body::discard(&mut asked).await;
+            }
+            refusal.answer(door)
+        }
+    };
+    let status = answer.status().as_u16();
+    shared.counters.answered(name, status);
+    tracing::debug!(%peer, %method, path, door = name, status, "request");
+    answer
+}
+
+/// What every request must pass before a door is opened: no page, a known path, a token.
+fn admit(
+    shared: &Shared,
+    found: Result<Door, routes::Miss>,
+    asked: &Asked,
+) -> Result<(Door, Arc<str>), Refusal> {
+    let (uri, headers) = (asked.uri(), asked.headers());
+    shared.hosts.check(uri, headers)?;
+    let door = found.map_err(|miss| Refusal::new(Why::NotFound, miss.message()))?;
+    let caller = shared.auth.who(door, headers, uri.query())?;
+    body::check_length(headers)?;
+    Ok((door, caller))
+}
+
+/// What is behind each door: one function from a request to its answer.
+async fn open(
+    shared: &Arc<Shared>,
+    door: Door,
+    caller: Arc<str>,
+    place: Place,
+    asked: &mut Asked,
+) -> Result<Answer, Refusal> {
+    let looks = asked.method() == Method::GET || asked.method() == Method::HEAD;
+    match door {
+        Door::Healthz | Door::Readyz | Door::Health | Door::Version | Door::Metrics if !looks => {
+            Err(Refusal::new(Why::Method, "it can only be read"))
+        }
+        Door::Healthz | Door::Health => Ok(health::alive()),
+        Door::Readyz => Ok(health::ready(shared).await),
+        Door::Version => Ok(health::version()),
+        Door::Metrics => Ok(metrics::answer(shared).await),
+        // What follows needs boxes.
+        _ if shared.phase() != Phase::Serving => Err(not_ready(shared.phase())),
+        Door::Rpc => websocket::upgrade(shared, asked, caller, place),
+        _ => Err(not_built(door)),
+    }
+}
+
+fn not_ready(phase: Phase) -> Refusal {
+    let message = match phase {
+        Phase::Draining => "the server is stopping",
+        Phase::Starting | Phase::Serving => "the server is starting",
+    };
+    Refusal::new(Why::NotReady, message)
+}
+
+/// A door whose gateway does not exist yet.
+fn not_built(door: Door) -> Refusal {
+    let gateway = match door {
+        Door::Relay => "LangBot relay",
+        Door::OpenSandbox | Door::BoxExecd | Door::BoxEgress => "OpenSandbox",
+        Door::LangSmith | Door::BoxLangSmith => "LangSmith",
+        Door::DeerFlow => "deer-flow",
+        Door::Aio | Door::BoxAio => "AIO",
+        _ => "port",
+    };
+    let message = format!(
+        "the {gateway} gateway is not part of this version of boxd; boxes are reached over /rpc/ws"
+    );
+    Refusal::new(Why::NotBuilt, message)
+}
+
+/// Who was kept out goes on record; the token it came with never does.
+fn told(peer: SocketAddr, door: &str, path: &str, refusal: &Refusal) {
+    match refusal.why {
+        Why::NoToken | Why::WrongToken | Why::Browser | Why::Misdirected => {
+            tracing::info!(target: "audit", %peer, door, path, why = ?refusal.why, "refused");
+        }
+        _ => {}
+    }
+}

@@ -1,0 +1,238 @@
+//! The one HTTP port: health, figures, the RPC over a websocket, and a place for every gateway.
+//!
+//! 1. `routes`: which door a path leads to.
+//! 2. `auth`: whose token opens it. `browsers`: who is kept out before.
+//! 3. `dispatch`: a request from its arrival to its answer; `answer`: how refusals are written; `body`.
+//! 4. `health`, `metrics`, `websocket`: what is behind the doors.
+//! 5. This file: connections, from the listener to the drain; `shared`: what they have in common; `stream`.
+
+mod answer;
+pub(super) mod auth;
+mod body;
+mod browsers;
+mod dispatch;
+mod health;
+mod metrics;
+mod routes;
+mod shared;
+mod stream;
+mod websocket;
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use box_transports::Endpoint;
+use box_transports::server::Gauge;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use self::auth::Auth;
+use self::browsers::Hosts;
+use self::shared::{Phase, Place, Shared};
+use self::stream::Patient;
+use super::tokens::Tokens;
+use crate::config::ServerSection;
+use crate::local::Boxes;
+
+/// How long the head of a request may take, from the end of the one before: a stalled client and an idle one are the same.
+const HEAD: Duration = Duration::from_secs(30);
+
+/// How long a client may leave an answer unread.
+const UNREAD: Duration = Duration::from_mins(1);
+
+/// The longest head of a request.
+const HEAD_BYTES: usize = 64 * 1024;
+
+/// How long accepting rests when the system has no descriptor or memory left.
+const REST: Duration = Duration::from_millis(20);
+
+/// A port that is bound and not served yet.
+#[derive(Debug)]
+pub(super) struct Port {
+    listener: TcpListener,
+    address: SocketAddr,
+    auth: Auth,
+    hosts: Hosts,
+    limit: usize,
+}
+
+impl Port {
+    /// Binds the port that was asked for, if one was, and if whoever can reach it has to show a token or is on this machine.
+    pub(super) async fn bind(section: &ServerSection, tokens: &Tokens) -> Result<Option<Self>> {
+        let Some(text) = &section.http else {
+            return Ok(None);
+        };
+        let bound = Self::bind_at(text, section, tokens).await;
+        bound.map(Some).with_context(|| format!("HTTP at {text}"))
+    }
+
+    async fn bind_at(text: &str, section: &ServerSection, tokens: &Tokens) -> Result<Self> {
+        let Ok(Endpoint::Tcp { address: named, .. }) = format!("tcp://{text}").parse() else {
+            bail!("server.http is HOST:PORT");
+        };
+        let found = tokio::net::lookup_host((named.host.as_str(), named.port)).await?;
+        let found: Vec<SocketAddr> = found.collect();
+        let loopback = found.iter().all(|address| address.ip().is_loopback());
+        ensure!(
+            loopback || !tokens.is_empty(),
+            "beyond loopback callers need tokens (server.token_file, --token-file, BOXD_TOKENS)"
+        );
+        let listener = TcpListener::bind(&found[..]).await?;
+        let address = listener.local_addr()?;
+        if tokens.is_empty() {
+            tracing::warn!(%address, "no token: every program of this machine may use the HTTP port");
+        }
+        let tokens = (!tokens.is_empty()).then(|| tokens.for_hello());
+        let listening = if named.host.contains(':') {
+            format!("[{}]", named.host)
+        } else {
+            named.host
+        };
+        Ok(Self {
+            listener,
+            address,
+            auth: Auth { tokens, loopback },
+            hosts: Hosts::new(&section.allowed_hosts, &listening),
+            limit: section.max_connections,
+        })
+    }
+
+    /// Serves it. Nothing but health is answered until it is [ready](Http::ready).
+    pub(super) fn serve(self, boxes: &Boxes) -> Http {
+        let (router, runtime) = (boxes.service.router(), boxes.runtime.clone());
+        let shared = Shared::new(router, runtime, self.auth, self.hosts, self.limit);
+        let shared = Arc::new(shared);
+        let (stop, stopping) = watch::channel(Stop::Never);
+        let accepting = tokio::spawn(accept(self.listener, Arc::clone(&shared), stopping));
+        Http {
+            address: self.address,
+            shared,
+            accepting,
+            stop,
+        }
+    }
+}
+
+/// How connections are to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stop {
+    /// By themselves.
+    Never,
+    /// After the request they are at.
+    Soon,
+    /// At once.
+    Now,
+}
+
+/// The port at work.
+#[derive(Debug)]
+pub(super) struct Http {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    accepting: JoinHandle<()>,
+    stop: watch::Sender<Stop>,
+}
+
+impl Http {
+    /// Where it is really listened.
+    pub(super) fn address(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// From here on everything is served. The other listeners have figures, too.
+    pub(super) fn ready(&self, listeners: Vec<Gauge>) {
+        self.shared.counters.watch(listeners);
+        self.shared.enter(Phase::Serving);
+    }
+
+    /// Accepts nobody any more, and ends everything in order within this time: requests are answered, websockets told why.
+    pub(super) async fn close(mut self, within: Duration, restart: bool) {
+        self.shared.enter(Phase::Draining);
+        self.accepting.abort();
+        // The listener is gone, and its address free, before anything else.
+        let _ = (&mut self.accepting).await;
+        self.stop.send_replace(Stop::Soon);
+        let all = self.shared.places.acquire_many(self.shared.limit);
+        let ended = futures::future::join(self.shared.sockets.close(within, restart), all);
+        if tokio::time::timeout(within, ended).await.is_err() {
+            let left = self.shared.limit as usize - self.shared.places.available_permits();
+            tracing::warn!(left, "HTTP connections are cut");
+        }
+        self.stop.send_replace(Stop::Now);
+    }
+}
+
+/// Takes connections for as long as there is place, and turns others away at once.
+async fn accept(listener: TcpListener, shared: Arc<Shared>, stop: watch::Receiver<Stop>) {
+    loop {
+        let (stream, peer) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                tracing::debug!(%error, "a connection was not accepted");
+                tokio::time::sleep(REST).await;
+                continue;
+            }
+        };
+        let Ok(place) = Arc::clone(&shared.places).try_acquire_owned() else {
+            shared.counters.found_no_place();
+            continue;
+        };
+        let (shared, stop) = (Arc::clone(&shared), stop.clone());
+        tokio::spawn(serve(stream, peer, shared, Arc::new(place), stop));
+    }
+}
+
+/// Answers the requests of one connection.
+async fn serve(
+    stream: TcpStream,
+    peer: SocketAddr,
+    shared: Arc<Shared>,
+    place: Place,
+    mut stop: watch::Receiver<Stop>,
+) {
+    // Without it answers wait for others; a connection that refuses it is gone.
+    let _ = stream.set_nodelay(true);
+    let held = Arc::clone(&place);
+    let service = service_fn(move |request| {
+        let (shared, place) = (Arc::clone(&shared), Arc::clone(&place));
+        async move {
+            let answer = dispatch::answer(&shared, place, peer, request).await;
+            Ok::<_, Infallible>(answer)
+        }
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD)
+        .max_header_size(HEAD_BYTES)
+        .serve_connection(TokioIo::new(Patient::new(stream, UNREAD)), service)
+        .with_upgrades();
+    let mut connection = std::pin::pin!(connection);
+    let mut asked = false;
+    loop {
+        tokio::select! {
+            ended = connection.as_mut() => {
+                if let Err(error) = ended {
+                    tracing::debug!(%peer, %error, "HTTP connection over");
+                }
+                break;
+            }
+            changed = stop.changed() => {
+                if changed.is_err() || *stop.borrow() == Stop::Now {
+                    break;
+                }
+                if !asked {
+                    asked = true;
+                    connection.as_mut().graceful_shutdown();
+                }
+            }
+        }
+    }
+    drop(held);
+}

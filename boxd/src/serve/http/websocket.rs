@@ -1,0 +1,183 @@
+//! `/rpc/ws`: a request that becomes a connection of the RPC, in whichever dialect its client speaks.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use box_rpc::{Dialect, Limits, Options, Session};
+use box_transports::websocket::{Role, accept_key, from_upgraded};
+use http_body_util::{BodyExt as _, Empty};
+use hyper::header::{CONNECTION, HeaderName, HeaderValue, SEC_WEBSOCKET_ACCEPT};
+use hyper::header::{SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_VERSION, UPGRADE};
+use hyper::{HeaderMap, Method, Response, StatusCode, Version};
+use hyper_util::rt::TokioIo;
+
+use super::answer::{Answer, Refusal, Why};
+use super::body::Asked;
+use super::shared::{Place, Shared};
+
+/// Who sends it speaks LangBot's dialect, and only that.
+const INSTANCE: HeaderName = HeaderName::from_static("x-langbot-instance-id");
+
+/// How long the client may take to receive the answer to its upgrade.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+
+/// The server goes away.
+const GOING_AWAY: u16 = 1001;
+/// The server will be back at once.
+const RESTARTING: u16 = 1012;
+/// Nothing of either.
+const NORMAL: u16 = 1000;
+
+/// The websockets that are open.
+#[derive(Debug)]
+pub(super) struct Sockets {
+    open: Mutex<Open>,
+    /// What they are closed with.
+    status: Arc<AtomicU16>,
+}
+
+#[derive(Debug, Default)]
+struct Open {
+    sessions: HashMap<u64, Arc<Session>>,
+    next: u64,
+    /// No more of them.
+    closing: bool,
+}
+
+impl Default for Sockets {
+    fn default() -> Self {
+        Self {
+            open: Mutex::default(),
+            status: Arc::new(AtomicU16::new(NORMAL)),
+        }
+    }
+}
+
+impl Sockets {
+    /// Nothing is left half done under the lock.
+    fn open(&self) -> MutexGuard<'_, Open> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How many there are.
+    pub(super) fn count(&self) -> usize {
+        self.open().sessions.len()
+    }
+
+    /// Keeps a connection until it is over, unless the server is closing.
+    async fn keep(&self, session: Session) {
+        let session = Arc::new(session);
+        let number = {
+            let mut open = self.open();
+            if open.closing {
+                return;
+            }
+            open.next += 1;
+            let number = open.next;
+            open.sessions.insert(number, Arc::clone(&session));
+            number
+        };
+        session.closed().await;
+        self.open().sessions.remove(&number);
+    }
+
+    /// Ends all of them in order within this time, and tells their clients whether the server will be back.
+    pub(super) async fn close(&self, within: Duration, restart: bool) {
+        let status = if restart { RESTARTING } else { GOING_AWAY };
+        self.status.store(status, Ordering::Relaxed);
+        let sessions: Vec<_> = {
+            let mut open = self.open();
+            open.closing = true;
+            open.sessions.values().cloned().collect()
+        };
+        let closing = sessions.iter().map(|session| async move {
+            if restart {
+                session.close_for_restart(within).await;
+            } else {
+                session.close(within).await;
+            }
+        });
+        futures::future::join_all(closing).await;
+    }
+}
+
+/// Answers with the upgrade, and serves the RPC to this caller once the client has it.
+pub(super) fn upgrade(
+    shared: &Arc<Shared>,
+    asked: &mut Asked,
+    caller: Arc<str>,
+    place: Place,
+) -> Result<Answer, Refusal> {
+    let key = key(asked)?;
+    let dialect = asked.headers().contains_key(INSTANCE);
+    let options = Options {
+        limits: Limits::network(),
+        dialect: dialect.then_some(Dialect::LangBot),
+        caller: Some(caller),
+        ..Options::default()
+    };
+    let upgraded = hyper::upgrade::on(asked);
+    let shared = Arc::clone(shared);
+    tokio::spawn(async move {
+        let Ok(Ok(upgraded)) = tokio::time::timeout(HANDSHAKE, upgraded).await else {
+            return;
+        };
+        let stream = TokioIo::new(upgraded);
+        let connection = from_upgraded(stream, Role::Server, &options.limits)
+            .closing_with(Arc::clone(&shared.sockets.status));
+        let session = Session::start(connection, shared.router.clone(), options);
+        shared.sockets.keep(session).await;
+        drop(place);
+    });
+    let nothing = Empty::new().map_err(|never| match never {});
+    let mut answer = Response::new(nothing.boxed_unsync());
+    *answer.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+    let headers = answer.headers_mut();
+    headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+    headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
+    headers.insert(SEC_WEBSOCKET_ACCEPT, key);
+    Ok(answer)
+}
+
+/// The key to answer with, if this is a request for a websocket.
+fn key(asked: &Asked) -> Result<HeaderValue, Refusal> {
+    let headers = asked.headers();
+    let upgrades = asked.method() == Method::GET
+        && asked.version() == Version::HTTP_11
+        && lists(headers, &CONNECTION, "upgrade")
+        && lists(headers, &UPGRADE, "websocket")
+        && lists(headers, &SEC_WEBSOCKET_VERSION, "13");
+    if !upgrades {
+        return Err(Refusal::new(
+            Why::NoUpgrade,
+            "this is a websocket, of version 13 of its protocol",
+        ));
+    }
+    headers
+        .get(SEC_WEBSOCKET_KEY)
+        .and_then(|key| key.to_str().ok())
+        .filter(|key| is_key(key))
+        .and_then(|key| HeaderValue::try_from(accept_key(key)).ok())
+        .ok_or_else(|| Refusal::new(Why::Malformed, "no valid Sec-WebSocket-Key"))
+}
+
+/// Whether this is sixteen bytes of base64.
+fn is_key(key: &str) -> bool {
+    let bytes = key.strip_suffix("==").unwrap_or_default();
+    bytes.len() == 22
+        && bytes
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"+/".contains(&byte))
+}
+
+/// Whether a header lists a word, without regard to case.
+fn lists(headers: &HeaderMap, name: &HeaderName, word: &str) -> bool {
+    headers
+        .get_all(name)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .any(|part| part.trim().eq_ignore_ascii_case(word))
+}
