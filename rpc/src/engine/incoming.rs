@@ -29,6 +29,12 @@ fn head_dialect(head: &str) -> Option<Dialect> {
     }
 }
 
+/// Whether a first message is the first line of an HTTP request. Nothing of either dialect begins like that.
+fn is_http(text: &str) -> bool {
+    let method = text.bytes().take_while(u8::is_ascii_uppercase).count();
+    method > 0 && text[method..].starts_with(' ')
+}
+
 impl Engine {
     /// How long a message may be now, and the name of the limit that says so.
     pub(crate) fn longest_message(&self) -> (&'static str, usize) {
@@ -47,6 +53,9 @@ impl Engine {
     /// A message that was longer than the limit; `head` is its beginning.
     pub(crate) fn accept_oversized(&self, head: &str) {
         count(&self.counters.oversized);
+        if self.settled_dialect().is_none() && is_http(head) {
+            return self.refuse_http();
+        }
         let Some(dialect) = self.settled_dialect().or_else(|| head_dialect(head)) else {
             let error = RpcError::fault(Fault::Parse, "not JSON");
             return self.refuse_unreadable(Unreadable { id: None, error });
@@ -79,10 +88,17 @@ impl Engine {
 
     /// Takes in one text. Calls it starts are put into `started`.
     pub(crate) fn accept(self: &Arc<Self>, text: String, started: &mut Vec<Started>) {
+        if self.settled_dialect().is_none() && self.is_stopping() {
+            // What comes after the first line of an HTTP request is not read, even if it has come with it.
+            return;
+        }
         if text.len() > self.longest_message().1 {
             return self.accept_oversized(&text);
         }
         let Some(dialect) = self.settled_dialect().or_else(|| Dialect::of(&text)) else {
+            if is_http(&text) {
+                return self.refuse_http();
+            }
             let error = RpcError::fault(Fault::Parse, "not a message of JSON-RPC 2.0 or LangBot");
             return self.refuse_unreadable(Unreadable { id: None, error });
         };
@@ -351,6 +367,14 @@ impl Engine {
         if let Some(id) = id.or_else(|| dialect.id_at_start(text, &self.limits)) {
             self.give_up(id, error);
         }
+    }
+
+    /// A page in a browser can make requests to every port of its machine, with lines of its choice in their bodies. They
+    /// must not be read as messages, and the page must not learn that there is somebody.
+    fn refuse_http(&self) {
+        count(&self.counters.unparsable);
+        let reason = "the peer speaks HTTP".to_owned();
+        self.stop(CloseReason::Broken(reason), Duration::ZERO);
     }
 
     /// Something that is no message: answered by its id, or once a connection without.
