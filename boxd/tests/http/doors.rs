@@ -1,0 +1,127 @@
+//! Right doors, wrong doors, and doors of gateways that are not there yet.
+
+use crate::server::{ANN, Setup, bearer};
+
+#[test]
+fn a_gateway_that_is_not_built_says_so_in_words_every_client_reads() {
+    let served = Setup::new().with_tokens().start();
+    let mut client = served.client();
+    let (name, value) = bearer(ANN);
+    for path in [
+        "/v1/sessions/s/managed-process/p/ws",
+        "/v1/sandboxes",
+        "/v1/sandboxes/b/endpoints/80?x=1",
+        "/v2/sandboxes/boxes",
+        "/api/v2/sandboxes/boxes",
+        "/api/sandboxes",
+        "/v1/shell/exec",
+        "/mcp",
+        "/boxes/b/execd/ping",
+        "/boxes/b/egress/policy",
+        "/boxes/b/langsmith/execute",
+        "/boxes/b/aio/v1/shell/exec",
+        "/boxes/b/port/80/index.html",
+    ] {
+        let answer = client.get(path, &[(name, &value)]);
+        assert_eq!(answer.status, 501, "{path}");
+        let body = answer.json();
+        for message in [&body["message"], &body["detail"]["message"]] {
+            let message = message.as_str().unwrap();
+            assert!(message.contains("not part of this version"), "{message}");
+        }
+        assert_eq!(body["code"], "NOT_SUPPORTED");
+        assert_eq!(
+            (&body["success"], &body["data"]),
+            (&false.into(), &().into())
+        );
+        // Whoever has no token is not told what is there.
+        assert_eq!(client.get(path, &[]).status, 401, "{path}");
+    }
+}
+
+#[test]
+fn a_wrong_door_is_answered_with_the_right_one() {
+    let served = Setup::new().start();
+    let mut client = served.client();
+    for (path, named) in [
+        ("/sandboxes", "/v1/sandboxes"),
+        ("/v1/sandboxs/b", "/v1/sandboxes"),
+        ("/rpc", "/rpc/ws"),
+        ("/boxes/b/exec/ping", "/boxes/{box}/execd"),
+        ("/runs/batch", "api_endpoint="),
+        ("/api/v1/sessions", "api_endpoint="),
+        ("/info", "api_endpoint="),
+    ] {
+        let answer = client.get(path, &[]);
+        assert_eq!(answer.status, 404, "{path}");
+        let body = answer.json();
+        for message in [&body["message"], &body["detail"]["message"]] {
+            assert!(message.as_str().unwrap().contains(named), "{path}: {body}");
+        }
+        assert_eq!(body["code"], "NOT_FOUND");
+        assert_eq!(body["detail"]["error"], "NotFound");
+    }
+    assert_eq!(client.get("/v1/sandboxes/../../metrics", &[]).status, 404);
+}
+
+#[test]
+fn the_rpc_without_an_upgrade_says_that_it_needs_one() {
+    let served = Setup::new().start();
+    let mut client = served.client();
+    for method in ["GET", "POST"] {
+        let answer = client.ask(method, "/rpc/ws", &[("Content-Length", "0")]);
+        assert_eq!(answer.status, 426);
+        assert_eq!(answer.header("upgrade"), Some("websocket"));
+    }
+    let half = [("Connection", "Upgrade"), ("Upgrade", "websocket")];
+    assert_eq!(client.get("/rpc/ws", &half).status, 426);
+    let bad = [
+        ("Connection", "keep-alive, Upgrade"),
+        ("Upgrade", "WebSocket"),
+        ("Sec-WebSocket-Version", "13"),
+        ("Sec-WebSocket-Key", "short"),
+    ];
+    assert_eq!(client.get("/rpc/ws", &bad).status, 400);
+    let answer = client.upgrade(&[]);
+    assert_eq!(answer.status, 101);
+    // The key of the specification, and its answer.
+    let key = answer.header("sec-websocket-accept");
+    assert_eq!(key, Some("s3pPLMBiTxaQ9kYGzzhZRbK+xOo="));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_http_request_at_the_rpcs_tcp_port_gets_nothing_and_does_nothing() {
+    let listen = ["--listen", "tcp://127.0.0.1:0", "--listen"];
+    let token = format!("Bearer {ANN}");
+    for setup in [Setup::new().with_tokens(), Setup::new()] {
+        let socket = setup.unix();
+        let served = setup.args(&listen).args(&[&socket]).start();
+        let address = served.address("tcp://").strip_prefix("tcp://").unwrap();
+        // What a page in a browser can send: a body of lines that are messages.
+        let spec = r#"{"spec":{"session_id":"from-a-page"}}"#;
+        let call = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"box.create","params":{spec}}}"#);
+        let frame = format!(r#"{{"seq_id":1,"action":"box.create","data":{spec}}}"#);
+        for request in [
+            "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n".to_owned(),
+            format!("GET /rpc/ws HTTP/1.1\r\nHost: localhost\r\nAuthorization: {token}\r\n\r\n"),
+            format!("POST / HTTP/1.1\r\nHost: localhost\r\n\r\n\n{call}\n"),
+            format!("POST / HTTP/1.1\r\nHost: localhost\r\n\r\n\n{frame}\n"),
+            format!("POST /{} HTTP/1.1\r\n\r\n\n{call}\n", "x".repeat(100_000)),
+        ] {
+            let mut client = crate::server::Client::to(address);
+            client.write(&request);
+            let said = client.rest();
+            assert!(said.is_empty(), "{}", String::from_utf8_lossy(&said));
+        }
+        let here = crate::rpc::connect(&socket, None).await;
+        assert_eq!(crate::rpc::seen(&here).await, [""; 0]);
+        // The same line is obeyed where it is the first.
+        if served.log().contains("no token") {
+            let mut client = crate::server::Client::to(address);
+            client.write(&format!("{call}\n"));
+            let mut line = String::new();
+            std::io::BufRead::read_line(&mut client.stream, &mut line).unwrap();
+            assert_eq!(crate::rpc::seen(&here).await, ["from-a-page"], "{line}");
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! The end: what is open is ended in order, within a bound.
+
+use std::io::Read as _;
+use std::time::{Duration, Instant};
+
+use box_client::SpecDraft;
+use rustix::process::Signal;
+
+use crate::server::{Client, Served, Setup};
+
+/// The status that a websocket is closed with, and the texts before it.
+fn closed_with(client: &mut Client) -> (u16, Vec<String>) {
+    let mut texts = Vec::new();
+    loop {
+        let mut head = [0; 2];
+        client.stream.read_exact(&mut head).unwrap();
+        assert!(head[1] < 126, "a short frame without a mask");
+        let mut payload = vec![0; usize::from(head[1])];
+        client.stream.read_exact(&mut payload).unwrap();
+        match head[0] {
+            0x88 => return (u16::from_be_bytes([payload[0], payload[1]]), texts),
+            0x81 => texts.push(String::from_utf8(payload).unwrap()),
+            other => panic!("frame {other:#x}"),
+        }
+    }
+}
+
+/// A websocket that has said something, so that its dialect is known.
+fn websocket(served: &Served) -> Client {
+    let mut client = served.client();
+    assert_eq!(client.upgrade(&[]).status, 101);
+    let text = br#"{"jsonrpc":"2.0","method":"$/ping"}"#;
+    let mask = [1, 2, 3, 4];
+    let mut frame = vec![0x81, 0x80 | u8::try_from(text.len()).unwrap()];
+    frame.extend(mask);
+    frame.extend(
+        text.iter()
+            .zip(mask.iter().cycle())
+            .map(|(byte, mask)| byte ^ mask),
+    );
+    std::io::Write::write_all(client.stream.get_mut(), &frame).unwrap();
+    client
+}
+
+#[test]
+fn websockets_are_told_whether_the_server_will_be_back() {
+    for (keep, expected) in [("false", 1001), ("true", 1012)] {
+        let mut served = Setup::new().env("BOXD_SERVER_KEEP_BOXES", keep).start();
+        let mut sockets: Vec<Client> = (0..8).map(|_| websocket(&served)).collect();
+        let mut idle = served.client();
+        assert_eq!(idle.get("/healthz", &[]).status, 200);
+        // All of them are connections of the RPC by now.
+        served.wait_for("boxd_http_websockets 8");
+        served.signal(Signal::TERM);
+        for socket in &mut sockets {
+            let (status, texts) = closed_with(socket);
+            assert_eq!(status, expected);
+            let bye = texts.iter().find(|text| text.contains("bye"));
+            let restart = bye.map(|bye| bye.contains("true"));
+            assert_eq!(restart, Some(keep == "true"), "{texts:?}");
+        }
+        assert!(idle.rest().is_empty());
+        let (status, log) = served.ended();
+        assert!(status.success(), "{log}");
+        assert!(!log.contains("connections are cut"), "{log}");
+    }
+}
+
+#[test]
+fn a_request_that_has_begun_is_answered_while_it_drains_and_a_new_one_is_not() {
+    let mut served = Setup::new().start();
+    let mut begun = served.client();
+    begun.write("GET /readyz HTTP/1.1\r\nHost: localhost\r\n");
+    // The server has read it once it has answered what came after.
+    assert_eq!(served.get("/healthz").status, 200);
+    let address = served.http().to_owned();
+    served.signal(Signal::TERM);
+    while std::net::TcpStream::connect(&address).is_ok() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    begun.write("\r\n");
+    let answer = begun.answer(false);
+    assert_eq!(answer.status, 503);
+    let body = answer.json();
+    assert_eq!(
+        (&body["ready"], &body["error"]),
+        (&false.into(), &"draining".into())
+    );
+    assert!(begun.rest().is_empty());
+    assert!(served.ended().0.success());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_does_not_end_is_ended_within_the_bound() {
+    let mut served = Setup::new().env("BOXD_SERVER_DRAIN_SEC", "1").start();
+    let client = crate::rpc::connect(&served.rpc(), None).await;
+    let work = client.create(SpecDraft::new("busy")).await.unwrap();
+    let running = tokio::spawn(async move { work.run("sleep 1000").await });
+    let mut stalled = served.client();
+    stalled.write("GET /healthz HTTP/1.1\r\n");
+    let begun = Instant::now();
+    served.wait_for("boxd_boxes{state=\"running\"} 1");
+    served.signal(Signal::TERM);
+    let (status, log) = tokio::task::spawn_blocking(move || served.ended())
+        .await
+        .unwrap();
+    assert!(status.success(), "{log}");
+    assert!(begun.elapsed() < Duration::from_secs(30), "{log}");
+    assert!(log.contains("connections are cut"), "{log}");
+    stalled.rest();
+    running.abort();
+}

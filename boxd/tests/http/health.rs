@@ -1,0 +1,140 @@
+//! Health, readiness, version, figures.
+
+use std::os::unix::fs::PermissionsExt as _;
+
+use crate::server::{ANN, Setup, bearer};
+
+#[test]
+fn health_is_told_to_everybody_and_only_read() {
+    let served = Setup::new().with_tokens().start();
+    let mut client = served.client();
+    for (path, member) in [
+        ("/healthz", "live"),
+        ("/health", "status"),
+        ("/readyz", "ready"),
+        ("/version", "version"),
+    ] {
+        let answer = client.get(path, &[]);
+        assert_eq!(answer.status, 200, "{path}");
+        assert!(answer.json().get(member).is_some(), "{answer:?}");
+        assert_eq!(answer.header("content-type"), Some("application/json"));
+        assert_eq!(client.ask("HEAD", path, &[]).status, 200);
+        let posted = client.ask("POST", path, &[("Content-Length", "0")]);
+        assert_eq!(posted.status, 405);
+        assert_eq!(posted.header("allow"), Some("GET, HEAD"));
+    }
+    let ready = client.get("/readyz", &[]).json();
+    assert_eq!(
+        (&ready["ready"], &ready["backend"]),
+        (&true.into(), &"native".into())
+    );
+    assert_eq!(client.get("/healthz", &[]).json()["live"], true);
+}
+
+#[test]
+fn the_line_names_the_port_that_was_taken() {
+    let (one, other) = (Setup::new().start(), Setup::new().start());
+    assert_ne!(one.http(), other.http());
+    for served in [&one, &other] {
+        assert!(served.address("http://").starts_with("http://127.0.0.1:"));
+        assert!(!served.http().ends_with(":0"));
+        assert_eq!(served.get("/healthz").status, 200);
+    }
+    let taken = Setup::at(one.http()).fails();
+    assert!(taken.1.contains("HTTP at 127.0.0.1:"), "{taken:?}");
+}
+
+#[test]
+fn beyond_loopback_it_does_not_start_without_tokens_and_names_where_they_go() {
+    for http in ["0.0.0.0:0", "[::]:0"] {
+        let (status, said) = Setup::at(http).fails();
+        assert_eq!(status.code(), Some(125));
+        for way in ["beyond loopback", "--token-file", "BOXD_TOKENS"] {
+            assert!(said.contains(way), "{said}");
+        }
+    }
+    let served = Setup::new().start();
+    assert!(served.log().contains("no token"), "{}", served.log());
+    let (status, said) = Setup::at("nonsense").fails();
+    assert_eq!(status.code(), Some(125));
+    assert!(said.contains("HOST:PORT"), "{said}");
+}
+
+/// The value of a figure.
+fn figure(page: &str, name: &str) -> f64 {
+    let line = page.lines().find_map(|line| line.strip_prefix(name));
+    let line = line.unwrap_or_else(|| panic!("no {name}: {page}"));
+    line.trim().parse().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn figures_count_boxes_connections_and_requests() {
+    let served = Setup::new().start();
+    let client = crate::rpc::connect(&served.rpc(), None).await;
+    let spec = box_client::SpecDraft::new("counted");
+    client.create(spec).await.unwrap();
+    served.get("/healthz");
+    served.get("/healthz");
+    served.get("/nowhere");
+    let page = served.get("/metrics");
+    assert_eq!(page.status, 200);
+    assert_eq!(
+        page.header("content-type"),
+        Some("text/plain; version=0.0.4")
+    );
+    let value = |name: &str| figure(&page.body, name);
+    for (name, expected) in [
+        (r#"boxd_boxes{state="running"}"#, 1.0),
+        (r#"boxd_boxes{state="failed"}"#, 0.0),
+        ("boxd_boxes_used ", 1.0),
+        ("boxd_boxes_limit ", 64.0),
+        (r#"boxd_connections{listener="unix"}"#, 0.0),
+        ("boxd_connections_limit ", 1024.0),
+        ("boxd_http_websockets ", 1.0),
+        (
+            r#"boxd_http_requests_total{door="healthz",status="200"}"#,
+            2.0,
+        ),
+        (r#"boxd_http_requests_total{door="none",status="404"}"#, 1.0),
+        (r#"boxd_http_requests_total{door="rpc",status="101"}"#, 1.0),
+    ] {
+        assert!(
+            (value(name) - expected).abs() < 0.5,
+            "{name}: {}",
+            page.body
+        );
+    }
+    // The websocket's, and this request's.
+    assert!(value(r#"boxd_connections{listener="http"}"#) >= 2.0);
+    assert!(value("process_resident_memory_bytes ") > 1e6);
+    assert!(value("process_open_fds ") > 5.0);
+    assert!(value("boxd_uptime_seconds ") > 0.0);
+    for line in page.body.lines().filter(|line| !line.starts_with('#')) {
+        let (name, value) = line.rsplit_once(' ').unwrap();
+        assert!(value.parse::<f64>().is_ok(), "{line}");
+        let family = name.split('{').next().unwrap();
+        assert!(page.body.contains(&format!("# TYPE {family} ")), "{line}");
+    }
+}
+
+#[test]
+fn figures_need_a_token_beyond_loopback() {
+    let served = Setup::at("0.0.0.0:0").with_tokens().start();
+    let port = served.http().rsplit_once(':').unwrap().1;
+    let mut client = crate::server::Client::to(&format!("127.0.0.1:{port}"));
+    assert_eq!(client.get("/metrics", &[]).status, 401);
+    let (name, value) = bearer(ANN);
+    assert_eq!(client.get("/metrics", &[(name, &value)]).status, 200);
+    assert_eq!(client.get("/metrics", &[("X-Api-Key", ANN)]).status, 401);
+    assert_eq!(client.get("/healthz", &[]).status, 200);
+    let at_home = Setup::new().with_tokens().start();
+    assert_eq!(at_home.get("/metrics").status, 200);
+}
+
+#[test]
+fn the_unix_socket_beside_it_is_for_this_user_only() {
+    let served = Setup::new().start();
+    let path = served.address("unix:").strip_prefix("unix:").unwrap();
+    let mode = std::fs::metadata(path).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+}

@@ -1,0 +1,156 @@
+//! Boxes over `/rpc/ws`: in both dialects, and whose they are.
+
+use box_client::{BoxClient, ClientOptions, SpecDraft};
+use box_protocol::actions::{BoxExec, BoxExecParams, BoxListParams};
+use box_rpc::{Dialect, Options, Router, Session};
+use box_transports::{ConnectOptions, Endpoint};
+
+use crate::server::{ANN, BOB, LONG, Setup, bearer};
+
+/// A client at an endpoint, with a token or without.
+pub(crate) async fn connect(endpoint: &str, token: Option<&str>) -> BoxClient {
+    let mut options = ClientOptions::default();
+    if let Some(token) = token {
+        let (name, value) = bearer(token);
+        options.connect.headers.push((name.to_owned(), value));
+    }
+    let endpoint = endpoint.parse().unwrap();
+    BoxClient::connect(endpoint, options).await.unwrap()
+}
+
+fn spec(id: &str, text: &str) -> SpecDraft {
+    SpecDraft::new(id).cmd(text)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_runs_in_a_real_box_in_either_dialect() {
+    let served = Setup::new().with_tokens().start();
+    let endpoint: Endpoint = served.rpc().parse().unwrap();
+    let (name, value) = bearer(ANN);
+    let bearer = (name.to_owned(), value);
+    let control = ("X-LangBot-Box-Control-Token".to_owned(), ANN.to_owned());
+    let instance = ("X-LangBot-Instance-Id".to_owned(), "langbot-1".to_owned());
+    for (dialect, headers) in [
+        (Dialect::JsonRpc, vec![bearer.clone()]),
+        (Dialect::LangBot, vec![bearer.clone()]),
+        (Dialect::LangBot, vec![bearer, instance.clone()]),
+        (Dialect::LangBot, vec![control, instance]),
+    ] {
+        let connect = ConnectOptions {
+            headers,
+            ..ConnectOptions::default()
+        };
+        let connection = endpoint.connect(&connect).await.unwrap();
+        let options = Options {
+            dialect: Some(dialect),
+            ..Options::default()
+        };
+        let session = Session::start_boxed(connection, Router::empty(), options);
+        let asked = BoxExecParams {
+            spec: spec("both", "echo hello; id -u >&2; exit 3"),
+            on_timeout: box_protocol::actions::OnTimeout::default(),
+            on_disconnect: box_protocol::actions::OnDisconnect::default(),
+            attach: None,
+        };
+        let ran = session.peer().call::<BoxExec>(&asked).await.unwrap();
+        assert_eq!((ran.stdout.trim(), ran.exit_code), ("hello", Some(3)));
+        assert_ne!(ran.stderr.trim(), "");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn with_an_instance_the_other_dialect_is_not_spoken() {
+    let served = Setup::new().start();
+    let connect = ConnectOptions {
+        headers: vec![("X-LangBot-Instance-Id".to_owned(), "langbot-1".to_owned())],
+        ..ConnectOptions::default()
+    };
+    let endpoint: Endpoint = served.rpc().parse().unwrap();
+    let connection = endpoint.connect(&connect).await.unwrap();
+    let options = Options {
+        dialect: Some(Dialect::JsonRpc),
+        ..Options::default()
+    };
+    let session = Session::start_boxed(connection, Router::empty(), options);
+    let within = std::time::Duration::from_secs(2);
+    let peer = session.peer();
+    let asked = peer
+        .request::<box_protocol::actions::SystemHealth>(&box_rpc::Empty {})
+        .deadline(within);
+    assert!(asked.call().await.is_err());
+}
+
+/// The ids that a client sees.
+pub(crate) async fn seen(client: &BoxClient) -> Vec<String> {
+    let list = client.list(BoxListParams::default()).await.unwrap();
+    let ids = list.items.iter();
+    ids.map(|item| item.session_id.as_str().to_owned())
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_box_belongs_to_the_token_that_made_it_and_the_socket_sees_all() {
+    let served = Setup::new().with_tokens().start();
+    let ann = connect(&served.rpc(), Some(ANN)).await;
+    let bob = connect(&served.rpc(), Some(BOB)).await;
+    let here = connect(served.address("unix:"), None).await;
+    ann.create(SpecDraft::new("of-ann")).await.unwrap();
+    bob.create(SpecDraft::new("of-bob")).await.unwrap();
+    here.create(SpecDraft::new("of-all")).await.unwrap();
+
+    assert_eq!(seen(&ann).await, ["of-ann"]);
+    assert_eq!(seen(&bob).await, ["of-bob"]);
+    assert_eq!(seen(&here).await, ["of-all", "of-ann", "of-bob"]);
+    for (client, others) in [(&ann, ["of-bob", "of-all"]), (&bob, ["of-ann", "of-all"])] {
+        for id in others {
+            assert!(client.open(id).await.unwrap_err().is_not_found(), "{id}");
+        }
+    }
+    // Another connection with the same token is the same caller.
+    let again = connect(&served.rpc(), Some(ANN)).await;
+    let ran = again.exec(spec("of-ann", "echo again")).await.unwrap();
+    assert_eq!(ran.stdout.trim(), "again");
+    here.open("of-bob").await.unwrap().delete().await.unwrap();
+    assert!(bob.open("of-bob").await.unwrap_err().is_not_found());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn over_loopback_without_tokens_the_sockets_boxes_are_not_seen() {
+    let served = Setup::new()
+        .args(&["--listen", "tcp://127.0.0.1:0"])
+        .args(&["--listen", "ws://127.0.0.1:0/rpc/ws"])
+        .start();
+    let http = connect(&served.rpc(), None).await;
+    http.create(SpecDraft::new("of-loopback")).await.unwrap();
+    for address in [
+        served.rpc(),
+        served.address("tcp://").into(),
+        served.address("ws://").into(),
+    ] {
+        let client = connect(&address, None).await;
+        assert_eq!(seen(&client).await, ["of-loopback"], "{address}");
+        let exit = box_protocol::actions::SystemShutdownParams {
+            exit: true,
+            within_ms: None,
+        };
+        let asked = client.call::<box_protocol::actions::SystemShutdown>(&exit);
+        assert!(asked.await.is_err(), "{address}");
+    }
+    let served = Setup::new().start();
+    let here = connect(served.address("unix:"), None).await;
+    here.create(SpecDraft::new("of-the-socket")).await.unwrap();
+    let http = connect(&served.rpc(), None).await;
+    assert!(seen(&http).await.is_empty());
+    assert!(http.open("of-the-socket").await.unwrap_err().is_not_found());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_token_there_is_no_connection() {
+    let served = Setup::new().with_tokens().start();
+    let options = ClientOptions::default();
+    let endpoint: Endpoint = served.rpc().parse().unwrap();
+    let connecting = BoxClient::connect(endpoint, options);
+    let refused = tokio::time::timeout(LONG, connecting).await.unwrap();
+    assert!(refused.is_err());
+    assert_eq!(served.client().upgrade(&[]).status, 401);
+}

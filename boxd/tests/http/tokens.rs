@@ -1,0 +1,158 @@
+//! Who is let in: tokens, in whichever header.
+
+use std::io::BufRead as _;
+
+use serde_json::{Value, json};
+
+use crate::server::{ANN, BOB, Client, Setup, bearer};
+
+/// How many wrong ones are tried.
+const WRONG: usize = 10_000;
+
+/// Tokens that are none, many of them nearly one.
+fn wrong(number: usize) -> String {
+    let place = number % ANN.len();
+    match number % 5 {
+        // One byte is another.
+        0 => {
+            let mut bytes = ANN.as_bytes().to_vec();
+            bytes[place] = b'A' + u8::try_from(number / 5 % 26).unwrap();
+            String::from_utf8(bytes).unwrap()
+        }
+        // The beginning of one.
+        1 => ANN[..place].to_owned(),
+        // More than one.
+        2 => format!("{ANN}{number}"),
+        // One of each.
+        3 => format!("{}{}", &ANN[..place], &BOB[place..])
+            .replace(ANN, "x")
+            .replace(BOB, "x"),
+        _ => format!("{number:036}"),
+    }
+}
+
+#[test]
+fn ten_thousand_wrong_tokens_open_nothing_over_http() {
+    let served = Setup::new().with_tokens().start();
+    let mut client = served.client();
+    let doors = [
+        ("/rpc/ws", "X-LangBot-Box-Control-Token"),
+        ("/v1/sandboxes", "OPEN-SANDBOX-API-KEY"),
+        ("/v2/sandboxes", "X-Api-Key"),
+        ("/v1/shell/exec", "X-AIO-API-Key"),
+    ];
+    for number in 0..WRONG {
+        let token = wrong(number);
+        let (path, own) = doors[number % doors.len()];
+        let (name, value) = if number % 2 == 0 {
+            bearer(&token)
+        } else {
+            (own, token)
+        };
+        let answer = client.get(path, &[(name, &value)]);
+        assert_eq!(answer.status, 401, "{number}");
+        assert_eq!(answer.header("www-authenticate"), Some("Bearer"));
+        assert!(!answer.body.contains(value.trim_start_matches("Bearer ")) || value.len() < 20);
+    }
+    let (name, value) = bearer(ANN);
+    assert_eq!(client.get("/v1/sandboxes", &[(name, &value)]).status, 501);
+    assert_eq!(client.upgrade(&[(name, &value)]).status, 101);
+}
+
+#[test]
+fn ten_thousand_wrong_tokens_open_nothing_by_hello() {
+    let served = Setup::new()
+        .with_tokens()
+        .args(&["--listen", "tcp://127.0.0.1:0"])
+        .start();
+    let address = served.address("tcp://").strip_prefix("tcp://").unwrap();
+    let say = |token: &str| -> Value {
+        let mut client = Client::to(address);
+        let hello =
+            json!({"jsonrpc": "2.0", "id": 1, "method": "hello", "params": {"token": token}});
+        client.write(&format!("{hello}\n"));
+        let mut line = String::new();
+        client.stream.read_line(&mut line).unwrap();
+        serde_json::from_str(&line).unwrap()
+    };
+    std::thread::scope(|scope| {
+        for part in 0..4 {
+            scope.spawn(move || {
+                for number in (part..WRONG).step_by(4) {
+                    let answer = say(&wrong(number));
+                    assert!(answer.get("result").is_none(), "{number}: {answer}");
+                    assert_eq!(answer["error"]["code"], -32005, "{answer}");
+                }
+            });
+        }
+    });
+    assert!(say(ANN).get("result").is_some());
+}
+
+#[test]
+fn each_world_has_its_header_and_its_words() {
+    let served = Setup::new().with_tokens().start();
+    let mut client = served.client();
+    // The header of another world is none.
+    for (path, own, other) in [
+        ("/v1/sandboxes", "OPEN-SANDBOX-API-KEY", "X-Api-Key"),
+        ("/v2/sandboxes", "X-Api-Key", "OPEN-SANDBOX-API-KEY"),
+        ("/api/sandboxes", "X-API-Key", "X-AIO-API-Key"),
+        ("/v1/shell/exec", "X-AIO-API-Key", "X-Api-Key"),
+        ("/boxes/b/execd/x", "OPEN-SANDBOX-API-KEY", "X-AIO-API-Key"),
+    ] {
+        assert_eq!(client.get(path, &[(own, ANN)]).status, 501, "{path}");
+        assert_eq!(client.get(path, &[(other, ANN)]).status, 401, "{path}");
+    }
+    let in_query = format!("/v1/shell/exec?api_key={ANN}");
+    assert_eq!(client.get(&in_query, &[]).status, 501);
+    let in_query = format!("/v2/sandboxes?api_key={ANN}");
+    assert_eq!(client.get(&in_query, &[]).status, 401);
+
+    let mut refused = |path: &str| client.get(path, &[]).json();
+    let body = refused("/v1/sandboxes");
+    assert_eq!(body["code"], "MISSING_API_KEY");
+    assert!(body["message"].is_string() && body.get("detail").is_none());
+    let body = refused("/v2/sandboxes/boxes");
+    assert_eq!(body["detail"]["error"], "Unauthorized");
+    assert!(body.get("code").is_none());
+    let body = refused("/v1/sandbox");
+    assert_eq!(
+        (&body["success"], &body["data"]),
+        (&false.into(), &Value::Null)
+    );
+    assert!(body.get("detail").is_none());
+    let body = refused("/v1/sessions/s/managed-process/ws");
+    assert_eq!(body["error"]["code"], "Unauthorized");
+    let wrong = client.get("/v1/sandboxes", &[("OPEN-SANDBOX-API-KEY", "x")]);
+    assert_eq!(wrong.json()["code"], "INVALID_API_KEY");
+}
+
+#[test]
+fn no_secret_is_logged() {
+    let mut served = Setup::new()
+        .with_tokens()
+        .env("BOXD_LOG_LEVEL", "trace")
+        .start();
+    let mut client = served.client();
+    let cap = "c4pab1lity";
+    let (name, value) = bearer(ANN);
+    client.get(&format!("/boxes/b~{cap}/port/80/x?token={cap}"), &[]);
+    client.get(
+        &format!("/boxes/b%7E{cap}/aio/v1/shell/exec"),
+        &[(name, &value)],
+    );
+    client.get(&format!("/v1/shell/exec?api_key={BOB}"), &[]);
+    client.get("/v1/sandboxes", &[("OPEN-SANDBOX-API-KEY", "wr0ng-guess")]);
+    client.get("/nowhere", &[(name, &value)]);
+    client.upgrade(&[("X-LangBot-Box-Control-Token", BOB)]);
+    drop(client);
+    served.signal(rustix::process::Signal::TERM);
+    let (status, log) = served.ended();
+    assert!(status.success());
+    assert!(log.contains("/boxes/b~…/port/80/x"), "{log}");
+    for secret in [ANN, BOB, cap, "wr0ng-guess"] {
+        assert!(!log.contains(secret), "{secret} in {log}");
+    }
+    assert!(log.contains("audit") && log.contains("WrongToken"), "{log}");
+}
