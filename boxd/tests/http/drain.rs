@@ -1,12 +1,13 @@
 //! The end: what is open is ended in order, within a bound.
 
-use std::io::Read as _;
+use std::io::{Read as _, Write as _};
 use std::time::{Duration, Instant};
 
-use box_client::SpecDraft;
 use rustix::process::Signal;
 
-use crate::server::{Client, Served, Setup};
+use crate::server::{Client, LONG, Served, Setup};
+
+const PING: &str = r#"{"jsonrpc":"2.0","method":"$/ping"}"#;
 
 /// The status that a websocket is closed with, and the texts before it.
 fn closed_with(client: &mut Client) -> (u16, Vec<String>) {
@@ -14,8 +15,13 @@ fn closed_with(client: &mut Client) -> (u16, Vec<String>) {
     loop {
         let mut head = [0; 2];
         client.stream.read_exact(&mut head).unwrap();
-        assert!(head[1] < 126, "a short frame without a mask");
-        let mut payload = vec![0; usize::from(head[1])];
+        let mut length = usize::from(head[1]);
+        if length == 126 {
+            let mut long = [0; 2];
+            client.stream.read_exact(&mut long).unwrap();
+            length = usize::from(u16::from_be_bytes(long));
+        }
+        let mut payload = vec![0; length];
         client.stream.read_exact(&mut payload).unwrap();
         match head[0] {
             0x88 => return (u16::from_be_bytes([payload[0], payload[1]]), texts),
@@ -25,20 +31,18 @@ fn closed_with(client: &mut Client) -> (u16, Vec<String>) {
     }
 }
 
-/// A websocket that has said something, so that its dialect is known.
-fn websocket(served: &Served) -> Client {
+/// A websocket that has said something short, so that its dialect is known.
+fn websocket(served: &Served, text: &str) -> Client {
     let mut client = served.client();
     assert_eq!(client.upgrade(&[]).status, 101);
-    let text = br#"{"jsonrpc":"2.0","method":"$/ping"}"#;
     let mask = [1, 2, 3, 4];
-    let mut frame = vec![0x81, 0x80 | u8::try_from(text.len()).unwrap()];
+    let length = u8::try_from(text.len()).unwrap();
+    assert!(length < 126);
+    let mut frame = vec![0x81, 0x80 | length];
     frame.extend(mask);
-    frame.extend(
-        text.iter()
-            .zip(mask.iter().cycle())
-            .map(|(byte, mask)| byte ^ mask),
-    );
-    std::io::Write::write_all(client.stream.get_mut(), &frame).unwrap();
+    let masked = text.bytes().zip(mask.iter().cycle());
+    frame.extend(masked.map(|(byte, mask)| byte ^ mask));
+    client.stream.get_mut().write_all(&frame).unwrap();
     client
 }
 
@@ -46,7 +50,7 @@ fn websocket(served: &Served) -> Client {
 fn websockets_are_told_whether_the_server_will_be_back() {
     for (keep, expected) in [("false", 1001), ("true", 1012)] {
         let mut served = Setup::new().env("BOXD_SERVER_KEEP_BOXES", keep).start();
-        let mut sockets: Vec<Client> = (0..8).map(|_| websocket(&served)).collect();
+        let mut sockets: Vec<Client> = (0..8).map(|_| websocket(&served, PING)).collect();
         let mut idle = served.client();
         assert_eq!(idle.get("/healthz", &[]).status, 200);
         // All of them are connections of the RPC by now.
@@ -71,8 +75,7 @@ fn a_request_that_has_begun_is_answered_while_it_drains_and_a_new_one_is_not() {
     let mut served = Setup::new().start();
     let mut begun = served.client();
     begun.write("GET /readyz HTTP/1.1\r\nHost: localhost\r\n");
-    // The server has read it once it has answered what came after.
-    assert_eq!(served.get("/healthz").status, 200);
+    begun.wait_until_read();
     let address = served.http().to_owned();
     served.signal(Signal::TERM);
     while std::net::TcpStream::connect(&address).is_ok() {
@@ -90,23 +93,22 @@ fn a_request_that_has_begun_is_answered_while_it_drains_and_a_new_one_is_not() {
     assert!(served.ended().0.success());
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn what_does_not_end_is_ended_within_the_bound() {
+#[test]
+fn what_does_not_end_is_ended_within_the_bound_and_told_why() {
     let mut served = Setup::new().env("BOXD_SERVER_DRAIN_SEC", "1").start();
-    let client = crate::rpc::connect(&served.rpc(), None).await;
-    let work = client.create(SpecDraft::new("busy")).await.unwrap();
-    let running = tokio::spawn(async move { work.run("sleep 1000").await });
+    let exec = r#"{"jsonrpc":"2.0","id":1,"method":"box.exec","params":{"spec":{"session_id":"b","cmd":"sleep 1000"}}}"#;
+    let mut busy = websocket(&served, exec);
     let mut stalled = served.client();
     stalled.write("GET /healthz HTTP/1.1\r\n");
-    let begun = Instant::now();
+    stalled.wait_until_read();
     served.wait_for("boxd_boxes{state=\"running\"} 1");
+    let begun = Instant::now();
     served.signal(Signal::TERM);
-    let (status, log) = tokio::task::spawn_blocking(move || served.ended())
-        .await
-        .unwrap();
+    let (status, texts) = closed_with(&mut busy);
+    assert_eq!(status, 1001, "{texts:?}");
+    let (status, log) = served.ended();
     assert!(status.success(), "{log}");
-    assert!(begun.elapsed() < Duration::from_secs(30), "{log}");
-    assert!(log.contains("connections are cut"), "{log}");
+    assert!(begun.elapsed() < LONG / 2, "{log}");
+    assert!(log.contains("connections are cut left=1"), "{log}");
     stalled.rest();
-    running.abort();
 }

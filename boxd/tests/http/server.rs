@@ -249,6 +249,28 @@ impl Client {
         self.stream.get_mut().write_all(text.as_bytes()).unwrap();
     }
 
+    /// Waits until the server has taken everything that was written out of the kernel's hands.
+    pub(crate) fn wait_until_read(&self) {
+        let stream = self.stream.get_ref();
+        let (here, there) = (stream.local_addr().unwrap(), stream.peer_addr().unwrap());
+        let ports = [there.port(), here.port()].map(|port| format!(":{port:04X}"));
+        let since = Instant::now();
+        loop {
+            let all = std::fs::read_to_string("/proc/net/tcp").unwrap();
+            let mut lines = all
+                .lines()
+                .map(|line| line.split_whitespace().collect::<Vec<_>>());
+            let theirs =
+                lines.find(|line| line[1].ends_with(&ports[0]) && line[2].ends_with(&ports[1]));
+            // What was sent and not acknowledged, and what came and was not read.
+            if theirs.is_some_and(|line| line[4].ends_with(":00000000")) {
+                return;
+            }
+            assert!(since.elapsed() < LONG, "not read: {all}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     /// Asks for a path, with these headers besides `Host`, unless one of them is that.
     pub(crate) fn get(&mut self, path: &str, headers: &[(&str, &str)]) -> Answer {
         self.ask("GET", path, headers)

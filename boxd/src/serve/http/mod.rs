@@ -50,6 +50,9 @@ const UNREAD: Duration = Duration::from_mins(1);
 /// The longest head of a request.
 const HEAD_BYTES: usize = 64 * 1024;
 
+/// How much longer than its calls a connection may take to end: a websocket still says why it closes.
+const LAST_WORDS: Duration = Duration::from_millis(500);
+
 /// How long accepting rests when the system has no descriptor or memory left.
 const REST: Duration = Duration::from_millis(20);
 
@@ -160,8 +163,10 @@ impl Http {
         let _ = (&mut self.accepting).await;
         self.stop.send_replace(Stop::Soon);
         let all = self.shared.places.acquire_many(self.shared.limit);
-        let ended = futures::future::join(self.shared.sockets.close(within, restart), all);
-        if tokio::time::timeout(within, ended).await.is_err() {
+        let all = tokio::time::timeout(within + LAST_WORDS, all);
+        let sockets = self.shared.sockets.close(within, restart);
+        let ((), ended) = futures::future::join(sockets, all).await;
+        if ended.is_err() {
             let left = self.shared.limit as usize - self.shared.places.available_permits();
             tracing::warn!(left, "HTTP connections are cut");
         }
