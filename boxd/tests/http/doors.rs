@@ -93,7 +93,7 @@ fn the_rpc_without_an_upgrade_says_that_it_needs_one() {
 async fn an_http_request_at_the_rpcs_tcp_port_gets_nothing_and_does_nothing() {
     let listen = ["--listen", "tcp://127.0.0.1:0", "--listen"];
     let token = format!("Bearer {ANN}");
-    for setup in [Setup::new().with_tokens(), Setup::new()] {
+    for (setup, open) in [(Setup::new().with_tokens(), false), (Setup::new(), true)] {
         let socket = setup.unix();
         let served = setup.args(&listen).args(&[&socket]).start();
         let address = served.address("tcp://").strip_prefix("tcp://").unwrap();
@@ -116,7 +116,7 @@ async fn an_http_request_at_the_rpcs_tcp_port_gets_nothing_and_does_nothing() {
         let here = crate::rpc::connect(&socket, None).await;
         assert_eq!(crate::rpc::seen(&here).await, [""; 0]);
         // The same line is obeyed where it is the first.
-        if served.log().contains("no token") {
+        if open {
             let mut client = crate::server::Client::to(address);
             client.write(&format!("{call}\n"));
             let mut line = String::new();

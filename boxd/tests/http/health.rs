@@ -54,7 +54,7 @@ fn beyond_loopback_it_does_not_start_without_tokens_and_names_where_they_go() {
         }
     }
     let served = Setup::new().start();
-    assert!(served.log().contains("no token"), "{}", served.log());
+    served.wait_for_log("no token");
     let (status, said) = Setup::at("nonsense").fails();
     assert_eq!(status.code(), Some(125));
     assert!(said.contains("HOST:PORT"), "{said}");

@@ -164,6 +164,15 @@ impl Served {
         }
     }
 
+    /// Waits until it has logged this.
+    pub(crate) fn wait_for_log(&self, text: &str) {
+        let since = Instant::now();
+        while !self.log().contains(text) {
+            assert!(since.elapsed() < LONG, "no {text}: {}", self.log());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
     /// What it has logged so far.
     pub(crate) fn log(&self) -> String {
         self.log.lock().unwrap().clone()
