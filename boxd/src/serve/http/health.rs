@@ -49,3 +49,38 @@ pub(super) async fn ready(shared: &Shared) -> Answer {
     };
     answer(status, &body)
 }
+
+#[cfg(test)]
+mod tests {
+    use box_rpc::Router;
+    use box_runtime::{BoxRuntime, RuntimeConfig};
+    use http_body_util::BodyExt as _;
+
+    use super::*;
+    use crate::serve::http::auth::Auth;
+    use crate::serve::http::browsers::Hosts;
+
+    #[tokio::test]
+    async fn it_is_ready_between_its_start_and_its_end_and_only_with_a_backend() {
+        let auth = Auth {
+            tokens: None,
+            loopback: true,
+        };
+        let hosts = Hosts::new(&[], "127.0.0.1");
+        let runtime = BoxRuntime::start(RuntimeConfig::new(Vec::new()));
+        let shared = Shared::new(Router::empty(), runtime, auth, hosts, 1);
+        for (phase, error) in [
+            (Phase::Starting, "starting"),
+            (Phase::Serving, "no backend"),
+            (Phase::Draining, "draining"),
+        ] {
+            shared.enter(phase);
+            let answer = ready(&shared).await;
+            assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
+            let body = answer.into_body().collect().await.unwrap().to_bytes();
+            let body: serde_json::Value = serde_json::from_slice(&body).unwrap();
+            assert_eq!(body["ready"], false);
+            assert!(body["error"].as_str().unwrap().starts_with(error), "{body}");
+        }
+    }
+}
