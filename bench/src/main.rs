@@ -37,8 +37,9 @@ box-bench boxes [--rounds N]
 box-bench native [--rounds N] [--only PART,PART]
     Real boxes beside a bare spawn, bubblewrap, runc and Docker, as ratios; 64 at once, a thousand alive; and what
     an idle box costs. The parts: speed, at-once, alive, memory.
-box-bench plane [--rounds N]
-    What is inside a box over a Unix socket: streams of output, first bytes, files, commands that have ended; as ratios.
+box-bench plane [--rounds N] [--only PART,PART]
+    What is inside a box over a Unix socket: streams of output, first bytes, builtins of shells, files, commands that
+    have ended; as ratios. The parts: streams, first-byte, builtins, files, ended.
 box-bench server NAME
     One contestant's server; the benchmark starts it.
 box-bench list
@@ -52,7 +53,7 @@ fn main() -> Result<()> {
         ["rpc", options @ ..] => rounds::run(&plan(options)?),
         ["boxes", options @ ..] => boxes::run(plan(options)?.rounds),
         ["native", options @ ..] => native::run(&plan(options)?),
-        ["plane", options @ ..] => plane::run(plan(options)?.rounds),
+        ["plane", options @ ..] => plane::run(&plan(options)?),
         ["server", name] => serve(Contestant::named(name)?),
         ["list"] => {
             for contestant in Contestant::all() {

@@ -7,11 +7,11 @@ use std::io::Read;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use box_protocol::actions::{
-    BoxCreate, CommandChunk, CommandList, CommandStart, FileRead, FileRemove, FileWrite,
+    BoxCreate, CommandChunk, CommandGet, CommandStart, FileRead, FileRemove, FileWrite,
     FileWriteParams, ShellCreate, ShellRun,
 };
 use box_protocol::{Blob, UploadId};
@@ -26,6 +26,7 @@ use serde_json::{Value, json};
 
 use crate::boxes::{bar, rate_bar};
 use crate::process::{self, Process};
+use crate::rounds::Plan;
 use crate::statistics::median;
 
 /// Bytes of output that are streamed, and of a file that goes in and out.
@@ -36,20 +37,31 @@ const PIECE: usize = 512 << 10;
 const PIECES_AHEAD: usize = 4;
 /// Commands that have ended and are kept.
 const ENDED: usize = 10_000;
+/// How long an agent is left alone before its memory is looked at.
+const REST: Duration = Duration::from_millis(500);
 /// How often a short thing is done in a round.
 const RUNS: usize = 100;
 
 /// Runs everything and prints the bars.
-pub(crate) fn run(rounds: u32) -> Result<()> {
+pub(crate) fn run(plan: &Plan) -> Result<()> {
+    let rounds = plan.rounds;
+    let parts = plan.only.as_deref();
+    let parts = parts.unwrap_or("streams,first-byte,builtins,files,ended");
     process::runtime()?.block_on(async {
         let bench = Bench::start().await?;
         println!("| bar | ours | beside | ratio (lowest to highest round) | wanted | verdict |");
         println!("|---|---|---|---|---|---|");
-        bench.streams(rounds).await?;
-        bench.first_byte(rounds).await?;
-        bench.builtins(rounds).await?;
-        bench.files(rounds).await?;
-        bench.ended().await
+        for part in parts.split(',') {
+            match part {
+                "streams" => bench.streams(rounds).await?,
+                "first-byte" => bench.first_byte(rounds).await?,
+                "builtins" => bench.builtins(rounds).await?,
+                "files" => bench.files(rounds).await?,
+                "ended" => bench.ended().await?,
+                _ => bail!("no part called {part}"),
+            }
+        }
+        Ok(())
     })
 }
 
@@ -291,48 +303,63 @@ impl Bench {
 
     /// Commands that have ended, in the memory of their agent and of the runtime.
     async fn ended(&self) -> Result<()> {
-        let agent = agent()?;
-        let before = agent.resident_bytes()? + Process::own().resident_bytes()?;
-        for number in 0..ENDED {
-            let params = json!({"session_id": "b", "command_id": format!("ended-{number}"),
-                "program": {"argv": ["/bin/echo", "done"]}, "cwd": "/tmp", "retain_ms": -1});
-            self.call::<CommandStart>(params).await?;
-        }
-        loop {
-            let running = json!({"session_id": "b", "running": true});
-            if self.call::<CommandList>(running).await?.items.is_empty() {
-                break;
-            }
-        }
-        let after = agent.resident_bytes()? + Process::own().resident_bytes()?;
+        let agent = self.agent().await?;
+        // What the first of them need once, whoever comes later has.
+        self.end_some("first", ENDED / 10).await?;
+        let before = (agent.resident_bytes()?, Process::own().resident_bytes()?);
+        self.end_some("ended", ENDED).await?;
+        let after = (agent.resident_bytes()?, Process::own().resident_bytes()?);
         #[expect(clippy::cast_precision_loss, reason = "a size in bytes")]
-        let each = after.saturating_sub(before) as f64 / ENDED as f64;
+        let each = |before: u64, after: u64| after.saturating_sub(before) as f64 / ENDED as f64;
+        let (inside, outside) = (each(before.0, after.0), each(before.1, after.1));
+        let both = inside + outside;
         let name = format!("a command that has ended ({ENDED} kept), 2 kB = 1");
         bar(
             &name,
-            &format!("{each:.0} B"),
-            "",
-            &mut [each / 2048.0],
+            &format!("{both:.0} B"),
+            &format!("of it in the agent: {inside:.0} B"),
+            &mut [both / 2048.0],
             1.0,
             None,
         );
         Ok(())
     }
-}
 
-/// The agent of the one box there is; the spares have no command.
-fn agent() -> Result<Process> {
-    let mut agents = Vec::new();
-    for entry in std::fs::read_dir("/proc")?.flatten() {
-        let path = entry.path();
-        let comm = std::fs::read_to_string(path.join("comm")).unwrap_or_default();
-        if comm.trim() == "box-init" {
-            let pid = entry.file_name().to_string_lossy().parse()?;
-            agents.push(Process::with_pid(pid));
+    /// Lets commands run to their end. Each is asked for afterwards by its name: a list of all of them is megabytes at both
+    /// ends, which are no command's.
+    async fn end_some(&self, name: &str, count: usize) -> Result<()> {
+        for number in 0..count {
+            let params = json!({"session_id": "b", "command_id": format!("{name}-{number}"),
+                "program": {"argv": ["/bin/echo", "done"]}, "cwd": "/tmp", "retain_ms": -1});
+            self.call::<CommandStart>(params).await?;
         }
+        for number in 0..count {
+            let one = json!({"session_id": "b", "command_id": format!("{name}-{number}")});
+            while self.call::<CommandGet>(one.clone()).await?.exit.is_none() {}
+        }
+        // An agent that is left alone gives back what it does not use.
+        tokio::time::sleep(REST).await;
+        Ok(())
     }
-    let size = |process: &Process| process.resident_bytes().unwrap_or_default();
-    agents.into_iter().max_by_key(size).context("no box")
+
+    /// The agent of the box, which is the parent of a command in it. All others wait for boxes.
+    async fn agent(&self) -> Result<Process> {
+        let seconds = format!("86400.{}", std::process::id());
+        let params = json!({"session_id": "b", "command_id": "asleep", "cwd": "/tmp", "retain_ms": 0,
+            "program": {"argv": ["sleep", seconds]}});
+        self.call::<CommandStart>(params).await?;
+        for entry in std::fs::read_dir("/proc")?.flatten() {
+            let path = entry.path();
+            let words = std::fs::read_to_string(path.join("cmdline")).unwrap_or_default();
+            if words == format!("sleep\0{seconds}\0") {
+                let status = std::fs::read_to_string(path.join("status"))?;
+                let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"));
+                let parent = parent.context("no parent")?.trim().parse()?;
+                return Ok(Process::with_pid(parent));
+            }
+        }
+        bail!("the box has no agent")
+    }
 }
 
 fn rate(bytes: usize, run: impl FnOnce() -> Result<()>) -> Result<f64> {
