@@ -17,7 +17,6 @@ use uuid::Uuid;
 
 use super::state::{Kept, State};
 use crate::backend::{AdoptedBox, StartedBox};
-use crate::spool::Spool;
 
 /// What an agent says first, with its box's mount namespace and its slots.
 const GREETING: &[u8] = b"box1";
@@ -97,7 +96,7 @@ fn take_over(id: Uuid, state: State, cgroups: &Arc<Cgroups>) -> io::Result<Found
         id.simple().to_string(),
         unix::over(stream, &Limits::in_process()),
     );
-    started.spool = slots.map(|slots| Spool::new(File::from(slots)));
+    started.spool = slots.and_then(super::slots::handed);
     let Kept {
         sandbox,
         quota,

@@ -6,7 +6,7 @@
 //! 3. This file: [`NativeBackend`], the boxes there are, and the way each begins and ends.
 //! 4. `server`: the fork server behind it, and what this machine has.
 //! 5. `quota`: the size of a workspace while its box runs.
-//! 6. `state`: what a box has on disk, if it is to have anything there; `adopt`: how a later process takes it over.
+//! 6. `slots`: the memory it shares with its agent; `state`: what a box has on disk, if it is to have anything there; `adopt`: how a later process takes it over.
 //! 7. `error`: what the kernel's refusals are called here.
 //!
 //! # A box
@@ -19,6 +19,7 @@ mod error;
 mod plan;
 mod quota;
 mod server;
+mod slots;
 mod state;
 
 use std::collections::HashMap;
@@ -30,12 +31,12 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use box_protocol::actions::{BoxStatsResult, SPOOL_BYTES, SPOOL_SLOTS};
+use box_protocol::actions::BoxStatsResult;
 use box_protocol::{BoxError, BoxMountSpec, Network, UnixMs};
 use box_rpc::Limits;
 use box_sys::{Cgroups, Sandbox, Source};
 use box_transports::unix;
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::MemfdFlags;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::Semaphore;
 use uuid::Uuid;
@@ -49,7 +50,6 @@ use self::state::{Kept, State};
 use crate::backend::{
     AdoptedBox, Availability, Backend, Capabilities, Facts, StartRequest, StartedBox,
 };
-use crate::spool::Spool;
 
 /// Boxes that may be in the making at once: the fork server begins one after the other, and each finishes by itself, waiting for
 /// the kernel most of the time. What waits for the server waits here, and asking never blocks.
@@ -144,7 +144,7 @@ impl Backend for NativeBackend {
         let (plan, sources, rootfs) = plan::of(&request, &self.0.config)?;
         let (near, far) = UnixStream::pair().map_err(failed)?;
         near.set_nonblocking(true).map_err(failed)?;
-        let (spool, slots) = spool().map_err(failed)?;
+        let (spool, slots) = slots::make().map_err(failed)?;
         let root = self.0.config.state_dir.as_deref();
         let state = root.map(|root| State::new(root, request.id)).transpose();
         let (state, listener) = state.map_err(failed)?.unzip();
@@ -338,18 +338,6 @@ fn gone() -> BoxError {
 /// Where the logs of a box go that nobody can ask for once this process is gone: memory, which counts as the box's.
 fn unnamed_logs() -> io::Result<OwnedFd> {
     Ok(rustix::fs::memfd_create("box-logs", MemfdFlags::CLOEXEC)?)
-}
-
-/// Slots for output, and the agent's end of them. Neither side can change their size, and what is written to them counts as
-/// the box's memory.
-fn spool() -> io::Result<(Spool, OwnedFd)> {
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let file = rustix::fs::memfd_create("box-spool", flags)?;
-    rustix::fs::ftruncate(&file, u64::from(SPOOL_SLOTS) * SPOOL_BYTES)?;
-    let seals = SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
-    rustix::fs::fcntl_add_seals(&file, seals)?;
-    let ours = file.try_clone()?;
-    Ok((Spool::new(File::from(ours)), file))
 }
 
 /// Waits until a descriptor can be read.

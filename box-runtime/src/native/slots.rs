@@ -1,0 +1,74 @@
+//! The memory of the slots: made for a new box, and looked at before that of an adopted one is used.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+
+use box_protocol::actions::{SPOOL_BYTES, SPOOL_SLOTS};
+use rustix::fs::{FileType, MemfdFlags, OFlags, SealFlags};
+
+use crate::spool::Spool;
+
+const BYTES: u64 = SPOOL_SLOTS as u64 * SPOOL_BYTES;
+
+/// Neither side can change the size, so that whoever reads or writes finds all of it.
+const SEALS: SealFlags = SealFlags::GROW
+    .union(SealFlags::SHRINK)
+    .union(SealFlags::SEAL);
+
+/// Slots for output and files, and the agent's end of them. What is written to them counts as the box's memory.
+pub(super) fn make() -> io::Result<(Spool, OwnedFd)> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = rustix::fs::memfd_create("box-spool", flags)?;
+    rustix::fs::ftruncate(&file, BYTES)?;
+    rustix::fs::fcntl_add_seals(&file, SEALS)?;
+    let ours = file.try_clone()?;
+    Ok((Spool::new(File::from(ours)), file))
+}
+
+/// The slots that an agent hands back, if they are what was made for it. An agent lives with the guest: a pipe in their place
+/// would hold this process up, and a file that shrinks or that others can read and write would not be a box's own.
+pub(super) fn handed(file: OwnedFd) -> Option<Spool> {
+    // Only memory of this kind has seals at all, and exactly these are put on by nobody else's habit.
+    let seals = rustix::fs::fcntl_get_seals(&file).ok()?;
+    let status = rustix::fs::fstat(&file).ok()?;
+    let mode = rustix::fs::fcntl_getfl(&file).ok()?;
+    let is_whole = u64::try_from(status.st_size) == Ok(BYTES);
+    let is_file = FileType::from_raw_mode(status.st_mode) == FileType::RegularFile;
+    let is_unnamed = status.st_nlink == 0;
+    let both_ways = mode & OFlags::RWMODE == OFlags::RDWR;
+    let is_ours = seals == SEALS && is_whole && is_file && is_unnamed && both_ways;
+    is_ours.then(|| Spool::new(File::from(file)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn memory(bytes: u64, seals: SealFlags) -> OwnedFd {
+        let file = rustix::fs::memfd_create("other", MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&file, bytes).unwrap();
+        rustix::fs::fcntl_add_seals(&file, seals).unwrap();
+        file
+    }
+
+    #[test]
+    fn only_slots_as_they_were_made_are_taken_back() {
+        let (_, theirs) = make().unwrap();
+        assert!(handed(theirs).is_some());
+        assert!(handed(memory(BYTES - 1, SEALS)).is_none(), "too small");
+        assert!(handed(memory(2 * BYTES, SEALS)).is_none(), "too large");
+        let shrinks = SealFlags::GROW | SealFlags::SEAL;
+        assert!(handed(memory(BYTES, shrinks)).is_none(), "can shrink");
+        let read_only = SEALS | SealFlags::WRITE;
+        assert!(
+            handed(memory(BYTES, read_only)).is_none(),
+            "cannot be written"
+        );
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(BYTES).unwrap();
+        assert!(handed(file.into()).is_none(), "a file of a disk");
+        let (pipe, _) = std::io::pipe().unwrap();
+        assert!(handed(pipe.into()).is_none(), "a pipe");
+    }
+}
