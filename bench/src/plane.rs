@@ -251,9 +251,9 @@ impl Bench {
                 Ok::<_, anyhow::Error>(())
             }
         };
-        let pieces = futures::stream::iter(bytes.chunks(PIECE).enumerate().map(send));
-        let mut pieces = pieces.buffered(PIECES_AHEAD);
-        while let Some(answered) = pieces.next().await {
+        let answers = futures::stream::iter(bytes.chunks(PIECE).enumerate().map(send));
+        let mut answers = answers.buffered(PIECES_AHEAD);
+        while let Some(answered) = answers.next().await {
             answered?;
         }
         Ok(())
