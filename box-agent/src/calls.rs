@@ -147,6 +147,9 @@ impl Served {
         let Some(sink) = call.chunks() else {
             return Err(BoxError::validation("reply: a call that does not stream"));
         };
+        if command.role == Role::Run {
+            command.has_news(SOON).await;
+        }
         let started = AgentChunk::Started {
             pid: command.pid().unwrap_or_default(),
             info: command.info().map(Box::new),
@@ -191,6 +194,10 @@ impl Served {
         command.end_seen().await.map(drop)
     }
 }
+
+/// How long it may take to tell of the begin of a run: a short one tells of its begin and its end at once, and wakes whoever
+/// waits for it once.
+const SOON: Duration = Duration::from_millis(1);
 
 /// How a command is, to a reader that stops for this reason.
 fn read_to(command: &Command, why: ReadWhy) -> AgentCommand {

@@ -33,15 +33,11 @@ pub(crate) struct Command {
     why: Mutex<Option<ExitWhy>>,
     pub(crate) wanted: Notify,
     log: Mutex<Log>,
-    /// Changes whenever the log has grown.
-    pub(crate) grown: watch::Sender<()>,
     /// Somebody has read on.
     pub(crate) room: Notify,
-    /// Who reads; for [`Exclusive`] readers, who does so alone.
-    readers: watch::Sender<Readers>,
+    /// What others wait for: also told when the log has grown. One for all, because each is half a kilobyte.
+    changing: watch::Sender<Changing>,
     next_reader: AtomicU64,
-    /// Its end, once nothing more comes. Told in full if it was asked for in full.
-    ended: watch::Sender<Option<Box<AgentCommand>>>,
     /// Why it could not be started.
     failed: OnceLock<BoxError>,
     pub(crate) input: Input,
@@ -87,10 +83,24 @@ enum Process {
     None,
 }
 
-#[derive(Debug, Default, Clone, Copy)]
-pub(crate) struct Readers {
-    pub(crate) count: usize,
+/// What changes while it is looked at.
+#[derive(Debug, Default)]
+pub(crate) struct Changing {
+    /// Its end, once nothing more comes. Told in full if it was asked for in full.
+    ended: Option<Box<AgentCommand>>,
+    /// Who reads; for [`Exclusive`] readers, who does so alone.
+    readers: usize,
     alone: Option<u64>,
+}
+
+impl Changing {
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended.is_some()
+    }
+
+    pub(crate) fn is_read(&self) -> bool {
+        self.readers > 0
+    }
 }
 
 /// Somebody reads, until this is dropped.
@@ -98,7 +108,7 @@ pub(crate) struct Readers {
 pub(crate) struct Reading<'a> {
     command: &'a Command,
     number: u64,
-    seen: watch::Receiver<Readers>,
+    seen: watch::Receiver<Changing>,
     alone: bool,
 }
 
@@ -134,11 +144,9 @@ impl Command {
             why: Mutex::default(),
             wanted: Notify::new(),
             log: Mutex::new(log),
-            grown: watch::Sender::default(),
             room: Notify::new(),
-            readers: watch::Sender::default(),
+            changing: watch::Sender::default(),
             next_reader: AtomicU64::new(0),
-            ended: watch::Sender::default(),
             failed: OnceLock::new(),
             input: Input::default(),
         }
@@ -273,7 +281,7 @@ impl Command {
 
     /// How it is now.
     pub(crate) fn told(&self) -> AgentCommand {
-        let ended = self.ended.borrow().as_deref().cloned();
+        let ended = self.changing.borrow().ended.as_deref().cloned();
         let mut told = ended.unwrap_or_else(|| self.telling(None, Sum::of(&self.log())));
         told.info = self.info().map(Box::new);
         told
@@ -307,7 +315,10 @@ impl Command {
     /// All there is to know, if any of it is kept.
     pub(crate) fn info(&self) -> Option<CommandInfo> {
         let about = self.about.as_deref()?;
-        let exit = self.ended.borrow().as_ref().and_then(|ended| ended.exit);
+        let changing = self.changing.borrow();
+        let exit = changing.ended.as_ref().and_then(|ended| ended.exit);
+        let attached = changing.is_read();
+        drop(changing);
         let state = match (exit, self.begun.get(), &*lock(&self.held)) {
             (Some(_), ..) => CommandState::Exited,
             (None, None, Some(_)) => CommandState::Held,
@@ -327,7 +338,7 @@ impl Command {
             program: about.program.clone(),
             cwd: began.map_or(&about.cwd, |(cwd, _)| cwd).clone(),
             env_keys: about.env_keys.clone(),
-            attached: self.readers.borrow().count > 0,
+            attached,
             created_at: about.created_at,
             started_at: self.begun.get().map(|begun| begun.time),
             ended_at: about.ended_at.get().copied(),
@@ -353,7 +364,7 @@ impl Command {
     }
 
     pub(crate) fn has_ended(&self) -> bool {
-        self.ended.borrow().is_some()
+        self.changing.borrow().has_ended()
     }
 
     /// Nothing more comes of it.
@@ -362,19 +373,32 @@ impl Command {
         if let Some(about) = &self.about {
             let _ = about.ended_at.set(UnixMs::now());
         }
-        self.ended.send_replace(Some(Box::new(told)));
+        self.changing
+            .send_modify(|changing| changing.ended = Some(Box::new(told)));
     }
 
     /// It never began.
     pub(crate) fn has_failed(&self, error: BoxError) {
         let _ = self.failed.set(error);
         let told = self.telling(None, Sum::of(&self.log()));
-        self.ended.send_replace(Some(Box::new(told)));
+        self.changing
+            .send_modify(|changing| changing.ended = Some(Box::new(told)));
     }
 
-    /// Whether it is over, looked at so that [`Self::over`] tells what comes after.
-    pub(crate) fn watch_end(&self) -> watch::Receiver<Option<Box<AgentCommand>>> {
-        self.ended.subscribe()
+    /// Its log has grown.
+    pub(crate) fn has_grown(&self) {
+        self.changing.send_modify(|_| {});
+    }
+
+    /// Its end, its readers and the growth of its log, looked at so that what comes later is told.
+    pub(crate) fn watch(&self) -> watch::Receiver<Changing> {
+        self.changing.subscribe()
+    }
+
+    /// Returns once there is output of it, it has ended, or so much time is over.
+    pub(crate) async fn has_news(&self, within: Duration) {
+        let news = |changing: &Changing| changing.has_ended() || self.log().size().sum() > 0;
+        let _ = tokio::time::timeout(within, self.watch().wait_for(news)).await;
     }
 
     /// The error of one that never began.
@@ -385,7 +409,7 @@ impl Command {
     /// Waits for its end.
     pub(crate) async fn end_seen(&self) -> Result<AgentCommand, BoxError> {
         // The sender is `self`, so it cannot be gone.
-        let _ = self.ended.subscribe().wait_for(Option::is_some).await;
+        let _ = self.watch().wait_for(Changing::has_ended).await;
         self.failure()?;
         Ok(self.told())
     }
@@ -394,12 +418,12 @@ impl Command {
     pub(crate) fn read_by(&self, exclusive: Option<Exclusive>) -> Result<Reading<'_>, BoxError> {
         let number = self.next_reader.fetch_add(1, Ordering::Relaxed);
         let mut refused = false;
-        self.readers.send_modify(|readers| {
-            refused = exclusive == Some(Exclusive::Refuse) && readers.alone.is_some();
+        self.changing.send_modify(|changing| {
+            refused = exclusive == Some(Exclusive::Refuse) && changing.alone.is_some();
             if !refused {
-                readers.count += 1;
+                changing.readers += 1;
                 if exclusive.is_some() {
-                    readers.alone = Some(number);
+                    changing.alone = Some(number);
                 }
             }
         });
@@ -409,13 +433,9 @@ impl Command {
         Ok(Reading {
             command: self,
             number,
-            seen: self.readers.subscribe(),
+            seen: self.watch(),
             alone: exclusive.is_some(),
         })
-    }
-
-    pub(crate) fn watch_readers(&self) -> watch::Receiver<Readers> {
-        self.readers.subscribe()
     }
 }
 
@@ -428,17 +448,17 @@ impl Reading<'_> {
         }
         let _ = self
             .seen
-            .wait_for(|readers| readers.alone != Some(number))
+            .wait_for(|changing| changing.alone != Some(number))
             .await;
     }
 }
 
 impl Drop for Reading<'_> {
     fn drop(&mut self) {
-        self.command.readers.send_modify(|readers| {
-            readers.count -= 1;
-            if readers.alone == Some(self.number) {
-                readers.alone = None;
+        self.command.changing.send_modify(|changing| {
+            changing.readers -= 1;
+            if changing.alone == Some(self.number) {
+                changing.alone = None;
             }
         });
     }

@@ -92,13 +92,13 @@ impl Life {
         let begun = command.begun_at().map(Instant::from);
         let deadline = |timeout: Option<Duration>| begun?.checked_add(timeout?);
         let mut over = std::pin::pin!(strike(deadline(self.timeout)));
-        let mut readers = command.watch_readers();
+        let mut readers = command.watch();
         let mut alone = std::pin::pin!(sleep_until(Instant::now()));
         let mut is_alone = false;
         let mut timed_out = false;
         loop {
             if let Some(limit) = self.alone {
-                let nobody = readers.borrow_and_update().count == 0;
+                let nobody = !readers.borrow_and_update().is_read();
                 if nobody && !is_alone {
                     let end = Instant::now().checked_add(limit);
                     alone.as_mut().reset(end.unwrap_or_else(far_away));
@@ -177,7 +177,7 @@ impl Life {
             Keep::Log if bytes.is_empty() => {}
             Keep::Log => {
                 self.command.log().take(stream, bytes);
-                self.command.grown.send_replace(());
+                self.command.has_grown();
             }
         }
     }

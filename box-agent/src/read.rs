@@ -9,7 +9,7 @@ use box_protocol::{BoxError, MAX_CHUNK_BYTES, PerStream};
 use box_rpc::{Action, ChunkSink};
 use tokio::time::{Instant, sleep_until};
 
-use crate::command::{Command, Reading};
+use crate::command::{Changing, Command, Reading};
 use crate::keep::INLINE;
 use crate::log::{Cursor, Piece};
 use crate::slot::Lease;
@@ -33,9 +33,9 @@ pub(crate) async fn stream<A: Action<Chunk = AgentChunk>>(
     let mut reading = command.read_by(wish.exclusive)?;
     let mut patience = Patience::new(wish.until);
     if wish.view == View::None {
-        let mut over = command.watch_end();
+        let mut over = command.watch();
         return tokio::select! {
-            _ = over.wait_for(Option::is_some) => command.failure().map(|()| ReadWhy::Exit),
+            _ = over.wait_for(Changing::has_ended) => command.failure().map(|()| ReadWhy::Exit),
             why = patience.over(&mut reading) => Ok(why),
         };
     }
@@ -52,12 +52,10 @@ pub(crate) async fn stream<A: Action<Chunk = AgentChunk>>(
     if !from_the_first {
         sink.send(&AgentChunk::Begin(begin)).await?;
     }
-    let mut over = command.watch_end();
-    let mut grown = command.grown.subscribe();
+    let mut changes = command.watch();
     loop {
         // Looked at first: what comes between this and the look into the log is not missed.
-        grown.mark_unchanged();
-        let is_over = over.borrow_and_update().is_some();
+        let is_over = changes.borrow_and_update().has_ended();
         if let Some(piece) = reader.next()? {
             patience.begin_anew();
             for chunk in reader.chunks(piece) {
@@ -73,8 +71,7 @@ pub(crate) async fn stream<A: Action<Chunk = AgentChunk>>(
         }
         tokio::select! {
             biased;
-            _ = grown.changed() => {}
-            _ = over.changed() => {}
+            _ = changes.changed() => {}
             why = patience.over(&mut reading) => return Ok(why),
         }
     }

@@ -77,7 +77,7 @@ impl Watching {
             }
             if !seen.lines.is_empty() {
                 command.log().take(StreamName::Stdout, &seen.lines);
-                command.grown.send_replace(());
+                command.has_grown();
             }
             if seen.over {
                 return Ok(());

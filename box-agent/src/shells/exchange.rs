@@ -1,11 +1,12 @@
 //! The private directory over which an interpreter and the agent speak. Everything has a name in it, so that an interpreter
 //! holds no descriptor that its guest could close or write to by accident:
 //!
-//! - `go`: a line for each run, its number and whether it has settings of its own and input; `text`: what to run; `before`, `after`:
-//!   those settings; `state`: the exports of the interpreter before this one.
-//! - `in`, `out`, `err`: the streams of the run under way, new ones for each.
+//! - `go`: a line for each run, its number and whether it has settings of its own and input; `text`: what to run, unless that
+//!   is short enough for the line; `before`, `after`: those settings; `state`: the exports of the interpreter before this one.
+//! - `in`, `out`, `err`: the streams of the run under way, new ones for each; those that output goes to are made ahead.
 //! - `done`: the end of a run: its number, exit code, directory, error and exports, each with a NUL at its end. Before that,
-//!   with `begun` for the code, that a run has opened its input.
+//!   with `begun` for the code, that a run has opened its input; after that, with `exports`, those of a shell, which nobody
+//!   needs to wait for.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -24,6 +25,9 @@ const PLACE: &str = "/tmp";
 /// The most that the end of a run may say.
 const DONE_BYTES: usize = 4 << 20;
 
+/// How much of it is read at once.
+const DONE_READ: usize = 16 << 10;
+
 const NAMES: [&str; 9] = [
     "go", "text", "before", "after", "state", "in", "out", "err", "done",
 ];
@@ -39,6 +43,16 @@ pub(super) struct Exchange {
     heard: Vec<u8>,
     /// The input of the run under way, until it has opened it: without a writer it would wait.
     awaited: Option<OwnedFd>,
+    /// Where the output of the next run goes.
+    ready: Option<Output>,
+    /// The exports of the last run that has told them, until they are taken.
+    exports: Option<Vec<u8>>,
+}
+
+#[derive(Debug)]
+struct Output {
+    stdout: Pipe,
+    stderr: Option<Pipe>,
 }
 
 /// The streams of one run.
@@ -47,8 +61,8 @@ pub(super) struct Streams {
     pub(super) stdout: Pipe,
     pub(super) stderr: Option<Pipe>,
     pub(super) input: Option<AsyncFd<OwnedFd>>,
-    /// The other ends, until the interpreter has had time to open them.
-    pub(super) held: Vec<OwnedFd>,
+    /// The other end of the input, until the interpreter has had time to open it.
+    pub(super) held: Option<OwnedFd>,
 }
 
 /// The end of a run, as its interpreter tells it.
@@ -58,14 +72,14 @@ pub(super) struct Done {
     pub(super) code: i32,
     pub(super) cwd: String,
     pub(super) error: Vec<u8>,
-    pub(super) exports: Vec<u8>,
 }
 
 /// What an interpreter says.
 #[derive(Debug, PartialEq, Eq)]
 enum Heard {
     Begun,
-    Done(Done),
+    Done(Done, Option<Vec<u8>>),
+    Exports(Vec<u8>),
 }
 
 impl Exchange {
@@ -93,6 +107,8 @@ impl Exchange {
             dir,
             heard: Vec::new(),
             awaited: None,
+            ready: None,
+            exports: None,
         };
         if let Some(state) = state {
             exchange.put("state", state)?;
@@ -100,18 +116,17 @@ impl Exchange {
         Ok(exchange)
     }
 
-    /// Makes the streams of a run.
-    pub(super) fn streams(&mut self, stdin: Stdin, output: OutputMode) -> io::Result<Streams> {
+    /// Makes what output goes to in the next run, so that it need not wait for that.
+    pub(super) fn prepare(&mut self, output: OutputMode) -> io::Result<()> {
         for name in ["in", "out", "err"] {
             self.remove(name)?;
         }
-        let mut held = Vec::with_capacity(3);
+        rustix::fs::symlinkat("/dev/null", &self.dir, "in")?;
         let dir = &self.dir;
-        let mut reader = |name| {
+        // There is no end to be read before somebody has begun to write.
+        let reader = |name| {
             make_fifo(dir, name)?;
-            let pipe = Pipe::over(open_fifo(dir, name, OFlags::RDONLY)?)?;
-            held.push(open_fifo(dir, name, OFlags::WRONLY)?);
-            io::Result::Ok(pipe)
+            Pipe::over(open_fifo(dir, name, OFlags::RDONLY)?)
         };
         let stdout = reader("out")?;
         let stderr = match output {
@@ -121,15 +136,25 @@ impl Exchange {
                 None
             }
         };
+        self.ready = Some(Output { stdout, stderr });
+        Ok(())
+    }
+
+    /// The streams of a run.
+    pub(super) fn streams(&mut self, stdin: Stdin, output: OutputMode) -> io::Result<Streams> {
+        if self.ready.is_none() {
+            self.prepare(output)?;
+        }
+        let ready = self.ready.take();
+        let Output { stdout, stderr } = ready.ok_or(io::ErrorKind::NotFound)?;
+        self.awaited = None;
+        let mut held = None;
         let input = match stdin {
-            Stdin::Closed => {
-                self.awaited = None;
-                rustix::fs::symlinkat("/dev/null", &self.dir, "in")?;
-                None
-            }
+            Stdin::Closed => None,
             Stdin::Open => {
+                self.remove("in")?;
                 make_fifo(&self.dir, "in")?;
-                held.push(open_fifo(&self.dir, "in", OFlags::RDONLY)?);
+                held = Some(open_fifo(&self.dir, "in", OFlags::RDONLY)?);
                 let writer = open_fifo(&self.dir, "in", OFlags::WRONLY)?;
                 self.awaited = Some(writer.try_clone()?);
                 Some(watched(writer)?)
@@ -157,15 +182,13 @@ impl Exchange {
         Ok(())
     }
 
+    /// Whether the run under way has input.
+    pub(super) fn has_input(&self) -> bool {
+        self.awaited.is_some()
+    }
+
     /// Lets the run begin.
-    pub(super) fn go(&self, run: u64, has_settings: bool) -> io::Result<()> {
-        let how = if has_settings { "set" } else { "plain" };
-        let stdin = if self.awaited.is_some() {
-            "open"
-        } else {
-            "closed"
-        };
-        let line = format!("{run} {how} {stdin}\n");
+    pub(super) fn go(&self, line: &str) -> io::Result<()> {
         rustix::io::write(&self.go, line.as_bytes())?;
         Ok(())
     }
@@ -173,21 +196,42 @@ impl Exchange {
     /// The end of the run. May be dropped meanwhile. An error if what comes makes no sense.
     pub(super) async fn done(&mut self, run: u64) -> io::Result<Done> {
         loop {
-            while let Some(done) = take_heard(&mut self.heard)? {
-                match done {
+            while let Some(heard) = take_heard(&mut self.heard)? {
+                match heard {
                     Heard::Begun => self.awaited = None,
-                    Heard::Done(done) if done.run == run => return Ok(done),
+                    Heard::Exports(exports) => self.exports = Some(exports),
+                    Heard::Done(done, exports) if done.run == run => {
+                        self.exports = exports.or(self.exports.take());
+                        return Ok(done);
+                    }
                     // Told twice, by an interpreter that was interrupted while it told it.
-                    Heard::Done(_) => {}
+                    Heard::Done(..) => {}
                 }
             }
             if self.heard.len() > DONE_BYTES {
                 return Err(io::ErrorKind::InvalidData.into());
             }
             self.done.readable().await;
-            let bytes = self.done.read(64 << 10);
+            let bytes = self.done.read(DONE_READ);
             self.heard.extend_from_slice(&bytes);
         }
+    }
+
+    /// The exports that were told since they were asked for last. Of an interpreter that has ended, all that it has told.
+    pub(super) fn exports(&mut self, has_ended: bool) -> Option<Vec<u8>> {
+        while has_ended && self.heard.len() <= DONE_BYTES {
+            let bytes = self.done.read_now(DONE_READ);
+            if bytes.is_empty() {
+                break;
+            }
+            self.heard.extend_from_slice(&bytes);
+        }
+        while let Ok(Some(heard)) = take_heard(&mut self.heard) {
+            if let Heard::Exports(exports) | Heard::Done(_, Some(exports)) = heard {
+                self.exports = Some(exports);
+            }
+        }
+        self.exports.take()
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
@@ -222,15 +266,22 @@ fn take_heard(heard: &mut Vec<u8>) -> io::Result<Option<Heard>> {
         heard.drain(..=end);
         return Ok(Some(Heard::Begun));
     }
-    let done = Done {
-        run: run.parse().map_err(|_| odd())?,
-        code: code.parse().map_err(|_| odd())?,
-        cwd: String::from_utf8_lossy(next()).into_owned(),
-        error: next().to_vec(),
-        exports: next().to_vec(),
+    let (cwd, error) = (text(next()), next().to_vec());
+    let exports = next().to_vec();
+    let told = if code == "exports" {
+        Heard::Exports(exports)
+    } else {
+        let done = Done {
+            run: run.parse().map_err(|_| odd())?,
+            code: code.parse().map_err(|_| odd())?,
+            cwd,
+            error,
+        };
+        // A shell tells them later.
+        Heard::Done(done, Some(exports).filter(|exports| !exports.is_empty()))
     };
     heard.drain(..=end);
-    Ok(Some(Heard::Done(done)))
+    Ok(Some(told))
 }
 
 fn make_fifo(dir: &OwnedFd, name: &str) -> io::Result<()> {
@@ -260,11 +311,17 @@ mod tests {
         let mut heard = b"7\x003\0/tmp\0\0export A='1\n'".to_vec();
         assert_eq!(take_heard(&mut heard).unwrap(), None);
         heard.extend_from_slice(b"\x008");
-        let Some(Heard::Done(done)) = take_heard(&mut heard).unwrap() else {
+        let Some(Heard::Done(done, exports)) = take_heard(&mut heard).unwrap() else {
             panic!("nothing was heard");
         };
         assert_eq!((done.run, done.code, &*done.cwd), (7, 3, "/tmp"));
-        assert_eq!(done.exports, b"export A='1\n'");
+        assert_eq!(exports.unwrap(), b"export A='1\n'");
+        let mut later = b"7\x003\0/tmp\0\0\x007\0exports\0\0\0A=1\0".to_vec();
+        let Some(Heard::Done(_, None)) = take_heard(&mut later).unwrap() else {
+            panic!("the exports come later");
+        };
+        let exports = Heard::Exports(b"A=1".to_vec());
+        assert_eq!(take_heard(&mut later).unwrap(), Some(exports));
         assert_eq!(heard, b"8", "the next one has begun");
         let mut begun = b"7\0begun\0\0\0\0".to_vec();
         assert_eq!(take_heard(&mut begun).unwrap(), Some(Heard::Begun));

@@ -12,7 +12,7 @@ use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, timeout};
 
 use super::exchange::{Done, Exchange, Streams};
-use super::language::{Settings, argv};
+use super::language::{Settings, argv, fits_line, go_line};
 use crate::agent::Agent;
 
 /// How long an interpreter has to let go of a run that is to end, before it is ended itself.
@@ -121,7 +121,10 @@ impl Interpreter {
 
     fn hand_over(&mut self, language: Language, run: &Run<'_>) -> io::Result<(Arc<Turn>, Streams)> {
         let streams = self.exchange.streams(run.stdin, run.output)?;
-        self.exchange.put("text", run.text.as_bytes())?;
+        let inline = fits_line(language, run.text);
+        if !inline {
+            self.exchange.put("text", run.text.as_bytes())?;
+        }
         let has_settings = !run.settings.is_empty();
         if has_settings {
             let (before, after) = run.settings.told(language);
@@ -134,8 +137,21 @@ impl Interpreter {
             since: Moment::now(),
             stop: Notify::new(),
         };
-        self.exchange.go(self.runs, has_settings)?;
+        let has_input = self.exchange.has_input();
+        let text = inline.then_some(run.text);
+        let line = go_line(language, self.runs, has_settings, has_input, text);
+        self.exchange.go(&line)?;
         Ok((Arc::new(turn), streams))
+    }
+
+    /// Makes ready for the next run. What cannot be made now is made, or found missing, then.
+    pub(super) fn prepare(&mut self, output: OutputMode) {
+        let _ = self.exchange.prepare(output);
+    }
+
+    /// What it has told of its exports since it was asked last.
+    pub(super) fn exports(&mut self, has_ended: bool) -> Option<Vec<u8>> {
+        self.exchange.exports(has_ended)
     }
 
     /// Waits for the end of a run, and sees to it if that is wanted.

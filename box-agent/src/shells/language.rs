@@ -25,6 +25,48 @@ pub(super) fn argv(language: Language, dir: &str) -> Vec<String> {
     words.map(str::to_owned).collect()
 }
 
+/// Up to here a text goes along with the line that lets it run: a shell reads that byte by byte, which is still less than to
+/// open a file.
+const LINE_BYTES: usize = 128;
+
+/// Whether a text can go along with the line.
+pub(super) fn fits_line(language: Language, text: &str) -> bool {
+    let ending = match language {
+        Language::Bash => '\0',
+        Language::Sh => '\n',
+        Language::Python | Language::JavaScript => return false,
+    };
+    // The spaces at its begin and end would be taken for what parts it from the rest.
+    let parted = text.starts_with(' ') || text.ends_with(' ');
+    text.len() <= LINE_BYTES && !parted && !text.contains(ending)
+}
+
+/// What lets a run begin.
+pub(super) fn go_line(
+    language: Language,
+    run: u64,
+    has_settings: bool,
+    has_input: bool,
+    text: Option<&str>,
+) -> String {
+    let or = |is: bool, yes: &'static str, no: &'static str| if is { yes } else { no };
+    let (text, is_there) = (text.unwrap_or_default(), text.is_some());
+    match language {
+        Language::Bash | Language::Sh => {
+            let end = or(language == Language::Bash, "\0", "\n");
+            let how = or(has_settings, "s", "p");
+            let input = or(has_input, "o", "c");
+            let from = or(is_there, "l", "f");
+            format!("{run} {how}{input}{from} {text}{end}")
+        }
+        Language::Python | Language::JavaScript => {
+            let how = or(has_settings, "set", "plain");
+            let input = or(has_input, "open", "closed");
+            format!("{run} {how} {input}\n")
+        }
+    }
+}
+
 impl Settings<'_> {
     pub(super) fn is_empty(&self) -> bool {
         self.cwd.is_empty() && self.env.is_empty()

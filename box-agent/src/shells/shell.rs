@@ -29,6 +29,8 @@ pub(crate) struct Shell {
     seat: tokio::sync::Mutex<Option<Interpreter>>,
 }
 
+type Seat<'a> = tokio::sync::MutexGuard<'a, Option<Interpreter>>;
+
 #[derive(Debug)]
 struct State {
     cwd: String,
@@ -131,28 +133,40 @@ impl Shell {
         let (begins, begun) = oneshot::channel();
         let (shell, agent, command) = (Arc::clone(self), Arc::clone(agent), Arc::clone(command));
         let running = tokio::spawn(async move {
-            let told = shell.run_in_turn(&agent, &command, &params, begins).await;
-            let mut state = shell.state();
-            state.runs.retain(|run| !Arc::ptr_eq(run, &command));
-            state.used = Instant::now();
-            state.last_used_at = UnixMs::now();
+            let (told, seat) = shell.run_in_turn(&agent, &command, &params, begins).await;
+            shell.has_run(&command);
+            if let Some(mut seat) = seat {
+                // The answer goes first.
+                tokio::task::yield_now().await;
+                if let Some(interpreter) = &mut *seat {
+                    interpreter.prepare(shell.asked.output);
+                }
+            }
             told
         });
         (running, begun)
     }
 
+    fn has_run(&self, command: &Arc<Command>) {
+        let mut state = self.state();
+        state.runs.retain(|run| !Arc::ptr_eq(run, command));
+        state.used = Instant::now();
+        state.last_used_at = UnixMs::now();
+    }
+
+    /// What there is to say of the run, and the seat, if it has come to that.
     async fn run_in_turn(
         &self,
         agent: &Arc<Agent>,
         command: &Arc<Command>,
         params: &AgentStartParams,
         begins: oneshot::Sender<()>,
-    ) -> AgentCommand {
+    ) -> (AgentCommand, Option<Seat<'_>>) {
         let mut seat = tokio::select! {
             biased;
             () = command.wanted.notified() => {
                 agent.end_held(command, ExitWhy::Killed);
-                return command.told();
+                return (command.told(), None);
             }
             seat = self.seat.lock() => seat,
         };
@@ -161,10 +175,11 @@ impl Shell {
             .run_now(agent, &mut seat, command, params, begins)
             .await;
         self.state().under_way = None;
-        ran.unwrap_or_else(|error| {
+        let told = ran.unwrap_or_else(|error| {
             agent.abandon(command, error);
             command.told()
-        })
+        });
+        (told, Some(seat))
     }
 
     async fn run_now(
@@ -220,6 +235,10 @@ impl Shell {
         let end = interpreter.finish(agent, &turn).await;
         drop(streams.held);
         self.state().last = Some(command.id.clone());
+        let exports = interpreter.exports(matches!(end, End::Gone(_)));
+        if let Some(exports) = exports.filter(|_| self.asked.persist) {
+            self.state().exports = Some(exports);
+        }
         let ended = match end {
             End::Done(done) => {
                 command.has_raised(&done.error);
@@ -230,9 +249,7 @@ impl Shell {
                 };
                 if self.asked.persist {
                     *seat = Some(interpreter);
-                    let mut state = self.state();
-                    state.cwd = done.cwd;
-                    state.exports = Some(done.exports);
+                    self.state().cwd = done.cwd;
                 } else {
                     interpreter.dismiss(agent).await;
                 }
@@ -259,7 +276,10 @@ impl Shell {
             if !there.has_ended() {
                 return Ok((there, false));
             }
-            self.state().lost = true;
+            let exports = there.exports(true);
+            let mut state = self.state();
+            state.lost = true;
+            state.exports = exports.or(state.exports.take());
         }
         let (cwd, exports) = {
             let state = self.state();

@@ -9,6 +9,8 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::fs::FileExt as _;
+use std::sync::OnceLock;
 
 use super::spawn::Command;
 
@@ -36,6 +38,16 @@ pub struct Moment {
 /// A tick of the begin of processes.
 const TICK_NANOS: u64 = 10_000_000;
 
+/// The last process that was started in the box of whoever asks. The file is opened once: to open it costs more than to read.
+fn last_process() -> Option<i32> {
+    static LOAD: OnceLock<Option<fs::File>> = OnceLock::new();
+    let load = LOAD.get_or_init(|| fs::File::open("/proc/loadavg").ok());
+    let mut text = [0; 128];
+    let length = load.as_ref()?.read_at(&mut text, 0).ok()?;
+    let text = std::str::from_utf8(text.get(..length)?).ok()?;
+    text.split_whitespace().last()?.parse().ok()
+}
+
 impl Moment {
     /// This one.
     pub fn now() -> Self {
@@ -47,11 +59,9 @@ impl Moment {
         unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut now) };
         let nanos = u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000
             + u64::try_from(now.tv_nsec).unwrap_or(0);
-        let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
-        let last = load.split_whitespace().last();
         Self {
             ticks: nanos / TICK_NANOS,
-            last: last.and_then(|last| last.parse().ok()).unwrap_or(0),
+            last: last_process().unwrap_or(0),
         }
     }
 
