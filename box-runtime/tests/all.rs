@@ -19,6 +19,7 @@ mod suite {
     mod selecting;
     mod sessions;
     mod shutdown;
+    mod slots;
     mod streaming;
     mod timeouts;
 }

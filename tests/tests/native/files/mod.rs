@@ -6,6 +6,7 @@ mod errors;
 mod hostile;
 mod large;
 mod races;
+mod slots;
 mod watch;
 
 use box_protocol::actions::{

@@ -1,0 +1,244 @@
+//! Files through memory that is shared with an agent: an agent that lies, and calls that are dropped half way.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use box_protocol::actions::{
+    AgentFileChunk, AgentHealth, AgentHealthParams, AgentHealthResult, AgentRead, AgentReadParams,
+    AgentWrite, AgentWriteParams, BoxCreateParams, FILE_PIECE, FILE_PLACES, FileChunk, FileKind,
+    FileRead, FileReadParams, FileStatInfo, FileWrite, FileWriteParams, IfExists, SPOOL_BYTES,
+    SPOOL_SLOTS,
+};
+use box_protocol::{BoxError, Code, MAX_CHUNK_BYTES, SpecDraft, UnixMs};
+use box_rpc::{Call, Handle, Limits, Options, Router, Session};
+use box_runtime::{
+    Availability, Backend, BoxRuntime, Caller, RuntimeConfig, Spool, StartRequest, StartedBox,
+};
+use box_transports::queue;
+use serde_json::json;
+use tokio::sync::{Mutex, mpsc};
+use uuid::Uuid;
+
+use super::world::{seconds, settle};
+
+/// A backend whose agents have slots, and do with them what the path says.
+#[derive(Clone)]
+struct Slotted(Arc<Shared>);
+
+struct Shared {
+    slots: File,
+    agents: Mutex<Vec<Session>>,
+    /// The slots of calls that came.
+    used: Mutex<Vec<u32>>,
+}
+
+#[async_trait]
+impl Backend for Slotted {
+    fn name(&self) -> &'static str {
+        "slotted"
+    }
+
+    async fn availability(&self) -> Availability {
+        Availability::full()
+    }
+
+    async fn start(&self, _: StartRequest<'_>) -> Result<StartedBox, BoxError> {
+        let (near, far) = queue::pair(16);
+        let router = Router::builder(Arc::new(self.clone()))
+            .on::<AgentHealth>()
+            .on::<AgentRead>()
+            .on::<AgentWrite>()
+            .build();
+        let mut limits = Limits::in_process();
+        limits.in_flight = 256;
+        let options = Options {
+            limits,
+            ..Options::default()
+        };
+        self.0
+            .agents
+            .lock()
+            .await
+            .push(Session::start(far, router, options));
+        let slots = self.0.slots.try_clone().unwrap();
+        Ok(StartedBox::new("slotted", near).with_spool(Spool::new(slots)))
+    }
+
+    async fn alive(&self, _: Uuid) -> bool {
+        true
+    }
+
+    async fn stop(&self, _: Uuid) -> Result<(), BoxError> {
+        Ok(())
+    }
+}
+
+impl Handle<AgentHealth> for Slotted {
+    async fn handle(
+        &self,
+        _: AgentHealthParams,
+        _: Call<AgentHealth>,
+    ) -> Result<AgentHealthResult, BoxError> {
+        Ok(AgentHealthResult {
+            contract: 1,
+            running: Vec::new(),
+            spools_files: true,
+        })
+    }
+}
+
+fn info(path: String, size: u64) -> FileStatInfo {
+    FileStatInfo {
+        path,
+        kind: FileKind::File,
+        size,
+        mode: 0o644,
+        owner: "box".into(),
+        group: "box".into(),
+        modified_at: UnixMs(0),
+        etag: "e".into(),
+        target: None,
+    }
+}
+
+impl Handle<AgentRead> for Slotted {
+    async fn handle(
+        &self,
+        params: AgentReadParams,
+        mut call: Call<AgentRead>,
+    ) -> Result<FileStatInfo, BoxError> {
+        self.0.used.lock().await.push(params.spool);
+        let path = params.read.path;
+        let spooled = |bytes| AgentFileChunk::Spooled { offset: 0, bytes };
+        let lie = match path.as_str() {
+            "/longer" => Some(spooled(FILE_PIECE + 1)),
+            "/endless" => Some(spooled(u64::MAX)),
+            "/inline" => Some(AgentFileChunk::Inline(FileChunk {
+                offset: 0,
+                data: vec![0; MAX_CHUNK_BYTES + 1].into(),
+            })),
+            _ => None,
+        };
+        let sink = call.chunks().unwrap();
+        if let Some(lie) = lie {
+            sink.send(&lie).await?;
+            return Ok(info(path, 0));
+        }
+        let at = u64::from(params.spool) * SPOOL_BYTES;
+        for piece in 0..4 {
+            let bytes = vec![b'a' + u8::try_from(piece).unwrap(); 8192];
+            let place = at + piece % FILE_PLACES * FILE_PIECE;
+            self.0.slots.write_all_at(&bytes, place).unwrap();
+            let chunk = AgentFileChunk::Spooled {
+                offset: piece * 8192,
+                bytes: 8192,
+            };
+            sink.send(&chunk).await?;
+            if path == "/stuck" {
+                tokio::time::sleep(seconds(1000)).await;
+            }
+        }
+        Ok(info(path, 4 * 8192))
+    }
+}
+
+impl Handle<AgentWrite> for Slotted {
+    async fn handle(
+        &self,
+        params: AgentWriteParams,
+        _: Call<AgentWrite>,
+    ) -> Result<FileStatInfo, BoxError> {
+        self.0.used.lock().await.push(params.spool);
+        let mut data = vec![0; usize::try_from(params.bytes).unwrap()];
+        let at = u64::from(params.spool) * SPOOL_BYTES;
+        self.0.slots.read_exact_at(&mut data, at).unwrap();
+        let path = params.write.path;
+        if path == "/stuck" {
+            tokio::time::sleep(seconds(1000)).await;
+        }
+        let first = data[0];
+        assert!(data.iter().all(|byte| *byte == first), "two calls' bytes");
+        Ok(info(path, params.bytes))
+    }
+}
+
+async fn slotted() -> (BoxRuntime, Slotted) {
+    let slots = tempfile::tempfile().unwrap();
+    slots.set_len(u64::from(SPOOL_SLOTS) * SPOOL_BYTES).unwrap();
+    let backend = Slotted(Arc::new(Shared {
+        slots,
+        agents: Mutex::default(),
+        used: Mutex::default(),
+    }));
+    let runtime = BoxRuntime::start(RuntimeConfig::with(backend.clone()));
+    let params = BoxCreateParams {
+        spec: SpecDraft::new("s"),
+        if_exists: IfExists::Reuse,
+    };
+    runtime.create(&Caller::local(), params).await.unwrap();
+    (runtime, backend)
+}
+
+async fn read(runtime: &BoxRuntime, path: &str) -> (Result<FileStatInfo, BoxError>, Vec<u8>) {
+    let params = json!({"session_id": "s", "path": path});
+    let params: FileReadParams = serde_json::from_value(params).unwrap();
+    let (to, mut chunks) = mpsc::channel(2);
+    let caller = Caller::local();
+    let reading = runtime.forward_streamed::<FileRead>(&caller, &params, to);
+    tokio::join!(reading, async {
+        let mut bytes = Vec::new();
+        while let Some(chunk) = chunks.recv().await {
+            bytes.extend_from_slice(&chunk.data);
+        }
+        bytes
+    })
+}
+
+async fn write(runtime: &BoxRuntime, path: &str, byte: u8) -> Result<FileStatInfo, BoxError> {
+    let params = json!({"session_id": "s", "path": path, "data": ""});
+    let mut params: FileWriteParams = serde_json::from_value(params).unwrap();
+    params.data = vec![byte; 64 << 10].into();
+    let caller = Caller::local();
+    runtime.forward::<FileWrite>(&caller, &params).await
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_agent_that_lies_about_sizes_is_not_believed() {
+    let (runtime, _backend) = slotted().await;
+    for path in ["/longer", "/endless", "/inline"] {
+        let (answer, bytes) = read(&runtime, path).await;
+        assert_eq!(answer.unwrap_err().code(), Code::Unavailable, "{path}");
+        assert!(bytes.is_empty(), "{path}");
+    }
+    let (answer, bytes) = read(&runtime, "/fine").await;
+    assert_eq!(answer.unwrap().size, 4 * 8192);
+    let expected: Vec<u8> = b"abcd".iter().flat_map(|byte| [*byte; 8192]).collect();
+    assert!(
+        bytes == expected,
+        "what others have claimed is in nobody's way"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_is_dropped_half_way_gives_its_slot_back() {
+    let (runtime, backend) = slotted().await;
+    for round in 0..3 * SPOOL_SLOTS {
+        tokio::select! {
+            biased;
+            _ = read(&runtime, "/stuck") => panic!("it does not end"),
+            _ = write(&runtime, "/stuck", 1) => panic!("it does not end"),
+            () = tokio::time::sleep(seconds(1)) => {}
+        }
+        settle().await;
+        let used = std::mem::take(&mut *backend.0.used.lock().await);
+        assert_eq!(used.len(), 2, "round {round}: both had a slot: {used:?}");
+        let written = write(&runtime, "/fine", 2).await.unwrap();
+        assert_eq!(written.size, 64 << 10);
+        let (_, bytes) = read(&runtime, "/fine").await;
+        assert_eq!(bytes.len(), 4 * 8192);
+        let used = std::mem::take(&mut *backend.0.used.lock().await);
+        assert_eq!(used.len(), 2, "round {round}: they had one again: {used:?}");
+    }
+}

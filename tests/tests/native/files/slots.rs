@@ -1,0 +1,47 @@
+//! Files go through memory that is shared with the agent, in slots that calls take and give back.
+
+use std::time::Duration;
+
+use box_protocol::actions::{FileRead, FileReadParams, SPOOL_SLOTS};
+use box_runtime::Caller;
+use futures::future::join_all;
+use serde_json::json;
+use tokio::sync::mpsc;
+
+use super::super::support::on_each_machine;
+use super::Inside;
+
+#[tokio::test]
+async fn calls_that_are_dropped_half_way_spoil_nothing_for_others() {
+    on_each_machine(async |machine| {
+        let inside = Inside::new(machine, "slots").await;
+        let whole: Vec<u8> = (0..3 << 20).map(|at| (at % 251) as u8).collect();
+        let half = vec![b'h'; 1 << 20];
+        inside.write("/tmp/whole", &whole[..1 << 20]).await;
+        for round in 0..3 * SPOOL_SLOTS {
+            let params: FileReadParams = inside.params(json!({"path": "/tmp/whole"}));
+            let (to, mut chunks) = mpsc::channel(1);
+            let caller = Caller::local();
+            let runtime = &machine.runtime;
+            tokio::select! {
+                read = runtime.forward_streamed::<FileRead>(&caller, &params, to) => panic!("{read:?}"),
+                first = chunks.recv() => assert_eq!(first.unwrap().offset, 0),
+            }
+            // Sooner or later on its way.
+            let written = inside.write_with("/tmp/half", &half, json!({}));
+            let within = Duration::from_micros(u64::from(round) * 100);
+            let _ = tokio::time::timeout(within, written).await;
+        }
+        let paths: Vec<_> = (0..2 * SPOOL_SLOTS).map(|n| format!("/tmp/n{n}")).collect();
+        let all = paths.iter().enumerate().map(async |(n, path)| {
+            let mine = &whole[n..][..1 << 20];
+            inside.write(path, mine).await;
+            assert!(inside.read(path).await == mine, "{path}");
+        });
+        join_all(all).await;
+        if inside.stat("/tmp/half").await.is_ok() {
+            assert!(inside.read("/tmp/half").await == half, "all of it or nothing");
+        }
+    })
+    .await;
+}
