@@ -261,22 +261,25 @@ impl Client {
     /// Waits until the server has taken everything that was written out of the kernel's hands.
     pub(crate) fn wait_until_read(&self) {
         let stream = self.stream.get_ref();
-        let (here, there) = (stream.local_addr().unwrap(), stream.peer_addr().unwrap());
-        let ports = [there.port(), here.port()].map(|port| format!(":{port:04X}"));
-        let since = Instant::now();
-        loop {
-            let all = std::fs::read_to_string("/proc/net/tcp").unwrap();
-            let mut lines = all
-                .lines()
-                .map(|line| line.split_whitespace().collect::<Vec<_>>());
-            let theirs =
-                lines.find(|line| line[1].ends_with(&ports[0]) && line[2].ends_with(&ports[1]));
-            // What was sent and not acknowledged, and what came and was not read.
-            if theirs.is_some_and(|line| line[4].ends_with(":00000000")) {
-                return;
+        let here = stream.local_addr().unwrap().port();
+        let there = stream.peer_addr().unwrap().port();
+        // First it has arrived: nothing we sent is unacknowledged. Then nothing of it is left to be read.
+        for (from, to, empty) in [(here, there, "00000000:"), (there, here, ":00000000")] {
+            let (from, to) = (format!(":{from:04X}"), format!(":{to:04X}"));
+            let since = Instant::now();
+            loop {
+                let all = std::fs::read_to_string("/proc/net/tcp").unwrap();
+                let mut lines = all.lines().map(|line| line.split_whitespace().collect());
+                let found = |line: &Vec<&str>| line[1].ends_with(&from) && line[2].ends_with(&to);
+                if lines
+                    .find(found)
+                    .is_some_and(|line| line[4].contains(empty))
+                {
+                    break;
+                }
+                assert!(since.elapsed() < LONG, "not read: {all}");
+                std::thread::sleep(Duration::from_millis(5));
             }
-            assert!(since.elapsed() < LONG, "not read: {all}");
-            std::thread::sleep(Duration::from_millis(5));
         }
     }
 
