@@ -59,12 +59,13 @@ pub(crate) async fn run(asked: &ServeArguments) -> Result<ExitCode> {
         http.ready(doors.gauges());
         addresses.push(http.address());
     }
-    output::say(&ready::line(&addresses))?;
-    ready::notify("READY=1");
-
+    // Who has read the line may send a signal at once.
     let mut reload = signal(SignalKind::hangup())?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
+    output::say(&ready::line(&addresses))?;
+    ready::notify("READY=1");
+
     loop {
         tokio::select! {
             _ = terminate.recv() => break,
