@@ -16,6 +16,8 @@ pub struct RuntimeConfig {
     pub session_ttl: Duration,
     /// Boxes there may be, those being made and those on their way out included. Beyond: `capacity`.
     pub max_sessions: usize,
+    /// Boxes one caller may have of them; `None` is no limit. Whoever sees all boxes has none either. Beyond: `capacity`.
+    pub max_sessions_per_caller: Option<usize>,
     /// Calls that may wait for one box. Beyond: `capacity`.
     pub queued_calls: usize,
     /// How long a box may take to start. Beyond: `timeout`.
@@ -39,6 +41,7 @@ impl RuntimeConfig {
             backends,
             session_ttl: Duration::from_mins(5),
             max_sessions: 64,
+            max_sessions_per_caller: None,
             queued_calls: 128,
             start_timeout: Duration::from_mins(2),
             stop_timeout: Duration::from_secs(10),

@@ -235,21 +235,33 @@ impl Table {
         let Some(spec) = work.spec() else {
             return Err(not_found(id));
         };
-        let limit = self.shared.config.max_sessions;
-        if self.entries.len() >= limit {
-            return Err(
-                BoxError::capacity(format!("Box session capacity reached ({limit})")).with_detail(
-                    &Detail {
-                        limit: Some("max_sessions".to_owned()),
-                        max: u64::try_from(limit).ok(),
-                        ..Detail::about(Subject::Box)
-                    },
-                ),
-            );
-        }
+        self.has_room(caller)?;
         if let Some(name) = &spec.extras.name {
             let world = spec.extras.world.unwrap_or_default();
             self.name_is_free(&(Arc::clone(&caller.name), world, name.clone()))?;
+        }
+        Ok(())
+    }
+
+    /// Whether there may be another box, and another of this caller.
+    fn has_room(&self, caller: &Caller) -> Result<(), BoxError> {
+        let config = &self.shared.config;
+        let full = |name: &str, limit: usize| {
+            let message = format!("Box session capacity reached ({limit})");
+            BoxError::capacity(message).with_detail(&Detail {
+                limit: Some(name.to_owned()),
+                max: u64::try_from(limit).ok(),
+                ..Detail::about(Subject::Box)
+            })
+        };
+        if self.entries.len() >= config.max_sessions {
+            return Err(full("max_sessions", config.max_sessions));
+        }
+        if let Some(limit) = config.max_sessions_per_caller.filter(|_| !caller.sees_all) {
+            let owners = self.entries.values().map(|entry| &entry.card.owner);
+            if owners.filter(|owner| **owner == caller.name).count() >= limit {
+                return Err(full("max_sessions_per_caller", limit));
+            }
         }
         Ok(())
     }

@@ -75,6 +75,7 @@ fn lock<T>(held: &Mutex<Held<T>>) -> MutexGuard<'_, Held<T>> {
 pub struct InProcess {
     router: Router,
     owns_runtime: bool,
+    calls_per_caller: usize,
     held: Mutex<Held<HashMap<Arc<str>, Pair>>>,
 }
 
@@ -92,8 +93,16 @@ impl InProcess {
         Self {
             router,
             owns_runtime: false,
+            calls_per_caller: IN_PROCESS_CALLS,
             held: Mutex::new(Held::Nothing),
         }
+    }
+
+    /// Lets a caller, over however many connections it comes, have so many calls at once, and as many streams. Beyond:
+    /// `overloaded`. [`LOCAL`] has no such limit.
+    pub fn calls_per_caller(mut self, calls: usize) -> Self {
+        self.calls_per_caller = calls.clamp(1, IN_PROCESS_CALLS);
+        self
     }
 
     /// Shuts the runtime down with the service.
@@ -125,8 +134,13 @@ impl Connector for InProcess {
             ));
         }
         let mut limits = Limits::in_process();
-        limits.in_flight = IN_PROCESS_CALLS;
-        limits.open_streams = IN_PROCESS_CALLS;
+        let calls = if &*caller == LOCAL {
+            IN_PROCESS_CALLS
+        } else {
+            self.calls_per_caller
+        };
+        limits.in_flight = calls;
+        limits.open_streams = calls;
         let options = |caller| Options {
             limits: limits.clone(),
             caller,
@@ -278,6 +292,37 @@ mod tests {
         };
         let ended = tokio::time::timeout(Duration::from_secs(10), waited).await;
         assert!(ended.is_ok(), "the connection outlives its connector");
+    }
+
+    /// Never answers.
+    struct Silent;
+
+    impl box_rpc::Handle<box_protocol::actions::SystemHealth> for Silent {
+        async fn handle(
+            &self,
+            _: box_rpc::Empty,
+            _: box_rpc::Call<box_protocol::actions::SystemHealth>,
+        ) -> Result<box_protocol::actions::BackendInfo, BoxError> {
+            std::future::pending().await
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_caller_has_a_limit_of_its_own_and_local_has_none() {
+        use box_protocol::actions::SystemHealth;
+        let router = Router::builder(Arc::new(Silent))
+            .on::<SystemHealth>()
+            .build();
+        let connector = InProcess::new(router).calls_per_caller(2);
+        let outcome = async |caller: &str| {
+            let client = connector.connect(caller).await.unwrap();
+            let call =
+                || client.call_within::<SystemHealth>(&box_rpc::Empty {}, Duration::from_secs(1));
+            let (_, _, third) = tokio::join!(call(), call(), call());
+            third.unwrap_err().code()
+        };
+        assert_eq!(outcome("ann").await, Code::Overloaded);
+        assert_eq!(outcome(LOCAL).await, Code::Timeout);
     }
 
     #[tokio::test(start_paused = true)]

@@ -43,11 +43,13 @@ impl Boxes {
         let mut runtime = RuntimeConfig::with(NativeBackend::new(native));
         runtime.session_ttl = Duration::from_secs(section.session_ttl_sec);
         runtime.max_sessions = section.max_sessions;
+        runtime.max_sessions_per_caller = section.max_sessions_per_token;
         runtime.queued_calls = section.queued_calls;
         runtime.start_timeout = Duration::from_secs(section.start_timeout_sec);
         runtime.stop_timeout = Duration::from_secs(section.stop_timeout_sec);
         let runtime = BoxRuntime::start(runtime);
-        let connector = InProcess::new(runtime.router());
+        let calls = config.server.calls_per_token;
+        let connector = InProcess::new(runtime.router()).calls_per_caller(calls);
         let service = BoxService::with_connector(policy, connector)?;
         Ok(Self { runtime, service })
     }

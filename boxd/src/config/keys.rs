@@ -86,6 +86,11 @@ pub(crate) const KEYS: &[Key] = &[
         "Connections at once to each listener. Beyond: a new one is closed at once.",
     ),
     key(
+        "server.calls_per_token",
+        "1024",
+        "Calls at once of one token, over all its connections, and as many streams. Beyond: overloaded.",
+    ),
+    key(
         "server.drain_sec",
         "10",
         "How long running calls may go on after SIGTERM.",
@@ -109,6 +114,11 @@ pub(crate) const KEYS: &[Key] = &[
         "runtime.max_sessions",
         "64",
         "Boxes there may be at once. Beyond: capacity.",
+    ),
+    unset(
+        "runtime.max_sessions_per_token",
+        "16",
+        "Boxes of one token at once. Beyond: capacity. Unless set: as many as there may be.",
     ),
     key(
         "runtime.queued_calls",

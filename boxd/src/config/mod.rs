@@ -45,6 +45,7 @@ pub(crate) struct ServerSection {
     pub(crate) max_connections: usize,
     pub(crate) drain_sec: u64,
     pub(crate) keep_boxes: bool,
+    pub(crate) calls_per_token: usize,
 }
 
 /// Boxes, and how many.
@@ -53,6 +54,7 @@ pub(crate) struct RuntimeSection {
     pub(crate) backend: BackendChoice,
     pub(crate) session_ttl_sec: u64,
     pub(crate) max_sessions: usize,
+    pub(crate) max_sessions_per_token: Option<usize>,
     pub(crate) queued_calls: usize,
     pub(crate) start_timeout_sec: u64,
     pub(crate) stop_timeout_sec: u64,

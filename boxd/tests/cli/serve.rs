@@ -85,6 +85,30 @@ fn a_token_opens_the_network_and_owns_its_boxes() {
 }
 
 #[test]
+fn a_token_has_limits_of_its_own() {
+    let server = with_tokens(|command| {
+        command.env("BOXD_RUNTIME_MAX_SESSIONS_PER_TOKEN", "1");
+    });
+    let tcp = server.endpoints[1].clone();
+    let as_whom = |token: &str, session: &str| {
+        let mut command = boxd();
+        command.env("BOXD_ENDPOINT", &tcp).env("BOXD_TOKEN", token);
+        feed(command.args(["run", "--session", session, "true"]), b"")
+    };
+    let (ann, bob) = (
+        "ann-0123456789abcdef0123456789abcdef",
+        "bob-0123456789abcdef0123456789abcdef",
+    );
+    assert!(as_whom(ann, "a").status.success());
+    let second = as_whom(ann, "b");
+    assert!(err(&second).contains("capacity"), "{second:?}");
+    assert!(as_whom(bob, "c").status.success(), "another token has room");
+    for name in ["d", "e"] {
+        server.ok(&["run", "--session", name, "true"]);
+    }
+}
+
+#[test]
 fn beyond_loopback_nobody_is_served_without_a_token() {
     let dir = tempfile::tempdir().unwrap();
     let mut command = boxd();
