@@ -9,7 +9,7 @@ use box_client::{
     Chunk, ClientError, CommandBuilder, CommandControl, CommandHandle, Exit, ExitWhy, StreamName,
 };
 use futures::StreamExt as _;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::terminal::{self, Raw};
 
@@ -27,16 +27,17 @@ pub(crate) async fn run(command: CommandBuilder, tty: bool) -> Result<Exit> {
     } else {
         None
     };
+    let signals = Signals::listen()?;
     let handle = command.start().await?;
-    let ended = follow(handle, tty).await;
+    let ended = follow(handle, tty, signals).await;
     drop(raw);
     ended
 }
 
 /// Passes everything on in both directions until the command ends.
-async fn follow(mut command: CommandHandle, tty: bool) -> Result<Exit> {
+async fn follow(mut command: CommandHandle, tty: bool, signals: Signals) -> Result<Exit> {
     let input = tokio::spawn(pass_input(command.control()));
-    let signals = tokio::spawn(pass_signals(command.control(), tty));
+    let signals = tokio::spawn(signals.pass(command.control(), tty));
     let printed = print(&mut command).await;
     input.abort();
     signals.abort();
@@ -100,33 +101,48 @@ async fn pass_input(command: CommandControl) {
     let _ = command.close_input().await;
 }
 
-/// Ctrl-C and its kin go to the command; a second one ends it. A terminal's own keys are input there already.
-async fn pass_signals(command: CommandControl, tty: bool) -> Result<()> {
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut hangup = signal(SignalKind::hangup())?;
-    let mut resized = signal(SignalKind::window_change())?;
-    let mut told = false;
-    loop {
-        let name = tokio::select! {
-            _ = interrupt.recv() => "INT",
-            _ = terminate.recv() => "TERM",
-            _ = hangup.recv() => "HUP",
-            _ = resized.recv() => {
-                if let Some((cols, rows)) = terminal::size().filter(|_| tty) {
-                    let _ = command.resize(cols, rows).await;
+/// What this process is told. Listened to before the command begins, so that none is missed.
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+    hangup: Signal,
+    resized: Signal,
+}
+
+impl Signals {
+    fn listen() -> io::Result<Self> {
+        Ok(Self {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+            hangup: signal(SignalKind::hangup())?,
+            resized: signal(SignalKind::window_change())?,
+        })
+    }
+
+    /// Ctrl-C and its kin go to the command; a second one ends it. A terminal's own keys are input there already.
+    async fn pass(mut self, command: CommandControl, tty: bool) {
+        let mut told = false;
+        loop {
+            let name = tokio::select! {
+                _ = self.interrupt.recv() => "INT",
+                _ = self.terminate.recv() => "TERM",
+                _ = self.hangup.recv() => "HUP",
+                _ = self.resized.recv() => {
+                    if let Some((cols, rows)) = terminal::size().filter(|_| tty) {
+                        let _ = command.resize(cols, rows).await;
+                    }
+                    continue;
                 }
-                continue;
+            };
+            let sent = if told {
+                command.kill().await
+            } else {
+                command.signal(name).await
+            };
+            told = true;
+            if let Err(ClientError::Disconnected { .. }) = sent {
+                return;
             }
-        };
-        let sent = if told {
-            command.kill().await
-        } else {
-            command.signal(name).await
-        };
-        told = true;
-        if let Err(ClientError::Disconnected { .. }) = sent {
-            return Ok(());
         }
     }
 }

@@ -57,8 +57,8 @@ fn steps(workspace: &Workspace, counts: &mut Counts) -> Result {
     step("cgroups of version 2", || {
         guest::check(workspace, &manifest.target, counts)
     })?;
-    step("release and README", || {
-        release::check(workspace, &manifest.target)
+    step("README", || {
+        release::readme_only(workspace, &manifest.target)
     })?;
     step("hygiene", || hygiene::check(workspace.root()))?;
     step("fuzz", || {

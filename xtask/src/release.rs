@@ -1,4 +1,4 @@
-//! The program as it is given to others: one static file, small enough, and every command of the README run with it.
+//! The program as it is given to others: one static file, small enough. And every command of the README, run.
 
 use std::{
     fs,
@@ -42,14 +42,20 @@ pub(crate) fn check(workspace: &Workspace, target: &Path) -> Result {
     readme(workspace, target, &program)
 }
 
+/// Runs the README with the program as the tests have built it.
+pub(crate) fn readme_only(workspace: &Workspace, target: &Path) -> Result {
+    command::status(&mut workspace.cargo("build --package boxd"))?;
+    readme(workspace, target, &target.join("debug/boxd"))
+}
+
 fn build(workspace: &Workspace, target: &Path) -> Result<PathBuf> {
     let triple = host(workspace)?;
-    let mut cargo = workspace.cargo("build --release --package boxd --target");
+    let mut cargo = workspace.cargo("build --profile dist --package boxd --target");
     cargo
         .arg(&triple)
         .env("RUSTFLAGS", "-C target-feature=+crt-static");
     command::status(&mut cargo)?;
-    Ok(target.join(triple).join("release/boxd"))
+    Ok(target.join(triple).join("dist/boxd"))
 }
 
 /// The machine's own target.

@@ -79,6 +79,10 @@ pub(crate) async fn run(asked: &ServeArguments) -> Result<ExitCode> {
     }
     ready::notify("STOPPING=1");
     stop(&config, doors, http, &boxes).await;
+    if config.server.keep_boxes {
+        // Dropping the runtime would end its boxes.
+        std::process::exit(0);
+    }
     Ok(ExitCode::SUCCESS)
 }
 
