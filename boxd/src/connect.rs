@@ -10,8 +10,11 @@ use crate::args::Arguments;
 /// The socket's name in a state directory.
 pub(crate) const SOCKET: &str = "boxd.sock";
 
-/// Where a server keeps its boxes unless it is told otherwise.
+/// Where a server keeps its boxes unless a file or a flag says otherwise.
 pub(crate) fn usual_state_dir() -> Result<PathBuf> {
+    if let Some(said) = std::env::var_os("BOXD_SERVER_STATE_DIR") {
+        return Ok(said.into());
+    }
     if rustix::process::geteuid().is_root() {
         return Ok("/var/lib/boxd".into());
     }

@@ -16,10 +16,9 @@ const MOST: u64 = 20 << 20;
 /// Where each block of the README is run: with the program found first, and a server that keeps to its own directory.
 const BEFORE: &str = r#"set -eu
 trap 'kill $(jobs -p) 2>/dev/null || true; wait' EXIT
-boxd() { "$BOXD" "$@"; }
 cargo() {
     case "$1" in
-        run) while [ "$1" != -- ]; do shift; done; shift; "$BOXD" "$@" ;;
+        run) while [ "$1" != -- ]; do shift; done; shift; boxd "$@" ;;
         # What this is part of, what takes as long as that, and what was just built.
         xtask | install) ;;
         *) command cargo "$@" ;;
@@ -76,17 +75,17 @@ fn readme(workspace: &Workspace, target: &Path, program: &Path) -> Result {
         let place = target.join("readme").join(number.to_string());
         let _ = fs::remove_dir_all(&place);
         fs::create_dir_all(&place)?;
-        let state = place.join("state");
+        let programs = place.join("bin");
+        fs::create_dir(&programs)?;
+        std::os::unix::fs::symlink(program, programs.join("boxd"))?;
+        let path = std::env::var("PATH").unwrap_or_default();
         println!("README, block {}:\n{block}", number + 1);
         let mut shell = workspace.program("timeout", "120 bash -c");
-        shell.arg(format!("{BEFORE}{block}")).current_dir(&place);
         shell
-            .env("BOXD", program)
-            .env("BOXD_SERVER_STATE_DIR", &state);
-        shell.env(
-            "BOXD_ENDPOINT",
-            format!("unix:{}", state.join("boxd.sock").display()),
-        );
+            .arg(format!("{BEFORE}{block}"))
+            .current_dir(&place)
+            .env("PATH", format!("{}:{path}", programs.display()))
+            .env("BOXD_SERVER_STATE_DIR", place.join("state"));
         command::status(&mut shell)?;
     }
     Ok(())
