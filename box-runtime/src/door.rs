@@ -162,14 +162,14 @@ impl Inside {
         self.card.live().defaults.as_deref().cloned()
     }
 
-    /// A slot for files, if there is one left and the agent can use it.
-    pub(crate) fn file_slot(&self) -> Option<Slot> {
-        self.slot().filter(|_| self.spools_files)
+    /// The slots for files, if there are any and the agent can use them.
+    pub(crate) fn file_slots(&self) -> Option<&Spool> {
+        self.spool.as_ref().filter(|_| self.spools_files)
     }
 
     /// A slot for much output, if there is one left.
     pub(crate) fn slot(&self) -> Option<Slot> {
-        self.spool.as_ref().and_then(Spool::slot)
+        self.spool.as_ref().and_then(Spool::to_read)
     }
 }
 

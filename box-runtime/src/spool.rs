@@ -1,9 +1,12 @@
-//! Memory shared with an agent, for output that is too much for messages: this end reads, and says which call uses which part.
+//! Memory shared with an agent, for what is too much for messages: this end says which call uses which part.
+//!
+//! Half of the slots are for what the agent tells and half for what it is told. A slot that was filled here is never one that
+//! the agent may still be writing to, for a call that was dropped a moment ago and that it has not heard the end of.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use box_protocol::actions::{SPOOL_BYTES, SPOOL_RING, SPOOL_SLOTS, StreamName};
 
@@ -14,7 +17,24 @@ pub struct Spool(Arc<Slots>);
 #[derive(Debug)]
 struct Slots {
     file: File,
-    free: Mutex<Vec<u32>>,
+    /// The agent writes, this end reads. Two calls that use the same one do no harm: the agent knows who had it first.
+    to_read: Mutex<Vec<u32>>,
+    /// This end writes, the agent reads.
+    to_fill: Mutex<Vec<u32>>,
+}
+
+/// The first slot that is filled at this end.
+const FIRST_TO_FILL: u32 = SPOOL_SLOTS / 2;
+
+impl Slots {
+    fn free(&self, number: u32) -> MutexGuard<'_, Vec<u32>> {
+        let free = if number < FIRST_TO_FILL {
+            &self.to_read
+        } else {
+            &self.to_fill
+        };
+        free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// A slot for one call. Goes back when dropped.
@@ -29,16 +49,25 @@ impl Spool {
     pub fn new(file: File) -> Self {
         Self(Arc::new(Slots {
             file,
-            // The first is used most, so that few are ever filled.
-            free: Mutex::new((0..SPOOL_SLOTS).rev().collect()),
+            // The first is used most, so that few ever take memory.
+            to_read: Mutex::new((0..FIRST_TO_FILL).rev().collect()),
+            to_fill: Mutex::new((FIRST_TO_FILL..SPOOL_SLOTS).rev().collect()),
         }))
     }
 
-    /// A slot that no call uses, if there is one.
-    pub(crate) fn slot(&self) -> Option<Slot> {
-        let mut free = self.0.free.lock().unwrap_or_else(PoisonError::into_inner);
+    /// A slot for what the agent tells, if there is one that no call uses.
+    pub(crate) fn to_read(&self) -> Option<Slot> {
+        self.take(0)
+    }
+
+    /// A slot for what the agent is told, if there is one that no call uses.
+    pub(crate) fn to_fill(&self) -> Option<Slot> {
+        self.take(FIRST_TO_FILL)
+    }
+
+    fn take(&self, like: u32) -> Option<Slot> {
         Some(Slot {
-            number: free.pop()?,
+            number: self.0.free(like).pop()?,
             slots: Arc::clone(&self.0),
         })
     }
@@ -86,12 +115,7 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        let mut free = self
-            .slots
-            .free
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        free.push(self.number);
+        self.slots.free(self.number).push(self.number);
     }
 }
 
@@ -106,8 +130,8 @@ mod tests {
         file.write_all_at(b"out", SPOOL_BYTES + 5).unwrap();
         file.write_all_at(b"err", 2 * SPOOL_BYTES - 3).unwrap();
         let spool = Spool::new(file);
-        let first = spool.slot().unwrap();
-        let slot = spool.slot().unwrap();
+        let first = spool.to_read().unwrap();
+        let slot = spool.to_read().unwrap();
         assert_eq!((first.number(), slot.number()), (0, 1));
         let read = |stream, offset, bytes| slot.read(stream, offset, bytes).ok();
         assert_eq!(read(StreamName::Stdout, SPOOL_RING + 5, 3).unwrap(), b"out");
@@ -119,9 +143,11 @@ mod tests {
     #[test]
     fn a_slot_has_one_user() {
         let spool = Spool::new(tempfile::tempfile().unwrap());
-        let mut all: Vec<_> = std::iter::from_fn(|| spool.slot()).collect();
-        assert_eq!(all.len(), SPOOL_SLOTS as usize);
-        let number = all.pop().unwrap().number();
-        assert_eq!(spool.slot().unwrap().number(), number);
+        let mut read: Vec<_> = std::iter::from_fn(|| spool.to_read()).collect();
+        let mut filled: Vec<_> = std::iter::from_fn(|| spool.to_fill()).collect();
+        assert_eq!(read.len() + filled.len(), SPOOL_SLOTS as usize);
+        let (one, other) = (read.pop().unwrap().number(), filled.pop().unwrap().number());
+        assert_eq!(spool.to_read().unwrap().number(), one);
+        assert_eq!(spool.to_fill().unwrap().number(), other);
     }
 }

@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 use crate::data_plane::{DataPlane, ask, stream};
 use crate::door::Inside;
 use crate::session::{agents_error, nonsense};
-use crate::spool::Slot;
+use crate::spool::{Slot, Spool};
 
 /// Up to here data travels in the message: less work on both ends than a look into the slot.
 const INLINE: usize = 4096;
@@ -179,7 +179,8 @@ async fn put_one<A: Carries>(
     data: &Blob,
 ) -> Result<A::Result, BoxError> {
     let worth = data.len() > INLINE && data.len() as u64 <= SPOOL_BYTES;
-    let slot = inside.file_slot().filter(|_| worth);
+    let slots = inside.file_slots().filter(|_| worth);
+    let slot = slots.and_then(Spool::to_fill);
     let Some(filled) = slot.and_then(|slot| Filled::with(inside, slot, data)) else {
         return ask::<A>(inside, params).await;
     };
@@ -207,7 +208,7 @@ macro_rules! streams {
                 params: &Self::Params,
                 to: mpsc::Sender<FileChunk>,
             ) -> Result<Self::Result, BoxError> {
-                let Some(slot) = inside.file_slot() else {
+                let Some(slot) = inside.file_slots().and_then(Spool::to_read) else {
                     return stream::<Self>(inside, params, to).await;
                 };
                 let asked = $params { $field: params.clone(), spool: slot.number() };

@@ -70,7 +70,7 @@ impl Body {
             }
         };
         let command_id = living.next_exec()?;
-        let slot = living.spool.as_ref().and_then(Spool::slot);
+        let slot = living.spool.as_ref().and_then(Spool::to_read);
         let cmd = std::mem::take(&mut exec.spec.cmd);
         let asked = std::mem::take(&mut exec.spec.env);
         let defaults = self.card.live().defaults.as_deref().cloned();
