@@ -132,7 +132,7 @@ async fn a_call_that_is_dropped_ends_and_the_next_is_served() {
         let inside = Inside::new(machine, "dropped").await;
         // Four searches of what has no end would hold all threads there are.
         inside
-            .run("cd /tmp; yes abcabcabc | head -c 15M > f; for i in $(seq 200); do ln f f$i; done")
+            .run("cd /tmp; yes abcabcabc | head -c 1M > f; for i in $(seq 400); do ln f f$i; done")
             .await;
         let endless = async || {
             let asked =
