@@ -1,12 +1,14 @@
 //! A box, and everything in it.
 
-use std::num::NonZeroU16;
+use std::num::{NonZeroU16, NonZeroU64};
 use std::sync::Arc;
+use std::time::Duration;
 
 use box_protocol::actions::{
     AttachOptions, BoxDelete, BoxDeleteParams, BoxEvent, BoxEvents, BoxEventsParams, BoxGet,
     BoxGetParams, BoxGetResult, BoxStats, BoxStatsParams, BoxStatsResult, BoxTransition,
-    BoxTransitionParams, BoxUpdate, BoxUpdateParams, CommandList, CommandListParams, TargetState,
+    BoxTransitionParams, BoxUpdate, BoxUpdateParams, CommandList, CommandListParams, PortShare,
+    PortShareParams, PortShareResult, TargetState,
 };
 use box_protocol::{BoxSessionInfo, CommandId, CommandInfo, Lifetime, Program, SessionId};
 use futures::{Stream, StreamExt as _};
@@ -127,6 +129,23 @@ impl BoxHandle {
     /// Connects to a port inside the box. `unavailable` if nobody listens.
     pub async fn connect_port(&self, port: NonZeroU16) -> Result<PortStream, ClientError> {
         PortStream::open(self.client.peer()?, self.id.clone(), port).await
+    }
+
+    /// An address at which whoever has it reaches a port of the box over HTTP, without a token: for so long, or as long as the
+    /// box lives. `unsupported` if the server has no HTTP port.
+    pub async fn share_port(
+        &self,
+        port: NonZeroU16,
+        lasting: Option<Duration>,
+    ) -> Result<PortShareResult, ClientError> {
+        let millis = lasting.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
+        let params = PortShareParams {
+            session_id: self.id.clone(),
+            port,
+            // No time at all is over before it begins, and so is a millisecond.
+            for_ms: millis.map(|millis| NonZeroU64::new(millis).unwrap_or(NonZeroU64::MIN)),
+        };
+        self.client.call::<PortShare>(&params).await
     }
 
     /// What the box uses.

@@ -2,8 +2,8 @@
 
 use box_protocol::BoxError;
 use box_protocol::actions::{
-    CatalogDelete, CatalogGet, CatalogList, CatalogPut, SystemProbe, SystemStorage, TenantGrant,
-    TenantRevoke,
+    CatalogDelete, CatalogGet, CatalogList, CatalogPut, PortShare, SystemProbe, SystemStorage,
+    TenantGrant, TenantRevoke,
 };
 use box_rpc::{Action, Call, Handle, RouterBuilder, contract};
 
@@ -42,6 +42,7 @@ unserved![
     SystemProbe,
     TenantGrant,
     TenantRevoke,
+    PortShare,
     CatalogPut,
     CatalogGet,
     CatalogList,

@@ -57,7 +57,7 @@ serve! {
         ShellCreate, ShellList, ShellDelete,
         FileWrite, FileStat, FileList, FileFind, FileGrep, FileReplace, FileMove, FileRemove,
         FileMkdir, FileAttributes, FileUnpack,
-        PortSend,
+        PortSend, PortShare,
         CatalogPut, CatalogGet, CatalogList, CatalogDelete;
     streamed:
         BoxStats, BoxEvents, CommandStart, CommandAttach, ShellRun, FileRead, FileWatch, FilePack, PortOpen;

@@ -58,6 +58,8 @@ pub(crate) enum Command {
     Logs(LogsArguments),
     /// Copies files into a box or out of one
     Cp(CpArguments),
+    /// Prints an address at which a port of a box is reached over HTTP
+    Port(PortArguments),
     /// Shows what boxes use, live
     Stats(StatsArguments),
     /// Stops everything in a box where it is
@@ -296,6 +298,26 @@ pub(crate) struct CpArguments {
     /// A path here, BOX:PATH, or - for standard output
     #[arg(value_name = "TO")]
     pub(crate) to: String,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The address is a credential: whoever has it may use the port, without a token. It ends with the box, or after --for.
+The server needs an HTTP port: boxd serve --http 127.0.0.1:7080
+
+Example:
+  boxd exec --detach work 'python3 -m http.server 8000'
+  curl $(boxd port work 8000)")]
+pub(crate) struct PortArguments {
+    /// The box
+    #[arg(value_name = "BOX")]
+    pub(crate) session: String,
+    /// The port that somebody listens on in the box
+    #[arg(value_name = "PORT")]
+    pub(crate) port: std::num::NonZeroU16,
+    /// How long the address holds: 90, 1.5m, 2h; unless said, as long as the box lives
+    #[arg(long = "for", value_name = "TIME", value_parser = crate::values::time)]
+    pub(crate) lasting: Option<std::time::Duration>,
 }
 
 #[derive(Debug, Args)]

@@ -3,8 +3,8 @@
 //! # Reading order
 //! 1. `args`: what can be said; `values`: how people write it. `config`: what an operator says.
 //! 2. `local`: a runtime with its policy in front. `connect`: the way to one that serves.
-//! 3. `run`: `run` and `exec`; `attached`: a command on these streams; `terminal`. `boxes`, `commands`, `shell`, `cp` and
-//!    `stats`: what is done to boxes that a server keeps.
+//! 3. `run`: `run` and `exec`; `attached`: a command on these streams; `terminal`. `boxes`, `commands`, `shell`, `cp`,
+//!    `port` and `stats`: what is done to boxes that a server keeps.
 //! 4. `serve`: for others; `stdio`: for the program that started this one.
 //! 5. `doctor` and `primitives`: what this machine can do for boxes.
 //! 6. `output`, `log`, `version`.
@@ -20,6 +20,7 @@ mod doctor;
 mod local;
 mod log;
 mod output;
+mod port;
 mod primitives;
 mod run;
 mod serve;
@@ -102,6 +103,7 @@ async fn served(arguments: &Arguments) -> Result<ExitCode> {
         Command::Kill(asked) => commands::kill(arguments, asked).await,
         Command::Wait(asked) => commands::wait(arguments, asked).await,
         Command::Cp(asked) => cp::run(arguments, asked).await,
+        Command::Port(asked) => port::run(arguments, asked).await,
         Command::Stats(asked) => stats::run(arguments, asked).await,
         Command::Doctor
         | Command::Version

@@ -99,7 +99,7 @@ names! {
     ShellCreate ShellRun ShellList ShellDelete
     FileRead FileWrite FileStat FileList FileFind FileGrep FileReplace FileMove FileRemove FileMkdir
     FileAttributes FileWatch FilePack FileUnpack
-    PortOpen PortSend
+    PortOpen PortSend PortShare
     CatalogPut CatalogGet CatalogList CatalogDelete;
 
     /// What a runtime asks of the agent in a box.

@@ -46,7 +46,7 @@ fn takes<A: Action>(params: Value) {
 #[test]
 fn the_contract_is_closed() {
     // `hello` is the forty-eighth.
-    assert_eq!(ALL_ACTIONS.len() + 1, 48);
+    assert_eq!(ALL_ACTIONS.len() + 1, 49);
     let names: BTreeSet<_> = ALL_ACTIONS.iter().chain(AGENT_ACTIONS).collect();
     assert_eq!(names.len(), ALL_ACTIONS.len() + AGENT_ACTIONS.len());
     for name in names {
@@ -103,6 +103,7 @@ fn the_shortest_parameters_are_taken_and_strays_refused() {
         "upload": {"id": "u", "offset": 0}}));
     takes::<PortOpen>(json!({"session_id": s, "port": 80}));
     takes::<PortSend>(json!({"session_id": s, "conn_id": "c"}));
+    takes::<PortShare>(json!({"session_id": s, "port": 80, "for_ms": 1000}));
     takes::<CatalogPut>(json!({"kind": "volume", "item": {"name": "v"}, "if": "absent"}));
     takes::<CatalogGet>(json!({"kind": "snapshot", "item": {"name": "v"}, "tag": "t"}));
     takes::<CatalogList>(json!({"kind": "pool"}));

@@ -70,6 +70,11 @@ pub(crate) const KEYS: &[Key] = &[
         "Names by which this server may be called over HTTP, besides loopback ones.",
     ),
     unset(
+        "server.public_url",
+        r#""https://box.example""#,
+        "How the HTTP port is called from outside, for addresses that are handed out: a proxy's, for one.\nUnless set: where it listens, or the first of allowed_hosts.",
+    ),
+    unset(
         "server.tls_certificate",
         r#""/etc/boxd/cert.pem""#,
         "The certificate chain for tls:// and wss://.",

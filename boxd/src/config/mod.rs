@@ -39,6 +39,7 @@ pub(crate) struct ServerSection {
     pub(crate) state_dir: Option<PathBuf>,
     pub(crate) token_file: Option<PathBuf>,
     pub(crate) allowed_hosts: Vec<String>,
+    pub(crate) public_url: Option<String>,
     pub(crate) tls_certificate: Option<PathBuf>,
     pub(crate) tls_key: Option<PathBuf>,
     pub(crate) tls_client_ca: Option<PathBuf>,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use box_rpc::Options;
+use box_rpc::{Options, Router};
 use box_transports::server::{Gauge, Server};
 use box_transports::tls::{Identity, Pem, ServerTls};
 use box_transports::websocket::Gate;
@@ -14,7 +14,6 @@ use box_transports::{Endpoint, ListenOptions, PeerInfo};
 use super::http::auth::LOOPBACK;
 use super::tokens::Tokens;
 use crate::config::ServerSection;
-use crate::local::Boxes;
 
 /// Everything that listens.
 #[derive(Debug)]
@@ -27,7 +26,7 @@ impl Doors {
     pub(super) async fn open(
         section: &ServerSection,
         listen: &[String],
-        boxes: &Boxes,
+        router: &Router,
         tokens: &Tokens,
     ) -> Result<Self> {
         let mut servers = Vec::new();
@@ -45,7 +44,7 @@ impl Doors {
             let listener = listener.with_context(|| format!("endpoint {text}"))?;
             let limits = options.limits;
             let each = move |_: &PeerInfo| rule.options(limits.clone());
-            servers.push(Server::start(listener, boxes.service.router(), each));
+            servers.push(Server::start(listener, router.clone(), each));
         }
         Ok(Self { servers })
     }

@@ -3,12 +3,13 @@
 //! 1. This file: what is started in which order, and how it ends.
 //! 2. `tokens`: who may come from the network.
 //! 3. `doors`: what is listened at, and what each listener asks of callers.
-//! 4. `http`: the one HTTP port.
+//! 4. `http`: the one HTTP port; `share`: addresses of it that are handed out.
 //! 5. `ready`: telling the world that it can begin, once.
 
 mod doors;
 mod http;
 mod ready;
+mod share;
 mod tokens;
 
 use std::path::{Path, PathBuf};
@@ -21,6 +22,7 @@ use box_runtime::Caller;
 use tokio::signal::unix::{SignalKind, signal};
 
 use self::doors::Doors;
+use self::http::caps::Key;
 use self::http::{Http, Port};
 use self::tokens::Tokens;
 use crate::args::ServeArguments;
@@ -48,11 +50,14 @@ pub(crate) async fn run(asked: &ServeArguments) -> Result<ExitCode> {
     let tokens = Tokens::read(config.server.token_file.as_deref())?;
     let port = Port::bind(&config.server, &tokens).await?;
     let boxes = Boxes::start(&config, Some(&state), config.policy.clone())?;
-    let http = port.map(|port| port.serve(&boxes));
+    let key = Key::of(&state)?;
+    let url = port.as_ref().map(|port| port.url(&config.server));
+    let router = share::router(&boxes, key.clone(), url);
+    let http = port.map(|port| port.serve(boxes.runtime.clone(), router.clone(), key));
     let adopted = boxes.runtime.adopt().await?;
     boxes.service.initialize().await?;
     let listen = endpoints(&config.server, &state);
-    let doors = Doors::open(&config.server, &listen, &boxes, &tokens).await?;
+    let doors = Doors::open(&config.server, &listen, &router, &tokens).await?;
     tracing::info!(adopted, "boxes of an earlier server");
     let mut addresses = doors.addresses();
     if let Some(http) = &http {

@@ -1,6 +1,7 @@
 //! Who may come from the network: named tokens, from a file or the environment, never from the arguments, never in a log.
 
 use std::collections::BTreeSet;
+use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
@@ -30,7 +31,7 @@ impl Tokens {
             let shown = path.display();
             let meta = std::fs::metadata(path).with_context(|| format!("token file {shown}"))?;
             ensure!(
-                Mode::from(meta.mode()) & (Mode::RWXG | Mode::RWXO) == Mode::empty(),
+                for_its_owner(&meta),
                 "token file {shown} can be read by others; chmod 600 it"
             );
             let text =
@@ -85,6 +86,11 @@ impl Tokens {
     pub(super) fn for_hello(&self) -> box_rpc::Tokens {
         self.0.clone()
     }
+}
+
+/// Whether nobody but its owner can do anything with a file.
+pub(super) fn for_its_owner(meta: &Metadata) -> bool {
+    Mode::from(meta.mode()) & (Mode::RWXG | Mode::RWXO) == Mode::empty()
 }
 
 #[cfg(test)]

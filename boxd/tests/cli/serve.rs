@@ -159,6 +159,51 @@ fn boxes_outlive_a_server_that_is_killed() {
 }
 
 #[test]
+fn an_address_that_was_handed_out_outlives_the_server() {
+    let http = |command: &mut Command| {
+        command.args(["--http", "127.0.0.1:0"]);
+    };
+    let mut server = Server::with(tempfile::tempdir().unwrap(), http);
+    server.ok(&["run", "--session", "web", "echo found > /tmp/index.html"]);
+    server.ok(&[
+        "exec",
+        "-d",
+        "web",
+        "exec python3 -m http.server -d /tmp 8000",
+    ]);
+    let address = server.ok(&["port", "web", "8000"]);
+    let path = address
+        .trim()
+        .strip_prefix(&server.endpoints[1])
+        .unwrap()
+        .to_owned();
+    let asked = |server: &Server| {
+        let host = server.endpoints[1].strip_prefix("http://").unwrap();
+        let mut stream = TcpStream::connect(host).unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    };
+    eventually("it listens", || asked(&server).ends_with("found\n"));
+    server.signal(Signal::KILL);
+    server.child.wait().unwrap();
+    let directory = std::mem::replace(&mut server.directory, tempfile::tempdir().unwrap());
+    let server = Server::with(directory, http);
+    let answer = asked(&server);
+    assert!(answer.ends_with("found\n"), "{answer}");
+    // Anybody else's key knows nothing of it.
+    let other = Server::with(tempfile::tempdir().unwrap(), http);
+    other.ok(&["run", "--session", "web", "true"]);
+    assert!(!asked(&other).ends_with("found\n"));
+    let none = Server::start();
+    none.ok(&["run", "--session", "web", "true"]);
+    let refused = none.run(&["port", "web", "8000"]);
+    assert!(err(&refused).contains("--http"), "{refused:?}");
+}
+
+#[test]
 fn a_server_that_is_told_to_stop_leaves_nothing() {
     let mut server = Server::start();
     server.ok(&["run", "--session", "b", "true"]);

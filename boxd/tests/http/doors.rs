@@ -20,7 +20,6 @@ fn a_gateway_that_is_not_built_says_so_in_words_every_client_reads() {
         "/boxes/b/egress/policy",
         "/boxes/b/langsmith/execute",
         "/boxes/b/aio/v1/shell/exec",
-        "/boxes/b/port/80/index.html",
     ] {
         let answer = client.get(path, &[(name, &value)]);
         assert_eq!(answer.status, 501, "{path}");

@@ -40,6 +40,7 @@ fn ten_thousand_wrong_tokens_open_nothing_over_http() {
         ("/v1/sandboxes", "OPEN-SANDBOX-API-KEY"),
         ("/v2/sandboxes", "X-Api-Key"),
         ("/v1/shell/exec", "X-AIO-API-Key"),
+        ("/boxes/b/port/80/", "X-Api-Key"),
     ];
     for number in 0..WRONG {
         let token = wrong(number);

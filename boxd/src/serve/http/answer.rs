@@ -87,6 +87,10 @@ pub(super) enum Why {
     NotBuilt,
     /// Not yet, or not any more.
     NotReady,
+    /// It is in no state for that.
+    Conflict,
+    /// What is asked in turn does not answer, or not in HTTP.
+    BadGateway,
 }
 
 impl Why {
@@ -128,6 +132,8 @@ impl Why {
                 "UNAVAILABLE",
                 "Unavailable",
             ),
+            Self::Conflict => (StatusCode::CONFLICT, "CONFLICT", "Conflict"),
+            Self::BadGateway => (StatusCode::BAD_GATEWAY, "BAD_GATEWAY", "BadGateway"),
         }
     }
 }

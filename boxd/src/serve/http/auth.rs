@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use hyper::HeaderMap;
-use hyper::header::AUTHORIZATION;
+use hyper::header::{AUTHORIZATION, HeaderValue};
 
 use super::answer::{Refusal, Why};
 use super::routes::Door;
@@ -55,6 +55,28 @@ impl Auth {
             let message = format!("a token is needed, as Authorization: Bearer{or}{named}");
             Refusal::new(Why::NoToken, message)
         })
+    }
+}
+
+impl Auth {
+    /// Takes every token of ours out of the headers of a request that goes on to somebody else.
+    pub(super) fn withhold(&self, door: Door, headers: &mut HeaderMap) {
+        let ours = |value: &HeaderValue| {
+            let text = value.to_str().unwrap_or_default();
+            let token = text.split_once(' ').map_or(text, |(_, token)| token.trim());
+            let known = |token| {
+                self.tokens
+                    .as_ref()
+                    .and_then(|tokens| tokens.name_of(token))
+            };
+            known(text).or_else(|| known(token)).is_some()
+        };
+        let own = accepted(door).iter().copied();
+        for name in own.chain([AUTHORIZATION.as_str()]) {
+            if headers.get_all(name).iter().any(ours) {
+                headers.remove(name);
+            }
+        }
     }
 }
 

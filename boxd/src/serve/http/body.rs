@@ -9,8 +9,26 @@ use hyper::{HeaderMap, Request};
 
 use super::answer::{Refusal, Why};
 
-/// A request whose body is a stream that fails beyond [`LONGEST`].
-pub(super) type Asked = Request<Limited<Incoming>>;
+/// A request whose body nobody has taken yet.
+pub(super) type Asked = Request<Unread>;
+
+/// A body as it arrives; it fails beyond [`LONGEST`].
+pub(super) type Body = Limited<Incoming>;
+
+/// A body, until somebody takes it.
+#[derive(Debug)]
+pub(super) struct Unread(Option<Body>);
+
+impl Unread {
+    pub(super) fn new(body: Incoming) -> Self {
+        Self(Some(Limited::new(body, LONGEST)))
+    }
+
+    /// The body, for the first who asks.
+    pub(super) fn take(&mut self) -> Option<Body> {
+        self.0.take()
+    }
+}
 
 /// The longest body. Messages of the RPC have a limit of their own.
 pub(super) const LONGEST: usize = 256 * 1024 * 1024;
@@ -40,7 +58,10 @@ pub(super) async fn discard(asked: &mut Asked) {
     if asked.headers().contains_key(EXPECT) {
         return;
     }
-    let mut body = Limited::new(asked.body_mut(), UNWANTED);
+    let Some(body) = asked.body_mut().take() else {
+        return;
+    };
+    let mut body = Limited::new(body, UNWANTED);
     let read = async { while let Some(Ok(_)) = body.frame().await {} };
     let _ = tokio::time::timeout(UNWANTED_TIME, read).await;
 }

@@ -33,7 +33,7 @@ impl Hosts {
         self.0.iter().any(|name| *name == host || *name == bare)
     }
 
-    /// Lets a request pass that names this server and comes from no page.
+    /// Lets a request pass that names this server.
     pub(super) fn check(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), Refusal> {
         let mut hosts = headers.get_all(HOST).iter();
         let host = hosts.next().and_then(|host| host.to_str().ok());
@@ -48,22 +48,27 @@ impl Hosts {
                 "this server is not called that; add the name to server.allowed_hosts if it is",
             ));
         }
-        let elsewhere = headers
-            .get_all(FETCH_SITE)
-            .iter()
-            .any(|site| site != "none" && site != "same-origin");
-        if headers.contains_key(ORIGIN) || elsewhere {
-            return Err(Refusal::new(
-                Why::Browser,
-                "pages in browsers are not served",
-            ));
-        }
         Ok(())
     }
 }
 
+/// Lets a request pass that comes from no page.
+pub(super) fn no_page(headers: &HeaderMap) -> Result<(), Refusal> {
+    let elsewhere = headers
+        .get_all(FETCH_SITE)
+        .iter()
+        .any(|site| site != "none" && site != "same-origin");
+    if headers.contains_key(ORIGIN) || elsewhere {
+        return Err(Refusal::new(
+            Why::Browser,
+            "pages in browsers are not served",
+        ));
+    }
+    Ok(())
+}
+
 /// A host without its port.
-fn without_port(host: &str) -> &str {
+pub(super) fn without_port(host: &str) -> &str {
     match host.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => {
             // The colons of an address stand in brackets.
@@ -91,6 +96,7 @@ mod tests {
             headers.append(*name, value.parse().unwrap());
         }
         let checked = hosts.check(&uri.parse().unwrap(), &headers);
+        let checked = checked.and_then(|()| no_page(&headers));
         checked.map_err(|refusal| refusal.why)
     }
 

@@ -3,15 +3,15 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use http_body_util::Limited;
 use hyper::body::Incoming;
 use hyper::{Method, Request};
 
 use super::answer::{Answer, Refusal, Why};
-use super::body::{self, Asked};
+use super::body::{self, Asked, Unread};
+use super::browsers::no_page;
 use super::routes::{self, Door};
 use super::shared::{Phase, Place, Shared};
-use super::{health, metrics, websocket};
+use super::{health, metrics, ports, websocket};
 
 /// Answers one request.
 pub(super) async fn answer(
@@ -24,8 +24,8 @@ pub(super) async fn answer(
     let method = request.method().clone();
     let found = routes::find(request.uri().path());
     let door = found.ok();
-    let mut asked = request.map(|body| Limited::new(body, body::LONGEST));
-    let outcome = match admit(shared, found, &asked) {
+    let mut asked = request.map(Unread::new);
+    let outcome = match admit(shared, found, &asked).await {
         Ok((door, caller)) => open(shared, door, caller, place, &mut asked).await,
         Err(refusal) => Err(refusal),
     };
@@ -46,16 +46,30 @@ pub(super) async fn answer(
     answer
 }
 
-/// What every request must pass before a door is opened: no page, a known path, a token.
-fn admit(
+/// What every request must pass before a door is opened: no page, a known path, a token; or an address that is its own.
+async fn admit(
     shared: &Shared,
     found: Result<Door, routes::Miss>,
     asked: &Asked,
 ) -> Result<(Door, Arc<str>), Refusal> {
     let (uri, headers) = (asked.uri(), asked.headers());
     shared.hosts.check(uri, headers)?;
+    if found == Ok(Door::BoxPort)
+        && let Some(caller) = ports::invited(shared, uri.path()).await?
+    {
+        body::check_length(headers)?;
+        return Ok((Door::BoxPort, caller));
+    }
+    no_page(headers)?;
     let door = found.map_err(|miss| Refusal::new(Why::NotFound, miss.message()))?;
-    let caller = shared.auth.who(door, headers, uri.query())?;
+    let caller = shared.auth.who(door, headers, uri.query());
+    let caller = caller.map_err(|refusal| match door {
+        Door::BoxPort if ports::is_addressed(uri.path()) => Refusal::new(
+            Why::WrongToken,
+            "the address is not valid here, or not any more",
+        ),
+        _ => refusal,
+    })?;
     body::check_length(headers)?;
     Ok((door, caller))
 }
@@ -80,11 +94,12 @@ async fn open(
         // What follows needs boxes.
         _ if shared.phase() != Phase::Serving => Err(not_ready(shared.phase())),
         Door::Rpc => websocket::upgrade(shared, asked, caller, place),
+        Door::BoxPort => ports::pass(shared, asked, caller, place).await,
         _ => Err(not_built(door)),
     }
 }
 
-fn not_ready(phase: Phase) -> Refusal {
+pub(super) fn not_ready(phase: Phase) -> Refusal {
     let message = match phase {
         Phase::Draining => "the server is stopping",
         Phase::Starting | Phase::Serving => "the server is starting",
@@ -99,8 +114,7 @@ fn not_built(door: Door) -> Refusal {
         Door::OpenSandbox | Door::BoxExecd | Door::BoxEgress => "OpenSandbox",
         Door::LangSmith | Door::BoxLangSmith => "LangSmith",
         Door::DeerFlow => "deer-flow",
-        Door::Aio | Door::BoxAio => "AIO",
-        _ => "port",
+        _ => "AIO",
     };
     let message = format!(
         "the {gateway} gateway is not part of this version of boxd; boxes are reached over /rpc/ws"

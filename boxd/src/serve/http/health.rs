@@ -59,6 +59,7 @@ mod tests {
     use super::*;
     use crate::serve::http::auth::Auth;
     use crate::serve::http::browsers::Hosts;
+    use crate::serve::http::caps::Key;
 
     #[tokio::test]
     async fn it_is_ready_between_its_start_and_its_end_and_only_with_a_backend() {
@@ -68,7 +69,9 @@ mod tests {
         };
         let hosts = Hosts::new(&[], "127.0.0.1");
         let runtime = BoxRuntime::start(RuntimeConfig::new(Vec::new()));
-        let shared = Shared::new(Router::empty(), runtime, auth, hosts, 1);
+        let state = tempfile::tempdir().unwrap();
+        let key = Key::of(state.path()).unwrap();
+        let shared = Shared::new(Router::empty(), runtime, auth, hosts, key, 1);
         for (phase, error) in [
             (Phase::Starting, "starting"),
             (Phase::Serving, "no backend"),

@@ -1,18 +1,21 @@
 //! The one HTTP port: health, figures, the RPC over a websocket, and a place for every gateway.
 //!
 //! 1. `routes`: which door a path leads to.
-//! 2. `auth`: whose token opens it. `browsers`: who is kept out before.
+//! 2. `auth`: whose token opens it; `caps`: addresses that need none. `browsers`: who is kept out before.
 //! 3. `dispatch`: a request from its arrival to its answer; `answer`: how refusals are written; `body`.
-//! 4. `health`, `metrics`, `websocket`: what is behind the doors.
+//! 4. `health`, `metrics`, `websocket`, `ports`: what is behind the doors.
 //! 5. This file: connections, from the listener to the drain; `shared`: what they have in common; `stream`.
 
 mod answer;
 pub(super) mod auth;
 mod body;
 mod browsers;
+pub(super) mod caps;
 mod dispatch;
 mod health;
 mod metrics;
+mod page;
+mod ports;
 mod routes;
 mod shared;
 mod stream;
@@ -24,6 +27,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use box_rpc::Router;
+use box_runtime::BoxRuntime;
 use box_transports::Endpoint;
 use box_transports::server::Gauge;
 use hyper::server::conn::http1;
@@ -35,11 +40,11 @@ use tokio::task::JoinHandle;
 
 use self::auth::Auth;
 use self::browsers::Hosts;
+use self::caps::Key;
 use self::shared::{Phase, Place, Shared};
 use self::stream::Patient;
 use super::tokens::Tokens;
 use crate::config::ServerSection;
-use crate::local::Boxes;
 
 /// How long the head of a request may take, from the end of the one before: a stalled client and an idle one are the same.
 const HEAD: Duration = Duration::from_secs(30);
@@ -107,10 +112,25 @@ impl Port {
         })
     }
 
+    /// How it is called from outside: as the operator says, or as well as can be known.
+    pub(super) fn url(&self, section: &ServerSection) -> String {
+        if let Some(url) = &section.public_url {
+            return url.trim_end_matches('/').to_owned();
+        }
+        let port = self.address.port();
+        if !self.address.ip().is_unspecified() {
+            return format!("http://{}", self.address);
+        }
+        match section.allowed_hosts.first() {
+            Some(name) if browsers::without_port(name) != name => format!("http://{name}"),
+            Some(name) => format!("http://{name}:{port}"),
+            None => format!("http://localhost:{port}"),
+        }
+    }
+
     /// Serves it. Nothing but health is answered until it is [ready](Http::ready).
-    pub(super) fn serve(self, boxes: &Boxes) -> Http {
-        let (router, runtime) = (boxes.service.router(), boxes.runtime.clone());
-        let shared = Shared::new(router, runtime, self.auth, self.hosts, self.limit);
+    pub(super) fn serve(self, runtime: BoxRuntime, router: Router, key: Key) -> Http {
+        let shared = Shared::new(router, runtime, self.auth, self.hosts, key, self.limit);
         let shared = Arc::new(shared);
         let (stop, stopping) = watch::channel(Stop::Never);
         let accepting = tokio::spawn(accept(self.listener, Arc::clone(&shared), stopping));

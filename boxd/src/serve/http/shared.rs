@@ -1,15 +1,15 @@
 //! What every request of the port finds.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Instant;
 
 use box_rpc::Router;
 use box_runtime::BoxRuntime;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use super::auth::Auth;
 use super::browsers::Hosts;
+use super::caps::Key;
 use super::metrics::Counters;
 use super::websocket::Sockets;
 
@@ -34,6 +34,7 @@ pub(super) struct Shared {
     pub(super) runtime: BoxRuntime,
     pub(super) auth: Auth,
     pub(super) hosts: Hosts,
+    pub(super) key: Key,
     pub(super) counters: Counters,
     pub(super) sockets: Sockets,
     /// Connections there may be at once.
@@ -41,7 +42,7 @@ pub(super) struct Shared {
     /// Those there may still be.
     pub(super) places: Arc<Semaphore>,
     pub(super) started: Instant,
-    phase: AtomicU8,
+    phase: watch::Sender<Phase>,
 }
 
 impl Shared {
@@ -50,6 +51,7 @@ impl Shared {
         runtime: BoxRuntime,
         auth: Auth,
         hosts: Hosts,
+        key: Key,
         limit: usize,
     ) -> Self {
         let limit = u32::try_from(limit.min(Semaphore::MAX_PERMITS)).unwrap_or(u32::MAX);
@@ -58,29 +60,28 @@ impl Shared {
             runtime,
             auth,
             hosts,
+            key,
             counters: Counters::default(),
             sockets: Sockets::default(),
             limit,
             places: Arc::new(Semaphore::new(limit as usize)),
             started: Instant::now(),
-            phase: AtomicU8::new(0),
+            phase: watch::Sender::new(Phase::Starting),
         }
     }
 
     pub(super) fn phase(&self) -> Phase {
-        match self.phase.load(Ordering::Relaxed) {
-            0 => Phase::Starting,
-            1 => Phase::Serving,
-            _ => Phase::Draining,
-        }
+        *self.phase.borrow()
     }
 
     pub(super) fn enter(&self, phase: Phase) {
-        let number = match phase {
-            Phase::Starting => 0,
-            Phase::Serving => 1,
-            Phase::Draining => 2,
-        };
-        self.phase.store(number, Ordering::Relaxed);
+        self.phase.send_replace(phase);
+    }
+
+    /// Waits until it ends what it has begun.
+    pub(super) async fn draining(&self) {
+        let mut phase = self.phase.subscribe();
+        // The sender is here.
+        let _ = phase.wait_for(|phase| *phase == Phase::Draining).await;
     }
 }

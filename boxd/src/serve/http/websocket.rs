@@ -173,7 +173,7 @@ fn is_key(key: &str) -> bool {
 }
 
 /// Whether a header lists a word, without regard to case.
-fn lists(headers: &HeaderMap, name: &HeaderName, word: &str) -> bool {
+pub(super) fn lists(headers: &HeaderMap, name: &HeaderName, word: &str) -> bool {
     headers
         .get_all(name)
         .iter()

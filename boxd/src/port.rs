@@ -1,0 +1,17 @@
+//! `port`: an address at which a port of a box is reached over HTTP.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+use crate::args::{Arguments, PortArguments};
+use crate::{connect, output};
+
+/// `boxd port`.
+pub(crate) async fn run(arguments: &Arguments, asked: &PortArguments) -> Result<ExitCode> {
+    let client = connect::server(arguments).await?;
+    let there = client.open(&asked.session).await?;
+    let shared = there.share_port(asked.port, asked.lasting).await?;
+    output::say_or_json(arguments.json, &format!("{}\n", shared.url), &shared)?;
+    Ok(ExitCode::SUCCESS)
+}

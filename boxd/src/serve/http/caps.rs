@@ -1,0 +1,314 @@
+//! The part of a box's path that is itself the credential for that box, for clients that send no header: `ID~CAP`.
+//!
+//! A capability says until when it holds and what it opens, and has a MAC over that, the box's id and the moment the box was made:
+//! a later box of the same name is another one. The key is kept in the state directory, so that addresses outlive the server.
+
+use std::fmt;
+use std::fs::{self, OpenOptions};
+use std::io::Write as _;
+use std::num::NonZeroU16;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+
+use anyhow::{Context as _, Result, ensure};
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use box_protocol::{BoxSessionInfo, UnixMs};
+use hmac::{Hmac, Mac as _};
+use percent_encoding::percent_decode_str;
+use sha2::Sha256;
+
+use crate::serve::tokens::for_its_owner;
+
+/// The key's name in a state directory.
+const FILE: &str = "url.key";
+
+/// A block of the hash.
+const KEY_BYTES: usize = 64;
+
+/// Of the MAC, 176 bits: with what stands before them they are 44 letters without a rest.
+const MAC_BYTES: usize = 22;
+
+/// Time, face and port.
+const CLAIM_BYTES: usize = 8 + 1 + 2;
+
+/// The letters of a capability.
+const LETTERS: usize = (CLAIM_BYTES + MAC_BYTES) / 3 * 4;
+
+/// What a capability opens. Each face of a box has its number; that of another face opens nothing here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::serve) enum Scope {
+    /// One port, over HTTP.
+    Port(NonZeroU16),
+}
+
+impl Scope {
+    fn bytes(self) -> [u8; 3] {
+        let Self::Port(port) = self;
+        let [high, low] = port.get().to_be_bytes();
+        [1, high, low]
+    }
+}
+
+/// A box, as the segment of a path names it.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Named {
+    pub(super) id: String,
+    /// What follows the id, if it looks like a capability.
+    pub(super) cap: Option<Cap>,
+}
+
+impl Named {
+    /// None if the segment is not UTF-8.
+    pub(super) fn read(segment: &str) -> Option<Self> {
+        let text = percent_decode_str(segment).decode_utf8().ok()?;
+        if let Some((id, letters)) = text.rsplit_once('~')
+            && let Some(cap) = Cap::read(letters)
+        {
+            let (id, cap) = (id.to_owned(), Some(cap));
+            return Some(Self { id, cap });
+        }
+        let id = text.into_owned();
+        Some(Self { id, cap: None })
+    }
+}
+
+/// What stands behind the `~`, not believed yet.
+#[derive(PartialEq, Eq)]
+pub(super) struct Cap([u8; CLAIM_BYTES + MAC_BYTES]);
+
+impl fmt::Debug for Cap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Cap(…)")
+    }
+}
+
+impl Cap {
+    fn read(letters: &str) -> Option<Self> {
+        if letters.len() != LETTERS {
+            return None;
+        }
+        let bytes = URL_SAFE_NO_PAD.decode(letters).ok()?;
+        bytes.try_into().ok().map(Self)
+    }
+}
+
+/// What capabilities are made and known with.
+#[derive(Clone)]
+pub(in crate::serve) struct Key([u8; KEY_BYTES]);
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Key(…)")
+    }
+}
+
+impl Key {
+    /// The key of a state directory, made if it has none.
+    pub(in crate::serve) fn of(state: &Path) -> Result<Self> {
+        let path = state.join(FILE);
+        let shown = path.display();
+        let bytes = match fs::read(&path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                make(&path).with_context(|| format!("cannot make {shown}"))?
+            }
+            Err(error) => return Err(error).with_context(|| format!("cannot read {shown}")),
+        };
+        ensure!(
+            for_its_owner(&fs::metadata(&path)?),
+            "{shown} can be read by others; chmod 600 it, or remove it: every address that was handed out ends then"
+        );
+        let key = bytes.try_into().ok();
+        let key = key.with_context(|| {
+            format!("{shown} does not have {KEY_BYTES} bytes; remove it: every address that was handed out ends then")
+        })?;
+        Ok(Self(key))
+    }
+
+    /// A capability for a box, until then or as long as the box lives.
+    pub(in crate::serve) fn grant(
+        &self,
+        to: &BoxSessionInfo,
+        scope: Scope,
+        until: Option<UnixMs>,
+    ) -> String {
+        let claim = claim(scope, until.map_or(0, |until| until.0));
+        let mac = self.mac(to, &claim).finalize().into_bytes();
+        let mut bytes = claim.to_vec();
+        bytes.extend(&mac[..MAC_BYTES]);
+        URL_SAFE_NO_PAD.encode(bytes)
+    }
+
+    /// Whether a capability opens this of a box, now.
+    pub(super) fn opens(&self, cap: &Cap, of: &BoxSessionInfo, scope: Scope, now: UnixMs) -> bool {
+        let (said, mac) = cap.0.split_at(CLAIM_BYTES);
+        let mut until = [0; 8];
+        until.copy_from_slice(&said[..8]);
+        let until = u64::from_be_bytes(until);
+        let holds = until == 0 || now.0 < until;
+        // In a time that says nothing about how much of it is right.
+        let genuine = self.mac(of, said).verify_truncated_left(mac).is_ok();
+        genuine && holds && said[8..] == scope.bytes()
+    }
+
+    fn mac(&self, of: &BoxSessionInfo, claim: &[u8]) -> Hmac<Sha256> {
+        let mut mac = Hmac::<Sha256>::new((&self.0).into());
+        mac.update(b"boxd url 1");
+        mac.update(claim);
+        mac.update(&of.created_at.0.to_be_bytes());
+        // Last, because it is the only one without a fixed length.
+        mac.update(of.session_id.as_str().as_bytes());
+        mac
+    }
+}
+
+fn claim(scope: Scope, until: u64) -> [u8; CLAIM_BYTES] {
+    let mut claim = [0; CLAIM_BYTES];
+    claim[..8].copy_from_slice(&until.to_be_bytes());
+    claim[8..].copy_from_slice(&scope.bytes());
+    claim
+}
+
+/// Makes a key that is whole or not there.
+fn make(path: &Path) -> Result<Vec<u8>> {
+    let mut key = vec![0; KEY_BYTES];
+    let mut filled = 0;
+    while filled < KEY_BYTES {
+        filled +=
+            rustix::rand::getrandom(&mut key[filled..], rustix::rand::GetRandomFlags::empty())?;
+    }
+    let part = path.with_extension("part");
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&part)?;
+    file.write_all(&key)?;
+    file.sync_all()?;
+    fs::rename(part, path)?;
+    Ok(key)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+
+    use super::*;
+
+    fn a_box(id: &str, created_at: u64) -> BoxSessionInfo {
+        serde_json::from_value(serde_json::json!({
+            "session_id": id, "backend_name": "native", "backend_session_id": "x", "image": "i", "network": "off",
+            "host_path": null, "host_path_mode": "none", "mount_path": "/workspace", "cpus": 1.0, "memory_mb": 64,
+            "pids_limit": 32, "read_only_rootfs": true, "created_at": created_at, "last_used_at": created_at,
+            "state": "running",
+        }))
+        .unwrap()
+    }
+
+    fn port(number: u16) -> Scope {
+        Scope::Port(NonZeroU16::new(number).unwrap())
+    }
+
+    fn cap(letters: &str) -> Cap {
+        let named = Named::read(&format!("b~{letters}")).unwrap();
+        assert_eq!(named.id, "b");
+        named.cap.unwrap()
+    }
+
+    #[test]
+    fn a_capability_opens_one_port_of_one_box_until_its_time() {
+        let key = Key([7; KEY_BYTES]);
+        let (ours, now) = (a_box("b", 1000), UnixMs(5000));
+        let letters = key.grant(&ours, port(80), Some(UnixMs(6000)));
+        assert_eq!(letters.len(), LETTERS);
+        let opens =
+            |key: &Key, to: &BoxSessionInfo, scope, now| key.opens(&cap(&letters), to, scope, now);
+        assert!(opens(&key, &ours, port(80), now));
+        assert!(opens(&key, &ours, port(80), UnixMs(5999)));
+        assert!(
+            !opens(&key, &ours, port(80), UnixMs(6000)),
+            "its time is over"
+        );
+        assert!(!opens(&key, &ours, port(81), now), "another port");
+        assert!(
+            !opens(&key, &a_box("c", 1000), port(80), now),
+            "another box"
+        );
+        assert!(
+            !opens(&key, &a_box("b", 1001), port(80), now),
+            "a later one of that name"
+        );
+        assert!(
+            !opens(&Key([8; KEY_BYTES]), &ours, port(80), now),
+            "another server"
+        );
+        let for_ever = key.grant(&ours, port(80), None);
+        assert!(key.opens(&cap(&for_ever), &ours, port(80), UnixMs(u64::MAX)));
+    }
+
+    #[test]
+    fn no_letter_of_a_capability_can_be_another() {
+        let key = Key([7; KEY_BYTES]);
+        let ours = a_box("b", 1000);
+        let letters = key.grant(&ours, port(80), Some(UnixMs(6000)));
+        for place in 0..letters.len() {
+            for other in ['A', 'B', '_'] {
+                let mut changed: Vec<char> = letters.chars().collect();
+                if changed[place] == other {
+                    continue;
+                }
+                changed[place] = other;
+                let changed: String = changed.into_iter().collect();
+                assert!(
+                    !key.opens(&cap(&changed), &ours, port(80), UnixMs(5000)),
+                    "{place}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_segment_is_an_id_or_an_id_and_a_capability() {
+        let letters = "A".repeat(LETTERS);
+        for (segment, id, has_cap) in [
+            ("b", "b", false),
+            ("b~x", "b~x", false),
+            ("a%20b", "a b", false),
+            (&*format!("b~{letters}"), "b", true),
+            (&format!("b%7E{letters}"), "b", true),
+            (&format!("b~c~{letters}"), "b~c", true),
+            (&format!("b~{letters}A"), &format!("b~{letters}A"), false),
+        ] {
+            let named = Named::read(segment).unwrap();
+            assert_eq!(
+                (named.id.as_str(), named.cap.is_some()),
+                (id, has_cap),
+                "{segment}"
+            );
+        }
+        assert_eq!(Named::read("%ff"), None);
+    }
+
+    #[test]
+    fn a_key_is_made_once_for_its_owner_only() {
+        let state = tempfile::tempdir().unwrap();
+        let key = Key::of(state.path()).unwrap();
+        assert_eq!(key.0, Key::of(state.path()).unwrap().0);
+        assert_ne!(key.0, [0; KEY_BYTES]);
+        let path = state.path().join(FILE);
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        assert_eq!(format!("{key:?}"), "Key(…)");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        assert!(
+            Key::of(state.path())
+                .unwrap_err()
+                .to_string()
+                .contains("chmod 600")
+        );
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        fs::write(&path, "short").unwrap();
+        assert!(Key::of(state.path()).is_err());
+    }
+}

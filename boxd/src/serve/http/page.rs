@@ -1,0 +1,109 @@
+//! What a box's answer may say to a browser. All boxes are at one host, so what belongs to a host is none of theirs.
+
+use hyper::HeaderMap;
+use hyper::header::{
+    CONTENT_SECURITY_POLICY, HeaderName, HeaderValue, LOCATION, REFERRER_POLICY, SET_COOKIE,
+};
+
+/// A page without an origin: it neither reads other boxes' pages nor their cookies.
+const SANDBOX: HeaderValue = HeaderValue::from_static(
+    "sandbox allow-downloads allow-forms allow-modals allow-popups allow-scripts",
+);
+
+/// What would hold for the whole host.
+const OF_THE_HOST: [&str; 6] = [
+    "alt-svc",
+    "clear-site-data",
+    "nel",
+    "report-to",
+    "service-worker-allowed",
+    "strict-transport-security",
+];
+
+/// Keeps an answer to the part of the host that its box has.
+pub(super) fn confine(headers: &mut HeaderMap, prefix: &str) {
+    for name in OF_THE_HOST {
+        headers.remove(HeaderName::from_static(name));
+    }
+    headers.append(CONTENT_SECURITY_POLICY, SANDBOX);
+    // The address is a credential, and links lead elsewhere.
+    headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+    let cookies: Vec<HeaderValue> = headers.get_all(SET_COOKIE).iter().cloned().collect();
+    headers.remove(SET_COOKIE);
+    for cookie in cookies {
+        if cookie.to_str().is_ok_and(|text| stays(text, prefix)) {
+            headers.append(SET_COOKIE, cookie);
+        }
+    }
+    let to = headers.get(LOCATION).and_then(|to| to.to_str().ok());
+    // From the root of the box's server; two slashes begin the name of another.
+    let rooted = to.filter(|to| to.starts_with('/') && !to.starts_with("//"));
+    if let Some(Ok(to)) = rooted.map(|to| HeaderValue::try_from(format!("{prefix}{to}"))) {
+        headers.insert(LOCATION, to);
+    }
+}
+
+/// Whether a cookie is for nobody but the box.
+fn stays(cookie: &str, prefix: &str) -> bool {
+    let mut attributes = cookie.split(';').skip(1).map(|part| {
+        let (name, value) = part.split_once('=').unwrap_or((part, ""));
+        (name.trim().to_ascii_lowercase(), value.trim())
+    });
+    attributes.all(|(name, value)| match name.as_str() {
+        "domain" => false,
+        "path" => {
+            let below = value.strip_prefix(prefix);
+            below.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        }
+        _ => true,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_is_kept_to_its_box() {
+        let mut headers = HeaderMap::new();
+        for (name, value) in [
+            ("set-cookie", "a=1"),
+            ("set-cookie", "b=1; Path=/boxes/b/port/80/x; HttpOnly"),
+            ("set-cookie", "c=1; Path=/"),
+            ("set-cookie", "d=1; path=/boxes/b/port/8000"),
+            ("set-cookie", "e=1; Domain=localhost"),
+            ("clear-site-data", "\"*\""),
+            ("strict-transport-security", "max-age=1"),
+            ("content-security-policy", "default-src 'self'"),
+            ("location", "/login?x=1"),
+            ("content-type", "text/html"),
+        ] {
+            headers.append(name, value.parse().unwrap());
+        }
+        confine(&mut headers, "/boxes/b/port/80");
+        let all = |name: &str| -> Vec<&str> {
+            let values = headers.get_all(name).into_iter();
+            values.map(|value| value.to_str().unwrap()).collect()
+        };
+        assert_eq!(
+            all("set-cookie"),
+            ["a=1", "b=1; Path=/boxes/b/port/80/x; HttpOnly"]
+        );
+        assert!(all("clear-site-data").is_empty() && all("strict-transport-security").is_empty());
+        let policies = all("content-security-policy");
+        assert_eq!(policies[0], "default-src 'self'");
+        assert!(policies[1].starts_with("sandbox ") && !policies[1].contains("same-origin"));
+        assert_eq!(all("location"), ["/boxes/b/port/80/login?x=1"]);
+        assert_eq!(all("content-type"), ["text/html"]);
+    }
+
+    #[test]
+    fn an_answer_that_leads_elsewhere_does() {
+        for to in ["https://elsewhere.example/", "//elsewhere.example/", "next"] {
+            let mut headers = HeaderMap::new();
+            headers.insert("location", to.parse().unwrap());
+            confine(&mut headers, "/boxes/b/port/80");
+            assert_eq!(headers["location"], to);
+        }
+    }
+}

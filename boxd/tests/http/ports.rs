@@ -1,0 +1,271 @@
+//! Ports of real boxes, over HTTP: by an address that is its own credential, and by token.
+
+use std::io::{Read as _, Write as _};
+use std::num::NonZeroU16;
+use std::time::{Duration, Instant};
+
+use box_client::{BoxClient, BoxHandle, SpecDraft};
+
+use crate::server::{ANN, Answer, BOB, Client, LONG, Served, Setup, bearer};
+
+/// What listens in the box: tells what it was asked, counts what it is sent, and echoes on a websocket.
+const APP: &str = include_str!("app.py");
+
+fn port(number: u16) -> NonZeroU16 {
+    NonZeroU16::new(number).unwrap()
+}
+
+/// A box whose port 8000 answers.
+async fn a_box(client: &BoxClient, id: &str) -> BoxHandle {
+    let made = client.create(SpecDraft::new(id)).await.unwrap();
+    listens(&made).await;
+    made
+}
+
+async fn listens(made: &BoxHandle) {
+    made.files().write("/tmp/app.py", APP).await.unwrap();
+    let app = made.program(["python3", "/tmp/app.py"]).detached();
+    app.start().await.unwrap();
+    let since = Instant::now();
+    while made.connect_port(port(8000)).await.is_err() {
+        assert!(since.elapsed() < LONG, "nobody listens");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// The path of an address that was handed out.
+async fn path(made: &BoxHandle, number: u16, lasting: Option<Duration>) -> String {
+    let shared = made.share_port(port(number), lasting).await.unwrap();
+    assert_eq!(shared.expires_at.is_some(), lasting.is_some());
+    let (_, path) = shared.url.split_once("/boxes/").unwrap();
+    format!("/boxes/{path}")
+}
+
+fn get(served: &Served, path: &str, headers: &[(&str, &str)]) -> Answer {
+    served.client().get(path, headers)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_address_opens_one_port_of_one_box_and_nothing_else() {
+    let served = Setup::new().with_tokens().start();
+    let client = crate::rpc::connect(&served.rpc(), Some(ANN)).await;
+    let web = a_box(&client, "a b~c").await;
+    a_box(&client, "other").await;
+    let ours = path(&web, 8000, None).await;
+    let answer = get(&served, &format!("{ours}x/y%2Fz?q=1"), &[]);
+    assert_eq!(answer.status, 200, "{answer:?}");
+    assert_eq!(answer.json()["path"], "/x/y%2Fz?q=1");
+    // Without its last slash, too.
+    assert_eq!(get(&served, ours.trim_end_matches('/'), &[]).status, 200);
+
+    let cap = ours.split('~').nth(1).unwrap().split('/').next().unwrap();
+    for place in [0, 10, 14, 20, 43] {
+        let mut wrong = cap.to_owned();
+        let other = if &wrong[place..=place] == "x" {
+            "y"
+        } else {
+            "x"
+        };
+        wrong.replace_range(place..=place, other);
+        let answer = get(&served, &ours.replace(cap, &wrong), &[]);
+        assert_eq!(answer.status, 401, "{place}: {answer:?}");
+        assert!(answer.body.contains("address"), "{answer:?}");
+    }
+    for elsewhere in [
+        ours.replace("/port/8000/", "/port/8001/"),
+        ours.replace("a%20b%7Ec", "other"),
+        ours.replace("a%20b%7Ec", "nobody"),
+        format!("/boxes/other~{cap}/port/8000/"),
+    ] {
+        assert_eq!(get(&served, &elsewhere, &[]).status, 401, "{elsewhere}");
+    }
+    // Another face, the box itself, the RPC: none of them is the port.
+    for face in ["execd/ping", "aio/v1/shell/exec", "langsmith/execute"] {
+        let face = ours.replace("port/8000/", face);
+        assert_eq!(get(&served, &face, &[]).status, 401, "{face}");
+    }
+
+    let short = path(&web, 8000, Some(Duration::from_millis(1))).await;
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    assert_eq!(get(&served, &short, &[]).status, 401, "its time is over");
+    let nobody = path(&web, 8001, None).await;
+    let answer = get(&served, &nobody, &[]);
+    assert_eq!(answer.status, 502);
+    assert!(
+        answer.body.contains("nobody listens on port 8001"),
+        "{answer:?}"
+    );
+
+    // A later box of the same name is another one.
+    web.delete().await.unwrap();
+    assert_eq!(get(&served, &ours, &[]).status, 401);
+    let again = a_box(&client, "a b~c").await;
+    assert_eq!(get(&served, &ours, &[]).status, 401);
+    let fresh = path(&again, 8000, None).await;
+    assert_eq!(get(&served, &fresh, &[]).status, 200, "control");
+    again.pause().await.unwrap();
+    assert_eq!(get(&served, &fresh, &[]).status, 409, "it stands still");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_opens_the_ports_of_its_boxes_and_no_box_sees_it() {
+    let served = Setup::new().with_tokens().start();
+    let client = crate::rpc::connect(&served.rpc(), Some(ANN)).await;
+    let web = a_box(&client, "web").await;
+    let plain = "/boxes/web/port/8000/";
+    let (name, ann) = bearer(ANN);
+    let (_, bob) = bearer(BOB);
+    for headers in [
+        [(name, ann.as_str()), ("X-Mine", "1")],
+        [("OPEN-SANDBOX-API-KEY", ANN), ("X-Mine", "1")],
+        [("X-Api-Key", ANN), ("X-Mine", "1")],
+        [("X-AIO-API-Key", ANN), ("X-Mine", "1")],
+    ] {
+        let answer = get(&served, plain, &headers);
+        assert_eq!(answer.status, 200, "{answer:?}");
+        assert_eq!(answer.json()["headers"]["x-mine"], "1", "control");
+        assert!(!answer.body.contains(ANN), "{answer:?}");
+    }
+    assert_eq!(get(&served, plain, &[]).status, 401);
+    assert_eq!(get(&served, plain, &[(name, &bob)]).status, 404);
+    let nobody = get(&served, "/boxes/nobody/port/8000/", &[(name, &ann)]);
+    assert_eq!(nobody.status, 404);
+    for port in ["0", "65536", "x", "-1"] {
+        let path = format!("/boxes/web/port/{port}/");
+        assert_eq!(get(&served, &path, &[(name, &ann)]).status, 400, "{port}");
+    }
+    // What an application in the box asks for itself reaches it; ours never does, needed or not.
+    let ours = path(&web, 8000, None).await;
+    let answer = get(
+        &served,
+        &ours,
+        &[(name, "Basic dXNlcjpwYXNz"), ("X-Api-Key", ANN)],
+    );
+    assert_eq!(
+        answer.json()["headers"]["authorization"],
+        "Basic dXNlcjpwYXNz"
+    );
+    assert!(!answer.body.contains(ANN), "{answer:?}");
+    assert_eq!(answer.json()["headers"]["host"], "localhost:8000");
+    // Nobody hands out what is not theirs.
+    let stranger = crate::rpc::connect(&served.rpc(), Some(BOB)).await;
+    assert!(stranger.open("web").await.unwrap_err().is_not_found());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_page_of_a_box_has_no_origin_and_no_cookies_of_the_host() {
+    let served = Setup::new().start();
+    let client = crate::rpc::connect(&served.rpc(), None).await;
+    let web = a_box(&client, "web").await;
+    let ours = path(&web, 8000, None).await;
+    let page = [("Origin", "null"), ("Sec-Fetch-Site", "cross-site")];
+    let answer = get(&served, &ours, &page);
+    assert_eq!(answer.status, 200, "{answer:?}");
+    let policy = answer.header("content-security-policy").unwrap();
+    assert!(
+        policy.starts_with("sandbox ") && !policy.contains("allow-same-origin"),
+        "{policy}"
+    );
+    assert_eq!(
+        answer.header("set-cookie"),
+        None,
+        "it was for the whole host"
+    );
+    assert_eq!(answer.header("referrer-policy"), Some("no-referrer"));
+    // Without the address a page is a page, token or not.
+    let plain = "/boxes/web/port/8000/";
+    assert_eq!(get(&served, plain, &page).status, 403);
+    assert_eq!(get(&served, plain, &[]).status, 200, "control");
+    let elsewhere = [("Host", "evil.example")];
+    assert_eq!(
+        get(&served, &ours, &elsewhere).status,
+        421,
+        "nor by another name"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_websocket_reaches_a_box_and_ends_with_the_server() {
+    let mut served = Setup::new().start();
+    let client = crate::rpc::connect(&served.rpc(), None).await;
+    let web = a_box(&client, "web").await;
+    let ours = path(&web, 8000, None).await;
+    let mut socket: Client = served.client();
+    let answer = socket.get(
+        &ours,
+        &[
+            ("Connection", "keep-alive, Upgrade"),
+            ("Upgrade", "websocket"),
+            ("Sec-WebSocket-Version", "13"),
+            ("Sec-WebSocket-Key", "dGhlIHNhbXBsZSBub25jZQ=="),
+            ("Origin", "http://127.0.0.1"),
+        ],
+    );
+    assert_eq!(answer.status, 101, "{answer:?}");
+    let accept = answer.header("sec-websocket-accept");
+    assert_eq!(accept, Some("s3pPLMBiTxaQ9kYGzzhZRbK+xOo="));
+    for said in [b"first".to_vec(), vec![7; 100_000]] {
+        socket.stream.get_mut().write_all(&said).unwrap();
+        let mut heard = vec![0; said.len()];
+        socket.stream.read_exact(&mut heard).unwrap();
+        assert!(heard == said);
+    }
+    let since = Instant::now();
+    served.signal(rustix::process::Signal::TERM);
+    assert!(socket.rest().is_empty());
+    assert!(served.ended().0.success());
+    assert!(since.elapsed() < LONG);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_streams_through_in_little_memory_and_is_cut_at_the_limit() {
+    const MOST: usize = 256 * 1024 * 1024;
+    let served = Setup::new().start();
+    let client = crate::rpc::connect(&served.rpc(), None).await;
+    let web = a_box(&client, "web").await;
+    let ours = path(&web, 8000, None).await;
+    let piece = vec![b'x'; 1 << 20];
+    let mut sender = served.client();
+    sender.write(&format!(
+        "POST {ours} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n",
+        piece.len() * 16
+    ));
+    for _ in 0..16 {
+        sender.stream.get_mut().write_all(&piece).unwrap();
+    }
+    let answer = sender.answer(false);
+    assert_eq!((answer.status, answer.body), (200, (16 << 20).to_string()));
+
+    // Without a length that could be refused before.
+    let before = resident(&served);
+    let mut sender = served.client();
+    sender.write(&format!(
+        "POST {ours} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    ));
+    let mut sent = 0;
+    let mut most = 0;
+    let mut write = |bytes: &[u8]| sender.stream.get_mut().write_all(bytes).is_ok();
+    while sent < MOST + (16 << 20) && write(b"100000\r\n") && write(&piece) && write(b"\r\n") {
+        sent += piece.len();
+        if sent % (32 << 20) == 0 {
+            most = most.max(resident(&served));
+        }
+    }
+    assert!(
+        (MOST - piece.len()..MOST + (16 << 20)).contains(&sent),
+        "{sent} were taken"
+    );
+    let grown = most.saturating_sub(before);
+    assert!(grown < 64 << 20, "{grown} bytes more than before");
+    let rest = String::from_utf8_lossy(&sender.rest()).into_owned();
+    assert!(!rest.contains(" 200 "), "{rest}");
+    assert_eq!(get(&served, &ours, &[]).status, 200, "others are served");
+}
+
+/// The bytes that the server has in memory.
+fn resident(served: &Served) -> usize {
+    let page = served.get("/metrics").body;
+    let name = "process_resident_memory_bytes ";
+    let line = page.lines().find_map(|line| line.strip_prefix(name));
+    line.unwrap().parse().unwrap()
+}
