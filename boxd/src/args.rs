@@ -11,8 +11,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 #[command(name = "boxd", version = crate::version::SHORT, long_version = crate::version::LONG, after_help = EXAMPLES,
     max_term_width = 100)]
 pub(crate) struct Arguments {
-    /// Prints JSON for programs instead of text for people
-    #[arg(long, global = true)]
+    /// Prints JSON for programs instead of text for people; errors too
+    #[arg(long, global = true, help_heading = "For every command")]
     pub(crate) json: bool,
     /// The server to talk to: unix:PATH, tcp://HOST:PORT, tls://HOST:PORT or ws://HOST:PORT/rpc/ws
     #[arg(
@@ -20,11 +20,12 @@ pub(crate) struct Arguments {
         global = true,
         env = "BOXD_ENDPOINT",
         hide_env_values = true,
-        value_name = "ENDPOINT"
+        value_name = "ENDPOINT",
+        help_heading = "For every command"
     )]
     pub(crate) endpoint: Option<String>,
     /// A file with the token for that server; or the token in `BOXD_TOKEN`
-    #[arg(long, global = true, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    #[arg(long, global = true, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = "For every command")]
     pub(crate) token: Option<PathBuf>,
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -83,9 +84,8 @@ pub(crate) enum Command {
         /// Which shell
         shell: clap_complete::Shell,
     },
-    /// Prints the manual page
-    #[command(hide = true)]
-    Man,
+    /// Prints the manual: boxd man | man -l -
+    Man(ManArguments),
 }
 
 /// What to run: one argument is a text for the box's shell, arguments after `--` are run as they are.
@@ -126,7 +126,8 @@ Examples:
   boxd run --workspace . --memory-mb 256 --timeout 2m 'make test'
   cat data.csv | boxd run -- python3 -c 'import sys; print(len(sys.stdin.read()))'
   boxd run -t bash
-The exit code is the command's, 124 if it ran out of time, 125 if boxd itself failed.";
+The exit code is the command's, 124 if it ran out of time, 125 if boxd itself failed.
+With --json every piece of output is a line: {\"stream\", \"offset\", \"at\", \"text\"}, and the last is {\"exit\"}.";
 
 #[derive(Debug, Args)]
 #[command(after_help = RUN_EXAMPLES)]
@@ -168,6 +169,8 @@ pub(crate) struct RunArguments {
     /// Lets the box write to its system directories' surroundings: /, /opt, ...
     #[arg(long)]
     pub(crate) writable: bool,
+    #[command(flatten)]
+    pub(crate) config: ConfigFile,
 }
 
 /// On or off.
@@ -213,6 +216,16 @@ pub(crate) struct ConfigFile {
     /// The configuration; /etc/boxd/boxd.toml if that is there
     #[arg(long, env = "BOXD_CONFIG", hide_env_values = true, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) config: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ManArguments {
+    /// The page of this command instead
+    #[arg(value_name = "COMMAND")]
+    pub(crate) command: Option<String>,
+    /// Writes all pages into this directory instead, for example /usr/local/share/man/man1
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath, conflicts_with = "command")]
+    pub(crate) directory: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

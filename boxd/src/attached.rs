@@ -1,24 +1,28 @@
 //! A command on this process's own streams: what it says goes out, what is typed goes in, Ctrl-C reaches it, and its end is
 //! ours.
 
-use std::io::{self, Write};
+use std::io;
 use std::process::ExitCode;
 
 use anyhow::Result;
 use box_client::{
-    Chunk, ClientError, CommandBuilder, CommandControl, CommandHandle, Exit, ExitWhy, StreamName,
+    Chunk, ClientError, CommandBuilder, CommandControl, CommandHandle, Exit, ExitWhy,
 };
 use futures::StreamExt as _;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+use crate::said::{self, Piece};
 use crate::terminal::{self, Raw};
 
 /// What is read of standard input at a time.
 const INPUT_BYTES: usize = 32 * 1024;
 
 /// Starts a command and stays with it to its end.
-pub(crate) async fn run(command: CommandBuilder, tty: bool) -> Result<Exit> {
-    let mut command = command.with_input().tied().bytes().keep(0);
+pub(crate) async fn run(command: CommandBuilder, tty: bool, json: bool) -> Result<Exit> {
+    let mut command = command.with_input().tied().keep(0);
+    if !json {
+        command = command.bytes();
+    }
     let raw = if tty {
         let (cols, rows) = terminal::size().unwrap_or((80, 24));
         let term = std::env::var("TERM").unwrap_or_else(|_| "xterm".to_owned());
@@ -29,16 +33,21 @@ pub(crate) async fn run(command: CommandBuilder, tty: bool) -> Result<Exit> {
     };
     let signals = Signals::listen()?;
     let handle = command.start().await?;
-    let ended = follow(handle, tty, signals).await;
+    let ended = follow(handle, tty, json, signals).await;
     drop(raw);
     ended
 }
 
 /// Passes everything on in both directions until the command ends.
-async fn follow(mut command: CommandHandle, tty: bool, signals: Signals) -> Result<Exit> {
+async fn follow(
+    mut command: CommandHandle,
+    tty: bool,
+    json: bool,
+    signals: Signals,
+) -> Result<Exit> {
     let input = tokio::spawn(pass_input(command.control()));
     let signals = tokio::spawn(signals.pass(command.control(), tty));
-    let printed = print(&mut command).await;
+    let printed = print(&mut command, json).await;
     input.abort();
     signals.abort();
     if let Err(error) = printed {
@@ -49,36 +58,34 @@ async fn follow(mut command: CommandHandle, tty: bool, signals: Signals) -> Resu
     Ok(command.exit().await?)
 }
 
-/// Prints what a command says until it ends. Standard error says what is gone.
-pub(crate) async fn print(command: &mut CommandHandle) -> Result<()> {
+/// Prints what a command says until it ends.
+async fn print(command: &mut CommandHandle, json: bool) -> Result<()> {
     while let Some(chunk) = command.next().await {
         match chunk? {
             Chunk::Output {
-                stream: StreamName::Stderr,
+                stream,
+                offset,
+                at,
                 data,
-                ..
-            } => write_all(&mut io::stderr().lock(), &data)?,
-            Chunk::Output { data, .. } => write_all(&mut io::stdout().lock(), &data)?,
-            Chunk::Gap { stream, bytes, .. } => {
-                let name = if stream == StreamName::Stderr {
-                    "standard error"
-                } else {
-                    "standard output"
+            } => {
+                let data = &data;
+                let piece = Piece {
+                    stream,
+                    offset,
+                    at,
+                    data,
                 };
-                writeln!(
-                    io::stderr().lock(),
-                    "boxd: {bytes} bytes of {name} are gone"
-                )?;
+                said::piece(json, piece)?;
             }
+            Chunk::Gap {
+                stream,
+                offset,
+                bytes,
+            } => said::gap(json, stream, offset, bytes)?,
             _ => {}
         }
     }
     Ok(())
-}
-
-fn write_all(to: &mut impl Write, data: &[u8]) -> io::Result<()> {
-    to.write_all(data)?;
-    to.flush()
 }
 
 /// Reads standard input by a thread of its own: a file or a terminal may wait for ever, and then so does only that.

@@ -11,7 +11,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::args::{Arguments, BoxesArguments, PsArguments, RmArguments, TargetArguments};
-use crate::{connect, output, values};
+use crate::{FAILED, connect, output, values};
 
 /// `boxd ps`.
 pub(crate) async fn ps(arguments: &Arguments, asked: &PsArguments) -> Result<ExitCode> {
@@ -189,7 +189,7 @@ async fn each(
     let text = output::lines(&succeeded);
     output::say_or_json(arguments.json, &text, &json!({ done: succeeded }))?;
     Ok(if failed {
-        ExitCode::FAILURE
+        ExitCode::from(FAILED)
     } else {
         ExitCode::SUCCESS
     })

@@ -1,13 +1,13 @@
 //! Commands that are there: `logs`, `kill`, `wait`.
 
-use std::io::{self, Write as _};
+use std::io;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail};
-use box_client::{BoxHandle, StreamName};
+use box_client::BoxHandle;
 use box_protocol::actions::{
-    CommandAttach, CommandAttachParams, CommandChunk, CommandKill, CommandKillParams, ReadFrom,
-    Until, View,
+    CommandAttach, CommandAttachParams, CommandChunk, CommandKill, CommandKillParams, OutputPiece,
+    ReadFrom, Until, View,
 };
 use box_protocol::{CommandId, CommandState, Role};
 use futures::StreamExt as _;
@@ -15,6 +15,7 @@ use serde_json::json;
 
 use crate::args::{Arguments, KillArguments, LogsArguments, WaitArguments};
 use crate::attached::code_of;
+use crate::said::{self, Piece};
 use crate::{connect, output, values};
 
 /// `boxd logs`.
@@ -34,33 +35,41 @@ pub(crate) async fn logs(arguments: &Arguments, asked: &LogsArguments) -> Result
         session_id: there.id().clone(),
         command_id,
         from: asked.tail.map_or_else(ReadFrom::default, ReadFrom::Tail),
-        view: View::Bytes,
+        view: if arguments.json {
+            View::Text
+        } else {
+            View::Bytes
+        },
         until,
         exclusive: None,
         pty: None,
     };
     let mut chunks = client.peer()?.stream::<CommandAttach>(&params).await?;
     while let Some(chunk) = chunks.next().await {
-        let chunk = chunk?;
-        if arguments.json {
-            output::say(&format!("{}\n", serde_json::to_string(&chunk)?))?;
-            continue;
-        }
-        match chunk {
-            CommandChunk::Bytes(piece) if piece.stream == StreamName::Stderr => {
-                io::stderr().lock().write_all(&piece.data)?;
+        match chunk? {
+            CommandChunk::Text(piece) => print(arguments.json, &piece, piece.data.as_bytes())?,
+            CommandChunk::Bytes(piece) => print(arguments.json, &piece, &piece.data)?,
+            CommandChunk::Gap(gap) => {
+                said::gap(arguments.json, gap.stream, gap.offset, gap.bytes)?;
             }
-            CommandChunk::Bytes(piece) => {
-                let mut out = io::stdout().lock();
-                out.write_all(&piece.data)?;
-                out.flush()?;
-            }
-            CommandChunk::Gap(gap) => eprintln!("boxd: {} bytes are gone", gap.bytes),
             _ => {}
         }
     }
     chunks.finish().await?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn print<T>(json: bool, piece: &OutputPiece<T>, data: &[u8]) -> io::Result<()> {
+    let OutputPiece {
+        stream, offset, at, ..
+    } = *piece;
+    let piece = Piece {
+        stream,
+        offset,
+        at,
+        data,
+    };
+    said::piece(json, piece)
 }
 
 /// The command of a box that was started last.
@@ -99,10 +108,8 @@ pub(crate) async fn kill(arguments: &Arguments, asked: &KillArguments) -> Result
                 grace_ms: None,
                 forget: false,
             };
-            client
-                .call::<CommandKill>(&params)
-                .await
-                .with_context(|| name.clone())?;
+            let sent = client.call::<CommandKill>(&params).await;
+            sent.with_context(|| format!("{name}, signal {}", asked.signal))?;
             killed.push(name);
         }
     }

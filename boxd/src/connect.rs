@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, anyhow, bail};
-use box_client::{BoxClient, ClientOptions, Endpoint};
+use box_client::{BoxClient, ClientError, ClientOptions, Code, Endpoint};
+use box_rpc::CallError;
 
 use crate::args::Arguments;
 
@@ -48,20 +49,34 @@ pub(crate) async fn server(arguments: &Arguments) -> Result<BoxClient> {
         options = options.token(token);
     }
     BoxClient::connect(parsed, options).await.map_err(|error| {
-        let hint = if named {
-            "is it running, and is the token right?"
+        let hint = if error.code() == Code::Denied {
+            "give its token by --token FILE or BOXD_TOKEN"
+        } else if named {
+            "is it running there?"
         } else {
             "start one with `boxd serve`, or name another with --endpoint"
         };
-        anyhow!("no server at {endpoint}: {error}; {hint}")
+        let why = match &error {
+            // What the system said; that nothing was sent need not be.
+            ClientError::Failed(CallError::NotSent(why)) => match why.as_str() {
+                "connection: entity not found" => "there is no such socket",
+                "connection: connection refused" => "nobody listens there",
+                why => why.trim_start_matches("connection: "),
+            }
+            .to_owned(),
+            error => error.to_string(),
+        };
+        anyhow!("no server at {endpoint}: {why}; {hint}")
     })
 }
 
 /// The token, from a file or the environment: arguments can be seen by everybody on the machine.
 fn token(file: Option<&Path>) -> Result<Option<String>> {
     let text = match file {
-        Some(path) => std::fs::read_to_string(path)
-            .with_context(|| format!("cannot read {}", path.display()))?,
+        Some(path) => std::fs::read_to_string(path).with_context(|| {
+            let path = path.display();
+            format!("cannot read {path}; --token names a file, never the token itself")
+        })?,
         None => match std::env::var("BOXD_TOKEN") {
             Ok(text) => text,
             Err(std::env::VarError::NotPresent) => return Ok(None),

@@ -64,7 +64,7 @@ pub(crate) async fn run(arguments: &Arguments, asked: &CpArguments) -> Result<Ex
             download(&opened(&session).await?, &path, &here).await?;
         }
         (Place::Box(..), Place::Box(..)) => bail!("copy out of one box first, then into the other"),
-        _ => bail!("one of the two must be in a box: BOX:/PATH"),
+        _ => bail!("one of the two must be in a box, with its whole path: BOX:/PATH"),
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -68,7 +68,7 @@ pub(crate) fn run(json: bool) -> anyhow::Result<ExitCode> {
     let text = if json {
         serde_json::to_string_pretty(&report)? + "\n"
     } else {
-        report.to_string()
+        crate::output::wrapped(&report.to_string())
     };
     crate::output::say(&text)?;
     Ok(if report.boxes {

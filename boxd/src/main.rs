@@ -7,22 +7,25 @@
 //!    `port` and `stats`: what is done to boxes that a server keeps.
 //! 4. `serve`: for others; `stdio`: for the program that started this one.
 //! 5. `doctor` and `primitives`: what this machine can do for boxes.
-//! 6. `output`, `log`, `version`.
+//! 6. `output`, `said`, `complaint`: what is printed, for people and for programs. `log`, `manual`, `version`.
 
 mod args;
 mod attached;
 mod boxes;
 mod commands;
+mod complaint;
 mod config;
 mod connect;
 mod cp;
 mod doctor;
 mod local;
 mod log;
+mod manual;
 mod output;
 mod port;
 mod primitives;
 mod run;
+mod said;
 mod serve;
 mod shell;
 mod stats;
@@ -39,15 +42,15 @@ use clap::{CommandFactory as _, Parser as _};
 use crate::args::{Arguments, Command, ConfigArguments, ConfigCommand};
 
 /// What the program itself failed at; every other code may be a command's.
-const FAILED: u8 = 125;
+pub(crate) const FAILED: u8 = 125;
 
 fn main() -> ExitCode {
     box_sys::serve_if_asked(box_agent::prepare);
-    let arguments = Arguments::parse();
+    let arguments = Arguments::try_parse().unwrap_or_else(|error| complaint::usage(&error));
     match dispatch(&arguments) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("boxd: {error:#}");
+            complaint::tell(&arguments, &error);
             ExitCode::from(FAILED)
         }
     }
@@ -69,12 +72,7 @@ fn dispatch(arguments: &Arguments) -> Result<ExitCode> {
             output::say(&String::from_utf8_lossy(&text))?;
             Ok(ExitCode::SUCCESS)
         }
-        Command::Man => {
-            let mut text = Vec::new();
-            clap_mangen::Man::new(Arguments::command()).render(&mut text)?;
-            output::say(&String::from_utf8_lossy(&text))?;
-            Ok(ExitCode::SUCCESS)
-        }
+        Command::Man(asked) => manual::run(asked),
         _ => {
             let runtime = tokio::runtime::Builder::new_multi_thread()
                 .enable_all()
@@ -109,7 +107,7 @@ async fn served(arguments: &Arguments) -> Result<ExitCode> {
         | Command::Version
         | Command::Config(_)
         | Command::Completions { .. }
-        | Command::Man => Ok(ExitCode::SUCCESS),
+        | Command::Man(_) => Ok(ExitCode::SUCCESS),
     }
 }
 
@@ -121,6 +119,9 @@ fn show_config(asked: &ConfigArguments, json: bool) -> Result<ExitCode> {
     let (_, values) = config::load(asked.config.as_deref(), std::env::vars(), Vec::new())?;
     if let ConfigCommand::Show = asked.what {
         output::say(&config::show(&values, json))?;
+    } else {
+        let text = "the configuration can be read\n";
+        output::say_or_json(json, text, &serde_json::json!({"readable": true}))?;
     }
     Ok(ExitCode::SUCCESS)
 }

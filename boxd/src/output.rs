@@ -41,11 +41,48 @@ pub(crate) fn colours() -> bool {
     io::stdout().is_terminal() && !unwanted && !dumb
 }
 
+/// The width of the terminal that standard output is.
+fn width() -> Option<usize> {
+    let size = io::stdout().is_terminal().then(terminal::size).flatten();
+    size.map(|(columns, _)| usize::from(columns))
+}
+
+/// A text whose lines end at words where the terminal does; in a pipe they are as they are.
+pub(crate) fn wrapped(text: &str) -> String {
+    match width() {
+        Some(width) => text.lines().map(|line| wrap(line, width)).collect(),
+        None => text.to_owned(),
+    }
+}
+
+/// One line as several, each below the last column of the first.
+fn wrap(line: &str, width: usize) -> String {
+    let long = |text: &str| text.chars().count();
+    let margin = long(line) - long(line.trim_start());
+    let column = line.rfind("  ").map_or(0, |place| long(&line[..place + 2]));
+    // Beyond half the line there is no room for a column.
+    let indent = column.max(margin).min(width / 2);
+    let mut text = String::new();
+    let mut used = 0;
+    for (place, word) in line.split(' ').enumerate() {
+        if place > 0 && used + 1 + long(word) > width && used > indent {
+            text.push('\n');
+            text.extend(std::iter::repeat_n(' ', indent));
+            used = indent;
+        } else if place > 0 {
+            text.push(' ');
+            used += 1;
+        }
+        text.push_str(word);
+        used += long(word);
+    }
+    text.push('\n');
+    text
+}
+
 /// A table. On a terminal the last column is cut where the line ends; in a pipe nothing is.
 pub(crate) fn table(heads: &[&str], rows: &[Vec<String>]) -> String {
-    let width = io::stdout().is_terminal().then(terminal::size).flatten();
-    let width = width.map(|(columns, _)| usize::from(columns));
-    layout(heads, rows, width, colours())
+    layout(heads, rows, width(), colours())
 }
 
 fn layout(heads: &[&str], rows: &[Vec<String>], width: Option<usize>, coloured: bool) -> String {
@@ -90,6 +127,18 @@ fn layout(heads: &[&str], rows: &[Vec<String>], width: Option<usize>, coloured: 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_long_line_goes_on_below_its_last_column() {
+        assert_eq!(wrap("short", 20), "short\n");
+        assert_eq!(
+            wrap("  yes  some words that are long", 20),
+            "  yes  some words\n       that are long\n"
+        );
+        assert_eq!(wrap("", 20), "\n");
+        let word = "w".repeat(30);
+        assert_eq!(wrap(&word, 20), format!("{word}\n"));
+    }
 
     #[test]
     fn a_table_lines_up_and_fits() {

@@ -10,7 +10,7 @@ use crate::args::{Arguments, ExecArguments, Manner, Program, RunArguments, Switc
 use crate::attached::{self, code_of, explain};
 use crate::config::{Config, load};
 use crate::local::Boxes;
-use crate::{connect, output, values};
+use crate::{connect, output, said, values};
 
 /// `boxd run`.
 pub(crate) async fn run(arguments: &Arguments, asked: &RunArguments) -> Result<ExitCode> {
@@ -20,21 +20,27 @@ pub(crate) async fn run(arguments: &Arguments, asked: &RunArguments) -> Result<E
         if let Some(session) = &asked.session {
             spec.session_id = Some(session.clone());
             let made = client.get_or_create(spec).await?;
-            return go(&made, &asked.program, &asked.manner).await;
+            return go(arguments, &made, &asked.program, &asked.manner).await;
         }
-        return once(&client, spec, asked).await;
+        return once(arguments, &client, spec, asked).await;
     }
-    // The roots of a person's own run are what that person names.
-    let (config, _) = load(None, [], Vec::new())?;
+    // What a person names for a run of their own may be mounted.
+    let file = asked.config.config.as_deref();
+    let (config, _) = load(file, std::env::vars(), Vec::new())?;
     let boxes = Boxes::start(&config, None, policy(&config, asked, &spec))?;
     let (client, _server) = boxes.client().await?;
-    once(&client, spec, asked).await
+    once(arguments, &client, spec, asked).await
 }
 
 /// In a box that goes with the command.
-async fn once(client: &BoxClient, spec: SpecDraft, asked: &RunArguments) -> Result<ExitCode> {
+async fn once(
+    arguments: &Arguments,
+    client: &BoxClient,
+    spec: SpecDraft,
+    asked: &RunArguments,
+) -> Result<ExitCode> {
     let made = client.create(spec).await?;
-    let ran = go(&made, &asked.program, &asked.manner).await;
+    let ran = go(arguments, &made, &asked.program, &asked.manner).await;
     let deleted = made.delete().await;
     let code = ran?;
     deleted?;
@@ -52,7 +58,9 @@ fn policy(config: &Config, asked: &RunArguments, spec: &SpecDraft) -> ServiceCon
         .flatten()
         .map(|mount| &mount.host_path);
     let named = spec.host_path.iter().chain(mounts);
-    policy.allowed_host_mount_roots = named.map(Into::into).collect();
+    policy
+        .allowed_host_mount_roots
+        .extend(named.map(Into::into));
     policy
 }
 
@@ -104,17 +112,32 @@ pub(crate) async fn exec(arguments: &Arguments, asked: &ExecArguments) -> Result
         )?;
         return Ok(ExitCode::SUCCESS);
     }
-    ended(attached::run(command, asked.manner.tty).await)
+    ended(
+        arguments,
+        attached::run(command, asked.manner.tty, arguments.json).await,
+    )
 }
 
-async fn go(there: &BoxHandle, program: &Program, manner: &Manner) -> Result<ExitCode> {
+async fn go(
+    arguments: &Arguments,
+    there: &BoxHandle,
+    program: &Program,
+    manner: &Manner,
+) -> Result<ExitCode> {
     let command = command(there, program, manner)?;
-    ended(attached::run(command, manner.tty).await)
+    ended(
+        arguments,
+        attached::run(command, manner.tty, arguments.json).await,
+    )
 }
 
-fn ended(exit: Result<Exit>) -> Result<ExitCode> {
+fn ended(arguments: &Arguments, exit: Result<Exit>) -> Result<ExitCode> {
     let exit = exit?;
-    explain(&exit);
+    if arguments.json {
+        said::line(&serde_json::json!({"exit": exit}))?;
+    } else {
+        explain(&exit);
+    }
     Ok(code_of(&exit))
 }
 

@@ -19,5 +19,6 @@ pub(crate) async fn run(arguments: &Arguments, asked: &ShellArguments) -> Result
         other => other?,
     };
     let shell = there.program([asked.shell.as_str(), "-i"]);
-    attached::run(shell, true).await.map(|exit| code_of(&exit))
+    let ended = attached::run(shell, true, false).await;
+    ended.map(|exit| code_of(&exit))
 }

@@ -54,7 +54,10 @@ pub(crate) async fn run(asked: &ServeArguments) -> Result<ExitCode> {
     let url = port.as_ref().map(|port| port.url(&config.server));
     let router = share::router(&boxes, key.clone(), url);
     let http = port.map(|port| port.serve(boxes.runtime.clone(), router.clone(), key));
-    let adopted = boxes.runtime.adopt().await?;
+    let adopted = boxes.runtime.adopt().await.with_context(|| {
+        let state = state.display();
+        format!("state directory {state} (--state-dir names another, for a second server)")
+    })?;
     boxes.service.initialize().await?;
     let listen = endpoints(&config.server, &state);
     let doors = Doors::open(&config.server, &listen, &router, &tokens).await?;

@@ -81,7 +81,10 @@ fn boxes_are_deleted_one_by_one_or_all() {
         server.ok(&["run", "--session", name, "true"]);
     }
     let some = server.run(&["rm", "a", "nope"]);
-    assert_eq!((out(&some).as_str(), some.status.code()), ("a\n", Some(1)));
+    assert_eq!(
+        (out(&some).as_str(), some.status.code()),
+        ("a\n", Some(125))
+    );
     assert!(err(&some).contains("nope: not_found"), "{some:?}");
     assert_eq!(
         server.json(&["rm", "--all"]),

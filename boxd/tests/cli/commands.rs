@@ -36,7 +36,28 @@ fn a_command_runs_in_a_box_that_is_there() {
     );
     let nowhere = server.run(&["exec", "nope", "true"]);
     assert_eq!(nowhere.status.code(), Some(125));
-    assert!(err(&nowhere).contains("not_found"));
+    assert!(
+        err(&nowhere).contains("not_found") && err(&nowhere).contains("`boxd ps`"),
+        "{nowhere:?}"
+    );
+    let nothing = err(&server.run(&["logs", "b/nope"]));
+    assert!(
+        nothing.contains("`boxd ps b` lists its commands"),
+        "{nothing}"
+    );
+    server.ok(&["pause", "b"]);
+    let still = err(&server.run(&["exec", "b", "true"]));
+    assert!(still.contains("boxd resume b"), "{still}");
+    assert!(
+        server.ok(&["stats", "--once"]).contains("\nb "),
+        "without figures, and there"
+    );
+    server.ok(&["resume", "b"]);
+    let again = err(&server.run(&["run", "--session", "b", "--cpus", "0.5", "true"]));
+    assert!(
+        again.contains("cpus") && again.contains("boxd rm b"),
+        "{again}"
+    );
 }
 
 #[test]

@@ -52,6 +52,19 @@ fn versions_completions_and_the_manual_are_printed() {
         assert!(out(&feed(boxd().args(["completions", shell]), b"")).contains("boxd"));
     }
     assert!(out(&feed(boxd().arg("man"), b"")).contains(".TH boxd"));
+    let page = out(&feed(boxd().args(["man", "run"]), b""));
+    assert!(
+        page.contains(".TH boxd-run") && page.contains("memory"),
+        "{page}"
+    );
+    let pages = tempfile::tempdir().unwrap();
+    let written = feed(boxd().args(["man", "--directory"]).arg(pages.path()), b"");
+    assert!(written.status.success(), "{written:?}");
+    for page in ["boxd.1", "boxd-run.1", "boxd-config-show.1"] {
+        assert!(pages.path().join(page).exists(), "{page}");
+    }
+    let none = feed(boxd().args(["man", "fly"]), b"");
+    assert!(err(&none).contains("no command fly"), "{none:?}");
 }
 
 #[test]

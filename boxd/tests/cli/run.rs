@@ -73,7 +73,7 @@ fn a_workspace_and_mounts_are_there_as_asked_for() {
 #[test]
 fn limits_variables_and_directories_are_as_asked_for() {
     let ran = feed(
-        boxd().env("BOXD_TEST_PASSED", "on").args([
+        boxd().env("NOT_PASSED_ON", "1").args([
             "run",
             "-e",
             "A=b c",
@@ -85,7 +85,7 @@ fn limits_variables_and_directories_are_as_asked_for() {
             "64",
             "--pids",
             "32",
-            "echo $A; pwd; env | grep -c BOXD",
+            "echo $A; pwd; env | grep -c NOT_PASSED",
         ]),
         b"",
     );
@@ -133,6 +133,8 @@ fn what_cannot_be_is_said_with_what_to_do() {
     assert!(refused(&["--cpus", "0", "true"]).contains("cpus must be greater than 0"));
     assert!(refused(&["-e", "BOXD_NOT_SET_AT_ALL", "true"]).contains("not set here"));
     assert!(refused(&[]).contains("Usage"));
+    let words = refused(&["echo", "hi"]);
+    assert!(words.contains("-- echo hi"), "{words}");
     assert!(refused(&["--timeout", "soon", "true"]).contains("no unit of time"));
     let directory = tempfile::tempdir().unwrap();
     let lonely = feed(
@@ -143,10 +145,87 @@ fn what_cannot_be_is_said_with_what_to_do() {
         b"",
     );
     assert_eq!(lonely.status.code(), Some(125));
+    let said = err(&lonely);
     assert!(
-        err(&lonely).contains("no server at unix:/nowhere/at/all"),
+        said.contains("no server at unix:/nowhere/at/all: there is no such socket"),
+        "{said}"
+    );
+    let mut usual = boxd();
+    usual.env("BOXD_SERVER_STATE_DIR", directory.path());
+    let lonely = feed(usual.args(["run", "--session", "s", "true"]), b"");
+    assert!(
+        err(&lonely).contains("start one with `boxd serve`"),
         "{}",
         err(&lonely)
+    );
+}
+
+#[test]
+fn programs_get_lines_of_json_and_errors_too() {
+    let ran = feed(
+        boxd().args(["--json", "run", "echo out; sleep 0.2; echo err >&2; exit 3"]),
+        b"",
+    );
+    assert_eq!(ran.status.code(), Some(3));
+    assert_eq!(err(&ran), "");
+    let lines: Vec<serde_json::Value> = out(&ran)
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert_eq!(lines.len(), 3, "{lines:?}");
+    for (line, stream, text) in [
+        (&lines[0], "stdout", "out\n"),
+        (&lines[1], "stderr", "err\n"),
+    ] {
+        assert_eq!(
+            (&line["stream"], &line["text"]),
+            (&stream.into(), &text.into())
+        );
+        assert_eq!(line["offset"], 0);
+    }
+    assert_eq!(lines[2]["exit"]["code"], 3);
+    let refused = feed(
+        boxd().args(["run", "--json", "--memory-mb", "1", "true"]),
+        b"",
+    );
+    assert_eq!(
+        (refused.status.code(), out(&refused).as_str()),
+        (Some(125), "")
+    );
+    let error: serde_json::Value = serde_json::from_str(&err(&refused)).unwrap();
+    assert_eq!(error["error"]["code"], "validation");
+    let message = error["error"]["message"].as_str().unwrap();
+    assert!(
+        message.contains("memory_mb must be at least 32"),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_run_of_ones_own_is_configured_like_a_server() {
+    let off = feed(
+        boxd()
+            .env("BOXD_POLICY_ENABLED", "false")
+            .args(["run", "true"]),
+        b"",
+    );
+    assert!(err(&off).contains("disabled by configuration"), "{off:?}");
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("boxd.toml");
+    std::fs::write(&file, "[policy]\nprofile = \"offline_readonly\"\n").unwrap();
+    let small = feed(
+        boxd()
+            .args(["run", "--config"])
+            .arg(&file)
+            .arg("nproc; ulimit -u"),
+        b"",
+    );
+    assert!(small.status.success(), "{small:?}");
+    std::fs::write(&file, "[policy]\nprofil = \"x\"\n").unwrap();
+    let wrong = feed(boxd().env("BOXD_CONFIG", &file).args(["run", "true"]), b"");
+    assert!(
+        err(&wrong).contains("did you mean policy.profile?"),
+        "{wrong:?}"
     );
 }
 

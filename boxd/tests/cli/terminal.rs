@@ -20,12 +20,12 @@ struct Terminal {
 }
 
 impl Terminal {
-    fn new(command: &mut Command) -> Self {
+    fn new(command: &mut Command, columns: u16) -> Self {
         let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
         grantpt(&ours).unwrap();
         unlockpt(&ours).unwrap();
         let name = ptsname(&ours, Vec::new()).unwrap();
-        resize(&ours, 100, 30);
+        resize(&ours, columns, 30);
         let open = || {
             File::options()
                 .read(true)
@@ -84,7 +84,7 @@ fn resize(terminal: &OwnedFd, columns: u16, rows: u16) {
 #[test]
 fn a_shell_has_a_terminal_its_size_its_keys_and_its_code() {
     let server = Server::start();
-    let mut terminal = Terminal::new(&mut server.boxd(&["shell", "b"]));
+    let mut terminal = Terminal::new(&mut server.boxd(&["shell", "b"]), 100);
     terminal.types("stty size; echo on $(tty)\n");
     terminal.shows("30 100");
     terminal.shows("on /dev/pts/");
@@ -147,10 +147,35 @@ fn an_interrupt_reaches_the_command_and_a_second_ends_it() {
 }
 
 #[test]
+fn texts_end_at_words_where_a_narrow_terminal_does() {
+    for arguments in [&["doctor"][..], &["run", "--help"]] {
+        let mut terminal = Terminal::new(boxd().args(arguments), 60);
+        terminal.child.wait().unwrap();
+        terminal.shows("box");
+        let screen = terminal.screen.lock().unwrap();
+        let screen = String::from_utf8_lossy(&screen).replace('\r', "");
+        for line in screen.lines() {
+            let plain: String = without_colours(line);
+            assert!(plain.chars().count() <= 60, "{plain:?}");
+        }
+        assert!(screen.lines().count() > 20, "{screen}");
+    }
+}
+
+/// A line as it is seen.
+fn without_colours(line: &str) -> String {
+    let mut parts = line.split("\x1b[");
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |seen, part| {
+        seen + part.split_once('m').map_or(part, |(_, rest)| rest)
+    })
+}
+
+#[test]
 fn figures_are_drawn_again_and_again_on_a_terminal() {
     let server = Server::start();
     server.ok(&["run", "--session", "b", "true"]);
-    let mut terminal = Terminal::new(&mut server.boxd(&["stats"]));
+    let mut terminal = Terminal::new(&mut server.boxd(&["stats"]), 100);
     eventually("it is drawn twice", || {
         let screen = terminal.screen.lock().unwrap();
         String::from_utf8_lossy(&screen)
@@ -161,7 +186,7 @@ fn figures_are_drawn_again_and_again_on_a_terminal() {
     terminal.shows("\x1b[1mBOX");
     terminal.child.kill().unwrap();
     terminal.child.wait().unwrap();
-    let mut plain = Terminal::new(server.boxd(&["ps"]).env("NO_COLOR", "1"));
+    let mut plain = Terminal::new(server.boxd(&["ps"]).env("NO_COLOR", "1"), 100);
     plain.shows("BOX");
     plain.child.wait().unwrap();
     assert!(!String::from_utf8_lossy(&plain.screen.lock().unwrap()).contains("\x1b[1m"));

@@ -1,0 +1,106 @@
+//! How a failure is told: what happened, and what to do next.
+
+use std::fmt::Write as _;
+
+use anyhow::Error;
+use box_client::{ClientError, Code};
+use box_rpc::CallError;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use serde_json::json;
+
+use crate::args::{Arguments, Command};
+use crate::values;
+
+/// Tells it on standard error.
+pub(crate) fn tell(arguments: &Arguments, error: &Error) {
+    let message = format!("{error:#}");
+    let next = next(arguments, error);
+    if arguments.json {
+        let code = code(error).map(Code::as_str);
+        eprintln!(
+            "{}",
+            json!({"error": {"code": code, "message": message, "next": next}})
+        );
+        return;
+    }
+    match next {
+        Some(next) => eprintln!("boxd: {message}\n      {next}"),
+        None => eprintln!("boxd: {message}"),
+    }
+}
+
+/// The contract's word for it, if the server or the way to it failed.
+fn code(error: &Error) -> Option<Code> {
+    error.chain().find_map(|cause| {
+        let client = cause.downcast_ref::<ClientError>().map(ClientError::code);
+        client.or_else(|| cause.downcast_ref::<CallError>().map(CallError::code))
+    })
+}
+
+/// What to do next, where the message does not say so itself.
+fn next(arguments: &Arguments, error: &Error) -> Option<String> {
+    let code = code(error)?;
+    let (session, command) = target(&arguments.command);
+    match (code, session, command) {
+        (Code::NotFound, Some(session), Some(_)) => Some(format!(
+            "`boxd ps {session}` lists its commands, `boxd ps` the boxes"
+        )),
+        (Code::NotFound, Some(session), None) => Some(format!(
+            "`boxd ps` lists the boxes; `boxd run --session {session} …` makes one"
+        )),
+        (Code::Conflict, Some(session), _) if matches!(arguments.command, Command::Run(_)) => {
+            Some(format!(
+                "leave that option out, take another --session, or end the box first: boxd rm {session}"
+            ))
+        }
+        (Code::Conflict, Some(session), _) => Some(format!(
+            "`boxd ps` shows its state; `boxd resume {session}` lets a paused box go on"
+        )),
+        (Code::Denied, ..) => Some("the token is in --token FILE or BOXD_TOKEN".to_owned()),
+        _ => None,
+    }
+}
+
+/// The box that was named, and whether a command of it was.
+fn target(command: &Command) -> (Option<&str>, Option<&str>) {
+    match command {
+        Command::Run(asked) => (asked.session.as_deref(), None),
+        Command::Exec(asked) => (Some(&asked.session), None),
+        Command::Shell(asked) => (Some(&asked.session), None),
+        Command::Port(asked) => (Some(&asked.session), None),
+        Command::Ps(asked) => (asked.session.as_deref(), None),
+        Command::Inspect(asked) => named(&asked.target),
+        Command::Logs(asked) => named(&asked.target),
+        Command::Wait(asked) => named(&asked.target),
+        Command::Kill(asked) => asked
+            .targets
+            .first()
+            .map_or((None, None), |text| named(text)),
+        _ => (None, None),
+    }
+}
+
+fn named(text: &str) -> (Option<&str>, Option<&str>) {
+    let (session, command) = values::target(text);
+    (Some(session), command)
+}
+
+/// Ends with what is wrong with the arguments. Words that were meant to be one text are told how to be one.
+pub(crate) fn usage(error: &clap::Error) -> ! {
+    let word = match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(word)) if !word.starts_with('-') => Some(word),
+        _ => None,
+    };
+    let usage = error.get(ContextKind::Usage).map(ToString::to_string);
+    let runs = usage.is_some_and(|usage| usage.contains("[-- <ARGV>...]"));
+    if error.kind() != ErrorKind::UnknownArgument || !runs || word.is_none() {
+        error.exit();
+    }
+    let mut text = error.render().to_string();
+    let _ = write!(
+        text,
+        "\n  tip: one text for a shell stands in quotes ('echo hi'); words of a program stand after -- (-- echo hi)\n"
+    );
+    eprint!("{text}");
+    std::process::exit(2)
+}

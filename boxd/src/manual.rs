@@ -1,0 +1,37 @@
+//! `man`: the manual, a page for the program and one for each of its commands.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result};
+use clap::CommandFactory as _;
+
+use crate::args::{Arguments, ManArguments};
+use crate::output;
+
+/// `boxd man`.
+pub(crate) fn run(asked: &ManArguments) -> Result<ExitCode> {
+    let mut program = Arguments::command();
+    program.build();
+    if let Some(directory) = &asked.directory {
+        write(program, directory)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let page = match &asked.command {
+        None => program,
+        Some(name) => {
+            let found = program.find_subcommand(name).cloned();
+            found.with_context(|| format!("there is no command {name}; `boxd help` lists them"))?
+        }
+    };
+    let mut text = Vec::new();
+    clap_mangen::Man::new(page).render(&mut text)?;
+    output::say(&String::from_utf8_lossy(&text))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn write(program: clap::Command, directory: &Path) -> Result<()> {
+    let shown = directory.display();
+    std::fs::create_dir_all(directory).with_context(|| format!("cannot make {shown}"))?;
+    clap_mangen::generate_to(program, directory).with_context(|| format!("cannot write to {shown}"))
+}

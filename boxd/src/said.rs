@@ -1,0 +1,59 @@
+//! What a command says, on its way to this process's own streams: as it is for people, a line of JSON a piece for programs.
+
+use std::io::{self, Write};
+
+use box_client::StreamName;
+use box_protocol::UnixMs;
+use serde_json::{Value, json};
+
+use crate::output;
+
+/// A piece of output.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Piece<'a> {
+    pub(crate) stream: StreamName,
+    pub(crate) offset: u64,
+    pub(crate) at: UnixMs,
+    pub(crate) data: &'a [u8],
+}
+
+/// Prints a piece on the stream it is of.
+pub(crate) fn piece(json: bool, piece: Piece<'_>) -> io::Result<()> {
+    if json {
+        return line(&json!({
+            "stream": piece.stream,
+            "offset": piece.offset,
+            "at": piece.at,
+            "text": String::from_utf8_lossy(piece.data),
+        }));
+    }
+    match piece.stream {
+        StreamName::Stderr => write_all(&mut io::stderr().lock(), piece.data),
+        StreamName::Stdout => write_all(&mut io::stdout().lock(), piece.data),
+    }
+}
+
+/// Says how much is gone.
+pub(crate) fn gap(json: bool, stream: StreamName, offset: u64, bytes: u64) -> io::Result<()> {
+    if json {
+        return line(&json!({"stream": stream, "offset": offset, "gap": bytes}));
+    }
+    let name = match stream {
+        StreamName::Stderr => "standard error",
+        StreamName::Stdout => "standard output",
+    };
+    writeln!(
+        io::stderr().lock(),
+        "boxd: {bytes} bytes of {name} are gone"
+    )
+}
+
+/// A line of JSON.
+pub(crate) fn line(value: &Value) -> io::Result<()> {
+    output::say(&format!("{value}\n"))
+}
+
+fn write_all(to: &mut impl Write, data: &[u8]) -> io::Result<()> {
+    to.write_all(data)?;
+    to.flush()
+}
