@@ -151,7 +151,7 @@ impl Agent {
     pub(crate) fn commands(&self) -> Vec<Arc<Command>> {
         let mut all: Vec<_> = self.table().commands.values().cloned().collect();
         all.retain(|command| command.role != Role::Exec);
-        all.sort_by_key(|command| command.created_at());
+        all.sort_by(|one, other| (one.created_at(), &one.id).cmp(&(other.created_at(), &other.id)));
         all
     }
 

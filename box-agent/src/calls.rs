@@ -7,7 +7,7 @@ use box_protocol::actions::{
     AgentChunk, AgentCommand, AgentHealth, AgentHealthParams, AgentHealthResult, AgentInput,
     AgentInputParams, AgentKill, AgentKillParams, AgentKillResult, AgentList, AgentListParams,
     AgentListResult, AgentOutput, AgentOutputParams, AgentReply, AgentStart, AgentStartParams,
-    CommandInputResult, ReadWhy, Until,
+    CommandInputResult, ListedLast, ReadWhy, Until,
 };
 use box_protocol::{BoxError, ExitWhy, Role};
 use box_rpc::{Call, Handle, Router};
@@ -69,13 +69,18 @@ impl Handle<AgentStart> for Served {
             Some(id) => Some(agent.shells().find(id)?),
             None => None,
         };
-        if params.replace
-            && let Ok(old) = agent.find(&params.command_id)
-        {
-            self.kill(&old).await?;
-            agent.forget(&old);
-        }
-        match agent.ask_for(&params)? {
+        let asked = loop {
+            match agent.ask_for(&params)? {
+                // Whoever else wants the place comes before or after, and each of them gets it.
+                Asked::There(old) if params.replace => {
+                    // One that could not be started has left it already.
+                    let _ = self.kill(&old).await;
+                    agent.forget(&old);
+                }
+                asked => break asked,
+            }
+        };
+        match asked {
             Asked::There(_) if params.role == Role::Exec => {
                 Err(BoxError::conflict("the command runs already"))
             }
@@ -199,6 +204,9 @@ impl Served {
 /// waits for it once.
 const SOON: Duration = Duration::from_millis(1);
 
+/// How much of a list goes into one answer, before the one that is too much.
+const LIST_BYTES: usize = 1 << 20;
+
 /// How a command is, to a reader that stops for this reason.
 fn read_to(command: &Command, why: ReadWhy) -> AgentCommand {
     let mut told = command.told();
@@ -250,10 +258,21 @@ impl Handle<AgentList> for Served {
             Some(id) => vec![self.0.find(&id)?],
             None => self.0.commands(),
         };
-        let items = commands.iter().filter_map(|command| command.info());
-        Ok(AgentListResult {
-            items: items.collect(),
-        })
+        let (mut items, mut room) = (Vec::new(), LIST_BYTES);
+        for command in &commands {
+            let is_next = |after: &ListedLast| after.is_before(command.created_at(), &command.id);
+            if !params.after.as_ref().is_none_or(is_next) {
+                continue;
+            }
+            if room == 0 {
+                return Ok(AgentListResult { items, more: true });
+            }
+            if let Some(info) = command.info() {
+                room = room.saturating_sub(info.about_bytes());
+                items.push(info);
+            }
+        }
+        Ok(AgentListResult { items, more: false })
     }
 }
 

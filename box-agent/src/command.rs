@@ -15,7 +15,7 @@ use tokio::sync::{Notify, watch};
 use crate::input::Input;
 use crate::keep::Sum;
 use crate::log::Log;
-use crate::shells::Turn;
+use crate::shells::{Shown, Turn};
 
 /// How long a record stays after its command's end, unless the command says otherwise.
 const RETAIN: Duration = Duration::from_mins(10);
@@ -63,6 +63,7 @@ struct InShell {
     /// Where it began, and whether the shell had to be replaced for it.
     began: OnceLock<(String, bool)>,
     error: OnceLock<RunError>,
+    shown: Mutex<Vec<Shown>>,
 }
 
 #[derive(Debug)]
@@ -131,6 +132,7 @@ impl Command {
                         id,
                         began: OnceLock::new(),
                         error: OnceLock::new(),
+                        shown: Mutex::default(),
                     })
                 }),
             })
@@ -190,10 +192,17 @@ impl Command {
         self.about.as_deref()?.in_shell.as_deref()
     }
 
-    /// Takes what its interpreter says went wrong; what makes no sense is left out.
-    pub(crate) fn has_raised(&self, error: &[u8]) {
-        if let (Some(in_shell), Ok(error)) = (self.in_shell(), serde_json::from_slice(error)) {
+    /// Takes what its interpreter says went wrong.
+    pub(crate) fn has_raised(&self, error: RunError) {
+        if let Some(in_shell) = self.in_shell() {
             let _ = in_shell.error.set(error);
+        }
+    }
+
+    /// Takes what it has shown, in the place of what it had.
+    pub(crate) fn has_shown(&self, shown: Vec<Shown>) {
+        if let Some(in_shell) = self.in_shell() {
+            *lock(&in_shell.shown) = shown;
         }
     }
 
@@ -284,6 +293,9 @@ impl Command {
         let ended = self.changing.borrow().ended.as_deref().cloned();
         let mut told = ended.unwrap_or_else(|| self.telling(None, Sum::of(&self.log())));
         told.info = self.info().map(Box::new);
+        if let Some(in_shell) = self.in_shell() {
+            told.shown.clone_from(&lock(&in_shell.shown));
+        }
         told
     }
 
@@ -359,8 +371,10 @@ impl Command {
             .map_or(Some(Duration::ZERO), |about| about.retain)
     }
 
-    pub(crate) fn created_at(&self) -> Option<UnixMs> {
-        self.about.as_ref().map(|about| about.created_at)
+    /// When it was asked for; of an exec nobody keeps that.
+    pub(crate) fn created_at(&self) -> UnixMs {
+        let about = self.about.as_ref();
+        about.map(|about| about.created_at).unwrap_or_default()
     }
 
     pub(crate) fn has_ended(&self) -> bool {

@@ -10,7 +10,7 @@ use uuid::Uuid;
 use crate::backend::{AdoptedBox, Backend};
 use crate::card::{Card, Record};
 use crate::runtime::{BoxRuntime, unanswered};
-use crate::session::{Living, mounted};
+use crate::session::Living;
 use crate::table::Ask;
 
 impl BoxRuntime {
@@ -41,9 +41,9 @@ impl BoxRuntime {
         let record: Record = serde_json::from_str(&found.record)
             .map_err(|_| BoxError::validation("the record of the box cannot be read"))?;
         let paused = record.paused;
+        let mounts = record.mounts.clone();
         let card = Arc::new(Card::adopted(record, backend.name()));
         let way = (found.started.connection, found.started.spool);
-        let mounts = mounted(&card.spec.extra_mounts).cloned().collect();
         let (of, health) = ((backend, found.id), AgentHealthParams::default());
         let meeting = Living::meet(self.shared(), of, way, &health, mounts);
         let living = tokio::time::timeout(self.shared().config.probe_timeout, meeting)

@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use box_protocol::{
-    BoxError, BoxSessionInfo, BoxSpec, BoxState, Defaults, Env, Labels, LaneStatus, Lifetime, Name,
-    Note, UnixMs, World,
+    BoxError, BoxMountSpec, BoxSessionInfo, BoxSpec, BoxState, Defaults, Env, Labels, LaneStatus,
+    Lifetime, Name, Note, UnixMs, World,
 };
 
 use serde::{Deserialize, Serialize};
@@ -57,6 +57,29 @@ pub(crate) struct Record {
     pub(crate) paused: bool,
     #[serde(default)]
     pub(crate) stopped: bool,
+    #[serde(default)]
+    pub(crate) mounts: Mounts,
+}
+
+/// The mounts of a box that is there.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(crate) struct Mounts {
+    /// As its calls ask for them.
+    pub(crate) asked: Vec<BoxMountSpec>,
+    /// Added since, which no call needs to ask for.
+    pub(crate) added: Vec<BoxMountSpec>,
+}
+
+impl Mounts {
+    pub(crate) fn has(&self, mount: &BoxMountSpec) -> bool {
+        self.asked.contains(mount) || self.added.contains(mount)
+    }
+
+    /// Whether something is mounted in the same place.
+    pub(crate) fn covers(&self, mount: &BoxMountSpec) -> bool {
+        let mut there = self.asked.iter().chain(&self.added);
+        there.any(|other| other.mount_path == mount.mount_path)
+    }
 }
 
 impl Card {
@@ -126,7 +149,7 @@ impl Card {
     }
 
     /// What a later process needs to know the box again.
-    pub(crate) fn record(&self) -> Record {
+    pub(crate) fn record(&self, mounts: Mounts) -> Record {
         let live = self.live();
         Record {
             owner: self.owner.to_string(),
@@ -141,6 +164,7 @@ impl Card {
             defaults: live.defaults.as_deref().cloned(),
             paused: live.state == BoxState::Paused,
             stopped: live.state == BoxState::Stopped,
+            mounts,
         }
     }
 

@@ -6,11 +6,11 @@ use box_protocol::actions::{
     AttachOptions, CommandAttach, CommandAttachParams, CommandAttachResult, CommandChunk,
     CommandGet, CommandInput, CommandInputParams, CommandInputResult, CommandKey, CommandKill,
     CommandKillParams, CommandKillResult, CommandList, CommandListParams, CommandListResult,
-    CommandStart, CommandStartParams, CommandStartResult, OnDisconnect, ReadEnd, ReadFrom, ReadWhy,
-    Until, View,
+    CommandStart, CommandStartParams, CommandStartResult, ListedLast, OnDisconnect, ReadEnd,
+    ReadFrom, ReadWhy, Until, View,
 };
 use box_protocol::error::Detail;
-use box_protocol::{BoxError, CommandId, CommandInfo, CommandState, Program};
+use box_protocol::{BoxError, Code, CommandId, CommandInfo, CommandState, Program};
 use box_rpc::{Action, Call, Chunks, Handle};
 use futures::StreamExt as _;
 use tokio::sync::mpsc;
@@ -23,6 +23,9 @@ use crate::handlers::{CHUNKS_AHEAD, forwarded, plain};
 use crate::retell::{Retelling, Told};
 use crate::runtime::BoxRuntime;
 use crate::session::{agents_error, nonsense};
+
+/// The longest list of commands there is, about what a message holds. Lists by role or of what runs are shorter.
+const LIST_BYTES: usize = 12 << 20;
 
 /// Where commands start whose box says nothing about it.
 pub(crate) const DEFAULT_CWD: &str = box_protocol::DEFAULT_MOUNT_PATH;
@@ -94,18 +97,40 @@ impl BoxRuntime {
         params: CommandListParams,
     ) -> Result<CommandListResult, BoxError> {
         let inside = self.enter(caller, &params.session_id).await?;
-        let all = AgentListParams::default();
-        let answer = inside.agent.call::<AgentList>(&all).await;
-        let mut items = answer.map_err(agents_error)?.items;
-        items.retain(|info| {
+        let wanted = |info: &CommandInfo| {
             let running = info.state == CommandState::Running;
             params.role.is_none_or(|role| info.role == role)
                 && params.running.is_none_or(|wanted| running == wanted)
-        });
-        for info in &mut items {
-            info.session_id = params.session_id.clone();
+        };
+        let (mut items, mut room) = (Vec::new(), LIST_BYTES);
+        let mut asked = AgentListParams::default();
+        loop {
+            let answer = inside.agent.call::<AgentList>(&asked).await;
+            let page = answer.map_err(agents_error)?;
+            let last = page.items.last().map(ListedLast::from);
+            for mut info in page.items.into_iter().filter(&wanted) {
+                room = room.saturating_sub(info.about_bytes());
+                info.session_id = params.session_id.clone();
+                items.push(info);
+            }
+            if room == 0 {
+                let what = "the list of commands";
+                return Err(BoxError::limit(
+                    Code::TooLarge,
+                    what,
+                    "list_bytes",
+                    LIST_BYTES,
+                ));
+            }
+            if !page.more {
+                return Ok(CommandListResult { items });
+            }
+            // An agent that goes back would be asked for ever.
+            if last.is_none() || last <= asked.after {
+                return Err(BoxError::unavailable(nonsense("lists the same twice")));
+            }
+            asked.after = last;
         }
-        Ok(CommandListResult { items })
     }
 
     /// Writes to a command's input; answered when that is written.
@@ -115,6 +140,8 @@ impl BoxRuntime {
         params: CommandInputParams,
     ) -> Result<CommandInputResult, BoxError> {
         let inside = self.enter(caller, &params.session_id).await?;
+        let bytes = params.data.as_ref().map_or(0, |data| data.len());
+        let _room = inside.carry(bytes)?;
         let asked = AgentInputParams {
             command_id: params.command_id,
             size: params.size,
@@ -267,12 +294,17 @@ impl Inside {
                 return Ok((told, retelling.end(ReadWhy::Bytes)));
             }
         }
-        let told = stream.finish().await.map_err(agents_error)?;
+        let mut told = stream.finish().await.map_err(agents_error)?;
         let why = told.why.unwrap_or(ReadWhy::Exit);
         if why == ReadWhy::Exit {
             for chunk in retelling.rest() {
                 // The answer is on its way to whoever does not take this.
                 let _ = to.send(chunk).await;
+            }
+            for shown in std::mem::take(&mut told.shown) {
+                if retelling.is_told() {
+                    let _ = to.send(CommandChunk::Display(shown)).await;
+                }
             }
         }
         Ok((told, retelling.end(why)))
@@ -281,6 +313,7 @@ impl Inside {
     async fn look(&self, id: &CommandId) -> Result<CommandInfo, BoxError> {
         let one = AgentListParams {
             command_id: Some(id.clone()),
+            ..AgentListParams::default()
         };
         let answer = self.agent.call::<AgentList>(&one).await;
         let info = answer.map_err(agents_error)?.items.pop();

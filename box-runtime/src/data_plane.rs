@@ -29,6 +29,10 @@ pub trait DataPlane: Action + Sized {
     /// Whether a chunk is no larger than a chunk may be.
     fn fits(chunk: &Self::Chunk) -> bool;
 
+    /// A chunk is passed on.
+    #[doc(hidden)]
+    fn passes(_: &Inside, _: &Self::Chunk) {}
+
     /// Asks the agent.
     #[doc(hidden)]
     fn ask(
@@ -70,32 +74,13 @@ pub(crate) async fn stream<A: DataPlane>(
         if !A::fits(&chunk) {
             return Err(BoxError::unavailable(nonsense("sent too large a chunk")));
         }
+        A::passes(inside, &chunk);
         if to.send(chunk).await.is_err() {
             return Err(BoxError::cancelled("nobody takes the chunks"));
         }
     }
     drop(to);
     chunks.finish().await.map_err(agents_error)
-}
-
-/// How large a chunk may be.
-trait Bounded {
-    fn fits(&self) -> bool;
-}
-
-impl Bounded for PortChunk {
-    fn fits(&self) -> bool {
-        match self {
-            Self::ConnId(_) => true,
-            Self::Data(data) => data.len() <= MAX_CHUNK_BYTES,
-        }
-    }
-}
-
-impl Bounded for Never {
-    fn fits(&self) -> bool {
-        match *self {}
-    }
 }
 
 impl BoxRuntime {
@@ -179,15 +164,52 @@ macro_rules! as_they_are {
                 &params.session_id
             }
 
-            fn fits(chunk: &Self::Chunk) -> bool {
-                Bounded::fits(chunk)
+            fn fits(chunk: &Never) -> bool {
+                match *chunk {}
             }
         }
     )*};
 }
 
 as_they_are! {
-    FileStat, FileList, FileFind, FileGrep, FileReplace, FileMove, FileRemove, FileMkdir, FileAttributes, PortSend, PortOpen
+    FileStat, FileList, FileFind, FileGrep, FileReplace, FileMove, FileRemove, FileMkdir, FileAttributes
+}
+
+impl DataPlane for PortOpen {
+    fn session_id(params: &Self::Params) -> &SessionId {
+        &params.session_id
+    }
+
+    fn fits(chunk: &PortChunk) -> bool {
+        match chunk {
+            PortChunk::ConnId(_) => true,
+            PortChunk::Data(data) => data.len() <= MAX_CHUNK_BYTES,
+        }
+    }
+
+    fn passes(inside: &Inside, chunk: &PortChunk) {
+        if let PortChunk::Data(data) = chunk {
+            inside.has_sent(data.len());
+        }
+    }
+}
+
+impl DataPlane for PortSend {
+    fn session_id(params: &Self::Params) -> &SessionId {
+        &params.session_id
+    }
+
+    fn fits(chunk: &Never) -> bool {
+        match *chunk {}
+    }
+
+    async fn ask(inside: &Inside, params: &Self::Params) -> Result<Empty, BoxError> {
+        let bytes = params.data.as_ref().map_or(0, |data| data.len());
+        let _room = inside.carry(bytes)?;
+        ask::<Self>(inside, params).await?;
+        inside.has_received(bytes);
+        Ok(Empty {})
+    }
 }
 
 data_plane! {

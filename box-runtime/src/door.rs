@@ -3,11 +3,12 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use box_protocol::error::{Detail, Subject};
 use box_protocol::{Access, BoxError, BoxSpec, Code, Defaults};
 use box_rpc::Peer;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tokio::time::Instant;
 use uuid::Uuid;
 
@@ -18,8 +19,23 @@ use crate::spool::{Slot, Spool};
 /// Calls that may be inside one box at once. Less than an agent takes, so that an exec always finds room.
 pub(crate) const CALLS_INSIDE: usize = 192;
 
+/// Bytes that calls may carry into one box at once: they are in the memory of this process, and then in the box's.
+pub(crate) const BYTES_INSIDE: usize = 64 << 20;
+
+/// Of those that can wait, as many may be in messages on their way to the agent.
+const BYTES_AHEAD: usize = 16 << 20;
+
+/// What bytes are counted in.
+const PORTION: usize = 1024;
+
 /// The door of one session; opened and shut by its actor.
-pub(crate) struct Door(watch::Sender<State>);
+pub(crate) struct Door {
+    state: watch::Sender<State>,
+    inside: Semaphore,
+    ahead: Semaphore,
+    received: AtomicU64,
+    sent: AtomicU64,
+}
 
 struct State {
     way: Way,
@@ -56,26 +72,33 @@ enum Way {
 
 impl Door {
     pub(crate) fn new() -> Self {
-        Self(watch::Sender::new(State {
+        let state = State {
             way: Way::Opening,
             calls: 0,
             used: Instant::now(),
-        }))
+        };
+        Self {
+            state: watch::Sender::new(state),
+            inside: Semaphore::new(BYTES_INSIDE / PORTION),
+            ahead: Semaphore::new(BYTES_AHEAD / PORTION),
+            received: AtomicU64::new(0),
+            sent: AtomicU64::new(0),
+        }
     }
 
     /// A box is being made.
     pub(crate) fn opening(&self) {
-        self.0.send_modify(|state| state.way = Way::Opening);
+        self.state.send_modify(|state| state.way = Way::Opening);
     }
 
     /// The box is there, and this is its agent.
     pub(crate) fn open(&self, agent: Agent) {
-        self.0.send_modify(|state| state.way = Way::Open(agent));
+        self.state.send_modify(|state| state.way = Way::Open(agent));
     }
 
     /// The box is gone. The first reason stands until another box is made.
     pub(crate) fn shut(&self, reason: BoxError) {
-        self.0.send_modify(|state| {
+        self.state.send_modify(|state| {
             if !matches!(state.way, Way::Shut(_)) {
                 state.way = Way::Shut(reason);
             }
@@ -85,7 +108,7 @@ impl Door {
     /// Shuts it unless somebody is inside. Whether it is shut: nobody can come in between the look and the deed.
     pub(crate) fn shut_if_unused(&self) -> bool {
         let mut unused = false;
-        self.0.send_modify(|state| {
+        self.state.send_modify(|state| {
             unused = state.calls == 0;
             if unused && matches!(state.way, Way::Open(_)) {
                 state.way = Way::Shut(ended());
@@ -96,7 +119,7 @@ impl Door {
 
     /// Returns once no box is being made.
     async fn decided(&self) {
-        let mut door = self.0.subscribe();
+        let mut door = self.state.subscribe();
         // The sender is `self`, so it cannot be gone.
         let _ = door
             .wait_for(|state| !matches!(state.way, Way::Opening))
@@ -105,18 +128,28 @@ impl Door {
 
     /// When somebody last came or went.
     pub(crate) fn used(&self) -> Instant {
-        self.0.borrow().used
+        self.state.borrow().used
     }
 
     /// Whether nobody is inside.
     pub(crate) fn is_unused(&self) -> bool {
-        self.0.borrow().calls == 0
+        self.state.borrow().calls == 0
+    }
+
+    /// Bytes into the box and out of it, over its ports.
+    pub(crate) fn traffic(&self) -> (u64, u64) {
+        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        (load(&self.received), load(&self.sent))
     }
 
     /// Returns once nobody is inside.
     pub(crate) async fn unused(&self) {
         // The sender is `self`, so it cannot be gone.
-        let _ = self.0.subscribe().wait_for(|state| state.calls == 0).await;
+        let _ = self
+            .state
+            .subscribe()
+            .wait_for(|state| state.calls == 0)
+            .await;
     }
 }
 
@@ -162,6 +195,34 @@ impl Inside {
         self.card.live().defaults.as_deref().cloned()
     }
 
+    /// Room for the bytes that a call carries; refused if others carry too many.
+    pub(crate) fn carry(&self, bytes: usize) -> Result<SemaphorePermit<'_>, BoxError> {
+        let room = self.card.door.inside.try_acquire_many(portions(bytes));
+        room.map_err(|_| {
+            let what = "bytes of calls inside one box";
+            BoxError::limit(Code::Overloaded, what, "bytes_inside", BYTES_INSIDE)
+        })
+    }
+
+    /// Waits until those bytes may go to the agent in a message. Nobody holds this for long.
+    pub(crate) async fn go_ahead(&self, bytes: usize) -> Option<SemaphorePermit<'_>> {
+        let portions = portions(bytes.min(BYTES_AHEAD));
+        // It is never closed.
+        self.card.door.ahead.acquire_many(portions).await.ok()
+    }
+
+    /// So many bytes have come into the box over a port.
+    pub(crate) fn has_received(&self, bytes: usize) {
+        let received = &self.card.door.received;
+        received.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// So many have left it.
+    pub(crate) fn has_sent(&self, bytes: usize) {
+        let sent = &self.card.door.sent;
+        sent.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
     /// The slots for files, if there are any and the agent can use them.
     pub(crate) fn file_slots(&self) -> Option<&Spool> {
         self.spool.as_ref().filter(|_| self.spools_files)
@@ -175,7 +236,7 @@ impl Inside {
 
 impl Drop for Inside {
     fn drop(&mut self) {
-        self.card.door.0.send_modify(|state| {
+        self.card.door.state.send_modify(|state| {
             state.calls -= 1;
             state.used = Instant::now();
         });
@@ -189,7 +250,7 @@ impl Card {
         loop {
             self.door.decided().await;
             self.is_awake()?;
-            match &self.door.0.borrow().way {
+            match &self.door.state.borrow().way {
                 Way::Opening => {}
                 Way::Open(agent) => return Ok(agent.place.clone()),
                 Way::Shut(reason) => return Err(reason.clone()),
@@ -220,7 +281,7 @@ impl Card {
     fn come_in(&self) -> Result<Option<Agent>, BoxError> {
         self.is_awake()?;
         let mut met = Ok(None);
-        self.door.0.send_modify(|state| {
+        self.door.state.send_modify(|state| {
             met = match &state.way {
                 Way::Opening => Ok(None),
                 Way::Shut(reason) => Err(reason.clone()),
@@ -242,6 +303,10 @@ impl Card {
         }
         met
     }
+}
+
+fn portions(bytes: usize) -> u32 {
+    u32::try_from(bytes.div_ceil(PORTION)).unwrap_or(u32::MAX)
 }
 
 /// What a call meets that comes when its box has ended.

@@ -77,6 +77,11 @@ impl Retelling {
         self.slot.as_ref().map(Slot::number)
     }
 
+    /// Whether the reader wants chunks at all.
+    pub(crate) fn is_told(&self) -> bool {
+        self.view != View::None
+    }
+
     /// How reading ended.
     pub(crate) fn end(&self, why: ReadWhy) -> ReadEnd {
         ReadEnd {

@@ -22,7 +22,9 @@ use crate::card::Card;
 use crate::config::RuntimeConfig;
 use crate::events::Events;
 use crate::select::Selector;
-use crate::session::{Create, Delete, Exec, OUTPUT_BYTES, Shared, Streaming, Transition, Work};
+use crate::session::{
+    Create, Delete, Exec, Mount, OUTPUT_BYTES, Shared, Streaming, Transition, Work,
+};
 use crate::table::{Ask, Count, Table};
 
 /// Calls that may wait for the table, which waits for nobody.
@@ -175,17 +177,23 @@ impl BoxRuntime {
         })
     }
 
-    /// Changes what may change: name, labels, note, lifetime, defaults.
+    /// Changes what may change: name, labels, note, lifetime, defaults. Mounts are added first, after the execs that were asked
+    /// for before.
     pub async fn update(
         &self,
         caller: &Caller,
-        params: BoxUpdateParams,
+        mut params: BoxUpdateParams,
     ) -> Result<BoxSessionInfo, BoxError> {
-        if params.extra_mounts.is_some() {
-            return Err(unsupported(
-                "extra_mounts",
-                "mounts are changed by an exec that asks for them",
-            ));
+        if let Some(mounts) = params.extra_mounts.take() {
+            let (reply, answer) = oneshot::channel();
+            let asked = Mount {
+                caller: caller.clone(),
+                session_id: params.session_id.clone(),
+                mounts,
+                reply,
+            };
+            self.send(Ask::Work(Work::Mount(Box::new(asked)))).await?;
+            answer.await.map_err(|_| unanswered())??;
         }
         let caller = caller.clone();
         let ask = |reply| Ask::Update {

@@ -37,11 +37,11 @@ use crate::events::Events;
 use crate::select::Selector;
 use crate::table::Ask;
 
-pub(crate) use self::body::{Living, mounted};
+pub(crate) use self::body::Living;
 pub(crate) use self::doubt::{agents_error, look_up, nonsense};
 pub(crate) use self::exec::OUTPUT_BYTES;
 pub(crate) use self::front::queue_full;
-pub(crate) use self::work::{Create, Delete, Exec, Reply, Streaming, Transition, Work};
+pub(crate) use self::work::{Create, Delete, Exec, Mount, Reply, Streaming, Transition, Work};
 
 /// What the table and all sessions share.
 pub(crate) struct Shared {
@@ -124,6 +124,11 @@ impl Actor {
                 Some(Work::Create(create)) => self.create(create).await,
                 Some(Work::Delete(delete)) => self.delete(delete).await,
                 Some(Work::Transition(asked)) => self.transition(asked).await,
+                Some(Work::Mount(asked)) => {
+                    let added = Box::pin(self.body.add_mounts(&asked.mounts)).await;
+                    let _ = asked.reply.send(added);
+                    Next::GoOn
+                }
                 Some(Work::Changed) => {
                     self.body.keep();
                     Next::GoOn

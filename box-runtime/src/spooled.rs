@@ -148,6 +148,7 @@ where
     A::Params: Send + Sync,
 {
     let data = A::data(params);
+    let _room = inside.carry(data.len())?;
     let most = usize::try_from(SPOOL_BYTES).unwrap_or(usize::MAX);
     let upload = A::upload(params).filter(|_| data.len() > most);
     let Some(whole) = upload else {
@@ -182,6 +183,7 @@ async fn put_one<A: Carries>(
     let slots = inside.file_slots().filter(|_| worth);
     let slot = slots.and_then(Spool::to_fill);
     let Some(filled) = slot.and_then(|slot| Filled::with(inside, slot, data)) else {
+        let _ahead = inside.go_ahead(data.len()).await;
         return ask::<A>(inside, params).await;
     };
     let upload = A::upload(params).cloned();

@@ -44,7 +44,12 @@ impl BoxRuntime {
 
 async fn figures(card: &Card) -> Result<BoxStatsResult, BoxError> {
     let place = card.place().await?;
-    place.backend.usage(place.id)
+    let (received, sent) = card.door.traffic();
+    Ok(BoxStatsResult {
+        network_received_bytes: Some(received),
+        network_sent_bytes: Some(sent),
+        ..place.backend.usage(place.id)?
+    })
 }
 
 impl Handle<BoxStats> for BoxRuntime {

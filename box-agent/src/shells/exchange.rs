@@ -4,7 +4,7 @@
 //! - `go`: a line for each run, its number and whether it has settings of its own and input; `text`: what to run, unless that
 //!   is short enough for the line; `before`, `after`: those settings; `state`: the exports of the interpreter before this one.
 //! - `in`, `out`, `err`: the streams of the run under way, new ones for each; those that output goes to are made ahead.
-//! - `done`: the end of a run: its number, exit code, directory, error and exports, each with a NUL at its end. Before that,
+//! - `done`: the end of a run: its number, exit code, directory, error with what it has shown, and exports, each with a NUL at its end. Before that,
 //!   with `begun` for the code, that a run has opened its input; after that, with `exports`, those of a shell, which nobody
 //!   needs to wait for.
 
@@ -71,7 +71,8 @@ pub(super) struct Done {
     pub(super) run: u64,
     pub(super) code: i32,
     pub(super) cwd: String,
-    pub(super) error: Vec<u8>,
+    /// What there is to say besides, as JSON.
+    pub(super) besides: Vec<u8>,
 }
 
 /// What an interpreter says.
@@ -266,7 +267,7 @@ fn take_heard(heard: &mut Vec<u8>) -> io::Result<Option<Heard>> {
         heard.drain(..=end);
         return Ok(Some(Heard::Begun));
     }
-    let (cwd, error) = (text(next()), next().to_vec());
+    let (cwd, besides) = (text(next()), next().to_vec());
     let exports = next().to_vec();
     let told = if code == "exports" {
         Heard::Exports(exports)
@@ -275,7 +276,7 @@ fn take_heard(heard: &mut Vec<u8>) -> io::Result<Option<Heard>> {
             run: run.parse().map_err(|_| odd())?,
             code: code.parse().map_err(|_| odd())?,
             cwd,
-            error,
+            besides,
         };
         // A shell tells them later.
         Heard::Done(done, Some(exports).filter(|exports| !exports.is_empty()))

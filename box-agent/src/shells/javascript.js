@@ -1,5 +1,5 @@
 (() => {
-  const fs = require("fs"), net = require("net"), vm = require("vm");
+  const fs = require("fs"), net = require("net"), util = require("util"), vm = require("vm");
   const { Console } = require("console"), { Writable } = require("stream");
   const { O_RDONLY, O_WRONLY, O_RDWR, O_NONBLOCK } = fs.constants;
   const home = process.argv[1];
@@ -39,6 +39,21 @@
     return { name: String(raised?.name ?? typeof raised), value: String(raised?.message ?? raised), traceback: stack.split("\n") };
   };
 
+  // The name is the one that notebooks use, so that what shows itself there does so here.
+  let shown = [], room = 0;
+  const show = (value) => {
+    let bundle = { "text/plain": util.inspect(value) };
+    try {
+      const made = value?.[Symbol.for("Jupyter.display")]?.() ?? {};
+      for (const [kind, data] of Object.entries(made)) bundle[kind] = typeof data === "string" ? data : JSON.stringify(data) ?? "";
+    } catch {}
+    const size = () => Object.values(bundle).reduce((sum, data) => sum + data.length, 0);
+    if (size() > room) bundle = { "text/plain": bundle["text/plain"].slice(0, 1000) + " [cut]" };
+    room -= size();
+    shown.push(bundle);
+  };
+  globalThis.display = (...values) => values.forEach(show);
+
   if (fs.existsSync(path("state"))) {
     for (const name of Object.keys(process.env)) delete process.env[name];
     Object.assign(process.env, load("state"));
@@ -58,7 +73,9 @@
   const run = async (number, how, stdin) => {
     join([path("in"), path("out"), path("err")]);
     if (stdin === "open") tell(number, "begun", "", "", "");
-    let code = 0, error = "", asked = null, before = {};
+    let code = 0, error = null, asked = null, before = {};
+    shown = [];
+    room = 250000;
     try {
       if (how === "set") {
         asked = load("before");
@@ -69,11 +86,12 @@
       const stopped = new Promise((_, reject) => (interrupt = failed = reject));
       stopped.catch(() => {});
       const text = fs.readFileSync(path("text"), "utf8");
-      const value = vm.runInThisContext(text, { filename: `<run ${number}>`, breakOnSigint: true });
-      if (typeof value?.then === "function") await Promise.race([value, stopped]);
+      let value = vm.runInThisContext(text, { filename: `<run ${number}>`, breakOnSigint: true });
+      if (typeof value?.then === "function") value = await Promise.race([value, stopped]);
+      if (value !== undefined) show(value);
     } catch (raised) {
       code = 1;
-      error = JSON.stringify(told(raised));
+      error = told(raised);
     }
     interrupt = () => {};
     failed = null;
@@ -84,7 +102,8 @@
     }
     if (asked?.cwd) process.chdir(stands);
     try { stands = process.cwd(); } catch {}
-    tell(number, code, stands, error, JSON.stringify(process.env));
+    const besides = error || shown.length ? JSON.stringify({ error, shown }) : "";
+    tell(number, code, stands, besides, JSON.stringify(process.env));
   };
 
   let line = "", turn = Promise.resolve();

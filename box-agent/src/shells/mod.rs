@@ -5,13 +5,15 @@
 //! 1. This file: the calls. `agent.start` with a shell's id is a run.
 //! 2. `shell`: what is known of a shell, and its runs, one after the other.
 //! 3. `interpreter`: the process behind it, which is in a loop of ours and replaced when it ends.
-//! 4. `exchange`: how agent and interpreter speak; `language`: how interpreters differ. Their loops are `shell.sh`,
+//! 4. `shown`: what runs show by media type.
+//! 5. `exchange`: how agent and interpreter speak; `language`: how interpreters differ. Their loops are `shell.sh`,
 //!    `python.py` and `javascript.js`.
 
 mod exchange;
 mod interpreter;
 mod language;
 mod shell;
+mod shown;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -27,13 +29,18 @@ use box_rpc::{Call, Handle, Router};
 use crate::agent::Agent;
 pub(crate) use interpreter::Turn;
 pub(crate) use shell::Shell;
+pub(crate) use shown::Shown;
+use shown::Shows;
 
 /// Shells of one box at once; each takes a few descriptors of the agent's.
 const SHELLS_MAX: usize = 128;
 
 /// The shells of the box.
 #[derive(Debug, Default)]
-pub(crate) struct Shells(Mutex<HashMap<ShellId, Arc<Shell>>>);
+pub(crate) struct Shells {
+    table: Mutex<HashMap<ShellId, Arc<Shell>>>,
+    shows: Shows,
+}
 
 /// What the agent serves of `shell.*`.
 pub(crate) fn router(agent: &Arc<Agent>) -> Router {
@@ -48,7 +55,11 @@ struct Served(Arc<Agent>);
 
 impl Shells {
     fn table(&self) -> MutexGuard<'_, HashMap<ShellId, Arc<Shell>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn shows(&self) -> &Shows {
+        &self.shows
     }
 
     pub(crate) fn find(&self, id: &ShellId) -> Result<Arc<Shell>, BoxError> {
@@ -85,6 +96,7 @@ impl Handle<ShellCreate> for Served {
             return Err(BoxError::validation("shell_id: must be given"));
         };
         if let Ok(shell) = agent.shells().find(&id) {
+            shell.fits(&params)?;
             if let Some(note) = params.note {
                 shell.note(note);
             }

@@ -1,5 +1,5 @@
 def __box_drive():
-    import json, linecache, os, signal, sys, traceback
+    import _ast, base64, builtins, json, linecache, os, signal, sys, traceback
 
     home, own = sys.argv[1], os.getpid()
     sys.argv[:] = [""]
@@ -50,6 +50,43 @@ def __box_drive():
         plain = lambda text: text.encode("utf-8", "replace").decode("utf-8")
         return {"name": type(error).__name__, "value": plain(str(error)), "traceback": [plain(line) for line in lines]}
 
+    shown, room = [], [0]
+    kinds = {"html": "text/html", "markdown": "text/markdown", "latex": "text/latex", "json": "application/json",
+             "svg": "image/svg+xml", "png": "image/png", "jpeg": "image/jpeg"}
+
+    def text_of(data):
+        if isinstance(data, tuple):
+            data = data[0]
+        if isinstance(data, (bytes, bytearray)):
+            return base64.b64encode(data).decode()
+        return data if isinstance(data, str) else json.dumps(data)
+
+    # The names are those that notebooks use, so that what shows itself there does so here.
+    def show(value):
+        bundle = {"text/plain": repr(value)}
+        for name, kind in kinds.items():
+            make = getattr(type(value), "_repr_%s_" % name, None)
+            try:
+                data = make and make(value)
+                if data is not None:
+                    bundle[kind] = text_of(data)
+            except Exception:
+                pass
+        make = getattr(type(value), "_repr_mimebundle_", None)
+        try:
+            made = make and make(value)
+            made = made[0] if isinstance(made, tuple) else made
+            bundle.update({kind: text_of(data) for kind, data in (made or {}).items()})
+        except Exception:
+            pass
+        if sum(map(len, bundle.values())) > room[0]:
+            bundle = {"text/plain": bundle["text/plain"][:1000] + " [cut]"}
+        room[0] -= sum(map(len, bundle.values()))
+        plain = lambda text: text.encode("utf-8", "replace").decode("utf-8")
+        shown.append({kind: plain(data) for kind, data in bundle.items()})
+
+    builtins.display = lambda *values: [show(value) for value in values] and None
+
     if os.path.exists(path("state")):
         os.environ.clear()
         os.environ.update(load("state"))
@@ -60,7 +97,9 @@ def __box_drive():
         join([path("in"), path("out"), path("err")])
         if stdin == "open":
             tell(number, "begun", "", "", "")
-        code, error, before = 0, "", None
+        code, error, before = 0, None, None
+        shown.clear()
+        room[0] = 250_000
         try:
             if how == "set":
                 asked = load("before")
@@ -73,13 +112,20 @@ def __box_drive():
                 text = file.read()
             linecache.cache[name] = (len(text), None, text.splitlines(True), name)
             busy = True
-            exec(compile(text, name, "exec"), main)
+            tree = compile(text, name, "exec", _ast.PyCF_ONLY_AST)
+            last = tree.body.pop() if tree.body and isinstance(tree.body[-1], _ast.Expr) else None
+            exec(compile(tree, name, "exec"), main)
+            if last:
+                value = eval(compile(_ast.Expression(last.value), name, "eval"), main)
+                if value is not None:
+                    show(value)
+                value = None
         except SystemExit:
             busy = False
             raise
         except BaseException as raised:
             busy = False
-            code, error = 1, json.dumps(told(raised))
+            code, error = 1, told(raised)
         busy = False
         flush()
         # A child that the text has forked and not ended.
@@ -95,7 +141,8 @@ def __box_drive():
             stands = os.getcwd()
         except OSError:
             pass
-        tell(number, str(code), stands, error, json.dumps(dict(os.environ)))
+        besides = json.dumps({"error": error, "shown": shown}) if error or shown else ""
+        tell(number, str(code), stands, besides, json.dumps(dict(os.environ)))
 
 
 __box_drive()

@@ -14,6 +14,7 @@ use tokio::time::Instant;
 
 use super::interpreter::{End, Interpreter, Run};
 use super::language::Settings;
+use super::shown::Besides;
 use crate::agent::Agent;
 use crate::command::Command;
 use crate::life::{Keep, Life};
@@ -84,6 +85,20 @@ impl Shell {
 
     pub(super) fn note(&self, note: Note) {
         self.state().note = Some(note);
+    }
+
+    /// Whether it is what somebody else asks for under the same id.
+    pub(super) fn fits(&self, asked: &ShellCreateParams) -> Result<(), BoxError> {
+        let differs = if self.asked.language != asked.language {
+            "language"
+        } else if self.asked.persist != asked.persist {
+            "persist"
+        } else {
+            return Ok(());
+        };
+        Err(BoxError::conflict(format!(
+            "the shell exists with another {differs}"
+        )))
     }
 
     pub(super) fn info(&self) -> ShellInfo {
@@ -241,7 +256,11 @@ impl Shell {
         }
         let ended = match end {
             End::Done(done) => {
-                command.has_raised(&done.error);
+                let besides = Besides::read(&done.besides);
+                if let Some(error) = besides.error {
+                    command.has_raised(error);
+                }
+                agent.shells().shows().keep(command, besides.shown);
                 let ended = Ended {
                     pid: 0,
                     code: Some(done.code),

@@ -118,12 +118,16 @@ pub(crate) struct Reader {
     feed: Option<Feed>,
     /// Whom the feed is from.
     peer: Option<Peer>,
+    /// What it has shown was told so often, and this often it will be told again: that has no offset.
+    shown: usize,
+    again: usize,
     over: bool,
 }
 
 /// What came of one step.
 enum Step {
     Started,
+    Nothing,
     Chunk(Chunk),
     Exit,
 }
@@ -135,6 +139,8 @@ impl Reader {
             begin,
             feed: None,
             peer: None,
+            shown: 0,
+            again: 0,
             over: false,
         }
     }
@@ -150,7 +156,7 @@ impl Reader {
                 }
             };
             match step {
-                Step::Started => {}
+                Step::Started | Step::Nothing => {}
                 Step::Chunk(_) => return Err(early("output")),
                 Step::Exit => return Err(early("an end")),
             }
@@ -163,7 +169,7 @@ impl Reader {
         while !self.over {
             let error = match self.step().await {
                 Ok(Step::Chunk(chunk)) => return Some(Ok(chunk)),
-                Ok(Step::Started) => continue,
+                Ok(Step::Started | Step::Nothing) => continue,
                 Ok(Step::Exit) => {
                     self.over = true;
                     continue;
@@ -204,7 +210,12 @@ impl Reader {
                 progress.info = Some(*info);
                 Ok(Step::Started)
             }
+            Some(Told::Chunk(CommandChunk::Display(_))) if self.again > 0 => {
+                self.again -= 1;
+                Ok(Step::Nothing)
+            }
             Some(Told::Chunk(chunk)) => {
+                self.shown += usize::from(matches!(chunk, CommandChunk::Display(_)));
                 let chunk = Chunk::told(chunk).ok_or_else(|| early("it again"))?;
                 let mut progress = self.shared.progress();
                 progress.policy.progress();
@@ -233,6 +244,7 @@ impl Reader {
             None => Feed::attach(peer, &self.shared.key, from).await?,
         };
         self.feed = Some(feed);
+        self.again = self.shown;
         Ok(())
     }
 

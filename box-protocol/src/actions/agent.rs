@@ -10,6 +10,8 @@
 //! of its ring, so a message says offset and length, and nothing else has to be agreed on. A slot serves
 //! one call at a time; the runtime says which.
 
+use std::collections::BTreeMap;
+
 use box_rpc::Empty;
 use serde::{Deserialize, Serialize};
 
@@ -282,6 +284,9 @@ pub struct AgentCommand {
     /// All there is to know of it; not of an `exec`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub info: Option<Box<CommandInfo>>,
+    /// What a run that has ended has shown, by media type, in the order it did.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub shown: Vec<BTreeMap<String, String>>,
 }
 
 impl AgentCommand {
@@ -299,6 +304,7 @@ impl AgentCommand {
             why: None,
             existed: false,
             info: None,
+            shown: Vec::new(),
         }
     }
 }
@@ -379,14 +385,47 @@ pub struct AgentListParams {
     /// This one only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub command_id: Option<CommandId>,
+    /// Those after the last of the answer before, which said that there are more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub after: Option<ListedLast>,
+}
+
+/// Where a list of commands goes on: oldest first, and by id where two are as old.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub struct ListedLast {
+    /// When it was asked for.
+    pub created_at: UnixMs,
+    /// The command.
+    pub command_id: CommandId,
+}
+
+impl ListedLast {
+    /// Whether a command comes after it.
+    pub fn is_before(&self, created_at: UnixMs, command_id: &CommandId) -> bool {
+        (self.created_at, &self.command_id) < (created_at, command_id)
+    }
+}
+
+impl From<&CommandInfo> for ListedLast {
+    fn from(info: &CommandInfo) -> Self {
+        Self {
+            created_at: info.created_at,
+            command_id: info.command_id.clone(),
+        }
+    }
 }
 
 /// Answer to `agent.list`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct AgentListResult {
-    /// The commands, oldest first.
+    /// The commands, oldest first: as many as fit into one message.
     pub items: Vec<CommandInfo>,
+    /// There are more.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub more: bool,
 }
 
 /// Parameters of `agent.input`.

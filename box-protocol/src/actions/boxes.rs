@@ -184,7 +184,9 @@ pub struct BoxUpdateParams {
     /// A new lifetime.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lifetime: Option<Lifetime>,
-    /// New mounts, where the backend can change them.
+    /// Mounts to add to the box that is there, for reading, where the backend can. One it has already is no
+    /// error, another one in the same place is a conflict. They go with that box: one that is made again has
+    /// those of its spec.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub extra_mounts: Option<Vec<BoxMountSpec>>,
     /// New defaults for later commands.
@@ -303,8 +305,12 @@ pub struct BoxStatsResult {
     pub memory_limit_bytes: Option<u64>,
     /// Processes and threads.
     pub pids: Option<u64>,
-    /// Disk in use.
+    /// Disk in use, where its workspace has a quota.
     pub disk_bytes: Option<u64>,
+    /// Bytes that came into it over its ports.
+    pub network_received_bytes: Option<u64>,
+    /// Bytes that left it over its ports.
+    pub network_sent_bytes: Option<u64>,
 }
 
 /// Parameters of `box.events`.

@@ -126,7 +126,8 @@ pub enum CommandChunk {
     Bytes(OutputPiece<Blob>),
     /// Output that is gone: never hidden.
     Gap(OutputGap),
-    /// Something an interpreter shows, by media type.
+    /// Something a run in Python or JavaScript shows, by media type: the value of its last expression, and
+    /// whatever it calls `display` with. Told after all output, to every reader that comes to the end.
     Display(BTreeMap<String, String>),
 }
 

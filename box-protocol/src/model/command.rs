@@ -227,6 +227,22 @@ pub struct CommandInfo {
     pub note: Option<Note>,
 }
 
+impl CommandInfo {
+    /// About how long it is as a message: what may be long in it, and a guess at the rest.
+    pub fn about_bytes(&self) -> usize {
+        let program = match &self.program {
+            Program::Text { 0: text, .. } => text.len(),
+            Program::Argv { 0: argv, .. } => argv.iter().map(|word| word.len() + 3).sum(),
+        };
+        let keys: usize = self.env_keys.iter().map(|key| key.len() + 3).sum();
+        let note = self.note.as_ref().map_or(0, |note| note.as_json().len());
+        let error = self.error.as_ref().map_or(0, |error| {
+            error.value.len() + error.traceback.iter().map(String::len).sum::<usize>()
+        });
+        512 + program + self.cwd.len() + keys + note + error
+    }
+}
+
 /// An error an interpreter raised.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]

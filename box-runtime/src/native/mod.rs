@@ -217,6 +217,7 @@ impl Backend for NativeBackend {
             memory_limit_bytes: usage.memory_limit,
             pids: usage.pids,
             disk_bytes: *living.disk(),
+            ..BoxStatsResult::default()
         })
     }
 

@@ -18,6 +18,7 @@ use uuid::Uuid;
 
 use super::{Card, Shared};
 use crate::backend::{Backend, StartRequest, StartedBox, guest_of};
+use crate::card::Mounts;
 use crate::door::{Agent, Place, ended};
 use crate::spool::Spool;
 
@@ -62,7 +63,7 @@ pub(crate) struct Living {
     pub(super) spool: Option<Spool>,
     /// Whether the agent can move files through slots; one of an older make cannot.
     spools_files: bool,
-    mounts: Vec<BoxMountSpec>,
+    mounts: Mounts,
     /// Execs so far, since this.
     execs: u64,
     boot: Uuid,
@@ -75,7 +76,7 @@ impl Living {
         (backend, id): (&Arc<dyn Backend>, Uuid),
         (connection, spool): (Box<dyn Connection>, Option<Spool>),
         health: &AgentHealthParams,
-        mounts: Vec<BoxMountSpec>,
+        mounts: Mounts,
     ) -> Result<Self, BoxError> {
         let mut limits = Limits::in_process();
         limits.message_bytes = AGENT_MESSAGE_BYTES;
@@ -114,6 +115,11 @@ impl Living {
             execs: 0,
             boot: Uuid::now_v7(),
         })
+    }
+
+    async fn add(&self, limit: Duration, mounts: &[BoxMountSpec]) -> Result<(), BoxError> {
+        let adding = self.backend.add_mounts(self.id, mounts);
+        bounded(&*self.backend, "mount into", limit, adding).await?
     }
 
     /// An id for the next exec, which no other command of the box has.
@@ -181,7 +187,7 @@ impl Body {
         if !living.backend.capabilities().outlive {
             return;
         }
-        let record = serde_json::to_string(&self.card.record());
+        let record = serde_json::to_string(&self.card.record(living.mounts.clone()));
         let kept = record
             .map_err(|error| BoxError::internal(error.to_string()))
             .and_then(|record| living.backend.keep(living.id, &record));
@@ -334,7 +340,10 @@ impl Body {
             file_bytes: spec.file_bytes(),
         };
         let way = (connection, spool);
-        let mounts = mounted(&spec.extra_mounts).cloned().collect();
+        let mounts = Mounts {
+            asked: mounted(&spec.extra_mounts).cloned().collect(),
+            added: Vec::new(),
+        };
         let living = Living::meet(&self.shared, (backend, id), way, &health, mounts).await?;
         Ok((living, (backend_session_id, facts)))
     }
@@ -342,7 +351,8 @@ impl Body {
     /// Whether there is anything to say about mounts at all.
     fn has_mounts(&self, asked: &BoxSpec) -> bool {
         let living = self.living.as_ref();
-        !asked.extra_mounts.is_empty() || living.is_some_and(|living| !living.mounts.is_empty())
+        !asked.extra_mounts.is_empty()
+            || living.is_some_and(|living| !living.mounts.asked.is_empty())
     }
 
     /// Checks the mounts asked for against those there are, and adds what can be added.
@@ -353,7 +363,7 @@ impl Body {
         let may_add = living.backend.capabilities().adds_mounts;
         let fixed = |mount: &&BoxMountSpec| !(may_add && mount.is_content_addressed());
         let new: Vec<_> = mounted(&asked.extra_mounts)
-            .filter(|mount| !living.mounts.contains(mount))
+            .filter(|mount| !living.mounts.has(mount))
             .cloned()
             .collect();
         let has_all = |mut mounts: Vec<&BoxMountSpec>| {
@@ -362,17 +372,48 @@ impl Body {
                 .into_iter()
                 .all(|mount| asked.extra_mounts.contains(mount))
         };
-        if new.iter().any(|mount| fixed(&mount)) || !has_all(living.mounts.iter().collect()) {
+        if new.iter().any(|mount| fixed(&mount)) || !has_all(living.mounts.asked.iter().collect()) {
             return Err(other_mounts(&self.card));
         }
         if new.is_empty() {
             return Ok(());
         }
-        let limit = self.shared.config.start_timeout;
-        let adding = living.backend.add_mounts(living.id, &new);
-        bounded(&*living.backend, "mount into", limit, adding).await??;
-        living.mounts.extend(new);
+        living.add(self.shared.config.start_timeout, &new).await?;
+        living.mounts.asked.extend(new);
+        self.keep();
         Ok(())
+    }
+
+    /// Adds mounts to the box that is there. Those it has already are fine; another one in the same place is not.
+    pub(super) async fn add_mounts(&mut self, asked: &[BoxMountSpec]) -> Result<(), BoxError> {
+        let Some(living) = &mut self.living else {
+            let id = &self.card.spec.session_id;
+            let error = BoxError::conflict(format!("Box session {id} has no box to mount into"));
+            return Err(error.with_detail(&Detail::about(Subject::Box)));
+        };
+        if !living.backend.capabilities().adds_mounts {
+            return Err(BoxError::unsupported(
+                "extra_mounts: this backend adds no mounts to a box that runs",
+            ));
+        }
+        let new: Vec<_> = mounted(asked)
+            .filter(|mount| !living.mounts.has(mount))
+            .cloned()
+            .collect();
+        if new.iter().any(|mount| living.mounts.covers(mount)) {
+            return Err(other_mounts(&self.card));
+        }
+        let mut added = Ok(());
+        for mount in new {
+            let one = std::slice::from_ref(&mount);
+            added = living.add(self.shared.config.start_timeout, one).await;
+            if added.is_err() {
+                break;
+            }
+            living.mounts.added.push(mount);
+        }
+        self.keep();
+        added
     }
 
     /// Ends the box, or what was begun of one. Boxed, as it is awaited in many places and rarely.
@@ -401,7 +442,7 @@ impl Body {
 }
 
 /// The mounts that are made at all.
-pub(crate) fn mounted(mounts: &[BoxMountSpec]) -> impl Iterator<Item = &BoxMountSpec> {
+fn mounted(mounts: &[BoxMountSpec]) -> impl Iterator<Item = &BoxMountSpec> {
     mounts
         .iter()
         .filter(|mount| mount.mode != HostPathMode::None)

@@ -4,7 +4,7 @@ use box_protocol::actions::{
     BoxCreateResult, BoxDeleteResult, BoxTransitionResult, CommandChunk, OnDisconnect, OnTimeout,
     TargetState, View,
 };
-use box_protocol::{BoxError, BoxExecutionResult, BoxSpec, SessionId};
+use box_protocol::{BoxError, BoxExecutionResult, BoxMountSpec, BoxSpec, SessionId};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::caller::Caller;
@@ -18,6 +18,7 @@ pub(crate) enum Work {
     Create(Box<Create>),
     Delete(Box<Delete>),
     Transition(Box<Transition>),
+    Mount(Box<Mount>),
     /// What is on the card is something else.
     Changed,
 }
@@ -58,6 +59,14 @@ pub(crate) struct Transition {
     pub(crate) reply: Reply<BoxTransitionResult>,
 }
 
+/// Mounts for a box that is there.
+pub(crate) struct Mount {
+    pub(crate) caller: Caller,
+    pub(crate) session_id: SessionId,
+    pub(crate) mounts: Vec<BoxMountSpec>,
+    pub(crate) reply: Reply<()>,
+}
+
 impl Exec {
     /// Nobody waits for it any more, and it shall not run for nobody.
     pub(crate) fn is_withdrawn(&self) -> bool {
@@ -73,16 +82,17 @@ impl Work {
             Self::Create(create) => Some((&create.spec.session_id, &create.caller)),
             Self::Delete(delete) => Some((&delete.session_id, &delete.caller)),
             Self::Transition(asked) => Some((&asked.session_id, &asked.caller)),
+            Self::Mount(asked) => Some((&asked.session_id, &asked.caller)),
             Self::Changed => None,
         }
     }
 
-    /// What the box must be for it; a delete or a transition does not care.
+    /// What the box must be for it; the others do not care.
     pub(crate) fn spec(&self) -> Option<&BoxSpec> {
         match self {
             Self::Exec(exec) => Some(&exec.spec),
             Self::Create(create) => Some(&create.spec),
-            Self::Delete(_) | Self::Transition(_) | Self::Changed => None,
+            Self::Delete(_) | Self::Transition(_) | Self::Mount(_) | Self::Changed => None,
         }
     }
 
@@ -93,6 +103,7 @@ impl Work {
             Self::Create(create) => drop(create.reply.send(Err(error))),
             Self::Delete(delete) => drop(delete.reply.send(Err(error))),
             Self::Transition(asked) => drop(asked.reply.send(Err(error))),
+            Self::Mount(asked) => drop(asked.reply.send(Err(error))),
             Self::Changed => {}
         }
     }

@@ -7,7 +7,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use box_protocol::actions::{
     AgentHealth, AgentHealthParams, AgentHealthResult, BoxCreateParams, FileChunk, FileKind,
-    FileRead, FileReadParams, FileStat, FileStatInfo, FileStatParams, FileStatResult, IfExists,
+    FileRead, FileReadParams, FileStat, FileStatInfo, FileStatParams, FileStatResult, FileWrite,
+    FileWriteParams, IfExists,
 };
 use box_protocol::error::Detail;
 use box_protocol::{BoxError, BoxState, Code, MAX_CHUNK_BYTES, SpecDraft, UnixMs};
@@ -56,6 +57,7 @@ impl Backend for Inner {
             .on::<AgentHealth>()
             .on::<FileStat>()
             .on::<FileRead>()
+            .on::<FileWrite>()
             .build();
         let mut limits = Limits::in_process();
         limits.in_flight = 256;
@@ -131,6 +133,19 @@ impl Handle<FileStat> for Inner {
     }
 }
 
+impl Handle<FileWrite> for Inner {
+    async fn handle(
+        &self,
+        params: FileWriteParams,
+        _: Call<FileWrite>,
+    ) -> Result<FileStatInfo, BoxError> {
+        if params.path == "/slow" {
+            sleep(seconds(1000)).await;
+        }
+        Ok(info(params.path))
+    }
+}
+
 impl Handle<FileRead> for Inner {
     async fn handle(
         &self,
@@ -156,17 +171,21 @@ impl Handle<FileRead> for Inner {
                 sink.send(&FileChunk { offset, data }).await?;
             }
         }
-        Ok(FileStatInfo {
-            path: params.path,
-            kind: FileKind::File,
-            size: 400,
-            mode: 0o644,
-            owner: "box".into(),
-            group: "box".into(),
-            modified_at: UnixMs(0),
-            etag: "e".into(),
-            target: None,
-        })
+        Ok(info(params.path))
+    }
+}
+
+fn info(path: String) -> FileStatInfo {
+    FileStatInfo {
+        path,
+        kind: FileKind::File,
+        size: 400,
+        mode: 0o644,
+        owner: "box".into(),
+        group: "box".into(),
+        modified_at: UnixMs(0),
+        etag: "e".into(),
+        target: None,
     }
 }
 
@@ -331,6 +350,34 @@ async fn too_many_calls_in_one_box_are_refused_and_leave_room() {
     calls[0].abort();
     settle().await;
     stat(&runtime, "/x").await.unwrap().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn too_many_bytes_in_one_box_are_refused_and_leave_room() {
+    let (runtime, _backend) = runtime(Shared::default(), seconds(100));
+    create(&runtime, &Caller::local()).await.unwrap();
+    let write = |path: &str, bytes: usize| {
+        let runtime = runtime.clone();
+        let params = serde_json::json!({"session_id": "s", "path": path, "data": "",
+            "upload": {"id": path.trim_matches('/'), "offset": 0, "done": true}});
+        let mut params: FileWriteParams = serde_json::from_value(params).unwrap();
+        params.data = vec![0; bytes].into();
+        tokio::spawn(async move {
+            runtime
+                .forward::<FileWrite>(&Caller::local(), &params)
+                .await
+        })
+    };
+    let calls: Vec<_> = (0..4).map(|_| write("/slow", 16 << 20)).collect();
+    settle().await;
+    let error = write("/x", 1).await.unwrap().unwrap_err();
+    let detail: Detail = error.detail().unwrap();
+    assert_eq!(error.code(), Code::Overloaded);
+    assert_eq!(detail.limit.as_deref(), Some("bytes_inside"));
+    stat(&runtime, "/x").await.unwrap().unwrap();
+    calls[0].abort();
+    settle().await;
+    write("/x", 16 << 20).await.unwrap().unwrap();
 }
 
 #[tokio::test(start_paused = true)]

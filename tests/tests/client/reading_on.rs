@@ -66,6 +66,23 @@ async fn a_lost_command_is_read_on_from_its_offsets() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_a_run_shows_is_told_once() {
+    let show = |text: &str| CommandChunk::Display([("text/plain".into(), text.into())].into());
+    let script = Script::new([
+        Reply(vec![started(), out(0, "a"), show("1")], Then::Cut),
+        Reply(vec![show("1"), show("2")], Then::Exit(0)),
+    ]);
+    let mut command = script.work().await.command("x").start().await.unwrap();
+    let mut shown = Vec::new();
+    while let Some(chunk) = command.next().await {
+        if let Chunk::Display(one) = chunk.unwrap() {
+            shown.push(one["text/plain"].clone());
+        }
+    }
+    assert_eq!(shown, ["1", "2"]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_pauses_grow_and_the_sixth_loss_is_unavailable() {
     let cut = Reply(vec![], Then::Cut);
     let first = Reply(vec![started(), out(0, "a")], Then::Cut);

@@ -95,6 +95,48 @@ async fn content_known_by_its_digest_is_added_to_a_living_box() {
 }
 
 #[tokio::test]
+async fn a_mount_is_added_to_a_living_box_and_stays_its_own() {
+    on_each_machine(async |machine| {
+        let (first, second) = (machine.directory(), machine.directory());
+        std::fs::write(first.path().join("f"), "first").unwrap();
+        std::fs::write(second.path().join("f"), "second").unwrap();
+        printed(&machine.exec("late", "touch /tmp/same-box").await);
+        let add = async |source: &std::path::Path, place: &str, mode: &str| {
+            let params = json!({"session_id": "late", "labels": {"a": "b"}, "extra_mounts":
+                [{"host_path": source, "mount_path": place, "mode": mode}]});
+            let params = serde_json::from_value(params).unwrap();
+            machine
+                .runtime
+                .update(&box_runtime::Caller::local(), params)
+                .await
+        };
+        let info = add(first.path(), "/mnt/one", "ro").await.unwrap();
+        assert_eq!(info.labels["a"], "b");
+        add(second.path(), "/mnt/two", "ro").await.unwrap();
+        // Nobody needs to ask for them, and asking for the same again changes nothing.
+        add(first.path(), "/mnt/one", "ro").await.unwrap();
+        let look = "cat /tmp/same-box /mnt/one/f /mnt/two/f; touch /mnt/two/g 2>/dev/null || echo kept; grep -c /mnt/one /proc/mounts";
+        let seen = machine.exec("late", look).await;
+        assert_eq!(printed(&seen), "firstsecondkept\n1");
+        let error = add(second.path(), "/mnt/one", "ro").await.unwrap_err();
+        assert_eq!(error.code(), Code::Conflict);
+        // What runs already could not write there, so nothing can.
+        for (place, mode) in [("/proc/x", "ro"), ("/mnt/three", "rw")] {
+            let error = add(second.path(), place, mode).await.unwrap_err();
+            assert_eq!(error.code(), Code::Validation, "{error:?}");
+        }
+        let params = json!({"session_id": "nobody", "extra_mounts": []});
+        let params = serde_json::from_value(params).unwrap();
+        let none = machine
+            .runtime
+            .update(&box_runtime::Caller::local(), params)
+            .await;
+        assert_eq!(none.unwrap_err().code(), Code::NotFound);
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_box_whose_workspace_outgrows_its_quota_is_ended() {
     on_each_machine(async |machine| {
         let dir = machine.directory();

@@ -163,6 +163,11 @@ async fn a_mebibyte_goes_and_comes_back_over_both_kinds_of_address() {
             assert_eq!(gone.code(), Code::NotFound);
             machine.exec("p", "pkill -f serve.py; sleep 0.1").await;
         }
+        let params = serde_json::from_value(json!({"session_id": "p"})).unwrap();
+        let figures = machine.runtime.stats(&Caller::local(), params, None).await;
+        let figures = figures.unwrap();
+        assert_eq!(figures.network_received_bytes, Some(2 << 20));
+        assert_eq!(figures.network_sent_bytes, Some((2 << 20) + 6));
     })
     .await;
 }

@@ -138,3 +138,66 @@ async fn a_held_command_begins_with_its_first_reader() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn of_those_who_replace_a_command_at_once_each_has_its_own() {
+    with_box(async |machine| {
+        let params = |number: usize| {
+            let more = json!({"command_id": "place", "replace": true, "on_disconnect": "keep"});
+            text(&format!("echo {number}; sleep 600"), more)
+        };
+        run(machine, params(0)).await.unwrap();
+        let all = (1..=8).map(|number| run(machine, params(number)));
+        for result in futures::future::join_all(all).await {
+            assert!(!result.unwrap().existed);
+        }
+        let left = machine.exec("c", "pgrep -c -f 'sleep 60[0]'").await;
+        assert_eq!(printed(&left), "1");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_list_of_long_commands_is_whole() {
+    with_box(async |machine| {
+        let long = "x".repeat(100_000);
+        for number in 0..80 {
+            let more = json!({"command_id": format!("l{number}"), "retain_ms": -1});
+            let params = start(json!({"argv": ["true", long]}), more);
+            run(machine, params).await.unwrap();
+        }
+        let list = async || {
+            let params = serde_json::from_value(json!({"session_id": "c"})).unwrap();
+            machine
+                .runtime
+                .list_commands(&Caller::local(), params)
+                .await
+        };
+        let listed = list().await.unwrap().items;
+        let ids: Vec<_> = listed
+            .iter()
+            .map(|info| info.command_id.as_str().to_owned())
+            .collect();
+        let all: Vec<_> = (0..80).map(|number| format!("l{number}")).collect();
+        assert_eq!(ids.len(), 80);
+        assert!(all.iter().all(|id| ids.contains(id)));
+        for number in 80..130 {
+            let more = json!({"command_id": format!("l{number}"), "retain_ms": -1});
+            run(machine, start(json!({"argv": ["true", long]}), more))
+                .await
+                .unwrap();
+        }
+        assert_eq!(
+            list().await.unwrap_err().code(),
+            box_protocol::Code::TooLarge
+        );
+        let running = json!({"session_id": "c", "running": true});
+        let running = serde_json::from_value(running).unwrap();
+        let listed = machine
+            .runtime
+            .list_commands(&Caller::local(), running)
+            .await;
+        assert_eq!(listed.unwrap().items, []);
+    })
+    .await;
+}

@@ -79,3 +79,76 @@ async fn javascript_keeps_its_state_and_tells_its_errors() {
     })
     .await;
 }
+
+/// What was shown as plain text.
+fn plain(ran: &super::Ran) -> Vec<&str> {
+    let shown = ran.shown.iter();
+    shown.map(|one| one["text/plain"].as_str()).collect()
+}
+
+#[tokio::test]
+async fn python_shows_its_last_value_and_what_it_is_told_to() {
+    with_shell("python", async |machine| {
+        let ran = run(machine, "s", "x = 41\nprint('out')\nx + 1").await;
+        assert_eq!((ran.text(), plain(&ran)), ("out", vec!["42"]));
+        for text in ["y = 1", "None", "print('no')", "if True:\n    5", ""] {
+            assert_eq!(plain(&run(machine, "s", &format!("{text}\n#")).await), [""; 0], "{text}");
+        }
+        let class = "class Page:\n    def _repr_html_(self): return '<b>hi</b>'\n    def _repr_png_(self): return b'\\x89PNG'\n    \
+            def _repr_json_(self): raise RuntimeError\n    def __repr__(self): return 'a page'\n\
+            display(Page(), 7)\nPage()";
+        let ran = run(machine, "s", class).await;
+        assert_eq!(plain(&ran), ["a page", "7", "a page"]);
+        let shown = &ran.shown[0];
+        assert_eq!((&*shown["text/html"], &*shown["image/png"]), ("<b>hi</b>", "iVBORw=="));
+        assert!(!shown.contains_key("application/json"));
+        // Whoever comes later sees it too, and whoever wants no chunks does not.
+        let id = ran.info.command_id.to_string();
+        let later = super::read_again(machine, &id, "text").await;
+        assert_eq!(later.len(), 3);
+        assert_eq!(super::read_again(machine, &id, "none").await.len(), 0);
+        // An error of the value's own is the run's, and what was shown before stays.
+        let ran = run(machine, "s", "class Bad:\n    def __repr__(self): raise KeyError('no')\ndisplay(1)\nBad()").await;
+        assert_eq!((ran.code(), plain(&ran)), (Some(1), vec!["1"]));
+        assert_eq!(ran.info.error.unwrap().name, "KeyError");
+        // Too much is cut, and never a reason to lose the shell.
+        let ran = run(machine, "s", "'x' * 3_000_000").await;
+        let cut = plain(&ran);
+        assert!(cut[0].len() < 2000 && cut[0].ends_with("[cut]"), "{}", cut[0].len());
+        let ran = run(machine, "s", "[display('y' * 200_000) for _ in range(50)] and None").await;
+        assert_eq!(plain(&ran).len(), 50);
+        assert_eq!(run(machine, "s", "x").await.shown[0]["text/plain"], "41");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn javascript_shows_its_last_value_and_what_it_is_told_to() {
+    with_shell("javascript", async |machine| {
+        let ran = run(machine, "s", "let x = 41; console.log('out'); x + 1").await;
+        assert_eq!((ran.text(), plain(&ran)), ("out", vec!["42"]));
+        for text in ["let y = 1", "undefined", "console.log('no')"] {
+            assert_eq!(plain(&run(machine, "s", text).await), [""; 0], "{text}");
+        }
+        let ran = run(machine, "s", "Promise.resolve({a: 'b'})").await;
+        assert_eq!(plain(&ran), ["{ a: 'b' }"]);
+        let page = "display({[Symbol.for('Jupyter.display')]: () => ({'text/html': '<b>hi</b>'})})";
+        let ran = run(machine, "s", page).await;
+        assert_eq!(ran.shown[0]["text/html"], "<b>hi</b>");
+        let ran = run(machine, "s", "'x'.repeat(3000000)").await;
+        assert!(plain(&ran)[0].len() < 20_000);
+        let ran = run(
+            machine,
+            "s",
+            "for (let n = 0; n < 100; n++) display('y'.repeat(9000))",
+        )
+        .await;
+        let shown = plain(&ran);
+        assert!(
+            shown.len() == 100 && shown[99].ends_with("[cut]"),
+            "{}",
+            shown[99]
+        );
+    })
+    .await;
+}

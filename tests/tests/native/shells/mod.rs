@@ -4,6 +4,7 @@ mod hazards;
 mod languages;
 mod state;
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use box_protocol::actions::{
@@ -21,6 +22,8 @@ use super::support::{Machine, on_each_machine, printed};
 struct Ran {
     stdout: Vec<u8>,
     stderr: Vec<u8>,
+    /// By media type.
+    shown: Vec<BTreeMap<String, String>>,
     info: CommandInfo,
 }
 
@@ -74,24 +77,27 @@ async fn try_run(machine: &Machine, shell: &str, text: &str, more: Value) -> Res
     let caller = Caller::local();
     let running = machine.runtime.run_in_shell(&caller, params, Some(sender));
     let reading = async {
-        let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+        let (mut stdout, mut stderr, mut shown) = (Vec::new(), Vec::new(), Vec::new());
         while let Some(chunk) = chunks.recv().await {
-            if let CommandChunk::Bytes(piece) = chunk {
-                match piece.stream {
+            match chunk {
+                CommandChunk::Bytes(piece) => match piece.stream {
                     StreamName::Stdout => stdout.extend_from_slice(&piece.data),
                     StreamName::Stderr => stderr.extend_from_slice(&piece.data),
-                }
+                },
+                CommandChunk::Display(one) => shown.push(one),
+                _ => {}
             }
         }
-        (stdout, stderr)
+        (stdout, stderr, shown)
     };
-    let both = async { tokio::join!(running, reading) };
+    let both = Box::pin(async { tokio::join!(running, reading) });
     let limit = Duration::from_secs(20);
     let done = tokio::time::timeout(limit, both).await;
-    let (result, (stdout, stderr)) = done.unwrap_or_else(|_| panic!("{text}: hangs"));
+    let (result, (stdout, stderr, shown)) = done.unwrap_or_else(|_| panic!("{text}: hangs"));
     Ok(Ran {
         stdout,
         stderr,
+        shown,
         info: result?.info,
     })
 }
@@ -132,6 +138,23 @@ async fn ended(machine: &Machine, id: &str) -> CommandInfo {
         assert!(begun.elapsed() < Duration::from_secs(20), "{info:?}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
+}
+
+/// What a later reader of a run is shown.
+async fn read_again(machine: &Machine, id: &str, view: &str) -> Vec<BTreeMap<String, String>> {
+    let params = json!({"session_id": "c", "command_id": id, "view": view});
+    let params = serde_json::from_value(params).unwrap();
+    let (sender, mut chunks) = mpsc::channel(64);
+    let caller = Caller::local();
+    let reading = machine.runtime.attach_command(&caller, params, sender);
+    reading.await.unwrap();
+    let mut shown = Vec::new();
+    while let Some(chunk) = chunks.recv().await {
+        if let CommandChunk::Display(one) = chunk {
+            shown.push(one);
+        }
+    }
+    shown
 }
 
 async fn running(machine: &Machine, id: &str) {

@@ -225,6 +225,22 @@ async fn settings_of_one_run_are_its_own() {
 }
 
 #[tokio::test]
+async fn an_id_is_that_of_one_kind_of_shell() {
+    with_shell("bash", async |machine| {
+        for (asked, field) in [
+            (json!({"language": "python"}), "language"),
+            (json!({"persist": false}), "persist"),
+        ] {
+            let error = create(machine, "s", asked).await.unwrap_err();
+            assert_eq!(error.code(), box_protocol::Code::Conflict);
+            assert!(error.message().ends_with(field), "{error:?}");
+        }
+        assert!(create(machine, "s", json!({})).await.unwrap().existed);
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn what_the_box_does_not_have_is_refused() {
     with_shell("bash", async |machine| {
         let none = json!({"language": "javascript", "env": {"PATH": "/nowhere"}});
