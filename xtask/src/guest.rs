@@ -216,8 +216,14 @@ impl Kernel {
         let mut depends = workspace.program("modprobe", "--show-depends --all --set-version");
         depends.arg(&self.version).arg("--dirname").arg(&self.files);
         let depends = command::output(depends.args(MODULES.split(' ')))?;
-        for (number, line) in depends.lines().enumerate() {
+        let mut modules: Vec<&str> = Vec::new();
+        for line in depends.lines() {
             let module = line.trim().trim_start_matches("insmod ");
+            if !modules.contains(&module) {
+                modules.push(module);
+            }
+        }
+        for (number, module) in modules.iter().enumerate() {
             fs::copy(module, root.join(format!("modules/{number:03}")))?;
         }
         executable(&root.join("init"), &format!("{FIRST}{}\n", init.display()))?;
