@@ -15,6 +15,8 @@ pub struct Caller {
     pub name: Arc<str>,
     /// Sees everybody's boxes, and may ask the server to exit.
     pub sees_all: bool,
+    /// The most boxes it may have, in place of the runtime's `max_sessions_per_caller`.
+    pub max_sessions: Option<usize>,
 }
 
 impl Caller {
@@ -29,7 +31,14 @@ impl Caller {
         Self {
             sees_all: &*name == LOCAL,
             name,
+            max_sessions: None,
         }
+    }
+
+    /// The same, with at most so many boxes.
+    pub fn with_max_sessions(mut self, boxes: usize) -> Self {
+        self.max_sessions = Some(boxes);
+        self
     }
 
     /// Who made this call.

@@ -257,7 +257,8 @@ impl Table {
         if self.entries.len() >= config.max_sessions {
             return Err(full("max_sessions", config.max_sessions));
         }
-        if let Some(limit) = config.max_sessions_per_caller.filter(|_| !caller.sees_all) {
+        let per_caller = config.max_sessions_per_caller.filter(|_| !caller.sees_all);
+        if let Some(limit) = caller.max_sessions.or(per_caller) {
             let owners = self.entries.values().map(|entry| &entry.card.owner);
             if owners.filter(|owner| **owner == caller.name).count() >= limit {
                 return Err(full("max_sessions_per_caller", limit));

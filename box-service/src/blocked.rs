@@ -29,8 +29,8 @@ const SOCKET_DIRECTORIES: [&str; 8] = [
     "/var/run/podman",
 ];
 
-/// Whether this real path must not be mounted.
-pub(crate) fn is_blocked(real: &Path, roots: &[PathBuf]) -> bool {
+/// Whether this real path must not be mounted, where these roots are allowed.
+pub fn is_blocked(real: &Path, roots: &[PathBuf]) -> bool {
     NEVER.iter().any(|place| real.starts_with(place))
         || reaches_control_socket(real)
         || UNLESS_NAMED.iter().any(|place| {

@@ -36,7 +36,7 @@
 //! ```
 
 mod audit;
-mod blocked;
+pub mod blocked;
 mod client;
 mod config;
 pub mod connector;

@@ -198,6 +198,10 @@ pub(crate) struct ServeArguments {
     /// The one HTTP port
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) http: Option<String>,
+    /// A port for LangBot, in place of its own Box runtime; unless said, port 5410 of every address if
+    /// `LANGBOT_BOX_CONTROL_TOKEN` is set, else of loopback
+    #[arg(long, value_name = "HOST:PORT", num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    pub(crate) langbot: Option<String>,
     /// Where boxes and their logs are kept
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) state_dir: Option<PathBuf>,
@@ -230,6 +234,12 @@ pub(crate) struct ManArguments {
 
 #[derive(Debug, Args)]
 pub(crate) struct StdioArguments {
+    /// For LangBot, in place of its own Box runtime; `LANGBOT_BOX_TRUSTED_INSTANCE_UUID` says for which
+    #[arg(long)]
+    pub(crate) langbot: bool,
+    /// The loopback port on which LangBot reaches its managed processes
+    #[arg(long, value_name = "PORT", default_value_t = box_gateways::langbot::PORT, requires = "langbot")]
+    pub(crate) ws_control_port: u16,
     #[command(flatten)]
     pub(crate) config: ConfigFile,
 }

@@ -5,7 +5,7 @@
 //! 2. `local`: a runtime with its policy in front. `connect`: the way to one that serves.
 //! 3. `run`: `run` and `exec`; `attached`: a command on these streams; `terminal`. `boxes`, `commands`, `shell`, `cp`,
 //!    `port` and `stats`: what is done to boxes that a server keeps.
-//! 4. `serve`: for others; `stdio`: for the program that started this one.
+//! 4. `serve`: for others; `stdio`: for the program that started this one; `langbot`: what is special where that is LangBot.
 //! 5. `doctor` and `primitives`: what this machine can do for boxes.
 //! 6. `output`, `said`, `complaint`: what is printed, for people and for programs. `log`, `manual`, `version`.
 
@@ -18,6 +18,7 @@ mod config;
 mod connect;
 mod cp;
 mod doctor;
+mod langbot;
 mod local;
 mod log;
 mod manual;

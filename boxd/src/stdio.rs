@@ -1,36 +1,93 @@
 //! `stdio`: boxes for the program that started this one, over its standard streams. They end with it.
 
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
+use box_gateways::langbot::{INSTANCE_VARIABLE, LangBot};
 use box_protocol::actions::SystemShutdownParams;
-use box_rpc::{Limits, Options, Session};
+use box_rpc::{Dialect, Limits, Options, Router, Session};
 use box_runtime::Caller;
 use box_transports::stdio;
 
 use crate::args::StdioArguments;
-use crate::config;
+use crate::config::{self, Config};
 use crate::local::Boxes;
-use crate::log;
+use crate::serve::http::caps::Key;
+use crate::serve::http::{Http, Port};
+use crate::{langbot, log};
+
+/// How long calls may go on after LangBot has closed the pipe: it waits for two seconds, and for cleaning up, too.
+const LANGBOT_DRAIN: Duration = Duration::from_millis(500);
 
 /// `boxd stdio`.
 pub(crate) async fn run(asked: &StdioArguments) -> Result<ExitCode> {
-    let (config, _) = config::load(asked.config.config.as_deref(), std::env::vars(), Vec::new())?;
+    let (mut config, values) =
+        config::load(asked.config.config.as_deref(), std::env::vars(), Vec::new())?;
     log::start(&config.log)?;
-    let limits = Limits::default();
+    let mut limits = Limits::default();
+    if asked.langbot {
+        langbot::make_room(&mut config, &values);
+        limits.drain = LANGBOT_DRAIN;
+    }
+    let instance = langbot::instance()?;
     let connection = stdio::serve(&limits)?;
     let boxes = Boxes::start(&config, None, config.policy.clone())?;
     boxes.service.initialize().await?;
-    let options = Options {
+    let mut options = Options {
         limits,
         ..Options::default()
     };
-    let session = Session::start(connection, boxes.service.router(), options);
+    let (router, http) = if asked.langbot {
+        let instance = instance
+            .with_context(|| format!("{INSTANCE_VARIABLE} is required for stdio Box control"))?;
+        options.dialect = Some(Dialect::LangBot);
+        for_langbot(asked, &config, &boxes, &instance).await?
+    } else {
+        (boxes.service.router(), None)
+    };
+    let session = Session::start(connection, router, options);
     tokio::select! {
         _ = session.closed() => {}
-        () = boxes.runtime.exit_asked() => session.close(std::time::Duration::from_secs(config.server.drain_sec)).await,
+        () = boxes.runtime.exit_asked() => session.close(Duration::from_secs(config.server.drain_sec)).await,
     }
     let all = SystemShutdownParams::default();
     boxes.runtime.shutdown(&Caller::local(), all).await?;
+    if let Some(http) = http {
+        http.close(Duration::ZERO, false).await;
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+/// LangBot's actions for the pipe, and the port on which it reaches its processes. Without the port it does without them.
+async fn for_langbot(
+    asked: &StdioArguments,
+    config: &Config,
+    boxes: &Boxes,
+    instance: &str,
+) -> Result<(Router, Option<Http>)> {
+    let token = langbot::token()?;
+    let gateway: Arc<LangBot> = langbot::start(config, boxes)?;
+    let owner = langbot::owner(token.as_deref());
+    let host = gateway.host(&owner, instance).context(INSTANCE_VARIABLE)?;
+    let address = format!("127.0.0.1:{}", asked.ws_control_port);
+    let tokens = token.as_deref().map(langbot::tokens);
+    let http = match Port::bind_for_langbot(&address, &config.server, tokens).await {
+        Ok(port) => {
+            let (runtime, router) = (boxes.runtime.clone(), boxes.service.router());
+            let http = port.serve(runtime, router, Key::unkept()?, &gateway);
+            http.ready(Vec::new());
+            tracing::info!(
+                address = http.address(),
+                "managed processes are attached to here"
+            );
+            Some(http)
+        }
+        Err(error) => {
+            tracing::warn!("managed processes cannot be attached to: {address}: {error:#}");
+            None
+        }
+    };
+    Ok((host.router(true), http))
 }

@@ -7,7 +7,7 @@
 //! 5. `ready`: telling the world that it can begin, once.
 
 mod doors;
-mod http;
+pub(crate) mod http;
 mod ready;
 mod share;
 mod tokens;
@@ -22,6 +22,7 @@ use box_runtime::Caller;
 use tokio::signal::unix::{SignalKind, signal};
 
 use self::doors::Doors;
+pub(crate) use self::http::auth::LOOPBACK;
 use self::http::caps::Key;
 use self::http::{Http, Port};
 use self::tokens::Tokens;
@@ -29,7 +30,7 @@ use crate::args::ServeArguments;
 use crate::config::{self, Config, Flag, ServerSection};
 use crate::connect::{SOCKET, usual_state_dir};
 use crate::local::Boxes;
-use crate::{log, output};
+use crate::{langbot, log, output};
 
 /// `boxd serve`.
 pub(crate) async fn run(asked: &ServeArguments) -> Result<ExitCode> {
@@ -40,20 +41,33 @@ pub(crate) async fn run(asked: &ServeArguments) -> Result<ExitCode> {
             flags(asked),
         )
     };
-    let (config, _) = read()?;
+    let (mut config, values) = read()?;
     log::start(&config.log)?;
+    if asked.langbot.is_some() {
+        langbot::make_room(&mut config, &values);
+    }
     let state = match &config.server.state_dir {
         Some(directory) => directory.clone(),
         None => usual_state_dir()?,
     };
     own_directory(&state)?;
     let tokens = Tokens::read(config.server.token_file.as_deref())?;
-    let port = Port::bind(&config.server, &tokens).await?;
+    let mut ports: Vec<Port> = Port::bind(&config.server, &tokens)
+        .await?
+        .into_iter()
+        .collect();
+    if let Some(address) = &asked.langbot {
+        ports.push(langbot_port(address, &config.server, &tokens).await?);
+    }
     let boxes = Boxes::start(&config, Some(&state), config.policy.clone())?;
+    let langbot = langbot::start(&config, &boxes)?;
     let key = Key::of(&state)?;
-    let url = port.as_ref().map(|port| port.url(&config.server));
+    let shared_by = ports.first().filter(|_| config.server.http.is_some());
+    let url = shared_by.map(|port| port.url(&config.server));
     let router = share::router(&boxes, key.clone(), url);
-    let http = port.map(|port| port.serve(boxes.runtime.clone(), router.clone(), key));
+    let serve =
+        |port: Port| port.serve(boxes.runtime.clone(), router.clone(), key.clone(), &langbot);
+    let http: Vec<Http> = ports.into_iter().map(serve).collect();
     let adopted = boxes.runtime.adopt().await.with_context(|| {
         let state = state.display();
         format!("state directory {state} (--state-dir names another, for a second server)")
@@ -63,7 +77,7 @@ pub(crate) async fn run(asked: &ServeArguments) -> Result<ExitCode> {
     let doors = Doors::open(&config.server, &listen, &router, &tokens).await?;
     tracing::info!(adopted, "boxes of an earlier server");
     let mut addresses = doors.addresses();
-    if let Some(http) = &http {
+    for http in &http {
         http.ready(doors.gauges());
         addresses.push(http.address());
     }
@@ -95,15 +109,12 @@ pub(crate) async fn run(asked: &ServeArguments) -> Result<ExitCode> {
 }
 
 /// Lets running calls end, then ends every box, unless they are to be kept for the next server. All of it is bounded.
-async fn stop(config: &Config, doors: Doors, http: Option<Http>, boxes: &Boxes) {
+async fn stop(config: &Config, doors: Doors, http: Vec<Http>, boxes: &Boxes) {
     let within = Duration::from_secs(config.server.drain_sec);
     let keep = config.server.keep_boxes;
     tracing::info!(?within, keep_boxes = keep, "stopping");
-    let http = async {
-        if let Some(http) = http {
-            http.close(within, keep).await;
-        }
-    };
+    let http = http.into_iter().map(|http| http.close(within, keep));
+    let http = futures::future::join_all(http);
     futures::future::join(doors.close(within, keep), http).await;
     if !keep {
         let within_ms = u64::try_from(within.as_millis()).ok();
@@ -116,6 +127,17 @@ async fn stop(config: &Config, doors: Doors, http: Option<Http>, boxes: &Boxes) 
             Err(error) => tracing::error!(%error, "boxes could not be ended"),
         }
     }
+}
+
+/// The port for LangBot alone. Its own token opens it; without one, those of other callers do.
+async fn langbot_port(address: &str, section: &ServerSection, tokens: &Tokens) -> Result<Port> {
+    let own = langbot::token()?;
+    let usual = langbot::usual_address(own.as_deref());
+    let others = || (!tokens.is_empty()).then(|| tokens.for_hello());
+    let tokens = own.as_deref().map(langbot::tokens).or_else(others);
+    let address = if address.is_empty() { &usual } else { address };
+    let bound = Port::bind_for_langbot(address, section, tokens).await;
+    bound.with_context(|| format!("LangBot at {address}"))
 }
 
 fn flags(asked: &ServeArguments) -> Vec<Flag> {

@@ -210,6 +210,13 @@ struct Subject<'a> {
     subject: Cow<'a, str>,
 }
 
+/// A gateway that answers as LangBot's own server would may name the class itself.
+#[derive(Deserialize)]
+struct Class<'a> {
+    #[serde(borrow)]
+    class: Cow<'a, str>,
+}
+
 fn error_text(error: &RpcError) -> String {
     let message = error.message();
     let max = error.detail::<LimitDetail>().map(|detail| detail.max);
@@ -231,6 +238,12 @@ fn error_text(error: &RpcError) -> String {
         }
         (_, Code::TooLarge | Code::Overloaded, None) => return format!("ValueError: {message}"),
         _ => {}
+    }
+    let named = error
+        .raw_detail()
+        .and_then(|detail| serde_json::from_str::<Class<'_>>(detail).ok());
+    if let Some(Class { class }) = named {
+        return format!("{class}: {message}");
     }
     let subject = error
         .raw_detail()

@@ -45,6 +45,7 @@ pub(crate) use self::frame::fill_random;
 pub use self::{
     gate::{Admit, Gate, Refusal, UpgradeRequest},
     handshake::accept_key,
+    sender::Pinger,
 };
 
 /// Which end of a websocket this is. The two are framed differently: a client masks.
@@ -80,6 +81,13 @@ where
     pub fn closing_with(mut self, status: Arc<AtomicU16>) -> Self {
         self.send.status = Some(status);
         self
+    }
+
+    /// What asks this connection's peer for signs of life.
+    pub fn pinger(&self) -> Pinger<W> {
+        Pinger {
+            writer: Arc::clone(&self.send.writer),
+        }
     }
 
     /// Serves the upgrade on a fresh stream, holding a place among a listener's connections.

@@ -1,6 +1,6 @@
 //! The receiving half: frames become messages, in constant memory beyond the limit.
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::Ordering};
 
 use async_trait::async_trait;
 use box_rpc::{ConnectionError, ReceiveHalf, large};
@@ -110,6 +110,7 @@ where
             let Some((header, size)) = Header::read(self.intake.waiting())? else {
                 return Ok(Found::Nothing);
             };
+            self.writer.heard.fetch_add(1, Ordering::Relaxed);
             if header.mask.is_some() != (self.role == Role::Server) {
                 return Err(Violation::protocol(
                     "only a client masks, and it masks everything",

@@ -4,7 +4,7 @@ use std::{
     collections::VecDeque,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicU16, Ordering},
+        atomic::{AtomicU16, AtomicU64, Ordering},
     },
 };
 
@@ -24,6 +24,8 @@ pub(super) struct Writer<W> {
     sink: AsyncMutex<Sink<W>>,
     /// The ping to answer, and whether a task is about it.
     ping: Mutex<(Option<Vec<u8>>, bool)>,
+    /// Frames that have come, whichever they were.
+    pub(super) heard: AtomicU64,
 }
 
 /// What the lock guards.
@@ -46,7 +48,17 @@ impl<W: AsyncWrite + Unpin + Send + 'static> Writer<W> {
                 closed: false,
             }),
             ping: Mutex::default(),
+            heard: AtomicU64::new(0),
         }
+    }
+
+    /// Asks the peer for a sign of life.
+    async fn ping(&self) -> Result<(), ConnectionError> {
+        self.sink
+            .lock()
+            .await
+            .control(Opcode::Ping, Vec::new())
+            .await
     }
 
     /// Answers a ping from a task of its own, for the reader waits for nothing but the wire. Of
@@ -147,10 +159,28 @@ impl<W: AsyncWrite + Unpin> Sink<W> {
     }
 }
 
+/// Finds out whether the peer is still there, beside what both halves do.
+#[derive(Debug)]
+pub struct Pinger<W> {
+    pub(super) writer: Arc<Writer<W>>,
+}
+
+impl<W: AsyncWrite + Unpin + Send + 'static> Pinger<W> {
+    /// Asks the peer for a sign of life. Its answer is seen by the half that receives, while that is waited on.
+    pub async fn ping(&self) -> Result<(), ConnectionError> {
+        self.writer.ping().await
+    }
+
+    /// How many frames have come so far, answers to pings included.
+    pub fn heard(&self) -> u64 {
+        self.writer.heard.load(Ordering::Relaxed)
+    }
+}
+
 /// The half that sends: one unfragmented text frame for each message.
 #[derive(Debug)]
 pub(super) struct WebSocketSend<W> {
-    writer: Arc<Writer<W>>,
+    pub(super) writer: Arc<Writer<W>>,
     /// What it closes with, if that is not [`NORMAL`].
     pub(super) status: Option<Arc<AtomicU16>>,
 }

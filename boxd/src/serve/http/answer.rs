@@ -85,6 +85,8 @@ pub(super) enum Why {
     NoUpgrade,
     /// What would serve it is not part of this version.
     NotBuilt,
+    /// LangBot, and not the one that is served; it is told no more than that.
+    Stranger,
     /// Not yet, or not any more.
     NotReady,
     /// It is in no state for that.
@@ -127,6 +129,7 @@ impl Why {
                 "UpgradeRequired",
             ),
             Self::NotBuilt => (StatusCode::NOT_IMPLEMENTED, "NOT_SUPPORTED", "NotSupported"),
+            Self::Stranger => (StatusCode::UNAUTHORIZED, "UNAUTHORIZED", "Unauthorized"),
             Self::NotReady => (
                 StatusCode::SERVICE_UNAVAILABLE,
                 "UNAVAILABLE",
@@ -157,6 +160,9 @@ impl Refusal {
     /// The answer, as clients of this door expect it; as every client can read it where there is no door.
     pub(super) fn answer(&self, door: Option<Door>) -> Answer {
         let (status, code, class) = self.why.words();
+        if self.why == Why::Stranger {
+            return text(status, "text/plain; charset=utf-8", self.message.clone());
+        }
         let message = self.message.as_str();
         let shape = match self.why {
             // Whoever gets these may have meant another door.

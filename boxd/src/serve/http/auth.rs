@@ -10,7 +10,7 @@ use super::routes::Door;
 
 /// Whoever comes over loopback while no token is configured. Not `local`, who sees all: that is who can open the Unix
 /// socket, which is this user, and over loopback every user of the machine can come.
-pub(in crate::serve) const LOOPBACK: &str = "loopback";
+pub(crate) const LOOPBACK: &str = "loopback";
 
 const LANGBOT: &str = "x-langbot-box-control-token";
 const OPENSANDBOX: &str = "open-sandbox-api-key";

@@ -10,7 +10,11 @@ const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
 /// Names by which this server may be called.
 #[derive(Debug, Clone)]
-pub(super) struct Hosts(Vec<String>);
+pub(super) struct Hosts {
+    names: Vec<String>,
+    /// Any other will do.
+    any: bool,
+}
 
 impl Hosts {
     /// Loopback ones, those the operator allows, and the one it listens at.
@@ -23,14 +27,22 @@ impl Hosts {
         if !matches!(listening, "0.0.0.0" | "[::]") {
             names.push(listening.to_ascii_lowercase());
         }
-        Self(names)
+        Self { names, any: false }
+    }
+
+    /// Whatever it is called.
+    pub(super) fn any() -> Self {
+        Self {
+            names: Vec::new(),
+            any: true,
+        }
     }
 
     /// Whether this is one of them, with or without a port.
     fn contains(&self, host: &str) -> bool {
         let host = host.to_ascii_lowercase();
         let bare = without_port(&host);
-        self.0.iter().any(|name| *name == host || *name == bare)
+        self.any || self.names.iter().any(|name| *name == host || *name == bare)
     }
 
     /// Lets a request pass that names this server.

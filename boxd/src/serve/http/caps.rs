@@ -95,7 +95,7 @@ impl Cap {
 
 /// What capabilities are made and known with.
 #[derive(Clone)]
-pub(in crate::serve) struct Key([u8; KEY_BYTES]);
+pub(crate) struct Key([u8; KEY_BYTES]);
 
 impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -124,6 +124,11 @@ impl Key {
             format!("{shown} does not have {KEY_BYTES} bytes; remove it: every address that was handed out ends then")
         })?;
         Ok(Self(key))
+    }
+
+    /// One that is not kept, for a port that hands out no addresses.
+    pub(crate) fn unkept() -> Result<Self> {
+        random().map(Self)
     }
 
     /// A capability for a box, until then or as long as the box lives.
@@ -171,13 +176,18 @@ fn claim(scope: Scope, until: u64) -> [u8; CLAIM_BYTES] {
 }
 
 /// Makes a key that is whole or not there.
-fn make(path: &Path) -> Result<Vec<u8>> {
-    let mut key = vec![0; KEY_BYTES];
+fn random() -> Result<[u8; KEY_BYTES]> {
+    let mut key = [0; KEY_BYTES];
     let mut filled = 0;
     while filled < KEY_BYTES {
         filled +=
             rustix::rand::getrandom(&mut key[filled..], rustix::rand::GetRandomFlags::empty())?;
     }
+    Ok(key)
+}
+
+fn make(path: &Path) -> Result<Vec<u8>> {
+    let key = random()?.to_vec();
     let part = path.with_extension("part");
     let mut file = OpenOptions::new()
         .write(true)

@@ -11,7 +11,7 @@ use super::body::{self, Asked, Unread};
 use super::browsers::no_page;
 use super::routes::{self, Door};
 use super::shared::{Phase, Place, Shared};
-use super::{health, metrics, ports, websocket};
+use super::{health, langbot, metrics, ports, websocket};
 
 /// Answers one request.
 pub(super) async fn answer(
@@ -62,6 +62,14 @@ async fn admit(
     }
     no_page(headers)?;
     let door = found.map_err(|miss| Refusal::new(Why::NotFound, miss.message()))?;
+    if shared.only_langbot
+        && !matches!(door, Door::Healthz | Door::Readyz | Door::Rpc | Door::Relay)
+    {
+        return Err(Refusal::new(
+            Why::NotFound,
+            "this port is LangBot's; the others are served by --http",
+        ));
+    }
     let caller = shared.auth.who(door, headers, uri.query());
     let caller = caller.map_err(|refusal| match door {
         Door::BoxPort if ports::is_addressed(uri.path()) => Refusal::new(
@@ -87,7 +95,7 @@ async fn open(
         Door::Healthz | Door::Readyz | Door::Health | Door::Version | Door::Metrics if !looks => {
             Err(Refusal::new(Why::Method, "it can only be read"))
         }
-        Door::Healthz | Door::Health => Ok(health::alive()),
+        Door::Healthz | Door::Health => Ok(health::alive(shared).await),
         Door::Readyz => Ok(health::ready(shared).await),
         Door::Version => Ok(health::version()),
         Door::Metrics => Ok(metrics::answer(shared).await),
@@ -95,6 +103,7 @@ async fn open(
         _ if shared.phase() != Phase::Serving => Err(not_ready(shared.phase())),
         Door::Rpc => websocket::upgrade(shared, asked, caller, place),
         Door::BoxPort => ports::pass(shared, asked, caller, place).await,
+        Door::Relay => langbot::relay(shared, asked, caller, place).await,
         _ => Err(not_built(door)),
     }
 }
@@ -110,7 +119,6 @@ pub(super) fn not_ready(phase: Phase) -> Refusal {
 /// A door whose gateway does not exist yet.
 fn not_built(door: Door) -> Refusal {
     let gateway = match door {
-        Door::Relay => "LangBot relay",
         Door::OpenSandbox | Door::BoxExecd | Door::BoxEgress => "OpenSandbox",
         Door::LangSmith | Door::BoxLangSmith => "LangSmith",
         Door::DeerFlow => "deer-flow",
@@ -125,7 +133,7 @@ fn not_built(door: Door) -> Refusal {
 /// Who was kept out goes on record; the token it came with never does.
 fn told(peer: SocketAddr, door: &str, path: &str, refusal: &Refusal) {
     match refusal.why {
-        Why::NoToken | Why::WrongToken | Why::Browser | Why::Misdirected => {
+        Why::NoToken | Why::WrongToken | Why::Browser | Why::Misdirected | Why::Stranger => {
             tracing::info!(target: "audit", %peer, door, path, why = ?refusal.why, "refused");
         }
         _ => {}

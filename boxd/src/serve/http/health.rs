@@ -9,8 +9,10 @@ use super::answer::{Answer, json as answer};
 use super::shared::{Phase, Shared};
 
 /// The process answers. In the words of every world that asks.
-pub(super) fn alive() -> Answer {
-    answer(StatusCode::OK, &json!({"live": true, "status": "ok"}))
+pub(super) async fn alive(shared: &Shared) -> Answer {
+    let resources = shared.langbot.resources().await;
+    let body = json!({"live": true, "status": "ok", "resources": resources});
+    answer(StatusCode::OK, &body)
 }
 
 /// Which version this is.
@@ -32,14 +34,33 @@ pub(super) async fn ready(shared: &Shared) -> Answer {
         Phase::Serving if !usable => Some("no backend can make boxes here; see boxd doctor"),
         Phase::Serving => None,
     };
+    let mut resources = shared.langbot.resources().await;
+    resources["sessions"] = sessions.into();
+    let serving = phase == Phase::Serving;
     let mut body = json!({
         "ready": error.is_none(),
         "status": error.unwrap_or("ok"),
         "mode": "standard",
-        "backend": backend.and_then(|backend| backend.name),
-        "checks": {"serving": phase == Phase::Serving, "backend": usable},
-        "resources": {"sessions": sessions},
+        "backend": {"name": backend.and_then(|backend| backend.name), "available": usable},
+        "checks": {"serving": serving, "backend_available": usable},
+        "resources": resources,
     });
+    // A LangBot that requires grants promises more than that there is a backend.
+    if let Some(found) = shared.langbot.grants_readiness().await {
+        for member in ["mode", "backend", "checks", "unsafe_soft_storage_limits"] {
+            body[member] = found[member].clone();
+        }
+        body["checks"]["serving"] = serving.into();
+        if found["ready"] != true && error.is_none() {
+            body["ready"] = false.into();
+            let why = found["error"]
+                .as_str()
+                .unwrap_or("what grants promise cannot be kept");
+            body["status"] = why.into();
+            body["error"] = why.into();
+            return answer(StatusCode::SERVICE_UNAVAILABLE, &body);
+        }
+    }
     let status = match error {
         None => StatusCode::OK,
         Some(error) => {
@@ -52,6 +73,7 @@ pub(super) async fn ready(shared: &Shared) -> Answer {
 
 #[cfg(test)]
 mod tests {
+    use box_gateways::langbot::{LangBot, Settings};
     use box_rpc::Router;
     use box_runtime::{BoxRuntime, RuntimeConfig};
     use http_body_util::BodyExt as _;
@@ -60,6 +82,7 @@ mod tests {
     use crate::serve::http::auth::Auth;
     use crate::serve::http::browsers::Hosts;
     use crate::serve::http::caps::Key;
+    use crate::serve::http::shared::Terms;
 
     #[tokio::test]
     async fn it_is_ready_between_its_start_and_its_end_and_only_with_a_backend() {
@@ -69,9 +92,15 @@ mod tests {
         };
         let hosts = Hosts::new(&[], "127.0.0.1");
         let runtime = BoxRuntime::start(RuntimeConfig::new(Vec::new()));
+        let terms = Terms {
+            auth,
+            hosts,
+            only_langbot: false,
+        };
+        let langbot = LangBot::new(runtime.clone(), Settings::default()).unwrap();
         let state = tempfile::tempdir().unwrap();
         let key = Key::of(state.path()).unwrap();
-        let shared = Shared::new(Router::empty(), runtime, auth, hosts, key, 1);
+        let shared = Shared::new(Router::empty(), runtime, langbot.into(), terms, key, 1);
         for (phase, error) in [
             (Phase::Starting, "starting"),
             (Phase::Serving, "no backend"),

@@ -3,16 +3,17 @@
 //! 1. `routes`: which door a path leads to.
 //! 2. `auth`: whose token opens it; `caps`: addresses that need none. `browsers`: who is kept out before.
 //! 3. `dispatch`: a request from its arrival to its answer; `answer`: how refusals are written; `body`.
-//! 4. `health`, `metrics`, `websocket`, `ports`: what is behind the doors.
+//! 4. `health`, `metrics`, `websocket`, `ports`, `langbot`: what is behind the doors.
 //! 5. This file: connections, from the listener to the drain; `shared`: what they have in common; `stream`.
 
 mod answer;
-pub(super) mod auth;
+pub(crate) mod auth;
 mod body;
 mod browsers;
-pub(super) mod caps;
+pub(crate) mod caps;
 mod dispatch;
 mod health;
+mod langbot;
 mod metrics;
 mod page;
 mod ports;
@@ -27,6 +28,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use box_gateways::langbot::{LangBot, TOKEN_VARIABLE};
 use box_rpc::Router;
 use box_runtime::BoxRuntime;
 use box_transports::Endpoint;
@@ -41,7 +43,7 @@ use tokio::task::JoinHandle;
 use self::auth::Auth;
 use self::browsers::Hosts;
 use self::caps::Key;
-use self::shared::{Phase, Place, Shared};
+use self::shared::{Phase, Place, Shared, Terms};
 use self::stream::Patient;
 use super::tokens::Tokens;
 use crate::config::ServerSection;
@@ -63,11 +65,10 @@ const REST: Duration = Duration::from_millis(20);
 
 /// A port that is bound and not served yet.
 #[derive(Debug)]
-pub(super) struct Port {
+pub(crate) struct Port {
     listener: TcpListener,
     address: SocketAddr,
-    auth: Auth,
-    hosts: Hosts,
+    terms: Terms,
     limit: usize,
 }
 
@@ -82,32 +83,56 @@ impl Port {
     }
 
     async fn bind_at(text: &str, section: &ServerSection, tokens: &Tokens) -> Result<Self> {
-        let Ok(Endpoint::Tcp { address: named, .. }) = format!("tcp://{text}").parse() else {
-            bail!("server.http is HOST:PORT");
-        };
-        let found = tokio::net::lookup_host((named.host.as_str(), named.port)).await?;
-        let found: Vec<SocketAddr> = found.collect();
+        let (host, found) = resolved(text).await?;
         let loopback = found.iter().all(|address| address.ip().is_loopback());
         ensure!(
             loopback || !tokens.is_empty(),
             "beyond loopback callers need tokens (server.token_file, --token-file, BOXD_TOKENS)"
         );
-        let listener = TcpListener::bind(&found[..]).await?;
+        let tokens = (!tokens.is_empty()).then(|| tokens.for_hello());
+        let terms = Terms {
+            auth: Auth { tokens, loopback },
+            hosts: Hosts::new(&section.allowed_hosts, &host),
+            only_langbot: false,
+        };
+        Self::listen(&found, terms, section).await
+    }
+
+    /// Binds a port for LangBot alone.
+    pub(crate) async fn bind_for_langbot(
+        text: &str,
+        section: &ServerSection,
+        tokens: Option<box_rpc::Tokens>,
+    ) -> Result<Self> {
+        let (host, found) = resolved(text).await?;
+        let loopback = found.iter().all(|address| address.ip().is_loopback());
+        ensure!(
+            loopback || tokens.is_some(),
+            "beyond loopback LangBot needs a token: set {TOKEN_VARIABLE} to the same secret on both sides"
+        );
+        let hosts = match &tokens {
+            // A page cannot send the token, whatever name it has made point here.
+            Some(_) => Hosts::any(),
+            None => Hosts::new(&section.allowed_hosts, &host),
+        };
+        let terms = Terms {
+            auth: Auth { tokens, loopback },
+            hosts,
+            only_langbot: true,
+        };
+        Self::listen(&found, terms, section).await
+    }
+
+    async fn listen(found: &[SocketAddr], terms: Terms, section: &ServerSection) -> Result<Self> {
+        let listener = TcpListener::bind(found).await?;
         let address = listener.local_addr()?;
-        if tokens.is_empty() {
+        if terms.auth.tokens.is_none() {
             tracing::warn!(%address, "no token: every program of this machine may use the HTTP port");
         }
-        let tokens = (!tokens.is_empty()).then(|| tokens.for_hello());
-        let listening = if named.host.contains(':') {
-            format!("[{}]", named.host)
-        } else {
-            named.host
-        };
         Ok(Self {
             listener,
             address,
-            auth: Auth { tokens, loopback },
-            hosts: Hosts::new(&section.allowed_hosts, &listening),
+            terms,
             limit: section.max_connections,
         })
     }
@@ -129,8 +154,15 @@ impl Port {
     }
 
     /// Serves it. Nothing but health is answered until it is [ready](Http::ready).
-    pub(super) fn serve(self, runtime: BoxRuntime, router: Router, key: Key) -> Http {
-        let shared = Shared::new(router, runtime, self.auth, self.hosts, key, self.limit);
+    pub(crate) fn serve(
+        self,
+        runtime: BoxRuntime,
+        router: Router,
+        key: Key,
+        langbot: &Arc<LangBot>,
+    ) -> Http {
+        let langbot = Arc::clone(langbot);
+        let shared = Shared::new(router, runtime, langbot, self.terms, key, self.limit);
         let shared = Arc::new(shared);
         let (stop, stopping) = watch::channel(Stop::Never);
         let accepting = tokio::spawn(accept(self.listener, Arc::clone(&shared), stopping));
@@ -141,6 +173,21 @@ impl Port {
             stop,
         }
     }
+}
+
+/// What `HOST:PORT` stands for: the name as it stands in a request, and the addresses.
+async fn resolved(text: &str) -> Result<(String, Vec<SocketAddr>)> {
+    let Ok(Endpoint::Tcp { address: named, .. }) = format!("tcp://{text}").parse() else {
+        bail!("it is HOST:PORT");
+    };
+    let found = tokio::net::lookup_host((named.host.as_str(), named.port)).await?;
+    let found = found.collect();
+    let host = if named.host.contains(':') {
+        format!("[{}]", named.host)
+    } else {
+        named.host
+    };
+    Ok((host, found))
 }
 
 /// How connections are to end.
@@ -156,7 +203,7 @@ enum Stop {
 
 /// The port at work.
 #[derive(Debug)]
-pub(super) struct Http {
+pub(crate) struct Http {
     address: SocketAddr,
     shared: Arc<Shared>,
     accepting: JoinHandle<()>,
@@ -165,18 +212,18 @@ pub(super) struct Http {
 
 impl Http {
     /// Where it is really listened.
-    pub(super) fn address(&self) -> String {
+    pub(crate) fn address(&self) -> String {
         format!("http://{}", self.address)
     }
 
     /// From here on everything is served. The other listeners have figures, too.
-    pub(super) fn ready(&self, listeners: Vec<Gauge>) {
+    pub(crate) fn ready(&self, listeners: Vec<Gauge>) {
         self.shared.counters.watch(listeners);
         self.shared.enter(Phase::Serving);
     }
 
     /// Accepts nobody any more, and ends everything in order within this time: requests are answered, websockets told why.
-    pub(super) async fn close(mut self, within: Duration, restart: bool) {
+    pub(crate) async fn close(mut self, within: Duration, restart: bool) {
         self.shared.enter(Phase::Draining);
         self.accepting.abort();
         // The listener is gone, and its address free, before anything else.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use box_gateways::langbot::LangBot;
 use box_rpc::Router;
 use box_runtime::BoxRuntime;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
@@ -27,6 +28,15 @@ pub(super) enum Phase {
     Draining,
 }
 
+/// Who may come to a port, how it is called, and what it is for.
+#[derive(Debug)]
+pub(super) struct Terms {
+    pub(super) auth: Auth,
+    pub(super) hosts: Hosts,
+    /// Nothing but what LangBot's own runtime serves.
+    pub(super) only_langbot: bool,
+}
+
 /// What every request finds.
 #[derive(Debug)]
 pub(super) struct Shared {
@@ -37,6 +47,9 @@ pub(super) struct Shared {
     pub(super) key: Key,
     pub(super) counters: Counters,
     pub(super) sockets: Sockets,
+    pub(super) langbot: Arc<LangBot>,
+    /// Nothing but what LangBot's own runtime serves.
+    pub(super) only_langbot: bool,
     /// Connections there may be at once.
     pub(super) limit: u32,
     /// Those there may still be.
@@ -49,11 +62,16 @@ impl Shared {
     pub(super) fn new(
         router: Router,
         runtime: BoxRuntime,
-        auth: Auth,
-        hosts: Hosts,
+        langbot: Arc<LangBot>,
+        terms: Terms,
         key: Key,
         limit: usize,
     ) -> Self {
+        let Terms {
+            auth,
+            hosts,
+            only_langbot,
+        } = terms;
         let limit = u32::try_from(limit.min(Semaphore::MAX_PERMITS)).unwrap_or(u32::MAX);
         Self {
             router,
@@ -63,6 +81,8 @@ impl Shared {
             key,
             counters: Counters::default(),
             sockets: Sockets::default(),
+            langbot,
+            only_langbot,
             limit,
             places: Arc::new(Semaphore::new(limit as usize)),
             started: Instant::now(),

@@ -12,16 +12,15 @@ use hyper::header::{CONNECTION, HeaderName, HeaderValue, SEC_WEBSOCKET_ACCEPT};
 use hyper::header::{SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_VERSION, UPGRADE};
 use hyper::{HeaderMap, Method, Response, StatusCode, Version};
 use hyper_util::rt::TokioIo;
+use tokio::sync::watch;
 
 use super::answer::{Answer, Refusal, Why};
 use super::body::Asked;
+use super::langbot;
 use super::shared::{Place, Shared};
 
-/// Who sends it speaks LangBot's dialect, and only that.
-const INSTANCE: HeaderName = HeaderName::from_static("x-langbot-instance-id");
-
 /// How long the client may take to receive the answer to its upgrade.
-const HANDSHAKE: Duration = Duration::from_secs(10);
+pub(super) const HANDSHAKE: Duration = Duration::from_secs(10);
 
 /// The server goes away.
 const GOING_AWAY: u16 = 1001;
@@ -36,6 +35,8 @@ pub(super) struct Sockets {
     open: Mutex<Open>,
     /// What they are closed with.
     status: Arc<AtomicU16>,
+    /// Those that carry no calls are to end now.
+    over: watch::Sender<bool>,
 }
 
 #[derive(Debug, Default)]
@@ -51,6 +52,7 @@ impl Default for Sockets {
         Self {
             open: Mutex::default(),
             status: Arc::new(AtomicU16::new(NORMAL)),
+            over: watch::Sender::new(false),
         }
     }
 }
@@ -83,10 +85,17 @@ impl Sockets {
         self.open().sessions.remove(&number);
     }
 
+    /// Returns once the server is closing.
+    pub(super) async fn closing(&self) {
+        // The sender is ours, so it cannot be gone.
+        let _ = self.over.subscribe().wait_for(|over| *over).await;
+    }
+
     /// Ends all of them in order within this time, and tells their clients whether the server will be back.
     pub(super) async fn close(&self, within: Duration, restart: bool) {
         let status = if restart { RESTARTING } else { GOING_AWAY };
         self.status.store(status, Ordering::Relaxed);
+        self.over.send_replace(true);
         let sessions: Vec<_> = {
             let mut open = self.open();
             open.closing = true;
@@ -103,7 +112,8 @@ impl Sockets {
     }
 }
 
-/// Answers with the upgrade, and serves the RPC to this caller once the client has it.
+/// Answers with the upgrade, and serves the RPC to this caller once the client has it. Who says which LangBot it is
+/// speaks LangBot's dialect, and only that.
 pub(super) fn upgrade(
     shared: &Arc<Shared>,
     asked: &mut Asked,
@@ -111,10 +121,13 @@ pub(super) fn upgrade(
     place: Place,
 ) -> Result<Answer, Refusal> {
     let key = key(asked)?;
-    let dialect = asked.headers().contains_key(INSTANCE);
+    let (router, dialect) = match langbot::router(shared, asked.headers(), &caller)? {
+        Some(router) => (router, Some(Dialect::LangBot)),
+        None => (shared.router.clone(), None),
+    };
     let options = Options {
         limits: Limits::network(),
-        dialect: dialect.then_some(Dialect::LangBot),
+        dialect,
         caller: Some(caller),
         ..Options::default()
     };
@@ -127,10 +140,15 @@ pub(super) fn upgrade(
         let stream = TokioIo::new(upgraded);
         let connection = from_upgraded(stream, Role::Server, &options.limits)
             .closing_with(Arc::clone(&shared.sockets.status));
-        let session = Session::start(connection, shared.router.clone(), options);
+        let session = Session::start(connection, router, options);
         shared.sockets.keep(session).await;
         drop(place);
     });
+    Ok(switching(key))
+}
+
+/// The answer that makes a websocket of its connection.
+pub(super) fn switching(key: HeaderValue) -> Answer {
     let nothing = Empty::new().map_err(|never| match never {});
     let mut answer = Response::new(nothing.boxed_unsync());
     *answer.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
@@ -138,11 +156,11 @@ pub(super) fn upgrade(
     headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
     headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
     headers.insert(SEC_WEBSOCKET_ACCEPT, key);
-    Ok(answer)
+    answer
 }
 
 /// The key to answer with, if this is a request for a websocket.
-fn key(asked: &Asked) -> Result<HeaderValue, Refusal> {
+pub(super) fn key(asked: &Asked) -> Result<HeaderValue, Refusal> {
     let headers = asked.headers();
     let upgrades = asked.method() == Method::GET
         && asked.version() == Version::HTTP_11

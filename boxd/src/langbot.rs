@@ -1,0 +1,110 @@
+//! What the environment says about LangBot: its own runtime's variables, so that this program can take its place.
+
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result, ensure};
+use box_gateways::langbot::{
+    CONFIG_VARIABLE, INSTANCE_VARIABLE, LangBot, PORT, SOFT_STORAGE_VARIABLE, Settings,
+    TOKEN_CHARS, TOKEN_VARIABLE, is_instance,
+};
+use serde_json::{Map, Value};
+
+use crate::config::{Config, Origin, Values};
+use crate::local::Boxes;
+
+/// The name of whoever shows LangBot's token.
+const OWNER: &str = "langbot";
+
+/// The most boxes that LangBot may ask for.
+const MOST_SESSIONS: usize = 5_000;
+
+/// The secret that LangBot shows, if there is one.
+pub(crate) fn token() -> Result<Option<String>> {
+    let Some(token) = variable(TOKEN_VARIABLE) else {
+        return Ok(None);
+    };
+    ensure!(
+        token.chars().count() >= TOKEN_CHARS && !token.contains(char::is_whitespace),
+        "{TOKEN_VARIABLE} must have at least {TOKEN_CHARS} characters and no space"
+    );
+    Ok(Some(token))
+}
+
+/// The same, as a port asks for it.
+pub(crate) fn tokens(token: &str) -> box_rpc::Tokens {
+    box_rpc::Tokens::new([(OWNER.to_owned(), token.to_owned())])
+}
+
+/// Whom the boxes belong to of a LangBot that started this program.
+pub(crate) fn owner(token: Option<&str>) -> Arc<str> {
+    if token.is_some() {
+        OWNER
+    } else {
+        crate::serve::LOOPBACK
+    }
+    .into()
+}
+
+/// The instance that is served, if it is said.
+pub(crate) fn instance() -> Result<Option<String>> {
+    let instance = variable(INSTANCE_VARIABLE);
+    if let Some(instance) = &instance {
+        ensure!(
+            is_instance(instance),
+            "{INSTANCE_VARIABLE} is a letter or digit, then up to 127 of those and . _ : -"
+        );
+    }
+    Ok(instance)
+}
+
+/// Serves LangBot from these boxes, as the environment says.
+pub(crate) fn start(config: &Config, boxes: &Boxes) -> Result<Arc<LangBot>> {
+    // Never the text itself in the log: it may hold keys of other services.
+    let said = variable(CONFIG_VARIABLE)
+        .map(|text| serde_json::from_str::<Map<String, Value>>(&text).ok());
+    if let Some(None) = said {
+        tracing::warn!("{CONFIG_VARIABLE} is no JSON object, and is passed over");
+    }
+    let yes = |text: String| ["1", "true", "yes", "on"].contains(&text.to_lowercase().as_str());
+    let policy = &config.policy;
+    let settings = Settings {
+        instance: instance()?,
+        config: said.flatten().unwrap_or_default(),
+        opened_roots: policy
+            .allowed_host_mount_roots
+            .iter()
+            .chain(&policy.shared_host_root)
+            .cloned()
+            .collect(),
+        soft_storage: variable(SOFT_STORAGE_VARIABLE).is_some_and(yes),
+    };
+    if settings.soft_storage {
+        tracing::warn!("{SOFT_STORAGE_VARIABLE} is set: workspaces may have no hard quota");
+    }
+    let langbot = LangBot::new(boxes.runtime.clone(), settings).context(CONFIG_VARIABLE)?;
+    Ok(Arc::new(langbot))
+}
+
+/// LangBot says itself how many boxes it may have; an operator who says nothing leaves it to LangBot.
+pub(crate) fn make_room(config: &mut Config, values: &Values) {
+    let said = values.get("runtime.max_sessions").map(|(_, origin)| origin);
+    if said.is_none_or(|origin| *origin == Origin::Default) {
+        config.runtime.max_sessions = MOST_SESSIONS;
+    }
+}
+
+/// Where LangBot is waited for, unless that is said.
+pub(crate) fn usual_address(token: Option<&str>) -> String {
+    let host = if token.is_some() {
+        "0.0.0.0"
+    } else {
+        "127.0.0.1"
+    };
+    format!("{host}:{PORT}")
+}
+
+fn variable(name: &str) -> Option<String> {
+    let value = std::env::var(name).ok()?;
+    let value = value.trim();
+    (!value.is_empty()).then(|| value.to_owned())
+}

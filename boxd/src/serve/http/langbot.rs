@@ -1,0 +1,127 @@
+//! LangBot's doors: which installation a connection belongs to, and the relay of a managed process.
+
+use std::sync::Arc;
+
+use box_gateways::langbot::{GENERATION_HEADER, INSTANCE_HEADER, RelayRefused, WORKSPACE_HEADER};
+use box_rpc::{Limits, Router};
+use hyper::header::{HeaderName, HeaderValue, SEC_WEBSOCKET_PROTOCOL};
+use hyper::{HeaderMap, StatusCode};
+use hyper_util::rt::TokioIo;
+use percent_encoding::percent_decode_str;
+use serde_json::json;
+
+use super::answer::{Answer, Refusal, Why, json as answer};
+use super::body::Asked;
+use super::shared::{Place, Shared};
+use super::websocket::{HANDSHAKE, key, lists, switching};
+
+/// The process of a path that names none.
+const DEFAULT: &str = "default";
+
+/// What relays speak.
+const MCP: &str = "mcp";
+
+/// LangBot's actions for a connection that says which LangBot it is. On LangBot's own port every one must.
+pub(super) fn router(
+    shared: &Shared,
+    headers: &HeaderMap,
+    caller: &Arc<str>,
+) -> Result<Option<Router>, Refusal> {
+    let instance = headers.get(HeaderName::from_static(INSTANCE_HEADER));
+    if instance.is_none() && !shared.only_langbot {
+        return Ok(None);
+    }
+    let instance = instance
+        .and_then(|value| value.to_str().ok())
+        .map(str::trim);
+    let host = instance.and_then(|instance| shared.langbot.host(caller, instance));
+    let host = host.ok_or_else(stranger)?;
+    Ok(Some(host.router(shared.auth.tokens.is_some())))
+}
+
+fn stranger() -> Refusal {
+    Refusal::new(Why::Stranger, "Unauthorized")
+}
+
+/// Attaches to the process that the path names, and answers with the upgrade if that can be done.
+pub(super) async fn relay(
+    shared: &Arc<Shared>,
+    asked: &mut Asked,
+    caller: Arc<str>,
+    place: Place,
+) -> Result<Answer, Refusal> {
+    let key = key(asked)?;
+    let attached = {
+        let header = |name: &'static str| {
+            let value = asked.headers().get(HeaderName::from_static(name));
+            value
+                .and_then(|value| value.to_str().ok())
+                .map_or("", str::trim)
+        };
+        let host = shared.langbot.known_host(&caller, header(INSTANCE_HEADER));
+        let host = host.ok_or_else(stranger)?;
+        let (session, process) = named(asked.uri().path());
+        let (workspace, generation) = (header(WORKSPACE_HEADER), header(GENERATION_HEADER));
+        host.relay(workspace, generation, &session, &process).await
+    };
+    let relay = match attached {
+        Ok(relay) => relay,
+        Err(RelayRefused::Unauthorized) => return Err(stranger()),
+        Err(refused) => {
+            let (class, message) = refused.words();
+            let body = json!({"error": {"code": class, "message": message}});
+            return Ok(answer(StatusCode::BAD_REQUEST, &body));
+        }
+    };
+    let offered = lists(asked.headers(), &SEC_WEBSOCKET_PROTOCOL, MCP);
+    let upgraded = hyper::upgrade::on(asked);
+    let shared = Arc::clone(shared);
+    tokio::spawn(async move {
+        if let Ok(Ok(upgraded)) = tokio::time::timeout(HANDSHAKE, upgraded).await {
+            let closing = shared.sockets.closing();
+            let stream = TokioIo::new(upgraded);
+            relay.run(stream, &Limits::network(), closing).await;
+        }
+        drop(place);
+    });
+    let mut answer = switching(key);
+    if offered {
+        let mcp = HeaderValue::from_static(MCP);
+        answer.headers_mut().insert(SEC_WEBSOCKET_PROTOCOL, mcp);
+    }
+    Ok(answer)
+}
+
+/// The box and the process in the path of a relay, each decoded.
+fn named(path: &str) -> (String, String) {
+    let segments: Vec<_> = path.trim_end_matches('/').split('/').collect();
+    // `/v1/sessions/{session}/managed-process/{process}/ws`, or without the process.
+    let session = segments.get(3).copied().unwrap_or_default();
+    let process = match segments.get(5) {
+        Some(process) if segments.len() > 6 => *process,
+        _ => DEFAULT,
+    };
+    let decoded = |segment: &str| percent_decode_str(segment).decode_utf8_lossy().into_owned();
+    (decoded(session), decoded(process))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_names_a_box_and_a_process() {
+        for (path, session, process) in [
+            ("/v1/sessions/a-1/managed-process/p/ws", "a-1", "p"),
+            ("/v1/sessions/a-1/managed-process/ws", "a-1", "default"),
+            ("/v1/sessions/a-1/managed-process/ws/ws", "a-1", "ws"),
+            (
+                "/v1/sessions/a/managed-process/a%20b%2Fc%/ws/",
+                "a",
+                "a b/c%",
+            ),
+        ] {
+            assert_eq!(named(path), (session.to_owned(), process.to_owned()));
+        }
+    }
+}

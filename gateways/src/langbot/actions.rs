@@ -1,0 +1,188 @@
+//! The table of LangBot's actions: whom each may be asked by, and who does it.
+
+use std::future::Future;
+use std::sync::Arc;
+
+use box_protocol::BoxError;
+use box_rpc::{Action, Call, Handle, Never, Router, contract};
+use serde::Serialize;
+use serde_json::value::{RawValue, to_raw_value};
+use serde_json::{Map, Value};
+
+use super::context::{self, Placement};
+use super::errors::{key_error, stale, value_error};
+use super::{Host, admission, exec, processes, readiness, sessions, storage};
+
+/// What a call carries, and what it is answered with: an object, as text.
+pub(super) type Data = Box<RawValue>;
+
+/// A connection of one installation.
+#[derive(Clone)]
+pub(super) struct Connection {
+    pub(super) host: Arc<Host>,
+    /// Nobody else can open such a connection.
+    pub(super) guarded: bool,
+}
+
+pub(super) fn router(host: &Arc<Host>, guarded: bool) -> Router {
+    let host = Arc::clone(host);
+    Served::router(Arc::new(Connection { host, guarded })).build()
+}
+
+macro_rules! actions {
+    ($($action:ident = $name:literal, $whose:ident: $do:expr;)*) => {
+        $(
+            struct $action;
+
+            impl Action for $action {
+                const NAME: &'static str = $name;
+                type Params = Data;
+                type Result = Data;
+                type Chunk = Never;
+            }
+
+            impl Handle<$action> for Connection {
+                async fn handle(&self, data: Data, call: Call<$action>) -> Result<Data, BoxError> {
+                    let context = call.context::<Data>().transpose()?;
+                    let context = context.as_deref().map(RawValue::get);
+                    self.$whose(context, data, $do).await
+                }
+            }
+        )*
+
+        contract! {
+            /// Everything LangBot asks of a Box runtime.
+            pub(super) Served: $($action),*
+        }
+    };
+}
+
+// `anyone` needs no workspace; `workspace` needs one, and `granted` also a grant where those are enforced.
+actions! {
+    BoxInit = "box_init", anyone: readiness::init;
+    BoxHealth = "box_health", anyone: |connection, _| readiness::health(connection);
+    BoxBackendInfo = "box_get_backend_info", anyone: |connection, _| readiness::backend_info(connection);
+    BoxShutdown = "box_shutdown", anyone: |connection, _| sessions::shutdown(connection);
+    BoxUpsertGrant = "box_upsert_sandbox_admission_grant", anyone: admission::upsert;
+    BoxRevokeGrant = "box_revoke_sandbox_admission_grant", anyone: admission::revoke;
+    BoxVerifyWorkspace = "box_verify_shared_workspace", anyone: storage::verify;
+    BoxStatus = "box_status", workspace: |host, placement, _| sessions::status(host, placement);
+    BoxStorage = "box_get_storage_analysis", workspace: |host, placement, _| storage::analysis(host, placement);
+    BoxExec = "box_exec", granted: exec::exec;
+    BoxCreateSession = "box_create_session", granted: sessions::create;
+    BoxGetSession = "box_get_session", granted: sessions::get;
+    BoxGetSessions = "box_get_sessions", granted: |host, placement, _| sessions::list(host, placement);
+    BoxDeleteSession = "box_delete_session", granted: sessions::delete;
+    BoxStartProcess = "box_start_managed_process", granted: processes::start;
+    BoxGetProcess = "box_get_managed_process", granted: processes::get;
+    BoxStopProcess = "box_stop_managed_process", granted: processes::stop;
+}
+
+impl Connection {
+    async fn anyone<T: Serialize, F: Future<Output = Result<T, BoxError>>>(
+        &self,
+        context: Option<&str>,
+        data: Data,
+        work: impl FnOnce(Connection, Data) -> F,
+    ) -> Result<Data, BoxError> {
+        context::check_instance(context, &self.host.instance)?;
+        answer(&work(self.clone(), data).await?)
+    }
+
+    async fn workspace<T: Serialize, F: Future<Output = Result<T, BoxError>>>(
+        &self,
+        context: Option<&str>,
+        data: Data,
+        work: impl FnOnce(Arc<Host>, Arc<Placement>, Data) -> F,
+    ) -> Result<Data, BoxError> {
+        let placement = context::placement(context, &self.host.instance)?;
+        self.fenced(placement, data, work).await
+    }
+
+    async fn granted<T: Serialize, F: Future<Output = Result<T, BoxError>>>(
+        &self,
+        context: Option<&str>,
+        data: Data,
+        work: impl FnOnce(Arc<Host>, Arc<Placement>, Data) -> F,
+    ) -> Result<Data, BoxError> {
+        let placement = context::placement(context, &self.host.instance)?;
+        self.host.require_grant(&placement).await?;
+        self.fenced(placement, data, work).await
+    }
+
+    /// Does the work for as long as the placement is the newest of its workspace.
+    async fn fenced<T: Serialize, F: Future<Output = Result<T, BoxError>>>(
+        &self,
+        placement: Placement,
+        data: Data,
+        work: impl FnOnce(Arc<Host>, Arc<Placement>, Data) -> F,
+    ) -> Result<Data, BoxError> {
+        let host = &self.host;
+        let lease = host.enter(&placement).await?;
+        let placement = Arc::new(placement);
+        let outcome = {
+            let work = work(Arc::clone(host), Arc::clone(&placement), data);
+            tokio::select! {
+                biased;
+                outcome = work => outcome,
+                () = lease.stale() => Err(stale()),
+            }
+        };
+        if !lease.is_current() {
+            // What it had begun may be there since the newer placement has looked.
+            let host = Arc::clone(host);
+            tokio::spawn(async move { host.clear_older(&placement).await });
+            return Err(stale());
+        }
+        answer(&outcome?)
+    }
+}
+
+fn answer(result: &impl Serialize) -> Result<Data, BoxError> {
+    to_raw_value(result)
+        .map_err(|error| BoxError::internal(format!("the answer cannot be written: {error}")))
+}
+
+/// The members of what a call carries.
+pub(super) fn members(data: &RawValue) -> Result<Map<String, Value>, BoxError> {
+    serde_json::from_str(data.get()).map_err(|error| value_error(error.to_string()))
+}
+
+/// A member that must be there, as Python makes a text of it.
+pub(super) fn required(members: &Map<String, Value>, name: &str) -> Result<String, BoxError> {
+    members
+        .get(name)
+        .map(as_text)
+        .ok_or_else(|| key_error(name))
+}
+
+/// A member's text: nothing is the empty one.
+pub(super) fn as_text(value: &Value) -> String {
+    match value {
+        Value::Null => String::new(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+/// Work that goes on when the connection that asked for it is gone, as LangBot expects.
+pub(super) async fn to_its_end<T: Send + 'static>(
+    work: impl Future<Output = Result<T, BoxError>> + Send + 'static,
+) -> Result<T, BoxError> {
+    let done = tokio::spawn(work).await;
+    done.unwrap_or_else(|_| Err(BoxError::internal("the action failed")))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn every_action_of_the_contracts_table_is_served() {
+        let known = box_protocol::langbot::ACTIONS.iter().map(|(name, _)| *name);
+        let served: BTreeSet<_> = Served::NAMES.iter().copied().collect();
+        assert_eq!(served, known.collect());
+    }
+}

@@ -1,0 +1,459 @@
+//! Grants: where LangBot's configuration requires them, a workspace is served only while it has one, and only as far as the
+//! policy goes. Revisions and generations only rise, and a revoked revision never comes back.
+
+mod managed;
+mod moment;
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use box_protocol::{BoxError, Invalid, UnixMs};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+
+pub(super) use self::managed::managed_root;
+use self::moment::Micros;
+use super::Host;
+use super::actions::{Connection, Data, to_its_end};
+use super::config::Config;
+use super::context::Placement;
+use super::errors::{admission, permission, readiness};
+
+/// What a grant can give at most, and what every box gets.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Policy {
+    pub(super) required: bool,
+    pub(super) logical_session_id: String,
+    pub(super) required_backend: String,
+    pub(super) max_sessions: u64,
+    pub(super) max_managed_processes: u64,
+    max_grant_ttl_sec: u64,
+    pub(super) max_timeout_sec: u64,
+    pub(super) cpus: f64,
+    pub(super) memory_mb: u64,
+    pub(super) pids_limit: u64,
+    pub(super) read_only_rootfs: bool,
+    pub(super) workspace_quota_mb: u64,
+    pub(super) readiness_cache_sec: u64,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self {
+            required: false,
+            logical_session_id: "global".to_owned(),
+            required_backend: "nsjail".to_owned(),
+            max_sessions: 1,
+            max_managed_processes: 0,
+            max_grant_ttl_sec: 300,
+            max_timeout_sec: 120,
+            cpus: 1.0,
+            memory_mb: 512,
+            pids_limit: 128,
+            read_only_rootfs: true,
+            workspace_quota_mb: 0,
+            readiness_cache_sec: 15,
+        }
+    }
+}
+
+impl Policy {
+    fn read(value: &Value) -> Result<Self, String> {
+        let policy: Self = Self::deserialize(value).map_err(|error| error.to_string())?;
+        let rules = [
+            (
+                policy.logical_session_id == "global",
+                "logical_session_id must be global",
+            ),
+            (
+                policy.required_backend == "nsjail",
+                "required_backend must be nsjail",
+            ),
+            (
+                policy.max_sessions <= 1,
+                "max_sessions must be between 0 and 1",
+            ),
+            (
+                policy.max_managed_processes == 0,
+                "max_managed_processes must be 0",
+            ),
+            (
+                policy.max_grant_ttl_sec > 0,
+                "max_grant_ttl_sec must be greater than 0",
+            ),
+            (
+                policy.max_timeout_sec > 0,
+                "max_timeout_sec must be greater than 0",
+            ),
+            (policy.pids_limit > 0, "pids_limit must be greater than 0"),
+            (policy.memory_mb >= 32, "memory_mb must be at least 32"),
+            (
+                policy.cpus.is_finite() && policy.cpus > 0.0,
+                "cpus must be greater than 0",
+            ),
+        ];
+        match rules.into_iter().find(|(holds, _)| !holds) {
+            Some((_, rule)) => Err(rule.to_owned()),
+            None => Ok(policy),
+        }
+    }
+}
+
+/// A workspace is let in, until then.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Grant {
+    workspace: String,
+    generation: u64,
+    revision: u64,
+    expires: Micros,
+    pub(super) max_sessions: u64,
+    pub(super) max_managed_processes: u64,
+}
+
+/// Who has which grant, and what was revoked.
+#[derive(Debug, Default)]
+pub(super) struct Admission(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    policy: Policy,
+    /// Why the configuration cannot be used.
+    fault: Option<String>,
+    records: HashMap<String, Record>,
+}
+
+/// What is known of a workspace; it is never forgotten.
+#[derive(Debug, Default)]
+struct Record {
+    grant: Option<Grant>,
+    revision: u64,
+    generation: u64,
+    revoked: u64,
+    limits: Option<(u64, u64)>,
+}
+
+impl Admission {
+    pub(super) fn new() -> Self {
+        Self::default()
+    }
+
+    /// Takes the policy of a configuration. One that cannot be read requires grants and lets nobody in; one that required
+    /// them is not taken back.
+    pub(super) fn configure(&self, config: &Config) {
+        let (policy, fault) = match config.said.get("admission") {
+            None | Some(Value::Null) => (Policy::default(), None),
+            Some(said) => match Policy::read(said) {
+                Ok(policy) => (policy, None),
+                Err(why) => {
+                    let required = Policy {
+                        required: true,
+                        ..Policy::default()
+                    };
+                    (required, Some(why))
+                }
+            },
+        };
+        let mut state = self.state();
+        if state.policy.required && !policy.required {
+            state.fault =
+                Some("Sandbox admission enforcement cannot be disabled without restarting the Box Runtime".to_owned());
+            return;
+        }
+        (state.policy, state.fault) = (policy, fault);
+    }
+
+    /// The policy, where grants are required.
+    pub(super) fn required(&self) -> Option<Policy> {
+        let state = self.state();
+        state.policy.required.then(|| state.policy.clone())
+    }
+
+    pub(super) fn fault(&self) -> Option<String> {
+        self.state().fault.clone()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Only assignments run under the lock.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The grant of this placement, as far as it holds.
+    fn grant(&self, placement: &Placement, now: UnixMs) -> Result<Grant, BoxError> {
+        let state = self.state();
+        state.refuse_faulty()?;
+        let record = state.records.get(&placement.workspace);
+        let Some(grant) = record.and_then(|record| record.grant.clone()) else {
+            return Err(admission("Sandbox admission grant is missing"));
+        };
+        let refusal = if grant.expires.is_past(now) {
+            "Sandbox admission grant has expired"
+        } else if grant.generation != placement.generation {
+            "Sandbox admission grant belongs to another execution generation"
+        } else if grant.max_sessions == 0 {
+            "Sandbox admission grant does not permit sessions"
+        } else if grant.max_sessions > state.policy.max_sessions
+            || grant.max_managed_processes > state.policy.max_managed_processes
+        {
+            "Sandbox admission grant exceeds the active runtime policy"
+        } else {
+            return Ok(grant);
+        };
+        Err(admission(refusal))
+    }
+
+    /// Installs a grant. Which holds now, and whether the workspace's boxes must go first.
+    fn install(&self, grant: &Grant, most: usize, now: UnixMs) -> Result<(Grant, bool), BoxError> {
+        let mut state = self.state();
+        state.refuse_off()?;
+        state.refuse_faulty()?;
+        let policy = &state.policy;
+        let latest = now
+            .0
+            .saturating_add(policy.max_grant_ttl_sec.saturating_mul(1000));
+        let (revoked, revision, generation, limits) =
+            state
+                .records
+                .get(&grant.workspace)
+                .map_or((0, 0, 0, None), |known| {
+                    (
+                        known.revoked,
+                        known.revision,
+                        known.generation,
+                        known.limits,
+                    )
+                });
+        let changed = limits.is_some_and(|limits| limits != grant.limits());
+        let refusal = if grant.expires.is_past(now) {
+            "Cannot install an expired sandbox admission grant"
+        } else if grant.expires.0 / 1000 > latest {
+            "Sandbox admission grant lifetime exceeds the configured maximum"
+        } else if grant.max_sessions > policy.max_sessions {
+            "Sandbox admission grant exceeds the session cap"
+        } else if grant.max_managed_processes > policy.max_managed_processes {
+            "Sandbox admission grant exceeds the managed-process cap"
+        } else if !state.records.contains_key(&grant.workspace) && state.records.len() >= most {
+            FULL
+        } else if grant.revision <= revoked {
+            "Sandbox admission grant revision was revoked"
+        } else if grant.revision < revision {
+            "Sandbox admission grant revision is stale"
+        } else if grant.generation < generation {
+            "Sandbox admission execution generation is stale"
+        } else if grant.revision == revision && changed {
+            "Sandbox admission limits changed without a new entitlement revision"
+        } else {
+            let record = state.records.entry(grant.workspace.clone()).or_default();
+            return Ok(record.install(grant));
+        };
+        Err(admission(refusal))
+    }
+
+    fn revoke(&self, workspace: &str, revision: u64, most: usize) -> Result<(), BoxError> {
+        let mut state = self.state();
+        state.refuse_off()?;
+        if !state.records.contains_key(workspace) && state.records.len() >= most {
+            return Err(admission(FULL));
+        }
+        let record = state.records.entry(workspace.to_owned()).or_default();
+        if revision < record.revision.max(record.revoked) {
+            return Err(admission("Sandbox admission revocation is stale"));
+        }
+        record.grant = None;
+        record.revision = record.revision.max(revision);
+        record.revoked = record.revoked.max(revision);
+        Ok(())
+    }
+
+    /// The workspaces whose grants are over, and are taken from them.
+    fn expired(&self, now: UnixMs) -> Vec<String> {
+        let mut state = self.state();
+        let over = state.records.iter_mut().filter_map(|(workspace, record)| {
+            let past = record
+                .grant
+                .as_ref()
+                .is_some_and(|grant| grant.expires.is_past(now));
+            past.then(|| {
+                record.grant = None;
+                workspace.clone()
+            })
+        });
+        over.collect()
+    }
+}
+
+const FULL: &str =
+    "Sandbox admission record capacity reached; refusing an unbounded Workspace fence allocation";
+
+impl State {
+    fn refuse_off(&self) -> Result<(), BoxError> {
+        if self.policy.required {
+            Ok(())
+        } else {
+            Err(admission("Sandbox admission enforcement is not enabled"))
+        }
+    }
+
+    fn refuse_faulty(&self) -> Result<(), BoxError> {
+        match &self.fault {
+            None => Ok(()),
+            Some(why) => Err(readiness(format!(
+                "Invalid sandbox admission configuration: {why}"
+            ))),
+        }
+    }
+}
+
+impl Record {
+    fn install(&mut self, grant: &Grant) -> (Grant, bool) {
+        if let Some(current) = &self.grant
+            && (grant.revision, grant.generation) == (current.revision, current.generation)
+            && grant.expires < current.expires
+        {
+            // Of two who renew the same grant, the later end stands.
+            return (current.clone(), false);
+        }
+        let same_placement = self
+            .grant
+            .as_ref()
+            .is_some_and(|current| current.generation == grant.generation);
+        self.revision = grant.revision;
+        self.generation = grant.generation;
+        self.limits = Some(grant.limits());
+        self.grant = Some(grant.clone());
+        (grant.clone(), !same_placement || grant.max_sessions == 0)
+    }
+}
+
+impl Grant {
+    fn limits(&self) -> (u64, u64) {
+        (self.max_sessions, self.max_managed_processes)
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AskedGrant {
+    instance_uuid: String,
+    workspace_uuid: String,
+    execution_generation: u64,
+    entitlement_revision: u64,
+    expires_at: String,
+    max_sessions: u64,
+    max_managed_processes: u64,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AskedRevocation {
+    instance_uuid: String,
+    workspace_uuid: String,
+    entitlement_revision: u64,
+}
+
+fn read<'a, T: Deserialize<'a>>(data: &'a RawValue) -> Result<T, BoxError> {
+    serde_json::from_str(data.get()).map_err(|error| Invalid::from(error).into())
+}
+
+fn filled(field: &'static str, text: &str) -> Result<String, BoxError> {
+    match text.trim() {
+        "" => Err(Invalid::new(field, "must not be empty").into()),
+        text => Ok(text.to_owned()),
+    }
+}
+
+fn positive(field: &'static str, number: u64) -> Result<u64, BoxError> {
+    match number {
+        0 => Err(Invalid::new(field, "must be greater than or equal to 1").into()),
+        number => Ok(number),
+    }
+}
+
+pub(super) async fn upsert(connection: Connection, data: Data) -> Result<Value, BoxError> {
+    let host = connection.host;
+    let asked: AskedGrant = read(&data)?;
+    let grant = Grant {
+        workspace: filled("workspace_uuid", &asked.workspace_uuid)?,
+        generation: positive("execution_generation", asked.execution_generation)?,
+        revision: positive("entitlement_revision", asked.entitlement_revision)?,
+        expires: Micros::from_text(&asked.expires_at)
+            .ok_or_else(|| Invalid::new("expires_at", "must be a time with a timezone"))?,
+        max_sessions: asked.max_sessions,
+        max_managed_processes: asked.max_managed_processes,
+    };
+    if filled("instance_uuid", &asked.instance_uuid)? != host.instance {
+        return Err(permission(
+            "Sandbox admission grant does not match the trusted instance",
+        ));
+    }
+    to_its_end(async move {
+        let most = host.config().limits.max_admission_records;
+        let (installed, clear) = host.admission.install(&grant, most, UnixMs::now())?;
+        let placement = Placement::new(&host.instance, &grant.workspace, grant.generation);
+        if clear {
+            host.end_workspace(&placement).await?;
+        }
+        host.fence.observe(&placement, 0, most)?;
+        Ok(json!({
+            "installed": true,
+            "workspace_uuid": installed.workspace,
+            "execution_generation": installed.generation,
+            "entitlement_revision": installed.revision,
+            "max_sessions": installed.max_sessions,
+            "max_managed_processes": installed.max_managed_processes,
+            "expires_at": installed.expires.to_text(),
+        }))
+    })
+    .await
+}
+
+pub(super) async fn revoke(connection: Connection, data: Data) -> Result<Value, BoxError> {
+    let host = connection.host;
+    let asked: AskedRevocation = read(&data)?;
+    let workspace = filled("workspace_uuid", &asked.workspace_uuid)?;
+    let revision = positive("entitlement_revision", asked.entitlement_revision)?;
+    if filled("instance_uuid", &asked.instance_uuid)? != host.instance {
+        return Err(permission(
+            "Sandbox admission revocation does not match the trusted instance",
+        ));
+    }
+    to_its_end(async move {
+        let most = host.config().limits.max_admission_records;
+        host.admission.revoke(&workspace, revision, most)?;
+        let placement = Placement::new(&host.instance, &workspace, 1);
+        host.end_workspace(&placement).await?;
+        Ok(json!({"revoked": true, "workspace_uuid": workspace, "entitlement_revision": revision}))
+    })
+    .await
+}
+
+impl Host {
+    /// The grant that lets this placement in, where one is required.
+    pub(super) async fn require_grant(
+        &self,
+        placement: &Placement,
+    ) -> Result<Option<Grant>, BoxError> {
+        if self.admission.required().is_none() {
+            return Ok(None);
+        }
+        self.require_readiness().await?;
+        let now = UnixMs::now();
+        for workspace in self.admission.expired(now) {
+            let over = Placement::new(&self.instance, &workspace, 1);
+            self.end_workspace(&over).await?;
+        }
+        self.admission.grant(placement, now).map(Some)
+    }
+
+    /// Ends every box of a workspace, of whichever placement.
+    async fn end_workspace(&self, placement: &Placement) -> Result<(), BoxError> {
+        let mut all = self.sessions().await?;
+        all.retain(|info| placement.generation_of(info.session_id.as_str()).is_some());
+        self.end(all).await;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

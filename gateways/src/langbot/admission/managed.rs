@@ -1,0 +1,162 @@
+//! What a spec may still say where grants are required, and where the workspaces are.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+
+use box_protocol::{BoxError, HostPathMode, Network, SpecDraft};
+
+use crate::langbot::Host;
+use crate::langbot::config::Config;
+use crate::langbot::context::Placement;
+use crate::langbot::errors::{admission, readiness};
+use crate::langbot::exec::IMAGE;
+use crate::langbot::mounts::blocking;
+
+/// The most mounts beside the workspace.
+const MOST_MOUNTS: usize = 256;
+
+/// The box's own directory.
+const WORKSPACE: &str = box_protocol::DEFAULT_MOUNT_PATH;
+
+impl Host {
+    /// Where grants are required, every box is the policy's, and what a caller may still say is checked.
+    pub(in crate::langbot) async fn admit_spec(
+        &self,
+        placement: &Placement,
+        draft: &mut SpecDraft,
+    ) -> Result<(), BoxError> {
+        let Some(policy) = self.admission.required() else {
+            return Ok(());
+        };
+        if draft.network == Some(Network::On) {
+            return Err(admission("Managed sandbox network access is disabled"));
+        }
+        if draft.session_id.as_deref().map(str::trim) != Some(policy.logical_session_id.as_str()) {
+            return Err(admission("Managed sandbox session_id is runtime-owned"));
+        }
+        if draft.mount_path.as_deref().unwrap_or(WORKSPACE) != WORKSPACE {
+            return Err(admission("Managed sandbox mount_path is runtime-owned"));
+        }
+        let workdir = draft.workdir.as_deref().unwrap_or(WORKSPACE);
+        if !Path::new(workdir).starts_with(WORKSPACE) {
+            return Err(admission(
+                "Managed sandbox workdir must stay under /workspace",
+            ));
+        }
+        let config = self.config();
+        let namespace = placement.namespace.clone();
+        let asked = (
+            draft.host_path.take(),
+            draft.extra_mounts.take().unwrap_or_default(),
+        );
+        let found = blocking(move || {
+            let root = managed_root(&config)?;
+            let workspace = root.join("tenants").join(&namespace);
+            std::fs::create_dir_all(&workspace)
+                .map_err(|_| readiness("Managed sandbox workspace cannot be made"))?;
+            let real = |path: &Path| {
+                box_service::paths::real_path(path).unwrap_or_else(|_| path.to_owned())
+            };
+            if real(&workspace) != workspace {
+                return Err(admission(
+                    "Managed sandbox Workspace path escapes its tenant directory",
+                ));
+            }
+            if asked
+                .0
+                .is_some_and(|path| real(Path::new(path.trim())) != workspace)
+            {
+                return Err(admission("Managed sandbox host_path is runtime-owned"));
+            }
+            check_mounts(&asked.1, &config.allowed_roots())?;
+            Ok((workspace, asked.1))
+        });
+        let (workspace, mounts) = found.await?;
+        draft.host_path = Some(workspace.to_string_lossy().into_owned());
+        draft.extra_mounts = Some(mounts);
+        draft.image = Some(IMAGE.to_owned());
+        draft.host_path_mode = Some(HostPathMode::Rw);
+        draft.persistent = Some(true);
+        draft.timeout_sec = Some(draft.timeout_sec.unwrap_or(30).min(policy.max_timeout_sec));
+        draft.cpus = Some(policy.cpus);
+        draft.memory_mb = Some(policy.memory_mb);
+        draft.pids_limit = Some(policy.pids_limit);
+        draft.read_only_rootfs = Some(policy.read_only_rootfs);
+        draft.workspace_quota_mb = Some(policy.workspace_quota_mb);
+        Ok(())
+    }
+}
+
+/// Where the workspaces of all tenants are.
+pub(in crate::langbot) fn managed_root(config: &Config) -> Result<PathBuf, BoxError> {
+    let Some(root) = config.default_workspace() else {
+        return Err(readiness(
+            "Managed sandbox admission requires box.local.default_workspace",
+        ));
+    };
+    if !config
+        .allowed_roots()
+        .iter()
+        .any(|allowed| root.starts_with(allowed))
+    {
+        return Err(readiness(
+            "Managed sandbox workspace is outside box.local.allowed_mount_roots",
+        ));
+    }
+    if !root.is_dir() {
+        return Err(readiness(
+            "Managed sandbox workspace path is not a directory",
+        ));
+    }
+    let access =
+        rustix::fs::Access::READ_OK | rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK;
+    if rustix::fs::access(&root, access).is_err() {
+        return Err(readiness("Managed sandbox workspace path is not writable"));
+    }
+    Ok(root)
+}
+
+fn check_mounts(mounts: &[box_protocol::BoxMountSpec], roots: &[PathBuf]) -> Result<(), BoxError> {
+    let refuse = |why: &str| Err(admission(why));
+    if mounts.len() > MOST_MOUNTS {
+        return refuse("Managed sandbox accepts at most 256 read-only mounts");
+    }
+    if !mounts.is_empty() && roots.is_empty() {
+        return refuse("Managed sandbox read-only mounts require allowed_mount_roots");
+    }
+    let mut targets = HashSet::new();
+    for mount in mounts {
+        if mount.mode != HostPathMode::Ro {
+            return refuse("Managed sandbox additional mounts must be read-only");
+        }
+        let real = std::fs::canonicalize(&mount.host_path);
+        let Some(real) = real.ok().filter(|real| real.is_dir()) else {
+            return refuse("Managed sandbox read-only mount source is unavailable");
+        };
+        if !roots.iter().any(|root| real.starts_with(root)) {
+            return refuse("Managed sandbox read-only mount source is outside allowed_mount_roots");
+        }
+        if let Some(manifest) = &mount.manifest_path {
+            let real = std::fs::canonicalize(manifest);
+            let Some(real) = real.ok().filter(|real| real.is_file()) else {
+                return refuse("Managed sandbox read-only mount manifest is unavailable");
+            };
+            if !roots.iter().any(|root| real.starts_with(root)) {
+                return refuse(
+                    "Managed sandbox read-only mount manifest is outside allowed_mount_roots",
+                );
+            }
+        }
+        let inside = mount
+            .mount_path
+            .strip_prefix(WORKSPACE)
+            .is_some_and(|rest| rest.starts_with('/'));
+        if !mount.is_content_addressed() && !inside {
+            return refuse("Managed sandbox additional mount targets must stay under /workspace");
+        }
+        if !targets.insert(&mount.mount_path) {
+            return refuse("Managed sandbox additional mount targets must be unique");
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,307 @@
+//! What `box_init` says: the `box` section of LangBot's configuration, without what is its own.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use box_protocol::{BoxError, Code};
+use box_service::blocked::is_blocked;
+use box_service::paths::real_path;
+use serde_json::{Map, Value};
+
+use super::errors::value_error;
+
+/// The most bytes of configuration that are kept.
+const CONFIG_BYTES: usize = 256 * 1024;
+
+/// What LangBot has said, and what follows.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Config {
+    pub(super) said: Map<String, Value>,
+    pub(super) limits: Limits,
+}
+
+/// LangBot's limits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Limits {
+    pub(super) max_sessions: usize,
+    pub(super) max_managed_processes: usize,
+    pub(super) max_completed_processes: usize,
+    pub(super) max_admission_records: usize,
+    pub(super) max_rpc_file_bytes: usize,
+    pub(super) completed_process_retention_sec: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            max_sessions: 64,
+            max_managed_processes: 64,
+            max_completed_processes: 256,
+            max_admission_records: 100_000,
+            max_rpc_file_bytes: 20 * 1024 * 1024,
+            completed_process_retention_sec: 300,
+        }
+    }
+}
+
+impl Limits {
+    /// These, with what was said about them.
+    fn said(&self, limits: Option<&Value>) -> Result<Self, BoxError> {
+        let nothing = Map::new();
+        let limits = match limits {
+            None | Some(Value::Null) => &nothing,
+            Some(Value::Object(limits)) => limits,
+            Some(_) => return Err(value_error("box.limits must be an object")),
+        };
+        let read = |name: &str, now: usize, least: usize, most: usize| match limits.get(name) {
+            None => Ok(now),
+            Some(value) => {
+                // Python's integers have no end; one beyond ours is out of every range.
+                let whole = value.as_number().filter(|number| !number.is_f64());
+                let Some(number) = whole else {
+                    return Err(value_error(format!("box.limits.{name} must be an integer")));
+                };
+                let number = number
+                    .as_u64()
+                    .and_then(|number| usize::try_from(number).ok());
+                number
+                    .filter(|number| (least..=most).contains(number))
+                    .ok_or_else(|| {
+                        value_error(format!(
+                            "box.limits.{name} must be between {least} and {most}"
+                        ))
+                    })
+            }
+        };
+        Ok(Self {
+            max_sessions: read("max_sessions", self.max_sessions, 0, 5_000)?,
+            max_managed_processes: read(
+                "max_managed_processes",
+                self.max_managed_processes,
+                0,
+                1_024,
+            )?,
+            max_completed_processes: read(
+                "max_completed_processes",
+                self.max_completed_processes,
+                0,
+                10_000,
+            )?,
+            max_admission_records: read(
+                "max_admission_records",
+                self.max_admission_records,
+                1,
+                250_000,
+            )?,
+            max_rpc_file_bytes: read(
+                "max_rpc_file_bytes",
+                self.max_rpc_file_bytes,
+                1,
+                100 * 1024 * 1024,
+            )?,
+            completed_process_retention_sec: read(
+                "completed_process_retention_sec",
+                self.completed_process_retention_sec,
+                0,
+                86_400,
+            )?,
+        })
+    }
+}
+
+impl Config {
+    /// This, with what is said now; each section that is named takes the place of the old one.
+    pub(super) fn merged(&self, now: Map<String, Value>) -> Result<Self, BoxError> {
+        let mut said = self.said.clone();
+        said.extend(now);
+        let size = serde_json::to_string(&said).map_or(usize::MAX, |text| text.len());
+        if size > CONFIG_BYTES {
+            return Err(BoxError::limit(
+                Code::TooLarge,
+                "configuration",
+                "configuration_bytes",
+                CONFIG_BYTES,
+            ));
+        }
+        let limits = self.limits.said(said.get("limits"))?;
+        Ok(Self { said, limits })
+    }
+
+    fn local(&self, name: &str) -> Option<&Value> {
+        self.said.get("local")?.get(name)
+    }
+
+    fn local_text(&self, name: &str) -> Option<&str> {
+        let text = self.local(name)?.as_str()?.trim();
+        (!text.is_empty()).then_some(text)
+    }
+
+    fn host_root(&self) -> Option<PathBuf> {
+        resolved(self.local_text("host_root")?, None)
+    }
+
+    /// Where workspaces are, if anywhere.
+    pub(super) fn default_workspace(&self) -> Option<PathBuf> {
+        let root = self.host_root();
+        match (self.local_text("default_workspace"), &root) {
+            (None, None) => None,
+            (said, root) => resolved(said.unwrap_or("default"), root.as_deref()),
+        }
+    }
+
+    /// Where directories may be made.
+    pub(super) fn allowed_roots(&self) -> Vec<PathBuf> {
+        let said: Vec<&str> = match self.local("allowed_mount_roots") {
+            Some(Value::String(roots)) => roots.split(',').collect(),
+            Some(Value::Array(roots)) => roots.iter().filter_map(Value::as_str).collect(),
+            _ => Vec::new(),
+        };
+        let said = said
+            .into_iter()
+            .map(str::trim)
+            .filter(|root| !root.is_empty());
+        let roots: Vec<_> = said.filter_map(|root| resolved(root, None)).collect();
+        if roots.is_empty() {
+            self.host_root().into_iter().collect()
+        } else {
+            roots
+        }
+    }
+
+    /// Makes the default workspace, if there is to be one.
+    pub(super) fn make_workspace(&self, opened: &[PathBuf]) -> Result<(), BoxError> {
+        let Some(workspace) = self.default_workspace() else {
+            return Ok(());
+        };
+        if workspace.is_dir() {
+            return Ok(());
+        }
+        if workspace.exists() {
+            return Err(BoxError::validation(
+                "box.local.default_workspace must point to a directory on the Box runtime host",
+            ));
+        }
+        let roots = self.allowed_roots();
+        if roots.is_empty() {
+            return Err(BoxError::validation(
+                "box.local.default_workspace cannot be created because no allowed_mount_roots are configured",
+            ));
+        }
+        if !roots.iter().any(|root| workspace.starts_with(root)) {
+            let roots: Vec<_> = roots
+                .iter()
+                .map(|root| root.display().to_string())
+                .collect();
+            return Err(BoxError::validation(format!(
+                "box.local.default_workspace is outside allowed_mount_roots: {}",
+                roots.join(", ")
+            )));
+        }
+        if is_blocked(&workspace, opened) {
+            return Err(BoxError::validation(
+                "box.local.default_workspace is blocked for security",
+            ));
+        }
+        fs::create_dir_all(&workspace).map_err(|error| {
+            BoxError::validation(format!(
+                "box.local.default_workspace cannot be made: {}",
+                error.kind()
+            ))
+        })
+    }
+}
+
+/// Where a path of the configuration leads, from `base` or from here.
+fn resolved(path: &str, base: Option<&Path>) -> Option<PathBuf> {
+    let home = || std::env::var_os("HOME").map(PathBuf::from);
+    let path = match path.strip_prefix('~') {
+        Some("") => home()?,
+        Some(rest) if rest.starts_with('/') => home()?.join(&rest[1..]),
+        _ => PathBuf::from(path),
+    };
+    let path = if path.is_absolute() {
+        path
+    } else {
+        match base {
+            Some(base) => base.join(path),
+            None => std::env::current_dir().ok()?.join(path),
+        }
+    };
+    real_path(&path).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn said(value: &Value) -> Result<Config, BoxError> {
+        Config::default().merged(value.as_object().unwrap().clone())
+    }
+
+    #[test]
+    fn limits_are_whole_and_in_range() {
+        let config =
+            said(&json!({"limits": {"max_sessions": 7, "unknown": "x"}, "more": [1]})).unwrap();
+        assert_eq!(
+            (
+                config.limits.max_sessions,
+                config.limits.max_managed_processes
+            ),
+            (7, 64)
+        );
+        for (value, text) in [
+            (json!("7"), "box.limits.max_sessions must be an integer"),
+            (json!(true), "box.limits.max_sessions must be an integer"),
+            (json!(1.0), "box.limits.max_sessions must be an integer"),
+            (
+                json!(-1),
+                "box.limits.max_sessions must be between 0 and 5000",
+            ),
+            (
+                json!(5001),
+                "box.limits.max_sessions must be between 0 and 5000",
+            ),
+        ] {
+            let refused = said(&json!({"limits": {"max_sessions": value}})).unwrap_err();
+            assert_eq!(refused.message(), text);
+        }
+        assert!(said(&json!({"limits": []})).is_err());
+    }
+
+    #[test]
+    fn sections_take_the_place_of_older_ones() {
+        let first = said(&json!({"limits": {"max_sessions": 7}, "local": {"host_root": "/srv/a"}}))
+            .unwrap();
+        let second = json!({"limits": {"max_managed_processes": 3}, "local": {}});
+        let second = first.merged(second.as_object().unwrap().clone()).unwrap();
+        assert_eq!(
+            (
+                second.limits.max_sessions,
+                second.limits.max_managed_processes
+            ),
+            (7, 3)
+        );
+        assert_eq!(second.default_workspace(), None);
+    }
+
+    #[test]
+    fn the_workspace_is_made_inside_the_roots_only() {
+        let place = tempfile::tempdir().unwrap();
+        let root = fs::canonicalize(place.path()).unwrap().join("box");
+        let inside = said(&json!({"local": {"host_root": root}})).unwrap();
+        inside.make_workspace(&[]).unwrap();
+        assert!(root.join("default").is_dir());
+        let outside =
+            json!({"local": {"host_root": root, "default_workspace": place.path().join("else")}});
+        let refused = said(&outside).unwrap().make_workspace(&[]).unwrap_err();
+        assert!(
+            refused
+                .message()
+                .starts_with("box.local.default_workspace is outside allowed_mount_roots: ")
+        );
+        let listed = json!({"local": {"default_workspace": place.path().join("else"), "allowed_mount_roots": format!(" , {}", place.path().display())}});
+        said(&listed).unwrap().make_workspace(&[]).unwrap();
+    }
+}

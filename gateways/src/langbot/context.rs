@@ -1,0 +1,284 @@
+//! Who asks, for which workspace, and what its boxes are called here.
+//!
+//! LangBot names boxes within a workspace; here they bear the workspace's namespace and the generation of its placement, so
+//! that two workspaces never meet and an old placement is known by its name.
+
+use box_protocol::{BoxError, Code, SessionId};
+use serde::Deserialize;
+use sha2::{Digest as _, Sha256};
+
+use super::errors::{of_class, permission, value_error};
+
+/// The longest name of a workspace that a relay may give.
+const WORKSPACE_CHARS: usize = 256;
+
+/// Where a call belongs: a workspace of this installation, and which placement of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Placement {
+    /// The workspace.
+    pub workspace: String,
+    /// Only rises.
+    pub generation: u64,
+    /// What the workspace's boxes and directories begin with.
+    pub namespace: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Envelope {
+    instance_uuid: String,
+    workspace_uuid: String,
+    #[serde(default = "first")]
+    placement_generation: i64,
+    #[serde(default, rename = "installation_uuid")]
+    _installation: Option<String>,
+    #[serde(default, rename = "runtime_revision")]
+    _revision: Option<i64>,
+    #[serde(default, rename = "artifact_digest")]
+    _digest: Option<String>,
+}
+
+fn first() -> i64 {
+    1
+}
+
+/// The placement a call's context names; it must be of this instance.
+pub(super) fn placement(context: Option<&str>, instance: &str) -> Result<Placement, BoxError> {
+    let Some(context) = context else {
+        return Err(permission(
+            "Box tenant action requires a trusted Workspace context",
+        ));
+    };
+    let envelope = read(context)?;
+    if envelope.instance_uuid.trim() != instance {
+        return Err(of_another_instance());
+    }
+    let workspace = envelope.workspace_uuid.trim();
+    let generation = u64::try_from(envelope.placement_generation).unwrap_or_default();
+    Ok(Placement::new(instance, workspace, generation))
+}
+
+/// A context where none is needed must still be of this instance.
+pub(super) fn check_instance(context: Option<&str>, instance: &str) -> Result<(), BoxError> {
+    match context {
+        Some(context) if read(context)?.instance_uuid.trim() != instance => {
+            Err(of_another_instance())
+        }
+        _ => Ok(()),
+    }
+}
+
+fn read(context: &str) -> Result<Envelope, BoxError> {
+    let invalid = |why: String| {
+        of_class(
+            "ValidationError",
+            Code::Validation,
+            format!("context: {why}"),
+        )
+    };
+    let envelope: Envelope = serde_json::from_str(context)
+        .map_err(|error| invalid(box_protocol::Invalid::from(error).to_string()))?;
+    for (field, value) in [
+        ("instance_uuid", &envelope.instance_uuid),
+        ("workspace_uuid", &envelope.workspace_uuid),
+    ] {
+        if value.trim().is_empty() {
+            return Err(invalid(format!("{field} must not be empty")));
+        }
+    }
+    if envelope.placement_generation < 1 {
+        let rule = "placement_generation must be greater than or equal to 1";
+        return Err(invalid(rule.to_owned()));
+    }
+    Ok(envelope)
+}
+
+fn of_another_instance() -> BoxError {
+    permission("Box action context does not match the trusted instance")
+}
+
+/// Whether this can be the name of an instance: a letter or digit, then up to 127 of those and `._:-`.
+pub fn is_instance(text: &str) -> bool {
+    let rest = text.strip_prefix(|first: char| first.is_ascii_alphanumeric());
+    rest.is_some_and(|rest| {
+        rest.len() <= 127
+            && rest
+                .bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || b"._:-".contains(&byte))
+    })
+}
+
+impl Placement {
+    /// A placement of a workspace of this instance.
+    pub(super) fn new(instance: &str, workspace: &str, generation: u64) -> Self {
+        let mut digest = Sha256::new();
+        digest.update(instance.as_bytes());
+        digest.update([0]);
+        digest.update(workspace.as_bytes());
+        let mut hex = format!("{:x}", digest.finalize());
+        hex.truncate(24);
+        Self {
+            workspace: workspace.to_owned(),
+            generation,
+            namespace: format!("ws-{hex}"),
+        }
+    }
+
+    /// The placement that the headers of a relay name, if they do.
+    pub(super) fn of_headers(instance: &str, workspace: &str, generation: &str) -> Option<Self> {
+        let (workspace, text) = (workspace.trim(), generation.trim());
+        if workspace.is_empty() || workspace.chars().count() > WORKSPACE_CHARS {
+            return None;
+        }
+        let generation: u64 = text.parse().ok().filter(|number| *number >= 1)?;
+        (generation.to_string() == text).then(|| Self::new(instance, workspace, generation))
+    }
+
+    /// What the names of its boxes begin with.
+    pub(super) fn prefix(&self) -> String {
+        format!("{}-g{}-", self.namespace, self.generation)
+    }
+
+    /// The box that LangBot calls so.
+    pub(super) fn physical(&self, logical: &str) -> Result<SessionId, BoxError> {
+        let logical = logical.trim();
+        if logical.is_empty() {
+            return Err(value_error("Box session_id must not be empty"));
+        }
+        let mut safe = String::with_capacity(logical.len());
+        for c in logical.chars() {
+            if c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-') {
+                safe.push(c);
+            } else if !safe.ends_with('\u{0}') {
+                // A run of others becomes one dash, whatever stands beside it.
+                safe.push('\u{0}');
+            }
+        }
+        let safe = safe.replace('\u{0}', "-");
+        let safe = safe.trim_matches('-');
+        if safe.is_empty() {
+            return Err(value_error("Box session_id must contain a valid character"));
+        }
+        Ok(SessionId::new(format!("{}{safe}", self.prefix()))?)
+    }
+
+    /// What LangBot calls this box; one of another placement keeps its name.
+    pub(super) fn logical<'a>(&self, physical: &'a str) -> &'a str {
+        physical.strip_prefix(&self.prefix()).unwrap_or(physical)
+    }
+
+    /// Whether this is a box of exactly this placement.
+    pub(super) fn owns(&self, physical: &str) -> bool {
+        physical
+            .strip_prefix(&self.prefix())
+            .is_some_and(|rest| !rest.is_empty())
+    }
+
+    /// The generation of a box of this workspace; none if it is of another.
+    pub(super) fn generation_of(&self, physical: &str) -> Option<u64> {
+        let rest = physical.strip_prefix(&self.namespace)?.strip_prefix("-g")?;
+        rest.split_once('-')?.0.parse().ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn one() -> Placement {
+        Placement::new("inst-0001", "ws-0001", 1)
+    }
+
+    #[test]
+    fn names_are_langbots() {
+        let physical = one().physical("s1").unwrap();
+        assert_eq!(physical.as_str(), "ws-dbae8a731bf25fd875aba279-g1-s1");
+        assert_eq!(one().logical(physical.as_str()), "s1");
+        assert!(one().owns(physical.as_str()));
+        assert_eq!(one().generation_of(physical.as_str()), Some(1));
+        let next = Placement::new("inst-0001", "ws-0001", 2);
+        assert!(!next.owns(physical.as_str()));
+        assert_eq!(next.logical(physical.as_str()), physical.as_str());
+        assert_eq!(next.generation_of(physical.as_str()), Some(1));
+        assert_eq!(
+            Placement::new("inst-0001", "ws-2", 1).generation_of(physical.as_str()),
+            None
+        );
+    }
+
+    #[test]
+    fn unsafe_characters_become_dashes() {
+        for (logical, safe) in [
+            (" a b ", "a-b"),
+            ("a  /b", "a-b"),
+            ("-a-", "a"),
+            ("a-/-b", "a---b"),
+            ("ä", ""),
+            ("x…y_z.1", "x-y_z.1"),
+        ] {
+            match one().physical(logical) {
+                Ok(id) => assert_eq!(one().logical(id.as_str()), safe),
+                Err(error) => {
+                    assert_eq!(safe, "");
+                    assert_eq!(
+                        error.message(),
+                        "Box session_id must contain a valid character"
+                    );
+                }
+            }
+        }
+        let empty = one().physical("  ").unwrap_err();
+        assert_eq!(empty.message(), "Box session_id must not be empty");
+    }
+
+    #[test]
+    fn a_context_is_of_this_instance_and_complete() {
+        let missing = placement(None, "i").unwrap_err();
+        assert_eq!(
+            missing.message(),
+            "Box tenant action requires a trusted Workspace context"
+        );
+        let other =
+            placement(Some(r#"{"instance_uuid":"j","workspace_uuid":"w"}"#), "i").unwrap_err();
+        assert_eq!(
+            other.message(),
+            "Box action context does not match the trusted instance"
+        );
+        let good = placement(
+            Some(r#"{"instance_uuid":" i ","workspace_uuid":"w","installation_uuid":"x"}"#),
+            "i",
+        );
+        assert_eq!(good.unwrap().generation, 1);
+        for bad in [
+            r#"{"instance_uuid":"i"}"#,
+            r#"{"instance_uuid":"i","workspace_uuid":" "}"#,
+            r#"{"instance_uuid":"i","workspace_uuid":"w","placement_generation":0}"#,
+            r#"{"instance_uuid":"i","workspace_uuid":"w","surprise":1}"#,
+        ] {
+            assert!(placement(Some(bad), "i").is_err(), "{bad}");
+        }
+        assert!(check_instance(None, "i").is_ok());
+        assert!(
+            check_instance(Some(r#"{"instance_uuid":"j","workspace_uuid":"w"}"#), "i").is_err()
+        );
+    }
+
+    #[test]
+    fn headers_are_written_one_way() {
+        assert!(Placement::of_headers("i", "w", "12").is_some());
+        for (workspace, generation) in [
+            ("", "1"),
+            ("w", "0"),
+            ("w", "01"),
+            ("w", "+1"),
+            ("w", "-1"),
+            ("w", "x"),
+        ] {
+            assert!(Placement::of_headers("i", workspace, generation).is_none());
+        }
+        assert!(
+            is_instance("a.b:c-9") && !is_instance("") && !is_instance(".a") && !is_instance("a b")
+        );
+        assert!(is_instance(&"a".repeat(128)) && !is_instance(&"a".repeat(129)));
+    }
+}

@@ -1,0 +1,138 @@
+//! Errors in LangBot's words. Its client looks for the class in the text, and people read the rest.
+
+use box_protocol::error::{Detail, Subject};
+use box_protocol::{BoxError, BoxSessionInfo, Code};
+use serde_json::json;
+
+/// An error of a class that no word of ours stands for.
+pub(super) fn of_class(class: &str, code: Code, message: impl Into<String>) -> BoxError {
+    BoxError::new(code, message).with_detail(&json!({"class": class}))
+}
+
+/// What Python says of a value that does not fit.
+pub(super) fn value_error(message: impl Into<String>) -> BoxError {
+    of_class("ValueError", Code::Validation, message)
+}
+
+/// What Python says of a key that is not there.
+pub(super) fn key_error(key: &str) -> BoxError {
+    of_class("KeyError", Code::Validation, format!("'{key}'"))
+}
+
+/// A caller who may not.
+pub(super) fn permission(message: impl Into<String>) -> BoxError {
+    BoxError::denied(message)
+}
+
+pub(super) fn stale() -> BoxError {
+    permission("Stale Box placement generation")
+}
+
+/// Where grants are enforced: without one, or beyond it.
+pub(super) fn admission(message: impl Into<String>) -> BoxError {
+    BoxError::denied(message).with_detail(&Detail::about(Subject::Grant))
+}
+
+/// The place is not fit to be used.
+pub(super) fn readiness(message: impl Into<String>) -> BoxError {
+    BoxError::unavailable(message).with_detail(&Detail::about(Subject::Readiness))
+}
+
+pub(super) fn shutting_down() -> BoxError {
+    of_class(
+        "BoxRuntimeUnavailableError",
+        Code::Unavailable,
+        "Box runtime is shutting down",
+    )
+}
+
+pub(super) fn no_session(physical: &str) -> BoxError {
+    BoxError::not_found(format!("session {physical} not found"))
+}
+
+pub(super) fn no_process(physical: &str, process: &str) -> BoxError {
+    let message = format!("session {physical} has no managed process with process_id={process}");
+    BoxError::not_found(message).with_detail(&Detail::about(Subject::Process))
+}
+
+pub(super) fn not_running(physical: &str, process: &str) -> BoxError {
+    let message = format!("managed process {process} in session {physical} is not running");
+    BoxError::conflict(message).with_detail(&Detail::about(Subject::Process))
+}
+
+pub(super) fn already_attached(physical: &str, process: &str) -> BoxError {
+    let message = format!("managed process {process} in session {physical} is already attached");
+    BoxError::conflict(message).with_detail(&Detail::about(Subject::Process))
+}
+
+/// A box of this name is there, and is another one.
+pub(super) fn conflict(field: &str, info: &BoxSessionInfo) -> BoxError {
+    let message = if field == "extra_mounts" {
+        "Box mounts differ from this session's immutable mount set; acquire a Box with a distinct reuse key for \
+         different host mounts. The existing session was preserved."
+            .to_owned()
+    } else {
+        let (id, value) = (&info.session_id, shown(field, info));
+        format!("Box session {id} already exists with {field}={value}")
+    };
+    BoxError::conflict(message)
+}
+
+/// A field's value as Python prints it.
+fn shown(field: &str, info: &BoxSessionInfo) -> String {
+    let truth = |value: bool| if value { "True" } else { "False" }.to_owned();
+    match field {
+        "network" => info.network.as_str().to_owned(),
+        "image" => info.image.clone(),
+        "host_path" => info.host_path.clone().unwrap_or_else(|| "None".to_owned()),
+        "host_path_mode" => info.host_path_mode.as_str().to_owned(),
+        "mount_path" => info.mount_path.clone(),
+        "persistent" => truth(info.persistent),
+        "cpus" => format!("{:?}", info.cpus),
+        "memory_mb" => info.memory_mb.to_string(),
+        "pids_limit" => info.pids_limit.to_string(),
+        "read_only_rootfs" => truth(info.read_only_rootfs),
+        "workspace_quota_mb" => info.workspace_quota_mb.to_string(),
+        _ => "another value".to_owned(),
+    }
+}
+
+/// The field a conflict is about.
+pub(super) fn field_of(error: &BoxError) -> Option<String> {
+    if error.code() != Code::Conflict {
+        return None;
+    }
+    error.detail::<Detail>()?.field
+}
+
+#[cfg(test)]
+mod tests {
+    use box_protocol::{SpecDraft, UnixMs};
+
+    use super::*;
+
+    #[test]
+    fn a_conflict_shows_what_stands_as_python_prints_it() {
+        let spec = SpecDraft::new("ws-1-g1-s").cpus(2.0).build().unwrap();
+        let info = BoxSessionInfo::starting(&spec, "fake", "b", UnixMs(0));
+        for (field, value) in [
+            ("network", "off"),
+            ("host_path", "None"),
+            ("host_path_mode", "rw"),
+            ("mount_path", "/workspace"),
+            ("persistent", "False"),
+            ("cpus", "2.0"),
+            ("memory_mb", "512"),
+            ("read_only_rootfs", "True"),
+        ] {
+            let error = conflict(field, &info);
+            let text = format!("Box session ws-1-g1-s already exists with {field}={value}");
+            assert_eq!(error.message(), text);
+        }
+        assert!(
+            conflict("extra_mounts", &info)
+                .message()
+                .starts_with("Box mounts differ")
+        );
+    }
+}

@@ -1,0 +1,213 @@
+//! `box_exec`, and the spec that it and `box_create_session` carry.
+
+use std::sync::Arc;
+
+use box_protocol::actions::{BoxExecParams, OnDisconnect, OnTimeout};
+use box_protocol::langbot::timeout_notice;
+use box_protocol::model::SpecExtras;
+use box_protocol::{
+    BoxError, BoxExecutionResult, ExecutionStatus, Guest, Invalid, Network, SessionId, SpecDraft,
+    World,
+};
+use serde::Serialize;
+use serde_json::value::RawValue;
+
+use super::Host;
+use super::actions::Data;
+use super::context::Placement;
+use super::sessions::named;
+
+/// The image of a spec that names none.
+pub(super) const IMAGE: &str = "rockchin/langbot-sandbox:latest";
+
+/// Bytes of a stream that are kept.
+const KEPT: u64 = 1024 * 1024;
+
+/// How long a command may run whose spec does not say.
+const TIMEOUT_SEC: u64 = 30;
+
+/// The guest's home.
+const HOME: &str = "/home";
+
+/// The result as LangBot reads it: its own members only.
+#[derive(Debug, Serialize)]
+pub(super) struct Executed {
+    session_id: String,
+    backend_name: String,
+    status: ExecutionStatus,
+    exit_code: Option<i32>,
+    stdout: String,
+    stderr: String,
+    duration_ms: u64,
+}
+
+pub(super) async fn exec(
+    host: Arc<Host>,
+    placement: Arc<Placement>,
+    data: Data,
+) -> Result<Executed, BoxError> {
+    let spec = host.spec(&placement, &data).await?;
+    if spec
+        .cmd
+        .as_deref()
+        .is_none_or(|cmd| stripped(cmd).is_empty())
+    {
+        return Err(Invalid::new("cmd", "must not be empty").into());
+    }
+    let id = named_by(&placement, &spec)?;
+    let (network, timeout_sec) = (spec.network, spec.timeout_sec.unwrap_or(TIMEOUT_SEC));
+    let params = BoxExecParams {
+        spec: physical_spec(spec, &id),
+        on_timeout: OnTimeout::DropBox,
+        on_disconnect: OnDisconnect::Keep,
+        attach: None,
+    };
+    let outcome = host.runtime.exec(&host.caller(), params).await;
+    let result = match outcome {
+        Ok(result) => result,
+        Err(error) => return host.told(Err(error), &id).await,
+    };
+    if result.status == ExecutionStatus::TimedOut {
+        host.processes.forget_session(&id);
+    }
+    let mut executed = Executed::new(result, timeout_sec);
+    executed.session_id = placement.logical(id.as_str()).to_owned();
+    if network == Some(Network::On)
+        && let Ok(info) = host.runtime.get(&host.caller(), &id).await
+    {
+        executed.backend_name = named(&executed.backend_name, &info.degraded);
+    }
+    Ok(executed)
+}
+
+impl Executed {
+    fn new(result: BoxExecutionResult, timeout_sec: u64) -> Self {
+        let timed_out = result.status == ExecutionStatus::TimedOut;
+        let stdout = told(&result.stdout, result.stdout_dropped);
+        let mut stderr = told(&result.stderr, result.stderr_dropped);
+        if timed_out && stderr.is_empty() {
+            stderr = timeout_notice(timeout_sec);
+        }
+        Self {
+            session_id: String::new(),
+            backend_name: result.backend_name,
+            status: result.status,
+            exit_code: result.exit_code,
+            stdout,
+            stderr,
+            duration_ms: result.duration_ms,
+        }
+    }
+}
+
+/// Output as LangBot's backends tell it: trimmed, with a notice of what was cut off.
+fn told(output: &str, dropped: u64) -> String {
+    let mut text = stripped(output).to_owned();
+    if dropped > 0 {
+        let notice =
+            format!("\n... [raw output clipped at {KEPT} bytes, {dropped} bytes discarded]");
+        text.push_str(&notice);
+    }
+    text
+}
+
+/// Without what Python takes for space at both ends.
+fn stripped(text: &str) -> &str {
+    text.trim_matches(|c: char| c.is_whitespace() || matches!(c, '\x1c'..='\x1f'))
+}
+
+/// The box that a spec names.
+pub(super) fn named_by(placement: &Placement, spec: &SpecDraft) -> Result<SessionId, BoxError> {
+    let named = placement.physical(spec.session_id.as_deref().unwrap_or_default());
+    named.map_err(|error| BoxError::validation(error.message()))
+}
+
+/// The spec of the box as it is called here.
+pub(super) fn physical_spec(mut spec: SpecDraft, id: &SessionId) -> SpecDraft {
+    spec.session_id = Some(id.as_str().to_owned());
+    spec
+}
+
+impl Host {
+    /// The spec that a call carries, with what this world adds to it; its host paths are real and may be mounted.
+    pub(super) async fn spec(
+        &self,
+        placement: &Placement,
+        data: &RawValue,
+    ) -> Result<SpecDraft, BoxError> {
+        self.refuse_if_closing()?;
+        let mut draft: SpecDraft = serde_json::from_str(data.get()).map_err(Invalid::from)?;
+        if draft.extras != SpecExtras::default() {
+            return Err(BoxError::validation(
+                "the spec has members that LangBot's has not",
+            ));
+        }
+        let named = draft.session_id.as_deref().map(stripped);
+        if named.is_none_or(str::is_empty) {
+            return Err(Invalid::new("session_id", "must not be empty").into());
+        }
+        draft.image.get_or_insert_with(|| IMAGE.to_owned());
+        if draft
+            .host_path
+            .as_deref()
+            .is_some_and(|path| path.trim().is_empty())
+        {
+            return Err(Invalid::new("host_path", "must be an absolute host path").into());
+        }
+        self.admit_spec(placement, &mut draft).await?;
+        // The rules of the fields come before a look at the file system.
+        draft.clone().build()?;
+        self.open_mounts(&mut draft).await?;
+        draft.extras = SpecExtras {
+            world: Some(World::LangBot),
+            guest: Some(Guest {
+                name: "box".to_owned(),
+                home: HOME.to_owned(),
+            }),
+            // Never wider than asked for; where there is no network, the box says so and is offline.
+            best_effort: (draft.network == Some(Network::On)).then(|| vec!["network".to_owned()]),
+            ..SpecExtras::default()
+        };
+        Ok(draft)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use box_protocol::{Exit, ExitWhy};
+
+    use super::*;
+
+    fn result(exit: Exit, stdout: &str, stderr: &str) -> BoxExecutionResult {
+        let id = SessionId::new("s").unwrap();
+        BoxExecutionResult::new(id, "fake", exit, 7)
+            .unwrap()
+            .with_output(stdout, stderr)
+    }
+
+    #[test]
+    fn output_is_trimmed_as_python_does() {
+        let told = Executed::new(result(Exit::returned(0), "\x1c\u{a0} a b \x1f\n", "\n"), 30);
+        assert_eq!((told.stdout.as_str(), told.stderr.as_str()), ("a b", ""));
+    }
+
+    #[test]
+    fn what_is_cut_off_is_told() {
+        let mut cut = result(Exit::returned(0), "abc \n", "");
+        cut.stdout_dropped = 12;
+        let told = Executed::new(cut, 30);
+        assert_eq!(
+            told.stdout,
+            "abc\n... [raw output clipped at 1048576 bytes, 12 bytes discarded]"
+        );
+    }
+
+    #[test]
+    fn a_timeout_says_so_where_nothing_else_is_said() {
+        let exit = Exit::by_signal(9, ExitWhy::Timeout);
+        let told = Executed::new(result(exit, "so far\n", " \n"), 3);
+        assert_eq!(told.stderr, "Command timed out after 3 seconds.");
+        assert_eq!((told.exit_code, told.stdout.as_str()), (None, "so far"));
+        assert_eq!(Executed::new(result(exit, "", "why"), 3).stderr, "why");
+    }
+}

@@ -1,0 +1,208 @@
+//! LangBot's Box runtime: its actions over the engine's LangBot dialect, and its relay of managed processes.
+//!
+//! LangBot brings its own policy, so this speaks to the runtime directly; what stays here is what LangBot's own
+//! runtime would refuse, too: places of the host that are never mounted, and its limits.
+//!
+//! # Reading order
+//! 1. This file: [`LangBot`], all installations behind one server, and [`Host`], one of them.
+//! 2. `actions`: the table of actions, and what each asks of its caller. `context`: who asks, for which workspace,
+//!    and the names of its boxes. `fence`: only the newest placement of a workspace is served.
+//! 3. `exec`, `sessions`, `processes`, `storage`: the actions. `mounts`: which host paths they may name.
+//! 4. `relay`: a managed process on a websocket, framed by line.
+//! 5. `config`: what `box_init` says. `admission`, `readiness`: where only those with a grant are served.
+//! 6. `errors`: the texts.
+
+mod actions;
+mod admission;
+mod config;
+mod context;
+mod errors;
+mod exec;
+mod fence;
+mod mounts;
+mod processes;
+mod readiness;
+mod relay;
+mod sessions;
+mod storage;
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use box_protocol::BoxError;
+use box_rpc::Router;
+use box_runtime::{BoxRuntime, Caller};
+use serde_json::{Map, Value};
+use subtle::ConstantTimeEq as _;
+
+use self::admission::Admission;
+use self::config::Config;
+use self::fence::Fence;
+use self::processes::Processes;
+use self::readiness::Readiness;
+
+pub use self::context::{Placement, is_instance};
+pub use self::relay::{Relay, RelayRefused};
+
+/// The variable with the secret that LangBot and its runtime share.
+pub const TOKEN_VARIABLE: &str = "LANGBOT_BOX_CONTROL_TOKEN";
+/// The variable with the one instance that is served.
+pub const INSTANCE_VARIABLE: &str = "LANGBOT_BOX_TRUSTED_INSTANCE_UUID";
+/// The variable with a configuration to begin with, as `box_init` carries it.
+pub const CONFIG_VARIABLE: &str = "LANGBOT_BOX_CONFIG";
+/// The variable that lets grants be enforced without quotas on disk.
+pub const SOFT_STORAGE_VARIABLE: &str = "LANGBOT_BOX_ALLOW_UNSAFE_SOFT_STORAGE_LIMITS";
+/// The header that names the instance.
+pub const INSTANCE_HEADER: &str = "x-langbot-instance-id";
+/// The header that names the workspace of a relay.
+pub const WORKSPACE_HEADER: &str = "x-langbot-workspace-id";
+/// The header with the generation of a relay's placement.
+pub const GENERATION_HEADER: &str = "x-langbot-placement-generation";
+/// The shortest secret.
+pub const TOKEN_CHARS: usize = 32;
+/// LangBot's port.
+pub const PORT: u16 = 5410;
+
+/// What an operator says about LangBot.
+#[derive(Debug, Clone, Default)]
+pub struct Settings {
+    /// The one instance that is served; without it, the first that comes with each token.
+    pub instance: Option<String>,
+    /// A configuration to begin with, as `box_init` carries it.
+    pub config: Map<String, Value>,
+    /// Places that are usually blocked may be mounted below these.
+    pub opened_roots: Vec<PathBuf>,
+    /// Grants may be enforced without quotas on disk.
+    pub soft_storage: bool,
+}
+
+/// Every LangBot installation behind one server: each token has its own.
+#[derive(Debug)]
+pub struct LangBot {
+    runtime: BoxRuntime,
+    settings: Settings,
+    hosts: Mutex<HashMap<Arc<str>, Arc<Host>>>,
+}
+
+impl LangBot {
+    /// Serves LangBot from this runtime.
+    pub fn new(runtime: BoxRuntime, settings: Settings) -> Result<Self, BoxError> {
+        // Refused now rather than at the first connection.
+        Config::default().merged(settings.config.clone())?;
+        Ok(Self {
+            runtime,
+            settings,
+            hosts: Mutex::default(),
+        })
+    }
+
+    /// The installation that this caller's connection belongs to. The first instance that comes is the caller's
+    /// for as long as the server lives, unless the operator has named one.
+    pub fn host(&self, caller: &Arc<str>, instance: &str) -> Option<Arc<Host>> {
+        if !is_instance(instance) {
+            return None;
+        }
+        let mut hosts = self.hosts();
+        if let Some(host) = hosts.get(caller) {
+            return same(&host.instance, instance).then(|| Arc::clone(host));
+        }
+        if let Some(named) = &self.settings.instance
+            && !same(named, instance)
+        {
+            return None;
+        }
+        let host = Host::new(
+            self.runtime.clone(),
+            Arc::clone(caller),
+            instance,
+            &self.settings,
+        );
+        let host = Arc::new(host);
+        hosts.insert(Arc::clone(caller), Arc::clone(&host));
+        drop(hosts);
+        host.look_for_processes();
+        Some(host)
+    }
+
+    /// The installation of a caller that has connected before.
+    pub fn known_host(&self, caller: &Arc<str>, instance: &str) -> Option<Arc<Host>> {
+        let host = self.hosts().get(caller).cloned()?;
+        same(&host.instance, instance).then_some(host)
+    }
+
+    /// Every installation that has connected.
+    pub fn all(&self) -> Vec<Arc<Host>> {
+        self.hosts().values().cloned().collect()
+    }
+
+    fn hosts(&self) -> MutexGuard<'_, HashMap<Arc<str>, Arc<Host>>> {
+        self.hosts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn same(one: &str, other: &str) -> bool {
+    one.as_bytes().ct_eq(other.as_bytes()).into()
+}
+
+/// One LangBot installation: its configuration, its workspaces and its boxes.
+#[derive(Debug)]
+pub struct Host {
+    runtime: BoxRuntime,
+    /// Whom its boxes belong to.
+    owner: Arc<str>,
+    instance: String,
+    opened_roots: Vec<PathBuf>,
+    config: RwLock<Arc<Config>>,
+    fence: Fence,
+    admission: Admission,
+    readiness: Readiness,
+    processes: Arc<Processes>,
+    /// Shutdowns under way.
+    closing: AtomicUsize,
+}
+
+impl Host {
+    fn new(runtime: BoxRuntime, owner: Arc<str>, instance: &str, settings: &Settings) -> Self {
+        let config = Config::default().merged(settings.config.clone());
+        let config = config.unwrap_or_default();
+        let admission = Admission::new();
+        admission.configure(&config);
+        Self {
+            runtime,
+            owner,
+            instance: instance.to_owned(),
+            opened_roots: settings.opened_roots.clone(),
+            config: RwLock::new(Arc::new(config)),
+            fence: Fence::default(),
+            admission,
+            readiness: Readiness::new(settings.soft_storage),
+            processes: Arc::default(),
+            closing: AtomicUsize::new(0),
+        }
+    }
+
+    /// LangBot's actions, for a connection of this installation. `guarded` is one that nobody else can open: over pipes, or
+    /// with a token.
+    pub fn router(self: &Arc<Self>, guarded: bool) -> Router {
+        actions::router(self, guarded)
+    }
+
+    fn config(&self) -> Arc<Config> {
+        Arc::clone(&self.config.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Whom the runtime is asked as.
+    fn caller(&self) -> Caller {
+        Caller {
+            name: Arc::clone(&self.owner),
+            sees_all: false,
+            max_sessions: Some(self.config().limits.max_sessions),
+        }
+    }
+
+    fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::Acquire) > 0
+    }
+}

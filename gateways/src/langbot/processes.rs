@@ -1,0 +1,388 @@
+//! Managed processes: commands of the role `process`, several a box, that outlive the connection which started them.
+//!
+//! Each is watched until it ends, for three things: how many run is known without asking every box, a box whose process runs
+//! is in use, and an end is noticed.
+
+mod registry;
+
+use std::sync::Arc;
+
+use box_protocol::actions::{
+    CommandAttachParams, CommandChunk, CommandInputParams, CommandKey, CommandKillParams,
+    CommandListParams, CommandStartParams, FileMkdir, FileMkdirParams, ReadFrom, StreamName, Until,
+    View,
+};
+use box_protocol::{
+    BoxError, BoxManagedProcessInfo, BoxManagedProcessSpec, Code, CommandId, CommandInfo,
+    CommandState, DEFAULT_MOUNT_PATH, DEFAULT_PROCESS_ID, Invalid, PerStream, Role, SessionId,
+};
+use box_runtime::{BoxRuntime, Caller};
+use serde_json::{Map, Value, json};
+use tokio::sync::mpsc;
+
+pub(super) use self::registry::{Attachment, Processes};
+use self::registry::{Key, Process};
+use super::Host;
+use super::actions::{Data, as_text, members, required, to_its_end};
+use super::context::Placement;
+use super::errors::{admission, key_error, no_process};
+
+/// Characters of standard error that are told with a process.
+const PREVIEW_CHARS: usize = 4000;
+
+/// How long a process may take to end by itself.
+const GRACE_MS: u64 = 5_000;
+
+/// Notes the end of a process. Until then its box is in use.
+fn watch(
+    processes: Arc<Processes>,
+    runtime: BoxRuntime,
+    caller: Caller,
+    key: Key,
+    process: Arc<Process>,
+) {
+    tokio::spawn(async move {
+        let (chunks, _none) = mpsc::channel(1);
+        let until_its_end = CommandAttachParams {
+            session_id: key.0.clone(),
+            command_id: key.1.clone(),
+            from: ReadFrom::default(),
+            view: View::None,
+            until: Until::default(),
+            exclusive: None,
+            pty: None,
+        };
+        match runtime.attach_command(&caller, until_its_end, chunks).await {
+            Ok(_) => process.ended(),
+            // Its box is gone, and it with it.
+            Err(_) => processes.forget(&key, &process),
+        }
+    });
+}
+
+pub(super) async fn start(
+    host: Arc<Host>,
+    placement: Arc<Placement>,
+    data: Data,
+) -> Result<Value, BoxError> {
+    let members = members(&data)?;
+    let id = host.physical(&placement, &required(&members, "session_id")?)?;
+    let spec = members.get("spec").ok_or_else(|| key_error("spec"))?;
+    let spec: BoxManagedProcessSpec =
+        serde_json::from_value(spec.clone()).map_err(Invalid::from)?;
+    if let Some(grant) = host.require_grant(&placement).await?
+        && grant.max_managed_processes == 0
+    {
+        return Err(admission(
+            "Sandbox admission grant does not permit managed processes",
+        ));
+    }
+    let info = {
+        let host = Arc::clone(&host);
+        to_its_end(async move { host.start_process(id, spec).await })
+    };
+    let info = info.await?;
+    Ok(told(&host, &placement, &info, String::new()))
+}
+
+pub(super) async fn get(
+    host: Arc<Host>,
+    placement: Arc<Placement>,
+    data: Data,
+) -> Result<Value, BoxError> {
+    let (key, info) = found(&host, &placement, &data).await?;
+    let preview = host.preview(&key, &info).await;
+    Ok(told(&host, &placement, &info, preview))
+}
+
+pub(super) async fn stop(
+    host: Arc<Host>,
+    placement: Arc<Placement>,
+    data: Data,
+) -> Result<Value, BoxError> {
+    let (key, info) = found(&host, &placement, &data).await?;
+    let stopped = json!({"stopped": info.command_id});
+    to_its_end(async move { host.stop_process(key).await }).await?;
+    Ok(stopped)
+}
+
+/// Every process of a box, by its id.
+pub(super) async fn all(
+    host: &Arc<Host>,
+    placement: &Placement,
+    session: &SessionId,
+) -> Result<Map<String, Value>, BoxError> {
+    let mut told_of = Map::new();
+    for info in host.processes_in(session).await? {
+        let key = (session.clone(), info.command_id.clone());
+        let preview = host.preview(&key, &info).await;
+        let view = told(host, placement, &info, preview);
+        told_of.insert(info.command_id.as_str().to_owned(), view);
+    }
+    Ok(told_of)
+}
+
+/// The process that a call names.
+async fn found(
+    host: &Host,
+    placement: &Placement,
+    data: &Data,
+) -> Result<(Key, CommandInfo), BoxError> {
+    let members = members(data)?;
+    let id = host.physical(placement, &required(&members, "session_id")?)?;
+    let process = members
+        .get("process_id")
+        .map_or_else(|| DEFAULT_PROCESS_ID.to_owned(), as_text);
+    host.session(&id).await?;
+    let info = host.process(&id, &process).await?;
+    Ok(((id, info.command_id.clone()), info))
+}
+
+fn told(host: &Host, placement: &Placement, info: &CommandInfo, preview: String) -> Value {
+    let mut view = BoxManagedProcessInfo::from_command(info, preview);
+    let known = host.processes.find(&info.session_id, &info.command_id);
+    view.attached = known.is_some_and(|process| process.is_attached());
+    let mut view = json!(view);
+    view["session_id"] = placement.logical(info.session_id.as_str()).into();
+    view
+}
+
+impl Host {
+    async fn start_process(
+        &self,
+        id: SessionId,
+        spec: BoxManagedProcessSpec,
+    ) -> Result<CommandInfo, BoxError> {
+        self.session(&id).await?;
+        let config = self.config();
+        let key = (id.clone(), spec.process_id.clone());
+        let process = self
+            .processes
+            .begin(key.clone(), config.limits.max_managed_processes)?;
+        for old in self
+            .processes
+            .too_old(config.limits.max_completed_processes)
+        {
+            let _ = self.stop_process(old).await;
+        }
+        let outcome = self
+            .start_command(&id, &spec, config.limits.completed_process_retention_sec)
+            .await;
+        match outcome {
+            Ok(info) => {
+                watch(
+                    Arc::clone(&self.processes),
+                    self.runtime.clone(),
+                    self.caller(),
+                    key,
+                    process,
+                );
+                Ok(info)
+            }
+            Err(error) => {
+                self.processes.forget(&key, &process);
+                self.told(Err(error), &id).await
+            }
+        }
+    }
+
+    async fn start_command(
+        &self,
+        id: &SessionId,
+        spec: &BoxManagedProcessSpec,
+        kept_sec: usize,
+    ) -> Result<CommandInfo, BoxError> {
+        let caller = self.caller();
+        if spec.cwd != DEFAULT_MOUNT_PATH {
+            // As LangBot's backends do; where it cannot be made, the start says so.
+            let _ = self
+                .runtime
+                .forward::<FileMkdir>(&caller, &directory(id, &spec.cwd))
+                .await;
+        }
+        let params = CommandStartParams {
+            retain_ms: i64::try_from(kept_sec).ok().map(|seconds| seconds * 1000),
+            ..CommandStartParams::managed(id.clone(), spec)?
+        };
+        Ok(self
+            .runtime
+            .start_command(&caller, params, None)
+            .await?
+            .info)
+    }
+
+    async fn stop_process(&self, key: Key) -> Result<(), BoxError> {
+        let caller = self.caller();
+        let (session_id, command_id) = key.clone();
+        let no_more = CommandInputParams {
+            session_id: session_id.clone(),
+            command_id: command_id.clone(),
+            size: None,
+            data: None,
+            close: true,
+        };
+        // It may have ended, or closed its input itself.
+        let _ = self.runtime.input_command(&caller, no_more).await;
+        let kill = CommandKillParams {
+            session_id,
+            command_id,
+            signal: "TERM".to_owned(),
+            grace_ms: Some(GRACE_MS),
+            forget: true,
+        };
+        let killed = self.runtime.kill_command(&caller, kill).await;
+        if let Some(process) = self.processes.find(&key.0, &key.1) {
+            self.processes.forget(&key, &process);
+        }
+        match killed {
+            Ok(_) => Ok(()),
+            Err(error) if error.code() == Code::NotFound => {
+                Err(no_process(key.0.as_str(), key.1.as_str()))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// A process of a box that is there.
+    pub(super) async fn process(
+        &self,
+        session: &SessionId,
+        process: &str,
+    ) -> Result<CommandInfo, BoxError> {
+        let missing = || no_process(session.as_str(), process);
+        let key = CommandKey {
+            session_id: session.clone(),
+            command_id: CommandId::new(process).map_err(|_| missing())?,
+        };
+        match self.runtime.get_command(&self.caller(), key).await {
+            Ok(info) if info.role == Role::Process => Ok(info),
+            Ok(_) => Err(missing()),
+            Err(error) if error.code() == Code::NotFound => Err(missing()),
+            Err(error) => Err(error),
+        }
+    }
+
+    pub(super) async fn processes_in(
+        &self,
+        session: &SessionId,
+    ) -> Result<Vec<CommandInfo>, BoxError> {
+        let params = CommandListParams {
+            session_id: session.clone(),
+            role: Some(Role::Process),
+            running: None,
+        };
+        let listed = self.runtime.list_commands(&self.caller(), params).await;
+        Ok(self.told(listed, session).await?.items)
+    }
+
+    /// The newest of a process's standard error: whole lines, as many as fit.
+    async fn preview(&self, key: &Key, info: &CommandInfo) -> String {
+        if info.size.stderr == 0 {
+            return String::new();
+        }
+        // Of a character there are four bytes at most.
+        let from = info.size.stderr.saturating_sub(4 * PREVIEW_CHARS as u64);
+        let from = PerStream {
+            stdout: info.size.stdout,
+            stderr: from.max(info.kept_from.stderr),
+        };
+        let (chunks, mut pieces) = mpsc::channel(4);
+        let params = CommandAttachParams {
+            session_id: key.0.clone(),
+            command_id: key.1.clone(),
+            from: ReadFrom::Offsets(from),
+            view: View::Bytes,
+            until: Until {
+                ms: Some(0),
+                ..Until::default()
+            },
+            exclusive: None,
+            pty: None,
+        };
+        let mut bytes = Vec::new();
+        let caller = self.caller();
+        let read = self.runtime.attach_command(&caller, params, chunks);
+        let collect = async {
+            while let Some(chunk) = pieces.recv().await {
+                if let CommandChunk::Bytes(piece) = chunk
+                    && piece.stream == StreamName::Stderr
+                {
+                    bytes.extend_from_slice(&piece.data);
+                }
+            }
+        };
+        let _ = tokio::join!(read, collect);
+        newest_lines(&String::from_utf8_lossy(&bytes), PREVIEW_CHARS)
+    }
+
+    /// Finds the processes of boxes that are older than this server.
+    pub(super) fn look_for_processes(self: &Arc<Self>) {
+        let host = Arc::clone(self);
+        let look = async move {
+            for session in host.sessions().await.unwrap_or_default() {
+                for info in host
+                    .processes_in(&session.session_id)
+                    .await
+                    .unwrap_or_default()
+                {
+                    let key = (session.session_id.clone(), info.command_id.clone());
+                    let process = Process::new(info.size.stdout);
+                    if !matches!(info.state, CommandState::Running | CommandState::Held) {
+                        process.ended();
+                    }
+                    host.processes.add(key.clone(), &process);
+                    if process.is_running() {
+                        let (runtime, caller) = (host.runtime.clone(), host.caller());
+                        watch(Arc::clone(&host.processes), runtime, caller, key, process);
+                    }
+                }
+            }
+        };
+        tokio::spawn(look);
+    }
+}
+
+fn directory(session: &SessionId, path: &str) -> FileMkdirParams {
+    FileMkdirParams {
+        session_id: session.clone(),
+        user: None,
+        expand: false,
+        path: path.to_owned(),
+        mode: None,
+        owner: None,
+        group: None,
+    }
+}
+
+/// The last lines that fit; of one that does not fit alone, its end.
+fn newest_lines(text: &str, most: usize) -> String {
+    let text = text.trim_end();
+    let start = text
+        .char_indices()
+        .rev()
+        .nth(most.saturating_sub(1))
+        .map_or(0, |(at, _)| at);
+    let newest = &text[start..];
+    if start == 0 || text[..start].ends_with('\n') {
+        return newest.to_owned();
+    }
+    match newest.split_once('\n') {
+        Some((_, whole)) if !whole.is_empty() => whole.to_owned(),
+        _ => newest.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_preview_is_made_of_whole_lines() {
+        assert_eq!(newest_lines("one\ntwo\nthree\n", 100), "one\ntwo\nthree");
+        assert_eq!(newest_lines("one\ntwo\nthree", 8), "three");
+        assert_eq!(newest_lines("one\ntwo\nthree", 9), "two\nthree");
+        assert_eq!(newest_lines("0123456789", 4), "6789");
+        assert_eq!(newest_lines("", 4), "");
+        assert_eq!(newest_lines("ääää", 2), "ää");
+    }
+}

@@ -1,0 +1,210 @@
+//! Whether boxes can be had: `box_init`, `box_health`, `box_get_backend_info` and what probes are told.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use box_protocol::BoxError;
+use serde_json::{Map, Value, json};
+
+use super::actions::{Connection, Data, members};
+use super::admission::{Policy, managed_root};
+use super::errors::readiness;
+use super::mounts::blocking;
+use super::sessions::named;
+use super::{Host, LangBot};
+
+/// What the last look found, and whether quotas on disk may be missing.
+#[derive(Debug)]
+pub(super) struct Readiness {
+    soft_storage: bool,
+    last: Mutex<Option<(Instant, Value)>>,
+}
+
+impl Readiness {
+    pub(super) fn new(soft_storage: bool) -> Self {
+        Self {
+            soft_storage,
+            last: Mutex::default(),
+        }
+    }
+
+    fn forget(&self) {
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    fn recent(&self, policy: &Policy) -> Option<Value> {
+        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let (at, found) = last.as_ref()?;
+        let believed = Duration::from_secs(policy.readiness_cache_sec);
+        (at.elapsed() <= believed).then(|| found.clone())
+    }
+}
+
+pub(super) async fn init(connection: Connection, data: Data) -> Result<Value, BoxError> {
+    let said = members(&data)?;
+    if said.get("backend").and_then(Value::as_str) == Some("host") && !connection.guarded {
+        return Err(BoxError::validation(
+            "host backend requires local stdio control or WebSocket control protected by LANGBOT_BOX_CONTROL_TOKEN",
+        ));
+    }
+    let host = connection.host;
+    let config = Arc::new(host.config().merged(said)?);
+    let (made, opened) = (Arc::clone(&config), host.opened_roots.clone());
+    blocking(move || made.make_workspace(&opened)).await?;
+    host.admission.configure(&config);
+    host.readiness.forget();
+    *host.config.write().unwrap_or_else(PoisonError::into_inner) = config;
+    Ok(json!({"initialized": true}))
+}
+
+pub(super) async fn health(connection: Connection) -> Result<Value, BoxError> {
+    let host = connection.host;
+    let Some(policy) = host.admission.required() else {
+        return Ok(host.backend_info().await);
+    };
+    let found = host.managed_readiness(&policy).await;
+    if found["ready"] == true {
+        Ok(found)
+    } else {
+        Err(readiness("managed sandbox isolation is not ready"))
+    }
+}
+
+pub(super) async fn backend_info(connection: Connection) -> Result<Value, BoxError> {
+    Ok(connection.host.backend_info().await)
+}
+
+impl Host {
+    /// Which backend there is, and whether it can be used.
+    pub(super) async fn backend_info(&self) -> Value {
+        if let Some(policy) = self.admission.required() {
+            let found = self.managed_readiness(&policy).await;
+            return json!({"name": found["backend"]["name"], "available": found["ready"], "readiness": found});
+        }
+        let info = self.runtime.health().await;
+        let name = info.name.map(|name| named(&name, &info.degraded));
+        json!({"name": name, "available": info.available})
+    }
+
+    /// Refuses where grants are required and what they promise cannot be kept.
+    pub(super) async fn require_readiness(&self) -> Result<(), BoxError> {
+        let Some(policy) = self.admission.required() else {
+            return Ok(());
+        };
+        let found = self.managed_readiness(&policy).await;
+        if found["ready"] == true {
+            return Ok(());
+        }
+        let nothing = Map::new();
+        let checks = found["checks"].as_object().unwrap_or(&nothing);
+        let failed: Vec<_> = checks
+            .iter()
+            .filter(|(_, passed)| **passed != true)
+            .map(|(name, _)| name.as_str())
+            .collect();
+        Err(readiness(format!(
+            "Managed sandbox isolation is not ready (failed checks: {})",
+            failed.join(", ")
+        )))
+    }
+
+    /// What grants promise, check by check.
+    async fn managed_readiness(&self, policy: &Policy) -> Value {
+        if let Some(found) = self.readiness.recent(policy) {
+            return found;
+        }
+        let info = self.runtime.health().await;
+        let config = self.config();
+        let workspace = blocking(move || managed_root(&config)).await;
+        let fault = self.admission.fault();
+        let has = |what: &str| !info.missing.iter().any(|missing| missing.starts_with(what));
+        let soft = self.readiness.soft_storage;
+        let checks = BTreeMap::from([
+            ("configuration", fault.is_none()),
+            // The client knows one name for boxes made by this machine's kernel, and insists on it.
+            ("required_backend", info.available),
+            ("workspace_mount", workspace.is_ok()),
+            ("backend_available", info.available),
+            ("cgroup_v2", info.available && has("cgroup")),
+            ("namespace_isolation", info.available && has("namespace")),
+            ("mount_isolation", info.available && has("namespace")),
+            ("network_isolation", info.available && has("namespace")),
+            ("hard_workspace_quota", soft),
+            ("hard_read_only_mount_quota", soft || info.available),
+            (
+                "bounded_ephemeral_storage",
+                soft || info.available && has("cgroup"),
+            ),
+            ("inode_quota", soft),
+            ("session_cap", policy.max_sessions <= 1),
+            ("managed_process_cap", policy.max_managed_processes == 0),
+        ]);
+        let error = fault.or_else(|| workspace.err().map(|error| error.message().to_owned()));
+        let mut found = json!({
+            "ready": checks.values().all(|passed| *passed),
+            "mode": "grant_enforced",
+            "backend": {
+                "name": info.name.as_ref().map(|_| policy.required_backend.as_str()),
+                "available": info.available,
+                "details": {"available": info.available, "implementation": info.name, "missing": info.missing},
+            },
+            "checks": checks,
+            "unsafe_soft_storage_limits": soft,
+        });
+        if let Some(error) = error {
+            found["error"] = error.into();
+        }
+        let mut last = self
+            .readiness
+            .last
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        *last = Some((Instant::now(), found.clone()));
+        found
+    }
+
+    /// Figures for whoever watches over the server.
+    async fn resources(&self) -> (usize, usize, usize) {
+        let sessions = self.sessions().await.map_or(0, |sessions| sessions.len());
+        let (running, ended) = self.processes.counts();
+        (sessions, running, ended)
+    }
+}
+
+impl LangBot {
+    /// The figures that LangBot's health answers carry, over all installations.
+    pub async fn resources(&self) -> Value {
+        let mut sum = (0, 0, 0);
+        for host in self.all() {
+            let (sessions, running, ended) = host.resources().await;
+            sum = (sum.0 + sessions, sum.1 + running, sum.2 + ended);
+        }
+        json!({
+            "event_loop": {},
+            "blocking_executor": {},
+            "sessions": sum.0,
+            "managed_processes": sum.1,
+            "completed_processes": sum.2,
+            "creating_session_tasks": 0,
+            "closing_session_tasks": 0,
+            "background_tasks": sum.1,
+        })
+    }
+
+    /// What LangBot's readiness probe is told where an installation requires grants: the first that is not ready, or any.
+    pub async fn grants_readiness(&self) -> Option<Value> {
+        let mut told = None;
+        for host in self.all() {
+            let Some(policy) = host.admission.required() else {
+                continue;
+            };
+            let found = host.managed_readiness(&policy).await;
+            if found["ready"] != true {
+                return Some(found);
+            }
+            told = Some(found);
+        }
+        told
+    }
+}

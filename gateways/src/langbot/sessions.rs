@@ -1,0 +1,308 @@
+//! Boxes, as LangBot sees them: those of one placement, by the names it gave them.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use box_protocol::actions::{BoxCreateParams, BoxDeleteParams, BoxListParams, IfExists};
+use box_protocol::langbot::SessionView;
+use box_protocol::{BoxError, BoxSessionInfo, BoxState, Code, SessionId, World};
+use futures::future::join_all;
+use serde_json::{Value, json};
+
+use super::actions::{Connection, Data, members, required, to_its_end};
+use super::context::Placement;
+use super::errors::{admission, conflict, field_of, no_session, readiness};
+use super::fence::Lease;
+use super::{Host, exec, processes};
+
+/// How often a shutdown looks for boxes that were being made when it began.
+const ROUNDS: usize = 8;
+
+pub(super) async fn create(
+    host: Arc<Host>,
+    placement: Arc<Placement>,
+    data: Data,
+) -> Result<Value, BoxError> {
+    let spec = host.spec(&placement, &data).await?;
+    let id = exec::named_by(&placement, &spec)?;
+    let params = BoxCreateParams {
+        spec: exec::physical_spec(spec, &id),
+        if_exists: IfExists::Reuse,
+    };
+    let made = {
+        let (host, id) = (Arc::clone(&host), id.clone());
+        to_its_end(async move {
+            let made = host.runtime.create(&host.caller(), params).await;
+            host.told(made, &id).await
+        })
+    };
+    Ok(view(&placement, made.await?.info))
+}
+
+pub(super) async fn get(
+    host: Arc<Host>,
+    placement: Arc<Placement>,
+    data: Data,
+) -> Result<Value, BoxError> {
+    let id = host.physical(&placement, &required(&members(&data)?, "session_id")?)?;
+    let info = host.session(&id).await?;
+    let mut view = view(&placement, info);
+    let processes = processes::all(&host, &placement, &id).await?;
+    if !processes.is_empty() {
+        if let Some(default) = processes.get(box_protocol::DEFAULT_PROCESS_ID) {
+            view["managed_process"] = default.clone();
+        }
+        view["managed_processes"] = Value::Object(processes);
+    }
+    Ok(view)
+}
+
+pub(super) async fn list(host: Arc<Host>, placement: Arc<Placement>) -> Result<Value, BoxError> {
+    let sessions = host.sessions_of(&placement).await?;
+    let views = sessions.into_iter().map(|info| view(&placement, info));
+    Ok(json!({"sessions": views.collect::<Vec<_>>()}))
+}
+
+pub(super) async fn delete(
+    host: Arc<Host>,
+    placement: Arc<Placement>,
+    data: Data,
+) -> Result<Value, BoxError> {
+    let members = members(&data)?;
+    let id = host.physical(&placement, &required(&members, "session_id")?)?;
+    to_its_end(async move {
+        let params = BoxDeleteParams {
+            session_id: id.clone(),
+            force: false,
+        };
+        let deleted = host.runtime.delete(&host.caller(), params).await;
+        host.processes.forget_session(&id);
+        host.told(deleted, &id).await
+    })
+    .await?;
+    Ok(json!({"deleted": members.get("session_id")}))
+}
+
+pub(super) async fn status(host: Arc<Host>, placement: Arc<Placement>) -> Result<Value, BoxError> {
+    let all = host.sessions().await?;
+    let mine: Vec<_> = all
+        .iter()
+        .filter(|info| placement.owns(info.session_id.as_str()))
+        .collect();
+    let running = mine
+        .iter()
+        .map(|info| host.processes.running_in(&info.session_id))
+        .sum::<usize>();
+    let runtime = host.runtime.status(&host.caller()).await?;
+    let config = host.config();
+    let limits = &config.limits;
+    let most = host.most_sessions(&placement).await?;
+    let room = limits.max_sessions.saturating_sub(all.len());
+    let room = room.min(usize::try_from(runtime.capacity.remaining).unwrap_or(usize::MAX));
+    Ok(json!({
+        "backend": host.backend_info().await,
+        "active_sessions": mine.len(),
+        "managed_processes": running,
+        "session_ttl_sec": runtime.session_ttl_sec,
+        "limits": {
+            "max_sessions": limits.max_sessions,
+            "max_managed_processes": limits.max_managed_processes,
+            "max_completed_processes": limits.max_completed_processes,
+            "max_admission_records": limits.max_admission_records,
+            "max_rpc_file_bytes": limits.max_rpc_file_bytes,
+        },
+        "capacity": {
+            "limit": most,
+            "used": mine.len(),
+            "remaining": most.saturating_sub(mine.len()).min(room),
+        },
+    }))
+}
+
+/// Ends every box of this installation. The server goes on, and meanwhile makes no new ones.
+pub(super) async fn shutdown(connection: Connection) -> Result<Value, BoxError> {
+    let host = connection.host;
+    to_its_end(async move {
+        host.closing.fetch_add(1, Ordering::AcqRel);
+        let ended = host.end_all().await;
+        host.closing.fetch_sub(1, Ordering::AcqRel);
+        ended
+    })
+    .await?;
+    Ok(json!({}))
+}
+
+impl Host {
+    /// Lets a call of this placement in, once nothing is left of the older ones.
+    pub(super) async fn enter(&self, placement: &Placement) -> Result<Lease, BoxError> {
+        let floor = if self.fence.knows(&placement.workspace) {
+            0
+        } else {
+            let all = self.sessions().await?;
+            let generations = all
+                .iter()
+                .filter_map(|info| placement.generation_of(info.session_id.as_str()));
+            generations.max().unwrap_or(0)
+        };
+        let most = self.config().limits.max_admission_records;
+        let lease = self.fence.observe(placement, floor, most)?;
+        lease.cleared_by(|| self.clear_older(placement)).await;
+        if lease.is_current() {
+            Ok(lease)
+        } else {
+            Err(super::errors::stale())
+        }
+    }
+
+    /// Deletes the boxes of the workspace's older placements.
+    pub(super) async fn clear_older(&self, placement: &Placement) {
+        let Ok(all) = self.sessions().await else {
+            return;
+        };
+        // The newest may have become newer still; of its boxes none is older than this.
+        let older = all.into_iter().filter(|info| {
+            let generation = placement.generation_of(info.session_id.as_str());
+            generation.is_some_and(|of| {
+                let at = Placement {
+                    generation: of,
+                    ..placement.clone()
+                };
+                of < placement.generation || self.fence.current(&at).is_none()
+            })
+        });
+        self.end(older.collect()).await;
+    }
+
+    async fn end_all(&self) -> Result<(), BoxError> {
+        for _ in 0..ROUNDS {
+            let all = self.sessions().await?;
+            if all.is_empty() {
+                return Ok(());
+            }
+            self.end(all).await;
+        }
+        Err(BoxError::unavailable("some boxes did not end"))
+    }
+
+    /// Deletes these boxes at once, whatever they do.
+    pub(super) async fn end(&self, sessions: Vec<BoxSessionInfo>) {
+        let caller = self.caller();
+        let ends = sessions.into_iter().map(|info| {
+            self.processes.forget_session(&info.session_id);
+            let params = BoxDeleteParams {
+                session_id: info.session_id,
+                force: true,
+            };
+            self.runtime.delete(&caller, params)
+        });
+        for ended in join_all(ends).await {
+            if let Err(error) = ended
+                && error.code() != Code::NotFound
+            {
+                tracing::warn!(%error, "a box was not deleted");
+            }
+        }
+    }
+
+    /// Every box of this installation, whichever workspace it belongs to, that can still be used.
+    pub(super) async fn sessions(&self) -> Result<Vec<BoxSessionInfo>, BoxError> {
+        let params = BoxListParams {
+            world: Some(World::LangBot),
+            ..BoxListParams::default()
+        };
+        let mut all = self.runtime.list(&self.caller(), &params).await?.items;
+        all.retain(|info| info.state != BoxState::Failed);
+        Ok(all)
+    }
+
+    pub(super) async fn sessions_of(
+        &self,
+        placement: &Placement,
+    ) -> Result<Vec<BoxSessionInfo>, BoxError> {
+        let mut all = self.sessions().await?;
+        all.retain(|info| placement.owns(info.session_id.as_str()));
+        Ok(all)
+    }
+
+    /// A box that can still be used.
+    pub(super) async fn session(&self, id: &SessionId) -> Result<BoxSessionInfo, BoxError> {
+        let info = self.runtime.get(&self.caller(), id).await;
+        info.ok()
+            .filter(|info| info.state != BoxState::Failed)
+            .ok_or_else(|| no_session(id.as_str()))
+    }
+
+    /// What the runtime answered about this box, in LangBot's words.
+    pub(super) async fn told<T>(
+        &self,
+        outcome: Result<T, BoxError>,
+        id: &SessionId,
+    ) -> Result<T, BoxError> {
+        let Err(error) = outcome else {
+            return outcome;
+        };
+        if error.code() == Code::NotFound {
+            return Err(no_session(id.as_str()));
+        }
+        let Some(field) = field_of(&error) else {
+            return Err(error);
+        };
+        match self.runtime.get(&self.caller(), id).await {
+            Ok(info) => Err(conflict(&field, &info)),
+            Err(_) => Err(error),
+        }
+    }
+
+    /// The box that a call names. Where grants are required, a workspace has one.
+    pub(super) fn physical(
+        &self,
+        placement: &Placement,
+        logical: &str,
+    ) -> Result<SessionId, BoxError> {
+        let only = self
+            .admission
+            .required()
+            .map(|policy| policy.logical_session_id);
+        if only.is_some_and(|only| only != logical.trim()) {
+            return Err(admission("Managed sandbox session_id is runtime-owned"));
+        }
+        placement.physical(logical)
+    }
+
+    /// Refuses while everything is being ended.
+    pub(super) fn refuse_if_closing(&self) -> Result<(), BoxError> {
+        if self.is_closing() {
+            return Err(super::errors::shutting_down());
+        }
+        Ok(())
+    }
+
+    /// The most boxes a workspace may have.
+    async fn most_sessions(&self, placement: &Placement) -> Result<usize, BoxError> {
+        let most = self.config().limits.max_sessions;
+        let Some(grant) = self.require_grant(placement).await? else {
+            return Ok(most);
+        };
+        let granted =
+            usize::try_from(grant.max_sessions).map_err(|_| readiness("the grant is too large"))?;
+        Ok(most.min(granted))
+    }
+}
+
+/// A backend's name, with what its boxes lack.
+pub(super) fn named(backend: &str, degraded: &[String]) -> String {
+    if degraded.is_empty() {
+        backend.to_owned()
+    } else {
+        format!("{backend}, without {}", degraded.join(", "))
+    }
+}
+
+/// A box as LangBot reads it.
+fn view(placement: &Placement, mut info: BoxSessionInfo) -> Value {
+    info.backend_name = named(&info.backend_name, &info.degraded);
+    let view = json!(SessionView::from(&info));
+    let mut view = if view.is_object() { view } else { json!({}) };
+    view["session_id"] = placement.logical(info.session_id.as_str()).into();
+    view
+}

@@ -1,0 +1,376 @@
+//! How much room a workspace takes, on the host and in its boxes, and whether both sides see the same directory.
+
+use std::fs;
+use std::io::Read as _;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use box_protocol::actions::{
+    AttachOptions, CommandChunk, CommandStartParams, OnDisconnect, StorageDirectory, StreamName,
+    View,
+};
+use box_protocol::{BoxError, BoxSessionInfo, Program};
+use futures::future::join_all;
+use rustix::fs::{Mode, OFlags};
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use super::Host;
+use super::actions::{Connection, Data, as_text, members};
+use super::admission::managed_root;
+use super::context::Placement;
+use super::errors::readiness;
+use super::mounts::blocking;
+
+/// Entries of a workspace that are looked at.
+const MOST_ENTRIES: u64 = 1_000_000;
+
+/// How long a box may take to measure itself.
+const MEASURE: Duration = Duration::from_secs(15);
+
+/// What a marker's name begins with, before 32 hex digits.
+const MARKER: &str = ".langbot-box-volume-probe-";
+
+/// The most bytes of a marker.
+const MARKER_BYTES: u64 = 1024;
+
+/// Where boxes keep what: the key, and the directory.
+const INSIDE: [(&str, &str); 3] = [
+    ("session_workspaces", "/workspace"),
+    ("session_caches", "/home/.cache"),
+    ("session_temp", "/tmp"),
+];
+
+/// Prints a key, whether the directory is there, its kilobytes and its files.
+const SCRIPT: &str = r#"measure() {
+  if [ -e "$2" ]; then
+    set -- "$1" "$2" $(du -sk "$2" 2>/dev/null)
+    printf '%s\t1\t%s\t%s\n' "$1" "${3:-0}" "$(find "$2" -type f 2>/dev/null | wc -l)"
+  else
+    printf '%s\t0\t0\t0\n' "$1"
+  fi
+}"#;
+
+pub(super) async fn analysis(
+    host: Arc<Host>,
+    placement: Arc<Placement>,
+) -> Result<Value, BoxError> {
+    let config = host.config();
+    let namespace = placement.namespace.clone();
+    let on_host = blocking(move || {
+        let Ok(root) = managed_root(&config) else {
+            return Ok(Vec::new());
+        };
+        Ok(measured(&root.join("tenants").join(namespace)))
+    });
+    let mut directories: Vec<Value> = on_host
+        .await?
+        .iter()
+        .map(|directory| json!(directory))
+        .collect();
+    let sessions = host.sessions_of(&placement).await?;
+    let reports = join_all(sessions.iter().map(|info| host.measure(info))).await;
+    let mut processes = Vec::new();
+    for info in &sessions {
+        processes.push(
+            host.processes_in(&info.session_id)
+                .await
+                .map_or(0, |found| found.len()),
+        );
+    }
+    directories.extend(summed(&sessions, &reports, &processes));
+    let roots = directories
+        .iter()
+        .filter(|directory| directory["kind"] == "root");
+    let size: u64 = roots
+        .filter_map(|directory| directory["size_bytes"].as_u64())
+        .sum();
+    Ok(json!({
+        "size_bytes": size,
+        "directories": directories,
+        "active_sessions": sessions.len(),
+        "managed_processes": processes.iter().sum::<usize>(),
+    }))
+}
+
+/// What a box said of one of its directories: whether it is there, its bytes, its files.
+type Measured = [(bool, u64, u64); INSIDE.len()];
+
+impl Host {
+    /// Lets a box measure itself, beside whatever runs in it.
+    async fn measure(&self, info: &BoxSessionInfo) -> Option<Measured> {
+        let calls = INSIDE.map(|(key, path)| format!("measure {key} {path}"));
+        let program = Program::text(format!("{SCRIPT}\n{}", calls.join("\n"))).ok()?;
+        let params = CommandStartParams {
+            timeout_ms: u64::try_from(MEASURE.as_millis()).ok(),
+            on_disconnect: OnDisconnect::Kill,
+            retain_ms: Some(0),
+            cwd: Some("/".to_owned()),
+            attach: Some(AttachOptions {
+                view: View::Text,
+                ..AttachOptions::default()
+            }),
+            ..CommandStartParams::new(info.session_id.clone(), program)
+        };
+        let (chunks, mut pieces) = mpsc::channel(4);
+        let caller = self.caller();
+        let run = self.runtime.start_command(&caller, params, Some(chunks));
+        let mut text = String::new();
+        let collect = async {
+            while let Some(chunk) = pieces.recv().await {
+                if let CommandChunk::Text(piece) = chunk
+                    && piece.stream == StreamName::Stdout
+                {
+                    text.push_str(&piece.data);
+                }
+            }
+        };
+        let (ran, ()) = timeout(MEASURE, async { tokio::join!(run, collect) })
+            .await
+            .ok()?;
+        ran.ok()?;
+        Some(read_report(&text))
+    }
+}
+
+fn read_report(text: &str) -> Measured {
+    let mut report = Measured::default();
+    for line in text.lines() {
+        let fields: Vec<_> = line.split('\t').map(str::trim).collect();
+        let [key, there, kilobytes, files] = fields[..] else {
+            continue;
+        };
+        let place = INSIDE.iter().position(|(name, _)| *name == key);
+        if let (Some(place), Ok(kilobytes), Ok(files)) =
+            (place, kilobytes.parse::<u64>(), files.parse())
+        {
+            report[place] = (there == "1", kilobytes.saturating_mul(1024), files);
+        }
+    }
+    report
+}
+
+/// What all boxes of a workspace hold. Of a workspace that is the host's, the host has told.
+fn summed(
+    sessions: &[BoxSessionInfo],
+    reports: &[Option<Measured>],
+    processes: &[usize],
+) -> Vec<Value> {
+    if sessions.is_empty() {
+        return Vec::new();
+    }
+    let mut totals = Measured::default();
+    let mut managed = (false, 0, 0);
+    let (mut told, mut errors, mut with_processes) = (0, 0, 0);
+    let add = |sum: &mut (bool, u64, u64), more: (bool, u64, u64)| {
+        *sum = (
+            sum.0 || more.0,
+            sum.1.saturating_add(more.1),
+            sum.2.saturating_add(more.2),
+        );
+    };
+    for ((info, report), processes) in sessions.iter().zip(reports).zip(processes) {
+        let Some(report) = report else {
+            errors += 1;
+            continue;
+        };
+        told += 1;
+        let own_workspace = info.host_path.is_none();
+        for (place, total) in totals.iter_mut().enumerate() {
+            if place > 0 || own_workspace {
+                add(total, report[place]);
+            }
+        }
+        if *processes > 0 && own_workspace {
+            with_processes += 1;
+            add(&mut managed, report[0]);
+        }
+    }
+    let entry = |key: &str, path: String, kind: &str, (exists, bytes, files): (bool, u64, u64)| {
+        json!({
+            "key": key,
+            "path": path,
+            "kind": kind,
+            "exists": exists,
+            "size_bytes": bytes,
+            "file_count": files,
+            "error_count": errors,
+            "scope": "sandbox_sessions",
+        })
+    };
+    let mut entries: Vec<_> = INSIDE
+        .iter()
+        .zip(totals)
+        .map(|((key, path), total)| {
+            entry(
+                key,
+                format!("{path} ({told} sandbox sessions)"),
+                "root",
+                total,
+            )
+        })
+        .collect();
+    if with_processes > 0 {
+        let path = format!("/workspace ({with_processes} managed-process sessions)");
+        let mut detail = entry("managed_process_workspaces", path, "detail", managed);
+        detail["parent_key"] = INSIDE[0].0.into();
+        entries.push(detail);
+    }
+    entries
+}
+
+/// The workspace of a tenant on the host, and parts of it.
+fn measured(workspace: &Path) -> Vec<StorageDirectory> {
+    let mut left = MOST_ENTRIES;
+    let parts = [("mcp", ".mcp"), ("inbox", "inbox"), ("outbox", "outbox")];
+    let mut all = vec![StorageDirectory {
+        key: "workspace".to_owned(),
+        kind: "root".to_owned(),
+        ..counted(workspace, &mut left)
+    }];
+    all.extend(parts.map(|(key, name)| StorageDirectory {
+        key: key.to_owned(),
+        kind: "detail".to_owned(),
+        parent_key: Some("workspace".to_owned()),
+        ..counted(&workspace.join(name), &mut left)
+    }));
+    all
+}
+
+/// Counts what is below a directory. Links are counted, never followed; what cannot be looked at is an error.
+fn counted(root: &Path, left: &mut u64) -> StorageDirectory {
+    let exists = root
+        .symlink_metadata()
+        .is_ok_and(|metadata| metadata.is_dir());
+    let mut found = StorageDirectory {
+        path: root.display().to_string(),
+        exists,
+        scope: "runtime_host".to_owned(),
+        ..StorageDirectory::default()
+    };
+    let mut directories = if exists {
+        vec![root.to_owned()]
+    } else {
+        Vec::new()
+    };
+    while let Some(directory) = directories.pop() {
+        let Ok(entries) = fs::read_dir(&directory) else {
+            found.error_count += 1;
+            continue;
+        };
+        for entry in entries {
+            if *left == 0 {
+                found.error_count += 1;
+                return found;
+            }
+            *left -= 1;
+            let looked = entry.and_then(|entry| Ok((entry.metadata()?, entry.path())));
+            match looked {
+                Ok((metadata, path)) if metadata.is_dir() => directories.push(path),
+                Ok((metadata, _)) => {
+                    found.size_bytes = found.size_bytes.saturating_add(metadata.len());
+                    found.file_count += 1;
+                }
+                Err(_) => found.error_count += 1,
+            }
+        }
+    }
+    found
+}
+
+/// Reads a marker that LangBot has put into the workspace, so that both know they see the same one.
+pub(super) async fn verify(connection: Connection, data: Data) -> Result<Value, BoxError> {
+    let name = members(&data)?
+        .get("marker_name")
+        .map(as_text)
+        .unwrap_or_default();
+    let name = name.trim().to_owned();
+    let digits = name.strip_prefix(MARKER).unwrap_or_default();
+    let hex = digits
+        .bytes()
+        .all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte));
+    if digits.len() != 32 || !hex {
+        return Err(readiness("Invalid Box shared Workspace probe basename"));
+    }
+    let config = connection.host.config();
+    blocking(move || {
+        let (sha256, size) = read_marker(&managed_root(&config)?, &name)?;
+        Ok(json!({"marker_name": name, "sha256": sha256, "size": size}))
+    })
+    .await
+}
+
+fn read_marker(root: &Path, name: &str) -> Result<(String, u64), BoxError> {
+    let unreadable = || readiness("Box Runtime cannot read the Core shared Workspace probe");
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let directory = rustix::fs::open(root, flags | OFlags::DIRECTORY, Mode::empty())
+        .map_err(|_| unreadable())?;
+    // Non-blocking, so that a pipe put in the marker's place cannot hold us up.
+    let marker = rustix::fs::openat(&directory, name, flags | OFlags::NONBLOCK, Mode::empty());
+    let marker = fs::File::from(marker.map_err(|_| unreadable())?);
+    let metadata = marker.metadata().map_err(|_| unreadable())?;
+    if !metadata.is_file() {
+        return Err(readiness(
+            "Box shared Workspace probe is not a regular file",
+        ));
+    }
+    if metadata.len() == 0 || metadata.len() > MARKER_BYTES {
+        return Err(readiness("Box shared Workspace probe has an invalid size"));
+    }
+    let mut content = Vec::new();
+    let read = marker.take(MARKER_BYTES + 1).read_to_end(&mut content);
+    read.map_err(|_| unreadable())?;
+    if content.len() as u64 != metadata.len() {
+        return Err(readiness(
+            "Box shared Workspace probe changed while being verified",
+        ));
+    }
+    Ok((format!("{:x}", Sha256::digest(&content)), metadata.len()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn a_marker_is_a_small_file_and_no_link() {
+        let place = tempfile::tempdir().unwrap();
+        fs::write(place.path().join("good"), "abc").unwrap();
+        let (sha256, size) = read_marker(place.path(), "good").unwrap();
+        assert!(sha256.starts_with("ba7816bf") && size == 3);
+        symlink("good", place.path().join("link")).unwrap();
+        fs::write(place.path().join("empty"), "").unwrap();
+        fs::write(place.path().join("large"), vec![0; 1025]).unwrap();
+        for bad in ["link", "empty", "large", "missing", "."] {
+            assert!(read_marker(place.path(), bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_workspace_is_measured_with_its_parts() {
+        let place = tempfile::tempdir().unwrap();
+        fs::create_dir_all(place.path().join("inbox/deep")).unwrap();
+        fs::write(place.path().join("inbox/deep/a"), vec![0; 10]).unwrap();
+        fs::write(place.path().join("b"), vec![0; 5]).unwrap();
+        symlink("/", place.path().join("everything")).unwrap();
+        let found = measured(place.path());
+        let link = "/".len() as u64;
+        assert_eq!((found[0].size_bytes, found[0].file_count), (15 + link, 3));
+        let inbox = found.iter().find(|part| part.key == "inbox").unwrap();
+        assert_eq!((inbox.size_bytes, inbox.exists), (10, true));
+        assert!(!found.iter().find(|part| part.key == "mcp").unwrap().exists);
+    }
+
+    #[test]
+    fn reports_of_boxes_are_read_with_doubt() {
+        let report = read_report(
+            "session_temp\t1\t4\t2\nnonsense\nsession_workspaces\t1\t-4\t2\nother\t1\t1\t1\n",
+        );
+        assert_eq!(report, [(false, 0, 0), (false, 0, 0), (true, 4096, 2)]);
+    }
+}
