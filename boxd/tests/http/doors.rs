@@ -8,7 +8,6 @@ fn a_gateway_that_is_not_built_says_so_in_words_every_client_reads() {
     let mut client = served.client();
     let (name, value) = bearer(ANN);
     for path in [
-        "/v1/sessions/s/managed-process/p/ws",
         "/v1/sandboxes",
         "/v1/sandboxes/b/endpoints/80?x=1",
         "/v2/sandboxes/boxes",

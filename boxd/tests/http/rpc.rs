@@ -29,12 +29,10 @@ async fn a_command_runs_in_a_real_box_in_either_dialect() {
     let (name, value) = bearer(ANN);
     let bearer = (name.to_owned(), value);
     let control = ("X-LangBot-Box-Control-Token".to_owned(), ANN.to_owned());
-    let instance = ("X-LangBot-Instance-Id".to_owned(), "langbot-1".to_owned());
     for (dialect, headers) in [
         (Dialect::JsonRpc, vec![bearer.clone()]),
-        (Dialect::LangBot, vec![bearer.clone()]),
-        (Dialect::LangBot, vec![bearer, instance.clone()]),
-        (Dialect::LangBot, vec![control, instance]),
+        (Dialect::LangBot, vec![bearer]),
+        (Dialect::LangBot, vec![control]),
     ] {
         let connect = ConnectOptions {
             headers,
@@ -56,6 +54,45 @@ async fn a_command_runs_in_a_real_box_in_either_dialect() {
         assert_eq!((ran.stdout.trim(), ran.exit_code), ("hello", Some(3)));
         assert_ne!(ran.stderr.trim(), "");
     }
+}
+
+/// LangBot's own question for the backend.
+struct BackendInfo;
+
+impl box_rpc::Action for BackendInfo {
+    const NAME: &'static str = "box_get_backend_info";
+    type Params = box_rpc::Empty;
+    type Result = serde_json::Value;
+    type Chunk = box_rpc::Never;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn with_an_instance_langbots_actions_are_served_and_only_those() {
+    let served = Setup::new().with_tokens().start();
+    let endpoint: Endpoint = served.rpc().parse().unwrap();
+    let connect = |instance: &str| ConnectOptions {
+        headers: vec![
+            ("X-LangBot-Box-Control-Token".to_owned(), ANN.to_owned()),
+            ("X-LangBot-Instance-Id".to_owned(), instance.to_owned()),
+        ],
+        ..ConnectOptions::default()
+    };
+    let connection = endpoint.connect(&connect("langbot-1")).await.unwrap();
+    let options = Options {
+        dialect: Some(Dialect::LangBot),
+        ..Options::default()
+    };
+    let session = Session::start_boxed(connection, Router::empty(), options);
+    let peer = session.peer();
+    let told = peer.call::<BackendInfo>(&box_rpc::Empty {});
+    assert_eq!(told.await.unwrap()["name"], "native");
+    let native = peer.call::<box_protocol::actions::SystemHealth>(&box_rpc::Empty {});
+    assert!(native.await.is_err());
+    // The first instance of a token is the token's.
+    for other in ["langbot-2", "", "no instance"] {
+        assert!(endpoint.connect(&connect(other)).await.is_err(), "{other}");
+    }
+    assert!(endpoint.connect(&connect("langbot-1")).await.is_ok());
 }
 
 #[tokio::test(flavor = "multi_thread")]
