@@ -32,7 +32,8 @@ const MESSAGE_BYTES: usize = 4 << 20;
 /// How long nothing must have ended before memory is given back.
 const QUIET: Duration = Duration::from_millis(100);
 
-/// What comes before the first message to a runtime that takes over, with the box's mount namespace and the slots.
+/// What comes before the first message to a runtime that takes over, with the box's mount namespace, the slots and the
+/// sockets at its exits.
 const GREETING: &[u8] = b"box1";
 
 /// What the agent was handed, told apart.
@@ -123,8 +124,9 @@ async fn accept(listener: tokio::net::UnixListener, agent: Arc<Agent>, router: R
                 // What only this process has and another runtime needs.
                 let mounts = agent.init().outer.mounts.try_clone();
                 let sent = mounts.is_ok_and(|mounts| {
-                    let fds: Vec<_> = [&mounts].into_iter().chain(agent.slots().file()).collect();
-                    let fds: Vec<_> = fds.into_iter().map(AsFd::as_fd).collect();
+                    let init = agent.init();
+                    let fds = [&mounts].into_iter().chain(agent.slots().file());
+                    let fds: Vec<_> = fds.chain(&init.exits).map(AsFd::as_fd).collect();
                     box_sys::send(stream.as_fd(), GREETING, &fds).is_ok()
                 });
                 if !sent {

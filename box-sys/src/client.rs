@@ -5,7 +5,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::cgroup::{Cgroups, Usage};
 use crate::child::InitMain;
 use crate::error::{At, Error, Result};
+use crate::network::{ExitMarks, Exits};
 use crate::plan::{Mount, SandboxPlan};
 use crate::probe::Primitives;
 use crate::wire::{
@@ -231,18 +232,21 @@ impl Making {
         let mut buffer = vec![0; 4096];
         let (reply, fds) =
             receive_message::<Reply>(self.near.as_fd(), &mut buffer)?.ok_or(Error::ServerGone)?;
+        let mut fds = fds.into_iter();
         let reply = reply.into_result()?;
         let (
             Reply::Ready {
                 cgroup,
                 missing,
                 cpu_before,
+                exits: marks,
             },
-            Ok([pidfd, mounts]),
-        ) = (reply, <[OwnedFd; 2]>::try_from(fds))
+            [Some(pidfd), Some(mounts)],
+        ) = (reply, [fds.next(), fds.next()])
         else {
             return Err(Error::Protocol("no answer of a box".into()));
         };
+        let exits = marks.find(fds);
         Ok(Sandbox {
             pidfd,
             mounts,
@@ -252,6 +256,8 @@ impl Making {
             guest: self.guest,
             cpu_before,
             frozen: AtomicBool::new(false),
+            marks,
+            exits: Mutex::new(exits),
             cgroups: self.cgroups.clone(),
             server: Some(self.server.clone()),
         })
@@ -283,6 +289,9 @@ pub struct Sandbox {
     cpu_before: Duration,
     /// Whether it may be stopped, which a kill does not overcome on version 1.
     frozen: AtomicBool,
+    marks: ExitMarks,
+    /// Until somebody takes them.
+    exits: Mutex<Option<Exits>>,
     cgroups: Arc<Cgroups>,
     /// To say that its cgroup may be used by another; a box that was adopted has no server.
     server: Option<Arc<OwnedFd>>,
@@ -301,6 +310,9 @@ pub struct SandboxRecord {
     pub guest: u32,
     /// Processor time that its cgroup had counted before.
     pub cpu_before: Duration,
+    /// What the sockets at its exits are known by.
+    #[serde(default)]
+    pub exits: ExitMarks,
 }
 
 impl Sandbox {
@@ -312,14 +324,22 @@ impl Sandbox {
             missing: self.missing.clone(),
             guest: self.guest,
             cpu_before: self.cpu_before,
+            exits: self.marks.clone(),
         }
     }
 
+    /// The exits of its network, once; `None` if it has none, or somebody has them.
+    pub fn take_exits(&self) -> Option<Exits> {
+        let mut exits = self.exits.lock().unwrap_or_else(PoisonError::into_inner);
+        exits.take()
+    }
+
     /// A handle on a box whose server is gone. `pidfd` and `mounts`, its mount namespace, come from its init, which was asked
-    /// over a socket; `cgroups` are of the same parent. Once it has ended, [`Cgroups::sweep`] clears its groups away.
+    /// over a socket, and so do the sockets at its exits; `cgroups` are of the same parent. Once it has ended, [`Cgroups::sweep`] clears its groups away.
     pub fn adopt(
         pidfd: OwnedFd,
         mounts: OwnedFd,
+        exits: Vec<OwnedFd>,
         record: SandboxRecord,
         cgroups: Arc<Cgroups>,
     ) -> Self {
@@ -329,7 +349,9 @@ impl Sandbox {
             missing,
             guest,
             cpu_before,
+            exits: marks,
         } = record;
+        let exits = marks.find(exits);
         Self {
             pidfd,
             mounts,
@@ -339,6 +361,8 @@ impl Sandbox {
             guest,
             cpu_before,
             frozen: AtomicBool::new(true),
+            marks,
+            exits: Mutex::new(exits),
             cgroups,
             server: None,
         }

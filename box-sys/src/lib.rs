@@ -7,8 +7,9 @@
 //! 3. `server/`: the fork server. `world.rs` is what it lives in, `pools.rs` what it keeps ready, `launch.rs` the fork.
 //! 4. `child/`: from the fork to init. `mod.rs` is the order of steps, `tree.rs` the root directory.
 //! 5. `inside/`: what init has: [`Init`], commands, their ends.
-//! 6. `cgroup/`, `seccomp/`, `landlock.rs`, `mounts.rs`, `identity.rs`, `quota.rs`: the means.
-//! 7. `wire.rs`: messages between the two; `raw.rs`: system calls; `error.rs`.
+//! 6. `network/`: a box's network, and its exits.
+//! 7. `cgroup/`, `seccomp/`, `landlock.rs`, `mounts.rs`, `identity.rs`, `quota.rs`: the means.
+//! 8. `wire.rs`: messages between the two; `raw.rs`: system calls; `error.rs`.
 //!
 //! # A program that makes boxes
 //! Its `main` begins with [`serve_if_asked`], because the fork server is the same program started again. Then
@@ -22,6 +23,7 @@ mod identity;
 mod inside;
 mod landlock;
 mod mounts;
+mod network;
 mod plan;
 mod probe;
 mod quota;
@@ -35,7 +37,8 @@ pub use child::InitMain;
 pub use client::{ForkServer, Making, Sandbox, SandboxRecord, serve_if_asked};
 pub use error::{Error, Result};
 pub use inside::{Command, Ended, GuestThread, Init, Moment, Outer, SpawnPlan, Stdio, rest};
-pub use plan::{Caps, Guest, Limits, MOUNTS_MAX, Mount, Root, SandboxPlan, Source};
+pub use network::{ExitMarks, Exits, OWN_V4, OWN_V6};
+pub use plan::{Caps, Guest, Limits, MOUNTS_MAX, Mount, Network, Root, SandboxPlan, Source};
 pub use probe::Primitives;
 pub use quota::DirectoryQuota;
 pub use raw::signal_fd;

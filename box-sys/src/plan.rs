@@ -13,10 +13,6 @@ pub const MOUNTS_MAX: usize = 64;
 
 /// Everything that makes a box.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "independent switches, each with its name"
-)]
 pub struct SandboxPlan {
     /// The box's name, for people who look at the machine from outside. Letters, digits and dashes.
     pub name: String,
@@ -36,8 +32,8 @@ pub struct SandboxPlan {
     pub caps: Caps,
     /// What the box may use of the machine.
     pub limits: Limits,
-    /// Whether the loopback interface of the box's own, otherwise empty network is up.
-    pub loopback: bool,
+    /// What the box's own network consists of.
+    pub network: Network,
     /// Whether commands are put under Landlock where the kernel has it.
     pub landlock: bool,
     /// Whether the box dies with the fork server. Otherwise it lives until it is killed.
@@ -56,7 +52,7 @@ impl Default for SandboxPlan {
             dirs: Vec::new(),
             caps: Caps::default(),
             limits: Limits::default(),
-            loopback: true,
+            network: Network::default(),
             landlock: true,
             owned: true,
         }
@@ -71,6 +67,19 @@ pub enum Root {
     Host,
     /// A directory of the host that holds a whole root file system. It is never written to.
     Directory(PathBuf),
+}
+
+/// What the network of a box consists of. It is its own in any case.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Network {
+    /// Of nothing at all.
+    Down,
+    /// Of itself.
+    #[default]
+    Loopback,
+    /// Of itself, and of exits: what would leave it arrives at sockets that whoever made the box is handed.
+    Exits,
 }
 
 /// Who the commands of a box run as.

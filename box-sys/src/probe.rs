@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::cgroup::{Ability, Cgroups, Owner};
-use crate::{landlock, raw, seccomp};
+use crate::{landlock, network, raw, seccomp};
 
 /// What a box is made of, as far as this machine has it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,6 +22,8 @@ pub struct Primitives {
     pub overlay: bool,
     /// What control groups do not do here.
     pub cgroup_missing: Vec<Ability>,
+    /// Whether boxes can have a network with exits, where that was tried.
+    pub network: Option<bool>,
 }
 
 /// Every kind of namespace a box has, with its bit.
@@ -41,7 +43,8 @@ impl Primitives {
     pub fn probe() -> Self {
         let hold = |owner| Cgroups::hold("box", &owner);
         let cgroups = Owner::this().map_or_else(|| Cgroups::open("box"), hold);
-        let primitives = Self::with(&cgroups, privileged(1_000_000));
+        let mut primitives = Self::with(&cgroups, privileged(1_000_000));
+        primitives.network = Some(network::available(primitives.privileged));
         cgroups.close();
         primitives
     }
@@ -62,6 +65,7 @@ impl Primitives {
             overlay: std::fs::read_to_string("/proc/filesystems")
                 .is_ok_and(|list| list.contains("\toverlay\n")),
             cgroup_missing: cgroups.missing(),
+            network: None,
         }
     }
 
@@ -91,6 +95,9 @@ impl Primitives {
         }
         if !self.overlay {
             missing.push("overlay".into());
+        }
+        if self.network == Some(false) {
+            missing.push("network".into());
         }
         if !self.privileged {
             missing.push("two_uids".into());

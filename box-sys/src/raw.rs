@@ -273,31 +273,6 @@ pub(crate) fn signal_set(signals: &[libc::c_int]) -> libc::sigset_t {
     set
 }
 
-/// Brings the loopback interface of the current network namespace up.
-pub(crate) fn loopback_up() -> io::Result<()> {
-    use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
-    let socket = socket_with(
-        AddressFamily::INET,
-        SocketType::DGRAM,
-        SocketFlags::CLOEXEC,
-        None,
-    )?;
-    // SAFETY: all zeroes is a valid value of this plain structure.
-    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    for (to, from) in request.ifr_name.iter_mut().zip(c"lo".to_bytes()) {
-        *to = from.cast_signed() as libc::c_char;
-    }
-    #[expect(clippy::cast_possible_truncation, reason = "two small bits")]
-    {
-        request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
-    }
-    let fd = socket.as_raw_fd();
-    // SAFETY: the request names an interface and carries flags, as this ioctl wants.
-    let set = unsafe { libc::ioctl(fd, libc::SIOCSIFFLAGS as _, &raw const request) };
-    check(set.into())?;
-    Ok(())
-}
-
 /// A Landlock call that makes or asks about a ruleset.
 pub(crate) fn landlock_create(attributes: Option<&[u64]>, flags: u32) -> io::Result<libc::c_long> {
     let (pointer, size) =
@@ -397,6 +372,20 @@ pub(crate) fn try_clone(flags: libc::c_int) -> io::Result<()> {
     // SAFETY: waits for the child made above; no status is asked for.
     check(unsafe { libc::waitpid(pid, std::ptr::null_mut(), 0) }.into())?;
     Ok(())
+}
+
+/// Whether something works in a process of its own, which ends with it.
+pub(crate) fn try_in_child(work: impl FnOnce() -> bool) -> bool {
+    // SAFETY: of a program with threads the child has one, and only what the C library has made safe for that is used: memory,
+    // which it locks around a fork, and system calls.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        exit_now(i32::from(!work()));
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child made above, if there is one, and writes its status.
+    let waited = unsafe { libc::waitpid(pid, &raw mut status, 0) };
+    pid > 0 && waited == pid && status == 0
 }
 
 /// Overwrites this process's arguments, which every box sees as its first process's and which may hold a path of the machine.

@@ -15,6 +15,7 @@ use rustix::net::{
 use serde::{Deserialize, Serialize};
 
 use crate::error::{At, Error, Result};
+use crate::network::ExitMarks;
 use crate::plan::{Mount, SandboxPlan};
 use crate::probe::Primitives;
 
@@ -71,11 +72,12 @@ pub(crate) enum Request {
 pub(crate) enum Reply {
     /// The server works, on a machine that has this.
     Hello(Box<Primitives>),
-    /// The box's init is about to run. Descriptors: its pidfd, its mount namespace.
+    /// The box's init is about to run. Descriptors: its pidfd, its mount namespace, the sockets at its exits.
     Ready {
         cgroup: Option<String>,
         missing: Vec<String>,
         cpu_before: Duration,
+        exits: ExitMarks,
     },
     /// Done.
     Done,

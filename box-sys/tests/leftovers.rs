@@ -306,7 +306,7 @@ fn a_killed_server_takes_owned_boxes_with_it_and_others_live_on() {
             free.mount_namespace().try_clone_to_owned().unwrap(),
         );
         let cgroups = std::sync::Arc::new(Cgroups::open(&config.cgroup_parent));
-        let adopted = Sandbox::adopt(pidfd, mounts, record, cgroups.clone());
+        let adopted = Sandbox::adopt(pidfd, mounts, Vec::new(), record, cgroups.clone());
         adopted.destroy().unwrap();
         eventually("swept", || {
             cgroups.sweep();

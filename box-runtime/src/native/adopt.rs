@@ -11,14 +11,14 @@ use std::time::Duration;
 use box_rpc::Limits;
 use box_sys::{Cgroups, Sandbox};
 use box_transports::unix;
-use rustix::fs::FlockOperation;
+use rustix::fs::{FileType, FlockOperation};
 use rustix::process::{PidfdFlags, Signal};
 use uuid::Uuid;
 
 use super::state::{Kept, State};
 use crate::backend::{AdoptedBox, StartedBox};
 
-/// What an agent says first, with its box's mount namespace and its slots.
+/// What an agent says first, with its box's mount namespace, its slots and the sockets at its exits.
 const GREETING: &[u8] = b"box1";
 
 /// How long an agent may take to say that.
@@ -81,7 +81,7 @@ fn take_over(id: Uuid, state: State, cgroups: &Arc<Cgroups>) -> io::Result<Found
     let agent = rustix::net::sockopt::socket_peercred(&stream)?.pid;
     let pidfd = rustix::process::pidfd_open(agent, PidfdFlags::empty())?;
     let known = greeting(&stream).and_then(|fds| Ok((fds, kept?)));
-    let ((mounts, slots), kept) = match known {
+    let (handed, kept) = match known {
         Ok(known) => known,
         Err(error) => {
             // It was being made when its process ended: nobody knows what it is.
@@ -96,13 +96,14 @@ fn take_over(id: Uuid, state: State, cgroups: &Arc<Cgroups>) -> io::Result<Found
         id.simple().to_string(),
         unix::over(stream, &Limits::in_process()),
     );
-    started.spool = slots.and_then(super::slots::handed);
+    started.spool = handed.slots.and_then(super::slots::handed);
     let Kept {
         sandbox,
         quota,
         record,
     } = kept;
-    let sandbox = Sandbox::adopt(pidfd, mounts, sandbox, Arc::clone(cgroups));
+    let Handed { mounts, exits, .. } = handed;
+    let sandbox = Sandbox::adopt(pidfd, mounts, exits, sandbox, Arc::clone(cgroups));
     let adopted = AdoptedBox {
         id,
         record,
@@ -117,13 +118,29 @@ fn take_over(id: Uuid, state: State, cgroups: &Arc<Cgroups>) -> io::Result<Found
     })
 }
 
-fn greeting(stream: &UnixStream) -> io::Result<(OwnedFd, Option<OwnedFd>)> {
+/// What an agent hands over.
+struct Handed {
+    mounts: OwnedFd,
+    slots: Option<OwnedFd>,
+    exits: Vec<OwnedFd>,
+}
+
+fn greeting(stream: &UnixStream) -> io::Result<Handed> {
     let mut word = [0; GREETING.len()];
     let received = box_sys::receive(stream.as_fd(), &mut word)?;
     let (length, fds) = received.ok_or(io::ErrorKind::UnexpectedEof)?;
     let mut fds = fds.into_iter();
-    match (fds.next(), word.get(..length) == Some(GREETING)) {
-        (Some(mounts), true) => Ok((mounts, fds.next())),
-        _ => Err(io::ErrorKind::InvalidData.into()),
-    }
+    let (Some(mounts), true) = (fds.next(), word.get(..length) == Some(GREETING)) else {
+        return Err(io::ErrorKind::InvalidData.into());
+    };
+    let is_socket = |fd: &OwnedFd| {
+        let stat = rustix::fs::fstat(fd);
+        stat.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Socket)
+    };
+    let (exits, mut others): (Vec<_>, Vec<_>) = fds.partition(is_socket);
+    Ok(Handed {
+        mounts,
+        slots: others.pop(),
+        exits,
+    })
 }

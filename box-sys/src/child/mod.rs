@@ -15,10 +15,10 @@ use rustix::thread::{CapabilitySet, CapabilitySets};
 use crate::cgroup::Group;
 use crate::error::{At, Error, Result};
 use crate::inside::{Init, Outer};
+use crate::network::{self, ExitMarks, Net};
 use crate::plan::{Mount, SandboxPlan};
 use crate::raw;
 use crate::server::Server;
-use crate::server::pools::enter_new_net;
 use crate::server::world::open_ns;
 use crate::wire::{Reply, next_length, receive_message, send_message};
 
@@ -34,7 +34,7 @@ pub(crate) struct Seed<'a> {
     /// The given root directory.
     pub(crate) lower: Option<OwnedFd>,
     /// The network namespace, if there is one ready.
-    pub(crate) net: Option<OwnedFd>,
+    pub(crate) net: Option<Net>,
     pub(crate) user: OwnedFd,
     pub(crate) group: Option<&'a Group>,
 }
@@ -59,6 +59,8 @@ struct Begun {
     worth: OwnedFd,
     /// How often it did, if somebody counts that.
     oom: Option<OwnedFd>,
+    /// The sockets at the exits of its network.
+    exits: Vec<OwnedFd>,
 }
 
 /// Builds the box around this process, tells the caller, and becomes its init.
@@ -109,7 +111,7 @@ fn close_rest<'a>(
         &seed.user,
         &seed.server.pidfd,
     ];
-    let keep = keep.into_iter().chain(&begun.oom);
+    let keep = keep.into_iter().chain(&begun.oom).chain(&begun.exits);
     let keep = keep.chain(begun.tree.descriptors()).chain(more);
     close_all_but(keep.map(AsRawFd::as_raw_fd).collect())
 }
@@ -150,9 +152,9 @@ fn begin(seed: &mut Seed<'_>) -> Result<Begun> {
     }
     // After that, so that the box sees its own group as the root.
     raw::unshare(libc::CLONE_NEWCGROUP).at("unshare the cgroup namespace")?;
-    match &seed.net {
-        Some(net) => raw::setns(net.as_fd(), libc::CLONE_NEWNET),
-        None => enter_new_net(seed.shape.loopback),
+    let exits = match seed.net.take() {
+        Some(net) => raw::setns(net.namespace.as_fd(), libc::CLONE_NEWNET).map(|()| net.exits),
+        None => network::enter_new(seed.shape.network),
     }
     .at("enter the network namespace")?;
     let this = rustix::process::getpid();
@@ -190,6 +192,7 @@ fn begin(seed: &mut Seed<'_>) -> Result<Begun> {
         outer,
         worth,
         oom,
+        exits,
     })
 }
 
@@ -201,6 +204,7 @@ fn close_in(seed: &Seed<'_>, begun: Begun, order: Order) -> Result<Init> {
         outer,
         worth,
         oom,
+        exits,
     } = begun;
     let Order {
         plan,
@@ -233,12 +237,12 @@ fn close_in(seed: &Seed<'_>, begun: Begun, order: Order) -> Result<Init> {
         cgroup: seed.group.map(|group| group.name.clone()),
         missing: missing.clone(),
         cpu_before: seed.group.map_or(Duration::ZERO, |group| group.cpu_before),
+        exits: ExitMarks::of(&exits).at("mark the exits")?,
     };
-    send_message(
-        reply.as_fd(),
-        &ready,
-        &[pidfd.as_fd(), outer.mounts.as_fd()],
-    )?;
+    let mut told = vec![pidfd.as_fd(), outer.mounts.as_fd()];
+    told.extend(exits.iter().map(AsFd::as_fd));
+    send_message(reply.as_fd(), &ready, &told)?;
+    drop(told);
     drop((pidfd, reply, trees));
     for last in [&seed.user, &server.pidfd] {
         let fd = last.as_raw_fd();
@@ -246,7 +250,7 @@ fn close_in(seed: &Seed<'_>, begun: Begun, order: Order) -> Result<Init> {
         unsafe { raw::close_between(fd, fd) }.at("close descriptors")?;
     }
     Ok(Init::new(
-        plan, fds, outer, two_uids, missing, landlock, worth, oom,
+        plan, fds, outer, exits, two_uids, missing, landlock, worth, oom,
     ))
 }
 

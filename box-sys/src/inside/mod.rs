@@ -31,6 +31,8 @@ pub struct Init {
     pub fds: Vec<OwnedFd>,
     /// The namespaces that hold the box's mounts.
     pub outer: Outer,
+    /// The sockets at the exits of the box's network, for whoever takes the box over; of no use to init.
+    pub exits: Vec<OwnedFd>,
     /// Whether init has an id of its own, apart from the guest's.
     pub two_uids: bool,
     /// What this box goes without.
@@ -79,6 +81,7 @@ impl Init {
         plan: SandboxPlan,
         fds: Vec<OwnedFd>,
         outer: Outer,
+        exits: Vec<OwnedFd>,
         two_uids: bool,
         missing: Vec<String>,
         landlock: Option<OwnedFd>,
@@ -91,6 +94,7 @@ impl Init {
             plan,
             fds,
             outer,
+            exits,
             two_uids,
             missing,
             landlock,

@@ -64,7 +64,7 @@ impl Server {
         one.root == other.root
             && one.guest == other.guest
             && one.caps == other.caps
-            && one.loopback == other.loopback
+            && one.network == other.network
     }
 
     /// A box that waits for a plan like this one. Those of another shape are of no use any more.
@@ -131,7 +131,7 @@ impl Server {
         child: impl FnOnce(Seed<'_>, InitMain) -> Result<i32>,
         limits: Option<&Limits>,
     ) -> Result<i32> {
-        let net = self.pools.net(shape.loopback);
+        let net = self.pools.net(shape.network);
         let user = self
             .pools
             .user(shape.guest.id)

@@ -11,6 +11,8 @@ use rustix::fs::{Mode, OFlags};
 
 use super::world::{World, open_ns};
 use crate::cgroup::{Cgroups, Group};
+use crate::network::{self, Net};
+use crate::plan::Network;
 use crate::raw;
 
 /// How many ids of the host a box of root is given.
@@ -50,7 +52,10 @@ impl Ids {
 #[derive(Debug)]
 pub(crate) struct Pools {
     size: usize,
-    nets: Vec<OwnedFd>,
+    nets: Vec<Net>,
+    /// With exits; none before the first is asked for.
+    exits: Vec<Net>,
+    exits_wanted: bool,
     users: Vec<OwnedFd>,
     groups: Vec<Group>,
     ids: Ids,
@@ -69,6 +74,8 @@ impl Pools {
         Self {
             size,
             nets: Vec::new(),
+            exits: Vec::new(),
+            exits_wanted: false,
             users: Vec::new(),
             groups: Vec::new(),
             ids,
@@ -82,7 +89,12 @@ impl Pools {
     pub(crate) fn refill(&mut self, world: &World, cgroups: &Cgroups) -> bool {
         // What cannot be made now is made, or reported, when it is asked for.
         if self.nets.len() < self.size {
-            return new_net(world).map(|net| self.nets.push(net)).is_ok();
+            let net = new_net(world, Network::Loopback);
+            return net.map(|net| self.nets.push(net)).is_ok();
+        }
+        if self.exits_wanted && self.exits.len() < self.size {
+            let net = new_net(world, Network::Exits);
+            return net.map(|net| self.exits.push(net)).is_ok();
         }
         if self.users.len() < self.size {
             return new_user(&self.ids.map(self.guest))
@@ -99,8 +111,15 @@ impl Pools {
     }
 
     /// A network namespace, unless the box must make its own: many at once then make theirs beside each other.
-    pub(crate) fn net(&mut self, loopback: bool) -> Option<OwnedFd> {
-        if loopback { self.nets.pop() } else { None }
+    pub(crate) fn net(&mut self, network: Network) -> Option<Net> {
+        match network {
+            Network::Down => None,
+            Network::Loopback => self.nets.pop(),
+            Network::Exits => {
+                self.exits_wanted = true;
+                self.exits.pop()
+            }
+        }
     }
 
     pub(crate) fn user(&mut self, guest: u32) -> io::Result<OwnedFd> {
@@ -166,17 +185,15 @@ impl Pools {
 }
 
 /// A new network namespace, owned by the server's user namespace, so that nobody in the box has powers over it.
-fn new_net(world: &World) -> io::Result<OwnedFd> {
-    enter_new_net(true)?;
-    let made = open_ns("net");
+fn new_net(world: &World, network: Network) -> io::Result<Net> {
+    let made = network::enter_new(network).and_then(|exits| {
+        Ok(Net {
+            namespace: open_ns("net")?,
+            exits,
+        })
+    });
     raw::setns(world.net.as_fd(), libc::CLONE_NEWNET)?;
     made
-}
-
-/// Moves this process into a new network namespace.
-pub(crate) fn enter_new_net(loopback: bool) -> io::Result<()> {
-    raw::unshare(libc::CLONE_NEWNET)?;
-    if loopback { raw::loopback_up() } else { Ok(()) }
 }
 
 fn new_user(map: &str) -> io::Result<OwnedFd> {

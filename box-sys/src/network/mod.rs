@@ -1,0 +1,260 @@
+//! The network of a box: nothing but itself, or with exits.
+//!
+//! A box has a network namespace of its own with a loopback interface and no other, so nothing it sends gets anywhere. With
+//! exits, every TCP connection that would leave it is redirected to a socket in it that listens, and every question to a name
+//! server to another. Both are made here, in the box's namespace, and handed out: whoever holds them accepts what the box
+//! wanted to reach, learns from the kernel what that was, and does what it likes about it. Nothing of the box's own takes part,
+//! and nobody in the box has powers over the namespace.
+//!
+//! `rules.rs` is what the redirecting consists of, `netlink.rs` how it gets into the kernel.
+
+mod netlink;
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "numbers of the kernel's headers, which fit where the kernel wants them"
+)]
+mod rules;
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
+use std::os::fd::OwnedFd;
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, socket_with};
+use serde::{Deserialize, Serialize};
+
+use crate::plan::Network;
+use crate::raw;
+use netlink::{Batch, Bytes, Family};
+
+/// The box's own address, from which it connects; it is its name server's, too. Of a range that is nobody's.
+pub const OWN_V4: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
+/// The same for IPv6.
+pub const OWN_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xb0, 0, 0, 0, 0, 0, 1);
+
+/// Where connections are redirected to. No guest can listen there, nor be in the way: it is below 1024.
+const TCP_PORT: u16 = 1;
+/// Where questions to name servers go.
+pub(crate) const DNS_PORT: u16 = 53;
+
+/// Connections that wait to be accepted.
+const BACKLOG: libc::c_int = 1024;
+
+const LOOPBACK_INDEX: u32 = 1;
+
+/// A network namespace, and the sockets at its exits.
+#[derive(Debug)]
+pub(crate) struct Net {
+    pub(crate) namespace: OwnedFd,
+    pub(crate) exits: Vec<OwnedFd>,
+}
+
+/// Moves this process into a new network namespace, and gives the sockets at its exits.
+pub(crate) fn enter_new(network: Network) -> io::Result<Vec<OwnedFd>> {
+    raw::unshare(libc::CLONE_NEWNET)?;
+    match network {
+        Network::Down => Ok(Vec::new()),
+        Network::Loopback => loopback_up().map(|()| Vec::new()),
+        Network::Exits => loopback_up().and_then(|()| open_exits()),
+    }
+}
+
+fn loopback_up() -> io::Result<()> {
+    let mut batch = Batch::default();
+    batch.make(libc::RTM_NEWLINK, |body| {
+        body.put(&[0; 4]);
+        body.put(&LOOPBACK_INDEX.to_ne_bytes());
+        // The flags, and which of them are meant.
+        body.put(&libc::IFF_UP.to_ne_bytes());
+        body.put(&libc::IFF_UP.to_ne_bytes());
+    });
+    batch.send(Family::Route)
+}
+
+fn open_exits() -> io::Result<Vec<OwnedFd>> {
+    address_and_route(OWN_V4.into())?;
+    // A machine may have no IPv6; then its boxes have none, and nothing of it gets out.
+    let v6 = address_and_route(OWN_V6.into()).is_ok();
+    rules::write()?;
+    let mut exits = pair(Ipv4Addr::LOCALHOST.into())?;
+    if v6 {
+        exits.extend(pair(Ipv6Addr::LOCALHOST.into())?);
+    }
+    Ok(exits)
+}
+
+/// The loopback interface gets a further address, and everything that is nowhere else goes there from it.
+fn address_and_route(own: IpAddr) -> io::Result<()> {
+    let (family, bits) = match own {
+        IpAddr::V4(_) => (AddressFamily::INET, 32),
+        IpAddr::V6(_) => (AddressFamily::INET6, 128),
+    };
+    let [family, _] = family.as_raw().to_le_bytes();
+    let attribute = |body: &mut Bytes, kind: u16| match own {
+        IpAddr::V4(address) => body.attribute(kind, &address.octets()),
+        IpAddr::V6(address) => body.attribute(kind, &address.octets()),
+    };
+    let mut batch = Batch::default();
+    batch.make(libc::RTM_NEWADDR, |body| {
+        body.put(&[family, bits, 0, 0]);
+        body.put(&LOOPBACK_INDEX.to_ne_bytes());
+        attribute(body, libc::IFA_LOCAL);
+        attribute(body, libc::IFA_ADDRESS);
+        body.attribute(libc::IFA_FLAGS, &libc::IFA_F_NODAD.to_ne_bytes());
+    });
+    batch.make(libc::RTM_NEWROUTE, |body| {
+        // A route of IPv6 to the loopback interface refuses everything, unless it says that everything is there.
+        let (table, scope, kind) = match own {
+            IpAddr::V4(_) => (libc::RT_TABLE_MAIN, libc::RT_SCOPE_LINK, libc::RTN_UNICAST),
+            IpAddr::V6(_) => (
+                libc::RT_TABLE_LOCAL,
+                libc::RT_SCOPE_UNIVERSE,
+                libc::RTN_LOCAL,
+            ),
+        };
+        body.put(&[family, 0, 0, 0, table, libc::RTPROT_BOOT, scope, kind]);
+        body.put(&[0; 4]);
+        body.attribute(libc::RTA_OIF, &LOOPBACK_INDEX.to_ne_bytes());
+        attribute(body, libc::RTA_PREFSRC);
+    });
+    batch.send(Family::Route)
+}
+
+/// The sockets at the exits of one family.
+fn pair(at: IpAddr) -> io::Result<Vec<OwnedFd>> {
+    let family = match at {
+        IpAddr::V4(_) => AddressFamily::INET,
+        IpAddr::V6(_) => AddressFamily::INET6,
+    };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let tcp = socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
+    rustix::net::bind(&tcp, &SocketAddr::new(at, TCP_PORT))?;
+    rustix::net::listen(&tcp, BACKLOG)?;
+    let dns = socket_with(family, SocketType::DGRAM, flags, Some(ipproto::UDP))?;
+    rustix::net::bind(&dns, &SocketAddr::new(at, DNS_PORT))?;
+    Ok(vec![tcp, dns])
+}
+
+/// The exits of a box: where what would leave it arrives. They do not block.
+#[derive(Debug, Default)]
+pub struct Exits {
+    /// Accept the box's connections. What each was to, `SO_ORIGINAL_DST` says; to the exit itself, if it was redirected by
+    /// nobody.
+    pub connections: Vec<TcpListener>,
+    /// Receive the box's questions to name servers.
+    pub questions: Vec<UdpSocket>,
+}
+
+/// What the sockets of a box's exits are known by, as long as the machine runs.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExitMarks(Vec<u64>);
+
+impl ExitMarks {
+    pub(crate) fn of(sockets: &[OwnedFd]) -> io::Result<Self> {
+        let cookie = |socket| Ok(rustix::net::sockopt::socket_cookie(socket)?);
+        sockets
+            .iter()
+            .map(cookie)
+            .collect::<io::Result<_>>()
+            .map(Self)
+    }
+
+    /// The exits among descriptors that a box's init hands out. It lives with the guest: what is not exactly what was made is
+    /// not taken.
+    pub fn find(&self, handed: impl IntoIterator<Item = OwnedFd>) -> Option<Exits> {
+        let mut exits = Vec::new();
+        let mut marks = self.0.iter();
+        for fd in handed {
+            let mark = marks.next()?;
+            if rustix::net::sockopt::socket_cookie(&fd).ok()? != *mark {
+                return None;
+            }
+            exits.push(fd);
+        }
+        (!exits.is_empty() && marks.next().is_none()).then(|| Exits::of(exits))
+    }
+}
+
+impl Exits {
+    /// Tells the sockets apart, which come in pairs.
+    pub(crate) fn of(sockets: Vec<OwnedFd>) -> Self {
+        let mut exits = Self::default();
+        for (place, socket) in sockets.into_iter().enumerate() {
+            if place % 2 == 0 {
+                exits.connections.push(socket.into());
+            } else {
+                exits.questions.push(socket.into());
+            }
+        }
+        exits
+    }
+}
+
+/// Whether a box of this user can have exits: tried out in a process that ends at once.
+pub(crate) fn available(privileged: bool) -> bool {
+    let with_user = if privileged { 0 } else { libc::CLONE_NEWUSER };
+    raw::try_in_child(move || {
+        raw::unshare(with_user)
+            .and_then(|()| enter_new(Network::Exits))
+            .is_ok()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_from_a_network_with_exits_arrives_there_and_says_where_it_was_going() {
+        let worked = raw::try_in_child(|| {
+            let tried = || -> io::Result<bool> {
+                let exits = Exits::of(enter_new(Network::Exits)?);
+                let mut arrived = Vec::new();
+                for (exit, to) in exits
+                    .connections
+                    .iter()
+                    .zip(["192.0.2.7:443", "[2001:db8::7]:443"])
+                {
+                    let to: SocketAddr = to.parse().map_err(io::Error::other)?;
+                    let _going = std::net::TcpStream::connect(to)?;
+                    let (come, _) = exit.accept()?;
+                    let was: SocketAddr = match to {
+                        SocketAddr::V4(_) => rustix::net::sockopt::ip_original_dst(&come)?.into(),
+                        SocketAddr::V6(_) => rustix::net::sockopt::ipv6_original_dst(&come)?.into(),
+                    };
+                    arrived.push(was == to);
+                }
+                let asking = UdpSocket::bind("0.0.0.0:0")?;
+                asking.send_to(b"who", "192.0.2.53:53")?;
+                let mut buffer = [0; 16];
+                let (length, from) = exits.questions[0].recv_from(&mut buffer)?;
+                exits.questions[0].send_to(&buffer[..length], from)?;
+                let (_, answered_by) = asking.recv_from(&mut buffer)?;
+                let other = asking.send_to(b"x", "192.0.2.53:54");
+                Ok(arrived == [true, true]
+                    && answered_by.to_string() == "192.0.2.53:53"
+                    && other.is_err_and(|error| error.raw_os_error() == Some(libc::EPERM)))
+            };
+            tried().is_ok_and(|all| all)
+        });
+        assert!(worked);
+    }
+
+    #[test]
+    fn only_the_very_sockets_of_a_box_are_taken_for_its_exits() {
+        let make = || -> Vec<OwnedFd> {
+            let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+            let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
+            vec![tcp.into(), udp.into()]
+        };
+        let (own, others) = (make(), make());
+        let marks = ExitMarks::of(&own).unwrap();
+        assert!(marks.find(others).is_none());
+        assert!(marks.find(Vec::new()).is_none());
+        let mut more = make();
+        more.splice(0..0, own.iter().map(|fd| fd.try_clone().unwrap()));
+        assert!(marks.find(more).is_none());
+        assert!(marks.find(own).is_some());
+        assert!(ExitMarks::default().find(Vec::new()).is_none());
+    }
+}

@@ -1,0 +1,159 @@
+//! Messages of netlink, written by hand: a dozen of them make a network, and no program has to be there for it.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::net::{
+    AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, socket_with,
+};
+
+/// The header of a message, and of what the kernel says about one.
+const HEADER: usize = 16;
+/// Where the kernel's answer has its error number.
+const ERROR: std::ops::Range<usize> = HEADER..HEADER + 4;
+/// Every message and attribute begins at a multiple of this.
+const ALIGNED: usize = 4;
+
+/// The mark of an attribute that holds others.
+const NESTED: u16 = 1 << 15;
+
+/// Where messages go.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Family {
+    /// Links, addresses and routes.
+    Route,
+    /// Tables of rules.
+    Filter,
+}
+
+impl Family {
+    fn protocol(self) -> Option<Protocol> {
+        match self {
+            Self::Route => None,
+            Self::Filter => Some(netlink::NETFILTER),
+        }
+    }
+}
+
+/// Messages that are sent together.
+#[derive(Debug, Default)]
+pub(super) struct Batch {
+    bytes: Bytes,
+    count: u32,
+    answers: usize,
+}
+
+impl Batch {
+    /// Adds one that makes something; the kernel answers it.
+    pub(super) fn make(&mut self, kind: u16, body: impl FnOnce(&mut Bytes)) {
+        // Behind others of its kind: the order of rules is the order they are tried in.
+        let flags = libc::NLM_F_CREATE | libc::NLM_F_APPEND | libc::NLM_F_ACK;
+        self.answers += 1;
+        self.add(kind, flags, body);
+    }
+
+    /// Adds one that is not answered.
+    pub(super) fn mark(&mut self, kind: u16, body: impl FnOnce(&mut Bytes)) {
+        self.add(kind, 0, body);
+    }
+
+    fn add(&mut self, kind: u16, flags: libc::c_int, body: impl FnOnce(&mut Bytes)) {
+        let start = self.bytes.0.len();
+        self.count += 1;
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "flags are low bits"
+        )]
+        let flags = (flags | libc::NLM_F_REQUEST) as u16;
+        self.bytes.put(&[0; 4]);
+        self.bytes.put(&kind.to_ne_bytes());
+        self.bytes.put(&flags.to_ne_bytes());
+        self.bytes.put(&self.count.to_ne_bytes());
+        self.bytes.put(&[0; 4]);
+        body(&mut self.bytes);
+        let length = self.bytes.0.len() - start;
+        #[expect(clippy::cast_possible_truncation, reason = "a few hundred bytes")]
+        let length = (length as u32).to_ne_bytes();
+        self.bytes.0[start..start + 4].copy_from_slice(&length);
+    }
+
+    /// Sends all of them to this network namespace, and waits for every answer. The first refusal is the error.
+    pub(super) fn send(self, to: Family) -> io::Result<()> {
+        let kind = (AddressFamily::NETLINK, SocketType::RAW);
+        let socket = socket_with(kind.0, kind.1, SocketFlags::CLOEXEC, to.protocol())?;
+        rustix::net::send(&socket, &self.bytes.0, SendFlags::empty())?;
+        let mut left = self.answers;
+        while left > 0 {
+            left = left.saturating_sub(answers(&socket)?);
+        }
+        Ok(())
+    }
+}
+
+/// Reads what has come, and gives how many answers that were.
+fn answers(socket: &OwnedFd) -> io::Result<usize> {
+    let mut buffer = [0; 8192];
+    let (length, _) = rustix::io::retry_on_intr(|| {
+        rustix::net::recv(socket.as_fd(), &mut buffer[..], RecvFlags::empty())
+    })?;
+    let (mut rest, mut count) = (&buffer[..length], 0);
+    while rest.len() >= HEADER {
+        let size = usize::try_from(number(&rest[..4])?).unwrap_or(usize::MAX);
+        if size < ERROR.end || size > rest.len() {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let refusal = number(&rest[ERROR])?.cast_signed();
+        if refusal != 0 {
+            return Err(io::Error::from_raw_os_error(-refusal));
+        }
+        count += 1;
+        rest = &rest[size.next_multiple_of(ALIGNED).min(rest.len())..];
+    }
+    Ok(count)
+}
+
+fn number(bytes: &[u8]) -> io::Result<u32> {
+    let bytes = bytes.try_into().map_err(|_| io::ErrorKind::InvalidData)?;
+    Ok(u32::from_ne_bytes(bytes))
+}
+
+/// The body of a message.
+#[derive(Debug, Default)]
+pub(super) struct Bytes(Vec<u8>);
+
+impl Bytes {
+    /// Appends bytes as they are.
+    pub(super) fn put(&mut self, bytes: &[u8]) {
+        self.0.extend_from_slice(bytes);
+    }
+
+    /// Appends an attribute.
+    pub(super) fn attribute(&mut self, kind: u16, value: &[u8]) {
+        self.within(kind, |bytes| bytes.put(value));
+    }
+
+    /// Appends an attribute that is a name.
+    pub(super) fn name(&mut self, kind: u16, name: &str) {
+        self.within(kind, |bytes| {
+            bytes.put(name.as_bytes());
+            bytes.put(&[0]);
+        });
+    }
+
+    /// Appends an attribute that holds others.
+    pub(super) fn nest(&mut self, kind: u16, inner: impl FnOnce(&mut Self)) {
+        self.within(kind | NESTED, inner);
+    }
+
+    fn within(&mut self, kind: u16, inner: impl FnOnce(&mut Self)) {
+        let start = self.0.len();
+        self.put(&[0; 2]);
+        self.put(&kind.to_ne_bytes());
+        inner(self);
+        #[expect(clippy::cast_possible_truncation, reason = "a few hundred bytes")]
+        let length = ((self.0.len() - start) as u16).to_ne_bytes();
+        self.0[start..start + 2].copy_from_slice(&length);
+        self.0.resize(self.0.len().next_multiple_of(ALIGNED), 0);
+    }
+}

@@ -1,0 +1,223 @@
+//! The rules of a network with exits, as the kernel's packet filter takes them.
+//!
+//! ```text
+//! table inet box { chain out { type nat hook output priority dstnat; policy drop;
+//!   meta l4proto udp th dport 53 redirect to :53
+//!   meta l4proto tcp th dport 53 redirect to :1
+//!   meta nfproto ipv4 ip daddr 127.0.0.0/8 accept          the box's own addresses
+//!   meta nfproto ipv4 ip daddr 198.18.0.1 accept
+//!   meta nfproto ipv6 ip6 daddr ::1 accept
+//!   meta nfproto ipv6 ip6 daddr fd00:b0::1 accept
+//!   meta l4proto tcp redirect to :1 } }
+//! ```
+//!
+//! What no rule takes is dropped, and its sender told so (EPERM): other UDP, ICMP, whatever there may be. It would get nowhere
+//! without that, too; there is nothing but the loopback interface.
+
+use std::io;
+use std::net::Ipv6Addr;
+
+use super::netlink::{Batch, Bytes, Family};
+use super::{DNS_PORT, OWN_V4, OWN_V6, TCP_PORT};
+
+/// Attributes, by the names of `linux/netfilter/nf_tables.h`, which the C library's headers do not have.
+mod nfta {
+    pub(super) const TABLE_NAME: u16 = 1;
+    pub(super) const CHAIN_TABLE: u16 = 1;
+    pub(super) const CHAIN_NAME: u16 = 3;
+    pub(super) const CHAIN_HOOK: u16 = 4;
+    pub(super) const CHAIN_POLICY: u16 = 5;
+    pub(super) const CHAIN_TYPE: u16 = 7;
+    pub(super) const HOOK_HOOKNUM: u16 = 1;
+    pub(super) const HOOK_PRIORITY: u16 = 2;
+    pub(super) const RULE_TABLE: u16 = 1;
+    pub(super) const RULE_CHAIN: u16 = 2;
+    pub(super) const RULE_EXPRESSIONS: u16 = 4;
+    pub(super) const LIST_ELEM: u16 = 1;
+    pub(super) const EXPR_NAME: u16 = 1;
+    pub(super) const EXPR_DATA: u16 = 2;
+    pub(super) const CMP_SREG: u16 = 1;
+    pub(super) const CMP_OP: u16 = 2;
+    pub(super) const CMP_DATA: u16 = 3;
+    pub(super) const PAYLOAD_DREG: u16 = 1;
+    pub(super) const PAYLOAD_BASE: u16 = 2;
+    pub(super) const PAYLOAD_OFFSET: u16 = 3;
+    pub(super) const PAYLOAD_LEN: u16 = 4;
+    pub(super) const META_DREG: u16 = 1;
+    pub(super) const META_KEY: u16 = 2;
+    pub(super) const IMMEDIATE_DREG: u16 = 1;
+    pub(super) const IMMEDIATE_DATA: u16 = 2;
+    pub(super) const DATA_VALUE: u16 = 1;
+    pub(super) const DATA_VERDICT: u16 = 2;
+    pub(super) const VERDICT_CODE: u16 = 1;
+    pub(super) const REDIR_REG_PROTO_MIN: u16 = 1;
+}
+
+const TABLE: &str = "box";
+const CHAIN: &str = "out";
+/// Before everything else that looks at destinations.
+const PRIORITY: libc::c_int = libc::NF_IP_PRI_NAT_DST;
+
+/// What a rule ends with.
+#[derive(Debug, Clone, Copy)]
+enum Then {
+    Accept,
+    /// To this port of the loopback address.
+    Redirect(u16),
+}
+
+/// What a rule looks at first.
+#[derive(Debug, Clone, Copy)]
+enum When {
+    /// This protocol, to this port, if one is given.
+    Transport(libc::c_int, Option<u16>),
+    /// This family, to an address that begins with these bytes.
+    Address(libc::c_int, &'static [u8]),
+}
+
+/// Writes them into this network namespace.
+pub(super) fn write() -> io::Result<()> {
+    const ADDRESSES: [(libc::c_int, &[u8]); 4] = [
+        (libc::NFPROTO_IPV4, &[127]),
+        (libc::NFPROTO_IPV4, &OWN_V4.octets()),
+        (libc::NFPROTO_IPV6, &Ipv6Addr::LOCALHOST.octets()),
+        (libc::NFPROTO_IPV6, &OWN_V6.octets()),
+    ];
+    let (tcp, udp) = (libc::IPPROTO_TCP, libc::IPPROTO_UDP);
+    let to = |protocol, port| When::Transport(protocol, port);
+    let questions = [
+        (to(udp, Some(DNS_PORT)), Then::Redirect(DNS_PORT)),
+        (to(tcp, Some(DNS_PORT)), Then::Redirect(TCP_PORT)),
+    ];
+    let own = ADDRESSES.map(|(family, begins)| (When::Address(family, begins), Then::Accept));
+    let rest = [(to(tcp, None), Then::Redirect(TCP_PORT))];
+    let rules = questions.into_iter().chain(own).chain(rest);
+    let mut batch = Batch::default();
+    batch.mark(libc::NFNL_MSG_BATCH_BEGIN as u16, for_tables);
+    batch.make(message(libc::NFT_MSG_NEWTABLE), |body| {
+        family(body);
+        body.name(nfta::TABLE_NAME, TABLE);
+    });
+    batch.make(message(libc::NFT_MSG_NEWCHAIN), chain);
+    for (when, then) in rules {
+        batch.make(message(libc::NFT_MSG_NEWRULE), |body| {
+            rule(body, when, then);
+        });
+    }
+    batch.mark(libc::NFNL_MSG_BATCH_END as u16, for_tables);
+    batch.send(Family::Filter)
+}
+
+fn message(kind: libc::c_int) -> u16 {
+    ((libc::NFNL_SUBSYS_NFTABLES << 8) | kind) as u16
+}
+
+/// What a batch begins and ends with: nothing but which subsystem it is for.
+fn for_tables(body: &mut Bytes) {
+    body.put(&[libc::AF_UNSPEC as u8, 0]);
+    body.put(&(libc::NFNL_SUBSYS_NFTABLES as u16).to_be_bytes());
+}
+
+fn family(body: &mut Bytes) {
+    body.put(&[libc::NFPROTO_INET as u8, 0, 0, 0]);
+}
+
+fn chain(body: &mut Bytes) {
+    family(body);
+    body.name(nfta::CHAIN_TABLE, TABLE);
+    body.name(nfta::CHAIN_NAME, CHAIN);
+    body.nest(nfta::CHAIN_HOOK, |hook| {
+        hook.attribute(nfta::HOOK_HOOKNUM, &libc::NF_INET_LOCAL_OUT.to_be_bytes());
+        hook.attribute(nfta::HOOK_PRIORITY, &PRIORITY.to_be_bytes());
+    });
+    body.attribute(nfta::CHAIN_POLICY, &libc::NF_DROP.to_be_bytes());
+    body.name(nfta::CHAIN_TYPE, "nat");
+}
+
+fn rule(body: &mut Bytes, when: When, then: Then) {
+    family(body);
+    body.name(nfta::RULE_TABLE, TABLE);
+    body.name(nfta::RULE_CHAIN, CHAIN);
+    body.nest(nfta::RULE_EXPRESSIONS, |list| {
+        match when {
+            When::Transport(protocol, port) => {
+                meta(list, libc::NFT_META_L4PROTO);
+                equals(list, &[protocol as u8]);
+                if let Some(port) = port {
+                    // Both protocols have the destination's port in the same place.
+                    payload(list, libc::NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2);
+                    equals(list, &port.to_be_bytes());
+                }
+            }
+            When::Address(family, begins) => {
+                meta(list, libc::NFT_META_NFPROTO);
+                equals(list, &[family as u8]);
+                let offset = if family == libc::NFPROTO_IPV4 { 16 } else { 24 };
+                payload(list, libc::NFT_PAYLOAD_NETWORK_HEADER, offset, begins.len());
+                equals(list, begins);
+            }
+        }
+        match then {
+            Then::Accept => expression(list, "immediate", |data| {
+                register(data, nfta::IMMEDIATE_DREG, libc::NFT_REG_VERDICT);
+                data.nest(nfta::IMMEDIATE_DATA, |value| {
+                    value.nest(nfta::DATA_VERDICT, |verdict| {
+                        let accept = libc::NF_ACCEPT.to_be_bytes();
+                        verdict.attribute(nfta::VERDICT_CODE, &accept);
+                    });
+                });
+            }),
+            Then::Redirect(port) => {
+                expression(list, "immediate", |data| {
+                    register(data, nfta::IMMEDIATE_DREG, libc::NFT_REG_1);
+                    data.nest(nfta::IMMEDIATE_DATA, |value| {
+                        value.attribute(nfta::DATA_VALUE, &port.to_be_bytes());
+                    });
+                });
+                expression(list, "redir", |data| {
+                    register(data, nfta::REDIR_REG_PROTO_MIN, libc::NFT_REG_1);
+                });
+            }
+        }
+    });
+}
+
+fn expression(list: &mut Bytes, name: &str, data: impl FnOnce(&mut Bytes)) {
+    list.nest(nfta::LIST_ELEM, |element| {
+        element.name(nfta::EXPR_NAME, name);
+        element.nest(nfta::EXPR_DATA, data);
+    });
+}
+
+fn register(data: &mut Bytes, attribute: u16, register: libc::c_int) {
+    data.attribute(attribute, &register.to_be_bytes());
+}
+
+/// Loads something about the packet.
+fn meta(list: &mut Bytes, key: libc::c_int) {
+    expression(list, "meta", |data| {
+        register(data, nfta::META_DREG, libc::NFT_REG_1);
+        data.attribute(nfta::META_KEY, &key.to_be_bytes());
+    });
+}
+
+/// Loads bytes of the packet.
+fn payload(list: &mut Bytes, base: libc::c_int, offset: u32, length: usize) {
+    expression(list, "payload", |data| {
+        register(data, nfta::PAYLOAD_DREG, libc::NFT_REG_1);
+        data.attribute(nfta::PAYLOAD_BASE, &base.to_be_bytes());
+        data.attribute(nfta::PAYLOAD_OFFSET, &offset.to_be_bytes());
+        data.attribute(nfta::PAYLOAD_LEN, &(length as u32).to_be_bytes());
+    });
+}
+
+/// Goes on only if what was loaded is this.
+fn equals(list: &mut Bytes, value: &[u8]) {
+    expression(list, "cmp", |data| {
+        register(data, nfta::CMP_SREG, libc::NFT_REG_1);
+        data.attribute(nfta::CMP_OP, &libc::NFT_CMP_EQ.to_be_bytes());
+        data.nest(nfta::CMP_DATA, |data| {
+            data.attribute(nfta::DATA_VALUE, value);
+        });
+    });
+}
