@@ -10,7 +10,9 @@ use box_protocol::actions::{
     BoxTransitionParams, BoxUpdate, BoxUpdateParams, CommandList, CommandListParams, PortShare,
     PortShareParams, PortShareResult, TargetState,
 };
-use box_protocol::{BoxSessionInfo, CommandId, CommandInfo, Lifetime, Program, SessionId};
+use box_protocol::{
+    BoxSessionInfo, CommandId, CommandInfo, Lifetime, NetworkPolicy, Program, SessionId,
+};
 use futures::{Stream, StreamExt as _};
 
 use crate::chunk::Offsets;
@@ -202,13 +204,20 @@ impl BoxHandle {
     /// Gives the box another lifetime.
     pub async fn renew(&self, lifetime: Lifetime) -> Result<BoxSessionInfo, ClientError> {
         let params = BoxUpdateParams {
-            session_id: self.id.clone(),
-            name: None,
-            labels: std::collections::BTreeMap::new(),
-            note: None,
             lifetime: Some(lifetime),
-            extra_mounts: None,
-            defaults: None,
+            ..BoxUpdateParams::of(self.id.clone())
+        };
+        self.client.call::<BoxUpdate>(&params).await
+    }
+
+    /// Changes to whom a box with a network may connect. What it may not any more is broken off.
+    pub async fn set_network_policy(
+        &self,
+        policy: NetworkPolicy,
+    ) -> Result<BoxSessionInfo, ClientError> {
+        let params = BoxUpdateParams {
+            network_policy: Some(policy),
+            ..BoxUpdateParams::of(self.id.clone())
         };
         self.client.call::<BoxUpdate>(&params).await
     }

@@ -81,7 +81,9 @@ mod way;
 pub use box_protocol::actions::{
     BoxListParams, FilePart, FileStatInfo, Language, ReadWhy, StreamName,
 };
-pub use box_protocol::{BoxError, Code, Exit, ExitWhy, Network, SpecDraft};
+pub use box_protocol::{
+    BoxError, Code, Exit, ExitWhy, Network, NetworkPolicy, NetworkRule, SpecDraft,
+};
 pub use box_transports::Endpoint;
 pub use chunk::{Chunk, Offsets, Output};
 pub use client::BoxClient;

@@ -49,6 +49,7 @@ impl BoxRuntime {
         let living = tokio::time::timeout(self.shared().config.probe_timeout, meeting)
             .await
             .map_err(|_| BoxError::timeout("the box's agent does not answer"))??;
+        card.connect(&**backend, found.id)?;
         // It went on while its agent was met; one that cannot be paused again goes on.
         let limit = self.shared().config.probe_timeout;
         if paused && living.freeze(limit, true).await.is_ok() {

@@ -5,7 +5,7 @@ use std::fmt;
 
 use async_trait::async_trait;
 use box_protocol::actions::BoxStatsResult;
-use box_protocol::{BoxError, BoxMountSpec, BoxSpec, World};
+use box_protocol::{BoxError, BoxMountSpec, BoxSpec, NetworkPolicy, World};
 use box_rpc::Connection;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -58,6 +58,18 @@ pub trait Backend: Send + Sync + 'static {
         let _ = id;
         Err(BoxError::unsupported(
             "this backend does not count what its boxes use",
+        ))
+    }
+
+    /// Decides to whom a box with a network may connect. Called once for each, before anything runs in it or after it was
+    /// [adopted](Self::adopt), and again for every change; what the box may not any more is broken off.
+    fn set_network_policy(&self, id: Uuid, policy: &NetworkPolicy) -> Result<(), BoxError> {
+        let _ = id;
+        if *policy == NetworkPolicy::default() {
+            return Ok(());
+        }
+        Err(BoxError::unsupported(
+            "this backend keeps no policy for the network of its boxes",
         ))
     }
 
@@ -169,6 +181,12 @@ impl<'a> StartRequest<'a> {
     /// A box with this id, to this spec.
     pub fn new(id: Uuid, spec: &'a BoxSpec) -> Self {
         Self { id, spec }
+    }
+
+    /// Whether the box may lack something.
+    pub fn does_without(&self, primitive: &str) -> bool {
+        let best_effort = self.spec.extras.best_effort.iter().flatten();
+        best_effort.into_iter().any(|name| name == primitive)
     }
 
     /// The guest's name and home directory, which every command of the box finds in its environment.

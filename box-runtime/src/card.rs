@@ -4,12 +4,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use box_protocol::{
     BoxError, BoxMountSpec, BoxSessionInfo, BoxSpec, BoxState, Defaults, Env, Labels, LaneStatus,
-    Lifetime, Name, Note, UnixMs, World,
+    Lifetime, Name, Network, NetworkPolicy, Note, UnixMs, World,
 };
 
 use serde::{Deserialize, Serialize};
+use uuid::Uuid;
 
-use crate::backend::Facts;
+use crate::backend::{Backend, Facts};
 use crate::door::Door;
 
 /// A session's card: written by its actor and by the table, read by `get` and `list`. The lock is held
@@ -38,6 +39,7 @@ pub(crate) struct Live {
     pub(crate) note: Option<Note>,
     pub(crate) lifetime: Option<Box<Lifetime>>,
     pub(crate) defaults: Option<Box<Defaults>>,
+    pub(crate) network_policy: Option<Box<NetworkPolicy>>,
 }
 
 /// A session, as it is kept on disk with its box.
@@ -53,6 +55,8 @@ pub(crate) struct Record {
     note: Option<Note>,
     lifetime: Option<Lifetime>,
     defaults: Option<Defaults>,
+    #[serde(default)]
+    network_policy: Option<NetworkPolicy>,
     #[serde(default)]
     pub(crate) paused: bool,
     #[serde(default)]
@@ -104,6 +108,7 @@ impl Card {
             note: extras.note.take(),
             lifetime: extras.lifetime.take().map(Box::new),
             defaults: extras.defaults.take().map(Box::new),
+            network_policy: extras.network_policy.take().map(Box::new),
         };
         Self {
             owner,
@@ -111,6 +116,15 @@ impl Card {
             live: Mutex::new(live),
             door: Door::new(),
         }
+    }
+
+    /// Lets the box out, if it has a network, to whom it may connect.
+    pub(crate) fn connect(&self, backend: &dyn Backend, id: Uuid) -> Result<(), BoxError> {
+        if self.spec.network == Network::Off {
+            return Ok(());
+        }
+        let policy = self.live().network_policy.as_deref().cloned();
+        backend.set_network_policy(id, &policy.unwrap_or_default())
     }
 
     /// Every change is a few assignments, so a poisoned lock still holds a sound card.
@@ -162,6 +176,7 @@ impl Card {
             note: live.note.clone(),
             lifetime: live.lifetime.as_deref().cloned(),
             defaults: live.defaults.as_deref().cloned(),
+            network_policy: live.network_policy.as_deref().cloned(),
             paused: live.state == BoxState::Paused,
             stopped: live.state == BoxState::Stopped,
             mounts,
@@ -187,6 +202,7 @@ impl Card {
             live.note = record.note;
             live.lifetime = record.lifetime.map(Box::new);
             live.defaults = record.defaults.map(Box::new);
+            live.network_policy = record.network_policy.map(Box::new);
         }
         card
     }

@@ -245,6 +245,14 @@ impl Drop for Inside {
 }
 
 impl Card {
+    /// Where the box is, if it is there, running or not.
+    pub(crate) fn place_now(&self) -> Option<Place> {
+        match &self.door.0.borrow().way {
+            Way::Open(agent) => Some(agent.place.clone()),
+            Way::Opening | Way::Shut(_) => None,
+        }
+    }
+
     /// Where the box is, once it is there. To look at it is not to use it.
     pub(crate) async fn place(&self) -> Result<Place, BoxError> {
         loop {

@@ -13,8 +13,9 @@
 //! 5. [`backend`]: what makes boxes. A [`Backend`] hands over a connection to a box's agent and never
 //!    runs a command. `select` decides which one is used.
 //! 6. [`native`]: boxes made with nothing but this machine's kernel, behind the feature `native`.
-//! 7. [`fake`]: a scripted backend, behind the feature `fake`.
-//! 8. [`Caller`], [`RuntimeConfig`]: whose box it is, and every limit.
+//! 7. [`egress`]: the way out of a box with a network.
+//! 8. [`fake`]: a scripted backend, behind the feature `fake`.
+//! 9. [`Caller`], [`RuntimeConfig`]: whose box it is, and every limit.
 //!
 //! # What holds
 //!
@@ -32,6 +33,8 @@ mod commands;
 mod config;
 mod data_plane;
 mod door;
+#[cfg(feature = "native")]
+pub mod egress;
 mod env_file;
 mod events;
 #[cfg(feature = "fake")]

@@ -45,10 +45,12 @@ impl BoxRuntime {
 async fn figures(card: &Card) -> Result<BoxStatsResult, BoxError> {
     let place = card.place().await?;
     let (received, sent) = card.door.traffic();
+    let used = place.backend.usage(place.id)?;
+    // Over its ports, and by itself.
     Ok(BoxStatsResult {
-        network_received_bytes: Some(received),
-        network_sent_bytes: Some(sent),
-        ..place.backend.usage(place.id)?
+        network_received_bytes: Some(received + used.network_received_bytes.unwrap_or(0)),
+        network_sent_bytes: Some(sent + used.network_sent_bytes.unwrap_or(0)),
+        ..used
     })
 }
 

@@ -9,7 +9,9 @@ use std::sync::Arc;
 
 use box_protocol::actions::{BoxUpdateParams, SystemShutdownResult};
 use box_protocol::error::{Detail, Subject};
-use box_protocol::{BoxError, BoxSessionInfo, BoxState, Name, SessionId, World};
+use box_protocol::{
+    BoxError, BoxSessionInfo, BoxState, Invalid, Name, Network, NetworkPolicy, SessionId, World,
+};
 use serde_json::{Map, Value};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until};
@@ -331,6 +333,9 @@ impl Table {
             let message = format!("Box session {} has failed", params.session_id);
             return Err(BoxError::conflict(message).with_detail(&Detail::about(Subject::Box)));
         }
+        if let Some(policy) = params.network_policy {
+            set_policy(&card, policy)?;
+        }
         let key = |name| (Arc::clone(&card.owner), card.world(), name);
         if let Some(name) = params.name {
             let old = card.live().name.clone();
@@ -474,4 +479,17 @@ fn shutting_down() -> BoxError {
 fn not_found(id: &SessionId) -> BoxError {
     BoxError::not_found(format!("Box session {id} not found"))
         .with_detail(&Detail::about(Subject::Box))
+}
+
+/// Changes to whom a box may connect, at once if it is there.
+fn set_policy(card: &Card, policy: NetworkPolicy) -> Result<(), BoxError> {
+    if card.spec.network == Network::Off {
+        let rule = "must not be given to a box without a network";
+        return Err(Invalid::new("network_policy", rule).into());
+    }
+    if let Some(place) = card.place_now() {
+        place.backend.set_network_policy(place.id, &policy)?;
+    }
+    card.live().network_policy = Some(Box::new(policy));
+    Ok(())
 }

@@ -27,7 +27,12 @@ pub(crate) fn write(dir: &OwnedFd, guest: &Guest, hostname: &str) -> io::Result<
     let hosts = format!("127.0.0.1 localhost {hostname}\n::1 localhost {hostname}\n");
     make_file(dir, "hosts", hosts.as_bytes())?;
     make_file(dir, "hostname", format!("{hostname}\n").as_bytes())?;
-    make_file(dir, "resolv.conf", b"")
+    make_file(dir, "resolv.conf", resolv_conf().as_bytes())
+}
+
+/// `/etc/resolv.conf`. Whatever it names is redirected; in a box without exits nobody is there.
+pub(crate) fn resolv_conf() -> String {
+    format!("nameserver {}\n", crate::network::OWN_V4)
 }
 
 /// The guest's line of `/etc/passwd`.

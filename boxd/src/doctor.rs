@@ -107,12 +107,12 @@ fn profiles(boxes: bool, missing: &[String]) -> Vec<Gives> {
     let profiles = built_in.filter_map(|name| BoxProfile::built_in(name));
     let gives = |profile: BoxProfile| {
         let mut missing = missing.to_vec();
-        let network = profile.network == Network::On;
-        if network {
-            missing.push("network".to_owned());
+        if profile.network == Network::Off {
+            missing.retain(|name| name != "network");
         }
+        let network = !missing.iter().any(|name| name == "network");
         Gives {
-            boxes: boxes && !network && (!profile.strict || missing.is_empty()),
+            boxes: boxes && network && (!profile.strict || missing.is_empty()),
             name: profile.name.to_string(),
             missing,
             cpus: profile.cpus,

@@ -8,7 +8,7 @@ use super::{AttachOptions, CommandChunk, OnDisconnect, actions, is_default};
 use crate::ids::{Name, SessionId};
 use crate::model::{
     BoxExecutionResult, BoxMountSpec, BoxSessionInfo, BoxState, Defaults, Labels, Lifetime,
-    SpecDraft, World,
+    NetworkPolicy, SpecDraft, World,
 };
 use crate::note::Note;
 use crate::time::UnixMs;
@@ -192,6 +192,25 @@ pub struct BoxUpdateParams {
     /// New defaults for later commands.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub defaults: Option<Defaults>,
+    /// To whom the box may connect from now on; what it may not any more is broken off.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network_policy: Option<NetworkPolicy>,
+}
+
+impl BoxUpdateParams {
+    /// A change of nothing yet.
+    pub fn of(session_id: SessionId) -> Self {
+        Self {
+            session_id,
+            name: None,
+            labels: BTreeMap::new(),
+            note: None,
+            lifetime: None,
+            extra_mounts: None,
+            defaults: None,
+            network_policy: None,
+        }
+    }
 }
 
 /// A state a box can be asked into.
@@ -307,10 +326,14 @@ pub struct BoxStatsResult {
     pub pids: Option<u64>,
     /// Disk in use, where its workspace has a quota.
     pub disk_bytes: Option<u64>,
-    /// Bytes that came into it over its ports.
+    /// Bytes that came into it, over its ports and over its own connections, since this runtime has it.
     pub network_received_bytes: Option<u64>,
-    /// Bytes that left it over its ports.
+    /// Bytes that left it, likewise.
     pub network_sent_bytes: Option<u64>,
+    /// Its own connections that are open now, if it has a network.
+    pub network_connections: Option<u64>,
+    /// Its connections that were not made and names that were not looked for: not allowed, or not possible.
+    pub network_refused: Option<u64>,
 }
 
 /// Parameters of `box.events`.

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::de::MapAccess;
 use serde::{Deserialize, Serialize};
 
+use super::network::NetworkPolicy;
 use crate::decode::put;
 use crate::env::Env;
 use crate::ids::Name;
@@ -54,6 +55,9 @@ pub struct SpecExtras {
     #[cfg_attr(feature = "schema", schemars(inner(regex(pattern = crate::schema::INSIDE))))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dirs: Option<Vec<String>>,
+    /// To whom the box may connect, if it has a network.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub network_policy: Option<NetworkPolicy>,
     /// Primitives the box may lack (`network`, `disk_quota`); the answer lists under `degraded`
     /// which it does.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -79,6 +83,7 @@ impl SpecExtras {
             "main" => put(&mut self.main, map, "main")?,
             "guest" => put(&mut self.guest, map, "guest")?,
             "dirs" => put(&mut self.dirs, map, "dirs")?,
+            "network_policy" => put(&mut self.network_policy, map, "network_policy")?,
             "best_effort" => put(&mut self.best_effort, map, "best_effort")?,
             _ => return Ok(false),
         }

@@ -7,6 +7,7 @@ mod execution;
 mod extras;
 mod info;
 mod mount;
+mod network;
 mod process;
 mod profile;
 mod spec;
@@ -20,6 +21,7 @@ pub use extras::{
 };
 pub use info::{Access, BoxSessionInfo, BoxState, LaneStatus};
 pub use mount::{ARTIFACT_ROOT, BoxMountSpec, HostPathMode};
+pub use network::{Host, HostName, NetworkDefault, NetworkOpinion, NetworkPolicy, NetworkRule};
 pub use process::{
     BoxManagedProcessInfo, BoxManagedProcessSpec, DEFAULT_PROCESS_ID, ProcessStatus,
 };

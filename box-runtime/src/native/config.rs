@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use crate::egress::EgressConfig;
+
 /// How the native backend is set up.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
@@ -26,6 +28,8 @@ pub struct NativeConfig {
     pub cgroup_parent: String,
     /// How many boxes are begun before they are asked for.
     pub spares: usize,
+    /// How boxes with a network reach out.
+    pub egress: EgressConfig,
 }
 
 impl NativeConfig {
@@ -40,6 +44,7 @@ impl NativeConfig {
             strict_images: false,
             cgroup_parent: "box".to_owned(),
             spares: 2,
+            egress: EgressConfig::default(),
         }
     }
 

@@ -25,16 +25,16 @@ mod state;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use box_protocol::actions::BoxStatsResult;
-use box_protocol::{BoxError, BoxMountSpec, Network, UnixMs};
+use box_protocol::{BoxError, BoxMountSpec, Network, NetworkPolicy, UnixMs};
 use box_rpc::Limits;
-use box_sys::{Cgroups, Sandbox, Source};
+use box_sys::{Cgroups, ForkServer, Sandbox, SandboxPlan, Source};
 use box_transports::unix;
 use rustix::fs::MemfdFlags;
 use tokio::io::unix::AsyncFd;
@@ -50,6 +50,7 @@ use self::state::{Kept, State};
 use crate::backend::{
     AdoptedBox, Availability, Backend, Capabilities, Facts, StartRequest, StartedBox,
 };
+use crate::egress::{Dialler, Egress, Names};
 
 /// Boxes that may be in the making at once: the fork server begins one after the other, and each finishes by itself, waiting for
 /// the kernel most of the time. What waits for the server waits here, and asking never blocks.
@@ -67,6 +68,7 @@ struct Inner {
     config: NativeConfig,
     server: Server,
     making: Semaphore,
+    dialler: Arc<Dialler>,
     boxes: Mutex<HashMap<Uuid, Arc<Living>>>,
     /// Held as long as the state directory is this process's.
     lock: OnceLock<File>,
@@ -82,6 +84,8 @@ struct Living {
     quota: Option<(String, u64)>,
     /// What was last found in that workspace.
     disk: Mutex<Option<u64>>,
+    /// The way out, if it has a network.
+    egress: OnceLock<Egress>,
     /// Why it was ended from here.
     ended_for: OnceLock<&'static str>,
 }
@@ -108,6 +112,7 @@ impl NativeBackend {
     pub fn new(config: NativeConfig) -> Self {
         Self(Arc::new(Inner {
             server: Server::new(&config),
+            dialler: Arc::new(Dialler::new(config.egress.clone())),
             config,
             making: Semaphore::new(MAKING),
             boxes: Mutex::default(),
@@ -122,6 +127,26 @@ impl NativeBackend {
     fn living(&self, id: Uuid) -> Option<Arc<Living>> {
         self.boxes().get(&id).cloned()
     }
+
+    /// Opens the way out of a box, if its network has exits and nobody has opened it.
+    fn open_way_out(
+        &self,
+        id: Uuid,
+        living: &Living,
+        policy: NetworkPolicy,
+    ) -> Result<(), BoxError> {
+        let Some(exits) = living.sandbox.take_exits() else {
+            return Ok(());
+        };
+        let names = living.state().as_ref().map(State::names).transpose();
+        let names = names
+            .map_err(failed)?
+            .map_or_else(Names::default, Names::kept_in);
+        let dialler = Arc::clone(&self.0.dialler);
+        let egress = Egress::open(id, exits, dialler, names, policy).map_err(failed)?;
+        let _ = living.egress.set(egress);
+        Ok(())
+    }
 }
 
 #[async_trait]
@@ -133,6 +158,7 @@ impl Backend for NativeBackend {
     fn capabilities(&self) -> Capabilities {
         Capabilities::default()
             .with_added_mounts()
+            .with_network()
             .with_outliving(self.0.config.outlive)
     }
 
@@ -141,7 +167,7 @@ impl Backend for NativeBackend {
     }
 
     async fn start(&self, request: StartRequest<'_>) -> Result<StartedBox, BoxError> {
-        let (plan, sources, rootfs) = plan::of(&request, &self.0.config)?;
+        let (mut plan, sources, rootfs) = plan::of(&request, &self.0.config)?;
         let (near, far) = UnixStream::pair().map_err(failed)?;
         near.set_nonblocking(true).map_err(failed)?;
         let (spool, slots) = slots::make().map_err(failed)?;
@@ -159,12 +185,14 @@ impl Backend for NativeBackend {
         fds.extend(listener.as_ref().map(AsFd::as_fd));
         fds.push(slots.as_fd());
         fds.push(logs.as_fd());
-        let making = server.begin(&plan, &fds, &sources);
-        let making = making.map_err(|error| in_words(&error))?;
-        // If the box dies while it is made, this end learns it.
+        let mut made = make(&server, &plan, &fds, &sources).await;
+        if lacks_network(&made) && request.does_without("network") {
+            plan.network = box_sys::Network::Loopback;
+            made = make(&server, &plan, &fds, &sources).await;
+        }
+        // If the box dies from now on, this end learns it.
         drop((far, listener, slots, logs));
-        readable(making.as_fd()).await.map_err(failed)?;
-        let sandbox = making.finish().map_err(|error| in_words(&error))?;
+        let sandbox = made.map_err(|error| in_words(&error))?;
         drop(place);
         let missing = sandbox.missing().to_vec();
         let living = Arc::new(Living {
@@ -176,6 +204,7 @@ impl Backend for NativeBackend {
                 .clone()
                 .zip(request.spec.file_bytes()),
             disk: Mutex::default(),
+            egress: OnceLock::new(),
             ended_for: OnceLock::new(),
         });
         self.boxes().insert(request.id, Arc::clone(&living));
@@ -184,8 +213,9 @@ impl Backend for NativeBackend {
         }
         let stream = tokio::net::UnixStream::from_std(near).map_err(failed)?;
         let connection = unix::over(stream, &Limits::in_process());
-        // Only a spec that can do without a network comes here with one.
-        let no_network = (request.spec.network == Network::On).then(|| "network".to_owned());
+        let wanted = request.spec.network == Network::On;
+        let no_network =
+            (wanted && plan.network != box_sys::Network::Exits).then(|| "network".to_owned());
         let facts = Facts {
             rootfs: Some(rootfs.into()),
             missing,
@@ -210,6 +240,7 @@ impl Backend for NativeBackend {
         let living = self.living(id).ok_or_else(gone)?;
         let usage = living.sandbox.usage();
         let cpu = usage.cpu.map(|cpu| cpu.as_micros());
+        let traffic = living.egress.get().map(Egress::traffic);
         Ok(BoxStatsResult {
             at: UnixMs::now(),
             cpu_us: cpu.and_then(|cpu| u64::try_from(cpu).ok()),
@@ -217,8 +248,22 @@ impl Backend for NativeBackend {
             memory_limit_bytes: usage.memory_limit,
             pids: usage.pids,
             disk_bytes: *living.disk(),
-            ..BoxStatsResult::default()
+            network_sent_bytes: traffic.map(|traffic| traffic.sent),
+            network_received_bytes: traffic.map(|traffic| traffic.received),
+            network_connections: traffic.map(|traffic| traffic.open),
+            network_refused: traffic.map(|traffic| traffic.refused),
         })
+    }
+
+    fn set_network_policy(&self, id: Uuid, policy: &NetworkPolicy) -> Result<(), BoxError> {
+        let living = self.living(id).ok_or_else(gone)?;
+        match living.egress.get() {
+            Some(egress) => {
+                egress.set_policy(policy.clone());
+                Ok(())
+            }
+            None => self.open_way_out(id, &living, policy.clone()),
+        }
     }
 
     async fn freeze(&self, id: Uuid, frozen: bool) -> Result<(), BoxError> {
@@ -294,6 +339,7 @@ impl Backend for NativeBackend {
                 state: Mutex::new(Some(one.state)),
                 quota: one.quota,
                 disk: Mutex::default(),
+                egress: OnceLock::new(),
                 ended_for: OnceLock::new(),
             });
             if let Some((workspace, bytes)) = &living.quota {
@@ -322,6 +368,26 @@ impl Backend for NativeBackend {
     }
 }
 
+/// Has the server make a box, and waits for it.
+async fn make(
+    server: &ForkServer,
+    plan: &SandboxPlan,
+    fds: &[BorrowedFd<'_>],
+    sources: &[BorrowedFd<'_>],
+) -> box_sys::Result<Sandbox> {
+    let making = server.begin(plan, fds, sources)?;
+    let made = readable(making.as_fd()).await;
+    made.map_err(|source| box_sys::Error::Step {
+        step: "wait for the box".into(),
+        source,
+    })?;
+    making.finish()
+}
+
+fn lacks_network(made: &box_sys::Result<Sandbox>) -> bool {
+    matches!(made, Err(box_sys::Error::Unavailable(what)) if what == "network")
+}
+
 /// Why a box cannot be paused, or goes on standing still.
 fn unpausable(error: box_sys::Error) -> BoxError {
     match error {
@@ -346,7 +412,7 @@ fn unnamed_logs() -> io::Result<OwnedFd> {
     deprecated,
     reason = "sound for an OwnedFd, which stays the same; the new way is `unsafe` for the sake of others"
 )]
-async fn readable(fd: std::os::fd::BorrowedFd<'_>) -> io::Result<()> {
+async fn readable(fd: BorrowedFd<'_>) -> io::Result<()> {
     let watched = AsyncFd::with_interest(fd.try_clone_to_owned()?, tokio::io::Interest::READABLE)?;
     watched.readable().await?.retain_ready();
     Ok(())

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use box_protocol::error::Detail;
-use box_protocol::{BoxError, BoxMountSpec, BoxSpec, HostPathMode};
+use box_protocol::{BoxError, BoxMountSpec, BoxSpec, HostPathMode, Network};
 use box_sys::{Guest, Limits, Mount, Root, SandboxPlan, Source};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
@@ -59,6 +59,10 @@ pub(super) fn of(
             memory: Some(spec.memory_mb.saturating_mul(1 << 20)),
             // The agent is the box's, not the guest's.
             pids: Some(spec.pids_limit.saturating_add(1)),
+        },
+        network: match spec.network {
+            Network::Off => box_sys::Network::Loopback,
+            Network::On => box_sys::Network::Exits,
         },
         owned: !config.outlive,
         ..SandboxPlan::default()

@@ -1,7 +1,7 @@
 //! What a box has on disk: a directory named after its own id, with the socket on which its agent can be reached again, the logs
 //! of its commands, and what a later process needs to know of it.
 
-use std::fs::{DirBuilder, Permissions};
+use std::fs::{DirBuilder, File, Permissions};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
@@ -63,6 +63,13 @@ impl State {
         Ok(serde_json::from_slice(&std::fs::read(
             self.0.join("box.json"),
         )?)?)
+    }
+
+    /// The file of the names that the box was told addresses for.
+    pub(super) fn names(&self) -> io::Result<File> {
+        let mut options = std::fs::OpenOptions::new();
+        let options = options.read(true).append(true).create(true).mode(0o600);
+        options.open(self.0.join("names"))
     }
 
     /// A file for the logs of the box's commands, which its agent is handed and nobody else reads.

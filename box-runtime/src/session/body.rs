@@ -304,6 +304,10 @@ impl Body {
         }
         self.keep();
         self.open_door();
+        if let Some(living) = &self.living {
+            // Again: whoever has changed it meanwhile found no box to tell.
+            self.card.connect(&*living.backend, living.id)?;
+        }
         Ok(())
     }
 
@@ -345,6 +349,7 @@ impl Body {
             added: Vec::new(),
         };
         let living = Living::meet(&self.shared, (backend, id), way, &health, mounts).await?;
+        self.card.connect(&**backend, id)?;
         Ok((living, (backend_session_id, facts)))
     }
 

@@ -141,6 +141,7 @@ async fn a_new_lifetime_counts_at_once() {
         }),
         extra_mounts: None,
         defaults: None,
+        network_policy: None,
     };
     w.runtime
         .update(&w.caller, update(1_000_000))

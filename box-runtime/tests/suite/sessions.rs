@@ -372,6 +372,7 @@ async fn names_labels_and_notes_change_and_names_stay_unique() {
         lifetime: None,
         extra_mounts: None,
         defaults: None,
+        network_policy: None,
     };
     assert_eq!(
         code(

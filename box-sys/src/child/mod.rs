@@ -153,10 +153,11 @@ fn begin(seed: &mut Seed<'_>) -> Result<Begun> {
     // After that, so that the box sees its own group as the root.
     raw::unshare(libc::CLONE_NEWCGROUP).at("unshare the cgroup namespace")?;
     let exits = match seed.net.take() {
-        Some(net) => raw::setns(net.namespace.as_fd(), libc::CLONE_NEWNET).map(|()| net.exits),
-        None => network::enter_new(seed.shape.network),
-    }
-    .at("enter the network namespace")?;
+        Some(net) => raw::setns(net.namespace.as_fd(), libc::CLONE_NEWNET)
+            .map(|()| net.exits)
+            .at("enter the network namespace")?,
+        None => network::enter_new(seed.shape.network)?,
+    };
     let this = rustix::process::getpid();
     let pidfd = rustix::process::pidfd_open(this, PidfdFlags::empty()).at("open a pidfd")?;
     // While the machine's procfs is in sight.

@@ -125,6 +125,7 @@ fn given_root(seed: &Seed<'_>, scratch: &OwnedFd, lower: &OwnedFd) -> Result<Own
 /// not through the overlay: a file whose owner is in no map cannot be copied up (EACCES).
 fn add_guest(guest: &Guest, scratch: &OwnedFd, lower: &OwnedFd) -> io::Result<()> {
     let etc = make_dirs(scratch.as_fd(), Path::new("upper/etc"), None)?;
+    make_file(&etc, "resolv.conf", identity::resolv_conf().as_bytes())?;
     for (name, line) in [
         ("passwd", passwd_line(guest)),
         ("group", format!("{}:x:{}:\n", guest.name, guest.id)),

@@ -23,6 +23,7 @@ use std::os::fd::OwnedFd;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, socket_with};
 use serde::{Deserialize, Serialize};
 
+use crate::error::{At, Error, Result};
 use crate::plan::Network;
 use crate::raw;
 use netlink::{Batch, Bytes, Family};
@@ -50,13 +51,17 @@ pub(crate) struct Net {
 }
 
 /// Moves this process into a new network namespace, and gives the sockets at its exits.
-pub(crate) fn enter_new(network: Network) -> io::Result<Vec<OwnedFd>> {
-    raw::unshare(libc::CLONE_NEWNET)?;
-    match network {
-        Network::Down => Ok(Vec::new()),
-        Network::Loopback => loopback_up().map(|()| Vec::new()),
-        Network::Exits => loopback_up().and_then(|()| open_exits()),
+pub(crate) fn enter_new(network: Network) -> Result<Vec<OwnedFd>> {
+    raw::unshare(libc::CLONE_NEWNET).at("unshare the network namespace")?;
+    if network == Network::Down {
+        return Ok(Vec::new());
     }
+    loopback_up().at("bring the loopback interface up")?;
+    if network == Network::Loopback {
+        return Ok(Vec::new());
+    }
+    // A kernel without the packet filter, most likely.
+    open_exits().map_err(|_| Error::Unavailable("network".into()))
 }
 
 fn loopback_up() -> io::Result<()> {
@@ -194,9 +199,8 @@ impl Exits {
 pub(crate) fn available(privileged: bool) -> bool {
     let with_user = if privileged { 0 } else { libc::CLONE_NEWUSER };
     raw::try_in_child(move || {
-        raw::unshare(with_user)
-            .and_then(|()| enter_new(Network::Exits))
-            .is_ok()
+        let unshared = raw::unshare(with_user);
+        unshared.is_ok() && enter_new(Network::Exits).is_ok()
     })
 }
 
@@ -208,7 +212,7 @@ mod tests {
     fn a_connection_from_a_network_with_exits_arrives_there_and_says_where_it_was_going() {
         let worked = raw::try_in_child(|| {
             let tried = || -> io::Result<bool> {
-                let exits = Exits::of(enter_new(Network::Exits)?);
+                let exits = Exits::of(enter_new(Network::Exits).map_err(io::Error::other)?);
                 let mut arrived = Vec::new();
                 for (exit, to) in exits
                     .connections

@@ -11,6 +11,7 @@ use rustix::fs::{Mode, OFlags};
 
 use super::world::{World, open_ns};
 use crate::cgroup::{Cgroups, Group};
+use crate::error::{At, Result};
 use crate::network::{self, Net};
 use crate::plan::Network;
 use crate::raw;
@@ -185,14 +186,13 @@ impl Pools {
 }
 
 /// A new network namespace, owned by the server's user namespace, so that nobody in the box has powers over it.
-fn new_net(world: &World, network: Network) -> io::Result<Net> {
+fn new_net(world: &World, network: Network) -> Result<Net> {
     let made = network::enter_new(network).and_then(|exits| {
-        Ok(Net {
-            namespace: open_ns("net")?,
-            exits,
-        })
+        let namespace = open_ns("net").at("open the network namespace")?;
+        Ok(Net { namespace, exits })
     });
-    raw::setns(world.net.as_fd(), libc::CLONE_NEWNET)?;
+    let back = raw::setns(world.net.as_fd(), libc::CLONE_NEWNET);
+    back.at("return to the server's network namespace")?;
     made
 }
 

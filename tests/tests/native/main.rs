@@ -27,6 +27,7 @@ mod network;
 mod output;
 mod pause;
 mod ports;
+mod reaching;
 mod readers;
 mod service;
 mod shells;

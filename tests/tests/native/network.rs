@@ -3,10 +3,7 @@
 use std::net::TcpListener;
 use std::process::Command;
 
-use box_protocol::Code;
-use serde_json::json;
-
-use super::support::{on_each_machine, printed, spec};
+use super::support::{on_each_machine, printed};
 
 #[tokio::test]
 async fn without_a_network_nothing_outside_is_reached() {
@@ -40,20 +37,6 @@ async fn without_a_network_nothing_outside_is_reached() {
         let own = "python3 -c \"import socket; s = socket.create_server(('127.0.0.1', 0)); \
                    socket.create_connection(s.getsockname()); print('reached')\"";
         assert_eq!(printed(&machine.exec("offline", own).await), "reached");
-    })
-    .await;
-}
-
-#[tokio::test]
-async fn a_network_is_not_to_be_had_yet_unless_the_box_can_do_without() {
-    on_each_machine(async |machine| {
-        let asked = json!({"session_id": "online", "network": "on", "cmd": "true"});
-        let error = machine.exec_spec(spec(asked.clone())).await.unwrap_err();
-        assert_eq!(error.code(), Code::Unavailable);
-        assert!(error.message().contains("network"), "{error:?}");
-        let mut willing = asked;
-        willing["best_effort"] = json!(["network"]);
-        printed(&machine.exec_spec(spec(willing)).await.unwrap());
     })
     .await;
 }

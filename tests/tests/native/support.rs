@@ -35,6 +35,15 @@ pub(crate) async fn on_each_machine(test: impl AsyncFn(&Machine)) {
 
 /// The same for a test that takes long.
 pub(crate) async fn on_each_machine_within(limit: Duration, test: impl AsyncFn(&Machine)) {
+    on_each_machine_set_up(limit, |_| {}, test).await;
+}
+
+/// The same on machines that are set up in some other way.
+pub(crate) async fn on_each_machine_set_up(
+    limit: Duration,
+    set_up: impl Fn(&mut NativeConfig),
+    test: impl AsyncFn(&Machine),
+) {
     let _turn = TURN.lock().await;
     let root = rustix::process::geteuid().is_root();
     let users: &[(&str, Option<u32>)] = if root {
@@ -44,7 +53,9 @@ pub(crate) async fn on_each_machine_within(limit: Duration, test: impl AsyncFn(&
     };
     for (name, user) in users {
         eprintln!("as {name}:");
-        let machine = Machine::new(name, *user);
+        let mut config = config(*user);
+        set_up(&mut config);
+        let machine = Machine::with(name, *user, config);
         let done = tokio::time::timeout(limit, test(&machine)).await;
         assert!(done.is_ok(), "{name}: the test hangs");
         machine.end().await;
@@ -53,7 +64,11 @@ pub(crate) async fn on_each_machine_within(limit: Duration, test: impl AsyncFn(&
 
 impl Machine {
     pub(crate) fn new(name: &'static str, user: Option<u32>) -> Self {
-        let backend = NativeBackend::new(config(user));
+        Self::with(name, user, config(user))
+    }
+
+    fn with(name: &'static str, user: Option<u32>, config: NativeConfig) -> Self {
+        let backend = NativeBackend::new(config);
         Self {
             name,
             runtime: BoxRuntime::start(RuntimeConfig::with(backend.clone())),

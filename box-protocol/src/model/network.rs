@@ -1,0 +1,400 @@
+//! To whom a box may connect: hosts as they are dialled, rules about them, and policies made of rules.
+//!
+//! A host is read once, into [`Host`]: a name in lower case without its last dot, or an address. Rules, questions of a box and
+//! connections all go through that, so nothing can be one thing to a rule and another to whoever dials.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr};
+use std::str::FromStr;
+use std::sync::Arc;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::invalid::Invalid;
+
+/// The longest name, and the longest part of one between two dots.
+const NAME_BYTES: usize = 253;
+const LABEL_BYTES: usize = 63;
+
+/// Rules one policy may have, of each kind.
+const RULES: usize = 1024;
+
+const NAME_RULE: &str = "must be a name of letters, digits, - and _ in parts of 1 to 63 bytes, 253 in all; international names in their xn-- form";
+const NUMBER_RULE: &str =
+    "must be written as four numbers from 0 to 255, or as an address of IPv6, if it is an address";
+const PORT_RULE: &str = "must have a port, or two with - between, from 1 to 65535";
+const RANGE_RULE: &str = "must have a prefix length that its address has bits for";
+
+/// A name of the domain name system, in lower case, without a dot at its end. Never an address in disguise: what ends in a
+/// number (`127.1`, `0x7f.1`, `2130706433`) is no name.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct HostName(Arc<str>);
+
+impl HostName {
+    /// Reads a name. One dot at its end is not part of it.
+    pub fn new(text: &str) -> Result<Self, Invalid> {
+        let text = text.strip_suffix('.').unwrap_or(text);
+        let sound = |label: &str| {
+            let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+            (1..=LABEL_BYTES).contains(&label.len()) && label.bytes().all(plain)
+        };
+        if text.len() > NAME_BYTES || !text.split('.').all(sound) {
+            return Err(Invalid::new("host", NAME_RULE));
+        }
+        if text.rsplit('.').next().is_some_and(is_number) {
+            return Err(Invalid::new("host", NUMBER_RULE));
+        }
+        Ok(Self(text.to_ascii_lowercase().into()))
+    }
+
+    /// The name.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// What some part of some program would take for a number: decimal, octal or hexadecimal.
+fn is_number(label: &str) -> bool {
+    let digits = label.bytes().all(|byte| byte.is_ascii_digit());
+    let hex = label
+        .get(..2)
+        .is_some_and(|start| start.eq_ignore_ascii_case("0x"))
+        && label[2..].bytes().all(|byte| byte.is_ascii_hexdigit());
+    digits || hex
+}
+
+impl fmt::Display for HostName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Whom somebody wants to connect to.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Host {
+    /// Whoever has this name when it is dialled.
+    Name(HostName),
+    /// This address; one of IPv4 is never written as one of IPv6.
+    Address(IpAddr),
+}
+
+impl Host {
+    /// An address, as it is compared and dialled.
+    pub fn address(address: IpAddr) -> Self {
+        Self::Address(address.to_canonical())
+    }
+}
+
+impl FromStr for Host {
+    type Err = Invalid;
+
+    fn from_str(text: &str) -> Result<Self, Invalid> {
+        match text.parse() {
+            Ok(address) => Ok(Self::address(address)),
+            Err(_) => HostName::new(text).map(Self::Name),
+        }
+    }
+}
+
+impl fmt::Display for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Name(name) => name.fmt(f),
+            Self::Address(address) => address.fmt(f),
+        }
+    }
+}
+
+/// One rule: `HOST`, `HOST:PORT` or `HOST:PORT-PORT`. The host is a name, `*.` and a name for everything below it, an address,
+/// a range of addresses (`10.0.0.0/8`), or `*` for all; of IPv6 in brackets if a port follows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NetworkRule {
+    hosts: Hosts,
+    ports: (u16, u16),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Hosts {
+    All,
+    Name(HostName),
+    Below(HostName),
+    Range(IpAddr, u8),
+}
+
+impl NetworkRule {
+    /// Whether it is about this host and port.
+    pub fn matches(&self, host: &Host, port: u16) -> bool {
+        let about = match (&self.hosts, host) {
+            (Hosts::All, _) => true,
+            (Hosts::Name(name), Host::Name(asked)) => name == asked,
+            (Hosts::Below(name), Host::Name(asked)) => {
+                let above = asked.as_str().strip_suffix(name.as_str());
+                above.is_some_and(|above| above.len() > 1 && above.ends_with('.'))
+            }
+            (Hosts::Range(start, bits), Host::Address(asked)) => within(*start, *bits, *asked),
+            _ => false,
+        };
+        about && (self.ports.0..=self.ports.1).contains(&port)
+    }
+
+    /// Whether it names addresses, and not all there are.
+    pub fn lists_addresses(&self) -> bool {
+        matches!(self.hosts, Hosts::Range(..))
+    }
+
+    /// Whether it is about this name, at whatever port.
+    pub fn may_match(&self, name: &HostName) -> bool {
+        self.matches(&Host::Name(name.clone()), self.ports.0)
+    }
+}
+
+fn within(start: IpAddr, bits: u8, address: IpAddr) -> bool {
+    match (start, address) {
+        (IpAddr::V4(start), IpAddr::V4(address)) => {
+            let differs = start.to_bits() ^ address.to_bits();
+            differs.leading_zeros() >= u32::from(bits)
+        }
+        (IpAddr::V6(start), IpAddr::V6(address)) => {
+            let differs = start.to_bits() ^ address.to_bits();
+            differs.leading_zeros() >= u32::from(bits)
+        }
+        _ => false,
+    }
+}
+
+impl FromStr for NetworkRule {
+    type Err = Invalid;
+
+    fn from_str(text: &str) -> Result<Self, Invalid> {
+        let (host, ports) = if let Some(rest) = text.strip_prefix('[') {
+            let (host, rest) = rest
+                .split_once(']')
+                .ok_or_else(|| Invalid::new("rule", "must have a ] for its ["))?;
+            match rest.strip_prefix(':') {
+                Some(ports) => (host, Some(ports)),
+                None if rest.is_empty() => (host, None),
+                None => return Err(Invalid::new("rule", PORT_RULE)),
+            }
+        } else if text.matches(':').count() > 1 {
+            (text, None)
+        } else {
+            text.split_once(':')
+                .map_or((text, None), |(host, ports)| (host, Some(ports)))
+        };
+        Ok(Self {
+            hosts: hosts(host)
+                .map_err(|invalid| Invalid::new("rule", invalid.rule().to_owned()))?,
+            ports: ports.map_or(Ok((0, u16::MAX)), port_range)?,
+        })
+    }
+}
+
+fn hosts(text: &str) -> Result<Hosts, Invalid> {
+    if text == "*" {
+        return Ok(Hosts::All);
+    }
+    if let Some(name) = text.strip_prefix("*.") {
+        return HostName::new(name).map(Hosts::Below);
+    }
+    if let Some((start, bits)) = text.split_once('/') {
+        let start: IpAddr = start
+            .parse()
+            .map_err(|_| Invalid::new("rule", NUMBER_RULE))?;
+        let bits: u8 = bits.parse().map_err(|_| Invalid::new("rule", RANGE_RULE))?;
+        return range(start, bits).ok_or_else(|| Invalid::new("rule", RANGE_RULE));
+    }
+    Ok(match text.parse()? {
+        Host::Name(name) => Hosts::Name(name),
+        Host::Address(address @ IpAddr::V4(_)) => Hosts::Range(address, 32),
+        Host::Address(address @ IpAddr::V6(_)) => Hosts::Range(address, 128),
+    })
+}
+
+/// A range; one of IPv4 that is written as one of IPv6 is one of IPv4.
+fn range(start: IpAddr, bits: u8) -> Option<Hosts> {
+    let mapped = |address: Ipv6Addr| address.to_ipv4_mapped();
+    let (start, bits) = match start {
+        IpAddr::V6(address) if mapped(address).is_some() && (96..=128).contains(&bits) => {
+            (mapped(address)?.into(), bits - 96)
+        }
+        start => (start, bits),
+    };
+    let most = if start.is_ipv4() { 32 } else { 128 };
+    (bits <= most).then_some(Hosts::Range(start, bits))
+}
+
+fn port_range(text: &str) -> Result<(u16, u16), Invalid> {
+    let invalid = || Invalid::new("rule", PORT_RULE);
+    let number = |text: &str| {
+        let port = text
+            .bytes()
+            .all(|byte| byte.is_ascii_digit())
+            .then(|| text.parse().ok());
+        port.flatten().filter(|port| *port > 0).ok_or_else(invalid)
+    };
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    let (first, last) = (number(first)?, number(last)?);
+    (first <= last).then_some((first, last)).ok_or_else(invalid)
+}
+
+impl fmt::Display for NetworkRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let any_port = self.ports == (0, u16::MAX);
+        match &self.hosts {
+            Hosts::All => f.write_str("*")?,
+            Hosts::Name(name) => name.fmt(f)?,
+            Hosts::Below(name) => write!(f, "*.{name}")?,
+            Hosts::Range(start, bits) => {
+                let whole = u32::from(*bits) == if start.is_ipv4() { 32 } else { 128 };
+                let (open, close) = if start.is_ipv6() && !any_port {
+                    ("[", "]")
+                } else {
+                    ("", "")
+                };
+                write!(f, "{open}{start}")?;
+                if !whole {
+                    write!(f, "/{bits}")?;
+                }
+                f.write_str(close)?;
+            }
+        }
+        match self.ports {
+            _ if any_port => Ok(()),
+            (first, last) if first == last => write!(f, ":{first}"),
+            (first, last) => write!(f, ":{first}-{last}"),
+        }
+    }
+}
+
+impl Serialize for NetworkRule {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for NetworkRule {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map_err(|invalid: Invalid| invalid.decoding())
+    }
+}
+
+#[cfg(feature = "schema")]
+impl schemars::JsonSchema for NetworkRule {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "NetworkRule".into()
+    }
+
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        schemars::json_schema!({
+            "description": "HOST, HOST:PORT or HOST:PORT-PORT; the host is a name, `*.name`, an address, a range of addresses or `*`",
+            "type": "string", "minLength": 1
+        })
+    }
+}
+
+/// What becomes of a connection that no rule is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum NetworkDefault {
+    /// It is made, if it is to a public address.
+    Allow,
+    /// It is not made.
+    Deny,
+}
+
+/// To whom a box with a network may connect. What is denied is denied, whatever allows it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(default, deny_unknown_fields)]
+pub struct NetworkPolicy {
+    /// May be connected to. An empty list allows nothing.
+    #[cfg_attr(feature = "schema", schemars(length(max = 1024)))]
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "few")]
+    pub allow: Option<Vec<NetworkRule>>,
+    /// May not be connected to.
+    #[cfg_attr(feature = "schema", schemars(length(max = 1024)))]
+    #[serde(
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "few_or_none"
+    )]
+    pub deny: Vec<NetworkRule>,
+    /// What becomes of the rest; without it, `deny` if there is an `allow`, and `allow` if there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub default: Option<NetworkDefault>,
+}
+
+/// Refuses more rules than one policy may have.
+fn few<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<NetworkRule>>, D::Error> {
+    let rules = Option::<Vec<_>>::deserialize(deserializer)?;
+    if rules.as_ref().is_some_and(|rules| rules.len() > RULES) {
+        let rule = "must not have more than 1024 rules of a kind";
+        return Err(Invalid::new("network_policy", rule).decoding());
+    }
+    Ok(rules)
+}
+
+fn few_or_none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<NetworkRule>, D::Error> {
+    few(deserializer).map(Option::unwrap_or_default)
+}
+
+/// What one policy has to say about a host and a port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NetworkOpinion {
+    /// A rule denies it.
+    Denied,
+    /// A rule allows it.
+    Listed,
+    /// No rule is about it, and the rest is allowed.
+    Open,
+    /// No rule is about it, and the rest is denied.
+    Unlisted,
+}
+
+impl NetworkPolicy {
+    /// What it says about a host and a port.
+    pub fn opinion(&self, host: &Host, port: u16) -> NetworkOpinion {
+        self.opinion_if(|rule| rule.matches(host, port))
+    }
+
+    /// What it says about a name at whatever port: whether there is any at which it may be connected to.
+    pub fn opinion_of_name(&self, name: &HostName) -> NetworkOpinion {
+        let everywhere = |rule: &NetworkRule| rule.ports == (0, u16::MAX) && rule.may_match(name);
+        if self.deny.iter().any(everywhere) {
+            return NetworkOpinion::Denied;
+        }
+        let may = |rule: &NetworkRule| rule.may_match(name);
+        self.unless_denied(may)
+    }
+
+    /// What it says about an address that a name led to: names are not its matter, but addresses are.
+    pub fn opinion_of_address(&self, address: IpAddr, port: u16) -> NetworkOpinion {
+        let host = Host::address(address);
+        self.opinion_if(|rule| rule.lists_addresses() && rule.matches(&host, port))
+    }
+
+    fn opinion_if(&self, about: impl Fn(&NetworkRule) -> bool) -> NetworkOpinion {
+        if self.deny.iter().any(&about) {
+            return NetworkOpinion::Denied;
+        }
+        self.unless_denied(about)
+    }
+
+    fn unless_denied(&self, about: impl Fn(&NetworkRule) -> bool) -> NetworkOpinion {
+        if self.allow.iter().flatten().any(about) {
+            return NetworkOpinion::Listed;
+        }
+        let default = match &self.allow {
+            Some(_) => NetworkDefault::Deny,
+            None => NetworkDefault::Allow,
+        };
+        match self.default.unwrap_or(default) {
+            NetworkDefault::Allow => NetworkOpinion::Open,
+            NetworkDefault::Deny => NetworkOpinion::Unlisted,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

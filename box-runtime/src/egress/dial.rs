@@ -1,0 +1,240 @@
+//! From a host that may be dialled to a connection, or to why there is none.
+//!
+//! A name is looked up here and now; each address it turns out to have is asked about, and exactly one of those that may be
+//! reached is dialled. There is no second look.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs as _, UdpSocket};
+use std::sync::Arc;
+use std::time::Duration;
+
+use box_protocol::{Host, HostName};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+
+use super::config::{EgressConfig, Proxy};
+use super::policy::{Policies, Refusal, is_public};
+
+/// Names that are looked up at once, each by a thread that waits.
+const LOOKUPS: usize = 64;
+/// How long a name may take to be found.
+const LOOKUP: Duration = Duration::from_secs(10);
+/// How long one address may take to answer.
+const CONNECT: Duration = Duration::from_secs(15);
+/// How long a proxy may take to say whether it will.
+const PROXY: Duration = Duration::from_secs(30);
+/// Addresses of one name that are tried.
+const ADDRESSES: usize = 8;
+/// The longest answer of a proxy, without what comes through it.
+const ANSWER: usize = 8 << 10;
+
+/// What dials for all boxes.
+#[derive(Debug)]
+pub(crate) struct Dialler {
+    pub(crate) config: EgressConfig,
+    lookups: Arc<Semaphore>,
+}
+
+/// A connection, and to whom it turned out to be.
+#[derive(Debug)]
+pub(crate) struct Dialled {
+    pub(crate) stream: TcpStream,
+    /// Unless a proxy knows and we do not.
+    pub(crate) address: Option<IpAddr>,
+}
+
+impl Dialler {
+    pub(crate) fn new(config: EgressConfig) -> Self {
+        Self {
+            config,
+            lookups: Arc::new(Semaphore::new(LOOKUPS)),
+        }
+    }
+
+    /// Connects to a host, if the policies let it.
+    pub(crate) async fn dial(
+        &self,
+        policies: Policies<'_>,
+        host: &Host,
+        port: u16,
+    ) -> Result<Dialled, Refusal> {
+        policies.may_dial(host, port)?;
+        let proxy = self.config.proxy.as_ref();
+        if let Some(proxy) = proxy.filter(|proxy| proxy.is_for(host, port)) {
+            let stream = proxy.connect(host, port).await.ok_or(Refusal::Proxy)?;
+            return Ok(Dialled {
+                stream,
+                address: None,
+            });
+        }
+        let found = match host {
+            Host::Address(address) => vec![*address],
+            Host::Name(name) => self.look_up(name).await.ok_or(Refusal::Unresolved)?,
+        };
+        let mut refusal = Refusal::Unresolved;
+        let mut may = Vec::new();
+        for address in found {
+            match admit(policies, address, port) {
+                Ok(()) => may.push(address),
+                Err(why) => refusal = why,
+            }
+        }
+        may.truncate(ADDRESSES);
+        for address in may {
+            refusal = Refusal::Unreachable;
+            let connecting = TcpStream::connect(SocketAddr::new(address, port));
+            if let Ok(Ok(stream)) = timeout(CONNECT, connecting).await {
+                return Ok(Dialled {
+                    stream,
+                    address: Some(address),
+                });
+            }
+        }
+        Err(refusal)
+    }
+
+    /// The addresses of a name, each once, as they are dialled.
+    async fn look_up(&self, name: &HostName) -> Option<Vec<IpAddr>> {
+        if let Some(known) = self.config.hosts.get(name) {
+            return Some(known.iter().map(IpAddr::to_canonical).collect());
+        }
+        // Held by the thread, which goes on when nobody waits any more: there are never more of them.
+        let place = Arc::clone(&self.lookups).acquire_owned().await.ok()?;
+        let name = name.clone();
+        let looking = tokio::task::spawn_blocking(move || {
+            let found = system_lookup(&name);
+            drop(place);
+            found
+        });
+        let mut found = timeout(LOOKUP, looking).await.ok()?.ok()?.ok()?;
+        let mut seen = std::collections::HashSet::new();
+        found.retain(|address| seen.insert(*address));
+        (!found.is_empty()).then_some(found)
+    }
+}
+
+/// Asks the machine for a name: its own list of hosts, then its name servers. With a dot at its end, so that what is looked up
+/// is this name and no other that has it as its beginning.
+fn system_lookup(name: &HostName) -> io::Result<Vec<IpAddr>> {
+    let listed = std::fs::read_to_string("/etc/hosts").map(|text| listed(&text, name));
+    if let Ok(listed) = listed
+        && !listed.is_empty()
+    {
+        return Ok(listed);
+    }
+    let found = (format!("{name}."), 0).to_socket_addrs()?;
+    Ok(found.map(|address| address.ip().to_canonical()).collect())
+}
+
+fn listed(hosts: &str, name: &HostName) -> Vec<IpAddr> {
+    let of_line = |line: &str| {
+        let line = line.split('#').next().unwrap_or_default();
+        let mut words = line.split_whitespace();
+        let address: IpAddr = words.next()?.parse().ok()?;
+        let named = words.any(|word| HostName::new(word).is_ok_and(|word| word == *name));
+        named.then(|| address.to_canonical())
+    };
+    hosts.lines().filter_map(of_line).collect()
+}
+
+/// Whether an address may be dialled. One of this machine may not, public or not, unless it is listed: what listens there may
+/// trust whoever is on the machine.
+fn admit(policies: Policies<'_>, address: IpAddr, port: u16) -> Result<(), Refusal> {
+    policies.may_reach(address, port)?;
+    if is_public(address) && !policies.lists(address, port) && is_own(address) {
+        return Err(Refusal::OwnMachine);
+    }
+    Ok(())
+}
+
+/// Whether an address is one of this machine's: it would be talked to from itself.
+fn is_own(address: IpAddr) -> bool {
+    let any: SocketAddr = match address {
+        IpAddr::V4(_) => (std::net::Ipv4Addr::UNSPECIFIED, 0).into(),
+        IpAddr::V6(_) => (std::net::Ipv6Addr::UNSPECIFIED, 0).into(),
+    };
+    let from = || {
+        let socket = UdpSocket::bind(any)?;
+        // Sends nothing.
+        socket.connect(SocketAddr::new(address, 9))?;
+        socket.local_addr()
+    };
+    from().is_ok_and(|from| from.ip() == address)
+}
+
+impl Proxy {
+    fn is_for(&self, host: &Host, port: u16) -> bool {
+        !self.except.iter().any(|rule| rule.matches(host, port))
+    }
+
+    async fn connect(&self, host: &Host, port: u16) -> Option<TcpStream> {
+        timeout(PROXY, self.ask(host, port)).await.ok()?.ok()
+    }
+
+    async fn ask(&self, host: &Host, port: u16) -> io::Result<TcpStream> {
+        let mut stream = TcpStream::connect((self.host.as_str(), self.port)).await?;
+        let to = match host {
+            Host::Address(address) => SocketAddr::new(*address, port).to_string(),
+            Host::Name(name) => format!("{name}:{port}"),
+        };
+        let mut head = format!("CONNECT {to} HTTP/1.1\r\nHost: {to}\r\n");
+        if let Some(authorization) = &self.authorization {
+            head.push_str("Proxy-Authorization: ");
+            head.push_str(authorization);
+            head.push_str("\r\n");
+        }
+        head.push_str("\r\n");
+        stream.write_all(head.as_bytes()).await?;
+        let answer = head_of(&mut stream).await?;
+        let mut words = answer.split(|byte| *byte == b' ');
+        let is_http = words
+            .next()
+            .is_some_and(|word| word.starts_with(b"HTTP/1."));
+        let is_good = words
+            .next()
+            .is_some_and(|word| word.starts_with(b"2") && word.len() == 3);
+        if is_http && is_good {
+            Ok(stream)
+        } else {
+            Err(io::ErrorKind::ConnectionRefused.into())
+        }
+    }
+}
+
+/// Reads up to the empty line, and nothing of what follows it.
+async fn head_of(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        if head.len() == ANSWER {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        head.push(stream.read_u8().await?);
+    }
+    Ok(head)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_the_machines_list_are_found_whatever_their_case() {
+        let text = "127.0.0.1 localhost\n# 1.2.3.4 no\n10.1.2.3\tDB.example db # more.example\nbad ok.example\n::ffff:10.0.0.9 six";
+        let find = |name: &str| listed(text, &HostName::new(name).unwrap());
+        assert_eq!(find("db.example"), ["10.1.2.3".parse::<IpAddr>().unwrap()]);
+        assert_eq!(find("db"), find("db.example"));
+        assert_eq!(find("six"), ["10.0.0.9".parse::<IpAddr>().unwrap()]);
+        for none in ["no", "more.example", "ok.example", "example"] {
+            assert!(find(none).is_empty(), "{none}");
+        }
+    }
+
+    #[test]
+    fn the_machines_own_addresses_are_known() {
+        assert!(is_own("127.0.0.1".parse().unwrap()));
+        assert!(is_own("127.3.2.1".parse().unwrap()));
+        assert!(!is_own("192.0.2.1".parse().unwrap()));
+    }
+}

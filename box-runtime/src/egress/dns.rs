@@ -1,0 +1,251 @@
+//! Questions to a name server, and answers to them. Pure, strict and small: one question in a message, of a name that is written
+//! out; whatever else a box sends is answered with an error or not at all.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use box_protocol::HostName;
+
+/// The header of every message.
+const HEADER: usize = 12;
+/// Longest question there can be: the header, a name, a type and a class; and room for what clients add behind it.
+pub(crate) const MESSAGE_MAX: usize = 4096;
+
+/// How long an answer may be kept. It is right as long as the box lives; what a policy denies later is not connected to.
+const KEEP: u32 = 60;
+
+/// The name that stands behind the header, said again.
+const NAME_ABOVE: [u8; 2] = [0xc0, 12];
+
+const INTERNET: u16 = 1;
+const TYPE_A: u16 = 1;
+const TYPE_AAAA: u16 = 28;
+
+/// What an answer says if it does not say an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// This is where that one is.
+    At(Ipv4Addr, Option<Ipv6Addr>),
+    /// There is nobody of that name.
+    Nobody,
+    /// It cannot be told now.
+    Failed,
+}
+
+/// The codes of answers.
+#[derive(Debug, Clone, Copy)]
+enum Code {
+    Fine = 0,
+    Malformed = 1,
+    Failed = 2,
+    Nobody = 3,
+    NotHere = 4,
+}
+
+/// Answers a message, if it wants an answer. `find` is asked for names that are ones.
+pub(crate) fn answer(message: &[u8], find: impl FnOnce(&HostName) -> Answer) -> Option<Vec<u8>> {
+    let header = message.get(..HEADER)?;
+    let is_answer = header[2] & 0x80 != 0;
+    if is_answer || message.len() > MESSAGE_MAX {
+        return None;
+    }
+    let is_plain_question = header[2] & 0x78 == 0;
+    if !is_plain_question {
+        return Some(reply(header, &[], Code::NotHere, &[]));
+    }
+    let Some(question) = (header[4..6] == [0, 1])
+        .then(|| Question::read(message))
+        .flatten()
+    else {
+        return Some(reply(header, &[], Code::Malformed, &[]));
+    };
+    let found = match question.name.filter(|_| question.class == INTERNET) {
+        Some(name) => find(&name),
+        None => Answer::Nobody,
+    };
+    let (code, address) = match (found, question.kind) {
+        (Answer::At(v4, _), TYPE_A) => (Code::Fine, v4.octets().to_vec()),
+        (Answer::At(_, Some(v6)), TYPE_AAAA) => (Code::Fine, v6.octets().to_vec()),
+        (Answer::At(..), _) => (Code::Fine, Vec::new()),
+        (Answer::Nobody, _) => (Code::Nobody, Vec::new()),
+        (Answer::Failed, _) => (Code::Failed, Vec::new()),
+    };
+    let mut record = Vec::new();
+    if let Ok(length) = u16::try_from(address.len())
+        && length > 0
+    {
+        // The name is the one of the question.
+        record.extend(NAME_ABOVE);
+        record.extend(question.kind.to_be_bytes());
+        record.extend(INTERNET.to_be_bytes());
+        record.extend(KEEP.to_be_bytes());
+        record.extend(length.to_be_bytes());
+        record.extend(address);
+    }
+    Some(reply(header, question.bytes, code, &record))
+}
+
+struct Question<'a> {
+    /// As it was asked, to be repeated in the answer.
+    bytes: &'a [u8],
+    /// If it is one that somebody could have.
+    name: Option<HostName>,
+    kind: u16,
+    class: u16,
+}
+
+impl<'a> Question<'a> {
+    fn read(message: &'a [u8]) -> Option<Self> {
+        let mut place = HEADER;
+        let mut text: Vec<u8> = Vec::new();
+        loop {
+            let length = usize::from(*message.get(place)?);
+            place += 1;
+            // Longer ones do not exist: the upper bits mean that the name goes on somewhere else.
+            if length == 0 || length > 63 {
+                if length > 63 {
+                    return None;
+                }
+                break;
+            }
+            let label = message.get(place..place + length)?;
+            place += length;
+            if !text.is_empty() {
+                text.push(b'.');
+            }
+            // A dot within a part would look like two parts.
+            text.extend(
+                label
+                    .iter()
+                    .map(|byte| if *byte == b'.' { 0 } else { *byte }),
+            );
+            if text.len() > 255 {
+                return None;
+            }
+        }
+        let rest = message.get(place..place + 4)?;
+        let text = std::str::from_utf8(&text).ok();
+        Some(Self {
+            bytes: &message[HEADER..place + 4],
+            name: text.and_then(|text| HostName::new(text).ok()),
+            kind: u16::from_be_bytes([rest[0], rest[1]]),
+            class: u16::from_be_bytes([rest[2], rest[3]]),
+        })
+    }
+}
+
+fn reply(header: &[u8], question: &[u8], code: Code, record: &[u8]) -> Vec<u8> {
+    let mut message = Vec::with_capacity(HEADER + question.len() + record.len());
+    message.extend(&header[..2]);
+    // An answer, to a wish for recursion that is granted.
+    message.extend([0x80 | (header[2] & 0x79), 0x80 | code as u8]);
+    message.extend([
+        0,
+        u8::from(!question.is_empty()),
+        0,
+        u8::from(!record.is_empty()),
+    ]);
+    message.extend([0; 4]);
+    message.extend(question);
+    message.extend(record);
+    message
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn ask(labels: &[&[u8]], kind: u16) -> Vec<u8> {
+        let mut message = vec![7, 8, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
+        for label in labels {
+            message.push(u8::try_from(label.len()).unwrap());
+            message.extend(*label);
+        }
+        message.push(0);
+        message.extend(kind.to_be_bytes());
+        message.extend(INTERNET.to_be_bytes());
+        message
+    }
+
+    fn told(message: &[u8]) -> (Vec<u8>, Option<String>) {
+        let mut asked = None;
+        let answer = answer(message, |name| {
+            asked = Some(name.to_string());
+            Answer::At(
+                Ipv4Addr::new(198, 18, 1, 0),
+                Some("fd00:b0:0:1::".parse().unwrap()),
+            )
+        });
+        (answer.unwrap(), asked)
+    }
+
+    #[test]
+    fn a_name_is_answered_with_its_address() {
+        let question = ask(&[b"Ok", b"COM"], TYPE_A);
+        let (answer, asked) = told(&question);
+        assert_eq!(asked.as_deref(), Some("ok.com"));
+        assert_eq!(answer[..4], [7, 8, 0x81, 0x80]);
+        assert_eq!(answer[4..8], [0, 1, 0, 1]);
+        assert!(
+            answer
+                .windows(question.len() - HEADER)
+                .any(|part| part == &question[HEADER..]),
+            "as it was written"
+        );
+        assert!(answer.ends_with(&[0, 4, 198, 18, 1, 0]));
+        let (answer, _) = told(&ask(&[b"ok", b"com"], TYPE_AAAA));
+        assert!(answer.ends_with(&[0, 1]) || answer.ends_with(&[0; 8]));
+        let (answer, _) = told(&ask(&[b"ok", b"com"], 15));
+        assert_eq!(
+            (answer[3], answer[7]),
+            (0x80, 0),
+            "there is one, and nothing of that type"
+        );
+    }
+
+    #[test]
+    fn names_that_are_none_are_nobody_and_nobody_is_asked() {
+        for labels in [
+            &[b"evil\0".as_slice(), b"ok", b"com"][..],
+            &[b"ok.com", b"evil"],
+            &[b"1", b"2", b"3", b"4"],
+            &[b"2130706433"],
+            &[b"\xd0\xbe\xd0\xba", b"com"],
+            &[],
+        ] {
+            let (answer, asked) = told(&ask(labels, TYPE_A));
+            assert_eq!(asked, None, "{labels:?}");
+            assert_eq!((answer[3] & 15, answer[7]), (3, 0), "{labels:?}");
+        }
+    }
+
+    #[test]
+    fn odd_messages_get_an_error_or_nothing() {
+        let good = ask(&[b"ok", b"com"], TYPE_A);
+        let changed = |place: usize, byte: u8| {
+            let mut message = good.clone();
+            message[place] = byte;
+            answer(&message, |_| Answer::Nobody)
+        };
+        assert!(changed(2, 0x81).is_none(), "an answer");
+        assert_eq!(changed(2, 0x29).unwrap()[3] & 15, 4, "an update");
+        assert_eq!(changed(5, 2).unwrap()[3] & 15, 1, "two questions");
+        assert_eq!(changed(HEADER, 0xc0).unwrap()[3] & 15, 1, "a pointer");
+        assert!(answer(&good[..11], |_| Answer::Nobody).is_none());
+        assert_eq!(
+            answer(&good[..good.len() - 1], |_| Answer::Nobody).unwrap()[3] & 15,
+            1
+        );
+        assert!(answer(&vec![0; MESSAGE_MAX + 1], |_| Answer::Nobody).is_none());
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_makes_it_panic_or_answer_at_length(message in prop::collection::vec(any::<u8>(), 0..600)) {
+            if let Some(reply) = answer(&message, |_| Answer::At(Ipv4Addr::LOCALHOST, None)) {
+                prop_assert!(reply.len() <= message.len() + 16);
+                prop_assert_eq!(&reply[..2], &message[..2]);
+            }
+        }
+    }
+}

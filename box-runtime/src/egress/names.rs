@@ -1,0 +1,179 @@
+//! The addresses a box is told for names: one for each name, nobody's anywhere, and the same as long as the box lives.
+//!
+//! So a connection to such an address means a name, which is looked up when it is dialled. Nobody else's answer is ever passed
+//! to a box, and none can grow old there.
+
+use std::collections::HashMap;
+use std::io::Write as _;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use box_protocol::{Host, HostName};
+
+/// Names that one box may be told addresses for.
+const NAMES: usize = 16_384;
+
+/// The first address, of 198.18.0.0/15, which is for tests of devices and routed nowhere. The box's own are below.
+const FIRST_V4: u32 = u32::from_be_bytes([198, 18, 1, 0]);
+/// The network of the addresses of IPv6.
+const NET_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xb0, 0, 1, 0, 0, 0, 0);
+
+/// The names of one box.
+#[derive(Debug, Default)]
+pub(crate) struct Names(Mutex<Table>);
+
+#[derive(Debug, Default)]
+struct Table {
+    places: HashMap<HostName, usize>,
+    names: Vec<HostName>,
+    /// Where they are kept for whoever takes the box over, a line each.
+    file: Option<std::fs::File>,
+}
+
+impl Names {
+    /// Those in a file, to which new ones are added.
+    pub(crate) fn kept_in(mut file: std::fs::File) -> Self {
+        let mut text = String::new();
+        // What cannot be read is not known, and what cannot be known is refused.
+        let _ = std::io::Read::read_to_string(&mut file, &mut text);
+        let names: Vec<_> = text
+            .lines()
+            .map_while(|line| HostName::new(line).ok())
+            .take(NAMES)
+            .collect();
+        let places = names.iter().cloned().zip(0..).collect();
+        Self(Mutex::new(Table {
+            places,
+            names,
+            file: Some(file),
+        }))
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The addresses of a name. `None` if the box has asked for too many.
+    pub(crate) fn addresses_of(&self, name: &HostName) -> Option<(Ipv4Addr, Ipv6Addr)> {
+        let mut table = self.table();
+        let place = match table.places.get(name) {
+            Some(place) => *place,
+            None if table.names.len() == NAMES => return None,
+            None => table.add(name)?,
+        };
+        let place = u32::try_from(place).ok()?;
+        let v6 = Ipv6Addr::from_bits(NET_V6.to_bits() | u128::from(place));
+        Some((Ipv4Addr::from_bits(FIRST_V4 + place), v6))
+    }
+
+    /// Whom a connection to this address means. `None` if it is one of a name, and no box was told that.
+    pub(crate) fn host_at(&self, address: IpAddr) -> Option<Host> {
+        let place = match address {
+            IpAddr::V4(address) if is_of_names(address) => {
+                address.to_bits().checked_sub(FIRST_V4)?
+            }
+            IpAddr::V6(address) if address.to_bits() >> 32 == NET_V6.to_bits() >> 32 => {
+                let place = address.to_bits() & u128::from(u32::MAX);
+                u32::try_from(place).ok()?
+            }
+            other => return Some(Host::address(other)),
+        };
+        let table = self.table();
+        table
+            .names
+            .get(usize::try_from(place).ok()?)
+            .cloned()
+            .map(Host::Name)
+    }
+}
+
+fn is_of_names(address: Ipv4Addr) -> bool {
+    matches!(address.octets(), [198, 18 | 19, ..])
+}
+
+impl Table {
+    /// Adds a name, unless it could not be kept: told again for another, its address would lead somewhere else.
+    fn add(&mut self, name: &HostName) -> Option<usize> {
+        if let Some(file) = &mut self.file {
+            file.write_all(format!("{name}\n").as_bytes()).ok()?;
+        }
+        let place = self.names.len();
+        self.names.push(name.clone());
+        self.places.insert(name.clone(), place);
+        Some(place)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(text: &str) -> HostName {
+        HostName::new(text).unwrap()
+    }
+
+    #[test]
+    fn a_name_keeps_its_addresses_and_they_lead_back_to_it() {
+        let names = Names::default();
+        let (first, second) = (name("a.example"), name("b.example"));
+        let (v4, v6) = names.addresses_of(&first).unwrap();
+        assert_ne!(names.addresses_of(&second).unwrap(), (v4, v6));
+        assert_eq!(names.addresses_of(&first), Some((v4, v6)));
+        for address in [IpAddr::from(v4), IpAddr::from(v6)] {
+            assert_eq!(names.host_at(address), Some(Host::Name(first.clone())));
+        }
+        let literal = "93.184.216.34".parse().unwrap();
+        assert_eq!(names.host_at(literal), Some(Host::Address(literal)));
+    }
+
+    #[test]
+    fn what_was_never_told_means_nobody() {
+        let names = Names::default();
+        for address in [
+            "198.18.0.1",
+            "198.18.0.255",
+            "198.18.1.0",
+            "198.19.255.255",
+            "fd00:b0:0:1::",
+            "fd00:b0:0:1::ffff:ffff",
+        ] {
+            assert_eq!(names.host_at(address.parse().unwrap()), None, "{address}");
+        }
+    }
+
+    #[test]
+    fn there_is_an_end_to_names() {
+        let names = Names::default();
+        for n in 0..NAMES {
+            assert!(
+                names
+                    .addresses_of(&name(&format!("n{n}.example")))
+                    .is_some()
+            );
+        }
+        assert_eq!(names.addresses_of(&name("more.example")), None);
+        let last = name(&format!("n{}.example", NAMES - 1));
+        let (v4, _) = names.addresses_of(&last).unwrap();
+        assert_eq!(names.host_at(v4.into()), Some(Host::Name(last)));
+    }
+
+    #[test]
+    fn kept_names_are_known_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let open = || {
+            let mut options = std::fs::OpenOptions::new();
+            options
+                .read(true)
+                .append(true)
+                .create(true)
+                .open(dir.path().join("names"))
+                .unwrap()
+        };
+        let before = Names::kept_in(open());
+        let told = before.addresses_of(&name("a.example"));
+        drop(before);
+        let after = Names::kept_in(open());
+        assert_ne!(after.addresses_of(&name("b.example")), told);
+        assert_eq!(after.addresses_of(&name("a.example")), told);
+    }
+}

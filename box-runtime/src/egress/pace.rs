@@ -1,0 +1,66 @@
+//! So many in a second, and no faster.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// What of a second's worth may come at once.
+const AHEAD: Duration = Duration::from_secs(1);
+
+/// A pace that is kept by waiting.
+#[derive(Debug)]
+pub(crate) struct Pace {
+    every: Option<Duration>,
+    next: Instant,
+}
+
+impl Pace {
+    /// So many in a second; 0 is as many as there are.
+    pub(crate) fn new(per_sec: u32) -> Self {
+        let every = Duration::from_secs(1).checked_div(per_sec);
+        Self {
+            every,
+            next: Instant::now(),
+        }
+    }
+
+    /// Waits for the next one's turn.
+    pub(crate) async fn wait(&mut self) {
+        let Some(every) = self.every else {
+            return;
+        };
+        let now = Instant::now();
+        let earliest = now.checked_sub(AHEAD).unwrap_or(now);
+        self.next = self.next.max(earliest) + every;
+        if self.next > now {
+            tokio::time::sleep_until(self.next).await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_comes_faster_waits() {
+        tokio::time::advance(Duration::from_secs(10)).await;
+        let mut pace = Pace::new(10);
+        tokio::time::advance(Duration::from_secs(10)).await;
+        let begun = Instant::now();
+        for _ in 0..10 {
+            pace.wait().await;
+        }
+        assert_eq!(begun.elapsed(), Duration::ZERO, "a second's worth at once");
+        for _ in 0..20 {
+            pace.wait().await;
+        }
+        let took = begun.elapsed();
+        assert!(
+            (Duration::from_millis(1900)..Duration::from_millis(2200)).contains(&took),
+            "{took:?}"
+        );
+        let mut free = Pace::new(0);
+        free.wait().await;
+    }
+}

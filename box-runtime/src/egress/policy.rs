@@ -1,0 +1,261 @@
+//! Who may be connected to. Pure: the host as it is dialled, the port and the policies are all it looks at.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use box_protocol::{Host, HostName, NetworkOpinion, NetworkPolicy};
+
+/// Why there is no connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// A rule denies it.
+    Denied,
+    /// No rule allows it.
+    Unlisted,
+    /// The address is not public, and not listed.
+    NotPublic,
+    /// The address is this machine's, and not listed.
+    OwnMachine,
+    /// The box was never told an address like this for a name.
+    UnknownName,
+    /// It was not on its way out at all.
+    NotLeaving,
+    /// The box has as many connections as it may.
+    Connections,
+    /// The box has moved as many bytes as it may.
+    Bytes,
+    /// The name has no address.
+    Unresolved,
+    /// Nobody took the connection.
+    Unreachable,
+    /// The proxy did not make it.
+    Proxy,
+}
+
+impl Refusal {
+    /// One word for it.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Denied => "denied",
+            Self::Unlisted => "unlisted",
+            Self::NotPublic => "not_public",
+            Self::OwnMachine => "own_machine",
+            Self::UnknownName => "unknown_name",
+            Self::NotLeaving => "not_leaving",
+            Self::Connections => "limit_connections",
+            Self::Bytes => "limit_bytes",
+            Self::Unresolved => "unresolved",
+            Self::Unreachable => "unreachable",
+            Self::Proxy => "proxy",
+        }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// The policies that a connection needs the consent of.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Policies<'a> {
+    /// The operator's, which alone can open what is not public.
+    pub(crate) operator: &'a NetworkPolicy,
+    /// The box's own.
+    pub(crate) own: &'a NetworkPolicy,
+}
+
+impl Policies<'_> {
+    /// Whether somebody of this name may be looked for: there must be a port at which that one may be connected to.
+    pub(crate) fn may_ask(self, name: &HostName) -> Result<(), Refusal> {
+        for policy in [self.operator, self.own] {
+            consent(policy.opinion_of_name(name))?;
+        }
+        Ok(())
+    }
+
+    /// Whether this host may be connected to, as far as is known before a name is looked up.
+    pub(crate) fn may_dial(self, host: &Host, port: u16) -> Result<(), Refusal> {
+        for policy in [self.operator, self.own] {
+            consent(policy.opinion(host, port))?;
+        }
+        match host {
+            Host::Address(address) => self.is_open(*address, port),
+            Host::Name(_) => Ok(()),
+        }
+    }
+
+    /// Whether a name may be connected to at the address it turned out to have.
+    pub(crate) fn may_reach(self, address: IpAddr, port: u16) -> Result<(), Refusal> {
+        for policy in [self.operator, self.own] {
+            if policy.opinion_of_address(address, port) == NetworkOpinion::Denied {
+                return Err(Refusal::Denied);
+            }
+        }
+        self.is_open(address, port)
+    }
+
+    /// Whether the operator lists the address, and does not just leave it open.
+    pub(crate) fn lists(self, address: IpAddr, port: u16) -> bool {
+        self.operator.opinion_of_address(address, port) == NetworkOpinion::Listed
+    }
+
+    fn is_open(self, address: IpAddr, port: u16) -> Result<(), Refusal> {
+        if is_public(address) || self.lists(address, port) {
+            Ok(())
+        } else {
+            Err(Refusal::NotPublic)
+        }
+    }
+}
+
+fn consent(opinion: NetworkOpinion) -> Result<(), Refusal> {
+    match opinion {
+        NetworkOpinion::Denied => Err(Refusal::Denied),
+        NetworkOpinion::Unlisted => Err(Refusal::Unlisted),
+        NetworkOpinion::Listed | NetworkOpinion::Open => Ok(()),
+    }
+}
+
+/// Whether an address belongs to the public network: not to this machine, a private network, a link, a group, a cloud's
+/// metadata, documentation or the future.
+pub(crate) fn is_public(address: IpAddr) -> bool {
+    match address.to_canonical() {
+        IpAddr::V4(address) => is_public_v4(address),
+        IpAddr::V6(address) => is_public_v6(address),
+    }
+}
+
+fn is_public_v4(address: Ipv4Addr) -> bool {
+    let reserved = matches!(
+        address.octets(),
+        [0 | 10 | 127 | 224..=255, ..]
+            | [100, 64..=127, ..]
+            | [169, 254, ..]
+            | [172, 16..=31, ..]
+            | [192, 168, ..]
+            | [192, 0, 0 | 2, _]
+            | [192, 88, 99, _]
+            | [198, 18 | 19, ..]
+            | [198, 51, 100, _]
+            | [203, 0, 113, _]
+    );
+    // The one metadata address of a cloud that is in public space.
+    !reserved && address != Ipv4Addr::new(168, 63, 129, 16)
+}
+
+fn is_public_v6(address: Ipv6Addr) -> bool {
+    let bits = address.segments();
+    let [.., high, low] = bits;
+    let [a, b] = high.to_be_bytes();
+    let [c, d] = low.to_be_bytes();
+    match bits {
+        // Addresses of IPv4 behind a translator are what they are translated to.
+        [0x64, 0xff9b, 0, 0, 0, 0, ..] => is_public_v4(Ipv4Addr::new(a, b, c, d)),
+        [0x2002, high, low, ..] => {
+            let ([a, b], [c, d]) = (high.to_be_bytes(), low.to_be_bytes());
+            is_public_v4(Ipv4Addr::new(a, b, c, d))
+        }
+        // Tunnels, benchmarks and identifiers; documentation.
+        [0x2001, second, ..] if second < 0x200 || second == 0xdb8 => false,
+        [0x3fff, second, ..] if second < 0x1000 => false,
+        [first, ..] => first & 0xe000 == 0x2000,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_public_addresses_are_public() {
+        for public in [
+            "1.1.1.1",
+            "8.8.8.8",
+            "93.184.216.34",
+            "172.15.0.1",
+            "172.32.0.1",
+            "100.63.0.1",
+            "2606:4700::1",
+            "64:ff9b::808:808",
+        ] {
+            assert!(is_public(public.parse().unwrap()), "{public}");
+        }
+        for other in [
+            "0.0.0.0",
+            "0.1.2.3",
+            "10.0.0.1",
+            "100.64.0.1",
+            "127.0.0.1",
+            "127.9.9.9",
+            "168.63.129.16",
+            "169.254.169.254",
+            "172.16.0.1",
+            "172.31.255.255",
+            "192.0.0.1",
+            "192.0.2.1",
+            "192.88.99.1",
+            "192.168.1.1",
+            "198.18.0.1",
+            "198.19.9.9",
+            "198.51.100.1",
+            "203.0.113.9",
+            "224.0.0.1",
+            "240.0.0.1",
+            "255.255.255.255",
+            "::",
+            "::1",
+            "::ffff:127.0.0.1",
+            "::127.0.0.1",
+            "64:ff9b::7f00:1",
+            "64:ff9b:1::1",
+            "100::1",
+            "2001::1",
+            "2001:db8::1",
+            "2002:7f00:1::",
+            "2002:a00:1::",
+            "3fff::1",
+            "fc00::1",
+            "fd00:ec2::254",
+            "fe80::1",
+            "fec0::1",
+            "ff02::1",
+        ] {
+            assert!(!is_public(other.parse().unwrap()), "{other}");
+        }
+    }
+
+    fn policy(json: &str) -> NetworkPolicy {
+        serde_json::from_str(json).unwrap()
+    }
+
+    #[test]
+    fn only_the_operator_opens_what_is_not_public_and_a_name_does_not() {
+        let (open, greedy) = (
+            policy("{}"),
+            policy(r#"{"allow":["*","10.0.0.0/8","ok.com"]}"#),
+        );
+        let private = "10.1.2.3".parse().unwrap();
+        let of = |operator, own| Policies { operator, own };
+        assert_eq!(
+            of(&open, &greedy).may_reach(private, 1),
+            Err(Refusal::NotPublic)
+        );
+        assert_eq!(
+            of(&open, &greedy).may_dial(&Host::address(private), 1),
+            Err(Refusal::NotPublic)
+        );
+        assert_eq!(of(&greedy, &open).may_reach(private, 1), Ok(()));
+        let named = policy(r#"{"allow":["ok.com","*"]}"#);
+        assert_eq!(
+            of(&named, &open).may_reach(private, 1),
+            Err(Refusal::NotPublic)
+        );
+        let narrow = policy(r#"{"deny":["10.1.2.0/24"]}"#);
+        assert_eq!(
+            of(&greedy, &narrow).may_reach(private, 1),
+            Err(Refusal::Denied)
+        );
+    }
+}
