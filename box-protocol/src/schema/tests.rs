@@ -173,7 +173,7 @@ fn every_member_of_a_spec_is_told() {
         "labels": {"a": "b"}, "note": [1], "world": "aio", "from": {"template": "t"},
         "volumes": [{"volume": "v", "mount_path": "/v"}], "lifetime": {"idle_ms": 5, "on_idle": "stop"},
         "defaults": {"cwd": "/a", "env": {"B": "2"}}, "main": {"argv": ["ls"]},
-        "guest": {"name": "gem", "home": "/home/gem"}, "dirs": ["/a"], "best_effort": ["network"]});
+        "guest": {"name": "gem", "home": "/home/gem"}, "dirs": ["/a"], "best_effort": ["network"], "network_policy": {"allow": ["*.ok.com:443"], "deny": ["10.0.0.0/8"], "default": "deny"}});
     assert!(!breaks_a_rule(&full));
     let told = CONTRACT["$defs"]["SpecDraft"]["properties"]
         .as_object()

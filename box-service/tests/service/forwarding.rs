@@ -115,6 +115,7 @@ async fn mounts_added_later_are_decided_about_too() {
             BoxMountSpec::new(path, "/mnt/x", HostPathMode::Ro).unwrap(),
         ]),
         defaults: None,
+        network_policy: None,
     };
     let error = gateway.peer.call::<BoxUpdate>(&update("/etc")).await;
     assert_eq!(refused(error.unwrap_err()).code(), Code::Validation);

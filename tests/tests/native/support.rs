@@ -35,7 +35,7 @@ pub(crate) async fn on_each_machine(test: impl AsyncFn(&Machine)) {
 
 /// The same for a test that takes long.
 pub(crate) async fn on_each_machine_within(limit: Duration, test: impl AsyncFn(&Machine)) {
-    on_each_machine_set_up(limit, |_| {}, test).await;
+    Box::pin(on_each_machine_set_up(limit, |_| {}, test)).await;
 }
 
 /// The same on machines that are set up in some other way.
