@@ -247,7 +247,7 @@ impl Drop for Inside {
 impl Card {
     /// Where the box is, if it is there, running or not.
     pub(crate) fn place_now(&self) -> Option<Place> {
-        match &self.door.0.borrow().way {
+        match &self.door.state.borrow().way {
             Way::Open(agent) => Some(agent.place.clone()),
             Way::Opening | Way::Shut(_) => None,
         }
