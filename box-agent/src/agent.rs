@@ -13,6 +13,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use crate::command::Command;
+use crate::ends::Ends;
 use crate::files::Files;
 use crate::keep::Sum;
 use crate::life::{Keep, Life};
@@ -43,6 +44,7 @@ pub(crate) struct Agent {
     files: Arc<Files>,
     shells: Shells,
     ports: Arc<Ports>,
+    ends: Ends,
 }
 
 #[derive(Debug, Default)]
@@ -73,6 +75,7 @@ impl Agent {
             store,
             shells: Shells::default(),
             ports: Arc::default(),
+            ends: Ends::default(),
         })
     }
 
@@ -94,6 +97,10 @@ impl Agent {
 
     pub(crate) fn ports(&self) -> &Arc<Ports> {
         &self.ports
+    }
+
+    pub(crate) fn ends(&self) -> &Ends {
+        &self.ends
     }
 
     pub(crate) fn slots(&self) -> &Slots {
@@ -285,6 +292,9 @@ impl Agent {
         if command.role == Role::Exec {
             self.table().commands.remove(&command.id);
             return;
+        }
+        if let Some(told) = command.ended() {
+            self.ends.tell(told);
         }
         let mut table = self.table();
         table.ended.push_back(Arc::clone(command));

@@ -34,6 +34,7 @@ pub(crate) fn router(agent: &Arc<Agent>) -> Router {
         .and(&crate::shells::router(agent))
         .and(&crate::ports::router(agent.ports()))
         .and(&crate::clear::router(agent))
+        .and(&crate::ends::router(agent))
         .build()
 }
 

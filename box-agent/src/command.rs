@@ -288,10 +288,16 @@ impl Command {
         }
     }
 
+    /// How it has ended, in few words.
+    pub(crate) fn ended(&self) -> Option<AgentCommand> {
+        self.changing.borrow().ended.as_deref().cloned()
+    }
+
     /// How it is now.
     pub(crate) fn told(&self) -> AgentCommand {
-        let ended = self.changing.borrow().ended.as_deref().cloned();
-        let mut told = ended.unwrap_or_else(|| self.telling(None, Sum::of(&self.log())));
+        let mut told = self
+            .ended()
+            .unwrap_or_else(|| self.telling(None, Sum::of(&self.log())));
         told.info = self.info().map(Box::new);
         if let Some(in_shell) = self.in_shell() {
             told.shown.clone_from(&lock(&in_shell.shown));

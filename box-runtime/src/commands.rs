@@ -42,6 +42,19 @@ impl BoxRuntime {
         let inside = self.enter(caller, &params.session_id).await?;
         let attach = chunks.and_then(|chunks| Some((chunks, params.attach.clone()?)));
         let asked = inside.asked(params).await?;
+        self.begin(&inside, asked, attach).await
+    }
+
+    /// Starts a command with what is configured for all of them.
+    pub(crate) async fn begin(
+        &self,
+        inside: &Inside,
+        mut asked: AgentStartParams,
+        attach: Option<(mpsc::Sender<CommandChunk>, AttachOptions)>,
+    ) -> Result<CommandStartResult, BoxError> {
+        let kept = self.shared().config.command_retention.as_millis();
+        let kept = i64::try_from(kept).unwrap_or(i64::MAX);
+        asked.retain_ms.get_or_insert(kept);
         inside.start(asked, attach).await
     }
 
@@ -216,6 +229,7 @@ impl Inside {
         mut asked: AgentStartParams,
         attach: Option<(mpsc::Sender<CommandChunk>, AttachOptions)>,
     ) -> Result<CommandStartResult, BoxError> {
+        self.starts(&asked).await;
         let Some((chunks, attach)) = attach else {
             let answer = self.agent.call::<AgentStart>(&asked).await;
             let told = answer.map_err(agents_error)?;

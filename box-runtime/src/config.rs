@@ -14,6 +14,8 @@ pub struct RuntimeConfig {
     pub backends: Vec<Arc<dyn Backend>>,
     /// Idle time after which a box is deleted, unless its lifetime says otherwise.
     pub session_ttl: Duration,
+    /// How long the record and the output of an ended command are kept, unless it says so itself.
+    pub command_retention: Duration,
     /// Boxes there may be, those being made and those on their way out included. Beyond: `capacity`.
     pub max_sessions: usize,
     /// Boxes one caller may have of them; `None` is no limit. Whoever sees all boxes has none either. Beyond: `capacity`.
@@ -40,6 +42,7 @@ impl RuntimeConfig {
         Self {
             backends,
             session_ttl: Duration::from_mins(5),
+            command_retention: Duration::from_mins(10),
             max_sessions: 64,
             max_sessions_per_caller: None,
             queued_calls: 128,

@@ -122,7 +122,7 @@ impl BoxRuntime {
             };
             self.transition(caller, wake).await?;
         }
-        Inside::enter(card).await
+        Inside::enter(card, caller).await
     }
 }
 

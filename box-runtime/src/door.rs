@@ -13,8 +13,10 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use crate::backend::Backend;
+use crate::caller::Caller;
 use crate::card::Card;
 use crate::spool::{Slot, Spool};
+use crate::trail::Trail;
 
 /// Calls that may be inside one box at once. Less than an agent takes, so that an exec always finds room.
 pub(crate) const CALLS_INSIDE: usize = 192;
@@ -53,6 +55,7 @@ pub(crate) struct Agent {
     /// Whether it can move files through slots.
     pub(crate) spools_files: bool,
     pub(crate) place: Place,
+    pub(crate) trail: Trail,
 }
 
 /// Where a box is.
@@ -156,7 +159,9 @@ impl Door {
 /// A call inside a box. The box counts as used until it is dropped.
 pub struct Inside {
     card: Arc<Card>,
+    caller: Arc<str>,
     pub(crate) agent: Peer,
+    trail: Trail,
     spool: Option<Spool>,
     spools_files: bool,
 }
@@ -169,13 +174,15 @@ impl fmt::Debug for Inside {
 
 impl Inside {
     /// Goes in once the box is there.
-    pub(crate) async fn enter(card: Arc<Card>) -> Result<Self, BoxError> {
+    pub(crate) async fn enter(card: Arc<Card>, caller: &Caller) -> Result<Self, BoxError> {
         loop {
             card.door.decided().await;
             if let Some(agent) = card.come_in()? {
                 return Ok(Self {
                     card,
+                    caller: Arc::clone(&caller.name),
                     agent: agent.peer,
+                    trail: agent.trail,
                     spool: agent.spool,
                     spools_files: agent.spools_files,
                 });
@@ -185,6 +192,19 @@ impl Inside {
 }
 
 impl Inside {
+    pub(crate) fn card(&self) -> &Arc<Card> {
+        &self.card
+    }
+
+    /// Who came in.
+    pub(crate) fn caller(&self) -> &str {
+        &self.caller
+    }
+
+    pub(crate) fn trail(&self) -> &Trail {
+        &self.trail
+    }
+
     /// What the box was made to.
     pub(crate) fn spec(&self) -> &BoxSpec {
         &self.card.spec

@@ -9,7 +9,7 @@
 //! 3. `session`: one actor a box. Calls wait in its lane; it starts the box, runs one exec at a time
 //!    and ends the box. Whatever is slow, stuck or broken about a box happens here and nowhere else.
 //! 4. `door`, `data_plane` and `commands`: calls to what is inside a box. They go to its agent past the lane, and keep the box
-//!    in use. `retell` checks what an agent says of output.
+//!    in use. `retell` checks what an agent says of output; `trail` logs who started what, and how it ended.
 //! 5. [`backend`]: what makes boxes. A [`Backend`] hands over a connection to a box's agent and never
 //!    runs a command. `select` decides which one is used.
 //! 6. [`native`]: boxes made with nothing but this machine's kernel, behind the feature `native`.
@@ -51,6 +51,7 @@ mod spool;
 mod spooled;
 mod stats;
 mod table;
+mod trail;
 mod unserved;
 mod watch;
 

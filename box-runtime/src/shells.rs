@@ -67,7 +67,7 @@ impl BoxRuntime {
             role: Role::Run,
             ..AgentStartParams::new(id, text, params.cwd.unwrap_or_default())
         };
-        inside.start(asked, attach).await
+        self.begin(&inside, asked, attach).await
     }
 
     /// The shells of a box, oldest first.

@@ -36,7 +36,7 @@ impl BoxRuntime {
             })),
             ..AgentStartParams::new(id_or_new(params.command_id)?, program, "/")
         };
-        inside.start(asked, attach).await
+        self.begin(&inside, asked, attach).await
     }
 }
 

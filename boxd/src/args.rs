@@ -411,6 +411,8 @@ pub(crate) enum ConfigCommand {
     Show,
     /// Every key with its default, explained
     Example,
+    /// Every key in a table of Markdown
+    Reference,
     /// Only says whether it can be read
     Check,
 }

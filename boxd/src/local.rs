@@ -42,6 +42,7 @@ impl Boxes {
         native.spares = section.spares;
         let mut runtime = RuntimeConfig::with(NativeBackend::new(native));
         runtime.session_ttl = Duration::from_secs(section.session_ttl_sec);
+        runtime.command_retention = Duration::from_secs(section.command_retention_sec);
         runtime.max_sessions = section.max_sessions;
         runtime.max_sessions_per_caller = section.max_sessions_per_token;
         runtime.queued_calls = section.queued_calls;

@@ -113,8 +113,13 @@ async fn served(arguments: &Arguments) -> Result<ExitCode> {
 }
 
 fn show_config(asked: &ConfigArguments, json: bool) -> Result<ExitCode> {
-    if let ConfigCommand::Example = asked.what {
-        output::say(&config::example())?;
+    let page = match asked.what {
+        ConfigCommand::Example => Some(config::example()),
+        ConfigCommand::Reference => Some(config::reference()),
+        ConfigCommand::Show | ConfigCommand::Check => None,
+    };
+    if let Some(page) = page {
+        output::say(&page)?;
         return Ok(ExitCode::SUCCESS);
     }
     let (_, values) = config::load(asked.config.as_deref(), std::env::vars(), Vec::new())?;

@@ -56,6 +56,9 @@ actions! {
     /// nothing does. Commands end as `box_ended`, and their records and logs stay as ever.
     AgentClear = "agent.clear": Empty => Empty;
 
+    /// Streams the end of every command from here on, those of an `exec` apart, to the last who asks; does not end by itself.
+    AgentEnds = "agent.ends": Empty => Empty | AgentCommand;
+
     /// Tells what the box is like from inside.
     AgentGuest = "agent.guest": Empty => GuestFacts;
 }

@@ -104,7 +104,7 @@ names! {
 
     /// What a runtime asks of the agent in a box.
     AGENT_ACTIONS, AGENT_SCHEMAS:
-    AgentHealth AgentStart AgentOutput AgentList AgentInput AgentKill AgentClear AgentGuest
+    AgentHealth AgentStart AgentOutput AgentList AgentInput AgentKill AgentClear AgentEnds AgentGuest
     AgentRead AgentPack AgentWrite AgentUnpack;
 }
 

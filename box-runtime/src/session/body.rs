@@ -21,6 +21,7 @@ use crate::backend::{Backend, StartRequest, StartedBox, guest_of};
 use crate::card::Mounts;
 use crate::door::{Agent, Place, ended};
 use crate::spool::Spool;
+use crate::trail::Trail;
 
 /// The version of `agent.*` this runtime speaks.
 const AGENT_CONTRACT: u32 = 1;
@@ -63,6 +64,9 @@ pub(crate) struct Living {
     pub(super) spool: Option<Spool>,
     /// Whether the agent can move files through slots; one of an older make cannot.
     spools_files: bool,
+    trail: Trail,
+    /// Commands that ran when it was met: those of an earlier runtime.
+    running: u64,
     mounts: Mounts,
     /// Execs so far, since this.
     execs: u64,
@@ -90,8 +94,10 @@ impl Living {
         };
         let agent = Session::start_boxed(connection, shared.nothing.clone(), options);
         let health = agent.peer().call::<AgentHealth>(health).await;
-        let spools_files = match health {
-            Ok(health) if health.contract == AGENT_CONTRACT => health.spools_files,
+        let (spools_files, running) = match health {
+            Ok(health) if health.contract == AGENT_CONTRACT => {
+                (health.spools_files, health.running.len() as u64)
+            }
             Ok(health) => {
                 return Err(BoxError::unavailable(format!(
                     "the box's agent speaks contract {}, not {AGENT_CONTRACT}",
@@ -111,6 +117,8 @@ impl Living {
             agent,
             spool,
             spools_files,
+            trail: Trail::default(),
+            running,
             mounts,
             execs: 0,
             boot: Uuid::now_v7(),
@@ -175,7 +183,13 @@ impl Body {
                 spool: living.spool.clone(),
                 spools_files: living.spools_files,
                 place,
+                trail: living.trail.clone(),
             });
+            if living.running > 0 {
+                let (running, trail) = (living.running, living.trail.clone());
+                let (agent, card) = (living.agent.peer(), Arc::clone(&self.card));
+                tokio::spawn(async move { trail.resume(running, &agent, &card).await });
+            }
         }
     }
 

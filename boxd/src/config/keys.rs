@@ -116,6 +116,11 @@ pub(crate) const KEYS: &[Key] = &[
         "Idle time after which a box is deleted, unless its lifetime says otherwise.",
     ),
     key(
+        "runtime.command_retention_sec",
+        "600",
+        "How long an ended command can still be read, unless it was started with a time of its own.",
+    ),
+    key(
         "runtime.max_sessions",
         "64",
         "Boxes there may be at once. Beyond: capacity.",

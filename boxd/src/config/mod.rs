@@ -18,7 +18,7 @@ use toml::{Table, Value};
 
 pub(crate) use self::keys::KEYS;
 use self::keys::{FREE, Key};
-pub(crate) use self::show::{example, show};
+pub(crate) use self::show::{example, reference, show};
 
 /// Everything that can be said.
 #[derive(Debug, Deserialize)]
@@ -54,6 +54,7 @@ pub(crate) struct ServerSection {
 pub(crate) struct RuntimeSection {
     pub(crate) backend: BackendChoice,
     pub(crate) session_ttl_sec: u64,
+    pub(crate) command_retention_sec: u64,
     pub(crate) max_sessions: usize,
     pub(crate) max_sessions_per_token: Option<usize>,
     pub(crate) queued_calls: usize,
@@ -353,6 +354,10 @@ mod tests {
         assert_eq!(
             config.runtime.session_ttl_sec,
             runtime.session_ttl.as_secs()
+        );
+        assert_eq!(
+            config.runtime.command_retention_sec,
+            runtime.command_retention.as_secs()
         );
         assert_eq!(
             config.runtime.start_timeout_sec,

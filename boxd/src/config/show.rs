@@ -59,6 +59,22 @@ pub(crate) fn example() -> String {
     text
 }
 
+/// Every key in a table of Markdown.
+pub(crate) fn reference() -> String {
+    let mut text =
+        String::from("| key | default | variable | what it is for |\n|---|---|---|---|\n");
+    for key in KEYS {
+        let default = match (key.default, key.example) {
+            ("", example) => format!("none; for example `{example}`"),
+            (default, _) => format!("`{default}`"),
+        };
+        let about = key.about.replace('\n', " ");
+        let (name, variable) = (key.name, key.variable());
+        let _ = writeln!(text, "| `{name}` | {default} | `{variable}` | {about} |");
+    }
+    text
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -72,6 +88,35 @@ mod tests {
             example(),
             "write it again: boxd config example > boxd/boxd.example.toml"
         );
+    }
+
+    const PAGE: &str = include_str!("../../../docs/configuration.md");
+
+    #[test]
+    fn the_page_of_the_repository_has_every_key() {
+        assert!(
+            PAGE.contains(&reference()),
+            "put it there again, between its marks: boxd config reference"
+        );
+    }
+
+    #[test]
+    fn the_pages_examples_can_be_read() {
+        let blocks: Vec<&str> = PAGE.split("```toml\n").skip(1).collect();
+        assert!(blocks.len() >= 3);
+        for block in blocks {
+            let block = block.split("```").next().unwrap();
+            let file = tempfile::NamedTempFile::new().unwrap();
+            std::fs::write(file.path(), block).unwrap();
+            let read = super::super::load(Some(file.path()), [], Vec::new());
+            let (config, _) = read.unwrap_or_else(|error| panic!("{error:#} in {block}"));
+            // What names a profile names one that is there.
+            box_service::BoxService::with_connector(
+                config.policy,
+                box_service::connector::InProcess::new(box_rpc::Router::empty()),
+            )
+            .unwrap_or_else(|error| panic!("{error} in {block}"));
+        }
     }
 
     #[test]

@@ -61,6 +61,19 @@ fn a_command_runs_in_a_box_that_is_there() {
 }
 
 #[test]
+fn ended_commands_are_forgotten_when_configured() {
+    let server = Server::with(tempfile::tempdir().unwrap(), |command| {
+        command.env("BOXD_RUNTIME_COMMAND_RETENTION_SEC", "0");
+    });
+    server.ok(&["run", "--session", "b", "echo said"]);
+    super::support::eventually("it is forgotten", || {
+        server.ok(&["ps", "-q", "b"]).is_empty()
+    });
+    let kept = with_box();
+    assert_eq!(kept.ok(&["ps", "-q", "b"]).lines().count(), 1, "control");
+}
+
+#[test]
 fn a_detached_command_goes_on_and_is_read_followed_and_waited_for() {
     let server = with_box();
     let name = server.ok(&[

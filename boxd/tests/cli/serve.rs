@@ -203,6 +203,95 @@ fn an_address_that_was_handed_out_outlives_the_server() {
     assert!(err(&refused).contains("--http"), "{refused:?}");
 }
 
+/// The lines of a log about commands, each after its first word about them.
+fn trail(log: &std::path::Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(log).unwrap();
+    let lines = text.lines().map(|line| serde_json::from_str(line).unwrap());
+    lines
+        .filter(|line: &Value| line["target"] == "box_runtime::audit")
+        .map(|line| line["fields"].clone())
+        .collect()
+}
+
+#[test]
+fn every_command_leaves_its_begin_and_its_end_in_the_log_and_no_secret() {
+    let directory = tempfile::tempdir().unwrap();
+    let log = directory.path().join("log");
+    let logging = |command: &mut Command| {
+        let file = std::fs::File::options()
+            .create(true)
+            .append(true)
+            .open(&log);
+        command.stderr(file.unwrap()).env("BOXD_LOG_FORMAT", "json");
+    };
+    let mut server = Server::with(directory, logging);
+    server.ok(&[
+        "run",
+        "--session",
+        "b",
+        "--env",
+        "KEY=s3cret-value",
+        "echo s3cret-text",
+    ]);
+    let detached = server.ok(&["exec", "-d", "--id", "far", "b", "printf 12345; exit 7"]);
+    assert_eq!(detached, "b/far\n");
+    let ended = |id: &str| {
+        let mut lines = trail(&log).into_iter();
+        lines.find(|line| line["message"] == "finished" && line["command_id"] == id)
+    };
+    eventually("its end is heard though nobody reads it", || {
+        ended("far").is_some()
+    });
+    let end = ended("far").unwrap();
+    assert_eq!(
+        (&end["exit_code"], &end["stdout_bytes"]),
+        (&json!(7), &json!(5)),
+        "{end}"
+    );
+    assert_eq!(
+        (&end["owner"], &end["session_id"]),
+        (&json!("local"), &json!("b"))
+    );
+    let lines = trail(&log);
+    let count = |word: &str| lines.iter().filter(|line| line["message"] == word).count();
+    assert_eq!((count("started"), count("finished")), (2, 2), "{lines:?}");
+    assert_eq!(lines[0]["caller"], "local");
+
+    // One that outlives its server is heard by the next.
+    server.ok(&[
+        "exec",
+        "-d",
+        "--id",
+        "late",
+        "b",
+        "while [ ! -e /tmp/go ]; do sleep 0.05; done",
+    ]);
+    server.signal(Signal::KILL);
+    server.child.wait().unwrap();
+    let directory = std::mem::replace(&mut server.directory, tempfile::tempdir().unwrap());
+    let server = Server::with(directory, logging);
+    assert!(
+        feed(&mut server.boxd(&["cp", "-", "b:/tmp/go"]), b"")
+            .status
+            .success()
+    );
+    eventually("the next server hears of it", || ended("late").is_some());
+
+    // One that ends with its box is counted.
+    server.ok(&["exec", "-d", "--id", "last", "b", "sleep 1000"]);
+    server.ok(&["rm", "--force", "b"]);
+    eventually("its box's end is its own", || {
+        let lines = trail(&log);
+        let with = |line: &&Value| line["message"] == "ended with their box, or unheard";
+        lines
+            .iter()
+            .find(with)
+            .is_some_and(|line| line["commands"] == 1)
+    });
+    let text = std::fs::read_to_string(&log).unwrap();
+    assert!(!text.contains("s3cret"), "{text}");
+}
+
 #[test]
 fn a_server_that_is_told_to_stop_leaves_nothing() {
     let mut server = Server::start();
