@@ -14,10 +14,11 @@ use crate::{
     Result,
     command::{self, Workspace},
     counts::{Counts, Runner},
+    tools,
 };
 
-/// What is needed, each with the argument that makes it do nothing, and Debian's package of it.
-const PROGRAMS: [(&str, &str, &str); 4] = [
+/// What is needed.
+const PROGRAMS: [tools::Needed; 4] = [
     ("qemu-system-x86_64", "--version", "qemu-system-x86"),
     ("busybox", "true", "busybox-static"),
     ("modprobe", "--version", "kmod"),
@@ -89,7 +90,7 @@ setpriv --reuid 65534 --regid 65534 --clear-groups";
 
 /// Boots the guest, runs the tests in it, and adds what they report.
 pub(crate) fn check(workspace: &Workspace, target: &Path, counts: &mut Counts) -> Result {
-    install(workspace)?;
+    tools::programs(workspace, &PROGRAMS)?;
     let folder = target.join("guest");
     fs::create_dir_all(&folder)?;
     let init = folder.join("init");
@@ -118,36 +119,6 @@ pub(crate) fn check(workspace: &Workspace, target: &Path, counts: &mut Counts) -
     }
     println!("guest: {found}");
     Ok(())
-}
-
-fn install(workspace: &Workspace) -> Result {
-    let lacking = || {
-        let there =
-            |program, argument| command::succeeds(&mut workspace.program(program, argument));
-        let lacking = PROGRAMS
-            .into_iter()
-            .filter(|(program, argument, _)| !there(*program, argument));
-        lacking.map(|(_, _, package)| package).collect::<Vec<_>>()
-    };
-    let packages = lacking();
-    if packages.is_empty() {
-        return Ok(());
-    }
-    let root = command::output(&mut workspace.program("id", "-u"))?.trim() == "0";
-    if root {
-        // Lists of packages that are older than the mirror name versions it has no more.
-        for arguments in ["update -q", "install -qy --no-install-recommends"] {
-            let mut apt = workspace.program("apt-get", arguments);
-            if arguments.starts_with("install") {
-                apt.args(&packages);
-            }
-            command::status(apt.env("DEBIAN_FRONTEND", "noninteractive"))?;
-        }
-    }
-    match lacking().as_slice() {
-        [] => Ok(()),
-        packages => Err(format!("missing packages: {}", packages.join(", ")).into()),
-    }
 }
 
 /// Builds a test program and says where it is, quoted for a shell.

@@ -12,6 +12,7 @@ mod fuzz;
 mod guest;
 mod hygiene;
 mod manifest;
+mod picture;
 mod release;
 mod schema;
 mod tools;
@@ -32,6 +33,7 @@ cargo xtask <command>
   guest           tests of limits, on a kernel with cgroups of version 2 only
   release         the static program, its size, and the README's commands run with it
   fuzz [runs]     the decoder's fuzzer, for that many inputs (ten million unless said)
+  picture         writes docs/terminal.svg, the README's picture, from what boxd prints
   schema          writes docs/schema/contract.json and the list of actions in docs/wire.md
   help            this text";
 
@@ -71,6 +73,11 @@ fn run(arguments: &[String]) -> Result<ExitCode> {
             let workspace = Workspace::find()?;
             let target = manifest::Manifest::read(&workspace)?.target;
             release::check(&workspace, &target).map(|()| ExitCode::SUCCESS)
+        }
+        ("picture", []) => {
+            let workspace = Workspace::find()?;
+            let target = manifest::Manifest::read(&workspace)?.target;
+            picture::write(&workspace, &target).map(|()| ExitCode::SUCCESS)
         }
         ("schema", []) => schema::write(&Workspace::find()?).map(|()| ExitCode::SUCCESS),
         ("help" | "--help" | "-h", _) => {

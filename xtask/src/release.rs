@@ -8,6 +8,7 @@ use std::{
 use crate::{
     Result,
     command::{self, Workspace},
+    picture,
 };
 
 /// The most bytes it may have.
@@ -38,13 +39,16 @@ pub(crate) fn check(workspace: &Workspace, target: &Path) -> Result {
     if linked.is_ok_and(|text| text.contains("=>")) {
         return Err("boxd is not static".into());
     }
-    readme(workspace, target, &program)
+    readme(workspace, target, &program)?;
+    picture::check(workspace, target, &program)
 }
 
 /// Runs the README with the program as the tests have built it.
 pub(crate) fn readme_only(workspace: &Workspace, target: &Path) -> Result {
     command::status(&mut workspace.cargo("build --package boxd"))?;
-    readme(workspace, target, &target.join("debug/boxd"))
+    let program = target.join("debug/boxd");
+    readme(workspace, target, &program)?;
+    picture::check(workspace, target, &program)
 }
 
 fn build(workspace: &Workspace, target: &Path) -> Result<PathBuf> {

@@ -64,3 +64,38 @@ fn deny(workspace: &Workspace, target: &Path) -> Result<Deny> {
     std::fs::remove_dir_all(&build)?;
     Ok(Deny { program: installed })
 }
+
+/// A program, the argument that makes it do nothing, and Debian's package of it.
+pub(crate) type Needed = (&'static str, &'static str, &'static str);
+
+/// Makes sure that programs are there: root on Debian has them installed.
+pub(crate) fn programs(workspace: &Workspace, needed: &[Needed]) -> Result {
+    let lacking = || {
+        let there = |program: &str, argument: &str| {
+            command::succeeds(&mut workspace.program(program, argument))
+        };
+        let lacking = needed
+            .iter()
+            .filter(|(program, argument, _)| !there(program, argument));
+        lacking.map(|(_, _, package)| *package).collect::<Vec<_>>()
+    };
+    let packages = lacking();
+    if packages.is_empty() {
+        return Ok(());
+    }
+    let root = command::output(&mut workspace.program("id", "-u"))?.trim() == "0";
+    if root {
+        // Lists of packages that are older than the mirror name versions it has no more.
+        for arguments in ["update -q", "install -qy --no-install-recommends"] {
+            let mut apt = workspace.program("apt-get", arguments);
+            if arguments.starts_with("install") {
+                apt.args(&packages);
+            }
+            command::status(apt.env("DEBIAN_FRONTEND", "noninteractive"))?;
+        }
+    }
+    match lacking().as_slice() {
+        [] => Ok(()),
+        packages => Err(format!("missing packages: {}", packages.join(", ")).into()),
+    }
+}
