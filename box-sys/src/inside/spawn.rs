@@ -3,7 +3,7 @@
 
 use std::ffi::{CString, OsString, c_char, c_int, c_void};
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
@@ -47,8 +47,6 @@ pub enum Stdio<'a> {
 pub struct Command {
     /// Its process id inside, also of its session and process group.
     pub pid: i32,
-    /// Readable once it has ended.
-    pub pidfd: OwnedFd,
     pub(super) mark: u32,
 }
 
@@ -138,7 +136,7 @@ impl Init {
         let _ = rustix::io::write(&self.worth, GUESTS_WORTH);
         let cloned = clone_and_run(&mut stack, &mut start);
         let _ = rustix::io::write(&self.worth, INITS_WORTH);
-        let (pid, pidfd) = cloned?;
+        let pid = cloned?;
         if start.failed != 0 {
             let _ = rustix::process::waitpid(
                 rustix::process::Pid::from_raw(pid),
@@ -146,7 +144,7 @@ impl Init {
             );
             return Err(io::Error::from_raw_os_error(start.failed));
         }
-        Ok(Command { pid, pidfd, mark })
+        Ok(Command { pid, mark })
     }
 }
 
@@ -167,9 +165,10 @@ struct Start<'a> {
     failed: c_int,
 }
 
-fn clone_and_run(stack: &mut Vec<u128>, start: &mut Start<'_>) -> io::Result<(i32, OwnedFd)> {
-    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD | libc::SIGCHLD;
-    let mut pidfd: RawFd = -1;
+/// No descriptor for the process: init is its parent and reaps it, and each one that is open is copied and closed again by every
+/// command that starts later.
+fn clone_and_run(stack: &mut Vec<u128>, start: &mut Start<'_>) -> io::Result<i32> {
+    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
     // No handler of init's may run in the child: it would run on init's memory.
     let mut old = raw::signal_set(&[]);
     let mut all = raw::signal_set(&[]);
@@ -187,7 +186,6 @@ fn clone_and_run(stack: &mut Vec<u128>, start: &mut Start<'_>) -> io::Result<(i3
             top.cast(),
             flags,
             std::ptr::from_mut(start).cast::<c_void>(),
-            &raw mut pidfd,
         )
     };
     let error = io::Error::last_os_error();
@@ -196,7 +194,7 @@ fn clone_and_run(stack: &mut Vec<u128>, start: &mut Start<'_>) -> io::Result<(i3
     if pid < 0 {
         return Err(error);
     }
-    Ok((pid, raw::own(pidfd.into())?))
+    Ok(pid)
 }
 
 /// The child's whole life before its program.

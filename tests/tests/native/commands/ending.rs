@@ -114,3 +114,44 @@ async fn records_are_forgotten_after_their_time_and_that_is_told() {
     })
     .await;
 }
+
+/// Descriptors of the process that has started the one with this argument.
+fn descriptors_of_parent(argument: &str) -> Option<usize> {
+    let all = std::fs::read_dir("/proc").unwrap().flatten();
+    let child = all.map(|entry| entry.path()).find(|path| {
+        let line = std::fs::read_to_string(path.join("cmdline")).unwrap_or_default();
+        line.split('\0').any(|word| word == argument)
+    })?;
+    let status = std::fs::read_to_string(child.join("status")).ok()?;
+    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
+    let descriptors = format!("/proc/{}/fd", parent.trim());
+    Some(std::fs::read_dir(descriptors).ok()?.count())
+}
+
+#[tokio::test]
+async fn commands_that_are_kept_hold_no_descriptor() {
+    with_box(async |machine| {
+        let seconds = format!("86603.{}", machine.uid);
+        let sleep = json!({"argv": ["sleep", seconds]});
+        let asleep = super::start(sleep, json!({"on_disconnect": "keep"}));
+        run(machine, asleep).await.unwrap();
+        let before = descriptors_of_parent(&seconds).unwrap();
+        for number in 0..60 {
+            let id = format!("kept-{number}");
+            let more = json!({"command_id": id, "retain_ms": -1, "stdin": "open"});
+            run(machine, super::start(json!({"argv": ["true"]}), more))
+                .await
+                .unwrap();
+            attach(machine, &id, json!({"view": "none"})).await.unwrap();
+        }
+        assert_eq!(
+            get(machine, "kept-0").await.unwrap().state,
+            CommandState::Exited
+        );
+        eventually("as few as before", || {
+            descriptors_of_parent(&seconds).is_some_and(|now| now <= before + 3)
+        })
+        .await;
+    })
+    .await;
+}
