@@ -6,7 +6,8 @@ use std::ops::Deref;
 use base64_simd::STANDARD;
 use bytes::Bytes;
 use serde::de::{self, Visitor};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, ser};
+use serde_json::value::RawValue;
 
 /// The most raw bytes of output in one chunk.
 pub const MAX_CHUNK_BYTES: usize = 32 * 1024;
@@ -38,8 +39,14 @@ impl fmt::Debug for Blob {
 impl Serialize for Blob {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         if serializer.is_human_readable() {
-            // Through a text of its own: writing it piece by piece costs more.
-            serializer.serialize_str(&STANDARD.encode_to_string(&self.0))
+            // With its quotes, as JSON that is written as it is: nothing in base64 is to be escaped, and to look for that is
+            // most of what it costs to write it.
+            let mut quoted = String::with_capacity(STANDARD.encoded_length(self.0.len()) + 2);
+            quoted.push('"');
+            STANDARD.encode_append(&*self.0, &mut quoted);
+            quoted.push('"');
+            let raw = RawValue::from_string(quoted).map_err(ser::Error::custom)?;
+            raw.serialize(serializer)
         } else {
             serializer.serialize_bytes(&self.0)
         }
