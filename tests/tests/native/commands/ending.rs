@@ -135,7 +135,13 @@ async fn commands_that_are_kept_hold_no_descriptor() {
         let sleep = json!({"argv": ["sleep", seconds]});
         let asleep = super::start(sleep, json!({"on_disconnect": "keep"}));
         run(machine, asleep).await.unwrap();
-        let before = descriptors_of_parent(&seconds).unwrap();
+        let mut before = None;
+        eventually("the agent is found", || {
+            before = descriptors_of_parent(&seconds);
+            before.is_some()
+        })
+        .await;
+        let before = before.unwrap();
         for number in 0..60 {
             let id = format!("kept-{number}");
             let more = json!({"command_id": id, "retain_ms": -1, "stdin": "open"});
