@@ -2,12 +2,15 @@
 
 use std::sync::Arc;
 
-use box_protocol::actions::{BoxExecParams, OnDisconnect, OnTimeout};
+use box_protocol::actions::{
+    BoxCreateParams, BoxExecParams, FileCreate, FileWrite, FileWriteParams, IfExists, OnDisconnect,
+    OnTimeout,
+};
 use box_protocol::langbot::timeout_notice;
 use box_protocol::model::SpecExtras;
 use box_protocol::{
-    BoxError, BoxExecutionResult, ExecutionStatus, Guest, Invalid, Network, SessionId, SpecDraft,
-    World,
+    BoxError, BoxExecutionResult, CommandId, ExecutionStatus, Guest, Invalid, Network, SessionId,
+    SpecDraft, World,
 };
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -22,6 +25,13 @@ pub(super) const IMAGE: &str = "rockchin/langbot-sandbox:latest";
 
 /// Bytes of a stream that are kept.
 const KEPT: u64 = 1024 * 1024;
+
+/// What a program can be given as one argument is 128 KiB; longer commands, such as those by which LangBot moves files, go
+/// through a file.
+const LONGEST_ARGUMENT: usize = 100 * 1024;
+
+/// Bytes of such a file that are written at once.
+const PIECE: usize = 1024 * 1024;
 
 /// How long a command may run whose spec does not say.
 const TIMEOUT_SEC: u64 = 30;
@@ -46,7 +56,7 @@ pub(super) async fn exec(
     placement: Arc<Placement>,
     data: Data,
 ) -> Result<Executed, BoxError> {
-    let spec = host.spec(&placement, &data).await?;
+    let (mut spec, id) = host.spec(&placement, &data).await?;
     if spec
         .cmd
         .as_deref()
@@ -54,10 +64,16 @@ pub(super) async fn exec(
     {
         return Err(Invalid::new("cmd", "must not be empty").into());
     }
-    let id = named_by(&placement, &spec)?;
     let (network, timeout_sec) = (spec.network, spec.timeout_sec.unwrap_or(TIMEOUT_SEC));
+    if spec
+        .cmd
+        .as_ref()
+        .is_some_and(|cmd| cmd.len() > LONGEST_ARGUMENT)
+    {
+        host.put_into_file(&mut spec, &id).await?;
+    }
     let params = BoxExecParams {
-        spec: physical_spec(spec, &id),
+        spec,
         on_timeout: OnTimeout::DropBox,
         on_disconnect: OnDisconnect::Keep,
         attach: None,
@@ -116,25 +132,47 @@ fn stripped(text: &str) -> &str {
     text.trim_matches(|c: char| c.is_whitespace() || matches!(c, '\x1c'..='\x1f'))
 }
 
-/// The box that a spec names.
-pub(super) fn named_by(placement: &Placement, spec: &SpecDraft) -> Result<SessionId, BoxError> {
-    let named = placement.physical(spec.session_id.as_deref().unwrap_or_default());
-    named.map_err(|error| BoxError::validation(error.message()))
-}
-
-/// The spec of the box as it is called here.
-pub(super) fn physical_spec(mut spec: SpecDraft, id: &SessionId) -> SpecDraft {
-    spec.session_id = Some(id.as_str().to_owned());
-    spec
-}
-
 impl Host {
-    /// The spec that a call carries, with what this world adds to it; its host paths are real and may be mounted.
+    /// Puts a command that is too long into a file of its box, and has the file read instead.
+    async fn put_into_file(&self, spec: &mut SpecDraft, id: &SessionId) -> Result<(), BoxError> {
+        let cmd = spec.cmd.take().unwrap_or_default();
+        let made = BoxCreateParams {
+            spec: spec.clone(),
+            if_exists: IfExists::Reuse,
+        };
+        let caller = self.caller();
+        let made = self.runtime.create(&caller, made).await;
+        self.told(made, id).await?;
+        let path = format!("/tmp/.box-exec-{}", CommandId::fresh());
+        for piece in cmd.as_bytes().chunks(PIECE) {
+            let written = FileWriteParams {
+                session_id: id.clone(),
+                user: None,
+                expand: false,
+                path: path.clone(),
+                data: piece.to_vec().into(),
+                append: true,
+                parents: false,
+                mode: None,
+                owner: None,
+                group: None,
+                create: FileCreate::default(),
+                if_match: None,
+                upload: None,
+            };
+            self.runtime.forward::<FileWrite>(&caller, &written).await?;
+        }
+        spec.cmd = Some(format!("eval \"$(cat {path} && rm -f {path})\""));
+        Ok(())
+    }
+
+    /// The spec that a call carries, with what this world adds to it, and the box it names: as it is called here. Its host
+    /// paths are real and may be mounted.
     pub(super) async fn spec(
         &self,
         placement: &Placement,
         data: &RawValue,
-    ) -> Result<SpecDraft, BoxError> {
+    ) -> Result<(SpecDraft, SessionId), BoxError> {
         self.refuse_if_closing()?;
         let mut draft: SpecDraft = serde_json::from_str(data.get()).map_err(Invalid::from)?;
         if draft.extras != SpecExtras::default() {
@@ -155,6 +193,10 @@ impl Host {
             return Err(Invalid::new("host_path", "must be an absolute host path").into());
         }
         self.admit_spec(placement, &mut draft).await?;
+        let id = placement
+            .physical(draft.session_id.as_deref().unwrap_or_default())
+            .map_err(|error| BoxError::validation(error.message()))?;
+        draft.session_id = Some(id.as_str().to_owned());
         // The rules of the fields come before a look at the file system.
         draft.clone().build()?;
         self.open_mounts(&mut draft).await?;
@@ -168,7 +210,7 @@ impl Host {
             best_effort: (draft.network == Some(Network::On)).then(|| vec!["network".to_owned()]),
             ..SpecExtras::default()
         };
-        Ok(draft)
+        Ok((draft, id))
     }
 }
 

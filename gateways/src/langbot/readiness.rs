@@ -119,6 +119,9 @@ impl Host {
         let workspace = blocking(move || managed_root(&config)).await;
         let fault = self.admission.fault();
         let has = |what: &str| !info.missing.iter().any(|missing| missing.starts_with(what));
+        let limited = ["cgroup.memory", "cgroup.pids", "cgroup.cpu"]
+            .into_iter()
+            .all(has);
         let soft = self.readiness.soft_storage;
         let checks = BTreeMap::from([
             ("configuration", fault.is_none()),
@@ -126,7 +129,7 @@ impl Host {
             ("required_backend", info.available),
             ("workspace_mount", workspace.is_ok()),
             ("backend_available", info.available),
-            ("cgroup_v2", info.available && has("cgroup")),
+            ("cgroup_v2", info.available && limited),
             ("namespace_isolation", info.available && has("namespace")),
             ("mount_isolation", info.available && has("namespace")),
             ("network_isolation", info.available && has("namespace")),
@@ -134,7 +137,7 @@ impl Host {
             ("hard_read_only_mount_quota", soft || info.available),
             (
                 "bounded_ephemeral_storage",
-                soft || info.available && has("cgroup"),
+                soft || info.available && limited,
             ),
             ("inode_quota", soft),
             ("session_cap", policy.max_sessions <= 1),

@@ -13,7 +13,7 @@ use super::actions::{Connection, Data, members, required, to_its_end};
 use super::context::Placement;
 use super::errors::{admission, conflict, field_of, no_session, readiness};
 use super::fence::Lease;
-use super::{Host, exec, processes};
+use super::{Host, processes};
 
 /// How often a shutdown looks for boxes that were being made when it began.
 const ROUNDS: usize = 8;
@@ -23,10 +23,9 @@ pub(super) async fn create(
     placement: Arc<Placement>,
     data: Data,
 ) -> Result<Value, BoxError> {
-    let spec = host.spec(&placement, &data).await?;
-    let id = exec::named_by(&placement, &spec)?;
+    let (spec, id) = host.spec(&placement, &data).await?;
     let params = BoxCreateParams {
-        spec: exec::physical_spec(spec, &id),
+        spec,
         if_exists: IfExists::Reuse,
     };
     let made = {

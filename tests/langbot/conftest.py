@@ -1,0 +1,209 @@
+"""What the tests have in common: the real `boxd`, LangBot's own client in front of it, and LangBot's own server beside it.
+
+The packages are LangBot's, unmodified, from the registry. `BOXD` names the program; `cargo xtask test` sets it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+
+import pytest
+import pytest_asyncio
+from langbot_plugin.box.client import ActionRPCBoxClient
+from langbot_plugin.box.models import BoxSpec
+from langbot_plugin.entities.io.context import ActionContext
+from langbot_plugin.runtime.io.controllers.stdio.client import StdioClientController
+from langbot_plugin.runtime.io.controllers.ws.client import WebSocketClientController
+from langbot_plugin.runtime.io.handler import Handler
+
+BOXD = os.environ.get("BOXD", "")
+TOKEN = "a-secret-of-langbot-and-its-runtime-0123456789"
+INSTANCE = "inst-0001"
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+_numbers = itertools.count()
+
+
+def pytest_configure(config):
+    if not os.access(BOXD, os.X_OK):
+        pytest.exit("BOXD must name the program; `cargo xtask test` sets it", returncode=3)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def environment(**more: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("BOXD", "LANGBOT"))}
+    return {**kept, **more}
+
+
+@dataclass
+class Server:
+    """A `boxd serve --langbot`."""
+
+    directory: pathlib.Path
+    token: str = TOKEN
+    port: int = 0
+    process: subprocess.Popen | None = None
+    env: dict[str, str] = field(default_factory=dict)
+    # Short: it holds sockets, whose paths have a limit.
+    state: pathlib.Path = field(default_factory=lambda: pathlib.Path(tempfile.mkdtemp(prefix="langbot-")))
+
+    def start(self) -> Server:
+        more = {"LANGBOT_BOX_CONTROL_TOKEN": self.token} if self.token else {}
+        self.process = subprocess.Popen(
+            [BOXD, "serve", f"--langbot=127.0.0.1:{self.port}", "--state-dir", str(self.state)],
+            stdout=subprocess.PIPE,
+            stderr=(self.directory / "log").open("ab"),
+            env=environment(**more, **self.env),
+            cwd=self.directory,
+            text=True,
+        )
+        line = self.process.stdout.readline()
+        assert line.startswith("boxd ready"), (line, (self.directory / "log").read_text())
+        self.port = int(line.split("http://127.0.0.1:")[1].split()[0])
+        return self
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.terminate()
+            self.process.wait(30)
+            self.process.stdout.close()
+            self.process = None
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(30)
+        self.process.stdout.close()
+        self.process = None
+
+    @property
+    def url(self) -> str:
+        return f"ws://127.0.0.1:{self.port}/rpc/ws"
+
+    @property
+    def relay_url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def headers(self, instance: str = INSTANCE) -> dict[str, str]:
+        headers = {"X-LangBot-Instance-Id": instance}
+        if self.token:
+            headers["X-LangBot-Box-Control-Token"] = self.token
+        return headers
+
+    def relay_headers(self, context: ActionContext) -> dict[str, str]:
+        return {
+            **self.headers(context.instance_uuid),
+            "X-LangBot-Workspace-Id": context.workspace_uuid,
+            "X-LangBot-Placement-Generation": str(context.placement_generation),
+        }
+
+
+@contextlib.asynccontextmanager
+async def connected(controller):
+    """LangBot's own client over a controller of its own."""
+
+    ready = asyncio.get_running_loop().create_future()
+
+    async def on_connection(connection):
+        handler = Handler(connection)
+        ready.set_result(handler)
+        await handler.run()
+
+    task = asyncio.create_task(controller.run(on_connection))
+    done, _ = await asyncio.wait([task, ready], timeout=30, return_when=asyncio.FIRST_COMPLETED)
+    if ready not in done:
+        task.cancel()
+        raise ConnectionError("not connected")
+    client = ActionRPCBoxClient(logger=logging.getLogger("box"))
+    client.set_handler(ready.result())
+    try:
+        yield client
+    finally:
+        with contextlib.suppress(Exception):
+            await client.handler.close()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        close = getattr(controller, "close", None)
+        if close is not None:
+            await close()
+
+
+def websocket(server: Server, headers: dict[str, str] | None = None):
+    async def failed(_controller, error):
+        raise error or ConnectionError("not connected")
+
+    return WebSocketClientController(
+        ws_url=server.url,
+        make_connection_failed_callback=failed,
+        additional_headers=server.headers() if headers is None else headers,
+    )
+
+
+def stdio(directory: pathlib.Path, port: int, **more: str):
+    env = environment(
+        LANGBOT_BOX_CONTROL_TOKEN=TOKEN,
+        LANGBOT_BOX_TRUSTED_INSTANCE_UUID=INSTANCE,
+        **more,
+    )
+    arguments = ["stdio", "--langbot", "--ws-control-port", str(port)]
+    return StdioClientController(command=BOXD, args=arguments, env=env, working_dir=str(directory))
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory):
+    server = Server(tmp_path_factory.mktemp("boxd")).start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def own_server(tmp_path):
+    """For a test that ends it, or says something to it that others must not hear."""
+    started = []
+
+    def start(**options) -> Server:
+        started.append(Server(tmp_path, **options).start())
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.stop()
+
+
+@pytest.fixture
+def context() -> ActionContext:
+    """A workspace of its own for each test."""
+    return ActionContext(
+        instance_uuid=INSTANCE, workspace_uuid=f"workspace-{os.getpid()}-{next(_numbers)}", placement_generation=1
+    )
+
+
+@pytest_asyncio.fixture(params=["websocket", "stdio"])
+async def client(request, tmp_path):
+    """LangBot's client, over both of its transports."""
+    if request.param == "websocket":
+        server = request.getfixturevalue("server")
+        controller, relay = websocket(server), server.port
+    else:
+        relay = free_port()
+        controller = stdio(tmp_path, relay)
+    async with connected(controller) as client:
+        client.relay_port = relay
+        yield client
+
+
+def spec(**members) -> BoxSpec:
+    return BoxSpec(**{"session_id": "s1", "cmd": "true", **members})

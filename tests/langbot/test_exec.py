@@ -1,0 +1,105 @@
+"""`box_exec`, through LangBot's own client, in real boxes."""
+
+import asyncio
+import time
+
+import pytest
+from conftest import connected, spec, websocket
+from langbot_plugin.box.errors import BoxValidationError
+from langbot_plugin.box.models import BoxExecutionStatus
+
+pytestmark = pytest.mark.asyncio
+
+
+async def test_a_command_runs_in_a_box_and_not_here(client, context):
+    result = await client.execute(spec(cmd="echo out; echo err >&2; id -u; exit 3"), action_context=context)
+    assert (result.session_id, result.status) == ("s1", BoxExecutionStatus.COMPLETED)
+    assert (result.exit_code, result.stdout, result.stderr) == (3, "out\n1000", "err")
+    assert result.backend_name.startswith("native")
+
+
+async def test_a_session_keeps_its_files_and_each_call_has_its_own_environment(client, context):
+    first = spec(cmd="echo $K > /workspace/f; mkdir -p sub", env={"K": "v"})
+    assert (await client.execute(first, action_context=context)).exit_code == 0
+    second = spec(cmd='cat /workspace/f; pwd; echo "${K:-none}"', workdir="/workspace/sub")
+    result = await client.execute(second, action_context=context)
+    assert result.stdout == "v\n/workspace/sub\nnone"
+
+
+async def test_a_host_directory_is_the_workspace_and_is_made_if_missing(client, context, tmp_path):
+    place = tmp_path / "root" / "tenants" / "one"
+    result = await client.execute(
+        spec(cmd="echo there > f; ls", host_path=str(place), workdir="/workspace"), action_context=context
+    )
+    assert result.stdout == "f"
+    assert (place / "f").read_text() == "there\n"
+
+
+async def test_output_is_trimmed_and_a_mebibyte_arrives_whole(client, context):
+    result = await client.execute(spec(cmd="printf '\\n\\t a b \\n\\n'"), action_context=context)
+    assert result.stdout == "a b"
+    command = "head -c 1048576 /dev/zero | tr '\\0' x"
+    result = await client.execute(spec(cmd=command), action_context=context)
+    assert result.stdout == "x" * 1048576
+    result = await client.execute(spec(cmd=command + "; printf 12345"), action_context=context)
+    notice = "\n... [raw output clipped at 1048576 bytes, 5 bytes discarded]"
+    assert result.stdout == "x" * 1048576 + notice
+
+
+async def test_what_is_not_utf8_is_replaced(client, context):
+    result = await client.execute(spec(cmd="printf 'a\\377b ä'"), action_context=context)
+    assert result.stdout == "a\ufffdb ä"
+
+
+async def test_a_timeout_drops_the_session_before_it_is_told(client, context):
+    begun = time.monotonic()
+    late = spec(cmd="echo so far; sleep 60", timeout_sec=1, persistent=True)
+    result = await client.execute(late, action_context=context)
+    assert time.monotonic() - begun < 20
+    assert (result.status, result.exit_code) == (BoxExecutionStatus.TIMED_OUT, None)
+    assert (result.stdout, result.stderr) == ("so far", "Command timed out after 1 seconds.")
+    assert await client.get_sessions(action_context=context) == []
+
+
+async def test_a_large_command_arrives(client, context):
+    text = "ä" * 100_000
+    result = await client.execute(spec(cmd=f"printf %s '{text}' | wc -c"), action_context=context)
+    assert result.stdout == "200000"
+
+
+async def test_an_empty_command_is_refused(client, context):
+    with pytest.raises(BoxValidationError) as refused:
+        await client.execute(spec(cmd=" "), action_context=context)
+    assert str(refused.value) == "BoxValidationError: cmd must not be empty"
+
+
+async def test_sixty_four_calls_at_once(client, context):
+    calls = [
+        client.execute(spec(session_id=f"s{number % 8}", cmd=f"echo {number}"), action_context=context)
+        for number in range(64)
+    ]
+    results = await asyncio.gather(*calls)
+    assert [result.stdout for result in results] == [str(number) for number in range(64)]
+    assert len(await client.get_sessions(action_context=context)) == 8
+    await asyncio.gather(*(client.delete_session(f"s{n}", action_context=context) for n in range(8)))
+    assert await client.get_sessions(action_context=context) == []
+
+
+async def test_network_is_never_wider_than_asked(client, context):
+    offline = await client.execute(spec(session_id="off", cmd="cat /proc/net/dev | wc -l"), action_context=context)
+    assert offline.stdout == "3"
+    asked = await client.execute(spec(session_id="on", cmd="true", network="on"), action_context=context)
+    assert asked.exit_code == 0
+
+
+async def test_an_exec_goes_on_when_its_connection_is_lost(server, context):
+    async with connected(websocket(server)) as client:
+        running = asyncio.create_task(
+            client.execute(spec(cmd="sleep 1; echo done > /workspace/f"), action_context=context)
+        )
+        await asyncio.sleep(0.4)
+        running.cancel()
+    async with connected(websocket(server)) as client:
+        result = await client.execute(spec(cmd="cat /workspace/f"), action_context=context)
+        assert result.stdout == "done"
+        await client.delete_session("s1", action_context=context)

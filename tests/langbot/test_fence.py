@@ -1,0 +1,97 @@
+"""A newer placement of a workspace ends everything of the older one."""
+
+import asyncio
+
+import pytest
+import websockets
+from conftest import INSTANCE, connected, spec, websocket
+from langbot_plugin.box.errors import BoxError
+from langbot_plugin.box.models import BoxManagedProcessSpec
+from langbot_plugin.entities.io.context import ActionContext
+
+pytestmark = pytest.mark.asyncio
+
+
+def newer(context, generation=2):
+    return context.model_copy(update={"placement_generation": generation})
+
+
+async def test_older_sessions_are_gone_before_the_newer_call_runs(client, context):
+    await client.execute(spec(cmd="echo old > /workspace/f", persistent=True), action_context=context)
+    assert await client.get_sessions(action_context=newer(context)) == []
+    with pytest.raises(BoxError) as refused:
+        await client.execute(spec(), action_context=context)
+    assert str(refused.value) == "PermissionError: Stale Box placement generation"
+    result = await client.execute(spec(cmd="cat /workspace/f"), action_context=newer(context))
+    assert result.exit_code != 0
+
+
+async def test_running_calls_and_relays_of_the_older_end(server, context):
+    async with connected(websocket(server)) as client, connected(websocket(server)) as other:
+        await client.create_session(spec(), action_context=context)
+        cat = BoxManagedProcessSpec(command="cat")
+        await client.start_managed_process("s1", cat, action_context=context)
+        url = client.get_managed_process_websocket_url("s1", server.relay_url, action_context=context)
+        headers = server.relay_headers(context)
+        async with websockets.connect(url, additional_headers=headers, proxy=None) as relay:
+            running = asyncio.create_task(client.execute(spec(cmd="sleep 60"), action_context=context))
+            await asyncio.sleep(0.3)
+            assert await other.get_sessions(action_context=newer(context)) == []
+            with pytest.raises(BoxError, match="Stale Box placement generation"):
+                await asyncio.wait_for(running, 20)
+            with pytest.raises(websockets.exceptions.ConnectionClosed):
+                await asyncio.wait_for(relay.recv(), 20)
+        with pytest.raises(websockets.exceptions.InvalidStatus) as refused:
+            async with websockets.connect(url, additional_headers=headers, proxy=None):
+                pass
+        assert refused.value.response.status_code == 401
+
+
+async def test_a_session_that_is_being_made_while_it_becomes_stale_does_not_stay(server, context):
+    async with connected(websocket(server)) as client:
+        for generation in range(1, 12, 2):
+            old = [
+                client.execute(spec(session_id=f"s{n}"), action_context=newer(context, generation)) for n in range(4)
+            ]
+            old = asyncio.gather(*old, return_exceptions=True)
+            await asyncio.sleep(0.002 * generation)
+            await client.get_status(action_context=newer(context, generation + 1))
+            await old
+        for _ in range(100):
+            if not await client.get_sessions(action_context=newer(context, 12)):
+                break
+            await asyncio.sleep(0.05)
+        status = await client.get_status(action_context=newer(context, 12))
+        assert (status["active_sessions"], status["capacity"]["used"]) == (0, 0)
+
+
+async def test_other_workspaces_are_not_touched(client, context):
+    other = ActionContext(instance_uuid=INSTANCE, workspace_uuid=context.workspace_uuid + "x")
+    await client.create_session(spec(), action_context=other)
+    await client.create_session(spec(), action_context=context)
+    assert await client.get_sessions(action_context=newer(context)) == []
+    assert len(await client.get_sessions(action_context=other)) == 1
+
+
+@pytest.mark.parametrize("bad", [None, "other"])
+async def test_a_context_is_needed_and_must_be_of_this_instance(client, context, bad):
+    with pytest.raises(BoxError) as refused:
+        if bad is None:
+            await client.get_sessions()
+        else:
+            await client.get_sessions(action_context=context.model_copy(update={"instance_uuid": bad}))
+    texts = {
+        None: "PermissionError: Box tenant action requires a trusted Workspace context",
+        "other": "PermissionError: Box action context does not match the trusted instance",
+    }
+    assert str(refused.value) == texts[bad]
+
+
+async def test_the_fence_is_bounded(own_server):
+    async with connected(websocket(own_server())) as client:
+        await client.init({"limits": {"max_admission_records": 2}})
+        for number in range(2):
+            context = ActionContext(instance_uuid=INSTANCE, workspace_uuid=f"w{number}")
+            await client.get_sessions(action_context=context)
+        with pytest.raises(BoxError, match="PermissionError: Box generation fence capacity reached"):
+            await client.get_sessions(action_context=ActionContext(instance_uuid=INSTANCE, workspace_uuid="w3"))
