@@ -13,7 +13,6 @@ import os
 import pathlib
 import socket
 import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass, field
 
@@ -29,7 +28,7 @@ from langbot_plugin.runtime.io.handler import Handler
 BOXD = os.environ.get("BOXD", "")
 TOKEN = "a-secret-of-langbot-and-its-runtime-0123456789"
 INSTANCE = "inst-0001"
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+
 _numbers = itertools.count()
 
 

@@ -3,13 +3,12 @@
 import asyncio
 import json
 import pathlib
-import sys
 import sysconfig
 import textwrap
 
 import pytest
 import websockets
-from conftest import connected, spec, stdio, websocket
+from conftest import TOKEN, connected, spec, stdio, websocket
 from langbot_plugin.box.errors import BoxManagedProcessNotFoundError
 from langbot_plugin.box.models import BoxManagedProcessSpec, BoxManagedProcessStatus
 from langbot_plugin.box.tenancy import namespace_session_id
@@ -47,8 +46,6 @@ def relay_of(client, context, name: str = "default", session: str = "s1") -> str
 
 
 def headers_of(context) -> dict[str, str]:
-    from conftest import TOKEN
-
     return {
         "X-LangBot-Instance-Id": context.instance_uuid,
         "X-LangBot-Box-Control-Token": TOKEN,
@@ -244,6 +241,3 @@ async def test_over_stdio_a_taken_port_only_costs_the_relay(tmp_path, context, s
     async with connected(stdio(tmp_path, server.port)) as client:
         assert (await client.execute(spec(cmd="echo on"), action_context=context)).stdout == "on"
         await client.start_managed_process("s1", process("exec cat"), action_context=context)
-
-
-assert sys.version_info >= (3, 11)

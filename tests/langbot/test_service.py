@@ -4,12 +4,11 @@ import asyncio
 import logging
 import os
 import pathlib
-import sys
 import textwrap
 import types
 
 import pytest
-from conftest import BOXD, INSTANCE, TOKEN, environment, free_port
+from conftest import BOXD, INSTANCE, TOKEN, free_port
 from langbot.pkg.api.http.context import ExecutionContext
 from langbot.pkg.box.service import BoxService
 from langbot_plugin.box.errors import BoxValidationError
@@ -141,6 +140,3 @@ async def test_the_heartbeat_of_the_connector_is_answered(server, langbot_enviro
     await made.ping()
     assert lost == []
     await made.aclose()
-
-
-assert sys.version_info >= (3, 11) and environment

@@ -7,6 +7,7 @@ import pytest
 from conftest import connected, spec, websocket
 from langbot_plugin.box.errors import BoxError
 from langbot_plugin.entities.io.actions.enums import CommonAction
+from langbot_plugin.entities.io.errors import ActionCallError, ConnectionClosedError
 
 pytestmark = pytest.mark.asyncio
 
@@ -48,7 +49,9 @@ async def test_ten_thousand_calls_with_random_cuts(server, context):
                 client.handler.conn.websocket.transport.abort()
                 for outcome in await work_of_all:
                     # A call that was under way is told so, and nothing else happens to it.
-                    assert outcome is None or isinstance(outcome, (BoxError, Exception)), outcome
+                    lost = (BoxError, ConnectionClosedError, ActionCallError)
+                    assert outcome is None or isinstance(outcome, lost), outcome
+                    assert outcome is None or "closed" in str(outcome).lower(), outcome
     assert wrong == 0
     assert cut >= 3 and done >= CALLS - cut * WORKERS
     async with connected(websocket(server)) as client:

@@ -6,7 +6,7 @@ use crate::{
     Result,
     command::{self, Workspace},
     counts::{Counts, Runner},
-    fuzz, guest, hygiene,
+    fuzz, guest, hygiene, langbot,
     manifest::Manifest,
     release, tools, unused,
 };
@@ -56,6 +56,9 @@ fn steps(workspace: &Workspace, counts: &mut Counts) -> Result {
     })?;
     step("cgroups of version 2", || {
         guest::check(workspace, &manifest.target, counts)
+    })?;
+    step("LangBot", || {
+        langbot::check(workspace, &manifest.target, counts)
     })?;
     step("README", || {
         release::readme_only(workspace, &manifest.target)

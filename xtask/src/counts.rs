@@ -9,6 +9,8 @@ pub(crate) enum Runner {
     Libtest,
     /// `Summary [   0.012s] 5 tests run: 3 passed, 1 failed, 1 timed out, 0 skipped`.
     Nextest,
+    /// `1 failed, 3 passed, 2 warnings in 0.12s`, perhaps between `=`.
+    Pytest,
 }
 
 /// The sum over every report seen so far.
@@ -32,12 +34,28 @@ impl Counts {
         let (begins, then) = match runner {
             Runner::Libtest => ("test result: ", ". "),
             Runner::Nextest => ("Summary [", " run: "),
+            Runner::Pytest => return self.read_pytest(line),
         };
         let tail = line
             .trim()
             .strip_prefix(begins)
             .and_then(|rest| rest.split_once(then));
         let Some((_, tail)) = tail else { return };
+        self.add_up(tail);
+    }
+
+    fn read_pytest(&mut self, line: &str) {
+        let line = line.trim_matches(|c| c == '=' || c == ' ');
+        let Some((tail, time)) = line.rsplit_once(" in ") else {
+            return;
+        };
+        let is_time = time.starts_with(|c: char| c.is_ascii_digit()) && time.contains('s');
+        if is_time && tail.starts_with(|c: char| c.is_ascii_digit()) {
+            self.add_up(tail);
+        }
+    }
+
+    fn add_up(&mut self, tail: &str) {
         self.reports += 1;
         for part in tail.split([',', ';']) {
             let Some((number, word)) = part.trim().split_once(' ') else {
@@ -49,7 +67,12 @@ impl Counts {
             // nextest adds `(1 slow, 1 flaky)` behind `passed`: those are inside its number already.
             match word.split(" (").next().unwrap_or_default() {
                 "passed" => self.passed += number,
-                "failed" | "timed out" | "exec failed" | "failed due to setup" => {
+                "failed"
+                | "error"
+                | "errors"
+                | "timed out"
+                | "exec failed"
+                | "failed due to setup" => {
                     self.failed += number;
                 }
                 _ => {}
@@ -98,6 +121,17 @@ mod tests {
     fn nextest_summaries_count_every_way_to_fail() {
         let line = "     Summary [   0.012s] 9/12 tests run: 5 passed (1 slow, 1 flaky), 1 failed, 2 timed out, 1 exec failed, 0 skipped";
         assert_eq!(read(Runner::Nextest, &[line]), counts(5, 4, 1));
+    }
+
+    #[test]
+    fn pytest_says_it_in_its_closing_line() {
+        let lines = [
+            "113 passed, 4 warnings in 44.22s",
+            "===== 2 failed, 3 passed, 1 error in 63.10s (0:01:03) =====",
+            "5 passed in a box",
+            "waited in 3s",
+        ];
+        assert_eq!(read(Runner::Pytest, &lines), counts(116, 3, 2));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! # Reading order
 //! [`checks`] is the list of steps that CI runs. [`command`] starts programs, [`counts`] reads what the test runners say,
 //! [`manifest`] asks cargo about the workspace, [`tools`] installs what is missing, and [`hygiene`], [`unused`],
-//! [`guest`] and [`fuzz`] are single steps. [`schema`] writes the committed schema of the contract.
+//! [`guest`], [`langbot`] and [`fuzz`] are single steps. [`schema`] writes the committed schema of the contract.
 
 mod checks;
 mod command;
@@ -11,6 +11,7 @@ mod counts;
 mod fuzz;
 mod guest;
 mod hygiene;
+mod langbot;
 mod manifest;
 mod picture;
 mod release;
@@ -31,6 +32,7 @@ cargo xtask <command>
   test            everything CI checks, in order; the last line is `N passed, N failed`
   bench [args]    the benchmark, side by side with peers; arguments go to the benchmark
   guest           tests of limits, on a kernel with cgroups of version 2 only
+  langbot         LangBot's own packages against this program
   release         the static program, its size, and the README's commands run with it
   fuzz [runs]     the decoder's fuzzer, for that many inputs (ten million unless said)
   picture         writes docs/terminal.svg, the README's picture, from what boxd prints
@@ -67,6 +69,12 @@ fn run(arguments: &[String]) -> Result<ExitCode> {
             let workspace = Workspace::find()?;
             let target = manifest::Manifest::read(&workspace)?.target;
             guest::check(&workspace, &target, &mut counts::Counts::default())
+                .map(|()| ExitCode::SUCCESS)
+        }
+        ("langbot", []) => {
+            let workspace = Workspace::find()?;
+            let target = manifest::Manifest::read(&workspace)?.target;
+            langbot::check(&workspace, &target, &mut counts::Counts::default())
                 .map(|()| ExitCode::SUCCESS)
         }
         ("release", []) => {

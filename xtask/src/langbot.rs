@@ -1,0 +1,52 @@
+//! LangBot's own packages against our own program: installed from the registry, unmodified, into an environment of their own.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::{
+    Result,
+    command::{self, Workspace},
+    counts::{Counts, Runner},
+};
+
+/// The oldest and the newest `langbot-plugin` that are promised.
+const PLUGINS: [&str; 2] = ["0.7.16", "0.7.18"];
+
+/// The application with its service and connector. Without what it depends on, which is half of the registry: the part that
+/// is tested needs only what `requirements.txt` names.
+const LANGBOT: &str = "langbot==4.11.2";
+
+/// Runs the suite with each of them.
+pub(crate) fn check(workspace: &Workspace, target: &Path, counts: &mut Counts) -> Result {
+    command::status(&mut workspace.cargo("build --package boxd"))?;
+    for plugin in PLUGINS {
+        let python = install(workspace, target, plugin)?;
+        let mut pytest = workspace.program(python, "-B -m pytest -q tests/langbot");
+        pytest.env("BOXD", target.join("debug").join("boxd"));
+        command::counted(&mut pytest, Runner::Pytest, counts)?;
+    }
+    Ok(())
+}
+
+/// The Python of an environment that has this `langbot-plugin`, installed if that is not there as it should be.
+pub(crate) fn install(workspace: &Workspace, target: &Path, plugin: &str) -> Result<PathBuf> {
+    let folder = target.join("tools").join(format!("langbot-{plugin}"));
+    let python = folder.join("bin").join("python");
+    let requirements = workspace.root().join("tests/langbot/requirements.txt");
+    let wanted = format!("{plugin} {LANGBOT}\n{}", fs::read_to_string(&requirements)?);
+    let stamp = folder.join("installed");
+    if fs::read_to_string(&stamp).is_ok_and(|installed| installed == wanted) {
+        return Ok(python);
+    }
+    let mut make = workspace.program("python3", "-m venv --clear");
+    command::status(make.arg(&folder))?;
+    let pip = |arguments: &str| {
+        let arguments = format!("-m pip install --quiet --disable-pip-version-check {arguments}");
+        workspace.program(&python, &arguments)
+    };
+    let mut needed = pip(&format!("langbot-plugin=={plugin}"));
+    command::status(needed.arg("--requirement").arg(&requirements))?;
+    command::status(&mut pip(&format!("--no-deps {LANGBOT}")))?;
+    fs::write(stamp, wanted)?;
+    Ok(python)
+}
