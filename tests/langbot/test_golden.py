@@ -153,9 +153,9 @@ def frames(workspace: str, root: str):
     yield "process told, none", "box_get_managed_process", {"session_id": "s1"}, here
     yield "process told, no session", "box_get_managed_process", {"session_id": "none"}, here
     yield "session with a process", "box_get_session", {"session_id": "s1"}, here
-    short = {**process, "process_id": "default", "command": "sh", "args": ["-c", "exit 4"]}
+    short = {**process, "process_id": "default", "command": "sh", "args": ["-c", "sleep 0.5; exit 4"]}
     yield "short process", "box_start_managed_process", {"session_id": "s1", "spec": short}, here
-    yield 0.5
+    yield 1.5
     yield "short process told", "box_get_managed_process", {"session_id": "s1"}, here
     yield "session with two processes", "box_get_session", {"session_id": "s1"}, here
     yield "process stopped", "box_stop_managed_process", {"session_id": "s1", "process_id": "p"}, here
