@@ -4,7 +4,7 @@
 //! [`payload`] is what every contestant echoes, [`contestant`] the list of them, [`peers`] and [`ours`] how each one serves and
 //! connects. [`driver`] loads one client and counts, [`process`] starts servers and reads what they cost, [`rounds`] runs the
 //! contestants in turn, and [`report`] turns the numbers into ratios and says which bar each one meets. [`boxes`] does the same for the runtime,
-//! [`native`] for real boxes, [`plane`] for what is inside them.
+//! [`native`] for real boxes, [`plane`] for what is inside them, [`stalled`] for a server among clients that stall.
 
 mod boxes;
 mod contestant;
@@ -17,6 +17,7 @@ mod plane;
 mod process;
 mod report;
 mod rounds;
+mod stalled;
 mod statistics;
 
 use std::{env, time::Duration};
@@ -40,6 +41,9 @@ box-bench native [--rounds N] [--only PART,PART]
 box-bench plane [--rounds N] [--only PART,PART]
     What is inside a box over a Unix socket: streams of output, first bytes, builtins of shells, files, commands that
     have ended; as ratios. The parts: streams, first-byte, builtins, files, ended.
+box-bench stalled [--rounds N]
+    The 99th percentile of a healthy client of boxd among a thousand that stall, beside the same client alone. Needs boxd, built
+    beside this program.
 box-bench server NAME
     One contestant's server; the benchmark starts it.
 box-bench list
@@ -54,6 +58,7 @@ fn main() -> Result<()> {
         ["boxes", options @ ..] => boxes::run(plan(options)?.rounds),
         ["native", options @ ..] => native::run(&plan(options)?),
         ["plane", options @ ..] => plane::run(&plan(options)?),
+        ["stalled", options @ ..] => stalled::run(plan(options)?.rounds),
         ["server", name] => serve(Contestant::named(name)?),
         ["list"] => {
             for contestant in Contestant::all() {

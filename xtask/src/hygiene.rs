@@ -1,4 +1,4 @@
-//! What must not be in the repository: long files, and paths of the machine it was written on.
+//! What must not be in the repository: long files, paths of the machine it was written on, and names of tests that are not there.
 
 use std::{
     env, fs, io,
@@ -19,6 +19,9 @@ const GENERATED: [&str; 6] = [
     "node_modules",
     "__pycache__",
 ];
+
+/// Where each behaviour of the seeds is tested.
+const TABLE: &str = "tests/README.md";
 
 /// Users that exist in boxes and images, so their homes are no developer's.
 const KNOWN_HOMES: [&str; 6] = ["agent", "box", "gem", "guest", "sandbox", "user"];
@@ -46,10 +49,34 @@ pub(crate) fn check(root: &Path) -> Result {
             }
         }
     }
+    findings.extend(unknown_tests(root)?);
     if findings.is_empty() {
         return Ok(());
     }
     Err(format!("hygiene:\n{}", findings.join("\n")).into())
+}
+
+/// Tests that the table of the seeds names and no source has.
+fn unknown_tests(root: &Path) -> io::Result<Vec<String>> {
+    let table = fs::read_to_string(root.join(TABLE))?;
+    let mut sources = String::new();
+    for path in files(root)? {
+        if path.extension().is_some_and(|extension| extension == "rs") {
+            sources.push_str(&fs::read_to_string(&path)?);
+        }
+    }
+    let missing = named_tests(&table).filter(|name| !sources.contains(&format!("fn {name}(")));
+    Ok(missing
+        .map(|name| format!("  {TABLE}: there is no test `{name}`"))
+        .collect())
+}
+
+/// The last parts of the paths in a table.
+fn named_tests(table: &str) -> impl Iterator<Item = &str> {
+    let words = table.split('`').skip(1).step_by(2);
+    let names = words.filter_map(|word| Some(word.rsplit_once("::")?.1));
+    // Some are a whole module of them.
+    names.filter(|name| *name != "tests")
 }
 
 /// Every file below `folder` that a person wrote, in a stable order.
@@ -119,7 +146,7 @@ fn someones_home(line: &str) -> Option<&str> {
 mod tests {
     use std::path::Path;
 
-    use super::{contains_path, private_paths, someones_home};
+    use super::{contains_path, named_tests, private_paths, someones_home};
 
     #[test]
     fn a_home_of_an_unknown_user_is_found() {
@@ -141,6 +168,12 @@ mod tests {
     fn the_clone_is_found_but_not_a_name_that_begins_the_same() {
         assert!(contains_path("at /srv/code/x.rs:3", "/srv/code"));
         assert!(!contains_path("at /srv/codec/x.rs:3", "/srv/code"));
+    }
+
+    #[test]
+    fn tests_are_named_by_the_last_part_of_their_path() {
+        let table = "| `seed` | `box-x`: `a::b::one`, `…::two` (real) |";
+        assert_eq!(named_tests(table).collect::<Vec<_>>(), ["one", "two"]);
     }
 
     #[test]

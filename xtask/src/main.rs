@@ -101,6 +101,9 @@ fn bench(workspace: &Workspace, arguments: &[String]) -> Result<ExitCode> {
     if arguments.is_empty() {
         cargo.arg("rpc");
     }
+    if arguments.first().is_some_and(|part| part == "stalled") {
+        command::status(&mut workspace.cargo("build --release --package boxd"))?;
+    }
     command::status(cargo.args(arguments))?;
     Ok(ExitCode::SUCCESS)
 }
