@@ -172,6 +172,37 @@ fn without_colours(line: &str) -> String {
 }
 
 #[test]
+fn a_long_copy_shows_how_far_it_is_and_leaves_nothing_of_that() {
+    let server = Server::start();
+    server.ok(&["run", "--session", "b", "true"]);
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("file");
+    std::fs::write(&file, vec![7; 24 << 20]).unwrap();
+    let file = file.to_str().unwrap();
+    let mut terminal = Terminal::new(&mut server.boxd(&["cp", file, "b:/tmp/file"]), 100);
+    terminal.shows(" of 24.00 MiB");
+    assert!(terminal.child.wait().unwrap().success());
+    // The last that is drawn is an empty line.
+    eventually("the bar is gone", || {
+        let screen = terminal.screen.lock().unwrap();
+        screen.ends_with(b"\r\x1b[2K") || screen.ends_with(b"\x1b[K")
+    });
+    assert_eq!(
+        server.ok(&["exec", "b", "stat -c %s /tmp/file"]),
+        "25165824\n"
+    );
+    let piped = server.run(&[
+        "cp",
+        "b:/tmp/file",
+        directory.path().join("back").to_str().unwrap(),
+    ]);
+    assert_eq!(
+        (piped.status.code(), super::support::err(&piped).as_str()),
+        (Some(0), "")
+    );
+}
+
+#[test]
 fn figures_are_drawn_again_and_again_on_a_terminal() {
     let server = Server::start();
     server.ok(&["run", "--session", "b", "true"]);
