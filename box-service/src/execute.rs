@@ -177,6 +177,9 @@ impl BoxService {
                 let facts = self.look_up(paths).await?;
                 policy::decide_mounts(&self.rules().policy, mounts, &facts)?;
             }
+            if params.network_policy.is_some() {
+                policy::decide_network(&self.rules().policy)?;
+            }
             let client = self.client_for(&origin.caller).await?;
             client.forward(&params, &mut call).await
         };

@@ -146,6 +146,14 @@ pub fn decide(policy: &Policy, mut draft: SpecDraft, facts: &Facts) -> Result<De
     })
 }
 
+/// Decides about another network policy for a box that is there.
+pub fn decide_network(policy: &Policy) -> Result<(), BoxError> {
+    if policy.profile.locks(Lockable::NetworkPolicy) {
+        return Err(Invalid::new("network_policy", "is locked by the profile").into());
+    }
+    Ok(())
+}
+
 /// Decides about mounts beside the workspace. A lock on the workspace's mode holds for them, too.
 pub fn decide_mounts(
     policy: &Policy,
@@ -218,6 +226,14 @@ fn apply(profile: &BoxProfile, draft: &mut SpecDraft) -> Vec<Lockable> {
         pids_limit: PidsLimit,
         read_only_rootfs: ReadOnlyRootfs,
         workspace_quota_mb: WorkspaceQuotaMb,
+    }
+    let (own, asked) = (&profile.network_policy, &mut draft.extras.network_policy);
+    let locked = profile.locks(Lockable::NetworkPolicy);
+    if locked && asked.is_some() && asked != own {
+        overruled.push(Lockable::NetworkPolicy);
+    }
+    if locked || asked.is_none() {
+        asked.clone_from(own);
     }
     overruled
 }

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use box_client::NetworkRule;
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 
 /// Runs commands in isolated boxes.
@@ -125,6 +126,7 @@ Examples:
   boxd run 'echo $HOSTNAME; id'
   boxd run --workspace . --memory-mb 256 --timeout 2m 'make test'
   cat data.csv | boxd run -- python3 -c 'import sys; print(len(sys.stdin.read()))'
+  boxd run --allow pypi.org --allow files.pythonhosted.org 'pip download requests'
   boxd run -t bash
 The exit code is the command's, 124 if it ran out of time, 125 if boxd itself failed.
 With --json every piece of output is a line: {\"stream\", \"offset\", \"at\", \"text\"}, and the last is {\"exit\"}.";
@@ -145,6 +147,9 @@ pub(crate) struct RunArguments {
     /// Whether the box has a network
     #[arg(long, value_enum)]
     pub(crate) network: Option<Switch>,
+    /// Lets the box connect to this host and to nobody else; may be repeated: pypi.org, *.github.com:443, 10.1.2.0/24
+    #[arg(long, value_name = "HOST[:PORT]")]
+    pub(crate) allow: Vec<NetworkRule>,
     /// Processors, or parts of one
     #[arg(long, value_name = "N")]
     pub(crate) cpus: Option<f64>,

@@ -21,6 +21,7 @@ const QUEUE: &str = "queue:boxd";
 pub(crate) struct Boxes {
     pub(crate) runtime: BoxRuntime,
     pub(crate) service: BoxService,
+    backend: NativeBackend,
 }
 
 impl Boxes {
@@ -40,7 +41,9 @@ impl Boxes {
         native.strict_images = config.images.strict;
         native.cgroup_parent.clone_from(&section.cgroup_parent);
         native.spares = section.spares;
-        let mut runtime = RuntimeConfig::with(NativeBackend::new(native));
+        native.egress = config.network.egress(|name| std::env::var(name).ok())?;
+        let backend = NativeBackend::new(native);
+        let mut runtime = RuntimeConfig::with(backend.clone());
         runtime.session_ttl = Duration::from_secs(section.session_ttl_sec);
         runtime.command_retention = Duration::from_secs(section.command_retention_sec);
         runtime.max_sessions = section.max_sessions;
@@ -52,7 +55,18 @@ impl Boxes {
         let calls = config.server.calls_per_token;
         let connector = InProcess::new(runtime.router()).calls_per_caller(calls);
         let service = BoxService::with_connector(policy, connector)?;
-        Ok(Self { runtime, service })
+        Ok(Self {
+            runtime,
+            service,
+            backend,
+        })
+    }
+
+    /// Takes over what of a configuration may change while boxes live.
+    pub(crate) fn reload(&self, config: Config) -> Result<()> {
+        self.service.reload(config.policy)?;
+        self.backend.set_egress_policy(config.network.policy());
+        Ok(())
     }
 
     /// A client in this process. The server lives as long as what is returned beside it.

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use anyhow::{Result, anyhow};
-use box_client::{BoxClient, BoxHandle, CommandBuilder, Exit, Network, SpecDraft};
+use box_client::{BoxClient, BoxHandle, CommandBuilder, Exit, Network, NetworkPolicy, SpecDraft};
 use box_service::ServiceConfig;
 
 use crate::args::{Arguments, ExecArguments, Manner, Program, RunArguments, Switch};
@@ -24,9 +24,10 @@ pub(crate) async fn run(arguments: &Arguments, asked: &RunArguments) -> Result<E
         }
         return once(arguments, &client, spec, asked).await;
     }
-    // What a person names for a run of their own may be mounted.
+    // What a person names for a run of their own may be mounted, and connected to.
     let file = asked.config.config.as_deref();
-    let (config, _) = load(file, std::env::vars(), Vec::new())?;
+    let (mut config, _) = load(file, std::env::vars(), Vec::new())?;
+    config.network.allow(&asked.allow);
     let boxes = Boxes::start(&config, None, policy(&config, asked, &spec))?;
     let (client, _server) = boxes.client().await?;
     once(arguments, &client, spec, asked).await
@@ -82,6 +83,16 @@ fn spec(asked: &RunArguments) -> Result<SpecDraft> {
         Switch::On => Network::On,
         Switch::Off => Network::Off,
     });
+    if !asked.allow.is_empty() {
+        if spec.network == Some(Network::Off) {
+            return Err(anyhow!("--allow is for a box with a network"));
+        }
+        spec.network = Some(Network::On);
+        spec.extras.network_policy = Some(NetworkPolicy {
+            allow: Some(asked.allow.clone()),
+            ..NetworkPolicy::default()
+        });
+    }
     spec.cpus = asked.cpus;
     spec.memory_mb = asked.memory_mb;
     spec.pids_limit = asked.pids;

@@ -311,14 +311,14 @@ pub enum NetworkDefault {
 pub struct NetworkPolicy {
     /// May be connected to. An empty list allows nothing.
     #[cfg_attr(feature = "schema", schemars(length(max = 1024)))]
-    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "few")]
+    #[serde(
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "few_if_any"
+    )]
     pub allow: Option<Vec<NetworkRule>>,
     /// May not be connected to.
     #[cfg_attr(feature = "schema", schemars(length(max = 1024)))]
-    #[serde(
-        skip_serializing_if = "Vec::is_empty",
-        deserialize_with = "few_or_none"
-    )]
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "few")]
     pub deny: Vec<NetworkRule>,
     /// What becomes of the rest; without it, `deny` if there is an `allow`, and `allow` if there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -326,17 +326,22 @@ pub struct NetworkPolicy {
 }
 
 /// Refuses more rules than one policy may have.
-fn few<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<NetworkRule>>, D::Error> {
-    let rules = Option::<Vec<_>>::deserialize(deserializer)?;
-    if rules.as_ref().is_some_and(|rules| rules.len() > RULES) {
+fn few<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<NetworkRule>, D::Error> {
+    let rules = Vec::deserialize(deserializer)?;
+    if rules.len() > RULES {
         let rule = "must not have more than 1024 rules of a kind";
         return Err(Invalid::new("network_policy", rule).decoding());
     }
     Ok(rules)
 }
 
-fn few_or_none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<NetworkRule>, D::Error> {
-    few(deserializer).map(Option::unwrap_or_default)
+fn few_if_any<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Vec<NetworkRule>>, D::Error> {
+    #[derive(Deserialize)]
+    struct Few(#[serde(deserialize_with = "few")] Vec<NetworkRule>);
+    let rules = Option::<Few>::deserialize(deserializer)?;
+    Ok(rules.map(|Few(rules)| rules))
 }
 
 /// What one policy has to say about a host and a port.

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 
 use super::mount::HostPathMode;
+use super::network::NetworkPolicy;
 use super::spec::{self, DEFAULT_IMAGE, Network};
 use crate::ids::Name;
 use crate::invalid::Invalid;
@@ -19,6 +20,8 @@ pub enum Lockable {
     Image,
     /// `network`
     Network,
+    /// `network_policy`
+    NetworkPolicy,
     /// `timeout_sec`
     TimeoutSec,
     /// `host_path_mode`
@@ -49,6 +52,9 @@ pub struct BoxProfile {
     pub image: String,
     /// Default network.
     pub network: Network,
+    /// Default policy of that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub network_policy: Option<NetworkPolicy>,
     /// Default time for a command.
     pub timeout_sec: u64,
     /// The most time for a command; longer ones are cut to it. [`u64::MAX`] cuts nothing.
@@ -136,6 +142,7 @@ struct Fields {
     #[cfg_attr(feature = "schema", schemars(regex(pattern = r"\S")))]
     image: String,
     network: Network,
+    network_policy: Option<NetworkPolicy>,
     #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     timeout_sec: u64,
     #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
@@ -160,6 +167,7 @@ impl Default for Fields {
             name: String::new(),
             image: DEFAULT_IMAGE.to_owned(),
             network: Network::Off,
+            network_policy: None,
             timeout_sec: 30,
             max_timeout_sec: 120,
             host_path_mode: HostPathMode::Rw,
@@ -207,6 +215,7 @@ impl TryFrom<Fields> for BoxProfile {
             name: Name::new(f.name)?,
             image: f.image,
             network: f.network,
+            network_policy: f.network_policy,
             timeout_sec: f.timeout_sec,
             max_timeout_sec: f.max_timeout_sec,
             host_path_mode: f.host_path_mode,

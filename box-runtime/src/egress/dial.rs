@@ -4,11 +4,11 @@
 //! reached is dialled. There is no second look.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs as _, UdpSocket};
-use std::sync::Arc;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _, UdpSocket};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use box_protocol::{Host, HostName};
+use box_protocol::{Host, HostName, NetworkPolicy};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
@@ -34,6 +34,8 @@ const ANSWER: usize = 8 << 10;
 #[derive(Debug)]
 pub(crate) struct Dialler {
     pub(crate) config: EgressConfig,
+    /// The operator's, which may change.
+    policy: RwLock<Arc<NetworkPolicy>>,
     lookups: Arc<Semaphore>,
 }
 
@@ -48,15 +50,31 @@ pub(crate) struct Dialled {
 impl Dialler {
     pub(crate) fn new(config: EgressConfig) -> Self {
         Self {
+            policy: RwLock::new(Arc::new(config.policy.clone())),
             config,
             lookups: Arc::new(Semaphore::new(LOOKUPS)),
         }
     }
 
+    /// The policies that hold for a box with one of its own.
+    pub(crate) fn policies(&self, own: &Arc<NetworkPolicy>) -> Policies {
+        let operator = self.policy.read().unwrap_or_else(PoisonError::into_inner);
+        Policies {
+            operator: Arc::clone(&operator),
+            own: Arc::clone(own),
+        }
+    }
+
+    /// Changes the operator's policy, for connections to come.
+    pub(crate) fn set_policy(&self, policy: NetworkPolicy) {
+        let mut operator = self.policy.write().unwrap_or_else(PoisonError::into_inner);
+        *operator = Arc::new(policy);
+    }
+
     /// Connects to a host, if the policies let it.
     pub(crate) async fn dial(
         &self,
-        policies: Policies<'_>,
+        policies: &Policies,
         host: &Host,
         port: u16,
     ) -> Result<Dialled, Refusal> {
@@ -69,9 +87,30 @@ impl Dialler {
                 address: None,
             });
         }
+        let may = self.choose(policies, host, port).await?;
+        for address in may {
+            let connecting = TcpStream::connect(SocketAddr::new(address, port));
+            if let Ok(Ok(stream)) = timeout(CONNECT, connecting).await {
+                return Ok(Dialled {
+                    stream,
+                    address: Some(address),
+                });
+            }
+        }
+        Err(Refusal::Unreachable)
+    }
+
+    /// The addresses to dial for a host: what it turns out to have, without what may not be reached.
+    pub(super) async fn choose(
+        &self,
+        policies: &Policies,
+        host: &Host,
+        port: u16,
+    ) -> Result<Vec<IpAddr>, Refusal> {
+        policies.may_dial(host, port)?;
         let found = match host {
             Host::Address(address) => vec![*address],
-            Host::Name(name) => self.look_up(name).await.ok_or(Refusal::Unresolved)?,
+            Host::Name(name) => self.look_up(name).await.unwrap_or_default(),
         };
         let mut refusal = Refusal::Unresolved;
         let mut may = Vec::new();
@@ -82,36 +121,44 @@ impl Dialler {
             }
         }
         may.truncate(ADDRESSES);
-        for address in may {
-            refusal = Refusal::Unreachable;
-            let connecting = TcpStream::connect(SocketAddr::new(address, port));
-            if let Ok(Ok(stream)) = timeout(CONNECT, connecting).await {
-                return Ok(Dialled {
-                    stream,
-                    address: Some(address),
-                });
-            }
+        if may.is_empty() {
+            Err(refusal)
+        } else {
+            Ok(may)
         }
-        Err(refusal)
     }
 
-    /// The addresses of a name, each once, as they are dialled.
+    /// Whether there is anybody of a name; `None` if that takes too long to find out. A proxy that knows is not asked.
+    pub(crate) async fn exists(&self, name: &HostName) -> Option<bool> {
+        let host = Host::Name(name.clone());
+        let mut proxy = self.config.proxy.iter();
+        if proxy.any(|proxy| !proxy.except.iter().any(|rule| rule.matches(&host, 443))) {
+            return Some(true);
+        }
+        Some(!self.look_up(name).await?.is_empty())
+    }
+
+    /// The addresses of a name, each once, as they are dialled; `None` if that takes too long.
     async fn look_up(&self, name: &HostName) -> Option<Vec<IpAddr>> {
         if let Some(known) = self.config.hosts.get(name) {
             return Some(known.iter().map(IpAddr::to_canonical).collect());
         }
         // Held by the thread, which goes on when nobody waits any more: there are never more of them.
-        let place = Arc::clone(&self.lookups).acquire_owned().await.ok()?;
-        let name = name.clone();
-        let looking = tokio::task::spawn_blocking(move || {
-            let found = system_lookup(&name);
-            drop(place);
-            found
-        });
-        let mut found = timeout(LOOKUP, looking).await.ok()?.ok()?.ok()?;
+        let (lookups, name) = (Arc::clone(&self.lookups), name.clone());
+        let looking = async move {
+            let place = lookups.acquire_owned().await.ok()?;
+            let blocking = tokio::task::spawn_blocking(move || {
+                let found = system_lookup(&name);
+                drop(place);
+                found
+            });
+            blocking.await.ok()
+        };
+        let found = timeout(LOOKUP, looking).await.ok()??;
+        let mut found = found.unwrap_or_default();
         let mut seen = std::collections::HashSet::new();
         found.retain(|address| seen.insert(*address));
-        (!found.is_empty()).then_some(found)
+        Some(found)
     }
 }
 
@@ -141,7 +188,7 @@ fn listed(hosts: &str, name: &HostName) -> Vec<IpAddr> {
 
 /// Whether an address may be dialled. One of this machine may not, public or not, unless it is listed: what listens there may
 /// trust whoever is on the machine.
-fn admit(policies: Policies<'_>, address: IpAddr, port: u16) -> Result<(), Refusal> {
+fn admit(policies: &Policies, address: IpAddr, port: u16) -> Result<(), Refusal> {
     policies.may_reach(address, port)?;
     if is_public(address) && !policies.lists(address, port) && is_own(address) {
         return Err(Refusal::OwnMachine);
@@ -149,12 +196,20 @@ fn admit(policies: Policies<'_>, address: IpAddr, port: u16) -> Result<(), Refus
     Ok(())
 }
 
-/// Whether an address is one of this machine's: it would be talked to from itself.
+/// Whether an address is one of this machine's: a socket can be bound to it. Where the machine lets sockets be bound to any
+/// address, it is one that would be talked to from itself.
 fn is_own(address: IpAddr) -> bool {
-    let any: SocketAddr = match address {
-        IpAddr::V4(_) => (std::net::Ipv4Addr::UNSPECIFIED, 0).into(),
-        IpAddr::V6(_) => (std::net::Ipv6Addr::UNSPECIFIED, 0).into(),
+    let (any, setting): (SocketAddr, _) = match address {
+        IpAddr::V4(_) => ((Ipv4Addr::UNSPECIFIED, 0).into(), "ipv4"),
+        IpAddr::V6(_) => ((Ipv6Addr::UNSPECIFIED, 0).into(), "ipv6"),
     };
+    if UdpSocket::bind(SocketAddr::new(address, 0)).is_err() {
+        return false;
+    }
+    let setting = std::fs::read(format!("/proc/sys/net/{setting}/ip_nonlocal_bind"));
+    if setting.is_ok_and(|value| value.starts_with(b"0")) {
+        return true;
+    }
     let from = || {
         let socket = UdpSocket::bind(any)?;
         // Sends nothing.

@@ -41,71 +41,60 @@ enum Code {
     NotHere = 4,
 }
 
-/// Answers a message, if it wants an answer. `find` is asked for names that are ones.
-pub(crate) fn answer(message: &[u8], find: impl FnOnce(&HostName) -> Answer) -> Option<Vec<u8>> {
-    let header = message.get(..HEADER)?;
+/// What a message of a box is.
+#[derive(Debug)]
+pub(crate) enum Message {
+    /// Nothing to answer.
+    Ignored,
+    /// Nothing that can be answered otherwise.
+    Refused(Vec<u8>),
+    /// A question.
+    Asks(Question),
+}
+
+/// A question for something about a name.
+#[derive(Debug)]
+pub(crate) struct Question {
+    /// Whom it is about, if that is somebody who could be.
+    pub(crate) name: Option<HostName>,
+    header: [u8; HEADER],
+    /// As it was asked, to be repeated in the answer.
+    bytes: Vec<u8>,
+    kind: u16,
+}
+
+/// Reads a message.
+pub(crate) fn read(message: &[u8]) -> Message {
+    let Some(header) = message.first_chunk::<HEADER>() else {
+        return Message::Ignored;
+    };
     let is_answer = header[2] & 0x80 != 0;
     if is_answer || message.len() > MESSAGE_MAX {
-        return None;
+        return Message::Ignored;
     }
     let is_plain_question = header[2] & 0x78 == 0;
     if !is_plain_question {
-        return Some(reply(header, &[], Code::NotHere, &[]));
+        return Message::Refused(reply(header, &[], Code::NotHere, &[]));
     }
-    let Some(question) = (header[4..6] == [0, 1])
-        .then(|| Question::read(message))
-        .flatten()
-    else {
-        return Some(reply(header, &[], Code::Malformed, &[]));
-    };
-    let found = match question.name.filter(|_| question.class == INTERNET) {
-        Some(name) => find(&name),
-        None => Answer::Nobody,
-    };
-    let (code, address) = match (found, question.kind) {
-        (Answer::At(v4, _), TYPE_A) => (Code::Fine, v4.octets().to_vec()),
-        (Answer::At(_, Some(v6)), TYPE_AAAA) => (Code::Fine, v6.octets().to_vec()),
-        (Answer::At(..), _) => (Code::Fine, Vec::new()),
-        (Answer::Nobody, _) => (Code::Nobody, Vec::new()),
-        (Answer::Failed, _) => (Code::Failed, Vec::new()),
-    };
-    let mut record = Vec::new();
-    if let Ok(length) = u16::try_from(address.len())
-        && length > 0
-    {
-        // The name is the one of the question.
-        record.extend(NAME_ABOVE);
-        record.extend(question.kind.to_be_bytes());
-        record.extend(INTERNET.to_be_bytes());
-        record.extend(KEEP.to_be_bytes());
-        record.extend(length.to_be_bytes());
-        record.extend(address);
+    let is_one = header[4..6] == [0, 1];
+    match is_one.then(|| Question::read(*header, message)).flatten() {
+        Some(question) => Message::Asks(question),
+        None => Message::Refused(reply(header, &[], Code::Malformed, &[])),
     }
-    Some(reply(header, question.bytes, code, &record))
 }
 
-struct Question<'a> {
-    /// As it was asked, to be repeated in the answer.
-    bytes: &'a [u8],
-    /// If it is one that somebody could have.
-    name: Option<HostName>,
-    kind: u16,
-    class: u16,
-}
-
-impl<'a> Question<'a> {
-    fn read(message: &'a [u8]) -> Option<Self> {
+impl Question {
+    fn read(header: [u8; HEADER], message: &[u8]) -> Option<Self> {
         let mut place = HEADER;
         let mut text: Vec<u8> = Vec::new();
         loop {
             let length = usize::from(*message.get(place)?);
             place += 1;
-            // Longer ones do not exist: the upper bits mean that the name goes on somewhere else.
-            if length == 0 || length > 63 {
-                if length > 63 {
-                    return None;
-                }
-                break;
+            match length {
+                0 => break,
+                // Longer ones do not exist: the upper bits mean that the name goes on somewhere else.
+                64.. => return None,
+                _ => {}
             }
             let label = message.get(place..place + length)?;
             place += length;
@@ -123,13 +112,38 @@ impl<'a> Question<'a> {
             }
         }
         let rest = message.get(place..place + 4)?;
+        let (kind, class) = ([rest[0], rest[1]], [rest[2], rest[3]]);
         let text = std::str::from_utf8(&text).ok();
+        let text = text.filter(|_| u16::from_be_bytes(class) == INTERNET);
         Some(Self {
-            bytes: &message[HEADER..place + 4],
             name: text.and_then(|text| HostName::new(text).ok()),
-            kind: u16::from_be_bytes([rest[0], rest[1]]),
-            class: u16::from_be_bytes([rest[2], rest[3]]),
+            header,
+            bytes: message[HEADER..place + 4].to_vec(),
+            kind: u16::from_be_bytes(kind),
         })
+    }
+
+    /// The message that answers it.
+    pub(crate) fn answered(&self, answer: Answer) -> Vec<u8> {
+        let (code, address) = match (answer, self.kind) {
+            (Answer::At(v4, _), TYPE_A) => (Code::Fine, v4.octets().to_vec()),
+            (Answer::At(_, Some(v6)), TYPE_AAAA) => (Code::Fine, v6.octets().to_vec()),
+            (Answer::At(..), _) => (Code::Fine, Vec::new()),
+            (Answer::Nobody, _) => (Code::Nobody, Vec::new()),
+            (Answer::Failed, _) => (Code::Failed, Vec::new()),
+        };
+        let mut record = Vec::new();
+        if let Ok(length) = u16::try_from(address.len())
+            && length > 0
+        {
+            record.extend(NAME_ABOVE);
+            record.extend(self.kind.to_be_bytes());
+            record.extend(INTERNET.to_be_bytes());
+            record.extend(KEEP.to_be_bytes());
+            record.extend(length.to_be_bytes());
+            record.extend(address);
+        }
+        reply(&self.header, &self.bytes, code, &record)
     }
 }
 
@@ -165,6 +179,17 @@ mod tests {
         message.extend(kind.to_be_bytes());
         message.extend(INTERNET.to_be_bytes());
         message
+    }
+
+    fn answer(message: &[u8], find: impl FnOnce(&HostName) -> Answer) -> Option<Vec<u8>> {
+        match read(message) {
+            Message::Ignored => None,
+            Message::Refused(reply) => Some(reply),
+            Message::Asks(question) => {
+                let answer = question.name.as_ref().map_or(Answer::Nobody, find);
+                Some(question.answered(answer))
+            }
+        }
     }
 
     fn told(message: &[u8]) -> (Vec<u8>, Option<String>) {

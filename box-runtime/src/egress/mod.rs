@@ -40,7 +40,7 @@ use self::dial::Dialled;
 pub(crate) use self::dial::Dialler;
 pub(crate) use self::names::Names;
 use self::pace::Pace;
-use self::policy::{Policies, Refusal};
+use self::policy::Refusal;
 
 /// The port of name servers, whose connections are answered here.
 const DNS_PORT: u16 = 53;
@@ -122,6 +122,11 @@ impl Egress {
         self.policy.send_replace(Arc::new(policy));
     }
 
+    /// Breaks off what may not be any more after a change of the operator's policy.
+    pub(crate) fn look_again(&self) {
+        self.policy.send_modify(|_| {});
+    }
+
     pub(crate) fn traffic(&self) -> Traffic {
         let counts = &self.shared.counts;
         Traffic {
@@ -159,13 +164,6 @@ async fn accept(shared: Arc<Shared>, exit: TcpListener, policy: Current) {
 }
 
 impl Shared {
-    fn policies<'a>(&'a self, own: &'a NetworkPolicy) -> Policies<'a> {
-        Policies {
-            operator: &self.dialler.config.policy,
-            own,
-        }
-    }
-
     /// An error once the box has moved as many bytes as it may.
     fn enough(&self) -> io::Result<()> {
         let counts = &self.counts;
@@ -255,8 +253,8 @@ impl Going {
         let host = shared.names.host_at(to.ip()).ok_or(Refusal::UnknownName)?;
         let host = route.host.insert(host);
         shared.enough().map_err(|_| Refusal::Bytes)?;
-        let own = Arc::clone(&policy.borrow_and_update());
-        let dialling = shared.dialler.dial(shared.policies(&own), host, to.port());
+        let policies = shared.dialler.policies(&policy.borrow_and_update());
+        let dialling = shared.dialler.dial(&policies, host, to.port());
         let Dialled {
             stream: far,
             address,
@@ -285,8 +283,7 @@ impl Going {
         port: u16,
     ) {
         while policy.changed().await.is_ok() {
-            let own = Arc::clone(&policy.borrow_and_update());
-            let policies = self.shared.policies(&own);
+            let policies = self.shared.dialler.policies(&policy.borrow_and_update());
             let may = policies
                 .may_dial(host, port)
                 .and_then(|()| address.map_or(Ok(()), |address| policies.may_reach(address, port)));
@@ -322,3 +319,6 @@ fn destination(stream: &TcpStream) -> Option<SocketAddr> {
         SocketAddr::V6(_) => ipv6_original_dst(stream).ok().map(SocketAddr::V6),
     }
 }
+
+#[cfg(test)]
+mod tests;

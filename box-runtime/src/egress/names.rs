@@ -53,6 +53,11 @@ impl Names {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether the box was told of a name before.
+    pub(crate) fn known(&self, name: &HostName) -> bool {
+        self.table().places.contains_key(name)
+    }
+
     /// The addresses of a name. `None` if the box has asked for too many.
     pub(crate) fn addresses_of(&self, name: &HostName) -> Option<(Ipv4Addr, Ipv6Addr)> {
         let mut table = self.table();

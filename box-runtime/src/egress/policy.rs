@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
 
 use box_protocol::{Host, HostName, NetworkOpinion, NetworkPolicy};
 
@@ -58,26 +59,30 @@ impl fmt::Display for Refusal {
 }
 
 /// The policies that a connection needs the consent of.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Policies<'a> {
+#[derive(Debug, Clone)]
+pub(crate) struct Policies {
     /// The operator's, which alone can open what is not public.
-    pub(crate) operator: &'a NetworkPolicy,
+    pub(crate) operator: Arc<NetworkPolicy>,
     /// The box's own.
-    pub(crate) own: &'a NetworkPolicy,
+    pub(crate) own: Arc<NetworkPolicy>,
 }
 
-impl Policies<'_> {
+impl Policies {
+    fn both(&self) -> [&NetworkPolicy; 2] {
+        [&self.operator, &self.own]
+    }
+
     /// Whether somebody of this name may be looked for: there must be a port at which that one may be connected to.
-    pub(crate) fn may_ask(self, name: &HostName) -> Result<(), Refusal> {
-        for policy in [self.operator, self.own] {
+    pub(crate) fn may_ask(&self, name: &HostName) -> Result<(), Refusal> {
+        for policy in self.both() {
             consent(policy.opinion_of_name(name))?;
         }
         Ok(())
     }
 
     /// Whether this host may be connected to, as far as is known before a name is looked up.
-    pub(crate) fn may_dial(self, host: &Host, port: u16) -> Result<(), Refusal> {
-        for policy in [self.operator, self.own] {
+    pub(crate) fn may_dial(&self, host: &Host, port: u16) -> Result<(), Refusal> {
+        for policy in self.both() {
             consent(policy.opinion(host, port))?;
         }
         match host {
@@ -87,8 +92,8 @@ impl Policies<'_> {
     }
 
     /// Whether a name may be connected to at the address it turned out to have.
-    pub(crate) fn may_reach(self, address: IpAddr, port: u16) -> Result<(), Refusal> {
-        for policy in [self.operator, self.own] {
+    pub(crate) fn may_reach(&self, address: IpAddr, port: u16) -> Result<(), Refusal> {
+        for policy in self.both() {
             if policy.opinion_of_address(address, port) == NetworkOpinion::Denied {
                 return Err(Refusal::Denied);
             }
@@ -97,11 +102,11 @@ impl Policies<'_> {
     }
 
     /// Whether the operator lists the address, and does not just leave it open.
-    pub(crate) fn lists(self, address: IpAddr, port: u16) -> bool {
+    pub(crate) fn lists(&self, address: IpAddr, port: u16) -> bool {
         self.operator.opinion_of_address(address, port) == NetworkOpinion::Listed
     }
 
-    fn is_open(self, address: IpAddr, port: u16) -> Result<(), Refusal> {
+    fn is_open(&self, address: IpAddr, port: u16) -> Result<(), Refusal> {
         if is_public(address) || self.lists(address, port) {
             Ok(())
         } else {
@@ -237,7 +242,10 @@ mod tests {
             policy(r#"{"allow":["*","10.0.0.0/8","ok.com"]}"#),
         );
         let private = "10.1.2.3".parse().unwrap();
-        let of = |operator, own| Policies { operator, own };
+        let of = |operator: &NetworkPolicy, own: &NetworkPolicy| Policies {
+            operator: Arc::new(operator.clone()),
+            own: Arc::new(own.clone()),
+        };
         assert_eq!(
             of(&open, &greedy).may_reach(private, 1),
             Err(Refusal::NotPublic)

@@ -120,6 +120,17 @@ impl NativeBackend {
         }))
     }
 
+    /// Changes to whom boxes may connect at most, as [`EgressConfig::policy`](crate::egress::EgressConfig::policy) says. What
+    /// they may not any more is broken off.
+    pub fn set_egress_policy(&self, policy: NetworkPolicy) {
+        self.0.dialler.set_policy(policy);
+        for living in self.boxes().values() {
+            if let Some(egress) = living.egress.get() {
+                egress.look_again();
+            }
+        }
+    }
+
     fn boxes(&self) -> MutexGuard<'_, HashMap<Uuid, Arc<Living>>> {
         self.0.boxes.lock().unwrap_or_else(PoisonError::into_inner)
     }

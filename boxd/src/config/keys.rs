@@ -40,7 +40,7 @@ const fn unset(name: &'static str, example: &'static str, about: &'static str) -
 }
 
 /// Keys below which anything may stand: tables whose names are the operator's.
-pub(crate) const FREE: &[&str] = &["policy.profiles", "images.roots"];
+pub(crate) const FREE: &[&str] = &["policy.profiles", "images.roots", "network.hosts"];
 
 /// All of them, by section.
 pub(crate) const KEYS: &[Key] = &[
@@ -209,6 +209,56 @@ pub(crate) const KEYS: &[Key] = &[
         "policy.log_commands",
         "false",
         "Whether the texts of commands go into the log. They may hold secrets.",
+    ),
+    unset(
+        "network.allow",
+        r#"["pypi.org", "*.pythonhosted.org", "10.1.2.3:5432", "*:443"]"#,
+        "To whom boxes with a network may connect: names, *.names, addresses and ranges, each with a port or a range\nof ports if need be. Unless set: to everybody with a public address. An empty list: to nobody. Addresses that are not\npublic (loopback, private, link-local, metadata) are reached only if they are listed as addresses, whatever name\nleads to them. A box's own policy can only narrow this.",
+    ),
+    key(
+        "network.deny",
+        "[]",
+        "To whom they may not, whatever allows it.",
+    ),
+    unset(
+        "network.default",
+        r#""deny""#,
+        "What becomes of the rest: allow or deny. Unless set: deny if there is an allow, allow if there is none.",
+    ),
+    unset(
+        "network.hosts",
+        r#"{ "mirror.internal" = ["10.1.2.3"] }"#,
+        "Addresses of names, before /etc/hosts and the machine's name servers are asked.",
+    ),
+    unset(
+        "network.proxy",
+        r#""http://proxy.internal:3128""#,
+        "Connect through this HTTP proxy, by CONNECT; it then looks names up. Unless set: HTTPS_PROXY or HTTP_PROXY of\nthe environment, if there is one. `none` for none.",
+    ),
+    key(
+        "network.no_proxy",
+        "[]",
+        "To whom to connect without it, written as in allow.",
+    ),
+    key(
+        "network.connections",
+        "1024",
+        "Connections of one box at once. Beyond: reset.",
+    ),
+    key(
+        "network.connections_per_sec",
+        "1000",
+        "New connections of one box in a second; what comes faster waits. 0 for no limit.",
+    ),
+    key(
+        "network.bytes_per_box",
+        "0",
+        "Bytes that one box may send and receive together. Beyond: reset. 0 for no limit.",
+    ),
+    key(
+        "network.audit",
+        "false",
+        "Whether every connection goes into the log: name, address, port, bytes, or why it was not made.",
     ),
     key(
         "images.strict",

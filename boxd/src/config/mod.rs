@@ -2,9 +2,11 @@
 //!
 //! 1. `keys`: every key there is.
 //! 2. This file: reading, in that order, remembering where each value came from.
-//! 3. `show`: printing it again, and the commented example.
+//! 3. `network`: the way out of boxes, which takes some reading of its own.
+//! 4. `show`: printing it again, and the commented example.
 
 mod keys;
+mod network;
 mod show;
 
 use std::collections::BTreeMap;
@@ -18,6 +20,7 @@ use toml::{Table, Value};
 
 pub(crate) use self::keys::KEYS;
 use self::keys::{FREE, Key};
+pub(crate) use self::network::NetworkSection;
 pub(crate) use self::show::{example, reference, show};
 
 /// Everything that can be said.
@@ -26,6 +29,7 @@ pub(crate) struct Config {
     pub(crate) server: ServerSection,
     pub(crate) runtime: RuntimeSection,
     pub(crate) policy: ServiceConfig,
+    pub(crate) network: NetworkSection,
     pub(crate) images: ImagesSection,
     pub(crate) log: LogSection,
 }

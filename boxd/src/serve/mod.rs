@@ -93,7 +93,7 @@ pub(crate) async fn run(asked: &ServeArguments) -> Result<ExitCode> {
             _ = terminate.recv() => break,
             _ = interrupt.recv() => break,
             () = boxes.runtime.exit_asked() => break,
-            _ = reload.recv() => match read().and_then(|(config, _)| Ok(boxes.service.reload(config.policy)?)) {
+            _ = reload.recv() => match read().and_then(|(config, _)| boxes.reload(config)) {
                 Ok(()) => tracing::info!("policy read again"),
                 Err(error) => tracing::error!("policy stays as it was: {error:#}"),
             },

@@ -1,0 +1,246 @@
+//! From what a box says to what is dialled, by everything that is between, without a socket: questions, names, policies and
+//! lookups are the real ones.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use box_protocol::{Host, HostName, NetworkPolicy};
+
+use super::config::EgressConfig;
+use super::dial::Dialler;
+use super::policy::{Policies, Refusal};
+use super::{Names, dns};
+
+fn policy(json: &str) -> Arc<NetworkPolicy> {
+    Arc::new(serde_json::from_str(json).unwrap())
+}
+
+fn open() -> Arc<NetworkPolicy> {
+    policy("{}")
+}
+
+/// One that knows these names.
+fn dialler(operator: &NetworkPolicy, hosts: &[(&str, &[&str])]) -> Dialler {
+    let mut config = EgressConfig::default();
+    config.policy = operator.clone();
+    for (name, addresses) in hosts {
+        let addresses = addresses.iter().map(|address| address.parse().unwrap());
+        config
+            .hosts
+            .insert(HostName::new(name).unwrap(), addresses.collect());
+    }
+    Dialler::new(config)
+}
+
+async fn dialled(dialler: &Dialler, host: &str, port: u16) -> Result<Vec<IpAddr>, Refusal> {
+    let host: Host = host.parse().unwrap();
+    dialler
+        .choose(&dialler.policies(&open()), &host, port)
+        .await
+}
+
+fn addresses(list: &[&str]) -> Vec<IpAddr> {
+    list.iter()
+        .map(|address| address.parse().unwrap())
+        .collect()
+}
+
+#[tokio::test]
+async fn what_a_name_leads_to_is_decided_on_and_not_the_name_alone() {
+    let hosts: &[(&str, &[&str])] = &[
+        ("good.test", &["93.184.216.34", "2606:2800::1"]),
+        (
+            "mixed.test",
+            &[
+                "127.0.0.1",
+                "10.0.0.1",
+                "93.184.216.34",
+                "::ffff:192.168.0.1",
+                "fd00::1",
+                "169.254.169.254",
+            ],
+        ),
+        (
+            "evil.test",
+            &[
+                "127.0.0.1",
+                "::1",
+                "::ffff:127.0.0.1",
+                "fe80::1",
+                "64:ff9b::7f00:1",
+            ],
+        ),
+        ("inner.test", &["10.1.2.3"]),
+        ("empty.test", &[]),
+    ];
+    let of = dialler(&open(), hosts);
+    assert_eq!(
+        dialled(&of, "good.test", 443).await,
+        Ok(addresses(&["93.184.216.34", "2606:2800::1"]))
+    );
+    assert_eq!(
+        dialled(&of, "mixed.test", 443).await,
+        Ok(addresses(&["93.184.216.34"]))
+    );
+    assert_eq!(
+        dialled(&of, "evil.test", 443).await,
+        Err(Refusal::NotPublic)
+    );
+    assert_eq!(
+        dialled(&of, "empty.test", 443).await,
+        Err(Refusal::Unresolved)
+    );
+    let listed = policy(r#"{"allow":["inner.test","10.1.2.3:443"]}"#);
+    let of = dialler(&listed, hosts);
+    assert_eq!(
+        dialled(&of, "inner.test", 443).await,
+        Ok(addresses(&["10.1.2.3"]))
+    );
+    assert_eq!(
+        dialled(&of, "inner.test", 22).await,
+        Err(Refusal::NotPublic),
+        "another port"
+    );
+    assert_eq!(dialled(&of, "good.test", 443).await, Err(Refusal::Unlisted));
+    assert_eq!(
+        dialled(&of, "10.1.2.3", 443).await,
+        Ok(addresses(&["10.1.2.3"]))
+    );
+    let of = dialler(&policy(r#"{"allow":[]}"#), hosts);
+    assert_eq!(
+        dialled(&of, "good.test", 443).await,
+        Err(Refusal::Unlisted),
+        "an empty list is nobody"
+    );
+    let of = dialler(&policy(r#"{"deny":["93.184.0.0/16"]}"#), hosts);
+    assert_eq!(
+        dialled(&of, "good.test", 443).await,
+        Ok(addresses(&["2606:2800::1"])),
+        "an address that is denied"
+    );
+}
+
+#[tokio::test]
+async fn a_name_that_changes_its_address_is_asked_about_again() {
+    let before = dialler(&open(), &[("turn.test", &["93.184.216.34"])]);
+    assert!(dialled(&before, "turn.test", 80).await.is_ok());
+    let after = dialler(&open(), &[("turn.test", &["127.0.0.1"])]);
+    assert_eq!(
+        dialled(&after, "turn.test", 80).await,
+        Err(Refusal::NotPublic)
+    );
+}
+
+/// Numbers that look like chance and are the same each time.
+struct Chance(u64);
+
+impl Chance {
+    fn below(&mut self, end: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        usize::try_from(self.0 % end as u64).unwrap()
+    }
+
+    /// A name as a hostile program would ask for: parts of ones that are allowed, and bytes that are in no name.
+    fn labels(&mut self) -> Vec<Vec<u8>> {
+        const PARTS: [&[u8]; 16] = [
+            b"ok",
+            b"com",
+            b"OK",
+            b"Com",
+            b"evil",
+            b"a",
+            b"sub",
+            b"xn--ok-1",
+            b"ok.com",
+            b"ok\0",
+            b"127",
+            b"0x7f",
+            b"1",
+            b"\xff",
+            b"ok-com",
+            b"",
+        ];
+        let count = 1 + self.below(4);
+        let mut labels = Vec::new();
+        for _ in 0..count {
+            let mut label = PARTS[self.below(PARTS.len() - 1)].to_vec();
+            if self.below(8) == 0 {
+                let place = self.below(label.len() + 1);
+                label.insert(place, u8::try_from(self.below(256)).unwrap());
+            }
+            labels.push(label);
+        }
+        labels
+    }
+}
+
+/// Whether the list of the test allows a name, by its bytes and without any of the code that is tested.
+fn allowed_by_eye(labels: &[Vec<u8>]) -> bool {
+    let lower: Vec<Vec<u8>> = labels
+        .iter()
+        .map(|label| label.to_ascii_lowercase())
+        .collect();
+    let plain = |byte: &u8| {
+        byte.is_ascii_lowercase() || byte.is_ascii_digit() || *byte == b'-' || *byte == b'_'
+    };
+    let names = lower
+        .iter()
+        .all(|label| !label.is_empty() && label.iter().all(plain));
+    let ends = |tail: &[&[u8]]| {
+        lower.len() >= tail.len()
+            && lower[lower.len() - tail.len()..]
+                .iter()
+                .zip(tail)
+                .all(|(one, other)| one == other)
+    };
+    // The list below: `ok.com` itself, and everything below `sub.ok.com`.
+    names
+        && ((lower.len() == 2 && ends(&[b"ok", b"com"]))
+            || (lower.len() > 3 && ends(&[b"sub", b"ok", b"com"])))
+}
+
+#[test]
+fn of_a_million_names_exactly_the_allowed_ones_are_dialled_as_what_they_are() {
+    const NAMES: usize = 1_000_000;
+    const BATCH: usize = 10_000;
+    let policies = Policies {
+        operator: policy(r#"{"allow":["OK.com.","*.sub.ok.com"]}"#),
+        own: open(),
+    };
+    let mut chance = Chance(0x9e37_79b9_7f4a_7c15);
+    let (mut passed, mut names) = (0, Names::default());
+    for n in 0..NAMES {
+        if n % BATCH == 0 {
+            names = Names::default();
+        }
+        let labels = chance.labels();
+        let mut message = vec![0, 1, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
+        for label in &labels {
+            message.push(u8::try_from(label.len()).unwrap());
+            message.extend(label);
+        }
+        message.extend([0, 0, 1, 0, 1]);
+        let dns::Message::Asks(question) = dns::read(&message) else {
+            panic!("{labels:?}");
+        };
+        let name = question.name.filter(|name| policies.may_ask(name).is_ok());
+        assert_eq!(name.is_some(), allowed_by_eye(&labels), "{labels:?}");
+        let Some(name) = name else { continue };
+        // What the box then connects to is that name and no other, and still allowed.
+        let (v4, v6) = names.addresses_of(&name).unwrap();
+        for address in [IpAddr::from(v4), IpAddr::from(v6)] {
+            let host = names.host_at(address).unwrap();
+            let asked: Vec<String> = labels
+                .iter()
+                .map(|label| String::from_utf8(label.to_ascii_lowercase()).unwrap())
+                .collect();
+            assert_eq!(host.to_string(), asked.join("."));
+            assert_eq!(policies.may_dial(&host, 443), Ok(()));
+        }
+        passed += 1;
+    }
+    // The control: both kinds came up, and often.
+    assert!((1000..NAMES / 2).contains(&passed), "{passed}");
+}
