@@ -108,7 +108,7 @@ impl Card {
             note: extras.note.take(),
             lifetime: extras.lifetime.take().map(Box::new),
             defaults: extras.defaults.take().map(Box::new),
-            network_policy: extras.network_policy.take().map(Box::new),
+            network_policy: extras.network_policy.take(),
         };
         Self {
             owner,

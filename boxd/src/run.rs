@@ -88,10 +88,10 @@ fn spec(asked: &RunArguments) -> Result<SpecDraft> {
             return Err(anyhow!("--allow is for a box with a network"));
         }
         spec.network = Some(Network::On);
-        spec.extras.network_policy = Some(NetworkPolicy {
+        spec.extras.network_policy = Some(Box::new(NetworkPolicy {
             allow: Some(asked.allow.clone()),
             ..NetworkPolicy::default()
-        });
+        }));
     }
     spec.cpus = asked.cpus;
     spec.memory_mb = asked.memory_mb;

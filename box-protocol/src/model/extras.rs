@@ -57,7 +57,7 @@ pub struct SpecExtras {
     pub dirs: Option<Vec<String>>,
     /// To whom the box may connect, if it has a network.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub network_policy: Option<NetworkPolicy>,
+    pub network_policy: Option<Box<NetworkPolicy>>,
     /// Primitives the box may lack (`network`, `disk_quota`); the answer lists under `degraded`
     /// which it does.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -54,7 +54,7 @@ pub struct BoxProfile {
     pub network: Network,
     /// Default policy of that.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub network_policy: Option<NetworkPolicy>,
+    pub network_policy: Option<Box<NetworkPolicy>>,
     /// Default time for a command.
     pub timeout_sec: u64,
     /// The most time for a command; longer ones are cut to it. [`u64::MAX`] cuts nothing.
@@ -142,7 +142,7 @@ struct Fields {
     #[cfg_attr(feature = "schema", schemars(regex(pattern = r"\S")))]
     image: String,
     network: Network,
-    network_policy: Option<NetworkPolicy>,
+    network_policy: Option<Box<NetworkPolicy>>,
     #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     timeout_sec: u64,
     #[cfg_attr(feature = "schema", schemars(range(min = 1)))]

@@ -21,8 +21,10 @@ fn open() -> Arc<NetworkPolicy> {
 
 /// One that knows these names.
 fn dialler(operator: &NetworkPolicy, hosts: &[(&str, &[&str])]) -> Dialler {
-    let mut config = EgressConfig::default();
-    config.policy = operator.clone();
+    let mut config = EgressConfig {
+        policy: operator.clone(),
+        ..EgressConfig::default()
+    };
     for (name, addresses) in hosts {
         let addresses = addresses.iter().map(|address| address.parse().unwrap());
         config
