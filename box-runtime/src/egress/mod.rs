@@ -2,7 +2,7 @@
 //!
 //! # Reading order
 //! 1. [`EgressConfig`]: every setting.
-//! 2. This file: [`Egress`], the way out of one box; what becomes of a connection, and of a question for a name.
+//! 2. This file: `Egress`, the way out of one box; what becomes of a connection, and of a question for a name.
 //! 3. `policy`: who may be connected to; `dial`: from a host to a connection; `relay`: the bytes.
 //! 4. `names`: the addresses a box is told; `answer`: its name server; `dns`: what that is asked and says.
 //! 5. `pace`: how fast it may.
