@@ -4,11 +4,13 @@
 //! [`payload`] is what every contestant echoes, [`contestant`] the list of them, [`peers`] and [`ours`] how each one serves and
 //! connects. [`driver`] loads one client and counts, [`process`] starts servers and reads what they cost, [`rounds`] runs the
 //! contestants in turn, and [`report`] turns the numbers into ratios and says which bar each one meets. [`boxes`] does the same for the runtime,
-//! [`native`] for real boxes, [`plane`] for what is inside them, [`stalled`] for a server among clients that stall.
+//! [`native`] for real boxes, [`plane`] for what is inside them, [`stalled`] for a server among clients that stall, [`langbot`] for
+//! LangBot's clients.
 
 mod boxes;
 mod contestant;
 mod driver;
+mod langbot;
 mod native;
 mod ours;
 mod payload;
@@ -44,6 +46,9 @@ box-bench plane [--rounds N] [--only PART,PART]
 box-bench stalled [--rounds N]
     The 99th percentile of a healthy client of boxd among a thousand that stall, beside the same client alone. Needs boxd, built
     beside this program.
+box-bench langbot [--rounds N] [--only PART,PART]
+    LangBot's clients on our runtime and on its own, as ratios. `cargo xtask langbot` installs its packages; boxd is built
+    beside this program. The parts: bare, client, start, large, exec.
 box-bench server NAME
     One contestant's server; the benchmark starts it.
 box-bench list
@@ -59,6 +64,8 @@ fn main() -> Result<()> {
         ["native", options @ ..] => native::run(&plan(options)?),
         ["plane", options @ ..] => plane::run(&plan(options)?),
         ["stalled", options @ ..] => stalled::run(plan(options)?.rounds),
+        ["langbot", options @ ..] => langbot::run(&plan(options)?),
+        ["langbot-server", name] => langbot::serve(name),
         ["server", name] => serve(Contestant::named(name)?),
         ["list"] => {
             for contestant in Contestant::all() {

@@ -1,0 +1,241 @@
+//! What is measured: our gateway over the fake backend, the least that could answer LangBot's client, and the real programs.
+
+use std::env;
+use std::ffi::OsString;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail, ensure};
+use box_gateways::langbot::{LangBot, Settings};
+use box_rpc::{Dialect, Options, Session};
+use box_runtime::fake::{FakeBackend, Reply};
+use box_runtime::{BoxRuntime, RuntimeConfig};
+use box_transports::server::Server as Listening;
+use box_transports::{Endpoint, ListenOptions, stdio};
+use serde_json::Value;
+
+use crate::process;
+
+/// The instance that every client here says it is.
+pub(super) const INSTANCE: &str = "bench";
+
+/// The text that is answered with much output, and how much.
+pub(super) const LARGE: &str = "large";
+pub(super) const LARGE_BYTES: usize = 100_000;
+
+/// LangBot's actions over the fake backend.
+fn gateway() -> Result<Arc<box_gateways::langbot::Host>> {
+    let backend = FakeBackend::new();
+    backend.answer_with(|text| {
+        if text == LARGE {
+            Reply::stdout(vec![b'x'; LARGE_BYTES])
+        } else {
+            Reply::stdout(text.as_bytes())
+        }
+    });
+    let runtime = BoxRuntime::start(RuntimeConfig::with(backend));
+    let langbot = LangBot::new(runtime, Settings::default())?;
+    langbot
+        .host(&INSTANCE.into(), INSTANCE)
+        .context("the instance is refused")
+}
+
+/// A server of the benchmark itself: `gateway-websocket`, `gateway-stdio` or `trivial`.
+pub(crate) fn serve(name: &str) -> Result<()> {
+    process::runtime()?.block_on(async {
+        let options = Options {
+            dialect: Some(Dialect::LangBot),
+            ..Options::default()
+        };
+        let endpoint: Endpoint = "ws://127.0.0.1:0/rpc/ws".parse()?;
+        match name {
+            "gateway-stdio" => {
+                let connection = stdio::serve(&options.limits)?;
+                let session = Session::start(connection, gateway()?.router(true), options);
+                session.closed().await;
+                Ok(())
+            }
+            "gateway-websocket" => {
+                process::end_with_parent();
+                let listener = endpoint.listen(&ListenOptions::default()).await?;
+                let router = gateway()?.router(true);
+                let server = Listening::start(listener, router, move |_| options.clone());
+                process::announce(server.endpoint())?;
+                std::future::pending().await
+            }
+            "trivial" => {
+                process::end_with_parent();
+                let mut listener = endpoint.listen(&ListenOptions::default()).await?;
+                process::announce(listener.local_endpoint())?;
+                loop {
+                    let connection = listener.accept().await?.connection;
+                    tokio::spawn(trivial(connection));
+                }
+            }
+            _ => bail!("no server called {name}"),
+        }
+    })
+}
+
+/// Answers everything with the same, as soon as its number is known.
+async fn trivial(connection: Box<dyn box_rpc::Connection>) {
+    let (mut send, mut receive) = connection.split();
+    while let Ok(Some(message)) = receive.receive().await {
+        let Ok(frame) = serde_json::from_str::<Value>(&message) else {
+            continue;
+        };
+        let answer = format!(
+            r#"{{"seq_id":{},"code":0,"message":"success","data":{{"session_id":"s","backend_name":"fake","status":"completed","exit_code":0,"stdout":"true","stderr":"","duration_ms":0}},"chunk_status":"continue"}}"#,
+            frame["seq_id"]
+        );
+        if send.send(answer).await.is_err() || send.flush().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// The Python that has LangBot's packages.
+pub(super) fn python() -> Result<PathBuf> {
+    let named = env::var_os("LANGBOT_PYTHON").map(PathBuf::from);
+    let program = named.unwrap_or_else(|| {
+        let own = env::current_exe().unwrap_or_default();
+        let target = own.ancestors().nth(2).unwrap_or(Path::new("target"));
+        target.join("tools/langbot-0.7.18/bin/python")
+    });
+    ensure!(
+        program.is_file(),
+        "LangBot's packages are not there: `cargo xtask langbot` installs them, LANGBOT_PYTHON names another Python"
+    );
+    Ok(program)
+}
+
+/// A script beside this crate.
+pub(super) fn script(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("langbot")
+        .join(name)
+}
+
+/// Our program, built as this one is.
+pub(super) fn boxd() -> Result<PathBuf> {
+    let program = env::current_exe()?.with_file_name("boxd");
+    ensure!(
+        program.is_file(),
+        "boxd is not built: cargo build --release --package boxd"
+    );
+    Ok(program)
+}
+
+/// A server that says where it listens.
+pub(super) struct Server {
+    child: Child,
+    pub(super) url: String,
+}
+
+impl Server {
+    pub(super) fn ours(name: &str) -> Result<Self> {
+        let mut command = Command::new(env::current_exe()?);
+        command.args(["langbot-server", name]);
+        Self::start(command)
+    }
+
+    pub(super) fn theirs() -> Result<Self> {
+        let mut command = Command::new(python()?);
+        command.arg(script("server.py")).arg("websocket");
+        Self::start(command)
+    }
+
+    fn start(mut command: Command) -> Result<Self> {
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let stdout = child.stdout.take().context("no output")?;
+        let mut url = String::new();
+        BufReader::new(stdout).read_line(&mut url)?;
+        ensure!(url.starts_with("ws://"), "the server did not start");
+        let url = url.trim().to_owned();
+        Ok(Self { child, url })
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A server over its pipes.
+pub(super) struct Piped {
+    child: Child,
+    stdin: ChildStdin,
+    stdout: BufReader<ChildStdout>,
+    next: u64,
+}
+
+impl Piped {
+    pub(super) fn start(program: &Path, arguments: &[OsString]) -> Result<Self> {
+        let mut child = Command::new(program)
+            .args(arguments)
+            .env("LANGBOT_BOX_TRUSTED_INSTANCE_UUID", INSTANCE)
+            .env(
+                "LANGBOT_BOX_CONTROL_TOKEN",
+                "0123456789012345678901234567890123456789",
+            )
+            .env("LANGBOT_BOX_CONFIG", r#"{"backend":"host"}"#)
+            .env("BOXD_LOG_LEVEL", "error")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()?;
+        let stdin = child.stdin.take().context("no input")?;
+        let stdout = BufReader::with_capacity(1 << 16, child.stdout.take().context("no output")?);
+        Ok(Self {
+            child,
+            stdin,
+            stdout,
+            next: 0,
+        })
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Asks and reads the answer, whole or in pieces. How many bytes it had.
+    pub(super) fn ask(&mut self, action: &str, data: &Value) -> Result<usize> {
+        self.next += 1;
+        let frame = super::client::frame(self.next, action, data);
+        self.stdin.write_all(frame.as_bytes())?;
+        self.stdin.write_all(b"\n")?;
+        self.stdin.flush()?;
+        let mut bytes = 0;
+        let mut line = String::new();
+        loop {
+            line.clear();
+            ensure!(self.stdout.read_line(&mut line)? > 0, "the server ended");
+            bytes += line.len();
+            if line.contains("\"chunk_end\"") {
+                return Ok(bytes);
+            }
+            if line.contains("\"seq_id\"") && !line.contains("\"chunk_data\"") {
+                ensure!(
+                    line.replace(' ', "").contains("\"code\":0"),
+                    "refused: {line}"
+                );
+                return Ok(bytes);
+            }
+        }
+    }
+}
+
+impl Drop for Piped {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = self.stdout.read_to_end(&mut Vec::new());
+    }
+}
