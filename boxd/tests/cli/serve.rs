@@ -293,6 +293,28 @@ fn every_command_leaves_its_begin_and_its_end_in_the_log_and_no_secret() {
 }
 
 #[test]
+fn a_service_manager_is_told_of_the_begin_and_of_the_end() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("notify");
+    let manager = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
+    manager
+        .set_read_timeout(Some(Duration::from_secs(20)))
+        .unwrap();
+    let heard = || {
+        let mut buffer = [0; 64];
+        let length = manager.recv(&mut buffer).unwrap();
+        String::from_utf8_lossy(&buffer[..length]).into_owned()
+    };
+    let server = Server::with(directory, |command| {
+        command.env("NOTIFY_SOCKET", &path);
+    });
+    assert_eq!(heard(), "READY=1");
+    server.ok(&["ps"]);
+    server.signal(Signal::TERM);
+    assert_eq!(heard(), "STOPPING=1");
+}
+
+#[test]
 fn a_server_that_is_told_to_stop_leaves_nothing() {
     let mut server = Server::start();
     server.ok(&["run", "--session", "b", "true"]);
