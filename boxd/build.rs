@@ -11,8 +11,11 @@ fn main() {
         .filter(|output| output.status.success())
         .and_then(|output| String::from_utf8(output.stdout).ok())
         .map_or_else(|| "unknown".to_owned(), |text| text.trim().to_owned());
-    println!("cargo::rustc-env=BOXD_COMMIT={commit}");
-    println!("cargo::rustc-env=BOXD_FEATURES=native, json-rpc, langbot, unix, tcp, tls, ws, http");
+    // Not BOXD_…, which are keys of the configuration: cargo also sets these for programs that it runs.
+    println!("cargo::rustc-env=BUILT_FROM_COMMIT={commit}");
+    println!(
+        "cargo::rustc-env=BUILT_WITH_FEATURES=native, json-rpc, langbot, unix, tcp, tls, ws, http"
+    );
     // A commit moves this file; without a repository there is none to watch.
     println!("cargo::rerun-if-changed=../.git/logs/HEAD");
 }

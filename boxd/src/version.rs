@@ -1,23 +1,28 @@
 //! Which version this is, and of what.
 
 /// Number and commit.
-pub(crate) const SHORT: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("BOXD_COMMIT"), ")");
+pub(crate) const SHORT: &str = concat!(
+    env!("CARGO_PKG_VERSION"),
+    " (",
+    env!("BUILT_FROM_COMMIT"),
+    ")"
+);
 
 /// That, and what is in it.
 pub(crate) const LONG: &str = concat!(
     env!("CARGO_PKG_VERSION"),
     " (",
-    env!("BOXD_COMMIT"),
+    env!("BUILT_FROM_COMMIT"),
     ")\nfeatures: ",
-    env!("BOXD_FEATURES")
+    env!("BUILT_WITH_FEATURES")
 );
 
 /// The same for programs.
 pub(crate) fn json() -> serde_json::Value {
-    let features: Vec<&str> = env!("BOXD_FEATURES").split(", ").collect();
+    let features: Vec<&str> = env!("BUILT_WITH_FEATURES").split(", ").collect();
     serde_json::json!({
         "version": env!("CARGO_PKG_VERSION"),
-        "commit": env!("BOXD_COMMIT"),
+        "commit": env!("BUILT_FROM_COMMIT"),
         "features": features,
         "agent_contract": box_agent::CONTRACT,
     })

@@ -246,3 +246,22 @@ fn arguments_that_are_none_end_with_the_code_for_that() {
         assert!(output.stdout.is_empty() && !output.stderr.is_empty());
     }
 }
+
+#[test]
+fn in_a_container_that_is_not_privileged_it_says_so() {
+    if !is_root() {
+        // Whose boxes do not need what is taken away here.
+        return;
+    }
+    let script = "mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys && exec \"$0\" \"$@\"";
+    let boxd = env!("CARGO_BIN_EXE_boxd");
+    let mut command = Command::new("unshare");
+    let command = command.args(["-m", "sh", "-c", script, boxd, "run", "true"]);
+    let refused = command.output().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(125), "{said}");
+    assert!(
+        said.contains("a container that is not privileged"),
+        "{said}"
+    );
+}

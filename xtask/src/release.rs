@@ -19,7 +19,8 @@ const BEFORE: &str = r#"set -eu
 trap 'kill $(jobs -p) 2>/dev/null || true; wait' EXIT
 cargo() {
     case "$1" in
-        run) while [ "$1" != -- ]; do shift; done; shift; boxd "$@" ;;
+        # As it stands there, but for the profile: cargo itself changes what a program finds in its environment.
+        run) while [ "$1" != -- ]; do shift; done; command cargo run --quiet --manifest-path "$WORKSPACE" "$@" ;;
         # What this is part of, what takes as long as that, and what was just built.
         xtask | install) ;;
         *) command cargo "$@" ;;
@@ -89,6 +90,8 @@ fn readme(workspace: &Workspace, target: &Path, program: &Path) -> Result {
             .arg(format!("{BEFORE}{block}"))
             .current_dir(&place)
             .env("PATH", format!("{}:{path}", programs.display()))
+            .env("WORKSPACE", workspace.root().join("Cargo.toml"))
+            .env("CARGO_TARGET_DIR", target)
             .env("BOXD_SERVER_STATE_DIR", place.join("state"));
         command::status(&mut shell)?;
     }

@@ -132,10 +132,14 @@ impl Server {
         limits: Option<&Limits>,
     ) -> Result<i32> {
         let net = self.pools.net(shape.network);
-        let user = self
-            .pools
-            .user(shape.guest.id)
-            .at("make a user namespace")?;
+        let user = self.pools.user(shape.guest.id);
+        let read_only = |error: &std::io::Error| error.raw_os_error() == Some(libc::EROFS);
+        let user = match user {
+            Err(error) if read_only(&error) => Err(error).at(
+                "make a user namespace where /proc/sys is read-only, as it is in a container that is not privileged",
+            ),
+            user => user.at("make a user namespace"),
+        }?;
         let group = self.pools.group(&self.cgroups).at("make a cgroup")?;
         if let (Some(group), Some(limits)) = (&group, limits)
             && let Err(error) = self.cgroups.limit(group, limits)

@@ -227,11 +227,11 @@ fn new_mapped(uids: &str, gids: &str) -> io::Result<OwnedFd> {
         rustix::process::Pid::from_raw(pid),
         rustix::process::WaitOptions::empty(),
     )?;
-    let locked = status.is_some_and(|(_, status)| status.exit_status() == Some(0));
-    if !locked {
-        return Err(io::Error::other("max_user_namespaces could not be set"));
+    match status.and_then(|(_, status)| status.exit_status()) {
+        Some(0) => made,
+        Some(errno) => Err(io::Error::from_raw_os_error(errno)),
+        None => Err(io::Error::other("max_user_namespaces could not be set")),
     }
-    made
 }
 
 /// The child's part: a second lock behind the filter, ENOSPC for whoever gets that far, which works before the maps are
@@ -250,5 +250,5 @@ extern "C" fn lock_and_wait(ends: *mut libc::c_void) -> libc::c_int {
     );
     let locked = limit.and_then(|limit| rustix::io::write(limit, b"0"));
     let _ = rustix::io::read(wait, &mut [0_u8]);
-    libc::c_int::from(locked.is_err())
+    locked.err().map_or(0, rustix::io::Errno::raw_os_error)
 }

@@ -193,7 +193,7 @@ fn kind(endpoint: &Endpoint) -> &'static str {
 fn process(page: &mut Page, uptime: Duration) {
     page.of("boxd_build_info", "gauge", "Which version runs.");
     let version = env!("CARGO_PKG_VERSION");
-    let labels = [("version", version), ("commit", env!("BOXD_COMMIT"))];
+    let labels = [("version", version), ("commit", env!("BUILT_FROM_COMMIT"))];
     page.one("boxd_build_info", &labels, 1);
     page.single(
         "boxd_uptime_seconds",
