@@ -36,6 +36,10 @@ pub(crate) fn check(workspace: &Workspace, target: &Path) -> Result {
     if size > MOST {
         return Err(format!("boxd has {size} bytes; {MOST} are allowed").into());
     }
+    // Cargo has left them in before, by an override of one package's profile.
+    if has_symbols(&fs::read(&program)?) {
+        return Err("boxd is not stripped of its symbols".into());
+    }
     let linked = command::output(&mut workspace.program("ldd", &program.display().to_string()));
     if linked.is_ok_and(|text| text.contains("=>")) {
         return Err("boxd is not static".into());
@@ -50,6 +54,21 @@ pub(crate) fn readme_only(workspace: &Workspace, target: &Path) -> Result {
     let program = target.join("debug/boxd");
     readme(workspace, target, &program)?;
     picture::check(workspace, target, &program)
+}
+
+/// Whether a program still has its table of symbols: an ELF file of 64 bits, whose sections each say of what kind they are.
+fn has_symbols(program: &[u8]) -> bool {
+    const KIND_SYMBOLS: [u8; 4] = 2_u32.to_le_bytes();
+    let number = |place: usize, length: usize| {
+        let bytes = program.get(place..place + length).unwrap_or_default();
+        let digits = bytes.iter().rev();
+        digits.fold(0, |sum, byte| sum << 8 | usize::from(*byte))
+    };
+    let (sections, size, count) = (number(0x28, 8), number(0x3a, 2), number(0x3c, 2));
+    (0..count).any(|section| {
+        let kind = sections + section * size + 4;
+        program.get(kind..kind + 4) == Some(&KIND_SYMBOLS)
+    })
 }
 
 fn build(workspace: &Workspace, target: &Path) -> Result<PathBuf> {
@@ -114,6 +133,14 @@ fn blocks(text: &str) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn symbols_that_were_left_in_are_found() {
+        // This program has its own, so that it can say where it panics.
+        let own = std::env::current_exe().and_then(fs::read).unwrap();
+        assert!(has_symbols(&own));
+        assert!(!has_symbols(b"\x7fELF"));
+    }
 
     #[test]
     fn blocks_of_commands_are_found() {
