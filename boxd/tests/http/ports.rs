@@ -18,12 +18,12 @@ fn port(number: u16) -> NonZeroU16 {
 /// A box whose port 8000 answers.
 async fn a_box(client: &BoxClient, id: &str) -> BoxHandle {
     let made = client.create(SpecDraft::new(id)).await.unwrap();
-    listens(&made).await;
+    listens(&made, APP).await;
     made
 }
 
-async fn listens(made: &BoxHandle) {
-    made.files().write("/tmp/app.py", APP).await.unwrap();
+async fn listens(made: &BoxHandle, program: &'static str) {
+    made.files().write("/tmp/app.py", program).await.unwrap();
     let app = made.program(["python3", "/tmp/app.py"]).detached();
     app.start().await.unwrap();
     let since = Instant::now();
@@ -215,6 +215,44 @@ async fn a_websocket_reaches_a_box_and_ends_with_the_server() {
     assert!(socket.rest().is_empty());
     assert!(served.ended().0.success());
     assert!(since.elapsed() < LONG);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_box_that_speaks_no_sound_http_is_answered_for() {
+    let served = Setup::new().start();
+    let client = crate::rpc::connect(&served.rpc(), None).await;
+    let made = client.create(SpecDraft::new("hostile")).await.unwrap();
+    listens(&made, include_str!("hostile.py")).await;
+    let ours = path(&made, 8000, None).await;
+    let asked = |what: &str| get(&served, &format!("{ours}{what}"), &[]);
+    for what in ["nothing", "garbage", "switch", "heads", "many", "lengths"] {
+        let answer = asked(what);
+        assert_eq!(answer.status, 502, "{what}: {answer:?}");
+        assert!(
+            answer.body.contains("does not answer in HTTP"),
+            "{answer:?}"
+        );
+    }
+    // What comes after an answer is none.
+    let mut one = served.client();
+    assert_eq!(one.get(&format!("{ours}two"), &[]).body, "one");
+    assert_eq!(one.get("/healthz", &[]).status, 200);
+    assert_eq!(asked("early").body, "well");
+    // A body that breaks off breaks off here, too.
+    let mut cut = served.client();
+    cut.write(&format!(
+        "GET {ours}short HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    ));
+    let rest = String::from_utf8(cut.rest()).unwrap();
+    assert!(
+        rest.contains("content-length: 100") && rest.ends_with("few"),
+        "{rest}"
+    );
+    assert_eq!(asked("well").body, "well", "control");
+    for method in ["HEAD", "OPTIONS", "DELETE", "PATCH"] {
+        let answer = served.client().ask(method, &format!("{ours}well"), &[]);
+        assert_eq!(answer.status, 200, "{method}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
