@@ -5,7 +5,8 @@ mod managed;
 mod moment;
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
 use box_protocol::{BoxError, Invalid, UnixMs};
 use serde::Deserialize;
@@ -19,6 +20,9 @@ use super::actions::{Connection, Data, to_its_end};
 use super::config::Config;
 use super::context::Placement;
 use super::errors::{admission, permission, readiness};
+
+/// How often grants are looked after while nobody calls.
+const LOOK_EVERY: Duration = Duration::from_secs(30);
 
 /// What a grant can give at most, and what every box gets.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -428,6 +432,21 @@ pub(super) async fn revoke(connection: Connection, data: Data) -> Result<Value, 
     .await
 }
 
+/// Looks after grants that are over, also while nobody calls, for as long as the installation is there.
+pub(super) fn end_with_their_grants(host: Weak<Host>) {
+    tokio::spawn(async move {
+        loop {
+            tokio::time::sleep(LOOK_EVERY).await;
+            let Some(host) = host.upgrade() else {
+                return;
+            };
+            if let Err(error) = host.end_expired(UnixMs::now()).await {
+                tracing::warn!(%error, "boxes of a grant that is over are still there");
+            }
+        }
+    });
+}
+
 impl Host {
     /// The grant that lets this placement in, where one is required.
     pub(super) async fn require_grant(
@@ -439,11 +458,17 @@ impl Host {
         }
         self.require_readiness().await?;
         let now = UnixMs::now();
+        self.end_expired(now).await?;
+        self.admission.grant(placement, now).map(Some)
+    }
+
+    /// Ends the boxes of workspaces whose grants are over.
+    async fn end_expired(&self, now: UnixMs) -> Result<(), BoxError> {
         for workspace in self.admission.expired(now) {
             let over = Placement::new(&self.instance, &workspace, 1);
             self.end_workspace(&over).await?;
         }
-        self.admission.grant(placement, now).map(Some)
+        Ok(())
     }
 
     /// Ends every box of a workspace, of whichever placement.

@@ -123,6 +123,7 @@ impl LangBot {
         hosts.insert(Arc::clone(caller), Arc::clone(&host));
         drop(hosts);
         host.look_for_processes();
+        admission::end_with_their_grants(Arc::downgrade(&host));
         Some(host)
     }
 

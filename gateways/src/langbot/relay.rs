@@ -353,6 +353,29 @@ mod tests {
         std::iter::from_fn(|| lines.next()).collect()
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn a_client_is_asked_for_signs_of_life_and_given_up_without_any() {
+        use tokio::io::AsyncReadExt as _;
+        use tokio::time::Instant;
+
+        let (near, mut far) = tokio::io::duplex(1024);
+        let socket = from_upgraded(near, Role::Server, &Limits::network());
+        let pinger = socket.pinger();
+        let begun = Instant::now();
+        let room = Semaphore::new(1);
+        let ping = async {
+            let mut frame = [0; 2];
+            far.read_exact(&mut frame).await.unwrap();
+            (frame, begun.elapsed())
+        };
+        let (asked, ()) = tokio::join!(ping, unheard(&pinger, &room));
+        assert_eq!(asked, ([0x89, 0], PING));
+        assert_eq!(begun.elapsed(), 2 * PING);
+        // One that cannot be heard, because nothing more can wait, is not given up.
+        let full = Semaphore::new(0);
+        assert!(timeout(10 * PING, unheard(&pinger, &full)).await.is_err());
+    }
+
     #[test]
     fn a_message_is_a_line_however_it_comes() {
         let mut lines = Lines::new(10, 1 << 20);
