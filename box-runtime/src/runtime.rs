@@ -375,7 +375,6 @@ fn built(draft: box_protocol::SpecDraft) -> Result<BoxSpec, BoxError> {
                 .as_ref()
                 .is_some_and(|volumes| !volumes.is_empty()),
         ),
-        ("main", extras.main.is_some()),
     ];
     match unserved.into_iter().find(|(_, asked)| *asked) {
         Some((field, _)) => Err(unsupported(field, "not served yet")),

@@ -5,15 +5,18 @@
 //! - `work`: what it is asked.
 //! - `front`: its mailbox, the lane calls wait in, and its clock. The front goes on listening while
 //!   the box is busy.
-//! - `body`: the box itself, if there is one now: start, liveness, stop; `pause` for when it stands still.
+//! - `body`: the box itself, if there is one now: start, liveness, stop; `mounts` beside its workspace; `entry`, the command
+//!   that is started with it; `pause` for when it stands still.
 //! - `exec`: one command, from the spec to the result; `relay` for output on the way, `doubt` for
 //!   what is checked before an agent is believed.
 //! - this file: what follows from what.
 
 mod body;
 mod doubt;
+mod entry;
 mod exec;
 mod front;
+mod mounts;
 mod pause;
 mod relay;
 mod work;
@@ -143,7 +146,7 @@ impl Actor {
 
     /// Nothing to do: waits for work, for the end of the agent, or for its own end.
     async fn rest(&mut self) -> Next {
-        match self.front.rest(self.body.broken()).await {
+        match self.front.rest(self.body.ended()).await {
             Rested::Work => Next::GoOn,
             Rested::Broken(reason) => {
                 self.fail(reason).await;
@@ -348,6 +351,7 @@ impl Actor {
             Over::Deleted(delete) => self.delete(delete).await,
             Over::Expired => self.end_as("expired", "its time is over").await,
             Over::Idle => self.end_as("expired", "nobody has used it for long").await,
+            Over::Done => self.end_as("deleted", "its main command has ended").await,
             Over::Closed => self.end_as("deleted", "the runtime lets go of it").await,
         }
     }

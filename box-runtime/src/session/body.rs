@@ -6,16 +6,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use box_protocol::actions::{AgentHealth, AgentHealthParams};
-use box_protocol::error::{Detail, Subject};
-use box_protocol::{
-    BoxError, BoxMountSpec, BoxSpec, BoxState, CommandId, Env, HostPathMode, Invalid, UnixMs,
-};
+use box_protocol::{BoxError, BoxSpec, BoxState, CommandId, Env, Invalid, UnixMs};
 use box_rpc::{Connection, Dialect, Limits, Options, Session};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
+use tokio::sync::Notify;
 use tokio::time::timeout;
 use uuid::Uuid;
 
+use super::front::{Over, Rested};
+use super::mounts::mounted;
 use super::{Card, Shared};
 use crate::backend::{Backend, StartRequest, StartedBox, guest_of};
 use crate::card::Mounts;
@@ -58,8 +58,8 @@ pub(super) struct Body {
 
 /// A box that runs.
 pub(crate) struct Living {
-    backend: Arc<dyn Backend>,
-    id: Uuid,
+    pub(super) backend: Arc<dyn Backend>,
+    pub(super) id: Uuid,
     pub(super) agent: Session,
     pub(super) spool: Option<Spool>,
     /// Whether the agent can move files through slots; one of an older make cannot.
@@ -67,7 +67,9 @@ pub(crate) struct Living {
     trail: Trail,
     /// Commands that ran when it was met: those of an earlier runtime.
     running: u64,
-    mounts: Mounts,
+    pub(super) mounts: Mounts,
+    /// Told once the command has ended that the box ends with.
+    pub(super) over: Arc<Notify>,
     /// Execs so far, since this.
     execs: u64,
     boot: Uuid,
@@ -120,14 +122,10 @@ impl Living {
             trail: Trail::default(),
             running,
             mounts,
+            over: Arc::default(),
             execs: 0,
             boot: Uuid::now_v7(),
         })
-    }
-
-    async fn add(&self, limit: Duration, mounts: &[BoxMountSpec]) -> Result<(), BoxError> {
-        let adding = self.backend.add_mounts(self.id, mounts);
-        bounded(&*self.backend, "mount into", limit, adding).await?
     }
 
     /// An id for the next exec, which no other command of the box has.
@@ -168,6 +166,7 @@ impl Body {
             unstopped: None,
         };
         body.open_door();
+        body.watch_main();
         body
     }
 
@@ -267,11 +266,15 @@ impl Body {
         living.backend.why_gone(living.id)
     }
 
-    /// Resolves when the agent is gone, which it is not supposed to be.
-    pub(super) async fn broken(&self) -> String {
-        match &self.living {
-            Some(living) => format!("the box's agent is gone: {}", living.agent.closed().await),
-            None => std::future::pending().await,
+    /// Resolves when the agent is gone, which it is not supposed to be, or the command is that the box ends with.
+    pub(super) async fn ended(&self) -> Rested {
+        let Some(living) = &self.living else {
+            return std::future::pending().await;
+        };
+        tokio::select! {
+            biased;
+            why = living.agent.closed() => Rested::Broken(format!("the box's agent is gone: {why}")),
+            () = living.over.notified() => Rested::Over(Over::Done),
         }
     }
 
@@ -301,6 +304,10 @@ impl Body {
         };
         self.unstopped = None;
         self.living = Some(living);
+        if let Err(error) = self.enter_main().await {
+            let _ = self.stop().await;
+            return Err(error);
+        }
         let now = UnixMs::now();
         {
             let mut live = self.card.live();
@@ -367,74 +374,6 @@ impl Body {
         Ok((living, (backend_session_id, facts)))
     }
 
-    /// Whether there is anything to say about mounts at all.
-    fn has_mounts(&self, asked: &BoxSpec) -> bool {
-        let living = self.living.as_ref();
-        !asked.extra_mounts.is_empty()
-            || living.is_some_and(|living| !living.mounts.asked.is_empty())
-    }
-
-    /// Checks the mounts asked for against those there are, and adds what can be added.
-    async fn mount(&mut self, asked: &BoxSpec) -> Result<(), BoxError> {
-        let Some(living) = &mut self.living else {
-            return Ok(());
-        };
-        let may_add = living.backend.capabilities().adds_mounts;
-        let fixed = |mount: &&BoxMountSpec| !(may_add && mount.is_content_addressed());
-        let new: Vec<_> = mounted(&asked.extra_mounts)
-            .filter(|mount| !living.mounts.has(mount))
-            .cloned()
-            .collect();
-        let has_all = |mut mounts: Vec<&BoxMountSpec>| {
-            mounts.retain(fixed);
-            mounts
-                .into_iter()
-                .all(|mount| asked.extra_mounts.contains(mount))
-        };
-        if new.iter().any(|mount| fixed(&mount)) || !has_all(living.mounts.asked.iter().collect()) {
-            return Err(other_mounts(&self.card));
-        }
-        if new.is_empty() {
-            return Ok(());
-        }
-        living.add(self.shared.config.start_timeout, &new).await?;
-        living.mounts.asked.extend(new);
-        self.keep();
-        Ok(())
-    }
-
-    /// Adds mounts to the box that is there. Those it has already are fine; another one in the same place is not.
-    pub(super) async fn add_mounts(&mut self, asked: &[BoxMountSpec]) -> Result<(), BoxError> {
-        let Some(living) = &mut self.living else {
-            let id = &self.card.spec.session_id;
-            let error = BoxError::conflict(format!("Box session {id} has no box to mount into"));
-            return Err(error.with_detail(&Detail::about(Subject::Box)));
-        };
-        if !living.backend.capabilities().adds_mounts {
-            return Err(BoxError::unsupported(
-                "extra_mounts: this backend adds no mounts to a box that runs",
-            ));
-        }
-        let new: Vec<_> = mounted(asked)
-            .filter(|mount| !living.mounts.has(mount))
-            .cloned()
-            .collect();
-        if new.iter().any(|mount| living.mounts.covers(mount)) {
-            return Err(other_mounts(&self.card));
-        }
-        let mut added = Ok(());
-        for mount in new {
-            let one = std::slice::from_ref(&mount);
-            added = living.add(self.shared.config.start_timeout, one).await;
-            if added.is_err() {
-                break;
-            }
-            living.mounts.added.push(mount);
-        }
-        self.keep();
-        added
-    }
-
     /// Ends the box, or what was begun of one. Boxed, as it is awaited in many places and rarely.
     pub(super) fn stop(&mut self) -> BoxFuture<'_, Result<(), BoxError>> {
         if let Some(living) = self.living.take() {
@@ -460,26 +399,8 @@ impl Body {
     }
 }
 
-/// The mounts that are made at all.
-fn mounted(mounts: &[BoxMountSpec]) -> impl Iterator<Item = &BoxMountSpec> {
-    mounts
-        .iter()
-        .filter(|mount| mount.mode != HostPathMode::None)
-}
-
-fn other_mounts(card: &Card) -> BoxError {
-    let id = &card.spec.session_id;
-    BoxError::conflict(format!(
-        "Box session {id} already exists with other extra_mounts"
-    ))
-    .with_detail(&Detail {
-        field: Some("extra_mounts".to_owned()),
-        ..Detail::about(Subject::Box)
-    })
-}
-
 /// A backend's call that may neither hang nor panic, as far as anybody else can tell.
-async fn bounded<T>(
+pub(super) async fn bounded<T>(
     backend: &dyn Backend,
     what: &str,
     limit: Duration,

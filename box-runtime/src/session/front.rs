@@ -27,6 +27,8 @@ pub(super) enum Over {
     Expired,
     /// Nobody has used it for long.
     Idle,
+    /// The command has ended that its box ends with.
+    Done,
     /// The table let go of it.
     Closed,
 }
@@ -37,6 +39,7 @@ impl Over {
         let did = match self {
             Self::Deleted(_) => "was deleted",
             Self::Expired | Self::Idle => "expired",
+            Self::Done => "ended",
             Self::Closed => {
                 return BoxError::unavailable(format!(
                     "Box session {session_id} was ended while the command ran: the runtime is shutting down"
@@ -191,7 +194,7 @@ impl Front {
     }
 
     /// Waits for work while nothing is to be done.
-    pub(super) async fn rest(&mut self, broken: impl Future<Output = String>) -> Rested {
+    pub(super) async fn rest(&mut self, ended: impl Future<Output = Rested>) -> Rested {
         tokio::select! {
             biased;
             work = self.mailbox.recv() => match work {
@@ -201,7 +204,7 @@ impl Front {
                 }
                 None => Rested::Over(Over::Closed),
             },
-            reason = broken => Rested::Broken(reason),
+            rested = ended => rested,
             over = self.clock.strike(true, &self.card.door) => Rested::Over(over),
         }
     }

@@ -107,7 +107,10 @@ impl Body {
                 cleared.inspect_err(|_| self.card.live().state = BoxState::Running)?;
                 (BoxState::Stopped, "stopped")
             }
-            (BoxState::Stopped, TargetState::Running) => (BoxState::Running, "started"),
+            (BoxState::Stopped, TargetState::Running) => {
+                self.enter_main().await?;
+                (BoxState::Running, "started")
+            }
             _ => return Err(self.unmoved(state)),
         };
         self.card.live().state = then;

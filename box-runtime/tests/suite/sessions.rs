@@ -403,15 +403,13 @@ async fn names_labels_and_notes_change_and_names_stay_unique() {
 async fn what_is_not_served_yet_is_refused_by_name() {
     let w = world();
     let mut draft = spec("s", "true");
-    draft.extras.main = Some(box_protocol::Main {
-        argv: vec!["sh".to_owned()],
-        ends_box: false,
-    });
+    let from = box_protocol::Name::new("t").unwrap();
+    draft.extras.from = Some(box_protocol::BoxSource::Template(from));
     let error = w.exec_spec(draft).await.unwrap_err();
     assert_eq!(error.code(), Code::Unsupported);
     assert_eq!(
         error.detail::<Detail>().unwrap().field.as_deref(),
-        Some("main")
+        Some("from")
     );
     assert_eq!(w.backend.starts(), [""; 0]);
 }

@@ -16,6 +16,7 @@ mod commands;
 mod catalogue;
 mod closed;
 mod ends;
+mod entry;
 mod environment;
 mod events;
 mod far;

@@ -85,8 +85,10 @@ async fn a_stopped_box_has_its_files_and_none_of_its_processes() {
              setsid sleep {seconds} > /dev/null 2>&1 & trap '' TERM; true"
         );
         machine.exec("s", &leave).await;
-        // One that starts others as fast as it can, one that waits for its reader, a shell that runs something.
-        start(machine, "forks", &format!("while :; do sleep {seconds} & done"), false).await;
+        // One that starts others as fast as it can, and leaves room for the rest; one that waits for its reader, a shell that runs
+        // something.
+        let forks = format!("for n in $(seq 60); do sleep {seconds} & done; wait");
+        start(machine, "forks", &forks, false).await;
         start(machine, "held", "true", true).await;
         start(machine, "over", "echo before; exit 3", false).await;
         let shell = params(json!({"shell_id": "sh", "language": "sh"}));

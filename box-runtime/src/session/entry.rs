@@ -1,0 +1,84 @@
+//! The command that is started with a box, `main` in its spec, and the end of the box with it.
+
+use std::sync::Arc;
+
+use box_protocol::actions::{
+    AgentOutput, AgentOutputParams, AgentStart, AgentStartParams, ReadFrom, Until, View,
+};
+use box_protocol::{BoxError, CommandId, Env, ExitWhy, Program, Role};
+use box_rpc::Peer;
+use futures::StreamExt as _;
+use tokio::sync::Notify;
+
+use super::agents_error;
+use super::body::Body;
+use crate::commands::DEFAULT_CWD;
+use crate::env_file::environment;
+
+/// The id of that command.
+const ID: &str = "main";
+
+impl Body {
+    /// Starts it, if the spec has one. A box whose command cannot be started is of no use.
+    pub(super) async fn enter_main(&self) -> Result<(), BoxError> {
+        let spec = &self.card.spec;
+        let (Some(main), Some(living)) = (&spec.extras.main, &self.living) else {
+            return Ok(());
+        };
+        let agent = living.agent.peer();
+        let defaults = self.card.live().defaults.as_deref().cloned();
+        let defaults = defaults.unwrap_or_default();
+        let env = environment(&agent, &spec.session_id, &defaults, Env::new()).await?;
+        let cwd = defaults.cwd.unwrap_or_else(|| DEFAULT_CWD.to_owned());
+        let program = Program::argv(main.argv.iter().cloned())?;
+        let asked = AgentStartParams {
+            env,
+            user: defaults.user,
+            file_bytes: spec.file_bytes(),
+            keep: true,
+            replace: true,
+            retain_ms: Some(-1),
+            role: Role::Main,
+            ..AgentStartParams::new(CommandId::new(ID)?, program, cwd)
+        };
+        let started = agent.call::<AgentStart>(&asked).await;
+        started.map_err(agents_error)?;
+        self.watch_main();
+        Ok(())
+    }
+
+    /// Watches for its end, if the box shall end with it.
+    pub(super) fn watch_main(&self) {
+        let ends_box = |main: &box_protocol::Main| main.ends_box;
+        if let Some(living) = &self.living
+            && self.card.spec.extras.main.as_ref().is_some_and(ends_box)
+        {
+            let (agent, over) = (living.agent.peer(), Arc::clone(&living.over));
+            tokio::spawn(async move { watch(&agent, &over).await });
+        }
+    }
+}
+
+/// Tells of the end of the command, unless it was the box that ended it, or nobody knows.
+async fn watch(agent: &Peer, over: &Notify) {
+    let Ok(command_id) = CommandId::new(ID) else {
+        return;
+    };
+    let asked = AgentOutputParams {
+        command_id,
+        from: ReadFrom::default(),
+        view: View::None,
+        until: Until::default(),
+        exclusive: None,
+        pty: None,
+        spool: None,
+    };
+    let Ok(mut stream) = agent.stream::<AgentOutput>(&asked).await else {
+        return;
+    };
+    while stream.next().await.is_some() {}
+    let exit = stream.finish().await.ok().and_then(|told| told.exit);
+    if exit.is_some_and(|exit| exit.why != ExitWhy::BoxEnded) {
+        over.notify_one();
+    }
+}

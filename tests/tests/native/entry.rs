@@ -1,0 +1,107 @@
+//! The command that is started with a box.
+
+use std::time::Duration;
+
+use box_protocol::actions::{BoxCreateParams, TargetState};
+use box_protocol::{BoxError, Code, CommandInfo, CommandState, ExitWhy, Role};
+use box_runtime::Caller;
+use serde_json::json;
+
+use super::support::{Machine, on_each_machine, printed};
+
+async fn create(machine: &Machine, argv: &[&str], ends_box: bool) -> Result<(), BoxError> {
+    let spec = json!({"session_id": "m", "main": {"argv": argv, "ends_box": ends_box},
+        "defaults": {"cwd": "/tmp", "env": {"A": "1"}}});
+    let params: BoxCreateParams = serde_json::from_value(json!({"spec": spec})).unwrap();
+    let created = machine.runtime.create(&Caller::local(), params).await;
+    created.map(drop)
+}
+
+async fn main_of(machine: &Machine) -> Result<CommandInfo, BoxError> {
+    let key = json!({"session_id": "m", "command_id": "main"});
+    let key = serde_json::from_value(key).unwrap();
+    machine.runtime.get_command(&Caller::local(), key).await
+}
+
+async fn move_to(machine: &Machine, to: TargetState) {
+    let params = serde_json::from_value(json!({"session_id": "m", "to": to})).unwrap();
+    let moved = machine.runtime.transition(&Caller::local(), params).await;
+    assert!(moved.unwrap().changed);
+}
+
+/// Waits until the box is gone.
+async fn gone(machine: &Machine) {
+    let start = std::time::Instant::now();
+    loop {
+        match main_of(machine).await {
+            Err(error) if error.code() == Code::NotFound => return,
+            _ => assert!(start.elapsed() < Duration::from_secs(20)),
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_box_may_begin_with_a_command_and_end_with_it() {
+    on_each_machine(async |machine| {
+        let script = "echo $A; pwd; while [ ! -e /tmp/enough ]; do sleep 0.05; done";
+        create(machine, &["sh", "-c", script], true).await.unwrap();
+        let info = main_of(machine).await.unwrap();
+        assert_eq!((info.role, info.state), (Role::Main, CommandState::Running));
+        assert_eq!(printed(&machine.exec("m", "echo beside").await), "beside");
+        let until = json!({"session_id": "m", "command_id": "main", "until": {"ms": 300}});
+        let until = serde_json::from_value(until).unwrap();
+        let (sender, mut chunks) = tokio::sync::mpsc::channel(64);
+        let caller = Caller::local();
+        machine
+            .runtime
+            .attach_command(&caller, until, sender)
+            .await
+            .unwrap();
+        let mut text = String::new();
+        while let Some(chunk) = chunks.recv().await {
+            if let box_protocol::actions::CommandChunk::Text(piece) = chunk {
+                text.push_str(&piece.data);
+            }
+        }
+        assert_eq!(text, "1\n/tmp\n");
+        // Stopping the box is not the end it ends with, and starting it starts the command again.
+        move_to(machine, TargetState::Stopped).await;
+        move_to(machine, TargetState::Running).await;
+        let again = main_of(machine).await.unwrap();
+        assert_eq!(again.state, CommandState::Running);
+        assert!(again.created_at >= info.created_at);
+        printed(&machine.exec("m", "touch /tmp/enough").await);
+        gone(machine).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_box_may_outlive_the_command_it_begins_with_but_not_be_without() {
+    on_each_machine(async |machine| {
+        create(machine, &["sh", "-c", "exit 3"], false)
+            .await
+            .unwrap();
+        let start = std::time::Instant::now();
+        while main_of(machine).await.unwrap().exit.is_none() {
+            assert!(start.elapsed() < Duration::from_secs(20));
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let exit = main_of(machine).await.unwrap().exit.unwrap();
+        assert_eq!((exit.code, exit.why), (Some(3), ExitWhy::Exit));
+        assert_eq!(printed(&machine.exec("m", "echo lives").await), "lives");
+        let params = serde_json::from_value(json!({"session_id": "m", "force": true})).unwrap();
+        machine
+            .runtime
+            .delete(&Caller::local(), params)
+            .await
+            .unwrap();
+        let error = create(machine, &["/no/such/program"], true)
+            .await
+            .unwrap_err();
+        assert_eq!(error.code(), Code::Validation, "{error:?}");
+        assert_eq!(main_of(machine).await.unwrap_err().code(), Code::NotFound);
+    })
+    .await;
+}
