@@ -19,7 +19,7 @@ mod schema;
 mod tools;
 mod unused;
 
-use std::{env, process::ExitCode};
+use std::{env, path::Path, process::ExitCode};
 
 use command::Workspace;
 
@@ -35,6 +35,7 @@ cargo xtask <command>
   langbot         LangBot's own packages against this program
   release         the static program, its size, and the README's commands run with it
   fuzz [runs]     the decoder's fuzzer, for that many inputs (ten million unless said)
+  readme          the README's commands run, and its picture compared
   picture         writes docs/terminal.svg, the README's picture, from what boxd prints
   schema          writes docs/schema/contract.json and the list of actions in docs/wire.md
   help            this text";
@@ -61,32 +62,17 @@ fn run(arguments: &[String]) -> Result<ExitCode> {
         ("bench", rest) => bench(&Workspace::find()?, rest),
         ("fuzz", rest) => {
             let runs = rest.first().map_or("10000000", String::as_str);
-            let workspace = Workspace::find()?;
-            let target = manifest::Manifest::read(&workspace)?.target;
-            fuzz::run(&workspace, &target, runs).map(|()| ExitCode::SUCCESS)
+            with_target(|workspace, target| fuzz::run(workspace, target, runs))
         }
-        ("guest", []) => {
-            let workspace = Workspace::find()?;
-            let target = manifest::Manifest::read(&workspace)?.target;
-            guest::check(&workspace, &target, &mut counts::Counts::default())
-                .map(|()| ExitCode::SUCCESS)
-        }
-        ("langbot", []) => {
-            let workspace = Workspace::find()?;
-            let target = manifest::Manifest::read(&workspace)?.target;
-            langbot::check(&workspace, &target, &mut counts::Counts::default())
-                .map(|()| ExitCode::SUCCESS)
-        }
-        ("release", []) => {
-            let workspace = Workspace::find()?;
-            let target = manifest::Manifest::read(&workspace)?.target;
-            release::check(&workspace, &target).map(|()| ExitCode::SUCCESS)
-        }
-        ("picture", []) => {
-            let workspace = Workspace::find()?;
-            let target = manifest::Manifest::read(&workspace)?.target;
-            picture::write(&workspace, &target).map(|()| ExitCode::SUCCESS)
-        }
+        ("guest", []) => with_target(|workspace, target| {
+            guest::check(workspace, target, &mut counts::Counts::default())
+        }),
+        ("langbot", []) => with_target(|workspace, target| {
+            langbot::check(workspace, target, &mut counts::Counts::default())
+        }),
+        ("release", []) => with_target(release::check),
+        ("readme", []) => with_target(release::readme_only),
+        ("picture", []) => with_target(picture::write),
         ("schema", []) => schema::write(&Workspace::find()?).map(|()| ExitCode::SUCCESS),
         ("help" | "--help" | "-h", _) => {
             println!("{HELP}");
@@ -94,6 +80,13 @@ fn run(arguments: &[String]) -> Result<ExitCode> {
         }
         (unknown, _) => Err(format!("unknown command `{unknown}`\n\n{HELP}").into()),
     }
+}
+
+/// Does something that needs to know where programs are built.
+fn with_target(run: impl FnOnce(&Workspace, &Path) -> Result) -> Result<ExitCode> {
+    let workspace = Workspace::find()?;
+    let target = manifest::Manifest::read(&workspace)?.target;
+    run(&workspace, &target).map(|()| ExitCode::SUCCESS)
 }
 
 fn bench(workspace: &Workspace, arguments: &[String]) -> Result<ExitCode> {
