@@ -163,19 +163,6 @@ async fn a_box_that_fails_or_runs_out_of_memory_says_so() {
 }
 
 #[tokio::test]
-async fn a_box_that_gets_less_than_it_asked_for_says_so() {
-    on_each_machine(async |machine| {
-        let asked =
-            json!({"session_id": "d", "cmd": "true", "network": "on", "best_effort": ["network"]});
-        machine.exec_spec(spec(asked)).await.unwrap();
-        let (all, _) = events(&machine.runtime, "local", json!({})).await;
-        assert_eq!(kinds(&all), [("d", "started"), ("d", "degraded")]);
-        assert_eq!(all[1].message, "without network");
-    })
-    .await;
-}
-
-#[tokio::test]
 async fn a_box_whose_agent_dies_has_failed() {
     on_each_machine(async |machine| {
         let seconds = format!("86900.{}", machine.uid);

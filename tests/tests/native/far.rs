@@ -102,13 +102,13 @@ async fn without_a_network_nothing_outside_is_reached(setup: Setup) {
 
 async fn a_box_that_cannot_be_is_a_typed_error(setup: Setup) {
     let world = setup.real_boxes().start().await;
-    let asked = json!({"session_id": "online", "network": "on", "cmd": "true"});
+    let asked = json!({"session_id": "gone", "host_path": "/not/there/at/all", "cmd": "true"});
     let Err(CallError::Refused(error)) = exec_spec(&world.peer, spec(asked)).await else {
-        panic!("there is no network to be had yet")
+        panic!("there is nothing to mount")
     };
-    assert_eq!(error.code(), Code::Unavailable);
-    assert!(error.message().contains("network"), "{error:?}");
-    printed(&exec(&world.peer, "offline", "true").await);
+    assert_eq!(error.code(), Code::Validation);
+    assert!(error.message().contains("is not there"), "{error:?}");
+    printed(&exec(&world.peer, "other", "true").await);
 }
 
 async fn a_tool_call_goes_through_service_wire_and_runtime(setup: Setup) {
