@@ -10,6 +10,7 @@ mod boxes;
 mod commands;
 mod config;
 mod files;
+mod network;
 mod run;
 mod serve;
 mod support;

@@ -5,6 +5,7 @@
 use std::error::Error;
 use std::io::{BufRead as _, stdin};
 
+use box_protocol::HostName;
 use box_rpc::Options;
 use box_runtime::native::{NativeBackend, NativeConfig};
 use box_runtime::{BoxRuntime, Caller, RuntimeConfig};
@@ -32,6 +33,14 @@ fn config(program: &str, how: &Value) -> Result<NativeConfig, Box<dyn Error>> {
     config.run_as = user.map(|user| (user, user));
     config.cgroup_parent = serde_json::from_value(how["parent"].clone())?;
     config.state_dir = serde_json::from_value(how["state"].clone())?;
+    if how["network"].is_object() {
+        config.egress.policy = serde_json::from_value(how["network"]["policy"].clone())?;
+        let hosts = how["network"]["hosts"].as_object().into_iter().flatten();
+        for (name, addresses) in hosts {
+            let addresses = serde_json::from_value(addresses.clone())?;
+            config.egress.hosts.insert(HostName::new(name)?, addresses);
+        }
+    }
     Ok(config)
 }
 

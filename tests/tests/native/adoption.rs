@@ -30,8 +30,17 @@ pub(super) struct Host {
 
 impl Host {
     pub(super) async fn start(machine: &Machine, state: &Path) -> Result<Self, String> {
+        Self::start_with(machine, state, Value::Null).await
+    }
+
+    /// The same, with this way out for its boxes.
+    pub(super) async fn start_with(
+        machine: &Machine,
+        state: &Path,
+        network: Value,
+    ) -> Result<Self, String> {
         let endpoint = format!("unix:{}", state.join("socket").display());
-        let how = json!({"state": state, "user": machine.user(), "endpoint": endpoint,
+        let how = json!({"state": state, "user": machine.user(), "endpoint": endpoint, "network": network,
             "parent": format!("box-adopt-{}-{}", std::process::id(), machine.uid)});
         let mut command = Command::new(&*PROGRAM);
         command.arg("serve").arg(how.to_string()).kill_on_drop(true);

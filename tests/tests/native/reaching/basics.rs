@@ -1,5 +1,8 @@
 //! Connections by name and by address, and what is in the way of those that may not be.
 
+use box_protocol::actions::{BoxStatsParams, BoxStatsResult};
+use box_runtime::Caller;
+
 use super::*;
 
 #[tokio::test]
@@ -35,4 +38,151 @@ async fn a_name_that_is_allowed_is_reached_and_another_is_not_there() {
         assert_eq!((server.taken(), elsewhere.taken()), (before + 1, 0));
     })
     .await;
+}
+
+#[tokio::test]
+async fn addresses_are_reached_over_both_kinds_and_what_is_not_listed_is_reset() {
+    let (four, six) = (
+        Server::http("127.0.0.7", "four"),
+        Server::http("::1", "six"),
+    );
+    let set_up = |config: &mut NativeConfig| {
+        // No box can dial a loopback address of the machine: to it, that is its own. So names lead there.
+        let hosts = [
+            ("four.test", "127.0.0.7"),
+            ("six.test", "::1"),
+            ("private.test", "127.0.0.8"),
+        ];
+        open(config, json!(["*.test", "127.0.0.7", "::1"]), &hosts);
+    };
+    let hidden = Server::http("127.0.0.8", "hidden");
+    on_each_machine_set_up(LONG, set_up, async |machine| {
+        for (name, port, says) in [
+            ("four.test", four.port(), "four"),
+            ("six.test", six.port(), "six"),
+        ] {
+            for family in ["-4", "-6"] {
+                let page = online(
+                    machine,
+                    "b",
+                    &format!("curl -sS {family} http://{name}:{port}/"),
+                )
+                .await;
+                assert_eq!(printed(&page), says, "the box's side is of its own kind");
+            }
+        }
+        let port = hidden.port();
+        let reset = says(
+            machine,
+            "b",
+            &format!("print(word(lambda: first('private.test', {port})))"),
+        )
+        .await;
+        assert_eq!(
+            reset, "ECONNRESET",
+            "a name alone opens no address that is not public"
+        );
+        for literal in [
+            "10.1.2.3",
+            "169.254.169.254",
+            "192.168.1.1",
+            "8.8.8.8",
+            "fd00:ec2::254",
+            "2606:4700::1111",
+            "198.18.77.77",
+        ] {
+            let reset = says(
+                machine,
+                "b",
+                &format!("print(word(lambda: first('{literal}', 80)))"),
+            )
+            .await;
+            assert_eq!(reset, "ECONNRESET", "{literal} is not listed");
+        }
+        assert_eq!(hidden.taken(), 0);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn who_does_not_answer_is_a_reset_and_no_hang() {
+    let gone = TcpListener::bind("127.0.0.7:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port();
+    let set_up = |config: &mut NativeConfig| {
+        let hosts = [
+            ("refuses.test", "127.0.0.7"),
+            ("nowhere.test", "255.255.255.255"),
+            ("unknown.test", ""),
+        ];
+        open(
+            config,
+            json!(["*.test", "127.0.0.7", "255.255.255.255"]),
+            &hosts,
+        );
+    };
+    on_each_machine_set_up(LONG, set_up, async |machine| {
+        // The kernel takes a connection before anybody can dial for it: what fails outside is a reset inside.
+        let text = format!("print(word(lambda: first('refuses.test', {gone})), word(lambda: first('nowhere.test', 80)))");
+        assert_eq!(says(machine, "gone", &text).await, "ECONNRESET ECONNRESET");
+        let text = "print(word(lambda: socket.gethostbyname('unknown.test')), word(lambda: socket.gethostbyname('refuses.test')))";
+        let names = says(machine, "gone", text).await;
+        assert!(names.starts_with("gaierror 198.18.1."), "{names}");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_policy_changes_live_and_cuts_what_is_no_longer_allowed() {
+    let server = Server::start("127.0.0.7", |mut stream| {
+        let mut buffer = [0; 100];
+        while let Ok(length @ 1..) = stream.read(&mut buffer) {
+            let _ = stream.write_all(&buffer[..length]);
+        }
+    });
+    let port = server.port();
+    let set_up = |config: &mut NativeConfig| {
+        let hosts = [("one.test", "127.0.0.7"), ("two.test", "127.0.0.7")];
+        open(config, json!(["*.test", "127.0.0.7"]), &hosts);
+    };
+    on_each_machine_set_up(LONG, set_up, async |machine| {
+        let text = format!(
+            "one, two = dial('one.test', {port}), dial('two.test', {port})
+for s in one, two:
+    s.sendall(b'x'); s.recv(1)
+print(word(lambda: one.recv(1)))
+two.sendall(b'still'); print(two.recv(10).decode())
+print(word(lambda: first('one.test', {port}, b'x')))
+print(first('two.test', {port}, b'again'))"
+        );
+        let change = async {
+            let caller = Caller::local();
+            let is_ready = |used: &BoxStatsResult| {
+                used.network_connections == Some(2) && used.network_received_bytes == Some(2)
+            };
+            while !machine
+                .runtime
+                .stats(&caller, stats_of("live"), None)
+                .await
+                .is_ok_and(|used| is_ready(&used))
+            {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            let update = json!({"session_id": "live", "network_policy": {"allow": ["two.test"]}});
+            let update = serde_json::from_value(update).unwrap();
+            machine.runtime.update(&caller, update).await.unwrap();
+        };
+        let (told, ()) = tokio::join!(says(machine, "live", &text), change);
+        assert_eq!(
+            told.lines().collect::<Vec<_>>(),
+            ["ECONNRESET", "still", "gaierror", "again"]
+        );
+    })
+    .await;
+}
+
+fn stats_of(session: &str) -> BoxStatsParams {
+    serde_json::from_value(json!({"session_id": session})).unwrap()
 }

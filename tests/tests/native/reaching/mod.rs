@@ -1,6 +1,12 @@
 //! A box with a network reaches whom it may, and nobody else.
 
+mod adopted;
 mod basics;
+mod escapes;
+mod limits;
+mod programs;
+mod questions;
+mod streams;
 
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -19,21 +25,22 @@ fn policy(json: Value) -> NetworkPolicy {
     serde_json::from_value(json).unwrap()
 }
 
-/// The operator's policy, and addresses of names.
+/// The operator's policy, and addresses of names; without one, there is nobody of that name, and nobody outside is asked.
 fn open(config: &mut NativeConfig, allow: Value, hosts: &[(&str, &str)]) {
     config.egress.policy = policy(json!({ "allow": allow }));
     for (name, address) in hosts {
-        let addresses = vec![address.parse::<IpAddr>().unwrap()];
+        let addresses = address.split_whitespace();
+        let addresses = addresses.map(|address| address.parse::<IpAddr>().unwrap());
         config
             .egress
             .hosts
-            .insert(HostName::new(name).unwrap(), addresses);
+            .insert(HostName::new(name).unwrap(), addresses.collect());
     }
 }
 
 /// Runs a command in a box that has a network.
 async fn online(machine: &Machine, session: &str, cmd: &str) -> BoxExecutionResult {
-    let asked = json!({"session_id": session, "network": "on", "cmd": cmd});
+    let asked = json!({"session_id": session, "network": "on", "cmd": cmd, "timeout_sec": 120, "pids_limit": 512});
     let ran = machine.exec_spec(spec(asked)).await;
     ran.unwrap_or_else(|error| panic!("{}: {cmd}: {error:?}", machine.name))
 }
@@ -64,19 +71,39 @@ impl Server {
     /// One that answers every request with the same text.
     fn http(at: &str, body: &'static str) -> Self {
         Self::start(at, move |mut stream| {
-            let mut head = Vec::new();
-            while !head.ends_with(b"\r\n\r\n") {
-                let mut byte = [0];
-                if stream.read(&mut byte).unwrap_or(0) == 0 {
-                    return;
-                }
-                head.extend(byte);
+            if request(&mut stream).is_none() {
+                return;
             }
             let length = body.len();
             let _ = write!(
                 stream,
                 "HTTP/1.1 200 OK\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
             );
+        })
+    }
+
+    /// One that has these files; requests for others are not found.
+    fn files(at: &str, files: Vec<(String, Vec<u8>)>) -> Self {
+        Self::start(at, move |mut stream| {
+            let Some(head) = request(&mut stream) else {
+                return;
+            };
+            let path = head.split_whitespace().nth(1).unwrap_or_default();
+            let path = path.split('?').next().unwrap_or_default();
+            let found = files.iter().find(|(name, _)| name == path);
+            let (status, body) =
+                found.map_or(("404 Not Found", &b""[..]), |(_, body)| ("200 OK", body));
+            let kind = if path.ends_with('/') {
+                "text/html"
+            } else {
+                "application/octet-stream"
+            };
+            let length = body.len();
+            let _ = write!(
+                stream,
+                "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
+            );
+            let _ = stream.write_all(body);
         })
     }
 
@@ -89,5 +116,49 @@ impl Server {
     }
 }
 
+/// The head of a request.
+fn request(stream: &mut TcpStream) -> Option<String> {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        if stream.read(&mut byte).unwrap_or(0) == 0 {
+            return None;
+        }
+        head.extend(byte);
+    }
+    String::from_utf8(head).ok()
+}
+
 /// How long a test of this kind may take on one machine.
 const LONG: Duration = Duration::from_mins(3);
+
+/// Runs Python in a box that has a network, with what tests of connections need at hand.
+async fn python(machine: &Machine, session: &str, text: &str) -> BoxExecutionResult {
+    const HELP: &str = "\
+import errno, hashlib, os, socket, struct, sys, time
+def word(work):
+    try:
+        return work()
+    except OSError as error:
+        return errno.errorcode.get(error.errno, type(error).__name__)
+def dial(host, port, **more):
+    return socket.create_connection((host, port), timeout=30, **more)
+def first(host, port, say=b''):
+    with dial(host, port) as s:
+        s.sendall(say)
+        return s.recv(100).decode()
+";
+    online(
+        machine,
+        session,
+        &format!("cat >/tmp/test.py <<'END'\n{HELP}\n{text}\nEND\npython3 /tmp/test.py"),
+    )
+    .await
+}
+
+/// The same, for what it printed.
+async fn says(machine: &Machine, session: &str, text: &str) -> String {
+    let ran = python(machine, session, text).await;
+    assert_eq!(ran.exit_code, Some(0), "{}: {ran:?}", machine.name);
+    printed(&ran).to_owned()
+}

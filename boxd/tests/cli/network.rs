@@ -1,0 +1,63 @@
+//! The real program in a network of the test's own: a machine with a public and a private neighbour, and nothing beyond.
+
+use std::process::Command;
+
+use crate::support::{BOXD, err, out};
+
+/// Two network namespaces with a cable between them. In the far one are a public and a private address, each with a page; in
+/// the near one, `boxd` runs as each of the users given.
+const SCRIPT: &str = r#"
+set -e
+ip link set lo up
+unshare -n sleep 60 >/dev/null 2>&1 & far=$!
+trap 'kill $far $one $two; rm -rf "$dir"' EXIT
+while [ "$(readlink /proc/$far/ns/net)" = "$(readlink /proc/self/ns/net)" ]; do sleep 0.01; done
+ip link add near type veth peer name far netns $far
+ip addr add 93.184.216.1/24 dev near
+ip addr add 10.9.9.1/24 dev near
+ip link set near up
+in_far() { nsenter -t $far -n "$@"; }
+in_far ip link set lo up
+in_far ip link set far up
+in_far ip addr add 93.184.216.34/24 dev far
+in_far ip addr add 10.9.9.9/24 dev far
+dir=$(mktemp -d)
+chmod 755 "$dir"
+cd "$dir"
+cp "$1" boxd
+boxd=$dir/boxd
+echo page > index.html
+nsenter -t $far -n /usr/bin/python3 -m http.server 8080 >/dev/null 2>&1 & one=$!
+/usr/bin/python3 -m http.server 8081 >/dev/null 2>&1 & two=$!
+for n in $(seq 200); do curl -s -m 1 http://93.184.216.34:8080/ >/dev/null && curl -s -m 1 http://10.9.9.9:8080/ >/dev/null \
+    && curl -s -m 1 http://93.184.216.1:8081/ >/dev/null && break; sleep 0.05; done
+as_nobody() { setpriv --reuid 65534 --regid 65534 --clear-groups "$@"; }
+as_root() { "$@"; }
+for who in $2; do
+    try() { $who env BOXD_NETWORK_PROXY=none "$boxd" run "$@" 2>/dev/null || echo refused; }
+    echo "public $(try --network on -- curl -s -m 20 http://93.184.216.34:8080/)"
+    echo "private $(try --network on -- curl -s -m 20 http://10.9.9.9:8080/)"
+    echo "own $(try --network on -- curl -s -m 20 http://93.184.216.1:8081/)"
+    echo "listed $(try --allow 10.9.9.0/24:8080 -- curl -s -m 20 http://10.9.9.9:8080/)"
+    echo "unlisted $(try --allow 10.9.9.0/24:8080 -- curl -s -m 20 http://93.184.216.34:8080/)"
+    echo "off $(try --network off -- curl -s -m 20 http://93.184.216.34:8080/)"
+done
+"#;
+
+#[test]
+fn public_addresses_are_reached_and_others_only_if_they_are_listed() {
+    let root = rustix::process::geteuid().is_root();
+    // Who is not root is it in namespaces of its own, and nobody else there.
+    let (namespaces, users) = if root {
+        ("-n", "as_root as_nobody")
+    } else {
+        ("-rn", "as_root")
+    };
+    let mut command = Command::new("unshare");
+    command.args([namespaces, "sh", "-c", SCRIPT, "sh", BOXD, users]);
+    let ran = command.output().unwrap();
+    let expected =
+        "public page\nprivate refused\nown refused\nlisted page\nunlisted refused\noff refused\n";
+    let expected = expected.repeat(if root { 2 } else { 1 });
+    assert_eq!(out(&ran), expected, "{}", err(&ran));
+}

@@ -1,0 +1,133 @@
+//! How much of the network one box may have.
+
+use super::*;
+
+fn echo() -> Server {
+    Server::start("127.0.0.7", |mut stream| {
+        let mut buffer = vec![0; 1 << 16];
+        while let Ok(length @ 1..) = stream.read(&mut buffer) {
+            if stream.write_all(&buffer[..length]).is_err() {
+                return;
+            }
+        }
+    })
+}
+
+#[tokio::test]
+async fn connections_beyond_the_limit_are_reset_and_there_is_room_again_when_one_ends() {
+    let server = echo();
+    let set_up = |config: &mut NativeConfig| {
+        open(
+            config,
+            json!(["peer.test", "127.0.0.7"]),
+            &[("peer.test", "127.0.0.7")],
+        );
+        config.egress.connections = 3;
+    };
+    let text = format!(
+        "def one():
+    s = dial('peer.test', {}); s.sendall(b'x'); s.recv(1); return s
+held = [one() for _ in range(3)]
+print(word(one))
+held.pop().close()
+for _ in range(200):
+    again = word(one)
+    if again != 'ECONNRESET': break
+    time.sleep(0.05)
+print(type(again).__name__)",
+        server.port()
+    );
+    on_each_machine_set_up(LONG, set_up, async |machine| {
+        assert_eq!(says(machine, "few", &text).await, "ECONNRESET\nsocket");
+        // Another box has its own.
+        assert_eq!(says(machine, "other", &text).await, "ECONNRESET\nsocket");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn bytes_beyond_the_limit_cut_the_connection_and_those_after_it() {
+    let server = echo();
+    let set_up = |config: &mut NativeConfig| {
+        open(
+            config,
+            json!(["peer.test", "127.0.0.7"]),
+            &[("peer.test", "127.0.0.7")],
+        );
+        config.egress.bytes = 1 << 20;
+    };
+    let text = format!(
+        "s = dial('peer.test', {port})
+def pump():
+    for _ in range(100):
+        s.sendall(bytes(1 << 16))
+        left = 1 << 16
+        while left: 
+            piece = s.recv(left)
+            if not piece: return 'ended'
+            left -= len(piece)
+    return 'unlimited'
+print(word(pump) in ('ECONNRESET', 'EPIPE'), word(lambda: first('peer.test', {port}, b'x')))",
+        port = server.port()
+    );
+    on_each_machine_set_up(LONG, set_up, async |machine| {
+        assert_eq!(says(machine, "bytes", &text).await, "True ECONNRESET");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_proxy_of_the_operator_is_asked_and_told_the_name() {
+    let target = Server::http("127.0.0.7", "through the proxy");
+    let (asked, heads) = std::sync::mpsc::channel();
+    let to = target.address;
+    let proxy = Server::start("127.0.0.6", move |mut stream| {
+        let Some(head) = request(&mut stream) else {
+            return;
+        };
+        let good = head.starts_with("CONNECT web.test:80 ");
+        let _ = asked.send(head);
+        if !good {
+            let _ = stream.write_all(b"HTTP/1.1 403 Forbidden\r\n\r\n");
+            return;
+        }
+        let mut far = TcpStream::connect(to).unwrap();
+        let _ = stream.write_all(b"HTTP/1.1 200 Connection established\r\n\r\n");
+        let (mut from, mut into) = (stream.try_clone().unwrap(), far.try_clone().unwrap());
+        std::thread::spawn(move || std::io::copy(&mut from, &mut into));
+        let _ = std::io::copy(&mut far, &mut stream);
+        let _ = stream.shutdown(std::net::Shutdown::Write);
+    });
+    let set_up = |config: &mut NativeConfig| {
+        config.egress.policy = policy(json!({"deny": ["denied.test"]}));
+        let mut upstream = box_runtime::egress::Proxy::new("127.0.0.6", proxy.port());
+        upstream.authorization = Some("Basic c2VjcmV0".to_owned());
+        config.egress.proxy = Some(upstream);
+    };
+    on_each_machine_set_up(LONG, set_up, async |machine| {
+        let page = online(machine, "proxied", "curl -sS http://web.test/").await;
+        assert_eq!(printed(&page), "through the proxy");
+        let head = heads.recv_timeout(Duration::from_secs(5)).unwrap();
+        assert!(
+            head.contains("Proxy-Authorization: Basic c2VjcmV0\r\n"),
+            "{head}"
+        );
+        let refused = online(machine, "proxied", "curl -sS http://forbidden.test/").await;
+        assert!(matches!(refused.exit_code, Some(7 | 56)), "{refused:?}");
+        let _ = heads.recv_timeout(Duration::from_secs(5)).unwrap();
+        let denied = online(
+            machine,
+            "proxied",
+            "curl -sS http://denied.test/; curl -sS http://10.0.0.1/",
+        )
+        .await;
+        assert!(denied.stderr.contains("Could not resolve"), "{denied:?}");
+        // As a reset before or after it was waited for.
+        assert!(matches!(denied.exit_code, Some(7 | 56)), "{denied:?}");
+        assert!(
+            heads.try_recv().is_err(),
+            "what is not allowed is not asked for"
+        );
+    })
+    .await;
+}
