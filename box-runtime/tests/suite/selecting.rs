@@ -99,7 +99,7 @@ async fn a_network_that_is_not_there_is_refused_unless_it_may_be_missing() {
     assert_eq!(events.unwrap().lost, 0);
     let mut last = None;
     while let Some(event) = told.recv().await {
-        last = Some((event.kind.to_string(), event.message.to_string()));
+        last = Some((event.kind, event.message));
     }
     let degraded = ("degraded".to_owned(), "without network".to_owned());
     assert_eq!(last, Some(degraded));
