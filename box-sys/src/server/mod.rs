@@ -127,23 +127,6 @@ fn wait(socket: &OwnedFd, signals: &OwnedFd, rest: Option<i64>) -> Result<Event>
     })
 }
 
-/// Uses up the room that starting up has left between what is kept. A box gets a copy of every page it writes: what its first
-/// process allocates shall lie on pages of its own, one behind the other, and not in the holes of all of ours.
-fn fill_holes() {
-    const LARGEST: usize = 4096;
-    // Larger than any hole, so that it is behind all of them, and given back at the end.
-    let edge: Vec<u8> = Vec::with_capacity(96 * 1024);
-    for size in (1..=LARGEST / 16).rev().map(|n| 16 * n) {
-        loop {
-            let filling: Vec<u8> = Vec::with_capacity(size);
-            if filling.as_ptr() > edge.as_ptr() {
-                break;
-            }
-            std::mem::forget(filling);
-        }
-    }
-}
-
 impl Server {
     fn start(config: &ServerConfig, init: InitMain) -> Result<Self> {
         let privileged = privileged(config.id_base);
@@ -197,7 +180,6 @@ impl Server {
 
     /// Answers until the other end of the socket is closed.
     fn serve(&mut self, socket: &OwnedFd, signals: &OwnedFd, buffer: &mut [u8]) -> Result<()> {
-        fill_holes();
         let hello = Reply::Hello(Box::new(self.primitives.clone()));
         send_message(socket.as_fd(), &hello, &[])?;
         // How long to wait before filling up the pools, if they may be short.
