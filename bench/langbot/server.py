@@ -3,6 +3,7 @@
 import asyncio
 import datetime
 import logging
+import os
 import sys
 
 from aiohttp import web
@@ -45,6 +46,8 @@ class Fake(BaseSandboxBackend):
 
 async def main(transport: str) -> None:
     logging.disable(logging.CRITICAL)
+    # It would choose another backend.
+    os.environ.pop("LANGBOT_BOX_CONFIG", None)
     runtime = BoxRuntime(logging.getLogger("box"), backends=[Fake(logging.getLogger("fake"))])
     await runtime.initialize()
     if transport == "stdio":
