@@ -263,6 +263,19 @@ async fn capacity_is_named_and_freed() {
     assert_eq!(w.backend.starts(), ["a", "b", "c"]);
 }
 
+#[tokio::test]
+async fn a_caller_can_be_given_a_limit_of_its_own() {
+    let w = world_with(|config| config.max_sessions_per_caller = Some(5));
+    let mut ann = w.seen_by("ann");
+    ann.caller = ann.caller.clone().with_max_sessions(1);
+    ann.exec("a", "true").await.unwrap();
+    let error = ann.exec("b", "true").await.unwrap_err();
+    assert_eq!(error.message(), "Box session capacity reached (1)");
+    let bob = w.seen_by("bob");
+    bob.exec("b", "true").await.unwrap();
+    bob.exec("c", "true").await.unwrap();
+}
+
 #[tokio::test(start_paused = true)]
 async fn boxes_being_made_and_ended_count() {
     let w = world_with(|config| config.max_sessions = 1);

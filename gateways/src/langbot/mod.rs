@@ -196,11 +196,7 @@ impl Host {
 
     /// Whom the runtime is asked as.
     fn caller(&self) -> Caller {
-        Caller {
-            name: Arc::clone(&self.owner),
-            sees_all: false,
-            max_sessions: Some(self.config().limits.max_sessions),
-        }
+        Caller::named(Arc::clone(&self.owner)).with_max_sessions(self.config().limits.max_sessions)
     }
 
     fn is_closing(&self) -> bool {
