@@ -7,7 +7,12 @@ const SECURITY: &str = include_str!("../../../../docs/security.md");
 /// The tests that the document names: file and function.
 fn named() -> Vec<(&'static str, &'static str)> {
     let words = SECURITY.split('`').skip(1).step_by(2);
-    words.filter_map(|word| word.split_once(".rs::")).collect()
+    let named = words.filter_map(|word| word.split_once("::"));
+    named.filter(|(file, _)| is_source(file)).collect()
+}
+
+fn is_source(file: &str) -> bool {
+    [".rs", ".py"].iter().any(|kind| file.ends_with(kind))
 }
 
 /// The names of the tests in a source file.
@@ -15,7 +20,10 @@ fn tests_of(source: &str) -> Vec<&str> {
     let mut found = Vec::new();
     let mut marked = false;
     for line in source.lines().map(str::trim) {
-        if line.starts_with("#[test]") || line.starts_with("#[tokio::test") {
+        let python = line.trim_start_matches("async ").strip_prefix("def ");
+        if let Some(name) = python.filter(|name| name.starts_with("test_")) {
+            found.extend(name.split('(').next());
+        } else if line.starts_with("#[test]") || line.starts_with("#[tokio::test") {
             marked = true;
         } else if marked && line.contains("fn ") {
             let name = line
@@ -35,18 +43,19 @@ fn every_promise_has_a_test_and_every_test_here_a_promise() {
     let named = named();
     assert!(named.len() > 50, "control: {}", named.len());
     for (file, test) in &named {
-        let source = std::fs::read_to_string(root.join(format!("{file}.rs")));
-        let source = source.unwrap_or_else(|_| panic!("{file}.rs is not there"));
+        let source = std::fs::read_to_string(root.join(file));
+        let source = source.unwrap_or_else(|_| panic!("{file} is not there"));
         assert!(
             tests_of(&source).contains(test),
-            "{file}.rs has no test {test}"
+            "{file} has no test {test}"
         );
     }
     for row in SECURITY
         .lines()
         .filter(|line| line.starts_with("| ") && !line.starts_with("| promise"))
     {
-        assert!(row.contains(".rs::"), "no test: {row}");
+        let names_one = [".rs::", ".py::"].iter().any(|kind| row.contains(kind));
+        assert!(names_one, "no test: {row}");
     }
     let here = root.join("tests/tests/native/catalogue");
     for file in std::fs::read_dir(here).unwrap().flatten() {
