@@ -11,6 +11,7 @@ import itertools
 import logging
 import os
 import pathlib
+import shutil
 import socket
 import subprocess
 import tempfile
@@ -81,6 +82,9 @@ class Server:
             self.process.wait(30)
             self.process.stdout.close()
             self.process = None
+
+    def forget(self) -> None:
+        shutil.rmtree(self.state, ignore_errors=True)
 
     def kill(self) -> None:
         self.process.kill()
@@ -166,6 +170,7 @@ def server(tmp_path_factory):
     server = Server(tmp_path_factory.mktemp("boxd")).start()
     yield server
     server.stop()
+    server.forget()
 
 
 @pytest.fixture
@@ -180,6 +185,7 @@ def own_server(tmp_path):
     yield start
     for server in started:
         server.stop()
+        server.forget()
 
 
 @pytest.fixture
