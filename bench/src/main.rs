@@ -4,7 +4,7 @@
 //! [`payload`] is what every contestant echoes, [`contestant`] the list of them, [`peers`] and [`ours`] how each one serves and
 //! connects. [`driver`] loads one client and counts, [`process`] starts servers and reads what they cost, [`rounds`] runs the
 //! contestants in turn, and [`report`] turns the numbers into ratios and says which bar each one meets. [`boxes`] does the same for the runtime,
-//! [`native`] for real boxes, [`plane`] for what is inside them, [`stalled`] for a server among clients that stall, [`langbot`] for
+//! [`native`] for real boxes, [`plane`] for what is inside them, [`network`] for their way out, [`stalled`] for a server among clients that stall, [`langbot`] for
 //! LangBot's clients.
 
 mod boxes;
@@ -12,6 +12,7 @@ mod contestant;
 mod driver;
 mod langbot;
 mod native;
+mod network;
 mod ours;
 mod payload;
 mod peers;
@@ -43,6 +44,8 @@ box-bench native [--rounds N] [--only PART,PART]
 box-bench plane [--rounds N] [--only PART,PART]
     What is inside a box over a Unix socket: streams of output, first bytes, builtins of shells, files, commands that
     have ended; as ratios. The parts: streams, first-byte, builtins, files, ended.
+box-bench network [--rounds N]
+    The way out of a box beside loopback, a plain relay and a box without a network, as ratios.
 box-bench stalled [--rounds N]
     The 99th percentile of a healthy client of boxd among a thousand that stall, beside the same client alone. Needs boxd, built
     beside this program.
@@ -63,6 +66,8 @@ fn main() -> Result<()> {
         ["boxes", options @ ..] => boxes::run(plan(options)?.rounds),
         ["native", options @ ..] => native::run(&plan(options)?),
         ["plane", options @ ..] => plane::run(&plan(options)?),
+        ["network", options @ ..] => network::run(plan(options)?.rounds),
+        ["network-client", what, to] => network::client(what, to),
         ["stalled", options @ ..] => stalled::run(plan(options)?.rounds),
         ["langbot", options @ ..] => langbot::run(&plan(options)?),
         ["langbot-server", name] => langbot::serve(name),
