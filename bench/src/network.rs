@@ -45,28 +45,25 @@ pub(crate) fn run(rounds: u32) -> Result<()> {
 /// What the benchmark starts, in a box and outside: prints microseconds.
 pub(crate) fn client(what: &str, to: &str) -> Result<()> {
     let mut times = Vec::new();
-    match what {
-        "connect" => {
-            // The name is looked up once, as loopback's is.
-            let to: Vec<SocketAddr> = std::net::ToSocketAddrs::to_socket_addrs(to)?.collect();
-            for _ in 0..CONNECTS {
-                let since = Instant::now();
-                let mut stream = TcpStream::connect(&to[..])?;
-                stream.read_exact(&mut [0])?;
-                times.push(since.elapsed().as_secs_f64() * 1e6);
-            }
-        }
-        _ => {
-            let mut stream = TcpStream::connect(to)?;
-            let mut buffer = vec![0; 256 << 10];
-            let (since, mut moved) = (Instant::now(), 0);
-            while moved < BULK {
-                let read = stream.read(&mut buffer)?;
-                ensure!(read > 0, "cut after {moved} bytes");
-                moved += read;
-            }
+    if what == "connect" {
+        // The name is looked up once, as loopback's is.
+        let to: Vec<SocketAddr> = std::net::ToSocketAddrs::to_socket_addrs(to)?.collect();
+        for _ in 0..CONNECTS {
+            let since = Instant::now();
+            let mut stream = TcpStream::connect(&to[..])?;
+            stream.read_exact(&mut [0])?;
             times.push(since.elapsed().as_secs_f64() * 1e6);
         }
+    } else {
+        let mut stream = TcpStream::connect(to)?;
+        let mut buffer = vec![0; 256 << 10];
+        let (since, mut moved) = (Instant::now(), 0);
+        while moved < BULK {
+            let read = stream.read(&mut buffer)?;
+            ensure!(read > 0, "cut after {moved} bytes");
+            moved += read;
+        }
+        times.push(since.elapsed().as_secs_f64() * 1e6);
     }
     println!("{}", median(&mut times));
     Ok(())
