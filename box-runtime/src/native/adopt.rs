@@ -75,7 +75,7 @@ fn take_over(id: Uuid, state: State, cgroups: &Arc<Cgroups>) -> io::Result<Found
         // A paused agent greets nobody. Where nothing can be paused, nothing is.
         let _ = cgroups.thaw(group);
     }
-    let stream = UnixStream::connect(state.socket())?;
+    let stream = state.connect()?;
     stream.set_read_timeout(Some(PATIENCE))?;
     // Whoever listens there is the first process of the box; it lives, or nobody would answer.
     let agent = rustix::net::sockopt::socket_peercred(&stream)?.pid;

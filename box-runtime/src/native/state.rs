@@ -3,11 +3,13 @@
 
 use std::fs::{DirBuilder, File, Permissions};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use box_sys::SandboxRecord;
+use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -31,7 +33,7 @@ impl State {
     pub(super) fn new(root: &Path, id: Uuid) -> io::Result<(Self, OwnedFd)> {
         let state = Self(root.join(id.simple().to_string()));
         DirBuilder::new().mode(0o700).create(&state.0)?;
-        let path = state.0.join("agent.sock");
+        let (_directory, path) = state.socket()?;
         let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
         let socket = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
         rustix::net::bind(&socket, &SocketAddrUnix::new(&path)?)?;
@@ -44,9 +46,19 @@ impl State {
         Self(directory)
     }
 
-    /// The socket of its agent.
-    pub(super) fn socket(&self) -> PathBuf {
-        self.0.join("agent.sock")
+    /// The socket of its agent, by a descriptor of the directory that it is in: the name of a socket has 107 bytes, and the
+    /// path of a state directory may have more.
+    fn socket(&self) -> io::Result<(OwnedFd, PathBuf)> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory = rustix::fs::open(&self.0, flags, Mode::empty())?;
+        let path = format!("/proc/self/fd/{}/agent.sock", directory.as_raw_fd());
+        Ok((directory, path.into()))
+    }
+
+    /// Connects to its agent.
+    pub(super) fn connect(&self) -> io::Result<UnixStream> {
+        let (_directory, path) = self.socket()?;
+        UnixStream::connect(path)
     }
 
     /// Keeps a record, in place of the one before: whoever reads it finds one of the two, whole.
@@ -84,5 +96,21 @@ impl Drop for State {
     fn drop(&mut self) {
         // Whatever cannot be removed is swept by the next runtime.
         let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_is_reached_however_long_the_path_to_it_is() {
+        let root = tempfile::tempdir().unwrap();
+        let deep = root.path().join("long/".repeat(40));
+        std::fs::create_dir_all(&deep).unwrap();
+        let (state, socket) = State::new(&deep, Uuid::now_v7()).unwrap();
+        rustix::net::listen(&socket, 1).unwrap();
+        assert!(state.connect().is_ok());
+        assert!(state.0.join("agent.sock").exists());
     }
 }
