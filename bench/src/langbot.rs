@@ -192,7 +192,7 @@ fn start(rounds: u32) -> Result<()> {
             let mut server = Piped::start(&program, &arguments)?;
             server.ask("__ping", &json!({}))?;
             let took = begun.elapsed().as_secs_f64() * 1000.0;
-            anyhow::Ok((took, resident_megabytes(server.pid())?))
+            anyhow::Ok((took, megabytes(server.pid())?))
         };
         let (ours, theirs) = (measure(our_program()?)?, measure(their_program()?)?);
         time.add(ours.0, theirs.0);
@@ -220,12 +220,12 @@ fn start(rounds: u32) -> Result<()> {
     Ok(())
 }
 
-/// The memory of a process and of those it has started.
-fn resident_megabytes(pid: u32) -> Result<f64> {
+/// The memory of a process and of those it has started; what they share is counted once.
+fn megabytes(pid: u32) -> Result<f64> {
     let mut bytes = 0;
     let mut processes = vec![pid];
     while let Some(pid) = processes.pop() {
-        bytes += Process::with_pid(pid).resident_bytes()?;
+        bytes += Process::with_pid(pid).proportional_bytes()?;
         let children =
             std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
         processes.extend(

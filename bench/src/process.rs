@@ -118,12 +118,21 @@ impl Process {
 
     /// Memory that is really there. Not `VmRSS`, which the kernel lets be off by some hundred kilobytes.
     pub(crate) fn resident_bytes(self) -> Result<u64> {
+        self.memory("Rss:")
+    }
+
+    /// The same, with what is shared with others divided among them, so that the figures of several can be added up.
+    pub(crate) fn proportional_bytes(self) -> Result<u64> {
+        self.memory("Pss:")
+    }
+
+    fn memory(self, name: &str) -> Result<u64> {
         let text = fs::read_to_string(format!("/proc/{}/smaps_rollup", self.0))?;
         let kilobytes = text
             .lines()
-            .find_map(|line| line.strip_prefix("Rss:"))
+            .find_map(|line| line.strip_prefix(name))
             .and_then(|rest| rest.split_whitespace().next())
-            .context("no Rss in smaps_rollup")?;
+            .with_context(|| format!("no {name} in smaps_rollup"))?;
         Ok(kilobytes.parse::<u64>()? * 1024)
     }
 }
