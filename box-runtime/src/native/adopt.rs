@@ -11,6 +11,7 @@ use std::time::Duration;
 use box_rpc::Limits;
 use box_sys::{Cgroups, Sandbox};
 use box_transports::unix;
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{FileType, FlockOperation};
 use rustix::process::{PidfdFlags, Signal};
 use uuid::Uuid;
@@ -45,24 +46,20 @@ pub(super) fn lock(root: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Every box that can be taken over. What is left of those that cannot is ended and removed.
+/// Every box that can be taken over. What is left of those that are gone is removed, and one that nobody can know is ended. What
+/// cannot be looked into stays as it is, for a later process.
 pub(super) fn find(root: &Path, cgroups: &Arc<Cgroups>) -> io::Result<Vec<Found>> {
     let mut all = Vec::new();
     for entry in std::fs::read_dir(root)? {
-        let entry = entry?;
-        let id = entry
-            .file_name()
-            .to_str()
-            .and_then(|name| Uuid::try_parse(name).ok());
-        let Some(id) = id else {
+        let name = entry?.file_name();
+        let id = name.to_str().and_then(|name| Uuid::try_parse(name).ok());
+        let Some(id) = id.filter(|id| *name == *id.simple().to_string()) else {
             continue;
         };
-        // Dropped, it is removed.
-        let state = State::found(entry.path());
-        match take_over(id, state, cgroups) {
+        match take_over(id, State::of(root, id), cgroups) {
             Ok(found) => all.push(found),
             Err(error) => {
-                tracing::warn!(box_id = %id, kind = %error.kind(), "a box of an earlier process is gone");
+                tracing::warn!(box_id = %id, kind = %error.kind(), "a box of an earlier process cannot be taken over");
             }
         }
     }
@@ -75,7 +72,15 @@ fn take_over(id: Uuid, state: State, cgroups: &Arc<Cgroups>) -> io::Result<Found
         // A paused agent greets nobody. Where nothing can be paused, nothing is.
         let _ = cgroups.thaw(group);
     }
-    let stream = state.connect()?;
+    let stream = state.connect().inspect_err(|error| {
+        // An agent listens as long as its box lives.
+        if matches!(
+            error.kind(),
+            io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound
+        ) {
+            state.remove();
+        }
+    })?;
     stream.set_read_timeout(Some(PATIENCE))?;
     // Whoever listens there is the first process of the box; it lives, or nobody would answer.
     let agent = rustix::net::sockopt::socket_peercred(&stream)?.pid;
@@ -84,8 +89,10 @@ fn take_over(id: Uuid, state: State, cgroups: &Arc<Cgroups>) -> io::Result<Found
     let (handed, kept) = match known {
         Ok(known) => known,
         Err(error) => {
-            // It was being made when its process ended: nobody knows what it is.
-            let _ = rustix::process::pidfd_send_signal(&pidfd, Signal::KILL);
+            // It was being made or ended when its process did: nobody knows what it is.
+            if end(&pidfd) {
+                state.remove();
+            }
             return Err(error);
         }
     };
@@ -116,6 +123,14 @@ fn take_over(id: Uuid, state: State, cgroups: &Arc<Cgroups>) -> io::Result<Found
         quota,
         adopted,
     })
+}
+
+/// Ends a box. Whether it is gone by now.
+fn end(pidfd: &OwnedFd) -> bool {
+    let _ = rustix::process::pidfd_send_signal(pidfd, Signal::KILL);
+    let mut ended = [PollFd::new(pidfd, PollFlags::IN)];
+    let patience = Timespec::try_from(PATIENCE).ok();
+    matches!(rustix::event::poll(&mut ended, patience.as_ref()), Ok(1))
 }
 
 /// What an agent hands over.

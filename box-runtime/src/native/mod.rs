@@ -74,6 +74,18 @@ struct Inner {
     lock: OnceLock<File>,
 }
 
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // Boxes that do not outlive this process end with their server. What the others have on disk is for the next process.
+        if !self.config.outlive {
+            let boxes = self.boxes.get_mut().unwrap_or_else(PoisonError::into_inner);
+            for living in boxes.values() {
+                living.clear();
+            }
+        }
+    }
+}
+
 /// A box that lives, as far as anybody has heard.
 #[derive(Debug)]
 struct Living {
@@ -97,6 +109,13 @@ impl Living {
 
     fn disk(&self) -> MutexGuard<'_, Option<u64>> {
         self.disk.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Removes what it had on disk. Only for one that is gone.
+    fn clear(&self) {
+        if let Some(state) = self.state().take() {
+            state.remove();
+        }
     }
 
     /// Ends it, for a reason that whoever uses it is told.
@@ -353,30 +372,47 @@ impl Backend for NativeBackend {
                 egress: OnceLock::new(),
                 ended_for: OnceLock::new(),
             });
-            if let Some((workspace, bytes)) = &living.quota {
-                let workspace = plan::open("host_path", workspace)?;
-                let quota = Quota::again(&workspace, *bytes, true).await;
-                tokio::spawn(quota.map_err(failed)?.watch(Arc::downgrade(&living)));
+            self.boxes().insert(one.id, Arc::clone(&living));
+            match watch_again(&living).await {
+                Ok(()) => adopted.push(one.adopted),
+                Err(error) => {
+                    tracing::warn!(box_id = %one.id, %error, "the quota of a box cannot be kept any more, so it is ended");
+                    living.end_for("the workspace with workspace_quota_mb is gone");
+                    let backend = self.clone();
+                    tokio::spawn(async move { backend.stop(one.id).await });
+                }
             }
-            self.boxes().insert(one.id, living);
-            adopted.push(one.adopted);
         }
         Ok(adopted)
     }
 
     async fn stop(&self, id: Uuid) -> Result<(), BoxError> {
         let Some(living) = self.living(id) else {
+            // What was begun of it has ended with its making.
+            if let Some(root) = &self.0.config.state_dir {
+                State::of(root, id).remove();
+            }
             return Ok(());
         };
         living.sandbox.kill().map_err(|error| in_words(&error))?;
         readable(living.sandbox.pidfd()).await.map_err(failed)?;
         // Not before: whoever gives up waiting can ask again.
         let ended = self.boxes().remove(&id);
-        drop(living.state().take());
+        living.clear();
         // What held its mounts was the last to do so. Taking them apart is for nobody to wait for.
         tokio::task::spawn_blocking(|| drop((ended, living)));
         Ok(())
     }
+}
+
+/// Watches the workspace of a box that another process has watched until now.
+async fn watch_again(living: &Arc<Living>) -> Result<(), BoxError> {
+    if let Some((workspace, bytes)) = &living.quota {
+        let workspace = plan::open("host_path", workspace)?;
+        let quota = Quota::again(&workspace, *bytes, true).await;
+        tokio::spawn(quota.map_err(failed)?.watch(Arc::downgrade(living)));
+    }
+    Ok(())
 }
 
 /// Has the server make a box, and waits for it.

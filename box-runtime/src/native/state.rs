@@ -23,7 +23,8 @@ pub(super) struct Kept {
     pub(super) record: String,
 }
 
-/// The directory of a box. Goes with it.
+/// The directory of a box. It is removed once the box is known to be gone, and never for want of interest: what is in it is the
+/// only way to a box that lives.
 #[derive(Debug)]
 pub(super) struct State(PathBuf);
 
@@ -31,7 +32,7 @@ impl State {
     /// Makes the directory, and in it a socket that is bound and on which nobody listens yet: the agent does, so that whoever
     /// connects learns from the kernel who the agent is.
     pub(super) fn new(root: &Path, id: Uuid) -> io::Result<(Self, OwnedFd)> {
-        let state = Self(root.join(id.simple().to_string()));
+        let state = Self::of(root, id);
         DirBuilder::new().mode(0o700).create(&state.0)?;
         let (_directory, path) = state.socket()?;
         let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
@@ -41,9 +42,9 @@ impl State {
         Ok((state, socket))
     }
 
-    /// The directory of a box that an earlier process made.
-    pub(super) fn found(directory: PathBuf) -> Self {
-        Self(directory)
+    /// The directory that a box has, if anybody has made it.
+    pub(super) fn of(root: &Path, id: Uuid) -> Self {
+        Self(root.join(id.simple().to_string()))
     }
 
     /// The socket of its agent, by a descriptor of the directory that it is in: the name of a socket has 107 bytes, and the
@@ -90,11 +91,9 @@ impl State {
         let options = options.read(true).write(true).create_new(true).mode(0o600);
         Ok(options.open(self.0.join("logs"))?.into())
     }
-}
 
-impl Drop for State {
-    fn drop(&mut self) {
-        // Whatever cannot be removed is swept by the next runtime.
+    /// Removes it all. Whatever cannot be removed is swept by the next process.
+    pub(super) fn remove(&self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }

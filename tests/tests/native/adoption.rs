@@ -270,3 +270,47 @@ async fn what_is_gone_is_swept_and_a_state_directory_has_one_user() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn a_box_whose_workspace_is_gone_takes_no_other_with_it() {
+    on_each_machine(async |machine| {
+        let state = machine.directory();
+        let (kept, lost) = (machine.directory(), machine.directory());
+        let seconds = format!("86701.{}", machine.uid);
+        let host = Host::start(machine, state.path()).await.unwrap();
+        for (id, workspace) in [("lost", &lost), ("kept", &kept), ("plain", &kept)] {
+            let quota = if id == "plain" { 0 } else { 8 };
+            let cmd = format!("sleep {seconds} > /dev/null 2>&1 & echo $!");
+            let spec = json!({"session_id": id, "host_path": workspace.path(), "workspace_quota_mb": quota, "cmd": cmd});
+            host.call::<BoxExec>(json!({"spec": spec})).await.unwrap();
+        }
+        host.kill().await;
+        // What has its place is another directory.
+        let aside = lost.path().with_extension("aside");
+        std::fs::rename(lost.path(), &aside).unwrap();
+        std::os::unix::fs::symlink(kept.path(), lost.path()).unwrap();
+        let host = Host::start(machine, state.path()).await.unwrap();
+        assert_eq!(host.adopted, 2, "one has no workspace that could be watched");
+        eventually("that one is ended", || processes_with(&seconds) == 2).await;
+        let directories = || {
+            let all = std::fs::read_dir(state.path()).unwrap();
+            all.filter(|entry| entry.as_ref().unwrap().path().is_dir()).count()
+        };
+        eventually("and nothing is left of it", || directories() == 2).await;
+        assert_eq!(code(host.call::<BoxGet>(json!({"session_id": "lost"})).await.unwrap_err()), Code::NotFound);
+        // The quota of the other holds on.
+        let fill = "for i in $(seq 200); do head -c 1M /dev/urandom > f$i; sleep 0.01; done";
+        let spec = json!({"session_id": "kept", "host_path": kept.path(), "workspace_quota_mb": 8, "cmd": fill});
+        let error = host.call::<BoxExec>(json!({"spec": spec})).await.unwrap_err();
+        assert!(BoxError::from(error).message().contains("workspace_quota_mb"));
+        host.kill().await;
+        let host = Host::start(machine, state.path()).await.unwrap();
+        assert_eq!((host.adopted, processes_with(&seconds)), (1, 1));
+        host.call::<BoxDelete>(json!({"session_id": "plain", "force": true})).await.unwrap();
+        assert_eq!((directories(), processes_with(&seconds)), (0, 0));
+        std::fs::remove_file(lost.path()).unwrap();
+        std::fs::rename(aside, lost.path()).unwrap();
+        host.kill().await;
+    })
+    .await;
+}
