@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 use uuid::Uuid;
 
 use crate::backend::{AdoptedBox, Backend};
-use crate::card::{Card, Record};
+use crate::card::{Card, Place, Record};
 use crate::runtime::{BoxRuntime, unanswered};
 use crate::session::Living;
 use crate::table::Ask;
@@ -45,11 +45,15 @@ impl BoxRuntime {
         let card = Arc::new(Card::adopted(record, backend.name()));
         let way = (found.started.connection, found.started.spool);
         let (of, health) = ((backend, found.id), AgentHealthParams::default());
-        let meeting = Living::meet(self.shared(), of, way, &health, mounts);
+        let meeting = Living::meet(self.shared(), of, way, &health);
         let living = tokio::time::timeout(self.shared().config.probe_timeout, meeting)
             .await
             .map_err(|_| BoxError::timeout("the box's agent does not answer"))??;
-        card.connect(&**backend, found.id)?;
+        let place = Place {
+            backend: Arc::clone(backend),
+            id: found.id,
+        };
+        card.is_at(place, mounts)?;
         // It went on while its agent was met; one that cannot be paused again goes on.
         let limit = self.shared().config.probe_timeout;
         if paused && living.freeze(limit, true).await.is_ok() {

@@ -8,10 +8,12 @@ use box_protocol::{
 };
 
 use serde::{Deserialize, Serialize};
+use tokio::sync::{Notify, watch};
 use uuid::Uuid;
 
 use crate::backend::{Backend, Facts};
 use crate::door::Door;
+use crate::keeping::Keeping;
 
 /// A session's card: written by its actor and by the table, read by `get` and `list`. The lock is held
 /// for a few loads and stores, never across a wait.
@@ -22,6 +24,18 @@ pub(crate) struct Card {
     live: Mutex<Live>,
     /// The way to what is inside the box.
     pub(crate) door: Door,
+    /// Told when the box may have another end.
+    pub(crate) other_end: Notify,
+    pub(crate) keeping: watch::Sender<Keeping>,
+    /// Held while the network policy is applied: whoever is last applies the newest.
+    connecting: Mutex<()>,
+}
+
+/// Where a box is.
+#[derive(Clone)]
+pub(crate) struct Place {
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) id: Uuid,
 }
 
 /// What may change while the session lives.
@@ -40,6 +54,9 @@ pub(crate) struct Live {
     pub(crate) lifetime: Option<Box<Lifetime>>,
     pub(crate) defaults: Option<Box<Defaults>>,
     pub(crate) network_policy: Option<Box<NetworkPolicy>>,
+    /// The box, while there is one, running or not.
+    pub(crate) place: Option<Place>,
+    pub(crate) mounts: Mounts,
 }
 
 /// A session, as it is kept on disk with its box.
@@ -109,22 +126,67 @@ impl Card {
             lifetime: extras.lifetime.take().map(Box::new),
             defaults: extras.defaults.take().map(Box::new),
             network_policy: extras.network_policy.take(),
+            place: None,
+            mounts: Mounts::default(),
         };
         Self {
             owner,
             spec,
             live: Mutex::new(live),
             door: Door::new(),
+            other_end: Notify::new(),
+            keeping: watch::Sender::new(Keeping::default()),
+            connecting: Mutex::new(()),
         }
     }
 
-    /// Lets the box out, if it has a network, to whom it may connect.
-    pub(crate) fn connect(&self, backend: &dyn Backend, id: Uuid) -> Result<(), BoxError> {
+    /// There is a box now. Lets it out, if it has a network, to whom it may connect.
+    pub(crate) fn is_at(&self, place: Place, mounts: Mounts) -> Result<(), BoxError> {
+        {
+            let mut live = self.live();
+            live.place = Some(place);
+            live.mounts = mounts;
+        }
+        self.connect()
+    }
+
+    /// There is no box any more.
+    pub(crate) fn is_gone(&self) {
+        let mut live = self.live();
+        live.place = None;
+        live.mounts = Mounts::default();
+    }
+
+    /// Where the box is, if there is one, running or not.
+    pub(crate) fn place_now(&self) -> Option<Place> {
+        self.live().place.clone()
+    }
+
+    /// Changes to whom the box may connect, at once if there is one.
+    pub(crate) fn set_policy(&self, policy: NetworkPolicy) -> Result<(), BoxError> {
+        let policy = Some(Box::new(policy));
+        let before = std::mem::replace(&mut self.live().network_policy, policy);
+        self.connect()
+            .inspect_err(|_| self.live().network_policy = before)
+    }
+
+    /// Applies the policy that is on the card by the time it is applied.
+    fn connect(&self) -> Result<(), BoxError> {
         if self.spec.network == Network::Off {
             return Ok(());
         }
-        let policy = self.live().network_policy.as_deref().cloned();
-        backend.set_network_policy(id, &policy.unwrap_or_default())
+        let _last = self
+            .connecting
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let (place, policy) = {
+            let live = self.live();
+            (live.place.clone(), live.network_policy.as_deref().cloned())
+        };
+        let policy = policy.unwrap_or_default();
+        place.map_or(Ok(()), |place| {
+            place.backend.set_network_policy(place.id, &policy)
+        })
     }
 
     /// Every change is a few assignments, so a poisoned lock still holds a sound card.
@@ -163,7 +225,7 @@ impl Card {
     }
 
     /// What a later process needs to know the box again.
-    pub(crate) fn record(&self, mounts: Mounts) -> Record {
+    pub(crate) fn record(&self) -> Record {
         let live = self.live();
         Record {
             owner: self.owner.to_string(),
@@ -179,7 +241,7 @@ impl Card {
             network_policy: live.network_policy.as_deref().cloned(),
             paused: live.state == BoxState::Paused,
             stopped: live.state == BoxState::Stopped,
-            mounts,
+            mounts: live.mounts.clone(),
         }
     }
 

@@ -10,11 +10,9 @@ use box_protocol::{Access, BoxError, BoxSpec, Code, Defaults};
 use box_rpc::Peer;
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tokio::time::Instant;
-use uuid::Uuid;
 
-use crate::backend::Backend;
 use crate::caller::Caller;
-use crate::card::Card;
+use crate::card::{Card, Place};
 use crate::spool::{Slot, Spool};
 use crate::trail::Trail;
 
@@ -56,13 +54,6 @@ pub(crate) struct Agent {
     pub(crate) spools_files: bool,
     pub(crate) place: Place,
     pub(crate) trail: Trail,
-}
-
-/// Where a box is.
-#[derive(Clone)]
-pub(crate) struct Place {
-    pub(crate) backend: Arc<dyn Backend>,
-    pub(crate) id: Uuid,
 }
 
 enum Way {
@@ -265,14 +256,6 @@ impl Drop for Inside {
 }
 
 impl Card {
-    /// Where the box is, if it is there, running or not.
-    pub(crate) fn place_now(&self) -> Option<Place> {
-        match &self.door.state.borrow().way {
-            Way::Open(agent) => Some(agent.place.clone()),
-            Way::Opening | Way::Shut(_) => None,
-        }
-    }
-
     /// Where the box is, once it is there. To look at it is not to use it.
     pub(crate) async fn place(&self) -> Result<Place, BoxError> {
         loop {

@@ -6,16 +6,17 @@
 //!    same methods over any connection.
 //! 2. `table`: the actor behind it. It owns the table of sessions, finds or makes the one a call is
 //!    for, and hands the call over. It waits for nobody.
-//! 3. `session`: one actor a box. Calls wait in its lane; it starts the box, runs one exec at a time
+//! 3. `card`: what is known of a box; `keeping` writes it down for a later process.
+//! 4. `session`: one actor a box. Calls wait in its lane; it starts the box, runs one exec at a time
 //!    and ends the box. Whatever is slow, stuck or broken about a box happens here and nowhere else.
-//! 4. `door`, `data_plane` and `commands`: calls to what is inside a box. They go to its agent past the lane, and keep the box
+//! 5. `door`, `data_plane` and `commands`: calls to what is inside a box. They go to its agent past the lane, and keep the box
 //!    in use. `retell` checks what an agent says of output; `trail` logs who started what, and how it ended.
-//! 5. [`backend`]: what makes boxes. A [`Backend`] hands over a connection to a box's agent and never
+//! 6. [`backend`]: what makes boxes. A [`Backend`] hands over a connection to a box's agent and never
 //!    runs a command. `select` decides which one is used.
-//! 6. [`native`]: boxes made with nothing but this machine's kernel, behind the feature `native`.
-//! 7. [`egress`]: the way out of a box with a network.
-//! 8. [`fake`]: a scripted backend, behind the feature `fake`.
-//! 9. [`Caller`], [`RuntimeConfig`]: whose box it is, and every limit.
+//! 7. [`native`]: boxes made with nothing but this machine's kernel, behind the feature `native`.
+//! 8. [`egress`]: the way out of a box with a network.
+//! 9. [`fake`]: a scripted backend, behind the feature `fake`.
+//! 10. [`Caller`], [`RuntimeConfig`]: whose box it is, and every limit.
 //!
 //! # What holds
 //!
@@ -40,6 +41,7 @@ mod events;
 #[cfg(feature = "fake")]
 pub mod fake;
 mod handlers;
+mod keeping;
 #[cfg(feature = "native")]
 pub mod native;
 mod retell;

@@ -25,7 +25,7 @@ use crate::select::Selector;
 use crate::session::{
     Create, Delete, Exec, Mount, OUTPUT_BYTES, Shared, Streaming, Transition, Work,
 };
-use crate::table::{Ask, Count, Table};
+use crate::table::{Ask, Count, Stage, Table};
 
 /// Calls that may wait for the table, which waits for nobody.
 const TABLE_MAILBOX: usize = 1024;
@@ -177,14 +177,16 @@ impl BoxRuntime {
         })
     }
 
-    /// Changes what may change: name, labels, note, lifetime, defaults. Mounts are added first, after the execs that were asked
-    /// for before.
+    /// Changes what may change: name, labels, note, lifetime, defaults, network policy. All of it or nothing; answered once it is
+    /// on disk, where boxes outlive the runtime. Mounts are added before, after the execs that were asked for earlier, and stay
+    /// also if somebody takes the name meanwhile.
     pub async fn update(
         &self,
         caller: &Caller,
         mut params: BoxUpdateParams,
     ) -> Result<BoxSessionInfo, BoxError> {
         if let Some(mounts) = params.extra_mounts.take() {
+            self.change(caller, params.clone(), Stage::Check).await?;
             let (reply, answer) = oneshot::channel();
             let asked = Mount {
                 caller: caller.clone(),
@@ -195,10 +197,22 @@ impl BoxRuntime {
             self.send(Ask::Work(Work::Mount(Box::new(asked)))).await?;
             answer.await.map_err(|_| unanswered())??;
         }
-        let caller = caller.clone();
+        let card = self.change(caller, params, Stage::Change).await?;
+        card.kept().await?;
+        Ok(card.info())
+    }
+
+    async fn change(
+        &self,
+        caller: &Caller,
+        params: BoxUpdateParams,
+        stage: Stage,
+    ) -> Result<Arc<Card>, BoxError> {
+        let (caller, params) = (caller.clone(), Box::new(params));
         let ask = |reply| Ask::Update {
             caller,
-            params: Box::new(params),
+            params,
+            stage,
             reply,
         };
         self.ask(ask).await?

@@ -132,10 +132,6 @@ impl Actor {
                     let _ = asked.reply.send(added);
                     Next::GoOn
                 }
-                Some(Work::Changed) => {
-                    self.body.keep();
-                    Next::GoOn
-                }
                 None => self.rest().await,
             };
             if let Next::End(last) = next {
@@ -418,7 +414,7 @@ mod tests {
         let task = live(shared, Arc::clone(&card), None, mailbox, table.downgrade());
         let size = size_of_val(&task) + size_of_val(&*card);
         assert!(
-            size < 3072,
+            size < 3328,
             "{} and {} bytes",
             size_of_val(&task),
             size_of_val(&*card)

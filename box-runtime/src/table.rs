@@ -9,9 +9,7 @@ use std::sync::Arc;
 
 use box_protocol::actions::{BoxUpdateParams, SystemShutdownResult};
 use box_protocol::error::{Detail, Subject};
-use box_protocol::{
-    BoxError, BoxSessionInfo, BoxState, Invalid, Name, Network, NetworkPolicy, SessionId, World,
-};
+use box_protocol::{BoxError, BoxState, Invalid, Name, Network, SessionId, World};
 use serde_json::{Map, Value};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until};
@@ -46,7 +44,8 @@ pub(crate) enum Ask {
     Update {
         caller: Caller,
         params: Box<BoxUpdateParams>,
-        reply: oneshot::Sender<Result<BoxSessionInfo, BoxError>>,
+        stage: Stage,
+        reply: oneshot::Sender<Result<Arc<Card>, BoxError>>,
     },
     Configure {
         caller: Caller,
@@ -67,6 +66,14 @@ pub(crate) enum Ask {
     },
     /// A session's last word, and the calls it did not begin.
     Ended { card: Arc<Card>, left: Vec<Work> },
+}
+
+/// What is done about an update.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// It is only looked whether it can be done.
+    Check,
+    Change,
 }
 
 /// How many sessions there are.
@@ -157,9 +164,10 @@ impl Table {
             Ask::Update {
                 caller,
                 params,
+                stage,
                 reply,
             } => {
-                let _ = reply.send(self.update(&caller, *params));
+                let _ = reply.send(self.update(&caller, *params, stage));
             }
             Ask::Configure {
                 caller,
@@ -201,9 +209,7 @@ impl Table {
 
     /// Gives a call to its session, which is made if the call can make it.
     fn route(&mut self, work: Work) {
-        let Some((id, caller)) = work.subject() else {
-            return;
-        };
+        let (id, caller) = work.subject();
         let id = id.clone();
         if let Err(error) = self.admit(&work, &id, caller) {
             return work.refuse(error);
@@ -285,7 +291,7 @@ impl Table {
 
     /// Makes the session for a call, and gives it the call.
     fn make(&mut self, work: Work) {
-        let (Some((_, caller)), Some(spec)) = (work.subject(), work.spec()) else {
+        let ((_, caller), Some(spec)) = (work.subject(), work.spec()) else {
             return;
         };
         let card = Arc::new(Card::new(Arc::clone(&caller.name), spec));
@@ -322,32 +328,43 @@ impl Table {
         self.entries.entry(id).insert_entry(entry).into_mut()
     }
 
+    /// Changes a box's card: everything is checked before anything is changed. The card, whose [`kept`](Card::kept) tells
+    /// when the change is on disk.
     fn update(
         &mut self,
         caller: &Caller,
         params: BoxUpdateParams,
-    ) -> Result<BoxSessionInfo, BoxError> {
-        let entry = self.find(&params.session_id, caller)?;
-        let card = Arc::clone(&entry.card);
+        stage: Stage,
+    ) -> Result<Arc<Card>, BoxError> {
+        let card = Arc::clone(&self.find(&params.session_id, caller)?.card);
         if card.live().state == BoxState::Failed {
             let message = format!("Box session {} has failed", params.session_id);
             return Err(BoxError::conflict(message).with_detail(&Detail::about(Subject::Box)));
         }
-        if let Some(policy) = params.network_policy {
-            set_policy(&card, policy)?;
+        if params.network_policy.is_some() && card.spec.network == Network::Off {
+            let rule = "must not be given to a box without a network";
+            return Err(Invalid::new("network_policy", rule).into());
         }
+        let old = card.live().name.clone();
+        let name = params.name.filter(|name| old.as_ref() != Some(name));
         let key = |name| (Arc::clone(&card.owner), card.world(), name);
-        if let Some(name) = params.name {
-            let old = card.live().name.clone();
-            if old.as_ref() != Some(&name) {
-                self.name_is_free(&key(name.clone()))?;
-                if let Some(old) = old {
-                    self.names.remove(&key(old));
-                }
-                self.names
-                    .insert(key(name.clone()), params.session_id.clone());
-                card.live().name = Some(name);
+        if let Some(name) = &name {
+            self.name_is_free(&key(name.clone()))?;
+        }
+        if stage == Stage::Check {
+            return Ok(card);
+        }
+        // The one change that may fail is the first.
+        if let Some(policy) = params.network_policy {
+            card.set_policy(policy)?;
+        }
+        if let Some(name) = name {
+            if let Some(old) = old {
+                self.names.remove(&key(old));
             }
+            self.names
+                .insert(key(name.clone()), params.session_id.clone());
+            card.live().name = Some(name);
         }
         {
             let mut live = card.live();
@@ -361,10 +378,9 @@ impl Table {
             live.lifetime = params.lifetime.map(Box::new).or(live.lifetime.take());
             live.defaults = params.defaults.map(Box::new).or(live.defaults.take());
         }
-        if let Some(entry) = self.entries.get(&params.session_id) {
-            entry.nudge();
-        }
-        Ok(card.info())
+        card.other_end.notify_one();
+        card.changed();
+        Ok(card)
     }
 
     fn configure(&mut self, caller: &Caller, members: Map<String, Value>) -> Result<(), BoxError> {
@@ -460,12 +476,11 @@ impl Table {
             self.closings.gone(&card.owner, End::Orderly);
         }
         for work in left.into_iter().chain(waiting) {
-            match work.subject() {
-                // It meant somebody else's box, which is gone; a new one would be its own.
-                Some((_, caller)) if *caller.name != *card.owner => {
-                    work.refuse(not_found(&card.spec.session_id));
-                }
-                _ => self.route(work),
+            // It meant somebody else's box, which is gone; a new one would be its own.
+            if *work.subject().1.name == *card.owner {
+                self.route(work);
+            } else {
+                work.refuse(not_found(&card.spec.session_id));
             }
         }
         self.closings.answer_finished();
@@ -479,17 +494,4 @@ fn shutting_down() -> BoxError {
 fn not_found(id: &SessionId) -> BoxError {
     BoxError::not_found(format!("Box session {id} not found"))
         .with_detail(&Detail::about(Subject::Box))
-}
-
-/// Changes to whom a box may connect, at once if it is there.
-fn set_policy(card: &Card, policy: NetworkPolicy) -> Result<(), BoxError> {
-    if card.spec.network == Network::Off {
-        let rule = "must not be given to a box without a network";
-        return Err(Invalid::new("network_policy", rule).into());
-    }
-    if let Some(place) = card.place_now() {
-        place.backend.set_network_policy(place.id, &policy)?;
-    }
-    card.live().network_policy = Some(Box::new(policy));
-    Ok(())
 }

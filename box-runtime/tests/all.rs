@@ -22,4 +22,5 @@ mod suite {
     mod slots;
     mod streaming;
     mod timeouts;
+    mod updating;
 }

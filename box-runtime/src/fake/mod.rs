@@ -38,7 +38,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use box_protocol::actions::{AgentReply, AgentStartParams};
-use box_protocol::{BoxError, BoxMountSpec, BoxSpec, CommandId, Env};
+use box_protocol::{BoxError, BoxMountSpec, BoxSpec, CommandId, Env, NetworkPolicy};
 use box_rpc::{Limits, Options, Session};
 use box_transports::queue;
 use uuid::Uuid;
@@ -53,6 +53,8 @@ const QUEUE: usize = 16;
 const FOR_EVER: Duration = Duration::from_hours(24 * 365);
 
 type Answer = dyn Fn(&str) -> Reply + Send + Sync;
+
+type Meanwhile = dyn Fn(&NetworkPolicy) + Send + Sync;
 
 /// A backend that makes nothing and remembers everything. Clones are the same backend.
 ///
@@ -72,6 +74,8 @@ struct Inner {
     facts: Facts,
     contract: u32,
     start_troubles: VecDeque<Trouble>,
+    keep_error: Option<BoxError>,
+    meanwhile: Option<Arc<Meanwhile>>,
     stop_troubles: VecDeque<Trouble>,
     next: VecDeque<Reply>,
     by_text: HashMap<String, Reply>,
@@ -89,6 +93,8 @@ struct Record {
     forgets_commands: bool,
     killed: Vec<String>,
     mounts: Vec<BoxMountSpec>,
+    policies: Vec<(String, NetworkPolicy)>,
+    kept: Vec<(String, String)>,
     stops: Vec<String>,
 }
 
@@ -134,6 +140,8 @@ impl FakeBackend {
                 facts: Facts::default(),
                 contract: 1,
                 start_troubles: VecDeque::new(),
+                keep_error: None,
+                meanwhile: None,
                 stop_troubles: VecDeque::new(),
                 next: VecDeque::new(),
                 by_text: HashMap::new(),
@@ -181,6 +189,16 @@ impl FakeBackend {
     /// What happens at the next stop for which nothing is planned yet.
     pub fn next_stop(&self, trouble: Trouble) {
         self.inner().stop_troubles.push_back(trouble);
+    }
+
+    /// What keeping a record fails with from now on; `None` if it does not.
+    pub fn set_keep_error(&self, error: Option<BoxError>) {
+        self.inner().keep_error = error;
+    }
+
+    /// Does this whenever a policy for the network is to be applied, before it is.
+    pub fn before_policy(&self, meanwhile: impl Fn(&NetworkPolicy) + Send + Sync + 'static) {
+        self.inner().meanwhile = Some(Arc::new(meanwhile));
     }
 
     /// The reply to the next command for which none is planned yet.
@@ -253,6 +271,25 @@ impl FakeBackend {
     /// The mounts that were added to living boxes.
     pub fn added_mounts(&self) -> Vec<BoxMountSpec> {
         self.inner().record.mounts.clone()
+    }
+
+    /// The policies for the network that were applied, with the session of each, in order.
+    pub fn policies(&self) -> Vec<(String, NetworkPolicy)> {
+        self.inner().record.policies.clone()
+    }
+
+    /// The records that were kept, with the session of each, in order.
+    pub fn kept(&self) -> Vec<(String, String)> {
+        self.inner().record.kept.clone()
+    }
+
+    fn session_of(&self, id: Uuid) -> Result<String, BoxError> {
+        let found = self
+            .inner()
+            .boxes
+            .get(&id)
+            .map(|found| found.session_id.clone());
+        found.ok_or_else(|| BoxError::unavailable("the box is gone"))
     }
 
     /// The sessions whose box it has stopped, in order.
@@ -368,6 +405,27 @@ impl Backend for FakeBackend {
 
     async fn add_mounts(&self, _: Uuid, mounts: &[BoxMountSpec]) -> Result<(), BoxError> {
         self.inner().record.mounts.extend_from_slice(mounts);
+        Ok(())
+    }
+
+    fn set_network_policy(&self, id: Uuid, policy: &NetworkPolicy) -> Result<(), BoxError> {
+        let session_id = self.session_of(id)?;
+        let meanwhile = self.inner().meanwhile.clone();
+        if let Some(meanwhile) = meanwhile {
+            meanwhile(policy);
+        }
+        let applied = (session_id, policy.clone());
+        self.inner().record.policies.push(applied);
+        Ok(())
+    }
+
+    fn keep(&self, id: Uuid, record: &str) -> Result<(), BoxError> {
+        let session_id = self.session_of(id)?;
+        let mut inner = self.inner();
+        if let Some(error) = &inner.keep_error {
+            return Err(error.clone());
+        }
+        inner.record.kept.push((session_id, record.to_owned()));
         Ok(())
     }
 

@@ -18,8 +18,8 @@ use super::front::{Over, Rested};
 use super::mounts::mounted;
 use super::{Card, Shared};
 use crate::backend::{Backend, StartRequest, StartedBox, guest_of};
-use crate::card::Mounts;
-use crate::door::{Agent, Place, ended};
+use crate::card::{Mounts, Place};
+use crate::door::{Agent, ended};
 use crate::spool::Spool;
 use crate::trail::Trail;
 
@@ -67,7 +67,6 @@ pub(crate) struct Living {
     trail: Trail,
     /// Commands that ran when it was met: those of an earlier runtime.
     running: u64,
-    pub(super) mounts: Mounts,
     /// Told once the command has ended that the box ends with.
     pub(super) over: Arc<Notify>,
     /// Execs so far, since this.
@@ -82,7 +81,6 @@ impl Living {
         (backend, id): (&Arc<dyn Backend>, Uuid),
         (connection, spool): (Box<dyn Connection>, Option<Spool>),
         health: &AgentHealthParams,
-        mounts: Mounts,
     ) -> Result<Self, BoxError> {
         let mut limits = Limits::in_process();
         limits.message_bytes = AGENT_MESSAGE_BYTES;
@@ -121,7 +119,6 @@ impl Living {
             spools_files,
             trail: Trail::default(),
             running,
-            mounts,
             over: Arc::default(),
             execs: 0,
             boot: Uuid::now_v7(),
@@ -193,21 +190,10 @@ impl Body {
     }
 
     /// Keeps what is on the card with the box, for a later process.
-    pub(super) fn keep(&self) {
-        let Some(living) = &self.living else {
-            return;
-        };
-        if !living.backend.capabilities().outlive {
-            return;
-        }
-        let record = serde_json::to_string(&self.card.record(living.mounts.clone()));
-        let kept = record
-            .map_err(|error| BoxError::internal(error.to_string()))
-            .and_then(|record| living.backend.keep(living.id, &record));
-        if let Err(error) = kept {
-            let session = &self.card.spec.session_id;
-            tracing::error!(%session, %error, "the box's record was not kept");
-        }
+    pub(super) async fn keep(&self) {
+        self.card.changed();
+        // Whatever went wrong is in the log.
+        let _ = self.card.kept().await;
     }
 
     /// Whether commands run in the box.
@@ -323,12 +309,8 @@ impl Body {
             let less = format!("without {degraded}");
             self.shared.events.tell(&self.card, "degraded", &less);
         }
-        self.keep();
+        self.keep().await;
         self.open_door();
-        if let Some(living) = &self.living {
-            // Again: whoever has changed it meanwhile found no box to tell.
-            self.card.connect(&*living.backend, living.id)?;
-        }
         Ok(())
     }
 
@@ -365,17 +347,19 @@ impl Body {
             file_bytes: spec.file_bytes(),
         };
         let way = (connection, spool);
+        let living = Living::meet(&self.shared, (backend, id), way, &health).await?;
         let mounts = Mounts {
             asked: mounted(&spec.extra_mounts).cloned().collect(),
             added: Vec::new(),
         };
-        let living = Living::meet(&self.shared, (backend, id), way, &health, mounts).await?;
-        self.card.connect(&**backend, id)?;
+        let backend = Arc::clone(backend);
+        self.card.is_at(Place { backend, id }, mounts)?;
         Ok((living, (backend_session_id, facts)))
     }
 
     /// Ends the box, or what was begun of one. Boxed, as it is awaited in many places and rarely.
     pub(super) fn stop(&mut self) -> BoxFuture<'_, Result<(), BoxError>> {
+        self.card.is_gone();
         if let Some(living) = self.living.take() {
             self.card.door.shut(ended());
             living.agent.cut();

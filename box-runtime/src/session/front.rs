@@ -205,6 +205,10 @@ impl Front {
                 None => Rested::Over(Over::Closed),
             },
             rested = ended => rested,
+            () = self.card.other_end.notified() => {
+                self.set_clock();
+                Rested::Work
+            }
             over = self.clock.strike(true, &self.card.door) => Rested::Over(over),
         }
     }
@@ -235,6 +239,7 @@ impl Front {
                     Some(work) => self.take(work),
                     None => return During::Over(Over::Closed),
                 },
+                () = self.card.other_end.notified() => self.set_clock(),
                 over = self.clock.strike(false, &self.card.door) => return During::Over(over),
             }
         }
@@ -242,10 +247,6 @@ impl Front {
 
     /// Puts a call into the lane, or answers it where that needs no waiting.
     fn take(&mut self, work: Work) {
-        if matches!(work, Work::Changed) {
-            self.set_clock();
-            return self.lane.push_back(work);
-        }
         let limit = self.shared.config.queued_calls;
         if self.lane.len() >= limit {
             return work.refuse(queue_full(limit));

@@ -11,20 +11,19 @@ use super::body::{Body, Living, bounded};
 impl Body {
     /// Whether there is anything to say about mounts at all.
     pub(super) fn has_mounts(&self, asked: &BoxSpec) -> bool {
-        let living = self.living.as_ref();
-        !asked.extra_mounts.is_empty()
-            || living.is_some_and(|living| !living.mounts.asked.is_empty())
+        !asked.extra_mounts.is_empty() || !self.card.live().mounts.asked.is_empty()
     }
 
     /// Checks the mounts asked for against those there are, and adds what can be added.
     pub(super) async fn mount(&mut self, asked: &BoxSpec) -> Result<(), BoxError> {
-        let Some(living) = &mut self.living else {
+        let Some(living) = &self.living else {
             return Ok(());
         };
+        let there = self.card.live().mounts.clone();
         let may_add = living.backend.capabilities().adds_mounts;
         let fixed = |mount: &&BoxMountSpec| !(may_add && mount.is_content_addressed());
         let new: Vec<_> = mounted(&asked.extra_mounts)
-            .filter(|mount| !living.mounts.has(mount))
+            .filter(|mount| !there.has(mount))
             .cloned()
             .collect();
         let has_all = |mut mounts: Vec<&BoxMountSpec>| {
@@ -33,21 +32,21 @@ impl Body {
                 .into_iter()
                 .all(|mount| asked.extra_mounts.contains(mount))
         };
-        if new.iter().any(|mount| fixed(&mount)) || !has_all(living.mounts.asked.iter().collect()) {
+        if new.iter().any(|mount| fixed(&mount)) || !has_all(there.asked.iter().collect()) {
             return Err(other_mounts(&self.card));
         }
         if new.is_empty() {
             return Ok(());
         }
         living.add(self.shared.config.start_timeout, &new).await?;
-        living.mounts.asked.extend(new);
-        self.keep();
+        self.card.live().mounts.asked.extend(new);
+        self.keep().await;
         Ok(())
     }
 
     /// Adds mounts to the box that is there. Those it has already are fine; another one in the same place is not.
     pub(super) async fn add_mounts(&mut self, asked: &[BoxMountSpec]) -> Result<(), BoxError> {
-        let Some(living) = &mut self.living else {
+        let Some(living) = &self.living else {
             let id = &self.card.spec.session_id;
             let error = BoxError::conflict(format!("Box session {id} has no box to mount into"));
             return Err(error.with_detail(&Detail::about(Subject::Box)));
@@ -57,11 +56,12 @@ impl Body {
                 "extra_mounts: this backend adds no mounts to a box that runs",
             ));
         }
+        let there = self.card.live().mounts.clone();
         let new: Vec<_> = mounted(asked)
-            .filter(|mount| !living.mounts.has(mount))
+            .filter(|mount| !there.has(mount))
             .cloned()
             .collect();
-        if new.iter().any(|mount| living.mounts.covers(mount)) {
+        if new.iter().any(|mount| there.covers(mount)) {
             return Err(other_mounts(&self.card));
         }
         let mut added = Ok(());
@@ -71,9 +71,9 @@ impl Body {
             if added.is_err() {
                 break;
             }
-            living.mounts.added.push(mount);
+            self.card.live().mounts.added.push(mount);
         }
-        self.keep();
+        self.keep().await;
         added
     }
 }

@@ -114,7 +114,7 @@ impl Body {
             _ => return Err(self.unmoved(state)),
         };
         self.card.live().state = then;
-        self.keep();
+        self.keep().await;
         Ok(Some(happened))
     }
 

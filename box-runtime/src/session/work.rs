@@ -19,8 +19,6 @@ pub(crate) enum Work {
     Delete(Box<Delete>),
     Transition(Box<Transition>),
     Mount(Box<Mount>),
-    /// What is on the card is something else.
-    Changed,
 }
 
 pub(crate) struct Exec {
@@ -75,15 +73,14 @@ impl Exec {
 }
 
 impl Work {
-    /// The session it is for, and who asks. Nobody in particular tells of a change.
-    pub(crate) fn subject(&self) -> Option<(&SessionId, &Caller)> {
+    /// The session it is for, and who asks.
+    pub(crate) fn subject(&self) -> (&SessionId, &Caller) {
         match self {
-            Self::Exec(exec) => Some((&exec.spec.session_id, &exec.caller)),
-            Self::Create(create) => Some((&create.spec.session_id, &create.caller)),
-            Self::Delete(delete) => Some((&delete.session_id, &delete.caller)),
-            Self::Transition(asked) => Some((&asked.session_id, &asked.caller)),
-            Self::Mount(asked) => Some((&asked.session_id, &asked.caller)),
-            Self::Changed => None,
+            Self::Exec(exec) => (&exec.spec.session_id, &exec.caller),
+            Self::Create(create) => (&create.spec.session_id, &create.caller),
+            Self::Delete(delete) => (&delete.session_id, &delete.caller),
+            Self::Transition(asked) => (&asked.session_id, &asked.caller),
+            Self::Mount(asked) => (&asked.session_id, &asked.caller),
         }
     }
 
@@ -92,7 +89,7 @@ impl Work {
         match self {
             Self::Exec(exec) => Some(&exec.spec),
             Self::Create(create) => Some(&create.spec),
-            Self::Delete(_) | Self::Transition(_) | Self::Mount(_) | Self::Changed => None,
+            Self::Delete(_) | Self::Transition(_) | Self::Mount(_) => None,
         }
     }
 
@@ -104,7 +101,6 @@ impl Work {
             Self::Delete(delete) => drop(delete.reply.send(Err(error))),
             Self::Transition(asked) => drop(asked.reply.send(Err(error))),
             Self::Mount(asked) => drop(asked.reply.send(Err(error))),
-            Self::Changed => {}
         }
     }
 }

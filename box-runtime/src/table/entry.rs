@@ -36,11 +36,4 @@ impl Entry {
             work.refuse(queue_full(limit));
         }
     }
-
-    /// Tells the session that its card has changed. One too busy to hear it looks by itself.
-    pub(super) fn nudge(&self) {
-        if let Some(mailbox) = &self.mailbox {
-            let _ = mailbox.try_send(Work::Changed);
-        }
-    }
 }

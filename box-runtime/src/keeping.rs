@@ -1,0 +1,83 @@
+//! What is on a card, kept with its box for a later process. One writer a box: changes that come while it writes are written
+//! together, and whoever made one can wait until it is on disk.
+
+use std::sync::Arc;
+
+use box_protocol::{BoxError, BoxState};
+
+use crate::card::Card;
+
+/// What was changed and what is kept of it.
+#[derive(Default)]
+pub(crate) struct Keeping {
+    /// Changes so far.
+    changes: u64,
+    /// So many of them have been written, or could not be.
+    settled: u64,
+    writing: bool,
+    /// What came of the last writing.
+    outcome: Option<BoxError>,
+}
+
+impl Card {
+    /// Notes a change and sees to it that it is kept.
+    pub(crate) fn changed(self: &Arc<Self>) {
+        let mut is_first = false;
+        self.keeping.send_modify(|keeping| {
+            keeping.changes += 1;
+            is_first = !std::mem::replace(&mut keeping.writing, true);
+        });
+        if is_first {
+            tokio::spawn(write(Arc::clone(self)));
+        }
+    }
+
+    /// Returns once every change so far is kept; the error if that cannot be.
+    pub(crate) async fn kept(&self) -> Result<(), BoxError> {
+        let mut keeping = self.keeping.subscribe();
+        let changes = keeping.borrow().changes;
+        let settled = keeping.wait_for(|keeping| keeping.settled >= changes).await;
+        // The sender is `self`, so it cannot be gone.
+        settled.map_or(Ok(()), |keeping| {
+            keeping.outcome.clone().map_or(Ok(()), Err)
+        })
+    }
+}
+
+async fn write(card: Arc<Card>) {
+    loop {
+        let changes = card.keeping.borrow().changes;
+        let outcome = write_once(&card).await.err();
+        if let Some(error) = &outcome {
+            let session = &card.spec.session_id;
+            tracing::error!(%session, %error, "the box's record was not kept");
+        }
+        let mut again = false;
+        card.keeping.send_modify(|keeping| {
+            keeping.settled = changes;
+            keeping.outcome = outcome;
+            again = keeping.changes > changes;
+            keeping.writing = again;
+        });
+        if !again {
+            return;
+        }
+    }
+}
+
+/// Keeps what the card says now. A box that is still being made has no record: it would not be whole for whoever adopts it.
+async fn write_once(card: &Arc<Card>) -> Result<(), BoxError> {
+    if card.live().state == BoxState::Starting {
+        return Ok(());
+    }
+    let Some(place) = card.place_now() else {
+        return Ok(());
+    };
+    if !place.backend.capabilities().outlive {
+        return Ok(());
+    }
+    let record = serde_json::to_string(&card.record());
+    let record = record.map_err(|error| BoxError::internal(error.to_string()))?;
+    let kept = tokio::task::spawn_blocking(move || place.backend.keep(place.id, &record)).await;
+    kept.map_err(|_| BoxError::internal("the box's record could not be kept"))?
+}

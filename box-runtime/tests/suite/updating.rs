@@ -1,0 +1,195 @@
+//! `box.update`: all of it or nothing, on disk before it is answered, and never in anybody's way.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use box_protocol::actions::BoxUpdateParams;
+use box_protocol::{BoxError, BoxSessionInfo, Code, Name, Network, NetworkPolicy, SpecDraft};
+use box_runtime::Capabilities;
+use box_runtime::fake::Reply;
+use serde_json::{Value, json};
+
+use super::world::{World, code, exec_of, id, spec, world};
+
+fn outliving() -> World {
+    let w = world();
+    let capabilities = Capabilities::default().with_network();
+    w.backend
+        .set_capabilities(capabilities.with_added_mounts().with_outliving(true));
+    w
+}
+
+fn online(session: &str) -> SpecDraft {
+    let mut spec = spec(session, "true");
+    spec.network = Some(Network::On);
+    spec
+}
+
+fn allowing(host: &str) -> NetworkPolicy {
+    serde_json::from_value(json!({"default": "deny", "allow": [host]})).unwrap()
+}
+
+fn update(session: &str) -> BoxUpdateParams {
+    BoxUpdateParams::of(id(session))
+}
+
+impl World {
+    async fn update(&self, params: BoxUpdateParams) -> Result<BoxSessionInfo, BoxError> {
+        self.runtime.update(&self.caller, params).await
+    }
+
+    /// What a later process would find of this session.
+    fn record(&self, session: &str) -> Value {
+        let kept = self.backend.kept();
+        let last = kept.iter().rfind(|(of, _)| of == session).unwrap();
+        serde_json::from_str(&last.1).unwrap()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_update_is_on_disk_when_it_is_answered_though_an_exec_runs() {
+    let w = outliving();
+    w.create(online("s")).await.unwrap();
+    w.backend.on_command("job", Reply::hang());
+    let params = exec_of(online("s").cmd("job").timeout_sec(3600_u64));
+    let running = w.begin_exec(params).await;
+    let narrowed = BoxUpdateParams {
+        network_policy: Some(allowing("ok.example")),
+        name: Some(Name::new("renamed").unwrap()),
+        ..update("s")
+    };
+    w.update(narrowed).await.unwrap();
+    assert!(!running.is_finished());
+    let record = w.record("s");
+    assert_eq!(record["network_policy"]["allow"], json!(["ok.example"]));
+    assert_eq!(record["name"], "renamed");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_update_that_is_withdrawn_is_kept_all_the_same() {
+    let w = outliving();
+    w.create(online("s")).await.unwrap();
+    let narrowed = BoxUpdateParams {
+        network_policy: Some(allowing("ok.example")),
+        ..update("s")
+    };
+    let asked = tokio::time::timeout(Duration::ZERO, w.update(narrowed)).await;
+    assert!(asked.is_err());
+    while w.backend.policies().last().unwrap().1 != allowing("ok.example") {
+        tokio::task::yield_now().await;
+    }
+    while w.record("s")["network_policy"].is_null() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_update_that_cannot_be_kept_says_so() {
+    let w = outliving();
+    w.create(spec("s", "")).await.unwrap();
+    w.backend
+        .set_keep_error(Some(BoxError::capacity("the disk is full")));
+    let renamed = BoxUpdateParams {
+        name: Some(Name::new("renamed").unwrap()),
+        ..update("s")
+    };
+    assert_eq!(code(w.update(renamed).await), Code::Capacity);
+    w.backend.set_keep_error(None);
+    w.update(update("s")).await.unwrap();
+    assert_eq!(w.record("s")["name"], "renamed");
+}
+
+#[tokio::test(start_paused = true)]
+async fn any_number_of_updates_leaves_the_lane_free_and_writes_little() {
+    let w = outliving();
+    w.create(spec("s", "")).await.unwrap();
+    w.backend.on_command("job", Reply::hang());
+    let params = exec_of(spec("s", "job").timeout_sec(3600_u64));
+    let _running = w.begin_exec(params).await;
+    let before = w.backend.kept().len();
+    let renames = (0..2000).map(|number| {
+        w.update(BoxUpdateParams {
+            name: Some(Name::new(format!("name-{number}")).unwrap()),
+            ..update("s")
+        })
+    });
+    for answer in futures::future::join_all(renames).await {
+        answer.unwrap();
+    }
+    let written = w.backend.kept().len() - before;
+    assert!(written < 1000, "{written} records for 2000 updates");
+    let name = w.get("s").await.unwrap().name.unwrap();
+    assert_eq!(w.record("s")["name"], name.as_str());
+    // The lane has its room, all of it.
+    let mut waiting = Vec::new();
+    for _ in 0..128 {
+        waiting.push(w.begin("s", "later").await);
+    }
+    assert!(waiting.iter().all(|exec| !exec.is_finished()));
+    assert_eq!(code(w.exec("s", "one too many").await), Code::Capacity);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_update_that_is_refused_changes_nothing() {
+    let w = outliving();
+    w.create(online("s")).await.unwrap();
+    let mut other = spec("other", "");
+    other.extras.name = Some(Name::new("taken").unwrap());
+    w.create(other).await.unwrap();
+    let before = (w.get("s").await.unwrap(), w.backend.policies().len());
+    let mount = json!({"host_path": "/srv/x", "mount_path": "/x", "mode": "ro"});
+    let refused = BoxUpdateParams {
+        name: Some(Name::new("taken").unwrap()),
+        network_policy: Some(allowing("wider.example")),
+        labels: [("a".to_owned(), Some("b".to_owned()))].into(),
+        extra_mounts: Some(vec![serde_json::from_value(mount).unwrap()]),
+        ..update("s")
+    };
+    assert_eq!(code(w.update(refused).await), Code::Conflict);
+    assert_eq!(w.get("s").await.unwrap(), before.0);
+    assert_eq!(w.backend.policies().len(), before.1);
+    assert_eq!(w.backend.added_mounts(), []);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_policy_that_comes_while_a_box_starts_is_the_one_that_holds() {
+    let w = outliving();
+    let (entered, is_entered) = tokio::sync::oneshot::channel();
+    let entered = std::sync::Mutex::new(Some(entered));
+    let done = Arc::new(AtomicBool::new(false));
+    let is_done = Arc::clone(&done);
+    // The first policy, which the start applies, takes until the second is applied, or for long.
+    w.backend.before_policy(move |_| {
+        if let Some(entered) = entered.lock().unwrap().take() {
+            entered.send(()).unwrap();
+            for _ in 0..50 {
+                if is_done.load(Ordering::Relaxed) {
+                    return;
+                }
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        } else {
+            is_done.store(true, Ordering::Relaxed);
+        }
+    });
+    let mut draft = online("s");
+    draft.extras.network_policy = Some(Box::new(allowing("old.example")));
+    let starting = w.create(draft);
+    let updating = async {
+        is_entered.await.unwrap();
+        let narrowed = BoxUpdateParams {
+            network_policy: Some(allowing("new.example")),
+            ..update("s")
+        };
+        w.update(narrowed).await.unwrap();
+    };
+    let (started, ()) = tokio::join!(starting, updating);
+    started.unwrap();
+    let applied = w.backend.policies();
+    assert_eq!(applied.last().unwrap().1, allowing("new.example"));
+    assert_eq!(
+        w.record("s")["network_policy"]["allow"],
+        json!(["new.example"])
+    );
+}
