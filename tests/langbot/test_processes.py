@@ -128,11 +128,14 @@ async def test_the_relay_is_framed_by_line(client, context):
 
 async def test_a_process_outlives_its_relay_and_loses_nothing(client, context):
     await client.create_session(spec(), action_context=context)
-    await client.start_managed_process("s1", process("exec cat"), action_context=context)
+    # It says "two" only when nobody is attached: what is said to a relay that is closing has been delivered.
+    says = "read line; echo $line; read line; until [ -e /tmp/go ]; do sleep 0.05; done; echo $line; exec cat"
+    await client.start_managed_process("s1", process(says), action_context=context)
     async with attach(client, context) as relay:
         await relay.send("one")
         assert await relay.recv() == "one"
         await relay.send("two")
+    await client.execute(spec(cmd="touch /tmp/go"), action_context=context)
     async with attach(client, context) as relay:
         assert await relay.recv() == "two"
         await relay.send("three")
