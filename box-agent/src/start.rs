@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 
 use box_protocol::actions::{AgentStartParams, OutputMode, Stdin, TerminalSize};
+use box_protocol::error::Detail;
 use box_protocol::{BoxError, Env, Program};
 use box_sys::{SpawnPlan, Stdio};
 use rustix::fs::OFlags;
@@ -293,18 +294,21 @@ fn refusal(error: &io::Error, what: &What) -> BoxError {
         .first()
         .map(|name| name.to_string_lossy())
         .unwrap_or_default();
-    match errno(error) {
-        Some(Errno::NOENT) => BoxError::validation(format!("program: {program} is not there")),
-        Some(Errno::ACCESS) => BoxError::validation(format!("program: {program} may not be run")),
-        Some(Errno::TOOBIG) => {
-            BoxError::validation("program: arguments and environment are too long")
-        }
+    let (name, why) = match errno(error) {
+        Some(Errno::NOENT) => (Some("ENOENT"), format!("{program} is not there")),
+        Some(Errno::ACCESS) => (Some("EACCES"), format!("{program} may not be run")),
+        Some(Errno::TOOBIG) => (
+            Some("E2BIG"),
+            "arguments and environment are too long".to_owned(),
+        ),
         Some(Errno::AGAIN | Errno::NOMEM | Errno::MFILE | Errno::NFILE) => {
-            BoxError::capacity("the box has no room for another process")
+            return BoxError::capacity("the box has no room for another process");
         }
-        _ => BoxError::validation(format!(
-            "program: {program} cannot be run: {}",
-            error.kind()
-        )),
-    }
+        _ => (None, format!("{program} cannot be run: {}", error.kind())),
+    };
+    BoxError::validation(format!("program: {why}")).with_detail(&Detail {
+        field: Some("program".to_owned()),
+        errno: name.map(str::to_owned),
+        ..Detail::default()
+    })
 }

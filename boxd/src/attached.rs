@@ -11,6 +11,7 @@ use box_client::{
 use futures::StreamExt as _;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+use crate::output;
 use crate::said::{self, Piece};
 use crate::terminal::{self, Raw};
 
@@ -163,7 +164,7 @@ pub(crate) fn explain(exit: &Exit) {
         ExitWhy::Lost => "how the command ended was not seen",
         _ => return,
     };
-    eprintln!("boxd: {why}");
+    output::complain(&format!("boxd: {why}"));
 }
 
 /// The exit of a program that ran a command: its code, 128 and the signal's number, 124 for a timeout.

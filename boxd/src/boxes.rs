@@ -181,7 +181,7 @@ async fn each(
         match act(session).await {
             Ok(()) => succeeded.push(session),
             Err(error) => {
-                eprintln!("boxd: {session}: {error:#}");
+                output::complain(&format!("boxd: {session}: {error:#}"));
                 failed = true;
             }
         }

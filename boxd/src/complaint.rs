@@ -1,15 +1,17 @@
 //! How a failure is told: what happened, and what to do next.
 
 use std::fmt::Write as _;
+use std::io;
 
 use anyhow::Error;
 use box_client::{ClientError, Code};
+use box_protocol::error::Detail;
 use box_rpc::CallError;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use serde_json::json;
 
 use crate::args::{Arguments, Command};
-use crate::values;
+use crate::{FAILED, output, values};
 
 /// Tells it on standard error.
 pub(crate) fn tell(arguments: &Arguments, error: &Error) {
@@ -17,16 +19,37 @@ pub(crate) fn tell(arguments: &Arguments, error: &Error) {
     let next = next(arguments, error);
     if arguments.json {
         let code = code(error).map(Code::as_str);
-        eprintln!(
-            "{}",
-            json!({"error": {"code": code, "message": message, "next": next}})
-        );
-        return;
+        let told = json!({"error": {"code": code, "message": message, "next": next}});
+        return output::complain(&told.to_string());
     }
     match next {
-        Some(next) => eprintln!("boxd: {message}\n      {next}"),
-        None => eprintln!("boxd: {message}"),
+        Some(next) => output::complain(&format!("boxd: {message}\n      {next}")),
+        None => output::complain(&format!("boxd: {message}")),
     }
+}
+
+/// The exit code of a failure, as shells have them: a program that is not there, one that cannot be run, and everything
+/// else that `boxd` failed at.
+pub(crate) fn exit_code(error: &Error) -> u8 {
+    let refused = error.chain().find_map(|cause| match cause.downcast_ref() {
+        Some(ClientError::Refused(refused)) => refused.detail::<Detail>(),
+        _ => None,
+    });
+    match refused {
+        Some(detail) if detail.field.as_deref() == Some("program") => {
+            match detail.errno.as_deref() {
+                Some("ENOENT") => 127,
+                _ => 126,
+            }
+        }
+        _ => FAILED,
+    }
+}
+
+/// Whether what failed is that nobody reads our standard output any more.
+pub(crate) fn is_unheard(error: &Error) -> bool {
+    let io = error.chain().find_map(|cause| cause.downcast_ref());
+    io.is_some_and(|error: &io::Error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
 /// The contract's word for it, if the server or the way to it failed.
@@ -99,8 +122,8 @@ pub(crate) fn usage(error: &clap::Error) -> ! {
     let mut text = error.render().to_string();
     let _ = write!(
         text,
-        "\n  tip: one text for a shell stands in quotes ('echo hi'); words of a program stand after -- (-- echo hi)\n"
+        "\n  tip: one text for a shell stands in quotes ('echo hi'); words of a program stand after -- (-- echo hi)"
     );
-    eprint!("{text}");
+    output::complain(&text);
     std::process::exit(2)
 }

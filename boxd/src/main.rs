@@ -45,14 +45,18 @@ use crate::args::{Arguments, Command, ConfigArguments, ConfigCommand};
 /// What the program itself failed at; every other code may be a command's.
 pub(crate) const FAILED: u8 = 125;
 
+/// What a shell shows of a program that wrote to a pipe nobody reads: 128 and SIGPIPE.
+const UNHEARD: u8 = 141;
+
 fn main() -> ExitCode {
     box_sys::serve_if_asked(box_agent::prepare);
     let arguments = Arguments::try_parse().unwrap_or_else(|error| complaint::usage(&error));
     match dispatch(&arguments) {
         Ok(code) => code,
+        Err(error) if complaint::is_unheard(&error) => ExitCode::from(UNHEARD),
         Err(error) => {
             complaint::tell(&arguments, &error);
-            ExitCode::from(FAILED)
+            ExitCode::from(complaint::exit_code(&error))
         }
     }
 }

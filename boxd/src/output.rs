@@ -6,13 +6,17 @@ use serde::Serialize;
 
 use crate::terminal;
 
-/// Prints to standard output. A reader that has heard enough, `head` for one, is no failure.
+/// Prints to standard output. Once its reader has heard enough, as `head` does, it fails with a broken pipe, and so does
+/// what is being done: the program then ends without a word.
 pub(crate) fn say(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        other => other,
-    }
+    out.write_all(text.as_bytes())?;
+    out.flush()
+}
+
+/// Prints a line to standard error. If nobody reads that either, there is nobody to tell.
+pub(crate) fn complain(line: &str) {
+    let _ = writeln!(io::stderr().lock(), "{line}");
 }
 
 /// A line for each.

@@ -13,6 +13,9 @@ const MESSAGE_CHARS: usize = 512;
 /// The longest name the system has for an error, and some.
 const ERRNO_CHARS: usize = 16;
 
+/// The longest name of a field that is passed on.
+const FIELD_CHARS: usize = 32;
+
 /// The highest number the system has for a signal.
 const LAST_SIGNAL: i32 = 64;
 
@@ -77,8 +80,8 @@ pub(crate) fn nonsense(what: &str) -> String {
     format!("the box's agent {what}")
 }
 
-/// What a caller is told of an agent's failure: its word, its text, what it is about, and the system's error if it is the name
-/// of one.
+/// What a caller is told of an agent's failure: its word, its text, what it is about, the field at fault and the system's
+/// error if they are names of such.
 pub(crate) fn agents_error(error: CallError) -> BoxError {
     match error {
         CallError::Refused(refused) => {
@@ -86,6 +89,7 @@ pub(crate) fn agents_error(error: CallError) -> BoxError {
             let kept = Detail {
                 errno: detail.errno.filter(|errno| is_errno(errno)),
                 expired: detail.expired,
+                field: detail.field.filter(|field| is_field(field)),
                 subject: detail.subject,
                 ..Detail::default()
             };
@@ -110,6 +114,11 @@ fn is_errno(name: &str) -> bool {
         && name
             .bytes()
             .all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit())
+}
+
+fn is_field(name: &str) -> bool {
+    let is_letter = |byte: u8| byte.is_ascii_lowercase() || byte == b'_';
+    (1..=FIELD_CHARS).contains(&name.len()) && name.bytes().all(is_letter)
 }
 
 /// The agent's own words, shortened and on one line; its details are dropped.

@@ -85,7 +85,8 @@ pub(crate) async fn run(asked: &ServeArguments) -> Result<ExitCode> {
     let mut reload = signal(SignalKind::hangup())?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    output::say(&ready::line(&addresses))?;
+    // A server is there for its callers, whether or not anybody reads this.
+    let _ = output::say(&ready::line(&addresses));
     ready::notify("READY=1");
 
     loop {
@@ -123,7 +124,7 @@ async fn stop(config: &Config, doors: Doors, http: Vec<Http>, boxes: &Boxes) {
             ..SystemShutdownParams::default()
         };
         match boxes.runtime.shutdown(&Caller::local(), all).await {
-            Ok(ended) => tracing::info!(?ended, "boxes ended"),
+            Ok(result) => tracing::info!(boxes = result.ended, "boxes ended"),
             Err(error) => tracing::error!(%error, "boxes could not be ended"),
         }
     }

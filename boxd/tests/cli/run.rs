@@ -1,7 +1,8 @@
 //! `boxd run` by itself: no server, no configuration.
 
+use std::io::Read as _;
 use std::os::unix::fs::PermissionsExt as _;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use super::support::{BOXD, Server, boxd, err, feed, out};
 
@@ -42,7 +43,28 @@ fn ends_that_are_no_codes_have_codes_of_their_own() {
     let said = "boxd: the command ran out of time; --timeout gives it more\n";
     assert_eq!(err(&late), said);
     assert_eq!(run(&["kill -9 $$"]).status.code(), Some(137));
-    assert_eq!(run(&["--", "/no/such/program"]).status.code(), Some(125));
+    assert_eq!(run(&["--", "/no/such/program"]).status.code(), Some(127));
+    assert_eq!(run(&["--", "/etc/passwd"]).status.code(), Some(126));
+}
+
+#[test]
+fn a_reader_that_has_heard_enough_ends_it_without_a_word() {
+    for json in [&[][..], &["--json"]] {
+        let mut endless = boxd();
+        endless.args(json).args(["run", "yes"]);
+        let mut child = endless
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut some = [0; 1000];
+        let mut reader = child.stdout.take().unwrap();
+        reader.read_exact(&mut some).unwrap();
+        drop(reader);
+        let ended = child.wait_with_output().unwrap();
+        assert_eq!(ended.status.code(), Some(141), "{ended:?}");
+        assert_eq!(err(&ended), "");
+    }
 }
 
 #[test]
