@@ -1,12 +1,12 @@
-//! How much is in a workspace. Symbolic links are counted, never followed.
+//! How much is in a workspace. Symbolic links are counted, never followed ([`box_tree`]).
 
 use std::fmt;
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use box_protocol::error::Detail;
 use box_protocol::{BoxError, BoxSpec, HostPathMode};
+use box_tree::Size;
 
 /// The most entries a workspace with a quota may have, unless configuration says otherwise.
 pub const DEFAULT_MAX_WORKSPACE_ENTRIES: u64 = 100_000;
@@ -107,40 +107,29 @@ enum Counted {
 
 /// Adds up until it is too much. What vanishes meanwhile is passed over.
 fn count(roots: &[PathBuf], max_bytes: u64, max_entries: u64) -> io::Result<Counted> {
-    let (mut bytes, mut entries) = (0_u64, 0_u64);
-    let mut directories = roots.to_vec();
-    while let Some(directory) = directories.pop() {
-        let listing = match fs::read_dir(&directory) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-            listing => listing?,
-        };
-        for entry in listing {
-            let entry = entry?;
-            entries += 1;
-            if entries > max_entries {
-                return Ok(Counted::TooManyEntries);
-            }
-            let metadata = match entry.metadata() {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                metadata => metadata?,
-            };
-            if metadata.is_dir() {
-                directories.push(entry.path());
-            } else if metadata.is_file() {
-                bytes = bytes.saturating_add(metadata.len());
-            }
-            if bytes > max_bytes {
-                return Ok(Counted::TooManyBytes);
-            }
+    let mut size = Size::default();
+    for root in roots {
+        match box_tree::open(root) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            root => size.add(root?, |size| {
+                size.bytes <= max_bytes && size.entries <= max_entries
+            })?,
         }
     }
-    Ok(Counted::Within)
+    Ok(if size.entries > max_entries {
+        Counted::TooManyEntries
+    } else if size.bytes > max_bytes {
+        Counted::TooManyBytes
+    } else {
+        Counted::Within
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use box_protocol::{Code, SpecDraft};
+    use std::fs;
     use std::os::unix::fs::symlink;
 
     const MIB: usize = 1024 * 1024;
@@ -157,11 +146,11 @@ mod tests {
     fn bytes_are_added_up_over_directories() {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir_all(dir.path().join("a/b")).unwrap();
-        fs::write(dir.path().join("one"), vec![0; MIB / 2]).unwrap();
+        fs::write(dir.path().join("one"), vec![0; MIB]).unwrap();
         fs::write(dir.path().join("a/b/two"), vec![0; MIB / 2]).unwrap();
-        let quota = quota(dir.path(), 1, 100);
+        let quota = quota(dir.path(), 2, 100);
         quota.check(Moment::Before).unwrap();
-        fs::write(dir.path().join("a/three"), "x").unwrap();
+        fs::write(dir.path().join("a/three"), vec![0; MIB]).unwrap();
         let error = quota.check(Moment::Before).unwrap_err();
         assert_eq!(error.code(), Code::Validation);
         assert!(
@@ -199,6 +188,9 @@ mod tests {
         symlink(big.path().join("file"), dir.path().join("file")).unwrap();
         symlink(dir.path(), dir.path().join("loop")).unwrap();
         quota(dir.path(), 1, 100).check(Moment::Before).unwrap();
+        let error = quota(&dir.path().join("directory"), 1, 100);
+        let error = error.check(Moment::Before).unwrap_err();
+        assert!(error.message().contains("cannot be checked"), "{error}");
     }
 
     #[test]

@@ -1,7 +1,9 @@
 //! What the default workspace holds, and whether two sides see the same one.
 
 use std::fs;
-use std::io::Read as _;
+use std::io::{self, Read as _};
+use std::ops::ControlFlow;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use box_protocol::actions::{
@@ -9,13 +11,17 @@ use box_protocol::actions::{
 };
 use box_protocol::error::{Detail, Subject};
 use box_protocol::{BoxError, Invalid};
-use rustix::fs::{Mode, OFlags};
+use box_tree::{Found, Then};
+use rustix::fs::{FileType, Mode, OFlags};
 use sha2::{Digest as _, Sha256};
 
 use crate::service::{BoxService, blocking};
 
 /// The parts of a workspace that are told apart.
 const PARTS: [&str; 3] = ["mcp", "inbox", "outbox"];
+
+/// Whose directories they are.
+const SCOPE: &str = "runtime_host";
 
 /// The most bytes of a marker.
 const MARKER_BYTES: u64 = 1024;
@@ -91,86 +97,79 @@ fn read_marker(root: &Path, name: &str) -> Result<SystemProbeResult, BoxError> {
 }
 
 fn measure(root: &Path, most_entries: u64) -> SystemStorageResult {
-    let mut left = most_entries;
-    let mut parts: Vec<_> = PARTS
-        .iter()
-        .map(|part| StorageDirectory {
-            key: (*part).to_owned(),
-            path: (*part).to_owned(),
-            kind: "detail".to_owned(),
-            parent_key: Some("workspace".to_owned()),
-            ..directory(&root.join(part), &[], &mut left)
-        })
-        .collect();
-    let rest = directory(root, &PARTS, &mut left);
-    let sum = |of: fn(&StorageDirectory) -> u64| parts.iter().map(of).sum::<u64>() + of(&rest);
-    let whole = StorageDirectory {
+    let mut parts = PARTS.map(|part| StorageDirectory {
+        key: part.to_owned(),
+        path: part.to_owned(),
+        kind: "detail".to_owned(),
+        scope: SCOPE.to_owned(),
+        parent_key: Some("workspace".to_owned()),
+        ..StorageDirectory::default()
+    });
+    let mut rest = StorageDirectory {
         key: "workspace".to_owned(),
         path: ".".to_owned(),
         kind: "root".to_owned(),
-        size_bytes: sum(|part| part.size_bytes),
-        file_count: sum(|part| part.file_count),
-        error_count: sum(|part| part.error_count),
-        ..rest
+        scope: SCOPE.to_owned(),
+        ..StorageDirectory::default()
     };
-    let size_bytes = whole.size_bytes;
-    parts.insert(0, whole);
+    match box_tree::open(root) {
+        Ok(root) => {
+            rest.exists = true;
+            count(&root, &mut parts, &mut rest, most_entries);
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(_) => rest.error_count = 1,
+    }
+    for part in &parts {
+        rest.size_bytes += part.size_bytes;
+        rest.file_count += part.file_count;
+        rest.error_count += part.error_count;
+    }
     SystemStorageResult {
-        size_bytes,
-        directories: parts,
+        size_bytes: rest.size_bytes,
+        directories: std::iter::once(rest).chain(parts).collect(),
     }
 }
 
-/// Counts what is below `root`, but for these of its own entries. Links are counted, never followed;
-/// what cannot be looked at, or is beyond the last entry `left`, counts as an error.
-fn directory(root: &Path, without: &[&str], left: &mut u64) -> StorageDirectory {
-    let mut found = StorageDirectory {
-        exists: root
-            .symlink_metadata()
-            .is_ok_and(|metadata| metadata.is_dir()),
-        scope: "runtime_host".to_owned(),
-        ..StorageDirectory::default()
-    };
-    let mut directories = if found.exists {
-        vec![root.to_owned()]
-    } else {
-        Vec::new()
-    };
-    while let Some(directory) = directories.pop() {
-        let Ok(listing) = fs::read_dir(&directory) else {
-            found.error_count += 1;
-            continue;
+/// Counts what is below `root`, by its parts and the rest. Links are counted, never followed; what cannot be looked at, or is
+/// beyond the last entry `left`, counts as an error.
+fn count(
+    root: &OwnedFd,
+    parts: &mut [StorageDirectory],
+    rest: &mut StorageDirectory,
+    mut left: u64,
+) {
+    // Where the walk is: in which part, if in any.
+    let mut within = None;
+    let walked = box_tree::walk(root, |found| {
+        let Found::Entry(entry) = found else {
+            let of = within.and_then(|part: usize| parts.get_mut(part));
+            of.unwrap_or(rest).error_count += 1;
+            return ControlFlow::Continue(Then::Pass);
         };
-        for entry in listing {
-            let entry = match entry {
-                Ok(entry)
-                    if directory == root
-                        && without.iter().any(|name| entry.file_name() == *name) =>
-                {
-                    continue;
-                }
-                entry => entry,
-            };
-            if *left == 0 {
-                found.error_count += 1;
-                return found;
-            }
-            *left -= 1;
-            match entry.and_then(|entry| Ok((entry.metadata()?, entry.path()))) {
-                Err(_) => found.error_count += 1,
-                Ok((metadata, path)) if metadata.is_dir() => directories.push(path),
-                Ok((metadata, _)) => {
-                    found.file_count += 1;
-                    found.size_bytes += if metadata.is_file() {
-                        metadata.len()
-                    } else {
-                        0
-                    };
-                }
-            }
+        let is_directory = entry.kind() == FileType::Directory;
+        if entry.depth == 0 {
+            let is_it = |part: &StorageDirectory| part.key.as_bytes() == entry.name.to_bytes();
+            within = parts.iter().position(is_it).filter(|_| is_directory);
         }
-    }
-    found
+        let is_part = entry.depth == 0 && within.is_some();
+        let of = within.and_then(|part| parts.get_mut(part)).unwrap_or(rest);
+        if left == 0 {
+            of.error_count += 1;
+            return ControlFlow::Break(());
+        }
+        left -= 1;
+        of.exists |= is_part;
+        if !is_directory {
+            of.file_count += 1;
+        }
+        if entry.kind() == FileType::RegularFile {
+            of.size_bytes = of.size_bytes.saturating_add(entry.content_bytes());
+        }
+        ControlFlow::Continue(Then::Enter)
+    });
+    // What there was no room for has been counted as such.
+    let (ControlFlow::Break(()) | ControlFlow::Continue(())) = walked;
 }
 
 #[cfg(test)]

@@ -5,18 +5,17 @@
 //! the project over its limit (EDQUOT). A guest cannot change the mark: only the machine's own user namespace may.
 
 use std::io;
+use std::ops::ControlFlow;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
+use box_tree::{Entry, Found, Then};
+use rustix::fs::{FileType, Mode, OFlags};
 use rustix::ioctl::{Getter, Opcode, Setter, ioctl, opcode};
 
 use crate::raw::check;
 
 /// Projects given out here have this bit set, so that they do not meet an administrator's, which are small numbers by custom.
 const OURS: u32 = 0x4000_0000;
-
-/// Directories within each other that are marked.
-const DEPTH: usize = 128;
 
 /// A directory the file system limits. The limit ends when this is dropped.
 #[derive(Debug)]
@@ -48,7 +47,7 @@ impl DirectoryQuota {
         };
         // Nought would be no limit.
         limit_project(directory, project, bytes.max(1), entries.max(1))?;
-        this.mark(&this.directory, DEPTH)?;
+        this.mark()?;
         Ok(this)
     }
 
@@ -62,40 +61,37 @@ impl DirectoryQuota {
         self.kept = kept;
     }
 
-    /// Marks a directory and everything below. What is neither a file nor a directory holds nothing, and is left alone.
-    fn mark(&self, directory: &OwnedFd, depth: usize) -> io::Result<()> {
-        if depth == 0 {
-            return Err(io::Error::from_raw_os_error(libc::ELOOP));
+    /// Marks the directory and everything below. What is neither a file nor a directory holds nothing, and is left alone.
+    fn mark(&self) -> io::Result<()> {
+        self.put(self.directory.as_fd(), true)?;
+        let device = rustix::fs::fstat(&self.directory)?.st_dev;
+        let marked = box_tree::walk(&self.directory, |found| match found {
+            // Another file system that is mounted here has its own projects.
+            Found::Entry(entry) if entry.stat.st_dev != device => ControlFlow::Continue(Then::Pass),
+            Found::Entry(entry) => match self.mark_one(&entry) {
+                Ok(()) => ControlFlow::Continue(Then::Enter),
+                Err(error) => ControlFlow::Break(error),
+            },
+            Found::Closed => ControlFlow::Break(io::ErrorKind::PermissionDenied.into()),
+        });
+        match marked {
+            ControlFlow::Break(error) => Err(error),
+            ControlFlow::Continue(()) => Ok(()),
         }
-        self.put(directory.as_fd(), true)?;
-        for entry in Dir::read_from(directory)?.flatten() {
-            let name = entry.file_name();
-            if matches!(name.to_bytes(), b"." | b"..") {
-                continue;
-            }
-            let Ok(stat) = rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) else {
-                continue;
-            };
-            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-            let flags = match FileType::from_raw_mode(stat.st_mode) {
-                FileType::RegularFile => flags,
-                FileType::Directory => flags | OFlags::DIRECTORY,
-                _ => continue,
-            };
-            // Another box may be changing names here. What has vanished needs no mark, what is new inherits it.
-            let Ok(below) = rustix::fs::openat(directory, name, flags, Mode::empty()) else {
-                continue;
-            };
-            if flags.contains(OFlags::DIRECTORY) {
-                // Another file system that is mounted here has its own projects.
-                if rustix::fs::fstat(&below)?.st_dev == stat.st_dev {
-                    self.mark(&below, depth - 1)?;
-                }
-            } else {
-                self.put(below.as_fd(), false)?;
-            }
+    }
+
+    fn mark_one(&self, entry: &Entry<'_>) -> io::Result<()> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let (flags, inherited) = match entry.kind() {
+            FileType::RegularFile => (flags, false),
+            FileType::Directory => (flags | OFlags::DIRECTORY, true),
+            _ => return Ok(()),
+        };
+        // Another box may be changing names here. What has vanished needs no mark, what is new inherits it.
+        match rustix::fs::openat(entry.directory, entry.name, flags, Mode::empty()) {
+            Ok(file) => self.put(file.as_fd(), inherited),
+            Err(_) => Ok(()),
         }
-        Ok(())
     }
 
     fn put(&self, file: BorrowedFd<'_>, inherited: bool) -> io::Result<()> {

@@ -15,16 +15,13 @@ use std::time::Duration;
 
 use box_protocol::BoxSpec;
 use box_sys::DirectoryQuota;
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
+use box_tree::Size;
 
 use super::Living;
 
 /// Looks while the workspace grows, and while it does not.
 const OFTEN: Duration = Duration::from_millis(10);
 const SELDOM: Duration = Duration::from_millis(100);
-
-/// Directories within each other that are followed. A guest that goes deeper is up to no good, and counted as too large.
-const DEPTH: usize = 128;
 
 /// A quota is also one of files, of this many bytes each: what holds nothing would never be too large.
 const ENTRY: u64 = 512;
@@ -56,7 +53,7 @@ impl Quota {
 
     /// That of a box that has one.
     pub(super) async fn again(workspace: &OwnedFd, bytes: u64, outlives: bool) -> io::Result<Self> {
-        let directory = open(workspace, c".")?;
+        let directory = box_tree::open_in(workspace, c".")?;
         let limited = directory.try_clone()?;
         // Looks at every file there is.
         let set = move || DirectoryQuota::set(limited.as_fd(), bytes, bytes / ENTRY);
@@ -69,6 +66,17 @@ impl Quota {
             bytes,
             kernel,
         })
+    }
+
+    fn allows(&self, size: &Size) -> bool {
+        size.bytes.max(size.entries.saturating_mul(ENTRY)) <= self.bytes
+    }
+
+    /// What is there, or as much of it as is already too much.
+    fn measure(&self) -> io::Result<Size> {
+        let mut size = Size::default();
+        size.add(&self.directory, |size| self.allows(size))?;
+        Ok(size)
     }
 
     /// Watches until the box is gone, or over its quota.
@@ -96,12 +104,15 @@ impl Quota {
             }
             cpu = used;
             let quota = Arc::clone(&this);
-            let measured = tokio::task::spawn_blocking(move || Size::of(&quota.directory));
-            let Ok(size) = measured.await else {
+            let Ok(measured) = tokio::task::spawn_blocking(move || quota.measure()).await else {
+                return;
+            };
+            let Ok(size) = measured else {
+                living.end_for("the workspace cannot be measured, and has a workspace_quota_mb");
                 return;
             };
             *living.disk() = Some(size.bytes);
-            if size.bytes.max(size.entries.saturating_mul(ENTRY)) > this.bytes {
+            if !this.allows(&size) {
                 living.end_for("the workspace has outgrown workspace_quota_mb");
                 return;
             }
@@ -110,77 +121,5 @@ impl Quota {
             }
             last = size;
         }
-    }
-}
-
-fn open(at: &OwnedFd, name: &std::ffi::CStr) -> rustix::io::Result<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    rustix::fs::openat(at, name, flags, Mode::empty())
-}
-
-/// What is below a directory.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-struct Size {
-    /// On disk.
-    bytes: u64,
-    /// Files, directories and everything else that has a name.
-    entries: u64,
-}
-
-impl Size {
-    fn of(directory: &OwnedFd) -> Self {
-        let mut size = Self::default();
-        size.add(directory, DEPTH);
-        size
-    }
-
-    /// Adds what is below a directory. What vanishes meanwhile does not count; what cannot be looked into counts as what it is
-    /// itself.
-    fn add(&mut self, directory: &OwnedFd, depth: usize) {
-        if depth == 0 {
-            self.bytes = u64::MAX;
-            return;
-        }
-        let Ok(entries) = Dir::read_from(directory) else {
-            return;
-        };
-        for entry in entries.flatten() {
-            let name = entry.file_name();
-            if matches!(name.to_bytes(), b"." | b"..") {
-                continue;
-            }
-            let Ok(stat) = rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) else {
-                continue;
-            };
-            let blocks = u64::try_from(stat.st_blocks).unwrap_or(0);
-            self.bytes = self.bytes.saturating_add(blocks.saturating_mul(512));
-            self.entries += 1;
-            if FileType::from_raw_mode(stat.st_mode) == FileType::Directory
-                && let Ok(inner) = open(directory, name)
-            {
-                self.add(&inner, depth - 1);
-            }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_tree_is_as_large_as_its_files_and_too_deep_is_too_large() {
-        let dir = tempfile::tempdir().unwrap();
-        let inner = dir.path().join("a/b");
-        std::fs::create_dir_all(&inner).unwrap();
-        std::fs::write(inner.join("f"), vec![1; 1 << 20]).unwrap();
-        std::os::unix::fs::symlink("/", inner.join("everything")).unwrap();
-        let directory = OwnedFd::from(std::fs::File::open(dir.path()).unwrap());
-        let size = Size::of(&directory);
-        assert!((1 << 20..1 << 21).contains(&size.bytes), "{size:?}");
-        assert_eq!(size.entries, 4);
-        let mut shallow = Size::default();
-        shallow.add(&directory, 2);
-        assert_eq!(shallow.bytes, u64::MAX);
     }
 }

@@ -1,0 +1,88 @@
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use super::*;
+use std::fs;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+fn size(path: &Path) -> io::Result<Size> {
+    let mut size = Size::default();
+    size.add(open(path)?, |_| true).map(|()| size)
+}
+
+#[test]
+fn a_tree_is_as_large_as_its_files_and_no_link_is_followed() {
+    let dir = tempfile::tempdir().unwrap();
+    let inner = dir.path().join("a/b");
+    fs::create_dir_all(&inner).unwrap();
+    fs::write(inner.join("f"), vec![1; 1 << 20]).unwrap();
+    symlink("/", inner.join("everything")).unwrap();
+    let found = size(dir.path()).unwrap();
+    assert!((1 << 20..1 << 21).contains(&found.bytes), "{found:?}");
+    assert_eq!(found.entries, 4);
+    symlink(dir.path(), dir.path().join("link")).unwrap();
+    assert!(open(dir.path().join("link")).is_err());
+    assert!(open(dir.path().join("link/a")).is_err());
+}
+
+#[test]
+fn counting_ends_once_it_is_too_much() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in 0..100 {
+        fs::write(dir.path().join(name.to_string()), "").unwrap();
+    }
+    let mut size = Size::default();
+    let few = |size: &Size| size.entries <= 10;
+    size.add(open(dir.path()).unwrap(), few).unwrap();
+    assert_eq!(size.entries, 11);
+}
+
+#[test]
+fn what_is_too_deep_or_closed_cannot_be_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    let deep = dir.path().join("d/".repeat(DEPTH - 1));
+    fs::create_dir_all(&deep).unwrap();
+    assert_eq!(size(dir.path()).unwrap().entries, DEPTH as u64 - 1);
+    fs::create_dir(deep.join("d")).unwrap();
+    assert!(size(dir.path()).is_err());
+    let dir = tempfile::tempdir().unwrap();
+    let closed = dir.path().join("closed");
+    fs::create_dir(&closed).unwrap();
+    fs::set_permissions(&closed, fs::Permissions::from_mode(0o000)).unwrap();
+    // The machine's root is not kept out.
+    assert_eq!(
+        size(dir.path()).is_ok(),
+        rustix::process::geteuid().is_root()
+    );
+}
+
+#[test]
+fn a_link_that_is_swapped_in_leads_nowhere() {
+    let (dir, secret) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    for name in 0..50 {
+        fs::write(secret.path().join(name.to_string()), "secret").unwrap();
+    }
+    fs::create_dir(dir.path().join("d")).unwrap();
+    symlink(secret.path(), dir.path().join("l")).unwrap();
+    let (root, over) = (open(dir.path()).unwrap(), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let exchange = rustix::fs::RenameFlags::EXCHANGE;
+            while !over.load(Ordering::Relaxed) {
+                rustix::fs::renameat_with(&root, "d", &root, "l", exchange).unwrap();
+            }
+        });
+        let (mut entered, mut most) = (0, 0);
+        for _ in 0..20_000 {
+            let mut found = Size::default();
+            let counted = found.add(&root, |_| true);
+            most = most.max(counted.map_or(u64::MAX, |()| found.entries));
+            entered += found.entries;
+        }
+        over.store(true, Ordering::Relaxed);
+        assert!(
+            most <= 2 && entered > 20_000,
+            "{most} at once, {entered} in all"
+        );
+    });
+}
