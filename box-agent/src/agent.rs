@@ -21,7 +21,7 @@ use crate::log::Log;
 use crate::ports::Ports;
 use crate::shells::Shells;
 use crate::slot::{Lease, Slots};
-use crate::start::{Started, Typing};
+use crate::start::Started;
 use crate::store::Store;
 use crate::watch::Watching;
 
@@ -218,6 +218,7 @@ impl Agent {
         let started = self.start(params).await.inspect_err(|error| {
             command.has_failed(error.clone());
         })?;
+        // From here on it is its life's: nothing is waited for before that is there.
         std::mem::forget(unfinished);
         let Started {
             process,
@@ -227,10 +228,8 @@ impl Agent {
         } = started;
         let reaped = self.end_of(&process);
         command.has_begun_with(process);
-        match input {
-            Some(Typing::Pipe(fd)) => command.input.is_pipe(fd).await,
-            Some(Typing::Terminal(fd)) => command.input.is_terminal(fd).await,
-            None => {}
+        if let Some(input) = input {
+            command.input.open(input);
         }
         let life = Life {
             agent: Arc::clone(self),

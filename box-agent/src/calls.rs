@@ -288,7 +288,7 @@ impl Handle<AgentInput> for Served {
             return Err(BoxError::conflict("the command has ended"));
         }
         if let Some(size) = params.size {
-            command.input.resize(size).await?;
+            command.input.resize(size)?;
         }
         let mut accepted = 0;
         if let Some(data) = &params.data {

@@ -1,82 +1,121 @@
 //! What a command reads: a pipe or its terminal.
 
 use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use box_protocol::BoxError;
 use box_protocol::actions::TerminalSize;
 use rustix::termios::Winsize;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::sync::Mutex;
+use tokio::sync::watch;
 
-/// The agent's end of it.
+/// The agent's end of it, as long as it is open.
 #[derive(Debug, Default)]
-pub(crate) struct Input(Mutex<Way>);
+pub(crate) struct Input(Mutex<Option<Arc<Open>>>);
 
-#[derive(Debug, Default)]
-enum Way {
-    /// There is none, or no more.
-    #[default]
-    Closed,
+/// Where input goes.
+#[derive(Debug)]
+pub(crate) enum Way {
     Pipe(AsyncFd<OwnedFd>),
     Terminal(AsyncFd<OwnedFd>),
+}
+
+#[derive(Debug)]
+struct Open {
+    way: Way,
+    /// Held by whoever writes: writers take turns.
+    turn: tokio::sync::Mutex<()>,
+    /// Nothing more is to be written, also not by those who wait for the command to read.
+    shut: watch::Sender<bool>,
 }
 
 /// What the terminal's line discipline takes for the end of input, at the begin of a line.
 const END_OF_INPUT: u8 = 4;
 
 impl Input {
-    pub(crate) async fn is_pipe(&self, fd: AsyncFd<OwnedFd>) {
-        *self.0.lock().await = Way::Pipe(fd);
+    fn way(&self) -> MutexGuard<'_, Option<Arc<Open>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) async fn is_terminal(&self, fd: AsyncFd<OwnedFd>) {
-        *self.0.lock().await = Way::Terminal(fd);
+    /// Takes what there is to write to. Nothing is waited for: a command that was started must not be left half way.
+    pub(crate) fn open(&self, way: Way) {
+        *self.way() = Some(Arc::new(Open {
+            way,
+            turn: tokio::sync::Mutex::default(),
+            shut: watch::Sender::new(false),
+        }));
     }
 
-    /// Writes all of it; waits for the command to read. Writers take turns.
-    pub(crate) async fn write(&self, mut bytes: &[u8]) -> Result<(), BoxError> {
-        let way = self.0.lock().await;
-        let (Way::Pipe(fd) | Way::Terminal(fd)) = &*way else {
-            return Err(BoxError::conflict("the command has no open input"));
-        };
-        while !bytes.is_empty() {
-            let wrote = fd
-                .async_io(Interest::WRITABLE, |fd| Ok(rustix::io::write(fd, bytes)?))
-                .await;
-            match wrote {
-                Ok(written) => bytes = &bytes[written..],
-                Err(_) => {
-                    return Err(BoxError::conflict(
-                        "the command does not read its input any more",
-                    ));
-                }
-            }
-        }
-        Ok(())
+    /// Writes all of it; waits for the command to read, for as long as it lives. Writers take turns.
+    pub(crate) async fn write(&self, bytes: &[u8]) -> Result<(), BoxError> {
+        let open = self.way().clone().ok_or_else(none)?;
+        open.write(bytes).await
     }
 
-    /// Nothing more will be written. A terminal stays, and is told.
+    /// Nothing more will be written, once what was asked for before is. A terminal stays, and is told.
     pub(crate) async fn close(&self) -> Result<(), BoxError> {
-        if matches!(&*self.0.lock().await, Way::Terminal(_)) {
-            return self.write(&[END_OF_INPUT]).await;
+        let Some(open) = self.way().clone() else {
+            return Ok(());
+        };
+        if matches!(open.way, Way::Terminal(_)) {
+            return open.write(&[END_OF_INPUT]).await;
         }
-        *self.0.lock().await = Way::Closed;
+        // Whoever has shut it meanwhile did the same.
+        let _ = open.in_turn(async { Ok(()) }).await;
+        self.shut();
         Ok(())
     }
 
-    /// Lets go of it, at the command's end.
-    pub(crate) async fn end(&self) {
-        *self.0.lock().await = Way::Closed;
-    }
-
-    pub(crate) async fn resize(&self, size: TerminalSize) -> Result<(), BoxError> {
-        match &*self.0.lock().await {
-            Way::Terminal(fd) => set_size(fd.get_ref(), size)
-                .map_err(|_| BoxError::conflict("the command's terminal is gone")),
-            Way::Closed | Way::Pipe(_) => Err(BoxError::conflict("the command has no terminal")),
+    /// Lets go of it. Whoever writes, or waits to, is told so: somebody else may hold the other end, and never read.
+    pub(crate) fn shut(&self) {
+        if let Some(open) = self.way().take() {
+            open.shut.send_replace(true);
         }
     }
+
+    pub(crate) fn resize(&self, size: TerminalSize) -> Result<(), BoxError> {
+        let open = self.way().clone();
+        match open.as_deref().map(|open| &open.way) {
+            Some(Way::Terminal(fd)) => set_size(fd.get_ref(), size)
+                .map_err(|_| BoxError::conflict("the command's terminal is gone")),
+            Some(Way::Pipe(_)) | None => Err(BoxError::conflict("the command has no terminal")),
+        }
+    }
+}
+
+impl Open {
+    async fn write(&self, mut bytes: &[u8]) -> Result<(), BoxError> {
+        let (Way::Pipe(fd) | Way::Terminal(fd)) = &self.way;
+        let writing = async {
+            while !bytes.is_empty() {
+                let wrote = fd
+                    .async_io(Interest::WRITABLE, |fd| Ok(rustix::io::write(fd, bytes)?))
+                    .await;
+                let unread = |_| BoxError::conflict("the command does not read its input any more");
+                bytes = &bytes[wrote.map_err(unread)?..];
+            }
+            Ok(())
+        };
+        self.in_turn(writing).await
+    }
+
+    /// Does something when its turn has come, unless this is shut before it is done.
+    async fn in_turn(
+        &self,
+        work: impl Future<Output = Result<(), BoxError>>,
+    ) -> Result<(), BoxError> {
+        let mut shut = self.shut.subscribe();
+        tokio::select! {
+            biased;
+            _ = shut.wait_for(|shut| *shut) => Err(none()),
+            done = async { let _turn = self.turn.lock().await; work.await } => done,
+        }
+    }
+}
+
+fn none() -> BoxError {
+    BoxError::conflict("the command has no open input")
 }
 
 pub(crate) fn set_size(terminal: &OwnedFd, size: TerminalSize) -> std::io::Result<()> {

@@ -62,7 +62,7 @@ impl Life {
         for stream in [StreamName::Stdout, StreamName::Stderr] {
             self.drain(stream);
         }
-        self.command.input.end().await;
+        self.command.input.shut();
         let exit = self.for_memory(self.command.exit(ended));
         let sum = match std::mem::replace(&mut self.keep, Keep::Log) {
             Keep::First(firsts) => Sum::of_firsts(firsts),

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 
 use box_protocol::actions::{AgentStartParams, OutputMode, Stdin, TerminalSize};
@@ -11,24 +11,17 @@ use box_protocol::{BoxError, Env, Program};
 use box_sys::{SpawnPlan, Stdio};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
-use tokio::io::unix::AsyncFd;
 
 use crate::agent::Agent;
-use crate::input::set_size;
+use crate::input::{Way, set_size};
 use crate::pipe::{Pipe, watched};
 
 /// A process, and the agent's ends of its pipes or its terminal.
 pub(crate) struct Started {
     pub(crate) process: box_sys::Command,
-    pub(crate) input: Option<Typing>,
+    pub(crate) input: Option<Way>,
     pub(crate) stdout: Option<Pipe>,
     pub(crate) stderr: Option<Pipe>,
-}
-
-/// Where its input goes.
-pub(crate) enum Typing {
-    Pipe(AsyncFd<OwnedFd>),
-    Terminal(AsyncFd<OwnedFd>),
 }
 
 /// What it is joined to.
@@ -72,7 +65,8 @@ impl Agent {
             return Err(refusal(&error, &what));
         }
         if make_cwd {
-            self.make_dir(&what).await?;
+            let cwd = what.cwd.to_string_lossy().into_owned();
+            self.files().make_dir(cwd).await?;
         } else {
             check_dir(&what)?;
         }
@@ -114,7 +108,7 @@ impl Agent {
         let (reader, writer) = (Pipe::over(terminal.try_clone()?)?, watched(terminal)?);
         Ok(Started {
             process,
-            input: Some(Typing::Terminal(writer)),
+            input: Some(Way::Terminal(writer)),
             stdout: Some(reader),
             stderr: None,
         })
@@ -132,7 +126,7 @@ impl Agent {
             Stdin::Open => {
                 let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
                 rustix::fs::fcntl_setfl(&write, OFlags::NONBLOCK)?;
-                (Some(read), Some(Typing::Pipe(watched(write)?)))
+                (Some(read), Some(Way::Pipe(watched(write)?)))
             }
         };
         let (stdout, out) = Pipe::new()?;
@@ -155,31 +149,6 @@ impl Agent {
             stdout: Some(stdout),
             stderr,
         })
-    }
-
-    /// Makes the directory, as the guest: what the agent made would be the agent's.
-    async fn make_dir(&self, what: &What) -> Result<(), BoxError> {
-        let mkdir = What {
-            argv: [
-                "/bin/mkdir".into(),
-                "-p".into(),
-                "--".into(),
-                what.cwd.clone().into(),
-            ]
-            .into(),
-            env: Vec::new(),
-            cwd: "/".into(),
-            rlimits: Vec::new(),
-        };
-        let process = self
-            .spawn_alone(&mkdir)
-            .map_err(|error| refusal(&error, &mkdir))?;
-        let ended = self.end_of(&process).await;
-        self.init().forget(&process);
-        match ended {
-            Ok(ended) if ended.code == Some(0) => Ok(()),
-            _ => Err(BoxError::validation("cwd: not there, and cannot be made")),
-        }
     }
 
     /// Starts something that reads and writes nothing.

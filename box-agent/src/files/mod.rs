@@ -134,6 +134,19 @@ impl Files {
         self.step(look).await
     }
 
+    /// Makes a directory for a command, and those above it.
+    pub(crate) async fn make_dir(&self, path: String) -> Result<(), BoxError> {
+        let make = move |step: &Step<'_>| {
+            step.ground
+                .make_dirs(&step.ground.path(&path, false)?)
+                .map(drop)
+        };
+        let refused = |error: BoxError| {
+            BoxError::validation(format!("cwd: cannot be made: {}", error.message()))
+        };
+        self.step(make).await.map_err(refused)
+    }
+
     /// There are two users in a box, and one of them is this process.
     fn check_user(&self, user: Option<&str>) -> Result<(), BoxError> {
         match user {

@@ -17,7 +17,11 @@ use super::language::Settings;
 use super::shown::Besides;
 use crate::agent::Agent;
 use crate::command::Command;
+use crate::input::Way;
 use crate::life::{Keep, Life};
+
+/// The longest directory that is remembered: nobody could begin in a longer one.
+const PATH_BYTES: usize = 4095;
 
 /// A shell, until it is deleted.
 #[derive(Debug)]
@@ -231,7 +235,7 @@ impl Shell {
         let cwd = cwd.unwrap_or_else(|| self.state().cwd.clone());
         command.has_begun_in(Arc::clone(&turn), cwd, replaced);
         if let Some(input) = streams.input {
-            command.input.is_pipe(input).await;
+            command.input.open(Way::Pipe(input));
         }
         let (ends, reaped) = oneshot::channel();
         let life = Life {

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use box_protocol::actions::{
-    AgentChunk, AgentCommand, AgentHealth, AgentHealthParams, AgentKill, AgentKillParams,
-    AgentOutput, AgentOutputParams, AgentStart, AgentStartParams,
+    AgentChunk, AgentCommand, AgentHealth, AgentHealthParams, AgentInput, AgentInputParams,
+    AgentKill, AgentKillParams, AgentOutput, AgentOutputParams, AgentStart, AgentStartParams,
 };
 use box_protocol::{Code, Exit, ExitWhy};
 use box_rpc::{Limits, Options, Peer, Router, Session};
@@ -17,7 +17,7 @@ use futures::StreamExt as _;
 use serde_json::{Value, json};
 use tokio::io::AsyncReadExt as _;
 
-use super::support::{agent_of, eventually, on_each_machine, processes_with};
+use super::support::{agent_of, eventually, on_each_machine, parent_of, processes_with};
 
 #[expect(
     clippy::needless_pass_by_value,
@@ -181,6 +181,64 @@ async fn killing_is_by_signal_then_the_tree_and_answered_when_it_is_gone() {
             kill("k", "NONSENSE", 0).await.unwrap_err().code(),
             Code::Validation
         );
+        machine.backend.stop(id).await.unwrap();
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_call_that_is_dropped_while_it_starts_a_command_leaves_nothing_running() {
+    on_each_machine(async |machine| {
+        let (id, agent) = machine.agent().await;
+        let peer = agent.peer();
+        let (reader, seconds) = (
+            format!("86420.{}", machine.uid),
+            format!("86422.{}", machine.uid),
+        );
+        let reads = ["sh", "-c", "cat > /dev/null", &reader];
+        peer.call::<AgentStart>(&start("reads", &reads, json!({"stdin": "open"})))
+            .await
+            .unwrap();
+        let pid = rustix::process::Pid::from_raw(parent_of(&reader).unwrap()).unwrap();
+        let signal = |signal| rustix::process::kill_process(pid, signal).unwrap();
+        let streamed = json!({"stdin": "open", "reply": {"streamed": {}}});
+        let lost = start("lost", &["sleep", &seconds], streamed);
+        let more: AgentInputParams =
+            serde_json::from_value(json!({"command_id": "reads", "data": "eA=="})).unwrap();
+        for calls in (0..=120).step_by(8) {
+            // It finds all of it at once, and after so many calls lets others go first wherever it waits for anything.
+            signal(rustix::process::Signal::STOP);
+            let mut before: Vec<_> = (0..calls)
+                .map(|_| Box::pin(peer.call::<AgentInput>(&more)))
+                .collect();
+            let dropped = tokio::task::unconstrained(async {
+                for call in &mut before {
+                    assert!(futures::poll!(call).is_pending());
+                }
+                peer.stream::<AgentStart>(&lost).await.unwrap()
+            })
+            .await;
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            drop(dropped);
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            signal(rustix::process::Signal::CONT);
+            for call in before {
+                call.await.unwrap();
+            }
+            let begun = Instant::now();
+            loop {
+                let health = AgentHealthParams::default();
+                let running = peer.call::<AgentHealth>(&health).await.unwrap().running;
+                if running.len() == 1 && processes_with(&seconds) == 0 {
+                    break;
+                }
+                assert!(
+                    begun.elapsed() < Duration::from_secs(20),
+                    "after {calls} calls: {running:?}"
+                );
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        }
         machine.backend.stop(id).await.unwrap();
     })
     .await;

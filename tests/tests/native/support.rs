@@ -193,6 +193,19 @@ pub(crate) fn processes_with(argument: &str) -> usize {
     .count()
 }
 
+/// Who has started the process of the machine that has this argument.
+pub(crate) fn parent_of(argument: &str) -> Option<i32> {
+    let all = std::fs::read_dir("/proc").unwrap().flatten();
+    let child = all.map(|entry| entry.path()).find(|path| {
+        let line = std::fs::read(path.join("cmdline")).unwrap_or_default();
+        line.split(|byte| *byte == 0)
+            .any(|word| word == argument.as_bytes())
+    })?;
+    let status = std::fs::read_to_string(child.join("status")).ok()?;
+    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
+    parent.trim().parse().ok()
+}
+
 /// Waits for something that must come to be.
 pub(crate) async fn eventually(what: &str, mut is: impl FnMut() -> bool) {
     let start = Instant::now();

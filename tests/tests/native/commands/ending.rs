@@ -8,7 +8,7 @@ use box_runtime::Caller;
 use serde_json::json;
 use tokio::sync::mpsc;
 
-use super::super::support::{eventually, processes_with};
+use super::super::support::{eventually, parent_of, processes_with};
 use super::{attach, get, run, text, with_box};
 
 #[tokio::test]
@@ -117,14 +117,7 @@ async fn records_are_forgotten_after_their_time_and_that_is_told() {
 
 /// Descriptors of the process that has started the one with this argument.
 fn descriptors_of_parent(argument: &str) -> Option<usize> {
-    let all = std::fs::read_dir("/proc").unwrap().flatten();
-    let child = all.map(|entry| entry.path()).find(|path| {
-        let line = std::fs::read_to_string(path.join("cmdline")).unwrap_or_default();
-        line.split('\0').any(|word| word == argument)
-    })?;
-    let status = std::fs::read_to_string(child.join("status")).ok()?;
-    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
-    let descriptors = format!("/proc/{}/fd", parent.trim());
+    let descriptors = format!("/proc/{}/fd", parent_of(argument)?);
     Some(std::fs::read_dir(descriptors).ok()?.count())
 }
 

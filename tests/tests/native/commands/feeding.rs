@@ -42,6 +42,27 @@ async fn input_is_written_closed_and_refused_afterwards() {
 }
 
 #[tokio::test]
+async fn a_background_child_that_holds_stdin_does_not_hold_the_end() {
+    with_box(async |machine| {
+        // It has what it does not read on another descriptor: a shell takes the first one away from what it leaves behind.
+        let script = "exec 3<&0; sleep 86421 > /dev/null 2>&1 & head -c 10 > /dev/null; exit 4";
+        let open = json!({"command_id": "held", "stdin": "open"});
+        run(machine, text(script, open)).await.unwrap();
+        let data = box_protocol::Blob::from(vec![b'x'; 300_000]);
+        let ending = async {
+            let writing = input(machine, "held", json!({"data": data}));
+            let reading = attach(machine, "held", json!({"view": "none"}));
+            tokio::join!(writing, reading)
+        };
+        let ended = tokio::time::timeout(Duration::from_secs(20), ending).await;
+        let (wrote, read) = ended.expect("the command looks alive");
+        assert_eq!(wrote.unwrap_err().code(), Code::Conflict);
+        assert_eq!(read.unwrap().1.exit.unwrap().code, Some(4));
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_command_may_have_a_terminal() {
     with_box(async |machine| {
         let script = "tty; stty size; read line; echo got $line; trap 'stty size; exit 4' WINCH; sleep 60 & wait";
