@@ -246,7 +246,7 @@ impl Agent {
     }
 
     /// Ends one that was never started.
-    pub(crate) fn end_held(&self, command: &Arc<Command>, why: ExitWhy) {
+    pub(crate) fn end_held(self: &Arc<Self>, command: &Arc<Command>, why: ExitWhy) {
         // Somebody may have had another reason before.
         command.expect_end(why);
         let exit = command.exit(Ended {
@@ -256,11 +256,11 @@ impl Agent {
         });
         let told = command.telling(Some(exit), Sum::of(&command.log()));
         command.has_ended_as(told);
-        self.table().ended.push_back(Arc::clone(command));
+        self.ended(command);
     }
 
     /// Wants every command to end with the box; how many are still to.
-    pub(crate) fn end_all(&self) -> usize {
+    pub(crate) fn end_all(self: &Arc<Self>) -> usize {
         let mut all: Vec<_> = self.table().commands.values().cloned().collect();
         all.retain(|command| !command.has_ended());
         for command in &all {
