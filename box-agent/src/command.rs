@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use box_protocol::actions::{AgentCommand, AgentStartParams, Exclusive};
 use box_protocol::{
-    BoxError, CommandId, CommandInfo, CommandState, Exit, ExitWhy, Note, Program, Role, RunError,
-    SessionId, ShellId, UnixMs,
+    BoxError, CommandId, CommandInfo, CommandState, Exit, ExitWhy, Note, Program, Role, SessionId,
+    ShellId, UnixMs,
 };
 use box_sys::{Ended, Init};
 use tokio::sync::{Notify, watch};
@@ -15,7 +15,7 @@ use tokio::sync::{Notify, watch};
 use crate::input::Input;
 use crate::keep::Sum;
 use crate::log::Log;
-use crate::shells::{Shown, Turn};
+use crate::shells::{Besides, Turn};
 
 /// How long a record stays after its command's end, unless the command says otherwise.
 const RETAIN: Duration = Duration::from_mins(10);
@@ -62,8 +62,7 @@ struct InShell {
     id: ShellId,
     /// Where it began, and whether the shell had to be replaced for it.
     began: OnceLock<(String, bool)>,
-    error: OnceLock<RunError>,
-    shown: Mutex<Vec<Shown>>,
+    said: Mutex<Besides>,
 }
 
 #[derive(Debug)]
@@ -131,8 +130,7 @@ impl Command {
                     Box::new(InShell {
                         id,
                         began: OnceLock::new(),
-                        error: OnceLock::new(),
-                        shown: Mutex::default(),
+                        said: Mutex::default(),
                     })
                 }),
             })
@@ -192,18 +190,9 @@ impl Command {
         self.about.as_deref()?.in_shell.as_deref()
     }
 
-    /// Takes what its interpreter says went wrong.
-    pub(crate) fn has_raised(&self, error: RunError) {
-        if let Some(in_shell) = self.in_shell() {
-            let _ = in_shell.error.set(error);
-        }
-    }
-
-    /// Takes what it has shown, in the place of what it had.
-    pub(crate) fn has_shown(&self, shown: Vec<Shown>) {
-        if let Some(in_shell) = self.in_shell() {
-            *lock(&in_shell.shown) = shown;
-        }
+    /// What its interpreter has said of it, if it is a run.
+    pub(crate) fn said(&self) -> Option<MutexGuard<'_, Besides>> {
+        self.in_shell().map(|in_shell| lock(&in_shell.said))
     }
 
     fn process(&self) -> Option<&Process> {
@@ -299,8 +288,8 @@ impl Command {
             .ended()
             .unwrap_or_else(|| self.telling(None, Sum::of(&self.log())));
         told.info = self.info().map(Box::new);
-        if let Some(in_shell) = self.in_shell() {
-            told.shown.clone_from(&lock(&in_shell.shown));
+        if let Some(said) = self.said() {
+            told.shown.clone_from(&said.shown);
         }
         told
     }
@@ -363,7 +352,7 @@ impl Command {
             size: log.size(),
             kept_from: log.kept_from(),
             exit,
-            error: in_shell.and_then(|in_shell| in_shell.error.get().cloned()),
+            error: self.said().and_then(|said| said.error.clone()),
             shell_id: in_shell.map(|in_shell| in_shell.id.clone()),
             shell_replaced: began.is_some_and(|(_, replaced)| *replaced),
             note: about.note.clone(),

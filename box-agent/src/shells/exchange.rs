@@ -25,6 +25,9 @@ const PLACE: &str = "/tmp";
 /// The most that the end of a run may say.
 const DONE_BYTES: usize = 4 << 20;
 
+/// The most that the exports of one interpreter may be, to be kept for the next.
+const EXPORTS_BYTES: usize = 1 << 20;
+
 /// How much of it is read at once.
 const DONE_READ: usize = 16 << 10;
 
@@ -200,9 +203,9 @@ impl Exchange {
             while let Some(heard) = take_heard(&mut self.heard)? {
                 match heard {
                     Heard::Begun => self.awaited = None,
-                    Heard::Exports(exports) => self.exports = Some(exports),
+                    Heard::Exports(exports) => self.learn(Some(exports)),
                     Heard::Done(done, exports) if done.run == run => {
-                        self.exports = exports.or(self.exports.take());
+                        self.learn(exports);
                         return Ok(done);
                     }
                     // Told twice, by an interpreter that was interrupted while it told it.
@@ -218,6 +221,12 @@ impl Exchange {
         }
     }
 
+    /// Too many are not kept: those before them stay.
+    fn learn(&mut self, exports: Option<Vec<u8>>) {
+        let fitting = exports.filter(|exports| exports.len() <= EXPORTS_BYTES);
+        self.exports = fitting.or(self.exports.take());
+    }
+
     /// The exports that were told since they were asked for last. Of an interpreter that has ended, all that it has told.
     pub(super) fn exports(&mut self, has_ended: bool) -> Option<Vec<u8>> {
         while has_ended && self.heard.len() <= DONE_BYTES {
@@ -229,7 +238,7 @@ impl Exchange {
         }
         while let Ok(Some(heard)) = take_heard(&mut self.heard) {
             if let Heard::Exports(exports) | Heard::Done(_, Some(exports)) = heard {
-                self.exports = Some(exports);
+                self.learn(Some(exports));
             }
         }
         self.exports.take()
@@ -264,7 +273,7 @@ fn take_heard(heard: &mut Vec<u8>) -> io::Result<Option<Heard>> {
     let text = |field: &[u8]| String::from_utf8_lossy(field).into_owned();
     let (run, code) = (text(next()), text(next()));
     if code == "begun" {
-        heard.drain(..=end);
+        let_go(heard, end);
         return Ok(Some(Heard::Begun));
     }
     let (cwd, besides) = (text(next()), next().to_vec());
@@ -281,8 +290,14 @@ fn take_heard(heard: &mut Vec<u8>) -> io::Result<Option<Heard>> {
         // A shell tells them later.
         Heard::Done(done, Some(exports).filter(|exports| !exports.is_empty()))
     };
-    heard.drain(..=end);
+    let_go(heard, end);
     Ok(Some(told))
+}
+
+/// Lets go of what was taken, and of its memory.
+fn let_go(heard: &mut Vec<u8>, end: usize) {
+    heard.drain(..=end);
+    heard.shrink_to(DONE_READ);
 }
 
 fn make_fifo(dir: &OwnedFd, name: &str) -> io::Result<()> {
@@ -326,6 +341,14 @@ mod tests {
         assert_eq!(heard, b"8", "the next one has begun");
         let mut begun = b"7\0begun\0\0\0\0".to_vec();
         assert_eq!(take_heard(&mut begun).unwrap(), Some(Heard::Begun));
+        let mut large = b"7\x003\0/tmp\0".to_vec();
+        large.extend(vec![b'x'; DONE_BYTES]);
+        large.extend_from_slice(b"\0\0");
+        assert!(take_heard(&mut large).unwrap().is_some());
+        assert!(
+            large.capacity() <= 2 * DONE_READ,
+            "its memory is given back"
+        );
         let mut odd = b"x\0y\0z\0\0\0".to_vec();
         assert!(take_heard(&mut odd).is_err());
     }

@@ -36,7 +36,9 @@
   const told = (raised) => {
     const stack = String(raised?.stack ?? raised);
     err.write(stack + "\n");
-    return { name: String(raised?.name ?? typeof raised), value: String(raised?.message ?? raised), traceback: stack.split("\n") };
+    const cut = (text, most) => text.length <= most ? text : text.slice(0, most) + " [cut]";
+    return { name: cut(String(raised?.name ?? typeof raised), 200), value: cut(String(raised?.message ?? raised), 16000),
+      traceback: stack.split("\n").slice(-100).map(line => cut(line, 2000)) };
   };
 
   // The name is the one that notebooks use, so that what shows itself there does so here.

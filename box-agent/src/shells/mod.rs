@@ -29,7 +29,7 @@ use box_rpc::{Call, Handle, Router};
 use crate::agent::Agent;
 pub(crate) use interpreter::Turn;
 pub(crate) use shell::Shell;
-pub(crate) use shown::Shown;
+pub(crate) use shown::Besides;
 use shown::Shows;
 
 /// Shells of one box at once; each takes a few descriptors of the agent's.

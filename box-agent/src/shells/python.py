@@ -47,8 +47,10 @@ def __box_drive():
         # The first is the driver's own.
         lines = traceback.format_exception(type(error), error, trace and trace.tb_next)
         sys.stderr.write("".join(lines))
-        plain = lambda text: text.encode("utf-8", "replace").decode("utf-8")
-        return {"name": type(error).__name__, "value": plain(str(error)), "traceback": [plain(line) for line in lines]}
+        cut = lambda text, most: text if len(text) <= most else text[:most] + " [cut]"
+        plain = lambda text, most: cut(text, most).encode("utf-8", "replace").decode("utf-8")
+        return {"name": plain(type(error).__name__, 200), "value": plain(str(error), 16000),
+                "traceback": [plain(line, 2000) for line in lines[-100:]]}
 
     shown, room = [], [0]
     kinds = {"html": "text/html", "markdown": "text/markdown", "latex": "text/latex", "json": "application/json",

@@ -261,10 +261,7 @@ impl Shell {
         let ended = match end {
             End::Done(done) => {
                 let besides = Besides::read(&done.besides);
-                if let Some(error) = besides.error {
-                    command.has_raised(error);
-                }
-                agent.shells().shows().keep(command, besides.shown);
+                agent.shells().shows().keep(command, besides);
                 let ended = Ended {
                     pid: 0,
                     code: Some(done.code),
@@ -272,7 +269,9 @@ impl Shell {
                 };
                 if self.asked.persist {
                     *seat = Some(interpreter);
-                    self.state().cwd = done.cwd;
+                    if done.cwd.len() <= PATH_BYTES {
+                        self.state().cwd = done.cwd;
+                    }
                 } else {
                     interpreter.dismiss(agent).await;
                 }

@@ -81,6 +81,70 @@ async fn javascript_keeps_its_state_and_tells_its_errors() {
 }
 
 /// What was shown as plain text.
+#[tokio::test]
+async fn a_huge_error_is_cut_and_costs_nobody_their_state() {
+    for (language, fill, text, ask) in [
+        (
+            "python",
+            "x = 41",
+            "raise ValueError('y' * 3_000_000)",
+            "print(x)",
+        ),
+        (
+            "javascript",
+            "let x = 41",
+            "throw new TypeError('y'.repeat(3_000_000))",
+            "console.log(x)",
+        ),
+    ] {
+        with_shell(language, async |machine| {
+            run(machine, "s", fill).await;
+            let ran = run(machine, "s", text).await;
+            assert_eq!(ran.code(), Some(1), "{language}");
+            let error = ran.info.error.unwrap();
+            let bytes = error.value.len() + error.traceback.concat().len();
+            assert!(
+                error.value.starts_with("yyy") && bytes < 100_000,
+                "{language}: {bytes}"
+            );
+            assert_eq!(
+                run(machine, "s", ask).await.text().trim(),
+                "41",
+                "{language}"
+            );
+        })
+        .await;
+    }
+}
+
+/// Says what it likes in the place of the loop it is in.
+const FORGED: &str = r#"
+import glob, json
+large = "x" * 1_000_000
+told = [b"2", b"0", large.encode(), json.dumps({"error": {"name": "E", "value": large, "traceback": [large]}}).encode(), b""]
+with open(glob.glob("/tmp/.box-shell-*")[0] + "/done", "wb", buffering=0) as done:
+    rest = b"".join(field + b"\0" for field in told)
+    while rest:
+        rest = rest[done.write(rest):]
+"#;
+
+#[tokio::test]
+async fn what_a_guest_says_in_its_interpreters_place_is_cut() {
+    with_shell("python", async |machine| {
+        run(machine, "s", "import os; os.chdir('/usr')").await;
+        let ran = run(machine, "s", FORGED).await;
+        let error = ran.info.error.unwrap();
+        let bytes = error.value.len() + error.traceback.concat().len();
+        assert!(
+            error.name == "E" && bytes < 100_000,
+            "{} {bytes}",
+            error.name
+        );
+        assert_eq!(super::list(machine).await[0].cwd, "/usr");
+    })
+    .await;
+}
+
 fn plain(ran: &super::Ran) -> Vec<&str> {
     let shown = ran.shown.iter();
     shown.map(|one| one["text/plain"].as_str()).collect()
