@@ -166,7 +166,7 @@ pub(crate) struct RunArguments {
     /// Keeps the box under this name and uses it again. Needs a server
     #[arg(long, value_name = "ID")]
     pub(crate) session: Option<String>,
-    /// The profile whose defaults and locks hold
+    /// The profile whose defaults and locks hold; a server has its own
     #[arg(long, value_name = "NAME")]
     pub(crate) profile: Option<String>,
     /// The image the box is of

@@ -2,8 +2,11 @@
 
 use std::process::ExitCode;
 
-use anyhow::{Result, anyhow};
-use box_client::{BoxClient, BoxHandle, CommandBuilder, Exit, Network, NetworkPolicy, SpecDraft};
+use anyhow::{Result, anyhow, ensure};
+use box_client::{
+    BoxClient, BoxHandle, ClientError, CommandBuilder, Exit, Network, NetworkPolicy, SpecDraft,
+};
+use box_protocol::{BoxSessionInfo, BoxState, first_conflict};
 use box_service::ServiceConfig;
 
 use crate::args::{Arguments, ExecArguments, Manner, Program, RunArguments, Switch};
@@ -16,10 +19,14 @@ use crate::{connect, output, said, values};
 pub(crate) async fn run(arguments: &Arguments, asked: &RunArguments) -> Result<ExitCode> {
     let mut spec = spec(asked)?;
     if asked.session.is_some() || arguments.endpoint.is_some() {
+        ensure!(
+            asked.profile.is_none(),
+            "--profile is for a run without a server; a server's boxes have the profile of its operator (policy.profile)"
+        );
         let client = connect::server(arguments).await?;
         if let Some(session) = &asked.session {
             spec.session_id = Some(session.clone());
-            let made = client.get_or_create(spec).await?;
+            let made = named(&client, session, spec).await?;
             return go(arguments, &made, &asked.program, &asked.manner).await;
         }
         return once(arguments, &client, spec, asked).await;
@@ -46,6 +53,54 @@ async fn once(
     let code = ran?;
     deleted?;
     Ok(code)
+}
+
+/// The box of this name: the one that is there, as it is unless something was said that it is not, or a new one.
+async fn named(
+    client: &BoxClient,
+    session: &str,
+    spec: SpecDraft,
+) -> Result<BoxHandle, ClientError> {
+    let there = match client.open(session).await {
+        Err(error) if error.is_not_found() => return client.get_or_create(spec).await,
+        other => other?,
+    };
+    let info = there.info().await?;
+    let spec = unsaid_as_it_is(spec, &info);
+    let network_policy = spec.extras.network_policy.clone();
+    let there = if info.state == BoxState::Running && spec.extra_mounts.is_none() {
+        let asked = spec.build()?;
+        if let Some(conflict) = first_conflict(&info, &asked) {
+            return Err(conflict.into_error(&asked.session_id).into());
+        }
+        there
+    } else {
+        client.get_or_create(spec).await?
+    };
+    if let Some(policy) = network_policy {
+        there.set_network_policy(*policy).await?;
+    }
+    Ok(there)
+}
+
+/// What was not said is as it is.
+fn unsaid_as_it_is(mut spec: SpecDraft, info: &BoxSessionInfo) -> SpecDraft {
+    if spec.host_path.is_none() {
+        spec.host_path.clone_from(&info.host_path);
+        spec.host_path_mode = Some(info.host_path_mode);
+    }
+    spec.network.get_or_insert(info.network);
+    spec.image.get_or_insert_with(|| info.image.clone());
+    spec.mount_path
+        .get_or_insert_with(|| info.mount_path.clone());
+    spec.persistent.get_or_insert(info.persistent);
+    spec.cpus.get_or_insert(info.cpus);
+    spec.memory_mb.get_or_insert(info.memory_mb);
+    spec.pids_limit.get_or_insert(info.pids_limit);
+    spec.read_only_rootfs.get_or_insert(info.read_only_rootfs);
+    spec.workspace_quota_mb
+        .get_or_insert(info.workspace_quota_mb);
+    spec
 }
 
 fn policy(config: &Config, asked: &RunArguments, spec: &SpecDraft) -> ServiceConfig {

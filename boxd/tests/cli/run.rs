@@ -261,9 +261,62 @@ fn a_session_is_kept_and_used_again() {
     );
     let other = server.run(&["run", "--session", "work", "--memory-mb", "100", "true"]);
     assert!(err(&other).contains("memory_mb"), "{other:?}");
+    // Made with options, it is used again without them.
+    let made = ["run", "--session", "small", "--memory-mb", "128"];
+    server.ok(&[&made[..], &["--network", "on", "touch /tmp/f"]].concat());
+    server.ok(&["run", "--session", "small", "test -e /tmp/f"]);
+    server.ok(&[&made[..], &["test -e /tmp/f"]].concat());
+    let other = server.run(&["run", "--session", "small", "--memory-mb", "129", "true"]);
+    assert!(
+        err(&other).contains("memory_mb=128, asked for 129"),
+        "{other:?}"
+    );
+    server.ok(&["rm", "small"]);
     // Without a session the box goes with its command.
     server.ok(&["run", "true"]);
     assert_eq!(server.ok(&["ps", "--quiet"]), "work\n");
+}
+
+#[test]
+fn a_workspace_and_mounts_are_still_there_when_a_session_is_used_again() {
+    let shared = tempfile::tempdir().unwrap();
+    let real = shared.path().canonicalize().unwrap();
+    std::fs::write(real.join("f"), "shared\n").unwrap();
+    let server = Server::with(tempfile::tempdir().unwrap(), |command| {
+        command.env("BOXD_POLICY_ALLOWED_HOST_MOUNT_ROOTS", &real);
+    });
+    let real = real.to_str().unwrap();
+    let mount = format!("{real}:/data");
+    let made = ["run", "--session", "b", "--workspace", real];
+    server.ok(&[&made[..], &["--mount", &mount, "true"]].concat());
+    let both = "cat /workspace/f /data/f";
+    assert_eq!(
+        server.ok(&["run", "--session", "b", both]),
+        "shared\nshared\n"
+    );
+    assert_eq!(
+        server.ok(&[&made[..], &[both]].concat()),
+        "shared\nshared\n"
+    );
+    let other = server.run(&["run", "--session", "b", "--workspace", "/usr", "true"]);
+    assert!(err(&other).contains("conflict"), "{other:?}");
+}
+
+#[test]
+fn a_profile_that_a_server_would_not_follow_is_refused() {
+    let server = Server::start();
+    for with in [&["--session", "b"][..], &[]] {
+        let arguments = [
+            &["run", "--profile", "offline_readonly"][..],
+            with,
+            &["true"],
+        ]
+        .concat();
+        let refused = server.run(&arguments);
+        assert_eq!(refused.status.code(), Some(125), "{refused:?}");
+        assert!(err(&refused).contains("--profile"), "{refused:?}");
+    }
+    assert_eq!(server.ok(&["ps", "-q"]), "");
 }
 
 #[test]
