@@ -104,7 +104,9 @@ pub(crate) fn usual_address(token: Option<&str>) -> String {
 }
 
 fn variable(name: &str) -> Option<String> {
-    let value = std::env::var(name).ok()?;
+    let value = std::env::var_os(name)?;
+    // What is not UTF-8 is there all the same: a token that nobody can show lets nobody in.
+    let value = value.to_string_lossy();
     let value = value.trim();
     (!value.is_empty()).then(|| value.to_owned())
 }

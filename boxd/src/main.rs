@@ -126,7 +126,7 @@ fn show_config(asked: &ConfigArguments, json: bool) -> Result<ExitCode> {
         output::say(&page)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let (_, values) = config::load(asked.config.as_deref(), std::env::vars(), Vec::new())?;
+    let (_, values) = config::load(asked.config.as_deref(), config::variables()?, Vec::new())?;
     if let ConfigCommand::Show = asked.what {
         output::say(&config::show(&values, json))?;
     } else {

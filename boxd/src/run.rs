@@ -11,7 +11,7 @@ use box_service::ServiceConfig;
 
 use crate::args::{Arguments, ExecArguments, Manner, Program, RunArguments, Switch};
 use crate::attached::{self, code_of, explain};
-use crate::config::{Config, load};
+use crate::config::{self, Config};
 use crate::local::Boxes;
 use crate::{connect, output, said, values};
 
@@ -33,7 +33,7 @@ pub(crate) async fn run(arguments: &Arguments, asked: &RunArguments) -> Result<E
     }
     // What a person names for a run of their own may be mounted, and connected to.
     let file = asked.config.config.as_deref();
-    let (mut config, _) = load(file, std::env::vars(), Vec::new())?;
+    let (mut config, _) = config::load(file, config::variables()?, Vec::new())?;
     config.network.allow(&asked.allow);
     let boxes = Boxes::start(&config, None, policy(&config, asked, &spec))?;
     let (client, _server) = boxes.client().await?;

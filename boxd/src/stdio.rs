@@ -23,8 +23,11 @@ const LANGBOT_DRAIN: Duration = Duration::from_millis(500);
 
 /// `boxd stdio`.
 pub(crate) async fn run(asked: &StdioArguments) -> Result<ExitCode> {
-    let (mut config, values) =
-        config::load(asked.config.config.as_deref(), std::env::vars(), Vec::new())?;
+    let (mut config, values) = config::load(
+        asked.config.config.as_deref(),
+        config::variables()?,
+        Vec::new(),
+    )?;
     log::start(&config.log)?;
     let mut limits = Limits::default();
     if asked.langbot {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 use box_protocol::{BoxMountSpec, HostPathMode};
 
 /// A time: a number of seconds, or a number with `ms`, `s`, `m`, `h` or `d` behind it.
@@ -36,7 +36,10 @@ pub(crate) fn variable(text: &str) -> Result<(String, String)> {
         Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
         Some(_) => bail!("{text:?}: a variable needs a name"),
         None => {
-            let value = std::env::var(text).with_context(|| format!("{text} is not set here"))?;
+            let value =
+                std::env::var_os(text).with_context(|| format!("{text} is not set here"))?;
+            let value = value.into_string();
+            let value = value.map_err(|_| anyhow!("{text} is not UTF-8 here"))?;
             Ok((text.to_owned(), value))
         }
     }

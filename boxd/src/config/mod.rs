@@ -140,6 +140,17 @@ const USUAL_FILE: &str = "/etc/boxd/boxd.toml";
 /// Variables that are not keys: they are about a client, or name the file.
 const OTHER_VARIABLES: &[&str] = &["BOXD_CONFIG", "BOXD_ENDPOINT", "BOXD_TOKEN", "BOXD_TOKENS"];
 
+/// The variables of this process that are about this program.
+pub(crate) fn variables() -> Result<Vec<(String, String)>> {
+    let all = std::env::vars_os().map(|(name, value)| (name.to_string_lossy().into_owned(), value));
+    all.filter(|(name, _)| name.starts_with("BOXD_"))
+        .map(|(name, value)| match value.into_string() {
+            Ok(value) => Ok((name, value)),
+            Err(_) => Err(anyhow!("{name} is not UTF-8")),
+        })
+        .collect()
+}
+
 /// Reads everything. `file` must be there if it is named.
 pub(crate) fn load(
     file: Option<&Path>,
@@ -155,7 +166,7 @@ pub(crate) fn load(
         read_file(path, &mut values)?;
     }
     for (name, text) in variables {
-        if !name.starts_with("BOXD_") || OTHER_VARIABLES.contains(&name.as_str()) {
+        if OTHER_VARIABLES.contains(&name.as_str()) {
             continue;
         }
         let Some(key) = KEYS.iter().find(|key| key.variable() == name) else {
@@ -290,7 +301,6 @@ mod tests {
             ),
             ("BOXD_LOG_LEVEL".to_owned(), "debug".to_owned()),
             ("BOXD_ENDPOINT".to_owned(), "unix:/x".to_owned()),
-            ("HOME".to_owned(), "/".to_owned()),
         ];
         let flag = Flag {
             key: "log.level",

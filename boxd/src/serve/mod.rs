@@ -37,7 +37,7 @@ pub(crate) async fn run(asked: &ServeArguments) -> Result<ExitCode> {
     let read = || {
         config::load(
             asked.config.config.as_deref(),
-            std::env::vars(),
+            config::variables()?,
             flags(asked),
         )
     };

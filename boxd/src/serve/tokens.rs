@@ -1,6 +1,7 @@
 //! Who may come from the network: named tokens, from a file or the environment, never from the arguments, never in a log.
 
 use std::collections::BTreeSet;
+use std::env::VarError;
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
@@ -40,7 +41,8 @@ impl Tokens {
         }
         match std::env::var(VARIABLE) {
             Ok(text) => Self::parse(&text).context(VARIABLE),
-            Err(_) => Ok(Self::default()),
+            Err(VarError::NotPresent) => Ok(Self::default()),
+            Err(VarError::NotUnicode(_)) => bail!("{VARIABLE} is not UTF-8"),
         }
     }
 

@@ -252,6 +252,40 @@ fn a_run_of_ones_own_is_configured_like_a_server() {
 }
 
 #[test]
+fn variables_that_are_not_text_matter_only_where_they_are_ours() {
+    use std::os::unix::ffi::OsStrExt as _;
+    let odd = std::ffi::OsStr::from_bytes(b"\xff");
+    let ran = feed(boxd().env("ODD", odd).args(["run", "echo hi"]), b"");
+    assert_eq!((out(&ran).as_str(), err(&ran).as_str()), ("hi\n", ""));
+    let passed = feed(
+        boxd().env("ODD", odd).args(["run", "-e", "ODD", "true"]),
+        b"",
+    );
+    assert!(err(&passed).contains("ODD is not UTF-8"), "{passed:?}");
+    for (name, command) in [
+        ("BOXD_LOG_LEVEL", "run true"),
+        ("BOXD_LOG_LEVEL", "config show"),
+        ("BOXD_TOKENS", "serve --http 127.0.0.1:0"),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut refused = boxd();
+        refused
+            .env(name, odd)
+            .env("XDG_STATE_HOME", dir.path())
+            .args(command.split(' '));
+        if command.starts_with("serve") {
+            refused.arg("--state-dir").arg(dir.path());
+        }
+        let refused = feed(&mut refused, b"");
+        assert_eq!(refused.status.code(), Some(125), "{command}: {refused:?}");
+        assert!(
+            err(&refused).contains(&format!("{name} is not UTF-8")),
+            "{command}: {refused:?}"
+        );
+    }
+}
+
+#[test]
 fn a_session_is_kept_and_used_again() {
     let server = Server::start();
     server.ok(&["run", "--session", "work", "echo kept > /tmp/f"]);
