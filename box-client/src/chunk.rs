@@ -56,7 +56,7 @@ impl Chunk {
     }
 
     /// From what the server streams; `None` for what is not output.
-    pub(crate) fn told(chunk: CommandChunk) -> Option<Self> {
+    pub fn told(chunk: CommandChunk) -> Option<Self> {
         Some(match chunk {
             CommandChunk::Started(_) => return None,
             CommandChunk::Text(piece) => Self::Output {

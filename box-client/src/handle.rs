@@ -8,7 +8,7 @@ use box_protocol::actions::{
     AttachOptions, BoxDelete, BoxDeleteParams, BoxEvent, BoxEvents, BoxEventsParams, BoxGet,
     BoxGetParams, BoxGetResult, BoxStats, BoxStatsParams, BoxStatsResult, BoxTransition,
     BoxTransitionParams, BoxUpdate, BoxUpdateParams, CommandList, CommandListParams, PortShare,
-    PortShareParams, PortShareResult, TargetState,
+    PortShareParams, PortShareResult, TargetState, Until, View,
 };
 use box_protocol::{
     BoxSessionInfo, CommandId, CommandInfo, Lifetime, NetworkPolicy, Program, SessionId,
@@ -99,13 +99,36 @@ impl BoxHandle {
         id: impl AsRef<str>,
         from: Offsets,
     ) -> Result<CommandHandle, ClientError> {
+        let shared = self.read(id, from, View::default(), DEFAULT_KEPT_BYTES)?;
+        CommandHandle::attach(shared).await
+    }
+
+    /// As [`attach`](Self::attach), in any view, keeping nothing for [`result`](CommandHandle::result), and asking nothing
+    /// beforehand: what is wrong is told by the stream.
+    pub fn follow(
+        &self,
+        id: impl AsRef<str>,
+        from: Offsets,
+        view: View,
+    ) -> Result<CommandHandle, ClientError> {
+        Ok(CommandHandle::follow(self.read(id, from, view, 0)?))
+    }
+
+    fn read(
+        &self,
+        id: impl AsRef<str>,
+        from: Offsets,
+        view: View,
+        kept_bytes: usize,
+    ) -> Result<Arc<Shared>, ClientError> {
+        let until = Until::default();
         let key = Key {
             session_id: self.id.clone(),
             command_id: CommandId::new(id)?,
-            attach: AttachOptions::default(),
+            attach: AttachOptions { view, until },
         };
         let way = self.client.way.clone();
-        CommandHandle::attach(Shared::new(way, key, from, DEFAULT_KEPT_BYTES)).await
+        Ok(Shared::new(way, key, from, kept_bytes))
     }
 
     /// The commands of the box, oldest first.

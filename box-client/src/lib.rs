@@ -79,7 +79,7 @@ mod shell;
 mod way;
 
 pub use box_protocol::actions::{
-    BoxListParams, FilePart, FileStatInfo, Language, ReadWhy, StreamName,
+    BoxListParams, FilePart, FileStatInfo, Language, ReadWhy, StreamName, View,
 };
 pub use box_protocol::{
     BoxError, Code, Exit, ExitWhy, Network, NetworkPolicy, NetworkRule, SpecDraft,

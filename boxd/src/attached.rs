@@ -8,7 +8,7 @@ use anyhow::Result;
 use box_client::{
     Chunk, ClientError, CommandBuilder, CommandControl, CommandHandle, Exit, ExitWhy,
 };
-use futures::StreamExt as _;
+use futures::{Stream, StreamExt as _};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::output;
@@ -60,8 +60,11 @@ async fn follow(
 }
 
 /// Prints what a command says until it ends.
-async fn print(command: &mut CommandHandle, json: bool) -> Result<()> {
-    while let Some(chunk) = command.next().await {
+pub(crate) async fn print(
+    mut chunks: impl Stream<Item = Result<Chunk, ClientError>> + Unpin,
+    json: bool,
+) -> Result<()> {
+    while let Some(chunk) = chunks.next().await {
         match chunk? {
             Chunk::Output {
                 stream,

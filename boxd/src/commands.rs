@@ -1,21 +1,18 @@
 //! Commands that are there: `logs`, `kill`, `wait`.
 
-use std::io;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail};
-use box_client::BoxHandle;
+use box_client::{BoxClient, BoxHandle, Chunk, Offsets, View};
 use box_protocol::actions::{
-    CommandAttach, CommandAttachParams, CommandChunk, CommandKill, CommandKillParams, OutputPiece,
-    ReadFrom, Until, View,
+    CommandAttach, CommandAttachParams, CommandKill, CommandKillParams, ReadFrom, Until,
 };
 use box_protocol::{CommandId, CommandState, Role};
 use futures::StreamExt as _;
 use serde_json::json;
 
 use crate::args::{Arguments, KillArguments, LogsArguments, WaitArguments};
-use crate::attached::code_of;
-use crate::said::{self, Piece};
+use crate::attached::{code_of, print};
 use crate::{connect, output, values};
 
 /// `boxd logs`.
@@ -27,49 +24,50 @@ pub(crate) async fn logs(arguments: &Arguments, asked: &LogsArguments) -> Result
         Some(id) => CommandId::new(id)?,
         None => last(&there).await?,
     };
-    let until = Until {
-        ms: (!asked.follow).then_some(0),
-        ..Until::default()
-    };
+    let mut from = Offsets::default();
+    if !asked.follow || asked.tail.is_some() {
+        let start = asked.tail.map_or_else(ReadFrom::default, ReadFrom::Tail);
+        from = so_far(arguments.json, &client, &there, &command_id, start).await?;
+    }
+    if asked.follow {
+        // From an offset it can be read across lost connections.
+        let rest = there.follow(command_id, from, view(arguments.json))?;
+        print(rest, arguments.json).await?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn view(json: bool) -> View {
+    if json { View::Text } else { View::Bytes }
+}
+
+/// Prints what there is of a command's output, and returns where to read on.
+async fn so_far(
+    json: bool,
+    client: &BoxClient,
+    there: &BoxHandle,
+    command_id: &CommandId,
+    from: ReadFrom,
+) -> Result<Offsets> {
     let params = CommandAttachParams {
         session_id: there.id().clone(),
-        command_id,
-        from: asked.tail.map_or_else(ReadFrom::default, ReadFrom::Tail),
-        view: if arguments.json {
-            View::Text
-        } else {
-            View::Bytes
+        command_id: command_id.clone(),
+        from,
+        view: view(json),
+        until: Until {
+            ms: Some(0),
+            ..Until::default()
         },
-        until,
         exclusive: None,
         pty: None,
     };
     let mut chunks = client.peer()?.stream::<CommandAttach>(&params).await?;
-    while let Some(chunk) = chunks.next().await {
-        match chunk? {
-            CommandChunk::Text(piece) => print(arguments.json, &piece, piece.data.as_bytes())?,
-            CommandChunk::Bytes(piece) => print(arguments.json, &piece, &piece.data)?,
-            CommandChunk::Gap(gap) => {
-                said::gap(arguments.json, gap.stream, gap.offset, gap.bytes)?;
-            }
-            _ => {}
-        }
-    }
-    chunks.finish().await?;
-    Ok(ExitCode::SUCCESS)
-}
-
-fn print<T>(json: bool, piece: &OutputPiece<T>, data: &[u8]) -> io::Result<()> {
-    let OutputPiece {
-        stream, offset, at, ..
-    } = *piece;
-    let piece = Piece {
-        stream,
-        offset,
-        at,
-        data,
-    };
-    said::piece(json, piece)
+    let said = (&mut chunks).filter_map(async |chunk| match chunk {
+        Ok(chunk) => Chunk::told(chunk).map(Ok),
+        Err(error) => Some(Err(error.into())),
+    });
+    print(std::pin::pin!(said), json).await?;
+    Ok(chunks.finish().await?.read.next)
 }
 
 /// The command of a box that was started last.
@@ -128,22 +126,9 @@ pub(crate) async fn wait(arguments: &Arguments, asked: &WaitArguments) -> Result
         );
     };
     let there = client.open(session).await?;
-    let params = CommandAttachParams {
-        session_id: there.id().clone(),
-        command_id: CommandId::new(command)?,
-        from: ReadFrom::default(),
-        view: View::None,
-        until: Until::default(),
-        exclusive: None,
-        pty: None,
-    };
-    let end = client
-        .peer()?
-        .stream::<CommandAttach>(&params)
-        .await?
-        .finish()
-        .await?;
-    let exit = end.info.exit.context("the stream ended without an exit")?;
+    let offsets = Offsets::default();
+    let mut command = there.follow(command, offsets, View::None)?;
+    let exit = command.exit().await?;
     if arguments.json {
         output::say(&format!("{}\n", serde_json::to_string_pretty(&exit)?))?;
     }

@@ -64,8 +64,13 @@ impl CommandHandle {
         let control = CommandControl(Arc::clone(&shared));
         shared.way.try_now().await?;
         control.look().await?;
+        Ok(Self::follow(shared))
+    }
+
+    /// Reads a command of which nothing is known yet.
+    pub(crate) fn follow(shared: Arc<Shared>) -> Self {
         let reader = Reader::new(Arc::clone(&shared), None);
-        Ok(Self::reading(shared, reader))
+        Self::reading(shared, reader)
     }
 
     fn reading(shared: Arc<Shared>, reader: Reader) -> Self {

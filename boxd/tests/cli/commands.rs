@@ -105,6 +105,35 @@ fn a_detached_command_goes_on_and_is_read_followed_and_waited_for() {
     assert!(following.wait().unwrap().success());
     assert_eq!(server.run(&["wait", name]).status.code(), Some(9));
     assert_eq!(server.ok(&["logs", "--tail", "5", name]), "last\n");
+    assert_eq!(server.ok(&["logs", "-f", "--tail", "5", name]), "last\n");
+}
+
+#[test]
+fn a_command_is_waited_for_and_followed_across_a_server_that_dies() {
+    let mut server = with_box();
+    let script = "echo one; while [ ! -e /tmp/go ]; do sleep 0.1; done; echo two; exit 7";
+    server.ok(&["exec", "--detach", "--id", "c", "b", script]);
+    super::support::eventually("it has begun", || server.ok(&["logs", "b/c"]) == "one\n");
+    let mut waiting = server.boxd(&["wait", "b/c"]).spawn().unwrap();
+    super::support::eventually("it is waited for", || {
+        server.json(&["inspect", "b/c"])["attached"] == true
+    });
+    let mut follow = server.boxd(&["logs", "-f", "b/c"]);
+    let mut following = follow.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(following.stdout.take().unwrap());
+    let mut line = String::new();
+    lines.read_line(&mut line).unwrap();
+    assert_eq!(line, "one\n");
+    server.child.kill().unwrap();
+    server.child.wait().unwrap();
+    let directory = std::mem::replace(&mut server.directory, tempfile::tempdir().unwrap());
+    let server = Server::with(directory, |_| {});
+    server.ok(&["exec", "b", "touch /tmp/go"]);
+    let mut rest = String::new();
+    lines.read_to_string(&mut rest).unwrap();
+    assert_eq!(rest, "two\n");
+    assert!(following.wait().unwrap().success());
+    assert_eq!(waiting.wait().unwrap().code(), Some(7));
 }
 
 #[test]
