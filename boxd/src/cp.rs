@@ -1,17 +1,22 @@
 //! `cp`: files and trees, into a box or out of one.
 
-use std::io::IsTerminal as _;
+use std::io::{ErrorKind, IsTerminal as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use box_client::{BoxClient, BoxHandle};
+use box_client::{BoxClient, BoxHandle, FileWriter};
 use box_protocol::actions::FileKind;
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use uuid::Uuid;
 
 use crate::args::{Arguments, CpArguments};
 use crate::connect;
+
+/// The part of a mode that is copied: no set-id, no sticky bit.
+const PLAIN: u32 = 0o777;
 
 /// One end of a copy.
 #[derive(Debug, PartialEq, Eq)]
@@ -48,7 +53,8 @@ pub(crate) async fn run(arguments: &Arguments, asked: &CpArguments) -> Result<Ex
     };
     match (from, to) {
         (Place::Stream, Place::Box(session, path)) => {
-            send(&opened(&session).await?, tokio::io::stdin(), &path, None).await?;
+            let there = opened(&session).await?;
+            send(tokio::io::stdin(), there.files().writer(path), None).await?;
         }
         (Place::Here(here), Place::Box(session, path)) => {
             upload(&opened(&session).await?, &here, &path).await?;
@@ -100,7 +106,8 @@ async fn upload(there: &BoxHandle, here: &Path, path: &str) -> Result<()> {
     if !meta.is_dir() {
         ensure!(meta.is_file(), "{shown} is neither a file nor a directory");
         let file = tokio::fs::File::open(here).await?;
-        return send(there, file, &path, Some(meta.len())).await;
+        let writer = there.files().writer(path).mode(meta.mode() & PLAIN);
+        return send(file, writer, Some(meta.len())).await;
     }
     there.files().create_dir_all(&path).await?;
     let (reader, writer) = tokio::io::duplex(256 * 1024);
@@ -122,15 +129,13 @@ async fn upload(there: &BoxHandle, here: &Path, path: &str) -> Result<()> {
 }
 
 async fn send(
-    there: &BoxHandle,
     mut from: impl AsyncRead + Unpin,
-    path: &str,
+    mut to: FileWriter,
     size: Option<u64>,
 ) -> Result<()> {
     let bar = progress(size);
-    let mut writer = there.files().writer(path);
-    copy(&mut from, &mut writer, &bar).await?;
-    writer.finish().await?;
+    copy(&mut from, &mut to, &bar).await?;
+    to.finish().await?;
     bar.finish_and_clear();
     Ok(())
 }
@@ -162,22 +167,9 @@ async fn download(there: &BoxHandle, path: &str, here: &Path) -> Result<()> {
     if stat.kind != FileKind::Directory {
         let bar = progress(Some(stat.size));
         let mut reader = there.files().reader(path).await?;
-        // Under another name until it is whole: what was there before is not lost to a cut.
-        let part = to.with_file_name(format!(".{}.part", name_of(&to)?));
-        let written = async {
-            let mut file = tokio::fs::File::create(&part)
-                .await
-                .with_context(|| format!("{}", to.display()))?;
-            copy(&mut reader, &mut file, &bar).await?;
-            file.sync_all().await?;
-            Ok(tokio::fs::rename(&part, &to).await?)
-        };
-        let written = written.await;
-        if written.is_err() {
-            let _ = tokio::fs::remove_file(&part).await;
-        }
+        let received = receive(&mut reader, &to, stat.mode & PLAIN, &bar).await;
         bar.finish_and_clear();
-        return written;
+        return received.with_context(|| format!("{}", to.display()));
     }
     tokio::fs::create_dir_all(&to)
         .await
@@ -188,6 +180,57 @@ async fn download(there: &BoxHandle, path: &str, here: &Path) -> Result<()> {
     tokio::task::spawn_blocking(move || unpack(bridge, &to)).await??;
     bar.finish_and_clear();
     Ok(())
+}
+
+/// Writes a file here: into what is there if that is no plain file, a device for one, else in its place once it is whole, so
+/// that what was there before is not lost to a cut. Through a link, as if its target had been named.
+async fn receive(
+    from: &mut (impl AsyncRead + Unpin),
+    to: &Path,
+    mode: u32,
+    bar: &ProgressBar,
+) -> Result<()> {
+    let there = match tokio::fs::metadata(to).await {
+        Ok(meta) => Some(meta),
+        Err(error) if error.kind() == ErrorKind::NotFound => None,
+        Err(error) => return Err(error.into()),
+    };
+    let real = match &there {
+        Some(meta) if meta.is_file() => tokio::fs::canonicalize(to).await?,
+        Some(_) => {
+            let mut file = tokio::fs::File::options().write(true).open(to).await?;
+            copy(from, &mut file, bar).await?;
+            return Ok(file.flush().await?);
+        }
+        None => {
+            ensure!(!to.is_symlink(), "a link that leads nowhere");
+            to.to_owned()
+        }
+    };
+    let name = format!(".{}.{}.part", name_of(&real)?, Uuid::now_v7().simple());
+    let part = real.with_file_name(name);
+    let mut options = tokio::fs::File::options();
+    let mut file = options
+        .write(true)
+        .create_new(true)
+        .mode(mode)
+        .open(&part)
+        .await?;
+    let written = async {
+        copy(from, &mut file, bar).await?;
+        if let Some(meta) = &there {
+            // Whose it was, where that may be said.
+            let _ = std::os::unix::fs::chown(&part, Some(meta.uid()), Some(meta.gid()));
+            file.set_permissions(meta.permissions()).await?;
+        }
+        file.sync_all().await?;
+        Ok(tokio::fs::rename(&part, &real).await?)
+    };
+    let written = written.await;
+    if written.is_err() {
+        let _ = tokio::fs::remove_file(&part).await;
+    }
+    written
 }
 
 /// Unpacks what a guest has packed: nothing outside the directory is touched, and no file is more than its bytes and the plain

@@ -49,6 +49,12 @@ impl FileWriter {
         }
     }
 
+    /// Gives the file this mode, also if it was there with another.
+    pub fn mode(mut self, mode: u32) -> Self {
+        self.params.mode = Some(mode);
+        self
+    }
+
     /// Writes the rest, and has the file appear.
     pub async fn finish(mut self) -> Result<FileStatInfo, ClientError> {
         std::future::poll_fn(|cx| self.poll_finish(cx)).await

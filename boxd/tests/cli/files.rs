@@ -34,6 +34,71 @@ fn files_go_in_and_come_out_byte_for_byte() {
     assert_eq!(names.len(), 2, "no part is left behind: {names:?}");
 }
 
+fn mode(path: &std::path::Path) -> u32 {
+    std::fs::metadata(path).unwrap().permissions().mode() & 0o7777
+}
+
+#[test]
+fn a_program_is_still_one_after_a_copy() {
+    let (server, dir) = (with_box(), tempfile::tempdir().unwrap());
+    let here = dir.path().join("x.sh");
+    std::fs::write(&here, "#!/bin/sh\necho ran\n").unwrap();
+    std::fs::set_permissions(&here, std::fs::Permissions::from_mode(0o4755)).unwrap();
+    server.ok(&["cp", here.to_str().unwrap(), "b:/tmp/"]);
+    assert_eq!(
+        server.ok(&["exec", "b", "/tmp/x.sh; stat -c %a /tmp/x.sh"]),
+        "ran\n755\n"
+    );
+    server.ok(&["exec", "b", "chmod 711 /tmp/x.sh"]);
+    let back = dir.path().join("back");
+    server.ok(&["cp", "b:/tmp/x.sh", back.to_str().unwrap()]);
+    assert_eq!(mode(&back), 0o711);
+}
+
+#[test]
+fn what_is_there_is_written_to_as_what_it_is() {
+    let (server, dir) = (with_box(), tempfile::tempdir().unwrap());
+    server.ok(&["exec", "b", "echo new > /tmp/f"]);
+    let at = |name: &str| dir.path().join(name);
+    let copy = |name: &str| server.run(&["cp", "b:/tmp/f", at(name).to_str().unwrap()]);
+    // A file keeps its mode, and its owner.
+    std::fs::write(at("file"), "old, and longer").unwrap();
+    std::fs::set_permissions(at("file"), std::fs::Permissions::from_mode(0o640)).unwrap();
+    let root = rustix::process::geteuid().is_root();
+    if root {
+        std::os::unix::fs::chown(at("file"), Some(12), Some(34)).unwrap();
+    }
+    std::os::unix::fs::symlink("file", at("link")).unwrap();
+    assert!(copy("link").status.success());
+    assert_eq!(std::fs::read_to_string(at("file")).unwrap(), "new\n");
+    assert_eq!(mode(&at("file")), 0o640);
+    assert!(at("link").is_symlink());
+    if root {
+        use std::os::unix::fs::MetadataExt as _;
+        let meta = std::fs::metadata(at("file")).unwrap();
+        assert_eq!((meta.uid(), meta.gid()), (12, 34));
+    }
+    // A pipe, and with it every device, is still one.
+    let pipe = at("pipe");
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+    assert!(made.unwrap().success());
+    let reading = std::thread::spawn({
+        let pipe = pipe.clone();
+        move || std::fs::read_to_string(pipe).unwrap()
+    });
+    assert!(copy("pipe").status.success());
+    assert_eq!(reading.join().unwrap(), "new\n");
+    assert!(!std::fs::metadata(&pipe).unwrap().is_file());
+    assert_eq!(server.ok(&["cp", "b:/tmp/f", "/dev/stdout"]), "new\n");
+    // Nothing is written through a link into nowhere, nor to a file of ours that is called as a part was.
+    std::os::unix::fs::symlink(at("nowhere"), at("dangling")).unwrap();
+    assert!(err(&copy("dangling")).contains("leads nowhere"));
+    std::fs::write(at(".fresh.part"), "mine").unwrap();
+    assert!(copy("fresh").status.success());
+    assert_eq!(std::fs::read_to_string(at(".fresh.part")).unwrap(), "mine");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 6);
+}
+
 #[test]
 fn trees_go_in_and_come_out() {
     let (server, dir) = (with_box(), tempfile::tempdir().unwrap());
