@@ -105,7 +105,7 @@ pub(crate) struct Program {
 }
 
 /// How it runs.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub(crate) struct Manner {
     /// Sets a variable (NAME=VALUE), or passes one of ours on (NAME)
     #[arg(short, long, value_name = "NAME[=VALUE]")]
@@ -119,6 +119,9 @@ pub(crate) struct Manner {
     /// Gives it a terminal
     #[arg(short = 't', long)]
     pub(crate) tty: bool,
+    /// Gives it no input and reads none: in a loop over lines, they stay the loop's
+    #[arg(short, long, conflicts_with = "tty")]
+    pub(crate) no_stdin: bool,
 }
 
 const RUN_EXAMPLES: &str = "\

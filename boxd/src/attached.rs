@@ -3,24 +3,35 @@
 
 use std::io;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Result;
 use box_client::{
     Chunk, ClientError, CommandBuilder, CommandControl, CommandHandle, Exit, ExitWhy,
 };
 use futures::{Stream, StreamExt as _};
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
 
+use crate::args::Manner;
 use crate::output;
 use crate::said::{self, Piece};
+use crate::signals::{self, Signals};
 use crate::terminal::{self, Raw};
 
 /// What is read of standard input at a time.
 const INPUT_BYTES: usize = 32 * 1024;
 
+/// How long an end of input lasts on a terminal before it is told again: a shell that was just taking the terminal over has
+/// not seen it.
+const INPUT_ENDS_AGAIN: Duration = Duration::from_secs(1);
+
 /// Starts a command and stays with it to its end.
-pub(crate) async fn run(command: CommandBuilder, tty: bool, json: bool) -> Result<Exit> {
-    let mut command = command.with_input().tied().keep(0);
+pub(crate) async fn run(command: CommandBuilder, manner: &Manner, json: bool) -> Result<Exit> {
+    let tty = manner.tty;
+    let mut command = command.tied().keep(0);
+    if !manner.no_stdin {
+        command = command.with_input();
+    }
     if !json {
         command = command.bytes();
     }
@@ -32,25 +43,28 @@ pub(crate) async fn run(command: CommandBuilder, tty: bool, json: bool) -> Resul
     } else {
         None
     };
+    let (started, control) = watch::channel(None);
     let signals = Signals::listen()?;
-    let handle = command.start().await?;
-    let ended = follow(handle, tty, json, signals).await;
+    let running = async {
+        let handle = command.start().await?;
+        started.send_replace(Some(handle.control()));
+        follow(handle, tty, !manner.no_stdin, json).await
+    };
+    let ended = tokio::select! {
+        ended = running => Ok(ended),
+        signal = signals.pass(control, tty) => Err(signal),
+    };
     drop(raw);
-    ended
+    ended.unwrap_or_else(|signal| signals::leave(signal))
 }
 
 /// Passes everything on in both directions until the command ends.
-async fn follow(
-    mut command: CommandHandle,
-    tty: bool,
-    json: bool,
-    signals: Signals,
-) -> Result<Exit> {
-    let input = tokio::spawn(pass_input(command.control()));
-    let signals = tokio::spawn(signals.pass(command.control(), tty));
+async fn follow(mut command: CommandHandle, tty: bool, input: bool, json: bool) -> Result<Exit> {
+    let input = input.then(|| tokio::spawn(pass_input(command.control(), tty)));
     let printed = print(&mut command, json).await;
-    input.abort();
-    signals.abort();
+    if let Some(input) = input {
+        input.abort();
+    }
     if let Err(error) = printed {
         // Nobody reads any more, so nobody is left to run it for.
         let _ = command.kill().await;
@@ -93,11 +107,15 @@ pub(crate) async fn print(
 }
 
 /// Reads standard input by a thread of its own: a file or a terminal may wait for ever, and then so does only that.
-async fn pass_input(command: CommandControl) {
+async fn pass_input(command: CommandControl, tty: bool) {
     let (sender, mut pieces) = tokio::sync::mpsc::channel::<Vec<u8>>(1);
     std::thread::spawn(move || {
         let mut buffer = vec![0; INPUT_BYTES];
-        while let Ok(length @ 1..) = io::Read::read(&mut io::stdin().lock(), &mut buffer) {
+        loop {
+            terminal::wait_for_input();
+            let Ok(length @ 1..) = io::Read::read(&mut io::stdin().lock(), &mut buffer) else {
+                return;
+            };
             if sender.blocking_send(buffer[..length].to_vec()).is_err() {
                 return;
             }
@@ -109,52 +127,8 @@ async fn pass_input(command: CommandControl) {
             return;
         }
     }
-    let _ = command.close_input().await;
-}
-
-/// What this process is told. Listened to before the command begins, so that none is missed.
-struct Signals {
-    interrupt: Signal,
-    terminate: Signal,
-    hangup: Signal,
-    resized: Signal,
-}
-
-impl Signals {
-    fn listen() -> io::Result<Self> {
-        Ok(Self {
-            interrupt: signal(SignalKind::interrupt())?,
-            terminate: signal(SignalKind::terminate())?,
-            hangup: signal(SignalKind::hangup())?,
-            resized: signal(SignalKind::window_change())?,
-        })
-    }
-
-    /// Ctrl-C and its kin go to the command; a second one ends it. A terminal's own keys are input there already.
-    async fn pass(mut self, command: CommandControl, tty: bool) {
-        let mut told = false;
-        loop {
-            let name = tokio::select! {
-                _ = self.interrupt.recv() => "INT",
-                _ = self.terminate.recv() => "TERM",
-                _ = self.hangup.recv() => "HUP",
-                _ = self.resized.recv() => {
-                    if let Some((cols, rows)) = terminal::size().filter(|_| tty) {
-                        let _ = command.resize(cols, rows).await;
-                    }
-                    continue;
-                }
-            };
-            let sent = if told {
-                command.kill().await
-            } else {
-                command.signal(name).await
-            };
-            told = true;
-            if let Err(ClientError::Disconnected { .. }) = sent {
-                return;
-            }
-        }
+    while command.close_input().await.is_ok() && tty {
+        tokio::time::sleep(INPUT_ENDS_AGAIN).await;
     }
 }
 

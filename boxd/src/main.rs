@@ -3,7 +3,7 @@
 //! # Reading order
 //! 1. `args`: what can be said; `values`: how people write it. `config`: what an operator says.
 //! 2. `local`: a runtime with its policy in front. `connect`: the way to one that serves.
-//! 3. `run`: `run` and `exec`; `attached`: a command on these streams; `terminal`. `boxes`, `commands`, `shell`, `cp`,
+//! 3. `run`: `run` and `exec`; `attached`: a command on these streams; `signals`, `terminal`. `boxes`, `commands`, `shell`, `cp`,
 //!    `port` and `stats`: what is done to boxes that a server keeps.
 //! 4. `serve`: for others; `stdio`: for the program that started this one; `langbot`: what is special where that is LangBot.
 //! 5. `doctor` and `primitives`: what this machine can do for boxes.
@@ -29,6 +29,7 @@ mod run;
 mod said;
 mod serve;
 mod shell;
+mod signals;
 mod stats;
 mod stdio;
 mod terminal;

@@ -13,7 +13,7 @@ use crate::args::{Arguments, ExecArguments, Manner, Program, RunArguments, Switc
 use crate::attached::{self, code_of, explain};
 use crate::config::{self, Config};
 use crate::local::Boxes;
-use crate::{connect, output, said, values};
+use crate::{connect, output, said, signals, values};
 
 /// `boxd run`.
 pub(crate) async fn run(arguments: &Arguments, asked: &RunArguments) -> Result<ExitCode> {
@@ -49,7 +49,7 @@ async fn once(
 ) -> Result<ExitCode> {
     let made = client.create(spec).await?;
     let ran = go(arguments, &made, &asked.program, &asked.manner).await;
-    let deleted = made.delete().await;
+    let deleted = signals::unless_told(made.delete()).await;
     let code = ran?;
     deleted?;
     Ok(code)
@@ -180,7 +180,7 @@ pub(crate) async fn exec(arguments: &Arguments, asked: &ExecArguments) -> Result
     }
     ended(
         arguments,
-        attached::run(command, asked.manner.tty, arguments.json).await,
+        attached::run(command, &asked.manner, arguments.json).await,
     )
 }
 
@@ -193,7 +193,7 @@ async fn go(
     let command = command(there, program, manner)?;
     ended(
         arguments,
-        attached::run(command, manner.tty, arguments.json).await,
+        attached::run(command, manner, arguments.json).await,
     )
 }
 

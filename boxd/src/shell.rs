@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use box_client::{ClientError, SpecDraft};
 
-use crate::args::{Arguments, ShellArguments};
+use crate::args::{Arguments, Manner, ShellArguments};
 use crate::attached::{self, code_of};
 use crate::connect;
 
@@ -19,6 +19,10 @@ pub(crate) async fn run(arguments: &Arguments, asked: &ShellArguments) -> Result
         other => other?,
     };
     let shell = there.program([asked.shell.as_str(), "-i"]);
-    let ended = attached::run(shell, true, false).await;
+    let manner = Manner {
+        tty: true,
+        ..Manner::default()
+    };
+    let ended = attached::run(shell, &manner, false).await;
     ended.map(|exit| code_of(&exit))
 }

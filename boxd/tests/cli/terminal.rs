@@ -146,6 +146,144 @@ fn an_interrupt_reaches_the_command_and_a_second_ends_it() {
     assert_eq!(child.wait().unwrap().code(), Some(137));
 }
 
+/// Whether what is typed is shown, as a terminal does that nobody has taken.
+fn echoes(terminal: &Terminal) -> bool {
+    let modes = rustix::termios::tcgetattr(&terminal.ours).unwrap();
+    modes
+        .local_modes
+        .contains(rustix::termios::LocalModes::ECHO | rustix::termios::LocalModes::ICANON)
+}
+
+fn tell(child: &Child, signal: rustix::process::Signal) {
+    let pid = rustix::process::Pid::from_child(child);
+    rustix::process::kill_process(pid, signal).unwrap();
+}
+
+#[test]
+fn a_quit_reaches_the_command_and_the_terminal_is_given_back() {
+    let script = "trap 'exit 4' QUIT; echo up; while :; do sleep 0.1; done";
+    let mut terminal = Terminal::new(boxd().args(["run", "-t", script]), 100);
+    terminal.shows("up");
+    assert!(!echoes(&terminal), "control: it is taken");
+    tell(&terminal.child, rustix::process::Signal::QUIT);
+    assert_eq!(terminal.child.wait().unwrap().code(), Some(4));
+    assert!(echoes(&terminal));
+}
+
+#[test]
+fn a_shell_ends_with_its_terminal_or_its_input() {
+    let server = Server::start();
+    server.ok(&["run", "--session", "b", "true"]);
+    let mut terminal = Terminal::new(&mut server.boxd(&["shell", "b"]), 100);
+    terminal.types("echo $((40 + 2))\n");
+    terminal.shows("42");
+    tell(&terminal.child, rustix::process::Signal::TERM);
+    assert_eq!(terminal.child.wait().unwrap().code(), Some(129));
+    assert!(echoes(&terminal));
+    // An end of input comes while the shell takes its terminal over: again and again, because it is a race.
+    for _ in 0..5 {
+        assert!(server.run(&["shell", "b"]).status.success());
+    }
+    let ran = super::support::feed(&mut server.boxd(&["shell", "b"]), b"echo $((40 + 2))\n");
+    assert!(super::support::out(&ran).contains("42"), "{ran:?}");
+}
+
+#[test]
+fn what_was_told_to_ignore_a_hangup_does() {
+    let hung_up = |before: &str| {
+        let script = format!("{before} exec \"$0\" run 'echo up; sleep 1; exit 5'");
+        let mut command = Command::new("sh");
+        command.args(["-c", &script, super::support::BOXD]);
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut up = [0; 3];
+        child.stdout.as_mut().unwrap().read_exact(&mut up).unwrap();
+        tell(&child, rustix::process::Signal::HUP);
+        child.wait().unwrap().code()
+    };
+    assert_eq!(hung_up("trap '' HUP;"), Some(5));
+    assert_eq!(hung_up(""), Some(129), "control");
+}
+
+#[test]
+fn a_server_that_stands_still_holds_nobody() {
+    use rustix::process::Signal;
+    let server = Server::start();
+    server.ok(&["run", "--session", "b", "true"]);
+    let held = |arguments: &[&str], signals: &[Signal]| {
+        let mut terminal = Terminal::new(&mut server.boxd(arguments), 100);
+        terminal.shows("up");
+        server.signal(Signal::STOP);
+        for signal in signals {
+            tell(&terminal.child, *signal);
+            std::thread::sleep(std::time::Duration::from_millis(100));
+        }
+        let mut code = None;
+        eventually("it ends", || {
+            code = terminal.child.try_wait().unwrap();
+            code.is_some()
+        });
+        server.signal(Signal::CONT);
+        assert!(echoes(&terminal));
+        terminal.shows("the server does not answer");
+        code.unwrap().code()
+    };
+    let script = "trap '' INT TERM; echo up; while :; do sleep 0.1; done";
+    let exec = ["exec", "b", script];
+    assert_eq!(held(&exec, &[Signal::TERM]), Some(143));
+    assert_eq!(held(&exec, &[Signal::INT, Signal::INT]), Some(130));
+    let exec = ["exec", "-t", "b", script];
+    assert_eq!(held(&exec, &[Signal::TERM]), Some(143));
+    // One that ends with its command has a box to delete.
+    assert_eq!(
+        held(&["run", "echo up; exec sleep 100"], &[Signal::TERM]),
+        Some(143)
+    );
+}
+
+#[test]
+fn in_the_background_nobody_is_stopped_and_input_is_left_to_others() {
+    let mut bash = Command::new("setsid");
+    bash.args(["--ctty", "bash", "--norc", "-i"]);
+    let mut terminal = Terminal::new(&mut bash, 100);
+    let boxd = super::support::BOXD;
+    terminal.types(&format!("{boxd} run 'sleep 1; echo do''ne; cat' &\n"));
+    terminal.shows("done");
+    terminal.types("jobs; echo for $((40 + 2))\n");
+    terminal.shows("for 42");
+    let screen = String::from_utf8_lossy(&terminal.screen.lock().unwrap()).into_owned();
+    assert!(
+        screen.contains("Running") && !screen.contains("Stopped"),
+        "{screen}"
+    );
+    // In front it reads again.
+    terminal.types("fg\n");
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    terminal.types("ty''ped\n");
+    eventually("it is read", || {
+        let screen = terminal.screen.lock().unwrap();
+        String::from_utf8_lossy(&screen).matches("ty''ped").count() >= 2
+    });
+    terminal.types("\x04");
+    terminal.types("exit\n");
+    terminal.child.wait().unwrap();
+}
+
+#[test]
+fn a_loop_over_lines_keeps_them() {
+    let server = Server::start();
+    server.ok(&["run", "--session", "b", "true"]);
+    let script = "while read line; do \"$0\" exec $1 b \"echo got $line; cat\"; done";
+    let looped = |option: &str| {
+        let mut command = Command::new("sh");
+        command
+            .args(["-c", script, super::support::BOXD, option])
+            .env("BOXD_ENDPOINT", &server.endpoints[0]);
+        super::support::out(&super::support::feed(&mut command, b"a\nb\n"))
+    };
+    assert_eq!(looped("-n"), "got a\ngot b\n");
+    assert_eq!(looped(""), "got a\nb\n", "control");
+}
+
 #[test]
 fn texts_end_at_words_where_a_narrow_terminal_does() {
     for arguments in [&["doctor"][..], &["run", "--help"]] {
