@@ -266,7 +266,7 @@ impl Table {
             return Err(full("max_sessions", config.max_sessions));
         }
         let per_caller = config.max_sessions_per_caller.filter(|_| !caller.sees_all);
-        if let Some(limit) = caller.max_sessions.or(per_caller) {
+        if let Some(limit) = caller.max_sessions.into_iter().chain(per_caller).min() {
             let owners = self.entries.values().map(|entry| &entry.card.owner);
             if owners.filter(|owner| **owner == caller.name).count() >= limit {
                 return Err(full("max_sessions_per_caller", limit));

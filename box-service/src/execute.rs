@@ -1,5 +1,7 @@
 //! From a request to a result: decide, count, run, count again, shorten.
 
+use std::sync::Arc;
+
 use box_protocol::actions::{
     BoxCreate, BoxCreateParams, BoxCreateResult, BoxDelete, BoxDeleteParams, BoxExec,
     BoxExecParams, BoxUpdate, BoxUpdateParams, IfExists, OnDisconnect, OnTimeout, SystemHealth,
@@ -184,6 +186,24 @@ impl BoxService {
             client.forward(&params, &mut call).await
         };
         self.recorded("box.update", origin, outcome.await)
+    }
+
+    /// What policy makes of a request of this caller's, for a gateway that carries it out itself. Like every decision
+    /// it goes on record.
+    pub async fn decided(
+        &self,
+        draft: SpecDraft,
+        caller: &Arc<str>,
+    ) -> Result<SpecDraft, BoxError> {
+        let origin = Origin {
+            query_id: None,
+            caller: Arc::clone(caller),
+        };
+        let outcome = self.decide(draft, &origin).await;
+        let decision = self.recorded("box.create", &origin, outcome)?;
+        let log_commands = self.rules().config.log_commands;
+        audit::allowed("box.create", &origin, &decision, log_commands);
+        Ok(SpecDraft::from(decision.spec))
     }
 
     async fn decide(&self, draft: SpecDraft, origin: &Origin) -> Result<Decision, BoxError> {

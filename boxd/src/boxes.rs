@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use box_client::{BoxClient, BoxListParams};
 use box_protocol::actions::{BoxDelete, BoxDeleteParams};
-use box_protocol::{BoxSessionInfo, CommandInfo, Program, SessionId, UnixMs};
+use box_protocol::{BoxSessionInfo, CommandInfo, Program, SessionId, UnixMs, World};
 use serde::Serialize;
 use serde_json::json;
 
@@ -45,23 +45,27 @@ fn show(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Every box this caller sees, page by page.
+/// Every box this caller sees, whichever door it was made through, page by page.
 pub(crate) async fn all(client: &BoxClient) -> Result<Vec<BoxSessionInfo>> {
     let mut boxes = Vec::new();
-    let mut after = None;
-    loop {
-        let page = client
-            .list(BoxListParams {
-                after: after.take(),
-                ..BoxListParams::default()
-            })
-            .await?;
-        boxes.extend(page.items);
-        match page.next {
-            Some(next) => after = Some(next),
-            None => return Ok(boxes),
+    for world in World::ALL {
+        let mut after = None;
+        loop {
+            let page = client
+                .list(BoxListParams {
+                    world: Some(world),
+                    after: after.take(),
+                    ..BoxListParams::default()
+                })
+                .await?;
+            boxes.extend(page.items);
+            match page.next {
+                Some(next) => after = Some(next),
+                None => break,
+            }
         }
     }
+    Ok(boxes)
 }
 
 fn box_table(boxes: &[BoxSessionInfo]) -> String {

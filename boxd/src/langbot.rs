@@ -13,7 +13,7 @@ use crate::config::{Config, Origin, Values};
 use crate::local::Boxes;
 
 /// The name of whoever shows LangBot's token.
-const OWNER: &str = "langbot";
+pub(crate) const OWNER: &str = "langbot";
 
 /// The most boxes that LangBot may ask for.
 const MOST_SESSIONS: usize = 5_000;
@@ -58,7 +58,12 @@ pub(crate) fn instance() -> Result<Option<String>> {
 }
 
 /// Serves LangBot from these boxes, as the environment says.
-pub(crate) fn start(config: &Config, boxes: &Boxes) -> Result<Arc<LangBot>> {
+/// `decides` is who it is when it comes itself.
+pub(crate) fn start(
+    config: &Config,
+    boxes: &Boxes,
+    decides: Option<Arc<str>>,
+) -> Result<Arc<LangBot>> {
     // Never the text itself in the log: it may hold keys of other services.
     let said = variable(CONFIG_VARIABLE)
         .map(|text| serde_json::from_str::<Map<String, Value>>(&text).ok());
@@ -70,6 +75,7 @@ pub(crate) fn start(config: &Config, boxes: &Boxes) -> Result<Arc<LangBot>> {
     let settings = Settings {
         instance: instance()?,
         config: said.flatten().unwrap_or_default(),
+        decides,
         opened_roots: policy
             .allowed_host_mount_roots
             .iter()
@@ -81,7 +87,8 @@ pub(crate) fn start(config: &Config, boxes: &Boxes) -> Result<Arc<LangBot>> {
     if settings.soft_storage {
         tracing::warn!("{SOFT_STORAGE_VARIABLE} is set: workspaces may have no hard quota");
     }
-    let langbot = LangBot::new(boxes.runtime.clone(), settings).context(CONFIG_VARIABLE)?;
+    let langbot = LangBot::new(boxes.runtime.clone(), boxes.service.clone(), settings);
+    let langbot = langbot.context(CONFIG_VARIABLE)?;
     Ok(Arc::new(langbot))
 }
 

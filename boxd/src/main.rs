@@ -95,7 +95,7 @@ async fn served(arguments: &Arguments) -> Result<ExitCode> {
     match &arguments.command {
         Command::Run(asked) => run::run(arguments, asked).await,
         Command::Exec(asked) => run::exec(arguments, asked).await,
-        Command::Serve(asked) => serve::run(asked).await,
+        Command::Serve(asked) => serve::run(arguments, asked).await,
         Command::Stdio(asked) => stdio::run(asked).await,
         Command::Ps(asked) => boxes::ps(arguments, asked).await,
         Command::Inspect(asked) => boxes::inspect(arguments, asked).await,

@@ -151,6 +151,34 @@ async def test_the_unsafe_backend_is_refused_where_anybody_can_connect(own_serve
         assert (await client.get_backend_info())["name"] == "native"
 
 
+async def test_whoever_is_not_langbot_is_under_the_policy(own_server, context, tmp_path):
+    """Without LangBot's token anybody of this machine may have come: they choose no directories of it."""
+
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "shared").mkdir()
+    asked = {"cmd": "touch /workspace/was-here", "host_path_mode": "rw"}
+
+    async def execute(server, name):
+        async with connected(websocket(server)) as client:
+            return await client.execute(spec(host_path=str(tmp_path / name), **asked), action_context=context)
+
+    stranger = own_server(token="")
+    with pytest.raises(errors.BoxValidationError, match="no allowed_host_mount_roots"):
+        await execute(stranger, "secret")
+    async with connected(websocket(stranger)) as client:
+        assert (await client.execute(spec(), action_context=context)).ok
+        with pytest.raises(errors.BoxValidationError, match="LANGBOT_BOX_CONTROL_TOKEN"):
+            await client.init({"local": {"host_root": str(tmp_path / "made")}})
+    assert not (tmp_path / "made").exists()
+    allowed = own_server(token="", env={"BOXD_POLICY_ALLOWED_HOST_MOUNT_ROOTS": f'["{tmp_path}/shared"]'})
+    with pytest.raises(errors.BoxValidationError, match="outside allowed_host_mount_roots"):
+        await execute(allowed, "secret")
+    assert not list((tmp_path / "secret").iterdir())
+    assert (await execute(allowed, "shared")).ok
+    assert (await execute(own_server(), "secret")).ok
+    assert [path.name for path in (tmp_path / "secret").iterdir()] == ["was-here"]
+
+
 async def test_both_sides_find_that_they_see_the_same_workspace(client, tmp_path):
     import hashlib
 

@@ -12,6 +12,8 @@ use box_gateways::langbot::{LangBot, Settings};
 use box_rpc::{Dialect, Options, Session};
 use box_runtime::fake::{FakeBackend, Reply};
 use box_runtime::{BoxRuntime, RuntimeConfig};
+use box_service::connector::InProcess;
+use box_service::{BoxService, ServiceConfig};
 use box_transports::server::Server as Listening;
 use box_transports::{Endpoint, ListenOptions, stdio};
 use serde_json::Value;
@@ -36,7 +38,13 @@ fn gateway() -> Result<Arc<box_gateways::langbot::Host>> {
         }
     });
     let runtime = BoxRuntime::start(RuntimeConfig::with(backend));
-    let langbot = LangBot::new(runtime, Settings::default())?;
+    let service =
+        BoxService::with_connector(ServiceConfig::default(), InProcess::new(runtime.router()))?;
+    let settings = Settings {
+        decides: Some(INSTANCE.into()),
+        ..Settings::default()
+    };
+    let langbot = LangBot::new(runtime, service, settings)?;
     langbot
         .host(&INSTANCE.into(), INSTANCE)
         .context("the instance is refused")

@@ -139,6 +139,17 @@ pub enum World {
     Aio,
 }
 
+impl World {
+    /// Every one.
+    pub const ALL: [Self; 5] = [
+        Self::Native,
+        Self::LangBot,
+        Self::OpenSandbox,
+        Self::LangSmith,
+        Self::Aio,
+    ];
+}
+
 /// What a box is made from, by id or name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]

@@ -26,14 +26,14 @@ pub(crate) use self::http::auth::LOOPBACK;
 use self::http::caps::Key;
 use self::http::{Http, Port};
 use self::tokens::Tokens;
-use crate::args::ServeArguments;
+use crate::args::{Arguments, ServeArguments};
 use crate::config::{self, Config, Flag, ServerSection};
 use crate::connect::{SOCKET, usual_state_dir};
 use crate::local::Boxes;
-use crate::{langbot, log, output};
+use crate::{FAILED, complaint, langbot, log, output};
 
 /// `boxd serve`.
-pub(crate) async fn run(asked: &ServeArguments) -> Result<ExitCode> {
+pub(crate) async fn run(arguments: &Arguments, asked: &ServeArguments) -> Result<ExitCode> {
     let read = || {
         config::load(
             asked.config.config.as_deref(),
@@ -43,6 +43,10 @@ pub(crate) async fn run(asked: &ServeArguments) -> Result<ExitCode> {
     };
     let (mut config, values) = read()?;
     log::start(&config.log)?;
+    // Before anything is begun that must be ended in order.
+    let mut reload = signal(SignalKind::hangup())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
     if asked.langbot.is_some() {
         langbot::make_room(&mut config, &values);
     }
@@ -60,7 +64,7 @@ pub(crate) async fn run(asked: &ServeArguments) -> Result<ExitCode> {
         ports.push(langbot_port(address, &config.server, &tokens).await?);
     }
     let boxes = Boxes::start(&config, Some(&state), config.policy.clone())?;
-    let langbot = langbot::start(&config, &boxes)?;
+    let langbot = langbot::start(&config, &boxes, Some(langbot::OWNER.into()))?;
     let key = Key::of(&state)?;
     let shared_by = ports.first().filter(|_| config.server.http.is_some());
     let url = shared_by.map(|port| port.url(&config.server));
@@ -72,19 +76,24 @@ pub(crate) async fn run(asked: &ServeArguments) -> Result<ExitCode> {
         let state = state.display();
         format!("state directory {state} (--state-dir names another, for a second server)")
     })?;
-    boxes.service.initialize().await?;
-    let listen = endpoints(&config.server, &state);
-    let doors = Doors::open(&config.server, &listen, &router, &tokens).await?;
     tracing::info!(adopted, "boxes of an earlier server");
+    let opened = async {
+        boxes.service.initialize().await?;
+        let listen = endpoints(&config.server, &state);
+        Doors::open(&config.server, &listen, &router, &tokens).await
+    };
+    let doors = match opened.await {
+        Ok(doors) => doors,
+        Err(error) => {
+            complaint::tell(arguments, &error);
+            leave_boxes(FAILED);
+        }
+    };
     let mut addresses = doors.addresses();
     for http in &http {
         http.ready(doors.gauges());
         addresses.push(http.address());
     }
-    // Who has read the line may send a signal at once.
-    let mut reload = signal(SignalKind::hangup())?;
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
     // A server is there for its callers, whether or not anybody reads this.
     let _ = output::say(&ready::line(&addresses));
     ready::notify("READY=1");
@@ -101,12 +110,26 @@ pub(crate) async fn run(asked: &ServeArguments) -> Result<ExitCode> {
         }
     }
     ready::notify("STOPPING=1");
-    stop(&config, doors, http, &boxes).await;
+    tokio::select! {
+        () = stop(&config, doors, http, &boxes) => {}
+        _ = terminate.recv() => leave_at_once(SignalKind::terminate()),
+        _ = interrupt.recv() => leave_at_once(SignalKind::interrupt()),
+    }
     if config.server.keep_boxes {
-        // Dropping the runtime would end its boxes.
-        std::process::exit(0);
+        leave_boxes(0);
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Ends this process and leaves its boxes to the next server: dropping the runtime would end them.
+fn leave_boxes(code: u8) -> ! {
+    std::process::exit(code.into())
+}
+
+/// Whoever asks twice does not want to wait. What has not ended by now is the next server's.
+fn leave_at_once(signal: SignalKind) -> ! {
+    tracing::warn!("told again to stop: what still runs is left to the next server");
+    std::process::exit(128 + signal.as_raw_value())
 }
 
 /// Lets running calls end, then ends every box, unless they are to be kept for the next server. All of it is bounded.

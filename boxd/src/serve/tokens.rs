@@ -10,6 +10,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use rustix::fs::Mode;
 
 use super::http::auth::LOOPBACK;
+use crate::langbot::OWNER;
 
 /// The variable that holds tokens where there is no file, in the same form.
 const VARIABLE: &str = "BOXD_TOKENS";
@@ -18,8 +19,8 @@ const VARIABLE: &str = "BOXD_TOKENS";
 const SHORTEST: usize = 32;
 
 /// Callers who need no token; nobody with one may take their name: who may see everything, who comes over loopback where there
-/// are no tokens, and who shows a certificate.
-const RESERVED: [&str; 3] = ["local", LOOPBACK, "certificate"];
+/// are no tokens, who shows a certificate, and LangBot with its own.
+const RESERVED: [&str; 4] = ["local", LOOPBACK, "certificate", OWNER];
 
 /// The tokens there are.
 #[derive(Debug, Clone, Default)]

@@ -46,6 +46,73 @@ fn the_usual_socket_is_for_its_user_only() {
 }
 
 #[test]
+fn a_server_that_cannot_open_its_doors_leaves_the_boxes_it_has_found() {
+    let mut server = Server::start();
+    server.ok(&["run", "--session", "kept", "echo kept > /tmp/note"]);
+    server.ok(&["exec", "--detach", "--id", "job", "kept", "sleep 1000"]);
+    server.child.kill().unwrap();
+    server.child.wait().unwrap();
+    let state = server.directory.path().join("state");
+    // Beyond loopback it needs tokens, and there are none.
+    let refused = boxd()
+        .args(["serve", "--listen", "tcp://0.0.0.0:0", "--state-dir"])
+        .arg(&state)
+        .output()
+        .unwrap();
+    assert_eq!(refused.status.code(), Some(125), "{refused:?}");
+    assert!(err(&refused).contains("beyond loopback callers need tokens"));
+    let directory = std::mem::replace(&mut server.directory, tempfile::tempdir().unwrap());
+    let next = Server::with(directory, |_| {});
+    assert_eq!(next.ok(&["exec", "kept", "cat /tmp/note"]), "kept\n");
+    assert!(next.ok(&["ps", "kept"]).contains("running"));
+}
+
+#[test]
+fn told_twice_it_does_not_wait() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut server = Server::with(directory, |command| {
+        command.env("BOXD_SERVER_DRAIN_SEC", "600");
+    });
+    server.ok(&["run", "--session", "slow", "true"]);
+    let endpoint = server.endpoints[0].clone();
+    let mut waiting = boxd()
+        .env("BOXD_ENDPOINT", &endpoint)
+        .args(["exec", "slow", "echo begun; sleep 1000"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut begun = [0; 6];
+    waiting
+        .stdout
+        .take()
+        .unwrap()
+        .read_exact(&mut begun)
+        .unwrap();
+    let server_pid = rustix::process::Pid::from_child(&server.child);
+    rustix::process::kill_process(server_pid, Signal::TERM).unwrap();
+    eventually("it accepts nobody any more", || {
+        !boxd()
+            .env("BOXD_ENDPOINT", &endpoint)
+            .arg("ps")
+            .output()
+            .unwrap()
+            .status
+            .success()
+    });
+    assert!(server.child.try_wait().unwrap().is_none(), "it drains");
+    rustix::process::kill_process(server_pid, Signal::TERM).unwrap();
+    assert_eq!(server.child.wait().unwrap().code(), Some(128 + 15));
+    waiting.kill().unwrap();
+    waiting.wait().unwrap();
+    // What it left is the next one's, which ends it.
+    let directory = std::mem::replace(&mut server.directory, tempfile::tempdir().unwrap());
+    let next = Server::with(directory, |_| {});
+    assert_eq!(next.ok(&["ps", "-q"]), "slow\n");
+}
+
+#[test]
 fn a_token_opens_the_network_and_owns_its_boxes() {
     let server = with_tokens(|_| {});
     let tcp = server.endpoints[1].clone();

@@ -4,11 +4,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use box_protocol::{BoxError, Code};
-use box_service::blocked::is_blocked;
 use box_service::paths::real_path;
 use serde_json::{Map, Value};
 
+use super::TOKEN_VARIABLE;
 use super::errors::value_error;
+use super::mounts::Places;
 
 /// The most bytes of configuration that are kept.
 const CONFIG_BYTES: usize = 256 * 1024;
@@ -169,10 +170,17 @@ impl Config {
     }
 
     /// Makes the default workspace, if there is to be one.
-    pub(super) fn make_workspace(&self, opened: &[PathBuf]) -> Result<(), BoxError> {
+    pub(super) fn make_workspace(&self, places: &Places) -> Result<(), BoxError> {
         let Some(workspace) = self.default_workspace() else {
             return Ok(());
         };
+        let closed = |path: &Path| real_path(path).map_or(true, |real| places.are_closed_to(&real));
+        if !places.others && closed(&workspace) {
+            return Err(BoxError::validation(format!(
+                "box.local.default_workspace is outside allowed_host_mount_roots of the Box runtime; \
+                 LangBot decides about paths itself where both sides have {TOKEN_VARIABLE}"
+            )));
+        }
         if workspace.is_dir() {
             return Ok(());
         }
@@ -197,7 +205,7 @@ impl Config {
                 roots.join(", ")
             )));
         }
-        if is_blocked(&workspace, opened) {
+        if closed(&workspace) {
             return Err(BoxError::validation(
                 "box.local.default_workspace is blocked for security",
             ));
@@ -286,22 +294,55 @@ mod tests {
         assert_eq!(second.default_workspace(), None);
     }
 
+    fn everywhere() -> Places {
+        Places {
+            others: true,
+            ..Places::default()
+        }
+    }
+
+    #[test]
+    fn others_than_langbot_make_none_but_where_the_operator_allows() {
+        let place = tempfile::tempdir().unwrap();
+        let root = fs::canonicalize(place.path()).unwrap();
+        let asked = said(&json!({"local": {"host_root": root.join("box")}})).unwrap();
+        let refused = asked.make_workspace(&Places::default()).unwrap_err();
+        assert!(
+            refused
+                .message()
+                .contains("outside allowed_host_mount_roots")
+        );
+        assert!(!root.join("box").exists());
+        let below = Places {
+            opened: vec![root.clone()],
+            others: false,
+        };
+        asked.make_workspace(&below).unwrap();
+        assert!(root.join("box/default").is_dir());
+    }
+
     #[test]
     fn the_workspace_is_made_inside_the_roots_only() {
         let place = tempfile::tempdir().unwrap();
         let root = fs::canonicalize(place.path()).unwrap().join("box");
         let inside = said(&json!({"local": {"host_root": root}})).unwrap();
-        inside.make_workspace(&[]).unwrap();
+        inside.make_workspace(&everywhere()).unwrap();
         assert!(root.join("default").is_dir());
         let outside =
             json!({"local": {"host_root": root, "default_workspace": place.path().join("else")}});
-        let refused = said(&outside).unwrap().make_workspace(&[]).unwrap_err();
+        let refused = said(&outside)
+            .unwrap()
+            .make_workspace(&everywhere())
+            .unwrap_err();
         assert!(
             refused
                 .message()
                 .starts_with("box.local.default_workspace is outside allowed_mount_roots: ")
         );
         let listed = json!({"local": {"default_workspace": place.path().join("else"), "allowed_mount_roots": format!(" , {}", place.path().display())}});
-        said(&listed).unwrap().make_workspace(&[]).unwrap();
+        said(&listed)
+            .unwrap()
+            .make_workspace(&everywhere())
+            .unwrap();
     }
 }

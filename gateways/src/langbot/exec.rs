@@ -199,8 +199,12 @@ impl Host {
         draft.session_id = Some(id.as_str().to_owned());
         // The rules of the fields come before a look at the file system.
         draft.clone().build()?;
-        self.open_mounts(&mut draft).await?;
+        match &self.policy {
+            Some(service) => draft = service.decided(draft, &self.owner).await?,
+            None => self.open_mounts(&mut draft).await?,
+        }
         draft.extras = SpecExtras {
+            network_policy: draft.extras.network_policy.take(),
             world: Some(World::LangBot),
             guest: Some(Guest {
                 name: "box".to_owned(),

@@ -1,7 +1,8 @@
 //! LangBot's Box runtime: its actions over the engine's LangBot dialect, and its relay of managed processes.
 //!
-//! LangBot brings its own policy, so this speaks to the runtime directly; what stays here is what LangBot's own
-//! runtime would refuse, too: places of the host that are never mounted, and its limits.
+//! LangBot brings its own policy, so for LangBot itself this speaks to the runtime directly; what stays here is what
+//! LangBot's own runtime would refuse, too: places of the host that are never mounted, and its limits. Whoever else
+//! speaks its dialect is under the operator's policy, as at every other door.
 //!
 //! # Reading order
 //! 1. This file: [`LangBot`], all installations behind one server, and [`Host`], one of them.
@@ -34,12 +35,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use box_protocol::BoxError;
 use box_rpc::Router;
 use box_runtime::{BoxRuntime, Caller};
+use box_service::BoxService;
 use serde_json::{Map, Value};
 use subtle::ConstantTimeEq as _;
 
 use self::admission::Admission;
 use self::config::Config;
 use self::fence::Fence;
+use self::mounts::Places;
 use self::processes::Processes;
 use self::readiness::Readiness;
 
@@ -72,7 +75,11 @@ pub struct Settings {
     pub instance: Option<String>,
     /// A configuration to begin with, as `box_init` carries it.
     pub config: Map<String, Value>,
-    /// Places that are usually blocked may be mounted below these.
+    /// The caller that is LangBot itself, by its own token or its pipes: what that says about host paths and limits
+    /// is taken. Everybody else is under the policy.
+    pub decides: Option<Arc<str>>,
+    /// What the operator lets be mounted: for LangBot itself also where that is usually blocked, for others nothing
+    /// else.
     pub opened_roots: Vec<PathBuf>,
     /// Grants may be enforced without quotas on disk.
     pub soft_storage: bool,
@@ -82,17 +89,23 @@ pub struct Settings {
 #[derive(Debug)]
 pub struct LangBot {
     runtime: BoxRuntime,
+    service: BoxService,
     settings: Settings,
     hosts: Mutex<HashMap<Arc<str>, Arc<Host>>>,
 }
 
 impl LangBot {
-    /// Serves LangBot from this runtime.
-    pub fn new(runtime: BoxRuntime, settings: Settings) -> Result<Self, BoxError> {
+    /// Serves LangBot from this runtime, and others by this policy.
+    pub fn new(
+        runtime: BoxRuntime,
+        service: BoxService,
+        settings: Settings,
+    ) -> Result<Self, BoxError> {
         // Refused now rather than at the first connection.
         Config::default().merged(settings.config.clone())?;
         Ok(Self {
             runtime,
+            service,
             settings,
             hosts: Mutex::default(),
         })
@@ -113,12 +126,7 @@ impl LangBot {
         {
             return None;
         }
-        let host = Host::new(
-            self.runtime.clone(),
-            Arc::clone(caller),
-            instance,
-            &self.settings,
-        );
+        let host = Host::new(self, Arc::clone(caller), instance);
         let host = Arc::new(host);
         hosts.insert(Arc::clone(caller), Arc::clone(&host));
         drop(hosts);
@@ -154,7 +162,9 @@ pub struct Host {
     /// Whom its boxes belong to.
     owner: Arc<str>,
     instance: String,
-    opened_roots: Vec<PathBuf>,
+    places: Places,
+    /// Who decides about its boxes, if it does not do so itself.
+    policy: Option<BoxService>,
     config: RwLock<Arc<Config>>,
     fence: Fence,
     admission: Admission,
@@ -165,16 +175,22 @@ pub struct Host {
 }
 
 impl Host {
-    fn new(runtime: BoxRuntime, owner: Arc<str>, instance: &str, settings: &Settings) -> Self {
+    fn new(langbot: &LangBot, owner: Arc<str>, instance: &str) -> Self {
+        let settings = &langbot.settings;
+        let decides = settings.decides.as_ref() == Some(&owner);
         let config = Config::default().merged(settings.config.clone());
         let config = config.unwrap_or_default();
         let admission = Admission::new();
         admission.configure(&config);
         Self {
-            runtime,
+            runtime: langbot.runtime.clone(),
             owner,
             instance: instance.to_owned(),
-            opened_roots: settings.opened_roots.clone(),
+            places: Places {
+                opened: settings.opened_roots.clone(),
+                others: decides,
+            },
+            policy: (!decides).then(|| langbot.service.clone()),
             config: RwLock::new(Arc::new(config)),
             fence: Fence::default(),
             admission,

@@ -1,4 +1,4 @@
-//! Which host paths a spec may name. LangBot has decided by then; what is never mounted is not, whatever it decided.
+//! Which host paths LangBot may name. LangBot has decided by then; what is never mounted is not, whatever it decided.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,6 +8,23 @@ use box_service::blocked::is_blocked;
 use box_service::paths::real_path;
 
 use super::Host;
+
+/// The places of this machine that an installation may use.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Places {
+    /// What the operator has opened, also where that is usually blocked.
+    pub(super) opened: Vec<PathBuf>,
+    /// And everything else that is not blocked.
+    pub(super) others: bool,
+}
+
+impl Places {
+    /// Whether this real path is out of reach.
+    pub(super) fn are_closed_to(&self, real: &Path) -> bool {
+        let opened = self.opened.iter().any(|root| real.starts_with(root));
+        is_blocked(real, &self.opened) || !(opened || self.others)
+    }
+}
 
 impl Host {
     /// Puts real paths in the place of those a spec names, and makes the workspace if it is not there yet.
@@ -19,13 +36,13 @@ impl Host {
         }
         let host_path = draft.host_path.take();
         let make = draft.host_path_mode.unwrap_or_default() != HostPathMode::None;
-        let opened = self.opened_roots.clone();
+        let places = self.places.clone();
         let found = blocking(move || {
             let host_path = match host_path {
-                Some(path) => Some(opened_path("host_path", path.trim(), &opened, make)?),
+                Some(path) => Some(opened_path("host_path", path.trim(), &places, make)?),
                 None => None,
             };
-            let mounts = mounts.into_iter().map(|mount| opened_mount(mount, &opened));
+            let mounts = mounts.into_iter().map(|mount| opened_mount(mount, &places));
             Ok((host_path, mounts.collect::<Result<Vec<_>, _>>()?))
         });
         let (host_path, mounts) = found.await?;
@@ -35,8 +52,8 @@ impl Host {
     }
 }
 
-fn opened_mount(mut mount: BoxMountSpec, opened: &[PathBuf]) -> Result<BoxMountSpec, BoxError> {
-    mount.host_path = opened_path("extra_mounts.host_path", &mount.host_path, opened, false)?;
+fn opened_mount(mut mount: BoxMountSpec, places: &Places) -> Result<BoxMountSpec, BoxError> {
+    mount.host_path = opened_path("extra_mounts.host_path", &mount.host_path, places, false)?;
     Ok(mount)
 }
 
@@ -44,14 +61,14 @@ fn opened_mount(mut mount: BoxMountSpec, opened: &[PathBuf]) -> Result<BoxMountS
 fn opened_path(
     field: &'static str,
     path: &str,
-    opened: &[PathBuf],
+    places: &Places,
     make: bool,
 ) -> Result<String, BoxError> {
     let blocked = || BoxError::validation(format!("{field} {path} is blocked for security"));
     let unusable = |rule: &'static str| BoxError::from(Invalid::new(field, rule));
     let look = || real_path(Path::new(path)).map_err(|_| unusable("cannot be looked up"));
     let mut real = look()?;
-    if is_blocked(&real, opened) {
+    if places.are_closed_to(&real) {
         return Err(blocked());
     }
     if make && !real.is_dir() {
@@ -59,7 +76,7 @@ fn opened_path(
             .map_err(|_| unusable("is no directory and cannot be made one"))?;
         // Somebody may have put a link there meanwhile.
         real = look()?;
-        if is_blocked(&real, opened) {
+        if places.are_closed_to(&real) {
             return Err(blocked());
         }
     }
@@ -82,6 +99,13 @@ mod tests {
 
     use super::*;
 
+    fn everywhere() -> Places {
+        Places {
+            others: true,
+            ..Places::default()
+        }
+    }
+
     fn text(path: &Path) -> &str {
         path.to_str().unwrap()
     }
@@ -91,7 +115,7 @@ mod tests {
         for path in [
             "/", "/etc", "/etc/ssh", "/proc", "/sys", "/dev", "/root", "/boot", "/run", "/var/run",
         ] {
-            let refused = opened_path("host_path", path, &[], true).unwrap_err();
+            let refused = opened_path("host_path", path, &everywhere(), true).unwrap_err();
             assert_eq!(
                 refused.message(),
                 format!("host_path {path} is blocked for security")
@@ -104,10 +128,10 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let link = place.path().join("link");
         symlink("/etc", &link).unwrap();
-        let refused = opened_path("host_path", text(&link), &[], true).unwrap_err();
+        let refused = opened_path("host_path", text(&link), &everywhere(), true).unwrap_err();
         assert!(refused.message().ends_with("is blocked for security"));
         let deeper = link.join("new/directory");
-        assert!(opened_path("host_path", text(&deeper), &[], true).is_err());
+        assert!(opened_path("host_path", text(&deeper), &everywhere(), true).is_err());
         assert!(!deeper.exists());
     }
 
@@ -118,13 +142,13 @@ mod tests {
         let link = place.path().join("link");
         symlink(&real, &link).unwrap();
         let asked = link.join("tenants/ws-1");
-        let found = opened_path("host_path", text(&asked), &[], true).unwrap();
+        let found = opened_path("host_path", text(&asked), &everywhere(), true).unwrap();
         assert_eq!(Path::new(&found), real.join("tenants/ws-1"));
         assert!(Path::new(&found).is_dir());
         let missing = opened_path(
             "extra_mounts.host_path",
             text(&place.path().join("no")),
-            &[],
+            &everywhere(),
             false,
         );
         assert!(!Path::new(&missing.unwrap()).exists());

@@ -50,8 +50,8 @@ pub(super) async fn init(connection: Connection, data: Data) -> Result<Value, Bo
     }
     let host = connection.host;
     let config = Arc::new(host.config().merged(said)?);
-    let (made, opened) = (Arc::clone(&config), host.opened_roots.clone());
-    blocking(move || made.make_workspace(&opened)).await?;
+    let (made, places) = (Arc::clone(&config), host.places.clone());
+    blocking(move || made.make_workspace(&places)).await?;
     host.admission.configure(&config);
     host.readiness.forget();
     *host.config.write().unwrap_or_else(PoisonError::into_inner) = config;

@@ -54,6 +54,12 @@ async fn admit(
 ) -> Result<(Door, Arc<str>), Refusal> {
     let (uri, headers) = (asked.uri(), asked.headers());
     shared.hosts.check(uri, headers)?;
+    if shared.only_langbot && found.is_ok_and(|door| !langbot::has(door)) {
+        return Err(Refusal::new(
+            Why::NotFound,
+            "this port is LangBot's; the others are served by --http",
+        ));
+    }
     if found == Ok(Door::BoxPort)
         && let Some(caller) = ports::invited(shared, uri.path()).await?
     {
@@ -62,14 +68,6 @@ async fn admit(
     }
     no_page(headers)?;
     let door = found.map_err(|miss| Refusal::new(Why::NotFound, miss.message()))?;
-    if shared.only_langbot
-        && !matches!(door, Door::Healthz | Door::Readyz | Door::Rpc | Door::Relay)
-    {
-        return Err(Refusal::new(
-            Why::NotFound,
-            "this port is LangBot's; the others are served by --http",
-        ));
-    }
     let caller = shared.auth.who(door, headers, uri.query());
     let caller = caller.map_err(|refusal| match door {
         Door::BoxPort if ports::is_addressed(uri.path()) => Refusal::new(

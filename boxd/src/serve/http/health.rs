@@ -76,6 +76,8 @@ mod tests {
     use box_gateways::langbot::{LangBot, Settings};
     use box_rpc::Router;
     use box_runtime::{BoxRuntime, RuntimeConfig};
+    use box_service::connector::InProcess;
+    use box_service::{BoxService, ServiceConfig};
     use http_body_util::BodyExt as _;
 
     use super::*;
@@ -97,7 +99,9 @@ mod tests {
             hosts,
             only_langbot: false,
         };
-        let langbot = LangBot::new(runtime.clone(), Settings::default()).unwrap();
+        let connector = InProcess::new(runtime.router());
+        let service = BoxService::with_connector(ServiceConfig::default(), connector).unwrap();
+        let langbot = LangBot::new(runtime.clone(), service, Settings::default()).unwrap();
         let state = tempfile::tempdir().unwrap();
         let key = Key::of(state.path()).unwrap();
         let shared = Shared::new(Router::empty(), runtime, langbot.into(), terms, key, 1);

@@ -12,6 +12,7 @@ use serde_json::json;
 
 use super::answer::{Answer, Refusal, Why, json as answer};
 use super::body::Asked;
+use super::routes::Door;
 use super::shared::{Place, Shared};
 use super::websocket::{HANDSHAKE, key, lists, switching};
 
@@ -20,6 +21,11 @@ const DEFAULT: &str = "default";
 
 /// What relays speak.
 const MCP: &str = "mcp";
+
+/// What LangBot's own runtime serves, and so its port.
+pub(super) fn has(door: Door) -> bool {
+    matches!(door, Door::Healthz | Door::Readyz | Door::Rpc | Door::Relay)
+}
 
 /// LangBot's actions for a connection that says which LangBot it is. On LangBot's own port every one must.
 pub(super) fn router(

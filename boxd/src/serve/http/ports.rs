@@ -22,7 +22,6 @@ use super::body::Asked;
 use super::caps::{Named, Scope};
 use super::dispatch::not_ready;
 use super::page;
-use super::routes::Door;
 use super::shared::{Phase, Place, Shared};
 use super::websocket::lists;
 
@@ -242,7 +241,7 @@ fn forward(
     let headers = request.headers_mut();
     headers.clone_from(asked.headers());
     strip(headers);
-    shared.auth.withhold(Door::BoxPort, headers);
+    shared.auth.withhold(headers);
     // Who may come is decided; a page of the box is none of this server's, which it would name.
     for name in [ORIGIN, EXPECT] {
         headers.remove(name);
