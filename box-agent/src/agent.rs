@@ -2,10 +2,10 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use box_protocol::actions::{AgentCommand, AgentStartParams};
+use box_protocol::actions::{AgentCommand, AgentStartParams, StreamName};
 use box_protocol::error::{Detail, Subject};
 use box_protocol::{BoxError, CommandId, Env, ExitWhy, Role};
 use box_sys::{Ended, Init};
@@ -54,6 +54,8 @@ struct Table {
     living: HashMap<i32, oneshot::Sender<Ended>>,
     /// Ended and kept, oldest first.
     ended: VecDeque<Arc<Command>>,
+    /// Of those, whose output takes room in the store.
+    spooled: VecDeque<Weak<Command>>,
     forgotten: VecDeque<CommandId>,
     /// What every command finds in its environment.
     env: Env,
@@ -283,6 +285,21 @@ impl Agent {
         }
     }
 
+    /// Takes output of a command. Where there is little room for it, that of those who ended first goes, and is counted.
+    pub(crate) fn keep_output(&self, command: &Command, stream: StreamName, bytes: &[u8]) {
+        command.log().take(stream, bytes);
+        command.has_grown();
+        let is_low = || self.store.as_ref().is_some_and(|store| store.is_low());
+        while is_low() {
+            let Some(oldest) = self.table().spooled.pop_front() else {
+                return;
+            };
+            if let Some(oldest) = oldest.upgrade() {
+                oldest.log().forget();
+            }
+        }
+    }
+
     /// Notes that a command has ended. Its record is kept for a while.
     pub(crate) fn ended(self: &Arc<Self>, command: &Arc<Command>) {
         if let Some(process) = command.own_process() {
@@ -295,7 +312,11 @@ impl Agent {
         if let Some(told) = command.ended() {
             self.ends.tell(told);
         }
+        let is_spooled = command.log().is_spooled();
         let mut table = self.table();
+        if is_spooled {
+            table.spooled.push_back(Arc::downgrade(command));
+        }
         table.ended.push_back(Arc::clone(command));
         if table.ended.len() > ENDED_KEPT
             && let Some(oldest) = table.ended.pop_front()
@@ -323,6 +344,8 @@ impl Agent {
 
 impl Table {
     fn remove(&mut self, command: &Arc<Command>) {
+        let other = |there: &Weak<Command>| !std::ptr::eq(there.as_ptr(), Arc::as_ptr(command));
+        self.spooled.retain(other);
         // Another one may have the id by now.
         let same = |there: &Arc<Command>| Arc::ptr_eq(there, command);
         if self.commands.get(&command.id).is_some_and(same) {

@@ -175,10 +175,7 @@ impl Life {
         match &mut self.keep {
             Keep::First(firsts) => firsts.take(stream, bytes),
             Keep::Log if bytes.is_empty() => {}
-            Keep::Log => {
-                self.command.log().take(stream, bytes);
-                self.command.has_grown();
-            }
+            Keep::Log => self.agent.keep_output(&self.command, stream, bytes),
         }
     }
 }

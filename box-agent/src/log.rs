@@ -1,8 +1,9 @@
 //! The log of a command: the last of its output, both streams in the order they came, addressed by bytes.
 //!
-//! It is a row of blocks. The newest is in memory, older ones are in the store, and the oldest go when the log is full, unless
-//! somebody still reads them: then the command waits. Each block knows where it begins, in bytes and in text, so that reading
-//! can begin anywhere by walking one block.
+//! It is a row of blocks. The newest is in memory, older ones are in the store, all but where they begin, in bytes and in text, so
+//! that reading can begin anywhere by walking one block. The oldest go when the log or the store is full, unless somebody still
+//! reads them: then the command waits. How many changes between the streams there are is the guest's to say, so what is noted
+//! of them counts like output where it is more.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -22,8 +23,11 @@ const LOG_BYTES_MIN: u64 = 4 << 10;
 /// A log that keeps this much has blocks of a segment each; a smaller one has smaller blocks.
 const BLOCKS: usize = 8;
 
-/// Changes between the streams that one block holds.
-const RUNS_MAX: usize = 1024;
+/// Bytes that a run takes in the store.
+const RUN_BYTES: usize = 12;
+
+/// Blocks that may be in memory for want of room in the store, while somebody is about to read them.
+const WAITING: usize = 2;
 
 /// Bytes of an ended command that stay in memory.
 const IN_MEMORY: usize = 512;
@@ -35,7 +39,10 @@ pub(crate) struct Log {
     /// The number of the first block; they are numbered from 0 on.
     first: u64,
     limit: usize,
+    /// What the blocks cost, and how many of them are in memory.
     kept: usize,
+    in_memory: usize,
+    finished: bool,
     store: Option<Arc<Store>>,
     end: Place,
     /// Who reads, and in which block they are.
@@ -55,13 +62,14 @@ struct Place {
 #[derive(Debug)]
 struct Block {
     begin: Place,
-    runs: Vec<Run>,
     length: usize,
-    bytes: Bytes,
+    /// How many there are.
+    runs: usize,
+    content: Content,
 }
 
 /// Bytes of one stream that came one after the other.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Run {
     stream: StreamName,
     at: UnixMs,
@@ -69,8 +77,12 @@ struct Run {
 }
 
 #[derive(Debug)]
-enum Bytes {
-    Memory(Vec<u8>),
+enum Content {
+    Memory {
+        bytes: Vec<u8>,
+        runs: Vec<Run>,
+    },
+    /// The bytes, and behind them the runs.
     Stored(Segment),
 }
 
@@ -85,6 +97,8 @@ pub(crate) struct Cursor {
     in_run: usize,
     /// Offsets of the streams.
     at: PerStream,
+    /// The runs of the stored block of this number.
+    stored: (u64, Vec<Run>),
 }
 
 /// A piece of one stream.
@@ -125,6 +139,8 @@ impl Log {
             first: 0,
             limit: usize::try_from(limit).unwrap_or(usize::MAX),
             kept: 0,
+            in_memory: 0,
+            finished: false,
             store,
             end: Place::default(),
             readers: BTreeMap::new(),
@@ -148,7 +164,13 @@ impl Log {
 
     /// Whether more can be taken without anything being lost that somebody is about to read.
     pub(crate) fn has_room(&self) -> bool {
-        self.kept < self.limit || !self.is_needed(self.first)
+        let is_stored = self.store.is_none() || self.in_memory <= WAITING;
+        self.kept < self.limit && is_stored || !self.is_needed(self.first)
+    }
+
+    /// Whether any of it is in the store.
+    pub(crate) fn is_spooled(&self) -> bool {
+        self.blocks.len() > self.in_memory
     }
 
     fn is_needed(&self, block: u64) -> bool {
@@ -166,62 +188,91 @@ impl Log {
             let most = self.block_bytes();
             let full = self.blocks.back().is_none_or(|block| {
                 block.length >= most
-                    || block.runs.len() >= RUNS_MAX
-                    || matches!(block.bytes, Bytes::Stored(_))
+                    || block.runs >= most / RUN_BYTES
+                    || matches!(block.content, Content::Stored(_))
             });
             if full {
                 self.seal();
                 self.blocks.push_back(Block::at(self.end));
+                self.in_memory += 1;
             }
             let Some(block) = self.blocks.back_mut() else {
                 return;
             };
             let (piece, rest) = bytes.split_at(bytes.len().min(most - block.length));
+            self.kept -= block.cost();
             block.take(stream, at, piece);
+            self.kept += block.cost();
             self.end.advance(stream, piece);
-            self.kept += piece.len();
             bytes = rest;
-            while self.kept > self.limit && self.blocks.len() > 1 && !self.is_needed(self.first) {
-                self.drop_oldest();
-            }
+            self.trim();
+        }
+    }
+
+    /// Drops what is too much, from the oldest on, up to what somebody is about to read.
+    fn trim(&mut self) {
+        while let Some(oldest) = self.blocks.front()
+            && !self.is_needed(self.first)
+            && (self.kept > self.limit && self.blocks.len() > 1
+                || self.finished && oldest.is_much_in_memory())
+        {
+            self.drop_oldest();
         }
     }
 
     fn drop_oldest(&mut self) {
         if let Some(oldest) = self.blocks.pop_front() {
-            self.kept -= oldest.length;
+            self.kept -= oldest.cost();
+            self.in_memory -= usize::from(oldest.is_in_memory());
             self.first += 1;
         }
     }
 
-    /// Moves the newest block to the store. Without room there it stays in memory.
+    /// Drops all that nobody is about to read.
+    pub(crate) fn forget(&mut self) {
+        while !self.blocks.is_empty() && !self.is_needed(self.first) {
+            self.drop_oldest();
+        }
+        self.blocks.shrink_to_fit();
+    }
+
+    /// Moves the newest block to the store. Without room there the oldest ones go for it; if somebody is about to read those,
+    /// it stays in memory.
     fn seal(&mut self) {
-        let (Some(block), Some(store)) = (self.blocks.back_mut(), &self.store) else {
+        let Some(store) = self.store.clone() else {
             return;
         };
-        block.runs.shrink_to_fit();
-        if let Bytes::Memory(bytes) = &block.bytes
-            && let Some(segment) = store.segment()
-            && segment.write(0, bytes).is_ok()
+        while let Some(block) = self.blocks.back_mut()
+            && let Content::Memory { bytes, runs } = &block.content
         {
-            block.bytes = Bytes::Stored(segment);
+            let notes: Vec<u8> = runs.iter().flat_map(Run::noted).collect();
+            let stored = store.segment(bytes.len() + notes.len()).filter(|segment| {
+                segment.write(0, bytes).is_ok() && segment.write(bytes.len(), &notes).is_ok()
+            });
+            if let Some(segment) = stored {
+                block.content = Content::Stored(segment);
+                self.in_memory -= 1;
+                return;
+            }
+            if self.blocks.len() == 1 || self.is_needed(self.first) {
+                return;
+            }
+            self.drop_oldest();
         }
     }
 
     /// Nothing more comes: as little as possible stays in memory.
     pub(crate) fn finish(&mut self) {
-        if self
-            .blocks
-            .back()
-            .is_some_and(|block| block.length > IN_MEMORY)
-        {
+        if self.blocks.back().is_some_and(Block::is_much_in_memory) {
             self.seal();
         }
-        if let Some(block) = self.blocks.back_mut() {
-            block.runs.shrink_to_fit();
-            if let Bytes::Memory(bytes) = &mut block.bytes {
-                bytes.shrink_to_fit();
-            }
+        self.finished = true;
+        self.trim();
+        if let Some(block) = self.blocks.back_mut()
+            && let Content::Memory { bytes, runs } = &mut block.content
+        {
+            bytes.shrink_to_fit();
+            runs.shrink_to_fit();
         }
         self.blocks.shrink_to_fit();
     }
@@ -267,6 +318,7 @@ impl Log {
             in_block: 0,
             in_run: 0,
             at: begin.raw,
+            stored: (u64::MAX, Vec::new()),
         };
         let pending = Collected {
             stdout: begin.stdout.pending().to_vec().into(),
@@ -292,7 +344,7 @@ impl Log {
             let Some(block) = self.blocks.get(at) else {
                 return Ok(None);
             };
-            if let Some(piece) = block.read(cursor)? {
+            if let Some(piece) = block.read(cursor.block, cursor)? {
                 return Ok(Some(piece));
             }
             if at + 1 == self.blocks.len() {
@@ -307,9 +359,7 @@ impl Log {
     /// Ends reading. What was kept for this reader alone may go.
     pub(crate) fn leave(&mut self, cursor: &Cursor) {
         self.readers.remove(&cursor.reader);
-        while self.kept > self.limit && self.blocks.len() > 1 && !self.is_needed(self.first) {
-            self.drop_oldest();
-        }
+        self.trim();
     }
 }
 
@@ -317,43 +367,78 @@ impl Block {
     fn at(begin: Place) -> Self {
         Self {
             begin,
-            runs: Vec::new(),
             length: 0,
-            bytes: Bytes::Memory(Vec::new()),
+            runs: 0,
+            content: Content::Memory {
+                bytes: Vec::new(),
+                runs: Vec::new(),
+            },
         }
     }
 
+    /// What it counts for.
+    fn cost(&self) -> usize {
+        self.length.max(self.runs * RUN_BYTES)
+    }
+
+    fn is_in_memory(&self) -> bool {
+        matches!(self.content, Content::Memory { .. })
+    }
+
+    /// Whether it is in memory, and more than an ended command may have there.
+    fn is_much_in_memory(&self) -> bool {
+        self.is_in_memory() && self.cost() > IN_MEMORY
+    }
+
     fn take(&mut self, stream: StreamName, at: UnixMs, piece: &[u8]) {
-        let Bytes::Memory(bytes) = &mut self.bytes else {
+        let Content::Memory { bytes, runs } = &mut self.content else {
             return;
         };
         bytes.extend_from_slice(piece);
         self.length += piece.len();
-        match self.runs.last_mut() {
+        match runs.last_mut() {
             Some(run) if run.stream == stream && run.at == at => run.length += piece.len(),
-            _ => self.runs.push(Run {
+            _ => runs.push(Run {
                 stream,
                 at,
                 length: piece.len(),
             }),
         }
+        self.runs = runs.len();
     }
 
-    fn read(&self, cursor: &mut Cursor) -> std::io::Result<Option<Piece>> {
-        while let Some(run) = self.runs.get(cursor.run) {
+    /// The next piece of this block, which has this number.
+    fn read(&self, number: u64, cursor: &mut Cursor) -> std::io::Result<Option<Piece>> {
+        if let Content::Stored(segment) = &self.content
+            && cursor.stored.0 != number
+        {
+            let notes = segment.read(self.length, self.runs * RUN_BYTES)?;
+            let runs = notes.chunks_exact(RUN_BYTES).map(Run::from_note).collect();
+            cursor.stored = (number, runs);
+        }
+        loop {
+            let runs = match &self.content {
+                Content::Memory { runs, .. } => runs,
+                Content::Stored(_) => &cursor.stored.1,
+            };
+            let Some(run) = runs.get(cursor.run).copied() else {
+                return Ok(None);
+            };
             let length = (run.length - cursor.in_run).min(MAX_CHUNK_BYTES);
             if length == 0 {
                 // The newest run may still grow.
-                if cursor.run + 1 == self.runs.len() {
+                if cursor.run + 1 == runs.len() {
                     return Ok(None);
                 }
                 cursor.run += 1;
                 cursor.in_run = 0;
                 continue;
             }
-            let data = match &self.bytes {
-                Bytes::Memory(bytes) => bytes[cursor.in_block..cursor.in_block + length].to_vec(),
-                Bytes::Stored(segment) => segment.read(cursor.in_block, length)?,
+            let data = match &self.content {
+                Content::Memory { bytes, .. } => {
+                    bytes[cursor.in_block..cursor.in_block + length].to_vec()
+                }
+                Content::Stored(segment) => segment.read(cursor.in_block, length)?,
             };
             let offset = cursor.at.of_mut(run.stream);
             let piece = Piece {
@@ -367,7 +452,37 @@ impl Block {
             cursor.in_run += length;
             return Ok(Some(piece));
         }
-        Ok(None)
+    }
+}
+
+impl Run {
+    /// As it is stored: the time with the stream, and the length.
+    fn noted(&self) -> [u8; RUN_BYTES] {
+        let mut note = [0; RUN_BYTES];
+        let stream = u64::from(self.stream == StreamName::Stderr);
+        note[..8].copy_from_slice(&(self.at.0 << 1 | stream).to_le_bytes());
+        // A block is far shorter.
+        let length = u32::try_from(self.length).unwrap_or(u32::MAX);
+        note[8..].copy_from_slice(&length.to_le_bytes());
+        note
+    }
+
+    fn from_note(note: &[u8]) -> Self {
+        let number = |bytes: &[u8]| {
+            let bytes = bytes.iter().rev();
+            bytes.fold(0_u64, |number, byte| number << 8 | u64::from(*byte))
+        };
+        let (head, length) = note.split_at(8);
+        let head = number(head);
+        Self {
+            stream: if head & 1 == 1 {
+                StreamName::Stderr
+            } else {
+                StreamName::Stdout
+            },
+            at: UnixMs(head >> 1),
+            length: usize::try_from(number(length)).unwrap_or(usize::MAX),
+        }
     }
 }
 

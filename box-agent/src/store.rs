@@ -1,71 +1,136 @@
-//! Room for output beyond memory: a file that was opened outside, cut into segments of one size.
+//! Room for output beyond memory: a file that was opened outside, of which parts are given out.
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::FallocateFlags;
 
-/// Bytes of a segment.
+/// The largest part that is asked for often: a block of a log.
 pub(crate) const SEGMENT: usize = 64 << 10;
 
-/// Segments of one box that may be in use: the cap on what is spooled.
-const SEGMENTS: u32 = 4096;
+/// Parts are rows of these, so that a command that says little takes little.
+const UNIT: usize = 4 << 10;
+
+/// Units of one box that may be in use: the cap on what is spooled, 256 MiB.
+const UNITS: usize = 65_536;
+
+/// Where fewer are left, the output of those that have ended makes room.
+const FEW: usize = UNITS / 16;
 
 /// Free segments that keep their room in the file: giving it back and asking for it again costs more than writing.
 const FILLED: usize = 4;
 
-/// The file, and what of it is free.
+/// The file, and what of it is in use.
 #[derive(Debug)]
 pub(crate) struct Store {
     file: OwnedFd,
-    free: Mutex<Free>,
+    units: Mutex<Units>,
 }
 
 #[derive(Debug, Default)]
-struct Free {
-    /// Used before and given back as they were, for whoever comes next: a command that writes much goes round in them.
-    filled: Vec<u32>,
-    /// Used before, and given back empty.
-    back: Vec<u32>,
-    /// The first that was never used.
-    next: u32,
+struct Units {
+    /// A bit for each unit: whether it is in use. What is beyond the end is not.
+    used: Vec<u64>,
+    count: usize,
+    /// All before it are in use.
+    first_free: usize,
+    /// Segments given back as they were, for whoever comes next: a command that writes much goes round in them.
+    filled: Vec<usize>,
 }
 
 /// A part of the file. Goes back when dropped.
 #[derive(Debug)]
 pub(crate) struct Segment {
     store: Arc<Store>,
-    number: u32,
+    first: usize,
+    units: usize,
+}
+
+impl Units {
+    fn is_used(&self, unit: usize) -> bool {
+        let word = self.used.get(unit / 64).copied().unwrap_or(0);
+        word >> (unit % 64) & 1 == 1
+    }
+
+    /// The first of so many free ones in a row.
+    fn find(&self, units: usize) -> Option<usize> {
+        let mut begin = self.first_free;
+        let mut at = begin;
+        while at < UNITS {
+            if self.is_used(at) {
+                let full = at.is_multiple_of(64) && self.used.get(at / 64) == Some(&u64::MAX);
+                at += if full { 64 } else { 1 };
+                begin = at;
+                continue;
+            }
+            at += 1;
+            if at - begin == units {
+                return Some(begin);
+            }
+        }
+        None
+    }
+
+    fn take(&mut self, first: usize, units: usize) {
+        self.used
+            .resize(self.used.len().max((first + units).div_ceil(64)), 0);
+        for unit in first..first + units {
+            self.used[unit / 64] |= 1 << (unit % 64);
+        }
+        self.count += units;
+        if first == self.first_free {
+            self.first_free += units;
+        }
+    }
+
+    fn give_back(&mut self, first: usize, units: usize) {
+        for unit in first..first + units {
+            self.used[unit / 64] &= !(1 << (unit % 64));
+        }
+        self.count -= units;
+        self.first_free = self.first_free.min(first);
+    }
 }
 
 impl Store {
     pub(crate) fn new(file: OwnedFd) -> Arc<Self> {
         Arc::new(Self {
             file,
-            free: Mutex::default(),
+            units: Mutex::default(),
         })
     }
 
-    /// A segment, unless all are in use.
-    pub(crate) fn segment(self: &Arc<Self>) -> Option<Segment> {
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        let again = free.filled.pop().or_else(|| free.back.pop());
-        let number = again.or_else(|| {
-            let number = free.next;
-            (number < SEGMENTS).then(|| free.next += 1)?;
-            Some(number)
+    fn units(&self) -> MutexGuard<'_, Units> {
+        self.units.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether there is little room left.
+    pub(crate) fn is_low(&self) -> bool {
+        self.units().count > UNITS - FEW
+    }
+
+    /// Room for so many bytes, if there is any.
+    pub(crate) fn segment(self: &Arc<Self>, bytes: usize) -> Option<Segment> {
+        let count = bytes.div_ceil(UNIT).max(1);
+        let mut units = self.units();
+        let again = (count == SEGMENT / UNIT).then(|| units.filled.pop());
+        let first = again.flatten().or_else(|| {
+            let first = units.find(count)?;
+            units.take(first, count);
+            Some(first)
         })?;
         Some(Segment {
             store: Arc::clone(self),
-            number,
+            first,
+            units: count,
         })
     }
 }
 
 impl Segment {
     fn at(&self, offset: usize) -> u64 {
-        u64::from(self.number) * SEGMENT as u64 + offset as u64
+        (self.first * UNIT + offset) as u64
     }
 
     /// Writes at an offset; nothing beyond the segment's end is asked for.
@@ -104,19 +169,15 @@ impl Segment {
 
 impl Drop for Segment {
     fn drop(&mut self) {
-        let free = || {
-            let free = self.store.free.lock();
-            free.unwrap_or_else(PoisonError::into_inner)
-        };
-        let mut kept = free();
-        if kept.filled.len() < FILLED {
-            return kept.filled.push(self.number);
+        let mut units = self.store.units();
+        if self.units == SEGMENT / UNIT && units.filled.len() < FILLED {
+            return units.filled.push(self.first);
         }
-        drop(kept);
-        // Room for others; where the file system cannot do that, the next one to use the segment overwrites it.
+        // Room for others; where the file system cannot do that, the next one to use it overwrites it.
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        let _ = rustix::fs::fallocate(&self.store.file, hole, self.at(0), SEGMENT as u64);
-        free().back.push(self.number);
+        let length = (self.units * UNIT) as u64;
+        let _ = rustix::fs::fallocate(&self.store.file, hole, self.at(0), length);
+        units.give_back(self.first, self.units);
     }
 }
 
@@ -130,8 +191,13 @@ mod tests {
     fn segments_keep_apart_and_come_back_empty() {
         let file = tempfile::tempfile().unwrap();
         let store = Store::new(file.try_clone().unwrap().into());
-        let more: Vec<_> = (0..FILLED).map(|_| store.segment().unwrap()).collect();
-        let (one, two) = (store.segment().unwrap(), store.segment().unwrap());
+        let more: Vec<_> = (0..FILLED)
+            .map(|_| store.segment(SEGMENT).unwrap())
+            .collect();
+        let (one, two) = (
+            store.segment(SEGMENT).unwrap(),
+            store.segment(SEGMENT).unwrap(),
+        );
         one.write(10, b"one").unwrap();
         two.write(0, &vec![7; SEGMENT]).unwrap();
         assert_eq!(one.read(10, 3).unwrap(), b"one");
@@ -142,7 +208,9 @@ mod tests {
             file.metadata().unwrap().blocks() < blocks,
             "the room is given back"
         );
-        let again: Vec<_> = (0..=FILLED).map(|_| store.segment().unwrap()).collect();
+        let again: Vec<_> = (0..=FILLED)
+            .map(|_| store.segment(SEGMENT).unwrap())
+            .collect();
         assert_eq!(again[FILLED].read(0, 1).unwrap(), [0]);
         assert_eq!(one.read(10, 3).unwrap(), b"one");
     }
@@ -150,9 +218,32 @@ mod tests {
     #[test]
     fn there_is_an_end_to_it() {
         let store = Store::new(tempfile::tempfile().unwrap().into());
-        let all: Vec<_> = std::iter::from_fn(|| store.segment()).collect();
-        assert_eq!(all.len(), SEGMENTS as usize);
+        let all: Vec<_> = std::iter::from_fn(|| store.segment(SEGMENT)).collect();
+        assert_eq!(all.len() * SEGMENT, UNITS * UNIT);
+        assert!(store.is_low() && store.segment(1).is_none());
         drop(all);
-        assert!(store.segment().is_some());
+        assert!(!store.is_low());
+        assert!(store.segment(SEGMENT).is_some());
+    }
+
+    #[test]
+    fn little_takes_little_and_what_is_given_back_is_used_again() {
+        let store = Store::new(tempfile::tempfile().unwrap().into());
+        let mut all: Vec<_> = std::iter::from_fn(|| store.segment(1)).collect();
+        assert_eq!(all.len(), UNITS);
+        let mut firsts: Vec<_> = all.iter().map(|segment| segment.first).collect();
+        firsts.dedup();
+        assert_eq!(firsts.len(), UNITS, "none is given out twice");
+        // Every second one makes no room for two in a row.
+        let mut number = 0;
+        all.retain(|_| {
+            number += 1;
+            number % 2 == 0
+        });
+        assert!(store.segment(UNIT + 1).is_none());
+        let again = store.segment(UNIT).unwrap();
+        all.remove(0);
+        drop(again);
+        assert_eq!(store.segment(3 * UNIT).unwrap().first, 0);
     }
 }

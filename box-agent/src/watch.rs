@@ -76,8 +76,7 @@ impl Watching {
                 ready.clear_ready();
             }
             if !seen.lines.is_empty() {
-                command.log().take(StreamName::Stdout, &seen.lines);
-                command.has_grown();
+                agent.keep_output(&command, StreamName::Stdout, &seen.lines);
             }
             if seen.over {
                 return Ok(());

@@ -95,13 +95,99 @@ fn little_of_an_ended_command_stays_in_memory() {
     let mut log = stored(1 << 20);
     log.take(Stdout, &[b'x'; 2000]);
     log.finish();
-    assert!(matches!(log.blocks[0].bytes, Bytes::Stored(_)));
+    assert!(matches!(log.blocks[0].content, Content::Stored(_)));
     let (mut cursor, _) = begin(&mut log, ReadFrom::default(), View::Bytes);
     assert_eq!(all(&mut log, &mut cursor)[0].2.len(), 2000);
     let mut small = stored(1 << 20);
     small.take(Stdout, b"little");
     small.finish();
-    assert!(matches!(&small.blocks[0].bytes, Bytes::Memory(bytes) if bytes.capacity() == 6));
+    let Content::Memory { bytes, runs } = &small.blocks[0].content else {
+        panic!("little needs no store");
+    };
+    assert_eq!((bytes.capacity(), runs.capacity()), (6, 1));
+}
+
+/// What the log has in memory, about.
+fn memory(log: &Log) -> usize {
+    let blocks = log.blocks.iter().map(|block| match &block.content {
+        Content::Memory { bytes, runs } => bytes.capacity() + runs.capacity() * size_of::<Run>(),
+        Content::Stored(_) => 0,
+    });
+    blocks.sum::<usize>() + log.blocks.capacity() * size_of::<Block>()
+}
+
+#[test]
+fn single_bytes_of_either_stream_take_no_more_memory_than_others() {
+    let mut log = stored(1 << 20);
+    for _ in 0..1 << 19 {
+        log.take(Stdout, b"o");
+        log.take(Stderr, b"e");
+    }
+    assert!(memory(&log) < 512 << 10, "{}", memory(&log));
+    assert!(log.kept <= 1 << 20);
+    let (mut cursor, told) = begin(&mut log, ReadFrom::default(), View::Bytes);
+    let kept = log.size().sum() - told.raw.sum();
+    assert!(kept > 80_000, "{kept}");
+    let pieces = all(&mut log, &mut cursor);
+    assert_eq!(pieces.len() as u64, kept);
+    let [.., (Stdout, _, last), (Stderr, end, _)] = &pieces[..] else {
+        panic!("the order is another one");
+    };
+    assert_eq!((&last[..], *end), (&b"o"[..], (1 << 19) - 1));
+}
+
+#[test]
+fn notes_of_runs_come_back_as_they_were() {
+    for run in [(Stdout, 0, 1), (Stderr, 253_402_300_799_999, SEGMENT)] {
+        let (stream, at, length) = run;
+        let at = UnixMs(at);
+        let run = Run { stream, at, length };
+        assert_eq!(Run::from_note(&run.noted()), run);
+    }
+}
+
+#[test]
+fn a_full_store_costs_output_and_never_memory() {
+    let store = Store::new(tempfile::tempfile().unwrap().into());
+    let full: Vec<_> = std::iter::from_fn(|| store.segment(1)).collect();
+    let mut log = Log::new(Some(16 << 20), Some(Arc::clone(&store)));
+    let flood = |log: &mut Log| {
+        for _ in 0..64 {
+            log.take(Stdout, &vec![b'x'; 64 << 10]);
+        }
+    };
+    flood(&mut log);
+    assert!(memory(&log) <= 512 << 10, "{}", memory(&log));
+    assert!(
+        log.kept_from().stdout >= (62 * 64) << 10,
+        "the loss is told"
+    );
+    let (mut cursor, _) = begin(&mut log, ReadFrom::default(), View::Bytes);
+    log.take(Stdout, &vec![b'y'; 64 << 10]);
+    log.take(Stdout, &vec![b'y'; 64 << 10]);
+    assert!(!log.has_room(), "a reader slows it down instead");
+    let (size, kept) = (log.size().stdout, log.kept_from().stdout);
+    let pieces = all(&mut log, &mut cursor);
+    let read: u64 = pieces.iter().map(|(.., data)| data.len() as u64).sum();
+    assert_eq!(read, size - kept);
+    log.finish();
+    assert!(
+        log.kept_from().stdout < size,
+        "somebody is about to read it"
+    );
+    log.leave(&cursor);
+    assert!(memory(&log) < 4096, "{}", memory(&log));
+    assert_eq!(log.kept_from().stdout, size);
+    // With room again, all is kept.
+    drop(full);
+    let mut log = Log::new(Some(16 << 20), Some(store));
+    flood(&mut log);
+    assert_eq!(log.kept_from().stdout, 0);
+    log.finish();
+    assert!(log.is_spooled());
+    log.forget();
+    assert_eq!(log.kept_from(), log.size());
+    assert!(log.read_from(ReadFrom::default(), View::Text).is_some());
 }
 
 fn text_of(log: &mut Log, from: ReadFrom) -> Option<(PerStream, [String; 2])> {
