@@ -18,6 +18,7 @@ use crate::files::Files;
 use crate::keep::Sum;
 use crate::life::{Keep, Life};
 use crate::log::Log;
+use crate::pipe::Leftovers;
 use crate::ports::Ports;
 use crate::shells::Shells;
 use crate::slot::{Lease, Slots};
@@ -45,6 +46,7 @@ pub(crate) struct Agent {
     shells: Shells,
     ports: Arc<Ports>,
     ends: Ends,
+    leftovers: Leftovers,
 }
 
 #[derive(Debug, Default)]
@@ -78,6 +80,7 @@ impl Agent {
             shells: Shells::default(),
             ports: Arc::default(),
             ends: Ends::default(),
+            leftovers: Leftovers::default(),
         })
     }
 
@@ -103,6 +106,10 @@ impl Agent {
 
     pub(crate) fn ends(&self) -> &Ends {
         &self.ends
+    }
+
+    pub(crate) fn leftovers(&self) -> &Leftovers {
+        &self.leftovers
     }
 
     pub(crate) fn slots(&self) -> &Slots {

@@ -80,7 +80,7 @@ impl Life {
             .flatten()
         {
             if !pipe.has_ended() {
-                tokio::spawn(pipe.discard());
+                self.agent.leftovers().read_on(pipe);
             }
         }
         told

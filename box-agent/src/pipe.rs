@@ -1,13 +1,16 @@
 //! The agent's end of a pipe that a command writes to.
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::{Mutex, PoisonError};
 
 use rustix::buffer::spare_capacity;
 use rustix::fs::OFlags;
 use rustix::pipe::PipeFlags;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::task::AbortHandle;
 
 /// A descriptor that can be waited for.
 #[expect(
@@ -84,8 +87,8 @@ impl Pipe {
         };
     }
 
-    /// Reads what nobody asks for any more, so that whoever still writes is neither held up nor ended by it.
-    pub(crate) async fn discard(mut self) {
+    /// Reads what nobody asks for any more.
+    async fn discard(mut self) {
         while !self.ended {
             self.readable().await;
             self.read(4096);
@@ -93,7 +96,61 @@ impl Pipe {
     }
 }
 
+/// Pipes of commands that have ended, which somebody still holds: read on, so that whoever writes is neither held up nor ended by
+/// it.
+#[derive(Debug, Default)]
+pub(crate) struct Leftovers(Mutex<VecDeque<AbortHandle>>);
+
+/// So many at most: each is a descriptor of the agent's, and a guest can hold as many as there were commands.
+const LEFTOVERS: usize = 128;
+
+impl Leftovers {
+    /// Reads one more to its end. Beyond what there may be, the oldest is closed.
+    pub(crate) fn read_on(&self, pipe: Pipe) {
+        let reading = tokio::spawn(pipe.discard()).abort_handle();
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|reading| !reading.is_finished());
+        all.push_back(reading);
+        if all.len() > LEFTOVERS
+            && let Some(oldest) = all.pop_front()
+        {
+            oldest.abort();
+        }
+    }
+}
+
 fn is_passing(error: &io::Error) -> bool {
     use io::ErrorKind::{Interrupted, WouldBlock};
     matches!(error.kind(), WouldBlock | Interrupted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn of_pipes_that_are_held_the_oldest_are_closed() {
+        let leftovers = Leftovers::default();
+        let mut held = Vec::new();
+        for _ in 0..LEFTOVERS + 3 {
+            let (pipe, writer) = Pipe::new().unwrap();
+            leftovers.read_on(pipe);
+            held.push(writer);
+        }
+        // One that ended by itself leaves its place.
+        drop(held.pop());
+        for _ in 0..4 {
+            tokio::task::yield_now().await;
+        }
+        let (pipe, writer) = Pipe::new().unwrap();
+        leftovers.read_on(pipe);
+        held.push(writer);
+        for _ in 0..4 {
+            tokio::task::yield_now().await;
+        }
+        let open = |writer: &OwnedFd| rustix::io::write(writer, b"x").is_ok();
+        let closed = held.iter().take_while(|writer| !open(writer)).count();
+        assert_eq!(closed, 3);
+        assert!(held[closed..].iter().all(open));
+    }
 }

@@ -154,3 +154,36 @@ async fn commands_that_are_kept_hold_no_descriptor() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn children_that_hold_the_output_of_many_commands_hold_few_descriptors() {
+    with_box(async |machine| {
+        let seconds = format!("86604.{}", machine.uid);
+        let asleep = super::start(json!({"argv": ["sleep", seconds]}), json!({}));
+        run(machine, asleep).await.unwrap();
+        let mut before = None;
+        eventually("the agent is found", || {
+            before = descriptors_of_parent(&seconds);
+            before.is_some()
+        })
+        .await;
+        for number in 0..100 {
+            let id = format!("left-{number}");
+            let left = text("sleep 86605 &", json!({"command_id": id}));
+            run(machine, left).await.unwrap();
+            attach(machine, &id, json!({"view": "none"})).await.unwrap();
+        }
+        let most = before.unwrap() + 128 + 5;
+        eventually("few are held", || {
+            descriptors_of_parent(&seconds).is_some_and(|now| now <= most)
+        })
+        .await;
+        let flood = text(
+            "yes | head -c 300000 | wc -c",
+            json!({"command_id": "after"}),
+        );
+        let (got, _) = super::read_through(machine, flood).await;
+        assert_eq!(got.text().trim(), "300000");
+    })
+    .await;
+}
