@@ -6,11 +6,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use box_protocol::BoxError;
 use box_protocol::actions::{FileKind, FileMkdirParams, FileMoveParams, FileRemoveParams};
 use box_rpc::Empty;
-use rustix::fs::{AtFlags, RenameFlags};
+use rustix::fs::{AtFlags, Dir, RenameFlags};
 use rustix::io::Errno;
 
 use super::copy::copy;
-use super::draft::hidden_name;
+use super::draft::{HIDDEN, hidden_name};
 use super::error::About;
 use super::ground::{Spot, Step, too_large};
 use super::stat::{Change, kind};
@@ -74,16 +74,21 @@ pub(super) fn transfer(step: &Step<'_>, params: &FileMoveParams) -> Result<Empty
     Ok(Empty {})
 }
 
-/// Refuses a tree with names that are no text: a copy leaves them out, and they would go with what was copied.
+/// Refuses a tree with names that a copy leaves out: they would go with what was copied.
 fn check_names(step: &Step<'_>, spot: &Spot, path: &str) -> Result<(), BoxError> {
     let check = |above: &OwnedFd, name: &str| {
-        let names = all_names(&open_dir(above, name).about(path)?, path)?;
-        if names.iter().all(|name| name.to_str().is_ok()) {
-            return Ok(());
+        for entry in Dir::new(open_dir(above, name).about(path)?).about(path)? {
+            let why = match entry.about(path)?.file_name().to_str() {
+                Ok(name) if name.starts_with(HIDDEN) => format!("that begin with {HIDDEN}"),
+                Ok(_) => continue,
+                Err(_) => "that are not UTF-8".to_owned(),
+            };
+            let cannot = "which cannot be moved to another file system";
+            return Err(BoxError::validation(format!(
+                "{path}: holds names {why}, {cannot}"
+            )));
         }
-        Err(BoxError::validation(format!(
-            "{path}: holds names that are not UTF-8, which cannot be moved to another file system"
-        )))
+        Ok(())
     };
     let found = spot.stat().about(path)?;
     if found.is_none_or(|found| kind(&found) != FileKind::Directory) {

@@ -295,25 +295,29 @@ async fn a_box_full_of_processes_still_answers() {
 }
 
 #[tokio::test]
-async fn a_move_never_loses_names_that_are_no_text() {
+async fn a_move_never_loses_what_a_copy_leaves_out() {
     on_each_machine(async |machine| {
         let inside = Inside::new(machine, "names").await;
-        let make =
-            r#"mkdir -p /tmp/t/sub && echo 1 >/tmp/t/a && echo 2 >"/tmp/t/sub/$(printf 'b\377')""#;
-        inside.run(make).await;
-        let asked = json!({"src": "/tmp/t", "dest": "/workspace/t"});
-        assert_eq!(inside.refused::<FileMove>(asked).await, Code::Validation);
-        let left = inside
-            .run("cat /tmp/t/a /tmp/t/sub/*; ls -A /workspace")
-            .await;
-        assert_eq!(
-            left, "1\n2",
-            "all is where it was, and nothing is elsewhere"
-        );
-        // Where nothing has to be copied, names do not matter.
-        let asked = json!({"src": "/tmp/t", "dest": "/tmp/u"});
-        inside.done::<FileMove>(asked).await;
-        assert_eq!(inside.run("cat /tmp/u/sub/*").await, "2");
+        // Names that are no text, and those that hidden files of ours have.
+        for name in [r"b\377", ".box-tmp-b"] {
+            let make = format!(
+                r#"rm -rf /tmp/t /tmp/u; mkdir -p /tmp/t/sub && echo 1 >/tmp/t/a && echo 2 >"/tmp/t/sub/$(printf '{name}')""#
+            );
+            inside.run(&make).await;
+            let asked = json!({"src": "/tmp/t", "dest": "/workspace/t"});
+            assert_eq!(inside.refused::<FileMove>(asked).await, Code::Validation);
+            let left = inside
+                .run("find /tmp/t -type f | sort | xargs cat; ls -A /workspace")
+                .await;
+            assert_eq!(
+                left, "1\n2",
+                "all is where it was, and nothing is elsewhere"
+            );
+            // Where nothing has to be copied, names do not matter.
+            let asked = json!({"src": "/tmp/t", "dest": "/tmp/u"});
+            inside.done::<FileMove>(asked).await;
+            assert_eq!(inside.run("find /tmp/u/sub -type f | xargs cat").await, "2");
+        }
     })
     .await;
 }
