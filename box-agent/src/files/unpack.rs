@@ -2,9 +2,10 @@
 //! a hostile entry leaves nothing. What is made is made by descriptor beneath the directory, through no link, so that no
 //! order of entries and no guest that swaps directories leads out of it.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{Read, Seek as _};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::os::fd::{AsFd, OwnedFd};
 
 use box_protocol::BoxError;
@@ -20,7 +21,7 @@ use super::pack::Tally;
 use super::stat::MODE_BITS;
 use super::upload::{Outcome, Piece};
 
-/// The longest name, or set of extra attributes, of one entry.
+/// Bytes that an entry's names, attributes and headers may take.
 const EXTRA_BYTES: u64 = 64 << 10;
 
 /// `file.unpack`.
@@ -56,75 +57,84 @@ fn whole(
     path: &str,
 ) -> Result<FileTreeResult, BoxError> {
     let mut archive = File::from(draft.file.try_clone().about(path)?);
-    let mut tally = Tally::new(params.caps);
-    look_at_sizes(step, &mut archive, path)?;
-    each(step, &mut archive, path, |entry| {
-        let what = What::of(entry)?;
+    let tally = Tally::new(params.caps);
+    each(step, &mut archive, tally, path, |_, _| Ok(()))?;
+    make_all(step, &mut archive, tally, &draft.spot.dir, path)
+}
+
+/// Makes what an archive holds. The draft is a file of the guest's, who may have changed it since it was looked through: all
+/// that was looked at then is looked at again.
+fn make_all(
+    step: &Step<'_>,
+    archive: &mut File,
+    tally: Tally,
+    root: &OwnedFd,
+    path: &str,
+) -> Result<FileTreeResult, BoxError> {
+    let mut modes = BTreeMap::new();
+    let total = each(step, archive, tally, path, |what, entry| {
+        make(step, root, what, entry, &mut modes, path)
+    })?;
+    // Last: a directory that may not be written cannot be filled.
+    for (dir, mode) in modes.iter().rev() {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+        let dir = beneath(root, dir, flags).about(path)?;
+        rustix::fs::fchmod(&dir, Mode::from_raw_mode(*mode)).about(path)?;
+    }
+    Ok(total)
+}
+
+/// An archive, and how much of it may still be read to find the next entry: names and attributes are held in memory.
+struct Metered<'a> {
+    archive: &'a mut File,
+    room: &'a Cell<u64>,
+}
+
+impl Read for Metered<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let room = usize::try_from(self.room.get()).unwrap_or(usize::MAX);
+        if room == 0 {
+            return Err(io::Error::other("a name or attribute is too long"));
+        }
+        let most = buffer.len().min(room);
+        let read = self.archive.read(&mut buffer[..most])?;
+        self.room.set(self.room.get() - read as u64);
+        Ok(read)
+    }
+}
+
+impl Seek for Metered<'_> {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        self.archive.seek(to)
+    }
+}
+
+/// Visits every entry, if it is one that may be unpacked and there is room for it. What they come to.
+fn each(
+    step: &Step<'_>,
+    archive: &mut File,
+    mut tally: Tally,
+    path: &str,
+    mut visit: impl FnMut(What, &mut Entry<'_, Metered<'_>>) -> Result<(), BoxError>,
+) -> Result<FileTreeResult, BoxError> {
+    archive.rewind().about(path)?;
+    let room = &Cell::new(EXTRA_BYTES);
+    let mut archive = Archive::new(Metered { archive, room });
+    for entry in archive.entries_with_seek().about(path)? {
+        step.wanted.check()?;
+        let mut entry = entry.about(path)?;
+        let what = What::of(&entry)?;
         step.ground.room(entry.size())?;
         // A hard link makes no bytes, a plain file as many as it says.
         tally.add(match what.kind {
             Kind::File => entry.size(),
             Kind::Directory | Kind::Symlink(_) | Kind::Link(_) => 0,
-        })
-    })?;
-    let mut modes = BTreeMap::new();
-    each(step, &mut archive, path, |entry| {
-        make(
-            step,
-            &draft.spot.dir,
-            What::of(entry)?,
-            entry,
-            &mut modes,
-            path,
-        )
-    })?;
-    // Last: a directory that may not be written cannot be filled.
-    for (dir, mode) in modes.iter().rev() {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY;
-        let dir = beneath(&draft.spot.dir, dir, flags).about(path)?;
-        rustix::fs::fchmod(&dir, Mode::from_raw_mode(*mode)).about(path)?;
+        })?;
+        room.set(u64::MAX);
+        visit(what, &mut entry)?;
+        room.set(EXTRA_BYTES);
     }
     Ok(tally.total)
-}
-
-/// Refuses names and attributes that would have to be held in memory and are too long for that.
-fn look_at_sizes(step: &Step<'_>, archive: &mut File, path: &str) -> Result<(), BoxError> {
-    archive.rewind().about(path)?;
-    let mut archive = Archive::new(archive);
-    let entries = archive.entries_with_seek().about(path)?.raw(true);
-    for entry in entries {
-        step.wanted.check()?;
-        let entry = entry.about(path)?;
-        let header = entry.header();
-        let extra = matches!(
-            header.entry_type(),
-            EntryType::GNULongName
-                | EntryType::GNULongLink
-                | EntryType::XHeader
-                | EntryType::XGlobalHeader
-        );
-        if extra && header.entry_size().about(path)? > EXTRA_BYTES {
-            return Err(hostile("a name or attribute is too long"));
-        }
-    }
-    Ok(())
-}
-
-type Packed<'a, 'b> = Entry<'a, &'b mut File>;
-
-fn each(
-    step: &Step<'_>,
-    archive: &mut File,
-    path: &str,
-    mut visit: impl FnMut(&mut Packed<'_, '_>) -> Result<(), BoxError>,
-) -> Result<(), BoxError> {
-    archive.rewind().about(path)?;
-    let mut archive = Archive::new(archive);
-    for entry in archive.entries_with_seek().about(path)? {
-        step.wanted.check()?;
-        visit(&mut entry.about(path)?)?;
-    }
-    Ok(())
 }
 
 /// An entry that may be unpacked.
@@ -274,6 +284,8 @@ fn parent(root: &OwnedFd, path: &str) -> Result<OwnedFd, Errno> {
 
 #[cfg(test)]
 mod tests {
+    use box_protocol::actions::TreeCaps;
+
     use super::*;
 
     #[test]
@@ -291,5 +303,58 @@ mod tests {
             assert!(inner_name(name.as_bytes()).is_err(), "{name}");
         }
         assert!(inner_name(&[b'a', 0xff]).is_err());
+    }
+
+    fn made(archive: &mut File, caps: TreeCaps) -> (Result<FileTreeResult, BoxError>, usize) {
+        let root = tempfile::tempdir().unwrap();
+        let files = super::super::tests::ground(root.path());
+        let dir = files.ground.open_dir("/").unwrap();
+        let made = super::super::tests::step(&files.ground, |step| {
+            make_all(step, archive, Tally::new(caps), &dir, "/t")
+        });
+        (made, std::fs::read_dir(root.path()).unwrap().count())
+    }
+
+    fn packed(names: &[&str]) -> File {
+        let mut archive = tar::Builder::new(tempfile::tempfile().unwrap());
+        for name in names {
+            let mut header = tar::Header::new_gnu();
+            header.set_mode(0o644);
+            header.set_size(4);
+            archive
+                .append_data(&mut header, name, &b"1234"[..])
+                .unwrap();
+        }
+        archive.into_inner().unwrap()
+    }
+
+    /// What an archive is when its guest has put another one in the place of what was looked through.
+    #[test]
+    fn what_is_unpacked_is_held_to_its_limits_whatever_was_looked_at() {
+        let caps = |entries, bytes| TreeCaps { entries, bytes };
+        let (done, files) = made(&mut packed(&["a", "b", "c"]), caps(None, None));
+        assert_eq!((done.unwrap().bytes, files), (12, 3));
+        for caps in [caps(Some(2), None), caps(None, Some(8))] {
+            let (refused, files) = made(&mut packed(&["a", "b", "c"]), caps);
+            assert_eq!(refused.unwrap_err().code(), box_protocol::Code::TooLarge);
+            assert_eq!(files, 2);
+        }
+        let (done, _) = made(&mut packed(&[&"n".repeat(150)]), caps(None, None));
+        assert_eq!(done.unwrap().entries, 1, "a long name is fine");
+    }
+
+    #[test]
+    fn a_name_of_a_terabyte_is_not_read() {
+        let mut header = tar::Header::new_gnu();
+        header.set_entry_type(EntryType::GNULongName);
+        header.set_size(1 << 40);
+        header.set_cksum();
+        let mut archive = tempfile::tempfile().unwrap();
+        io::Write::write_all(&mut archive, header.as_bytes()).unwrap();
+        archive.set_len(1 << 41).unwrap();
+        let (refused, _) = made(&mut archive, TreeCaps::default());
+        let refused = refused.unwrap_err();
+        assert_eq!(refused.code(), box_protocol::Code::Validation);
+        assert!(refused.message().contains("too long"), "{refused:?}");
     }
 }
