@@ -22,6 +22,9 @@ const PATHS: usize = 4096;
 /// Directories within each other that are entered; deeper ones are brought up first.
 const DEPTH: usize = 64;
 
+/// Of those that were brought up, how many are remembered; the others are found.
+const RAISED: usize = 1024;
+
 /// How often a directory is emptied that is being filled meanwhile.
 const ROUNDS: usize = 64;
 
@@ -148,63 +151,65 @@ pub(super) fn remove_at(
     Err(Errno::NOTEMPTY).about(path)
 }
 
-/// A directory that is being emptied: its descriptor, the names in it, and its own name in the one above.
+/// A directory that is being emptied, as it is read, and its own name in the one above.
 struct Level {
-    dir: OwnedFd,
-    names: Vec<CString>,
+    dir: Dir,
     name: CString,
 }
 
-/// Removes all that is in a directory. One deep inside is brought up to the first one, so that few are open at once.
+/// Removes all that is in a directory, as it is read: how much that is, is the guest's to say. One deep inside is brought up to
+/// the first one, so that few are open at once. What a directory does not tell because it changes is found when it is not
+/// empty.
 fn empty(step: &Step<'_>, top: OwnedFd, path: &str) -> Result<(), BoxError> {
     let level = |dir: OwnedFd, name: CString| -> Result<Level, BoxError> {
-        let names = all_names(&dir, path)?;
-        Ok(Level { dir, names, name })
+        let dir = Dir::new(dir).about(path)?;
+        Ok(Level { dir, name })
     };
     let mut levels = vec![level(top, CString::default())?];
+    let mut raised: Vec<CString> = Vec::new();
     loop {
         step.wanted.check()?;
         let depth = levels.len();
         let Some(at) = levels.last_mut() else {
             return Ok(());
         };
-        let Some(name) = at.names.pop() else {
-            let Some(done) = levels.pop() else {
-                return Ok(());
-            };
-            if let Some(above) = levels.last() {
+        let brought_up = if depth == 1 { raised.pop() } else { None };
+        let name = if brought_up.is_some() {
+            brought_up
+        } else {
+            let entry = at.dir.read().transpose().about(path)?;
+            entry.map(|entry| entry.file_name().to_owned())
+        };
+        let Some(name) = name else {
+            let done = levels.pop();
+            if let (Some(done), Some(above)) = (done, levels.last()) {
+                let above = above.dir.fd().about(path)?;
                 // Filled meanwhile: found again when the one above is not empty.
-                let _ = rustix::fs::unlinkat(&above.dir, &done.name, AtFlags::REMOVEDIR);
+                let _ = rustix::fs::unlinkat(above, &done.name, AtFlags::REMOVEDIR);
             }
             continue;
         };
-        match rustix::fs::unlinkat(&at.dir, &name, AtFlags::empty()) {
+        if matches!(name.to_bytes(), b"." | b"..") {
+            continue;
+        }
+        let dir = at.dir.fd().about(path)?;
+        match rustix::fs::unlinkat(dir, &name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => continue,
             Err(Errno::ISDIR) => {}
             Err(errno) => return Err(errno).about(path),
         }
         if depth < DEPTH {
-            let inner = open_dir(&at.dir, &*name).about(path)?;
+            let inner = open_dir(dir, &*name).about(path)?;
             levels.push(level(inner, name)?);
             continue;
         }
-        let raised = CString::new(hidden_name()).unwrap_or_default();
-        if let [first, .., last] = &mut levels[..] {
-            rustix::fs::renameat(&last.dir, &name, &first.dir, &raised).about(path)?;
-            first.names.push(raised);
+        let up = CString::new(hidden_name()).unwrap_or_default();
+        if let [first, .., last] = &levels[..] {
+            let (first, last) = (first.dir.fd().about(path)?, last.dir.fd().about(path)?);
+            rustix::fs::renameat(last, &name, first, &up).about(path)?;
+        }
+        if raised.len() < RAISED {
+            raised.push(up);
         }
     }
-}
-
-/// Every name in a directory, ours and those that are no text as well.
-fn all_names(dir: &OwnedFd, path: &str) -> Result<Vec<CString>, BoxError> {
-    let mut names = Vec::new();
-    for entry in rustix::fs::Dir::read_from(dir).about(path)? {
-        let entry = entry.about(path)?;
-        let name = entry.file_name();
-        if !matches!(name.to_bytes(), b"." | b"..") {
-            names.push(name.to_owned());
-        }
-    }
-    Ok(names)
 }

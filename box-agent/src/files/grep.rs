@@ -1,5 +1,6 @@
 //! `file.grep`.
 
+use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 
 use box_protocol::BoxError;
@@ -155,68 +156,60 @@ impl Search {
         Ok(())
     }
 
+    /// Searches a text line by line: how many it has is the guest's to say, so no list is made of them.
     fn text(&mut self, bytes: &[u8], path: &str) {
-        let lines: Vec<&[u8]> = lines(bytes);
-        let matches = if self.multiline {
-            self.spans(bytes, &lines)
-        } else {
-            let fits = |(_, line): &(usize, &&[u8])| self.pattern.is_match(line);
-            let fitting = lines.iter().enumerate().filter(fits);
-            fitting.map(|(at, _)| (at, at)).collect()
-        };
-        if matches.is_empty() {
-            return;
-        }
-        self.found.files += 1;
-        let mut told = 0;
-        for (place, (first, last)) in matches.iter().enumerate() {
-            self.found.matches += 1;
-            if self.found.matches <= self.skip {
-                continue;
+        let pattern = self.pattern.clone();
+        let mut spans = self.multiline.then(|| Spans::new(&pattern, bytes));
+        // Lines that are told if a match follows; lines that are told because one came before; and whether the last one is told.
+        let mut before: VecDeque<(usize, &[u8])> = VecDeque::new();
+        let mut after = 0;
+        let mut telling = false;
+        let mut is_first = true;
+        for (at, (start, line)) in lines(bytes).enumerate() {
+            let hit = match &mut spans {
+                Some(spans) => spans.on(start, line),
+                None => pattern.is_match(line).then_some(Hit::Begins),
+            };
+            if hit == Some(Hit::Begins) {
+                self.found.files += u64::from(std::mem::take(&mut is_first));
+                telling = self.counts();
+                after = 0;
             }
-            if self.found.matches - self.skip > self.limit || self.bytes > ANSWER_BYTES {
-                self.found.truncated = true;
-                continue;
+            if hit.is_some() && telling {
+                for (at, line) in before.drain(..) {
+                    self.tell(path, at, line, true);
+                }
+                self.tell(path, at, line, false);
+                after = self.after;
+            } else if hit.is_none() && after > 0 {
+                self.tell(path, at, line, true);
+                after -= 1;
+            } else {
+                before.push_back((at, line));
+                if before.len() > self.before {
+                    before.pop_front();
+                }
             }
-            // Up to the next match, which tells its own lines.
-            let next = matches
-                .get(place + 1)
-                .map_or(lines.len(), |(next, _)| *next);
-            let from = first.saturating_sub(self.before).max(told);
-            let to = (last + 1 + self.after)
-                .min(next.max(last + 1))
-                .min(lines.len());
-            for (at, line) in lines.iter().enumerate().take(to).skip(from) {
-                let context = !(*first..=*last).contains(&at);
-                self.tell(path, at, line, context);
-            }
-            told = to;
         }
     }
 
-    /// The first and last line of each match that may go over several.
-    fn spans(&self, bytes: &[u8], lines: &[&[u8]]) -> Vec<(usize, usize)> {
-        let mut starts = Vec::with_capacity(lines.len());
-        let mut at = 0;
-        for line in lines {
-            starts.push(at);
-            at += line.len() + 1;
+    /// Counts a match; whether it is to be told.
+    fn counts(&mut self) -> bool {
+        self.found.matches += 1;
+        if self.found.matches <= self.skip {
+            return false;
         }
-        let line_of = |offset: usize| starts.partition_point(|start| *start <= offset).max(1) - 1;
-        let mut spans: Vec<(usize, usize)> = Vec::new();
-        for found in self.pattern.find_iter(bytes) {
-            let last = found.end().max(found.start() + 1) - 1;
-            let (first, last) = (line_of(found.start()), line_of(last));
-            // Several on one line are one, as they are line by line.
-            match spans.last_mut() {
-                Some(before) if before.1 >= first => before.1 = before.1.max(last),
-                _ => spans.push((first, last)),
-            }
-        }
-        spans
+        let told = self.found.matches - self.skip <= self.limit && self.bytes <= ANSWER_BYTES;
+        self.found.truncated |= !told;
+        told
     }
 
     fn tell(&mut self, path: &str, at: usize, line: &[u8], context: bool) {
+        // A match may have any number of lines.
+        if self.bytes > ANSWER_BYTES {
+            self.found.truncated = true;
+            return;
+        }
         let shown = &line[..line.len().min(LINE_BYTES)];
         let text = String::from_utf8_lossy(shown).into_owned();
         self.bytes += text.len() + path.len() + 32;
@@ -229,13 +222,57 @@ impl Search {
     }
 }
 
-/// The lines of a text, without their ends. What follows the last end is a line if it is anything.
-fn lines(bytes: &[u8]) -> Vec<&[u8]> {
-    let text = bytes.strip_suffix(b"\n").unwrap_or(bytes);
-    if bytes.is_empty() {
-        return Vec::new();
+/// How a line belongs to a match.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Hit {
+    Begins,
+    GoesOn,
+}
+
+/// Matches that may go over several lines, in the order of the text. Several that share a line are one.
+struct Spans<'a> {
+    found: std::iter::Peekable<regex::bytes::Matches<'a, 'a>>,
+    /// The last byte of the match that began last.
+    until: Option<usize>,
+}
+
+impl<'a> Spans<'a> {
+    fn new(pattern: &'a Regex, text: &'a [u8]) -> Self {
+        Self {
+            found: pattern.find_iter(text).peekable(),
+            until: None,
+        }
     }
-    text.split(|byte| *byte == b'\n').collect()
+
+    /// How the line that begins here belongs to one.
+    fn on(&mut self, start: usize, line: &[u8]) -> Option<Hit> {
+        let mut hit = self
+            .until
+            .filter(|until| *until >= start)
+            .map(|_| Hit::GoesOn);
+        // The end of a line belongs to it.
+        while let Some(found) = self
+            .found
+            .next_if(|found| found.start() <= start + line.len())
+        {
+            let last = found.end().max(found.start() + 1) - 1;
+            hit = hit.or(Some(Hit::Begins));
+            self.until = self.until.max(Some(last));
+        }
+        hit
+    }
+}
+
+/// The lines of a text, without their ends, and where each begins. What follows the last end is a line if it is anything.
+fn lines(bytes: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
+    let text = bytes.strip_suffix(b"\n").unwrap_or(bytes);
+    let lines = text.split(|byte| *byte == b'\n');
+    let lines = lines.take(if bytes.is_empty() { 0 } else { usize::MAX });
+    lines.scan(0, |next, line| {
+        let start = *next;
+        *next += line.len() + 1;
+        Some((start, line))
+    })
 }
 
 #[cfg(test)]
@@ -282,6 +319,31 @@ mod tests {
         assert!(searched(text, &plain).0.is_empty());
         let (lines, found) = searched(text, &json!({"pattern": r"fn a\(.*?x", "multiline": true}));
         assert_eq!((lines, found.matches), (vec![(1, false), (2, false)], 1));
+        // Two that share a line are one, and what is around them is told.
+        let around = json!({"pattern": r"b\nc|c\nd", "multiline": true, "before": 1, "after": 1});
+        let (lines, found) = searched("a\nb\nc c\nd\ne\nf\n", &around);
+        let told = [(1, true), (2, false), (3, false), (4, false), (5, true)];
+        assert_eq!((lines, found.matches), (told.to_vec(), 1));
+        let (lines, found) = searched("a\n", &json!({"pattern": "^$", "multiline": true}));
+        assert_eq!(
+            (lines, found.matches),
+            (vec![], 0),
+            "there is no line after the last"
+        );
+    }
+
+    #[test]
+    fn a_file_of_line_ends_is_answered_within_bounds() {
+        let text = "\n".repeat(4 << 20);
+        let around = json!({"pattern": "", "before": 9, "after": 9, "limit": 10_000});
+        let (lines, found) = searched(&text, &around);
+        assert_eq!(
+            (lines.len(), found.matches, found.truncated),
+            (10_000, 4 << 20, true)
+        );
+        let (lines, found) = searched(&text, &json!({"pattern": r"\n+", "multiline": true}));
+        assert!(lines.len() < 40_000 && found.truncated, "{}", lines.len());
+        assert_eq!(found.matches, 1);
     }
 
     #[test]

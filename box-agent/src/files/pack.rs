@@ -8,9 +8,9 @@ use rustix::fs::{Mode, OFlags, Stat};
 use tar::{EntryType, Header};
 
 use super::error::About;
-use super::ground::{Step, beneath};
+use super::ground::{Step, beneath, too_large};
 use super::stat::{MODE_BITS, kind, size};
-use super::walk::{Next, walk};
+use super::walk::{Next, taken, walk};
 
 /// Bytes that one step gives.
 const STEP_BYTES: usize = 256 << 10;
@@ -18,6 +18,9 @@ const STEP_BYTES: usize = 256 << 10;
 /// The most that an archive may hold, whatever is asked for.
 const BYTES: u64 = 16 << 30;
 const ENTRIES: u64 = 200_000;
+
+/// Bytes that the paths in it may take while it is made.
+const PATHS_BYTES: usize = 32 << 20;
 
 /// A unit of an archive.
 pub(super) const BLOCK: usize = 512;
@@ -80,12 +83,14 @@ impl Packing {
         let found = step.ground.open(&path, OFlags::PATH).about(&path)?;
         let stat = rustix::fs::fstat(&found).about(&path)?;
         let mut tally = Tally::new(params.caps);
-        let mut names = Vec::new();
+        let (mut names, mut room) = (Vec::new(), PATHS_BYTES);
         let base = match kind(&stat) {
             FileKind::Directory => {
                 let dir = step.ground.open_dir(&path)?;
                 let whole = walk(step, dir.try_clone().about(&path)?, &path, |entry| {
                     tally.add(file_bytes(&entry.stat))?;
+                    let left = room.checked_sub(taken(&entry.path));
+                    room = left.ok_or_else(|| too_large("the tree", "paths_bytes", PATHS_BYTES))?;
                     names.push(entry.path.clone());
                     Ok(Next::Into)
                 })?;

@@ -149,3 +149,47 @@ fn nothing_is_replaced_that_has_changed_meanwhile() {
     assert_eq!(refused.unwrap_err().code(), Code::Conflict);
     assert_eq!(std::fs::read(root.path().join("f")).unwrap(), b"two");
 }
+
+#[test]
+fn a_directory_of_very_many_is_removed() {
+    let root = tempfile::tempdir().unwrap();
+    for dir in ["d/one", "d/two"] {
+        std::fs::create_dir_all(root.path().join(dir)).unwrap();
+        for number in 0..5000 {
+            std::fs::write(root.path().join(format!("{dir}/{number}")), "").unwrap();
+        }
+    }
+    let files = ground(root.path());
+    let asked = params(json!({"paths": ["/d"], "recursive": true}));
+    step(&files.ground, |step| change::remove(step, &asked)).unwrap();
+    assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_tree_of_long_paths_is_refused_before_it_takes_the_memory() {
+    let root = tempfile::tempdir().unwrap();
+    let mut dir = rustix::fs::open(
+        root.path(),
+        rustix::fs::OFlags::PATH,
+        rustix::fs::Mode::empty(),
+    )
+    .unwrap();
+    for _ in 0..100 {
+        dir = super::ground::make_dir(&dir, &"d".repeat(250), 0o755)
+            .unwrap()
+            .0;
+    }
+    for number in 0..2000 {
+        let name = format!("{number:0>250}");
+        super::ground::make_dir(&dir, &name, 0o755).unwrap();
+    }
+    let files = ground(root.path());
+    let asked = params(json!({"path": "/"}));
+    let refused = step(&files.ground, |step| {
+        super::pack::Packing::open(step, &asked)
+    });
+    let refused = refused.unwrap_err();
+    assert_eq!(refused.code(), Code::TooLarge);
+    let detail: box_protocol::error::Detail = refused.detail().unwrap();
+    assert_eq!(detail.limit.as_deref(), Some("paths_bytes"));
+}

@@ -1,6 +1,6 @@
 //! Walking a tree by descriptor: in order of names, through no link, without recursion.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use box_protocol::BoxError;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};
@@ -12,6 +12,9 @@ use super::ground::{Step, too_large};
 
 /// Names of one directory that are sorted at once.
 const NAMES: usize = 200_000;
+
+/// Bytes that the names of a walk may take at once: those of every directory it is in.
+pub(super) const NAMES_BYTES: usize = 32 << 20;
 
 /// Directories within each other that are walked.
 const DEPTH: usize = 128;
@@ -43,22 +46,32 @@ struct Level {
     dir: OwnedFd,
     prefix: String,
     names: std::vec::IntoIter<String>,
+    /// What they take.
+    bytes: usize,
 }
 
 impl Level {
-    fn new(dir: OwnedFd, prefix: String, path: &str) -> Result<Self, BoxError> {
-        let mut names = names(&dir, path)?;
+    /// The names of a directory, which may take so many bytes.
+    fn new(dir: OwnedFd, prefix: String, path: &str, room: usize) -> Result<Self, BoxError> {
+        let mut names = names(&dir, path, room)?;
         names.sort_unstable();
         Ok(Self {
             dir,
             prefix,
+            bytes: names.iter().map(|name| taken(name)).sum(),
             names: names.into_iter(),
         })
     }
 }
 
-/// The names in a directory, but for those of ours. What is not text cannot be asked for, and is left out.
-pub(super) fn names(dir: &OwnedFd, path: &str) -> Result<Vec<String>, BoxError> {
+/// What a name takes of the agent's memory.
+pub(super) fn taken(name: &str) -> usize {
+    name.len() + size_of::<String>()
+}
+
+/// The names in a directory, but for those of ours, if they take no more bytes than this. What is not text cannot be asked for,
+/// and is left out.
+pub(super) fn names(dir: &OwnedFd, path: &str, mut room: usize) -> Result<Vec<String>, BoxError> {
     let mut names = Vec::new();
     let entries = Dir::read_from(dir).about(path)?;
     for entry in entries {
@@ -76,7 +89,10 @@ pub(super) fn names(dir: &OwnedFd, path: &str) -> Result<Vec<String>, BoxError> 
                 NAMES,
             ));
         }
-        names.push(name.to_owned());
+        let name = name.to_owned();
+        let left = room.checked_sub(taken(&name));
+        room = left.ok_or_else(|| too_large("the names", "names_bytes", NAMES_BYTES))?;
+        names.push(name);
     }
     Ok(names)
 }
@@ -89,7 +105,7 @@ pub(super) fn walk(
     path: &str,
     mut visit: impl FnMut(&Entry<'_>) -> Result<Next, BoxError>,
 ) -> Result<bool, BoxError> {
-    let mut levels = vec![Level::new(dir, String::new(), path)?];
+    let mut levels = vec![Level::new(dir, String::new(), path, NAMES_BYTES)?];
     let mut whole = true;
     loop {
         step.wanted.check()?;
@@ -130,7 +146,11 @@ pub(super) fn walk(
         }
         let prefix = entry.path;
         match open_dir(&level.dir, &*name) {
-            Ok(inner) => levels.push(Level::new(inner, prefix, path)?),
+            Ok(inner) => {
+                let held: usize = levels.iter().map(|level| level.bytes).sum();
+                let room = NAMES_BYTES.saturating_sub(held);
+                levels.push(Level::new(inner, prefix, path, room)?);
+            }
             Err(Errno::MFILE | Errno::NFILE) => return Err(Errno::MFILE).about(path),
             Err(_) => {}
         }
@@ -138,7 +158,7 @@ pub(super) fn walk(
 }
 
 /// Opens a directory in another, if it is one.
-pub(super) fn open_dir(dir: &OwnedFd, name: impl rustix::path::Arg) -> Result<OwnedFd, Errno> {
+pub(super) fn open_dir(dir: impl AsFd, name: impl rustix::path::Arg) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     rustix::fs::openat(dir, name, flags, Mode::empty())
 }

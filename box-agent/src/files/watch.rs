@@ -20,13 +20,19 @@ use super::draft::HIDDEN;
 use super::error::About;
 use super::ground::{Step, beneath};
 use super::path::join;
-use super::walk::names;
+use super::walk::{NAMES_BYTES, names};
 
 /// Directories of one watch. The kernel has a limit, too, for all boxes of a user.
 const DIRECTORIES: usize = 4096;
 
 /// Bytes of lines after which a look ends, so that a reader gets something and the log can slow this down.
 const LINES: usize = 32 << 10;
+
+/// The same for what a tree holds that has come as a whole; the rest of it is told as lost.
+const TREE_LINES: usize = 1 << 20;
+
+/// The longest path of a directory that is watched: of one that is deeper, nobody could ask for anything.
+const PATH_BYTES: usize = 4095;
 
 /// Bytes of events that are read at once.
 const EVENTS: usize = 16 << 10;
@@ -202,7 +208,7 @@ impl Watched {
         } else if arrives {
             if let Some(leaving) = self.leaving.take() {
                 self.tell(ChangeKind::Moved, &at, Some(&leaving.at), lines);
-                self.follow(&leaving.at, &at);
+                self.follow(&leaving.at, &at, lines);
                 // It may have moved on before it could be watched.
                 if self.dirs.values().any(|dir| *dir == at) {
                     return Ok(());
@@ -245,12 +251,23 @@ impl Watched {
         }
     }
 
-    /// A directory has moved, and what is in it.
-    fn follow(&mut self, from: &str, to: &str) {
-        for dir in self.dirs.values_mut() {
-            if is_within(dir, from) {
-                *dir = format!("{to}{}", &dir[from.len()..]);
+    /// A directory has moved, and what is in it. What is too deep by now is not watched any more.
+    fn follow(&mut self, from: &str, to: &str, lines: &mut Vec<u8>) {
+        let (inotify, mut is_whole) = (&self.inotify, true);
+        self.dirs.retain(|wd, dir| {
+            if !is_within(dir, from) {
+                return true;
             }
+            *dir = format!("{to}{}", &dir[from.len()..]);
+            let stays = dir.len() <= PATH_BYTES;
+            if !stays {
+                let _ = inotify::remove_watch(inotify, *wd);
+            }
+            is_whole &= stays;
+            stays
+        });
+        if !is_whole {
+            self.tell(ChangeKind::Overflow, to, None, lines);
         }
     }
 
@@ -323,7 +340,8 @@ impl Watched {
         entries: Entries,
         lines: &mut Vec<u8>,
     ) -> Result<(), BoxError> {
-        let mut ahead = vec![from];
+        let begin = from.clone();
+        let (mut ahead, mut is_told) = (vec![from], true);
         while let Some(at) = ahead.pop() {
             step.wanted.check()?;
             let place = self.name_of(&at);
@@ -349,17 +367,28 @@ impl Watched {
                 continue;
             }
             // After the watch is there: what comes later is an event.
-            for name in names(&dir, &place)? {
+            for name in names(&dir, &place, NAMES_BYTES)? {
                 let inner = below(&at, &name);
-                if entries == Entries::New {
+                is_told &= entries == Entries::Known || lines.len() < TREE_LINES;
+                if entries == Entries::New && is_told {
                     self.tell(ChangeKind::Created, &inner, None, lines);
                 }
                 let stat = rustix::fs::statat(&dir, &*name, AtFlags::SYMLINK_NOFOLLOW);
                 let is_dir = |mode| FileType::from_raw_mode(mode) == FileType::Directory;
-                if stat.is_ok_and(|stat| is_dir(stat.st_mode)) {
-                    ahead.push(inner);
+                if !stat.is_ok_and(|stat| is_dir(stat.st_mode)) {
+                    continue;
+                }
+                if inner.len() > PATH_BYTES {
+                    return Err(too_deep());
+                }
+                ahead.push(inner);
+                if self.dirs.len() + ahead.len() > DIRECTORIES {
+                    return Err(too_many());
                 }
             }
+        }
+        if !is_told {
+            self.tell(ChangeKind::Overflow, &begin, None, lines);
         }
         Ok(())
     }
@@ -425,6 +454,11 @@ fn is_full(errno: Errno) -> bool {
 fn too_many() -> BoxError {
     let what = "directories of one watch";
     BoxError::limit(Code::Capacity, what, "watched_directories", DIRECTORIES)
+}
+
+fn too_deep() -> BoxError {
+    let what = "the path of a watched directory";
+    BoxError::limit(Code::Capacity, what, "watched_path_bytes", PATH_BYTES)
 }
 
 fn full() -> BoxError {

@@ -182,3 +182,53 @@ fn directories_are_counted() {
     fs::create_dir(watch.at("more")).unwrap();
     assert_eq!(watch.changes(), ["Created /more", "Overflow /more"]);
 }
+
+#[test]
+fn a_large_tree_that_comes_as_a_whole_is_watched_and_told_within_bounds() {
+    let mut watch = Watch::begin("/w", true, |root| {
+        fs::create_dir(root.join("w")).unwrap();
+        fs::create_dir_all(root.join("tree/inner")).unwrap();
+        for number in 0..20_000 {
+            fs::write(root.join(format!("tree/{number:0>100}")), "").unwrap();
+        }
+    });
+    fs::rename(watch.at("tree"), watch.at("w/tree")).unwrap();
+    let changes = watch.changes();
+    assert!(changes.len() < 10_000, "{}", changes.len());
+    assert_eq!(changes.first().unwrap(), "Created /w/tree");
+    assert_eq!(changes.last().unwrap(), "Overflow /w/tree");
+    fs::write(watch.at("w/tree/inner/f"), "").unwrap();
+    assert_eq!(watch.changes(), ["Created /w/tree/inner/f"]);
+}
+
+#[test]
+fn what_is_deeper_than_any_path_is_not_watched_and_that_is_told() {
+    let mut watch = Watch::begin("/", true, |_| {});
+    let name = "d".repeat(200);
+    let step =
+        |dir: &OwnedFd, name: &str| super::super::ground::make_dir(dir, name, 0o755).unwrap().0;
+    let flags = rustix::fs::OFlags::PATH;
+    let root = rustix::fs::open(watch.root.path(), flags, rustix::fs::Mode::empty()).unwrap();
+    // Made elsewhere, and moved in as a whole.
+    let outside = tempfile::tempdir_in(watch.root.path().parent().unwrap()).unwrap();
+    let other = rustix::fs::open(outside.path(), flags, rustix::fs::Mode::empty()).unwrap();
+    let mut dir = step(&other, "deep");
+    for _ in 0..30 {
+        dir = step(&dir, &name);
+    }
+    rustix::fs::renameat(&other, "deep", &root, "deep").unwrap();
+    let changes = watch.changes();
+    assert_eq!(
+        changes.last().unwrap(),
+        "Overflow /deep",
+        "{}",
+        changes.len()
+    );
+    assert!(
+        watch
+            .watched
+            .dirs
+            .values()
+            .all(|dir| dir.len() <= PATH_BYTES)
+    );
+}
