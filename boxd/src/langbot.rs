@@ -57,12 +57,13 @@ pub(crate) fn instance() -> Result<Option<String>> {
     Ok(instance)
 }
 
-/// Serves LangBot from these boxes, as the environment says.
-/// `decides` is who it is when it comes itself.
+/// Serves LangBot from these boxes, as the environment says. `decides` is who it is when it comes itself; `guarded`: nobody
+/// can reach it without a token, or over pipes.
 pub(crate) fn start(
     config: &Config,
     boxes: &Boxes,
     decides: Option<Arc<str>>,
+    guarded: bool,
 ) -> Result<Arc<LangBot>> {
     // Never the text itself in the log: it may hold keys of other services.
     let said = variable(CONFIG_VARIABLE)
@@ -71,10 +72,15 @@ pub(crate) fn start(
         tracing::warn!("{CONFIG_VARIABLE} is no JSON object, and is passed over");
     }
     let yes = |text: String| ["1", "true", "yes", "on"].contains(&text.to_lowercase().as_str());
+    let said = said.flatten().unwrap_or_default();
+    ensure!(
+        guarded || said.get("backend").and_then(Value::as_str) != Some("host"),
+        "{CONFIG_VARIABLE}: WebSocket-controlled host backend requires {TOKEN_VARIABLE}"
+    );
     let policy = &config.policy;
     let settings = Settings {
         instance: instance()?,
-        config: said.flatten().unwrap_or_default(),
+        config: said,
         decides,
         opened_roots: policy
             .allowed_host_mount_roots

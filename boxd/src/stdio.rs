@@ -72,7 +72,7 @@ async fn for_langbot(
 ) -> Result<(Router, Option<Http>)> {
     let token = langbot::token()?;
     let owner = langbot::owner(token.as_deref());
-    let gateway: Arc<LangBot> = langbot::start(config, boxes, Some(Arc::clone(&owner)))?;
+    let gateway: Arc<LangBot> = langbot::start(config, boxes, Some(Arc::clone(&owner)), true)?;
     let host = gateway.host(&owner, instance).context(INSTANCE_VARIABLE)?;
     let address = format!("127.0.0.1:{}", asked.ws_control_port);
     let tokens = token.as_deref().map(langbot::tokens);

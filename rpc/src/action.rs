@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use crate::call::{Call, Dispatch};
 use crate::error::RpcError;
 use crate::keys::KeyStore;
+use crate::warden::Warden;
 
 /// One thing a peer can be asked to do.
 ///
@@ -61,6 +62,7 @@ pub(crate) type Running = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// How one action is served.
 pub(crate) struct Entry {
+    pub(crate) name: &'static str,
     pub(crate) streams: bool,
     start: Box<dyn Fn(Dispatch) -> Running + Send + Sync>,
 }
@@ -79,6 +81,7 @@ pub struct Router(Arc<Inner>);
 struct Inner {
     entries: HashMap<&'static str, Arc<Entry>>,
     keys: Arc<KeyStore>,
+    warden: Option<Arc<dyn Warden>>,
 }
 
 impl Router {
@@ -99,6 +102,10 @@ impl Router {
     pub(crate) fn keys(&self) -> &Arc<KeyStore> {
         &self.0.keys
     }
+
+    pub(crate) fn warden(&self) -> Option<&dyn Warden> {
+        self.0.warden.as_deref()
+    }
 }
 
 impl fmt::Debug for Router {
@@ -114,6 +121,7 @@ pub struct RouterBuilder<S> {
     state: Arc<S>,
     entries: HashMap<&'static str, Arc<Entry>>,
     keys: KeyStore,
+    warden: Option<Arc<dyn Warden>>,
 }
 
 impl<S> fmt::Debug for RouterBuilder<S> {
@@ -128,6 +136,7 @@ impl<S: Send + Sync + 'static> RouterBuilder<S> {
             state,
             entries: HashMap::new(),
             keys: KeyStore::default(),
+            warden: None,
         }
     }
 
@@ -141,6 +150,7 @@ impl<S: Send + Sync + 'static> RouterBuilder<S> {
             Box::pin(dispatch.run::<A, S>(Arc::clone(&state)))
         };
         let entry = Entry {
+            name: A::NAME,
             streams: streams::<A>(),
             start: Box::new(start),
         };
@@ -164,11 +174,18 @@ impl<S: Send + Sync + 'static> RouterBuilder<S> {
         self
     }
 
+    /// Lets `warden` decide about control requests of LangBot's dialect.
+    pub fn warden(mut self, warden: Arc<dyn Warden>) -> Self {
+        self.warden = Some(warden);
+        self
+    }
+
     /// The finished router.
     pub fn build(self) -> Router {
         Router(Arc::new(Inner {
             entries: self.entries,
             keys: Arc::new(self.keys),
+            warden: self.warden,
         }))
     }
 }

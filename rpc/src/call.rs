@@ -21,6 +21,7 @@ use crate::wire::{Dialect, Encoded, Ends, Payload};
 /// What a handler knows of the call it answers.
 pub struct Call<A: Action> {
     peer: Peer,
+    id: CallId,
     meta: Meta,
     deadline: Option<Instant>,
     chunks: Option<ChunkSink<A>>,
@@ -67,9 +68,25 @@ impl<A: Action> Call<A> {
         )
     }
 
+    /// To tell, once the handler is dropped, why.
+    pub fn withdrawal(&self) -> Withdrawal {
+        Withdrawal(self.peer.clone(), self.id.clone())
+    }
+
     /// Where chunks go. `None` if the caller asked for none: then all belongs into the result.
     pub fn chunks(&mut self) -> Option<&mut ChunkSink<A>> {
         self.chunks.as_mut()
+    }
+}
+
+/// Whether the caller has withdrawn a call, or only its connection is lost.
+#[derive(Debug, Clone)]
+pub struct Withdrawal(Peer, CallId);
+
+impl Withdrawal {
+    /// Whether the caller wants the call no more. Known while the handler runs, and while it is dropped.
+    pub fn happened(&self) -> bool {
+        self.0.engine().incoming().ended(&self.1) == Some(Ended::Cancelled)
     }
 }
 
@@ -153,6 +170,7 @@ impl Dispatch {
         let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
         let mut call = Call {
             peer: Peer::of(Arc::clone(&engine)),
+            id: answer.id.clone(),
             meta,
             deadline,
             chunks,

@@ -5,16 +5,17 @@ use std::collections::HashMap;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use serde::Deserialize;
+use serde_json::{Map, Value};
 
 use crate::error::{Code, Fault, RpcError};
+use crate::wire::value_error;
 
-/// Bytes of all files of one connection that have not been taken.
-const FILE_BYTES: usize = 20 * 1024 * 1024;
 /// Files of one connection that have not been taken.
 const OPEN_FILES: usize = 128;
 /// Bytes of one piece.
 const PIECE_BYTES: usize = 16 * 1024;
+/// The longest key.
+const KEY_BYTES: usize = 255;
 
 #[derive(Debug, Default)]
 pub(crate) struct Files {
@@ -29,72 +30,90 @@ struct File {
     amount: u64,
 }
 
-#[derive(Deserialize)]
 struct Piece {
-    file_key: String,
-    chunk_base64: String,
-    chunk_index: u64,
-    chunk_amount: u64,
+    key: String,
+    data: Vec<u8>,
+    index: u64,
+    amount: u64,
+}
+
+impl Piece {
+    /// Refuses what LangBot's own server refuses, in its order and its words.
+    fn read(text: &str) -> Result<Self, RpcError> {
+        let members: Map<String, Value> = serde_json::from_str(text)
+            .map_err(|error| RpcError::fault(Fault::InvalidMessage, error.to_string()))?;
+        let member = |name: &str| {
+            let missing =
+                || RpcError::fault(Fault::InvalidParams, format!("missing field `{name}`"));
+            members.get(name).ok_or_else(missing)
+        };
+        let (data, index, amount) = (
+            member("chunk_base64")?,
+            member("chunk_index")?,
+            member("chunk_amount")?,
+        );
+        let too_large = || value_error("File transfer chunk exceeds the protocol limit");
+        let longest = PIECE_BYTES.div_ceil(3) * 4;
+        let data = data.as_str().filter(|text| text.len() <= longest);
+        let data = data.ok_or_else(too_large)?;
+        let position = index.as_u64().zip(amount.as_u64());
+        let (index, amount) = position
+            .filter(|(index, amount)| index < amount)
+            .ok_or_else(|| value_error("Invalid file chunk position"))?;
+        let data = STANDARD
+            .decode(data)
+            .map_err(|_| value_error("chunk_base64 is not base64"))?;
+        if data.len() > PIECE_BYTES {
+            return Err(too_large());
+        }
+        let key = member("file_key")?.as_str().filter(|key| is_key(key));
+        let key = key.ok_or_else(|| value_error("Invalid file transfer key"))?;
+        Ok(Self {
+            key: key.to_owned(),
+            data,
+            index,
+            amount,
+        })
+    }
 }
 
 impl Files {
-    /// Adds a piece: in order, from 0, as many as the first one announced.
-    pub(crate) fn add(&mut self, piece: &str) -> Result<(), RpcError> {
-        let piece: Piece = serde_json::from_str(piece)
-            .map_err(|error| RpcError::fault(Fault::InvalidParams, error.to_string()))?;
-        if !is_key(&piece.file_key) {
-            return Err(RpcError::validation(
-                "file_key must be ft1_ and 64 hex digits, then perhaps an extension",
-            ));
-        }
-        let data = STANDARD
-            .decode(&piece.chunk_base64)
-            .map_err(|_| RpcError::validation("chunk_base64 is not base64"))?;
-        if data.len() > PIECE_BYTES {
-            return Err(RpcError::limit(
-                Code::TooLarge,
-                "file piece",
-                "piece_bytes",
-                PIECE_BYTES,
-            ));
-        }
-        if self.bytes + data.len() > FILE_BYTES {
-            self.forget(&piece.file_key);
-            return Err(RpcError::limit(
-                Code::TooLarge,
-                "file transfer",
-                "file_bytes",
-                FILE_BYTES,
-            ));
-        }
-        if piece.chunk_index == 0 {
-            self.forget(&piece.file_key);
+    /// Adds a piece: in order, from 0, as many as the first one announced. All files that have not been taken have `most`
+    /// bytes at most.
+    pub(crate) fn add(&mut self, piece: &str, most: usize) -> Result<(), RpcError> {
+        let piece = Piece::read(piece)?;
+        let known = self.open.get(&piece.key);
+        if piece.index == 0 {
+            if known.is_some() {
+                return Err(out_of_order());
+            }
             if self.open.len() >= OPEN_FILES {
-                return Err(RpcError::limit(
+                return Err(class(
                     Code::Capacity,
-                    "file transfers",
-                    "open_files",
-                    OPEN_FILES,
+                    "Active file transfer capacity reached",
                 ));
             }
             let file = File {
                 data: Vec::new(),
                 next: 0,
-                amount: piece.chunk_amount,
+                amount: piece.amount,
             };
-            self.open.insert(piece.file_key.clone(), file);
+            self.open.insert(piece.key.clone(), file);
         }
-        let fits = |file: &&mut File| {
-            file.next == piece.chunk_index
-                && file.amount == piece.chunk_amount
-                && file.next < file.amount
+        if self.bytes + piece.data.len() > most {
+            self.forget(&piece.key);
+            return Err(class(
+                Code::TooLarge,
+                "File transfer exceeds the configured size limit",
+            ));
+        }
+        let fits = |file: &&mut File| file.next == piece.index && file.amount == piece.amount;
+        let Some(file) = self.open.get_mut(&piece.key).filter(fits) else {
+            self.forget(&piece.key);
+            return Err(out_of_order());
         };
-        let Some(file) = self.open.get_mut(&piece.file_key).filter(fits) else {
-            self.forget(&piece.file_key);
-            return Err(RpcError::validation("chunk_index is out of order"));
-        };
-        self.bytes += data.len();
-        file.data.extend_from_slice(&data);
+        self.bytes += piece.data.len();
+        file.data.extend_from_slice(&piece.data);
         file.next += 1;
         Ok(())
     }
@@ -115,22 +134,35 @@ impl Files {
     }
 }
 
+fn out_of_order() -> RpcError {
+    value_error("Invalid file transfer capability")
+}
+
+/// Of another kind than a wrong value, and called so by LangBot.
+fn class(code: Code, message: &str) -> RpcError {
+    let detail = serde_json::json!({"class": "ValueError"});
+    RpcError::new(code, message).with_detail(&detail)
+}
+
+/// A letter or digit, then those and `._-`, and nothing that could be a path.
 fn is_key(key: &str) -> bool {
-    let Some(rest) = key.strip_prefix("ft1_") else {
-        return false;
-    };
-    let (hex, extension) = rest.split_once('.').unwrap_or((rest, "x"));
-    let is_word =
-        |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric());
-    hex.len() == 64
-        && hex.bytes().all(|byte| byte.is_ascii_hexdigit())
-        && is_word(extension)
-        && extension.len() <= 16
+    let first = key
+        .bytes()
+        .next()
+        .is_some_and(|byte| byte.is_ascii_alphanumeric());
+    first
+        && key.len() <= KEY_BYTES
+        && !key.contains("..")
+        && key
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const MOST: usize = 1 << 20;
 
     fn piece(key: &str, index: u64, amount: u64, data: &[u8]) -> String {
         serde_json::json!({
@@ -147,9 +179,9 @@ mod tests {
     #[test]
     fn pieces_in_order_make_a_file_that_is_taken_once() {
         let mut files = Files::default();
-        files.add(&piece(&key(), 0, 2, b"hello ")).unwrap();
+        files.add(&piece(&key(), 0, 2, b"hello "), MOST).unwrap();
         assert_eq!(files.take(&key()), None, "not whole yet");
-        files.add(&piece(&key(), 1, 2, b"world")).unwrap();
+        files.add(&piece(&key(), 1, 2, b"world"), MOST).unwrap();
         assert_eq!(files.take(&key()).unwrap(), b"hello world");
         assert_eq!(files.take(&key()), None);
         assert_eq!(files.bytes, 0);
@@ -158,12 +190,15 @@ mod tests {
     #[test]
     fn a_piece_out_of_order_ends_the_transfer() {
         let mut files = Files::default();
-        files.add(&piece(&key(), 0, 3, b"a")).unwrap();
+        files.add(&piece(&key(), 0, 3, b"a"), MOST).unwrap();
         assert_eq!(
-            files.add(&piece(&key(), 2, 3, b"c")).unwrap_err().code(),
+            files
+                .add(&piece(&key(), 2, 3, b"c"), MOST)
+                .unwrap_err()
+                .code(),
             Code::Validation
         );
-        assert!(files.add(&piece(&key(), 1, 3, b"b")).is_err());
+        assert!(files.add(&piece(&key(), 1, 3, b"b"), MOST).is_err());
         assert_eq!(files.bytes, 0);
     }
 
@@ -172,12 +207,15 @@ mod tests {
         let mut files = Files::default();
         for bad in [
             "../x",
-            "ft1_",
+            "",
+            ".hidden",
+            "a..b",
             &format!("ft1_{}/..", "a".repeat(64)),
             &format!("ft1_{}.a/b", "a".repeat(64)),
+            &"a".repeat(256),
         ] {
             assert_eq!(
-                files.add(&piece(bad, 0, 1, b"")).unwrap_err().code(),
+                files.add(&piece(bad, 0, 1, b""), MOST).unwrap_err().code(),
                 Code::Validation,
                 "{bad}"
             );
@@ -189,18 +227,21 @@ mod tests {
         let mut files = Files::default();
         for number in 0..OPEN_FILES {
             files
-                .add(&piece(&format!("ft1_{number:064x}"), 0, 2, b"x"))
+                .add(&piece(&format!("ft1_{number:064x}"), 0, 2, b"x"), MOST)
                 .unwrap();
         }
         assert_eq!(
-            files.add(&piece(&key(), 0, 1, b"x")).unwrap_err().code(),
+            files
+                .add(&piece(&key(), 0, 1, b"x"), MOST)
+                .unwrap_err()
+                .code(),
             Code::Capacity
         );
         let mut files = Files::default();
         let full = vec![0; PIECE_BYTES];
-        let amount = (FILE_BYTES / PIECE_BYTES + 1) as u64;
-        let refused =
-            (0..amount).find_map(|index| files.add(&piece(&key(), index, amount, &full)).err());
+        let amount = (MOST / PIECE_BYTES + 1) as u64;
+        let refused = (0..amount)
+            .find_map(|index| files.add(&piece(&key(), index, amount, &full), MOST).err());
         assert_eq!(refused.unwrap().code(), Code::TooLarge);
         assert_eq!(files.bytes, 0);
     }

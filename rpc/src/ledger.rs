@@ -275,9 +275,18 @@ pub(crate) enum Ended {
 
 #[derive(Debug)]
 struct Entry {
+    made: Made,
     abort: Option<AbortHandle>,
     credit: Option<Arc<Credit>>,
     ended: Option<Ended>,
+}
+
+/// What a call of the peer's is made for.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Made {
+    pub(crate) action: &'static str,
+    /// Kept only where somebody asks for it.
+    pub(crate) context: Option<Arc<str>>,
 }
 
 /// The peer's calls that are running here.
@@ -305,6 +314,7 @@ impl Incoming {
     pub(crate) fn admit(
         &mut self,
         id: Option<CallId>,
+        made: Made,
         credit: Option<Arc<Credit>>,
         limits: &Limits,
     ) -> Result<CallId, Refusal> {
@@ -332,6 +342,7 @@ impl Incoming {
         self.running.insert(
             id.clone(),
             Entry {
+                made,
                 abort: None,
                 credit,
                 ended: None,
@@ -368,6 +379,11 @@ impl Incoming {
             self.calls -= 1;
         }
         self.is_idle()
+    }
+
+    /// What a running call is made for.
+    pub(crate) fn made(&self, id: &CallId) -> Option<&Made> {
+        self.running.get(id).map(|entry| &entry.made)
     }
 
     /// Ends one call. Whether there was one.

@@ -13,7 +13,8 @@
 //! - `ledger`, `outbox`: who waits for what, and the queue in front of the writer. No I/O.
 //! - `wire`: the two dialects, and `message`, what both decode to. Nothing else knows how a message
 //!   is written.
-//! - [`limits`], [`error`], [`hello`], [`keys`]: every cap, every error, tokens, request keys.
+//! - [`limits`], [`error`], [`hello`], [`keys`]: every cap, every error, tokens, request keys. `warden`: who may send control
+//!   requests, `files`: those that carry a file, both in LangBot's dialect.
 //! - [`large`]: the memory of large messages, used again.
 //!
 //! # A connection by hand
@@ -96,10 +97,11 @@ mod message;
 mod outbox;
 mod peer;
 mod session;
+mod warden;
 mod wire;
 
 pub use action::{Action, Empty, Handle, Never, Router, RouterBuilder};
-pub use call::{Call, ChunkSink};
+pub use call::{Call, ChunkSink, Withdrawal};
 pub use connection::{Connection, ConnectionError, ReceiveHalf, SendHalf};
 pub use engine::Stats;
 pub use error::{CallError, Code, Fault, LimitDetail, RpcError};
@@ -108,4 +110,5 @@ pub use keys::{KeyLimits, KeyStore};
 pub use limits::Limits;
 pub use peer::{Chunks, Peer, Request};
 pub use session::{CloseReason, Options, Session};
+pub use warden::Warden;
 pub use wire::Dialect;

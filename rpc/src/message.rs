@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::RpcError;
@@ -54,7 +55,7 @@ pub(crate) struct Meta {
     /// Chunks the caller is ready to take; 0 asks for none.
     pub(crate) credit: u32,
     /// Who the call is made for, as JSON; not read by the engine.
-    pub(crate) context: Option<String>,
+    pub(crate) context: Option<Arc<str>>,
 }
 
 /// One message.
@@ -83,6 +84,8 @@ pub(crate) enum Message<'a> {
     Control {
         ask: Option<CallId>,
         control: Control<'a>,
+        /// As that of a call, in LangBot's dialect.
+        context: Option<&'a str>,
     },
     /// Understood, and nothing is to be done.
     Ignored,
@@ -129,6 +132,24 @@ pub(crate) enum Control<'a> {
     },
     /// A piece of a file, LangBot's `__file_chunk`.
     FilePiece(&'a str),
+    /// A request of LangBot's with wrong data: which one, and what is wrong.
+    Malformed {
+        request: &'static str,
+        why: &'static str,
+    },
+}
+
+impl Control<'_> {
+    /// What LangBot calls it.
+    pub(crate) fn langbot_name(&self) -> &'static str {
+        match self {
+            Self::Cancel { .. } => "__cancel_action",
+            Self::Grant { .. } => "__stream_ack",
+            Self::FilePiece(_) => "__file_chunk",
+            Self::Malformed { request, .. } => request,
+            Self::Ping | Self::Pong | Self::Bye { .. } => "__ping",
+        }
+    }
 }
 
 /// More credit for a stream.

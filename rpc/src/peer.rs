@@ -38,6 +38,10 @@ impl Peer {
         Self(engine)
     }
 
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.0
+    }
+
     /// Calls and waits for the result. Dropping the future cancels the call.
     pub async fn call<A: Action>(&self, params: &A::Params) -> Result<A::Result, CallError> {
         self.request::<A>(params).call().await
@@ -154,7 +158,7 @@ impl<A: Action> Request<'_, A> {
 
     /// Says who the call is made for. Left out if it cannot be written as JSON.
     pub fn context(mut self, context: &impl Serialize) -> Self {
-        self.meta.context = serde_json::to_string(context).ok();
+        self.meta.context = serde_json::to_string(context).ok().map(Into::into);
         self
     }
 

@@ -61,12 +61,16 @@ async def test_a_workspace_is_served_while_it_has_a_grant(own_server, context, t
         assert result.stdout == "granted"
         place = tmp_path / "root" / "default" / "tenants" / box_namespace(context)
         assert (place / "f").read_text() == "granted\n"
-        session = (await client.get_sessions(action_context=context))[0]
+        # A workspace has one box, whatever it is called.
+        other = await client.execute(spec(session_id="other", cmd="cat /workspace/f"), action_context=context)
+        assert (other.session_id, other.stdout) == ("global", "granted")
+        with pytest.raises(errors.BoxAdmissionError, match="session_id is runtime-owned"):
+            await client.get_session("other", action_context=context)
+        [session] = await client.get_sessions(action_context=context)
         assert (session["memory_mb"], session["persistent"]) == (512, True)
         status = await client.get_status(action_context=context)
         assert status["capacity"]["limit"] == 1
         for refused, text in [
-            (spec(session_id="other"), "session_id is runtime-owned"),
             (spec(session_id="global", network="on"), "network access is disabled"),
             (spec(session_id="global", mount_path="/x", workdir="/x"), "mount_path is runtime-owned"),
             (spec(session_id="global", workdir="/tmp"), "workdir must stay under /workspace"),

@@ -5,6 +5,8 @@ frames and must answer with the same members, the same types and, where it is no
 """
 
 import asyncio
+import contextlib
+import datetime
 import json
 import logging
 
@@ -30,6 +32,7 @@ OWN = {
     "duration_ms",
     "name",
     "path",
+    "details",
     "stderr_preview",
 }
 
@@ -41,9 +44,9 @@ class Plain(HostProcessBackend):
     unsafe_direct_execution = False
 
 
-@pytest_asyncio.fixture
-async def theirs():
-    runtime = BoxRuntime(logging.getLogger("theirs"), backends=[Plain(logging.getLogger("plain"))])
+@contextlib.asynccontextmanager
+async def their_server(backend):
+    runtime = BoxRuntime(logging.getLogger("theirs"), backends=[backend(logging.getLogger("plain"))])
     await runtime.initialize()
     runner = web.AppRunner(create_app(runtime, control_token=TOKEN))
     await runner.setup()
@@ -53,6 +56,30 @@ async def theirs():
     await runner.cleanup()
     await runtime.shutdown()
     await runtime.stop_background_reaper()
+
+
+@pytest_asyncio.fixture
+async def theirs():
+    async with their_server(Plain) as port:
+        yield port
+
+
+class Strict(Plain):
+    """The same, as if it kept every promise that grants need."""
+
+    name = "nsjail"
+
+    async def get_readiness(self, *, workspace_path=None, strict=False):
+        checks = ["available", "cgroup_v2", "namespace_isolation", "mount_isolation", "network_isolation"]
+        quotas = ["hard_workspace_quota", "hard_read_only_mount_quota", "bounded_ephemeral_storage", "inode_quota"]
+        return dict.fromkeys(checks + quotas, True)
+
+
+@pytest_asyncio.fixture
+async def theirs_granting(monkeypatch):
+    monkeypatch.setenv("LANGBOT_BOX_ALLOW_UNSAFE_SOFT_STORAGE_LIMITS", "1")
+    async with their_server(Strict) as port:
+        yield port
 
 
 def spec(**members) -> dict:
@@ -94,7 +121,11 @@ def frames(workspace: str, root: str):
         "max_managed_processes": 0,
     }
     yield "ping", "__ping", {}, None
-    yield "ping of another instance", "__ping", {}, None
+    yield "ping of another instance", "__ping", {}, other
+    yield "ping, no context", "__ping", {}, {"instance_uuid": INSTANCE}
+    yield from about_frames(here, other)
+    yield from pieces(other)
+    yield from misshapen(here)
     yield "no such action", "box_fly", {}, here
     yield "no such action, no context", "box_fly", {}, None
     yield "heartbeat", "__heartbeat", {}, here
@@ -177,19 +208,137 @@ def frames(workspace: str, root: str):
     yield "sessions after the shutdown", "box_get_sessions", {}, next_
 
 
-async def conversation(port: int, workspace: str, root: str) -> dict[str, dict]:
+def about_frames(here: dict, other: dict):
+    """Requests about other requests; what they name does not run."""
+    yield "cancel without context", "__cancel_action", {"seq_id": 1}, None
+    yield "cancel of another instance", "__cancel_action", {"seq_id": 1}, other
+    yield "cancel nothing", "__cancel_action", {"seq_id": 1}, here
+    yield "cancel, no number", "__cancel_action", {}, here
+    yield "cancel, a text", "__cancel_action", {"seq_id": "1"}, here
+    yield "cancel, a truth", "__cancel_action", {"seq_id": True}, here
+    yield "cancel, no number nor context", "__cancel_action", {}, None
+    yield "acknowledged without context", "__stream_ack", {"seq_id": 1, "index": 1}, None
+    yield "acknowledged nothing", "__stream_ack", {"seq_id": 1, "index": 1}, here
+    yield "acknowledged, below zero", "__stream_ack", {"seq_id": 1, "index": -1}, here
+    yield "acknowledged, no index", "__stream_ack", {"seq_id": 1}, here
+
+
+def pieces(other: dict):
+    """Files that travel before the call that needs them."""
+    key = "ft1_" + "0" * 64
+    piece = {"file_key": key, "file_length": 2, "chunk_base64": "YQ==", "chunk_index": 0, "chunk_amount": 2, "chunk_size": 1}
+    yield "piece", "__file_chunk", piece, None
+    yield "piece again", "__file_chunk", piece, None
+    yield "piece of another instance", "__file_chunk", piece, other
+    yield "piece, of another amount", "__file_chunk", {**piece, "chunk_index": 1, "chunk_amount": 3}, None
+    yield "piece, of nothing", "__file_chunk", {**piece, "file_key": "ft1_" + "1" * 64, "chunk_index": 1}, None
+    for name in ("chunk_base64", "chunk_index", "chunk_amount", "file_key"):
+        missing = {member: value for member, value in piece.items() if member != name}
+        yield f"piece without {name}", "__file_chunk", missing, None
+    yield "piece beyond the last", "__file_chunk", {**piece, "chunk_index": 2}, None
+    yield "piece, no number", "__file_chunk", {**piece, "chunk_index": "0"}, None
+    yield "piece, too long", "__file_chunk", {**piece, "chunk_base64": "a" * 21852}, None
+    for key in ("../x", "a/b", "", "a b", ".x", "x" * 256, 7):
+        yield f"piece, bad key {key}", "__file_chunk", {**piece, "file_key": key}, None
+
+
+def misshapen(here: dict):
+    """Frames whose members are not what they should be."""
+    yield "no data", "box_get_sessions", {}, here, {"data": None}
+    yield "data no object", "box_get_sessions", {}, here, {"data": [1]}
+    yield "action no text", "box_get_sessions", {}, here, {"action": 7}
+    yield "another flow control", "box_get_sessions", {}, here, {"stream_flow_control": 2}
+    yield "context no object", "box_get_sessions", {}, here, {"context": "here"}
+    yield "context null", "box_get_sessions", {}, None, {"context": None}
+    yield "a long name", "box_" + "x" * 290, {}, here
+
+
+def granted(workspace: str, root: str):
+    """Where grants are required."""
+    here = {"instance_uuid": INSTANCE, "workspace_uuid": workspace, "placement_generation": 1}
+    next_ = {**here, "placement_generation": 2}
+    soon = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=60)
+    grant = {
+        "instance_uuid": INSTANCE,
+        "workspace_uuid": workspace,
+        "execution_generation": 1,
+        "entitlement_revision": 3,
+        "expires_at": soon.isoformat(),
+        "max_sessions": 1,
+        "max_managed_processes": 0,
+    }
+    install, revoke = "box_upsert_sandbox_admission_grant", "box_revoke_sandbox_admission_grant"
+    yield "init", "box_init", {"admission": {"required": True}, "local": {"host_root": root}}, None
+    yield "health", "box_health", {}, None
+    yield "status without a grant", "box_status", {}, here
+    yield "exec without a grant", "box_exec", spec(cmd="true", session_id="global"), here
+    yield "sessions without a grant", "box_get_sessions", {}, here
+    yield "storage without a grant", "box_get_storage_analysis", {}, here
+    for name, members in {
+        "expired": {"expires_at": "2020-01-01T00:00:00Z"},
+        "too long": {"expires_at": "2099-01-01T00:00:00Z"},
+        "two sessions": {"max_sessions": 2},
+        "a process": {"max_managed_processes": 1},
+        "no zone": {"expires_at": "2099-01-01T00:00:00"},
+        "surprise": {"surprise": 1},
+        "below zero": {"max_sessions": -1},
+        "revision 0": {"entitlement_revision": 0},
+    }.items():
+        yield f"grant, {name}", install, {**grant, **members}, None
+    yield "grant", install, grant, None
+    yield "grant again, shorter", install, {**grant, "expires_at": (soon - datetime.timedelta(seconds=9)).isoformat()}, None
+    yield "grant, older revision", install, {**grant, "entitlement_revision": 2}, None
+    yield "grant, other limits", install, {**grant, "max_sessions": 0}, None
+    yield "exec", "box_exec", spec(cmd="echo hi", session_id="whatever", memory_mb=4096, cpus=3), here
+    yield "session", "box_get_session", {"session_id": "global"}, here
+    yield "session of another name", "box_get_session", {"session_id": "whatever"}, here
+    yield "sessions", "box_get_sessions", {}, here
+    yield "create", "box_create_session", spec(session_id="again"), here
+    yield "status", "box_status", {}, here
+    yield "exec, network", "box_exec", spec(cmd="true", network="on"), here
+    yield "exec, mount path", "box_exec", spec(cmd="true", mount_path="/x", workdir="/x"), here
+    yield "exec, workdir", "box_exec", spec(cmd="true", workdir="/workspacex"), here
+    yield "exec, host path", "box_exec", spec(cmd="true", host_path=root), here
+    here_mount = {"host_path": root, "mount_path": "/workspace/m", "mode": "ro"}
+    for name, members in {
+        "writable": {"mode": "rw"},
+        "elsewhere": {"mount_path": "/mnt/x"},
+        "not there": {"host_path": root + "/none"},
+        "outside": {"host_path": "/usr"},
+        "manifest without digest": {"manifest_path": root + "/m"},
+        "no manifest there": {"manifest_path": root + "/m", "content_digest": "sha256:" + "0" * 64},
+    }.items():
+        yield f"exec, mount {name}", "box_exec", spec(cmd="true", extra_mounts=[{**here_mount, **members}]), here
+    yield "exec, mounts in one place", "box_exec", spec(cmd="true", extra_mounts=[here_mount, here_mount]), here
+    yield "process", "box_start_managed_process", {"session_id": "global", "spec": {"command": "true"}}, here
+    yield "grant of the next placement", install, {**grant, "execution_generation": 2, "entitlement_revision": 4}, None
+    yield "sessions of the older", "box_get_sessions", {}, here
+    yield "sessions of the next", "box_get_sessions", {}, next_
+    revocation = {"instance_uuid": INSTANCE, "workspace_uuid": workspace, "entitlement_revision": 4}
+    yield "revoked too late", revoke, {**revocation, "entitlement_revision": 3}, None
+    yield "revoked", revoke, revocation, None
+    yield "sessions after it was revoked", "box_get_sessions", {}, next_
+    yield "grant that was revoked", install, {**grant, "execution_generation": 2, "entitlement_revision": 4}, None
+    yield "init, not required any more", "box_init", {"admission": {"required": False}}, None
+    yield "exec then", "box_exec", spec(cmd="true"), next_
+    yield "grant then", install, {**grant, "execution_generation": 2, "entitlement_revision": 5}, None
+
+
+async def conversation(port: int, frames) -> dict[str, dict]:
     headers = {"X-LangBot-Instance-Id": INSTANCE, "X-LangBot-Box-Control-Token": TOKEN}
     answers = {}
     url = f"ws://127.0.0.1:{port}/rpc/ws"
     async with websockets.connect(url, additional_headers=headers, proxy=None, max_size=None) as socket:
-        for number, frame in enumerate(frames(workspace, root)):
+        for number, frame in enumerate(frames):
             if isinstance(frame, float):
                 await asyncio.sleep(frame)
                 continue
-            name, action, data, context = frame
+            name, action, data, context, *wrong = frame
             request = {"seq_id": number, "action": action, "data": data}
             if context is not None:
                 request["context"] = context
+            for members in wrong:
+                request.update(members)
             await socket.send(json.dumps(request))
             answer = json.loads(await asyncio.wait_for(socket.recv(), 60))
             assert answer.pop("seq_id") == number, name
@@ -225,28 +374,85 @@ def compare(name: str, ours, theirs, at: str = ""):
 BY_CLASS_ONLY = ("BoxValidationError: ", "ValidationError: ")
 
 
+def same(ours: dict[str, dict], upstream: dict[str, dict]):
+    """Every frame is compared, and all that differ are told."""
+    assert set(ours) == set(upstream)
+    differences = []
+    for name, answer in upstream.items():
+        try:
+            same_answer(name, ours[name], answer)
+        except AssertionError as difference:
+            differences.append(str(difference).splitlines()[0])
+    assert not differences, "\n".join(differences)
+
+
+def same_answer(name: str, mine: dict, answer: dict):
+    assert set(mine) == {"code", "message", "data", "chunk_status"}, name
+    theirs_text, text = answer["message"], mine["message"]
+    if theirs_text.startswith(BY_CLASS_ONLY) and "validation error" in theirs_text:
+        prefix = theirs_text.split(": ")[0]
+        assert text.startswith(prefix + ": "), f"{name}: {text!r} and {theirs_text!r}"
+    else:
+        assert text == theirs_text, f"{name}: {text!r} and {theirs_text!r}"
+    assert (mine["code"], mine["chunk_status"]) == (answer["code"], answer["chunk_status"]), name
+    if name.startswith("storage") and "directories" in answer["data"]:
+        assert set(mine["data"]) == set(answer["data"]), name
+        entries = {entry["key"]: set(entry) for entry in answer["data"]["directories"]}
+        assert {entry["key"]: set(entry) for entry in mine["data"]["directories"]} == entries, name
+    else:
+        for told in (mine["data"], answer["data"]):
+            # Theirs come in no order.
+            told.get("sessions", []).sort(key=lambda session: session["session_id"])
+        compare(name, mine["data"], answer["data"])
+
+
 async def test_every_frame_is_answered_as_langbots_own_server_does(own_server, theirs, tmp_path, context):
     workspace = context.workspace_uuid + "-golden"
     root = str(tmp_path / "root")
-    ours = await conversation(own_server().port, workspace, root)
-    upstream = await conversation(theirs, workspace, root)
-    assert set(ours) == set(upstream) and len(ours) > 70
-    for name, answer in upstream.items():
-        mine = ours[name]
-        assert set(mine) == {"code", "message", "data", "chunk_status"}, name
-        assert (mine["code"], mine["chunk_status"]) == (answer["code"], answer["chunk_status"]), f"{name}: {mine} {answer}"
-        theirs_text, text = answer["message"], mine["message"]
-        if theirs_text.startswith(BY_CLASS_ONLY) and "validation error" in theirs_text:
-            prefix = theirs_text.split(": ")[0]
-            assert text.startswith(prefix + ": "), f"{name}: {text!r} and {theirs_text!r}"
-        else:
-            assert text == theirs_text, name
-        if name == "storage":
-            assert set(mine["data"]) == set(answer["data"])
-            entries = {entry["key"]: set(entry) for entry in answer["data"]["directories"]}
-            assert {entry["key"]: set(entry) for entry in mine["data"]["directories"]} == entries
-        else:
-            for told in (mine["data"], answer["data"]):
-                # Theirs come in no order.
-                told.get("sessions", []).sort(key=lambda session: session["session_id"])
-            compare(name, mine["data"], answer["data"])
+    ours = await conversation(own_server().port, frames(workspace, root))
+    upstream = await conversation(theirs, frames(workspace, root))
+    assert len(ours) > 110
+    same(ours, upstream)
+
+
+async def test_where_grants_are_required_every_frame_is_answered_so_too(own_server, theirs_granting, tmp_path, context):
+    workspace = context.workspace_uuid + "-granted"
+    server = own_server(env={"LANGBOT_BOX_ALLOW_UNSAFE_SOFT_STORAGE_LIMITS": "1"})
+    # One list for both: the times in it are of now.
+    asked = list(granted(workspace, str(tmp_path / "root")))
+    ours = await conversation(server.port, asked)
+    upstream = await conversation(theirs_granting, asked)
+    assert len(ours) > 45
+    same(ours, upstream)
+
+
+@pytest.mark.parametrize("whose", ["ours", "theirs"])
+async def test_a_call_is_cancelled_from_its_own_workspace_only(request, theirs, server, tmp_path, context, whose):
+    """The same conversation with both: what is cancelled is never answered."""
+    port = server.port if whose == "ours" else theirs
+    here = context.model_dump(exclude_none=True)
+    elsewhere = {**here, "workspace_uuid": here["workspace_uuid"] + "-other"}
+    headers = {"X-LangBot-Instance-Id": INSTANCE, "X-LangBot-Box-Control-Token": TOKEN}
+    place = tmp_path / "place"
+    place.mkdir()
+    mark = spec(cmd="sleep 1.5; echo still > f", host_path=str(place))
+    async with websockets.connect(f"ws://127.0.0.1:{port}/rpc/ws", additional_headers=headers, proxy=None) as socket:
+
+        async def ask(seq_id, action, data, context):
+            await socket.send(json.dumps({"seq_id": seq_id, "action": action, "data": data, "context": context}))
+            answer = json.loads(await asyncio.wait_for(socket.recv(), 60))
+            assert (answer["seq_id"], answer["code"]) == (seq_id, 0), answer
+            return answer["data"]
+
+        await ask(1, "box_exec", spec(cmd="true", host_path=str(place)), here)
+        await socket.send(json.dumps({"seq_id": 2, "action": "box_exec", "data": mark, "context": here}))
+        await asyncio.sleep(0.7)
+        assert await ask(3, "__cancel_action", {"seq_id": 2}, elsewhere) == {"cancelled": False}
+        assert await ask(4, "__cancel_action", {"seq_id": 2}, here) == {"cancelled": True}
+        # The box is free again, and what was cancelled has ended.
+        assert (await ask(6, "box_exec", spec(cmd="sleep 1.5; ls", host_path=str(place)), here))["stdout"] == ""
+        newer = {**here, "placement_generation": 2}
+        assert await ask(7, "__cancel_action", {"seq_id": 2}, newer) == {"cancelled": False}
+        await socket.send(json.dumps({"seq_id": 8, "action": "box_get_sessions", "data": {}, "context": here}))
+        answer = json.loads(await asyncio.wait_for(socket.recv(), 60))
+        assert answer["message"] == "PermissionError: Stale Box placement generation"

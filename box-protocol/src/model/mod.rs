@@ -20,7 +20,7 @@ pub use extras::{
     BoxSource, Defaults, Guest, Labels, Lifetime, Main, OnIdle, SpecExtras, VolumeMount, World,
 };
 pub use info::{Access, BoxSessionInfo, BoxState, LaneStatus};
-pub use mount::{ARTIFACT_ROOT, BoxMountSpec, HostPathMode};
+pub use mount::{ARTIFACT_ROOT, ARTIFACT_UNUSABLE, BoxMountSpec, HostPathMode};
 pub use network::{Host, HostName, NetworkDefault, NetworkOpinion, NetworkPolicy, NetworkRule};
 pub use process::{
     BoxManagedProcessInfo, BoxManagedProcessSpec, DEFAULT_PROCESS_ID, ProcessStatus,

@@ -8,6 +8,9 @@ use crate::paths;
 /// Everything below belongs to content-addressed mounts.
 pub const ARTIFACT_ROOT: &str = "/opt/langbot-artifacts";
 
+/// What an error begins with whose content is not what its digest says.
+pub const ARTIFACT_UNUSABLE: &str = "Immutable artifact preparation failed";
+
 /// Whether, and how, a host directory is mounted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]

@@ -5,7 +5,7 @@
 //! 2. `plan`: from a spec to what the kernel is asked for.
 //! 3. This file: [`NativeBackend`], the boxes there are, and the way each begins and ends.
 //! 4. `server`: the fork server behind it, and what this machine has.
-//! 5. `quota`: the size of a workspace while its box runs.
+//! 5. `quota`: the size of a workspace while its box runs. `artifacts`: mounts of content that is known by its digest.
 //! 6. `slots`: the memory it shares with its agent; `state`: what a box has on disk, if it is to have anything there; `adopt`: how a later process takes it over.
 //! 7. `error`: what the kernel's refusals are called here.
 //!
@@ -14,6 +14,7 @@
 //! which is the connection to it from the first moment on, and a slot for output: memory of fixed size that both sides see.
 
 mod adopt;
+mod artifacts;
 mod config;
 mod error;
 mod plan;
@@ -27,6 +28,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -41,6 +43,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::Semaphore;
 use uuid::Uuid;
 
+use self::artifacts::{Copies, Scratch};
 pub use self::config::NativeConfig;
 use self::error::{failed, in_words};
 use self::quota::Quota;
@@ -92,6 +95,8 @@ struct Living {
     sandbox: Sandbox,
     /// What it has on disk, until its end.
     state: Mutex<Option<State>>,
+    /// Where its artifacts are, if it has nothing else on disk.
+    scratch: Mutex<Option<Scratch>>,
     /// The workspace that has a quota, and the bytes of that.
     quota: Option<(String, u64)>,
     /// What was last found in that workspace.
@@ -105,6 +110,22 @@ struct Living {
 impl Living {
     fn state(&self) -> MutexGuard<'_, Option<State>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Copies the artifacts among these mounts to where this box has them.
+    async fn copies(
+        &self,
+        mounts: &[BoxMountSpec],
+        owner: Option<(u32, u32)>,
+    ) -> Result<Copies, BoxError> {
+        let place = {
+            let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+            place_for(mounts, self.state().as_ref(), &mut scratch, owner)?
+        };
+        match place {
+            Some(place) => artifacts::copy_all(mounts, &place).await,
+            None => Ok(Copies::new()),
+        }
     }
 
     fn disk(&self) -> MutexGuard<'_, Option<u64>> {
@@ -197,13 +218,19 @@ impl Backend for NativeBackend {
     }
 
     async fn start(&self, request: StartRequest<'_>) -> Result<StartedBox, BoxError> {
-        let (mut plan, sources, rootfs) = plan::of(&request, &self.0.config)?;
-        let (near, far) = UnixStream::pair().map_err(failed)?;
-        near.set_nonblocking(true).map_err(failed)?;
-        let (spool, slots) = slots::make().map_err(failed)?;
         let root = self.0.config.state_dir.as_deref();
         let state = root.map(|root| State::new(root, request.id)).transpose();
         let (state, listener) = state.map_err(failed)?.unzip();
+        let (mounts, mut scratch) = (&request.spec.extra_mounts, None);
+        let mut copies =
+            match place_for(mounts, state.as_ref(), &mut scratch, self.0.config.run_as)? {
+                Some(place) => artifacts::copy_all(mounts, &place).await?,
+                None => Copies::new(),
+            };
+        let (mut plan, sources, rootfs) = plan::of(&request, &self.0.config, &mut copies)?;
+        let (near, far) = UnixStream::pair().map_err(failed)?;
+        near.set_nonblocking(true).map_err(failed)?;
+        let (spool, slots) = slots::make().map_err(failed)?;
         let logs = state.as_ref().map_or_else(unnamed_logs, State::logs);
         let logs = logs.map_err(failed)?;
         let server = self.0.server.running().await?;
@@ -228,6 +255,7 @@ impl Backend for NativeBackend {
         let living = Arc::new(Living {
             sandbox,
             state: Mutex::new(state),
+            scratch: Mutex::new(scratch),
             quota: request
                 .spec
                 .host_path
@@ -317,8 +345,9 @@ impl Backend for NativeBackend {
     async fn add_mounts(&self, id: Uuid, mounts: &[BoxMountSpec]) -> Result<(), BoxError> {
         let living = self.living(id).ok_or_else(gone)?;
         let server = self.0.server.running().await?;
+        let mut copies = living.copies(mounts, self.0.config.run_as).await?;
         for mount in mounts {
-            let Some((mount, source)) = plan::mount(mount, 0)? else {
+            let Some((mount, source)) = plan::mount(mount, 0, &mut copies)? else {
                 continue;
             };
             debug_assert_eq!(mount.source, Source::Fd(0));
@@ -367,6 +396,7 @@ impl Backend for NativeBackend {
             let living = Arc::new(Living {
                 sandbox: one.sandbox,
                 state: Mutex::new(Some(one.state)),
+                scratch: Mutex::default(),
                 quota: one.quota,
                 disk: Mutex::default(),
                 egress: OnceLock::new(),
@@ -413,6 +443,26 @@ async fn watch_again(living: &Arc<Living>) -> Result<(), BoxError> {
         tokio::spawn(quota.map_err(failed)?.watch(Arc::downgrade(living)));
     }
     Ok(())
+}
+
+/// Where the artifacts of a box are copied to, if these mounts have any.
+fn place_for(
+    mounts: &[BoxMountSpec],
+    state: Option<&State>,
+    scratch: &mut Option<Scratch>,
+    owner: Option<(u32, u32)>,
+) -> Result<Option<PathBuf>, BoxError> {
+    if !mounts.iter().any(BoxMountSpec::is_content_addressed) {
+        return Ok(None);
+    }
+    if let Some(state) = state {
+        return Ok(Some(state.artifacts()));
+    }
+    let scratch = match scratch {
+        Some(scratch) => scratch,
+        None => scratch.insert(Scratch::new(owner).map_err(failed)?),
+    };
+    Ok(Some(scratch.path().to_owned()))
 }
 
 /// Has the server make a box, and waits for it.

@@ -10,15 +10,18 @@ use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
 use super::NativeConfig;
+use super::artifacts::Copies;
 use crate::backend::StartRequest;
 
 /// The guest's id inside every box.
 const GUEST: u32 = 1000;
 
-/// The plan of a box, the directories that its mounts count in, and what its root is.
+/// The plan of a box, the directories that its mounts count in, and what its root is. Of content that is known by its digest
+/// the copies are mounted.
 pub(super) fn of(
     request: &StartRequest<'_>,
     config: &NativeConfig,
+    copies: &mut Copies,
 ) -> Result<(SandboxPlan, Vec<OwnedFd>, &'static str), BoxError> {
     let spec = request.spec;
     let (name, home) = request.guest();
@@ -37,7 +40,7 @@ pub(super) fn of(
         });
     }
     for extra in &spec.extra_mounts {
-        if let Some((mount, source)) = mount(extra, sources.len())? {
+        if let Some((mount, source)) = mount(extra, sources.len(), copies)? {
             mounts.push(mount);
             sources.push(source);
         }
@@ -82,7 +85,11 @@ fn root(spec: &BoxSpec, config: &NativeConfig) -> Result<(Root, &'static str), B
 }
 
 /// A further mount, whose source is the `n`th descriptor; none if it is not to be mounted.
-pub(super) fn mount(spec: &BoxMountSpec, n: usize) -> Result<Option<(Mount, OwnedFd)>, BoxError> {
+pub(super) fn mount(
+    spec: &BoxMountSpec,
+    n: usize,
+    copies: &mut Copies,
+) -> Result<Option<(Mount, OwnedFd)>, BoxError> {
     if spec.mode == HostPathMode::None {
         return Ok(None);
     }
@@ -91,7 +98,11 @@ pub(super) fn mount(spec: &BoxMountSpec, n: usize) -> Result<Option<(Mount, Owne
         target: PathBuf::from(&spec.mount_path),
         writable: spec.mode == HostPathMode::Rw,
     };
-    Ok(Some((mount, open("extra_mounts", &spec.host_path)?)))
+    let source = match copies.remove(&spec.mount_path) {
+        Some(copy) => copy,
+        None => open("extra_mounts", &spec.host_path)?,
+    };
+    Ok(Some((mount, source)))
 }
 
 /// What exists from the start and belongs to the guest: the workspace, mounted or not, and what was asked for.

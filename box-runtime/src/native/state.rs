@@ -78,6 +78,11 @@ impl State {
         )?)?)
     }
 
+    /// Where the copies are of content that it has by its digest.
+    pub(super) fn artifacts(&self) -> PathBuf {
+        self.0.join("artifacts")
+    }
+
     /// The file of the names that the box was told addresses for.
     pub(super) fn names(&self) -> io::Result<File> {
         let mut options = std::fs::OpenOptions::new();

@@ -64,7 +64,8 @@ pub(crate) async fn run(arguments: &Arguments, asked: &ServeArguments) -> Result
         ports.push(langbot_port(address, &config.server, &tokens).await?);
     }
     let boxes = Boxes::start(&config, Some(&state), config.policy.clone())?;
-    let langbot = langbot::start(&config, &boxes, Some(langbot::OWNER.into()))?;
+    let guarded = !tokens.is_empty() || langbot::token().is_ok_and(|token| token.is_some());
+    let langbot = langbot::start(&config, &boxes, Some(langbot::OWNER.into()), guarded)?;
     let key = Key::of(&state)?;
     let shared_by = ports.first().filter(|_| config.server.http.is_some());
     let url = shared_by.map(|port| port.url(&config.server));

@@ -1,10 +1,13 @@
 //! The table of LangBot's actions: whom each may be asked by, and who does it.
 
 use std::future::Future;
+use std::ops::Deref;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use box_protocol::BoxError;
-use box_rpc::{Action, Call, Handle, Never, Router, contract};
+use box_rpc::{Action, Call, Handle, Never, Router, Withdrawal, contract};
 use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value};
@@ -13,8 +16,23 @@ use super::context::{self, Placement};
 use super::errors::{key_error, stale, value_error};
 use super::{Host, admission, exec, processes, readiness, sessions, storage};
 
-/// What a call carries, and what it is answered with: an object, as text.
-pub(super) type Data = Box<RawValue>;
+/// An object, as text.
+type Text = Box<RawValue>;
+
+/// What a call carries.
+pub(super) struct Data {
+    text: Text,
+    /// Whether its caller wants it no more.
+    pub(super) withdrawal: Withdrawal,
+}
+
+impl Deref for Data {
+    type Target = RawValue;
+
+    fn deref(&self) -> &RawValue {
+        &self.text
+    }
+}
 
 /// A connection of one installation.
 #[derive(Clone)]
@@ -26,7 +44,9 @@ pub(super) struct Connection {
 
 pub(super) fn router(host: &Arc<Host>, guarded: bool) -> Router {
     let host = Arc::clone(host);
-    Served::router(Arc::new(Connection { host, guarded })).build()
+    let connection = Arc::new(Connection { host, guarded });
+    let warden = Arc::clone(&connection);
+    Served::router(connection).warden(warden).build()
 }
 
 macro_rules! actions {
@@ -36,15 +56,19 @@ macro_rules! actions {
 
             impl Action for $action {
                 const NAME: &'static str = $name;
-                type Params = Data;
-                type Result = Data;
+                type Params = Text;
+                type Result = Text;
                 type Chunk = Never;
             }
 
             impl Handle<$action> for Connection {
-                async fn handle(&self, data: Data, call: Call<$action>) -> Result<Data, BoxError> {
-                    let context = call.context::<Data>().transpose()?;
+                async fn handle(&self, text: Text, call: Call<$action>) -> Result<Text, BoxError> {
+                    let context = call.context::<Text>().transpose()?;
                     let context = context.as_deref().map(RawValue::get);
+                    let data = Data {
+                        text,
+                        withdrawal: call.withdrawal(),
+                    };
                     self.$whose(context, data, $do).await
                 }
             }
@@ -84,7 +108,7 @@ impl Connection {
         context: Option<&str>,
         data: Data,
         work: impl FnOnce(Connection, Data) -> F,
-    ) -> Result<Data, BoxError> {
+    ) -> Result<Text, BoxError> {
         context::check_instance(context, &self.host.instance)?;
         answer(&work(self.clone(), data).await?)
     }
@@ -94,7 +118,7 @@ impl Connection {
         context: Option<&str>,
         data: Data,
         work: impl FnOnce(Arc<Host>, Arc<Placement>, Data) -> F,
-    ) -> Result<Data, BoxError> {
+    ) -> Result<Text, BoxError> {
         let placement = context::placement(context, &self.host.instance)?;
         self.fenced(placement, data, work).await
     }
@@ -104,7 +128,7 @@ impl Connection {
         context: Option<&str>,
         data: Data,
         work: impl FnOnce(Arc<Host>, Arc<Placement>, Data) -> F,
-    ) -> Result<Data, BoxError> {
+    ) -> Result<Text, BoxError> {
         let placement = context::placement(context, &self.host.instance)?;
         self.host.require_grant(&placement).await?;
         self.fenced(placement, data, work).await
@@ -116,7 +140,7 @@ impl Connection {
         placement: Placement,
         data: Data,
         work: impl FnOnce(Arc<Host>, Arc<Placement>, Data) -> F,
-    ) -> Result<Data, BoxError> {
+    ) -> Result<Text, BoxError> {
         let host = &self.host;
         let lease = host.enter(&placement).await?;
         let placement = Arc::new(placement);
@@ -138,7 +162,7 @@ impl Connection {
     }
 }
 
-fn answer(result: &impl Serialize) -> Result<Data, BoxError> {
+fn answer(result: &impl Serialize) -> Result<Text, BoxError> {
     to_raw_value(result)
         .map_err(|error| BoxError::internal(format!("the answer cannot be written: {error}")))
 }
@@ -171,6 +195,51 @@ pub(super) async fn to_its_end<T: Send + 'static>(
 ) -> Result<T, BoxError> {
     let done = tokio::spawn(work).await;
     done.unwrap_or_else(|_| Err(BoxError::internal("the action failed")))
+}
+
+/// Work that goes on when the connection that asked for it is gone, and ends if its caller wants it no more.
+pub(super) struct UnlessWithdrawn<T: Send + 'static> {
+    work: Option<Pin<Box<dyn Future<Output = T> + Send>>>,
+    withdrawal: Withdrawal,
+}
+
+impl<T: Send> UnlessWithdrawn<T> {
+    pub(super) fn new(
+        withdrawal: Withdrawal,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> Self {
+        let work = Some(Box::pin(work) as Pin<Box<_>>);
+        Self { work, withdrawal }
+    }
+}
+
+impl<T: Send> Future for UnlessWithdrawn<T> {
+    type Output = T;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
+        let Some(work) = &mut self.work else {
+            return Poll::Pending;
+        };
+        let done = work.as_mut().poll(context);
+        if done.is_ready() {
+            self.work = None;
+        }
+        done
+    }
+}
+
+impl<T: Send> Drop for UnlessWithdrawn<T> {
+    fn drop(&mut self) {
+        let Some(work) = self.work.take() else {
+            return;
+        };
+        // Where nothing runs any more, nothing goes on.
+        if let Ok(runtime) = tokio::runtime::Handle::try_current()
+            && !self.withdrawal.happened()
+        {
+            runtime.spawn(async move { drop(work.await) });
+        }
+    }
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-pub(super) use self::managed::managed_root;
+pub(super) use self::managed::{managed_root, tenants};
 use self::moment::Micros;
 use super::Host;
 use super::actions::{Connection, Data, to_its_end};

@@ -16,7 +16,7 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use super::Host;
-use super::actions::Data;
+use super::actions::{Data, UnlessWithdrawn};
 use super::context::Placement;
 use super::sessions::named;
 
@@ -75,10 +75,14 @@ pub(super) async fn exec(
     let params = BoxExecParams {
         spec,
         on_timeout: OnTimeout::DropBox,
-        on_disconnect: OnDisconnect::Keep,
+        on_disconnect: OnDisconnect::Kill,
         attach: None,
     };
-    let outcome = host.runtime.exec(&host.caller(), params).await;
+    let outcome = {
+        let (runtime, caller) = (host.runtime.clone(), host.caller());
+        let run = async move { runtime.exec(&caller, params).await };
+        UnlessWithdrawn::new(data.withdrawal, run).await
+    };
     let result = match outcome {
         Ok(result) => result,
         Err(error) => return host.told(Err(error), &id).await,

@@ -107,13 +107,18 @@ impl Lease {
         let _ = newest.wait_for(|newest| *newest != self.generation).await;
     }
 
+    /// Whether nothing older is left.
+    pub(super) fn is_cleared(&self) -> bool {
+        self.workspace.cleared.load(Ordering::Acquire) >= self.generation
+    }
+
     /// Does the clearing for this generation once; whoever comes meanwhile waits for it.
     pub(super) async fn cleared_by<F: Future<Output = ()>>(&self, clear: impl FnOnce() -> F) {
-        if self.workspace.cleared.load(Ordering::Acquire) >= self.generation {
+        if self.is_cleared() {
             return;
         }
         let _turn = self.workspace.clearing.lock().await;
-        if self.workspace.cleared.load(Ordering::Acquire) < self.generation {
+        if !self.is_cleared() {
             clear().await;
             self.workspace
                 .cleared

@@ -6,7 +6,7 @@
 //!
 //! # Reading order
 //! 1. This file: [`LangBot`], all installations behind one server, and [`Host`], one of them.
-//! 2. `actions`: the table of actions, and what each asks of its caller. `context`: who asks, for which workspace,
+//! 2. `actions`: the table of actions, and what each asks of its caller; `controls`: what requests about those ask. `context`: who asks, for which workspace,
 //!    and the names of its boxes. `fence`: only the newest placement of a workspace is served.
 //! 3. `exec`, `sessions`, `processes`, `storage`: the actions. `mounts`: which host paths they may name.
 //! 4. `relay`: a managed process on a websocket, framed by line.
@@ -17,6 +17,7 @@ mod actions;
 mod admission;
 mod config;
 mod context;
+mod controls;
 mod errors;
 mod exec;
 mod fence;
@@ -102,7 +103,12 @@ impl LangBot {
         settings: Settings,
     ) -> Result<Self, BoxError> {
         // Refused now rather than at the first connection.
-        Config::default().merged(settings.config.clone())?;
+        let config = Config::default().merged(settings.config.clone())?;
+        let places = Places {
+            opened: settings.opened_roots.clone(),
+            others: true,
+        };
+        config.make_workspace(&places)?;
         Ok(Self {
             runtime,
             service,

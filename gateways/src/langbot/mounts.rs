@@ -54,6 +54,10 @@ impl Host {
 
 fn opened_mount(mut mount: BoxMountSpec, places: &Places) -> Result<BoxMountSpec, BoxError> {
     mount.host_path = opened_path("extra_mounts.host_path", &mount.host_path, places, false)?;
+    if let Some(manifest) = &mount.manifest_path {
+        let field = "extra_mounts.manifest_path";
+        mount.manifest_path = Some(opened_path(field, manifest, places, false)?);
+    }
     Ok(mount)
 }
 

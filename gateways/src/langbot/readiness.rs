@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use box_protocol::BoxError;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::actions::{Connection, Data, members};
 use super::admission::{Policy, managed_root};
@@ -13,6 +13,24 @@ use super::errors::readiness;
 use super::mounts::blocking;
 use super::sessions::named;
 use super::{Host, LangBot};
+
+/// Everything that grants promise, in the order in which it is told.
+const CHECKS: [&str; 14] = [
+    "configuration",
+    "required_backend",
+    "workspace_mount",
+    "backend_available",
+    "cgroup_v2",
+    "namespace_isolation",
+    "mount_isolation",
+    "network_isolation",
+    "hard_workspace_quota",
+    "hard_read_only_mount_quota",
+    "bounded_ephemeral_storage",
+    "inode_quota",
+    "session_cap",
+    "managed_process_cap",
+];
 
 /// What the last look found, and whether quotas on disk may be missing.
 #[derive(Debug)]
@@ -96,12 +114,9 @@ impl Host {
         if found["ready"] == true {
             return Ok(());
         }
-        let nothing = Map::new();
-        let checks = found["checks"].as_object().unwrap_or(&nothing);
-        let failed: Vec<_> = checks
-            .iter()
-            .filter(|(_, passed)| **passed != true)
-            .map(|(name, _)| name.as_str())
+        let failed: Vec<_> = CHECKS
+            .into_iter()
+            .filter(|name| found["checks"][name] != true)
             .collect();
         Err(readiness(format!(
             "Managed sandbox isolation is not ready (failed checks: {})",

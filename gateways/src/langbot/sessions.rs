@@ -5,13 +5,14 @@ use std::sync::atomic::Ordering;
 
 use box_protocol::actions::{BoxCreateParams, BoxDeleteParams, BoxListParams, IfExists};
 use box_protocol::langbot::SessionView;
+use box_protocol::model::ARTIFACT_UNUSABLE;
 use box_protocol::{BoxError, BoxSessionInfo, BoxState, Code, SessionId, World};
 use futures::future::join_all;
 use serde_json::{Value, json};
 
 use super::actions::{Connection, Data, members, required, to_its_end};
 use super::context::Placement;
-use super::errors::{admission, conflict, field_of, no_session, readiness};
+use super::errors::{admission, conflict, field_of, no_session, of_class, readiness};
 use super::fence::Lease;
 use super::{Host, processes};
 
@@ -242,6 +243,9 @@ impl Host {
         };
         if error.code() == Code::NotFound {
             return Err(no_session(id.as_str()));
+        }
+        if error.message().starts_with(ARTIFACT_UNUSABLE) {
+            return Err(of_class("BoxError", error.code(), error.message()));
         }
         let Some(field) = field_of(&error) else {
             return Err(error);

@@ -20,7 +20,7 @@ use tokio::time::timeout;
 
 use super::Host;
 use super::actions::{Connection, Data, as_text, members};
-use super::admission::managed_root;
+use super::admission::{managed_root, tenants};
 use super::context::Placement;
 use super::errors::readiness;
 use super::mounts::blocking;
@@ -64,7 +64,7 @@ pub(super) async fn analysis(
         let Ok(root) = managed_root(&config) else {
             return Ok(Vec::new());
         };
-        Ok(measured(&root.join("tenants").join(namespace)))
+        Ok(measured(&tenants(&root)?.join(namespace)))
     });
     let mut directories: Vec<Value> = on_host
         .await?

@@ -9,11 +9,15 @@ use crate::action::Entry;
 use crate::call::{Answer, Batch, Dispatch};
 use crate::error::{Code, Fault, RpcError};
 use crate::hello::{self, Hello, HelloParams};
-use crate::ledger::{Body, Credit, Delivery, Refusal};
+use crate::ledger::{Body, Credit, Delivery, Made, Refusal};
 use crate::limits::Limits;
 use crate::message::{CallId, Control, Decoded, Message, Meta, Part, Unreadable};
-use crate::wire::{Dialect, Encoded, Ends, parse_params};
+use crate::warden::{FILE_BYTES, Warden};
+use crate::wire::{Dialect, Encoded, Ends, parse_params, value_error};
 use crate::{Action as _, CloseReason};
+
+/// Characters of an unknown action's name that are said again.
+const SHOWN_CHARS: usize = 300;
 
 /// How long the refusal of a caller may take to be written before the connection is cut.
 const DENIED_FLUSH: Duration = Duration::from_secs(1);
@@ -156,7 +160,11 @@ impl Engine {
                     part,
                 );
             }
-            Ok(Message::Control { ask, control }) => self.obey(ask.as_ref(), &control),
+            Ok(Message::Control {
+                ask,
+                control,
+                context,
+            }) => self.obey(ask.as_ref(), &control, context),
             Ok(Message::Ignored) => {}
         }
     }
@@ -217,7 +225,11 @@ impl Engine {
                     };
                     self.answered(&id, outcome.map(body), part);
                 }
-                Ok(Message::Control { ask, control }) => self.obey(ask.as_ref(), &control),
+                Ok(Message::Control {
+                    ask,
+                    control,
+                    context,
+                }) => self.obey(ask.as_ref(), &control, context),
                 Ok(Message::Ignored) => {}
             }
         }
@@ -250,7 +262,7 @@ impl Engine {
             );
         }
         let Some(entry) = self.router.find(action) else {
-            let shown: String = action.chars().take(100).collect();
+            let shown: String = action.chars().take(SHOWN_CHARS).collect();
             return refuse(
                 id,
                 &RpcError::fault(Fault::UnknownAction, format!("Action {shown} not found")),
@@ -258,9 +270,13 @@ impl Engine {
         };
         let credit = (entry.streams && meta.credit > 0).then(|| Arc::new(Credit::new(meta.credit)));
         let stream = credit.is_some();
+        let made = Made {
+            action: entry.name,
+            context: self.router.warden().and_then(|_| meta.context.clone()),
+        };
         let admitted = self
             .incoming()
-            .admit(id.clone(), credit.clone(), &self.limits);
+            .admit(id.clone(), made, credit.clone(), &self.limits);
         match admitted {
             Ok(id) => {
                 let batch = batch.cloned();
@@ -409,13 +425,42 @@ impl Engine {
         }
     }
 
-    fn obey(&self, ask: Option<&CallId>, control: &Control<'_>) {
+    fn obey(&self, ask: Option<&CallId>, control: &Control<'_>, context: Option<&str>) {
         if !self.admitted.load(Ordering::Relaxed) {
             return self.stop(CloseReason::Denied, Duration::ZERO);
         }
-        let outcome = match control {
+        let outcome = match self.router.warden() {
+            Some(warden) => warden.check(control.langbot_name(), context),
+            None => Ok(()),
+        };
+        let outcome = outcome.and_then(|()| self.done(ask, control, context));
+        let Some(id) = ask else { return };
+        let text = match outcome {
+            Ok(body) => self.dialect().result(id, &Encoded(body), Ends::Call).ok(),
+            Err(error) => self.dialect().error(Some(id), &error),
+        };
+        self.reply(text.unwrap_or_default(), None);
+    }
+
+    /// Whether a call may be ended, or its chunks be taken, from this context.
+    fn may_touch(&self, id: &CallId, context: Option<&str>) -> bool {
+        let Some(warden) = self.router.warden() else {
+            return true;
+        };
+        let made = self.incoming().made(id).cloned();
+        made.is_some_and(|made| warden.owns(context, made.action, made.context.as_deref()))
+    }
+
+    /// Does what a control message says. The answer, if one is wanted.
+    fn done(
+        &self,
+        ask: Option<&CallId>,
+        control: &Control<'_>,
+        context: Option<&str>,
+    ) -> Result<&'static str, RpcError> {
+        match control {
             Control::Cancel { id } => {
-                let cancelled = self.incoming().cancel(id);
+                let cancelled = self.may_touch(id, context) && self.incoming().cancel(id);
                 Ok(if cancelled {
                     "{\"cancelled\":true}"
                 } else {
@@ -423,7 +468,7 @@ impl Engine {
                 })
             }
             Control::Grant { id, grant } => {
-                let accepted = self.incoming().grant(id, *grant);
+                let accepted = self.may_touch(id, context) && self.incoming().grant(id, *grant);
                 Ok(if accepted {
                     "{\"accepted\":true}"
                 } else {
@@ -448,13 +493,12 @@ impl Engine {
                 self.outgoing().refuse("the peer is closing");
                 Ok("{}")
             }
-            Control::FilePiece(piece) => self.files().add(piece).map(|()| "{}"),
-        };
-        let Some(id) = ask else { return };
-        let text = match outcome {
-            Ok(body) => self.dialect().result(id, &Encoded(body), Ends::Call).ok(),
-            Err(error) => self.dialect().error(Some(id), &error),
-        };
-        self.reply(text.unwrap_or_default(), None);
+            Control::FilePiece(piece) => {
+                let most = self.router.warden().map(Warden::file_bytes);
+                self.files().add(piece, most.unwrap_or(FILE_BYTES))?;
+                Ok("{}")
+            }
+            Control::Malformed { why, .. } => Err(value_error(*why)),
+        }
     }
 }

@@ -68,13 +68,17 @@ fn langbots_continue_ends_a_plain_call_and_feeds_a_stream() {
 fn an_id_is_refused_while_in_flight_and_free_afterwards() {
     let (mut incoming, limits) = (Incoming::default(), Limits::default());
     let id = CallId::Number(7);
-    incoming.admit(Some(id.clone()), None, &limits).unwrap();
+    incoming
+        .admit(Some(id.clone()), Made::default(), None, &limits)
+        .unwrap();
     assert_eq!(
-        incoming.admit(Some(id.clone()), None, &limits),
+        incoming.admit(Some(id.clone()), Made::default(), None, &limits),
         Err(Refusal::Duplicate)
     );
     assert_eq!(incoming.answered(&id), None);
-    incoming.admit(Some(id), None, &limits).unwrap();
+    incoming
+        .admit(Some(id), Made::default(), None, &limits)
+        .unwrap();
 }
 
 #[test]
@@ -86,14 +90,18 @@ fn calls_and_streams_are_counted_apart() {
     };
     let mut incoming = Incoming::default();
     let credit = || Some(Arc::new(Credit::new(1)));
-    incoming.admit(None, None, &limits).unwrap();
+    incoming
+        .admit(None, Made::default(), None, &limits)
+        .unwrap();
     assert_eq!(
-        incoming.admit(None, None, &limits),
+        incoming.admit(None, Made::default(), None, &limits),
         Err(Refusal::TooManyCalls)
     );
-    incoming.admit(None, credit(), &limits).unwrap();
+    incoming
+        .admit(None, Made::default(), credit(), &limits)
+        .unwrap();
     assert_eq!(
-        incoming.admit(None, credit(), &limits),
+        incoming.admit(None, Made::default(), credit(), &limits),
         Err(Refusal::TooManyStreams)
     );
     assert!(!incoming.free(true));
@@ -104,7 +112,7 @@ fn calls_and_streams_are_counted_apart() {
 async fn a_cancel_that_comes_before_the_task_still_ends_it() {
     let (mut incoming, limits) = (Incoming::default(), Limits::default());
     let id = incoming
-        .admit(Some(CallId::Number(1)), None, &limits)
+        .admit(Some(CallId::Number(1)), Made::default(), None, &limits)
         .unwrap();
     assert!(incoming.cancel(&id));
     let task = tokio::spawn(std::future::pending::<()>());

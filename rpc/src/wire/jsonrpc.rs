@@ -209,7 +209,11 @@ pub(super) fn one<'a>(text: &'a str, limits: &Limits) -> Result<Message<'a>, Unr
         return match read_control(&action, params, limits)
             .map_err(|error| bad_params(error, &action))?
         {
-            Some(Ok(control)) => Ok(Message::Control { ask: id, control }),
+            Some(Ok(control)) => Ok(Message::Control {
+                ask: id,
+                control,
+                context: None,
+            }),
             Some(Err((id, chunk))) => Ok(Message::Answer {
                 id,
                 outcome: Ok(chunk),
@@ -463,7 +467,8 @@ pub(super) fn control(control: &Control<'_>) -> Option<String> {
             grant: Grant::ReadUpTo(_),
             ..
         }
-        | Control::FilePiece(_) => return None,
+        | Control::FilePiece(_)
+        | Control::Malformed { .. } => return None,
     };
     Some(format!(
         "{{\"jsonrpc\":\"2.0\",\"method\":\"$/{method}\",\"params\":{params}}}"

@@ -10,6 +10,7 @@ use std::io::Write as _;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -23,7 +24,7 @@ use crate::message::{CallId, Control, Grant, Message, Meta, Part, Unreadable};
 pub(crate) const STREAM_WINDOW: u32 = 8;
 /// The id under which a request without a usable one is answered.
 const UNKNOWN_ID: i64 = -1;
-/// Longest error text, in characters.
+/// Longest error text without its class, in characters.
 const ERROR_CHARS: usize = 4096;
 
 #[derive(Deserialize)]
@@ -37,7 +38,7 @@ struct Frame<'a> {
     #[serde(borrow, default)]
     context: Option<&'a RawValue>,
     #[serde(default)]
-    stream_flow_control: Option<u8>,
+    stream_flow_control: Option<One>,
     #[serde(default)]
     deadline_ms: Option<u64>,
     #[serde(borrow, default)]
@@ -52,6 +53,20 @@ struct Frame<'a> {
     stream_index: Option<u64>,
 }
 
+/// The number 1; there is no other flow control.
+#[derive(Deserialize)]
+#[serde(try_from = "u8")]
+struct One;
+
+impl TryFrom<u8> for One {
+    type Error = &'static str;
+
+    fn try_from(number: u8) -> Result<Self, Self::Error> {
+        let one = (number == 1).then_some(Self);
+        one.ok_or("stream_flow_control must be 1")
+    }
+}
+
 pub(super) fn recognises(text: &str) -> bool {
     serde_json::from_str::<Frame<'_>>(text).is_ok_and(|frame| {
         frame.seq_id.is_some() && (frame.action.is_some() || frame.code.is_some())
@@ -59,10 +74,8 @@ pub(super) fn recognises(text: &str) -> bool {
 }
 
 pub(super) fn decode<'a>(text: &'a str, limits: &Limits) -> Result<Message<'a>, Unreadable> {
-    let frame: Frame<'a> = serde_json::from_str(text).map_err(|error| Unreadable {
-        id: None,
-        error: parse_fault(&error),
-    })?;
+    let frame: Frame<'a> =
+        serde_json::from_str(text).map_err(|error| misshapen(text, &error, limits))?;
     let id = frame
         .seq_id
         .and_then(|id| CallId::from_token(id.get(), limits.id_bytes));
@@ -103,39 +116,28 @@ pub(super) fn decode<'a>(text: &'a str, limits: &Limits) -> Result<Message<'a>, 
         });
     };
     let Some(params) = object else {
-        let error = RpcError::fault(Fault::InvalidParams, "data must be an object");
+        let error = RpcError::fault(Fault::InvalidMessage, "data must be an object");
         return Err(Unreadable {
             id: Some(id),
             error,
         });
     };
-    if action.starts_with("__") {
-        match read_control(&action, params) {
-            Ok(Some(control)) => {
-                return Ok(Message::Control {
-                    ask: Some(id),
-                    control,
-                });
-            }
-            Ok(None) => {}
-            Err(error) => {
-                let error = RpcError::fault(Fault::InvalidParams, error.to_string());
-                return Err(Unreadable {
-                    id: Some(id),
-                    error,
-                });
-            }
-        }
+    if let Some(control) = read_control(&action, params) {
+        return Ok(Message::Control {
+            ask: Some(id),
+            control,
+            context: frame.context.map(RawValue::get),
+        });
     }
     let meta = Meta {
         deadline: frame.deadline_ms.map(Duration::from_millis),
         key: frame.key.map(Cow::into_owned),
-        credit: if frame.stream_flow_control == Some(1) {
+        credit: if frame.stream_flow_control.is_some() {
             STREAM_WINDOW
         } else {
             0
         },
-        context: frame.context.map(|context| context.get().to_owned()),
+        context: frame.context.map(|context| context.get().into()),
     };
     Ok(Message::Call {
         id: Some(id),
@@ -147,29 +149,77 @@ pub(super) fn decode<'a>(text: &'a str, limits: &Limits) -> Result<Message<'a>, 
     })
 }
 
-fn read_control<'a>(action: &str, data: &'a str) -> Result<Option<Control<'a>>, serde_json::Error> {
+/// A frame with a member of the wrong type: a request is answered all the same, an answer is passed over.
+fn misshapen(text: &str, error: &serde_json::Error, limits: &Limits) -> Unreadable {
     #[derive(Deserialize)]
-    struct About {
-        seq_id: i64,
+    struct Outline<'a> {
+        #[serde(borrow, default)]
+        seq_id: Option<&'a RawValue>,
         #[serde(default)]
-        index: u64,
+        action: Option<IgnoredAny>,
+        #[serde(default)]
+        code: Option<IgnoredAny>,
     }
-    let about = || serde_json::from_str::<About>(data);
-    Ok(Some(match action {
+    let outline = serde_json::from_str::<Outline<'_>>(text).ok();
+    let request = outline.filter(|outline| outline.action.is_some() && outline.code.is_none());
+    let Some(request) = request else {
+        return Unreadable {
+            id: None,
+            error: parse_fault(error),
+        };
+    };
+    let id = request
+        .seq_id
+        .and_then(|id| CallId::from_token(id.get(), limits.id_bytes));
+    Unreadable {
+        id: Some(id.unwrap_or(CallId::Number(UNKNOWN_ID))),
+        error: RpcError::fault(Fault::InvalidMessage, error.to_string()),
+    }
+}
+
+fn read_control<'a>(action: &str, data: &'a str) -> Option<Control<'a>> {
+    #[derive(Deserialize)]
+    struct Whose {
+        seq_id: i64,
+    }
+    #[derive(Deserialize)]
+    struct Read {
+        seq_id: i64,
+        index: i64,
+    }
+    Some(match action {
         "__ping" => Control::Ping,
-        "__cancel_action" => Control::Cancel {
-            id: CallId::Number(about()?.seq_id),
+        "__cancel_action" => match serde_json::from_str::<Whose>(data) {
+            Ok(whose) => Control::Cancel {
+                id: CallId::Number(whose.seq_id),
+            },
+            Err(_) => Control::Malformed {
+                request: "__cancel_action",
+                why: "Cancellation requires an integer seq_id",
+            },
         },
-        "__stream_ack" => {
-            let about = about()?;
-            Control::Grant {
-                id: CallId::Number(about.seq_id),
-                grant: Grant::ReadUpTo(about.index),
-            }
-        }
+        "__stream_ack" => match serde_json::from_str::<Read>(data) {
+            Ok(read) => Control::Grant {
+                id: CallId::Number(read.seq_id),
+                // One below zero is of no chunk, and so is one that was never sent.
+                grant: Grant::ReadUpTo(u64::try_from(read.index).unwrap_or(u64::MAX)),
+            },
+            Err(_) => Control::Malformed {
+                request: "__stream_ack",
+                why: "Stream acknowledgement requires integer sequence and index",
+            },
+        },
         "__file_chunk" => Control::FilePiece(data),
-        _ => return Ok(None),
-    }))
+        _ => return None,
+    })
+}
+
+/// An error that LangBot's own server would raise as a `ValueError`.
+pub(crate) fn value_error(message: impl Into<String>) -> RpcError {
+    let class = Class {
+        class: "ValueError".into(),
+    };
+    RpcError::validation(message).with_detail(&class)
 }
 
 /// An id for a request whose answer nobody waits for: negative, which no call's is.
@@ -180,7 +230,7 @@ pub(super) fn ignored_id() -> i64 {
 
 /// The prefixes, in the order in which LangBot's client looks for them. Some stand for a narrower
 /// subject than the word does; the error's detail `subject` says which.
-const PREFIXES: [(&str, Code, Option<&str>); 13] = [
+const PREFIXES: [(&str, Code, Option<&str>); 14] = [
     ("BoxAdmissionError", Code::Denied, Some("grant")),
     ("BoxReadinessError", Code::Unavailable, Some("readiness")),
     ("BoxCapacityExceededError", Code::Capacity, None),
@@ -202,6 +252,7 @@ const PREFIXES: [(&str, Code, Option<&str>); 13] = [
     ("TimeoutError", Code::Timeout, None),
     ("CancelledError", Code::Cancelled, None),
     ("RuntimeError", Code::Internal, None),
+    ("ValidationError", Code::Validation, None),
 ];
 
 #[derive(Serialize, Deserialize)]
@@ -211,17 +262,18 @@ struct Subject<'a> {
 }
 
 /// A gateway that answers as LangBot's own server would may name the class itself.
-#[derive(Deserialize)]
+#[derive(Serialize, Deserialize)]
 struct Class<'a> {
     #[serde(borrow)]
     class: Cow<'a, str>,
 }
 
 fn error_text(error: &RpcError) -> String {
-    let message = error.message();
+    let message = shortened(error.message());
     let max = error.detail::<LimitDetail>().map(|detail| detail.max);
     match (error.written_wrongly(), error.code(), max) {
         (Some(Fault::UnknownAction), ..) => return format!("ValueError: {message}"),
+        (Some(Fault::InvalidMessage), ..) => return format!("ValidationError: {message}"),
         (Some(Fault::InvalidParams), ..) => {
             // What a Python handler says when it takes a missing key out of `data`.
             let missing = message.split_once("missing field `");
@@ -266,6 +318,14 @@ fn error_text(error: &RpcError) -> String {
         .or_else(plain)
         .map_or("RuntimeError", |(prefix, ..)| prefix);
     format!("{prefix}: {message}")
+}
+
+/// A text no longer than LangBot's own server would send it.
+fn shortened(message: &str) -> Cow<'_, str> {
+    match message.char_indices().nth(ERROR_CHARS) {
+        Some((cut, _)) => format!("{}... [protocol error truncated]", &message[..cut]).into(),
+        None => message.into(),
+    }
 }
 
 fn read_error(text: &str) -> RpcError {
@@ -389,11 +449,7 @@ pub(super) fn chunk(
 }
 
 pub(super) fn error(id: &CallId, error: &RpcError) -> Option<String> {
-    let mut text = error_text(error);
-    if let Some((cut, _)) = text.char_indices().nth(ERROR_CHARS) {
-        text.truncate(cut);
-        text.push_str("... [protocol error truncated]");
-    }
+    let text = error_text(error);
     let mut out = Vec::with_capacity(128);
     let _ = write!(out, "{{\"seq_id\":{id},\"code\":1,\"message\":");
     write_text(&mut out, &text);
@@ -417,6 +473,7 @@ pub(super) fn control(control: &Control<'_>) -> Option<String> {
             grant: Grant::More(_),
             ..
         }
+        | Control::Malformed { .. }
         | Control::Pong
         | Control::Bye { .. } => return None,
     };

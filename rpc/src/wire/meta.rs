@@ -62,7 +62,7 @@ pub(super) fn read(params: &str) -> Result<Option<Meta>, serde_json::Error> {
         deadline: meta.deadline_ms.map(Duration::from_millis),
         key: meta.key.map(Cow::into_owned),
         credit: meta.credit,
-        context: meta.context.map(|context| context.get().to_owned()),
+        context: meta.context.map(|context| context.get().into()),
     }))
 }
 

@@ -15,7 +15,7 @@ use crate::large::Growing;
 use crate::limits::Limits;
 use crate::message::{CallId, Control, Decoded, Message, Meta, Unreadable};
 
-pub(crate) use langbot::STREAM_WINDOW as LANGBOT_STREAM_WINDOW;
+pub(crate) use langbot::{STREAM_WINDOW as LANGBOT_STREAM_WINDOW, value_error};
 pub(crate) use meta::parse_params;
 
 /// How messages are written on a connection.

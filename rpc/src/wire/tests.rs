@@ -305,7 +305,8 @@ fn langbots_captured_frames_are_understood() {
         decode(Dialect::LangBot, ping),
         Ok(Message::Control {
             ask: Some(CallId::Number(28010)),
-            control: Control::Ping
+            control: Control::Ping,
+            context: None,
         })
     );
     let exec = r#"{"seq_id": 28014, "action": "box_exec", "data": {"cmd": "echo hi"}, "context": {"instance_uuid": "inst-0001"}, "later": 1}"#;

@@ -4,6 +4,7 @@ use std::os::unix::fs::MetadataExt;
 
 use box_protocol::Code;
 use serde_json::json;
+use sha2::{Digest as _, Sha256};
 
 use super::support::{on_each_machine, printed, spec};
 
@@ -77,19 +78,73 @@ async fn a_source_that_is_not_there_or_a_link_is_refused_without_its_path() {
     .await;
 }
 
+/// A tree with one file, and the mount of it by its digest.
+fn known_by_digest(root: &std::path::Path) -> (String, serde_json::Value) {
+    let hex = |text: &str| format!("{:x}", Sha256::digest(text));
+    std::fs::create_dir(root.join("tree")).unwrap();
+    std::fs::write(root.join("tree/skill"), "how to").unwrap();
+    std::fs::write(root.join("tree/beside"), "not named").unwrap();
+    let manifest = json!({"algorithm": "sha256-tree-v1", "total_bytes": 6, "files":
+        [{"path": "skill", "size": 6, "sha256": hex("how to"), "executable": false}]});
+    std::fs::write(root.join("manifest.json"), manifest.to_string()).unwrap();
+    let digest = hex(&manifest.to_string());
+    let place = format!("/opt/langbot-artifacts/{digest}");
+    let mount = json!({"host_path": root.join("tree"), "mount_path": place, "mode": "ro",
+        "content_digest": format!("sha256:{digest}"), "manifest_path": root.join("manifest.json")});
+    (place, mount)
+}
+
 #[tokio::test]
 async fn content_known_by_its_digest_is_added_to_a_living_box() {
     on_each_machine(async |machine| {
         let content = machine.directory();
-        std::fs::write(content.path().join("skill"), "how to").unwrap();
+        let (place, mount) = known_by_digest(content.path());
+        let look =
+            format!("cat {place}/skill; ls {place}; touch {place}/x 2>/dev/null || echo kept");
+        let asked =
+            |id: &str| spec(json!({"session_id": id, "extra_mounts": [&mount], "cmd": look}));
+        let seen = "how toskill\nkept";
+        // In one that is there, and in one that begins with it.
         printed(&machine.exec("late", "touch /tmp/same-box").await);
-        let digest = "ab".repeat(32);
-        let place = format!("/opt/langbot-artifacts/{digest}");
-        let asked = spec(json!({"session_id": "late", "extra_mounts": [{"host_path": content.path(),
-            "mount_path": place, "mode": "ro", "content_digest": format!("sha256:{digest}"),
-            "manifest_path": content.path().join("skill")}],
-            "cmd": format!("cat /tmp/same-box {place}/skill; touch {place}/x 2>/dev/null || echo ' kept'")}));
-        assert_eq!(printed(&machine.exec_spec(asked).await.unwrap()), "how to kept");
+        assert_eq!(
+            printed(&machine.exec_spec(asked("late")).await.unwrap()),
+            seen
+        );
+        assert_eq!(
+            printed(&machine.exec_spec(asked("early")).await.unwrap()),
+            seen
+        );
+        // What becomes of the source afterwards is not seen.
+        std::fs::write(content.path().join("tree/skill"), "harm").unwrap();
+        assert_eq!(
+            printed(&machine.exec_spec(asked("late")).await.unwrap()),
+            seen
+        );
+        let same = machine.exec_spec(spec(json!({"session_id": "late", "extra_mounts": [&mount],
+            "cmd": "ls /tmp/same-box"})));
+        assert_eq!(printed(&same.await.unwrap()), "/tmp/same-box");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn content_that_is_not_what_its_digest_says_is_refused() {
+    on_each_machine(async |machine| {
+        let content = machine.directory();
+        let (_, mount) = known_by_digest(content.path());
+        std::fs::write(content.path().join("tree/skill"), "how ta").unwrap();
+        printed(&machine.exec("late", "echo 1 > /tmp/same-box").await);
+        for id in ["late", "early"] {
+            let asked = spec(json!({"session_id": id, "extra_mounts": [&mount], "cmd": "true"}));
+            let error = machine.exec_spec(asked).await.unwrap_err();
+            assert_eq!(error.code(), Code::Validation, "{error:?}");
+            let why = "Immutable artifact preparation failed: Artifact source changed: skill";
+            assert_eq!(error.message(), why);
+        }
+        assert_eq!(
+            printed(&machine.exec("late", "cat /tmp/same-box").await),
+            "1"
+        );
     })
     .await;
 }

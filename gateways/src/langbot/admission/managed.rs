@@ -31,9 +31,6 @@ impl Host {
         if draft.network == Some(Network::On) {
             return Err(admission("Managed sandbox network access is disabled"));
         }
-        if draft.session_id.as_deref().map(str::trim) != Some(policy.logical_session_id.as_str()) {
-            return Err(admission("Managed sandbox session_id is runtime-owned"));
-        }
         if draft.mount_path.as_deref().unwrap_or(WORKSPACE) != WORKSPACE {
             return Err(admission("Managed sandbox mount_path is runtime-owned"));
         }
@@ -51,17 +48,16 @@ impl Host {
         );
         let found = blocking(move || {
             let root = managed_root(&config)?;
-            let workspace = root.join("tenants").join(&namespace);
-            std::fs::create_dir_all(&workspace)
-                .map_err(|_| readiness("Managed sandbox workspace cannot be made"))?;
-            let real = |path: &Path| {
-                box_service::paths::real_path(path).unwrap_or_else(|_| path.to_owned())
-            };
-            if real(&workspace) != workspace {
+            let unmade = |_| readiness("Managed sandbox workspace cannot be made");
+            std::fs::create_dir_all(root.join("tenants")).map_err(unmade)?;
+            let tenants = tenants(&root)?;
+            let workspace = real(&tenants.join(&namespace));
+            if !workspace.starts_with(&tenants) {
                 return Err(admission(
                     "Managed sandbox Workspace path escapes its tenant directory",
                 ));
             }
+            std::fs::create_dir_all(&workspace).map_err(unmade)?;
             if asked
                 .0
                 .is_some_and(|path| real(Path::new(path.trim())) != workspace)
@@ -72,6 +68,8 @@ impl Host {
             Ok((workspace, asked.1))
         });
         let (workspace, mounts) = found.await?;
+        // A workspace has one box, whatever it is called.
+        draft.session_id = Some(policy.logical_session_id.clone());
         draft.host_path = Some(workspace.to_string_lossy().into_owned());
         draft.extra_mounts = Some(mounts);
         draft.image = Some(IMAGE.to_owned());
@@ -116,6 +114,21 @@ pub(in crate::langbot) fn managed_root(config: &Config) -> Result<PathBuf, BoxEr
     Ok(root)
 }
 
+/// Where the directories of tenants are: below the workspaces, if nobody has put a link there.
+pub(in crate::langbot) fn tenants(root: &Path) -> Result<PathBuf, BoxError> {
+    let tenants = real(&root.join("tenants"));
+    if tenants.starts_with(root) {
+        return Ok(tenants);
+    }
+    Err(admission(
+        "Managed sandbox tenant directory escapes the configured workspace",
+    ))
+}
+
+fn real(path: &Path) -> PathBuf {
+    box_service::paths::real_path(path).unwrap_or_else(|_| path.to_owned())
+}
+
 fn check_mounts(mounts: &[box_protocol::BoxMountSpec], roots: &[PathBuf]) -> Result<(), BoxError> {
     let refuse = |why: &str| Err(admission(why));
     if mounts.len() > MOST_MOUNTS {
@@ -137,6 +150,9 @@ fn check_mounts(mounts: &[box_protocol::BoxMountSpec], roots: &[PathBuf]) -> Res
             return refuse("Managed sandbox read-only mount source is outside allowed_mount_roots");
         }
         if let Some(manifest) = &mount.manifest_path {
+            if mount.content_digest.is_none() {
+                return refuse("Managed sandbox mount manifests require content_digest");
+            }
             let real = std::fs::canonicalize(manifest);
             let Some(real) = real.ok().filter(|real| real.is_file()) else {
                 return refuse("Managed sandbox read-only mount manifest is unavailable");

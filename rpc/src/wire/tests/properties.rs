@@ -42,7 +42,7 @@ fn any_meta() -> impl Strategy<Value = Meta> {
             deadline: deadline.map(|ms| Duration::from_millis(ms.into())),
             key,
             credit: if credit { LANGBOT_STREAM_WINDOW } else { 0 },
-            context: context.then(|| "{\"w\":[1,\"x\"]}".to_owned()),
+            context: context.then(|| "{\"w\":[1,\"x\"]}".into()),
         })
 }
 

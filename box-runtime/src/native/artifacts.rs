@@ -1,0 +1,327 @@
+//! Content that is known by its digest. A box is not given the directory that a mount names, but a copy of what the manifest
+//! says is in it, checked on the way: what is there is what the digest stands for, and stays so.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fmt::Write as _;
+use std::fs::{DirBuilder, File, Permissions};
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{
+    DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _,
+};
+use std::path::{Path, PathBuf};
+
+use box_protocol::model::ARTIFACT_UNUSABLE;
+use box_protocol::{BoxError, BoxMountSpec};
+use rustix::fs::{FlockOperation, Mode, OFlags, ResolveFlags};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+use uuid::Uuid;
+
+/// Of one artifact, and of all that a box has.
+const FILES: usize = 2_048;
+const BYTES: u64 = 256 << 20;
+const MANIFEST_BYTES: u64 = 4 << 20;
+const ARTIFACTS: usize = 256;
+
+/// How manifests are written that are understood here.
+const ALGORITHM: &str = "sha256-tree-v1";
+
+/// What directories are called that hold the artifacts of boxes without a directory of their own.
+const SCRATCH: &str = "boxd-artifacts-";
+
+/// What is in a tree. Its digest is that of its text with the members in this order and nothing between them.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Manifest {
+    algorithm: String,
+    files: Vec<Entry>,
+    total_bytes: u64,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    executable: bool,
+    path: String,
+    sha256: String,
+    size: u64,
+}
+
+/// The directory of a copy, by the place where it is mounted.
+pub(super) type Copies = HashMap<String, OwnedFd>;
+
+/// Copies every one of these mounts that is known by its digest into `place`, which is made if it is not there.
+pub(super) async fn copy_all(mounts: &[BoxMountSpec], place: &Path) -> Result<Copies, BoxError> {
+    let known = mounts.iter().filter(|mount| mount.is_content_addressed());
+    let (known, place): (Vec<_>, _) = (known.cloned().collect(), place.to_owned());
+    if known.is_empty() {
+        return Ok(Copies::new());
+    }
+    let copying = move || {
+        let copied = known.into_iter().map(|mount| {
+            let source = super::plan::open("extra_mounts", &mount.host_path)?;
+            let copy = copy(&mount, source.as_fd(), &place).map_err(in_words)?;
+            Ok((mount.mount_path, copy))
+        });
+        copied.collect()
+    };
+    let copied = tokio::task::spawn_blocking(copying).await;
+    copied.map_err(|_| BoxError::internal("a mount failed unexpectedly"))?
+}
+
+fn in_words(why: impl AsRef<str>) -> BoxError {
+    BoxError::validation(format!("{ARTIFACT_UNUSABLE}: {}", why.as_ref()))
+}
+
+type Why = String;
+
+fn copy(mount: &BoxMountSpec, source: BorrowedFd<'_>, place: &Path) -> Result<OwnedFd, Why> {
+    let digest = mount.content_digest.as_deref().unwrap_or_default();
+    let path = mount.manifest_path.as_deref().unwrap_or_default();
+    let manifest = Manifest::load(path)?;
+    if manifest.digest()? != digest {
+        return Err("Artifact manifest does not match content_digest".to_owned());
+    }
+    let failed = |error: io::Error| format!("Artifact cannot be copied: {}", error.kind());
+    let target = place.join(digest.trim_start_matches("sha256:"));
+    if !target.is_dir() {
+        make_dir(place, 0o700).map_err(failed)?;
+        let (artifacts, bytes) = held(place).map_err(failed)?;
+        if artifacts >= ARTIFACTS || bytes.saturating_add(manifest.total_bytes) > BYTES {
+            return Err("Immutable artifact cache limit reached; acquire a new Box".to_owned());
+        }
+        // Under its own name there is only what is whole.
+        let begun = Staging(place.join(Uuid::now_v7().simple().to_string()));
+        manifest.copy_to(source, &begun.0)?;
+        std::fs::rename(&begun.0, &target).map_err(failed)?;
+    }
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    rustix::fs::open(&target, flags, Mode::empty()).map_err(|error| failed(error.into()))
+}
+
+impl Manifest {
+    fn load(path: &str) -> Result<Self, Why> {
+        let unreadable = |_| "Artifact manifest cannot be read".to_owned();
+        // Non-blocking, so that a pipe in its place cannot hold us up.
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let links = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        let file = rustix::fs::openat2(rustix::fs::CWD, path, flags, Mode::empty(), links);
+        let file = File::from(file.map_err(io::Error::from).map_err(unreadable)?);
+        if !file.metadata().map_err(unreadable)?.is_file() {
+            return Err("Artifact manifest is no regular file".to_owned());
+        }
+        let mut text = Vec::new();
+        let mut most = file.take(MANIFEST_BYTES + 1);
+        most.read_to_end(&mut text).map_err(unreadable)?;
+        if text.len() as u64 > MANIFEST_BYTES {
+            return Err("Artifact manifest is too large".to_owned());
+        }
+        let manifest: Self = serde_json::from_slice(&text).map_err(|error| {
+            let what = if error.is_data() {
+                "has an invalid shape"
+            } else {
+                "is invalid JSON"
+            };
+            format!("Artifact manifest {what}")
+        })?;
+        manifest.check()?;
+        Ok(manifest)
+    }
+
+    fn check(&self) -> Result<(), Why> {
+        let wrong = |what: &str| Err(format!("Artifact manifest {what}"));
+        if self.algorithm != ALGORITHM {
+            return wrong("uses an unsupported algorithm");
+        }
+        if self.files.len() > FILES {
+            return wrong("contains too many files");
+        }
+        let mut paths = BTreeSet::new();
+        let mut total = 0_u64;
+        for file in &self.files {
+            if !is_inside(&file.path) || !paths.insert(file.path.as_str()) {
+                return wrong("contains an unsafe path");
+            }
+            let hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+            if file.sha256.len() != 64 || !file.sha256.bytes().all(hex) {
+                return wrong("contains an invalid file digest");
+            }
+            total = total.saturating_add(file.size);
+        }
+        if total != self.total_bytes || total > BYTES {
+            return wrong("contains an invalid total size");
+        }
+        Ok(())
+    }
+
+    fn digest(&self) -> Result<String, Why> {
+        let text = serde_json::to_vec(self).map_err(|error| error.to_string())?;
+        Ok(format!("sha256:{}", hex(&Sha256::digest(text))))
+    }
+
+    fn copy_to(&self, source: BorrowedFd<'_>, target: &Path) -> Result<(), Why> {
+        let failed = |error: io::Error| format!("Artifact cannot be copied: {}", error.kind());
+        make_dir(target, 0o755).map_err(failed)?;
+        let paths = self.files.iter().map(|file| Path::new(&file.path));
+        let parents: BTreeSet<_> = paths.flat_map(|path| path.ancestors().skip(1)).collect();
+        for directory in parents {
+            make_dir(&target.join(directory), 0o755).map_err(failed)?;
+        }
+        for file in &self.files {
+            if !file
+                .copy(source, &target.join(&file.path))
+                .map_err(failed)?
+            {
+                return Err(format!("Artifact source changed: {}", file.path));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Entry {
+    /// Copies the file. Whether it is the one that was meant.
+    fn copy(&self, source: BorrowedFd<'_>, target: &Path) -> io::Result<bool> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let inside =
+            ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        let Ok(from) = rustix::fs::openat2(source, &self.path, flags, Mode::empty(), inside) else {
+            return Ok(false);
+        };
+        let from = File::from(from);
+        if !from.metadata()?.is_file() {
+            return Ok(false);
+        }
+        let mut options = File::options();
+        let mut to = options
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(target)?;
+        let (mut digest, mut copied) = (Sha256::new(), 0_u64);
+        let mut from = from.take(self.size.saturating_add(1));
+        let mut piece = vec![0; 256 * 1024];
+        loop {
+            let length = from.read(&mut piece)?;
+            if length == 0 {
+                break;
+            }
+            digest.update(&piece[..length]);
+            to.write_all(&piece[..length])?;
+            copied += length as u64;
+        }
+        let mode = if self.executable { 0o555 } else { 0o444 };
+        to.set_permissions(Permissions::from_mode(mode))?;
+        Ok(copied == self.size && hex(&digest.finalize()) == self.sha256)
+    }
+}
+
+/// Whether a path leads to one place below a directory, written in one way.
+fn is_inside(path: &str) -> bool {
+    let part = |part: &str| !matches!(part, "" | "." | "..");
+    !path.contains(['\0', '\\']) && path.split('/').all(part)
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+/// Makes a directory with exactly this mode, whatever the umask says. One that is there is fine.
+fn make_dir(path: &Path, mode: u32) -> io::Result<()> {
+    match DirBuilder::new().mode(mode).create(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(error),
+        Ok(()) => std::fs::set_permissions(path, Permissions::from_mode(mode)),
+    }
+}
+
+/// How many artifacts a place has, and their bytes.
+fn held(place: &Path) -> io::Result<(usize, u64)> {
+    let (mut artifacts, mut bytes) = (0, 0);
+    let mut directories = vec![place.to_owned()];
+    while let Some(directory) = directories.pop() {
+        for entry in std::fs::read_dir(&directory)? {
+            let entry = entry?;
+            artifacts += usize::from(directory == place);
+            let metadata = entry.metadata()?;
+            if metadata.is_dir() {
+                directories.push(entry.path());
+            } else {
+                bytes += metadata.len();
+            }
+        }
+    }
+    Ok((artifacts, bytes))
+}
+
+/// A copy in the making; whatever is left of it goes.
+struct Staging(PathBuf);
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A place for a box that has no directory of its own. Goes with it; if this process is killed, the next one that needs a
+/// place removes it.
+#[derive(Debug)]
+pub(super) struct Scratch {
+    path: PathBuf,
+    _lock: File,
+}
+
+impl Scratch {
+    /// A place that `owner`, who opens the copies by their names, can look into.
+    pub(super) fn new(owner: Option<(u32, u32)>) -> io::Result<Self> {
+        let root = std::env::temp_dir();
+        sweep(&root);
+        let path = root.join(format!("{SCRATCH}{}", Uuid::now_v7().simple()));
+        make_dir(&path, 0o700)?;
+        if let Some((user, group)) = owner {
+            std::os::unix::fs::chown(&path, Some(user), Some(group))?;
+        }
+        let lock = File::open(&path)?;
+        rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
+        Ok(Self { path, _lock: lock })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.path);
+    }
+}
+
+/// Removes the places of processes that are gone.
+fn sweep(root: &Path) {
+    let ours = rustix::process::geteuid().as_raw();
+    for entry in std::fs::read_dir(root).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        if !name.to_string_lossy().starts_with(SCRATCH) {
+            continue;
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let Ok(place) = rustix::fs::open(entry.path(), flags, Mode::empty()) else {
+            continue;
+        };
+        let place = File::from(place);
+        let mine = place
+            .metadata()
+            .is_ok_and(|metadata| ours == 0 || metadata.uid() == ours);
+        if mine && rustix::fs::flock(&place, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

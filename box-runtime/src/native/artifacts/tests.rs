@@ -1,0 +1,230 @@
+use std::os::unix::fs::symlink;
+
+use serde_json::json;
+
+use super::*;
+
+fn sha(bytes: &[u8]) -> String {
+    hex(&Sha256::digest(bytes))
+}
+
+/// A tree with two files, its manifest beside it, and the mount of it.
+struct Made {
+    root: tempfile::TempDir,
+    manifest: serde_json::Value,
+}
+
+impl Made {
+    fn new() -> Self {
+        let root = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(root.path().join("tree/deep/er")).unwrap();
+        std::fs::write(root.path().join("tree/SKILL.md"), "how to").unwrap();
+        std::fs::write(root.path().join("tree/deep/er/run"), "#!/bin/sh\n").unwrap();
+        std::fs::write(root.path().join("tree/beside"), "not named").unwrap();
+        let manifest = json!({"algorithm": ALGORITHM, "total_bytes": 16, "files": [
+            {"path": "SKILL.md", "size": 6, "sha256": sha(b"how to"), "executable": false},
+            {"path": "deep/er/run", "size": 10, "sha256": sha(b"#!/bin/sh\n"), "executable": true},
+        ]});
+        Self { root, manifest }
+    }
+
+    /// The digest as its publisher computes it: of the sorted, compact text.
+    fn mount(&self) -> BoxMountSpec {
+        let path = self.root.path().join("manifest.json");
+        std::fs::write(&path, serde_json::to_string_pretty(&self.manifest).unwrap()).unwrap();
+        let digest = format!("sha256:{}", sha(self.manifest.to_string().as_bytes()));
+        let text = |path: &Path| path.to_str().unwrap().to_owned();
+        BoxMountSpec::content_addressed(text(&self.tree()), digest, text(&path)).unwrap()
+    }
+
+    fn tree(&self) -> PathBuf {
+        self.root.path().join("tree")
+    }
+
+    fn place(&self) -> PathBuf {
+        self.root.path().join("place")
+    }
+
+    fn copy(&self, mount: &BoxMountSpec) -> Result<PathBuf, Why> {
+        let source = File::open(self.tree()).unwrap();
+        copy(mount, source.as_fd(), &self.place())?;
+        let digest = mount.content_digest.as_deref().unwrap();
+        Ok(self.place().join(&digest["sha256:".len()..]))
+    }
+
+    fn refused(&self) -> Why {
+        let why = self.copy(&self.mount()).unwrap_err();
+        // Nothing is left of what was not good.
+        let left = std::fs::read_dir(self.place()).map_or(0, Iterator::count);
+        assert_eq!(left, 0, "{why}");
+        why
+    }
+}
+
+#[test]
+fn what_the_manifest_names_is_copied_and_nothing_else() {
+    let made = Made::new();
+    let mount = made.mount();
+    let copied = made.copy(&mount).unwrap();
+    let bits = |path: &str| {
+        std::fs::metadata(copied.join(path))
+            .unwrap()
+            .permissions()
+            .mode()
+            & 0o777
+    };
+    assert_eq!(
+        std::fs::read_to_string(copied.join("SKILL.md")).unwrap(),
+        "how to"
+    );
+    assert_eq!(
+        (bits("SKILL.md"), bits("deep/er/run"), bits("deep/er")),
+        (0o444, 0o555, 0o755)
+    );
+    assert!(!copied.join("beside").exists());
+    // What is changed afterwards is not seen, nor asked for again.
+    std::fs::write(made.tree().join("SKILL.md"), "harm").unwrap();
+    assert_eq!(made.copy(&mount).unwrap(), copied);
+    assert_eq!(
+        std::fs::read_to_string(copied.join("SKILL.md")).unwrap(),
+        "how to"
+    );
+}
+
+#[test]
+fn a_source_that_is_not_what_its_digest_says_is_refused() {
+    let made = Made::new();
+    std::fs::write(made.tree().join("SKILL.md"), "how ta").unwrap();
+    assert_eq!(made.refused(), "Artifact source changed: SKILL.md");
+    std::fs::write(made.tree().join("SKILL.md"), "how to and more").unwrap();
+    assert_eq!(made.refused(), "Artifact source changed: SKILL.md");
+    std::fs::remove_file(made.tree().join("SKILL.md")).unwrap();
+    assert_eq!(made.refused(), "Artifact source changed: SKILL.md");
+    // A link to the very content is not the file.
+    std::fs::write(made.root.path().join("same"), "how to").unwrap();
+    symlink("../same", made.tree().join("SKILL.md")).unwrap();
+    assert_eq!(made.refused(), "Artifact source changed: SKILL.md");
+    std::fs::remove_file(made.tree().join("SKILL.md")).unwrap();
+    std::fs::create_dir(made.tree().join("SKILL.md")).unwrap();
+    assert_eq!(made.refused(), "Artifact source changed: SKILL.md");
+}
+
+#[test]
+fn a_manifest_of_another_digest_is_refused() {
+    let made = Made::new();
+    let mount = made.mount();
+    let other = Made {
+        manifest: json!({"algorithm": ALGORITHM, "total_bytes": 0, "files": []}),
+        root: made.root,
+    };
+    other.mount();
+    let why = other.copy(&mount).unwrap_err();
+    assert_eq!(why, "Artifact manifest does not match content_digest");
+}
+
+#[test]
+fn manifests_are_read_with_doubt() {
+    let entry =
+        |path: &str| json!({"path": path, "size": 0, "sha256": sha(b""), "executable": false});
+    let of = |files: Vec<serde_json::Value>| json!({"algorithm": ALGORITHM, "total_bytes": 0, "files": files});
+    let unsafe_path = "Artifact manifest contains an unsafe path";
+    for (manifest, why) in [
+        (json!([]), "Artifact manifest has an invalid shape"),
+        (
+            json!({"algorithm": ALGORITHM, "files": []}),
+            "Artifact manifest has an invalid shape",
+        ),
+        (
+            json!({"algorithm": "md5", "files": [], "total_bytes": 0}),
+            "Artifact manifest uses an unsupported algorithm",
+        ),
+        (
+            json!({"algorithm": ALGORITHM, "files": [], "total_bytes": 1}),
+            "Artifact manifest contains an invalid total size",
+        ),
+        (of(vec![entry(""), entry("a")]), unsafe_path),
+        (of(vec![entry("/etc/passwd")]), unsafe_path),
+        (of(vec![entry("a/../../b")]), unsafe_path),
+        (of(vec![entry("a/./b")]), unsafe_path),
+        (of(vec![entry("a//b")]), unsafe_path),
+        (of(vec![entry("a\\b")]), unsafe_path),
+        (of(vec![entry("a"), entry("a")]), unsafe_path),
+        (
+            of((0..=FILES).map(|n| entry(&n.to_string())).collect()),
+            "Artifact manifest contains too many files",
+        ),
+    ] {
+        let made = Made {
+            manifest,
+            ..Made::new()
+        };
+        assert_eq!(made.refused(), why);
+    }
+    let large = json!({"algorithm": ALGORITHM, "total_bytes": BYTES + 1, "files":
+        [{"path": "a", "size": BYTES + 1, "sha256": sha(b""), "executable": false}]});
+    let made = Made {
+        manifest: large,
+        ..Made::new()
+    };
+    assert_eq!(
+        made.refused(),
+        "Artifact manifest contains an invalid total size"
+    );
+}
+
+#[test]
+fn what_is_no_file_is_no_manifest() {
+    let made = Made::new();
+    let mut mount = made.mount();
+    let pipe = made.root.path().join("pipe");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, Mode::from_raw_mode(0o600)).unwrap();
+    std::fs::write(made.root.path().join("long"), vec![b' '; 4 << 20 | 1]).unwrap();
+    std::fs::write(made.root.path().join("bad"), "{").unwrap();
+    symlink("manifest.json", made.root.path().join("link")).unwrap();
+    for (name, why) in [
+        ("pipe", "Artifact manifest is no regular file"),
+        ("tree", "Artifact manifest is no regular file"),
+        ("none", "Artifact manifest cannot be read"),
+        ("link", "Artifact manifest cannot be read"),
+        ("long", "Artifact manifest is too large"),
+        ("bad", "Artifact manifest is invalid JSON"),
+    ] {
+        let path = made.root.path().join(name).to_str().unwrap().to_owned();
+        mount.manifest_path = Some(path);
+        assert_eq!(made.copy(&mount).unwrap_err(), why);
+    }
+}
+
+#[test]
+fn a_box_has_so_much_and_no_more() {
+    let made = Made::new();
+    let filler = made.place().join("filler");
+    std::fs::create_dir_all(&filler).unwrap();
+    let full = File::create(filler.join("sparse")).unwrap();
+    let limit = "Immutable artifact cache limit reached; acquire a new Box";
+    full.set_len(BYTES - 15).unwrap();
+    assert_eq!(made.copy(&made.mount()).unwrap_err(), limit);
+    full.set_len(BYTES - 16).unwrap();
+    assert!(made.copy(&made.mount()).is_ok());
+    let many = Made::new();
+    for number in 0..ARTIFACTS {
+        std::fs::create_dir_all(many.place().join(number.to_string())).unwrap();
+    }
+    assert_eq!(many.copy(&many.mount()).unwrap_err(), limit);
+}
+
+#[test]
+fn places_of_processes_that_are_gone_are_removed() {
+    let root = tempfile::tempdir().unwrap();
+    let (dead, alive) = (
+        root.path().join("boxd-artifacts-a"),
+        root.path().join("boxd-artifacts-b"),
+    );
+    for place in [&dead, &alive, &root.path().join("other")] {
+        std::fs::create_dir_all(place.join("x")).unwrap();
+    }
+    let lock = File::open(&alive).unwrap();
+    rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).unwrap();
+    sweep(root.path());
+    assert!(!dead.exists() && alive.join("x").exists() && root.path().join("other/x").exists());
+}
