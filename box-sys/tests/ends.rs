@@ -11,6 +11,7 @@ mod support;
 use std::fs;
 use std::time::{Duration, Instant};
 
+use box_sys::{Limits, SandboxPlan};
 use support::{MACHINES, eventually};
 
 /// Detached as thoroughly as a shell can: two forks, a session of its own, deaf to everything.
@@ -46,6 +47,48 @@ fn a_stubborn_tree_dies_with_its_command_and_others_live() {
         boxed.kill_tree(other);
         boxed.ended(other);
         eventually("only init is left", || population(init) == 1);
+    }
+}
+
+/// Each in a way of its own passes for somebody who is not there.
+#[test]
+fn a_command_that_hides_dies_whole() {
+    for machine in MACHINES.iter() {
+        let boxed = machine.boxed(&SandboxPlan {
+            limits: Limits {
+                pids: Some(300),
+                ..Limits::default()
+            },
+            ..machine.plan()
+        });
+        let init = boxed.sandbox().pid();
+        for way in ["strange_name", "leader_gone"] {
+            let command = boxed.spawn(&format!("exec /probe/probe {way}"));
+            eventually("it hides", || {
+                // A name that is no text, or no thread of the process's own number.
+                boxed.sh(&format!(
+                    "head -c 8 /proc/{command}/status | od -c | grep -q 377 || grep -q '^State:.Z' /proc/{command}/status"
+                )).code == Some(0)
+            });
+            assert_eq!(boxed.kill_tree(command), 1, "{} {way}", machine.name);
+            let (_, signal) = boxed.ended(command);
+            assert_eq!(signal, Some(libc::SIGKILL), "{} {way}", machine.name);
+        }
+        // A crowd, which takes longer to look through than any of the next ones lives.
+        boxed.spawn("for i in $(seq 60); do sleep 1000 & done; wait");
+        eventually("the crowd is there", || population(init) == 62);
+        for _ in 0..10 {
+            let comet = boxed.spawn("exec /probe/probe comet");
+            let last = || {
+                let last = boxed.sh("cut -d' ' -f5 /proc/loadavg").out;
+                last.trim().parse::<i32>().unwrap()
+            };
+            let before = last();
+            eventually("control: it moves", || last() > before + 50);
+            boxed.kill_tree(comet);
+            boxed.ended(comet);
+            eventually("only the crowd is left", || population(init) == 62);
+        }
     }
 }
 

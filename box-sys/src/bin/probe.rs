@@ -126,6 +126,9 @@ fn probe(name: &str, argument: &str) -> io::Result<c_long> {
         "spin" => Ok(spin(argument.parse().unwrap_or(0))),
         "fill_bytes" => fill_bytes(argument),
         "fill_inodes" => fill_inodes(argument),
+        "strange_name" => strange_name(),
+        "leader_gone" => Ok(leader_gone()),
+        "comet" => Ok(comet()),
         "connect" => std::net::TcpStream::connect(argument).map(|_| 0),
         _ => Err(io::ErrorKind::Unsupported.into()),
     }
@@ -207,6 +210,42 @@ fn fork_many(most: c_long) -> c_long {
     }
     most
 }
+
+/// Waits under a name that is no text.
+fn strange_name() -> io::Result<c_long> {
+    let set = text(c"\xff\xfe");
+    call(libc::SYS_prctl, [long(libc::PR_SET_NAME), set, 0, 0, 0, 0])?;
+    std::thread::sleep(LONG);
+    Ok(0)
+}
+
+/// Waits in a second thread; the first ends.
+fn leader_gone() -> c_long {
+    std::thread::spawn(|| std::thread::sleep(LONG));
+    // SAFETY: ends this thread alone; the other one uses nothing of its.
+    unsafe { libc::syscall(libc::SYS_exit, 0) }
+}
+
+/// Detaches, and then is never the same process for long: each forks its successor and ends.
+fn comet() -> c_long {
+    let end = std::time::Instant::now() + LONG;
+    let fork = || call(libc::SYS_clone, [long(libc::SIGCHLD), 0, 0, 0, 0, 0]);
+    if !matches!(fork(), Ok(0)) {
+        std::thread::sleep(LONG);
+        return 0;
+    }
+    let _ = call(libc::SYS_setsid, [0; 6]);
+    while std::time::Instant::now() < end {
+        if matches!(fork(), Ok(1..)) {
+            break;
+        }
+    }
+    // SAFETY: ends this process.
+    unsafe { libc::_exit(0) }
+}
+
+/// Longer than any test takes; what was not ended by then ends.
+const LONG: std::time::Duration = std::time::Duration::from_secs(60);
 
 /// Uses the processor for this many milliseconds of wall time; gives the milliseconds of processor time it got.
 fn spin(milliseconds: u64) -> c_long {

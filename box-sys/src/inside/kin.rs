@@ -7,10 +7,14 @@
 //! inherits it and can only lower it. One that did is nobody's, and dies with whichever command is killed first. What remains
 //! is a guest that lowers it to just the mark of another command of its own box; it ends with that one, or with the box.
 
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::FileExt as _;
 use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::spawn::Command;
 
@@ -18,8 +22,8 @@ use super::spawn::Command;
 /// at once.
 pub(crate) const MARKS: std::ops::Range<u32> = 61_000..62_000;
 
-/// Most rounds of a kill.
-pub(super) const ROUNDS_MAX: usize = 10_000;
+/// How long a kill may go on: it keeps init from everything else.
+const KILL_WITHIN: Duration = Duration::from_secs(2);
 
 /// The limit that carries marks without groups, and what is added to them: well above what a default queue needs, below
 /// the kernel's default.
@@ -66,7 +70,7 @@ impl Moment {
     }
 
     fn is_before(self, pid: i32) -> bool {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let stat = told(pid, "stat").unwrap_or_default();
         // The name in brackets may hold anything, also brackets.
         let after_name = stat.rsplit(')').next().unwrap_or_default();
         let begun = after_name.split_whitespace().nth(19);
@@ -77,19 +81,60 @@ impl Moment {
 
 /// The living processes of a command that began after a moment, but its first.
 pub(super) fn younger(command: &Command, than: Moment, two_uids: bool) -> Vec<i32> {
-    let mut all = of(command, two_uids);
+    let mut all: Vec<i32> = processes()
+        .filter(|pid| relation(command, *pid, two_uids) == Some(Kin::Living))
+        .collect();
     all.retain(|pid| *pid != command.pid && than.is_before(*pid));
     all
 }
 
-/// The living processes of a command.
-pub(super) fn of(command: &Command, two_uids: bool) -> Vec<i32> {
-    let ours = |pid: &i32| match mark_of(*pid, two_uids) {
-        Some(Mark::Of(mark)) => mark == command.mark,
-        Some(Mark::Shed) => true,
-        None => false,
+/// Sends `SIGKILL` to every process of a command until a look finds none that was not there before, and gives how many were
+/// killed.
+///
+/// That none is found alive says nothing: a process that forks and ends, again and again, is dead under each number by the time
+/// that is looked at. But it leaves its dead behind, for whoever calls this is who buries them, and does not meanwhile. So a new
+/// one, living or dead, is what another look is for; and a dead one's number is nobody else's.
+pub(super) fn kill(command: &Command, two_uids: bool) -> usize {
+    let end = Instant::now() + KILL_WITHIN;
+    let (mut known, mut killed) = (BTreeSet::new(), 0);
+    loop {
+        let mut pids: Vec<i32> = processes().filter(|pid| !known.contains(pid)).collect();
+        // The youngest first: those are the ones that may be on their way.
+        pids.sort_unstable_by_key(|pid| Reverse(*pid));
+        let before = known.len();
+        for pid in pids {
+            // Opened before it is looked at, so that what is killed is what was looked at.
+            let handle =
+                Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+            let Some((handle, kin)) = handle.zip(relation(command, pid, two_uids)) else {
+                continue;
+            };
+            known.insert(pid);
+            if kin == Kin::Living && pidfd_send_signal(handle, Signal::KILL).is_ok() {
+                killed += 1;
+            }
+        }
+        if known.len() == before || Instant::now() > end {
+            return killed;
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// What a process is to a command, if anything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kin {
+    Living,
+    Dead,
+}
+
+fn relation(command: &Command, pid: i32, two_uids: bool) -> Option<Kin> {
+    let (mark, kin) = mark_of(pid, two_uids)?;
+    let ours = match mark {
+        Mark::Of(mark) => mark == command.mark,
+        Mark::Shed => true,
     };
-    processes().filter(ours).collect()
+    ours.then_some(kin)
 }
 
 fn processes() -> impl Iterator<Item = i32> {
@@ -102,10 +147,16 @@ fn processes() -> impl Iterator<Item = i32> {
 /// The marks that living processes carry.
 pub(super) fn marks_in_use(two_uids: bool) -> BTreeSet<u32> {
     let mark = |pid| match mark_of(pid, two_uids) {
-        Some(Mark::Of(mark)) => Some(mark),
+        Some((Mark::Of(mark), Kin::Living)) => Some(mark),
         _ => None,
     };
     processes().filter_map(mark).collect()
+}
+
+/// What the kernel tells of a process. A process's name is part of it, and may be any bytes.
+fn told(pid: i32, file: &str) -> Option<String> {
+    let bytes = fs::read(format!("/proc/{pid}/{file}")).ok()?;
+    Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// Whose a process is.
@@ -114,20 +165,25 @@ enum Mark {
     Shed,
 }
 
-/// The mark of a process that is not dead already.
-fn mark_of(pid: i32, two_uids: bool) -> Option<Mark> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+/// The mark of a process, and whether it lives: one whose first thread has ended does as long as another goes on.
+fn mark_of(pid: i32, two_uids: bool) -> Option<(Mark, Kin)> {
+    let status = told(pid, "status")?;
     let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
-    if field("State:")?.trim_start().starts_with(['Z', 'X']) {
-        return None;
-    }
+    let ended = field("State:")?.trim_start().starts_with(['Z', 'X']);
+    let threads: u32 = field("Threads:")?.trim().parse().ok()?;
+    let kin = if ended && threads <= 1 {
+        Kin::Dead
+    } else {
+        Kin::Living
+    };
     if two_uids {
         let mut groups = field("Groups:")?
             .split_whitespace()
             .filter_map(|group| group.parse().ok());
-        return groups.find(|group| MARKS.contains(group)).map(Mark::Of);
+        let mark = groups.find(|group| MARKS.contains(group));
+        return mark.map(|mark| (Mark::Of(mark), kin));
     }
-    let limits = fs::read_to_string(format!("/proc/{pid}/limits")).ok()?;
+    let limits = told(pid, "limits")?;
     let line = limits
         .lines()
         .find_map(|line| line.strip_prefix("Max msgqueue size"))?;
@@ -138,8 +194,6 @@ fn mark_of(pid: i32, two_uids: bool) -> Option<Mark> {
     let mark = hard
         .and_then(|hard| hard.checked_sub(LIMIT_BASE))
         .and_then(|mark| u32::try_from(mark).ok());
-    Some(
-        mark.filter(|mark| MARKS.contains(mark))
-            .map_or(Mark::Shed, Mark::Of),
-    )
+    let mark = mark.filter(|mark| MARKS.contains(mark));
+    Some((mark.map_or(Mark::Shed, Mark::Of), kin))
 }

@@ -140,21 +140,7 @@ impl Init {
     /// Kills a command and everything it has started, also what has detached itself, and gives how many processes that were.
     /// The ended ones still are to be reaped.
     pub fn kill_tree(&self, command: &Command) -> usize {
-        let mut killed = 0;
-        // New ones may be born while the old ones are being killed. Each round kills all there are, and those born meanwhile
-        // have higher numbers than the reader has come to, so few rounds do; the bound is against a kernel that lies.
-        for _ in 0..kin::ROUNDS_MAX {
-            let found = kin::of(command, self.two_uids);
-            let fresh = found.iter().filter_map(|pid| Pid::from_raw(*pid));
-            let hit = fresh
-                .filter(|pid| rustix::process::kill_process(*pid, Signal::KILL).is_ok())
-                .count();
-            killed += hit;
-            if hit == 0 {
-                break;
-            }
-        }
-        killed
+        kin::kill(command, self.two_uids)
     }
 
     /// Kills every process of the box but this one. Whether there was none, not even one that is still to be reaped.

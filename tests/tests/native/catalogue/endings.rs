@@ -9,10 +9,13 @@ use serde_json::json;
 use super::super::support::{eventually, on_each_machine, params, printed, processes_with, spec};
 use super::held::Held;
 
-/// Two that hold on to standard output, deaf to signals, which they inherit; one of them forked twice and in a session of its
-/// own.
+/// Two that hold on to standard output, deaf to signals, which they inherit; one of them forked twice, in a session of its own
+/// and under a name that is no text.
 fn stubborn(seconds: &str) -> String {
-    format!("trap '' TERM HUP INT; (setsid sleep {seconds} &) ; exec sleep {seconds}")
+    format!(
+        "trap '' TERM HUP INT; name=$(printf '/tmp/\\377'); ln -sf $(command -v sleep) \"$name\"; \
+         (setsid \"$name\" {seconds} &) ; exec sleep {seconds}"
+    )
 }
 
 /// Directories of cgroups with this parent.
