@@ -77,6 +77,17 @@ fn probe(name: &str, argument: &str) -> io::Result<c_long> {
         "pidfd_getfd" => plain(libc::SYS_pidfd_getfd),
         "prlimit_init" => call(libc::SYS_prlimit64, [1, 7, 0, 0, 0, 0]),
         "setpriority_init" => call(libc::SYS_setpriority, [0, 1, 10, 0, 0, 0]),
+        "setpriority_group" => call(libc::SYS_setpriority, [1, 0, 0, 0, 0, 0]),
+        "ioprio_group" => call(libc::SYS_ioprio_set, [2, 0, (2 << 13) | 4, 0, 0, 0]),
+        "affinity_init" => call(libc::SYS_sched_setaffinity, [1, 8, 0, 0, 0, 0]),
+        "sync" => plain(libc::SYS_sync),
+        "syncfs" => call(libc::SYS_syncfs, [-1, 0, 0, 0, 0, 0]),
+        "io_setup" => plain(libc::SYS_io_setup),
+        "huge_mmap" => call(libc::SYS_mmap, [0, 0, 0, 0x40022, -1, 0]),
+        "huge_memory_file" => call(libc::SYS_memfd_create, [text(c"x"), 4, 0, 0, 0, 0]),
+        "huge_shared_memory" => call(libc::SYS_shmget, [0, 0, 0o4000, 0, 0, 0]),
+        "whiteout" => whiteout(argument),
+        "stopper" => Ok(stopper()),
         "kill_init" => call(libc::SYS_kill, [1, 9, 0, 0, 0, 0]),
         "init_module" => plain(libc::SYS_init_module),
         "kexec_load" => call(libc::SYS_kexec_load, [0, 0, 0, -1, 0, 0]),
@@ -148,6 +159,40 @@ fn clone_with(flags: c_int) -> io::Result<c_long> {
         unsafe { libc::_exit(0) }
     }
     Ok(0)
+}
+
+/// Leaves a device where a file was, and takes both away again.
+fn whiteout(path: &str) -> io::Result<c_long> {
+    const RENAME_WHITEOUT: c_long = 4;
+    made(path)?;
+    let moved = format!("{path}.moved");
+    let (from, to) = (
+        std::ffi::CString::new(path)?,
+        std::ffi::CString::new(moved.clone())?,
+    );
+    let at = long(libc::AT_FDCWD);
+    let args = [at, text(&from), at, text(&to), RENAME_WHITEOUT, 0];
+    let left = call(libc::SYS_renameat2, args);
+    for path in [path, &moved] {
+        let _ = std::fs::remove_file(path);
+    }
+    left
+}
+
+/// Stops whoever is born next, and keeps at it for as long as that is there. Says so each time.
+fn stopper() -> c_long {
+    let end = std::time::Instant::now() + LONG;
+    let stop = |pid: c_long| call(libc::SYS_kill, [pid, long(libc::SIGSTOP), 0, 0, 0, 0]).is_ok();
+    let mut last = c_long::from(std::process::id());
+    println!("ready");
+    while std::time::Instant::now() < end {
+        if let Some(born) = (last + 1..last + 50).find(|pid| stop(*pid)) {
+            println!("stopped");
+            while stop(born) && std::time::Instant::now() < end {}
+            last = born;
+        }
+    }
+    0
 }
 
 /// The old way to reserve space without writing, which the file system layer turns into an allocation.

@@ -40,6 +40,13 @@ pub enum Check {
         values: &'static [u32],
         verdict: Verdict,
     },
+    /// The argument is `when`, and the pointer is not null.
+    WhenGiven {
+        arg: u32,
+        when: u32,
+        pointer: u32,
+        verdict: Verdict,
+    },
     /// The first argument is `when`, and the second none of these.
     WhenNoneOf {
         arg: u32,
@@ -98,16 +105,42 @@ const fn mode_of_open(flags: u32, mode: u32) -> Check {
 }
 
 /// Only on oneself: where init and guest share one uid, nothing else would keep a guest from setting init's limits.
-const SELF_ONLY_0: &[Check] = &[Check::NoneOf {
+const SELF_ONLY: Check = Check::NoneOf {
     arg: 0,
     values: &[0],
     verdict: EPERM,
-}];
-const SELF_ONLY_1: &[Check] = &[Check::NoneOf {
-    arg: 1,
-    values: &[0],
-    verdict: EPERM,
-}];
+};
+
+/// The same for calls whose first argument says what the second counts: processes (`process` means those), and of those oneself.
+/// Groups and users would be others as well.
+const fn self_only(process: &'static [u32]) -> [Check; 2] {
+    [
+        Check::NoneOf {
+            arg: 0,
+            values: process,
+            verdict: EPERM,
+        },
+        Check::NoneOf {
+            arg: 1,
+            values: &[0],
+            verdict: EPERM,
+        },
+    ]
+}
+
+/// Pages that somebody else has set aside, and that no memory limit counts.
+const fn huge_pages(arg: u32, mask: u32) -> [Check; 1] {
+    [Check::AnyBit {
+        arg,
+        mask,
+        verdict: EPERM,
+    }]
+}
+
+/// `RLIMIT_CORE`: its one value that no crash handler of the machine is started with is set for good, and whoever wants no core
+/// files has that.
+const CORE: u32 = 4;
+const UNCHANGED: Verdict = Verdict::Errno(0);
 
 /// Calls whose arguments decide.
 const CHECKED: &[(libc::c_long, &[Check])] = &[
@@ -206,12 +239,52 @@ const CHECKED: &[(libc::c_long, &[Check])] = &[
             verdict: EPERM,
         }],
     ),
-    (libc::SYS_prlimit64, SELF_ONLY_0),
-    (libc::SYS_sched_setscheduler, SELF_ONLY_0),
-    (libc::SYS_sched_setparam, SELF_ONLY_0),
-    (libc::SYS_sched_setattr, SELF_ONLY_0),
-    (libc::SYS_setpriority, SELF_ONLY_1),
-    (libc::SYS_ioprio_set, SELF_ONLY_1),
+    (
+        libc::SYS_prlimit64,
+        &[
+            SELF_ONLY,
+            Check::WhenGiven {
+                arg: 1,
+                when: CORE,
+                pointer: 2,
+                verdict: UNCHANGED,
+            },
+        ],
+    ),
+    (
+        libc::SYS_setrlimit,
+        &[Check::OneOf {
+            arg: 0,
+            values: &[CORE],
+            verdict: UNCHANGED,
+        }],
+    ),
+    (libc::SYS_sched_setscheduler, &[SELF_ONLY]),
+    (libc::SYS_sched_setparam, &[SELF_ONLY]),
+    (libc::SYS_sched_setattr, &[SELF_ONLY]),
+    (libc::SYS_setpriority, &self_only(&[0])),
+    (libc::SYS_ioprio_set, &self_only(&[1])),
+    // Not init's. Threads set each other's by their numbers, so those stay open.
+    (
+        libc::SYS_sched_setaffinity,
+        &[Check::OneOf {
+            arg: 0,
+            values: &[1],
+            verdict: EPERM,
+        }],
+    ),
+    (libc::SYS_mmap, &huge_pages(3, 0x40000)),
+    (libc::SYS_memfd_create, &huge_pages(1, 4)),
+    (libc::SYS_shmget, &huge_pages(2, 0o4000)),
+    // RENAME_WHITEOUT: a device for a name, which an overlay of the host would take for a deleted file.
+    (
+        libc::SYS_renameat2,
+        &[Check::AnyBit {
+            arg: 4,
+            mask: 4,
+            verdict: Verdict::Errno(libc::EINVAL),
+        }],
+    ),
 ];
 
 /// The older forms that only x86-64 has.
@@ -247,10 +320,19 @@ const IOCTLS_REFUSED: &[u32] = &[
 /// Calls that answer `ENOSYS` on purpose.
 ///
 /// `clone3` keeps its flags in memory, out of a filter's reach. With `EPERM` the C library would report that no thread
-/// can be made; with `ENOSYS` it falls back to `clone`.
-const ABSENT: &[libc::c_long] = &[libc::SYS_clone3];
+/// can be made; with `ENOSYS` it falls back to `clone`. Asynchronous I/O has one number of requests for the whole machine, which
+/// one program can take; those that find none use threads.
+const ABSENT: &[libc::c_long] = &[
+    libc::SYS_clone3,
+    libc::SYS_io_cancel,
+    libc::SYS_io_destroy,
+    libc::SYS_io_getevents,
+    libc::SYS_io_setup,
+    libc::SYS_io_submit,
+];
 
-/// Calls that exist and are refused: programs that probe for them see `EPERM`, as under other sandboxes.
+/// Calls that exist and are refused: programs that probe for them see `EPERM`, as under other sandboxes. `sync` and `syncfs` write
+/// out what others have written; files of one's own are synchronised one by one.
 const REFUSED: &[libc::c_long] = &[
     libc::SYS_acct,
     libc::SYS_add_key,
@@ -299,6 +381,8 @@ const REFUSED: &[libc::c_long] = &[
     libc::SYS_settimeofday,
     libc::SYS_swapoff,
     libc::SYS_swapon,
+    libc::SYS_sync,
+    libc::SYS_syncfs,
     libc::SYS_syslog,
     libc::SYS_umount2,
     libc::SYS_userfaultfd,

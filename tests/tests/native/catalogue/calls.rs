@@ -20,7 +20,6 @@ const LEFT_OUT: &[(u32, &str)] = &[
     (57, "fork: the same"),
     (58, "vfork: the same"),
     (60, "exit: ends the child"),
-    (162, "sync: writes out all file systems of the machine"),
     (231, "exit_group: ends the child"),
     (270, "pselect6: waits for ever"),
     (271, "ppoll: waits for ever"),

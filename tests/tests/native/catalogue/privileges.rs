@@ -212,7 +212,14 @@ async fn nothing_dangerous_is_left_in_a_workspace() {
             .output();
         assert!(ran.unwrap().status.success());
         // A new directory gets no set-id bit by its mode, and these marks no kernel lets everybody make.
-        let mut expected = vec!["block", "capabilities", "char", "openat2", "mark"];
+        let mut expected = vec![
+            "block",
+            "capabilities",
+            "char",
+            "openat2",
+            "mark",
+            "whiteout",
+        ];
         expected.extend(ways.iter().filter(|way| **way != "mkdir"));
         expected.sort_unstable();
         assert_eq!(dangerous(dir.path()), expected, "control");
@@ -231,6 +238,7 @@ async fn nothing_dangerous_is_left_in_a_workspace() {
             assert_eq!(said[*way], "EPERM", "{way}");
         }
         assert_eq!(said["openat2"], "ENOSYS");
+        assert_eq!(said["whiteout"], "EINVAL");
         for way in [
             "char_device",
             "block_device",

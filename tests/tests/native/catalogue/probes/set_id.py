@@ -32,4 +32,5 @@ ask("block_device", lambda: os.mknod("block", stat.S_IFBLK | 0o666, os.makedev(7
 capabilities = bytes([1, 0, 0, 2, 0, 4, 0, 0]) + bytes(12)
 ask("file_capabilities", lambda: os.setxattr(make("capabilities"), "security.capability", capabilities))
 ask("overlay_mark", lambda: os.setxattr(make("mark"), "trusted.overlay.opaque", b"y"))
+ask("whiteout", lambda: call(316, at, pointer(make("whiteout")), at, pointer(b"moved"), 4))
 ask("plain_chmod", lambda: os.chmod(make("plain"), 0o755))
