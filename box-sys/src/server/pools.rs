@@ -3,6 +3,7 @@
 //! They are the dearest parts of a box and depend on no plan. Groups of control may come back (`Cgroups::reset`), namespaces
 //! never do.
 
+use std::ffi::CStr;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -243,12 +244,23 @@ extern "C" fn lock_and_wait(ends: *mut libc::c_void) -> libc::c_int {
     unsafe { rustix::io::close(go) };
     // SAFETY: open as long as this process lives.
     let wait = unsafe { BorrowedFd::borrow_raw(wait) };
-    let limit = rustix::fs::open(
-        c"/proc/sys/user/max_user_namespaces",
-        OFlags::WRONLY | OFlags::CLOEXEC,
-        Mode::empty(),
-    );
-    let locked = limit.and_then(|limit| rustix::io::write(limit, b"0"));
+    let locked = set_limit(c"/proc/sys/user/max_user_namespaces", b"0");
+    for (limit, value) in WATCHING {
+        // A kernel without them has nothing to limit.
+        let _ = set_limit(limit, value);
+    }
     let _ = rustix::io::read(wait, &mut [0_u8]);
     locked.err().map_or(0, rustix::io::Errno::raw_os_error)
+}
+
+/// What users of a box may have to watch files with. Everything of the kind is also counted for whoever made the box's namespace,
+/// who has 128 of the first for all programs.
+const WATCHING: [(&CStr, &[u8]); 2] = [
+    (c"/proc/sys/user/max_inotify_instances", b"16"),
+    (c"/proc/sys/user/max_inotify_watches", b"65536"),
+];
+
+fn set_limit(limit: &CStr, value: &[u8]) -> rustix::io::Result<()> {
+    let limit = rustix::fs::open(limit, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
+    rustix::io::write(limit, value).map(drop)
 }
