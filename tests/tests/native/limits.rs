@@ -56,13 +56,23 @@ async fn a_fork_bomb_stops_at_the_limit() {
     .await;
 }
 
+/// Many small ones, each no better a victim by its size than the agent is.
 #[tokio::test]
 async fn when_memory_runs_out_commands_go_before_their_agent() {
+    const CROWD: &str = "echo kept > /tmp/mark; \
+        for i in $(seq 40); do (x=$(head -c 2M /dev/zero | tr '\\0' x); sleep 3) & all=\"$all $!\"; done; \
+        for one in $all; do wait $one || echo killed; done";
     on_each_machine(async |machine| {
-        let cmd = "cat /proc/self/oom_score_adj; sh -c 'cat /proc/self/oom_score_adj'";
-        assert_eq!(printed(&machine.exec("worth", cmd).await), "1000\n1000");
-        let agent = machine.exec("worth", "cat /proc/1/oom_score_adj").await;
-        assert!(["500", ""].contains(&agent.stdout.trim()), "{agent:?}");
+        let scores = "cat /proc/self/oom_score_adj /proc/1/oom_score_adj";
+        assert_eq!(printed(&machine.exec("worth", scores).await), "1000\n500");
+        if machine.lacks("cgroup.memory").await {
+            return;
+        }
+        let asked = |cmd: &str| spec(json!({"session_id": "crowd", "memory_mb": 64, "cmd": cmd}));
+        let crowd = machine.exec_spec(asked(CROWD)).await.unwrap();
+        assert!(printed(&crowd).contains("killed"), "control: {crowd:?}");
+        let mark = machine.exec_spec(asked("cat /tmp/mark")).await.unwrap();
+        assert_eq!(printed(&mark), "kept", "the same box");
     })
     .await;
 }
