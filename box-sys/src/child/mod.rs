@@ -176,12 +176,9 @@ fn begin(seed: &mut Seed<'_>) -> Result<Begun> {
         .and_then(|group| server.cgroups.oom_file(&group.name));
     let tree = tree::prepare(seed)?;
     silence_stdio().at("open /dev/null")?;
-    let none = Rlimit {
-        current: Some(0),
-        maximum: Some(0),
-    };
-    rustix::process::setrlimit(Resource::Core, none).at("forbid core files")?;
-    rustix::process::setrlimit(Resource::Nofile, server.descriptors).at("limit descriptors")?;
+    for (resource, most) in LIMITS {
+        limit(resource, most).at("limit what whoever started the server may")?;
+    }
     // A session of its own: no terminal of the server's can be reached.
     rustix::process::setsid().at("start a session")?;
     // Dear, and the same for every box. What is still to be done passes it.
@@ -195,6 +192,27 @@ fn begin(seed: &mut Seed<'_>) -> Result<Begun> {
         oom,
         exits,
     })
+}
+
+/// What commands may not inherit. Of `Core`, 1 is less than any core file and the one value with which no crash handler of the
+/// machine is started either, which would run outside the box, as root, on what the guest left it.
+const LIMITS: [(Resource, u64); 5] = [
+    (Resource::Core, 1),
+    (Resource::Rtprio, 0),
+    (Resource::Nice, 0),
+    (Resource::Memlock, 8 << 20),
+    (Resource::Sigpending, 4096),
+];
+
+/// For good: this, or what it is already if that is less.
+fn limit(resource: Resource, most: u64) -> rustix::io::Result<()> {
+    let before = rustix::process::getrlimit(resource).maximum;
+    let value = Some(before.map_or(most, |before| before.min(most)));
+    let new = Rlimit {
+        current: value,
+        maximum: value,
+    };
+    rustix::process::setrlimit(resource, new)
 }
 
 fn close_in(seed: &Seed<'_>, begun: Begun, order: Order) -> Result<Init> {
