@@ -259,6 +259,20 @@ pub fn signal_fd(signals: &[libc::c_int]) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// Does something while no signal reaches this thread, nor any that it starts.
+pub(crate) fn without_signals<T>(work: impl FnOnce() -> T) -> T {
+    let mut old = signal_set(&[]);
+    let mut all = signal_set(&[]);
+    // SAFETY: fills an initialised set.
+    unsafe { libc::sigfillset(&raw mut all) };
+    // SAFETY: both sets are initialised.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old) };
+    let done = work();
+    // SAFETY: `old` was filled by the call above.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut()) };
+    done
+}
+
 /// A set of signals.
 pub(crate) fn signal_set(signals: &[libc::c_int]) -> libc::sigset_t {
     let mut set = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
@@ -417,8 +431,8 @@ pub(crate) fn hide_arguments() {
     unsafe { std::ptr::copy_nonoverlapping(NAME.as_ptr(), bytes, NAME.len()) };
 }
 
-/// Allows this process as many descriptors as it may allow itself, and gives what it had before.
-pub(crate) fn raise_descriptor_limit() -> rustix::process::Rlimit {
+/// Allows this process as many descriptors as it may allow itself.
+pub(crate) fn raise_descriptor_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let before = getrlimit(Resource::Nofile);
     let all = Rlimit {
@@ -426,7 +440,6 @@ pub(crate) fn raise_descriptor_limit() -> rustix::process::Rlimit {
         ..before
     };
     let _ = setrlimit(Resource::Nofile, all);
-    before
 }
 
 /// Leaves the session keyring of whoever started this process for an empty one. Kernels without keyrings have none to leave.

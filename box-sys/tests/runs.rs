@@ -8,6 +8,9 @@
 
 mod support;
 
+use std::os::fd::AsFd as _;
+use std::time::{Duration, Instant};
+
 use box_sys::{Guest, SandboxPlan};
 use support::{MACHINES, Output};
 
@@ -167,5 +170,36 @@ fn a_terminal_works_and_nobody_types_into_it() {
             String::from_utf8_lossy(&buffer[..length]).trim(),
             format!("errno {}", libc::EPERM)
         );
+    }
+}
+
+/// What it stops is a command that is being started, while init is held by it.
+#[test]
+fn a_guest_that_stops_whoever_is_born_does_not_stop_init() {
+    for machine in MACHINES.iter() {
+        let boxed = machine.boxed(&machine.plan());
+        let null = std::fs::File::open("/dev/null").unwrap();
+        let said = tempfile::NamedTempFile::new().unwrap();
+        let heard = || std::fs::read_to_string(said.path()).unwrap();
+        let fds = [null.as_fd(), said.as_file().as_fd(), null.as_fd()];
+        let stopper = boxed.start(&["/probe/probe", "stopper"], &fds).unwrap();
+        support::eventually("it waits", || heard().contains("ready"));
+        let fds = [null.as_fd(), null.as_fd(), null.as_fd()];
+        for _ in 0..40 {
+            let begun = Instant::now();
+            match boxed.start(&["true"], &fds) {
+                Ok(pid) => {
+                    let took = begun.elapsed();
+                    assert!(took < Duration::from_secs(8), "{}: {took:?}", machine.name);
+                    boxed.kill_tree(pid);
+                    boxed.ended(pid);
+                }
+                // Stopped as often as it was let go on.
+                Err(errno) => assert_eq!(errno, i64::from(libc::ETIMEDOUT)),
+            }
+        }
+        boxed.kill_tree(stopper);
+        boxed.ended(stopper);
+        assert!(heard().contains("stopped"), "control");
     }
 }

@@ -1,13 +1,14 @@
 //! What the first process of a box has once the box is closed: starting commands as the guest, and ending them with all they
 //! have started.
 //!
-//! `spawn.rs` starts a command, `kin.rs` finds everything that came of it, `thread.rs` lets a thread touch files as the guest, `rest.rs`
+//! `spawn.rs` starts a command while `watch.rs` looks that it does start, `kin.rs` finds everything that came of it, `thread.rs` lets a thread touch files as the guest, `rest.rs`
 //! gives memory back.
 
 pub(crate) mod kin;
 mod rest;
 mod spawn;
 mod thread;
+mod watch;
 
 use std::collections::BTreeSet;
 use std::io;
@@ -43,6 +44,8 @@ pub struct Init {
     /// How many of the box's processes the kernel has killed for memory, where it counts that for boxes.
     oom: Option<OwnedFd>,
     guest_filter: Vec<libc::sock_filter>,
+    /// Begun with the first command.
+    watch: Option<watch::Watch>,
     marks: BTreeSet<u32>,
     next_mark: u32,
     /// Marks of processes that outlived their command.
@@ -101,6 +104,7 @@ impl Init {
             worth,
             oom,
             guest_filter,
+            watch: None,
             marks: BTreeSet::new(),
             next_mark: kin::MARKS.start,
             leftover: BTreeSet::new(),

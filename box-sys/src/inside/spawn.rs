@@ -6,9 +6,12 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicI32;
+use std::sync::atomic::Ordering::Relaxed;
 
 use super::Init;
 use super::kin::{self, MARKS};
+use super::watch::Watch;
 use crate::raw;
 
 /// A command to start.
@@ -54,6 +57,14 @@ pub struct Command {
 const GUESTS_WORTH: &[u8] = b"1000";
 const INITS_WORTH: &[u8] = b"500";
 
+/// Most descriptors of a command, and how many it has unless it raises that itself.
+///
+/// Descriptors on their way between processes are counted for a user, and refused to a sender when they are more than the
+/// sender may have open. What commands may have is less than what others of the same user may, so no command fills that up
+/// for its agent or for whoever makes boxes.
+const DESCRIPTORS_MOST: u64 = 4096;
+const DESCRIPTORS: u64 = 1024;
+
 /// The child's stack; it calls little.
 const STACK: usize = 64 << 10;
 const PATH_DEFAULT: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -63,6 +74,9 @@ impl Init {
     ///
     /// The error of a program that cannot be run is the error of `execve`, so that "not found" is told from "not allowed".
     pub fn spawn(&mut self, plan: &SpawnPlan<'_>) -> io::Result<Command> {
+        if self.watch.is_none() {
+            self.watch = Some(Watch::start()?);
+        }
         let mark = self.new_mark()?;
         let result = self.spawn_marked(plan, mark);
         if result.is_err() {
@@ -118,7 +132,7 @@ impl Init {
         };
         let (argv_pointers, env_pointers) = (pointers(&argv), pointers(&env));
         let program_pointers = pointers(&programs);
-        let mut start = Start {
+        let start = Start {
             argv: argv_pointers.as_ptr(),
             env: env_pointers.as_ptr(),
             programs: program_pointers.as_ptr(),
@@ -129,20 +143,21 @@ impl Init {
             ids: self.two_uids.then_some((self.plan.guest.id, mark)),
             landlock: self.landlock.as_ref().map(AsRawFd::as_raw_fd),
             filter: &self.guest_filter,
-            failed: 0,
+            failed: AtomicI32::new(libc::ETIMEDOUT),
         };
         let mut stack = Vec::<u128>::with_capacity(STACK / size_of::<u128>());
         // Inherited: when memory runs out, all that commands have started goes before init does. Only init goes back.
         let _ = rustix::io::write(&self.worth, GUESTS_WORTH);
-        let cloned = clone_and_run(&mut stack, &mut start);
+        let cloned = clone_and_run(&mut stack, &start, self.watch.as_ref());
         let _ = rustix::io::write(&self.worth, INITS_WORTH);
         let pid = cloned?;
-        if start.failed != 0 {
+        let failed = start.failed.into_inner();
+        if failed != 0 {
             let _ = rustix::process::waitpid(
                 rustix::process::Pid::from_raw(pid),
                 rustix::process::WaitOptions::empty(),
             );
-            return Err(io::Error::from_raw_os_error(start.failed));
+            return Err(io::Error::from_raw_os_error(failed));
         }
         Ok(Command { pid, mark })
     }
@@ -161,50 +176,54 @@ struct Start<'a> {
     ids: Option<(u32, u32)>,
     landlock: Option<RawFd>,
     filter: &'a [libc::sock_filter],
-    /// The error number of what did not work, written by the child.
-    failed: c_int,
+    /// The error number of what did not work, written by the child: 0 just before its program. What it is before that stays if
+    /// the child is killed.
+    failed: AtomicI32,
 }
 
 /// No descriptor for the process: init is its parent and reaps it, and each one that is open is copied and closed again by every
 /// command that starts later.
-fn clone_and_run(stack: &mut Vec<u128>, start: &mut Start<'_>) -> io::Result<i32> {
-    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
-    // No handler of init's may run in the child: it would run on init's memory.
-    let mut old = raw::signal_set(&[]);
-    let mut all = raw::signal_set(&[]);
-    // SAFETY: fills an initialised set.
-    unsafe { libc::sigfillset(&raw mut all) };
-    // SAFETY: both sets are initialised.
-    unsafe { libc::sigprocmask(libc::SIG_SETMASK, &raw const all, &raw mut old) };
+fn clone_and_run(
+    stack: &mut Vec<u128>,
+    start: &Start<'_>,
+    watch: Option<&Watch>,
+) -> io::Result<i32> {
+    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PARENT_SETTID | libc::SIGCHLD;
     // SAFETY: the end of the allocation, one past it at most; stacks grow down.
     let top = unsafe { stack.as_mut_ptr().add(stack.capacity()) };
-    // SAFETY: the child runs `begin` on a stack of its own, aligned to 16, and shares our memory; we are held (VFORK) until it
-    // has called `execve` or `_exit`, so `start` and the stack outlive its use of them, and it touches nothing else of ours.
-    let pid = unsafe {
-        libc::clone(
-            begin,
-            top.cast(),
-            flags,
-            std::ptr::from_mut(start).cast::<c_void>(),
-        )
-    };
-    let error = io::Error::last_os_error();
-    // SAFETY: `old` was filled by the call above.
-    unsafe { libc::sigprocmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut()) };
-    if pid < 0 {
-        return Err(error);
-    }
-    Ok(pid)
+    let nobody = AtomicI32::new(0);
+    let child = watch.map_or(&nobody, Watch::begin);
+    // No handler of init's may run in the child: it would run on init's memory.
+    let pid = raw::without_signals(|| {
+        // SAFETY: the child runs `begin` on a stack of its own, aligned to 16, and shares our memory; we are held (VFORK) until it
+        // has called `execve` or `_exit`, so `start` and the stack outlive its use of them, and it touches nothing else of ours.
+        // The kernel writes the child's number to `child`.
+        let pid = unsafe {
+            libc::clone(
+                begin,
+                top.cast(),
+                flags,
+                std::ptr::from_ref(start).cast_mut().cast::<c_void>(),
+                child.as_ptr(),
+            )
+        };
+        if pid < 0 {
+            Err(io::Error::last_os_error())
+        } else {
+            Ok(pid)
+        }
+    });
+    watch.inspect(|watch| watch.end());
+    pid
 }
 
 /// The child's whole life before its program.
 extern "C" fn begin(start: *mut c_void) -> c_int {
-    // SAFETY: the pointer given to `clone`, to a `Start` that nobody else uses while this runs.
-    let start = unsafe { &mut *start.cast::<Start<'_>>() };
-    start.failed = match go(start) {
-        Ok(never) => match never {},
-        Err(error) => error.raw_os_error().unwrap_or(libc::EIO),
-    };
+    // SAFETY: the pointer given to `clone`, to a `Start` that outlives this.
+    let start = unsafe { &*start.cast::<Start<'_>>() };
+    let Err(error) = go(start);
+    let errno = error.raw_os_error().unwrap_or(libc::EIO);
+    start.failed.store(errno, Relaxed);
     raw::exit_now(127)
 }
 
@@ -230,6 +249,7 @@ fn go(start: &Start<'_>) -> io::Result<std::convert::Infallible> {
         // SAFETY: takes a number; 0 does not steal a terminal.
         check(unsafe { libc::ioctl(0, libc::TIOCSCTTY as _, 0) }.into())?;
     }
+    limit_descriptors()?;
     for (resource, value) in start.rlimits {
         lower(*resource, *value)?;
     }
@@ -247,6 +267,7 @@ fn go(start: &Start<'_>) -> io::Result<std::convert::Infallible> {
     unsafe { raw::close_from(3) }?;
     // SAFETY: takes a number.
     unsafe { libc::umask(0o022) };
+    start.failed.store(0, Relaxed);
     Err(exec(start))
 }
 
@@ -286,16 +307,30 @@ fn default_signals() {
 
 /// Lowers a limit; where it is lower already it stays. Raising is nobody's right here.
 fn lower(resource: u32, value: u64) -> io::Result<()> {
+    let value = value.min(limit_of(resource)?.rlim_max);
+    set_limit(resource, value, value)
+}
+
+/// Half of what there is at most, where there is little.
+fn limit_descriptors() -> io::Result<()> {
+    let most = DESCRIPTORS_MOST.min(limit_of(libc::RLIMIT_NOFILE)?.rlim_max / 2);
+    set_limit(libc::RLIMIT_NOFILE, DESCRIPTORS.min(most), most)
+}
+
+fn limit_of(resource: u32) -> io::Result<libc::rlimit> {
     let mut now = libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,
     };
     // SAFETY: fills `now`.
     check(unsafe { libc::syscall(libc::SYS_prlimit64, 0, resource, 0, &raw mut now) })?;
-    let value = value.min(now.rlim_max);
+    Ok(now)
+}
+
+fn set_limit(resource: u32, soft: u64, hard: u64) -> io::Result<()> {
     let new = libc::rlimit {
-        rlim_cur: value,
-        rlim_max: value,
+        rlim_cur: soft,
+        rlim_max: hard,
     };
     // SAFETY: reads `new`.
     check(unsafe { libc::syscall(libc::SYS_prlimit64, 0, resource, &raw const new, 0) })

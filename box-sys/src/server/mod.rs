@@ -14,7 +14,7 @@ use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags};
-use rustix::process::{Pid, Rlimit, WaitOptions};
+use rustix::process::{Pid, WaitOptions};
 
 use crate::cgroup::{Cgroups, Group, Owner};
 use crate::child::InitMain;
@@ -37,8 +37,6 @@ pub(crate) struct Server {
     /// The large filter and the one that closes a box.
     pub(crate) filter: Vec<libc::sock_filter>,
     pub(crate) closing: Vec<libc::sock_filter>,
-    /// The limit of descriptors before it was raised, which boxes go back to.
-    pub(crate) descriptors: Rlimit,
     /// The plan last asked for, and boxes begun for others like it.
     shape: SandboxPlan,
     spares: Vec<Spare>,
@@ -130,7 +128,8 @@ fn wait(socket: &OwnedFd, signals: &OwnedFd, rest: Option<i64>) -> Result<Event>
 impl Server {
     fn start(config: &ServerConfig, init: InitMain) -> Result<Self> {
         let privileged = privileged(config.id_base);
-        let descriptors = raw::raise_descriptor_limit();
+        // For the first processes of boxes, too; commands have less.
+        raw::raise_descriptor_limit();
         // Inherited by every box, which so goes before whoever asked for it when memory runs out. This process is small: the
         // boxes go before it, too.
         std::fs::write("/proc/self/oom_score_adj", "500").at("set the OOM score")?;
@@ -161,7 +160,6 @@ impl Server {
             spares: Vec::new(),
             spares_wanted: config.spares,
             pidfd,
-            descriptors,
             boxes: HashMap::new(),
             held: HashSet::new(),
             init,

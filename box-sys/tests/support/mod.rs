@@ -259,6 +259,9 @@ impl std::ops::DerefMut for TestBox<'_> {
 
 impl Talk {
     pub(crate) fn new(control: OwnedFd) -> Self {
+        use rustix::net::sockopt::{Timeout, set_socket_timeout};
+        // An init that says nothing any more is a failure, not a test without an end.
+        set_socket_timeout(&control, Timeout::Recv, Some(Duration::from_mins(1))).unwrap();
         Self {
             control,
             early: RefCell::default(),
