@@ -13,6 +13,7 @@ mod promises;
 mod resources;
 mod secrets;
 mod setup;
+mod shared;
 
 use std::collections::BTreeMap;
 use std::process::Command;

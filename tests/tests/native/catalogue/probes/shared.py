@@ -1,0 +1,55 @@
+# What one program can take that others share. The first argument says what.
+import resource, time
+
+
+def limits():
+    core = resource.RLIMIT_CORE
+    answer("core", resource.getrlimit(core))
+    ask("set_core", lambda: resource.setrlimit(core, (0, 0)))
+    answer("core_then", resource.getrlimit(core))
+    for name in ("RTPRIO", "NICE", "MEMLOCK", "SIGPENDING"):
+        answer(name, resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[1])
+    fifo = os.sched_param(1)
+    ask("fifo", lambda: os.sched_setscheduler(0, os.SCHED_FIFO, fifo))
+
+
+def watchers():
+    made = 0
+    while made < 100 and libc.inotify_init1(0) >= 0:
+        made += 1
+    answer("watchers", made)
+
+
+def score():
+    def write(value):
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write(value)
+
+    ask("raise", lambda: write("1000"))
+    ask("lower", lambda: write("500"))
+    with open("/proc/self/oom_score_adj") as file:
+        answer("score", file.read().strip())
+
+
+# Descriptors that are sent and never received, as many as there can be; and then keeps them there.
+def in_flight():
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    kept, sent = [], 0
+    try:
+        while True:
+            near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+            near.setblocking(False)
+            kept.append((near, far))
+            try:
+                while True:
+                    socket.send_fds(near, [b"x"], [0] * 253)
+                    sent += 253
+            except BlockingIOError:
+                pass
+    except OSError as error:
+        answer("in_flight", f"{sent} {errno.errorcode[error.errno]}")
+    time.sleep(600)
+
+
+{"limits": limits, "watchers": watchers, "score": score, "in_flight": in_flight}[sys.argv[1]]()

@@ -1,0 +1,87 @@
+//! What one box takes of what a user or the whole machine has once.
+
+use super::super::support::{on_each_machine, printed};
+use super::{answers, as_root, command, inside, outside};
+
+const SHARED: &str = include_str!("probes/shared.py");
+
+#[tokio::test]
+async fn a_crash_in_a_box_starts_no_handler_of_the_machine_and_nobody_gets_its_priorities() {
+    let host = outside(SHARED, &["limits"]);
+    assert_eq!(
+        (host["set_core"].as_str(), host["core_then"].as_str()),
+        ("ok None", "(0, 0)"),
+        "control"
+    );
+    on_each_machine(async |machine| {
+        let said = inside(machine, "limits", SHARED, &["limits"]).await;
+        assert_eq!(said["core"], "(1, 1)", "{}", machine.name);
+        // It is told that it has what it wants, and nothing has changed.
+        assert_eq!(said["set_core"], "ok None");
+        assert_eq!(said["core_then"], "(1, 1)");
+        assert_eq!((said["RTPRIO"].as_str(), said["NICE"].as_str()), ("0", "0"));
+        for (limit, most) in [("MEMLOCK", 8 << 20), ("SIGPENDING", 4096)] {
+            let limit: i64 = said[limit].parse().unwrap();
+            assert!((0..=most).contains(&limit), "{said:?}");
+        }
+        assert_eq!(said["fifo"], "EPERM");
+        if as_root() {
+            assert_eq!(host["fifo"], "ok None", "control");
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_box_leaves_others_something_to_watch_files_with() {
+    assert_eq!(outside(SHARED, &["watchers"])["watchers"], "100", "control");
+    on_each_machine(async |machine| {
+        let said = inside(machine, "watchers", SHARED, &["watchers"]).await;
+        let made: u32 = said["watchers"].parse().unwrap();
+        assert!((8..=16).contains(&made), "{}: {made}", machine.name);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_command_cannot_make_its_agent_go_first_when_memory_runs_out() {
+    let host = outside(SHARED, &["score"]);
+    assert_eq!(
+        (host["lower"].as_str(), host["score"].as_str()),
+        ("ok None", "500"),
+        "control"
+    );
+    on_each_machine(async |machine| {
+        let said = inside(machine, "score", SHARED, &["score"]).await;
+        assert_eq!(said["lower"], "EACCES", "{}", machine.name);
+        assert_eq!(said["score"], "1000", "{}", machine.name);
+        let agent = machine.exec("score", "cat /proc/1/oom_score_adj").await;
+        assert_eq!(printed(&agent), "500");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn descriptors_that_nobody_receives_keep_nobody_from_making_boxes() {
+    on_each_machine(async |machine| {
+        let fill = command(SHARED, &["in_flight"]).replacen('\n', " > /tmp/said 2>&1 &\n", 1);
+        machine.exec("fill", &fill).await;
+        let mut said = String::new();
+        for _ in 0..100 {
+            said = machine.exec("fill", "cat /tmp/said").await.stdout;
+            if !said.is_empty() {
+                break;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        }
+        let filled = &answers(&said)["in_flight"];
+        let (count, why) = filled.split_once(' ').unwrap();
+        assert_eq!(why, "ETOOMANYREFS", "control: there are as many as can be");
+        assert!(count.parse::<u32>().unwrap() < 4096 + 2 * 253, "{filled}");
+        for n in 0..4 {
+            let other = machine.exec(&format!("other-{n}"), "echo made").await;
+            assert_eq!(printed(&other), "made");
+        }
+    })
+    .await;
+}
