@@ -273,6 +273,9 @@ fn refusal(error: &io::Error, what: &What) -> BoxError {
         Some(Errno::AGAIN | Errno::NOMEM | Errno::MFILE | Errno::NFILE) => {
             return BoxError::capacity("the box has no room for another process");
         }
+        Some(Errno::TIMEDOUT) => {
+            return BoxError::unavailable("the command was stopped before its program ran");
+        }
         _ => (None, format!("{program} cannot be run: {}", error.kind())),
     };
     BoxError::validation(format!("program: {why}")).with_detail(&Detail {

@@ -51,6 +51,7 @@ const UNHEARD: u8 = 141;
 
 fn main() -> ExitCode {
     box_sys::serve_if_asked(box_agent::prepare);
+    raise_descriptors();
     let arguments = Arguments::try_parse().unwrap_or_else(|error| complaint::usage(&error));
     match dispatch(&arguments) {
         Ok(code) => code,
@@ -60,6 +61,19 @@ fn main() -> ExitCode {
             ExitCode::from(complaint::exit_code(&error))
         }
     }
+}
+
+/// As many as there may be: for many connections, and because descriptors on their way between programs of a user are refused to
+/// whoever may have fewer open than those are, boxes of that user included.
+fn raise_descriptors() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let before = getrlimit(Resource::Nofile);
+    let all = Rlimit {
+        current: before.maximum,
+        ..before
+    };
+    // With less it works as well, for fewer.
+    let _ = setrlimit(Resource::Nofile, all);
 }
 
 fn dispatch(arguments: &Arguments) -> Result<ExitCode> {
