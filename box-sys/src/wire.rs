@@ -172,7 +172,7 @@ pub fn receive(
     if message.bytes == 0 && fds.is_empty() {
         return Ok(None);
     }
-    // A cut message or lost descriptors: whoever sent that does not speak this protocol.
+    // A cut message or lost descriptors: whoever sent that does not speak this protocol, or there was no room for them here.
     let cut = rustix::net::ReturnFlags::TRUNC | rustix::net::ReturnFlags::CTRUNC;
     if message.flags.intersects(cut) {
         return Err(io::ErrorKind::InvalidData.into());
@@ -207,7 +207,13 @@ pub(crate) fn receive_message<T: for<'a> Deserialize<'a>>(
     socket: BorrowedFd<'_>,
     buffer: &mut [u8],
 ) -> Result<Option<(T, Vec<OwnedFd>)>> {
-    let Some((length, fds)) = receive(socket.as_fd(), buffer).at("receive")? else {
+    let received = match receive(socket.as_fd(), buffer) {
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+            return Err(Error::Protocol("a message that was cut".into()));
+        }
+        received => received.at("receive")?,
+    };
+    let Some((length, fds)) = received else {
         return Ok(None);
     };
     let message = serde_json::from_slice(&buffer[..length])

@@ -254,6 +254,37 @@ fn a_killed_client_takes_its_boxes_with_it() {
     }
 }
 
+/// Descriptors for which there is no room arrive as a message that was cut.
+#[test]
+fn a_message_that_was_cut_ends_no_box() {
+    use rustix::process::{Resource, Rlimit, getrlimit, prlimit};
+    // The limit of another user's server is nobody's to set here.
+    if let Some((name, start)) = servers().into_iter().next() {
+        let server = start(&ServerConfig::default());
+        let (near, far) = socket_pair().unwrap();
+        let boxed = server.create(&SandboxPlan::default(), &[far.as_fd()], &[]);
+        let boxed = boxed.unwrap();
+        let status = std::fs::read_to_string(format!("/proc/{}/status", boxed.pid())).unwrap();
+        let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"));
+        let pid: i32 = parent.unwrap().trim().parse().unwrap();
+        let maximum = getrlimit(Resource::Nofile).maximum;
+        let limit = |current| {
+            let new = Rlimit { current, maximum };
+            prlimit(Pid::from_raw(pid), Resource::Nofile, new).unwrap();
+        };
+        limit(Some(3));
+        let refused = server.create(&SandboxPlan::default(), &[near.as_fd()], &[]);
+        assert!(refused.is_err(), "{name}: control: there is no room");
+        limit(maximum);
+        let again = server.create(&SandboxPlan::default(), &[near.as_fd()], &[]);
+        assert!(again.is_ok(), "{name}: {again:?}");
+        assert!(
+            std::path::Path::new(&format!("/proc/{}/root", boxed.pid())).exists(),
+            "{name}: the first one lives"
+        );
+    }
+}
+
 #[test]
 fn a_killed_server_takes_owned_boxes_with_it_and_others_live_on() {
     for (name, start) in servers() {

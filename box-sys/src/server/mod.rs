@@ -107,6 +107,10 @@ enum Event {
 /// made of take the same locks in the kernel: filled at once, they would slow the box down that made them short.
 const REST: i64 = 3_000_000;
 
+/// How often in a row nothing can be received before the server ends, and how long it waits in between: ten seconds together.
+const FAILURES_MAX: u32 = 1000;
+const PAUSE: std::time::Duration = std::time::Duration::from_millis(10);
+
 /// Requests first, then the dead, then work for later.
 fn wait(socket: &OwnedFd, signals: &OwnedFd, rest: Option<i64>) -> Result<Event> {
     let mut fds = [
@@ -182,15 +186,25 @@ impl Server {
         send_message(socket.as_fd(), &hello, &[])?;
         // How long to wait before filling up the pools, if they may be short.
         let mut rest = Some(0);
+        let mut failures = 0;
         loop {
             let event = wait(socket, signals, rest)?;
             rest = Some(REST);
             match event {
                 Event::Request => match receive_message::<Request>(socket.as_fd(), buffer) {
-                    Ok(Some((request, fds))) => self.answer(request, fds),
-                    // One bad message is its sender's trouble.
+                    Ok(Some((request, fds))) => {
+                        failures = 0;
+                        self.answer(request, fds);
+                    }
+                    Ok(None) => return Ok(()),
+                    // One bad message is its sender's trouble: what that waits on is closed.
                     Err(Error::Protocol(_)) => {}
-                    Ok(None) | Err(_) => return Ok(()),
+                    // So is one that nothing was left for; boxes do not end for it.
+                    Err(_) if failures < FAILURES_MAX => {
+                        failures += 1;
+                        std::thread::sleep(PAUSE);
+                    }
+                    Err(error) => return Err(error),
                 },
                 Event::Child => self.reap(signals),
                 Event::Idle => {
