@@ -18,7 +18,8 @@ use crate::network::{ExitMarks, Exits};
 use crate::plan::{Mount, SandboxPlan};
 use crate::probe::Primitives;
 use crate::wire::{
-    FDS_MAX, MESSAGE_MAX, Reply, Request, ServerConfig, receive_message, send_message, socket_pair,
+    FDS_MAX, MESSAGE_MAX, Reply, Request, ServerConfig, next_length, receive_message, send_message,
+    socket_pair,
 };
 
 /// The argument with which a program becomes its own fork server.
@@ -187,7 +188,7 @@ impl ForkServer {
         send_message(self.socket.as_fd(), request, &fds)?;
         drop(fds);
         drop(far);
-        let mut buffer = vec![0; 4096];
+        let mut buffer = vec![0; next_length(near.as_fd()).at("receive")?];
         receive_message::<Reply>(near.as_fd(), &mut buffer)?
             .ok_or(Error::ServerGone)?
             .0
@@ -229,7 +230,7 @@ impl Making {
     }
 
     fn receive(&self) -> Result<Sandbox> {
-        let mut buffer = vec![0; 4096];
+        let mut buffer = vec![0; next_length(self.near.as_fd()).at("receive")?];
         let (reply, fds) =
             receive_message::<Reply>(self.near.as_fd(), &mut buffer)?.ok_or(Error::ServerGone)?;
         let mut fds = fds.into_iter();

@@ -204,11 +204,19 @@ impl SandboxPlan {
         for path in targets.chain(&self.dirs).chain([&self.guest.home]) {
             check_target(path)?;
         }
+        // It is a field of `/etc/passwd`.
+        let home = self.guest.home.as_os_str().as_encoded_bytes();
+        if home
+            .iter()
+            .any(|byte| *byte == b':' || byte.is_ascii_control())
+        {
+            return Err(Error::Invalid(
+                "guest.home: no colons and no control characters".into(),
+            ));
+        }
         Ok(())
     }
-}
 
-impl SandboxPlan {
     /// The innermost mount that a path is beneath, itself not counted.
     pub(crate) fn mount_of(&self, path: &Path) -> Option<&Mount> {
         let over = |mount: &&Mount| path.starts_with(&mount.target) && path != mount.target;
@@ -236,8 +244,16 @@ const RESERVED: &[&str] = &[
     "proc", "dev", "sys", "etc", "usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "run",
 ];
 
+/// Longest path that the kernel takes, without the byte that ends it.
+const TARGET_MAX: usize = 4095;
+
 /// A place inside where something may be mounted.
 pub(crate) fn check_target(path: &std::path::Path) -> Result<()> {
+    if path.as_os_str().len() > TARGET_MAX {
+        return Err(Error::Invalid(format!(
+            "a place of more than {TARGET_MAX} bytes"
+        )));
+    }
     let invalid = |why: &str| Err(Error::Invalid(format!("{}: {why}", path.display())));
     let mut components = path.components();
     if components.next() != Some(std::path::Component::RootDir) {
@@ -291,6 +307,22 @@ mod tests {
         ] {
             assert!(check_target(good.as_ref()).is_ok(), "{good}");
         }
+    }
+
+    #[test]
+    fn a_place_that_no_kernel_takes_and_a_home_of_more_fields_are_refused() {
+        let long = |length: usize| format!("/{}", "a".repeat(length - 1));
+        assert!(check_target(long(TARGET_MAX).as_ref()).is_ok());
+        let refused = check_target(long(TARGET_MAX + 1).as_ref()).unwrap_err();
+        assert!(refused.to_string().len() < 200, "{refused}");
+        let at_home = |home: &str| {
+            let mut plan = SandboxPlan::default();
+            plan.guest.home = home.into();
+            plan.validate()
+        };
+        assert!(at_home("/home/some body").is_ok());
+        assert!(at_home("/home/x:/bin/false").is_err());
+        assert!(at_home("/home/x\nroot::0:0::/:/bin/sh").is_err());
     }
 
     #[test]
