@@ -9,9 +9,11 @@
 mod support;
 
 use std::fs;
+use std::os::fd::AsFd as _;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use box_sys::{Limits, SandboxPlan};
+use box_sys::{ForkServer, Limits, SandboxPlan, ServerConfig, socket_pair};
 use support::{MACHINES, eventually};
 
 /// Detached as thoroughly as a shell can: two forks, a session of its own, deaf to everything.
@@ -90,6 +92,28 @@ fn a_command_that_hides_dies_whole() {
             eventually("only the crowd is left", || population(init) == 62);
         }
     }
+}
+
+/// What tells commands of an ordinary user apart is a limit, which may be lower than usual.
+#[test]
+fn commands_are_told_apart_where_queues_are_small() {
+    let mut command = Command::new("prlimit");
+    command.arg("--msgqueue=100000:100000");
+    if rustix::process::geteuid().is_root() {
+        let id = support::NOBODY.to_string();
+        command.args(["setpriv", "--reuid", &id, "--regid", &id, "--clear-groups"]);
+    }
+    command.arg(support::PROGRAMS.join("server"));
+    let server = ForkServer::start_command(command, &ServerConfig::default()).unwrap();
+    let (near, far) = socket_pair().unwrap();
+    let boxed = server.create(&SandboxPlan::default(), &[far.as_fd()], &[]);
+    let (boxed, talk) = (boxed.unwrap(), support::Talk::new(near));
+    let (one, other) = (talk.spawn("exec sleep 1000"), talk.spawn("exec sleep 1000"));
+    assert_eq!(population(boxed.pid()), 3, "control");
+    assert_eq!(talk.kill_tree(one), 1);
+    talk.ended(one);
+    assert_eq!(population(boxed.pid()), 2, "the other lives");
+    assert_eq!(talk.kill_tree(other), 1);
 }
 
 #[test]

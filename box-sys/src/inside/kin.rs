@@ -14,7 +14,9 @@ use std::os::unix::fs::FileExt as _;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::{
+    Pid, PidfdFlags, Resource, Signal, getrlimit, pidfd_open, pidfd_send_signal,
+};
 
 use super::spawn::Command;
 
@@ -28,7 +30,29 @@ const KILL_WITHIN: Duration = Duration::from_secs(2);
 /// The limit that carries marks without groups, and what is added to them: well above what a default queue needs, below
 /// the kernel's default.
 pub(super) const LIMIT: u32 = libc::RLIMIT_MSGQUEUE;
-pub(super) const LIMIT_BASE: u64 = 700_000;
+const LIMIT_BASE: u64 = 700_000;
+
+/// What carries the marks of a box's commands.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Carrier {
+    Groups,
+    /// The limit: the mark and so much more.
+    Limit {
+        base: u64,
+    },
+}
+
+impl Carrier {
+    /// Where the limit is low already there is less to add: a mark that was cut off by it would be everybody's.
+    pub(super) fn choose(two_uids: bool) -> Self {
+        if two_uids {
+            return Self::Groups;
+        }
+        let most = getrlimit(Resource::Msgqueue).maximum.unwrap_or(u64::MAX);
+        let base = LIMIT_BASE.min(most.saturating_sub(MARKS.end.into()));
+        Self::Limit { base }
+    }
+}
 
 /// A moment in the life of a box, told apart from every other by the processes that were started before it.
 #[derive(Debug, Clone, Copy)]
@@ -80,9 +104,9 @@ impl Moment {
 }
 
 /// The living processes of a command that began after a moment, but its first.
-pub(super) fn younger(command: &Command, than: Moment, two_uids: bool) -> Vec<i32> {
+pub(super) fn younger(command: &Command, than: Moment, by: Carrier) -> Vec<i32> {
     let mut all: Vec<i32> = processes()
-        .filter(|pid| relation(command, *pid, two_uids) == Some(Kin::Living))
+        .filter(|pid| relation(command, *pid, by) == Some(Kin::Living))
         .collect();
     all.retain(|pid| *pid != command.pid && than.is_before(*pid));
     all
@@ -94,7 +118,7 @@ pub(super) fn younger(command: &Command, than: Moment, two_uids: bool) -> Vec<i3
 /// That none is found alive says nothing: a process that forks and ends, again and again, is dead under each number by the time
 /// that is looked at. But it leaves its dead behind, for whoever calls this is who buries them, and does not meanwhile. So a new
 /// one, living or dead, is what another look is for; and a dead one's number is nobody else's.
-pub(super) fn kill(command: &Command, two_uids: bool) -> usize {
+pub(super) fn kill(command: &Command, by: Carrier) -> usize {
     let end = Instant::now() + KILL_WITHIN;
     let (mut known, mut killed) = (BTreeSet::new(), 0);
     loop {
@@ -106,7 +130,7 @@ pub(super) fn kill(command: &Command, two_uids: bool) -> usize {
             // Opened before it is looked at, so that what is killed is what was looked at.
             let handle =
                 Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-            let Some((handle, kin)) = handle.zip(relation(command, pid, two_uids)) else {
+            let Some((handle, kin)) = handle.zip(relation(command, pid, by)) else {
                 continue;
             };
             known.insert(pid);
@@ -128,8 +152,8 @@ enum Kin {
     Dead,
 }
 
-fn relation(command: &Command, pid: i32, two_uids: bool) -> Option<Kin> {
-    let (mark, kin) = mark_of(pid, two_uids)?;
+fn relation(command: &Command, pid: i32, by: Carrier) -> Option<Kin> {
+    let (mark, kin) = mark_of(pid, by)?;
     let ours = match mark {
         Mark::Of(mark) => mark == command.mark,
         Mark::Shed => true,
@@ -145,8 +169,8 @@ fn processes() -> impl Iterator<Item = i32> {
 }
 
 /// The marks that living processes carry.
-pub(super) fn marks_in_use(two_uids: bool) -> BTreeSet<u32> {
-    let mark = |pid| match mark_of(pid, two_uids) {
+pub(super) fn marks_in_use(by: Carrier) -> BTreeSet<u32> {
+    let mark = |pid| match mark_of(pid, by) {
         Some((Mark::Of(mark), Kin::Living)) => Some(mark),
         _ => None,
     };
@@ -166,7 +190,7 @@ enum Mark {
 }
 
 /// The mark of a process, and whether it lives: one whose first thread has ended does as long as another goes on.
-fn mark_of(pid: i32, two_uids: bool) -> Option<(Mark, Kin)> {
+fn mark_of(pid: i32, by: Carrier) -> Option<(Mark, Kin)> {
     let status = told(pid, "status")?;
     let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
     let ended = field("State:")?.trim_start().starts_with(['Z', 'X']);
@@ -176,13 +200,13 @@ fn mark_of(pid: i32, two_uids: bool) -> Option<(Mark, Kin)> {
     } else {
         Kin::Living
     };
-    if two_uids {
+    let Carrier::Limit { base } = by else {
         let mut groups = field("Groups:")?
             .split_whitespace()
             .filter_map(|group| group.parse().ok());
         let mark = groups.find(|group| MARKS.contains(group));
         return mark.map(|mark| (Mark::Of(mark), kin));
-    }
+    };
     let limits = told(pid, "limits")?;
     let line = limits
         .lines()
@@ -192,7 +216,7 @@ fn mark_of(pid: i32, two_uids: bool) -> Option<(Mark, Kin)> {
         .nth(1)
         .and_then(|hard| hard.parse().ok());
     let mark = hard
-        .and_then(|hard| hard.checked_sub(LIMIT_BASE))
+        .and_then(|hard| hard.checked_sub(base))
         .and_then(|mark| u32::try_from(mark).ok());
     let mark = mark.filter(|mark| MARKS.contains(mark));
     Some((mark.map_or(Mark::Shed, Mark::Of), kin))

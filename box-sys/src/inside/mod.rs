@@ -46,6 +46,7 @@ pub struct Init {
     guest_filter: Vec<libc::sock_filter>,
     /// Begun with the first command.
     watch: Option<watch::Watch>,
+    carrier: kin::Carrier,
     marks: BTreeSet<u32>,
     next_mark: u32,
     /// Marks of processes that outlived their command.
@@ -105,6 +106,7 @@ impl Init {
             oom,
             guest_filter,
             watch: None,
+            carrier: kin::Carrier::choose(two_uids),
             marks: BTreeSet::new(),
             next_mark: kin::MARKS.start,
             leftover: BTreeSet::new(),
@@ -144,7 +146,7 @@ impl Init {
     /// Kills a command and everything it has started, also what has detached itself, and gives how many processes that were.
     /// The ended ones still are to be reaped.
     pub fn kill_tree(&self, command: &Command) -> usize {
-        kin::kill(command, self.two_uids)
+        kin::kill(command, self.carrier)
     }
 
     /// Kills every process of the box but this one. Whether there was none, not even one that is still to be reaped.
@@ -160,7 +162,7 @@ impl Init {
         let Some(signal) = Signal::from_named_raw(signal) else {
             return 0;
         };
-        let found = kin::younger(command, than, self.two_uids);
+        let found = kin::younger(command, than, self.carrier);
         let found = found.iter().filter_map(|pid| Pid::from_raw(*pid));
         found
             .filter(|pid| rustix::process::kill_process(*pid, signal).is_ok())

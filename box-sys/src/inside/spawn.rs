@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicI32;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::Init;
-use super::kin::{self, MARKS};
+use super::kin::{self, Carrier, MARKS};
 use super::watch::Watch;
 use crate::raw;
 
@@ -90,7 +90,7 @@ impl Init {
             if !MARKS.contains(&self.next_mark) {
                 self.next_mark = MARKS.start;
                 // Once around: what an ended command left running still carries its mark.
-                self.leftover = kin::marks_in_use(self.two_uids);
+                self.leftover = kin::marks_in_use(self.carrier);
             }
             let mark = self.next_mark;
             self.next_mark += 1;
@@ -113,8 +113,8 @@ impl Init {
         }
         let mut rlimits = plan.rlimits.clone();
         rlimits.extend(self.fallback.iter().flatten());
-        if !self.two_uids {
-            rlimits.push((kin::LIMIT, kin::LIMIT_BASE + u64::from(mark)));
+        if let Carrier::Limit { base } = self.carrier {
+            rlimits.push((kin::LIMIT, base + u64::from(mark)));
         }
         let env = strings(env.into_iter())?;
         let programs = programs(plan)?;
