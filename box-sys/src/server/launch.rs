@@ -204,7 +204,7 @@ impl Server {
         let tree = self.in_host_view(|server| server.tree(mount, guest, fds))?;
         raw::setns(namespace.as_fd(), libc::CLONE_NEWNS).at("enter the box's mount namespace")?;
         let result = attach_inside(&tree, &mount.target);
-        self.come_back()?;
+        self.come_back();
         result
     }
 
@@ -213,12 +213,15 @@ impl Server {
     fn in_host_view<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         raw::setns(self.world.host.as_fd(), libc::CLONE_NEWNS).at("enter the machine's view")?;
         let result = work(self);
-        self.come_back()?;
+        self.come_back();
         result
     }
 
-    fn come_back(&self) -> Result<()> {
-        raw::setns(self.small(), libc::CLONE_NEWNS).at("return to the server's mount namespace")
+    /// Or ends the server: what it would do in another mount namespace is nothing that anybody asked for.
+    fn come_back(&self) {
+        if raw::setns(self.small(), libc::CLONE_NEWNS).is_err() {
+            raw::exit_now(1);
+        }
     }
 
     #[expect(
