@@ -8,7 +8,8 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
 
 use crate::raw;
 
@@ -52,7 +53,9 @@ pub(crate) fn ruleset<'a>(
     let ruleset = raw::own(raw::landlock_create(Some(&[known]), 0)?)?;
     let allow = |path: &Path, rights: u64| -> io::Result<()> {
         let flags = OFlags::PATH | OFlags::CLOEXEC;
-        match rustix::fs::open(path, flags, Mode::empty()) {
+        // A place in a workspace may have become a link meanwhile; where that leads is nothing to be written.
+        let resolve = ResolveFlags::NO_SYMLINKS;
+        match rustix::fs::openat2(CWD, path, flags, Mode::empty(), resolve) {
             Ok(place) => {
                 // Rights about entries of a directory are refused on a file: EINVAL.
                 let file = !rustix::fs::FileType::from_raw_mode(rustix::fs::fstat(&place)?.st_mode)
@@ -64,7 +67,7 @@ pub(crate) fn ruleset<'a>(
                 };
                 raw::landlock_allow(ruleset.as_fd(), place.as_fd(), rights & known)
             }
-            Err(rustix::io::Errno::NOENT) => Ok(()),
+            Err(Errno::NOENT | Errno::LOOP) => Ok(()),
             Err(error) => Err(error.into()),
         }
     };

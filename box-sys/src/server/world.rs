@@ -90,6 +90,8 @@ const MASKED: &[&str] = &[
     "bootconfig",
     "cmdline",
     "config.gz",
+    "diskstats",
+    "interrupts",
     "kallsyms",
     "kcore",
     "key-users",
@@ -97,6 +99,7 @@ const MASKED: &[&str] = &[
     "kmsg",
     "latency_stats",
     "modules",
+    "partitions",
     "sched_debug",
     "scsi",
     "sysrq-trigger",
@@ -182,7 +185,7 @@ impl World {
         }
         copy_etc(&root)?;
         let default = SandboxPlan::default();
-        let who = make_dirs(root.as_fd(), Path::new("t/who"), None).at("open")?;
+        let who = make_dirs(root.as_fd(), Path::new("t/who")).at("open")?;
         identity::write(&who, &default.guest, &default.hostname).at("write who is who")?;
         Self::assemble(&root, &proc, pieces, nodes)?;
 
@@ -227,7 +230,7 @@ impl World {
         pieces: Vec<(String, OwnedFd)>,
         nodes: Vec<(&str, OwnedFd)>,
     ) -> Result<()> {
-        let spot = |path: &str| make_dirs(root.as_fd(), Path::new(path), None);
+        let spot = |path: &str| make_dirs(root.as_fd(), Path::new(path));
         attach(proc, spot("proc").at("open")?).at("attach procfs")?;
         for (name, tree) in pieces {
             attach(tree, spot(&format!("t/{name}")).at("make a directory")?)
@@ -251,28 +254,8 @@ impl World {
         }
         make_file(spot("t").at("open")?, "nothing", b"").at("make an empty file")?;
         // A place becomes a piece by being mounted onto itself.
-        for (name, attr) in [
-            (
-                "t/etc",
-                ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC,
-            ),
-            (
-                "t/dev",
-                ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC,
-            ),
-            (
-                "t/who",
-                ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC,
-            ),
-            (
-                "t/empty",
-                ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC,
-            ),
-            (
-                "t/nothing",
-                ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC,
-            ),
-        ] {
+        let attr = ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC;
+        for name in ["t/etc", "t/dev", "t/who", "t/empty", "t/nothing"] {
             let tree = clone_tree(root, name, false).at("copy a piece")?;
             raw::mount_setattr(tree.as_fd(), false, attr, 0).at("make a piece read-only")?;
             let place = crate::mounts::open_beneath(root, name, OFlags::PATH).at("open a piece")?;
@@ -345,7 +328,7 @@ fn masks() -> Vec<(String, bool)> {
 }
 
 fn copy_etc(root: &OwnedFd) -> Result<()> {
-    let etc = make_dirs(root.as_fd(), Path::new("t/etc"), None).at("open the new /etc")?;
+    let etc = make_dirs(root.as_fd(), Path::new("t/etc")).at("open the new /etc")?;
     let mut left = ETC_ENTRIES_MAX;
     for name in ETC {
         let from = Path::new("/etc").join(name);
@@ -356,7 +339,7 @@ fn copy_etc(root: &OwnedFd) -> Result<()> {
         if fs::symlink_metadata(&from).is_err() {
             continue;
         }
-        let parent = make_dirs(etc.as_fd(), parent, None).at("make a directory of /etc")?;
+        let parent = make_dirs(etc.as_fd(), parent).at("make a directory of /etc")?;
         copy(&from, &parent, file, &mut left).at("copy a file of /etc")?;
     }
     for name in identity::FILES {
