@@ -69,27 +69,17 @@ pub(crate) fn open_beneath(
     )?)
 }
 
-/// Makes the directories of an absolute path beneath `root`, links refused, and opens the last one. With an owner, the
-/// directories that had to be made belong to it.
-pub(crate) fn make_dirs(
-    root: BorrowedFd<'_>,
-    path: &Path,
-    owner: Option<u32>,
-) -> io::Result<OwnedFd> {
+/// Makes the directories of an absolute path beneath `root`, links refused, and opens the last one.
+pub(crate) fn make_dirs(root: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
     let mut dir = open_beneath(root, ".", OFlags::PATH | OFlags::DIRECTORY)?;
     for component in path.components() {
         let Component::Normal(name) = component else {
             continue;
         };
         match rustix::fs::mkdirat(&dir, name, Mode::from(0o755)) {
-            Ok(()) => {
-                if let Some(owner) = owner {
-                    chown(&dir, name, owner)?;
-                }
-            }
             // Not to be written, or not by an id that its mount does not map: only a reason to stop if the directory is not
             // there.
-            Err(Errno::EXIST | Errno::ROFS | Errno::ACCESS | Errno::OVERFLOW) => {}
+            Ok(()) | Err(Errno::EXIST | Errno::ROFS | Errno::ACCESS | Errno::OVERFLOW) => {}
             Err(error) => return Err(error.into()),
         }
         dir = open_beneath(&dir, name, OFlags::PATH | OFlags::DIRECTORY)?;
@@ -105,12 +95,12 @@ pub(crate) fn make_place(
 ) -> io::Result<OwnedFd> {
     let kind = FileType::from_raw_mode(rustix::fs::fstat(tree)?.st_mode);
     if kind == FileType::Directory {
-        return make_dirs(root, path, None);
+        return make_dirs(root, path);
     }
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(io::ErrorKind::InvalidInput.into());
     };
-    let parent = make_dirs(root, parent, None)?;
+    let parent = make_dirs(root, parent)?;
     make_file(&parent, name, b"")?;
     open_beneath(&parent, name, OFlags::PATH | OFlags::NOFOLLOW)
 }

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
-/// `AT_FDCWD` and friends are given as plain numbers to the raw calls.
+/// Flags are given as plain numbers to the raw calls.
 pub(crate) const AT_EMPTY_PATH: u32 = 0x1000;
 pub(crate) const AT_RECURSIVE: u32 = 0x8000;
 

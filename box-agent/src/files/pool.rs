@@ -1,5 +1,5 @@
-//! The threads that touch files: few, started when there is work, ended when there is none. The agent's own thread never waits
-//! for a disk.
+//! The threads that touch files: few, started when there is work, ended when there is none. The agent's own thread waits
+//! for a disk only where it starts a command.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -124,7 +124,7 @@ fn given_root(seed: &Seed<'_>, scratch: &OwnedFd, lower: &OwnedFd) -> Result<Own
 /// Puts copies of a given root's `/etc/passwd` and `/etc/group` with the guest's line into the upper layer. Written there and
 /// not through the overlay: a file whose owner is in no map cannot be copied up (EACCES).
 fn add_guest(guest: &Guest, scratch: &OwnedFd, lower: &OwnedFd) -> io::Result<()> {
-    let etc = make_dirs(scratch.as_fd(), Path::new("upper/etc"), None)?;
+    let etc = make_dirs(scratch.as_fd(), Path::new("upper/etc"))?;
     make_file(&etc, "resolv.conf", identity::resolv_conf().as_bytes())?;
     for (name, line) in [
         ("passwd", passwd_line(guest)),
@@ -234,7 +234,7 @@ impl Tree {
         let rest = dir.strip_prefix(&mount.target).map_err(|_| refused())?;
         raw::set_file_ids(self.guest).at("touch files as the guest")?;
         // Names in there may be a guest's: no link is followed.
-        let made = make_dirs(place.as_fd(), rest, None);
+        let made = make_dirs(place.as_fd(), rest);
         raw::set_file_ids(0).at("touch files as before")?;
         made.map(drop).map_err(|_| refused())
     }
@@ -246,7 +246,7 @@ impl Tree {
     }
 
     fn place(&self, path: &Path) -> Result<OwnedFd> {
-        make_dirs(self.root.as_fd(), path, None).at(format!("make {}", path.display()))
+        make_dirs(self.root.as_fd(), path).at(format!("make {}", path.display()))
     }
 
     /// A directory that belongs to the guest and to this box alone, whatever the root has under its name.

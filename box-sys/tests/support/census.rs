@@ -69,7 +69,10 @@ pub(crate) fn lives(pid: impl std::fmt::Display) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let state = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
     // The first thread may have ended before the last.
-    let threads = state.split(' ').nth(17).map_or(0, |threads| threads.parse().unwrap());
+    let threads = state
+        .split(' ')
+        .nth(17)
+        .map_or(0, |threads| threads.parse().unwrap());
     !state.is_empty() && (!state.starts_with(['Z', 'X']) || threads > 1)
 }
 
