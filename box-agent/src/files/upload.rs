@@ -151,8 +151,16 @@ impl Uploads {
         let Some(draft) = &upload.draft else {
             return Err(BoxError::internal("upload: no draft"));
         };
-        write_at(&draft.file, data, piece.offset).about(path)?;
-        let stat = rustix::fs::fstat(&draft.file).about(path)?;
+        let written = write_at(&draft.file, data, piece.offset).about(path);
+        let stat = match written.and_then(|()| rustix::fs::fstat(&draft.file).about(path)) {
+            Ok(stat) => stat,
+            Err(error) => {
+                // Nobody can go on with it, and the room it takes is missed.
+                upload.draft = None;
+                self.table().open.remove(&piece.id);
+                return Err(error);
+            }
+        };
         upload.bytes = upload.bytes.max(end);
         upload.used = Instant::now();
         open.bytes.store(upload.bytes, Ordering::Release);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use box_protocol::error::Detail;
 use box_protocol::{BoxError, BoxMountSpec, BoxSpec, HostPathMode, Network};
-use box_sys::{Guest, Limits, Mount, Root, SandboxPlan, Source};
+use box_sys::{Caps, Guest, Limits, Mount, Root, SandboxPlan, Source};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
@@ -45,6 +45,7 @@ pub(super) fn of(
             sources.push(source);
         }
     }
+    let memory = spec.memory_mb.saturating_mul(1 << 20);
     let plan = SandboxPlan {
         name: "box".into(),
         hostname: "box".into(),
@@ -59,10 +60,11 @@ pub(super) fn of(
         mounts,
         limits: Limits {
             cpus: Some(spec.cpus),
-            memory: Some(spec.memory_mb.saturating_mul(1 << 20)),
+            memory: Some(memory),
             // The agent is the box's, not the guest's.
             pids: Some(spec.pids_limit.saturating_add(1)),
         },
+        caps: caps(memory),
         network: match spec.network {
             Network::Off => box_sys::Network::Loopback,
             Network::On => box_sys::Network::Exits,
@@ -72,6 +74,16 @@ pub(super) fn of(
     };
     plan.validate().map_err(|error| super::in_words(&error))?;
     Ok((plan, sources, rootfs))
+}
+
+/// Private files are memory. They end before the memory does, with an error for whoever writes, where a box without room for
+/// them would lose a process: its agent, if nothing else runs.
+fn caps(memory: u64) -> Caps {
+    let caps = Caps::default();
+    Caps {
+        bytes: caps.bytes.min(memory / 4 * 3),
+        ..caps
+    }
 }
 
 fn root(spec: &BoxSpec, config: &NativeConfig) -> Result<(Root, &'static str), BoxError> {

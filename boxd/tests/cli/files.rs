@@ -170,3 +170,16 @@ fn what_cannot_be_copied_is_said() {
         );
     }
 }
+
+#[test]
+fn what_does_not_fit_is_refused_and_the_box_lives() {
+    let server = Server::start();
+    server.ok(&["run", "--session", "small", "--memory-mb", "64", "true"]);
+    let place = tempfile::tempdir().unwrap();
+    let large = place.path().join("large");
+    std::fs::write(&large, vec![b'x'; 52 << 20]).unwrap();
+    let refused = server.run(&["cp", large.to_str().unwrap(), "small:/tmp/large"]);
+    assert_eq!(refused.status.code(), Some(125), "{refused:?}");
+    assert!(err(&refused).contains("capacity"), "{refused:?}");
+    assert_eq!(server.ok(&["exec", "small", "ls -A /tmp"]), "");
+}

@@ -32,6 +32,18 @@ async fn the_private_storage_of_a_box_is_full_at_its_cap_whichever_way_it_is_fil
             assert_eq!(said["filled"], "ENOSPC", "{way} in {place}");
             end(machine, way).await;
         }
+        // In a small box they end before its memory, which they are made of, and nothing is killed.
+        let small = "head -c 100M /dev/zero > /tmp/x; stat -c %s /tmp/x; rm /tmp/x; echo lives";
+        let asked = spec(json!({"session_id": "small", "memory_mb": 64, "cmd": small}));
+        let result = machine.exec_spec(asked).await.unwrap();
+        let most = 48 << 20;
+        let (size, rest) = result.stdout.split_once('\n').unwrap();
+        assert!(
+            (most - (4 << 20)..=most).contains(&size.parse().unwrap()),
+            "{size}"
+        );
+        assert_eq!(rest, "lives\n");
+        assert!(result.stderr.contains("No space left"), "{}", result.stderr);
         // Far less goes in, so it is the cap that stopped them.
         let less = "head -c 300M /dev/zero > /tmp/x && stat -c %s /tmp/x";
         let asked = spec(json!({"session_id": "less", "memory_mb": 1024, "cmd": less}));
