@@ -29,8 +29,10 @@ impl BoxClient {
     /// between fail with `unavailable`; commands that are being read are read on.
     pub async fn connect(endpoint: Endpoint, options: ClientOptions) -> Result<Self, ClientError> {
         let link = Link::to(endpoint, options.connect, options.link);
-        if link.try_now().await.is_err() {
-            link.connected_within(options.first_connection).await?;
+        if link.try_now().await.is_err()
+            && let Err(error) = link.connected_within(options.first_connection).await
+        {
+            return Err(link.down().map_or(error.into(), |why| (&*why).into()));
         }
         Ok(Self::linked(Arc::new(link)))
     }

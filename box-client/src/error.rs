@@ -1,9 +1,13 @@
 //! Why something asked of a box gave no result.
 
+use std::io::ErrorKind;
+
 use box_protocol::actions::ReadWhy;
 use box_protocol::error::Detail;
 use box_protocol::{BoxError, Code, Invalid};
-use box_rpc::CallError;
+use box_rpc::{CallError, ConnectionError};
+use box_transports::link::Down;
+use box_transports::websocket::UpgradeRefused;
 
 /// Why something asked of a box gave no result. Every one has one of the contract's twelve words.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -15,6 +19,9 @@ pub enum ClientError {
     /// The call has no answer: it was lost, not sent, too large, or took too long.
     #[error("{0}")]
     Failed(CallError),
+    /// There is no connection to the server.
+    #[error("{}: {}", self.code(), .0)]
+    Unconnected(Unconnected),
     /// The connection was lost too often in succession. [`reconnect`](crate::CommandHandle::reconnect)
     /// tries again.
     #[error("unavailable: lost the connection {losses} times in succession, giving up: {last}")]
@@ -30,6 +37,41 @@ pub enum ClientError {
     /// Reading ended before the command did, so that its exit is not known.
     #[error("{}: the stream ended without an exit{}", self.code(), ended_by(*.0))]
     NoExit(Option<ReadWhy>),
+}
+
+/// Why there is no connection to a server.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Unconnected {
+    /// There is nothing of that name: no socket, no program.
+    #[error("there is nothing of that name")]
+    NotThere,
+    /// Nobody listens.
+    #[error("nobody listens there")]
+    NobodyListens,
+    /// What is there refused to speak over a websocket, with this status of HTTP.
+    #[error("refused with HTTP status {0}")]
+    Status(u16),
+    /// Anything else.
+    #[error("{0}")]
+    Other(String),
+}
+
+impl From<&Down> for ClientError {
+    fn from(why: &Down) -> Self {
+        let error = match why {
+            Down::Hello(error) => return error.clone().into(),
+            Down::Connection(ConnectionError::Io(error)) => error,
+            other => return Self::Unconnected(Unconnected::Other(other.to_string())),
+        };
+        let inner = error.get_ref().and_then(|inner| inner.downcast_ref());
+        Self::Unconnected(match (inner, error.kind()) {
+            (Some(UpgradeRefused(status)), _) => Unconnected::Status(*status),
+            (None, ErrorKind::NotFound) => Unconnected::NotThere,
+            (None, ErrorKind::ConnectionRefused) => Unconnected::NobodyListens,
+            (None, kind) => Unconnected::Other(kind.to_string()),
+        })
+    }
 }
 
 fn ended_by(why: Option<ReadWhy>) -> &'static str {
@@ -48,7 +90,8 @@ impl ClientError {
         match self {
             Self::Refused(error) => error.code(),
             Self::Failed(error) => error.code(),
-            Self::Disconnected { .. } | Self::Killed => Code::Unavailable,
+            Self::Unconnected(Unconnected::Status(401 | 403)) => Code::Denied,
+            Self::Unconnected(_) | Self::Disconnected { .. } | Self::Killed => Code::Unavailable,
             Self::NoExit(Some(ReadWhy::Time | ReadWhy::Silence)) => Code::Timeout,
             Self::NoExit(Some(ReadWhy::Taken)) => Code::Conflict,
             Self::NoExit(_) => Code::Internal,
@@ -110,7 +153,6 @@ impl From<Invalid> for ClientError {
 /// What readers and writers of bytes say.
 impl From<ClientError> for std::io::Error {
     fn from(error: ClientError) -> Self {
-        use std::io::ErrorKind;
         let kind = match error.code() {
             Code::NotFound => ErrorKind::NotFound,
             Code::Denied => ErrorKind::PermissionDenied,

@@ -132,16 +132,21 @@ async fn pass_input(command: CommandControl, tty: bool) {
     }
 }
 
-/// Says why a command ended that did not end by itself.
-pub(crate) fn explain(exit: &Exit) {
-    let why = match exit.why {
-        ExitWhy::Timeout => "the command ran out of time; --timeout gives it more",
-        ExitWhy::Oom => "the box ran out of memory; --memory-mb gives it more",
-        ExitWhy::BoxEnded => "the box was ended, and the command with it",
-        ExitWhy::Lost => "how the command ended was not seen",
+/// How a box that is there gets more memory.
+pub(crate) const MADE_WITH_MORE: &str =
+    "; a box has what it was made with: boxd run --memory-mb makes one with more";
+
+/// Says why a command ended that did not end by itself, and how it gets more time or memory.
+pub(crate) fn explain(exit: &Exit, more_time: &str, more_memory: &str) {
+    let (why, more) = match exit.why {
+        ExitWhy::Timeout => ("the command ran out of time", more_time),
+        ExitWhy::Oom => ("the box ran out of memory", more_memory),
+        ExitWhy::Idle => ("the command was ended: nobody read what it said", ""),
+        ExitWhy::BoxEnded => ("the box was ended, and the command with it", ""),
+        ExitWhy::Lost => ("how the command ended was not seen", ""),
         _ => return,
     };
-    output::complain(&format!("boxd: {why}"));
+    output::complain(&format!("boxd: {why}{more}"));
 }
 
 /// The exit of a program that ran a command: its code, 128 and the signal's number, 124 for a timeout.

@@ -3,15 +3,15 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Result, bail};
-use box_client::{BoxClient, BoxListParams};
+use anyhow::Result;
+use box_client::{BoxClient, BoxError, BoxListParams, ClientError};
 use box_protocol::actions::{BoxDelete, BoxDeleteParams};
 use box_protocol::{BoxSessionInfo, CommandInfo, Program, SessionId, UnixMs, World};
 use serde::Serialize;
 use serde_json::json;
 
 use crate::args::{Arguments, BoxesArguments, PsArguments, RmArguments, TargetArguments};
-use crate::{FAILED, connect, output, values};
+use crate::{FAILED, complaint, connect, output, values};
 
 /// `boxd ps`.
 pub(crate) async fn ps(arguments: &Arguments, asked: &PsArguments) -> Result<ExitCode> {
@@ -161,9 +161,8 @@ pub(crate) async fn inspect(arguments: &Arguments, asked: &TargetArguments) -> R
                 .into_iter()
                 .find(|info| info.command_id.as_str() == id);
             let Some(info) = found else {
-                bail!(
-                    "not_found: no command {id} in box {session}; `boxd ps {session}` lists them"
-                );
+                let message = format!("no command {id} in box {session}");
+                return Err(ClientError::from(BoxError::not_found(message)).into());
             };
             serde_json::to_string_pretty(&info)?
         }
@@ -172,26 +171,24 @@ pub(crate) async fn inspect(arguments: &Arguments, asked: &TargetArguments) -> R
     Ok(ExitCode::SUCCESS)
 }
 
-/// What is done to each of several boxes; all are tried, and a failure is told for each.
-async fn each(
+/// What is done to each of several; all are tried, and a failure is told for each. `act` adds the names of what it has done
+/// something to.
+pub(crate) async fn each(
     arguments: &Arguments,
-    sessions: &[String],
+    targets: &[String],
     done: &str,
-    act: impl AsyncFn(&str) -> Result<()>,
+    act: impl AsyncFn(&str, &mut Vec<String>) -> Result<()>,
 ) -> Result<ExitCode> {
     let mut failed = false;
-    let mut succeeded = Vec::new();
-    for session in sessions {
-        match act(session).await {
-            Ok(()) => succeeded.push(session),
-            Err(error) => {
-                output::complain(&format!("boxd: {session}: {error:#}"));
-                failed = true;
-            }
+    let mut names = Vec::new();
+    for target in targets {
+        if let Err(error) = act(target, &mut names).await {
+            complaint::tell_about(arguments, target, &error);
+            failed = true;
         }
     }
-    let text = output::lines(&succeeded);
-    output::say_or_json(arguments.json, &text, &json!({ done: succeeded }))?;
+    let text = output::lines(&names);
+    output::say_or_json(arguments.json, &text, &json!({ done: names }))?;
     Ok(if failed {
         ExitCode::from(FAILED)
     } else {
@@ -207,13 +204,14 @@ pub(crate) async fn freeze(
 ) -> Result<ExitCode> {
     let client = connect::server(arguments).await?;
     let done = if frozen { "paused" } else { "resumed" };
-    each(arguments, &asked.sessions, done, async |session| {
+    each(arguments, &asked.sessions, done, async |session, names| {
         let there = client.open(session).await?;
         if frozen {
             there.pause().await
         } else {
             there.resume().await
         }?;
+        names.push(session.to_owned());
         Ok(())
     })
     .await
@@ -231,12 +229,13 @@ pub(crate) async fn rm(arguments: &Arguments, asked: &RmArguments) -> Result<Exi
     } else {
         asked.sessions.clone()
     };
-    each(arguments, &sessions, "deleted", async |session| {
+    each(arguments, &sessions, "deleted", async |session, names| {
         let params = BoxDeleteParams {
             session_id: SessionId::new(session)?,
             force: asked.force,
         };
         client.call::<BoxDelete>(&params).await?;
+        names.push(session.to_owned());
         Ok(())
     })
     .await

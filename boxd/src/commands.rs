@@ -2,17 +2,17 @@
 
 use std::process::ExitCode;
 
-use anyhow::{Context as _, Result, bail};
-use box_client::{BoxClient, BoxHandle, Chunk, Offsets, View};
+use anyhow::{Result, bail};
+use box_client::{BoxClient, BoxError, BoxHandle, Chunk, ClientError, Offsets, View};
 use box_protocol::actions::{
     CommandAttach, CommandAttachParams, CommandKill, CommandKillParams, ReadFrom, Until,
 };
 use box_protocol::{CommandId, CommandState, Role};
 use futures::StreamExt as _;
-use serde_json::json;
 
 use crate::args::{Arguments, KillArguments, LogsArguments, WaitArguments};
-use crate::attached::{code_of, print};
+use crate::attached::{MADE_WITH_MORE, code_of, explain, print};
+use crate::boxes::each;
 use crate::{connect, output, values};
 
 /// `boxd logs`.
@@ -75,45 +75,50 @@ async fn last(there: &BoxHandle) -> Result<CommandId> {
     let commands = there.commands().await?;
     let mut own = commands.into_iter().filter(|info| info.role != Role::Watch);
     let last = own.next_back().map(|info| info.command_id);
-    last.with_context(|| format!("not_found: box {} has no command", there.id()))
+    last.ok_or_else(|| {
+        let message = format!("box {} has no command yet", there.id());
+        ClientError::from(BoxError::not_found(message)).into()
+    })
 }
 
 /// `boxd kill`.
 pub(crate) async fn kill(arguments: &Arguments, asked: &KillArguments) -> Result<ExitCode> {
     let client = connect::server(arguments).await?;
-    let mut killed = Vec::new();
-    for target in &asked.targets {
-        let (session, command) = values::target(target);
-        let there = client.open(session).await?;
-        let ids = if let Some(id) = command {
-            vec![CommandId::new(id)?]
-        } else {
-            let commands = there.commands().await?;
-            let running = commands.into_iter().filter(|info| {
-                matches!(
-                    info.state,
-                    CommandState::Running | CommandState::Pending | CommandState::Held
-                )
-            });
-            running.map(|info| info.command_id).collect()
-        };
-        for command_id in ids {
-            let name = format!("{session}/{command_id}");
-            let params = CommandKillParams {
-                session_id: there.id().clone(),
-                command_id,
-                signal: asked.signal.trim_start_matches("SIG").to_owned(),
-                grace_ms: None,
-                forget: false,
+    each(
+        arguments,
+        &asked.targets,
+        "killed",
+        async |target, killed| {
+            let (session, command) = values::target(target);
+            let there = client.open(session).await?;
+            let ids = if let Some(id) = command {
+                vec![CommandId::new(id)?]
+            } else {
+                let commands = there.commands().await?;
+                let running = commands.into_iter().filter(|info| {
+                    matches!(
+                        info.state,
+                        CommandState::Running | CommandState::Pending | CommandState::Held
+                    )
+                });
+                running.map(|info| info.command_id).collect()
             };
-            let sent = client.call::<CommandKill>(&params).await;
-            sent.with_context(|| format!("{name}, signal {}", asked.signal))?;
-            killed.push(name);
-        }
-    }
-    let text = output::lines(&killed);
-    output::say_or_json(arguments.json, &text, &json!({"killed": killed}))?;
-    Ok(ExitCode::SUCCESS)
+            for command_id in ids {
+                let name = format!("{session}/{command_id}");
+                let params = CommandKillParams {
+                    session_id: there.id().clone(),
+                    command_id,
+                    signal: asked.signal.trim_start_matches("SIG").to_owned(),
+                    grace_ms: None,
+                    forget: false,
+                };
+                client.call::<CommandKill>(&params).await?;
+                killed.push(name);
+            }
+            Ok(())
+        },
+    )
+    .await
 }
 
 /// `boxd wait`.
@@ -131,6 +136,8 @@ pub(crate) async fn wait(arguments: &Arguments, asked: &WaitArguments) -> Result
     let exit = command.exit().await?;
     if arguments.json {
         output::say(&format!("{}\n", serde_json::to_string_pretty(&exit)?))?;
+    } else {
+        explain(&exit, "", MADE_WITH_MORE);
     }
     Ok(code_of(&exit))
 }

@@ -1,5 +1,6 @@
 //! How a failure is told: what happened, and what to do next.
 
+use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::io;
 
@@ -11,20 +12,37 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use serde_json::json;
 
 use crate::args::{Arguments, Command};
+use crate::connect::NoServer;
 use crate::{FAILED, output, values};
 
 /// Tells it on standard error.
 pub(crate) fn tell(arguments: &Arguments, error: &Error) {
+    let next = next(&arguments.command, target(&arguments.command), error);
+    say(arguments.json, None, error, next);
+}
+
+/// Tells what failed about one of several, which go on without it.
+pub(crate) fn tell_about(arguments: &Arguments, about: &str, error: &Error) {
+    let next = next(&arguments.command, named(about), error);
+    say(arguments.json, Some(about), error, next);
+}
+
+fn say(json: bool, about: Option<&str>, error: &Error, next: Option<String>) {
     let message = format!("{error:#}");
-    let next = next(arguments, error);
-    if arguments.json {
-        let code = code(error).map(Code::as_str);
-        let told = json!({"error": {"code": code, "message": message, "next": next}});
-        return output::complain(&told.to_string());
+    if json {
+        let mut told = json!({"code": code(error), "message": message, "next": next});
+        if let Some(about) = about {
+            told["about"] = about.into();
+        }
+        return output::complain(&json!({"error": told}).to_string());
     }
+    let message = match about {
+        Some(about) => format!("boxd: {about}: {message}"),
+        None => format!("boxd: {message}"),
+    };
     match next {
-        Some(next) => output::complain(&format!("boxd: {message}\n      {next}")),
-        None => output::complain(&format!("boxd: {message}")),
+        Some(next) => output::complain(&format!("{message}\n      {next}")),
+        None => output::complain(&message),
     }
 }
 
@@ -56,36 +74,43 @@ pub(crate) fn is_unheard(error: &Error) -> bool {
 fn code(error: &Error) -> Option<Code> {
     error.chain().find_map(|cause| {
         let client = cause.downcast_ref::<ClientError>().map(ClientError::code);
-        client.or_else(|| cause.downcast_ref::<CallError>().map(CallError::code))
+        client
+            .or_else(|| cause.downcast_ref::<CallError>().map(CallError::code))
+            .or_else(|| cause.downcast_ref::<NoServer>().map(NoServer::code))
     })
 }
 
 /// What to do next, where the message does not say so itself.
-fn next(arguments: &Arguments, error: &Error) -> Option<String> {
+fn next(command: &Command, target: Target<'_>, error: &Error) -> Option<String> {
     let code = code(error)?;
-    let (session, command) = target(&arguments.command);
-    match (code, session, command) {
-        (Code::NotFound, Some(session), Some(_)) => Some(format!(
+    if error.is::<NoServer>() {
+        return None;
+    }
+    match (code, target) {
+        (Code::NotFound, (Some(session), Some(_))) => Some(format!(
             "`boxd ps {session}` lists its commands, `boxd ps` the boxes"
         )),
-        (Code::NotFound, Some(session), None) => Some(format!(
-            "`boxd ps` lists the boxes; `boxd run --session {session} …` makes one"
+        (Code::NotFound, (Some(session), None)) => Some(format!(
+            "`boxd ps` lists the boxes; `boxd run --session {session} …` runs a command in one"
         )),
-        (Code::Conflict, Some(session), _) if matches!(arguments.command, Command::Run(_)) => {
+        (Code::Conflict, (Some(session), _)) if matches!(command, Command::Run(_)) => {
             Some(format!(
                 "leave that option out, take another --session, or end the box first: boxd rm {session}"
             ))
         }
-        (Code::Conflict, Some(session), _) => Some(format!(
+        (Code::Conflict, (Some(session), _)) => Some(format!(
             "`boxd ps` shows its state; `boxd resume {session}` lets a paused box go on"
         )),
-        (Code::Denied, ..) => Some("the token is in --token FILE or BOXD_TOKEN".to_owned()),
+        (Code::Denied, _) => Some("the token is in --token FILE or BOXD_TOKEN".to_owned()),
         _ => None,
     }
 }
 
+/// A box that was named, and a command of it.
+type Target<'a> = (Option<&'a str>, Option<&'a str>);
+
 /// The box that was named, and whether a command of it was.
-fn target(command: &Command) -> (Option<&str>, Option<&str>) {
+fn target(command: &Command) -> Target<'_> {
     match command {
         Command::Run(asked) => (asked.session.as_deref(), None),
         Command::Exec(asked) => (Some(&asked.session), None),
@@ -95,21 +120,32 @@ fn target(command: &Command) -> (Option<&str>, Option<&str>) {
         Command::Inspect(asked) => named(&asked.target),
         Command::Logs(asked) => named(&asked.target),
         Command::Wait(asked) => named(&asked.target),
-        Command::Kill(asked) => asked
-            .targets
-            .first()
-            .map_or((None, None), |text| named(text)),
         _ => (None, None),
     }
 }
 
-fn named(text: &str) -> (Option<&str>, Option<&str>) {
+fn named(text: &str) -> Target<'_> {
     let (session, command) = values::target(text);
     (Some(session), command)
 }
 
+/// Whether JSON is asked for, in arguments that cannot be read. What a program is given is not ours.
+fn wants_json(arguments: impl Iterator<Item = OsString>) -> bool {
+    arguments
+        .take_while(|word| word != "--")
+        .any(|word| word == "--json")
+}
+
 /// Ends with what is wrong with the arguments. Words that were meant to be one text are told how to be one.
 pub(crate) fn usage(error: &clap::Error) -> ! {
+    if error.use_stderr() && wants_json(std::env::args_os()) {
+        let text = error.render().to_string();
+        let message = text.split("\n\n").next().unwrap_or_default();
+        let message = message.trim_start_matches("error: ").trim_end();
+        let told = json!({"code": Code::Validation, "message": message, "next": "boxd --help"});
+        output::complain(&json!({"error": told}).to_string());
+        std::process::exit(2);
+    }
     let word = match error.get(ContextKind::InvalidArg) {
         Some(ContextValue::String(word)) if !word.starts_with('-') => Some(word),
         _ => None,

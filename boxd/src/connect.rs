@@ -1,12 +1,13 @@
 //! The way to a server: the one that was named, or the usual one if it is there.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result, anyhow, bail};
-use box_client::{BoxClient, ClientError, ClientOptions, Code, Endpoint};
-use box_rpc::CallError;
+use anyhow::{Context as _, Result, bail};
+use box_client::{BoxClient, ClientError, ClientOptions, Code, Endpoint, Unconnected};
 
-use crate::args::Arguments;
+use crate::args::{Arguments, Command};
+use crate::config;
 
 /// The socket's name in a state directory.
 pub(crate) const SOCKET: &str = "boxd.sock";
@@ -28,13 +29,31 @@ pub(crate) fn usual_state_dir() -> Result<PathBuf> {
     Ok(Path::new(&home).join(".local/state/boxd"))
 }
 
+/// Where a server listens that was started with the same configuration. One that cannot be read is that server's trouble.
+fn usual_endpoint(command: &Command) -> Result<String> {
+    let file = match command {
+        Command::Run(asked) => asked.config.config.clone(),
+        _ => std::env::var_os("BOXD_CONFIG").map(PathBuf::from),
+    };
+    let read = config::variables().and_then(|said| config::load(file.as_deref(), said, Vec::new()));
+    let (listen, state) = match read {
+        Ok((config, _)) => (config.server.listen, config.server.state_dir),
+        Err(_) => (Vec::new(), None),
+    };
+    let nearest = listen.iter().find(|text| text.starts_with("unix:"));
+    if let Some(endpoint) = nearest.or(listen.first()) {
+        return Ok(endpoint.clone());
+    }
+    let state = state.map_or_else(usual_state_dir, Ok)?;
+    Ok(format!("unix:{}", state.join(SOCKET).display()))
+}
+
 /// Connects to the server that was named, or to the usual one.
 pub(crate) async fn server(arguments: &Arguments) -> Result<BoxClient> {
     let (endpoint, named) = if let Some(endpoint) = &arguments.endpoint {
         (endpoint.clone(), true)
     } else {
-        let socket = usual_state_dir()?.join(SOCKET);
-        (format!("unix:{}", socket.display()), false)
+        (usual_endpoint(&arguments.command)?, false)
     };
     let parsed: Endpoint = endpoint
         .parse()
@@ -48,27 +67,59 @@ pub(crate) async fn server(arguments: &Arguments) -> Result<BoxClient> {
             .push(("Authorization".to_owned(), bearer));
         options = options.token(token);
     }
-    BoxClient::connect(parsed, options).await.map_err(|error| {
-        let hint = if error.code() == Code::Denied {
-            "give its token by --token FILE or BOXD_TOKEN"
-        } else if named {
-            "is it running there?"
-        } else {
-            "start one with `boxd serve`, or name another with --endpoint"
-        };
-        let why = match &error {
-            // What the system said; that nothing was sent need not be.
-            ClientError::Failed(CallError::NotSent(why)) => match why.as_str() {
-                "connection: entity not found" => "there is no such socket",
-                "connection: connection refused" => "nobody listens there",
-                why => why.trim_start_matches("connection: "),
-            }
-            .to_owned(),
+    let connected = BoxClient::connect(parsed.clone(), options).await;
+    connected.map_err(|error| NoServer::new(&endpoint, &parsed, named, &error).into())
+}
+
+/// Nobody answered as a server does.
+#[derive(Debug)]
+pub(crate) struct NoServer {
+    message: String,
+    code: Code,
+}
+
+impl NoServer {
+    fn new(endpoint: &str, parsed: &Endpoint, named: bool, error: &ClientError) -> Self {
+        let why = match error {
+            ClientError::Unconnected(Unconnected::NotThere) => match parsed {
+                Endpoint::Unix { .. } => "there is no such socket".to_owned(),
+                _ => "there is no such host".to_owned(),
+            },
+            ClientError::Unconnected(why) => why.to_string(),
             error => error.to_string(),
         };
-        anyhow!("no server at {endpoint}: {why}; {hint}")
-    })
+        let hint = match error {
+            ClientError::Unconnected(Unconnected::Status(404)) => {
+                "is the path right? It is /rpc/ws unless the server says otherwise"
+            }
+            ClientError::Unconnected(Unconnected::Status(421)) => {
+                "the server goes by another name; server.allowed_hosts says which"
+            }
+            ClientError::Unconnected(Unconnected::Status(403)) => {
+                "is it called by a name of its own, or one of server.allowed_hosts?"
+            }
+            error if error.code() == Code::Denied => "give its token by --token FILE or BOXD_TOKEN",
+            _ if named => "is it running there?",
+            _ => "start one with `boxd serve`, or name another with --endpoint",
+        };
+        Self {
+            message: format!("no server at {endpoint}: {why}; {hint}"),
+            code: error.code(),
+        }
+    }
+
+    pub(crate) fn code(&self) -> Code {
+        self.code
+    }
 }
+
+impl fmt::Display for NoServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for NoServer {}
 
 /// The token, from a file or the environment: arguments can be seen by everybody on the machine.
 fn token(file: Option<&Path>) -> Result<Option<String>> {

@@ -10,7 +10,7 @@ use box_protocol::{BoxSessionInfo, BoxState, first_conflict};
 use box_service::ServiceConfig;
 
 use crate::args::{Arguments, ExecArguments, Manner, Program, RunArguments, Switch};
-use crate::attached::{self, code_of, explain};
+use crate::attached::{self, MADE_WITH_MORE, code_of, explain};
 use crate::config::{self, Config};
 use crate::local::Boxes;
 use crate::{connect, output, said, signals, values};
@@ -27,7 +27,8 @@ pub(crate) async fn run(arguments: &Arguments, asked: &RunArguments) -> Result<E
         if let Some(session) = &asked.session {
             spec.session_id = Some(session.clone());
             let made = named(&client, session, spec).await?;
-            return go(arguments, &made, &asked.program, &asked.manner).await;
+            has_image(&made, asked).await?;
+            return go(arguments, &made, asked).await;
         }
         return once(arguments, &client, spec, asked).await;
     }
@@ -35,6 +36,8 @@ pub(crate) async fn run(arguments: &Arguments, asked: &RunArguments) -> Result<E
     let file = asked.config.config.as_deref();
     let (mut config, _) = config::load(file, config::variables()?, Vec::new())?;
     config.network.allow(&asked.allow);
+    // Whoever names an image wants that one.
+    config.images.strict |= asked.image.is_some();
     let boxes = Boxes::start(&config, None, policy(&config, asked, &spec))?;
     let (client, _server) = boxes.client().await?;
     once(arguments, &client, spec, asked).await
@@ -48,11 +51,28 @@ async fn once(
     asked: &RunArguments,
 ) -> Result<ExitCode> {
     let made = client.create(spec).await?;
-    let ran = go(arguments, &made, &asked.program, &asked.manner).await;
+    let ran = async {
+        has_image(&made, asked).await?;
+        go(arguments, &made, asked).await
+    };
+    let ran = ran.await;
     let deleted = signals::unless_told(made.delete()).await;
     let code = ran?;
     deleted?;
     Ok(code)
+}
+
+/// Whether the box is of the image that was named: a server may take its own machine's system for one it does not know.
+async fn has_image(made: &BoxHandle, asked: &RunArguments) -> Result<()> {
+    let Some(image) = &asked.image else {
+        return Ok(());
+    };
+    let rootfs = made.info().await?.rootfs;
+    ensure!(
+        rootfs.as_deref() != Some("host"),
+        "there is no image {image} at the server, whose own system the box has; images.roots says which there are"
+    );
+    Ok(())
 }
 
 /// The box of this name: the one that is there, as it is unless something was said that it is not, or a new one.
@@ -178,33 +198,28 @@ pub(crate) async fn exec(arguments: &Arguments, asked: &ExecArguments) -> Result
         )?;
         return Ok(ExitCode::SUCCESS);
     }
-    ended(
-        arguments,
-        attached::run(command, &asked.manner, arguments.json).await,
-    )
+    let exit = attached::run(command, &asked.manner, arguments.json).await?;
+    ended(arguments, &exit, MADE_WITH_MORE)
 }
 
-async fn go(
-    arguments: &Arguments,
-    there: &BoxHandle,
-    program: &Program,
-    manner: &Manner,
-) -> Result<ExitCode> {
-    let command = command(there, program, manner)?;
-    ended(
-        arguments,
-        attached::run(command, manner, arguments.json).await,
-    )
+async fn go(arguments: &Arguments, there: &BoxHandle, asked: &RunArguments) -> Result<ExitCode> {
+    let command = command(there, &asked.program, &asked.manner)?;
+    let exit = attached::run(command, &asked.manner, arguments.json).await?;
+    let more_memory = if there.existed() {
+        MADE_WITH_MORE
+    } else {
+        "; --memory-mb gives it more"
+    };
+    ended(arguments, &exit, more_memory)
 }
 
-fn ended(arguments: &Arguments, exit: Result<Exit>) -> Result<ExitCode> {
-    let exit = exit?;
+fn ended(arguments: &Arguments, exit: &Exit, more_memory: &str) -> Result<ExitCode> {
     if arguments.json {
         said::line(&serde_json::json!({"exit": exit}))?;
     } else {
-        explain(&exit);
+        explain(exit, "; --timeout gives it more", more_memory);
     }
-    Ok(code_of(&exit))
+    Ok(code_of(exit))
 }
 
 /// The command that was asked for.

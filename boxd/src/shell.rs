@@ -6,7 +6,7 @@ use anyhow::Result;
 use box_client::{ClientError, SpecDraft};
 
 use crate::args::{Arguments, Manner, ShellArguments};
-use crate::attached::{self, code_of};
+use crate::attached::{self, MADE_WITH_MORE, code_of, explain};
 use crate::connect;
 
 /// `boxd shell`.
@@ -23,6 +23,7 @@ pub(crate) async fn run(arguments: &Arguments, asked: &ShellArguments) -> Result
         tty: true,
         ..Manner::default()
     };
-    let ended = attached::run(shell, &manner, false).await;
-    ended.map(|exit| code_of(&exit))
+    let exit = attached::run(shell, &manner, false).await?;
+    explain(&exit, "", MADE_WITH_MORE);
+    Ok(code_of(&exit))
 }

@@ -55,11 +55,32 @@ impl Default for LinkOptions {
     }
 }
 
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Down {
+    /// Nothing was tried yet.
+    #[error("not connected yet")]
+    NotYet,
+    /// It could not be made.
+    #[error("{0}")]
+    Connection(ConnectionError),
+    /// It was made, and the hello was refused or lost.
+    #[error("hello: {0}")]
+    Hello(CallError),
+    /// It was made, and the hello had no answer.
+    #[error("hello: no answer in time")]
+    HelloTimeout,
+    /// It has ended.
+    #[error("{0}")]
+    Lost(CloseReason),
+}
+
 /// Whether there is a connection, and if not, why.
 #[derive(Debug, Clone)]
 enum State {
     Down {
-        why: String,
+        why: Arc<Down>,
         /// Attempts that have failed since the link began.
         failed: u64,
     },
@@ -110,7 +131,7 @@ impl Link {
     /// Connects by calling `connector`, and keeps doing so.
     pub fn over(connector: Connector, options: LinkOptions) -> Self {
         let (sender, state) = watch::channel(State::Down {
-            why: "not connected yet".to_owned(),
+            why: Arc::new(Down::NotYet),
             failed: 0,
         });
         let hurry = Arc::new(Notify::new());
@@ -125,7 +146,15 @@ impl Link {
                 "the connection was just lost".to_owned(),
             )),
             State::Up(peer, _) => Ok(peer.clone()),
-            State::Down { why, .. } => Err(CallError::NotSent(why.clone())),
+            State::Down { why, .. } => Err(CallError::NotSent(why.to_string())),
+        }
+    }
+
+    /// Why there is no connection now, if there is none.
+    pub fn down(&self) -> Option<Arc<Down>> {
+        match &*self.state.borrow() {
+            State::Up(..) => None,
+            State::Down { why, .. } => Some(Arc::clone(why)),
         }
     }
 
@@ -188,7 +217,7 @@ impl Link {
         };
         match state.wait_for(tried).await.as_deref() {
             Ok(State::Up(peer, _)) => Ok(peer.clone()),
-            Ok(State::Down { why, .. }) => Err(CallError::NotSent(why.clone())),
+            Ok(State::Down { why, .. }) => Err(CallError::NotSent(why.to_string())),
             Err(_) => Err(ended()),
         }
     }
@@ -229,15 +258,17 @@ async fn run(
                 failures = 0;
                 state.send_replace(State::Up(session.peer(), hello));
                 let reason = session.closed().await;
-                let why = reason.to_string();
-                state.send_replace(State::Down { why, failed });
                 tracing::info!(%reason, "connection lost");
-                if matches!(reason, CloseReason::Bye { restart: true, .. }) {
+                let restarts = matches!(reason, CloseReason::Bye { restart: true, .. });
+                let why = Arc::new(Down::Lost(reason));
+                state.send_replace(State::Down { why, failed });
+                if restarts {
                     continue;
                 }
             }
             Err(why) => {
                 failed += 1;
+                let why = Arc::new(why);
                 state.send_replace(State::Down { why, failed });
             }
         }
@@ -249,8 +280,8 @@ async fn run(
 async fn connect(
     connector: &Connector,
     options: &LinkOptions,
-) -> Result<(Session, Option<Arc<HelloResult>>), String> {
-    let connection = connector().await.map_err(|error| error.to_string())?;
+) -> Result<(Session, Option<Arc<HelloResult>>), Down> {
+    let connection = connector().await.map_err(Down::Connection)?;
     let mut session_options = options.session.clone();
     session_options.dialect.get_or_insert(Dialect::JsonRpc);
     let session = Session::start_boxed(connection, options.router.clone(), session_options);
@@ -261,8 +292,8 @@ async fn connect(
     let answer = timeout(options.hello_timeout, peer.call::<Hello>(hello)).await;
     match answer {
         Ok(Ok(answer)) => Ok((session, Some(Arc::new(answer)))),
-        Ok(Err(error)) => Err(format!("hello: {error}")),
-        Err(_) => Err("hello: no answer in time".to_owned()),
+        Ok(Err(error)) => Err(Down::Hello(error)),
+        Err(_) => Err(Down::HelloTimeout),
     }
 }
 

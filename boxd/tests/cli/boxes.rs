@@ -44,6 +44,9 @@ fn a_box_and_a_command_tell_everything() {
     assert_eq!(server.json(&["inspect", "b/c"])["exit"]["code"], 3);
     let missing = server.run(&["inspect", "b/nope"]);
     assert!(err(&missing).contains("boxd ps b"), "{missing:?}");
+    let missing = server.run(&["--json", "inspect", "b/nope"]);
+    let told: serde_json::Value = serde_json::from_str(&err(&missing)).unwrap();
+    assert_eq!(told["error"]["code"], "not_found");
 }
 
 #[test]
@@ -86,6 +89,21 @@ fn boxes_are_deleted_one_by_one_or_all() {
         ("a\n", Some(125))
     );
     assert!(err(&some).contains("nope: not_found"), "{some:?}");
+    assert!(err(&some).contains("`boxd ps` lists the boxes"), "{some:?}");
+    for command in ["rm", "pause", "kill"] {
+        let some = server.run(&[command, "--json", "nope"]);
+        let told: serde_json::Value = serde_json::from_str(&err(&some)).unwrap();
+        let error = &told["error"];
+        assert_eq!(
+            (&error["code"], &error["about"]),
+            (&json!("not_found"), &json!("nope")),
+            "{some:?}"
+        );
+        assert!(
+            error["next"].as_str().unwrap().contains("boxd ps"),
+            "{told}"
+        );
+    }
     assert_eq!(
         server.json(&["rm", "--all"]),
         json!({"deleted": ["b", "c"]})

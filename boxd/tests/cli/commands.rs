@@ -137,6 +137,40 @@ fn a_command_is_waited_for_and_followed_across_a_server_that_dies() {
 }
 
 #[test]
+fn why_a_command_ended_is_said_with_what_can_be_done() {
+    let server = Server::start();
+    server.ok(&["run", "--session", "b", "--memory-mb", "64", "true"]);
+    let hog = "python3 -c 'x = b\"x\" * (256 << 20)'";
+    let ran = server.run(&["exec", "b", hog]);
+    let said = err(&ran);
+    assert!(!said.contains("--memory-mb gives it more"), "{said}");
+    // Where there is no cgroup, it is refused memory by its own limit.
+    let by_limit = said.contains("MemoryError");
+    assert!(
+        by_limit || said.contains("boxd run --memory-mb makes one"),
+        "{said}"
+    );
+    let late = server.run(&["exec", "--timeout", "200ms", "b", "sleep 100"]);
+    assert!(err(&late).contains("--timeout gives it more"), "{late:?}");
+    let arguments = [
+        "exec",
+        "-d",
+        "--id",
+        "c",
+        "--timeout",
+        "200ms",
+        "b",
+        "sleep 100",
+    ];
+    server.ok(&arguments);
+    let late = server.run(&["wait", "b/c"]);
+    assert_eq!(
+        (err(&late).as_str(), late.status.code()),
+        ("boxd: the command ran out of time\n", Some(124))
+    );
+}
+
+#[test]
 fn an_id_of_ones_own_never_starts_twice() {
     let server = with_box();
     let start = || {
@@ -175,6 +209,18 @@ fn commands_are_killed_one_by_one_or_all() {
         server.ok(&["exec", "b", "echo the box lives"]),
         "the box lives\n"
     );
-    assert!(err(&server.run(&["kill", "b/nope"])).contains("not_found"));
+    // All are tried, and what is said is about the one that failed.
+    server.ok(&["exec", "-d", "--id", "v", "b", "sleep 100"]);
+    let some = server.run(&["kill", "nope", "b/nope", "b"]);
+    assert_eq!(
+        (out(&some).as_str(), some.status.code()),
+        ("b/v\n", Some(125))
+    );
+    let said = err(&some);
+    assert!(
+        said.contains("nope: not_found") && said.contains("b/nope: not_found"),
+        "{said}"
+    );
+    assert!(said.contains("`boxd run --session nope …`"), "{said}");
     assert!(err(&server.run(&["wait", "b"])).contains("BOX/COMMAND"));
 }

@@ -214,6 +214,21 @@ fn programs_get_lines_of_json_and_errors_too() {
         (refused.status.code(), out(&refused).as_str()),
         (Some(125), "")
     );
+    for arguments in [
+        &["--json", "nonsense"][..],
+        &["run", "--json", "--cpus", "x"],
+    ] {
+        let refused = feed(boxd().args(arguments), b"");
+        assert_eq!(refused.status.code(), Some(2));
+        let error: serde_json::Value = serde_json::from_str(&err(&refused)).unwrap();
+        assert_eq!(error["error"]["code"], "validation", "{error}");
+    }
+    let lonely = feed(
+        boxd().args(["--json", "--endpoint", "unix:/nowhere/at/all", "ps"]),
+        b"",
+    );
+    let error: serde_json::Value = serde_json::from_str(&err(&lonely)).unwrap();
+    assert_eq!(error["error"]["code"], "unavailable", "{error}");
     let error: serde_json::Value = serde_json::from_str(&err(&refused)).unwrap();
     assert_eq!(error["error"]["code"], "validation");
     let message = error["error"]["message"].as_str().unwrap();
@@ -350,6 +365,27 @@ fn a_profile_that_a_server_would_not_follow_is_refused() {
         assert_eq!(refused.status.code(), Some(125), "{refused:?}");
         assert!(err(&refused).contains("--profile"), "{refused:?}");
     }
+    assert_eq!(server.ok(&["ps", "-q"]), "");
+}
+
+#[test]
+fn an_image_that_is_not_there_is_not_replaced_by_something_else() {
+    let refused = run(&["--image", "ubuntu:24.04", "echo ran"]);
+    assert_eq!(
+        (out(&refused).as_str(), refused.status.code()),
+        ("", Some(125))
+    );
+    assert!(err(&refused).contains("image"), "{refused:?}");
+    let server = Server::start();
+    let refused = server.run(&["run", "--image", "ubuntu:24.04", "echo ran"]);
+    assert_eq!(
+        (out(&refused).as_str(), refused.status.code()),
+        ("", Some(125))
+    );
+    assert!(
+        err(&refused).contains("no image ubuntu:24.04"),
+        "{refused:?}"
+    );
     assert_eq!(server.ok(&["ps", "-q"]), "");
 }
 

@@ -124,6 +124,12 @@ fn refuse(refusal: Refusal) -> String {
     )
 }
 
+/// The status with which a server refused the upgrade. It is inside the [`io::Error`](std::io::Error) of
+/// [`ConnectionError::Io`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the server refused the upgrade with status {0}")]
+pub struct UpgradeRefused(pub u16);
+
 /// Asks for the upgrade and reads the answer.
 pub(super) async fn ask<R, W>(
     intake: &mut Intake<R>,
@@ -198,8 +204,7 @@ fn read_answer(bytes: &[u8], key: &str) -> Result<Option<usize>, ConnectionError
             404 => ErrorKind::NotFound,
             _ => ErrorKind::ConnectionRefused,
         };
-        let reason = format!("the server refused the upgrade with status {status}");
-        return Err(Error::new(kind, reason).into());
+        return Err(Error::new(kind, UpgradeRefused(status)).into());
     }
     let answer = UpgradeRequest::new("", answer.headers);
     if !answer.lists("upgrade", "websocket")

@@ -44,7 +44,7 @@ use crate::{
 pub(crate) use self::frame::fill_random;
 pub use self::{
     gate::{Admit, Gate, Refusal, UpgradeRequest},
-    handshake::accept_key,
+    handshake::{UpgradeRefused, accept_key},
     sender::Pinger,
 };
 
