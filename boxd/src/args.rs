@@ -422,6 +422,6 @@ pub(crate) enum ConfigCommand {
     Example,
     /// Every key in a table of Markdown
     Reference,
-    /// Only says whether it can be read
+    /// Only says whether a server can start with it
     Check,
 }

@@ -7,10 +7,14 @@ use tracing_subscriber::EnvFilter;
 
 use crate::config::{LogFormat, LogSection};
 
+/// What is told.
+pub(crate) fn filter(section: &LogSection) -> Result<EnvFilter> {
+    EnvFilter::try_new(&section.level).with_context(|| format!("log.level {:?}", section.level))
+}
+
 /// Begins to log, for the rest of this process.
 pub(crate) fn start(section: &LogSection) -> Result<()> {
-    let filter = EnvFilter::try_new(&section.level)
-        .with_context(|| format!("log.level {:?}", section.level))?;
+    let filter = filter(section)?;
     let lines = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr);

@@ -141,12 +141,13 @@ fn show_config(asked: &ConfigArguments, json: bool) -> Result<ExitCode> {
         output::say(&page)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let (_, values) = config::load(asked.config.as_deref(), config::variables()?, Vec::new())?;
+    let (config, values) = config::load(asked.config.as_deref(), config::variables()?, Vec::new())?;
     if let ConfigCommand::Show = asked.what {
         output::say(&config::show(&values, json))?;
     } else {
-        let text = "the configuration can be read\n";
-        output::say_or_json(json, text, &serde_json::json!({"readable": true}))?;
+        serve::check(&config)?;
+        let text = "a server can start with this configuration\n";
+        output::say_or_json(json, text, &serde_json::json!({"usable": true}))?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -266,9 +266,10 @@ fn typed(values: &Values) -> Result<Config> {
     }
     serde_path_to_error::deserialize(Value::Table(sections)).map_err(|error| {
         let name = error.path().to_string();
-        let origin = values
-            .iter()
-            .find(|(key, _)| name.starts_with(key.as_str()));
+        let origin = values.iter().find(|(key, _)| {
+            let below = name.strip_prefix(key.as_str());
+            below.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+        });
         let origin =
             origin.map_or_else(String::new, |(_, (_, origin))| format!(" (from {origin})"));
         anyhow!("{name}{origin}: {}", error.inner().message())
@@ -338,7 +339,7 @@ mod tests {
         );
         let error = error_of("[[policy.profiles]]\nname = \"x\"\ncpu = 1\n");
         assert!(
-            error.contains("policy.profiles") && error.contains("cpu"),
+            error.starts_with("policy.profiles[0].cpu (from /"),
             "{error}"
         );
         let variable = [("BOXD_LOG_LEVLE".to_owned(), "x".to_owned())];

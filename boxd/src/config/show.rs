@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use serde_json::json;
+use toml::Value;
 
 use super::{KEYS, Values};
 
@@ -10,6 +11,7 @@ use super::{KEYS, Values};
 pub(crate) fn show(values: &Values, json: bool) -> String {
     if json {
         let keys = values.iter().map(|(name, (value, origin))| {
+            let value = without_secret(name, value);
             let shown = json!({"value": value, "from": origin.to_string()});
             (name.clone(), shown)
         });
@@ -28,11 +30,26 @@ pub(crate) fn show(values: &Values, json: bool) -> String {
             section = name;
         }
         let _ = match values.get(key.name) {
-            Some((value, origin)) => writeln!(text, "{rest} = {value}  # {origin}"),
+            Some((value, origin)) => {
+                let value = without_secret(key.name, value);
+                writeln!(text, "{rest} = {value}  # {origin}")
+            }
             None => writeln!(text, "# {rest} is not set"),
         };
     }
     text
+}
+
+/// A value as it may end in a report: a proxy's address without its password.
+fn without_secret(name: &str, value: &Value) -> Value {
+    let address = value.as_str().filter(|_| name == "network.proxy");
+    match address.and_then(|address| address.rsplit_once('@')) {
+        Some((before, host)) => {
+            let scheme = before.find("://").map_or(0, |place| place + 3);
+            Value::String(format!("{}***@{host}", &before[..scheme]))
+        }
+        None => value.clone(),
+    }
 }
 
 /// A file with every key, explained and commented out: as it is, it changes nothing.

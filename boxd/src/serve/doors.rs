@@ -137,9 +137,36 @@ pub(super) fn is_loopback(host: &str) -> bool {
             .is_ok_and(|address| address.is_loopback())
 }
 
+/// Whether an endpoint can be listened at, as far as that can be told without doing it.
+pub(super) fn check(text: &str, section: &ServerSection, tokens: &Tokens) -> Result<()> {
+    let checked = || {
+        let endpoint: Endpoint = text.parse()?;
+        Rule::of(&endpoint, section, tokens)?;
+        tls(&endpoint, section)
+    };
+    checked()
+        .map(drop)
+        .with_context(|| format!("endpoint {text}"))
+}
+
+/// The names by which whoever listens at `host` may be called: loopback ones, those the operator allows, and that one.
+pub(super) fn names(allowed: &[String], host: &str) -> Vec<String> {
+    let mut names: Vec<String> = ["localhost", "127.0.0.1", "[::1]"]
+        .map(str::to_owned)
+        .into();
+    names.extend(allowed.iter().map(|name| name.to_ascii_lowercase()));
+    match host.trim_matches(['[', ']']) {
+        // Everybody's address is nobody's name.
+        "0.0.0.0" | "::" => {}
+        host if host.contains(':') => names.push(format!("[{host}]")),
+        host => names.push(host.to_ascii_lowercase()),
+    }
+    names
+}
+
 /// A websocket's request must name this server as we or the operator do, and come from no page.
 fn browsers_kept_out(endpoint: &Endpoint, section: &ServerSection) -> Gate {
-    let Endpoint::WebSocket { path, .. } = endpoint else {
+    let Endpoint::WebSocket { address, path, .. } = endpoint else {
         return Gate::new();
     };
     let gate = if path.is_empty() {
@@ -147,12 +174,7 @@ fn browsers_kept_out(endpoint: &Endpoint, section: &ServerSection) -> Gate {
     } else {
         Gate::new().paths([path])
     };
-    let loopback = ["localhost", "127.0.0.1", "[::1]"].map(str::to_owned);
-    gate.hosts(
-        loopback
-            .into_iter()
-            .chain(section.allowed_hosts.iter().cloned()),
-    )
+    gate.hosts(names(&section.allowed_hosts, &address.host))
 }
 
 fn tls(endpoint: &Endpoint, section: &ServerSection) -> Result<Option<ServerTls>> {

@@ -6,6 +6,7 @@
 //! 4. `http`: the one HTTP port; `share`: addresses of it that are handed out.
 //! 5. `ready`: telling the world that it can begin, once.
 
+mod check;
 mod doors;
 pub(crate) mod http;
 mod ready;
@@ -21,6 +22,7 @@ use box_protocol::actions::SystemShutdownParams;
 use box_runtime::Caller;
 use tokio::signal::unix::{SignalKind, signal};
 
+pub(crate) use self::check::check;
 use self::doors::Doors;
 pub(crate) use self::http::auth::LOOPBACK;
 use self::http::caps::Key;

@@ -39,6 +39,57 @@ fn the_configuration_is_shown_with_where_it_came_from() {
 }
 
 #[test]
+fn a_password_is_not_shown() {
+    for json in [false, true] {
+        let mut command = boxd();
+        command.env("BOXD_NETWORK_PROXY", "http://ann:secret@proxy.example:3128");
+        command.args(["config", "show"]);
+        if json {
+            command.arg("--json");
+        }
+        let text = out(&feed(&mut command, b""));
+        assert!(text.contains("http://***@proxy.example:3128"), "{text}");
+        assert!(!text.contains("secret") && !text.contains("ann"), "{text}");
+    }
+}
+
+#[test]
+fn a_configuration_that_no_server_starts_with_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("boxd.toml");
+    let tokens = dir.path().join("tokens");
+    std::fs::write(&tokens, "too short\n").unwrap();
+    let check = |text: &str| {
+        std::fs::write(&file, text).unwrap();
+        feed(boxd().args(["config", "check", "--config"]).arg(&file), b"")
+    };
+    let token_file = format!("[server]\ntoken_file = {tokens:?}");
+    for (text, why) in [
+        ("[policy]\nprofile = \"nope\"", "nope"),
+        ("[server]\nlisten = [\"nope:\"]", "nope:"),
+        (
+            "[server]\nlisten = [\"tcp://0.0.0.0:1\"]",
+            "tcp://0.0.0.0:1",
+        ),
+        (
+            "[server]\nlisten = [\"tls://127.0.0.1:1\"]",
+            "tls_certificate",
+        ),
+        ("[server]\nhttp = \"x\"", "server.http"),
+        ("[log]\nlevel = \"=,=x\"", "log.level"),
+        ("[network.hosts]\n\"a b\" = [\"10.0.0.1\"]", "network.hosts"),
+        ("[network]\nproxy = \"gopher://x\"", "network.proxy"),
+        (&token_file, "token file"),
+    ] {
+        let refused = check(text);
+        assert_eq!(refused.status.code(), Some(125), "{text}: {refused:?}");
+        assert!(err(&refused).contains(why), "{text}: {refused:?}");
+    }
+    let usable = check("[server]\nlisten = [\"tcp://127.0.0.1:1\"]\nhttp = \"127.0.0.1:2\"");
+    assert!(usable.status.success(), "{usable:?}");
+}
+
+#[test]
 fn versions_completions_and_the_manual_are_printed() {
     let version = feed(boxd().arg("--version"), b"");
     assert!(

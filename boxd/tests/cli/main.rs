@@ -11,6 +11,7 @@ mod commands;
 mod config;
 mod files;
 mod network;
+mod reach;
 mod run;
 mod serve;
 mod support;

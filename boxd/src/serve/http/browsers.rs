@@ -3,6 +3,7 @@
 use hyper::header::{HOST, HeaderName, ORIGIN};
 use hyper::{HeaderMap, Uri};
 
+use super::super::doors;
 use super::answer::{Refusal, Why};
 
 /// What browsers say about where a request comes from; programs do not send it.
@@ -19,14 +20,7 @@ pub(super) struct Hosts {
 impl Hosts {
     /// Loopback ones, those the operator allows, and the one it listens at.
     pub(super) fn new(allowed: &[String], listening: &str) -> Self {
-        let mut names: Vec<String> = ["localhost", "127.0.0.1", "[::1]"]
-            .map(str::to_owned)
-            .into();
-        names.extend(allowed.iter().map(|name| name.to_ascii_lowercase()));
-        // Everybody's address is nobody's name.
-        if !matches!(listening, "0.0.0.0" | "[::]") {
-            names.push(listening.to_ascii_lowercase());
-        }
+        let names = doors::names(allowed, listening);
         Self { names, any: false }
     }
 

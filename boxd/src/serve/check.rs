@@ -1,0 +1,57 @@
+//! Whether a server could start with a configuration, without starting one.
+
+use std::net::IpAddr;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use box_rpc::Router;
+use box_service::BoxService;
+use box_service::connector::InProcess;
+use box_transports::Endpoint;
+
+use super::doors;
+use super::tokens::Tokens;
+use crate::config::{Config, ServerSection};
+use crate::log;
+
+/// Reads all that a server reads before it listens, and says what it would stumble over.
+pub(crate) fn check(config: &Config) -> Result<()> {
+    log::filter(&config.log)?;
+    let server = &config.server;
+    let tokens = Tokens::read(server.token_file.as_deref())?;
+    for text in &server.listen {
+        doors::check(text, server, &tokens)?;
+    }
+    if let Some(text) = &server.http {
+        check_http(text, &tokens).with_context(|| format!("server.http {text}"))?;
+    }
+    check_files(server)?;
+    config.network.egress(|name| std::env::var(name).ok())?;
+    BoxService::with_connector(config.policy.clone(), InProcess::new(Router::empty()))?;
+    Ok(())
+}
+
+fn check_http(text: &str, tokens: &Tokens) -> Result<()> {
+    let Ok(Endpoint::Tcp { address, .. }) = format!("tcp://{text}").parse() else {
+        bail!("it is HOST:PORT");
+    };
+    let beyond = |address: IpAddr| !address.is_loopback();
+    ensure!(
+        !tokens.is_empty() || !address.host.parse().is_ok_and(beyond),
+        "beyond loopback callers need tokens (server.token_file, --token-file, BOXD_TOKENS)"
+    );
+    Ok(())
+}
+
+/// Certificates and keys are there and can be read.
+fn check_files(server: &ServerSection) -> Result<()> {
+    for (key, path) in [
+        ("server.tls_certificate", &server.tls_certificate),
+        ("server.tls_key", &server.tls_key),
+        ("server.tls_client_ca", &server.tls_client_ca),
+    ] {
+        if let Some(path) = path {
+            std::fs::read(path).with_context(|| format!("{key} {}", path.display()))?;
+        }
+    }
+    Ok(())
+}
