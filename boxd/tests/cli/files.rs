@@ -131,6 +131,19 @@ fn trees_go_in_and_come_out() {
 }
 
 #[test]
+fn a_tree_that_does_not_fit_is_refused_with_the_reason() {
+    let (server, dir) = (Server::start(), tempfile::tempdir().unwrap());
+    server.ok(&["run", "--session", "b", "--memory-mb", "64", "true"]);
+    for name in ["a", "b", "c"] {
+        std::fs::write(dir.path().join(name), vec![7; 40 << 20]).unwrap();
+    }
+    let refused = server.run(&["cp", dir.path().to_str().unwrap(), "b:/tmp/tree"]);
+    assert_eq!(refused.status.code(), Some(125), "{refused:?}");
+    let said = err(&refused);
+    assert!(!said.is_empty() && !said.contains("broken pipe"), "{said}");
+}
+
+#[test]
 fn a_link_of_a_guest_leads_nowhere_while_it_is_copied() {
     let (server, dir) = (with_box(), tempfile::tempdir().unwrap());
     let outside = dir.path().join("outside");
