@@ -47,6 +47,36 @@ pub struct Execution {
     pub cut: Option<ClientError>,
     /// Bytes that are missing above.
     pub dropped: PerStream,
+    /// Things shown that are missing above.
+    pub dropped_results: u64,
+}
+
+/// How much of a run is kept: so much of each stream, and so much of what it shows.
+#[derive(Debug)]
+struct Room {
+    bound: u64,
+    used: PerStream,
+    shown: u64,
+}
+
+impl Room {
+    fn new(bound: usize) -> Self {
+        Self {
+            bound: bound as u64,
+            used: PerStream::default(),
+            shown: 0,
+        }
+    }
+
+    /// Whether so much more fits.
+    fn takes(bound: u64, used: &mut u64, size: usize) -> bool {
+        let more = used.saturating_add(size as u64);
+        let fits = more <= bound;
+        if fits {
+            *used = more;
+        }
+        fits
+    }
 }
 
 impl Execution {
@@ -56,11 +86,10 @@ impl Execution {
             id: Some(command.id().to_string()),
             ..Self::default()
         };
-        let mut kept = PerStream::default();
-        let bound = command.kept_bytes() as u64;
+        let mut room = Room::new(command.kept_bytes());
         while let Some(chunk) = command.next().await {
             match chunk {
-                Ok(chunk) => execution.add(&chunk, &mut kept, bound),
+                Ok(chunk) => execution.add(chunk, &mut room),
                 Err(error) => {
                     execution.cut = Some(error);
                     return execution;
@@ -79,23 +108,39 @@ impl Execution {
         execution
     }
 
-    fn add(&mut self, chunk: &Chunk, kept: &mut PerStream, bound: u64) {
+    fn add(&mut self, chunk: Chunk, room: &mut Room) {
         match chunk {
             Chunk::Output {
                 stream, data, at, ..
             } => {
-                let size = data.len() as u64;
-                let kept = of(kept, *stream);
-                if *kept + size > bound {
-                    *of(&mut self.dropped, *stream) += size;
-                    return;
-                }
-                *kept += size;
-                let text = chunk.text().into_owned();
-                self.messages(*stream).push(Message { text, at: *at });
+                let text = String::from_utf8_lossy(&data).into_owned();
+                self.say(room, stream, Message { text, at });
             }
-            Chunk::Gap { stream, bytes, .. } => *of(&mut self.dropped, *stream) += bytes,
-            Chunk::Display(shown) => self.results.push(shown.clone()),
+            Chunk::Gap { stream, bytes, .. } => *of(&mut self.dropped, stream) += bytes,
+            Chunk::Display(shown) => self.show(room, shown),
+        }
+    }
+
+    /// Keeps what was said, if there is room.
+    fn say(&mut self, room: &mut Room, stream: StreamName, message: Message) {
+        let size = message.text.len();
+        // One byte a piece costs more than a byte.
+        let piece = size.max(size_of::<Message>());
+        if Room::takes(room.bound, of(&mut room.used, stream), piece) {
+            self.messages(stream).push(message);
+        } else {
+            *of(&mut self.dropped, stream) += size as u64;
+        }
+    }
+
+    /// Keeps what was shown, if there is room.
+    fn show(&mut self, room: &mut Room, shown: BTreeMap<String, String>) {
+        let sizes = shown.iter().map(|(kind, value)| kind.len() + value.len());
+        let size = sizes.sum::<usize>() + size_of_val(&shown);
+        if Room::takes(room.bound, &mut room.shown, size) {
+            self.results.push(shown);
+        } else {
+            self.dropped_results += 1;
         }
     }
 

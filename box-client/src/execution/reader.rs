@@ -8,7 +8,8 @@ use box_protocol::{RunError, UnixMs};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Execution, Message};
+use super::{Execution, Message, Room};
+use crate::command::DEFAULT_KEPT_BYTES;
 
 /// The longest event. Longer ones are passed over.
 pub const MAX_EVENT_BYTES: usize = 16 * 1024 * 1024;
@@ -27,9 +28,10 @@ pub const MAX_EVENT_BYTES: usize = 16 * 1024 * 1024;
 /// assert_eq!((run.id.as_deref(), run.stdout_text().as_str()), (Some("run-1"), "hi"));
 /// assert_eq!(run.exit_code, Some(0));
 /// ```
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct ExecutionReader {
     execution: Execution,
+    room: Room,
     line: Vec<u8>,
     /// The rest of a line that is too long.
     skipping: bool,
@@ -61,6 +63,18 @@ struct EventError {
     /// Absent, null or a list: the same for whoever reads it.
     #[serde(default)]
     traceback: Option<Vec<String>>,
+}
+
+/// Keeps [`DEFAULT_KEPT_BYTES`] of each stream, and as much of what is shown.
+impl Default for ExecutionReader {
+    fn default() -> Self {
+        Self {
+            execution: Execution::default(),
+            room: Room::new(DEFAULT_KEPT_BYTES),
+            line: Vec::new(),
+            skipping: false,
+        }
+    }
 }
 
 impl ExecutionReader {
@@ -101,8 +115,8 @@ impl ExecutionReader {
         let execution = &mut self.execution;
         match event.kind.as_str() {
             "init" => execution.id = event.text,
-            "stdout" => say(execution, StreamName::Stdout, event),
-            "stderr" => say(execution, StreamName::Stderr, event),
+            "stdout" => execution.say(&mut self.room, StreamName::Stdout, message(event)),
+            "stderr" => execution.say(&mut self.room, StreamName::Stderr, message(event)),
             "result" => {
                 let shown = event.results.unwrap_or_default().into_iter();
                 let text = |value| match value {
@@ -110,7 +124,7 @@ impl ExecutionReader {
                     other => other.to_string(),
                 };
                 let shown = shown.map(|(kind, value)| (kind, text(value))).collect();
-                execution.results.push(shown);
+                execution.show(&mut self.room, shown);
             }
             "error" => {
                 let Some(error) = event.error else { return };
@@ -135,12 +149,11 @@ impl ExecutionReader {
     }
 }
 
-fn say(execution: &mut Execution, stream: StreamName, event: Event) {
-    let message = Message {
+fn message(event: Event) -> Message {
+    Message {
         text: event.text.unwrap_or_default(),
         at: UnixMs(event.timestamp.unwrap_or_default()),
-    };
-    execution.messages(stream).push(message);
+    }
 }
 
 #[cfg(test)]
@@ -160,6 +173,31 @@ mod tests {
             assert_eq!(reader.finish(), whole, "pieces of {size}");
         }
         whole
+    }
+
+    #[test]
+    fn a_run_that_never_ends_fills_nobody() {
+        let mut reader = ExecutionReader::default();
+        let mebibyte = "x".repeat(1 << 20);
+        for kind in ["stdout", "stderr"] {
+            let event = format!("{{\"type\":\"{kind}\",\"text\":\"{mebibyte}\"}}\n");
+            for _ in 0..20 {
+                reader.push(event.as_bytes());
+            }
+        }
+        let event = format!("{{\"type\":\"result\",\"results\":{{\"text\":\"{mebibyte}\"}}}}\n");
+        for _ in 0..20 {
+            reader.push(event.as_bytes());
+        }
+        let run = reader.finish();
+        for (said, dropped) in [
+            (run.stdout_text(), run.dropped.stdout),
+            (run.stderr_text(), run.dropped.stderr),
+        ] {
+            assert_eq!(said.len(), DEFAULT_KEPT_BYTES);
+            assert_eq!(dropped, 4 << 20);
+        }
+        assert_eq!((run.results.len(), run.dropped_results), (15, 5));
     }
 
     #[test]
