@@ -56,7 +56,7 @@ pub(crate) enum Command {
     Exec(Box<ExecArguments>),
     /// Opens a shell in a box, on this terminal
     Shell(ShellArguments),
-    /// Prints what a command has said
+    /// Prints the output of a command
     Logs(LogsArguments),
     /// Copies files into a box or out of one
     Cp(CpArguments),
@@ -148,7 +148,7 @@ pub(crate) struct RunArguments {
     /// Another directory, and where it is in the box
     #[arg(long, value_name = "DIR:PLACE[:rw]")]
     pub(crate) mount: Vec<String>,
-    /// Whether the box has a network
+    /// Whether the box has network access; off unless a profile says otherwise
     #[arg(long, value_enum)]
     pub(crate) network: Option<Switch>,
     /// Lets the box connect to this host and to nobody else; may be repeated: pypi.org, *.github.com:443, 10.1.2.0/24
@@ -175,7 +175,7 @@ pub(crate) struct RunArguments {
     /// The image the box is of
     #[arg(long, value_name = "NAME")]
     pub(crate) image: Option<String>,
-    /// Lets the box write to its system directories' surroundings: /, /opt, ...
+    /// Makes the root file system writable, as far as it is the box's own: /, /opt, … but not /usr
     #[arg(long)]
     pub(crate) writable: bool,
     #[command(flatten)]
@@ -185,9 +185,9 @@ pub(crate) struct RunArguments {
 /// On or off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Switch {
-    /// Yes
+    /// With network access, as far as the operator allows
     On,
-    /// No
+    /// Without network access
     Off,
 }
 
