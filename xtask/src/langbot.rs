@@ -9,18 +9,21 @@ use crate::{
     counts::{Counts, Runner},
 };
 
-/// The oldest and the newest `langbot-plugin` that are promised.
-const PLUGINS: [&str; 2] = ["0.7.16", "0.7.18"];
-
-/// The application with its service and connector. Without what it depends on, which is half of the registry: the part that
-/// is tested needs only what `requirements.txt` names.
-const LANGBOT: &str = "langbot==4.11.2";
+/// Of each set of actions, the oldest and the newest `langbot-plugin` that are promised, and the application that they belong
+/// to, with its service and connector. That is installed without what it depends on, which is half of the registry: the part
+/// that is tested needs only what `requirements.txt` names.
+const PACKAGES: [(&str, &str); 4] = [
+    ("0.5.5", "langbot==4.10.8"),
+    ("0.7.11", "langbot==4.11.0"),
+    ("0.7.16", "langbot==4.11.2"),
+    ("0.7.18", "langbot==4.11.2"),
+];
 
 /// Runs the suite with each of them.
 pub(crate) fn check(workspace: &Workspace, target: &Path, counts: &mut Counts) -> Result {
     command::status(&mut workspace.cargo("build --package boxd"))?;
-    for plugin in PLUGINS {
-        let python = install(workspace, target, plugin)?;
+    for (plugin, langbot) in PACKAGES {
+        let python = install(workspace, target, plugin, langbot)?;
         let mut pytest = workspace.program(python, "-B -m pytest -q tests/langbot");
         pytest.env("BOXD", target.join("debug").join("boxd"));
         command::counted(&mut pytest, Runner::Pytest, counts)?;
@@ -29,11 +32,11 @@ pub(crate) fn check(workspace: &Workspace, target: &Path, counts: &mut Counts) -
 }
 
 /// The Python of an environment that has this `langbot-plugin`, installed if that is not there as it should be.
-pub(crate) fn install(workspace: &Workspace, target: &Path, plugin: &str) -> Result<PathBuf> {
+fn install(workspace: &Workspace, target: &Path, plugin: &str, langbot: &str) -> Result<PathBuf> {
     let folder = target.join("tools").join(format!("langbot-{plugin}"));
     let python = folder.join("bin").join("python");
     let requirements = workspace.root().join("tests/langbot/requirements.txt");
-    let wanted = format!("{plugin} {LANGBOT}\n{}", fs::read_to_string(&requirements)?);
+    let wanted = format!("{plugin} {langbot}\n{}", fs::read_to_string(&requirements)?);
     let stamp = folder.join("installed");
     if fs::read_to_string(&stamp).is_ok_and(|installed| installed == wanted) {
         return Ok(python);
@@ -46,7 +49,7 @@ pub(crate) fn install(workspace: &Workspace, target: &Path, plugin: &str) -> Res
     };
     let mut needed = pip(&format!("langbot-plugin=={plugin}"));
     command::status(needed.arg("--requirement").arg(&requirements))?;
-    command::status(&mut pip(&format!("--no-deps {LANGBOT}")))?;
+    command::status(&mut pip(&format!("--no-deps {langbot}")))?;
     fs::write(stamp, wanted)?;
     Ok(python)
 }

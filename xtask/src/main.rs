@@ -94,8 +94,13 @@ fn bench(workspace: &Workspace, arguments: &[String]) -> Result<ExitCode> {
     if arguments.is_empty() {
         cargo.arg("rpc");
     }
-    if arguments.first().is_some_and(|part| part == "stalled") {
-        command::status(&mut workspace.cargo("build --release --package boxd"))?;
+    match arguments.first().map(String::as_str) {
+        Some("stalled") => command::status(&mut workspace.cargo("build --release --package boxd"))?,
+        Some("langbot") => {
+            let target = manifest::Manifest::read(workspace)?.target;
+            cargo.env("BOXD", release::build(workspace, &target)?);
+        }
+        _ => {}
     }
     command::status(cargo.args(arguments))?;
     Ok(ExitCode::SUCCESS)

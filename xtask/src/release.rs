@@ -71,7 +71,8 @@ fn has_symbols(program: &[u8]) -> bool {
     })
 }
 
-fn build(workspace: &Workspace, target: &Path) -> Result<PathBuf> {
+/// Builds the program as it is given to others.
+pub(crate) fn build(workspace: &Workspace, target: &Path) -> Result<PathBuf> {
     let triple = host(workspace)?;
     let mut cargo = workspace.cargo("build --profile dist --package boxd --target");
     cargo

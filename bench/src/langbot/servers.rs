@@ -126,9 +126,13 @@ pub(super) fn script(name: &str) -> PathBuf {
         .join(name)
 }
 
-/// Our program, built as this one is.
+/// Our program: the one that `BOXD` names, as `cargo xtask bench langbot` does with what is given to others, or else the one that
+/// was built as this one is.
 pub(super) fn boxd() -> Result<PathBuf> {
-    let program = env::current_exe()?.with_file_name("boxd");
+    let program = match env::var_os("BOXD") {
+        Some(program) => PathBuf::from(program),
+        None => env::current_exe()?.with_file_name("boxd"),
+    };
     ensure!(
         program.is_file(),
         "boxd is not built: cargo build --release --package boxd"

@@ -14,7 +14,7 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 pub(super) use self::managed::{managed_root, tenants};
-use self::moment::Micros;
+pub(super) use self::moment::Micros;
 use super::Host;
 use super::actions::{Connection, Data, to_its_end};
 use super::config::Config;

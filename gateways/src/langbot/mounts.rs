@@ -1,11 +1,13 @@
 //! Which host paths LangBot may name. LangBot has decided by then; what is never mounted is not, whatever it decided.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
-use box_protocol::{BoxError, BoxMountSpec, HostPathMode, Invalid, SpecDraft};
+use box_protocol::{BoxError, BoxMountSpec, DEFAULT_MOUNT_PATH, HostPathMode, Invalid, SpecDraft};
 use box_service::blocked::is_blocked;
 use box_service::paths::real_path;
+use rustix::fs::{AtFlags, Gid, Mode, OFlags, Uid};
+use rustix::io::Errno;
 
 use super::Host;
 
@@ -37,13 +39,19 @@ impl Host {
         let host_path = draft.host_path.take();
         let make = draft.host_path_mode.unwrap_or_default() != HostPathMode::None;
         let places = self.places.clone();
+        let place = draft.mount_path.clone();
+        let place = place.unwrap_or_else(|| DEFAULT_MOUNT_PATH.to_owned());
         let found = blocking(move || {
             let host_path = match host_path {
                 Some(path) => Some(opened_path("host_path", path.trim(), &places, make)?),
                 None => None,
             };
             let mounts = mounts.into_iter().map(|mount| opened_mount(mount, &places));
-            Ok((host_path, mounts.collect::<Result<Vec<_>, _>>()?))
+            let mounts = mounts.collect::<Result<Vec<_>, _>>()?;
+            if let Some(workspace) = host_path.as_deref().filter(|_| make) {
+                make_points(Path::new(workspace), &place, &mounts)?;
+            }
+            Ok((host_path, mounts))
         });
         let (host_path, mounts) = found.await?;
         draft.host_path = host_path;
@@ -59,6 +67,43 @@ fn opened_mount(mut mount: BoxMountSpec, places: &Places) -> Result<BoxMountSpec
         mount.manifest_path = Some(opened_path(field, manifest, places, false)?);
     }
     Ok(mount)
+}
+
+/// Makes the places in a workspace that other mounts cover, as container engines do. They belong to whom it belongs.
+pub(super) fn make_points(
+    workspace: &Path,
+    place: &str,
+    mounts: &[BoxMountSpec],
+) -> Result<(), BoxError> {
+    let unusable = |_| BoxError::from(Invalid::new("extra_mounts.mount_path", "cannot be made"));
+    for mount in mounts {
+        let inside = Path::new(&mount.mount_path).strip_prefix(place);
+        let Ok(inside) = inside.map(Path::to_owned) else {
+            continue;
+        };
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let mut at = rustix::fs::open(workspace, flags, Mode::empty()).map_err(unusable)?;
+        let owner = rustix::fs::fstat(&at).map_err(unusable)?;
+        for part in inside.components() {
+            let Component::Normal(part) = part else {
+                return Err(unusable(Errno::INVAL));
+            };
+            match rustix::fs::mkdirat(&at, part, Mode::from_raw_mode(0o755)) {
+                Ok(()) => {
+                    let (user, group) = (Uid::from_raw(owner.st_uid), Gid::from_raw(owner.st_gid));
+                    let (user, group) = (Some(user), Some(group));
+                    // An ordinary user's are its own already.
+                    let _ = rustix::fs::chownat(&at, part, user, group, AtFlags::SYMLINK_NOFOLLOW);
+                }
+                Err(Errno::EXIST) => {}
+                Err(error) => return Err(unusable(error)),
+            }
+            // Whoever writes to the workspace may have put a link there.
+            let flags = flags | OFlags::NOFOLLOW;
+            at = rustix::fs::openat(&at, part, flags, Mode::empty()).map_err(unusable)?;
+        }
+    }
+    Ok(())
 }
 
 /// Where a path really leads, if it may be mounted.
@@ -137,6 +182,24 @@ mod tests {
         let deeper = link.join("new/directory");
         assert!(opened_path("host_path", text(&deeper), &everywhere(), true).is_err());
         assert!(!deeper.exists());
+    }
+
+    #[test]
+    fn places_of_other_mounts_are_made_in_a_workspace_and_nowhere_else() {
+        let place = tempfile::tempdir().unwrap();
+        let workspace = place.path().join("workspace");
+        fs::create_dir(&workspace).unwrap();
+        let at = |path: &str| BoxMountSpec::new("/srv", path, HostPathMode::Ro).unwrap();
+        make_points(
+            &workspace,
+            "/workspace",
+            &[at("/workspace/.skills/a"), at("/mnt/b")],
+        )
+        .unwrap();
+        assert!(workspace.join(".skills/a").is_dir() && !workspace.join("b").exists());
+        symlink(place.path(), workspace.join("link")).unwrap();
+        let refused = make_points(&workspace, "/workspace", &[at("/workspace/link/out")]);
+        assert!(refused.is_err() && !place.path().join("out").exists());
     }
 
     #[test]

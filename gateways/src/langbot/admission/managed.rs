@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
-use box_protocol::{BoxError, HostPathMode, Network, SpecDraft};
+use box_protocol::{BoxError, BoxMountSpec, HostPathMode, Network, SpecDraft};
 
 use crate::langbot::Host;
 use crate::langbot::config::Config;
@@ -19,14 +19,16 @@ const MOST_MOUNTS: usize = 256;
 const WORKSPACE: &str = box_protocol::DEFAULT_MOUNT_PATH;
 
 impl Host {
-    /// Where grants are required, every box is the policy's, and what a caller may still say is checked.
+    /// Where grants are required, every box is the policy's, and what a caller may still say is checked. The skill that it
+    /// names is mounted there only: elsewhere its caller names the directory.
     pub(in crate::langbot) async fn admit_spec(
         &self,
         placement: &Placement,
         draft: &mut SpecDraft,
-    ) -> Result<(), BoxError> {
+        skill: Option<String>,
+    ) -> Result<Option<BoxMountSpec>, BoxError> {
         let Some(policy) = self.admission.required() else {
-            return Ok(());
+            return Ok(None);
         };
         if draft.network == Some(Network::On) {
             return Err(admission("Managed sandbox network access is disabled"));
@@ -68,6 +70,17 @@ impl Host {
             Ok((workspace, asked.1))
         });
         let (workspace, mounts) = found.await?;
+        let skill = match skill {
+            None => None,
+            Some(name) => {
+                let root = self.skill_root(placement, &name).await;
+                let unavailable =
+                    |_| admission("Managed sandbox skill is unavailable in this Workspace");
+                let target = format!("{WORKSPACE}/.skills/{name}");
+                let root = root.map_err(unavailable)?;
+                Some(BoxMountSpec::new(root, target, HostPathMode::Ro)?)
+            }
+        };
         // A workspace has one box, whatever it is called.
         draft.session_id = Some(policy.logical_session_id.clone());
         draft.host_path = Some(workspace.to_string_lossy().into_owned());
@@ -81,7 +94,7 @@ impl Host {
         draft.pids_limit = Some(policy.pids_limit);
         draft.read_only_rootfs = Some(policy.read_only_rootfs);
         draft.workspace_quota_mb = Some(policy.workspace_quota_mb);
-        Ok(())
+        Ok(skill)
     }
 }
 
@@ -129,7 +142,7 @@ fn real(path: &Path) -> PathBuf {
     box_service::paths::real_path(path).unwrap_or_else(|_| path.to_owned())
 }
 
-fn check_mounts(mounts: &[box_protocol::BoxMountSpec], roots: &[PathBuf]) -> Result<(), BoxError> {
+fn check_mounts(mounts: &[BoxMountSpec], roots: &[PathBuf]) -> Result<(), BoxError> {
     let refuse = |why: &str| Err(admission(why));
     if mounts.len() > MOST_MOUNTS {
         return refuse("Managed sandbox accepts at most 256 read-only mounts");

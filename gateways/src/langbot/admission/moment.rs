@@ -4,7 +4,7 @@ use box_protocol::UnixMs;
 
 /// A moment, in microseconds: what LangBot sends is given back as it was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Micros(pub(super) u64);
+pub(in crate::langbot) struct Micros(pub(in crate::langbot) u64);
 
 impl Micros {
     pub(super) fn is_past(self, now: UnixMs) -> bool {
@@ -29,7 +29,7 @@ impl Micros {
         Some(Self(u64::try_from(whole).ok()?.checked_mul(1000)? + micros))
     }
 
-    pub(super) fn to_text(self) -> String {
+    pub(in crate::langbot) fn to_text(self) -> String {
         let whole = UnixMs(self.0 / 1000).to_string();
         let seconds = whole.get(..19).unwrap_or(&whole);
         match self.0 % 1_000_000 {
