@@ -11,7 +11,7 @@ use box_protocol::actions::{
     PortShareParams, PortShareResult, TargetState, Until, View,
 };
 use box_protocol::{
-    BoxSessionInfo, CommandId, CommandInfo, Lifetime, NetworkPolicy, Program, SessionId,
+    BoxSessionInfo, CommandId, CommandInfo, LifetimeChange, NetworkPolicy, Program, SessionId,
 };
 use futures::{Stream, StreamExt as _};
 
@@ -224,10 +224,14 @@ impl BoxHandle {
         Ok(self.client.call::<BoxTransition>(&params).await?.info)
     }
 
-    /// Gives the box another lifetime.
-    pub async fn renew(&self, lifetime: Lifetime) -> Result<BoxSessionInfo, ClientError> {
+    /// Changes the lifetime of the box: what the change does not say stays, and a whole [`Lifetime`](box_protocol::Lifetime)
+    /// says everything.
+    pub async fn renew(
+        &self,
+        lifetime: impl Into<LifetimeChange>,
+    ) -> Result<BoxSessionInfo, ClientError> {
         let params = BoxUpdateParams {
-            lifetime: Some(lifetime),
+            lifetime: Some(lifetime.into()),
             ..BoxUpdateParams::of(self.id.clone())
         };
         self.client.call::<BoxUpdate>(&params).await

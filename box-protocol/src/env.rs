@@ -31,6 +31,11 @@ impl Env {
         Ok(())
     }
 
+    /// Takes one away, if it is there.
+    pub fn remove(&mut self, name: &str) {
+        self.0.remove(name);
+    }
+
     /// Takes over all variables of `other`, which win over those already here.
     pub fn extend(&mut self, other: Self) {
         self.0.extend(other.0);

@@ -4,12 +4,23 @@ use crate::invalid::Invalid;
 
 const INSIDE: &str = "must be an absolute path inside the sandbox";
 
+/// The longest path that the system takes.
+const PATH_BYTES: usize = 4096;
+
+fn not_too_long(field: &'static str, path: &str) -> Result<(), Invalid> {
+    if path.len() > PATH_BYTES {
+        return Err(Invalid::new(field, "must not be longer than 4096 bytes"));
+    }
+    Ok(())
+}
+
 /// A path inside the box: trimmed, absolute, without a slash at its end.
 pub(crate) fn inside(field: &'static str, path: &str) -> Result<String, Invalid> {
     let path = path.trim();
     if !path.starts_with('/') || path.contains('\0') {
         return Err(Invalid::new(field, INSIDE));
     }
+    not_too_long(field, path)?;
     let bare = path.trim_end_matches('/');
     Ok(if bare.is_empty() { "/" } else { bare }.to_owned())
 }
@@ -22,6 +33,7 @@ pub(crate) fn of_host(field: &'static str, path: &str) -> Result<String, Invalid
     if !(path.starts_with('/') || path.starts_with(r"\\") || drive) || path.contains('\0') {
         return Err(Invalid::new(field, "must be an absolute host path"));
     }
+    not_too_long(field, path)?;
     Ok(path.to_owned())
 }
 

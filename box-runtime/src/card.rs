@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use box_protocol::{
-    BoxError, BoxMountSpec, BoxSessionInfo, BoxSpec, BoxState, Defaults, Env, Labels, LaneStatus,
-    Lifetime, Name, Network, NetworkPolicy, Note, UnixMs, World,
+    BoxError, BoxMountSpec, BoxSessionInfo, BoxSpec, BoxState, Code, Defaults, Env, Labels,
+    LaneStatus, Lifetime, Name, Network, NetworkPolicy, Note, UnixMs, World,
 };
 
 use serde::{Deserialize, Serialize};
@@ -82,6 +82,9 @@ pub(crate) struct Record {
     pub(crate) mounts: Mounts,
 }
 
+/// Mounts one box may come to have.
+const MOUNTS: usize = 256;
+
 /// The mounts of a box that is there.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Mounts {
@@ -94,6 +97,15 @@ pub(crate) struct Mounts {
 impl Mounts {
     pub(crate) fn has(&self, mount: &BoxMountSpec) -> bool {
         self.asked.contains(mount) || self.added.contains(mount)
+    }
+
+    /// Refuses what would be more than a box may come to have.
+    pub(crate) fn has_room_for(&self, new: usize) -> Result<(), BoxError> {
+        if self.asked.len() + self.added.len() + new > MOUNTS {
+            let what = "mounts of one box";
+            return Err(BoxError::limit(Code::Capacity, what, "mounts", MOUNTS));
+        }
+        Ok(())
     }
 
     /// Whether something is mounted in the same place.
@@ -271,6 +283,20 @@ impl Card {
 
     /// Everything, as it is told.
     pub(crate) fn info(&self) -> BoxSessionInfo {
+        let (defaults, network_policy) = {
+            let live = self.live();
+            let defaults = live.defaults.as_deref().cloned();
+            (defaults, live.network_policy.clone())
+        };
+        BoxSessionInfo {
+            defaults,
+            network_policy,
+            ..self.listed()
+        }
+    }
+
+    /// What a list tells of it.
+    pub(crate) fn listed(&self) -> BoxSessionInfo {
         let live = self.live();
         BoxSessionInfo {
             last_used_at: live.last_used_at,

@@ -30,6 +30,9 @@ use crate::table::{Ask, Count, Stage, Table};
 /// Calls that may wait for the table, which waits for nobody.
 const TABLE_MAILBOX: usize = 1024;
 
+/// About the most bytes of boxes that one answer lists; a message holds more.
+const LIST_BYTES: usize = 8 << 20;
+
 /// The longest a shutdown may be asked to take.
 const LONGEST_SHUTDOWN: Duration = Duration::from_hours(24);
 
@@ -167,12 +170,20 @@ impl BoxRuntime {
             cards.retain(|card| card.spec.session_id > *after);
         }
         let limit = params.limit.map_or(usize::MAX, |limit| limit as usize);
-        let more = cards.len() > limit;
-        cards.truncate(limit);
-        let next = cards.last().filter(|_| more);
+        let (mut items, mut room) = (Vec::new(), LIST_BYTES);
+        for card in cards.iter().take(limit) {
+            let info = card.listed();
+            let bytes = info.about_bytes();
+            if bytes > room && !items.is_empty() {
+                break;
+            }
+            room = room.saturating_sub(bytes);
+            items.push(info);
+        }
+        let next = items.last().filter(|_| items.len() < cards.len());
         Ok(BoxListResult {
-            next: next.map(|card| card.spec.session_id.clone()),
-            items: cards.iter().map(|card| card.info()).collect(),
+            next: next.map(|info| info.session_id.clone()),
+            items,
             total,
         })
     }

@@ -9,7 +9,9 @@ use std::sync::Arc;
 
 use box_protocol::actions::{BoxUpdateParams, SystemShutdownResult};
 use box_protocol::error::{Detail, Subject};
-use box_protocol::{BoxError, BoxState, Invalid, Name, Network, SessionId, World};
+use box_protocol::{
+    BoxError, BoxState, Defaults, Invalid, Lifetime, Name, Network, SessionId, World, check_labels,
+};
 use serde_json::{Map, Value};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until};
@@ -351,6 +353,29 @@ impl Table {
         if let Some(name) = &name {
             self.name_is_free(&key(name.clone()))?;
         }
+        let (mut labels, mut lifetime, mut defaults) = {
+            let live = card.live();
+            (
+                live.labels.clone(),
+                live.lifetime.clone(),
+                live.defaults.clone(),
+            )
+        };
+        for (label, value) in params.labels {
+            match value {
+                Some(value) => labels.insert(label, value),
+                None => labels.remove(&label),
+            };
+        }
+        check_labels(&labels)?;
+        if let Some(change) = params.lifetime {
+            let before = lifetime.map_or_else(Lifetime::default, |before| *before);
+            lifetime = Some(Box::new(before.changed(change)));
+        }
+        if let Some(change) = params.defaults {
+            let before = defaults.map_or_else(Defaults::default, |before| *before);
+            defaults = Some(Box::new(before.changed(change)?));
+        }
         if stage == Stage::Check {
             return Ok(card);
         }
@@ -368,15 +393,10 @@ impl Table {
         }
         {
             let mut live = card.live();
-            for (label, value) in params.labels {
-                match value {
-                    Some(value) => live.labels.insert(label, value),
-                    None => live.labels.remove(&label),
-                };
-            }
+            live.labels = labels;
             live.note = params.note.or(live.note.take());
-            live.lifetime = params.lifetime.map(Box::new).or(live.lifetime.take());
-            live.defaults = params.defaults.map(Box::new).or(live.defaults.take());
+            live.lifetime = lifetime;
+            live.defaults = defaults;
         }
         card.other_end.notify_one();
         card.changed();

@@ -6,7 +6,9 @@ use box_protocol::actions::{
     BoxCreate, BoxCreateParams, BoxCreateResult, BoxDelete, BoxDeleteParams, BoxExec,
     BoxExecParams, BoxUpdate, BoxUpdateParams, IfExists, OnDisconnect, OnTimeout, SystemHealth,
 };
-use box_protocol::{BoxError, BoxExecutionResult, BoxSessionInfo, Code, Invalid, SpecDraft};
+use box_protocol::{
+    BoxError, BoxExecutionResult, BoxSessionInfo, Code, Invalid, SpecDraft, check_mounts,
+};
 use box_rpc::{Call, Empty};
 use serde_json::{Map, Value};
 
@@ -175,6 +177,7 @@ impl BoxService {
     ) -> Result<BoxSessionInfo, BoxError> {
         let outcome = async {
             if let Some(mounts) = &mut params.extra_mounts {
+                check_mounts(mounts)?;
                 let paths = policy::mount_paths(mounts.iter()).collect();
                 let facts = self.look_up(paths).await?;
                 policy::decide_mounts(&self.rules().policy, mounts, &facts)?;

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use super::{AttachOptions, CommandChunk, OnDisconnect, actions, is_default};
 use crate::ids::{Name, SessionId};
 use crate::model::{
-    BoxExecutionResult, BoxMountSpec, BoxSessionInfo, BoxState, Defaults, Labels, Lifetime,
-    NetworkPolicy, SpecDraft, World,
+    BoxExecutionResult, BoxMountSpec, BoxSessionInfo, BoxState, DefaultsChange, Labels,
+    LifetimeChange, NetworkPolicy, SpecDraft, World,
 };
 use crate::note::Note;
 use crate::time::UnixMs;
@@ -25,7 +25,8 @@ actions! {
     /// The caller's boxes, of one world, in any state.
     BoxList = "box.list": BoxListParams => BoxListResult;
 
-    /// Changes what may change, in any state but `failed`. `not_found`, `conflict` (name taken).
+    /// Changes what may change, in any state but `failed`: all of it or nothing, kept before it is answered.
+    /// `not_found`, `conflict` (name taken).
     BoxUpdate = "box.update": BoxUpdateParams => BoxSessionInfo;
 
     /// Pauses, resumes, stops or starts a box that is `running`, `paused` or `stopped`. `not_found`,
@@ -90,7 +91,7 @@ pub struct BoxCreateResult {
 pub struct BoxGetParams {
     /// The box.
     pub session_id: SessionId,
-    /// Tell about its inside, too; it must be running.
+    /// Tell about its inside, too, as `command.list` does it: no wake, no use.
     #[serde(default)]
     pub guest: bool,
 }
@@ -156,7 +157,7 @@ pub struct BoxListParams {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct BoxListResult {
-    /// The boxes, by id.
+    /// The boxes, by id, without their `defaults` and `network_policy`; no more than a message holds.
     pub items: Vec<BoxSessionInfo>,
     /// How many there are in all.
     pub total: u64,
@@ -181,17 +182,17 @@ pub struct BoxUpdateParams {
     /// A new note.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<Note>,
-    /// A new lifetime.
+    /// What changes of its lifetime.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub lifetime: Option<Lifetime>,
+    pub lifetime: Option<LifetimeChange>,
     /// Mounts to add to the box that is there, for reading, where the backend can. One it has already is no
     /// error, another one in the same place is a conflict. They go with that box: one that is made again has
     /// those of its spec.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub extra_mounts: Option<Vec<BoxMountSpec>>,
-    /// New defaults for later commands.
+    /// What changes of the defaults, for later commands.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub defaults: Option<Defaults>,
+    pub defaults: Option<DefaultsChange>,
     /// To whom the box may connect from now on; what it may not any more is broken off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network_policy: Option<NetworkPolicy>,
@@ -373,7 +374,7 @@ pub struct BoxEvent {
     /// The box.
     pub session_id: SessionId,
     /// What: `started`, `degraded`, `paused`, `resumed`, `stopped`, `oom`, `timeout`, `failed`, `adopted`,
-    /// `expired`, `deleted`, and more to come.
+    /// `expired`, `deleted`, `unstopped`, and more to come.
     pub kind: String,
     /// For people.
     #[serde(default)]

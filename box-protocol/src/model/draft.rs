@@ -5,6 +5,7 @@ use std::fmt;
 use serde::Serialize;
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 
+use super::bounds::check_mounts;
 use super::extras::SpecExtras;
 use super::mount::{BoxMountSpec, HostPathMode};
 use super::spec::{self, BoxSpec, Network};
@@ -198,7 +199,12 @@ impl<'de> Visitor<'de> for DraftVisitor {
                 "host_path" => put(&mut d.host_path, m, "host_path")?,
                 "host_path_mode" => put(&mut d.host_path_mode, m, "host_path_mode")?,
                 "mount_path" => put(&mut d.mount_path, m, "mount_path")?,
-                "extra_mounts" => put(&mut d.extra_mounts, m, "extra_mounts")?,
+                "extra_mounts" => {
+                    put(&mut d.extra_mounts, m, "extra_mounts")?;
+                    // Here already: whoever allows them looks each of them up.
+                    let mounts = d.extra_mounts.as_deref().unwrap_or_default();
+                    check_mounts(mounts).map_err(|error| error.decoding())?;
+                }
                 "persistent" => put(&mut d.persistent, m, "persistent")?,
                 "cpus" => put_decimal(&mut d.cpus, m, "cpus")?,
                 "memory_mb" => put_whole(&mut d.memory_mb, m, "memory_mb", spec::MEMORY_RULE)?,

@@ -24,7 +24,7 @@ pub struct SpecExtras {
     /// A changeable name, unique in its world.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<Name>,
-    /// Marks to filter by.
+    /// Marks to filter by: at most 64, and 16 KiB in all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub labels: Option<Labels>,
     /// What a gateway keeps with the box.
@@ -52,7 +52,7 @@ pub struct SpecExtras {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guest: Option<Guest>,
     /// Directories that exist from the start and belong to the guest.
-    #[cfg_attr(feature = "schema", schemars(inner(regex(pattern = crate::schema::INSIDE))))]
+    #[cfg_attr(feature = "schema", schemars(length(max = 64), inner(regex(pattern = crate::schema::INSIDE))))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dirs: Option<Vec<String>>,
     /// To whom the box may connect, if it has a network.
@@ -60,6 +60,7 @@ pub struct SpecExtras {
     pub network_policy: Option<Box<NetworkPolicy>>,
     /// Primitives the box may lack (`network`, `disk_quota`); the answer lists under `degraded`
     /// which it does.
+    #[cfg_attr(feature = "schema", schemars(length(max = 64)))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub best_effort: Option<Vec<String>>,
 }
@@ -91,6 +92,7 @@ impl SpecExtras {
     }
 
     pub(crate) fn check(&self) -> Result<(), Invalid> {
+        super::bounds::check(self)?;
         for dir in self.dirs.iter().flatten() {
             paths::inside("dirs", dir)?;
         }
@@ -218,7 +220,7 @@ pub enum OnIdle {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct Defaults {
-    /// Variables.
+    /// Variables, 128 KiB in all.
     pub env: Env,
     /// A file in the box with more variables, over those: read, as the guest, before each exec and
     /// command and before a shell is made, as [`Env::from_lines`](crate::Env::from_lines) says; at most
@@ -244,7 +246,7 @@ pub struct Defaults {
 #[serde(deny_unknown_fields)]
 pub struct Main {
     /// Program and arguments.
-    #[cfg_attr(feature = "schema", schemars(length(min = 1)))]
+    #[cfg_attr(feature = "schema", schemars(length(min = 1, max = 1024)))]
     pub argv: Vec<String>,
     /// The box ends with it.
     #[serde(default)]

@@ -2,8 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::extras::{BoxSource, Labels, Lifetime, World};
+use super::extras::{BoxSource, Defaults, Labels, Lifetime, World};
 use super::mount::HostPathMode;
+use super::network::NetworkPolicy;
 use super::spec::{BoxSpec, Network};
 use crate::error::Code;
 use crate::ids::{Name, SessionId};
@@ -137,6 +138,12 @@ pub struct BoxSessionInfo {
     /// When it ends by itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lifetime: Option<Lifetime>,
+    /// What every command of it gets. Not told in lists.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub defaults: Option<Defaults>,
+    /// To whom it may connect. Not told in lists.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network_policy: Option<Box<NetworkPolicy>>,
     /// Protections this machine does not grant; see the security model.
     #[serde(default)]
     pub missing: Vec<String>,
@@ -146,6 +153,19 @@ pub struct BoxSessionInfo {
 }
 
 impl BoxSessionInfo {
+    /// About how many bytes of a message it is, as a list tells it.
+    pub fn about_bytes(&self) -> usize {
+        let labels = self
+            .labels
+            .iter()
+            .map(|(name, value)| name.len() + value.len());
+        let note = self.note.as_ref().map_or(0, |note| note.as_json().len());
+        let host_path = self.host_path.as_ref().map_or(0, String::len);
+        let words = self.image.len() + self.mount_path.len() + host_path;
+        // A character may be written as six.
+        2048 + note + 6 * (labels.sum::<usize>() + words)
+    }
+
     /// A box that is being made to this spec.
     pub fn starting(
         spec: &BoxSpec,
@@ -181,6 +201,8 @@ impl BoxSessionInfo {
             note: spec.extras.note.clone(),
             from: spec.extras.from.clone(),
             lifetime: spec.extras.lifetime.clone(),
+            defaults: spec.extras.defaults.clone(),
+            network_policy: spec.extras.network_policy.clone(),
             missing: Vec::new(),
             degraded: Vec::new(),
         }

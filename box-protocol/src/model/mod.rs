@@ -1,5 +1,7 @@
 //! The models: what a box is asked to be, what it is, what came of a command.
 
+mod bounds;
+mod changes;
 mod command;
 mod compat;
 mod draft;
@@ -12,6 +14,11 @@ mod process;
 mod profile;
 mod spec;
 
+pub use bounds::{
+    MAX_ARGUMENTS, MAX_ENTRIES, MAX_LABEL_BYTES, MAX_LABELS, MAX_MOUNTS, MAX_TEXT_BYTES,
+    MAX_WORD_BYTES, check_labels, check_mounts,
+};
+pub use changes::{DefaultsChange, LifetimeChange};
 pub use command::{CommandInfo, CommandState, PerStream, Program, Role, RunError};
 pub use compat::{Conflict, Fixed, first_conflict};
 pub use draft::SpecDraft;

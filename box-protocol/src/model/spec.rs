@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::bounds::{self, check_mounts};
 use super::draft::SpecDraft;
 use super::extras::SpecExtras;
 use super::mount::{BoxMountSpec, HostPathMode};
@@ -171,6 +172,10 @@ impl TryFrom<SpecDraft> for BoxSpec {
             return Err(Invalid::new("cpus", CPUS_RULE));
         }
         draft.extras.check()?;
+        let image = filled(draft.image).unwrap_or_else(|| DEFAULT_IMAGE.to_owned());
+        bounds::short("image", &image)?;
+        let extra_mounts = draft.extra_mounts.unwrap_or_default();
+        check_mounts(&extra_mounts)?;
         let spec = Self {
             session_id,
             cmd,
@@ -182,12 +187,12 @@ impl TryFrom<SpecDraft> for BoxSpec {
                 TIMEOUT_RULE,
             )?,
             network: draft.network.unwrap_or_default(),
-            image: filled(draft.image).unwrap_or_else(|| DEFAULT_IMAGE.to_owned()),
+            image,
             env: draft.env.unwrap_or_default(),
             host_path,
             host_path_mode: draft.host_path_mode.unwrap_or_default(),
             mount_path,
-            extra_mounts: draft.extra_mounts.unwrap_or_default(),
+            extra_mounts,
             persistent: draft.persistent.unwrap_or(false),
             cpus,
             memory_mb: at_least(

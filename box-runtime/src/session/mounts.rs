@@ -38,6 +38,7 @@ impl Body {
         if new.is_empty() {
             return Ok(());
         }
+        there.has_room_for(new.len())?;
         living.add(self.shared.config.start_timeout, &new).await?;
         self.card.live().mounts.asked.extend(new);
         self.keep().await;
@@ -64,6 +65,7 @@ impl Body {
         if new.iter().any(|mount| there.covers(mount)) {
             return Err(other_mounts(&self.card));
         }
+        there.has_room_for(new.len())?;
         let mut added = Ok(());
         for mount in new {
             let one = std::slice::from_ref(&mount);

@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use box_protocol::actions::BoxUpdateParams;
-use box_protocol::{Code, Lifetime, SpecDraft, UnixMs};
-use box_runtime::fake::Reply;
+use box_protocol::{
+    BoxError, BoxState, Code, LaneStatus, Lifetime, LifetimeChange, OnIdle, SpecDraft, UnixMs,
+};
+use box_runtime::fake::{Reply, Trouble};
 use tokio::time::sleep;
 
 use super::world::{World, code, id, seconds, spec, world, world_with};
@@ -135,9 +137,9 @@ async fn a_new_lifetime_counts_at_once() {
         name: None,
         labels: BTreeMap::new(),
         note: None,
-        lifetime: Some(Lifetime {
-            idle_ms: Some(idle_ms),
-            ..Lifetime::default()
+        lifetime: Some(LifetimeChange {
+            idle_ms: Some(Some(idle_ms)),
+            ..LifetimeChange::default()
         }),
         extra_mounts: None,
         defaults: None,

@@ -152,6 +152,75 @@ async fn an_update_that_is_refused_changes_nothing() {
     assert_eq!(w.backend.added_mounts(), []);
 }
 
+#[tokio::test(start_paused = true)]
+async fn labels_do_not_grow_without_end() {
+    let w = outliving();
+    w.create(spec("s", "")).await.unwrap();
+    let labelled = |number: usize, bytes: usize| BoxUpdateParams {
+        labels: [(format!("label-{number}"), Some("x".repeat(bytes)))].into(),
+        ..update("s")
+    };
+    for number in 0..64 {
+        w.update(labelled(number, 100)).await.unwrap();
+    }
+    let before = w.get("s").await.unwrap();
+    assert_eq!(code(w.update(labelled(64, 1)).await), Code::Validation);
+    assert_eq!(code(w.update(labelled(0, 16_000)).await), Code::Validation);
+    assert_eq!(w.get("s").await.unwrap(), before);
+    w.update(labelled(63, 1)).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lifetime_and_defaults_are_changed_member_by_member() {
+    let w = outliving();
+    let mut draft = online("s");
+    draft.extras.lifetime = serde_json::from_value(json!({"idle_ms": 5000, "wake": true})).unwrap();
+    draft.extras.defaults =
+        serde_json::from_value(json!({"env": {"A": "1", "B": "2"}, "cwd": "/a"})).unwrap();
+    draft.extras.network_policy = Some(Box::new(allowing("ok.example")));
+    w.create(draft).await.unwrap();
+    let later = box_protocol::UnixMs(box_protocol::UnixMs::now().0 + 60_000);
+    let changed = BoxUpdateParams {
+        lifetime: serde_json::from_value(json!({"expires_at": later})).unwrap(),
+        defaults: serde_json::from_value(json!({"env": {"B": null, "C": "3"}})).unwrap(),
+        ..update("s")
+    };
+    w.update(changed).await.unwrap();
+    let info = w.get("s").await.unwrap();
+    let lifetime = info.lifetime.unwrap();
+    assert_eq!(
+        (lifetime.expires_at, lifetime.idle_ms, lifetime.wake),
+        (Some(later), Some(5000), true)
+    );
+    let defaults = serde_json::to_value(info.defaults.unwrap()).unwrap();
+    assert_eq!(defaults, json!({"env": {"A": "1", "C": "3"}, "cwd": "/a"}));
+    assert_eq!(info.network_policy, Some(Box::new(allowing("ok.example"))));
+    let listed = w.list().await.remove(0);
+    assert_eq!((listed.defaults, listed.network_policy), (None, None));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_is_never_longer_than_a_message() {
+    let w = super::world::world_with(|config| config.max_sessions = 1000);
+    for number in 0..200 {
+        let mut draft = spec(&format!("s{number:0>3}"), "");
+        draft.extras.labels = Some([("mark".to_owned(), "\u{1}".repeat(16_000))].into());
+        w.create(draft).await.unwrap();
+    }
+    let (mut params, mut seen) = (box_protocol::actions::BoxListParams::default(), 0);
+    loop {
+        let page = w.runtime.list(&w.caller, &params).await.unwrap();
+        assert!(serde_json::to_string(&page).unwrap().len() < 12 << 20);
+        assert_eq!(page.total, 200);
+        seen += page.items.len();
+        params.after = page.next;
+        if params.after.is_none() {
+            break;
+        }
+    }
+    assert_eq!(seen, 200);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_policy_that_comes_while_a_box_starts_is_the_one_that_holds() {
     let w = outliving();

@@ -1,0 +1,173 @@
+//! Changes of a lifetime and of defaults, member by member: what is absent stays, `null` takes away.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Deserializer, Serialize};
+
+use super::bounds;
+use super::extras::{Defaults, Lifetime, OnIdle};
+use crate::invalid::Invalid;
+use crate::paths;
+use crate::time::UnixMs;
+
+/// A change of a [`Lifetime`].
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(default, deny_unknown_fields)]
+pub struct LifetimeChange {
+    /// At this time, whatever it does; `null` for never.
+    #[serde(deserialize_with = "said", skip_serializing_if = "Option::is_none")]
+    pub expires_at: Option<Option<UnixMs>>,
+    /// After so long without work; `null` for the server's own time.
+    #[serde(deserialize_with = "said", skip_serializing_if = "Option::is_none")]
+    pub idle_ms: Option<Option<u64>>,
+    /// What idleness does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub on_idle: Option<OnIdle>,
+    /// So long after it was stopped, it is deleted; `null` for never.
+    #[serde(deserialize_with = "said", skip_serializing_if = "Option::is_none")]
+    pub delete_after_stop_ms: Option<Option<u64>>,
+    /// A call to a paused or stopped box wakes it first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub wake: Option<bool>,
+}
+
+/// A change to exactly this lifetime.
+impl From<Lifetime> for LifetimeChange {
+    fn from(lifetime: Lifetime) -> Self {
+        Self {
+            expires_at: Some(lifetime.expires_at),
+            idle_ms: Some(lifetime.idle_ms),
+            on_idle: Some(lifetime.on_idle),
+            delete_after_stop_ms: Some(lifetime.delete_after_stop_ms),
+            wake: Some(lifetime.wake),
+        }
+    }
+}
+
+impl Lifetime {
+    /// The same, with this change.
+    pub fn changed(self, change: LifetimeChange) -> Self {
+        Self {
+            expires_at: change.expires_at.unwrap_or(self.expires_at),
+            idle_ms: change.idle_ms.unwrap_or(self.idle_ms),
+            on_idle: change.on_idle.unwrap_or(self.on_idle),
+            delete_after_stop_ms: change
+                .delete_after_stop_ms
+                .unwrap_or(self.delete_after_stop_ms),
+            wake: change.wake.unwrap_or(self.wake),
+        }
+    }
+}
+
+/// A change of [`Defaults`].
+#[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(default, deny_unknown_fields)]
+pub struct DefaultsChange {
+    /// Variables to set, or to take away with `null`.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub env: BTreeMap<String, Option<String>>,
+    /// The file with more variables.
+    #[serde(deserialize_with = "said", skip_serializing_if = "Option::is_none")]
+    pub env_file: Option<Option<String>>,
+    /// The working directory.
+    #[serde(deserialize_with = "said", skip_serializing_if = "Option::is_none")]
+    pub cwd: Option<Option<String>>,
+    /// The user, by name or number.
+    #[serde(deserialize_with = "said", skip_serializing_if = "Option::is_none")]
+    pub user: Option<Option<String>>,
+    /// The shell that runs texts.
+    #[serde(deserialize_with = "said", skip_serializing_if = "Option::is_none")]
+    pub shell: Option<Option<String>>,
+}
+
+/// Values of variables may be secret.
+impl fmt::Debug for DefaultsChange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DefaultsChange")
+            .field("env", &self.env.keys())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Defaults {
+    /// The same, with this change, if it is one that a box may have.
+    pub fn changed(self, change: DefaultsChange) -> Result<Self, Invalid> {
+        let mut env = self.env;
+        for (name, value) in change.env {
+            match value {
+                Some(value) => env.insert(name, value)?,
+                None => env.remove(&name),
+            }
+        }
+        let changed = Self {
+            env,
+            env_file: change.env_file.unwrap_or(self.env_file),
+            cwd: change.cwd.unwrap_or(self.cwd),
+            user: change.user.unwrap_or(self.user),
+            shell: change.shell.unwrap_or(self.shell),
+        };
+        if let Some(cwd) = &changed.cwd {
+            paths::inside("defaults", cwd)?;
+        }
+        bounds::check_defaults(&changed)?;
+        Ok(changed)
+    }
+}
+
+/// Tells what is `null` from what is absent.
+fn said<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+    deserializer: D,
+) -> Result<Option<Option<T>>, D::Error> {
+    Option::deserialize(deserializer).map(Some)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{from_value, json};
+
+    use super::*;
+
+    #[test]
+    fn what_is_absent_stays_and_null_takes_away() {
+        let lifetime: Lifetime =
+            from_value(json!({"expires_at": 5, "idle_ms": 7, "on_idle": "stop", "wake": true}))
+                .unwrap();
+        let change = from_value(json!({"expires_at": 9, "idle_ms": null})).unwrap();
+        let changed = lifetime.clone().changed(change);
+        let expected = json!({"expires_at": 9, "on_idle": "stop", "wake": true});
+        assert_eq!(changed, from_value(expected).unwrap());
+        assert_eq!(changed.changed(lifetime.clone().into()), lifetime);
+
+        let defaults: Defaults =
+            from_value(json!({"env": {"A": "1", "B": "2"}, "cwd": "/a", "user": "u"})).unwrap();
+        let change = json!({"env": {"B": null, "C": "3"}, "cwd": null, "shell": "/bin/sh"});
+        let changed = defaults
+            .clone()
+            .changed(from_value(change).unwrap())
+            .unwrap();
+        let expected = json!({"env": {"A": "1", "C": "3"}, "user": "u", "shell": "/bin/sh"});
+        assert_eq!(changed, from_value(expected).unwrap());
+        for wrong in [
+            json!({"cwd": "a"}),
+            json!({"env": {"": "x"}}),
+            json!({"shell": "x".repeat(5000)}),
+        ] {
+            let change = from_value(wrong).unwrap();
+            assert!(defaults.clone().changed(change).is_err());
+        }
+        assert!(from_value::<LifetimeChange>(json!({"idle": 5})).is_err());
+    }
+
+    #[test]
+    fn a_change_shows_no_values_of_variables() {
+        let change: DefaultsChange = from_value(json!({"env": {"TOKEN": "hush"}})).unwrap();
+        let shown = format!("{change:?}");
+        assert!(
+            shown.contains("TOKEN") && !shown.contains("hush"),
+            "{shown}"
+        );
+    }
+}
