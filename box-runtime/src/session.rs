@@ -31,7 +31,7 @@ use futures::FutureExt as _;
 use tokio::sync::mpsc;
 
 use self::body::{Body, NotReady};
-use self::exec::Ran;
+use self::exec::{Command, Ran};
 use self::front::{During, Front, Over, Rested};
 use crate::card::Card;
 use crate::config::RuntimeConfig;
@@ -127,11 +127,7 @@ impl Actor {
                 Some(Work::Create(create)) => self.create(create).await,
                 Some(Work::Delete(delete)) => self.delete(delete).await,
                 Some(Work::Transition(asked)) => self.transition(asked).await,
-                Some(Work::Mount(asked)) => {
-                    let added = Box::pin(self.body.add_mounts(&asked.mounts)).await;
-                    let _ = asked.reply.send(added);
-                    Next::GoOn
-                }
+                Some(Work::Mount(asked)) => self.mount(asked).await,
                 None => self.rest().await,
             };
             if let Next::End(last) = next {
@@ -148,15 +144,32 @@ impl Actor {
                 self.fail(reason).await;
                 Next::GoOn
             }
-            // Commands that go on by themselves are work, though nobody asks about them.
-            Rested::Over(Over::Idle) if self.body.runs_something().await => {
-                self.body.open_door();
-                self.front.used();
-                Next::GoOn
-            }
-            Rested::Over(Over::Idle) if self.stops_when_idle() => Box::pin(self.stop_idle()).await,
+            Rested::Over(Over::Idle) => Box::pin(self.idle()).await,
             Rested::Over(over) => self.over(over).await,
         }
+    }
+
+    /// Nobody has used the box for long. Commands that go on by themselves are work, though nobody asks about them.
+    async fn idle(&mut self) -> Next {
+        match self.front.during(self.body.may_be_busy(), None).await {
+            During::Done(false) => {}
+            During::Done(true) | During::CallerGone => {
+                self.front.used();
+                return Next::GoOn;
+            }
+            During::Over(over) => return self.over(over).await,
+        }
+        // Somebody may have come meanwhile; from here on nobody can.
+        if !self.front.is_idle() {
+            return Next::GoOn;
+        }
+        if self.stops_when_idle() {
+            return self.stop_idle().await;
+        }
+        if self.card.door.shut_if_unused() {
+            return self.over(Over::Idle).await;
+        }
+        Next::GoOn
     }
 
     /// Makes the box ready for this call, unless the session is over meanwhile.
@@ -240,9 +253,8 @@ impl Actor {
         if exec.is_withdrawn() {
             return Next::GoOn;
         }
-        if let Err(error) = Box::pin(self.wake()).await {
-            let _ = exec.reply.send(Err(error));
-            return Next::GoOn;
+        if let Err(why) = Box::pin(self.wake()).await {
+            return self.unready(Work::Exec(exec), why).await;
         }
         let mut command = match self.body.command(&mut exec) {
             Ok(command) => command,
@@ -259,7 +271,7 @@ impl Actor {
         let during = self.front.during(Box::pin(job), gone).await;
         self.front.used();
         match during {
-            During::Done(ran) => self.ran(exec, ran).await,
+            During::Done(ran) => self.ran(exec, ran, &command).await,
             During::CallerGone => {
                 let job = self.body.confirm_killed(&command);
                 match self.front.during(Box::pin(job), None).await {
@@ -280,7 +292,7 @@ impl Actor {
     }
 
     /// What follows from the end of a command.
-    async fn ran(&mut self, exec: Box<Exec>, ran: Ran) -> Next {
+    async fn ran(&mut self, exec: Box<Exec>, ran: Ran, command: &Command) -> Next {
         let (reply, on_timeout) = (exec.reply, exec.on_timeout);
         match ran {
             Ran::Result(result) => {
@@ -305,6 +317,24 @@ impl Actor {
                     "timeout",
                     "an exec took too long, and was not ended in time",
                 );
+                if on_timeout == OnTimeout::Kill {
+                    // A box in want of processor time has a slow agent: it gets the time that a kill has.
+                    let job = self.body.confirm_killed(command);
+                    match self.front.during(Box::pin(job), None).await {
+                        During::Done(Ok(())) | During::CallerGone => {
+                            self.card.used(LaneStatus::Idle);
+                            let _ = reply.send(Ok(result));
+                            return Next::GoOn;
+                        }
+                        During::Done(Err(_)) => {}
+                        During::Over(over) => {
+                            let next = self.over(over).await;
+                            let _ = reply.send(Ok(result));
+                            return next;
+                        }
+                    }
+                }
+                // An agent that does not even end a command in time is not worth keeping.
                 self.tell("deleted", "its agent is silent");
                 self.end(Last::Exec(reply, Ok(result))).await
             }
@@ -321,6 +351,18 @@ impl Actor {
                 Next::GoOn
             }
         }
+    }
+
+    async fn mount(&mut self, asked: Box<Mount>) -> Next {
+        let job = Box::pin(self.body.add_mounts(&asked.mounts));
+        match self.front.during(job, None).await {
+            During::Done(added) => drop(asked.reply.send(added)),
+            During::CallerGone => {}
+            During::Over(over) => {
+                return self.unready(Work::Mount(asked), Unready::Over(over)).await;
+            }
+        }
+        Next::GoOn
     }
 
     async fn delete(&mut self, delete: Box<Delete>) -> Next {

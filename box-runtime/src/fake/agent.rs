@@ -6,18 +6,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use box_protocol::actions::{
-    AgentChunk, AgentCommand, AgentHealth, AgentHealthParams, AgentHealthResult, AgentKill,
-    AgentKillParams, AgentKillResult, AgentReply, AgentStart, AgentStartParams, Collected,
-    OutputPiece, StreamName,
+    AgentChunk, AgentClear, AgentCommand, AgentHealth, AgentHealthParams, AgentHealthResult,
+    AgentKill, AgentKillParams, AgentKillResult, AgentList, AgentListParams, AgentListResult,
+    AgentReply, AgentStart, AgentStartParams, Collected, OutputPiece, StreamName,
 };
 use box_protocol::{
     BoxError, BoxSpec, CommandId, Env, Exit, ExitWhy, MAX_CHUNK_BYTES, PerStream, Program, UnixMs,
 };
-use box_rpc::{Call, Handle, Router};
+use box_rpc::{Call, Empty, Handle, Router};
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{Asked, FakeBackend, Reply};
+use super::{Asked, FakeBackend, Reply, script};
 
 struct Agent {
     backend: FakeBackend,
@@ -51,6 +51,8 @@ pub(super) fn router(backend: FakeBackend, spec: &BoxSpec) -> Router {
         .on::<AgentHealth>()
         .on::<AgentStart>()
         .on::<AgentKill>()
+        .on::<AgentClear>()
+        .on::<AgentList>()
         .build()
 }
 
@@ -63,6 +65,8 @@ impl Handle<AgentHealth> for Agent {
         if let Some(env) = params.env.filter(|_| !self.backend.forgets_commands()) {
             *self.env.lock().unwrap_or_else(PoisonError::into_inner) = env;
         }
+        let trouble = self.backend.inner().health_trouble.clone();
+        script::meet(trouble, "health").await?;
         Ok(AgentHealthResult {
             contract: self.backend.inner().contract,
             running: self.running().keys().cloned().collect(),
@@ -152,6 +156,33 @@ impl Handle<AgentKill> for Agent {
             exit: Some(Exit::by_signal(9, ExitWhy::Killed)),
             already: false,
             info: None,
+        })
+    }
+}
+
+impl Handle<AgentClear> for Agent {
+    async fn handle(&self, _: Empty, _: Call<AgentClear>) -> Result<Empty, BoxError> {
+        let trouble = self.backend.inner().clear_trouble.clone();
+        script::meet(trouble, "clear").await?;
+        let running: Vec<_> = self.running().values().cloned().collect();
+        for Running { kill, mut gone } in running {
+            kill.notify_one();
+            let _ = gone.changed().await;
+        }
+        Ok(Empty {})
+    }
+}
+
+/// It remembers no command that has ended, and knows little of those that run.
+impl Handle<AgentList> for Agent {
+    async fn handle(
+        &self,
+        _: AgentListParams,
+        _: Call<AgentList>,
+    ) -> Result<AgentListResult, BoxError> {
+        Ok(AgentListResult {
+            items: Vec::new(),
+            more: false,
         })
     }
 }

@@ -77,6 +77,8 @@ struct Inner {
     keep_error: Option<BoxError>,
     meanwhile: Option<Arc<Meanwhile>>,
     stop_troubles: VecDeque<Trouble>,
+    health_trouble: Option<Trouble>,
+    clear_trouble: Option<Trouble>,
     next: VecDeque<Reply>,
     by_text: HashMap<String, Reply>,
     computed: Option<Arc<Answer>>,
@@ -143,6 +145,8 @@ impl FakeBackend {
                 keep_error: None,
                 meanwhile: None,
                 stop_troubles: VecDeque::new(),
+                health_trouble: None,
+                clear_trouble: None,
                 next: VecDeque::new(),
                 by_text: HashMap::new(),
                 computed: None,
@@ -189,6 +193,16 @@ impl FakeBackend {
     /// What happens at the next stop for which nothing is planned yet.
     pub fn next_stop(&self, trouble: Trouble) {
         self.inner().stop_troubles.push_back(trouble);
+    }
+
+    /// What happens whenever an agent is asked how it is; `None` for an answer.
+    pub fn set_health_trouble(&self, trouble: Option<Trouble>) {
+        self.inner().health_trouble = trouble;
+    }
+
+    /// What happens whenever an agent is asked to end all that runs in its box; `None` if it does.
+    pub fn set_clear_trouble(&self, trouble: Option<Trouble>) {
+        self.inner().clear_trouble = trouble;
     }
 
     /// What keeping a record fails with from now on; `None` if it does not.

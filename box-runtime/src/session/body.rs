@@ -196,8 +196,9 @@ impl Body {
         let _ = self.card.kept().await;
     }
 
-    /// Whether commands run in the box.
-    pub(super) async fn runs_something(&self) -> bool {
+    /// Whether commands run in the box, or may: an agent that is slow to say so is in want of processor time, and one that is gone
+    /// ends the session by that.
+    pub(super) async fn may_be_busy(&self) -> bool {
         let Some(living) = &self.living else {
             return false;
         };
@@ -206,7 +207,7 @@ impl Body {
             self.shared.config.probe_timeout,
             peer.call::<AgentHealth>(&health),
         );
-        matches!(asked.await, Ok(Ok(health)) if !health.running.is_empty())
+        !matches!(asked.await, Ok(Ok(health)) if health.running.is_empty())
     }
 
     /// Sees to it that the box lives and has what is asked for. Whether it was started for that.

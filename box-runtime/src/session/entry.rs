@@ -9,6 +9,7 @@ use box_protocol::{BoxError, CommandId, Env, ExitWhy, Program, Role};
 use box_rpc::Peer;
 use futures::StreamExt as _;
 use tokio::sync::Notify;
+use tokio::time::timeout;
 
 use super::agents_error;
 use super::body::Body;
@@ -19,8 +20,19 @@ use crate::env_file::environment;
 const ID: &str = "main";
 
 impl Body {
-    /// Starts it, if the spec has one. A box whose command cannot be started is of no use.
+    /// Starts it, if the spec has one, within the time that a start has. A box whose command cannot be started is of no use.
     pub(super) async fn enter_main(&self) -> Result<(), BoxError> {
+        let limit = self.shared.config.start_timeout;
+        let entering = timeout(limit, self.enter_main_at_leisure());
+        entering.await.unwrap_or_else(|_| {
+            let limit = limit.as_secs_f64();
+            Err(BoxError::timeout(format!(
+                "main: the box's agent did not start it within {limit} s"
+            )))
+        })
+    }
+
+    async fn enter_main_at_leisure(&self) -> Result<(), BoxError> {
         let spec = &self.card.spec;
         let (Some(main), Some(living)) = (&spec.extras.main, &self.living) else {
             return Ok(());

@@ -140,7 +140,7 @@ impl Clock {
                 return Over::Expired;
             }
             if now >= end {
-                if door.shut_if_unused() {
+                if door.is_unused() {
                     return Over::Idle;
                 }
                 match self.expires {
@@ -186,6 +186,12 @@ impl Front {
     /// The box has another state, and with it maybe another end.
     pub(super) fn set_clock(&mut self) {
         self.clock.set(&self.shared, &self.card);
+    }
+
+    /// Whether nobody has used the box for as long as it takes, and nobody waits for it.
+    pub(super) fn is_idle(&self) -> bool {
+        let end = self.clock.idle_end(&self.card.door);
+        self.lane.is_empty() && end.is_some_and(|end| end <= Instant::now())
     }
 
     /// The box has had work until now.

@@ -9,9 +9,9 @@ use box_rpc::Empty;
 use tokio::time::timeout;
 
 use super::body::{Body, Living};
-use super::front::Over;
-use super::work::Transition;
-use super::{Actor, Next, agents_error};
+use super::front::During;
+use super::work::{Transition, Work};
+use super::{Actor, Next, Unready, agents_error};
 use crate::door::Door;
 
 /// How long whoever is inside a box that is being stopped has to leave before the box is cleared again: a call that was under
@@ -24,26 +24,31 @@ const ROUNDS: usize = 20;
 impl Actor {
     /// Brings the box where it shall be, which waits for its exec like any other work.
     pub(super) async fn transition(&mut self, asked: Box<Transition>) -> Next {
-        let moved = Box::pin(self.move_to(asked.to)).await;
-        let _ = asked.reply.send(moved.map(|changed| BoxTransitionResult {
-            info: self.card.info(),
-            changed,
-        }));
-        Next::GoOn
+        match Box::pin(self.move_to(asked.to)).await {
+            Ok(changed) => {
+                let info = self.card.info();
+                let _ = asked.reply.send(Ok(BoxTransitionResult { info, changed }));
+                Next::GoOn
+            }
+            Err(why) => self.unready(Work::Transition(asked), why).await,
+        }
     }
 
     /// Sees to it that the box is not paused; refused unless it may be woken.
-    pub(super) async fn wake(&mut self) -> Result<(), BoxError> {
+    pub(super) async fn wake(&mut self) -> Result<(), Unready> {
         match self.card.access() {
             Access::WakeFirst => self.move_to(TargetState::Running).await.map(drop),
-            _ => self.card.is_awake(),
+            _ => self.card.is_awake().map_err(Unready::Refused),
         }
     }
 
     /// Whether the box was somewhere else before.
-    async fn move_to(&mut self, to: TargetState) -> Result<bool, BoxError> {
-        let Some(happened) = self.body.move_to(to).await? else {
-            return Ok(false);
+    async fn move_to(&mut self, to: TargetState) -> Result<bool, Unready> {
+        let happened = match self.front.during(self.body.move_to(to), None).await {
+            During::Done(Ok(Some(happened))) => happened,
+            During::Done(Ok(None)) | During::CallerGone => return Ok(false),
+            During::Done(Err(error)) => return Err(Unready::Refused(error)),
+            During::Over(over) => return Err(Unready::Over(over)),
         };
         self.tell(happened, "");
         // In each state a box has another end for want of use, and one that goes on is in use.
@@ -61,15 +66,16 @@ impl Actor {
 
     /// Nobody has used the box for long, and it shall be stopped then.
     pub(super) async fn stop_idle(&mut self) -> Next {
-        let stopped = self.move_to(TargetState::Stopped).await;
-        // It was shut when the box was found idle. A call finds that the box is stopped, or starts it.
-        self.body.open_door();
-        match stopped {
+        match self.move_to(TargetState::Stopped).await {
             Ok(_) => Next::GoOn,
-            Err(error) => {
+            Err(Unready::Over(over)) => self.over(over).await,
+            Err(Unready::Refused(error) | Unready::Failed(error)) => {
                 let session = &self.card.spec.session_id;
-                tracing::warn!(%session, %error, "an idle box cannot be stopped and is deleted");
-                self.over(Over::Idle).await
+                tracing::warn!(%session, %error, "an idle box cannot be stopped yet");
+                self.tell("unstopped", error.message());
+                // It was to keep its files, so it goes on; the next try is as far away as this one was.
+                self.front.used();
+                Next::GoOn
             }
         }
     }

@@ -73,15 +73,29 @@ async fn only_the_command_ends_if_so_asked() {
 #[tokio::test(start_paused = true)]
 async fn an_agent_that_does_not_end_its_command_loses_its_box() {
     let w = world();
-    w.backend.next_command(Reply::hang().deaf());
+    w.backend
+        .next_command(Reply::hang().deaf().lingers(seconds(3600)));
     let mut params = exec_of(spec("s", "sleep").timeout_sec(3_u64));
     params.on_timeout = OnTimeout::Kill;
     let begun = Instant::now();
     let result = w.runtime.exec(&w.caller, params).await.unwrap();
-    assert_eq!(begun.elapsed(), seconds(5));
+    assert_eq!(begun.elapsed(), seconds(15));
     assert_eq!(result.status, ExecutionStatus::TimedOut);
     assert_eq!(result.stderr, "Command timed out after 3 seconds.");
     assert_eq!(w.ids().await, [""; 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_agent_that_is_slow_to_end_a_command_keeps_its_box() {
+    let w = world();
+    w.backend
+        .next_command(Reply::hang().deaf().lingers(seconds(6)));
+    let mut params = exec_of(spec("s", "sleep").timeout_sec(3_u64));
+    params.on_timeout = OnTimeout::Kill;
+    let result = w.runtime.exec(&w.caller, params).await.unwrap();
+    assert_eq!(result.status, ExecutionStatus::TimedOut);
+    w.exec("s", "next").await.unwrap();
+    assert_eq!(w.backend.starts(), ["s"]);
 }
 
 #[tokio::test(start_paused = true)]

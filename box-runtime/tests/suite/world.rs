@@ -6,7 +6,9 @@ use box_protocol::actions::{
     BoxCreateParams, BoxCreateResult, BoxDeleteParams, BoxDeleteResult, BoxExecParams,
     BoxListParams, IfExists, OnDisconnect, OnTimeout, SystemShutdownParams, SystemShutdownResult,
 };
-use box_protocol::{BoxError, BoxExecutionResult, BoxSessionInfo, Code, SessionId, SpecDraft};
+use box_protocol::{
+    BoxError, BoxExecutionResult, BoxSessionInfo, Code, CommandInfo, SessionId, SpecDraft,
+};
 use box_runtime::fake::FakeBackend;
 use box_runtime::{BoxRuntime, Caller, RuntimeConfig};
 use tokio::task::JoinHandle;
@@ -131,6 +133,28 @@ impl World {
             .into_iter()
             .map(|info| info.session_id.as_str().to_owned())
             .collect()
+    }
+
+    /// The commands of a box.
+    pub(crate) async fn commands(&self, session: &str) -> Result<Vec<CommandInfo>, BoxError> {
+        let params = serde_json::json!({ "session_id": session });
+        let params = serde_json::from_value(params).unwrap();
+        let listed = self.runtime.list_commands(&self.caller, params).await;
+        listed.map(|listed| listed.items)
+    }
+
+    /// The kinds of what happened to a box.
+    pub(crate) async fn events(&self, session: &str) -> Vec<String> {
+        let (to, mut chunks) = tokio::sync::mpsc::channel(4096);
+        let params = serde_json::json!({ "session_id": session });
+        let params = serde_json::from_value(params).unwrap();
+        let told = self.runtime.events(&self.caller, params, Some(to)).await;
+        told.unwrap();
+        let mut kinds = Vec::new();
+        while let Some(event) = chunks.recv().await {
+            kinds.push(event.kind);
+        }
+        kinds
     }
 
     pub(crate) async fn shutdown(&self) -> SystemShutdownResult {
