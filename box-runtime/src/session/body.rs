@@ -128,7 +128,7 @@ impl Living {
     /// An id for the next exec, which no other command of the box has.
     pub(super) fn next_exec(&mut self) -> Result<CommandId, Invalid> {
         self.execs += 1;
-        CommandId::new(format!("exec-{}-{}", self.boot.as_fields().0, self.execs))
+        CommandId::new(format!("exec-{}-{}", self.boot.simple(), self.execs))
     }
 
     /// Stops everything in it, or lets that go on. An agent that stands still is not one that is gone.

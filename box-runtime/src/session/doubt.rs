@@ -48,7 +48,9 @@ pub(super) enum Failure {
 pub(super) fn failure(error: CallError) -> Failure {
     match error {
         CallError::Refused(refused) => match refused.code() {
-            Code::Validation | Code::Denied | Code::Capacity => Failure::Refused(retold(&refused)),
+            Code::Validation | Code::Denied | Code::Capacity | Code::Conflict => {
+                Failure::Refused(retold(&refused))
+            }
             code => Failure::Broken(format!("the box's agent failed: {code}")),
         },
         CallError::TooLarge { .. } => Failure::Refused(error.into()),
