@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use box_protocol::actions::{
     AgentCommand, AgentKill, AgentKillParams, AgentReply, AgentStart, AgentStartParams, Collected,
-    StreamName, Until, View,
+    OnDisconnect, StreamName, Until, View,
 };
 use box_protocol::{
     BoxError, BoxExecutionResult, BoxSpec, Defaults, Env, ExecutionStatus, Exit, ExitWhy,
@@ -96,6 +96,8 @@ impl Body {
             timeout_ms: u64::try_from(limit.as_millis()).ok(),
             file_bytes: self.card.spec.file_bytes(),
             reply,
+            // Also by the agent: it outlives this process.
+            keep: exec.on_disconnect == OnDisconnect::Keep,
             role: Role::Exec,
             spool: slot.as_ref().map(Slot::number),
             ..AgentStartParams::new(command_id, program, cwd)

@@ -22,6 +22,7 @@ mod events;
 mod far;
 mod figures;
 mod files;
+mod kept;
 mod limits;
 mod mounts;
 mod network;

@@ -1,0 +1,79 @@
+//! What a call was told, or asked to go on, holds whatever becomes of the runtime a moment later.
+
+use std::time::Duration;
+
+use box_protocol::actions::{
+    BoxCreate, BoxDelete, BoxExec, BoxGet, BoxUpdate, FileOutcome, FileStat,
+};
+use serde_json::{Value, json};
+
+use super::adoption::Host;
+use super::support::{Machine, on_each_machine};
+
+async fn is_there(host: &Host, session: &str, path: &str) -> bool {
+    let params = json!({"session_id": session, "paths": [path]});
+    let told = host.call::<FileStat>(params).await.unwrap();
+    matches!(told.paths[path], FileOutcome::Stat(_))
+}
+
+async fn begin(host: &Host, session: &str, on_disconnect: &str) {
+    let cmd = "touch /tmp/begun; sleep 3; touch /tmp/ended";
+    let params: Value =
+        json!({"spec": {"session_id": session, "cmd": cmd}, "on_disconnect": on_disconnect});
+    let params = serde_json::from_value(params).unwrap();
+    let peer = host.peer();
+    tokio::spawn(async move { peer.call::<BoxExec>(&params).await });
+    while !is_there(host, session, "/tmp/begun").await {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+async fn round(machine: &Machine) {
+    let state = machine.directory();
+    let host = Host::start(machine, state.path()).await.unwrap();
+    for session in ["kept", "cut"] {
+        let spec = json!({"spec": {"session_id": session, "labels": {"old": "1"}}});
+        host.call::<BoxCreate>(spec).await.unwrap();
+    }
+    begin(&host, "kept", "keep").await;
+    begin(&host, "cut", "kill").await;
+    let changed = json!({"session_id": "kept", "name": "renamed", "labels": {"old": null, "new": "2"},
+        "lifetime": {"idle_ms": 3_600_000}});
+    host.call::<BoxUpdate>(changed).await.unwrap();
+    // While the exec runs, at once after the answer.
+    host.kill().await;
+
+    let host = Host::start(machine, state.path()).await.unwrap();
+    assert_eq!(host.adopted, 2);
+    let told = host
+        .call::<BoxGet>(json!({"session_id": "kept"}))
+        .await
+        .unwrap();
+    let told = serde_json::to_value(told.info).unwrap();
+    assert_eq!(
+        (&told["name"], &told["labels"], &told["lifetime"]["idle_ms"]),
+        (&json!("renamed"), &json!({"new": "2"}), &json!(3_600_000))
+    );
+    for _ in 0..100 {
+        if is_there(&host, "kept", "/tmp/ended").await {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert!(is_there(&host, "kept", "/tmp/ended").await);
+    assert!(!is_there(&host, "cut", "/tmp/ended").await);
+    for session in ["kept", "cut"] {
+        let cmd = json!({"spec": {"session_id": session, "cmd": "pgrep sleep; true"}});
+        let after = host.call::<BoxExec>(cmd).await.unwrap();
+        assert_eq!(after.stdout, "", "{session}");
+        host.call::<BoxDelete>(json!({"session_id": session}))
+            .await
+            .unwrap();
+    }
+    host.kill().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_update_and_an_exec_that_shall_go_on_outlive_a_kill() {
+    on_each_machine(async |machine| round(machine).await).await;
+}
