@@ -56,16 +56,28 @@ pub(crate) struct Shared {
     pub(crate) nothing: Router,
 }
 
-/// Lives a session from its first call, or from the box it was adopted with, to its end, and reports the end to the table.
+/// What a session begins with.
+pub(crate) enum Begin {
+    /// Calls, of which the first has made it.
+    With(Vec<Work>),
+    /// A box that was adopted.
+    In(Box<Living>),
+}
+
+/// Lives a session from its beginning to its end, and reports the end to the table.
 pub(crate) async fn live(
     shared: Arc<Shared>,
     card: Arc<Card>,
-    living: Option<Box<Living>>,
+    begin: Begin,
     mailbox: mpsc::Receiver<Work>,
     table: mpsc::WeakSender<Ask>,
 ) {
+    let (first, living) = match begin {
+        Begin::With(first) => (first, None),
+        Begin::In(living) => (Vec::new(), Some(living)),
+    };
     let mut actor = Actor {
-        front: Front::new(&shared, &card, mailbox),
+        front: Front::new(&shared, &card, mailbox, first),
         body: Body::new(shared, Arc::clone(&card), living),
         card: Arc::clone(&card),
     };
@@ -311,7 +323,6 @@ impl Actor {
                 let _ = reply.send(Ok(result));
                 Next::GoOn
             }
-            // An agent that does not even end a command in time is not worth keeping.
             Ran::Silent(result) => {
                 self.tell(
                     "timeout",
@@ -453,7 +464,8 @@ mod tests {
             .build()
             .unwrap();
         let _guard = runtime.enter();
-        let task = live(shared, Arc::clone(&card), None, mailbox, table.downgrade());
+        let begin = Begin::With(Vec::new());
+        let task = live(shared, Arc::clone(&card), begin, mailbox, table.downgrade());
         let size = size_of_val(&task) + size_of_val(&*card);
         assert!(
             size < 3328,

@@ -20,7 +20,7 @@ use self::closing::{Closings, End};
 use self::entry::Entry;
 use crate::caller::Caller;
 use crate::card::Card;
-use crate::session::{self, Living, Shared, Work};
+use crate::session::{self, Begin, Living, Shared, Work};
 
 /// The most bytes of configuration that are kept for one caller.
 const CONFIGURATION_BYTES: usize = 256 * 1024;
@@ -234,13 +234,7 @@ impl Table {
             if !caller.sees(&entry.card.owner) {
                 return Err(not_found(id));
             }
-            if matches!(work, Work::Create(create) if create.must_be_new) {
-                return Err(
-                    BoxError::conflict(format!("Box session {id} already exists"))
-                        .with_detail(&Detail::about(Subject::Box)),
-                );
-            }
-            return Ok(());
+            return may_find_one(work, id);
         }
         let Some(spec) = work.spec() else {
             return Err(not_found(id));
@@ -297,21 +291,19 @@ impl Table {
             return;
         };
         let card = Arc::new(Card::new(Arc::clone(&caller.name), spec));
-        let limit = self.shared.config.queued_calls;
-        let entry = self.enter(card, None);
-        entry.give(work, limit);
+        self.enter(card, Begin::With(vec![work]));
     }
 
     /// Makes a session of a box that was adopted, unless there is one of its id.
     fn adopt(&mut self, card: Arc<Card>, living: Box<Living>) -> bool {
         let free = !self.entries.contains_key(&card.spec.session_id);
         if free {
-            self.enter(card, Some(living));
+            self.enter(card, Begin::In(living));
         }
         free
     }
 
-    fn enter(&mut self, card: Arc<Card>, box_there: Option<Box<Living>>) -> &mut Entry {
+    fn enter(&mut self, card: Arc<Card>, begin: Begin) {
         let id = card.spec.session_id.clone();
         if let Some(name) = card.live().name.clone() {
             self.names
@@ -320,14 +312,14 @@ impl Table {
         let limit = self.shared.config.queued_calls;
         let (sender, mailbox) = mpsc::channel(limit.max(1));
         let (shared, table) = (Arc::clone(&self.shared), self.me.clone());
-        let living = session::live(shared, Arc::clone(&card), box_there, mailbox, table);
+        let living = session::live(shared, Arc::clone(&card), begin, mailbox, table);
         let entry = Entry {
             card,
             mailbox: Some(sender),
             waiting: Vec::new(),
             task: tokio::spawn(living).abort_handle(),
         };
-        self.entries.entry(id).insert_entry(entry).into_mut()
+        self.entries.insert(id, entry);
     }
 
     /// Changes a box's card: everything is checked before anything is changed. The card, whose [`kept`](Card::kept) tells
@@ -495,16 +487,38 @@ impl Table {
             waiting = entry.waiting;
             self.closings.gone(&card.owner, End::Orderly);
         }
+        let id = &card.spec.session_id;
+        let mut lane = Vec::new();
         for work in left.into_iter().chain(waiting) {
-            // It meant somebody else's box, which is gone; a new one would be its own.
-            if *work.subject().1.name == *card.owner {
-                self.route(work);
+            let caller = work.subject().1;
+            let admitted = if *caller.name != *card.owner {
+                // It meant somebody else's box, which is gone; a new one would be its own.
+                Err(not_found(id))
+            } else if lane.is_empty() {
+                self.admit(&work, id, caller)
             } else {
-                work.refuse(not_found(&card.spec.session_id));
+                may_find_one(&work, id)
+            };
+            match admitted {
+                Ok(()) => lane.push(work),
+                Err(error) => work.refuse(error),
             }
+        }
+        if let Some(spec) = lane.first().and_then(Work::spec) {
+            let card = Arc::new(Card::new(Arc::clone(&card.owner), spec));
+            self.enter(card, Begin::With(lane));
         }
         self.closings.answer_finished();
     }
+}
+
+/// Whether a call may go to a session that is there.
+fn may_find_one(work: &Work, id: &SessionId) -> Result<(), BoxError> {
+    if matches!(work, Work::Create(create) if create.must_be_new) {
+        let error = BoxError::conflict(format!("Box session {id} already exists"));
+        return Err(error.with_detail(&Detail::about(Subject::Box)));
+    }
+    Ok(())
 }
 
 fn shutting_down() -> BoxError {

@@ -162,15 +162,21 @@ impl Front {
         shared: &Arc<Shared>,
         card: &Arc<Card>,
         mailbox: mpsc::Receiver<Work>,
+        first: Vec<Work>,
     ) -> Self {
-        Self {
+        let mut front = Self {
             mailbox,
             lane: VecDeque::new(),
             card: Arc::clone(card),
             shared: Arc::clone(shared),
             clock: Clock::new(shared, card),
             deleting: false,
+        };
+        // They were let in already, some of them by the session before.
+        for work in first {
+            front.line_up(work);
         }
+        front
     }
 
     /// What has waited longest.
@@ -257,6 +263,10 @@ impl Front {
         if self.lane.len() >= limit {
             return work.refuse(queue_full(limit));
         }
+        self.line_up(work);
+    }
+
+    fn line_up(&mut self, work: Work) {
         if !self.deleting {
             if let Some(error) = work.spec().and_then(|spec| misfit(&self.card, spec)) {
                 return work.refuse(error);

@@ -7,7 +7,7 @@ use box_runtime::Capabilities;
 use box_runtime::fake::{Reply, Trouble};
 use serde_json::json;
 
-use super::world::{code, id, seconds, settle, spec, world, world_with};
+use super::world::{code, exec_of, id, seconds, settle, spec, world, world_with};
 
 #[tokio::test(start_paused = true)]
 async fn a_session_is_reused_by_its_id() {
@@ -444,4 +444,28 @@ async fn bad_input_starts_nothing() {
         );
     }
     assert!(w.backend.starts().is_empty() && w.ids().await.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_call_that_was_let_in_is_served_by_the_next_box() {
+    let w = world_with(|config| config.queued_calls = 4);
+    w.backend.next_command(Reply::hang());
+    w.backend.next_stop(Trouble::Slow(seconds(5)));
+    let slow = w
+        .begin_exec(exec_of(spec("s", "slow").timeout_sec(3_u64)))
+        .await;
+    let mut waiting = Vec::new();
+    // As many as the lane takes, and as many as the mailbox does while the box is being stopped.
+    for _ in 0..4 {
+        waiting.push(w.begin("s", "later").await);
+    }
+    tokio::time::sleep(seconds(4)).await;
+    assert!(!slow.is_finished());
+    for _ in 0..4 {
+        waiting.push(w.begin("s", "later").await);
+    }
+    for call in waiting {
+        assert_eq!(call.await.unwrap().unwrap().stdout, "executed: later");
+    }
+    assert_eq!(w.backend.starts(), ["s", "s"]);
 }
