@@ -99,7 +99,7 @@ impl BoxRuntime {
         caller: &Caller,
         key: CommandKey,
     ) -> Result<CommandInfo, BoxError> {
-        let inside = self.enter(caller, &key.session_id).await?;
+        let inside = self.look(caller, &key.session_id).await?;
         inside.look(&key.command_id).await
     }
 
@@ -109,7 +109,7 @@ impl BoxRuntime {
         caller: &Caller,
         params: CommandListParams,
     ) -> Result<CommandListResult, BoxError> {
-        let inside = self.enter(caller, &params.session_id).await?;
+        let inside = self.look(caller, &params.session_id).await?;
         let wanted = |info: &CommandInfo| {
             let running = info.state == CommandState::Running;
             params.role.is_none_or(|role| info.role == role)

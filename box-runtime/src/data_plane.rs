@@ -13,7 +13,7 @@ use futures::StreamExt as _;
 use tokio::sync::mpsc;
 
 use crate::caller::Caller;
-use crate::door::Inside;
+use crate::door::{Inside, Purpose};
 use crate::handlers::{CHUNKS_AHEAD, forwarded};
 use crate::runtime::BoxRuntime;
 use crate::session::{agents_error, nonsense};
@@ -106,9 +106,9 @@ impl BoxRuntime {
         A::stream(&inside, params, to).await
     }
 
-    /// What a running box is like from inside, by the words of its agent.
+    /// What a box is like from inside, by the words of its agent. To look is not to use.
     pub async fn guest(&self, caller: &Caller, id: &SessionId) -> Result<GuestFacts, BoxError> {
-        let inside = self.enter(caller, id).await?;
+        let inside = self.look(caller, id).await?;
         let answer = inside.agent.call::<AgentGuest>(&Empty {}).await;
         answer.map_err(agents_error)
     }
@@ -122,7 +122,12 @@ impl BoxRuntime {
             };
             self.transition(caller, wake).await?;
         }
-        Inside::enter(card, caller).await
+        Inside::enter(card, caller, Purpose::Use).await
+    }
+
+    /// Goes in to ask what the agent knows, which neither wakes the box nor counts as use.
+    pub(crate) async fn look(&self, caller: &Caller, id: &SessionId) -> Result<Inside, BoxError> {
+        Inside::enter(self.card(caller, id).await?, caller, Purpose::Look).await
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use box_protocol::error::{Detail, Subject};
-use box_protocol::{Access, BoxError, BoxSpec, Code, Defaults};
+use box_protocol::{Access, BoxError, BoxSpec, BoxState, Code, Defaults};
 use box_rpc::Peer;
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tokio::time::Instant;
@@ -39,8 +39,10 @@ pub(crate) struct Door {
 
 struct State {
     way: Way,
-    /// Calls inside.
+    /// Calls inside that use the box.
     calls: usize,
+    /// Those that only look.
+    looks: usize,
     /// When the last call came or went.
     used: Instant,
 }
@@ -69,6 +71,7 @@ impl Door {
         let state = State {
             way: Way::Opening,
             calls: 0,
+            looks: 0,
             used: Instant::now(),
         };
         Self {
@@ -147,14 +150,24 @@ impl Door {
     }
 }
 
-/// A call inside a box. The box counts as used until it is dropped.
+/// A call inside a box. The box counts as used until it is dropped, unless the call only looks.
 pub struct Inside {
     card: Arc<Card>,
+    purpose: Purpose,
     caller: Arc<str>,
     pub(crate) agent: Peer,
     trail: Trail,
     spool: Option<Spool>,
     spools_files: bool,
+}
+
+/// What a call does inside.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// It uses the box, which must run.
+    Use,
+    /// It asks the agent what it knows. That is no use of the box, which may be stopped.
+    Look,
 }
 
 impl fmt::Debug for Inside {
@@ -165,12 +178,17 @@ impl fmt::Debug for Inside {
 
 impl Inside {
     /// Goes in once the box is there.
-    pub(crate) async fn enter(card: Arc<Card>, caller: &Caller) -> Result<Self, BoxError> {
+    pub(crate) async fn enter(
+        card: Arc<Card>,
+        caller: &Caller,
+        purpose: Purpose,
+    ) -> Result<Self, BoxError> {
         loop {
             card.door.decided().await;
-            if let Some(agent) = card.come_in()? {
+            if let Some(agent) = card.come_in(purpose)? {
                 return Ok(Self {
                     card,
+                    purpose,
                     caller: Arc::clone(&caller.name),
                     agent: agent.peer,
                     trail: agent.trail,
@@ -247,11 +265,17 @@ impl Inside {
 
 impl Drop for Inside {
     fn drop(&mut self) {
-        self.card.door.state.send_modify(|state| {
-            state.calls -= 1;
-            state.used = Instant::now();
+        let purpose = self.purpose;
+        self.card.door.state.send_modify(|state| match purpose {
+            Purpose::Use => {
+                state.calls -= 1;
+                state.used = Instant::now();
+            }
+            Purpose::Look => state.looks -= 1,
         });
-        self.card.touch();
+        if purpose == Purpose::Use {
+            self.card.touch();
+        }
     }
 }
 
@@ -289,14 +313,16 @@ impl Card {
     }
 
     /// The agent, if the door is open; nothing if it has just begun to be opened again.
-    fn come_in(&self) -> Result<Option<Agent>, BoxError> {
-        self.is_awake()?;
+    fn come_in(&self, purpose: Purpose) -> Result<Option<Agent>, BoxError> {
+        if purpose == Purpose::Use || self.live().state != BoxState::Stopped {
+            self.is_awake()?;
+        }
         let mut met = Ok(None);
         self.door.state.send_modify(|state| {
             met = match &state.way {
                 Way::Opening => Ok(None),
                 Way::Shut(reason) => Err(reason.clone()),
-                Way::Open(_) if state.calls >= CALLS_INSIDE => Err(BoxError::limit(
+                Way::Open(_) if state.calls + state.looks >= CALLS_INSIDE => Err(BoxError::limit(
                     Code::Overloaded,
                     "calls inside one box",
                     "calls_inside",
@@ -304,12 +330,16 @@ impl Card {
                 )),
                 Way::Open(agent) => Ok(Some(agent.clone())),
             };
-            if let Ok(Some(_)) = met {
-                state.calls += 1;
-                state.used = Instant::now();
+            match (&met, purpose) {
+                (Ok(Some(_)), Purpose::Use) => {
+                    state.calls += 1;
+                    state.used = Instant::now();
+                }
+                (Ok(Some(_)), Purpose::Look) => state.looks += 1,
+                _ => {}
             }
         });
-        if let Ok(Some(_)) = met {
+        if matches!(met, Ok(Some(_))) && purpose == Purpose::Use {
             self.touch();
         }
         met

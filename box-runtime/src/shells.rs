@@ -76,7 +76,7 @@ impl BoxRuntime {
         caller: &Caller,
         params: ShellListParams,
     ) -> Result<ShellListResult, BoxError> {
-        let inside = self.enter(caller, &params.session_id).await?;
+        let inside = self.look(caller, &params.session_id).await?;
         let answer = inside.agent.call::<ShellList>(&params).await;
         let mut found = answer.map_err(agents_error)?;
         for info in &mut found.items {

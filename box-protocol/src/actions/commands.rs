@@ -10,8 +10,8 @@ use crate::model::{BoxManagedProcessSpec, CommandInfo, Program, Role};
 use crate::note::Note;
 
 actions! {
-    /// Starts a command in a running box; with an id that exists, attaches to it or, with `replace`,
-    /// takes its place. Errors: `not_found` (box), `capacity`, `validation` (blank program, no such
+    /// Starts a command in a running box, beside its execs; with an id that exists, attaches to it or, with
+    /// `replace`, ends it and takes its place: of several that want it each gets it in turn. Errors: `not_found` (box), `capacity`, `validation` (blank program, no such
     /// working directory), `denied` (user not mapped). With `attach` the call stays open: the first
     /// chunk is `started`, the rest as for `command.attach`.
     CommandStart = "command.start": CommandStartParams => CommandStartResult | CommandChunk;
@@ -20,11 +20,12 @@ actions! {
     /// `not_found`, `conflict` (somebody reads it exclusively).
     CommandAttach = "command.attach": CommandAttachParams => CommandAttachResult | CommandChunk;
 
-    /// What is known of a command, in any state of the box. `not_found`; `expired` among the details
-    /// if it did exist.
+    /// What is known of a command, also in a stopped box. Neither this nor `command.list` wakes a box or
+    /// counts as use. `not_found`; `expired` among the details if it did exist; `conflict` (the box is
+    /// paused, and whoever knows stands still), `unavailable` (it has failed).
     CommandGet = "command.get": CommandKey => CommandInfo;
 
-    /// The commands of a box. `not_found` (box).
+    /// The commands of a box, as for `command.get`. `not_found` (box).
     CommandList = "command.list": CommandListParams => CommandListResult;
 
     /// Writes to a running command, closes its input or resizes its terminal. `not_found`, `conflict`

@@ -17,7 +17,7 @@ actions! {
     /// With `attach` the call stays open, as for `command.start`.
     ShellRun = "shell.run": ShellRunParams => CommandStartResult | CommandChunk;
 
-    /// The shells of a box. `not_found` (box).
+    /// The shells of a box, as `command.list` does it: no wake, no use. `not_found` (box).
     ShellList = "shell.list": ShellListParams => ShellListResult;
 
     /// Ends a shell, its runs and a creation under way; one that is not there is no error.

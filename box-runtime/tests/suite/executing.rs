@@ -1,7 +1,7 @@
 //! What a command gets, and what its caller gets back.
 
 use box_protocol::actions::{OnDisconnect, Stdin, SystemShutdownParams};
-use box_protocol::{BoxState, Code, Defaults, Env, ExecutionStatus, LaneStatus};
+use box_protocol::{BoxError, BoxState, Code, Defaults, Env, ExecutionStatus, LaneStatus};
 use box_runtime::fake::Reply;
 
 use tokio::time::Instant;
@@ -227,4 +227,47 @@ async fn an_agent_that_cannot_kill_fails_the_box() {
     assert_eq!(w.get("s").await.unwrap().state, BoxState::Failed);
     w.exec("s", "next").await.unwrap();
     assert_eq!(w.backend.starts(), ["s", "s"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_two_execs_have_one_id() {
+    let w = world();
+    // Two boxes of one moment: what one of them is asked may still be there for the next runtime of the other.
+    w.exec("a", "true").await.unwrap();
+    w.exec("b", "true").await.unwrap();
+    let ids = w
+        .backend
+        .commands()
+        .into_iter()
+        .map(|params| params.command_id);
+    let ids: Vec<_> = ids.collect();
+    assert_ne!(ids[0], ids[1]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_exec_whose_id_is_taken_is_refused_and_the_box_stays() {
+    let w = world();
+    w.exec("s", "true").await.unwrap();
+    let taken = BoxError::conflict("the command runs already");
+    w.backend.next_command(Reply::refuse(taken));
+    assert_eq!(code(w.exec("s", "job").await), Code::Conflict);
+    w.exec("s", "true").await.unwrap();
+    assert_eq!(w.backend.starts(), ["s"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_exec_that_shall_go_on_is_kept_by_its_agent() {
+    let w = world();
+    for on_disconnect in [OnDisconnect::Keep, OnDisconnect::Kill] {
+        let mut params = exec_of(spec("s", "true"));
+        params.on_disconnect = on_disconnect;
+        w.runtime.exec(&w.caller, params).await.unwrap();
+    }
+    let kept: Vec<_> = w
+        .backend
+        .commands()
+        .iter()
+        .map(|params| params.keep)
+        .collect();
+    assert_eq!(kept, [true, false]);
 }

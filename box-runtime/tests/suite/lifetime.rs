@@ -159,6 +159,86 @@ async fn a_new_lifetime_counts_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_box_whose_agent_is_slow_to_say_what_runs_is_in_use() {
+    let w = world_with(|config| config.session_ttl = seconds(10));
+    w.exec("s", "true").await.unwrap();
+    w.backend.set_health_trouble(Some(Trouble::Hang));
+    // In the middle of the question.
+    sleep(seconds(12)).await;
+    assert_eq!(w.get("s").await.unwrap().status, LaneStatus::Idle);
+    w.exec("s", "true").await.unwrap();
+    sleep(seconds(120)).await;
+    assert!(exists(&w, "s").await);
+    assert_eq!(w.backend.starts(), ["s"]);
+    w.backend.set_health_trouble(None);
+    sleep(seconds(20)).await;
+    assert!(!exists(&w, "s").await);
+}
+
+fn stopping(session: &str) -> SpecDraft {
+    let lifetime = Lifetime {
+        idle_ms: Some(10_000),
+        on_idle: OnIdle::Stop,
+        wake: true,
+        ..Lifetime::default()
+    };
+    living(session, lifetime)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_box_that_cannot_be_stopped_keeps_its_files_and_is_tried_again() {
+    let w = world();
+    w.create(stopping("s")).await.unwrap();
+    for trouble in [Trouble::Hang, Trouble::Fail(BoxError::internal("stuck"))] {
+        w.backend.set_clear_trouble(Some(trouble));
+        sleep(seconds(60)).await;
+        assert_eq!(w.get("s").await.unwrap().backend_session_id, "backend-s");
+        assert_eq!(w.backend.stops(), [""; 0]);
+    }
+    let mut events = w.events("s").await;
+    events.dedup();
+    assert_eq!(events, ["started", "unstopped"]);
+    w.backend.set_clear_trouble(None);
+    sleep(seconds(30)).await;
+    assert_eq!(w.get("s").await.unwrap().state, BoxState::Stopped);
+    assert_eq!(w.backend.stops(), [""; 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn to_look_at_commands_neither_wakes_a_box_nor_keeps_it_alive() {
+    let w = world_with(|config| config.session_ttl = seconds(10));
+    w.exec("s", "true").await.unwrap();
+    w.create(stopping("stopped")).await.unwrap();
+    for _ in 0..6 {
+        sleep(seconds(4)).await;
+        let _ = w.commands("s").await;
+        w.commands("stopped").await.unwrap();
+    }
+    assert!(!exists(&w, "s").await);
+    assert_eq!(w.get("stopped").await.unwrap().state, BoxState::Stopped);
+    assert_eq!(w.events("stopped").await, ["started", "stopped"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_start_that_hangs_has_an_end_and_can_be_deleted() {
+    let w = world();
+    let mut draft = stopping("s");
+    let main = serde_json::json!({"argv": ["main"]});
+    draft.extras.main = Some(serde_json::from_value(main).unwrap());
+    w.create(draft.clone()).await.unwrap();
+    sleep(seconds(12)).await;
+    assert_eq!(w.get("s").await.unwrap().state, BoxState::Stopped);
+    w.backend.on_command("main", Reply::hang());
+    let woken = w.begin("s", "true").await;
+    w.force_delete("s").await.unwrap();
+    // It had not begun, so it was for the next box, which has no such command.
+    assert_eq!(woken.await.unwrap().unwrap().stdout, "executed: true");
+    draft.session_id = Some("t".to_owned());
+    assert_eq!(code(w.create(draft).await), Code::Timeout);
+    assert_eq!(w.ids().await, ["s"]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_last_handle_ends_every_box() {
     let w = world();
     w.exec("a", "true").await.unwrap();
