@@ -14,6 +14,7 @@ mod suite {
     mod hardening;
     mod isolation;
     mod lifetime;
+    mod meeting;
     mod model;
     mod owners;
     mod selecting;

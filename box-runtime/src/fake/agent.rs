@@ -107,7 +107,12 @@ impl Handle<AgentStart> for Agent {
             kill: Arc::clone(&kill),
             gone,
         };
-        self.running().insert(command_id.clone(), running);
+        let at_once = {
+            let mut all = self.running();
+            all.insert(command_id.clone(), running);
+            all.len()
+        };
+        self.backend.has_at_once(at_once);
         self.write_files(&reply.files)?;
         if matches!(mode, AgentReply::Streamed { .. })
             && let Some(sink) = call.chunks()

@@ -98,6 +98,8 @@ struct Record {
     policies: Vec<(String, NetworkPolicy)>,
     kept: Vec<(String, String)>,
     stops: Vec<String>,
+    most_execs: usize,
+    most_boxes: usize,
 }
 
 /// What an agent must know of a command after it was recorded.
@@ -311,6 +313,16 @@ impl FakeBackend {
         self.inner().record.stops.clone()
     }
 
+    /// The most commands that one box had at once.
+    pub fn most_execs_at_once(&self) -> usize {
+        self.inner().record.most_execs
+    }
+
+    /// The most boxes there were at once.
+    pub fn most_boxes_at_once(&self) -> usize {
+        self.inner().record.most_boxes
+    }
+
     /// How many boxes exist.
     pub fn running(&self) -> usize {
         self.inner().boxes.len()
@@ -319,6 +331,11 @@ impl FakeBackend {
     /// Keeps no record of commands from now on: for measurements with very many of them.
     pub fn forget_commands(&self) {
         self.inner().record.forgets_commands = true;
+    }
+
+    fn has_at_once(&self, commands: usize) {
+        let record = &mut self.inner().record;
+        record.most_execs = record.most_execs.max(commands);
     }
 
     fn forgets_commands(&self) -> bool {
@@ -410,6 +427,7 @@ impl Backend for FakeBackend {
             agent,
         };
         inner.boxes.insert(request.id, made);
+        inner.record.most_boxes = inner.record.most_boxes.max(inner.boxes.len());
         Ok(started)
     }
 
@@ -441,6 +459,11 @@ impl Backend for FakeBackend {
         }
         inner.record.kept.push((session_id, record.to_owned()));
         Ok(())
+    }
+
+    async fn freeze(&self, id: Uuid, _: bool) -> Result<(), BoxError> {
+        // What is frozen here says nothing less; nobody is to ask it.
+        self.session_of(id).map(drop)
     }
 
     async fn stop(&self, id: Uuid) -> Result<(), BoxError> {

@@ -104,13 +104,13 @@ impl Body {
                 self.card.live().state = BoxState::Stopped;
                 if state == BoxState::Paused {
                     let resumed = living.freeze(config.probe_timeout, false).await;
-                    resumed.inspect_err(|_| self.card.live().state = state)?;
+                    resumed.inspect_err(|_| self.stays(state))?;
                 }
                 let clearing = timeout(config.stop_timeout, living.clear(&self.card.door));
                 let cleared = clearing
                     .await
                     .unwrap_or_else(|_| Err(BoxError::timeout("the box was not stopped in time")));
-                cleared.inspect_err(|_| self.card.live().state = BoxState::Running)?;
+                cleared.inspect_err(|_| self.stays(BoxState::Running))?;
                 (BoxState::Stopped, "stopped")
             }
             (BoxState::Stopped, TargetState::Running) => {
@@ -122,6 +122,12 @@ impl Body {
         self.card.live().state = then;
         self.keep().await;
         Ok(Some(happened))
+    }
+
+    /// It did not come to a stop. Somebody may have kept meanwhile that it had.
+    fn stays(&self, state: BoxState) {
+        self.card.live().state = state;
+        self.card.changed();
     }
 
     fn unmoved(&self, from: BoxState) -> BoxError {

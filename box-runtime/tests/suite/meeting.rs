@@ -1,0 +1,254 @@
+//! Calls that meet: many at once for few boxes, in any order, with boxes that die and backends that fail. Whatever comes of
+//! each, every one is answered and what is promised about all of them holds.
+
+use std::time::Duration;
+
+use box_protocol::actions::{BoxTransitionParams, BoxUpdateParams, OnTimeout, TargetState};
+use box_protocol::{BoxError, BoxState, Code, LaneStatus, LifetimeChange, Network};
+use box_runtime::Capabilities;
+use box_runtime::fake::{Reply, Trouble};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use tokio::time::{sleep, timeout};
+
+use super::world::{World, exec_of, id, spec, world_with};
+
+const MAX_SESSIONS: usize = 3;
+
+/// All of them together take no longer.
+const PATIENCE: Duration = Duration::from_hours(3);
+
+#[derive(Debug, Clone)]
+enum Call {
+    Exec { takes: u64, limit: u64, kill: bool },
+    Create,
+    Update { label: u8, idle: u64 },
+    To(TargetState),
+    Mount { at: u8 },
+    Commands,
+    Delete { force: bool },
+    Die,
+    BadStart(u64),
+    BadStop(u64),
+    BadClear(bool),
+    Deaf(bool),
+}
+
+fn calls() -> impl Strategy<Value = Vec<(u64, u8, Call)>> {
+    let to = prop_oneof![
+        Just(TargetState::Running),
+        Just(TargetState::Paused),
+        Just(TargetState::Stopped)
+    ];
+    let call = prop_oneof![
+        8 => (0..40_u64, 1..30_u64, any::<bool>())
+            .prop_map(|(takes, limit, kill)| Call::Exec { takes, limit, kill }),
+        3 => Just(Call::Create),
+        6 => (any::<u8>(), 5..200_u64).prop_map(|(label, idle)| Call::Update { label, idle }),
+        4 => to.prop_map(Call::To),
+        2 => (0..4_u8).prop_map(|at| Call::Mount { at }),
+        2 => Just(Call::Commands),
+        3 => any::<bool>().prop_map(|force| Call::Delete { force }),
+        1 => Just(Call::Die),
+        1 => (0..200_u64).prop_map(Call::BadStart),
+        // Within `stop_timeout`: what takes longer is for its backend to clear away.
+        1 => (0..9_u64).prop_map(Call::BadStop),
+        1 => any::<bool>().prop_map(Call::BadClear),
+        1 => any::<bool>().prop_map(Call::Deaf),
+    ];
+    // Most of them at the same moment as the one before.
+    let gap = prop_oneof![3 => Just(0_u64), 1 => 1..20_000_u64];
+    proptest::collection::vec((gap, 0..4_u8, call), 1..60)
+}
+
+/// Errors that a call may meet here. Nothing is ever anybody's bug.
+fn may_be(error: &BoxError) -> bool {
+    !matches!(
+        error.code(),
+        Code::Internal | Code::Validation | Code::Denied
+    )
+}
+
+impl World {
+    fn clone_of(&self) -> Self {
+        let mut clone = self.seen_by("");
+        clone.caller = self.caller.clone();
+        clone
+    }
+
+    async fn make(&self, session: &str, call: Call) -> Result<(), BoxError> {
+        let mut draft = spec(session, "job");
+        draft.network = Some(Network::On);
+        let session_id = id(session);
+        match call {
+            Call::Exec { takes, limit, kill } => {
+                let cmd = format!("{takes}");
+                let mut params = exec_of(draft.cmd(cmd).timeout_sec(limit));
+                if kill {
+                    params.on_timeout = OnTimeout::Kill;
+                }
+                self.runtime.exec(&self.caller, params).await.map(drop)
+            }
+            Call::Create => self.create(draft.cmd("")).await.map(drop),
+            Call::Update { label, idle } => {
+                let policy = json!({"allow": [format!("host-{label}.example")]});
+                let params = BoxUpdateParams {
+                    labels: [("label".to_owned(), Some(label.to_string()))].into(),
+                    lifetime: Some(LifetimeChange {
+                        idle_ms: Some(Some(idle * 1000)),
+                        ..LifetimeChange::default()
+                    }),
+                    network_policy: Some(serde_json::from_value(policy).unwrap()),
+                    ..BoxUpdateParams::of(session_id)
+                };
+                self.runtime.update(&self.caller, params).await.map(drop)
+            }
+            Call::To(to) => {
+                let params = BoxTransitionParams { session_id, to };
+                self.runtime
+                    .transition(&self.caller, params)
+                    .await
+                    .map(drop)
+            }
+            Call::Mount { at } => {
+                let mount =
+                    json!({"host_path": "/srv", "mount_path": format!("/m{at}"), "mode": "ro"});
+                let params = BoxUpdateParams {
+                    extra_mounts: Some(vec![serde_json::from_value(mount).unwrap()]),
+                    ..BoxUpdateParams::of(session_id)
+                };
+                self.runtime.update(&self.caller, params).await.map(drop)
+            }
+            Call::Commands => self.commands(session).await.map(drop),
+            Call::Delete { force: true } => self.force_delete(session).await.map(drop),
+            Call::Delete { force: false } => self.delete(session).await.map(drop),
+            Call::Die => {
+                self.backend.cut_agent(session);
+                Ok(())
+            }
+            Call::BadStart(seconds) => {
+                self.backend
+                    .next_start(Trouble::Slow(Duration::from_secs(seconds)));
+                Ok(())
+            }
+            Call::BadStop(seconds) => {
+                self.backend
+                    .next_stop(Trouble::Slow(Duration::from_secs(seconds)));
+                Ok(())
+            }
+            Call::BadClear(bad) => {
+                self.backend.set_clear_trouble(bad.then_some(Trouble::Hang));
+                Ok(())
+            }
+            Call::Deaf(deaf) => {
+                self.backend
+                    .set_health_trouble(deaf.then_some(Trouble::Slow(Duration::from_secs(7))));
+                Ok(())
+            }
+        }
+    }
+
+    /// What is told, what is kept and what is enforced of each box is the same.
+    async fn is_consistent(&self) {
+        let kept = self.backend.kept();
+        let applied = self.backend.policies();
+        for session in self.ids().await {
+            let session = session.as_str();
+            // One on its way out may be gone by now.
+            let Ok(info) = self.get(session).await else {
+                continue;
+            };
+            let lasts = !matches!(info.state, BoxState::Starting | BoxState::Failed);
+            if !lasts || info.status == LaneStatus::Closing {
+                continue;
+            }
+            let (_, record) = kept.iter().rfind(|(of, _)| of == session).unwrap();
+            let record: Value = serde_json::from_str(record).unwrap();
+            let told = serde_json::to_value(&info).unwrap();
+            for member in ["labels", "lifetime", "network_policy"] {
+                assert_eq!(record[member], told[member], "{session} {member}");
+            }
+            assert_eq!(
+                record["paused"],
+                info.state == BoxState::Paused,
+                "{session}"
+            );
+            assert_eq!(
+                record["stopped"],
+                info.state == BoxState::Stopped,
+                "{session}"
+            );
+            let (_, policy) = applied.iter().rfind(|(of, _)| of == session).unwrap();
+            let policy = serde_json::to_value(policy).unwrap();
+            let wanted = &told["network_policy"];
+            assert!(
+                *wanted == policy || wanted.is_null(),
+                "{session}: {policy} is not {wanted}"
+            );
+        }
+    }
+}
+
+async fn check(calls: Vec<(u64, u8, Call)>) {
+    let w = world_with(|config| {
+        config.session_ttl = Duration::from_secs(100);
+        config.max_sessions = MAX_SESSIONS;
+        config.queued_calls = 4;
+    });
+    let capabilities = Capabilities::default().with_network();
+    w.backend
+        .set_capabilities(capabilities.with_added_mounts().with_outliving(true));
+    w.backend.answer_with(|text| {
+        let seconds = text.parse().unwrap_or_default();
+        Reply::stdout(text).takes(Duration::from_secs(seconds))
+    });
+    let mut running = Vec::new();
+    for (gap, session, call) in calls {
+        if gap > 0 {
+            sleep(Duration::from_millis(gap)).await;
+        }
+        let w = w.clone_of();
+        running.push(tokio::spawn(async move {
+            let told = call.clone();
+            (told, w.make(&format!("s{session}"), call).await)
+        }));
+    }
+    for call in running {
+        let Ok(answered) = timeout(PATIENCE, call).await else {
+            panic!("a call is never answered");
+        };
+        let (call, answer) = answered.unwrap();
+        if let Err(error) = answer {
+            assert!(may_be(&error), "{call:?}: {error:?}");
+        }
+    }
+    assert!(
+        w.backend.most_execs_at_once() <= 1,
+        "execs of one box overlap"
+    );
+    assert!(w.backend.most_boxes_at_once() <= MAX_SESSIONS);
+    sleep(Duration::from_secs(1)).await;
+    w.is_consistent().await;
+    w.backend.set_clear_trouble(None);
+    w.backend.set_health_trouble(None);
+    w.shutdown().await;
+    assert_eq!(w.backend.running(), 0);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 256,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn calls_that_meet_are_all_answered_and_leave_what_was_promised(calls in calls()) {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .start_paused(true)
+            .build()
+            .unwrap();
+        runtime.block_on(check(calls));
+    }
+}
