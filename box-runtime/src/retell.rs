@@ -112,7 +112,6 @@ impl Retelling {
                 let data = look_up(self.slot.as_ref(), stream, offset, bytes)?;
                 self.piece(stream, offset, at, data)?
             }
-            AgentChunk::Gap(gap) => vec![self.gap(gap)?],
         };
         self.has_begun = true;
         Ok(if self.wanted == Some(0) {
@@ -305,21 +304,6 @@ impl Retelling {
         *self.next.of_mut(stream) += bytes;
         self.next_pos += bytes;
         self.wanted = self.wanted.map(|wanted| wanted.saturating_sub(bytes));
-    }
-
-    fn gap(&mut self, gap: OutputGap) -> Result<CommandChunk, String> {
-        let track = self.track(gap.stream);
-        let told = track.told.checked_add(gap.bytes);
-        let shown = track.shown.checked_add(gap.bytes);
-        let (Some(told), Some(shown), true) = (told, shown, gap.offset == track.told) else {
-            return Err(nonsense("told an impossible gap"));
-        };
-        let offset = track.shown;
-        (track.told, track.shown) = (told, shown);
-        self.pos = self.pos.saturating_add(gap.bytes);
-        *self.next.of_mut(gap.stream) = shown;
-        self.next_pos = self.pos;
-        Ok(self.lost(OutputGap { offset, ..gap }))
     }
 }
 

@@ -17,8 +17,8 @@ use serde::{Deserialize, Serialize};
 
 use super::commands::kill_signal;
 use super::{
-    CommandInputResult, Exclusive, GuestFacts, OutputGap, OutputMode, OutputPiece, ReadFrom,
-    ReadWhy, Stdin, StreamName, TerminalSize, Until, View, actions, is_default,
+    CommandInputResult, Exclusive, GuestFacts, OutputMode, OutputPiece, ReadFrom, ReadWhy, Stdin,
+    StreamName, TerminalSize, Until, View, actions, is_default,
 };
 use crate::blob::Blob;
 use crate::env::Env;
@@ -344,8 +344,6 @@ pub enum AgentChunk {
     Bytes(OutputPiece<Blob>),
     /// Output that is in the command's slot, never over the end of its ring.
     Spooled(SpooledPiece),
-    /// Output that is gone.
-    Gap(OutputGap),
 }
 
 /// Where a stream of output begins: at or before what was asked for, or at the first byte that is kept.

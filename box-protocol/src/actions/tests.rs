@@ -203,7 +203,6 @@ fn chunks_are_objects_named_after_their_kind() {
         bytes: 2,
     };
     round_trip(&CommandChunk::Gap(gap));
-    round_trip(&AgentChunk::Gap(gap));
     round_trip(&CommandChunk::Display(
         [("text/plain".to_owned(), "1".to_owned())].into(),
     ));

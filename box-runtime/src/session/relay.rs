@@ -129,7 +129,7 @@ fn size_of(chunk: &AgentChunk) -> usize {
     match chunk {
         AgentChunk::Bytes(piece) => piece.data.len().max(1),
         AgentChunk::Spooled(piece) => usize::try_from(piece.bytes).unwrap_or(usize::MAX).max(1),
-        AgentChunk::Started { .. } | AgentChunk::Begin(_) | AgentChunk::Gap(_) => 1,
+        AgentChunk::Started { .. } | AgentChunk::Begin(_) => 1,
     }
 }
 

@@ -1,10 +1,10 @@
 //! Sequences that once went wrong.
 
 use box_protocol::actions::{
-    AgentChunk, AttachOptions, BoxExec, OutputGap, OutputPiece, StreamName, Until, View,
+    AgentChunk, AttachOptions, BoxExec, OutputPiece, ReadBegin, StreamName, Until, View,
 };
 use box_protocol::{
-    BoxMountSpec, Code, ExecutionStatus, HostPathMode, Lifetime, SpecDraft, UnixMs,
+    BoxMountSpec, Code, ExecutionStatus, HostPathMode, Lifetime, PerStream, SpecDraft, UnixMs,
 };
 use box_rpc::{Options, Router, Session};
 use box_runtime::fake::{Reply, Trouble};
@@ -58,10 +58,12 @@ async fn offsets_that_run_over_are_nonsense_and_leave_no_box_behind() {
     let world = world();
     world.backend.next_command(Reply::default().chunks(vec![
         AgentChunk::Started { pid: 2, info: None },
-        AgentChunk::Gap(OutputGap {
-            stream: StreamName::Stdout,
-            offset: 0,
-            bytes: u64::MAX,
+        AgentChunk::Begin(ReadBegin {
+            raw: PerStream {
+                stdout: u64::MAX,
+                stderr: 0,
+            },
+            ..ReadBegin::default()
         }),
         piece(u64::MAX, b"x".to_vec()),
     ]));
