@@ -16,9 +16,9 @@ use crate::audit::{self, Origin};
 use crate::client::RuntimeClient;
 use crate::connector::LOCAL;
 use crate::paths;
-use crate::policy::{self, Decision, Facts};
+use crate::policy::{self, Decision, Facts, Policy};
 use crate::quota::{Moment, Quota};
-use crate::service::{BoxService, blocking};
+use crate::service::{BoxService, Rules, blocking};
 use crate::session_id::Query;
 use crate::status::{ToolResult, shortened};
 
@@ -103,21 +103,17 @@ impl BoxService {
         origin: &Origin,
         call: Option<Call<BoxExec>>,
     ) -> Result<BoxExecutionResult, BoxError> {
-        let decision = self.decide(params.spec, origin).await?;
+        let rules = self.rules();
+        let decision = self.decide(&rules, params.spec, origin).await?;
         decision.spec.require_cmd()?;
-        let quota = if self.rules().policy.shared_filesystem {
-            Quota::of(&decision.spec, self.rules().config.max_workspace_entries)
+        let quota = if rules.policy.shared_filesystem {
+            Quota::of(&decision.spec, rules.config.max_workspace_entries)
         } else {
             None
         };
         check(quota.as_ref(), Moment::Before).await?;
         let client = self.client_for(&origin.caller).await?;
-        audit::allowed(
-            "box.exec",
-            origin,
-            &decision,
-            self.rules().config.log_commands,
-        );
+        audit::allowed("box.exec", origin, &decision, rules.config.log_commands);
         let delete = BoxDeleteParams {
             session_id: decision.spec.session_id.clone(),
             force: true,
@@ -137,7 +133,7 @@ impl BoxService {
         }
         let result = result?;
         audit::finished(origin, &result);
-        Ok(shortened(result, self.rules().config.output_limit_chars))
+        Ok(shortened(result, rules.config.output_limit_chars))
     }
 
     /// `box.create` under policy.
@@ -148,14 +144,10 @@ impl BoxService {
         call: Option<Call<BoxCreate>>,
     ) -> Result<BoxCreateResult, BoxError> {
         let outcome = async {
-            let decision = self.decide(params.spec, origin).await?;
+            let rules = self.rules();
+            let decision = self.decide(&rules, params.spec, origin).await?;
             let client = self.client_for(&origin.caller).await?;
-            audit::allowed(
-                "box.create",
-                origin,
-                &decision,
-                self.rules().config.log_commands,
-            );
+            audit::allowed("box.create", origin, &decision, rules.config.log_commands);
             let params = BoxCreateParams {
                 spec: SpecDraft::from(decision.spec).brief(),
                 if_exists: params.if_exists,
@@ -176,14 +168,15 @@ impl BoxService {
         mut call: Call<BoxUpdate>,
     ) -> Result<BoxSessionInfo, BoxError> {
         let outcome = async {
+            let rules = self.rules();
             if let Some(mounts) = &mut params.extra_mounts {
                 check_mounts(mounts)?;
                 let paths = policy::mount_paths(mounts.iter()).collect();
-                let facts = self.look_up(paths).await?;
-                policy::decide_mounts(&self.rules().policy, mounts, &facts)?;
+                let facts = look_up(&rules.policy, paths).await?;
+                policy::decide_mounts(&rules.policy, mounts, &facts)?;
             }
             if params.network_policy.is_some() {
-                policy::decide_network(&self.rules().policy)?;
+                policy::decide_network(&rules.policy)?;
             }
             let client = self.client_for(&origin.caller).await?;
             client.forward(&params, &mut call).await
@@ -202,33 +195,37 @@ impl BoxService {
             query_id: None,
             caller: Arc::clone(caller),
         };
-        let outcome = self.decide(draft, &origin).await;
+        let rules = self.rules();
+        let outcome = self.decide(&rules, draft, &origin).await;
         let decision = self.recorded("box.create", &origin, outcome)?;
-        let log_commands = self.rules().config.log_commands;
-        audit::allowed("box.create", &origin, &decision, log_commands);
+        audit::allowed("box.create", &origin, &decision, rules.config.log_commands);
         Ok(SpecDraft::from(decision.spec))
     }
 
-    async fn decide(&self, draft: SpecDraft, origin: &Origin) -> Result<Decision, BoxError> {
-        let rules = self.rules();
+    async fn decide(
+        &self,
+        rules: &Rules,
+        draft: SpecDraft,
+        origin: &Origin,
+    ) -> Result<Decision, BoxError> {
         let policy = &rules.policy;
-        let mut facts = self.look_up(policy::host_paths(policy, &draft)).await?;
+        let mut facts = look_up(policy, policy::host_paths(policy, &draft)).await?;
         if policy.profile.strict {
             let client = self.client_for(&origin.caller).await?;
             facts.missing = client.call::<SystemHealth>(&Empty {}).await?.missing;
         }
         policy::decide(policy, draft, &facts)
     }
+}
 
-    async fn look_up(&self, paths: Vec<String>) -> Result<Facts, BoxError> {
-        if paths.is_empty() {
-            return Ok(Facts::default());
-        }
-        if !self.rules().policy.shared_filesystem {
-            return Ok(paths::take_as_written(paths));
-        }
-        blocking(move || Ok(paths::look_up(paths))).await
+async fn look_up(policy: &Policy, paths: Vec<String>) -> Result<Facts, BoxError> {
+    if paths.is_empty() {
+        return Ok(Facts::default());
     }
+    if !policy.shared_filesystem {
+        return Ok(paths::take_as_written(paths));
+    }
+    blocking(move || Ok(paths::look_up(paths))).await
 }
 
 impl From<&Query> for Origin {
