@@ -49,6 +49,20 @@ impl Detail {
         }
     }
 
+    /// Details that only name the field at fault.
+    pub fn of_field(field: &str) -> Self {
+        Self {
+            field: Some(field.to_owned()),
+            ..Self::default()
+        }
+    }
+
+    /// The same, about a subject.
+    pub fn of(mut self, subject: Subject) -> Self {
+        self.subject = Some(subject);
+        self
+    }
+
     /// Details of a permanent `unavailable`.
     pub fn lasting() -> Self {
         Self {

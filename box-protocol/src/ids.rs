@@ -131,7 +131,7 @@ ids! {
     CommandId, "command_id";
     /// A shell, within its box.
     ShellId, "shell_id";
-    /// An open relay to a port, within the caller's connection.
+    /// An open relay to a port, within its box.
     ConnId, "conn_id";
     /// A pieced upload, within its box.
     UploadId, "upload_id";

@@ -40,8 +40,7 @@ pub trait Backend: Send + Sync + 'static {
     /// Whether the box is still there. Asked before it is used again.
     async fn alive(&self, id: Uuid) -> bool;
 
-    /// Mounts more directories into a living box. Called only with [`Capabilities::adds_mounts`], and
-    /// only for mounts known by their content.
+    /// Mounts more directories into a living box. Called only with [`Capabilities::adds_mounts`].
     async fn add_mounts(&self, id: Uuid, mounts: &[BoxMountSpec]) -> Result<(), BoxError> {
         let _ = (id, mounts);
         Err(BoxError::unsupported("mounts cannot be added to a box"))

@@ -9,8 +9,7 @@ use box_protocol::actions::{
     CommandStart, CommandStartParams, CommandStartResult, ListedLast, OnDisconnect, ReadEnd,
     ReadFrom, ReadWhy, Until, View,
 };
-use box_protocol::error::Detail;
-use box_protocol::{BoxError, Code, CommandId, CommandInfo, CommandState, Program};
+use box_protocol::{BoxError, Code, CommandId, CommandInfo, CommandState, Invalid, Program};
 use box_rpc::{Action, Call, Chunks, Handle};
 use futures::StreamExt as _;
 use tokio::sync::mpsc;
@@ -19,7 +18,7 @@ use uuid::Uuid;
 use crate::caller::Caller;
 use crate::door::Inside;
 use crate::env_file::environment;
-use crate::handlers::{CHUNKS_AHEAD, forwarded, plain};
+use crate::handlers::{forwarded, plain, streamed};
 use crate::retell::{Retelling, Told};
 use crate::runtime::BoxRuntime;
 use crate::session::{agents_error, nonsense};
@@ -93,7 +92,7 @@ impl BoxRuntime {
         Ok(CommandAttachResult { info, read })
     }
 
-    /// What is known of a command.
+    /// What is known of a command. To look is not to use.
     pub async fn get_command(
         &self,
         caller: &Caller,
@@ -103,7 +102,7 @@ impl BoxRuntime {
         inside.look(&key.command_id).await
     }
 
-    /// The commands of a box, oldest first.
+    /// The commands of a box, oldest first. To look is not to use.
     pub async fn list_commands(
         &self,
         caller: &Caller,
@@ -242,10 +241,8 @@ impl Inside {
             });
         };
         if attach.until.bytes.is_some() && !asked.keep {
-            return Err(invalid(
-                "attach.until.bytes",
-                "leaves the command to nobody: it needs on_disconnect keep",
-            ));
+            let rule = "leaves the command to nobody: it needs on_disconnect keep";
+            return Err(Invalid::new("attach.until.bytes", rule).into());
         }
         let slot = self.slot();
         let retelling = Retelling::new(attach.view, ReadFrom::default(), attach.until.bytes, slot);
@@ -360,26 +357,14 @@ pub(crate) fn id_or_new(id: Option<CommandId>) -> Result<CommandId, BoxError> {
     })
 }
 
-fn invalid(field: &'static str, why: &str) -> BoxError {
-    BoxError::validation(format!("{field} {why}")).with_detail(&Detail {
-        field: Some(field.to_owned()),
-        ..Detail::default()
-    })
-}
-
 impl Handle<CommandStart> for BoxRuntime {
     async fn handle(
         &self,
         params: CommandStartParams,
-        mut call: Call<CommandStart>,
+        call: Call<CommandStart>,
     ) -> Result<CommandStartResult, BoxError> {
         let caller = Caller::of(&call);
-        if call.chunks().is_none() || params.attach.is_none() {
-            return self.start_command(&caller, params, None).await;
-        }
-        let (sender, chunks) = mpsc::channel(CHUNKS_AHEAD);
-        let running = async { self.start_command(&caller, params, Some(sender)).await };
-        forwarded(running, chunks, call).await
+        streamed(call, |chunks| self.start_command(&caller, params, chunks)).await
     }
 }
 
@@ -391,11 +376,10 @@ impl Handle<CommandAttach> for BoxRuntime {
     ) -> Result<CommandAttachResult, BoxError> {
         let caller = Caller::of(&call);
         if call.chunks().is_none() && params.view != View::None {
-            return Err(invalid("view", "is only told to a call that takes chunks"));
+            let rule = "is only told to a call that takes chunks";
+            return Err(Invalid::new("view", rule).into());
         }
-        let (sender, chunks) = mpsc::channel(CHUNKS_AHEAD);
-        let running = async { self.attach_command(&caller, params, sender).await };
-        forwarded(running, chunks, call).await
+        forwarded(call, |chunks| self.attach_command(&caller, params, chunks)).await
     }
 }
 

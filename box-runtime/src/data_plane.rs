@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 
 use crate::caller::Caller;
 use crate::door::{Inside, Purpose};
-use crate::handlers::{CHUNKS_AHEAD, forwarded};
+use crate::handlers::forwarded;
 use crate::runtime::BoxRuntime;
 use crate::session::{agents_error, nonsense};
 
@@ -153,9 +153,7 @@ macro_rules! data_plane {
                 if call.chunks().is_none() {
                     return self.forward::<$streamed>(&caller, &params).await;
                 }
-                let (sender, chunks) = mpsc::channel(CHUNKS_AHEAD);
-                let running = self.forward_streamed::<$streamed>(&caller, &params, sender);
-                forwarded(running, chunks, call).await
+                forwarded(call, |chunks| self.forward_streamed::<$streamed>(&caller, &params, chunks)).await
             }
         })*
     };

@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::caller::Caller;
 use crate::card::Card;
-use crate::handlers::{CHUNKS_AHEAD, forwarded};
+use crate::handlers::streamed;
 use crate::runtime::BoxRuntime;
 
 /// Events that are kept, of all boxes together. The oldest go first.
@@ -181,15 +181,10 @@ impl Handle<BoxEvents> for BoxRuntime {
     async fn handle(
         &self,
         params: BoxEventsParams,
-        mut call: Call<BoxEvents>,
+        call: Call<BoxEvents>,
     ) -> Result<BoxEventsResult, BoxError> {
         let caller = Caller::of(&call);
-        if call.chunks().is_none() {
-            return self.events(&caller, params, None).await;
-        }
-        let (sender, chunks) = mpsc::channel(CHUNKS_AHEAD);
-        let running = self.events(&caller, params, Some(sender));
-        forwarded(running, chunks, call).await
+        streamed(call, |chunks| self.events(&caller, params, chunks)).await
     }
 }
 

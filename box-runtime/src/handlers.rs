@@ -24,7 +24,7 @@ use crate::runtime::BoxRuntime;
 use crate::unserved::unserved;
 
 /// Chunks between a session and the connection that wants them.
-pub(crate) const CHUNKS_AHEAD: usize = 4;
+const CHUNKS_AHEAD: usize = 4;
 
 contract! {
     /// The actions of the contract that a runtime serves.
@@ -118,28 +118,39 @@ impl Handle<BoxExec> for BoxRuntime {
     ) -> impl Future<Output = Result<BoxExecutionResult, BoxError>> + Send {
         let caller = Caller::of(&call);
         let streams = params.attach.is_some() && call.chunks().is_some();
-        let (exec, chunks) = if streams {
-            let (sender, chunks) = mpsc::channel(CHUNKS_AHEAD);
-            let exec = self.exec_streamed(&caller, params, sender);
-            (Either::Left(exec), Some(chunks))
+        if streams {
+            let exec = move |chunks| self.exec_streamed(&caller, params, chunks);
+            Either::Left(Box::pin(forwarded(call, exec)))
         } else {
-            (Either::Right(self.exec(&caller, params)), None)
-        };
-        async move {
-            match chunks {
-                None => exec.await,
-                Some(chunks) => Box::pin(forwarded(exec, chunks, call)).await,
-            }
+            Either::Right(self.exec(&caller, params))
         }
     }
 }
 
-/// Passes chunks on until the work ends; whoever does it lets go of the sender then.
-pub(crate) async fn forwarded<A: Action>(
-    running: impl Future<Output = Result<A::Result, BoxError>>,
-    mut chunks: mpsc::Receiver<A::Chunk>,
+/// Does work that has chunks for whoever takes them, and passes them on if this call does.
+pub(crate) async fn streamed<A: Action, W>(
     mut call: Call<A>,
-) -> Result<A::Result, BoxError> {
+    work: impl FnOnce(Option<mpsc::Sender<A::Chunk>>) -> W,
+) -> Result<A::Result, BoxError>
+where
+    W: Future<Output = Result<A::Result, BoxError>>,
+{
+    if call.chunks().is_none() {
+        return work(None).await;
+    }
+    forwarded(call, |chunks| work(Some(chunks))).await
+}
+
+/// Does work and passes its chunks on until it ends; whoever does it lets go of the sender then.
+pub(crate) fn forwarded<A: Action, W>(
+    mut call: Call<A>,
+    work: impl FnOnce(mpsc::Sender<A::Chunk>) -> W,
+) -> impl Future<Output = Result<A::Result, BoxError>>
+where
+    W: Future<Output = Result<A::Result, BoxError>>,
+{
+    let (sender, mut chunks) = mpsc::channel(CHUNKS_AHEAD);
+    let running = work(sender);
     // Moved, so that the receiver ends with the forwarding and the session need not wait for it.
     let forward = async move {
         while let (Some(chunk), Some(sink)) = (chunks.recv().await, call.chunks()) {
@@ -147,6 +158,8 @@ pub(crate) async fn forwarded<A: Action>(
         }
         Ok(())
     };
-    let (result, forwarded) = tokio::join!(running, forward);
-    forwarded.and(result)
+    async move {
+        let (result, forwarded) = tokio::join!(running, forward);
+        forwarded.and(result)
+    }
 }

@@ -381,10 +381,7 @@ pub(crate) fn unanswered() -> BoxError {
 }
 
 fn unsupported(field: &str, why: &str) -> BoxError {
-    BoxError::unsupported(format!("{field}: {why}")).with_detail(&Detail {
-        field: Some(field.to_owned()),
-        ..Detail::default()
-    })
+    BoxError::unsupported(format!("{field}: {why}")).with_detail(&Detail::of_field(field))
 }
 
 /// The spec of a draft, if it asks for nothing that is not served yet.

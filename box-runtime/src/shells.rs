@@ -15,7 +15,7 @@ use crate::caller::Caller;
 use crate::commands::{DEFAULT_CWD, id_or_new};
 use crate::door::Inside;
 use crate::env_file::environment;
-use crate::handlers::{CHUNKS_AHEAD, forwarded, plain};
+use crate::handlers::{plain, streamed};
 use crate::runtime::BoxRuntime;
 use crate::session::{agents_error, nonsense};
 
@@ -70,7 +70,7 @@ impl BoxRuntime {
         self.begin(&inside, asked, attach).await
     }
 
-    /// The shells of a box, oldest first.
+    /// The shells of a box, oldest first. To look is not to use.
     pub async fn list_shells(
         &self,
         caller: &Caller,
@@ -108,15 +108,10 @@ impl Handle<ShellRun> for BoxRuntime {
     async fn handle(
         &self,
         params: ShellRunParams,
-        mut call: Call<ShellRun>,
+        call: Call<ShellRun>,
     ) -> Result<CommandStartResult, BoxError> {
         let caller = Caller::of(&call);
-        if call.chunks().is_none() || params.attach.is_none() {
-            return self.run_in_shell(&caller, params, None).await;
-        }
-        let (sender, chunks) = mpsc::channel(CHUNKS_AHEAD);
-        let running = async { self.run_in_shell(&caller, params, Some(sender)).await };
-        forwarded(running, chunks, call).await
+        streamed(call, |chunks| self.run_in_shell(&caller, params, chunks)).await
     }
 }
 

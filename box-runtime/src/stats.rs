@@ -10,7 +10,7 @@ use tokio::time::MissedTickBehavior;
 
 use crate::caller::Caller;
 use crate::card::Card;
-use crate::handlers::{CHUNKS_AHEAD, forwarded};
+use crate::handlers::streamed;
 use crate::runtime::BoxRuntime;
 
 /// Figures are told no more often than this.
@@ -58,14 +58,9 @@ impl Handle<BoxStats> for BoxRuntime {
     async fn handle(
         &self,
         params: BoxStatsParams,
-        mut call: Call<BoxStats>,
+        call: Call<BoxStats>,
     ) -> Result<BoxStatsResult, BoxError> {
         let caller = Caller::of(&call);
-        if call.chunks().is_none() {
-            return self.stats(&caller, params, None).await;
-        }
-        let (sender, chunks) = mpsc::channel(CHUNKS_AHEAD);
-        let running = self.stats(&caller, params, Some(sender));
-        forwarded(running, chunks, call).await
+        streamed(call, |chunks| self.stats(&caller, params, chunks)).await
     }
 }

@@ -276,12 +276,8 @@ impl Table {
             return Ok(());
         }
         Err(
-            BoxError::conflict(format!("the name {} is taken by another box", key.2)).with_detail(
-                &Detail {
-                    field: Some("name".to_owned()),
-                    ..Detail::about(Subject::Box)
-                },
-            ),
+            BoxError::conflict(format!("the name {} is taken by another box", key.2))
+                .with_detail(&Detail::of_field("name").of(Subject::Box)),
         )
     }
 

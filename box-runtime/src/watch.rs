@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 
 use crate::caller::Caller;
 use crate::commands::id_or_new;
-use crate::handlers::{CHUNKS_AHEAD, forwarded};
+use crate::handlers::streamed;
 use crate::runtime::BoxRuntime;
 
 impl BoxRuntime {
@@ -47,14 +47,9 @@ impl Handle<FileWatch> for BoxRuntime {
     async fn handle(
         &self,
         params: FileWatchParams,
-        mut call: Call<FileWatch>,
+        call: Call<FileWatch>,
     ) -> Result<CommandStartResult, BoxError> {
         let caller = Caller::of(&call);
-        if call.chunks().is_none() || params.attach.is_none() {
-            return self.watch_files(&caller, params, None).await;
-        }
-        let (sender, chunks) = mpsc::channel(CHUNKS_AHEAD);
-        let running = async { self.watch_files(&caller, params, Some(sender)).await };
-        forwarded(running, chunks, call).await
+        streamed(call, |chunks| self.watch_files(&caller, params, chunks)).await
     }
 }

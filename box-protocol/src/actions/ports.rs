@@ -13,8 +13,8 @@ actions! {
     /// The first chunk names the relay. `not_found` (box), `unavailable` (nobody listens).
     PortOpen = "port.open": PortOpenParams => PortOpenResult | PortChunk;
 
-    /// Writes to an open relay of the same connection; answered when written, which is the
-    /// back-pressure. `not_found` (no such relay), `conflict` (closed for writing).
+    /// Writes to an open relay of the box, whoever of its owner opened it: to have its id is enough. Answered
+    /// when written, which is the back-pressure. `not_found` (no such relay), `conflict` (closed for writing).
     PortSend = "port.send": PortSendParams => Empty;
 
     /// Hands out an address at which whoever has it reaches a port over HTTP, without a token. `not_found` (box),

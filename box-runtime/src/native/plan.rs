@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use box_protocol::error::Detail;
-use box_protocol::{BoxError, BoxMountSpec, BoxSpec, HostPathMode, Network};
+use box_protocol::{BoxError, BoxMountSpec, BoxSpec, HostPathMode, Invalid, Network};
 use box_sys::{Caps, Guest, Limits, Mount, Root, SandboxPlan, Source};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
@@ -90,7 +90,8 @@ fn root(spec: &BoxSpec, config: &NativeConfig) -> Result<(Root, &'static str), B
     match config.images.get(&spec.image) {
         Some(directory) => Ok((Root::Directory(directory.clone()), "image")),
         None if config.strict_images => {
-            Err(field_error("image", "is not one of the configured images"))
+            let error = BoxError::unsupported("image is not one of the configured images");
+            Err(error.with_detail(&Detail::of_field("image")))
         }
         None => Ok((Root::Host, "host")),
     }
@@ -145,13 +146,6 @@ pub(super) fn open(field: &'static str, path: &str) -> Result<OwnedFd, BoxError>
             Errno::ACCESS => "may not be read",
             _ => "cannot be opened",
         };
-        field_error(field, why)
-    })
-}
-
-fn field_error(field: &'static str, why: &str) -> BoxError {
-    BoxError::validation(format!("{field} {why}")).with_detail(&Detail {
-        field: Some(field.to_owned()),
-        ..Detail::default()
+        BoxError::from(Invalid::new(field, why))
     })
 }

@@ -343,11 +343,7 @@ fn misfit(card: &Card, asked: &BoxSpec) -> Option<BoxError> {
         return Some(conflict.into_error(id));
     }
     (card.world() != asked.extras.world.unwrap_or_default()).then(|| {
-        BoxError::conflict(format!("Box session {id} already exists in another world")).with_detail(
-            &Detail {
-                field: Some("world".to_owned()),
-                ..Detail::about(Subject::Box)
-            },
-        )
+        BoxError::conflict(format!("Box session {id} already exists in another world"))
+            .with_detail(&Detail::of_field("world").of(Subject::Box))
     })
 }

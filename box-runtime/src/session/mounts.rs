@@ -99,8 +99,5 @@ fn other_mounts(card: &Card) -> BoxError {
     BoxError::conflict(format!(
         "Box session {id} already exists with other extra_mounts"
     ))
-    .with_detail(&Detail {
-        field: Some("extra_mounts".to_owned()),
-        ..Detail::about(Subject::Box)
-    })
+    .with_detail(&Detail::of_field("extra_mounts").of(Subject::Box))
 }

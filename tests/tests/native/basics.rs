@@ -142,7 +142,7 @@ async fn images_are_directories_by_name_and_strictly_so_if_wanted() {
             runtime.exec(&Caller::local(), params(asked))
         };
         let error = exec("other").await.unwrap_err();
-        assert_eq!(error.code(), Code::Validation, "{error:?}");
+        assert_eq!(error.code(), Code::Unsupported, "{error:?}");
         // There is no shell in it, which shows that it is the root.
         let error = exec("empty").await.unwrap_err();
         assert_eq!(error.code(), Code::Validation, "{error:?}");
