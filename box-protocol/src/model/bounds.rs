@@ -133,7 +133,7 @@ mod tests {
     use crate::model::BoxSpec;
 
     /// Which field of this spec is too large.
-    fn refused(members: Value) -> Option<String> {
+    fn refused(members: &Value) -> Option<String> {
         let mut spec = json!({"session_id": "s"});
         spec.as_object_mut()
             .unwrap()
@@ -209,9 +209,9 @@ mod tests {
                 json!({"host_path": format!("/{long}")}),
             ),
         ] {
-            assert_eq!(refused(fine), None);
+            assert_eq!(refused(&fine), None);
             let field = too_much.as_object().unwrap().keys().next().cloned();
-            assert_eq!(refused(too_much), field);
+            assert_eq!(refused(&too_much), field);
         }
     }
 }

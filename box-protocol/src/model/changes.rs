@@ -12,7 +12,7 @@ use crate::paths;
 use crate::time::UnixMs;
 
 /// A change of a [`Lifetime`].
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct LifetimeChange {
@@ -118,6 +118,10 @@ impl Defaults {
 }
 
 /// Tells what is `null` from what is absent.
+#[expect(
+    clippy::option_option,
+    reason = "absent, null and a value are three things"
+)]
 fn said<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     deserializer: D,
 ) -> Result<Option<Option<T>>, D::Error> {

@@ -237,7 +237,7 @@ async fn check(calls: Vec<(u64, u8, Call)>) {
 
 proptest! {
     #![proptest_config(ProptestConfig {
-        cases: 256,
+        cases: 128,
         failure_persistence: None,
         ..ProptestConfig::default()
     })]
