@@ -258,17 +258,29 @@ fn check_dir(what: &What) -> Result<(), BoxError> {
 
 /// Why a command was not started, in words for whoever asked for it.
 fn refusal(error: &io::Error, what: &What) -> BoxError {
+    use box_protocol::Code::{Internal, Unavailable, Validation};
     let program = what
         .argv
         .first()
         .map(|name| name.to_string_lossy())
         .unwrap_or_default();
-    let (name, why) = match errno(error) {
-        Some(Errno::NOENT) => (Some("ENOENT"), format!("{program} is not there")),
-        Some(Errno::ACCESS) => (Some("EACCES"), format!("{program} may not be run")),
+    let (code, name, why) = match errno(error) {
+        Some(Errno::NOENT) => (Validation, "ENOENT", "is not there"),
+        Some(Errno::ACCESS) => (Validation, "EACCES", "may not be run"),
+        Some(Errno::PERM) => (Validation, "EPERM", "may not be run"),
+        Some(Errno::NOTDIR) => (Validation, "ENOTDIR", "is not there"),
+        Some(Errno::LOOP) => (Validation, "ELOOP", "is behind too many links"),
+        Some(Errno::NAMETOOLONG) => (Validation, "ENAMETOOLONG", "is too long a name"),
+        Some(Errno::NOEXEC) => (Validation, "ENOEXEC", "is no program of this machine"),
+        Some(Errno::INVAL) => (Validation, "EINVAL", "is no program of this machine"),
+        Some(Errno::LIBBAD) => (Validation, "ELIBBAD", "needs a loader that is broken"),
+        Some(Errno::TXTBSY) => (Unavailable, "ETXTBSY", "is being written"),
+        Some(Errno::IO) => (Unavailable, "EIO", "cannot be read from its disk"),
+        Some(Errno::STALE) => (Unavailable, "ESTALE", "is on a file system that has gone"),
         Some(Errno::TOOBIG) => (
-            Some("E2BIG"),
-            "arguments and environment are too long".to_owned(),
+            Validation,
+            "E2BIG",
+            "has too long arguments and environment",
         ),
         Some(Errno::AGAIN | Errno::NOMEM | Errno::MFILE | Errno::NFILE) => {
             return BoxError::capacity("the box has no room for another process");
@@ -276,11 +288,45 @@ fn refusal(error: &io::Error, what: &What) -> BoxError {
         Some(Errno::TIMEDOUT) => {
             return BoxError::unavailable("the command was stopped before its program ran");
         }
-        _ => (None, format!("{program} cannot be run: {}", error.kind())),
+        other => {
+            let number = other.map_or(0, Errno::raw_os_error);
+            let why = format!("program: {program} cannot be run: error {number}");
+            return BoxError::new(Internal, why);
+        }
     };
-    BoxError::validation(format!("program: {why}")).with_detail(&Detail {
+    BoxError::new(code, format!("program: {program} {why}")).with_detail(&Detail {
         field: Some("program".to_owned()),
-        errno: name.map(str::to_owned),
+        errno: Some(name.to_owned()),
         ..Detail::default()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use box_protocol::Code;
+
+    use super::*;
+
+    #[test]
+    fn a_refusal_keeps_its_reason_and_says_whether_it_may_pass() {
+        let what = What {
+            argv: vec!["prog".into()],
+            env: Vec::new(),
+            cwd: "/".into(),
+            rlimits: Vec::new(),
+        };
+        for (errno, code, name) in [
+            (Errno::NOENT, Code::Validation, Some("ENOENT")),
+            (Errno::NOEXEC, Code::Validation, Some("ENOEXEC")),
+            (Errno::LIBBAD, Code::Validation, Some("ELIBBAD")),
+            (Errno::TXTBSY, Code::Unavailable, Some("ETXTBSY")),
+            (Errno::IO, Code::Unavailable, Some("EIO")),
+            (Errno::NOMEM, Code::Capacity, None),
+            (Errno::BADF, Code::Internal, None),
+        ] {
+            let refused = refusal(&errno.into(), &what);
+            let detail: Detail = refused.detail().unwrap_or_default();
+            assert_eq!((refused.code(), detail.errno.as_deref()), (code, name));
+        }
+    }
 }

@@ -6,7 +6,7 @@ use box_protocol::{BoxError, Code};
 use rustix::io::Errno;
 
 /// Every error of the system that is told apart: its word, its name, and what it says.
-const TABLE: [(Errno, Code, &str, &str); 24] = [
+const TABLE: [(Errno, Code, &str, &str); 26] = [
     (Errno::NOENT, Code::NotFound, "ENOENT", "not there"),
     (Errno::ACCESS, Code::Denied, "EACCES", "not allowed"),
     (Errno::PERM, Code::Denied, "EPERM", "not allowed"),
@@ -60,6 +60,18 @@ const TABLE: [(Errno, Code, &str, &str); 24] = [
         "too many open files",
     ),
     (Errno::NOMEM, Code::Capacity, "ENOMEM", "no memory"),
+    (
+        Errno::IO,
+        Code::Unavailable,
+        "EIO",
+        "its disk does not answer",
+    ),
+    (
+        Errno::STALE,
+        Code::Unavailable,
+        "ESTALE",
+        "on a file system that has gone",
+    ),
     (
         Errno::AGAIN,
         Code::Unavailable,
@@ -125,6 +137,9 @@ mod tests {
         );
         assert_eq!(fault(&error).errno.as_deref(), Some("ENOTEMPTY"));
         assert_eq!(refused(Errno::BADF, "/a").code(), Code::Internal);
+        let passing = refused(Errno::IO, "/a");
+        assert_eq!(passing.code(), Code::Unavailable, "it may work later");
+        assert_eq!(fault(&passing).errno.as_deref(), Some("EIO"));
         let detail: Detail = refused(Errno::NOSPC, "/a").detail().unwrap();
         assert_eq!(detail.subject, Some(Subject::Disk));
     }
