@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::FallocateFlags;
 
-/// The largest part that is asked for often: a block of a log.
+/// Parts of this size are asked for often, or a little larger: full blocks of logs.
 pub(crate) const SEGMENT: usize = 64 << 10;
 
 /// Parts are rows of these, so that a command that says little takes little.
@@ -18,7 +18,7 @@ const UNITS: usize = 65_536;
 /// Where fewer are left, the output of those that have ended makes room.
 const FEW: usize = UNITS / 16;
 
-/// Free segments that keep their room in the file: giving it back and asking for it again costs more than writing.
+/// Free parts that keep their room in the file: giving it back and asking for it again costs more than writing.
 const FILLED: usize = 4;
 
 /// The file, and what of it is in use.
@@ -35,8 +35,8 @@ struct Units {
     count: usize,
     /// All before it are in use.
     first_free: usize,
-    /// Segments given back as they were, for whoever comes next: a command that writes much goes round in them.
-    filled: Vec<usize>,
+    /// Large parts given back as they were, for whoever wants as much next: a command that writes much goes round in them.
+    filled: Vec<(usize, usize)>,
 }
 
 /// A part of the file. Goes back when dropped.
@@ -114,12 +114,15 @@ impl Store {
     pub(crate) fn segment(self: &Arc<Self>, bytes: usize) -> Option<Segment> {
         let count = bytes.div_ceil(UNIT).max(1);
         let mut units = self.units();
-        let again = (count == SEGMENT / UNIT).then(|| units.filled.pop());
-        let first = again.flatten().or_else(|| {
+        let as_large = |(_, units): &(usize, usize)| *units == count;
+        let again = units.filled.iter().rposition(as_large);
+        let first = if let Some(again) = again {
+            units.filled.swap_remove(again).0
+        } else {
             let first = units.find(count)?;
             units.take(first, count);
-            Some(first)
-        })?;
+            first
+        };
         Some(Segment {
             store: Arc::clone(self),
             first,
@@ -169,15 +172,20 @@ impl Segment {
 
 impl Drop for Segment {
     fn drop(&mut self) {
-        let mut units = self.store.units();
-        if self.units == SEGMENT / UNIT && units.filled.len() < FILLED {
-            return units.filled.push(self.first);
+        let mut free = self.store.units();
+        let (mut first, mut units) = (self.first, self.units);
+        if units * UNIT >= SEGMENT {
+            free.filled.push((first, units));
+            if free.filled.len() <= FILLED {
+                return;
+            }
+            (first, units) = free.filled.remove(0);
         }
         // Room for others; where the file system cannot do that, the next one to use it overwrites it.
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        let length = (self.units * UNIT) as u64;
-        let _ = rustix::fs::fallocate(&self.store.file, hole, self.at(0), length);
-        units.give_back(self.first, self.units);
+        let (begin, length) = ((first * UNIT) as u64, (units * UNIT) as u64);
+        let _ = rustix::fs::fallocate(&self.store.file, hole, begin, length);
+        free.give_back(first, units);
     }
 }
 
@@ -199,7 +207,7 @@ mod tests {
             store.segment(SEGMENT).unwrap(),
         );
         one.write(10, b"one").unwrap();
-        two.write(0, &vec![7; SEGMENT]).unwrap();
+        more[0].write(0, &vec![7; SEGMENT]).unwrap();
         assert_eq!(one.read(10, 3).unwrap(), b"one");
         let blocks = file.metadata().unwrap().blocks();
         drop(more);
@@ -208,6 +216,7 @@ mod tests {
             file.metadata().unwrap().blocks() < blocks,
             "the room is given back"
         );
+        // Those that were given back last come first.
         let again: Vec<_> = (0..=FILLED)
             .map(|_| store.segment(SEGMENT).unwrap())
             .collect();
