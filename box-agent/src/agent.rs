@@ -16,7 +16,7 @@ use crate::command::Command;
 use crate::ends::Ends;
 use crate::files::Files;
 use crate::keep::Sum;
-use crate::life::{Keep, Life};
+use crate::life::{KILLED, Keep, Life};
 use crate::log::Log;
 use crate::pipe::Leftovers;
 use crate::ports::Ports;
@@ -213,7 +213,7 @@ impl Agent {
         // If the call is dropped meanwhile, nobody will finish it.
         let unfinished = Unfinished(self, command);
         if let Some(watch) = params.watch.take() {
-            self.check_user(params.user.as_deref())?;
+            self.files().check_user(params.user.as_deref())?;
             let watching = Watching::begin(self, command, *watch).await;
             let watching = watching.inspect_err(|error| command.has_failed(error.clone()))?;
             std::mem::forget(unfinished);
@@ -258,11 +258,7 @@ impl Agent {
     pub(crate) fn end_held(self: &Arc<Self>, command: &Arc<Command>, why: ExitWhy) {
         // Somebody may have had another reason before.
         command.expect_end(why);
-        let exit = command.exit(Ended {
-            pid: 0,
-            code: None,
-            signal: Some(9),
-        });
+        let exit = command.exit(KILLED);
         let told = command.telling(Some(exit), Sum::of(&command.log()));
         command.has_ended_as(told);
         self.ended(command);

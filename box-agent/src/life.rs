@@ -17,6 +17,13 @@ use crate::pipe::Pipe;
 /// Bytes read at once.
 const READ: usize = 64 << 10;
 
+/// How everything ends that is killed, or whose end nobody saw.
+pub(crate) const KILLED: Ended = Ended {
+    pid: 0,
+    code: None,
+    signal: Some(9),
+};
+
 /// Where output goes.
 #[derive(Debug)]
 pub(crate) enum Keep {

@@ -49,7 +49,7 @@ const SHELLS: [&str; 2] = ["/bin/bash", "/bin/sh"];
 impl Agent {
     /// Starts a command, in a directory that is made first if that was asked for.
     pub(crate) async fn start(&self, params: AgentStartParams) -> Result<Started, BoxError> {
-        self.check_user(params.user.as_deref())?;
+        self.files().check_user(params.user.as_deref())?;
         let joined = match params.pty {
             Some(size) => Joined::Terminal(size),
             None => Joined::Pipes(params.stdin, params.output),
@@ -72,19 +72,6 @@ impl Agent {
         }
         self.spawn(&what, joined)
             .map_err(|error| refusal(&error, &what))
-    }
-
-    /// There are two users in a box, and one of them is this process.
-    pub(crate) fn check_user(&self, user: Option<&str>) -> Result<(), BoxError> {
-        let Some(user) = user else {
-            return Ok(());
-        };
-        let init = self.init();
-        let guest = &init.plan.guest;
-        if user == guest.name || user.parse() == Ok(guest.id) {
-            return Ok(());
-        }
-        Err(BoxError::denied("user: not a user of this box"))
     }
 
     fn spawn(&self, what: &What, joined: Joined) -> io::Result<Started> {

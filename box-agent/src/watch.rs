@@ -12,6 +12,7 @@ use crate::agent::Agent;
 use crate::command::Command;
 use crate::files::Watched;
 use crate::keep::Sum;
+use crate::life::KILLED;
 use crate::pipe::watched;
 
 /// A watch that runs.
@@ -42,16 +43,16 @@ impl Watching {
     /// Watches until that is over, or not wanted any more.
     pub(crate) async fn live(self) -> AgentCommand {
         let (agent, command) = (Arc::clone(&self.agent), Arc::clone(&self.command));
-        let (code, signal) = tokio::select! {
+        let ended = tokio::select! {
             biased;
-            () = command.wanted.notified() => (None, Some(9)),
-            ended = self.until_over() => (Some(i32::from(ended.is_err())), None),
+            () = command.wanted.notified() => KILLED,
+            ended = self.until_over() => Ended {
+                pid: 0,
+                code: Some(i32::from(ended.is_err())),
+                signal: None,
+            },
         };
-        let exit = command.exit(Ended {
-            pid: 0,
-            code,
-            signal,
-        });
+        let exit = command.exit(ended);
         let told = command.telling(Some(exit), Sum::of(&command.log()));
         command.has_ended_as(told.clone());
         agent.ended(&command);

@@ -10,7 +10,7 @@ use box_protocol::actions::{
 use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
 
 use super::ground::{Ground, Step};
-use super::path::join;
+use super::path::{is_within, join};
 use super::stat::{info, kind, target};
 use super::walk::{Entry, Next, walk};
 
@@ -93,8 +93,11 @@ pub(super) fn list(step: &Step<'_>, params: &FileListParams) -> Result<FileListR
             && order(&entry.path, after) != Ordering::Greater
         {
             // What it asks to go on after may be in here.
-            let leads_there = entry.path == after || is_below(after, &entry.path);
-            return Ok(if leads_there { on } else { Next::Past });
+            return Ok(if is_within(after, &entry.path) {
+                on
+            } else {
+                Next::Past
+            });
         }
         if !fits_kind(&params.kinds, entry) {
             return Ok(on);
@@ -175,11 +178,6 @@ fn order(a: &str, b: &str) -> Ordering {
     a.split('/').cmp(b.split('/'))
 }
 
-fn is_below(path: &str, dir: &str) -> bool {
-    path.strip_prefix(dir)
-        .is_some_and(|rest| rest.starts_with('/'))
-}
-
 /// A path as seen from a directory.
 fn below<'a>(dir: &str, path: &'a str) -> Option<&'a str> {
     let rest = path.strip_prefix(dir.trim_end_matches('/'))?;
@@ -206,7 +204,7 @@ mod tests {
     fn the_order_is_that_of_a_walk() {
         assert_eq!(order("a/b", "a-b"), Ordering::Less);
         assert_eq!(order("a", "a/b"), Ordering::Less);
-        assert!(is_below("a/b", "a") && !is_below("ab", "a") && !is_below("a", "a"));
+        assert!(is_within("a/b", "a") && !is_within("ab", "a") && is_within("a", "a"));
         assert_eq!(below("/", "/a"), Some("a"));
         assert_eq!(below("/a/", "/a/b"), Some("b"));
         assert_eq!(below("/a", "/ab"), None);

@@ -38,13 +38,13 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use box_protocol::BoxError;
 use box_protocol::actions::{
-    AgentGuest, AgentHealthParams, AgentWatch, FileAttributes, FileChunk, FileFind, FileGrep,
-    FileList, FileMkdir, FileMove, FilePack, FilePackParams, FileRead, FileReadParams, FileRemove,
+    AgentGuest, AgentHealthParams, AgentWatch, FileAttributes, FileFind, FileGrep, FileList,
+    FileMkdir, FileMove, FilePack, FilePackParams, FileRead, FileReadParams, FileRemove,
     FileReplace, FileStat, FileStatInfo, FileTreeResult, FileUnpack, FileUnpackParams, FileWrite,
     FileWriteParams, GuestFacts, UploadPiece,
 };
-use box_protocol::{BoxError, MAX_CHUNK_BYTES};
 use box_rpc::{Action, Call, Empty, Handle, Router};
 use box_sys::{Guest, GuestThread, Init};
 use rustix::fs::{Mode, OFlags};
@@ -54,6 +54,7 @@ use self::pack::Packing;
 use self::path::Base;
 use self::pool::Pool;
 use self::read::Reading;
+use self::spooled::Telling;
 use self::watch::Seen;
 pub(crate) use self::watch::Watched;
 use crate::slot::Slots;
@@ -147,8 +148,57 @@ impl Files {
         self.step(make).await.map_err(refused)
     }
 
+    /// Tells what is in a file.
+    async fn read<A: Action>(
+        &self,
+        asked: FileReadParams,
+        mut told: Telling<'_, A>,
+    ) -> Result<FileStatInfo, BoxError> {
+        let mut reading = self.step(move |step| Reading::open(step, &asked)).await?;
+        let mut piece = None;
+        loop {
+            // The next piece is read while the one before is told.
+            let next = self.step(move |_| {
+                let next = reading.next()?;
+                Ok((reading, next))
+            });
+            let (sent, next) = tokio::join!(told.tell(piece), next);
+            sent?;
+            (reading, piece) = next?;
+            if piece.is_none() {
+                return Ok(reading.info);
+            }
+        }
+    }
+
+    /// Tells what is in a tree, as an archive.
+    async fn pack<A: Action>(
+        &self,
+        asked: FilePackParams,
+        mut told: Telling<'_, A>,
+    ) -> Result<FileTreeResult, BoxError> {
+        let mut packing = self.step(move |step| Packing::open(step, &asked)).await?;
+        let (mut piece, mut offset) = (None, 0);
+        loop {
+            let next = self.step(move |step| {
+                let bytes = packing.next(step)?;
+                Ok((packing, bytes))
+            });
+            let (sent, next) = tokio::join!(told.tell(piece), next);
+            sent?;
+            let (back, bytes) = next?;
+            packing = back;
+            if bytes.is_empty() {
+                return Ok(packing.total());
+            }
+            let length = bytes.len() as u64;
+            piece = Some((offset, bytes));
+            offset += length;
+        }
+    }
+
     /// There are two users in a box, and one of them is this process.
-    fn check_user(&self, user: Option<&str>) -> Result<(), BoxError> {
+    pub(crate) fn check_user(&self, user: Option<&str>) -> Result<(), BoxError> {
         match user {
             Some(user) if !stat::is_guest(&self.ground.guest, user) => {
                 Err(BoxError::denied("user: not a user of this box"))
@@ -263,27 +313,11 @@ impl Handle<FileRead> for Files {
         mut call: Call<FileRead>,
     ) -> Result<FileStatInfo, BoxError> {
         self.check_user(params.user.as_deref())?;
-        let mut reading = self.step(move |step| Reading::open(step, &params)).await?;
         let Some(sink) = call.chunks() else {
+            let reading = self.step(move |step| Reading::open(step, &params)).await?;
             return Ok(reading.info);
         };
-        loop {
-            let (back, piece) = self
-                .step(move |_| {
-                    let piece = reading.next()?;
-                    Ok((reading, piece))
-                })
-                .await?;
-            reading = back;
-            let Some((mut offset, bytes)) = piece else {
-                return Ok(reading.info);
-            };
-            for part in bytes.chunks(MAX_CHUNK_BYTES) {
-                let data = part.to_vec().into();
-                sink.send(&FileChunk { offset, data }).await?;
-                offset += part.len() as u64;
-            }
-        }
+        self.read(params, Telling::inline(sink)).await
     }
 }
 
@@ -294,27 +328,11 @@ impl Handle<FilePack> for Files {
         mut call: Call<FilePack>,
     ) -> Result<FileTreeResult, BoxError> {
         self.check_user(params.user.as_deref())?;
-        let Some(sink) = call.chunks() else {
-            return Err(BoxError::validation("an archive only comes in chunks"));
-        };
-        let mut packing = self.step(move |step| Packing::open(step, &params)).await?;
-        let mut offset = 0;
-        loop {
-            let (back, bytes) = self
-                .step(move |step| {
-                    let bytes = packing.next(step)?;
-                    Ok((packing, bytes))
-                })
-                .await?;
-            packing = back;
-            if bytes.is_empty() {
-                return Ok(packing.total());
-            }
-            for piece in bytes.chunks(MAX_CHUNK_BYTES) {
-                let data = piece.to_vec().into();
-                sink.send(&FileChunk { offset, data }).await?;
-                offset += piece.len() as u64;
-            }
-        }
+        let sink = call.chunks().ok_or_else(only_in_chunks)?;
+        self.pack(params, Telling::inline(sink)).await
     }
+}
+
+fn only_in_chunks() -> BoxError {
+    BoxError::validation("files only come in chunks")
 }

@@ -11,9 +11,7 @@ use box_protocol::actions::{
 use box_protocol::{Blob, BoxError, MAX_CHUNK_BYTES};
 use box_rpc::{Action, Call, ChunkSink, Handle, Router};
 
-use super::pack::Packing;
-use super::read::Reading;
-use super::{Files, unpack, write};
+use super::{Files, only_in_chunks, unpack, write};
 use crate::slot::{Lease, Slots};
 
 /// The files of the box, and the slots.
@@ -84,24 +82,10 @@ impl Handle<AgentRead> for Spooled {
         params: AgentReadParams,
         mut call: Call<AgentRead>,
     ) -> Result<FileStatInfo, BoxError> {
-        let (files, asked) = (&self.files, params.read);
-        files.check_user(asked.user.as_deref())?;
-        let mut told = Telling::new(self.slots.lease(params.spool), call.chunks())?;
-        let mut reading = files.step(move |step| Reading::open(step, &asked)).await?;
-        let mut piece = None;
-        loop {
-            // The next piece is read while the one before is told.
-            let next = files.step(move |_| {
-                let next = reading.next()?;
-                Ok((reading, next))
-            });
-            let (sent, next) = tokio::join!(told.tell(piece), next);
-            sent?;
-            (reading, piece) = next?;
-            if piece.is_none() {
-                return Ok(reading.info);
-            }
-        }
+        self.files.check_user(params.read.user.as_deref())?;
+        let sink = call.chunks().ok_or_else(only_in_chunks)?;
+        let told = Telling::spooled(self.slots.lease(params.spool), sink);
+        self.files.read(params.read, told).await
     }
 }
 
@@ -111,67 +95,82 @@ impl Handle<AgentPack> for Spooled {
         params: AgentPackParams,
         mut call: Call<AgentPack>,
     ) -> Result<FileTreeResult, BoxError> {
-        let (files, asked) = (&self.files, params.pack);
-        files.check_user(asked.user.as_deref())?;
-        let mut told = Telling::new(self.slots.lease(params.spool), call.chunks())?;
-        let mut packing = files.step(move |step| Packing::open(step, &asked)).await?;
-        let (mut piece, mut offset) = (None, 0);
-        loop {
-            let next = files.step(move |step| {
-                let bytes = packing.next(step)?;
-                Ok((packing, bytes))
-            });
-            let (sent, next) = tokio::join!(told.tell(piece), next);
-            sent?;
-            let (back, bytes) = next?;
-            packing = back;
-            if bytes.is_empty() {
-                return Ok(packing.total());
-            }
-            let length = bytes.len() as u64;
-            piece = Some((offset, bytes));
-            offset += length;
-        }
+        self.files.check_user(params.pack.user.as_deref())?;
+        let sink = call.chunks().ok_or_else(only_in_chunks)?;
+        let told = Telling::spooled(self.slots.lease(params.spool), sink);
+        self.files.pack(params.pack, told).await
     }
 }
 
 /// Tells of pieces, through a slot if there is one.
-struct Telling<'a, A: Action> {
-    slot: Option<Lease>,
+pub(super) struct Telling<'a, A: Action> {
     sink: &'a mut ChunkSink<A>,
-    /// Pieces that went through the slot.
+    inline: fn(FileChunk) -> A::Chunk,
+    spool: Option<Spool<A>>,
+}
+
+/// A slot, how a piece in it is told of, and how many went through it.
+struct Spool<A: Action> {
+    slot: Lease,
+    chunk: fn(u64, u64) -> A::Chunk,
     told: u64,
 }
 
-impl<'a, A: Action<Chunk = AgentFileChunk>> Telling<'a, A> {
-    fn new(slot: Option<Lease>, sink: Option<&'a mut ChunkSink<A>>) -> Result<Self, BoxError> {
-        let sink = sink.ok_or_else(|| BoxError::validation("files only come in chunks"))?;
-        let told = 0;
-        Ok(Self { slot, sink, told })
+impl<'a, A: Action<Chunk = FileChunk>> Telling<'a, A> {
+    /// In messages.
+    pub(super) fn inline(sink: &'a mut ChunkSink<A>) -> Self {
+        Self {
+            sink,
+            inline: std::convert::identity,
+            spool: None,
+        }
     }
+}
 
-    async fn tell(&mut self, piece: Option<(u64, Vec<u8>)>) -> Result<(), BoxError> {
+impl<'a, A: Action<Chunk = AgentFileChunk>> Telling<'a, A> {
+    fn spooled(slot: Option<Lease>, sink: &'a mut ChunkSink<A>) -> Self {
+        Self {
+            sink,
+            inline: AgentFileChunk::Inline,
+            spool: slot.map(|slot| Spool {
+                slot,
+                chunk: |offset, bytes| AgentFileChunk::Spooled { offset, bytes },
+                told: 0,
+            }),
+        }
+    }
+}
+
+impl<A: Action> Telling<'_, A> {
+    pub(super) async fn tell(&mut self, piece: Option<(u64, Vec<u8>)>) -> Result<(), BoxError> {
         let Some((offset, bytes)) = piece else {
             return Ok(());
         };
         let most = usize::try_from(FILE_PIECE).unwrap_or(usize::MAX);
         for (offset, part) in cut(offset, &bytes, most) {
-            let place = self.told % FILE_PLACES * FILE_PIECE;
-            let slot = self.slot.as_ref();
             // Without memory for the slot it travels in messages.
-            if slot.is_some_and(|slot| slot.write_at(place, part).is_ok()) {
-                self.told += 1;
-                let bytes = part.len() as u64;
-                let chunk = AgentFileChunk::Spooled { offset, bytes };
+            if let Some(spool) = &mut self.spool
+                && spool.put(part).is_ok()
+            {
+                let chunk = (spool.chunk)(offset, part.len() as u64);
                 self.sink.send(&chunk).await?;
                 continue;
             }
             for (offset, data) in cut(offset, part, MAX_CHUNK_BYTES) {
                 let data = data.to_vec().into();
-                let chunk = AgentFileChunk::Inline(FileChunk { offset, data });
+                let chunk = (self.inline)(FileChunk { offset, data });
                 self.sink.send(&chunk).await?;
             }
         }
+        Ok(())
+    }
+}
+
+impl<A: Action> Spool<A> {
+    fn put(&mut self, part: &[u8]) -> std::io::Result<()> {
+        self.slot
+            .write_at(self.told % FILE_PLACES * FILE_PIECE, part)?;
+        self.told += 1;
         Ok(())
     }
 }

@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use super::draft::HIDDEN;
 use super::error::About;
 use super::ground::{Step, beneath};
-use super::path::join;
+use super::path::{is_within, join};
 use super::walk::{NAMES_BYTES, names};
 
 /// Directories of one watch. The kernel has a limit, too, for all boxes of a user.
@@ -440,11 +440,6 @@ fn below(dir: &str, name: &str) -> String {
         return name.to_owned();
     }
     join(dir, name)
-}
-
-fn is_within(path: &str, dir: &str) -> bool {
-    path.strip_prefix(dir)
-        .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 fn is_full(errno: Errno) -> bool {

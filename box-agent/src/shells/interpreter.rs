@@ -14,6 +14,7 @@ use tokio::time::{Instant, timeout};
 use super::exchange::{Done, Exchange, Streams};
 use super::language::{Settings, argv, fits_line, go_line};
 use crate::agent::Agent;
+use crate::life::KILLED;
 
 /// How long an interpreter has to let go of a run that is to end, before it is ended itself.
 const GRACE: Duration = Duration::from_millis(300);
@@ -182,7 +183,7 @@ impl Interpreter {
         tokio::select! {
             biased;
             done = self.exchange.done(self.runs) => done.map(End::Done),
-            ended = &mut self.reaped => Ok(End::Gone(ended.unwrap_or(UNSEEN))),
+            ended = &mut self.reaped => Ok(End::Gone(ended.unwrap_or(KILLED))),
         }
     }
 
@@ -201,7 +202,7 @@ impl Interpreter {
     /// Ends it with all that was started in it.
     async fn kill(&mut self, agent: &Agent) -> Ended {
         agent.init().kill_tree(&self.process);
-        let ended = (&mut self.reaped).await.unwrap_or(UNSEEN);
+        let ended = (&mut self.reaped).await.unwrap_or(KILLED);
         agent.init().forget(&self.process);
         ended
     }
@@ -222,13 +223,6 @@ impl Interpreter {
         agent.init().forget(&self.process);
     }
 }
-
-/// What is told of an end that nobody saw.
-const UNSEEN: Ended = Ended {
-    pid: 0,
-    code: None,
-    signal: Some(9),
-};
 
 fn no_exchange(error: &io::Error) -> BoxError {
     BoxError::unavailable(format!(

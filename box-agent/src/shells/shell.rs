@@ -18,7 +18,7 @@ use super::shown::Besides;
 use crate::agent::Agent;
 use crate::command::Command;
 use crate::input::Way;
-use crate::life::{Keep, Life};
+use crate::life::{KILLED, Keep, Life};
 
 /// The longest directory that is remembered: nobody could begin in a longer one.
 const PATH_BYTES: usize = 4095;
@@ -340,13 +340,6 @@ impl Shell {
         }
     }
 }
-
-/// How everything ends that is killed.
-const KILLED: Ended = Ended {
-    pid: 0,
-    code: None,
-    signal: Some(9),
-};
 
 fn only_path(env: &Env) -> Env {
     let mut only = Env::new();
