@@ -4,9 +4,12 @@
 //! Every file below the directory is marked with a project, new ones by inheritance, and the kernel refuses what would take
 //! the project over its limit (EDQUOT). A guest cannot change the mark: only the machine's own user namespace may.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::ops::ControlFlow;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use box_tree::{Entry, Found, Then};
 use rustix::fs::{FileType, Mode, OFlags};
@@ -17,55 +20,107 @@ use crate::raw::check;
 /// Projects given out here have this bit set, so that they do not meet an administrator's, which are small numbers by custom.
 const OURS: u32 = 0x4000_0000;
 
-/// A directory the file system limits. The limit ends when this is dropped.
+/// The limits that this process has asked for, by file system and project. Several boxes may have the same directory, and what
+/// one of them was promised must not end with another: the kernel is told the least of all.
+static ASKED_FOR: Mutex<BTreeMap<(u64, u32), Vec<Limit>>> = Mutex::new(BTreeMap::new());
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Limit {
+    bytes: u64,
+    entries: u64,
+}
+
+/// A directory the file system limits. The limit ends when this is dropped, unless somebody else has asked for one there.
 #[derive(Debug)]
 pub struct DirectoryQuota {
     directory: OwnedFd,
+    device: u64,
     project: u32,
+    limit: Limit,
     /// Left in force at the end, because the box it is for goes on.
-    kept: bool,
+    kept: AtomicBool,
 }
 
 impl DirectoryQuota {
-    /// Limits what is below a directory, files it has already included. An error means that nothing is limited: this file
-    /// system cannot, this user may not, or somebody has put the directory into a project of their own.
-    pub fn set(directory: BorrowedFd<'_>, bytes: u64, entries: u64) -> io::Result<Self> {
+    /// Limits what is below a directory, files it has already included, as long as that is `wanted`. An error means that nothing
+    /// is limited: this file system cannot, this user may not, or somebody has put the directory into a project of their own, as
+    /// the limit of a directory around it does.
+    pub fn set(
+        directory: BorrowedFd<'_>,
+        bytes: u64,
+        entries: u64,
+        wanted: impl Fn() -> bool,
+    ) -> io::Result<Self> {
         let before = marks(directory)?.project;
-        let inode = rustix::fs::fstat(directory)?.st_ino;
+        let stat = rustix::fs::fstat(directory)?;
         #[expect(
             clippy::cast_possible_truncation,
             reason = "a number to tell directories apart, in 30 bits"
         )]
-        let project = OURS | (inode as u32 & (OURS - 1));
-        if before != 0 && before & OURS == 0 {
+        let project = OURS | (stat.st_ino as u32 & (OURS - 1));
+        let is_anothers = before != 0 && before != project;
+        if is_anothers
+            && (before & OURS == 0 || project_record(directory, before)?.dqb_bhardlimit > 0)
+        {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
         let this = Self {
             directory: directory.try_clone_to_owned()?,
+            device: stat.st_dev,
             project,
-            kept: false,
+            // Nought would be no limit.
+            limit: Limit {
+                bytes: bytes.max(1),
+                entries: entries.max(1),
+            },
+            kept: AtomicBool::new(false),
         };
-        // Nought would be no limit.
-        limit_project(directory, project, bytes.max(1), entries.max(1))?;
-        this.mark()?;
+        // Dropped, it asks for nothing.
+        this.ask(|limits| limits.push(this.limit))?;
+        this.mark(wanted)?;
         Ok(this)
     }
 
-    /// Bytes on disk now, deleted files that are still open included.
-    pub fn used(&self) -> io::Result<u64> {
-        project_bytes(self.directory.as_fd(), self.project)
+    /// Bytes on disk now, deleted files that are still open included, and files. An error if the directory is limited together
+    /// with one around it by now.
+    pub fn used(&self) -> io::Result<(u64, u64)> {
+        if marks(self.directory.as_fd())?.project != self.project {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        let record = project_record(self.directory.as_fd(), self.project)?;
+        Ok((record.dqb_curspace, record.dqb_curinodes))
     }
 
     /// Leaves the limit in force when this is dropped (`true`), or not.
-    pub fn keep(&mut self, kept: bool) {
-        self.kept = kept;
+    pub fn keep(&self, kept: bool) {
+        self.kept.store(kept, Ordering::Relaxed);
+    }
+
+    /// Changes what is asked for, and tells the kernel.
+    fn ask(&self, change: impl FnOnce(&mut Vec<Limit>)) -> io::Result<()> {
+        let mut all = ASKED_FOR.lock().unwrap_or_else(PoisonError::into_inner);
+        let limits = all.entry((self.device, self.project)).or_default();
+        change(limits);
+        let bytes = limits.iter().map(|limit| limit.bytes).min();
+        let entries = limits.iter().map(|limit| limit.entries).min();
+        if limits.is_empty() {
+            all.remove(&(self.device, self.project));
+        }
+        let directory = self.directory.as_fd();
+        limit_project(
+            directory,
+            self.project,
+            bytes.unwrap_or(0),
+            entries.unwrap_or(0),
+        )
     }
 
     /// Marks the directory and everything below. What is neither a file nor a directory holds nothing, and is left alone.
-    fn mark(&self) -> io::Result<()> {
+    fn mark(&self, wanted: impl Fn() -> bool) -> io::Result<()> {
         self.put(self.directory.as_fd(), true)?;
         let device = rustix::fs::fstat(&self.directory)?.st_dev;
         let marked = box_tree::walk(&self.directory, |found| match found {
+            _ if !wanted() => ControlFlow::Break(io::ErrorKind::Interrupted.into()),
             // Another file system that is mounted here has its own projects.
             Found::Entry(entry) if entry.stat.st_dev != device => ControlFlow::Continue(Then::Pass),
             Found::Entry(entry) => match self.mark_one(&entry) {
@@ -112,9 +167,12 @@ impl DirectoryQuota {
 
 impl Drop for DirectoryQuota {
     fn drop(&mut self) {
-        if !self.kept {
-            // Nothing is lost by a limit that stays: the next box of this directory sets its own.
-            let _ = limit_project(self.directory.as_fd(), self.project, 0, 0);
+        if !self.kept.load(Ordering::Relaxed) {
+            let _ = self.ask(|limits| {
+                if let Some(own) = limits.iter().position(|limit| *limit == self.limit) {
+                    limits.swap_remove(own);
+                }
+            });
         }
     }
 }
@@ -166,11 +224,11 @@ fn limit_project(on: BorrowedFd<'_>, project: u32, bytes: u64, entries: u64) -> 
     quota(on, libc::Q_SETQUOTA, project, &mut record)
 }
 
-/// Bytes that a project has there.
-fn project_bytes(on: BorrowedFd<'_>, project: u32) -> io::Result<u64> {
+/// What a project has there, and may have.
+fn project_record(on: BorrowedFd<'_>, project: u32) -> io::Result<libc::dqblk> {
     let mut record = no_record();
     quota(on, libc::Q_GETQUOTA, project, &mut record)?;
-    Ok(record.dqb_curspace)
+    Ok(record)
 }
 
 fn no_record() -> libc::dqblk {

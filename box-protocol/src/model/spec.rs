@@ -91,7 +91,7 @@ pub struct BoxSpec {
     pub pids_limit: u64,
     /// The system's directories cannot be written.
     pub read_only_rootfs: bool,
-    /// How large the workspace may grow; 0 for no limit.
+    /// How much may be in the workspace and every other mount that can be written to; 0 for no limit.
     pub workspace_quota_mb: u64,
     /// What LangBot's spec does not have.
     #[serde(flatten)]
@@ -112,9 +112,12 @@ impl BoxSpec {
         Ok(&self.cmd)
     }
 
-    /// The most bytes that one file of a command may have: all of the workspace's quota, where there is one.
+    /// The most bytes that one file of a command may have: all of the quota, where there is one. It is over the workspace and
+    /// every other mount that can be written to.
     pub fn file_bytes(&self) -> Option<u64> {
-        let limited = self.mounts_host_path() && self.host_path_mode == HostPathMode::Rw;
+        let is_writable = |mount: &BoxMountSpec| mount.mode == HostPathMode::Rw;
+        let limited = (self.host_path.is_some() && self.host_path_mode == HostPathMode::Rw)
+            || self.extra_mounts.iter().any(is_writable);
         let quota = self.workspace_quota_mb.saturating_mul(1 << 20);
         (limited && quota > 0).then_some(quota)
     }

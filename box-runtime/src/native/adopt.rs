@@ -16,6 +16,7 @@ use rustix::fs::{FileType, FlockOperation};
 use rustix::process::{PidfdFlags, Signal};
 use uuid::Uuid;
 
+use super::quota::QuotaRecord;
 use super::state::{Kept, State};
 use crate::backend::{AdoptedBox, StartedBox};
 
@@ -30,7 +31,7 @@ pub(super) struct Found {
     pub(super) id: Uuid,
     pub(super) sandbox: Sandbox,
     pub(super) state: State,
-    pub(super) quota: Option<(String, u64)>,
+    pub(super) quota: Option<QuotaRecord>,
     pub(super) adopted: AdoptedBox,
 }
 

@@ -97,9 +97,9 @@ struct Living {
     state: Mutex<Option<State>>,
     /// Where its artifacts are, if it has nothing else on disk.
     scratch: Mutex<Option<Scratch>>,
-    /// The workspace that has a quota, and the bytes of that.
-    quota: Option<(String, u64)>,
-    /// What was last found in that workspace.
+    /// How much may be in what it can write to.
+    quota: OnceLock<Arc<Quota>>,
+    /// What was last found there.
     disk: Mutex<Option<u64>>,
     /// The way out, if it has a network.
     egress: OnceLock<Egress>,
@@ -132,8 +132,18 @@ impl Living {
         self.disk.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Keeps this quota from now on, as long as the box lives.
+    fn watch(self: &Arc<Self>, quota: Quota, outlives: bool) {
+        quota.outlives(outlives);
+        let quota = self.quota.get_or_init(|| Arc::new(quota));
+        tokio::spawn(Arc::clone(quota).watch(Arc::downgrade(self)));
+    }
+
     /// Removes what it had on disk. Only for one that is gone.
     fn clear(&self) {
+        if let Some(quota) = self.quota.get() {
+            quota.outlives(false);
+        }
         if let Some(state) = self.state().take() {
             state.remove();
         }
@@ -227,7 +237,11 @@ impl Backend for NativeBackend {
                 Some(place) => artifacts::copy_all(mounts, &place).await?,
                 None => Copies::new(),
             };
-        let (mut plan, sources, rootfs) = plan::of(&request, &self.0.config, &mut copies)?;
+        let (mut plan, given, rootfs) = plan::of(&request, &self.0.config, &mut copies)?;
+        let quota = match request.spec.file_bytes() {
+            Some(bytes) => Quota::of(bytes, &given).await.map_err(failed)?,
+            None => None,
+        };
         let (near, far) = UnixStream::pair().map_err(failed)?;
         near.set_nonblocking(true).map_err(failed)?;
         let (spool, slots) = slots::make().map_err(failed)?;
@@ -235,9 +249,7 @@ impl Backend for NativeBackend {
         let logs = logs.map_err(failed)?;
         let server = self.0.server.running().await?;
         let place = self.0.making.acquire().await;
-        let quota = Quota::of(request.spec, sources.first(), self.0.config.outlive);
-        let quota = quota.await.map_err(failed)?;
-        let sources: Vec<_> = sources.iter().map(AsFd::as_fd).collect();
+        let sources: Vec<_> = given.iter().map(|one| one.source.as_fd()).collect();
         let mut fds = vec![far.as_fd()];
         fds.extend(listener.as_ref().map(AsFd::as_fd));
         fds.push(slots.as_fd());
@@ -256,18 +268,14 @@ impl Backend for NativeBackend {
             sandbox,
             state: Mutex::new(state),
             scratch: Mutex::new(scratch),
-            quota: request
-                .spec
-                .host_path
-                .clone()
-                .zip(request.spec.file_bytes()),
+            quota: OnceLock::new(),
             disk: Mutex::default(),
             egress: OnceLock::new(),
             ended_for: OnceLock::new(),
         });
         self.boxes().insert(request.id, Arc::clone(&living));
         if let Some(quota) = quota {
-            tokio::spawn(quota.watch(Arc::downgrade(&living)));
+            living.watch(quota, self.0.config.outlive);
         }
         let stream = tokio::net::UnixStream::from_std(near).map_err(failed)?;
         let connection = unix::over(stream, &Limits::in_process());
@@ -366,7 +374,7 @@ impl Backend for NativeBackend {
         };
         let kept = Kept {
             sandbox: living.sandbox.record(),
-            quota: living.quota.clone(),
+            quota: living.quota.get().map(|quota| quota.record()),
             record: record.to_owned(),
         };
         match &*living.state() {
@@ -397,16 +405,25 @@ impl Backend for NativeBackend {
                 sandbox: one.sandbox,
                 state: Mutex::new(Some(one.state)),
                 scratch: Mutex::default(),
-                quota: one.quota,
+                quota: OnceLock::new(),
                 disk: Mutex::default(),
                 egress: OnceLock::new(),
                 ended_for: OnceLock::new(),
             });
             self.boxes().insert(one.id, Arc::clone(&living));
-            match watch_again(&living).await {
-                Ok(()) => adopted.push(one.adopted),
+            let quota = match &one.quota {
+                Some(record) => Quota::again(record).await.map(Some),
+                None => Ok(None),
+            };
+            match quota {
+                Ok(quota) => {
+                    if let Some(quota) = quota {
+                        living.watch(quota, true);
+                    }
+                    adopted.push(one.adopted);
+                }
                 Err(error) => {
-                    tracing::warn!(box_id = %one.id, %error, "the quota of a box cannot be kept any more, so it is ended");
+                    tracing::warn!(box_id = %one.id, kind = %error.kind(), "the quota of a box cannot be kept any more, so it is ended");
                     living.end_for("the workspace with workspace_quota_mb is gone");
                     let backend = self.clone();
                     tokio::spawn(async move { backend.stop(one.id).await });
@@ -433,16 +450,6 @@ impl Backend for NativeBackend {
         tokio::task::spawn_blocking(|| drop((ended, living)));
         Ok(())
     }
-}
-
-/// Watches the workspace of a box that another process has watched until now.
-async fn watch_again(living: &Arc<Living>) -> Result<(), BoxError> {
-    if let Some((workspace, bytes)) = &living.quota {
-        let workspace = plan::open("host_path", workspace)?;
-        let quota = Quota::again(&workspace, *bytes, true).await;
-        tokio::spawn(quota.map_err(failed)?.watch(Arc::downgrade(living)));
-    }
-    Ok(())
 }
 
 /// Where the artifacts of a box are copied to, if these mounts have any.

@@ -16,33 +16,50 @@ use crate::backend::StartRequest;
 /// The guest's id inside every box.
 const GUEST: u32 = 1000;
 
+/// What of the host is mounted into a box.
+#[derive(Debug)]
+pub(super) struct Given {
+    pub(super) path: String,
+    pub(super) source: OwnedFd,
+    pub(super) writable: bool,
+}
+
 /// The plan of a box, the directories that its mounts count in, and what its root is. Of content that is known by its digest
 /// the copies are mounted.
 pub(super) fn of(
     request: &StartRequest<'_>,
     config: &NativeConfig,
     copies: &mut Copies,
-) -> Result<(SandboxPlan, Vec<OwnedFd>, &'static str), BoxError> {
+) -> Result<(SandboxPlan, Vec<Given>, &'static str), BoxError> {
     let spec = request.spec;
     let (name, home) = request.guest();
     let (root, rootfs) = root(spec, config)?;
-    let (mut mounts, mut sources) = (Vec::new(), Vec::new());
+    let (mut mounts, mut given) = (Vec::new(), Vec::new());
     if let Some(host_path) = spec
         .host_path
         .as_deref()
         .filter(|_| spec.mounts_host_path())
     {
-        sources.push(open("host_path", host_path)?);
+        let writable = spec.host_path_mode == HostPathMode::Rw;
+        given.push(Given {
+            path: host_path.to_owned(),
+            source: open("host_path", host_path)?,
+            writable,
+        });
         mounts.push(Mount {
             source: Source::Fd(0),
             target: PathBuf::from(&spec.mount_path),
-            writable: spec.host_path_mode == HostPathMode::Rw,
+            writable,
         });
     }
     for extra in &spec.extra_mounts {
-        if let Some((mount, source)) = mount(extra, sources.len(), copies)? {
+        if let Some((mount, source)) = mount(extra, given.len(), copies)? {
+            given.push(Given {
+                path: extra.host_path.clone(),
+                source,
+                writable: mount.writable,
+            });
             mounts.push(mount);
-            sources.push(source);
         }
     }
     let memory = spec.memory_mb.saturating_mul(1 << 20);
@@ -73,7 +90,7 @@ pub(super) fn of(
         ..SandboxPlan::default()
     };
     plan.validate().map_err(|error| super::in_words(&error))?;
-    Ok((plan, sources, rootfs))
+    Ok((plan, given, rootfs))
 }
 
 /// Private files are memory. They end before the memory does, with an error for whoever writes, where a box without room for

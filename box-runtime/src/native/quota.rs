@@ -1,71 +1,154 @@
-//! The size of a workspace while its box runs.
+//! How much is in the directories of the host that a box can write to, while it runs: its workspace and its other mounts, in all.
 //!
-//! Where the file system can, it keeps the quota itself, to the byte: what is over it is not written ([`DirectoryQuota`]).
+//! Where the file system can, it keeps the quota of each by itself, to the byte: what is over it is not written
+//! ([`DirectoryQuota`]).
 //!
 //! Elsewhere a host directory has no size of its own, so it is measured again and again: every 10 ms while it grows, every 100 ms
-//! otherwise, and not at all while the box uses no processor time. A box whose workspace is too large is killed. What it can
-//! write beyond its quota is what it writes between two looks: its rate, times 10 to 100 ms and the time one look takes. One
-//! file cannot be larger than the whole quota, which the kernel sees to (`RLIMIT_FSIZE`), and no call that allocates without
-//! writing gets through.
+//! otherwise, and not at all while the box uses no processor time. So is the sum, everywhere. A box that has too much is killed.
+//! What it can write beyond its quota is what it writes between two looks: its rate, times 10 to 100 ms and the time one look
+//! takes. One file cannot be larger than the whole quota, which the kernel sees to (`RLIMIT_FSIZE`), and no call that allocates
+//! without writing gets through.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::Path;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use box_protocol::BoxSpec;
 use box_sys::DirectoryQuota;
 use box_tree::Size;
+use serde::{Deserialize, Serialize};
+use tokio::sync::Semaphore;
 
 use super::Living;
+use super::plan::Given;
 
-/// Looks while the workspace grows, and while it does not.
+/// Looks while a directory grows, and while it does not.
 const OFTEN: Duration = Duration::from_millis(10);
 const SELDOM: Duration = Duration::from_millis(100);
 
 /// A quota is also one of files, of this many bytes each: what holds nothing would never be too large.
 const ENTRY: u64 = 512;
 
-/// A workspace with a quota.
+/// Directories that are gone through at once to put them under a quota. It takes a thread each, for as long as there are files.
+static GOING_THROUGH: Semaphore = Semaphore::const_new(4);
+
+/// What a box can write to, and how much may be there.
 #[derive(Debug)]
 pub(super) struct Quota {
-    directory: OwnedFd,
+    directories: Vec<Directory>,
     bytes: u64,
-    /// Set where the file system keeps it.
+}
+
+#[derive(Debug)]
+struct Directory {
+    open: OwnedFd,
+    known_as: KnownAs,
+    /// Set where the file system keeps the quota.
     kernel: Option<DirectoryQuota>,
 }
 
+/// What a later process needs, to go on watching.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct QuotaRecord {
+    bytes: u64,
+    directories: Vec<KnownAs>,
+}
+
+/// A directory, and the path at which it was.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct KnownAs {
+    path: String,
+    device: u64,
+    inode: u64,
+}
+
+impl KnownAs {
+    fn of(path: &str, open: &OwnedFd) -> io::Result<Self> {
+        let stat = rustix::fs::fstat(open)?;
+        Ok(Self {
+            path: path.to_owned(),
+            device: stat.st_dev,
+            inode: stat.st_ino,
+        })
+    }
+}
+
 impl Quota {
-    /// The quota of a box, if it has one, in force from now on if the file system keeps it. `workspace` is the descriptor it is
-    /// mounted from; `outlives` if the box may outlive this process.
-    pub(super) async fn of(
-        spec: &BoxSpec,
-        workspace: Option<&OwnedFd>,
-        outlives: bool,
-    ) -> io::Result<Option<Self>> {
-        match (spec.file_bytes(), workspace) {
-            (Some(bytes), Some(workspace)) => {
-                Self::again(workspace, bytes, outlives).await.map(Some)
+    /// The quota of a box that may have this many bytes in what it was given, in force from now on where the file system keeps
+    /// it. `None` if it was given nothing to write to.
+    pub(super) async fn of(bytes: u64, given: &[Given]) -> io::Result<Option<Self>> {
+        let mut found: Vec<(KnownAs, OwnedFd)> = Vec::new();
+        for one in outermost(given) {
+            let open = match box_tree::open_in(&one.source, c".") {
+                // A file is no larger than the whole quota, and that is seen to.
+                Err(error) if error.kind() == io::ErrorKind::NotADirectory => continue,
+                open => open?,
+            };
+            let known_as = KnownAs::of(&one.path, &open)?;
+            let is_same = |(other, _): &(KnownAs, _)| {
+                (other.device, other.inode) == (known_as.device, known_as.inode)
+            };
+            if !found.iter().any(is_same) {
+                found.push((known_as, open));
             }
-            _ => Ok(None),
+        }
+        if found.is_empty() {
+            return Ok(None);
+        }
+        Self::over(bytes, found).await.map(Some)
+    }
+
+    /// That of a box that another process has watched. An error if a directory is not where it was.
+    pub(super) async fn again(record: &QuotaRecord) -> io::Result<Self> {
+        let mut found = Vec::new();
+        for known_as in &record.directories {
+            let open = box_tree::open(&known_as.path)?;
+            if KnownAs::of(&known_as.path, &open)? != *known_as {
+                return Err(io::ErrorKind::NotFound.into());
+            }
+            found.push((known_as.clone(), open));
+        }
+        Self::over(record.bytes, found).await
+    }
+
+    async fn over(bytes: u64, found: Vec<(KnownAs, OwnedFd)>) -> io::Result<Self> {
+        let mut directories = Vec::new();
+        for (known_as, open) in found {
+            // Whoever gives up waiting ends what the thread does.
+            let waiting = Arc::new(());
+            let limited = (open.try_clone()?, Arc::downgrade(&waiting));
+            let place = GOING_THROUGH.acquire().await;
+            let set = move || {
+                let ((directory, wanted), _place) = (limited, place);
+                let wanted = || wanted.strong_count() > 0;
+                DirectoryQuota::set(directory.as_fd(), bytes, bytes / ENTRY, wanted)
+            };
+            directories.push(Directory {
+                open,
+                known_as,
+                kernel: tokio::task::spawn_blocking(set).await?.ok(),
+            });
+        }
+        Ok(Self { directories, bytes })
+    }
+
+    /// What to keep for [`again`](Self::again).
+    pub(super) fn record(&self) -> QuotaRecord {
+        let known_as = |directory: &Directory| directory.known_as.clone();
+        QuotaRecord {
+            bytes: self.bytes,
+            directories: self.directories.iter().map(known_as).collect(),
         }
     }
 
-    /// That of a box that has one.
-    pub(super) async fn again(workspace: &OwnedFd, bytes: u64, outlives: bool) -> io::Result<Self> {
-        let directory = box_tree::open_in(workspace, c".")?;
-        let limited = directory.try_clone()?;
-        // Looks at every file there is.
-        let set = move || DirectoryQuota::set(limited.as_fd(), bytes, bytes / ENTRY);
-        let mut kernel = tokio::task::spawn_blocking(set).await?.ok();
-        if let Some(kernel) = &mut kernel {
-            kernel.keep(outlives);
+    /// Leaves in force what the file system keeps (`true`) when this is dropped, because the box goes on, or not.
+    pub(super) fn outlives(&self, outlives: bool) {
+        for directory in &self.directories {
+            if let Some(kernel) = &directory.kernel {
+                kernel.keep(outlives);
+            }
         }
-        Ok(Self {
-            directory,
-            bytes,
-            kernel,
-        })
     }
 
     fn allows(&self, size: &Size) -> bool {
@@ -75,21 +158,20 @@ impl Quota {
     /// What is there, or as much of it as is already too much.
     fn measure(&self) -> io::Result<Size> {
         let mut size = Size::default();
-        size.add(&self.directory, |size| self.allows(size))?;
+        for directory in &self.directories {
+            match directory.kernel.as_ref().map(DirectoryQuota::used) {
+                Some(Ok((bytes, entries))) => {
+                    size.bytes = size.bytes.saturating_add(bytes);
+                    size.entries = size.entries.saturating_add(entries);
+                }
+                _ => size.add(&directory.open, |size| self.allows(size))?,
+            }
+        }
         Ok(size)
     }
 
     /// Watches until the box is gone, or over its quota.
-    pub(super) async fn watch(mut self, living: Weak<Living>) {
-        if let Some(mut kernel) = self.kernel.take() {
-            while let Some(living) = living.upgrade() {
-                *living.disk() = kernel.used().ok();
-                drop(living);
-                tokio::time::sleep(SELDOM).await;
-            }
-            return kernel.keep(false);
-        }
-        let this = Arc::new(self);
+    pub(super) async fn watch(self: Arc<Self>, living: Weak<Living>) {
         let (mut last, mut cpu) = (Size::default(), None);
         let mut rest = OFTEN;
         loop {
@@ -103,7 +185,7 @@ impl Quota {
                 continue;
             }
             cpu = used;
-            let quota = Arc::clone(&this);
+            let quota = Arc::clone(&self);
             let Ok(measured) = tokio::task::spawn_blocking(move || quota.measure()).await else {
                 return;
             };
@@ -112,7 +194,7 @@ impl Quota {
                 return;
             };
             *living.disk() = Some(size.bytes);
-            if !this.allows(&size) {
+            if !self.allows(&size) {
                 living.end_for("the workspace has outgrown workspace_quota_mb");
                 return;
             }
@@ -122,4 +204,13 @@ impl Quota {
             last = size;
         }
     }
+}
+
+/// What can be written to, without what is inside another of them.
+fn outermost(given: &[Given]) -> impl Iterator<Item = &Given> {
+    let writable = || given.iter().filter(|one| one.writable);
+    writable().filter(move |one| {
+        let path = Path::new(&one.path);
+        !writable().any(|other| one.path != other.path && path.starts_with(&other.path))
+    })
 }

@@ -14,12 +14,13 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use super::quota::QuotaRecord;
+
 /// What is kept of a box: what the kernel knows it by, and the runtime's own words.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Kept {
     pub(super) sandbox: SandboxRecord,
-    /// The workspace that has a quota, and the bytes of that.
-    pub(super) quota: Option<(String, u64)>,
+    pub(super) quota: Option<QuotaRecord>,
     pub(super) record: String,
 }
 

@@ -288,7 +288,7 @@ async fn a_box_whose_workspace_is_gone_takes_no_other_with_it() {
         // What has its place is another directory.
         let aside = lost.path().with_extension("aside");
         std::fs::rename(lost.path(), &aside).unwrap();
-        std::os::unix::fs::symlink(kept.path(), lost.path()).unwrap();
+        std::fs::create_dir(lost.path()).unwrap();
         let host = Host::start(machine, state.path()).await.unwrap();
         assert_eq!(host.adopted, 2, "one has no workspace that could be watched");
         eventually("that one is ended", || processes_with(&seconds) == 2).await;
@@ -308,7 +308,7 @@ async fn a_box_whose_workspace_is_gone_takes_no_other_with_it() {
         assert_eq!((host.adopted, processes_with(&seconds)), (1, 1));
         host.call::<BoxDelete>(json!({"session_id": "plain", "force": true})).await.unwrap();
         assert_eq!((directories(), processes_with(&seconds)), (0, 0));
-        std::fs::remove_file(lost.path()).unwrap();
+        std::fs::remove_dir(lost.path()).unwrap();
         std::fs::rename(aside, lost.path()).unwrap();
         host.kill().await;
     })

@@ -6,7 +6,7 @@ use box_protocol::Code;
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
-use super::support::{on_each_machine, printed, spec};
+use super::support::{on_each_machine, on_each_machine_within, printed, spec};
 
 #[tokio::test]
 async fn files_in_the_workspace_belong_to_who_owns_it() {
@@ -219,9 +219,39 @@ async fn a_box_whose_workspace_outgrows_its_quota_is_ended() {
 }
 
 #[tokio::test]
+async fn a_quota_is_over_everything_that_a_box_can_write_to() {
+    on_each_machine(async |machine| {
+        let (one, two, given) = (machine.directory(), machine.directory(), machine.directory());
+        std::fs::write(given.path().join("large"), vec![1; 20 << 20]).unwrap();
+        std::fs::create_dir(one.path().join("inner")).unwrap();
+        std::os::unix::fs::chown(one.path().join("inner"), Some(machine.uid), None).unwrap();
+        let mount = |source: &std::path::Path, place: &str, mode: &str| json!({"host_path": source, "mount_path": place, "mode": mode});
+        let exec = async |session: &str, mounts: &[serde_json::Value], cmd: &str| {
+            let asked = json!({"session_id": session, "workspace_quota_mb": 8, "cmd": cmd, "extra_mounts": mounts});
+            machine.exec_spec(spec(asked)).await
+        };
+        // One file stops at the quota, by the kernel.
+        let only = [mount(two.path(), "/mnt/two", "rw")];
+        let large = "head -c 20M /dev/zero > /mnt/two/big; stat -c %s /mnt/two/big; rm /mnt/two/big";
+        assert_eq!(printed(&exec("one", &only, large).await.unwrap()), (8 << 20).to_string());
+        // What cannot be written to does not count, and nothing counts twice.
+        let all = [mount(one.path(), "/mnt/one", "rw"), mount(two.path(), "/mnt/two", "rw"),
+            mount(&one.path().join("inner"), "/mnt/inner", "rw"), mount(given.path(), "/mnt/given", "ro")];
+        let once = "head -c 5M /dev/urandom > /mnt/inner/f; sleep 0.3; stat -c %s /mnt/one/inner/f";
+        assert_eq!(printed(&exec("all", &all, once).await.unwrap()), (5 << 20).to_string());
+        // Together they are too much.
+        let error = exec("all", &all, "head -c 5M /dev/urandom > /mnt/two/f; sleep 20").await.unwrap_err();
+        assert_eq!(error.code(), Code::Validation, "{error:?}");
+        assert!(error.message().contains("workspace_quota_mb"), "{error:?}");
+    })
+    .await;
+}
+
+#[tokio::test]
 #[ignore = "needs temporary files on a file system with project quotas: `cargo xtask test` runs it in its guest"]
 async fn a_file_system_with_quotas_keeps_that_of_a_workspace() {
-    on_each_machine(async |machine| {
+    let long = std::time::Duration::from_mins(6);
+    on_each_machine_within(long, async |machine| {
         if machine.uid != 0 {
             // For root to set; an ordinary user's boxes are watched as everywhere.
             return;
@@ -230,7 +260,7 @@ async fn a_file_system_with_quotas_keeps_that_of_a_workspace() {
         std::fs::create_dir(dir.path().join("old")).unwrap();
         std::fs::write(dir.path().join("old/file"), vec![1; 1 << 20]).unwrap();
         let exec = async |session: &str, dir: &std::path::Path, quota: Option<u32>, cmd: &str| {
-            let asked = json!({"session_id": session, "host_path": dir, "workspace_quota_mb": quota, "cmd": cmd});
+            let asked = json!({"session_id": session, "host_path": dir, "workspace_quota_mb": quota, "cmd": cmd, "timeout_sec": 100});
             printed(&machine.exec_spec(spec(asked)).await.unwrap()).to_owned()
         };
         let fill = "for i in $(seq 20); do head -c 1M /dev/urandom > f$i; done 2>/dev/null; du -sm . | cut -f1";
@@ -254,6 +284,33 @@ async fn a_file_system_with_quotas_keeps_that_of_a_workspace() {
         machine.runtime.delete(&box_runtime::Caller::local(), delete).await.unwrap();
         let room = async || of(&exec("later", dir.path(), None, "rm -f e*; head -c 20M /dev/zero > l; du -sm . | cut -f1").await);
         assert!(room().await >= 20);
+        // What one box was promised does not end with another of the same directory: not later, not at once.
+        let shared = machine.directory();
+        let delete = async |session: &str| {
+            let delete = serde_json::from_value(json!({"session_id": session, "force": true})).unwrap();
+            machine.runtime.delete(&box_runtime::Caller::local(), delete).await.unwrap();
+        };
+        for session in ["first", "second"] {
+            exec(session, shared.path(), Some(8), "true").await;
+        }
+        delete("first").await;
+        tokio::time::sleep(std::time::Duration::from_millis(500)).await;
+        let held = of(&exec("second", shared.path(), Some(8), fill).await);
+        assert!((7..=8).contains(&held), "{held} MiB, after the end of another");
+        delete("second").await;
+        exec("third", shared.path(), Some(8), "rm -f f*; sleep 0.5").await;
+        let held = of(&exec("third", shared.path(), Some(8), fill).await);
+        assert!((7..=8).contains(&held), "{held} MiB, after the end of the one before");
+        // Nor is it taken over by the limit of a directory around it.
+        let inner = shared.path().join("inner");
+        std::fs::create_dir(&inner).unwrap();
+        delete("third").await;
+        exec("inner", &inner, Some(4), "true").await;
+        exec("outer", shared.path(), Some(16), "rm -f f*").await;
+        delete("outer").await;
+        let more = json!({"session_id": "inner", "host_path": inner, "workspace_quota_mb": 4, "cmd": format!("{fill}; sleep 60"), "timeout_sec": 100});
+        let error = machine.exec_spec(spec(more)).await.unwrap_err();
+        assert!(error.message().contains("workspace_quota_mb"), "{error:?}");
     })
     .await;
 }
