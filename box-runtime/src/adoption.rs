@@ -1,6 +1,7 @@
 //! Boxes that outlived the process that kept them, taken over.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use box_protocol::actions::AgentHealthParams;
 use box_protocol::{BoxError, BoxState};
@@ -13,22 +14,28 @@ use crate::runtime::{BoxRuntime, unanswered};
 use crate::session::Living;
 use crate::table::Ask;
 
+/// How long the agent of a box may take to answer whoever takes it over. After the end of a busy server all are asked at once.
+pub(crate) const AGENT_PATIENCE: Duration = Duration::from_secs(30);
+
 impl BoxRuntime {
     /// Takes over the boxes of a process that is gone, with their commands, logs and ends; to be called once, before the first
-    /// call. How many there are. What cannot be taken over is ended.
+    /// call. How many there are. What cannot be taken over is ended, unless another version of this program could.
     pub async fn adopt(&self) -> Result<usize, BoxError> {
         let mut adopted = 0;
         for backend in &self.shared().config.backends {
-            for found in backend.adopt().await? {
+            let readable = |record: &str| Record::read(record).is_some();
+            let found = backend.adopt(readable).await?;
+            let all = found.into_iter().map(async |found| {
                 let id = found.id;
-                match self.adopt_one(backend, found).await {
-                    Ok(()) => adopted += 1,
-                    Err(error) => {
-                        tracing::warn!(box_id = %id, %error, "a box cannot be taken over and is ended");
-                        self.end(backend, id).await;
-                    }
+                let adopted = self.adopt_one(backend, found).await;
+                if let Err(error) = &adopted {
+                    tracing::warn!(box_id = %id, %error, "a box cannot be taken over and is ended");
+                    self.end(backend, id).await;
                 }
-            }
+                adopted.is_ok()
+            });
+            let all = futures::future::join_all(all).await;
+            adopted += all.into_iter().filter(|adopted| *adopted).count();
         }
         Ok(adopted)
     }
@@ -38,15 +45,15 @@ impl BoxRuntime {
         backend: &Arc<dyn Backend>,
         found: AdoptedBox,
     ) -> Result<(), BoxError> {
-        let record: Record = serde_json::from_str(&found.record)
-            .map_err(|_| BoxError::validation("the record of the box cannot be read"))?;
+        let record = Record::read(&found.record)
+            .ok_or_else(|| BoxError::validation("the record of the box cannot be read"))?;
         let paused = record.paused;
         let mounts = record.mounts.clone();
         let card = Arc::new(Card::adopted(record, backend.name()));
         let way = (found.started.connection, found.started.spool);
         let (of, health) = ((backend, found.id), AgentHealthParams::default());
         let meeting = Living::meet(self.shared(), of, way, &health);
-        let living = tokio::time::timeout(self.shared().config.probe_timeout, meeting)
+        let living = tokio::time::timeout(AGENT_PATIENCE, meeting)
             .await
             .map_err(|_| BoxError::timeout("the box's agent does not answer"))??;
         let place = Place {

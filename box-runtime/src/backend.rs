@@ -86,8 +86,9 @@ pub trait Backend: Send + Sync + 'static {
     }
 
     /// The boxes of a process that is gone which still live, and are this one's from now on. What is left of others is cleared
-    /// away. Called once, before the first start.
-    async fn adopt(&self) -> Result<Vec<AdoptedBox>, BoxError> {
+    /// away. A box whose record is not `readable` is somebody else's, and left alone. Called once, before the first start.
+    async fn adopt(&self, readable: Readable) -> Result<Vec<AdoptedBox>, BoxError> {
+        let _ = readable;
         Ok(Vec::new())
     }
 
@@ -246,6 +247,9 @@ impl fmt::Debug for StartedBox {
             .finish_non_exhaustive()
     }
 }
+
+/// Whether a record that was [kept](Backend::keep) can be understood.
+pub type Readable = fn(&str) -> bool;
 
 /// A box that outlived the process that made it.
 #[derive(Debug)]

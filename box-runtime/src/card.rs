@@ -59,10 +59,16 @@ pub(crate) struct Live {
     pub(crate) mounts: Mounts,
 }
 
-/// A session, as it is kept on disk with its box.
+/// The version of [`Record`]. A new member needs none; what an older program would misunderstand does.
+const RECORD_VERSION: u32 = 1;
+
+/// A session, as it is kept on disk with its box. Read by other versions of this program than the one that has written it: what
+/// they do not know they pass over, and what they need is there from the first version on, or has a default.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Record {
+    version: u32,
     owner: String,
+    #[serde(deserialize_with = "BoxSpec::written_before")]
     spec: BoxSpec,
     backend_session_id: String,
     created_at: UnixMs,
@@ -80,6 +86,14 @@ pub(crate) struct Record {
     pub(crate) stopped: bool,
     #[serde(default)]
     pub(crate) mounts: Mounts,
+}
+
+impl Record {
+    /// Reads one back, if this version can.
+    pub(crate) fn read(text: &str) -> Option<Self> {
+        let record: Self = serde_json::from_str(text).ok()?;
+        (record.version <= RECORD_VERSION).then_some(record)
+    }
 }
 
 /// Mounts one box may come to have.
@@ -240,6 +254,7 @@ impl Card {
     pub(crate) fn record(&self) -> Record {
         let live = self.live();
         Record {
+            version: RECORD_VERSION,
             owner: self.owner.to_string(),
             spec: self.spec.clone(),
             backend_session_id: live.backend_session_id.clone(),

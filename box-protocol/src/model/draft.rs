@@ -3,7 +3,7 @@
 use std::fmt;
 
 use serde::Serialize;
-use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 
 use super::bounds::check_mounts;
 use super::extras::SpecExtras;
@@ -169,11 +169,24 @@ impl SpecDraft {
 
 impl<'de> Deserialize<'de> for SpecDraft {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(DraftVisitor)
+        deserializer.deserialize_map(DraftVisitor {
+            passes_over_unknown: false,
+        })
     }
 }
 
-struct DraftVisitor;
+/// Reads a draft that this program, or one of another version, wrote by itself: members it does not know are passed over.
+pub(super) fn written_before<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<SpecDraft, D::Error> {
+    deserializer.deserialize_map(DraftVisitor {
+        passes_over_unknown: true,
+    })
+}
+
+struct DraftVisitor {
+    passes_over_unknown: bool,
+}
 
 impl<'de> Visitor<'de> for DraftVisitor {
     type Value = SpecDraft;
@@ -219,7 +232,12 @@ impl<'de> Visitor<'de> for DraftVisitor {
                     )?;
                 }
                 other => {
-                    if !d.extras.take(other, m)? {
+                    if d.extras.take(other, m)? {
+                        continue;
+                    }
+                    if self.passes_over_unknown {
+                        m.next_value::<IgnoredAny>()?;
+                    } else {
                         return Err(
                             Invalid::new(other.to_owned(), "is not a field of a spec").decoding()
                         );

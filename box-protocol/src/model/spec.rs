@@ -1,9 +1,9 @@
 //! `BoxSpec`: what a box is asked to be and, for an exec, what to run in it.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::bounds::{self, check_mounts};
-use super::draft::SpecDraft;
+use super::draft::{self, SpecDraft};
 use super::extras::SpecExtras;
 use super::mount::{BoxMountSpec, HostPathMode};
 use crate::env::Env;
@@ -102,6 +102,36 @@ impl BoxSpec {
     /// Reads a spec from JSON in memory, keeping the name of the field at fault.
     pub fn from_value(value: serde_json::Value) -> Result<Self, Invalid> {
         serde_json::from_value::<SpecDraft>(value)?.build()
+    }
+
+    /// Reads back a spec that was written down when its box was made, by this version or another: members that this one does not
+    /// know are passed over, and its rules are not applied again, because the box is what it is.
+    pub fn written_before<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let draft = draft::written_before(deserializer)?;
+        let session_id = SessionId::new(draft.session_id.unwrap_or_default());
+        let mount_path = draft
+            .mount_path
+            .unwrap_or_else(|| DEFAULT_MOUNT_PATH.to_owned());
+        Ok(Self {
+            session_id: session_id.map_err(serde::de::Error::custom)?,
+            cmd: draft.cmd.unwrap_or_default(),
+            workdir: draft.workdir.unwrap_or_else(|| mount_path.clone()),
+            timeout_sec: draft.timeout_sec.unwrap_or(DEFAULT_TIMEOUT_SEC),
+            network: draft.network.unwrap_or_default(),
+            image: draft.image.unwrap_or_else(|| DEFAULT_IMAGE.to_owned()),
+            env: draft.env.unwrap_or_default(),
+            host_path: draft.host_path,
+            host_path_mode: draft.host_path_mode.unwrap_or_default(),
+            mount_path,
+            extra_mounts: draft.extra_mounts.unwrap_or_default(),
+            persistent: draft.persistent.unwrap_or(false),
+            cpus: draft.cpus.unwrap_or(DEFAULT_CPUS),
+            memory_mb: draft.memory_mb.unwrap_or(DEFAULT_MEMORY_MB),
+            pids_limit: draft.pids_limit.unwrap_or(DEFAULT_PIDS_LIMIT),
+            read_only_rootfs: draft.read_only_rootfs.unwrap_or(true),
+            workspace_quota_mb: draft.workspace_quota_mb.unwrap_or(0),
+            extras: draft.extras,
+        })
     }
 
     /// The text to run; an exec without one is refused.

@@ -6,7 +6,6 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use box_rpc::Limits;
 use box_sys::{Cgroups, Sandbox};
@@ -14,17 +13,16 @@ use box_transports::unix;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{FileType, FlockOperation};
 use rustix::process::{PidfdFlags, Signal};
+use tokio::task::JoinSet;
 use uuid::Uuid;
 
 use super::quota::QuotaRecord;
 use super::state::{Kept, State};
-use crate::backend::{AdoptedBox, StartedBox};
+use crate::adoption::AGENT_PATIENCE;
+use crate::backend::{AdoptedBox, Readable, StartedBox};
 
 /// What an agent says first, with its box's mount namespace, its slots and the sockets at its exits.
 const GREETING: &[u8] = b"box1";
-
-/// How long an agent may take to say that.
-const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A box that was found alive.
 pub(super) struct Found {
@@ -48,32 +46,57 @@ pub(super) fn lock(root: &Path) -> io::Result<File> {
 }
 
 /// Every box that can be taken over. What is left of those that are gone is removed, and one that nobody can know is ended. What
-/// cannot be looked into stays as it is, for a later process.
-pub(super) fn find(root: &Path, cgroups: &Arc<Cgroups>) -> io::Result<Vec<Found>> {
-    let mut all = Vec::new();
+/// cannot be looked into stays as it is, for another process, and so does a box whose record is not `readable`.
+pub(super) async fn find(
+    root: &Path,
+    cgroups: &Arc<Cgroups>,
+    readable: Readable,
+) -> io::Result<Vec<Found>> {
+    let mut looking = JoinSet::new();
     for entry in std::fs::read_dir(root)? {
         let name = entry?.file_name();
         let id = name.to_str().and_then(|name| Uuid::try_parse(name).ok());
         let Some(id) = id.filter(|id| *name == *id.simple().to_string()) else {
             continue;
         };
-        match take_over(id, State::of(root, id), cgroups) {
-            Ok(found) => all.push(found),
-            Err(error) => {
-                tracing::warn!(box_id = %id, kind = %error.kind(), "a box of an earlier process cannot be taken over");
-            }
-        }
+        let (state, cgroups) = (State::of(root, id), Arc::clone(cgroups));
+        // All at once: each may have to be waited for.
+        looking.spawn_blocking(move || {
+            take_over(id, state, &cgroups, readable)
+                .inspect_err(|error| {
+                    tracing::warn!(box_id = %id, kind = %error.kind(), "a box of an earlier process cannot be taken over");
+                })
+                .ok()
+        });
     }
+    let mut all = Vec::new();
+    while let Some(looked) = looking.join_next().await {
+        all.extend(looked.ok().flatten());
+    }
+    all.sort_by_key(|found| found.id);
     Ok(all)
 }
 
-fn take_over(id: Uuid, state: State, cgroups: &Arc<Cgroups>) -> io::Result<Found> {
-    let kept = state.kept();
-    if let Ok(Some(group)) = kept.as_ref().map(|kept| kept.sandbox.cgroup.as_ref()) {
-        // A paused agent greets nobody. Where nothing can be paused, nothing is.
-        let _ = cgroups.thaw(group);
+fn take_over(
+    id: Uuid,
+    state: State,
+    cgroups: &Arc<Cgroups>,
+    readable: Readable,
+) -> io::Result<Found> {
+    let kept = match state.kept() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        kept => Some(kept?),
+    };
+    if let Some(kept) = &kept {
+        if !readable(&kept.record) {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        if let Some(group) = &kept.sandbox.cgroup {
+            // A paused agent greets nobody. Where nothing can be paused, nothing is.
+            let _ = cgroups.thaw(group);
+        }
     }
-    let stream = state.connect().inspect_err(|error| {
+    let stream = state.connect(AGENT_PATIENCE).inspect_err(|error| {
         // An agent listens as long as its box lives.
         if matches!(
             error.kind(),
@@ -82,11 +105,11 @@ fn take_over(id: Uuid, state: State, cgroups: &Arc<Cgroups>) -> io::Result<Found
             state.remove();
         }
     })?;
-    stream.set_read_timeout(Some(PATIENCE))?;
     // Whoever listens there is the first process of the box; it lives, or nobody would answer.
     let agent = rustix::net::sockopt::socket_peercred(&stream)?.pid;
     let pidfd = rustix::process::pidfd_open(agent, PidfdFlags::empty())?;
-    let known = greeting(&stream).and_then(|fds| Ok((fds, kept?)));
+    let kept = kept.ok_or_else(|| io::ErrorKind::NotFound.into());
+    let known = kept.and_then(|kept| Ok((greeting(&stream)?, kept)));
     let (handed, kept) = match known {
         Ok(known) => known,
         Err(error) => {
@@ -97,7 +120,6 @@ fn take_over(id: Uuid, state: State, cgroups: &Arc<Cgroups>) -> io::Result<Found
             return Err(error);
         }
     };
-    stream.set_read_timeout(None)?;
     stream.set_nonblocking(true)?;
     let stream = tokio::net::UnixStream::from_std(stream)?;
     let mut started = StartedBox::new(
@@ -130,7 +152,7 @@ fn take_over(id: Uuid, state: State, cgroups: &Arc<Cgroups>) -> io::Result<Found
 fn end(pidfd: &OwnedFd) -> bool {
     let _ = rustix::process::pidfd_send_signal(pidfd, Signal::KILL);
     let mut ended = [PollFd::new(pidfd, PollFlags::IN)];
-    let patience = Timespec::try_from(PATIENCE).ok();
+    let patience = Timespec::try_from(AGENT_PATIENCE).ok();
     matches!(rustix::event::poll(&mut ended, patience.as_ref()), Ok(1))
 }
 

@@ -51,7 +51,7 @@ use self::server::Server;
 pub use self::server::primitives;
 use self::state::{Kept, State};
 use crate::backend::{
-    AdoptedBox, Availability, Backend, Capabilities, Facts, StartRequest, StartedBox,
+    AdoptedBox, Availability, Backend, Capabilities, Facts, Readable, StartRequest, StartedBox,
 };
 use crate::egress::{Dialler, Egress, Names};
 
@@ -383,7 +383,7 @@ impl Backend for NativeBackend {
         }
     }
 
-    async fn adopt(&self) -> Result<Vec<AdoptedBox>, BoxError> {
+    async fn adopt(&self, readable: Readable) -> Result<Vec<AdoptedBox>, BoxError> {
         let Some(root) = self
             .0
             .config
@@ -398,7 +398,8 @@ impl Backend for NativeBackend {
         })?;
         let _ = self.0.lock.set(lock);
         let cgroups = Arc::new(Cgroups::open(&self.0.config.cgroup_parent));
-        let found = adopt::find(&root, &cgroups).map_err(failed)?;
+        let found = adopt::find(&root, &cgroups, readable).await;
+        let found = found.map_err(failed)?;
         let mut adopted = Vec::new();
         for one in found {
             let living = Arc::new(Living {

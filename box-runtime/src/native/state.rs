@@ -7,6 +7,7 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use box_sys::SandboxRecord;
 use rustix::fs::{Mode, OFlags};
@@ -57,10 +58,17 @@ impl State {
         Ok((directory, path.into()))
     }
 
-    /// Connects to its agent.
-    pub(super) fn connect(&self) -> io::Result<UnixStream> {
+    /// Connects to its agent, who has this long to take the connection and for everything that is said over it.
+    pub(super) fn connect(&self, patience: Duration) -> io::Result<UnixStream> {
         let (_directory, path) = self.socket()?;
-        UnixStream::connect(path)
+        let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
+        let socket = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
+        let stream = UnixStream::from(socket);
+        // Connecting waits as long as writing may.
+        stream.set_write_timeout(Some(patience))?;
+        stream.set_read_timeout(Some(patience))?;
+        rustix::net::connect(&stream, &SocketAddrUnix::new(&path)?)?;
+        Ok(stream)
     }
 
     /// Keeps a record, in place of the one before: whoever reads it finds one of the two, whole.
@@ -115,7 +123,7 @@ mod tests {
         std::fs::create_dir_all(&deep).unwrap();
         let (state, socket) = State::new(&deep, Uuid::now_v7()).unwrap();
         rustix::net::listen(&socket, 1).unwrap();
-        assert!(state.connect().is_ok());
+        assert!(state.connect(Duration::from_secs(5)).is_ok());
         assert!(state.0.join("agent.sock").exists());
     }
 }

@@ -237,8 +237,8 @@ async fn a_quota_is_over_everything_that_a_box_can_write_to() {
         // What cannot be written to does not count, and nothing counts twice.
         let all = [mount(one.path(), "/mnt/one", "rw"), mount(two.path(), "/mnt/two", "rw"),
             mount(&one.path().join("inner"), "/mnt/inner", "rw"), mount(given.path(), "/mnt/given", "ro")];
-        let once = "head -c 5M /dev/urandom > /mnt/inner/f; sleep 0.3; stat -c %s /mnt/one/inner/f";
-        assert_eq!(printed(&exec("all", &all, once).await.unwrap()), (5 << 20).to_string());
+        let counted = "head -c 5M /dev/urandom > /mnt/inner/f; sleep 0.3; stat -c %s /mnt/one/inner/f";
+        assert_eq!(printed(&exec("all", &all, counted).await.unwrap()), (5 << 20).to_string());
         // Together they are too much.
         let error = exec("all", &all, "head -c 5M /dev/urandom > /mnt/two/f; sleep 20").await.unwrap_err();
         assert_eq!(error.code(), Code::Validation, "{error:?}");
