@@ -62,6 +62,28 @@ async def test_beyond_loopback_a_token_is_needed_and_named(tmp_path):
     assert "LANGBOT_BOX_CONTROL_TOKEN" in refused.stderr and "too short" not in refused.stderr
 
 
+async def test_a_configuration_in_the_environment_is_taken_or_ends_the_start(own_server, tmp_path):
+    root = tmp_path / "data"
+    own_server(env={"LANGBOT_BOX_CONFIG": json.dumps({"local": {"host_root": str(root)}})})
+    assert (root / "default").is_dir()
+    own_server(env={"LANGBOT_BOX_CONFIG": "no JSON"})
+    for config, text in [
+        ({"backend": "host"}, "host backend requires LANGBOT_BOX_CONTROL_TOKEN"),
+        ({"limits": {"max_sessions": "x"}}, "box.limits.max_sessions must be an integer"),
+    ]:
+        arguments = [BOXD, "serve", "--langbot=127.0.0.1:0", "--state-dir", str(tmp_path / "s")]
+        env = environment(LANGBOT_BOX_CONFIG=json.dumps(config))
+        refused = subprocess.run(arguments, env=env, capture_output=True, text=True, timeout=30)
+        assert refused.returncode != 0 and text in refused.stderr, refused.stderr
+
+
+async def test_a_message_that_is_no_text_ends_the_connection(server):
+    async with raw(server) as socket:
+        await socket.send(b'{"seq_id": 1, "action": "__ping", "data": {}}')
+        with pytest.raises(websockets.exceptions.ConnectionClosed):
+            await asyncio.wait_for(socket.recv(), 30)
+
+
 async def test_over_stdio_the_instance_must_be_named(tmp_path):
     arguments = [BOXD, "stdio", "--langbot"]
     refused = subprocess.run(arguments, env=environment(), stdin=subprocess.DEVNULL, capture_output=True, timeout=30)
