@@ -43,7 +43,7 @@ pub(super) struct Exchange {
     /// Kept open for both, so that neither side ever finds an end.
     go: OwnedFd,
     done: Pipe,
-    heard: Vec<u8>,
+    heard: Buffer,
     /// The input of the run under way, until it has opened it: without a writer it would wait.
     awaited: Option<OwnedFd>,
     /// Where the output of the next run goes.
@@ -109,7 +109,7 @@ impl Exchange {
             go: open_fifo(&dir, "go", OFlags::RDWR)?,
             done: Pipe::over(open_fifo(&dir, "done", OFlags::RDWR)?)?,
             dir,
-            heard: Vec::new(),
+            heard: Buffer::default(),
             awaited: None,
             ready: None,
             exports: None,
@@ -200,7 +200,7 @@ impl Exchange {
     /// The end of the run. May be dropped meanwhile. An error if what comes makes no sense.
     pub(super) async fn done(&mut self, run: u64) -> io::Result<Done> {
         loop {
-            while let Some(heard) = take_heard(&mut self.heard)? {
+            while let Some(heard) = self.heard.take()? {
                 match heard {
                     Heard::Begun => self.awaited = None,
                     Heard::Exports(exports) => self.learn(Some(exports)),
@@ -212,12 +212,12 @@ impl Exchange {
                     Heard::Done(..) => {}
                 }
             }
-            if self.heard.len() > DONE_BYTES {
+            if self.heard.is_full() {
                 return Err(io::ErrorKind::InvalidData.into());
             }
             self.done.readable().await;
             let bytes = self.done.read(DONE_READ);
-            self.heard.extend_from_slice(&bytes);
+            self.heard.add(&bytes);
         }
     }
 
@@ -229,14 +229,14 @@ impl Exchange {
 
     /// The exports that were told since they were asked for last. Of an interpreter that has ended, all that it has told.
     pub(super) fn exports(&mut self, has_ended: bool) -> Option<Vec<u8>> {
-        while has_ended && self.heard.len() <= DONE_BYTES {
+        while has_ended && !self.heard.is_full() {
             let bytes = self.done.read_now(DONE_READ);
             if bytes.is_empty() {
                 break;
             }
-            self.heard.extend_from_slice(&bytes);
+            self.heard.add(&bytes);
         }
-        while let Ok(Some(heard)) = take_heard(&mut self.heard) {
+        while let Ok(Some(heard)) = self.heard.take() {
             if let Heard::Exports(exports) | Heard::Done(_, Some(exports)) = heard {
                 self.learn(Some(exports));
             }
@@ -261,43 +261,67 @@ impl Drop for Exchange {
     }
 }
 
-/// Takes the first that is whole out of what was heard.
-fn take_heard(heard: &mut Vec<u8>) -> io::Result<Option<Heard>> {
-    let mut ends = heard.iter().enumerate().filter(|(_, byte)| **byte == 0);
-    let Some((end, _)) = ends.nth(4) else {
-        return Ok(None);
-    };
-    let odd = || io::Error::from(io::ErrorKind::InvalidData);
-    let mut fields = heard[..end].split(|byte| *byte == 0);
-    let mut next = || fields.next().unwrap_or_default();
-    let text = |field: &[u8]| String::from_utf8_lossy(field).into_owned();
-    let (run, code) = (text(next()), text(next()));
-    if code == "begun" {
-        let_go(heard, end);
-        return Ok(Some(Heard::Begun));
-    }
-    let (cwd, besides) = (text(next()), next().to_vec());
-    let exports = next().to_vec();
-    let told = if code == "exports" {
-        Heard::Exports(exports)
-    } else {
-        let done = Done {
-            run: run.parse().map_err(|_| odd())?,
-            code: code.parse().map_err(|_| odd())?,
-            cwd,
-            besides,
-        };
-        // A shell tells them later.
-        Heard::Done(done, Some(exports).filter(|exports| !exports.is_empty()))
-    };
-    let_go(heard, end);
-    Ok(Some(told))
+/// What was heard and not taken yet.
+#[derive(Debug, Default)]
+struct Buffer {
+    bytes: Vec<u8>,
+    /// The ends of fields in it: it is looked through only when there are enough.
+    ends: usize,
 }
 
-/// Lets go of what was taken, and of its memory.
-fn let_go(heard: &mut Vec<u8>, end: usize) {
-    heard.drain(..=end);
-    heard.shrink_to(DONE_READ);
+/// Fields of all that is said.
+const FIELDS: usize = 5;
+
+impl Buffer {
+    fn add(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+        self.ends += bytes.split(|byte| *byte == 0).skip(1).count();
+    }
+
+    fn is_full(&self) -> bool {
+        self.bytes.len() > DONE_BYTES
+    }
+
+    /// Takes the first that is whole.
+    fn take(&mut self) -> io::Result<Option<Heard>> {
+        if self.ends < FIELDS {
+            return Ok(None);
+        }
+        let mut rest = &self.bytes[..];
+        let mut fields = [&rest[..0]; FIELDS];
+        for field in &mut fields {
+            let end = rest.iter().position(|byte| *byte == 0);
+            let (one, after) = rest.split_at(end.unwrap_or(rest.len()));
+            (*field, rest) = (one, after.get(1..).unwrap_or_default());
+        }
+        let taken = self.bytes.len() - rest.len();
+        let heard = Heard::read(fields)?;
+        self.bytes.drain(..taken);
+        self.bytes.shrink_to(DONE_READ);
+        self.ends -= FIELDS;
+        Ok(Some(heard))
+    }
+}
+
+impl Heard {
+    fn read([run, code, cwd, besides, exports]: [&[u8]; FIELDS]) -> io::Result<Self> {
+        let text = |field: &[u8]| String::from_utf8_lossy(field).into_owned();
+        match code {
+            b"begun" => return Ok(Self::Begun),
+            b"exports" => return Ok(Self::Exports(exports.to_vec())),
+            _ => {}
+        }
+        let odd = || io::Error::from(io::ErrorKind::InvalidData);
+        let done = Done {
+            run: text(run).parse().map_err(|_| odd())?,
+            code: text(code).parse().map_err(|_| odd())?,
+            cwd: text(cwd),
+            besides: besides.to_vec(),
+        };
+        // A shell tells them later.
+        let exports = Some(exports.to_vec()).filter(|exports| !exports.is_empty());
+        Ok(Self::Done(done, exports))
+    }
 }
 
 fn make_fifo(dir: &OwnedFd, name: &str) -> io::Result<()> {
@@ -322,34 +346,42 @@ fn open_fifo(dir: &OwnedFd, name: &str, how: OFlags) -> io::Result<OwnedFd> {
 mod tests {
     use super::*;
 
+    fn heard(bytes: &[u8]) -> Buffer {
+        let mut heard = Buffer::default();
+        heard.add(bytes);
+        heard
+    }
+
     #[test]
     fn an_end_is_taken_when_it_is_whole() {
-        let mut heard = b"7\x003\0/tmp\0\0export A='1\n'".to_vec();
-        assert_eq!(take_heard(&mut heard).unwrap(), None);
-        heard.extend_from_slice(b"\x008");
-        let Some(Heard::Done(done, exports)) = take_heard(&mut heard).unwrap() else {
+        let mut first = heard(b"7\x003\0/tmp\0\0export A='1\n'");
+        assert_eq!(first.take().unwrap(), None);
+        first.add(b"\x008");
+        let Some(Heard::Done(done, exports)) = first.take().unwrap() else {
             panic!("nothing was heard");
         };
         assert_eq!((done.run, done.code, &*done.cwd), (7, 3, "/tmp"));
         assert_eq!(exports.unwrap(), b"export A='1\n'");
-        let mut later = b"7\x003\0/tmp\0\0\x007\0exports\0\0\0A=1\0".to_vec();
-        let Some(Heard::Done(_, None)) = take_heard(&mut later).unwrap() else {
+        assert_eq!(
+            (&first.bytes[..], first.ends),
+            (&b"8"[..], 0),
+            "the next one has begun"
+        );
+        let mut later = heard(b"7\x003\0/tmp\0\0\x007\0exports\0\0\0A=1\0");
+        let Some(Heard::Done(_, None)) = later.take().unwrap() else {
             panic!("the exports come later");
         };
         let exports = Heard::Exports(b"A=1".to_vec());
-        assert_eq!(take_heard(&mut later).unwrap(), Some(exports));
-        assert_eq!(heard, b"8", "the next one has begun");
-        let mut begun = b"7\0begun\0\0\0\0".to_vec();
-        assert_eq!(take_heard(&mut begun).unwrap(), Some(Heard::Begun));
-        let mut large = b"7\x003\0/tmp\0".to_vec();
-        large.extend(vec![b'x'; DONE_BYTES]);
-        large.extend_from_slice(b"\0\0");
-        assert!(take_heard(&mut large).unwrap().is_some());
-        assert!(
-            large.capacity() <= 2 * DONE_READ,
-            "its memory is given back"
-        );
-        let mut odd = b"x\0y\0z\0\0\0".to_vec();
-        assert!(take_heard(&mut odd).is_err());
+        assert_eq!(later.take().unwrap(), Some(exports));
+        let mut begun = heard(b"7\0begun\0\0\0\0");
+        assert_eq!(begun.take().unwrap(), Some(Heard::Begun));
+        let mut large = heard(b"7\x003\0/tmp\0");
+        large.add(&vec![b'x'; DONE_BYTES]);
+        assert!(large.is_full());
+        large.add(b"\0\0");
+        assert!(large.take().unwrap().is_some());
+        let kept = large.bytes.capacity();
+        assert!(kept <= 2 * DONE_READ, "its memory is given back: {kept}");
+        assert!(heard(b"x\0y\0z\0\0\0").take().is_err());
     }
 }
