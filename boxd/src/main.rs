@@ -93,42 +93,34 @@ fn dispatch(arguments: &Arguments) -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Command::Man(asked) => manual::run(asked),
-        _ => {
-            let runtime = tokio::runtime::Builder::new_multi_thread()
-                .enable_all()
-                .build()?;
-            let code = runtime.block_on(served(arguments));
-            // A thread that still waits for a key on standard input is not waited for.
-            runtime.shutdown_background();
-            code
-        }
+        Command::Run(asked) => wait_for(run::run(arguments, asked)),
+        Command::Exec(asked) => wait_for(run::exec(arguments, asked)),
+        Command::Serve(asked) => wait_for(serve::run(arguments, asked)),
+        Command::Stdio(asked) => wait_for(stdio::run(asked)),
+        Command::Ps(asked) => wait_for(boxes::ps(arguments, asked)),
+        Command::Inspect(asked) => wait_for(boxes::inspect(arguments, asked)),
+        Command::Pause(asked) => wait_for(boxes::freeze(arguments, asked, true)),
+        Command::Resume(asked) => wait_for(boxes::freeze(arguments, asked, false)),
+        Command::Rm(asked) => wait_for(boxes::rm(arguments, asked)),
+        Command::Shell(asked) => wait_for(shell::run(arguments, asked)),
+        Command::Logs(asked) => wait_for(commands::logs(arguments, asked)),
+        Command::Kill(asked) => wait_for(commands::kill(arguments, asked)),
+        Command::Wait(asked) => wait_for(commands::wait(arguments, asked)),
+        Command::Cp(asked) => wait_for(cp::run(arguments, asked)),
+        Command::Port(asked) => wait_for(port::run(arguments, asked)),
+        Command::Stats(asked) => wait_for(stats::run(arguments, asked)),
     }
 }
 
-async fn served(arguments: &Arguments) -> Result<ExitCode> {
-    match &arguments.command {
-        Command::Run(asked) => run::run(arguments, asked).await,
-        Command::Exec(asked) => run::exec(arguments, asked).await,
-        Command::Serve(asked) => serve::run(arguments, asked).await,
-        Command::Stdio(asked) => stdio::run(asked).await,
-        Command::Ps(asked) => boxes::ps(arguments, asked).await,
-        Command::Inspect(asked) => boxes::inspect(arguments, asked).await,
-        Command::Pause(asked) => boxes::freeze(arguments, asked, true).await,
-        Command::Resume(asked) => boxes::freeze(arguments, asked, false).await,
-        Command::Rm(asked) => boxes::rm(arguments, asked).await,
-        Command::Shell(asked) => shell::run(arguments, asked).await,
-        Command::Logs(asked) => commands::logs(arguments, asked).await,
-        Command::Kill(asked) => commands::kill(arguments, asked).await,
-        Command::Wait(asked) => commands::wait(arguments, asked).await,
-        Command::Cp(asked) => cp::run(arguments, asked).await,
-        Command::Port(asked) => port::run(arguments, asked).await,
-        Command::Stats(asked) => stats::run(arguments, asked).await,
-        Command::Doctor
-        | Command::Version
-        | Command::Config(_)
-        | Command::Completions { .. }
-        | Command::Man(_) => Ok(ExitCode::SUCCESS),
-    }
+/// Does what waits for others.
+fn wait_for(work: impl Future<Output = Result<ExitCode>>) -> Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()?;
+    let code = runtime.block_on(work);
+    // A thread that still waits for a key on standard input is not waited for.
+    runtime.shutdown_background();
+    code
 }
 
 fn show_config(asked: &ConfigArguments, json: bool) -> Result<ExitCode> {
