@@ -7,10 +7,10 @@ mod store;
 mod tree;
 mod upload;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use box_protocol::BoxError;
+use box_service::paths::real_path;
 use serde_json::{Map, Value, json};
 
 use self::store::Store;
@@ -210,10 +210,18 @@ async fn with_store<T: Send + 'static>(
     placement: &Placement,
     work: impl FnOnce(&Store) -> Result<T, Why> + Send + 'static,
 ) -> Result<T, BoxError> {
-    let root = host.skills_root()?;
+    let (root, places) = (host.config().skills_root(), host.places.clone());
     let namespace = placement.namespace.clone();
     let _turn = host.skills.lock().await;
-    blocking(move || work(&Store::new(&root, &namespace)).map_err(BoxError::validation)).await
+    blocking(move || {
+        // Where it really leads: a box may have put a link on the way.
+        let root = real_path(&root).ok();
+        let root = root.filter(|root| !places.are_closed_to(root));
+        let root = root
+            .ok_or_else(|| BoxError::validation("box.local.skills_root is blocked for security"))?;
+        work(&Store::new(&root, &namespace)).map_err(BoxError::validation)
+    })
+    .await
 }
 
 impl Host {
@@ -225,16 +233,5 @@ impl Host {
     ) -> Result<String, BoxError> {
         let name = name.to_owned();
         with_store(self, placement, move |store| store.root_of(&name)).await
-    }
-
-    /// Where the skills of all workspaces are, if the installation may have any there.
-    fn skills_root(&self) -> Result<PathBuf, BoxError> {
-        let root = self.config().skills_root();
-        if self.places.are_closed_to(&root) {
-            return Err(BoxError::validation(
-                "box.local.skills_root is blocked for security",
-            ));
-        }
-        Ok(root)
     }
 }
