@@ -58,8 +58,8 @@ pub struct SpecExtras {
     /// To whom the box may connect, if it has a network.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub network_policy: Option<Box<NetworkPolicy>>,
-    /// Primitives the box may lack (`network`, `disk_quota`); the answer lists under `degraded`
-    /// which it does.
+    /// Primitives the box may lack (`network`); the answer lists under `degraded` which it does. A quota is
+    /// none of them: where no file system keeps it, the workspace is measured.
     #[cfg_attr(feature = "schema", schemars(length(max = 64)))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub best_effort: Option<Vec<String>>,
