@@ -85,7 +85,7 @@ for file in . cgroup.procs cgroup.threads cgroup.subtree_control own own/cgroup.
 done
 echo '+cpu +memory +pids' > /sys/fs/cgroup/cgroup.subtree_control
 echo $$ > /sys/fs/cgroup/user/own/cgroup.procs
-export BOX_SYS_TEST_PROGRAMS=/dev/shm/box-sys-tests-0
+export BOX_SYS_TEST_PROGRAMS=$(echo /dev/shm/box-sys-tests-0-*)
 setpriv --reuid 65534 --regid 65534 --clear-groups";
 
 /// Boots the guest, runs the tests in it, and adds what they report.

@@ -109,19 +109,20 @@ pub(crate) static MACHINES: LazyLock<Vec<Machine>> = LazyLock::new(|| {
     machines
 });
 
-/// A directory with the programs that an ordinary user can reach, which a build directory may not be. Always the same one, so
-/// that no run leaves another behind; replaced by renaming, because other test programs may be running them.
+/// A directory with the programs that an ordinary user can reach, which a build directory may not be. Always the same one for a
+/// build directory, so that no run leaves another behind and no other checkout's run puts its own there; replaced by renaming,
+/// because other test programs may be running them.
 ///
 /// One made by root is used where it is named: an ordinary user may not even read the build directory.
 pub(crate) static PROGRAMS: LazyLock<PathBuf> = LazyLock::new(|| {
+    use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
     use std::os::unix::fs::PermissionsExt;
     if let Some(dir) = std::env::var_os("BOX_SYS_TEST_PROGRAMS") {
         return dir.into();
     }
-    let dir = std::env::temp_dir().join(format!(
-        "box-sys-tests-{}",
-        rustix::process::geteuid().as_raw()
-    ));
+    let checkout = BuildHasherDefault::<DefaultHasher>::default().hash_one(SERVER);
+    let user = rustix::process::geteuid().as_raw();
+    let dir = std::env::temp_dir().join(format!("box-sys-tests-{user}-{checkout:x}"));
     std::fs::create_dir_all(&dir).unwrap();
     std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o755)).unwrap();
     for (from, name) in [(PROBE, "probe"), (SERVER, "server")] {

@@ -1,6 +1,6 @@
 //! A runtime that makes real boxes.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -168,16 +168,19 @@ pub(crate) fn printed(result: &BoxExecutionResult) -> &str {
 }
 
 /// The fork server's program, where an ordinary user can reach it, which a build directory may not be. Replaced by renaming,
-/// because another test may be running it.
+/// because another test may be running it; of this build directory's own, because another checkout's tests may run as well.
 pub(crate) static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| {
+    use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
     use std::os::unix::fs::PermissionsExt;
+    const HOST: &str = env!("CARGO_BIN_EXE_box-test-host");
     let user = rustix::process::geteuid().as_raw();
-    let dir = std::env::temp_dir().join(format!("box-native-tests-{user}"));
+    let checkout = BuildHasherDefault::<DefaultHasher>::default().hash_one(HOST);
+    let dir = std::env::temp_dir().join(format!("box-native-tests-{user}-{checkout:x}"));
     std::fs::create_dir_all(&dir).unwrap();
     std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o755)).unwrap();
     let program = dir.join("host");
     let fresh = dir.join(format!("host-{}", std::process::id()));
-    std::fs::copy(Path::new(env!("CARGO_BIN_EXE_box-test-host")), &fresh).unwrap();
+    std::fs::copy(HOST, &fresh).unwrap();
     std::fs::rename(fresh, &program).unwrap();
     program
 });
