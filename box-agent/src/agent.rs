@@ -30,7 +30,7 @@ use crate::watch::Watching;
 const ENDED_KEPT: usize = 16_384;
 
 /// Commands that run or are held at once.
-const RUNNING_MAX: usize = 1024;
+pub(crate) const RUNNING_MAX: usize = 1024;
 
 /// Ids of forgotten commands that are remembered, to tell "no more" from "never".
 const FORGOTTEN_KEPT: usize = 1024;
@@ -171,6 +171,13 @@ impl Agent {
         all
     }
 
+    /// How many have not ended.
+    pub(crate) fn open(&self) -> u64 {
+        let table = self.table();
+        let open = table.commands.values().filter(|it| !it.has_ended());
+        open.count() as u64
+    }
+
     /// What runs and is at work, as a watch is not: it waits for others.
     pub(crate) fn running(&self) -> Vec<CommandId> {
         let table = self.table();
@@ -308,12 +315,12 @@ impl Agent {
         if let Some(process) = command.own_process() {
             self.init().forget(process);
         }
+        if command.role != Role::Exec || command.is_unanswered() {
+            self.ends.tell(command);
+        }
         if command.role == Role::Exec {
             self.table().commands.remove(&command.id);
             return;
-        }
-        if let Some(told) = command.ended() {
-            self.ends.tell(told);
         }
         let is_spooled = command.log().is_spooled();
         let mut table = self.table();

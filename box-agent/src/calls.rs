@@ -55,6 +55,8 @@ impl Handle<AgentHealth> for Served {
             contract: CONTRACT,
             running: self.0.running(),
             spools_files: true,
+            open: self.0.open(),
+            unheard: self.0.ends().count(),
         })
     }
 }
@@ -114,7 +116,8 @@ impl Served {
         call: Call<AgentStart>,
     ) -> Result<AgentCommand, BoxError> {
         let (agent, reply, spool) = (&self.0, params.reply, params.spool);
-        let owner = (!params.keep && reply != AgentReply::Started).then(|| Owner(&command));
+        let waits = reply != AgentReply::Started;
+        let owner = waits.then(|| Owner(&command, params.keep));
         let keep = match reply {
             AgentReply::Collected { bytes } => Keep::First(Firsts::new(bytes, agent.lease(spool))),
             AgentReply::Started | AgentReply::Streamed { .. } => Keep::Log,
@@ -215,13 +218,18 @@ fn read_to(command: &Command, why: ReadWhy) -> AgentCommand {
     told
 }
 
-/// A call that owns its command. Dropped before the command's end, the command ends.
-struct Owner<'a>(&'a Command);
+/// A call that waits for its command. Dropped before the command's end, nobody is told of that, and the command ends unless it
+/// shall go on.
+struct Owner<'a>(&'a Command, bool);
 
 impl Drop for Owner<'_> {
     fn drop(&mut self) {
-        if !self.0.has_ended() {
-            self.0.end(ExitWhy::Killed);
+        let Self(command, keep) = self;
+        if !command.has_ended() {
+            command.is_answered_to_nobody();
+            if !*keep {
+                command.end(ExitWhy::Killed);
+            }
         }
     }
 }

@@ -1,6 +1,6 @@
 //! A command: what everybody may know of it, and how it is influenced.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -38,6 +38,8 @@ pub(crate) struct Command {
     /// What others wait for: also told when the log has grown. One for all, because each is half a kilobyte.
     changing: watch::Sender<Changing>,
     next_reader: AtomicU64,
+    /// Nobody waits for the answer that its end is in.
+    unanswered: AtomicBool,
     /// Why it could not be started.
     failed: OnceLock<BoxError>,
     pub(crate) input: Input,
@@ -147,6 +149,7 @@ impl Command {
             room: Notify::new(),
             changing: watch::Sender::default(),
             next_reader: AtomicU64::new(0),
+            unanswered: AtomicBool::new(false),
             failed: OnceLock::new(),
             input: Input::default(),
         }
@@ -256,6 +259,16 @@ impl Command {
     /// Whether its end is wanted.
     pub(crate) fn is_unwanted(&self) -> bool {
         lock(&self.why).is_some()
+    }
+
+    /// Whoever waited for the answer that its end is in does not any more.
+    pub(crate) fn is_answered_to_nobody(&self) {
+        self.unanswered.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether nobody waits for that.
+    pub(crate) fn is_unanswered(&self) -> bool {
+        self.unanswered.load(Ordering::Relaxed)
     }
 
     /// Wants its whole tree to end.

@@ -225,10 +225,27 @@ impl Inside {
     /// Starts what is asked for, and stays with it if somebody wants to read it.
     pub(crate) async fn start(
         &self,
+        asked: AgentStartParams,
+        attach: Option<(mpsc::Sender<CommandChunk>, AttachOptions)>,
+    ) -> Result<CommandStartResult, BoxError> {
+        let (trail, card) = (self.trail(), self.card());
+        trail.started(self.caller(), &asked, &self.agent, card);
+        let id = asked.command_id.clone();
+        let begun = self.start_now(asked, attach).await;
+        match &begun {
+            Ok(begun) if begun.existed => trail.not_started(&id, None, card),
+            // After others it may run.
+            Err(error) if refuses(error.code()) => trail.not_started(&id, Some(error), card),
+            Ok(_) | Err(_) => {}
+        }
+        begun
+    }
+
+    async fn start_now(
+        &self,
         mut asked: AgentStartParams,
         attach: Option<(mpsc::Sender<CommandChunk>, AttachOptions)>,
     ) -> Result<CommandStartResult, BoxError> {
-        self.starts(&asked).await;
         let Some((chunks, attach)) = attach else {
             let answer = self.agent.call::<AgentStart>(&asked).await;
             let told = answer.map_err(agents_error)?;
@@ -388,4 +405,12 @@ plain! {
     CommandList: list_commands(CommandListParams) -> CommandListResult;
     CommandInput: input_command(CommandInputParams) -> CommandInputResult;
     CommandKill: kill_command(CommandKillParams) -> CommandKillResult;
+}
+
+/// Whether an error says that nothing was started.
+fn refuses(code: Code) -> bool {
+    matches!(
+        code,
+        Code::Validation | Code::NotFound | Code::Denied | Code::Capacity | Code::Conflict
+    )
 }

@@ -1,15 +1,23 @@
 //! The trail of commands, for whoever keeps the log: a line when one is started and a line when it has ended, whether anybody
-//! reads it or not. No texts, no values of variables.
+//! reads it or not, and whether a server ran when it did. No texts, no values of variables.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
-use box_protocol::actions::{AgentCommand, AgentEnds, AgentStartParams};
-use box_rpc::{Chunks, Empty, Peer};
-use futures::StreamExt as _;
+use box_protocol::actions::{
+    AgentEnd, AgentEnds, AgentEndsParams, AgentHealthResult, AgentStartParams,
+};
+use box_protocol::{BoxError, CommandId};
+use box_rpc::Peer;
 
 use crate::card::Card;
-use crate::door::Inside;
+
+/// Ends that an agent is believed to have from the time before it was met: more than one can keep.
+const EARLIER_MAX: u64 = 4096;
+
+/// How long an agent is left alone that has told of more ends than there were starts.
+const REBUKE: Duration = Duration::from_secs(1);
 
 /// What is heard of the commands of one box, as long as its agent lives.
 #[derive(Clone, Default)]
@@ -22,22 +30,77 @@ struct Heard {
     open: AtomicU64,
 }
 
+/// What an agent had to tell of when it was met: the commands of an earlier runtime.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Earlier {
+    open: u64,
+    unheard: u64,
+}
+
+impl Earlier {
+    pub(crate) fn of(health: &AgentHealthResult) -> Self {
+        // One of an older make counts only what runs.
+        let open = health.open.max(health.running.len() as u64);
+        Self {
+            open: open.min(EARLIER_MAX),
+            unheard: health.unheard.min(EARLIER_MAX),
+        }
+    }
+}
+
 impl Trail {
-    /// Listens to the ends of as many commands that an earlier runtime has started.
-    pub(crate) async fn resume(&self, running: u64, agent: &Peer, card: &Arc<Card>) {
-        if !self.0.listening.load(Ordering::Relaxed) {
-            self.0.open.fetch_add(running, Ordering::Relaxed);
-            self.listen(agent, card).await;
+    /// Listens to the ends of commands that an earlier runtime has started.
+    pub(crate) fn resume(&self, earlier: Earlier, agent: &Peer, card: &Arc<Card>) {
+        let Earlier { open, unheard } = earlier;
+        if open + unheard > 0 && !self.0.listening.load(Ordering::Relaxed) {
+            self.0.open.fetch_add(open + unheard, Ordering::Relaxed);
+            self.listen(unheard, agent, card);
         }
     }
 
-    /// Asks the agent for ends, once. When this returns the agent has been asked, so that no later end is missed.
-    async fn listen(&self, agent: &Peer, card: &Arc<Card>) {
-        if self.0.listening.swap(true, Ordering::Relaxed) {
-            return;
-        }
-        if let Ok(ends) = agent.stream::<AgentEnds>(&Empty {}).await {
-            tokio::spawn(hear(self.clone(), ends, Arc::clone(card)));
+    /// Notes that a command is asked for.
+    pub(crate) fn started(
+        &self,
+        caller: &str,
+        asked: &AgentStartParams,
+        agent: &Peer,
+        card: &Arc<Card>,
+    ) {
+        tracing::info!(
+            target: "box_runtime::audit",
+            caller,
+            owner = &*card.owner,
+            session_id = card.spec.session_id.as_str(),
+            command_id = asked.command_id.as_str(),
+            role = ?asked.role,
+            "started"
+        );
+        self.expect(agent, card);
+    }
+
+    /// Notes that a command was not started after all: it was refused, or was there already.
+    pub(crate) fn not_started(&self, id: &CommandId, why: Option<&BoxError>, card: &Card) {
+        self.takes();
+        tracing::info!(
+            target: "box_runtime::audit",
+            owner = &*card.owner,
+            session_id = card.spec.session_id.as_str(),
+            command_id = id.as_str(),
+            code = why.map(|why| why.code().as_str()),
+            "{}", if why.is_some() { "not started" } else { "was there already" }
+        );
+    }
+
+    /// One more end is to be heard of.
+    pub(crate) fn expect(&self, agent: &Peer, card: &Arc<Card>) {
+        self.0.open.fetch_add(1, Ordering::Relaxed);
+        self.listen(0, agent, card);
+    }
+
+    fn listen(&self, unheard: u64, agent: &Peer, card: &Arc<Card>) {
+        if !self.0.listening.swap(true, Ordering::Relaxed) {
+            let (agent, card) = (agent.clone(), Arc::clone(card));
+            tokio::spawn(hear(self.clone(), unheard, agent, card));
         }
     }
 
@@ -50,56 +113,70 @@ impl Trail {
     }
 }
 
-async fn hear(trail: Trail, mut ends: Chunks<AgentEnds>, card: Arc<Card>) {
-    while let Some(Ok(told)) = ends.next().await {
-        if trail.takes() {
-            finished(&card, &told);
+/// Hears of one end after the other, of which the first so many came before the agent was met. The next question says what was
+/// heard, so that what is written here is not told again; a process that is killed in between leaves it to the next to write again.
+async fn hear(trail: Trail, mut unheard: u64, agent: Peer, card: Arc<Card>) {
+    let mut asked = AgentEndsParams::default();
+    let mut met = false;
+    while let Ok(told) = agent.call::<AgentEnds>(&asked).await {
+        let next = told.first.checked_add(told.ends.len() as u64);
+        let next = next.filter(|next| *next > asked.heard && !told.ends.is_empty());
+        let Some(next) = next else {
+            tracing::warn!(session_id = %card.spec.session_id, "the box's agent tells of the same ends twice");
+            break;
+        };
+        if met && told.first > asked.heard {
+            lost(&card, told.first - asked.heard);
+        }
+        met = true;
+        let mut believed = true;
+        for end in &told.ends {
+            believed &= trail.takes();
+            if !believed {
+                break;
+            }
+            finished(&card, end, unheard > 0);
+            unheard = unheard.saturating_sub(1);
+        }
+        asked.heard = next;
+        if !believed {
+            tokio::time::sleep(REBUKE).await;
         }
     }
     let left = trail.0.open.load(Ordering::Relaxed);
     if left > 0 {
-        tracing::info!(
-            target: "box_runtime::audit",
-            owner = &*card.owner,
-            session_id = card.spec.session_id.as_str(),
-            commands = left,
-            "ended with their box, or unheard"
-        );
+        lost(&card, left);
     }
 }
 
-fn finished(card: &Card, told: &AgentCommand) {
-    let exit = told.exit.as_ref();
+fn lost(card: &Card, commands: u64) {
     tracing::info!(
         target: "box_runtime::audit",
         owner = &*card.owner,
         session_id = card.spec.session_id.as_str(),
-        command_id = told.command_id.as_str(),
-        why = exit.map(|exit| tracing::field::debug(exit.why)),
-        exit_code = exit.and_then(|exit| exit.code),
-        signal = exit.and_then(|exit| exit.signal),
-        duration_ms = told.duration_ms,
-        stdout_bytes = told.size.stdout,
-        stderr_bytes = told.size.stderr,
+        commands,
+        "ended with their box, or unheard"
+    );
+}
+
+fn finished(card: &Card, end: &AgentEnd, adopted: bool) {
+    tracing::info!(
+        target: "box_runtime::audit",
+        owner = &*card.owner,
+        session_id = card.spec.session_id.as_str(),
+        command_id = end.command_id.as_str(),
+        role = ?end.role,
+        why = ?end.exit.why,
+        exit_code = end.exit.code,
+        signal = end.exit.signal,
+        ended_at = end.at.0,
+        duration_ms = end.duration_ms,
+        stdout_bytes = end.size.stdout,
+        stderr_bytes = end.size.stderr,
+        adopted = adopted.then_some(true),
         "finished"
     );
 }
 
-impl Inside {
-    /// Notes that a command is asked for.
-    pub(crate) async fn starts(&self, asked: &AgentStartParams) {
-        let card = self.card();
-        tracing::info!(
-            target: "box_runtime::audit",
-            caller = self.caller(),
-            owner = &*card.owner,
-            session_id = card.spec.session_id.as_str(),
-            command_id = asked.command_id.as_str(),
-            role = ?asked.role,
-            "started"
-        );
-        let trail = self.trail();
-        trail.0.open.fetch_add(1, Ordering::Relaxed);
-        trail.listen(&self.agent, card).await;
-    }
-}
+#[cfg(test)]
+mod tests;

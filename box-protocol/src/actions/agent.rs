@@ -56,9 +56,6 @@ actions! {
     /// nothing does. Commands end as `box_ended`, and their records and logs stay as ever.
     AgentClear = "agent.clear": Empty => Empty;
 
-    /// Streams the end of every command from here on, those of an `exec` apart, to the last who asks; does not end by itself.
-    AgentEnds = "agent.ends": Empty => Empty | AgentCommand;
-
     /// Tells what the box is like from inside.
     AgentGuest = "agent.guest": Empty => GuestFacts;
 }
@@ -90,7 +87,7 @@ pub struct AgentHealthParams {
 }
 
 /// Answer to `agent.health`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct AgentHealthResult {
     /// The version of `agent.*` it speaks.
@@ -100,6 +97,12 @@ pub struct AgentHealthResult {
     /// Whether it serves the actions that move files through slots.
     #[serde(default, skip_serializing_if = "is_default")]
     pub spools_files: bool,
+    /// Commands that have not ended, those that run and others.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub open: u64,
+    /// Ends that nobody has heard of.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub unheard: u64,
 }
 
 /// When `agent.start` answers, and how the output comes.

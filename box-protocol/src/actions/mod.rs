@@ -10,6 +10,7 @@
 //! the first call on a connection that needs a token, belongs to the engine.
 
 mod agent;
+mod agent_ends;
 mod agent_files;
 mod boxes;
 mod catalog;
@@ -23,6 +24,7 @@ mod system;
 mod tenant;
 
 pub use agent::*;
+pub use agent_ends::*;
 pub use agent_files::*;
 pub use boxes::*;
 pub use catalog::*;

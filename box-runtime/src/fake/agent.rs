@@ -70,7 +70,7 @@ impl Handle<AgentHealth> for Agent {
         Ok(AgentHealthResult {
             contract: self.backend.inner().contract,
             running: self.running().keys().cloned().collect(),
-            spools_files: false,
+            ..AgentHealthResult::default()
         })
     }
 }

@@ -21,7 +21,7 @@ use crate::backend::{Backend, StartRequest, StartedBox, guest_of};
 use crate::card::{Mounts, Place};
 use crate::door::{Agent, ended};
 use crate::spool::Spool;
-use crate::trail::Trail;
+use crate::trail::{Earlier, Trail};
 
 /// The version of `agent.*` this runtime speaks.
 const AGENT_CONTRACT: u32 = 1;
@@ -64,9 +64,9 @@ pub(crate) struct Living {
     pub(super) spool: Option<Spool>,
     /// Whether the agent can move files through slots; one of an older make cannot.
     spools_files: bool,
-    trail: Trail,
-    /// Commands that ran when it was met: those of an earlier runtime.
-    running: u64,
+    pub(super) trail: Trail,
+    /// The commands it had when it was met.
+    earlier: Earlier,
     /// Told once the command has ended that the box ends with.
     pub(super) over: Arc<Notify>,
     /// Execs so far, since this.
@@ -94,9 +94,9 @@ impl Living {
         };
         let agent = Session::start_boxed(connection, shared.nothing.clone(), options);
         let health = agent.peer().call::<AgentHealth>(health).await;
-        let (spools_files, running) = match health {
+        let (spools_files, earlier) = match health {
             Ok(health) if health.contract == AGENT_CONTRACT => {
-                (health.spools_files, health.running.len() as u64)
+                (health.spools_files, Earlier::of(&health))
             }
             Ok(health) => {
                 return Err(BoxError::unavailable(format!(
@@ -118,7 +118,7 @@ impl Living {
             spool,
             spools_files,
             trail: Trail::default(),
-            running,
+            earlier,
             over: Arc::default(),
             execs: 0,
             boot: Uuid::now_v7(),
@@ -181,11 +181,8 @@ impl Body {
                 place,
                 trail: living.trail.clone(),
             });
-            if living.running > 0 {
-                let (running, trail) = (living.running, living.trail.clone());
-                let (agent, card) = (living.agent.peer(), Arc::clone(&self.card));
-                tokio::spawn(async move { trail.resume(running, &agent, &card).await });
-            }
+            let agent = living.agent.peer();
+            living.trail.resume(living.earlier, &agent, &self.card);
         }
     }
 

@@ -53,8 +53,12 @@ impl Body {
             role: Role::Main,
             ..AgentStartParams::new(CommandId::new(ID)?, program, cwd)
         };
+        let (trail, owner) = (&living.trail, &self.card.owner);
+        trail.started(owner, &asked, &agent, &self.card);
         let started = agent.call::<AgentStart>(&asked).await;
-        started.map_err(agents_error)?;
+        let started = started.map_err(agents_error);
+        started
+            .inspect_err(|error| trail.not_started(&asked.command_id, Some(error), &self.card))?;
         self.watch_main();
         Ok(())
     }

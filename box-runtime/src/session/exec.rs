@@ -225,6 +225,8 @@ impl Body {
             forget: false,
         };
         let peer = living.agent.peer();
+        // Its end is in nobody's answer.
+        living.trail.expect(&peer, &self.card);
         let killed = peer.call::<AgentKill>(&params);
         match timeout(self.shared.config.stop_timeout, killed).await {
             Ok(Ok(_)) => Ok(()),

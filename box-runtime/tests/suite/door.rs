@@ -87,8 +87,7 @@ impl Handle<AgentHealth> for Inner {
     ) -> Result<AgentHealthResult, BoxError> {
         Ok(AgentHealthResult {
             contract: 1,
-            running: Vec::new(),
-            spools_files: false,
+            ..AgentHealthResult::default()
         })
     }
 }

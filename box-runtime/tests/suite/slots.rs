@@ -83,8 +83,8 @@ impl Handle<AgentHealth> for Slotted {
     ) -> Result<AgentHealthResult, BoxError> {
         Ok(AgentHealthResult {
             contract: 1,
-            running: Vec::new(),
             spools_files: true,
+            ..AgentHealthResult::default()
         })
     }
 }

@@ -5,12 +5,12 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use box_protocol::actions::{
-    AgentChunk, AgentCommand, AgentEnds, AgentHealth, AgentHealthParams, AgentInput,
-    AgentInputParams, AgentKill, AgentKillParams, AgentList, AgentListParams, AgentOutput,
-    AgentOutputParams, AgentStart, AgentStartParams,
+    AgentChunk, AgentCommand, AgentEnds, AgentEndsParams, AgentHealth, AgentHealthParams,
+    AgentInput, AgentInputParams, AgentKill, AgentKillParams, AgentList, AgentListParams,
+    AgentOutput, AgentOutputParams, AgentStart, AgentStartParams,
 };
 use box_protocol::{Code, Exit, ExitWhy};
-use box_rpc::{Empty, Limits, Options, Peer, Router, Session};
+use box_rpc::{Limits, Options, Peer, Router, Session};
 use box_runtime::Backend as _;
 use box_runtime::native::NativeBackend;
 use box_transports::unix;
@@ -192,17 +192,18 @@ async fn one_that_is_killed_before_it_begins_is_told_of_and_forgotten() {
     on_each_machine(async |machine| {
         let (id, agent) = machine.agent().await;
         let peer = agent.peer();
-        let mut ends = peer.stream::<AgentEnds>(&Empty {}).await.unwrap();
         let held = start("held", &["true"], json!({"hold": true, "retain_ms": 50}));
         peer.call::<AgentStart>(&held).await.unwrap();
         let kill: AgentKillParams = serde_json::from_value(json!({"command_id": "held"})).unwrap();
         let killed = peer.call::<AgentKill>(&kill).await.unwrap();
         assert_eq!(killed.exit, Some(Exit::by_signal(9, ExitWhy::Killed)));
-        let told = tokio::time::timeout(Duration::from_secs(20), ends.next()).await;
-        let told = told.expect("nobody tells of it").unwrap().unwrap();
+        let asked = AgentEndsParams::default();
+        let ends = tokio::time::timeout(Duration::from_secs(20), peer.call::<AgentEnds>(&asked));
+        let told = ends.await.expect("nobody tells of it").unwrap();
+        assert_eq!((told.first, told.ends.len()), (0, 1));
         assert_eq!(
-            (told.command_id.to_string(), told.exit),
-            ("held".to_owned(), killed.exit)
+            (told.ends[0].command_id.as_str(), Some(told.ends[0].exit)),
+            ("held", killed.exit)
         );
         let begun = Instant::now();
         let find: AgentListParams = serde_json::from_value(json!({"command_id": "held"})).unwrap();

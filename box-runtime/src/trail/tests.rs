@@ -1,0 +1,127 @@
+//! What an agent can do to the log: say what is so, and no more.
+
+use std::sync::Mutex;
+
+use box_protocol::actions::AgentEndsResult;
+use box_protocol::{Exit, ExitWhy, PerStream, Role, SpecDraft, UnixMs};
+use box_rpc::{Call, Handle, Limits, Options, Router, Session};
+use box_transports::queue;
+use tracing::span::{Attributes, Id, Record as Values};
+use tracing::{Event, Metadata, Subscriber};
+
+use super::*;
+
+/// Counts the lines of the log that are about commands.
+#[derive(Clone, Default)]
+struct Lines(Arc<AtomicU64>);
+
+impl Subscriber for Lines {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target() == "box_runtime::audit"
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Values<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, _: &Event<'_>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+/// An agent that answers from how much was heard; what it was asked.
+struct Told {
+    answer: fn(u64) -> AgentEndsResult,
+    asked: Arc<Mutex<Vec<u64>>>,
+}
+
+impl Handle<AgentEnds> for Told {
+    async fn handle(
+        &self,
+        params: AgentEndsParams,
+        _: Call<AgentEnds>,
+    ) -> Result<AgentEndsResult, BoxError> {
+        self.asked.lock().unwrap().push(params.heard);
+        Ok((self.answer)(params.heard))
+    }
+}
+
+fn ends(first: u64, count: usize) -> AgentEndsResult {
+    let end = AgentEnd {
+        command_id: CommandId::new("c").unwrap(),
+        role: Role::Exec,
+        exit: Exit::by_signal(9, ExitWhy::Killed),
+        at: UnixMs(1),
+        duration_ms: 1,
+        size: PerStream::default(),
+    };
+    AgentEndsResult {
+        first,
+        ends: vec![end; count],
+    }
+}
+
+/// Listens for ten seconds to an agent that has so many commands; what it was asked, and how many lines that made.
+async fn listened(answer: fn(u64) -> AgentEndsResult, open: u64) -> (Vec<u64>, u64) {
+    let lines = Lines::default();
+    let _counted = tracing::subscriber::set_default(lines.clone());
+    let asked = Arc::default();
+    let told = Told {
+        answer,
+        asked: Arc::clone(&asked),
+    };
+    let (near, far) = queue::pair(16);
+    let router = Router::builder(Arc::new(told)).on::<AgentEnds>().build();
+    let _agent = Session::start(far, router, Options::default());
+    let options = Options {
+        limits: Limits::in_process(),
+        ..Options::default()
+    };
+    let session = Session::start(near, Router::empty(), options);
+    let card = Card::new("me".into(), &SpecDraft::new("b").build().unwrap());
+    let trail = Trail::default();
+    trail.resume(
+        Earlier { open, unheard: 0 },
+        &session.peer(),
+        &Arc::new(card),
+    );
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    let asked = asked.lock().unwrap().clone();
+    (asked, lines.0.load(Ordering::Relaxed))
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_more_ends_are_written_than_there_were_starts_and_no_agent_is_asked_without_rest() {
+    let (asked, lines) = listened(|heard| ends(heard, 3), 7).await;
+    assert_eq!(lines, 7);
+    assert_eq!(
+        asked[..4],
+        [0, 3, 6, 9],
+        "what was told is said to be heard"
+    );
+    assert!(asked.len() < 15, "{}", asked.len());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_agent_that_tells_nothing_or_the_same_again_is_not_listened_to() {
+    // One line is for those that were not heard of.
+    assert_eq!(listened(|_| ends(0, 0), 7).await, (vec![0], 1));
+    assert_eq!(listened(|_| ends(0, 2), 7).await, (vec![0, 2], 3));
+    assert_eq!(listened(|_| ends(u64::MAX, 2), 7).await, (vec![0], 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn ends_that_could_not_be_kept_are_counted() {
+    let (asked, lines) = listened(|heard| ends(heard + 5, 1), 3).await;
+    // Before the first one nobody has heard of any, so none is missed there.
+    assert_eq!(asked[..3], [0, 6, 12]);
+    assert_eq!(lines, 3 + u64::try_from(asked.len()).unwrap() - 1);
+}

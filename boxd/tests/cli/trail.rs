@@ -1,0 +1,195 @@
+//! The trail of commands in the log: who started what, and how it ended, whether anybody reads it, waits for it, or serves it.
+
+use std::io::Write as _;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::Command;
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use super::support::{Server, eventually};
+
+/// A server that writes its log, in JSON, to the end of a file in its directory.
+fn logged(directory: tempfile::TempDir) -> (Server, Log) {
+    let log = Log(directory.path().join("log"));
+    let file = std::fs::File::options()
+        .create(true)
+        .append(true)
+        .open(&log.0);
+    let server = Server::with(directory, |command: &mut Command| {
+        command.stderr(file.unwrap()).env("BOXD_LOG_FORMAT", "json");
+        let roots = format!("[\"{}\"]", std::env::temp_dir().display());
+        command.env("BOXD_POLICY_ALLOWED_HOST_MOUNT_ROOTS", roots);
+    });
+    (server, log)
+}
+
+/// Kills a server.
+fn killed(mut server: Server) -> tempfile::TempDir {
+    server.signal(Signal::KILL);
+    server.child.wait().unwrap();
+    std::mem::replace(&mut server.directory, tempfile::tempdir().unwrap())
+}
+
+struct Log(PathBuf);
+
+impl Log {
+    /// The lines about commands.
+    fn trail(&self) -> Vec<Value> {
+        let text = std::fs::read_to_string(&self.0).unwrap();
+        let lines = text.lines().map(|line| serde_json::from_str(line).unwrap());
+        lines
+            .filter(|line: &Value| line["target"] == "box_runtime::audit")
+            .map(|line| line["fields"].clone())
+            .collect()
+    }
+
+    /// Those that say this of this command.
+    fn of(&self, word: &str, id: &str) -> Vec<Value> {
+        let mut lines = self.trail();
+        lines.retain(|line| line["message"] == word && line["command_id"] == id);
+        lines
+    }
+
+    fn count(&self, word: &str) -> usize {
+        let lines = self.trail();
+        lines.iter().filter(|line| line["message"] == word).count()
+    }
+
+    /// Waits for the end of a command, which is told once.
+    fn end_of(&self, id: &str) -> Value {
+        eventually(&format!("the end of {id}"), || {
+            !self.of("finished", id).is_empty()
+        });
+        let mut ends = self.of("finished", id);
+        assert_eq!(ends.len(), 1, "{ends:?}");
+        ends.remove(0)
+    }
+}
+
+/// Whether a process of this machine was started with these words in it.
+fn runs(words: &str) -> bool {
+    let all = std::fs::read_dir("/proc").unwrap().flatten();
+    let line = |entry: std::fs::DirEntry| std::fs::read(entry.path().join("cmdline"));
+    all.filter_map(|entry| line(entry).ok())
+        .any(|line| String::from_utf8_lossy(&line).contains(words))
+}
+
+/// Asks a server to run something and to end it if nobody waits; nobody reads the answer.
+fn ask(server: &Server, session: &str, cmd: &str) -> UnixStream {
+    let path = server.endpoints[0].strip_prefix("unix:").unwrap();
+    let mut stream = UnixStream::connect(path).unwrap();
+    let call = json!({"jsonrpc": "2.0", "id": 1, "method": "box.exec",
+        "params": {"spec": {"session_id": session, "cmd": cmd}}});
+    stream.write_all(format!("{call}\n").as_bytes()).unwrap();
+    stream
+}
+
+#[test]
+fn every_command_leaves_its_begin_and_its_end_in_the_log_and_no_secret() {
+    let (server, log) = logged(tempfile::tempdir().unwrap());
+    server.ok(&[
+        "run",
+        "--session",
+        "b",
+        "--env",
+        "KEY=s3cret-value",
+        "echo s3cret-text",
+    ]);
+    let detached = server.ok(&["exec", "-d", "--id", "far", "b", "printf 12345; exit 7"]);
+    assert_eq!(detached, "b/far\n");
+    // Heard though nobody reads it.
+    let end = log.end_of("far");
+    assert_eq!(
+        (&end["exit_code"], &end["stdout_bytes"], &end["adopted"]),
+        (&json!(7), &json!(5), &Value::Null),
+        "{end}"
+    );
+    assert_eq!(
+        (&end["owner"], &end["session_id"]),
+        (&json!("local"), &json!("b"))
+    );
+    assert_eq!((log.count("started"), log.count("finished")), (2, 2));
+    assert_eq!(log.trail()[0]["caller"], "local");
+
+    // What is not started is said not to be, and what is there already is not started again.
+    assert!(
+        !server
+            .run(&["exec", "-d", "--id", "no", "b", "--", "no-such"])
+            .status
+            .success()
+    );
+    server.ok(&["exec", "-d", "--id", "far", "b", "printf 12345; exit 7"]);
+    assert_eq!(log.of("not started", "no")[0]["code"], "validation");
+    assert_eq!(log.of("was there already", "far").len(), 1);
+
+    // An exec that nobody waits for any more has an end, too.
+    let mut asked = ask(&server, "b", "exec sleep 31337.125");
+    eventually("it runs", || runs("sleep\x0031337.125"));
+    let cancel = json!({"jsonrpc": "2.0", "method": "$/cancel", "params": {"id": 1}});
+    writeln!(asked, "{cancel}").unwrap();
+    let ended = || {
+        let lines = log.trail();
+        lines.into_iter().find(|line| line["role"] == "Exec")
+    };
+    eventually("its end is heard", || ended().is_some());
+    assert_eq!(ended().unwrap()["why"], "Killed");
+
+    // One that ends with its box is counted.
+    server.ok(&["exec", "-d", "--id", "last", "b", "sleep 1000"]);
+    server.ok(&["rm", "--force", "b"]);
+    eventually("its box's end is its own", || {
+        let lines = log.trail();
+        let with = |line: &&Value| line["message"] == "ended with their box, or unheard";
+        lines
+            .iter()
+            .find(with)
+            .is_some_and(|line| line["commands"] == 1)
+    });
+    let text = std::fs::read_to_string(&log.0).unwrap();
+    assert!(!text.contains("s3cret"), "{text}");
+}
+
+#[test]
+fn commands_that_end_while_no_server_runs_are_told_by_the_next_and_once() {
+    let workspace = tempfile::tempdir().unwrap();
+    let (server, log) = logged(tempfile::tempdir().unwrap());
+    let place = workspace.path().to_str().unwrap();
+    server.ok(&["run", "--session", "b", "--workspace", place, "true"]);
+    let until = |file: &str| format!("while [ ! -e /workspace/{file} ]; do sleep 0.05; done");
+    let (early, late) = (until("early-31337"), until("late-31337"));
+    let early = format!("{early}; printf 123; exit 3");
+    server.ok(&["exec", "-d", "--id", "early", "b", &early]);
+    server.ok(&["exec", "-d", "--id", "late", "b", &late]);
+    // Ends because its server is killed.
+    let _asked = ask(&server, "e", "exec sleep 31337.25");
+    eventually("it runs", || runs("sleep\x0031337.25"));
+
+    let directory = killed(server);
+    std::fs::write(workspace.path().join("early-31337"), "").unwrap();
+    eventually("they have ended", || {
+        !runs("early-31337") && !runs("sleep\x0031337.25")
+    });
+    assert_eq!(log.count("finished"), 1, "nobody was there to write it");
+
+    let (server, log) = logged(directory);
+    let end = log.end_of("early");
+    let told = (&end["exit_code"], &end["stdout_bytes"], &end["adopted"]);
+    assert_eq!(told, (&json!(3), &json!(3), &json!(true)), "{end}");
+    assert!(end["ended_at"].as_u64().unwrap() > 0);
+    eventually("the exec's end is heard", || {
+        let mut lines = log.trail().into_iter();
+        lines.any(|line| line["role"] == "Exec" && line["session_id"] == "e")
+    });
+    // One that outlived its server is heard by the next like any other.
+    std::fs::write(workspace.path().join("late-31337"), "").unwrap();
+    assert_eq!(log.end_of("late")["adopted"], Value::Null);
+
+    // What was told is not told again: the box's next end comes after all that is left of it.
+    let (server, log) = logged(killed(server));
+    server.ok(&["exec", "-d", "--id", "next", "b", "true"]);
+    log.end_of("next");
+    log.end_of("early");
+    log.end_of("late");
+}
