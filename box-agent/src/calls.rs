@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use box_protocol::actions::{
-    AgentChunk, AgentCommand, AgentHealth, AgentHealthParams, AgentHealthResult, AgentInput,
-    AgentInputParams, AgentKill, AgentKillParams, AgentKillResult, AgentList, AgentListParams,
-    AgentListResult, AgentOutput, AgentOutputParams, AgentReply, AgentStart, AgentStartParams,
-    CommandInputResult, ListedLast, ReadWhy, Until,
+    AgentChunk, AgentCommand, AgentHealth, AgentHealthParams,
+    AgentHealthResult, AgentInput, AgentInputParams, AgentKill, AgentKillParams, AgentKillResult,
+    AgentList, AgentListParams, AgentListResult, AgentOutput, AgentOutputParams, AgentReply,
+    AgentStart, AgentStartParams, CommandInputResult, ListedLast, ReadWhy, Until,
 };
 use box_protocol::{BoxError, ExitWhy, Role};
 use box_rpc::{Call, Handle, Router};
@@ -35,6 +35,7 @@ pub(crate) fn router(agent: &Arc<Agent>) -> Router {
         .and(&crate::ports::router(agent.ports()))
         .and(&crate::clear::router(agent))
         .and(&crate::ends::router(agent))
+        .and(&crate::disk::router())
         .build()
 }
 

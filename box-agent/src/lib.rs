@@ -9,7 +9,7 @@
 //! 5. `files`: the files of the box, touched as the guest.
 //! 6. `shells`: interpreters, in which a command can be a run.
 //! 7. `watch`: commands that are no process but a watch on files.
-//! 8. `clear`: the end of everything but the files; `ends`: telling of the ends of commands.
+//! 8. `clear`: the end of everything but the files; `ends`: telling of the ends of commands; `disk`: counting what the box's own files take.
 //! 9. `ports`: connections to whoever listens in the box.
 //! 10. `keep`: the first of its output, for an exec; `slot`: memory shared with the runtime; `pipe`, `input`: what it writes
 //!     to and reads from.
@@ -22,6 +22,7 @@ mod agent;
 mod calls;
 mod clear;
 mod command;
+mod disk;
 mod ends;
 mod files;
 mod input;

@@ -280,14 +280,14 @@ impl Drop for Inside {
 }
 
 impl Card {
-    /// Where the box is, once it is there. To look at it is not to use it.
-    pub(crate) async fn place(&self) -> Result<Place, BoxError> {
+    /// Where the box is, and its agent, once it is there. To look at it is not to use it.
+    pub(crate) async fn place(&self) -> Result<(Place, Peer), BoxError> {
         loop {
             self.door.decided().await;
             self.is_awake()?;
             match &self.door.state.borrow().way {
                 Way::Opening => {}
-                Way::Open(agent) => return Ok(agent.place.clone()),
+                Way::Open(agent) => return Ok((agent.place.clone(), agent.peer.clone())),
                 Way::Shut(reason) => return Err(reason.clone()),
             }
         }

@@ -2,16 +2,19 @@
 
 use std::time::Duration;
 
-use box_protocol::BoxError;
-use box_protocol::actions::{BoxStats, BoxStatsParams, BoxStatsResult};
-use box_rpc::{Call, Handle};
+use box_protocol::actions::{AgentDisk, BoxStats, BoxStatsParams, BoxStatsResult};
+use box_protocol::{BoxError, BoxSpec, HostPathMode};
+use box_rpc::{Call, Empty, Handle, Peer};
 use tokio::sync::mpsc;
-use tokio::time::MissedTickBehavior;
+use tokio::time::{MissedTickBehavior, timeout};
 
 use crate::caller::Caller;
 use crate::card::Card;
 use crate::handlers::streamed;
 use crate::runtime::BoxRuntime;
+
+/// How long an agent may count. The other figures do not need it.
+const PATIENCE: Duration = Duration::from_millis(500);
 
 /// Figures are told no more often than this.
 const OFTEN: Duration = Duration::from_millis(20);
@@ -43,15 +46,38 @@ impl BoxRuntime {
 }
 
 async fn figures(card: &Card) -> Result<BoxStatsResult, BoxError> {
-    let place = card.place().await?;
+    let (place, agent) = card.place().await?;
     let (received, sent) = card.door.traffic();
     let used = place.backend.usage(place.id)?;
+    let disk_bytes = match workspace(&card.spec, &used) {
+        Some(workspace) => private(&agent, &used)
+            .await
+            .map(|bytes| bytes.saturating_add(workspace)),
+        None => None,
+    };
     // Over its ports, and by itself.
     Ok(BoxStatsResult {
         network_received_bytes: Some(received + used.network_received_bytes.unwrap_or(0)),
         network_sent_bytes: Some(sent + used.network_sent_bytes.unwrap_or(0)),
+        disk_bytes,
         ..used
     })
+}
+
+/// Bytes of the box's own files outside of it, if that can be said: where there is a quota they are measured, and what it
+/// cannot write to is not its own.
+fn workspace(spec: &BoxSpec, used: &BoxStatsResult) -> Option<u64> {
+    let written = spec.mounts_host_path() && spec.host_path_mode == HostPathMode::Rw;
+    let unknown = written || spec.file_bytes().is_some();
+    used.disk_bytes.or((!unknown).then_some(0))
+}
+
+/// Bytes of the files that only the box has, as its agent counts them. They are in memory, so they cannot be more than that.
+async fn private(agent: &Peer, used: &BoxStatsResult) -> Option<u64> {
+    let told = timeout(PATIENCE, agent.call::<AgentDisk>(&Empty {})).await;
+    let bytes = told.ok()?.ok()?.private_bytes;
+    let can_be = used.memory_limit_bytes.is_none_or(|limit| bytes <= limit);
+    can_be.then_some(bytes)
 }
 
 impl Handle<BoxStats> for BoxRuntime {

@@ -58,6 +58,9 @@ actions! {
 
     /// Tells what the box is like from inside.
     AgentGuest = "agent.guest": Empty => GuestFacts;
+
+    /// Counts the files that only the box has.
+    AgentDisk = "agent.disk": Empty => AgentDiskResult;
 }
 
 /// Bytes of a slot for each stream. More than what the chunks ahead of a reader can hold.
@@ -103,6 +106,14 @@ pub struct AgentHealthResult {
     /// Ends that nobody has heard of.
     #[serde(default, skip_serializing_if = "is_default")]
     pub unheard: u64,
+}
+
+/// Answer to `agent.disk`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct AgentDiskResult {
+    /// Bytes of `/tmp`, `/dev/shm`, the guest's home and directories, and of what was changed in the root.
+    pub private_bytes: u64,
 }
 
 /// When `agent.start` answers, and how the output comes.

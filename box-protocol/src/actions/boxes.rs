@@ -325,7 +325,8 @@ pub struct BoxStatsResult {
     pub memory_limit_bytes: Option<u64>,
     /// Processes and threads.
     pub pids: Option<u64>,
-    /// Disk in use, where its workspace has a quota.
+    /// Bytes of its files: those that only it has, which are kept in memory and count there, too, and its workspace. `null` if
+    /// that is a directory it may write to without a quota, which nobody measures.
     pub disk_bytes: Option<u64>,
     /// Bytes that came into it, over its ports and over its own connections, since this runtime has it.
     pub network_received_bytes: Option<u64>,

@@ -131,7 +131,9 @@ fn the_shortest_parameters_are_taken_and_strays_refused() {
         "system.storage",
         "system.configure",
     ];
-    let any = any.into_iter().chain(["agent.clear", "agent.guest"]);
+    let any = any
+        .into_iter()
+        .chain(["agent.clear", "agent.disk", "agent.guest"]);
     let all: BTreeSet<_> = ALL_ACTIONS.iter().chain(AGENT_ACTIONS).copied().collect();
     let tried =
         TAKEN.with_borrow(|taken| taken.iter().copied().chain(any).collect::<BTreeSet<_>>());

@@ -19,6 +19,12 @@ async fn stats(machine: &Machine) -> Result<BoxStatsResult, BoxError> {
     machine.runtime.stats(&Caller::local(), once, None).await
 }
 
+async fn delete(machine: &Machine) {
+    let asked = serde_json::from_value(json!({"session_id": "f", "force": true})).unwrap();
+    let deleted = machine.runtime.delete(&Caller::local(), asked).await;
+    deleted.unwrap();
+}
+
 #[tokio::test]
 async fn figures_are_the_boxes_own_and_absent_where_nobody_counts() {
     on_each_machine(async |machine| {
@@ -26,12 +32,16 @@ async fn figures_are_the_boxes_own_and_absent_where_nobody_counts() {
         let asked = |cmd: &str| spec(json!({"session_id": "f", "memory_mb": 64, "cmd": cmd}));
         printed(&machine.exec_spec(asked("true")).await.unwrap());
         let before = stats(machine).await.unwrap();
-        assert_eq!(before.disk_bytes, None, "no quota, so nobody measures");
         let work = "i=0; while [ $i -lt 50000 ]; do i=$((i+1)); done; \
             head -c 8000000 /dev/zero > /tmp/held; sleep 60 & sleep 60 & true";
         printed(&machine.exec_spec(asked(work)).await.unwrap());
         let after = stats(machine).await.unwrap();
         assert!(after.at >= before.at);
+        let disk = before.disk_bytes.unwrap()..after.disk_bytes.unwrap();
+        assert!(
+            (8_000_000..9_000_000).contains(&(disk.end - disk.start)),
+            "{disk:?}"
+        );
         // A figure is told if and only if this machine limits what it is about.
         let missing = machine.lacks("cgroup.memory").await;
         let grown = before.memory_bytes.zip(after.memory_bytes);
@@ -51,22 +61,35 @@ async fn figures_are_the_boxes_own_and_absent_where_nobody_counts() {
 }
 
 #[tokio::test]
-async fn a_workspace_with_a_quota_is_measured() {
+async fn disk_is_private_files_and_a_workspace_with_a_quota_or_not_told() {
     on_each_machine(async |machine| {
         let workspace = machine.directory();
-        let asked = spec(
-            json!({"session_id": "f", "cmd": "head -c 1000000 /dev/zero > /workspace/w",
-            "host_path": workspace.path(), "workspace_quota_mb": 8}),
-        );
-        printed(&machine.exec_spec(asked).await.unwrap());
+        let write = "head -c 1000000 /dev/zero > /workspace/w; \
+            for dir in /tmp /dev/shm $HOME; do head -c 1000000 /dev/zero > $dir/p; done";
+        let asked = |mode: &str, quota: u64| {
+            spec(
+                json!({"session_id": "f", "cmd": write, "host_path": workspace.path(),
+                "host_path_mode": mode, "workspace_quota_mb": quota}),
+            )
+        };
+        // Nobody knows what is in a workspace that it may fill.
+        machine.exec_spec(asked("rw", 0)).await.unwrap();
+        assert_eq!(stats(machine).await.unwrap().disk_bytes, None);
+        delete(machine).await;
+        // What it cannot write is not its own.
+        machine.exec_spec(asked("ro", 0)).await.unwrap();
+        let disk = stats(machine).await.unwrap().disk_bytes.unwrap();
+        assert!((3_000_000..3_500_000).contains(&disk), "{disk}");
+        delete(machine).await;
+
+        printed(&machine.exec_spec(asked("rw", 8)).await.unwrap());
         let start = std::time::Instant::now();
-        while stats(machine)
-            .await
-            .unwrap()
-            .disk_bytes
-            .is_none_or(|disk| disk < 1_000_000)
-        {
-            assert!(start.elapsed() < Duration::from_secs(20));
+        loop {
+            let disk = stats(machine).await.unwrap().disk_bytes;
+            if disk.is_some_and(|disk| (4_000_000..4_500_000).contains(&disk)) {
+                break;
+            }
+            assert!(start.elapsed() < Duration::from_secs(20), "{disk:?}");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     })
