@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use box_protocol::actions::{
-    AgentChunk, AgentCommand, AgentHealth, AgentHealthParams,
+    AgentAllow, AgentAllowParams, AgentChunk, AgentCommand, AgentHealth, AgentHealthParams,
     AgentHealthResult, AgentInput, AgentInputParams, AgentKill, AgentKillParams, AgentKillResult,
     AgentList, AgentListParams, AgentListResult, AgentOutput, AgentOutputParams, AgentReply,
     AgentStart, AgentStartParams, CommandInputResult, ListedLast, ReadWhy, Until,
 };
 use box_protocol::{BoxError, ExitWhy, Role};
-use box_rpc::{Call, Handle, Router};
+use box_rpc::{Call, Empty, Handle, Router};
 use tokio::time::timeout;
 
 use crate::CONTRACT;
@@ -30,6 +30,7 @@ pub(crate) fn router(agent: &Arc<Agent>) -> Router {
         .on::<AgentList>()
         .on::<AgentInput>()
         .on::<AgentKill>()
+        .on::<AgentAllow>()
         .and(&crate::files::router(agent.files(), agent.slots()))
         .and(&crate::shells::router(agent))
         .and(&crate::ports::router(agent.ports()))
@@ -255,6 +256,19 @@ impl Handle<AgentOutput> for Served {
         };
         let why = read::stream(&command, wish, sink).await?;
         Ok(read_to(&command, why))
+    }
+}
+
+impl Handle<AgentAllow> for Served {
+    async fn handle(
+        &self,
+        params: AgentAllowParams,
+        _: Call<AgentAllow>,
+    ) -> Result<Empty, BoxError> {
+        let allowed = self.0.init().allow_writing(params.path.as_ref());
+        allowed.map_err(|_| BoxError::not_found("path: no such directory"))?;
+        self.0.files().renew();
+        Ok(Empty {})
     }
 }
 

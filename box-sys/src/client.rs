@@ -158,7 +158,7 @@ impl ForkServer {
         })
     }
 
-    /// Mounts into a running box, read-only: what its commands may write to was decided when it was made.
+    /// Mounts into a running box. Who may write to a writable one is for its first process to say ([`Init::allow_writing`](crate::Init::allow_writing)).
     pub fn add_mount(
         &self,
         sandbox: &Sandbox,

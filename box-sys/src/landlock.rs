@@ -23,6 +23,9 @@ const REFER: u64 = 1 << 13;
 const TRUNCATE: u64 = 1 << 14;
 const IOCTL_DEV: u64 = 1 << 15;
 
+/// What is allowed where one may write: all but making devices and speaking to them.
+const WRITABLE: u64 = !(MAKE_CHAR | MAKE_BLOCK | IOCTL_DEV);
+
 /// The version of Landlock this kernel has, 0 for none.
 pub(crate) fn abi() -> u32 {
     const VERSION: u32 = 1;
@@ -56,17 +59,7 @@ pub(crate) fn ruleset<'a>(
         // A place in a workspace may have become a link meanwhile; where that leads is nothing to be written.
         let resolve = ResolveFlags::NO_SYMLINKS;
         match rustix::fs::openat2(CWD, path, flags, Mode::empty(), resolve) {
-            Ok(place) => {
-                // Rights about entries of a directory are refused on a file: EINVAL.
-                let file = !rustix::fs::FileType::from_raw_mode(rustix::fs::fstat(&place)?.st_mode)
-                    .is_dir();
-                let rights = if file {
-                    rights & (EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV)
-                } else {
-                    rights
-                };
-                raw::landlock_allow(ruleset.as_fd(), place.as_fd(), rights & known)
-            }
+            Ok(place) => allow_beneath(&ruleset, &place, rights & known),
             Err(Errno::NOENT | Errno::LOOP) => Ok(()),
             Err(error) => Err(error.into()),
         }
@@ -80,10 +73,26 @@ pub(crate) fn ruleset<'a>(
         Path::new("/dev"),
         READ_FILE | READ_DIR | WRITE_FILE | TRUNCATE | IOCTL_DEV,
     )?;
-    let all = known & !(MAKE_CHAR | MAKE_BLOCK | IOCTL_DEV);
-    allow(Path::new("/dev/shm"), all)?;
+    allow(Path::new("/dev/shm"), WRITABLE)?;
     for path in writable {
-        allow(path, all)?;
+        allow(path, WRITABLE)?;
     }
     Ok(Some(ruleset))
+}
+
+/// Adds a place beneath which whoever is put under the rules from now on may write. Who is under them already may not: the
+/// kernel has taken a copy for each.
+pub(crate) fn add_writable(ruleset: &OwnedFd, place: &OwnedFd) -> io::Result<()> {
+    allow_beneath(ruleset, place, WRITABLE & known(abi()))
+}
+
+fn allow_beneath(ruleset: &OwnedFd, place: &OwnedFd, rights: u64) -> io::Result<()> {
+    // Rights about entries of a directory are refused on a file: EINVAL.
+    let directory = rustix::fs::FileType::from_raw_mode(rustix::fs::fstat(place)?.st_mode).is_dir();
+    let rights = if directory {
+        rights
+    } else {
+        rights & (EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV)
+    };
+    raw::landlock_allow(ruleset.as_fd(), place.as_fd(), rights)
 }

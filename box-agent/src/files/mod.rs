@@ -119,6 +119,11 @@ impl Files {
         }
     }
 
+    /// Has files touched under the rules there are now, which have changed.
+    pub(crate) fn renew(&self) {
+        self.pool.renew();
+    }
+
     /// The most bytes that one file may have, if there is a limit.
     pub(crate) fn file_bytes(&self) -> Option<u64> {
         self.ground.file_bytes()

@@ -39,6 +39,8 @@ struct Queue {
     threads: usize,
     /// Of those, how many wait for work.
     idle: usize,
+    /// How often the rules have changed that threads enter under. Those of an earlier time go.
+    age: u64,
 }
 
 impl std::fmt::Debug for Shared {
@@ -102,24 +104,37 @@ impl Pool {
         answer.await.map_err(failed)?
     }
 
+    /// Has every step from here on done under the rules there are now.
+    pub(super) fn renew(&self) {
+        let mut queue = self.0.queue();
+        queue.age += 1;
+        // What there is goes when its work is done, and is not counted among the threads any more.
+        (queue.threads, queue.idle) = (0, 0);
+        while queue.threads < queue.jobs.len().min(THREADS) && self.grow(&mut queue) {}
+        drop(queue);
+        self.0.work.notify_all();
+    }
+
     fn give(&self, job: Job) -> Result<(), BoxError> {
         let mut queue = self.0.queue();
-        if queue.idle <= queue.jobs.len() && queue.threads < THREADS {
-            let shared = Arc::clone(&self.0);
-            let thread = std::thread::Builder::new().name("files".into());
-            match thread.stack_size(STACK).spawn(move || shared.serve()) {
-                Ok(_) => queue.threads += 1,
-                // The others will come to it.
-                Err(_) if queue.threads > 0 => {}
-                Err(_) => {
-                    return Err(BoxError::capacity("the box has no room for another thread"));
-                }
-            }
+        let wanting = queue.idle <= queue.jobs.len() && queue.threads < THREADS;
+        // Otherwise the others will come to it.
+        if wanting && !self.grow(&mut queue) && queue.threads == 0 {
+            return Err(BoxError::capacity("the box has no room for another thread"));
         }
         queue.jobs.push_back(job);
         drop(queue);
         self.0.work.notify_one();
         Ok(())
+    }
+
+    /// Starts another thread, if there is room for one.
+    fn grow(&self, queue: &mut Queue) -> bool {
+        let (shared, age) = (Arc::clone(&self.0), queue.age);
+        let thread = std::thread::Builder::new().name("files".into());
+        let thread = thread.stack_size(STACK).spawn(move || shared.serve(age));
+        queue.threads += usize::from(thread.is_ok());
+        thread.is_ok()
     }
 }
 
@@ -128,35 +143,39 @@ impl Shared {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn serve(&self) {
+    fn serve(&self, age: u64) {
         if let Some(guest) = &self.guest
             && guest.enter().is_err()
         {
             let mut queue = self.queue();
-            queue.threads -= 1;
-            if queue.threads == 0 {
-                // Their callers are told that it failed.
-                queue.jobs.clear();
+            if queue.age == age {
+                queue.threads -= 1;
+                if queue.threads == 0 {
+                    // Their callers are told that it failed.
+                    queue.jobs.clear();
+                }
             }
             return;
         }
         let mut queue = self.queue();
-        loop {
-            while let Some(job) = queue.jobs.pop_front() {
+        while queue.age == age {
+            if let Some(job) = queue.jobs.pop_front() {
                 drop(queue);
                 // The caller is told: the step's way to answer is dropped with it.
                 let _ = catch_unwind(AssertUnwindSafe(job));
                 queue = self.queue();
+                continue;
             }
             queue.idle += 1;
-            let waited = self
-                .work
-                .wait_timeout_while(queue, PATIENCE, |queue| queue.jobs.is_empty());
+            let rests = |queue: &mut Queue| queue.age == age && queue.jobs.is_empty();
+            let waited = self.work.wait_timeout_while(queue, PATIENCE, rests);
             queue = waited.unwrap_or_else(PoisonError::into_inner).0;
-            queue.idle -= 1;
-            if queue.jobs.is_empty() {
-                queue.threads -= 1;
-                return;
+            if queue.age == age {
+                queue.idle -= 1;
+                if queue.jobs.is_empty() {
+                    queue.threads -= 1;
+                    return;
+                }
             }
         }
     }
@@ -191,6 +210,42 @@ mod tests {
             threads.insert(step.await.unwrap().unwrap());
         }
         assert!((1..=THREADS).contains(&threads.len()), "{}", threads.len());
+    }
+
+    #[tokio::test]
+    async fn after_a_change_of_rules_other_threads_do_what_waits_and_what_comes() {
+        let pool = Pool::new(None);
+        let who = |pool: Pool| async move { pool.run(|_| Ok(std::thread::current().id())).await };
+        let before = who(pool.clone()).await.unwrap();
+        assert_eq!(who(pool.clone()).await.unwrap(), before, "control");
+        let (go, gate) = std::sync::mpsc::channel::<()>();
+        let gate = Arc::new(Mutex::new(gate));
+        let busy: Vec<_> = (0..THREADS)
+            .map(|_| {
+                let (pool, gate) = (pool.clone(), Arc::clone(&gate));
+                tokio::spawn(async move {
+                    pool.run(move |_| {
+                        let _ = gate.lock().unwrap().recv();
+                        Ok(std::thread::current().id())
+                    })
+                    .await
+                })
+            })
+            .collect();
+        while pool.0.queue().threads < THREADS || pool.0.queue().idle > 0 {
+            tokio::task::yield_now().await;
+        }
+        let waiting = tokio::spawn(who(pool.clone()));
+        while pool.0.queue().jobs.is_empty() {
+            tokio::task::yield_now().await;
+        }
+        pool.renew();
+        let after = waiting.await.unwrap().unwrap();
+        drop(go);
+        for one in busy {
+            assert_ne!(one.await.unwrap().unwrap(), after);
+        }
+        assert_eq!(who(pool).await.unwrap(), after);
     }
 
     #[tokio::test]

@@ -59,6 +59,9 @@ actions! {
     /// Tells what the box is like from inside.
     AgentGuest = "agent.guest": Empty => GuestFacts;
 
+    /// Lets commands that are started from now on write beneath a directory that was mounted since. `not_found`.
+    AgentAllow = "agent.allow": AgentAllowParams => Empty;
+
     /// Counts the files that only the box has.
     AgentDisk = "agent.disk": Empty => AgentDiskResult;
 }
@@ -106,6 +109,15 @@ pub struct AgentHealthResult {
     /// Ends that nobody has heard of.
     #[serde(default, skip_serializing_if = "is_default")]
     pub unheard: u64,
+}
+
+/// Parameters of `agent.allow`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub struct AgentAllowParams {
+    /// The directory.
+    pub path: String,
 }
 
 /// Answer to `agent.disk`.

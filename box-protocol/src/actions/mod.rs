@@ -107,7 +107,7 @@ names! {
     /// What a runtime asks of the agent in a box.
     AGENT_ACTIONS, AGENT_SCHEMAS:
     AgentHealth AgentStart AgentOutput AgentList AgentInput AgentKill AgentClear AgentEnds AgentGuest
-    AgentDisk AgentRead AgentPack AgentWrite AgentUnpack;
+    AgentDisk AgentAllow AgentRead AgentPack AgentWrite AgentUnpack;
 }
 
 #[cfg(test)]

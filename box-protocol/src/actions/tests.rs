@@ -117,6 +117,7 @@ fn the_shortest_parameters_are_taken_and_strays_refused() {
     takes::<AgentKill>(json!({"command_id": "c"}));
     takes::<AgentHealth>(json!({"cwd": "/"}));
     takes::<AgentEnds>(json!({"heard": 7}));
+    takes::<AgentAllow>(json!({"path": "/mnt"}));
     let file = json!({"session_id": s, "path": "/a"});
     takes::<AgentRead>(json!({"read": file, "spool": 1}));
     takes::<AgentPack>(json!({"pack": file, "spool": 1}));

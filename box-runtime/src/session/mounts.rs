@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
+use box_protocol::actions::{AgentAllow, AgentAllowParams};
 use box_protocol::error::{Detail, Subject};
-use box_protocol::{BoxError, BoxMountSpec, BoxSpec, HostPathMode};
+use box_protocol::{BoxError, BoxMountSpec, BoxSpec, BoxState, HostPathMode};
 
-use super::Card;
 use super::body::{Body, Living, bounded};
+use super::{Card, agents_error};
 
 impl Body {
     /// Whether there is anything to say about mounts at all.
@@ -66,6 +67,9 @@ impl Body {
             return Err(other_mounts(&self.card));
         }
         there.has_room_for(new.len())?;
+        if new.iter().any(|mount| mount.mode == HostPathMode::Rw) {
+            self.may_be_written_to()?;
+        }
         let mut added = Ok(());
         for mount in new {
             let one = std::slice::from_ref(&mount);
@@ -80,10 +84,37 @@ impl Body {
     }
 }
 
+impl Body {
+    /// Whether a mount to write to can be added now.
+    fn may_be_written_to(&self) -> Result<(), BoxError> {
+        let id = &self.card.spec.session_id;
+        // What counts its files was set up with the box.
+        if self.card.spec.file_bytes().is_some() {
+            let why = "extra_mounts: a box with workspace_quota_mb gets no more mounts to write to";
+            return Err(BoxError::unsupported(why));
+        }
+        if self.card.live().state == BoxState::Paused {
+            let why = format!("Box session {id} is paused: its agent opens what may be written to");
+            return Err(BoxError::conflict(why).with_detail(&Detail::about(Subject::Box)));
+        }
+        Ok(())
+    }
+}
+
 impl Living {
     async fn add(&self, limit: Duration, mounts: &[BoxMountSpec]) -> Result<(), BoxError> {
         let adding = self.backend.add_mounts(self.id, mounts);
-        bounded(&*self.backend, "mount into", limit, adding).await?
+        bounded(&*self.backend, "mount into", limit, adding).await??;
+        // What runs there already was fenced in before.
+        for mount in mounts.iter().filter(|mount| mount.mode == HostPathMode::Rw) {
+            let path = mount.mount_path.clone();
+            let agent = self.agent.peer();
+            let params = AgentAllowParams { path };
+            let allowing = agent.call::<AgentAllow>(&params);
+            let allowed = bounded(&*self.backend, "allow writing in", limit, allowing).await?;
+            allowed.map_err(agents_error)?;
+        }
+        Ok(())
     }
 }
 

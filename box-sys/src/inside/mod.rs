@@ -15,8 +15,10 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, Signal, WaitOptions};
 
+use crate::mounts::open_beneath;
 use crate::plan::SandboxPlan;
 pub use kin::Moment;
 pub use rest::rest;
@@ -167,6 +169,19 @@ impl Init {
         found
             .filter(|pid| rustix::process::kill_process(*pid, signal).is_ok())
             .count()
+    }
+
+    /// Lets commands and threads to come write beneath a place that was mounted since. The guest may be changing names right
+    /// now: no link is followed.
+    pub fn allow_writing(&self, path: &Path) -> io::Result<()> {
+        let Some(landlock) = &self.landlock else {
+            return Ok(());
+        };
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = rustix::fs::open("/", flags, Mode::empty())?;
+        let within = path.strip_prefix("/").unwrap_or(path);
+        let place = open_beneath(&root, within, OFlags::PATH)?;
+        crate::landlock::add_writable(landlock, &place)
     }
 
     /// Gives a command's mark free for another, once it has ended and nothing of it is left or wanted.

@@ -15,7 +15,7 @@ pub struct GuestThread {
 }
 
 impl Init {
-    /// What threads to come need for that. Rules that are added later do not reach them.
+    /// What threads to come need for that. Rules that are added later reach those that enter later.
     pub fn guest_thread(&self) -> io::Result<GuestThread> {
         let landlock = self.landlock.as_ref();
         Ok(GuestThread {

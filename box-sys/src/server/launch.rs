@@ -195,9 +195,6 @@ impl Server {
     /// or undo this.
     pub(super) fn add_mount(&mut self, mount: &Mount, guest: u32, fds: &[OwnedFd]) -> Result<()> {
         check_target(&mount.target)?;
-        if mount.writable {
-            return Err(Error::Invalid("added mounts are read-only".into()));
-        }
         let Some((namespace, fds)) = fds.split_first() else {
             return Err(Error::Protocol("no mount namespace".into()));
         };
