@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Mutex, PoisonError};
 
 use rustix::buffer::spare_capacity;
-use rustix::fs::OFlags;
+use rustix::fs::{Mode, OFlags};
 use rustix::pipe::PipeFlags;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -28,10 +28,17 @@ pub(crate) struct Pipe {
     ended: bool,
 }
 
+/// A pipe whose ends the guest may open once more by their names, as `/dev/stdout` is one. It would be the agent's alone.
+pub(crate) fn for_guest() -> io::Result<(OwnedFd, OwnedFd)> {
+    let (read, write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+    rustix::fs::fchmod(&write, Mode::from(0o666))?;
+    Ok((read, write))
+}
+
 impl Pipe {
     /// A pipe, and the end that is written.
     pub(crate) fn new() -> io::Result<(Self, OwnedFd)> {
-        let (read, write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+        let (read, write) = for_guest()?;
         Ok((Self::over(read)?, write))
     }
 

@@ -111,7 +111,7 @@ impl Agent {
         let (input, writer) = match stdin {
             Stdin::Closed => (None, None),
             Stdin::Open => {
-                let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+                let (read, write) = crate::pipe::for_guest()?;
                 rustix::fs::fcntl_setfl(&write, OFlags::NONBLOCK)?;
                 (Some(read), Some(Way::Pipe(watched(write)?)))
             }

@@ -68,7 +68,10 @@ async fn when_memory_runs_out_commands_go_before_their_agent() {
         if machine.lacks("cgroup.memory").await {
             return;
         }
-        let asked = |cmd: &str| spec(json!({"session_id": "crowd", "memory_mb": 64, "cmd": cmd}));
+        let asked = |cmd: &str| {
+            spec(json!({"session_id": "crowd", "memory_mb": 64,
+            "pids_limit": 400, "cmd": cmd}))
+        };
         let crowd = machine.exec_spec(asked(CROWD)).await.unwrap();
         assert!(printed(&crowd).contains("killed"), "control: {crowd:?}");
         let mark = machine.exec_spec(asked("cat /tmp/mark")).await.unwrap();

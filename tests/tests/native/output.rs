@@ -8,6 +8,17 @@ use tokio::sync::mpsc;
 use super::support::{Machine, on_each_machine, printed, spec};
 
 #[tokio::test]
+async fn a_command_opens_its_streams_by_their_names() {
+    on_each_machine(async |machine| {
+        let cmd = "echo out > /dev/stdout; echo err > /dev/stderr; echo more >> /proc/self/fd/1";
+        let result = machine.exec("names", cmd).await;
+        assert_eq!(printed(&result), "out\nmore", "{result:?}");
+        assert_eq!(result.stderr, "err\n");
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_mebibyte_of_each_stream_is_exact_and_more_is_counted() {
     on_each_machine(async |machine| {
         let bytes = 1 << 20;
