@@ -24,7 +24,7 @@ pub struct RuntimeConfig {
     pub queued_calls: usize,
     /// How long a box may take to start. Beyond: `timeout`.
     pub start_timeout: Duration,
-    /// How long a box may take to end. Beyond: it is given up, and its backend's to sweep.
+    /// How long a box may take to end. Beyond: the caller is told so, and its backend waits on.
     pub stop_timeout: Duration,
     /// How long a backend may take to say whether it is available, or a box alive. Beyond: it is not.
     pub probe_timeout: Duration,

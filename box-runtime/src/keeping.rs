@@ -2,6 +2,7 @@
 //! together, and whoever made one can wait until it is on disk.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use box_protocol::{BoxError, BoxState};
 
@@ -44,10 +45,22 @@ impl Card {
     }
 }
 
+/// What a box lacks whose record is not what it is: a later process would know it as it was, or not at all.
+const RECORD: &str = "record";
+
+/// How long it takes until writing is tried again, if nothing changes meanwhile.
+const PAUSE: Duration = Duration::from_secs(5);
+
 async fn write(card: Arc<Card>) {
+    let mut coming = card.keeping.subscribe();
     loop {
         let changes = card.keeping.borrow().changes;
+        card.live().facts.degraded.retain(|what| what != RECORD);
         let outcome = write_once(&card).await.err();
+        let failed = outcome.is_some();
+        if failed {
+            card.live().facts.degraded.push(RECORD.to_owned());
+        }
         if let Some(error) = &outcome {
             let session = &card.spec.session_id;
             tracing::error!(%session, %error, "the box's record was not kept");
@@ -56,11 +69,15 @@ async fn write(card: Arc<Card>) {
         card.keeping.send_modify(|keeping| {
             keeping.settled = changes;
             keeping.outcome = outcome;
-            again = keeping.changes > changes;
+            again = failed || keeping.changes > changes;
             keeping.writing = again;
         });
         if !again {
             return;
+        }
+        if failed {
+            let more = coming.wait_for(|keeping| keeping.changes > changes);
+            let _ = tokio::time::timeout(PAUSE, more).await;
         }
     }
 }

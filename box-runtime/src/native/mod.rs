@@ -29,11 +29,12 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use box_protocol::actions::BoxStatsResult;
+use box_protocol::error::{Detail, Subject};
 use box_protocol::{BoxError, BoxMountSpec, Network, NetworkPolicy, UnixMs};
 use box_rpc::Limits;
 use box_sys::{Cgroups, ForkServer, Sandbox, SandboxPlan, Source};
@@ -378,7 +379,7 @@ impl Backend for NativeBackend {
             record: record.to_owned(),
         };
         match &*living.state() {
-            Some(state) => state.keep(&kept).map_err(failed),
+            Some(state) => state.keep(&kept).map_err(unkept),
             None => Ok(()),
         }
     }
@@ -438,19 +439,39 @@ impl Backend for NativeBackend {
         let Some(living) = self.living(id) else {
             // What was begun of it has ended with its making.
             if let Some(root) = &self.0.config.state_dir {
-                State::of(root, id).remove();
+                let state = State::of(root, id);
+                let _ = tokio::task::spawn_blocking(move || state.remove()).await;
             }
             return Ok(());
         };
         living.sandbox.kill().map_err(|error| in_words(&error))?;
-        readable(living.sandbox.pidfd()).await.map_err(failed)?;
-        // Not before: whoever gives up waiting can ask again.
-        let ended = self.boxes().remove(&id);
-        living.clear();
-        // What held its mounts was the last to do so. Taking them apart is for nobody to wait for.
-        tokio::task::spawn_blocking(|| drop((ended, living)));
+        // In a task of its own: whoever gives up waiting leaves nothing behind.
+        let _ = tokio::spawn(bury(Arc::downgrade(&self.0), id, living)).await;
         Ok(())
     }
+}
+
+/// Waits for the end of a box that was killed, however long that takes, and clears away what it had.
+async fn bury(of: Weak<Inner>, id: Uuid, living: Arc<Living>) {
+    let state = living.state().take();
+    // From here on whoever finds it ends it.
+    let forget = move || state.inspect(State::forget);
+    let state = tokio::task::spawn_blocking(forget).await.ok().flatten();
+    // Without a descriptor to wait with, it is looked after now and then.
+    while readable(living.sandbox.pidfd()).await.is_err()
+        && !matches!(living.sandbox.wait(Some(Duration::ZERO)), Ok(true))
+    {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let ended = of.upgrade().and_then(|inner| {
+        let mut boxes = inner.boxes.lock().unwrap_or_else(PoisonError::into_inner);
+        boxes.remove(&id)
+    });
+    living.clear();
+    let remove = move || state.iter().for_each(State::remove);
+    let _ = tokio::task::spawn_blocking(remove).await;
+    // What held its mounts was the last to do so. Taking them apart is for nobody to wait for.
+    tokio::task::spawn_blocking(|| drop((ended, living)));
 }
 
 /// Where the artifacts of a box are copied to, if these mounts have any.
@@ -500,6 +521,17 @@ fn unpausable(error: box_sys::Error) -> BoxError {
             BoxError::unsupported(format!("this machine cannot pause a box ({what})"))
         }
         error => in_words(&error),
+    }
+}
+
+/// Why a record is not on disk.
+fn unkept(error: io::Error) -> BoxError {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            BoxError::capacity("there is no room on the server's disk for the record of the box")
+                .with_detail(&Detail::about(Subject::Disk))
+        }
+        _ => failed(error),
     }
 }
 

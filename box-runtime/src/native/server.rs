@@ -15,14 +15,14 @@ use crate::backend::Availability;
 #[derive(Debug)]
 pub(super) struct Server {
     config: NativeConfig,
-    running: Mutex<Option<Arc<ForkServer>>>,
+    running: Arc<Mutex<Option<Arc<ForkServer>>>>,
 }
 
 impl Server {
     pub(super) fn new(config: &NativeConfig) -> Self {
         Self {
             config: config.clone(),
-            running: Mutex::default(),
+            running: Arc::default(),
         }
     }
 
@@ -32,17 +32,14 @@ impl Server {
     }
 
     async fn found(&self) -> Result<Arc<ForkServer>, Error> {
-        let mut running = self.running.lock().await;
-        if let Some(server) = &*running
+        if let Some(server) = &*self.running.lock().await
             && is_alive(server)
         {
             return Ok(Arc::clone(server));
         }
-        let config = self.config.clone();
-        let starting = tokio::task::spawn_blocking(move || start(&config)).await;
-        let server = Arc::new(starting.map_err(|_| Error::ServerGone)??);
-        *running = Some(Arc::clone(&server));
-        Ok(server)
+        // In a task of its own: whoever gives up waiting finds it started the next time.
+        let starting = tokio::spawn(started(Arc::clone(&self.running), self.config.clone()));
+        starting.await.map_err(|_| Error::ServerGone)?
     }
 
     /// What this machine gives, which is known once there is a server.
@@ -59,6 +56,23 @@ impl Server {
             Err(error) => Availability::unavailable(in_words(&error).message()),
         }
     }
+}
+
+/// The server there is, or one that is started now.
+async fn started(
+    running: Arc<Mutex<Option<Arc<ForkServer>>>>,
+    config: NativeConfig,
+) -> Result<Arc<ForkServer>, Error> {
+    let mut running = running.lock().await;
+    if let Some(server) = &*running
+        && is_alive(server)
+    {
+        return Ok(Arc::clone(server));
+    }
+    let starting = tokio::task::spawn_blocking(move || start(&config)).await;
+    let server = Arc::new(starting.map_err(|_| Error::ServerGone)??);
+    *running = Some(Arc::clone(&server));
+    Ok(server)
 }
 
 fn start(config: &NativeConfig) -> Result<ForkServer, Error> {

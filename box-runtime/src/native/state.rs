@@ -80,6 +80,11 @@ impl State {
         std::fs::rename(fresh, place)
     }
 
+    /// Removes the record: a box without one is ended by whoever finds it.
+    pub(super) fn forget(&self) {
+        let _ = std::fs::remove_file(self.0.join("box.json"));
+    }
+
     /// What was last kept.
     pub(super) fn kept(&self) -> io::Result<Kept> {
         Ok(serde_json::from_slice(&std::fs::read(

@@ -186,11 +186,14 @@ impl Body {
         }
     }
 
-    /// Keeps what is on the card with the box, for a later process.
+    /// Keeps what is on the card with the box, for a later process. What cannot be kept now is tried again, and the card says so
+    /// meanwhile.
     pub(super) async fn keep(&self) {
         self.card.changed();
-        // Whatever went wrong is in the log.
-        let _ = self.card.kept().await;
+        if self.card.kept().await.is_err() {
+            let without = "without a record of what has changed";
+            self.shared.events.tell(&self.card, "degraded", without);
+        }
     }
 
     /// Whether commands run in the box, or may: an agent that is slow to say so is in want of processor time, and one that is gone
@@ -301,13 +304,18 @@ impl Body {
             live.last_used_at = now;
             live.created_at = now;
         }
+        // A box without a record is one that nobody would know again.
+        self.card.changed();
+        if let Err(error) = self.card.kept().await {
+            let _ = self.stop().await;
+            return Err(error);
+        }
         let degraded = self.card.live().facts.degraded.join(", ");
         self.shared.events.tell(&self.card, "started", "");
         if !degraded.is_empty() {
             let less = format!("without {degraded}");
             self.shared.events.tell(&self.card, "degraded", &less);
         }
-        self.keep().await;
         self.open_door();
         Ok(())
     }

@@ -101,6 +101,40 @@ async fn an_update_that_cannot_be_kept_says_so() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_box_that_has_no_record_is_not_made() {
+    let w = outliving();
+    let full = BoxError::capacity("the disk is full");
+    w.backend.set_keep_error(Some(full));
+    assert_eq!(code(w.create(spec("s", "")).await), Code::Capacity);
+    assert_eq!(w.backend.stops(), ["s"], "nothing is left of it");
+    w.backend.set_keep_error(None);
+    w.create(spec("s", "")).await.unwrap();
+    assert_eq!(w.record("s")["version"], 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_record_that_cannot_be_written_is_tried_again_and_the_box_says_so() {
+    let w = outliving();
+    w.create(spec("s", "")).await.unwrap();
+    let full = BoxError::capacity("the disk is full");
+    w.backend.set_keep_error(Some(full));
+    let renamed = BoxUpdateParams {
+        name: Some(Name::new("renamed").unwrap()),
+        ..update("s")
+    };
+    assert_eq!(code(w.update(renamed).await), Code::Capacity);
+    assert_eq!(w.get("s").await.unwrap().degraded, ["record"]);
+    assert_ne!(w.record("s")["name"], "renamed");
+    w.backend.set_keep_error(None);
+    while w.record("s")["name"] != "renamed" {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    while !w.get("s").await.unwrap().degraded.is_empty() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn any_number_of_updates_leaves_the_lane_free_and_writes_little() {
     let w = outliving();
     w.create(spec("s", "")).await.unwrap();

@@ -1,13 +1,17 @@
 //! Everything a command has started ends with it when it is to end, and not before.
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::time::{Duration, Instant};
 
 use box_protocol::actions::{BoxDeleteParams, BoxListParams};
-use box_protocol::{ExecutionStatus, SpecDraft};
-use box_runtime::Caller;
+use box_protocol::{Code, ExecutionStatus, SpecDraft};
+use box_runtime::native::NativeBackend;
+use box_runtime::{BoxRuntime, Caller, RuntimeConfig};
 use serde_json::json;
 
-use super::support::{Machine, eventually, on_each_machine, params, printed, processes_with, spec};
+use super::support::{
+    Machine, PROGRAM, eventually, on_each_machine, params, printed, processes_with, spec,
+};
 
 /// Starts processes that do not want to end, each `sleep` with this argument, and waits for ever itself.
 fn stubborn(seconds: &str) -> String {
@@ -161,6 +165,70 @@ async fn boxes_die_with_their_runtime() {
         eventually("it runs", || processes_with(&seconds) == 1).await;
         drop(other);
         eventually("the box is gone", || processes_with(&seconds) == 0).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_box_that_is_given_up_is_cleared_away_all_the_same() {
+    on_each_machine(async |machine| {
+        let state = tempfile::tempdir().unwrap();
+        let mut native = machine.config();
+        native.state_dir = Some(state.path().to_owned());
+        let mut config = RuntimeConfig::with(NativeBackend::new(native));
+        config.stop_timeout = Duration::ZERO;
+        let (runtime, caller) = (BoxRuntime::start(config), Caller::local());
+        let spec = json!({"spec": {"session_id": "given-up"}});
+        let create = serde_json::from_value(spec).unwrap();
+        runtime.create(&caller, create).await.unwrap();
+        let left = || state.path().read_dir().unwrap().count();
+        assert_eq!(left(), 1);
+        let delete = json!({"session_id": "given-up", "force": true});
+        let delete = serde_json::from_value(delete).unwrap();
+        // It may be quicker than the clock.
+        if let Err(error) = runtime.delete(&caller, delete).await {
+            assert_eq!(error.code(), Code::Timeout, "{error:?}");
+        }
+        eventually("nothing is left of it", || left() == 0).await;
+        let exit = serde_json::from_value(json!({"exit": true})).unwrap();
+        runtime.shutdown(&caller, exit).await.unwrap();
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_fork_server_that_starts_slowly_is_started_once() {
+    on_each_machine(async |machine| {
+        let dir = machine.directory();
+        let (script, starts) = (dir.path().join("slow"), dir.path().join("starts"));
+        let text = format!(
+            "#!/bin/sh\necho >> {}\nsleep 2\nexec {} \"$@\"\n",
+            starts.display(),
+            PROGRAM.display()
+        );
+        std::fs::write(&script, text).unwrap();
+        std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let mut native = machine.config();
+        native.program = script;
+        let mut config = RuntimeConfig::with(NativeBackend::new(native));
+        config.probe_timeout = Duration::from_millis(300);
+        let (runtime, caller) = (BoxRuntime::start(config), Caller::local());
+        let mut refused = 0;
+        loop {
+            let spec = json!({"spec": {"session_id": "slow"}});
+            let create = serde_json::from_value(spec).unwrap();
+            match runtime.create(&caller, create).await {
+                Ok(_) => break,
+                Err(error) => assert_eq!(error.code(), Code::Unavailable, "{error:?}"),
+            }
+            refused += 1;
+            assert!(refused < 50, "it never starts");
+            tokio::time::sleep(Duration::from_millis(300)).await;
+        }
+        assert!(refused > 0, "it was slow");
+        assert_eq!(std::fs::read_to_string(starts).unwrap().lines().count(), 1);
+        let exit = serde_json::from_value(json!({"exit": true})).unwrap();
+        runtime.shutdown(&caller, exit).await.unwrap();
     })
     .await;
 }
