@@ -89,7 +89,7 @@ impl Body {
     fn may_be_written_to(&self) -> Result<(), BoxError> {
         let id = &self.card.spec.session_id;
         // What counts its files was set up with the box.
-        if self.card.spec.file_bytes().is_some() {
+        if self.card.spec.workspace_quota_mb > 0 {
             let why = "extra_mounts: a box with workspace_quota_mb gets no more mounts to write to";
             return Err(BoxError::unsupported(why));
         }
