@@ -4,7 +4,8 @@
 //! to a box, and none can grow old there.
 
 use std::collections::HashMap;
-use std::io::Write as _;
+use std::fs::File;
+use std::io::{self, Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -25,28 +26,37 @@ pub(crate) struct Names(Mutex<Table>);
 #[derive(Debug, Default)]
 struct Table {
     places: HashMap<HostName, usize>,
-    names: Vec<HostName>,
+    /// A place whose line cannot be read is nobody's, and given to nobody else: the box may know its addresses.
+    names: Vec<Option<HostName>>,
     /// Where they are kept for whoever takes the box over, a line each.
-    file: Option<std::fs::File>,
+    file: Option<File>,
+    /// So many of its bytes are whole lines.
+    bytes: u64,
 }
 
 impl Names {
     /// Those in a file, to which new ones are added.
-    pub(crate) fn kept_in(mut file: std::fs::File) -> Self {
-        let mut text = String::new();
-        // What cannot be read is not known, and what cannot be known is refused.
-        let _ = std::io::Read::read_to_string(&mut file, &mut text);
+    pub(crate) fn kept_in(mut file: File) -> io::Result<Self> {
+        let mut text = Vec::new();
+        file.read_to_end(&mut text)?;
+        // The beginning of a line that was never told.
+        let whole = text.iter().rposition(|byte| *byte == b'\n');
+        text.truncate(whole.map_or(0, |end| end + 1));
+        let bytes = text.len() as u64;
+        file.set_len(bytes)?;
         let names: Vec<_> = text
-            .lines()
-            .map_while(|line| HostName::new(line).ok())
+            .split_inclusive(|byte| *byte == b'\n')
+            .map(|line| HostName::new(str::from_utf8(line).ok()?.trim_end()).ok())
             .take(NAMES)
             .collect();
-        let places = names.iter().cloned().zip(0..).collect();
-        Self(Mutex::new(Table {
-            places,
+        let known = names.iter().cloned().zip(0..);
+        let places = known.filter_map(|(name, place)| Some((name?, place)));
+        Ok(Self(Mutex::new(Table {
+            places: places.collect(),
             names,
             file: Some(file),
-        }))
+            bytes,
+        })))
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -86,8 +96,8 @@ impl Names {
         let table = self.table();
         table
             .names
-            .get(usize::try_from(place).ok()?)
-            .cloned()
+            .get(usize::try_from(place).ok()?)?
+            .clone()
             .map(Host::Name)
     }
 }
@@ -100,10 +110,14 @@ impl Table {
     /// Adds a name, unless it could not be kept: told again for another, its address would lead somewhere else.
     fn add(&mut self, name: &HostName) -> Option<usize> {
         if let Some(file) = &mut self.file {
-            file.write_all(format!("{name}\n").as_bytes()).ok()?;
+            // What an attempt before has left is no part of the next line.
+            file.set_len(self.bytes).ok()?;
+            let line = format!("{name}\n");
+            file.write_all(line.as_bytes()).ok()?;
+            self.bytes += line.len() as u64;
         }
         let place = self.names.len();
-        self.names.push(name.clone());
+        self.names.push(Some(name.clone()));
         self.places.insert(name.clone(), place);
         Some(place)
     }
@@ -174,11 +188,22 @@ mod tests {
                 .open(dir.path().join("names"))
                 .unwrap()
         };
-        let before = Names::kept_in(open());
-        let told = before.addresses_of(&name("a.example"));
-        drop(before);
-        let after = Names::kept_in(open());
+        let kept = || Names::kept_in(open()).unwrap();
+        let told = kept().addresses_of(&name("a.example"));
+        let after = kept();
         assert_ne!(after.addresses_of(&name("b.example")), told);
         assert_eq!(after.addresses_of(&name("a.example")), told);
+        // Whoever wrote it was killed before the end of its line.
+        open().write_all(b"half").unwrap();
+        let whole = kept().addresses_of(&name("c.example"));
+        assert!(whole.is_some());
+        assert_eq!(kept().addresses_of(&name("c.example")), whole);
+        // A line that cannot be read keeps its place.
+        open().write_all(b"no name \xff\n").unwrap();
+        let next = kept();
+        let (v4, _) = next.addresses_of(&name("d.example")).unwrap();
+        assert_eq!(v4.to_bits(), FIRST_V4 + 4);
+        assert_eq!(next.host_at(Ipv4Addr::from_bits(FIRST_V4 + 3).into()), None);
+        assert_eq!(next.addresses_of(&name("c.example")), whole);
     }
 }

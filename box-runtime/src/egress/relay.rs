@@ -5,8 +5,9 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
-use rustix::net::Shutdown;
+use rustix::net::{Shutdown, sockopt};
 use rustix::pipe::{PipeFlags, SpliceFlags};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
@@ -18,6 +19,11 @@ const MUCH: u32 = 4;
 /// What a pipe may hold, if this process may ask for so much.
 const PIPE: usize = 1 << 20;
 
+/// How long a side may be silent before it is asked whether it is there, how often then, and how often in vain.
+const ASKED_AFTER: Duration = Duration::from_mins(1);
+const ASKED_EVERY: Duration = Duration::from_secs(15);
+const ASKED_TIMES: u32 = 4;
+
 /// Who is told of bytes that have arrived on the other side, and may say that it is enough.
 pub(crate) trait Count: Sync {
     /// So many from the box.
@@ -27,11 +33,42 @@ pub(crate) trait Count: Sync {
 }
 
 /// Moves bytes both ways until both sides have ended what they say. An error is a break, to be passed on as one.
+///
+/// A side that has ended what it says may still listen, for as long as it likes; one that is gone altogether says nothing of
+/// that. So both are asked now and then whether they are there, and whoever is not is noticed while the other is waited for.
 pub(crate) async fn relay(near: &TcpStream, far: &TcpStream, count: &impl Count) -> io::Result<()> {
-    let out = pump(near, far, |bytes| count.sent(bytes));
-    let back = pump(far, near, |bytes| count.received(bytes));
-    tokio::try_join!(out, back)?;
-    Ok(())
+    ask_now_and_then(near)?;
+    ask_now_and_then(far)?;
+    let both = async {
+        let out = pump(near, far, |bytes| count.sent(bytes));
+        let back = pump(far, near, |bytes| count.received(bytes));
+        tokio::try_join!(out, back)
+    };
+    tokio::select! {
+        biased;
+        ended = both => ended.map(drop),
+        error = broken(near) => Err(error),
+        error = broken(far) => Err(error),
+    }
+}
+
+fn ask_now_and_then(stream: &TcpStream) -> io::Result<()> {
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, ASKED_AFTER)?;
+    sockopt::set_tcp_keepintvl(stream, ASKED_EVERY)?;
+    Ok(sockopt::set_tcp_keepcnt(stream, ASKED_TIMES)?)
+}
+
+/// The error of a connection that is broken.
+async fn broken(stream: &TcpStream) -> io::Error {
+    if let Err(error) = stream.ready(Interest::ERROR).await {
+        return error;
+    }
+    match stream.take_error() {
+        Ok(Some(error)) | Err(error) => error,
+        // Whoever reads or writes has it.
+        Ok(None) => io::ErrorKind::ConnectionReset.into(),
+    }
 }
 
 async fn pump(
@@ -133,7 +170,64 @@ fn end(to: &TcpStream) -> io::Result<()> {
 
 /// Breaks a connection off, so that its other end learns that it was no orderly end.
 pub(crate) fn reset(stream: TcpStream) {
-    let now = Some(std::time::Duration::ZERO);
-    let _ = rustix::net::sockopt::set_socket_linger(&stream, now);
+    let now = Some(Duration::ZERO);
+    let _ = sockopt::set_socket_linger(&stream, now);
     drop(stream);
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    struct Nobody;
+
+    impl Count for Nobody {
+        fn sent(&self, _: u64) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn received(&self, _: u64) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    async fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let one = TcpStream::connect(listener.local_addr().unwrap());
+        let (one, other) = tokio::join!(one, listener.accept());
+        (one.unwrap(), other.unwrap().0)
+    }
+
+    #[tokio::test]
+    async fn who_has_said_all_may_listen_and_who_is_gone_is_noticed() {
+        let ((mut guest, near), (far, mut host)) = (pair().await, pair().await);
+        let relayed = tokio::spawn(async move { relay(&near, &far, &Nobody).await });
+        guest.write_all(b"question").await.unwrap();
+        guest.shutdown().await.unwrap();
+        let mut asked = String::new();
+        host.read_to_string(&mut asked).await.unwrap();
+        host.write_all(b"answer").await.unwrap();
+        let mut answer = [0; 6];
+        guest.read_exact(&mut answer).await.unwrap();
+        assert_eq!((asked.as_str(), &answer), ("question", b"answer"));
+        assert!(!relayed.is_finished(), "the host may say more");
+        // As the kernel does for whoever is asked and is not there.
+        reset(guest);
+        assert!(relayed.await.unwrap().is_err());
+        assert_eq!(host.read(&mut answer).await.unwrap(), 0);
+    }
+
+    #[tokio::test]
+    async fn both_sides_are_asked_whether_they_are_there() {
+        let ((guest, near), (far, host)) = (pair().await, pair().await);
+        drop((guest, host));
+        relay(&near, &far, &Nobody).await.unwrap();
+        for stream in [&near, &far] {
+            assert!(sockopt::socket_keepalive(stream).unwrap());
+            assert_eq!(sockopt::tcp_keepidle(stream).unwrap(), ASKED_AFTER);
+        }
+    }
 }

@@ -200,10 +200,10 @@ impl NativeBackend {
         let Some(exits) = living.sandbox.take_exits() else {
             return Ok(());
         };
-        let names = living.state().as_ref().map(State::names).transpose();
-        let names = names
-            .map_err(failed)?
-            .map_or_else(Names::default, Names::kept_in);
+        let names = match living.state().as_ref() {
+            Some(state) => state.names().and_then(Names::kept_in).map_err(failed)?,
+            None => Names::default(),
+        };
         let dialler = Arc::clone(&self.0.dialler);
         let egress = Egress::open(id, exits, dialler, names, policy).map_err(failed)?;
         let _ = living.egress.set(egress);
