@@ -85,6 +85,16 @@ async def test_sixty_four_calls_at_once(client, context):
     assert await client.get_sessions(action_context=context) == []
 
 
+async def test_what_langbot_has_run_is_on_record_without_its_text(own_server, context, tmp_path):
+    async with connected(websocket(own_server())) as client:
+        await client.execute(spec(cmd="echo a-secret; exit 3", env={"KEY": "a-secret"}), action_context=context)
+    lines = (tmp_path / "log").read_text().splitlines()
+    told = [line for line in lines if "box_gateways::audit" in line]
+    assert len(told) == 2 and "allowed" in told[0], told
+    assert "finished" in told[1] and "exit_code=3" in told[1] and "stdout_bytes=9" in told[1], told
+    assert not any("a-secret" in line for line in lines)
+
+
 async def test_network_is_never_wider_than_asked(client, context):
     offline = await client.execute(spec(session_id="off", cmd="cat /proc/net/dev | wc -l"), action_context=context)
     assert offline.stdout == "3"

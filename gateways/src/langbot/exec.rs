@@ -22,6 +22,7 @@ use super::actions::{Data, UnlessWithdrawn};
 use super::context::Placement;
 use super::mounts::{blocking, make_points};
 use super::sessions::named;
+use super::trail;
 
 /// The image of a spec that names none.
 pub(super) const IMAGE: &str = "rockchin/langbot-sandbox:latest";
@@ -90,6 +91,7 @@ pub(super) async fn exec(
         Ok(result) => result,
         Err(error) => return host.told(Err(error), &id).await,
     };
+    trail::finished(&host.owner, &result);
     if result.status == ExecutionStatus::TimedOut {
         host.processes.forget_session(&id);
     }
@@ -206,9 +208,11 @@ impl Host {
         draft.session_id = Some(id.as_str().to_owned());
         // The rules of the fields come before a look at the file system.
         draft.clone().build()?;
-        match &self.policy {
-            Some(service) => draft = service.decided(draft, &self.owner).await?,
-            None => self.open_mounts(&mut draft).await?,
+        if let Some(service) = &self.policy {
+            draft = service.decided(draft, &self.owner).await?;
+        } else {
+            self.open_mounts(&mut draft).await?;
+            trail::allowed(&self.owner, &draft);
         }
         draft.extras = SpecExtras {
             network_policy: draft.extras.network_policy.take(),

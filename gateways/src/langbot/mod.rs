@@ -11,7 +11,7 @@
 //! 3. `exec`, `sessions`, `processes`, `storage`: the actions. `mounts`: which host paths they may name.
 //! 4. `relay`: a managed process on a websocket, framed by line.
 //! 5. `config`: what `box_init` says. `admission`, `readiness`: where only those with a grant are served.
-//! 6. `skills`: what LangBot kept here in older versions. `errors`: the texts.
+//! 6. `skills`: what LangBot kept here in older versions. `errors`: the texts; `trail`: the log.
 
 mod actions;
 mod admission;
@@ -28,6 +28,7 @@ mod relay;
 mod sessions;
 mod skills;
 mod storage;
+mod trail;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
