@@ -3,7 +3,7 @@
 //! # Reading order
 //! 1. [`NativeConfig`]: every setting.
 //! 2. `plan`: from a spec to what the kernel is asked for.
-//! 3. This file: [`NativeBackend`], the boxes there are, and the way each begins and ends.
+//! 3. This file: [`NativeBackend`], the boxes there are, and the way each begins and ends. `living`: what is kept of one.
 //! 4. `server`: the fork server behind it, and what this machine has.
 //! 5. `quota`: the size of a workspace while its box runs. `artifacts`: mounts of content that is known by its digest.
 //! 6. `slots`: the memory it shares with its agent; `state`: what a box has on disk, if it is to have anything there; `adopt`: how a later process takes it over.
@@ -17,6 +17,7 @@ mod adopt;
 mod artifacts;
 mod config;
 mod error;
+mod living;
 mod plan;
 mod quota;
 mod server;
@@ -28,7 +29,6 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -44,9 +44,10 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::Semaphore;
 use uuid::Uuid;
 
-use self::artifacts::{Copies, Scratch};
+use self::artifacts::Copies;
 pub use self::config::NativeConfig;
 use self::error::{failed, in_words};
+use self::living::{Living, place_for};
 use self::quota::Quota;
 use self::server::Server;
 pub use self::server::primitives;
@@ -87,74 +88,6 @@ impl Drop for Inner {
                 living.clear();
             }
         }
-    }
-}
-
-/// A box that lives, as far as anybody has heard.
-#[derive(Debug)]
-struct Living {
-    sandbox: Sandbox,
-    /// What it has on disk, until its end.
-    state: Mutex<Option<State>>,
-    /// Where its artifacts are, if it has nothing else on disk.
-    scratch: Mutex<Option<Scratch>>,
-    /// How much may be in what it can write to.
-    quota: OnceLock<Arc<Quota>>,
-    /// What was last found there.
-    disk: Mutex<Option<u64>>,
-    /// The way out, if it has a network.
-    egress: OnceLock<Egress>,
-    /// Why it was ended from here.
-    ended_for: OnceLock<&'static str>,
-}
-
-impl Living {
-    fn state(&self) -> MutexGuard<'_, Option<State>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Copies the artifacts among these mounts to where this box has them.
-    async fn copies(
-        &self,
-        mounts: &[BoxMountSpec],
-        owner: Option<(u32, u32)>,
-    ) -> Result<Copies, BoxError> {
-        let place = {
-            let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
-            place_for(mounts, self.state().as_ref(), &mut scratch, owner)?
-        };
-        match place {
-            Some(place) => artifacts::copy_all(mounts, &place).await,
-            None => Ok(Copies::new()),
-        }
-    }
-
-    fn disk(&self) -> MutexGuard<'_, Option<u64>> {
-        self.disk.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Keeps this quota from now on, as long as the box lives.
-    fn watch(self: &Arc<Self>, quota: Quota, outlives: bool) {
-        quota.outlives(outlives);
-        let quota = self.quota.get_or_init(|| Arc::new(quota));
-        tokio::spawn(Arc::clone(quota).watch(Arc::downgrade(self)));
-    }
-
-    /// Removes what it had on disk. Only for one that is gone.
-    fn clear(&self) {
-        if let Some(quota) = self.quota.get() {
-            quota.outlives(false);
-        }
-        if let Some(state) = self.state().take() {
-            state.remove();
-        }
-    }
-
-    /// Ends it, for a reason that whoever uses it is told.
-    fn end_for(&self, why: &'static str) {
-        let _ = self.ended_for.set(why);
-        // What is gone needs no end.
-        let _ = self.sandbox.kill();
     }
 }
 
@@ -265,15 +198,7 @@ impl Backend for NativeBackend {
         let sandbox = made.map_err(|error| in_words(&error))?;
         drop(place);
         let missing = sandbox.missing().to_vec();
-        let living = Arc::new(Living {
-            sandbox,
-            state: Mutex::new(state),
-            scratch: Mutex::new(scratch),
-            quota: OnceLock::new(),
-            disk: Mutex::default(),
-            egress: OnceLock::new(),
-            ended_for: OnceLock::new(),
-        });
+        let living = Living::new(sandbox, state, scratch);
         self.boxes().insert(request.id, Arc::clone(&living));
         if let Some(quota) = quota {
             living.watch(quota, self.0.config.outlive);
@@ -403,15 +328,7 @@ impl Backend for NativeBackend {
         let found = found.map_err(failed)?;
         let mut adopted = Vec::new();
         for one in found {
-            let living = Arc::new(Living {
-                sandbox: one.sandbox,
-                state: Mutex::new(Some(one.state)),
-                scratch: Mutex::default(),
-                quota: OnceLock::new(),
-                disk: Mutex::default(),
-                egress: OnceLock::new(),
-                ended_for: OnceLock::new(),
-            });
+            let living = Living::new(one.sandbox, Some(one.state), None);
             self.boxes().insert(one.id, Arc::clone(&living));
             let quota = match &one.quota {
                 Some(record) => Quota::again(record).await.map(Some),
@@ -472,26 +389,6 @@ async fn bury(of: Weak<Inner>, id: Uuid, living: Arc<Living>) {
     let _ = tokio::task::spawn_blocking(remove).await;
     // What held its mounts was the last to do so. Taking them apart is for nobody to wait for.
     tokio::task::spawn_blocking(|| drop((ended, living)));
-}
-
-/// Where the artifacts of a box are copied to, if these mounts have any.
-fn place_for(
-    mounts: &[BoxMountSpec],
-    state: Option<&State>,
-    scratch: &mut Option<Scratch>,
-    owner: Option<(u32, u32)>,
-) -> Result<Option<PathBuf>, BoxError> {
-    if !mounts.iter().any(BoxMountSpec::is_content_addressed) {
-        return Ok(None);
-    }
-    if let Some(state) = state {
-        return Ok(Some(state.artifacts()));
-    }
-    let scratch = match scratch {
-        Some(scratch) => scratch,
-        None => scratch.insert(Scratch::new(owner).map_err(failed)?),
-    };
-    Ok(Some(scratch.path().to_owned()))
 }
 
 /// Has the server make a box, and waits for it.

@@ -20,7 +20,7 @@ use box_tree::Size;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
 
-use super::Living;
+use super::living::Living;
 use super::plan::Given;
 
 /// Looks while a directory grows, and while it does not.

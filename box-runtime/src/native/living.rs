@@ -1,0 +1,118 @@
+//! What is kept of a box as long as it lives.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use box_protocol::{BoxError, BoxMountSpec};
+use box_sys::Sandbox;
+
+use super::artifacts::{self, Copies, Scratch};
+use super::error::failed;
+use super::quota::Quota;
+use super::state::State;
+use crate::egress::Egress;
+
+/// A box that lives, as far as anybody has heard.
+#[derive(Debug)]
+pub(super) struct Living {
+    pub(super) sandbox: Sandbox,
+    /// What it has on disk, until its end.
+    state: Mutex<Option<State>>,
+    /// Where its artifacts are, if it has nothing else on disk.
+    scratch: Mutex<Option<Scratch>>,
+    /// How much may be in what it can write to.
+    pub(super) quota: OnceLock<Arc<Quota>>,
+    /// What was last found there.
+    disk: Mutex<Option<u64>>,
+    /// The way out, if it has a network.
+    pub(super) egress: OnceLock<Egress>,
+    /// Why it was ended from here.
+    pub(super) ended_for: OnceLock<&'static str>,
+}
+
+impl Living {
+    /// A box that was just made, or found.
+    pub(super) fn new(
+        sandbox: Sandbox,
+        state: Option<State>,
+        scratch: Option<Scratch>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            sandbox,
+            state: Mutex::new(state),
+            scratch: Mutex::new(scratch),
+            quota: OnceLock::new(),
+            disk: Mutex::default(),
+            egress: OnceLock::new(),
+            ended_for: OnceLock::new(),
+        })
+    }
+
+    pub(super) fn state(&self) -> MutexGuard<'_, Option<State>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Copies the artifacts among these mounts to where this box has them.
+    pub(super) async fn copies(
+        &self,
+        mounts: &[BoxMountSpec],
+        owner: Option<(u32, u32)>,
+    ) -> Result<Copies, BoxError> {
+        let place = {
+            let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+            place_for(mounts, self.state().as_ref(), &mut scratch, owner)?
+        };
+        match place {
+            Some(place) => artifacts::copy_all(mounts, &place).await,
+            None => Ok(Copies::new()),
+        }
+    }
+
+    pub(super) fn disk(&self) -> MutexGuard<'_, Option<u64>> {
+        self.disk.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps this quota from now on, as long as the box lives.
+    pub(super) fn watch(self: &Arc<Self>, quota: Quota, outlives: bool) {
+        quota.outlives(outlives);
+        let quota = self.quota.get_or_init(|| Arc::new(quota));
+        tokio::spawn(Arc::clone(quota).watch(Arc::downgrade(self)));
+    }
+
+    /// Removes what it had on disk. Only for one that is gone.
+    pub(super) fn clear(&self) {
+        if let Some(quota) = self.quota.get() {
+            quota.outlives(false);
+        }
+        if let Some(state) = self.state().take() {
+            state.remove();
+        }
+    }
+
+    /// Ends it, for a reason that whoever uses it is told.
+    pub(super) fn end_for(&self, why: &'static str) {
+        let _ = self.ended_for.set(why);
+        // What is gone needs no end.
+        let _ = self.sandbox.kill();
+    }
+}
+
+/// Where the artifacts of a box are copied to, if these mounts have any.
+pub(super) fn place_for(
+    mounts: &[BoxMountSpec],
+    state: Option<&State>,
+    scratch: &mut Option<Scratch>,
+    owner: Option<(u32, u32)>,
+) -> Result<Option<PathBuf>, BoxError> {
+    if !mounts.iter().any(BoxMountSpec::is_content_addressed) {
+        return Ok(None);
+    }
+    if let Some(state) = state {
+        return Ok(Some(state.artifacts()));
+    }
+    let scratch = match scratch {
+        Some(scratch) => scratch,
+        None => scratch.insert(Scratch::new(owner).map_err(failed)?),
+    };
+    Ok(Some(scratch.path().to_owned()))
+}
