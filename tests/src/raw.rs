@@ -239,7 +239,10 @@ fn langbot_error(text: String) -> RawError {
         (Code::TooLarge, None)
     } else if starts("Runtime connection is busy") {
         (Code::Overloaded, None)
-    } else if starts("BoxValidationError:") || starts("KeyError:") {
+    } else if ["BoxValidationError:", "ValidationError:", "KeyError:"]
+        .into_iter()
+        .any(starts)
+    {
         (Code::Validation, None)
     } else if starts("BoxBackendUnavailableError:") {
         (Code::Unavailable, None)

@@ -368,7 +368,7 @@ fn a_long_langbot_error_is_cut() {
     assert!(message.ends_with("é... [protocol error truncated]"));
     assert_eq!(
         message.chars().count(),
-        4096 + "... [protocol error truncated]".len()
+        "RuntimeError: ".len() + 4096 + "... [protocol error truncated]".len()
     );
 }
 
