@@ -20,6 +20,7 @@ use serde_json::{Map, Value};
 use super::Host;
 use super::actions::{Data, UnlessWithdrawn};
 use super::context::Placement;
+use super::errors::stale;
 use super::mounts::{blocking, make_points};
 use super::sessions::named;
 use super::trail;
@@ -84,7 +85,15 @@ pub(super) async fn exec(
     };
     let outcome = {
         let (runtime, caller) = (host.runtime.clone(), host.caller());
-        let run = async move { runtime.exec(&caller, params).await };
+        // Also when it goes on alone, it ends with its placement.
+        let lease = host.enter(&placement).await?;
+        let run = async move {
+            tokio::select! {
+                biased;
+                outcome = runtime.exec(&caller, params) => outcome,
+                () = lease.stale() => Err(stale()),
+            }
+        };
         UnlessWithdrawn::new(data.withdrawal, run).await
     };
     let result = match outcome {
