@@ -37,7 +37,7 @@ pub use child::InitMain;
 pub use client::{ForkServer, Making, Sandbox, SandboxRecord, serve_if_asked};
 pub use error::{Error, Result};
 pub use inside::{Command, Ended, GuestThread, Init, Moment, Outer, SpawnPlan, Stdio, rest};
-pub use network::{ExitMarks, Exits, OWN_V4, OWN_V6};
+pub use network::{ExitMarks, Exits, FIRST_MARK, Gate, Held, OWN_V4, OWN_V6, Verdict, mark_of};
 pub use plan::{Caps, Guest, Limits, MOUNTS_MAX, Mount, Network, Root, SandboxPlan, Source};
 pub use probe::Primitives;
 pub use quota::DirectoryQuota;

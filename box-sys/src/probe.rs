@@ -24,6 +24,8 @@ pub struct Primitives {
     pub cgroup_missing: Vec<Ability>,
     /// Whether boxes can have a network with exits, where that was tried.
     pub network: Option<bool>,
+    /// Whether programs in them are told as usual why they cannot connect, where that was tried.
+    pub gate: Option<bool>,
 }
 
 /// Every kind of namespace a box has, with its bit.
@@ -44,7 +46,9 @@ impl Primitives {
         let hold = |owner| Cgroups::hold("box", &owner);
         let cgroups = Owner::this().map_or_else(|| Cgroups::open("box"), hold);
         let mut primitives = Self::with(&cgroups, privileged(1_000_000));
-        primitives.network = Some(network::available(primitives.privileged));
+        let (network, gate) = network::available(primitives.privileged);
+        primitives.network = Some(network);
+        primitives.gate = Some(gate);
         cgroups.close();
         primitives
     }
@@ -66,6 +70,7 @@ impl Primitives {
                 .is_ok_and(|list| list.contains("\toverlay\n")),
             cgroup_missing: cgroups.missing(),
             network: None,
+            gate: None,
         }
     }
 
@@ -98,6 +103,9 @@ impl Primitives {
         }
         if self.network == Some(false) {
             missing.push("network".into());
+        }
+        if self.gate == Some(false) {
+            missing.push("network.gate".into());
         }
         if !self.privileged {
             missing.push("two_uids".into());

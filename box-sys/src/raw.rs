@@ -219,6 +219,24 @@ pub(crate) fn prctl(option: libc::c_int, value: libc::c_ulong) -> io::Result<()>
     Ok(())
 }
 
+/// The mark of a socket.
+pub(crate) fn socket_mark(socket: BorrowedFd<'_>) -> io::Result<u32> {
+    let mut mark = 0_u32;
+    let mut length: libc::socklen_t = 4;
+    // SAFETY: both pointers are to what they say, which outlives the call.
+    let got = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_MARK,
+            (&raw mut mark).cast(),
+            &raw mut length,
+        )
+    };
+    check(got.into())?;
+    Ok(mark)
+}
+
 /// Loads a seccomp program. It holds for this thread and for all its children, and cannot be taken back.
 pub(crate) fn load_filter(program: &[libc::sock_filter]) -> io::Result<()> {
     let len = u16::try_from(program.len()).map_err(|_| io::ErrorKind::InvalidInput)?;

@@ -16,7 +16,7 @@ pub(crate) struct Primitive {
 }
 
 #[rustfmt::skip]
-const ALL: [(&str, bool, &str); 17] = [
+const ALL: [(&str, bool, &str); 18] = [
     ("namespace.user", true, "ids of its own, which mean nothing outside"),
     ("namespace.pid", true, "sees and signals its own processes only, and ends as a whole"),
     ("namespace.mount", true, "a root directory of its own"),
@@ -34,6 +34,7 @@ const ALL: [(&str, bool, &str); 17] = [
     ("cgroup.cpu_usage", false, "without it, processor time is not counted"),
     ("cgroup.freeze", false, "without it, a box cannot be paused"),
     ("network", false, "without it, no box reaches out; needs nftables with nat in the kernel"),
+    ("network.gate", false, "without it, a connection that nobody takes is reset instead of refused or unreachable; needs nfnetlink_queue"),
 ];
 
 /// All of them, as this machine has them.
@@ -94,6 +95,7 @@ mod tests {
                 box_sys::Ability::Freeze,
             ],
             network: Some(false),
+            gate: Some(false),
         };
         let missing = everything_missing.missing();
         let listed = super::all(&missing);

@@ -24,7 +24,7 @@ const REQUIRED: [&str; 8] = [
     "namespace.cgroup",
     "seccomp",
 ];
-const OPTIONAL: [&str; 9] = [
+const OPTIONAL: [&str; 10] = [
     "landlock",
     "overlay",
     "two_uids",
@@ -34,6 +34,7 @@ const OPTIONAL: [&str; 9] = [
     "cgroup.cpu_usage",
     "cgroup.freeze",
     "network",
+    "network.gate",
 ];
 
 /// The program where an ordinary user can reach it, which a build directory may not be.
@@ -128,6 +129,7 @@ fn doctor_tells_programs_what_there_is_and_what_each_profile_gives() {
             let mut missing: Vec<&str> = strings(&profile["missing"]);
             let mut expected = absent.clone();
             expected.retain(|name| network || *name != "network");
+            expected.retain(|name| *name != "network.gate");
             missing.sort_unstable();
             expected.sort_unstable();
             assert_eq!(missing, expected, "{profile}");

@@ -11,7 +11,7 @@ use tokio::net::{TcpStream, UdpSocket};
 use tokio::sync::Semaphore;
 
 use super::pace::Pace;
-use super::{Current, Shared, dns};
+use super::{Shared, dns};
 
 /// How long a connection with questions may say nothing.
 const IDLE: Duration = Duration::from_secs(30);
@@ -20,7 +20,7 @@ const IDLE: Duration = Duration::from_secs(30);
 const LOOKING: usize = 32;
 
 /// Answers what comes as single messages, for as long as the box lives.
-pub(super) async fn messages(shared: Arc<Shared>, exit: UdpSocket, policy: Current) {
+pub(super) async fn messages(shared: Arc<Shared>, exit: UdpSocket) {
     let exit = Arc::new(exit);
     let places = Arc::new(Semaphore::new(LOOKING));
     let mut pace = Pace::new(shared.dialler.config.questions_per_sec);
@@ -38,7 +38,7 @@ pub(super) async fn messages(shared: Arc<Shared>, exit: UdpSocket, policy: Curre
             }
             dns::Message::Asks(question) => question,
         };
-        let current = Arc::clone(&policy.borrow());
+        let current = Arc::clone(&shared.policy.borrow());
         // Whoever asked asks again, if the answer is lost or nobody has time.
         if let Some(answer) = shared.find(&question, &current) {
             let _ = exit.send_to(&question.answered(answer), from).await;
@@ -54,7 +54,7 @@ pub(super) async fn messages(shared: Arc<Shared>, exit: UdpSocket, policy: Curre
 }
 
 /// Answers what comes over a connection, one question after the other, until it ends or says nothing for long.
-pub(super) async fn connection(shared: &Shared, stream: &mut TcpStream, policy: &Current) {
+pub(super) async fn connection(shared: &Shared, stream: &mut TcpStream) {
     let mut pace = Pace::new(shared.dialler.config.questions_per_sec);
     let mut next = async || {
         pace.wait().await;
@@ -65,7 +65,7 @@ pub(super) async fn connection(shared: &Shared, stream: &mut TcpStream, policy: 
             dns::Message::Ignored => return Err(io::ErrorKind::InvalidData.into()),
             dns::Message::Refused(reply) => reply,
             dns::Message::Asks(question) => {
-                let current = Arc::clone(&policy.borrow());
+                let current = Arc::clone(&shared.policy.borrow());
                 let answer = match shared.find(&question, &current) {
                     Some(answer) => answer,
                     None => shared.look_for(&question).await,
@@ -111,7 +111,7 @@ impl Shared {
 
     fn told(&self, name: &HostName) -> dns::Answer {
         match self.names.addresses_of(name) {
-            Some((v4, v6)) => dns::Answer::At(v4, self.has_v6.then_some(v6)),
+            Some((v4, v6)) => dns::Answer::At(v4, self.has_v6().then_some(v6)),
             None => dns::Answer::Failed,
         }
     }

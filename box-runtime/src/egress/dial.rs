@@ -88,16 +88,21 @@ impl Dialler {
             });
         }
         let may = self.choose(policies, host, port).await?;
+        let mut refusal = Refusal::NoRoute;
         for address in may {
             let connecting = TcpStream::connect(SocketAddr::new(address, port));
-            if let Ok(Ok(stream)) = timeout(CONNECT, connecting).await {
-                return Ok(Dialled {
-                    stream,
-                    address: Some(address),
-                });
+            let connected = timeout(CONNECT, connecting).await;
+            match connected.unwrap_or_else(|late| Err(late.into())) {
+                Ok(stream) => {
+                    return Ok(Dialled {
+                        stream,
+                        address: Some(address),
+                    });
+                }
+                Err(error) => refusal = more_telling(refusal, error.kind()),
             }
         }
-        Err(Refusal::Unreachable)
+        Err(refusal)
     }
 
     /// The addresses to dial for a host: what it turns out to have, without what may not be reached.
@@ -159,6 +164,17 @@ impl Dialler {
         let mut seen = std::collections::HashSet::new();
         found.retain(|address| seen.insert(*address));
         Some(found)
+    }
+}
+
+/// What is said of a host none of whose addresses could be connected to: that somebody is there says more than that nobody
+/// answers, and that more than that there is no way to one of them.
+fn more_telling(so_far: Refusal, error: io::ErrorKind) -> Refusal {
+    match error {
+        io::ErrorKind::ConnectionRefused => Refusal::Refused,
+        io::ErrorKind::NetworkUnreachable => so_far,
+        _ if so_far == Refusal::Refused => so_far,
+        _ => Refusal::Unreachable,
     }
 }
 

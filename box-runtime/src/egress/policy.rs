@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
 use box_protocol::{Host, HostName, NetworkOpinion, NetworkPolicy};
+use box_sys::Verdict;
 
 /// Why there is no connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,13 +28,28 @@ pub(crate) enum Refusal {
     Bytes,
     /// The name has no address.
     Unresolved,
-    /// Nobody took the connection.
+    /// The other end refused the connection.
+    Refused,
+    /// There is no way to where it is, as far as this machine knows.
+    NoRoute,
+    /// Nobody answered.
     Unreachable,
+    /// The program gave it up while it was dialled.
+    Gone,
     /// The proxy did not make it.
     Proxy,
 }
 
 impl Refusal {
+    /// What a program is told of it. What is not allowed is refused: nothing else is understood as an answer by all of them.
+    pub(super) fn verdict(self) -> Verdict {
+        match self {
+            Self::NoRoute => Verdict::NetworkUnreachable,
+            Self::Unreachable | Self::Unresolved | Self::UnknownName => Verdict::HostUnreachable,
+            _ => Verdict::Refused,
+        }
+    }
+
     /// One word for it.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
@@ -46,7 +62,10 @@ impl Refusal {
             Self::Connections => "limit_connections",
             Self::Bytes => "limit_bytes",
             Self::Unresolved => "unresolved",
+            Self::Refused => "refused",
+            Self::NoRoute => "no_route",
             Self::Unreachable => "unreachable",
+            Self::Gone => "gone",
             Self::Proxy => "proxy",
         }
     }

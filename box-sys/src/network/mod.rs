@@ -6,8 +6,12 @@
 //! wanted to reach, learns from the kernel what that was, and does what it likes about it. Nothing of the box's own takes part,
 //! and nobody in the box has powers over the namespace.
 //!
+//! Where the kernel can, the first packet of a connection is held before that, until whoever holds the exits has dialled for it
+//! (`gate.rs`): so a program is told that nobody is there as it would be without a box around it.
+//!
 //! `rules.rs` is what the redirecting consists of, `netlink.rs` how it gets into the kernel.
 
+mod gate;
 mod netlink;
 #[expect(
     clippy::cast_possible_truncation,
@@ -26,7 +30,9 @@ use serde::{Deserialize, Serialize};
 use crate::error::{At, Error, Result};
 use crate::plan::Network;
 use crate::raw;
+pub use gate::{FIRST_MARK, Gate, Held, Verdict, mark_of};
 use netlink::{Batch, Bytes, Family};
+use rules::Holding;
 
 /// The box's own address, from which it connects; it is its name server's, too. Of a range that is nobody's.
 pub const OWN_V4: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
@@ -61,7 +67,7 @@ pub(crate) fn enter_new(network: Network) -> Result<Vec<OwnedFd>> {
         return Ok(Vec::new());
     }
     // A kernel without the packet filter, most likely.
-    open_exits().map_err(|_| Error::Unavailable("network".into()))
+    open_exits(true).map_err(|_| Error::Unavailable("network".into()))
 }
 
 fn loopback_up() -> io::Result<()> {
@@ -76,16 +82,40 @@ fn loopback_up() -> io::Result<()> {
     batch.send(Family::Route)
 }
 
-fn open_exits() -> io::Result<Vec<OwnedFd>> {
+fn open_exits(with_gate: bool) -> io::Result<Vec<OwnedFd>> {
     address_and_route(OWN_V4.into())?;
     // A machine may have no IPv6; then its boxes have none, and nothing of it gets out.
     let v6 = address_and_route(OWN_V6.into()).is_ok();
-    rules::write()?;
+    let gate = if with_gate { gated()? } else { None };
+    if gate.is_none() {
+        rules::write(None)?;
+    }
     let mut exits = pair(Ipv4Addr::LOCALHOST.into())?;
     if v6 {
         exits.extend(pair(Ipv6Addr::LOCALHOST.into())?);
     }
+    exits.extend(gate);
     Ok(exits)
+}
+
+/// Writes rules with a gate, and gives it, if this kernel has what that needs.
+fn gated() -> io::Result<Option<OwnedFd>> {
+    let Ok(gate) = gate::make() else {
+        return Ok(None);
+    };
+    for holding in [Holding::Expression, Holding::Target] {
+        match rules::write(Some(holding)) {
+            Ok(()) => return Ok(Some(gate)),
+            Err(error) if is_unknown(&error) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(None)
+}
+
+/// Whether the kernel has no such rule.
+fn is_unknown(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EOPNOTSUPP))
 }
 
 /// The loopback interface gets a further address, and everything that is nowhere else goes there from it.
@@ -108,14 +138,12 @@ fn address_and_route(own: IpAddr) -> io::Result<()> {
         body.attribute(libc::IFA_FLAGS, &libc::IFA_F_NODAD.to_ne_bytes());
     });
     batch.make(libc::RTM_NEWROUTE, |body| {
-        // A route of IPv6 to the loopback interface refuses everything, unless it says that everything is there.
-        let (table, scope, kind) = match own {
-            IpAddr::V4(_) => (libc::RT_TABLE_MAIN, libc::RT_SCOPE_LINK, libc::RTN_UNICAST),
-            IpAddr::V6(_) => (
-                libc::RT_TABLE_LOCAL,
-                libc::RT_SCOPE_UNIVERSE,
-                libc::RTN_LOCAL,
-            ),
+        // Everything is here: a plain route to the loopback interface refuses everything of IPv6, and nobody sends it word of
+        // IPv4 that somewhere cannot be reached.
+        let (table, kind) = (libc::RT_TABLE_LOCAL, libc::RTN_LOCAL);
+        let scope = match own {
+            IpAddr::V4(_) => libc::RT_SCOPE_HOST,
+            IpAddr::V6(_) => libc::RT_SCOPE_UNIVERSE,
         };
         body.put(&[family, 0, 0, 0, table, libc::RTPROT_BOOT, scope, kind]);
         body.put(&[0; 4]);
@@ -148,6 +176,8 @@ pub struct Exits {
     pub connections: Vec<TcpListener>,
     /// Receive the box's questions to name servers.
     pub questions: Vec<UdpSocket>,
+    /// Decides about its connections before they arrive, where there is a gate; [`Exits::take_gate`].
+    gate: Option<OwnedFd>,
 }
 
 /// What the sockets of a box's exits are known by, as long as the machine runs.
@@ -181,9 +211,12 @@ impl ExitMarks {
 }
 
 impl Exits {
-    /// Tells the sockets apart, which come in pairs.
-    pub(crate) fn of(sockets: Vec<OwnedFd>) -> Self {
+    /// Tells the sockets apart, which come in pairs, and perhaps a gate behind them.
+    pub(crate) fn of(mut sockets: Vec<OwnedFd>) -> Self {
         let mut exits = Self::default();
+        if sockets.len() % 2 == 1 {
+            exits.gate = sockets.pop();
+        }
         for (place, socket) in sockets.into_iter().enumerate() {
             if place % 2 == 0 {
                 exits.connections.push(socket.into());
@@ -193,15 +226,24 @@ impl Exits {
         }
         exits
     }
+
+    /// The gate, once, if there is one. It is an error if this process may not decide there.
+    pub fn take_gate(&mut self) -> io::Result<Option<Gate>> {
+        self.gate.take().map(Gate::take).transpose()
+    }
 }
 
-/// Whether a box of this user can have exits: tried out in a process that ends at once.
-pub(crate) fn available(privileged: bool) -> bool {
+/// Whether a box of this user can have exits, and whether those have a gate: tried out in a process that ends at once.
+pub(crate) fn available(privileged: bool) -> (bool, bool) {
     let with_user = if privileged { 0 } else { libc::CLONE_NEWUSER };
-    raw::try_in_child(move || {
-        let unshared = raw::unshare(with_user);
-        unshared.is_ok() && enter_new(Network::Exits).is_ok()
-    })
+    let exits = |enough: fn(&Exits) -> bool| {
+        raw::try_in_child(move || {
+            let unshared = raw::unshare(with_user);
+            let made = unshared.is_ok().then(|| enter_new(Network::Exits));
+            made.is_some_and(|made| made.is_ok_and(|made| enough(&Exits::of(made))))
+        })
+    };
+    (exits(|_| true), exits(|exits| exits.gate.is_some()))
 }
 
 #[cfg(test)]
@@ -212,16 +254,38 @@ mod tests {
     fn a_connection_from_a_network_with_exits_arrives_there_and_says_where_it_was_going() {
         let worked = raw::try_in_child(|| {
             let tried = || -> io::Result<bool> {
-                let exits = Exits::of(enter_new(Network::Exits).map_err(io::Error::other)?);
+                let mut exits = Exits::of(enter_new(Network::Exits).map_err(io::Error::other)?);
                 let mut arrived = Vec::new();
+                let gate = exits.take_gate()?.ok_or(io::ErrorKind::NotFound)?;
+                let decide = |to: SocketAddr, verdict| {
+                    let gate = &gate;
+                    std::thread::scope(|scope| {
+                        let going = scope.spawn(move || std::net::TcpStream::connect(to));
+                        let held = next(gate)?;
+                        assert_eq!(held.to, to);
+                        gate.decide(&held, verdict)?;
+                        going.join().map_err(|_| io::ErrorKind::Other)?
+                    })
+                };
                 for (exit, to) in exits
                     .connections
                     .iter()
                     .zip(["192.0.2.7:443", "[2001:db8::7]:443"])
                 {
                     let to: SocketAddr = to.parse().map_err(io::Error::other)?;
-                    let _going = std::net::TcpStream::connect(to)?;
+                    for (verdict, errno) in [
+                        (Verdict::Refused, libc::ECONNREFUSED),
+                        (Verdict::HostUnreachable, libc::EHOSTUNREACH),
+                        (Verdict::NetworkUnreachable, libc::ENETUNREACH),
+                    ] {
+                        let told = decide(to, verdict)
+                            .err()
+                            .and_then(|error| error.raw_os_error());
+                        arrived.push(told == Some(errno));
+                    }
+                    let _going = decide(to, Verdict::Pass(4711))?;
                     let (come, _) = exit.accept()?;
+                    arrived.push(mark_of(&come)? == 4711);
                     let was: SocketAddr = match to {
                         SocketAddr::V4(_) => rustix::net::sockopt::ip_original_dst(&come)?.into(),
                         SocketAddr::V6(_) => rustix::net::sockopt::ipv6_original_dst(&come)?.into(),
@@ -235,13 +299,70 @@ mod tests {
                 exits.questions[0].send_to(&buffer[..length], from)?;
                 let (_, answered_by) = asking.recv_from(&mut buffer)?;
                 let other = asking.send_to(b"x", "192.0.2.53:54");
-                Ok(arrived == [true, true]
+                Ok(arrived == [true; 10]
                     && answered_by.to_string() == "192.0.2.53:53"
                     && other.is_err_and(|error| error.raw_os_error() == Some(libc::EPERM)))
             };
             tried().is_ok_and(|all| all)
         });
         assert!(worked);
+    }
+
+    #[test]
+    fn without_a_gate_a_connection_arrives_at_once() {
+        let worked = raw::try_in_child(|| {
+            let tried = || -> io::Result<bool> {
+                enter_new(Network::Loopback).map_err(io::Error::other)?;
+                let mut exits = Exits::of(open_exits(false)?);
+                let to = SocketAddr::new([192, 0, 2, 7].into(), 443);
+                let _going = std::net::TcpStream::connect(to)?;
+                let (come, _) = exits.connections[0].accept()?;
+                let was: SocketAddr = rustix::net::sockopt::ip_original_dst(&come)?.into();
+                Ok(was == to && mark_of(&come)? == 0 && exits.take_gate()?.is_none())
+            };
+            tried().is_ok_and(|all| all)
+        });
+        assert!(worked);
+    }
+
+    #[test]
+    fn what_was_held_for_somebody_who_is_gone_is_told_again() {
+        let worked = raw::try_in_child(|| {
+            let tried = || -> io::Result<bool> {
+                let exits = enter_new(Network::Exits).map_err(io::Error::other)?;
+                let copies = exits.iter().map(OwnedFd::try_clone);
+                let copies = copies.collect::<io::Result<_>>()?;
+                let first = Exits::of(exits).take_gate()?;
+                let first = first.ok_or(io::ErrorKind::NotFound)?;
+                let to = SocketAddr::new([192, 0, 2, 7].into(), 443);
+                std::thread::scope(|scope| {
+                    let going = scope.spawn(move || std::net::TcpStream::connect(to));
+                    let held = next(&first)?;
+                    drop(first);
+                    let second = Exits::of(copies).take_gate()?;
+                    let second = second.ok_or(io::ErrorKind::NotFound)?;
+                    let again = next(&second)?;
+                    // Nobody is there by this name any more.
+                    second.decide(&held, Verdict::NetworkUnreachable)?;
+                    second.decide(&again, Verdict::HostUnreachable)?;
+                    let told = going.join().map_err(|_| io::ErrorKind::Other)?;
+                    let told = told.err().and_then(|error| error.raw_os_error());
+                    Ok(again.to == to && told == Some(libc::EHOSTUNREACH))
+                })
+            };
+            tried().is_ok_and(|all| all)
+        });
+        assert!(worked);
+    }
+
+    /// The next packet that is held.
+    fn next(gate: &Gate) -> io::Result<Held> {
+        loop {
+            match gate.receive() {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::thread::yield_now(),
+                held => return held,
+            }
+        }
     }
 
     #[test]

@@ -9,8 +9,9 @@ use rustix::net::{
 
 /// The header of a message, and of what the kernel says about one.
 const HEADER: usize = 16;
-/// Where the kernel's answer has its error number.
-const ERROR: std::ops::Range<usize> = HEADER..HEADER + 4;
+/// The kind of the kernel's answer to a message, which begins with an error number.
+#[expect(clippy::cast_possible_truncation, reason = "2")]
+const ANSWER: u16 = libc::NLMSG_ERROR as u16;
 /// Every message and attribute begins at a multiple of this.
 const ALIGNED: usize = 4;
 
@@ -80,15 +81,30 @@ impl Batch {
 
     /// Sends all of them to this network namespace, and waits for every answer. The first refusal is the error.
     pub(super) fn send(self, to: Family) -> io::Result<()> {
-        let kind = (AddressFamily::NETLINK, SocketType::RAW);
-        let socket = socket_with(kind.0, kind.1, SocketFlags::CLOEXEC, to.protocol())?;
-        rustix::net::send(&socket, &self.bytes.0, SendFlags::empty())?;
+        self.send_over(&socket(to, SocketFlags::empty())?)
+    }
+
+    /// The same over a socket that is there. What else comes over it meanwhile is passed over.
+    pub(super) fn send_over(self, socket: &OwnedFd) -> io::Result<()> {
+        rustix::net::send(socket, self.bytes(), SendFlags::empty())?;
         let mut left = self.answers;
         while left > 0 {
-            left = left.saturating_sub(answers(&socket)?);
+            left = left.saturating_sub(answers(socket)?);
         }
         Ok(())
     }
+
+    /// All of them, as they are sent.
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.bytes.0
+    }
+}
+
+/// A socket to the kernel's part for this network namespace.
+pub(super) fn socket(to: Family, flags: SocketFlags) -> io::Result<OwnedFd> {
+    let flags = flags | SocketFlags::CLOEXEC;
+    let family = AddressFamily::NETLINK;
+    Ok(socket_with(family, SocketType::RAW, flags, to.protocol())?)
 }
 
 /// Reads what has come, and gives how many answers that were.
@@ -98,24 +114,39 @@ fn answers(socket: &OwnedFd) -> io::Result<usize> {
         rustix::net::recv(socket.as_fd(), &mut buffer[..], RecvFlags::empty())
     })?;
     let (mut rest, mut count) = (&buffer[..length], 0);
-    while rest.len() >= HEADER {
-        let size = usize::try_from(number(&rest[..4])?).unwrap_or(usize::MAX);
-        if size < ERROR.end || size > rest.len() {
-            return Err(io::ErrorKind::InvalidData.into());
+    while let Some((kind, body)) = first(rest) {
+        if kind == ANSWER {
+            let code = body.first_chunk().ok_or(io::ErrorKind::InvalidData)?;
+            let refusal = i32::from_ne_bytes(*code);
+            if refusal != 0 {
+                return Err(io::Error::from_raw_os_error(-refusal));
+            }
+            count += 1;
         }
-        let refusal = number(&rest[ERROR])?.cast_signed();
-        if refusal != 0 {
-            return Err(io::Error::from_raw_os_error(-refusal));
-        }
-        count += 1;
-        rest = &rest[size.next_multiple_of(ALIGNED).min(rest.len())..];
+        let size = (HEADER + body.len()).next_multiple_of(ALIGNED);
+        rest = &rest[size.min(rest.len())..];
     }
     Ok(count)
 }
 
-fn number(bytes: &[u8]) -> io::Result<u32> {
-    let bytes = bytes.try_into().map_err(|_| io::ErrorKind::InvalidData)?;
-    Ok(u32::from_ne_bytes(bytes))
+/// The first message of several: its kind, and what it says.
+pub(super) fn first(bytes: &[u8]) -> Option<(u16, &[u8])> {
+    let (length, rest) = bytes.split_first_chunk()?;
+    let kind = rest.first_chunk().copied().map(u16::from_ne_bytes)?;
+    let length = usize::try_from(u32::from_ne_bytes(*length)).ok()?;
+    Some((kind, bytes.get(HEADER..length)?))
+}
+
+/// The attributes of a message, as far as they are whole.
+pub(super) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    std::iter::from_fn(move || {
+        let (length, rest) = bytes.split_first_chunk()?;
+        let length = usize::from(u16::from_ne_bytes(*length));
+        let kind = rest.first_chunk().copied().map(u16::from_ne_bytes)?;
+        let value = bytes.get(ALIGNED..length)?;
+        bytes = bytes.get(length.next_multiple_of(ALIGNED)..).unwrap_or(&[]);
+        Some((kind & !NESTED, value))
+    })
 }
 
 /// The body of a message.

@@ -8,8 +8,15 @@
 //!   meta nfproto ipv4 ip daddr 198.18.0.1 accept
 //!   meta nfproto ipv6 ip6 daddr ::1 accept
 //!   meta nfproto ipv6 ip6 daddr fd00:b0::1 accept
+//!   meta l4proto tcp meta mark 0 queue to 0                what follows: where there is a gate
+//!   meta l4proto tcp meta mark 1 reject with tcp reset
+//!   meta l4proto tcp meta mark 2 reject with icmpx host-unreachable
+//!   meta l4proto tcp meta mark 3 reject with icmpx no-route
 //!   meta l4proto tcp redirect to :1 } }
 //! ```
+//!
+//! A chain of this type sees the first packet of each connection only, so none of it costs anything afterwards. A queued packet comes
+//! back with a mark and goes through the chain once more.
 //!
 //! What no rule takes is dropped, and its sender told so (EPERM): other UDP, ICMP, whatever there may be. It would get nowhere
 //! without that, too; there is nothing but the loopback interface.
@@ -18,7 +25,7 @@ use std::io;
 use std::net::Ipv6Addr;
 
 use super::netlink::{Batch, Bytes, Family};
-use super::{DNS_PORT, OWN_V4, OWN_V6, TCP_PORT};
+use super::{DNS_PORT, OWN_V4, OWN_V6, TCP_PORT, gate};
 
 /// Attributes, by the names of `linux/netfilter/nf_tables.h`, which the C library's headers do not have.
 mod nfta {
@@ -51,6 +58,13 @@ mod nfta {
     pub(super) const DATA_VERDICT: u16 = 2;
     pub(super) const VERDICT_CODE: u16 = 1;
     pub(super) const REDIR_REG_PROTO_MIN: u16 = 1;
+    pub(super) const QUEUE_NUM: u16 = 1;
+    pub(super) const QUEUE_TOTAL: u16 = 2;
+    pub(super) const TARGET_NAME: u16 = 1;
+    pub(super) const TARGET_REV: u16 = 2;
+    pub(super) const TARGET_INFO: u16 = 3;
+    pub(super) const REJECT_TYPE: u16 = 1;
+    pub(super) const REJECT_ICMP_CODE: u16 = 2;
 }
 
 const TABLE: &str = "box";
@@ -64,19 +78,41 @@ enum Then {
     Accept,
     /// To this port of the loopback address.
     Redirect(u16),
+    /// Hold it until whoever has the gate has decided.
+    Hold(Holding),
+    /// Tell the sender in this way that it gets nowhere.
+    Reject(u32, Option<u8>),
 }
+
+/// How a kernel holds packets: some have one of these, some the other, most have both.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Holding {
+    /// By an expression of its own.
+    Expression,
+    /// By what an older filter has for it.
+    Target,
+}
+
+/// `NFT_REJECT_TCP_RST`.
+const RESET: u32 = 1;
+/// `NFT_REJECT_ICMPX_UNREACH`, with its codes for a network and for a host.
+const UNREACHABLE: u32 = 2;
+const NO_ROUTE: u8 = 0;
+const NO_HOST: u8 = 2;
 
 /// What a rule looks at first.
 #[derive(Debug, Clone, Copy)]
 enum When {
     /// This protocol, to this port, if one is given.
     Transport(libc::c_int, Option<u16>),
+    /// TCP with this mark.
+    Marked(u32),
     /// This family, to an address that begins with these bytes.
     Address(libc::c_int, &'static [u8]),
 }
 
-/// Writes them into this network namespace.
-pub(super) fn write() -> io::Result<()> {
+/// Writes them into this network namespace, with a gate if a way to hold packets is given.
+pub(super) fn write(gate: Option<Holding>) -> io::Result<()> {
     const ADDRESSES: [(libc::c_int, &[u8]); 4] = [
         (libc::NFPROTO_IPV4, &[127]),
         (libc::NFPROTO_IPV4, &OWN_V4.octets()),
@@ -90,8 +126,23 @@ pub(super) fn write() -> io::Result<()> {
         (to(tcp, Some(DNS_PORT)), Then::Redirect(TCP_PORT)),
     ];
     let own = ADDRESSES.map(|(family, begins)| (When::Address(family, begins), Then::Accept));
+    let gate = gate.map(|holding| {
+        [
+            (When::Marked(0), Then::Hold(holding)),
+            (When::Marked(gate::REFUSED), Then::Reject(RESET, None)),
+            (
+                When::Marked(gate::HOST_UNREACHABLE),
+                Then::Reject(UNREACHABLE, Some(NO_HOST)),
+            ),
+            (
+                When::Marked(gate::NETWORK_UNREACHABLE),
+                Then::Reject(UNREACHABLE, Some(NO_ROUTE)),
+            ),
+        ]
+    });
     let rest = [(to(tcp, None), Then::Redirect(TCP_PORT))];
-    let rules = questions.into_iter().chain(own).chain(rest);
+    let rules = questions.into_iter().chain(own);
+    let rules = rules.chain(gate.into_iter().flatten()).chain(rest);
     let mut batch = Batch::default();
     batch.mark(libc::NFNL_MSG_BATCH_BEGIN as u16, for_tables);
     batch.make(message(libc::NFT_MSG_NEWTABLE), |body| {
@@ -149,6 +200,12 @@ fn rule(body: &mut Bytes, when: When, then: Then) {
                     equals(list, &port.to_be_bytes());
                 }
             }
+            When::Marked(mark) => {
+                meta(list, libc::NFT_META_L4PROTO);
+                equals(list, &[libc::IPPROTO_TCP as u8]);
+                meta(list, libc::NFT_META_MARK);
+                equals(list, &mark.to_ne_bytes());
+            }
             When::Address(family, begins) => {
                 meta(list, libc::NFT_META_NFPROTO);
                 equals(list, &[family as u8]);
@@ -178,6 +235,23 @@ fn rule(body: &mut Bytes, when: When, then: Then) {
                     register(data, nfta::REDIR_REG_PROTO_MIN, libc::NFT_REG_1);
                 });
             }
+            Then::Hold(Holding::Expression) => expression(list, "queue", |data| {
+                data.attribute(nfta::QUEUE_NUM, &gate::QUEUE.to_be_bytes());
+                data.attribute(nfta::QUEUE_TOTAL, &1_u16.to_be_bytes());
+            }),
+            Then::Hold(Holding::Target) => expression(list, "target", |data| {
+                data.name(nfta::TARGET_NAME, "NFQUEUE");
+                data.attribute(nfta::TARGET_REV, &3_u32.to_be_bytes());
+                // The queue, how many there are, no flags, and filled up.
+                let info = [gate::QUEUE, 1, 0, 0].map(u16::to_ne_bytes);
+                data.attribute(nfta::TARGET_INFO, info.as_flattened());
+            }),
+            Then::Reject(kind, code) => expression(list, "reject", |data| {
+                data.attribute(nfta::REJECT_TYPE, &kind.to_be_bytes());
+                if let Some(code) = code {
+                    data.attribute(nfta::REJECT_ICMP_CODE, &[code]);
+                }
+            }),
         }
     });
 }

@@ -33,7 +33,7 @@ impl Host {
         Self::start_with(machine, state, Value::Null).await
     }
 
-    /// The same, with this way out for its boxes.
+    /// The same, with this way out for its boxes; `within` are commands that set up a network of its own for it.
     pub(super) async fn start_with(
         machine: &Machine,
         state: &Path,
@@ -42,7 +42,20 @@ impl Host {
         let endpoint = format!("unix:{}", state.join("socket").display());
         let how = json!({"state": state, "user": machine.user(), "endpoint": endpoint, "network": network,
             "parent": format!("box-adopt-{}-{}", std::process::id(), machine.uid)});
-        let mut command = Command::new(&*PROGRAM);
+        let mut command = match network["within"].as_str() {
+            Some(set_up) => {
+                let mut command = Command::new("unshare");
+                command.args([
+                    "--net",
+                    "sh",
+                    "-ec",
+                    &format!("{set_up}\nexec \"$0\" \"$@\""),
+                ]);
+                command.arg(&*PROGRAM);
+                command
+            }
+            None => Command::new(&*PROGRAM),
+        };
         command.arg("serve").arg(how.to_string()).kill_on_drop(true);
         let mut process = command
             .stdout(Stdio::piped())

@@ -41,7 +41,7 @@ async fn a_name_that_is_allowed_is_reached_and_another_is_not_there() {
 }
 
 #[tokio::test]
-async fn addresses_are_reached_over_both_kinds_and_what_is_not_listed_is_reset() {
+async fn addresses_are_reached_over_both_kinds_and_what_is_not_listed_is_refused() {
     let (four, six) = (
         Server::http("127.0.0.7", "four"),
         Server::http("::1", "six"),
@@ -72,14 +72,14 @@ async fn addresses_are_reached_over_both_kinds_and_what_is_not_listed_is_reset()
             }
         }
         let port = hidden.port();
-        let reset = says(
+        let refused = says(
             machine,
             "b",
             &format!("print(word(lambda: first('private.test', {port})))"),
         )
         .await;
         assert_eq!(
-            reset, "ECONNRESET",
+            refused, "ECONNREFUSED",
             "a name alone opens no address that is not public"
         );
         for literal in [
@@ -89,47 +89,18 @@ async fn addresses_are_reached_over_both_kinds_and_what_is_not_listed_is_reset()
             "8.8.8.8",
             "fd00:ec2::254",
             "2606:4700::1111",
-            "198.18.77.77",
         ] {
-            let reset = says(
+            let refused = says(
                 machine,
                 "b",
                 &format!("print(word(lambda: first('{literal}', 80)))"),
             )
             .await;
-            assert_eq!(reset, "ECONNRESET", "{literal} is not listed");
+            assert_eq!(refused, "ECONNREFUSED", "{literal} is not listed");
         }
+        let nobody = "print(word(lambda: first('198.18.77.77', 80)))";
+        assert_eq!(says(machine, "b", nobody).await, "EHOSTUNREACH");
         assert_eq!(hidden.taken(), 0);
-    })
-    .await;
-}
-
-#[tokio::test]
-async fn who_does_not_answer_is_a_reset_and_no_hang() {
-    let gone = TcpListener::bind("127.0.0.7:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port();
-    let set_up = |config: &mut NativeConfig| {
-        let hosts = [
-            ("refuses.test", "127.0.0.7"),
-            ("nowhere.test", "255.255.255.255"),
-            ("unknown.test", ""),
-        ];
-        open(
-            config,
-            json!(["*.test", "127.0.0.7", "255.255.255.255"]),
-            &hosts,
-        );
-    };
-    on_each_machine_set_up(LONG, set_up, async |machine| {
-        // The kernel takes a connection before anybody can dial for it: what fails outside is a reset inside.
-        let text = format!("print(word(lambda: first('refuses.test', {gone})), word(lambda: first('nowhere.test', 80)))");
-        assert_eq!(says(machine, "gone", &text).await, "ECONNRESET ECONNRESET");
-        let text = "print(word(lambda: socket.gethostbyname('unknown.test')), word(lambda: socket.gethostbyname('refuses.test')))";
-        let names = says(machine, "gone", text).await;
-        assert!(names.starts_with("gaierror 198.18.1."), "{names}");
     })
     .await;
 }

@@ -2,6 +2,7 @@
 
 mod adopted;
 mod basics;
+mod errors;
 mod escapes;
 mod limits;
 mod programs;
@@ -132,9 +133,8 @@ fn request(stream: &mut TcpStream) -> Option<String> {
 /// How long a test of this kind may take on one machine.
 const LONG: Duration = Duration::from_mins(3);
 
-/// Runs Python in a box that has a network, with what tests of connections need at hand.
-async fn python(machine: &Machine, session: &str, text: &str) -> BoxExecutionResult {
-    const HELP: &str = "\
+/// What tests of connections need at hand.
+const HELP: &str = "\
 import errno, hashlib, os, socket, struct, sys, time
 def word(work):
     try:
@@ -148,6 +148,9 @@ def first(host, port, say=b''):
         s.sendall(say)
         return s.recv(100).decode()
 ";
+
+/// Runs Python in a box that has a network, with what tests of connections need at hand.
+async fn python(machine: &Machine, session: &str, text: &str) -> BoxExecutionResult {
     online(
         machine,
         session,

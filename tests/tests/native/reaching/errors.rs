@@ -1,0 +1,241 @@
+//! A program in a box is told why it cannot connect as it would be without a box, and when it is connected somebody is there.
+
+use box_protocol::actions::{BoxDelete, BoxExec, BoxStats};
+use rustix::net::{AddressFamily, SocketType};
+
+use super::*;
+use crate::adoption::Host;
+use crate::support::on_each_machine;
+
+/// The helpers of `python`, and what stands below them, as a command.
+fn script(text: &str) -> String {
+    format!("cat >/tmp/test.py <<'END'\n{HELP}\n{text}\nEND\npython3 /tmp/test.py")
+}
+
+async fn run(host: &Host, cmd: String) -> String {
+    let spec = json!({"session_id": "told", "network": "on", "timeout_sec": 100, "cmd": cmd});
+    let ran = host.call::<BoxExec>(json!({ "spec": spec })).await.unwrap();
+    assert_eq!(ran.exit_code, Some(0), "{ran:?}");
+    ran.stdout.trim().to_owned()
+}
+
+async fn end(host: Host) {
+    let delete = json!({"session_id": "told", "force": true});
+    host.call::<BoxDelete>(delete).await.unwrap();
+    host.kill().await;
+}
+
+async fn connections(host: &Host) -> Option<u64> {
+    let used = host.call::<BoxStats>(json!({"session_id": "told"})).await;
+    used.unwrap().network_connections
+}
+
+#[tokio::test]
+async fn what_comes_of_a_connection_is_told_as_it_is_without_a_box() {
+    // The machine of this runtime: a loopback interface, nobody on it, and two routes that lead nowhere.
+    let within = "ip link set lo up
+ip route add unreachable 192.0.2.9
+ip -6 route add unreachable 2001:db8::9";
+    let hosts = json!({"refuses.test": ["127.0.0.7"], "away.test": ["192.0.2.9"], "nowhere.test": ["192.0.2.10"],
+        "mixed.test": ["192.0.2.10", "127.0.0.7", "192.0.2.9"], "denied.test": ["127.0.0.8"]});
+    let allow = json!([
+        "*.test",
+        "127.0.0.7",
+        "192.0.2.9",
+        "192.0.2.10",
+        "2001:db8::9"
+    ]);
+    let network = json!({"policy": {"allow": allow}, "hosts": hosts, "within": within});
+    let told = script(
+        "def six(name):
+    to = socket.getaddrinfo(name, 80, socket.AF_INET6, socket.SOCK_STREAM)[0][4]
+    socket.socket(socket.AF_INET6).connect(to)
+for host in ['refuses.test', 'away.test', 'nowhere.test', 'mixed.test', 'denied.test', '192.0.2.9', '2001:db8::9', '192.0.2.11']:
+    print(host, word(lambda: dial(host, 80)))
+for name in ['refuses.test', 'away.test', 'nowhere.test']:
+    print(name, word(lambda: six(name)))
+import asyncio
+print('asyncio', word(lambda: asyncio.run(asyncio.open_connection('192.0.2.9', 80))))",
+    );
+    on_each_machine(async |machine| {
+        let dir = machine.directory();
+        let host = Host::start_with(machine, dir.path(), network.clone())
+            .await
+            .unwrap();
+        let told = run(&host, told.clone()).await;
+        let expected = [
+            "refuses.test ECONNREFUSED",
+            "away.test EHOSTUNREACH",
+            "nowhere.test ENETUNREACH",
+            "mixed.test ECONNREFUSED",
+            "denied.test ECONNREFUSED",
+            "192.0.2.9 EHOSTUNREACH",
+            "2001:db8::9 EHOSTUNREACH",
+            "192.0.2.11 ECONNREFUSED",
+            "refuses.test ECONNREFUSED",
+            "away.test EHOSTUNREACH",
+            "nowhere.test ENETUNREACH",
+            "asyncio EHOSTUNREACH",
+        ];
+        assert_eq!(
+            told.lines().collect::<Vec<_>>(),
+            expected,
+            "{}",
+            machine.name
+        );
+        end(host).await;
+    })
+    .await;
+}
+
+/// A host that answers nobody until it is told to.
+struct Slow {
+    listener: TcpListener,
+    /// Those who fill its queue.
+    waiting: Vec<TcpStream>,
+}
+
+impl Slow {
+    fn start() -> Self {
+        let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        let any: SocketAddr = "127.0.0.7:0".parse().unwrap();
+        rustix::net::bind(&socket, &any).unwrap();
+        rustix::net::listen(&socket, 0).unwrap();
+        let listener = TcpListener::from(socket);
+        let address = listener.local_addr().unwrap();
+        let soon = Duration::from_millis(200);
+        let waiting = std::iter::from_fn(|| TcpStream::connect_timeout(&address, soon).ok());
+        let waiting = waiting.collect();
+        Self {
+            listener,
+            waiting: waiting,
+        }
+    }
+
+    fn network() -> Value {
+        json!({"policy": {"allow": ["slow.test", "127.0.0.7"]}, "hosts": {"slow.test": ["127.0.0.7"]}})
+    }
+
+    fn port(&self) -> u16 {
+        self.listener.local_addr().unwrap().port()
+    }
+
+    /// Answers everybody who waits and the next one; whether that one ends without a word.
+    fn answer(self) -> std::thread::JoinHandle<bool> {
+        std::thread::spawn(move || {
+            let filled = self.waiting.len();
+            let mut stream = None;
+            for _ in 0..=filled {
+                let mut next = self.listener.accept().unwrap().0;
+                let _ = next.write_all(b"late");
+                stream = Some(next);
+            }
+            matches!(stream.unwrap().read(&mut [0; 10]), Ok(0) | Err(_))
+        })
+    }
+}
+
+#[tokio::test]
+async fn a_connection_that_is_dialled_when_the_runtime_dies_is_dialled_by_the_next() {
+    on_each_machine(async |machine| {
+        let dir = machine.directory();
+        let slow = Slow::start();
+        let network = Slow::network();
+        let start = || Host::start_with(machine, dir.path(), network.clone());
+        let first = start().await.unwrap();
+        let waits = script(&format!(
+            "s = socket.create_connection((socket.gethostbyname('slow.test'), {}), 60)
+open('/tmp/connected', 'w')
+with open('/tmp/part', 'wb') as got: got.write(s.recv(10))
+os.rename('/tmp/part', '/tmp/got')",
+            slow.port()
+        ));
+        let waits = format!("({waits}\n) >/dev/null 2>&1 &");
+        run(&first, waits).await;
+        while connections(&first).await != Some(1) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        assert_eq!(
+            run(&first, "ls /tmp".to_owned()).await,
+            "test.py",
+            "nobody has answered"
+        );
+        first.kill().await;
+
+        let second = start().await.unwrap();
+        assert_eq!(second.adopted, 1, "{}", machine.name);
+        assert_eq!(
+            run(&second, "ls /tmp".to_owned()).await,
+            "test.py",
+            "nor now"
+        );
+        slow.answer();
+        let got =
+            "for n in $(seq 300); do test -e /tmp/got && break; sleep 0.1; done; cat /tmp/got";
+        assert_eq!(
+            run(&second, got.to_owned()).await,
+            "late",
+            "{}",
+            machine.name
+        );
+        end(second).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_connection_that_is_given_up_while_it_is_dialled_ends_outside_too() {
+    on_each_machine(async |machine| {
+        let dir = machine.directory();
+        let slow = Slow::start();
+        let host = Host::start_with(machine, dir.path(), Slow::network())
+            .await
+            .unwrap();
+        let gives_up = script(&format!(
+            "print(word(lambda: socket.create_connection((socket.gethostbyname('slow.test'), {}), 1)))",
+            slow.port()
+        ));
+        assert_eq!(run(&host, gives_up).await, "TimeoutError");
+        assert_eq!(connections(&host).await, Some(1), "somebody is dialled");
+        let ended = slow.answer();
+        let ended = tokio::task::spawn_blocking(|| ended.join().unwrap());
+        assert!(ended.await.unwrap());
+        while connections(&host).await != Some(0) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        end(host).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn connections_from_one_port_to_two_hosts_are_not_taken_for_each_other() {
+    let (one, two) = (
+        Server::http("127.0.0.7", "one"),
+        Server::http("127.0.0.8", "two"),
+    );
+    let set_up = |config: &mut NativeConfig| {
+        let hosts = [("one.test", "127.0.0.7"), ("two.test", "127.0.0.8")];
+        open(config, json!(["*.test", "127.0.0.7", "127.0.0.8"]), &hosts);
+    };
+    let text = format!(
+        "def at(name, port, own):
+    s = socket.socket()
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    s.bind(('198.18.0.1', own))
+    s.connect((name, port))
+    return s
+for own in range(20000, 20050):
+    both = at('one.test', {}, own), at('two.test', {}, own)
+    for s in both: s.sendall(b'GET / HTTP/1.1\\r\\n\\r\\n')
+    said = [s.makefile().read()[-3:] for s in both]
+    assert said == ['one', 'two'], said
+print('told apart')",
+        one.port(),
+        two.port()
+    );
+    on_each_machine_set_up(LONG, set_up, async |machine| {
+        assert_eq!(says(machine, "ports", &text).await, "told apart");
+    })
+    .await;
+}
