@@ -102,7 +102,7 @@ impl Shared {
         let Some(name) = &question.name else {
             return dns::Answer::Nobody;
         };
-        match self.dialler.exists(name).await {
+        match self.dialler.exists(&self.asker, name).await {
             Some(true) => self.told(name),
             Some(false) => dns::Answer::Nobody,
             None => dns::Answer::Failed,

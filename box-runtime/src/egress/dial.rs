@@ -19,6 +19,8 @@ use super::policy::{Policies, Refusal, is_public};
 
 /// Names that are looked up at once, each by a thread that waits.
 const LOOKUPS: usize = 64;
+/// As many of them may be of one box.
+const LOOKUPS_OF_ONE: usize = 8;
 /// How long a name may take to be found.
 const LOOKUP: Duration = Duration::from_secs(10);
 /// How long one address may take to answer.
@@ -37,6 +39,23 @@ pub(crate) struct Dialler {
     /// The operator's, which may change.
     policy: RwLock<Arc<NetworkPolicy>>,
     lookups: Arc<Semaphore>,
+}
+
+/// Who asks for names: one box, which may have so many looked up at once that there is room for others.
+#[derive(Debug, Clone)]
+pub(crate) struct Asker(Arc<Semaphore>);
+
+impl Asker {
+    pub(crate) fn new() -> Self {
+        Self(Arc::new(Semaphore::new(LOOKUPS_OF_ONE)))
+    }
+
+    /// Takes all its places, as names do that are not found.
+    #[cfg(test)]
+    pub(super) async fn fill(&self) -> impl Sized {
+        let all = u32::try_from(LOOKUPS_OF_ONE).unwrap_or(u32::MAX);
+        Arc::clone(&self.0).acquire_many_owned(all).await
+    }
 }
 
 /// A connection, and to whom it turned out to be.
@@ -74,6 +93,7 @@ impl Dialler {
     /// Connects to a host, if the policies let it.
     pub(crate) async fn dial(
         &self,
+        asker: &Asker,
         policies: &Policies,
         host: &Host,
         port: u16,
@@ -87,7 +107,7 @@ impl Dialler {
                 address: None,
             });
         }
-        let may = self.choose(policies, host, port).await?;
+        let may = self.choose(asker, policies, host, port).await?;
         let mut refusal = Refusal::NoRoute;
         for address in may {
             let connecting = TcpStream::connect(SocketAddr::new(address, port));
@@ -108,6 +128,7 @@ impl Dialler {
     /// The addresses to dial for a host: what it turns out to have, without what may not be reached.
     pub(super) async fn choose(
         &self,
+        asker: &Asker,
         policies: &Policies,
         host: &Host,
         port: u16,
@@ -115,7 +136,7 @@ impl Dialler {
         policies.may_dial(host, port)?;
         let found = match host {
             Host::Address(address) => vec![*address],
-            Host::Name(name) => self.look_up(name).await.unwrap_or_default(),
+            Host::Name(name) => self.look_up(asker, name).await.unwrap_or_default(),
         };
         let mut refusal = Refusal::Unresolved;
         let mut may = Vec::new();
@@ -134,24 +155,25 @@ impl Dialler {
     }
 
     /// Whether there is anybody of a name; `None` if that takes too long to find out. A proxy that knows is not asked.
-    pub(crate) async fn exists(&self, name: &HostName) -> Option<bool> {
+    pub(crate) async fn exists(&self, asker: &Asker, name: &HostName) -> Option<bool> {
         let host = Host::Name(name.clone());
         let mut proxy = self.config.proxy.iter();
         if proxy.any(|proxy| !proxy.except.iter().any(|rule| rule.matches(&host, 443))) {
             return Some(true);
         }
-        Some(!self.look_up(name).await?.is_empty())
+        Some(!self.look_up(asker, name).await?.is_empty())
     }
 
     /// The addresses of a name, each once, as they are dialled; `None` if that takes too long.
-    async fn look_up(&self, name: &HostName) -> Option<Vec<IpAddr>> {
+    async fn look_up(&self, asker: &Asker, name: &HostName) -> Option<Vec<IpAddr>> {
         if let Some(known) = self.config.hosts.get(name) {
             return Some(known.iter().map(IpAddr::to_canonical).collect());
         }
         // Held by the thread, which goes on when nobody waits any more: there are never more of them.
-        let (lookups, name) = (Arc::clone(&self.lookups), name.clone());
+        let (own, all) = (Arc::clone(&asker.0), Arc::clone(&self.lookups));
+        let name = name.clone();
         let looking = async move {
-            let place = lookups.acquire_owned().await.ok()?;
+            let place = (own.acquire_owned().await, all.acquire_owned().await);
             let blocking = tokio::task::spawn_blocking(move || {
                 let found = system_lookup(&name);
                 drop(place);

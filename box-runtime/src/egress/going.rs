@@ -134,7 +134,9 @@ impl Going {
         let host = route.host.insert(host);
         shared.enough().map_err(|_| Refusal::Bytes)?;
         let policies = shared.dialler.policies(&policy.borrow_and_update());
-        let dialling = shared.dialler.dial(&policies, host, to.port());
+        let dialling = shared
+            .dialler
+            .dial(&shared.asker, &policies, host, to.port());
         let Dialled {
             stream: far,
             address,

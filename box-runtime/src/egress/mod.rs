@@ -38,6 +38,7 @@ use tokio::task::AbortHandle;
 use uuid::Uuid;
 
 pub use self::config::{EgressConfig, Proxy};
+use self::dial::Asker;
 pub(crate) use self::dial::Dialler;
 use self::gate::Gate;
 use self::going::{Arrival, Going};
@@ -60,6 +61,7 @@ struct Shared {
     id: Uuid,
     dialler: Arc<Dialler>,
     names: Names,
+    asker: Asker,
     policy: Current,
     /// Where connections arrive: those of IPv4, then those of IPv6, if the box has it.
     exits: Vec<TcpListener>,
@@ -104,6 +106,7 @@ impl Egress {
             id,
             dialler,
             names,
+            asker: Asker::new(),
             policy: current,
             exits: connections.collect::<io::Result<_>>()?,
             gate,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use box_protocol::{Host, HostName, NetworkPolicy};
 
 use super::config::EgressConfig;
-use super::dial::Dialler;
+use super::dial::{Asker, Dialler};
 use super::policy::{Policies, Refusal};
 use super::{Names, dns};
 
@@ -37,7 +37,7 @@ fn dialler(operator: &NetworkPolicy, hosts: &[(&str, &[&str])]) -> Dialler {
 async fn dialled(dialler: &Dialler, host: &str, port: u16) -> Result<Vec<IpAddr>, Refusal> {
     let host: Host = host.parse().unwrap();
     dialler
-        .choose(&dialler.policies(&open()), &host, port)
+        .choose(&Asker::new(), &dialler.policies(&open()), &host, port)
         .await
 }
 
@@ -245,4 +245,19 @@ fn of_a_million_names_exactly_the_allowed_ones_are_dialled_as_what_they_are() {
     }
     // The control: both kinds came up, and often.
     assert!((1000..NAMES / 2).contains(&passed), "{passed}");
+}
+
+#[tokio::test]
+async fn a_box_whose_names_take_long_to_find_leaves_room_for_another() {
+    let of = dialler(&open(), &[]);
+    let (greedy, other) = (Asker::new(), Asker::new());
+    // In the machine's own list: no name server is asked.
+    let name = HostName::new("localhost").unwrap();
+    let places = greedy.fill().await;
+    let waits = of.exists(&greedy, &name);
+    let soon = std::time::Duration::from_millis(300);
+    assert!(tokio::time::timeout(soon, waits).await.is_err());
+    assert!(of.exists(&other, &name).await.is_some());
+    drop(places);
+    assert!(of.exists(&greedy, &name).await.is_some());
 }

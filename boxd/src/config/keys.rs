@@ -243,7 +243,7 @@ pub(crate) const KEYS: &[Key] = &[
     key(
         "network.connections",
         "1024",
-        "Connections of one box at once. Beyond: reset.",
+        "Connections of one box at once. Beyond: refused.",
     ),
     key(
         "network.connections_per_sec",
@@ -253,7 +253,7 @@ pub(crate) const KEYS: &[Key] = &[
     key(
         "network.bytes_per_box",
         "0",
-        "Bytes that one box may send and receive together. Beyond: reset. 0 for no limit.",
+        "Bytes that one box may send and receive together. Beyond: reset, and new ones refused. 0 for no limit.",
     ),
     key(
         "network.audit",

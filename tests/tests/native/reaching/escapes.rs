@@ -111,7 +111,8 @@ print(word(lambda: netlink(21, struct.pack('BBBBI', 2, 32, 0, 0, 1) + struct.pac
 print(word(lambda: netlink(0xa02, b'', protocol=12)))
 print(word(lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, 1)), word(lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW)))
 print(word(lambda: open('/proc/sys/net/ipv4/ip_unprivileged_port_start', 'w').write('0')))
-print(word(lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)).__class__.__name__)";
+print(word(lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)).__class__.__name__)
+print(word(lambda: socket.socket().setsockopt(socket.SOL_SOCKET, 36, 4711)))";
         let told = says(machine, "change", text).await;
         let lines: Vec<_> = told.lines().collect();
         assert_eq!(lines[..4], ["EPERM"; 4], "{told}");
@@ -119,6 +120,7 @@ print(word(lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)).__class
         assert!(!lines[5].contains("socket"), "{told}");
         assert!(["EROFS", "EACCES", "EPERM"].contains(&lines[6]), "{told}");
         assert_eq!(lines[7], "socket", "the control: netlink itself is there");
+        assert_eq!(lines[8], "EPERM", "the marks by which rules know what was decided");
         assert_eq!(printed(&online(machine, "change", &page).await), "web", "and everything is as it was");
     })
     .await;
