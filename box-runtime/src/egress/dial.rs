@@ -9,6 +9,9 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use box_protocol::{Host, HostName, NetworkPolicy};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
@@ -110,7 +113,7 @@ impl Dialler {
         let may = self.choose(asker, policies, host, port).await?;
         let mut refusal = Refusal::NoRoute;
         for address in may {
-            let connecting = TcpStream::connect(SocketAddr::new(address, port));
+            let connecting = connect(SocketAddr::new(address, port));
             let connected = timeout(CONNECT, connecting).await;
             match connected.unwrap_or_else(|late| Err(late.into())) {
                 Ok(stream) => {
@@ -186,6 +189,30 @@ impl Dialler {
         let mut seen = std::collections::HashSet::new();
         found.retain(|address| seen.insert(*address));
         Some(found)
+    }
+}
+
+/// Connects to an address. One that is near has answered by the time it can be waited for, and nobody is woken for it.
+async fn connect(to: SocketAddr) -> io::Result<TcpStream> {
+    let family = match to {
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
+    };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
+    match rustix::net::connect(&socket, &to) {
+        Ok(()) | Err(Errno::INPROGRESS) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let mut answered = [PollFd::new(&socket, PollFlags::OUT)];
+    let answered = rustix::event::poll(&mut answered, Some(&Timespec::default()))? > 0;
+    let stream = TcpStream::from_std(socket.into())?;
+    if !answered {
+        stream.writable().await?;
+    }
+    match stream.take_error()? {
+        Some(error) => Err(error),
+        None => Ok(stream),
     }
 }
 
