@@ -6,8 +6,9 @@ use std::ops::Deref;
 use base64_simd::STANDARD;
 use bytes::Bytes;
 use serde::de::{self, Visitor};
-use serde::{Deserialize, Deserializer, Serialize, Serializer, ser};
-use serde_json::value::RawValue;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::quoted::Quoted;
 
 /// The most raw bytes of output in one chunk.
 pub const MAX_CHUNK_BYTES: usize = 32 * 1024;
@@ -39,14 +40,7 @@ impl fmt::Debug for Blob {
 impl Serialize for Blob {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         if serializer.is_human_readable() {
-            // With its quotes, as JSON that is written as it is: nothing in base64 is to be escaped, and to look for that is
-            // most of what it costs to write it.
-            let mut quoted = String::with_capacity(STANDARD.encoded_length(self.0.len()) + 2);
-            quoted.push('"');
-            STANDARD.encode_append(&*self.0, &mut quoted);
-            quoted.push('"');
-            let raw = RawValue::from_string(quoted).map_err(ser::Error::custom)?;
-            raw.serialize(serializer)
+            Quoted::base64(&self.0).serialize(serializer)
         } else {
             serializer.serialize_bytes(&self.0)
         }

@@ -39,6 +39,7 @@ pub mod langbot;
 pub mod model;
 mod note;
 mod paths;
+mod quoted;
 #[cfg(feature = "schema")]
 pub mod schema;
 mod text;

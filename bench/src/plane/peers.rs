@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use base64_simd::STANDARD;
-use box_protocol::actions::{CommandChunk, FileChunk, OutputPiece, StreamName};
+use box_protocol::actions::{FileChunk, OutputPiece, StreamName};
 use box_protocol::{MAX_CHUNK_BYTES, UnixMs};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -81,11 +81,18 @@ struct Params<T> {
     chunk: T,
 }
 
+/// Output as text, written by `serde_json` alone.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Plain {
+    Text(OutputPiece<String>),
+}
+
 /// Reads a program's pipe and sends it on as the same JSON that a reader of text gets from Box. The other end parses it into
 /// the same types. No agent, no log, no credit, no replay, and both ends wait for nothing but their socket.
 pub(super) fn json_frames(file: &str) -> Result<()> {
     let file = file.to_owned();
-    let bytes = messages::<CommandChunk>(
+    let bytes = messages::<Plain>(
         move |send| {
             let mut child = Command::new("cat")
                 .arg(file)
@@ -101,7 +108,7 @@ pub(super) fn json_frames(file: &str) -> Result<()> {
                     return Ok(());
                 }
                 let data = std::str::from_utf8(&buffer[..length])?.to_owned();
-                send(&CommandChunk::Text(OutputPiece {
+                send(&Plain::Text(OutputPiece {
                     stream: StreamName::Stdout,
                     offset: pos,
                     pos,
@@ -111,10 +118,7 @@ pub(super) fn json_frames(file: &str) -> Result<()> {
                 pos += length as u64;
             }
         },
-        |chunk| match chunk {
-            CommandChunk::Text(piece) => piece.data.len(),
-            _ => 0,
-        },
+        |Plain::Text(piece)| piece.data.len(),
     )?;
     ensure!(bytes > 0, "nothing came");
     Ok(())
