@@ -8,7 +8,7 @@ use std::io;
 use std::sync::{Mutex, PoisonError};
 
 /// From this capacity on, a buffer is worth keeping.
-pub const LARGE: usize = 1024 * 1024;
+pub const LARGE: usize = 256 * 1024;
 
 /// Larger buffers are given back to the system.
 const LARGEST: usize = 32 * 1024 * 1024;
