@@ -1,17 +1,21 @@
 //! The log of a command: the last of its output, both streams in the order they came, addressed by bytes.
 //!
 //! It is a row of blocks. The newest is in memory, older ones are in the store, all but where they begin, in bytes and in text, so
-//! that reading can begin anywhere by walking one block. The oldest go when the log or the store is full, unless somebody still
-//! reads them: then the command waits. How many changes between the streams there are is the guest's to say, so what is noted
-//! of them counts like output where it is more.
+//! that reading can begin anywhere by walking one block. While a command is read, some of those stay in memory until it is quiet:
+//! a reader that keeps up finds them there, and what is dropped before that never sees the store. The oldest go when the log or
+//! the store is full, unless somebody still reads them: then the command waits. How many changes between the streams there are is
+//! the guest's to say, so what is noted of them counts like output where it is more.
+
+mod block;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use box_protocol::actions::{Collected, ReadBegin, ReadFrom, StreamName, View};
-use box_protocol::{MAX_CHUNK_BYTES, PerStream, TextDecoder, UnixMs};
+use box_protocol::{PerStream, TextDecoder, UnixMs};
 
-use crate::store::{SEGMENT, Segment, Store};
+use crate::store::{SEGMENT, Store};
+use block::{Block, Content, RUN_BYTES};
 
 /// Bytes that a log keeps, unless its command says otherwise, and the most it may say.
 const LOG_BYTES: u64 = 1 << 20;
@@ -23,14 +27,8 @@ const LOG_BYTES_MIN: u64 = 4 << 10;
 /// A log that keeps this much has blocks of a segment each; a smaller one has smaller blocks.
 const BLOCKS: usize = 8;
 
-/// Bytes that a run takes in the store.
-const RUN_BYTES: usize = 12;
-
 /// Blocks that may be in memory for want of room in the store, while somebody is about to read them.
 const WAITING: usize = 2;
-
-/// Bytes of an ended command that stay in memory.
-const IN_MEMORY: usize = 512;
 
 /// The last of a command's output.
 #[derive(Debug)]
@@ -39,9 +37,10 @@ pub(crate) struct Log {
     /// The number of the first block; they are numbered from 0 on.
     first: u64,
     limit: usize,
-    /// What the blocks cost, and how many of them are in memory.
+    /// What the blocks cost; how many are in memory as the newest or for want of room, and how many because the log is read.
     kept: usize,
     in_memory: usize,
+    held: usize,
     finished: bool,
     store: Option<Arc<Store>>,
     end: Place,
@@ -59,33 +58,6 @@ struct Place {
     stderr: TextDecoder,
 }
 
-#[derive(Debug)]
-struct Block {
-    begin: Place,
-    length: usize,
-    /// How many there are.
-    runs: usize,
-    content: Content,
-}
-
-/// Bytes of one stream that came one after the other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Run {
-    stream: StreamName,
-    at: UnixMs,
-    length: usize,
-}
-
-#[derive(Debug)]
-enum Content {
-    Memory {
-        bytes: Vec<u8>,
-        runs: Vec<Run>,
-    },
-    /// The bytes, and behind them the runs.
-    Stored(Segment),
-}
-
 /// Where a reader is.
 #[derive(Debug)]
 pub(crate) struct Cursor {
@@ -98,7 +70,7 @@ pub(crate) struct Cursor {
     /// Offsets of the streams.
     at: PerStream,
     /// The runs of the stored block of this number.
-    stored: (u64, Vec<Run>),
+    stored: (u64, Vec<block::Run>),
 }
 
 /// A piece of one stream.
@@ -140,6 +112,7 @@ impl Log {
             limit: usize::try_from(limit).unwrap_or(usize::MAX),
             kept: 0,
             in_memory: 0,
+            held: 0,
             finished: false,
             store,
             end: Place::default(),
@@ -168,7 +141,7 @@ impl Log {
         self.kept < self.limit && is_stored || !self.is_needed(self.first)
     }
 
-    /// Whether any of it is in the store.
+    /// Whether any of it is in the store, or will be.
     pub(crate) fn is_spooled(&self) -> bool {
         self.blocks.len() > self.in_memory
     }
@@ -187,12 +160,10 @@ impl Log {
         while !bytes.is_empty() {
             let most = self.block_bytes();
             let full = self.blocks.back().is_none_or(|block| {
-                block.length >= most
-                    || block.runs >= most / RUN_BYTES
-                    || matches!(block.content, Content::Stored(_))
+                block.length >= most || block.runs >= most / RUN_BYTES || !block.is_in_memory()
             });
             if full {
-                self.seal();
+                self.close();
                 self.blocks.push_back(Block::at(self.end));
                 self.in_memory += 1;
             }
@@ -211,12 +182,40 @@ impl Log {
 
     /// Drops what is too much, from the oldest on, up to what somebody is about to read.
     fn trim(&mut self) {
-        while let Some(oldest) = self.blocks.front()
+        while self.kept > self.limit && self.blocks.len() > 1 && !self.is_needed(self.first) {
+            self.drop_oldest();
+        }
+        if self.finished || self.readers.is_empty() {
+            self.settle();
+        }
+        while self.finished
+            && self.blocks.front().is_some_and(Block::is_much_in_memory)
             && !self.is_needed(self.first)
-            && (self.kept > self.limit && self.blocks.len() > 1
-                || self.finished && oldest.is_much_in_memory())
         {
             self.drop_oldest();
+        }
+    }
+
+    /// Whether there is something that [`settle`](Self::settle) would look at.
+    pub(crate) fn is_unsettled(&self) -> bool {
+        self.held > 0
+    }
+
+    /// Moves to the store what waits in memory for nobody any more. Without room there it goes, and the older ones first.
+    pub(crate) fn settle(&mut self) {
+        let needed = self.readers.values().min().copied().unwrap_or(u64::MAX);
+        let mut number = self.first;
+        while self.held > 0 && number < needed {
+            let at = usize::try_from(number - self.first).unwrap_or(usize::MAX);
+            let Some(block) = self.blocks.get(at) else {
+                return;
+            };
+            if block.is_held() && !self.put_away(at) {
+                self.drop_oldest();
+                number = number.max(self.first);
+            } else {
+                number += 1;
+            }
         }
     }
 
@@ -224,6 +223,7 @@ impl Log {
         if let Some(oldest) = self.blocks.pop_front() {
             self.kept -= oldest.cost();
             self.in_memory -= usize::from(oldest.is_in_memory());
+            self.held -= usize::from(oldest.is_held());
             self.first += 1;
         }
     }
@@ -236,29 +236,44 @@ impl Log {
         self.blocks.shrink_to_fit();
     }
 
+    /// Closes the newest block: it stays in memory for now if the log is read, or goes to the store.
+    fn close(&mut self) {
+        if !self.readers.is_empty()
+            && let Some(store) = &self.store
+            && let Some(block) = self.blocks.back_mut()
+            && block.is_in_memory()
+            && block.hold(store)
+        {
+            self.in_memory -= 1;
+            self.held += 1;
+            return;
+        }
+        self.seal();
+    }
+
     /// Moves the newest block to the store. Without room there the oldest ones go for it; if somebody is about to read those,
     /// it stays in memory.
     fn seal(&mut self) {
-        let Some(store) = self.store.clone() else {
-            return;
-        };
-        while let Some(block) = self.blocks.back_mut()
-            && let Content::Memory { bytes, runs } = &block.content
-        {
-            let notes: Vec<u8> = runs.iter().flat_map(Run::noted).collect();
-            let stored = store.segment(bytes.len() + notes.len()).filter(|segment| {
-                segment.write(0, bytes).is_ok() && segment.write(bytes.len(), &notes).is_ok()
-            });
-            if let Some(segment) = stored {
-                block.content = Content::Stored(segment);
-                self.in_memory -= 1;
-                return;
-            }
-            if self.blocks.len() == 1 || self.is_needed(self.first) {
+        while !self.blocks.is_empty() && !self.put_away(self.blocks.len() - 1) {
+            if self.store.is_none() || self.blocks.len() == 1 || self.is_needed(self.first) {
                 return;
             }
             self.drop_oldest();
         }
+    }
+
+    /// Moves a block to the store, if there is room; whether it is there.
+    fn put_away(&mut self, at: usize) -> bool {
+        let (Some(store), Some(block)) = (&self.store, self.blocks.get_mut(at)) else {
+            return false;
+        };
+        let (is_held, is_in_memory) = (block.is_held(), block.is_in_memory());
+        let is_stored = block.store(store);
+        if is_stored {
+            self.held -= usize::from(is_held);
+            self.in_memory -= usize::from(is_in_memory);
+        }
+        is_stored
     }
 
     /// Nothing more comes: as little as possible stays in memory.
@@ -269,7 +284,7 @@ impl Log {
         self.finished = true;
         self.trim();
         if let Some(block) = self.blocks.back_mut()
-            && let Content::Memory { bytes, runs } = &mut block.content
+            && let Content::Memory { bytes, runs, .. } = &mut block.content
         {
             bytes.shrink_to_fit();
             runs.shrink_to_fit();
@@ -360,129 +375,6 @@ impl Log {
     pub(crate) fn leave(&mut self, cursor: &Cursor) {
         self.readers.remove(&cursor.reader);
         self.trim();
-    }
-}
-
-impl Block {
-    fn at(begin: Place) -> Self {
-        Self {
-            begin,
-            length: 0,
-            runs: 0,
-            content: Content::Memory {
-                bytes: Vec::new(),
-                runs: Vec::new(),
-            },
-        }
-    }
-
-    /// What it counts for.
-    fn cost(&self) -> usize {
-        self.length.max(self.runs * RUN_BYTES)
-    }
-
-    fn is_in_memory(&self) -> bool {
-        matches!(self.content, Content::Memory { .. })
-    }
-
-    /// Whether it is in memory, and more than an ended command may have there.
-    fn is_much_in_memory(&self) -> bool {
-        self.is_in_memory() && self.cost() > IN_MEMORY
-    }
-
-    fn take(&mut self, stream: StreamName, at: UnixMs, piece: &[u8]) {
-        let Content::Memory { bytes, runs } = &mut self.content else {
-            return;
-        };
-        bytes.extend_from_slice(piece);
-        self.length += piece.len();
-        match runs.last_mut() {
-            Some(run) if run.stream == stream && run.at == at => run.length += piece.len(),
-            _ => runs.push(Run {
-                stream,
-                at,
-                length: piece.len(),
-            }),
-        }
-        self.runs = runs.len();
-    }
-
-    /// The next piece of this block, which has this number.
-    fn read(&self, number: u64, cursor: &mut Cursor) -> std::io::Result<Option<Piece>> {
-        if let Content::Stored(segment) = &self.content
-            && cursor.stored.0 != number
-        {
-            let notes = segment.read(self.length, self.runs * RUN_BYTES)?;
-            let runs = notes.chunks_exact(RUN_BYTES).map(Run::from_note).collect();
-            cursor.stored = (number, runs);
-        }
-        loop {
-            let runs = match &self.content {
-                Content::Memory { runs, .. } => runs,
-                Content::Stored(_) => &cursor.stored.1,
-            };
-            let Some(run) = runs.get(cursor.run).copied() else {
-                return Ok(None);
-            };
-            let length = (run.length - cursor.in_run).min(MAX_CHUNK_BYTES);
-            if length == 0 {
-                // The newest run may still grow.
-                if cursor.run + 1 == runs.len() {
-                    return Ok(None);
-                }
-                cursor.run += 1;
-                cursor.in_run = 0;
-                continue;
-            }
-            let data = match &self.content {
-                Content::Memory { bytes, .. } => {
-                    bytes[cursor.in_block..cursor.in_block + length].to_vec()
-                }
-                Content::Stored(segment) => segment.read(cursor.in_block, length)?,
-            };
-            let offset = cursor.at.of_mut(run.stream);
-            let piece = Piece {
-                stream: run.stream,
-                offset: *offset,
-                at: run.at,
-                data,
-            };
-            *offset += length as u64;
-            cursor.in_block += length;
-            cursor.in_run += length;
-            return Ok(Some(piece));
-        }
-    }
-}
-
-impl Run {
-    /// As it is stored: the time with the stream, and the length.
-    fn noted(&self) -> [u8; RUN_BYTES] {
-        let mut note = [0; RUN_BYTES];
-        let stream = u64::from(self.stream == StreamName::Stderr);
-        note[..8].copy_from_slice(&(self.at.0 << 1 | stream).to_le_bytes());
-        // A block is far shorter.
-        let length = u32::try_from(self.length).unwrap_or(u32::MAX);
-        note[8..].copy_from_slice(&length.to_le_bytes());
-        note
-    }
-
-    fn from_note(note: &[u8]) -> Self {
-        let number = |bytes: &[u8]| {
-            let bytes = bytes.iter().rev();
-            bytes.fold(0_u64, |number, byte| number << 8 | u64::from(*byte))
-        };
-        let (head, length) = note.split_at(8);
-        let head = number(head);
-        Self {
-            stream: if head & 1 == 1 {
-                StreamName::Stderr
-            } else {
-                StreamName::Stdout
-            },
-            at: UnixMs(head >> 1),
-            length: usize::try_from(number(length)).unwrap_or(usize::MAX),
-        }
     }
 }
 

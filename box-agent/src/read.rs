@@ -7,12 +7,15 @@ use box_protocol::actions::{
 };
 use box_protocol::{BoxError, MAX_CHUNK_BYTES, PerStream};
 use box_rpc::{Action, ChunkSink};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::command::{Changing, Command, Reading};
 use crate::keep::INLINE;
 use crate::log::{Cursor, Piece};
 use crate::slot::Lease;
+
+/// After so long without output, what is in memory for the sake of speed goes to the store.
+const QUIET: Duration = Duration::from_millis(100);
 
 /// What a reader wants.
 #[derive(Debug, Default)]
@@ -69,9 +72,11 @@ pub(crate) async fn stream<A: Action<Chunk = AgentChunk>>(
         if is_over {
             return command.failure().map(|()| ReadWhy::Exit);
         }
+        let unsettled = command.log().is_unsettled();
         tokio::select! {
             biased;
             _ = changes.changed() => {}
+            () = sleep(QUIET), if unsettled => command.log().settle(),
             why = patience.over(&mut reading) => return Ok(why),
         }
     }

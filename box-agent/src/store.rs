@@ -21,6 +21,9 @@ const FEW: usize = UNITS / 16;
 /// Free parts that keep their room in the file: giving it back and asking for it again costs more than writing.
 const FILLED: usize = 4;
 
+/// Full blocks of all logs together that may be in memory while they are read: 1 MiB, and as much for their runs at most.
+const HELD: usize = 16;
+
 /// The file, and what of it is in use.
 #[derive(Debug)]
 pub(crate) struct Store {
@@ -37,6 +40,7 @@ struct Units {
     first_free: usize,
     /// Large parts given back as they were, for whoever wants as much next: a command that writes much goes round in them.
     filled: Vec<(usize, usize)>,
+    held: usize,
 }
 
 /// A part of the file. Goes back when dropped.
@@ -45,6 +49,16 @@ pub(crate) struct Segment {
     store: Arc<Store>,
     first: usize,
     units: usize,
+}
+
+/// Leave to have a block in memory although it is full. Ends when dropped.
+#[derive(Debug)]
+pub(crate) struct Held(Arc<Store>);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.units().held -= 1;
+    }
 }
 
 impl Units {
@@ -108,6 +122,16 @@ impl Store {
     /// Whether there is little room left.
     pub(crate) fn is_low(&self) -> bool {
         self.units().count > UNITS - FEW
+    }
+
+    /// Leave to have one more block in memory, unless there are enough.
+    pub(crate) fn hold(self: &Arc<Self>) -> Option<Held> {
+        let mut units = self.units();
+        if units.held == HELD {
+            return None;
+        }
+        units.held += 1;
+        Some(Held(Arc::clone(self)))
     }
 
     /// Room for so many bytes, if there is any.

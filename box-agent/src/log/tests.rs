@@ -1,5 +1,6 @@
 use proptest::prelude::*;
 
+use super::block::Run;
 use super::*;
 
 use StreamName::{Stderr, Stdout};
@@ -101,7 +102,7 @@ fn little_of_an_ended_command_stays_in_memory() {
     let mut small = stored(1 << 20);
     small.take(Stdout, b"little");
     small.finish();
-    let Content::Memory { bytes, runs } = &small.blocks[0].content else {
+    let Content::Memory { bytes, runs, .. } = &small.blocks[0].content else {
         panic!("little needs no store");
     };
     assert_eq!((bytes.capacity(), runs.capacity()), (6, 1));
@@ -110,7 +111,9 @@ fn little_of_an_ended_command_stays_in_memory() {
 /// What the log has in memory, about.
 fn memory(log: &Log) -> usize {
     let blocks = log.blocks.iter().map(|block| match &block.content {
-        Content::Memory { bytes, runs } => bytes.capacity() + runs.capacity() * size_of::<Run>(),
+        Content::Memory { bytes, runs, .. } => {
+            bytes.capacity() + runs.capacity() * size_of::<Run>()
+        }
         Content::Stored(_) => 0,
     });
     blocks.sum::<usize>() + log.blocks.capacity() * size_of::<Block>()
@@ -163,9 +166,13 @@ fn a_full_store_costs_output_and_never_memory() {
         "the loss is told"
     );
     let (mut cursor, _) = begin(&mut log, ReadFrom::default(), View::Bytes);
-    log.take(Stdout, &vec![b'y'; 64 << 10]);
-    log.take(Stdout, &vec![b'y'; 64 << 10]);
-    assert!(!log.has_room(), "a reader slows it down instead");
+    let mut taken = 0;
+    while log.has_room() {
+        log.take(Stdout, &vec![b'y'; 64 << 10]);
+        taken += 1;
+    }
+    assert!(taken < 20, "a reader slows it down instead: {taken}");
+    assert!(memory(&log) <= 2 << 20, "{}", memory(&log));
     let (size, kept) = (log.size().stdout, log.kept_from().stdout);
     let pieces = all(&mut log, &mut cursor);
     let read: u64 = pieces.iter().map(|(.., data)| data.len() as u64).sum();
@@ -188,6 +195,132 @@ fn a_full_store_costs_output_and_never_memory() {
     log.forget();
     assert_eq!(log.kept_from(), log.size());
     assert!(log.read_from(ReadFrom::default(), View::Text).is_some());
+}
+
+fn in_store(log: &Log) -> usize {
+    let stored = |block: &&Block| matches!(block.content, Content::Stored(_));
+    log.blocks.iter().filter(stored).count()
+}
+
+#[test]
+fn what_is_read_stays_in_memory_until_it_is_quiet() {
+    let mut log = stored(1 << 20);
+    let (mut cursor, _) = begin(&mut log, ReadFrom::default(), View::Bytes);
+    let block = vec![b'x'; SEGMENT];
+    for _ in 0..8 {
+        log.take(Stdout, &block);
+    }
+    assert_eq!((log.held, in_store(&log)), (7, 0));
+    assert!(log.is_spooled(), "whoever makes room must know of it");
+    assert_eq!(all(&mut log, &mut cursor).len(), 16);
+    log.settle();
+    assert_eq!((log.held, in_store(&log)), (0, 7));
+    // One that is as far behind as may be: what it has read goes without a detour.
+    for _ in 0..8 {
+        log.take(Stdout, &block);
+    }
+    for _ in 0..32 {
+        while log.has_room() {
+            log.take(Stdout, &block);
+        }
+        log.read(&mut cursor).unwrap().unwrap();
+    }
+    assert_eq!(in_store(&log), 0);
+    log.finish();
+    assert!(log.held > 0, "it is still read");
+    log.leave(&cursor);
+    assert_eq!((log.held, log.in_memory), (0, 0));
+    assert_eq!(in_store(&log), log.blocks.len());
+}
+
+#[test]
+fn all_logs_together_have_little_in_memory_for_their_readers() {
+    let store = Store::new(tempfile::tempfile().unwrap().into());
+    let mut logs = [0, 1].map(|_| Log::new(None, Some(Arc::clone(&store))));
+    let mut cursors = Vec::new();
+    for (number, log) in (b'0'..).zip(&mut logs) {
+        cursors.push(begin(log, ReadFrom::default(), View::Bytes).0);
+        for _ in 0..12 {
+            log.take(Stdout, &vec![number; SEGMENT]);
+        }
+    }
+    assert_eq!(logs.each_ref().map(|log| log.held), [11, 5]);
+    for ((number, log), cursor) in (b'0'..).zip(&mut logs).zip(&mut cursors) {
+        let read = all(log, cursor);
+        assert!(
+            read.iter()
+                .all(|(.., data)| data.iter().all(|byte| *byte == number))
+        );
+        assert_eq!(read.len(), 24);
+        log.settle();
+        assert_eq!(log.held, 0);
+    }
+}
+
+#[test]
+fn without_room_in_the_store_what_was_read_goes() {
+    let store = Store::new(tempfile::tempfile().unwrap().into());
+    let _full: Vec<_> = std::iter::from_fn(|| store.segment(1)).collect();
+    let mut log = Log::new(None, Some(store));
+    let (mut cursor, _) = begin(&mut log, ReadFrom::default(), View::Bytes);
+    for _ in 0..4 {
+        log.take(Stdout, &vec![b'x'; SEGMENT]);
+    }
+    assert_eq!(all(&mut log, &mut cursor).len(), 8);
+    log.settle();
+    assert_eq!((log.held, log.blocks.len()), (0, 1));
+    assert_eq!(log.kept_from().stdout, 3 * SEGMENT as u64);
+}
+
+proptest! {
+    /// Whoever reads, however far behind, and whatever room there is: no byte is lost, twice or another one.
+    #[test]
+    fn readers_get_every_byte_once(
+        room in 0..12_usize,
+        steps in proptest::collection::vec((0..8_u8, 1..3_000_usize), 1..200),
+    ) {
+        let store = Store::new(tempfile::tempfile().unwrap().into());
+        let _full = store.segment((256 << 20) - room * 4096).unwrap();
+        let mut log = Log::new(Some(16 << 10), Some(Arc::clone(&store)));
+        let (mut written, mut readers) = (0, VecDeque::new());
+        for (step, length) in steps {
+            match step {
+                0 => readers.push_back(log.read_from(ReadFrom::Tail(length as u64), View::Bytes).unwrap().0),
+                1 if length < 1_000 => log.settle(),
+                1 => if let Some(cursor) = readers.pop_front() {
+                    log.leave(&cursor);
+                },
+                2..5 => if let Some(mut cursor) = readers.pop_front() {
+                    for _ in 0..length / 500 {
+                        let next = cursor.at.stdout;
+                        let Some(piece) = log.read(&mut cursor).unwrap() else {
+                            prop_assert_eq!(next, log.size().stdout);
+                            break;
+                        };
+                        prop_assert_eq!(piece.offset, next);
+                        for (at, byte) in (next..).zip(piece.data) {
+                            prop_assert_eq!(u64::from(byte), at % 251);
+                        }
+                    }
+                    readers.push_back(cursor);
+                },
+                _ => if log.has_room() {
+                    let bytes: Vec<u8> = (written..).take(length).map(|at| (at % 251) as u8).collect();
+                    written += length as u64;
+                    log.take(Stdout, &bytes);
+                },
+            }
+            let held = log.blocks.iter().filter(|block| block.is_held()).count();
+            let open = log.blocks.iter().filter(|block| block.is_in_memory()).count();
+            prop_assert_eq!((log.held, log.in_memory), (held, open));
+            prop_assert!(held <= 16 && open <= WAITING + 2);
+        }
+        log.finish();
+        for cursor in &readers {
+            log.leave(cursor);
+        }
+        prop_assert_eq!(log.held, 0);
+    }
 }
 
 fn text_of(log: &mut Log, from: ReadFrom) -> Option<(PerStream, [String; 2])> {
