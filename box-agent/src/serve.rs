@@ -29,6 +29,9 @@ const CALLS: usize = 256;
 /// The longest message: a command's whole text, environment and arguments, or both streams of a small output.
 const MESSAGE_BYTES: usize = 4 << 20;
 
+/// What is learned from the kernel at once: a table of as many is written before anything happens.
+const EVENTS: usize = 64;
+
 /// How long nothing must have ended before memory is given back.
 const QUIET: Duration = Duration::from_millis(100);
 
@@ -81,6 +84,7 @@ impl Ready {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_io()
             .enable_time()
+            .max_io_events_per_tick(EVENTS)
             .build()?;
         let entered = runtime.enter();
         let children = watched(box_sys::signal_fd(&[Signal::CHILD.as_raw()])?)?;
@@ -97,7 +101,7 @@ impl Ready {
             store,
         } = Handed::new(std::mem::take(&mut init.fds))?;
         let Self { runtime, children } = self;
-        runtime.block_on(async move {
+        let serving = Box::pin(async move {
             let agent = Agent::new(init, Slots::new(slots), store.map(Store::new))?;
             let agent = Arc::new(agent);
             let router = router(&agent);
@@ -108,7 +112,8 @@ impl Ready {
                 tokio::spawn(accept(listener, Arc::clone(&agent), router));
             }
             reap(&agent, &children).await
-        })
+        });
+        runtime.block_on(serving)
     }
 }
 
@@ -186,6 +191,7 @@ async fn reap(agent: &Agent, children: &AsyncFd<OwnedFd>) -> io::Result<()> {
         } else if let Ok(ended) = tokio::time::timeout(QUIET, child).await {
             ended?;
         } else {
+            box_transports::free_spare_buffers();
             box_sys::rest();
             resting = true;
             continue;

@@ -40,6 +40,7 @@ pub mod tls;
 pub mod unix;
 pub mod websocket;
 
+pub use crate::bytes::free_spare_buffers;
 pub use crate::endpoint::{
     Accepted, ConnectOptions, Endpoint, EndpointError, HostPort, ListenError, ListenOptions,
     Listener, PeerInfo, Refused, Transport,

@@ -97,7 +97,10 @@ fn give_up(reply: &OwnedFd, error: &Error) -> ! {
     raw::exit_now(1)
 }
 
+// What is called on the way to `main` is not inlined: its part of the stack would stay with the box for good.
+
 /// Closes what was inherited, all but what the box is still to be finished with.
+#[inline(never)]
 fn close_rest<'a>(
     seed: &'a Seed<'_>,
     begun: &'a Begun,
@@ -143,6 +146,7 @@ pub(crate) fn run_spare(mut seed: Seed<'_>, socket: OwnedFd, main: InitMain) -> 
     go_on(&seed, begun, order, main)
 }
 
+#[inline(never)]
 fn begin(seed: &mut Seed<'_>) -> Result<Begun> {
     // For people who look at the machine; costs nothing to get wrong.
     let _ = rustix::thread::set_name(c"box-init");
@@ -215,6 +219,7 @@ fn limit(resource: Resource, most: u64) -> rustix::io::Result<()> {
     rustix::process::setrlimit(resource, new)
 }
 
+#[inline(never)]
 fn close_in(seed: &Seed<'_>, begun: Begun, order: Order) -> Result<Init> {
     let server = seed.server;
     let Begun {
@@ -283,6 +288,7 @@ impl Order {
         send_message(socket, &(&self.plan, mounts), &fds)
     }
 
+    #[inline(never)]
     fn receive(socket: BorrowedFd<'_>) -> Result<Option<Self>> {
         // As large as needed and no larger: what a spare touches here, its box keeps.
         let mut buffer = vec![0; next_length(socket).at("wait for an order")?];

@@ -5,7 +5,7 @@ use rustix::mm::{Advice, madvise};
 
 /// A page, and how far below the current end of the stack nothing of it can be in use: what is called here needs a little.
 const PAGE: usize = 4096;
-const NEAR: usize = 2 * PAGE;
+const NEAR: usize = PAGE;
 
 /// The part of the stack below that. Deeper is written by nothing init does; the kernel keeps a gap of a megabyte below a
 /// stack, so that nobody else has these addresses.

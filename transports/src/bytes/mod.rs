@@ -11,6 +11,7 @@ use std::{io, sync::Arc};
 use box_rpc::ConnectionError;
 use tokio::sync::OwnedSemaphorePermit;
 
+pub use self::spare::free_spare_buffers;
 pub(crate) use self::{
     deadline::Deadline,
     intake::Intake,
