@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use box_protocol::Host;
 use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
 
 use super::dial::Dialled;
 use super::gate::Knock;
@@ -178,6 +179,10 @@ impl Going {
 }
 
 impl relay::Count for Going {
+    fn large_pipes(&self) -> &Semaphore {
+        &self.shared.large_pipes
+    }
+
     fn sent(&self, bytes: u64) -> io::Result<()> {
         self.sent.fetch_add(bytes, Ordering::Relaxed);
         self.shared.counts.sent.fetch_add(bytes, Ordering::Relaxed);

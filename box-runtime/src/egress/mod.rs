@@ -33,7 +33,7 @@ use std::time::Duration;
 use box_protocol::NetworkPolicy;
 use box_sys::Exits;
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
-use tokio::sync::{Mutex, watch};
+use tokio::sync::{Mutex, Semaphore, watch};
 use tokio::task::AbortHandle;
 use uuid::Uuid;
 
@@ -68,6 +68,7 @@ struct Shared {
     /// Where they are held before.
     gate: Option<Gate>,
     pace: Mutex<Pace>,
+    large_pipes: Semaphore,
     counts: Counts,
 }
 
@@ -111,6 +112,7 @@ impl Egress {
             exits: connections.collect::<io::Result<_>>()?,
             gate,
             pace: Mutex::new(pace),
+            large_pipes: Semaphore::new(relay::LARGE_PIPES),
             counts: Counts::default(),
         });
         let mut tasks = vec![tokio::spawn(gate::hold(Arc::clone(&shared))).abort_handle()];

@@ -11,13 +11,17 @@ use rustix::net::{Shutdown, sockopt};
 use rustix::pipe::{PipeFlags, SpliceFlags};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
 
 /// Bytes copied at once.
 const COPIED: usize = 16 << 10;
 /// As many full copies in succession make a direction one that moves much.
 const MUCH: u32 = 4;
-/// What a pipe may hold, if this process may ask for so much.
+/// What a large pipe may hold, if this process may ask for so much.
 const PIPE: usize = 1 << 20;
+/// Large pipes of one box: what is in a pipe is this machine's memory, and whoever does not read leaves it there. Further ones hold
+/// what a pipe holds that nobody has asked about, 64 KiB.
+pub(super) const LARGE_PIPES: usize = 16;
 
 /// How long a side may be silent before it is asked whether it is there, how often then, and how often in vain.
 const ASKED_AFTER: Duration = Duration::from_mins(1);
@@ -26,6 +30,8 @@ const ASKED_TIMES: u32 = 4;
 
 /// Who is told of bytes that have arrived on the other side, and may say that it is enough.
 pub(crate) trait Count: Sync {
+    /// Leave to have a large pipe.
+    fn large_pipes(&self) -> &Semaphore;
     /// So many from the box.
     fn sent(&self, bytes: u64) -> io::Result<()>;
     /// So many to the box.
@@ -40,8 +46,9 @@ pub(crate) async fn relay(near: &TcpStream, far: &TcpStream, count: &impl Count)
     ask_now_and_then(near)?;
     ask_now_and_then(far)?;
     let both = async {
-        let out = pump(near, far, |bytes| count.sent(bytes));
-        let back = pump(far, near, |bytes| count.received(bytes));
+        let large = count.large_pipes();
+        let out = pump(near, far, large, |bytes| count.sent(bytes));
+        let back = pump(far, near, large, |bytes| count.received(bytes));
         tokio::try_join!(out, back)
     };
     tokio::select! {
@@ -74,6 +81,7 @@ async fn broken(stream: &TcpStream) -> io::Error {
 async fn pump(
     from: &TcpStream,
     to: &TcpStream,
+    large: &Semaphore,
     moved: impl Fn(u64) -> io::Result<()>,
 ) -> io::Result<()> {
     let mut full = 0;
@@ -90,7 +98,7 @@ async fn pump(
         moved(read as u64)?;
         full = if read == COPIED { full + 1 } else { 0 };
     }
-    through_pipe(from, to, moved).await
+    through_pipe(from, to, large, moved).await
 }
 
 /// Reads once and writes once: how much was read, and what of it is still to be written. Not asynchronous, so that no
@@ -123,11 +131,15 @@ async fn write_all(to: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
 async fn through_pipe(
     from: &TcpStream,
     to: &TcpStream,
+    large: &Semaphore,
     moved: impl Fn(u64) -> io::Result<()>,
 ) -> io::Result<()> {
     let (output, input) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
-    // Less will do.
-    let _ = rustix::pipe::fcntl_setpipe_size(&input, PIPE);
+    let large = large.try_acquire();
+    if large.is_ok() {
+        // Less will do.
+        let _ = rustix::pipe::fcntl_setpipe_size(&input, PIPE);
+    }
     loop {
         let held = from
             .async_io(Interest::READABLE, || splice(from, &input, PIPE))
@@ -182,9 +194,20 @@ mod tests {
 
     use super::*;
 
-    struct Nobody;
+    /// Counts nothing, and has one large pipe.
+    struct Nobody(Semaphore);
+
+    impl Nobody {
+        fn new() -> Self {
+            Self(Semaphore::new(1))
+        }
+    }
 
     impl Count for Nobody {
+        fn large_pipes(&self) -> &Semaphore {
+            &self.0
+        }
+
         fn sent(&self, _: u64) -> io::Result<()> {
             Ok(())
         }
@@ -204,7 +227,7 @@ mod tests {
     #[tokio::test]
     async fn who_has_said_all_may_listen_and_who_is_gone_is_noticed() {
         let ((mut guest, near), (far, mut host)) = (pair().await, pair().await);
-        let relayed = tokio::spawn(async move { relay(&near, &far, &Nobody).await });
+        let relayed = tokio::spawn(async move { relay(&near, &far, &Nobody::new()).await });
         guest.write_all(b"question").await.unwrap();
         guest.shutdown().await.unwrap();
         let mut asked = String::new();
@@ -221,10 +244,33 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn much_goes_both_ways_although_there_is_one_large_pipe() {
+        let ((guest, near), (far, host)) = (pair().await, pair().await);
+        let count = std::sync::Arc::new(Nobody::new());
+        let counted = std::sync::Arc::clone(&count);
+        let relayed = tokio::spawn(async move { relay(&near, &far, &*counted).await });
+        let much: Vec<u8> = (0..8 << 20)
+            .map(|n| u8::try_from(n % 251).unwrap())
+            .collect();
+        let exchange = async |stream: TcpStream| {
+            let (mut from, mut to) = stream.into_split();
+            let mut got = vec![0; much.len()];
+            let (sent, read) = tokio::join!(to.write_all(&much), from.read_exact(&mut got));
+            sent.and(read.map(drop)).unwrap();
+            assert!(got == much);
+            assert_eq!(count.0.available_permits(), 0, "in use by one of both");
+            (from, to)
+        };
+        drop(tokio::join!(exchange(guest), exchange(host)));
+        relayed.await.unwrap().unwrap();
+        assert_eq!(count.0.available_permits(), 1);
+    }
+
+    #[tokio::test]
     async fn both_sides_are_asked_whether_they_are_there() {
         let ((guest, near), (far, host)) = (pair().await, pair().await);
         drop((guest, host));
-        relay(&near, &far, &Nobody).await.unwrap();
+        relay(&near, &far, &Nobody::new()).await.unwrap();
         for stream in [&near, &far] {
             assert!(sockopt::socket_keepalive(stream).unwrap());
             assert_eq!(sockopt::tcp_keepidle(stream).unwrap(), ASKED_AFTER);
