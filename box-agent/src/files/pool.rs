@@ -216,7 +216,14 @@ mod tests {
     async fn after_a_change_of_rules_other_threads_do_what_waits_and_what_comes() {
         let pool = Pool::new(None);
         let who = |pool: Pool| async move { pool.run(|_| Ok(std::thread::current().id())).await };
+        // A step is answered before its thread is back.
+        let is_back = async |pool: &Pool| {
+            while pool.0.queue().idle == 0 {
+                tokio::task::yield_now().await;
+            }
+        };
         let before = who(pool.clone()).await.unwrap();
+        is_back(&pool).await;
         assert_eq!(who(pool.clone()).await.unwrap(), before, "control");
         let (go, gate) = std::sync::mpsc::channel::<()>();
         let gate = Arc::new(Mutex::new(gate));
@@ -232,7 +239,9 @@ mod tests {
                 })
             })
             .collect();
-        while pool.0.queue().threads < THREADS || pool.0.queue().idle > 0 {
+        let all_busy =
+            |queue: &Queue| queue.threads == THREADS && queue.idle == 0 && queue.jobs.is_empty();
+        while !all_busy(&pool.0.queue()) {
             tokio::task::yield_now().await;
         }
         let waiting = tokio::spawn(who(pool.clone()));
@@ -245,6 +254,7 @@ mod tests {
         for one in busy {
             assert_ne!(one.await.unwrap().unwrap(), after);
         }
+        is_back(&pool).await;
         assert_eq!(who(pool).await.unwrap(), after);
     }
 

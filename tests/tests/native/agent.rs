@@ -159,7 +159,7 @@ async fn killing_is_by_signal_then_the_tree_and_answered_when_it_is_gone() {
             .unwrap();
             peer.call::<AgentKill>(&params).await
         };
-        let seconds = format!("86408.{}", machine.uid);
+        let seconds = format!("86408.{}{}", std::process::id(), machine.uid);
         let script =
             format!("trap '' TERM; (setsid sleep {seconds} &); sleep {seconds}; sleep {seconds}");
         peer.call::<AgentStart>(&start("k", &["sh", "-c", &script], json!({})))
