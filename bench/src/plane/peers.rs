@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use base64_simd::STANDARD;
-use box_protocol::actions::{FileChunk, OutputPiece, StreamName};
+use box_protocol::actions::{CommandChunk, FileChunk, OutputPiece, StreamName};
 use box_protocol::{MAX_CHUNK_BYTES, UnixMs};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -82,7 +82,7 @@ struct Params<T> {
 }
 
 /// Output as text, written by `serde_json` alone.
-#[derive(Serialize, Deserialize)]
+#[derive(Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Plain {
     Text(OutputPiece<String>),
@@ -92,7 +92,7 @@ enum Plain {
 /// the same types. No agent, no log, no credit, no replay, and both ends wait for nothing but their socket.
 pub(super) fn json_frames(file: &str) -> Result<()> {
     let file = file.to_owned();
-    let bytes = messages::<Plain>(
+    let bytes = messages::<Plain, CommandChunk>(
         move |send| {
             let mut child = Command::new("cat")
                 .arg(file)
@@ -118,7 +118,10 @@ pub(super) fn json_frames(file: &str) -> Result<()> {
                 pos += length as u64;
             }
         },
-        |Plain::Text(piece)| piece.data.len(),
+        |chunk| match chunk {
+            CommandChunk::Text(piece) => piece.data.len(),
+            _ => 0,
+        },
     )?;
     ensure!(bytes > 0, "nothing came");
     Ok(())
@@ -127,7 +130,7 @@ pub(super) fn json_frames(file: &str) -> Result<()> {
 /// Sends a file from memory as the same JSON that a download is.
 pub(super) fn json_file(bytes: Vec<u8>) -> Result<()> {
     let all = bytes.len();
-    let came = messages::<FileChunk>(
+    let came = messages::<FileChunk, FileChunk>(
         move |send| {
             for (number, part) in bytes.chunks(MAX_CHUNK_BYTES).enumerate() {
                 let offset = (number * MAX_CHUNK_BYTES) as u64;
@@ -154,8 +157,8 @@ pub(super) fn base64(bytes: &[u8]) -> Result<()> {
 type Send<'a, T> = &'a mut dyn FnMut(&T) -> Result<()>;
 
 /// Messages from a thread of their own over a Unix socket; the sum of what is counted in each.
-fn messages<T: Serialize + DeserializeOwned>(
-    give: impl FnOnce(Send<'_, T>) -> Result<()> + std::marker::Send + 'static,
+fn messages<S: Serialize, T: DeserializeOwned>(
+    give: impl FnOnce(Send<'_, S>) -> Result<()> + std::marker::Send + 'static,
     count: impl Fn(T) -> usize,
 ) -> Result<usize> {
     let (mut near, mut far) = UnixStream::pair()?;
