@@ -106,10 +106,7 @@ impl Slow {
         let soon = Duration::from_millis(200);
         let waiting = std::iter::from_fn(|| TcpStream::connect_timeout(&address, soon).ok());
         let waiting = waiting.collect();
-        Self {
-            listener,
-            waiting: waiting,
-        }
+        Self { listener, waiting }
     }
 
     fn network() -> Value {
