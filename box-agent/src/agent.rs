@@ -300,13 +300,23 @@ impl Agent {
         command.log().take(stream, bytes);
         command.has_grown();
         let is_low = || self.store.as_ref().is_some_and(|store| store.is_low());
+        let mut still_read = Vec::new();
         while is_low() {
             let Some(oldest) = self.table().spooled.pop_front() else {
-                return;
+                break;
             };
             if let Some(oldest) = oldest.upgrade() {
-                oldest.log().forget();
+                let mut log = oldest.log();
+                log.forget();
+                if log.is_spooled() {
+                    drop(log);
+                    still_read.push(Arc::downgrade(&oldest));
+                }
             }
+        }
+        // They are asked again next time, before the others.
+        for one in still_read.into_iter().rev() {
+            self.table().spooled.push_front(one);
         }
     }
 

@@ -188,33 +188,26 @@ impl Log {
         if self.finished || self.readers.is_empty() {
             self.settle();
         }
-        while self.finished
-            && self.blocks.front().is_some_and(Block::is_much_in_memory)
-            && !self.is_needed(self.first)
-        {
-            self.drop_oldest();
-        }
     }
 
-    /// Whether there is something that [`settle`](Self::settle) would look at.
+    /// Whether anything is in memory for the sake of its readers.
     pub(crate) fn is_unsettled(&self) -> bool {
         self.held > 0
     }
 
-    /// Moves to the store what waits in memory for nobody any more. Without room there it goes, and the older ones first.
+    /// Moves to the store what is in memory for the sake of speed, and after the end whatever is much. Without room there the
+    /// oldest go for it, up to what somebody is about to read.
     pub(crate) fn settle(&mut self) {
-        let needed = self.readers.values().min().copied().unwrap_or(u64::MAX);
-        let mut number = self.first;
-        while self.held > 0 && number < needed {
-            let at = usize::try_from(number - self.first).unwrap_or(usize::MAX);
-            let Some(block) = self.blocks.get(at) else {
+        let mut at = 0;
+        while let Some(block) = self.blocks.get(at) {
+            let is_due = block.is_held() || self.finished && block.is_much_in_memory();
+            if !is_due || self.put_away(at) {
+                at += 1;
+            } else if self.is_needed(self.first) {
                 return;
-            };
-            if block.is_held() && !self.put_away(at) {
-                self.drop_oldest();
-                number = number.max(self.first);
             } else {
-                number += 1;
+                self.drop_oldest();
+                at = at.saturating_sub(1);
             }
         }
     }

@@ -7,15 +7,15 @@ use box_protocol::actions::{
 };
 use box_protocol::{BoxError, MAX_CHUNK_BYTES, PerStream};
 use box_rpc::{Action, ChunkSink};
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep_until};
 
 use crate::command::{Changing, Command, Reading};
 use crate::keep::INLINE;
 use crate::log::{Cursor, Piece};
 use crate::slot::Lease;
 
-/// After so long without output, what is in memory for the sake of speed goes to the store.
-const QUIET: Duration = Duration::from_millis(100);
+/// After so long, what is in memory for the sake of speed goes to the store.
+const SOON: Duration = Duration::from_millis(100);
 
 /// What a reader wants.
 #[derive(Debug, Default)]
@@ -56,6 +56,7 @@ pub(crate) async fn stream<A: Action<Chunk = AgentChunk>>(
         sink.send(&AgentChunk::Begin(begin)).await?;
     }
     let mut changes = command.watch();
+    let mut settle_at = None;
     loop {
         // Looked at first: what comes between this and the look into the log is not missed.
         let is_over = changes.borrow_and_update().has_ended();
@@ -73,10 +74,16 @@ pub(crate) async fn stream<A: Action<Chunk = AgentChunk>>(
             return command.failure().map(|()| ReadWhy::Exit);
         }
         let unsettled = command.log().is_unsettled();
+        // From the first block on, not the last byte: one that never pauses is not to keep what it said long ago in memory.
+        let due = settle_at.unwrap_or_else(|| Instant::now() + SOON);
+        settle_at = unsettled.then_some(due);
         tokio::select! {
             biased;
             _ = changes.changed() => {}
-            () = sleep(QUIET), if unsettled => command.log().settle(),
+            () = sleep_until(due), if unsettled => {
+                command.log().settle();
+                settle_at = None;
+            }
             why = patience.over(&mut reading) => return Ok(why),
         }
     }

@@ -192,6 +192,7 @@ async fn reap(agent: &Agent, children: &AsyncFd<OwnedFd>) -> io::Result<()> {
             ended?;
         } else {
             box_transports::free_spare_buffers();
+            box_rpc::large::free();
             box_sys::rest();
             resting = true;
             continue;

@@ -21,7 +21,8 @@ const FEW: usize = UNITS / 16;
 /// Free parts that keep their room in the file: giving it back and asking for it again costs more than writing.
 const FILLED: usize = 4;
 
-/// Full blocks of all logs together that may be in memory while they are read: 1 MiB, and as much for their runs at most.
+/// Full blocks of all logs together that may be in memory while they are read: 1 MiB, twice that with what
+/// their buffers have spare, and as much for their runs at most.
 const HELD: usize = 16;
 
 /// The file, and what of it is in use.

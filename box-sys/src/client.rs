@@ -26,7 +26,7 @@ use crate::wire::{
 const ARGUMENT: &str = "--box-fork-server";
 
 /// How the server, and so every box's first process, allocates. What a thread has freed glibc keeps for it out of reach of
-/// [`crate::rest`], which is a quarter of all that an idle box takes, and a second thread would get an arena of its own.
+/// [`crate::rest`], which is a sixth of all that an idle box takes, and a second thread would get an arena of its own.
 const ALLOCATOR: &str = "glibc.malloc.tcache_count=0:glibc.malloc.arena_max=1";
 
 /// To be called first in `main`: if this process was started as a fork server it serves, and never returns. `init` is what the

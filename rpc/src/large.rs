@@ -41,10 +41,17 @@ pub fn keep(message: impl Into<Vec<u8>>) {
     if (LARGE..=LARGEST).contains(&buffer.capacity()) {
         buffer.clear();
         let mut spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner);
-        if spare.len() < KEPT {
-            spare.push(buffer);
+        spare.push(buffer);
+        if spare.len() > KEPT {
+            let smallest = (0..spare.len()).min_by_key(|at| spare[*at].capacity());
+            smallest.map(|at| spare.swap_remove(at));
         }
     }
+}
+
+/// Gives what is kept back to the system. For a process that has a while of nothing to do.
+pub fn free() {
+    SPARE.lock().unwrap_or_else(PoisonError::into_inner).clear();
 }
 
 /// Writes behind what a buffer holds.
@@ -91,5 +98,20 @@ mod tests {
             (&large[..5], large[5], large.len()),
             (&b"begin"[..], 2, LARGE + 5)
         );
+
+        for size in [2, 9, 5] {
+            keep(vec![0; size * LARGE]);
+        }
+        let kept = || {
+            SPARE
+                .lock()
+                .unwrap()
+                .iter()
+                .map(Vec::capacity)
+                .sum::<usize>()
+        };
+        assert_eq!(kept(), 14 * LARGE, "the largest");
+        free();
+        assert_eq!(kept(), 0);
     }
 }

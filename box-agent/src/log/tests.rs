@@ -227,10 +227,39 @@ fn what_is_read_stays_in_memory_until_it_is_quiet() {
     }
     assert_eq!(in_store(&log), 0);
     log.finish();
-    assert!(log.held > 0, "it is still read");
-    log.leave(&cursor);
-    assert_eq!((log.held, log.in_memory), (0, 0));
+    assert_eq!((log.held, log.in_memory), (0, 0), "whoever still reads it");
     assert_eq!(in_store(&log), log.blocks.len());
+    let left = all(&mut log, &mut cursor);
+    assert!(
+        left.iter()
+            .all(|(.., data)| data.iter().all(|byte| *byte == b'x'))
+    );
+    assert_eq!(cursor.at.stdout, log.size().stdout);
+}
+
+#[test]
+fn an_ended_command_goes_to_the_store_when_there_is_room_again() {
+    let store = Store::new(tempfile::tempfile().unwrap().into());
+    let mut log = Log::new(None, Some(Arc::clone(&store)));
+    let (mut cursor, _) = begin(&mut log, ReadFrom::default(), View::Bytes);
+    for _ in 0..4 {
+        log.take(Stdout, &vec![b'x'; SEGMENT]);
+    }
+    log.settle();
+    let full: Vec<_> = std::iter::from_fn(|| store.segment(1)).collect();
+    for _ in 0..4 {
+        log.take(Stdout, &vec![b'y'; SEGMENT]);
+    }
+    log.finish();
+    assert!(
+        memory(&log) > 4 * SEGMENT,
+        "somebody is about to read it, and there is no room"
+    );
+    drop(full);
+    assert_eq!(all(&mut log, &mut cursor).len(), 16);
+    log.leave(&cursor);
+    assert!(memory(&log) < 4096, "{}", memory(&log));
+    assert_eq!(log.kept_from().stdout, 0, "and nothing is lost");
 }
 
 #[test]

@@ -35,7 +35,7 @@ pub(super) fn give_back(mut buffer: Vec<u8>) {
     }
 }
 
-/// Frees what this thread keeps for busy connections, 256 KiB at most. For a process that has a while of nothing to do and
+/// Frees what this thread keeps for busy connections, 1 MiB at most. For a process that has a while of nothing to do and
 /// shares its machine with many others like it.
 pub fn free_spare_buffers() {
     SPARE.with_borrow_mut(|spare| *spare = Vec::new());
