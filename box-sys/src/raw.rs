@@ -219,6 +219,27 @@ pub(crate) fn prctl(option: libc::c_int, value: libc::c_ulong) -> io::Result<()>
     Ok(())
 }
 
+/// Sets an option of a socket to a number.
+pub(crate) fn set_option(
+    socket: BorrowedFd<'_>,
+    level: libc::c_int,
+    option: libc::c_int,
+    value: libc::c_int,
+) -> io::Result<()> {
+    // SAFETY: the pointer is to a number of this length, which outlives the call.
+    let set = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            level,
+            option,
+            (&raw const value).cast(),
+            4,
+        )
+    };
+    check(set.into())?;
+    Ok(())
+}
+
 /// The mark of a socket.
 pub(crate) fn socket_mark(socket: BorrowedFd<'_>) -> io::Result<u32> {
     let mut mark = 0_u32;

@@ -199,7 +199,15 @@ async fn connect(to: SocketAddr) -> io::Result<TcpStream> {
         SocketAddr::V6(_) => AddressFamily::INET6,
     };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
+    let socket = loop {
+        match rustix::net::socket_with(family, SocketType::STREAM, flags, None) {
+            // Nobody out there has said anything yet: whoever waits can wait for this, too.
+            Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
+                tokio::time::sleep(super::RETRY).await;
+            }
+            socket => break socket?,
+        }
+    };
     match rustix::net::connect(&socket, &to) {
         Ok(()) | Err(Errno::INPROGRESS) => {}
         Err(error) => return Err(error.into()),
@@ -268,8 +276,10 @@ fn is_own(address: IpAddr) -> bool {
         IpAddr::V4(_) => ((Ipv4Addr::UNSPECIFIED, 0).into(), "ipv4"),
         IpAddr::V6(_) => ((Ipv6Addr::UNSPECIFIED, 0).into(), "ipv6"),
     };
-    if UdpSocket::bind(SocketAddr::new(address, 0)).is_err() {
-        return false;
+    match UdpSocket::bind(SocketAddr::new(address, 0)) {
+        Ok(_) => {}
+        // Whatever else goes wrong says nothing of whose it is.
+        Err(error) => return error.kind() != io::ErrorKind::AddrNotAvailable,
     }
     let setting = std::fs::read(format!("/proc/sys/net/{setting}/ip_nonlocal_bind"));
     if setting.is_ok_and(|value| value.starts_with(b"0")) {

@@ -8,15 +8,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use box_sys::{FIRST_MARK, Held, Verdict};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::SocketFlags;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 
 use super::going::Arrival;
 use super::policy::Refusal;
-use super::{OUT_OF_DESCRIPTORS, Shared};
+use super::{RETRY, Shared};
 
 /// How long a connection that was let in may take to arrive. Nothing is between but the kernel, so one that has not come by
 /// then was given up by its program while somebody dialled.
@@ -57,13 +58,18 @@ impl Gate {
     /// Gives an accepted connection to whoever expects it, or back.
     pub(super) fn claim(&self, stream: TcpStream) -> Option<TcpStream> {
         let mark = box_sys::mark_of(&stream).unwrap_or_default();
-        let expected = self.expected().remove(&mark);
+        let to = super::going::destination(&stream);
+        // Whoever had the box before may have given the same mark to another.
+        let is_the_same = |expected: &Expected| {
+            to.is_some_and(|to| (to.ip(), to.port()) == (expected.to.ip(), expected.to.port()))
+        };
+        let mut all = self.expected();
+        let expected = all.get(&mark).is_some_and(is_the_same);
+        let expected = expected.then(|| all.remove(&mark)).flatten();
+        drop(all);
         match expected {
-            // Whoever had the box before may have given the same mark to another.
-            Some(expected) if super::going::destination(&stream) == Some(expected.to) => {
-                expected.arrives.send(stream).err()
-            }
-            _ => Some(stream),
+            Some(expected) => expected.arrives.send(stream).err(),
+            None => Some(stream),
         }
     }
 
@@ -75,25 +81,29 @@ impl Gate {
     }
 }
 
-/// Serves what is held, for as long as the box lives.
+/// Serves what is held, for as long as the box lives. What comes faster than it may stays where it is, in the kernel.
 pub(super) async fn hold(shared: Arc<Shared>) {
     let Some(gate) = &shared.gate else {
         return;
     };
     while let Ok(mut ready) = gate.held.readable().await {
         match ready.try_io(|held| held.get_ref().receive()) {
-            Ok(Ok(held)) => shared.serve(Arrival::Held(Knock {
-                shared: Arc::clone(&shared),
-                to: held.to,
-                held: Some(held),
-            })),
-            Ok(Err(_)) => tokio::time::sleep(OUT_OF_DESCRIPTORS).await,
+            Ok(Ok(held)) => {
+                shared.pace.lock().await.wait().await;
+                shared.serve(Arrival::Held(Knock {
+                    shared: Arc::clone(&shared),
+                    to: held.to,
+                    held: Some(held),
+                }));
+                tokio::task::coop::consume_budget().await;
+            }
+            Ok(Err(_)) => tokio::time::sleep(RETRY).await,
             Err(_not_yet) => {}
         }
     }
 }
 
-/// A connection at the gate. Dropped undecided, it is refused.
+/// A connection at the gate. Dropped undecided, it stays there for whoever has the box next.
 #[derive(Debug)]
 pub(super) struct Knock {
     shared: Arc<Shared>,
@@ -112,18 +122,17 @@ impl Knock {
     pub(super) async fn let_in(&mut self) -> Option<TcpStream> {
         let shared = Arc::clone(&self.shared);
         let gate = shared.gate.as_ref()?;
+        let exit = shared.exits.get(usize::from(self.to.is_ipv6()))?;
         let (mark, arrival) = gate.expect(self.to);
         self.decide(Verdict::Pass(mark));
         // The kernel has made the connection meanwhile, as a rule: nobody has to be woken for it.
-        let exit = shared.exits.get(usize::from(self.to.is_ipv6()))?;
-        if let Ok(accepted) =
-            rustix::net::accept_with(exit, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
-            && let Ok(stream) = TcpStream::from_std(accepted.into())
+        if let Some(stream) = arrived_at(exit)
+            && let Some(stray) = gate.claim(stream)
         {
-            shared.arrived(stream);
+            tokio::spawn(async move { shared.take_in(stray).await });
         }
         let arrived = tokio::time::timeout(ARRIVES, arrival).await;
-        if arrived.is_err() {
+        if let (Err(_), Some(gate)) = (&arrived, &self.shared.gate) {
             gate.expected().remove(&mark);
         }
         arrived.ok()?.ok()
@@ -144,6 +153,21 @@ impl Knock {
 
 impl Drop for Knock {
     fn drop(&mut self) {
-        self.decide(Verdict::Refused);
+        // Whoever stops leaves it to the next; who has failed has no next.
+        if std::thread::panicking() {
+            self.decide(Verdict::Refused);
+        }
     }
+}
+
+/// A connection that has arrived by now. Looked for first: whether accepting waits is for the socket to say, of which the box's init
+/// has a copy.
+fn arrived_at(exit: &TcpListener) -> Option<TcpStream> {
+    let mut is_there = [PollFd::new(exit, PollFlags::IN)];
+    if rustix::event::poll(&mut is_there, Some(&Timespec::default())).ok()? == 0 {
+        return None;
+    }
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let accepted = rustix::net::accept_with(exit, flags).ok()?;
+    TcpStream::from_std(accepted.into()).ok()
 }

@@ -54,7 +54,7 @@ impl Arrival {
     }
 }
 
-/// A connection on its way out.
+/// A connection on its way out. Counted as open until it is dropped.
 pub(super) struct Going {
     shared: Arc<Shared>,
     /// What of it has moved, for the log.
@@ -71,7 +71,6 @@ struct Route {
 }
 
 impl Going {
-    /// One that is counted as open until it is served.
     pub(super) fn new(shared: &Arc<Shared>) -> Self {
         shared.counts.open.fetch_add(1, Ordering::Relaxed);
         Self {
@@ -86,7 +85,6 @@ impl Going {
         let mut route = Route::default();
         let end = self.pass(&mut arrival, &mut route).await;
         let counts = &self.shared.counts;
-        counts.open.fetch_sub(1, Ordering::Relaxed);
         let (why, broken) = match end {
             Ok(broken) => ("", broken),
             Err(refusal) => {
@@ -120,7 +118,6 @@ impl Going {
         if shared.counts.open.load(Ordering::Relaxed) > shared.dialler.config.connections {
             return Err(Refusal::Connections);
         }
-        shared.pace.lock().await.wait().await;
         let mut policy = shared.policy.clone();
         if let Arrival::Accepted(stream) = arrival
             && to.port() == DNS_PORT
@@ -175,6 +172,12 @@ impl Going {
                 return;
             }
         }
+    }
+}
+
+impl Drop for Going {
+    fn drop(&mut self) {
+        self.shared.counts.open.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -45,8 +45,8 @@ use self::going::{Arrival, Going};
 pub(crate) use self::names::Names;
 use self::pace::Pace;
 
-/// How long to wait for a descriptor to become free.
-const OUT_OF_DESCRIPTORS: Duration = Duration::from_millis(100);
+/// How long to wait before something is tried again that failed for want of descriptors or memory.
+const RETRY: Duration = Duration::from_millis(100);
 
 /// The way out of one box. Dropped, it is closed, and what goes through it is broken off.
 #[derive(Debug)]
@@ -167,20 +167,21 @@ type Current = watch::Receiver<Arc<NetworkPolicy>>;
 async fn accept(shared: Arc<Shared>, place: usize) {
     loop {
         match shared.exits[place].accept().await {
-            Ok((stream, _)) => shared.arrived(stream),
-            Err(_) => tokio::time::sleep(OUT_OF_DESCRIPTORS).await,
+            Ok((stream, _)) => shared.take_in(stream).await,
+            Err(_) => tokio::time::sleep(RETRY).await,
         }
     }
 }
 
 impl Shared {
-    /// Gives a connection that was accepted to whoever has dialled for it, or begins to serve it.
-    fn arrived(self: &Arc<Self>, stream: TcpStream) {
+    /// Gives a connection that was accepted to whoever has dialled for it, or begins to serve it when its turn has come.
+    async fn take_in(self: &Arc<Self>, stream: TcpStream) {
         let unclaimed = match &self.gate {
             Some(gate) => gate.claim(stream),
             None => Some(stream),
         };
         if let Some(stream) = unclaimed {
+            self.pace.lock().await.wait().await;
             self.serve(Arrival::Accepted(stream));
         }
     }

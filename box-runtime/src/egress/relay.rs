@@ -23,8 +23,9 @@ const PIPE: usize = 1 << 20;
 /// what a pipe holds that nobody has asked about, 64 KiB.
 pub(super) const LARGE_PIPES: usize = 16;
 
-/// How long a side may be silent before it is asked whether it is there, how often then, and how often in vain.
-const ASKED_AFTER: Duration = Duration::from_mins(1);
+/// How long a side may be silent before it is asked whether it is there, how often then, and how often in vain. The kernel forgets
+/// what it has redirected after a minute of silence, if one side has ended what it says.
+const ASKED_AFTER: Duration = Duration::from_secs(30);
 const ASKED_EVERY: Duration = Duration::from_secs(15);
 const ASKED_TIMES: u32 = 4;
 

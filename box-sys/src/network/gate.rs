@@ -50,16 +50,25 @@ mod nfq {
     pub(super) const PAYLOAD: u16 = 10;
 }
 
-/// The marks of packets are told to the sockets that accept them, in this network namespace.
-const MARKS_ARE_KEPT: &str = "/proc/sys/net/ipv4/tcp_fwmark_accept";
+/// Settings of this network namespace: sockets keep the marks of the packets they are accepted by, and word that somewhere cannot be
+/// reached is not counted among what the machine may send of such in a second.
+const SETTINGS: [(&str, &str); 2] = [
+    ("/proc/sys/net/ipv4/tcp_fwmark_accept", "1"),
+    ("/proc/sys/net/ipv4/icmp_ratemask", "0"),
+];
 
 /// Makes the gate of this network namespace, as a socket that decides about what the rules hold.
 pub(super) fn make() -> io::Result<OwnedFd> {
-    std::fs::write(MARKS_ARE_KEPT, "1")?;
+    for (setting, value) in SETTINGS {
+        std::fs::write(setting, value)?;
+    }
     let socket = netlink::socket(Family::Filter, SocketFlags::NONBLOCK)?;
     // As much as there is must do for who is not root.
     let _ = set_socket_recv_buffer_size_force(&socket, BUFFER)
         .or_else(|_| set_socket_recv_buffer_size(&socket, BUFFER));
+    // Packets that could not be told of are dropped and come again. Nobody has to hear of that, least of all instead of an answer.
+    let option = libc::NETLINK_NO_ENOBUFS;
+    raw::set_option(socket.as_fd(), libc::SOL_NETLINK, option, 1)?;
     let mut batch = Batch::default();
     batch.make(message(nfq::MSG_CONFIG), |body| {
         queue(body);
@@ -126,11 +135,13 @@ impl Gate {
     /// Takes over the gate of a box, or says why this process cannot decide there. What was held for somebody else, and perhaps
     /// forgotten, is told again.
     pub(super) fn take(socket: OwnedFd) -> io::Result<Self> {
+        // There must be room for the answer.
+        while rustix::net::recv(&socket, &mut [0; 512][..], RecvFlags::DONTWAIT).is_ok() {}
         let mut same = Batch::default();
         same.make(message(nfq::MSG_CONFIG), told);
-        // Passes over what was told before.
         same.send_over(&socket)?;
         let gate = Self(socket);
+        // All there are: they are numbered from 1 on.
         gate.say(nfq::MSG_VERDICT_BATCH, i32::MAX.cast_unsigned(), 0)?;
         Ok(gate)
     }
@@ -139,14 +150,13 @@ impl Gate {
     pub fn receive(&self) -> io::Result<Held> {
         let mut buffer = [0; 512];
         loop {
-            let received = match rustix::net::recv(&self.0, &mut buffer[..], RecvFlags::empty()) {
-                // There were too many to be told; who was not told of will come again.
-                Err(rustix::io::Errno::NOBUFS) => continue,
-                received => received?,
-            };
+            // Whether it waits is not left to the socket, of which the box's init has a copy.
+            let received = rustix::net::recv(&self.0, &mut buffer[..], RecvFlags::DONTWAIT)?;
             // What is not about a packet says that one has gone meanwhile.
-            if let Some(held) = read(&buffer[..received.0]) {
-                return Ok(held);
+            match read(&buffer[..received.0]) {
+                Some((id, Some(to))) => return Ok(Held { to, id }),
+                Some((id, None)) => self.say(nfq::MSG_VERDICT, id, REFUSED)?,
+                None => {}
             }
         }
     }
@@ -171,7 +181,7 @@ impl Gate {
             body.attribute(nfq::VERDICT_HDR, words.as_flattened());
             body.attribute(nfq::MARK, &mark.to_be_bytes());
         });
-        rustix::net::send(&self.0, verdict.bytes(), SendFlags::empty())?;
+        rustix::net::send(&self.0, verdict.bytes(), SendFlags::DONTWAIT)?;
         Ok(())
     }
 }
@@ -193,8 +203,8 @@ pub fn mark_of(accepted: impl AsFd) -> io::Result<u32> {
     raw::socket_mark(accepted.as_fd())
 }
 
-/// What a message tells of a packet.
-fn read(bytes: &[u8]) -> Option<Held> {
+/// What a message tells of a packet: its number, and where it goes.
+fn read(bytes: &[u8]) -> Option<(u32, Option<SocketAddr>)> {
     let (kind, body) = netlink::first(bytes)?;
     if kind != message(nfq::MSG_PACKET) {
         return None;
@@ -208,23 +218,51 @@ fn read(bytes: &[u8]) -> Option<Held> {
             _ => {}
         }
     }
-    Some(Held { to: to?, id: id? })
+    Some((id?, to))
 }
 
-/// Where a packet of TCP goes. The kernel made it, without options of IPv6 before its own head.
+/// Where a packet of TCP goes. Nowhere, if a program has put something of its own between the heads.
 fn destination(packet: &[u8]) -> Option<SocketAddr> {
     let first = *packet.first()?;
-    let (address, transport) = match first >> 4 {
+    let (address, inner, transport) = match first >> 4 {
         4 => {
             let octets: [u8; 4] = packet.get(16..20)?.try_into().ok()?;
-            (Ipv4Addr::from(octets).into(), usize::from(first & 15) * 4)
+            let length = usize::from(first & 15) * 4;
+            (Ipv4Addr::from(octets).into(), packet[9], length)
         }
         6 => {
             let octets: [u8; 16] = packet.get(24..40)?.try_into().ok()?;
-            (Ipv6Addr::from(octets).into(), 40)
+            (Ipv6Addr::from(octets).into(), packet[6], 40)
         }
         _ => return None,
     };
+    if i32::from(inner) != libc::IPPROTO_TCP {
+        return None;
+    }
     let port = packet.get(transport + 2..transport + 4)?.try_into().ok()?;
     Some(SocketAddr::new(address, u16::from_be_bytes(port)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_packet_says_where_it_goes_unless_a_program_has_put_something_between() {
+        let mut four = vec![0; 40];
+        (four[0], four[9]) = (0x46, 6);
+        four[16..20].copy_from_slice(&[192, 0, 2, 7]);
+        // Behind four bytes of options.
+        four[26..28].copy_from_slice(&443_u16.to_be_bytes());
+        assert_eq!(destination(&four), "192.0.2.7:443".parse().ok());
+        let mut six = vec![0; 60];
+        (six[0], six[6], six[24], six[39]) = (0x60, 6, 0xfd, 9);
+        six[42..44].copy_from_slice(&80_u16.to_be_bytes());
+        assert_eq!(destination(&six), "[fd00::9]:80".parse().ok());
+        six[6] = 43;
+        assert_eq!(destination(&six), None, "a routing header");
+        for length in 0..44 {
+            assert_eq!(destination(&six[..length]), None);
+        }
+    }
 }

@@ -86,7 +86,7 @@ fn open_exits(with_gate: bool) -> io::Result<Vec<OwnedFd>> {
     address_and_route(OWN_V4.into())?;
     // A machine may have no IPv6; then its boxes have none, and nothing of it gets out.
     let v6 = address_and_route(OWN_V6.into()).is_ok();
-    let gate = if with_gate { gated()? } else { None };
+    let gate = with_gate.then(gated).flatten();
     if gate.is_none() {
         rules::write(None)?;
     }
@@ -99,23 +99,14 @@ fn open_exits(with_gate: bool) -> io::Result<Vec<OwnedFd>> {
 }
 
 /// Writes rules with a gate, and gives it, if this kernel has what that needs.
-fn gated() -> io::Result<Option<OwnedFd>> {
-    let Ok(gate) = gate::make() else {
-        return Ok(None);
-    };
-    for holding in [Holding::Expression, Holding::Target] {
-        match rules::write(Some(holding)) {
-            Ok(()) => return Ok(Some(gate)),
-            Err(error) if is_unknown(&error) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(None)
-}
-
-/// Whether the kernel has no such rule.
-fn is_unknown(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EOPNOTSUPP))
+fn gated() -> Option<OwnedFd> {
+    let gate = gate::make().ok()?;
+    // Either all rules are written or none.
+    let written = |holding: &Holding| rules::write(Some(*holding)).is_ok();
+    [Holding::Expression, Holding::Target]
+        .iter()
+        .any(written)
+        .then_some(gate)
 }
 
 /// The loopback interface gets a further address, and everything that is nowhere else goes there from it.
@@ -349,6 +340,32 @@ mod tests {
                     let told = told.err().and_then(|error| error.raw_os_error());
                     Ok(again.to == to && told == Some(libc::EHOSTUNREACH))
                 })
+            };
+            tried().is_ok_and(|all| all)
+        });
+        assert!(worked);
+    }
+
+    #[test]
+    fn a_gate_whose_messages_nobody_has_read_can_be_taken_over() {
+        let worked = raw::try_in_child(|| {
+            let tried = || -> io::Result<bool> {
+                let exits = enter_new(Network::Exits).map_err(io::Error::other)?;
+                let gate = exits.last().ok_or(io::ErrorKind::NotFound)?;
+                // The least there can be.
+                rustix::net::sockopt::set_socket_recv_buffer_size(gate, 1)?;
+                let to = SocketAddr::new([192, 0, 2, 7].into(), 443);
+                let mut going = Vec::new();
+                for _ in 0..100 {
+                    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+                    let kind = SocketType::STREAM;
+                    let socket = socket_with(AddressFamily::INET, kind, flags, None)?;
+                    let _in_progress = rustix::net::connect(&socket, &to);
+                    going.push(socket);
+                }
+                let taken = Exits::of(exits).take_gate()?;
+                let held = next(&taken.ok_or(io::ErrorKind::NotFound)?)?;
+                Ok(held.to == to)
             };
             tried().is_ok_and(|all| all)
         });

@@ -107,11 +107,11 @@ pub(super) fn socket(to: Family, flags: SocketFlags) -> io::Result<OwnedFd> {
     Ok(socket_with(family, SocketType::RAW, flags, to.protocol())?)
 }
 
-/// Reads what has come, and gives how many answers that were.
+/// Reads what has come, and gives how many answers that were. The kernel has answered by the time it has taken a message.
 fn answers(socket: &OwnedFd) -> io::Result<usize> {
     let mut buffer = [0; 8192];
     let (length, _) = rustix::io::retry_on_intr(|| {
-        rustix::net::recv(socket.as_fd(), &mut buffer[..], RecvFlags::empty())
+        rustix::net::recv(socket.as_fd(), &mut buffer[..], RecvFlags::DONTWAIT)
     })?;
     let (mut rest, mut count) = (&buffer[..length], 0);
     while let Some((kind, body)) = first(rest) {

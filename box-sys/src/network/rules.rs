@@ -8,7 +8,7 @@
 //!   meta nfproto ipv4 ip daddr 198.18.0.1 accept
 //!   meta nfproto ipv6 ip6 daddr ::1 accept
 //!   meta nfproto ipv6 ip6 daddr fd00:b0::1 accept
-//!   meta l4proto tcp meta mark 0 queue to 0                what follows: where there is a gate
+//!   tcp flags & (syn|ack) == syn meta mark 0 queue to 0    what follows: where there is a gate
 //!   meta l4proto tcp meta mark 1 reject with tcp reset
 //!   meta l4proto tcp meta mark 2 reject with icmpx host-unreachable
 //!   meta l4proto tcp meta mark 3 reject with icmpx no-route
@@ -16,7 +16,8 @@
 //! ```
 //!
 //! A chain of this type sees the first packet of each connection only, so none of it costs anything afterwards. A queued packet comes
-//! back with a mark and goes through the chain once more.
+//! back with a mark and goes through the chain once more. One in the middle of a connection that the kernel has forgotten is a first
+//! one, too; it is let through to where the connection is.
 //!
 //! What no rule takes is dropped, and its sender told so (EPERM): other UDP, ICMP, whatever there may be. It would get nowhere
 //! without that, too; there is nothing but the loopback interface.
@@ -58,6 +59,11 @@ mod nfta {
     pub(super) const DATA_VERDICT: u16 = 2;
     pub(super) const VERDICT_CODE: u16 = 1;
     pub(super) const REDIR_REG_PROTO_MIN: u16 = 1;
+    pub(super) const BITWISE_SREG: u16 = 1;
+    pub(super) const BITWISE_DREG: u16 = 2;
+    pub(super) const BITWISE_LEN: u16 = 3;
+    pub(super) const BITWISE_MASK: u16 = 4;
+    pub(super) const BITWISE_XOR: u16 = 5;
     pub(super) const QUEUE_NUM: u16 = 1;
     pub(super) const QUEUE_TOTAL: u16 = 2;
     pub(super) const TARGET_NAME: u16 = 1;
@@ -93,6 +99,11 @@ pub(super) enum Holding {
     Target,
 }
 
+/// Where TCP has its flags, and two of them.
+const FLAGS: u32 = 13;
+const SYN: u8 = 0x02;
+const ACK: u8 = 0x10;
+
 /// `NFT_REJECT_TCP_RST`.
 const RESET: u32 = 1;
 /// `NFT_REJECT_ICMPX_UNREACH`, with its codes for a network and for a host.
@@ -105,6 +116,8 @@ const NO_HOST: u8 = 2;
 enum When {
     /// This protocol, to this port, if one is given.
     Transport(libc::c_int, Option<u16>),
+    /// TCP that opens a connection, and has no mark.
+    Opening,
     /// TCP with this mark.
     Marked(u32),
     /// This family, to an address that begins with these bytes.
@@ -128,7 +141,7 @@ pub(super) fn write(gate: Option<Holding>) -> io::Result<()> {
     let own = ADDRESSES.map(|(family, begins)| (When::Address(family, begins), Then::Accept));
     let gate = gate.map(|holding| {
         [
-            (When::Marked(0), Then::Hold(holding)),
+            (When::Opening, Then::Hold(holding)),
             (When::Marked(gate::REFUSED), Then::Reject(RESET, None)),
             (
                 When::Marked(gate::HOST_UNREACHABLE),
@@ -200,12 +213,13 @@ fn rule(body: &mut Bytes, when: When, then: Then) {
                     equals(list, &port.to_be_bytes());
                 }
             }
-            When::Marked(mark) => {
-                meta(list, libc::NFT_META_L4PROTO);
-                equals(list, &[libc::IPPROTO_TCP as u8]);
-                meta(list, libc::NFT_META_MARK);
-                equals(list, &mark.to_ne_bytes());
+            When::Opening => {
+                marked(list, 0);
+                payload(list, libc::NFT_PAYLOAD_TRANSPORT_HEADER, FLAGS, 1);
+                masked(list, SYN | ACK);
+                equals(list, &[SYN]);
             }
+            When::Marked(mark) => marked(list, mark),
             When::Address(family, begins) => {
                 meta(list, libc::NFT_META_NFPROTO);
                 equals(list, &[family as u8]);
@@ -272,6 +286,26 @@ fn meta(list: &mut Bytes, key: libc::c_int) {
     expression(list, "meta", |data| {
         register(data, nfta::META_DREG, libc::NFT_REG_1);
         data.attribute(nfta::META_KEY, &key.to_be_bytes());
+    });
+}
+
+/// Goes on only with TCP that has this mark.
+fn marked(list: &mut Bytes, mark: u32) {
+    meta(list, libc::NFT_META_L4PROTO);
+    equals(list, &[libc::IPPROTO_TCP as u8]);
+    meta(list, libc::NFT_META_MARK);
+    equals(list, &mark.to_ne_bytes());
+}
+
+/// Leaves these bits of the byte that was loaded.
+fn masked(list: &mut Bytes, bits: u8) {
+    expression(list, "bitwise", |data| {
+        register(data, nfta::BITWISE_SREG, libc::NFT_REG_1);
+        register(data, nfta::BITWISE_DREG, libc::NFT_REG_1);
+        data.attribute(nfta::BITWISE_LEN, &1_u32.to_be_bytes());
+        for (attribute, value) in [(nfta::BITWISE_MASK, bits), (nfta::BITWISE_XOR, 0)] {
+            data.nest(attribute, |data| data.attribute(nfta::DATA_VALUE, &[value]));
+        }
     });
 }
 

@@ -104,8 +104,13 @@ impl Slow {
         let listener = TcpListener::from(socket);
         let address = listener.local_addr().unwrap();
         let soon = Duration::from_millis(200);
-        let waiting = std::iter::from_fn(|| TcpStream::connect_timeout(&address, soon).ok());
-        let waiting = waiting.collect();
+        let (mut waiting, mut in_vain) = (Vec::new(), 0);
+        while in_vain < 2 {
+            match TcpStream::connect_timeout(&address, soon) {
+                Ok(stream) => waiting.push(stream),
+                Err(_) => in_vain += 1,
+            }
+        }
         Self { listener, waiting }
     }
 
