@@ -31,7 +31,7 @@ cargo xtask <command>
 
   test            everything CI checks, in order; the last line is `N passed, N failed`
   bench [args]    the benchmark, side by side with peers; arguments go to the benchmark
-  guest           tests of limits, on a kernel with cgroups of version 2 only
+  guest           tests of limits and networks, on a kernel of another kind
   langbot         LangBot's own packages against this program
   release         the static program, its size, and the README's commands run with it
   fuzz [runs]     the decoder's fuzzer, for that many inputs (ten million unless said)
