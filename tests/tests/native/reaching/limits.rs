@@ -46,6 +46,41 @@ print(type(again).__name__)",
 }
 
 #[tokio::test]
+async fn connections_that_come_too_fast_wait_and_are_not_refused() {
+    let server = echo();
+    let set_up = |config: &mut NativeConfig| {
+        open(
+            config,
+            json!(["peer.test", "127.0.0.7"]),
+            &[("peer.test", "127.0.0.7")],
+        );
+        // More come at once than may be open at once.
+        config.egress.connections = 40;
+        config.egress.connections_per_sec = 20;
+    };
+    let text = format!(
+        "import asyncio
+to = socket.gethostbyname('peer.test')
+async def one():
+    reader, writer = await asyncio.open_connection(to, {})
+    writer.write(b'x')
+    said = await reader.read(1)
+    writer.close()
+    return said
+async def all():
+    return await asyncio.gather(*[one() for _ in range(80)], return_exceptions=True)
+begun = time.monotonic()
+said = asyncio.run(all())
+print(said.count(b'x'), time.monotonic() - begun > 2)",
+        server.port()
+    );
+    on_each_machine_set_up(LONG, set_up, async |machine| {
+        assert_eq!(says(machine, "fast", &text).await, "80 True");
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn bytes_beyond_the_limit_cut_the_connection_and_those_after_it() {
     let server = echo();
     let set_up = |config: &mut NativeConfig| {
