@@ -1,7 +1,7 @@
 //! The log of a command: the last of its output, both streams in the order they came, addressed by bytes.
 //!
 //! It is a row of blocks. The newest is in memory, older ones are in the store, all but where they begin, in bytes and in text, so
-//! that reading can begin anywhere by walking one block. While a command is read, some of those stay in memory until it is quiet:
+//! that reading can begin anywhere by walking one block. While a command is read, some of those stay in memory for a moment:
 //! a reader that keeps up finds them there, and what is dropped before that never sees the store. The oldest go when the log or
 //! the store is full, unless somebody still reads them: then the command waits. How many changes between the streams there are is
 //! the guest's to say, so what is noted of them counts like output where it is more.

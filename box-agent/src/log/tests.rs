@@ -203,7 +203,7 @@ fn in_store(log: &Log) -> usize {
 }
 
 #[test]
-fn what_is_read_stays_in_memory_until_it_is_quiet() {
+fn what_is_read_stays_in_memory_until_it_is_settled() {
     let mut log = stored(1 << 20);
     let (mut cursor, _) = begin(&mut log, ReadFrom::default(), View::Bytes);
     let block = vec![b'x'; SEGMENT];

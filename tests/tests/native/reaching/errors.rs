@@ -7,11 +7,6 @@ use super::*;
 use crate::adoption::Host;
 use crate::support::on_each_machine;
 
-/// The helpers of `python`, and what stands below them, as a command.
-fn script(text: &str) -> String {
-    format!("cat >/tmp/test.py <<'END'\n{HELP}\n{text}\nEND\npython3 /tmp/test.py")
-}
-
 async fn run(host: &Host, cmd: String) -> String {
     let spec = json!({"session_id": "told", "network": "on", "timeout_sec": 100, "cmd": cmd});
     let ran = host.call::<BoxExec>(json!({ "spec": spec })).await.unwrap();

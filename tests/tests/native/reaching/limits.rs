@@ -13,15 +13,16 @@ fn echo() -> Server {
     })
 }
 
+fn to_peer(config: &mut NativeConfig) {
+    let hosts = [("peer.test", "127.0.0.7")];
+    open(config, json!(["peer.test", "127.0.0.7"]), &hosts);
+}
+
 #[tokio::test]
 async fn connections_beyond_the_limit_are_refused_and_there_is_room_again_when_one_ends() {
     let server = echo();
     let set_up = |config: &mut NativeConfig| {
-        open(
-            config,
-            json!(["peer.test", "127.0.0.7"]),
-            &[("peer.test", "127.0.0.7")],
-        );
+        to_peer(config);
         config.egress.connections = 3;
     };
     let text = format!(
@@ -49,11 +50,7 @@ print(type(again).__name__)",
 async fn connections_that_come_too_fast_wait_and_are_not_refused() {
     let server = echo();
     let set_up = |config: &mut NativeConfig| {
-        open(
-            config,
-            json!(["peer.test", "127.0.0.7"]),
-            &[("peer.test", "127.0.0.7")],
-        );
+        to_peer(config);
         // More come at once than may be open at once.
         config.egress.connections = 40;
         config.egress.connections_per_sec = 20;
@@ -84,11 +81,7 @@ print(said.count(b'x'), time.monotonic() - begun > 2)",
 async fn bytes_beyond_the_limit_cut_the_connection_and_those_after_it() {
     let server = echo();
     let set_up = |config: &mut NativeConfig| {
-        open(
-            config,
-            json!(["peer.test", "127.0.0.7"]),
-            &[("peer.test", "127.0.0.7")],
-        );
+        to_peer(config);
         config.egress.bytes = 1 << 20;
     };
     let text = format!(

@@ -149,14 +149,14 @@ def first(host, port, say=b''):
         return s.recv(100).decode()
 ";
 
-/// Runs Python in a box that has a network, with what tests of connections need at hand.
+/// Python with that at hand, as a command.
+fn script(text: &str) -> String {
+    format!("cat >/tmp/test.py <<'END'\n{HELP}\n{text}\nEND\npython3 /tmp/test.py")
+}
+
+/// Runs it in a box that has a network.
 async fn python(machine: &Machine, session: &str, text: &str) -> BoxExecutionResult {
-    online(
-        machine,
-        session,
-        &format!("cat >/tmp/test.py <<'END'\n{HELP}\n{text}\nEND\npython3 /tmp/test.py"),
-    )
-    .await
+    online(machine, session, &script(text)).await
 }
 
 /// The same, for what it printed.
