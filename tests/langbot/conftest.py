@@ -32,11 +32,6 @@ INSTANCE = "inst-0001"
 
 _numbers = itertools.count()
 
-# Up to `langbot-plugin` 0.7.12 skills were the runtime's. What those versions have otherwise is tested as well; frames, artifacts
-# and the service are of later ones.
-KEEPS_SKILLS_HERE = hasattr(ActionRPCBoxClient, "list_skills")
-collect_ignore = ["test_golden.py", "test_artifacts.py", "test_service.py", "test_soak.py"] if KEEPS_SKILLS_HERE else ["older"]
-
 
 def pytest_configure(config):
     if not os.access(BOXD, os.X_OK):

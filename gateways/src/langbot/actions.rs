@@ -7,14 +7,14 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use box_protocol::BoxError;
-use box_rpc::{Action, Call, Handle, Never, Peer, Router, Withdrawal, contract};
+use box_rpc::{Action, Call, Handle, Never, Router, Withdrawal, contract};
 use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value};
 
 use super::context::{self, Placement};
 use super::errors::{key_error, stale, value_error};
-use super::{Host, admission, exec, processes, readiness, sessions, skills, storage};
+use super::{Host, admission, exec, processes, readiness, sessions, storage};
 
 /// An object, as text.
 type Text = Box<RawValue>;
@@ -24,8 +24,6 @@ pub(super) struct Data {
     text: Text,
     /// Whether its caller wants it no more.
     pub(super) withdrawal: Withdrawal,
-    /// Who has sent the files that it names.
-    pub(super) peer: Peer,
 }
 
 impl Deref for Data {
@@ -70,7 +68,6 @@ macro_rules! actions {
                     let data = Data {
                         text,
                         withdrawal: call.withdrawal(),
-                        peer: call.peer().clone(),
                     };
                     self.$whose(context, data, $do).await
                 }
@@ -103,17 +100,6 @@ actions! {
     BoxStartProcess = "box_start_managed_process", granted: processes::start;
     BoxGetProcess = "box_get_managed_process", granted: processes::get;
     BoxStopProcess = "box_stop_managed_process", granted: processes::stop;
-    BoxListSkills = "box_list_skills", workspace: skills::list;
-    BoxGetSkill = "box_get_skill", workspace: skills::get;
-    BoxCreateSkill = "box_create_skill", workspace: skills::create;
-    BoxUpdateSkill = "box_update_skill", workspace: skills::update;
-    BoxDeleteSkill = "box_delete_skill", workspace: skills::delete;
-    BoxScanSkills = "box_scan_skill_directory", workspace: skills::scan;
-    BoxListSkillFiles = "box_list_skill_files", workspace: skills::files;
-    BoxReadSkillFile = "box_read_skill_file", workspace: skills::read;
-    BoxWriteSkillFile = "box_write_skill_file", workspace: skills::write;
-    BoxPreviewSkills = "box_preview_skill_zip", workspace: skills::preview;
-    BoxInstallSkills = "box_install_skill_zip", workspace: skills::install;
 }
 
 impl Connection {
@@ -266,9 +252,6 @@ mod tests {
     fn every_action_of_the_contracts_table_is_served() {
         let known = box_protocol::langbot::ACTIONS.iter().map(|(name, _)| *name);
         let served = Served::NAMES.iter().copied();
-        // Skills are no boxes: nothing of ours stands for what older LangBots ask about them.
-        let served: BTreeSet<_> = served.filter(|name| !name.contains("skill")).collect();
-        assert_eq!(served, known.collect());
-        assert_eq!(Served::NAMES.len(), served.len() + 11);
+        assert_eq!(served.collect::<BTreeSet<_>>(), known.collect());
     }
 }

@@ -150,14 +150,6 @@ impl Config {
         }
     }
 
-    /// Where skills are kept, by those who have them kept here.
-    pub(super) fn skills_root(&self) -> PathBuf {
-        let host_root = self.local_text("host_root").unwrap_or("./data/box");
-        let root = resolved(host_root, None).unwrap_or_else(|| PathBuf::from(host_root));
-        let skills = self.local_text("skills_root").unwrap_or("skills");
-        resolved(skills, Some(&root)).unwrap_or_else(|| root.join(skills))
-    }
-
     /// Where directories may be made.
     pub(super) fn allowed_roots(&self) -> Vec<PathBuf> {
         let said: Vec<&str> = match self.local("allowed_mount_roots") {

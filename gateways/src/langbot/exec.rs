@@ -1,27 +1,24 @@
 //! `box_exec`, and the spec that it and `box_create_session` carry.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use box_protocol::actions::{
-    BoxCreateParams, BoxExecParams, BoxUpdateParams, FileCreate, FileWrite, FileWriteParams,
-    IfExists, OnDisconnect, OnTimeout,
+    BoxCreateParams, BoxExecParams, FileCreate, FileWrite, FileWriteParams, IfExists, OnDisconnect,
+    OnTimeout,
 };
 use box_protocol::langbot::timeout_notice;
 use box_protocol::model::SpecExtras;
 use box_protocol::{
-    BoxError, BoxExecutionResult, BoxMountSpec, CommandId, DEFAULT_MOUNT_PATH, ExecutionStatus,
-    Guest, Invalid, Network, SessionId, SpecDraft, World,
+    BoxError, BoxExecutionResult, CommandId, ExecutionStatus, Guest, Invalid, Network, SessionId,
+    SpecDraft, World,
 };
-use serde::{Deserialize as _, Serialize};
+use serde::Serialize;
 use serde_json::value::RawValue;
-use serde_json::{Map, Value};
 
 use super::Host;
 use super::actions::{Data, UnlessWithdrawn};
 use super::context::Placement;
 use super::errors::stale;
-use super::mounts::{blocking, make_points};
 use super::sessions::named;
 use super::trail;
 
@@ -192,7 +189,7 @@ impl Host {
         data: &RawValue,
     ) -> Result<(SpecDraft, SessionId), BoxError> {
         self.refuse_if_closing()?;
-        let (mut draft, skill) = read_spec(data)?;
+        let mut draft: SpecDraft = serde_json::from_str(data.get()).map_err(Invalid::from)?;
         if draft.extras != SpecExtras::default() {
             return Err(BoxError::validation(
                 "the spec has members that LangBot's has not",
@@ -210,7 +207,7 @@ impl Host {
         {
             return Err(Invalid::new("host_path", "must be an absolute host path").into());
         }
-        let skill = self.admit_spec(placement, &mut draft, skill).await?;
+        self.admit_spec(placement, &mut draft).await?;
         let id = placement
             .physical(draft.session_id.as_deref().unwrap_or_default())
             .map_err(|error| BoxError::validation(error.message()))?;
@@ -234,54 +231,8 @@ impl Host {
             best_effort: (draft.network == Some(Network::On)).then(|| vec!["network".to_owned()]),
             ..SpecExtras::default()
         };
-        if let Some(skill) = skill {
-            self.add_skill(&draft, &id, skill).await?;
-        }
         Ok((draft, id))
     }
-
-    /// Mounts a skill into its box, which is made if it is not there. It stays: the next call may name another one, or none.
-    async fn add_skill(
-        &self,
-        spec: &SpecDraft,
-        id: &SessionId,
-        skill: BoxMountSpec,
-    ) -> Result<(), BoxError> {
-        let (workspace, point) = (spec.host_path.clone(), skill.clone());
-        blocking(move || match workspace {
-            Some(workspace) => make_points(Path::new(&workspace), DEFAULT_MOUNT_PATH, &[point]),
-            None => Ok(()),
-        })
-        .await?;
-        let made = BoxCreateParams {
-            spec: spec.clone(),
-            if_exists: IfExists::Reuse,
-        };
-        let caller = self.caller();
-        let made = self.runtime.create(&caller, made).await;
-        self.told(made, id).await?;
-        let mut more = BoxUpdateParams::of(id.clone());
-        more.extra_mounts = Some(vec![skill]);
-        let added = self.runtime.update(&caller, more).await;
-        self.told(added, id).await.map(drop)
-    }
-}
-
-/// The spec that a call carries. Those of older versions also name a skill, or none.
-fn read_spec(data: &RawValue) -> Result<(SpecDraft, Option<String>), BoxError> {
-    if !data.get().contains("\"skill_name\"") {
-        let draft = serde_json::from_str(data.get()).map_err(Invalid::from)?;
-        return Ok((draft, None));
-    }
-    let mut members: Map<String, Value> =
-        serde_json::from_str(data.get()).map_err(Invalid::from)?;
-    let skill = match members.remove("skill_name") {
-        None | Some(Value::Null) => None,
-        Some(Value::String(name)) => Some(name.trim().to_owned()).filter(|name| !name.is_empty()),
-        Some(_) => return Err(Invalid::new("skill_name", "must be a text").into()),
-    };
-    let draft = SpecDraft::deserialize(Value::Object(members)).map_err(Invalid::from)?;
-    Ok((draft, skill))
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@
 //! 3. `exec`, `sessions`, `processes`, `storage`: the actions. `mounts`: which host paths they may name.
 //! 4. `relay`: a managed process on a websocket, framed by line.
 //! 5. `config`: what `box_init` says. `admission`, `readiness`: where only those with a grant are served.
-//! 6. `skills`: what LangBot kept here in older versions. `errors`: the texts; `trail`: the log.
+//! 6. `errors`: the texts; `trail`: the log.
 
 mod actions;
 mod admission;
@@ -26,7 +26,6 @@ mod processes;
 mod readiness;
 mod relay;
 mod sessions;
-mod skills;
 mod storage;
 mod trail;
 
@@ -178,8 +177,6 @@ pub struct Host {
     admission: Admission,
     readiness: Readiness,
     processes: Arc<Processes>,
-    /// Skills are changed by one call at a time.
-    skills: tokio::sync::Mutex<()>,
     /// Shutdowns under way.
     closing: AtomicUsize,
 }
@@ -206,7 +203,6 @@ impl Host {
             admission,
             readiness: Readiness::new(settings.soft_storage),
             processes: Arc::default(),
-            skills: tokio::sync::Mutex::default(),
             closing: AtomicUsize::new(0),
         }
     }

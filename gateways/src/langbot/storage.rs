@@ -60,21 +60,9 @@ pub(super) async fn analysis(
 ) -> Result<Value, BoxError> {
     let config = host.config();
     let namespace = placement.namespace.clone();
-    let skills = config.skills_root().join("tenants").join(&namespace);
-    let on_host = blocking(move || {
-        let mut all = match managed_root(&config) {
-            Ok(root) => measured(&tenants(&root)?.join(namespace)),
-            Err(_) => Vec::new(),
-        };
-        // Of those who keep their skills themselves there are none here.
-        if skills.is_dir() {
-            all.push(StorageDirectory {
-                key: "skills".to_owned(),
-                kind: "root".to_owned(),
-                ..counted(&skills, &mut MOST_ENTRIES.clone())
-            });
-        }
-        Ok(all)
+    let on_host = blocking(move || match managed_root(&config) {
+        Ok(root) => Ok(measured(&tenants(&root)?.join(namespace))),
+        Err(_) => Ok(Vec::new()),
     });
     let mut directories: Vec<Value> = on_host
         .await?

@@ -19,16 +19,14 @@ const MOST_MOUNTS: usize = 256;
 const WORKSPACE: &str = box_protocol::DEFAULT_MOUNT_PATH;
 
 impl Host {
-    /// Where grants are required, every box is the policy's, and what a caller may still say is checked. The skill that it
-    /// names is mounted there only: elsewhere its caller names the directory.
+    /// Where grants are required, every box is the policy's, and what a caller may still say is checked.
     pub(in crate::langbot) async fn admit_spec(
         &self,
         placement: &Placement,
         draft: &mut SpecDraft,
-        skill: Option<String>,
-    ) -> Result<Option<BoxMountSpec>, BoxError> {
+    ) -> Result<(), BoxError> {
         let Some(policy) = self.admission.required() else {
-            return Ok(None);
+            return Ok(());
         };
         if draft.network == Some(Network::On) {
             return Err(admission("Managed sandbox network access is disabled"));
@@ -70,17 +68,6 @@ impl Host {
             Ok((workspace, asked.1))
         });
         let (workspace, mounts) = found.await?;
-        let skill = match skill {
-            None => None,
-            Some(name) => {
-                let root = self.skill_root(placement, &name).await;
-                let unavailable =
-                    |_| admission("Managed sandbox skill is unavailable in this Workspace");
-                let target = format!("{WORKSPACE}/.skills/{name}");
-                let root = root.map_err(unavailable)?;
-                Some(BoxMountSpec::new(root, target, HostPathMode::Ro)?)
-            }
-        };
         // A workspace has one box, whatever it is called.
         draft.session_id = Some(policy.logical_session_id.clone());
         draft.host_path = Some(workspace.to_string_lossy().into_owned());
@@ -94,7 +81,7 @@ impl Host {
         draft.pids_limit = Some(policy.pids_limit);
         draft.read_only_rootfs = Some(policy.read_only_rootfs);
         draft.workspace_quota_mb = Some(policy.workspace_quota_mb);
-        Ok(skill)
+        Ok(())
     }
 }
 
