@@ -8,14 +8,9 @@ from conftest import INSTANCE, connected, spec, websocket
 from langbot_plugin.box import errors
 from langbot_plugin.box.models import BoxManagedProcessSpec
 from langbot_plugin.box.tenancy import namespace_session_id
-from langbot_plugin.entities.io.actions.enums import ActionType
 from langbot_plugin.entities.io.context import ActionContext
 
 pytestmark = pytest.mark.asyncio
-
-
-class Later(ActionType):
-    STORAGE = "box_get_storage_analysis"
 
 
 async def test_a_session_is_made_found_listed_and_deleted(client, context):
@@ -205,11 +200,7 @@ async def test_a_workspace_is_measured(client, context, tmp_path):
     (place / "inbox").mkdir(parents=True)
     (place / "inbox" / "a").write_bytes(b"x" * 1000)
     await client.execute(spec(cmd="head -c 100000 /dev/zero > /workspace/z"), action_context=context)
-    if hasattr(client, "get_storage_analysis"):
-        told = await client.get_storage_analysis(action_context=context)
-    else:
-        # The clients of the oldest versions do not ask for it yet.
-        told = await client._call(Later.STORAGE, {}, action_context=context)
+    told = await client.get_storage_analysis(action_context=context)
     found = {directory["key"]: directory for directory in told["directories"]}
     assert found["workspace"]["size_bytes"] == found["inbox"]["size_bytes"] == 1000
     assert found["session_workspaces"]["size_bytes"] >= 100_000
