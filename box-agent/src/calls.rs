@@ -199,8 +199,8 @@ impl Served {
             return Ok(());
         }
         command.end(ExitWhy::Killed);
-        if let Some(process) = command.own_process() {
-            self.0.init().kill_tree(process);
+        if command.own_process().is_some() {
+            command.kill_tree(&self.0.init());
         }
         command.end_seen().await.map(drop)
     }

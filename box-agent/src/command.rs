@@ -40,6 +40,8 @@ pub(crate) struct Command {
     next_reader: AtomicU64,
     /// Nobody waits for the answer that its end is in.
     unanswered: AtomicBool,
+    /// Whether its own process was killed with its tree.
+    killed: AtomicBool,
     /// Why it could not be started.
     failed: OnceLock<BoxError>,
     pub(crate) input: Input,
@@ -150,6 +152,7 @@ impl Command {
             changing: watch::Sender::default(),
             next_reader: AtomicU64::new(0),
             unanswered: AtomicBool::new(false),
+            killed: AtomicBool::new(false),
             failed: OnceLock::new(),
             input: Input::default(),
         }
@@ -214,11 +217,17 @@ impl Command {
     pub(crate) fn kill_tree(&self, init: &Init) {
         match self.process() {
             Some(Process::Own(process)) => {
+                self.killed.store(true, Ordering::Relaxed);
                 init.kill_tree(process);
             }
             Some(Process::Run(turn)) => turn.stop(),
             Some(Process::None) | None => {}
         }
+    }
+
+    /// Whether its own process was killed with all that it has started.
+    pub(crate) fn is_killed(&self) -> bool {
+        self.killed.load(Ordering::Relaxed)
     }
 
     /// Sends it a signal; one that has just ended needs none.

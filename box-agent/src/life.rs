@@ -17,6 +17,10 @@ use crate::pipe::Pipe;
 /// Bytes read at once.
 const READ: usize = 64 << 10;
 
+/// How long the end of a killed command waits for what else was killed with it. A process in the middle of a call that cannot
+/// be interrupted may take longer.
+const GONE_WITHIN: Duration = Duration::from_secs(1);
+
 /// How everything ends that is killed, or whose end nobody saw.
 pub(crate) const KILLED: Ended = Ended {
     pid: 0,
@@ -66,6 +70,9 @@ impl Life {
     /// Lives it, and gives what there is to say of it.
     pub(crate) async fn live(mut self) -> AgentCommand {
         let ended = self.until_reaped().await;
+        if self.command.is_killed() {
+            self.until_gone().await;
+        }
         for stream in [StreamName::Stdout, StreamName::Stderr] {
             self.drain(stream);
         }
@@ -142,6 +149,19 @@ impl Life {
             };
             let bytes = self.read(stream, READ);
             self.take(stream, &bytes);
+        }
+    }
+
+    /// Waits for the rest of a killed tree: whoever is answered that it was killed may use its ports and files at once.
+    async fn until_gone(&self) {
+        let end = Instant::now() + GONE_WITHIN;
+        let mut pause = Duration::from_millis(1);
+        while let Some(process) = self.command.own_process()
+            && self.agent.init().is_alive(process)
+            && Instant::now() < end
+        {
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(Duration::from_millis(50));
         }
     }
 

@@ -145,6 +145,11 @@ pub(super) fn kill(command: &Command, by: Carrier) -> usize {
     }
 }
 
+/// Whether any process of a command lives.
+pub(super) fn is_alive(command: &Command, by: Carrier) -> bool {
+    processes().any(|pid| relation(command, pid, by) == Some(Kin::Living))
+}
+
 /// What a process is to a command, if anything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kin {

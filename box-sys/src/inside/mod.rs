@@ -151,6 +151,11 @@ impl Init {
         kin::kill(command, self.carrier)
     }
 
+    /// Whether a process of a command lives, also one that was killed and has not ended yet: that one still has its ports and files.
+    pub fn is_alive(&self, command: &Command) -> bool {
+        kin::is_alive(command, self.carrier)
+    }
+
     /// Kills every process of the box but this one. Whether there was none, not even one that is still to be reaped.
     pub fn kill_all(&self) -> bool {
         // The group of the first process is, to the kernel, everybody but that process; and nobody is born meanwhile.

@@ -143,15 +143,19 @@ impl Init {
             ids: self.two_uids.then_some((self.plan.guest.id, mark)),
             landlock: self.landlock.as_ref().map(AsRawFd::as_raw_fd),
             filter: &self.guest_filter,
+            inits_worth: self.worth.as_raw_fd(),
             failed: AtomicI32::new(libc::ETIMEDOUT),
         };
         let mut stack = Vec::<u128>::with_capacity(STACK / size_of::<u128>());
-        // Inherited: when memory runs out, all that commands have started goes before init does. Only init goes back.
+        // Inherited: when memory runs out, all that commands have started goes before init does. The child puts init back, so that
+        // init is never worth as little as a program that runs.
         let _ = rustix::io::write(&self.worth, GUESTS_WORTH);
         let cloned = clone_and_run(&mut stack, &start, self.watch.as_ref());
-        let _ = rustix::io::write(&self.worth, INITS_WORTH);
-        let pid = cloned?;
         let failed = start.failed.into_inner();
+        if cloned.is_err() || failed != 0 {
+            let _ = rustix::io::write(&self.worth, INITS_WORTH);
+        }
+        let pid = cloned?;
         if failed != 0 {
             let _ = rustix::process::waitpid(
                 rustix::process::Pid::from_raw(pid),
@@ -176,6 +180,8 @@ struct Start<'a> {
     ids: Option<(u32, u32)>,
     landlock: Option<RawFd>,
     filter: &'a [libc::sock_filter],
+    /// Where init's worth is written.
+    inits_worth: RawFd,
     /// The error number of what did not work, written by the child: 0 just before its program. What it is before that stays if
     /// the child is killed.
     failed: AtomicI32,
@@ -237,6 +243,14 @@ fn check(result: libc::c_long) -> io::Result<()> {
 
 fn go(start: &Start<'_>) -> io::Result<std::convert::Infallible> {
     default_signals();
+    // SAFETY: reads what outlives the call. That of init alone: a child that holds its parent keeps what it was born with.
+    unsafe {
+        libc::write(
+            start.inits_worth,
+            INITS_WORTH.as_ptr().cast(),
+            INITS_WORTH.len(),
+        )
+    };
     // SAFETY: takes nothing.
     check(unsafe { libc::setsid() }.into())?;
     for (to, from) in start.stdio.into_iter().enumerate() {
