@@ -12,12 +12,14 @@
 mod support;
 
 use std::fs;
+use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use rustix::process::{Pid, Signal, kill_process};
 use support::{NOBODY, PROGRAMS, eventually};
 
-/// A group of the ordinary user.
+/// A group of the ordinary user. What is in it ends with it, also when its test fails.
 struct Given(PathBuf);
 
 impl Given {
@@ -47,9 +49,8 @@ impl Given {
             .contains("memory")
     }
 
-    fn pids(&self, group: &str) -> Vec<String> {
-        let pids = fs::read_to_string(self.0.join(group).join("cgroup.procs")).unwrap_or_default();
-        pids.lines().map(str::to_owned).collect()
+    fn pids(&self, group: &str) -> Vec<i32> {
+        pids_of(&self.0.join(group))
     }
 
     /// The group of the one box there is.
@@ -65,6 +66,28 @@ impl Given {
         boxes.next()
     }
 
+    /// Ends everything that runs in it and below, boxes included.
+    fn clear(&self) {
+        let below = |path: &Path| {
+            let entries = fs::read_dir(path).into_iter().flatten().flatten();
+            let paths = entries.map(|entry| entry.path());
+            paths.filter(|path| path.is_dir()).collect::<Vec<_>>()
+        };
+        let mut groups = vec![self.0.clone()];
+        let mut at = 0;
+        while let Some(group) = groups.get(at) {
+            groups.extend(below(&group.clone()));
+            at += 1;
+        }
+        // What is below has to go first.
+        for group in groups.iter().rev() {
+            for pid in pids_of(group) {
+                let _ = kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL);
+            }
+            let _ = fs::remove_dir(group);
+        }
+    }
+
     /// Starts a box with a command that goes on, from a process in this group.
     fn start(&self, before: &str) -> Child {
         let text = format!(
@@ -76,6 +99,7 @@ impl Given {
         shell
             .args(["-c", &text])
             .stdin(Stdio::null())
+            .stdout(Stdio::piped())
             .spawn()
             .unwrap()
     }
@@ -83,17 +107,22 @@ impl Given {
 
 impl Drop for Given {
     fn drop(&mut self) {
-        eventually("everybody leaves", || {
-            for group in ["box", "box-host", ""] {
-                let path = self.0.join(group);
-                for inner in fs::read_dir(&path).into_iter().flatten().flatten() {
-                    let _ = fs::remove_dir(inner.path());
-                }
-                let _ = fs::remove_dir(path);
-            }
+        let is_empty = || {
+            self.clear();
             !self.0.exists()
-        });
+        };
+        if std::thread::panicking() {
+            // A second panic would hide what the first one says.
+            let _ = is_empty();
+        } else {
+            eventually("everybody leaves", is_empty);
+        }
     }
+}
+
+fn pids_of(group: &Path) -> Vec<i32> {
+    let pids = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
+    pids.lines().map(|pid| pid.parse().unwrap()).collect()
 }
 
 fn end(mut child: Child) {
@@ -107,7 +136,7 @@ fn a_program_alone_in_its_group_moves_down_and_its_boxes_have_limits() {
     let given = Given::new("alone");
     let child = given.start("");
     eventually("a box is there", || given.boxed().is_some());
-    assert_eq!(given.pids(""), Vec::<String>::new());
+    assert_eq!(given.pids(""), Vec::<i32>::new());
     // What the server makes ahead of time, a child of its own makes, which is there for a moment.
     eventually("the program and its fork server", || {
         given.pids("box-host").len() == 2
@@ -121,15 +150,19 @@ fn a_program_alone_in_its_group_moves_down_and_its_boxes_have_limits() {
 fn processes_of_others_are_not_moved() {
     assert!(rustix::process::geteuid().is_root(), "gives a group away");
     let given = Given::new("shared");
-    let child = given.start("sleep 1000 &");
+    let mut child = given.start("sleep 1000 & echo $!;");
+    let other = {
+        let mut line = String::new();
+        let mut said = BufReader::new(child.stdout.as_mut().unwrap());
+        said.read_line(&mut line).unwrap();
+        line.trim().parse::<i32>().unwrap()
+    };
     eventually("a box is there", || given.boxed().is_some());
-    assert_eq!(given.pids("").len(), 3, "all of them stay");
-    assert!(!given.boxed().unwrap().join("memory.max").exists());
-    for pid in given.pids("") {
-        if pid != child.id().to_string() {
-            let pid = rustix::process::Pid::from_raw(pid.parse().unwrap()).unwrap();
-            rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
-        }
+    let stay = given.pids("");
+    for pid in [other, i32::try_from(child.id()).unwrap()] {
+        assert!(stay.contains(&pid), "{pid} stays: {stay:?}");
     }
+    assert_eq!(given.pids("box-host"), Vec::<i32>::new());
+    assert!(!given.boxed().unwrap().join("memory.max").exists());
     end(child);
 }

@@ -39,9 +39,12 @@ def pytest_configure(config):
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """One that no server and no client is given by the kernel meanwhile: those are above 32768. Other runs begin elsewhere."""
+    while True:
+        port = 12000 + (os.getpid() * 97 + next(_numbers)) % 20000
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -208,6 +211,21 @@ async def client(request, tmp_path):
     async with connected(controller) as client:
         client.relay_port = relay
         yield client
+
+
+async def eventually(is_so, limit: float = 120) -> None:
+    """Waits for something that must come to be: on a machine that is busy with other things, too."""
+    end = asyncio.get_running_loop().time() + limit
+    while not await is_so():
+        assert asyncio.get_running_loop().time() < end, "not in time"
+        await asyncio.sleep(0.05)
+
+
+async def exists(path: pathlib.Path) -> None:
+    async def there() -> bool:
+        return path.exists()
+
+    await eventually(there)
 
 
 def spec(**members) -> BoxSpec:

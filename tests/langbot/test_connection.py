@@ -8,7 +8,7 @@ import urllib.request
 
 import pytest
 import websockets
-from conftest import BOXD, INSTANCE, TOKEN, Server, connected, environment, free_port, spec, stdio, websocket
+from conftest import BOXD, INSTANCE, TOKEN, Server, connected, environment, eventually, free_port, spec, stdio, websocket
 from langbot_plugin.box.errors import BoxError
 from langbot_plugin.entities.io.actions.enums import CommonAction
 
@@ -187,12 +187,11 @@ async def test_sessions_and_processes_outlive_a_killed_server(own_server, contex
         result = await client.execute(spec(cmd="cat /workspace/f", persistent=True), action_context=context)
         assert result.stdout == "kept"
         assert (await client.get_managed_process("s1", action_context=context)).status.value == "running"
-        for _ in range(100):
-            status = await client.get_status(action_context=context)
-            if status["managed_processes"] == 1:
-                break
-            await asyncio.sleep(0.05)
-        assert status["managed_processes"] == 1
+
+        async def told() -> bool:
+            return (await client.get_status(action_context=context))["managed_processes"] == 1
+
+        await eventually(told)
 
 
 async def test_an_older_placement_is_known_by_its_boxes_after_a_restart(own_server, context):

@@ -4,7 +4,7 @@ import asyncio
 import time
 
 import pytest
-from conftest import connected, spec, websocket
+from conftest import connected, exists, spec, websocket
 from langbot_plugin.box.errors import BoxValidationError
 from langbot_plugin.box.models import BoxExecutionStatus
 
@@ -102,14 +102,16 @@ async def test_network_is_never_wider_than_asked(client, context):
     assert asked.exit_code == 0
 
 
-async def test_an_exec_goes_on_when_its_connection_is_lost(server, context):
+async def test_an_exec_goes_on_when_its_connection_is_lost(server, context, tmp_path):
+    (tmp_path / "place").mkdir()
+    place = {"host_path": str(tmp_path / "place")}
     async with connected(websocket(server)) as client:
-        running = asyncio.create_task(
-            client.execute(spec(cmd="sleep 1; echo done > /workspace/f"), action_context=context)
-        )
-        await asyncio.sleep(0.4)
+        wait = "touch begun; until [ -e go ]; do sleep 0.05; done; echo done > f"
+        running = asyncio.create_task(client.execute(spec(cmd=wait, **place), action_context=context))
+        await exists(tmp_path / "place" / "begun")
         running.cancel()
+    (tmp_path / "place" / "go").touch()
     async with connected(websocket(server)) as client:
-        result = await client.execute(spec(cmd="cat /workspace/f"), action_context=context)
+        result = await client.execute(spec(cmd="cat f", **place), action_context=context)
         assert result.stdout == "done"
         await client.delete_session("s1", action_context=context)

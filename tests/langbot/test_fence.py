@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 import websockets
-from conftest import INSTANCE, connected, spec, websocket
+from conftest import INSTANCE, connected, eventually, exists, spec, websocket
 from langbot_plugin.box.errors import BoxError
 from langbot_plugin.box.models import BoxManagedProcessSpec
 from langbot_plugin.entities.io.context import ActionContext
@@ -26,21 +26,24 @@ async def test_older_sessions_are_gone_before_the_newer_call_runs(client, contex
     assert result.exit_code != 0
 
 
-async def test_running_calls_and_relays_of_the_older_end(server, context):
+async def test_running_calls_and_relays_of_the_older_end(server, context, tmp_path):
+    (tmp_path / "place").mkdir()
+    place = {"host_path": str(tmp_path / "place")}
     async with connected(websocket(server)) as client, connected(websocket(server)) as other:
-        await client.create_session(spec(), action_context=context)
+        await client.create_session(spec(**place), action_context=context)
         cat = BoxManagedProcessSpec(command="cat")
         await client.start_managed_process("s1", cat, action_context=context)
         url = client.get_managed_process_websocket_url("s1", server.relay_url, action_context=context)
         headers = server.relay_headers(context)
         async with websockets.connect(url, additional_headers=headers, proxy=None) as relay:
-            running = asyncio.create_task(client.execute(spec(cmd="sleep 60"), action_context=context))
-            await asyncio.sleep(0.3)
+            sleeps = spec(cmd="touch begun; sleep 600", timeout_sec=600, **place)
+            running = asyncio.create_task(client.execute(sleeps, action_context=context))
+            await exists(tmp_path / "place" / "begun")
             assert await other.get_sessions(action_context=newer(context)) == []
             with pytest.raises(BoxError, match="Stale Box placement generation"):
-                await asyncio.wait_for(running, 20)
+                await asyncio.wait_for(running, 120)
             with pytest.raises(websockets.exceptions.ConnectionClosed):
-                await asyncio.wait_for(relay.recv(), 20)
+                await asyncio.wait_for(relay.recv(), 120)
         with pytest.raises(websockets.exceptions.InvalidStatus) as refused:
             async with websockets.connect(url, additional_headers=headers, proxy=None):
                 pass
@@ -54,15 +57,17 @@ async def test_a_session_that_is_being_made_while_it_becomes_stale_does_not_stay
                 client.execute(spec(session_id=f"s{n}"), action_context=newer(context, generation)) for n in range(4)
             ]
             old = asyncio.gather(*old, return_exceptions=True)
+            # Each round somewhere else in their making.
             await asyncio.sleep(0.002 * generation)
             await client.get_status(action_context=newer(context, generation + 1))
             await old
-        for _ in range(100):
-            if not await client.get_sessions(action_context=newer(context, 12)):
-                break
-            await asyncio.sleep(0.05)
-        status = await client.get_status(action_context=newer(context, 12))
-        assert (status["active_sessions"], status["capacity"]["used"]) == (0, 0)
+
+        async def none_left() -> bool:
+            status = await client.get_status(action_context=newer(context, 12))
+            return (status["active_sessions"], status["capacity"]["used"]) == (0, 0)
+
+        await eventually(none_left)
+        assert await client.get_sessions(action_context=newer(context, 12)) == []
 
 
 async def test_other_workspaces_are_not_touched(client, context):

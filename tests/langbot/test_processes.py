@@ -8,7 +8,7 @@ import textwrap
 
 import pytest
 import websockets
-from conftest import TOKEN, connected, spec, stdio, websocket
+from conftest import TOKEN, connected, eventually, spec, stdio, websocket
 from langbot_plugin.box.errors import BoxManagedProcessNotFoundError
 from langbot_plugin.box.models import BoxManagedProcessSpec, BoxManagedProcessStatus
 from langbot_plugin.box.tenancy import namespace_session_id
@@ -80,12 +80,15 @@ async def test_processes_start_are_told_of_and_stop(client, context):
     assert (started.session_id, started.process_id, started.status) == ("s1", "a", BoxManagedProcessStatus.RUNNING)
     assert (started.command, started.env_keys, started.attached) == ("sh", ["A", "B"], False)
     await client.start_managed_process("s1", process("exit 7", process_id="b"), action_context=context)
-    for _ in range(100):
+    ended = told = None
+
+    async def both_told() -> bool:
+        nonlocal ended, told
         ended = await client.get_managed_process("s1", "b", action_context=context)
         told = await client.get_managed_process("s1", "a", action_context=context)
-        if ended.status == BoxManagedProcessStatus.EXITED and told.stderr_preview:
-            break
-        await asyncio.sleep(0.05)
+        return ended.status == BoxManagedProcessStatus.EXITED and bool(told.stderr_preview)
+
+    await eventually(both_told)
     assert (ended.status, ended.exit_code) == (BoxManagedProcessStatus.EXITED, 7)
     assert ended.exited_at is not None
     assert told.stderr_preview == "oops"
@@ -197,6 +200,7 @@ async def test_a_relay_that_nobody_reads_holds_the_process_up_and_nothing_is_los
         lines = "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); echo \"line number $i of many\"; done"
         await client.start_managed_process("s1", process(lines), action_context=context)
         async with attach(client, context) as relay:
+            # Time to fill what is between them; that it has is not seen from here.
             await asyncio.sleep(1)
             for number in range(1, 200_001):
                 assert await relay.recv() == f"line number {number} of many"

@@ -8,7 +8,7 @@ import textwrap
 import types
 
 import pytest
-from conftest import BOXD, INSTANCE, TOKEN, free_port
+from conftest import BOXD, INSTANCE, TOKEN, eventually, free_port
 from langbot.pkg.api.http.context import ExecutionContext
 from langbot.pkg.box.service import BoxService
 from langbot_plugin.box.errors import BoxValidationError
@@ -111,12 +111,14 @@ async def test_the_service_reconnects_after_the_server_was_killed(own_server, la
     try:
         here = workspace("reconnects")
         await service.execute_in_context(here, {"cmd": "echo kept > /workspace/f", "session_id": "s"})
+        before = service._runtime_connector._handler
         server.kill()
         server.start()
-        for _ in range(200):
-            await asyncio.sleep(0.1)
-            if service.available and service._runtime_connector._handler is not None:
-                break
+
+        async def connected_again() -> bool:
+            return service.available and service._runtime_connector._handler not in (None, before)
+
+        await eventually(connected_again)
         result = await service.execute_in_context(here, {"cmd": "cat /workspace/f", "session_id": "s"})
         assert result.stdout == "kept"
     finally:
@@ -136,6 +138,7 @@ async def test_the_heartbeat_of_the_connector_is_answered(server, langbot_enviro
         application(tmp_path / "data", f"ws://127.0.0.1:{server.port}"), runtime_disconnect_callback=disconnected
     )
     await made.initialize()
+    # Time for many of them; how many does not matter.
     await asyncio.sleep(1)
     await made.ping()
     assert lost == []

@@ -4,7 +4,7 @@ import asyncio
 import pathlib
 
 import pytest
-from conftest import INSTANCE, connected, spec, websocket
+from conftest import INSTANCE, connected, exists, spec, websocket
 from langbot_plugin.box import errors
 from langbot_plugin.box.models import BoxManagedProcessSpec
 from langbot_plugin.box.tenancy import namespace_session_id
@@ -222,11 +222,15 @@ async def test_shutdown_ends_every_session_and_the_server_goes_on(own_server, co
         assert result.stdout == "again"
 
 
-async def test_a_delete_waits_for_the_exec_that_runs(client, context):
-    await client.create_session(spec(), action_context=context)
+async def test_a_delete_waits_for_the_exec_that_runs(client, context, tmp_path):
+    (tmp_path / "place").mkdir()
+    place = {"host_path": str(tmp_path / "place")}
+    await client.create_session(spec(**place), action_context=context)
     begun = asyncio.get_running_loop().time()
-    running = asyncio.create_task(client.execute(spec(cmd="sleep 1; echo done"), action_context=context))
-    await asyncio.sleep(0.4)
+    running = asyncio.create_task(
+        client.execute(spec(cmd="touch begun; sleep 1; echo done", **place), action_context=context)
+    )
+    await exists(tmp_path / "place" / "begun")
     assert (await client.get_session("s1", action_context=context))["status"] == "running"
     await client.delete_session("s1", action_context=context)
     assert asyncio.get_running_loop().time() - begun >= 1

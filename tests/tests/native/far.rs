@@ -2,7 +2,6 @@
 
 use std::net::TcpListener;
 use std::process::Command;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use box_protocol::actions::{
     BoxExec, BoxGet, BoxGetParams, CommandAttach, CommandAttachParams, CommandChunk, CommandStart,
@@ -15,7 +14,7 @@ use box_tests::world::Setup;
 use futures::StreamExt as _;
 use serde_json::json;
 
-use super::support::{params, printed, processes_with, spec};
+use super::support::{mark, params, printed, processes_with, spec};
 
 every_transport!(
     a_command_runs_in_a_real_box,
@@ -63,9 +62,7 @@ async fn files_persist_in_a_session_and_stay_out_of_others(setup: Setup) {
 }
 
 async fn a_timeout_kills_the_command_and_drops_the_session(setup: Setup) {
-    static NUMBER: AtomicUsize = AtomicUsize::new(0);
-    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-    let seconds = format!("8650{number}.{}", std::process::id());
+    let seconds = mark();
     let world = setup.real_boxes().start().await;
     let asked = json!({"session_id": "slow", "timeout_sec": 1, "cmd": format!("sleep {seconds}")});
     let result = exec_spec(&world.peer, spec(asked)).await.unwrap();

@@ -89,7 +89,7 @@ async fn disk_is_private_files_and_a_workspace_with_a_quota_or_not_told() {
             if disk.is_some_and(|disk| (4_000_000..4_500_000).contains(&disk)) {
                 break;
             }
-            assert!(start.elapsed() < Duration::from_secs(20), "{disk:?}");
+            assert!(start.elapsed() < super::support::LONG, "{disk:?}");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     })

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use box_protocol::actions::{
-    BoxCreate, BoxDelete, BoxExec, BoxGet, BoxUpdate, FileOutcome, FileStat,
+    BoxCreate, BoxDelete, BoxExec, BoxGet, BoxUpdate, CommandStart, FileOutcome, FileStat,
 };
 use serde_json::{Value, json};
 
@@ -17,7 +17,7 @@ async fn is_there(host: &Host, session: &str, path: &str) -> bool {
 }
 
 async fn begin(host: &Host, session: &str, on_disconnect: &str) {
-    let cmd = "touch /tmp/begun; sleep 3; touch /tmp/ended";
+    let cmd = "touch /tmp/begun; until [ -e /tmp/go ]; do sleep 0.05; done; touch /tmp/ended";
     let params: Value =
         json!({"spec": {"session_id": session, "cmd": cmd}, "on_disconnect": on_disconnect});
     let params = serde_json::from_value(params).unwrap();
@@ -54,13 +54,13 @@ async fn round(machine: &Machine) {
         (&told["name"], &told["labels"], &told["lifetime"]["idle_ms"]),
         (&json!("renamed"), &json!({"new": "2"}), &json!(3_600_000))
     );
-    for _ in 0..100 {
-        if is_there(&host, "kept", "/tmp/ended").await {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(100)).await;
+    for session in ["kept", "cut"] {
+        let go = json!({"session_id": session, "program": {"argv": ["touch", "/tmp/go"]}});
+        host.call::<CommandStart>(go).await.unwrap();
     }
-    assert!(is_there(&host, "kept", "/tmp/ended").await);
+    while !is_there(&host, "kept", "/tmp/ended").await {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
     assert!(!is_there(&host, "cut", "/tmp/ended").await);
     for session in ["kept", "cut"] {
         let cmd = json!({"spec": {"session_id": session, "cmd": "pgrep sleep; true"}});

@@ -5,12 +5,12 @@ use std::time::Duration;
 use box_protocol::actions::{
     BoxGet, BoxTransition, BoxTransitionResult, CommandAttach, CommandStart, FileStat,
 };
-use box_protocol::{BoxError, BoxState, Code, SpecDraft};
+use box_protocol::{BoxError, BoxState, Code};
 use box_runtime::{BoxRuntime, Caller, RuntimeConfig};
 use serde_json::{Value, json};
 
 use super::adoption::Host;
-use super::support::{Machine, on_each_machine, printed, spec};
+use super::support::{eventually, on_each_machine, printed, spec};
 
 async fn move_to(runtime: &BoxRuntime, to: &str) -> Result<BoxTransitionResult, BoxError> {
     let params = serde_json::from_value(json!({"session_id": "p", "to": to})).unwrap();
@@ -29,15 +29,14 @@ async fn look(runtime: &BoxRuntime) -> Result<(), BoxError> {
     looked.await.map(drop)
 }
 
-/// Counts in a file until it is killed.
-const COUNTER: &str = "i=0; (while :; do i=$((i+1)); echo $i > /tmp/count.new; \
-    mv /tmp/count.new /tmp/count; sleep 0.01; done) > /dev/null 2>&1 & sleep 0.1";
+/// Counts in a file of the workspace until it is killed.
+const COUNTER: &str = "i=0; (while :; do i=$((i+1)); echo $i > count.new; \
+    mv count.new count; sleep 0.01; done) > /dev/null 2>&1 & until [ -e count ]; do sleep 0.01; done";
 
-async fn count(machine: &Machine, runtime: &BoxRuntime) -> u64 {
-    let params = super::support::params(SpecDraft::new("p").cmd("cat /tmp/count"));
-    let ran = runtime.exec(&Caller::local(), params).await;
-    let ran = ran.unwrap_or_else(|error| panic!("{}: {error:?}", machine.name));
-    printed(&ran).parse().unwrap()
+/// How far it has come, as the host sees it.
+fn count(workspace: &tempfile::TempDir) -> u64 {
+    let text = std::fs::read_to_string(workspace.path().join("count")).unwrap();
+    text.trim().parse().unwrap()
 }
 
 #[tokio::test]
@@ -46,7 +45,9 @@ async fn a_paused_box_stands_still_refuses_and_goes_on() {
         let runtime = &machine.runtime;
         let absent = move_to(runtime, "paused").await.unwrap_err();
         assert_eq!(absent.code(), Code::NotFound);
-        machine.exec("p", COUNTER).await;
+        let workspace = machine.directory();
+        let asked = json!({"session_id": "p", "host_path": workspace.path(), "cmd": COUNTER});
+        machine.exec_spec(spec(asked)).await.unwrap();
         assert!(!move_to(runtime, "running").await.unwrap().changed);
         if machine.lacks("cgroup.freeze").await {
             let error = move_to(runtime, "paused").await.unwrap_err();
@@ -62,23 +63,24 @@ async fn a_paused_box_stands_still_refuses_and_goes_on() {
         assert!(!move_to(runtime, "paused").await.unwrap().changed);
         assert_eq!(state(runtime).await, BoxState::Paused);
         assert_eq!(look(runtime).await.unwrap_err().code(), Code::Conflict);
-        let exec = machine.exec_spec(SpecDraft::new("p").cmd("true")).await;
+        let asked = json!({"session_id": "p", "host_path": workspace.path(), "cmd": "true"});
+        let exec = machine.exec_spec(spec(asked)).await;
         assert_eq!(exec.unwrap_err().code(), Code::Conflict);
         let figures = serde_json::from_value(json!({"session_id": "p"})).unwrap();
         let figures = runtime.stats(&Caller::local(), figures, None).await;
         assert_eq!(figures.unwrap_err().code(), Code::Conflict);
-        let create = serde_json::from_value(json!({"spec": {"session_id": "p"}})).unwrap();
+        let again = json!({"spec": {"session_id": "p", "host_path": workspace.path()}});
+        let create = serde_json::from_value(again).unwrap();
         let found = runtime.create(&Caller::local(), create).await.unwrap();
         assert_eq!((found.existed, found.info.state), (true, BoxState::Paused));
+        let before = count(&workspace);
+        // It would have come further, had it counted meanwhile.
         tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(count(&workspace), before);
         assert!(move_to(runtime, "running").await.unwrap().changed);
         assert_eq!(state(runtime).await, BoxState::Running);
         look(runtime).await.unwrap();
-        let before = count(machine, runtime).await;
-        // It would have come to a hundred, had it counted meanwhile.
-        assert!(before < 70, "{before}");
-        tokio::time::sleep(Duration::from_millis(100)).await;
-        assert!(count(machine, runtime).await > before);
+        eventually("it counts on", || count(&workspace) > before).await;
         move_to(runtime, "paused").await.unwrap();
         let delete = serde_json::from_value(json!({"session_id": "p"})).unwrap();
         runtime.delete(&Caller::local(), delete).await.unwrap();
@@ -116,23 +118,34 @@ async fn neither_silence_nor_want_of_use_ends_a_paused_box_but_its_time_does() {
             return;
         }
         let mut config = RuntimeConfig::with(machine.backend.clone());
-        config.agent_heartbeat = Some(Duration::from_millis(30));
+        // Both shorter than the pause, and long enough for an agent on a busy machine.
+        config.agent_heartbeat = Some(Duration::from_millis(500));
         let runtime = BoxRuntime::start(config);
         let now = serde_json::to_value(box_protocol::UnixMs::now()).unwrap();
-        let expires = now.as_u64().unwrap() + 4000;
-        let lifetime = json!({"idle_ms": 300, "expires_at": expires});
-        let asked = spec(json!({"session_id": "p", "cmd": COUNTER, "lifetime": lifetime}));
+        let expires = now.as_u64().unwrap() + 12_000;
+        let lifetime = json!({"idle_ms": 2000, "expires_at": expires});
+        let workspace = machine.directory();
+        let asked = spec(
+            json!({"session_id": "p", "host_path": workspace.path(), "cmd": COUNTER,
+            "lifetime": lifetime}),
+        );
         let exec = super::support::params(asked);
         runtime.exec(&Caller::local(), exec).await.unwrap();
         move_to(&runtime, "paused").await.unwrap();
-        tokio::time::sleep(Duration::from_secs(1)).await;
+        let before = count(&workspace);
+        tokio::time::sleep(Duration::from_secs(4)).await;
         assert_eq!(state(&runtime).await, BoxState::Paused);
         move_to(&runtime, "running").await.unwrap();
-        assert!(count(machine, &runtime).await > 0, "the same box");
+        eventually("the same box", || count(&workspace) > before).await;
         move_to(&runtime, "paused").await.unwrap();
-        tokio::time::sleep(Duration::from_millis(3500)).await;
-        let gone = look(&runtime).await.unwrap_err();
-        assert_eq!(gone.code(), Code::NotFound);
+        loop {
+            let error = look(&runtime).await.unwrap_err();
+            if error.code() == Code::NotFound {
+                break;
+            }
+            assert_eq!(error.code(), Code::Conflict, "{error:?}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
     })
     .await;
 }
@@ -161,14 +174,17 @@ async fn a_paused_box_is_adopted_paused() {
         let get = json!({"session_id": "p"});
         let found = host.call::<BoxGet>(get).await.unwrap().info;
         assert_eq!(found.state, BoxState::Paused);
-        tokio::time::sleep(Duration::from_millis(300)).await;
         let running = json!({"session_id": "p", "to": "running"});
         let moved = host.call::<BoxTransition>(running).await.unwrap();
         assert!(moved.changed);
-        let read = json!({"session_id": "p", "command_id": "c", "view": "none",
-            "until": {"ms": 100}});
-        let read = host.call::<CommandAttach>(read).await.unwrap();
-        assert!(read.info.size.stdout > 0);
+        loop {
+            let read = json!({"session_id": "p", "command_id": "c", "view": "none",
+                "until": {"ms": 50}});
+            let read = host.call::<CommandAttach>(read).await.unwrap();
+            if read.info.size.stdout > 0 {
+                break;
+            }
+        }
         let delete = json!({"session_id": "p", "force": true});
         host.call::<box_protocol::actions::BoxDelete>(delete)
             .await

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use super::adoption::Host;
-use super::support::{Machine, on_each_machine, printed, processes_with, spec};
+use super::support::{LONG, Machine, mark, on_each_machine, printed, processes_with, spec};
 
 fn params<T: serde::de::DeserializeOwned>(mut more: Value) -> T {
     more["session_id"] = json!("s");
@@ -71,7 +71,7 @@ async fn becomes(runtime: &BoxRuntime, wanted: Result<BoxState, Code>) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    let in_time = tokio::time::timeout(Duration::from_secs(20), wait).await;
+    let in_time = tokio::time::timeout(LONG, wait).await;
     assert!(in_time.is_ok(), "{wanted:?}");
 }
 
@@ -79,7 +79,7 @@ async fn becomes(runtime: &BoxRuntime, wanted: Result<BoxState, Code>) {
 async fn a_stopped_box_has_its_files_and_none_of_its_processes() {
     on_each_machine(async |machine| {
         let runtime = &machine.runtime;
-        let seconds = format!("86800.{}", machine.uid);
+        let seconds = mark();
         let leave = format!(
             "for d in /workspace /tmp /var/tmp ~ /dev/shm; do echo kept > $d/f; done; \
              setsid sleep {seconds} > /dev/null 2>&1 & trap '' TERM; true"

@@ -25,12 +25,15 @@ pub(crate) struct Machine {
     pub(crate) uid: u32,
 }
 
+/// How long a test waits for what must come to be: on a machine that is busy with other things, too.
+pub(crate) const LONG: Duration = Duration::from_mins(2);
+
 /// One machine at a time: fork servers that come and go at once disturb each other's cgroups.
 static TURN: Mutex<()> = Mutex::const_new(());
 
 /// Runs the test as every user there is to run as, one after the other.
 pub(crate) async fn on_each_machine(test: impl AsyncFn(&Machine)) {
-    on_each_machine_within(Duration::from_mins(2), test).await;
+    on_each_machine_within(Duration::from_mins(5), test).await;
 }
 
 /// The same for a test that takes long.
@@ -185,6 +188,17 @@ pub(crate) static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| {
     program
 });
 
+/// A number of seconds for `sleep` that no other test uses, of this checkout or another: it marks the processes of one test.
+pub(crate) fn mark() -> String {
+    static NUMBER: AtomicUsize = AtomicUsize::new(0);
+    let number = 86400 + NUMBER.fetch_add(1, Ordering::Relaxed);
+    format!(
+        "{number}.{}{}",
+        std::process::id(),
+        Uuid::now_v7().as_u128() % 1_000_000_007
+    )
+}
+
 /// How many processes of the machine were started with this argument.
 pub(crate) fn processes_with(argument: &str) -> usize {
     let all = std::fs::read_dir("/proc").unwrap().flatten();
@@ -213,10 +227,12 @@ pub(crate) fn parent_of(argument: &str) -> Option<i32> {
 pub(crate) async fn eventually(what: &str, mut is: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is() {
-        assert!(
-            start.elapsed() < Duration::from_secs(20),
-            "{what}: not within 20 s"
-        );
+        assert!(start.elapsed() < LONG, "{what}: not within {LONG:?}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
+}
+
+/// Waits until no process of this mark is left. What was killed may take a moment to end where the machine is busy.
+pub(crate) async fn gone(mark: &str) {
+    eventually("no process is left", || processes_with(mark) == 0).await;
 }

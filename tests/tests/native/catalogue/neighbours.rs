@@ -167,7 +167,7 @@ async fn killing_everything_in_a_box_harms_no_other() {
         let control = machine
             .exec(
                 "bystander",
-                "kill -9 $(cat /tmp/pid); sleep 0.1; kill -0 $(cat /tmp/pid)",
+                "kill -9 $(cat /tmp/pid); while kill -0 $(cat /tmp/pid) 2> /dev/null; do sleep 0.01; done; kill -0 $(cat /tmp/pid)",
             )
             .await;
         assert_ne!(

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use serde_json::json;
 
-use super::super::support::{NOBODY, eventually, on_each_machine, printed, spec};
+use super::super::support::{NOBODY, eventually, mark, on_each_machine, printed, spec};
 use super::{Answers, PRELUDE, as_root, inside, inside_with, outside};
 
 const PRIVILEGES: &str = include_str!("probes/privileges.py");
@@ -58,7 +58,7 @@ async fn a_command_has_no_privilege_and_cannot_become_anybody_else() {
 #[tokio::test]
 async fn a_guest_is_nobody_of_the_host() {
     on_each_machine(async |machine| {
-        let marker = format!("86420.{}", machine.uid);
+        let marker = mark();
         let start = format!("sleep {marker} > /dev/null 2>&1 & id -u");
         assert_eq!(printed(&machine.exec("who", &start).await), "1000");
         let mut ids = Vec::new();

@@ -55,8 +55,11 @@ async fn a_command_cannot_make_its_agent_go_first_when_memory_runs_out() {
         let said = inside(machine, "score", SHARED, &["score"]).await;
         assert_eq!(said["lower"], "EACCES", "{}", machine.name);
         assert_eq!(said["score"], "1000", "{}", machine.name);
-        let agent = machine.exec("score", "cat /proc/1/oom_score_adj").await;
-        assert_eq!(printed(&agent), "500");
+        // Whenever a program looks, its first moment included: the agent that starts it is held until then.
+        for _ in 0..50 {
+            let agent = machine.exec("score", "cat /proc/1/oom_score_adj").await;
+            assert_eq!(printed(&agent), "500", "{}", machine.name);
+        }
     })
     .await;
 }
@@ -66,14 +69,8 @@ async fn descriptors_that_nobody_receives_keep_nobody_from_making_boxes() {
     on_each_machine(async |machine| {
         let fill = command(SHARED, &["in_flight"]).replacen('\n', " > /tmp/said 2>&1 &\n", 1);
         machine.exec("fill", &fill).await;
-        let mut said = String::new();
-        for _ in 0..100 {
-            said = machine.exec("fill", "cat /tmp/said").await.stdout;
-            if !said.is_empty() {
-                break;
-            }
-            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-        }
+        let read = "until grep -q in_flight /tmp/said; do sleep 0.05; done; cat /tmp/said";
+        let said = machine.exec("fill", read).await.stdout;
         let filled = &answers(&said)["in_flight"];
         let (count, why) = filled.split_once(' ').unwrap();
         assert_eq!(why, "ETOOMANYREFS", "control: there are as many as can be");

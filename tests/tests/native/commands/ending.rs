@@ -8,13 +8,13 @@ use box_runtime::Caller;
 use serde_json::json;
 use tokio::sync::mpsc;
 
-use super::super::support::{eventually, parent_of, processes_with};
+use super::super::support::{LONG, eventually, gone, mark, parent_of, processes_with};
 use super::{attach, get, run, text, with_box};
 
 #[tokio::test]
 async fn commands_end_by_timeout_and_when_they_are_left_alone() {
     with_box(async |machine| {
-        let seconds = format!("86600.{}", machine.uid);
+        let seconds = mark();
         let stubborn =
             format!("trap '' TERM; (setsid sleep {seconds} &); sleep {seconds}; sleep {seconds}");
         let timed = json!({"command_id": "timed", "timeout_ms": 300});
@@ -26,7 +26,7 @@ async fn commands_end_by_timeout_and_when_they_are_left_alone() {
             (info.exit.unwrap().why, info.exit.unwrap().code),
             (ExitWhy::Timeout, None)
         );
-        eventually("nothing is left", || processes_with(&seconds) == 0).await;
+        gone(&seconds).await;
         let alone = json!({"command_id": "alone", "detached_ms": 300});
         run(machine, text(&stubborn, alone)).await.unwrap();
         let begun = Instant::now();
@@ -44,10 +44,10 @@ async fn commands_end_by_timeout_and_when_they_are_left_alone() {
                 assert_eq!(exit.why, ExitWhy::Idle);
                 break;
             }
-            assert!(begun.elapsed() < Duration::from_secs(20));
+            assert!(begun.elapsed() < LONG);
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        eventually("nothing is left", || processes_with(&seconds) == 0).await;
+        gone(&seconds).await;
     })
     .await;
 }
@@ -56,7 +56,7 @@ async fn commands_end_by_timeout_and_when_they_are_left_alone() {
 async fn a_caller_that_goes_takes_its_command_along_unless_told_otherwise() {
     with_box(async |machine| {
         for (keep, left) in [("kill", 0), ("keep", 1)] {
-            let seconds = format!("8670{left}.{}", machine.uid);
+            let seconds = mark();
             let params = text(
                 &format!("exec sleep {seconds}"),
                 json!({"on_disconnect": keep, "attach": {}}),
@@ -75,7 +75,7 @@ async fn a_caller_that_goes_takes_its_command_along_unless_told_otherwise() {
             eventually("it runs", || processes_with(&seconds) == 1).await;
             call.abort();
             if left == 0 {
-                eventually("it was killed", || processes_with(&seconds) == 0).await;
+                gone(&seconds).await;
             } else {
                 tokio::time::sleep(Duration::from_millis(300)).await;
                 assert_eq!(processes_with(&seconds), 1);
@@ -99,7 +99,7 @@ async fn records_are_forgotten_after_their_time_and_that_is_told() {
                 Err(error) => break error,
                 Ok(_) => tokio::time::sleep(Duration::from_millis(10)).await,
             }
-            assert!(begun.elapsed() < Duration::from_secs(10));
+            assert!(begun.elapsed() < LONG);
         };
         assert_eq!(error.code(), Code::NotFound);
         let detail: box_protocol::error::Detail = error.detail().unwrap();
@@ -124,7 +124,7 @@ fn descriptors_of_parent(argument: &str) -> Option<usize> {
 #[tokio::test]
 async fn commands_that_are_kept_hold_no_descriptor() {
     with_box(async |machine| {
-        let seconds = format!("86603.{}", machine.uid);
+        let seconds = mark();
         let sleep = json!({"argv": ["sleep", seconds]});
         let asleep = super::start(sleep, json!({"on_disconnect": "keep"}));
         run(machine, asleep).await.unwrap();
@@ -158,7 +158,7 @@ async fn commands_that_are_kept_hold_no_descriptor() {
 #[tokio::test]
 async fn children_that_hold_the_output_of_many_commands_hold_few_descriptors() {
     with_box(async |machine| {
-        let seconds = format!("86604.{}", machine.uid);
+        let seconds = mark();
         let asleep = super::start(json!({"argv": ["sleep", seconds]}), json!({}));
         run(machine, asleep).await.unwrap();
         let mut before = None;

@@ -1,10 +1,9 @@
 //! What commands are told: input and terminals.
 
-use std::time::Duration;
-
 use box_protocol::Code;
 use serde_json::json;
 
+use super::super::support::LONG;
 use super::{attach, input, run, text, with_box};
 
 #[tokio::test]
@@ -54,7 +53,7 @@ async fn a_background_child_that_holds_stdin_does_not_hold_the_end() {
             let reading = attach(machine, "held", json!({"view": "none"}));
             tokio::join!(writing, reading)
         };
-        let ended = tokio::time::timeout(Duration::from_secs(20), ending).await;
+        let ended = tokio::time::timeout(LONG, ending).await;
         let (wrote, read) = ended.expect("the command looks alive");
         assert_eq!(wrote.unwrap_err().code(), Code::Conflict);
         assert_eq!(read.unwrap().1.exit.unwrap().code, Some(4));
@@ -65,16 +64,23 @@ async fn a_background_child_that_holds_stdin_does_not_hold_the_end() {
 #[tokio::test]
 async fn a_command_may_have_a_terminal() {
     with_box(async |machine| {
-        let script = "tty; stty size; read line; echo got $line; trap 'stty size; exit 4' WINCH; sleep 60 & wait";
+        let script = "tty; stty size; read line; echo got $line; trap 'stty size; exit 4' WINCH; echo ready; sleep 600 & wait";
         let pty = json!({"command_id": "t", "pty": {"cols": 91, "rows": 17}});
         run(machine, text(script, pty)).await.unwrap();
-        let quiet = || json!({"until": {"silence_ms": 500}});
-        let (got, ..) = attach(machine, "t", quiet()).await.unwrap();
-        assert_eq!(got.text(), "/dev/pts/0\r\n17 91\r\n");
+        // What it has said, once that ends so.
+        let said = async |end: &str| loop {
+            let quiet = json!({"until": {"silence_ms": 50}});
+            let (got, info, _) = attach(machine, "t", quiet).await.unwrap();
+            assert_eq!(info.exit, None, "{:?}", got.text());
+            if got.text().ends_with(end) {
+                break got;
+            }
+        };
+        assert_eq!(said("91\r\n").await.text(), "/dev/pts/0\r\n17 91\r\n");
         let data = box_protocol::Blob::from("typed\n");
         input(machine, "t", json!({"data": data})).await.unwrap();
-        let (got, ..) = attach(machine, "t", quiet()).await.unwrap();
-        assert!(got.text().ends_with("got typed\r\n"), "{:?}", got.text());
+        let got = said("ready\r\n").await;
+        assert!(got.text().ends_with("got typed\r\nready\r\n"), "{:?}", got.text());
         input(machine, "t", json!({"size": {"cols": 40, "rows": 30}})).await.unwrap();
         let (late, info, _) = attach(machine, "t", json!({})).await.unwrap();
         assert!(late.text().starts_with(got.text()), "replayed for a late joiner");
@@ -82,7 +88,6 @@ async fn a_command_may_have_a_terminal() {
         assert_eq!(info.exit.unwrap().code, Some(4));
         // Ctrl-C is the terminal's.
         run(machine, text("cat", json!({"command_id": "i", "pty": {"cols": 80, "rows": 24}}))).await.unwrap();
-        tokio::time::sleep(Duration::from_millis(100)).await;
         input(machine, "i", json!({"data": box_protocol::Blob::from("\x03")})).await.unwrap();
         let (_, info, _) = attach(machine, "i", json!({"view": "none"})).await.unwrap();
         assert_eq!(info.exit.unwrap().signal, Some(2));

@@ -6,6 +6,7 @@ use box_protocol::actions::ReadWhy;
 use box_protocol::{Code, CommandState, ExitWhy};
 use serde_json::json;
 
+use super::super::support::printed;
 use super::{attach, get, kill, read_through, run, text, with_box};
 
 #[tokio::test]
@@ -87,12 +88,15 @@ async fn readers_stop_when_they_have_waited_enough_and_the_command_goes_on() {
 #[tokio::test]
 async fn one_reader_may_have_it_alone() {
     with_box(async |machine| {
-        run(machine, text("sleep 60", json!({"command_id": "x"})))
+        run(machine, text("sleep 600", json!({"command_id": "x"})))
             .await
             .unwrap();
         let first = attach(machine, "x", json!({"exclusive": "refuse"}));
         let others = async {
-            tokio::time::sleep(Duration::from_millis(100)).await;
+            // Served after the first, whose call was sent before: it is there once another command has run.
+            for _ in 0..3 {
+                printed(&machine.exec("c", "true").await);
+            }
             let refused = attach(machine, "x", json!({"exclusive": "refuse"})).await;
             assert_eq!(refused.unwrap_err().code(), Code::Conflict);
             // One that does not want it alone may look.

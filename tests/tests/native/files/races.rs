@@ -1,7 +1,7 @@
 //! Files while others change them.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use box_protocol::actions::{
     FileFind, FileMove, FileOutcome, FilePack, FileRead, FileRemove, FileStat,
@@ -90,7 +90,7 @@ async fn a_guest_that_swaps_directories_for_links_gains_nothing() {
             let probe = workspace.path().join("swap/d/touched");
             while !host.join("touched").exists() {
                 let _ = std::fs::write(&probe, "x");
-                assert!(begin.elapsed() < Duration::from_secs(30), "the swaps do not work");
+                assert!(begin.elapsed() < crate::support::LONG, "the swaps do not work");
                 tokio::task::yield_now().await;
             }
             std::fs::remove_file(host.join("touched")).unwrap();
@@ -117,7 +117,6 @@ async fn a_guest_that_swaps_directories_for_links_gains_nothing() {
         };
         let ((), took) = tokio::join!(swap(inside, &host), attack);
         eprintln!("{}: {took:?}", machine.name);
-        assert!(took < Duration::from_mins(1), "{took:?}");
         let mut names: Vec<_> = std::fs::read_dir(&host).unwrap().flatten().map(|entry| entry.file_name()).collect();
         names.sort();
         assert_eq!(names.len(), 11, "{names:?}");

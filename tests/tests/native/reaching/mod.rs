@@ -131,7 +131,7 @@ fn request(stream: &mut TcpStream) -> Option<String> {
 }
 
 /// How long a test of this kind may take on one machine.
-const LONG: Duration = Duration::from_mins(3);
+const LONG: Duration = Duration::from_mins(8);
 
 /// What tests of connections need at hand.
 const HELP: &str = "\

@@ -1,13 +1,11 @@
 //! What must neither hang nor confuse a shell, and what becomes of those that are ended.
 
-use std::time::{Duration, Instant};
-
 use box_protocol::{CommandState, ExitWhy};
 use box_runtime::Caller;
 use serde_json::json;
 
 use super::{begin, create, ended, kill, run, running, try_run, with_each_shell, with_shell};
-use crate::support::{eventually, processes_with};
+use crate::support::{eventually, gone, mark, printed, processes_with};
 
 #[tokio::test]
 async fn a_run_that_ends_its_shell_has_its_code_and_the_next_is_told() {
@@ -119,17 +117,13 @@ async fn output_is_the_runs_own_whatever_its_bytes() {
         let octal: Vec<_> = all.iter().map(|byte| format!("\\{byte:03o}")).collect();
         let ran = run(machine, "s", &format!("printf '{}'", octal.concat())).await;
         assert_eq!(ran.stdout, all, "{language}");
-        let begun = Instant::now();
-        let held = run(machine, "s", "(sleep 1; echo late) & echo early").await;
-        assert_eq!(held.text(), "early");
-        assert!(
-            begun.elapsed() < Duration::from_millis(800),
-            "a child holds stdout"
-        );
-        assert_eq!(
-            run(machine, "s", "sleep 1.3; echo mine").await.text(),
-            "mine"
-        );
+        // A child that holds stdout holds no run, and what it writes later is of no other.
+        let wait = |file: &str| format!("until [ -e /tmp/{file} ]; do sleep 0.01; done");
+        let child = format!("({}; echo late; touch /tmp/late) & echo early", wait("go"));
+        assert_eq!(run(machine, "s", &child).await.text(), "early");
+        let later = format!("touch /tmp/go; {}; echo mine", wait("late"));
+        assert_eq!(run(machine, "s", &later).await.text(), "mine");
+        run(machine, "s", "rm /tmp/go /tmp/late").await;
         let flood = run(machine, "s", "seq 1 100000").await;
         assert!(flood.stdout.ends_with(b"99999\n100000\n"));
         assert_eq!(flood.stdout.len(), 588_895);
@@ -140,8 +134,7 @@ async fn output_is_the_runs_own_whatever_its_bytes() {
 #[tokio::test]
 async fn a_run_is_killed_without_its_shell_and_its_jobs() {
     with_shell("bash", async |machine| {
-        let job = format!("86900.{}", machine.uid);
-        let own = format!("86901.{}", machine.uid);
+        let (job, own) = (mark(), mark());
         run(machine, "s", &format!("kept=1; sleep {job} &")).await;
         for (n, text) in [
             format!("(setsid sleep {own} &); sleep {own}; echo after >/tmp/after"),
@@ -154,20 +147,16 @@ async fn a_run_is_killed_without_its_shell_and_its_jobs() {
             let id = format!("k{n}");
             begin(machine, "s", text, json!({"command_id": id})).await;
             running(machine, &id).await;
-            tokio::time::sleep(Duration::from_millis(100)).await;
-            let begun = Instant::now();
+            if text.contains(&own) {
+                eventually("it has begun", || processes_with(&own) > 0).await;
+            }
             let info = kill(machine, &id, json!({})).await;
             let exit = info.exit.unwrap();
             assert_eq!(
                 (exit.code, exit.signal, exit.why),
                 (None, Some(9), ExitWhy::Killed)
             );
-            assert!(
-                begun.elapsed() < Duration::from_secs(1),
-                "{:?}",
-                begun.elapsed()
-            );
-            eventually("what it started is gone", || processes_with(&own) == 0).await;
+            gone(&own).await;
             assert_eq!(
                 processes_with(&job),
                 1,
@@ -191,16 +180,22 @@ async fn a_run_is_killed_without_its_shell_and_its_jobs() {
         );
         assert_eq!(run(machine, "s", "echo $kept").await.text(), "1");
         // By a signal.
-        begin(machine, "s", "sleep 60", json!({"command_id": "term"})).await;
-        running(machine, "term").await;
-        tokio::time::sleep(Duration::from_millis(100)).await;
-        kill(machine, "term", json!({"signal": "TERM", "grace_ms": 2000})).await;
+        let sleep = format!("sleep {own}");
+        begin(machine, "s", &sleep, json!({"command_id": "term"})).await;
+        eventually("it sleeps", || processes_with(&own) == 1).await;
+        kill(
+            machine,
+            "term",
+            json!({"signal": "TERM", "grace_ms": 60000}),
+        )
+        .await;
         assert_eq!(
             ended(machine, "term").await.exit.unwrap().why,
             ExitWhy::Killed
         );
         // Before its turn.
-        begin(machine, "s", "sleep 0.3", json!({"command_id": "before"})).await;
+        let before = "until [ -e /tmp/now ]; do sleep 0.01; done";
+        begin(machine, "s", before, json!({"command_id": "before"})).await;
         begin(
             machine,
             "s",
@@ -213,6 +208,7 @@ async fn a_run_is_killed_without_its_shell_and_its_jobs() {
             (info.state, info.exit.unwrap().why),
             (CommandState::Exited, ExitWhy::Killed)
         );
+        printed(&machine.exec("c", "touch /tmp/now").await);
         assert_eq!(
             run(machine, "s", "cat /tmp/after; echo $kept").await.text(),
             "1"

@@ -5,7 +5,7 @@ mod languages;
 mod state;
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use box_protocol::actions::{
     CommandChunk, CommandStartResult, ShellCreateResult, ShellInfo, ShellRunParams, StreamName,
@@ -15,7 +15,7 @@ use box_runtime::Caller;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-use super::support::{Machine, on_each_machine, printed};
+use super::support::{LONG, Machine, on_each_machine, printed};
 
 /// A run that was read to its end.
 #[derive(Debug)]
@@ -91,7 +91,7 @@ async fn try_run(machine: &Machine, shell: &str, text: &str, more: Value) -> Res
         (stdout, stderr, shown)
     };
     let both = Box::pin(async { tokio::join!(running, reading) });
-    let limit = Duration::from_secs(20);
+    let limit = LONG;
     let done = tokio::time::timeout(limit, both).await;
     let (result, (stdout, stderr, shown)) = done.unwrap_or_else(|_| panic!("{text}: hangs"));
     Ok(Ran {
@@ -135,8 +135,8 @@ async fn ended(machine: &Machine, id: &str) -> CommandInfo {
         if info.state == CommandState::Exited {
             return info;
         }
-        assert!(begun.elapsed() < Duration::from_secs(20), "{info:?}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
+        assert!(begun.elapsed() < LONG, "{info:?}");
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
     }
 }
 
@@ -160,8 +160,8 @@ async fn read_again(machine: &Machine, id: &str, view: &str) -> Vec<BTreeMap<Str
 async fn running(machine: &Machine, id: &str) {
     let begun = Instant::now();
     while get(machine, id).await.state != CommandState::Running {
-        assert!(begun.elapsed() < Duration::from_secs(20));
-        tokio::time::sleep(Duration::from_millis(5)).await;
+        assert!(begun.elapsed() < LONG);
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
     }
 }
 

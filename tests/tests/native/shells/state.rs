@@ -7,7 +7,7 @@ use box_protocol::{Code, CommandState, ExitWhy, Role};
 use serde_json::json;
 
 use super::{begin, create, delete, ended, get, list, run, try_run, with_each_shell, with_shell};
-use crate::support::{eventually, printed, processes_with};
+use crate::support::{LONG, eventually, gone, mark, printed, processes_with};
 
 #[tokio::test]
 async fn a_shell_keeps_its_state_between_runs() {
@@ -54,7 +54,7 @@ async fn runs_are_serialised_and_shells_are_not() {
         begin(
             machine,
             "s",
-            "sleep 0.3; echo first",
+            "until [ -e /tmp/go ]; do sleep 0.01; done; echo first",
             json!({"command_id": "one"}),
         )
         .await;
@@ -65,20 +65,17 @@ async fn runs_are_serialised_and_shells_are_not() {
         create(machine, "other", json!({})).await.unwrap();
         assert_eq!(run(machine, "other", "echo now").await.text(), "now");
         assert_eq!(get(machine, "two").await.state, CommandState::Pending);
+        run(machine, "other", "touch /tmp/go").await;
         let (one, two) = (ended(machine, "one").await, ended(machine, "two").await);
         assert!(one.ended_at <= two.started_at, "{one:?} {two:?}");
 
-        let begun = Instant::now();
-        let both = tokio::join!(
-            run(machine, "s", "sleep 0.4; echo a"),
-            run(machine, "other", "sleep 0.4; echo b")
-        );
+        // Each waits for the other.
+        let meet = |own: &str, other: &str| {
+            format!("touch /tmp/{own}; until [ -e /tmp/{other} ]; do sleep 0.01; done; echo {own}")
+        };
+        let (a, b) = (meet("a", "b"), meet("b", "a"));
+        let both = tokio::join!(run(machine, "s", &a), run(machine, "other", &b));
         assert_eq!((both.0.text(), both.1.text()), ("a", "b"));
-        assert!(
-            begun.elapsed() < Duration::from_millis(700),
-            "{:?}",
-            begun.elapsed()
-        );
     })
     .await;
 }
@@ -93,7 +90,7 @@ async fn a_shell_is_made_once_and_ends_when_it_is_deleted() {
         assert_eq!(fresh.count(), 1);
         assert_eq!(list(machine).await.len(), 2);
 
-        let seconds = format!("86800.{}", machine.uid);
+        let seconds = mark();
         run(machine, "once", &format!("sleep {seconds} &")).await;
         begin(
             machine,
@@ -111,7 +108,7 @@ async fn a_shell_is_made_once_and_ends_when_it_is_deleted() {
         .await;
         eventually("they run", || processes_with(&seconds) == 2).await;
         assert!(delete(machine, "once").await);
-        eventually("nothing is left", || processes_with(&seconds) == 0).await;
+        gone(&seconds).await;
         for id in ["now", "later"] {
             assert_eq!(ended(machine, id).await.exit.unwrap().why, ExitWhy::Killed);
         }
@@ -131,20 +128,18 @@ async fn a_shell_is_made_once_and_ends_when_it_is_deleted() {
 #[tokio::test]
 async fn an_idle_shell_ends_and_a_busy_one_does_not() {
     with_shell("bash", async |machine| {
-        create(machine, "brief", json!({"idle_ms": 300}))
+        // Long enough to say what it shall run, and shorter than that takes.
+        create(machine, "brief", json!({"idle_ms": 1500}))
             .await
             .unwrap();
-        assert_eq!(
-            run(machine, "brief", "sleep 0.6; echo on").await.text(),
-            "on"
-        );
         let begun = Instant::now();
+        assert_eq!(run(machine, "brief", "sleep 2; echo on").await.text(), "on");
         while list(machine).await.len() > 1 {
-            assert!(begun.elapsed() < Duration::from_secs(10));
+            assert!(begun.elapsed() < LONG);
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         assert!(
-            begun.elapsed() > Duration::from_millis(200),
+            begun.elapsed() >= Duration::from_millis(3500),
             "{:?}",
             begun.elapsed()
         );
