@@ -1,84 +1,142 @@
 //! `cargo xtask test`: what a change must pass, in the order that finds mistakes soonest.
 
-use std::{process::ExitCode, time::Instant};
+use std::{
+    process::ExitCode,
+    time::{Duration, Instant},
+};
 
 use crate::{
     Result,
+    beside::Beside,
     command::{self, Workspace},
     counts::{Counts, Runner},
-    fuzz, guest, hygiene, langbot,
+    hygiene, langbot,
     manifest::Manifest,
     release, tools, unused,
 };
 
+/// What has been done so far.
+#[derive(Debug, Default)]
+struct Done {
+    counts: Counts,
+    /// Each step, and how long it took.
+    times: Vec<(String, Duration)>,
+}
+
 /// Runs every step and stops at the first that fails. The counts come last, also after a failed test.
 pub(crate) fn run(workspace: &Workspace) -> ExitCode {
-    let mut counts = Counts::default();
+    let (mut done, begun) = (Done::default(), Instant::now());
     let mut code = ExitCode::SUCCESS;
-    if let Err(error) = steps(workspace, &mut counts) {
+    if let Err(error) = steps(workspace, &mut done) {
         eprintln!("xtask: {error}");
         code = ExitCode::FAILURE;
     }
-    if counts.reports > 0 {
-        println!("{counts}");
+    done.times.push(("in all".to_owned(), begun.elapsed()));
+    println!("\n| step | seconds |\n|---|---|");
+    for (name, time) in &done.times {
+        println!("| {name} | {:.0} |", time.as_secs_f64());
+    }
+    println!();
+    if done.counts.reports > 0 {
+        println!("{}", done.counts);
     }
     code
 }
 
-fn steps(workspace: &Workspace, counts: &mut Counts) -> Result {
+fn steps(workspace: &Workspace, done: &mut Done) -> Result {
     let manifest = Manifest::read(workspace)?;
-    let cargo = |arguments| command::status(&mut workspace.cargo(arguments));
+    let target = &manifest.target;
+    // Needs a tool that is built first, with a target folder of its own.
+    let dependencies = Beside::start(workspace, target, "dependencies")?;
+    let checked = (|| {
+        before_tests(workspace, &manifest, done)?;
+        let guest = Beside::start(workspace, target, "guest")?;
+        let tested = with_programs(workspace, target, done);
+        let guest = done.beside("cgroups of version 2", guest, Some(Runner::Libtest));
+        tested.and(guest)
+    })();
+    let dependencies = done.beside("dependencies", dependencies, None);
+    checked.and(dependencies)
+}
 
-    let deny = step("tools", || tools::install(workspace, &manifest.target))?;
-    step("format", || cargo("fmt --all --check"))?;
-    step("clippy", || {
+/// What is found without running anything of ours.
+fn before_tests(workspace: &Workspace, manifest: &Manifest, done: &mut Done) -> Result {
+    let cargo = |arguments| command::status(&mut workspace.cargo(arguments));
+    done.step("tools", |_| tools::components(workspace))?;
+    done.step("format", |_| cargo("fmt --all --check"))?;
+    done.step("hygiene", |_| hygiene::check(workspace.root()))?;
+    done.step("unused dependencies", |_| unused::check(manifest))?;
+    done.step("clippy", |_| {
         cargo("clippy --workspace --all-targets -- -D warnings")
     })?;
-    step("documentation", || {
+    done.step("documentation", |_| {
         let mut doc = workspace.cargo("doc --workspace --no-deps");
         command::status(doc.env("RUSTDOCFLAGS", "-D warnings"))
     })?;
-    step("dependencies", || deny.check(workspace))?;
-    step("unused dependencies", || unused::check(&manifest))?;
-    step("tests", || {
+    done.step("build of the tests", |_| {
+        cargo("test --workspace --all-targets --no-run")
+    })
+}
+
+/// What runs our programs.
+fn with_programs(workspace: &Workspace, target: &std::path::Path, done: &mut Done) -> Result {
+    done.step("tests", |counts| {
         let (runner, arguments) = if tools::has_nextest(workspace) {
-            let arguments = "nextest run --workspace --no-fail-fast --no-tests=pass";
+            let arguments = "nextest run --workspace --all-targets --no-fail-fast --no-tests=pass";
             (Runner::Nextest, arguments)
         } else {
+            println!("cargo nextest is not installed: the same tests, run by cargo");
             let arguments = "test --workspace --all-targets --no-fail-fast";
             (Runner::Libtest, arguments)
         };
         command::counted(&mut workspace.cargo(arguments), runner, counts)
     })?;
-    step("documentation tests", || {
+    done.step("documentation tests", |counts| {
         let mut doc = workspace.cargo("test --workspace --doc");
         command::counted(&mut doc, Runner::Libtest, counts)
     })?;
-    step("cgroups of version 2", || {
-        guest::check(workspace, &manifest.target, counts)
-    })?;
-    step("LangBot", || {
-        langbot::check(workspace, &manifest.target, counts)
-    })?;
-    step("README", || {
-        release::readme_only(workspace, &manifest.target)
-    })?;
-    step("hygiene", || hygiene::check(workspace.root()))?;
-    step("fuzz", || {
-        fuzz::run(workspace, &manifest.target, fuzz::CI_RUNS)
-    })
+    let fuzz = Beside::start(workspace, target, "fuzz-ci")?;
+    let rest = done
+        .step("LangBot", |counts| {
+            langbot::check(workspace, target, counts)
+        })
+        .and_then(|()| done.step("README", |_| release::readme_only(workspace, target)));
+    let fuzz = done.beside("fuzz", fuzz, None);
+    rest.and(fuzz)
 }
 
-fn step<T>(name: &str, run: impl FnOnce() -> Result<T>) -> Result<T> {
-    println!("==> {name}");
-    let start = Instant::now();
-    let result = run();
-    let seconds = start.elapsed().as_secs_f64();
-    match result {
-        Ok(value) => {
-            println!("<== {name}: ok, {seconds:.1} s");
-            Ok(value)
+impl Done {
+    fn step(&mut self, name: &str, run: impl FnOnce(&mut Counts) -> Result) -> Result {
+        println!("==> {name}");
+        let start = Instant::now();
+        let result = run(&mut self.counts);
+        self.ended(name, start.elapsed(), result)
+    }
+
+    /// The end of a step that ran beside others.
+    fn beside(&mut self, name: &str, step: Beside, runner: Option<Runner>) -> Result {
+        println!("==> {name} (beside others)");
+        let (time, result) = match step.finish(runner, &mut self.counts) {
+            Ok(time) => (time, Ok(())),
+            Err(error) => (Duration::ZERO, Err(error)),
+        };
+        self.ended(&format!("{name} (beside others)"), time, result)
+    }
+
+    fn ended(&mut self, name: &str, time: Duration, result: Result) -> Result {
+        self.times.push((name.to_owned(), time));
+        let seconds = time.as_secs_f64();
+        match result {
+            Ok(()) => {
+                println!("<== {name}: ok, {seconds:.1} s");
+                Ok(())
+            }
+            Err(error) => {
+                let error = format!("step `{name}` FAILED after {seconds:.1} s: {error}");
+                // Another may have failed before, and is what is told in the end.
+                println!("<== {error}");
+                Err(error.into())
+            }
         }
-        Err(error) => Err(format!("step `{name}` FAILED after {seconds:.1} s: {error}").into()),
     }
 }

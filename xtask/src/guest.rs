@@ -25,11 +25,11 @@ const PROGRAMS: [tools::Needed; 4] = [
     ("mkfs.ext4", "-V", "e2fsprogs"),
 ];
 
-/// The test programs: how cargo selects them, and their names.
-const UNITS: (&str, &str) = ("box-sys --lib", "box_sys");
-const LIMITS: (&str, &str) = ("box-sys --test limits", "limits");
-const GIVEN: (&str, &str) = ("box-sys --test given", "given");
-const NATIVE: (&str, &str) = ("box-tests --test native", "native");
+/// The test programs.
+const UNITS: &str = "box_sys";
+const LIMITS: &str = "limits";
+const GIVEN: &str = "given";
+const NATIVE: &str = "native";
 
 /// The ignored test of the last one that needs a disk with quotas.
 const QUOTAS: &str = "mounts::a_file_system_with_quotas_keeps_that_of_a_workspace";
@@ -95,11 +95,12 @@ pub(crate) fn check(workspace: &Workspace, target: &Path, counts: &mut Counts) -
     let folder = target.join("guest");
     fs::create_dir_all(&folder)?;
     let init = folder.join("init");
+    let programs = Programs::build(workspace)?;
     let (units, limits, given, native) = (
-        program(workspace, UNITS)?,
-        program(workspace, LIMITS)?,
-        program(workspace, GIVEN)?,
-        program(workspace, NATIVE)?,
+        programs.path(UNITS)?,
+        programs.path(LIMITS)?,
+        programs.path(GIVEN)?,
+        programs.path(NATIVE)?,
     );
     let runs = format!(
         "{units} {OPTIONS} network:: | {THERE}\n{limits} {OPTIONS}\n{given} {OPTIONS}\ncp {limits} /dev/shm/limits\n{AS_USER} /dev/shm/limits {OPTIONS}\n\
@@ -123,16 +124,31 @@ pub(crate) fn check(workspace: &Workspace, target: &Path, counts: &mut Counts) -
     Ok(())
 }
 
-/// Builds a test program and says where it is, quoted for a shell.
-fn program(workspace: &Workspace, (selected, name): (&str, &str)) -> Result<String> {
-    let mut cargo = workspace.cargo("test --no-run --message-format json --package");
-    let messages = command::output(cargo.args(selected.split(' ')))?;
-    let program = messages
-        .lines()
-        .filter_map(|line| serde_json::from_str::<Value>(line).ok())
-        .filter(|message| message["target"]["name"] == name)
-        .find_map(|message| Some(format!("'{}'", message["executable"].as_str()?)));
-    Ok(program.ok_or_else(|| format!("cargo built no test program `{name}`"))?)
+/// What cargo says of the test programs. All of the workspace's, as the tests themselves are built: for some of them alone, cargo
+/// would choose other features and build all they depend on once more.
+struct Programs(Vec<Value>);
+
+impl Programs {
+    fn build(workspace: &Workspace) -> Result<Self> {
+        let build = "test --workspace --all-targets --no-run --message-format json";
+        let messages = command::output(&mut workspace.cargo(build))?;
+        let messages = messages
+            .lines()
+            .filter_map(|line| serde_json::from_str(line).ok());
+        Ok(Self(messages.collect()))
+    }
+
+    /// Where one is, quoted for a shell.
+    fn path(&self, name: &str) -> Result<String> {
+        let tests = self.0.iter().filter(|message| {
+            message["target"]["name"] == name && message["profile"]["test"] == true
+        });
+        let mut paths = tests.filter_map(|message| message["executable"].as_str());
+        let path = paths.next();
+        Ok(path
+            .map(|path| format!("'{path}'"))
+            .ok_or_else(|| format!("cargo built no test program `{name}`"))?)
+    }
 }
 
 /// An empty disk of a file system that keeps quotas of projects.

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::thread;
 
 use crate::{
     Result,
@@ -13,16 +14,56 @@ use crate::{
 /// installed without its dependencies: the tests need only its service and its connector.
 const PACKAGES: [(&str, &str); 2] = [("0.7.16", "langbot==4.11.1"), ("0.7.18", "langbot==4.11.2")];
 
-/// Runs the suite with each of them.
+/// Runs the suite with each of them, all at once: they wait most of the time.
 pub(crate) fn check(workspace: &Workspace, target: &Path, counts: &mut Counts) -> Result {
     command::status(&mut workspace.cargo("build --package boxd"))?;
-    for (plugin, langbot) in PACKAGES {
-        let python = install(workspace, target, plugin, langbot)?;
-        let mut pytest = workspace.program(python, "-B -m pytest -q tests/langbot");
-        pytest.env("BOXD", target.join("debug").join("boxd"));
-        command::counted(&mut pytest, Runner::Pytest, counts)?;
+    let ran = thread::scope(|scope| {
+        let runs = PACKAGES.map(|(plugin, langbot)| {
+            scope.spawn(move || {
+                let ran = suite(workspace, target, plugin, langbot);
+                ran.map_err(|error| format!("langbot-plugin {plugin}: {error}"))
+            })
+        });
+        runs.map(|run| {
+            let ran = run.join();
+            ran.unwrap_or_else(|_| Err("a run was not waited for".to_owned()))
+        })
+    });
+    let mut failed = Vec::new();
+    for ran in ran {
+        match ran {
+            Ok(found) => {
+                counts.add(found);
+                if found.failed > 0 {
+                    failed.push(found.to_string());
+                }
+            }
+            Err(error) => failed.push(error),
+        }
     }
-    Ok(())
+    if failed.is_empty() {
+        return Ok(());
+    }
+    Err(failed.join("\n").into())
+}
+
+/// Runs the suite with one of them, prints what it said once it has ended, and gives what it reported.
+fn suite(workspace: &Workspace, target: &Path, plugin: &str, langbot: &str) -> Result<Counts> {
+    let python = install(workspace, target, plugin, langbot)?;
+    let mut pytest = workspace.program(python, "-B -m pytest -q tests/langbot");
+    let ran = pytest
+        .env("BOXD", target.join("debug").join("boxd"))
+        .output()?;
+    let said = String::from_utf8_lossy(&ran.stdout);
+    println!("langbot-plugin {plugin}, {langbot}:\n{}", said.trim_end());
+    eprint!("{}", String::from_utf8_lossy(&ran.stderr));
+    let mut found = Counts::default();
+    said.lines()
+        .for_each(|line| found.read(Runner::Pytest, line));
+    if !ran.status.success() && found.failed == 0 || found.passed == 0 {
+        return Err(format!("the suite ended with {}", ran.status).into());
+    }
+    Ok(found)
 }
 
 /// The Python of an environment that has this `langbot-plugin`, installed if that is not there as it should be.

@@ -1,10 +1,11 @@
 //! The repository's own commands, called as `cargo xtask <command>`.
 //!
 //! # Reading order
-//! [`checks`] is the list of steps that CI runs. [`command`] starts programs, [`counts`] reads what the test runners say,
+//! [`checks`] is the list of steps that CI runs, [`beside`] those of them that run beside others. [`command`] starts programs, [`counts`] reads what the test runners say,
 //! [`manifest`] asks cargo about the workspace, [`tools`] installs what is missing, and [`hygiene`], [`unused`],
 //! [`guest`], [`langbot`] and [`fuzz`] are single steps. [`schema`] writes the committed schema of the contract.
 
+mod beside;
 mod checks;
 mod command;
 mod counts;
@@ -31,6 +32,7 @@ cargo xtask <command>
 
   test            everything CI checks, in order; the last line is `N passed, N failed`
   bench [args]    the benchmark, side by side with peers; arguments go to the benchmark
+  dependencies    licences, sources and version requirements of what we depend on
   guest           tests of limits and networks, on a kernel of another kind
   langbot         LangBot's own packages against this program
   release         the static program, its size, and the README's commands run with it
@@ -64,6 +66,10 @@ fn run(arguments: &[String]) -> Result<ExitCode> {
             let runs = rest.first().map_or("10000000", String::as_str);
             with_target(|workspace, target| fuzz::run(workspace, target, runs))
         }
+        ("fuzz-ci", []) => {
+            with_target(|workspace, target| fuzz::run(workspace, target, fuzz::CI_RUNS))
+        }
+        ("dependencies", []) => with_target(tools::check_dependencies),
         ("guest", []) => with_target(|workspace, target| {
             guest::check(workspace, target, &mut counts::Counts::default())
         }),

@@ -10,22 +10,14 @@ use crate::{
 /// Pinned, so that a check means the same on every machine.
 const DENY_VERSION: &str = "0.20.2";
 
-/// The dependency checker, once it is there.
-#[derive(Debug)]
-pub(crate) struct Deny {
-    program: PathBuf,
+/// Everything but `advisories`: their database is cloned from elsewhere on each run, and a check must not depend on that.
+pub(crate) fn check_dependencies(workspace: &Workspace, target: &Path) -> Result {
+    let deny = deny(workspace, target)?;
+    command::status(&mut workspace.program(deny, "--workspace check bans licenses sources"))
 }
 
-impl Deny {
-    /// Everything but `advisories`: their database is cloned from elsewhere on each run, and a check must not depend on that.
-    pub(crate) fn check(&self, workspace: &Workspace) -> Result {
-        let mut deny = workspace.program(&self.program, "--workspace check bans licenses sources");
-        command::status(&mut deny)
-    }
-}
-
-/// Makes sure that rustfmt, clippy and cargo-deny are there.
-pub(crate) fn install(workspace: &Workspace, target: &Path) -> Result<Deny> {
+/// Makes sure that rustfmt and clippy are there.
+pub(crate) fn components(workspace: &Workspace) -> Result {
     for (command, install) in [
         ("fmt --version", "component add rustfmt"),
         ("clippy --version", "component add clippy"),
@@ -34,7 +26,7 @@ pub(crate) fn install(workspace: &Workspace, target: &Path) -> Result<Deny> {
             command::status(&mut workspace.program("rustup", install))?;
         }
     }
-    deny(workspace, target)
+    Ok(())
 }
 
 /// A test runner that isolates each test in a process; cargo's own serves where it is missing.
@@ -42,17 +34,19 @@ pub(crate) fn has_nextest(workspace: &Workspace) -> bool {
     command::succeeds(&mut workspace.cargo("nextest --version"))
 }
 
-fn deny(workspace: &Workspace, target: &Path) -> Result<Deny> {
+/// The dependency checker, once it is there.
+fn deny(workspace: &Workspace, target: &Path) -> Result<PathBuf> {
     let tools = target.join("tools");
     let installed = tools.join("bin").join("cargo-deny");
     for program in [installed.clone(), PathBuf::from("cargo-deny")] {
         let version = command::output(&mut workspace.program(&program, "--version"));
         if version.is_ok_and(|version| version.trim().ends_with(DENY_VERSION)) {
-            return Ok(Deny { program });
+            return Ok(program);
         }
     }
-    let mut cargo = workspace.cargo("install --locked cargo-deny --version");
-    cargo.arg(DENY_VERSION);
+    // Unoptimised: it runs for a second and would be built for minutes.
+    let mut cargo = workspace.cargo("install --debug --locked cargo-deny --version");
+    cargo.arg(DENY_VERSION).env("CARGO_PROFILE_DEV_DEBUG", "0");
     // A private target folder, removed afterwards: nothing of it is shared with our own build.
     let build = tools.join("build");
     cargo
@@ -62,7 +56,7 @@ fn deny(workspace: &Workspace, target: &Path) -> Result<Deny> {
         .arg(&build);
     command::status(&mut cargo)?;
     std::fs::remove_dir_all(&build)?;
-    Ok(Deny { program: installed })
+    Ok(installed)
 }
 
 /// A program, the argument that makes it do nothing, and Debian's package of it.
