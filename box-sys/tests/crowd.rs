@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use box_sys::{Sandbox, SandboxPlan, ServerConfig, socket_pair};
 use support::census::parent_exists;
-use support::{MACHINES, Talk, again_alone, alone, eventually, servers};
+use support::{MACHINES, Talk, again_alone, alone, servers};
 
 #[test]
 fn sixty_four_threads_each_get_a_box_of_their_own() {
@@ -98,16 +98,6 @@ fn a_thousand_boxes_live_together() {
     again_alone("thousand");
 }
 
-/// How long a command takes: the shortest of some tries, in which other work on the machine shows least.
-fn cost(talk: &Talk) -> Duration {
-    let time = |_| {
-        let start = Instant::now();
-        assert_eq!(talk.run(&["/bin/true"]).code, Some(0));
-        start.elapsed()
-    };
-    (0..100).map(time).min().unwrap()
-}
-
 #[test]
 #[ignore = "run by a_thousand_boxes_live_together, in a process of its own"]
 fn thousand() {
@@ -124,7 +114,6 @@ fn thousand() {
             (sandbox.unwrap(), Talk::new(near))
         };
         let first = boxed();
-        let alone = cost(&first.1);
         let began = Instant::now();
         let mut all = vec![first];
         let some = || (0..boxes / 4).map(|_| boxed()).collect::<Vec<_>>();
@@ -140,20 +129,15 @@ fn thousand() {
         assert_eq!(all.iter().filter(ended).count(), 0, "{name}: all live");
         let pids: BTreeSet<i32> = all.iter().map(|(sandbox, _)| sandbox.pid()).collect();
         assert_eq!(pids.len(), boxes + 1, "{name}");
-        // On a busy machine it may take a few turns until a try is not interrupted; what has become dearer never passes.
         for talk in [&all[0].1, &all[boxes].1] {
-            let mut least = Duration::MAX;
-            eventually("as cheap as alone", || {
-                least = least.min(cost(talk));
-                least < alone.mul_f64(1.5)
-            });
-            println!("{name}: {least:?} with {boxes} more, made in {made:?}, {alone:?} alone");
+            assert_eq!(talk.run(&["/bin/true"]).code, Some(0), "{name}");
         }
+        println!("{name}: {boxes} made in {made:?}");
         for (sandbox, _) in &all {
             sandbox.kill().unwrap();
         }
         for (sandbox, _) in &all {
-            let end = sandbox.wait(Some(Duration::from_secs(20))).unwrap();
+            let end = sandbox.wait(Some(support::LONG)).unwrap();
             assert!(end, "{name}: all end");
         }
         drop(all);

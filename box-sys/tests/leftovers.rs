@@ -13,7 +13,6 @@ use std::fs;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
-use std::time::Duration;
 
 use box_sys::{Cgroups, Sandbox, SandboxPlan, ServerConfig, receive, send, socket_pair};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
@@ -303,7 +302,7 @@ fn a_killed_server_takes_owned_boxes_with_it_and_others_live_on() {
         });
         let all = children(server.pid());
         kill(server.pid());
-        assert!(owned.wait(Some(Duration::from_secs(5))).unwrap(), "{name}");
+        assert!(owned.wait(Some(support::LONG)).unwrap(), "{name}");
         let free_pid = u32::try_from(free.pid()).unwrap();
         eventually("all but the other are gone", || {
             !all.iter().any(|pid| *pid != free_pid && lives(pid))

@@ -8,7 +8,7 @@
 
 mod support;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use box_sys::{Limits, SandboxPlan};
 use support::{MACHINES, Machine, TestBox};
@@ -64,15 +64,10 @@ fn a_shell_fork_bomb_leaves_the_box_removable() {
                 ..FREE
             },
         ));
-        boxed.spawn("f() { f | f & }; f; sleep 100");
+        boxed.spawn("f() { f | f & }; f; sleep 1000");
+        // Time to fill the box, or to wear it out; either may be over again when it is looked at.
         std::thread::sleep(Duration::from_millis(300));
-        let start = Instant::now();
         boxed.sandbox.take().unwrap().destroy().unwrap();
-        assert!(
-            start.elapsed() < Duration::from_secs(2),
-            "{:?}",
-            start.elapsed()
-        );
     }
 }
 
@@ -195,6 +190,9 @@ fn a_frozen_box_stands_still_and_can_still_be_killed() {
             continue;
         }
         boxed.spawn("while :; do :; done");
+        // A box that never began to would stand still, too.
+        let begun = boxed.sandbox().usage().cpu.unwrap();
+        support::eventually("it runs", || boxed.sandbox().usage().cpu.unwrap() > begun);
         boxed.sandbox().freeze().unwrap();
         support::eventually("it stands still", || boxed.sandbox().stands_still());
         let cpu = || boxed.sandbox().usage().cpu.unwrap();

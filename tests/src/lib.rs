@@ -59,7 +59,7 @@ macro_rules! every_transport {
         #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
         async fn $name() {
             let setup = Setup::new(Transport::$transport, $dialect, env!("CARGO_BIN_EXE_box-test-server"));
-            let test = tokio::time::timeout(std::time::Duration::from_secs(60), body(setup));
+            let test = tokio::time::timeout(std::time::Duration::from_mins(5), body(setup));
             test.await.expect("the test hangs");
         }
     };

@@ -76,7 +76,7 @@ impl Raw {
     async fn try_send_text(&mut self, text: &str) -> Result<(), ConnectionError> {
         let mut batch = VecDeque::from([text.to_owned()]);
         let sent = self.send.send_all(&mut batch);
-        tokio::time::timeout(Duration::from_secs(10), sent)
+        tokio::time::timeout(Duration::from_mins(1), sent)
             .await
             .unwrap_or(Err(ConnectionError::Closed))
     }

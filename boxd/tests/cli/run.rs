@@ -4,7 +4,7 @@ use std::io::Read as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Stdio};
 
-use super::support::{BOXD, Server, boxd, err, feed, out};
+use super::support::{BOXD, Server, boxd, err, feed, mark, out, running};
 
 fn run(arguments: &[&str]) -> std::process::Output {
     feed(boxd().arg("run").args(arguments), b"")
@@ -391,18 +391,13 @@ fn an_image_that_is_not_there_is_not_replaced_by_something_else() {
 
 #[test]
 fn nothing_is_left_after_a_run_that_is_killed() {
-    let mut child = boxd().args(["run", "exec sleep 987123"]).spawn().unwrap();
-    let running = || {
-        let found = Command::new("pgrep")
-            .args(["-f", "^sleep 987123"])
-            .output()
-            .unwrap();
-        !found.stdout.is_empty()
-    };
-    super::support::eventually("it runs", running);
+    let sleeps = mark();
+    let script = format!("exec sleep {sleeps}");
+    let mut child = boxd().args(["run", &script]).spawn().unwrap();
+    super::support::eventually("it runs", || running(&sleeps) == 1);
     child.kill().unwrap();
     child.wait().unwrap();
-    super::support::eventually("it is gone", || !running());
+    super::support::eventually("it is gone", || running(&sleeps) == 0);
 }
 
 #[test]

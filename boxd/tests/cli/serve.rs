@@ -4,12 +4,11 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use super::support::{Server, boxd, err, eventually, feed, out};
+use super::support::{LONG, Server, boxd, err, eventually, feed, mark, out, running};
 
 const TOKENS: &str =
     "ann ann-0123456789abcdef0123456789abcdef\nbob bob-0123456789abcdef0123456789abcdef\n";
@@ -195,9 +194,7 @@ fn http_on_the_rpc_port_gets_nothing() {
     stream
         .write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         .unwrap();
-    stream
-        .set_read_timeout(Some(Duration::from_secs(20)))
-        .unwrap();
+    stream.set_read_timeout(Some(LONG)).unwrap();
     let mut answer = Vec::new();
     let _ = stream.read_to_end(&mut answer);
     assert_eq!(String::from_utf8_lossy(&answer), "");
@@ -275,9 +272,7 @@ fn a_service_manager_is_told_of_the_begin_and_of_the_end() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("notify");
     let manager = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
-    manager
-        .set_read_timeout(Some(Duration::from_secs(20)))
-        .unwrap();
+    manager.set_read_timeout(Some(LONG)).unwrap();
     let heard = || {
         let mut buffer = [0; 64];
         let length = manager.recv(&mut buffer).unwrap();
@@ -296,23 +291,18 @@ fn a_service_manager_is_told_of_the_begin_and_of_the_end() {
 fn a_server_that_is_told_to_stop_leaves_nothing() {
     let mut server = Server::start();
     server.ok(&["run", "--session", "b", "true"]);
+    let sleeps = mark();
+    let script = format!("exec sleep {sleeps}");
     let mut callers: Vec<_> = (0..50)
         .map(|_| {
             server
-                .boxd(&["exec", "b", "exec sleep 876123"])
+                .boxd(&["exec", "b", &script])
                 .stderr(Stdio::piped())
                 .spawn()
                 .unwrap()
         })
         .collect();
-    let running = || {
-        let found = Command::new("pgrep")
-            .args(["-fc", "^sleep 876123"])
-            .output()
-            .unwrap();
-        out(&found).trim().parse::<usize>().unwrap()
-    };
-    eventually("all run", || running() == 50);
+    eventually("all run", || running(&sleeps) == 50);
     server.signal(Signal::TERM);
     assert!(server.child.wait().unwrap().success());
     for caller in &mut callers {
@@ -321,7 +311,7 @@ fn a_server_that_is_told_to_stop_leaves_nothing() {
             "nobody is told that all went well"
         );
     }
-    assert_eq!(running(), 0);
+    assert_eq!(running(&sleeps), 0);
     assert!(!server.directory.path().join("state/boxd.sock").exists());
 }
 
@@ -343,9 +333,11 @@ fn boxes_are_kept_for_the_next_server_if_asked_for() {
 fn policy_is_read_again_when_asked_for() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("boxd.toml");
+    let log = directory.path().join("log");
     std::fs::write(&file, "[policy]\nenabled = true\n").unwrap();
     let server = Server::with(directory, |command| {
         command.arg("--config").arg(&file);
+        command.stderr(std::fs::File::create(&log).unwrap());
     });
     server.ok(&["run", "true"]);
     std::fs::write(&file, "[policy]\nenabled = false\n").unwrap();
@@ -355,7 +347,11 @@ fn policy_is_read_again_when_asked_for() {
     });
     std::fs::write(&file, "[policy]\nenabled = maybe\n").unwrap();
     server.signal(Signal::HUP);
-    std::thread::sleep(Duration::from_millis(300));
+    eventually("it has looked", || {
+        std::fs::read_to_string(&log)
+            .unwrap()
+            .contains("policy stays as it was")
+    });
     assert!(
         err(&server.run(&["run", "true"])).contains("disabled by configuration"),
         "the old one holds"
@@ -369,6 +365,7 @@ fn policy_is_read_again_when_asked_for() {
 
 #[test]
 fn a_host_over_stdio_has_boxes_that_end_with_it() {
+    let sleeps = mark();
     let mut child = boxd()
         .arg("stdio")
         .stdin(Stdio::piped())
@@ -386,19 +383,11 @@ fn a_host_over_stdio_has_boxes_that_end_with_it() {
         "{answer}"
     );
     let call = json!({"jsonrpc": "2.0", "id": 2, "method": "command.start", "params": {"session_id": "s",
-        "program": {"argv": ["sleep", "765123"]}, "on_disconnect": "keep"}});
+        "program": {"argv": ["sleep", sleeps]}, "on_disconnect": "keep"}});
     writeln!(stdin, "{call}").unwrap();
     lines.next().unwrap().unwrap();
-    let running = || {
-        !Command::new("pgrep")
-            .args(["-f", "^sleep 765123"])
-            .output()
-            .unwrap()
-            .stdout
-            .is_empty()
-    };
-    assert!(running(), "control");
+    assert_eq!(running(&sleeps), 1, "control");
     drop(stdin);
     assert!(child.wait().unwrap().success());
-    assert!(!running());
+    assert_eq!(running(&sleeps), 0);
 }

@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 pub(crate) const BOXD: &str = env!("CARGO_BIN_EXE_boxd");
@@ -41,14 +42,33 @@ pub(crate) fn err(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
+/// How long a test waits: on a machine that is busy with other things, too.
+pub(crate) const LONG: Duration = Duration::from_mins(2);
+
+/// A number of seconds for `sleep` that no other test uses, of this checkout or another: it marks the processes of one test.
+pub(crate) fn mark() -> String {
+    static NUMBER: AtomicUsize = AtomicUsize::new(0);
+    let number = 86400 + NUMBER.fetch_add(1, Ordering::Relaxed);
+    let now = std::time::UNIX_EPOCH.elapsed().unwrap().subsec_nanos();
+    format!("{number}.{}{now}", std::process::id())
+}
+
+/// How many processes of the machine were started with this argument.
+pub(crate) fn running(mark: &str) -> usize {
+    let all = std::fs::read_dir("/proc").unwrap().flatten();
+    let lines = all.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok());
+    let marked = |line: &Vec<u8>| {
+        line.split(|byte| *byte == 0)
+            .any(|word| word == mark.as_bytes())
+    };
+    lines.filter(marked).count()
+}
+
 /// Waits for something that will be so.
 pub(crate) fn eventually(what: &str, mut is: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !is() {
-        assert!(
-            begun.elapsed() < Duration::from_secs(20),
-            "{what}: not within 20 s"
-        );
+        assert!(begun.elapsed() < LONG, "{what}: not within {LONG:?}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }

@@ -8,7 +8,7 @@ use std::process::Command;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use super::support::{Server, eventually};
+use super::support::{Server, eventually, mark, running};
 
 /// A server that writes its log, in JSON, to the end of a file in its directory.
 fn logged(directory: tempfile::TempDir) -> (Server, Log) {
@@ -125,8 +125,9 @@ fn every_command_leaves_its_begin_and_its_end_in_the_log_and_no_secret() {
     assert_eq!(log.of("was there already", "far").len(), 1);
 
     // An exec that nobody waits for any more has an end, too.
-    let mut asked = ask(&server, "b", "exec sleep 31337.125");
-    eventually("it runs", || runs("sleep\x0031337.125"));
+    let sleeps = mark();
+    let mut asked = ask(&server, "b", &format!("exec sleep {sleeps}"));
+    eventually("it runs", || running(&sleeps) == 1);
     let cancel = json!({"jsonrpc": "2.0", "method": "$/cancel", "params": {"id": 1}});
     writeln!(asked, "{cancel}").unwrap();
     let ended = || {
@@ -158,18 +159,20 @@ fn commands_that_end_while_no_server_runs_are_told_by_the_next_and_once() {
     let place = workspace.path().to_str().unwrap();
     server.ok(&["run", "--session", "b", "--workspace", place, "true"]);
     let until = |file: &str| format!("while [ ! -e /workspace/{file} ]; do sleep 0.05; done");
-    let (early, late) = (until("early-31337"), until("late-31337"));
+    let (early_file, late_file) = (format!("early-{}", mark()), "late");
+    let (early, late) = (until(&early_file), until(late_file));
     let early = format!("{early}; printf 123; exit 3");
     server.ok(&["exec", "-d", "--id", "early", "b", &early]);
     server.ok(&["exec", "-d", "--id", "late", "b", &late]);
     // Ends because its server is killed.
-    let _asked = ask(&server, "e", "exec sleep 31337.25");
-    eventually("it runs", || runs("sleep\x0031337.25"));
+    let sleeps = mark();
+    let _asked = ask(&server, "e", &format!("exec sleep {sleeps}"));
+    eventually("it runs", || running(&sleeps) == 1);
 
     let directory = killed(server);
-    std::fs::write(workspace.path().join("early-31337"), "").unwrap();
+    std::fs::write(workspace.path().join(&early_file), "").unwrap();
     eventually("they have ended", || {
-        !runs("early-31337") && !runs("sleep\x0031337.25")
+        !runs(&early_file) && running(&sleeps) == 0
     });
     assert_eq!(log.count("finished"), 1, "nobody was there to write it");
 
@@ -183,7 +186,7 @@ fn commands_that_end_while_no_server_runs_are_told_by_the_next_and_once() {
         lines.any(|line| line["role"] == "Exec" && line["session_id"] == "e")
     });
     // One that outlived its server is heard by the next like any other.
-    std::fs::write(workspace.path().join("late-31337"), "").unwrap();
+    std::fs::write(workspace.path().join(late_file), "").unwrap();
     assert_eq!(log.end_of("late")["adopted"], Value::Null);
 
     // What was told is not told again: the box's next end comes after all that is left of it.

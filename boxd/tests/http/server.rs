@@ -17,7 +17,7 @@ pub(crate) const ANN: &str = "ann-0123456789abcdef0123456789abcdef";
 pub(crate) const BOB: &str = "bob-0123456789abcdef0123456789abcdef";
 
 /// Nothing takes longer than this, on however slow a machine.
-pub(crate) const LONG: Duration = Duration::from_mins(1);
+pub(crate) const LONG: Duration = Duration::from_mins(2);
 
 /// A program that serves.
 #[derive(Debug)]

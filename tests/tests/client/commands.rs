@@ -277,7 +277,7 @@ async fn a_command_outlives_its_handle_unless_it_is_tied_to_it() {
             idle.and_then(|info| info.exit).map(|exit| exit.why)
         };
         let mut why = None;
-        for _ in 0..400 {
+        for _ in 0..12_000 {
             why = ended().await;
             if why.is_some() {
                 break;

@@ -140,7 +140,7 @@ async fn a_run_in_a_shell_goes_where_it_is_sent_for_as_long_as_it_may() {
         let run = shell
             .run("pwd")
             .cwd("/var")
-            .timeout(Duration::from_secs(5))
+            .timeout(Duration::from_mins(2))
             .await
             .unwrap();
         assert_eq!(run.execution.stdout_text(), "/var\n");

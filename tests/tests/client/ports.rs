@@ -24,7 +24,7 @@ asyncio.run(main())";
 const PORT: NonZeroU16 = NonZeroU16::new(7000).unwrap();
 
 async fn connect(work: &BoxHandle) -> PortStream {
-    for _ in 0..1000 {
+    for _ in 0..6000 {
         match work.connect_port(PORT).await {
             Ok(stream) => return stream,
             Err(error) => assert!(error.is_unavailable(), "{error:?}"),

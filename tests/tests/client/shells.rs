@@ -378,7 +378,7 @@ async fn real_files_are_written_listed_and_downloaded_through_a_shell() {
     with_a_box(async |_, work| {
         let shell = work
             .shell("s")
-            .silence(Duration::from_secs(1))
+            .silence(Duration::from_mins(2))
             .open()
             .await
             .unwrap();
@@ -414,6 +414,9 @@ async fn real_files_are_written_listed_and_downloaded_through_a_shell() {
                 .unwrap_err()
                 .is_not_found()
         );
+        // One that is silent for longer than it may goes on, and is not waited for.
+        let shell = work.shell("s").silence(Duration::from_secs(1));
+        let shell = shell.open().await.unwrap();
         let run = shell
             .run("echo a; sleep 3; echo b > /workspace/late")
             .await

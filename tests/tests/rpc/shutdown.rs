@@ -23,7 +23,10 @@ async fn a_broken_connection_fails_what_waits(setup: Setup) {
     let world = setup.start().await;
     let peer = world.peer.clone();
     let waiting = tokio::spawn(async move { peer.call::<Wait>(&Number { n: 60_000 }).await });
-    tokio::time::sleep(Duration::from_millis(50)).await;
+    eventually("it has begun", async || {
+        world.peer.call::<Probe>(&Empty {}).await.unwrap().begun == 1
+    })
+    .await;
     world.kill_server().await;
     let error = waiting.await.unwrap().unwrap_err();
     assert!(matches!(error, CallError::Lost(_)), "{error:?}");
