@@ -192,6 +192,12 @@ impl Agent {
     pub(crate) fn ask_for(&self, params: &AgentStartParams) -> Result<Asked, BoxError> {
         let mut table = self.table();
         if let Some(there) = table.commands.get(&params.command_id) {
+            if !params.replace && !there.is_asked_for_by(params) {
+                return Err(BoxError::conflict(
+                    "command_id: a command of this id was asked for with another program, place, user or environment; take another id",
+                )
+                .with_detail(&Detail::of_field("command_id").of(Subject::Process)));
+            }
             return Ok(Asked::There(Arc::clone(there)));
         }
         if table.commands.len() - table.ended.len() >= RUNNING_MAX {

@@ -10,7 +10,7 @@ use box_protocol::actions::{
     AgentStart, AgentStartParams, CommandInputResult, ListedLast, ReadWhy, Until,
 };
 use box_protocol::{BoxError, ExitWhy, Role};
-use box_rpc::{Call, Empty, Handle, Router};
+use box_rpc::{Call, Empty, Handle, Router, Withdrawal};
 use tokio::time::timeout;
 
 use crate::CONTRACT;
@@ -119,7 +119,14 @@ impl Served {
     ) -> Result<AgentCommand, BoxError> {
         let (agent, reply, spool) = (&self.0, params.reply, params.spool);
         let waits = reply != AgentReply::Started;
-        let owner = waits.then(|| Owner(&command, params.keep));
+        // Of one whose output is kept and that ends without a reader, the end can wait for another runtime.
+        let patient = matches!(reply, AgentReply::Streamed { .. }) && params.detached_ms.is_some();
+        let owner = waits.then(|| Owner {
+            command: &command,
+            keep: params.keep,
+            patient,
+            withdrawal: call.withdrawal(),
+        });
         let keep = match reply {
             AgentReply::Collected { bytes } => Keep::First(Firsts::new(bytes, agent.lease(spool))),
             AgentReply::Started | AgentReply::Streamed { .. } => Keep::Log,
@@ -221,16 +228,21 @@ fn read_to(command: &Command, why: ReadWhy) -> AgentCommand {
 }
 
 /// A call that waits for its command. Dropped before the command's end, nobody is told of that, and the command ends unless it
-/// shall go on.
-struct Owner<'a>(&'a Command, bool);
+/// shall go on. A runtime that dies withdraws nothing: the caller may be there still, and read on from the next one.
+struct Owner<'a> {
+    command: &'a Command,
+    keep: bool,
+    patient: bool,
+    withdrawal: Withdrawal,
+}
 
 impl Drop for Owner<'_> {
     fn drop(&mut self) {
-        let Self(command, keep) = self;
-        if !command.has_ended() {
-            command.is_answered_to_nobody();
-            if !*keep {
-                command.end(ExitWhy::Killed);
+        if !self.command.has_ended() {
+            self.command.is_answered_to_nobody();
+            let goes_on = self.keep || (self.patient && !self.withdrawal.happened());
+            if !goes_on {
+                self.command.end(ExitWhy::Killed);
             }
         }
     }

@@ -1,5 +1,6 @@
 //! A command: what everybody may know of it, and how it is influenced.
 
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -53,6 +54,8 @@ struct About {
     program: Program,
     cwd: String,
     env_keys: Vec<String>,
+    /// What else it was asked for with, values of variables included, as a number.
+    manner: u64,
     note: Option<Note>,
     created_at: UnixMs,
     retain: Option<Duration>,
@@ -123,6 +126,7 @@ impl Command {
                 program: params.program.clone(),
                 cwd: params.cwd.clone(),
                 env_keys: params.env.names(),
+                manner: manner(params),
                 note: params.note.clone(),
                 created_at: UnixMs::now(),
                 retain: match params.retain_ms {
@@ -156,6 +160,16 @@ impl Command {
             failed: OnceLock::new(),
             input: Input::default(),
         }
+    }
+
+    /// Whether it is what these ask for: the same program, in the same place, by the same user, with the same variables.
+    pub(crate) fn is_asked_for_by(&self, params: &AgentStartParams) -> bool {
+        self.role == params.role
+            && self.about.as_ref().is_none_or(|about| {
+                about.program == params.program
+                    && about.cwd == params.cwd
+                    && about.manner == manner(params)
+            })
     }
 
     pub(crate) fn hold(&self, params: AgentStartParams) {
@@ -493,6 +507,15 @@ impl Drop for Reading<'_> {
             }
         });
     }
+}
+
+/// What of the parameters changes what a command does, beside its program and its place.
+fn manner(params: &AgentStartParams) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    params.user.hash(&mut hasher);
+    params.shell_id.hash(&mut hasher);
+    params.env.iter().for_each(|one| one.hash(&mut hasher));
+    hasher.finish()
 }
 
 /// What is behind these locks is sound after every assignment.

@@ -7,6 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use uuid::Uuid;
 
 use crate::invalid::Invalid;
+use crate::unseen::is_unseen;
 
 /// The most bytes an id may have.
 pub const MAX_ID_BYTES: usize = 256;
@@ -20,6 +21,8 @@ fn check(field: &'static str, text: &str) -> Result<(), Invalid> {
         "must not be longer than 256 bytes"
     } else if text.chars().any(char::is_control) {
         "must not contain control characters"
+    } else if text.chars().any(is_unseen) {
+        "must not contain marks of direction, invisible characters, or blanks other than the space"
     } else if text.contains('/') {
         "must not contain /"
     } else if text == "." || text == ".." {
@@ -40,7 +43,8 @@ macro_rules! ids {
     ($($(#[doc = $doc:literal])* $name:ident, $field:literal;)*) => {$(
         $(#[doc = $doc])*
         ///
-        /// 1 to 256 bytes, no control character, no `/`, not `.` or `..`. Cheap to clone.
+        /// 1 to 256 bytes, no control character, no mark of direction, no invisible character, no blank but the space, no `/`, not
+        /// `.` or `..`. Cheap to clone.
         #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub struct $name(Arc<str>);
 
@@ -143,6 +147,8 @@ ids! {
 mod tests {
     use super::*;
 
+    const UNSEEN: &str = "session_id must not contain marks of direction, invisible characters, or blanks other than the space";
+
     #[test]
     fn rule_holds_on_construction_and_on_decode() {
         let longest = "x".repeat(256);
@@ -171,6 +177,9 @@ mod tests {
             ),
             ("a\nb", "session_id must not contain control characters"),
             ("a\u{85}b", "session_id must not contain control characters"),
+            ("a\u{202e}b", UNSEEN),
+            ("a\u{200b}b", UNSEEN),
+            ("a\u{a0}b", UNSEEN),
             ("a/b", "session_id must not contain /"),
             (".", "session_id must not be . or .."),
             ("..", "session_id must not be . or .."),

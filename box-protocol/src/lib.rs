@@ -44,6 +44,7 @@ mod quoted;
 pub mod schema;
 mod text;
 mod time;
+mod unseen;
 
 pub use blob::{Blob, MAX_CHUNK_BYTES};
 pub use env::Env;
@@ -54,3 +55,4 @@ pub use model::*;
 pub use note::{MAX_NOTE_BYTES, Note};
 pub use text::TextDecoder;
 pub use time::UnixMs;
+pub use unseen::is_unseen;

@@ -49,6 +49,7 @@ pub(crate) enum Command {
     /// Serves boxes to the program that started it, over its standard streams
     Stdio(StdioArguments),
     /// Lists boxes
+    #[command(visible_alias = "ls")]
     Ps(PsArguments),
     /// Tells everything about a box, or about a command in it (BOX/COMMAND)
     Inspect(TargetArguments),
@@ -68,6 +69,10 @@ pub(crate) enum Command {
     Pause(BoxesArguments),
     /// Lets a paused box go on
     Resume(BoxesArguments),
+    /// Ends everything that runs in a box; its files stay
+    Stop(BoxesArguments),
+    /// Starts a stopped box again
+    Start(BoxesArguments),
     /// Ends a command (BOX/COMMAND), or everything that runs in a box (BOX); the box stays
     Kill(KillArguments),
     /// Waits for the end of a command and exits as it did
@@ -286,7 +291,7 @@ pub(crate) struct ExecArguments {
     /// Lets it run on, and prints its name
     #[arg(short, long, conflicts_with = "tty")]
     pub(crate) detach: bool,
-    /// The command's id; one that runs already is read instead of started twice
+    /// The command's id; if it is there already, the same command is read instead of started twice, and another one is refused
     #[arg(long, value_name = "ID")]
     pub(crate) id: Option<String>,
     /// Runs it as this user
@@ -312,9 +317,9 @@ pub(crate) struct LogsArguments {
     /// Goes on until the command ends
     #[arg(short, long)]
     pub(crate) follow: bool,
-    /// Only the last bytes of what is kept
-    #[arg(long, value_name = "BYTES")]
-    pub(crate) tail: Option<u64>,
+    /// Only the last lines of what is kept
+    #[arg(short = 'n', long, value_name = "LINES")]
+    pub(crate) tail: Option<usize>,
 }
 
 #[derive(Debug, Args)]
@@ -391,7 +396,7 @@ pub(crate) struct RmArguments {
     /// The boxes
     #[arg(value_name = "BOX", required_unless_present = "all")]
     pub(crate) sessions: Vec<String>,
-    /// Also boxes that are in use
+    /// Also boxes in which something runs, and paused ones
     #[arg(short, long)]
     pub(crate) force: bool,
     /// All boxes

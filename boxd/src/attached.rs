@@ -9,6 +9,7 @@ use anyhow::Result;
 use box_client::{
     Chunk, ClientError, CommandBuilder, CommandControl, CommandHandle, Exit, ExitWhy,
 };
+use box_rpc::CallError;
 use futures::{Stream, StreamExt as _};
 use tokio::sync::watch;
 
@@ -25,10 +26,16 @@ const INPUT_BYTES: usize = 32 * 1024;
 /// not seen it.
 const INPUT_ENDS_AGAIN: Duration = Duration::from_secs(1);
 
+/// How long a command goes on that has lost its server and with it this process.
+const ALONE: Duration = Duration::from_secs(60);
+
+/// How often input is tried again while there is no server.
+const INPUT_AGAIN: Duration = Duration::from_millis(200);
+
 /// Starts a command and stays with it to its end.
 pub(crate) async fn run(command: CommandBuilder, manner: &Manner, json: bool) -> Result<Exit> {
     let tty = manner.tty;
-    let mut command = command.tied().keep(0);
+    let mut command = command.tied().idle_limit(ALONE).keep(0);
     if !manner.no_stdin {
         command = command.with_input();
     }
@@ -61,7 +68,9 @@ pub(crate) async fn run(command: CommandBuilder, manner: &Manner, json: bool) ->
 /// Passes everything on in both directions until the command ends.
 async fn follow(mut command: CommandHandle, tty: bool, input: bool, json: bool) -> Result<Exit> {
     let input = input.then(|| tokio::spawn(pass_input(command.control(), tty)));
+    let losses = tokio::spawn(tell_of_losses(command.control().lost(), tty, json));
     let printed = print(&mut command, json).await;
+    losses.abort();
     if let Some(input) = input {
         input.abort();
     }
@@ -79,31 +88,55 @@ pub(crate) async fn print(
     json: bool,
 ) -> Result<()> {
     while let Some(chunk) = chunks.next().await {
-        match chunk? {
-            Chunk::Output {
+        print_chunk(chunk?, json)?;
+    }
+    Ok(())
+}
+
+/// Prints a piece of what a command says.
+pub(crate) fn print_chunk(chunk: Chunk, json: bool) -> Result<()> {
+    match chunk {
+        Chunk::Output {
+            stream,
+            offset,
+            at,
+            data,
+        } => {
+            let piece = Piece {
                 stream,
                 offset,
                 at,
-                data,
-            } => {
-                let data = &data;
-                let piece = Piece {
-                    stream,
-                    offset,
-                    at,
-                    data,
-                };
-                said::piece(json, piece)?;
-            }
-            Chunk::Gap {
-                stream,
-                offset,
-                bytes,
-            } => said::gap(json, stream, offset, bytes)?,
-            _ => {}
+                data: &data,
+            };
+            said::piece(json, piece)?;
         }
+        Chunk::Gap {
+            stream,
+            offset,
+            bytes,
+        } => said::gap(json, stream, offset, bytes)?,
+        _ => {}
     }
     Ok(())
+}
+
+/// Says that the server is gone, and that it is back.
+async fn tell_of_losses(mut lost: watch::Receiver<bool>, tty: bool, json: bool) {
+    while lost.changed().await.is_ok() {
+        let text = if *lost.borrow_and_update() {
+            "the connection to the server is lost; the command goes on, and its output is read on once the server is back"
+        } else {
+            "the server is back"
+        };
+        if json {
+            output::complain(&serde_json::json!({"notice": text}).to_string());
+        } else if tty {
+            // The terminal is raw.
+            output::complain(&format!("\r\nboxd: {text}\r"));
+        } else {
+            output::complain(&format!("boxd: {text}"));
+        }
+    }
 }
 
 /// Reads standard input by a thread of its own: a file or a terminal may wait for ever, and then so does only that.
@@ -122,9 +155,27 @@ async fn pass_input(command: CommandControl, tty: bool) {
         }
     });
     while let Some(piece) = pieces.recv().await {
-        // A command that has closed its input, or has ended, wants no more.
-        if command.send_input(piece).await.is_err() {
-            return;
+        loop {
+            match command.send_input(piece.clone()).await {
+                Ok(()) => break,
+                // The server is gone; whether it comes back is for the reader to say.
+                Err(ClientError::Failed(CallError::NotSent(_))) => {
+                    tokio::time::sleep(INPUT_AGAIN).await;
+                }
+                // On a terminal a key is pressed again. In a pipe nothing may be missing, nor come twice.
+                Err(ClientError::Failed(CallError::Lost(_))) if tty => break,
+                Err(ClientError::Failed(CallError::Lost(_))) => {
+                    output::complain(
+                        "boxd: the connection was lost while input was sent; the command is ended, because part of it may be missing",
+                    );
+                    while let Err(ClientError::Failed(_)) = command.kill().await {
+                        tokio::time::sleep(INPUT_AGAIN).await;
+                    }
+                    return;
+                }
+                // A command that has closed its input, or has ended, wants no more.
+                Err(_) => return,
+            }
         }
     }
     while command.close_input().await.is_ok() && tty {

@@ -1,4 +1,4 @@
-//! Boxes as a whole: `ps`, `inspect`, `pause`, `resume`, `rm`.
+//! Boxes as a whole: `ps`, `inspect`, `pause`, `resume`, `stop`, `start`, `rm`.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Result;
 use box_client::{BoxClient, BoxError, BoxListParams, ClientError};
 use box_protocol::actions::{BoxDelete, BoxDeleteParams};
-use box_protocol::{BoxSessionInfo, CommandInfo, Program, SessionId, UnixMs, World};
+use box_protocol::{BoxSessionInfo, BoxState, CommandInfo, Role, SessionId, UnixMs, World};
 use serde::Serialize;
 use serde_json::json;
 
@@ -109,19 +109,11 @@ fn command_table(session: &str, commands: &[CommandInfo]) -> String {
             word(&info.state),
             exit,
             ago(now.since(info.created_at)),
-            one_line(&info.program),
+            info.program.to_string(),
         ]
     };
     let rows: Vec<_> = commands.iter().map(row).collect();
     output::table(&["COMMAND", "STATE", "EXIT", "AGE", "WHAT"], &rows)
-}
-
-fn one_line(program: &Program) -> String {
-    // What a guest chose to be called must not move a cursor.
-    let text = program.to_string();
-    text.chars()
-        .map(|c| if c.is_control() { ' ' } else { c })
-        .collect()
 }
 
 /// The word that stands for something on the wire.
@@ -153,7 +145,7 @@ pub(crate) async fn inspect(arguments: &Arguments, asked: &TargetArguments) -> R
         None => {
             let info = there.info().await?;
             let inside = there.inside().await.ok().and_then(|found| found.guest);
-            serde_json::to_string_pretty(&json!({"box": info, "guest": inside}))?
+            output::json(&json!({"box": info, "guest": inside}))?
         }
         Some(id) => {
             let commands = there.commands().await?;
@@ -164,10 +156,10 @@ pub(crate) async fn inspect(arguments: &Arguments, asked: &TargetArguments) -> R
                 let message = format!("no command {id} in box {session}");
                 return Err(ClientError::from(BoxError::not_found(message)).into());
             };
-            serde_json::to_string_pretty(&info)?
+            output::json(&info)?
         }
     };
-    output::say(&format!("{text}\n"))?;
+    output::say(&text)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -196,20 +188,35 @@ pub(crate) async fn each(
     })
 }
 
-/// `boxd pause` and `boxd resume`.
-pub(crate) async fn freeze(
+/// What becomes of a box as a whole.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Turn {
+    Pause,
+    Resume,
+    Stop,
+    Start,
+}
+
+/// `boxd pause`, `resume`, `stop` and `start`.
+pub(crate) async fn turn(
     arguments: &Arguments,
     asked: &BoxesArguments,
-    frozen: bool,
+    turn: Turn,
 ) -> Result<ExitCode> {
     let client = connect::server(arguments).await?;
-    let done = if frozen { "paused" } else { "resumed" };
+    let done = match turn {
+        Turn::Pause => "paused",
+        Turn::Resume => "resumed",
+        Turn::Stop => "stopped",
+        Turn::Start => "started",
+    };
     each(arguments, &asked.sessions, done, async |session, names| {
         let there = client.open(session).await?;
-        if frozen {
-            there.pause().await
-        } else {
-            there.resume().await
+        match turn {
+            Turn::Pause => there.pause().await,
+            Turn::Resume => there.resume().await,
+            Turn::Stop => there.stop().await,
+            Turn::Start => there.start().await,
         }?;
         names.push(session.to_owned());
         Ok(())
@@ -230,6 +237,9 @@ pub(crate) async fn rm(arguments: &Arguments, asked: &RmArguments) -> Result<Exi
         asked.sessions.clone()
     };
     each(arguments, &sessions, "deleted", async |session, names| {
+        if !asked.force {
+            unused(&client, session).await?;
+        }
         let params = BoxDeleteParams {
             session_id: SessionId::new(session)?,
             force: asked.force,
@@ -241,15 +251,37 @@ pub(crate) async fn rm(arguments: &Arguments, asked: &RmArguments) -> Result<Exi
     .await
 }
 
+/// Refuses a box in which something runs, or that is paused, so that nobody can tell.
+async fn unused(client: &BoxClient, session: &str) -> Result<()> {
+    let in_use = |why: String| {
+        let message = format!("in use: {why}; --force deletes it all the same");
+        Err(ClientError::from(BoxError::conflict(message)).into())
+    };
+    let there = client.open(session).await?;
+    match there.info().await?.state {
+        BoxState::Running => {}
+        BoxState::Paused => return in_use("it is paused".to_owned()),
+        _ => return Ok(()),
+    }
+    let commands = there.commands().await?;
+    let mut running = commands
+        .iter()
+        .filter(|info| info.role != Role::Watch && info.exit.is_none());
+    match (running.next(), running.count()) {
+        (None, _) => Ok(()),
+        (Some(one), 0) => in_use(format!("{session}/{} runs", one.command_id)),
+        (Some(one), more) => in_use(format!("{session}/{} and {more} more run", one.command_id)),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn times_and_texts_fit_a_table() {
+    fn times_fit_a_table() {
         for (seconds, text) in [(5, "5s"), (119, "1m"), (7300, "2h"), (200_000, "2d")] {
             assert_eq!(ago(Duration::from_secs(seconds)), text);
         }
-        assert_eq!(one_line(&Program::text("a\n\x1b[2Jb").unwrap()), "a  [2Jb");
     }
 }

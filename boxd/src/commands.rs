@@ -5,14 +5,16 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 use box_client::{BoxClient, BoxError, BoxHandle, Chunk, ClientError, Offsets, View};
 use box_protocol::actions::{
-    CommandAttach, CommandAttachParams, CommandKill, CommandKillParams, ReadFrom, Until,
+    CommandAttach, CommandAttachParams, CommandAttachResult, CommandKill, CommandKillParams,
+    ReadFrom, Until,
 };
 use box_protocol::{CommandId, CommandState, Role};
 use futures::StreamExt as _;
 
 use crate::args::{Arguments, KillArguments, LogsArguments, WaitArguments};
-use crate::attached::{MADE_WITH_MORE, code_of, explain, print};
+use crate::attached::{MADE_WITH_MORE, code_of, explain, print, print_chunk};
 use crate::boxes::each;
+use crate::tail::{self, Tail};
 use crate::{connect, output, values};
 
 /// `boxd logs`.
@@ -26,8 +28,18 @@ pub(crate) async fn logs(arguments: &Arguments, asked: &LogsArguments) -> Result
     };
     let mut from = Offsets::default();
     if !asked.follow || asked.tail.is_some() {
-        let start = asked.tail.map_or_else(ReadFrom::default, ReadFrom::Tail);
-        from = so_far(arguments.json, &client, &there, &command_id, start).await?;
+        let past = Past {
+            client: &client,
+            there: &there,
+            command_id: &command_id,
+            view: view(arguments.json),
+        };
+        if let Some(lines) = asked.tail.filter(|lines| *lines <= tail::MOST) {
+            from = past.last_lines(lines).await?;
+        }
+        let print = |chunk| print_chunk(chunk, arguments.json);
+        let read = past.read(ReadFrom::Offsets(from), print).await?;
+        from = read.read.next;
     }
     if asked.follow {
         // From an offset it can be read across lost connections.
@@ -41,33 +53,60 @@ fn view(json: bool) -> View {
     if json { View::Text } else { View::Bytes }
 }
 
-/// Prints what there is of a command's output, and returns where to read on.
-async fn so_far(
-    json: bool,
-    client: &BoxClient,
-    there: &BoxHandle,
-    command_id: &CommandId,
-    from: ReadFrom,
-) -> Result<Offsets> {
-    let params = CommandAttachParams {
-        session_id: there.id().clone(),
-        command_id: command_id.clone(),
-        from,
-        view: view(json),
-        until: Until {
-            ms: Some(0),
-            ..Until::default()
-        },
-        exclusive: None,
-        pty: None,
-    };
-    let mut chunks = client.peer()?.stream::<CommandAttach>(&params).await?;
-    let said = (&mut chunks).filter_map(async |chunk| match chunk {
-        Ok(chunk) => Chunk::told(chunk).map(Ok),
-        Err(error) => Some(Err(error.into())),
-    });
-    print(std::pin::pin!(said), json).await?;
-    Ok(chunks.finish().await?.read.next)
+/// What a command has said so far.
+struct Past<'a> {
+    client: &'a BoxClient,
+    there: &'a BoxHandle,
+    command_id: &'a CommandId,
+    view: View,
+}
+
+impl Past<'_> {
+    async fn read(
+        &self,
+        from: ReadFrom,
+        mut each: impl FnMut(Chunk) -> Result<()>,
+    ) -> Result<CommandAttachResult> {
+        let params = CommandAttachParams {
+            session_id: self.there.id().clone(),
+            command_id: self.command_id.clone(),
+            from,
+            view: self.view,
+            until: Until {
+                ms: Some(0),
+                ..Until::default()
+            },
+            exclusive: None,
+            pty: None,
+        };
+        let mut chunks = self.client.peer()?.stream::<CommandAttach>(&params).await?;
+        while let Some(chunk) = chunks.next().await {
+            if let Some(chunk) = Chunk::told(chunk?) {
+                each(chunk)?;
+            }
+        }
+        Ok(chunks.finish().await?)
+    }
+
+    /// Where the last lines begin: looked for in ever more of the end, and then in everything.
+    async fn last_lines(&self, lines: usize) -> Result<Offsets> {
+        for window in [Some(64 << 10), Some(4 << 20), None] {
+            let mut tail = Tail::new(lines);
+            let from = window.map_or_else(ReadFrom::default, ReadFrom::Tail);
+            let take = |chunk| {
+                tail.take(&chunk);
+                Ok(())
+            };
+            let read = self.read(from, take).await?;
+            // As text, what is no UTF-8 takes three times the room.
+            let size = read.info.size.sum().saturating_mul(3);
+            let all_seen = window.is_none_or(|window| size <= window);
+            if let Some(start) = tail.start(all_seen) {
+                return Ok(start);
+            }
+        }
+        Ok(Offsets::default())
+    }
 }
 
 /// The command of a box that was started last.
@@ -135,7 +174,7 @@ pub(crate) async fn wait(arguments: &Arguments, asked: &WaitArguments) -> Result
     let mut command = there.follow(command, offsets, View::None)?;
     let exit = command.exit().await?;
     if arguments.json {
-        output::say(&format!("{}\n", serde_json::to_string_pretty(&exit)?))?;
+        output::say(&output::json(&exit)?)?;
     } else {
         explain(&exit, "", MADE_WITH_MORE);
     }

@@ -34,16 +34,23 @@ fn say(json: bool, about: Option<&str>, error: &Error, next: Option<String>) {
         if let Some(about) = about {
             told["about"] = about.into();
         }
-        return output::complain(&json!({"error": told}).to_string());
+        return output::complain(&output::visible_json(&json!({"error": told}).to_string()));
     }
-    let message = match about {
-        Some(about) => format!("boxd: {about}: {message}"),
-        None => format!("boxd: {message}"),
-    };
-    match next {
-        Some(next) => output::complain(&format!("{message}\n      {next}")),
-        None => output::complain(&message),
+    let mut text = "boxd: ".to_owned();
+    if let Some(about) = about {
+        let _ = write!(text, "{}: ", output::visible(about));
     }
+    // What a server says is one line; a file of configuration that cannot be read is shown with its lines.
+    if code(error).is_some() {
+        text.push_str(&output::visible(&message));
+    } else {
+        let lines: Vec<_> = message.lines().map(output::visible).collect();
+        text.push_str(&lines.join("\n"));
+    }
+    if let Some(next) = next {
+        let _ = write!(text, "\n      {}", output::visible(&next));
+    }
+    output::complain(&text);
 }
 
 /// The exit code of a failure, as shells have them: a program that is not there, one that cannot be run, and everything
@@ -86,24 +93,46 @@ fn next(command: &Command, target: Target<'_>, error: &Error) -> Option<String> 
     if error.is::<NoServer>() {
         return None;
     }
-    match (code, target) {
-        (Code::NotFound, (Some(session), Some(_))) => Some(format!(
+    let client = error
+        .chain()
+        .find_map(|cause| cause.downcast_ref::<ClientError>());
+    if let (Some(ClientError::Disconnected { .. }), (Some(session), _)) = (client, target) {
+        return Some(format!(
+            "the command may go on: `boxd ps {session}` lists it, and `boxd logs -f {session}/COMMAND` reads it"
+        ));
+    }
+    let detail = client.map(ClientError::detail).unwrap_or_default();
+    match (code, detail.field.as_deref(), target) {
+        (Code::Conflict, Some("command_id"), (Some(session), _)) => Some(format!(
+            "`boxd logs {session}/COMMAND` reads the command that is there"
+        )),
+        // A file, a user or a program: the box is there.
+        _ if detail.errno.is_some() || detail.field.is_some() && code != Code::Conflict => None,
+        (Code::NotFound, _, (Some(session), Some(_))) => Some(format!(
             "`boxd ps {session}` lists its commands, `boxd ps` the boxes"
         )),
-        (Code::NotFound, (Some(session), None)) => Some(format!(
+        (Code::NotFound, _, (Some(session), None)) => Some(format!(
             "`boxd ps` lists the boxes; `boxd run --session {session} …` runs a command in one"
         )),
-        (Code::Conflict, (Some(session), _)) if matches!(command, Command::Run(_)) => {
+        (Code::Conflict, _, (Some(session), _)) if matches!(command, Command::Run(_)) => {
             Some(format!(
                 "leave that option out, take another --session, or end the box first: boxd rm {session}"
             ))
         }
-        (Code::Conflict, (Some(session), _)) => Some(format!(
-            "`boxd ps` shows its state; `boxd resume {session}` lets a paused box go on"
-        )),
-        (Code::Denied, _) => Some("the token is in --token FILE or BOXD_TOKEN".to_owned()),
+        (Code::Conflict, _, (Some(session), _)) if client.is_some_and(stands_still) => {
+            Some(format!(
+                "`boxd ps` shows its state; `boxd resume {session}` lets a paused box go on, `boxd start {session}` a stopped one"
+            ))
+        }
         _ => None,
     }
+}
+
+/// Whether what was refused needs a box that runs.
+fn stands_still(error: &ClientError) -> bool {
+    error
+        .refusal()
+        .is_some_and(|refusal| refusal.message().ends_with("is not running"))
 }
 
 /// A box that was named, and a command of it.

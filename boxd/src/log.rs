@@ -1,11 +1,23 @@
-//! What is told to standard error while serving.
+//! What is told to standard error while serving. A log that cannot be written costs lines of the log, and nothing else.
 
-use std::io::IsTerminal as _;
+use std::io::{self, IsTerminal as _, Write};
+use std::os::fd::AsFd;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::MakeWriter;
 
 use crate::config::{LogFormat, LogSection};
+use crate::output;
+
+/// What fits into a pipe that says it has room.
+const PIECE: usize = 4096;
+
+/// How long a line waits for a reader that takes none. The lines after it do not wait, until the reader takes one.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// What is told.
 pub(crate) fn filter(section: &LogSection) -> Result<EnvFilter> {
@@ -15,17 +27,188 @@ pub(crate) fn filter(section: &LogSection) -> Result<EnvFilter> {
 /// Begins to log, for the rest of this process.
 pub(crate) fn start(section: &LogSection) -> Result<()> {
     let filter = filter(section)?;
+    let json = section.format == LogFormat::Json;
+    let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let coloured = !json && !plain && io::stderr().is_terminal();
     let lines = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr);
-    match section.format {
-        LogFormat::Json => lines.json().init(),
-        LogFormat::Human => {
-            let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-            lines
-                .with_ansi(std::io::stderr().is_terminal() && !plain)
-                .init();
-        }
+        // It would tell standard error, which is what cannot be written.
+        .log_internal_errors(false)
+        .with_writer(Log {
+            to: Mutex::new(To::new(io::stderr())),
+            json,
+            coloured,
+        });
+    if json {
+        lines.json().init();
+    } else {
+        lines.with_ansi(coloured).init();
     }
     Ok(())
+}
+
+/// The log, as `tracing` writes it.
+struct Log<T> {
+    to: Mutex<To<T>>,
+    json: bool,
+    coloured: bool,
+}
+
+impl<'a, T: Write + AsFd + 'a> MakeWriter<'a> for Log<T> {
+    type Writer = &'a Self;
+
+    fn make_writer(&'a self) -> Self::Writer {
+        self
+    }
+}
+
+impl<T: Write + AsFd> Write for &Log<T> {
+    /// Takes a line. It is written or counted as missing: the caller is a task of the server, which has nothing to do with it.
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let text = String::from_utf8_lossy(line);
+        let text = text.strip_suffix('\n').unwrap_or(&text);
+        let safe = if self.json {
+            output::visible_json(text)
+        } else if self.coloured {
+            // The colours are `tracing`'s own, which writes no such character of a value.
+            text.split('\x1b')
+                .map(output::visible)
+                .collect::<Vec<_>>()
+                .join("\x1b")
+                .into()
+        } else {
+            output::visible(text)
+        };
+        let mut to = self.to.lock().unwrap_or_else(PoisonError::into_inner);
+        to.line(&safe, self.json);
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Where the log goes.
+struct To<T> {
+    to: T,
+    missing: u64,
+}
+
+impl<T: Write + AsFd> To<T> {
+    fn new(to: T) -> Self {
+        Self { to, missing: 0 }
+    }
+
+    fn line(&mut self, text: &str, json: bool) {
+        if self.missing > 0 {
+            let missing = format!("{} lines of the log could not be written", self.missing);
+            let told = if json {
+                serde_json::json!({"level": "WARN", "target": "boxd::log", "fields": {"message": missing}})
+                    .to_string()
+            } else {
+                format!("WARN boxd::log: {missing}")
+            };
+            if self.write(&told, Duration::ZERO) {
+                self.missing = 0;
+            }
+        }
+        let patience = if self.missing == 0 {
+            PATIENCE
+        } else {
+            Duration::ZERO
+        };
+        if !self.write(text, patience) {
+            self.missing += 1;
+        }
+    }
+
+    /// Whether a line was written, as soon as there is room for it.
+    fn write(&mut self, text: &str, patience: Duration) -> bool {
+        let line = format!("{text}\n");
+        line.as_bytes()
+            .chunks(PIECE)
+            .all(|piece| self.has_room(patience) && self.to.write_all(piece).is_ok())
+    }
+
+    fn has_room(&self, patience: Duration) -> bool {
+        let Ok(patience) = Timespec::try_from(patience) else {
+            return false;
+        };
+        let mut waited = [PollFd::new(&self.to, PollFlags::OUT)];
+        let polled = rustix::io::retry_on_intr(|| poll(&mut waited, Some(&patience)));
+        // A regular file always has room, until writing says otherwise.
+        matches!(polled, Ok(1..))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::Read as _;
+    use std::os::fd::OwnedFd;
+
+    use super::*;
+
+    fn pipe() -> (File, File) {
+        let (read, write): (OwnedFd, OwnedFd) = rustix::pipe::pipe().unwrap();
+        (read.into(), write.into())
+    }
+
+    #[test]
+    fn a_reader_that_is_gone_or_takes_nothing_costs_lines_only() {
+        let (read, write) = pipe();
+        let mut to = To::new(write);
+        to.line("first", false);
+        let fill = "x".repeat(PIECE);
+        // One of these finds no room and waits; the rest do not.
+        for _ in 0..64 {
+            to.line(&fill, false);
+        }
+        assert!(to.missing > 0);
+        let missing = to.missing;
+        let mut taken = vec![0; 1 << 20];
+        let length = (&read).read(&mut taken).unwrap();
+        assert!(taken[..length].starts_with(b"first\n"));
+        to.line("last", true);
+        assert_eq!(to.missing, 0);
+        let length = (&read).read(&mut taken).unwrap();
+        let text = String::from_utf8_lossy(&taken[..length]).into_owned();
+        assert!(
+            text.contains(&format!("{missing} lines")) && text.ends_with("last\n"),
+            "{text}"
+        );
+        drop(read);
+        to.line("unread", false);
+        assert_eq!(to.missing, 1);
+        let mut full = To::new(File::options().write(true).open("/dev/full").unwrap());
+        full.line("nowhere", false);
+        assert_eq!(full.missing, 1);
+    }
+
+    #[test]
+    fn a_line_is_one_line_whatever_its_values_are() {
+        let written = |coloured: bool, json: bool, text: &str| {
+            let (mut read, write) = pipe();
+            let to = Mutex::new(To::new(write));
+            let log = Log { to, json, coloured };
+            (&mut &log).write_all(text.as_bytes()).unwrap();
+            drop(log);
+            let mut text = String::new();
+            read.read_to_string(&mut text).unwrap();
+            text
+        };
+        assert_eq!(
+            written(false, false, "a\nb\u{9b}\x1b\n"),
+            "a\\u{a}b\\u{9b}\\u{1b}\n"
+        );
+        assert_eq!(
+            written(true, false, "\x1b[2ma\u{202e}\n"),
+            "\x1b[2ma\\u{202e}\n"
+        );
+        assert_eq!(
+            written(false, true, "{\"a\":\"\u{9b}\"}\n"),
+            "{\"a\":\"\\u009b\"}\n"
+        );
+    }
 }

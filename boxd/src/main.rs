@@ -3,7 +3,7 @@
 //! # Reading order
 //! 1. `args`: what can be said; `values`: how people write it. `config`: what an operator says.
 //! 2. `local`: a runtime with its policy in front. `connect`: the way to one that serves.
-//! 3. `run`: `run` and `exec`; `attached`: a command on these streams; `signals`, `terminal`. `boxes`, `commands`, `shell`, `cp`,
+//! 3. `run`: `run` and `exec`; `attached`: a command on these streams; `signals`, `terminal`. `boxes`, `commands`, `tail`, `shell`, `cp`,
 //!    `port` and `stats`: what is done to boxes that a server keeps.
 //! 4. `serve`: for others; `stdio`: for the program that started this one; `langbot`: what is special where that is LangBot.
 //! 5. `doctor` and `primitives`: what this machine can do for boxes.
@@ -32,6 +32,7 @@ mod shell;
 mod signals;
 mod stats;
 mod stdio;
+mod tail;
 mod terminal;
 mod values;
 mod version;
@@ -42,6 +43,7 @@ use anyhow::Result;
 use clap::{CommandFactory as _, Parser as _};
 
 use crate::args::{Arguments, Command, ConfigArguments, ConfigCommand};
+use crate::boxes::Turn;
 
 /// What the program itself failed at; every other code may be a command's.
 pub(crate) const FAILED: u8 = 125;
@@ -99,8 +101,10 @@ fn dispatch(arguments: &Arguments) -> Result<ExitCode> {
         Command::Stdio(asked) => wait_for(stdio::run(asked)),
         Command::Ps(asked) => wait_for(boxes::ps(arguments, asked)),
         Command::Inspect(asked) => wait_for(boxes::inspect(arguments, asked)),
-        Command::Pause(asked) => wait_for(boxes::freeze(arguments, asked, true)),
-        Command::Resume(asked) => wait_for(boxes::freeze(arguments, asked, false)),
+        Command::Pause(asked) => wait_for(boxes::turn(arguments, asked, Turn::Pause)),
+        Command::Resume(asked) => wait_for(boxes::turn(arguments, asked, Turn::Resume)),
+        Command::Stop(asked) => wait_for(boxes::turn(arguments, asked, Turn::Stop)),
+        Command::Start(asked) => wait_for(boxes::turn(arguments, asked, Turn::Start)),
         Command::Rm(asked) => wait_for(boxes::rm(arguments, asked)),
         Command::Shell(asked) => wait_for(shell::run(arguments, asked)),
         Command::Logs(asked) => wait_for(commands::logs(arguments, asked)),

@@ -1,7 +1,10 @@
 //! What is printed: text for people, JSON for programs, tables that fit the terminal, colours where they are wanted.
 
+use std::borrow::Cow;
+use std::fmt::Write as _;
 use std::io::{self, IsTerminal as _, Write as _};
 
+use box_protocol::is_unseen;
 use serde::Serialize;
 
 use crate::terminal;
@@ -19,11 +22,62 @@ pub(crate) fn complain(line: &str) {
     let _ = writeln!(io::stderr().lock(), "{line}");
 }
 
+/// A text that a guest or a peer chose, as one that may be printed: what a terminal would obey or not show is written as its
+/// number, `\u{1b}`.
+pub(crate) fn visible(text: &str) -> Cow<'_, str> {
+    escaped(
+        text,
+        |c| is_unseen(c),
+        |text, c| {
+            let _ = write!(text, "\\u{{{:x}}}", u32::from(c));
+        },
+    )
+}
+
+/// A text of JSON in which nothing is left that a terminal would obey or not show: its strings say the same. What `serde_json`
+/// writes between strings are spaces and line breaks.
+pub(crate) fn visible_json(text: &str) -> Cow<'_, str> {
+    escaped(
+        text,
+        |c| is_unseen(c) && c != '\n',
+        |text, c| {
+            for unit in c.encode_utf16(&mut [0; 2]) {
+                let _ = write!(text, "\\u{unit:04x}");
+            }
+        },
+    )
+}
+
+fn escaped(
+    text: &str,
+    is_to_escape: impl Fn(char) -> bool,
+    escape: impl Fn(&mut String, char),
+) -> Cow<'_, str> {
+    if !text.contains(&is_to_escape) {
+        return Cow::Borrowed(text);
+    }
+    let mut escaped = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        if is_to_escape(c) {
+            escape(&mut escaped, c);
+        } else {
+            escaped.push(c);
+        }
+    }
+    Cow::Owned(escaped)
+}
+
+/// A value as JSON for people and programs, with a line break at its end.
+pub(crate) fn json(value: &impl Serialize) -> io::Result<String> {
+    let text = serde_json::to_string_pretty(value)?;
+    Ok(format!("{}\n", visible_json(&text)))
+}
+
 /// A line for each.
 pub(crate) fn lines(items: impl IntoIterator<Item = impl std::fmt::Display>) -> String {
     let mut text = String::new();
     for item in items {
-        text.push_str(&item.to_string());
+        text.push_str(&visible(&item.to_string()));
         text.push('\n');
     }
     text
@@ -32,7 +86,7 @@ pub(crate) fn lines(items: impl IntoIterator<Item = impl std::fmt::Display>) -> 
 /// Prints one or the other.
 pub(crate) fn say_or_json(json: bool, text: &str, value: &impl Serialize) -> io::Result<()> {
     if json {
-        say(&format!("{}\n", serde_json::to_string_pretty(value)?))
+        say(&self::json(value)?)
     } else {
         say(text)
     }
@@ -86,7 +140,10 @@ fn wrap(line: &str, width: usize) -> String {
 
 /// A table. On a terminal the last column is cut where the line ends; in a pipe nothing is.
 pub(crate) fn table(heads: &[&str], rows: &[Vec<String>]) -> String {
-    layout(heads, rows, width(), colours())
+    let visible = |cell: &String| visible(cell).into_owned();
+    let row = |row: &Vec<String>| row.iter().map(visible).collect();
+    let rows: Vec<Vec<String>> = rows.iter().map(row).collect();
+    layout(heads, &rows, width(), colours())
 }
 
 fn layout(heads: &[&str], rows: &[Vec<String>], width: Option<usize>, coloured: bool) -> String {
@@ -142,6 +199,27 @@ mod tests {
         assert_eq!(wrap("", 20), "\n");
         let word = "w".repeat(30);
         assert_eq!(wrap(&word, 20), format!("{word}\n"));
+    }
+
+    #[test]
+    fn nothing_is_left_that_a_terminal_obeys_or_hides() {
+        assert_eq!(visible("a é…😀"), "a é…😀");
+        assert_eq!(
+            visible("a\x1b[2J\u{9b}2J\u{202e}b\n"),
+            "a\\u{1b}[2J\\u{9b}2J\\u{202e}b\\u{a}"
+        );
+        let value = serde_json::json!({"a\u{9b}": "\x1b\u{7f}\u{202e}\u{e0041}\n"});
+        let text = json(&value).unwrap();
+        assert_eq!(
+            text,
+            "{\n  \"a\\u009b\": \"\\u001b\\u007f\\u202e\\udb40\\udc41\\n\"\n}\n"
+        );
+        assert_eq!(
+            serde_json::from_str::<serde_json::Value>(&text).unwrap(),
+            value
+        );
+        assert_eq!(lines(["a\nb"]), "a\\u{a}b\n");
+        assert!(table(&["A"], &[vec!["\u{9b}".to_owned()]]).ends_with("\n\\u{9b}\n"));
     }
 
     #[test]

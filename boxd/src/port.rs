@@ -12,6 +12,6 @@ pub(crate) async fn run(arguments: &Arguments, asked: &PortArguments) -> Result<
     let client = connect::server(arguments).await?;
     let there = client.open(&asked.session).await?;
     let shared = there.share_port(asked.port, asked.lasting).await?;
-    output::say_or_json(arguments.json, &format!("{}\n", shared.url), &shared)?;
+    output::say_or_json(arguments.json, &output::lines([&shared.url]), &shared)?;
     Ok(ExitCode::SUCCESS)
 }

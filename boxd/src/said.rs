@@ -50,7 +50,7 @@ pub(crate) fn gap(json: bool, stream: StreamName, offset: u64, bytes: u64) -> io
 
 /// A line of JSON.
 pub(crate) fn line(value: &Value) -> io::Result<()> {
-    output::say(&format!("{value}\n"))
+    output::say(&format!("{}\n", output::visible_json(&value.to_string())))
 }
 
 fn write_all(to: &mut impl Write, data: &[u8]) -> io::Result<()> {

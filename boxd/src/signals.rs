@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use crate::{output, terminal};
 
 /// How long a server may take to say that it has passed a signal on. After that this process ends by it.
-const ANSWER: Duration = Duration::from_secs(3);
+pub(crate) const ANSWER: Duration = Duration::from_secs(3);
 
 /// How long what runs on a terminal may take to end once its terminal is gone.
 const GRACE: Duration = Duration::from_secs(5);
@@ -22,7 +22,7 @@ const GRACE: Duration = Duration::from_secs(5);
 type Started = watch::Receiver<Option<CommandControl>>;
 
 /// A signal that is passed on: its number, and its name.
-type Told = (i32, &'static str);
+pub(crate) type Told = (i32, &'static str);
 
 /// What is listened to. From before the command begins, so that nothing is missed.
 pub(crate) struct Signals {
@@ -52,7 +52,7 @@ impl Signals {
     }
 
     /// The next that is meant for the command.
-    async fn next(&mut self) -> Told {
+    pub(crate) async fn next(&mut self) -> Told {
         let number = |kind: SignalKind| kind.as_raw_value();
         tokio::select! {
             () = told(&mut self.interrupt) => (number(SignalKind::interrupt()), "INT"),

@@ -13,6 +13,7 @@ use box_protocol::{CommandId, CommandInfo, Exit};
 use bytes::Bytes;
 use futures::stream::{self, BoxStream};
 use futures::{Stream, StreamExt as _};
+use tokio::sync::watch;
 
 use super::feed::Begin;
 use super::reader::{Reader, Shared};
@@ -198,6 +199,11 @@ impl CommandControl {
     /// The command.
     pub fn id(&self) -> &CommandId {
         &self.0.key.command_id
+    }
+
+    /// Whether the connection is lost, so that the command is to be read on once there is another. Tells of every change.
+    pub fn lost(&self) -> watch::Receiver<bool> {
+        self.0.lost()
     }
 
     /// Writes to the command's input; returns when that is written.

@@ -22,6 +22,8 @@ pub(crate) struct Shared {
     pub(crate) kept_bytes: usize,
     progress: Mutex<Progress>,
     kill: watch::Sender<Kill>,
+    /// The connection is lost, and the command is to be read on.
+    lost: watch::Sender<bool>,
 }
 
 /// Whether the command was killed by its handle.
@@ -84,7 +86,18 @@ impl Shared {
                 failed: None,
             }),
             kill: watch::Sender::new(Kill::Unasked),
+            lost: watch::Sender::new(false),
         })
+    }
+
+    /// Whether the connection is lost and the command is to be read on.
+    pub(crate) fn lost(&self) -> watch::Receiver<bool> {
+        self.lost.subscribe()
+    }
+
+    fn set_lost(&self, lost: bool) {
+        self.lost
+            .send_if_modified(|was| std::mem::replace(was, lost) != lost);
     }
 
     pub(crate) fn progress(&self) -> MutexGuard<'_, Progress> {
@@ -202,6 +215,9 @@ impl Reader {
             Some(feed) => feed.next().await,
             None => None,
         };
+        if matches!(told, Some(Told::Chunk(_) | Told::End(..))) {
+            self.shared.set_lost(false);
+        }
         match told {
             Some(Told::Chunk(CommandChunk::Started(info))) => {
                 self.begin = None;
@@ -243,6 +259,10 @@ impl Reader {
             Some(begin) => Feed::begin(peer, &self.shared.key, begin).await?,
             None => Feed::attach(peer, &self.shared.key, from).await?,
         };
+        // Whoever attaches is not told that it has begun: that the call was taken has to do.
+        if self.begin.is_none() {
+            self.shared.set_lost(false);
+        }
         self.feed = Some(feed);
         self.again = self.shown;
         Ok(())
@@ -281,6 +301,7 @@ impl Reader {
             return Err(given_up(1, error));
         }
         tracing::debug!(command = %self.shared.key.command_id, %error, ?pause, "reading on");
+        self.shared.set_lost(true);
         let mut kill = self.shared.kill.subscribe();
         let asked = tokio::select! {
             biased;

@@ -12,7 +12,8 @@ use crate::note::Note;
 actions! {
     /// Starts a command in a running box, beside its execs; with an id that exists, attaches to it or, with
     /// `replace`, ends it and takes its place: of several that want it each gets it in turn. Errors: `not_found` (box), `capacity`, `validation` (blank program, no such
-    /// working directory), `denied` (user not mapped). With `attach` the call stays open: the first
+    /// working directory), `denied` (user not mapped), `conflict` (the id is of a command that was asked for with another
+    /// program, place, user or environment). With `attach` the call stays open: the first
     /// chunk is `started`, the rest as for `command.attach`.
     CommandStart = "command.start": CommandStartParams => CommandStartResult | CommandChunk;
 
@@ -77,7 +78,8 @@ pub enum OutputMode {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum OnDisconnect {
-    /// Its tree is killed.
+    /// Its tree is killed. If the server dies, the caller is not gone: a command with `attach` and `detached_ms` has that
+    /// long to be read again from the next server.
     #[default]
     Kill,
     /// It goes on.

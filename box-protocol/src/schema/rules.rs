@@ -27,8 +27,23 @@ pub(crate) const NORMALIZED: &str =
 /// A path of the host; space around it is dropped.
 pub(crate) const OF_HOST: &str = r"^\s*(?:/|\\\\|[A-Za-z]:[/\\])[^\u0000]*$";
 
+/// The class of what no id holds: `/` and what `is_unseen` finds, of the characters that one unit of UTF-16 can write.
+macro_rules! not_in_ids {
+    () => {
+        r"/\u0000-\u001f\u007f-\u00a0\u00ad\u034f\u061c\u115f\u1160\u1680\u17b4\u17b5\u180b-\u180f\u2000-\u200f\u2028-\u202f\u205f-\u206f\u2800\u3000\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb"
+    };
+}
+
 /// An id with space around it that is dropped.
-pub(crate) const TRIMMED_ID: &str = r"^\s*[^\s/\u0000-\u001f\u007f-\u009f](?:[^/\u0000-\u001f\u007f-\u009f]*[^\s/\u0000-\u001f\u007f-\u009f])?\s*$";
+pub(crate) const TRIMMED_ID: &str = concat!(
+    r"^\s*[^\s",
+    not_in_ids!(),
+    "](?:[^",
+    not_in_ids!(),
+    r"]*[^\s",
+    not_in_ids!(),
+    r"])?\s*$"
+);
 
 /// What every id and name keeps.
 pub(crate) fn id(about: &str) -> Schema {
@@ -37,7 +52,7 @@ pub(crate) fn id(about: &str) -> Schema {
         "type": "string",
         "minLength": 1,
         "maxLength": MAX_ID_BYTES,
-        "pattern": r"^[^/\u0000-\u001f\u007f-\u009f]+$",
+        "pattern": concat!("^[^", not_in_ids!(), "]+$"),
         "not": {"enum": [".", ".."]},
     })
 }

@@ -319,8 +319,11 @@ impl Backend for NativeBackend {
         else {
             return Ok(Vec::new());
         };
-        let lock = adopt::lock(&root).map_err(|_| {
-            BoxError::unavailable("the state directory cannot be used, or another process uses it")
+        let lock = adopt::lock(&root).map_err(|error| match error.kind() {
+            io::ErrorKind::WouldBlock => BoxError::conflict(
+                "another server uses it; stop that one, or use another state directory",
+            ),
+            kind => BoxError::unavailable(format!("it cannot be used: {kind}")),
         })?;
         let _ = self.0.lock.set(lock);
         let cgroups = Arc::new(Cgroups::open(&self.0.config.cgroup_parent));

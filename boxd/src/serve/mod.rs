@@ -77,7 +77,7 @@ pub(crate) async fn run(arguments: &Arguments, asked: &ServeArguments) -> Result
     let http: Vec<Http> = ports.into_iter().map(serve).collect();
     let adopted = boxes.runtime.adopt().await.with_context(|| {
         let state = state.display();
-        format!("state directory {state} (--state-dir names another, for a second server)")
+        format!("state directory {state} (--state-dir)")
     })?;
     tracing::info!(adopted, "boxes of an earlier server");
     let opened = async {

@@ -110,3 +110,73 @@ fn boxes_are_deleted_one_by_one_or_all() {
     );
     assert_eq!(server.ok(&["ps", "-q"]), "");
 }
+
+#[test]
+fn a_box_in_use_is_deleted_by_force_only() {
+    let server = Server::start();
+    for name in ["busy", "paused", "idle"] {
+        server.ok(&["run", "--session", name, "true"]);
+    }
+    server.ok(&["exec", "--detach", "--id", "job", "busy", "sleep 1000"]);
+    server.ok(&["pause", "paused"]);
+    let refused = server.run(&["rm", "--all"]);
+    assert_eq!(
+        (out(&refused).as_str(), refused.status.code()),
+        ("idle\n", Some(125))
+    );
+    let told = err(&refused);
+    assert!(
+        told.contains("busy: conflict: in use: busy/job runs; --force")
+            && told.contains("paused: conflict: in use: it is paused"),
+        "{told}"
+    );
+    assert_eq!(
+        server.ok(&["rm", "--force", "busy", "paused"]),
+        "busy\npaused\n"
+    );
+}
+
+#[test]
+fn a_stopped_box_keeps_its_files_and_starts_again() {
+    let server = Server::start();
+    server.ok(&["run", "--session", "b", "echo kept > /tmp/f"]);
+    assert_eq!(server.ok(&["stop", "b"]), "b\n");
+    assert_eq!(server.json(&["ls"])[0]["state"], "stopped");
+    let refused = err(&server.run(&["exec", "b", "true"]));
+    assert!(refused.contains("boxd start b"), "{refused}");
+    assert_eq!(server.ok(&["start", "b"]), "b\n");
+    assert_eq!(server.ok(&["exec", "b", "cat /tmp/f"]), "kept\n");
+}
+
+#[test]
+fn what_a_terminal_would_obey_is_never_printed_raw() {
+    let server = Server::start();
+    server.ok(&["run", "--session", "b", "true"]);
+    let evil = "true \u{9b}2J \u{202e}txt \x1b[2J \u{200b}";
+    server.ok(&["exec", "--id", "c", "b", "--", "sh", "-c", evil]);
+    let unsafe_in = |text: &str| {
+        text.chars()
+            .any(|c| c != '\n' && box_protocol::is_unseen(c))
+    };
+    for arguments in [
+        &["inspect", "b/c"][..],
+        &["ps", "b"],
+        &["--json", "ps", "b"],
+        &["inspect", "b/\u{9b}2J"],
+        &["exec", "b", "-w", "/\u{9b}2J", "true"],
+        &["cp", "b:/\u{202e}x", "x"],
+        &["rm", "\u{9b}2J"],
+        &["--json", "rm", "\u{9b}2J"],
+    ] {
+        let ran = server.run(arguments);
+        for text in [out(&ran), err(&ran)] {
+            assert!(!unsafe_in(&text), "{arguments:?}: {text:?}");
+        }
+    }
+    let told = server.json(&["inspect", "b/c"]);
+    assert_eq!(told["program"]["argv"][2], evil, "nothing is lost");
+    for id in ["a\u{202e}b", "a\u{9b}b", "a\u{200b}b"] {
+        let refused = err(&server.run(&["run", "--session", id, "true"]));
+        assert!(refused.contains("session_id must not contain"), "{refused}");
+    }
+}

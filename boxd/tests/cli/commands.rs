@@ -104,8 +104,8 @@ fn a_detached_command_goes_on_and_is_read_followed_and_waited_for() {
     assert_eq!(rest, "last\n");
     assert!(following.wait().unwrap().success());
     assert_eq!(server.run(&["wait", name]).status.code(), Some(9));
-    assert_eq!(server.ok(&["logs", "--tail", "5", name]), "last\n");
-    assert_eq!(server.ok(&["logs", "-f", "--tail", "5", name]), "last\n");
+    assert_eq!(server.ok(&["logs", "--tail", "1", name]), "last\n");
+    assert_eq!(server.ok(&["logs", "-f", "-n", "1", name]), "last\n");
 }
 
 #[test]
@@ -223,4 +223,64 @@ fn commands_are_killed_one_by_one_or_all() {
     );
     assert!(said.contains("`boxd run --session nope …`"), "{said}");
     assert!(err(&server.run(&["wait", "b"])).contains("BOX/COMMAND"));
+}
+
+#[test]
+fn the_last_lines_of_a_log_are_lines() {
+    let server = with_box();
+    // More than is looked at first, in lines of very different lengths.
+    let text = "seq 1 20000; head -c 100000 /dev/zero | tr '\\0' x; echo; echo; printf end";
+    server.ok(&["exec", "--detach", "--id", "c", "b", text]);
+    server.run(&["wait", "b/c"]);
+    let tail = |lines: &str| server.run(&["logs", "--tail", lines, "b/c"]);
+    assert_eq!(out(&tail("1")), "end");
+    assert_eq!(out(&tail("2")), "\nend");
+    assert_eq!(out(&tail("3")).len(), 100_001 + 4);
+    assert!(out(&tail("5")).starts_with("19999\n20000\nxxx"));
+    assert_eq!(out(&tail("0")), "");
+    let all = server.ok(&["logs", "b/c"]);
+    assert!(out(&tail("20003")) == all && out(&tail("99999999")) == all);
+}
+
+#[test]
+fn an_id_that_another_command_has_is_a_conflict() {
+    let server = with_box();
+    let ran = |arguments: &[&str]| {
+        let mut all = vec!["exec", "--id", "job", "b"];
+        all.extend(arguments);
+        server.run(&all)
+    };
+    assert_eq!(out(&ran(&["echo one"])), "one\n");
+    assert_eq!(out(&ran(&["echo one"])), "one\n", "the same is read again");
+    for other in [
+        &["echo two"][..],
+        &["-w", "/tmp", "echo one"],
+        &["-e", "A=1", "echo one"],
+    ] {
+        let refused = ran(other);
+        assert_eq!(refused.status.code(), Some(125), "{other:?} {refused:?}");
+        assert!(
+            err(&refused).contains("conflict: command_id")
+                && err(&refused).contains("boxd logs b/"),
+            "{refused:?}"
+        );
+    }
+}
+
+#[test]
+fn a_hint_is_about_what_went_wrong() {
+    let server = with_box();
+    for arguments in [
+        &["exec", "b", "--user", "nobody-here", "true"][..],
+        &["exec", "b", "-w", "/not/there", "true"],
+        &["exec", "b", "--", "/not/there"],
+        &["cp", "/etc/hostname", "b:/usr/x"],
+        &["cp", "b:/not/there", "x"],
+    ] {
+        let refused = err(&server.run(arguments));
+        assert!(
+            !refused.contains("token") && !refused.contains("boxd ps"),
+            "{arguments:?}: {refused}"
+        );
+    }
 }

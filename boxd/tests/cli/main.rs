@@ -10,6 +10,7 @@ mod boxes;
 mod commands;
 mod config;
 mod files;
+mod lost;
 mod network;
 mod reach;
 mod run;

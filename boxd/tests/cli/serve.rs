@@ -391,3 +391,47 @@ fn a_host_over_stdio_has_boxes_that_end_with_it() {
     assert!(child.wait().unwrap().success());
     assert_eq!(running(&sleeps), 0);
 }
+
+#[test]
+fn a_log_that_cannot_be_written_ends_nothing() {
+    // As after `boxd serve 2>&1 | tee log` and Ctrl-C: whoever read the log is gone. Or its disk is full.
+    let full = std::fs::File::options().write(true).open("/dev/full");
+    for log in [Stdio::piped(), full.unwrap().into()] {
+        let directory = tempfile::tempdir().unwrap();
+        let mut server = Server::with(directory, |command| {
+            command.stderr(log).env("BOXD_LOG_LEVEL", "debug");
+        });
+        drop(server.child.stderr.take());
+        assert_eq!(server.ok(&["run", "--session", "b", "echo ran"]), "ran\n");
+        server.signal(Signal::INT);
+        let ended = server.child.wait().unwrap();
+        assert_eq!(ended.code(), Some(0), "{ended:?}");
+        let state = server.directory.path().join("state");
+        let left = std::fs::read_dir(state).unwrap().flatten();
+        let boxes: Vec<_> = left.filter(|entry| entry.path().is_dir()).collect();
+        assert!(boxes.is_empty(), "its boxes ended with it: {boxes:?}");
+    }
+}
+
+#[test]
+fn a_second_server_is_told_of_the_first_and_any_other_trouble_by_its_name() {
+    let server = Server::start();
+    let state = server.directory.path().join("state");
+    let start = |state: &std::path::Path| {
+        let mut command = boxd();
+        command.args(["serve", "--state-dir"]).arg(state);
+        err(&command.output().unwrap())
+    };
+    let told = start(&state);
+    assert!(
+        told.contains("another server uses it") && told.contains("--state-dir"),
+        "{told}"
+    );
+    let odd = tempfile::tempdir().unwrap();
+    std::fs::create_dir(odd.path().join("lock")).unwrap();
+    let told = start(odd.path());
+    assert!(
+        told.contains("is a directory") && !told.contains("another server"),
+        "{told}"
+    );
+}
