@@ -38,6 +38,9 @@ pub struct Detail {
     /// The value that was asked for, in a conflict. Never a host path.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub asked: Option<String>,
+    /// Why the box of the call has ended. The call is not worth repeating.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ended: Option<Ended>,
 }
 
 impl Detail {
@@ -70,6 +73,53 @@ impl Detail {
             ..Self::default()
         }
     }
+}
+
+/// Why a box has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(transform = crate::schema::open_list))]
+#[serde(rename_all = "snake_case")]
+pub enum Ended {
+    /// Its files exceeded `workspace_quota_mb`.
+    Quota,
+    /// Its processes exceeded `memory_mb`, and the kernel killed its agent.
+    Memory,
+    /// Its `expires_at` has passed.
+    Expired,
+    /// No caller used it for its idle time.
+    Idle,
+    /// A caller deleted it.
+    Deleted,
+    /// Its main command has ended.
+    Main,
+    /// The runtime shut down.
+    Shutdown,
+    /// Its agent is gone, and the runtime does not know why.
+    Failed,
+    /// A reason newer than this build.
+    #[serde(other)]
+    Other,
+}
+
+/// Adds why the box of a call has ended to what an error says.
+pub fn with_end(error: BoxError, why: Ended) -> BoxError {
+    let detail = Detail {
+        ended: Some(why),
+        ..detail(&error)
+    };
+    error.with_detail(&detail)
+}
+
+/// The error of a workspace that holds more than its quota.
+pub fn quota_exceeded(megabytes: u64, more: &str) -> BoxError {
+    let message = format!("quota exceeded: {megabytes} MiB{more}");
+    BoxError::capacity(message).with_detail(&Detail {
+        field: Some("workspace_quota_mb".to_owned()),
+        limit: Some("workspace_quota_mb".to_owned()),
+        max: Some(megabytes),
+        ..Detail::about(Subject::Disk)
+    })
 }
 
 /// What an error is about.

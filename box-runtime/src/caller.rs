@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use box_protocol::SessionId;
 use box_rpc::{Action, Call};
 
 /// The name of whoever reaches the runtime without a token: in process, over a Unix socket or a pipe.
@@ -44,6 +45,14 @@ impl Caller {
     /// Who made this call.
     pub fn of<A: Action>(call: &Call<A>) -> Self {
         Self::named(call.caller())
+    }
+
+    /// The id by which this caller knows a box: `ID@OWNER` for another owner's. `None` if that is longer than an id may be.
+    pub(crate) fn knows(&self, owner: &str, id: &SessionId) -> Option<SessionId> {
+        if *self.name == *owner {
+            return Some(id.clone());
+        }
+        SessionId::new(format!("{id}@{owner}")).ok()
     }
 
     /// Whether boxes of this owner exist for the caller.

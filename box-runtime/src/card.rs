@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use box_protocol::{
     BoxError, BoxMountSpec, BoxSessionInfo, BoxSpec, BoxState, Code, Defaults, Env, Labels,
-    LaneStatus, Lifetime, Name, Network, NetworkPolicy, Note, UnixMs, World,
+    LaneStatus, Lifetime, Name, Network, NetworkPolicy, Note, SessionId, UnixMs, World,
 };
 
 use serde::{Deserialize, Serialize};
@@ -12,6 +12,7 @@ use tokio::sync::{Notify, watch};
 use uuid::Uuid;
 
 use crate::backend::{Backend, Facts};
+use crate::caller::Caller;
 use crate::door::Door;
 use crate::keeping::Keeping;
 
@@ -243,8 +244,9 @@ impl Card {
     }
 
     /// Notes that the box is gone though nobody deleted it.
-    pub(crate) fn failed(&self, reason: String) {
-        self.door.shut(BoxError::unavailable(reason.clone()));
+    pub(crate) fn failed(&self, why: BoxError) {
+        let reason = why.message().to_owned();
+        self.door.shut(why);
         let mut live = self.live();
         live.state = BoxState::Failed;
         live.reason = Some(reason);
@@ -296,8 +298,28 @@ impl Card {
         card
     }
 
-    /// Everything, as it is told.
-    pub(crate) fn info(&self) -> BoxSessionInfo {
+    /// The box among all: its owner and its id.
+    pub(crate) fn key(&self) -> (Arc<str>, SessionId) {
+        (Arc::clone(&self.owner), self.spec.session_id.clone())
+    }
+
+    /// Whether a caller who sees all means this box of another owner: `ID@OWNER`, or the box's own unique id.
+    pub(crate) fn is_called(&self, id: &SessionId) -> bool {
+        let owned = id.as_str().strip_suffix(&*self.owner);
+        owned.and_then(|id| id.strip_suffix('@')) == Some(self.spec.session_id.as_str())
+            || self.live().backend_session_id == id.as_str()
+    }
+
+    /// The id by which this caller knows the box.
+    pub(crate) fn seen_as(&self, caller: &Caller) -> SessionId {
+        let id = &self.spec.session_id;
+        let unique = || SessionId::new(&self.live().backend_session_id).ok();
+        let known = caller.knows(&self.owner, id).or_else(unique);
+        known.unwrap_or_else(|| id.clone())
+    }
+
+    /// Everything, as this caller is told.
+    pub(crate) fn info(&self, caller: &Caller) -> BoxSessionInfo {
         let (defaults, network_policy) = {
             let live = self.live();
             let defaults = live.defaults.as_deref().cloned();
@@ -306,14 +328,16 @@ impl Card {
         BoxSessionInfo {
             defaults,
             network_policy,
-            ..self.listed()
+            ..self.listed(caller)
         }
     }
 
     /// What a list tells of it.
-    pub(crate) fn listed(&self) -> BoxSessionInfo {
+    pub(crate) fn listed(&self, caller: &Caller) -> BoxSessionInfo {
+        let session_id = self.seen_as(caller);
         let live = self.live();
         BoxSessionInfo {
+            session_id,
             last_used_at: live.last_used_at,
             state: live.state,
             reason: live.reason.clone(),

@@ -16,6 +16,7 @@ use tokio::sync::mpsc;
 use uuid::Uuid;
 
 use crate::caller::Caller;
+use crate::data_plane::ask;
 use crate::door::Inside;
 use crate::env_file::environment;
 use crate::handlers::{forwarded, plain, streamed};
@@ -40,7 +41,7 @@ impl BoxRuntime {
     ) -> Result<CommandStartResult, BoxError> {
         let inside = self.enter(caller, &params.session_id).await?;
         let attach = chunks.and_then(|chunks| Some((chunks, params.attach.clone()?)));
-        let asked = inside.asked(params).await?;
+        let asked = inside.outcome(inside.asked(params)).await?;
         self.begin(&inside, asked, attach).await
     }
 
@@ -54,7 +55,7 @@ impl BoxRuntime {
         let kept = self.shared().config.command_retention.as_millis();
         let kept = i64::try_from(kept).unwrap_or(i64::MAX);
         asked.retain_ms.get_or_insert(kept);
-        inside.start(asked, attach).await
+        inside.outcome(inside.start(asked, attach)).await
     }
 
     /// Reads a command's output. Dropping the future ends nothing else.
@@ -65,7 +66,75 @@ impl BoxRuntime {
         chunks: mpsc::Sender<CommandChunk>,
     ) -> Result<CommandAttachResult, BoxError> {
         let inside = self.enter(caller, &params.session_id).await?;
-        let slot = inside.slot().filter(|_| params.view != View::None);
+        inside.outcome(inside.attach(params, chunks)).await
+    }
+
+    /// What is known of a command. To look is not to use.
+    pub async fn get_command(
+        &self,
+        caller: &Caller,
+        key: CommandKey,
+    ) -> Result<CommandInfo, BoxError> {
+        let inside = self.look(caller, &key.session_id).await?;
+        inside.outcome(inside.look(&key.command_id)).await
+    }
+
+    /// The commands of a box, oldest first. To look is not to use.
+    pub async fn list_commands(
+        &self,
+        caller: &Caller,
+        params: CommandListParams,
+    ) -> Result<CommandListResult, BoxError> {
+        let inside = self.look(caller, &params.session_id).await?;
+        inside.outcome(inside.list(params)).await
+    }
+
+    /// Writes to a command's input; answered when that is written.
+    pub async fn input_command(
+        &self,
+        caller: &Caller,
+        params: CommandInputParams,
+    ) -> Result<CommandInputResult, BoxError> {
+        let inside = self.enter(caller, &params.session_id).await?;
+        let bytes = params.data.as_ref().map_or(0, |data| data.len());
+        let _room = inside.carry(bytes)?;
+        let asked = AgentInputParams {
+            command_id: params.command_id,
+            size: params.size,
+            data: params.data,
+            close: params.close,
+        };
+        inside.outcome(ask::<AgentInput>(&inside, &asked)).await
+    }
+
+    /// Signals a command, or ends it with all it has started.
+    pub async fn kill_command(
+        &self,
+        caller: &Caller,
+        params: CommandKillParams,
+    ) -> Result<CommandKillResult, BoxError> {
+        let inside = self.enter(caller, &params.session_id).await?;
+        let asked = AgentKillParams {
+            command_id: params.command_id,
+            signal: params.signal,
+            grace_ms: params.grace_ms.unwrap_or_default(),
+            forget: params.forget,
+        };
+        let told = inside.outcome(ask::<AgentKill>(&inside, &asked)).await?;
+        Ok(CommandKillResult {
+            info: inside.checked(told.info, &asked.command_id)?,
+            already: told.already,
+        })
+    }
+}
+
+impl Inside {
+    async fn attach(
+        &self,
+        params: CommandAttachParams,
+        chunks: mpsc::Sender<CommandChunk>,
+    ) -> Result<CommandAttachResult, BoxError> {
+        let slot = self.slot().filter(|_| params.view != View::None);
         let retelling = Retelling::new(params.view, params.from, params.until.bytes, slot);
         let asked = AgentOutputParams {
             command_id: params.command_id,
@@ -79,8 +148,8 @@ impl BoxRuntime {
             pty: params.pty,
             spool: retelling.slot(),
         };
-        let stream = inside.agent.stream::<AgentOutput>(&asked).await;
-        let (told, read) = inside
+        let stream = self.agent.stream::<AgentOutput>(&asked).await;
+        let (told, read) = self
             .read(
                 stream.map_err(agents_error)?,
                 retelling,
@@ -88,27 +157,11 @@ impl BoxRuntime {
                 &chunks,
             )
             .await?;
-        let info = inside.info(told, &asked.command_id)?;
+        let info = self.info(told, &asked.command_id)?;
         Ok(CommandAttachResult { info, read })
     }
 
-    /// What is known of a command. To look is not to use.
-    pub async fn get_command(
-        &self,
-        caller: &Caller,
-        key: CommandKey,
-    ) -> Result<CommandInfo, BoxError> {
-        let inside = self.look(caller, &key.session_id).await?;
-        inside.look(&key.command_id).await
-    }
-
-    /// The commands of a box, oldest first. To look is not to use.
-    pub async fn list_commands(
-        &self,
-        caller: &Caller,
-        params: CommandListParams,
-    ) -> Result<CommandListResult, BoxError> {
-        let inside = self.look(caller, &params.session_id).await?;
+    async fn list(&self, params: CommandListParams) -> Result<CommandListResult, BoxError> {
         let wanted = |info: &CommandInfo| {
             let running = info.state == CommandState::Running;
             params.role.is_none_or(|role| info.role == role)
@@ -117,7 +170,7 @@ impl BoxRuntime {
         let (mut items, mut room) = (Vec::new(), LIST_BYTES);
         let mut asked = AgentListParams::default();
         loop {
-            let answer = inside.agent.call::<AgentList>(&asked).await;
+            let answer = self.agent.call::<AgentList>(&asked).await;
             let page = answer.map_err(agents_error)?;
             let last = page.items.last().map(ListedLast::from);
             for mut info in page.items.into_iter().filter(&wanted) {
@@ -145,48 +198,6 @@ impl BoxRuntime {
         }
     }
 
-    /// Writes to a command's input; answered when that is written.
-    pub async fn input_command(
-        &self,
-        caller: &Caller,
-        params: CommandInputParams,
-    ) -> Result<CommandInputResult, BoxError> {
-        let inside = self.enter(caller, &params.session_id).await?;
-        let bytes = params.data.as_ref().map_or(0, |data| data.len());
-        let _room = inside.carry(bytes)?;
-        let asked = AgentInputParams {
-            command_id: params.command_id,
-            size: params.size,
-            data: params.data,
-            close: params.close,
-        };
-        let answer = inside.agent.call::<AgentInput>(&asked).await;
-        answer.map_err(agents_error)
-    }
-
-    /// Signals a command, or ends it with all it has started.
-    pub async fn kill_command(
-        &self,
-        caller: &Caller,
-        params: CommandKillParams,
-    ) -> Result<CommandKillResult, BoxError> {
-        let inside = self.enter(caller, &params.session_id).await?;
-        let asked = AgentKillParams {
-            command_id: params.command_id,
-            signal: params.signal,
-            grace_ms: params.grace_ms.unwrap_or_default(),
-            forget: params.forget,
-        };
-        let answer = inside.agent.call::<AgentKill>(&asked).await;
-        let told = answer.map_err(agents_error)?;
-        Ok(CommandKillResult {
-            info: inside.checked(told.info, &asked.command_id)?,
-            already: told.already,
-        })
-    }
-}
-
-impl Inside {
     /// What the agent is asked for: the caller's words over the box's defaults.
     async fn asked(&self, params: CommandStartParams) -> Result<AgentStartParams, BoxError> {
         let defaults = self.defaults().unwrap_or_default();

@@ -92,7 +92,7 @@ impl BoxRuntime {
         params: &A::Params,
     ) -> Result<A::Result, BoxError> {
         let inside = self.enter(caller, A::session_id(params)).await?;
-        A::ask(&inside, params).await
+        inside.outcome(A::ask(&inside, params)).await
     }
 
     /// The same, with chunks before the result, no faster than they are taken.
@@ -103,14 +103,13 @@ impl BoxRuntime {
         to: mpsc::Sender<A::Chunk>,
     ) -> Result<A::Result, BoxError> {
         let inside = self.enter(caller, A::session_id(params)).await?;
-        A::stream(&inside, params, to).await
+        inside.outcome(A::stream(&inside, params, to)).await
     }
 
     /// What a box is like from inside, by the words of its agent. To look is not to use.
     pub async fn guest(&self, caller: &Caller, id: &SessionId) -> Result<GuestFacts, BoxError> {
         let inside = self.look(caller, id).await?;
-        let answer = inside.agent.call::<AgentGuest>(&Empty {}).await;
-        answer.map_err(agents_error)
+        inside.outcome(ask::<AgentGuest>(&inside, &Empty {})).await
     }
 
     pub(crate) async fn enter(&self, caller: &Caller, id: &SessionId) -> Result<Inside, BoxError> {

@@ -4,12 +4,13 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
-use box_protocol::error::{Detail, Subject};
+use box_protocol::error::{Detail, Ended, Subject, with_end};
 use box_protocol::{Access, BoxError, BoxSpec, BoxState, Code, Defaults};
 use box_rpc::Peer;
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use crate::caller::Caller;
 use crate::card::{Card, Place};
@@ -24,6 +25,9 @@ pub(crate) const BYTES_INSIDE: usize = 64 << 20;
 
 /// Of those that can wait, as many may be in messages on their way to the agent.
 const BYTES_AHEAD: usize = 16 << 20;
+
+/// How long a call whose agent is gone waits for its session to say why.
+const WHY: Duration = Duration::from_secs(5);
 
 /// What bytes are counted in.
 const PORTION: usize = 1024;
@@ -103,15 +107,34 @@ impl Door {
     }
 
     /// Shuts it unless somebody is inside. Whether it is shut: nobody can come in between the look and the deed.
-    pub(crate) fn shut_if_unused(&self) -> bool {
+    pub(crate) fn shut_if_unused(&self, reason: BoxError) -> bool {
         let mut unused = false;
         self.state.send_modify(|state| {
             unused = state.calls == 0;
             if unused && matches!(state.way, Way::Open(_)) {
-                state.way = Way::Shut(ended());
+                state.way = Way::Shut(reason);
             }
         });
         unused
+    }
+
+    /// Why there is no box, if that is so.
+    pub(crate) fn why_shut(&self) -> Option<BoxError> {
+        match &self.state.borrow().way {
+            Way::Shut(reason) => Some(reason.clone()),
+            Way::Opening | Way::Open(_) => None,
+        }
+    }
+
+    /// Why a box has ended whose agent is gone. Its session says so soon after.
+    async fn why_gone(&self) -> BoxError {
+        let is_over = |state: &State| match &state.way {
+            Way::Open(agent) => !agent.peer.is_closed(),
+            Way::Opening | Way::Shut(_) => true,
+        };
+        let mut door = self.state.subscribe();
+        let _ = timeout(WHY, door.wait_for(is_over)).await;
+        self.why_shut().unwrap_or_else(ended)
     }
 
     /// Returns once no box is being made.
@@ -212,6 +235,19 @@ impl Inside {
 
     pub(crate) fn trail(&self) -> &Trail {
         &self.trail
+    }
+
+    /// The outcome of what was asked of the agent: if the agent is gone, the reason why the box has ended.
+    pub(crate) async fn outcome<T>(
+        &self,
+        work: impl Future<Output = Result<T, BoxError>>,
+    ) -> Result<T, BoxError> {
+        match work.await {
+            Err(error) if error.code() == Code::Unavailable && self.agent.is_closed() => {
+                Err(self.card.door.why_gone().await)
+            }
+            outcome => outcome,
+        }
     }
 
     /// What the box was made to.
@@ -352,5 +388,9 @@ fn portions(bytes: usize) -> u32 {
 
 /// What a call meets that comes when its box has ended.
 pub(crate) fn ended() -> BoxError {
-    BoxError::unavailable("the box has ended").with_detail(&Detail::about(Subject::Box))
+    let error = BoxError::unavailable("the box has ended");
+    with_end(
+        error.with_detail(&Detail::about(Subject::Box)),
+        Ended::Failed,
+    )
 }

@@ -13,43 +13,68 @@ use crate::card::Card;
 use crate::handlers::streamed;
 use crate::runtime::BoxRuntime;
 
-/// Events that are kept, of all boxes together. The oldest go first.
+/// Events that are kept of each owner. The oldest go first.
 const KEPT: usize = 4096;
 
 /// Longer messages are cut: what an agent or a backend says may be of any length.
 const MESSAGE: usize = 512;
 
-/// What happened, to whose box.
-type Kept = (Arc<str>, BoxEvent);
-
-/// What happened lately, and the number of the last of it.
+/// What happened lately. Each owner has a row and numbers of its own: how much happens to others shows in neither.
 pub(crate) struct Events {
     told: Mutex<Told>,
     /// The number before the first.
     first: u64,
+    /// The number of the last, among those of all owners.
     last: watch::Sender<u64>,
 }
 
 #[derive(Default)]
 struct Told {
-    kept: VecDeque<Kept>,
-    /// How many there were of each owner, and how many of those are gone. Owners are as many as there are tokens.
-    counts: HashMap<Arc<str>, Count>,
+    /// By owner, who are as many as there are tokens.
+    rows: HashMap<Arc<str>, Row>,
 }
 
-#[derive(Default, Clone, Copy)]
-struct Count {
-    all: u64,
-    gone: u64,
+/// What happened to the boxes of one owner.
+#[derive(Default)]
+struct Row {
+    kept: VecDeque<Kept>,
+    /// How many there were.
+    count: u64,
+}
+
+/// What happened, with its number among its owner's.
+struct Kept {
+    event: BoxEvent,
+    /// Its number among those of all owners.
+    of_all: u64,
+    owner: Arc<str>,
+}
+
+impl Kept {
+    /// Its number, for this caller.
+    fn seq(&self, caller: &Caller) -> u64 {
+        if caller.sees_all {
+            self.of_all
+        } else {
+            self.event.seq
+        }
+    }
+
+    fn told_to(&self, caller: &Caller) -> BoxEvent {
+        let mut event = self.event.clone();
+        event.seq = self.seq(caller);
+        if let Some(known) = caller.knows(&self.owner, &event.session_id) {
+            event.session_id = known;
+        }
+        event
+    }
 }
 
 /// What a reader finds.
 struct Look {
     events: Vec<BoxEvent>,
-    /// The number of the last event there is.
+    /// The number of the last event there is, for the caller.
     last: u64,
-    /// How many of the caller's there have been until now.
-    seen: u64,
     /// How many of the caller's are gone since the last look.
     lost: u64,
 }
@@ -74,67 +99,65 @@ impl Events {
     /// Something happened to a box.
     pub(crate) fn tell(&self, card: &Card, kind: &str, message: &str) {
         let mut told = self.told();
-        let seq = *self.last.borrow() + 1;
+        let of_all = *self.last.borrow() + 1;
+        let row = told.rows.entry(Arc::clone(&card.owner)).or_default();
+        row.count += 1;
         let cut = message.floor_char_boundary(MESSAGE);
         let event = BoxEvent {
-            seq,
+            seq: self.first + row.count,
             at: UnixMs::now(),
             session_id: card.spec.session_id.clone(),
             kind: kind.to_owned(),
             message: message[..cut].to_owned(),
             lost: 0,
         };
-        if told.kept.len() == KEPT
-            && let Some((owner, _)) = told.kept.pop_front()
-        {
-            told.counts.entry(owner).or_default().gone += 1;
+        if row.kept.len() == KEPT {
+            row.kept.pop_front();
         }
-        let owner = Arc::clone(&card.owner);
-        told.counts.entry(Arc::clone(&owner)).or_default().all += 1;
-        told.kept.push_back((owner, event));
+        row.kept.push_back(Kept {
+            event,
+            of_all,
+            owner: Arc::clone(&card.owner),
+        });
         // Within the lock, so that numbers and places agree.
-        self.last.send_replace(seq);
+        self.last.send_replace(of_all);
     }
 
-    /// What the caller sees of what came after this number; `seen` is what its last look said.
-    fn look(
-        &self,
-        caller: &Caller,
-        params: &BoxEventsParams,
-        after: u64,
-        seen: Option<u64>,
-    ) -> Look {
-        let told = self.told();
-        let from = told.kept.partition_point(|(_, event)| event.seq <= after);
-        let new = told.kept.range(from..);
-        let new: Vec<_> = new.filter(|(owner, _)| caller.sees(owner)).collect();
-        let mut count = Count::default();
-        for (_, of_owner) in told.counts.iter().filter(|(owner, _)| caller.sees(owner)) {
-            count.all += of_owner.all;
-            count.gone += of_owner.gone;
+    /// The number of the last event there is, for this caller.
+    fn last(&self, told: &Told, caller: &Caller) -> u64 {
+        if caller.sees_all {
+            return *self.last.borrow();
         }
-        let first_kept = told
-            .kept
-            .front()
-            .map_or(self.first + 1, |(_, event)| event.seq);
-        let lost = match (seen, params.after) {
-            (Some(seen), _) => count.all.saturating_sub(seen + new.len() as u64),
-            // How many of those between were the caller's is not known any more.
-            (None, Some(after)) => {
-                let between = (first_kept - 1).saturating_sub(after.max(self.first));
-                between.min(count.gone)
-            }
-            (None, None) => 0,
+        let count = told.rows.get(&caller.name).map_or(0, |row| row.count);
+        self.first + count
+    }
+
+    /// What the caller sees of what came after this number, or of all there is.
+    fn look(&self, caller: &Caller, params: &BoxEventsParams, after: Option<u64>) -> Look {
+        let told = self.told();
+        let last = self.last(&told, caller);
+        // A number that is still to come is of an earlier process, whose clock was ahead.
+        let from = after.unwrap_or(0).max(self.first);
+        let from = if from > last { self.first } else { from };
+        let rows = told.rows.iter().filter(|(owner, _)| caller.sees(owner));
+        let mut new: Vec<&Kept> = rows
+            .flat_map(|(_, row)| {
+                let at = row.kept.partition_point(|kept| kept.seq(caller) <= from);
+                row.kept.range(at..)
+            })
+            .collect();
+        new.sort_unstable_by_key(|kept| kept.of_all);
+        let lost = match after {
+            Some(_) => (last - from).saturating_sub(new.len() as u64),
+            None => 0,
         };
-        let wanted = |event: &&BoxEvent| {
-            let session = params.session_id.as_ref();
-            session.is_none_or(|session| *session == event.session_id)
-        };
-        let events = new.into_iter().map(|(_, event)| event).filter(wanted);
+        let session = params.session_id.as_ref();
+        let events = new.into_iter().map(|kept| kept.told_to(caller));
         Look {
-            events: events.cloned().collect(),
-            last: *self.last.borrow(),
-            seen: count.all,
+            events: events
+                .filter(|event| session.is_none_or(|session| *session == event.session_id))
+                .collect(),
+            last,
             lost,
         }
     }
@@ -151,17 +174,16 @@ impl BoxRuntime {
     ) -> Result<BoxEventsResult, BoxError> {
         let events = &self.shared().events;
         let mut news = events.last.subscribe();
-        let mut next = params.after.unwrap_or_default();
         let Some(chunks) = chunks else {
-            let next = *events.last.borrow();
+            let next = events.last(&events.told(), caller);
             return Ok(BoxEventsResult { next, lost: 0 });
         };
-        let (mut seen, mut lost) = (None, 0);
+        let (mut after, mut lost) = (params.after, 0);
         loop {
             news.mark_unchanged();
-            let look = events.look(caller, &params, next, seen);
-            next = look.last;
-            seen = Some(look.seen);
+            let look = events.look(caller, &params, after);
+            let next = look.last;
+            after = Some(next);
             lost += look.lost;
             for mut event in look.events {
                 event.lost = std::mem::take(&mut lost);
@@ -242,13 +264,65 @@ mod tests {
                 gaps.push((got, event.lost));
             }
         }
-        let of_bob = KEPT.div_ceil(3) as u64;
-        let kept = KEPT as u64 - of_bob;
+        let kept = KEPT as u64;
         assert!(gaps.len() == 1 && gaps[0].0 == 4, "{gaps:?}");
         assert!(got.abs_diff(3 + kept) <= 1, "{got}");
         events.tell(&hers, "deleted", "");
         assert_eq!(chunks.recv().await.unwrap().lost, 0);
         following.abort();
+    }
+
+    /// What this caller finds after that, and its next place.
+    async fn found(
+        runtime: &BoxRuntime,
+        caller: &Caller,
+        after: Option<u64>,
+    ) -> (Vec<BoxEvent>, u64) {
+        let (sender, mut chunks) = mpsc::channel(4 * KEPT);
+        let asked = asked(after, false);
+        let told = runtime.events(caller, asked, Some(sender)).await.unwrap();
+        assert_eq!(told.lost, 0);
+        let mut events = Vec::new();
+        while let Some(event) = chunks.recv().await {
+            events.push(event);
+        }
+        (events, told.next)
+    }
+
+    #[tokio::test]
+    async fn what_happens_to_others_shows_in_no_number() {
+        let runtime = BoxRuntime::start(RuntimeConfig::new(Vec::new()));
+        let (hers, his) = (card("alice", "box"), card("bob", "box"));
+        let (alice, local) = (Caller::named("alice"), Caller::local());
+        let events = &runtime.shared().events;
+        events.tell(&hers, "started", "");
+        let (first, next) = found(&runtime, &alice, None).await;
+        for _ in 0..2 * KEPT {
+            events.tell(&his, "oom", "");
+        }
+        assert_eq!(found(&runtime, &alice, Some(next)).await, (vec![], next));
+        events.tell(&hers, "deleted", "");
+        let (all, next) = found(&runtime, &alice, None).await;
+        assert_eq!(all[0], first[0], "nothing of hers is gone");
+        assert_eq!((all[1].seq, all[1].lost), (first[0].seq + 1, 0));
+        assert_eq!(next, all[1].seq);
+        // The administrator, who sees all, sees the same events by other numbers and names.
+        let (all, _) = found(&runtime, &local, None).await;
+        assert_eq!(all.len(), KEPT + 2);
+        assert_eq!(all[KEPT + 1].seq, all[0].seq + 2 * KEPT as u64 + 1);
+        assert_eq!(all[0].session_id.as_str(), "box@alice");
+        assert_eq!(all[1].session_id.as_str(), "box@bob");
+    }
+
+    #[tokio::test]
+    async fn a_place_of_a_process_whose_clock_was_ahead_is_before_everything() {
+        let runtime = BoxRuntime::start(RuntimeConfig::new(Vec::new()));
+        let card = card("alice", "a");
+        let events = &runtime.shared().events;
+        events.tell(&card, "started", "");
+        let alice = Caller::named("alice");
+        let (all, _) = found(&runtime, &alice, Some(u64::MAX)).await;
+        assert_eq!(all.len(), 1);
     }
 
     #[tokio::test]

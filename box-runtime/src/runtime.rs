@@ -137,7 +137,7 @@ impl BoxRuntime {
 
     /// What is known of a box.
     pub async fn get(&self, caller: &Caller, id: &SessionId) -> Result<BoxSessionInfo, BoxError> {
-        Ok(self.card(caller, id).await?.info())
+        Ok(self.card(caller, id).await?.info(caller))
     }
 
     /// The card of a box that the caller sees.
@@ -161,18 +161,26 @@ impl BoxRuntime {
         caller: &Caller,
         params: &BoxListParams,
     ) -> Result<BoxListResult, BoxError> {
-        let caller = caller.clone();
-        let mut cards = self.ask(|reply| Ask::All { caller, reply }).await?;
+        let asker = caller.clone();
+        let ask = |reply| Ask::All {
+            caller: asker,
+            reply,
+        };
+        let mut cards = self.ask(ask).await?;
         cards.retain(|card| is_listed(card, params));
         let total = cards.len() as u64;
-        cards.sort_unstable_by(|a, b| a.spec.session_id.cmp(&b.spec.session_id));
+        let mut cards: Vec<_> = cards
+            .into_iter()
+            .map(|card| (card.seen_as(caller), card))
+            .collect();
+        cards.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
         if let Some(after) = &params.after {
-            cards.retain(|card| card.spec.session_id > *after);
+            cards.retain(|(id, _)| id > after);
         }
         let limit = params.limit.map_or(usize::MAX, |limit| limit as usize);
         let (mut items, mut room) = (Vec::new(), LIST_BYTES);
-        for card in cards.iter().take(limit) {
-            let info = card.listed();
+        for (_, card) in cards.iter().take(limit) {
+            let info = card.listed(caller);
             let bytes = info.about_bytes();
             if bytes > room && !items.is_empty() {
                 break;
@@ -210,7 +218,7 @@ impl BoxRuntime {
         }
         let card = self.change(caller, params, Stage::Change).await?;
         card.kept().await?;
-        Ok(card.info())
+        Ok(card.info(caller))
     }
 
     async fn change(

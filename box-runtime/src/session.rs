@@ -7,12 +7,14 @@
 //!   the box is busy.
 //! - `body`: the box itself, if there is one now: start, liveness, stop; `mounts` beside its workspace; `entry`, the command
 //!   that is started with it; `pause` for when it stands still.
+//! - `ending`: what calls get whose box has ended.
 //! - `exec`: one command, from the spec to the result; `relay` for output on the way, `doubt` for
 //!   what is checked before an agent is believed.
 //! - this file: what follows from what.
 
 mod body;
 mod doubt;
+mod ending;
 mod entry;
 mod exec;
 mod front;
@@ -25,12 +27,14 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use box_protocol::actions::{BoxCreateResult, BoxDeleteResult, OnDisconnect, OnTimeout};
+use box_protocol::error::Ended;
 use box_protocol::{BoxError, BoxExecutionResult, ExecutionStatus, LaneStatus};
 use box_rpc::Router;
 use futures::FutureExt as _;
 use tokio::sync::mpsc;
 
 use self::body::{Body, NotReady};
+use self::ending::{broken, ended_as};
 use self::exec::{Command, Ran};
 use self::front::{During, Front, Over, Rested};
 use crate::card::Card;
@@ -153,7 +157,8 @@ impl Actor {
         match self.front.rest(self.body.ended()).await {
             Rested::Work => Next::GoOn,
             Rested::Broken(reason) => {
-                self.fail(reason).await;
+                let why = self.why_broken(reason);
+                self.fail(why).await;
                 Next::GoOn
             }
             Rested::Over(Over::Idle) => Box::pin(self.idle()).await,
@@ -178,7 +183,8 @@ impl Actor {
         if self.stops_when_idle() {
             return self.stop_idle().await;
         }
-        if self.card.door.shut_if_unused() {
+        let reason = Over::Idle.reason(&self.card.spec.session_id);
+        if self.card.door.shut_if_unused(reason) {
             return self.over(Over::Idle).await;
         }
         Next::GoOn
@@ -244,7 +250,7 @@ impl Actor {
         };
         if let Work::Create(create) = work {
             let _ = create.reply.send(Ok(BoxCreateResult {
-                info: self.card.info(),
+                info: self.card.info(&create.caller),
                 existed: !started,
             }));
         }
@@ -287,7 +293,10 @@ impl Actor {
             During::CallerGone => {
                 let job = self.body.confirm_killed(&command);
                 match self.front.during(Box::pin(job), None).await {
-                    During::Done(Err(reason)) => self.fail(reason).await,
+                    During::Done(Err(reason)) => {
+                        let why = self.why_broken(reason);
+                        self.fail(why).await;
+                    }
                     During::Over(over) => return self.over(over).await,
                     During::Done(Ok(())) | During::CallerGone => {}
                 }
@@ -295,7 +304,7 @@ impl Actor {
                 Next::GoOn
             }
             During::Over(over) => {
-                let error = over.what_it_did_to(&self.card.spec.session_id);
+                let error = over.reason(&self.card.spec.session_id);
                 let next = self.over(over).await;
                 let _ = exec.reply.send(Err(error));
                 next
@@ -355,10 +364,9 @@ impl Actor {
                 Next::GoOn
             }
             Ran::Broken(reason) => {
-                let known = self.body.why_gone();
-                let error = known.unwrap_or_else(|| BoxError::unavailable(reason));
-                self.fail(error.message().to_owned()).await;
-                let _ = reply.send(Err(error));
+                let why = self.why_broken(reason);
+                self.fail(why.clone()).await;
+                let _ = reply.send(Err(why));
                 Next::GoOn
             }
         }
@@ -378,6 +386,8 @@ impl Actor {
 
     async fn delete(&mut self, delete: Box<Delete>) -> Next {
         self.card.set_lane(LaneStatus::Closing);
+        let session_id = &self.card.spec.session_id;
+        self.card.door.shut(ended_as(Ended::Deleted, session_id));
         let stopped = self.body.stop().await;
         self.tell("deleted", "somebody deleted it");
         let Delete {
@@ -391,11 +401,15 @@ impl Actor {
 
     async fn end(&mut self, last: Last) -> Next {
         self.card.set_lane(LaneStatus::Closing);
+        let session_id = &self.card.spec.session_id;
+        self.card.door.shut(ended_as(Ended::Deleted, session_id));
         let _ = self.body.stop().await;
         Next::End(last)
     }
 
     async fn over(&mut self, over: Over) -> Next {
+        // Before the agent goes, so that calls inside learn why it does.
+        self.card.door.shut(over.reason(&self.card.spec.session_id));
         match over {
             Over::Deleted(delete) => self.delete(delete).await,
             Over::Expired => self.end_as("expired", "its time is over").await,
@@ -410,6 +424,11 @@ impl Actor {
         self.end(Last::Nothing).await
     }
 
+    /// Why a box is of no more use: what its backend knows, or else this.
+    fn why_broken(&self, reason: String) -> BoxError {
+        self.body.why_gone().unwrap_or_else(|| broken(reason))
+    }
+
     /// Tells whoever wants to know what happened to the box.
     fn tell(&self, kind: &str, message: &str) {
         self.body.shared.events.tell(&self.card, kind, message);
@@ -417,10 +436,11 @@ impl Actor {
 
     /// The box is of no more use. Its record stays, so that people find out; the next call makes a
     /// new box.
-    async fn fail(&mut self, reason: String) {
+    async fn fail(&mut self, why: BoxError) {
+        let reason = why.message();
         tracing::warn!(session = %self.card.spec.session_id, %reason, "the box failed");
-        self.tell("failed", &reason);
-        self.card.failed(reason);
+        self.tell("failed", reason);
+        self.card.failed(why);
         let _ = self.body.stop().await;
         self.card.set_lane(LaneStatus::Idle);
         // From here on it is the record that waits to be forgotten.

@@ -13,11 +13,12 @@ use uuid::Uuid;
 
 use crate::caller::Caller;
 use crate::commands::{DEFAULT_CWD, id_or_new};
+use crate::data_plane::ask;
 use crate::door::Inside;
 use crate::env_file::environment;
 use crate::handlers::{plain, streamed};
 use crate::runtime::BoxRuntime;
-use crate::session::{agents_error, nonsense};
+use crate::session::nonsense;
 
 impl BoxRuntime {
     /// Makes a shell, or finds the one that has its id.
@@ -33,12 +34,12 @@ impl BoxRuntime {
             None => ShellId::new(Uuid::now_v7().simple().to_string())?,
         };
         let (agent, session_id) = (&inside.agent, &params.session_id);
-        params.env = environment(agent, session_id, &defaults, params.env).await?;
+        let env = environment(agent, session_id, &defaults, params.env);
+        params.env = inside.outcome(env).await?;
         params.shell_id = Some(id.clone());
         let cwd = params.cwd.or(defaults.cwd);
         params.cwd = Some(cwd.unwrap_or_else(|| DEFAULT_CWD.to_owned()));
-        let answer = inside.agent.call::<ShellCreate>(&params).await;
-        let mut made = answer.map_err(agents_error)?;
+        let mut made = inside.outcome(ask::<ShellCreate>(&inside, &params)).await?;
         if made.info.shell_id != id {
             return Err(BoxError::unavailable(nonsense(
                 "answered for another shell",
@@ -77,8 +78,7 @@ impl BoxRuntime {
         params: ShellListParams,
     ) -> Result<ShellListResult, BoxError> {
         let inside = self.look(caller, &params.session_id).await?;
-        let answer = inside.agent.call::<ShellList>(&params).await;
-        let mut found = answer.map_err(agents_error)?;
+        let mut found = inside.outcome(ask::<ShellList>(&inside, &params)).await?;
         for info in &mut found.items {
             inside.own(info);
         }
@@ -92,8 +92,7 @@ impl BoxRuntime {
         params: ShellDeleteParams,
     ) -> Result<ShellDeleteResult, BoxError> {
         let inside = self.enter(caller, &params.session_id).await?;
-        let answer = inside.agent.call::<ShellDelete>(&params).await;
-        answer.map_err(agents_error)
+        inside.outcome(ask::<ShellDelete>(&inside, &params)).await
     }
 }
 

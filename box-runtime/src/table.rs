@@ -3,6 +3,7 @@
 
 mod closing;
 mod entry;
+mod gone;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use tokio::time::{Instant, sleep_until};
 
 use self::closing::{Closings, End};
 use self::entry::Entry;
+use self::gone::Gone;
 use crate::caller::Caller;
 use crate::card::Card;
 use crate::session::{self, Begin, Living, Shared, Work};
@@ -88,12 +90,16 @@ pub(crate) struct Table {
     shared: Arc<Shared>,
     mailbox: mpsc::Receiver<Ask>,
     me: mpsc::WeakSender<Ask>,
-    entries: HashMap<SessionId, Entry>,
+    entries: HashMap<Key, Entry>,
     names: HashMap<NameKey, SessionId>,
+    gone: Gone,
     closings: Closings,
     configuration: HashMap<Arc<str>, Map<String, Value>>,
     exited: watch::Sender<bool>,
 }
+
+/// A box. Its id is unique among its owner's boxes, so that no caller can take or probe an id of another owner.
+type Key = (Arc<str>, SessionId);
 
 /// A name is unique within its owner's boxes of one world.
 type NameKey = (Arc<str>, World, Name);
@@ -111,6 +117,7 @@ impl Table {
             me,
             entries: HashMap::new(),
             names: HashMap::new(),
+            gone: Gone::default(),
             closings: Closings::default(),
             configuration: HashMap::new(),
             exited,
@@ -203,20 +210,31 @@ impl Table {
     }
 
     fn find(&self, id: &SessionId, caller: &Caller) -> Result<&Entry, BoxError> {
-        self.entries
-            .get(id)
-            .filter(|entry| caller.sees(&entry.card.owner))
-            .ok_or_else(|| not_found(id))
+        let found = self.key_of(id, caller);
+        found
+            .and_then(|key| self.entries.get(&key))
+            .ok_or_else(|| self.gone.not_found(&caller.name, id))
+    }
+
+    /// Which box a caller means: its own of this id, or another owner's by the name it has for callers who see all.
+    fn key_of(&self, id: &SessionId, caller: &Caller) -> Option<Key> {
+        let own = (Arc::clone(&caller.name), id.clone());
+        if self.entries.contains_key(&own) {
+            return Some(own);
+        }
+        let mut others = self.entries.iter().filter(|_| caller.sees_all);
+        let called = others.find(|(_, entry)| entry.card.is_called(id));
+        called.map(|(key, _)| key.clone())
     }
 
     /// Gives a call to its session, which is made if the call can make it.
     fn route(&mut self, work: Work) {
         let (id, caller) = work.subject();
-        let id = id.clone();
-        if let Err(error) = self.admit(&work, &id, caller) {
+        let key = self.key_of(id, caller);
+        if let Err(error) = self.admit(&work, key.as_ref()) {
             return work.refuse(error);
         }
-        match self.entries.get_mut(&id) {
+        match key.and_then(|key| self.entries.get_mut(&key)) {
             Some(entry) => {
                 let limit = self.shared.config.queued_calls;
                 entry.give(work, limit);
@@ -225,19 +243,17 @@ impl Table {
         }
     }
 
-    /// Whether a call may go to its session.
-    fn admit(&self, work: &Work, id: &SessionId, caller: &Caller) -> Result<(), BoxError> {
+    /// Whether a call may go to its session, which is there if it has a key.
+    fn admit(&self, work: &Work, key: Option<&Key>) -> Result<(), BoxError> {
+        let (id, caller) = work.subject();
         if self.is_closing_for(&caller.name) {
             return Err(shutting_down());
         }
-        if let Some(entry) = self.entries.get(id) {
-            if !caller.sees(&entry.card.owner) {
-                return Err(not_found(id));
-            }
+        if key.is_some() {
             return may_find_one(work, id);
         }
         let Some(spec) = work.spec() else {
-            return Err(not_found(id));
+            return Err(self.gone.not_found(&caller.name, id));
         };
         self.has_room(caller)?;
         if let Some(name) = &spec.extras.name {
@@ -292,7 +308,7 @@ impl Table {
 
     /// Makes a session of a box that was adopted, unless there is one of its id.
     fn adopt(&mut self, card: Arc<Card>, living: Box<Living>) -> bool {
-        let free = !self.entries.contains_key(&card.spec.session_id);
+        let free = !self.entries.contains_key(&card.key());
         if free {
             self.enter(card, Begin::In(living));
         }
@@ -300,10 +316,12 @@ impl Table {
     }
 
     fn enter(&mut self, card: Arc<Card>, begin: Begin) {
-        let id = card.spec.session_id.clone();
+        let key = card.key();
+        self.gone.forget(&card.owner, &card.spec.session_id);
         if let Some(name) = card.live().name.clone() {
+            let id = card.spec.session_id.clone();
             self.names
-                .insert((Arc::clone(&card.owner), card.world(), name), id.clone());
+                .insert((Arc::clone(&card.owner), card.world(), name), id);
         }
         let limit = self.shared.config.queued_calls;
         let (sender, mailbox) = mpsc::channel(limit.max(1));
@@ -315,7 +333,7 @@ impl Table {
             waiting: Vec::new(),
             task: tokio::spawn(living).abort_handle(),
         };
-        self.entries.insert(id, entry);
+        self.entries.insert(key, entry);
     }
 
     /// Changes a box's card: everything is checked before anything is changed. The card, whose [`kept`](Card::kept) tells
@@ -376,7 +394,7 @@ impl Table {
                 self.names.remove(&key(old));
             }
             self.names
-                .insert(key(name.clone()), params.session_id.clone());
+                .insert(key(name.clone()), card.spec.session_id.clone());
             card.live().name = Some(name);
         }
         {
@@ -464,16 +482,17 @@ impl Table {
     }
 
     fn remove(&mut self, card: &Arc<Card>) -> Option<Entry> {
-        let id = &card.spec.session_id;
+        let key = card.key();
         // Another session may have this id by now.
         self.entries
-            .get(id)
+            .get(&key)
             .filter(|entry| Arc::ptr_eq(&entry.card, card))?;
+        self.gone.add(card);
         if let Some(name) = card.live().name.clone() {
             self.names
                 .remove(&(Arc::clone(&card.owner), card.world(), name));
         }
-        self.entries.remove(id)
+        self.entries.remove(&key)
     }
 
     /// A session has ended: calls it did not begin go to a new one.
@@ -489,9 +508,9 @@ impl Table {
             let caller = work.subject().1;
             let admitted = if *caller.name != *card.owner {
                 // It meant somebody else's box, which is gone; a new one would be its own.
-                Err(not_found(id))
+                Err(self.gone.not_found(&card.owner, id))
             } else if lane.is_empty() {
-                self.admit(&work, id, caller)
+                self.admit(&work, None)
             } else {
                 may_find_one(&work, id)
             };
@@ -519,9 +538,4 @@ fn may_find_one(work: &Work, id: &SessionId) -> Result<(), BoxError> {
 
 fn shutting_down() -> BoxError {
     BoxError::unavailable("Box runtime is shutting down")
-}
-
-fn not_found(id: &SessionId) -> BoxError {
-    BoxError::not_found(format!("Box session {id} not found"))
-        .with_detail(&Detail::about(Subject::Box))
 }

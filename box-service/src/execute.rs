@@ -6,6 +6,7 @@ use box_protocol::actions::{
     BoxCreate, BoxCreateParams, BoxCreateResult, BoxDelete, BoxDeleteParams, BoxExec,
     BoxExecParams, BoxUpdate, BoxUpdateParams, IfExists, OnDisconnect, OnTimeout, SystemHealth,
 };
+use box_protocol::error::Detail;
 use box_protocol::{
     BoxError, BoxExecutionResult, BoxSessionInfo, Code, Invalid, SpecDraft, check_mounts,
 };
@@ -126,6 +127,14 @@ impl BoxService {
             Some(mut call) => client.forward(&params, &mut call).await,
             None => client.call::<BoxExec>(&params).await,
         };
+        if let Err(error) = &result
+            && error
+                .detail()
+                .is_some_and(|detail: Detail| detail.ended.is_some())
+        {
+            // The record of that box says why it ended.
+            return result;
+        }
         // Also after a failure: what ran may have written before it failed.
         if let Err(error) = check(quota.as_ref(), Moment::After).await {
             discard(&client, &delete).await;

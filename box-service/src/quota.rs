@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use box_protocol::error::Detail;
+use box_protocol::error::{Detail, Subject, quota_exceeded};
 use box_protocol::{BoxError, BoxSpec, HostPathMode};
 use box_tree::Size;
 
@@ -77,14 +77,23 @@ impl Quota {
         let limit = self.megabytes.saturating_mul(1024 * 1024);
         let text = match count(&self.roots, limit, self.max_entries) {
             Ok(Counted::Within) => return Ok(()),
-            Ok(Counted::TooManyBytes) => format!(
-                "workspace quota exceeded {moment}: more than {} MiB (limit workspace_quota_mb)",
-                self.megabytes
-            ),
-            Ok(Counted::TooManyEntries) => format!(
-                "workspace quota exceeded {moment}: more than {} entries (limit max_workspace_entries)",
-                self.max_entries
-            ),
+            Ok(Counted::TooManyBytes) => {
+                return Err(quota_exceeded(
+                    self.megabytes,
+                    &format!(", counted {moment}"),
+                ));
+            }
+            Ok(Counted::TooManyEntries) => {
+                let message = format!(
+                    "quota exceeded: {} entries, counted {moment}",
+                    self.max_entries
+                );
+                return Err(BoxError::capacity(message).with_detail(&Detail {
+                    limit: Some("max_workspace_entries".to_owned()),
+                    max: Some(self.max_entries),
+                    ..Detail::about(Subject::Disk)
+                }));
+            }
             // What cannot be counted must not count as nothing: a guest can hide it that way.
             Err(error) => format!(
                 "workspace quota cannot be checked {moment}: {}",
@@ -152,18 +161,18 @@ mod tests {
         quota.check(Moment::Before).unwrap();
         fs::write(dir.path().join("a/three"), vec![0; MIB]).unwrap();
         let error = quota.check(Moment::Before).unwrap_err();
-        assert_eq!(error.code(), Code::Validation);
+        assert_eq!(error.code(), Code::Capacity);
         assert!(
             error
                 .message()
-                .starts_with("workspace quota exceeded before execution"),
+                .starts_with("quota exceeded: 2 MiB, counted before execution"),
             "{error}"
         );
         let error = quota.check(Moment::After).unwrap_err();
         assert!(
             error
                 .message()
-                .starts_with("workspace quota exceeded after execution"),
+                .starts_with("quota exceeded: 2 MiB, counted after execution"),
             "{error}"
         );
         assert!(!error.message().contains(dir.path().to_str().unwrap()));
@@ -177,7 +186,7 @@ mod tests {
         }
         quota(dir.path(), 1, 3).check(Moment::Before).unwrap();
         let error = quota(dir.path(), 1, 2).check(Moment::Before).unwrap_err();
-        assert!(error.message().contains("more than 2 entries"), "{error}");
+        assert!(error.message().contains("2 entries"), "{error}");
     }
 
     #[test]

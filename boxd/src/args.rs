@@ -136,7 +136,7 @@ Examples:
   cat data.csv | boxd run -- python3 -c 'import sys; print(len(sys.stdin.read()))'
   boxd run --allow pypi.org --allow files.pythonhosted.org 'pip download requests'
   boxd run -t bash
-The exit code is the command's; 124 if it ran out of time, 125 if boxd itself failed, 126 if the program cannot be run, 127 if
+The exit code is the command's; 122 if the workspace exceeded its quota, 124 if it ran out of time, 125 if boxd itself failed, 126 if the program cannot be run, 127 if
 it is not there.
 With --json every piece of output is a line: {\"stream\", \"offset\", \"at\", \"text\"}, and the last is {\"exit\"}.";
 

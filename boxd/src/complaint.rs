@@ -13,7 +13,7 @@ use serde_json::json;
 
 use crate::args::{Arguments, Command};
 use crate::connect::NoServer;
-use crate::{FAILED, output, values};
+use crate::{FAILED, OVER_QUOTA, output, values};
 
 /// Tells it on standard error.
 pub(crate) fn tell(arguments: &Arguments, error: &Error) {
@@ -53,8 +53,8 @@ fn say(json: bool, about: Option<&str>, error: &Error, next: Option<String>) {
     output::complain(&text);
 }
 
-/// The exit code of a failure, as shells have them: a program that is not there, one that cannot be run, and everything
-/// else that `boxd` failed at.
+/// The exit code of a failure, as shells have them: a program that is not there, one that cannot be run, a full workspace,
+/// and everything else that `boxd` failed at.
 pub(crate) fn exit_code(error: &Error) -> u8 {
     let refused = error.chain().find_map(|cause| match cause.downcast_ref() {
         Some(ClientError::Refused(refused)) => refused.detail::<Detail>(),
@@ -67,6 +67,7 @@ pub(crate) fn exit_code(error: &Error) -> u8 {
                 _ => 126,
             }
         }
+        Some(detail) if detail.limit.as_deref() == Some("workspace_quota_mb") => OVER_QUOTA,
         _ => FAILED,
     }
 }

@@ -48,6 +48,9 @@ use crate::boxes::Turn;
 /// What the program itself failed at; every other code may be a command's.
 pub(crate) const FAILED: u8 = 125;
 
+/// The workspace of a box holds more than its quota.
+pub(crate) const OVER_QUOTA: u8 = 122;
+
 /// What a shell shows of a program that wrote to a pipe nobody reads: 128 and SIGPIPE.
 const UNHEARD: u8 = 141;
 

@@ -335,7 +335,7 @@ impl Reader {
         let lasting = || {
             error
                 .detail::<Detail>()
-                .is_some_and(|detail| detail.lasting)
+                .is_some_and(|detail| detail.lasting || detail.ended.is_some())
         };
         match error.code() {
             Code::Cancelled => true,

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use box_protocol::error::{Detail, Ended, Subject, with_end};
 use box_protocol::{BoxError, BoxMountSpec};
 use box_sys::Sandbox;
 
@@ -27,7 +28,7 @@ pub(super) struct Living {
     /// The way out, if it has a network.
     pub(super) egress: OnceLock<Egress>,
     /// Why it was ended from here.
-    pub(super) ended_for: OnceLock<&'static str>,
+    pub(super) ended_for: OnceLock<BoxError>,
 }
 
 impl Living {
@@ -89,8 +90,25 @@ impl Living {
         }
     }
 
-    /// Ends it, for a reason that whoever uses it is told.
-    pub(super) fn end_for(&self, why: &'static str) {
+    /// Why it is gone, as far as that is known: it was ended from here, or the kernel found no memory for it.
+    pub(super) fn why_gone(&self) -> Option<BoxError> {
+        if let Some(why) = self.ended_for.get() {
+            return Some(why.clone());
+        }
+        let usage = self.sandbox.usage();
+        let limit = usage.memory_limit.filter(|_| usage.oom_kills > Some(0))?;
+        let megabytes = limit >> 20;
+        let message = format!("memory exceeded: {megabytes} MiB; the kernel ended the box");
+        let error = BoxError::capacity(message).with_detail(&Detail {
+            limit: Some("memory_mb".to_owned()),
+            max: Some(megabytes),
+            ..Detail::about(Subject::Box)
+        });
+        Some(with_end(error, Ended::Memory))
+    }
+
+    /// Ends it, for a reason that its callers get as an error.
+    pub(super) fn end_for(&self, why: BoxError) {
         let _ = self.ended_for.set(why);
         // What is gone needs no end.
         let _ = self.sandbox.kill();

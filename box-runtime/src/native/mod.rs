@@ -48,7 +48,7 @@ use self::artifacts::Copies;
 pub use self::config::NativeConfig;
 use self::error::{failed, in_words};
 use self::living::{Living, place_for};
-use self::quota::Quota;
+use self::quota::{Quota, unwatched};
 use self::server::Server;
 pub use self::server::primitives;
 use self::state::{Kept, State};
@@ -224,8 +224,7 @@ impl Backend for NativeBackend {
     }
 
     fn why_gone(&self, id: Uuid) -> Option<BoxError> {
-        let why = *self.living(id)?.ended_for.get()?;
-        Some(BoxError::validation(why))
+        self.living(id)?.why_gone()
     }
 
     fn usage(&self, id: Uuid) -> Result<BoxStatsResult, BoxError> {
@@ -346,7 +345,7 @@ impl Backend for NativeBackend {
                 }
                 Err(error) => {
                     tracing::warn!(box_id = %one.id, kind = %error.kind(), "the quota of a box cannot be kept any more, so it is ended");
-                    living.end_for("the workspace with workspace_quota_mb is gone");
+                    living.end_for(unwatched());
                     let backend = self.clone();
                     tokio::spawn(async move { backend.stop(one.id).await });
                 }

@@ -15,6 +15,8 @@ use std::path::Path;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use box_protocol::BoxError;
+use box_protocol::error::{Detail, Ended, Subject, quota_exceeded, with_end};
 use box_sys::DirectoryQuota;
 use box_tree::Size;
 use serde::{Deserialize, Serialize};
@@ -151,6 +153,21 @@ impl Quota {
         }
     }
 
+    /// Whether the file system refuses every write beyond the quota, so that the box can live on.
+    fn is_refused_by_kernel(&self) -> bool {
+        matches!(&*self.directories, [one] if one.kernel.is_some())
+    }
+
+    fn exceeded(&self, size: &Size) -> BoxError {
+        let more = if size.bytes > self.bytes {
+            "; the box was ended".to_owned()
+        } else {
+            let files = self.bytes / ENTRY;
+            format!(" hold at most {files} files; the box was ended")
+        };
+        with_end(quota_exceeded(self.bytes >> 20, &more), Ended::Quota)
+    }
+
     fn allows(&self, size: &Size) -> bool {
         size.bytes.max(size.entries.saturating_mul(ENTRY)) <= self.bytes
     }
@@ -190,12 +207,12 @@ impl Quota {
                 return;
             };
             let Ok(size) = measured else {
-                living.end_for("the workspace cannot be measured, and has a workspace_quota_mb");
+                living.end_for(unwatched());
                 return;
             };
             *living.disk() = Some(size.bytes);
-            if !self.allows(&size) {
-                living.end_for("the workspace has outgrown workspace_quota_mb");
+            if !self.allows(&size) && !self.is_refused_by_kernel() {
+                living.end_for(self.exceeded(&size));
                 return;
             }
             if size != last {
@@ -204,6 +221,14 @@ impl Quota {
             last = size;
         }
     }
+}
+
+/// The error of a box whose quota nobody can watch any more.
+pub(super) fn unwatched() -> BoxError {
+    let message =
+        "workspace_quota_mb: the workspace cannot be measured any more; the box was ended";
+    let error = BoxError::unavailable(message).with_detail(&Detail::about(Subject::Disk));
+    with_end(error, Ended::Quota)
 }
 
 /// What can be written to, without what is inside another of them.

@@ -213,7 +213,10 @@ impl Body {
     /// Sees to it that the box lives and has what is asked for. Whether it was started for that.
     pub(super) async fn ready(&mut self, asked: &BoxSpec) -> Result<bool, NotReady> {
         if self.living.is_some() && !self.is_alive().await {
-            tracing::info!(session = %self.card.spec.session_id, "the box is dead; making another");
+            let why = self.why_gone();
+            let why = why.as_ref().map_or("its agent is gone", BoxError::message);
+            tracing::warn!(session = %self.card.spec.session_id, why, "the box is dead; making another");
+            self.shared.events.tell(&self.card, "failed", why);
             let _ = self.stop().await;
         }
         if self.living.is_none() {

@@ -9,9 +9,7 @@ use std::time::Duration;
 
 use box_protocol::actions::BoxCreateResult;
 use box_protocol::error::{Detail, Subject};
-use box_protocol::{
-    BoxError, BoxExecutionResult, BoxSpec, BoxState, SessionId, UnixMs, first_conflict,
-};
+use box_protocol::{BoxError, BoxExecutionResult, BoxSpec, BoxState, UnixMs, first_conflict};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 
@@ -31,25 +29,6 @@ pub(super) enum Over {
     Done,
     /// The table let go of it.
     Closed,
-}
-
-impl Over {
-    /// What a running command's caller is told.
-    pub(super) fn what_it_did_to(&self, session_id: &SessionId) -> BoxError {
-        let did = match self {
-            Self::Deleted(_) => "was deleted",
-            Self::Expired | Self::Idle => "expired",
-            Self::Done => "ended",
-            Self::Closed => {
-                return BoxError::unavailable(format!(
-                    "Box session {session_id} was ended while the command ran: the runtime is shutting down"
-                ));
-            }
-        };
-        BoxError::conflict(format!(
-            "Box session {session_id} {did} while the command ran"
-        ))
-    }
 }
 
 /// What ended a rest.
@@ -289,7 +268,7 @@ impl Front {
             return self.lane.push_back(Work::Create(create));
         }
         let _ = create.reply.send(Ok(BoxCreateResult {
-            info: self.card.info(),
+            info: self.card.info(&create.caller),
             existed: true,
         }));
     }

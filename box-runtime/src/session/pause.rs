@@ -26,7 +26,7 @@ impl Actor {
     pub(super) async fn transition(&mut self, asked: Box<Transition>) -> Next {
         match Box::pin(self.move_to(asked.to)).await {
             Ok(changed) => {
-                let info = self.card.info();
+                let info = self.card.info(&asked.caller);
                 let _ = asked.reply.send(Ok(BoxTransitionResult { info, changed }));
                 Next::GoOn
             }

@@ -151,7 +151,10 @@ async fn a_connection_is_its_tokens() {
     let refused = bob
         .client
         .peer()
-        .call::<BoxExec>(&exec_of(spec("s", "true")))
+        .call::<BoxGet>(&BoxGetParams {
+            session_id: id("s"),
+            guest: false,
+        })
         .await;
     assert_eq!(word(refused), Code::NotFound);
     w.runtime

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use box_protocol::actions::{
-    AgentHealth, AgentHealthParams, AgentHealthResult, BoxCreateParams, FileChunk, FileKind,
-    FileRead, FileReadParams, FileStat, FileStatInfo, FileStatParams, FileStatResult, FileWrite,
-    FileWriteParams, IfExists,
+    AgentHealth, AgentHealthParams, AgentHealthResult, BoxCreateParams, BoxDeleteParams, FileChunk,
+    FileKind, FileRead, FileReadParams, FileStat, FileStatInfo, FileStatParams, FileStatResult,
+    FileWrite, FileWriteParams, IfExists, SystemShutdownParams,
 };
-use box_protocol::error::Detail;
+use box_protocol::error::{Detail, Ended};
 use box_protocol::{BoxError, BoxState, Code, MAX_CHUNK_BYTES, SpecDraft, UnixMs};
 use box_rpc::{Call, Handle, Limits, Options, Router, Session};
 use box_runtime::{
@@ -302,6 +302,78 @@ async fn a_box_whose_agent_is_gone_is_unavailable_with_the_reason() {
     let error = stat(&runtime, "/x").await.unwrap().unwrap_err();
     assert_eq!(error.code(), Code::Unavailable);
     assert!(error.message().contains("agent"), "{error:?}");
+}
+
+/// Why the box of a call has ended, as its error says.
+fn ended(error: &BoxError) -> Option<Ended> {
+    error.detail().and_then(|detail: Detail| detail.ended)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_whose_box_ends_gets_the_reason_and_so_do_later_calls() {
+    let me = Caller::local();
+    for why in [
+        Ended::Deleted,
+        Ended::Expired,
+        Ended::Shutdown,
+        Ended::Failed,
+    ] {
+        let (runtime, backend) = runtime(Shared::default(), seconds(300));
+        create(&runtime, &me).await.unwrap();
+        let under_way = stat(&runtime, "/slow");
+        settle().await;
+        match why {
+            Ended::Deleted => {
+                let params = BoxDeleteParams {
+                    session_id: id("s"),
+                    force: true,
+                };
+                runtime.delete(&me, params).await.map(drop).unwrap();
+            }
+            Ended::Expired => {
+                let change = serde_json::json!({"session_id": "s", "lifetime": {"expires_at": UnixMs::now()}});
+                let change = serde_json::from_value(change).unwrap();
+                runtime.update(&me, change).await.unwrap();
+            }
+            Ended::Shutdown => {
+                let params = SystemShutdownParams {
+                    exit: false,
+                    within_ms: None,
+                };
+                runtime.shutdown(&me, params).await.map(drop).unwrap();
+            }
+            _ => backend.0.agents.lock().await.clear(),
+        }
+        let error = under_way.await.unwrap().unwrap_err();
+        assert_eq!(ended(&error), Some(why), "{error:?}");
+        settle().await;
+        let later = stat(&runtime, "/x").await.unwrap().unwrap_err();
+        assert_eq!(ended(&later), Some(why), "{later:?}");
+        // Others are told nothing, and a new box has no past.
+        let other = ask(&runtime, &Caller::named("bob"), "s", "/x").await;
+        assert_eq!(ended(&other.unwrap_err()), None);
+        if why == Ended::Failed {
+            continue;
+        }
+        assert_eq!(later.code(), Code::NotFound);
+        create(&runtime, &me).await.unwrap();
+        stat(&runtime, "/x").await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_box_that_nobody_used_is_missing_for_that_reason() {
+    let (runtime, _backend) = runtime(Shared::default(), seconds(100));
+    let me = Caller::local();
+    create(&runtime, &me).await.unwrap();
+    sleep(seconds(110)).await;
+    let error = runtime.get(&me, &id("s")).await.unwrap_err();
+    assert_eq!(
+        (error.code(), ended(&error)),
+        (Code::NotFound, Some(Ended::Idle))
+    );
+    let said = "Box session s not found: it expired: no call used it for its idle time";
+    assert_eq!(error.message(), said);
 }
 
 #[tokio::test(start_paused = true)]

@@ -150,7 +150,7 @@ async fn a_call_that_waited_for_somebody_elses_box_does_not_take_its_id() {
     let alice = world.seen_by("alice");
     world.backend.on_command("long", Reply::hang());
     let _running = alice.begin("s", "long").await;
-    let waiting = world.begin("s", "x").await;
+    let waiting = world.begin("s@alice", "x").await;
     alice.shutdown().await;
     assert_eq!(waiting.await.unwrap().unwrap_err().code(), Code::NotFound);
     alice.exec("s", "y").await.unwrap();

@@ -120,10 +120,7 @@ async fn a_box_expires_whatever_it_does() {
     sleep(seconds(15)).await;
     let error = running.await.unwrap().unwrap_err();
     assert_eq!(error.code(), Code::Conflict);
-    assert_eq!(
-        error.message(),
-        "Box session s expired while the command ran"
-    );
+    assert_eq!(error.message(), "Box session s expired: its time is over");
     assert!(!exists(&w, "s").await);
     assert_eq!(w.backend.stops(), ["s"]);
 }

@@ -1,10 +1,10 @@
 //! A box belongs to whoever made it.
 
 use box_protocol::Code;
-use box_protocol::actions::SystemShutdownParams;
+use box_protocol::actions::{BoxListParams, SystemShutdownParams};
 use box_runtime::Caller;
 
-use super::world::{code, spec, world};
+use super::world::{code, id, spec, world};
 
 #[tokio::test(start_paused = true)]
 async fn others_boxes_do_not_exist() {
@@ -16,15 +16,48 @@ async fn others_boxes_do_not_exist() {
         (alice.ids().await, bob.ids().await),
         (vec!["a".to_owned()], vec!["b".to_owned()])
     );
-    assert_eq!(w.ids().await, ["a", "b"]);
+    assert_eq!(w.ids().await, ["a@alice", "b@bob"]);
     assert_eq!(code(bob.get("a").await), Code::NotFound);
     assert_eq!(code(bob.delete("a").await), Code::NotFound);
-    assert_eq!(code(bob.exec("a", "true").await), Code::NotFound);
-    assert_eq!(code(bob.create(spec("a", "")).await), Code::NotFound);
+    assert_eq!(code(bob.get("a@alice").await), Code::NotFound);
     assert_eq!(w.backend.execs().len(), 2);
-    w.exec("a", "by local").await.unwrap();
+    w.exec("a@alice", "by local").await.unwrap();
     assert_eq!(alice.ids().await, ["a"]);
-    w.delete("a").await.unwrap();
+    assert_eq!(w.get("a@alice").await.unwrap().session_id, id("a@alice"));
+    w.delete("a@alice").await.unwrap();
+    assert_eq!(code(alice.get("a").await), Code::NotFound);
+}
+
+#[tokio::test(start_paused = true)]
+async fn owners_have_ids_of_their_own() {
+    let w = world();
+    let (alice, bob) = (w.seen_by("alice"), w.seen_by("bob"));
+    // Neither can take an id away from the other, nor from the administrator, nor tell who has it.
+    for owner in [&alice, &bob, &w] {
+        assert!(!owner.create(spec("x", "")).await.unwrap().existed);
+        assert_eq!(owner.get("x").await.unwrap().session_id, id("x"));
+    }
+    assert_eq!(w.ids().await, ["x", "x@alice", "x@bob"]);
+    assert_eq!(
+        (alice.ids().await, bob.ids().await),
+        (vec!["x".to_owned()], vec!["x".to_owned()])
+    );
+    // Each means its own.
+    bob.delete("x").await.unwrap();
+    assert_eq!(w.ids().await, ["x", "x@alice"]);
+    w.delete("x").await.unwrap();
+    assert_eq!(w.ids().await, ["x@alice"]);
+    assert_eq!(code(w.get("x").await), Code::NotFound);
+    // A page ends anywhere.
+    bob.create(spec("x", "")).await.unwrap();
+    let mut params = BoxListParams {
+        limit: Some(1),
+        ..BoxListParams::default()
+    };
+    let first = w.runtime.list(&w.caller, &params).await.unwrap();
+    params.after = first.next;
+    let second = w.runtime.list(&w.caller, &params).await.unwrap();
+    assert_eq!(second.items[0].session_id, id("x@bob"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -34,7 +67,7 @@ async fn a_shutdown_ends_what_its_caller_sees() {
     alice.exec("a", "true").await.unwrap();
     bob.exec("b", "true").await.unwrap();
     assert_eq!(alice.shutdown().await.ended, 1);
-    assert_eq!(w.ids().await, ["b"]);
+    assert_eq!(w.ids().await, ["b@bob"]);
     let exit = SystemShutdownParams {
         exit: true,
         within_ms: None,
@@ -43,6 +76,6 @@ async fn a_shutdown_ends_what_its_caller_sees() {
         code(w.runtime.shutdown(&Caller::named("bob"), exit).await),
         Code::Denied
     );
-    assert_eq!(w.ids().await, ["b"]);
+    assert_eq!(w.ids().await, ["b@bob"]);
     alice.exec("a", "true").await.unwrap();
 }

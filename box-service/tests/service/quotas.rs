@@ -45,11 +45,11 @@ async fn nothing_runs_in_a_workspace_that_is_too_large_already() {
     let runtime = Scripted::new();
     let service = runtime.ready(with_quota(dir.path(), 1)).await;
     let error = run(&service).await.unwrap_err();
-    assert_eq!(error.code(), Code::Validation);
+    assert_eq!(error.code(), Code::Capacity);
     assert!(
         error
             .message()
-            .contains("workspace quota exceeded before execution"),
+            .contains("quota exceeded: 1 MiB, counted before execution"),
         "{error}"
     );
     assert!(runtime.record().started.is_empty());
@@ -61,11 +61,11 @@ async fn a_box_whose_command_wrote_too_much_is_deleted() {
     let runtime = Scripted::new().writing("output.bin", TWO_MIB);
     let service = runtime.ready(with_quota(dir.path(), 1)).await;
     let error = run(&service).await.unwrap_err();
-    assert_eq!(error.code(), Code::Validation);
+    assert_eq!(error.code(), Code::Capacity);
     assert!(
         error
             .message()
-            .contains("workspace quota exceeded after execution"),
+            .contains("quota exceeded: 1 MiB, counted after execution"),
         "{error}"
     );
     let record = runtime.record();
@@ -96,11 +96,11 @@ async fn a_box_whose_command_wrote_too_much_and_failed_is_deleted() {
         .failing(failure);
     let service = beyond.ready(with_quota(dir.path(), 1)).await;
     let error = run(&service).await.unwrap_err();
-    assert_eq!(error.code(), Code::Validation);
+    assert_eq!(error.code(), Code::Capacity);
     assert!(
         error
             .message()
-            .contains("workspace quota exceeded after execution"),
+            .contains("quota exceeded: 1 MiB, counted after execution"),
         "{error}"
     );
     assert_eq!(beyond.record().deleted, ["person_test_user"]);

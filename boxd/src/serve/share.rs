@@ -52,7 +52,8 @@ impl Handle<PortShare> for Share {
         };
         let expires_at = for_ms.map(|time| UnixMs(UnixMs::now().0.saturating_add(time.get())));
         let cap = self.key.grant(&info, Scope::Port(port), expires_at);
-        let id = utf8_percent_encode(session_id.as_str(), SEGMENT);
+        // Names are their owners'. This id is the box's own, whoever has the address.
+        let id = utf8_percent_encode(&info.backend_session_id, SEGMENT);
         tracing::info!(
             target: "audit",
             caller = &*call.caller(),

@@ -138,7 +138,7 @@ fn a_token_opens_the_network_and_owns_its_boxes() {
     assert!(err(&as_whom(bob, &["exec", "hers", "true"])).contains("not_found"));
     assert_eq!(
         server.ok(&["ps", "-q"]),
-        "hers\n",
+        "hers@ann\n",
         "the Unix socket sees all"
     );
     for wrong in ["", "x", &ann[1..], "local"] {

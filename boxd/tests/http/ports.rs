@@ -50,8 +50,16 @@ async fn an_address_opens_one_port_of_one_box_and_nothing_else() {
     let served = Setup::new().with_tokens().start();
     let client = crate::rpc::connect(&served.rpc(), Some(ANN)).await;
     let web = a_box(&client, "a b~c").await;
-    a_box(&client, "other").await;
+    let other = a_box(&client, "other").await;
     let ours = path(&web, 8000, None).await;
+    let unique = |path: &str| {
+        path["/boxes/".len()..]
+            .split('~')
+            .next()
+            .unwrap()
+            .to_owned()
+    };
+    let (id, others) = (unique(&ours), unique(&path(&other, 8000, None).await));
     let answer = get(&served, &format!("{ours}x/y%2Fz?q=1"), &[]);
     assert_eq!(answer.status, 200, "{answer:?}");
     assert_eq!(answer.json()["path"], "/x/y%2Fz?q=1");
@@ -73,8 +81,8 @@ async fn an_address_opens_one_port_of_one_box_and_nothing_else() {
     }
     for elsewhere in [
         ours.replace("/port/8000/", "/port/8001/"),
-        ours.replace("a%20b%7Ec", "other"),
-        ours.replace("a%20b%7Ec", "nobody"),
+        ours.replace(&id, &others),
+        ours.replace(&id, "nobody"),
         format!("/boxes/other~{cap}/port/8000/"),
     ] {
         assert_eq!(get(&served, &elsewhere, &[]).status, 401, "{elsewhere}");

@@ -137,7 +137,7 @@ async fn a_box_belongs_to_the_token_that_made_it_and_the_socket_sees_all() {
 
     assert_eq!(seen(&ann).await, ["of-ann"]);
     assert_eq!(seen(&bob).await, ["of-bob"]);
-    assert_eq!(seen(&here).await, ["of-all", "of-ann", "of-bob"]);
+    assert_eq!(seen(&here).await, ["of-all", "of-ann@ann", "of-bob@bob"]);
     for (client, others) in [(&ann, ["of-bob", "of-all"]), (&bob, ["of-ann", "of-all"])] {
         for id in others {
             assert!(client.open(id).await.unwrap_err().is_not_found(), "{id}");
@@ -147,8 +147,34 @@ async fn a_box_belongs_to_the_token_that_made_it_and_the_socket_sees_all() {
     let again = connect(&served.rpc(), Some(ANN)).await;
     let ran = again.exec(spec("of-ann", "echo again")).await.unwrap();
     assert_eq!(ran.stdout.trim(), "again");
-    here.open("of-bob").await.unwrap().delete().await.unwrap();
+    assert!(here.open("of-bob").await.unwrap_err().is_not_found());
+    here.open("of-bob@bob")
+        .await
+        .unwrap()
+        .delete()
+        .await
+        .unwrap();
     assert!(bob.open("of-bob").await.unwrap_err().is_not_found());
+}
+
+#[tokio::test]
+async fn an_id_that_another_token_has_is_neither_taken_nor_told() {
+    let served = Setup::new().with_tokens().start();
+    let ann = connect(&served.rpc(), Some(ANN)).await;
+    let bob = connect(&served.rpc(), Some(BOB)).await;
+    let here = connect(served.address("unix:"), None).await;
+    for (client, owner) in [(&ann, "ann"), (&bob, "bob"), (&here, "here")] {
+        let ran = client.exec(spec("build", &format!("echo {owner} | tee of")));
+        assert_eq!(ran.await.unwrap().stdout.trim(), owner);
+    }
+    // Each has its own, with its own files.
+    for (client, owner) in [(&ann, "ann"), (&bob, "bob"), (&here, "here")] {
+        let ran = client.exec(spec("build", "cat of")).await.unwrap();
+        assert_eq!(ran.stdout.trim(), owner);
+    }
+    assert_eq!(seen(&here).await, ["build", "build@ann", "build@bob"]);
+    ann.open("build").await.unwrap().delete().await.unwrap();
+    assert_eq!(seen(&bob).await, ["build"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

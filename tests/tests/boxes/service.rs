@@ -182,11 +182,11 @@ async fn a_workspace_over_its_quota_runs_nothing(setup: Setup) {
         .execute_tool(object(json!({"command": "echo hi"})), &query(44))
         .await
         .unwrap_err();
-    assert_eq!(error.code(), Code::Validation);
+    assert_eq!(error.code(), Code::Capacity);
     assert!(
         error
             .message()
-            .contains("workspace quota exceeded before execution"),
+            .contains("quota exceeded: 1 MiB, counted before execution"),
         "{error}"
     );
     assert_eq!(seen(&world).await.starts, Vec::<String>::new());
@@ -201,7 +201,7 @@ async fn a_box_that_writes_too_much_is_deleted(setup: Setup) {
     assert!(
         error
             .message()
-            .contains("workspace quota exceeded after execution"),
+            .contains("quota exceeded: 1 MiB, counted after execution"),
         "{error}"
     );
     let seen = seen(&world).await;
@@ -227,11 +227,11 @@ async fn a_box_that_writes_too_much_and_fails_is_over_its_quota(setup: Setup) {
     let error = run(format!("spoil large.bin {}", 2 << 20))
         .await
         .unwrap_err();
-    assert_eq!(error.code(), Code::Validation);
+    assert_eq!(error.code(), Code::Capacity);
     assert!(
         error
             .message()
-            .contains("workspace quota exceeded after execution"),
+            .contains("quota exceeded: 1 MiB, counted after execution"),
         "{error}"
     );
     assert_eq!(service.sessions().await.unwrap(), []);

@@ -258,8 +258,8 @@ async fn a_box_whose_workspace_outgrows_its_quota_is_ended() {
         // Many are found by looking.
         let many = "for i in $(seq 200); do head -c 1M /dev/urandom > f$i; sleep 0.01; done";
         let error = exec("many", many).await.unwrap_err();
-        assert_eq!(error.code(), Code::Validation, "{error:?}");
-        assert!(error.message().contains("workspace_quota_mb"), "{error:?}");
+        assert_eq!(error.code(), Code::Capacity, "{error:?}");
+        assert!(error.message().starts_with("quota exceeded: 8 MiB"), "{error:?}");
         let files = std::fs::read_dir(dir.path()).unwrap().count();
         assert!((8..100).contains(&files), "{files} files of 1 MiB");
         for file in std::fs::read_dir(dir.path()).unwrap() {
@@ -293,8 +293,8 @@ async fn a_quota_is_over_everything_that_a_box_can_write_to() {
         assert_eq!(printed(&exec("all", &all, counted).await.unwrap()), (5 << 20).to_string());
         // Together they are too much.
         let error = exec("all", &all, "head -c 5M /dev/urandom > /mnt/two/f; sleep 20").await.unwrap_err();
-        assert_eq!(error.code(), Code::Validation, "{error:?}");
-        assert!(error.message().contains("workspace_quota_mb"), "{error:?}");
+        assert_eq!(error.code(), Code::Capacity, "{error:?}");
+        assert!(error.message().starts_with("quota exceeded: 8 MiB"), "{error:?}");
     })
     .await;
 }
@@ -362,7 +362,7 @@ async fn a_file_system_with_quotas_keeps_that_of_a_workspace() {
         delete("outer").await;
         let more = json!({"session_id": "inner", "host_path": inner, "workspace_quota_mb": 4, "cmd": format!("{fill}; sleep 60"), "timeout_sec": 100});
         let error = machine.exec_spec(spec(more)).await.unwrap_err();
-        assert!(error.message().contains("workspace_quota_mb"), "{error:?}");
+        assert!(error.message().starts_with("quota exceeded: 4 MiB"), "{error:?}");
     })
     .await;
 }
@@ -374,8 +374,8 @@ async fn a_box_that_fills_its_workspace_with_empty_files_is_ended() {
         let cmd = "n=0; while :; do : > f$n; n=$((n+1)); done";
         let asked = json!({"session_id": "empty", "host_path": dir.path(), "workspace_quota_mb": 1, "cmd": cmd});
         let error = machine.exec_spec(spec(asked)).await.unwrap_err();
-        assert_eq!(error.code(), Code::Validation, "{error:?}");
-        assert!(error.message().contains("workspace_quota_mb"), "{error:?}");
+        assert_eq!(error.code(), Code::Capacity, "{error:?}");
+        assert!(error.message().starts_with("quota exceeded: 1 MiB"), "{error:?}");
     })
     .await;
 }

@@ -1,7 +1,7 @@
 //! The part of a box's path that is itself the credential for that box, for clients that send no header: `ID~CAP`.
 //!
-//! A capability says until when it holds and what it opens, and has a MAC over that, the box's id and the moment the box was made:
-//! a later box of the same name is another one. The key is kept in the state directory, so that addresses outlive the server.
+//! A capability says until when it holds and what it opens, and has a MAC over that, the box's unique id and the moment the box was
+//! made: a later box of the same name is another one. The key is kept in the state directory, so that addresses outlive the server.
 
 use std::fmt;
 use std::fs::{self, OpenOptions};
@@ -163,7 +163,7 @@ impl Key {
         mac.update(claim);
         mac.update(&of.created_at.0.to_be_bytes());
         // Last, because it is the only one without a fixed length.
-        mac.update(of.session_id.as_str().as_bytes());
+        mac.update(of.backend_session_id.as_bytes());
         mac
     }
 }
@@ -209,7 +209,7 @@ mod tests {
 
     fn a_box(id: &str, created_at: u64) -> BoxSessionInfo {
         serde_json::from_value(serde_json::json!({
-            "session_id": id, "backend_name": "native", "backend_session_id": "x", "image": "i", "network": "off",
+            "session_id": "s", "backend_name": "native", "backend_session_id": id, "image": "i", "network": "off",
             "host_path": null, "host_path_mode": "none", "mount_path": "/workspace", "cpus": 1.0, "memory_mb": 64,
             "pids_limit": 32, "read_only_rootfs": true, "created_at": created_at, "last_used_at": created_at,
             "state": "running",

@@ -1,0 +1,52 @@
+//! Why a box has ended, as the error that every call gets whose box ends, and every later call.
+
+use box_protocol::error::{Detail, Ended, Subject, with_end};
+use box_protocol::{BoxError, SessionId};
+
+use super::front::Over;
+
+impl Over {
+    /// The error of a call whose box ends with this.
+    pub(super) fn reason(&self, session_id: &SessionId) -> BoxError {
+        ended_as(self.into(), session_id)
+    }
+}
+
+impl From<&Over> for Ended {
+    fn from(over: &Over) -> Self {
+        match over {
+            Over::Deleted(_) => Self::Deleted,
+            Over::Expired => Self::Expired,
+            Over::Idle => Self::Idle,
+            Over::Done => Self::Main,
+            Over::Closed => Self::Shutdown,
+        }
+    }
+}
+
+/// The error of a call whose box has ended for this reason.
+pub(super) fn ended_as(why: Ended, session_id: &SessionId) -> BoxError {
+    let did = match why {
+        Ended::Deleted => "was deleted",
+        Ended::Expired => "expired: its time is over",
+        Ended::Idle => "expired: no call used it for its idle time",
+        Ended::Main => "ended: its main command has ended",
+        Ended::Shutdown => "was ended: the runtime is shutting down",
+        _ => "has ended",
+    };
+    let message = format!("Box session {session_id} {did}");
+    let error = match why {
+        Ended::Shutdown => BoxError::unavailable(message),
+        _ => BoxError::conflict(message),
+    };
+    with_end(error.with_detail(&Detail::about(Subject::Box)), why)
+}
+
+/// The error of a call whose box is of no more use, where the backend does not know why.
+pub(super) fn broken(reason: String) -> BoxError {
+    let error = BoxError::unavailable(reason);
+    with_end(
+        error.with_detail(&Detail::about(Subject::Box)),
+        Ended::Failed,
+    )
+}

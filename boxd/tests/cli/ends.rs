@@ -1,0 +1,70 @@
+//! A command whose box ends says why, at once.
+
+use std::process::{Output, Stdio};
+
+use super::support::{Server, boxd, err, eventually, feed};
+
+/// What fills a workspace with files of 1 MiB, and then stays.
+const FILL: &str = "for i in $(seq 200); do head -c 1M /dev/urandom > f$i; done; sleep 1000";
+
+/// The box was ended for its quota, and the program says so. It does not read on.
+fn is_over_quota(ran: &Output) {
+    assert_eq!(ran.status.code(), Some(122), "{ran:?}");
+    let said = err(ran);
+    assert!(said.contains("quota exceeded: 8 MiB"), "{said}");
+    assert!(!said.contains("connection"), "{said}");
+}
+
+#[test]
+fn a_full_quota_has_words_and_an_exit_code_of_its_own() {
+    let workspace = tempfile::tempdir().unwrap();
+    let mut run = boxd();
+    run.args(["run", "--quota-mb", "8", "--workspace"])
+        .arg(workspace.path())
+        .arg(FILL);
+    is_over_quota(&feed(&mut run, b""));
+}
+
+#[test]
+fn a_full_quota_is_in_inspect_and_in_the_log_and_later_calls_get_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let workspace = directory.path().join("workspace");
+    std::fs::create_dir(&workspace).unwrap();
+    let log = directory.path().join("log");
+    let to = std::fs::File::create(&log).unwrap();
+    let server = Server::with(directory, |command| {
+        command
+            .env("BOXD_POLICY_ALLOWED_HOST_MOUNT_ROOTS", &workspace)
+            .stderr(to);
+    });
+    let workspace = workspace.to_str().unwrap();
+    let full = ["run", "--session", "full", "--quota-mb", "8", "--workspace"];
+    is_over_quota(&server.run(&[&full[..], &[workspace, FILL]].concat()));
+    let inspected = server.json(&["inspect", "full"]);
+    assert_eq!(inspected["box"]["state"], "failed", "{inspected}");
+    let reason = inspected["box"]["reason"].as_str().unwrap();
+    assert!(reason.starts_with("quota exceeded: 8 MiB"), "{reason}");
+    is_over_quota(&server.run(&["exec", "full", "true"]));
+    let log = std::fs::read_to_string(log).unwrap();
+    assert!(log.contains("quota exceeded: 8 MiB"), "{log}");
+}
+
+#[test]
+fn a_command_whose_box_is_deleted_says_so() {
+    let server = Server::start();
+    server.ok(&["run", "--session", "short", "true"]);
+    let running = server
+        .boxd(&["exec", "--id", "job", "short", "sleep 1000"])
+        .stdin(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    eventually("the command runs", || {
+        server.ok(&["ps", "short"]).contains("short/job")
+    });
+    server.ok(&["rm", "--force", "short"]);
+    let ran = running.wait_with_output().unwrap();
+    assert_eq!(ran.status.code(), Some(125), "{ran:?}");
+    let said = err(&ran);
+    assert!(said.contains("Box session short was deleted"), "{said}");
+}
