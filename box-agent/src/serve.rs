@@ -13,6 +13,7 @@ use rustix::fs::FileType;
 use rustix::process::Signal;
 use tokio::io::unix::AsyncFd;
 use tokio::runtime::Runtime;
+use tokio::sync::oneshot;
 
 use crate::agent::Agent;
 use crate::calls::router;
@@ -45,13 +46,14 @@ struct Handed {
     listener: Option<UnixListener>,
     slots: Option<OwnedFd>,
     store: Option<OwnedFd>,
+    newborn: Option<Newborn>,
 }
 
 impl Handed {
     fn new(fds: Vec<OwnedFd>) -> io::Result<Self> {
         let mut fds = fds.into_iter();
         let connection = UnixStream::from(fds.next().ok_or(io::ErrorKind::InvalidInput)?);
-        let (mut listener, mut slots, mut store) = (None, None, None);
+        let (mut listener, mut slots, mut store, mut newborn) = (None, None, None, None);
         for fd in fds {
             let kind = FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode);
             if kind == FileType::Socket {
@@ -60,8 +62,10 @@ impl Handed {
                 listener = Some(UnixListener::from(fd));
             } else if slots.is_none() {
                 slots = Some(fd);
-            } else {
+            } else if store.is_none() {
                 store = Some(fd);
+            } else {
+                newborn = Some(Newborn(fd));
             }
         }
         Ok(Self {
@@ -69,7 +73,18 @@ impl Handed {
             listener,
             slots,
             store,
+            newborn,
         })
+    }
+}
+
+/// An event that the runtime has told once the box has a record. A runtime that is gone before that is followed by none: no other
+/// knows of the box.
+struct Newborn(OwnedFd);
+
+impl Newborn {
+    fn has_record(&self) -> bool {
+        rustix::io::read(&self.0, &mut [0_u8; 8]).is_ok()
     }
 }
 
@@ -99,19 +114,23 @@ impl Ready {
             listener,
             slots,
             store,
+            newborn,
         } = Handed::new(std::mem::take(&mut init.fds))?;
         let Self { runtime, children } = self;
         let serving = Box::pin(async move {
             let agent = Agent::new(init, Slots::new(slots), store.map(Store::new))?;
             let agent = Arc::new(agent);
             let router = router(&agent);
-            attend(connection, router.clone())?;
+            let left_alone = attend(connection, router.clone(), newborn)?;
             if let Some(listener) = listener {
                 listener.set_nonblocking(true)?;
                 let listener = tokio::net::UnixListener::from_std(listener)?;
                 tokio::spawn(accept(listener, Arc::clone(&agent), router));
             }
-            reap(&agent, &children).await
+            tokio::select! {
+                ended = reap(&agent, &children) => ended,
+                Ok(()) = left_alone => Ok(()),
+            }
         });
         runtime.block_on(serving)
     }
@@ -149,12 +168,22 @@ async fn accept(listener: tokio::net::UnixListener, agent: Arc<Agent>, router: R
     }
 }
 
-/// Serves the first connection, to its end. The agent lives on after that.
-fn attend(stream: UnixStream, router: Router) -> io::Result<()> {
+/// Serves the first connection, to its end. The agent lives on after that, unless its box has no record by then: that is told.
+fn attend(
+    stream: UnixStream,
+    router: Router,
+    newborn: Option<Newborn>,
+) -> io::Result<oneshot::Receiver<()>> {
     stream.set_nonblocking(true)?;
     let session = session(tokio::net::UnixStream::from_std(stream)?, router);
-    tokio::spawn(async move { session.closed().await });
-    Ok(())
+    let (alone, left_alone) = oneshot::channel();
+    tokio::spawn(async move {
+        session.closed().await;
+        if newborn.is_some_and(|newborn| !newborn.has_record()) {
+            let _ = alone.send(());
+        }
+    });
+    Ok(left_alone)
 }
 
 fn session(stream: tokio::net::UnixStream, router: Router) -> Session {

@@ -4,91 +4,199 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use box_protocol::actions::AgentHealthParams;
-use box_protocol::{BoxError, BoxState};
+use box_protocol::error::{Detail, Subject};
+use box_protocol::{BoxError, BoxState, SessionId};
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
 use tokio::sync::oneshot;
+use tokio::time::{sleep, timeout};
 use uuid::Uuid;
 
-use crate::backend::{AdoptedBox, Backend};
-use crate::card::{Card, Place, Record};
+use crate::backend::{AdoptedBox, Backend, Reach};
+use crate::card::{Card, Mounts, Place, Record};
 use crate::runtime::{BoxRuntime, unanswered};
-use crate::session::Living;
+use crate::session::{Begin, Living, Shared};
 use crate::table::Ask;
 
-/// How long the agent of a box may take to answer whoever takes it over. After the end of a busy server all are asked at once.
-pub(crate) const AGENT_PATIENCE: Duration = Duration::from_secs(30);
+/// How long the agents of all boxes together may keep a server from being ready. Those that have not answered by then are waited
+/// for beside its work.
+const READY_WITHIN: Duration = Duration::from_secs(5);
+
+/// How long to wait before a box is tried again that could not be reached.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// A box on its way: its agent, or why it is known to be dead.
+pub(crate) type Coming = BoxFuture<'static, Result<Box<Living>, &'static str>>;
+
+/// A box that was found and not reached yet.
+pub(crate) struct Unreached {
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) id: Uuid,
+    pub(crate) coming: Coming,
+}
 
 impl BoxRuntime {
     /// Takes over the boxes of a process that is gone, with their commands, logs and ends; to be called once, before the first
-    /// call. How many there are. What cannot be taken over is ended, unless another version of this program could.
+    /// call. How many there are. A box is given up only if it is known to be dead; one whose agent does not answer is
+    /// `unreachable` until it does.
     pub async fn adopt(&self) -> Result<usize, BoxError> {
         let mut adopted = 0;
         for backend in &self.shared().config.backends {
             let readable = |record: &str| Record::read(record).is_some();
             let found = backend.adopt(readable).await?;
-            let all = found.into_iter().map(async |found| {
-                let id = found.id;
-                let adopted = self.adopt_one(backend, found).await;
-                if let Err(error) = &adopted {
-                    tracing::warn!(box_id = %id, %error, "a box cannot be taken over and is ended");
-                    self.end(backend, id).await;
-                }
-                adopted.is_ok()
-            });
+            let all = found.into_iter().map(|found| self.adopt_one(backend, found));
             let all = futures::future::join_all(all).await;
             adopted += all.into_iter().filter(|adopted| *adopted).count();
         }
         Ok(adopted)
     }
 
-    async fn adopt_one(
-        &self,
-        backend: &Arc<dyn Backend>,
-        found: AdoptedBox,
-    ) -> Result<(), BoxError> {
-        let record = Record::read(&found.record)
-            .ok_or_else(|| BoxError::validation("the record of the box cannot be read"))?;
-        let paused = record.paused;
-        let mounts = record.mounts.clone();
+    /// Whether its agent has answered.
+    async fn adopt_one(&self, backend: &Arc<dyn Backend>, found: AdoptedBox) -> bool {
+        let Some(record) = Record::read(&found.record) else {
+            return false;
+        };
+        let was = Was {
+            paused: record.paused,
+            stopped: record.stopped,
+            mounts: record.mounts.clone(),
+        };
         let card = Arc::new(Card::adopted(record, backend.name()));
-        let way = (found.started.connection, found.started.spool);
-        let (of, health) = ((backend, found.id), AgentHealthParams::default());
-        let meeting = Living::meet(self.shared(), of, way, &health);
-        let living = tokio::time::timeout(AGENT_PATIENCE, meeting)
-            .await
-            .map_err(|_| BoxError::timeout("the box's agent does not answer"))??;
         let place = Place {
             backend: Arc::clone(backend),
             id: found.id,
         };
-        card.is_at(place, mounts)?;
-        // It went on while its agent was met; one that cannot be paused again goes on.
-        let limit = self.shared().config.probe_timeout;
-        if paused && living.freeze(limit, true).await.is_ok() {
-            card.live().state = BoxState::Paused;
-        }
-        let (reply, answer) = oneshot::channel();
-        let told = Arc::clone(&card);
-        let ask = Ask::Adopt {
-            card,
-            living: Box::new(living),
-            reply,
-        };
-        self.send(ask).await?;
-        match answer.await {
-            Ok(true) => {
-                self.shared().events.tell(&told, "adopted", "");
-                Ok(())
+        let of = (Arc::clone(&card), place);
+        let mut coming = reach(self.shared_arc(), of, was).boxed();
+        let (begin, kind, message) = match timeout(READY_WITHIN, &mut coming).await {
+            Ok(Ok(living)) => (Begin::In(living), "adopted", ""),
+            Ok(Err(gone)) => {
+                tracing::info!(box_id = %found.id, gone, "a box of an earlier process is gone");
+                self.shared().events.tell(&card, "failed", gone);
+                return false;
             }
+            Err(_) => {
+                card.unreachable();
+                let unreached = Unreached {
+                    backend: Arc::clone(backend),
+                    id: found.id,
+                    coming,
+                };
+                let begin = Begin::Reaching(Box::new(unreached));
+                (begin, "unreachable", "its agent does not answer")
+            }
+        };
+        let answered = matches!(begin, Begin::In(_));
+        match self.enter_table(&card, begin).await {
+            Ok(()) => {
+                self.shared().events.tell(&card, kind, message);
+                answered
+            }
+            Err(error) => {
+                tracing::warn!(box_id = %found.id, %error, "a box cannot be taken over and is ended");
+                self.end(backend, found.id).await;
+                false
+            }
+        }
+    }
+
+    async fn enter_table(&self, card: &Arc<Card>, begin: Begin) -> Result<(), BoxError> {
+        let (reply, answer) = oneshot::channel();
+        let card = Arc::clone(card);
+        self.send(Ask::Adopt { card, begin, reply }).await?;
+        match answer.await {
+            Ok(true) => Ok(()),
             Ok(false) => Err(BoxError::conflict("there is another box of this id")),
             Err(_) => Err(unanswered()),
         }
     }
 
     async fn end(&self, backend: &Arc<dyn Backend>, id: Uuid) {
-        let stopped =
-            tokio::time::timeout(self.shared().config.stop_timeout, backend.stop(id)).await;
+        let stopped = timeout(self.shared().config.stop_timeout, backend.stop(id)).await;
         if !matches!(stopped, Ok(Ok(()))) {
             tracing::error!(box_id = %id, "the box was not stopped");
         }
+    }
+}
+
+/// What a record says of a box.
+struct Was {
+    paused: bool,
+    stopped: bool,
+    mounts: Mounts,
+}
+
+/// Reaches the agent of a box, however long that takes.
+async fn reach(
+    shared: Arc<Shared>,
+    (card, place): (Arc<Card>, Place),
+    was: Was,
+) -> Result<Box<Living>, &'static str> {
+    let mut pause = FIRST_PAUSE;
+    loop {
+        match try_to_reach(&shared, &card, &place, &was.mounts).await {
+            Ok(Ok(living)) => {
+                // It went on while its agent was met; one that cannot be paused again goes on.
+                let limit = shared.config.probe_timeout;
+                let frozen = was.paused && living.freeze(limit, true).await.is_ok();
+                card.reached(match frozen {
+                    true => BoxState::Paused,
+                    false if was.stopped => BoxState::Stopped,
+                    false => BoxState::Running,
+                });
+                return Ok(Box::new(living));
+            }
+            Ok(Err(gone)) => return Err(gone),
+            Err(error) => {
+                let session = &card.spec.session_id;
+                tracing::warn!(%session, %error, "a box cannot be reached and is tried again");
+            }
+        }
+        sleep(pause).await;
+        pause = (2 * pause).min(LONGEST_PAUSE);
+    }
+}
+
+async fn try_to_reach(
+    shared: &Shared,
+    card: &Arc<Card>,
+    place: &Place,
+    mounts: &Mounts,
+) -> Result<Result<Living, &'static str>, BoxError> {
+    let started = match place.backend.reach(place.id).await? {
+        Reach::Here(started) => started,
+        Reach::Gone(why) => return Ok(Err(why)),
+    };
+    let way = (started.connection, started.spool);
+    let (of, health) = ((&place.backend, place.id), AgentHealthParams::default());
+    let living = Living::meet(shared, of, way, &health).await?;
+    let met = card.is_at(place.clone(), mounts.clone());
+    met.inspect_err(|_| card.is_gone())?;
+    Ok(Ok(living))
+}
+
+/// What a call meets whose box cannot be reached.
+pub(crate) fn unreachable(id: &SessionId) -> BoxError {
+    let message = format!(
+        "Box session {id} does not answer; try again later, or delete it with force"
+    );
+    BoxError::unavailable(message).with_detail(&Detail::about(Subject::Box))
+}
+
+impl Card {
+    /// Its agent has not answered whoever adopted it.
+    fn unreachable(&self) {
+        self.door.shut(unreachable(&self.spec.session_id));
+        let mut live = self.live();
+        live.state = BoxState::Unreachable;
+        live.reason = Some("its agent does not answer".to_owned());
+    }
+
+    /// Its agent has answered, and this is what it does.
+    fn reached(&self, state: BoxState) {
+        let mut live = self.live();
+        live.state = state;
+        live.reason = None;
     }
 }

@@ -85,11 +85,18 @@ pub trait Backend: Send + Sync + 'static {
         Ok(())
     }
 
-    /// The boxes of a process that is gone which still live, and are this one's from now on. What is left of others is cleared
-    /// away. A box whose record is not `readable` is somebody else's, and left alone. Called once, before the first start.
+    /// The boxes of a process that is gone which may still live, and are this one's from now on. A box whose record is not
+    /// `readable` is somebody else's, and left alone. Called once, before the first start.
     async fn adopt(&self, readable: Readable) -> Result<Vec<AdoptedBox>, BoxError> {
         let _ = readable;
         Ok(Vec::new())
+    }
+
+    /// Waits for the agent of a box that was [adopted](Self::adopt). An error proves nothing of the box: it is called again then,
+    /// or [`stop`](Self::stop) is.
+    async fn reach(&self, id: Uuid) -> Result<Reach, BoxError> {
+        let _ = id;
+        Ok(Reach::Gone("this backend adopts no boxes"))
     }
 
     /// Ends a box with everything in it and frees what it held. Nothing to do is a success: the box
@@ -251,15 +258,22 @@ impl fmt::Debug for StartedBox {
 /// Whether a record that was [kept](Backend::keep) can be understood.
 pub type Readable = fn(&str) -> bool;
 
-/// A box that outlived the process that made it.
+/// A box that may have outlived the process that made it.
 #[derive(Debug)]
 pub struct AdoptedBox {
     /// Its own id.
     pub id: Uuid,
     /// What was last [kept](Backend::keep) with it.
     pub record: String,
-    /// The way to its agent.
-    pub started: StartedBox,
+}
+
+/// What became of a box that was adopted.
+#[derive(Debug)]
+pub enum Reach {
+    /// It lives, and this is the way to its agent.
+    Here(StartedBox),
+    /// It is known to be dead, for this reason, and what it had is cleared away.
+    Gone(&'static str),
 }
 
 /// In what a box differs from what was asked for.

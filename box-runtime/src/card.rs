@@ -279,11 +279,6 @@ impl Card {
         let card = Self::new(record.owner.into(), &record.spec);
         {
             let mut live = card.live();
-            live.state = if record.stopped {
-                BoxState::Stopped
-            } else {
-                BoxState::Running
-            };
             live.backend_name = backend_name.into();
             live.backend_session_id = record.backend_session_id;
             live.created_at = record.created_at;

@@ -351,6 +351,10 @@ impl BoxRuntime {
         &self.shared
     }
 
+    pub(crate) fn shared_arc(&self) -> Arc<Shared> {
+        Arc::clone(&self.shared)
+    }
+
     pub(crate) async fn send(&self, ask: Ask) -> Result<(), BoxError> {
         self.table.send(ask).await.map_err(|_| unanswered())
     }

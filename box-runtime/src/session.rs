@@ -27,8 +27,10 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use box_protocol::actions::{BoxCreateResult, BoxDeleteResult, OnDisconnect, OnTimeout};
-use box_protocol::error::Ended;
-use box_protocol::{BoxError, BoxExecutionResult, ExecutionStatus, LaneStatus};
+use box_protocol::error::{Detail, Ended, Subject};
+use box_protocol::{
+    BoxError, BoxExecutionResult, ExecutionStatus, Killed, LaneStatus, SessionId,
+};
 use box_rpc::Router;
 use futures::FutureExt as _;
 use tokio::sync::mpsc;
@@ -37,6 +39,7 @@ use self::body::{Body, NotReady};
 use self::ending::{broken, ended_as};
 use self::exec::{Command, Ran};
 use self::front::{During, Front, Over, Rested};
+use crate::adoption::{Unreached, unreachable};
 use crate::card::Card;
 use crate::config::RuntimeConfig;
 use crate::door::ended;
@@ -66,6 +69,8 @@ pub(crate) enum Begin {
     With(Vec<Work>),
     /// A box that was adopted.
     In(Box<Living>),
+    /// One whose agent has not answered yet.
+    Reaching(Box<Unreached>),
 }
 
 /// Lives a session from its beginning to its end, and reports the end to the table.
@@ -76,13 +81,21 @@ pub(crate) async fn live(
     mailbox: mpsc::Receiver<Work>,
     table: mpsc::WeakSender<Ask>,
 ) {
-    let (first, living) = match begin {
-        Begin::With(first) => (first, None),
-        Begin::In(living) => (Vec::new(), Some(living)),
+    let mut body = Body::new(Arc::clone(&shared), Arc::clone(&card));
+    let first = match begin {
+        Begin::With(first) => first,
+        Begin::In(living) => {
+            body.is_in(living);
+            Vec::new()
+        }
+        Begin::Reaching(unreached) => {
+            body.reaches(unreached);
+            Vec::new()
+        }
     };
     let mut actor = Actor {
         front: Front::new(&shared, &card, mailbox, first),
-        body: Body::new(shared, Arc::clone(&card), living),
+        body,
         card: Arc::clone(&card),
     };
     let last = AssertUnwindSafe(actor.run()).catch_unwind().await;
@@ -139,6 +152,10 @@ impl Actor {
     async fn run(&mut self) -> Last {
         loop {
             let next = match self.front.next_work() {
+                Some(work) if self.body.is_out_of_reach(&work) => {
+                    work.refuse(unreachable(&self.card.spec.session_id));
+                    Next::GoOn
+                }
                 Some(Work::Exec(exec)) => self.exec(exec).await,
                 Some(Work::Create(create)) => self.create(create).await,
                 Some(Work::Delete(delete)) => self.delete(delete).await,
@@ -159,6 +176,13 @@ impl Actor {
             Rested::Broken(reason) => {
                 let why = self.why_broken(reason);
                 self.fail(why).await;
+                Next::GoOn
+            }
+            Rested::Reached(living) => {
+                self.body.is_in(living);
+                self.tell("adopted", "its agent answers");
+                self.front.used();
+                self.front.set_clock();
                 Next::GoOn
             }
             Rested::Over(Over::Idle) => Box::pin(self.idle()).await,
@@ -227,15 +251,15 @@ impl Actor {
                 Next::End(Last::Nothing)
             }
             Unready::Over(over) => {
-                if matches!(over, Over::Expired | Over::Idle) {
+                let id = &self.card.spec.session_id;
+                match over {
                     // The next box would have the same end.
-                    work.refuse(BoxError::conflict(format!(
-                        "Box session {} expired before it was ready",
-                        self.card.spec.session_id
-                    )));
-                } else {
+                    Over::Expired | Over::Idle => work.refuse(BoxError::conflict(format!(
+                        "Box session {id} expired before it was ready"
+                    ))),
+                    Over::Deleted(_) => work.refuse(deleted(id)),
                     // It has not begun, so it may begin in the next box.
-                    self.front.put_back(work);
+                    Over::Done | Over::Closed => self.front.put_back(work),
                 }
                 self.over(over).await
             }
@@ -316,7 +340,7 @@ impl Actor {
     async fn ran(&mut self, exec: Box<Exec>, ran: Ran, command: &Command) -> Next {
         let (reply, on_timeout) = (exec.reply, exec.on_timeout);
         match ran {
-            Ran::Result(result) => {
+            Ran::Result(mut result) => {
                 let timed_out = result.status == ExecutionStatus::TimedOut;
                 if timed_out {
                     self.tell("timeout", "an exec took too long");
@@ -326,13 +350,14 @@ impl Actor {
                 }
                 if timed_out && on_timeout == OnTimeout::DropBox {
                     self.tell("deleted", "an exec took too long");
+                    result.killed = Some(Killed::Box);
                     return self.end(Last::Exec(reply, Ok(result))).await;
                 }
                 self.card.used(LaneStatus::Idle);
                 let _ = reply.send(Ok(result));
                 Next::GoOn
             }
-            Ran::Silent(result) => {
+            Ran::Silent(mut result) => {
                 self.tell(
                     "timeout",
                     "an exec took too long, and was not ended in time",
@@ -354,7 +379,14 @@ impl Actor {
                         }
                     }
                 }
-                // An agent that does not even end a command in time is not worth keeping.
+                result.killed = Some(Killed::Box);
+                if on_timeout == OnTimeout::Kill {
+                    // Nobody asked for the end of the box, so what is known of it stays, and says why.
+                    let why = "the box's agent does not end a command whose time is over";
+                    self.fail(why.to_owned()).await;
+                    let _ = reply.send(Ok(result));
+                    return Next::GoOn;
+                }
                 self.tell("deleted", "its agent is silent");
                 self.end(Last::Exec(reply, Ok(result))).await
             }
@@ -411,7 +443,12 @@ impl Actor {
         // Before the agent goes, so that calls inside learn why it does.
         self.card.door.shut(over.reason(&self.card.spec.session_id));
         match over {
-            Over::Deleted(delete) => self.delete(delete).await,
+            Over::Deleted(delete) => {
+                // What waited for the box was asked for before: it shall not make another one.
+                let error = deleted(&self.card.spec.session_id);
+                self.front.refuse_lane(&error);
+                self.delete(delete).await
+            }
             Over::Expired => self.end_as("expired", "its time is over").await,
             Over::Idle => self.end_as("expired", "nobody has used it for long").await,
             Over::Done => self.end_as("deleted", "its main command has ended").await,
@@ -447,6 +484,12 @@ impl Actor {
         self.front.used();
         self.front.set_clock();
     }
+}
+
+/// What a call meets that waited for a box which was deleted with force.
+fn deleted(id: &SessionId) -> BoxError {
+    BoxError::conflict(format!("Box session {id} was deleted before the call began"))
+        .with_detail(&Detail::about(Subject::Box))
 }
 
 /// Why a call's box is not ready.

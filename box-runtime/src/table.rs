@@ -20,9 +20,10 @@ use tokio::time::{Instant, sleep_until};
 use self::closing::{Closings, End};
 use self::entry::Entry;
 use self::gone::Gone;
+use crate::adoption::unreachable;
 use crate::caller::Caller;
 use crate::card::Card;
-use crate::session::{self, Begin, Living, Shared, Work};
+use crate::session::{self, Begin, Shared, Work};
 
 /// The most bytes of configuration that are kept for one caller.
 const CONFIGURATION_BYTES: usize = 256 * 1024;
@@ -65,7 +66,7 @@ pub(crate) enum Ask {
     /// A box that was adopted, to be a session again.
     Adopt {
         card: Arc<Card>,
-        living: Box<Living>,
+        begin: Begin,
         reply: oneshot::Sender<bool>,
     },
     /// A session's last word, and the calls it did not begin.
@@ -191,12 +192,8 @@ impl Table {
                 until,
                 reply,
             } => self.shutdown(caller, exit, until, reply),
-            Ask::Adopt {
-                card,
-                living,
-                reply,
-            } => {
-                let _ = reply.send(self.adopt(card, living));
+            Ask::Adopt { card, begin, reply } => {
+                let _ = reply.send(self.adopt(card, begin));
             }
             Ask::Ended { card, left } => self.ended(&card, left),
         }
@@ -307,10 +304,10 @@ impl Table {
     }
 
     /// Makes a session of a box that was adopted, unless there is one of its id.
-    fn adopt(&mut self, card: Arc<Card>, living: Box<Living>) -> bool {
+    fn adopt(&mut self, card: Arc<Card>, begin: Begin) -> bool {
         let free = !self.entries.contains_key(&card.key());
         if free {
-            self.enter(card, Begin::In(living));
+            self.enter(card, begin);
         }
         free
     }
@@ -345,7 +342,11 @@ impl Table {
         stage: Stage,
     ) -> Result<Arc<Card>, BoxError> {
         let card = Arc::clone(&self.find(&params.session_id, caller)?.card);
-        if card.live().state == BoxState::Failed {
+        let state = card.live().state;
+        if state == BoxState::Unreachable {
+            return Err(unreachable(&params.session_id));
+        }
+        if state == BoxState::Failed {
             let message = format!("Box session {} has failed", params.session_id);
             return Err(BoxError::conflict(message).with_detail(&Detail::about(Subject::Box)));
         }

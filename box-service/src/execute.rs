@@ -58,7 +58,8 @@ impl BoxService {
         };
         let params = BoxExecParams {
             spec,
-            on_timeout: OnTimeout::default(),
+            // What hosts of this tool are promised: a timeout ends the session.
+            on_timeout: OnTimeout::DropBox,
             on_disconnect: OnDisconnect::default(),
             attach: None,
         };

@@ -9,14 +9,14 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
-use serde::{Deserialize, Serialize};
 
-use crate::cgroup::{Cgroups, Usage};
+use crate::cgroup::{Cgroups, Usage, start_time};
 use crate::child::InitMain;
 use crate::error::{At, Error, Result};
 use crate::network::{ExitMarks, Exits};
 use crate::plan::{Mount, SandboxPlan};
 use crate::probe::Primitives;
+use crate::record::{SandboxRecord, has_ended, namespace, pid_of};
 use crate::wire::{
     FDS_MAX, MESSAGE_MAX, Reply, Request, ServerConfig, next_length, receive_message, send_message,
     socket_pair,
@@ -257,6 +257,7 @@ impl Making {
             pidfd,
             mounts,
             pid: OnceLock::new(),
+            started: OnceLock::new(),
             cgroup,
             missing,
             guest: self.guest,
@@ -289,6 +290,7 @@ pub struct Sandbox {
     mounts: OwnedFd,
     /// Found out when first asked for.
     pid: OnceLock<i32>,
+    started: OnceLock<Option<u64>>,
     cgroup: Option<String>,
     missing: Vec<String>,
     guest: u32,
@@ -303,29 +305,14 @@ pub struct Sandbox {
     server: Option<Arc<OwnedFd>>,
 }
 
-/// What a later program needs, besides the descriptors, to take a box over.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SandboxRecord {
-    /// Init's process id. Only a hint: the pidfd says who it is.
-    pub pid: i32,
-    /// The name of its cgroups.
-    pub cgroup: Option<String>,
-    /// What it goes without.
-    pub missing: Vec<String>,
-    /// The guest's id.
-    pub guest: u32,
-    /// Processor time that its cgroup had counted before.
-    pub cpu_before: Duration,
-    /// What the sockets at its exits are known by.
-    #[serde(default)]
-    pub exits: ExitMarks,
-}
-
 impl Sandbox {
     /// What to keep for [`Sandbox::adopt`].
     pub fn record(&self) -> SandboxRecord {
+        let pid = self.pid();
         SandboxRecord {
-            pid: self.pid(),
+            pid,
+            started: self.started(pid),
+            mounts: namespace(&self.mounts).ok(),
             cgroup: self.cgroup.clone(),
             missing: self.missing.clone(),
             guest: self.guest,
@@ -341,7 +328,7 @@ impl Sandbox {
     }
 
     /// A handle on a box whose server is gone. `pidfd` and `mounts`, its mount namespace, come from its init, which was asked
-    /// over a socket, and so do the sockets at its exits; `cgroups` are of the same parent. Once it has ended, [`Cgroups::sweep`] clears its groups away.
+    /// over a socket, and so do the sockets at its exits; `cgroups` are of the same parent. Dropped after its end, it removes its groups.
     pub fn adopt(
         pidfd: OwnedFd,
         mounts: OwnedFd,
@@ -351,6 +338,8 @@ impl Sandbox {
     ) -> Self {
         let SandboxRecord {
             pid,
+            started,
+            mounts: _,
             cgroup,
             missing,
             guest,
@@ -362,6 +351,7 @@ impl Sandbox {
             pidfd,
             mounts,
             pid: OnceLock::from(pid),
+            started: OnceLock::from(started),
             cgroup,
             missing,
             guest,
@@ -386,12 +376,17 @@ impl Sandbox {
 
     /// The process id of init, as the machine numbers it. Not positive if it had ended before anybody asked.
     pub fn pid(&self) -> i32 {
-        *self.pid.get_or_init(|| {
-            let number = std::os::fd::AsRawFd::as_raw_fd(&self.pidfd);
-            let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{number}"));
-            let info = info.unwrap_or_default();
-            let pid = info.lines().find_map(|line| line.strip_prefix("Pid:"));
-            pid.and_then(|pid| pid.trim().parse().ok()).unwrap_or(-1)
+        *self
+            .pid
+            .get_or_init(|| pid_of(&self.pidfd).unwrap_or(-1))
+    }
+
+    /// When init was started, if procfs shows it.
+    fn started(&self, pid: i32) -> Option<u64> {
+        *self.started.get_or_init(|| {
+            let started = start_time(pid.try_into().ok()?);
+            // Of a process that has not ended, so the number was its own when the time was read.
+            started.filter(|_| matches!(has_ended(&self.pidfd), Ok(false)))
         })
     }
 
@@ -488,12 +483,20 @@ impl Sandbox {
 
 impl Drop for Sandbox {
     fn drop(&mut self) {
-        if let (Some(server), Some(cgroup)) = (&self.server, &self.cgroup) {
-            // A server that is gone has no use for it.
-            let release = Request::Release {
-                cgroup: cgroup.clone(),
-            };
-            let _ = send_message(server.as_fd(), &release, &[]);
+        let Some(cgroup) = &self.cgroup else {
+            return;
+        };
+        match &self.server {
+            Some(server) => {
+                // A server that is gone has no use for it.
+                let release = Request::Release {
+                    cgroup: cgroup.clone(),
+                };
+                let _ = send_message(server.as_fd(), &release, &[]);
+            }
+            // No server knows of it, so nobody else removes it. One that lives stays: another program may adopt it.
+            None if matches!(has_ended(&self.pidfd), Ok(true)) => self.cgroups.remove_last(cgroup),
+            None => {}
         }
     }
 }

@@ -4,6 +4,7 @@
 //! # Reading order
 //! 1. `plan.rs`: [`SandboxPlan`], what a box shall be; `probe.rs`: [`Primitives`], what this machine has for it.
 //! 2. `client.rs`: [`ForkServer`] and [`Sandbox`], what a program that makes boxes holds.
+//!    `record.rs`: what is kept of a box for a later program.
 //! 3. `server/`: the fork server. `world.rs` is what it lives in, `pools.rs` what it keeps ready, `launch.rs` the fork.
 //! 4. `child/`: from the fork to init. `mod.rs` is the order of steps, `tree.rs` the root directory.
 //! 5. `inside/`: what init has: [`Init`], commands, their ends.
@@ -28,13 +29,14 @@ mod plan;
 mod probe;
 mod quota;
 mod raw;
+mod record;
 pub mod seccomp;
 mod server;
 mod wire;
 
 pub use cgroup::{Ability, Cgroups, Usage};
 pub use child::InitMain;
-pub use client::{ForkServer, Making, Sandbox, SandboxRecord, serve_if_asked};
+pub use client::{ForkServer, Making, Sandbox, serve_if_asked};
 pub use error::{Error, Result};
 pub use inside::{Command, Ended, GuestThread, Init, Moment, Outer, SpawnPlan, Stdio, rest};
 pub use network::{ExitMarks, Exits, FIRST_MARK, Gate, Held, OWN_V4, OWN_V6, Verdict, mark_of};
@@ -42,4 +44,5 @@ pub use plan::{Caps, Guest, Limits, MOUNTS_MAX, Mount, Network, Root, SandboxPla
 pub use probe::Primitives;
 pub use quota::DirectoryQuota;
 pub use raw::signal_fd;
+pub use record::{SandboxRecord, peer_pidfd};
 pub use wire::{ServerConfig, receive, send, socket_pair};

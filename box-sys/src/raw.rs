@@ -52,6 +52,27 @@ pub(crate) fn check(result: libc::c_long) -> io::Result<libc::c_long> {
     }
 }
 
+/// Of `SOL_SOCKET`; kernel 6.5.
+const SO_PEERPIDFD: libc::c_int = 77;
+
+/// A pidfd of a socket's peer.
+pub(crate) fn peer_pidfd(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let mut fd: RawFd = -1;
+    let mut length: libc::socklen_t = 4;
+    // SAFETY: the kernel writes one descriptor, of four bytes, and their number.
+    check(libc::c_long::from(unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PEERPIDFD,
+            (&raw mut fd).cast(),
+            &raw mut length,
+        )
+    }))?;
+    // SAFETY: the kernel has just made it, for this process.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
 /// Forks into new namespaces, and into a v2 cgroup if one is given.
 ///
 /// # Safety

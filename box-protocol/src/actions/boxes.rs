@@ -273,11 +273,11 @@ pub struct BoxDeleteResult {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum OnTimeout {
-    /// The whole box, before the answer.
+    /// The command with everything it has started. The box stays.
     #[default]
-    DropBox,
-    /// The command only.
     Kill,
+    /// The whole box, before the answer.
+    DropBox,
 }
 
 /// Parameters of `box.exec`.

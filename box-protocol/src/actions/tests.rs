@@ -167,7 +167,7 @@ fn an_exec_keeps_what_was_not_said() {
     let params: BoxExecParams =
         serde_json::from_value(json!({"spec": {"session_id": "s", "cmd": "ls"}})).unwrap();
     assert_eq!(params.spec, SpecDraft::new("s").cmd("ls"));
-    assert_eq!(params.on_timeout, OnTimeout::DropBox);
+    assert_eq!(params.on_timeout, OnTimeout::Kill, "the box stays");
     assert_eq!(params.on_disconnect, OnDisconnect::Kill);
     let json = round_trip(&params);
     assert_eq!(json["spec"], json!({"session_id": "s", "cmd": "ls"}));

@@ -83,6 +83,17 @@ pub enum ExecutionStatus {
     TimedOut,
 }
 
+/// What was ended with an exec whose time was over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum Killed {
+    /// The command with everything it had started. The box stays.
+    Command,
+    /// The box.
+    Box,
+}
+
 /// The result of an exec.
 ///
 /// A completed one has an exit code, which is 128 and the signal if a signal ended it; a timed-out one
@@ -108,6 +119,9 @@ pub struct BoxExecutionResult {
     #[serde(skip_serializing_if = "is_false")]
     #[cfg_attr(feature = "schema", schemars(default))]
     pub oom: bool,
+    /// What was ended because its time was over. Left out where it came to its end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub killed: Option<Killed>,
     /// Standard output.
     #[cfg_attr(feature = "schema", schemars(default))]
     pub stdout: String,
@@ -172,6 +186,7 @@ impl BoxExecutionResult {
             exit_code,
             signal,
             oom: exit.why == ExitWhy::Oom,
+            killed: (status == ExecutionStatus::TimedOut).then_some(Killed::Command),
             stdout: String::new(),
             stderr: String::new(),
             duration_ms,
@@ -206,6 +221,8 @@ struct Fields {
     signal: Option<i32>,
     #[serde(default)]
     oom: bool,
+    #[serde(default)]
+    killed: Option<Killed>,
     #[serde(default)]
     stdout: String,
     #[serde(default)]
@@ -250,6 +267,7 @@ impl TryFrom<Fields> for BoxExecutionResult {
             exit_code: f.exit_code,
             signal: f.signal,
             oom: f.oom,
+            killed: f.killed,
             stdout: f.stdout,
             stderr: f.stderr,
             duration_ms: f.duration_ms,

@@ -26,6 +26,8 @@ pub enum BoxState {
     Stopped,
     /// It did not start, or its agent died.
     Failed,
+    /// The server that adopted it cannot reach its agent. It may live: it is reached later, fails, or is deleted with `force`.
+    Unreachable,
 }
 
 /// What a call to `command.*`, `shell.*`, `file.*` or `port.*` meets.
@@ -49,7 +51,7 @@ impl BoxState {
             Self::Running => Access::Now,
             Self::Paused | Self::Stopped if wake => Access::WakeFirst,
             Self::Paused | Self::Stopped => Access::Refused(Code::Conflict),
-            Self::Failed => Access::Refused(Code::Unavailable),
+            Self::Failed | Self::Unreachable => Access::Refused(Code::Unavailable),
         }
     }
 }
@@ -114,7 +116,7 @@ pub struct BoxSessionInfo {
     pub last_used_at: UnixMs,
     /// Where it is in its life.
     pub state: BoxState,
-    /// Why, if it failed.
+    /// Why, if it failed or cannot be reached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// What its exec lane is doing.

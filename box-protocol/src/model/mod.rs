@@ -22,7 +22,7 @@ pub use changes::{DefaultsChange, LifetimeChange};
 pub use command::{CommandInfo, CommandState, PerStream, Program, Role, RunError};
 pub use compat::{Conflict, Fixed, first_conflict};
 pub use draft::SpecDraft;
-pub use execution::{BoxExecutionResult, ExecutionStatus, Exit, ExitWhy};
+pub use execution::{BoxExecutionResult, ExecutionStatus, Exit, ExitWhy, Killed};
 pub use extras::{
     BoxSource, Defaults, Guest, Labels, Lifetime, Main, OnIdle, SpecExtras, VolumeMount, World,
 };

@@ -1,37 +1,35 @@
-//! Boxes of an earlier process: found by their directories, known by their agents.
+//! Boxes of an earlier process: found by their directories, known by their records, reached through their agents.
+//!
+//! A box is given up only when it is known to be dead. Whatever else keeps this process from reaching one (no descriptors, no
+//! memory, a stopped agent) may pass, so the box and its directory stay.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use box_rpc::Limits;
 use box_sys::{Cgroups, Sandbox};
 use box_transports::unix;
-use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{FileType, FlockOperation};
-use rustix::process::{PidfdFlags, Signal};
-use tokio::task::JoinSet;
+use rustix::process::Signal;
+use tokio::io::Interest;
+use tokio::net::UnixStream;
 use uuid::Uuid;
 
 use super::quota::QuotaRecord;
 use super::state::{Kept, State};
-use crate::adoption::AGENT_PATIENCE;
+use super::{Inner, readable};
 use crate::backend::{AdoptedBox, Readable, StartedBox};
 
 /// What an agent says first, with its box's mount namespace, its slots and the sockets at its exits.
 const GREETING: &[u8] = b"box1";
 
-/// A box that was found alive.
-pub(super) struct Found {
-    pub(super) id: Uuid,
-    pub(super) sandbox: Sandbox,
-    pub(super) state: State,
-    pub(super) quota: Option<QuotaRecord>,
-    pub(super) adopted: AdoptedBox,
-}
+/// How long to wait before something is tried again that may pass.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// Takes the directory for this process, as long as the file is held.
 pub(super) fn lock(root: &Path) -> io::Result<File> {
@@ -45,115 +43,91 @@ pub(super) fn lock(root: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Every box that can be taken over. What is left of those that are gone is removed, and one that nobody can know is ended. What
-/// cannot be looked into stays as it is, for another process, and so does a box whose record is not `readable`.
-pub(super) async fn find(
-    root: &Path,
-    cgroups: &Arc<Cgroups>,
-    readable: Readable,
-) -> io::Result<Vec<Found>> {
-    let mut looking = JoinSet::new();
+/// The boxes there may be: those with a record, and those without one.
+pub(super) struct Listed {
+    pub(super) known: Vec<AdoptedBox>,
+    pub(super) unknown: Vec<Uuid>,
+}
+
+/// Reads all records, one after the other, so that it takes one descriptor. What cannot be looked into stays as it is, for another
+/// process, and so does a box whose record is not `is_readable`.
+pub(super) fn list(root: &Path, is_readable: Readable) -> io::Result<Listed> {
+    let (mut known, mut unknown) = (Vec::new(), Vec::new());
     for entry in std::fs::read_dir(root)? {
         let name = entry?.file_name();
         let id = name.to_str().and_then(|name| Uuid::try_parse(name).ok());
         let Some(id) = id.filter(|id| *name == *id.simple().to_string()) else {
             continue;
         };
-        let (state, cgroups) = (State::of(root, id), Arc::clone(cgroups));
-        // All at once: each may have to be waited for.
-        looking.spawn_blocking(move || {
-            take_over(id, state, &cgroups, readable)
-                .inspect_err(|error| {
-                    tracing::warn!(box_id = %id, kind = %error.kind(), "a box of an earlier process cannot be taken over");
-                })
-                .ok()
-        });
-    }
-    let mut all = Vec::new();
-    while let Some(looked) = looking.join_next().await {
-        all.extend(looked.ok().flatten());
-    }
-    all.sort_by_key(|found| found.id);
-    Ok(all)
-}
-
-fn take_over(
-    id: Uuid,
-    state: State,
-    cgroups: &Arc<Cgroups>,
-    readable: Readable,
-) -> io::Result<Found> {
-    let kept = match state.kept() {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-        kept => Some(kept?),
-    };
-    if let Some(kept) = &kept {
-        if !readable(&kept.record) {
-            return Err(io::ErrorKind::InvalidData.into());
-        }
-        if let Some(group) = &kept.sandbox.cgroup {
-            // A paused agent greets nobody. Where nothing can be paused, nothing is.
-            let _ = cgroups.thaw(group);
-        }
-    }
-    let stream = state.connect(AGENT_PATIENCE).inspect_err(|error| {
-        // An agent listens as long as its box lives.
-        if matches!(
-            error.kind(),
-            io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound
-        ) {
-            state.remove();
-        }
-    })?;
-    // Whoever listens there is the first process of the box; it lives, or nobody would answer.
-    let agent = rustix::net::sockopt::socket_peercred(&stream)?.pid;
-    let pidfd = rustix::process::pidfd_open(agent, PidfdFlags::empty())?;
-    let kept = kept.ok_or_else(|| io::ErrorKind::NotFound.into());
-    let known = kept.and_then(|kept| Ok((greeting(&stream)?, kept)));
-    let (handed, kept) = match known {
-        Ok(known) => known,
-        Err(error) => {
-            // It was being made or ended when its process did: nobody knows what it is.
-            if end(&pidfd) {
-                state.remove();
+        match State::of(root, id).kept() {
+            Ok(Kept { record, .. }) if is_readable(&record) => {
+                known.push(AdoptedBox { id, record });
             }
-            return Err(error);
+            Ok(_) => left(id, io::ErrorKind::InvalidData),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => unknown.push(id),
+            Err(error) => left(id, error.kind()),
         }
-    };
-    stream.set_nonblocking(true)?;
-    let stream = tokio::net::UnixStream::from_std(stream)?;
-    let mut started = StartedBox::new(
-        id.simple().to_string(),
-        unix::over(stream, &Limits::in_process()),
-    );
-    started.spool = handed.slots.and_then(super::slots::handed);
-    let Kept {
-        sandbox,
-        quota,
-        record,
-    } = kept;
-    let Handed { mounts, exits, .. } = handed;
-    let sandbox = Sandbox::adopt(pidfd, mounts, exits, sandbox, Arc::clone(cgroups));
-    let adopted = AdoptedBox {
-        id,
-        record,
-        started,
-    };
-    Ok(Found {
-        id,
-        sandbox,
-        state,
-        quota,
-        adopted,
-    })
+    }
+    known.sort_by_key(|found| found.id);
+    Ok(Listed { known, unknown })
 }
 
-/// Ends a box. Whether it is gone by now.
-fn end(pidfd: &OwnedFd) -> bool {
-    let _ = rustix::process::pidfd_send_signal(pidfd, Signal::KILL);
-    let mut ended = [PollFd::new(pidfd, PollFlags::IN)];
-    let patience = Timespec::try_from(AGENT_PATIENCE).ok();
-    matches!(rustix::event::poll(&mut ended, patience.as_ref()), Ok(1))
+fn left(box_id: Uuid, kind: io::ErrorKind) {
+    tracing::warn!(%box_id, %kind, "a box of an earlier process cannot be taken over");
+}
+
+/// A box that was reached.
+pub(super) struct Reached {
+    pub(super) sandbox: Sandbox,
+    pub(super) quota: Option<QuotaRecord>,
+    pub(super) started: StartedBox,
+}
+
+/// Connects to the agent of a box, and waits until it has said who it is, however long that takes. `None` if the box is dead.
+pub(super) async fn reach(
+    id: Uuid,
+    state: &State,
+    cgroups: &Arc<Cgroups>,
+) -> io::Result<Option<Reached>> {
+    let Kept { sandbox, quota, .. } = state.kept()?;
+    if let Some(group) = &sandbox.cgroup {
+        // A paused agent greets nobody. Where nothing can be paused, nothing is.
+        let _ = cgroups.thaw(group);
+    }
+    let stream = match state.connect() {
+        // An agent listens as long as its box lives, if it is sound.
+        Err(error) if nobody_listens(&error) => {
+            let dead = state.is_dead()? && sandbox.init()?.is_none();
+            return if dead { Ok(None) } else { Err(error) };
+        }
+        stream => UnixStream::from_std(stream?)?,
+    };
+    let pidfd = sandbox.init_at(stream.as_fd())?;
+    let Handed {
+        mounts,
+        slots,
+        exits,
+    } = greeting(&stream).await?;
+    if !sandbox.is_mount_namespace(&mounts)? {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let backend_session_id = id.simple().to_string();
+    let connection = unix::over(stream, &Limits::in_process());
+    let mut started = StartedBox::new(backend_session_id, connection);
+    started.spool = slots.and_then(super::slots::handed);
+    let sandbox = Sandbox::adopt(pidfd, mounts, exits, sandbox, Arc::clone(cgroups));
+    Ok(Some(Reached {
+        sandbox,
+        quota,
+        started,
+    }))
+}
+
+fn nobody_listens(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound
+    )
 }
 
 /// What an agent hands over.
@@ -163,9 +137,10 @@ struct Handed {
     exits: Vec<OwnedFd>,
 }
 
-fn greeting(stream: &UnixStream) -> io::Result<Handed> {
+async fn greeting(stream: &UnixStream) -> io::Result<Handed> {
     let mut word = [0; GREETING.len()];
-    let received = box_sys::receive(stream.as_fd(), &mut word)?;
+    let receive = || box_sys::receive(stream.as_fd(), &mut word);
+    let received = stream.async_io(Interest::READABLE, receive).await?;
     let (length, fds) = received.ok_or(io::ErrorKind::UnexpectedEof)?;
     let mut fds = fds.into_iter();
     let (Some(mounts), true) = (fds.next(), word.get(..length) == Some(GREETING)) else {
@@ -181,4 +156,62 @@ fn greeting(stream: &UnixStream) -> io::Result<Handed> {
         slots: others.pop(),
         exits,
     })
+}
+
+/// Ends a box that was not reached, and removes what it had on disk. An error if it is not known which process it is.
+pub(super) async fn end(state: &State, cgroups: &Cgroups) -> io::Result<()> {
+    let Kept { sandbox, .. } = state.kept()?;
+    let pidfd = match sandbox.init()? {
+        Some(pidfd) => Some(pidfd),
+        None => match state.connect() {
+            Ok(stream) => Some(sandbox.init_at(stream.as_fd())?),
+            Err(error) if nobody_listens(&error) && state.is_dead()? => None,
+            Err(error) => return Err(error),
+        },
+    };
+    if let Some(pidfd) = pidfd {
+        kill(&pidfd)?;
+        if let Some(group) = &sandbox.cgroup {
+            let _ = cgroups.thaw(group);
+        }
+        readable(pidfd.as_fd()).await?;
+    }
+    if let Some(group) = &sandbox.cgroup {
+        cgroups.remove_last(group);
+    }
+    state.remove();
+    Ok(())
+}
+
+fn kill(pidfd: &OwnedFd) -> io::Result<()> {
+    match rustix::process::pidfd_send_signal(pidfd, Signal::KILL) {
+        Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Clears away a box without a record: it was being made or ended when its process did, and ends by itself. Its directory stays
+/// until nothing of it lives.
+pub(super) async fn clear(of: Weak<Inner>, state: State) {
+    let mut pause = FIRST_PAUSE;
+    while of.strong_count() > 0 && !cleared(&state) {
+        tokio::time::sleep(pause).await;
+        pause = (2 * pause).min(LONGEST_PAUSE);
+    }
+}
+
+/// Whether nothing is left of a box without a record. One whose agent serves all the same is ended, if the kernel says by a
+/// descriptor which process that is: there is no record that could tell it from another.
+pub(super) fn cleared(state: &State) -> bool {
+    let dead = match state.connect() {
+        Ok(stream) => {
+            let _ = box_sys::peer_pidfd(stream.as_fd()).and_then(|pidfd| kill(&pidfd));
+            false
+        }
+        Err(error) => nobody_listens(&error) && matches!(state.is_dead(), Ok(true)),
+    };
+    if dead {
+        state.remove();
+    }
+    dead
 }

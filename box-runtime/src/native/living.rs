@@ -1,11 +1,14 @@
 //! What is kept of a box as long as it lives.
 
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use box_protocol::error::{Detail, Ended, Subject, with_end};
 use box_protocol::{BoxError, BoxMountSpec};
 use box_sys::Sandbox;
+use rustix::event::EventfdFlags;
 
 use super::artifacts::{self, Copies, Scratch};
 use super::error::failed;
@@ -29,6 +32,26 @@ pub(super) struct Living {
     pub(super) egress: OnceLock<Egress>,
     /// Why it was ended from here.
     pub(super) ended_for: OnceLock<BoxError>,
+    /// Until it has a record.
+    newborn: Mutex<Option<Newborn>>,
+}
+
+/// What the agent of a box looks at when it loses the process that made it: whether the box has a record by which a later
+/// process can find it. An agent without one ends, and its box with it.
+#[derive(Debug)]
+pub(super) struct Newborn(OwnedFd);
+
+impl Newborn {
+    pub(super) fn new() -> io::Result<Self> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        Ok(Self(rustix::event::eventfd(0, flags)?))
+    }
+}
+
+impl AsFd for Newborn {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
 }
 
 impl Living {
@@ -37,6 +60,7 @@ impl Living {
         sandbox: Sandbox,
         state: Option<State>,
         scratch: Option<Scratch>,
+        newborn: Option<Newborn>,
     ) -> Arc<Self> {
         Arc::new(Self {
             sandbox,
@@ -46,7 +70,18 @@ impl Living {
             disk: Mutex::default(),
             egress: OnceLock::new(),
             ended_for: OnceLock::new(),
+            newborn: Mutex::new(newborn),
         })
+    }
+
+    /// It has a record: its agent may lose this process.
+    pub(super) fn is_kept(&self) -> io::Result<()> {
+        let mut newborn = self.newborn.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(Newborn(event)) = &*newborn {
+            rustix::io::write(event, &1_u64.to_ne_bytes())?;
+            *newborn = None;
+        }
+        Ok(())
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, Option<State>> {

@@ -47,13 +47,13 @@ use uuid::Uuid;
 use self::artifacts::Copies;
 pub use self::config::NativeConfig;
 use self::error::{failed, in_words};
-use self::living::{Living, place_for};
+use self::living::{Living, Newborn, place_for};
 use self::quota::{Quota, unwatched};
 use self::server::Server;
 pub use self::server::primitives;
 use self::state::{Kept, State};
 use crate::backend::{
-    AdoptedBox, Availability, Backend, Capabilities, Facts, Readable, StartRequest, StartedBox,
+    AdoptedBox, Availability, Backend, Capabilities, Facts, Reach, Readable, StartRequest, StartedBox,
 };
 use crate::egress::{Dialler, Egress, Names};
 
@@ -77,6 +77,8 @@ struct Inner {
     boxes: Mutex<HashMap<Uuid, Arc<Living>>>,
     /// Held as long as the state directory is this process's.
     lock: OnceLock<File>,
+    /// Where the groups of adopted boxes are.
+    adopted: OnceLock<Arc<Cgroups>>,
 }
 
 impl Drop for Inner {
@@ -101,6 +103,7 @@ impl NativeBackend {
             making: Semaphore::new(MAKING),
             boxes: Mutex::default(),
             lock: OnceLock::new(),
+            adopted: OnceLock::new(),
         }))
     }
 
@@ -117,6 +120,11 @@ impl NativeBackend {
 
     fn boxes(&self) -> MutexGuard<'_, HashMap<Uuid, Arc<Living>>> {
         self.0.boxes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn state_of(&self, id: Uuid) -> Option<State> {
+        let root = self.0.config.state_dir.as_deref()?;
+        Some(State::of(root, id))
     }
 
     fn living(&self, id: Uuid) -> Option<Arc<Living>> {
@@ -181,6 +189,8 @@ impl Backend for NativeBackend {
         let (spool, slots) = slots::make().map_err(failed)?;
         let logs = state.as_ref().map_or_else(unnamed_logs, State::logs);
         let logs = logs.map_err(failed)?;
+        let newborn = state.as_ref().filter(|_| self.0.config.outlive);
+        let newborn = newborn.map(|_| Newborn::new()).transpose().map_err(failed)?;
         let server = self.0.server.running().await?;
         let place = self.0.making.acquire().await;
         let sources: Vec<_> = given.iter().map(|one| one.source.as_fd()).collect();
@@ -188,6 +198,7 @@ impl Backend for NativeBackend {
         fds.extend(listener.as_ref().map(AsFd::as_fd));
         fds.push(slots.as_fd());
         fds.push(logs.as_fd());
+        fds.extend(newborn.as_ref().map(AsFd::as_fd));
         let mut made = make(&server, &plan, &fds, &sources).await;
         if lacks_network(&made) && request.does_without("network") {
             plan.network = box_sys::Network::Loopback;
@@ -198,7 +209,7 @@ impl Backend for NativeBackend {
         let sandbox = made.map_err(|error| in_words(&error))?;
         drop(place);
         let missing = sandbox.missing().to_vec();
-        let living = Living::new(sandbox, state, scratch);
+        let living = Living::new(sandbox, state, scratch, newborn);
         self.boxes().insert(request.id, Arc::clone(&living));
         if let Some(quota) = quota {
             living.watch(quota, self.0.config.outlive);
@@ -302,10 +313,11 @@ impl Backend for NativeBackend {
             quota: living.quota.get().map(|quota| quota.record()),
             record: record.to_owned(),
         };
-        match &*living.state() {
-            Some(state) => state.keep(&kept).map_err(unkept),
-            None => Ok(()),
+        if let Some(state) = &*living.state() {
+            state.keep(&kept).map_err(unkept)?;
+            living.is_kept().map_err(failed)?;
         }
+        Ok(())
     }
 
     async fn adopt(&self, readable: Readable) -> Result<Vec<AdoptedBox>, BoxError> {
@@ -325,42 +337,71 @@ impl Backend for NativeBackend {
             kind => BoxError::unavailable(format!("it cannot be used: {kind}")),
         })?;
         let _ = self.0.lock.set(lock);
-        let cgroups = Arc::new(Cgroups::open(&self.0.config.cgroup_parent));
-        let found = adopt::find(&root, &cgroups, readable).await;
-        let found = found.map_err(failed)?;
-        let mut adopted = Vec::new();
-        for one in found {
-            let living = Living::new(one.sandbox, Some(one.state), None);
-            self.boxes().insert(one.id, Arc::clone(&living));
-            let quota = match &one.quota {
-                Some(record) => Quota::again(record).await.map(Some),
-                None => Ok(None),
-            };
-            match quota {
-                Ok(quota) => {
-                    if let Some(quota) = quota {
-                        living.watch(quota, true);
-                    }
-                    adopted.push(one.adopted);
-                }
-                Err(error) => {
-                    tracing::warn!(box_id = %one.id, kind = %error.kind(), "the quota of a box cannot be kept any more, so it is ended");
-                    living.end_for(unwatched());
-                    let backend = self.clone();
-                    tokio::spawn(async move { backend.stop(one.id).await });
-                }
+        let parent = self.0.config.cgroup_parent.clone();
+        let listing = move || {
+            let cgroups = Arc::new(Cgroups::open(&parent));
+            adopt::list(&root, readable).map(|listed| (listed, cgroups, root))
+        };
+        let listed = tokio::task::spawn_blocking(listing).await;
+        let listed = listed.map_err(|_| BoxError::internal("boxes could not be looked for"))?;
+        let (adopt::Listed { known, unknown }, cgroups, root) = listed.map_err(failed)?;
+        let _ = self.0.adopted.set(cgroups);
+        for id in unknown {
+            let state = State::of(&root, id);
+            if !adopt::cleared(&state) {
+                tokio::spawn(adopt::clear(Arc::downgrade(&self.0), state));
             }
         }
-        Ok(adopted)
+        Ok(known)
+    }
+
+    async fn reach(&self, id: Uuid) -> Result<Reach, BoxError> {
+        let state = self.state_of(id).ok_or_else(gone)?;
+        let cgroups = self.0.adopted.get().ok_or_else(gone)?;
+        let reached = adopt::reach(id, &state, cgroups).await.map_err(failed)?;
+        let Some(reached) = reached else {
+            let removing = tokio::task::spawn_blocking(move || state.remove());
+            let _ = removing.await;
+            return Ok(Reach::Gone("it ended while no server ran"));
+        };
+        let quota = match &reached.quota {
+            Some(record) => Quota::again(record).await.map(Some),
+            None => Ok(None),
+        };
+        let lost = quota.as_ref().err().map(io::Error::kind);
+        if lost.is_some_and(|kind| {
+            !matches!(kind, io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+        }) {
+            return Err(quota.map_or_else(failed, |_| gone()));
+        }
+        let living = Living::new(reached.sandbox, Some(state), None, None);
+        self.boxes().insert(id, Arc::clone(&living));
+        match quota {
+            Ok(quota) => {
+                if let Some(quota) = quota {
+                    living.watch(quota, true);
+                }
+                Ok(Reach::Here(reached.started))
+            }
+            Err(_) => {
+                living.end_for(unwatched());
+                let backend = self.clone();
+                tokio::spawn(async move { backend.stop(id).await });
+                Ok(Reach::Gone("the workspace with workspace_quota_mb is gone"))
+            }
+        }
     }
 
     async fn stop(&self, id: Uuid) -> Result<(), BoxError> {
         let Some(living) = self.living(id) else {
-            // What was begun of it has ended with its making.
-            if let Some(root) = &self.0.config.state_dir {
-                let state = State::of(root, id);
-                let _ = tokio::task::spawn_blocking(move || state.remove()).await;
+            let Some(state) = self.state_of(id) else {
+                return Ok(());
+            };
+            if let (Some(cgroups), true) = (self.0.adopted.get(), state.is_kept()) {
+                return adopt::end(&state, cgroups).await.map_err(failed);
             }
+            // What was begun of it has ended with its making.
+            let _ = tokio::task::spawn_blocking(move || state.remove()).await;
             return Ok(());
         };
         living.sandbox.kill().map_err(|error| in_words(&error))?;

@@ -7,15 +7,18 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use box_sys::SandboxRecord;
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::quota::QuotaRecord;
+
+/// The file of the logs.
+const LOGS: &str = "logs";
 
 /// What is kept of a box: what the kernel knows it by, and the runtime's own words.
 #[derive(Debug, Serialize, Deserialize)]
@@ -58,17 +61,28 @@ impl State {
         Ok((directory, path.into()))
     }
 
-    /// Connects to its agent, who has this long to take the connection and for everything that is said over it.
-    pub(super) fn connect(&self, patience: Duration) -> io::Result<UnixStream> {
+    /// Connects to its agent, without waiting: the agent may take the connection later.
+    pub(super) fn connect(&self) -> io::Result<UnixStream> {
         let (_directory, path) = self.socket()?;
         let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
-        let socket = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
-        let stream = UnixStream::from(socket);
-        // Connecting waits as long as writing may.
-        stream.set_write_timeout(Some(patience))?;
-        stream.set_read_timeout(Some(patience))?;
-        rustix::net::connect(&stream, &SocketAddrUnix::new(&path)?)?;
-        Ok(stream)
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = rustix::net::socket_with(family, kind, flags, None)?;
+        rustix::net::connect(&socket, &SocketAddrUnix::new(&path)?)?;
+        Ok(UnixStream::from(socket))
+    }
+
+    /// Whether nothing of the box can be alive: nobody holds the file of its logs, whose lock every process of it inherits
+    /// from the moment it is asked for.
+    pub(super) fn is_dead(&self) -> io::Result<bool> {
+        let logs = match File::open(self.0.join(LOGS)) {
+            // It comes before the box is asked for.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
+            logs => logs?,
+        };
+        match rustix::fs::flock(&logs, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) => Ok(false),
+            locked => Ok(locked.map(|()| true)?),
+        }
     }
 
     /// Keeps a record, in place of the one before: whoever reads it finds one of the two, whole.
@@ -80,9 +94,14 @@ impl State {
         std::fs::rename(fresh, place)
     }
 
-    /// Removes the record: a box without one is ended by whoever finds it.
+    /// Removes the record: nobody takes over a box without one.
     pub(super) fn forget(&self) {
         let _ = std::fs::remove_file(self.0.join("box.json"));
+    }
+
+    /// Whether there is a record, or may be one.
+    pub(super) fn is_kept(&self) -> bool {
+        self.0.join("box.json").try_exists().unwrap_or(true)
     }
 
     /// What was last kept.
@@ -104,11 +123,14 @@ impl State {
         options.open(self.0.join("names"))
     }
 
-    /// A file for the logs of the box's commands, which its agent is handed and nobody else reads.
+    /// A file for the logs of the box's commands, which its agent is handed and nobody else reads. It is locked as long as
+    /// anybody has it open.
     pub(super) fn logs(&self) -> io::Result<OwnedFd> {
         let mut options = std::fs::OpenOptions::new();
         let options = options.read(true).write(true).create_new(true).mode(0o600);
-        Ok(options.open(self.0.join("logs"))?.into())
+        let logs = options.open(self.0.join(LOGS))?;
+        rustix::fs::flock(&logs, FlockOperation::NonBlockingLockExclusive)?;
+        Ok(logs.into())
     }
 
     /// Removes it all. Whatever cannot be removed is swept by the next process.
@@ -128,7 +150,20 @@ mod tests {
         std::fs::create_dir_all(&deep).unwrap();
         let (state, socket) = State::new(&deep, Uuid::now_v7()).unwrap();
         rustix::net::listen(&socket, 1).unwrap();
-        assert!(state.connect(Duration::from_secs(5)).is_ok());
+        assert!(state.connect().is_ok());
         assert!(state.0.join("agent.sock").exists());
+    }
+
+    #[test]
+    fn a_box_is_dead_once_nobody_has_its_logs() {
+        let root = tempfile::tempdir().unwrap();
+        let (state, _socket) = State::new(root.path(), Uuid::now_v7()).unwrap();
+        assert!(state.is_dead().unwrap(), "nothing was asked for yet");
+        let logs = state.logs().unwrap();
+        let of_the_box = logs.try_clone().unwrap();
+        drop(logs);
+        assert!(!state.is_dead().unwrap(), "the box has them");
+        drop(of_the_box);
+        assert!(state.is_dead().unwrap());
     }
 }

@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use box_protocol::actions::{AgentHealth, AgentHealthParams};
@@ -16,7 +16,9 @@ use uuid::Uuid;
 
 use super::front::{Over, Rested};
 use super::mounts::mounted;
+use super::work::Work;
 use super::{Card, Shared};
+use crate::adoption::{Coming, Unreached};
 use crate::backend::{Backend, StartRequest, StartedBox, guest_of};
 use crate::card::{Mounts, Place};
 use crate::door::{Agent, ended};
@@ -54,6 +56,8 @@ pub(super) struct Body {
     /// A box that is being made or ended, so that it is stopped even if nobody waits for that any
     /// more.
     unstopped: Option<(Arc<dyn Backend>, Uuid)>,
+    /// A box that was adopted and not reached yet. Only this task has the lock.
+    coming: Option<Mutex<Coming>>,
 }
 
 /// A box that runs.
@@ -155,16 +159,39 @@ pub(super) enum NotReady {
 }
 
 impl Body {
-    pub(super) fn new(shared: Arc<Shared>, card: Arc<Card>, living: Option<Box<Living>>) -> Self {
-        let body = Self {
+    pub(super) fn new(shared: Arc<Shared>, card: Arc<Card>) -> Self {
+        Self {
             shared,
             card,
-            living: living.map(|living| *living),
+            living: None,
             unstopped: None,
-        };
-        body.open_door();
-        body.watch_main();
-        body
+            coming: None,
+        }
+    }
+
+    /// This is the box, which was adopted.
+    pub(super) fn is_in(&mut self, living: Box<Living>) {
+        (self.coming, self.unstopped) = (None, None);
+        self.living = Some(*living);
+        self.open_door();
+        self.watch_main();
+    }
+
+    /// The box was adopted, and its agent is waited for.
+    pub(super) fn reaches(&mut self, unreached: Box<Unreached>) {
+        let Unreached {
+            backend,
+            id,
+            coming,
+        } = *unreached;
+        self.unstopped = Some((backend, id));
+        self.coming = Some(Mutex::new(coming));
+    }
+
+    /// Whether this call needs an agent that does not answer. A delete that waits for nothing does not.
+    pub(super) fn is_out_of_reach(&self, work: &Work) -> bool {
+        let forced = matches!(work, Work::Delete(delete) if delete.force);
+        self.coming.is_some() && !forced
     }
 
     /// Lets calls in, if there is a box.
@@ -256,8 +283,19 @@ impl Body {
         living.backend.why_gone(living.id)
     }
 
-    /// Resolves when the agent is gone, which it is not supposed to be, or the command is that the box ends with.
-    pub(super) async fn ended(&self) -> Rested {
+    /// Resolves when the agent is gone, which it is not supposed to be, or the command is that the box ends with; of a box that
+    /// was not reached yet, when that is decided.
+    pub(super) async fn ended(&mut self) -> Rested {
+        if let Some(coming) = &mut self.coming {
+            let coming = coming.get_mut().unwrap_or_else(PoisonError::into_inner);
+            return match coming.await {
+                Ok(living) => Rested::Reached(living),
+                Err(gone) => {
+                    (self.coming, self.unstopped) = (None, None);
+                    Rested::Broken(gone.to_owned())
+                }
+            };
+        }
         let Some(living) = &self.living else {
             return std::future::pending().await;
         };
@@ -369,6 +407,7 @@ impl Body {
     /// Ends the box, or what was begun of one. Boxed, as it is awaited in many places and rarely.
     pub(super) fn stop(&mut self) -> BoxFuture<'_, Result<(), BoxError>> {
         self.card.is_gone();
+        self.coming = None;
         if let Some(living) = self.living.take() {
             self.card.door.shut(ended());
             living.agent.cut();

@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 
 use super::work::{Create, Delete, Reply, Work};
-use super::{Card, Shared};
+use super::{Card, Living, Shared};
 use crate::door::Door;
 
 /// Why a session ends now, whatever it does.
@@ -35,6 +35,8 @@ pub(super) enum Over {
 pub(super) enum Rested {
     Work,
     Broken(String),
+    /// The agent of a box that was adopted has answered.
+    Reached(Box<Living>),
     Over(Over),
 }
 
@@ -86,7 +88,7 @@ impl Clock {
             // What has failed is not worth keeping for ever.
             BoxState::Failed => Some(idle),
             // Nobody can use it, so nobody fails to.
-            BoxState::Paused => None,
+            BoxState::Paused | BoxState::Unreachable => None,
             BoxState::Stopped => lifetime.delete_after_stop_ms.map(Duration::from_millis),
             _ => (!card.spec.persistent).then_some(idle),
         };
@@ -283,6 +285,11 @@ impl Front {
         while let Ok(work) = self.mailbox.try_recv() {
             self.take(work);
         }
+        self.refuse_lane(error);
+    }
+
+    /// Answers those who have waited for a box until now. What is still in the mailbox came later.
+    pub(super) fn refuse_lane(&mut self, error: &BoxError) {
         let (waiting, others) = self
             .lane
             .drain(..)

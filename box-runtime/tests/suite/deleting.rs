@@ -1,6 +1,6 @@
 //! What a delete waits for, and what becomes of calls that meet it.
 
-use box_protocol::{BoxError, Code, LaneStatus};
+use box_protocol::{BoxError, Code, LaneStatus, SpecDraft};
 use box_runtime::fake::{Reply, Trouble};
 use tokio::time::Instant;
 
@@ -51,9 +51,33 @@ async fn force_ends_a_start_that_hangs() {
     w.backend.next_start(Trouble::Hang);
     let starting = w.begin("s", "job").await;
     w.force_delete("s").await.unwrap();
-    // What had not begun begins in the next box.
-    assert_eq!(starting.await.unwrap().unwrap().stdout, "executed: job");
-    assert_eq!(w.backend.starts(), ["s", "s"]);
+    let error = starting.await.unwrap().unwrap_err();
+    assert_eq!(error.code(), Code::Conflict);
+    assert!(error.message().contains("was deleted"), "{error}");
+    assert_eq!(w.backend.starts(), ["s"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn force_leaves_no_box_that_was_asked_for_before() {
+    let w = world();
+    w.backend.next_start(Trouble::Slow(seconds(5)));
+    let create = w.create(SpecDraft::new("s"));
+    let (making, waiting, deleted) = tokio::join!(create, w.exec("s", "job"), async {
+        settle().await;
+        w.force_delete("s").await
+    });
+    deleted.unwrap();
+    for refused in [making.map(drop), waiting.map(drop)] {
+        let error = refused.unwrap_err();
+        assert_eq!(error.code(), Code::Conflict);
+        assert!(error.message().contains("was deleted"), "{error}");
+    }
+    settle().await;
+    assert_eq!(w.ids().await, [""; 0], "the box does not live");
+    assert_eq!(w.backend.running(), 0);
+    // What is asked for afterwards has a box of its own.
+    w.exec("s", "next").await.unwrap();
+    assert_eq!(w.ids().await, ["s"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -127,6 +151,6 @@ async fn a_dead_box_is_stopped_though_the_call_that_found_it_is_cut_short() {
     let waiting = w.begin("s", "job").await;
     w.force_delete("s").await.unwrap();
     assert_eq!(w.backend.stops(), ["s"]);
-    waiting.await.unwrap().unwrap();
-    assert_eq!(w.backend.running(), 1);
+    assert_eq!(waiting.await.unwrap().unwrap_err().code(), Code::Conflict);
+    assert_eq!(w.backend.running(), 0);
 }

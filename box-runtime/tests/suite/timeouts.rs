@@ -1,7 +1,7 @@
-//! A timed-out exec ends its session before the answer.
+//! A timed-out exec ends its command, or its session before the answer, and says which.
 
 use box_protocol::actions::OnTimeout;
-use box_protocol::{ExecutionStatus, LaneStatus};
+use box_protocol::{BoxState, ExecutionStatus, Killed, LaneStatus};
 use box_runtime::fake::{Reply, Trouble};
 use tokio::time::Instant;
 
@@ -23,6 +23,7 @@ async fn a_timeout_is_a_result_and_the_session_is_gone_by_then() {
         (ExecutionStatus::TimedOut, None)
     );
     assert_eq!(result.stderr, "Command timed out after 3 seconds.");
+    assert_eq!(result.killed, Some(Killed::Box));
     assert_eq!(w.ids().await, [""; 0]);
     assert_eq!(w.backend.stops(), ["s"]);
     assert_eq!(w.backend.killed(), ["sleep"]);
@@ -58,13 +59,14 @@ async fn a_persistent_box_is_dropped_as_well() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn only_the_command_ends_if_so_asked() {
+async fn only_the_command_ends_unless_asked_otherwise() {
     let w = world();
     w.backend.next_command(Reply::hang());
     let mut params = exec_of(spec("s", "sleep").timeout_sec(3_u64));
-    params.on_timeout = OnTimeout::Kill;
+    params.on_timeout = OnTimeout::default();
     let result = w.runtime.exec(&w.caller, params).await.unwrap();
     assert_eq!(result.status, ExecutionStatus::TimedOut);
+    assert_eq!(result.killed, Some(Killed::Command));
     assert_eq!(w.get("s").await.unwrap().status, LaneStatus::Idle);
     w.exec("s", "next").await.unwrap();
     assert_eq!(w.backend.starts(), ["s"]);
@@ -82,7 +84,11 @@ async fn an_agent_that_does_not_end_its_command_loses_its_box() {
     assert_eq!(begun.elapsed(), seconds(15));
     assert_eq!(result.status, ExecutionStatus::TimedOut);
     assert_eq!(result.stderr, "Command timed out after 3 seconds.");
-    assert_eq!(w.ids().await, [""; 0]);
+    assert_eq!(result.killed, Some(Killed::Box));
+    let left = w.get("s").await.unwrap();
+    assert_eq!(left.state, BoxState::Failed, "and it is told why");
+    assert!(left.reason.is_some());
+    assert_eq!(w.backend.stops(), ["s"]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -12,6 +12,9 @@ use crate::plan::Limits;
 /// Length of the period processor time is counted in, the kernel's own default.
 const PERIOD_US: u64 = 100_000;
 
+/// How often the removal of a group is tried that its last process has just left.
+const REMOVALS: usize = 50;
+
 /// A group of the same name in each hierarchy.
 #[derive(Debug)]
 pub(crate) struct Group {
@@ -82,6 +85,18 @@ impl Cgroups {
             }
         }
         result
+    }
+
+    /// Removes the group of a box that has ended, and the common parents if nothing else is in them.
+    pub fn remove_last(&self, name: &str) {
+        for _ in 0..REMOVALS {
+            if self.remove(name).is_ok() {
+                break;
+            }
+            // The kernel lets go of the last process of a group shortly after that has ended.
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.close();
     }
 
     /// Sets the limits of a group, whatever they were before.

@@ -174,8 +174,21 @@ impl Owner {
 }
 
 /// When a process that has not ended was started, in ticks since boot.
-fn start_time(pid: u32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+pub(crate) fn start_time(pid: u32) -> Option<u64> {
+    read_start_time(pid).ok().flatten()
+}
+
+/// The same; `None` only of a process that has ended, or that procfs does not show to this user.
+pub(crate) fn read_start_time(pid: u32) -> io::Result<Option<u64>> {
+    let stat = match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Ok(None),
+        stat => stat?,
+    };
+    Ok(started_of(&stat))
+}
+
+fn started_of(stat: &str) -> Option<u64> {
     // The name, in parentheses, may hold spaces and parentheses itself.
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
     // One that nobody has waited for yet has ended all the same.

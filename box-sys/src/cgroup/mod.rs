@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use group::Group;
 pub use live::Usage;
-pub(crate) use live::{OOM_KILLS, Owner, field_of};
+pub(crate) use live::{OOM_KILLS, Owner, field_of, read_start_time, start_time};
 
 /// What a hierarchy is able to do for a box.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

@@ -14,7 +14,7 @@ use box_transports::{Endpoint, ListenOptions};
 use serde_json::{Value, json};
 
 fn main() -> Result<(), Box<dyn Error>> {
-    box_sys::serve_if_asked(box_agent::prepare);
+    box_sys::serve_if_asked(held);
     let args: Vec<String> = std::env::args().collect();
     if let [program, word, how] = args.as_slice() {
         let how = serde_json::from_str(how)?;
@@ -25,6 +25,16 @@ fn main() -> Result<(), Box<dyn Error>> {
         };
     }
     Ok(())
+}
+
+/// The agent, which first reads a pipe `hold` to its end in a box whose workspace has one: its runtime was told by then that the
+/// box is made, and nobody can reach the agent yet.
+fn held() -> Box<dyn FnOnce(box_sys::Init)> {
+    let agent = box_agent::prepare();
+    Box::new(|init| {
+        let _ = std::fs::read("/workspace/hold");
+        agent(init);
+    })
 }
 
 fn config(program: &str, how: &Value) -> Result<NativeConfig, Box<dyn Error>> {
@@ -52,7 +62,9 @@ async fn serve(program: &str, how: &Value) -> Result<(), Box<dyn Error>> {
     let adopted = runtime.adopt().await;
     println!("{}", adopted.map_err(|error| error.message().to_owned())?);
     let endpoint: Endpoint = how["endpoint"].as_str().ok_or("no endpoint")?.parse()?;
-    let listener = endpoint.listen(&ListenOptions::default()).await?;
+    let listener = endpoint.listen(&ListenOptions::default()).await;
+    // Dropping the runtime would end the boxes, which are the next one's.
+    let listener = listener.unwrap_or_else(|_| std::process::exit(1));
     let _server = Server::start(listener, runtime.router(), |_| Options::default());
     runtime.exit_asked().await;
     Ok(())

@@ -4,7 +4,7 @@ use box_protocol::actions::{
     BoxCreate, BoxCreateParams, BoxDelete, BoxDeleteParams, BoxExec, BoxExecParams, BoxGet,
     BoxGetParams, BoxList, BoxListParams, IfExists, SystemHealth, SystemShutdown, SystemStatus,
 };
-use box_protocol::{BoxExecutionResult, ExecutionStatus, SessionId, SpecDraft};
+use box_protocol::{BoxExecutionResult, ExecutionStatus, Killed, SessionId, SpecDraft};
 use box_rpc::{CallError, Code, Empty, Peer};
 use box_tests::boxes::{Available, SeeBackend, Seen, SetBackend};
 use box_tests::every_transport;
@@ -319,21 +319,23 @@ async fn without_a_backend_a_call_is_unavailable(setup: Setup) {
 
 async fn a_timeout_ends_the_box_before_the_answer(setup: Setup) {
     let world = setup.boxes().start().await;
-    let result = exec_with(
-        &world.peer,
-        "int-timeout",
-        "hang",
-        json!({"timeout_sec": 1}),
-    )
-    .await
-    .unwrap();
+    let hang = draft("int-timeout", "hang", &json!({"timeout_sec": 1}));
+    let params = json!({"spec": hang, "on_timeout": "drop_box"});
+    let params = serde_json::from_value(params).unwrap();
+    let result = world.peer.call::<BoxExec>(&params).await.unwrap();
     assert_eq!(
         (result.status, result.exit_code),
         (ExecutionStatus::TimedOut, None)
     );
     assert_eq!(result.stderr, "Command timed out after 1 seconds.");
+    assert_eq!(result.killed, Some(Killed::Box));
     assert_eq!(list(&world.peer).await, Vec::<String>::new());
     assert_eq!(seen(&world.peer).await.stops, ["int-timeout"]);
+    // Only if so asked: otherwise it ends the command.
+    let hang = json!({"timeout_sec": 1});
+    let result = exec_with(&world.peer, "stays", "hang", hang).await;
+    assert_eq!(result.unwrap().killed, Some(Killed::Command));
+    assert_eq!(list(&world.peer).await, ["stays"]);
 }
 
 async fn an_exit_code_and_a_signal_are_told_apart(setup: Setup) {

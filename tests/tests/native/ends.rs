@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
 
 use box_protocol::actions::{BoxDeleteParams, BoxListParams};
-use box_protocol::{Code, ExecutionStatus, SpecDraft};
+use box_protocol::{Code, ExecutionStatus, Killed, SpecDraft};
 use box_runtime::native::NativeBackend;
 use box_runtime::{BoxRuntime, Caller, RuntimeConfig};
 use serde_json::json;
@@ -41,7 +41,9 @@ async fn a_timeout_kills_everything_and_drops_the_session() {
         let seconds = mark();
         let asked =
             spec(json!({"session_id": "slow", "timeout_sec": 1, "cmd": stubborn(&seconds)}));
-        let result = machine.exec_spec(asked).await.unwrap();
+        let asked = json!({"spec": asked, "on_timeout": "drop_box"});
+        let asked = serde_json::from_value(asked).unwrap();
+        let result = machine.runtime.exec(&Caller::local(), asked).await.unwrap();
         assert_eq!(
             (result.status, result.exit_code),
             (ExecutionStatus::TimedOut, None)
@@ -65,10 +67,11 @@ async fn a_timeout_that_spares_the_box_kills_the_tree_and_nothing_else() {
                 .await,
         );
         let asked = json!({"spec": spec(json!({"session_id": "kept", "timeout_sec": 1,
-            "cmd": stubborn(&mine)})), "on_timeout": "kill"});
+            "cmd": stubborn(&mine)}))});
         let asked = serde_json::from_value(asked).unwrap();
         let result = machine.runtime.exec(&Caller::local(), asked).await.unwrap();
         assert_eq!(result.status, ExecutionStatus::TimedOut);
+        assert_eq!(result.killed, Some(Killed::Command));
         gone(&mine).await;
         assert_eq!(processes_with(&other), 1);
         printed(&machine.exec("kept", "true").await);

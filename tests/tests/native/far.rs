@@ -65,7 +65,9 @@ async fn a_timeout_kills_the_command_and_drops_the_session(setup: Setup) {
     let seconds = mark();
     let world = setup.real_boxes().start().await;
     let asked = json!({"session_id": "slow", "timeout_sec": 1, "cmd": format!("sleep {seconds}")});
-    let result = exec_spec(&world.peer, spec(asked)).await.unwrap();
+    let asked = json!({"spec": spec(asked), "on_timeout": "drop_box"});
+    let asked = serde_json::from_value(asked).unwrap();
+    let result = world.peer.call::<BoxExec>(&asked).await.unwrap();
     assert_eq!(
         (result.status, result.exit_code),
         (ExecutionStatus::TimedOut, None)

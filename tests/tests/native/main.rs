@@ -35,3 +35,4 @@ mod service;
 mod shells;
 mod stop;
 mod support;
+mod unreached;

@@ -72,12 +72,13 @@ pub(super) async fn answer(shared: &Shared) -> Answer {
 
 async fn boxes(page: &mut Page, shared: &Shared) {
     /// Their names are those of the contract.
-    const STATES: [(BoxState, &str); 5] = [
+    const STATES: [(BoxState, &str); 6] = [
         (BoxState::Starting, "starting"),
         (BoxState::Running, "running"),
         (BoxState::Paused, "paused"),
         (BoxState::Stopped, "stopped"),
         (BoxState::Failed, "failed"),
+        (BoxState::Unreachable, "unreachable"),
     ];
     let mut counts = STATES.map(|(state, name)| (state, name, 0_u64));
     for world in [

@@ -1,0 +1,180 @@
+//! What is kept of a box for a later program, and how that program knows the box again.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags};
+use serde::{Deserialize, Serialize};
+
+use crate::cgroup::read_start_time;
+use crate::network::ExitMarks;
+use crate::raw;
+
+/// What a later program needs, besides the descriptors, to take a box over.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SandboxRecord {
+    /// Init's process id. The kernel may give the number to another process once init has ended: see [`Self::init`].
+    pub pid: i32,
+    /// When init was started, in ticks since the machine was. `None` in records of older programs, and where procfs does not
+    /// show it.
+    #[serde(default)]
+    pub started: Option<u64>,
+    /// The inode of its mount namespace. `None` in records of older programs.
+    #[serde(default)]
+    pub mounts: Option<u64>,
+    /// The name of its cgroups.
+    pub cgroup: Option<String>,
+    /// What it goes without.
+    pub missing: Vec<String>,
+    /// The guest's id.
+    pub guest: u32,
+    /// Processor time that its cgroup had counted before.
+    pub cpu_before: Duration,
+    /// What the sockets at its exits are known by.
+    #[serde(default)]
+    pub exits: ExitMarks,
+}
+
+impl SandboxRecord {
+    /// A pidfd of the box's first process. `None` if that has ended, or if the record does not tell it from a later process
+    /// with the same number.
+    pub fn init(&self) -> io::Result<Option<OwnedFd>> {
+        let (Some(pid), Some(started)) = (Pid::from_raw(self.pid), self.started) else {
+            return Ok(None);
+        };
+        let pidfd = match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
+            Err(Errno::SRCH) => return Ok(None),
+            pidfd => pidfd?,
+        };
+        // Read after the process is held: if it has the right time now, it is the one that is held.
+        let now = read_start_time(self.pid.unsigned_abs())?;
+        let is_it = now == Some(started) && !has_ended(&pidfd)?;
+        Ok(is_it.then_some(pidfd))
+    }
+
+    /// A pidfd of the process that listens at the other end of a connection, if that is the box's first process.
+    ///
+    /// A record of an older program does not know when init was started. Then the kernel must name the process by a descriptor,
+    /// which those before 6.5 cannot: the number alone may be another's by now.
+    pub fn init_at(&self, stream: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+        let peer = rustix::net::sockopt::socket_peercred(stream)?.pid;
+        let pidfd = match self.started {
+            Some(_) => self.init()?.ok_or(io::ErrorKind::NotFound)?,
+            None => peer_pidfd(stream)?,
+        };
+        if peer.as_raw_pid() != self.pid || pid_of(&pidfd) != Some(self.pid) {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        Ok(pidfd)
+    }
+
+    /// Whether this is the box's mount namespace.
+    pub fn is_mount_namespace(&self, fd: &OwnedFd) -> io::Result<bool> {
+        let found = namespace(fd)?;
+        Ok(self.mounts.is_none_or(|mounts| mounts == found))
+    }
+}
+
+/// The inode of a namespace, by which the kernel tells it from the others there are.
+pub(crate) fn namespace(fd: impl AsFd) -> io::Result<u64> {
+    Ok(rustix::fs::fstat(fd)?.st_ino)
+}
+
+/// A pidfd of the process that listens at the other end of a connection, or has connected to this end.
+pub fn peer_pidfd(stream: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    raw::peer_pidfd(stream)
+}
+
+/// The number of a process, as long as it lives.
+pub(crate) fn pid_of(pidfd: impl AsFd) -> Option<i32> {
+    let number = pidfd.as_fd().as_raw_fd();
+    let mut info = String::new();
+    let mut file = File::open(format!("/proc/self/fdinfo/{number}")).ok()?;
+    io::Read::read_to_string(&mut file, &mut info).ok()?;
+    let pid = info.lines().find_map(|line| line.strip_prefix("Pid:"))?;
+    pid.trim().parse().ok().filter(|pid| *pid > 0)
+}
+
+/// Whether the process has ended.
+pub(crate) fn has_ended(pidfd: &OwnedFd) -> io::Result<bool> {
+    let now = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
+    let ready = rustix::io::retry_on_intr(|| rustix::event::poll(&mut fds, Some(&now)))?;
+    Ok(ready > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::{UnixListener, UnixStream};
+    use std::process::{Child, Command, Stdio};
+
+    use super::*;
+    use crate::cgroup::start_time;
+
+    fn record(pid: u32, started: Option<u64>) -> SandboxRecord {
+        SandboxRecord {
+            pid: pid.try_into().unwrap(),
+            started,
+            mounts: None,
+            cgroup: None,
+            missing: Vec::new(),
+            guest: 1000,
+            cpu_before: Duration::ZERO,
+            exits: ExitMarks::default(),
+        }
+    }
+
+    fn sleeper() -> Child {
+        let mut command = Command::new("sleep");
+        command.arg("86400").stdin(Stdio::null()).spawn().unwrap()
+    }
+
+    #[test]
+    fn a_number_that_another_process_has_by_now_is_not_taken_for_init() {
+        let mut process = sleeper();
+        let started = start_time(process.id());
+        assert!(started.is_some());
+        let of_init = record(process.id(), started);
+        // The control: the same number with the right time is the process.
+        let pidfd = of_init.init().unwrap().unwrap();
+        assert_eq!(pid_of(&pidfd), Some(of_init.pid));
+        // A process of an earlier time had the number.
+        let earlier = record(process.id(), started.map(|started| started - 1));
+        assert!(earlier.init().unwrap().is_none());
+        assert!(record(process.id(), None).init().unwrap().is_none());
+        process.kill().unwrap();
+        process.wait().unwrap();
+        assert!(of_init.init().unwrap().is_none(), "it has ended");
+    }
+
+    #[test]
+    fn only_init_is_believed_to_be_the_peer() {
+        let directory = std::env::temp_dir().join(format!("box-record-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        let path = directory.join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        let stream = UnixStream::connect(&path).unwrap();
+        // This process listens.
+        let this = std::process::id();
+        let peer = record(this, start_time(this)).init_at(stream.as_fd());
+        assert_eq!(pid_of(peer.unwrap()), i32::try_from(this).ok());
+        // The record names another, which lives and must not be taken for the peer.
+        let mut other = sleeper();
+        let bystander = record(other.id(), start_time(other.id()));
+        let refused = bystander.init_at(stream.as_fd()).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
+        // Nor is the bystander if a record of an older program names it.
+        assert!(record(other.id(), None).init_at(stream.as_fd()).is_err());
+        other.kill().unwrap();
+        other.wait().unwrap();
+        drop(listener);
+        std::fs::remove_dir_all(directory).unwrap();
+    }
+}

@@ -1,0 +1,299 @@
+//! A box is given up only when it is known to be dead: whatever keeps a later runtime from reaching one may pass.
+
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use box_protocol::actions::{
+    BoxCreate, BoxDelete, BoxEvent, BoxEvents, BoxExec, BoxGet, BoxList, FileWrite,
+};
+use box_protocol::{BoxState, Code};
+use futures::StreamExt as _;
+use rustix::fs::{CWD, FileType, FlockOperation, Mode, OFlags};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::process::Command;
+
+use super::adoption::{Host, agents, cgroup_parent, code, directories, how};
+use super::support::{Machine, PROGRAM, eventually, on_each_machine, processes_with};
+
+/// Longer than a server waits for agents before it is ready.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+async fn state_of(host: &Host, id: &str) -> BoxState {
+    let told = host.call::<BoxGet>(json!({"session_id": id})).await;
+    told.unwrap().info.state
+}
+
+async fn becomes(host: &Host, id: &str, state: BoxState) {
+    let begun = Instant::now();
+    while state_of(host, id).await != state {
+        assert!(begun.elapsed() < PATIENCE, "{id} does not become {state:?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+async fn events(host: &Host, id: &str) -> Vec<BoxEvent> {
+    let params = serde_json::from_value(json!({"session_id": id})).unwrap();
+    let told = host.peer().stream::<BoxEvents>(&params).await.unwrap();
+    told.map(Result::unwrap).collect().await
+}
+
+fn kinds(events: &[BoxEvent]) -> Vec<&str> {
+    events.iter().map(|event| event.kind.as_str()).collect()
+}
+
+async fn delete(host: &Host, id: &str) {
+    let params = json!({"session_id": id, "force": true});
+    host.call::<BoxDelete>(params).await.unwrap();
+}
+
+/// A box with a process that this mark is in the arguments of.
+async fn fill(host: &Host, id: &str, mark: &str) {
+    let cmd = format!("sleep {mark} > /dev/null 2>&1 & echo $!");
+    let params = json!({"spec": {"session_id": id, "cmd": cmd}});
+    host.call::<BoxExec>(params).await.unwrap();
+}
+
+/// Runs a server with so few descriptors until it has taken over what it can, and kills it.
+async fn start_with_few_descriptors(machine: &Machine, state: &Path, descriptors: usize) {
+    let limited = format!("ulimit -n {descriptors}; exec \"$0\" serve \"$1\"");
+    let mut command = Command::new("sh");
+    command.args(["-c", &limited]).arg(&*PROGRAM);
+    command.arg(how(machine, state, &Value::Null).to_string());
+    let command = command.stdout(Stdio::piped()).kill_on_drop(true);
+    let mut process = command.spawn().unwrap();
+    let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
+    // It says how many it has, or ends because it can do nothing.
+    let _ = lines.next_line().await;
+    let _ = process.start_kill();
+    process.wait().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_restart_that_is_short_of_descriptors_costs_no_box() {
+    const BOXES: usize = 12;
+    on_each_machine(async |machine| {
+        let state = machine.directory();
+        let mark = format!("86710.{}{}", machine.uid, std::process::id());
+        let host = Host::start(machine, state.path()).await.unwrap();
+        for number in 0..BOXES {
+            fill(&host, &format!("box-{number}"), &mark).await;
+        }
+        host.kill().await;
+        for descriptors in [20, 30, 40] {
+            start_with_few_descriptors(machine, state.path(), descriptors).await;
+            assert_eq!(processes_with(&mark), BOXES, "{descriptors} descriptors");
+        }
+        let host = Host::start(machine, state.path()).await.unwrap();
+        assert_eq!(host.adopted, BOXES);
+        for number in 0..BOXES {
+            delete(&host, &format!("box-{number}")).await;
+        }
+        assert_eq!(processes_with(&mark), 0);
+        host.kill().await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_box_whose_server_dies_before_it_has_a_record_ends_by_itself() {
+    on_each_machine(async |machine| {
+        let (state, workspace) = (machine.directory(), machine.directory());
+        let hold = workspace.path().join("hold");
+        let everybody = Mode::from_raw_mode(0o666);
+        rustix::fs::mknodat(CWD, &hold, FileType::Fifo, everybody, 0).unwrap();
+        for (path, mode) in [(hold.as_path(), 0o666), (workspace.path(), 0o755)] {
+            std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+        }
+        let host = Host::start(machine, state.path()).await.unwrap();
+        let params = json!({"spec": {"session_id": "newborn", "host_path": workspace.path()}});
+        let params = serde_json::from_value(params).unwrap();
+        let peer = host.peer();
+        let making = tokio::spawn(async move { peer.call::<BoxCreate>(&params).await });
+        // Once its agent reads here, its runtime knows that it is made; nobody can reach the agent.
+        let mut writer = None;
+        eventually("it is made", || {
+            let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+            writer = rustix::fs::open(&hold, flags, Mode::empty()).ok();
+            writer.is_some()
+        })
+        .await;
+        host.kill().await;
+        assert!(making.await.unwrap().is_err());
+        let left = directories(state.path());
+        assert_eq!(left.len(), 1);
+        let host = Host::start(machine, state.path()).await.unwrap();
+        assert_eq!(host.adopted, 0);
+        assert!(left[0].exists(), "its directory stays as long as it lives");
+        let logs = std::fs::File::open(left[0].join("logs")).unwrap();
+        let is_dead =
+            || rustix::fs::flock(&logs, FlockOperation::NonBlockingLockExclusive).is_ok();
+        assert!(!is_dead());
+        drop(writer);
+        eventually("it ends", is_dead).await;
+        drop(logs);
+        eventually("and nothing is left of it", || {
+            directories(state.path()).is_empty()
+        })
+        .await;
+        let list = host.call::<BoxList>(json!({})).await.unwrap();
+        assert_eq!(list.items, []);
+        host.kill().await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stuck_agent_keeps_no_server_from_being_ready() {
+    on_each_machine(async |machine| {
+        let state = machine.directory();
+        let mark = format!("86711.{}{}", machine.uid, std::process::id());
+        let host = Host::start(machine, state.path()).await.unwrap();
+        fill(&host, "stuck", &mark).await;
+        let stuck = agents(state.path()).await[0];
+        for id in ["one", "two"] {
+            fill(&host, id, &mark).await;
+        }
+        host.kill().await;
+        kill_process(stuck, Signal::STOP).unwrap();
+        let host = Host::start(machine, state.path()).await.unwrap();
+        assert_eq!(host.adopted, 2, "ready without it");
+        let told = host.call::<BoxGet>(json!({"session_id": "stuck"})).await;
+        let told = told.unwrap().info;
+        assert_eq!(told.state, BoxState::Unreachable);
+        assert!(told.reason.is_some());
+        let list = host.call::<BoxList>(json!({"state": ["unreachable"]})).await;
+        assert_eq!(list.unwrap().total, 1);
+        assert_eq!(kinds(&events(&host, "stuck").await), ["unreachable"]);
+        // What needs its agent is refused at once, and nothing makes another box in its place.
+        let ran = json!({"spec": {"session_id": "stuck", "cmd": "true"}});
+        let refused = host.call::<BoxExec>(ran.clone()).await.unwrap_err();
+        assert!(refused.to_string().contains("does not answer"), "{refused}");
+        assert_eq!(code(refused), Code::Unavailable);
+        let write = json!({"session_id": "stuck", "path": "/tmp/a", "data": ""});
+        let refused = host.call::<FileWrite>(write).await.unwrap_err();
+        assert_eq!(code(refused), Code::Unavailable);
+        let delete_it = json!({"session_id": "stuck"});
+        let refused = host.call::<BoxDelete>(delete_it).await.unwrap_err();
+        assert_eq!(code(refused), Code::Unavailable);
+        assert_eq!(processes_with(&mark), 3, "nothing of it was ended");
+        // It answers, and is there again.
+        kill_process(stuck, Signal::CONT).unwrap();
+        becomes(&host, "stuck", BoxState::Running).await;
+        host.call::<BoxExec>(ran).await.unwrap();
+        let told = events(&host, "stuck").await;
+        assert_eq!(kinds(&told), ["unreachable", "adopted"]);
+        host.kill().await;
+        // One that does not is deleted by force, or fails when it dies.
+        kill_process(stuck, Signal::STOP).unwrap();
+        let host = Host::start(machine, state.path()).await.unwrap();
+        assert_eq!(state_of(&host, "stuck").await, BoxState::Unreachable);
+        delete(&host, "stuck").await;
+        assert_eq!((processes_with(&mark), directories(state.path()).len()), (2, 2));
+        host.kill().await;
+        let both = agents(state.path()).await;
+        kill_process(both[0], Signal::STOP).unwrap();
+        let host = Host::start(machine, state.path()).await.unwrap();
+        assert_eq!(host.adopted, 1);
+        let mut lost = "one";
+        if state_of(&host, lost).await != BoxState::Unreachable {
+            lost = "two";
+        }
+        kill_process(both[0], Signal::KILL).unwrap();
+        becomes(&host, lost, BoxState::Failed).await;
+        for id in ["one", "two"] {
+            delete(&host, id).await;
+        }
+        assert_eq!((processes_with(&mark), directories(state.path()).len()), (0, 0));
+        host.kill().await;
+    })
+    .await;
+}
+
+/// The groups of boxes below this parent, in every hierarchy.
+fn groups(parent: &str) -> usize {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let places = mounts.lines().filter(|line| line.contains(" - cgroup"));
+    let places = places.filter_map(|line| line.split(' ').nth(4));
+    let below = places.filter_map(|place| std::fs::read_dir(Path::new(place).join(parent)).ok());
+    let names = below.flatten().flatten().map(|entry| entry.file_name());
+    names.filter(|name| name.to_string_lossy().starts_with('b')).count()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_groups_of_adopted_boxes_go_with_them() {
+    on_each_machine(async |machine| {
+        let (state, parent) = (machine.directory(), cgroup_parent(machine));
+        let host = Host::start(machine, state.path()).await.unwrap();
+        for id in ["one", "two", "three"] {
+            let spec = json!({"spec": {"session_id": id}});
+            host.call::<BoxCreate>(spec).await.unwrap();
+        }
+        let made = groups(&parent);
+        host.kill().await;
+        let host = Host::start(machine, state.path()).await.unwrap();
+        assert_eq!(host.adopted, 3);
+        // The fork server of the one that was killed has cleared its own away.
+        eventually("those of the boxes are left", || groups(&parent) < made.max(1)).await;
+        for id in ["one", "two", "three"] {
+            delete(&host, id).await;
+        }
+        eventually("they are gone without another box", || groups(&parent) == 0).await;
+        host.kill().await;
+    })
+    .await;
+}
+
+/// What a program does that listens where an agent did, and greets nobody.
+const LISTEN: &str = "import os, socket, sys, time
+os.unlink(sys.argv[1])
+s = socket.socket(socket.AF_UNIX)
+s.bind(sys.argv[1])
+s.listen(4)
+time.sleep(86400)
+";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_process_that_is_not_the_box_is_not_ended_for_it() {
+    on_each_machine(async |machine| {
+        let state = machine.directory();
+        let host = Host::start(machine, state.path()).await.unwrap();
+        let spec = json!({"spec": {"session_id": "taken"}});
+        host.call::<BoxCreate>(spec).await.unwrap();
+        let agent = agents(state.path()).await[0];
+        host.kill().await;
+        // The box stays, and another process answers in its place: what a taken-over agent could bring about.
+        let socket = directories(state.path())[0].join("agent.sock");
+        let mut bystander = Command::new("python3");
+        let bystander = bystander.args(["-c", LISTEN]).arg(&socket);
+        let mut bystander = bystander.kill_on_drop(true).spawn().unwrap();
+        let pid = i32::try_from(bystander.id().unwrap()).unwrap();
+        eventually("it listens", || is_listening(&socket, pid)).await;
+        let host = Host::start(machine, state.path()).await.unwrap();
+        assert_eq!(host.adopted, 0);
+        assert_eq!(state_of(&host, "taken").await, BoxState::Unreachable);
+        // The control: what is ended is the box.
+        delete(&host, "taken").await;
+        eventually("the box is ended", || {
+            kill_process(agent, Signal::CONT).is_err()
+        })
+        .await;
+        assert!(bystander.try_wait().unwrap().is_none(), "the bystander lives");
+        host.kill().await;
+        bystander.kill().await.unwrap();
+    })
+    .await;
+}
+
+/// Whether this process listens there.
+fn is_listening(socket: &Path, pid: i32) -> bool {
+    let connected = std::os::unix::net::UnixStream::connect(socket);
+    connected.is_ok_and(|stream| {
+        let peer = rustix::net::sockopt::socket_peercred(&stream).unwrap().pid;
+        Some(peer) == Pid::from_raw(pid)
+    })
+}
