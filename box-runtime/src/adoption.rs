@@ -45,7 +45,9 @@ impl BoxRuntime {
         for backend in &self.shared().config.backends {
             let readable = |record: &str| Record::read(record).is_some();
             let found = backend.adopt(readable).await?;
-            let all = found.into_iter().map(|found| self.adopt_one(backend, found));
+            let all = found
+                .into_iter()
+                .map(|found| self.adopt_one(backend, found));
             let all = futures::future::join_all(all).await;
             adopted += all.into_iter().filter(|adopted| *adopted).count();
         }
@@ -178,9 +180,8 @@ async fn try_to_reach(
 
 /// What a call meets whose box cannot be reached.
 pub(crate) fn unreachable(id: &SessionId) -> BoxError {
-    let message = format!(
-        "Box session {id} does not answer; try again later, or delete it with force"
-    );
+    let message =
+        format!("Box session {id} does not answer; try again later, or delete it with force");
     BoxError::unavailable(message).with_detail(&Detail::about(Subject::Box))
 }
 

@@ -58,7 +58,8 @@ mod unserved;
 mod watch;
 
 pub use backend::{
-    AdoptedBox, Availability, Backend, Capabilities, Facts, Reach, Readable, StartRequest, StartedBox,
+    AdoptedBox, Availability, Backend, Capabilities, Facts, Reach, Readable, StartRequest,
+    StartedBox,
 };
 pub use caller::Caller;
 pub use config::RuntimeConfig;

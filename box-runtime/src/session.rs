@@ -28,9 +28,7 @@ use std::sync::Arc;
 
 use box_protocol::actions::{BoxCreateResult, BoxDeleteResult, OnDisconnect, OnTimeout};
 use box_protocol::error::{Detail, Ended, Subject};
-use box_protocol::{
-    BoxError, BoxExecutionResult, ExecutionStatus, Killed, LaneStatus, SessionId,
-};
+use box_protocol::{BoxError, BoxExecutionResult, ExecutionStatus, Killed, LaneStatus, SessionId};
 use box_rpc::Router;
 use futures::FutureExt as _;
 use tokio::sync::mpsc;
@@ -257,7 +255,7 @@ impl Actor {
                     Over::Expired | Over::Idle => work.refuse(BoxError::conflict(format!(
                         "Box session {id} expired before it was ready"
                     ))),
-                    Over::Deleted(_) => work.refuse(deleted(id)),
+                    Over::Deleted(_) => work.refuse(over.reason(id)),
                     // It has not begun, so it may begin in the next box.
                     Over::Done | Over::Closed => self.front.put_back(work),
                 }
@@ -383,7 +381,7 @@ impl Actor {
                 if on_timeout == OnTimeout::Kill {
                     // Nobody asked for the end of the box, so what is known of it stays, and says why.
                     let why = "the box's agent does not end a command whose time is over";
-                    self.fail(why.to_owned()).await;
+                    self.fail(broken(why.to_owned())).await;
                     let _ = reply.send(Ok(result));
                     return Next::GoOn;
                 }
@@ -445,7 +443,7 @@ impl Actor {
         match over {
             Over::Deleted(delete) => {
                 // What waited for the box was asked for before: it shall not make another one.
-                let error = deleted(&self.card.spec.session_id);
+                let error = ended_as(Ended::Deleted, &self.card.spec.session_id);
                 self.front.refuse_lane(&error);
                 self.delete(delete).await
             }
@@ -484,12 +482,6 @@ impl Actor {
         self.front.used();
         self.front.set_clock();
     }
-}
-
-/// What a call meets that waited for a box which was deleted with force.
-fn deleted(id: &SessionId) -> BoxError {
-    BoxError::conflict(format!("Box session {id} was deleted before the call began"))
-        .with_detail(&Detail::about(Subject::Box))
 }
 
 /// Why a call's box is not ready.

@@ -376,9 +376,7 @@ impl Sandbox {
 
     /// The process id of init, as the machine numbers it. Not positive if it had ended before anybody asked.
     pub fn pid(&self) -> i32 {
-        *self
-            .pid
-            .get_or_init(|| pid_of(&self.pidfd).unwrap_or(-1))
+        *self.pid.get_or_init(|| pid_of(&self.pidfd).unwrap_or(-1))
     }
 
     /// When init was started, if procfs shows it.

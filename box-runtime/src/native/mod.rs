@@ -53,7 +53,8 @@ use self::server::Server;
 pub use self::server::primitives;
 use self::state::{Kept, State};
 use crate::backend::{
-    AdoptedBox, Availability, Backend, Capabilities, Facts, Reach, Readable, StartRequest, StartedBox,
+    AdoptedBox, Availability, Backend, Capabilities, Facts, Reach, Readable, StartRequest,
+    StartedBox,
 };
 use crate::egress::{Dialler, Egress, Names};
 
@@ -190,7 +191,10 @@ impl Backend for NativeBackend {
         let logs = state.as_ref().map_or_else(unnamed_logs, State::logs);
         let logs = logs.map_err(failed)?;
         let newborn = state.as_ref().filter(|_| self.0.config.outlive);
-        let newborn = newborn.map(|_| Newborn::new()).transpose().map_err(failed)?;
+        let newborn = newborn
+            .map(|_| Newborn::new())
+            .transpose()
+            .map_err(failed)?;
         let server = self.0.server.running().await?;
         let place = self.0.making.acquire().await;
         let sources: Vec<_> = given.iter().map(|one| one.source.as_fd()).collect();

@@ -432,4 +432,3 @@ async fn a_record_of_another_version_costs_no_box() {
     })
     .await;
 }
-

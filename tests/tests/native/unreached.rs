@@ -18,7 +18,7 @@ use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::Command;
 
 use super::adoption::{Host, agents, cgroup_parent, code, directories, how};
-use super::support::{Machine, PROGRAM, eventually, on_each_machine, processes_with};
+use super::support::{Machine, PROGRAM, eventually, mark, on_each_machine, processes_with};
 
 /// Longer than a server waits for agents before it is ready.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -78,7 +78,7 @@ async fn a_restart_that_is_short_of_descriptors_costs_no_box() {
     const BOXES: usize = 12;
     on_each_machine(async |machine| {
         let state = machine.directory();
-        let mark = format!("86710.{}{}", machine.uid, std::process::id());
+        let mark = mark();
         let host = Host::start(machine, state.path()).await.unwrap();
         for number in 0..BOXES {
             fill(&host, &format!("box-{number}"), &mark).await;
@@ -130,8 +130,7 @@ async fn a_box_whose_server_dies_before_it_has_a_record_ends_by_itself() {
         assert_eq!(host.adopted, 0);
         assert!(left[0].exists(), "its directory stays as long as it lives");
         let logs = std::fs::File::open(left[0].join("logs")).unwrap();
-        let is_dead =
-            || rustix::fs::flock(&logs, FlockOperation::NonBlockingLockExclusive).is_ok();
+        let is_dead = || rustix::fs::flock(&logs, FlockOperation::NonBlockingLockExclusive).is_ok();
         assert!(!is_dead());
         drop(writer);
         eventually("it ends", is_dead).await;
@@ -151,7 +150,7 @@ async fn a_box_whose_server_dies_before_it_has_a_record_ends_by_itself() {
 async fn a_stuck_agent_keeps_no_server_from_being_ready() {
     on_each_machine(async |machine| {
         let state = machine.directory();
-        let mark = format!("86711.{}{}", machine.uid, std::process::id());
+        let mark = mark();
         let host = Host::start(machine, state.path()).await.unwrap();
         fill(&host, "stuck", &mark).await;
         let stuck = agents(state.path()).await[0];
@@ -166,7 +165,9 @@ async fn a_stuck_agent_keeps_no_server_from_being_ready() {
         let told = told.unwrap().info;
         assert_eq!(told.state, BoxState::Unreachable);
         assert!(told.reason.is_some());
-        let list = host.call::<BoxList>(json!({"state": ["unreachable"]})).await;
+        let list = host
+            .call::<BoxList>(json!({"state": ["unreachable"]}))
+            .await;
         assert_eq!(list.unwrap().total, 1);
         assert_eq!(kinds(&events(&host, "stuck").await), ["unreachable"]);
         // What needs its agent is refused at once, and nothing makes another box in its place.
@@ -193,7 +194,10 @@ async fn a_stuck_agent_keeps_no_server_from_being_ready() {
         let host = Host::start(machine, state.path()).await.unwrap();
         assert_eq!(state_of(&host, "stuck").await, BoxState::Unreachable);
         delete(&host, "stuck").await;
-        assert_eq!((processes_with(&mark), directories(state.path()).len()), (2, 2));
+        assert_eq!(
+            (processes_with(&mark), directories(state.path()).len()),
+            (2, 2)
+        );
         host.kill().await;
         let both = agents(state.path()).await;
         kill_process(both[0], Signal::STOP).unwrap();
@@ -208,7 +212,10 @@ async fn a_stuck_agent_keeps_no_server_from_being_ready() {
         for id in ["one", "two"] {
             delete(&host, id).await;
         }
-        assert_eq!((processes_with(&mark), directories(state.path()).len()), (0, 0));
+        assert_eq!(
+            (processes_with(&mark), directories(state.path()).len()),
+            (0, 0)
+        );
         host.kill().await;
     })
     .await;
@@ -221,7 +228,9 @@ fn groups(parent: &str) -> usize {
     let places = places.filter_map(|line| line.split(' ').nth(4));
     let below = places.filter_map(|place| std::fs::read_dir(Path::new(place).join(parent)).ok());
     let names = below.flatten().flatten().map(|entry| entry.file_name());
-    names.filter(|name| name.to_string_lossy().starts_with('b')).count()
+    names
+        .filter(|name| name.to_string_lossy().starts_with('b'))
+        .count()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -238,7 +247,10 @@ async fn the_groups_of_adopted_boxes_go_with_them() {
         let host = Host::start(machine, state.path()).await.unwrap();
         assert_eq!(host.adopted, 3);
         // The fork server of the one that was killed has cleared its own away.
-        eventually("those of the boxes are left", || groups(&parent) < made.max(1)).await;
+        eventually("those of the boxes are left", || {
+            groups(&parent) < made.max(1)
+        })
+        .await;
         for id in ["one", "two", "three"] {
             delete(&host, id).await;
         }
@@ -282,7 +294,10 @@ async fn a_process_that_is_not_the_box_is_not_ended_for_it() {
             kill_process(agent, Signal::CONT).is_err()
         })
         .await;
-        assert!(bystander.try_wait().unwrap().is_none(), "the bystander lives");
+        assert!(
+            bystander.try_wait().unwrap().is_none(),
+            "the bystander lives"
+        );
         host.kill().await;
         bystander.kill().await.unwrap();
     })
