@@ -27,8 +27,8 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use box_protocol::actions::{BoxCreateResult, BoxDeleteResult, OnDisconnect, OnTimeout};
-use box_protocol::error::{Detail, Ended, Subject};
-use box_protocol::{BoxError, BoxExecutionResult, ExecutionStatus, Killed, LaneStatus, SessionId};
+use box_protocol::error::Ended;
+use box_protocol::{BoxError, BoxExecutionResult, ExecutionStatus, Killed, LaneStatus};
 use box_rpc::Router;
 use futures::FutureExt as _;
 use tokio::sync::mpsc;
