@@ -55,6 +55,8 @@ pub(crate) struct Watched {
     dirs: HashMap<i32, String>,
     /// What was moved from here, and not yet to anywhere.
     leaving: Option<Leaving>,
+    /// Whether a directory had vanished before it could be watched. It may have moved, with a directory around it.
+    vanished: bool,
     over: bool,
 }
 
@@ -113,6 +115,7 @@ impl Watched {
             only,
             dirs: HashMap::new(),
             leaving: None,
+            vanished: false,
             over: false,
         };
         watched.descend(step, &root, String::new(), Entries::Known, &mut Vec::new())?;
@@ -209,10 +212,11 @@ impl Watched {
             if let Some(leaving) = self.leaving.take() {
                 self.tell(ChangeKind::Moved, &at, Some(&leaving.at), lines);
                 self.follow(&leaving.at, &at, lines);
-                // It may have moved on before it could be watched.
-                if self.dirs.values().any(|dir| *dir == at) {
+                // It, or what is in it, may have moved on before it could be watched.
+                if self.dirs.values().any(|dir| *dir == at) && !self.vanished {
                     return Ok(());
                 }
+                self.vanished = false;
             } else {
                 self.tell(ChangeKind::Created, &at, None, lines);
             }
@@ -348,14 +352,18 @@ impl Watched {
             let dir = match beneath(root, &at, OFlags::RDONLY | OFlags::DIRECTORY) {
                 Ok(dir) => dir,
                 Err(errno) if at.is_empty() || is_full(errno) => return Err(errno).about(&place),
-                Err(_) => continue,
+                Err(errno) => {
+                    self.vanished |= errno == Errno::NOENT;
+                    continue;
+                }
             };
             let stat = rustix::fs::fstat(&dir).about(&place)?;
             if step.ground.is_procfs(&stat) {
                 continue;
             }
-            match self.add(&dir) {
-                Ok(wd) => self.dirs.insert(wd, at.clone()),
+            // What is in one that is watched already was told when it came.
+            let watched = match self.add(&dir) {
+                Ok(wd) => self.dirs.insert(wd, at.clone()).is_some(),
                 Err(Errno::NOSPC) => return Err(full()),
                 Err(errno) if at.is_empty() => return Err(errno).about(&place),
                 Err(_) => continue,
@@ -369,8 +377,9 @@ impl Watched {
             // After the watch is there: what comes later is an event.
             for name in names(&dir, &place, NAMES_BYTES)? {
                 let inner = below(&at, &name);
-                is_told &= entries == Entries::Known || lines.len() < TREE_LINES;
-                if entries == Entries::New && is_told {
+                let is_new = entries == Entries::New && !watched;
+                is_told &= !is_new || lines.len() < TREE_LINES;
+                if is_new && is_told {
                     self.tell(ChangeKind::Created, &inner, None, lines);
                 }
                 let stat = rustix::fs::statat(&dir, &*name, AtFlags::SYMLINK_NOFOLLOW);

@@ -34,7 +34,7 @@ fn is_dead(pid: &str) -> bool {
 }
 
 async fn dies(pid: &str) -> bool {
-    for _ in 0..500 {
+    for _ in 0..12_000 {
         if is_dead(pid) {
             return true;
         }
@@ -100,7 +100,7 @@ async fn what_a_command_leaves_behind_dies_with_it_and_no_zombie_stays() {
     let pid = receive.receive().await.unwrap().unwrap();
     assert!(dies(pid.trim_matches(['[', ']'])).await);
     assert_eq!(receive.receive().await.unwrap(), None);
-    for _ in 0..500 {
+    for _ in 0..12_000 {
         if !Path::new("/proc").join(&leader).exists() {
             return;
         }

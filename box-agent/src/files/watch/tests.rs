@@ -88,6 +88,28 @@ fn a_directory_tells_of_what_is_in_it_and_no_more() {
     );
 }
 
+/// As when the outer directory moves between the look at its names and the opening of one of them.
+#[test]
+fn a_directory_that_moves_while_it_is_entered_is_entered_where_it_is() {
+    let mut watch = Watch::begin("/", true, |root| {
+        fs::create_dir_all(root.join("a/b")).unwrap()
+    });
+    fs::write(watch.at("a/f"), "").unwrap();
+    assert_eq!(watch.changes(), ["Created /a/f"]);
+    let watched = &mut watch.watched;
+    let inner = watched.dirs.iter().find(|(_, dir)| dir.ends_with('b'));
+    let inner = *inner.unwrap().0;
+    inotify::remove_watch(&watched.inotify, inner).unwrap();
+    watched.dirs.remove(&inner);
+    watched.vanished = true;
+    fs::write(watch.at("a/b/g"), "").unwrap();
+    fs::rename(watch.at("a"), watch.at("c")).unwrap();
+    assert_eq!(watch.changes(), ["Moved /c from /a", "Created /c/b/g"]);
+    fs::write(watch.at("c/b/h"), "").unwrap();
+    fs::rename(watch.at("c"), watch.at("d")).unwrap();
+    assert_eq!(watch.changes(), ["Created /c/b/h", "Moved /d from /c"]);
+}
+
 #[test]
 fn directories_that_come_move_and_go_are_followed() {
     let mut watch = Watch::begin("/w", true, |root| {
