@@ -333,6 +333,39 @@ pub(crate) fn without_signals<T>(work: impl FnOnce() -> T) -> T {
     done
 }
 
+/// Takes back every handler of this process: those of the standard library, and those that the C library installs with the first
+/// thread and lets nobody change, so these are raw calls. What is ignored stays so.
+pub(crate) fn drop_handlers() {
+    // As the kernel lays it out: the handler, and three words more. Zeroes are the default.
+    let default = [0_u64; 4];
+    for signal in 1..=64 {
+        let mut now = default;
+        // SAFETY: fills `now`; the last number is the size of the kernel's sets.
+        let asked = unsafe {
+            libc::syscall(
+                libc::SYS_rt_sigaction,
+                signal,
+                std::ptr::null::<u64>(),
+                &raw mut now,
+                8,
+            )
+        };
+        let ignored = now[0] == libc::SIG_IGN as u64;
+        if asked == 0 && now[0] != default[0] && !ignored {
+            // SAFETY: reads `default`; sets a disposition of this process.
+            unsafe {
+                libc::syscall(
+                    libc::SYS_rt_sigaction,
+                    signal,
+                    &raw const default,
+                    std::ptr::null::<u64>(),
+                    8,
+                )
+            };
+        }
+    }
+}
+
 /// A set of signals.
 pub(crate) fn signal_set(signals: &[libc::c_int]) -> libc::sigset_t {
     let mut set = std::mem::MaybeUninit::<libc::sigset_t>::uninit();

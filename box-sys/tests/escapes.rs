@@ -49,6 +49,9 @@ const REFUSED: &[(&str, &str, i32)] = &[
     ("huge_mmap", "", EPERM),
     ("huge_memory_file", "", EPERM),
     ("huge_shared_memory", "", EPERM),
+    ("memfd_secret", "", ENOSYS),
+    ("seccomp_listener", "", libc::EINVAL),
+    ("attach_filter", "", EPERM),
     ("whiteout", "/tmp/box-sys-probe-h", libc::EINVAL),
     ("init_module", "", EPERM),
     ("kexec_load", "", EPERM),
@@ -193,6 +196,56 @@ fn init_cannot_be_reached_by_the_guest() {
             }
         }
         assert_eq!(boxed.run(&["true"]).code, Some(0), "init lives on");
+    }
+}
+
+/// A first process that handles a signal can be sent it by its guest; one that handles none cannot be sent any.
+#[test]
+fn signals_and_choices_of_processors_do_not_reach_init_or_its_threads() {
+    let caught = |status: &str| {
+        let mask = status
+            .lines()
+            .find_map(|line| line.strip_prefix("SigCgt:"))
+            .unwrap();
+        u64::from_str_radix(mask.trim(), 16).unwrap()
+    };
+    let this = std::fs::read_to_string("/proc/self/status").unwrap();
+    assert_ne!(
+        caught(&this),
+        0,
+        "control: the standard library handles some"
+    );
+    for machine in MACHINES.iter() {
+        let boxed = machine.boxed(&machine.plan());
+        let init = boxed.sh("cat /proc/1/status").out;
+        assert_eq!(caught(&init), 0, "{}", machine.name);
+        let said = boxed.probe("storm", "2000");
+        assert!(said.starts_with("ok "), "{}: {said}", machine.name);
+        let threads = boxed.sh("ls /proc/1/task").out;
+        assert!(threads.lines().count() > 1, "control: {threads}");
+        for thread in threads.lines() {
+            let said = boxed.probe("affinity", thread);
+            assert_eq!(said, format!("errno {EPERM}"), "{} {thread}", machine.name);
+        }
+        assert_eq!(boxed.probe("affinity", "0"), "ok 0", "control");
+        assert_eq!(boxed.run(&["true"]).code, Some(0), "init lives on");
+    }
+    assert_eq!(probe_outside("affinity", "0"), "ok 0", "control");
+}
+
+/// What waits in these is in no memory limit: the number of connections is, and their receive buffers stay as they are.
+#[test]
+fn connections_that_wait_and_receive_buffers_are_few_and_small() {
+    let most = std::fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap();
+    if most.trim().parse::<u32>().unwrap() >= 300 {
+        assert_eq!(probe_outside("waiting", "300"), "ok 300", "control");
+    }
+    assert_eq!(probe_outside("receive_buffer", ""), "ok 1", "control");
+    for machine in MACHINES.iter() {
+        let boxed = machine.boxed(&machine.plan());
+        // The kernel lets one more wait than it was asked to.
+        assert_eq!(boxed.probe("waiting", "300"), "ok 129", "{}", machine.name);
+        assert_eq!(boxed.probe("receive_buffer", ""), "ok 0");
     }
 }
 

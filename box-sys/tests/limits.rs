@@ -120,6 +120,47 @@ fn files_in_memory_count_as_memory() {
     }
 }
 
+/// Version 1 has a limit of its own for this, a quarter of that of memory.
+#[test]
+fn what_waits_in_sockets_is_limited_with_memory() {
+    const LIMIT: u64 = 64;
+    for machine in MACHINES
+        .iter()
+        .filter(|machine| machine.has("cgroup.memory"))
+    {
+        for probe in ["hold_udp", "hold_tcp"] {
+            let boxed = |memory| {
+                // Few processes may have many sockets each.
+                let pids = Some(32);
+                let limits = Limits {
+                    memory,
+                    pids,
+                    ..FREE
+                };
+                machine.boxed(&limited(machine, limits))
+            };
+            let held = |said: &str| -> u64 {
+                let held = said.strip_prefix("ok ").unwrap_or_else(|| panic!("{said}"));
+                held.parse().unwrap()
+            };
+            let full = boxed(Some(LIMIT << 20));
+            let said = full.probe(probe, "128");
+            // Version 2 kills for it as for other memory.
+            if said != "signal 9" {
+                let held = held(&said);
+                assert!(
+                    (1..LIMIT).contains(&held),
+                    "{} {probe}: {held}",
+                    machine.name
+                );
+            }
+            assert_eq!(full.run(&["true"]).code, Some(0), "the box lives");
+            let free = held(&boxed(None).probe(probe, "128"));
+            assert!(free >= 128, "control: {} {probe}: {free}", machine.name);
+        }
+    }
+}
+
 /// A file of a box's cgroup, from the first of these hierarchies that has it.
 fn cgroup_file(boxed: &TestBox<'_>, hierarchies: &[&str], file: &str) -> Option<String> {
     let name = boxed.sandbox().cgroup()?;

@@ -177,6 +177,9 @@ pub(crate) struct RunArguments {
     /// The profile whose defaults and locks hold; a server has its own
     #[arg(long, value_name = "NAME")]
     pub(crate) profile: Option<String>,
+    /// Refuse a box that lacks any protection or limit
+    #[arg(long)]
+    pub(crate) strict: bool,
     /// The image the box is of
     #[arg(long, value_name = "NAME")]
     pub(crate) image: Option<String>,

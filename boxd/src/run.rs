@@ -27,7 +27,12 @@ pub(crate) async fn run(arguments: &Arguments, asked: &RunArguments) -> Result<E
         if let Some(session) = &asked.session {
             spec.session_id = Some(session.clone());
             let made = named(&client, session, spec).await?;
-            has_image(&made, asked).await?;
+            if let Err(error) = is_as_asked(&made, asked).await {
+                if !made.existed() {
+                    made.delete().await?;
+                }
+                return Err(error);
+            }
             return go(arguments, &made, asked).await;
         }
         return once(arguments, &client, spec, asked).await;
@@ -52,7 +57,7 @@ async fn once(
 ) -> Result<ExitCode> {
     let made = client.create(spec).await?;
     let ran = async {
-        has_image(&made, asked).await?;
+        is_as_asked(&made, asked).await?;
         go(arguments, &made, asked).await
     };
     let ran = ran.await;
@@ -62,17 +67,43 @@ async fn once(
     Ok(code)
 }
 
-/// Whether the box is of the image that was named: a server may take its own machine's system for one it does not know.
-async fn has_image(made: &BoxHandle, asked: &RunArguments) -> Result<()> {
-    let Some(image) = &asked.image else {
-        return Ok(());
-    };
-    let rootfs = made.info().await?.rootfs;
+/// Whether the box is of the image that was named, and has what was asked for: a server may take its own machine's system for an
+/// image it does not know, and a machine may lack what enforces a limit.
+async fn is_as_asked(made: &BoxHandle, asked: &RunArguments) -> Result<()> {
+    let info = made.info().await?;
+    if let Some(image) = &asked.image {
+        ensure!(
+            info.rootfs.as_deref() != Some("host"),
+            "there is no image {image} at the server, whose own system the box has; images.roots says which there are"
+        );
+    }
     ensure!(
-        rootfs.as_deref() != Some("host"),
-        "there is no image {image} at the server, whose own system the box has; images.roots says which there are"
+        !asked.strict || info.missing.is_empty(),
+        "--strict: this machine lacks {}; `boxd doctor` says what each is for",
+        info.missing.join(", ")
     );
+    if let Some(line) = limits_not_kept(&info.missing) {
+        output::complain(&format!("boxd: {line}"));
+    }
     Ok(())
+}
+
+/// Which limits of a box are not enforced because of what its machine lacks, in one line.
+fn limits_not_kept(missing: &[String]) -> Option<String> {
+    let lacks = |name: &str| missing.iter().any(|missing| missing == name);
+    let limits = [
+        ("cgroup.cpu", "cpus is not enforced"),
+        ("cgroup.memory", "memory_mb holds for each process alone"),
+    ];
+    let limits = limits.iter().filter(|(name, _)| lacks(name));
+    let (names, effects): (Vec<_>, Vec<_>) = limits.copied().unzip();
+    (!names.is_empty()).then(|| {
+        format!(
+            "limits: {}; this machine lacks {}, see `boxd doctor`",
+            effects.join(", "),
+            names.join(", ")
+        )
+    })
 }
 
 /// The box of this name: the one that is there, as it is unless something was said that it is not, or a new one.

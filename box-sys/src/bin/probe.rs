@@ -4,6 +4,11 @@
 //! `box-sys-probe NAME [ARGUMENT]` prints `ok VALUE` or `errno NAME`; a probe that is killed prints nothing. Dangerous calls get
 //! null pointers, so that they do nothing where they are allowed.
 
+#[path = "probe/reach.rs"]
+mod reach;
+#[path = "probe/sockets.rs"]
+mod sockets;
+
 use std::io;
 
 use libc::{c_int, c_long, c_void};
@@ -86,6 +91,15 @@ fn probe(name: &str, argument: &str) -> io::Result<c_long> {
         "huge_mmap" => call(libc::SYS_mmap, [0, 0, 0, 0x40022, -1, 0]),
         "huge_memory_file" => call(libc::SYS_memfd_create, [text(c"x"), 4, 0, 0, 0, 0]),
         "huge_shared_memory" => call(libc::SYS_shmget, [0, 0, 0o4000, 0, 0, 0]),
+        "memfd_secret" => plain(libc::SYS_memfd_secret),
+        "seccomp_listener" => call(libc::SYS_seccomp, [1, 8, 0, 0, 0, 0]),
+        "attach_filter" => call(libc::SYS_setsockopt, [-1, 1, 26, 0, 0, 0]),
+        "affinity" => reach::affinity(argument),
+        "storm" => reach::storm(argument.parse().unwrap_or(0)),
+        "waiting" => sockets::waiting(argument.parse().unwrap_or(0)),
+        "receive_buffer" => sockets::receive_buffer(),
+        "hold_udp" => sockets::hold_udp(argument.parse().unwrap_or(0)),
+        "hold_tcp" => sockets::hold_tcp(argument.parse().unwrap_or(0)),
         "whiteout" => whiteout(argument),
         "stopper" => Ok(stopper()),
         "kill_init" => call(libc::SYS_kill, [1, 9, 0, 0, 0, 0]),

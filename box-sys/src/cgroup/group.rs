@@ -149,7 +149,11 @@ impl Cgroups {
                 Ability::Memory => {
                     let killed = read(dir, "memory.oom_control")
                         .is_ok_and(|text| !text.contains("oom_kill 0"));
+                    // Connections may outlive whoever made them.
+                    let sockets = read(dir, "memory.kmem.tcp.usage_in_bytes")
+                        .is_ok_and(|used| used.trim() != "0");
                     !killed
+                        && !sockets
                         && write(dir, "memory.max_usage_in_bytes", "0").is_ok()
                         && write(dir, "memory.failcnt", "0").is_ok()
                         && read(dir, "memory.usage_in_bytes")
@@ -217,9 +221,21 @@ fn memory_v1(dir: &OwnedFd, limit: Option<u64>) -> io::Result<()> {
         other => other,
     };
     swap(WIDE)?;
+    sockets_v1(dir, limit)?;
     let limit = or(limit, WIDE);
     write(dir, "memory.limit_in_bytes", &limit)?;
     swap(&limit)
+}
+
+/// What waits in sockets of IPv4 and IPv6 is no part of version 1's limit, whichever protocol it is of, and not counted at all until
+/// this is written. It is another quarter of the limit. Version 2 counts it as memory.
+fn sockets_v1(dir: &OwnedFd, limit: Option<u64>) -> io::Result<()> {
+    let limit = or(limit.map(|limit| limit / 4), "-1");
+    match write(dir, "memory.kmem.tcp.limit_in_bytes", &limit) {
+        // Kernels without sockets' memory in groups do not have the file.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
 }
 
 fn memory_v2(dir: &OwnedFd, limit: Option<u64>) -> io::Result<()> {

@@ -183,6 +183,9 @@ fn begin(seed: &mut Seed<'_>) -> Result<Begun> {
     for (resource, most) in LIMITS {
         limit(resource, most).at("limit what whoever started the server may")?;
     }
+    // The kernel passes a signal of the guest's to a first process that handles it, and drops all others. The handlers of the standard
+    // library run on a small stack; a second signal meanwhile overflows it, which ends the process.
+    raw::drop_handlers();
     // A session of its own: no terminal of the server's can be reached.
     rustix::process::setsid().at("start a session")?;
     // Dear, and the same for every box. What is still to be done passes it.

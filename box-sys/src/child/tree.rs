@@ -26,6 +26,9 @@ use crate::raw::{self, ATTR_NODEV, ATTR_NOEXEC, ATTR_NOSUID, ATTR_RDONLY};
 /// Everybody may write, only owners may delete.
 const STICKY: Mode = Mode::from_raw_mode(0o1777);
 
+/// Terminals of one box. The machine has 3,072 for all of them (`kernel.pty.max` without the reserve).
+const TERMINALS: &str = "64";
+
 /// Builds what does not depend on a single box, and makes it this process's root.
 pub(super) fn prepare(seed: &mut Seed<'_>) -> Result<Tree> {
     let scratch = scratch(seed.shape)?;
@@ -277,7 +280,12 @@ impl Tree {
         )
         .at("move /dev")?;
         // No `gid=`: the usual group is mapped in no box (EINVAL). A terminal then has the group of who opened it.
-        let options = [("newinstance", ""), ("ptmxmode", "0666"), ("mode", "0620")];
+        let options = [
+            ("newinstance", ""),
+            ("ptmxmode", "0666"),
+            ("mode", "0620"),
+            ("max", TERMINALS),
+        ];
         let pts = new_fs("devpts", &options, ATTR_NOSUID | ATTR_NOEXEC).at("make devpts")?;
         attach(pts, self.inside("dev/pts")?).at("attach devpts")?;
         let shm = self.private_tree("shm", STICKY)?;

@@ -94,7 +94,7 @@ impl Init {
         worth: OwnedFd,
         oom: Option<OwnedFd>,
     ) -> Self {
-        let guest_filter = crate::seccomp::guest_program();
+        let guest_filter = crate::seccomp::guest_program(two_uids);
         let fallback = fallback(&plan, &missing);
         Self {
             plan,

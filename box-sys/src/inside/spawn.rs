@@ -62,8 +62,13 @@ const INITS_WORTH: &[u8] = b"500";
 /// Descriptors on their way between processes are counted for a user, and refused to a sender when they are more than the
 /// sender may have open. What commands may have is less than what others of the same user may, so no command fills that up
 /// for its agent or for whoever makes boxes.
+///
+/// Open files are counted for the whole machine (`fs.file-max`). So a box has as many together, and each of its processes a part
+/// of them, but never fewer than programs can do with.
 const DESCRIPTORS_MOST: u64 = 4096;
 const DESCRIPTORS: u64 = 1024;
+const DESCRIPTORS_LEAST: u64 = 512;
+const DESCRIPTORS_OF_BOX: u64 = 262_144;
 
 /// The child's stack; it calls little.
 const STACK: usize = 64 << 10;
@@ -140,6 +145,7 @@ impl Init {
             stdio,
             terminal,
             rlimits: &rlimits,
+            descriptors: descriptors(self.plan.limits.pids),
             ids: self.two_uids.then_some((self.plan.guest.id, mark)),
             landlock: self.landlock.as_ref().map(AsRawFd::as_raw_fd),
             filter: &self.guest_filter,
@@ -176,6 +182,8 @@ struct Start<'a> {
     stdio: [RawFd; 3],
     terminal: bool,
     rlimits: &'a [(u32, u64)],
+    /// Most descriptors that it may have.
+    descriptors: u64,
     /// The guest's id and the command's mark, where init is somebody else.
     ids: Option<(u32, u32)>,
     landlock: Option<RawFd>,
@@ -263,7 +271,7 @@ fn go(start: &Start<'_>) -> io::Result<std::convert::Infallible> {
         // SAFETY: takes a number; 0 does not steal a terminal.
         check(unsafe { libc::ioctl(0, libc::TIOCSCTTY as _, 0) }.into())?;
     }
-    limit_descriptors()?;
+    limit_descriptors(start.descriptors)?;
     for (resource, value) in start.rlimits {
         lower(*resource, *value)?;
     }
@@ -325,9 +333,16 @@ fn lower(resource: u32, value: u64) -> io::Result<()> {
     set_limit(resource, value, value)
 }
 
+/// A process's part of the descriptors of a box with so many processes, one of which is init.
+fn descriptors(pids: Option<u64>) -> u64 {
+    let part = pids.map(|pids| DESCRIPTORS_OF_BOX / pids.saturating_sub(1).max(1));
+    part.unwrap_or(DESCRIPTORS_LEAST)
+        .clamp(DESCRIPTORS_LEAST, DESCRIPTORS_MOST)
+}
+
 /// Half of what there is at most, where there is little.
-fn limit_descriptors() -> io::Result<()> {
-    let most = DESCRIPTORS_MOST.min(limit_of(libc::RLIMIT_NOFILE)?.rlim_max / 2);
+fn limit_descriptors(most: u64) -> io::Result<()> {
+    let most = most.min(limit_of(libc::RLIMIT_NOFILE)?.rlim_max / 2);
     set_limit(libc::RLIMIT_NOFILE, DESCRIPTORS.min(most), most)
 }
 
@@ -399,4 +414,21 @@ fn programs(plan: &SpawnPlan<'_>) -> io::Result<Vec<CString>> {
         .map_or_else(|| PATH_DEFAULT.into(), |(_, value)| value.clone());
     let dirs = std::env::split_paths(&path).collect::<Vec<_>>();
     strings(dirs.into_iter().map(|dir| dir.join(name).into_os_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes_share_the_descriptors_of_their_box() {
+        let of = |processes: u64| descriptors(Some(processes + 1));
+        assert_eq!((of(1), of(64)), (4096, 4096));
+        assert_eq!((of(128), of(256)), (2048, 1024));
+        assert_eq!((of(100_000), descriptors(None)), (512, 512));
+        assert_eq!(
+            (descriptors(Some(0)), descriptors(Some(u64::MAX))),
+            (4096, 512)
+        );
+    }
 }

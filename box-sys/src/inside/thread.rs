@@ -29,6 +29,8 @@ impl GuestThread {
     /// Lets the calling thread, and no other, touch files as the guest, for good. It keeps init's ids for everything else, so
     /// that the guest cannot signal it. An error leaves it unfit for any file.
     pub fn enter(&self) -> io::Result<()> {
+        // It may be init's first thread after its own.
+        raw::drop_handlers();
         if let Some(id) = self.id {
             raw::set_file_ids(id)?;
         }

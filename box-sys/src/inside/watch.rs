@@ -44,6 +44,7 @@ impl Watch {
         let thread = std::thread::Builder::new().stack_size(STACK);
         // Signals are for init's own thread.
         raw::without_signals(|| thread.spawn(move || look(&timer, &child)))?;
+        raw::drop_handlers();
         Ok(watch)
     }
 

@@ -47,6 +47,10 @@ pub(crate) const DNS_PORT: u16 = 53;
 /// Connections that wait to be accepted.
 const BACKLOG: libc::c_int = 1024;
 
+/// Connections to a program of the box that wait to be accepted: what they hold is in no memory limit before that. Linux had this
+/// number for twenty years.
+const WAITING: &str = "128";
+
 const LOOPBACK_INDEX: u32 = 1;
 
 /// A network namespace, and the sockets at its exits.
@@ -63,11 +67,14 @@ pub(crate) fn enter_new(network: Network) -> Result<Vec<OwnedFd>> {
         return Ok(Vec::new());
     }
     loopback_up().at("bring the loopback interface up")?;
-    if network == Network::Loopback {
-        return Ok(Vec::new());
-    }
-    // A kernel without the packet filter, most likely.
-    open_exits(true).map_err(|_| Error::Unavailable("network".into()))
+    let exits = match network {
+        // A kernel without the packet filter, most likely.
+        Network::Exits => open_exits(true).map_err(|_| Error::Unavailable("network".into()))?,
+        Network::Down | Network::Loopback => Vec::new(),
+    };
+    // After the exits, which may wait in larger numbers. Where settings cannot be written, the machine's number stands.
+    let _ = std::fs::write("/proc/sys/net/core/somaxconn", WAITING);
+    Ok(exits)
 }
 
 fn loopback_up() -> io::Result<()> {

@@ -66,6 +66,27 @@ pub(super) fn refuse(numbers: &[u32], errno: i32) -> Vec<sock_filter> {
     program
 }
 
+/// The same with one call more, whose arguments decide.
+pub(super) fn refuse_and_check(
+    numbers: &[u32],
+    errno: i32,
+    number: u32,
+    checks: &[Check],
+) -> Vec<sock_filter> {
+    let mut program = refuse(numbers, errno);
+    program.pop();
+    let checked = leaf(&Run {
+        first: number,
+        checks,
+        verdict: Verdict::Allow,
+    });
+    let past = u8::try_from(checked.len()).unwrap_or(u8::MAX);
+    program.push(op(JUMP_EQUAL, number, 0, past));
+    program.extend(checked);
+    program.push(ret(Verdict::Allow));
+    program
+}
+
 /// All numbers from `first` up to the next run's meet the same fate.
 struct Run<'a> {
     first: u32,
@@ -175,6 +196,17 @@ fn leaf(run: &Run<'_>) -> Vec<sock_filter> {
                 code.push(op(JUMP_ANY_BIT, u32::MAX, 0, 1));
                 code.push(ret(verdict));
             }
+            Check::WhenOneOf {
+                arg,
+                when,
+                arg2,
+                values,
+                verdict,
+            } => {
+                let mut inner = vec![op(LOAD_WORD, offset_argument(arg2), 0, 0)];
+                one_of(&mut inner, values, verdict);
+                only_when(&mut code, arg, when, inner);
+            }
             Check::WhenNoneOf {
                 arg,
                 when,
@@ -184,19 +216,20 @@ fn leaf(run: &Run<'_>) -> Vec<sock_filter> {
             } => {
                 let mut inner = vec![op(LOAD_WORD, offset_argument(arg2), 0, 0)];
                 none_of(&mut inner, values, verdict);
-                code.push(op(LOAD_WORD, offset_argument(arg), 0, 0));
-                code.push(op(
-                    JUMP_EQUAL,
-                    when,
-                    0,
-                    u8::try_from(inner.len()).unwrap_or(u8::MAX),
-                ));
-                code.extend(inner);
+                only_when(&mut code, arg, when, inner);
             }
         }
     }
     code.push(ret(run.verdict));
     code
+}
+
+/// Passes over what is inside unless the argument is `when`.
+fn only_when(code: &mut Vec<sock_filter>, arg: u32, when: u32, inner: Vec<sock_filter>) {
+    let past = u8::try_from(inner.len()).unwrap_or(u8::MAX);
+    code.push(op(LOAD_WORD, offset_argument(arg), 0, 0));
+    code.push(op(JUMP_EQUAL, when, 0, past));
+    code.extend(inner);
 }
 
 fn one_of(code: &mut Vec<sock_filter>, values: &[u32], verdict: Verdict) {

@@ -37,8 +37,16 @@ pub(crate) fn closing_program() -> Vec<sock_filter> {
 
 /// A second, tiny program for the guest's commands only: init needs `openat2` to serve files safely, but its mode is in
 /// memory, out of a filter's reach, so a guest could make set-id files with it.
-pub(crate) fn guest_program() -> Vec<sock_filter> {
-    compile::refuse(&[table::number(libc::SYS_openat2)], libc::ENOSYS)
+///
+/// Without an id of init's own a command could also choose the processors of init's threads. Their numbers are not known ahead, so
+/// it chooses those of the thread that calls.
+pub(crate) fn guest_program(two_uids: bool) -> Vec<sock_filter> {
+    let absent = [table::number(libc::SYS_openat2)];
+    if two_uids {
+        return compile::refuse(&absent, libc::ENOSYS);
+    }
+    let affinity = table::number(libc::SYS_sched_setaffinity);
+    compile::refuse_and_check(&absent, libc::ENOSYS, affinity, &[table::SELF_ONLY])
 }
 
 /// Whether the kernel takes filters at all.

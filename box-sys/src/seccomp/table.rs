@@ -47,6 +47,14 @@ pub enum Check {
         pointer: u32,
         verdict: Verdict,
     },
+    /// The first argument is `when`, and the second one of these.
+    WhenOneOf {
+        arg: u32,
+        when: u32,
+        arg2: u32,
+        values: &'static [u32],
+        verdict: Verdict,
+    },
     /// The first argument is `when`, and the second none of these.
     WhenNoneOf {
         arg: u32,
@@ -105,7 +113,7 @@ const fn mode_of_open(flags: u32, mode: u32) -> Check {
 }
 
 /// Only on oneself: where init and guest share one uid, nothing else would keep a guest from setting init's limits.
-const SELF_ONLY: Check = Check::NoneOf {
+pub(super) const SELF_ONLY: Check = Check::NoneOf {
     arg: 0,
     values: &[0],
     verdict: EPERM,
@@ -141,6 +149,17 @@ const fn huge_pages(arg: u32, mask: u32) -> [Check; 1] {
 /// files has that.
 const CORE: u32 = 4;
 const UNCHANGED: Verdict = Verdict::Errno(0);
+
+/// `SECCOMP_FILTER_FLAG_NEW_LISTENER`.
+const NEW_LISTENER: u32 = 8;
+
+const SOL_SOCKET: u32 = 1;
+/// The size of a receive buffer. No memory limit counts what waits in netlink sockets and in connections that were not accepted,
+/// so these have the default size at most. The kernel gives less than was asked for without an error, too.
+const SO_RCVBUF: u32 = 8;
+/// Programs for sockets (`SO_ATTACH_FILTER`, `SO_ATTACH_BPF`, and both for groups of sockets). The kernel compiles them into memory
+/// that it has once, and without which no filter of a box can be loaded.
+const SO_ATTACH: &[u32] = &[26, 50, 51, 52];
 
 /// Calls whose arguments decide.
 const CHECKED: &[(libc::c_long, &[Check])] = &[
@@ -264,7 +283,8 @@ const CHECKED: &[(libc::c_long, &[Check])] = &[
     (libc::SYS_sched_setattr, &[SELF_ONLY]),
     (libc::SYS_setpriority, &self_only(&[0])),
     (libc::SYS_ioprio_set, &self_only(&[1])),
-    // Not init's. Threads set each other's by their numbers, so those stay open.
+    // Not init's. Threads set each other's by their numbers, so those stay open where init's threads are another user's;
+    // `guest_program` closes them where they are not.
     (
         libc::SYS_sched_setaffinity,
         &[Check::OneOf {
@@ -272,6 +292,34 @@ const CHECKED: &[(libc::c_long, &[Check])] = &[
             values: &[1],
             verdict: EPERM,
         }],
+    ),
+    // A listener is a descriptor that keeps its filters when their processes have ended. Answered as by a kernel without.
+    (
+        libc::SYS_seccomp,
+        &[Check::AnyBit {
+            arg: 1,
+            mask: NEW_LISTENER,
+            verdict: Verdict::Errno(libc::EINVAL),
+        }],
+    ),
+    (
+        libc::SYS_setsockopt,
+        &[
+            Check::WhenOneOf {
+                arg: 1,
+                when: SOL_SOCKET,
+                arg2: 2,
+                values: &[SO_RCVBUF],
+                verdict: UNCHANGED,
+            },
+            Check::WhenOneOf {
+                arg: 1,
+                when: SOL_SOCKET,
+                arg2: 2,
+                values: SO_ATTACH,
+                verdict: EPERM,
+            },
+        ],
     ),
     (libc::SYS_mmap, &huge_pages(3, 0x40000)),
     (libc::SYS_memfd_create, &huge_pages(1, 4)),
@@ -321,7 +369,8 @@ const IOCTLS_REFUSED: &[u32] = &[
 ///
 /// `clone3` keeps its flags in memory, out of a filter's reach. With `EPERM` the C library would report that no thread
 /// can be made; with `ENOSYS` it falls back to `clone`. Asynchronous I/O has one number of requests for the whole machine, which
-/// one program can take; those that find none use threads.
+/// one program can take; those that find none use threads. Secret memory is taken out of the kernel's own map page by page, which
+/// slows the whole machine down, and stays with its descriptor, past the limit of locked memory.
 const ABSENT: &[libc::c_long] = &[
     libc::SYS_clone3,
     libc::SYS_io_cancel,
@@ -329,6 +378,7 @@ const ABSENT: &[libc::c_long] = &[
     libc::SYS_io_getevents,
     libc::SYS_io_setup,
     libc::SYS_io_submit,
+    libc::SYS_memfd_secret,
 ];
 
 /// Calls that exist and are refused: programs that probe for them see `EPERM`, as under other sandboxes. `sync` and `syncfs` write

@@ -400,11 +400,10 @@ fn nothing_is_left_after_a_run_that_is_killed() {
     super::support::eventually("it is gone", || running(&sleeps) == 0);
 }
 
-#[test]
-fn an_ordinary_user_needs_no_configuration_either() {
+/// Runs the program as an ordinary user, if the tests run as root; otherwise every other test here does that.
+fn as_an_ordinary_user(arguments: &[&str]) -> Option<std::process::Output> {
     if !rustix::process::geteuid().is_root() {
-        // Every other test here is one of an ordinary user then.
-        return;
+        return None;
     }
     let directory = tempfile::tempdir().unwrap();
     std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -422,13 +421,60 @@ fn an_ordinary_user_needs_no_configuration_either() {
     command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]);
     command
         .arg(&program)
-        .args(["run", "id -un; exit 5"])
+        .args(arguments)
         .env_clear()
         .env("PATH", "/usr/bin:/bin");
-    let ran = command.output().unwrap();
+    Some(command.output().unwrap())
+}
+
+#[test]
+fn an_ordinary_user_needs_no_configuration_either() {
+    let Some(ran) = as_an_ordinary_user(&["run", "id -un; exit 5"]) else {
+        return;
+    };
     assert_eq!(
         (out(&ran).as_str(), ran.status.code()),
         ("box\n", Some(5)),
         "{ran:?}"
     );
+}
+
+#[test]
+fn limits_that_are_not_enforced_are_named_once_and_strict_refuses_them() {
+    // What is missing differs between machines and users, and `doctor` knows it.
+    let runs: [&dyn Fn(&[&str]) -> Option<std::process::Output>; 2] = [
+        &|arguments| Some(feed(boxd().args(arguments), b"")),
+        &as_an_ordinary_user,
+    ];
+    for run in runs {
+        let Some(doctor) = run(&["--json", "doctor"]) else {
+            continue;
+        };
+        let doctor: serde_json::Value = serde_json::from_slice(&doctor.stdout).unwrap();
+        let missing: Vec<&str> = doctor["primitives"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|primitive| primitive["present"] == false)
+            .map(|primitive| primitive["name"].as_str().unwrap())
+            .collect();
+        let not_kept: Vec<&str> = ["cgroup.cpu", "cgroup.memory"]
+            .into_iter()
+            .filter(|name| missing.contains(name))
+            .collect();
+        let ran = run(&["run", "--cpus", "0.5", "--", "echo", "ran"]).unwrap();
+        assert_eq!(out(&ran), "ran\n", "{ran:?}");
+        let said = err(&ran);
+        assert_eq!(said.lines().count(), usize::from(!not_kept.is_empty()));
+        for name in &not_kept {
+            assert!(said.contains(name), "{said}");
+        }
+        let strict = run(&["run", "--strict", "--", "echo", "ran"]).unwrap();
+        let lacking = missing.iter().any(|name| !name.starts_with("network"));
+        assert_eq!(strict.status.success(), !lacking, "{missing:?} {strict:?}");
+        assert_eq!(out(&strict), if lacking { "" } else { "ran\n" });
+        for name in &not_kept {
+            assert!(err(&strict).contains(name), "{strict:?}");
+        }
+    }
 }

@@ -61,6 +61,13 @@ fn holds(check: &Check, args: [u64; 6]) -> (bool, Verdict) {
             pointer,
             verdict,
         } => (word(arg) == when && args[pointer as usize] != 0, verdict),
+        Check::WhenOneOf {
+            arg,
+            when,
+            arg2,
+            values,
+            verdict,
+        } => (word(arg) == when && values.contains(&word(arg2)), verdict),
         Check::WhenNoneOf {
             arg,
             when,
@@ -113,7 +120,14 @@ fn borders(checks: &[Check]) -> Vec<(u32, Vec<u64>)> {
                 add(arg, &[when]);
                 add(pointer, &[]);
             }
-            Check::WhenNoneOf {
+            Check::WhenOneOf {
+                arg,
+                when,
+                arg2,
+                values,
+                ..
+            }
+            | Check::WhenNoneOf {
                 arg,
                 when,
                 arg2,
@@ -278,6 +292,18 @@ fn arguments_decide() {
     check(libc::SYS_prlimit64, &[0, 4, 4096], Some(0));
     check(libc::SYS_setrlimit, &[4, 4096], Some(0));
     passes(libc::SYS_setrlimit, &[7, 4096]);
+    // Filters without listeners, sockets without programs and with the receive buffer they have.
+    check(libc::SYS_seccomp, &[1, 8], Some(libc::EINVAL));
+    check(libc::SYS_seccomp, &[1, 0x28], Some(libc::EINVAL));
+    passes(libc::SYS_seccomp, &[1, 1]);
+    check(libc::SYS_setsockopt, &[3, 1, 8, 4096, 4], Some(0));
+    passes(libc::SYS_setsockopt, &[3, 1, 7, 4096, 4]);
+    passes(libc::SYS_setsockopt, &[3, 6, 8, 4096, 4]);
+    for option in [26, 50, 51, 52] {
+        refuses(libc::SYS_setsockopt, &[3, 1, option, 4096, 16]);
+        passes(libc::SYS_setsockopt, &[3, 0, option, 4096, 16]);
+    }
+    check(libc::SYS_memfd_secret, &[0], Some(libc::ENOSYS));
     refuses(libc::SYS_mmap, &[0, 4096, 3, 0x40022]);
     passes(libc::SYS_mmap, &[0, 4096, 3, 0x22]);
     refuses(libc::SYS_memfd_create, &[1, 5]);
@@ -287,4 +313,21 @@ fn arguments_decide() {
     check(libc::SYS_renameat2, &[0, 1, 0, 1, 4], Some(libc::EINVAL));
     check(libc::SYS_renameat2, &[0, 1, 0, 1, 5], Some(libc::EINVAL));
     passes(libc::SYS_renameat2, &[0, 1, 0, 1, 3]);
+}
+
+/// Of the program for commands: whose processors they may choose.
+#[test]
+fn commands_of_inits_own_user_choose_their_own_processors_only() {
+    let affinity = number(libc::SYS_sched_setaffinity);
+    let allow = ret(Verdict::Allow).k;
+    let refuse = ret(Verdict::Errno(libc::EPERM)).k;
+    let absent = ret(Verdict::Errno(libc::ENOSYS)).k;
+    for (two_uids, of_others) in [(true, allow), (false, refuse)] {
+        let program = crate::seccomp::guest_program(two_uids);
+        let said = |nr, pid| run(&program, ARCH, nr, [pid, 8, 4096, 0, 0, 0]);
+        assert_eq!(said(affinity, 0), allow);
+        assert_eq!(said(affinity, 2), of_others);
+        assert_eq!(said(number(libc::SYS_openat2), 0), absent);
+        assert_eq!(said(number(libc::SYS_getpid), 2), allow);
+    }
 }

@@ -1,7 +1,9 @@
 //! What one box takes of what a user or the whole machine has once.
 
+use serde_json::json;
+
 use super::super::support::{on_each_machine, printed};
-use super::{answers, as_root, command, inside, outside};
+use super::{answers, as_root, command, inside, inside_with, outside};
 
 const SHARED: &str = include_str!("probes/shared.py");
 
@@ -39,6 +41,54 @@ async fn a_box_leaves_others_something_to_watch_files_with() {
         let said = inside(machine, "watchers", SHARED, &["watchers"]).await;
         let made: u32 = said["watchers"].parse().unwrap();
         assert!((8..=16).contains(&made), "{}: {made}", machine.name);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_box_leaves_others_terminals() {
+    let host = outside(SHARED, &["terminals"]);
+    assert_eq!(host["terminals"], "200", "control");
+    on_each_machine(async |machine| {
+        let said = inside(machine, "terminals", SHARED, &["terminals"]).await;
+        assert_eq!(said["terminals"], "64", "{}", machine.name);
+        assert_eq!(said["error"], "ENOSPC", "{}", machine.name);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_processes_of_a_box_share_the_files_it_may_open() {
+    on_each_machine(async |machine| {
+        for (processes, files) in [(64, "4096"), (128, "2048"), (256, "1024")] {
+            let session = format!("files-{processes}");
+            let more = json!({"pids_limit": processes});
+            let said = inside_with(machine, &session, SHARED, &["files"], more).await;
+            assert_eq!(said["files"], files, "{}: {said:?}", machine.name);
+            assert_eq!(said["error"], "EMFILE");
+            assert_eq!(said["more"], "EPERM", "only the soft limit is the guest's");
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn no_signal_reaches_the_agent_and_no_command_chooses_its_processors() {
+    // Of this process, which handles signals as every program of Rust's does, and belongs to the same user as the probe.
+    let host = outside(SHARED, &["first", &std::process::id().to_string()]);
+    assert_ne!(host["handled"].trim_start_matches('0'), "", "control");
+    assert_eq!(host["affinity_0"], "ok None", "control");
+    on_each_machine(async |machine| {
+        // The agent has a second thread from its first command on.
+        machine.exec("first", "true").await;
+        let said = inside(machine, "first", SHARED, &["first", "1"]).await;
+        assert_eq!(said["handled"], "0000000000000000", "{}", machine.name);
+        let threads: usize = said["threads"].parse().unwrap();
+        assert!(threads > 1, "control: {said:?}");
+        for thread in 0..threads {
+            assert_eq!(said[&format!("affinity_{thread}")], "EPERM", "{said:?}");
+        }
+        assert_eq!(said["own"], "ok None", "control: its own it chooses");
     })
     .await;
 }

@@ -31,6 +31,44 @@ def score():
         answer("score", file.read().strip())
 
 
+def terminals():
+    made = []
+    try:
+        while len(made) < 200:
+            made.append(os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY))
+    except OSError as error:
+        answer("error", errno.errorcode[error.errno])
+    answer("terminals", len(made))
+
+
+# As many files as this process may have, by its own doing.
+def files():
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    ask("more", lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (hard + 1, hard + 1)))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    made = 3
+    try:
+        while made < 5000:
+            os.open("/dev/null", os.O_RDONLY)
+            made += 1
+    except OSError as error:
+        answer("error", errno.errorcode[error.errno])
+    answer("files", made)
+
+
+# What the first process of this box handles, and whose processors can be chosen: a process's that is named.
+def first():
+    with open(f"/proc/{sys.argv[2]}/status") as lines:
+        fields = dict(line.split(":", 1) for line in lines)
+    answer("handled", fields["SigCgt"].strip())
+    threads = sorted(os.listdir(f"/proc/{sys.argv[2]}/task"))
+    answer("threads", len(threads))
+    all_of_them = os.sched_getaffinity(0)
+    for n, thread in enumerate(threads):
+        ask(f"affinity_{n}", lambda: os.sched_setaffinity(int(thread), all_of_them))
+    ask("own", lambda: os.sched_setaffinity(0, all_of_them))
+
+
 # Descriptors that are sent and never received, as many as there can be; and then keeps them there.
 def in_flight():
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -52,4 +90,5 @@ def in_flight():
     time.sleep(600)
 
 
-{"limits": limits, "watchers": watchers, "score": score, "in_flight": in_flight}[sys.argv[1]]()
+questions = (limits, watchers, score, terminals, files, first, in_flight)
+{question.__name__: question for question in questions}[sys.argv[1]]()

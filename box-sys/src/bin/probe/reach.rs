@@ -1,0 +1,44 @@
+//! What reaches the first process of a box: signals, and choices of its processors.
+
+use std::io;
+
+use libc::c_long;
+
+use super::{call, long};
+
+/// Chooses all processors for a thread.
+pub(super) fn affinity(thread: &str) -> io::Result<c_long> {
+    let thread = thread.parse().map_err(io::Error::other)?;
+    let mut all = [0xff_u8; 128];
+    let chosen = all.as_mut_ptr() as c_long;
+    call(libc::SYS_sched_setaffinity, [thread, 128, chosen, 0, 0, 0])
+}
+
+/// Sends the first process and each of its threads signals from three processes at once, this many times.
+pub(super) fn storm(rounds: u32) -> io::Result<c_long> {
+    // Those that Rust's and the C library handle where nobody says otherwise.
+    const SIGNALS: [libc::c_int; 3] = [libc::SIGSEGV, libc::SIGBUS, 33];
+    let threads: Vec<c_long> = std::fs::read_dir("/proc/1/task")?
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .collect();
+    let mut children = Vec::new();
+    for signal in SIGNALS {
+        let pid = call(libc::SYS_clone, [long(libc::SIGCHLD), 0, 0, 0, 0, 0])?;
+        if pid == 0 {
+            for _ in 0..rounds {
+                let _ = call(libc::SYS_kill, [1, long(signal), 0, 0, 0, 0]);
+                for thread in &threads {
+                    let _ = call(libc::SYS_tgkill, [1, *thread, long(signal), 0, 0, 0]);
+                }
+            }
+            // SAFETY: ends the child at once.
+            unsafe { libc::_exit(0) }
+        }
+        children.push(pid);
+    }
+    for child in children {
+        call(libc::SYS_wait4, [child, 0, 0, 0, 0, 0])?;
+    }
+    c_long::try_from(threads.len()).map_err(io::Error::other)
+}
