@@ -34,7 +34,7 @@ pub mod seccomp;
 mod server;
 mod wire;
 
-pub use cgroup::{Ability, Cgroups, Usage};
+pub use cgroup::{Ability, Cgroups, DiskLimits, Usage};
 pub use child::InitMain;
 pub use client::{ForkServer, Making, Sandbox, serve_if_asked};
 pub use error::{Error, Result};

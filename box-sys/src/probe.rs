@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::cgroup::{Ability, Cgroups, Owner};
+use crate::cgroup::{Ability, Cgroups, DiskLimits, Owner};
 use crate::{landlock, network, raw, seccomp};
 
 /// What a box is made of, as far as this machine has it.
@@ -43,7 +43,7 @@ impl Primitives {
     /// Looks at the machine. Makes and removes an empty group in each cgroup hierarchy and starts a few processes that end at
     /// once; safe in a program with threads.
     pub fn probe() -> Self {
-        let hold = |owner| Cgroups::hold("box", &owner);
+        let hold = |owner| Cgroups::hold("box", &owner, Some(DiskLimits::default()));
         let cgroups = Owner::this().map_or_else(|| Cgroups::open("box"), hold);
         let mut primitives = Self::with(&cgroups, privileged(1_000_000));
         let (network, gate) = network::available(primitives.privileged);

@@ -14,6 +14,7 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize};
 
+use crate::cgroup::DiskLimits;
 use crate::error::{At, Error, Result};
 use crate::network::ExitMarks;
 use crate::plan::{Mount, SandboxPlan};
@@ -36,6 +37,8 @@ pub struct ServerConfig {
     pub pool: usize,
     /// How many boxes of the shape last asked for are begun before there is a plan for them.
     pub spares: usize,
+    /// What each box may read and write per second.
+    pub disk: DiskLimits,
 }
 
 impl Default for ServerConfig {
@@ -45,6 +48,7 @@ impl Default for ServerConfig {
             cgroup_parent: "box".into(),
             pool: 4,
             spares: 2,
+            disk: DiskLimits::default(),
         }
     }
 }

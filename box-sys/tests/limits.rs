@@ -10,7 +10,7 @@ mod support;
 
 use std::time::Duration;
 
-use box_sys::{Limits, SandboxPlan};
+use box_sys::{DiskLimits, Limits, Mount, SandboxPlan, ServerConfig, Source};
 use support::{MACHINES, Machine, TestBox};
 
 const FREE: Limits = Limits {
@@ -168,6 +168,73 @@ fn cgroup_file(boxed: &TestBox<'_>, hierarchies: &[&str], file: &str) -> Option<
     hierarchies
         .iter()
         .find_map(|hierarchy| std::fs::read_to_string(path(hierarchy)).ok())
+}
+
+#[test]
+fn a_box_reads_and_writes_disks_as_fast_as_it_may() {
+    const FILE: usize = 3 << 20;
+    let config = ServerConfig {
+        disk: DiskLimits {
+            read: Some(1 << 20),
+            write: Some(1 << 20),
+        },
+        ..ServerConfig::default()
+    };
+    let slow = support::machine_with(&config);
+    assert!(MACHINES[0].has("cgroup.io"), "nothing is missing unasked");
+    if !slow.has("cgroup.io") {
+        return;
+    }
+    let boxed = |machine: &Machine| {
+        let directory = machine.directory();
+        let path = directory.path().join("file");
+        let file = std::fs::File::create(&path).unwrap();
+        std::io::Write::write_all(&mut &file, &vec![1; FILE]).unwrap();
+        file.sync_all().unwrap();
+        std::os::unix::fs::chown(&path, Some(machine.uid()), Some(machine.uid())).unwrap();
+        let mut plan = machine.plan();
+        plan.mounts.push(Mount {
+            source: Source::Path(directory.path().canonicalize().unwrap()),
+            target: "/disk".into(),
+            writable: true,
+        });
+        (directory, plan)
+    };
+    let (slow_directory, plan) = boxed(&slow);
+    let slow_box = slow.boxed(&plan);
+    let (_fast_directory, plan) = boxed(&MACHINES[0]);
+    let fast_box = MACHINES[0].boxed(&plan);
+    let limits = |boxed: &TestBox<'_>| {
+        let v1 = cgroup_file(boxed, &["blkio"], "blkio.throttle.read_bps_device");
+        v1.or_else(|| cgroup_file(boxed, &["", "unified"], "io.max"))
+            .unwrap_or_default()
+    };
+    assert!(
+        limits(&slow_box).contains("1048576"),
+        "{}",
+        limits(&slow_box)
+    );
+    assert!(!limits(&fast_box).contains("1048576"), "control");
+    let device = std::os::unix::fs::MetadataExt::dev(&slow_directory.path().metadata().unwrap());
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    if !std::path::Path::new(&format!("/sys/dev/block/{major}:{minor}")).exists() {
+        // Temporary files are on no disk here.
+        return;
+    }
+    for probe in ["read_disk", "write_disk"] {
+        let took = |boxed: &TestBox<'_>| -> u64 {
+            let said = boxed.probe(probe, "/disk/file");
+            let took = said.strip_prefix("ok ").unwrap_or_else(|| panic!("{said}"));
+            took.parse().unwrap()
+        };
+        let slowly = took(&slow_box);
+        assert!(
+            slowly >= 1500,
+            "{probe}: three seconds' worth in {slowly} ms"
+        );
+        let fastest = (0..5).map(|_| took(&fast_box)).min().unwrap();
+        assert!(fastest < slowly, "control: {probe}: {fastest} ms");
+    }
 }
 
 /// How often a box had to wait for its next period, by the kernel's count.

@@ -1,5 +1,6 @@
 //! A runtime with its policy in front: in this process, for `run` and `stdio`, or for others, for `serve`.
 
+use std::num::NonZeroU64;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -41,6 +42,9 @@ impl Boxes {
         native.strict_images = config.images.strict;
         native.cgroup_parent.clone_from(&section.cgroup_parent);
         native.spares = section.spares;
+        let bytes = |limit: Option<NonZeroU64>| limit.map(|mb| mb.get().saturating_mul(1 << 20));
+        native.disk.read = bytes(section.disk_read_mb_per_s);
+        native.disk.write = bytes(section.disk_write_mb_per_s);
         native.egress = config.network.egress(|name| std::env::var(name).ok())?;
         let backend = NativeBackend::new(native);
         let mut runtime = RuntimeConfig::with(backend.clone());

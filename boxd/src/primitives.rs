@@ -16,7 +16,7 @@ pub(crate) struct Primitive {
 }
 
 #[rustfmt::skip]
-const ALL: [(&str, bool, &str); 18] = [
+const ALL: [(&str, bool, &str); 19] = [
     ("namespace.user", true, "ids of its own, which mean nothing outside"),
     ("namespace.pid", true, "sees and signals its own processes only, and ends as a whole"),
     ("namespace.mount", true, "a root directory of its own"),
@@ -33,6 +33,7 @@ const ALL: [(&str, bool, &str); 18] = [
     ("cgroup.cpu", false, "without it, processor time is not limited"),
     ("cgroup.cpu_usage", false, "without it, processor time is not counted"),
     ("cgroup.freeze", false, "without it, a box cannot be paused"),
+    ("cgroup.io", false, "without it, disk bandwidth cannot be limited (runtime.disk_read_mb_per_s, runtime.disk_write_mb_per_s)"),
     ("network", false, "without it, no box reaches out; needs nftables with nat in the kernel"),
     ("network.gate", false, "without it, a connection that nobody takes is reset instead of refused or unreachable; needs nfnetlink_queue"),
 ];
@@ -93,6 +94,7 @@ mod tests {
                 box_sys::Ability::Pids,
                 box_sys::Ability::CpuUsage,
                 box_sys::Ability::Freeze,
+                box_sys::Ability::Disk,
             ],
             network: Some(false),
             gate: Some(false),

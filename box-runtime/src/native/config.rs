@@ -28,6 +28,8 @@ pub struct NativeConfig {
     pub cgroup_parent: String,
     /// How many boxes are begun before they are asked for.
     pub spares: usize,
+    /// What each box may read and write per second.
+    pub disk: box_sys::DiskLimits,
     /// How boxes with a network reach out.
     pub egress: EgressConfig,
 }
@@ -44,6 +46,7 @@ impl NativeConfig {
             strict_images: false,
             cgroup_parent: "box".to_owned(),
             spares: 2,
+            disk: box_sys::DiskLimits::default(),
             egress: EgressConfig::default(),
         }
     }

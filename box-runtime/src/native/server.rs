@@ -79,6 +79,7 @@ fn start(config: &NativeConfig) -> Result<ForkServer, Error> {
     let settings = ServerConfig {
         cgroup_parent: config.cgroup_parent.clone(),
         spares: config.spares,
+        disk: config.disk,
         ..ServerConfig::default()
     };
     let mut command = Command::new(&config.program);

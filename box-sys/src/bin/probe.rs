@@ -4,6 +4,8 @@
 //! `box-sys-probe NAME [ARGUMENT]` prints `ok VALUE` or `errno NAME`; a probe that is killed prints nothing. Dangerous calls get
 //! null pointers, so that they do nothing where they are allowed.
 
+#[path = "probe/disk.rs"]
+mod disk;
 #[path = "probe/reach.rs"]
 mod reach;
 #[path = "probe/sockets.rs"]
@@ -94,6 +96,8 @@ fn probe(name: &str, argument: &str) -> io::Result<c_long> {
         "memfd_secret" => plain(libc::SYS_memfd_secret),
         "seccomp_listener" => call(libc::SYS_seccomp, [1, 8, 0, 0, 0, 0]),
         "attach_filter" => call(libc::SYS_setsockopt, [-1, 1, 26, 0, 0, 0]),
+        "read_disk" => disk::direct(argument, false),
+        "write_disk" => disk::direct(argument, true),
         "affinity" => reach::affinity(argument),
         "storm" => reach::storm(argument.parse().unwrap_or(0)),
         "waiting" => sockets::waiting(argument.parse().unwrap_or(0)),

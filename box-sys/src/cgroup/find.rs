@@ -33,6 +33,7 @@ impl Mounted {
                 "pids" => abilities.push(Ability::Pids),
                 "cpuacct" => abilities.push(Ability::CpuUsage),
                 "freezer" => abilities.push(Ability::Freeze),
+                "blkio" | "io" => abilities.push(Ability::Disk),
                 _ => {}
             }
         }

@@ -58,12 +58,30 @@ impl Cgroups {
     pub(crate) fn make(&self, name: &str) -> io::Result<Group> {
         let mut group = Group::named(name);
         for hierarchy in &self.hierarchies {
-            if let Err(error) = hierarchy.make(&mut group) {
+            let made = hierarchy
+                .make(&mut group)
+                .and_then(|()| self.limit_disks(hierarchy, &group));
+            if let Err(error) = made {
                 let _ = self.remove(name);
                 return Err(error);
             }
         }
         Ok(group)
+    }
+
+    /// Of the group last made in a hierarchy.
+    fn limit_disks(&self, hierarchy: &Hierarchy, group: &Group) -> io::Result<()> {
+        let dir = if hierarchy.v2 {
+            group.v2.as_ref()
+        } else {
+            group.v1.last().map(|(dir, _)| dir)
+        };
+        match (&self.disks, dir) {
+            (Some(disks), Some(dir)) if hierarchy.abilities.contains(&Ability::Disk) => {
+                disks.limit(dir, hierarchy.v2)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Opens a group that was made before.
@@ -120,7 +138,7 @@ impl Cgroups {
                     (Ability::Memory, false) => memory_v1(dir, limits.memory)?,
                     (Ability::Memory, true) => memory_v2(dir, limits.memory)?,
                     (Ability::Pids, _) => write(dir, "pids.max", &or(limits.pids, "max"))?,
-                    (Ability::CpuUsage | Ability::Freeze, _) => {}
+                    (Ability::CpuUsage | Ability::Freeze | Ability::Disk, _) => {}
                 }
             }
         }

@@ -9,8 +9,9 @@
 //! All servers of a machine share one parent in each hierarchy, and the last one removes it. So each holds it by an empty group
 //! of its own: making that fails in a parent that is being removed, and the kernel removes none that has a group in it.
 //!
-//! `find.rs` finds where groups can be made, `mod.rs` holds those places, `group.rs` makes, limits and removes a box's group, `live.rs` asks and acts on one.
+//! `find.rs` finds where groups can be made, `mod.rs` holds those places, `group.rs` makes, limits and removes a box's group, `disk.rs` limits its disks, `live.rs` asks and acts on one.
 
+mod disk;
 mod find;
 mod group;
 mod live;
@@ -23,6 +24,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::fs::{AtFlags, Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
+pub use disk::DiskLimits;
+use disk::Disks;
 pub(crate) use group::Group;
 pub use live::Usage;
 pub(crate) use live::{OOM_KILLS, Owner, field_of, read_start_time, start_time};
@@ -41,6 +44,8 @@ pub enum Ability {
     CpuUsage,
     /// Stop and continue everything.
     Freeze,
+    /// Limit what disks are read and written with, where an operator asks for that.
+    Disk,
 }
 
 impl Ability {
@@ -52,17 +57,19 @@ impl Ability {
             Self::Pids => "cgroup.pids",
             Self::CpuUsage => "cgroup.cpu_usage",
             Self::Freeze => "cgroup.freeze",
+            Self::Disk => "cgroup.io",
         }
     }
 }
 
-/// Everything a box would like to have.
-const ALL: [Ability; 5] = [
+/// Everything a box would like to have, and at the end what only some operators ask for.
+const ALL: [Ability; 6] = [
     Ability::Cpu,
     Ability::Memory,
     Ability::Pids,
     Ability::CpuUsage,
     Ability::Freeze,
+    Ability::Disk,
 ];
 
 /// One mounted hierarchy and what it does for us.
@@ -87,24 +94,28 @@ pub struct Cgroups {
     parent: String,
     /// The name of the empty groups that hold the parents, if these are held.
     hold: Option<String>,
+    /// What boxes have of disks, if that is limited.
+    disks: Option<Disks>,
 }
 
 impl Cgroups {
     /// The groups below `parent` that a fork server of this machine made, to ask of and act on. Nothing is made: hierarchies in
     /// which there is no such parent are left out.
     pub fn open(parent: &str) -> Self {
-        Self::find(parent, None)
+        Self::find(parent, None, None)
     }
 
     /// Finds the hierarchies in which groups can be made below `parent`, makes that one where it is missing, and holds it until
-    /// [`Cgroups::close`]. Hierarchies that cannot be written are left out.
-    pub(crate) fn hold(parent: &str, owner: &Owner) -> Self {
-        Self::find(parent, Some(owner.new_group()))
+    /// [`Cgroups::close`]. Hierarchies that cannot be written are left out, and the one for disks unless these are limited.
+    pub(crate) fn hold(parent: &str, owner: &Owner, disk: Option<DiskLimits>) -> Self {
+        Self::find(parent, Some(owner.new_group()), disk.map(Disks::find))
     }
 
-    fn find(parent: &str, hold: Option<String>) -> Self {
+    fn find(parent: &str, hold: Option<String>, disks: Option<Disks>) -> Self {
         let mut hierarchies = Vec::new();
         let mut open_to: Vec<Ability> = ALL.to_vec();
+        // To whom only asks, what a server has limited is there.
+        open_to.retain(|ability| *ability != Ability::Disk || disks.is_some() || hold.is_none());
         let mut found = find::mounted(parent, hold.is_some());
         // Version 2 first: what it can do, version 1 need not.
         found.sort_by_key(|mount| !mount.v2);
@@ -119,6 +130,7 @@ impl Cgroups {
             hierarchies,
             parent: parent.into(),
             hold,
+            disks,
         }
     }
 
@@ -129,7 +141,10 @@ impl Cgroups {
                 .iter()
                 .any(|h| h.abilities.contains(ability))
         };
-        ALL.into_iter().filter(|ability| !has(ability)).collect()
+        let wanted = |ability: &Ability| *ability != Ability::Disk || self.disks.is_some();
+        ALL.into_iter()
+            .filter(|ability| wanted(ability) && !has(ability))
+            .collect()
     }
 
     /// The hierarchy with an ability.
@@ -162,7 +177,7 @@ impl Cgroups {
 
 impl Ability {
     fn stateless(self) -> bool {
-        matches!(self, Self::Freeze | Self::CpuUsage)
+        matches!(self, Self::Freeze | Self::CpuUsage | Self::Disk)
     }
 }
 
@@ -186,8 +201,8 @@ impl Hierarchy {
         if mount.v2 {
             if hold.is_some() {
                 // Where it cannot be, the limits are missing, and are reported so.
-                enable(&top);
-                enable(&parent);
+                enable(&top, wanted);
+                enable(&parent, wanted);
             }
             let given = read(parent.as_fd(), "cgroup.subtree_control").unwrap_or_default();
             let mut mount = mount.clone();
@@ -240,12 +255,13 @@ fn held(top: &OwnedFd, parent: &str, hold: &str) -> Option<OwnedFd> {
 ///
 /// Not where processes are, except at the root, which has no type: the kernel would refuse memory there and grant the others,
 /// and with those no process could be put into a group below any more (EOPNOTSUPP).
-fn enable(group: &OwnedFd) {
+fn enable(group: &OwnedFd, wanted: &[Ability]) {
     let empty = read(group.as_fd(), "cgroup.procs").is_ok_and(|there| there.is_empty());
     if !empty && read(group.as_fd(), "cgroup.type").is_ok() {
         return;
     }
-    for controller in ["+cpu", "+memory", "+pids"] {
+    let io = wanted.contains(&Ability::Disk).then_some("+io");
+    for controller in ["+cpu", "+memory", "+pids"].into_iter().chain(io) {
         let _ = write(group.as_fd(), "cgroup.subtree_control", controller);
     }
 }

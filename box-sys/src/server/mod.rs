@@ -144,7 +144,8 @@ impl Server {
             .at("open a pidfd")?;
         let owner = Owner::this().ok_or_else(|| Error::Unavailable("procfs".into()))?;
         // Before the world is built: afterwards the machine's file systems are out of sight, and descriptors are all we have.
-        let cgroups = Cgroups::hold(&config.cgroup_parent, &owner);
+        let disk = config.disk.any().then_some(config.disk);
+        let cgroups = Cgroups::hold(&config.cgroup_parent, &owner, disk);
         cgroups.sweep();
         let (primitives, world) =
             Self::ground(&cgroups, privileged).inspect_err(|_| cgroups.close())?;

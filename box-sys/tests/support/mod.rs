@@ -85,6 +85,16 @@ impl Machine {
     }
 }
 
+/// A fork server of this user's that is set up in some other way.
+pub(crate) fn machine_with(config: &ServerConfig) -> Machine {
+    let server = ForkServer::start(&PROGRAMS.join("server"), config).unwrap();
+    Machine {
+        name: "another",
+        server,
+        programs: PROGRAMS.clone(),
+    }
+}
+
 pub(crate) static MACHINES: LazyLock<Vec<Machine>> = LazyLock::new(|| {
     let programs = PROGRAMS.clone();
     let config = ServerConfig::default();

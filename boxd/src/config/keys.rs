@@ -155,6 +155,16 @@ pub(crate) const KEYS: &[Key] = &[
         r#""box""#,
         "The cgroup under which boxes get theirs. Servers of one machine may share it.",
     ),
+    unset(
+        "runtime.disk_read_mb_per_s",
+        "200",
+        "The most that each box reads from each disk, in MiB per second. Needs the cgroup controller io or blkio\n(cgroup.io of boxd doctor). Unless set: no limit.",
+    ),
+    unset(
+        "runtime.disk_write_mb_per_s",
+        "100",
+        "The same for writing. With cgroups of version 1 it holds for direct writes only.",
+    ),
     key(
         "policy.enabled",
         "true",

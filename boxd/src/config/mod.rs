@@ -11,6 +11,7 @@ mod show;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, anyhow, bail};
@@ -66,6 +67,8 @@ pub(crate) struct RuntimeSection {
     pub(crate) stop_timeout_sec: u64,
     pub(crate) spares: usize,
     pub(crate) cgroup_parent: String,
+    pub(crate) disk_read_mb_per_s: Option<NonZeroU64>,
+    pub(crate) disk_write_mb_per_s: Option<NonZeroU64>,
 }
 
 /// What makes boxes.

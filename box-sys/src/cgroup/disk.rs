@@ -1,0 +1,74 @@
+//! What a box reads from and writes to each disk per second.
+
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+
+use serde::{Deserialize, Serialize};
+
+use super::write;
+
+/// Bytes per second of one box, for each disk of the machine. `None` is no limit.
+///
+/// Version 1 does not count what is written through the page cache; version 2 does.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskLimits {
+    /// Read from a disk.
+    pub read: Option<u64>,
+    /// Written to a disk.
+    pub write: Option<u64>,
+}
+
+impl DiskLimits {
+    /// Whether anything is limited.
+    pub(crate) fn any(self) -> bool {
+        self.read.is_some() || self.write.is_some()
+    }
+}
+
+/// The limits, and the disks that the machine had when the server was started.
+#[derive(Debug)]
+pub(super) struct Disks {
+    limits: DiskLimits,
+    numbers: Vec<String>,
+}
+
+impl Disks {
+    /// To be called while the machine's `/sys` is in sight.
+    pub(super) fn find(limits: DiskLimits) -> Self {
+        let numbers = if limits.any() { disks() } else { Vec::new() };
+        Self { limits, numbers }
+    }
+
+    /// Sets the limits of a new group; they are the same for every box.
+    pub(super) fn limit(&self, group: &OwnedFd, v2: bool) -> io::Result<()> {
+        let DiskLimits { read, write: wrote } = self.limits;
+        for disk in &self.numbers {
+            if v2 {
+                let most = |limit: Option<u64>| limit.map_or("max".into(), |n| n.to_string());
+                let line = format!("{disk} rbps={} wbps={}", most(read), most(wrote));
+                write(group, "io.max", &line)?;
+                continue;
+            }
+            let files = [
+                ("blkio.throttle.read_bps_device", read),
+                ("blkio.throttle.write_bps_device", wrote),
+            ];
+            for (file, limit) in files {
+                if let Some(limit) = limit {
+                    write(group, file, &format!("{disk} {limit}"))?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The numbers of the disks that are devices. What lies over them, like volumes of several, passes its requests on to these.
+fn disks() -> Vec<String> {
+    let all = fs::read_dir("/sys/block").into_iter().flatten().flatten();
+    all.filter(|disk| disk.path().join("device").exists())
+        .filter_map(|disk| fs::read_to_string(disk.path().join("dev")).ok())
+        .map(|number| number.trim().to_owned())
+        .collect()
+}
