@@ -442,11 +442,14 @@ fn an_ordinary_user_needs_no_configuration_either() {
 #[test]
 fn limits_that_are_not_enforced_are_named_once_and_strict_refuses_them() {
     // What is missing differs between machines and users, and `doctor` knows it.
-    let runs: [&dyn Fn(&[&str]) -> Option<std::process::Output>; 2] = [
-        &|arguments| Some(feed(boxd().args(arguments), b"")),
-        &as_an_ordinary_user,
-    ];
-    for run in runs {
+    for ordinary in [false, true] {
+        let run = |arguments: &[&str]| {
+            if ordinary {
+                as_an_ordinary_user(arguments)
+            } else {
+                Some(feed(boxd().args(arguments), b""))
+            }
+        };
         let Some(doctor) = run(&["--json", "doctor"]) else {
             continue;
         };
