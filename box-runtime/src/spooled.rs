@@ -162,6 +162,7 @@ where
             id: whole.id.clone(),
             offset: whole.offset.saturating_add(at as u64),
             done: whole.done && number == pieces,
+            abort: whole.abort,
         };
         let piece = Blob(data.0.slice(at..end));
         let part = A::part(params, piece, Some(upload));

@@ -1,11 +1,11 @@
-//! A file on its way: hidden beside its place until it is whole.
+//! A file on its way: without a name until it is whole, so that nothing is left of it if the box ends before.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 
 use box_protocol::BoxError;
-use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags, Stat};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags, Stat};
 use rustix::io::Errno;
 
 use super::error::About;
@@ -27,28 +27,33 @@ pub(super) fn hidden_name() -> String {
 #[derive(Debug)]
 pub(super) struct Draft {
     pub(super) spot: Spot,
-    hidden: String,
     pub(super) file: OwnedFd,
-    placed: bool,
+    /// The name it has meanwhile, if it has one: just before it gets its own, and where the file system knows no files
+    /// without a name.
+    hidden: Option<String>,
 }
 
 impl Draft {
     /// An empty one, for this spot.
     pub(super) fn new(spot: Spot, path: &str) -> Result<Self, BoxError> {
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        let hidden = hidden_name();
-        let file = rustix::fs::openat(&spot.dir, &hidden, flags, Mode::from_raw_mode(0o600));
-        Ok(Self {
-            file: file.about(path)?,
-            spot,
-            hidden,
-            placed: false,
-        })
+        let flags = OFlags::RDWR | OFlags::CLOEXEC;
+        let mode = Mode::from_raw_mode(0o600);
+        let unnamed = rustix::fs::openat(&spot.dir, c".", flags | OFlags::TMPFILE, mode);
+        let (file, hidden) = match unnamed {
+            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {
+                let hidden = hidden_name();
+                let flags = flags | OFlags::CREATE | OFlags::EXCL;
+                let named = rustix::fs::openat(&spot.dir, &hidden, flags, mode);
+                (named.about(path)?, Some(hidden))
+            }
+            unnamed => (unnamed.about(path)?, None),
+        };
+        Ok(Self { spot, file, hidden })
     }
 
     /// Puts it in its place, if what is there is what is expected.
     pub(super) fn place(
-        mut self,
+        self,
         ground: &Ground,
         if_match: Option<&str>,
         replace: bool,
@@ -62,22 +67,35 @@ impl Draft {
                 return Err(BoxError::conflict("if_match: the file is another one"));
             }
         }
+        self.put(replace).about(path)
+    }
+
+    /// Puts it in its place. By a name of ours and a rename, so that whoever watches the directory sees a file that is whole.
+    pub(super) fn put(mut self, replace: bool) -> Result<Stat, Errno> {
         let flags = if replace {
             RenameFlags::empty()
         } else {
             RenameFlags::NOREPLACE
         };
         let Spot { dir, name } = &self.spot;
-        rustix::fs::renameat_with(dir, &self.hidden, dir, name, flags).about(path)?;
-        self.placed = true;
-        rustix::fs::fstat(&self.file).about(path)
+        if self.hidden.is_none() {
+            let hidden = hidden_name();
+            let own = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+            rustix::fs::linkat(CWD, own, dir, &hidden, AtFlags::SYMLINK_FOLLOW)?;
+            self.hidden = Some(hidden);
+        }
+        if let Some(hidden) = &self.hidden {
+            rustix::fs::renameat_with(dir, hidden, dir, name, flags)?;
+            self.hidden = None;
+        }
+        rustix::fs::fstat(&self.file)
     }
 }
 
 impl Drop for Draft {
     fn drop(&mut self) {
-        if !self.placed {
-            let _ = rustix::fs::unlinkat(&self.spot.dir, &self.hidden, AtFlags::empty());
+        if let Some(hidden) = &self.hidden {
+            let _ = rustix::fs::unlinkat(&self.spot.dir, hidden, AtFlags::empty());
         }
     }
 }

@@ -235,14 +235,10 @@ fn make(
             rustix::fs::linkat(&from, source, &dir, &*hidden, AtFlags::empty()).about(path)?;
         }
         Kind::File => {
-            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-            let mode = Mode::from_raw_mode(0o600);
-            let file = rustix::fs::openat(&dir, &*hidden, flags, mode).about(path)?;
-            let filled = fill(step, &file, entry, what.mode);
-            if let Err(error) = filled {
-                let _ = rustix::fs::unlinkat(&dir, &*hidden, AtFlags::empty());
-                return Err(error);
-            }
+            let name = name.to_owned();
+            let draft = Draft::new(Spot { dir, name }, path)?;
+            fill(step, &draft.file, entry, what.mode)?;
+            return draft.put(true).map(drop).about(path);
         }
     }
     let placed = rustix::fs::renameat_with(&dir, &*hidden, &dir, name, RenameFlags::empty());

@@ -114,8 +114,15 @@ impl Uploads {
         data: &[u8],
         begin: impl FnOnce() -> Result<Draft, BoxError>,
     ) -> Result<Piece, BoxError> {
+        if piece.abort {
+            let given_up = self.table().open.remove(&piece.id);
+            // Here its file is removed, with nothing locked.
+            drop(given_up);
+            return Err(BoxError::cancelled("upload: given up"));
+        }
         let end = piece.offset.saturating_add(data.len() as u64);
-        ground.room(end)?;
+        // What has no name yet takes room as well, all of it together.
+        ground.room(end.saturating_add(self.others(&piece.id)))?;
         let open = match self.find(path, piece)? {
             Ok(open) => open,
             Err(outcome) => return Ok(Piece::Again(outcome)),
@@ -175,6 +182,15 @@ impl Uploads {
         // What an earlier try sent beyond the end does not belong to it.
         rustix::fs::ftruncate(&draft.file, end).about(path)?;
         Ok(Piece::Last(draft))
+    }
+
+    /// Bytes of all uploads but this.
+    fn others(&self, id: &UploadId) -> u64 {
+        let table = self.table();
+        let others = table.open.iter().filter(|(other, _)| *other != id);
+        others
+            .map(|(_, open)| open.bytes.load(Ordering::Acquire))
+            .fold(0, u64::saturating_add)
     }
 
     /// The upload of a piece, or what came of it.
@@ -260,8 +276,13 @@ mod tests {
         let ground = Ground::new(fd, Guest::default());
         let take = |number: usize, offset| {
             let id = UploadId::new(format!("u{number}")).unwrap();
-            let done = false;
-            let piece = UploadPiece { id, offset, done };
+            let (done, abort) = (false, false);
+            let piece = UploadPiece {
+                id,
+                offset,
+                done,
+                abort,
+            };
             let begin = || Draft::new(ground.spot("/f")?, "/f");
             ground.uploads.take(&ground, "/f", &piece, b"x", begin)
         };
@@ -269,11 +290,23 @@ mod tests {
             assert!(take(number, 0).is_ok());
         }
         assert_eq!(take(UPLOADS, 0).err().unwrap().code(), Code::Capacity);
-        let files = || std::fs::read_dir(root.path()).unwrap().count();
-        assert_eq!(files(), UPLOADS);
+        let open = || ground.uploads.table().open.len();
+        assert_eq!(open(), UPLOADS);
+        let names = std::fs::read_dir(root.path()).unwrap().count();
+        assert_eq!(names, 0, "what is not whole has no name");
         assert!(ground.uploads.sweep(), "none is abandoned yet");
+        let given_up = UploadPiece {
+            id: UploadId::new("u0").unwrap(),
+            offset: 0,
+            done: false,
+            abort: true,
+        };
+        let begin = || unreachable!("nothing is begun");
+        let told = ground.uploads.take(&ground, "/f", &given_up, b"", begin);
+        assert_eq!(told.err().unwrap().code(), Code::Cancelled);
+        assert_eq!(open(), UPLOADS - 1);
         assert!(!ground.uploads.sweep_older(Duration::ZERO));
-        assert_eq!(files(), 0);
+        assert_eq!(open(), 0);
         assert_eq!(take(0, 1).err().unwrap().code(), Code::Conflict);
         assert!(take(UPLOADS, 0).is_ok());
     }

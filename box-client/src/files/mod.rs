@@ -172,6 +172,7 @@ impl Files {
                 id: id.clone(),
                 offset,
                 done: data.is_empty(),
+                abort: false,
             });
             let written = self.call::<FileWrite>(&params).await?;
             offset += size;
@@ -452,6 +453,7 @@ impl Files {
             id: UploadId::fresh(),
             offset: 0,
             done: false,
+            abort: false,
         };
         let path = path.into();
         loop {
@@ -460,7 +462,22 @@ impl Files {
                 .take(PIECE_BYTES as u64)
                 .read_to_end(&mut piece)
                 .await;
-            read.map_err(|error| BoxError::unavailable(format!("the archive: {error}")))?;
+            if let Err(error) = read {
+                let (data, caps) = (Blob::default(), TreeCaps::default());
+                upload.abort = true;
+                let params = params!(
+                    self,
+                    FileUnpackParams {
+                        path,
+                        data,
+                        upload,
+                        caps
+                    }
+                );
+                // What is not given up is removed by the box, after a while.
+                let _ = self.call::<FileUnpack>(&params).await;
+                return Err(BoxError::unavailable(format!("the archive: {error}")).into());
+            }
             let size = piece.len();
             upload.done = size < PIECE_BYTES;
             let (path, upload_now) = (path.clone(), upload.clone());

@@ -14,7 +14,7 @@ use super::{Files, PIECE_BYTES};
 use crate::error::ClientError;
 
 /// A file that is written as its bytes come. It appears, whole, with [`finish`](Self::finish) or
-/// `shutdown`; dropped before, it leaves what was there as it was.
+/// `shutdown`; dropped before, it leaves what was there as it was. See [`discard`](Self::discard).
 pub struct FileWriter {
     files: Files,
     params: FileWriteParams,
@@ -60,6 +60,24 @@ impl FileWriter {
         std::future::poll_fn(|cx| self.poll_finish(cx)).await
     }
 
+    /// Gives up what was written, so that it takes no room in the box. One that is only dropped is given up by the box
+    /// after ten minutes.
+    pub async fn discard(mut self) {
+        // A piece on its way is waited for: it would begin the upload anew.
+        let _ = std::future::poll_fn(|cx| self.poll_sent(cx)).await;
+        if self.last_sent || self.offset == 0 {
+            return;
+        }
+        let mut params = self.params.clone();
+        params.upload = Some(UploadPiece {
+            id: self.id.clone(),
+            offset: 0,
+            done: false,
+            abort: true,
+        });
+        let _ = self.files.call::<FileWrite>(&params).await;
+    }
+
     fn poll_finish(&mut self, cx: &mut Context<'_>) -> Poll<Result<FileStatInfo, ClientError>> {
         ready!(self.poll_sent(cx))?;
         if !self.last_sent {
@@ -80,6 +98,7 @@ impl FileWriter {
             id: self.id.clone(),
             offset: self.offset,
             done,
+            abort: false,
         });
         self.offset += size;
         let files = self.files.clone();

@@ -327,6 +327,10 @@ pub struct UploadPiece {
     /// It is the last.
     #[serde(default)]
     pub done: bool,
+    /// Give the upload up instead: what was sent of it is removed, and the answer is `cancelled`. One that is complete
+    /// stays as it is.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub abort: bool,
 }
 
 /// What an archive may not exceed; the server's own caps hold as well.

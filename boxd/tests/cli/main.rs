@@ -9,6 +9,7 @@
 mod boxes;
 mod commands;
 mod config;
+mod copies;
 mod ends;
 mod files;
 mod lost;

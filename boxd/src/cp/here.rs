@@ -1,0 +1,222 @@
+//! What is named on this side of a copy. A guest may have written what is there, or write it now: a link at the end of a path
+//! is not followed, and from there on everything is found by descriptor.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
+use rustix::io::Errno;
+
+const DIRECTORY: OFlags = OFlags::RDONLY
+    .union(OFlags::DIRECTORY)
+    .union(OFlags::CLOEXEC);
+
+/// What is copied into a box.
+#[derive(Debug)]
+pub(super) enum Source {
+    File(File, Stat),
+    Directory(OwnedFd),
+    /// A stream of this process, by the name it has among files.
+    Stream(File),
+}
+
+/// Where a copy out of a box goes.
+#[derive(Debug)]
+pub(super) enum Target {
+    /// Into this directory.
+    Directory(OwnedFd),
+    /// Under this name; what is there, if anything is.
+    Named(Spot, Option<FileType>),
+    /// A stream of this process, by the name it has among files.
+    Stream(File),
+}
+
+/// A name in a directory.
+#[derive(Debug)]
+pub(super) struct Spot {
+    pub(super) directory: OwnedFd,
+    pub(super) name: OsString,
+}
+
+/// Opens what was named to be copied.
+pub(super) fn source(path: &Path) -> Result<Source> {
+    // A pipe that nobody writes to is not waited for.
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    if is_own_stream(path) {
+        return Ok(Source::Stream(
+            File::open(path).with_context(|| shown(path))?,
+        ));
+    }
+    let followed = if means_directory(path) {
+        OFlags::DIRECTORY
+    } else {
+        OFlags::NOFOLLOW
+    };
+    let opened = match rustix::fs::open(path, flags | followed, Mode::empty()) {
+        Err(Errno::LOOP) => bail!("{}", linked(path)),
+        opened => opened.with_context(|| shown(path))?,
+    };
+    let stat = rustix::fs::fstat(&opened).with_context(|| shown(path))?;
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::Directory => Ok(Source::Directory(opened)),
+        FileType::RegularFile => Ok(Source::File(opened.into(), stat)),
+        _ => bail!("{} is neither a file nor a directory", path.display()),
+    }
+}
+
+/// Finds where to copy to.
+pub(super) fn target(path: &Path) -> Result<Target> {
+    if is_own_stream(path) {
+        let stream = File::options().write(true).open(path);
+        return Ok(Target::Stream(stream.with_context(|| shown(path))?));
+    }
+    if means_directory(path) {
+        match rustix::fs::open(path, DIRECTORY, Mode::empty()) {
+            Ok(directory) => return Ok(Target::Directory(directory)),
+            Err(Errno::NOENT) => {}
+            Err(errno) => return Err(errno).with_context(|| shown(path)),
+        }
+    }
+    let plain: PathBuf = path.components().collect();
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let kind = match rustix::fs::open(&plain, flags, Mode::empty()) {
+        Ok(there) => {
+            let stat = rustix::fs::fstat(&there).with_context(|| shown(path))?;
+            match FileType::from_raw_mode(stat.st_mode) {
+                FileType::Symlink => bail!("{}", linked(path)),
+                FileType::Directory => {
+                    let directory = rustix::fs::openat(&there, c".", DIRECTORY, Mode::empty());
+                    return Ok(Target::Directory(directory.with_context(|| shown(path))?));
+                }
+                kind => Some(kind),
+            }
+        }
+        Err(Errno::NOENT) => None,
+        Err(errno) => return Err(errno).with_context(|| shown(path)),
+    };
+    let parent = match plain.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
+    };
+    let directory = rustix::fs::open(parent, DIRECTORY, Mode::empty());
+    let directory = directory.with_context(|| shown(parent))?;
+    let name = name_of(&plain)?;
+    Ok(Target::Named(Spot { directory, name }, kind))
+}
+
+/// The last part of a path.
+pub(super) fn name_of(path: &Path) -> Result<OsString> {
+    if let Some(name) = path.file_name() {
+        return Ok(name.to_owned());
+    }
+    let real = std::fs::canonicalize(path).with_context(|| shown(path))?;
+    let name = real.file_name().map(OsStr::to_owned);
+    name.with_context(|| format!("{} has no name to copy it under", path.display()))
+}
+
+/// Whether a path says that it means a directory, by a slash at its end: then a link to one is followed.
+fn means_directory(path: &Path) -> bool {
+    let bytes = path.as_os_str().as_bytes();
+    bytes.ends_with(b"/") || bytes.ends_with(b"/.")
+}
+
+/// The streams of this process, which the kernel shows as links.
+fn is_own_stream(path: &Path) -> bool {
+    ["/dev/fd", "/proc/self/fd"]
+        .iter()
+        .any(|place| path.parent() == Some(Path::new(place)))
+        || ["/dev/stdin", "/dev/stdout", "/dev/stderr"]
+            .iter()
+            .any(|name| path == Path::new(name))
+}
+
+fn linked(path: &Path) -> String {
+    let path = path.display();
+    format!(
+        "{path}: is a link, which cp does not follow; name what it leads to, or write {path}/ for a directory"
+    )
+}
+
+fn shown(path: &Path) -> String {
+    path.display().to_string()
+}
+
+impl Spot {
+    /// What is there, without following it.
+    pub(super) fn stat(&self) -> io::Result<Option<Stat>> {
+        match rustix::fs::statat(&self.directory, &self.name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => Ok(Some(stat)),
+            Err(Errno::NOENT) => Ok(None),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Opens the directory that is there, or makes it. A link in its place is replaced.
+    pub(super) fn make_directory(&self) -> io::Result<OwnedFd> {
+        let Self { directory, name } = self;
+        for _ in 0..TRIES {
+            match rustix::fs::mkdirat(directory, name, Mode::from_raw_mode(0o777)) {
+                Ok(()) | Err(Errno::EXIST) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+            let flags = DIRECTORY | OFlags::NOFOLLOW;
+            match rustix::fs::openat(directory, name, flags, Mode::empty()) {
+                Err(Errno::LOOP | Errno::NOTDIR) => self.remove_link()?,
+                Err(Errno::NOENT) => {}
+                opened => return Ok(opened?),
+            }
+        }
+        Err(io::ErrorKind::ResourceBusy.into())
+    }
+
+    /// Makes a link here, in the place of whatever is no directory.
+    pub(super) fn make_link(&self, target: &[u8]) -> io::Result<()> {
+        let Self { directory, name } = self;
+        for _ in 0..TRIES {
+            match rustix::fs::symlinkat(target, directory, name) {
+                Err(Errno::EXIST) => {
+                    rustix::fs::unlinkat(directory, name, AtFlags::empty())?;
+                }
+                made => return Ok(made?),
+            }
+        }
+        Err(io::ErrorKind::ResourceBusy.into())
+    }
+
+    /// Removes a link; anything else stays, and is an error.
+    fn remove_link(&self) -> io::Result<()> {
+        let is_link = |stat: Stat| FileType::from_raw_mode(stat.st_mode) == FileType::Symlink;
+        if !self.stat()?.is_some_and(is_link) {
+            return Err(io::ErrorKind::NotADirectory.into());
+        }
+        Ok(rustix::fs::unlinkat(
+            &self.directory,
+            &self.name,
+            AtFlags::empty(),
+        )?)
+    }
+}
+
+/// How often something is tried again that a guest may undo meanwhile.
+const TRIES: usize = 16;
+
+/// Opens a directory for a step from it.
+pub(super) fn same(directory: &OwnedFd) -> io::Result<OwnedFd> {
+    Ok(rustix::fs::openat(
+        directory,
+        c".",
+        DIRECTORY,
+        Mode::empty(),
+    )?)
+}
+
+/// Opens a directory of a test.
+#[cfg(test)]
+pub(super) fn directory(path: &Path) -> OwnedFd {
+    rustix::fs::open(path, DIRECTORY, Mode::empty()).unwrap()
+}

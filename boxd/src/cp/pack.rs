@@ -1,0 +1,134 @@
+//! A directory here as an archive. It is walked by descriptor, through no link: a guest that can write to it and swaps a name
+//! for a link meanwhile has the link copied, or nothing, and never what the link leads to.
+
+use std::ffi::{CStr, OsStr, OsString};
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::ops::ControlFlow;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result, anyhow};
+use box_tree::{Entry, Found, Then};
+use rustix::fs::{FileType, Mode, OFlags, Stat};
+use rustix::io::Errno;
+use tar::{Builder, EntryType, Header};
+
+use super::PLAIN;
+use crate::output;
+
+/// Writes everything below a directory to an archive.
+pub(super) fn pack(directory: &OwnedFd, to: impl Write) -> Result<()> {
+    let mut archive = Builder::new(to);
+    let mut names: Vec<OsString> = Vec::new();
+    let walked = box_tree::walk(directory, |found| {
+        let Found::Entry(entry) = found else {
+            let path: PathBuf = names.iter().collect();
+            return ControlFlow::Break(anyhow!(
+                "{}: cannot be read, or is too deep",
+                path.display()
+            ));
+        };
+        names.truncate(entry.depth);
+        names.push(OsStr::from_bytes(entry.name.to_bytes()).to_owned());
+        let path: PathBuf = names.iter().collect();
+        match add(&mut archive, &entry, &path) {
+            Ok(()) => ControlFlow::Continue(Then::Enter),
+            Err(error) => ControlFlow::Break(error.context(path.display().to_string())),
+        }
+    });
+    match walked {
+        ControlFlow::Break(error) => Err(error),
+        ControlFlow::Continue(()) => Ok(archive.into_inner()?.flush()?),
+    }
+}
+
+fn add(archive: &mut Builder<impl Write>, entry: &Entry<'_>, path: &PathBuf) -> Result<()> {
+    match entry.kind() {
+        FileType::Directory => {
+            let mut header = header(EntryType::Directory, &entry.stat);
+            archive.append_data(&mut header, path, io::empty())?;
+        }
+        FileType::Symlink => {
+            let target = match rustix::fs::readlinkat(entry.directory, entry.name, Vec::new()) {
+                Err(errno) if has_changed(errno) => return Ok(()),
+                target => target?,
+            };
+            let mut header = header(EntryType::Symlink, &entry.stat);
+            let target = OsStr::from_bytes(target.to_bytes());
+            archive.append_link(&mut header, path, target)?;
+        }
+        FileType::RegularFile => {
+            let Some((file, stat)) = open(entry)? else {
+                return Ok(());
+            };
+            let size = u64::try_from(stat.st_size).unwrap_or(0);
+            let mut header = header(EntryType::Regular, &stat);
+            header.set_size(size);
+            let content = Exactly { file, left: size };
+            archive.append_data(&mut header, path, content)?;
+        }
+        _ => {
+            let path = path.display().to_string();
+            let path = output::visible(&path);
+            output::complain(&format!(
+                "boxd: {path}: not copied: neither a file, nor a directory, nor a link"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Opens a file that is to be copied, if the name still means one.
+fn open(entry: &Entry<'_>) -> Result<Option<(File, Stat)>> {
+    let flags =
+        OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let name: &CStr = entry.name;
+    let file = match rustix::fs::openat(entry.directory, name, flags, Mode::empty()) {
+        Err(errno) if has_changed(errno) => return Ok(None),
+        file => file?,
+    };
+    let stat = rustix::fs::fstat(&file).context("cannot be looked at")?;
+    let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    Ok(is_file.then(|| (file.into(), stat)))
+}
+
+/// Whether a name has come to mean something else, or nothing, since it was looked at.
+fn has_changed(errno: Errno) -> bool {
+    matches!(
+        errno,
+        Errno::NOENT | Errno::LOOP | Errno::INVAL | Errno::NXIO
+    )
+}
+
+fn header(kind: EntryType, stat: &Stat) -> Header {
+    let mut header = Header::new_gnu();
+    header.set_entry_type(kind);
+    header.set_mode(stat.st_mode & PLAIN);
+    header.set_mtime(u64::try_from(stat.st_mtime).unwrap_or(0));
+    header.set_size(0);
+    header
+}
+
+/// So many bytes of a file: one that has become shorter is filled up with zeros, one that has grown is cut.
+struct Exactly {
+    file: File,
+    left: u64,
+}
+
+impl Read for Exactly {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let most = usize::try_from(self.left)
+            .unwrap_or(usize::MAX)
+            .min(buffer.len());
+        let buffer = &mut buffer[..most];
+        let mut read = self.file.read(buffer)?;
+        if read == 0 {
+            buffer.fill(0);
+            read = most;
+        }
+        self.left -= read as u64;
+        Ok(read)
+    }
+}

@@ -1,0 +1,180 @@
+//! An archive that a guest has packed, as files here. Nothing outside the directory is touched, whatever the archive says and
+//! whatever is or comes to be in the directory: everything is made by descriptor, through no link, and a link in the place of
+//! something that is copied is replaced. No file is more than its bytes and the plain part of its mode.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::io::{self, Read};
+use std::os::fd::OwnedFd;
+use std::path::{Component, Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail};
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+use tar::{Archive, EntryType};
+
+use super::PLAIN;
+use super::draft::Draft;
+use super::here::{Spot, same};
+
+/// Unpacks an archive into a directory.
+pub(super) fn unpack(archive: impl Read, root: &OwnedFd) -> Result<()> {
+    let mut modes = BTreeMap::new();
+    for entry in Archive::new(archive).entries()? {
+        let mut entry = entry?;
+        let path = inner(&entry.path()?)?;
+        let Some(name) = path.file_name() else {
+            continue;
+        };
+        let shown = || path.display().to_string();
+        let mode = entry.header().mode()? & PLAIN;
+        let above = path.parent().unwrap_or(Path::new(""));
+        let spot = Spot {
+            directory: directory(root, above).with_context(shown)?,
+            name: name.to_owned(),
+        };
+        match entry.header().entry_type() {
+            EntryType::Directory => {
+                spot.make_directory().with_context(shown)?;
+                modes.insert(path.clone(), mode);
+            }
+            EntryType::Regular | EntryType::Continuous => {
+                let mut draft = Draft::new(&spot.directory).with_context(shown)?;
+                io::copy(&mut entry, &mut draft.file).with_context(shown)?;
+                draft.place(&spot, mode).with_context(shown)?;
+            }
+            EntryType::Symlink => {
+                let target = entry.link_name_bytes().context("a link to nothing")?;
+                spot.make_link(&target).with_context(shown)?;
+            }
+            _ => bail!("{} is a kind of file that is not copied", path.display()),
+        }
+    }
+    // Last: a directory that may not be written cannot be filled.
+    for (path, mode) in modes.iter().rev() {
+        let Ok(directory) = beneath(root, path, OFlags::RDONLY) else {
+            continue;
+        };
+        rustix::fs::fchmod(&directory, Mode::from_raw_mode(*mode))
+            .with_context(|| path.display().to_string())?;
+    }
+    Ok(())
+}
+
+/// A path that stays within the directory; empty for the directory itself.
+fn inner(path: &Path) -> Result<PathBuf> {
+    let mut inner = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::Normal(part) => inner.push(part),
+            Component::CurDir => {}
+            _ => bail!("{} leads outside", path.display()),
+        }
+    }
+    Ok(inner)
+}
+
+/// The directory of an entry, made if it is not there.
+fn directory(root: &OwnedFd, path: &Path) -> io::Result<OwnedFd> {
+    if let Ok(found) = beneath(root, path, OFlags::RDONLY) {
+        return Ok(found);
+    }
+    let mut directory = same(root)?;
+    for part in path.components() {
+        let name: &OsStr = part.as_os_str();
+        let name = name.to_owned();
+        directory = Spot { directory, name }.make_directory()?;
+    }
+    Ok(directory)
+}
+
+fn beneath(root: &OwnedFd, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
+    let path = if path == Path::new("") {
+        Path::new(".")
+    } else {
+        path
+    };
+    let flags = flags | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    Ok(rustix::fs::openat2(
+        root,
+        path,
+        flags,
+        Mode::empty(),
+        resolve,
+    )?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::super::here::directory as opened;
+    use super::*;
+
+    /// An archive with one entry of this kind and mode.
+    fn archive(path: &str, kind: EntryType, mode: u32) -> Vec<u8> {
+        let mut header = tar::Header::new_ustar();
+        // As a hostile one would: the library itself refuses to write such names.
+        header.as_mut_bytes()[..path.len()].copy_from_slice(path.as_bytes());
+        header.set_entry_type(kind);
+        header.set_mode(mode);
+        header.set_size(0);
+        header.set_cksum();
+        let mut bytes = header.as_bytes().to_vec();
+        bytes.resize(bytes.len() + 1024, 0);
+        bytes
+    }
+
+    #[test]
+    fn a_hostile_archive_is_refused_or_harmless() {
+        let dir = tempfile::tempdir().unwrap();
+        let to = dir.path().join("to");
+        std::fs::create_dir(&to).unwrap();
+        let root = opened(&to);
+        let unpacked = |path: &str, kind, mode| unpack(archive(path, kind, mode).as_slice(), &root);
+        for (path, kind) in [
+            ("../x", EntryType::Regular),
+            ("/x", EntryType::Regular),
+            ("x", EntryType::Char),
+            ("x", EntryType::Fifo),
+            ("x", EntryType::Link),
+        ] {
+            assert!(unpacked(path, kind, 0o644).is_err(), "{path} {kind:?}");
+        }
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+        unpacked("set", EntryType::Regular, 0o4755).unwrap();
+        let mode = std::fs::metadata(to.join("set"))
+            .unwrap()
+            .permissions()
+            .mode();
+        assert_eq!(mode & 0o7777, 0o755, "{mode:o}");
+    }
+
+    #[test]
+    fn a_link_in_the_place_of_what_is_copied_is_replaced_and_never_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (to, outside) = (dir.path().join("to"), dir.path().join("outside"));
+        std::fs::create_dir(&to).unwrap();
+        std::fs::create_dir(&outside).unwrap();
+        std::fs::write(outside.join("f"), "mine").unwrap();
+        std::os::unix::fs::symlink(outside.join("f"), to.join("file")).unwrap();
+        for name in ["directory", "above"] {
+            std::os::unix::fs::symlink(&outside, to.join(name)).unwrap();
+        }
+        let root = opened(&to);
+        for (path, kind) in [
+            ("file", EntryType::Regular),
+            ("directory/", EntryType::Directory),
+            ("above/f", EntryType::Regular),
+        ] {
+            unpack(archive(path, kind, 0o755).as_slice(), &root).unwrap();
+        }
+        assert_eq!(std::fs::read_to_string(outside.join("f")).unwrap(), "mine");
+        assert_eq!(std::fs::read_dir(&outside).unwrap().count(), 1);
+        for name in ["file", "directory", "above"] {
+            assert!(!to.join(name).is_symlink(), "{name}");
+        }
+        assert!(to.join("above/f").is_file());
+        assert_eq!(std::fs::read_dir(&to).unwrap().count(), 3, "nothing hidden");
+    }
+}

@@ -1,0 +1,248 @@
+//! `cp` beside a guest that means harm, and `cp` that is cut short.
+
+use std::fs;
+use std::io::Write as _;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::support::{Server, err, eventually};
+
+/// What a control has to do in this time.
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// Does something again and again beside something else.
+fn beside<T>(again: impl Fn() + Send + Sync, work: impl FnOnce() -> T) -> T {
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                again();
+            }
+        });
+        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+        over.store(true, Ordering::Relaxed);
+        done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+fn until_so(what: &str, mut is: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !is() {
+        assert!(begun.elapsed() < LIMIT, "{what}");
+    }
+}
+
+#[test]
+fn links_that_are_swapped_in_while_a_directory_is_copied_bring_nothing_of_the_host_into_a_box() {
+    let server = Server::start();
+    server.ok(&["run", "--session", "b", "true"]);
+    let place = tempfile::tempdir().unwrap();
+    let (from, outside) = (place.path().join("from"), place.path().join("outside"));
+    for directory in [from.join("d"), outside.clone()] {
+        fs::create_dir_all(directory).unwrap();
+    }
+    fs::write(outside.join("f"), "canary").unwrap();
+    for name in ["d/f", "f"] {
+        fs::write(from.join(name), "mine").unwrap();
+    }
+    symlink(&outside, from.join("to-d")).unwrap();
+    symlink(outside.join("f"), from.join("to-f")).unwrap();
+    let swap = || {
+        for (one, other) in [("d", "to-d"), ("f", "to-f")] {
+            let (one, other) = (from.join(one), from.join(other));
+            renameat_with(CWD, one, CWD, other, RenameFlags::EXCHANGE).unwrap();
+        }
+    };
+    beside(swap, || {
+        // The control: who looks first and opens then does end up outside.
+        for (name, file) in [("d", "d/f"), ("f", "f")] {
+            until_so("the swaps do not work", || {
+                let is_link = fs::symlink_metadata(from.join(name)).unwrap().is_symlink();
+                !is_link && fs::read_to_string(from.join(file)).is_ok_and(|read| read == "canary")
+            });
+        }
+        for number in 0..60 {
+            server.ok(&["cp", text(&from), &format!("b:/tmp/n{number}")]);
+        }
+    });
+    let found = server.ok(&[
+        "exec",
+        "b",
+        "grep -rlx mine /tmp | wc -l; ! grep -r canary /tmp",
+    ]);
+    assert!(found.trim().parse::<usize>().unwrap() > 60, "{found}");
+}
+
+#[test]
+fn links_that_are_swapped_in_where_a_tree_is_copied_to_are_not_written_through() {
+    let server = Server::start();
+    let script = "mkdir -p /tmp/t/d; for i in $(seq 30); do echo canary > /tmp/t/d/f$i; done";
+    server.ok(&["run", "--session", "b", script]);
+    let place = tempfile::tempdir().unwrap();
+    let (to, outside) = (place.path().join("to"), place.path().join("outside"));
+    fs::create_dir_all(to.join("t")).unwrap();
+    fs::create_dir(&outside).unwrap();
+    let (directory, gone) = (to.join("t/d"), to.join("gone"));
+    let swap = || {
+        let _ = fs::rename(&directory, &gone);
+        let _ = fs::remove_dir_all(&gone);
+        let _ = symlink(&outside, &directory);
+        let _ = fs::remove_file(&directory);
+    };
+    beside(swap, || {
+        // The control: who makes the directory first and writes then does end up outside.
+        until_so("the swaps do not work", || {
+            let _ = fs::create_dir(&directory);
+            let _ = fs::write(directory.join("control"), "");
+            outside.join("control").exists()
+        });
+        fs::remove_file(outside.join("control")).unwrap();
+        for _ in 0..40 {
+            // It may find a directory gone that it has just made.
+            server.run(&["cp", "b:/tmp/t", text(&to)]);
+        }
+    });
+    let written: Vec<_> = fs::read_dir(&outside).unwrap().collect();
+    assert!(written.is_empty(), "{written:?}");
+    let _ = fs::remove_file(&directory);
+    server.ok(&["cp", "b:/tmp/t", text(&to)]);
+    assert_eq!(fs::read_dir(&directory).unwrap().count(), 30);
+}
+
+#[test]
+fn a_link_that_was_named_is_refused_and_one_in_the_place_of_a_copy_is_replaced() {
+    let server = Server::start();
+    server.ok(&["run", "--session", "b", "echo new > /tmp/f"]);
+    let place = tempfile::tempdir().unwrap();
+    let at = |name: &str| place.path().join(name);
+    fs::create_dir(at("real")).unwrap();
+    fs::write(at("mine"), "mine").unwrap();
+    symlink("real", at("link")).unwrap();
+    symlink("../mine", at("real/f")).unwrap();
+    // Out of a box.
+    let refused = err(&server.run(&["cp", "b:/tmp/f", text(&at("link"))]));
+    assert!(
+        refused.contains("is a link, which cp does not follow"),
+        "{refused}"
+    );
+    server.ok(&["cp", "b:/tmp/f", &format!("{}/", text(&at("link")))]);
+    assert_eq!(fs::read_to_string(at("mine")).unwrap(), "mine");
+    assert!(!at("real/f").is_symlink());
+    assert_eq!(fs::read_to_string(at("real/f")).unwrap(), "new\n");
+    // Into a box.
+    let refused = err(&server.run(&["cp", text(&at("link")), "b:/tmp/tree"]));
+    assert!(refused.contains("is a link"), "{refused}");
+    server.ok(&["cp", &format!("{}/", text(&at("link"))), "b:/tmp/tree"]);
+    assert_eq!(server.ok(&["exec", "b", "cat /tmp/tree/f"]), "new\n");
+}
+
+/// A server that mounts directories for tests, and a box `b` with one of them as its workspace.
+fn with_workspace(workspace: &Path) -> Server {
+    let server = Server::with(tempfile::tempdir().unwrap(), |command| {
+        let roots = format!("[\"{}\"]", std::env::temp_dir().display());
+        command.env("BOXD_POLICY_ALLOWED_HOST_MOUNT_ROOTS", roots);
+    });
+    server.ok(&[
+        "run",
+        "--session",
+        "b",
+        "--workspace",
+        text(workspace),
+        "true",
+    ]);
+    server
+}
+
+fn signal(child: &Child, signal: Signal) {
+    kill_process(Pid::from_child(child), signal).unwrap();
+}
+
+fn names(directory: &Path) -> Vec<std::ffi::OsString> {
+    let entries = fs::read_dir(directory).unwrap();
+    entries.map(|entry| entry.unwrap().file_name()).collect()
+}
+
+#[test]
+fn a_copy_into_a_box_that_is_cut_short_leaves_nothing_and_takes_no_room() {
+    let workspace = tempfile::tempdir().unwrap();
+    let server = with_workspace(workspace.path());
+    // More than a box takes at once: those that were cut are given up.
+    for number in 0..34 {
+        let mut copy = server.boxd(&["cp", "-", "b:/workspace/large"]);
+        let mut copy = copy.stdin(Stdio::piped()).spawn().unwrap();
+        let mut input = copy.stdin.take().unwrap();
+        // What it takes of this is more than one piece.
+        input.write_all(&vec![7; 3 << 20]).unwrap();
+        signal(&copy, Signal::INT);
+        assert_eq!(copy.wait().unwrap().code(), Some(130), "{number}");
+        assert_eq!(names(workspace.path()).len(), 0);
+    }
+    let mut copy = server.boxd(&["cp", "-", "b:/workspace/large"]);
+    let mut copy = copy.stdin(Stdio::piped()).spawn().unwrap();
+    let mut input = copy.stdin.take().unwrap();
+    input.write_all(&vec![7; 3 << 20]).unwrap();
+    copy.kill().unwrap();
+    copy.wait().unwrap();
+    assert_eq!(names(workspace.path()).len(), 0, "nor if it is killed");
+    // A tree, while it is packed.
+    let tree = tempfile::tempdir().unwrap();
+    let file = fs::File::create(tree.path().join("sparse")).unwrap();
+    file.set_len(1 << 40).unwrap();
+    let mut copy = server.boxd(&["cp", text(tree.path()), "b:/workspace/tree"]);
+    let mut copy = copy.stderr(Stdio::null()).spawn().unwrap();
+    eventually("it has begun", || workspace.path().join("tree").is_dir());
+    signal(&copy, Signal::INT);
+    assert_eq!(copy.wait().unwrap().code(), Some(130));
+    assert_eq!(names(&workspace.path().join("tree")).len(), 0);
+}
+
+/// Whether a process holds a file below a directory to which something was written.
+fn writes(process: &Child, below: &Path) -> bool {
+    let open = fs::read_dir(format!("/proc/{}/fd", process.id()));
+    let mut open = open.into_iter().flatten().flatten();
+    open.any(|fd| {
+        let is_below = fs::read_link(fd.path()).is_ok_and(|to| to.starts_with(below));
+        is_below && fs::metadata(fd.path()).is_ok_and(|meta| meta.is_file() && meta.len() > 0)
+    })
+}
+
+#[test]
+fn a_copy_out_of_a_box_that_is_cut_short_leaves_nothing() {
+    let server = Server::start();
+    let script = "mkdir /tmp/t; truncate -s 2G /tmp/large /tmp/t/large";
+    server.ok(&["run", "--session", "b", script]);
+    let place = tempfile::tempdir().unwrap();
+    let place = place.path().canonicalize().unwrap();
+    for (from, told) in [
+        ("b:/tmp/large", Signal::INT),
+        ("b:/tmp/large", Signal::KILL),
+        ("b:/tmp/t", Signal::INT),
+        ("b:/tmp/t", Signal::KILL),
+    ] {
+        let mut copy = server.boxd(&["cp", from, text(&place.join("to"))]);
+        let mut copy = copy.spawn().unwrap();
+        eventually("it has begun", || {
+            assert_eq!(copy.try_wait().unwrap(), None, "{from}");
+            writes(&copy, &place)
+        });
+        signal(&copy, told);
+        let code = copy.wait().unwrap().code();
+        assert_eq!(code, (told == Signal::INT).then_some(130), "{from}");
+        let _ = fs::remove_dir(place.join("to"));
+        assert!(
+            names(&place).is_empty(),
+            "{from} {told:?}: {:?}",
+            names(&place)
+        );
+    }
+}
