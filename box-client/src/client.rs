@@ -65,11 +65,8 @@ impl BoxClient {
         spec.clone().build()?;
         let params = BoxCreateParams { spec, if_exists };
         let made = self.call::<BoxCreate>(&params).await?;
-        Ok(BoxHandle::new(
-            self.clone(),
-            made.info.session_id,
-            made.existed,
-        ))
+        let handle = BoxHandle::new(self.clone(), made.info, made.existed);
+        Ok(handle.after(made.earlier))
     }
 
     /// Finds a box. `not_found` if there is none with this id, or none of yours.
@@ -79,7 +76,7 @@ impl BoxClient {
             guest: false,
         };
         let found = self.call::<BoxGet>(&params).await?;
-        Ok(BoxHandle::new(self.clone(), found.info.session_id, true))
+        Ok(BoxHandle::new(self.clone(), found.info, true))
     }
 
     /// The boxes there are, as far as they fit.

@@ -7,11 +7,12 @@ use std::time::Duration;
 use box_protocol::actions::{
     AttachOptions, BoxDelete, BoxDeleteParams, BoxEvent, BoxEvents, BoxEventsParams, BoxGet,
     BoxGetParams, BoxGetResult, BoxStats, BoxStatsParams, BoxStatsResult, BoxTransition,
-    BoxTransitionParams, BoxUpdate, BoxUpdateParams, CommandList, CommandListParams, PortShare,
-    PortShareParams, PortShareResult, TargetState, Until, View,
+    BoxTransitionParams, BoxUpdate, BoxUpdateParams, CommandList, CommandListParams, EarlierBox,
+    PortShare, PortShareParams, PortShareResult, TargetState, Until, View,
 };
 use box_protocol::{
-    BoxSessionInfo, CommandId, CommandInfo, LifetimeChange, NetworkPolicy, Program, SessionId,
+    BoxSessionInfo, CommandId, CommandInfo, LifetimeChange, Network, NetworkPolicy, Program,
+    SessionId,
 };
 use futures::{Stream, StreamExt as _};
 
@@ -29,17 +30,26 @@ pub struct BoxHandle {
     client: BoxClient,
     id: SessionId,
     existed: bool,
+    network: Network,
+    earlier: Option<EarlierBox>,
     ephemeral: Option<Arc<Ephemeral>>,
 }
 
 impl BoxHandle {
-    pub(crate) fn new(client: BoxClient, id: SessionId, existed: bool) -> Self {
+    pub(crate) fn new(client: BoxClient, info: BoxSessionInfo, existed: bool) -> Self {
         Self {
             client,
-            id,
+            id: info.session_id,
             existed,
+            network: info.network,
+            earlier: None,
             ephemeral: None,
         }
+    }
+
+    pub(crate) fn after(mut self, earlier: Option<EarlierBox>) -> Self {
+        self.earlier = earlier;
+        self
     }
 
     /// The box's id.
@@ -50,6 +60,16 @@ impl BoxHandle {
     /// It was there before this handle asked for it.
     pub fn existed(&self) -> bool {
         self.existed
+    }
+
+    /// Whether it has a network.
+    pub fn network(&self) -> Network {
+        self.network
+    }
+
+    /// How the box of this id ended that was there before, if this one is new and that one was not deleted on request.
+    pub fn earlier(&self) -> Option<&EarlierBox> {
+        self.earlier.as_ref()
     }
 
     /// Deletes the box when the last clone of the handle returned here is dropped, without waiting for

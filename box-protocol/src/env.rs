@@ -8,6 +8,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::invalid::Invalid;
 
+/// The home directory of a box's guest unless its spec says otherwise.
+pub const DEFAULT_HOME: &str = "/home/box";
+
+/// Where commands of a box find programs unless they say otherwise: what the guest has installed for itself, and the system's.
+pub fn default_path(home: &str) -> String {
+    let home = home.trim_end_matches('/');
+    format!("{home}/.local/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+}
+
 /// Environment variables by name. [`Debug`](fmt::Debug) shows names only: values may be secret.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "BTreeMap<String, String>")]

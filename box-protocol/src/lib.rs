@@ -47,7 +47,7 @@ mod time;
 mod unseen;
 
 pub use blob::{Blob, MAX_CHUNK_BYTES};
-pub use env::Env;
+pub use env::{DEFAULT_HOME, Env, default_path};
 pub use error::{BoxError, Code};
 pub use ids::{CommandId, ConnId, ItemId, MAX_ID_BYTES, Name, SessionId, ShellId, UploadId};
 pub use invalid::Invalid;

@@ -5,7 +5,7 @@ use std::fmt;
 
 use async_trait::async_trait;
 use box_protocol::actions::BoxStatsResult;
-use box_protocol::{BoxError, BoxMountSpec, BoxSpec, NetworkPolicy, World};
+use box_protocol::{BoxError, BoxMountSpec, BoxSpec, DEFAULT_HOME, NetworkPolicy, World};
 use box_rpc::Connection;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -206,7 +206,7 @@ pub(crate) fn guest_of(spec: &BoxSpec) -> (&str, &str) {
     match (&spec.extras.guest, spec.extras.world) {
         (Some(guest), _) => (&guest.name, &guest.home),
         (None, Some(World::LangBot)) => ("box", "/home"),
-        (None, _) => ("box", "/home/box"),
+        (None, _) => ("box", DEFAULT_HOME),
     }
 }
 

@@ -1,6 +1,7 @@
 //! Every limit of a runtime: its name, its default, what happens beyond it.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -34,6 +35,8 @@ pub struct RuntimeConfig {
     pub shutdown_within: Duration,
     /// Silence after which an agent is pinged; `None` pings none.
     pub agent_heartbeat: Option<Duration>,
+    /// The file in which it is kept why boxes ended, for a later process; `None` keeps that in memory only.
+    pub ends_file: Option<PathBuf>,
 }
 
 impl RuntimeConfig {
@@ -52,6 +55,7 @@ impl RuntimeConfig {
             timeout_grace: Duration::from_secs(2),
             shutdown_within: Duration::from_secs(15),
             agent_heartbeat: Some(Duration::from_secs(15)),
+            ends_file: None,
         }
     }
 

@@ -36,6 +36,7 @@ mod data_plane;
 mod door;
 #[cfg(feature = "native")]
 pub mod egress;
+mod ends;
 mod env_file;
 mod events;
 #[cfg(feature = "fake")]

@@ -20,6 +20,7 @@ use tokio::time::Instant;
 use crate::caller::Caller;
 use crate::card::Card;
 use crate::config::RuntimeConfig;
+use crate::ends::Ends;
 use crate::events::Events;
 use crate::select::Selector;
 use crate::session::{
@@ -64,6 +65,7 @@ impl BoxRuntime {
         let shared = Arc::new(Shared {
             selector: Selector::new(&config),
             events: Events::new(),
+            ends: Ends::new(config.ends_file.clone()),
             nothing: Router::empty(),
             config,
         });

@@ -41,6 +41,7 @@ use crate::adoption::{Unreached, unreachable};
 use crate::card::Card;
 use crate::config::RuntimeConfig;
 use crate::door::ended;
+use crate::ends::Ends;
 use crate::events::Events;
 use crate::select::Selector;
 use crate::table::Ask;
@@ -57,6 +58,8 @@ pub(crate) struct Shared {
     pub(crate) selector: Selector,
     /// What happened to the boxes.
     pub(crate) events: Events,
+    /// Why those ended that are gone.
+    pub(crate) ends: Ends,
     /// What agents may call here: nothing.
     pub(crate) nothing: Router,
 }
@@ -274,6 +277,9 @@ impl Actor {
             let _ = create.reply.send(Ok(BoxCreateResult {
                 info: self.card.info(&create.caller),
                 existed: !started,
+                earlier: started
+                    .then(|| self.shared().ends.earlier(&self.card))
+                    .flatten(),
             }));
         }
         Next::GoOn
@@ -347,7 +353,7 @@ impl Actor {
                     self.tell("oom", "an exec was killed for want of memory");
                 }
                 if timed_out && on_timeout == OnTimeout::DropBox {
-                    self.tell("deleted", "an exec took too long");
+                    self.ends("deleted", "an exec took too long");
                     result.killed = Some(Killed::Box);
                     return self.end(Last::Exec(reply, Ok(result))).await;
                 }
@@ -385,7 +391,7 @@ impl Actor {
                     let _ = reply.send(Ok(result));
                     return Next::GoOn;
                 }
-                self.tell("deleted", "its agent is silent");
+                self.ends("deleted", "its agent is silent");
                 self.end(Last::Exec(reply, Ok(result))).await
             }
             Ran::Refused(error) => {
@@ -420,6 +426,7 @@ impl Actor {
         self.card.door.shut(ended_as(Ended::Deleted, session_id));
         let stopped = self.body.stop().await;
         self.tell("deleted", "somebody deleted it");
+        self.shared().ends.deleted(&self.card);
         let Delete {
             reply, session_id, ..
         } = *delete;
@@ -455,7 +462,7 @@ impl Actor {
     }
 
     async fn end_as(&mut self, kind: &str, why: &str) -> Next {
-        self.tell(kind, why);
+        self.ends(kind, why);
         self.end(Last::Nothing).await
     }
 
@@ -466,7 +473,17 @@ impl Actor {
 
     /// Tells whoever wants to know what happened to the box.
     fn tell(&self, kind: &str, message: &str) {
-        self.body.shared.events.tell(&self.card, kind, message);
+        self.shared().events.tell(&self.card, kind, message);
+    }
+
+    /// The same, of an end that no caller asked for.
+    fn ends(&self, kind: &str, why: &str) {
+        self.tell(kind, why);
+        self.shared().ends.ended(&self.card, why);
+    }
+
+    fn shared(&self) -> &Shared {
+        &self.body.shared
     }
 
     /// The box is of no more use. Its record stays, so that people find out; the next call makes a
@@ -474,7 +491,7 @@ impl Actor {
     async fn fail(&mut self, why: BoxError) {
         let reason = why.message();
         tracing::warn!(session = %self.card.spec.session_id, %reason, "the box failed");
-        self.tell("failed", reason);
+        self.ends("failed", reason);
         self.card.failed(why);
         let _ = self.body.stop().await;
         self.card.set_lane(LaneStatus::Idle);
@@ -507,6 +524,7 @@ mod tests {
         let shared = Arc::new(Shared {
             selector: Selector::new(&config),
             events: Events::new(),
+            ends: Ends::new(None),
             nothing: Router::empty(),
             config,
         });

@@ -1,9 +1,12 @@
 //! What can be said on the command line.
 
+mod making;
+
 use std::path::PathBuf;
 
-use box_client::NetworkRule;
-use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
+use clap::{Args, Parser, Subcommand, ValueHint};
+
+pub(crate) use self::making::{BoxOptions, RunArguments, ShellArguments, Switch};
 
 /// Runs commands in isolated boxes.
 ///
@@ -37,7 +40,7 @@ Examples:
   boxd run 'echo hello from a box'            one box, one command, gone afterwards
   boxd run --workspace . -- python3 x.py      with this directory as /workspace
   boxd serve                                  a server, for boxes that stay
-  boxd run --session work 'make test'         in a box that is kept and used again
+  boxd run --name work 'make test'            in a box that is kept and used again
   boxd doctor                                 what this machine can do for boxes";
 
 #[derive(Debug, Subcommand)]
@@ -56,7 +59,7 @@ pub(crate) enum Command {
     /// Runs a command in a box that is there
     Exec(Box<ExecArguments>),
     /// Opens a shell in a box, on this terminal
-    Shell(ShellArguments),
+    Shell(Box<ShellArguments>),
     /// Prints the output of a command
     Logs(LogsArguments),
     /// Copies files into a box or out of one
@@ -112,91 +115,27 @@ pub(crate) struct Program {
 /// How it runs.
 #[derive(Debug, Default, Args)]
 pub(crate) struct Manner {
-    /// Sets a variable (NAME=VALUE), or passes one of ours on (NAME)
+    /// Set a variable (NAME=VALUE), or pass one of yours on (NAME)
     #[arg(short, long, value_name = "NAME[=VALUE]")]
     pub(crate) env: Vec<String>,
-    /// The directory it runs in
+    /// Run in this directory
     #[arg(short, long, value_name = "DIR")]
     pub(crate) workdir: Option<String>,
-    /// Ends it after this long: 90, 1.5m, 2h; the exit code is 124 then
+    /// End it after this long: 90, 1.5m, 2h; the exit code is 124 then
     #[arg(long, value_name = "TIME", value_parser = crate::values::time)]
     pub(crate) timeout: Option<std::time::Duration>,
-    /// Gives it a terminal
+    /// Run as this user
+    #[arg(short, long, value_name = "USER")]
+    pub(crate) user: Option<String>,
+    /// Give it a terminal
     #[arg(short = 't', long)]
     pub(crate) tty: bool,
-    /// Gives it no input and reads none: in a loop over lines, they stay the loop's
+    /// Pass standard input on, which is the default
+    #[arg(short, long, conflicts_with = "no_stdin")]
+    pub(crate) interactive: bool,
+    /// Give it no input and read none: in a loop over lines, they stay the loop's
     #[arg(short, long, conflicts_with = "tty")]
     pub(crate) no_stdin: bool,
-}
-
-const RUN_EXAMPLES: &str = "\
-Examples:
-  boxd run 'echo $HOSTNAME; id'
-  boxd run --workspace . --memory-mb 256 --timeout 2m 'make test'
-  cat data.csv | boxd run -- python3 -c 'import sys; print(len(sys.stdin.read()))'
-  boxd run --allow pypi.org --allow files.pythonhosted.org 'pip download requests'
-  boxd run -t bash
-The exit code is the command's; 122 if the workspace exceeded its quota, 124 if it ran out of time, 125 if boxd itself failed, 126 if the program cannot be run, 127 if
-it is not there.
-With --json every piece of output is a line: {\"stream\", \"offset\", \"at\", \"text\"}, and the last is {\"exit\"}.";
-
-#[derive(Debug, Args)]
-#[command(after_help = RUN_EXAMPLES)]
-pub(crate) struct RunArguments {
-    #[command(flatten)]
-    pub(crate) program: Program,
-    #[command(flatten)]
-    pub(crate) manner: Manner,
-    /// A directory that is /workspace in the box
-    #[arg(long, value_name = "DIR[:ro]")]
-    pub(crate) workspace: Option<String>,
-    /// Another directory, and where it is in the box
-    #[arg(long, value_name = "DIR:PLACE[:rw]")]
-    pub(crate) mount: Vec<String>,
-    /// Whether the box has network access; off unless a profile says otherwise
-    #[arg(long, value_enum)]
-    pub(crate) network: Option<Switch>,
-    /// Lets the box connect to this host and to nobody else; may be repeated: pypi.org, *.github.com:443, 10.1.2.0/24
-    #[arg(long, value_name = "HOST[:PORT]")]
-    pub(crate) allow: Vec<NetworkRule>,
-    /// Processors, or parts of one
-    #[arg(long, value_name = "N")]
-    pub(crate) cpus: Option<f64>,
-    /// Memory in MiB
-    #[arg(long, value_name = "MIB")]
-    pub(crate) memory_mb: Option<u64>,
-    /// Processes and threads at once
-    #[arg(long, value_name = "N")]
-    pub(crate) pids: Option<u64>,
-    /// The most the workspace may hold, in MiB
-    #[arg(long, value_name = "MIB")]
-    pub(crate) quota_mb: Option<u64>,
-    /// Keeps the box under this name and uses it again. Needs a server
-    #[arg(long, value_name = "ID")]
-    pub(crate) session: Option<String>,
-    /// The profile whose defaults and locks hold; a server has its own
-    #[arg(long, value_name = "NAME")]
-    pub(crate) profile: Option<String>,
-    /// Refuse a box that lacks any protection or limit
-    #[arg(long)]
-    pub(crate) strict: bool,
-    /// The image the box is of
-    #[arg(long, value_name = "NAME")]
-    pub(crate) image: Option<String>,
-    /// Makes the root file system writable, as far as it is the box's own: /, /opt, … but not /usr
-    #[arg(long)]
-    pub(crate) writable: bool,
-    #[command(flatten)]
-    pub(crate) config: ConfigFile,
-}
-
-/// On or off.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Switch {
-    /// With network access, as far as the operator allows
-    On,
-    /// Without network access
-    Off,
 }
 
 const SERVE_EXAMPLES: &str = "\
@@ -282,7 +221,9 @@ pub(crate) struct TargetArguments {
 #[command(after_help = "\
 Examples:
   boxd exec work 'make test'
-  boxd exec --detach work 'make all'     prints BOX/COMMAND, which logs, kill and wait take")]
+  boxd exec --shell s work 'cd /tmp; export A=b'
+  boxd exec --shell s work 'pwd; echo $A'    in the same shell
+  boxd exec --detach work 'make all'         prints BOX/COMMAND, which logs, kill and wait take")]
 pub(crate) struct ExecArguments {
     /// The box
     #[arg(value_name = "BOX")]
@@ -294,22 +235,12 @@ pub(crate) struct ExecArguments {
     /// Lets it run on, and prints its name
     #[arg(short, long, conflicts_with = "tty")]
     pub(crate) detach: bool,
+    /// Run the text in the shell of this name, which keeps `cd` and `export` between calls
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["detach", "tty", "argv", "user"])]
+    pub(crate) shell: Option<String>,
     /// The command's id; if it is there already, the same command is read instead of started twice, and another one is refused
     #[arg(long, value_name = "ID")]
     pub(crate) id: Option<String>,
-    /// Runs it as this user
-    #[arg(short, long, value_name = "USER")]
-    pub(crate) user: Option<String>,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct ShellArguments {
-    /// The box; made if it is not there
-    #[arg(value_name = "BOX")]
-    pub(crate) session: String,
-    /// Which shell
-    #[arg(long, default_value = "bash")]
-    pub(crate) shell: String,
 }
 
 #[derive(Debug, Args)]

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use anyhow::Result;
 use box_client::{
-    Chunk, ClientError, CommandBuilder, CommandControl, CommandHandle, Exit, ExitWhy,
+    BoxHandle, Chunk, ClientError, CommandBuilder, CommandControl, CommandHandle, Exit, ExitWhy,
+    ShellRunBuilder,
 };
 use box_rpc::CallError;
 use futures::{Stream, StreamExt as _};
@@ -50,19 +51,44 @@ pub(crate) async fn run(command: CommandBuilder, manner: &Manner, json: bool) ->
     } else {
         None
     };
+    let ended = stay(command.start(), manner, json).await;
+    drop(raw);
+    ended?.unwrap_or_else(|signal| signals::leave(signal))
+}
+
+/// Runs a text in a shell, which has no terminal, and stays with it to its end.
+pub(crate) async fn run_in_shell(
+    mut run: ShellRunBuilder,
+    manner: &Manner,
+    json: bool,
+) -> Result<Exit> {
+    if !manner.no_stdin {
+        run = run.with_input();
+    }
+    if !json {
+        run = run.bytes();
+    }
+    let ended = stay(run.start(), manner, json).await;
+    ended?.unwrap_or_else(|signal| signals::leave(signal))
+}
+
+/// Stays with what starts until it ends, or until a signal cannot be passed on to it.
+async fn stay(
+    starting: impl Future<Output = Result<CommandHandle, ClientError>>,
+    manner: &Manner,
+    json: bool,
+) -> Result<Result<Result<Exit>, i32>> {
     let (started, control) = watch::channel(None);
     let signals = Signals::listen()?;
     let running = async {
-        let handle = command.start().await?;
+        let handle = starting.await?;
         started.send_replace(Some(handle.control()));
-        follow(handle, tty, !manner.no_stdin, json).await
+        follow(handle, manner.tty, !manner.no_stdin, json).await
     };
-    let ended = tokio::select! {
+    Ok(tokio::select! {
         ended = running => Ok(ended),
-        signal = signals.pass(control, tty) => Err(signal),
-    };
-    drop(raw);
-    ended.unwrap_or_else(|signal| signals::leave(signal))
+        signal = signals.pass(control, manner.tty) => Err(signal),
+    })
 }
 
 /// Passes everything on in both directions until the command ends.
@@ -186,6 +212,15 @@ async fn pass_input(command: CommandControl, tty: bool) {
 /// How a box that is there gets more memory.
 pub(crate) const MADE_WITH_MORE: &str =
     "; a box has what it was made with: boxd run --memory-mb makes one with more";
+
+/// How a command of this box gets more memory.
+pub(crate) fn more_memory(there: &BoxHandle) -> &'static str {
+    if there.existed() {
+        MADE_WITH_MORE
+    } else {
+        "; --memory-mb gives it more"
+    }
+}
 
 /// Says why a command ended that did not end by itself, and how it gets more time or memory.
 pub(crate) fn explain(exit: &Exit, more_time: &str, more_memory: &str) {

@@ -8,7 +8,7 @@ use anyhow::Error;
 use box_client::{ClientError, Code};
 use box_protocol::error::Detail;
 use box_rpc::CallError;
-use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::error::{ContextKind, ErrorKind};
 use serde_json::json;
 
 use crate::args::{Arguments, Command};
@@ -113,11 +113,11 @@ fn next(command: &Command, target: Target<'_>, error: &Error) -> Option<String> 
             "`boxd ps {session}` lists its commands, `boxd ps` the boxes"
         )),
         (Code::NotFound, _, (Some(session), None)) => Some(format!(
-            "`boxd ps` lists the boxes; `boxd run --session {session} …` runs a command in one"
+            "`boxd ps` lists the boxes; `boxd run --name {session} …` runs a command in one"
         )),
         (Code::Conflict, _, (Some(session), _)) if matches!(command, Command::Run(_)) => {
             Some(format!(
-                "leave that option out, take another --session, or end the box first: boxd rm {session}"
+                "leave that option out, take another --name, or end the box first: boxd rm {session}"
             ))
         }
         (Code::Conflict, _, (Some(session), _)) if client.is_some_and(stands_still) => {
@@ -142,9 +142,9 @@ type Target<'a> = (Option<&'a str>, Option<&'a str>);
 /// The box that was named, and whether a command of it was.
 fn target(command: &Command) -> Target<'_> {
     match command {
-        Command::Run(asked) => (asked.session.as_deref(), None),
+        Command::Run(asked) => (asked.name.as_deref(), None),
         Command::Exec(asked) => (Some(&asked.session), None),
-        Command::Shell(asked) => (Some(&asked.session), None),
+        Command::Shell(asked) => (asked.session.as_deref(), None),
         Command::Port(asked) => (Some(&asked.session), None),
         Command::Ps(asked) => (asked.session.as_deref(), None),
         Command::Inspect(asked) => named(&asked.target),
@@ -176,13 +176,11 @@ pub(crate) fn usage(error: &clap::Error) -> ! {
         output::complain(&json!({"error": told}).to_string());
         std::process::exit(2);
     }
-    let word = match error.get(ContextKind::InvalidArg) {
-        Some(ContextValue::String(word)) if !word.starts_with('-') => Some(word),
-        _ => None,
-    };
+    // A word that is no option of ours is likely one of the program's, unless it is spelled much like one.
+    let spelled = error.get(ContextKind::SuggestedArg).is_some();
     let usage = error.get(ContextKind::Usage).map(ToString::to_string);
     let runs = usage.is_some_and(|usage| usage.contains("[-- <ARGV>...]"));
-    if error.kind() != ErrorKind::UnknownArgument || !runs || word.is_none() {
+    if error.kind() != ErrorKind::UnknownArgument || !runs || spelled {
         error.exit();
     }
     let mut text = error.render().to_string();

@@ -32,7 +32,8 @@ pub(crate) fn usual_state_dir() -> Result<PathBuf> {
 /// Where a server listens that was started with the same configuration. One that cannot be read is that server's trouble.
 fn usual_endpoint(command: &Command) -> Result<String> {
     let file = match command {
-        Command::Run(asked) => asked.config.config.clone(),
+        Command::Run(asked) => asked.options.config.config.clone(),
+        Command::Shell(asked) => asked.options.config.config.clone(),
         _ => std::env::var_os("BOXD_CONFIG").map(PathBuf::from),
     };
     let read = config::variables().and_then(|said| config::load(file.as_deref(), said, Vec::new()));

@@ -55,6 +55,7 @@ impl Boxes {
         runtime.queued_calls = section.queued_calls;
         runtime.start_timeout = Duration::from_secs(section.start_timeout_sec);
         runtime.stop_timeout = Duration::from_secs(section.stop_timeout_sec);
+        runtime.ends_file = state.map(|state| state.join("ends"));
         let runtime = BoxRuntime::start(runtime);
         let calls = config.server.calls_per_token;
         let connector = InProcess::new(runtime.router()).calls_per_caller(calls);

@@ -3,7 +3,8 @@
 //! # Reading order
 //! 1. `args`: what can be said; `values`: how people write it. `config`: what an operator says.
 //! 2. `local`: a runtime with its policy in front. `connect`: the way to one that serves.
-//! 3. `run`: `run` and `exec`; `attached`: a command on these streams; `signals`, `terminal`. `boxes`, `commands`, `tail`, `shell`, `cp`,
+//! 3. `making`: from options to a box; `toolchains`: what it may have of a home directory. `run`: `run` and `exec`; `attached`: a
+//!    command on these streams; `refused`: connections that were; `signals`, `terminal`. `boxes`, `commands`, `tail`, `shell`, `cp`,
 //!    `port` and `stats`: what is done to boxes that a server keeps.
 //! 4. `serve`: for others; `stdio`: for the program that started this one; `langbot`: what is special where that is LangBot.
 //! 5. `doctor` and `primitives`: what this machine can do for boxes.
@@ -21,10 +22,12 @@ mod doctor;
 mod langbot;
 mod local;
 mod log;
+mod making;
 mod manual;
 mod output;
 mod port;
 mod primitives;
+mod refused;
 mod run;
 mod said;
 mod serve;
@@ -34,6 +37,7 @@ mod stats;
 mod stdio;
 mod tail;
 mod terminal;
+mod toolchains;
 mod values;
 mod version;
 

@@ -3,27 +3,33 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
-use box_client::{ClientError, SpecDraft};
+use box_client::BoxHandle;
 
 use crate::args::{Arguments, Manner, ShellArguments};
-use crate::attached::{self, MADE_WITH_MORE, code_of, explain};
-use crate::connect;
+use crate::attached::{self, code_of, explain, more_memory};
+use crate::making;
 
 /// `boxd shell`.
 pub(crate) async fn run(arguments: &Arguments, asked: &ShellArguments) -> Result<ExitCode> {
-    let client = connect::server(arguments).await?;
-    let there = match client.open(&asked.session).await {
-        Err(error) if ClientError::is_not_found(&error) => {
-            client.get_or_create(SpecDraft::new(&asked.session)).await?
+    match &asked.session {
+        Some(name) => {
+            let there = making::named(arguments, &asked.options, name).await?;
+            open(&there, asked).await
         }
-        other => other?,
-    };
+        None => {
+            let work = async |there: &BoxHandle| open(there, asked).await;
+            making::alone(arguments, &asked.options, work).await
+        }
+    }
+}
+
+async fn open(there: &BoxHandle, asked: &ShellArguments) -> Result<ExitCode> {
     let shell = there.program([asked.shell.as_str(), "-i"]);
     let manner = Manner {
         tty: true,
         ..Manner::default()
     };
     let exit = attached::run(shell, &manner, false).await?;
-    explain(&exit, "", MADE_WITH_MORE);
+    explain(&exit, "", more_memory(there));
     Ok(code_of(&exit))
 }

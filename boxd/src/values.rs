@@ -68,6 +68,52 @@ pub(crate) fn mount(text: &str) -> Result<BoxMountSpec> {
     Ok(BoxMountSpec::new(directory(path)?, place, mode)?)
 }
 
+/// A volume, as other programs write it: `DIR:PLACE`, for writing unless `:ro` follows.
+pub(crate) fn volume(text: &str) -> Result<BoxMountSpec> {
+    let (rest, mode) = match text.rsplit_once(':') {
+        Some((rest, "rw")) => (rest, HostPathMode::Rw),
+        Some((rest, "ro")) => (rest, HostPathMode::Ro),
+        _ => (text, HostPathMode::Rw),
+    };
+    let Some((path, place)) = rest.rsplit_once(':') else {
+        bail!(
+            "-v {text}: a volume is DIR:PLACE or DIR:PLACE:ro; there are no volumes without a directory"
+        );
+    };
+    let directory = directory(path).with_context(|| {
+        format!("-v {text}: {path} must be a directory of this machine; there are no named volumes")
+    })?;
+    Ok(BoxMountSpec::new(directory, place, mode)?)
+}
+
+/// An amount of memory in MiB: a number of them, or a number with `k`, `m`, `g` or `t` behind it.
+pub(crate) fn mebibytes(text: &str) -> Result<u64> {
+    let digits = text
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let mebibytes = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "m" | "mb" | "mib" => 1.0,
+        "k" | "kb" | "kib" => 1.0 / 1024.0,
+        "g" | "gb" | "gib" => 1024.0,
+        "t" | "tb" | "tib" => 1024.0 * 1024.0,
+        _ => bail!("{unit:?} is no unit of memory; use k, m, g or t"),
+    };
+    let number: f64 = number
+        .parse()
+        .with_context(|| format!("{text:?} is no amount of memory"))?;
+    let all = (number * mebibytes).ceil();
+    if !(1.0..=1e12).contains(&all) {
+        bail!("{text:?} must be between 1 MiB and 1000000000000 MiB");
+    }
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a whole number within the bounds above"
+    )]
+    Ok(all as u64)
+}
+
 fn directory(path: &str) -> Result<String> {
     let real = std::fs::canonicalize(path).with_context(|| path.to_owned())?;
     if !real.is_dir() {
@@ -131,6 +177,47 @@ mod tests {
         );
         assert!(mount(path).is_err());
         assert!(workspace("/nowhere/at/all").is_err());
+    }
+
+    #[test]
+    fn volumes_are_for_writing_unless_said_otherwise() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().canonicalize().unwrap();
+        let path = path.to_str().unwrap();
+        for (rest, mode) in [
+            ("", HostPathMode::Rw),
+            (":rw", HostPathMode::Rw),
+            (":ro", HostPathMode::Ro),
+        ] {
+            let mount = volume(&format!("{path}:/data{rest}")).unwrap();
+            assert_eq!((mount.mount_path.as_str(), mount.mode), ("/data", mode));
+        }
+        for (wrong, says) in [
+            ("cache:/data", "no named volumes"),
+            ("/data", "without a directory"),
+            ("/nowhere/at/all:/data", "must be a directory"),
+        ] {
+            let error = format!("{:#}", volume(wrong).unwrap_err());
+            assert!(error.contains(says), "{error}");
+        }
+    }
+
+    #[test]
+    fn memory_is_read_as_people_write_it() {
+        for (text, amount) in [
+            ("64", 64),
+            ("512m", 512),
+            ("2g", 2048),
+            ("1.5G", 1536),
+            ("512MB", 512),
+            ("1GiB", 1024),
+            ("65536k", 64),
+        ] {
+            assert_eq!(mebibytes(text).unwrap(), amount, "{text}");
+        }
+        for text in ["", "0", "m", "x", "5q", "-1", "1e400", "9999999999t"] {
+            assert!(mebibytes(text).is_err(), "{text}");
+        }
     }
 
     #[test]

@@ -78,9 +78,16 @@ fn before_tests(workspace: &Workspace, manifest: &Manifest, done: &mut Done) -> 
     })
 }
 
+/// Programs whose installing in a box is tested.
+const INSTALLERS: [tools::Needed; 2] = [
+    ("/usr/bin/pip3", "--version", "python3-pip"),
+    ("npm", "--version", "npm"),
+];
+
 /// What runs our programs.
 fn with_programs(workspace: &Workspace, target: &std::path::Path, done: &mut Done) -> Result {
     done.step("tests", |counts| {
+        tools::programs(workspace, &INSTALLERS)?;
         let (runner, arguments) = if tools::has_nextest(workspace) {
             let arguments = "nextest run --workspace --all-targets --no-fail-fast --no-tests=pass";
             (Runner::Nextest, arguments)

@@ -23,8 +23,8 @@ const FILE: &str = "docs/terminal.svg";
 const TYPED: [&str; 7] = [
     "boxd run 'echo hello from a box; id -un; ls /home; cat /etc/shadow'",
     r#"boxd run --timeout 1 'while :; do :; done'; echo "exit code $?""#,
-    "boxd run --session work 'echo kept > /tmp/note'",
-    "boxd run --session work 'cat /tmp/note'",
+    "boxd run --name work 'echo kept > /tmp/note'",
+    "boxd run --name work 'cat /tmp/note'",
     "boxd exec --detach --id web work 'python3 -m http.server -d /tmp 8000'",
     "boxd ps",
     r#"curl -fs "$(boxd port work 8000)note""#,

@@ -206,7 +206,9 @@ impl Files {
     pub(crate) fn check_user(&self, user: Option<&str>) -> Result<(), BoxError> {
         match user {
             Some(user) if !stat::is_guest(&self.ground.guest, user) => {
-                Err(BoxError::denied("user: not a user of this box"))
+                let only = &self.ground.guest.name;
+                let message = format!("user: not a user of this box; its only user is {only}");
+                Err(BoxError::denied(message))
             }
             _ => Ok(()),
         }

@@ -50,6 +50,8 @@ pub struct ShellRunBuilder {
     cwd: Option<String>,
     env: Result<Env, Invalid>,
     timeout: Option<Duration>,
+    stdin: Stdin,
+    view: View,
 }
 
 impl ShellRunBuilder {
@@ -61,6 +63,8 @@ impl ShellRunBuilder {
             cwd: None,
             env: Ok(Env::new()),
             timeout: None,
+            stdin: Stdin::Closed,
+            view: View::Text,
         }
     }
 
@@ -92,21 +96,50 @@ impl ShellRunBuilder {
         self
     }
 
-    async fn run(self) -> Result<ShellOutcome, ClientError> {
+    /// Leaves its input open, to be written by [`send_input`](CommandHandle::send_input).
+    pub fn with_input(mut self) -> Self {
+        self.stdin = Stdin::Open;
+        self
+    }
+
+    /// Reads its output as the bytes they are, not as text. For [`start`](Self::start).
+    pub fn bytes(mut self) -> Self {
+        self.view = View::Bytes;
+        self
+    }
+
+    /// Starts the run in exactly this shell, to be read as it goes; nothing of it is kept for
+    /// [`result`](CommandHandle::result). Others that this handle is asked for do not wait for its end, though the shell does
+    /// one after the other.
+    pub async fn start(self) -> Result<CommandHandle, ClientError> {
+        let attach = AttachOptions {
+            view: self.view,
+            until: Until::default(),
+        };
+        let (shell, params) = self.asked()?;
+        let _turn = shell.turn().await?;
+        shell.begin(params, attach, 0).await
+    }
+
+    fn asked(self) -> Result<(ShellHandle, ShellRunParams), ClientError> {
         // Blank texts are refused before anything is sent.
         Program::text(self.text.as_str())?;
-        let shell = self.shell;
         let params = ShellRunParams {
-            session_id: shell.session_id().clone(),
-            shell_id: shell.id().clone(),
+            session_id: self.shell.session_id().clone(),
+            shell_id: self.shell.id().clone(),
             command_id: Some(self.id?),
             text: self.text,
             cwd: self.cwd,
             env: self.env?,
-            stdin: Stdin::Closed,
+            stdin: self.stdin,
             timeout_ms: self.timeout.map(millis),
             attach: None,
         };
+        Ok((self.shell, params))
+    }
+
+    async fn run(self) -> Result<ShellOutcome, ClientError> {
+        let (shell, params) = self.asked()?;
         let _turn = shell.turn().await?;
         match shell.run_in(params.clone()).await {
             Err(error) if is_broken(&error) => shell.run_elsewhere(params, &error).await,
@@ -133,24 +166,14 @@ fn is_broken(error: &ClientError) -> bool {
 impl ShellHandle {
     /// Runs in the shell that is named. An error says that nothing ran: how a run went is its outcome.
     async fn run_in(&self, params: ShellRunParams) -> Result<ShellOutcome, ClientError> {
-        let key = Key {
-            session_id: params.session_id.clone(),
-            command_id: params.command_id.clone().unwrap_or_else(CommandId::fresh),
-            attach: AttachOptions {
-                view: View::Text,
-                until: Until {
-                    silence_ms: Some(millis(self.0.silence)),
-                    ..Until::default()
-                },
+        let attach = AttachOptions {
+            view: View::Text,
+            until: Until {
+                silence_ms: Some(millis(self.0.silence)),
+                ..Until::default()
             },
         };
-        let shared = Shared::new(
-            self.0.way.clone(),
-            key,
-            Offsets::default(),
-            DEFAULT_KEPT_BYTES,
-        );
-        let mut command = CommandHandle::begin(shared, Begin::Run(Box::new(params))).await?;
+        let mut command = self.begin(params, attach, DEFAULT_KEPT_BYTES).await?;
         let execution = Execution::of(&mut command).await;
         let in_place = command.info().is_some_and(|info| info.shell_replaced);
         Ok(ShellOutcome {
@@ -158,6 +181,22 @@ impl ShellHandle {
             execution,
             replaced: in_place.then_some(Replaced::InPlace),
         })
+    }
+
+    async fn begin(
+        &self,
+        params: ShellRunParams,
+        attach: AttachOptions,
+        kept_bytes: usize,
+    ) -> Result<CommandHandle, ClientError> {
+        let key = Key {
+            session_id: params.session_id.clone(),
+            command_id: params.command_id.clone().unwrap_or_else(CommandId::fresh),
+            attach,
+        };
+        let way = self.0.way.clone();
+        let shared = Shared::new(way, key, Offsets::default(), kept_bytes);
+        CommandHandle::begin(shared, Begin::Run(Box::new(params))).await
     }
 
     /// Makes a shell, runs in exactly that one, and ends it.

@@ -82,6 +82,20 @@ pub struct BoxCreateResult {
     pub info: BoxSessionInfo,
     /// It was there before.
     pub existed: bool,
+    /// How the box ended that the caller had under this id before, if the box is new and the caller did not delete the
+    /// earlier one. A runtime remembers the last 1024 such ends.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub earlier: Option<EarlierBox>,
+}
+
+/// How a box ended that was not deleted on request.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct EarlierBox {
+    /// When.
+    pub ended_at: UnixMs,
+    /// Why, for people.
+    pub why: String,
 }
 
 /// Parameters of `box.get`.
@@ -336,6 +350,24 @@ pub struct BoxStatsResult {
     pub network_connections: Option<u64>,
     /// Its connections that were not made and names that were not looked for: not allowed, or not possible.
     pub network_refused: Option<u64>,
+    /// Destinations that the runtime did not connect the box to, because a policy forbids it or the box has reached a limit:
+    /// the last 64, each once, the newest at the end.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub network_refused_to: Vec<RefusedConnection>,
+}
+
+/// A destination that a box was not connected to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct RefusedConnection {
+    /// The host and its port; a name alone if the box asked for its address and was given none.
+    pub to: String,
+    /// The word for it that a server's log has, too.
+    pub why: String,
+    /// How often.
+    pub count: u64,
+    /// When last.
+    pub at: UnixMs,
 }
 
 /// Parameters of `box.events`.

@@ -21,7 +21,7 @@ pub type Labels = BTreeMap<String, String>;
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SpecExtras {
-    /// A changeable name, unique in its world.
+    /// A changeable name, unique in its world. The host name of the box is made of the one it begins with.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<Name>,
     /// Marks to filter by: at most 64, and 16 KiB in all.

@@ -88,6 +88,7 @@ impl Shared {
         };
         if let Err(refusal) = self.dialler.policies(policy).may_ask(name) {
             self.counts.refused.fetch_add(1, Ordering::Relaxed);
+            self.refusals.tell(|| name.to_string(), refusal);
             if self.dialler.config.audit {
                 let (box_id, why) = (self.id, refusal.as_str());
                 tracing::info!(target: "box_egress", %box_id, host = %name, why, "not looked for");

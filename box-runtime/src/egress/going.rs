@@ -1,9 +1,9 @@
 //! One connection on its way out, from where it arrives to its end.
 
-use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::{fmt, io};
 
 use box_protocol::Host;
 use tokio::net::TcpStream;
@@ -70,6 +70,17 @@ struct Route {
     port: u16,
 }
 
+/// Where it was going, as people write it.
+impl fmt::Display for Route {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.host {
+            Some(Host::Address(IpAddr::V6(address))) => write!(f, "[{address}]:{}", self.port),
+            Some(host) => write!(f, "{host}:{}", self.port),
+            None => write!(f, "port {}", self.port),
+        }
+    }
+}
+
 impl Going {
     pub(super) fn new(shared: &Arc<Shared>) -> Self {
         shared.counts.open.fetch_add(1, Ordering::Relaxed);
@@ -89,6 +100,7 @@ impl Going {
             Ok(broken) => ("", broken),
             Err(refusal) => {
                 counts.refused.fetch_add(1, Ordering::Relaxed);
+                self.shared.refusals.tell(|| route.to_string(), refusal);
                 (refusal.as_str(), true)
             }
         };

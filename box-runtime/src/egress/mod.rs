@@ -5,7 +5,7 @@
 //! 2. This file: `Egress`, the way out of one box. `gate`: where its connections are held; `going`: what becomes of one.
 //! 3. `policy`: who may be connected to; `dial`: from a host to a connection; `relay`: the bytes.
 //! 4. `names`: the addresses a box is told; `answer`: its name server; `dns`: what that is asked and says.
-//! 5. `pace`: how fast it may.
+//! 5. `pace`: how fast it may; `refusals`: the destinations that were refused.
 //!
 //! # One connection, end to end
 //! A program in the box asks for `ok.example` and is told an address that is nobody's (`dns`, `names`). It connects; the kernel
@@ -23,6 +23,7 @@ mod going;
 mod names;
 mod pace;
 mod policy;
+mod refusals;
 mod relay;
 
 use std::io;
@@ -31,6 +32,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use box_protocol::NetworkPolicy;
+use box_protocol::actions::RefusedConnection;
 use box_sys::Exits;
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::sync::{Mutex, Semaphore, watch};
@@ -44,6 +46,7 @@ use self::gate::Gate;
 use self::going::{Arrival, Going};
 pub(crate) use self::names::Names;
 use self::pace::Pace;
+use self::refusals::Refusals;
 
 /// How long to wait before something is tried again that failed for want of descriptors or memory.
 const RETRY: Duration = Duration::from_millis(100);
@@ -70,6 +73,7 @@ struct Shared {
     pace: Mutex<Pace>,
     large_pipes: Semaphore,
     counts: Counts,
+    refusals: Refusals,
 }
 
 /// What has gone through.
@@ -114,6 +118,7 @@ impl Egress {
             pace: Mutex::new(pace),
             large_pipes: Semaphore::new(relay::LARGE_PIPES),
             counts: Counts::default(),
+            refusals: Refusals::default(),
         });
         let mut tasks = vec![tokio::spawn(gate::hold(Arc::clone(&shared))).abort_handle()];
         for place in 0..shared.exits.len() {
@@ -140,6 +145,11 @@ impl Egress {
     /// Breaks off what may not be any more after a change of the operator's policy.
     pub(crate) fn look_again(&self) {
         self.policy.send_modify(|_| {});
+    }
+
+    /// The destinations that were refused lately.
+    pub(crate) fn refused(&self) -> Vec<RefusedConnection> {
+        self.shared.refusals.list()
     }
 
     pub(crate) fn traffic(&self) -> Traffic {

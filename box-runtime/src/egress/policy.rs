@@ -10,10 +10,14 @@ use box_sys::Verdict;
 /// Why there is no connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// A rule denies it.
+    /// A rule of the box denies it.
     Denied,
-    /// No rule allows it.
+    /// No rule of the box allows it.
     Unlisted,
+    /// A rule of the operator denies it.
+    OperatorDenied,
+    /// No rule of the operator allows it.
+    OperatorUnlisted,
     /// The address is not public, and not listed.
     NotPublic,
     /// The address is this machine's, and not listed.
@@ -50,11 +54,29 @@ impl Refusal {
         }
     }
 
+    /// Whether a policy or a limit decided it. What comes of the network itself is in the program's own error.
+    pub(super) fn is_decided(self) -> bool {
+        matches!(
+            self,
+            Self::Denied
+                | Self::Unlisted
+                | Self::OperatorDenied
+                | Self::OperatorUnlisted
+                | Self::NotPublic
+                | Self::OwnMachine
+                | Self::Connections
+                | Self::Bytes
+                | Self::Proxy
+        )
+    }
+
     /// One word for it.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Denied => "denied",
             Self::Unlisted => "unlisted",
+            Self::OperatorDenied => "operator_denied",
+            Self::OperatorUnlisted => "operator_unlisted",
             Self::NotPublic => "not_public",
             Self::OwnMachine => "own_machine",
             Self::UnknownName => "unknown_name",
@@ -87,23 +109,28 @@ pub(crate) struct Policies {
 }
 
 impl Policies {
-    fn both(&self) -> [&NetworkPolicy; 2] {
-        [&self.operator, &self.own]
+    /// What both say of it; the operator is asked first.
+    fn consent(&self, opinion: impl Fn(&NetworkPolicy) -> NetworkOpinion) -> Result<(), Refusal> {
+        match opinion(&self.operator) {
+            NetworkOpinion::Denied => return Err(Refusal::OperatorDenied),
+            NetworkOpinion::Unlisted => return Err(Refusal::OperatorUnlisted),
+            NetworkOpinion::Listed | NetworkOpinion::Open => {}
+        }
+        match opinion(&self.own) {
+            NetworkOpinion::Denied => Err(Refusal::Denied),
+            NetworkOpinion::Unlisted => Err(Refusal::Unlisted),
+            NetworkOpinion::Listed | NetworkOpinion::Open => Ok(()),
+        }
     }
 
     /// Whether somebody of this name may be looked for: there must be a port at which that one may be connected to.
     pub(crate) fn may_ask(&self, name: &HostName) -> Result<(), Refusal> {
-        for policy in self.both() {
-            consent(policy.opinion_of_name(name))?;
-        }
-        Ok(())
+        self.consent(|policy| policy.opinion_of_name(name))
     }
 
     /// Whether this host may be connected to, as far as is known before a name is looked up.
     pub(crate) fn may_dial(&self, host: &Host, port: u16) -> Result<(), Refusal> {
-        for policy in self.both() {
-            consent(policy.opinion(host, port))?;
-        }
+        self.consent(|policy| policy.opinion(host, port))?;
         match host {
             Host::Address(address) => self.is_open(*address, port),
             Host::Name(_) => Ok(()),
@@ -112,11 +139,11 @@ impl Policies {
 
     /// Whether a name may be connected to at the address it turned out to have.
     pub(crate) fn may_reach(&self, address: IpAddr, port: u16) -> Result<(), Refusal> {
-        for policy in self.both() {
-            if policy.opinion_of_address(address, port) == NetworkOpinion::Denied {
-                return Err(Refusal::Denied);
-            }
-        }
+        self.consent(|policy| match policy.opinion_of_address(address, port) {
+            NetworkOpinion::Denied => NetworkOpinion::Denied,
+            // It is the name that is listed.
+            _ => NetworkOpinion::Open,
+        })?;
         self.is_open(address, port)
     }
 
@@ -131,14 +158,6 @@ impl Policies {
         } else {
             Err(Refusal::NotPublic)
         }
-    }
-}
-
-fn consent(opinion: NetworkOpinion) -> Result<(), Refusal> {
-    match opinion {
-        NetworkOpinion::Denied => Err(Refusal::Denied),
-        NetworkOpinion::Unlisted => Err(Refusal::Unlisted),
-        NetworkOpinion::Listed | NetworkOpinion::Open => Ok(()),
     }
 }
 

@@ -258,6 +258,7 @@ impl Backend for NativeBackend {
             network_received_bytes: traffic.map(|traffic| traffic.received),
             network_connections: traffic.map(|traffic| traffic.open),
             network_refused: traffic.map(|traffic| traffic.refused),
+            network_refused_to: living.egress.get().map(Egress::refused).unwrap_or_default(),
         })
     }
 

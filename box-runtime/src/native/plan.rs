@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use box_protocol::error::Detail;
-use box_protocol::{BoxError, BoxMountSpec, BoxSpec, HostPathMode, Invalid, Network};
+use box_protocol::{BoxError, BoxMountSpec, BoxSpec, HostPathMode, Invalid, Name, Network};
 use box_sys::{Caps, Guest, Limits, Mount, Root, SandboxPlan, Source};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
@@ -15,6 +15,9 @@ use crate::backend::StartRequest;
 
 /// The guest's id inside every box.
 const GUEST: u32 = 1000;
+
+/// The most bytes of a host name.
+const HOSTNAME_BYTES: usize = 63;
 
 /// What of the host is mounted into a box.
 #[derive(Debug)]
@@ -65,7 +68,7 @@ pub(super) fn of(
     let memory = spec.memory_mb.saturating_mul(1 << 20);
     let plan = SandboxPlan {
         name: "box".into(),
-        hostname: "box".into(),
+        hostname: hostname(spec.extras.name.as_ref().map(Name::as_str)),
         root,
         read_only_root: spec.read_only_rootfs,
         guest: Guest {
@@ -91,6 +94,18 @@ pub(super) fn of(
     };
     plan.validate().map_err(|error| super::in_words(&error))?;
     Ok((plan, given, rootfs))
+}
+
+/// The host name of a box: its name, as far as a host may have it, or the one that all boxes without a name have.
+fn hostname(name: Option<&str>) -> String {
+    let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
+    let name: String = name.unwrap_or_default().chars().map(plain).collect();
+    let name = name.trim_matches('-');
+    let name = name.get(..HOSTNAME_BYTES).unwrap_or(name);
+    match name.trim_end_matches('-') {
+        "" => "box".to_owned(),
+        name => name.to_owned(),
+    }
 }
 
 /// Private files are memory. They end before the memory does, with an error for whoever writes, where a box without room for
@@ -165,4 +180,26 @@ pub(super) fn open(field: &'static str, path: &str) -> Result<OwnedFd, BoxError>
         };
         BoxError::from(Invalid::new(field, why))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_has_the_name_of_its_box_as_far_as_it_may() {
+        for (name, host) in [
+            ("work", "work"),
+            ("My_Box.2", "My-Box-2"),
+            ("-odd- ", "odd"),
+            ("größe", "gr--e"),
+            ("箱", "box"),
+            ("...", "box"),
+        ] {
+            assert_eq!(hostname(Some(name)), host, "{name}");
+        }
+        assert_eq!(hostname(None), "box");
+        let long = format!("{}-{}", "a".repeat(62), "b".repeat(200));
+        assert_eq!(hostname(Some(&long)), "a".repeat(62));
+    }
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use box_protocol::actions::{AgentHealth, AgentHealthParams};
-use box_protocol::{BoxError, BoxSpec, BoxState, CommandId, Env, Invalid, UnixMs};
+use box_protocol::{BoxError, BoxSpec, BoxState, CommandId, Env, Invalid, UnixMs, default_path};
 use box_rpc::{Connection, Dialect, Limits, Options, Session};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
@@ -31,18 +31,22 @@ const AGENT_CONTRACT: u32 = 1;
 /// The longest message of an agent: both streams of a collected output, in base64, and some.
 const AGENT_MESSAGE_BYTES: usize = 4 * 1024 * 1024;
 
-const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-
-/// What every command of a box finds in its environment. Nothing of the runtime's own gets in.
+/// What every command of a box finds in its environment. Nothing of the runtime's own gets in. The system directories of a box
+/// are for reading only, so what `pip install` and `npm install -g` install goes where Python's own default for a user is.
 fn environment(spec: &BoxSpec) -> Result<Env, Invalid> {
     let (user, home) = guest_of(spec);
+    let own = format!("{}/.local", home.trim_end_matches('/'));
+    let path = default_path(home);
     let mut env = Env::new();
     for (name, value) in [
-        ("PATH", PATH),
+        ("PATH", path.as_str()),
         ("HOME", home),
         ("USER", user),
         ("LANG", "C.UTF-8"),
         ("TERM", "dumb"),
+        // Debian's mark of a Python that its packages own (PEP 668). There is nothing of theirs that a guest could break.
+        ("PIP_BREAK_SYSTEM_PACKAGES", "1"),
+        ("NPM_CONFIG_PREFIX", own.as_str()),
     ] {
         env.insert(name, value)?;
     }

@@ -272,6 +272,7 @@ impl Front {
         let _ = create.reply.send(Ok(BoxCreateResult {
             info: self.card.info(&create.caller),
             existed: true,
+            earlier: None,
         }));
     }
 

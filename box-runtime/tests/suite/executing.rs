@@ -85,7 +85,16 @@ async fn a_command_gets_a_shell_a_directory_and_a_clean_environment() {
     );
     assert_eq!(
         command.env.names(),
-        ["HOME", "LANG", "PATH", "TERM", "TOKEN", "USER"]
+        [
+            "HOME",
+            "LANG",
+            "NPM_CONFIG_PREFIX",
+            "PATH",
+            "PIP_BREAK_SYSTEM_PACKAGES",
+            "TERM",
+            "TOKEN",
+            "USER"
+        ]
     );
     assert_eq!(
         (

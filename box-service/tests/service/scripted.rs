@@ -267,7 +267,11 @@ impl Handle<BoxCreate> for Scripted {
         _: Call<BoxCreate>,
     ) -> Result<BoxCreateResult, BoxError> {
         let (info, existed) = self.find_or_start(&params.spec.build()?)?;
-        Ok(BoxCreateResult { info, existed })
+        Ok(BoxCreateResult {
+            info,
+            existed,
+            earlier: None,
+        })
     }
 }
 

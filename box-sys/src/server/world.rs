@@ -327,6 +327,9 @@ fn masks() -> Vec<(String, bool)> {
     MASKED.iter().filter_map(look).collect()
 }
 
+/// What a login shell does after `/etc/profile`, which sets another `PATH`: what the guest has installed is found.
+const LOGIN: &[u8] = b"case \":$PATH:\" in\n*\":$HOME/.local/bin:\"*) ;;\n*) PATH=\"$HOME/.local/bin:$PATH\" ;;\nesac\n";
+
 fn copy_etc(root: &OwnedFd) -> Result<()> {
     let etc = make_dirs(root.as_fd(), Path::new("t/etc")).at("open the new /etc")?;
     let mut left = ETC_ENTRIES_MAX;
@@ -342,6 +345,8 @@ fn copy_etc(root: &OwnedFd) -> Result<()> {
         let parent = make_dirs(etc.as_fd(), parent).at("make a directory of /etc")?;
         copy(&from, &parent, file, &mut left).at("copy a file of /etc")?;
     }
+    let profile = make_dirs(etc.as_fd(), Path::new("profile.d")).at("make a directory of /etc")?;
+    write_new(&profile, "box.sh", LOGIN).at("write a file of /etc")?;
     for name in identity::FILES {
         rustix::fs::symlinkat(format!("/run/box/{name}"), &etc, *name).at("make a link of /etc")?;
     }

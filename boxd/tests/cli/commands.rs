@@ -221,7 +221,7 @@ fn commands_are_killed_one_by_one_or_all() {
         said.contains("nope: not_found") && said.contains("b/nope: not_found"),
         "{said}"
     );
-    assert!(said.contains("`boxd run --session nope …`"), "{said}");
+    assert!(said.contains("`boxd run --name nope …`"), "{said}");
     assert!(err(&server.run(&["wait", "b"])).contains("BOX/COMMAND"));
 }
 

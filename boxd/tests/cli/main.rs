@@ -12,6 +12,8 @@ mod config;
 mod copies;
 mod ends;
 mod files;
+mod habits;
+mod installing;
 mod lost;
 mod network;
 mod reach;

@@ -40,6 +40,20 @@ for who in $2; do
     echo "own $(try --network on -- curl -s -m 20 http://93.184.216.1:8081/)"
     echo "listed $(try --allow 10.9.9.0/24:8080 -- curl -s -m 20 http://10.9.9.9:8080/)"
     echo "unlisted $(try --allow 10.9.9.0/24:8080 -- curl -s -m 20 http://93.184.216.34:8080/)"
+    told() { $who env BOXD_NETWORK_PROXY=none "$boxd" "$@" 2>&1 >/dev/null | sort | tr '\n' ' '; echo; }
+    twice='curl -s -m 20 http://93.184.216.34:8080/; curl -s -m 20 http://93.184.216.34:8080/; curl -s http://elsewhere.example/'
+    echo "says $(told run --allow 10.9.9.0/24:8080 "$twice")"
+    echo "says $(told run --network on 'curl -s -m 20 http://93.184.216.34:8080/')"
+    state=$(mktemp -d)
+    $who true 2>/dev/null && [ $who = as_nobody ] && chown 65534:65534 "$state"
+    $who env BOXD_NETWORK_PROXY=none "$boxd" serve --state-dir "$state/s" >"$dir/ready" 2>/dev/null & serve=$!
+    for n in $(seq 400); do grep -q ready "$dir/ready" && break; sleep 0.05; done
+    for n in 1 2; do
+        echo "says $(told --endpoint "unix:$state/s/boxd.sock" run --name b --allow 10.9.9.0/24:8080 "$twice")"
+    done
+    kill $serve
+    wait $serve || true
+    rm -rf "$state"
     echo "off $(try --network off -- curl -s -m 20 http://93.184.216.34:8080/)"
 done
 "#;
@@ -56,8 +70,11 @@ fn public_addresses_are_reached_and_others_only_if_they_are_listed() {
     let mut command = Command::new("unshare");
     command.args([namespaces, "sh", "-c", SCRIPT, "sh", BOXD, users]);
     let ran = command.output().unwrap();
-    let expected =
-        "public page\nprivate refused\nown refused\nlisted page\nunlisted refused\noff refused\n";
+    let says = "says boxd: refused 93.184.216.34:8080 (not in --allow) boxd: refused elsewhere.example (not in --allow) \n";
+    // A run of its own, one with an open network, and two in a box of a server, each with its own lines.
+    let says = format!("{says}says \n{says}{says}");
+    let expected = "public page\nprivate refused\nown refused\nlisted page\nunlisted refused\n";
+    let expected = format!("{expected}{says}off refused\n");
     let expected = expected.repeat(if root { 2 } else { 1 });
     assert_eq!(out(&ran), expected, "{}", err(&ran));
 }

@@ -108,6 +108,28 @@ fn a_shell_has_a_terminal_its_size_its_keys_and_its_code() {
 }
 
 #[test]
+fn a_shell_without_a_server_has_a_box_of_its_own() {
+    let lonely = tempfile::tempdir().unwrap();
+    let shared = tempfile::tempdir().unwrap();
+    let mut shell = boxd();
+    shell.env("BOXD_SERVER_STATE_DIR", lonely.path());
+    shell.args(["shell", "--workspace"]).arg(shared.path());
+    let mut terminal = Terminal::new(&mut shell, 100);
+    terminal.types("echo $((40 + 2)) > f; tty; exit 5\n");
+    terminal.shows("/dev/pts/");
+    assert_eq!(terminal.child.wait().unwrap().code(), Some(5));
+    let written = std::fs::read_to_string(shared.path().join("f")).unwrap();
+    assert_eq!(written, "42\n");
+    // A name means a box that stays, and those are a server's.
+    let mut named = boxd();
+    named.env("BOXD_SERVER_STATE_DIR", lonely.path());
+    let refused = named.args(["shell", "work"]).output().unwrap();
+    assert_eq!(refused.status.code(), Some(125), "{refused:?}");
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(said.contains("boxd serve"), "{said}");
+}
+
+#[test]
 fn an_interrupt_reaches_the_command_and_a_second_ends_it() {
     let mut polite = boxd();
     polite.args([

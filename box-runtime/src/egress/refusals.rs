@@ -1,0 +1,79 @@
+//! The destinations that a box was refused, for people who look for the reason.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use box_protocol::UnixMs;
+use box_protocol::actions::RefusedConnection;
+
+use super::policy::Refusal;
+
+/// Destinations that are remembered. Those that were refused longest ago go first.
+const REMEMBERED: usize = 64;
+
+/// The destinations that were refused last, each once.
+#[derive(Debug, Default)]
+pub(super) struct Refusals(Mutex<VecDeque<RefusedConnection>>);
+
+impl Refusals {
+    /// Every change is one removal and one push, so a poisoned lock still holds sound refusals.
+    fn all(&self) -> MutexGuard<'_, VecDeque<RefusedConnection>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Remembers that the box was not connected to `to`, if a policy or a limit decided so.
+    pub(super) fn tell(&self, to: impl FnOnce() -> String, why: Refusal) {
+        if !why.is_decided() {
+            return;
+        }
+        let (to, why) = (to(), why.as_str());
+        let mut all = self.all();
+        let before = all
+            .iter()
+            .position(|refused| refused.to == to && refused.why == why);
+        let count = before
+            .and_then(|at| all.remove(at))
+            .map_or(0, |old| old.count);
+        if all.len() == REMEMBERED {
+            all.pop_front();
+        }
+        all.push_back(RefusedConnection {
+            to,
+            why: why.to_owned(),
+            count: count + 1,
+            at: UnixMs::now(),
+        });
+    }
+
+    /// All of them, the one that was refused last at the end.
+    pub(super) fn list(&self) -> Vec<RefusedConnection> {
+        self.all().iter().cloned().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_destination_is_there_once_and_the_newest_stay() {
+        let refusals = Refusals::default();
+        for number in 0..100 {
+            refusals.tell(|| format!("h{number}:443"), Refusal::Unlisted);
+        }
+        refusals.tell(|| "h50:443".to_owned(), Refusal::Unlisted);
+        refusals.tell(|| "h50:443".to_owned(), Refusal::Denied);
+        refusals.tell(|| "far:443".to_owned(), Refusal::Unreachable);
+        let all = refusals.list();
+        assert_eq!(all.len(), REMEMBERED);
+        let seen = |to: &str| all.iter().filter(|refused| refused.to == to).count();
+        assert_eq!(
+            (seen("h36:443"), seen("h99:443"), seen("h50:443")),
+            (0, 1, 2)
+        );
+        assert_eq!(seen("far:443"), 0, "no policy decided that");
+        let last: Vec<_> = all.iter().rev().take(2).collect();
+        assert_eq!((last[0].why.as_str(), last[0].count), ("denied", 1));
+        assert_eq!((last[1].why.as_str(), last[1].count), ("unlisted", 2));
+    }
+}

@@ -1,0 +1,333 @@
+//! From the options of `run` and `shell` to a box: one that goes with its command, or one of a name.
+
+use anyhow::{Result, anyhow, bail, ensure};
+use box_client::{BoxClient, BoxHandle, ClientError, Network, NetworkPolicy, SpecDraft};
+use box_protocol::actions::{BoxUpdate, BoxUpdateParams, EarlierBox};
+use box_protocol::{
+    BoxSessionInfo, BoxState, DEFAULT_MOUNT_PATH, Defaults, DefaultsChange, Lifetime,
+    LifetimeChange, Name, UnixMs, first_conflict,
+};
+use box_service::ServiceConfig;
+
+use crate::args::{Arguments, BoxOptions, Switch};
+use crate::config::{self, Config};
+use crate::local::Boxes;
+use crate::{boxes, connect, output, signals, toolchains, values};
+
+/// An idle time that never comes to an end: the most that every reader of JSON keeps as it is.
+const FOR_EVER_MS: u64 = (1 << 53) - 1;
+
+/// What is done in a box.
+pub(crate) trait Work<T>: AsyncFnOnce(&BoxHandle) -> Result<T> {}
+
+impl<T, F: AsyncFnOnce(&BoxHandle) -> Result<T>> Work<T> for F {}
+
+/// Works in a box that goes afterwards: one of a server if one was named, else one of this process.
+pub(crate) async fn alone<T>(
+    arguments: &Arguments,
+    options: &BoxOptions,
+    work: impl Work<T>,
+) -> Result<T> {
+    ensure!(
+        !options.keep && options.ttl.is_none(),
+        "--keep and --ttl are for a box with a name; give it one with --name"
+    );
+    let spec = spec(options, fresh_name())?;
+    if arguments.endpoint.is_some() {
+        let client = server(arguments, options).await?;
+        return once(&client, options, spec, work).await;
+    }
+    // What a person names for a run of their own may be mounted, and connected to.
+    let file = options.config.config.as_deref();
+    let (mut config, _) = config::load(file, config::variables()?, Vec::new())?;
+    config.network.allow(&options.allow);
+    // A person who names an image wants that one.
+    config.images.strict |= options.image.is_some();
+    let boxes = Boxes::start(&config, None, policy(&config, options, &spec))?;
+    let (client, _server) = boxes.client().await?;
+    once(&client, options, spec, work).await
+}
+
+/// Works in a new box of this name, which goes afterwards.
+pub(crate) async fn briefly<T>(
+    arguments: &Arguments,
+    options: &BoxOptions,
+    name: &str,
+    work: impl Work<T>,
+) -> Result<T> {
+    let spec = spec_of(options, name)?;
+    let client = server(arguments, options).await?;
+    once(&client, options, spec, work).await
+}
+
+/// The box of this name, which stays.
+pub(crate) async fn named(
+    arguments: &Arguments,
+    options: &BoxOptions,
+    name: &str,
+) -> Result<BoxHandle> {
+    let spec = spec_of(options, name)?;
+    let client = server(arguments, options).await?;
+    let there = find_or_make(&client, name, spec).await?;
+    if let Some(earlier) = there.earlier() {
+        tell_new(arguments.json, name, earlier);
+    }
+    if let Err(error) = is_as_asked(&there, options).await {
+        if !there.existed() {
+            there.delete().await?;
+        }
+        return Err(error);
+    }
+    Ok(there)
+}
+
+/// Says that a box is not the one that its name stood for before.
+fn tell_new(json: bool, name: &str, earlier: &EarlierBox) {
+    if json {
+        let told = serde_json::json!({"new": {"box": name, "earlier": earlier}});
+        return output::complain(&told.to_string());
+    }
+    let ago = boxes::ago(UnixMs::now().since(earlier.ended_at));
+    let why = output::visible(&earlier.why);
+    output::complain(&format!(
+        "boxd: box {name} is new and empty: the one before ended {ago} ago ({why}); --ttl TIME or --keep keeps it longer"
+    ));
+}
+
+/// A name for a box that was given none.
+pub(crate) fn fresh_name() -> String {
+    format!("run-{}", uuid::Uuid::now_v7().simple())
+}
+
+async fn server(arguments: &Arguments, options: &BoxOptions) -> Result<BoxClient> {
+    ensure!(
+        options.profile.is_none(),
+        "--profile is for a run without a server; a server's boxes have the profile of its operator (policy.profile)"
+    );
+    connect::server(arguments).await
+}
+
+/// In a box that goes with the work.
+async fn once<T>(
+    client: &BoxClient,
+    options: &BoxOptions,
+    spec: SpecDraft,
+    work: impl Work<T>,
+) -> Result<T> {
+    let made = client.create(spec).await?;
+    let worked = async {
+        is_as_asked(&made, options).await?;
+        work(&made).await
+    };
+    let worked = worked.await;
+    let deleted = signals::unless_told(made.delete()).await;
+    let result = worked?;
+    deleted?;
+    Ok(result)
+}
+
+/// Whether the box is of the image that was named, and has what was asked for: a server may take its own machine's system for an
+/// image it does not know, and a machine may lack what enforces a limit.
+async fn is_as_asked(made: &BoxHandle, options: &BoxOptions) -> Result<()> {
+    let info = made.info().await?;
+    if let Some(image) = &options.image {
+        ensure!(
+            info.rootfs.as_deref() != Some("host"),
+            "there is no image {image} at the server, whose own system the box has; images.roots says which there are"
+        );
+    }
+    ensure!(
+        !options.strict || info.missing.is_empty(),
+        "--strict: this machine lacks {}; `boxd doctor` says what each is for",
+        info.missing.join(", ")
+    );
+    if let Some(line) = limits_not_kept(&info.missing) {
+        output::complain(&format!("boxd: {line}"));
+    }
+    Ok(())
+}
+
+/// Which limits of a box are not enforced because of what its machine lacks, in one line.
+fn limits_not_kept(missing: &[String]) -> Option<String> {
+    let lacks = |name: &str| missing.iter().any(|missing| missing == name);
+    let limits = [
+        ("cgroup.cpu", "cpus is not enforced"),
+        ("cgroup.memory", "memory_mb holds for each process alone"),
+    ];
+    let limits = limits.iter().filter(|(name, _)| lacks(name));
+    let (names, effects): (Vec<_>, Vec<_>) = limits.copied().unzip();
+    (!names.is_empty()).then(|| {
+        format!(
+            "limits: {}; this machine lacks {}, see `boxd doctor`",
+            effects.join(", "),
+            names.join(", ")
+        )
+    })
+}
+
+/// The box of this name: the one that is there, as it is unless something was said that it is not, or a new one.
+async fn find_or_make(
+    client: &BoxClient,
+    name: &str,
+    spec: SpecDraft,
+) -> Result<BoxHandle, ClientError> {
+    let there = match client.open(name).await {
+        Err(error) if error.is_not_found() => return client.get_or_create(spec).await,
+        other => other?,
+    };
+    let info = there.info().await?;
+    let spec = unsaid_as_it_is(spec, &info);
+    let network_policy = spec.extras.network_policy.clone();
+    let lifetime = spec.extras.lifetime.clone();
+    let defaults = spec.extras.defaults.clone();
+    let there = if info.state == BoxState::Running && spec.extra_mounts.is_none() {
+        let asked = spec.build()?;
+        if let Some(conflict) = first_conflict(&info, &asked) {
+            return Err(conflict.into_error(&asked.session_id).into());
+        }
+        there
+    } else {
+        client.get_or_create(spec).await?
+    };
+    if let Some(policy) = network_policy {
+        there.set_network_policy(*policy).await?;
+    }
+    if let Some(lifetime) = lifetime {
+        let change = LifetimeChange {
+            idle_ms: Some(lifetime.idle_ms),
+            ..LifetimeChange::default()
+        };
+        there.renew(change).await?;
+    }
+    if let Some(defaults) = defaults {
+        let variables = defaults.env.iter();
+        let params = BoxUpdateParams {
+            defaults: Some(DefaultsChange {
+                env: variables
+                    .map(|(name, value)| (name.clone(), Some(value.clone())))
+                    .collect(),
+                ..DefaultsChange::default()
+            }),
+            ..BoxUpdateParams::of(there.id().clone())
+        };
+        client.call::<BoxUpdate>(&params).await?;
+    }
+    Ok(there)
+}
+
+/// What was not said is as it is.
+fn unsaid_as_it_is(mut spec: SpecDraft, info: &BoxSessionInfo) -> SpecDraft {
+    if spec.host_path.is_none() {
+        spec.host_path.clone_from(&info.host_path);
+        spec.host_path_mode = Some(info.host_path_mode);
+    }
+    spec.network.get_or_insert(info.network);
+    spec.image.get_or_insert_with(|| info.image.clone());
+    spec.mount_path
+        .get_or_insert_with(|| info.mount_path.clone());
+    spec.persistent.get_or_insert(info.persistent);
+    spec.cpus.get_or_insert(info.cpus);
+    spec.memory_mb.get_or_insert(info.memory_mb);
+    spec.pids_limit.get_or_insert(info.pids_limit);
+    spec.read_only_rootfs.get_or_insert(info.read_only_rootfs);
+    spec.workspace_quota_mb
+        .get_or_insert(info.workspace_quota_mb);
+    spec
+}
+
+fn policy(config: &Config, options: &BoxOptions, spec: &SpecDraft) -> ServiceConfig {
+    let mut policy = config.policy.clone();
+    if let Some(profile) = &options.profile {
+        policy.profile.clone_from(profile);
+    }
+    let mounts = spec
+        .extra_mounts
+        .iter()
+        .flatten()
+        .map(|mount| &mount.host_path);
+    let named = spec.host_path.iter().chain(mounts);
+    policy
+        .allowed_host_mount_roots
+        .extend(named.map(Into::into));
+    policy
+}
+
+/// The spec of a box with a name, which is its host's name, too.
+fn spec_of(options: &BoxOptions, name: &str) -> Result<SpecDraft> {
+    let mut spec = spec(options, name.to_owned())?;
+    spec.extras.name = Some(Name::new(name)?);
+    Ok(spec)
+}
+
+fn spec(options: &BoxOptions, name: String) -> Result<SpecDraft> {
+    if let Some(port) = options.publish.first() {
+        bail!(
+            "-p {port}: a box opens no port on this machine; run it with -d --name NAME, then `boxd port NAME PORT` prints an address"
+        );
+    }
+    let mut spec = SpecDraft::new(name);
+    if let Some(workspace) = &options.workspace {
+        let (path, mode) = values::workspace(workspace)?;
+        spec = spec.host_path(path).host_path_mode(mode);
+    }
+    let mut mounts: Vec<_> = options
+        .mount
+        .iter()
+        .map(|mount| values::mount(mount))
+        .collect::<Result<_>>()?;
+    for volume in &options.volume {
+        let mount = values::volume(volume)?;
+        // The one place that has an option of its own.
+        if mount.mount_path != DEFAULT_MOUNT_PATH {
+            mounts.push(mount);
+        } else if spec.host_path.is_some() {
+            bail!("-v {volume}: {DEFAULT_MOUNT_PATH} is what --workspace names; give one of them");
+        } else {
+            spec = spec.host_path(mount.host_path).host_path_mode(mount.mode);
+        }
+    }
+    if options.with_toolchains {
+        let found = toolchains::find()?;
+        mounts.extend(found.mounts);
+        let mut defaults = Defaults::default();
+        for (name, value) in found.variables {
+            defaults.env.insert(name, value)?;
+        }
+        spec.extras.defaults = Some(defaults);
+    }
+    if !mounts.is_empty() {
+        spec = spec.extra_mounts(mounts);
+    }
+    spec.network = options.network.map(|network| match network {
+        Switch::On => Network::On,
+        Switch::Off => Network::Off,
+    });
+    if !options.allow.is_empty() {
+        if spec.network == Some(Network::Off) {
+            return Err(anyhow!("--allow is for a box with a network"));
+        }
+        spec.network = Some(Network::On);
+        spec.extras.network_policy = Some(Box::new(NetworkPolicy {
+            allow: Some(options.allow.clone()),
+            ..NetworkPolicy::default()
+        }));
+    }
+    spec.cpus = options.cpus;
+    spec.memory_mb = options.memory_mb;
+    spec.pids_limit = options.pids;
+    spec.workspace_quota_mb = options.quota_mb;
+    spec.image.clone_from(&options.image);
+    spec.read_only_rootfs = options.writable.then_some(false);
+    spec.extras.lifetime = idle_ms(options).map(|idle_ms| Lifetime {
+        idle_ms: Some(idle_ms),
+        ..Lifetime::default()
+    });
+    Ok(spec)
+}
+
+/// How long the box may be without use, if that was said.
+fn idle_ms(options: &BoxOptions) -> Option<u64> {
+    let said = options.ttl.map(|ttl| u64::try_from(ttl.as_millis()));
+    let said = said.map(|ttl| ttl.unwrap_or(FOR_EVER_MS).min(FOR_EVER_MS));
+    said.or(options.keep.then_some(FOR_EVER_MS))
+}

@@ -1,0 +1,99 @@
+//! Connections that a box was refused, told to the person who runs something in it.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use box_client::{BoxHandle, Network};
+use box_protocol::UnixMs;
+use box_protocol::actions::RefusedConnection;
+use serde_json::json;
+
+use crate::output;
+
+/// How often it is looked while a command runs.
+const EVERY: Duration = Duration::from_secs(1);
+
+/// A destination, and the word for why it was refused.
+type Key = (String, String);
+
+/// What was refused before, and what has been told.
+pub(crate) struct Refused<'a> {
+    there: &'a BoxHandle,
+    before: HashMap<Key, UnixMs>,
+    told: HashSet<Key>,
+    json: bool,
+}
+
+impl<'a> Refused<'a> {
+    /// From now on; nothing if the box has no network.
+    pub(crate) async fn from_now(there: &'a BoxHandle, json: bool) -> Option<Self> {
+        if there.network() == Network::Off {
+            return None;
+        }
+        let mut refused = Self {
+            there,
+            before: HashMap::new(),
+            told: HashSet::new(),
+            json,
+        };
+        if there.existed() {
+            let before = refused.list().await.into_iter();
+            refused.before = before.map(|refused| (key(&refused), refused.at)).collect();
+        }
+        Some(refused)
+    }
+
+    /// Tells of each destination once, as soon as it is seen, until dropped.
+    pub(crate) async fn watch(&mut self) -> ! {
+        loop {
+            tokio::time::sleep(EVERY).await;
+            self.tell().await;
+        }
+    }
+
+    /// Tells of each destination that has not been told.
+    pub(crate) async fn tell(&mut self) {
+        for refused in self.list().await {
+            let key = key(&refused);
+            if self.before.get(&key) != Some(&refused.at) && self.told.insert(key) {
+                say(&refused, self.json);
+            }
+        }
+    }
+
+    /// A box that is gone, or a server that does not answer, has told what it could.
+    async fn list(&self) -> Vec<RefusedConnection> {
+        let stats = self.there.stats().await;
+        stats.map_or_else(|_| Vec::new(), |stats| stats.network_refused_to)
+    }
+}
+
+fn key(refused: &RefusedConnection) -> Key {
+    (refused.to.clone(), refused.why.clone())
+}
+
+fn say(refused: &RefusedConnection, json: bool) {
+    if json {
+        return output::complain(&json!({ "refused": refused }).to_string());
+    }
+    let to = output::visible(&refused.to);
+    output::complain(&format!("boxd: refused {to} ({})", words(&refused.why)));
+}
+
+/// The words for a person who wants to have it otherwise.
+fn words(why: &str) -> &str {
+    match why {
+        "unlisted" => "not in --allow",
+        "denied" => "denied by the box's network policy",
+        "operator_unlisted" => "not in network.allow of the configuration",
+        "operator_denied" => "in network.deny of the configuration",
+        "not_public" => "not a public address; --allow ADDRESS lists it, on a server network.allow",
+        "own_machine" => {
+            "an address of this machine; --allow ADDRESS lists it, on a server network.allow"
+        }
+        "limit_connections" => "the box has as many connections as network.connections allows",
+        "limit_bytes" => "the box has moved as many bytes as network.bytes_per_box allows",
+        "proxy" => "the proxy of the configuration did not make the connection",
+        other => other,
+    }
+}

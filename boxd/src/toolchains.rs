@@ -1,0 +1,201 @@
+//! `--with-toolchains`: programs that a person has in their home directory, in a box for reading.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use box_protocol::{BoxMountSpec, DEFAULT_HOME, HostPathMode, default_path};
+
+/// Directories of a home that hold programs, or what those need, and no credentials.
+const DIRECTORIES: [&str; 11] = [
+    ".cargo/bin",
+    ".rustup",
+    ".nvm/versions/node",
+    ".pyenv",
+    ".local/bin",
+    ".local/share/uv/python",
+    ".local/share/uv/tools",
+    ".bun/bin",
+    ".deno/bin",
+    ".volta",
+    "go/bin",
+];
+
+/// Those of them, or below them, in which programs are found, in this order.
+const PROGRAMS: [&str; 9] = [
+    ".cargo/bin",
+    ".pyenv/shims",
+    ".pyenv/bin",
+    ".local/bin",
+    ".bun/bin",
+    ".deno/bin",
+    ".volta/bin",
+    "go/bin",
+    // Its place is the newest version's.
+    ".nvm/versions/node",
+];
+
+/// Variables by which programs find the rest of themselves.
+const ROOTS: [(&str, &str); 3] = [
+    ("RUSTUP_HOME", ".rustup"),
+    ("PYENV_ROOT", ".pyenv"),
+    ("VOLTA_HOME", ".volta"),
+];
+
+/// What a box is given.
+#[derive(Debug, Default)]
+pub(crate) struct Toolchains {
+    pub(crate) mounts: Vec<BoxMountSpec>,
+    pub(crate) variables: Vec<(String, String)>,
+}
+
+/// Finds them in this person's home directory.
+pub(crate) fn find() -> Result<Toolchains> {
+    let home = std::env::var_os("HOME").filter(|home| !home.is_empty());
+    let home = home.context("--with-toolchains: HOME is not set; set it, or use --mount")?;
+    find_in(Path::new(&home))
+}
+
+/// Each stays where it is: programs name the places of their parts.
+fn find_in(home: &Path) -> Result<Toolchains> {
+    let cannot = || "--with-toolchains: HOME is not a directory that can be read";
+    let real_home = home.canonicalize().with_context(cannot)?;
+    ensure!(
+        home.is_absolute(),
+        "--with-toolchains: HOME must be an absolute path"
+    );
+    let mut found = Toolchains::default();
+    for name in DIRECTORIES {
+        let place = home.join(name);
+        // What is not there is not given; a link that leads nowhere is not there.
+        let Ok(real) = place.canonicalize() else {
+            continue;
+        };
+        if !real.is_dir() {
+            continue;
+        }
+        if !real.starts_with(&real_home) {
+            bail!(
+                "--with-toolchains: ~/{name} leads out of the home directory; mount what it leads to with --mount DIR:PLACE"
+            );
+        }
+        let mount = BoxMountSpec::new(text(&real)?, text(&place)?, HostPathMode::Ro)?;
+        found.mounts.push(mount);
+    }
+    let mut path = Vec::new();
+    for name in PROGRAMS {
+        let place = home.join(name);
+        let place = match name {
+            ".nvm/versions/node" => newest(&home.join(".nvm"), &place),
+            _ => Some(place),
+        };
+        if let Some(place) = place.filter(|place| place.is_dir()) {
+            path.push(text(&place)?);
+        }
+    }
+    ensure!(
+        !found.mounts.is_empty(),
+        "--with-toolchains: there is none in the home directory: {}",
+        DIRECTORIES.join(", ")
+    );
+    path.push(default_path(DEFAULT_HOME));
+    found.variables.push(("PATH".to_owned(), path.join(":")));
+    for (name, root) in ROOTS {
+        let place = home.join(root);
+        if place.is_dir() {
+            found.variables.push((name.to_owned(), text(&place)?));
+        }
+    }
+    Ok(found)
+}
+
+/// The programs of the version of Node that is the default, or of the newest.
+fn newest(nvm: &Path, versions: &Path) -> Option<PathBuf> {
+    let number = |name: &str| -> Option<Vec<u64>> {
+        let parts = name.strip_prefix('v')?.split('.');
+        parts.map(|part| part.parse().ok()).collect()
+    };
+    let names = std::fs::read_dir(versions).ok()?.flatten();
+    let names = names.filter_map(|entry| entry.file_name().into_string().ok());
+    let mut all: Vec<_> = names
+        .filter_map(|name| Some((number(&name)?, name)))
+        .collect();
+    all.sort();
+    let default = std::fs::read_to_string(nvm.join("alias/default")).ok();
+    let wanted =
+        default.and_then(|text| number(&format!("v{}", text.trim().trim_start_matches('v'))));
+    let is_wanted = |version: &[u64]| {
+        wanted
+            .as_ref()
+            .is_some_and(|wanted| version.starts_with(wanted))
+    };
+    let chosen = all.iter().rev().find(|(version, _)| is_wanted(version));
+    let (_, name) = chosen.or(all.last())?;
+    Some(versions.join(name).join("bin"))
+}
+
+fn text(path: &Path) -> Result<String> {
+    let text = path.to_str();
+    Ok(text
+        .context("--with-toolchains: a path in the home directory is not UTF-8")?
+        .to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_there_is_given_for_reading_and_found() {
+        let home = tempfile::tempdir().unwrap();
+        let home = home.path().canonicalize().unwrap();
+        let none = find_in(&home).unwrap_err().to_string();
+        assert!(none.contains(".cargo/bin"), "{none}");
+        for directory in [
+            ".cargo/bin",
+            ".rustup",
+            ".nvm/alias",
+            ".nvm/versions/node/v9.1.0/bin",
+            ".nvm/versions/node/v18.2.1/bin",
+            ".nvm/versions/node/v20.1.0/bin",
+            ".ssh",
+        ] {
+            std::fs::create_dir_all(home.join(directory)).unwrap();
+        }
+        let place = |name: &str| home.join(name).to_str().unwrap().to_owned();
+        let found = find_in(&home).unwrap();
+        let mounts: Vec<_> = found.mounts.iter().map(|mount| &mount.mount_path).collect();
+        let expected = [".cargo/bin", ".rustup", ".nvm/versions/node"].map(place);
+        assert_eq!(mounts, expected.iter().collect::<Vec<_>>());
+        assert!(
+            found
+                .mounts
+                .iter()
+                .all(|mount| mount.mode == HostPathMode::Ro)
+        );
+        let path = |found: &Toolchains| found.variables[0].1.clone();
+        let (cargo, node) = (place(".cargo/bin"), place(".nvm/versions/node/v20.1.0/bin"));
+        assert_eq!(
+            path(&found),
+            format!("{cargo}:{node}:{}", default_path(DEFAULT_HOME))
+        );
+        let rustup = ("RUSTUP_HOME".to_owned(), place(".rustup"));
+        assert_eq!(found.variables[1..], [rustup]);
+        std::fs::write(home.join(".nvm/alias/default"), "18\n").unwrap();
+        assert!(path(&find_in(&home).unwrap()).contains("/v18.2.1/bin:"));
+    }
+
+    #[test]
+    fn a_link_out_of_the_home_is_refused() {
+        let (home, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        std::fs::create_dir_all(home.path().join("tools")).unwrap();
+        std::os::unix::fs::symlink("tools", home.path().join(".volta")).unwrap();
+        assert_eq!(
+            find_in(home.path()).unwrap().mounts.len(),
+            1,
+            "control: within"
+        );
+        std::os::unix::fs::symlink(other.path(), home.path().join(".rustup")).unwrap();
+        let refused = find_in(home.path()).unwrap_err().to_string();
+        assert!(refused.contains("~/.rustup leads out"), "{refused}");
+    }
+}

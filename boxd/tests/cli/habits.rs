@@ -1,0 +1,188 @@
+//! What people type who come from container engines: it does what they mean, or says what it is called here.
+
+use std::process::Output;
+
+use super::support::{Server, boxd, err, eventually, feed, out};
+
+fn run(arguments: &[&str]) -> Output {
+    feed(boxd().arg("run").args(arguments), b"")
+}
+
+#[test]
+fn options_of_container_engines_do_what_they_mean_there() {
+    let (shared, kept) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    std::fs::write(kept.path().join("f"), "kept").unwrap();
+    let volume = format!("{}:/data", shared.path().display());
+    let read_only = format!("{}:/kept:ro", kept.path().display());
+    let text = "id -un; pwd; echo $A > /data/f; cat /kept/f; touch /kept/g || echo refused";
+    let mut options = vec!["-i", "--rm", "-v", &volume, "-v", &read_only];
+    options.extend([
+        "-e",
+        "A=b",
+        "-w",
+        "/tmp",
+        "-u",
+        "box",
+        "-m",
+        "128m",
+        "--network",
+        "none",
+    ]);
+    options.push(text);
+    let ran = run(&options);
+    assert_eq!(out(&ran), "box\n/tmp\nkeptrefused\n", "{ran:?}");
+    let written = std::fs::read_to_string(shared.path().join("f")).unwrap();
+    assert_eq!(written, "b\n");
+    let workspace = format!("{}:/workspace", shared.path().display());
+    let ran = run(&["-v", &workspace, "cat f"]);
+    assert_eq!(out(&ran), "b\n", "{ran:?}");
+}
+
+#[test]
+fn what_is_called_otherwise_is_named() {
+    for (arguments, says) in [
+        (&["-p", "8080:80", "true"][..], "boxd port NAME PORT"),
+        (&["-v", "cache:/data", "true"], "no named volumes"),
+        (&["-m", "5q", "true"], "use k, m, g or t"),
+        (&["--keep", "true"], "--name"),
+        (&["--ttl", "1h", "true"], "--name"),
+    ] {
+        let refused = run(arguments);
+        assert!(!refused.status.success(), "{refused:?}");
+        assert!(err(&refused).contains(says), "{refused:?}");
+    }
+    let lonely = tempfile::tempdir().unwrap();
+    let mut detached = boxd();
+    detached.env("BOXD_SERVER_STATE_DIR", lonely.path());
+    let refused = feed(detached.args(["run", "-d", "true"]), b"");
+    assert!(err(&refused).contains("boxd serve"), "{refused:?}");
+}
+
+#[test]
+fn a_detached_command_goes_on_and_has_a_name() {
+    let server = Server::start();
+    let named = server.ok(&["run", "-d", "--name", "job", "echo out; exit 3"]);
+    let (session, _) = named.trim().split_once('/').unwrap();
+    assert_eq!(session, "job");
+    assert_eq!(server.run(&["wait", named.trim()]).status.code(), Some(3));
+    assert_eq!(server.ok(&["logs", named.trim()]), "out\n");
+    let unnamed = server.ok(&["run", "--detach", "--rm", "exit 4"]);
+    let unnamed = unnamed.trim();
+    assert_eq!(server.run(&["wait", unnamed]).status.code(), Some(4));
+    let (session, _) = unnamed.split_once('/').unwrap();
+    let told = server.json(&["inspect", session]);
+    assert_eq!(told["box"]["lifetime"]["idle_ms"], 10_000, "{told}");
+}
+
+#[test]
+fn a_name_with_rm_is_of_a_box_that_goes() {
+    let server = Server::start();
+    let ran = server.ok(&["run", "--rm", "--name", "brief", "echo $((40 + 2))"]);
+    assert_eq!(
+        (ran.as_str(), server.ok(&["ps", "-q"]).as_str()),
+        ("42\n", "")
+    );
+    server.ok(&["run", "--name", "brief", "true"]);
+    // One that is kept is not taken for a box that may go.
+    let refused = server.run(&["run", "--rm", "--name", "brief", "true"]);
+    assert!(err(&refused).contains("already exists"), "{refused:?}");
+    assert_eq!(server.ok(&["ps", "-q"]), "brief\n");
+}
+
+#[test]
+fn a_named_box_lives_as_long_as_it_is_asked_to() {
+    let server = Server::start();
+    let idle = |name: &str| server.json(&["inspect", name])["box"]["lifetime"]["idle_ms"].clone();
+    server.ok(&["run", "--name", "usual", "true"]);
+    assert_eq!(idle("usual"), serde_json::Value::Null);
+    server.ok(&["run", "--name", "long", "--ttl", "2h", "touch /tmp/f"]);
+    assert_eq!(idle("long"), 7_200_000);
+    // The same box, with another end; what is not said stays.
+    server.ok(&["run", "--name", "long", "--ttl", "3h", "test -e /tmp/f"]);
+    server.ok(&["run", "--name", "long", "test -e /tmp/f"]);
+    assert_eq!(idle("long"), 10_800_000);
+    server.ok(&["run", "--name", "long", "--keep", "test -e /tmp/f"]);
+    let kept = idle("long").as_u64().unwrap();
+    assert!(kept > 1_000_000_000_000_000, "{kept}");
+    // The name the option had before.
+    server.ok(&["run", "--session", "long", "test -e /tmp/f"]);
+}
+
+#[test]
+fn a_named_shell_keeps_what_was_done_in_it() {
+    let server = Server::start();
+    server.ok(&["run", "--name", "b", "true"]);
+    let exec = |shell: &str, text: &str| server.run(&["exec", "--shell", shell, "b", text]);
+    let first = exec("s", "cd /tmp; export A=b; C=d; echo first");
+    assert_eq!(out(&first), "first\n", "{first:?}");
+    let second = exec("s", "pwd; echo $A $C; echo err >&2; exit 3");
+    assert_eq!(
+        (out(&second).as_str(), err(&second).as_str()),
+        ("/tmp\nb d\n", "err\n")
+    );
+    assert_eq!(second.status.code(), Some(3), "{second:?}");
+    let other = exec("t", "pwd; echo [$A]");
+    assert_eq!(out(&other), "/workspace\n[]\n", "control: {other:?}");
+    // What it reads is ours, byte by byte.
+    let mut reads = server.boxd(&["exec", "--shell", "t", "b", "cat | wc -c"]);
+    assert_eq!(out(&feed(&mut reads, &[0xff; 1000])).trim(), "1000");
+    let late = ["--timeout", "300ms", "b", "sleep 100"];
+    let late = server.run(&[&["exec", "--shell", "u"], &late[..]].concat());
+    assert_eq!(late.status.code(), Some(124), "{late:?}");
+}
+
+#[test]
+fn a_box_that_is_new_though_its_name_was_known_says_so() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = Server::with(directory, |_| {});
+    let gone = |name: &str| server.ok(&["ps", "-q"]).lines().all(|line| line != name);
+    let says_nothing = |arguments: &[&str]| {
+        let ran = server.run(arguments);
+        assert!(ran.status.success() && err(&ran).is_empty(), "{ran:?}");
+    };
+    says_nothing(&["run", "--name", "b", "--ttl", "1s", "touch /tmp/f"]);
+    says_nothing(&["run", "--name", "c", "--ttl", "1s", "true"]);
+    eventually("they end for want of use", || gone("b") && gone("c"));
+    let ran = server.run(&["run", "--name", "b", "test -e /tmp/f || echo empty"]);
+    let said = err(&ran);
+    assert_eq!(out(&ran), "empty\n", "{ran:?}");
+    assert!(said.starts_with("boxd: box b is new and empty"), "{said}");
+    assert!(said.contains("nobody has used it for long"), "{said}");
+    assert!(
+        said.contains("--keep") && said.lines().count() == 1,
+        "{said}"
+    );
+    // It is there now; and one that was deleted on request is expected to be gone.
+    says_nothing(&["run", "--name", "b", "true"]);
+    server.ok(&["rm", "b"]);
+    says_nothing(&["run", "--name", "b", "true"]);
+    // The next server knows as well.
+    server.signal(rustix::process::Signal::TERM);
+    let mut server = server;
+    server.child.wait().unwrap();
+    let directory = std::mem::replace(&mut server.directory, tempfile::tempdir().unwrap());
+    let server = Server::with(directory, |_| {});
+    let said = err(&server.run(&["--json", "run", "--name", "c", "true"]));
+    let told: serde_json::Value = serde_json::from_str(&said).unwrap();
+    assert_eq!(told["new"]["box"], "c", "{told}");
+    let said = err(&server.run(&["run", "--name", "b", "true"]));
+    assert!(said.contains("is new and empty"), "{said}");
+}
+
+#[test]
+fn the_host_name_of_a_box_is_its_name() {
+    let server = Server::start();
+    let told = server.ok(&[
+        "run",
+        "--name",
+        "My_work",
+        "hostname; cat /etc/hostname; getent hosts $(hostname)",
+    ]);
+    let lines: Vec<_> = told.lines().collect();
+    assert_eq!(lines[..2], ["My-work", "My-work"], "{told}");
+    assert!(
+        lines[2].starts_with("::1 ") || lines[2].starts_with("127.0.0.1 "),
+        "{told}"
+    );
+    assert_eq!(out(&run(&["hostname"])), "box\n", "one without a name");
+}

@@ -1,0 +1,96 @@
+//! Packages that a guest installs for itself, with the machine's own pip and npm, from files of its workspace.
+
+use super::support::{boxd, err, feed, out};
+
+/// Makes a wheel with a program in it.
+const WHEEL: &str = r#"
+import zipfile
+entries = {
+    "demobox.py": "def main():\n    print('installed by pip')\n",
+    "demobox-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: demobox\nVersion: 1.0\n",
+    "demobox-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    "demobox-1.0.dist-info/entry_points.txt": "[console_scripts]\ndemobox = demobox:main\n",
+}
+record = "".join(f"{name},,\n" for name in entries) + "demobox-1.0.dist-info/RECORD,,\n"
+with zipfile.ZipFile("demobox-1.0-py3-none-any.whl", "w") as wheel:
+    for name, text in entries.items():
+        wheel.writestr(name, text)
+    wheel.writestr("demobox-1.0.dist-info/RECORD", record)
+"#;
+
+fn run(text: &str, more: &[&str]) -> std::process::Output {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("wheel.py"), WHEEL).unwrap();
+    let mut command = boxd();
+    command.args(["run", "--workspace"]).arg(directory.path());
+    feed(command.args(more).arg(text), b"")
+}
+
+#[test]
+fn pip_installs_for_the_guest_and_what_it_installs_is_found() {
+    let install = "/usr/bin/python3 wheel.py && /usr/bin/pip3 install --no-index --quiet ./demobox-1.0-py3-none-any.whl";
+    let ran = run(&format!("{install} && demobox && type -P demobox"), &[]);
+    let expected = "installed by pip\n/home/box/.local/bin/demobox\n";
+    assert_eq!(out(&ran), expected, "{ran:?}");
+    // A login shell sets a PATH of its own.
+    let ran = run(&format!("{install} && sh -lc demobox"), &[]);
+    assert_eq!(out(&ran), "installed by pip\n", "{ran:?}");
+    // What a caller sets holds: here, Debian's rule is back.
+    let refused = run(install, &["-e", "PIP_BREAK_SYSTEM_PACKAGES=0"]);
+    assert!(err(&refused).contains("externally-managed") || refused.status.success());
+}
+
+#[test]
+fn npm_installs_for_the_guest_and_what_it_installs_is_found() {
+    let package = r#"mkdir p && cd p && printf '#!/usr/bin/env node\nconsole.log("installed by npm")\n' > x.js &&
+        echo '{"name":"demobox","version":"1.0.0","bin":{"demobox":"x.js"}}' > package.json &&
+        npm pack --silent > /dev/null && npm install --silent --no-audit -g ./demobox-1.0.0.tgz"#;
+    let ran = run(&format!("{package} && demobox && type -P demobox"), &[]);
+    let expected = "installed by npm\n/home/box/.local/bin/demobox\n";
+    assert_eq!(out(&ran), expected, "{ran:?}");
+    let ran = run(
+        "echo $NPM_CONFIG_PREFIX",
+        &["-e", "NPM_CONFIG_PREFIX=/tmp/own"],
+    );
+    assert_eq!(out(&ran), "/tmp/own\n", "a caller's own value wins");
+}
+
+#[test]
+fn tools_of_a_home_directory_are_there_for_reading_on_request() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let home = tempfile::tempdir().unwrap();
+    let bin = home.path().join(".cargo/bin");
+    std::fs::create_dir_all(&bin).unwrap();
+    std::fs::create_dir_all(home.path().join(".ssh")).unwrap();
+    std::fs::write(bin.join("hometool"), "#!/bin/sh\necho from home\n").unwrap();
+    std::fs::set_permissions(bin.join("hometool"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let place = home.path().to_str().unwrap();
+    let text = format!(
+        "hometool; touch {place}/.cargo/bin/x || echo kept; ls -A {place}; demo=$(type -P python3) && echo $demo"
+    );
+    let with = |options: &[&str]| {
+        let mut command = boxd();
+        feed(
+            command
+                .env("HOME", place)
+                .arg("run")
+                .args(options)
+                .arg(&text),
+            b"",
+        )
+    };
+    let ran = with(&["--with-toolchains"]);
+    let expected = "from home\nkept\n.cargo\n/usr/bin/python3\n";
+    assert_eq!(out(&ran), expected, "{ran:?}");
+    assert!(
+        err(&with(&[])).contains("hometool: command not found"),
+        "control"
+    );
+    std::os::unix::fs::symlink("/opt", home.path().join(".rustup")).unwrap();
+    let refused = with(&["--with-toolchains"]);
+    assert_eq!(refused.status.code(), Some(125), "{refused:?}");
+    assert!(
+        err(&refused).contains("~/.rustup leads out of the home"),
+        "{refused:?}"
+    );
+}
