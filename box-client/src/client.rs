@@ -66,7 +66,7 @@ impl BoxClient {
         let params = BoxCreateParams { spec, if_exists };
         let made = self.call::<BoxCreate>(&params).await?;
         let handle = BoxHandle::new(self.clone(), made.info, made.existed);
-        Ok(handle.after(made.earlier))
+        Ok(handle.after(made.earlier).with_adjusted(made.adjusted))
     }
 
     /// Finds a box. `not_found` if there is none with this id, or none of yours.

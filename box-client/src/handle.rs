@@ -11,8 +11,8 @@ use box_protocol::actions::{
     PortShare, PortShareParams, PortShareResult, TargetState, Until, View,
 };
 use box_protocol::{
-    BoxSessionInfo, CommandId, CommandInfo, LifetimeChange, Network, NetworkPolicy, Program,
-    SessionId,
+    Adjusted, BoxSessionInfo, CommandId, CommandInfo, LifetimeChange, Network, NetworkPolicy,
+    Program, SessionId,
 };
 use futures::{Stream, StreamExt as _};
 
@@ -32,6 +32,7 @@ pub struct BoxHandle {
     existed: bool,
     network: Network,
     earlier: Option<EarlierBox>,
+    adjusted: Vec<Adjusted>,
     ephemeral: Option<Arc<Ephemeral>>,
 }
 
@@ -43,12 +44,18 @@ impl BoxHandle {
             existed,
             network: info.network,
             earlier: None,
+            adjusted: Vec::new(),
             ephemeral: None,
         }
     }
 
     pub(crate) fn after(mut self, earlier: Option<EarlierBox>) -> Self {
         self.earlier = earlier;
+        self
+    }
+
+    pub(crate) fn with_adjusted(mut self, adjusted: Vec<Adjusted>) -> Self {
+        self.adjusted = adjusted;
         self
     }
 
@@ -70,6 +77,11 @@ impl BoxHandle {
     /// How the box of this id ended that was there before, if this one is new and that one was not deleted on request.
     pub fn earlier(&self) -> Option<&EarlierBox> {
         self.earlier.as_ref()
+    }
+
+    /// What the server's profile changed of the request that made this handle.
+    pub fn adjusted(&self) -> &[Adjusted] {
+        &self.adjusted
     }
 
     /// Deletes the box when the last clone of the handle returned here is dropped, without waiting for

@@ -266,6 +266,7 @@ impl Inside {
                 info,
                 existed,
                 read: None,
+                adjusted: Vec::new(),
             });
         };
         if attach.until.bytes.is_some() && !asked.keep {
@@ -296,6 +297,7 @@ impl Inside {
             info,
             existed,
             read: Some(read),
+            adjusted: Vec::new(),
         })
     }
 

@@ -280,6 +280,7 @@ impl Actor {
                 earlier: started
                     .then(|| self.shared().ends.earlier(&self.card))
                     .flatten(),
+                adjusted: Vec::new(),
             }));
         }
         Next::GoOn

@@ -17,11 +17,7 @@ pub(crate) struct Origin {
 
 /// A request was allowed, as this.
 pub(crate) fn allowed(action: &str, origin: &Origin, decision: &Decision, log_commands: bool) {
-    let Decision {
-        spec,
-        overruled,
-        timeout_cut_from,
-    } = decision;
+    let Decision { spec, adjusted } = decision;
     tracing::info!(
         target: "box_service::audit",
         action,
@@ -34,8 +30,7 @@ pub(crate) fn allowed(action: &str, origin: &Origin, decision: &Decision, log_co
         host_path_mode = spec.host_path_mode.as_str(),
         extra_mounts = spec.extra_mounts.len(),
         timeout_sec = spec.timeout_sec,
-        timeout_cut_from,
-        overruled = ?overruled,
+        adjusted = ?adjusted,
         env_names = ?Env::names(&spec.env),
         cmd = log_commands.then_some(spec.cmd.as_str()),
         cmd_bytes = spec.cmd.len(),

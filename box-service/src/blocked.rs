@@ -41,6 +41,12 @@ pub fn is_blocked(real: &Path, roots: &[PathBuf]) -> bool {
         })
 }
 
+/// Whether it is inside of the home directory of root, which only root can read. The directory itself is not.
+pub(crate) fn is_in_home_of_root(real: &Path) -> bool {
+    let inside = real.strip_prefix("/root");
+    inside.is_ok_and(|inside| inside.components().next().is_some()) && !reaches_control_socket(real)
+}
+
 /// Whether it is a control socket, or a directory in or above which one is usually kept. `/` is above
 /// them all.
 fn reaches_control_socket(real: &Path) -> bool {

@@ -1,10 +1,12 @@
 //! What an operator says about the policy layer.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use box_protocol::{BoxError, BoxProfile};
 use serde::{Deserialize, Deserializer};
 
+use crate::connector::LOCAL;
 use crate::paths;
 use crate::policy::Policy;
 use crate::quota::DEFAULT_MAX_WORKSPACE_ENTRIES;
@@ -33,6 +35,12 @@ pub struct ServiceConfig {
     /// The workspace of a box that names none; created on initialise.
     #[serde(deserialize_with = "path")]
     pub default_host_workspace: Option<PathBuf>,
+    /// What single callers may mount, by the names of their tokens, in place of the two above.
+    pub tokens: BTreeMap<String, CallerMounts>,
+    /// Whether the user this process runs as may mount every directory that this user can read, apart from the
+    /// blocked ones. That user is the caller without a token.
+    #[serde(skip)]
+    pub owner_mounts: bool,
     /// Takes the place of the profile's `workspace_quota_mb`. To take it out of the caller's hands,
     /// lock it in a profile.
     pub workspace_quota_mb: Option<u64>,
@@ -49,6 +57,18 @@ pub struct ServiceConfig {
     pub log_commands: bool,
 }
 
+/// What one caller may mount.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct CallerMounts {
+    /// As [`ServiceConfig::allowed_host_mount_roots`].
+    #[serde(deserialize_with = "path_list")]
+    pub allowed_host_mount_roots: Vec<PathBuf>,
+    /// As [`ServiceConfig::default_host_workspace`].
+    #[serde(deserialize_with = "path")]
+    pub default_host_workspace: Option<PathBuf>,
+}
+
 impl Default for ServiceConfig {
     fn default() -> Self {
         Self {
@@ -58,6 +78,8 @@ impl Default for ServiceConfig {
             shared_host_root: None,
             allowed_host_mount_roots: Vec::new(),
             default_host_workspace: None,
+            tokens: BTreeMap::new(),
+            owner_mounts: false,
             workspace_quota_mb: None,
             max_workspace_entries: DEFAULT_MAX_WORKSPACE_ENTRIES,
             output_limit_chars: DEFAULT_OUTPUT_LIMIT_CHARS,
@@ -101,7 +123,33 @@ impl ServiceConfig {
             allowed_host_mount_roots: roots,
             default_host_workspace,
             shared_filesystem: self.shared_filesystem,
+            owner_mounts: false,
         })
+    }
+
+    /// The policies of callers who have one of their own, by name.
+    pub(crate) fn policies(&self, all: &Policy) -> Result<BTreeMap<String, Policy>, BoxError> {
+        let real = |field, path: &PathBuf| paths::configured(field, path, self.shared_filesystem);
+        let mut policies = BTreeMap::new();
+        for (name, mounts) in &self.tokens {
+            let mut roots = Vec::new();
+            for root in &mounts.allowed_host_mount_roots {
+                roots.push(real("tokens.allowed_host_mount_roots", root)?);
+            }
+            let workspace = mounts.default_host_workspace.as_ref();
+            let workspace = workspace.map(|path| real("tokens.default_host_workspace", path));
+            let policy = Policy {
+                allowed_host_mount_roots: roots,
+                default_host_workspace: workspace.transpose()?,
+                ..all.clone()
+            };
+            policies.insert(name.clone(), policy);
+        }
+        if self.owner_mounts && self.shared_filesystem {
+            let owner = policies.entry(LOCAL.to_owned());
+            owner.or_insert_with(|| all.clone()).owner_mounts = true;
+        }
+        Ok(policies)
     }
 
     fn chosen_profile(&self) -> Result<BoxProfile, BoxError> {

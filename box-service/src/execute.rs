@@ -124,10 +124,13 @@ impl BoxService {
             spec: SpecDraft::from(decision.spec).brief(),
             ..params
         };
-        let result = match call {
+        let mut result = match call {
             Some(mut call) => client.forward(&params, &mut call).await,
             None => client.call::<BoxExec>(&params).await,
         };
+        if let Ok(result) = &mut result {
+            result.adjusted = decision.adjusted;
+        }
         if let Err(error) = &result
             && error
                 .detail()
@@ -162,10 +165,12 @@ impl BoxService {
                 spec: SpecDraft::from(decision.spec).brief(),
                 if_exists: params.if_exists,
             };
-            match call {
+            let mut made = match call {
                 Some(mut call) => client.forward(&params, &mut call).await,
                 None => client.call::<BoxCreate>(&params).await,
-            }
+            }?;
+            made.adjusted = decision.adjusted;
+            Ok(made)
         };
         self.recorded("box.create", origin, outcome.await)
     }
@@ -182,8 +187,9 @@ impl BoxService {
             if let Some(mounts) = &mut params.extra_mounts {
                 check_mounts(mounts)?;
                 let paths = policy::mount_paths(mounts.iter()).collect();
-                let facts = look_up(&rules.policy, paths).await?;
-                policy::decide_mounts(&rules.policy, mounts, &facts)?;
+                let policy = rules.policy_for(&origin.caller);
+                let facts = look_up(policy, paths).await?;
+                policy::decide_mounts(policy, mounts, &facts)?;
             }
             if params.network_policy.is_some() {
                 policy::decide_network(&rules.policy)?;
@@ -218,7 +224,7 @@ impl BoxService {
         draft: SpecDraft,
         origin: &Origin,
     ) -> Result<Decision, BoxError> {
-        let policy = &rules.policy;
+        let policy = rules.policy_for(&origin.caller);
         let mut facts = look_up(policy, policy::host_paths(policy, &draft)).await?;
         if policy.profile.strict {
             let client = self.client_for(&origin.caller).await?;

@@ -4,12 +4,13 @@ use std::marker::PhantomData;
 
 #[allow(clippy::wildcard_imports, reason = "the whole contract is served here")]
 use box_protocol::actions::*;
-use box_protocol::{BoxError, BoxExecutionResult, BoxSessionInfo};
+use box_protocol::{Adjusted, BoxError, BoxExecutionResult, BoxSessionInfo};
 use box_rpc::{Action, Call, Empty, Handle, Never, Router, contract};
-use serde_json::Value;
 use serde_json::value::RawValue;
+use serde_json::{Map, Value, json};
 
 use crate::audit::Origin;
+use crate::policy;
 use crate::service::BoxService;
 
 /// An action that policy has no say in, with what it carries left as it came: that is checked where it is used.
@@ -73,15 +74,43 @@ impl<A: Action> Handle<Unread<A>> for BoxService {
 impl<A: Action> Handle<UnreadStream<A>> for BoxService {
     async fn handle(
         &self,
-        params: Value,
+        mut params: Value,
         mut call: Call<UnreadStream<A>>,
     ) -> Result<Text, BoxError> {
+        let bound = [CommandStart::NAME, ShellRun::NAME].contains(&A::NAME);
+        let adjusted = bound.then(|| self.bind_time(&call.caller(), &mut params));
         let client = self.client_for(&call.caller()).await?;
-        client.forward(&params, &mut call).await
+        let result = client.forward(&params, &mut call).await?;
+        match adjusted.flatten() {
+            Some(adjusted) => with_adjusted(&result, &adjusted),
+            None => Ok(result),
+        }
     }
 }
 
+/// The result of a start, with what the profile changed of it.
+fn with_adjusted(result: &RawValue, adjusted: &Adjusted) -> Result<Text, BoxError> {
+    let unread = |_| BoxError::internal("the answer of the runtime cannot be read");
+    let mut result: Map<String, Value> = serde_json::from_str(result.get()).map_err(unread)?;
+    result.insert("adjusted".to_owned(), json!([adjusted]));
+    serde_json::value::to_raw_value(&result).map_err(unread)
+}
+
 impl BoxService {
+    /// Keeps the time of a command or of a run in a shell within the profile. What is no time is refused by the runtime.
+    fn bind_time(&self, caller: &str, params: &mut Value) -> Option<Adjusted> {
+        let params = params.as_object_mut()?;
+        let asked = match params.get("timeout_ms") {
+            None | Some(Value::Null) => None,
+            Some(asked) => Some(asked.as_u64()?),
+        };
+        let (given, adjusted) = policy::decide_time(self.rules().policy_for(caller), asked);
+        if given != asked {
+            params.insert("timeout_ms".to_owned(), json!(given));
+        }
+        adjusted
+    }
+
     /// Serves the contract: `box.create`, `box.exec`, `box.update` through policy, `system.status`,
     /// `system.storage` and `system.probe` from what the service knows, everything else as the runtime
     /// answers it.

@@ -29,6 +29,7 @@ pub fn take_as_written(paths: impl IntoIterator<Item = String>) -> Facts {
         let found = HostPath {
             real: plain.is_absolute().then(|| without_detours(plain)),
             kind: PathKind::Unknown,
+            readable: true,
         };
         (path, found)
     });
@@ -43,6 +44,7 @@ fn look_up_one(path: &Path) -> HostPath {
         return HostPath {
             real: None,
             kind: PathKind::Missing,
+            readable: false,
         };
     }
     let Ok(real) = fs::canonicalize(path) else {
@@ -50,6 +52,7 @@ fn look_up_one(path: &Path) -> HostPath {
         return HostPath {
             real: real_path(path).ok(),
             kind: PathKind::Missing,
+            readable: false,
         };
     };
     let kind = match fs::symlink_metadata(&real) {
@@ -58,8 +61,18 @@ fn look_up_one(path: &Path) -> HostPath {
         Ok(_) => PathKind::Other,
         Err(_) => PathKind::Missing,
     };
+    // Without waiting for the other end of what is no directory.
+    let readable = match kind {
+        PathKind::Directory => fs::read_dir(&real).is_ok(),
+        PathKind::File => fs::File::open(&real).is_ok(),
+        _ => false,
+    };
     let real = Some(real);
-    HostPath { real, kind }
+    HostPath {
+        real,
+        kind,
+        readable,
+    }
 }
 
 /// Where a path leads, every symbolic link followed. What does not exist yet is taken as written.

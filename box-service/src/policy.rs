@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use box_protocol::error::Detail;
 use box_protocol::{
-    BoxError, BoxMountSpec, BoxProfile, BoxSpec, HostPathMode, Invalid, Lockable, SpecDraft,
+    Adjusted, BoxError, BoxMountSpec, BoxProfile, BoxSpec, HostPathMode, Invalid, Lockable,
+    SpecDraft,
 };
 
 use crate::blocked;
@@ -24,6 +25,8 @@ pub struct Policy {
     pub default_host_workspace: Option<PathBuf>,
     /// Whether host paths mean the same here and at the runtime.
     pub shared_filesystem: bool,
+    /// Whether everything may be mounted that this process can read, apart from what is blocked: the caller is its user.
+    pub owner_mounts: bool,
 }
 
 /// What was looked up for one request.
@@ -42,6 +45,8 @@ pub struct HostPath {
     pub real: Option<PathBuf>,
     /// What is there.
     pub kind: PathKind,
+    /// Whether this process can read it.
+    pub readable: bool,
 }
 
 /// What is at a path.
@@ -64,10 +69,8 @@ pub enum PathKind {
 pub struct Decision {
     /// What to ask of the runtime.
     pub spec: BoxSpec,
-    /// Locked fields in which the caller wanted something else.
-    pub overruled: Vec<Lockable>,
-    /// The timeout the caller wanted, if it was cut.
-    pub timeout_cut_from: Option<u64>,
+    /// What the caller asked for and did not get: the profile locks or bounds it.
+    pub adjusted: Vec<Adjusted>,
 }
 
 /// The host paths that [`decide`] needs to know about for this request.
@@ -123,9 +126,14 @@ pub fn decide(policy: &Policy, mut draft: SpecDraft, facts: &Facts) -> Result<De
         ))
         .with_detail(&Detail::lasting()));
     }
-    let overruled = apply(profile, &mut draft);
-    let asked_timeout = draft.timeout_sec;
-    draft.timeout_sec = asked_timeout.map(|asked| asked.min(profile.max_timeout_sec));
+    let mut adjusted = apply(profile, &mut draft);
+    if let Some(asked) = draft.timeout_sec {
+        let given = asked.min(profile.max_timeout_sec);
+        if given != asked {
+            adjusted.push(Adjusted::new("timeout_sec", &asked, &given));
+        }
+        draft.timeout_sec = Some(given);
+    }
     if draft.host_path_mode != Some(HostPathMode::None)
         && let Some(path) = workspace(policy, &draft)
     {
@@ -138,12 +146,22 @@ pub fn decide(policy: &Policy, mut draft: SpecDraft, facts: &Facts) -> Result<De
         let real = allowed(policy, facts, "host_path", path, PathKind::Directory)?;
         spec.host_path = Some(real);
     }
-    decide_mounts(policy, &mut spec.extra_mounts, facts)?;
-    Ok(Decision {
-        spec,
-        overruled,
-        timeout_cut_from: asked_timeout.filter(|asked| *asked > profile.max_timeout_sec),
-    })
+    adjusted.extend(decide_mounts(policy, &mut spec.extra_mounts, facts)?);
+    Ok(Decision { spec, adjusted })
+}
+
+/// The time of a command or of a run in a shell: what its caller asks for, within the bounds of the profile.
+pub fn decide_time(policy: &Policy, asked_ms: Option<u64>) -> (Option<u64>, Option<Adjusted>) {
+    let profile = &policy.profile;
+    let most = (profile.max_command_sec > 0).then(|| profile.max_command_sec.saturating_mul(1000));
+    let given = if profile.locks(Lockable::TimeoutSec) {
+        Some(profile.timeout_sec.saturating_mul(1000))
+    } else {
+        asked_ms.into_iter().chain(most).min()
+    };
+    let adjusted = asked_ms.zip(given).filter(|(asked, given)| asked != given);
+    let adjusted = adjusted.map(|(asked, given)| Adjusted::new("timeout_ms", &asked, &given));
+    (given, adjusted)
 }
 
 /// Decides about another network policy for a box that is there.
@@ -154,16 +172,21 @@ pub fn decide_network(policy: &Policy) -> Result<(), BoxError> {
     Ok(())
 }
 
-/// Decides about mounts beside the workspace. A lock on the workspace's mode holds for them, too.
+/// Decides about mounts beside the workspace. A lock on the workspace's mode holds for them, too. What it changed.
 pub fn decide_mounts(
     policy: &Policy,
     mounts: &mut [BoxMountSpec],
     facts: &Facts,
-) -> Result<(), BoxError> {
+) -> Result<Vec<Adjusted>, BoxError> {
     let profile = &policy.profile;
+    let mut adjusted = Vec::new();
     for mount in mounts {
         if profile.locks(Lockable::HostPathMode) {
-            mount.mode = narrower(mount.mode, profile.host_path_mode);
+            let given = narrower(mount.mode, profile.host_path_mode);
+            if given != mount.mode {
+                adjusted.push(Adjusted::new("extra_mounts.mode", &mount.mode, &given));
+            }
+            mount.mode = given;
         }
         if mount.mode == HostPathMode::None {
             continue;
@@ -180,7 +203,7 @@ pub fn decide_mounts(
             mount.manifest_path = Some(real);
         }
     }
-    Ok(())
+    Ok(adjusted)
 }
 
 fn narrower(one: HostPathMode, other: HostPathMode) -> HostPathMode {
@@ -202,14 +225,16 @@ fn chosen<T>(profile: &BoxProfile, field: Lockable, asked: Option<T>, own: T) ->
 
 /// Fills in the profile. The locked fields in which the caller wanted something else.
 #[allow(clippy::float_cmp, reason = "any other number is another wish")]
-fn apply(profile: &BoxProfile, draft: &mut SpecDraft) -> Vec<Lockable> {
-    let mut overruled = Vec::new();
+fn apply(profile: &BoxProfile, draft: &mut SpecDraft) -> Vec<Adjusted> {
+    let mut adjusted = Vec::new();
     macro_rules! fill {
         ($($field:ident: $lockable:ident,)*) => {$({
             let own = profile.$field.clone();
             let asked = draft.$field.take();
-            if profile.locks(Lockable::$lockable) && asked.as_ref().is_some_and(|asked| *asked != own) {
-                overruled.push(Lockable::$lockable);
+            if let Some(asked) = asked.as_ref().filter(|asked| **asked != own)
+                && profile.locks(Lockable::$lockable)
+            {
+                adjusted.push(Adjusted::new(stringify!($field), asked, &own));
             }
             draft.$field = Some(chosen(profile, Lockable::$lockable, asked, own));
         })*};
@@ -230,12 +255,12 @@ fn apply(profile: &BoxProfile, draft: &mut SpecDraft) -> Vec<Lockable> {
     let (own, asked) = (&profile.network_policy, &mut draft.extras.network_policy);
     let locked = profile.locks(Lockable::NetworkPolicy);
     if locked && asked.is_some() && asked != own {
-        overruled.push(Lockable::NetworkPolicy);
+        adjusted.push(Adjusted::new("network_policy", asked, own));
     }
     if locked || asked.is_none() {
         asked.clone_from(own);
     }
-    overruled
+    adjusted
 }
 
 /// The real path, if it may be mounted. What lies outside is refused alike whether it exists or not.
@@ -248,22 +273,31 @@ fn allowed(
 ) -> Result<String, BoxError> {
     let refused = |rule: &'static str| BoxError::from(Invalid::new(field, rule));
     let roots = &policy.allowed_host_mount_roots;
-    if roots.is_empty() {
+    if roots.is_empty() && !policy.owner_mounts {
         return Err(refused(
-            "mounting is disabled because no allowed_host_mount_roots are configured",
+            "mounting is disabled because no allowed_host_mount_roots are configured; boxd serve --allow-mount DIR allows one",
         ));
     }
     let found = facts
         .host_paths
         .get(path)
         .ok_or_else(|| BoxError::internal(format!("{field} was not looked up")))?;
-    let outside = || refused("is outside allowed_host_mount_roots");
+    let outside = || {
+        refused("is outside allowed_host_mount_roots; boxd serve --allow-mount DIR allows one more")
+    };
     let real = found.real.as_deref().ok_or_else(outside)?;
-    if !roots.iter().any(|root| real.starts_with(root)) {
+    let named = roots.iter().any(|root| real.starts_with(root));
+    if !named && !policy.owner_mounts {
         return Err(outside());
     }
-    if blocked::is_blocked(real, roots) {
-        return Err(refused("is blocked for security"));
+    let of_owner = policy.owner_mounts && blocked::is_in_home_of_root(real);
+    if blocked::is_blocked(real, roots) && !of_owner {
+        return Err(refused(
+            "is blocked for security; allowed_host_mount_roots opens it if it names it",
+        ));
+    }
+    if !named && !found.readable {
+        return Err(refused("must be readable by the user of the server"));
     }
     if found.kind != wanted && found.kind != PathKind::Unknown {
         return Err(refused(match wanted {

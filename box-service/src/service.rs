@@ -1,6 +1,6 @@
 //! `BoxService`: one handle to decide, run and report.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -46,16 +46,27 @@ pub(crate) struct Inner {
 pub(crate) struct Rules {
     pub(crate) config: ServiceConfig,
     pub(crate) policy: Policy,
+    /// Of callers who have one of their own.
+    policies: BTreeMap<String, Policy>,
     pub(crate) template: SessionIdTemplate,
 }
 
 impl Rules {
     fn new(config: ServiceConfig) -> Result<Arc<Self>, BoxError> {
+        let policy = config.policy()?;
         Ok(Arc::new(Self {
-            policy: config.policy()?,
+            policies: config.policies(&policy)?,
+            policy,
             template: SessionIdTemplate::parse(&config.session_id_template)?,
             config,
         }))
+    }
+}
+
+impl Rules {
+    /// What this caller's requests are decided by.
+    pub(crate) fn policy_for(&self, caller: &str) -> &Policy {
+        self.policies.get(caller).unwrap_or(&self.policy)
     }
 }
 
@@ -133,10 +144,12 @@ impl BoxService {
         if !rules.config.enabled {
             return Ok(());
         }
-        if rules.policy.shared_filesystem
-            && let Some(workspace) = rules.policy.default_host_workspace.clone()
-        {
-            let roots = rules.policy.allowed_host_mount_roots.clone();
+        let policies = rules.policies.values().chain([&rules.policy]);
+        for policy in policies.filter(|policy| policy.shared_filesystem) {
+            let Some(workspace) = policy.default_host_workspace.clone() else {
+                continue;
+            };
+            let roots = policy.allowed_host_mount_roots.clone();
             blocking(move || paths::create_workspace(&workspace, &roots)).await?;
         }
         if let Err(error) = self.reach().await {

@@ -105,7 +105,9 @@ async fn follow(mut command: CommandHandle, tty: bool, input: bool, json: bool) 
         let _ = command.kill().await;
         return Err(error);
     }
-    Ok(command.exit().await?)
+    let exit = command.exit().await?;
+    output::tell_adjusted(&command.adjusted());
+    Ok(exit)
 }
 
 /// Prints what a command says until it ends.

@@ -43,7 +43,7 @@ pub(crate) async fn alone<T>(
     config.network.allow(&options.allow);
     // A person who names an image wants that one.
     config.images.strict |= options.image.is_some();
-    let boxes = Boxes::start(&config, None, policy(&config, options, &spec))?;
+    let boxes = Boxes::start(&config, None, policy(&config, options))?;
     let (client, _server) = boxes.client().await?;
     once(&client, options, spec, work).await
 }
@@ -69,6 +69,7 @@ pub(crate) async fn named(
     let spec = spec_of(options, name)?;
     let client = server(arguments, options).await?;
     let there = find_or_make(&client, name, spec).await?;
+    output::tell_adjusted(there.adjusted());
     if let Some(earlier) = there.earlier() {
         tell_new(arguments.json, name, earlier);
     }
@@ -115,6 +116,7 @@ async fn once<T>(
     work: impl Work<T>,
 ) -> Result<T> {
     let made = client.create(spec).await?;
+    output::tell_adjusted(made.adjusted());
     let worked = async {
         is_as_asked(&made, options).await?;
         work(&made).await
@@ -235,20 +237,12 @@ fn unsaid_as_it_is(mut spec: SpecDraft, info: &BoxSessionInfo) -> SpecDraft {
     spec
 }
 
-fn policy(config: &Config, options: &BoxOptions, spec: &SpecDraft) -> ServiceConfig {
+fn policy(config: &Config, options: &BoxOptions) -> ServiceConfig {
     let mut policy = config.policy.clone();
     if let Some(profile) = &options.profile {
         policy.profile.clone_from(profile);
     }
-    let mounts = spec
-        .extra_mounts
-        .iter()
-        .flatten()
-        .map(|mount| &mount.host_path);
-    let named = spec.host_path.iter().chain(mounts);
-    policy
-        .allowed_host_mount_roots
-        .extend(named.map(Into::into));
+    policy.owner_mounts = true;
     policy
 }
 

@@ -22,6 +22,16 @@ pub(crate) fn complain(line: &str) {
     let _ = writeln!(io::stderr().lock(), "{line}");
 }
 
+/// Says what the server's profile changed of a request.
+pub(crate) fn tell_adjusted(adjusted: &[box_protocol::Adjusted]) {
+    for one in adjusted {
+        let (field, asked, given) = (&one.field, &one.asked, &one.given);
+        complain(&format!(
+            "boxd: {field}: {given} instead of {asked}; the profile decides"
+        ));
+    }
+}
+
 /// A text that a guest or a peer chose, as one that may be printed: what a terminal would obey or not show is written as its
 /// number, `\u{1b}`.
 pub(crate) fn visible(text: &str) -> Cow<'_, str> {

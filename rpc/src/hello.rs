@@ -127,6 +127,19 @@ impl Tokens {
     }
 }
 
+impl Tokens {
+    /// Whether one of these tokens is anywhere in a text, found in a time that does not depend on how much of one is right.
+    pub fn are_in(&self, text: &[u8]) -> bool {
+        let mut found = false;
+        for (_, token) in self.0.iter().filter(|(_, token)| !token.is_empty()) {
+            for part in text.windows(token.len()) {
+                found |= bool::from(token.as_bytes().ct_eq(part));
+            }
+        }
+        found
+    }
+}
+
 impl fmt::Debug for Tokens {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list()

@@ -7,7 +7,7 @@ use box_protocol::actions::{
     AttachOptions, CommandAttach, CommandAttachParams, CommandChunk, CommandStart,
     CommandStartParams, FileWatch, FileWatchParams, ReadEnd, ReadFrom, ShellRun, ShellRunParams,
 };
-use box_protocol::{CommandId, SessionId};
+use box_protocol::{Adjusted, CommandId, SessionId};
 use box_rpc::{Action, CallError, Chunks, Peer};
 use futures::StreamExt as _;
 use futures::stream::{self, BoxStream};
@@ -37,8 +37,17 @@ pub(crate) enum Told {
     Chunk(CommandChunk),
     /// The last word.
     End(Box<CommandInfo>, Option<ReadEnd>),
+    /// What the server's profile changed of the request. Before the last word.
+    Adjusted(Vec<Adjusted>),
     /// The last word, too.
     Failed(CallError),
+}
+
+/// What follows of a call.
+enum Next<A: Action> {
+    Read(Chunks<A>),
+    Tell(Told),
+    Nothing,
 }
 
 pub(crate) struct Feed(BoxStream<'static, Told>);
@@ -53,16 +62,17 @@ impl Feed {
     pub(crate) async fn begin(peer: &Peer, key: &Key, begin: &Begin) -> Result<Self, CallError> {
         Ok(match begin {
             Begin::Start(params) => Self::of(peer.stream::<CommandStart>(params).await?, |end| {
-                (end.info, end.read)
+                (end.info, end.read, end.adjusted)
             }),
             Begin::Watch(params) => Self::of(peer.stream::<FileWatch>(params).await?, |end| {
-                (end.info, end.read)
+                (end.info, end.read, end.adjusted)
             }),
             Begin::Run(params) => {
                 let started = peer.call::<ShellRun>(params).await?;
                 let rest = Self::attach(peer, key, Offsets::default()).await?;
+                let adjusted = Told::Adjusted(started.adjusted);
                 let started = Told::Chunk(CommandChunk::Started(Box::new(started.info)));
-                Self(stream::iter([started]).chain(rest.0).boxed())
+                Self(stream::iter([started, adjusted]).chain(rest.0).boxed())
             }
         })
     }
@@ -78,27 +88,34 @@ impl Feed {
             pty: None,
         };
         let chunks = peer.stream::<CommandAttach>(&params).await?;
-        Ok(Self::of(chunks, |end| (end.info, Some(end.read))))
+        Ok(Self::of(chunks, |end| {
+            (end.info, Some(end.read), Vec::new())
+        }))
     }
 
     fn of<A: Action<Chunk = CommandChunk>>(
         chunks: Chunks<A>,
-        end: fn(A::Result) -> (CommandInfo, Option<ReadEnd>),
+        end: fn(A::Result) -> (CommandInfo, Option<ReadEnd>, Vec<Adjusted>),
     ) -> Self {
-        let told = stream::unfold(Some(chunks), move |chunks| async move {
-            let mut chunks = chunks?;
+        let told = stream::unfold(Next::Read(chunks), move |next| async move {
+            let mut chunks = match next {
+                Next::Read(chunks) => chunks,
+                Next::Tell(last) => return Some((last, Next::Nothing)),
+                Next::Nothing => return None,
+            };
             let last = match chunks.next().await {
-                Some(Ok(chunk)) => return Some((Told::Chunk(chunk), Some(chunks))),
+                Some(Ok(chunk)) => return Some((Told::Chunk(chunk), Next::Read(chunks))),
                 Some(Err(error)) => Told::Failed(error),
                 None => match chunks.finish().await {
                     Ok(result) => {
-                        let (info, read) = end(result);
-                        Told::End(Box::new(info), read)
+                        let (info, read, adjusted) = end(result);
+                        let last = Next::Tell(Told::End(Box::new(info), read));
+                        return Some((Told::Adjusted(adjusted), last));
                     }
                     Err(error) => Told::Failed(error),
                 },
             };
-            Some((last, None))
+            Some((last, Next::Nothing))
         });
         Self(told.fuse().boxed())
     }

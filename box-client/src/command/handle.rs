@@ -9,7 +9,7 @@ use box_protocol::actions::{
     CommandGet, CommandInput, CommandInputParams, CommandKey, CommandKill, CommandKillParams,
     TerminalSize,
 };
-use box_protocol::{CommandId, CommandInfo, Exit};
+use box_protocol::{Adjusted, CommandId, CommandInfo, Exit};
 use bytes::Bytes;
 use futures::stream::{self, BoxStream};
 use futures::{Stream, StreamExt as _};
@@ -99,6 +99,11 @@ impl CommandHandle {
     /// What was last told of it.
     pub fn info(&self) -> Option<CommandInfo> {
         self.control.0.progress().info.clone()
+    }
+
+    /// What the server's profile changed of the request; known at the end.
+    pub fn adjusted(&self) -> Vec<Adjusted> {
+        self.control.0.progress().adjusted.clone()
     }
 
     /// Where reading would go on: behind the last chunk that this stream has given.

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use box_protocol::actions::{CommandChunk, ReadEnd, ReadWhy};
 use box_protocol::error::Detail;
-use box_protocol::{BoxError, Code, CommandInfo, Exit};
+use box_protocol::{Adjusted, BoxError, Code, CommandInfo, Exit};
 use box_rpc::{CallError, Peer};
 use tokio::sync::watch;
 
@@ -67,6 +67,7 @@ pub(crate) struct Progress {
     pub(crate) offsets: Offsets,
     pub(crate) kept: Kept,
     pub(crate) info: Option<CommandInfo>,
+    pub(crate) adjusted: Vec<Adjusted>,
     pub(crate) exit: Option<Exit>,
     pub(crate) failed: Option<ClientError>,
 }
@@ -82,6 +83,7 @@ impl Shared {
                 offsets: from,
                 kept: Kept::new(kept_bytes),
                 info: None,
+                adjusted: Vec::new(),
                 exit: None,
                 failed: None,
             }),
@@ -240,6 +242,10 @@ impl Reader {
                 }
                 progress.kept.add(&chunk);
                 Ok(Step::Chunk(chunk))
+            }
+            Some(Told::Adjusted(adjusted)) => {
+                self.shared.progress().adjusted.extend(adjusted);
+                Ok(Step::Nothing)
             }
             Some(Told::End(info, read)) => self.ended(*info, read),
             Some(Told::Failed(error)) => {

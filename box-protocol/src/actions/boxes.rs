@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::{AttachOptions, CommandChunk, OnDisconnect, actions, is_default};
 use crate::ids::{Name, SessionId};
 use crate::model::{
-    BoxExecutionResult, BoxMountSpec, BoxSessionInfo, BoxState, DefaultsChange, Labels,
+    Adjusted, BoxExecutionResult, BoxMountSpec, BoxSessionInfo, BoxState, DefaultsChange, Labels,
     LifetimeChange, NetworkPolicy, SpecDraft, World,
 };
 use crate::note::Note;
@@ -82,6 +82,9 @@ pub struct BoxCreateResult {
     pub info: BoxSessionInfo,
     /// It was there before.
     pub existed: bool,
+    /// What the profile changed of the request.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub adjusted: Vec<Adjusted>,
     /// How the box ended that the caller had under this id before, if the box is new and the caller did not delete the
     /// earlier one. A runtime remembers the last 1024 such ends.
     #[serde(default, skip_serializing_if = "Option::is_none")]

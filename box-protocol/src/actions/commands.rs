@@ -6,7 +6,7 @@ use super::{AttachOptions, CommandChunk, ReadEnd, ReadFrom, Until, View, actions
 use crate::blob::Blob;
 use crate::env::Env;
 use crate::ids::{CommandId, SessionId};
-use crate::model::{BoxManagedProcessSpec, CommandInfo, Program, Role};
+use crate::model::{Adjusted, BoxManagedProcessSpec, CommandInfo, Program, Role};
 use crate::note::Note;
 
 actions! {
@@ -220,6 +220,9 @@ pub struct CommandStartResult {
     /// How reading ended, if the call stayed open.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read: Option<ReadEnd>,
+    /// What the profile changed of the request.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub adjusted: Vec<Adjusted>,
 }
 
 /// What an exclusive reader does about another one.

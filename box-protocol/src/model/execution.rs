@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::adjusted::Adjusted;
 use crate::error::BoxError;
 use crate::ids::SessionId;
 use crate::invalid::Invalid;
@@ -147,6 +148,10 @@ pub struct BoxExecutionResult {
     #[serde(skip_serializing_if = "is_false")]
     #[cfg_attr(feature = "schema", schemars(default))]
     pub stderr_truncated: bool,
+    /// What the profile changed of the request. Left out where nothing was.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "schema", schemars(default))]
+    pub adjusted: Vec<Adjusted>,
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
@@ -194,6 +199,7 @@ impl BoxExecutionResult {
             stderr_dropped: 0,
             stdout_truncated: false,
             stderr_truncated: false,
+            adjusted: Vec::new(),
         })
     }
 
@@ -236,6 +242,8 @@ struct Fields {
     stdout_truncated: bool,
     #[serde(default)]
     stderr_truncated: bool,
+    #[serde(default)]
+    adjusted: Vec<Adjusted>,
 }
 
 impl TryFrom<Fields> for BoxExecutionResult {
@@ -275,6 +283,7 @@ impl TryFrom<Fields> for BoxExecutionResult {
             stderr_dropped: f.stderr_dropped,
             stdout_truncated: f.stdout_truncated,
             stderr_truncated: f.stderr_truncated,
+            adjusted: f.adjusted,
         })
     }
 }

@@ -1,5 +1,6 @@
 //! The models: what a box is asked to be, what it is, what came of a command.
 
+mod adjusted;
 mod bounds;
 mod changes;
 mod command;
@@ -14,6 +15,7 @@ mod process;
 mod profile;
 mod spec;
 
+pub use adjusted::Adjusted;
 pub use bounds::{
     MAX_ARGUMENTS, MAX_ENTRIES, MAX_LABEL_BYTES, MAX_LABELS, MAX_MOUNTS, MAX_TEXT_BYTES,
     MAX_WORD_BYTES, check_labels, check_mounts,

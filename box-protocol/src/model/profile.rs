@@ -10,8 +10,8 @@ use super::spec::{self, DEFAULT_IMAGE, Network};
 use crate::ids::Name;
 use crate::invalid::Invalid;
 
-/// A field of a spec that a profile can lock: then the profile's value overwrites the caller's,
-/// silently.
+/// A field of a spec that a profile can lock: then the profile's value overwrites the caller's, and the
+/// answer says so.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
@@ -38,6 +38,9 @@ pub enum Lockable {
     WorkspaceQuotaMb,
 }
 
+/// The most time of an exec, where a profile does not say.
+const DEFAULT_MAX_TIMEOUT_SEC: u64 = 120;
+
 /// What a spec gets where the caller says nothing, and where the caller has no say.
 ///
 /// Read from configuration or built in; a value that breaks a rule of the spec is refused on decode.
@@ -59,6 +62,8 @@ pub struct BoxProfile {
     pub timeout_sec: u64,
     /// The most time for a command; longer ones are cut to it. [`u64::MAX`] cuts nothing.
     pub max_timeout_sec: u64,
+    /// The most time of a `command.start` or a `shell.run`, also of one that asks for none; 0 for no limit.
+    pub max_command_sec: u64,
     /// Default mode of the workspace.
     pub host_path_mode: HostPathMode,
     /// Default processors.
@@ -99,7 +104,7 @@ impl BoxProfile {
                 cpus: 0.5,
                 memory_mb: 256,
                 pids_limit: 64,
-                max_timeout_sec: 60,
+                max_timeout_sec: Some(60),
                 locked: [
                     Lockable::Network,
                     Lockable::HostPathMode,
@@ -118,7 +123,7 @@ impl BoxProfile {
                 memory_mb: 1024,
                 pids_limit: 256,
                 read_only_rootfs: false,
-                max_timeout_sec: 300,
+                max_timeout_sec: Some(300),
                 ..base
             },
             _ => return None,
@@ -145,8 +150,11 @@ struct Fields {
     network_policy: Option<Box<NetworkPolicy>>,
     #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     timeout_sec: u64,
-    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
-    max_timeout_sec: u64,
+    #[cfg_attr(feature = "schema", schemars(with = "u64", range(min = 1)))]
+    max_timeout_sec: Option<u64>,
+    /// Unless set: `max_timeout_sec` if that is set, else no limit.
+    #[cfg_attr(feature = "schema", schemars(with = "u64"))]
+    max_command_sec: Option<u64>,
     host_path_mode: HostPathMode,
     #[cfg_attr(feature = "schema", schemars(extend("exclusiveMinimum" = 0)))]
     cpus: f64,
@@ -169,7 +177,8 @@ impl Default for Fields {
             network: Network::Off,
             network_policy: None,
             timeout_sec: 30,
-            max_timeout_sec: 120,
+            max_timeout_sec: None,
+            max_command_sec: None,
             host_path_mode: HostPathMode::Rw,
             cpus: 1.0,
             memory_mb: 512,
@@ -186,17 +195,14 @@ impl TryFrom<Fields> for BoxProfile {
     type Error = Invalid;
 
     fn try_from(f: Fields) -> Result<Self, Invalid> {
+        let max_timeout_sec = f.max_timeout_sec.unwrap_or(DEFAULT_MAX_TIMEOUT_SEC);
         for (field, broken, rule) in [
             ("image", f.image.trim().is_empty(), "must not be empty"),
             ("timeout_sec", f.timeout_sec == 0, spec::TIMEOUT_RULE),
-            (
-                "max_timeout_sec",
-                f.max_timeout_sec == 0,
-                spec::TIMEOUT_RULE,
-            ),
+            ("max_timeout_sec", max_timeout_sec == 0, spec::TIMEOUT_RULE),
             (
                 "timeout_sec",
-                f.timeout_sec > f.max_timeout_sec,
+                f.timeout_sec > max_timeout_sec,
                 "must not be greater than max_timeout_sec",
             ),
             (
@@ -217,7 +223,8 @@ impl TryFrom<Fields> for BoxProfile {
             network: f.network,
             network_policy: f.network_policy,
             timeout_sec: f.timeout_sec,
-            max_timeout_sec: f.max_timeout_sec,
+            max_timeout_sec,
+            max_command_sec: f.max_command_sec.or(f.max_timeout_sec).unwrap_or(0),
             host_path_mode: f.host_path_mode,
             cpus: f.cpus,
             memory_mb: f.memory_mb,
@@ -267,6 +274,7 @@ mod tests {
         assert_eq!(profile.read_only_rootfs, spec.read_only_rootfs);
         assert_eq!(profile.workspace_quota_mb, spec.workspace_quota_mb);
         assert_eq!((profile.timeout_sec, profile.max_timeout_sec), (30, 120));
+        assert_eq!(profile.max_command_sec, 0);
         assert!(profile.locked.is_empty() && !profile.strict);
     }
 

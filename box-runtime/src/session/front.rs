@@ -273,6 +273,7 @@ impl Front {
             info: self.card.info(&create.caller),
             existed: true,
             earlier: None,
+            adjusted: Vec::new(),
         }));
     }
 

@@ -22,6 +22,7 @@ fn policy(profile: BoxProfile, roots: &[&str]) -> Policy {
         allowed_host_mount_roots: roots.iter().map(PathBuf::from).collect(),
         default_host_workspace: None,
         shared_filesystem: true,
+        owner_mounts: false,
     }
 }
 
@@ -29,7 +30,14 @@ fn policy(profile: BoxProfile, roots: &[&str]) -> Policy {
 fn plain(paths: &[&str], kind: PathKind) -> Facts {
     let found = paths.iter().map(|path| {
         let real = Some(PathBuf::from(path));
-        ((*path).to_owned(), HostPath { real, kind })
+        (
+            (*path).to_owned(),
+            HostPath {
+                real,
+                kind,
+                readable: true,
+            },
+        )
     });
     Facts {
         host_paths: found.collect(),
@@ -65,11 +73,11 @@ fn what_is_not_locked_is_the_callers_and_what_is_locked_is_noted() {
     assert_eq!(decision.spec.network, Network::Off);
     assert_eq!(decision.spec.memory_mb, 64);
     // The same value is no wish overruled.
-    assert_eq!(decision.overruled, [Lockable::Network]);
+    assert_eq!(decision.adjusted, [Adjusted::new("network", &"on", &"off")]);
     let open = policy(built_in("default"), &[]);
     let decision = decide(&open, draft, &Facts::default()).unwrap();
     assert_eq!(decision.spec.network, Network::On);
-    assert!(decision.overruled.is_empty());
+    assert!(decision.adjusted.is_empty());
 }
 
 #[test]
@@ -83,12 +91,10 @@ fn long_timeouts_are_cut_and_wrong_ones_refused() {
         )
     };
     let cut = with(999).unwrap();
-    assert_eq!(
-        (cut.spec.timeout_sec, cut.timeout_cut_from),
-        (120, Some(999))
-    );
+    assert_eq!(cut.spec.timeout_sec, 120);
+    assert_eq!(cut.adjusted, [Adjusted::new("timeout_sec", &999, &120)]);
     let kept = with(120).unwrap();
-    assert_eq!((kept.spec.timeout_sec, kept.timeout_cut_from), (120, None));
+    assert_eq!((kept.spec.timeout_sec, kept.adjusted), (120, vec![]));
     let error = with(0).unwrap_err();
     assert_eq!(error.message(), "timeout_sec must be greater than 0");
 }
@@ -101,21 +107,19 @@ fn without_roots_nothing_is_mounted() {
     assert_eq!(error.code(), Code::Validation);
     assert_eq!(
         error.message(),
-        "host_path mounting is disabled because no allowed_host_mount_roots are configured"
+        "host_path mounting is disabled because no allowed_host_mount_roots are configured; boxd serve --allow-mount DIR allows one"
     );
 }
 
 #[test]
 fn look_alike_prefixes_and_blocked_places_are_refused() {
     let policy = policy(built_in("default"), &["/data", "/"]);
-    for (path, rule) in [
-        ("/etc", "host_path is blocked for security"),
-        ("/", "host_path is blocked for security"),
-        ("/proc/self", "host_path is blocked for security"),
-    ] {
+    for path in ["/etc", "/", "/proc/self"] {
         let facts = plain(&[path], PathKind::Directory);
         let error = decide(&policy, SpecDraft::new("s").host_path(path), &facts).unwrap_err();
-        assert_eq!((error.code(), error.message()), (Code::Validation, rule));
+        assert_eq!(error.code(), Code::Validation);
+        let rule = "host_path is blocked for security";
+        assert!(error.message().starts_with(rule), "{error}");
     }
     let narrow = Policy {
         allowed_host_mount_roots: vec!["/data".into()],
@@ -128,13 +132,73 @@ fn look_alike_prefixes_and_blocked_places_are_refused() {
             Ok(_) => assert!(allowed, "{path}"),
             Err(error) => {
                 assert!(!allowed, "{path}");
-                assert_eq!(
-                    error.message(),
-                    "host_path is outside allowed_host_mount_roots"
-                );
+                let rule = "host_path is outside allowed_host_mount_roots";
+                assert!(error.message().starts_with(rule), "{error}");
             }
         }
     }
+}
+
+#[test]
+fn the_owner_mounts_what_it_can_read_and_nothing_that_is_blocked() {
+    let owner = Policy {
+        owner_mounts: true,
+        ..policy(built_in("default"), &["/etc/box"])
+    };
+    let decided = |path: &str, readable: bool| {
+        let mut facts = plain(&[path], PathKind::Directory);
+        facts.host_paths.get_mut(path).unwrap().readable = readable;
+        let draft = SpecDraft::new("s").host_path(path);
+        let decided = decide(&owner, draft, &facts);
+        decided
+            .map(drop)
+            .map_err(|error| error.message().to_owned())
+    };
+    for path in [
+        "/data/x",
+        "/home/me",
+        "/root/project",
+        "/etc/box",
+        "/etc/box/x",
+    ] {
+        decided(path, true).unwrap();
+    }
+    for path in [
+        "/etc", "/etc/ssh", "/root", "/boot", "/run/x", "/proc/1", "/",
+    ] {
+        let error = decided(path, true).unwrap_err();
+        assert!(error.contains("is blocked for security"), "{path}: {error}");
+    }
+    let error = decided("/home/other", false).unwrap_err();
+    assert!(error.contains("must be readable"), "{error}");
+}
+
+#[test]
+fn commands_are_bound_by_the_profile_if_it_says_a_time() {
+    let time = |profile: serde_json::Value, asked| {
+        let policy = policy(serde_json::from_value(profile).unwrap(), &[]);
+        decide_time(&policy, asked)
+    };
+    let (small, open) = (
+        json!({"name": "p", "max_timeout_sec": 60}),
+        json!({"name": "p"}),
+    );
+    let cut = Adjusted::new("timeout_ms", &90_000, &60_000);
+    assert_eq!(time(small.clone(), Some(90_000)), (Some(60_000), Some(cut)));
+    assert_eq!(time(small.clone(), None), (Some(60_000), None));
+    assert_eq!(time(small, Some(5)), (Some(5), None));
+    assert_eq!(time(open.clone(), None), (None, None));
+    assert_eq!(time(open, Some(900_000)), (Some(900_000), None));
+    let own = json!({"name": "p", "max_timeout_sec": 60, "max_command_sec": 0});
+    assert_eq!(time(own, None), (None, None));
+    let locked = json!({"name": "p", "locked": ["timeout_sec"]});
+    let cut = Adjusted::new("timeout_ms", &5, &30_000);
+    assert_eq!(time(locked, Some(5)), (Some(30_000), Some(cut)));
+    assert_eq!(decide_time(&policy(built_in("default"), &[]), None).0, None);
+    assert_eq!(
+        decide_time(&policy(built_in("offline_readonly"), &[]), None).0,
+        Some(60_000)
+    );
 }
 
 #[test]

@@ -73,7 +73,7 @@ async fn decisions_and_ends_are_logged_without_secrets() {
     let lines = lines(ServiceConfig::default()).await;
     assert_eq!(lines.len(), 3, "{lines:?}");
     for (line, parts) in lines.iter().zip([
-        &["message=allowed", "query_id=\"60\"", "timeout_cut_from=999"][..],
+        &["message=allowed", "query_id=\"60\"", "asked: \"999\""][..],
         &[
             "message=finished",
             "session_id=\"person_test_user\"",

@@ -66,7 +66,7 @@ async fn a_host_path_outside_the_roots_is_refused() {
         assert_eq!(langbot_class(&error), "BoxValidationError");
         assert_eq!(
             error.message(),
-            "host_path is outside allowed_host_mount_roots"
+            "host_path is outside allowed_host_mount_roots; boxd serve --allow-mount DIR allows one more"
         );
     }
     assert!(runtime.record().started.is_empty());

@@ -271,6 +271,7 @@ impl Handle<BoxCreate> for Scripted {
             info,
             existed,
             earlier: None,
+            adjusted: Vec::new(),
         })
     }
 }

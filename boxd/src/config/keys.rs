@@ -40,7 +40,12 @@ const fn unset(name: &'static str, example: &'static str, about: &'static str) -
 }
 
 /// Keys below which anything may stand: tables whose names are the operator's.
-pub(crate) const FREE: &[&str] = &["policy.profiles", "images.roots", "network.hosts"];
+pub(crate) const FREE: &[&str] = &[
+    "policy.profiles",
+    "policy.tokens",
+    "images.roots",
+    "network.hosts",
+];
 
 /// All of them, by section.
 pub(crate) const KEYS: &[Key] = &[
@@ -188,12 +193,17 @@ pub(crate) const KEYS: &[Key] = &[
     key(
         "policy.allowed_host_mount_roots",
         "[]",
-        "Directories below which host paths may be mounted. None means that none may.",
+        "Directories below which host paths may be mounted. None means that none may. The user of the server may mount, over the\nUnix socket, every directory that this user can read; places of the system (/etc, /root, /run, ...) only if a root names them.",
     ),
     unset(
         "policy.default_host_workspace",
         r#""/srv/boxes/default""#,
         "The workspace of a box that names none.",
+    ),
+    unset(
+        "policy.tokens",
+        r#"{ ann = { allowed_host_mount_roots = ["/srv/ann"], default_host_workspace = "/srv/ann/box" } }"#,
+        "What callers with single tokens may mount, by the token's name, in place of the two keys above.",
     ),
     unset(
         "policy.workspace_quota_mb",

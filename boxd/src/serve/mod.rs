@@ -4,11 +4,12 @@
 //! 2. `tokens`: who may come from the network.
 //! 3. `doors`: what is listened at, and what each listener asks of callers.
 //! 4. `http`: the one HTTP port; `share`: addresses of it that are handed out.
-//! 5. `ready`: telling the world that it can begin, once.
+//! 5. `owned`: files that must be this user's. `ready`: telling the world that it can begin, once.
 
 mod check;
 mod doors;
 pub(crate) mod http;
+mod owned;
 mod ready;
 mod share;
 mod tokens;
@@ -37,11 +38,15 @@ use crate::{FAILED, complaint, langbot, log, output};
 /// `boxd serve`.
 pub(crate) async fn run(arguments: &Arguments, asked: &ServeArguments) -> Result<ExitCode> {
     let read = || {
-        config::load(
-            asked.config.config.as_deref(),
-            config::variables()?,
-            flags(asked),
-        )
+        let file = asked.config.config.as_deref();
+        let (mut config, values) = config::load(file, config::variables()?, flags(asked))?;
+        // Who opens the Unix socket is the user of this process, or root.
+        config.policy.owner_mounts = true;
+        let more = asked.allow_mount.iter().map(std::path::absolute);
+        for root in more {
+            config.policy.allowed_host_mount_roots.push(root?);
+        }
+        anyhow::Ok((config, values))
     };
     let (mut config, values) = read()?;
     log::start(&config.log)?;
@@ -210,5 +215,6 @@ fn own_directory(path: &Path) -> Result<()> {
     builder.recursive(true).mode(0o700);
     builder
         .create(path)
-        .with_context(|| format!("cannot make the state directory {}", path.display()))
+        .with_context(|| format!("cannot make the state directory {}", path.display()))?;
+    owned::check_state(path)
 }

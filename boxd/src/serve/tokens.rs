@@ -2,14 +2,12 @@
 
 use std::collections::BTreeSet;
 use std::env::VarError;
-use std::fs::Metadata;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use rustix::fs::Mode;
 
 use super::http::auth::LOOPBACK;
+use super::owned::read_secret;
 use crate::langbot::OWNER;
 
 /// The variable that holds tokens where there is no file, in the same form.
@@ -31,14 +29,11 @@ impl Tokens {
     pub(super) fn read(file: Option<&Path>) -> Result<Self> {
         if let Some(path) = file {
             let shown = path.display();
-            let meta = std::fs::metadata(path).with_context(|| format!("token file {shown}"))?;
-            ensure!(
-                for_its_owner(&meta),
-                "token file {shown} can be read by others; chmod 600 it"
-            );
-            let text =
-                std::fs::read_to_string(path).with_context(|| format!("token file {shown}"))?;
-            return Self::parse(&text).with_context(|| format!("token file {shown}"));
+            let read = || {
+                let text = String::from_utf8(read_secret(path)?).context("is not UTF-8")?;
+                Self::parse(&text)
+            };
+            return read().with_context(|| format!("token file {shown}"));
         }
         match std::env::var(VARIABLE) {
             Ok(text) => Self::parse(&text).context(VARIABLE),
@@ -91,11 +86,6 @@ impl Tokens {
     }
 }
 
-/// Whether nobody but its owner can do anything with a file.
-pub(super) fn for_its_owner(meta: &Metadata) -> bool {
-    Mode::from(meta.mode()) & (Mode::RWXG | Mode::RWXO) == Mode::empty()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -130,7 +120,7 @@ mod tests {
         std::fs::write(file.path(), "ann 0123456789abcdef0123456789abcdef\n").unwrap();
         assert!(!Tokens::read(Some(file.path())).unwrap().is_empty());
         std::fs::set_permissions(file.path(), std::fs::Permissions::from_mode(0o640)).unwrap();
-        let error = Tokens::read(Some(file.path())).unwrap_err().to_string();
+        let error = format!("{:#}", Tokens::read(Some(file.path())).unwrap_err());
         assert!(error.contains("chmod 600"), "{error}");
     }
 }

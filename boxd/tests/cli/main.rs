@@ -16,6 +16,7 @@ mod habits;
 mod installing;
 mod lost;
 mod network;
+mod policy;
 mod reach;
 mod run;
 mod serve;

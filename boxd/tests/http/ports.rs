@@ -1,5 +1,8 @@
 //! Ports of real boxes, over HTTP: by an address that is its own credential, and by token.
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::Value;
 use std::io::{Read as _, Write as _};
 use std::num::NonZeroU16;
 use std::time::{Duration, Instant};
@@ -142,6 +145,21 @@ async fn a_token_opens_the_ports_of_its_boxes_and_no_box_sees_it() {
         let path = format!("/boxes/web/port/{port}/");
         assert_eq!(get(&served, &path, &[(name, &ann)]).status, 400, "{port}");
     }
+    // Nor does a box see it in a cookie, in a query or as Basic has it.
+    let basic = format!("Basic {}", STANDARD.encode(format!("ann:{ANN}")));
+    let cookies = format!("theirs=1; token={ANN}");
+    let forms = [
+        (name, ann.as_str()),
+        ("Cookie", &cookies),
+        ("X-Basic", &basic),
+    ];
+    let answer = get(&served, &format!("{plain}?a=1&token={ANN}&b=2"), &forms);
+    assert_eq!(answer.status, 200, "{answer:?}");
+    assert_eq!(answer.json()["path"], "/?a=1&b=2");
+    assert_eq!(answer.json()["headers"]["cookie"], "theirs=1", "control");
+    assert_eq!(answer.json()["headers"]["x-basic"], Value::Null);
+    let in_path = get(&served, &format!("{plain}{ANN}"), &[(name, &ann)]);
+    assert_eq!(in_path.status, 400, "{in_path:?}");
     // What an application in the box asks for itself reaches it; ours never does, needed or not.
     let ours = path(&web, 8000, None).await;
     let answer = get(

@@ -296,6 +296,7 @@ impl Handle<CommandStart> for Script {
             info,
             existed: false,
             read: Some(read),
+            adjusted: Vec::new(),
         })
     }
 }
@@ -381,6 +382,7 @@ impl Handle<ShellRun> for Script {
             info: info("c"),
             existed: false,
             read: None,
+            adjusted: Vec::new(),
         })
     }
 }

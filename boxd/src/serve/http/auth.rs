@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use hyper::HeaderMap;
-use hyper::header::{AUTHORIZATION, HeaderName, HeaderValue};
+use hyper::header::AUTHORIZATION;
 
 use super::answer::{Refusal, Why};
 use super::routes::Door;
@@ -12,7 +12,7 @@ use super::routes::Door;
 /// socket, which is this user, and over loopback every user of the machine can come.
 pub(crate) const LOOPBACK: &str = "loopback";
 
-const LANGBOT: &str = "x-langbot-box-control-token";
+pub(super) const LANGBOT: &str = "x-langbot-box-control-token";
 const OPENSANDBOX: &str = "open-sandbox-api-key";
 /// LangSmith's, and deer-flow's: names have no case.
 const LANGSMITH: &str = "x-api-key";
@@ -55,31 +55,6 @@ impl Auth {
             let message = format!("a token is needed, as Authorization: Bearer{or}{named}");
             Refusal::new(Why::NoToken, message)
         })
-    }
-}
-
-impl Auth {
-    /// Takes every token of ours out of a request that goes on to somebody else, in whichever header it is. LangBot's own
-    /// header goes in any case: what is in it may open another port.
-    pub(super) fn withhold(&self, headers: &mut HeaderMap) {
-        let ours = |value: &HeaderValue| {
-            let text = value.to_str().unwrap_or_default();
-            let token = text.split_once(' ').map_or(text, |(_, token)| token.trim());
-            let known = |token| {
-                self.tokens
-                    .as_ref()
-                    .and_then(|tokens| tokens.name_of(token))
-            };
-            known(text).or_else(|| known(token)).is_some()
-        };
-        let named: Vec<HeaderName> = headers
-            .iter()
-            .filter(|(_, value)| ours(value))
-            .map(|(name, _)| name.clone())
-            .collect();
-        for name in named.into_iter().chain([HeaderName::from_static(LANGBOT)]) {
-            headers.remove(name);
-        }
     }
 }
 
@@ -177,25 +152,6 @@ mod tests {
         }
         let basic = headers("authorization", &format!("Basic {TOKEN}"));
         assert!(auth.who(Door::Rpc, &basic, None).is_err());
-    }
-
-    #[test]
-    fn no_token_goes_on_to_a_box_in_whichever_header_it_is() {
-        let mut passed = HeaderMap::new();
-        for (name, value) in [
-            ("authorization", format!("Bearer {TOKEN}")),
-            (LANGBOT, "of another port".to_owned()),
-            (AIO, TOKEN.to_owned()),
-            ("x-anything", TOKEN.to_owned()),
-            ("x-api-key", "the guest's own".to_owned()),
-            ("cookie", "the guest's own".to_owned()),
-        ] {
-            passed.append(name, value.parse().unwrap());
-        }
-        auth(false).withhold(&mut passed);
-        let mut left: Vec<_> = passed.keys().map(HeaderName::as_str).collect();
-        left.sort_unstable();
-        assert_eq!(left, ["cookie", "x-api-key"]);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::num::NonZeroU16;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use box_protocol::{BoxSessionInfo, UnixMs};
@@ -18,7 +18,7 @@ use hmac::{Hmac, Mac as _};
 use percent_encoding::percent_decode_str;
 use sha2::Sha256;
 
-use crate::serve::tokens::for_its_owner;
+use crate::serve::owned::read_secret;
 
 /// The key's name in a state directory.
 const FILE: &str = "url.key";
@@ -108,17 +108,13 @@ impl Key {
     pub(in crate::serve) fn of(state: &Path) -> Result<Self> {
         let path = state.join(FILE);
         let shown = path.display();
-        let bytes = match fs::read(&path) {
-            Ok(bytes) => bytes,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                make(&path).with_context(|| format!("cannot make {shown}"))?
-            }
-            Err(error) => return Err(error).with_context(|| format!("cannot read {shown}")),
+        let bytes = if path.try_exists()? {
+            read_secret(&path).with_context(|| {
+                format!("{shown}, or remove it: every address that was handed out ends then")
+            })?
+        } else {
+            make(&path).with_context(|| format!("cannot make {shown}"))?
         };
-        ensure!(
-            for_its_owner(&fs::metadata(&path)?),
-            "{shown} can be read by others; chmod 600 it, or remove it: every address that was handed out ends then"
-        );
         let key = bytes.try_into().ok();
         let key = key.with_context(|| {
             format!("{shown} does not have {KEY_BYTES} bytes; remove it: every address that was handed out ends then")
@@ -311,12 +307,8 @@ mod tests {
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
         assert_eq!(format!("{key:?}"), "Key(…)");
         fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
-        assert!(
-            Key::of(state.path())
-                .unwrap_err()
-                .to_string()
-                .contains("chmod 600")
-        );
+        let error = format!("{:#}", Key::of(state.path()).unwrap_err());
+        assert!(error.contains("chmod 600"), "{error}");
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
         fs::write(&path, "short").unwrap();
         assert!(Key::of(state.path()).is_err());

@@ -21,6 +21,7 @@ mod routes;
 mod shared;
 mod stream;
 mod websocket;
+mod withhold;
 
 use std::convert::Infallible;
 use std::net::SocketAddr;

@@ -231,9 +231,16 @@ fn forward(
     } else {
         target.rest
     };
-    let query = asked.uri().query();
+    let query = asked
+        .uri()
+        .query()
+        .map(|query| shared.auth.other_query(query));
     let path = query.map_or_else(|| rest.to_owned(), |query| format!("{rest}?{query}"));
     let malformed = || Refusal::new(Why::Malformed, "the request cannot be passed on");
+    if shared.auth.is_in(&path) {
+        let why = "path: it holds a token of this server; send it in a header";
+        return Err(Refusal::new(Why::Malformed, why));
+    }
     let body = asked.body_mut().take().ok_or_else(malformed)?;
     let mut request = Request::new(body);
     *request.method_mut() = asked.method().clone();

@@ -1,0 +1,163 @@
+//! What a request that goes on to a box does not take along: the server's tokens, wherever they stand.
+
+use base64::Engine as _;
+use base64::alphabet;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use box_rpc::Tokens;
+use hyper::HeaderMap;
+use hyper::header::{COOKIE, HeaderName, HeaderValue};
+use percent_encoding::percent_decode_str;
+
+use super::auth::{Auth, LANGBOT};
+
+/// Shorter words hold no token, which has 32 bytes at least.
+const SHORTEST_WORD: usize = 40;
+
+const LENIENT: GeneralPurposeConfig = GeneralPurposeConfig::new()
+    .with_decode_padding_mode(DecodePaddingMode::Indifferent)
+    .with_decode_allow_trailing_bits(true);
+
+/// Both alphabets of base64, padded or not.
+const DECODERS: [GeneralPurpose; 2] = [
+    GeneralPurpose::new(&alphabet::STANDARD, LENIENT),
+    GeneralPurpose::new(&alphabet::URL_SAFE, LENIENT),
+];
+
+impl Auth {
+    /// Takes every token of ours out of the headers of a request, in whichever header and form it is: as it is, in base64 as
+    /// Basic has it, or percent-encoded. Of the cookies, only those go that hold one. LangBot's own header goes in any case:
+    /// what is in it may open another port.
+    pub(super) fn withhold(&self, headers: &mut HeaderMap) {
+        headers.remove(HeaderName::from_static(LANGBOT));
+        let Some(tokens) = &self.tokens else {
+            return;
+        };
+        let cookies: Vec<_> = headers.get_all(COOKIE).iter().cloned().collect();
+        headers.remove(COOKIE);
+        for value in cookies {
+            if let Some(kept) = other_cookies(tokens, &value) {
+                headers.append(COOKIE, kept);
+            }
+        }
+        let named: Vec<HeaderName> = headers
+            .iter()
+            .filter(|(_, value)| holds(tokens, value.as_bytes()))
+            .map(|(name, _)| name.clone())
+            .collect();
+        for name in named {
+            headers.remove(name);
+        }
+    }
+
+    /// A query without the parts that hold a token of ours.
+    pub(super) fn other_query(&self, query: &str) -> String {
+        let Some(tokens) = &self.tokens else {
+            return query.to_owned();
+        };
+        let parts = query.split('&');
+        let kept: Vec<_> = parts
+            .filter(|part| !holds(tokens, part.as_bytes()))
+            .collect();
+        kept.join("&")
+    }
+
+    /// Whether a text holds a token of ours.
+    pub(super) fn is_in(&self, text: &str) -> bool {
+        let tokens = self.tokens.as_ref();
+        tokens.is_some_and(|tokens| holds(tokens, text.as_bytes()))
+    }
+}
+
+/// The cookies of a header that hold no token.
+fn other_cookies(tokens: &Tokens, value: &HeaderValue) -> Option<HeaderValue> {
+    if !holds(tokens, value.as_bytes()) {
+        return Some(value.clone());
+    }
+    let text = std::str::from_utf8(value.as_bytes()).ok()?;
+    let kept: Vec<_> = text
+        .split(';')
+        .map(str::trim)
+        .filter(|cookie| !holds(tokens, cookie.as_bytes()))
+        .collect();
+    let kept = HeaderValue::try_from(kept.join("; ")).ok()?;
+    (!kept.is_empty()).then_some(kept)
+}
+
+/// Whether a token is in a text, as it is, percent-encoded, or in a word of base64.
+fn holds(tokens: &Tokens, text: &[u8]) -> bool {
+    if tokens.are_in(text) {
+        return true;
+    }
+    let Ok(text) = std::str::from_utf8(text) else {
+        return false;
+    };
+    let decoded = percent_decode_str(text);
+    let plain: Vec<u8> = decoded.collect();
+    if plain.len() != text.len() && tokens.are_in(&plain) {
+        return true;
+    }
+    let is_outside = |byte: &u8| !(byte.is_ascii_alphanumeric() || b"+/-_".contains(byte));
+    let words = plain.split(is_outside);
+    let mut long = words.filter(|word| word.len() >= SHORTEST_WORD);
+    long.any(|word| {
+        let mut decoded = DECODERS
+            .iter()
+            .filter_map(|decoder| decoder.decode(word).ok());
+        decoded.any(|bytes| tokens.are_in(&bytes))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
+
+    use super::*;
+
+    const TOKEN: &str = "ann/0123456789+bcdef0123456789abcdef=";
+
+    fn auth() -> Auth {
+        Auth {
+            tokens: Some(Tokens::new([("ann".to_owned(), TOKEN.to_owned())])),
+            loopback: false,
+        }
+    }
+
+    #[test]
+    fn no_token_goes_on_to_a_box_in_whichever_header_and_form_it_is() {
+        let basic = STANDARD.encode(format!("user:{TOKEN}"));
+        let other = STANDARD.encode(format!("user:{}", TOKEN.to_uppercase()));
+        let mut passed = HeaderMap::new();
+        for (name, value) in [
+            ("authorization", format!("Bearer {TOKEN}")),
+            ("proxy-authorization", format!("Basic {basic}")),
+            (LANGBOT, "of another port".to_owned()),
+            ("x-aio-api-key", TOKEN.to_owned()),
+            ("x-anything", format!("a, b=\"{TOKEN}\"")),
+            (
+                "referer",
+                "http://h/?t=ann%2F0123456789%2Bbcdef0123456789abcdef%3D".to_owned(),
+            ),
+            ("x-url-safe", URL_SAFE_NO_PAD.encode(TOKEN)),
+            ("x-api-key", "the guest's own".to_owned()),
+            ("x-other", format!("Basic {other}")),
+            ("cookie", format!("mine=1; t={TOKEN}; b={basic}; last=2")),
+            ("cookie", format!("t={TOKEN}")),
+        ] {
+            passed.append(name, value.parse().unwrap());
+        }
+        auth().withhold(&mut passed);
+        let mut left: Vec<_> = passed.keys().map(HeaderName::as_str).collect();
+        left.sort_unstable();
+        assert_eq!(left, ["cookie", "x-api-key", "x-other"]);
+        assert_eq!(passed.get_all(COOKIE).iter().count(), 1);
+        assert_eq!(passed[COOKIE], "mine=1; last=2");
+    }
+
+    #[test]
+    fn a_query_loses_the_parts_that_hold_a_token() {
+        let query = format!("a=1&api_key={TOKEN}&b=2&ann%2F0123456789%2bbcdef0123456789abcdef%3D");
+        assert_eq!(auth().other_query(&query), "a=1&b=2");
+        assert_eq!(auth().other_query("a=1&&b"), "a=1&&b");
+        assert!(auth().is_in(&format!("/x/{TOKEN}")) && !auth().is_in("/x"));
+    }
+}

@@ -1,0 +1,185 @@
+//! What a profile and an operator decide, and what people are told of it.
+
+use std::process::Output;
+
+use super::support::{Server, boxd, err, feed, out};
+
+const ANN: &str = "ann-0123456789abcdef0123456789abcdef";
+const BOB: &str = "bob-0123456789abcdef0123456789abcdef";
+
+/// A profile with a short limit on time and a locked network.
+const SMALL: &str =
+    r#"[{ name = "small", timeout_sec = 1, max_timeout_sec = 1, locked = ["network"] }]"#;
+
+fn small() -> Server {
+    Server::with(tempfile::tempdir().unwrap(), |command| {
+        command
+            .env("BOXD_POLICY_PROFILES", SMALL)
+            .env("BOXD_POLICY_PROFILE", "small");
+    })
+}
+
+fn count(text: &str, part: &str) -> usize {
+    text.matches(part).count()
+}
+
+#[test]
+fn the_time_of_a_profile_binds_commands_and_runs_in_shells_and_is_told_once() {
+    let server = small();
+    let asked = ["run", "--session", "s", "--timeout", "1000s", "sleep 900"];
+    let late = server.run(&asked);
+    assert_eq!(late.status.code(), Some(124), "{late:?}");
+    let said = "timeout_ms: 1000 instead of 1000000";
+    assert_eq!(count(&err(&late), said), 1, "{late:?}");
+    // One that asks for no time has no more of it.
+    let late = server.run(&["exec", "s", "sleep 900"]);
+    assert_eq!(late.status.code(), Some(124), "{late:?}");
+    assert!(!err(&late).contains("timeout_ms"), "{late:?}");
+    // What keeps within it is told nothing.
+    let soon = server.run(&["exec", "--timeout", "900ms", "s", "echo hi"]);
+    assert_eq!((out(&soon).as_str(), err(&soon).as_str()), ("hi\n", ""));
+}
+
+#[test]
+fn a_locked_field_is_told_on_standard_error_once() {
+    let server = small();
+    let ran = server.run(&["run", "--network", "on", "echo hi"]);
+    assert_eq!(out(&ran), "hi\n", "{ran:?}");
+    assert_eq!(
+        count(&err(&ran), "network: off instead of on"),
+        1,
+        "{ran:?}"
+    );
+    assert_eq!(err(&server.run(&["run", "--network", "off", "true"])), "");
+}
+
+#[test]
+fn the_user_of_a_server_mounts_what_that_user_can_read_but_no_place_of_the_system() {
+    let server = Server::start();
+    let workspace = tempfile::tempdir().unwrap();
+    std::fs::write(workspace.path().join("file"), "here").unwrap();
+    let path = workspace.path().to_str().unwrap();
+    let named = ["run", "--session", "x", "--workspace", path, "cat file"];
+    assert_eq!(out(&server.run(&named)), "here");
+    let once = ["run", "--workspace", path, "cat file"];
+    assert_eq!(out(&server.run(&once)), "here");
+    for place in ["/etc", "/etc/ssl", "/boot", "/run", "/proc", "/"] {
+        for session in [&["--session", "y"][..], &[]] {
+            let refused = [&["run"], session, &["--workspace", place, "true"]].concat();
+            let refused = server.run(&refused);
+            assert_eq!(refused.status.code(), Some(125), "{place}: {refused:?}");
+            let said = err(&refused);
+            assert!(said.contains("is blocked for security"), "{said}");
+        }
+    }
+}
+
+#[test]
+fn a_run_without_a_server_mounts_no_place_of_the_system() {
+    for place in ["/etc", "/run", "/boot", "/root"] {
+        for option in [
+            ["--workspace", place],
+            ["--mount", &format!("{place}:/mnt")],
+        ] {
+            let refused = feed(boxd().arg("run").args(option).arg("true"), b"");
+            assert_eq!(refused.status.code(), Some(125), "{option:?}: {refused:?}");
+            assert!(
+                err(&refused).contains("is blocked for security"),
+                "{refused:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn each_token_has_its_own_roots_and_the_error_names_the_remedy() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| {
+        let path = directory.path().join(name);
+        std::fs::create_dir(&path).unwrap();
+        std::fs::write(path.join("file"), name).unwrap();
+        path
+    };
+    let (all, hers, other) = (at("all"), at("hers"), at("other"));
+    let config = directory.path().join("boxd.toml");
+    let tokens = format!(
+        "[policy.tokens.ann]\nallowed_host_mount_roots = [{hers:?}]\ndefault_host_workspace = {hers:?}\n"
+    );
+    std::fs::write(&config, tokens).unwrap();
+    let server = Server::with(directory, |command| {
+        command
+            .env("BOXD_TOKENS", format!("ann {ANN}\nbob {BOB}\n"))
+            .args(["--listen", "tcp://127.0.0.1:0", "--config"])
+            .arg(&config)
+            .arg("--allow-mount")
+            .arg(&all);
+    });
+    let run = |token: &str, more: &[&str]| -> Output {
+        let mut command = server.boxd(&["--endpoint", &server.endpoints[0], "run"]);
+        feed(
+            command.env("BOXD_TOKEN", token).args(more).arg("cat file"),
+            b"",
+        )
+    };
+    let mount =
+        |token: &str, path: &std::path::Path| run(token, &["--workspace", path.to_str().unwrap()]);
+    assert_eq!(out(&mount(ANN, &hers)), "hers");
+    assert_eq!(out(&mount(BOB, &all)), "all");
+    assert_eq!(out(&run(ANN, &[])), "hers", "her own default");
+    assert_ne!(out(&run(BOB, &[])), "hers");
+    for (token, path) in [(ANN, &all), (ANN, &other), (BOB, &hers), (BOB, &other)] {
+        let refused = mount(token, path);
+        assert_eq!(refused.status.code(), Some(125), "{refused:?}");
+        assert!(err(&refused).contains("--allow-mount"), "{refused:?}");
+    }
+}
+
+#[test]
+fn a_state_directory_or_a_token_file_of_another_user_is_refused() {
+    use std::os::unix::fs::chown;
+    if !rustix::process::geteuid().is_root() {
+        // Only root can give a file away.
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let (state, tokens) = (
+        directory.path().join("state"),
+        directory.path().join("tokens"),
+    );
+    std::fs::create_dir(&state).unwrap();
+    std::fs::write(&tokens, format!("ann {ANN}\n")).unwrap();
+    let chmod = |mode| {
+        use std::os::unix::fs::PermissionsExt as _;
+        let mode = std::fs::Permissions::from_mode(mode);
+        std::fs::set_permissions(&tokens, mode).unwrap();
+    };
+    chmod(0o600);
+    let serve = || {
+        let mut command = boxd();
+        command.arg("serve").arg("--state-dir").arg(&state);
+        feed(command.arg("--token-file").arg(&tokens), b"")
+    };
+    chown(&tokens, Some(65534), None).unwrap();
+    let refused = serve();
+    assert_eq!(refused.status.code(), Some(125), "{refused:?}");
+    let said = err(&refused);
+    assert!(
+        said.contains("token file") && said.contains("belongs to user 65534"),
+        "{said}"
+    );
+    chown(&tokens, Some(0), None).unwrap();
+    chown(&state, Some(65534), None).unwrap();
+    let said = err(&serve());
+    assert!(
+        said.contains("state directory") && said.contains("belongs to user 65534"),
+        "{said}"
+    );
+    chown(&state, Some(0), None).unwrap();
+    std::fs::write(state.join("url.key"), [7; 64]).unwrap();
+    chown(state.join("url.key"), Some(65534), None).unwrap();
+    let said = err(&serve());
+    assert!(
+        said.contains("url.key") && said.contains("belongs to user 65534"),
+        "{said}"
+    );
+}
