@@ -182,7 +182,9 @@ async fn find_or_make(
     let network_policy = spec.extras.network_policy.clone();
     let lifetime = spec.extras.lifetime.clone();
     let defaults = spec.extras.defaults.clone();
-    let there = if info.state == BoxState::Running && spec.extra_mounts.is_none() {
+    // To ask for it counts as use, from which a new time without use begins.
+    let as_it_is = spec.extra_mounts.is_none() && lifetime.is_none();
+    let there = if info.state == BoxState::Running && as_it_is {
         let asked = spec.build()?;
         if let Some(conflict) = first_conflict(&info, &asked) {
             return Err(conflict.into_error(&asked.session_id).into());

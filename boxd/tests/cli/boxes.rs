@@ -177,6 +177,6 @@ fn what_a_terminal_would_obey_is_never_printed_raw() {
     assert_eq!(told["program"]["argv"][2], evil, "nothing is lost");
     for id in ["a\u{202e}b", "a\u{9b}b", "a\u{200b}b"] {
         let refused = err(&server.run(&["run", "--session", id, "true"]));
-        assert!(refused.contains("session_id must not contain"), "{refused}");
+        assert!(refused.contains("name must not contain"), "{refused}");
     }
 }

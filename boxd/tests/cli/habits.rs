@@ -104,6 +104,15 @@ fn a_named_box_lives_as_long_as_it_is_asked_to() {
     server.ok(&["run", "--name", "long", "--keep", "test -e /tmp/f"]);
     let kept = idle("long").as_u64().unwrap();
     assert!(kept > 1_000_000_000_000_000, "{kept}");
+    // A time that is shorter than the box has been without use begins now.
+    let unused = || {
+        let told = server.json(&["inspect", "long"]);
+        let last = told["box"]["last_used_at"].as_u64().unwrap();
+        std::time::UNIX_EPOCH.elapsed().unwrap().as_millis() > u128::from(last) + 6_000
+    };
+    eventually("it is without use for six seconds", unused);
+    server.ok(&["run", "--name", "long", "--ttl", "5s", "test -e /tmp/f"]);
+    server.ok(&["run", "--name", "long", "--keep", "test -e /tmp/f"]);
     // The name the option had before.
     server.ok(&["run", "--session", "long", "test -e /tmp/f"]);
 }
