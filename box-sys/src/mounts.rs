@@ -71,20 +71,24 @@ pub(crate) fn open_beneath(
 
 /// Makes the directories of an absolute path beneath `root`, links refused, and opens the last one.
 pub(crate) fn make_dirs(root: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
-    let mut dir = open_beneath(root, ".", OFlags::PATH | OFlags::DIRECTORY)?;
+    let mut dir = None;
     for component in path.components() {
         let Component::Normal(name) = component else {
             continue;
         };
-        match rustix::fs::mkdirat(&dir, name, Mode::from(0o755)) {
+        let at = dir.as_ref().map_or(root, AsFd::as_fd);
+        match rustix::fs::mkdirat(at, name, Mode::from(0o755)) {
             // Not to be written, or not by an id that its mount does not map: only a reason to stop if the directory is not
             // there.
             Ok(()) | Err(Errno::EXIST | Errno::ROFS | Errno::ACCESS | Errno::OVERFLOW) => {}
             Err(error) => return Err(error.into()),
         }
-        dir = open_beneath(&dir, name, OFlags::PATH | OFlags::DIRECTORY)?;
+        dir = Some(open_beneath(at, name, OFlags::PATH | OFlags::DIRECTORY)?);
     }
-    Ok(dir)
+    dir.map_or_else(
+        || open_beneath(root, ".", OFlags::PATH | OFlags::DIRECTORY),
+        Ok,
+    )
 }
 
 /// The place for a tree: a directory for a directory, an empty file for a file.

@@ -5,6 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::cgroup::{Ability, Cgroups, DiskLimits, Owner};
+use crate::server::view::can_overlay_system;
 use crate::{landlock, network, raw, seccomp};
 
 /// What a box is made of, as far as this machine has it.
@@ -18,7 +19,7 @@ pub struct Primitives {
     pub seccomp: bool,
     /// The version of Landlock; 0 is none.
     pub landlock: u32,
-    /// Whether the kernel has overlayfs.
+    /// Whether overlays of the system directories can be made, and so images be used.
     pub overlay: bool,
     /// What control groups do not do here.
     pub cgroup_missing: Vec<Ability>,
@@ -66,8 +67,9 @@ impl Primitives {
                 .collect(),
             seccomp: seccomp::available(),
             landlock: landlock::abi(),
-            overlay: std::fs::read_to_string("/proc/filesystems")
-                .is_ok_and(|list| list.contains("\toverlay\n")),
+            overlay: raw::try_in_child(|| {
+                raw::unshare(libc::CLONE_NEWNS | with_user).is_ok() && can_overlay_system()
+            }),
             cgroup_missing: cgroups.missing(),
             network: None,
             gate: None,

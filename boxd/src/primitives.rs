@@ -26,7 +26,7 @@ const ALL: [(&str, bool, &str); 19] = [
     ("namespace.cgroup", true, "does not see where its cgroups are"),
     ("seccomp", true, "only known system calls"),
     ("landlock", false, "a second fence around files; without it, mounts and permissions alone"),
-    ("overlay", false, "without it, no box on an image of its own"),
+    ("overlay", false, "without it, no box on an image of its own, and watches and locks of boxes in system directories meet"),
     ("two_uids", false, "without it the agent has the guest's id, and seccomp, Landlock and being non-dumpable fence it"),
     ("cgroup.memory", false, "without it, memory is limited for each process, not for all together"),
     ("cgroup.pids", false, "without it, the kernel counts processes per user of the box"),

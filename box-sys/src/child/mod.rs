@@ -19,6 +19,7 @@ use crate::network::{self, ExitMarks, Net};
 use crate::plan::{Mount, SandboxPlan};
 use crate::raw;
 use crate::server::Server;
+use crate::server::view::View;
 use crate::server::world::open_ns;
 use crate::wire::{Reply, next_length, receive_message, send_message};
 
@@ -35,6 +36,8 @@ pub(crate) struct Seed<'a> {
     pub(crate) lower: Option<OwnedFd>,
     /// The network namespace, if there is one ready.
     pub(crate) net: Option<Net>,
+    /// Its overlays, if they are ready.
+    pub(crate) view: Option<View>,
     pub(crate) user: OwnedFd,
     pub(crate) group: Option<&'a Group>,
 }

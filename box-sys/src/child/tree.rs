@@ -22,6 +22,8 @@ use crate::mounts::{
 };
 use crate::plan::{Guest, Mount, Root, SandboxPlan};
 use crate::raw::{self, ATTR_NODEV, ATTR_NOEXEC, ATTR_NOSUID, ATTR_RDONLY};
+use crate::server::view::View;
+use crate::server::world::World;
 
 /// Everybody may write, only owners may delete.
 const STICKY: Mode = Mode::from_raw_mode(0o1777);
@@ -31,9 +33,12 @@ const TERMINALS: &str = "64";
 
 /// Builds what does not depend on a single box, and makes it this process's root.
 pub(super) fn prepare(seed: &mut Seed<'_>) -> Result<Tree> {
+    let world = &seed.server.world;
     let scratch = scratch(seed.shape)?;
+    let View { pieces, system } = seed.view.take().map_or_else(|| View::new(world), Ok)?;
+    attach(&pieces, open("/o")?).at("attach the pieces")?;
     let root = match seed.lower.take() {
-        None => host_root(seed, &scratch)?,
+        None => host_root(seed, &scratch, &pieces, &system)?,
         Some(lower) => given_root(seed, &scratch, &lower)?,
     };
     let guest = seed.server.ids.guest(seed.shape.guest.id);
@@ -42,8 +47,8 @@ pub(super) fn prepare(seed: &mut Seed<'_>) -> Result<Tree> {
         scratch,
         guest,
     };
-    tree.dev()?;
-    tree.proc(seed)?;
+    tree.dev(world, &pieces)?;
+    tree.proc(world, &pieces)?;
     tree.private("tmp", Path::new("tmp"), STICKY)?;
     // One place, two names: whatever a program leaves in either is under the same cap and ends with the box.
     let var = tree.place(Path::new("var"))?;
@@ -52,7 +57,7 @@ pub(super) fn prepare(seed: &mut Seed<'_>) -> Result<Tree> {
         other => other.at("make /var/tmp")?,
     }
     tree.private("home", &seed.shape.guest.home, Mode::from(0o755))?;
-    tree.who()?;
+    tree.who(&pieces)?;
     // Both names of the root are one: the old one lies under the new one and is then taken away with all it holds.
     rustix::process::fchdir(&tree.root).at("enter the root")?;
     rustix::process::pivot_root(".", ".").at("pivot the root")?;
@@ -84,8 +89,13 @@ fn open(path: &str) -> Result<OwnedFd> {
     .at("open a piece of the box")
 }
 
-/// A skeleton of empty directories, into which the server's read-only pieces are moved.
-fn host_root(seed: &Seed<'_>, scratch: &OwnedFd) -> Result<OwnedFd> {
+/// A skeleton of empty directories, onto which the box's views of the system directories are attached.
+fn host_root(
+    seed: &Seed<'_>,
+    scratch: &OwnedFd,
+    pieces: &OwnedFd,
+    system: &[OwnedFd],
+) -> Result<OwnedFd> {
     let world = &seed.server.world;
     make_dir(scratch, "root")?;
     let skeleton = clone_tree(scratch, "root", false).at("copy the root's mount")?;
@@ -94,13 +104,20 @@ fn host_root(seed: &Seed<'_>, scratch: &OwnedFd) -> Result<OwnedFd> {
         rustix::fs::symlinkat(target.as_str(), &skeleton, name.as_str())
             .at("make a system link")?;
     }
-    for name in world.trees.iter().map(String::as_str).chain(["etc"]) {
-        make_dir(&skeleton, name)?;
-        let flags = MoveMountFlags::empty();
-        rustix::mount::move_mount(CWD, format!("/t/{name}"), &skeleton, name, flags)
-            .at("move a system directory")?;
+    for (tree, view) in world.trees.iter().zip(system) {
+        let place = make_place(skeleton.as_fd(), Path::new(&tree.name), view.as_fd());
+        attach(view, place.at("open the place of a system directory")?)
+            .at("attach a system directory")?;
     }
+    make_dir(&skeleton, "etc")?;
+    let place = open_beneath(&skeleton, "etc", OFlags::PATH).at("open /etc")?;
+    attach(piece(pieces, "etc")?, place).at("attach /etc")?;
     Ok(skeleton)
+}
+
+/// A mount of one of the server's pieces.
+fn piece(pieces: &OwnedFd, name: &str) -> Result<OwnedFd> {
+    clone_tree(pieces, name, false).at("copy a piece's mount")
 }
 
 /// An overlay: the given directory below, what is written above and under the cap. The directory is never written to.
@@ -269,16 +286,19 @@ impl Tree {
         clone_tree(&self.scratch, name, false).at("copy a private directory's mount")
     }
 
-    fn dev(&self) -> Result<()> {
-        let dev = self.place(Path::new("dev"))?;
-        rustix::mount::move_mount(
-            CWD,
-            "/t/dev",
-            &dev,
-            "",
-            MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH,
-        )
-        .at("move /dev")?;
+    fn dev(&self, world: &World, pieces: &OwnedFd) -> Result<()> {
+        let place = self.place(Path::new("dev"))?;
+        let dev = piece(pieces, "dev")?;
+        if world.nodes.is_empty() {
+            raw::mount_setattr(dev.as_fd(), false, 0, ATTR_NODEV).at("allow devices")?;
+        }
+        attach(dev, place).at("attach /dev")?;
+        for name in &world.nodes {
+            let onto = MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+            let place = self.inside(&format!("dev/{name}"))?;
+            rustix::mount::move_mount(CWD, format!("/d/{name}"), place, "", onto)
+                .at("move a device")?;
+        }
         // No `gid=`: the usual group is mapped in no box (EINVAL). A terminal then has the group of who opened it.
         let options = [
             ("newinstance", ""),
@@ -297,8 +317,7 @@ impl Tree {
         open_beneath(&self.root, path, OFlags::PATH).at("open a place of the box")
     }
 
-    fn proc(&self, seed: &Seed<'_>) -> Result<()> {
-        let world = &seed.server.world;
+    fn proc(&self, world: &World, pieces: &OwnedFd) -> Result<()> {
         // Not `hidepid`: it shows only what one may trace, and commands of one box are under separate Landlock domains, so `ps`
         // would not show what another command started. What matters of init is closed by its being non-dumpable.
         let proc =
@@ -323,21 +342,21 @@ impl Tree {
         )
         .at("attach /proc/sys")?;
         for (name, dir) in &world.masks {
-            let Ok(place) = open_beneath(&proc, name.as_str(), OFlags::PATH) else {
-                continue;
-            };
-            let mask = clone_tree(CWD, if *dir { "/t/empty" } else { "/t/nothing" }, false)
-                .at("copy a mask")?;
-            attach(mask, place).at("mask a part of procfs")?;
+            let mask = piece(pieces, if *dir { "empty" } else { "nothing" })?;
+            // By name: what this procfs has is the kernel's, and nothing in it is a link to elsewhere.
+            let beneath = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+            match rustix::mount::move_mount(mask, "", &proc, name.as_str(), beneath) {
+                Ok(()) | Err(rustix::io::Errno::NOENT) => {}
+                Err(error) => return Err(error).at("mask a part of procfs"),
+            }
         }
         Ok(())
     }
 
     /// Who is who by default, at the place where files of one's own would be.
-    fn who(&self) -> Result<()> {
+    fn who(&self, pieces: &OwnedFd) -> Result<()> {
         let dir = self.place(Path::new("run/box"))?;
-        let onto = MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
-        rustix::mount::move_mount(CWD, "/t/who", &dir, "", onto).at("move who is who")
+        attach(piece(pieces, "who")?, dir).at("attach who is who")
     }
 
     /// Who is who, for programs that ask. A given root has its own files, to which `add_guest` added.

@@ -132,6 +132,7 @@ impl Server {
         limits: Option<&Limits>,
     ) -> Result<i32> {
         let net = self.pools.net(shape.network);
+        let view = self.pools.view();
         let user = self.pools.user(shape.guest.id);
         let read_only = |error: &std::io::Error| error.raw_os_error() == Some(libc::EROFS);
         let user = match user {
@@ -156,6 +157,7 @@ impl Server {
                     shape,
                     lower,
                     net,
+                    view,
                     user,
                     group: group.as_ref(),
                 };
@@ -170,6 +172,7 @@ impl Server {
                         group,
                         owned: true,
                         held: false,
+                        view,
                     },
                 );
                 Ok(pid)

@@ -3,11 +3,12 @@
 //! A fork copies the caller's memory map. From a daemon of a gigabyte that takes fifty times a spawn, and with threads it
 //! copies locks that nobody will ever open. So boxes come from here.
 //!
-//! `world.rs` is what it lives in, `pools.rs` what it keeps ready, `launch.rs` how it makes a box of a plan; this file is
+//! `world.rs` is what it lives in, `view.rs` how each box gets that for itself, `pools.rs` what it keeps ready, `launch.rs` how it makes a box of a plan; this file is
 //! its loop.
 
 mod launch;
 pub(crate) mod pools;
+pub(crate) mod view;
 pub(crate) mod world;
 
 use std::collections::{HashMap, HashSet};
@@ -24,6 +25,7 @@ use crate::probe::{Primitives, privileged};
 use crate::raw;
 use crate::wire::{MESSAGE_MAX, Reply, Request, ServerConfig, receive_message, send_message};
 use pools::{Ids, Pools};
+use view::View;
 use world::World;
 
 /// Everything the server has.
@@ -58,6 +60,8 @@ struct Alive {
     owned: bool,
     /// Whether somebody holds a handle on it.
     held: bool,
+    /// Its overlays, if they came from the pool.
+    view: Option<View>,
 }
 
 /// A box that waits for its plan.
@@ -173,12 +177,14 @@ impl Server {
 
     /// What the machine has, and the place to build boxes in.
     fn ground(cgroups: &Cgroups, privileged: bool) -> Result<(Primitives, World)> {
-        let primitives = Primitives::with(cgroups, privileged);
+        let mut primitives = Primitives::with(cgroups, privileged);
         let missing = primitives.missing_required();
         if !missing.is_empty() {
             return Err(Error::Unavailable(missing.join(", ")));
         }
-        Ok((primitives, World::build(privileged)?))
+        let world = World::build(privileged, primitives.overlay)?;
+        primitives.overlay = primitives.overlay && world.trees.iter().all(|tree| tree.overlaid);
+        Ok((primitives, world))
     }
 
     /// Answers until the other end of the socket is closed.
@@ -264,9 +270,11 @@ impl Server {
     /// An init that is reaped was the last of its box: the kernel ends a pid namespace before its first process.
     fn forget(&mut self, pid: i32) {
         self.spares.retain(|spare| spare.pid != pid);
-        if let Some(alive) = self.boxes.remove(&pid)
-            && let Some(group) = alive.group
-        {
+        let Some(alive) = self.boxes.remove(&pid) else {
+            return;
+        };
+        self.pools.end_view(alive.view);
+        if let Some(group) = alive.group {
             if alive.held {
                 self.held.insert(group);
             } else {

@@ -1,4 +1,4 @@
-//! What is made ahead of time: network namespaces, user namespaces and cgroups, each used once by one box.
+//! What is made ahead of time: network namespaces, user namespaces, overlays and cgroups, each used once by one box.
 //!
 //! They are the dearest parts of a box and depend on no plan. Groups of control may come back (`Cgroups::reset`), namespaces
 //! never do.
@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use rustix::fs::{Mode, OFlags};
 
+use super::view::View;
 use super::world::{World, open_ns};
 use crate::cgroup::{Cgroups, Group};
 use crate::error::{At, Result};
@@ -59,6 +60,12 @@ pub(crate) struct Pools {
     exits: Vec<Net>,
     exits_wanted: bool,
     users: Vec<OwnedFd>,
+    views: Vec<View>,
+    /// Views of boxes that have ended. To let go of the last mount of an overlay takes the kernel some 0.1 ms, which no box's
+    /// end is to wait for.
+    ended: Vec<View>,
+    /// How many views from here boxes have, or had until now.
+    lent: usize,
     groups: Vec<Group>,
     ids: Ids,
     owner: crate::cgroup::Owner,
@@ -67,6 +74,9 @@ pub(crate) struct Pools {
     /// Maps of workspace owners, see `owner_map`.
     owners: Vec<((u32, u32, u32), OwnedFd)>,
 }
+
+/// Most views that boxes have from here at once: each is a few descriptors of the server's. Further boxes make their own.
+const LENT_MAX: usize = 256;
 
 /// Most owner maps kept.
 const OWNERS_MAX: usize = 32;
@@ -79,6 +89,9 @@ impl Pools {
             exits: Vec::new(),
             exits_wanted: false,
             users: Vec::new(),
+            views: Vec::new(),
+            ended: Vec::new(),
+            lent: 0,
             groups: Vec::new(),
             ids,
             owner,
@@ -97,6 +110,14 @@ impl Pools {
         if self.exits_wanted && self.exits.len() < self.size {
             let net = new_net(world, Network::Exits);
             return net.map(|net| self.exits.push(net)).is_ok();
+        }
+        if self.views.len() < self.size && self.lent < LENT_MAX {
+            let view = View::new(world).inspect(|view| view.warm(world));
+            return view.map(|view| self.views.push(view)).is_ok();
+        }
+        if self.ended.pop().is_some() {
+            self.lent -= 1;
+            return true;
         }
         if self.users.len() < self.size {
             return new_user(&self.ids.map(self.guest))
@@ -122,6 +143,18 @@ impl Pools {
                 self.exits.pop()
             }
         }
+    }
+
+    /// Overlays, unless the box must make its own, as with networks.
+    pub(crate) fn view(&mut self) -> Option<View> {
+        let view = self.views.pop();
+        self.lent += usize::from(view.is_some());
+        view
+    }
+
+    /// Takes the overlays of a box that has ended, to let go of them later.
+    pub(crate) fn end_view(&mut self, view: Option<View>) {
+        self.ended.extend(view);
     }
 
     pub(crate) fn user(&mut self, guest: u32) -> io::Result<OwnedFd> {

@@ -4,10 +4,15 @@
 //! up by name once the server is up, and copying a dozen mounts is cheap where copying the machine's would not be.
 //!
 //! ```text
-//! /proc     the machine's, unmasked: the kernel lets an ordinary user mount a box's own only if one is in sight
-//! /t/…      the pieces: usr, etc, dev, who is who by default, a file and a directory to mask with
-//! /r /s /l  empty, where a box puts its root, its private files and a given root's lower layer
+//! /proc        the machine's, unmasked: the kernel lets an ordinary user mount a box's own only if one is in sight
+//! /t/…         the machine's system directories
+//! /p/…         the pieces: etc, dev, who is who by default, a file and a directory to mask with
+//! /d/…         the machine's devices, where the server may not make its own
+//! /r /s /l /o  empty, where a box puts its root, its private files, a given root's lower layer and its pieces
+//! /n           empty, the layer below every overlay
 //! ```
+//!
+//! `view.rs` is how a box gets inodes of its own for all of this.
 
 use std::fs;
 use std::io;
@@ -15,14 +20,15 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
-use rustix::fs::{CWD, Mode, OFlags};
+use rustix::fs::{CWD, FileType, Mode, OFlags};
 use rustix::mount::UnmountFlags;
 
+use super::view::{self, Tree};
 use crate::error::{At, Result};
 use crate::identity;
-use crate::mounts::{attach, clone_tree, make_dirs, make_file, new_fs};
+use crate::mounts::{attach, clone_tree, make_dirs, make_file, new_fs, open_beneath};
 use crate::plan::SandboxPlan;
-use crate::raw::{self, ATTR_NODEV, ATTR_NOEXEC, ATTR_NOSUID, ATTR_RDONLY};
+use crate::raw::{self, ATTR_NODEV, ATTR_NOEXEC, ATTR_NOSUID};
 
 /// The machine's system directories. Where one is a link (`/bin` to `usr/bin`), boxes get the link.
 const SYSTEM: &[&str] = &["usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32"];
@@ -107,6 +113,23 @@ const MASKED: &[&str] = &[
     "timer_stats",
 ];
 
+/// Directories of the small world, see above.
+const PLACES: &[&str] = &[
+    "proc",
+    "t",
+    "p/etc",
+    "p/dev/pts",
+    "p/dev/shm",
+    "p/empty",
+    "p/who",
+    "d",
+    "r",
+    "s",
+    "l",
+    "o",
+    "n",
+];
+
 /// What the server has to make boxes with.
 #[derive(Debug)]
 pub(crate) struct World {
@@ -122,8 +145,12 @@ pub(crate) struct World {
     pub(crate) net: OwnedFd,
     /// System directories that are links: name and target.
     pub(crate) links: Vec<(String, String)>,
-    /// System directories that are mounted at `/t`.
-    pub(crate) trees: Vec<String>,
+    /// System directories that are mounted at `/t`, the outer ones first.
+    pub(crate) trees: Vec<Tree>,
+    /// Whether boxes get overlays of the pieces.
+    pub(crate) overlays: bool,
+    /// Devices that are mounted at `/d`, because the server may not make its own.
+    pub(crate) nodes: Vec<&'static str>,
     /// What is masked in procfs: name, and whether it is a directory.
     pub(crate) masks: Vec<(String, bool)>,
 }
@@ -131,7 +158,7 @@ pub(crate) struct World {
 impl World {
     /// Builds it and moves this process in. The machine's own mounts are not touched: everything happens in namespaces that
     /// end with the server.
-    pub(crate) fn build(privileged: bool) -> Result<Self> {
+    pub(crate) fn build(privileged: bool, overlays: bool) -> Result<Self> {
         if privileged {
             raw::unshare(libc::CLONE_NEWNS).at("unshare the mount namespace")?;
         } else {
@@ -151,6 +178,8 @@ impl World {
             net,
             links: Vec::new(),
             trees: Vec::new(),
+            overlays,
+            nodes: Vec::new(),
             masks: masks(),
         };
         world.fill()?;
@@ -167,8 +196,9 @@ impl World {
         )
         .at("make a tmpfs")?;
         let proc = clone_tree(CWD, "/proc", true).at("copy the mount of procfs")?;
-        let pieces = self.system_pieces()?;
-        let nodes = device_nodes()?;
+        let system = self.system()?;
+        let made = self.privileged && make_nodes(&root).is_ok();
+        let nodes = if made { Vec::new() } else { device_nodes()? };
 
         // Any directory will do to attach to; the copies above were taken before it disappears under this.
         let spot = rustix::fs::open(
@@ -178,26 +208,28 @@ impl World {
         )
         .at("open")?;
         attach(&root, &spot).at("attach the server's root")?;
-        for name in [
-            "proc", "t", "t/etc", "t/dev", "t/empty", "t/who", "r", "s", "l",
-        ] {
-            rustix::fs::mkdirat(&root, name, Mode::from(0o755)).at("make a directory")?;
+        for name in PLACES {
+            make_dirs(root.as_fd(), Path::new(name)).at("make a directory")?;
         }
         copy_etc(&root)?;
         let default = SandboxPlan::default();
-        let who = make_dirs(root.as_fd(), Path::new("t/who")).at("open")?;
+        let who = make_dirs(root.as_fd(), Path::new("p/who")).at("open")?;
         identity::write(&who, &default.guest, &default.hostname).at("write who is who")?;
-        Self::assemble(&root, &proc, pieces, nodes)?;
+        self.assemble(&root, &proc, system, nodes)?;
 
         rustix::process::fchdir(&root).at("enter the server's root")?;
         rustix::process::pivot_root(".", ".").at("pivot the server's root")?;
         rustix::mount::unmount(".", UnmountFlags::DETACH).at("leave the machine's mounts")?;
         rustix::process::chdir("/").at("enter the server's root")?;
+        for tree in &mut self.trees {
+            tree.overlaid = tree.overlaid && view::can_overlay(&tree.name);
+        }
         Ok(())
     }
 
-    fn system_pieces(&mut self) -> Result<Vec<(String, OwnedFd)>> {
-        let mut pieces = Vec::new();
+    /// Copies of the mounts of the system directories. Notes what else is mounted in them.
+    fn system(&mut self) -> Result<Vec<(String, OwnedFd)>> {
+        let mut system = Vec::new();
         for name in SYSTEM {
             let path = Path::new("/").join(name);
             let Ok(meta) = fs::symlink_metadata(&path) else {
@@ -210,36 +242,35 @@ impl World {
             } else if meta.is_dir() {
                 // Recursive: parts that are mounts of their own are locked together for an ordinary user (EINVAL).
                 let tree = clone_tree(CWD, &path, true).at("copy a system directory's mount")?;
-                raw::mount_setattr(
-                    tree.as_fd(),
-                    true,
-                    ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV,
-                    0,
-                )
-                .at("make a system directory read-only")?;
-                pieces.push(((*name).into(), tree));
-                self.trees.push((*name).into());
+                raw::mount_setattr(tree.as_fd(), true, view::SYSTEM_ATTR, 0)
+                    .at("make a system directory read-only")?;
+                system.push(((*name).into(), tree));
+                let mut names = vec![(*name).to_owned()];
+                if self.overlays {
+                    names.extend(view::mounts_below(&path).at("look for mounts")?);
+                }
+                let overlaid = self.overlays;
+                self.trees
+                    .extend(names.into_iter().map(|name| Tree { name, overlaid }));
             }
         }
-        Ok(pieces)
+        Ok(system)
     }
 
     fn assemble(
+        &mut self,
         root: &OwnedFd,
         proc: &OwnedFd,
-        pieces: Vec<(String, OwnedFd)>,
-        nodes: Vec<(&str, OwnedFd)>,
+        system: Vec<(String, OwnedFd)>,
+        nodes: Vec<(&'static str, OwnedFd)>,
     ) -> Result<()> {
         let spot = |path: &str| make_dirs(root.as_fd(), Path::new(path));
         attach(proc, spot("proc").at("open")?).at("attach procfs")?;
-        for (name, tree) in pieces {
+        for (name, tree) in system {
             attach(tree, spot(&format!("t/{name}")).at("make a directory")?)
                 .at("attach a system directory")?;
         }
-        let dev = spot("t/dev").at("open")?;
-        for dir in ["pts", "shm"] {
-            rustix::fs::mkdirat(&dev, dir, Mode::from(0o755)).at("make a directory of /dev")?;
-        }
+        let dev = spot("p/dev").at("open")?;
         for (name, target) in [
             ("fd", "/proc/self/fd"),
             ("stdin", "/proc/self/fd/0"),
@@ -249,22 +280,15 @@ impl World {
         ] {
             rustix::fs::symlinkat(target, &dev, name).at("make a link of /dev")?;
         }
-        for (name, _) in &nodes {
-            make_file(&dev, *name, b"").at("make a place of /dev")?;
-        }
-        make_file(spot("t").at("open")?, "nothing", b"").at("make an empty file")?;
-        // A place becomes a piece by being mounted onto itself.
-        let attr = ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC;
-        for name in ["t/etc", "t/dev", "t/who", "t/empty", "t/nothing"] {
-            let tree = clone_tree(root, name, false).at("copy a piece")?;
-            raw::mount_setattr(tree.as_fd(), false, attr, 0).at("make a piece read-only")?;
-            let place = crate::mounts::open_beneath(root, name, OFlags::PATH).at("open a piece")?;
-            attach(tree, place).at("attach a piece")?;
-        }
+        make_file(spot("p").at("open")?, "nothing", b"").at("make an empty file")?;
+        let places = spot("d").at("open")?;
         for (name, tree) in nodes {
-            let place = crate::mounts::open_beneath(root, format!("t/dev/{name}"), OFlags::PATH)
-                .at("open a device's place")?;
+            for dir in [&dev, &places] {
+                make_file(dir, name, b"").at("make a place for a device")?;
+            }
+            let place = open_beneath(&places, name, OFlags::PATH).at("open a device's place")?;
             attach(tree, place).at("attach a device")?;
+            self.nodes.push(name);
         }
         Ok(())
     }
@@ -292,6 +316,18 @@ pub(crate) fn open_ns(kind: &str) -> io::Result<OwnedFd> {
         OFlags::RDONLY | OFlags::CLOEXEC,
         Mode::empty(),
     )?)
+}
+
+/// Devices of the server's own, so that boxes get no inode of the machine's. Not where the server may not make any.
+fn make_nodes(root: &OwnedFd) -> io::Result<()> {
+    let dev = make_dirs(root.as_fd(), Path::new("p/dev"))?;
+    for (name, major, minor) in NODES {
+        let number = rustix::fs::makedev(*major, *minor);
+        let mode = Mode::from(0o666);
+        rustix::fs::mknodat(&dev, *name, FileType::CharacterDevice, mode, number)?;
+        rustix::fs::chmodat(&dev, *name, mode, rustix::fs::AtFlags::empty())?;
+    }
+    Ok(())
 }
 
 fn device_nodes() -> Result<Vec<(&'static str, OwnedFd)>> {
@@ -331,7 +367,7 @@ fn masks() -> Vec<(String, bool)> {
 const LOGIN: &[u8] = b"case \":$PATH:\" in\n*\":$HOME/.local/bin:\"*) ;;\n*) PATH=\"$HOME/.local/bin:$PATH\" ;;\nesac\n";
 
 fn copy_etc(root: &OwnedFd) -> Result<()> {
-    let etc = make_dirs(root.as_fd(), Path::new("t/etc")).at("open the new /etc")?;
+    let etc = make_dirs(root.as_fd(), Path::new("p/etc")).at("open the new /etc")?;
     let mut left = ETC_ENTRIES_MAX;
     for name in ETC {
         let from = Path::new("/etc").join(name);
@@ -375,7 +411,7 @@ fn copy(from: &Path, dir: &OwnedFd, name: &std::ffi::OsStr, left: &mut usize) ->
             return Ok(());
         };
         rustix::fs::mkdirat(dir, name, Mode::from(0o755))?;
-        let below = crate::mounts::open_beneath(dir, name, OFlags::PATH | OFlags::DIRECTORY)?;
+        let below = open_beneath(dir, name, OFlags::PATH | OFlags::DIRECTORY)?;
         for entry in entries.flatten() {
             copy(&entry.path(), &below, &entry.file_name(), left)?;
         }

@@ -14,6 +14,7 @@ mod resources;
 mod secrets;
 mod setup;
 mod shared;
+mod views;
 
 use std::collections::BTreeMap;
 use std::process::Command;

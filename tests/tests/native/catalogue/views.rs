@@ -1,0 +1,168 @@
+//! The system directories, `/etc` and `/dev` of a box are its own: what it watches and locks there is nobody else's. And what
+//! `/proc` and a workspace show of the host.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::UnixListener;
+use std::process::Command;
+
+use serde_json::json;
+
+use super::super::support::{Machine, eventually, on_each_machine, printed};
+use super::{Answers, answers, as_root, command, inside, inside_with, outside};
+
+const VIEWS: &str = include_str!("probes/views.py");
+
+/// Places that every box has under the same names as the host.
+const WATCHED: &str = "/usr/bin /usr/lib /etc /etc/ld.so.cache";
+const LOCKED: [&str; 4] = ["/usr/bin", "/usr/bin/env", "/etc", "/etc/ld.so.cache"];
+
+/// Starts a probe that goes on while others are asked, and waits until it has begun. It is asked for its answers by `stop`.
+async fn begin(machine: &Machine, session: &str, args: &str) {
+    let probe = command(VIEWS, &[args]);
+    let place = "/tmp/probe";
+    let started = format!(
+        "mkdir {place}; cat > {place}/run <<'END-OF-RUN'\n{probe}END-OF-RUN\n\
+         (sh {place}/run > {place}/said 2>&1; touch {place}/done) &\n\
+         until [ -e {place}/ready ]; do sleep 0.02; [ ! -e {place}/done ] || exec cat {place}/said; done; echo ready"
+    );
+    assert_eq!(printed(&machine.exec(session, &started).await), "ready");
+}
+
+async fn stop(machine: &Machine, session: &str) -> Answers {
+    let stopped = "touch /tmp/probe/stop; until [ -e /tmp/probe/done ]; do sleep 0.02; done; cat /tmp/probe/said";
+    answers(printed(&machine.exec(session, stopped).await))
+}
+
+fn run_on_the_host(program: &str) {
+    Command::new(program).arg("--version").output().unwrap();
+}
+
+#[tokio::test]
+async fn a_watch_in_a_box_sees_no_program_of_the_host_or_another_box() {
+    let here = tempfile::tempdir().unwrap();
+    let place = here.path().to_str().unwrap();
+    let watching = Command::new("sh")
+        .args(["-c", &command(VIEWS, &["watch", place, WATCHED])])
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    eventually("the host is watched", || here.path().join("ready").exists()).await;
+    run_on_the_host("/usr/bin/factor");
+    std::fs::write(here.path().join("stop"), "").unwrap();
+    let said = watching.wait_with_output().unwrap();
+    let host = answers(&String::from_utf8(said.stdout).unwrap());
+    assert!(host["seen"].contains("factor"), "control: {host:?}");
+
+    on_each_machine(async |machine| {
+        begin(machine, "watcher", &format!("watch /tmp/probe {WATCHED}")).await;
+        run_on_the_host("/usr/bin/factor");
+        printed(&machine.exec("other", "/usr/bin/expr 1 + 1").await);
+        printed(&machine.exec("watcher", "/usr/bin/tac < /dev/null").await);
+        let said = stop(machine, "watcher").await;
+        let seen: Vec<&str> = said["seen"].split(' ').collect();
+        assert!(seen.contains(&"tac"), "control: its own: {said:?}");
+        assert!(
+            !seen.contains(&"factor") && !seen.contains(&"expr"),
+            "{}: {said:?}",
+            machine.name
+        );
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_lock_in_a_box_holds_up_nobody_else() {
+    on_each_machine(async |machine| {
+        // The devices of an ordinary user's box are the host's: that user cannot make any.
+        let own_devices = !machine.lacks("two_uids").await;
+        let mut places = LOCKED.to_vec();
+        places.push("/dev/null");
+        let list = places.join(" ");
+        begin(machine, "locker", &format!("lock /tmp/probe {list}")).await;
+        let beside = inside(machine, "locker", VIEWS, &["try", &list]).await;
+        let other = inside(machine, "other", VIEWS, &["try", &list]).await;
+        let host = outside(VIEWS, &["try", &list]);
+        for place in places {
+            let case = format!("{}: {place}", machine.name);
+            assert_eq!(beside[place], "EAGAIN", "control: {case}");
+            let free = place != "/dev/null" || own_devices;
+            let wanted = if free { "ok None" } else { "EAGAIN" };
+            assert_eq!(other[place], wanted, "another box: {case}");
+            assert_eq!(host[place], wanted, "the host: {case}");
+        }
+        assert_eq!(stop(machine, "locker").await["locked"], "5");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_mounts_of_a_box_name_no_directory_of_the_host() {
+    on_each_machine(async |machine| {
+        let said = inside(machine, "mounts", VIEWS, &["mounts"]).await;
+        assert!(said.contains_key("/usr"), "control: {said:?}");
+        for (place, layers) in &said {
+            let names = layers.trim_start_matches("lowerdir=").split(':');
+            for name in names {
+                let own = name == "/n" || name == "/p" || name.starts_with("/t/");
+                assert!(own, "{}: {place}: {layers}", machine.name);
+            }
+        }
+    })
+    .await;
+    if as_root() {
+        let own = Machine::new("root", None);
+        assert!(
+            !own.lacks("overlay").await,
+            "control: this machine has overlays"
+        );
+    }
+}
+
+#[tokio::test]
+async fn of_the_machine_proc_shows_what_the_document_lists() {
+    const SECURITY: &str = include_str!("../../../../docs/security.md");
+    let (_, list) = SECURITY
+        .split_once("`/proc` shows of the machine: ")
+        .unwrap();
+    let (list, _) = list.split_once("\n\n").unwrap();
+    let listed: Vec<&str> = list.split('`').skip(1).step_by(2).collect();
+    assert!(listed.contains(&"meminfo"), "control: {listed:?}");
+    let host = outside(VIEWS, &["proc"]);
+    if as_root() {
+        assert_eq!(host["interrupts"], "True", "control");
+    }
+    on_each_machine(async |machine| {
+        let said = inside(machine, "proc", VIEWS, &["proc"]).await;
+        assert_eq!(said["meminfo"], "True", "control");
+        let shown = said.iter().filter(|(_, shown)| *shown == "True");
+        let unlisted: Vec<&String> = shown
+            .map(|(name, _)| name)
+            .filter(|name| !listed.contains(&name.as_str()))
+            .collect();
+        assert!(unlisted.is_empty(), "{}: {unlisted:?}", machine.name);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_socket_is_reached_where_its_directory_was_given_and_nowhere_else() {
+    on_each_machine(async |machine| {
+        let (given, kept) = (machine.directory(), machine.directory());
+        let listeners = [&given, &kept].map(|dir| {
+            let path = dir.path().join("socket");
+            let listener = UnixListener::bind(&path).unwrap();
+            let all = std::fs::Permissions::from_mode(0o777);
+            std::fs::set_permissions(&path, all).unwrap();
+            std::os::unix::fs::chown(&path, Some(machine.uid), Some(machine.uid)).unwrap();
+            listener
+        });
+        let outside = kept.path().join("socket").to_str().unwrap().to_owned();
+        let paths = ["socket", "/workspace/socket", &outside];
+        let more = json!({"host_path": given.path()});
+        let said = inside_with(machine, "socket", VIEWS, &paths, more).await;
+        assert_eq!(said["/workspace/socket"], "ok None", "{}", machine.name);
+        assert_eq!(said[&outside], "ENOENT", "{}", machine.name);
+        drop(listeners);
+    })
+    .await;
+}
