@@ -196,7 +196,7 @@ impl Log {
     }
 
     /// Moves to the store what is in memory for the sake of speed, and after the end whatever is much. Without room there the
-    /// oldest go for it, up to what somebody is about to read.
+    /// oldest go for it, up to what somebody is about to read. What no store takes stays in memory, if that is little.
     pub(crate) fn settle(&mut self) {
         let mut at = 0;
         while let Some(block) = self.blocks.get(at) {
@@ -205,11 +205,30 @@ impl Log {
                 at += 1;
             } else if self.is_needed(self.first) {
                 return;
+            } else if self.stays_in_memory(at) {
+                at += 1;
             } else {
                 self.drop_oldest();
                 at = at.saturating_sub(1);
             }
         }
+    }
+
+    /// Whether a block that the store does not take may stay in memory: nothing older is in the store that could make room
+    /// there, as on a full disk, and all logs together have few such blocks.
+    fn stays_in_memory(&mut self, at: usize) -> bool {
+        let older = self.blocks.front().is_some_and(Block::is_stored);
+        let (Some(store), Some(block), false) = (&self.store, self.blocks.get_mut(at), older)
+        else {
+            return false;
+        };
+        if block.is_held() {
+            return true;
+        }
+        let stays = block.hold(store);
+        self.in_memory -= usize::from(stays);
+        self.held += usize::from(stays);
+        stays
     }
 
     fn drop_oldest(&mut self) {

@@ -170,8 +170,7 @@ impl Inside {
         let (mut items, mut room) = (Vec::new(), LIST_BYTES);
         let mut asked = AgentListParams::default();
         loop {
-            let answer = self.agent.call::<AgentList>(&asked).await;
-            let page = answer.map_err(agents_error)?;
+            let page = self.call::<AgentList>(&asked).await?;
             let last = page.items.last().map(ListedLast::from);
             for mut info in page.items.into_iter().filter(&wanted) {
                 room = room.saturating_sub(info.about_bytes());
@@ -258,8 +257,7 @@ impl Inside {
         attach: Option<(mpsc::Sender<CommandChunk>, AttachOptions)>,
     ) -> Result<CommandStartResult, BoxError> {
         let Some((chunks, attach)) = attach else {
-            let answer = self.agent.call::<AgentStart>(&asked).await;
-            let told = answer.map_err(agents_error)?;
+            let told = self.call::<AgentStart>(&asked).await?;
             let existed = told.existed;
             let info = self.info(told, &asked.command_id)?;
             return Ok(CommandStartResult {
@@ -312,7 +310,9 @@ impl Inside {
     where
         A: Action<Chunk = AgentChunk, Result = AgentCommand>,
     {
-        while let Some(chunk) = stream.next().await {
+        // The first says that the agent is there; those after it come when there is output.
+        let mut next = self.attended(stream.next()).await?;
+        while let Some(chunk) = next {
             let told = retelling.tell(chunk.map_err(agents_error)?);
             let told = told.map_err(BoxError::unavailable)?;
             let (chunks, enough) = match told {
@@ -334,6 +334,7 @@ impl Inside {
                 told.info = Some(Box::new(self.look(id).await?));
                 return Ok((told, retelling.end(ReadWhy::Bytes)));
             }
+            next = stream.next().await;
         }
         let mut told = stream.finish().await.map_err(agents_error)?;
         let why = told.why.unwrap_or(ReadWhy::Exit);
@@ -356,8 +357,7 @@ impl Inside {
             command_id: Some(id.clone()),
             ..AgentListParams::default()
         };
-        let answer = self.agent.call::<AgentList>(&one).await;
-        let info = answer.map_err(agents_error)?.items.pop();
+        let info = self.call::<AgentList>(&one).await?.items.pop();
         self.checked(info.map(Box::new), id)
     }
 

@@ -29,6 +29,18 @@ pub trait DataPlane: Action + Sized {
     /// Whether a chunk is no larger than a chunk may be.
     fn fits(chunk: &Self::Chunk) -> bool;
 
+    /// Where a chunk is, and how long: those of a file follow on each other.
+    #[doc(hidden)]
+    fn place(_: &Self::Chunk) -> Option<(u64, usize)> {
+        None
+    }
+
+    /// Where the first of them must be.
+    #[doc(hidden)]
+    fn order(_: &Self::Params) -> Order {
+        Order::default()
+    }
+
     /// A chunk is passed on.
     #[doc(hidden)]
     fn passes(_: &Inside, _: &Self::Chunk) {}
@@ -53,12 +65,38 @@ pub trait DataPlane: Action + Sized {
     }
 }
 
+/// Where the next chunk of a file must be. An agent lives with the guest: a caller that writes chunks where they say they are must
+/// not be led elsewhere.
+#[doc(hidden)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Order {
+    /// Where it must be, if that is known.
+    next: Option<u64>,
+}
+
+impl Order {
+    /// The first chunk is here.
+    pub(crate) fn from(offset: u64) -> Self {
+        Self { next: Some(offset) }
+    }
+
+    /// An error unless a chunk of so many bytes may be here.
+    pub(crate) fn follows(&mut self, offset: u64, bytes: usize) -> Result<(), BoxError> {
+        let is_next = self.next.is_none_or(|next| next == offset);
+        let end = offset.checked_add(bytes as u64).filter(|_| is_next);
+        let end = end.filter(|end| i64::try_from(*end).is_ok());
+        let end = end.ok_or_else(|| BoxError::unavailable(nonsense("sent a file out of order")))?;
+        self.next = Some(end);
+        Ok(())
+    }
+}
+
 /// Asks the agent of a box, in one message.
 pub(crate) async fn ask<A: Action>(
     inside: &Inside,
     params: &A::Params,
 ) -> Result<A::Result, BoxError> {
-    inside.agent.call::<A>(params).await.map_err(agents_error)
+    inside.call::<A>(params).await
 }
 
 /// The same, with chunks that come in messages.
@@ -69,15 +107,21 @@ pub(crate) async fn stream<A: DataPlane>(
 ) -> Result<A::Result, BoxError> {
     let request = inside.agent.request::<A>(params).credit(CREDIT);
     let mut chunks = request.stream().await.map_err(agents_error)?;
-    while let Some(chunk) = chunks.next().await {
+    let mut order = A::order(params);
+    let mut next = inside.attended(chunks.next()).await?;
+    while let Some(chunk) = next {
         let chunk = chunk.map_err(agents_error)?;
         if !A::fits(&chunk) {
             return Err(BoxError::unavailable(nonsense("sent too large a chunk")));
+        }
+        if let Some((offset, bytes)) = A::place(&chunk) {
+            order.follows(offset, bytes)?;
         }
         A::passes(inside, &chunk);
         if to.send(chunk).await.is_err() {
             return Err(BoxError::cancelled("nobody takes the chunks"));
         }
+        next = chunks.next().await;
     }
     drop(to);
     chunks.finish().await.map_err(agents_error)
@@ -219,4 +263,29 @@ data_plane! {
         FileWrite, FileStat, FileList, FileFind, FileGrep, FileReplace, FileMove, FileRemove, FileMkdir, FileAttributes,
         FileUnpack, PortSend;
     streamed: FileRead, FilePack, PortOpen;
+}
+
+#[cfg(test)]
+mod tests {
+    use box_protocol::Code;
+
+    use super::*;
+
+    #[test]
+    fn chunks_of_a_file_follow_on_each_other() {
+        let mut order = Order::from(10);
+        order.follows(10, 5).unwrap();
+        order.follows(15, 0).unwrap();
+        order.follows(15, 1).unwrap();
+        for elsewhere in [0, 15, 17, u64::MAX] {
+            let error = order.follows(elsewhere, 1).unwrap_err();
+            assert_eq!(error.code(), Code::Unavailable, "{elsewhere}");
+        }
+        assert!(Order::from(0).follows(4096, 1).is_err(), "not where asked");
+        // Where a line begins only the agent knows, but no file is that long.
+        assert!(Order::default().follows(4096, 1).is_ok());
+        for too_far in [u64::MAX, i64::MAX as u64, u64::MAX - 4] {
+            assert!(Order::default().follows(too_far, 5).is_err(), "{too_far}");
+        }
+    }
 }

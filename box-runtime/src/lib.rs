@@ -27,6 +27,7 @@
 //! * Dropping the last handle ends every box.
 
 mod adoption;
+mod attend;
 pub mod backend;
 mod caller;
 mod card;

@@ -47,6 +47,10 @@ struct Track {
     decoder: TextDecoder,
 }
 
+/// More output than any command will ever have: an agent that tells of more does not count, and neither sums nor what comes after
+/// may overflow.
+const FARTHEST: u64 = 1 << 60;
+
 const STREAMS: [StreamName; 2] = [StreamName::Stdout, StreamName::Stderr];
 
 impl Retelling {
@@ -143,7 +147,9 @@ impl Retelling {
 
     fn begin(&mut self, begin: &ReadBegin) -> Result<Vec<CommandChunk>, String> {
         let odd = || nonsense("began to tell output where none can begin");
-        if self.has_begun {
+        let places = [begin.raw, begin.raw_end, begin.text, begin.text_end];
+        let is_near = |place: &PerStream| place.stdout.max(place.stderr) <= FARTHEST;
+        if self.has_begun || !places.iter().all(is_near) {
             return Err(odd());
         }
         let text = self.view == View::Text;

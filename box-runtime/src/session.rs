@@ -176,7 +176,7 @@ impl Actor {
             Rested::Work => Next::GoOn,
             Rested::Broken(reason) => {
                 let why = self.why_broken(reason);
-                self.fail(why).await;
+                Box::pin(self.fail(why)).await;
                 Next::GoOn
             }
             Rested::Reached(living) => {
@@ -187,7 +187,7 @@ impl Actor {
                 Next::GoOn
             }
             Rested::Over(Over::Idle) => Box::pin(self.idle()).await,
-            Rested::Over(over) => self.over(over).await,
+            Rested::Over(over) => Box::pin(self.over(over)).await,
         }
     }
 
@@ -199,7 +199,7 @@ impl Actor {
                 self.front.used();
                 return Next::GoOn;
             }
-            During::Over(over) => return self.over(over).await,
+            During::Over(over) => return Box::pin(self.over(over)).await,
         }
         // Somebody may have come meanwhile; from here on nobody can.
         if !self.front.is_idle() {
@@ -210,7 +210,7 @@ impl Actor {
         }
         let reason = Over::Idle.reason(&self.card.spec.session_id);
         if self.card.door.shut_if_unused(reason) {
-            return self.over(Over::Idle).await;
+            return Box::pin(self.over(Over::Idle)).await;
         }
         Next::GoOn
     }
@@ -262,7 +262,7 @@ impl Actor {
                     // It has not begun, so it may begin in the next box.
                     Over::Done | Over::Closed => self.front.put_back(work),
                 }
-                self.over(over).await
+                Box::pin(self.over(over)).await
             }
         }
     }
@@ -271,7 +271,7 @@ impl Actor {
         let work = Work::Create(create);
         let started = match self.ready(&work).await {
             Ok(started) => started,
-            Err(why) => return self.unready(work, why).await,
+            Err(why) => return Box::pin(self.unready(work, why)).await,
         };
         if let Work::Create(create) = work {
             let _ = create.reply.send(Ok(BoxCreateResult {
@@ -292,7 +292,7 @@ impl Actor {
         }
         let work = Work::Exec(exec);
         if let Err(why) = self.ready(&work).await {
-            return self.unready(work, why).await;
+            return Box::pin(self.unready(work, why)).await;
         }
         let Work::Exec(mut exec) = work else {
             return Next::GoOn;
@@ -301,7 +301,7 @@ impl Actor {
             return Next::GoOn;
         }
         if let Err(why) = Box::pin(self.wake()).await {
-            return self.unready(Work::Exec(exec), why).await;
+            return Box::pin(self.unready(Work::Exec(exec), why)).await;
         }
         let mut command = match self.body.command(&mut exec) {
             Ok(command) => command,
@@ -324,9 +324,9 @@ impl Actor {
                 match self.front.during(Box::pin(job), None).await {
                     During::Done(Err(reason)) => {
                         let why = self.why_broken(reason);
-                        self.fail(why).await;
+                        Box::pin(self.fail(why)).await;
                     }
-                    During::Over(over) => return self.over(over).await,
+                    During::Over(over) => return Box::pin(self.over(over)).await,
                     During::Done(Ok(())) | During::CallerGone => {}
                 }
                 self.card.used(LaneStatus::Idle);
@@ -334,7 +334,7 @@ impl Actor {
             }
             During::Over(over) => {
                 let error = over.reason(&self.card.spec.session_id);
-                let next = self.over(over).await;
+                let next = Box::pin(self.over(over)).await;
                 let _ = exec.reply.send(Err(error));
                 next
             }
@@ -378,7 +378,7 @@ impl Actor {
                         }
                         During::Done(Err(_)) => {}
                         During::Over(over) => {
-                            let next = self.over(over).await;
+                            let next = Box::pin(self.over(over)).await;
                             let _ = reply.send(Ok(result));
                             return next;
                         }
@@ -388,7 +388,7 @@ impl Actor {
                 if on_timeout == OnTimeout::Kill {
                     // Nobody asked for the end of the box, so what is known of it stays, and says why.
                     let why = "the box's agent does not end a command whose time is over";
-                    self.fail(broken(why.to_owned())).await;
+                    Box::pin(self.fail(broken(why.to_owned()))).await;
                     let _ = reply.send(Ok(result));
                     return Next::GoOn;
                 }
@@ -402,7 +402,7 @@ impl Actor {
             }
             Ran::Broken(reason) => {
                 let why = self.why_broken(reason);
-                self.fail(why.clone()).await;
+                Box::pin(self.fail(why.clone())).await;
                 let _ = reply.send(Err(why));
                 Next::GoOn
             }
@@ -415,7 +415,7 @@ impl Actor {
             During::Done(added) => drop(asked.reply.send(added)),
             During::CallerGone => {}
             During::Over(over) => {
-                return self.unready(Work::Mount(asked), Unready::Over(over)).await;
+                return Box::pin(self.unready(Work::Mount(asked), Unready::Over(over))).await;
             }
         }
         Next::GoOn

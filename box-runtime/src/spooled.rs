@@ -6,7 +6,7 @@ use std::future::Future;
 use box_protocol::actions::{
     AgentFileChunk, AgentHealth, AgentHealthParams, AgentPack, AgentPackParams, AgentRead,
     AgentReadParams, AgentUnpack, AgentUnpackParams, AgentWrite, AgentWriteParams, FILE_PIECE,
-    FILE_PLACES, FileChunk, FilePack, FileRead, FileUnpack, FileUnpackParams, FileWrite,
+    FILE_PLACES, FileChunk, FilePack, FilePart, FileRead, FileUnpack, FileUnpackParams, FileWrite,
     FileWriteParams, SPOOL_BYTES, UploadPiece,
 };
 use box_protocol::{Blob, BoxError, MAX_CHUNK_BYTES};
@@ -14,7 +14,7 @@ use box_rpc::{Action, Peer};
 use futures::StreamExt as _;
 use tokio::sync::mpsc;
 
-use crate::data_plane::{DataPlane, ask, stream};
+use crate::data_plane::{DataPlane, Order, ask, stream};
 use crate::door::Inside;
 use crate::session::{agents_error, nonsense};
 use crate::spool::{Slot, Spool};
@@ -190,13 +190,15 @@ async fn put_one<A: Carries>(
     let upload = A::upload(params).cloned();
     let bare = A::part(params, Blob::default(), upload);
     let asked = A::spooled(bare, filled.number(), data.len() as u64);
-    let answer = inside.agent.call::<A::Spooled>(&asked).await;
+    let answer = inside
+        .attended(inside.agent.call::<A::Spooled>(&asked))
+        .await?;
     filled.taken();
     answer.map_err(agents_error)
 }
 
 macro_rules! streams {
-    ($($action:ty as $spooled:ty, $params:ident.$field:ident;)*) => {$(
+    ($($action:ty as $spooled:ty, $params:ident.$field:ident, $asked:ident => $order:expr;)*) => {$(
         impl DataPlane for $action {
             fn session_id(params: &Self::Params) -> &box_protocol::SessionId {
                 &params.session_id
@@ -204,6 +206,14 @@ macro_rules! streams {
 
             fn fits(chunk: &FileChunk) -> bool {
                 chunk.data.len() <= MAX_CHUNK_BYTES
+            }
+
+            fn place(chunk: &FileChunk) -> Option<(u64, usize)> {
+                Some((chunk.offset, chunk.data.len()))
+            }
+
+            fn order($asked: &Self::Params) -> Order {
+                $order
             }
 
             async fn stream(
@@ -215,28 +225,34 @@ macro_rules! streams {
                     return stream::<Self>(inside, params, to).await;
                 };
                 let asked = $params { $field: params.clone(), spool: slot.number() };
-                get::<$spooled>(inside, &asked, &slot, to).await
+                get::<$spooled>(inside, &asked, (&slot, Self::order(params)), to).await
             }
         }
     )*};
 }
 
 streams! {
-    FileRead as AgentRead, AgentReadParams.read;
-    FilePack as AgentPack, AgentPackParams.pack;
+    FileRead as AgentRead, AgentReadParams.read, params => match params.part {
+        None => Order::from(0),
+        Some(FilePart::Bytes { offset, .. }) => Order::from(offset),
+        // Only the agent knows where a line begins.
+        Some(FilePart::Lines { .. }) => Order::default(),
+    };
+    FilePack as AgentPack, AgentPackParams.pack, _params => Order::from(0);
 }
 
 /// Passes on what comes through a slot.
 async fn get<A: Action<Chunk = AgentFileChunk>>(
     inside: &Inside,
     asked: &A::Params,
-    slot: &Slot,
+    (slot, mut order): (&Slot, Order),
     to: mpsc::Sender<FileChunk>,
 ) -> Result<A::Result, BoxError> {
     let request = inside.agent.request::<A>(asked).credit(CREDIT);
     let mut chunks = request.stream().await.map_err(agents_error)?;
     let mut number = 0;
-    while let Some(chunk) = chunks.next().await {
+    let mut next = inside.attended(chunks.next()).await?;
+    while let Some(chunk) = next {
         let FileChunk { mut offset, data } = match chunk.map_err(agents_error)? {
             AgentFileChunk::Inline(chunk) if FileRead::fits(&chunk) => chunk,
             AgentFileChunk::Spooled { offset, bytes } if bytes <= FILE_PIECE => {
@@ -249,6 +265,7 @@ async fn get<A: Action<Chunk = AgentFileChunk>>(
             }
             _ => return Err(BoxError::unavailable(nonsense("sent too large a chunk"))),
         };
+        order.follows(offset, data.len())?;
         let mut rest = data.0;
         while !rest.is_empty() {
             let data = Blob(rest.split_to(rest.len().min(MAX_CHUNK_BYTES)));
@@ -258,6 +275,7 @@ async fn get<A: Action<Chunk = AgentFileChunk>>(
             }
             offset = offset.saturating_add(length);
         }
+        next = chunks.next().await;
     }
     drop(to);
     chunks.finish().await.map_err(agents_error)

@@ -73,6 +73,10 @@ impl Block {
         matches!(self.content, Content::Memory { held: Some(_), .. })
     }
 
+    pub(super) fn is_stored(&self) -> bool {
+        matches!(self.content, Content::Stored(_))
+    }
+
     /// Whether it is in memory, and more than an ended command may have there.
     pub(super) fn is_much_in_memory(&self) -> bool {
         self.is_in_memory() && self.cost() > IN_MEMORY

@@ -272,7 +272,7 @@ pub struct BoxTransitionResult {
 pub struct BoxDeleteParams {
     /// The box.
     pub session_id: SessionId,
-    /// Do not wait for a running exec.
+    /// Do not wait for a running exec, nor for an agent that does not answer. Calls that wait for the box are refused.
     #[serde(default)]
     pub force: bool,
 }
@@ -409,7 +409,7 @@ pub struct BoxEvent {
     pub at: UnixMs,
     /// The box.
     pub session_id: SessionId,
-    /// What: `started`, `degraded`, `paused`, `resumed`, `stopped`, `oom`, `timeout`, `failed`, `adopted`,
+    /// What: `started`, `degraded`, `paused`, `resumed`, `stopped`, `oom`, `timeout`, `failed`, `adopted`, `unreachable`,
     /// `expired`, `deleted`, `unstopped`, and more to come.
     pub kind: String,
     /// For people.

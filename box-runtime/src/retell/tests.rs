@@ -195,3 +195,21 @@ fn an_agent_that_makes_no_sense_is_found_out() {
     assert!(odd(vec![spooled(1)]), "there is no slot");
     assert!(odd(vec![spooled(u64::MAX)]));
 }
+
+#[test]
+fn output_that_nothing_can_have_written_is_not_believed() {
+    for (raw, text) in [
+        ((u64::MAX - 1, 0), (0, 0)),
+        ((0, u64::MAX), (0, 0)),
+        ((0, 0), (u64::MAX - 1, 0)),
+        ((u64::MAX / 2, u64::MAX / 2 + 2), (0, 0)),
+    ] {
+        for view in [View::Bytes, View::Text] {
+            let mut retelling = Retelling::new(view, ReadFrom::default(), None, None);
+            assert!(retelling.tell(begin(raw, text, b"")).is_err(), "{raw:?}");
+        }
+    }
+    // The control: a place that is far, and can be.
+    let mut retelling = Retelling::new(View::Bytes, ReadFrom::Tail(9), None, None);
+    assert!(retelling.tell(begin((1 << 50, 0), (0, 0), b"")).is_ok());
+}

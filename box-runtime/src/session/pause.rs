@@ -30,7 +30,7 @@ impl Actor {
                 let _ = asked.reply.send(Ok(BoxTransitionResult { info, changed }));
                 Next::GoOn
             }
-            Err(why) => self.unready(Work::Transition(asked), why).await,
+            Err(why) => Box::pin(self.unready(Work::Transition(asked), why)).await,
         }
     }
 
@@ -68,7 +68,7 @@ impl Actor {
     pub(super) async fn stop_idle(&mut self) -> Next {
         match self.move_to(TargetState::Stopped).await {
             Ok(_) => Next::GoOn,
-            Err(Unready::Over(over)) => self.over(over).await,
+            Err(Unready::Over(over)) => Box::pin(self.over(over)).await,
             Err(Unready::Refused(error) | Unready::Failed(error)) => {
                 let session = &self.card.spec.session_id;
                 tracing::warn!(%session, %error, "an idle box cannot be stopped yet");

@@ -15,6 +15,10 @@ const PERIOD_US: u64 = 100_000;
 /// How often the removal of a group is tried that its last process has just left.
 const REMOVALS: usize = 50;
 
+/// Room for init and its threads, and for commands that it has just begun, beyond what the guest may have. The guest's own
+/// processes are limited as those of one user, too, so that the guest does not get to it.
+const AGENT_TASKS: u64 = 16;
+
 /// A group of the same name in each hierarchy.
 #[derive(Debug)]
 pub(crate) struct Group {
@@ -137,7 +141,10 @@ impl Cgroups {
                     )?,
                     (Ability::Memory, false) => memory_v1(dir, limits.memory)?,
                     (Ability::Memory, true) => memory_v2(dir, limits.memory)?,
-                    (Ability::Pids, _) => write(dir, "pids.max", &or(limits.pids, "max"))?,
+                    (Ability::Pids, _) => {
+                        let pids = limits.pids.map(|pids| pids.saturating_add(AGENT_TASKS));
+                        write(dir, "pids.max", &or(pids, "max"))?;
+                    }
                     (Ability::CpuUsage | Ability::Freeze | Ability::Disk, _) => {}
                 }
             }

@@ -54,7 +54,7 @@ pub struct Init {
     /// Marks of processes that outlived their command.
     leftover: BTreeSet<u32>,
     /// Limits of each process, standing in for cgroups that this machine does not give.
-    fallback: [Option<(u32, u64)>; 2],
+    rlimits: [Option<(u32, u64)>; 2],
 }
 
 /// What a later program needs to mount into this box, handed to it by init over a socket. Of no use to init itself: it has no
@@ -95,7 +95,7 @@ impl Init {
         oom: Option<OwnedFd>,
     ) -> Self {
         let guest_filter = crate::seccomp::guest_program(two_uids);
-        let fallback = fallback(&plan, &missing);
+        let rlimits = rlimits(&plan, &missing);
         Self {
             plan,
             fds,
@@ -112,7 +112,7 @@ impl Init {
             marks: BTreeSet::new(),
             next_mark: kin::MARKS.start,
             leftover: BTreeSet::new(),
-            fallback,
+            rlimits,
         }
     }
 
@@ -195,11 +195,11 @@ impl Init {
     }
 }
 
-/// Where cgroups are missing: the number of processes, which the kernel counts per user and user namespace, so per box; and the
-/// memory of each process, which is less than asked for, and reported so.
-fn fallback(plan: &SandboxPlan, missing: &[String]) -> [Option<(u32, u64)>; 2] {
+/// The number of processes, which the kernel counts per user and user namespace, so per box: also beside a cgroup, which has room for
+/// the agent beyond it. And where cgroups are missing the memory of each process, which is less than asked for, and reported so.
+fn rlimits(plan: &SandboxPlan, missing: &[String]) -> [Option<(u32, u64)>; 2] {
     let lacks = |name: &str| missing.iter().any(|missing| missing == name);
-    let pids = plan.limits.pids.filter(|_| lacks("cgroup.pids"));
+    let pids = plan.limits.pids;
     let memory = plan.limits.memory.filter(|_| lacks("cgroup.memory"));
     // Data, not address space: programs reserve far more of that than they use.
     [

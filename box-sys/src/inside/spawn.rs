@@ -117,7 +117,7 @@ impl Init {
             env.push(pair);
         }
         let mut rlimits = plan.rlimits.clone();
-        rlimits.extend(self.fallback.iter().flatten());
+        rlimits.extend(self.rlimits.iter().flatten());
         if let Carrier::Limit { base } = self.carrier {
             rlimits.push((kin::LIMIT, base + u64::from(mark)));
         }

@@ -7,7 +7,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use box_protocol::actions::{
-    BoxCreate, BoxDelete, BoxEvent, BoxEvents, BoxExec, BoxGet, BoxList, FileWrite,
+    BoxCreate, BoxDelete, BoxEvent, BoxEvents, BoxExec, BoxGet, BoxList, CommandStart, FileWrite,
 };
 use box_protocol::{BoxState, Code};
 use futures::StreamExt as _;
@@ -311,4 +311,39 @@ fn is_listening(socket: &Path, pid: i32) -> bool {
         let peer = rustix::net::sockopt::socket_peercred(&stream).unwrap().pid;
         Some(peer) == Pid::from_raw(pid)
     })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_into_a_stuck_box_is_answered_and_says_so() {
+    on_each_machine(async |machine| {
+        let state = machine.directory();
+        let host = Host::start(machine, state.path()).await.unwrap();
+        let spec = json!({"spec": {"session_id": "stuck"}});
+        host.call::<BoxCreate>(spec).await.unwrap();
+        let agent = agents(state.path()).await[0];
+        kill_process(agent, Signal::STOP).unwrap();
+        let write = json!({"session_id": "stuck", "path": "/tmp/a", "data": ""});
+        let start = json!({"session_id": "stuck", "program": {"text": "true"}});
+        let begun = Instant::now();
+        let (wrote, started) = tokio::join!(
+            host.call::<FileWrite>(write.clone()),
+            host.call::<CommandStart>(start)
+        );
+        // Before the agent is given up for its silence, after three heartbeats.
+        assert!(
+            begun.elapsed() < Duration::from_secs(40),
+            "{:?}",
+            begun.elapsed()
+        );
+        for refused in [wrote.map(drop).unwrap_err(), started.map(drop).unwrap_err()] {
+            assert!(refused.to_string().contains("does not answer"), "{refused}");
+            assert_eq!(code(refused), Code::Unavailable);
+        }
+        // The box was not given up: it goes on when its agent does.
+        kill_process(agent, Signal::CONT).unwrap();
+        host.call::<FileWrite>(write).await.unwrap();
+        delete(&host, "stuck").await;
+        host.kill().await;
+    })
+    .await;
 }

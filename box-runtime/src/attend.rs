@@ -1,0 +1,58 @@
+//! How long a call waits for a box whose agent says nothing.
+
+use std::pin::pin;
+use std::time::Duration;
+
+use box_protocol::actions::{AgentHealth, AgentHealthParams};
+use box_protocol::error::{Detail, Subject};
+use box_protocol::{BoxError, BoxState};
+use box_rpc::Action;
+use tokio::time::{sleep, timeout};
+
+use crate::door::Inside;
+use crate::session::agents_error;
+
+/// A call that takes longer asks whether the agent is there, and asks again after as long.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long the agent has to say so.
+const SILENCE: Duration = Duration::from_secs(10);
+
+impl Inside {
+    /// Asks the agent, for as long as it is there to answer.
+    pub(crate) async fn call<A: Action>(&self, params: &A::Params) -> Result<A::Result, BoxError> {
+        let answer = self.attended(self.agent.call::<A>(params)).await?;
+        answer.map_err(agents_error)
+    }
+
+    /// Waits for something that the agent does. However long that takes, the agent must answer meanwhile, unless the box stands
+    /// still on purpose.
+    pub(crate) async fn attended<T>(&self, work: impl Future<Output = T>) -> Result<T, BoxError> {
+        let mut work = pin!(work);
+        loop {
+            tokio::select! {
+                biased;
+                done = &mut work => return Ok(done),
+                () = sleep(PATIENCE) => {}
+            }
+            let health = AgentHealthParams::default();
+            let asked = timeout(SILENCE, self.agent.call::<AgentHealth>(&health));
+            let heard = tokio::select! {
+                biased;
+                done = &mut work => return Ok(done),
+                heard = asked => heard.is_ok(),
+            };
+            if !heard && self.card().live().state != BoxState::Paused {
+                return Err(self.silent());
+            }
+        }
+    }
+
+    fn silent(&self) -> BoxError {
+        let (id, seconds) = (&self.spec().session_id, SILENCE.as_secs());
+        let message = format!(
+            "Box session {id} does not answer: its agent was silent for {seconds} s; try again, or delete it with force"
+        );
+        BoxError::unavailable(message).with_detail(&Detail::about(Subject::Box))
+    }
+}
