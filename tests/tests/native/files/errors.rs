@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use box_protocol::Code;
 use box_protocol::actions::{
-    FileAttributes, FileFind, FileGrep, FileList, FileMkdir, FileMove, FilePack, FileRead,
-    FileOutcome, FileRemove, FileReplace, FileStat, FileWrite,
+    FileAttributes, FileFind, FileGrep, FileList, FileMkdir, FileMove, FileOutcome, FilePack,
+    FileRead, FileRemove, FileReplace, FileStat, FileWrite,
 };
 use box_protocol::error::Detail;
 use box_runtime::Caller;
@@ -298,7 +298,10 @@ async fn a_box_full_of_processes_still_answers() {
         }
         for number in 0..20 {
             let path = format!("/tmp/written-{number}");
-            inside.ask::<FileWrite>(json!({"path": path, "data": ""})).await.unwrap();
+            inside
+                .ask::<FileWrite>(json!({"path": path, "data": ""}))
+                .await
+                .unwrap();
         }
     })
     .await;
