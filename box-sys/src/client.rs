@@ -181,7 +181,7 @@ impl ForkServer {
         )
     }
 
-    /// Waits until what has ended is also cleared away: reaped, and its cgroups removed or ready for another.
+    /// Waits until what has ended is also cleared away: reaped, its overlays gone, and its cgroups removed or ready for another.
     pub fn settle(&self) -> Result<()> {
         self.ask(&Request::Settle, &[])
     }

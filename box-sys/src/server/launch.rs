@@ -96,6 +96,7 @@ impl Server {
             return Ok(false);
         }
         let (near, far) = socket_pair().at("make a socket pair")?;
+        self.pools.prepare_view(&self.world)?;
         let shape = self.shape.clone();
         let mut far = Some(far);
         let pid = self.fork(

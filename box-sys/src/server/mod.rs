@@ -245,6 +245,7 @@ impl Server {
             Request::AddMount { mount, guest } => self.add_mount(&mount, guest, &fds),
             Request::Settle => {
                 self.collect();
+                self.pools.drop_ended();
                 Ok(())
             }
             Request::Configure(_) | Request::Release { .. } => {

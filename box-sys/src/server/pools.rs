@@ -112,8 +112,7 @@ impl Pools {
             return net.map(|net| self.exits.push(net)).is_ok();
         }
         if self.views.len() < self.size && self.lent < LENT_MAX {
-            let view = View::new(world).inspect(|view| view.warm(world));
-            return view.map(|view| self.views.push(view)).is_ok();
+            return self.add_view(world).is_ok();
         }
         if self.ended.pop().is_some() {
             self.lent -= 1;
@@ -145,6 +144,21 @@ impl Pools {
         }
     }
 
+    fn add_view(&mut self, world: &World) -> Result<()> {
+        let view = View::new(world)?;
+        view.warm(world);
+        self.views.push(view);
+        Ok(())
+    }
+
+    /// Makes sure that there are overlays for a box that is begun while nobody waits for it.
+    pub(crate) fn prepare_view(&mut self, world: &World) -> Result<()> {
+        if self.views.is_empty() && self.lent < LENT_MAX {
+            self.add_view(world)?;
+        }
+        Ok(())
+    }
+
     /// Overlays, unless the box must make its own, as with networks.
     pub(crate) fn view(&mut self) -> Option<View> {
         let view = self.views.pop();
@@ -155,6 +169,12 @@ impl Pools {
     /// Takes the overlays of a box that has ended, to let go of them later.
     pub(crate) fn end_view(&mut self, view: Option<View>) {
         self.ended.extend(view);
+    }
+
+    /// Lets go of all of them now.
+    pub(crate) fn drop_ended(&mut self) {
+        self.lent -= self.ended.len();
+        self.ended.clear();
     }
 
     pub(crate) fn user(&mut self, guest: u32) -> io::Result<OwnedFd> {
