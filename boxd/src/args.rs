@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueHint};
 
 pub(crate) use self::making::{BoxOptions, RunArguments, ShellArguments, Switch};
+use crate::complete;
 
 /// Runs commands in isolated boxes.
 ///
@@ -209,14 +210,14 @@ pub(crate) struct PsArguments {
     #[arg(short, long)]
     pub(crate) quiet: bool,
     /// The commands of this box instead
-    #[arg(value_name = "BOX")]
+    #[arg(add = complete::boxes(), value_name = "BOX")]
     pub(crate) session: Option<String>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct TargetArguments {
     /// BOX or BOX/COMMAND
-    #[arg(value_name = "BOX[/COMMAND]")]
+    #[arg(add = complete::targets(), value_name = "BOX[/COMMAND]")]
     pub(crate) target: String,
 }
 
@@ -229,7 +230,7 @@ Examples:
   boxd exec --detach work 'make all'         prints BOX/COMMAND, which logs, kill and wait take")]
 pub(crate) struct ExecArguments {
     /// The box
-    #[arg(value_name = "BOX")]
+    #[arg(add = complete::boxes(), value_name = "BOX")]
     pub(crate) session: String,
     #[command(flatten)]
     pub(crate) program: Program,
@@ -249,7 +250,7 @@ pub(crate) struct ExecArguments {
 #[derive(Debug, Args)]
 pub(crate) struct LogsArguments {
     /// BOX/COMMAND; of a box alone, its last command
-    #[arg(value_name = "BOX[/COMMAND]")]
+    #[arg(add = complete::targets(), value_name = "BOX[/COMMAND]")]
     pub(crate) target: String,
     /// Goes on until the command ends
     #[arg(short, long)]
@@ -264,13 +265,14 @@ pub(crate) struct LogsArguments {
 Examples:
   boxd cp report.csv work:/workspace/
   boxd cp work:/workspace/out .           directories come with what is in them
-  boxd cp - work:/tmp/input < data        from standard input")]
+  boxd cp - work:/tmp/input < data        from standard input
+A link is copied as a link and never followed; a path that ends with / means the directory that a link leads to.")]
 pub(crate) struct CpArguments {
     /// A path here, BOX:PATH, or - for standard input
-    #[arg(value_name = "FROM")]
+    #[arg(add = complete::places(), value_name = "FROM")]
     pub(crate) from: String,
     /// A path here, BOX:PATH, or - for standard output
-    #[arg(value_name = "TO")]
+    #[arg(add = complete::places(), value_name = "TO")]
     pub(crate) to: String,
 }
 
@@ -284,7 +286,7 @@ Example:
   curl $(boxd port work 8000)")]
 pub(crate) struct PortArguments {
     /// The box
-    #[arg(value_name = "BOX")]
+    #[arg(add = complete::boxes(), value_name = "BOX")]
     pub(crate) session: String,
     /// The port that somebody listens on in the box
     #[arg(value_name = "PORT")]
@@ -297,7 +299,7 @@ pub(crate) struct PortArguments {
 #[derive(Debug, Args)]
 pub(crate) struct StatsArguments {
     /// The boxes; all if none is named
-    #[arg(value_name = "BOX")]
+    #[arg(add = complete::boxes(), value_name = "BOX")]
     pub(crate) sessions: Vec<String>,
     /// Shows them once
     #[arg(long)]
@@ -307,14 +309,14 @@ pub(crate) struct StatsArguments {
 #[derive(Debug, Args)]
 pub(crate) struct BoxesArguments {
     /// The boxes
-    #[arg(value_name = "BOX", required = true)]
+    #[arg(add = complete::boxes(), value_name = "BOX", required = true)]
     pub(crate) sessions: Vec<String>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct KillArguments {
     /// BOX/COMMAND, or BOX for everything that runs in it
-    #[arg(value_name = "BOX[/COMMAND]", required = true)]
+    #[arg(add = complete::targets(), value_name = "BOX[/COMMAND]", required = true)]
     pub(crate) targets: Vec<String>,
     /// The signal
     #[arg(short, long, default_value = "KILL")]
@@ -324,14 +326,14 @@ pub(crate) struct KillArguments {
 #[derive(Debug, Args)]
 pub(crate) struct WaitArguments {
     /// The command
-    #[arg(value_name = "BOX/COMMAND")]
+    #[arg(add = complete::targets(), value_name = "BOX/COMMAND")]
     pub(crate) target: String,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct RmArguments {
     /// The boxes
-    #[arg(value_name = "BOX", required_unless_present = "all")]
+    #[arg(add = complete::boxes(), value_name = "BOX", required_unless_present = "all")]
     pub(crate) sessions: Vec<String>,
     /// Also boxes in which something runs, and paused ones
     #[arg(short, long)]

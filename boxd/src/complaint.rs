@@ -8,7 +8,7 @@ use anyhow::Error;
 use box_client::{ClientError, Code};
 use box_protocol::error::Detail;
 use box_rpc::CallError;
-use clap::error::{ContextKind, ErrorKind};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use serde_json::json;
 
 use crate::args::{Arguments, Command};
@@ -166,6 +166,29 @@ fn wants_json(arguments: impl Iterator<Item = OsString>) -> bool {
         .any(|word| word == "--json")
 }
 
+/// What does here what a command of other programs does.
+fn our_word_for(word: &str) -> Option<&'static str> {
+    Some(match word {
+        "create" | "new" | "up" => {
+            "`boxd run --session NAME 'true'` makes a box that stays; `boxd shell NAME` makes one and opens a shell"
+        }
+        "images" | "image" | "pull" | "build" | "rmi" => {
+            "a box has this machine's programs; images are directories that images.roots of the configuration names, and `boxd run --image NAME` uses one"
+        }
+        "restart" => "`boxd stop NAME` and `boxd start NAME`",
+        "unpause" => "`boxd resume NAME`",
+        "attach" => {
+            "`boxd logs -f NAME/COMMAND` follows a command; `boxd shell NAME` opens a shell"
+        }
+        "top" => "`boxd ps NAME` lists the commands of a box; `boxd stats` shows what boxes use",
+        "delete" | "remove" | "destroy" | "down" => "`boxd rm NAME`",
+        "list" => "`boxd ps`",
+        "info" | "status" => "`boxd doctor` is about this machine, `boxd inspect NAME` about a box",
+        "login" | "ssh" | "enter" => "`boxd shell NAME`",
+        _ => return None,
+    })
+}
+
 /// Ends with what is wrong with the arguments. Words that were meant to be one text are told how to be one.
 pub(crate) fn usage(error: &clap::Error) -> ! {
     if error.use_stderr() && wants_json(std::env::args_os()) {
@@ -174,6 +197,14 @@ pub(crate) fn usage(error: &clap::Error) -> ! {
         let message = message.trim_start_matches("error: ").trim_end();
         let told = json!({"code": Code::Validation, "message": message, "next": "boxd --help"});
         output::complain(&json!({"error": told}).to_string());
+        std::process::exit(2);
+    }
+    if let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand)
+        && let Some(ours) = our_word_for(word)
+    {
+        output::complain(&format!(
+            "error: boxd has no command '{word}'\n\n  tip: {ours}"
+        ));
         std::process::exit(2);
     }
     // A word that is no option of ours is likely one of the program's, unless it is spelled much like one.

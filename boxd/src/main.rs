@@ -8,13 +8,14 @@
 //!    `port` and `stats`: what is done to boxes that a server keeps.
 //! 4. `serve`: for others; `stdio`: for the program that started this one; `langbot`: what is special where that is LangBot.
 //! 5. `doctor` and `primitives`: what this machine can do for boxes.
-//! 6. `output`, `said`, `complaint`: what is printed, for people and for programs. `log`, `manual`, `version`.
+//! 6. `output`, `said`, `complaint`: what is printed, for people and for programs. `log`, `manual`, `complete`, `version`.
 
 mod args;
 mod attached;
 mod boxes;
 mod commands;
 mod complaint;
+mod complete;
 mod config;
 mod connect;
 mod cp;
@@ -44,7 +45,7 @@ mod version;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::{CommandFactory as _, Parser as _};
+use clap::Parser as _;
 
 use crate::args::{Arguments, Command, ConfigArguments, ConfigCommand};
 use crate::boxes::Turn;
@@ -60,6 +61,7 @@ const UNHEARD: u8 = 141;
 
 fn main() -> ExitCode {
     box_sys::serve_if_asked(box_agent::prepare);
+    complete::answer_if_asked();
     raise_descriptors();
     let arguments = Arguments::try_parse().unwrap_or_else(|error| complaint::usage(&error));
     match dispatch(&arguments) {
@@ -96,9 +98,7 @@ fn dispatch(arguments: &Arguments) -> Result<ExitCode> {
         }
         Command::Config(asked) => show_config(asked, arguments.json),
         Command::Completions { shell } => {
-            let mut text = Vec::new();
-            clap_complete::generate(*shell, &mut Arguments::command(), "boxd", &mut text);
-            output::say(&String::from_utf8_lossy(&text))?;
+            output::say(&complete::script(*shell)?)?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Man(asked) => manual::run(asked),

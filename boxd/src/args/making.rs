@@ -6,6 +6,7 @@ use box_client::NetworkRule;
 use clap::{Args, ValueEnum};
 
 use super::{ConfigFile, Manner, Program};
+use crate::complete;
 use crate::values;
 
 const BOX: &str = "The box";
@@ -36,7 +37,7 @@ pub(crate) struct RunArguments {
     #[arg(short, long, conflicts_with_all = ["tty", "interactive"])]
     pub(crate) detach: bool,
     /// Keep the box under this name and use it again; needs a server
-    #[arg(long, alias = "session", value_name = "NAME", help_heading = BOX)]
+    #[arg(add = complete::boxes(), long, alias = "session", value_name = "NAME", help_heading = BOX)]
     pub(crate) name: Option<String>,
     /// Delete the box after the command, as a box without a name always is
     #[arg(long, help_heading = BOX, conflicts_with_all = ["keep", "ttl"])]
@@ -53,7 +54,7 @@ Examples:
   boxd shell work                in the box of this name, which is kept")]
 pub(crate) struct ShellArguments {
     /// The box; a server makes it if it is not there. Without it, a box that goes with the shell
-    #[arg(value_name = "BOX")]
+    #[arg(add = complete::boxes(), value_name = "BOX")]
     pub(crate) session: Option<String>,
     /// Which shell
     #[arg(long, default_value = "bash")]

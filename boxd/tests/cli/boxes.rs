@@ -180,3 +180,40 @@ fn what_a_terminal_would_obey_is_never_printed_raw() {
         assert!(refused.contains("name must not contain"), "{refused}");
     }
 }
+
+#[test]
+fn a_shell_completes_the_names_of_boxes_and_of_their_commands() {
+    let server = Server::start();
+    for name in ["work", "other"] {
+        server.ok(&["run", "--session", name, "true"]);
+    }
+    server.ok(&["exec", "--detach", "--id", "job", "work", "true"]);
+    let complete = |words: &[&str]| {
+        let mut command = server.boxd(&["--", "boxd"]);
+        command.args(words).env("_BOXD_COMPLETE", "bash");
+        command.env("_CLAP_COMPLETE_INDEX", words.len().to_string());
+        command.env("_CLAP_IFS", "\n");
+        out(&command.output().unwrap())
+    };
+    assert_eq!(complete(&["exec", "w"]), "work");
+    assert_eq!(complete(&["rm", "work", "o"]), "other");
+    assert!(complete(&["logs", "work/"]).contains("work/job"));
+    assert!(complete(&["cp", "wo"]).contains("work:/"));
+    assert!(complete(&["sto"]).contains("stop"));
+    drop(server);
+}
+
+#[test]
+fn a_command_of_another_program_is_answered_with_ours() {
+    for (word, ours) in [
+        ("create", "boxd run --session"),
+        ("images", "images.roots"),
+        ("list", "boxd ps"),
+        ("exce", "'exec'"),
+        ("inspct", "'inspect'"),
+    ] {
+        let refused = super::support::boxd().arg(word).output().unwrap();
+        assert_eq!(refused.status.code(), Some(2), "{word}");
+        assert!(err(&refused).contains(ours), "{word}: {refused:?}");
+    }
+}

@@ -100,7 +100,11 @@ fn versions_completions_and_the_manual_are_printed() {
     let json: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
     assert!(json["commit"].as_str().unwrap().len() >= 7, "{json}");
     for shell in ["bash", "zsh", "fish"] {
-        assert!(out(&feed(boxd().args(["completions", shell]), b"")).contains("boxd"));
+        let script = out(&feed(boxd().args(["completions", shell]), b""));
+        assert!(
+            script.contains("boxd") && script.contains("_BOXD_COMPLETE"),
+            "{script}"
+        );
     }
     assert!(out(&feed(boxd().arg("man"), b"")).contains(".TH boxd"));
     let page = out(&feed(boxd().args(["man", "run"]), b""));

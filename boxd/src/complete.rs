@@ -1,0 +1,103 @@
+//! Completion in a shell: the program itself says what may follow, so that names of boxes and commands are known.
+
+use std::ffi::OsStr;
+use std::time::Duration;
+
+use anyhow::Result;
+use box_client::BoxClient;
+use clap::{CommandFactory as _, Parser as _};
+use clap_complete::engine::{
+    ArgValueCandidates, ArgValueCompleter, CompletionCandidate, PathCompleter, ValueCompleter as _,
+};
+use clap_complete::env::{CompleteEnv, Shells};
+
+use crate::args::Arguments;
+use crate::{boxes, connect, values};
+
+/// How a shell asks this program to complete. Not a variable of the configuration, whose names begin with `BOXD_`.
+const ASKED: &str = "_BOXD_COMPLETE";
+
+/// How long a server may take to say what there is.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Answers a shell that asks what may follow, and ends.
+pub(crate) fn answer_if_asked() {
+    CompleteEnv::with_factory(Arguments::command)
+        .var(ASKED)
+        .complete();
+}
+
+/// What a shell reads to ask this program.
+pub(crate) fn script(shell: clap_complete::Shell) -> Result<String> {
+    let mut text = Vec::new();
+    if let Some(completer) = Shells::builtins().completer(&shell.to_string()) {
+        completer.write_registration(ASKED, "boxd", "boxd", "boxd", &mut text)?;
+    }
+    Ok(String::from_utf8(text)?)
+}
+
+/// Completes the name of a box.
+pub(crate) fn boxes() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| candidates(box_names()))
+}
+
+/// Completes the name of a box, or of a command in it.
+pub(crate) fn targets() -> ArgValueCompleter {
+    ArgValueCompleter::new(|current: &OsStr| {
+        let current = current.to_string_lossy();
+        let mut names = match values::target(&current) {
+            (session, Some(_)) => command_names(session),
+            (_, None) => box_names(),
+        };
+        names.retain(|name| name.starts_with(&*current));
+        candidates(names)
+    })
+}
+
+/// Completes a path here, or the name of a box with a colon.
+pub(crate) fn places() -> ArgValueCompleter {
+    ArgValueCompleter::new(|current: &OsStr| {
+        let mut found = PathCompleter::any().complete(current);
+        let current = current.to_string_lossy();
+        let places = box_names().into_iter().map(|name| format!("{name}:/"));
+        found.extend(candidates(
+            places
+                .filter(|place| place.starts_with(&*current))
+                .collect(),
+        ));
+        found
+    })
+}
+
+fn candidates(names: Vec<String>) -> Vec<CompletionCandidate> {
+    names.into_iter().map(CompletionCandidate::new).collect()
+}
+
+fn box_names() -> Vec<String> {
+    ask(async |client| {
+        let all = boxes::all(&client).await?;
+        Ok(all.iter().map(|info| info.session_id.to_string()).collect())
+    })
+}
+
+fn command_names(session: &str) -> Vec<String> {
+    ask(async |client| {
+        let commands = client.open(session).await?.commands().await?;
+        let name = |id: &box_protocol::CommandId| format!("{session}/{id}");
+        Ok(commands.iter().map(|info| name(&info.command_id)).collect())
+    })
+}
+
+/// Asks the usual server. Where there is none, or it takes too long, there is nothing to complete.
+fn ask(names: impl AsyncFnOnce(BoxClient) -> Result<Vec<String>>) -> Vec<String> {
+    let found = || {
+        let arguments = Arguments::try_parse_from(["boxd", "ps"])?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        let asked = async { names(connect::server(&arguments).await?).await };
+        runtime.block_on(async { tokio::time::timeout(PATIENCE, asked).await })?
+    };
+    let found: Result<_> = found();
+    found.unwrap_or_default()
+}
