@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::support::{Server, err, eventually};
+use super::support::{Server, err, eventually, feed};
 
 /// What a control has to do in this time.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -146,21 +146,12 @@ fn a_link_that_was_named_is_refused_and_one_in_the_place_of_a_copy_is_replaced()
     assert_eq!(server.ok(&["exec", "b", "cat /tmp/tree/f"]), "new\n");
 }
 
-/// A server that mounts directories for tests, and a box `b` with one of them as its workspace.
-fn with_workspace(workspace: &Path) -> Server {
-    let server = Server::with(tempfile::tempdir().unwrap(), |command| {
+/// A server that mounts directories for tests.
+fn with_mounts() -> Server {
+    Server::with(tempfile::tempdir().unwrap(), |command| {
         let roots = format!("[\"{}\"]", std::env::temp_dir().display());
         command.env("BOXD_POLICY_ALLOWED_HOST_MOUNT_ROOTS", roots);
-    });
-    server.ok(&[
-        "run",
-        "--session",
-        "b",
-        "--workspace",
-        text(workspace),
-        "true",
-    ]);
-    server
+    })
 }
 
 fn signal(child: &Child, signal: Signal) {
@@ -174,31 +165,46 @@ fn names(directory: &Path) -> Vec<std::ffi::OsString> {
 
 #[test]
 fn a_copy_into_a_box_that_is_cut_short_leaves_nothing_and_takes_no_room() {
-    let workspace = tempfile::tempdir().unwrap();
-    let server = with_workspace(workspace.path());
-    // More than a box takes at once: those that were cut are given up.
-    for number in 0..34 {
+    let (workspace, quota) = (tempfile::tempdir().unwrap(), ["--quota-mb", "4"]);
+    let server = with_mounts();
+    let mut make = vec![
+        "run",
+        "--session",
+        "b",
+        "--workspace",
+        text(workspace.path()),
+    ];
+    server.ok(&[&make[..], &quota, &["true"]].concat());
+    let data = vec![7; 3 << 20];
+    let begun = || {
         let mut copy = server.boxd(&["cp", "-", "b:/workspace/large"]);
         let mut copy = copy.stdin(Stdio::piped()).spawn().unwrap();
         let mut input = copy.stdin.take().unwrap();
         // What it takes of this is more than one piece.
-        input.write_all(&vec![7; 3 << 20]).unwrap();
+        input.write_all(&data).unwrap();
+        (copy, input)
+    };
+    for number in 0..3 {
+        let (mut copy, _input) = begun();
         signal(&copy, Signal::INT);
         assert_eq!(copy.wait().unwrap().code(), Some(130), "{number}");
         assert_eq!(names(workspace.path()).len(), 0);
     }
-    let mut copy = server.boxd(&["cp", "-", "b:/workspace/large"]);
-    let mut copy = copy.stdin(Stdio::piped()).spawn().unwrap();
-    let mut input = copy.stdin.take().unwrap();
-    input.write_all(&vec![7; 3 << 20]).unwrap();
+    // With what those before have sent there would be no room for this.
+    let copied = feed(&mut server.boxd(&["cp", "-", "b:/workspace/whole"]), &data);
+    assert!(copied.status.success(), "{copied:?}");
+    server.ok(&["exec", "b", "rm /workspace/whole"]);
+    let (mut copy, _input) = begun();
     copy.kill().unwrap();
     copy.wait().unwrap();
     assert_eq!(names(workspace.path()).len(), 0, "nor if it is killed");
+    make[2] = "c";
+    server.ok(&[&make[..], &["true"]].concat());
     // A tree, while it is packed.
     let tree = tempfile::tempdir().unwrap();
     let file = fs::File::create(tree.path().join("sparse")).unwrap();
     file.set_len(1 << 40).unwrap();
-    let mut copy = server.boxd(&["cp", text(tree.path()), "b:/workspace/tree"]);
+    let mut copy = server.boxd(&["cp", text(tree.path()), "c:/workspace/tree"]);
     let mut copy = copy.stderr(Stdio::null()).spawn().unwrap();
     eventually("it has begun", || workspace.path().join("tree").is_dir());
     signal(&copy, Signal::INT);
