@@ -21,7 +21,7 @@ use super::adoption::{Host, agents, cgroup_parent, code, directories, how};
 use super::support::{Machine, PROGRAM, eventually, mark, on_each_machine, processes_with};
 
 /// Longer than a server waits for agents before it is ready.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_mins(2);
 
 async fn state_of(host: &Host, id: &str) -> BoxState {
     let told = host.call::<BoxGet>(json!({"session_id": id})).await;
