@@ -91,7 +91,7 @@ fn tell_new(json: bool, name: &str, earlier: &EarlierBox) {
     let ago = boxes::ago(UnixMs::now().since(earlier.ended_at));
     let why = output::visible(&earlier.why);
     output::complain(&format!(
-        "boxd: box {name} is new and empty: the one before ended {ago} ago ({why}); --ttl TIME or --keep keeps it longer"
+        "boxd: box {name} is new and empty: the one before ended {ago} ago ({why}); --ttl and --keep say how long a box stays"
     ));
 }
 
