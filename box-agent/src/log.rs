@@ -196,7 +196,7 @@ impl Log {
     }
 
     /// Moves to the store what is in memory for the sake of speed, and after the end whatever is much. Without room there the
-    /// oldest go for it, up to what somebody is about to read. What no store takes stays in memory, if that is little.
+    /// oldest go for it, up to what somebody is about to read. After the end, what no store takes stays in memory, if that is little.
     pub(crate) fn settle(&mut self) {
         let mut at = 0;
         while let Some(block) = self.blocks.get(at) {
@@ -205,7 +205,7 @@ impl Log {
                 at += 1;
             } else if self.is_needed(self.first) {
                 return;
-            } else if self.stays_in_memory(at) {
+            } else if self.finished && self.stays_in_memory(at) {
                 at += 1;
             } else {
                 self.drop_oldest();

