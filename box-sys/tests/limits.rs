@@ -189,7 +189,7 @@ fn a_box_reads_and_writes_disks_as_fast_as_it_may() {
     }
     let limits = |boxed: &TestBox<'_>| {
         let v1 = cgroup_file(boxed, &["blkio"], "blkio.throttle.read_bps_device");
-        v1.or_else(|| cgroup_file(boxed, &["", "unified"], "io.max"))
+        v1.or_else(|| cgroup_file(boxed, &["", "unified", "user"], "io.max"))
             .unwrap_or_default()
     };
     let fast = &MACHINES[0];
