@@ -5,9 +5,10 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use box_protocol::actions::{AgentCommand, AgentStartParams, StreamName};
+use box_protocol::actions::{AgentCommand, AgentStartParams, Named, Names, StreamName};
 use box_protocol::error::{Detail, Subject};
 use box_protocol::{BoxError, CommandId, Env, ExitWhy, Role};
+use box_rpc::Turn;
 use box_sys::{Ended, Init};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -94,6 +95,11 @@ impl Agent {
 
     pub(crate) fn files(&self) -> &Arc<Files> {
         &self.files
+    }
+
+    /// Waits for the turn of a call behind all that name the same, which is taken at once.
+    pub(crate) async fn turn(&self, params: &impl Names) -> Turn<Named> {
+        self.files.turn(params).await
     }
 
     pub(crate) fn shells(&self) -> &Shells {

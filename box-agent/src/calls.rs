@@ -7,10 +7,10 @@ use box_protocol::actions::{
     AgentAllow, AgentAllowParams, AgentChunk, AgentCommand, AgentHealth, AgentHealthParams,
     AgentHealthResult, AgentInput, AgentInputParams, AgentKill, AgentKillParams, AgentKillResult,
     AgentList, AgentListParams, AgentListResult, AgentOutput, AgentOutputParams, AgentReply,
-    AgentStart, AgentStartParams, CommandInputResult, ListedLast, ReadWhy, Until,
+    AgentStart, AgentStartParams, CommandInputResult, ListedLast, Named, ReadWhy, Until,
 };
 use box_protocol::{BoxError, ExitWhy, Role};
-use box_rpc::{Call, Empty, Handle, Router, Withdrawal};
+use box_rpc::{Call, Empty, Handle, Router, Turn, Withdrawal};
 use tokio::time::timeout;
 
 use crate::CONTRACT;
@@ -70,6 +70,7 @@ impl Handle<AgentStart> for Served {
         call: Call<AgentStart>,
     ) -> Result<AgentCommand, BoxError> {
         let agent = &self.0;
+        let turn = agent.turn(&params).await;
         let shell = match &params.shell_id {
             Some(id) => Some(agent.shells().find(id)?),
             None => None,
@@ -90,6 +91,7 @@ impl Handle<AgentStart> for Served {
                 Err(BoxError::conflict("the command runs already"))
             }
             Asked::There(command) => {
+                drop(turn);
                 let mut told = match params.reply {
                     AgentReply::Streamed { until } => {
                         self.follow(&command, params.spool, until, call).await?
@@ -103,7 +105,7 @@ impl Handle<AgentStart> for Served {
                 command.hold(params);
                 Ok(command.told())
             }
-            Asked::New(command) => Box::pin(self.run(command, params, shell, call)).await,
+            Asked::New(command) => Box::pin(self.run(command, params, shell, call, turn)).await,
         }
     }
 }
@@ -116,6 +118,7 @@ impl Served {
         params: AgentStartParams,
         shell: Option<Arc<Shell>>,
         call: Call<AgentStart>,
+        turn: Turn<Named>,
     ) -> Result<AgentCommand, BoxError> {
         let (agent, reply, spool) = (&self.0, params.reply, params.spool);
         let waits = reply != AgentReply::Started;
@@ -133,13 +136,16 @@ impl Served {
         };
         let life = if let Some(shell) = shell {
             let (life, begun) = shell.run(agent, &command, params);
+            drop(turn);
             if reply != AgentReply::Started {
                 // It may also end before its turn.
                 let _ = begun.await;
             }
             life
         } else {
-            agent.begin(&command, params, keep).await?
+            let life = agent.begin(&command, params, keep).await?;
+            drop(turn);
+            life
         };
         let told = match reply {
             AgentReply::Started => command.told(),
@@ -254,6 +260,7 @@ impl Handle<AgentOutput> for Served {
         params: AgentOutputParams,
         mut call: Call<AgentOutput>,
     ) -> Result<AgentCommand, BoxError> {
+        drop(self.0.turn(&params).await);
         let command = self.0.find(&params.command_id)?;
         self.release(&command, params.pty).await?;
         let Some(sink) = call.chunks() else {
@@ -290,6 +297,7 @@ impl Handle<AgentList> for Served {
         params: AgentListParams,
         _: Call<AgentList>,
     ) -> Result<AgentListResult, BoxError> {
+        drop(self.0.turn(&params).await);
         let commands = match params.command_id {
             Some(id) => vec![self.0.find(&id)?],
             None => self.0.commands(),
@@ -318,20 +326,24 @@ impl Handle<AgentInput> for Served {
         params: AgentInputParams,
         _: Call<AgentInput>,
     ) -> Result<CommandInputResult, BoxError> {
+        let turn = self.0.turn(&params).await;
         let command = self.0.find(&params.command_id)?;
         if command.has_ended() {
             return Err(BoxError::conflict("the command has ended"));
         }
+        // Other calls do not wait until the command reads: it may have to be killed for that.
+        let queued = command.input.queue();
+        drop(turn);
         if let Some(size) = params.size {
             command.input.resize(size)?;
         }
         let mut accepted = 0;
         if let Some(data) = &params.data {
-            command.input.write(data).await?;
+            command.input.write(&queued, data).await?;
             accepted = data.len() as u64;
         }
         if params.close {
-            command.input.close().await?;
+            command.input.close(&queued).await?;
         }
         Ok(CommandInputResult { accepted })
     }
@@ -344,6 +356,7 @@ impl Handle<AgentKill> for Served {
         _: Call<AgentKill>,
     ) -> Result<AgentKillResult, BoxError> {
         let signal = signal(&params.signal)?;
+        drop(self.0.turn(&params).await);
         let command = self.0.find(&params.command_id)?;
         let already = command.has_ended();
         if !already {

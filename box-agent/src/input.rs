@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use box_protocol::BoxError;
 use box_protocol::actions::TerminalSize;
+use box_rpc::{Turn, Turns};
 use rustix::termios::Winsize;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -12,7 +13,11 @@ use tokio::sync::watch;
 
 /// The agent's end of it, as long as it is open.
 #[derive(Debug, Default)]
-pub(crate) struct Input(Mutex<Option<Arc<Open>>>);
+pub(crate) struct Input {
+    way: Mutex<Option<Arc<Open>>>,
+    /// Writers take turns.
+    turns: Turns<()>,
+}
 
 /// Where input goes.
 #[derive(Debug)]
@@ -24,8 +29,6 @@ pub(crate) enum Way {
 #[derive(Debug)]
 struct Open {
     way: Way,
-    /// Held by whoever writes: writers take turns.
-    turn: tokio::sync::Mutex<()>,
     /// Nothing more is to be written, also not by those who wait for the command to read.
     shut: watch::Sender<bool>,
 }
@@ -35,34 +38,38 @@ const END_OF_INPUT: u8 = 4;
 
 impl Input {
     fn way(&self) -> MutexGuard<'_, Option<Arc<Open>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.way.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A place behind those that write, or wait to.
+    pub(crate) fn queue(&self) -> Turn<()> {
+        self.turns.take([()])
     }
 
     /// Takes what there is to write to. Nothing is waited for: a command that was started must not be left half way.
     pub(crate) fn open(&self, way: Way) {
         *self.way() = Some(Arc::new(Open {
             way,
-            turn: tokio::sync::Mutex::default(),
             shut: watch::Sender::new(false),
         }));
     }
 
-    /// Writes all of it; waits for the command to read, for as long as it lives. Writers take turns.
-    pub(crate) async fn write(&self, bytes: &[u8]) -> Result<(), BoxError> {
+    /// Writes all of it in its turn; waits for the command to read, for as long as it lives.
+    pub(crate) async fn write(&self, turn: &Turn<()>, bytes: &[u8]) -> Result<(), BoxError> {
         let open = self.way().clone().ok_or_else(none)?;
-        open.write(bytes).await
+        open.write(turn, bytes).await
     }
 
     /// Nothing more will be written, once what was asked for before is. A terminal stays, and is told.
-    pub(crate) async fn close(&self) -> Result<(), BoxError> {
+    pub(crate) async fn close(&self, turn: &Turn<()>) -> Result<(), BoxError> {
         let Some(open) = self.way().clone() else {
             return Ok(());
         };
         if matches!(open.way, Way::Terminal(_)) {
-            return open.write(&[END_OF_INPUT]).await;
+            return open.write(turn, &[END_OF_INPUT]).await;
         }
         // Whoever has shut it meanwhile did the same.
-        let _ = open.in_turn(async { Ok(()) }).await;
+        let _ = open.in_turn(turn, async { Ok(()) }).await;
         self.shut();
         Ok(())
     }
@@ -85,7 +92,7 @@ impl Input {
 }
 
 impl Open {
-    async fn write(&self, mut bytes: &[u8]) -> Result<(), BoxError> {
+    async fn write(&self, turn: &Turn<()>, mut bytes: &[u8]) -> Result<(), BoxError> {
         let (Way::Pipe(fd) | Way::Terminal(fd)) = &self.way;
         let writing = async {
             while !bytes.is_empty() {
@@ -97,19 +104,20 @@ impl Open {
             }
             Ok(())
         };
-        self.in_turn(writing).await
+        self.in_turn(turn, writing).await
     }
 
     /// Does something when its turn has come, unless this is shut before it is done.
     async fn in_turn(
         &self,
+        turn: &Turn<()>,
         work: impl Future<Output = Result<(), BoxError>>,
     ) -> Result<(), BoxError> {
         let mut shut = self.shut.subscribe();
         tokio::select! {
             biased;
             _ = shut.wait_for(|shut| *shut) => Err(none()),
-            done = async { let _turn = self.turn.lock().await; work.await } => done,
+            done = async { turn.comes().await; work.await } => done,
         }
     }
 }

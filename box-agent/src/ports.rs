@@ -144,7 +144,7 @@ impl Handle<PortOpen> for Ports {
     ) -> Result<PortOpenResult, BoxError> {
         let Some(sink) = call.chunks() else {
             return Err(BoxError::validation(
-                "what a port says only comes in chunks",
+                "credit: this action answers in chunks; ask for some, as in \"_meta\":{\"credit\":16}",
             ));
         };
         let open = self.add(dial(params.port.get()).await?)?;

@@ -27,9 +27,6 @@ const CONNECTIONS: usize = 4;
 /// Calls of one connection at once, and as many streams.
 const CALLS: usize = 256;
 
-/// The longest message: a command's whole text, environment and arguments, or both streams of a small output.
-const MESSAGE_BYTES: usize = 4 << 20;
-
 /// What is learned from the kernel at once: a table of as many is written before anything happens.
 const EVENTS: usize = 64;
 
@@ -188,7 +185,6 @@ fn attend(
 
 fn session(stream: tokio::net::UnixStream, router: Router) -> Session {
     let mut limits = Limits::in_process();
-    limits.message_bytes = MESSAGE_BYTES;
     // Each more than a runtime lets into one box at once, so that its own calls always find room.
     limits.in_flight = CALLS;
     limits.open_streams = CALLS;

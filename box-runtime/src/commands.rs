@@ -20,6 +20,7 @@ use crate::data_plane::ask;
 use crate::door::Inside;
 use crate::env_file::environment;
 use crate::handlers::{forwarded, plain, streamed};
+use crate::order::Queued;
 use crate::retell::{Retelling, Told};
 use crate::runtime::BoxRuntime;
 use crate::session::{agents_error, nonsense};
@@ -39,10 +40,11 @@ impl BoxRuntime {
         params: CommandStartParams,
         chunks: Option<mpsc::Sender<CommandChunk>>,
     ) -> Result<CommandStartResult, BoxError> {
+        let order = self.order(caller, &params.session_id, &params);
         let inside = self.enter(caller, &params.session_id).await?;
         let attach = chunks.and_then(|chunks| Some((chunks, params.attach.clone()?)));
         let asked = inside.outcome(inside.asked(params)).await?;
-        self.begin(&inside, asked, attach).await
+        self.begin(&inside, asked, order, attach).await
     }
 
     /// Starts a command with what is configured for all of them.
@@ -50,12 +52,16 @@ impl BoxRuntime {
         &self,
         inside: &Inside,
         mut asked: AgentStartParams,
+        order: Queued,
         attach: Option<(mpsc::Sender<CommandChunk>, AttachOptions)>,
     ) -> Result<CommandStartResult, BoxError> {
         let kept = self.shared().config.command_retention.as_millis();
         let kept = i64::try_from(kept).unwrap_or(i64::MAX);
         asked.retain_ms.get_or_insert(kept);
-        inside.outcome(inside.start(asked, attach)).await
+        order.comes().await;
+        // Boxed, because every future that starts a command holds this one.
+        let starting = Box::pin(inside.start(asked, order, attach));
+        inside.outcome(starting).await
     }
 
     /// Reads a command's output. Dropping the future ends nothing else.
@@ -65,8 +71,9 @@ impl BoxRuntime {
         params: CommandAttachParams,
         chunks: mpsc::Sender<CommandChunk>,
     ) -> Result<CommandAttachResult, BoxError> {
+        let order = self.order(caller, &params.session_id, &params);
         let inside = self.enter(caller, &params.session_id).await?;
-        inside.outcome(inside.attach(params, chunks)).await
+        inside.outcome(inside.attach(params, order, chunks)).await
     }
 
     /// What is known of a command. To look is not to use.
@@ -75,8 +82,9 @@ impl BoxRuntime {
         caller: &Caller,
         key: CommandKey,
     ) -> Result<CommandInfo, BoxError> {
+        let order = self.order(caller, &key.session_id, &key);
         let inside = self.look(caller, &key.session_id).await?;
-        inside.outcome(inside.look(&key.command_id)).await
+        inside.outcome(inside.look(&key.command_id, order)).await
     }
 
     /// The commands of a box, oldest first. To look is not to use.
@@ -95,6 +103,7 @@ impl BoxRuntime {
         caller: &Caller,
         params: CommandInputParams,
     ) -> Result<CommandInputResult, BoxError> {
+        let order = self.order(caller, &params.session_id, &params);
         let inside = self.enter(caller, &params.session_id).await?;
         let bytes = params.data.as_ref().map_or(0, |data| data.len());
         let _room = inside.carry(bytes)?;
@@ -104,7 +113,8 @@ impl BoxRuntime {
             data: params.data,
             close: params.close,
         };
-        inside.outcome(ask::<AgentInput>(&inside, &asked)).await
+        let asking = ask::<AgentInput>(&inside, &asked, order);
+        inside.outcome(asking).await
     }
 
     /// Signals a command, or ends it with all it has started.
@@ -113,6 +123,7 @@ impl BoxRuntime {
         caller: &Caller,
         params: CommandKillParams,
     ) -> Result<CommandKillResult, BoxError> {
+        let order = self.order(caller, &params.session_id, &params);
         let inside = self.enter(caller, &params.session_id).await?;
         let asked = AgentKillParams {
             command_id: params.command_id,
@@ -120,7 +131,8 @@ impl BoxRuntime {
             grace_ms: params.grace_ms.unwrap_or_default(),
             forget: params.forget,
         };
-        let told = inside.outcome(ask::<AgentKill>(&inside, &asked)).await?;
+        let asking = ask::<AgentKill>(&inside, &asked, order);
+        let told = inside.outcome(asking).await?;
         Ok(CommandKillResult {
             info: inside.checked(told.info, &asked.command_id)?,
             already: told.already,
@@ -132,6 +144,7 @@ impl Inside {
     async fn attach(
         &self,
         params: CommandAttachParams,
+        order: Queued,
         chunks: mpsc::Sender<CommandChunk>,
     ) -> Result<CommandAttachResult, BoxError> {
         let slot = self.slot().filter(|_| params.view != View::None);
@@ -148,7 +161,9 @@ impl Inside {
             pty: params.pty,
             spool: retelling.slot(),
         };
+        order.comes().await;
         let stream = self.agent.stream::<AgentOutput>(&asked).await;
+        drop(order);
         let (told, read) = self
             .read(
                 stream.map_err(agents_error)?,
@@ -236,12 +251,13 @@ impl Inside {
     pub(crate) async fn start(
         &self,
         asked: AgentStartParams,
+        order: Queued,
         attach: Option<(mpsc::Sender<CommandChunk>, AttachOptions)>,
     ) -> Result<CommandStartResult, BoxError> {
         let (trail, card) = (self.trail(), self.card());
         trail.started(self.caller(), &asked, &self.agent, card);
         let id = asked.command_id.clone();
-        let begun = self.start_now(asked, attach).await;
+        let begun = self.start_now(asked, order, attach).await;
         match &begun {
             Ok(begun) if begun.existed => trail.not_started(&id, None, card),
             // After others it may run.
@@ -254,10 +270,11 @@ impl Inside {
     async fn start_now(
         &self,
         mut asked: AgentStartParams,
+        order: Queued,
         attach: Option<(mpsc::Sender<CommandChunk>, AttachOptions)>,
     ) -> Result<CommandStartResult, BoxError> {
         let Some((chunks, attach)) = attach else {
-            let told = self.call::<AgentStart>(&asked).await?;
+            let told = ask::<AgentStart>(self, &asked, order).await?;
             let existed = told.existed;
             let info = self.info(told, &asked.command_id)?;
             return Ok(CommandStartResult {
@@ -281,6 +298,7 @@ impl Inside {
             },
         };
         let stream = self.agent.stream::<AgentStart>(&asked).await;
+        drop(order);
         let (told, read) = self
             .read(
                 stream.map_err(agents_error)?,
@@ -331,7 +349,7 @@ impl Inside {
             if enough {
                 drop(stream);
                 let mut told = AgentCommand::new(id.clone(), 0);
-                told.info = Some(Box::new(self.look(id).await?));
+                told.info = Some(Box::new(self.look(id, Queued::none()).await?));
                 return Ok((told, retelling.end(ReadWhy::Bytes)));
             }
             next = stream.next().await;
@@ -352,12 +370,12 @@ impl Inside {
         Ok((told, retelling.end(why)))
     }
 
-    async fn look(&self, id: &CommandId) -> Result<CommandInfo, BoxError> {
+    async fn look(&self, id: &CommandId, order: Queued) -> Result<CommandInfo, BoxError> {
         let one = AgentListParams {
             command_id: Some(id.clone()),
             ..AgentListParams::default()
         };
-        let info = self.call::<AgentList>(&one).await?.items.pop();
+        let info = ask::<AgentList>(self, &one, order).await?.items.pop();
         self.checked(info.map(Box::new), id)
     }
 
@@ -401,13 +419,13 @@ impl Handle<CommandStart> for BoxRuntime {
 impl Handle<CommandAttach> for BoxRuntime {
     async fn handle(
         &self,
-        params: CommandAttachParams,
+        mut params: CommandAttachParams,
         mut call: Call<CommandAttach>,
     ) -> Result<CommandAttachResult, BoxError> {
         let caller = Caller::of(&call);
-        if call.chunks().is_none() && params.view != View::None {
-            let rule = "is only told to a call that takes chunks";
-            return Err(Invalid::new("view", rule).into());
+        if call.chunks().is_none() {
+            // Without chunks the call waits for the end, and answers with the result alone.
+            params.view = View::None;
         }
         forwarded(call, |chunks| self.attach_command(&caller, params, chunks)).await
     }

@@ -5,7 +5,7 @@ use std::future::Future;
 use box_protocol::actions::{
     AgentGuest, BoxTransitionParams, FileAttributes, FileFind, FileGrep, FileList, FileMkdir,
     FileMove, FilePack, FileRead, FileRemove, FileReplace, FileStat, FileUnpack, FileWrite,
-    GuestFacts, PortChunk, PortOpen, PortSend, TargetState,
+    GuestFacts, Names, PortChunk, PortOpen, PortSend, TargetState,
 };
 use box_protocol::{Access, BoxError, MAX_CHUNK_BYTES, SessionId};
 use box_rpc::{Action, Call, Empty, Handle, Never};
@@ -15,6 +15,7 @@ use tokio::sync::mpsc;
 use crate::caller::Caller;
 use crate::door::{Inside, Purpose};
 use crate::handlers::forwarded;
+use crate::order::Queued;
 use crate::runtime::BoxRuntime;
 use crate::session::{agents_error, nonsense};
 
@@ -22,7 +23,7 @@ use crate::session::{agents_error, nonsense};
 const CREDIT: u32 = 8;
 
 /// An action that the agent inside a box serves, under the same name and with the same types.
-pub trait DataPlane: Action + Sized {
+pub trait DataPlane: Action<Params: Names> + Sized {
     /// The box.
     fn session_id(params: &Self::Params) -> &SessionId;
 
@@ -50,8 +51,9 @@ pub trait DataPlane: Action + Sized {
     fn ask(
         inside: &Inside,
         params: &Self::Params,
+        order: Queued,
     ) -> impl Future<Output = Result<Self::Result, BoxError>> + Send {
-        ask::<Self>(inside, params)
+        ask::<Self>(inside, params, order)
     }
 
     /// Asks the agent, and passes its chunks on.
@@ -59,9 +61,10 @@ pub trait DataPlane: Action + Sized {
     fn stream(
         inside: &Inside,
         params: &Self::Params,
+        order: Queued,
         to: mpsc::Sender<Self::Chunk>,
     ) -> impl Future<Output = Result<Self::Result, BoxError>> + Send {
-        stream::<Self>(inside, params, to)
+        stream::<Self>(inside, params, order, to)
     }
 }
 
@@ -91,22 +94,30 @@ impl Order {
     }
 }
 
-/// Asks the agent of a box, in one message.
+/// Asks the agent of a box, in one message, when the call's turn has come. Calls behind it do not wait for its answer.
 pub(crate) async fn ask<A: Action>(
     inside: &Inside,
     params: &A::Params,
+    order: Queued,
 ) -> Result<A::Result, BoxError> {
-    inside.call::<A>(params).await
+    order.comes().await;
+    let asked = inside.agent.request::<A>(params).ask().await;
+    drop(order);
+    let answer = asked.map_err(agents_error)?.answer();
+    inside.attended(answer).await?.map_err(agents_error)
 }
 
 /// The same, with chunks that come in messages.
 pub(crate) async fn stream<A: DataPlane>(
     inside: &Inside,
     params: &A::Params,
+    order: Queued,
     to: mpsc::Sender<A::Chunk>,
 ) -> Result<A::Result, BoxError> {
+    order.comes().await;
     let request = inside.agent.request::<A>(params).credit(CREDIT);
     let mut chunks = request.stream().await.map_err(agents_error)?;
+    drop(order);
     let mut order = A::order(params);
     let mut next = inside.attended(chunks.next()).await?;
     while let Some(chunk) = next {
@@ -135,8 +146,9 @@ impl BoxRuntime {
         caller: &Caller,
         params: &A::Params,
     ) -> Result<A::Result, BoxError> {
+        let order = self.order(caller, A::session_id(params), params);
         let inside = self.enter(caller, A::session_id(params)).await?;
-        inside.outcome(A::ask(&inside, params)).await
+        inside.outcome(A::ask(&inside, params, order)).await
     }
 
     /// The same, with chunks before the result, no faster than they are taken.
@@ -146,14 +158,18 @@ impl BoxRuntime {
         params: &A::Params,
         to: mpsc::Sender<A::Chunk>,
     ) -> Result<A::Result, BoxError> {
+        let order = self.order(caller, A::session_id(params), params);
         let inside = self.enter(caller, A::session_id(params)).await?;
-        inside.outcome(A::stream(&inside, params, to)).await
+        let streaming = A::stream(&inside, params, order, to);
+        inside.outcome(streaming).await
     }
 
     /// What a box is like from inside, by the words of its agent. To look is not to use.
     pub async fn guest(&self, caller: &Caller, id: &SessionId) -> Result<GuestFacts, BoxError> {
         let inside = self.look(caller, id).await?;
-        inside.outcome(ask::<AgentGuest>(&inside, &Empty {})).await
+        inside
+            .outcome(ask::<AgentGuest>(&inside, &Empty {}, Queued::none()))
+            .await
     }
 
     pub(crate) async fn enter(&self, caller: &Caller, id: &SessionId) -> Result<Inside, BoxError> {
@@ -249,10 +265,10 @@ impl DataPlane for PortSend {
         match *chunk {}
     }
 
-    async fn ask(inside: &Inside, params: &Self::Params) -> Result<Empty, BoxError> {
+    async fn ask(inside: &Inside, params: &Self::Params, order: Queued) -> Result<Empty, BoxError> {
         let bytes = params.data.as_ref().map_or(0, |data| data.len());
         let _room = inside.carry(bytes)?;
-        ask::<Self>(inside, params).await?;
+        ask::<Self>(inside, params, order).await?;
         inside.has_received(bytes);
         Ok(Empty {})
     }

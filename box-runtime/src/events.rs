@@ -147,7 +147,7 @@ impl Events {
             })
             .collect();
         new.sort_unstable_by_key(|kept| kept.of_all);
-        let lost = match after {
+        let missed = match after {
             Some(_) => (last - from).saturating_sub(new.len() as u64),
             None => 0,
         };
@@ -158,7 +158,7 @@ impl Events {
                 .filter(|event| session.is_none_or(|session| *session == event.session_id))
                 .collect(),
             last,
-            lost,
+            lost: missed,
         }
     }
 }

@@ -46,6 +46,7 @@ mod handlers;
 mod keeping;
 #[cfg(feature = "native")]
 pub mod native;
+mod order;
 mod retell;
 mod runtime;
 mod select;
@@ -67,6 +68,7 @@ pub use caller::Caller;
 pub use config::RuntimeConfig;
 pub use data_plane::DataPlane;
 pub use handlers::Served;
+pub use order::Queued;
 pub use runtime::BoxRuntime;
 pub use spool::Spool;
 pub use unserved::Unserved;

@@ -22,6 +22,7 @@ use crate::card::Card;
 use crate::config::RuntimeConfig;
 use crate::ends::Ends;
 use crate::events::Events;
+use crate::order::Orders;
 use crate::select::Selector;
 use crate::session::{
     Create, Delete, Exec, Mount, OUTPUT_BYTES, Shared, Streaming, Transition, Work,
@@ -67,6 +68,7 @@ impl BoxRuntime {
             events: Events::new(),
             ends: Ends::new(config.ends_file.clone()),
             nothing: Router::empty(),
+            orders: Orders::default(),
             config,
         });
         let actor = Table::new(Arc::clone(&shared), mailbox, table.downgrade(), exit);

@@ -43,10 +43,11 @@ use crate::config::RuntimeConfig;
 use crate::door::ended;
 use crate::ends::Ends;
 use crate::events::Events;
+use crate::order::Orders;
 use crate::select::Selector;
 use crate::table::Ask;
 
-pub(crate) use self::body::Living;
+pub(crate) use self::body::{Living, carrier_limits};
 pub(crate) use self::doubt::{agents_error, look_up, nonsense};
 pub(crate) use self::exec::OUTPUT_BYTES;
 pub(crate) use self::front::queue_full;
@@ -62,6 +63,8 @@ pub(crate) struct Shared {
     pub(crate) ends: Ends,
     /// What agents may call here: nothing.
     pub(crate) nothing: Router,
+    /// The order of calls that name the same thing.
+    pub(crate) orders: Orders,
 }
 
 /// What a session begins with.
@@ -86,11 +89,11 @@ pub(crate) async fn live(
     let first = match begin {
         Begin::With(first) => first,
         Begin::In(living) => {
-            body.is_in(living);
+            body.is_in(*living);
             Vec::new()
         }
         Begin::Reaching(unreached) => {
-            body.reaches(unreached);
+            body.reaches(*unreached);
             Vec::new()
         }
     };
@@ -180,7 +183,7 @@ impl Actor {
                 Next::GoOn
             }
             Rested::Reached(living) => {
-                self.body.is_in(living);
+                self.body.is_in(*living);
                 self.tell("adopted", "its agent answers");
                 self.front.used();
                 self.front.set_clock();

@@ -27,6 +27,7 @@ impl BoxRuntime {
         caller: &Caller,
         mut params: ShellCreateParams,
     ) -> Result<ShellCreateResult, BoxError> {
+        let order = self.order(caller, &params.session_id, &params);
         let inside = self.enter(caller, &params.session_id).await?;
         let defaults = inside.defaults().unwrap_or_default();
         let id = match params.shell_id {
@@ -39,7 +40,9 @@ impl BoxRuntime {
         params.shell_id = Some(id.clone());
         let cwd = params.cwd.or(defaults.cwd);
         params.cwd = Some(cwd.unwrap_or_else(|| DEFAULT_CWD.to_owned()));
-        let mut made = inside.outcome(ask::<ShellCreate>(&inside, &params)).await?;
+        let mut made = inside
+            .outcome(ask::<ShellCreate>(&inside, &params, order))
+            .await?;
         if made.info.shell_id != id {
             return Err(BoxError::unavailable(nonsense(
                 "answered for another shell",
@@ -57,6 +60,7 @@ impl BoxRuntime {
         params: ShellRunParams,
         chunks: Option<mpsc::Sender<CommandChunk>>,
     ) -> Result<CommandStartResult, BoxError> {
+        let order = self.order(caller, &params.session_id, &params);
         let inside = self.enter(caller, &params.session_id).await?;
         let attach = chunks.and_then(|chunks| Some((chunks, params.attach.clone()?)));
         let (id, text) = (id_or_new(params.command_id)?, Program::text(params.text)?);
@@ -68,7 +72,7 @@ impl BoxRuntime {
             role: Role::Run,
             ..AgentStartParams::new(id, text, params.cwd.unwrap_or_default())
         };
-        self.begin(&inside, asked, attach).await
+        self.begin(&inside, asked, order, attach).await
     }
 
     /// The shells of a box, oldest first. To look is not to use.
@@ -77,8 +81,11 @@ impl BoxRuntime {
         caller: &Caller,
         params: ShellListParams,
     ) -> Result<ShellListResult, BoxError> {
+        let order = self.order(caller, &params.session_id, &params);
         let inside = self.look(caller, &params.session_id).await?;
-        let mut found = inside.outcome(ask::<ShellList>(&inside, &params)).await?;
+        let mut found = inside
+            .outcome(ask::<ShellList>(&inside, &params, order))
+            .await?;
         for info in &mut found.items {
             inside.own(info);
         }
@@ -91,8 +98,11 @@ impl BoxRuntime {
         caller: &Caller,
         params: ShellDeleteParams,
     ) -> Result<ShellDeleteResult, BoxError> {
+        let order = self.order(caller, &params.session_id, &params);
         let inside = self.enter(caller, &params.session_id).await?;
-        inside.outcome(ask::<ShellDelete>(&inside, &params)).await
+        inside
+            .outcome(ask::<ShellDelete>(&inside, &params, order))
+            .await
     }
 }
 

@@ -10,12 +10,13 @@ use box_protocol::actions::{
     FileWriteParams, SPOOL_BYTES, UploadPiece,
 };
 use box_protocol::{Blob, BoxError, MAX_CHUNK_BYTES};
-use box_rpc::{Action, Peer};
+use box_rpc::{Action, Chunks, Peer};
 use futures::StreamExt as _;
 use tokio::sync::mpsc;
 
 use crate::data_plane::{DataPlane, Order, ask, stream};
 use crate::door::Inside;
+use crate::order::Queued;
 use crate::session::{agents_error, nonsense};
 use crate::spool::{Slot, Spool};
 
@@ -124,8 +125,9 @@ macro_rules! carries {
             fn ask(
                 inside: &Inside,
                 params: &$params,
+                order: Queued,
             ) -> impl Future<Output = Result<Self::Result, BoxError>> + Send {
-                put::<Self>(inside, params)
+                put::<Self>(inside, params, order)
             }
         }
     )*};
@@ -143,16 +145,22 @@ carries! {
 }
 
 /// Asks with the data in a slot. A piece of an upload that is more than a slot holds goes in several.
-async fn put<A: Carries>(inside: &Inside, params: &A::Params) -> Result<A::Result, BoxError>
+async fn put<A: Carries>(
+    inside: &Inside,
+    params: &A::Params,
+    order: Queued,
+) -> Result<A::Result, BoxError>
 where
     A::Params: Send + Sync,
 {
     let data = A::data(params);
     let _room = inside.carry(data.len())?;
+    // Before it takes what others wait for.
+    order.comes().await;
     let most = usize::try_from(SPOOL_BYTES).unwrap_or(usize::MAX);
     let upload = A::upload(params).filter(|_| data.len() > most);
     let Some(whole) = upload else {
-        return put_one::<A>(inside, params, data).await;
+        return put_one::<A>(inside, params, data, order).await;
     };
     let pieces = data.len().div_ceil(most);
     let mut at = 0;
@@ -166,7 +174,7 @@ where
         };
         let piece = Blob(data.0.slice(at..end));
         let part = A::part(params, piece, Some(upload));
-        let result = put_one::<A>(inside, &part, A::data(&part)).await?;
+        let result = put_one::<A>(inside, &part, A::data(&part), Queued::none()).await?;
         if number == pieces {
             return Ok(result);
         }
@@ -179,19 +187,22 @@ async fn put_one<A: Carries>(
     inside: &Inside,
     params: &A::Params,
     data: &Blob,
+    order: Queued,
 ) -> Result<A::Result, BoxError> {
     let worth = data.len() > INLINE && data.len() as u64 <= SPOOL_BYTES;
     let slots = inside.file_slots().filter(|_| worth);
     let slot = slots.and_then(Spool::to_fill);
     let Some(filled) = slot.and_then(|slot| Filled::with(inside, slot, data)) else {
         let _ahead = inside.go_ahead(data.len()).await;
-        return ask::<A>(inside, params).await;
+        return ask::<A>(inside, params, order).await;
     };
     let upload = A::upload(params).cloned();
     let bare = A::part(params, Blob::default(), upload);
     let asked = A::spooled(bare, filled.number(), data.len() as u64);
+    let asked = inside.agent.request::<A::Spooled>(&asked).ask().await;
+    drop(order);
     let answer = inside
-        .attended(inside.agent.call::<A::Spooled>(&asked))
+        .attended(asked.map_err(agents_error)?.answer())
         .await?;
     filled.taken();
     answer.map_err(agents_error)
@@ -219,13 +230,18 @@ macro_rules! streams {
             async fn stream(
                 inside: &Inside,
                 params: &Self::Params,
+                order: Queued,
                 to: mpsc::Sender<FileChunk>,
             ) -> Result<Self::Result, BoxError> {
                 let Some(slot) = inside.file_slots().and_then(Spool::to_read) else {
-                    return stream::<Self>(inside, params, to).await;
+                    return stream::<Self>(inside, params, order, to).await;
                 };
                 let asked = $params { $field: params.clone(), spool: slot.number() };
-                get::<$spooled>(inside, &asked, (&slot, Self::order(params)), to).await
+                order.comes().await;
+                let request = inside.agent.request::<$spooled>(&asked).credit(CREDIT);
+                let chunks = request.stream().await.map_err(agents_error)?;
+                drop(order);
+                get::<$spooled>(inside, chunks, (&slot, Self::order(params)), to).await
             }
         }
     )*};
@@ -244,12 +260,10 @@ streams! {
 /// Passes on what comes through a slot.
 async fn get<A: Action<Chunk = AgentFileChunk>>(
     inside: &Inside,
-    asked: &A::Params,
+    mut chunks: Chunks<A>,
     (slot, mut order): (&Slot, Order),
     to: mpsc::Sender<FileChunk>,
 ) -> Result<A::Result, BoxError> {
-    let request = inside.agent.request::<A>(asked).credit(CREDIT);
-    let mut chunks = request.stream().await.map_err(agents_error)?;
     let mut number = 0;
     let mut next = inside.attended(chunks.next()).await?;
     while let Some(chunk) = next {

@@ -220,8 +220,8 @@ impl Table {
             return Some(own);
         }
         let mut others = self.entries.iter().filter(|_| caller.sees_all);
-        let called = others.find(|(_, entry)| entry.card.is_called(id));
-        called.map(|(key, _)| key.clone())
+        let named = others.find(|(_, entry)| entry.card.is_called(id));
+        named.map(|(key, _)| key.clone())
     }
 
     /// Gives a call to its session, which is made if the call can make it.
@@ -342,11 +342,11 @@ impl Table {
         stage: Stage,
     ) -> Result<Arc<Card>, BoxError> {
         let card = Arc::clone(&self.find(&params.session_id, caller)?.card);
-        let state = card.live().state;
-        if state == BoxState::Unreachable {
+        let now = card.live().state;
+        if now == BoxState::Unreachable {
             return Err(unreachable(&params.session_id));
         }
-        if state == BoxState::Failed {
+        if now == BoxState::Failed {
             let message = format!("Box session {} has failed", params.session_id);
             return Err(BoxError::conflict(message).with_detail(&Detail::about(Subject::Box)));
         }

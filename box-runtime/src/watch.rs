@@ -21,6 +21,7 @@ impl BoxRuntime {
         params: FileWatchParams,
         chunks: Option<mpsc::Sender<CommandChunk>>,
     ) -> Result<CommandStartResult, BoxError> {
+        let order = self.order(caller, &params.session_id, &params);
         let inside = self.enter(caller, &params.session_id).await?;
         let attach = chunks.and_then(|chunks| Some((chunks, params.attach?)));
         let keep = params.command_id.is_some();
@@ -36,7 +37,7 @@ impl BoxRuntime {
             })),
             ..AgentStartParams::new(id_or_new(params.command_id)?, program, "/")
         };
-        self.begin(&inside, asked, attach).await
+        self.begin(&inside, asked, order, attach).await
     }
 }
 

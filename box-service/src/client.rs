@@ -4,7 +4,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use box_protocol::BoxError;
-use box_rpc::{Action, Call, Peer};
+use box_rpc::{Action, Call, Peer, Turn};
 use box_transports::link::Link;
 use futures::StreamExt as _;
 use serde_json::value::RawValue;
@@ -72,11 +72,12 @@ impl RuntimeClient {
     /// Passes a call on, with its deadline, its context and its chunks, as they come.
     ///
     /// The request key stays behind: it was this side's to remember, and the runtime would take the
-    /// keys of different callers for those of one.
+    /// keys of different callers for those of one. The turn is over when the call is on its way.
     pub(crate) async fn forward<A: Action>(
         &self,
         params: &A::Params,
         call: &mut Call<A>,
+        turn: Option<Turn<Arc<str>>>,
     ) -> Result<A::Result, BoxError> {
         let peer = self.peer()?;
         let mut request = peer.request::<A>(params);
@@ -87,9 +88,12 @@ impl RuntimeClient {
             request = request.context(&context?);
         }
         let Some(sink) = call.chunks() else {
-            return Ok(request.call().await?);
+            let asked = request.ask().await?;
+            drop(turn);
+            return Ok(asked.answer().await?);
         };
         let mut chunks = request.stream().await?;
+        drop(turn);
         while let Some(chunk) = chunks.next().await {
             sink.send(&chunk?).await?;
         }

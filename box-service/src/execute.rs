@@ -125,7 +125,7 @@ impl BoxService {
             ..params
         };
         let mut result = match call {
-            Some(mut call) => client.forward(&params, &mut call).await,
+            Some(mut call) => client.forward(&params, &mut call, None).await,
             None => client.call::<BoxExec>(&params).await,
         };
         if let Ok(result) = &mut result {
@@ -166,7 +166,7 @@ impl BoxService {
                 if_exists: params.if_exists,
             };
             let mut made = match call {
-                Some(mut call) => client.forward(&params, &mut call).await,
+                Some(mut call) => client.forward(&params, &mut call, None).await,
                 None => client.call::<BoxCreate>(&params).await,
             }?;
             made.adjusted = decision.adjusted;
@@ -195,7 +195,7 @@ impl BoxService {
                 policy::decide_network(&rules.policy)?;
             }
             let client = self.client_for(&origin.caller).await?;
-            client.forward(&params, &mut call).await
+            client.forward(&params, &mut call, None).await
         };
         self.recorded("box.update", origin, outcome.await)
     }

@@ -1,6 +1,7 @@
 //! The contract, served: what policy has a say in is decided here, the rest is passed on.
 
 use std::marker::PhantomData;
+use std::sync::Arc;
 
 #[allow(clippy::wildcard_imports, reason = "the whole contract is served here")]
 use box_protocol::actions::*;
@@ -16,7 +17,7 @@ use crate::service::BoxService;
 /// An action that policy has no say in, with what it carries left as it came: that is checked where it is used.
 struct Unread<A>(PhantomData<A>);
 
-/// The same of one that streams. Its parameters come with the engine's own beside them, so they have been taken apart already.
+/// The same of one that streams.
 struct UnreadStream<A>(PhantomData<A>);
 
 type Text = Box<RawValue>;
@@ -65,9 +66,8 @@ serve! {
 }
 
 impl<A: Action> Handle<Unread<A>> for BoxService {
-    async fn handle(&self, params: Text, mut call: Call<Unread<A>>) -> Result<Text, BoxError> {
-        let client = self.client_for(&call.caller()).await?;
-        client.forward(&params, &mut call).await
+    async fn handle(&self, params: Text, call: Call<Unread<A>>) -> Result<Text, BoxError> {
+        self.pass_on(params, call).await
     }
 }
 
@@ -75,12 +75,11 @@ impl<A: Action> Handle<UnreadStream<A>> for BoxService {
     async fn handle(
         &self,
         mut params: Value,
-        mut call: Call<UnreadStream<A>>,
+        call: Call<UnreadStream<A>>,
     ) -> Result<Text, BoxError> {
         let bound = [CommandStart::NAME, ShellRun::NAME].contains(&A::NAME);
         let adjusted = bound.then(|| self.bind_time(&call.caller(), &mut params));
-        let client = self.client_for(&call.caller()).await?;
-        let result = client.forward(&params, &mut call).await?;
+        let result = self.pass_on(params, call).await?;
         match adjusted.flatten() {
             Some(adjusted) => with_adjusted(&result, &adjusted),
             None => Ok(result),
@@ -111,11 +110,23 @@ impl BoxService {
         adjusted
     }
 
+    /// Passes a call on behind those of its caller that came before it.
+    async fn pass_on<A>(&self, params: A::Params, mut call: Call<A>) -> Result<A::Result, BoxError>
+    where
+        A: Action,
+    {
+        let caller = call.caller();
+        let turn = self.0.turns.take([Arc::clone(&caller)]);
+        let client = self.client_for(&caller).await?;
+        turn.comes().await;
+        client.forward(&params, &mut call, Some(turn)).await
+    }
+
     /// Serves the contract: `box.create`, `box.exec`, `box.update` through policy, `system.status`,
     /// `system.storage` and `system.probe` from what the service knows, everything else as the runtime
     /// answers it.
     pub fn router(&self) -> Router {
-        Served::router(std::sync::Arc::new(self.clone())).build()
+        Served::router(Arc::new(self.clone())).build()
     }
 }
 

@@ -12,7 +12,7 @@ use box_protocol::actions::{
     SystemShutdownParams, SystemStatus, SystemStatusResult,
 };
 use box_protocol::{BoxError, BoxProfile, BoxSessionInfo, SessionId};
-use box_rpc::Empty;
+use box_rpc::{Empty, Turns};
 
 use crate::audit::{self, Origin};
 use crate::client::RuntimeClient;
@@ -39,6 +39,8 @@ pub(crate) struct Inner {
     runtime: Runtime,
     errors: ErrorRing,
     disposed: AtomicBool,
+    /// The order in which calls of one caller are passed on.
+    pub(crate) turns: Turns<Arc<str>>,
 }
 
 /// What the operator has said, and what follows.
@@ -117,6 +119,7 @@ impl BoxService {
             runtime,
             errors: ErrorRing::default(),
             disposed: AtomicBool::new(false),
+            turns: Turns::default(),
         })))
     }
 

@@ -1,15 +1,17 @@
 //! A call of the peer's, from its parameters to its answer.
 
 use std::fmt;
+use std::future::poll_fn;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Poll;
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
-use crate::action::{Action, Handle};
+use crate::action::{Action, Handle, Running};
 use crate::engine::Engine;
 use crate::error::{Code, Fault, RpcError};
 use crate::keys::{Begun, Name, Outcome, Ticket, Waiting};
@@ -129,7 +131,7 @@ impl<A: Action> ChunkSink<A> {
             ));
         }
         let closed = |_| RpcError::cancelled("the connection is closed");
-        self.engine.outbox.push(text).await.map_err(closed)
+        self.engine.respond(text).await.map_err(closed)
     }
 }
 
@@ -197,11 +199,16 @@ impl Dispatch {
             Err(error) => return answer.refuse(&error),
             Ok(Begun::Wait(waiting)) => waiting,
             Ok(Begun::Run(ticket, waiting)) => {
-                let run = tokio::spawn(async move {
+                let mut run: Running = Box::pin(async move {
                     let outcome = within(limit, state.handle(params, call)).await;
                     ticket.finish(outcome.and_then(|result| encoded(&result)));
                 });
-                Ticket::runs_as(&waiting, run.abort_handle());
+                // Here, so that it begins in the order in which it was sent, as a call without a key does.
+                let first = poll_fn(|cx| Poll::Ready(run.as_mut().poll(cx))).await;
+                if first.is_pending() {
+                    let run = tokio::spawn(run);
+                    Ticket::runs_as(&waiting, run.abort_handle());
+                }
                 waiting
             }
         };
@@ -294,9 +301,15 @@ impl Answer {
     }
 
     /// Sends the answer once there is a place for it in the queue.
-    async fn give(mut self, text: String) {
+    async fn give(mut self, mut text: String) {
+        if !self.engine.may_hold(text.len()) {
+            let max = self.engine.limits.unread_bytes;
+            let what = "bytes of answers that were not read";
+            let error = RpcError::limit(Code::Overloaded, what, "unread_bytes", max);
+            text = self.encode_error(&error);
+        }
         if let Some(text) = self.release(text) {
-            let _ = self.engine.outbox.push(text).await;
+            let _ = self.engine.respond(text).await;
         }
     }
 

@@ -51,6 +51,12 @@ pub trait SendHalf: Send {
         self.flush().await
     }
 
+    /// Finds out whether the peer is still there, by sending something that every peer passes over. An error says that it
+    /// is gone; one that has gone a moment ago may be found out only the next time.
+    async fn probe(&mut self) -> Result<(), ConnectionError> {
+        Ok(())
+    }
+
     /// The dialect the connection has settled on, told once, before anything is sent in it.
     ///
     /// Only a transport whose framing depends on the dialect cares (LangBot's stdio does).
@@ -83,6 +89,11 @@ pub trait ReceiveHalf: Send {
     fn accept_up_to(&mut self, bytes: usize) {
         let _ = bytes;
     }
+
+    /// The peer has said who it is, or at least something that can be read where nothing is asked for.
+    ///
+    /// Worth overriding where connections of peers that are not known have to make room for others.
+    fn peer_is_known(&mut self) {}
 }
 
 /// Why a connection failed.
@@ -107,6 +118,15 @@ pub enum ConnectionError {
     #[error("no whole message within the limit frame of {0:?}")]
     Stalled(std::time::Duration),
     /// The operating system said no.
-    #[error("connection: {}", .0.kind())]
+    #[error("connection: {}", reason(.0))]
     Io(#[from] std::io::Error),
+}
+
+/// What the operating system says, or at least which kind of failure it was: what libraries add may hold paths.
+fn reason(error: &std::io::Error) -> String {
+    let Some(number) = error.raw_os_error() else {
+        return error.kind().to_string();
+    };
+    let text = std::io::Error::from_raw_os_error(number).to_string();
+    text.split(" (os error").next().unwrap_or(&text).to_owned()
 }

@@ -6,6 +6,7 @@ mod incoming;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::task::Poll;
 use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
@@ -17,7 +18,8 @@ use crate::hello::Gate;
 use crate::ledger::{Incoming, Outgoing};
 use crate::limits::Limits;
 use crate::message::{CallId, Control};
-use crate::outbox::{NotTaken, Outbox};
+use crate::outbox::{Closed, Kind, NotTaken, Outbox};
+use crate::unread::ALL_UNREAD_BYTES;
 use crate::wire::Dialect;
 
 /// How often something happened on a connection that is worth knowing and not worth an error.
@@ -34,6 +36,8 @@ pub struct Stats {
     pub refused: u64,
     /// Messages longer than the limit.
     pub oversized: u64,
+    /// Bytes of responses that are held because the peer has not read them yet.
+    pub unread_bytes: usize,
 }
 
 #[derive(Debug, Default)]
@@ -172,6 +176,32 @@ impl Engine {
             late_answers: read(&self.counters.late_answers),
             refused: read(&self.counters.refused),
             oversized: read(&self.counters.oversized),
+            unread_bytes: self.outbox.unread(),
+        }
+    }
+
+    /// Whether the peer has said who it is, where that is asked for, and something that can be read in any case.
+    pub(crate) fn knows_peer(&self) -> bool {
+        self.admitted.load(Ordering::Relaxed) && self.dialect.get().is_some()
+    }
+
+    /// Whether so many bytes more of answers may be held for the peer.
+    pub(crate) fn may_hold(&self, bytes: usize) -> bool {
+        self.outbox.unread().saturating_add(bytes) <= self.limits.unread_bytes
+    }
+
+    /// Sends what a call of the peer's is answered with, once there is a place for it.
+    pub(crate) async fn respond(self: &Arc<Self>, text: String) -> Result<(), Closed> {
+        let mut pushing = std::pin::pin!(self.outbox.push(text, Kind::Response));
+        let first = std::future::poll_fn(|cx| Poll::Ready(pushing.as_mut().poll(cx))).await;
+        if self.limits.unread_bytes != usize::MAX
+            && let Some(heavy) = self.outbox.counted().has_grown(self, ALL_UNREAD_BYTES)
+        {
+            heavy.stop(CloseReason::Flooded, Duration::ZERO);
+        }
+        match first {
+            Poll::Ready(pushed) => pushed,
+            Poll::Pending => pushing.await,
         }
     }
 

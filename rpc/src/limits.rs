@@ -23,6 +23,10 @@ pub struct Limits {
     /// Refusals and control messages that may wait for a peer that does not read. Beyond: the
     /// connection is closed as flooded.
     pub control_queue: usize,
+    /// Bytes of answers that may be held for a peer that has not read them. Beyond: an answer becomes `overloaded`, and all
+    /// connections together hold at most [`ALL_UNREAD_BYTES`](crate::ALL_UNREAD_BYTES), or the one that holds most is
+    /// closed. `usize::MAX` where the other end is ours and reads at all times.
+    pub unread_bytes: usize,
     /// Deepest nesting of a message. Beyond: `validation`.
     pub depth: usize,
     /// Longest id of a call in bytes. Beyond: `validation`.
@@ -40,6 +44,9 @@ pub struct Limits {
     pub drain: Duration,
 }
 
+/// Bytes that a message may grow by when it is passed on: a longer id, members that were left out, another name.
+const PASSED_ON: usize = 64 * 1024;
+
 /// How many silent heartbeats end a connection.
 pub(crate) const HEARTBEATS_MISSED: u32 = 3;
 
@@ -53,6 +60,7 @@ impl Default for Limits {
             stream_credit: 16,
             queue_slots: 2048,
             control_queue: 4096,
+            unread_bytes: 32 * 1024 * 1024,
             depth: 128,
             id_bytes: 256,
             batch: 128,
@@ -74,11 +82,15 @@ impl Limits {
         }
     }
 
-    /// What a connection inside one process uses: as the default, without heartbeats.
+    /// What a connection between two ends of ours uses: as the default, without heartbeats, with some room for what a
+    /// message grows by when it is passed on.
     pub fn in_process() -> Self {
+        let outside = Self::default();
         Self {
+            message_bytes: outside.message_bytes + PASSED_ON,
+            unread_bytes: usize::MAX,
             heartbeat: None,
-            ..Self::default()
+            ..outside
         }
     }
 }

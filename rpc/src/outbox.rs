@@ -1,13 +1,15 @@
 //! The queue in front of the writer: first in, first out, with two ways in.
 //!
-//! Calls, answers and chunks wait for a place. Control messages and refusals do not: they are
-//! few (bounded by the calls in flight, and by `control_queue` for a peer that does not read), and
-//! whoever sends them must never wait. One queue keeps a cancel behind the call it cancels.
+//! Calls, answers and chunks wait for a place, and keep the order in which they came while they wait. Control messages and
+//! refusals do not wait: they are few (bounded by the calls in flight, and by `control_queue` for a peer that does not read),
+//! and their sender must never wait. One queue keeps a cancel behind the call it cancels.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::{Notify, oneshot};
+
+use crate::unread::Unread;
 
 /// Bytes of a message that take one further place in the queue.
 const SLOT_BYTES: usize = 16 * 1024;
@@ -17,19 +19,52 @@ pub(crate) struct Outbox {
     state: Mutex<State>,
     /// Wakes the writer.
     wake: Notify,
-    slots: Semaphore,
     all_slots: usize,
     control_queue: usize,
+    unread: Unread,
 }
 
 #[derive(Debug, Default)]
 struct State {
     queue: VecDeque<String>,
-    /// Places taken by what is in the queue.
-    taken: usize,
+    /// Those that wait for a place, in the order in which they came.
+    waiting: VecDeque<Waiting>,
+    next: u64,
+    /// Places that are left.
+    free: usize,
+    /// Of what is in the queue.
+    queued: Taken,
     /// Places that messages in the queue would have taken had they waited for them.
     unslotted: usize,
+    /// The writer is to find out whether the peer is there.
+    probe: bool,
     closed: bool,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    number: u64,
+    message: String,
+    weight: usize,
+    response: bool,
+    queued: oneshot::Sender<()>,
+}
+
+/// What a batch takes until it is sent.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Taken {
+    places: usize,
+    /// Bytes of responses.
+    unread: usize,
+}
+
+/// What a message is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A call of ours.
+    Call,
+    /// What a call of the peer's is answered with: it is held until the peer reads it.
+    Response,
 }
 
 /// The outbox takes nothing any more.
@@ -47,11 +82,14 @@ pub(crate) enum NotTaken {
 impl Outbox {
     pub(crate) fn new(slots: usize, control_queue: usize) -> Self {
         Self {
-            state: Mutex::default(),
+            state: Mutex::new(State {
+                free: slots,
+                ..State::default()
+            }),
             wake: Notify::new(),
-            slots: Semaphore::new(slots),
             all_slots: slots,
             control_queue,
+            unread: Unread::default(),
         }
     }
 
@@ -60,24 +98,49 @@ impl Outbox {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Queues a message once there is a place for it.
-    pub(crate) async fn push(&self, message: String) -> Result<(), Closed> {
+    /// Bytes of responses that are here, queued or waiting.
+    pub(crate) fn unread(&self) -> usize {
+        self.unread.bytes()
+    }
+
+    pub(crate) fn counted(&self) -> &Unread {
+        &self.unread
+    }
+
+    /// Queues a message once there is a place for it. Its place in the order is that of the first poll; a message that
+    /// still waits when the future is dropped is not sent.
+    pub(crate) async fn push(&self, message: String, kind: Kind) -> Result<(), Closed> {
         let weight = (1 + message.len() / SLOT_BYTES).min(self.all_slots);
-        let many = u32::try_from(weight).unwrap_or(u32::MAX);
-        self.slots
-            .acquire_many(many)
-            .await
-            .map_err(|_| Closed)?
-            .forget();
-        let mut state = self.state();
-        if state.closed {
-            return Err(Closed);
-        }
-        state.queue.push_back(message);
-        state.taken += weight;
-        drop(state);
-        self.wake.notify_one();
-        Ok(())
+        let response = kind == Kind::Response;
+        let (waits, queued) = {
+            let mut state = self.state();
+            if state.closed {
+                return Err(Closed);
+            }
+            if response {
+                self.unread.add(message.len());
+            }
+            if state.waiting.is_empty() && weight <= state.free {
+                state.enqueue(message, weight, response);
+                drop(state);
+                self.wake.notify_one();
+                return Ok(());
+            }
+            state.next += 1;
+            let number = state.next;
+            let (sender, queued) = oneshot::channel();
+            state.waiting.push_back(Waiting {
+                number,
+                message,
+                weight,
+                response,
+                queued: sender,
+            });
+            (Waits(self, number), queued)
+        };
+        let queued = queued.await;
+        drop(waits);
+        queued.map_err(|_| Closed)
     }
 
     /// Queues a message without waiting for a place.
@@ -90,22 +153,31 @@ impl Outbox {
             return Err(NotTaken::Flooded);
         }
         state.unslotted += 1 + message.len() / SLOT_BYTES;
+        state.queued.unread += message.len();
+        self.unread.add(message.len());
         state.queue.push_back(message);
         drop(state);
         self.wake.notify_one();
         Ok(())
     }
 
-    /// Moves all that waits into `batch`; `None` once closed and empty. The places are free again
-    /// when the returned count is given to [`sent`](Self::sent).
-    pub(crate) async fn take(&self, batch: &mut VecDeque<String>) -> Option<usize> {
+    /// Has the writer find out whether the peer is still there, unless it has something to write anyway.
+    pub(crate) fn probe(&self) {
+        self.state().probe = true;
+        self.wake.notify_one();
+    }
+
+    /// Moves all that is queued into `batch`, nothing if the peer is only to be probed; `None` once closed and empty. The
+    /// places are free again when what is returned is given to [`sent`](Self::sent).
+    pub(crate) async fn take(&self, batch: &mut VecDeque<String>) -> Option<Taken> {
         loop {
             {
                 let mut state = self.state();
-                if !state.queue.is_empty() {
+                let probe = std::mem::take(&mut state.probe);
+                if probe || !state.queue.is_empty() {
                     std::mem::swap(batch, &mut state.queue);
                     state.unslotted = 0;
-                    return Some(std::mem::take(&mut state.taken));
+                    return Some(std::mem::take(&mut state.queued));
                 }
                 if state.closed {
                     return None;
@@ -116,15 +188,76 @@ impl Outbox {
     }
 
     /// What was taken has been sent.
-    pub(crate) fn sent(&self, places: usize) {
-        self.slots.add_permits(places);
+    pub(crate) fn sent(&self, taken: Taken) {
+        self.unread.remove(taken.unread);
+        let mut state = self.state();
+        state.free += taken.places;
+        state.admit();
+        drop(state);
+        self.wake.notify_one();
     }
 
     /// Takes no more; what is queued is still sent.
     pub(crate) fn close(&self) {
-        self.state().closed = true;
-        self.slots.close();
+        let mut state = self.state();
+        state.closed = true;
+        let waiting = std::mem::take(&mut state.waiting);
+        drop(state);
+        for waiting in waiting.iter().filter(|waiting| waiting.response) {
+            self.unread.remove(waiting.message.len());
+        }
         self.wake.notify_one();
+    }
+
+    /// Lets go of what was not sent.
+    pub(crate) fn clear(&self) {
+        self.close();
+        let queue = std::mem::take(&mut self.state().queue);
+        self.unread.clear();
+        drop(queue);
+    }
+}
+
+impl State {
+    fn enqueue(&mut self, message: String, weight: usize, response: bool) {
+        self.free -= weight;
+        self.queued.places += weight;
+        if response {
+            self.queued.unread += message.len();
+        }
+        self.queue.push_back(message);
+    }
+
+    /// Queues those that have waited longest, as far as there are places.
+    fn admit(&mut self) {
+        while let Some(first) = self.waiting.front()
+            && first.weight <= self.free
+            && let Some(next) = self.waiting.pop_front()
+        {
+            self.enqueue(next.message, next.weight, next.response);
+            let _ = next.queued.send(());
+        }
+    }
+}
+
+/// A message that waits for a place. Dropped while it waits, it is withdrawn.
+struct Waits<'a>(&'a Outbox, u64);
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        let Self(outbox, number) = self;
+        let mut state = outbox.state();
+        let at = state.waiting.iter().position(|it| it.number == *number);
+        let Some(withdrawn) = at.and_then(|at| state.waiting.remove(at)) else {
+            return;
+        };
+        // The next one may fit where this did not.
+        state.admit();
+        drop(state);
+        if withdrawn.response {
+            outbox.unread.remove(withdrawn.message.len());
+        }
+        outbox.wake.notify_one();
     }
 }
 
@@ -132,37 +265,44 @@ impl Outbox {
 mod tests {
     use super::*;
 
+    fn places(taken: Option<Taken>) -> Option<usize> {
+        taken.map(|taken| taken.places)
+    }
+
     #[tokio::test]
     async fn control_messages_need_no_place_and_keep_their_order() {
         let outbox = Outbox::new(1, 8);
-        outbox.push("call".into()).await.unwrap();
+        outbox.push("call".into(), Kind::Call).await.unwrap();
         outbox.push_now("cancel".into()).unwrap();
         let mut batch = VecDeque::new();
-        assert_eq!(outbox.take(&mut batch).await, Some(1));
+        assert_eq!(places(outbox.take(&mut batch).await), Some(1));
         assert_eq!(batch, ["call", "cancel"]);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_full_queue_makes_senders_wait_until_the_batch_is_sent() {
         let outbox = Outbox::new(1, 8);
-        outbox.push("first".into()).await.unwrap();
+        outbox.push("first".into(), Kind::Call).await.unwrap();
         let second = tokio::time::timeout(
             std::time::Duration::from_secs(1),
-            outbox.push("second".into()),
+            outbox.push("second".into(), Kind::Call),
         );
         assert!(second.await.is_err());
         let mut batch = VecDeque::new();
         let places = outbox.take(&mut batch).await.unwrap();
         outbox.sent(places);
-        outbox.push("third".into()).await.unwrap();
+        outbox.push("third".into(), Kind::Call).await.unwrap();
     }
 
     #[tokio::test]
     async fn a_message_heavier_than_the_queue_takes_all_of_it() {
         let outbox = Outbox::new(2, 8);
-        outbox.push("x".repeat(10 * SLOT_BYTES)).await.unwrap();
+        outbox
+            .push("x".repeat(10 * SLOT_BYTES), Kind::Call)
+            .await
+            .unwrap();
         let mut batch = VecDeque::new();
-        assert_eq!(outbox.take(&mut batch).await, Some(2));
+        assert_eq!(places(outbox.take(&mut batch).await), Some(2));
     }
 
     #[test]
@@ -176,12 +316,54 @@ mod tests {
     #[tokio::test]
     async fn closing_sends_what_is_queued_and_refuses_the_rest() {
         let outbox = Outbox::new(4, 4);
-        outbox.push("last".into()).await.unwrap();
+        outbox.push("last".into(), Kind::Call).await.unwrap();
         outbox.close();
-        assert_eq!(outbox.push("late".into()).await, Err(Closed));
+        assert_eq!(outbox.push("late".into(), Kind::Call).await, Err(Closed));
         let mut batch = VecDeque::new();
-        assert_eq!(outbox.take(&mut batch).await, Some(1));
+        assert_eq!(places(outbox.take(&mut batch).await), Some(1));
         batch.clear();
         assert_eq!(outbox.take(&mut batch).await, None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn those_that_wait_are_queued_in_the_order_in_which_they_came() {
+        use futures::FutureExt as _;
+        let outbox = Outbox::new(2, 8);
+        outbox.push("0".into(), Kind::Call).await.unwrap();
+        outbox.push("1".into(), Kind::Response).await.unwrap();
+        let mut waiting: Vec<_> = ["2", "3", "4", "5"]
+            .map(|text| Box::pin(outbox.push(text.into(), Kind::Response).fuse()))
+            .into();
+        for push in &mut waiting {
+            assert!(push.as_mut().now_or_never().is_none(), "there is a place");
+        }
+        assert_eq!(outbox.unread(), 5);
+        // Withdrawn while it waits: not sent, and nothing of it is held.
+        drop(waiting.remove(1));
+        assert_eq!(outbox.unread(), 4);
+        let mut all = Vec::new();
+        while all.len() < 5 {
+            let mut batch = VecDeque::new();
+            let taken = outbox.take(&mut batch).await.unwrap();
+            all.extend(batch);
+            outbox.sent(taken);
+            // The last to wait is polled first, and must not go first.
+            for push in waiting.iter_mut().rev() {
+                let _ = push.as_mut().now_or_never();
+            }
+        }
+        assert_eq!(all, ["0", "1", "2", "4", "5"]);
+        assert_eq!(outbox.unread(), 0);
+    }
+
+    #[tokio::test]
+    async fn nothing_is_held_of_what_is_cleared() {
+        let outbox = Outbox::new(1, 8);
+        outbox.push("queued".into(), Kind::Response).await.unwrap();
+        outbox.push_now("now".into()).unwrap();
+        assert_eq!(outbox.unread(), 9);
+        outbox.clear();
+        assert_eq!(outbox.unread(), 0);
+        assert_eq!(outbox.take(&mut VecDeque::new()).await, None);
     }
 }

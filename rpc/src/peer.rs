@@ -9,14 +9,15 @@ use std::time::Duration;
 
 use futures::{Stream, StreamExt as _};
 use serde::Serialize;
-use tokio::sync::mpsc;
-use tokio::time::Sleep;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, Sleep};
 
 use crate::action::Action;
 use crate::engine::{Engine, Stats};
-use crate::error::CallError;
+use crate::error::{CallError, RpcError};
 use crate::ledger::{Body, Item};
 use crate::message::{CallId, Control, Grant, Meta};
+use crate::outbox::Kind;
 use crate::session::CloseReason;
 use crate::wire::{Dialect, LANGBOT_STREAM_WINDOW};
 
@@ -63,7 +64,11 @@ impl Peer {
             .call(None, A::NAME, params, &Meta::default())
             .map_err(shape)?;
         check_size(text.len(), self.0.limits.message_bytes)?;
-        self.0.outbox.push(text).await.map_err(|_| not_sent())
+        self.0
+            .outbox
+            .push(text, Kind::Call)
+            .await
+            .map_err(|_| not_sent())
     }
 
     /// Begins a call that carries more than its parameters.
@@ -126,7 +131,7 @@ fn check_size(size: usize, limit: usize) -> Result<(), CallError> {
 }
 
 /// A call about to be made; see [`Peer::request`].
-#[must_use = "nothing is sent until `call` or `stream`"]
+#[must_use = "nothing is sent until `call`, `ask` or `stream`"]
 pub struct Request<'a, A: Action> {
     engine: &'a Arc<Engine>,
     params: &'a A::Params,
@@ -180,7 +185,12 @@ impl<A: Action> Request<'_, A> {
     }
 
     /// Sends the call and waits for its result.
-    pub async fn call(mut self) -> Result<A::Result, CallError> {
+    pub async fn call(self) -> Result<A::Result, CallError> {
+        self.ask().await?.answer().await
+    }
+
+    /// Sends the call. It is on its way, in its place in the order, when this returns.
+    pub async fn ask(mut self) -> Result<Asked<A>, CallError> {
         self.meta.credit = 0;
         let registered = self.engine.outgoing().call();
         let (id, answer) = registered.map_err(CallError::NotSent)?;
@@ -188,19 +198,17 @@ impl<A: Action> Request<'_, A> {
         // forgotten, and cancelled if it went out.
         let mut guard = Guard::new(self.engine, id);
         let text = self.encode(id)?;
-        let work = async {
-            guard.send(text).await?;
-            Ok::<_, CallError>(answer.await)
-        };
-        let answer = match self.meta.deadline {
-            None => work.await?,
-            Some(deadline) => tokio::time::timeout(deadline.saturating_add(SLACK), work)
-                .await
-                .map_err(|_| CallError::Timeout(deadline))??,
-        };
-        guard.over = true;
-        let body = answer.map_err(|_| lost(self.engine))??;
-        body.parse(&self.engine.limits).map_err(shape)
+        let deadline = self.meta.deadline.map(|left| {
+            let over = Instant::now().checked_add(left.saturating_add(SLACK));
+            (left, over)
+        });
+        in_time(deadline, guard.send(text)).await??;
+        Ok(Asked {
+            guard,
+            answer,
+            deadline,
+            action: PhantomData,
+        })
     }
 
     /// Sends the call; its chunks are then read from the stream returned.
@@ -238,6 +246,49 @@ impl<A: Action> Request<'_, A> {
     }
 }
 
+type Deadline = (Duration, Option<Instant>);
+
+/// Waits for some work, for as long as the call may take.
+async fn in_time<T>(
+    deadline: Option<Deadline>,
+    work: impl Future<Output = T>,
+) -> Result<T, CallError> {
+    match deadline {
+        Some((left, Some(over))) => tokio::time::timeout_at(over, work)
+            .await
+            .map_err(|_| CallError::Timeout(left)),
+        // A moment too far away to be a time never comes.
+        Some((_, None)) | None => Ok(work.await),
+    }
+}
+
+/// A call that was sent. Dropping it cancels the call.
+#[must_use = "dropping it cancels the call"]
+pub struct Asked<A: Action> {
+    guard: Guard,
+    answer: oneshot::Receiver<Result<Body, RpcError>>,
+    deadline: Option<Deadline>,
+    action: PhantomData<fn() -> A>,
+}
+
+impl<A: Action> fmt::Debug for Asked<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("Asked");
+        shown.field("action", &A::NAME).finish_non_exhaustive()
+    }
+}
+
+impl<A: Action> Asked<A> {
+    /// Waits for the result.
+    pub async fn answer(mut self) -> Result<A::Result, CallError> {
+        let answer = in_time(self.deadline, &mut self.answer).await?;
+        self.guard.over = true;
+        let engine = &self.guard.engine;
+        let body = answer.map_err(|_| lost(engine))??;
+        body.parse(&engine.limits).map_err(shape)
+    }
+}
+
 fn lost(engine: &Engine) -> CallError {
     CallError::Lost(
         engine
@@ -269,13 +320,10 @@ impl Guard {
     }
 
     async fn send(&mut self, text: String) -> Result<(), CallError> {
-        self.engine
-            .outbox
-            .push(text)
-            .await
-            .map_err(|_| not_sent())?;
+        // From here on it may go out, also in the moment in which this future is dropped.
         self.sent = true;
-        Ok(())
+        let sent = self.engine.outbox.push(text, Kind::Call).await;
+        sent.map_err(|_| not_sent())
     }
 }
 

@@ -10,6 +10,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
+use tokio::task::coop::unconstrained;
 use tokio::time::{Instant, MissedTickBehavior, timeout};
 
 use crate::action::Router;
@@ -73,7 +74,9 @@ impl fmt::Display for CloseReason {
             Self::Bye { reason, .. } => write!(f, "the peer said bye: {reason}"),
             Self::Silent => f.write_str("the peer is silent (limit heartbeat)"),
             Self::NeverSpoke => f.write_str("no message in time (limit first_message)"),
-            Self::Flooded => f.write_str("the peer does not read (limit control_queue)"),
+            Self::Flooded => {
+                f.write_str("the peer does not read (limits control_queue, unread_bytes)")
+            }
             Self::Denied => f.write_str("the peer has no valid token"),
             Self::Broken(reason) => f.write_str(reason),
         }
@@ -190,6 +193,22 @@ async fn answered(engine: &Engine) {
     }
 }
 
+/// How long after its end of input a peer is first asked for a sign of life. Doubled after each further time.
+const FIRST_PROBE: Duration = Duration::from_millis(100);
+
+/// The longest time between two probes.
+const LONGEST_PROBE: Duration = Duration::from_secs(3);
+
+/// Has the writer find out again and again whether the peer is there. What it finds out stops the connection.
+async fn probe(engine: &Engine) {
+    let mut wait = FIRST_PROBE;
+    loop {
+        tokio::time::sleep(wait).await;
+        engine.outbox.probe();
+        wait = (wait * 2).min(LONGEST_PROBE);
+    }
+}
+
 /// Reads until the end, then ends everything else.
 async fn run(engine: Arc<Engine>, receive: Box<dyn ReceiveHalf>, mut writer: JoinHandle<()>) {
     let (reason, flush) = tokio::select! {
@@ -213,6 +232,8 @@ async fn run(engine: Arc<Engine>, receive: Box<dyn ReceiveHalf>, mut writer: Joi
     if flush > Duration::ZERO && !engine.is_stopping() {
         tokio::select! {
             _ = timeout(flush, idle(&engine)) => {}
+            // A peer that has closed both directions looks the same until something is sent to it.
+            () = probe(&engine) => {}
             _ = engine.stopped() => {}
         }
     }
@@ -225,6 +246,7 @@ async fn run(engine: Arc<Engine>, receive: Box<dyn ReceiveHalf>, mut writer: Joi
         writer.abort();
         let _ = writer.await;
     }
+    engine.outbox.clear();
     tracing::debug!(%reason, "connection over");
     engine.closed.send_replace(Some(reason));
 }
@@ -234,6 +256,7 @@ async fn read(engine: &Arc<Engine>, mut half: Box<dyn ReceiveHalf>) -> CloseReas
     let mut started = Vec::new();
     let mut turn = 0;
     let mut longest = engine.limits.message_bytes;
+    let mut known = false;
     loop {
         let (_, may_have) = engine.longest_message();
         if longest != may_have {
@@ -252,7 +275,13 @@ async fn read(engine: &Arc<Engine>, mut half: Box<dyn ReceiveHalf>) -> CloseReas
         first = None;
         engine.received.fetch_add(1, Ordering::Relaxed);
         match received {
-            Ok(Some(text)) => engine.accept(text, &mut started),
+            Ok(Some(text)) => {
+                engine.accept(text, &mut started);
+                if !known && engine.knows_peer() {
+                    known = true;
+                    half.peer_is_known();
+                }
+            }
             Ok(None) => return CloseReason::EndOfInput,
             Err(ConnectionError::TooLarge { head, .. }) => engine.accept_oversized(&head),
             Err(error) => return CloseReason::Broken(error.to_string()),
@@ -274,8 +303,9 @@ async fn launch(engine: &Arc<Engine>, (id, mut running): Started) {
     let first = poll_fn(|cx| {
         // A panic drops what the call held, which answers it.
         Poll::Ready(catch_unwind(AssertUnwindSafe(|| running.as_mut().poll(cx))))
-    })
-    .await;
+    });
+    // Whatever the reader has done before: a call that finds its budget used up would begin later than one after it.
+    let first = unconstrained(first).await;
     if let Ok(Poll::Pending) = first {
         let task = tokio::spawn(running);
         engine.incoming().runs_as(&id, task.abort_handle());
@@ -303,6 +333,7 @@ async fn write(engine: Arc<Engine>, mut half: Box<dyn SendHalf>) {
         }
         let written = match places {
             // The limit is one message's; a transport notices by itself when nothing moves at all.
+            Some(_) if batch.is_empty() => timeout(frame, half.probe()).await,
             Some(_) => {
                 let all = frame.saturating_mul(u32::try_from(batch.len()).unwrap_or(u32::MAX));
                 timeout(all, half.send_all(&mut batch)).await

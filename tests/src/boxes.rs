@@ -135,6 +135,13 @@ pub fn real_router(fork_server: &Path) -> Router {
     BoxRuntime::start(RuntimeConfig::with(NativeBackend::new(config))).router()
 }
 
+/// The policy layer in front of a runtime whose boxes are real, as `boxd serve` has it.
+pub fn real_service_router(fork_server: &Path) -> Router {
+    let runtime = InProcess::new(real_router(fork_server));
+    let service = BoxService::with_connector(ServiceConfig::default(), runtime);
+    service.expect("a service").router()
+}
+
 /// The characters of each stream that the policy layer of [`service_router`] leaves.
 pub const OUTPUT_CHARS: usize = 100;
 

@@ -49,6 +49,7 @@ pub struct TestLimits {
     pub open_streams: Option<usize>,
     pub queue_slots: Option<usize>,
     pub control_queue: Option<usize>,
+    pub unread_bytes: Option<usize>,
     pub depth: Option<usize>,
     pub first_message_ms: Option<u64>,
     pub frame_ms: Option<u64>,
@@ -67,6 +68,7 @@ impl TestLimits {
         set(&mut limits.open_streams, self.open_streams);
         set(&mut limits.queue_slots, self.queue_slots);
         set(&mut limits.control_queue, self.control_queue);
+        set(&mut limits.unread_bytes, self.unread_bytes);
         set(&mut limits.depth, self.depth);
         limits.first_message = self.first_message_ms.map(Duration::from_millis);
         limits.frame = self.frame_ms.map_or(limits.frame, Duration::from_millis);
@@ -87,6 +89,8 @@ pub enum Serves {
     Service,
     /// A runtime with real boxes.
     RealBoxes,
+    /// The policy layer in front of such a runtime.
+    RealService,
 }
 
 impl Serves {
@@ -97,6 +101,7 @@ impl Serves {
             Self::Boxes => crate::boxes::router(),
             Self::Service => crate::boxes::service_router(),
             Self::RealBoxes => crate::boxes::real_router(server_program),
+            Self::RealService => crate::boxes::real_service_router(server_program),
         }
     }
 }
@@ -157,6 +162,12 @@ impl Setup {
     /// Serves boxes of this machine.
     pub fn real_boxes(mut self) -> Self {
         self.serves = Serves::RealBoxes;
+        self
+    }
+
+    /// Serves the policy layer in front of boxes of this machine.
+    pub fn real_service(mut self) -> Self {
+        self.serves = Serves::RealService;
         self
     }
 
@@ -361,7 +372,13 @@ impl Setup {
     #[allow(clippy::unused_async, reason = "a session needs a runtime")]
     /// The server's own session, and a raw client of it, joined by queues.
     pub async fn server_session(self) -> (Session, Raw) {
-        let (ours, theirs) = queue::pair(64);
+        self.server_session_holding(64).await
+    }
+
+    #[allow(clippy::unused_async, reason = "a session needs a runtime")]
+    /// The same, with room for so many messages between the two.
+    pub async fn server_session_holding(self, messages: usize) -> (Session, Raw) {
+        let (ours, theirs) = queue::pair(messages);
         let router = Arc::new(TestServer::default()).router();
         let options = Options {
             limits: self.server.limits(),

@@ -32,6 +32,7 @@ mod bytes;
 pub mod endpoint;
 pub mod line;
 pub mod link;
+pub mod places;
 pub mod queue;
 pub mod server;
 pub mod stdio;

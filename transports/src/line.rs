@@ -37,7 +37,8 @@ use async_trait::async_trait;
 use box_rpc::{Connection, ConnectionError, Limits, ReceiveHalf, SendHalf, large};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use crate::bytes::{HEAD_BYTES, Intake, Outbox, Place, WRITTEN_DIRECTLY, text_of};
+use crate::bytes::{HEAD_BYTES, Intake, Outbox, Probe, WRITTEN_DIRECTLY, text_of};
+use crate::places::Place;
 
 /// A connection that frames by newlines.
 #[derive(Debug)]
@@ -65,6 +66,12 @@ where
         }
     }
 
+    /// Finds out in this way whether the other end is gone.
+    pub(crate) fn probed_by(mut self, probe: Probe) -> Self {
+        self.send.probe = probe;
+        self
+    }
+
     /// Both halves with their types, for a framing on top of lines.
     pub(crate) fn into_parts(self) -> (LineSend<W>, LineReceive<R>) {
         (self.send, self.receive)
@@ -85,12 +92,14 @@ where
 #[derive(Debug)]
 pub struct LineSend<W> {
     outbox: Outbox<W>,
+    probe: Probe,
 }
 
 impl<W: AsyncWrite + Unpin> LineSend<W> {
     fn new(write: W, limits: &Limits, place: Place) -> Self {
         Self {
             outbox: Outbox::new(write, limits.frame, place),
+            probe: Probe::default(),
         }
     }
 
@@ -115,6 +124,11 @@ impl<W: AsyncWrite + Unpin> LineSend<W> {
     /// Writes what is left and passes it on.
     pub(crate) async fn finish(&mut self) -> Result<(), ConnectionError> {
         self.outbox.flush().await
+    }
+
+    /// Finds out whether the other end is gone, then or the next time.
+    pub(crate) async fn probe(&mut self) -> Result<(), ConnectionError> {
+        self.outbox.probe(&self.probe).await
     }
 
     /// Flushes and ends the stream in this direction.
@@ -142,6 +156,10 @@ impl<W: AsyncWrite + Unpin + Send> SendHalf for LineSend<W> {
 
     async fn close(&mut self) -> Result<(), ConnectionError> {
         self.end().await
+    }
+
+    async fn probe(&mut self) -> Result<(), ConnectionError> {
+        self.probe().await
     }
 }
 
@@ -351,6 +369,10 @@ impl<R: AsyncRead + Unpin + Send> ReceiveHalf for LineReceive<R> {
     fn accept_up_to(&mut self, bytes: usize) {
         self.limit = bytes;
         self.longest = bytes.max(self.always);
+    }
+
+    fn peer_is_known(&mut self) {
+        self.intake.keep_place();
     }
 }
 

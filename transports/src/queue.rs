@@ -32,7 +32,7 @@ use async_trait::async_trait;
 use box_rpc::{Connection, ConnectionError, ReceiveHalf, SendHalf};
 use tokio::{sync::mpsc, task::coop};
 
-use crate::bytes::Place;
+use crate::places::Place;
 
 /// Messages each direction of a named queue holds before its sender waits.
 const NAMED_CAPACITY: usize = 1024;
@@ -255,6 +255,13 @@ impl SendHalf for QueueSend {
 
     async fn close(&mut self) -> Result<(), ConnectionError> {
         self.lane.end();
+        Ok(())
+    }
+
+    async fn probe(&mut self) -> Result<(), ConnectionError> {
+        if self.lane.state().abandoned {
+            return Err(ConnectionError::Closed);
+        }
         Ok(())
     }
 }

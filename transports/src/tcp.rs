@@ -1,6 +1,9 @@
 //! TCP, with or without TLS: newline framing, no delay for small messages.
 
+use std::time::Duration;
+
 use box_rpc::{Connection, ConnectionError, Limits};
+use rustix::net::sockopt;
 use tokio::net::{
     TcpStream, ToSocketAddrs,
     tcp::{OwnedReadHalf, OwnedWriteHalf},
@@ -18,7 +21,7 @@ pub async fn connect(address: impl ToSocketAddrs, limits: &Limits) -> Result<Tcp
 
 /// Frames a stream that is connected already.
 pub fn over(stream: TcpStream, limits: &Limits) -> Result<Tcp, ConnectionError> {
-    stream.set_nodelay(true)?;
+    prepare(&stream)?;
     let (read, write) = stream.into_split();
     Ok(Line::new(read, write, limits))
 }
@@ -38,6 +41,31 @@ pub async fn connect_tls(
 /// A connected stream that sends small messages at once.
 pub(crate) async fn open(address: impl ToSocketAddrs) -> std::io::Result<TcpStream> {
     let stream = TcpStream::connect(address).await?;
-    stream.set_nodelay(true)?;
+    prepare(&stream)?;
     Ok(stream)
+}
+
+/// Silence after which the system asks the other machine for a sign of life.
+const KEEPALIVE_AFTER: Duration = Duration::from_secs(30);
+
+/// How long after that it asks again.
+const KEEPALIVE_EVERY: Duration = Duration::from_secs(10);
+
+/// How often it asks in vain before the connection is broken.
+const KEEPALIVE_TIMES: u32 = 3;
+
+/// How long the other machine may leave what was sent to it unacknowledged.
+const UNACKNOWLEDGED: Duration = Duration::from_mins(1);
+
+/// Has small messages sent at once, and the system find out when the other machine is gone, whatever is spoken on the
+/// connection and whether or not anything is.
+pub fn prepare(stream: &TcpStream) -> std::io::Result<()> {
+    stream.set_nodelay(true)?;
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, KEEPALIVE_AFTER)?;
+    sockopt::set_tcp_keepintvl(stream, KEEPALIVE_EVERY)?;
+    sockopt::set_tcp_keepcnt(stream, KEEPALIVE_TIMES)?;
+    let unacknowledged = u32::try_from(UNACKNOWLEDGED.as_millis()).unwrap_or(u32::MAX);
+    sockopt::set_tcp_user_timeout(stream, unacknowledged)?;
+    Ok(())
 }

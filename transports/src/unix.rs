@@ -25,7 +25,7 @@ use tokio::net::{
     unix::{OwnedReadHalf, OwnedWriteHalf},
 };
 
-use crate::{endpoint::ListenError, line::Line, websocket::fill_random};
+use crate::{bytes::Probe, endpoint::ListenError, line::Line, websocket::fill_random};
 
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 1024;
@@ -41,7 +41,7 @@ pub async fn connect(path: impl AsRef<Path>, limits: &Limits) -> Result<Unix, Co
 /// Frames a stream that is connected already, such as one end of a socket pair.
 pub fn over(stream: UnixStream, limits: &Limits) -> Unix {
     let (read, write) = stream.into_split();
-    Line::new(read, write, limits)
+    Line::new(read, write, limits).probed_by(Probe::EmptyWrite)
 }
 
 /// The listening socket and its file, which goes with it.

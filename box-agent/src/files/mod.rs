@@ -43,9 +43,9 @@ use box_protocol::actions::{
     AgentGuest, AgentHealthParams, AgentWatch, FileAttributes, FileFind, FileGrep, FileList,
     FileMkdir, FileMove, FilePack, FilePackParams, FileRead, FileReadParams, FileRemove,
     FileReplace, FileStat, FileStatInfo, FileTreeResult, FileUnpack, FileUnpackParams, FileWrite,
-    FileWriteParams, GuestFacts, UploadPiece,
+    FileWriteParams, GuestFacts, Named, Names, UploadPiece,
 };
-use box_rpc::{Action, Call, Empty, Handle, Router};
+use box_rpc::{Action, Call, Empty, Handle, Router, Turn, Turns};
 use box_sys::{Guest, GuestThread, Init};
 use rustix::fs::{Mode, OFlags};
 
@@ -66,6 +66,8 @@ pub(crate) struct Files {
     ground: Arc<Ground>,
     /// Whether somebody looks after abandoned uploads.
     swept: Arc<AtomicBool>,
+    /// Of calls that name the same thing in the box.
+    turns: Turns<Named>,
 }
 
 /// What the agent serves of `file.*`.
@@ -103,7 +105,20 @@ impl Files {
             pool: Pool::new(thread),
             ground: Arc::new(Ground::new(root, guest)),
             swept: Arc::default(),
+            turns: Turns::default(),
         })
+    }
+
+    /// Waits for the turn of a call behind all that name the same, which is taken at once.
+    pub(crate) async fn turn(&self, params: &impl Names) -> Turn<Named> {
+        let names = params.names();
+        let turn = if params.only_looks() {
+            self.turns.take_shared(names)
+        } else {
+            self.turns.take(names)
+        };
+        turn.comes().await;
+        turn
     }
 
     /// Takes what the runtime says about the box.
@@ -159,7 +174,9 @@ impl Files {
         asked: FileReadParams,
         mut told: Telling<'_, A>,
     ) -> Result<FileStatInfo, BoxError> {
+        let turn = self.turn(&asked).await;
         let mut reading = self.step(move |step| Reading::open(step, &asked)).await?;
+        drop(turn);
         let mut piece = None;
         loop {
             // The next piece is read while the one before is told.
@@ -182,7 +199,9 @@ impl Files {
         asked: FilePackParams,
         mut told: Telling<'_, A>,
     ) -> Result<FileTreeResult, BoxError> {
+        let turn = self.turn(&asked).await;
         let mut packing = self.step(move |step| Packing::open(step, &asked)).await?;
+        drop(turn);
         let (mut piece, mut offset) = (None, 0);
         loop {
             let next = self.step(move |step| {
@@ -266,6 +285,7 @@ macro_rules! plain {
                 _: Call<$action>,
             ) -> Result<<$action as Action>::Result, BoxError> {
                 self.check_user(params.user.as_deref())?;
+                let _turn = self.turn(&params).await;
                 self.step(move |step| $function(step, &params)).await
             }
         }
@@ -294,6 +314,7 @@ macro_rules! pieces {
                 _: Call<$action>,
             ) -> Result<<$action as Action>::Result, BoxError> {
                 self.check_user(params.user.as_deref())?;
+                let _turn = self.turn(&params).await;
                 self.begin_piece(($piece)(&params).as_ref()).await;
                 self.step(move |step| $function(step, &params)).await
             }
@@ -321,6 +342,7 @@ impl Handle<FileRead> for Files {
     ) -> Result<FileStatInfo, BoxError> {
         self.check_user(params.user.as_deref())?;
         let Some(sink) = call.chunks() else {
+            let _turn = self.turn(&params).await;
             let reading = self.step(move |step| Reading::open(step, &params)).await?;
             return Ok(reading.info);
         };
@@ -341,5 +363,7 @@ impl Handle<FilePack> for Files {
 }
 
 fn only_in_chunks() -> BoxError {
-    BoxError::validation("files only come in chunks")
+    BoxError::validation(
+        "credit: this action answers in chunks; ask for some, as in \"_meta\":{\"credit\":16}",
+    )
 }

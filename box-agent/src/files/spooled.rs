@@ -55,6 +55,7 @@ impl Handle<AgentWrite> for Spooled {
         let mut asked = params.write;
         asked.data = self.data(params.spool, params.bytes)?;
         self.files.check_user(asked.user.as_deref())?;
+        let _turn = self.files.turn(&asked).await;
         self.files.begin_piece(asked.upload.as_ref()).await;
         let step = move |step: &super::Step<'_>| write::write(step, &asked);
         self.files.step(step).await

@@ -92,6 +92,7 @@ impl Handle<ShellCreate> for Served {
         _: Call<ShellCreate>,
     ) -> Result<ShellCreateResult, BoxError> {
         let agent = &self.0;
+        let _turn = agent.turn(&params).await;
         let Some(id) = params.shell_id.clone() else {
             return Err(BoxError::validation("shell_id: must be given"));
         };
@@ -150,6 +151,7 @@ impl Handle<ShellList> for Served {
         params: ShellListParams,
         _: Call<ShellList>,
     ) -> Result<ShellListResult, BoxError> {
+        drop(self.0.turn(&params).await);
         let table = self.0.shells().table();
         let wanted =
             |shell: &&Arc<Shell>| params.shell_id.as_ref().is_none_or(|id| *id == shell.id);
@@ -170,6 +172,7 @@ impl Handle<ShellDelete> for Served {
         _: Call<ShellDelete>,
     ) -> Result<ShellDeleteResult, BoxError> {
         let agent = &self.0;
+        let _turn = agent.turn(&params).await;
         let Ok(shell) = agent.shells().find(&params.shell_id) else {
             return Ok(ShellDeleteResult { deleted: false });
         };

@@ -7,6 +7,7 @@ use box_protocol::actions::{
     AgentCommand, AgentStartParams, ShellCreateParams, ShellInfo, ShellState,
 };
 use box_protocol::{BoxError, CommandId, Env, ExitWhy, Note, Program, ShellId, UnixMs};
+use box_rpc::{Turn, Turns};
 use box_sys::Ended;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -30,8 +31,10 @@ pub(crate) struct Shell {
     asked: ShellCreateParams,
     created_at: UnixMs,
     state: Mutex<State>,
-    /// The interpreter, for the run whose turn it is; those who wait get it in the order they came.
+    /// The interpreter, for the run whose turn it is.
     seat: tokio::sync::Mutex<Option<Interpreter>>,
+    /// The order of the runs.
+    turns: Turns<()>,
 }
 
 type Seat<'a> = tokio::sync::MutexGuard<'a, Option<Interpreter>>;
@@ -78,6 +81,7 @@ impl Shell {
                 note: asked.note.clone(),
             }),
             seat: tokio::sync::Mutex::new(Some(interpreter)),
+            turns: Turns::default(),
             asked,
         })
     }
@@ -149,10 +153,13 @@ impl Shell {
         params: AgentStartParams,
     ) -> (JoinHandle<AgentCommand>, oneshot::Receiver<()>) {
         self.state().runs.push(Arc::clone(command));
+        let turn = self.turns.take([()]);
         let (begins, begun) = oneshot::channel();
         let (shell, agent, command) = (Arc::clone(self), Arc::clone(agent), Arc::clone(command));
         let running = tokio::spawn(async move {
-            let (told, seat) = shell.run_in_turn(&agent, &command, &params, begins).await;
+            let (told, seat) = shell
+                .run_in_turn(&agent, &command, &params, begins, &turn)
+                .await;
             shell.has_run(&command);
             if let Some(mut seat) = seat {
                 // The answer goes first.
@@ -180,6 +187,7 @@ impl Shell {
         command: &Arc<Command>,
         params: &AgentStartParams,
         begins: oneshot::Sender<()>,
+        turn: &Turn<()>,
     ) -> (AgentCommand, Option<Seat<'_>>) {
         let mut seat = tokio::select! {
             biased;
@@ -187,7 +195,7 @@ impl Shell {
                 agent.end_held(command, ExitWhy::Killed);
                 return (command.told(), None);
             }
-            seat = self.seat.lock() => seat,
+            seat = async { turn.comes().await; self.seat.lock().await } => seat,
         };
         self.state().under_way = Some(command.id.clone());
         let ran = self

@@ -10,7 +10,6 @@ use std::path::Path;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use box_rpc::Limits;
 use box_sys::{Cgroups, Sandbox};
 use box_transports::unix;
 use rustix::fs::{FileType, FlockOperation};
@@ -23,6 +22,7 @@ use super::quota::QuotaRecord;
 use super::state::{Kept, State};
 use super::{Inner, readable};
 use crate::backend::{AdoptedBox, Readable, StartedBox};
+use crate::session::carrier_limits;
 
 /// What an agent says first, with its box's mount namespace, its slots and the sockets at its exits.
 const GREETING: &[u8] = b"box1";
@@ -112,7 +112,7 @@ pub(super) async fn reach(
         return Err(io::ErrorKind::InvalidData.into());
     }
     let backend_session_id = id.simple().to_string();
-    let connection = unix::over(stream, &Limits::in_process());
+    let connection = unix::over(stream, &carrier_limits());
     let mut started = StartedBox::new(backend_session_id, connection);
     started.spool = slots.and_then(super::slots::handed);
     let sandbox = Sandbox::adopt(pidfd, mounts, exits, sandbox, Arc::clone(cgroups));

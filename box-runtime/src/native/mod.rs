@@ -36,7 +36,6 @@ use async_trait::async_trait;
 use box_protocol::actions::BoxStatsResult;
 use box_protocol::error::{Detail, Subject};
 use box_protocol::{BoxError, BoxMountSpec, Network, NetworkPolicy, UnixMs};
-use box_rpc::Limits;
 use box_sys::{Cgroups, ForkServer, Sandbox, SandboxPlan, Source};
 use box_transports::unix;
 use rustix::fs::MemfdFlags;
@@ -57,6 +56,7 @@ use crate::backend::{
     StartedBox,
 };
 use crate::egress::{Dialler, Egress, Names};
+use crate::session::carrier_limits;
 
 /// Boxes that may be in the making at once: the fork server begins one after the other, and each finishes by itself, waiting for
 /// the kernel most of the time. What waits for the server waits here, and asking never blocks.
@@ -219,7 +219,7 @@ impl Backend for NativeBackend {
             living.watch(quota, self.0.config.outlive);
         }
         let stream = tokio::net::UnixStream::from_std(near).map_err(failed)?;
-        let connection = unix::over(stream, &Limits::in_process());
+        let connection = unix::over(stream, &carrier_limits());
         let wanted = request.spec.network == Network::On;
         let no_network =
             (wanted && plan.network != box_sys::Network::Exits).then(|| "network".to_owned());
@@ -381,20 +381,16 @@ impl Backend for NativeBackend {
         }
         let living = Living::new(reached.sandbox, Some(state), None, None);
         self.boxes().insert(id, Arc::clone(&living));
-        match quota {
-            Ok(quota) => {
-                if let Some(quota) = quota {
-                    living.watch(quota, true);
-                }
-                Ok(Reach::Here(reached.started))
-            }
-            Err(_) => {
-                living.end_for(unwatched());
-                let backend = self.clone();
-                tokio::spawn(async move { backend.stop(id).await });
-                Ok(Reach::Gone("the workspace with workspace_quota_mb is gone"))
-            }
+        let Ok(quota) = quota else {
+            living.end_for(unwatched());
+            let backend = self.clone();
+            tokio::spawn(async move { backend.stop(id).await });
+            return Ok(Reach::Gone("the workspace with workspace_quota_mb is gone"));
+        };
+        if let Some(quota) = quota {
+            living.watch(quota, true);
         }
+        Ok(Reach::Here(reached.started))
     }
 
     async fn stop(&self, id: Uuid) -> Result<(), BoxError> {

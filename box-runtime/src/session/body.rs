@@ -28,8 +28,16 @@ use crate::trail::{Earlier, Trail};
 /// The version of `agent.*` this runtime speaks.
 const AGENT_CONTRACT: u32 = 1;
 
-/// The longest message of an agent: both streams of a collected output, in base64, and some.
+/// The longest message of an agent: both streams of a collected output, in base64, and some. It is sent longer ones, as long
+/// as what callers may send.
 const AGENT_MESSAGE_BYTES: usize = 4 * 1024 * 1024;
+
+/// The limits of what carries the messages of an agent.
+pub(crate) fn carrier_limits() -> Limits {
+    let mut limits = Limits::in_process();
+    limits.message_bytes = AGENT_MESSAGE_BYTES;
+    limits
+}
 
 /// What every command of a box finds in its environment. Nothing of the runtime's own gets in. The system directories of a box
 /// are for reading only, so what `pip install` and `npm install -g` install goes where Python's own default for a user is.
@@ -91,7 +99,6 @@ impl Living {
         health: &AgentHealthParams,
     ) -> Result<Self, BoxError> {
         let mut limits = Limits::in_process();
-        limits.message_bytes = AGENT_MESSAGE_BYTES;
         limits.heartbeat = shared.config.agent_heartbeat;
         limits.in_flight = 4;
         limits.open_streams = 0;
@@ -174,20 +181,20 @@ impl Body {
     }
 
     /// This is the box, which was adopted.
-    pub(super) fn is_in(&mut self, living: Box<Living>) {
+    pub(super) fn is_in(&mut self, living: Living) {
         (self.coming, self.unstopped) = (None, None);
-        self.living = Some(*living);
+        self.living = Some(living);
         self.open_door();
         self.watch_main();
     }
 
     /// The box was adopted, and its agent is waited for.
-    pub(super) fn reaches(&mut self, unreached: Box<Unreached>) {
+    pub(super) fn reaches(&mut self, unreached: Unreached) {
         let Unreached {
             backend,
             id,
             coming,
-        } = *unreached;
+        } = unreached;
         self.unstopped = Some((backend, id));
         self.coming = Some(Mutex::new(coming));
     }

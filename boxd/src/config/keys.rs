@@ -93,7 +93,7 @@ pub(crate) const KEYS: &[Key] = &[
     key(
         "server.max_connections",
         "1024",
-        "Connections at once to each listener. Beyond: a new one is closed at once.",
+        "Connections at once to each listener. Beyond: the oldest without a token makes room, or else the new one is closed.",
     ),
     key(
         "server.calls_per_token",

@@ -9,6 +9,7 @@
 mod check;
 mod doors;
 pub(crate) mod http;
+mod memory;
 mod owned;
 mod ready;
 mod share;
@@ -105,6 +106,7 @@ pub(crate) async fn run(arguments: &Arguments, asked: &ServeArguments) -> Result
     // A server is there for its callers, whether or not anybody reads this.
     let _ = output::say(&ready::line(&addresses));
     ready::notify("READY=1");
+    tokio::spawn(memory::give_back());
 
     loop {
         tokio::select! {

@@ -1,12 +1,12 @@
 //! Clients that stall, send too much, or are too many.
 
-use std::io::Write as _;
+use std::io::{BufRead as _, Write as _};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use box_client::SpecDraft;
 
-use crate::server::{Client, LONG, Setup};
+use crate::server::{ANN, Client, LONG, Setup, bearer};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_thousand_stalled_clients_do_not_keep_a_healthy_one_waiting() {
@@ -49,7 +49,8 @@ fn beyond_the_most_connections_a_new_one_is_closed_at_once_and_counted() {
     let served = Setup::new().env("BOXD_SERVER_MAX_CONNECTIONS", "4").start();
     let mut held: Vec<Client> = (0..4).map(|_| served.client()).collect();
     for client in &mut held {
-        assert_eq!(client.get("/healthz", &[]).status, 200);
+        // A caller that is let in keeps the place, whatever the answer is.
+        assert_eq!(client.get("/v1/sandboxes", &[]).status, 501);
     }
     assert!(served.client().rest().is_empty());
     held.pop();
@@ -68,6 +69,92 @@ fn beyond_the_most_connections_a_new_one_is_closed_at_once_and_counted() {
     let name = "boxd_connections_refused_total{listener=\"http\",reason=\"full\"} ";
     let refused = page.lines().find_map(|line| line.strip_prefix(name));
     assert!(refused.unwrap().parse::<u32>().unwrap() >= 1, "{page}");
+}
+
+/// Connections that say nothing, or not who they are, in four times the number there may be.
+fn crowd(address: &str, most: usize) -> Vec<TcpStream> {
+    let said = ["", "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n", "{"];
+    let one = |number: usize| {
+        let mut stream = TcpStream::connect(address).unwrap();
+        // One that has lost its place already may be closed.
+        let _ = stream.write_all(said[number % 3].as_bytes());
+        stream
+    };
+    (0..4 * most).map(one).collect()
+}
+
+/// Calls an action that needs nothing, and checks that it is answered.
+fn call(client: &mut Client, method: &str, params: &str) {
+    client.write(&format!(
+        "{{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"{method}\",\"params\":{params}}}\n"
+    ));
+    let mut line = String::new();
+    client.stream.read_line(&mut line).unwrap();
+    assert!(line.contains("\"result\""), "{method}: {line}");
+}
+
+/// A connection of the RPC that has shown a token.
+fn hello(address: &str) -> Client {
+    let mut client = Client::to(address);
+    call(&mut client, "hello", &format!("{{\"token\":\"{ANN}\"}}"));
+    client
+}
+
+#[test]
+fn a_crowd_without_a_token_keeps_out_no_caller_with_one() {
+    const MOST: usize = 24;
+    let served = Setup::new()
+        .with_tokens()
+        .args(&["--listen", "tcp://127.0.0.1:0"])
+        .env("BOXD_SERVER_MAX_CONNECTIONS", &MOST.to_string())
+        .start();
+    let (name, token) = bearer(ANN);
+    let bearer = [(name, token.as_str())];
+    let mut early = served.client();
+    assert_eq!(early.get("/v1/sandboxes", &bearer).status, 501);
+    let tcp = served.address("tcp://").strip_prefix("tcp://").unwrap();
+    let mut before = hello(tcp);
+    for _ in 0..3 {
+        let crowds = (crowd(served.http(), MOST), crowd(tcp, MOST));
+        // Those who were there before stay, and new ones come in at once.
+        assert_eq!(early.get("/v1/sandboxes", &bearer).status, 501);
+        call(&mut before, "box.list", "{}");
+        for _ in 0..5 {
+            assert_eq!(served.client().get("/v1/sandboxes", &bearer).status, 501);
+            call(&mut hello(tcp), "box.list", "{}");
+        }
+        drop(crowds);
+    }
+}
+
+#[test]
+fn every_connection_is_kept_alive_by_the_system_whatever_it_has_said() {
+    let served = Setup::new()
+        .with_tokens()
+        .args(&["--listen", "tcp://127.0.0.1:0"])
+        .start();
+    let tcp = served.address("tcp://").strip_prefix("tcp://").unwrap();
+    for address in [served.http(), tcp] {
+        let silent = TcpStream::connect(address).unwrap();
+        let port = |address: std::net::SocketAddr| format!(":{:04X}", address.port());
+        let (ours, its) = (silent.local_addr().unwrap(), silent.peer_addr().unwrap());
+        let (ours, its) = (port(ours), port(its));
+        let since = Instant::now();
+        loop {
+            let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+            let lines = table
+                .lines()
+                .map(|line| line.split_whitespace().collect::<Vec<_>>());
+            let mut ends = lines.filter(|line| line[1].ends_with(&its) && line[2].ends_with(&ours));
+            // The timer of the server's end: 2 is the one that asks a silent peer.
+            if ends.any(|line| line[5].starts_with("02:")) {
+                break;
+            }
+            assert!(since.elapsed() < LONG, "no keepalive at {address}: {table}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        drop(silent);
+    }
 }
 
 #[test]

@@ -36,7 +36,9 @@ fn head_dialect(head: &str) -> Option<Dialect> {
 /// Whether a first message is the first line of an HTTP request. Nothing of either dialect begins like that.
 fn is_http(text: &str) -> bool {
     let method = text.bytes().take_while(u8::is_ascii_uppercase).count();
-    method > 0 && text[method..].starts_with(' ')
+    let target = text[method..].strip_prefix(' ').unwrap_or_default();
+    // Not of a log: what is asked for is a path, everything, or a whole address.
+    method > 0 && (target.starts_with(['/', '*', 'h']) || text.starts_with("CONNECT "))
 }
 
 impl Engine {
@@ -103,7 +105,13 @@ impl Engine {
             if is_http(&text) {
                 return self.refuse_http();
             }
-            let error = RpcError::fault(Fault::Parse, "not a message of JSON-RPC 2.0 or LangBot");
+            let json = serde_json::from_str::<serde::de::IgnoredAny>(&text).is_ok();
+            let fault = if json {
+                Fault::InvalidMessage
+            } else {
+                Fault::Parse
+            };
+            let error = RpcError::fault(fault, "not a message of JSON-RPC 2.0 or LangBot");
             return self.refuse_unreadable(Unreadable { id: None, error });
         };
         let admitted = self.admitted.load(Ordering::Relaxed);
@@ -393,19 +401,17 @@ impl Engine {
         self.stop(CloseReason::Broken(reason), Duration::ZERO);
     }
 
-    /// Something that is no message: answered by its id, or once a connection without.
+    /// Something that is no message: answered under its id, or `null`.
     fn refuse_unreadable(&self, unreadable: Unreadable) {
         let Unreadable { id, error } = unreadable;
-        let first = count(&self.counters.unparsable) == 0;
+        count(&self.counters.unparsable);
         if !self.admitted.load(Ordering::Relaxed) {
             // Whoever does not even speak the protocol is told nothing.
             return self.stop(CloseReason::Denied, Duration::ZERO);
         }
-        if id.is_some() || first {
-            let dialect = self.settled_dialect().unwrap_or(Dialect::JsonRpc);
-            if let Some(text) = dialect.error(id.as_ref(), &error) {
-                self.push_now(text);
-            }
+        let dialect = self.settled_dialect().unwrap_or(Dialect::JsonRpc);
+        if let Some(text) = dialect.error(id.as_ref(), &error) {
+            self.push_now(text);
         }
     }
 

@@ -198,17 +198,25 @@ pub(super) fn one<'a>(text: &'a str, limits: &Limits) -> Result<Message<'a>, Unr
         return Err(invalid(&rule));
     }
     let params = envelope.params.map_or("{}", RawValue::get);
-    if !params.starts_with(['{', '[']) {
-        return Err(invalid("params must be an object or an array"));
-    }
-    let bad_params = |error: serde_json::Error, of: &str| Unreadable {
-        id: id.clone(),
-        error: RpcError::fault(Fault::InvalidParams, format!("{of}: {error}")),
+    let bad_params = |of: &str, why: &dyn std::fmt::Display| {
+        if envelope.id.is_none() && !action.starts_with("$/") {
+            // A notification is never answered; one of the engine's own may be a chunk that a call waits for.
+            return Ok(Message::Ignored);
+        }
+        Err(Unreadable {
+            id: id.clone(),
+            error: RpcError::fault(Fault::InvalidParams, format!("{of}: {why}")),
+        })
     };
+    if !params.starts_with('{') {
+        return bad_params("params", &"must be an object");
+    }
     if action.starts_with("$/") {
-        return match read_control(&action, params, limits)
-            .map_err(|error| bad_params(error, &action))?
-        {
+        let read = match read_control(&action, params, limits) {
+            Ok(read) => read,
+            Err(error) => return bad_params(&action, &error),
+        };
+        return match read {
             Some(Ok(control)) => Ok(Message::Control {
                 ask: id,
                 control,
@@ -231,14 +239,17 @@ pub(super) fn one<'a>(text: &'a str, limits: &Limits) -> Result<Message<'a>, Unr
             None => Ok(Message::Ignored),
         };
     }
-    let read = meta::read(params).map_err(|error| bad_params(error, "_meta"))?;
+    let meta = match meta::read(params) {
+        Ok(meta) => meta,
+        Err(error) => return bad_params("_meta", &error),
+    };
     Ok(Message::Call {
         id,
         action,
         params,
         checked: true,
-        meta_inside: read.is_some(),
-        meta: read.unwrap_or_default(),
+        meta_inside: meta::is_inside(params),
+        meta,
     })
 }
 

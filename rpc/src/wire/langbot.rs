@@ -270,7 +270,9 @@ struct Class<'a> {
 
 fn error_text(error: &RpcError) -> String {
     let message = shortened(error.message());
-    let max = error.detail::<LimitDetail>().map(|detail| detail.max);
+    let limit = error.detail::<LimitDetail>();
+    let max = limit.as_ref().map(|limit| limit.max);
+    let of_bytes = limit.is_some_and(|limit| limit.limit.contains("bytes"));
     match (error.written_wrongly(), error.code(), max) {
         (Some(Fault::UnknownAction), ..) => return format!("ValueError: {message}"),
         (Some(Fault::InvalidMessage), ..) => return format!("ValidationError: {message}"),
@@ -285,10 +287,10 @@ fn error_text(error: &RpcError) -> String {
         (_, Code::TooLarge, Some(max)) => {
             return format!("ValueError: Runtime message exceeds {max} byte limit");
         }
-        (_, Code::Overloaded, Some(max)) => {
+        (_, Code::Overloaded, Some(max)) if !of_bytes => {
             return format!("Runtime connection is busy (max {max} concurrent actions)");
         }
-        (_, Code::TooLarge | Code::Overloaded, None) => return format!("ValueError: {message}"),
+        (_, Code::TooLarge | Code::Overloaded, _) => return format!("ValueError: {message}"),
         _ => {}
     }
     let named = error

@@ -389,7 +389,6 @@ fn what_we_write_is_taken_apart_unread_and_anything_else_is_not() {
         r#"{"jsonrpc":"2.0","id":7,"method":"act","params":{"_meta":{}}}"#,
         r#"{"jsonrpc":"2.0","id":"7","method":"act","params":{}}"#,
         r#"{"jsonrpc":"2.0","id":7,"method":"act"}"#,
-        r#"{"jsonrpc":"2.0","id":7,"method":"act","params":[1]}"#,
         r#"{"jsonrpc":"2.0","id":7,"result":[]}"#,
         r#" {"jsonrpc":"2.0","id":7,"result":{}}"#,
     ] {
@@ -481,10 +480,14 @@ fn json_rpc_faults_have_their_kind_and_keep_the_id() {
         fault("{\"jsonrpc\":\"2.0\",\"id\":{},\"method\":\"a\"}"),
         (None, Some(Fault::InvalidMessage), v)
     );
-    assert_eq!(
-        fault("{\"jsonrpc\":\"2.0\",\"id\":7,\"method\":\"a\",\"params\":3}"),
-        (seven.clone(), Some(Fault::InvalidMessage), v)
-    );
+    for params in ["3", "[]", "[1]", "\"a\"", "true"] {
+        let text = format!("{{\"jsonrpc\":\"2.0\",\"id\":7,\"method\":\"a\",\"params\":{params}}}");
+        let expected = (seven.clone(), Some(Fault::InvalidParams), v);
+        assert_eq!(fault(&text), expected, "{params}");
+        let notification = text.replace("\"id\":7,", "");
+        let read = decode(Dialect::JsonRpc, &notification);
+        assert!(matches!(read, Ok(Message::Ignored)), "{notification}");
+    }
     assert_eq!(
         fault("{\"jsonrpc\":\"2.0\",\"id\":7}"),
         (seven.clone(), Some(Fault::InvalidMessage), v)
@@ -587,6 +590,34 @@ fn meta_does_not_disturb_parameters_that_refuse_unknown_members() {
             "{text}"
         );
     }
+    for (text, rest) in [
+        (r#"{"_meta":{"credit":3},"a" : 1}"#, r#"{"a":1}"#),
+        (
+            r#"{"a":1,"_meta":{},"a":"\u00e9\n"}"#,
+            r#"{"a":1,"a":"\u00e9\n"}"#,
+        ),
+        (r#" { "_meta" : null } "#, "{}"),
+        (r#"{"a":{"_meta":1}}"#, r#"{"a":{"_meta":1}}"#),
+    ] {
+        let as_text = parse_params::<Box<serde_json::value::RawValue>>(text, true).unwrap();
+        assert_eq!(
+            as_text.get(),
+            rest,
+            "an action that reads its parameters as text"
+        );
+    }
+    let null = r#"{"jsonrpc":"2.0","id":7,"method":"a","params":{"_meta":null}}"#;
+    let read = decode(Dialect::JsonRpc, null);
+    assert!(
+        matches!(
+            read,
+            Ok(Message::Call {
+                meta_inside: true,
+                ..
+            })
+        ),
+        "{read:?}"
+    );
     assert!(parse_params::<Strict>(r#"{"a":1,"b":[],"c":2,"_meta":{}}"#, true).is_err());
     assert!(
         parse_params::<Strict>(r#"{"a":1,"b":[{"_meta":1}]}"#, true).is_err(),

@@ -11,5 +11,6 @@
 mod bad_input;
 mod gateway;
 mod lifecycle;
+mod meta;
 mod runtime;
 mod service;

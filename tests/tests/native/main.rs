@@ -26,6 +26,7 @@ mod kept;
 mod limits;
 mod mounts;
 mod network;
+mod order;
 mod output;
 mod pause;
 mod ports;

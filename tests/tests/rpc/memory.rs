@@ -2,6 +2,11 @@
 
 use std::io::Write as _;
 use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use box_rpc::{ALL_UNREAD_BYTES, CloseReason, Dialect, unread_bytes};
+use box_tests::world::{Setup, eventually};
+use serde_json::json;
 
 /// Highest resident size of a process so far, in bytes.
 fn peak(process: u32) -> u64 {
@@ -48,4 +53,88 @@ fn an_endless_line_is_not_kept() {
         "{text}"
     );
     assert!(text.contains("\"id\":6,\"result\""), "{text}");
+}
+
+const MIB: usize = 1 << 20;
+
+/// Answers of 64 KiB each, which the peer does not read: their bytes are bounded, and the rest of the calls learn why.
+#[tokio::test]
+async fn what_one_peer_does_not_read_is_bounded() {
+    for dialect in [Dialect::JsonRpc, Dialect::LangBot] {
+        let setup = Setup::in_process(dialect).server(|limits| {
+            limits.in_flight = Some(1000);
+            limits.unread_bytes = Some(MIB);
+        });
+        let (server, mut raw) = setup.server_session_holding(1).await;
+        for id in 1..=400 {
+            raw.call(id, "big", &json!({"n": MIB / 16})).await;
+        }
+        let held = || server.peer().stats().unread_bytes;
+        eventually("all have been answered", async || {
+            server.peer().stats().received == 400
+        })
+        .await;
+        assert!(held() <= MIB + 400 * 512, "{} bytes", held());
+        let (mut whole, mut refused) = (0, 0);
+        for _ in 0..400 {
+            match raw.answer().await.outcome {
+                Ok(_) => whole += 1,
+                Err(error) => {
+                    assert!(error.message.contains("unread_bytes"), "{error:?}");
+                    refused += 1;
+                }
+            }
+        }
+        assert!(
+            whole >= 16 && refused > 200,
+            "{whole} whole, {refused} refused"
+        );
+        eventually("nothing is held any more", async || held() == 0).await;
+        raw.call(500, "big", &json!({"n": MIB / 16})).await;
+        raw.answer().await.result();
+    }
+}
+
+/// Peers that never read, each within its own bound. The process holds no more than it may, and lets go of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_all_peers_do_not_read_is_bounded() {
+    let setup = || {
+        Setup::in_process(Dialect::JsonRpc).server(|limits| {
+            limits.in_flight = Some(1000);
+            limits.queue_slots = Some(1);
+        })
+    };
+    let (innocent, mut reader) = setup().server_session_holding(1).await;
+    let mut peers = Vec::new();
+    for _ in 0..12 {
+        let (server, mut raw) = setup().server_session_holding(1).await;
+        for id in 1..=40 {
+            if raw.try_call(id, "big", &json!({"n": MIB})).await.is_err() {
+                break;
+            }
+        }
+        peers.push((server, raw));
+        assert!(
+            unread_bytes() <= ALL_UNREAD_BYTES + 4 * MIB,
+            "{} bytes",
+            unread_bytes()
+        );
+        reader.call(1, "big", &json!({"n": MIB})).await;
+        assert_eq!(
+            reader.answer().await.result()["text"]
+                .as_str()
+                .unwrap()
+                .len(),
+            MIB
+        );
+    }
+    let mut flooded = 0;
+    for (server, _) in &peers {
+        let closed = tokio::time::timeout(Duration::ZERO, server.closed()).await;
+        flooded += usize::from(closed == Ok(CloseReason::Flooded));
+    }
+    assert!(flooded >= 3, "{flooded} of 12 were closed");
+    drop(peers);
+    eventually("nothing is held any more", async || unread_bytes() < MIB).await;
+    assert_eq!(innocent.peer().stats().unread_bytes, 0);
 }

@@ -10,7 +10,8 @@ use std::{
 use box_rpc::{ConnectionError, large};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-use super::{Deadline, Place, connection_error, spare};
+use super::{Deadline, connection_error, spare};
+use crate::places::Place;
 
 /// One read asks for at least this much.
 const READ: usize = 16 * 1024;
@@ -34,7 +35,7 @@ pub(crate) struct Intake<R> {
     bytes: Vec<u8>,
     start: usize,
     deadline: Deadline,
-    _place: Place,
+    place: Place,
 }
 
 impl<R: AsyncRead + Unpin> Intake<R> {
@@ -45,7 +46,7 @@ impl<R: AsyncRead + Unpin> Intake<R> {
             bytes: Vec::new(),
             start: 0,
             deadline: Deadline::new(frame),
-            _place: place,
+            place,
         }
     }
 
@@ -84,6 +85,11 @@ impl<R: AsyncRead + Unpin> Intake<R> {
         message
     }
 
+    /// The place is kept: the peer is known.
+    pub(crate) fn keep_place(&self) {
+        self.place.keep();
+    }
+
     /// The message that was begun is complete, and the clock stops.
     pub(crate) fn message_ended(&mut self) {
         self.deadline.end();
@@ -120,6 +126,10 @@ impl<R: AsyncRead + Unpin> Intake<R> {
         };
         if over {
             return Poll::Ready(Err(ConnectionError::Stalled(self.deadline.limit())));
+        }
+        // What has come is read first: it may say who the peer is.
+        if read.is_pending() && self.place.poll_lost(cx).is_ready() {
+            return Poll::Ready(Err(ConnectionError::Closed));
         }
         read.map_err(connection_error)
     }

@@ -6,33 +6,19 @@ mod intake;
 mod outbox;
 mod spare;
 
-use std::{io, sync::Arc};
+use std::io;
 
 use box_rpc::ConnectionError;
-use tokio::sync::OwnedSemaphorePermit;
 
 pub use self::spare::free_spare_buffers;
 pub(crate) use self::{
     deadline::Deadline,
     intake::Intake,
-    outbox::{Outbox, WRITTEN_DIRECTLY},
+    outbox::{Outbox, Probe, WRITTEN_DIRECTLY},
 };
 
 /// How much of an oversize message is kept, so that its id can still be found and answered.
 pub(crate) const HEAD_BYTES: usize = 512;
-
-/// A place among the connections a listener allows, given back when both halves are gone.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Place(
-    #[allow(dead_code, reason = "held, not read")] Option<Arc<OwnedSemaphorePermit>>,
-);
-
-impl Place {
-    /// The place that `permit` stands for.
-    pub(crate) fn of(permit: OwnedSemaphorePermit) -> Self {
-        Self(Some(Arc::new(permit)))
-    }
-}
 
 /// A peer that is gone is not a fault of the system, whichever way the system puts it.
 pub(crate) fn connection_error(error: io::Error) -> ConnectionError {

@@ -2,21 +2,38 @@
 
 use std::{
     future::poll_fn,
+    os::fd::OwnedFd,
     pin::Pin,
     task::{Context, Poll},
     time::Duration,
 };
 
 use box_rpc::ConnectionError;
+use rustix::event::{PollFd, PollFlags, Timespec};
 use tokio::io::AsyncWrite;
 
-use super::{Deadline, Place, connection_error, spare};
+use super::{Deadline, connection_error, spare};
+use crate::places::Place;
 
 /// The buffer is written out when it holds this much.
 const WRITE_SIZE: usize = 64 * 1024;
 
 /// From this size on, a message is written from its own memory instead of being copied.
 pub(crate) const WRITTEN_DIRECTLY: usize = 32 * 1024;
+
+/// How it is found out whether the other end of a stream is gone, once it sends no more.
+#[derive(Debug, Default)]
+pub(crate) enum Probe {
+    /// By an empty line, which every peer drops: over a network nothing else tells.
+    #[default]
+    EmptyLine,
+    /// By writing nothing, which fails where both ends are of one machine.
+    EmptyWrite,
+    /// By looking at the descriptor.
+    Look(OwnedFd),
+    /// Not at all.
+    Never,
+}
 
 /// Bytes on their way out, and the stream they go to.
 ///
@@ -74,6 +91,31 @@ impl<W: AsyncWrite + Unpin> Outbox<W> {
         spare::give_back(std::mem::take(&mut self.buffer));
         self.in_time(|write, cx| Pin::new(write).poll_flush(cx))
             .await
+    }
+
+    /// Finds out whether the other end still takes something.
+    pub(crate) async fn probe(&mut self, how: &Probe) -> Result<(), ConnectionError> {
+        match how {
+            Probe::EmptyLine => {
+                self.buffer().push(b'\n');
+                self.flush().await
+            }
+            Probe::EmptyWrite => {
+                self.in_time(|write, cx| Pin::new(write).poll_write(cx, &[]).map_ok(drop))
+                    .await
+            }
+            Probe::Look(fd) => {
+                let mut look = [PollFd::new(fd, PollFlags::empty())];
+                let now = Timespec::default();
+                rustix::event::poll(&mut look, Some(&now)).map_err(std::io::Error::from)?;
+                let gone = PollFlags::ERR | PollFlags::HUP;
+                if look[0].revents().intersects(gone) {
+                    return Err(ConnectionError::Closed);
+                }
+                Ok(())
+            }
+            Probe::Never => Ok(()),
+        }
     }
 
     /// Flushes and ends the stream in this direction. Nothing can be written afterwards.

@@ -14,23 +14,20 @@ use box_rpc::{Connection, ConnectionError, Limits};
 use rustls::ServerConfig;
 use tokio::{
     net::{TcpListener, TcpStream, UnixStream},
-    sync::Semaphore,
     task::JoinSet,
 };
 use tokio_rustls::TlsAcceptor;
 
 use super::{Endpoint, HostPort, ListenError, ListenOptions};
 use crate::{
-    bytes::Place,
+    bytes::Probe,
     line::Line,
+    places::{Place, Places, Rests},
     queue::QueueListener,
-    stdio,
+    stdio, tcp,
     unix::UnixListener,
     websocket::{Admit, WebSocket},
 };
-
-/// How long accepting rests when the system has no descriptor or memory left.
-const REST: Duration = Duration::from_millis(20);
 
 /// What carries a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -121,7 +118,8 @@ impl Refused {
 /// Accepts connections at an endpoint, until it is dropped. Connections that it handed out live on.
 pub struct Listener {
     socket: Socket,
-    places: Arc<Semaphore>,
+    places: Places,
+    rests: Rests,
     settings: Arc<Settings>,
     handshakes: JoinSet<Result<Accepted, ConnectionError>>,
     refused: Refused,
@@ -182,10 +180,10 @@ impl Endpoint {
             verifies_clients: tls.is_some_and(|tls| tls.client_ca.is_some()),
             gate,
         };
-        let places = options.max_connections.min(Semaphore::MAX_PERMITS);
         Ok(Listener {
             socket,
-            places: Arc::new(Semaphore::new(places)),
+            places: Places::new(options.max_connections),
+            rests: Rests::default(),
             settings: Arc::new(settings),
             handshakes: JoinSet::new(),
             refused: Refused::default(),
@@ -265,25 +263,28 @@ impl Listener {
 
     /// Gives the arrival a place; hands it out, or starts its handshakes.
     fn admit(&mut self, arrival: Arrival) -> Option<Accepted> {
-        let Ok(permit) = Arc::clone(&self.places).try_acquire_owned() else {
+        self.rests.over();
+        let taken = self.places.take();
+        if !matches!(taken, Some((_, false))) {
             self.refused.0.full.fetch_add(1, Ordering::Relaxed);
-            tracing::debug!(
-                limit = "max_connections",
-                "connection refused: no place left"
-            );
-            return None;
-        };
-        let place = Place::of(permit);
+            tracing::debug!(limit = "max_connections", "no place left for a connection");
+        }
+        let (place, _) = taken?;
         let limits = &self.settings.limits;
         match arrival {
-            Arrival::Queue(queue) => Some(Accepted {
-                connection: Box::new(queue.in_place(&place)),
-                peer: PeerInfo::new(Transport::Queue, "this process"),
-            }),
+            Arrival::Queue(queue) => {
+                // The peer is of this process.
+                place.keep();
+                Some(Accepted {
+                    connection: Box::new(queue.in_place(&place)),
+                    peer: PeerInfo::new(Transport::Queue, "this process"),
+                })
+            }
             Arrival::Unix(stream, uid) => {
                 let (read, write) = stream.into_split();
+                let line = Line::in_place(read, write, limits, &place);
                 Some(Accepted {
-                    connection: Box::new(Line::in_place(read, write, limits, &place)),
+                    connection: Box::new(line.probed_by(Probe::EmptyWrite)),
                     peer: PeerInfo {
                         uid: Some(uid),
                         ..PeerInfo::new(Transport::Unix, "this machine")
@@ -292,7 +293,7 @@ impl Listener {
             }
             Arrival::Tcp(stream, address) => {
                 // Fails only when the peer is gone already, and then so does the first read.
-                let _ = stream.set_nodelay(true);
+                let _ = tcp::prepare(&stream);
                 if self.settings.tls.is_none() && self.settings.gate.is_none() {
                     let (read, write) = stream.into_split();
                     return Some(Accepted {
@@ -309,7 +310,7 @@ impl Listener {
     }
 
     /// Whether accepting goes on after `error`.
-    async fn endure(&self, error: io::Error) -> Result<(), ConnectionError> {
+    async fn endure(&mut self, error: io::Error) -> Result<(), ConnectionError> {
         match error.kind() {
             io::ErrorKind::PermissionDenied => {
                 self.refused.0.stranger.fetch_add(1, Ordering::Relaxed);
@@ -319,10 +320,7 @@ impl Listener {
             | io::ErrorKind::ConnectionReset
             | io::ErrorKind::Interrupted => {}
             io::ErrorKind::InvalidInput | io::ErrorKind::AlreadyExists => return Err(error.into()),
-            kind => {
-                tracing::warn!(?kind, "accepting rests");
-                tokio::time::sleep(REST).await;
-            }
+            _ => self.rests.rest(&error, &self.places).await,
         }
         Ok(())
     }
@@ -391,9 +389,12 @@ impl Settings {
             let (read, write) = tokio::io::split(stream);
             self.frame(read, write, &place, Transport::Tls).await
         };
-        let (connection, transport) = tokio::time::timeout(self.handshake, handshakes)
-            .await
-            .map_err(|_| ConnectionError::Stalled(self.handshake))??;
+        let handshakes = tokio::time::timeout(self.handshake, handshakes);
+        let (connection, transport) = tokio::select! {
+            biased;
+            done = handshakes => done.map_err(|_| ConnectionError::Stalled(self.handshake))??,
+            () = place.lost() => return Err(ConnectionError::Closed),
+        };
         Ok(Accepted {
             connection,
             peer: PeerInfo {
@@ -431,7 +432,7 @@ impl fmt::Debug for Listener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Listener")
             .field("local", &self.local)
-            .field("free_places", &self.places.available_permits())
+            .field("places", &self.places)
             .field("refused", &self.refused)
             .finish_non_exhaustive()
     }

@@ -53,7 +53,8 @@ pub struct ListenOptions {
     pub limits: Limits,
     /// Needed for `tls://` and `wss://`.
     pub tls: Option<ServerTls>,
-    /// Connections at once. Beyond: a new one is closed as soon as it is accepted, and counted.
+    /// Connections at once. Beyond: the oldest whose peer has not said who it is makes room; where there is none, the new
+    /// one is closed as soon as it is accepted. Both are counted.
     pub max_connections: usize,
     /// Who may open a websocket. `None` is [`Gate::new`], with the path of the endpoint if it has
     /// one.

@@ -174,7 +174,8 @@ async fn a_place_is_held_until_both_halves_are_gone() {
         };
         let mut listener = endpoint(text).listen(&options).await.unwrap();
         let connect = ConnectOptions::default();
-        let (_near, (send, receive), _) = greet(&mut listener, &connect).await;
+        let (_near, (send, mut receive), _) = greet(&mut listener, &connect).await;
+        receive.peer_is_known();
         let local = listener.local_endpoint().clone();
         let surplus = tokio::spawn(async move {
             let connection = local.connect(&ConnectOptions::default()).await?;
@@ -193,6 +194,61 @@ async fn a_place_is_held_until_both_halves_are_gone() {
         drop(receive);
         // A websocket's place is held by its writer, which the halves share.
         greet(&mut listener, &connect).await;
+    }
+}
+
+#[tokio::test]
+async fn connections_that_say_nothing_make_room_the_oldest_first() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = format!("unix:{}", directory.path().join("s").display());
+    for text in ["tcp://127.0.0.1:0", &path, "ws://127.0.0.1:0"] {
+        let options = ListenOptions {
+            max_connections: 3,
+            ..ListenOptions::default()
+        };
+        let mut listener = endpoint(text).listen(&options).await.unwrap();
+        let connect = ConnectOptions::default();
+        let (known_near, (_send, mut known), _) = greet(&mut listener, &connect).await;
+        known.peer_is_known();
+        let local = listener.local_endpoint().clone();
+        let counts = listener.refused();
+        let mut silent = Vec::new();
+        for count in 0..20 {
+            // A stream that never says a word: before the upgrade, where there is one.
+            let raw: Endpoint = match &local {
+                Endpoint::WebSocket { address, .. } => {
+                    format!("tcp://{}:{}", address.host, address.port)
+                }
+                other => other.to_string(),
+            }
+            .parse()
+            .unwrap();
+            let near = raw.connect(&connect).await.unwrap();
+            silent.push(near.split());
+            let made_room = u64::try_from(count).unwrap().saturating_sub(1);
+            tokio::time::timeout(Duration::from_secs(30), async {
+                while counts.full() < made_room {
+                    let accepting = listener.accept();
+                    let accepting = tokio::time::timeout(Duration::from_millis(10), accepting);
+                    if let Ok(accepted) = accepting.await {
+                        let (send, mut receive) = accepted.unwrap().connection.split();
+                        tokio::spawn(async move {
+                            let _ = receive.receive().await;
+                            drop(send);
+                        });
+                    }
+                }
+            })
+            .await
+            .unwrap();
+        }
+        // Those who came last still have their places, and so does the one who spoke.
+        let (near, _, _) = greet(&mut listener, &connect).await;
+        drop((near, known_near));
+        let (_, first) = &mut silent[0];
+        let end = tokio::time::timeout(Duration::from_secs(30), first.receive()).await;
+        assert!(matches!(end, Ok(Ok(None) | Err(_))), "{text}: {end:?}");
+        assert!(counts.full() >= 18, "{text}");
     }
 }
 

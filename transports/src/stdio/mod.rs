@@ -5,8 +5,8 @@
 //! protocol. [`spawn`] is the parent's side: it starts a command in a process group of its own and
 //! never leaves any of it behind.
 //!
-//! Both sides skip lines that are not of the form `{…}` or `[…]`, and both understand LangBot's
-//! pieces (`chunk_start`, `chunk_data`, `chunk_end`); in that dialect they also send them, because
+//! The parent skips lines that are not of the form `{…}` or `[…]`, which some library of the child has printed. Both sides
+//! understand LangBot's pieces (`chunk_start`, `chunk_data`, `chunk_end`); in that dialect they also send them, because
 //! its readers break on lines of more than 64 KiB.
 //!
 //! ```no_run
@@ -59,7 +59,6 @@ const LANGBOT_LINE_BYTES: usize = 64 * 1024;
 pub struct Stdio<R, W> {
     send: StdioSend<W>,
     receive: StdioReceive<R>,
-    noise: NoiseCount,
 }
 
 impl<R, W> Stdio<R, W>
@@ -69,9 +68,12 @@ where
 {
     /// Frames what `read` and `write` carry, as the standard streams are framed.
     pub fn new(read: R, write: W, limits: &Limits) -> Self {
-        let (send, mut receive) = Line::new(read, write, limits).into_parts();
+        Self::over(Line::new(read, write, limits), limits)
+    }
+
+    fn over(line: Line<R, W>, limits: &Limits) -> Self {
+        let (send, mut receive) = line.into_parts();
         receive.read_lines_of(LANGBOT_LINE_BYTES);
-        let noise = receive.skip_noise();
         Self {
             send: StdioSend {
                 lines: send,
@@ -82,13 +84,12 @@ where
                 assembly: Assembly::new(limits.message_bytes),
                 failed: None,
             },
-            noise,
         }
     }
 
-    /// Counts the lines that were skipped.
-    pub fn noise(&self) -> NoiseCount {
-        self.noise.clone()
+    /// From now on, lines that are not of the form `{…}` or `[…]` are skipped and counted.
+    pub fn skip_noise(&mut self) -> NoiseCount {
+        self.receive.lines.skip_noise()
     }
 
     pub(super) fn into_parts(self) -> (StdioSend<W>, StdioReceive<R>) {
@@ -145,6 +146,10 @@ impl<W: AsyncWrite + Unpin + Send> SendHalf for StdioSend<W> {
 
     async fn close(&mut self) -> Result<(), ConnectionError> {
         self.lines.end().await
+    }
+
+    async fn probe(&mut self) -> Result<(), ConnectionError> {
+        self.lines.probe().await
     }
 
     fn speak(&mut self, dialect: Dialect) {

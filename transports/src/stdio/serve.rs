@@ -24,20 +24,13 @@ use super::{
     Stdio,
     thread_pipe::{ThreadReader, ThreadWriter},
 };
-use crate::line::NoiseCount;
+use crate::{bytes::Probe, line::Line};
 
 type Input = Box<dyn AsyncRead + Send + Unpin>;
 type Output = Box<dyn AsyncWrite + Send + Unpin>;
 
 /// The connection to the parent process.
 pub struct Served(Stdio<Input, Output>);
-
-impl Served {
-    /// Counts the lines that were skipped because they cannot be messages.
-    pub fn noise(&self) -> NoiseCount {
-        self.0.noise()
-    }
-}
 
 impl std::fmt::Debug for Served {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -51,7 +44,8 @@ impl Connection for Served {
     }
 }
 
-/// Takes the standard streams of this process as a connection to its parent. Works once.
+/// Takes the standard streams of this process as a connection to its parent. Works once. Every line counts as a message: the
+/// parent writes them, and learns of one that is none.
 ///
 /// From then on fd 0 reads nothing and fd 1 is standard error, for this process and for every child
 /// it starts: nobody else can read or write a byte of the protocol. Needs a tokio runtime.
@@ -62,11 +56,12 @@ pub fn serve(limits: &Limits) -> Result<Served, ConnectionError> {
         return Err(io::Error::new(io::ErrorKind::AlreadyExists, reason).into());
     }
     let (input, output) = take_descriptors()?;
-    Ok(Served(Stdio::new(
-        open_input(input)?,
-        open_output(output)?,
-        limits,
-    )))
+    let probe = match kind_of(&output)? {
+        Kind::Pipe | Kind::Socket => Probe::Look(output.try_clone()?),
+        Kind::Other => Probe::Never,
+    };
+    let line = Line::new(open_input(input)?, open_output(output)?, limits);
+    Ok(Served(Stdio::over(line.probed_by(probe), limits)))
 }
 
 /// Moves the protocol away from the standard streams, and leaves harmless ones in their place.

@@ -24,6 +24,7 @@ pub struct Child {
     streams: Stdio<ChildStdout, ChildStdin>,
     leash: Arc<Leash>,
     id: Option<u32>,
+    noise: NoiseCount,
 }
 
 impl Child {
@@ -34,7 +35,7 @@ impl Child {
 
     /// Counts the lines on the command's output that were skipped: they cannot be messages.
     pub fn noise(&self) -> NoiseCount {
-        self.streams.noise()
+        self.noise.clone()
     }
 }
 
@@ -51,10 +52,13 @@ pub fn spawn(mut command: Command, limits: &Limits) -> Result<Child, ConnectionE
         return Err(ConnectionError::Closed);
     };
     let id = child.id();
+    let mut streams = Stdio::new(output, input, limits);
+    let noise = streams.skip_noise();
     Ok(Child {
-        streams: Stdio::new(output, input, limits),
+        streams,
         leash: Arc::new(Leash(Group::watch(child))),
         id,
+        noise,
     })
 }
 

@@ -15,7 +15,9 @@ fn halves(connection: impl Connection) -> (Box<dyn SendHalf>, Box<dyn ReceiveHal
 
 fn over(stream: UnixStream, limits: &Limits) -> (Box<dyn SendHalf>, Box<dyn ReceiveHalf>) {
     let (read, write) = stream.into_split();
-    halves(Stdio::new(read, write, limits))
+    let mut streams = Stdio::new(read, write, limits);
+    streams.skip_noise();
+    halves(streams)
 }
 
 fn shell(script: &str) -> Command {
@@ -200,7 +202,9 @@ async fn a_message_in_pieces_must_end_in_time_as_a_whole() {
 /// or why there were no more.
 async fn trickled(text: String, bytes: usize) -> Result<Vec<usize>, ConnectionError> {
     let (near, mut far) = tokio::io::duplex(1 << 20);
-    let (_keep, mut receive) = halves(Stdio::new(near, tokio::io::sink(), &Limits::default()));
+    let mut streams = Stdio::new(near, tokio::io::sink(), &Limits::default());
+    streams.skip_noise();
+    let (_keep, mut receive) = halves(streams);
     let writer = async move {
         for part in text.as_bytes().chunks(bytes) {
             far.write_all(part).await.unwrap();

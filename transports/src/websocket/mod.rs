@@ -36,8 +36,10 @@ use self::{
     sender::{WebSocketSend, Writer},
 };
 use crate::{
-    bytes::{Intake, Outbox, Place},
+    bytes::{Intake, Outbox},
     endpoint::{ConnectOptions, Endpoint},
+    places::Place,
+    tcp,
     tls::ClientTls,
 };
 
@@ -139,7 +141,7 @@ pub async fn accept(
     limits: &Limits,
     gate: &dyn Admit,
 ) -> Result<WebSocket<OwnedReadHalf, OwnedWriteHalf>, ConnectionError> {
-    stream.set_nodelay(true)?;
+    tcp::prepare(&stream)?;
     let (read, write) = stream.into_split();
     WebSocket::accept_in_place(read, write, limits, gate, &Place::default()).await
 }

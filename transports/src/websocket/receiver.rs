@@ -304,4 +304,8 @@ where
     fn accept_up_to(&mut self, bytes: usize) {
         self.limit = bytes;
     }
+
+    fn peer_is_known(&mut self) {
+        self.intake.keep_place();
+    }
 }

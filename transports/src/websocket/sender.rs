@@ -222,4 +222,8 @@ impl<W: AsyncWrite + Unpin + Send + 'static> SendHalf for WebSocketSend<W> {
         let mut sink = self.writer.sink.lock().await;
         sink.close(status.to_be_bytes().to_vec()).await
     }
+
+    async fn probe(&mut self) -> Result<(), ConnectionError> {
+        self.writer.ping().await
+    }
 }

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use box_transports::places::Place;
 use hyper::body::Incoming;
 use hyper::{Method, Request};
 
@@ -10,8 +11,8 @@ use super::answer::{Answer, Refusal, Why};
 use super::body::{self, Asked, Unread};
 use super::browsers::no_page;
 use super::routes::{self, Door};
-use super::shared::{Phase, Place, Shared};
-use super::{health, langbot, metrics, ports, websocket};
+use super::shared::{Phase, Shared};
+use super::{auth, health, langbot, metrics, ports, websocket};
 
 /// Answers one request.
 pub(super) async fn answer(
@@ -26,7 +27,13 @@ pub(super) async fn answer(
     let door = found.ok();
     let mut asked = request.map(Unread::new);
     let outcome = match admit(shared, found, &asked).await {
-        Ok((door, caller)) => open(shared, door, caller, place, &mut asked).await,
+        Ok((door, caller)) => {
+            if !auth::needs_nothing(door) && door != Door::Metrics {
+                // A caller that is let in here keeps its connection.
+                place.keep();
+            }
+            open(shared, door, caller, place, &mut asked).await
+        }
         Err(refusal) => Err(refusal),
     };
     let name = door.map_or("none", Door::name);

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use box_gateways::langbot::{GENERATION_HEADER, INSTANCE_HEADER, RelayRefused, WORKSPACE_HEADER};
 use box_rpc::{Limits, Router};
+use box_transports::places::Place;
 use hyper::header::{HeaderName, HeaderValue, SEC_WEBSOCKET_PROTOCOL};
 use hyper::{HeaderMap, StatusCode};
 use hyper_util::rt::TokioIo;
@@ -13,7 +14,7 @@ use serde_json::json;
 use super::answer::{Answer, Refusal, Why, json as answer};
 use super::body::Asked;
 use super::routes::Door;
-use super::shared::{Place, Shared};
+use super::shared::Shared;
 use super::websocket::{HANDSHAKE, key, lists, switching};
 
 /// The process of a path that names none.

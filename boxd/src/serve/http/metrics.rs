@@ -143,7 +143,7 @@ fn connections(page: &mut Page, shared: &Shared) {
             *sum += count;
         }
     }
-    let http = shared.limit as usize - shared.places.available_permits();
+    let http = shared.places.taken();
     page.of(
         "boxd_connections",
         "gauge",
@@ -157,7 +157,7 @@ fn connections(page: &mut Page, shared: &Shared) {
         "boxd_connections_limit",
         "gauge",
         "Connections there may be to each listener (server.max_connections).",
-        shared.limit,
+        shared.places.limit(),
     );
     let name = "boxd_connections_refused_total";
     page.of(

@@ -33,6 +33,7 @@ use box_gateways::langbot::{LangBot, TOKEN_VARIABLE};
 use box_rpc::Router;
 use box_runtime::BoxRuntime;
 use box_transports::Endpoint;
+use box_transports::places::{Place, Rests};
 use box_transports::server::Gauge;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -44,7 +45,7 @@ use tokio::task::JoinHandle;
 use self::auth::Auth;
 use self::browsers::Hosts;
 use self::caps::Key;
-use self::shared::{Phase, Place, Shared, Terms};
+use self::shared::{Phase, Shared, Terms};
 use self::stream::Patient;
 use super::tokens::Tokens;
 use crate::config::ServerSection;
@@ -60,9 +61,6 @@ const HEAD_BYTES: usize = 64 * 1024;
 
 /// How much longer than its calls a connection may take to end: a websocket still says why it closes.
 const LAST_WORDS: Duration = Duration::from_millis(500);
-
-/// How long accepting rests when the system has no descriptor or memory left.
-const REST: Duration = Duration::from_millis(20);
 
 /// A port that is bound and not served yet.
 #[derive(Debug)]
@@ -230,35 +228,39 @@ impl Http {
         // The listener is gone, and its address free, before anything else.
         let _ = (&mut self.accepting).await;
         self.stop.send_replace(Stop::Soon);
-        let all = self.shared.places.acquire_many(self.shared.limit);
+        let all = self.shared.places.all_free();
         let all = tokio::time::timeout(within + LAST_WORDS, all);
         let sockets = self.shared.sockets.close(within, restart);
         let ((), ended) = futures::future::join(sockets, all).await;
         if ended.is_err() {
-            let left = self.shared.limit as usize - self.shared.places.available_permits();
+            let left = self.shared.places.taken();
             tracing::warn!(left, "HTTP connections are cut");
         }
         self.stop.send_replace(Stop::Now);
     }
 }
 
-/// Takes connections for as long as there is place, and turns others away at once.
+/// Takes connections for as long as there is place, or one that has shown no token and so makes room.
 async fn accept(listener: TcpListener, shared: Arc<Shared>, stop: watch::Receiver<Stop>) {
+    let mut rests = Rests::default();
     loop {
         let (stream, peer) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
-                tracing::debug!(%error, "a connection was not accepted");
-                tokio::time::sleep(REST).await;
+                rests.rest(&error, &shared.places).await;
                 continue;
             }
         };
-        let Ok(place) = Arc::clone(&shared.places).try_acquire_owned() else {
+        rests.over();
+        let taken = shared.places.take();
+        if !matches!(taken, Some((_, false))) {
             shared.counters.found_no_place();
+        }
+        let Some((place, _)) = taken else {
             continue;
         };
         let (shared, stop) = (Arc::clone(&shared), stop.clone());
-        tokio::spawn(serve(stream, peer, shared, Arc::new(place), stop));
+        tokio::spawn(serve(stream, peer, shared, place, stop));
     }
 }
 
@@ -270,11 +272,11 @@ async fn serve(
     place: Place,
     mut stop: watch::Receiver<Stop>,
 ) {
-    // Without it answers wait for others; a connection that refuses it is gone.
-    let _ = stream.set_nodelay(true);
-    let held = Arc::clone(&place);
+    // A connection that refuses it is gone.
+    let _ = box_transports::tcp::prepare(&stream);
+    let held = place.clone();
     let service = service_fn(move |request| {
-        let (shared, place) = (Arc::clone(&shared), Arc::clone(&place));
+        let (shared, place) = (Arc::clone(&shared), place.clone());
         async move {
             let answer = dispatch::answer(&shared, place, peer, request).await;
             Ok::<_, Infallible>(answer)
@@ -294,6 +296,10 @@ async fn serve(
                 if let Err(error) = ended {
                     tracing::debug!(%peer, %error, "HTTP connection over");
                 }
+                break;
+            }
+            () = held.lost() => {
+                tracing::debug!(%peer, "HTTP connection without a token made room for another");
                 break;
             }
             changed = stop.changed() => {

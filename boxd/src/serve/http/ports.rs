@@ -8,6 +8,7 @@ use box_client::{BoxClient, ClientError, Code, PortStream};
 use box_protocol::{SessionId, UnixMs};
 use box_rpc::{Options, Router, Session};
 use box_runtime::Caller;
+use box_transports::places::Place;
 use box_transports::queue;
 use http_body_util::BodyExt as _;
 use hyper::client::conn::http1;
@@ -22,7 +23,7 @@ use super::body::Asked;
 use super::caps::{Named, Scope};
 use super::dispatch::not_ready;
 use super::page;
-use super::shared::{Phase, Place, Shared};
+use super::shared::{Phase, Shared};
 use super::websocket::lists;
 
 /// Messages that may wait on their way to the service in this process.

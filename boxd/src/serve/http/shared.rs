@@ -6,16 +6,14 @@ use std::time::Instant;
 use box_gateways::langbot::LangBot;
 use box_rpc::Router;
 use box_runtime::BoxRuntime;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use box_transports::places::Places;
+use tokio::sync::watch;
 
 use super::auth::Auth;
 use super::browsers::Hosts;
 use super::caps::Key;
 use super::metrics::Counters;
 use super::websocket::Sockets;
-
-/// A place among the connections, held until the last who needs it is done.
-pub(super) type Place = Arc<OwnedSemaphorePermit>;
 
 /// Where a server is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,9 +49,7 @@ pub(super) struct Shared {
     /// Nothing but what LangBot's own runtime serves.
     pub(super) only_langbot: bool,
     /// Connections there may be at once.
-    pub(super) limit: u32,
-    /// Those there may still be.
-    pub(super) places: Arc<Semaphore>,
+    pub(super) places: Places,
     pub(super) started: Instant,
     phase: watch::Sender<Phase>,
 }
@@ -72,7 +68,6 @@ impl Shared {
             hosts,
             only_langbot,
         } = terms;
-        let limit = u32::try_from(limit.min(Semaphore::MAX_PERMITS)).unwrap_or(u32::MAX);
         Self {
             router,
             runtime,
@@ -83,8 +78,7 @@ impl Shared {
             sockets: Sockets::default(),
             langbot,
             only_langbot,
-            limit,
-            places: Arc::new(Semaphore::new(limit as usize)),
+            places: Places::new(limit),
             started: Instant::now(),
             phase: watch::Sender::new(Phase::Starting),
         }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use box_rpc::{Dialect, Limits, Options, Session};
+use box_transports::places::Place;
 use box_transports::websocket::{Role, accept_key, from_upgraded};
 use http_body_util::{BodyExt as _, Empty};
 use hyper::header::{CONNECTION, HeaderName, HeaderValue, SEC_WEBSOCKET_ACCEPT};
@@ -17,7 +18,7 @@ use tokio::sync::watch;
 use super::answer::{Answer, Refusal, Why};
 use super::body::Asked;
 use super::langbot;
-use super::shared::{Place, Shared};
+use super::shared::Shared;
 
 /// How long the client may take to receive the answer to its upgrade.
 pub(super) const HANDSHAKE: Duration = Duration::from_secs(10);

@@ -250,7 +250,7 @@ async fn what_is_too_much_is_refused_by_its_limit() {
         assert_eq!(refused.unwrap_err().code(), Code::Capacity);
         assert_eq!(inside.text("/workspace/fits").await.len(), 1 << 19);
 
-        let message = vec![0; 4 << 20];
+        let message = vec![0; 13 << 20];
         let refused = inside.write_with("/tmp/message", &message, json!({})).await;
         assert_eq!(refused.unwrap_err().code(), Code::TooLarge);
         let paths: Vec<_> = (0..5000).map(|n| format!("/{n}")).collect();

@@ -1,0 +1,38 @@
+//! A peer that is gone is gone at once; one that only sends no more is served on.
+
+use std::time::Duration;
+
+use box_rpc::Empty;
+use box_tests::actions::{Number, Probe, Wait};
+use box_tests::every_transport;
+use box_tests::world::{Setup, eventually};
+use serde_json::json;
+
+every_transport!(a_peer_that_sends_no_more_is_served_on);
+
+every_transport!(two_clients: what_a_vanished_peer_asked_for_is_cancelled_at_once);
+
+/// Longer than any test waits: what ends before has been ended by something else.
+const NEVER: Duration = Duration::from_mins(10);
+
+async fn a_peer_that_sends_no_more_is_served_on(setup: Setup) {
+    let mut raw = setup.raw().await;
+    // Long enough for several looks at whether it is there.
+    raw.call(1, "wait", &json!({"n": 1500})).await;
+    raw.close_input().await;
+    assert_eq!(raw.answer().await.result(), json!({"n": 1500}));
+}
+
+async fn what_a_vanished_peer_asked_for_is_cancelled_at_once(setup: Setup) {
+    let drain = u64::try_from(NEVER.as_millis()).unwrap();
+    let setup = setup.server(|limits| limits.drain_ms = Some(drain));
+    let (dying, living) = setup.start_twice().await;
+    let seen = async || living.peer.call::<Probe>(&Empty {}).await.unwrap();
+    let peer = dying.peer.clone();
+    let waiting = tokio::spawn(async move { peer.call::<Wait>(&Number { n: drain }).await });
+    eventually("the call runs", async || seen().await.begun == 1).await;
+    // As if its process were killed: nothing is said, both directions are closed.
+    drop(dying);
+    waiting.await.unwrap().unwrap_err();
+    eventually("the call is cancelled", async || seen().await.dropped == 1).await;
+}

@@ -1,0 +1,83 @@
+//! JSON-RPC 2.0 to the letter, where a client of any make would notice.
+
+use box_rpc::{Code, Dialect, Fault};
+use box_tests::every_transport;
+use box_tests::raw::Raw;
+use box_tests::world::Setup;
+use serde_json::{Value, json};
+
+every_transport!(
+    what_is_no_message_is_answered_under_null,
+    parameters_that_are_no_object_are_invalid_parameters,
+);
+
+/// The fault that a text is answered with, under no id.
+async fn fault_of(raw: &mut Raw, text: &str) -> Option<Fault> {
+    raw.send_text(text).await;
+    let answer = raw.answer().await;
+    assert_eq!(answer.id, json!(null), "{text}");
+    let error = answer.error();
+    assert_eq!(error.code, Code::Validation, "{text}");
+    error.written_wrongly
+}
+
+async fn what_is_no_message_is_answered_under_null(setup: Setup) {
+    if setup.dialect != Dialect::JsonRpc {
+        return;
+    }
+    // Also before anything has said which dialect this is, where a token is not needed to be heard.
+    let mut raw = setup.raw().await;
+    for _ in 0..3 {
+        for text in [
+            "not JSON",
+            "INFO a line of a log",
+            "{\"jsonrpc\":\"2.0\",",
+            "{\"a\"",
+            "tru",
+        ] {
+            assert_eq!(fault_of(&mut raw, text).await, Some(Fault::Parse), "{text}");
+        }
+        for text in ["[]", " [ ] ", "7", "{}", "\"text\"", "{\"id\":1}", "[1]"] {
+            raw.send_text(text).await;
+            let answer = raw.receive().await;
+            // The members of a batch are answered in one.
+            let answer = answer.get(0).unwrap_or(&answer);
+            assert_eq!(answer["error"]["code"], json!(-32600), "{text}: {answer}");
+        }
+    }
+    raw.call(9, "echo", &json!({"text": "still here"})).await;
+    assert_eq!(raw.answer().await.result(), json!({"text": "still here"}));
+}
+
+async fn parameters_that_are_no_object_are_invalid_parameters(setup: Setup) {
+    if setup.dialect != Dialect::JsonRpc {
+        return;
+    }
+    let mut raw = setup.service().raw().await;
+    let odd = [json!([]), json!(["a"]), json!(3), json!("a"), json!(true)];
+    for action in [
+        "box.get",
+        "box.create",
+        "command.attach",
+        "file.write",
+        "system.health",
+    ] {
+        for params in &odd {
+            raw.call(7, action, params).await;
+            let answer = raw.answer().await;
+            let error = answer.error();
+            let shape = (answer.id, error.code, error.written_wrongly);
+            let expected = (json!(7), Code::Validation, Some(Fault::InvalidParams));
+            assert_eq!(shape, expected, "{action} {params}: {}", error.message);
+            // As a notification it is answered by nothing.
+            let text = json!({"jsonrpc": "2.0", "method": action, "params": params});
+            raw.send_text(&text.to_string()).await;
+        }
+    }
+    raw.call(8, "box.list", &Value::Null).await;
+    assert_eq!(
+        raw.answer().await.id,
+        json!(8),
+        "absent and null are an empty object"
+    );
+}

@@ -1,0 +1,292 @@
+//! The places of a listener: how many connections it has at once, and who makes room when all are taken.
+//!
+//! A connection whose peer has not said who it is makes room for the next one, the oldest of them first. So a crowd that
+//! connects and says nothing keeps only itself out.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::future::poll_fn;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures::task::AtomicWaker;
+use rustix::io::Errno;
+use tokio::sync::watch;
+
+/// The places of one listener. Cheap to clone.
+#[derive(Clone)]
+pub struct Places(Arc<Inner>);
+
+struct Inner {
+    limit: usize,
+    taken: watch::Sender<usize>,
+    /// The places of peers that are not known, oldest first.
+    unknown: Mutex<Unknown>,
+}
+
+#[derive(Default)]
+struct Unknown {
+    next: u64,
+    seats: BTreeMap<u64, Arc<Seat>>,
+}
+
+/// What a place and the listener share.
+#[derive(Debug, Default)]
+struct Seat {
+    lost: AtomicBool,
+    waker: AtomicWaker,
+}
+
+/// The place of one connection. It is free again when the last clone is dropped. The default is a place among none.
+#[derive(Debug, Clone, Default)]
+pub struct Place(Option<Arc<Held>>);
+
+#[derive(Debug)]
+struct Held {
+    places: Places,
+    number: u64,
+    seat: Arc<Seat>,
+}
+
+impl fmt::Debug for Places {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Places")
+            .field("limit", &self.0.limit)
+            .field("taken", &self.taken())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Places {
+    /// So many places.
+    pub fn new(limit: usize) -> Self {
+        Self(Arc::new(Inner {
+            limit,
+            taken: watch::Sender::new(0),
+            unknown: Mutex::default(),
+        }))
+    }
+
+    fn unknown(&self) -> MutexGuard<'_, Unknown> {
+        // Nothing is half done when the lock is given back.
+        self.0
+            .unknown
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How many there are.
+    pub fn limit(&self) -> usize {
+        self.0.limit
+    }
+
+    /// How many are taken.
+    pub fn taken(&self) -> usize {
+        *self.0.taken.borrow()
+    }
+
+    /// A place for a new connection, whose peer is not known yet, and whether another one had to make room. `None` if the
+    /// peers of all others are known.
+    pub fn take(&self) -> Option<(Place, bool)> {
+        let made_room = self.taken() >= self.0.limit;
+        if made_room && !self.make_room() {
+            return None;
+        }
+        let seat = Arc::new(Seat::default());
+        let mut unknown = self.unknown();
+        unknown.next += 1;
+        let number = unknown.next;
+        unknown.seats.insert(number, Arc::clone(&seat));
+        drop(unknown);
+        self.0.taken.send_modify(|taken| *taken += 1);
+        let held = Held {
+            places: self.clone(),
+            number,
+            seat,
+        };
+        Some((Place(Some(Arc::new(held))), made_room))
+    }
+
+    /// Takes its place away from the oldest connection whose peer is not known. Whether there was one.
+    pub fn make_room(&self) -> bool {
+        let mut unknown = self.unknown();
+        let Some((_, seat)) = unknown.seats.pop_first() else {
+            return false;
+        };
+        // Under the lock, or one that ends at this moment would be counted out twice.
+        seat.lost.store(true, Ordering::Release);
+        drop(unknown);
+        self.0.taken.send_modify(|taken| *taken -= 1);
+        seat.waker.wake();
+        true
+    }
+
+    /// Returns once no place is taken.
+    pub async fn all_free(&self) {
+        // The sender is `self`, so it cannot be gone.
+        let _ = self.0.taken.subscribe().wait_for(|taken| *taken == 0).await;
+    }
+}
+
+impl Place {
+    /// The peer is known: the connection keeps its place for as long as it wants it.
+    pub fn keep(&self) {
+        if let Some(held) = &self.0 {
+            held.places.unknown().seats.remove(&held.number);
+        }
+    }
+
+    /// Ready once the place is lost to another connection. One task can wait for that.
+    pub fn poll_lost(&self, cx: &Context<'_>) -> Poll<()> {
+        let Some(held) = &self.0 else {
+            return Poll::Pending;
+        };
+        held.seat.waker.register(cx.waker());
+        if held.seat.lost.load(Ordering::Acquire) {
+            return Poll::Ready(());
+        }
+        Poll::Pending
+    }
+
+    /// Returns once the place is lost to another connection. One task can wait for that.
+    pub async fn lost(&self) {
+        poll_fn(|cx| self.poll_lost(cx)).await;
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.places.unknown().seats.remove(&self.number);
+        if !self.seat.lost.load(Ordering::Acquire) {
+            self.places.0.taken.send_modify(|taken| *taken -= 1);
+        }
+    }
+}
+
+/// How long accepting rests when the system has no descriptor or memory left; doubled while that lasts.
+const FIRST_REST: Duration = Duration::from_millis(20);
+
+/// The longest it rests at once.
+const LONGEST_REST: Duration = Duration::from_millis(640);
+
+/// What a listener does about connections that cannot be accepted: it says so once, and tries again less and less often.
+#[derive(Debug, Default)]
+pub struct Rests {
+    /// How long the last one was, unless a connection has come since.
+    last: Option<Duration>,
+}
+
+impl Rests {
+    /// Waits a while. Where descriptors are missing, a connection whose peer is not known gives up its own.
+    pub async fn rest(&mut self, error: &io::Error, places: &Places) {
+        let rest = self
+            .last
+            .map_or(FIRST_REST, |last| (last * 2).min(LONGEST_REST));
+        if self.last.replace(rest).is_none() {
+            tracing::warn!(reason = %unaccepted(error), "no connection is accepted for now");
+        }
+        if matches!(
+            Errno::from_io_error(error),
+            Some(Errno::MFILE | Errno::NFILE)
+        ) {
+            places.make_room();
+        }
+        tokio::time::sleep(rest).await;
+    }
+
+    /// A connection was accepted.
+    pub fn over(&mut self) {
+        if self.last.take().is_some() {
+            tracing::info!("connections are accepted again");
+        }
+    }
+}
+
+/// Why no connection can be accepted, for the operator.
+fn unaccepted(error: &io::Error) -> String {
+    match Errno::from_io_error(error) {
+        Some(Errno::MFILE) => "this process has no file descriptor left (EMFILE); raise its limit \
+                               (ulimit -n, LimitNOFILE) or lower server.max_connections"
+            .to_owned(),
+        Some(Errno::NFILE) => {
+            "this machine has no file descriptor left (ENFILE); raise fs.file-max".to_owned()
+        }
+        _ => error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt as _;
+
+    use super::*;
+
+    fn is_lost(place: &Place) -> bool {
+        place.lost().now_or_never().is_some()
+    }
+
+    #[test]
+    fn the_oldest_whose_peer_is_not_known_makes_room() {
+        let places = Places::new(3);
+        let [known, old, young] = [(); 3].map(|()| {
+            let (place, made_room) = places.take().unwrap();
+            assert!(!made_room);
+            place
+        });
+        known.keep();
+        let (next, made_room) = places.take().unwrap();
+        assert!(made_room && is_lost(&old));
+        assert!(!is_lost(&known) && !is_lost(&young) && !is_lost(&next));
+        assert_eq!(places.taken(), 3);
+        drop(old);
+        assert_eq!(places.taken(), 3, "it was counted out when it made room");
+        young.keep();
+        next.keep();
+        assert!(places.take().is_none(), "all peers are known");
+        drop((known, young, next));
+        assert_eq!(places.taken(), 0);
+        assert!(places.unknown().seats.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn rests_grow_and_missing_descriptors_are_taken_from_those_who_say_nothing() {
+        let places = Places::new(9);
+        let (silent, _) = places.take().unwrap();
+        let mut rests = Rests::default();
+        let starved = io::Error::from_raw_os_error(Errno::MFILE.raw_os_error());
+        assert!(
+            unaccepted(&starved).contains("EMFILE"),
+            "{}",
+            unaccepted(&starved)
+        );
+        let begun = tokio::time::Instant::now();
+        rests.rest(&starved, &places).await;
+        assert_eq!(begun.elapsed(), FIRST_REST);
+        assert!(is_lost(&silent));
+        for _ in 0..20 {
+            rests.rest(&starved, &places).await;
+        }
+        assert_eq!(rests.last, Some(LONGEST_REST));
+        rests.over();
+        assert_eq!(rests.last, None);
+    }
+
+    #[tokio::test]
+    async fn a_connection_learns_of_its_loss_and_the_listener_of_the_last_end() {
+        let places = Places::new(1);
+        let (first, _) = places.take().unwrap();
+        let waiting = tokio::spawn(async move { first.lost().await });
+        tokio::task::yield_now().await;
+        let (second, _) = places.take().unwrap();
+        waiting.await.unwrap();
+        let all_free = tokio::spawn({
+            let places = places.clone();
+            async move { places.all_free().await }
+        });
+        drop(second);
+        all_free.await.unwrap();
+    }
+}
