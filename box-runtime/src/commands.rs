@@ -43,7 +43,7 @@ impl BoxRuntime {
         let order = self.order(caller, &params.session_id, &params);
         let inside = self.enter(caller, &params.session_id).await?;
         let attach = chunks.and_then(|chunks| Some((chunks, params.attach.clone()?)));
-        let asked = inside.outcome(inside.asked(params)).await?;
+        let asked = inside.outcome(Box::pin(inside.asked(params))).await?;
         self.begin(&inside, asked, order, attach).await
     }
 

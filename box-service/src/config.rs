@@ -17,6 +17,7 @@ use crate::truncate::DEFAULT_OUTPUT_LIMIT_CHARS;
 /// the section it is read from also configures others.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(default)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a switch of its own")]
 pub struct ServiceConfig {
     /// Whether boxes are offered at all.
     pub enabled: bool,
