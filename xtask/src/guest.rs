@@ -130,7 +130,8 @@ struct Programs(Vec<Value>);
 
 impl Programs {
     fn build(workspace: &Workspace) -> Result<Self> {
-        let build = "test --workspace --all-targets --no-run --message-format json";
+        let build =
+            "test --workspace --all-targets --no-run --message-format json-render-diagnostics";
         let messages = command::output(&mut workspace.cargo(build))?;
         let messages = messages
             .lines()
