@@ -530,6 +530,7 @@ mod tests {
             events: Events::new(),
             ends: Ends::new(None),
             nothing: Router::empty(),
+            orders: Orders::default(),
             config,
         });
         let spec = SpecDraft::new("s").build().unwrap();
