@@ -73,7 +73,8 @@ impl BoxRuntime {
     ) -> Result<CommandAttachResult, BoxError> {
         let order = self.order(caller, &params.session_id, &params);
         let inside = self.enter(caller, &params.session_id).await?;
-        inside.outcome(inside.attach(params, order, chunks)).await
+        let attached = Box::pin(inside.attach(params, order, chunks));
+        inside.outcome(attached).await
     }
 
     /// What is known of a command. To look is not to use.

@@ -58,6 +58,9 @@ impl fmt::Debug for Feed {
     }
 }
 
+/// What the result of a stream says: the command, how far it was read, and what policy has changed.
+type End = (CommandInfo, Option<ReadEnd>, Vec<Adjusted>);
+
 impl Feed {
     pub(crate) async fn begin(peer: &Peer, key: &Key, begin: &Begin) -> Result<Self, CallError> {
         Ok(match begin {
@@ -95,7 +98,7 @@ impl Feed {
 
     fn of<A: Action<Chunk = CommandChunk>>(
         chunks: Chunks<A>,
-        end: fn(A::Result) -> (CommandInfo, Option<ReadEnd>, Vec<Adjusted>),
+        end: fn(A::Result) -> End,
     ) -> Self {
         let told = stream::unfold(Next::Read(chunks), move |next| async move {
             let mut chunks = match next {
