@@ -28,7 +28,7 @@ const INPUT_BYTES: usize = 32 * 1024;
 const INPUT_ENDS_AGAIN: Duration = Duration::from_secs(1);
 
 /// How long a command goes on that has lost its server and with it this process.
-const ALONE: Duration = Duration::from_secs(60);
+const ALONE: Duration = Duration::from_mins(1);
 
 /// How often input is tried again while there is no server.
 const INPUT_AGAIN: Duration = Duration::from_millis(200);

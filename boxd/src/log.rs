@@ -181,9 +181,9 @@ mod tests {
         drop(read);
         to.line("unread", false);
         assert_eq!(to.missing, 1);
-        let mut full = To::new(File::options().write(true).open("/dev/full").unwrap());
-        full.line("nowhere", false);
-        assert_eq!(full.missing, 1);
+        let mut broken = To::new(File::options().write(true).open("/dev/full").unwrap());
+        broken.line("nowhere", false);
+        assert_eq!(broken.missing, 1);
     }
 
     #[test]

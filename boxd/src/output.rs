@@ -35,13 +35,9 @@ pub(crate) fn tell_adjusted(adjusted: &[box_protocol::Adjusted]) {
 /// A text that a guest or a peer chose, as one that may be printed: what a terminal would obey or not show is written as its
 /// number, `\u{1b}`.
 pub(crate) fn visible(text: &str) -> Cow<'_, str> {
-    escaped(
-        text,
-        |c| is_unseen(c),
-        |text, c| {
-            let _ = write!(text, "\\u{{{:x}}}", u32::from(c));
-        },
-    )
+    escaped(text, is_unseen, |text, c| {
+        let _ = write!(text, "\\u{{{:x}}}", u32::from(c));
+    })
 }
 
 /// A text of JSON in which nothing is left that a terminal would obey or not show: its strings say the same. What `serde_json`

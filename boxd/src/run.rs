@@ -90,6 +90,7 @@ async fn watched(
     manner: &Manner,
     running: impl Future<Output = Result<Exit>>,
 ) -> Result<Exit> {
+    let running = Box::pin(running);
     let Some(mut refused) = Refused::from_now(there, arguments.json).await else {
         return running.await;
     };

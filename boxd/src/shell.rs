@@ -11,16 +11,12 @@ use crate::making;
 
 /// `boxd shell`.
 pub(crate) async fn run(arguments: &Arguments, asked: &ShellArguments) -> Result<ExitCode> {
-    match &asked.session {
-        Some(name) => {
-            let there = making::named(arguments, &asked.options, name).await?;
-            open(&there, asked).await
-        }
-        None => {
-            let work = async |there: &BoxHandle| open(there, asked).await;
-            making::alone(arguments, &asked.options, work).await
-        }
-    }
+    let Some(name) = &asked.session else {
+        let work = async |there: &BoxHandle| open(there, asked).await;
+        return making::alone(arguments, &asked.options, work).await;
+    };
+    let there = making::named(arguments, &asked.options, name).await?;
+    open(&there, asked).await
 }
 
 async fn open(there: &BoxHandle, asked: &ShellArguments) -> Result<ExitCode> {

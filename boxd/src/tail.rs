@@ -123,7 +123,9 @@ mod tests {
 
     fn start(lines: usize, chunks: &[Chunk], all_seen: bool) -> Option<(u64, u64)> {
         let mut tail = Tail::new(lines);
-        chunks.iter().for_each(|chunk| tail.take(chunk));
+        for chunk in chunks {
+            tail.take(chunk);
+        }
         tail.start(all_seen)
             .map(|start| (start.stdout, start.stderr))
     }

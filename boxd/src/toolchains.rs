@@ -148,8 +148,8 @@ mod tests {
     fn what_is_there_is_given_for_reading_and_found() {
         let home = tempfile::tempdir().unwrap();
         let home = home.path().canonicalize().unwrap();
-        let none = find_in(&home).unwrap_err().to_string();
-        assert!(none.contains(".cargo/bin"), "{none}");
+        let refused = find_in(&home).unwrap_err().to_string();
+        assert!(refused.contains(".cargo/bin"), "{refused}");
         for directory in [
             ".cargo/bin",
             ".rustup",

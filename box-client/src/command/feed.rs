@@ -96,10 +96,7 @@ impl Feed {
         }))
     }
 
-    fn of<A: Action<Chunk = CommandChunk>>(
-        chunks: Chunks<A>,
-        end: fn(A::Result) -> End,
-    ) -> Self {
+    fn of<A: Action<Chunk = CommandChunk>>(chunks: Chunks<A>, end: fn(A::Result) -> End) -> Self {
         let told = stream::unfold(Next::Read(chunks), move |next| async move {
             let mut chunks = match next {
                 Next::Read(chunks) => chunks,

@@ -65,8 +65,12 @@ pub(crate) struct ShellArguments {
 
 /// What a box shall be.
 #[derive(Debug, Args)]
+#[allow(
+    clippy::struct_excessive_bools,
+    reason = "each is a flag of the command line"
+)]
 pub(crate) struct BoxOptions {
-    /// Delete a named box after this long without use: 90, 30m, 2d [default: the server's session_ttl_sec]
+    /// Delete a named box after this long without use: 90, 30m, 2d [default: the server's]
     #[arg(long, value_name = "TIME", value_parser = values::time, conflicts_with = "keep", help_heading = BOX)]
     pub(crate) ttl: Option<Duration>,
     /// Keep a named box until it is deleted

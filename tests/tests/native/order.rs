@@ -43,7 +43,7 @@ async fn ask<A: Action>(peer: &Peer, number: usize, mut asked: Value) -> Asked<A
     asked["session_id"] = json!("o");
     let asked: A::Params = serde_json::from_value(asked).unwrap();
     let request = peer.request::<A>(&asked);
-    let request = if number % 3 == 0 {
+    let request = if number.is_multiple_of(3) {
         request.key(format!("{} {}", uuid::Uuid::now_v7(), A::NAME))
     } else {
         request

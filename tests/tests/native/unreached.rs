@@ -203,12 +203,12 @@ async fn a_stuck_agent_keeps_no_server_from_being_ready() {
         kill_process(both[0], Signal::STOP).unwrap();
         let host = Host::start(machine, state.path()).await.unwrap();
         assert_eq!(host.adopted, 1);
-        let mut lost = "one";
-        if state_of(&host, lost).await != BoxState::Unreachable {
-            lost = "two";
+        let mut silent = "one";
+        if state_of(&host, silent).await != BoxState::Unreachable {
+            silent = "two";
         }
         kill_process(both[0], Signal::KILL).unwrap();
-        becomes(&host, lost, BoxState::Failed).await;
+        becomes(&host, silent, BoxState::Failed).await;
         for id in ["one", "two"] {
             delete(&host, id).await;
         }
@@ -325,7 +325,7 @@ async fn a_call_into_a_stuck_box_is_answered_and_says_so() {
         let write = json!({"session_id": "stuck", "path": "/tmp/a", "data": ""});
         let start = json!({"session_id": "stuck", "program": {"text": "true"}});
         let begun = Instant::now();
-        let (wrote, started) = tokio::join!(
+        let (file, command) = tokio::join!(
             host.call::<FileWrite>(write.clone()),
             host.call::<CommandStart>(start)
         );
@@ -335,7 +335,7 @@ async fn a_call_into_a_stuck_box_is_answered_and_says_so() {
             "{:?}",
             begun.elapsed()
         );
-        for refused in [wrote.map(drop).unwrap_err(), started.map(drop).unwrap_err()] {
+        for refused in [file.map(drop).unwrap_err(), command.map(drop).unwrap_err()] {
             assert!(refused.to_string().contains("does not answer"), "{refused}");
             assert_eq!(code(refused), Code::Unavailable);
         }

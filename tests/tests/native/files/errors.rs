@@ -284,8 +284,8 @@ async fn a_box_full_of_processes_still_answers() {
             \x20   except OSError:\n\
             \x20       open('/tmp/is-full', 'w').close()\n\
             \x20       time.sleep(0.001)\n";
-        let begin = format!("python3 -c \"{greedy}\" > /dev/null 2>&1 &");
-        inside.run(&begin).await;
+        let fill = format!("python3 -c \"{greedy}\" > /dev/null 2>&1 &");
+        inside.run(&fill).await;
         let is_full = json!({"paths": ["/tmp/is-full"]});
         let begun = std::time::Instant::now();
         loop {
@@ -293,7 +293,7 @@ async fn a_box_full_of_processes_still_answers() {
             if matches!(told.paths["/tmp/is-full"], FileOutcome::Stat(_)) {
                 break;
             }
-            assert!(begun.elapsed() < Duration::from_secs(60), "it is not full");
+            assert!(begun.elapsed() < crate::support::LONG, "it is not full");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         for number in 0..20 {

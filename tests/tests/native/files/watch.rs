@@ -51,7 +51,7 @@ impl Inside<'_> {
         self,
         id: &str,
         from: u64,
-        is: &dyn Fn(&[(ChangeKind, String)]) -> bool,
+        is: impl Fn(&[(ChangeKind, String)]) -> bool,
     ) -> (Vec<(ChangeKind, String)>, ReadEnd) {
         let begun = std::time::Instant::now();
         loop {
@@ -93,7 +93,7 @@ async fn changes_of_guests_and_of_the_host_are_told() {
             .run("for d in /workspace /tmp /home/box; do mkdir -p $d/a/b; echo x > $d/a/b/f; mv $d/a $d/c; done")
             .await;
         for (id, path) in [("w", "/workspace"), ("t", "/tmp"), ("h", "/home/box")] {
-            let (seen, read) = inside.changes_with(id, 0, &|seen| {
+            let (seen, read) = inside.changes_with(id, 0, |seen| {
                 let made = seen.iter().any(|(kind, path)| {
                     *kind == ChangeKind::Created && path.ends_with("/b/f")
                 });
@@ -101,14 +101,14 @@ async fn changes_of_guests_and_of_the_host_are_told() {
             }).await;
             assert!(has(&seen, ChangeKind::Created, &format!("{path}/a")), "{seen:?}");
             inside.write(&format!("{path}/c/b/g"), "y").await;
-            let (later, _) = inside.changes_with(id, read.next.stdout, &|later| {
+            let (later, _) = inside.changes_with(id, read.next.stdout, |later| {
                 has(later, ChangeKind::Created, &format!("{path}/c/b/g"))
             }).await;
             assert!(!has(&later, ChangeKind::Created, &format!("{path}/c/b/f")), "{later:?}");
         }
         let (_, read) = inside.changes("w", 0).await;
         std::fs::write(dir.path().join("outside"), "z").unwrap();
-        inside.changes_with("w", read.next.stdout, &|seen| {
+        inside.changes_with("w", read.next.stdout, |seen| {
             has(seen, ChangeKind::Created, "/workspace/outside")
         }).await;
     })
