@@ -49,6 +49,7 @@ fn text(string: &std::ffi::CStr) -> c_long {
     string.as_ptr() as c_long
 }
 
+#[allow(clippy::too_many_lines, reason = "one row for each probe")]
 fn probe(name: &str, argument: &str) -> io::Result<c_long> {
     let file = std::ffi::CString::new(argument)?;
     let at = long(libc::AT_FDCWD);

@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 mod properties;
+mod unreadable;
 
 use super::*;
 use crate::message::{Grant, Message, Part};
@@ -454,76 +455,6 @@ fn a_text_taken_apart_unread_is_read_again_when_its_parameters_cannot_be() {
     );
 }
 
-fn fault(text: &str) -> (Option<CallId>, Option<Fault>, Code) {
-    match decode(Dialect::JsonRpc, text) {
-        Err(Unreadable { id, error }) => (id, error.written_wrongly(), error.code()),
-        Ok(message) => panic!("{text} was read as {message:?}"),
-    }
-}
-
-#[test]
-fn json_rpc_faults_have_their_kind_and_keep_the_id() {
-    let v = Code::Validation;
-    let seven = Some(CallId::Number(7));
-    assert_eq!(fault("{\"jsonrpc\":"), (None, Some(Fault::Parse), v));
-    assert_eq!(fault("nonsense"), (None, Some(Fault::Parse), v));
-    assert_eq!(fault("7"), (None, Some(Fault::InvalidMessage), v));
-    assert_eq!(
-        fault("{\"jsonrpc\":\"1.0\",\"id\":7,\"method\":\"a\"}"),
-        (seven.clone(), Some(Fault::InvalidMessage), v)
-    );
-    assert_eq!(
-        fault("{\"jsonrpc\":\"2.0\",\"id\":null,\"method\":\"a\"}"),
-        (None, Some(Fault::InvalidMessage), v)
-    );
-    assert_eq!(
-        fault("{\"jsonrpc\":\"2.0\",\"id\":{},\"method\":\"a\"}"),
-        (None, Some(Fault::InvalidMessage), v)
-    );
-    for params in ["3", "[]", "[1]", "\"a\"", "true"] {
-        let text = format!("{{\"jsonrpc\":\"2.0\",\"id\":7,\"method\":\"a\",\"params\":{params}}}");
-        let expected = (seven.clone(), Some(Fault::InvalidParams), v);
-        assert_eq!(fault(&text), expected, "{params}");
-        let notification = text.replace("\"id\":7,", "");
-        let read = decode(Dialect::JsonRpc, &notification);
-        assert!(matches!(read, Ok(Message::Ignored)), "{notification}");
-    }
-    assert_eq!(
-        fault("{\"jsonrpc\":\"2.0\",\"id\":7}"),
-        (seven.clone(), Some(Fault::InvalidMessage), v)
-    );
-    let bad_meta = "{\"jsonrpc\":\"2.0\",\"id\":7,\"method\":\"a\",\"params\":{\"_meta\":{\"deadline_ms\":-1}}}";
-    assert_eq!(fault(bad_meta), (seven, Some(Fault::InvalidParams), v));
-    let long = format!(
-        "{{\"jsonrpc\":\"2.0\",\"id\":\"{}\",\"method\":\"a\"}}",
-        "x".repeat(300)
-    );
-    assert_eq!(fault(&long), (None, Some(Fault::InvalidMessage), v));
-    assert_eq!(fault("[]"), (None, Some(Fault::InvalidMessage), v));
-    let many = format!("[{}1]", "1,".repeat(200));
-    assert_eq!(fault(&many), (None, None, Code::TooLarge));
-}
-
-#[test]
-fn depth_is_limited_outside_strings_only() {
-    let deep = format!(
-        "{{\"jsonrpc\":\"2.0\",\"id\":7,\"method\":\"a\",\"params\":{{\"x\":{}{}}}}}",
-        "[".repeat(200),
-        "]".repeat(200)
-    );
-    let Err(Unreadable { id, error }) = decode(Dialect::JsonRpc, &deep) else {
-        panic!()
-    };
-    assert_eq!(id, Some(CallId::Number(7)));
-    assert!(error.message().contains("depth of 128"), "{error}");
-    let text = format!(
-        "{{\"jsonrpc\":\"2.0\",\"id\":7,\"method\":\"a\",\"params\":{{\"x\":\"{}\\\"{}\"}}}}",
-        "[".repeat(200),
-        "{".repeat(200)
-    );
-    assert!(decode(Dialect::JsonRpc, &text).is_ok());
-}
-
 #[test]
 fn the_first_message_tells_the_dialect() {
     assert_eq!(
@@ -537,34 +468,6 @@ fn the_first_message_tells_the_dialect() {
     );
     assert_eq!(Dialect::of("{\"seq_id\":1}"), None);
     assert_eq!(Dialect::of("GET / HTTP/1.1"), None);
-}
-
-#[test]
-fn the_id_of_an_unreadable_message_is_found_at_its_start() {
-    let id = |dialect: Dialect, head: &str| dialect.id_at_start(head, &limits());
-    assert_eq!(
-        id(Dialect::JsonRpc, "{\"jsonrpc\":\"2.0\",\"id\":7,\"method\""),
-        Some(CallId::Number(7))
-    );
-    assert_eq!(
-        id(Dialect::JsonRpc, "{\"id\" : \"x\", \"params\""),
-        Some(CallId::Token("\"x\"".into()))
-    );
-    assert_eq!(
-        id(Dialect::LangBot, "{\"seq_id\": 12, \"action\""),
-        Some(CallId::Number(12))
-    );
-    assert_eq!(
-        id(Dialect::JsonRpc, "{\"params\":{\"id\":9"),
-        None,
-        "somebody else's id"
-    );
-    assert_eq!(id(Dialect::JsonRpc, ""), None);
-    assert_eq!(
-        id(Dialect::JsonRpc, "{\"id\":7"),
-        None,
-        "the number may go on"
-    );
 }
 
 #[test]

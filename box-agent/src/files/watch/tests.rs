@@ -92,7 +92,7 @@ fn a_directory_tells_of_what_is_in_it_and_no_more() {
 #[test]
 fn a_directory_that_moves_while_it_is_entered_is_entered_where_it_is() {
     let mut watch = Watch::begin("/", true, |root| {
-        fs::create_dir_all(root.join("a/b")).unwrap()
+        fs::create_dir_all(root.join("a/b")).unwrap();
     });
     fs::write(watch.at("a/f"), "").unwrap();
     assert_eq!(watch.changes(), ["Created /a/f"]);
