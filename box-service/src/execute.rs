@@ -6,7 +6,7 @@ use box_protocol::actions::{
     BoxCreate, BoxCreateParams, BoxCreateResult, BoxDelete, BoxDeleteParams, BoxExec,
     BoxExecParams, BoxUpdate, BoxUpdateParams, IfExists, OnDisconnect, OnTimeout, SystemHealth,
 };
-use box_protocol::error::Detail;
+use box_protocol::error::{Detail, Ended};
 use box_protocol::{
     BoxError, BoxExecutionResult, BoxSessionInfo, Code, Invalid, SpecDraft, check_mounts,
 };
@@ -134,7 +134,8 @@ impl BoxService {
         if let Err(error) = &result
             && error
                 .detail()
-                .is_some_and(|detail: Detail| detail.ended.is_some())
+                .and_then(|detail: Detail| detail.ended)
+                .is_some_and(|ended| ended != Ended::Failed)
         {
             // The record of that box says why it ended.
             return result;

@@ -24,7 +24,7 @@ const REQUIRED: [&str; 8] = [
     "namespace.cgroup",
     "seccomp",
 ];
-const OPTIONAL: [&str; 10] = [
+const OPTIONAL: [&str; 11] = [
     "landlock",
     "overlay",
     "two_uids",
@@ -33,6 +33,7 @@ const OPTIONAL: [&str; 10] = [
     "cgroup.cpu",
     "cgroup.cpu_usage",
     "cgroup.freeze",
+    "cgroup.io",
     "network",
     "network.gate",
 ];
@@ -130,6 +131,8 @@ fn doctor_tells_programs_what_there_is_and_what_each_profile_gives() {
             let mut expected = absent.clone();
             expected.retain(|name| network || *name != "network");
             expected.retain(|name| *name != "network.gate");
+            // No disk limit is configured.
+            expected.retain(|name| *name != "cgroup.io");
             missing.sort_unstable();
             expected.sort_unstable();
             assert_eq!(missing, expected, "{profile}");

@@ -103,7 +103,10 @@ async fn what_a_name_leads_to_is_decided_on_and_not_the_name_alone() {
         Err(Refusal::NotPublic),
         "another port"
     );
-    assert_eq!(dialled(&of, "good.test", 443).await, Err(Refusal::Unlisted));
+    assert_eq!(
+        dialled(&of, "good.test", 443).await,
+        Err(Refusal::OperatorUnlisted)
+    );
     assert_eq!(
         dialled(&of, "10.1.2.3", 443).await,
         Ok(addresses(&["10.1.2.3"]))
@@ -111,7 +114,7 @@ async fn what_a_name_leads_to_is_decided_on_and_not_the_name_alone() {
     let of = dialler(&policy(r#"{"allow":[]}"#), hosts);
     assert_eq!(
         dialled(&of, "good.test", 443).await,
-        Err(Refusal::Unlisted),
+        Err(Refusal::OperatorUnlisted),
         "an empty list is nobody"
     );
     let of = dialler(&policy(r#"{"deny":["93.184.0.0/16"]}"#), hosts);

@@ -40,7 +40,7 @@ async fn nonsense_fails_the_box_and_the_next_call_makes_another() {
         (
             "a message beyond its limit",
             Reply::default().tamper(|mut told| {
-                let stdout = vec![0; 8 * 1024 * 1024];
+                let stdout = vec![0; 16 * 1024 * 1024];
                 told.collected = Some(box_protocol::actions::Collected {
                     stdout: stdout.into(),
                     ..Default::default()

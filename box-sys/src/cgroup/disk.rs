@@ -47,7 +47,7 @@ impl Disks {
             if v2 {
                 let most = |limit: Option<u64>| limit.map_or("max".into(), |n| n.to_string());
                 let line = format!("{disk} rbps={} wbps={}", most(read), most(wrote));
-                write(group, "io.max", &line)?;
+                if_there(write(group, "io.max", &line))?;
                 continue;
             }
             let files = [
@@ -56,11 +56,19 @@ impl Disks {
             ];
             for (file, limit) in files {
                 if let Some(limit) = limit {
-                    write(group, file, &format!("{disk} {limit}"))?;
+                    if_there(write(group, file, &format!("{disk} {limit}")))?;
                 }
             }
         }
         Ok(())
+    }
+}
+
+/// A disk that was removed since the server began needs no limit.
+fn if_there(written: io::Result<()>) -> io::Result<()> {
+    match written {
+        Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(()),
+        written => written,
     }
 }
 

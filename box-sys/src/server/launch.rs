@@ -133,7 +133,6 @@ impl Server {
         limits: Option<&Limits>,
     ) -> Result<i32> {
         let net = self.pools.net(shape.network);
-        let view = self.pools.view();
         let user = self.pools.user(shape.guest.id);
         let read_only = |error: &std::io::Error| error.raw_os_error() == Some(libc::EROFS);
         let user = match user {
@@ -150,6 +149,7 @@ impl Server {
             return Err(error).at("set the limits of the cgroup");
         }
         let v2 = group.as_ref().and_then(crate::cgroup::Group::v2);
+        let view = self.pools.view();
         // SAFETY: this process has one thread.
         match unsafe { raw::fork_into(NAMESPACES, v2) } {
             Ok(Forked::Child) => {
@@ -179,6 +179,7 @@ impl Server {
                 Ok(pid)
             }
             Err(error) => {
+                self.pools.end_view(view);
                 if let Some(group) = group {
                     let _ = self.cgroups.remove(&group.name);
                 }

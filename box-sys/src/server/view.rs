@@ -101,9 +101,18 @@ pub(super) fn can_overlay(name: &str) -> bool {
     !name.contains([':', '\\']) && overlay(&format!("/t/{name}"), SYSTEM_ATTR).is_ok()
 }
 
+/// Whether the mount of a tree that is at its place below `/t` can be copied and looked at.
+pub(super) fn can_copy(name: &str) -> bool {
+    let tree = clone_tree(CWD, format!("/t/{name}"), true);
+    tree.is_ok_and(|tree| rustix::fs::fstat(tree).is_ok())
+}
+
 /// Whether this user can make overlays of the machine's system directories, for a process that is to be thrown away.
 pub(crate) fn can_overlay_system() -> bool {
-    new_fs("overlay", &[("lowerdir", "/usr:/etc")], SYSTEM_ATTR).is_ok()
+    // A container may have mounts below `/etc`, which an ordinary user can make no layer of.
+    ["/usr/bin:/usr/lib", "/usr:/etc"]
+        .iter()
+        .any(|layers| new_fs("overlay", &[("lowerdir", layers)], SYSTEM_ATTR).is_ok())
 }
 
 /// What is mounted below a directory of the machine, the outer ones first. An overlay does not show these.

@@ -221,9 +221,11 @@ impl World {
         rustix::process::pivot_root(".", ".").at("pivot the server's root")?;
         rustix::mount::unmount(".", UnmountFlags::DETACH).at("leave the machine's mounts")?;
         rustix::process::chdir("/").at("enter the server's root")?;
-        for tree in &mut self.trees {
+        self.trees.retain_mut(|tree| {
             tree.overlaid = tree.overlaid && view::can_overlay(&tree.name);
-        }
+            // A mount that another one hides, or that this user may not enter, is seen by no box.
+            tree.overlaid || SYSTEM.contains(&tree.name.as_str()) || view::can_copy(&tree.name)
+        });
         Ok(())
     }
 

@@ -119,7 +119,11 @@ async fn an_http_request_at_the_rpcs_tcp_port_gets_nothing_and_does_nothing() {
             client.write(&format!("{call}\n"));
             let mut line = String::new();
             std::io::BufRead::read_line(&mut client.stream, &mut line).unwrap();
-            assert_eq!(crate::rpc::seen(&here).await, ["from-a-page"], "{line}");
+            assert_eq!(
+                crate::rpc::seen(&here).await,
+                ["from-a-page@loopback"],
+                "{line}"
+            );
         }
     }
 }

@@ -113,7 +113,7 @@ async fn a_stream_of_figures_goes_on_until_the_box_ends_and_does_not_keep_it() {
             times
         };
         let (ended, times) = tokio::join!(running, reading);
-        assert_eq!(ended.unwrap_err().code(), Code::Unavailable);
+        assert_eq!(ended.unwrap_err().code(), Code::Conflict);
         assert!((4..=40).contains(&times.len()), "{}", times.len());
         assert!(times.windows(2).all(|two| two[0] < two[1]));
         let gone = stats(machine).await.unwrap_err().code();
