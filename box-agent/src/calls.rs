@@ -80,7 +80,11 @@ impl Handle<AgentStart> for Served {
                 // Whoever else wants the place comes before or after, and each of them gets it.
                 Asked::There(old) if params.replace => {
                     // One that could not be started has left it already.
-                    let _ = self.kill(&old).await;
+                    if timeout(REPLACED, self.kill(&old)).await.is_err() {
+                        return Err(BoxError::unavailable(
+                            "command_id: the command in its place does not end; try again later",
+                        ));
+                    }
                     agent.forget(&old);
                 }
                 asked => break asked,
@@ -222,6 +226,9 @@ impl Served {
 /// How long it may take to tell of the begin of a run: a short one tells of its begin and its end at once, and wakes whoever
 /// waits for it once.
 const SOON: Duration = Duration::from_millis(1);
+
+/// How long a command may take to end that another one replaces. Others that want its place wait for that.
+const REPLACED: Duration = Duration::from_secs(10);
 
 /// How much of a list goes into one answer, before the one that is too much.
 const LIST_BYTES: usize = 1 << 20;

@@ -76,6 +76,7 @@ impl BoxRuntime {
             Ok(Err(gone)) => {
                 tracing::info!(box_id = %found.id, gone, "a box of an earlier process is gone");
                 self.shared().events.tell(&card, "failed", gone);
+                self.shared().ends.ended(&card, gone);
                 return false;
             }
             Err(_) => {

@@ -163,7 +163,8 @@ impl Inside {
             spool: retelling.slot(),
         };
         order.comes().await;
-        let stream = self.agent.stream::<AgentOutput>(&asked).await;
+        let stream = self.agent.stream::<AgentOutput>(&asked);
+        let stream = self.attended(stream).await?;
         drop(order);
         let (told, read) = self
             .read(
@@ -217,7 +218,8 @@ impl Inside {
     async fn asked(&self, params: CommandStartParams) -> Result<AgentStartParams, BoxError> {
         let defaults = self.defaults().unwrap_or_default();
         let session_id = &params.session_id;
-        let env = environment(&self.agent, session_id, &defaults, params.env).await?;
+        let env = environment(&self.agent, session_id, &defaults, params.env);
+        let env = self.attended(env).await??;
         let program = match (params.program, defaults.shell) {
             (Program::Text { 0: text, .. }, Some(shell)) => {
                 Program::argv([shell, "-c".to_owned(), text])?
@@ -298,7 +300,8 @@ impl Inside {
                 ..attach.until
             },
         };
-        let stream = self.agent.stream::<AgentStart>(&asked).await;
+        let stream = self.agent.stream::<AgentStart>(&asked);
+        let stream = self.attended(stream).await?;
         drop(order);
         let (told, read) = self
             .read(
@@ -425,6 +428,10 @@ impl Handle<CommandAttach> for BoxRuntime {
     ) -> Result<CommandAttachResult, BoxError> {
         let caller = Caller::of(&call);
         if call.chunks().is_none() {
+            if params.until.bytes.is_some() {
+                let rule = "is counted in chunks; send credit";
+                return Err(Invalid::new("until.bytes", rule).into());
+            }
             // Without chunks the call waits for the end, and answers with the result alone.
             params.view = View::None;
         }

@@ -101,7 +101,8 @@ pub(crate) async fn ask<A: Action>(
     order: Queued,
 ) -> Result<A::Result, BoxError> {
     order.comes().await;
-    let asked = inside.agent.request::<A>(params).ask().await;
+    let asking = inside.agent.request::<A>(params).ask();
+    let asked = inside.attended(asking).await?;
     drop(order);
     let answer = asked.map_err(agents_error)?.answer();
     inside.attended(answer).await?.map_err(agents_error)
@@ -116,7 +117,8 @@ pub(crate) async fn stream<A: DataPlane>(
 ) -> Result<A::Result, BoxError> {
     order.comes().await;
     let request = inside.agent.request::<A>(params).credit(CREDIT);
-    let mut chunks = request.stream().await.map_err(agents_error)?;
+    let streaming = inside.attended(request.stream()).await?;
+    let mut chunks = streaming.map_err(agents_error)?;
     drop(order);
     let mut order = A::order(params);
     let mut next = inside.attended(chunks.next()).await?;

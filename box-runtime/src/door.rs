@@ -97,10 +97,13 @@ impl Door {
         self.state.send_modify(|state| state.way = Way::Open(agent));
     }
 
-    /// The box is gone. The first reason stands until another box is made.
+    /// The box is gone. The first reason stands until another box is made, but an end stands over what is none: a box that does
+    /// not answer may still end.
     pub(crate) fn shut(&self, reason: BoxError) {
         self.state.send_modify(|state| {
-            if !matches!(state.way, Way::Shut(_)) {
+            let stands =
+                matches!(&state.way, Way::Shut(first) if is_end(first) || !is_end(&reason));
+            if !stands {
                 state.way = Way::Shut(reason);
             }
         });
@@ -386,6 +389,12 @@ fn portions(bytes: usize) -> u32 {
     u32::try_from(bytes.div_ceil(PORTION)).unwrap_or(u32::MAX)
 }
 
+/// Whether this says that a box has ended.
+fn is_end(reason: &BoxError) -> bool {
+    let detail: Option<Detail> = reason.detail();
+    detail.is_some_and(|detail| detail.ended.is_some())
+}
+
 /// What a call meets that comes when its box has ended.
 pub(crate) fn ended() -> BoxError {
     let error = BoxError::unavailable("the box has ended");
@@ -393,4 +402,24 @@ pub(crate) fn ended() -> BoxError {
         error.with_detail(&Detail::about(Subject::Box)),
         Ended::Failed,
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_end_stands_over_a_reason_that_is_none() {
+        let door = Door::new();
+        let why = || door.why_shut().unwrap();
+        door.shut(BoxError::unavailable("does not answer"));
+        door.shut(BoxError::unavailable("later"));
+        assert_eq!(why().message(), "does not answer");
+        door.shut(ended());
+        assert_eq!(why().message(), "the box has ended");
+        let later = with_end(BoxError::conflict("was deleted"), Ended::Deleted);
+        door.shut(later);
+        door.shut(BoxError::unavailable("later"));
+        assert_eq!(why().message(), "the box has ended");
+    }
 }

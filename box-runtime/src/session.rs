@@ -110,7 +110,10 @@ pub(crate) async fn live(
     }
     let left = actor.front.close();
     drop(actor);
-    card.door.shut(ended());
+    // A start that failed says more than this.
+    if card.door.why_shut().is_none() {
+        card.door.shut(ended());
+    }
     if let Some(table) = table.upgrade() {
         let _ = table.send(Ask::Ended { card, left }).await;
     }

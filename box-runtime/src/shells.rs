@@ -36,7 +36,7 @@ impl BoxRuntime {
         };
         let (agent, session_id) = (&inside.agent, &params.session_id);
         let env = environment(agent, session_id, &defaults, params.env);
-        params.env = inside.outcome(env).await?;
+        params.env = inside.attended(inside.outcome(env)).await??;
         params.shell_id = Some(id.clone());
         let cwd = params.cwd.or(defaults.cwd);
         params.cwd = Some(cwd.unwrap_or_else(|| DEFAULT_CWD.to_owned()));

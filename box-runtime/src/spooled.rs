@@ -199,7 +199,8 @@ async fn put_one<A: Carries>(
     let upload = A::upload(params).cloned();
     let bare = A::part(params, Blob::default(), upload);
     let asked = A::spooled(bare, filled.number(), data.len() as u64);
-    let asked = inside.agent.request::<A::Spooled>(&asked).ask().await;
+    let asking = inside.agent.request::<A::Spooled>(&asked).ask();
+    let asked = inside.attended(asking).await?;
     drop(order);
     let answer = inside
         .attended(asked.map_err(agents_error)?.answer())
@@ -239,7 +240,8 @@ macro_rules! streams {
                 let asked = $params { $field: params.clone(), spool: slot.number() };
                 order.comes().await;
                 let request = inside.agent.request::<$spooled>(&asked).credit(CREDIT);
-                let chunks = request.stream().await.map_err(agents_error)?;
+                let streaming = inside.attended(request.stream()).await?;
+                let chunks = streaming.map_err(agents_error)?;
                 drop(order);
                 get::<$spooled>(inside, chunks, (&slot, Self::order(params)), to).await
             }

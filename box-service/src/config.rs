@@ -124,6 +124,7 @@ impl ServiceConfig {
             allowed_host_mount_roots: roots,
             default_host_workspace,
             shared_filesystem: self.shared_filesystem,
+            table: None,
             owner_mounts: false,
         })
     }
@@ -142,6 +143,7 @@ impl ServiceConfig {
             let policy = Policy {
                 allowed_host_mount_roots: roots,
                 default_host_workspace: workspace.transpose()?,
+                table: Some(format!("policy.tokens.{name}")),
                 ..all.clone()
             };
             policies.insert(name.clone(), policy);

@@ -25,6 +25,8 @@ pub struct Policy {
     pub default_host_workspace: Option<PathBuf>,
     /// Whether host paths mean the same here and at the runtime.
     pub shared_filesystem: bool,
+    /// The caller's own table in the configuration, if it has one: `policy.tokens.ann`.
+    pub table: Option<String>,
     /// Whether everything may be mounted that this process can read, apart from what is blocked: the caller is its user.
     pub owner_mounts: bool,
 }
@@ -274,16 +276,16 @@ fn allowed(
     let refused = |rule: &'static str| BoxError::from(Invalid::new(field, rule));
     let roots = &policy.allowed_host_mount_roots;
     if roots.is_empty() && !policy.owner_mounts {
-        return Err(refused(
-            "mounting is disabled because no allowed_host_mount_roots are configured; boxd serve --allow-mount DIR allows one",
-        ));
+        let rule = "mounting is disabled because no allowed_host_mount_roots are configured";
+        return Err(refused_with_remedy(policy, field, rule, "one"));
     }
     let found = facts
         .host_paths
         .get(path)
         .ok_or_else(|| BoxError::internal(format!("{field} was not looked up")))?;
     let outside = || {
-        refused("is outside allowed_host_mount_roots; boxd serve --allow-mount DIR allows one more")
+        let rule = "is outside allowed_host_mount_roots";
+        refused_with_remedy(policy, field, rule, "one more")
     };
     let real = found.real.as_deref().ok_or_else(outside)?;
     let named = roots.iter().any(|root| real.starts_with(root));
@@ -308,6 +310,15 @@ fn allowed(
     real.to_str()
         .map(str::to_owned)
         .ok_or_else(|| refused("must lead to a path in UTF-8"))
+}
+
+/// A refusal that says where the operator allows `more`.
+fn refused_with_remedy(policy: &Policy, field: &'static str, rule: &str, more: &str) -> BoxError {
+    let remedy = match &policy.table {
+        Some(table) => format!("{table}.allowed_host_mount_roots allows {more}"),
+        None => format!("boxd serve --allow-mount DIR allows {more}"),
+    };
+    Invalid::new(field, format!("{rule}; {remedy}")).into()
 }
 
 #[cfg(test)]

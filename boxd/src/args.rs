@@ -168,7 +168,8 @@ pub(crate) struct ServeArguments {
     /// Tokens of callers from the network, one a line: NAME TOKEN
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) token_file: Option<PathBuf>,
-    /// Let callers with a token mount what is below this directory (repeatable)
+    /// Let callers with a token mount what is below this directory (repeatable); a token with a table in
+    /// `policy.tokens` mounts what that names instead
     #[arg(long, value_name = "DIR")]
     pub(crate) allow_mount: Vec<PathBuf>,
     #[command(flatten)]

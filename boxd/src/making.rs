@@ -60,6 +60,28 @@ pub(crate) async fn briefly<T>(
     once(&client, options, spec, work).await
 }
 
+/// A new box of this name, for `--rm`. One that is there already stays as it is.
+pub(crate) async fn new(
+    arguments: &Arguments,
+    options: &BoxOptions,
+    name: &str,
+) -> Result<BoxHandle> {
+    let spec = spec_of(options, name)?;
+    let client = server(arguments, options).await?;
+    let made = match client.create(spec).await {
+        Err(error) if error.is_conflict() => {
+            bail!("--rm: box {name} exists already; leave --rm out, or choose another --name");
+        }
+        made => made?,
+    };
+    output::tell_adjusted(made.adjusted());
+    if let Err(error) = is_as_asked(&made, options).await {
+        made.delete().await?;
+        return Err(error);
+    }
+    Ok(made)
+}
+
 /// The box of this name, which stays.
 pub(crate) async fn named(
     arguments: &Arguments,

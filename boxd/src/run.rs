@@ -33,7 +33,11 @@ pub(crate) async fn run(arguments: &Arguments, asked: &RunArguments) -> Result<E
 /// Starts it in a box of the server, and leaves it there.
 async fn detach(arguments: &Arguments, asked: &RunArguments) -> Result<ExitCode> {
     let name = asked.name.clone().unwrap_or_else(making::fresh_name);
-    let there = making::named(arguments, &asked.options, &name).await?;
+    let there = if asked.rm {
+        making::new(arguments, &asked.options, &name).await?
+    } else {
+        making::named(arguments, &asked.options, &name).await?
+    };
     if asked.rm {
         let change = LifetimeChange {
             idle_ms: Some(Some(AFTER_DETACHED_MS)),

@@ -41,6 +41,9 @@ const ROOTS: [(&str, &str); 3] = [
     ("VOLTA_HOME", ".volta"),
 ];
 
+/// Directories of a home that hold credentials. No link to one of them, or to what one of them is in, is followed.
+const SECRETS: [&str; 5] = [".ssh", ".gnupg", ".aws", ".config", ".cargo"];
+
 /// What a box is given.
 #[derive(Debug, Default)]
 pub(crate) struct Toolchains {
@@ -76,6 +79,17 @@ fn find_in(home: &Path) -> Result<Toolchains> {
         if !real.starts_with(&real_home) {
             bail!(
                 "--with-toolchains: ~/{name} leads out of the home directory; mount what it leads to with --mount DIR:PLACE"
+            );
+        }
+        // The home itself is what all of these are in, whether or not they are there.
+        let holds = |secret: &str| {
+            let named = real_home.join(secret);
+            let there = named.canonicalize().unwrap_or_else(|_| named.clone());
+            named.starts_with(&real) || there.starts_with(&real)
+        };
+        if let Some(secret) = SECRETS.into_iter().find(|secret| holds(secret)) {
+            bail!(
+                "--with-toolchains: ~/{name} leads to ~/{secret}, or to what that is in; mount what is needed of it with --mount DIR:PLACE"
             );
         }
         let mount = BoxMountSpec::new(text(&real)?, text(&place)?, HostPathMode::Ro)?;
@@ -197,5 +211,33 @@ mod tests {
         std::os::unix::fs::symlink(other.path(), home.path().join(".rustup")).unwrap();
         let refused = find_in(home.path()).unwrap_err().to_string();
         assert!(refused.contains("~/.rustup leads out"), "{refused}");
+    }
+
+    #[test]
+    fn a_link_to_the_home_or_to_credentials_is_refused() {
+        let home = tempfile::tempdir().unwrap();
+        let at = |name: &str| home.path().join(name);
+        for directory in [".ssh", ".cargo/bin", "dotfiles/config", "tools"] {
+            std::fs::create_dir_all(at(directory)).unwrap();
+        }
+        std::os::unix::fs::symlink("dotfiles/config", at(".config")).unwrap();
+        for (target, allowed) in [
+            ("tools", true),
+            (".cargo/bin", true),
+            (".", false),
+            (".ssh", false),
+            (".cargo", false),
+            (".config", false),
+            ("dotfiles", false),
+        ] {
+            std::os::unix::fs::symlink(target, at(".volta")).unwrap();
+            let found = find_in(home.path());
+            assert_eq!(found.is_ok(), allowed, "{target}: {found:?}");
+            if let Err(refused) = found {
+                let refused = refused.to_string();
+                assert!(refused.contains("~/.volta leads to"), "{target}: {refused}");
+            }
+            std::fs::remove_file(at(".volta")).unwrap();
+        }
     }
 }

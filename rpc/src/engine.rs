@@ -194,14 +194,19 @@ impl Engine {
     pub(crate) async fn respond(self: &Arc<Self>, text: String) -> Result<(), Closed> {
         let mut pushing = std::pin::pin!(self.outbox.push(text, Kind::Response));
         let first = std::future::poll_fn(|cx| Poll::Ready(pushing.as_mut().poll(cx))).await;
+        self.holds_more();
+        match first {
+            Poll::Ready(pushed) => pushed,
+            Poll::Pending => pushing.await,
+        }
+    }
+
+    /// Closes the connection that holds most, if all together hold too much.
+    fn holds_more(self: &Arc<Self>) {
         if self.limits.unread_bytes != usize::MAX
             && let Some(heavy) = self.outbox.counted().has_grown(self, ALL_UNREAD_BYTES)
         {
             heavy.stop(CloseReason::Flooded, Duration::ZERO);
-        }
-        match first {
-            Poll::Ready(pushed) => pushed,
-            Poll::Pending => pushing.await,
         }
     }
 
@@ -232,13 +237,14 @@ impl Engine {
     }
 
     /// Sends without waiting. A peer that never reads is cut off.
-    pub(crate) fn push_now(&self, text: String) {
+    pub(crate) fn push_now(self: &Arc<Self>, text: String) {
         if self.outbox.push_now(text) == Err(NotTaken::Flooded) {
             self.stop(CloseReason::Flooded, Duration::ZERO);
         }
+        self.holds_more();
     }
 
-    pub(crate) fn control(&self, control: &Control<'_>) {
+    pub(crate) fn control(self: &Arc<Self>, control: &Control<'_>) {
         if let Some(text) = self.dialect().control(control) {
             self.push_now(text);
         }

@@ -202,10 +202,10 @@ impl Outbox {
         let mut state = self.state();
         state.closed = true;
         let waiting = std::mem::take(&mut state.waiting);
-        drop(state);
         for waiting in waiting.iter().filter(|waiting| waiting.response) {
             self.unread.remove(waiting.message.len());
         }
+        drop(state);
         self.wake.notify_one();
     }
 
@@ -253,10 +253,10 @@ impl Drop for Waits<'_> {
         };
         // The next one may fit where this did not.
         state.admit();
-        drop(state);
         if withdrawn.response {
             outbox.unread.remove(withdrawn.message.len());
         }
+        drop(state);
         outbox.wake.notify_one();
     }
 }

@@ -388,7 +388,7 @@ impl Heart {
         }
     }
 
-    fn check(&mut self, engine: &Engine) {
+    fn check(&mut self, engine: &Arc<Engine>) {
         let received = engine.received.load(Ordering::Relaxed);
         if received != self.seen || !engine.answers_pings() {
             self.seen = received;

@@ -1,7 +1,7 @@
 //! The places of a listener: how many connections it has at once, and who makes room when all are taken.
 //!
 //! A connection whose peer has not said who it is makes room for the next one, the oldest of them first. So a crowd that
-//! connects and says nothing keeps only itself out.
+//! connects and says nothing keeps out no peer that says who it is before as many others arrive as there are places.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,8 +1,9 @@
 //! Unix sockets: newline framing, and a socket file that only its owner can use.
 //!
 //! The file has mode 0600 from its first moment, whatever the umask, and on top of that every peer
-//! must be of our own user or root. The file of a server that died is replaced; that of one that
-//! lives is not.
+//! must be root, or of our own user in our own user namespace: a guest of a box may have our user's
+//! id, and reach the file in a directory that its box was given. The file of a server that died is
+//! replaced; that of one that lives is not.
 
 use std::{
     fs,
@@ -85,11 +86,14 @@ impl UnixListener {
         }
     }
 
-    /// The next connection and its user, if that is us or root. May be dropped while it waits.
+    /// The next connection and its user, if that is root, or us outside of every box. May be dropped
+    /// while it waits.
     pub(crate) async fn accept(&self) -> io::Result<(UnixStream, u32)> {
         let (stream, _) = self.socket.accept().await?;
-        let uid = stream.peer_cred()?.uid();
-        if uid != 0 && uid != rustix::process::geteuid().as_raw() {
+        let peer = stream.peer_cred()?;
+        let uid = peer.uid();
+        let is_us = uid == rustix::process::geteuid().as_raw();
+        if uid != 0 && !(is_us && peer.pid().is_some_and(is_in_our_user_namespace)) {
             return Err(ErrorKind::PermissionDenied.into());
         }
         Ok((stream, uid))
@@ -103,6 +107,19 @@ impl Drop for UnixListener {
         if ours {
             let _ = fs::remove_file(&self.path);
         }
+    }
+}
+
+/// Whether a process is in the user namespace of this one. One that cannot be examined counts as one
+/// that is not.
+fn is_in_our_user_namespace(pid: i32) -> bool {
+    let namespace = |process: &str| -> io::Result<(u64, u64)> {
+        let file = fs::metadata(format!("/proc/{process}/ns/user"))?;
+        Ok((file.dev(), file.ino()))
+    };
+    match (namespace("self"), namespace(&pid.to_string())) {
+        (Ok(ours), Ok(theirs)) => ours == theirs,
+        _ => false,
     }
 }
 
@@ -157,4 +174,19 @@ fn new_socket(flags: SocketFlags) -> io::Result<OwnedFd> {
         flags,
         None,
     )?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_cannot_be_examined_is_in_another_user_namespace() {
+        let own = rustix::process::getpid().as_raw_nonzero().get();
+        assert!(is_in_our_user_namespace(own), "control: this process");
+        // What the system says of a process that this one cannot see, and one that cannot be.
+        for pid in [0, -1, i32::MAX] {
+            assert!(!is_in_our_user_namespace(pid), "{pid}");
+        }
+    }
 }

@@ -172,11 +172,13 @@ impl Handle<ShellDelete> for Served {
         _: Call<ShellDelete>,
     ) -> Result<ShellDeleteResult, BoxError> {
         let agent = &self.0;
-        let _turn = agent.turn(&params).await;
+        let turn = agent.turn(&params).await;
         let Ok(shell) = agent.shells().find(&params.shell_id) else {
             return Ok(ShellDeleteResult { deleted: false });
         };
         let deleted = agent.shells().remove(&shell);
+        // Calls behind this one do not find the shell any more, and need not wait for its end.
+        drop(turn);
         // Not with this call: nobody else would end it.
         let ending = Arc::clone(agent);
         let ended = tokio::spawn(async move { shell.end(&ending).await }).await;

@@ -83,7 +83,8 @@ pub(super) struct Reached {
     pub(super) started: StartedBox,
 }
 
-/// Connects to the agent of a box, and waits until it has said who it is, however long that takes. `None` if the box is dead.
+/// Connects to the agent of a box, and waits until it has said who it is, however long that takes. `None` if the box is dead; its
+/// groups are removed then.
 pub(super) async fn reach(
     id: Uuid,
     state: &State,
@@ -97,8 +98,15 @@ pub(super) async fn reach(
     let stream = match state.connect() {
         // An agent listens as long as its box lives, if it is sound.
         Err(error) if nobody_listens(&error) => {
-            let dead = state.is_dead()? && sandbox.init()?.is_none();
-            return if dead { Ok(None) } else { Err(error) };
+            if !state.is_dead()? || sandbox.init()?.is_some() {
+                return Err(error);
+            }
+            if let Some(group) = sandbox.cgroup {
+                let cgroups = Arc::clone(cgroups);
+                let removing = move || cgroups.remove_last(&group);
+                let _ = tokio::task::spawn_blocking(removing).await;
+            }
+            return Ok(None);
         }
         stream => UnixStream::from_std(stream?)?,
     };

@@ -365,8 +365,15 @@ impl Backend for NativeBackend {
         let cgroups = self.0.adopted.get().ok_or_else(gone)?;
         let reached = adopt::reach(id, &state, cgroups).await.map_err(failed)?;
         let Some(reached) = reached else {
-            let removing = tokio::task::spawn_blocking(move || state.remove());
-            let _ = removing.await;
+            // It may have been reached before, and not have answered.
+            let earlier = self.boxes().remove(&id);
+            let removing = move || {
+                if let Some(earlier) = earlier {
+                    earlier.clear();
+                }
+                state.remove();
+            };
+            let _ = tokio::task::spawn_blocking(removing).await;
             return Ok(Reach::Gone("it ended while no server ran"));
         };
         let quota = match &reached.quota {

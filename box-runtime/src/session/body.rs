@@ -255,6 +255,7 @@ impl Body {
             let why = why.as_ref().map_or("its agent is gone", BoxError::message);
             tracing::warn!(session = %self.card.spec.session_id, why, "the box is dead; making another");
             self.shared.events.tell(&self.card, "failed", why);
+            self.shared.ends.ended(&self.card, why);
             let _ = self.stop().await;
         }
         if self.living.is_none() {

@@ -22,6 +22,7 @@ fn policy(profile: BoxProfile, roots: &[&str]) -> Policy {
         allowed_host_mount_roots: roots.iter().map(PathBuf::from).collect(),
         default_host_workspace: None,
         shared_filesystem: true,
+        table: None,
         owner_mounts: false,
     }
 }
@@ -108,6 +109,17 @@ fn without_roots_nothing_is_mounted() {
     assert_eq!(
         error.message(),
         "host_path mounting is disabled because no allowed_host_mount_roots are configured; boxd serve --allow-mount DIR allows one"
+    );
+    // An option of the server does nothing for a caller with a table of its own.
+    let ann = Policy {
+        table: Some("policy.tokens.ann".to_owned()),
+        ..policy(built_in("default"), &["/other"])
+    };
+    let draft = SpecDraft::new("s").host_path("/data");
+    let error = decide(&ann, draft, &facts).unwrap_err();
+    assert_eq!(
+        error.message(),
+        "host_path is outside allowed_host_mount_roots; policy.tokens.ann.allowed_host_mount_roots allows one more"
     );
 }
 

@@ -203,7 +203,7 @@ pub(crate) const KEYS: &[Key] = &[
     unset(
         "policy.tokens",
         r#"{ ann = { allowed_host_mount_roots = ["/srv/ann"], default_host_workspace = "/srv/ann/box" } }"#,
-        "What callers with single tokens may mount, by the token's name, in place of the two keys above.",
+        "What callers with single tokens may mount, by the token's name, in place of the two keys above and of `--allow-mount`. A name that no token has is refused.",
     ),
     unset(
         "policy.workspace_quota_mb",

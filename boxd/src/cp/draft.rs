@@ -6,10 +6,11 @@ use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::PermissionsExt as _;
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use uuid::Uuid;
 
+use super::PLAIN;
 use super::here::{Spot, same};
 
 /// A file that is being written.
@@ -22,10 +23,12 @@ pub(super) struct Draft {
 }
 
 impl Draft {
-    /// An empty one, in the file system of this directory.
-    pub(super) fn new(directory: &OwnedFd) -> io::Result<Self> {
-        let directory = same(directory)?;
-        let mode = Mode::from_raw_mode(0o600);
+    /// An empty one for this place. It has this mode, as far as the umask allows, unless it will replace a file.
+    pub(super) fn new(spot: &Spot, mode: u32) -> io::Result<Self> {
+        let directory = same(&spot.directory)?;
+        // What replaces a file gets that one's mode in the end, and is private until then.
+        let mode = replaced(spot)?.map_or(mode, |_| 0o600);
+        let mode = Mode::from_raw_mode(mode);
         let flags = OFlags::RDWR | OFlags::CLOEXEC;
         match rustix::fs::openat(&directory, c".", flags | OFlags::TMPFILE, mode) {
             Ok(file) => Ok(Self {
@@ -47,17 +50,15 @@ impl Draft {
         }
     }
 
-    /// Gives it its name, in the place of a file or a link of that name. A file keeps its mode and its owner.
-    pub(super) fn place(mut self, spot: &Spot, mode: u32) -> io::Result<()> {
-        let old = spot.stat()?;
-        let old = old.filter(|old| FileType::from_raw_mode(old.st_mode) == FileType::RegularFile);
-        let mode = old.map_or(mode, |old| old.st_mode & 0o7777);
-        if let Some(old) = old {
+    /// Gives it its name, in the place of a file or a link of that name. A file keeps the plain part of its mode, and its owner.
+    pub(super) fn place(mut self, spot: &Spot) -> io::Result<()> {
+        if let Some(old) = replaced(spot)? {
             // Whose it was, where that may be said.
             let _ = std::os::unix::fs::fchown(&self.file, Some(old.st_uid), Some(old.st_gid));
+            // The bytes are a guest's: they get no set-id bit.
+            let mode = std::fs::Permissions::from_mode(old.st_mode & PLAIN);
+            self.file.set_permissions(mode)?;
         }
-        self.file
-            .set_permissions(std::fs::Permissions::from_mode(mode))?;
         if self.hidden.is_none() {
             match self.link(&spot.name) {
                 Err(Errno::EXIST) => {}
@@ -86,6 +87,12 @@ impl Drop for Draft {
             let _ = rustix::fs::unlinkat(&self.directory, hidden, AtFlags::empty());
         }
     }
+}
+
+/// The file that is there now, if one is.
+fn replaced(spot: &Spot) -> io::Result<Option<Stat>> {
+    let old = spot.stat()?;
+    Ok(old.filter(|old| FileType::from_raw_mode(old.st_mode) == FileType::RegularFile))
 }
 
 fn hidden_name() -> String {

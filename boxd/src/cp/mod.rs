@@ -271,12 +271,12 @@ async fn receive(
     mode: u32,
     bar: &ProgressBar,
 ) -> Result<()> {
-    let draft = Draft::new(&spot.directory)?;
+    let draft = Draft::new(&spot, mode)?;
     let mut file = tokio::fs::File::from_std(draft.file.try_clone()?);
     copy(from, &mut file, bar).await?;
     file.flush().await?;
     file.sync_all().await?;
-    spawn_blocking(move || draft.place(&spot, mode)).await??;
+    spawn_blocking(move || draft.place(&spot)).await??;
     Ok(())
 }
 

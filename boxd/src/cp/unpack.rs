@@ -38,9 +38,9 @@ pub(super) fn unpack(archive: impl Read, root: &OwnedFd) -> Result<()> {
                 modes.insert(path.clone(), mode);
             }
             EntryType::Regular | EntryType::Continuous => {
-                let mut draft = Draft::new(&spot.directory).with_context(shown)?;
+                let mut draft = Draft::new(&spot, mode).with_context(shown)?;
                 io::copy(&mut entry, &mut draft.file).with_context(shown)?;
-                draft.place(&spot, mode).with_context(shown)?;
+                draft.place(&spot).with_context(shown)?;
             }
             EntryType::Symlink => {
                 let target = entry.link_name_bytes().context("a link to nothing")?;
@@ -148,6 +148,14 @@ mod tests {
             .permissions()
             .mode();
         assert_eq!(mode & 0o7777, 0o755, "{mode:o}");
+        // A file that is replaced keeps its mode, but what a guest wrote does not get its set-id bit.
+        std::fs::set_permissions(to.join("set"), std::fs::Permissions::from_mode(0o4710)).unwrap();
+        unpacked("set", EntryType::Regular, 0o4755).unwrap();
+        let mode = std::fs::metadata(to.join("set"))
+            .unwrap()
+            .permissions()
+            .mode();
+        assert_eq!(mode & 0o7777, 0o710, "{mode:o}");
     }
 
     #[test]

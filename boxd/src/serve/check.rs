@@ -18,6 +18,7 @@ pub(crate) fn check(config: &Config) -> Result<()> {
     log::filter(&config.log)?;
     let server = &config.server;
     let tokens = Tokens::read(server.token_file.as_deref())?;
+    tokens.check_tables(&config.policy)?;
     for text in &server.listen {
         doors::check(text, server, &tokens)?;
     }

@@ -64,6 +64,7 @@ pub(crate) async fn run(arguments: &Arguments, asked: &ServeArguments) -> Result
     };
     own_directory(&state)?;
     let tokens = Tokens::read(config.server.token_file.as_deref())?;
+    tokens.check_tables(&config.policy)?;
     let mut ports: Vec<Port> = Port::bind(&config.server, &tokens)
         .await?
         .into_iter()
@@ -113,7 +114,10 @@ pub(crate) async fn run(arguments: &Arguments, asked: &ServeArguments) -> Result
             _ = terminate.recv() => break,
             _ = interrupt.recv() => break,
             () = boxes.runtime.exit_asked() => break,
-            _ = reload.recv() => match read().and_then(|(config, _)| boxes.reload(config)) {
+            _ = reload.recv() => match read().and_then(|(config, _)| {
+                tokens.check_tables(&config.policy)?;
+                boxes.reload(config)
+            }) {
                 Ok(()) => tracing::info!("policy read again"),
                 Err(error) => tracing::error!("policy stays as it was: {error:#}"),
             },

@@ -5,6 +5,7 @@ use std::env::VarError;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use box_service::ServiceConfig;
 
 use super::http::auth::LOOPBACK;
 use super::owned::read_secret;
@@ -22,7 +23,7 @@ const RESERVED: [&str; 4] = ["local", LOOPBACK, "certificate", OWNER];
 
 /// The tokens there are.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Tokens(box_rpc::Tokens, usize);
+pub(super) struct Tokens(box_rpc::Tokens, BTreeSet<String>);
 
 impl Tokens {
     /// Reads them: a name and a token a line, `#` begins a comment.
@@ -71,13 +72,24 @@ impl Tokens {
             named.push((name.to_owned(), token.to_owned()));
         }
         ensure!(!named.is_empty(), "holds no token");
-        let count = named.len();
-        Ok(Self(box_rpc::Tokens::new(named), count))
+        let known = named.iter().map(|(name, _)| name.clone()).collect();
+        Ok(Self(box_rpc::Tokens::new(named), known))
     }
 
     /// Whether there are none.
     pub(super) fn is_empty(&self) -> bool {
-        self.1 == 0
+        self.1.is_empty()
+    }
+
+    /// Refuses a policy with a table for a name that no caller has. Callers that need no token have names as well.
+    pub(super) fn check_tables(&self, policy: &ServiceConfig) -> Result<()> {
+        for name in policy.tokens.keys() {
+            ensure!(
+                self.1.contains(name) || RESERVED.contains(&name.as_str()),
+                "policy.tokens.{name}: no token has this name; the names are in server.token_file (--token-file) or {VARIABLE}"
+            );
+        }
+        Ok(())
     }
 
     /// For connections that say hello.

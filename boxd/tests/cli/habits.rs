@@ -90,6 +90,21 @@ fn a_name_with_rm_is_of_a_box_that_goes() {
 }
 
 #[test]
+fn a_detached_command_with_rm_changes_no_box_that_is_there() {
+    let server = Server::start();
+    let idle = |name: &str| server.json(&["inspect", name])["box"]["lifetime"]["idle_ms"].clone();
+    server.ok(&["run", "--name", "kept", "--ttl", "2h", "touch /tmp/f"]);
+    let refused = server.run(&["run", "-d", "--rm", "--name", "kept", "rm /tmp/f"]);
+    let said = err(&refused);
+    assert_eq!(refused.status.code(), Some(125), "{refused:?}");
+    assert!(said.contains("--rm: box kept exists already"), "{said}");
+    assert_eq!(idle("kept"), 7_200_000);
+    server.ok(&["exec", "kept", "test -e /tmp/f"]);
+    server.ok(&["run", "-d", "--rm", "--name", "brief", "true"]);
+    assert_eq!(idle("brief"), 10_000, "control: one that is new");
+}
+
+#[test]
 fn a_named_box_lives_as_long_as_it_is_asked_to() {
     let server = Server::start();
     let idle = |name: &str| server.json(&["inspect", name])["box"]["lifetime"]["idle_ms"].clone();

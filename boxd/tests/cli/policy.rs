@@ -1,8 +1,10 @@
 //! What a profile and an operator decide, and what people are told of it.
 
-use std::process::Output;
+use std::ffi::OsStr;
+use std::io::{BufRead as _, BufReader};
+use std::process::{Command, Output, Stdio};
 
-use super::support::{Server, boxd, err, feed, out};
+use super::support::{BOXD, Server, boxd, err, feed, out};
 
 const ANN: &str = "ann-0123456789abcdef0123456789abcdef";
 const BOB: &str = "bob-0123456789abcdef0123456789abcdef";
@@ -130,8 +132,108 @@ fn each_token_has_its_own_roots_and_the_error_names_the_remedy() {
     for (token, path) in [(ANN, &all), (ANN, &other), (BOB, &hers), (BOB, &other)] {
         let refused = mount(token, path);
         assert_eq!(refused.status.code(), Some(125), "{refused:?}");
-        assert!(err(&refused).contains("--allow-mount"), "{refused:?}");
+        let remedy = if token == ANN {
+            "policy.tokens.ann.allowed_host_mount_roots"
+        } else {
+            "--allow-mount"
+        };
+        assert!(err(&refused).contains(remedy), "{refused:?}");
     }
+}
+
+/// Connects to the socket it is given, and says whether that worked and whether a call is answered.
+const CALL: &str = r#"
+import socket, sys
+server = socket.socket(socket.AF_UNIX)
+server.connect(sys.argv[1])
+print("connected", flush=True)
+server.settimeout(20)
+try:
+    server.sendall(b'{"jsonrpc":"2.0","id":1,"method":"box.list","params":{}}\n')
+    print("answered" if server.recv(1000) else "closed")
+except OSError:
+    print("closed")
+"#;
+
+#[test]
+fn a_guest_with_the_id_of_the_servers_user_is_not_served_as_that_user() {
+    let directory = tempfile::tempdir().unwrap();
+    let program = directory.path().join("boxd");
+    // By another process: a child of ours could keep the file open for writing.
+    let copied = Command::new("cp").arg(BOXD).arg(&program).status();
+    assert!(copied.unwrap().success());
+    let root = rustix::process::geteuid().is_root();
+    if root {
+        std::os::unix::fs::chown(directory.path(), Some(65534), Some(65534)).unwrap();
+    }
+    let ordinary = |program: &OsStr| {
+        let mut command = if root {
+            let mut command = Command::new("setpriv");
+            command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]);
+            command.arg(program);
+            command
+        } else {
+            Command::new(program)
+        };
+        command.env_clear().env("PATH", "/usr/bin:/bin");
+        command
+    };
+    let mut serve = ordinary(program.as_os_str());
+    serve.args(["serve", "--state-dir"]);
+    serve.arg(directory.path().join("state"));
+    let mut child = serve.stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    let mut ready = BufReader::new(child.stdout.take().unwrap());
+    ready.read_line(&mut line).unwrap();
+    let endpoint = line.trim().strip_prefix("boxd ready ").unwrap().to_owned();
+    // It ends the server when the test does.
+    let server = Server {
+        child,
+        endpoints: vec![endpoint],
+        directory,
+    };
+    let socket = server.endpoints[0].strip_prefix("unix:").unwrap();
+    let outside = feed(
+        ordinary(OsStr::new("python3")).args(["-c", CALL, socket]),
+        b"",
+    );
+    let answered = "connected\nanswered\n";
+    assert_eq!(out(&outside), answered, "control: {outside:?}");
+    let mut run = ordinary(program.as_os_str());
+    run.args(["--endpoint", &server.endpoints[0], "run", "--name", "b"]);
+    run.arg("--workspace").arg(server.directory.path());
+    run.args(["--", "python3", "-c", CALL, "state/boxd.sock"]);
+    let inside = feed(&mut run, b"");
+    assert_eq!(out(&inside), "connected\nclosed\n", "{inside:?}");
+}
+
+#[test]
+fn a_table_for_a_token_that_there_is_not_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = directory.path().join("boxd.toml");
+    let check = |name: &str| {
+        let table = format!("[policy.tokens.{name}]\nallowed_host_mount_roots = [\"/srv\"]\n");
+        std::fs::write(&config, table).unwrap();
+        let mut command = boxd();
+        command.env("BOXD_TOKENS", format!("ann {ANN}\n"));
+        feed(
+            command.args(["config", "check", "--config"]).arg(&config),
+            b"",
+        )
+    };
+    let known = check("ann");
+    assert!(known.status.success(), "control: {known:?}");
+    let refused = check("anne");
+    let said = "policy.tokens.anne: no token has this name";
+    assert!(!refused.status.success(), "{refused:?}");
+    assert!(err(&refused).contains(said), "{refused:?}");
+    let mut serve = boxd();
+    serve.env("BOXD_TOKENS", format!("ann {ANN}\n"));
+    serve
+        .args(["serve", "--state-dir"])
+        .arg(directory.path().join("state"));
+    let refused = feed(serve.arg("--config").arg(&config), b"");
+    assert!(err(&refused).contains(said), "{refused:?}");
 }
 
 #[test]

@@ -57,7 +57,7 @@ impl Engine {
     }
 
     /// A message that was longer than the limit; `head` is its beginning.
-    pub(crate) fn accept_oversized(&self, head: &str) {
+    pub(crate) fn accept_oversized(self: &Arc<Self>, head: &str) {
         count(&self.counters.oversized);
         if self.settled_dialect().is_none() && is_http(head) {
             return self.refuse_http();
@@ -354,7 +354,7 @@ impl Engine {
     }
 
     /// Sends an answer, empty if there is none, by itself or as part of its batch.
-    fn reply(&self, text: String, batch: Option<&Arc<Batch>>) {
+    fn reply(self: &Arc<Self>, text: String, batch: Option<&Arc<Batch>>) {
         let text = match batch {
             Some(batch) => batch.add(text, self.limits.message_bytes, String::new),
             None => Some(text).filter(|text| !text.is_empty()),
@@ -366,7 +366,7 @@ impl Engine {
 
     /// Ends the call that waits for an answer or a chunk that cannot be taken. More may follow of a
     /// stream, so the peer is told.
-    fn give_up(&self, id: CallId, error: RpcError) {
+    fn give_up(self: &Arc<Self>, id: CallId, error: RpcError) {
         let more = self.outgoing().is_stream(&id);
         self.answered(&id, Err(error), Part::Whole);
         if more {
@@ -376,7 +376,7 @@ impl Engine {
 
     /// An answer or a chunk that cannot be read ends the call that waits for it; anything else is
     /// refused.
-    fn unreadable(&self, dialect: Dialect, text: &str, unreadable: Unreadable) {
+    fn unreadable(self: &Arc<Self>, dialect: Dialect, text: &str, unreadable: Unreadable) {
         let chunk = dialect.chunk_at_start(text, &self.limits);
         if chunk.is_none() && !Dialect::is_answer(text) {
             return self.refuse_unreadable(unreadable);
@@ -402,7 +402,7 @@ impl Engine {
     }
 
     /// Something that is no message: answered under its id, or `null`.
-    fn refuse_unreadable(&self, unreadable: Unreadable) {
+    fn refuse_unreadable(self: &Arc<Self>, unreadable: Unreadable) {
         let Unreadable { id, error } = unreadable;
         count(&self.counters.unparsable);
         if !self.admitted.load(Ordering::Relaxed) {
@@ -415,7 +415,7 @@ impl Engine {
         }
     }
 
-    fn answered(&self, id: &CallId, outcome: Result<Body, RpcError>, part: Part) {
+    fn answered(self: &Arc<Self>, id: &CallId, outcome: Result<Body, RpcError>, part: Part) {
         // LangBot's control requests have negative ids; nobody waits for their answers.
         if matches!(id, CallId::Number(..0)) {
             return;
@@ -431,7 +431,7 @@ impl Engine {
         }
     }
 
-    fn obey(&self, ask: Option<&CallId>, control: &Control<'_>, context: Option<&str>) {
+    fn obey(self: &Arc<Self>, ask: Option<&CallId>, control: &Control<'_>, context: Option<&str>) {
         if !self.admitted.load(Ordering::Relaxed) {
             return self.stop(CloseReason::Denied, Duration::ZERO);
         }
@@ -459,7 +459,7 @@ impl Engine {
 
     /// Does what a control message says. The answer, if one is wanted.
     fn done(
-        &self,
+        self: &Arc<Self>,
         ask: Option<&CallId>,
         control: &Control<'_>,
         context: Option<&str>,
