@@ -170,7 +170,7 @@ fn wants_json(arguments: impl Iterator<Item = OsString>) -> bool {
 fn our_word_for(word: &str) -> Option<&'static str> {
     Some(match word {
         "create" | "new" | "up" => {
-            "`boxd run --session NAME 'true'` makes a box that stays; `boxd shell NAME` makes one and opens a shell"
+            "`boxd run --name NAME 'true'` makes a box that stays; `boxd shell NAME` makes one and opens a shell"
         }
         "images" | "image" | "pull" | "build" | "rmi" => {
             "a box has this machine's programs; images are directories that images.roots of the configuration names, and `boxd run --image NAME` uses one"

@@ -153,11 +153,6 @@ impl Quota {
         }
     }
 
-    /// Whether the file system refuses every write beyond the quota, so that the box can live on.
-    fn is_refused_by_kernel(&self) -> bool {
-        matches!(&*self.directories, [one] if one.kernel.is_some())
-    }
-
     fn exceeded(&self, size: &Size) -> BoxError {
         let more = if size.bytes > self.bytes {
             "; the box was ended".to_owned()
@@ -211,7 +206,8 @@ impl Quota {
                 return;
             };
             *living.disk() = Some(size.bytes);
-            if !self.allows(&size) && !self.is_refused_by_kernel() {
+            // Also where the kernel refuses writes beyond it: a box of a directory around this one may have taken that limit away.
+            if !self.allows(&size) {
                 living.end_for(self.exceeded(&size));
                 return;
             }
