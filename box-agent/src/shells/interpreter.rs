@@ -16,8 +16,11 @@ use super::language::{Settings, argv, fits_line, go_line};
 use crate::agent::Agent;
 use crate::life::KILLED;
 
-/// How long an interpreter has to let go of a run that is to end, before it is ended itself.
-const GRACE: Duration = Duration::from_millis(300);
+/// How long an interpreter has to let go of a run that is to end, before it is ended itself. On a busy machine that takes a while.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// How often it is interrupted meanwhile: a run that has only just begun may have missed the first interrupt.
+const AGAIN: Duration = Duration::from_millis(500);
 
 /// How often what a run starts meanwhile is ended.
 const ROUND: Duration = Duration::from_millis(10);
@@ -163,9 +166,13 @@ impl Interpreter {
             () = turn.stop.notified() => {}
         }
         turn.interrupt();
-        let deadline = Instant::now() + GRACE;
-        let mut end = None;
-        while end.is_none() && Instant::now() < deadline {
+        let begun = Instant::now();
+        let (mut end, mut again) = (None, begun + AGAIN);
+        while end.is_none() && begun.elapsed() < GRACE {
+            if again <= Instant::now() {
+                turn.interrupt();
+                again += AGAIN;
+            }
             self.kill_started(agent, turn);
             end = timeout(ROUND, self.end_of_run()).await.ok();
         }

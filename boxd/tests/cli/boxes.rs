@@ -206,7 +206,7 @@ fn a_shell_completes_the_names_of_boxes_and_of_their_commands() {
 #[test]
 fn a_command_of_another_program_is_answered_with_ours() {
     for (word, ours) in [
-        ("create", "boxd run --session"),
+        ("create", "boxd run --name"),
         ("images", "images.roots"),
         ("list", "boxd ps"),
         ("exce", "'exec'"),
