@@ -156,7 +156,7 @@ pub(crate) fn header(plan: &Plan) {
     );
     println!("- machine: {}", machine());
     println!(
-        "- command: `box-bench rpc --rounds {} --seconds {}`, release build",
+        "- command: `box-bench rpc --rounds {} --seconds {}`, `measured` profile",
         plan.rounds,
         plan.load.as_secs_f64()
     );

@@ -196,7 +196,7 @@ impl Drop for Server {
 fn program() -> Result<PathBuf> {
     let path = std::env::current_exe()?.with_file_name("boxd");
     if !path.exists() {
-        bail!("boxd is not beside this program; cargo build --release --package boxd");
+        bail!("boxd is not beside this program; cargo build --profile measured --package boxd");
     }
     Ok(path)
 }

@@ -1,6 +1,6 @@
 //! How long a cold box takes: made, `/bin/true` run in it, ended; as a ratio to `posix_spawn` of the same program.
 //!
-//! `cargo run --release --example cold_start [ROUNDS [SPARES]]`. Both are run in turn within one loop, so that whatever else the machine
+//! `cargo run --profile measured --example cold_start [ROUNDS [SPARES]]`. Both are run in turn within one loop, so that whatever else the machine
 //! does falls on both. Prints medians, and the memory of idle boxes.
 
 use std::os::fd::AsFd;

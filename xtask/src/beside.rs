@@ -1,4 +1,4 @@
-//! Steps that run beside the others, because they wait a lot: each is a command of this program, whose output is kept until its turn.
+//! Steps that run beside the others, because they wait a lot: each is an area, whose output is printed when its turn comes.
 
 use std::{
     env,
@@ -15,27 +15,23 @@ use crate::{
     counts::{Counts, Runner},
 };
 
-/// A command of this program that runs while others do.
+/// An area that runs while other steps do.
 #[derive(Debug)]
 pub(crate) struct Beside {
-    command: &'static str,
+    area: &'static str,
     log: PathBuf,
     /// How it ended, and how long it took.
     ending: JoinHandle<std::result::Result<Duration, String>>,
 }
 
 impl Beside {
-    /// Starts `cargo xtask <command>`.
-    pub(crate) fn start(
-        workspace: &Workspace,
-        target: &Path,
-        command: &'static str,
-    ) -> Result<Self> {
+    /// Starts `cargo xtask test AREA`.
+    pub(crate) fn start(workspace: &Workspace, target: &Path, area: &'static str) -> Result<Self> {
         let folder = target.join("beside");
         fs::create_dir_all(&folder)?;
-        let log = folder.join(command);
+        let log = folder.join(area);
         let output = File::create(&log)?;
-        let mut program = workspace.program(env::current_exe()?, command);
+        let mut program = workspace.program(env::current_exe()?, &format!("test {area}"));
         program
             .env("CARGO_MANIFEST_DIR", workspace.root().join("xtask"))
             .stdin(Stdio::null())
@@ -48,11 +44,7 @@ impl Beside {
                 .map(|()| start.elapsed())
                 .map_err(|error| error.to_string())
         });
-        Ok(Self {
-            command,
-            log,
-            ending,
-        })
+        Ok(Self { area, log, ending })
     }
 
     /// Waits for its end, prints what it has said, and adds what a test runner in it has reported.
@@ -65,10 +57,10 @@ impl Beside {
             said.lines().for_each(|line| found.read(runner, line));
             counts.add(found);
             if found.reports == 0 {
-                return Err(format!("`{}` reported no test counts", self.command).into());
+                return Err(format!("`{}` reported no test counts", self.area).into());
             }
         }
-        let ended = ended.map_err(|_| format!("`{}` was not waited for", self.command))?;
+        let ended = ended.map_err(|_| format!("`{}` was not waited for", self.area))?;
         Ok(ended?)
     }
 }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use crate::{
-    Result,
+    Result, areas,
     beside::Beside,
     command::{self, Workspace},
     counts::{Counts, Runner},
@@ -23,11 +23,30 @@ struct Done {
     times: Vec<(String, Duration)>,
 }
 
-/// Runs every step and stops at the first that fails. The counts come last, also after a failed test.
+/// Runs every step of CI and stops at the first that fails.
 pub(crate) fn run(workspace: &Workspace) -> ExitCode {
+    reported(|done| steps(workspace, done))
+}
+
+/// Runs what takes less than two minutes with a warm target folder: format, hygiene, lints, quick tests.
+pub(crate) fn quick(workspace: &Workspace) -> ExitCode {
+    reported(|done| {
+        let cargo = |arguments| command::status(&mut workspace.cargo(arguments));
+        done.step("tools", |_| tools::components(workspace))?;
+        done.step("format", |_| cargo("fmt --all --check"))?;
+        done.step("hygiene", |_| hygiene::check(workspace.root()))?;
+        done.step("clippy", |_| cargo(CLIPPY))?;
+        done.step("quick tests", |counts| areas::quick(workspace, counts))
+    })
+}
+
+const CLIPPY: &str = "clippy --workspace --all-targets -- -D warnings";
+
+/// Runs steps and prints how long each took. The counts come last, also after a failed test.
+fn reported(steps: impl FnOnce(&mut Done) -> Result) -> ExitCode {
     let (mut done, begun) = (Done::default(), Instant::now());
     let mut code = ExitCode::SUCCESS;
-    if let Err(error) = steps(workspace, &mut done) {
+    if let Err(error) = steps(&mut done) {
         eprintln!("xtask: {error}");
         code = ExitCode::FAILURE;
     }
@@ -46,14 +65,16 @@ pub(crate) fn run(workspace: &Workspace) -> ExitCode {
 fn steps(workspace: &Workspace, done: &mut Done) -> Result {
     let manifest = Manifest::read(workspace)?;
     let target = &manifest.target;
-    // Needs a tool that is built first, with a target folder of its own.
+    // Needs a tool that is built first, in a target folder of its own.
     let dependencies = Beside::start(workspace, target, "dependencies")?;
     let checked = (|| {
         before_tests(workspace, &manifest, done)?;
         let guest = Beside::start(workspace, target, "guest")?;
+        let builds = Beside::start(workspace, target, "builds")?;
         let tested = with_programs(workspace, target, done);
         let guest = done.beside("cgroups of version 2", guest, Some(Runner::Libtest));
-        tested.and(guest)
+        let builds = done.beside("builds", builds, None);
+        tested.and(guest).and(builds)
     })();
     let dependencies = done.beside("dependencies", dependencies, None);
     checked.and(dependencies)
@@ -66,9 +87,7 @@ fn before_tests(workspace: &Workspace, manifest: &Manifest, done: &mut Done) -> 
     done.step("format", |_| cargo("fmt --all --check"))?;
     done.step("hygiene", |_| hygiene::check(workspace.root()))?;
     done.step("unused dependencies", |_| unused::check(manifest))?;
-    done.step("clippy", |_| {
-        cargo("clippy --workspace --all-targets -- -D warnings")
-    })?;
+    done.step("clippy", |_| cargo(CLIPPY))?;
     done.step("documentation", |_| {
         let mut doc = workspace.cargo("doc --workspace --no-deps");
         command::status(doc.env("RUSTDOCFLAGS", "-D warnings"))
@@ -88,21 +107,13 @@ const INSTALLERS: [tools::Needed; 2] = [
 fn with_programs(workspace: &Workspace, target: &std::path::Path, done: &mut Done) -> Result {
     done.step("tests", |counts| {
         tools::programs(workspace, &INSTALLERS)?;
-        let (runner, arguments) = if tools::has_nextest(workspace) {
-            let arguments = "nextest run --workspace --all-targets --no-fail-fast --no-tests=pass";
-            (Runner::Nextest, arguments)
-        } else {
-            println!("cargo nextest is not installed: the same tests, run by cargo");
-            let arguments = "test --workspace --all-targets --no-fail-fast";
-            (Runner::Libtest, arguments)
-        };
-        command::counted(&mut workspace.cargo(arguments), runner, counts)
+        areas::tests(workspace, "--workspace --all-targets", &[], counts)
     })?;
     done.step("documentation tests", |counts| {
         let mut doc = workspace.cargo("test --workspace --doc");
         command::counted(&mut doc, Runner::Libtest, counts)
     })?;
-    let fuzz = Beside::start(workspace, target, "fuzz-ci")?;
+    let fuzz = Beside::start(workspace, target, "fuzz")?;
     let rest = done
         .step("LangBot", |counts| {
             langbot::check(workspace, target, counts)

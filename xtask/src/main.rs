@@ -1,11 +1,14 @@
 //! The repository's own commands, called as `cargo xtask <command>`.
 //!
 //! # Reading order
-//! [`checks`] is the list of steps that CI runs, [`beside`] those of them that run beside others. [`command`] starts programs, [`counts`] reads what the test runners say,
-//! [`manifest`] asks cargo about the workspace, [`tools`] installs what is missing, and [`hygiene`], [`unused`],
-//! [`guest`], [`langbot`] and [`fuzz`] are single steps. [`schema`] writes the committed schema of the contract.
+//! [`checks`] lists the steps that CI runs, [`areas`] the parts of it that a developer runs alone, and [`beside`] runs a step
+//! beside others. [`command`] starts programs, [`counts`] reads the reports of test runners, [`manifest`] asks cargo about the
+//! workspace, [`tools`] installs what is missing. [`hygiene`], [`unused`], [`builds`], [`guest`], [`langbot`] and [`fuzz`] are
+//! single steps. [`schema`] writes the committed schema of the contract.
 
+mod areas;
 mod beside;
+mod builds;
 mod checks;
 mod command;
 mod counts;
@@ -30,17 +33,16 @@ type Result<T = ()> = std::result::Result<T, Box<dyn std::error::Error>>;
 const HELP: &str = "\
 cargo xtask <command>
 
+  check           format, lints and quick tests: what to run before each commit
   test            everything CI checks, in order; the last line is `N passed, N failed`
-  bench [args]    the benchmark, side by side with peers; arguments go to the benchmark
-  dependencies    licences, sources and version requirements of what we depend on
-  guest           tests of limits and networks, on a kernel of another kind
-  langbot         LangBot's own packages against this program
-  release         the static program, its size, and the README's commands run with it
-  fuzz [runs]     the decoder's fuzzer, for that many inputs (ten million unless said)
-  readme          the README's commands run, and its picture compared
-  picture         writes docs/terminal.svg, the README's picture, from what boxd prints
-  schema          writes docs/schema/contract.json and the list of actions in docs/wire.md
-  help            this text";
+  test AREA [S]   tests of one area, of names with S; `test help` lists the areas
+  bench [args]    benchmark beside peers; arguments go to the benchmark
+  fuzz [runs]     fuzz each decoder with that many inputs (default: ten million)
+  release         build the static program, check its size, run the README with it
+  readme          run the README's commands and compare its picture
+  picture         write docs/terminal.svg, the README's picture, from boxd's output
+  schema          write docs/schema/contract.json and the action list in docs/wire.md
+  help            print this text";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = env::args().skip(1).collect();
@@ -59,23 +61,16 @@ fn run(arguments: &[String]) -> Result<ExitCode> {
         None => ("help", arguments),
     };
     match (name, rest) {
+        ("check", []) => Ok(checks::quick(&Workspace::find()?)),
         ("test", []) => Ok(checks::run(&Workspace::find()?)),
-        ("test", _) => Err(format!("`test` takes no arguments\n\n{HELP}").into()),
+        ("test", [area, filter @ ..]) => {
+            with_target(|workspace, target| areas::run(workspace, target, area, filter))
+        }
         ("bench", rest) => bench(&Workspace::find()?, rest),
         ("fuzz", rest) => {
             let runs = rest.first().map_or("10000000", String::as_str);
             with_target(|workspace, target| fuzz::run(workspace, target, runs))
         }
-        ("fuzz-ci", []) => {
-            with_target(|workspace, target| fuzz::run(workspace, target, fuzz::CI_RUNS))
-        }
-        ("dependencies", []) => with_target(tools::check_dependencies),
-        ("guest", []) => with_target(|workspace, target| {
-            guest::check(workspace, target, &mut counts::Counts::default())
-        }),
-        ("langbot", []) => with_target(|workspace, target| {
-            langbot::check(workspace, target, &mut counts::Counts::default())
-        }),
         ("release", []) => with_target(release::check),
         ("readme", []) => with_target(release::readme_only),
         ("picture", []) => with_target(picture::write),
@@ -96,12 +91,14 @@ fn with_target(run: impl FnOnce(&Workspace, &Path) -> Result) -> Result<ExitCode
 }
 
 fn bench(workspace: &Workspace, arguments: &[String]) -> Result<ExitCode> {
-    let mut cargo = workspace.cargo("run --release --package box-bench --");
+    let mut cargo = workspace.cargo("run --profile measured --package box-bench --");
     if arguments.is_empty() {
         cargo.arg("rpc");
     }
     match arguments.first().map(String::as_str) {
-        Some("stalled") => command::status(&mut workspace.cargo("build --release --package boxd"))?,
+        Some("stalled") => {
+            command::status(&mut workspace.cargo("build --profile measured --package boxd"))?
+        }
         Some("langbot") => {
             let target = manifest::Manifest::read(workspace)?.target;
             cargo.env("BOXD", release::build(workspace, &target)?);

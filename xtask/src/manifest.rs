@@ -23,6 +23,8 @@ pub(crate) struct Package {
 pub(crate) struct Manifest {
     pub(crate) packages: Vec<Package>,
     pub(crate) target: PathBuf,
+    /// The oldest compiler that the packages declare to support.
+    pub(crate) rust_version: String,
 }
 
 impl Manifest {
@@ -33,8 +35,14 @@ impl Manifest {
             .iter()
             .map(package)
             .collect::<Result<Vec<_>>>()?;
+        let rust_version = list(&metadata, "packages")?
+            .first()
+            .ok_or("the workspace has no packages")
+            .map(|package| text(package, "rust_version"))??
+            .to_owned();
         Ok(Self {
             packages,
+            rust_version,
             target: text(&metadata, "target_directory")?.into(),
         })
     }

@@ -135,7 +135,7 @@ pub(super) fn boxd() -> Result<PathBuf> {
     };
     ensure!(
         program.is_file(),
-        "boxd is not built: cargo build --release --package boxd"
+        "boxd is not built: cargo build --profile measured --package boxd"
     );
     Ok(program)
 }

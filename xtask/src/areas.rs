@@ -1,0 +1,114 @@
+//! The areas of `cargo xtask test AREA`: the tests of one crate or layer, without the rest of CI.
+
+use std::path::Path;
+
+use crate::{
+    Result, builds,
+    command::{self, Workspace},
+    counts::{Counts, Runner},
+    fuzz, guest, langbot, release, tools,
+};
+
+/// A name, and the arguments that choose its tests for `cargo nextest run` and `cargo test` alike.
+type Area = (&'static str, &'static [&'static str]);
+
+/// Areas that the test runner runs by itself.
+const AREAS: &[Area] = &[
+    ("rpc", &["-p box-rpc", "-p box-tests --test rpc"]),
+    ("transports", &["-p box-transports"]),
+    ("protocol", &["-p box-protocol --all-features"]),
+    ("client", &["-p box-client", "-p box-tests --test client"]),
+    ("sys", &["-p box-sys"]),
+    ("agent", &["-p box-agent"]),
+    ("runtime", &["-p box-runtime", "-p box-tests --test boxes"]),
+    ("service", &["-p box-service"]),
+    ("gateways", &["-p box-gateways"]),
+    ("cli", &["-p boxd --bins --test cli"]),
+    ("http", &["-p boxd --test http"]),
+    (
+        "native",
+        &["-p box-tests --test native", "-p box-tests --test network"],
+    ),
+    ("xtask", &["-p xtask"]),
+];
+
+/// Areas that need more than the test runner.
+const STEPS: &[&str] = &[
+    "langbot",
+    "guest",
+    "fuzz",
+    "readme",
+    "dependencies",
+    "builds",
+];
+
+/// The tests of `cargo xtask check`: each ends within seconds and needs no privilege.
+const QUICK: &[&str] = &[
+    "--workspace --lib --bins",
+    "-p box-runtime --test all",
+    "-p box-service --test service",
+    "-p box-tests --test rpc --test boxes",
+];
+
+/// Runs one area. A second argument runs only the tests whose names contain it.
+pub(crate) fn run(workspace: &Workspace, target: &Path, area: &str, filter: &[String]) -> Result {
+    let mut counts = Counts::default();
+    if let Some((_, parts)) = AREAS.iter().find(|(name, _)| *name == area) {
+        for part in *parts {
+            tests(workspace, part, filter, &mut counts)?;
+        }
+        println!("{counts}");
+        return Ok(());
+    }
+    if !filter.is_empty() {
+        return Err(format!("area `{area}`: no filter is possible; run it whole").into());
+    }
+    match area {
+        "langbot" => langbot::check(workspace, target, &mut counts),
+        "guest" => guest::check(workspace, target, &mut counts),
+        "fuzz" => fuzz::run(workspace, target, fuzz::CI_RUNS),
+        "readme" => release::readme_only(workspace, target),
+        "dependencies" => tools::check_dependencies(workspace, target),
+        "builds" => builds::check(workspace, target),
+        "help" => {
+            println!("{}", known());
+            Ok(())
+        }
+        _ => Err(format!("area `{area}`: unknown; use one of {}", known()).into()),
+    }
+}
+
+/// The names of all areas.
+fn known() -> String {
+    let names = AREAS.iter().map(|(name, _)| *name);
+    let names: Vec<_> = names.chain(STEPS.iter().copied()).collect();
+    names.join(", ")
+}
+
+/// Runs the quick tests.
+pub(crate) fn quick(workspace: &Workspace, counts: &mut Counts) -> Result {
+    for part in QUICK {
+        tests(workspace, part, &[], counts)?;
+    }
+    Ok(())
+}
+
+/// Runs the tests that `part` chooses, with nextest if it is installed.
+pub(crate) fn tests(
+    workspace: &Workspace,
+    part: &str,
+    filter: &[String],
+    counts: &mut Counts,
+) -> Result {
+    let (runner, command) = if tools::has_nextest(workspace) {
+        (
+            Runner::Nextest,
+            "nextest run --no-fail-fast --no-tests=pass",
+        )
+    } else {
+        (Runner::Libtest, "test --no-fail-fast")
+    };
+    let mut cargo = workspace.cargo(command);
+    cargo.args(part.split_whitespace()).args(filter);
+    command::counted(&mut cargo, runner, counts)
+}
