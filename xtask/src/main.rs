@@ -97,7 +97,7 @@ fn bench(workspace: &Workspace, arguments: &[String]) -> Result<ExitCode> {
     }
     match arguments.first().map(String::as_str) {
         Some("stalled") => {
-            command::status(&mut workspace.cargo("build --profile measured --package boxd"))?
+            command::status(&mut workspace.cargo("build --profile measured --package boxd"))?;
         }
         Some("langbot") => {
             let target = manifest::Manifest::read(workspace)?.target;
