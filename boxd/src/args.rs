@@ -1,4 +1,4 @@
-//! What can be said on the command line.
+//! The command line: options, arguments and subcommands.
 
 mod making;
 
@@ -9,17 +9,17 @@ use clap::{Args, Parser, Subcommand, ValueHint};
 pub(crate) use self::making::{BoxOptions, RunArguments, ShellArguments, Switch};
 use crate::complete;
 
-/// Runs commands in isolated boxes.
+/// Run commands in isolated boxes.
 ///
-/// A box is made of nothing but this machine's kernel: no daemon, no image, no container engine.
+/// A box needs only the Linux kernel: no daemon, no image and no container engine.
 #[derive(Debug, Parser)]
 #[command(name = "boxd", version = crate::version::SHORT, long_version = crate::version::LONG, after_help = EXAMPLES,
     max_term_width = 100)]
 pub(crate) struct Arguments {
-    /// Prints JSON for programs instead of text for people; errors too
+    /// Print JSON instead of text, for errors too
     #[arg(long, global = true, help_heading = "For every command")]
     pub(crate) json: bool,
-    /// The server to talk to: unix:PATH, tcp://HOST:PORT, tls://HOST:PORT or ws://HOST:PORT/rpc/ws
+    /// Use this server: unix:PATH, tcp://HOST:PORT, tls://HOST:PORT or ws://HOST:PORT/rpc/ws
     #[arg(
         long,
         global = true,
@@ -29,7 +29,7 @@ pub(crate) struct Arguments {
         help_heading = "For every command"
     )]
     pub(crate) endpoint: Option<String>,
-    /// A file with the token for that server; or the token in `BOXD_TOKEN`
+    /// Read the server's token from this file instead of `BOXD_TOKEN`
     #[arg(long, global = true, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = "For every command")]
     pub(crate) token: Option<PathBuf>,
     #[command(subcommand)]
@@ -38,138 +38,136 @@ pub(crate) struct Arguments {
 
 const EXAMPLES: &str = "\
 Examples:
-  boxd run 'echo hello from a box'            one box, one command, gone afterwards
-  boxd run --workspace . -- python3 x.py      with this directory as /workspace
-  boxd serve                                  a server, for boxes that stay
-  boxd run --name work 'make test'            in a box that is kept and used again
-  boxd doctor                                 what this machine can do for boxes";
+  boxd run 'echo hello from a box'            run in a new box and delete it afterwards
+  boxd run --workspace . -- python3 x.py      mount this directory as /workspace
+  boxd serve                                  start a server that keeps boxes
+  boxd run --name work 'make test'            run in a box that is kept and reused
+  boxd doctor                                 check this machine";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Runs one command in a box
+    /// Run a command in a box
     Run(Box<RunArguments>),
-    /// Serves boxes to others until it is told to stop
+    /// Serve boxes over sockets and HTTP
     Serve(ServeArguments),
-    /// Serves boxes to the program that started it, over its standard streams
+    /// Serve boxes to the parent process over stdin and stdout
     Stdio(StdioArguments),
-    /// Lists boxes
+    /// List boxes, or the commands of a box
     #[command(visible_alias = "ls")]
     Ps(PsArguments),
-    /// Tells everything about a box, or about a command in it (BOX/COMMAND)
+    /// Show details of a box or command
     Inspect(TargetArguments),
-    /// Runs a command in a box that is there
+    /// Run a command in an existing box
     Exec(Box<ExecArguments>),
-    /// Opens a shell in a box, on this terminal
+    /// Open an interactive shell in a box
     Shell(Box<ShellArguments>),
-    /// Prints the output of a command
+    /// Print the output of a command
     Logs(LogsArguments),
-    /// Copies files into a box or out of one
+    /// Copy files between a box and this machine
     Cp(CpArguments),
-    /// Prints an address at which a port of a box is reached over HTTP
+    /// Print an HTTP address for a port of a box
     Port(PortArguments),
-    /// Shows what boxes use, live
+    /// Show resource usage of boxes, live
     Stats(StatsArguments),
-    /// Stops everything in a box where it is
+    /// Pause all processes in a box
     Pause(BoxesArguments),
-    /// Lets a paused box go on
+    /// Resume a paused box
     Resume(BoxesArguments),
-    /// Ends everything that runs in a box; its files stay
+    /// Stop all processes in a box and keep its files
     Stop(BoxesArguments),
-    /// Starts a stopped box again
+    /// Start a stopped box
     Start(BoxesArguments),
-    /// Ends a command (BOX/COMMAND), or everything that runs in a box (BOX); the box stays
+    /// Kill a command, or every command in a box
     Kill(KillArguments),
-    /// Waits for the end of a command and exits as it did
+    /// Wait for a command and exit with its exit code
     Wait(WaitArguments),
-    /// Deletes boxes with everything in them
+    /// Delete boxes and their files
     Rm(RmArguments),
-    /// Says what this machine can do for boxes, what is missing, and what each profile would give
+    /// Check whether this machine can run boxes
     Doctor,
-    /// Shows the configuration
+    /// Show or check the configuration
     Config(ConfigArguments),
-    /// Says which version this is
+    /// Print version information
     Version,
-    /// Prints a completion script for a shell
+    /// Print a shell completion script
     Completions {
-        /// Which shell
+        /// Shell to generate the script for
         shell: clap_complete::Shell,
     },
-    /// Prints the manual: boxd man | man -l -
+    /// Print the manual page: boxd man | man -l -
     Man(ManArguments),
 }
 
-/// What to run: one argument is a text for the box's shell, arguments after `--` are run as they are.
+/// The program to run: a shell text, or an argument vector after `--`.
 #[derive(Debug, Args)]
 pub(crate) struct Program {
-    /// A text for the box's shell
+    /// Text to run in the shell of the box
     #[arg(
         value_name = "TEXT",
         required_unless_present = "argv",
         conflicts_with = "argv"
     )]
     pub(crate) text: Option<String>,
-    /// A program and its arguments, run as they are
+    /// Program and arguments to run without a shell
     #[arg(last = true, value_name = "ARGV")]
     pub(crate) argv: Vec<String>,
 }
 
-/// How it runs.
+/// How a command runs: environment, directory, user, time and terminal.
 #[derive(Debug, Default, Args)]
 pub(crate) struct Manner {
-    /// Set a variable (NAME=VALUE), or pass one of yours on (NAME)
+    /// Set an environment variable; NAME alone inherits its value
     #[arg(short, long, value_name = "NAME[=VALUE]")]
     pub(crate) env: Vec<String>,
     /// Run in this directory
     #[arg(short, long, value_name = "DIR")]
     pub(crate) workdir: Option<String>,
-    /// End it after this long: 90, 1.5m, 2h; the exit code is 124 then
+    /// Kill the command after this time (90, 1.5m, 2h); exit code 124
     #[arg(long, value_name = "TIME", value_parser = crate::values::time)]
     pub(crate) timeout: Option<std::time::Duration>,
     /// Run as this user
     #[arg(short, long, value_name = "USER")]
     pub(crate) user: Option<String>,
-    /// Give it a terminal
+    /// Allocate a terminal
     #[arg(short = 't', long)]
     pub(crate) tty: bool,
-    /// Pass standard input on, which is the default
+    /// Attach stdin; this is the default
     #[arg(short, long, conflicts_with = "no_stdin")]
     pub(crate) interactive: bool,
-    /// Give it no input and read none: in a loop over lines, they stay the loop's
+    /// Do not attach stdin, for example inside `while read` loops
     #[arg(short, long, conflicts_with = "tty")]
     pub(crate) no_stdin: bool,
 }
 
 const SERVE_EXAMPLES: &str = "\
 Examples:
-  boxd serve                                             a Unix socket for this user, nothing else
-  boxd serve --http 127.0.0.1:7080                       and HTTP on loopback
-  boxd serve --http 0.0.0.0:7080 --token-file tokens     and for others, who need a token
-When it is ready it prints one line with every address it listens at.";
+  boxd serve                                             listen on a Unix socket of this user
+  boxd serve --http 127.0.0.1:7080                       and on HTTP, loopback only
+  boxd serve --http 0.0.0.0:7080 --token-file tokens     and on HTTP for remote callers with a token
+When the server is ready, it prints one line with the addresses it listens on.";
 
 #[derive(Debug, Args)]
 #[command(after_help = SERVE_EXAMPLES)]
 pub(crate) struct ServeArguments {
-    /// Where to listen for RPC; may be given more than once
+    /// Listen for RPC on this endpoint; repeatable
     #[arg(long, value_name = "ENDPOINT")]
     pub(crate) listen: Vec<String>,
-    /// The one HTTP port
+    /// Listen for HTTP on this address
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) http: Option<String>,
-    /// A port for LangBot, in place of its own Box runtime; unless said, port 5410 of every address if
-    /// `LANGBOT_BOX_CONTROL_TOKEN` is set, else of loopback
+    /// Serve LangBot on this address [default: port 5410, on loopback unless `LANGBOT_BOX_CONTROL_TOKEN` is set]
     #[arg(long, value_name = "HOST:PORT", num_args = 0..=1, require_equals = true, default_missing_value = "")]
     pub(crate) langbot: Option<String>,
-    /// Where boxes and their logs are kept
+    /// Keep boxes and their logs in this directory
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) state_dir: Option<PathBuf>,
-    /// What makes boxes: auto or native
+    /// Create boxes with this backend: auto or native
     #[arg(long, value_name = "NAME")]
     pub(crate) backend: Option<String>,
-    /// Tokens of callers from the network, one a line: NAME TOKEN
+    /// Read the tokens of remote callers; one line each: NAME TOKEN
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) token_file: Option<PathBuf>,
-    /// Let callers with a token mount what is below this directory (repeatable); a token with a table in
-    /// `policy.tokens` mounts what that names instead
+    /// Let callers with a token mount directories below this one; repeatable
     #[arg(long, value_name = "DIR")]
     pub(crate) allow_mount: Vec<PathBuf>,
     #[command(flatten)]
@@ -178,27 +176,27 @@ pub(crate) struct ServeArguments {
 
 #[derive(Debug, Args)]
 pub(crate) struct ConfigFile {
-    /// The configuration; /etc/boxd/boxd.toml if that is there
+    /// Read this configuration file [default: /etc/boxd/boxd.toml if it exists]
     #[arg(long, env = "BOXD_CONFIG", hide_env_values = true, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) config: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct ManArguments {
-    /// The page of this command instead
+    /// Print the page of this command instead
     #[arg(value_name = "COMMAND")]
     pub(crate) command: Option<String>,
-    /// Writes all pages into this directory instead, for example /usr/local/share/man/man1
+    /// Write all pages to this directory, such as /usr/local/share/man/man1
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath, conflicts_with = "command")]
     pub(crate) directory: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct StdioArguments {
-    /// For LangBot, in place of its own Box runtime; `LANGBOT_BOX_TRUSTED_INSTANCE_UUID` says for which
+    /// Serve the LangBot instance of `LANGBOT_BOX_TRUSTED_INSTANCE_UUID`
     #[arg(long)]
     pub(crate) langbot: bool,
-    /// The loopback port on which LangBot reaches its managed processes
+    /// Serve LangBot's managed processes on this loopback port
     #[arg(long, value_name = "PORT", default_value_t = box_gateways::langbot::PORT, requires = "langbot")]
     pub(crate) ws_control_port: u16,
     #[command(flatten)]
@@ -207,17 +205,17 @@ pub(crate) struct StdioArguments {
 
 #[derive(Debug, Args)]
 pub(crate) struct PsArguments {
-    /// Only ids, one a line
+    /// Print only ids, one per line
     #[arg(short, long)]
     pub(crate) quiet: bool,
-    /// The commands of this box instead
+    /// Box to list the commands of
     #[arg(add = complete::boxes(), value_name = "BOX")]
     pub(crate) session: Option<String>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct TargetArguments {
-    /// BOX or BOX/COMMAND
+    /// Box, or command of a box
     #[arg(add = complete::targets(), value_name = "BOX[/COMMAND]")]
     pub(crate) target: String,
 }
@@ -227,36 +225,36 @@ pub(crate) struct TargetArguments {
 Examples:
   boxd exec work 'make test'
   boxd exec --shell s work 'cd /tmp; export A=b'
-  boxd exec --shell s work 'pwd; echo $A'    in the same shell
-  boxd exec --detach work 'make all'         prints BOX/COMMAND, which logs, kill and wait take")]
+  boxd exec --shell s work 'pwd; echo $A'    run in the same shell
+  boxd exec --detach work 'make all'         print BOX/COMMAND for logs, kill and wait")]
 pub(crate) struct ExecArguments {
-    /// The box
+    /// Box to run the command in
     #[arg(add = complete::boxes(), value_name = "BOX")]
     pub(crate) session: String,
     #[command(flatten)]
     pub(crate) program: Program,
     #[command(flatten)]
     pub(crate) manner: Manner,
-    /// Lets it run on, and prints its name
+    /// Run in the background and print BOX/COMMAND
     #[arg(short, long, conflicts_with = "tty")]
     pub(crate) detach: bool,
-    /// Run the text in the shell of this name, which keeps `cd` and `export` between calls
+    /// Run the text in this named shell, which keeps `cd` and `export`
     #[arg(long, value_name = "NAME", conflicts_with_all = ["detach", "tty", "argv", "user"])]
     pub(crate) shell: Option<String>,
-    /// The command's id; if it is there already, the same command is read instead of started twice, and another one is refused
+    /// Set the command's id; if the same command exists, read it instead of starting it
     #[arg(long, value_name = "ID")]
     pub(crate) id: Option<String>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct LogsArguments {
-    /// BOX/COMMAND; of a box alone, its last command
+    /// Command, or a box for its last command
     #[arg(add = complete::targets(), value_name = "BOX[/COMMAND]")]
     pub(crate) target: String,
-    /// Goes on until the command ends
+    /// Follow the output until the command ends
     #[arg(short, long)]
     pub(crate) follow: bool,
-    /// Only the last lines of what is kept
+    /// Print only the last lines
     #[arg(short = 'n', long, value_name = "LINES")]
     pub(crate) tail: Option<usize>,
 }
@@ -265,81 +263,81 @@ pub(crate) struct LogsArguments {
 #[command(after_help = "\
 Examples:
   boxd cp report.csv work:/workspace/
-  boxd cp work:/workspace/out .           directories come with what is in them
-  boxd cp - work:/tmp/input < data        from standard input
-A link is copied as a link and never followed; a path that ends with / means the directory that a link leads to.")]
+  boxd cp work:/workspace/out .           copy a directory with its contents
+  boxd cp - work:/tmp/input < data        copy from stdin
+boxd copies a symbolic link as a link. To copy the directory that a link points to, end the path with /.")]
 pub(crate) struct CpArguments {
-    /// A path here, BOX:PATH, or - for standard input
+    /// Local path, BOX:PATH, or - for stdin
     #[arg(add = complete::places(), value_name = "FROM")]
     pub(crate) from: String,
-    /// A path here, BOX:PATH, or - for standard output
+    /// Local path, BOX:PATH, or - for stdout
     #[arg(add = complete::places(), value_name = "TO")]
     pub(crate) to: String,
 }
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The address is a credential: whoever has it may use the port, without a token. It ends with the box, or after --for.
-The server needs an HTTP port: boxd serve --http 127.0.0.1:7080
+The address is a credential: anyone with it can use the port without a token. It expires with the box, or after --for.
+The server must listen on HTTP: boxd serve --http 127.0.0.1:7080
 
 Example:
   boxd exec --detach work 'python3 -m http.server 8000'
   curl $(boxd port work 8000)")]
 pub(crate) struct PortArguments {
-    /// The box
+    /// Box that listens on the port
     #[arg(add = complete::boxes(), value_name = "BOX")]
     pub(crate) session: String,
-    /// The port that somebody listens on in the box
+    /// Port inside the box
     #[arg(value_name = "PORT")]
     pub(crate) port: std::num::NonZeroU16,
-    /// How long the address holds: 90, 1.5m, 2h; unless said, as long as the box lives
+    /// Expire the address after this time (90, 1.5m, 2h) [default: with the box]
     #[arg(long = "for", value_name = "TIME", value_parser = crate::values::time)]
     pub(crate) lasting: Option<std::time::Duration>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct StatsArguments {
-    /// The boxes; all if none is named
+    /// Boxes to show [default: all]
     #[arg(add = complete::boxes(), value_name = "BOX")]
     pub(crate) sessions: Vec<String>,
-    /// Shows them once
+    /// Print once and exit
     #[arg(long)]
     pub(crate) once: bool,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct BoxesArguments {
-    /// The boxes
+    /// Boxes by name
     #[arg(add = complete::boxes(), value_name = "BOX", required = true)]
     pub(crate) sessions: Vec<String>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct KillArguments {
-    /// BOX/COMMAND, or BOX for everything that runs in it
+    /// Commands, or boxes for all their commands
     #[arg(add = complete::targets(), value_name = "BOX[/COMMAND]", required = true)]
     pub(crate) targets: Vec<String>,
-    /// The signal
+    /// Signal to send
     #[arg(short, long, default_value = "KILL")]
     pub(crate) signal: String,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct WaitArguments {
-    /// The command
+    /// Command to wait for
     #[arg(add = complete::targets(), value_name = "BOX/COMMAND")]
     pub(crate) target: String,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct RmArguments {
-    /// The boxes
+    /// Boxes to delete
     #[arg(add = complete::boxes(), value_name = "BOX", required_unless_present = "all")]
     pub(crate) sessions: Vec<String>,
-    /// Also boxes in which something runs, and paused ones
+    /// Delete paused boxes and boxes with running commands too
     #[arg(short, long)]
     pub(crate) force: bool,
-    /// All boxes
+    /// Delete all boxes
     #[arg(long, conflicts_with = "sessions")]
     pub(crate) all: bool,
 }
@@ -348,7 +346,7 @@ pub(crate) struct RmArguments {
 pub(crate) struct ConfigArguments {
     #[command(subcommand)]
     pub(crate) what: ConfigCommand,
-    /// The configuration; /etc/boxd/boxd.toml if that is there
+    /// Read this configuration file [default: /etc/boxd/boxd.toml if it exists]
     #[arg(
         long,
         global = true,
@@ -361,12 +359,12 @@ pub(crate) struct ConfigArguments {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ConfigCommand {
-    /// The effective one, and where each value came from
+    /// Print effective values and their origins
     Show,
-    /// Every key with its default, explained
+    /// Print an example file with every key
     Example,
-    /// Every key in a table of Markdown
+    /// Print every key as a Markdown table
     Reference,
-    /// Only says whether a server can start with it
+    /// Check whether a server can start with the configuration
     Check,
 }

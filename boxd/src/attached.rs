@@ -152,9 +152,9 @@ pub(crate) fn print_chunk(chunk: Chunk, json: bool) -> Result<()> {
 async fn tell_of_losses(mut lost: watch::Receiver<bool>, tty: bool, json: bool) {
     while lost.changed().await.is_ok() {
         let text = if *lost.borrow_and_update() {
-            "the connection to the server is lost; the command goes on, and its output is read on once the server is back"
+            "lost the connection to the server; the command still runs, and its output continues after the reconnect"
         } else {
-            "the server is back"
+            "reconnected to the server"
         };
         if json {
             output::complain(&serde_json::json!({"notice": text}).to_string());
@@ -194,7 +194,7 @@ async fn pass_input(command: CommandControl, tty: bool) {
                 Err(ClientError::Failed(CallError::Lost(_))) if tty => break,
                 Err(ClientError::Failed(CallError::Lost(_))) => {
                     output::complain(
-                        "boxd: the connection was lost while input was sent; the command is ended, because part of it may be missing",
+                        "boxd: lost the connection while sending input; killing the command, because part of its input may be missing",
                     );
                     while let Err(ClientError::Failed(_)) = command.kill().await {
                         tokio::time::sleep(INPUT_AGAIN).await;
@@ -212,26 +212,28 @@ async fn pass_input(command: CommandControl, tty: bool) {
 }
 
 /// How a box that is there gets more memory.
-pub(crate) const MADE_WITH_MORE: &str =
-    "; a box has what it was made with: boxd run --memory-mb makes one with more";
+pub(crate) const MADE_WITH_MORE: &str = "; to get more, create a box with a higher --memory-mb";
 
 /// How a command of this box gets more memory.
 pub(crate) fn more_memory(there: &BoxHandle) -> &'static str {
     if there.existed() {
         MADE_WITH_MORE
     } else {
-        "; --memory-mb gives it more"
+        "; raise --memory-mb"
     }
 }
 
 /// Says why a command ended that did not end by itself, and how it gets more time or memory.
 pub(crate) fn explain(exit: &Exit, more_time: &str, more_memory: &str) {
     let (why, more) = match exit.why {
-        ExitWhy::Timeout => ("the command ran out of time", more_time),
-        ExitWhy::Oom => ("the box ran out of memory", more_memory),
-        ExitWhy::Idle => ("the command was ended: nobody read what it said", ""),
-        ExitWhy::BoxEnded => ("the box was ended, and the command with it", ""),
-        ExitWhy::Lost => ("how the command ended was not seen", ""),
+        ExitWhy::Timeout => ("command timed out", more_time),
+        ExitWhy::Oom => ("box ran out of memory", more_memory),
+        ExitWhy::Idle => (
+            "command killed: no reader attached within its idle limit",
+            "",
+        ),
+        ExitWhy::BoxEnded => ("command killed: its box ended", ""),
+        ExitWhy::Lost => ("exit status unknown", ""),
         _ => return,
     };
     output::complain(&format!("boxd: {why}{more}"));

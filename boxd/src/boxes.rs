@@ -254,13 +254,13 @@ pub(crate) async fn rm(arguments: &Arguments, asked: &RmArguments) -> Result<Exi
 /// Refuses a box in which something runs, or that is paused, so that nobody can tell.
 async fn unused(client: &BoxClient, session: &str) -> Result<()> {
     let in_use = |why: String| {
-        let message = format!("in use: {why}; --force deletes it all the same");
+        let message = format!("in use: {why}; delete it with --force");
         Err(ClientError::from(BoxError::conflict(message)).into())
     };
     let there = client.open(session).await?;
     match there.info().await?.state {
         BoxState::Running => {}
-        BoxState::Paused => return in_use("it is paused".to_owned()),
+        BoxState::Paused => return in_use("paused".to_owned()),
         _ => return Ok(()),
     }
     let commands = there.commands().await?;
@@ -269,8 +269,11 @@ async fn unused(client: &BoxClient, session: &str) -> Result<()> {
         .filter(|info| info.role != Role::Watch && info.exit.is_none());
     match (running.next(), running.count()) {
         (None, _) => Ok(()),
-        (Some(one), 0) => in_use(format!("{session}/{} runs", one.command_id)),
-        (Some(one), more) => in_use(format!("{session}/{} and {more} more run", one.command_id)),
+        (Some(one), 0) => in_use(format!("{session}/{} is running", one.command_id)),
+        (Some(one), more) => in_use(format!(
+            "{session}/{} and {more} more are running",
+            one.command_id
+        )),
     }
 }
 

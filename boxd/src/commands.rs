@@ -115,7 +115,7 @@ async fn last(there: &BoxHandle) -> Result<CommandId> {
     let mut own = commands.into_iter().filter(|info| info.role != Role::Watch);
     let last = own.next_back().map(|info| info.command_id);
     last.ok_or_else(|| {
-        let message = format!("box {} has no command yet", there.id());
+        let message = format!("box {} has no commands", there.id());
         ClientError::from(BoxError::not_found(message)).into()
     })
 }
@@ -165,7 +165,7 @@ pub(crate) async fn wait(arguments: &Arguments, asked: &WaitArguments) -> Result
     let client = connect::server(arguments).await?;
     let (session, Some(command)) = values::target(&asked.target) else {
         bail!(
-            "name a command: BOX/COMMAND; `boxd ps {}` lists them",
+            "expected BOX/COMMAND; list the commands with `boxd ps {}`",
             asked.target
         );
     };

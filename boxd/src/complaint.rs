@@ -99,30 +99,30 @@ fn next(command: &Command, target: Target<'_>, error: &Error) -> Option<String> 
         .find_map(|cause| cause.downcast_ref::<ClientError>());
     if let (Some(ClientError::Disconnected { .. }), (Some(session), _)) = (client, target) {
         return Some(format!(
-            "the command may go on: `boxd ps {session}` lists it, and `boxd logs -f {session}/COMMAND` reads it"
+            "the command may still run: find it with `boxd ps {session}`, read it with `boxd logs -f {session}/COMMAND`"
         ));
     }
     let detail = client.map(ClientError::detail).unwrap_or_default();
     match (code, detail.field.as_deref(), target) {
         (Code::Conflict, Some("command_id"), (Some(session), _)) => Some(format!(
-            "`boxd logs {session}/COMMAND` reads the command that is there"
+            "read the existing command with `boxd logs {session}/COMMAND`"
         )),
         // A file, a user or a program: the box is there.
         _ if detail.errno.is_some() || detail.field.is_some() && code != Code::Conflict => None,
         (Code::NotFound, _, (Some(session), Some(_))) => Some(format!(
-            "`boxd ps {session}` lists its commands, `boxd ps` the boxes"
+            "list its commands with `boxd ps {session}`, or all boxes with `boxd ps`"
         )),
         (Code::NotFound, _, (Some(session), None)) => Some(format!(
-            "`boxd ps` lists the boxes; `boxd run --name {session} …` runs a command in one"
+            "list the boxes with `boxd ps`; create this one with `boxd run --name {session} …`"
         )),
         (Code::Conflict, _, (Some(session), _)) if matches!(command, Command::Run(_)) => {
             Some(format!(
-                "leave that option out, take another --name, or end the box first: boxd rm {session}"
+                "omit that option, choose another --name, or delete the box first: boxd rm {session}"
             ))
         }
         (Code::Conflict, _, (Some(session), _)) if client.is_some_and(stands_still) => {
             Some(format!(
-                "`boxd ps` shows its state; `boxd resume {session}` lets a paused box go on, `boxd start {session}` a stopped one"
+                "see its state with `boxd ps`; `boxd resume {session}` resumes a paused box, `boxd start {session}` starts a stopped one"
             ))
         }
         _ => None,
@@ -170,20 +170,20 @@ fn wants_json(arguments: impl Iterator<Item = OsString>) -> bool {
 fn our_word_for(word: &str) -> Option<&'static str> {
     Some(match word {
         "create" | "new" | "up" => {
-            "`boxd run --name NAME 'true'` makes a box that stays; `boxd shell NAME` makes one and opens a shell"
+            "`boxd run --name NAME 'true'` creates a box; `boxd shell NAME` creates one and opens a shell"
         }
         "images" | "image" | "pull" | "build" | "rmi" => {
-            "a box has this machine's programs; images are directories that images.roots of the configuration names, and `boxd run --image NAME` uses one"
+            "boxes use the programs of this machine, or with `boxd run --image NAME` a directory of images.roots"
         }
         "restart" => "`boxd stop NAME` and `boxd start NAME`",
         "unpause" => "`boxd resume NAME`",
         "attach" => {
             "`boxd logs -f NAME/COMMAND` follows a command; `boxd shell NAME` opens a shell"
         }
-        "top" => "`boxd ps NAME` lists the commands of a box; `boxd stats` shows what boxes use",
+        "top" => "`boxd ps NAME` lists the commands of a box; `boxd stats` shows resource usage",
         "delete" | "remove" | "destroy" | "down" => "`boxd rm NAME`",
         "list" => "`boxd ps`",
-        "info" | "status" => "`boxd doctor` is about this machine, `boxd inspect NAME` about a box",
+        "info" | "status" => "`boxd doctor` checks this machine; `boxd inspect NAME` shows a box",
         "login" | "ssh" | "enter" => "`boxd shell NAME`",
         _ => return None,
     })
@@ -217,7 +217,7 @@ pub(crate) fn usage(error: &clap::Error) -> ! {
     let mut text = error.render().to_string();
     let _ = write!(
         text,
-        "\n  tip: one text for a shell stands in quotes ('echo hi'); words of a program stand after -- (-- echo hi)"
+        "\n  tip: quote a shell text ('echo hi'), or put a program and its arguments after -- (-- echo hi)"
     );
     output::complain(&text);
     std::process::exit(2)

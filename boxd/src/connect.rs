@@ -25,7 +25,7 @@ pub(crate) fn usual_state_dir() -> Result<PathBuf> {
         return Ok(Path::new(&state).join("boxd"));
     }
     let home =
-        set("HOME").context("neither XDG_STATE_HOME nor HOME is set; name a state directory")?;
+        set("HOME").context("neither XDG_STATE_HOME nor HOME is set; set server.state_dir")?;
     Ok(Path::new(&home).join(".local/state/boxd"))
 }
 
@@ -83,25 +83,27 @@ impl NoServer {
     fn new(endpoint: &str, parsed: &Endpoint, named: bool, error: &ClientError) -> Self {
         let why = match error {
             ClientError::Unconnected(Unconnected::NotThere) => match parsed {
-                Endpoint::Unix { .. } => "there is no such socket".to_owned(),
-                _ => "there is no such host".to_owned(),
+                Endpoint::Unix { .. } => "no such socket".to_owned(),
+                _ => "no such host".to_owned(),
             },
             ClientError::Unconnected(why) => why.to_string(),
             error => error.to_string(),
         };
         let hint = match error {
             ClientError::Unconnected(Unconnected::Status(404)) => {
-                "is the path right? It is /rpc/ws unless the server says otherwise"
+                "check the path; the default is /rpc/ws"
             }
             ClientError::Unconnected(Unconnected::Status(421)) => {
-                "the server goes by another name; server.allowed_hosts says which"
+                "use a host name of server.allowed_hosts"
             }
             ClientError::Unconnected(Unconnected::Status(403)) => {
-                "is it called by a name of its own, or one of server.allowed_hosts?"
+                "use a loopback name or a host name of server.allowed_hosts"
             }
-            error if error.code() == Code::Denied => "give its token by --token FILE or BOXD_TOKEN",
-            _ if named => "is it running there?",
-            _ => "start one with `boxd serve`, or name another with --endpoint",
+            error if error.code() == Code::Denied => {
+                "pass its token with --token FILE or BOXD_TOKEN"
+            }
+            _ if named => "check that the server runs there",
+            _ => "start one with `boxd serve`, or choose another with --endpoint",
         };
         Self {
             message: format!("no server at {endpoint}: {why}; {hint}"),
@@ -127,17 +129,17 @@ fn token(file: Option<&Path>) -> Result<Option<String>> {
     let text = match file {
         Some(path) => std::fs::read_to_string(path).with_context(|| {
             let path = path.display();
-            format!("cannot read {path}; --token names a file, never the token itself")
+            format!("cannot read {path}; --token takes a file, not the token itself")
         })?,
         None => match std::env::var("BOXD_TOKEN") {
             Ok(text) => text,
             Err(std::env::VarError::NotPresent) => return Ok(None),
-            Err(_) => bail!("BOXD_TOKEN is not UTF-8"),
+            Err(_) => bail!("BOXD_TOKEN: not UTF-8"),
         },
     };
     let token = text.trim();
     if token.is_empty() {
-        bail!("the token is empty");
+        bail!("token: empty");
     }
     Ok(Some(token.to_owned()))
 }

@@ -93,10 +93,10 @@ fn try_it() -> anyhow::Result<Option<String>> {
         boxes
             .shutdown(&Caller::local(), all)
             .await
-            .context("ending the box")?;
+            .context("deleting the test box")?;
         Ok(match ran {
             Ok(result) if result.exit_code == Some(0) => None,
-            Ok(result) => Some(format!("a command failed: {}", result.stderr)),
+            Ok(result) => Some(format!("the test command failed: {}", result.stderr)),
             Err(error) => Some(error.message().to_owned()),
         })
     })
@@ -130,19 +130,15 @@ fn profiles(boxes: bool, missing: &[String]) -> Vec<Gives> {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.error {
-            None => writeln!(f, "Boxes can be made here, as {}.", self.user)?,
-            Some(error) => writeln!(f, "No box can be made here, as {}: {error}", self.user)?,
+            None => writeln!(f, "This machine can run boxes as {}.", self.user)?,
+            Some(error) => writeln!(f, "This machine cannot run boxes as {}: {error}", self.user)?,
         }
         writeln!(
             f,
-            "System directories: the machine's own, read-only (rootfs: {}).",
+            "Root filesystem: the system directories of this machine, read-only (rootfs: {}).",
             self.rootfs
         )?;
-        writeln!(
-            f,
-            "\nWhat a box is made of (landlock version {}):",
-            self.landlock
-        )?;
+        writeln!(f, "\nKernel features (Landlock version {}):", self.landlock)?;
         for Primitive {
             name,
             required,
@@ -157,7 +153,7 @@ impl fmt::Display for Report {
             };
             writeln!(f, "  {mark:<8} {name:<18} {about}")?;
         }
-        writeln!(f, "\nWhat differs:")?;
+        writeln!(f, "\nDifferences between users:")?;
         for Difference {
             what,
             as_root,
@@ -169,7 +165,7 @@ impl fmt::Display for Report {
                 "  {what}\n    as root: {as_root}\n    as an ordinary user: {as_ordinary_user}"
             )?;
         }
-        writeln!(f, "\nWhat each profile would give:")?;
+        writeln!(f, "\nProfiles on this machine:")?;
         for profile in &self.profiles {
             writeln!(f, "  {profile}")?;
         }
@@ -179,7 +175,11 @@ impl fmt::Display for Report {
 
 impl fmt::Display for Gives {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let verdict = if self.boxes { "boxes" } else { "no boxes" };
+        let verdict = if self.boxes {
+            "available"
+        } else {
+            "unavailable"
+        };
         let missing = if self.missing.is_empty() {
             "nothing missing".to_owned()
         } else {
@@ -187,7 +187,7 @@ impl fmt::Display for Gives {
         };
         write!(
             f,
-            "{:<18} {verdict}: {} processors, {} MB, {} processes, network {}; {missing}",
+            "{:<18} {verdict}: {} CPUs, {} MiB, {} processes, network {}; {missing}",
             self.name,
             self.cpus,
             self.memory_mb,

@@ -25,7 +25,7 @@ pub(crate) fn token() -> Result<Option<String>> {
     };
     ensure!(
         token.chars().count() >= TOKEN_CHARS && !token.contains(char::is_whitespace),
-        "{TOKEN_VARIABLE} must have at least {TOKEN_CHARS} characters and no space"
+        "{TOKEN_VARIABLE}: must have at least {TOKEN_CHARS} characters and no whitespace"
     );
     Ok(Some(token))
 }
@@ -51,7 +51,7 @@ pub(crate) fn instance() -> Result<Option<String>> {
     if let Some(instance) = &instance {
         ensure!(
             is_instance(instance),
-            "{INSTANCE_VARIABLE} is a letter or digit, then up to 127 of those and . _ : -"
+            "{INSTANCE_VARIABLE}: must be a letter or digit, followed by up to 127 letters, digits or . _ : -"
         );
     }
     Ok(instance)
@@ -69,7 +69,7 @@ pub(crate) fn start(
     let said = variable(CONFIG_VARIABLE)
         .map(|text| serde_json::from_str::<Map<String, Value>>(&text).ok());
     if let Some(None) = said {
-        tracing::warn!("{CONFIG_VARIABLE} is no JSON object, and is passed over");
+        tracing::warn!("{CONFIG_VARIABLE}: not a JSON object; ignored");
     }
     let yes = |text: String| ["1", "true", "yes", "on"].contains(&text.to_lowercase().as_str());
     let said = said.flatten().unwrap_or_default();
@@ -91,7 +91,9 @@ pub(crate) fn start(
         soft_storage: variable(SOFT_STORAGE_VARIABLE).is_some_and(yes),
     };
     if settings.soft_storage {
-        tracing::warn!("{SOFT_STORAGE_VARIABLE} is set: workspaces may have no hard quota");
+        tracing::warn!(
+            "{SOFT_STORAGE_VARIABLE} is set: workspaces without a hard quota are allowed"
+        );
     }
     let langbot = LangBot::new(boxes.runtime.clone(), boxes.service.clone(), settings);
     let langbot = langbot.context(CONFIG_VARIABLE)?;

@@ -35,7 +35,7 @@ impl Boxes {
         let section = &config.runtime;
         // There is one so far, and both words mean it.
         let (BackendChoice::Auto | BackendChoice::Native) = section.backend;
-        let mut native = NativeConfig::this_program().context("cannot find this program")?;
+        let mut native = NativeConfig::this_program().context("cannot find the boxd executable")?;
         native.state_dir = state.map(std::path::Path::to_owned);
         native.outlive = state.is_some();
         native.images = config.images.roots.clone();

@@ -102,7 +102,7 @@ impl<T: Write + AsFd> To<T> {
 
     fn line(&mut self, text: &str, json: bool) {
         if self.missing > 0 {
-            let missing = format!("{} lines of the log could not be written", self.missing);
+            let missing = format!("{} lines of the log were not written", self.missing);
             let told = if json {
                 serde_json::json!({"level": "WARN", "target": "boxd::log", "fields": {"message": missing}})
                     .to_string()

@@ -149,7 +149,7 @@ fn show_config(asked: &ConfigArguments, json: bool) -> Result<ExitCode> {
         output::say(&config::show(&values, json))?;
     } else {
         serve::check(&config)?;
-        let text = "a server can start with this configuration\n";
+        let text = "configuration is valid\n";
         output::say_or_json(json, text, &serde_json::json!({"usable": true}))?;
     }
     Ok(ExitCode::SUCCESS)

@@ -30,7 +30,7 @@ pub(crate) async fn alone<T>(
 ) -> Result<T> {
     ensure!(
         !options.keep && options.ttl.is_none(),
-        "--keep and --ttl are for a box with a name; give it one with --name"
+        "--keep and --ttl require --name"
     );
     let spec = spec(options, fresh_name())?;
     if arguments.endpoint.is_some() {
@@ -70,7 +70,7 @@ pub(crate) async fn new(
     let client = server(arguments, options).await?;
     let made = match client.create(spec).await {
         Err(error) if error.is_conflict() => {
-            bail!("--rm: box {name} exists already; leave --rm out, or choose another --name");
+            bail!("--rm: box {name} already exists; omit --rm, or choose another --name");
         }
         made => made?,
     };
@@ -113,7 +113,7 @@ fn tell_new(json: bool, name: &str, earlier: &EarlierBox) {
     let ago = boxes::ago(UnixMs::now().since(earlier.ended_at));
     let why = output::visible(&earlier.why);
     output::complain(&format!(
-        "boxd: box {name} is new and empty: the one before ended {ago} ago ({why}); --ttl and --keep say how long a box stays"
+        "boxd: box {name} is new and empty; the previous one ended {ago} ago ({why}); set its lifetime with --ttl or --keep"
     ));
 }
 
@@ -125,7 +125,7 @@ pub(crate) fn fresh_name() -> String {
 async fn server(arguments: &Arguments, options: &BoxOptions) -> Result<BoxClient> {
     ensure!(
         options.profile.is_none(),
-        "--profile is for a run without a server; a server's boxes have the profile of its operator (policy.profile)"
+        "--profile: not available with a server; the operator sets policy.profile"
     );
     connect::server(arguments).await
 }
@@ -157,12 +157,12 @@ async fn is_as_asked(made: &BoxHandle, options: &BoxOptions) -> Result<()> {
     if let Some(image) = &options.image {
         ensure!(
             info.rootfs.as_deref() != Some("host"),
-            "there is no image {image} at the server, whose own system the box has; images.roots says which there are"
+            "--image: the server has no image {image}; add it to images.roots"
         );
     }
     ensure!(
         !options.strict || info.missing.is_empty(),
-        "--strict: this machine lacks {}; `boxd doctor` says what each is for",
+        "--strict: this machine lacks {}; see `boxd doctor`",
         info.missing.join(", ")
     );
     if let Some(line) = limits_not_kept(&info.missing) {
@@ -176,13 +176,16 @@ fn limits_not_kept(missing: &[String]) -> Option<String> {
     let lacks = |name: &str| missing.iter().any(|missing| missing == name);
     let limits = [
         ("cgroup.cpu", "cpus is not enforced"),
-        ("cgroup.memory", "memory_mb holds for each process alone"),
+        (
+            "cgroup.memory",
+            "memory_mb limits each process, not their sum",
+        ),
     ];
     let limits = limits.iter().filter(|(name, _)| lacks(name));
     let (names, effects): (Vec<_>, Vec<_>) = limits.copied().unzip();
     (!names.is_empty()).then(|| {
         format!(
-            "limits: {}; this machine lacks {}, see `boxd doctor`",
+            "limits: {}; this machine lacks {}; see `boxd doctor`",
             effects.join(", "),
             names.join(", ")
         )
@@ -280,7 +283,7 @@ fn spec_of(options: &BoxOptions, name: &str) -> Result<SpecDraft> {
 fn spec(options: &BoxOptions, name: String) -> Result<SpecDraft> {
     if let Some(port) = options.publish.first() {
         bail!(
-            "-p {port}: a box opens no port on this machine; run it with -d --name NAME, then `boxd port NAME PORT` prints an address"
+            "-p {port}: boxes publish no ports on this machine; use -d --name NAME, then `boxd port NAME PORT`"
         );
     }
     let mut spec = SpecDraft::new(name);
@@ -299,7 +302,9 @@ fn spec(options: &BoxOptions, name: String) -> Result<SpecDraft> {
         if mount.mount_path != DEFAULT_MOUNT_PATH {
             mounts.push(mount);
         } else if spec.host_path.is_some() {
-            bail!("-v {volume}: {DEFAULT_MOUNT_PATH} is what --workspace names; give one of them");
+            bail!(
+                "-v {volume}: conflicts with --workspace, which also mounts {DEFAULT_MOUNT_PATH}; use one of them"
+            );
         } else {
             spec = spec.host_path(mount.host_path).host_path_mode(mount.mode);
         }
@@ -322,7 +327,7 @@ fn spec(options: &BoxOptions, name: String) -> Result<SpecDraft> {
     });
     if !options.allow.is_empty() {
         if spec.network == Some(Network::Off) {
-            return Err(anyhow!("--allow is for a box with a network"));
+            return Err(anyhow!("--allow: requires a network; omit --network off"));
         }
         spec.network = Some(Network::On);
         spec.extras.network_policy = Some(Box::new(NetworkPolicy {

@@ -21,7 +21,7 @@ pub(crate) fn run(asked: &ManArguments) -> Result<ExitCode> {
         None => program,
         Some(name) => {
             let found = program.find_subcommand(name).cloned();
-            found.with_context(|| format!("there is no command {name}; `boxd help` lists them"))?
+            found.with_context(|| format!("no command {name}; see `boxd help`"))?
         }
     };
     let mut text = Vec::new();
@@ -32,6 +32,6 @@ pub(crate) fn run(asked: &ManArguments) -> Result<ExitCode> {
 
 fn write(program: clap::Command, directory: &Path) -> Result<()> {
     let shown = directory.display();
-    std::fs::create_dir_all(directory).with_context(|| format!("cannot make {shown}"))?;
+    std::fs::create_dir_all(directory).with_context(|| format!("cannot create {shown}"))?;
     clap_mangen::generate_to(program, directory).with_context(|| format!("cannot write to {shown}"))
 }

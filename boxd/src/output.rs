@@ -27,7 +27,7 @@ pub(crate) fn tell_adjusted(adjusted: &[box_protocol::Adjusted]) {
     for one in adjusted {
         let (field, asked, given) = (&one.field, &one.asked, &one.given);
         complain(&format!(
-            "boxd: {field}: {given} instead of {asked}; the profile decides"
+            "boxd: {field}: {given} instead of {asked}; set by the profile"
         ));
     }
 }

@@ -17,25 +17,25 @@ pub(crate) struct Primitive {
 
 #[rustfmt::skip]
 const ALL: [(&str, bool, &str); 19] = [
-    ("namespace.user", true, "ids of its own, which mean nothing outside"),
-    ("namespace.pid", true, "sees and signals its own processes only, and ends as a whole"),
-    ("namespace.mount", true, "a root directory of its own"),
-    ("namespace.net", true, "an empty network of its own"),
-    ("namespace.uts", true, "a host name of its own"),
-    ("namespace.ipc", true, "message queues and shared memory of its own"),
-    ("namespace.cgroup", true, "does not see where its cgroups are"),
-    ("seccomp", true, "only known system calls"),
-    ("landlock", false, "a second fence around files; without it, mounts and permissions alone"),
-    ("overlay", false, "without it, no box on an image of its own, and watches and locks of boxes in system directories meet"),
-    ("two_uids", false, "without it the agent has the guest's id, and seccomp, Landlock and being non-dumpable fence it"),
-    ("cgroup.memory", false, "without it, memory is limited for each process, not for all together"),
-    ("cgroup.pids", false, "without it, the kernel counts processes per user of the box"),
-    ("cgroup.cpu", false, "without it, processor time is not limited"),
-    ("cgroup.cpu_usage", false, "without it, processor time is not counted"),
+    ("namespace.user", true, "private user and group ids without rights on the host"),
+    ("namespace.pid", true, "private process tree, which ends as a whole"),
+    ("namespace.mount", true, "private root directory"),
+    ("namespace.net", true, "private network, empty at first"),
+    ("namespace.uts", true, "private host name"),
+    ("namespace.ipc", true, "private message queues and shared memory"),
+    ("namespace.cgroup", true, "hides the cgroup paths of the host"),
+    ("seccomp", true, "allow list of system calls"),
+    ("landlock", false, "second file access check; without it, only mounts and permissions protect files"),
+    ("overlay", false, "without it, boxes cannot use images, and boxes see each other's watches and locks in system directories"),
+    ("two_uids", false, "without it, the agent has the id of the guest; seccomp, Landlock and the dumpable flag protect it"),
+    ("cgroup.memory", false, "without it, memory is limited per process, not per box"),
+    ("cgroup.pids", false, "without it, processes are limited per user id of the box"),
+    ("cgroup.cpu", false, "without it, CPU time is not limited"),
+    ("cgroup.cpu_usage", false, "without it, CPU time is not measured"),
     ("cgroup.freeze", false, "without it, a box cannot be paused"),
     ("cgroup.io", false, "without it, disk bandwidth cannot be limited (runtime.disk_read_mb_per_s, runtime.disk_write_mb_per_s)"),
-    ("network", false, "without it, no box reaches out; needs nftables with nat in the kernel"),
-    ("network.gate", false, "without it, a connection that nobody takes is reset instead of refused or unreachable; needs nfnetlink_queue"),
+    ("network", false, "without it, boxes have no network access; requires nftables with NAT in the kernel"),
+    ("network.gate", false, "without it, failed connections are reset instead of refused or unreachable; requires nfnetlink_queue"),
 ];
 
 /// All of them, as this machine has them.
@@ -60,19 +60,19 @@ pub(crate) struct Difference {
 
 pub(crate) const DIFFERENCES: [Difference; 3] = [
     Difference {
-        what: "who the agent is",
-        as_root: "an id of its own, apart from the guest's",
-        as_ordinary_user: "the guest's id: the kernel maps one id only",
+        what: "user id of the agent",
+        as_root: "separate from the guest's",
+        as_ordinary_user: "the guest's, because the kernel maps only one id",
     },
     Difference {
-        what: "whose the files in a workspace are",
-        as_root: "the workspace's owner's, by a mount that maps ids; needs a file system that can",
-        as_ordinary_user: "this user's",
+        what: "owner of new files in a workspace",
+        as_root: "the owner of the workspace, by an id-mapped mount; requires a filesystem that supports it",
+        as_ordinary_user: "this user",
     },
     Difference {
         what: "limits",
-        as_root: "by cgroups, version 1 or 2",
-        as_ordinary_user: "by cgroups where this user was given one, otherwise for each process",
+        as_root: "enforced by cgroups, version 1 or 2",
+        as_ordinary_user: "enforced by delegated cgroups, otherwise per process",
     },
 ];
 

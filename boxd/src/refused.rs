@@ -87,13 +87,15 @@ fn words(why: &str) -> &str {
         "denied" => "denied by the box's network policy",
         "operator_unlisted" => "not in network.allow of the configuration",
         "operator_denied" => "in network.deny of the configuration",
-        "not_public" => "not a public address; --allow ADDRESS lists it, on a server network.allow",
-        "own_machine" => {
-            "an address of this machine; --allow ADDRESS lists it, on a server network.allow"
+        "not_public" => {
+            "not a public address; list it with --allow ADDRESS, or in network.allow of a server"
         }
-        "limit_connections" => "the box has as many connections as network.connections allows",
-        "limit_bytes" => "the box has moved as many bytes as network.bytes_per_box allows",
-        "proxy" => "the proxy of the configuration did not make the connection",
+        "own_machine" => {
+            "an address of this machine; list it with --allow ADDRESS, or in network.allow of a server"
+        }
+        "limit_connections" => "the box reached network.connections",
+        "limit_bytes" => "the box reached network.bytes_per_box",
+        "proxy" => "the configured proxy did not connect",
         other => other,
     }
 }

@@ -145,7 +145,7 @@ fn ended(arguments: &Arguments, exit: &Exit, more_memory: &str) -> Result<ExitCo
     if arguments.json {
         said::line(&serde_json::json!({"exit": exit}))?;
     } else {
-        explain(exit, "; --timeout gives it more", more_memory);
+        explain(exit, "; raise --timeout", more_memory);
     }
     Ok(code_of(exit))
 }
@@ -154,7 +154,7 @@ fn ended(arguments: &Arguments, exit: &Exit, more_memory: &str) -> Result<ExitCo
 fn command(there: &BoxHandle, program: &Program, manner: &Manner) -> Result<CommandBuilder> {
     let mut command = match &program.text {
         Some(text) => there.command(text),
-        None if program.argv.is_empty() => return Err(anyhow!("nothing to run")),
+        None if program.argv.is_empty() => return Err(anyhow!("no command given")),
         None => there.program(program.argv.clone()),
     };
     for text in &manner.env {

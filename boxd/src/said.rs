@@ -44,7 +44,7 @@ pub(crate) fn gap(json: bool, stream: StreamName, offset: u64, bytes: u64) -> io
     };
     writeln!(
         io::stderr().lock(),
-        "boxd: {bytes} bytes of {name} are gone"
+        "boxd: {bytes} bytes of {name} were discarded"
     )
 }
 

@@ -158,7 +158,7 @@ pub(crate) async fn unless_told<T>(work: impl Future<Output = T>) -> T {
 
 /// Ends this process as the signal would have. The terminal must be as it was.
 pub(crate) fn leave(number: i32) -> ! {
-    output::complain("boxd: the server does not answer; what runs there may go on");
+    output::complain("boxd: the server does not respond; commands on it may still be running");
     std::process::exit(128 + number)
 }
 

@@ -81,14 +81,11 @@ async fn for_langbot(
             let (runtime, router) = (boxes.runtime.clone(), boxes.service.router());
             let http = port.serve(runtime, router, Key::unkept()?, &gateway);
             http.ready(Vec::new());
-            tracing::info!(
-                address = http.address(),
-                "managed processes are attached to here"
-            );
+            tracing::info!(address = http.address(), "listening for managed processes");
             Some(http)
         }
         Err(error) => {
-            tracing::warn!("managed processes cannot be attached to: {address}: {error:#}");
+            tracing::warn!("managed processes are unavailable: {address}: {error:#}");
             None
         }
     };

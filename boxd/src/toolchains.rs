@@ -60,7 +60,7 @@ pub(crate) fn find() -> Result<Toolchains> {
 
 /// Each stays where it is: programs name the places of their parts.
 fn find_in(home: &Path) -> Result<Toolchains> {
-    let cannot = || "--with-toolchains: HOME is not a directory that can be read";
+    let cannot = || "--with-toolchains: HOME is not a readable directory";
     let real_home = home.canonicalize().with_context(cannot)?;
     ensure!(
         home.is_absolute(),
@@ -78,7 +78,7 @@ fn find_in(home: &Path) -> Result<Toolchains> {
         }
         if !real.starts_with(&real_home) {
             bail!(
-                "--with-toolchains: ~/{name} leads out of the home directory; mount what it leads to with --mount DIR:PLACE"
+                "--with-toolchains: ~/{name} points outside the home directory; mount its target with --mount DIR:PLACE"
             );
         }
         // The home itself is what all of these are in, whether or not they are there.
@@ -89,7 +89,7 @@ fn find_in(home: &Path) -> Result<Toolchains> {
         };
         if let Some(secret) = SECRETS.into_iter().find(|secret| holds(secret)) {
             bail!(
-                "--with-toolchains: ~/{name} leads to ~/{secret}, or to what that is in; mount what is needed of it with --mount DIR:PLACE"
+                "--with-toolchains: ~/{name} points to ~/{secret} or a directory above it; mount the tools with --mount DIR:PLACE"
             );
         }
         let mount = BoxMountSpec::new(text(&real)?, text(&place)?, HostPathMode::Ro)?;
@@ -108,7 +108,7 @@ fn find_in(home: &Path) -> Result<Toolchains> {
     }
     ensure!(
         !found.mounts.is_empty(),
-        "--with-toolchains: there is none in the home directory: {}",
+        "--with-toolchains: found none of these in the home directory: {}",
         DIRECTORIES.join(", ")
     );
     path.push(default_path(DEFAULT_HOME));
@@ -210,7 +210,7 @@ mod tests {
         );
         std::os::unix::fs::symlink(other.path(), home.path().join(".rustup")).unwrap();
         let refused = find_in(home.path()).unwrap_err().to_string();
-        assert!(refused.contains("~/.rustup leads out"), "{refused}");
+        assert!(refused.contains("~/.rustup points outside"), "{refused}");
     }
 
     #[test]
@@ -235,7 +235,10 @@ mod tests {
             assert_eq!(found.is_ok(), allowed, "{target}: {found:?}");
             if let Err(refused) = found {
                 let refused = refused.to_string();
-                assert!(refused.contains("~/.volta leads to"), "{target}: {refused}");
+                assert!(
+                    refused.contains("~/.volta points to"),
+                    "{target}: {refused}"
+                );
             }
             std::fs::remove_file(at(".volta")).unwrap();
         }

@@ -17,15 +17,15 @@ pub(crate) fn time(text: &str) -> Result<Duration> {
         "m" => 60.0,
         "h" => 3600.0,
         "d" => 86400.0,
-        _ => bail!("{unit:?} is no unit of time; use ms, s, m, h or d"),
+        _ => bail!("unknown time unit {unit:?}; use ms, s, m, h or d"),
     };
     let number: f64 = number
         .parse()
-        .with_context(|| format!("{text:?} is no time"))?;
+        .with_context(|| format!("{text:?} is not a duration"))?;
     let time = Duration::try_from_secs_f64(number * seconds)
         .with_context(|| format!("{text:?} is too long"))?;
     if time.is_zero() {
-        bail!("the time must be more than nothing");
+        bail!("duration must be greater than zero");
     }
     Ok(time)
 }
@@ -34,12 +34,12 @@ pub(crate) fn time(text: &str) -> Result<Duration> {
 pub(crate) fn variable(text: &str) -> Result<(String, String)> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
-        Some(_) => bail!("{text:?}: a variable needs a name"),
+        Some(_) => bail!("{text:?}: missing variable name"),
         None => {
-            let value =
-                std::env::var_os(text).with_context(|| format!("{text} is not set here"))?;
+            let value = std::env::var_os(text)
+                .with_context(|| format!("{text}: not set in this environment"))?;
             let value = value.into_string();
-            let value = value.map_err(|_| anyhow!("{text} is not UTF-8 here"))?;
+            let value = value.map_err(|_| anyhow!("{text}: value is not UTF-8"))?;
             Ok((text.to_owned(), value))
         }
     }
@@ -63,7 +63,7 @@ pub(crate) fn mount(text: &str) -> Result<BoxMountSpec> {
         _ => (text, HostPathMode::Ro),
     };
     let Some((path, place)) = rest.rsplit_once(':') else {
-        bail!("{text:?}: a mount is DIR:PLACE or DIR:PLACE:rw");
+        bail!("{text:?}: expected DIR:PLACE or DIR:PLACE:rw");
     };
     Ok(BoxMountSpec::new(directory(path)?, place, mode)?)
 }
@@ -77,11 +77,13 @@ pub(crate) fn volume(text: &str) -> Result<BoxMountSpec> {
     };
     let Some((path, place)) = rest.rsplit_once(':') else {
         bail!(
-            "-v {text}: a volume is DIR:PLACE or DIR:PLACE:ro; there are no volumes without a directory"
+            "-v {text}: expected DIR:PLACE or DIR:PLACE:ro; volumes without a directory are not supported"
         );
     };
     let directory = directory(path).with_context(|| {
-        format!("-v {text}: {path} must be a directory of this machine; there are no named volumes")
+        format!(
+            "-v {text}: {path} must be a directory of this machine; named volumes are not supported"
+        )
     })?;
     Ok(BoxMountSpec::new(directory, place, mode)?)
 }
@@ -97,11 +99,11 @@ pub(crate) fn mebibytes(text: &str) -> Result<u64> {
         "k" | "kb" | "kib" => 1.0 / 1024.0,
         "g" | "gb" | "gib" => 1024.0,
         "t" | "tb" | "tib" => 1024.0 * 1024.0,
-        _ => bail!("{unit:?} is no unit of memory; use k, m, g or t"),
+        _ => bail!("unknown memory unit {unit:?}; use k, m, g or t"),
     };
     let number: f64 = number
         .parse()
-        .with_context(|| format!("{text:?} is no amount of memory"))?;
+        .with_context(|| format!("{text:?} is not an amount of memory"))?;
     let all = (number * mebibytes).ceil();
     if !(1.0..=1e12).contains(&all) {
         bail!("{text:?} must be between 1 MiB and 1000000000000 MiB");
@@ -193,7 +195,7 @@ mod tests {
             assert_eq!((mount.mount_path.as_str(), mount.mode), ("/data", mode));
         }
         for (wrong, says) in [
-            ("cache:/data", "no named volumes"),
+            ("cache:/data", "named volumes are not"),
             ("/data", "without a directory"),
             ("/nowhere/at/all:/data", "must be a directory"),
         ] {

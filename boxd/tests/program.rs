@@ -158,7 +158,7 @@ fn doctor_tells_people_the_same() {
         assert_eq!(output.status.code(), Some(0));
         let text = String::from_utf8(output.stdout).unwrap();
         assert!(
-            text.starts_with(&format!("Boxes can be made here, as {name}.")),
+            text.starts_with(&format!("This machine can run boxes as {name}.")),
             "{text}"
         );
         for (present, mark) in [(true, "yes"), (false, "no")] {
@@ -203,7 +203,7 @@ fn doctor_fails_and_names_what_is_missing_where_no_box_can_be_made() {
     let output = doctor(none, &[]);
     assert_eq!(output.status.code(), Some(1));
     let text = String::from_utf8(output.stdout).unwrap();
-    assert!(text.starts_with("No box can be made here"), "{text}");
+    assert!(text.starts_with("This machine cannot run boxes"), "{text}");
     assert!(text.contains("  MISSING  namespace.net "), "{text}");
 }
 

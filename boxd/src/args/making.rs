@@ -1,4 +1,4 @@
-//! What can be said of a box that is made: for `run` and for `shell`.
+//! Options of a new box, for `run` and `shell`.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use super::{ConfigFile, Manner, Program};
 use crate::complete;
 use crate::values;
 
-const BOX: &str = "The box";
-const FILES: &str = "Its files";
-const NETWORK: &str = "Its network";
-const LIMITS: &str = "Its limits";
+const BOX: &str = "Box";
+const FILES: &str = "Files";
+const NETWORK: &str = "Network";
+const LIMITS: &str = "Limits";
 
 const RUN_EXAMPLES: &str = "\
 Examples:
@@ -21,10 +21,10 @@ Examples:
   cat data.csv | boxd run -- python3 -c 'import sys; print(len(sys.stdin.read()))'
   boxd run --allow pypi.org --allow files.pythonhosted.org 'pip download requests'
   boxd run -it bash
-  boxd run -d --name work --keep 'make all'     needs a server: boxd serve
-The exit code is the command's; 122 if the workspace exceeded its quota, 124 if it ran out of time,
-125 if boxd itself failed, 126 if the program cannot be run, 127 if it is not there. With --json every piece of output is a line:
-{\"stream\", \"offset\", \"at\", \"text\"}, and the last is {\"exit\"}.";
+  boxd run -d --name work --keep 'make all'     requires a server: boxd serve
+Exit codes: the code of the command, 122 if the workspace exceeded its quota, 124 after a timeout, 125 if boxd failed,
+126 if the program is not executable, 127 if it does not exist.
+With --json, boxd prints each piece of output as a line {\"stream\", \"offset\", \"at\", \"text\"}, and {\"exit\"} last.";
 
 #[derive(Debug, Args)]
 #[command(after_help = RUN_EXAMPLES)]
@@ -33,13 +33,13 @@ pub(crate) struct RunArguments {
     pub(crate) program: Program,
     #[command(flatten)]
     pub(crate) manner: Manner,
-    /// Leave it running in a box of the server, and print BOX/COMMAND
+    /// Run in the background on a server and print BOX/COMMAND
     #[arg(short, long, conflicts_with_all = ["tty", "interactive"])]
     pub(crate) detach: bool,
-    /// Keep the box under this name and use it again; needs a server
+    /// Name the box, keep it and reuse it; requires a server
     #[arg(add = complete::boxes(), long, alias = "session", value_name = "NAME", help_heading = BOX)]
     pub(crate) name: Option<String>,
-    /// Delete the box after the command, as a box without a name always is
+    /// Delete the box after the command; always so without --name
     #[arg(long, help_heading = BOX, conflicts_with_all = ["keep", "ttl"])]
     pub(crate) rm: bool,
     #[command(flatten)]
@@ -49,40 +49,40 @@ pub(crate) struct RunArguments {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  boxd shell                     a box that goes with the shell; needs no server
-  boxd shell --workspace .       with this directory as /workspace
-  boxd shell work                in the box of this name, which is kept")]
+  boxd shell                     open a shell in a new box; requires no server
+  boxd shell --workspace .       mount this directory as /workspace
+  boxd shell work                open a shell in the box `work` and keep the box")]
 pub(crate) struct ShellArguments {
-    /// The box; a server makes it if it is not there. Without it, a box that goes with the shell
+    /// Box on the server, created if missing [default: a box that ends with the shell]
     #[arg(add = complete::boxes(), value_name = "BOX")]
     pub(crate) session: Option<String>,
-    /// Which shell
+    /// Shell to run
     #[arg(long, default_value = "bash")]
     pub(crate) shell: String,
     #[command(flatten)]
     pub(crate) options: BoxOptions,
 }
 
-/// What a box shall be.
+/// Options of the box: lifetime, files, network and limits.
 #[derive(Debug, Args)]
 #[allow(
     clippy::struct_excessive_bools,
     reason = "each is a flag of the command line"
 )]
 pub(crate) struct BoxOptions {
-    /// Delete a named box after this long without use: 90, 30m, 2d [default: the server's]
+    /// Delete a named box after this idle time (90, 30m, 2d) [default: the server's]
     #[arg(long, value_name = "TIME", value_parser = values::time, conflicts_with = "keep", help_heading = BOX)]
     pub(crate) ttl: Option<Duration>,
     /// Keep a named box until it is deleted
     #[arg(long, help_heading = BOX)]
     pub(crate) keep: bool,
-    /// Make the box of this image
+    /// Use this image as the root filesystem
     #[arg(long, value_name = "NAME", help_heading = BOX)]
     pub(crate) image: Option<String>,
-    /// Take defaults and locks from this profile; a server has its own
+    /// Use this profile; not with a server, which has its own
     #[arg(long, value_name = "NAME", help_heading = BOX)]
     pub(crate) profile: Option<String>,
-    /// Refuse a box that lacks any protection or limit
+    /// Fail if the machine lacks a protection or a limit
     #[arg(long, help_heading = BOX)]
     pub(crate) strict: bool,
     #[command(flatten)]
@@ -90,31 +90,31 @@ pub(crate) struct BoxOptions {
     /// Mount a directory as /workspace
     #[arg(long, value_name = "DIR[:ro]", help_heading = FILES)]
     pub(crate) workspace: Option<String>,
-    /// Mount another directory, for reading
+    /// Mount a directory read-only
     #[arg(long, value_name = "DIR:PLACE[:rw]", help_heading = FILES)]
     pub(crate) mount: Vec<String>,
-    /// Mount another directory, for writing too
+    /// Mount a directory read-write
     #[arg(short, long, value_name = "DIR:PLACE[:ro]", help_heading = FILES)]
     pub(crate) volume: Vec<String>,
-    /// Mount the tools of your home for reading, and set PATH: rustup, uv, nvm, pyenv, volta, bun, deno, go
+    /// Mount toolchains of your home read-only: rustup, uv, nvm, pyenv, volta, bun, deno, go
     #[arg(long, help_heading = FILES)]
     pub(crate) with_toolchains: bool,
     /// Limit the workspace to this many MiB
     #[arg(long, value_name = "MIB", help_heading = FILES)]
     pub(crate) quota_mb: Option<u64>,
-    /// Make the root file system writable, as far as it is the box's own: /, /opt, … but not /usr
+    /// Make the root filesystem writable; /usr stays read-only
     #[arg(long, help_heading = FILES)]
     pub(crate) writable: bool,
-    /// Give the box network access or none [default: what the profile says, off]
+    /// Enable or disable the network [default: from the profile, off]
     #[arg(long, value_enum, value_name = "on|off", hide_possible_values = true, help_heading = NETWORK)]
     pub(crate) network: Option<Switch>,
-    /// Allow connections to this host and to no other; repeatable: pypi.org, *.github.com:443, 10.1.2.0/24
+    /// Allow connections to this host only; repeatable (*.github.com:443, 10.1.2.0/24)
     #[arg(long, value_name = "HOST[:PORT]", help_heading = NETWORK)]
     pub(crate) allow: Vec<NetworkRule>,
-    /// Ports are reached by `boxd port`
+    /// Use `boxd port` instead
     #[arg(short, long, hide = true, value_name = "PORT")]
     pub(crate) publish: Vec<String>,
-    /// Limit processors: 2, 0.5
+    /// Limit CPUs: 2, 0.5
     #[arg(long, value_name = "N", help_heading = LIMITS)]
     pub(crate) cpus: Option<f64>,
     /// Limit memory, in MiB or with a unit: 512m, 2g
@@ -125,7 +125,7 @@ pub(crate) struct BoxOptions {
     pub(crate) pids: Option<u64>,
 }
 
-/// On or off.
+/// A switch: on or off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Switch {
     #[value(alias = "bridge")]

@@ -1,21 +1,22 @@
-//! Every key of the configuration: its name, its value unless said otherwise, and what it is for. The example file, the
-//! environment's names and the list of what is known all come from here.
+//! The configuration keys with their defaults and descriptions.
+//!
+//! The example file, the environment variables and the reference are generated from this list.
 
-/// One key.
+/// One configuration key.
 #[derive(Debug)]
 pub(crate) struct Key {
-    /// With its section: `server.http`.
+    /// The name with its section: `server.http`.
     pub(crate) name: &'static str,
-    /// As it stands in a file; empty for one that is not set.
+    /// The default in TOML; empty if the key has none.
     pub(crate) default: &'static str,
-    /// An example for one that is not set.
+    /// An example value in TOML; the default if the key has one.
     pub(crate) example: &'static str,
-    /// What it is for, in a line or two.
+    /// The description, of one or a few lines.
     pub(crate) about: &'static str,
 }
 
 impl Key {
-    /// The variable of the environment that sets it.
+    /// The environment variable that sets the key.
     pub(crate) fn variable(&self) -> String {
         format!("BOXD_{}", self.name.replace('.', "_").to_uppercase())
     }
@@ -39,7 +40,7 @@ const fn unset(name: &'static str, example: &'static str, about: &'static str) -
     }
 }
 
-/// Keys below which anything may stand: tables whose names are the operator's.
+/// Keys whose values are tables with names chosen by the operator.
 pub(crate) const FREE: &[&str] = &[
     "policy.profiles",
     "policy.tokens",
@@ -47,258 +48,262 @@ pub(crate) const FREE: &[&str] = &[
     "network.hosts",
 ];
 
-/// All of them, by section.
+/// All keys, by section.
 pub(crate) const KEYS: &[Key] = &[
     unset(
         "server.listen",
         r#"["unix:/run/boxd/boxd.sock", "tcp://127.0.0.1:7070"]"#,
-        "Where to listen for RPC: unix:PATH, tcp://HOST:PORT, tls://HOST:PORT, ws://HOST:PORT/PATH.\nUnless set: one Unix socket in the state directory, for this user only.",
+        "RPC endpoints to listen on: unix:PATH, tcp://HOST:PORT, tls://HOST:PORT, ws://HOST:PORT/PATH.\nDefault: one Unix socket in the state directory, for this user only.",
     ),
     unset(
         "server.http",
         r#""127.0.0.1:7080""#,
-        "The one HTTP port: health, metrics, /rpc/ws and the gateways. Port 0 takes any.",
+        "Address of the HTTP listener: health, metrics, /rpc/ws and the gateways. Port 0 picks a free port.",
     ),
     unset(
         "server.state_dir",
         r#""/var/lib/boxd""#,
-        "Where boxes and their logs are kept. Unless set: /var/lib/boxd for root, else boxd in $XDG_STATE_HOME.",
+        "Directory for boxes and their logs. Default: /var/lib/boxd for root, else boxd in $XDG_STATE_HOME.",
     ),
     unset(
         "server.token_file",
         r#""/etc/boxd/tokens""#,
-        "Tokens of callers from the network, one a line: NAME TOKEN. At least 32 bytes each. The file must be\nreadable by its owner only. Without tokens nothing but loopback is served over TCP, WebSocket or HTTP.",
+        "File with the tokens of remote callers, one line each: NAME TOKEN. A token has at least 32 bytes. Only the\nowner may have access to the file. Without tokens the server listens on loopback only (TCP, WebSocket, HTTP).",
     ),
     key(
         "server.allowed_hosts",
         "[]",
-        "Names by which this server may be called over HTTP, besides loopback ones.",
+        "Host names that HTTP clients may use for this server, besides loopback names.",
     ),
     unset(
         "server.public_url",
         r#""https://box.example""#,
-        "How the HTTP port is called from outside, for addresses that are handed out: a proxy's, for one.\nUnless set: where it listens, or the first of allowed_hosts.",
+        "Base URL of the HTTP listener for shared port addresses, for example that of a reverse proxy.\nDefault: the listening address, or the first of allowed_hosts.",
     ),
     unset(
         "server.tls_certificate",
         r#""/etc/boxd/cert.pem""#,
-        "The certificate chain for tls:// and wss://.",
+        "Certificate chain for tls:// and wss://, in PEM.",
     ),
-    unset("server.tls_key", r#""/etc/boxd/key.pem""#, "Its key."),
+    unset(
+        "server.tls_key",
+        r#""/etc/boxd/key.pem""#,
+        "Private key of tls_certificate, in PEM.",
+    ),
     unset(
         "server.tls_client_ca",
         r#""/etc/boxd/clients.pem""#,
-        "Callers over tls:// must show a certificate signed by one of these.",
+        "CA certificates. Clients over tls:// must present a certificate signed by one of them.",
     ),
     key(
         "server.max_connections",
         "1024",
-        "Connections at once to each listener. Beyond: the oldest without a token makes room, or else the new one is closed.",
+        "Maximum concurrent connections per listener. Beyond it, the server closes the oldest connection without a token,\nor else the new connection.",
     ),
     key(
         "server.calls_per_token",
         "1024",
-        "Calls at once of one token, over all its connections, and as many streams. Beyond: overloaded.",
+        "Maximum concurrent calls per token over all its connections, and the same number of streams. Beyond it: overloaded.",
     ),
     key(
         "server.drain_sec",
         "10",
-        "How long running calls may go on after SIGTERM.",
+        "Seconds that running calls have to finish after SIGTERM.",
     ),
     key(
         "server.keep_boxes",
         "false",
-        "Leave boxes running at SIGTERM, for the next server of this state directory. A server that is killed always does.",
+        "Keep boxes running after SIGTERM for the next server of this state directory. After SIGKILL boxes always stay.",
     ),
     key(
         "runtime.backend",
         r#""auto""#,
-        "What makes boxes: auto or native.",
+        "Backend that creates boxes: auto or native.",
     ),
     key(
         "runtime.session_ttl_sec",
         "300",
-        "Idle time after which a box is deleted, unless its lifetime says otherwise.",
+        "Idle seconds after which the runtime deletes a box without a lifetime of its own.",
     ),
     key(
         "runtime.command_retention_sec",
         "600",
-        "How long an ended command can still be read, unless it was started with a time of its own.",
+        "Seconds that the output of an ended command stays readable, unless the command sets its own retention.",
     ),
     key(
         "runtime.max_sessions",
         "64",
-        "Boxes there may be at once. Beyond: capacity.",
+        "Maximum number of boxes. Beyond it: capacity.",
     ),
     unset(
         "runtime.max_sessions_per_token",
         "16",
-        "Boxes of one token at once. Beyond: capacity. Unless set: as many as there may be.",
+        "Maximum number of boxes per token. Beyond it: capacity. Default: max_sessions.",
     ),
     key(
         "runtime.queued_calls",
         "128",
-        "Calls that may wait for one box. Beyond: capacity.",
+        "Maximum number of calls that wait for one box. Beyond it: capacity.",
     ),
     key(
         "runtime.start_timeout_sec",
         "120",
-        "How long a box may take to start. Beyond: timeout.",
+        "Seconds that a box may take to start. Beyond it: timeout.",
     ),
     key(
         "runtime.stop_timeout_sec",
         "10",
-        "How long a box may take to end. Beyond: it is given up and swept later.",
+        "Seconds that a box may take to stop. Beyond it, the runtime cleans the box up later.",
     ),
     key(
         "runtime.spares",
         "2",
-        "Boxes that are begun before they are asked for, so that they start faster.",
+        "Number of boxes to prepare in advance, for a faster start.",
     ),
     key(
         "runtime.cgroup_parent",
         r#""box""#,
-        "The cgroup under which boxes get theirs. Servers of one machine may share it.",
+        "Parent cgroup of all boxes. Servers on one machine may share it.",
     ),
     unset(
         "runtime.disk_read_mb_per_s",
         "200",
-        "The most that each box reads from each disk, in MiB per second. Needs the cgroup controller io or blkio\n(cgroup.io of boxd doctor). Unless set: no limit.",
+        "Read limit of each box for each disk, in MiB per second. Requires the cgroup controller io or blkio\n(cgroup.io of boxd doctor). Default: no limit.",
     ),
     unset(
         "runtime.disk_write_mb_per_s",
         "100",
-        "The same for writing. With cgroups of version 1 it holds for direct writes only.",
+        "Write limit of each box for each disk, in MiB per second. With cgroup version 1 it applies to direct writes only.",
     ),
     key(
         "policy.enabled",
         "true",
-        "Whether boxes are offered at all.",
+        "Whether the service offers boxes.",
     ),
     key(
         "policy.profile",
         r#""default""#,
-        "The profile in use: default, offline_readonly, network_basic, network_extended, or one of policy.profiles.",
+        "Active profile: default, offline_readonly, network_basic, network_extended, or one of policy.profiles.",
     ),
     unset(
         "policy.profiles",
         r#"[{ name = "small", cpus = 0.5, memory_mb = 128, locked = ["network"], strict = true }]"#,
-        "Profiles of your own. One with a built-in's name takes its place.",
+        "Additional profiles. A profile with the name of a built-in profile replaces it.",
     ),
     unset(
         "policy.shared_host_root",
         r#""/srv/boxes""#,
-        "One directory for everything that is shared with boxes: its subdirectory `default` is the default\nworkspace, and unless said otherwise it is the only directory that may be mounted.",
+        "Directory shared with boxes. Its subdirectory `default` is the default workspace.\nUnless allowed_host_mount_roots is set, callers can mount directories below it only.",
     ),
     key(
         "policy.allowed_host_mount_roots",
         "[]",
-        "Directories below which host paths may be mounted. None means that none may. The user of the server may mount, over the\nUnix socket, every directory that this user can read; places of the system (/etc, /root, /run, ...) only if a root names them.",
+        "Directories below which callers may mount host paths. An empty list allows none. Over the Unix socket, the user of the\nserver may mount every directory that the user can read; system directories (/etc, /root, /run, ...) must be listed here.",
     ),
     unset(
         "policy.default_host_workspace",
         r#""/srv/boxes/default""#,
-        "The workspace of a box that names none.",
+        "Default workspace, for a box without one.",
     ),
     unset(
         "policy.tokens",
         r#"{ ann = { allowed_host_mount_roots = ["/srv/ann"], default_host_workspace = "/srv/ann/box" } }"#,
-        "What callers with single tokens may mount, by the token's name, in place of the two keys above and of `--allow-mount`. A name that no token has is refused.",
+        "Mount roots and default workspace of single tokens, by token name. They replace the two keys above and `--allow-mount`.\nAn unknown token name is an error.",
     ),
     unset(
         "policy.workspace_quota_mb",
         "1024",
-        "Takes the place of the profile's quota of a workspace.",
+        "Workspace quota in MiB. Overrides the quota of the profile.",
     ),
     key(
         "policy.max_workspace_entries",
         "100000",
-        "The most files a workspace with a quota may have.",
+        "Maximum number of files in a workspace with a quota.",
     ),
     key(
         "policy.output_limit_chars",
         "4000",
-        "The longest output of an exec that is returned, in characters of each stream; 0 for no limit.",
+        "Maximum output that an exec returns, in characters per stream. 0 means no limit.",
     ),
     key(
         "policy.session_id_template",
         r#""{launcher_type}_{launcher_id}""#,
-        "How a box is named whose caller does not.",
+        "Template for the name of a box, if the caller gives none.",
     ),
     key(
         "policy.log_commands",
         "false",
-        "Whether the texts of commands go into the log. They may hold secrets.",
+        "Whether the service logs command texts, which may contain secrets.",
     ),
     unset(
         "network.allow",
         r#"["pypi.org", "*.pythonhosted.org", "10.1.2.3:5432", "*:443"]"#,
-        "To whom boxes with a network may connect: names, *.names, addresses and ranges, each with a port or a range\nof ports if need be. Unless set: to everybody with a public address. An empty list: to nobody. Addresses that are not\npublic (loopback, private, link-local, metadata) are reached only if they are listed as addresses, whatever name\nleads to them. A box's own policy can only narrow this.",
+        "Destinations to allow: host names, *.names, addresses and address ranges, each with an optional port or port range.\nDefault: all public addresses. An empty list allows nothing. An address that is not public (loopback, private, link-local,\nmetadata) must be listed as an address, also if a listed name resolves to it. The policy of a box can only narrow this.",
     ),
     key(
         "network.deny",
         "[]",
-        "To whom they may not, whatever allows it.",
+        "Destinations to block. Takes precedence over `allow`.",
     ),
     unset(
         "network.default",
         r#""deny""#,
-        "What becomes of the rest: allow or deny. Unless set: deny if there is an allow, allow if there is none.",
+        "Rule for all other destinations: allow or deny. Default: deny if `allow` is set, else allow.",
     ),
     unset(
         "network.hosts",
         r#"{ "mirror.internal" = ["10.1.2.3"] }"#,
-        "Addresses of names, before /etc/hosts and the machine's name servers are asked.",
+        "Addresses of host names. They take precedence over /etc/hosts and DNS.",
     ),
     unset(
         "network.proxy",
         r#""http://proxy.internal:3128""#,
-        "Connect through this HTTP proxy, by CONNECT; it then looks names up. Unless set: HTTPS_PROXY or HTTP_PROXY of\nthe environment, if there is one. `none` for none.",
+        "HTTP proxy for all connections (CONNECT). The proxy then resolves names. Default: HTTPS_PROXY or HTTP_PROXY of the\nenvironment. `none` disables it.",
     ),
     key(
         "network.no_proxy",
         "[]",
-        "To whom to connect without it, written as in allow.",
+        "Destinations to reach without the proxy, written as in `allow`.",
     ),
     key(
         "network.connections",
         "1024",
-        "Connections of one box at once. Beyond: refused.",
+        "Maximum concurrent connections per box. Beyond it, connections are refused.",
     ),
     key(
         "network.connections_per_sec",
         "1000",
-        "New connections of one box in a second; what comes faster waits. 0 for no limit.",
+        "Maximum new connections per box and second. Further connections wait. 0 means no limit.",
     ),
     key(
         "network.bytes_per_box",
         "0",
-        "Bytes that one box may send and receive together. Beyond: reset, and new ones refused. 0 for no limit.",
+        "Maximum bytes that a box may send and receive in total. Beyond it, its connections are reset and new ones refused.\n0 means no limit.",
     ),
     key(
         "network.audit",
         "false",
-        "Whether every connection goes into the log: name, address, port, bytes, or why it was not made.",
+        "Whether the runtime logs every connection: host name, address, port, and bytes or the reason of the failure.",
     ),
     key(
         "images.strict",
         "false",
-        "Refuse images that are not listed below, instead of running on the machine's own system directories.",
+        "Refuse images that images.roots does not list, instead of using the system directories of the machine.",
     ),
     unset(
         "images.roots",
         r#"{ "python:3.12" = "/srv/roots/python" }"#,
-        "Root directories by the name of an image.",
+        "Root directories by image name.",
     ),
     key(
         "log.level",
         r#""info""#,
-        "error, warn, info, debug or trace; or by module: info,box_runtime=debug.",
+        "Log level: error, warn, info, debug or trace, or by module: info,box_runtime=debug.",
     ),
     key(
         "log.format",
         r#""human""#,
-        "human or json, to standard error.",
+        "Log format on stderr: human or json.",
     ),
 ];
 

@@ -149,7 +149,7 @@ pub(crate) fn variables() -> Result<Vec<(String, String)>> {
     all.filter(|(name, _)| name.starts_with("BOXD_"))
         .map(|(name, value)| match value.into_string() {
             Ok(value) => Ok((name, value)),
-            Err(_) => Err(anyhow!("{name} is not UTF-8")),
+            Err(_) => Err(anyhow!("{name}: not UTF-8")),
         })
         .collect()
 }
@@ -259,7 +259,7 @@ fn nearest(name: &str, known: impl Iterator<Item = String>) -> String {
 fn typed(values: &Values) -> Result<Config> {
     let mut sections = Table::new();
     for (name, (value, _)) in values {
-        let (section, key) = name.split_once('.').context("a key without a section")?;
+        let (section, key) = name.split_once('.').context("key without a section")?;
         let table = sections
             .entry(section)
             .or_insert_with(|| Value::Table(Table::new()));

@@ -89,7 +89,8 @@ impl NetworkSection {
             },
         };
         // Not with the address, which may hold a password.
-        let mut proxy = parse(url.trim()).with_context(|| format!("{origin} is no proxy"))?;
+        let mut proxy =
+            parse(url.trim()).with_context(|| format!("{origin}: invalid proxy address"))?;
         proxy.except.clone_from(&self.no_proxy);
         if let Some((_, list)) = first(&EXCEPTIONS).filter(|_| self.proxy.is_none()) {
             proxy.except.extend(exceptions(&list));
@@ -102,7 +103,7 @@ impl NetworkSection {
 fn parse(url: &str) -> Result<Proxy> {
     let rest = match url.split_once("://") {
         Some(("http", rest)) => rest,
-        Some(_) => bail!("it must begin with http://"),
+        Some(_) => bail!("must begin with http://"),
         None => url,
     };
     let rest = rest.trim_end_matches('/');
@@ -110,14 +111,12 @@ fn parse(url: &str) -> Result<Proxy> {
         .rsplit_once('@')
         .map_or((None, rest), |(login, place)| (Some(login), place));
     let (host, port) = match place.rsplit_once(':') {
-        Some((host, port)) if !port.ends_with(']') => {
-            (host, port.parse().context("it has no port that is one")?)
-        }
+        Some((host, port)) if !port.ends_with(']') => (host, port.parse().context("invalid port")?),
         _ => (place, 80),
     };
     let host = host.trim_start_matches('[').trim_end_matches(']');
     if host.is_empty() || host.contains(['/', ' ']) {
-        bail!("it names no host");
+        bail!("missing host");
     }
     let mut proxy = Proxy::new(host, port);
     proxy.authorization = login.map(|login| {

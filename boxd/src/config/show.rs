@@ -56,8 +56,8 @@ fn without_secret(name: &str, value: &Value) -> Value {
 pub(crate) fn example() -> String {
     let mut text = String::from(
         "# boxd's configuration. Every key is shown with its default, or with an example where it has none.\n\
-         # `boxd config show` prints the effective one and where each value came from. The environment wins over this\n\
-         # file (BOXD_SERVER_HTTP=127.0.0.1:0), and flags win over both.\n",
+         # `boxd config show` prints the effective values and their origins. Environment variables override this\n\
+         # file (BOXD_SERVER_HTTP=127.0.0.1:0), and flags override both.\n",
     );
     let mut section = "";
     for key in KEYS {
@@ -78,8 +78,7 @@ pub(crate) fn example() -> String {
 
 /// Every key in a table of Markdown.
 pub(crate) fn reference() -> String {
-    let mut text =
-        String::from("| key | default | variable | what it is for |\n|---|---|---|---|\n");
+    let mut text = String::from("| key | default | variable | description |\n|---|---|---|---|\n");
     for key in KEYS {
         let default = match (key.default, key.example) {
             ("", example) => format!("none; for example `{example}`"),
@@ -103,7 +102,7 @@ mod tests {
         assert_eq!(
             committed,
             example(),
-            "write it again: boxd config example > boxd/boxd.example.toml"
+            "regenerate it: boxd config example > boxd/boxd.example.toml"
         );
     }
 
@@ -113,7 +112,7 @@ mod tests {
     fn the_page_of_the_repository_has_every_key() {
         assert!(
             PAGE.contains(&reference()),
-            "put it there again, between its marks: boxd config reference"
+            "regenerate the part between the marks: boxd config reference"
         );
     }
 

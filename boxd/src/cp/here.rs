@@ -116,7 +116,7 @@ pub(super) fn name_of(path: &Path) -> Result<OsString> {
     }
     let real = std::fs::canonicalize(path).with_context(|| shown(path))?;
     let name = real.file_name().map(OsStr::to_owned);
-    name.with_context(|| format!("{} has no name to copy it under", path.display()))
+    name.with_context(|| format!("{} has no file name", path.display()))
 }
 
 /// Whether a path says that it means a directory, by a slash at its end: then a link to one is followed.
@@ -138,7 +138,7 @@ fn is_own_stream(path: &Path) -> bool {
 fn linked(path: &Path) -> String {
     let path = path.display();
     format!(
-        "{path}: is a link, which cp does not follow; name what it leads to, or write {path}/ for a directory"
+        "{path}: is a symbolic link, which cp does not follow; name its target, or write {path}/ for a directory"
     )
 }
 

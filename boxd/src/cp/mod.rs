@@ -100,9 +100,9 @@ async fn copy_all(arguments: &Arguments, asked: &CpArguments, stop: Stop) -> Res
             download(&opened(&session).await?, &path, &here, &stop).await
         }
         (Place::Box(..), Place::Box(..)) => {
-            bail!("copy out of one box first, then into the other")
+            bail!("cannot copy between two boxes; copy to this machine first")
         }
-        _ => bail!("one of the two must be in a box, with its whole path: BOX:/PATH"),
+        _ => bail!("one path must be in a box: BOX:/PATH"),
     }
 }
 
@@ -130,7 +130,7 @@ async fn upload(
 ) -> Result<()> {
     let name = name_of(here)?;
     let name = name.to_str();
-    let name = name.with_context(|| format!("{}: its name is not UTF-8", here.display()))?;
+    let name = name.with_context(|| format!("{}: file name is not UTF-8", here.display()))?;
     let path = target(there, path, name).await?;
     let directory = match source {
         Source::File(file, stat) => {
@@ -252,7 +252,7 @@ async fn download(there: &BoxHandle, path: &str, here: &Path, stop: &Stop) -> Re
     let spot = match to {
         Target::Directory(directory) => Spot { directory, name },
         Target::Named(spot, _) => spot,
-        Target::Stream(_) => bail!("{}: a directory cannot be copied to a stream", shown()),
+        Target::Stream(_) => bail!("{}: cannot copy a directory to a stream", shown()),
     };
     let root = spot.make_directory().with_context(shown)?;
     let bar = progress(None);

@@ -26,7 +26,7 @@ pub(super) fn pack(directory: &OwnedFd, to: impl Write) -> Result<()> {
         let Found::Entry(entry) = found else {
             let path: PathBuf = names.iter().collect();
             return ControlFlow::Break(anyhow!(
-                "{}: cannot be read, or is too deep",
+                "{}: unreadable or nested too deeply",
                 path.display()
             ));
         };
@@ -73,7 +73,7 @@ fn add(archive: &mut Builder<impl Write>, entry: &Entry<'_>, path: &PathBuf) -> 
             let path = path.display().to_string();
             let path = output::visible(&path);
             output::complain(&format!(
-                "boxd: {path}: not copied: neither a file, nor a directory, nor a link"
+                "boxd: {path}: skipped; not a file, directory or symbolic link"
             ));
         }
     }
@@ -89,7 +89,7 @@ fn open(entry: &Entry<'_>) -> Result<Option<(File, Stat)>> {
         Err(errno) if has_changed(errno) => return Ok(None),
         file => file?,
     };
-    let stat = rustix::fs::fstat(&file).context("cannot be looked at")?;
+    let stat = rustix::fs::fstat(&file).context("cannot stat")?;
     let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
     Ok(is_file.then(|| (file.into(), stat)))
 }

@@ -71,7 +71,7 @@ impl<R: AsyncRead + Unpin> AsyncRead for Cut<R> {
         if self.told.as_mut().poll(cx).is_ready() {
             // A future that is ready is not asked again.
             self.told = Box::pin(std::future::ready(()));
-            return Poll::Ready(Err(io::Error::other(anyhow!("told to stop"))));
+            return Poll::Ready(Err(io::Error::other(anyhow!("interrupted"))));
         }
         Pin::new(&mut self.reader).poll_read(cx, into)
     }

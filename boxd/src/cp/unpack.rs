@@ -43,10 +43,12 @@ pub(super) fn unpack(archive: impl Read, root: &OwnedFd) -> Result<()> {
                 draft.place(&spot).with_context(shown)?;
             }
             EntryType::Symlink => {
-                let target = entry.link_name_bytes().context("a link to nothing")?;
+                let target = entry
+                    .link_name_bytes()
+                    .context("symbolic link without a target")?;
                 spot.make_link(&target).with_context(shown)?;
             }
-            _ => bail!("{} is a kind of file that is not copied", path.display()),
+            _ => bail!("{}: unsupported file type", path.display()),
         }
     }
     // Last: a directory that may not be written cannot be filled.
@@ -67,7 +69,7 @@ fn inner(path: &Path) -> Result<PathBuf> {
         match part {
             Component::Normal(part) => inner.push(part),
             Component::CurDir => {}
-            _ => bail!("{} leads outside", path.display()),
+            _ => bail!("{}: points outside the target directory", path.display()),
         }
     }
     Ok(inner)

@@ -89,7 +89,10 @@ fn boxes_are_deleted_one_by_one_or_all() {
         ("a\n", Some(125))
     );
     assert!(err(&some).contains("nope: not_found"), "{some:?}");
-    assert!(err(&some).contains("`boxd ps` lists the boxes"), "{some:?}");
+    assert!(
+        err(&some).contains("list the boxes with `boxd ps`"),
+        "{some:?}"
+    );
     for command in ["rm", "pause", "kill"] {
         let some = server.run(&[command, "--json", "nope"]);
         let told: serde_json::Value = serde_json::from_str(&err(&some)).unwrap();
@@ -126,8 +129,8 @@ fn a_box_in_use_is_deleted_by_force_only() {
     );
     let told = err(&refused);
     assert!(
-        told.contains("busy: conflict: in use: busy/job runs; --force")
-            && told.contains("paused: conflict: in use: it is paused"),
+        told.contains("busy: conflict: in use: busy/job is running; delete it with --force")
+            && told.contains("paused: conflict: in use: paused"),
         "{told}"
     );
     assert_eq!(

@@ -143,15 +143,15 @@ fn why_a_command_ended_is_said_with_what_can_be_done() {
     let hog = "python3 -c 'x = b\"x\" * (256 << 20)'";
     let ran = server.run(&["exec", "b", hog]);
     let said = err(&ran);
-    assert!(!said.contains("--memory-mb gives it more"), "{said}");
+    assert!(!said.contains("raise --memory-mb"), "{said}");
     // Where there is no cgroup, it is refused memory by its own limit.
     let by_limit = said.contains("MemoryError");
     assert!(
-        by_limit || said.contains("boxd run --memory-mb makes one"),
+        by_limit || said.contains("create a box with a higher --memory-mb"),
         "{said}"
     );
     let late = server.run(&["exec", "--timeout", "200ms", "b", "sleep 100"]);
-    assert!(err(&late).contains("--timeout gives it more"), "{late:?}");
+    assert!(err(&late).contains("raise --timeout"), "{late:?}");
     let arguments = [
         "exec",
         "-d",

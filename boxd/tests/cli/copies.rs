@@ -132,7 +132,7 @@ fn a_link_that_was_named_is_refused_and_one_in_the_place_of_a_copy_is_replaced()
     // Out of a box.
     let refused = err(&server.run(&["cp", "b:/tmp/f", text(&at("link"))]));
     assert!(
-        refused.contains("is a link, which cp does not follow"),
+        refused.contains("is a symbolic link, which cp does not follow"),
         "{refused}"
     );
     server.ok(&["cp", "b:/tmp/f", &format!("{}/", text(&at("link")))]);
@@ -141,7 +141,7 @@ fn a_link_that_was_named_is_refused_and_one_in_the_place_of_a_copy_is_replaced()
     assert_eq!(fs::read_to_string(at("real/f")).unwrap(), "new\n");
     // Into a box.
     let refused = err(&server.run(&["cp", text(&at("link")), "b:/tmp/tree"]));
-    assert!(refused.contains("is a link"), "{refused}");
+    assert!(refused.contains("is a symbolic link"), "{refused}");
     server.ok(&["cp", &format!("{}/", text(&at("link"))), "b:/tmp/tree"]);
     assert_eq!(server.ok(&["exec", "b", "cat /tmp/tree/f"]), "new\n");
 }

@@ -69,7 +69,7 @@ fn what_is_there_is_written_to_as_what_it_is() {
         std::os::unix::fs::chown(at("file"), Some(12), Some(34)).unwrap();
     }
     std::os::unix::fs::symlink("file", at("link")).unwrap();
-    assert!(err(&copy("link")).contains("is a link"));
+    assert!(err(&copy("link")).contains("is a symbolic link"));
     assert_eq!(
         std::fs::read_to_string(at("file")).unwrap(),
         "old, and longer"
@@ -97,7 +97,7 @@ fn what_is_there_is_written_to_as_what_it_is() {
     assert_eq!(server.ok(&["cp", "b:/tmp/f", "/dev/stdout"]), "new\n");
     // Nothing is written through a link into nowhere, nor to a file of ours that is called as a part was.
     std::os::unix::fs::symlink(at("nowhere"), at("dangling")).unwrap();
-    assert!(err(&copy("dangling")).contains("is a link"));
+    assert!(err(&copy("dangling")).contains("is a symbolic link"));
     std::fs::write(at(".fresh.part"), "mine").unwrap();
     assert!(copy("fresh").status.success());
     assert_eq!(std::fs::read_to_string(at(".fresh.part")).unwrap(), "mine");

@@ -42,7 +42,10 @@ fn options_of_container_engines_do_what_they_mean_there() {
 fn what_is_called_otherwise_is_named() {
     for (arguments, says) in [
         (&["-p", "8080:80", "true"][..], "boxd port NAME PORT"),
-        (&["-v", "cache:/data", "true"], "no named volumes"),
+        (
+            &["-v", "cache:/data", "true"],
+            "named volumes are not supported",
+        ),
         (&["-m", "5q", "true"], "use k, m, g or t"),
         (&["--keep", "true"], "--name"),
         (&["--ttl", "1h", "true"], "--name"),
@@ -97,7 +100,7 @@ fn a_detached_command_with_rm_changes_no_box_that_is_there() {
     let refused = server.run(&["run", "-d", "--rm", "--name", "kept", "rm /tmp/f"]);
     let said = err(&refused);
     assert_eq!(refused.status.code(), Some(125), "{refused:?}");
-    assert!(said.contains("--rm: box kept exists already"), "{said}");
+    assert!(said.contains("--rm: box kept already exists"), "{said}");
     assert_eq!(idle("kept"), 7_200_000);
     server.ok(&["exec", "kept", "test -e /tmp/f"]);
     server.ok(&["run", "-d", "--rm", "--name", "brief", "true"]);

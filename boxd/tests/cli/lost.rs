@@ -46,8 +46,8 @@ fn a_command_is_read_on_and_told_what_is_typed_after_its_server_was_killed() {
         ("got typed\n", Some(7)),
         "{told}"
     );
-    let lost = told.find("the connection to the server is lost");
-    let back = told.find("the server is back");
+    let lost = told.find("lost the connection to the server");
+    let back = told.find("reconnected to the server");
     assert!(lost.is_some() && lost < back, "{told}");
     drop(server);
 }

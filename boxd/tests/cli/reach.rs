@@ -78,7 +78,7 @@ fn whoever_is_not_let_in_is_told_why() {
         (
             endpoint.replace("/rpc/ws", "/nowhere"),
             &right,
-            "is the path right?",
+            "check the path",
         ),
         (
             "tcp://127.0.0.1:1".to_owned(),

@@ -124,7 +124,7 @@ fn limits_variables_and_directories_are_as_asked_for() {
     // Killed by its cgroup; where there is none, refused memory by its own limit.
     let said = err(&hog);
     assert!(
-        said.contains("--memory-mb gives it more") || said.contains("MemoryError"),
+        said.contains("raise --memory-mb") || said.contains("MemoryError"),
         "{said}"
     );
     assert_eq!(
@@ -153,11 +153,13 @@ fn what_cannot_be_is_said_with_what_to_do() {
     assert!(refused(&["--workspace", "/nowhere", "true"]).contains("/nowhere"));
     assert!(refused(&["--profile", "nope", "true"]).contains("nope"));
     assert!(refused(&["--cpus", "0", "true"]).contains("cpus must be greater than 0"));
-    assert!(refused(&["-e", "BOXD_NOT_SET_AT_ALL", "true"]).contains("not set here"));
+    assert!(
+        refused(&["-e", "BOXD_NOT_SET_AT_ALL", "true"]).contains("not set in this environment")
+    );
     assert!(refused(&[]).contains("Usage"));
     let words = refused(&["echo", "hi"]);
     assert!(words.contains("-- echo hi"), "{words}");
-    assert!(refused(&["--timeout", "soon", "true"]).contains("no unit of time"));
+    assert!(refused(&["--timeout", "soon", "true"]).contains("unknown time unit"));
     let directory = tempfile::tempdir().unwrap();
     let lonely = feed(
         boxd()

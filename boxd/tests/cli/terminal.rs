@@ -248,7 +248,7 @@ fn a_server_that_stands_still_holds_nobody() {
         });
         server.signal(Signal::CONT);
         assert!(echoes(&terminal));
-        terminal.shows("the server does not answer");
+        terminal.shows("the server does not respond");
         code.unwrap().code()
     };
     let script = "trap '' INT TERM; echo up; while :; do sleep 0.1; done";
