@@ -1,4 +1,4 @@
-//! What the agent knows: its box, the commands in it, and who waits for whom.
+//! The agent's state: its box, the commands in it, and the calls that wait for them.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -14,74 +14,78 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use crate::command::Command;
-use crate::ends::Ends;
+use crate::exit_queue::ExitQueue;
 use crate::files::Files;
-use crate::keep::Sum;
-use crate::life::{KILLED, Keep, Life};
+use crate::head_buffer::OutputTotals;
 use crate::log::Log;
-use crate::pipe::Leftovers;
+use crate::log_file::LogFile;
+use crate::pipe::OrphanedPipes;
 use crate::ports::Ports;
 use crate::shells::Shells;
-use crate::slot::{Lease, Slots};
+use crate::shm::{ShmPool, ShmSlot};
 use crate::start::Started;
-use crate::store::Store;
-use crate::watch::Watching;
+use crate::supervise::{KILLED, OutputSink, Supervisor};
+use crate::watch::FileWatch;
 
-/// Ended commands that are kept, at most.
-const ENDED_KEPT: usize = 16_384;
+/// Maximum number of ended commands in the table.
+const ENDED_MAX: usize = 16_384;
 
-/// Commands that run or are held at once.
+/// Maximum number of commands that run or are held at once.
 pub(crate) const RUNNING_MAX: usize = 1024;
 
-/// Ids of forgotten commands that are remembered, to tell "no more" from "never".
-const FORGOTTEN_KEPT: usize = 1024;
+/// Maximum number of remembered ids of removed commands, to tell "expired" from "never existed".
+const FORGOTTEN_MAX: usize = 1024;
 
-/// What the agent knows.
+/// The state of the agent.
 #[derive(Debug)]
 pub(crate) struct Agent {
     init: Mutex<Init>,
-    table: Mutex<Table>,
-    slots: Slots,
-    store: Option<Arc<Store>>,
+    table: Mutex<CommandTable>,
+    shm: ShmPool,
+    log_file: Option<Arc<LogFile>>,
     files: Arc<Files>,
     shells: Shells,
     ports: Arc<Ports>,
-    ends: Ends,
-    leftovers: Leftovers,
+    exit_queue: ExitQueue,
+    orphaned_pipes: OrphanedPipes,
 }
 
 #[derive(Debug, Default)]
-struct Table {
+struct CommandTable {
     commands: HashMap<CommandId, Arc<Command>>,
-    /// Who waits for the end of which process.
-    living: HashMap<i32, oneshot::Sender<Ended>>,
-    /// Ended and kept, oldest first.
+    /// The tasks that wait for the exit of a process, by its pid.
+    exit_waiters: HashMap<i32, oneshot::Sender<Ended>>,
+    /// Ended commands that are still in the table, oldest first.
     ended: VecDeque<Arc<Command>>,
-    /// Of those, whose output takes room in the store.
-    spooled: VecDeque<Weak<Command>>,
+    /// The ended commands that have output in the log file, oldest first.
+    stored: VecDeque<Weak<Command>>,
     forgotten: VecDeque<CommandId>,
-    /// What every command finds in its environment.
+    /// The environment of every command.
     env: Env,
 }
 
-/// A command that was asked for.
-pub(crate) enum Asked {
+/// The command of a requested id.
+pub(crate) enum Registered {
     New(Arc<Command>),
-    There(Arc<Command>),
+    Existing(Arc<Command>),
 }
 
 impl Agent {
-    pub(crate) fn new(init: Init, slots: Slots, store: Option<Arc<Store>>) -> io::Result<Self> {
+    pub(crate) fn new(
+        init: Init,
+        shm: ShmPool,
+        log_file: Option<Arc<LogFile>>,
+    ) -> io::Result<Self> {
         Ok(Self {
             files: Arc::new(Files::new(&init)?),
             init: Mutex::new(init),
             table: Mutex::default(),
-            slots,
-            store,
+            shm,
+            log_file,
             shells: Shells::default(),
             ports: Arc::default(),
-            ends: Ends::default(),
-            leftovers: Leftovers::default(),
+            exit_queue: ExitQueue::default(),
+            orphaned_pipes: OrphanedPipes::default(),
         })
     }
 
@@ -89,7 +93,7 @@ impl Agent {
         self.init.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn table(&self) -> MutexGuard<'_, Table> {
+    fn table(&self) -> MutexGuard<'_, CommandTable> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -97,7 +101,9 @@ impl Agent {
         &self.files
     }
 
-    /// Waits for the turn of a call behind all that name the same, which is taken at once.
+    /// Waits for the turn of a call: calls that name the same object run in order of arrival.
+    ///
+    /// The caller gets its place in the queue at once.
     pub(crate) async fn turn(&self, params: &impl Names) -> Turn<Named> {
         self.files.turn(params).await
     }
@@ -110,49 +116,54 @@ impl Agent {
         &self.ports
     }
 
-    pub(crate) fn ends(&self) -> &Ends {
-        &self.ends
+    pub(crate) fn exit_queue(&self) -> &ExitQueue {
+        &self.exit_queue
     }
 
-    pub(crate) fn leftovers(&self) -> &Leftovers {
-        &self.leftovers
+    pub(crate) fn orphaned_pipes(&self) -> &OrphanedPipes {
+        &self.orphaned_pipes
     }
 
-    pub(crate) fn slots(&self) -> &Slots {
-        &self.slots
+    pub(crate) fn shm(&self) -> &ShmPool {
+        &self.shm
     }
 
-    /// Sees off everything that has ended, and tells those who wait.
+    /// Reaps every process that has ended and notifies the tasks that wait for it.
     pub(crate) fn reap(&self) {
         loop {
             let Some(ended) = self.init().reap() else {
                 return;
             };
-            // Orphans end unnoticed.
-            if let Some(waiting) = self.table().living.remove(&ended.pid) {
+            // No task waits for an orphan.
+            if let Some(waiting) = self.table().exit_waiters.remove(&ended.pid) {
                 let _ = waiting.send(ended);
             }
         }
     }
 
-    /// The end of a process just started. To be called before anything is waited for.
-    pub(crate) fn end_of(&self, process: &box_sys::Command) -> oneshot::Receiver<Ended> {
+    /// Registers for the exit of a process.
+    ///
+    /// The caller must do this before it awaits anything, or it can miss the exit.
+    pub(crate) fn watch_exit(&self, process: &box_sys::Command) -> oneshot::Receiver<Ended> {
         let (sender, receiver) = oneshot::channel();
-        self.table().living.insert(process.pid, sender);
+        self.table().exit_waiters.insert(process.pid, sender);
         receiver
     }
 
-    /// The slot of this number. Where there is none, or a call that was dropped just now still has it, messages will do.
-    pub(crate) fn lease(&self, number: Option<u32>) -> Option<Lease> {
-        self.slots.lease(number?)
+    /// The shared memory slot of this number.
+    ///
+    /// Returns nothing if the slot does not exist or a dropped call still holds it; the output then travels in
+    /// messages.
+    pub(crate) fn shm_slot(&self, number: Option<u32>) -> Option<ShmSlot> {
+        self.shm.lease(number?)
     }
 
-    /// What every command finds in its environment from now on.
+    /// Sets the environment of every command that starts from now on.
     pub(crate) fn set_env(&self, env: Env) {
         self.table().env = env;
     }
 
-    /// That, and these over it.
+    /// The environment of every command, overridden by `more`.
     pub(crate) fn env_with(&self, more: Env) -> Env {
         let mut env = self.table().env.clone();
         env.extend(more);
@@ -162,29 +173,31 @@ impl Agent {
     pub(crate) fn find(&self, id: &CommandId) -> Result<Arc<Command>, BoxError> {
         let table = self.table();
         table.commands.get(id).cloned().ok_or_else(|| {
-            BoxError::not_found("no such command").with_detail(&Detail {
+            BoxError::not_found("command_id: no such command").with_detail(&Detail {
                 expired: table.forgotten.contains(id),
                 ..Detail::about(Subject::Process)
             })
         })
     }
 
-    /// Every command that can be asked for, oldest first.
+    /// Every command that a client can ask for, oldest first.
     pub(crate) fn commands(&self) -> Vec<Arc<Command>> {
         let mut all: Vec<_> = self.table().commands.values().cloned().collect();
         all.retain(|command| command.role != Role::Exec);
-        all.sort_by(|one, other| (one.created_at(), &one.id).cmp(&(other.created_at(), &other.id)));
+        all.sort_by(|left, right| {
+            (left.created_at(), &left.id).cmp(&(right.created_at(), &right.id))
+        });
         all
     }
 
-    /// How many have not ended.
-    pub(crate) fn open(&self) -> u64 {
+    /// The number of commands that have not ended.
+    pub(crate) fn open_count(&self) -> u64 {
         let table = self.table();
         let open = table.commands.values().filter(|it| !it.has_ended());
         open.count() as u64
     }
 
-    /// What runs and is at work, as a watch is not: it waits for others.
+    /// The ids of the running commands, without watches: a watch does no work by itself.
     pub(crate) fn running(&self) -> Vec<CommandId> {
         let table = self.table();
         let running = table
@@ -194,101 +207,101 @@ impl Agent {
         running.map(|command| command.id.clone()).collect()
     }
 
-    /// Takes the id for a new command, or finds who has it.
-    pub(crate) fn ask_for(&self, params: &AgentStartParams) -> Result<Asked, BoxError> {
+    /// Registers a new command under its id, or finds the existing one.
+    pub(crate) fn register(&self, params: &AgentStartParams) -> Result<Registered, BoxError> {
         let mut table = self.table();
-        if let Some(there) = table.commands.get(&params.command_id) {
-            if !params.replace && !there.is_asked_for_by(params) {
+        if let Some(existing) = table.commands.get(&params.command_id) {
+            if !params.replace && !existing.matches(params) {
                 return Err(BoxError::conflict(
-                    "command_id: a command of this id was asked for with another program, place, user or environment; take another id",
+                    "command_id: already used with another program, directory, user or environment; choose another id",
                 )
                 .with_detail(&Detail::of_field("command_id").of(Subject::Process)));
             }
-            return Ok(Asked::There(Arc::clone(there)));
+            return Ok(Registered::Existing(Arc::clone(existing)));
         }
         if table.commands.len() - table.ended.len() >= RUNNING_MAX {
             return Err(BoxError::limit(
                 box_protocol::Code::Capacity,
-                "commands of one box at once",
+                "the number of open commands in the box",
                 "commands",
                 RUNNING_MAX,
             ));
         }
-        let log = Log::new(params.log_bytes, self.store.clone());
+        let log = Log::new(params.log_bytes, self.log_file.clone());
         let command = Arc::new(Command::new(params, log));
         table
             .commands
             .insert(params.command_id.clone(), Arc::clone(&command));
-        Ok(Asked::New(command))
+        Ok(Registered::New(command))
     }
 
-    /// Starts what was asked for. What cannot be started is not there any more.
-    pub(crate) async fn begin(
+    /// Starts a registered command. A command that cannot be started is removed.
+    pub(crate) async fn launch(
         self: &Arc<Self>,
         command: &Arc<Command>,
         mut params: AgentStartParams,
-        keep: Keep,
+        sink: OutputSink,
     ) -> Result<JoinHandle<AgentCommand>, BoxError> {
-        // If the call is dropped meanwhile, nobody will finish it.
-        let unfinished = Unfinished(self, command);
+        // Removes the command if the call is dropped before the command runs.
+        let guard = StartGuard(self, command);
         if let Some(watch) = params.watch.take() {
             self.files().check_user(params.user.as_deref())?;
-            let watching = Watching::begin(self, command, *watch).await;
-            let watching = watching.inspect_err(|error| command.has_failed(error.clone()))?;
-            std::mem::forget(unfinished);
-            command.has_begun_alone();
-            return Ok(tokio::spawn(watching.live()));
+            let watch_task = FileWatch::begin(self, command, *watch).await;
+            let watch_task = watch_task.inspect_err(|error| command.fail(error.clone()))?;
+            std::mem::forget(guard);
+            command.set_internal();
+            return Ok(tokio::spawn(watch_task.run()));
         }
         params.env = self.env_with(std::mem::take(&mut params.env));
         let timeout = params.timeout_ms.map(Duration::from_millis);
-        let alone = params.detached_ms.map(Duration::from_millis);
-        let killed_before = self.init().oom_kills();
+        let unread_limit = params.detached_ms.map(Duration::from_millis);
+        let oom_kills_at_start = self.init().oom_kills();
         let started = self.start(params).await.inspect_err(|error| {
-            command.has_failed(error.clone());
+            command.fail(error.clone());
         })?;
-        // From here on it is its life's: nothing is waited for before that is there.
-        std::mem::forget(unfinished);
+        // From here on the supervising task owns the command. Nothing may be awaited before it is spawned.
+        std::mem::forget(guard);
         let Started {
             process,
             input,
             stdout,
             stderr,
         } = started;
-        let reaped = self.end_of(&process);
-        command.has_begun_with(process);
+        let reaped = self.watch_exit(&process);
+        command.set_process(process);
         if let Some(input) = input {
             command.input.open(input);
         }
-        let life = Life {
+        let supervisor = Supervisor {
             agent: Arc::clone(self),
             command: Arc::clone(command),
             reaped,
             stdout,
             stderr,
-            keep,
+            sink,
             timeout,
-            alone,
-            killed_before,
+            unread_limit,
+            oom_kills_at_start,
         };
-        Ok(tokio::spawn(life.live()))
+        Ok(tokio::spawn(supervisor.run()))
     }
 
-    /// Ends one that was never started.
+    /// Ends a command that was never started.
     pub(crate) fn end_held(self: &Arc<Self>, command: &Arc<Command>, why: ExitWhy) {
-        // Somebody may have had another reason before.
-        command.expect_end(why);
+        // The first recorded reason counts.
+        command.set_end_reason(why);
         let exit = command.exit(KILLED);
-        let told = command.telling(Some(exit), Sum::of(&command.log()));
-        command.has_ended_as(told);
-        self.ended(command);
+        let summary = command.summary(Some(exit), OutputTotals::of_log(&command.log()));
+        command.finish(summary);
+        self.record_end(command);
     }
 
-    /// Wants every command to end with the box; how many are still to.
+    /// Requests the end of every command because the box ends, and returns how many are still open.
     pub(crate) fn end_all(self: &Arc<Self>) -> usize {
         let mut all: Vec<_> = self.table().commands.values().cloned().collect();
         all.retain(|command| !command.has_ended());
         for command in &all {
-            if command.release().is_some() {
+            if command.take_held().is_some() {
                 self.end_held(command, ExitWhy::BoxEnded);
             } else {
                 command.end(ExitWhy::BoxEnded);
@@ -297,60 +310,66 @@ impl Agent {
         all.len()
     }
 
-    /// Takes back one that cannot be started.
+    /// Removes a command that cannot be started.
     pub(crate) fn abandon(&self, command: &Arc<Command>, error: BoxError) {
-        command.has_failed(error);
+        command.fail(error);
         let mut table = self.table();
-        let same = |there: &Arc<Command>| Arc::ptr_eq(there, command);
+        let same = |existing: &Arc<Command>| Arc::ptr_eq(existing, command);
         if table.commands.get(&command.id).is_some_and(same) {
             table.commands.remove(&command.id);
         }
     }
 
-    /// Takes output of a command. Where there is little room for it, that of those who ended first goes, and is counted.
-    pub(crate) fn keep_output(&self, command: &Command, stream: StreamName, bytes: &[u8]) {
-        command.log().take(stream, bytes);
-        command.has_grown();
-        let is_low = || self.store.as_ref().is_some_and(|store| store.is_low());
+    /// Appends output to the log of a command.
+    ///
+    /// If the log file is nearly full, the output of the commands that ended first is dropped and counted.
+    pub(crate) fn append_output(&self, command: &Command, stream: StreamName, bytes: &[u8]) {
+        command.log().append(stream, bytes);
+        command.notify_output();
+        let is_low = || {
+            self.log_file
+                .as_ref()
+                .is_some_and(|log_file| log_file.is_low())
+        };
         let mut still_read = Vec::new();
         while is_low() {
-            let Some(oldest) = self.table().spooled.pop_front() else {
+            let Some(oldest) = self.table().stored.pop_front() else {
                 break;
             };
             if let Some(oldest) = oldest.upgrade() {
                 let mut log = oldest.log();
-                log.forget();
-                if log.is_spooled() {
+                log.drop_unneeded();
+                if log.has_stored() {
                     drop(log);
                     still_read.push(Arc::downgrade(&oldest));
                 }
             }
         }
-        // They are asked again next time, before the others.
+        // Their readers may be done next time, so they stay the first candidates.
         for one in still_read.into_iter().rev() {
-            self.table().spooled.push_front(one);
+            self.table().stored.push_front(one);
         }
     }
 
-    /// Notes that a command has ended. Its record is kept for a while.
-    pub(crate) fn ended(self: &Arc<Self>, command: &Arc<Command>) {
+    /// Records that a command has ended, and schedules its removal.
+    pub(crate) fn record_end(self: &Arc<Self>, command: &Arc<Command>) {
         if let Some(process) = command.own_process() {
             self.init().forget(process);
         }
         if command.role != Role::Exec || command.is_unanswered() {
-            self.ends.tell(command);
+            self.exit_queue.push(command);
         }
         if command.role == Role::Exec {
             self.table().commands.remove(&command.id);
             return;
         }
-        let is_spooled = command.log().is_spooled();
+        let has_stored = command.log().has_stored();
         let mut table = self.table();
-        if is_spooled {
-            table.spooled.push_back(Arc::downgrade(command));
+        if has_stored {
+            table.stored.push_back(Arc::downgrade(command));
         }
         table.ended.push_back(Arc::clone(command));
-        if table.ended.len() > ENDED_KEPT
+        if table.ended.len() > ENDED_MAX
             && let Some(oldest) = table.ended.pop_front()
         {
             table.remove(&oldest);
@@ -366,7 +385,7 @@ impl Agent {
         }
     }
 
-    /// Forgets one that has ended.
+    /// Removes a command that has ended.
     pub(crate) fn forget(&self, command: &Arc<Command>) {
         let mut table = self.table();
         table.ended.retain(|ended| !Arc::ptr_eq(ended, command));
@@ -374,28 +393,32 @@ impl Agent {
     }
 }
 
-impl Table {
+impl CommandTable {
     fn remove(&mut self, command: &Arc<Command>) {
-        let other = |there: &Weak<Command>| !std::ptr::eq(there.as_ptr(), Arc::as_ptr(command));
-        self.spooled.retain(other);
-        // Another one may have the id by now.
-        let same = |there: &Arc<Command>| Arc::ptr_eq(there, command);
+        let other =
+            |existing: &Weak<Command>| !std::ptr::eq(existing.as_ptr(), Arc::as_ptr(command));
+        self.stored.retain(other);
+        // Another command may have the id by now.
+        let same = |existing: &Arc<Command>| Arc::ptr_eq(existing, command);
         if self.commands.get(&command.id).is_some_and(same) {
             self.commands.remove(&command.id);
             self.forgotten.push_back(command.id.clone());
-            if self.forgotten.len() > FORGOTTEN_KEPT {
+            if self.forgotten.len() > FORGOTTEN_MAX {
                 self.forgotten.pop_front();
             }
         }
     }
 }
 
-/// A command that is being started. Dropped before it runs, it is not there any more.
-struct Unfinished<'a>(&'a Arc<Agent>, &'a Arc<Command>);
+/// Removes a command if it is dropped before the command runs.
+struct StartGuard<'a>(&'a Arc<Agent>, &'a Arc<Command>);
 
-impl Drop for Unfinished<'_> {
+impl Drop for StartGuard<'_> {
     fn drop(&mut self) {
         let Self(agent, command) = self;
-        agent.abandon(command, BoxError::cancelled("the command was not started"));
+        agent.abandon(
+            command,
+            BoxError::cancelled("command: the call ended before the command started"),
+        );
     }
 }

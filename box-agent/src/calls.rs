@@ -1,4 +1,4 @@
-//! The calls about commands that the agent answers.
+//! Handlers of the agent's calls about commands.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,16 +14,16 @@ use box_rpc::{Call, Empty, Handle, Router, Turn, Withdrawal};
 use tokio::time::timeout;
 
 use crate::CONTRACT;
-use crate::agent::{Agent, Asked};
+use crate::agent::{Agent, Registered};
 use crate::command::Command;
-use crate::keep::Firsts;
-use crate::life::Keep;
-use crate::read::{self, Wish};
+use crate::head_buffer::HeadBuffers;
+use crate::read::{self, ReadRequest};
 use crate::shells::Shell;
+use crate::supervise::OutputSink;
 
-/// What the agent serves.
+/// The router of all actions that the agent serves.
 pub(crate) fn router(agent: &Arc<Agent>) -> Router {
-    Router::builder(Arc::new(Served(Arc::clone(agent))))
+    Router::builder(Arc::new(Handlers(Arc::clone(agent))))
         .on::<AgentHealth>()
         .on::<AgentStart>()
         .on::<AgentOutput>()
@@ -31,19 +31,19 @@ pub(crate) fn router(agent: &Arc<Agent>) -> Router {
         .on::<AgentInput>()
         .on::<AgentKill>()
         .on::<AgentAllow>()
-        .and(&crate::files::router(agent.files(), agent.slots()))
+        .and(&crate::files::router(agent.files(), agent.shm()))
         .and(&crate::shells::router(agent))
         .and(&crate::ports::router(agent.ports()))
-        .and(&crate::clear::router(agent))
-        .and(&crate::ends::router(agent))
+        .and(&crate::stop_all::router(agent))
+        .and(&crate::exit_queue::router(agent))
         .and(&crate::disk::router())
         .build()
 }
 
-/// The agent as the calls see it: they start tasks that outlive them.
-struct Served(Arc<Agent>);
+/// The handlers share the agent with the tasks they start, which outlive a call.
+struct Handlers(Arc<Agent>);
 
-impl Handle<AgentHealth> for Served {
+impl Handle<AgentHealth> for Handlers {
     async fn handle(
         &self,
         params: AgentHealthParams,
@@ -57,13 +57,13 @@ impl Handle<AgentHealth> for Served {
             contract: CONTRACT,
             running: self.0.running(),
             spools_files: true,
-            open: self.0.open(),
-            unheard: self.0.ends().count(),
+            open: self.0.open_count(),
+            unheard: self.0.exit_queue().count(),
         })
     }
 }
 
-impl Handle<AgentStart> for Served {
+impl Handle<AgentStart> for Handlers {
     async fn handle(
         &self,
         params: AgentStartParams,
@@ -75,47 +75,49 @@ impl Handle<AgentStart> for Served {
             Some(id) => Some(agent.shells().find(id)?),
             None => None,
         };
-        let asked = loop {
-            match agent.ask_for(&params)? {
-                // Whoever else wants the place comes before or after, and each of them gets it.
-                Asked::There(old) if params.replace => {
-                    // One that could not be started has left it already.
-                    if timeout(REPLACED, self.kill(&old)).await.is_err() {
+        let registered = loop {
+            match agent.register(&params)? {
+                // Concurrent calls that replace the same command run one after the other; each one succeeds.
+                Registered::Existing(old) if params.replace => {
+                    // A command that could not be started has been removed already.
+                    if timeout(REPLACE_TIMEOUT, self.kill(&old)).await.is_err() {
                         return Err(BoxError::unavailable(
-                            "command_id: the command in its place does not end; try again later",
+                            "command_id: the replaced command did not end within 10 s; retry later",
                         ));
                     }
                     agent.forget(&old);
                 }
-                asked => break asked,
+                registered => break registered,
             }
         };
-        match asked {
-            Asked::There(_) if params.role == Role::Exec => {
-                Err(BoxError::conflict("the command runs already"))
-            }
-            Asked::There(command) => {
+        match registered {
+            Registered::Existing(_) if params.role == Role::Exec => Err(BoxError::conflict(
+                "command_id: the command is already running; choose another id",
+            )),
+            Registered::Existing(command) => {
                 drop(turn);
-                let mut told = match params.reply {
+                let mut snapshot = match params.reply {
                     AgentReply::Streamed { until } => {
                         self.follow(&command, params.spool, until, call).await?
                     }
-                    AgentReply::Started | AgentReply::Collected { .. } => command.told(),
+                    AgentReply::Started | AgentReply::Collected { .. } => command.snapshot(),
                 };
-                told.existed = true;
-                Ok(told)
+                snapshot.existed = true;
+                Ok(snapshot)
             }
-            Asked::New(command) if params.hold => {
+            Registered::New(command) if params.hold => {
                 command.hold(params);
-                Ok(command.told())
+                Ok(command.snapshot())
             }
-            Asked::New(command) => Box::pin(self.run(command, params, shell, call, turn)).await,
+            Registered::New(command) => {
+                Box::pin(self.run(command, params, shell, call, turn)).await
+            }
         }
     }
 }
 
-impl Served {
-    /// Starts a command and answers as was asked.
+impl Handlers {
+    /// Starts a command and replies in the requested mode.
     async fn run(
         &self,
         command: Arc<Command>,
@@ -126,44 +128,48 @@ impl Served {
     ) -> Result<AgentCommand, BoxError> {
         let (agent, reply, spool) = (&self.0, params.reply, params.spool);
         let waits = reply != AgentReply::Started;
-        // Of one whose output is kept and that ends without a reader, the end can wait for another runtime.
-        let patient = matches!(reply, AgentReply::Streamed { .. }) && params.detached_ms.is_some();
-        let owner = waits.then(|| Owner {
+        // A streamed command with a detach limit survives the loss of the runtime; its exit status waits for the next
+        // runtime.
+        let survives_disconnect =
+            matches!(reply, AgentReply::Streamed { .. }) && params.detached_ms.is_some();
+        let guard = waits.then(|| CallGuard {
             command: &command,
-            keep: params.keep,
-            patient,
+            keep_running: params.keep,
+            survives_disconnect,
             withdrawal: call.withdrawal(),
         });
-        let keep = match reply {
-            AgentReply::Collected { bytes } => Keep::First(Firsts::new(bytes, agent.lease(spool))),
-            AgentReply::Started | AgentReply::Streamed { .. } => Keep::Log,
+        let sink = match reply {
+            AgentReply::Collected { bytes } => {
+                OutputSink::Head(HeadBuffers::new(bytes, agent.shm_slot(spool)))
+            }
+            AgentReply::Started | AgentReply::Streamed { .. } => OutputSink::Log,
         };
-        let life = if let Some(shell) = shell {
-            let (life, begun) = shell.run(agent, &command, params);
+        let supervised = if let Some(shell) = shell {
+            let (supervised, started) = shell.run(agent, &command, params);
             drop(turn);
             if reply != AgentReply::Started {
-                // It may also end before its turn.
-                let _ = begun.await;
+                // The command may also end before its run begins.
+                let _ = started.await;
             }
-            life
+            supervised
         } else {
-            let life = agent.begin(&command, params, keep).await?;
+            let supervised = agent.launch(&command, params, sink).await?;
             drop(turn);
-            life
+            supervised
         };
-        let told = match reply {
-            AgentReply::Started => command.told(),
-            AgentReply::Collected { .. } => life
+        let snapshot = match reply {
+            AgentReply::Started => command.snapshot(),
+            AgentReply::Collected { .. } => supervised
                 .await
-                .map_err(|_| BoxError::internal("the end of the command was not seen"))?,
+                .map_err(|_| BoxError::internal("command: exit status unknown"))?,
             AgentReply::Streamed { until } => self.follow(&command, spool, until, call).await?,
         };
-        // A reader that has enough is not one that is gone.
-        std::mem::forget(owner);
-        Ok(told)
+        // A reader that stopped at its limit has not disconnected.
+        std::mem::forget(guard);
+        Ok(snapshot)
     }
 
-    /// Streams a command's output from its first byte on.
+    /// Streams the output of a command from its first byte on.
     async fn follow(
         &self,
         command: &Arc<Command>,
@@ -171,47 +177,54 @@ impl Served {
         until: Until,
         mut call: Call<AgentStart>,
     ) -> Result<AgentCommand, BoxError> {
-        self.release(command, None).await?;
+        self.start_held(command, None).await?;
         let Some(sink) = call.chunks() else {
-            return Err(BoxError::validation("reply: a call that does not stream"));
+            return Err(BoxError::validation(
+                "reply: a streamed reply needs a streaming call",
+            ));
         };
         if command.role == Role::Run {
-            command.has_news(SOON).await;
+            command.wait_for_news(RUN_NEWS_WAIT).await;
         }
         let started = AgentChunk::Started {
             pid: command.pid().unwrap_or_default(),
             info: command.info().map(Box::new),
         };
         sink.send(&started).await?;
-        let wish = Wish {
+        let request = ReadRequest {
             until,
-            slot: self.0.lease(spool),
-            ..Wish::default()
+            slot: self.0.shm_slot(spool),
+            ..ReadRequest::default()
         };
-        let why = read::stream(command, wish, sink).await?;
-        Ok(read_to(command, why))
+        let why = read::stream(command, request, sink).await?;
+        Ok(snapshot_with_reason(command, why))
     }
 
-    /// Starts a held one, if nobody else has.
-    async fn release(
+    /// Starts a held command, if no other call has.
+    async fn start_held(
         &self,
         command: &Arc<Command>,
         pty: Option<box_protocol::actions::TerminalSize>,
     ) -> Result<(), BoxError> {
-        if let Some(mut params) = command.release() {
+        if let Some(mut params) = command.take_held() {
             params.pty = pty.or(params.pty);
-            // Not with this call: the next reader would find nobody starting it.
+            // In its own task: if this call is dropped, the start still completes for the next reader.
             let (agent, command) = (Arc::clone(&self.0), Arc::clone(command));
-            let start = async move { agent.begin(&command, *params, Keep::Log).await.map(drop) };
+            let start = async move {
+                agent
+                    .launch(&command, *params, OutputSink::Log)
+                    .await
+                    .map(drop)
+            };
             let started = tokio::spawn(start).await;
-            return started.map_err(|_| BoxError::internal("the command was not started"))?;
+            return started.map_err(|_| BoxError::internal("command: the start task failed"))?;
         }
         Ok(())
     }
 
-    /// Kills everything of a command, and waits until that is gone.
+    /// Kills the process tree of a command and waits until it is gone.
     async fn kill(&self, command: &Arc<Command>) -> Result<(), BoxError> {
-        if command.release().is_some() {
+        if command.take_held().is_some() {
             self.0.end_held(command, ExitWhy::Killed);
             return Ok(());
         }
@@ -219,49 +232,54 @@ impl Served {
         if command.own_process().is_some() {
             command.kill_tree(&self.0.init());
         }
-        command.end_seen().await.map(drop)
+        command.wait_end().await.map(drop)
     }
 }
 
-/// How long it may take to tell of the begin of a run: a short one tells of its begin and its end at once, and wakes whoever
-/// waits for it once.
-const SOON: Duration = Duration::from_millis(1);
+/// How long the first chunk of a shell run may be delayed.
+///
+/// A short run then sends its first chunk and its end together and wakes the client once.
+const RUN_NEWS_WAIT: Duration = Duration::from_millis(1);
 
-/// How long a command may take to end that another one replaces. Others that want its place wait for that.
-const REPLACED: Duration = Duration::from_secs(10);
+/// How long a replaced command may take to end. Other calls for its id wait meanwhile.
+const REPLACE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How much of a list goes into one answer, before the one that is too much.
+/// Bytes of list entries in one reply. The entry that exceeds it is still included.
 const LIST_BYTES: usize = 1 << 20;
 
-/// How a command is, to a reader that stops for this reason.
-fn read_to(command: &Command, why: ReadWhy) -> AgentCommand {
-    let mut told = command.told();
-    told.why = Some(why);
-    told
+/// The state of a command for a reader that stops for this reason.
+fn snapshot_with_reason(command: &Command, why: ReadWhy) -> AgentCommand {
+    let mut snapshot = command.snapshot();
+    snapshot.why = Some(why);
+    snapshot
 }
 
-/// A call that waits for its command. Dropped before the command's end, nobody is told of that, and the command ends unless it
-/// shall go on. A runtime that dies withdraws nothing: the caller may be there still, and read on from the next one.
-struct Owner<'a> {
+/// Guards a call that waits for its command.
+///
+/// A call dropped before the command ends leaves the exit status unanswered and kills the command, unless the command
+/// may keep running. A runtime that crashes cancels nothing: the client may still exist and continue through the next
+/// runtime.
+struct CallGuard<'a> {
     command: &'a Command,
-    keep: bool,
-    patient: bool,
+    keep_running: bool,
+    survives_disconnect: bool,
     withdrawal: Withdrawal,
 }
 
-impl Drop for Owner<'_> {
+impl Drop for CallGuard<'_> {
     fn drop(&mut self) {
         if !self.command.has_ended() {
-            self.command.is_answered_to_nobody();
-            let goes_on = self.keep || (self.patient && !self.withdrawal.happened());
-            if !goes_on {
+            self.command.mark_unanswered();
+            let keeps_running =
+                self.keep_running || (self.survives_disconnect && !self.withdrawal.happened());
+            if !keeps_running {
                 self.command.end(ExitWhy::Killed);
             }
         }
     }
 }
 
-impl Handle<AgentOutput> for Served {
+impl Handle<AgentOutput> for Handlers {
     async fn handle(
         &self,
         params: AgentOutputParams,
@@ -269,23 +287,23 @@ impl Handle<AgentOutput> for Served {
     ) -> Result<AgentCommand, BoxError> {
         drop(self.0.turn(&params).await);
         let command = self.0.find(&params.command_id)?;
-        self.release(&command, params.pty).await?;
+        self.start_held(&command, params.pty).await?;
         let Some(sink) = call.chunks() else {
-            return Err(BoxError::validation("output is only streamed"));
+            return Err(BoxError::validation("output: needs a streaming call"));
         };
-        let wish = Wish {
+        let request = ReadRequest {
             from: params.from,
             view: params.view,
             until: params.until,
             exclusive: params.exclusive,
-            slot: self.0.lease(params.spool),
+            slot: self.0.shm_slot(params.spool),
         };
-        let why = read::stream(&command, wish, sink).await?;
-        Ok(read_to(&command, why))
+        let why = read::stream(&command, request, sink).await?;
+        Ok(snapshot_with_reason(&command, why))
     }
 }
 
-impl Handle<AgentAllow> for Served {
+impl Handle<AgentAllow> for Handlers {
     async fn handle(
         &self,
         params: AgentAllowParams,
@@ -298,7 +316,7 @@ impl Handle<AgentAllow> for Served {
     }
 }
 
-impl Handle<AgentList> for Served {
+impl Handle<AgentList> for Handlers {
     async fn handle(
         &self,
         params: AgentListParams,
@@ -327,7 +345,7 @@ impl Handle<AgentList> for Served {
     }
 }
 
-impl Handle<AgentInput> for Served {
+impl Handle<AgentInput> for Handlers {
     async fn handle(
         &self,
         params: AgentInputParams,
@@ -336,9 +354,9 @@ impl Handle<AgentInput> for Served {
         let turn = self.0.turn(&params).await;
         let command = self.0.find(&params.command_id)?;
         if command.has_ended() {
-            return Err(BoxError::conflict("the command has ended"));
+            return Err(BoxError::conflict("command_id: the command has ended"));
         }
-        // Other calls do not wait until the command reads: it may have to be killed for that.
+        // Other calls do not wait until the command reads its input: one of them may have to kill it.
         let queued = command.input.queue();
         drop(turn);
         if let Some(size) = params.size {
@@ -356,7 +374,7 @@ impl Handle<AgentInput> for Served {
     }
 }
 
-impl Handle<AgentKill> for Served {
+impl Handle<AgentKill> for Handlers {
     async fn handle(
         &self,
         params: AgentKillParams,
@@ -369,19 +387,19 @@ impl Handle<AgentKill> for Served {
         if !already {
             self.end(&command, signal, params.grace_ms).await?;
         }
-        let told = command.told();
-        if params.forget && told.exit.is_some() {
+        let snapshot = command.snapshot();
+        if params.forget && snapshot.exit.is_some() {
             self.0.forget(&command);
         }
         Ok(AgentKillResult {
-            exit: told.exit,
+            exit: snapshot.exit,
             already,
-            info: told.info,
+            info: snapshot.info,
         })
     }
 }
 
-impl Served {
+impl Handlers {
     async fn end(
         &self,
         command: &Arc<Command>,
@@ -391,11 +409,11 @@ impl Served {
         if signal != KILL && command.pid().is_some() {
             let grace = Duration::from_millis(grace_ms);
             if !grace.is_zero() {
-                command.expect_end(ExitWhy::Killed);
+                command.set_end_reason(ExitWhy::Killed);
             }
             command.signal(&self.0.init(), signal);
-            let ended = timeout(grace.max(NOTICE), command.end_seen()).await;
-            // It may well go on; what is left of one that has ended within its grace may not.
+            let ended = timeout(grace.max(SIGNAL_WAIT), command.wait_end()).await;
+            // Without a grace period the command may continue. With one, the rest of its process tree is killed.
             if grace.is_zero() {
                 return ended.map_or(Ok(()), |ended| ended.map(drop));
             }
@@ -406,10 +424,10 @@ impl Served {
 
 const KILL: i32 = 9;
 
-/// How long a signal that is not meant to end a command is given to do so, before its answer.
-const NOTICE: Duration = Duration::from_millis(20);
+/// How long the agent waits for a signalled command to end before it replies.
+const SIGNAL_WAIT: Duration = Duration::from_millis(20);
 
-/// The number of a signal by its name, which is the same on every machine this runs on.
+/// The number of a signal by its name. The numbers are the same on every supported architecture.
 fn signal(name: &str) -> Result<i32, BoxError> {
     const NAMES: [(&str, i32); 14] = [
         ("HUP", 1),
@@ -428,7 +446,7 @@ fn signal(name: &str) -> Result<i32, BoxError> {
         ("PIPE", 13),
     ];
     let known = NAMES.iter().find(|(known, _)| *known == name);
-    known
-        .map(|(_, number)| *number)
-        .ok_or_else(|| BoxError::validation("signal: not a name of a signal, without SIG"))
+    known.map(|(_, number)| *number).ok_or_else(|| {
+        BoxError::validation("signal: unknown name; use a name without SIG, such as TERM")
+    })
 }

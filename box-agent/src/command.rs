@@ -1,4 +1,4 @@
-//! A command: what everybody may know of it, and how it is influenced.
+//! The shared state of one command.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,120 +13,121 @@ use box_protocol::{
 use box_sys::{Ended, Init};
 use tokio::sync::{Notify, watch};
 
+use crate::head_buffer::OutputTotals;
 use crate::input::Input;
-use crate::keep::Sum;
 use crate::log::Log;
 use crate::shells::{Besides, Turn};
 
-/// How long a record stays after its command's end, unless the command says otherwise.
+/// How long the record of an ended command stays, unless the caller sets `retain_ms`.
 const RETAIN: Duration = Duration::from_mins(10);
 
-/// A command, from the moment it was asked for.
+/// A command, from its registration on.
 #[derive(Debug)]
 pub(crate) struct Command {
     pub(crate) id: CommandId,
     pub(crate) role: Role,
-    about: Option<Box<About>>,
-    /// What it will be started with, as long as it is held.
+    record: Option<Box<Record>>,
+    /// The start parameters while the command is held.
     held: Mutex<Option<Box<AgentStartParams>>>,
-    begun: OnceLock<Begun>,
-    /// Why it is being ended, if somebody wants that.
-    why: Mutex<Option<ExitWhy>>,
-    pub(crate) wanted: Notify,
+    start: OnceLock<Start>,
+    /// Why the command is being ended, once its end is requested.
+    end_reason: Mutex<Option<ExitWhy>>,
+    pub(crate) end_requested: Notify,
     log: Mutex<Log>,
-    /// Somebody has read on.
-    pub(crate) room: Notify,
-    /// What others wait for: also told when the log has grown. One for all, because each is half a kilobyte.
-    changing: watch::Sender<Changing>,
+    /// A reader has freed room in the log.
+    pub(crate) room_freed: Notify,
+    /// Notifies waiters of the end, the readers and the growth of the log. One channel for all three, because each
+    /// takes half a kilobyte.
+    progress: watch::Sender<Progress>,
     next_reader: AtomicU64,
-    /// Nobody waits for the answer that its end is in.
+    /// The call that waited for the exit status has disconnected.
     unanswered: AtomicBool,
-    /// Whether its own process was killed with its tree.
+    /// Whether the agent has killed the process tree.
     killed: AtomicBool,
-    /// Why it could not be started.
+    /// Why the command could not be started.
     failed: OnceLock<BoxError>,
     pub(crate) input: Input,
 }
 
-/// What only those commands keep that can be asked for later.
+/// The record of a command that clients can list. An exec has none.
 #[derive(Debug)]
-struct About {
+struct Record {
     program: Program,
     cwd: String,
     env_keys: Vec<String>,
-    /// What else it was asked for with, values of variables included, as a number.
-    manner: u64,
+    /// Hash of the other parameters that identify the command, including the values of its variables.
+    fingerprint: u64,
     note: Option<Note>,
     created_at: UnixMs,
     retain: Option<Duration>,
     ended_at: OnceLock<UnixMs>,
-    in_shell: Option<Box<InShell>>,
+    shell_run: Option<Box<ShellRun>>,
 }
 
-/// What is to say of a run in a shell.
+/// The shell part of a run's record.
 #[derive(Debug)]
-struct InShell {
+struct ShellRun {
     id: ShellId,
-    /// Where it began, and whether the shell had to be replaced for it.
-    began: OnceLock<(String, bool)>,
+    /// The directory the run started in, and whether its shell was replaced for it.
+    began_in: OnceLock<(String, bool)>,
     said: Mutex<Besides>,
 }
 
 #[derive(Debug)]
-struct Begun {
+struct Start {
     process: Process,
     at: Instant,
     time: UnixMs,
 }
 
-/// What a command is.
+/// What executes a command.
 #[derive(Debug)]
 enum Process {
-    /// A process of its own.
+    /// Its own process.
     Own(box_sys::Command),
     /// A run in a shell.
-    Run(Arc<Turn>),
-    /// None: the agent does it itself.
-    None,
+    ShellRun(Arc<Turn>),
+    /// A task of the agent.
+    Internal,
 }
 
-/// What changes while it is looked at.
+/// The state that waiters watch.
 #[derive(Debug, Default)]
-pub(crate) struct Changing {
-    /// Its end, once nothing more comes. Told in full if it was asked for in full.
+pub(crate) struct Progress {
+    /// The summary of the command, once it has ended and its output is complete.
     ended: Option<Box<AgentCommand>>,
-    /// Who reads; for [`Exclusive`] readers, who does so alone.
+    /// The number of readers, and the number of the [`Exclusive`] reader.
     readers: usize,
-    alone: Option<u64>,
+    exclusive: Option<u64>,
 }
 
-impl Changing {
+impl Progress {
     pub(crate) fn has_ended(&self) -> bool {
         self.ended.is_some()
     }
 
-    pub(crate) fn is_read(&self) -> bool {
+    pub(crate) fn has_readers(&self) -> bool {
         self.readers > 0
     }
 }
 
-/// Somebody reads, until this is dropped.
+/// An attached reader. Dropping it detaches the reader.
 #[derive(Debug)]
-pub(crate) struct Reading<'a> {
+pub(crate) struct ReaderGuard<'a> {
     command: &'a Command,
     number: u64,
-    seen: watch::Receiver<Changing>,
-    alone: bool,
+    seen: watch::Receiver<Progress>,
+    exclusive: bool,
 }
 
 impl Command {
     pub(crate) fn new(params: &AgentStartParams, log: Log) -> Self {
-        let about = (params.role != Role::Exec).then(|| {
-            Box::new(About {
+        let record = (params.role != Role::Exec).then(|| {
+            Box::new(Record {
                 program: params.program.clone(),
                 cwd: params.cwd.clone(),
                 env_keys: params.env.names(),
-                manner: manner(params),
+                fingerprint: fingerprint(params),
                 note: params.note.clone(),
                 created_at: UnixMs::now(),
                 retain: match params.retain_ms {
@@ -134,10 +135,10 @@ impl Command {
                     Some(ms) => u64::try_from(ms).ok().map(Duration::from_millis),
                 },
                 ended_at: OnceLock::new(),
-                in_shell: params.shell_id.clone().map(|id| {
-                    Box::new(InShell {
+                shell_run: params.shell_id.clone().map(|id| {
+                    Box::new(ShellRun {
                         id,
-                        began: OnceLock::new(),
+                        began_in: OnceLock::new(),
                         said: Mutex::default(),
                     })
                 }),
@@ -146,14 +147,14 @@ impl Command {
         Self {
             id: params.command_id.clone(),
             role: params.role,
-            about,
+            record,
             held: Mutex::default(),
-            begun: OnceLock::new(),
-            why: Mutex::default(),
-            wanted: Notify::new(),
+            start: OnceLock::new(),
+            end_reason: Mutex::default(),
+            end_requested: Notify::new(),
             log: Mutex::new(log),
-            room: Notify::new(),
-            changing: watch::Sender::default(),
+            room_freed: Notify::new(),
+            progress: watch::Sender::default(),
             next_reader: AtomicU64::new(0),
             unanswered: AtomicBool::new(false),
             killed: AtomicBool::new(false),
@@ -162,13 +163,13 @@ impl Command {
         }
     }
 
-    /// Whether it is what these ask for: the same program, in the same place, by the same user, with the same variables.
-    pub(crate) fn is_asked_for_by(&self, params: &AgentStartParams) -> bool {
+    /// Whether these parameters describe this command: the same program, directory, user and variables.
+    pub(crate) fn matches(&self, params: &AgentStartParams) -> bool {
         self.role == params.role
-            && self.about.as_ref().is_none_or(|about| {
-                about.program == params.program
-                    && about.cwd == params.cwd
-                    && about.manner == manner(params)
+            && self.record.as_ref().is_none_or(|record| {
+                record.program == params.program
+                    && record.cwd == params.cwd
+                    && record.fingerprint == fingerprint(params)
             })
     }
 
@@ -176,97 +177,97 @@ impl Command {
         *lock(&self.held) = Some(Box::new(params));
     }
 
-    /// What it is to be started with, for whoever asks first.
-    pub(crate) fn release(&self) -> Option<Box<AgentStartParams>> {
+    /// Takes the start parameters of a held command; the first caller gets them.
+    pub(crate) fn take_held(&self) -> Option<Box<AgentStartParams>> {
         lock(&self.held).take()
     }
 
-    pub(crate) fn has_begun_with(&self, process: box_sys::Command) {
-        self.has_begun(Process::Own(process));
+    pub(crate) fn set_process(&self, process: box_sys::Command) {
+        self.set_started(Process::Own(process));
     }
 
-    /// It is a run, and its turn has come, there and in a shell that is not the one before or is.
-    pub(crate) fn has_begun_in(&self, turn: Arc<Turn>, cwd: String, replaced: bool) {
-        if let Some(in_shell) = self.in_shell() {
-            let _ = in_shell.began.set((cwd, replaced));
+    /// Records that the run has started: in which directory, and whether its shell was replaced.
+    pub(crate) fn set_shell_run(&self, turn: Arc<Turn>, cwd: String, replaced: bool) {
+        if let Some(shell_run) = self.shell_run() {
+            let _ = shell_run.began_in.set((cwd, replaced));
         }
-        self.has_begun(Process::Run(turn));
+        self.set_started(Process::ShellRun(turn));
     }
 
-    /// It needs no process.
-    pub(crate) fn has_begun_alone(&self) {
-        self.has_begun(Process::None);
+    /// Records that a task of the agent executes the command.
+    pub(crate) fn set_internal(&self) {
+        self.set_started(Process::Internal);
     }
 
-    fn has_begun(&self, process: Process) {
-        let _ = self.begun.set(Begun {
+    fn set_started(&self, process: Process) {
+        let _ = self.start.set(Start {
             process,
             at: Instant::now(),
             time: UnixMs::now(),
         });
     }
 
-    fn in_shell(&self) -> Option<&InShell> {
-        self.about.as_deref()?.in_shell.as_deref()
+    fn shell_run(&self) -> Option<&ShellRun> {
+        self.record.as_deref()?.shell_run.as_deref()
     }
 
-    /// What its interpreter has said of it, if it is a run.
+    /// The interpreter's report on the run, if the command is one.
     pub(crate) fn said(&self) -> Option<MutexGuard<'_, Besides>> {
-        self.in_shell().map(|in_shell| lock(&in_shell.said))
+        self.shell_run().map(|shell_run| lock(&shell_run.said))
     }
 
     fn process(&self) -> Option<&Process> {
-        self.begun.get().map(|begun| &begun.process)
+        self.start.get().map(|start| &start.process)
     }
 
-    /// The process that is its own, if it has one.
+    /// The command's own process, if it has one.
     pub(crate) fn own_process(&self) -> Option<&box_sys::Command> {
         match self.process()? {
             Process::Own(process) => Some(process),
-            Process::Run(_) | Process::None => None,
+            Process::ShellRun(_) | Process::Internal => None,
         }
     }
 
-    /// Kills all it has started. A run's end is for its shell to see to.
+    /// Kills the process tree of the command. A run is stopped by its shell.
     pub(crate) fn kill_tree(&self, init: &Init) {
         match self.process() {
             Some(Process::Own(process)) => {
                 self.killed.store(true, Ordering::Relaxed);
                 init.kill_tree(process);
             }
-            Some(Process::Run(turn)) => turn.stop(),
-            Some(Process::None) | None => {}
+            Some(Process::ShellRun(turn)) => turn.stop(),
+            Some(Process::Internal) | None => {}
         }
     }
 
-    /// Whether its own process was killed with all that it has started.
+    /// Whether the agent has killed the command's process tree.
     pub(crate) fn is_killed(&self) -> bool {
         self.killed.load(Ordering::Relaxed)
     }
 
-    /// Sends it a signal; one that has just ended needs none.
+    /// Sends a signal. A process that has just exited ignores it.
     pub(crate) fn signal(&self, init: &Init, signal: i32) {
         match self.process() {
             Some(Process::Own(process)) => {
                 let _ = init.signal(process, signal);
             }
-            Some(Process::Run(turn)) => turn.signal(init, signal),
-            Some(Process::None) | None => {}
+            Some(Process::ShellRun(turn)) => turn.signal(init, signal),
+            Some(Process::Internal) | None => {}
         }
     }
 
-    pub(crate) fn begun_at(&self) -> Option<Instant> {
-        self.begun.get().map(|begun| begun.at)
+    pub(crate) fn started_at(&self) -> Option<Instant> {
+        self.start.get().map(|start| start.at)
     }
 
     pub(crate) fn log(&self) -> MutexGuard<'_, Log> {
         lock(&self.log)
     }
 
-    /// Waits until its log can take more.
-    pub(crate) async fn room(&self) {
+    /// Waits until the log has room.
+    pub(crate) async fn wait_for_room(&self) {
         loop {
-            let room = self.room.notified();
+            let room = self.room_freed.notified();
             if self.log().has_room() {
                 return;
             }
@@ -274,30 +275,30 @@ impl Command {
         }
     }
 
-    /// Notes that its end is wanted, and why. The first reason is the one that counts.
-    pub(crate) fn expect_end(&self, why: ExitWhy) {
-        lock(&self.why).get_or_insert(why);
+    /// Records why the command is being ended. The first reason counts.
+    pub(crate) fn set_end_reason(&self, why: ExitWhy) {
+        lock(&self.end_reason).get_or_insert(why);
     }
 
-    /// Whether its end is wanted.
-    pub(crate) fn is_unwanted(&self) -> bool {
-        lock(&self.why).is_some()
+    /// Whether the end of the command is requested.
+    pub(crate) fn is_ending(&self) -> bool {
+        lock(&self.end_reason).is_some()
     }
 
-    /// Whoever waited for the answer that its end is in does not any more.
-    pub(crate) fn is_answered_to_nobody(&self) {
+    /// Records that the call waiting for the exit status has disconnected.
+    pub(crate) fn mark_unanswered(&self) {
         self.unanswered.store(true, Ordering::Relaxed);
     }
 
-    /// Whether nobody waits for that.
+    /// Whether the call that waited for the exit status has disconnected.
     pub(crate) fn is_unanswered(&self) -> bool {
         self.unanswered.load(Ordering::Relaxed)
     }
 
-    /// Wants its whole tree to end.
+    /// Requests the end of the command's process tree.
     pub(crate) fn end(&self, why: ExitWhy) {
-        self.expect_end(why);
-        self.wanted.notify_one();
+        self.set_end_reason(why);
+        self.end_requested.notify_one();
     }
 
     pub(crate) fn exit(&self, ended: Ended) -> Exit {
@@ -309,39 +310,39 @@ impl Command {
         Exit {
             code: ended.code,
             signal: ended.signal,
-            why: lock(&self.why).unwrap_or(by_itself),
+            why: lock(&self.end_reason).unwrap_or(by_itself),
         }
     }
 
-    /// How it has ended, in few words.
-    pub(crate) fn ended(&self) -> Option<AgentCommand> {
-        self.changing.borrow().ended.as_deref().cloned()
+    /// The summary of an ended command.
+    pub(crate) fn end_summary(&self) -> Option<AgentCommand> {
+        self.progress.borrow().ended.as_deref().cloned()
     }
 
-    /// How it is now.
-    pub(crate) fn told(&self) -> AgentCommand {
-        let mut told = self
-            .ended()
-            .unwrap_or_else(|| self.telling(None, Sum::of(&self.log())));
-        told.info = self.info().map(Box::new);
+    /// The current state of the command, with its record.
+    pub(crate) fn snapshot(&self) -> AgentCommand {
+        let mut summary = self
+            .end_summary()
+            .unwrap_or_else(|| self.summary(None, OutputTotals::of_log(&self.log())));
+        summary.info = self.info().map(Box::new);
         if let Some(said) = self.said() {
-            told.shown.clone_from(&said.shown);
+            summary.shown.clone_from(&said.shown);
         }
-        told
+        summary
     }
 
-    /// How it is, with this end and this output.
-    pub(crate) fn telling(&self, exit: Option<Exit>, sum: Sum) -> AgentCommand {
-        let lasted = self.begun_at().map(|at| at.elapsed());
+    /// A summary with this exit and these output totals.
+    pub(crate) fn summary(&self, exit: Option<Exit>, totals: OutputTotals) -> AgentCommand {
+        let elapsed = self.started_at().map(|at| at.elapsed());
         AgentCommand {
             exit,
-            duration_ms: lasted.map_or(0, |lasted| {
-                u64::try_from(lasted.as_millis()).unwrap_or(u64::MAX)
+            duration_ms: elapsed.map_or(0, |elapsed| {
+                u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX)
             }),
-            size: sum.size,
-            dropped: sum.dropped,
-            collected: sum.collected,
-            spooled: sum.spooled,
+            size: totals.size,
+            dropped: totals.dropped,
+            collected: totals.collected,
+            spooled: totals.spooled,
             ..AgentCommand::new(self.id.clone(), self.pid().unwrap_or_default())
         }
     }
@@ -349,168 +350,173 @@ impl Command {
     pub(crate) fn pid(&self) -> Option<u32> {
         let pid = match self.process()? {
             Process::Own(process) => process.pid,
-            Process::Run(turn) => turn.pid(),
-            Process::None => return None,
+            Process::ShellRun(turn) => turn.pid(),
+            Process::Internal => return None,
         };
         Some(pid.unsigned_abs())
     }
 
-    /// All there is to know, if any of it is kept.
+    /// The record of the command, if it has one.
     pub(crate) fn info(&self) -> Option<CommandInfo> {
-        let about = self.about.as_deref()?;
-        let changing = self.changing.borrow();
-        let exit = changing.ended.as_ref().and_then(|ended| ended.exit);
-        let attached = changing.is_read();
-        drop(changing);
-        let state = match (exit, self.begun.get(), &*lock(&self.held)) {
+        let record = self.record.as_deref()?;
+        let progress = self.progress.borrow();
+        let exit = progress.ended.as_ref().and_then(|ended| ended.exit);
+        let attached = progress.has_readers();
+        drop(progress);
+        let state = match (exit, self.start.get(), &*lock(&self.held)) {
             (Some(_), ..) => CommandState::Exited,
             (None, None, Some(_)) => CommandState::Held,
             (None, None, None) => CommandState::Pending,
             (None, Some(_), _) => CommandState::Running,
         };
-        let in_shell = about.in_shell.as_deref();
-        let began = in_shell.and_then(|in_shell| in_shell.began.get());
+        let shell_run = record.shell_run.as_deref();
+        let began_in = shell_run.and_then(|shell_run| shell_run.began_in.get());
         let log = self.log();
         Some(CommandInfo {
-            // The runtime knows whose agent this is; the agent does not.
+            // The agent does not know the id of its box; the runtime fills it in.
             session_id: SessionId::new("box").ok()?,
             command_id: self.id.clone(),
             role: self.role,
             state,
             pid: self.pid(),
-            program: about.program.clone(),
-            cwd: began.map_or(&about.cwd, |(cwd, _)| cwd).clone(),
-            env_keys: about.env_keys.clone(),
+            program: record.program.clone(),
+            cwd: began_in.map_or(&record.cwd, |(cwd, _)| cwd).clone(),
+            env_keys: record.env_keys.clone(),
             attached,
-            created_at: about.created_at,
-            started_at: self.begun.get().map(|begun| begun.time),
-            ended_at: about.ended_at.get().copied(),
+            created_at: record.created_at,
+            started_at: self.start.get().map(|start| start.time),
+            ended_at: record.ended_at.get().copied(),
             size: log.size(),
             kept_from: log.kept_from(),
             exit,
             error: self.said().and_then(|said| said.error.clone()),
-            shell_id: in_shell.map(|in_shell| in_shell.id.clone()),
-            shell_replaced: began.is_some_and(|(_, replaced)| *replaced),
-            note: about.note.clone(),
+            shell_id: shell_run.map(|shell_run| shell_run.id.clone()),
+            shell_replaced: began_in.is_some_and(|(_, replaced)| *replaced),
+            note: record.note.clone(),
         })
     }
 
-    /// How long its record stays once it has ended; nothing if for ever.
+    /// How long the record stays after the end; `None` means until the box ends.
     pub(crate) fn retained(&self) -> Option<Duration> {
-        self.about
+        self.record
             .as_ref()
-            .map_or(Some(Duration::ZERO), |about| about.retain)
+            .map_or(Some(Duration::ZERO), |record| record.retain)
     }
 
-    /// When it was asked for; of an exec nobody keeps that.
+    /// When the command was registered. An exec does not record it.
     pub(crate) fn created_at(&self) -> UnixMs {
-        let about = self.about.as_ref();
-        about.map(|about| about.created_at).unwrap_or_default()
+        let record = self.record.as_ref();
+        record.map(|record| record.created_at).unwrap_or_default()
     }
 
     pub(crate) fn has_ended(&self) -> bool {
-        self.changing.borrow().has_ended()
+        self.progress.borrow().has_ended()
     }
 
-    /// Nothing more comes of it.
-    pub(crate) fn has_ended_as(&self, told: AgentCommand) {
+    /// Records the end of the command. No output follows.
+    pub(crate) fn finish(&self, summary: AgentCommand) {
         self.log().finish();
-        if let Some(about) = &self.about {
-            let _ = about.ended_at.set(UnixMs::now());
+        if let Some(record) = &self.record {
+            let _ = record.ended_at.set(UnixMs::now());
         }
-        self.changing
-            .send_modify(|changing| changing.ended = Some(Box::new(told)));
+        self.progress
+            .send_modify(|progress| progress.ended = Some(Box::new(summary)));
     }
 
-    /// It never began.
-    pub(crate) fn has_failed(&self, error: BoxError) {
+    /// Records that the command could not be started.
+    pub(crate) fn fail(&self, error: BoxError) {
         let _ = self.failed.set(error);
-        let told = self.telling(None, Sum::of(&self.log()));
-        self.changing
-            .send_modify(|changing| changing.ended = Some(Box::new(told)));
+        let summary = self.summary(None, OutputTotals::of_log(&self.log()));
+        self.progress
+            .send_modify(|progress| progress.ended = Some(Box::new(summary)));
     }
 
-    /// Its log has grown.
-    pub(crate) fn has_grown(&self) {
-        self.changing.send_modify(|_| {});
+    /// Notifies waiters that the log has grown.
+    pub(crate) fn notify_output(&self) {
+        self.progress.send_modify(|_| {});
     }
 
-    /// Its end, its readers and the growth of its log, looked at so that what comes later is told.
-    pub(crate) fn watch(&self) -> watch::Receiver<Changing> {
-        self.changing.subscribe()
+    /// Watches the end, the readers and the growth of the log.
+    pub(crate) fn watch(&self) -> watch::Receiver<Progress> {
+        self.progress.subscribe()
     }
 
-    /// Returns once there is output of it, it has ended, or so much time is over.
-    pub(crate) async fn has_news(&self, within: Duration) {
-        let news = |changing: &Changing| changing.has_ended() || self.log().size().sum() > 0;
+    /// Returns once the command has output or has ended, or after this time.
+    pub(crate) async fn wait_for_news(&self, within: Duration) {
+        let news = |progress: &Progress| progress.has_ended() || self.log().size().sum() > 0;
         let _ = tokio::time::timeout(within, self.watch().wait_for(news)).await;
     }
 
-    /// The error of one that never began.
+    /// The error of a command that could not be started.
     pub(crate) fn failure(&self) -> Result<(), BoxError> {
         self.failed.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 
-    /// Waits for its end.
-    pub(crate) async fn end_seen(&self) -> Result<AgentCommand, BoxError> {
-        // The sender is `self`, so it cannot be gone.
-        let _ = self.watch().wait_for(Changing::has_ended).await;
+    /// Waits for the end of the command.
+    pub(crate) async fn wait_end(&self) -> Result<AgentCommand, BoxError> {
+        // `self` owns the sender, so the channel is open.
+        let _ = self.watch().wait_for(Progress::has_ended).await;
         self.failure()?;
-        Ok(self.told())
+        Ok(self.snapshot())
     }
 
-    /// Begins to read. An exclusive reader is refused while there is another, or takes its place.
-    pub(crate) fn read_by(&self, exclusive: Option<Exclusive>) -> Result<Reading<'_>, BoxError> {
+    /// Attaches a reader. An exclusive reader displaces the other exclusive reader or is refused.
+    pub(crate) fn attach_reader(
+        &self,
+        exclusive: Option<Exclusive>,
+    ) -> Result<ReaderGuard<'_>, BoxError> {
         let number = self.next_reader.fetch_add(1, Ordering::Relaxed);
         let mut refused = false;
-        self.changing.send_modify(|changing| {
-            refused = exclusive == Some(Exclusive::Refuse) && changing.alone.is_some();
+        self.progress.send_modify(|progress| {
+            refused = exclusive == Some(Exclusive::Refuse) && progress.exclusive.is_some();
             if !refused {
-                changing.readers += 1;
+                progress.readers += 1;
                 if exclusive.is_some() {
-                    changing.alone = Some(number);
+                    progress.exclusive = Some(number);
                 }
             }
         });
         if refused {
-            return Err(BoxError::conflict("somebody else is attached"));
+            return Err(BoxError::conflict(
+                "exclusive: another exclusive reader is attached; retry or take over",
+            ));
         }
-        Ok(Reading {
+        Ok(ReaderGuard {
             command: self,
             number,
             seen: self.watch(),
-            alone: exclusive.is_some(),
+            exclusive: exclusive.is_some(),
         })
     }
 }
 
-impl Reading<'_> {
-    /// Returns once another reader has taken this one's place.
-    pub(crate) async fn taken(&mut self) {
-        let (alone, number) = (self.alone, self.number);
-        if !alone {
+impl ReaderGuard<'_> {
+    /// Returns once another reader has displaced this one.
+    pub(crate) async fn displaced(&mut self) {
+        let (exclusive, number) = (self.exclusive, self.number);
+        if !exclusive {
             return std::future::pending().await;
         }
         let _ = self
             .seen
-            .wait_for(|changing| changing.alone != Some(number))
+            .wait_for(|progress| progress.exclusive != Some(number))
             .await;
     }
 }
 
-impl Drop for Reading<'_> {
+impl Drop for ReaderGuard<'_> {
     fn drop(&mut self) {
-        self.command.changing.send_modify(|changing| {
-            changing.readers -= 1;
-            if changing.alone == Some(self.number) {
-                changing.alone = None;
+        self.command.progress.send_modify(|progress| {
+            progress.readers -= 1;
+            if progress.exclusive == Some(self.number) {
+                progress.exclusive = None;
             }
         });
     }
 }
 
-/// What of the parameters changes what a command does, beside its program and its place.
-fn manner(params: &AgentStartParams) -> u64 {
+/// Hashes the parameters that identify a command besides its program and directory.
+fn fingerprint(params: &AgentStartParams) -> u64 {
     let mut hasher = DefaultHasher::new();
     params.user.hash(&mut hasher);
     params.shell_id.hash(&mut hasher);
@@ -518,7 +524,7 @@ fn manner(params: &AgentStartParams) -> u64 {
     hasher.finish()
 }
 
-/// What is behind these locks is sound after every assignment.
+/// Locks a mutex. A panic cannot leave these values inconsistent, so poisoning is ignored.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

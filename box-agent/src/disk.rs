@@ -1,4 +1,4 @@
-//! What the files take that only the box has.
+//! `agent.disk`: disk usage of the box's private files.
 
 use std::sync::Arc;
 
@@ -6,23 +6,26 @@ use box_protocol::BoxError;
 use box_protocol::actions::{AgentDisk, AgentDiskResult};
 use box_rpc::{Call, Empty, Handle, Router};
 
-/// A place of the one file system that holds all of them. Nobody in the box can put another there: it is a mount.
-const PRIVATE: &str = "/tmp";
+/// A directory of the file system that holds all private files. It is a mount, so the guest cannot replace it.
+const PRIVATE_DIR: &str = "/tmp";
 
-/// What the agent serves for that.
+/// The router of `agent.disk`.
 pub(crate) fn router() -> Router {
-    Router::builder(Arc::new(Served)).on::<AgentDisk>().build()
+    Router::builder(Arc::new(Handlers))
+        .on::<AgentDisk>()
+        .build()
 }
 
-struct Served;
+struct Handlers;
 
-impl Handle<AgentDisk> for Served {
+impl Handle<AgentDisk> for Handlers {
     async fn handle(&self, _: Empty, _: Call<AgentDisk>) -> Result<AgentDiskResult, BoxError> {
-        let told = rustix::fs::statvfs(PRIVATE);
-        let told = told.map_err(|_| BoxError::internal("the private files cannot be counted"))?;
-        let used = told.f_blocks.saturating_sub(told.f_bfree);
+        let stat = rustix::fs::statvfs(PRIVATE_DIR);
+        let stat =
+            stat.map_err(|_| BoxError::internal("disk usage of the private files cannot be read"))?;
+        let used = stat.f_blocks.saturating_sub(stat.f_bfree);
         Ok(AgentDiskResult {
-            private_bytes: used.saturating_mul(told.f_frsize),
+            private_bytes: used.saturating_mul(stat.f_frsize),
         })
     }
 }

@@ -1,4 +1,4 @@
-//! What a command reads: a pipe or its terminal.
+//! The standard input of a command: a pipe or a terminal.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,103 +11,105 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
 
-/// The agent's end of it, as long as it is open.
+/// The agent's end of the input while it is open.
 #[derive(Debug, Default)]
 pub(crate) struct Input {
-    way: Mutex<Option<Arc<Open>>>,
-    /// Writers take turns.
+    target: Mutex<Option<Arc<OpenInput>>>,
+    /// Orders the writers.
     turns: Turns<()>,
 }
 
-/// Where input goes.
+/// What the input is written to.
 #[derive(Debug)]
-pub(crate) enum Way {
+pub(crate) enum InputTarget {
     Pipe(AsyncFd<OwnedFd>),
     Terminal(AsyncFd<OwnedFd>),
 }
 
 #[derive(Debug)]
-struct Open {
-    way: Way,
-    /// Nothing more is to be written, also not by those who wait for the command to read.
+struct OpenInput {
+    target: InputTarget,
+    /// Set when the input is shut down. Writers that wait for the command to read then stop.
     shut: watch::Sender<bool>,
 }
 
-/// What the terminal's line discipline takes for the end of input, at the begin of a line.
+/// The byte that a terminal's line discipline treats as end of input at the start of a line.
 const END_OF_INPUT: u8 = 4;
 
 impl Input {
-    fn way(&self) -> MutexGuard<'_, Option<Arc<Open>>> {
-        self.way.lock().unwrap_or_else(PoisonError::into_inner)
+    fn target(&self) -> MutexGuard<'_, Option<Arc<OpenInput>>> {
+        self.target.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A place behind those that write, or wait to.
+    /// A place in the queue of writers.
     pub(crate) fn queue(&self) -> Turn<()> {
         self.turns.take([()])
     }
 
-    /// Takes what there is to write to. Nothing is waited for: a command that was started must not be left half way.
-    pub(crate) fn open(&self, way: Way) {
-        *self.way() = Some(Arc::new(Open {
-            way,
+    /// Opens the input. It awaits nothing, so that a started command always gets its input.
+    pub(crate) fn open(&self, target: InputTarget) {
+        *self.target() = Some(Arc::new(OpenInput {
+            target,
             shut: watch::Sender::new(false),
         }));
     }
 
-    /// Writes all of it in its turn; waits for the command to read, for as long as it lives.
+    /// Writes all bytes in turn, and waits for the command to read them for as long as it runs.
     pub(crate) async fn write(&self, turn: &Turn<()>, bytes: &[u8]) -> Result<(), BoxError> {
-        let open = self.way().clone().ok_or_else(none)?;
+        let open = self.target().clone().ok_or_else(no_input)?;
         open.write(turn, bytes).await
     }
 
-    /// Nothing more will be written, once what was asked for before is. A terminal stays, and is told.
+    /// Closes the input after the writes queued before. A terminal stays open and gets an end-of-input byte.
     pub(crate) async fn close(&self, turn: &Turn<()>) -> Result<(), BoxError> {
-        let Some(open) = self.way().clone() else {
+        let Some(open) = self.target().clone() else {
             return Ok(());
         };
-        if matches!(open.way, Way::Terminal(_)) {
+        if matches!(open.target, InputTarget::Terminal(_)) {
             return open.write(turn, &[END_OF_INPUT]).await;
         }
-        // Whoever has shut it meanwhile did the same.
+        // An input that another call has shut down is closed as well.
         let _ = open.in_turn(turn, async { Ok(()) }).await;
         self.shut();
         Ok(())
     }
 
-    /// Lets go of it. Whoever writes, or waits to, is told so: somebody else may hold the other end, and never read.
+    /// Shuts the input down and stops its writers. A process that inherited the other end may never read it.
     pub(crate) fn shut(&self) {
-        if let Some(open) = self.way().take() {
+        if let Some(open) = self.target().take() {
             open.shut.send_replace(true);
         }
     }
 
     pub(crate) fn resize(&self, size: TerminalSize) -> Result<(), BoxError> {
-        let open = self.way().clone();
-        match open.as_deref().map(|open| &open.way) {
-            Some(Way::Terminal(fd)) => set_size(fd.get_ref(), size)
-                .map_err(|_| BoxError::conflict("the command's terminal is gone")),
-            Some(Way::Pipe(_)) | None => Err(BoxError::conflict("the command has no terminal")),
+        let open = self.target().clone();
+        match open.as_deref().map(|open| &open.target) {
+            Some(InputTarget::Terminal(fd)) => set_size(fd.get_ref(), size)
+                .map_err(|_| BoxError::conflict("size: the command's terminal is closed")),
+            Some(InputTarget::Pipe(_)) | None => Err(BoxError::conflict(
+                "size: the command has no terminal; start it with pty",
+            )),
         }
     }
 }
 
-impl Open {
+impl OpenInput {
     async fn write(&self, turn: &Turn<()>, mut bytes: &[u8]) -> Result<(), BoxError> {
-        let (Way::Pipe(fd) | Way::Terminal(fd)) = &self.way;
+        let (InputTarget::Pipe(fd) | InputTarget::Terminal(fd)) = &self.target;
         let writing = async {
             while !bytes.is_empty() {
                 let wrote = fd
                     .async_io(Interest::WRITABLE, |fd| Ok(rustix::io::write(fd, bytes)?))
                     .await;
-                let unread = |_| BoxError::conflict("the command does not read its input any more");
-                bytes = &bytes[wrote.map_err(unread)?..];
+                let closed = |_| BoxError::conflict("data: the command has closed its input");
+                bytes = &bytes[wrote.map_err(closed)?..];
             }
             Ok(())
         };
         self.in_turn(turn, writing).await
     }
 
-    /// Does something when its turn has come, unless this is shut before it is done.
+    /// Runs `work` in its turn, unless the input is shut down first.
     async fn in_turn(
         &self,
         turn: &Turn<()>,
@@ -116,14 +118,14 @@ impl Open {
         let mut shut = self.shut.subscribe();
         tokio::select! {
             biased;
-            _ = shut.wait_for(|shut| *shut) => Err(none()),
+            _ = shut.wait_for(|shut| *shut) => Err(no_input()),
             done = async { turn.comes().await; work.await } => done,
         }
     }
 }
 
-fn none() -> BoxError {
-    BoxError::conflict("the command has no open input")
+fn no_input() -> BoxError {
+    BoxError::conflict("data: the command's input is not open; start it with an open stdin")
 }
 
 pub(crate) fn set_size(terminal: &OwnedFd, size: TerminalSize) -> std::io::Result<()> {

@@ -1,54 +1,62 @@
-//! What runs inside a box as its first process. It starts commands as the guest, keeps their output, tells how they ended and
-//! ends them with everything they have started. It decides nothing: no policy, no name lookups. One thread answers the calls; few others touch files.
+//! The agent: the first process of a box.
+//!
+//! The agent starts commands as the guest, keeps their output, reports how they ended, and kills them with their
+//! process trees. It applies no policy and resolves no names. One thread answers all calls; a small pool of threads
+//! touches files.
 //!
 //! # Reading order
-//! 1. `serve`: from the fork to the first call: the descriptors it was handed, connections, the dead.
-//! 2. `calls`: the calls about commands it answers; `agent`: what it knows.
-//! 3. `command`: what everybody may know of one; `start`: from its parameters to a process; `life`: from there to its end.
-//! 4. `log`: its output, addressed by bytes; `store`: where that is beyond memory; `read`: how it gets to a reader.
-//! 5. `files`: the files of the box, touched as the guest.
+//! 1. `serve`: from the fork to the first call: inherited descriptors, connections, reaping.
+//! 2. `calls`: handlers of the calls about commands; `agent`: the agent's state.
+//! 3. `command`: the shared state of one command; `start`: from its parameters to a process; `supervise`: from there to
+//!    its end.
+//! 4. `log`: the output of a command, addressed by bytes; `log_file`: the file behind it; `read`: streaming it to a
+//!    reader.
+//! 5. `files`: the files of the box, accessed as the guest.
 //! 6. `shells`: interpreters, in which a command can be a run.
-//! 7. `watch`: commands that are no process but a watch on files.
-//! 8. `clear`: the end of everything but the files; `ends`: telling of the ends of commands; `disk`: counting what the box's own files take.
-//! 9. `ports`: connections to whoever listens in the box.
-//! 10. `keep`: the first of its output, for an exec; `slot`: memory shared with the runtime; `pipe`, `input`: what it writes
-//!     to and reads from.
+//! 7. `watch`: commands that watch files and have no process.
+//! 8. `stop_all`: ends everything except the files; `exit_queue`: exits that the runtime has yet to acknowledge;
+//!    `disk`: disk usage of the box.
+//! 9. `ports`: connections to listeners in the box.
+//! 10. `head_buffer`: the first bytes of the output, for an exec; `shm`: memory shared with the runtime; `pipe`,
+//!     `input`: the agent's ends of a command's output and input.
 //!
-//! # What it is handed
-//! In this order: the runtime's connection; optionally a Unix socket that the runtime has bound and not listened on, for
-//! runtimes to come; memory for slots; a file for logs.
+//! # Inherited descriptors
+//! In this order: the runtime's connection; optionally a Unix socket that the runtime has bound but does not listen on,
+//! for later runtimes; shared memory for slots; a file for logs.
 
 mod agent;
 mod calls;
-mod clear;
 mod command;
 mod disk;
-mod ends;
+mod exit_queue;
 mod files;
+mod head_buffer;
 mod input;
-mod keep;
-mod life;
 mod log;
+mod log_file;
 mod pipe;
 mod ports;
 mod read;
 mod serve;
 mod shells;
-mod slot;
+mod shm;
 mod start;
-mod store;
+mod stop_all;
+mod supervise;
 mod watch;
 
 use box_sys::Init;
 
-/// The version of `agent.*` that is spoken here.
+/// The version of the `agent.*` contract that this agent speaks.
 pub const CONTRACT: u32 = 1;
 
-/// Makes ready what an agent needs whatever its box will be, and gives the agent. The box ends with it.
+/// Prepares an agent before its box exists, and returns the function that runs it.
+///
+/// The box ends when that function returns.
 pub fn prepare() -> Box<dyn FnOnce(Init)> {
-    let ready = serve::Ready::new();
+    let prepared = serve::PreparedAgent::new();
     Box::new(|init| {
-        // There is nobody to tell: the runtime sees the connection end, and the box with it.
-        let _ = ready.and_then(|ready| ready.serve(init));
+        // The agent has no channel for this error: the runtime sees the connection and the box end.
+        let _ = prepared.and_then(|prepared| prepared.serve(init));
     })
 }

@@ -1,10 +1,16 @@
-//! The log of a command: the last of its output, both streams in the order they came, addressed by bytes.
+//! The log of a command: the last part of its output, both streams in order of arrival, addressed by bytes.
 //!
-//! It is a row of blocks. The newest is in memory, older ones are in the store, all but where they begin, in bytes and in text, so
-//! that reading can begin anywhere by walking one block. While a command is read, some of those stay in memory for a moment:
-//! a reader that keeps up finds them there, and what is dropped before that never sees the store. The oldest go when the log or
-//! the store is full, unless somebody still reads them: then the command waits. How many changes between the streams there are is
-//! the guest's to say, so what is noted of them counts like output where it is more.
+//! The log is a sequence of blocks. The newest block is in memory; older ones are in the log file. The start offset of
+//! every block stays in memory, in bytes and in text, so a reader can start anywhere by scanning one block.
+//!
+//! While a command is read, some full blocks stay buffered in memory for a moment. A reader that keeps up finds them
+//! there, and a block that is dropped before never reaches the file.
+//!
+//! The oldest blocks are dropped when the log or the file is full. If a reader still needs them, the command waits
+//! instead.
+//!
+//! The guest controls how often the output switches streams. The metadata of a block therefore counts as output where
+//! it is larger.
 
 mod block;
 
@@ -14,63 +20,64 @@ use std::sync::Arc;
 use box_protocol::actions::{Collected, ReadBegin, ReadFrom, StreamName, View};
 use box_protocol::{PerStream, TextDecoder, UnixMs};
 
-use crate::store::{SEGMENT, Store};
-use block::{Block, Content, RUN_BYTES};
+use crate::log_file::{LogFile, SEGMENT};
+use block::{Block, Content, SPAN_BYTES};
 
-/// Bytes that a log keeps, unless its command says otherwise, and the most it may say.
+/// Default and maximum size of a log in bytes.
 const LOG_BYTES: u64 = 1 << 20;
 const LOG_BYTES_MAX: u64 = 64 << 20;
 
-/// The least, so that there is a block to drop and one to keep.
+/// Minimum size of a log: one block to drop and one to keep.
 const LOG_BYTES_MIN: u64 = 4 << 10;
 
-/// A log that keeps this much has blocks of a segment each; a smaller one has smaller blocks.
+/// Blocks per log. The block of a large log is a segment; a smaller log has smaller blocks.
 const BLOCKS: usize = 8;
 
-/// Blocks that may be in memory for want of room in the store, while somebody is about to read them.
-const WAITING: usize = 2;
+/// Blocks that may stay in memory because the file is full, while a reader needs them.
+const MEMORY_BLOCKS: usize = 2;
 
-/// The last of a command's output.
+/// The last part of a command's output.
 #[derive(Debug)]
 pub(crate) struct Log {
     blocks: VecDeque<Block>,
-    /// The number of the first block; they are numbered from 0 on.
+    /// The number of the first block. Blocks are numbered from 0.
     first: u64,
     limit: usize,
-    /// What the blocks cost; how many are in memory as the newest or for want of room, and how many because the log is read.
-    kept: usize,
+    /// The cost of all blocks; the blocks in memory as the newest or because the file is full; the blocks buffered for
+    /// readers.
+    kept_bytes: usize,
     in_memory: usize,
-    held: usize,
+    buffered: usize,
     finished: bool,
-    store: Option<Arc<Store>>,
-    end: Place,
-    /// Who reads, and in which block they are.
+    log_file: Option<Arc<LogFile>>,
+    end: Position,
+    /// The block of each reader.
     readers: BTreeMap<u64, u64>,
     next_reader: u64,
 }
 
-/// A place in a log.
+/// A position in a log.
 #[derive(Debug, Clone, Copy, Default)]
-struct Place {
+struct Position {
     raw: PerStream,
     text: PerStream,
     stdout: TextDecoder,
     stderr: TextDecoder,
 }
 
-/// Where a reader is.
+/// The position of a reader.
 #[derive(Debug)]
 pub(crate) struct Cursor {
     reader: u64,
     block: u64,
-    run: usize,
-    /// Bytes of the block, and of its run, that were read.
+    span: usize,
+    /// Bytes of the block, and of its span, that were read.
     in_block: usize,
-    in_run: usize,
+    in_span: usize,
     /// Offsets of the streams.
     at: PerStream,
-    /// The runs of the stored block of this number.
-    stored: (u64, Vec<block::Run>),
+    /// The number and the spans of the last read stored block.
+    stored: (u64, Vec<block::Span>),
 }
 
 /// A piece of one stream.
@@ -82,7 +89,7 @@ pub(crate) struct Piece {
     pub(crate) data: Vec<u8>,
 }
 
-impl Place {
+impl Position {
     fn advance(&mut self, stream: StreamName, bytes: &[u8]) {
         *self.raw.of_mut(stream) += bytes.len() as u64;
         let decoder = match stream {
@@ -92,8 +99,8 @@ impl Place {
         *self.text.of_mut(stream) += decoder.measure(bytes);
     }
 
-    /// As a view counts.
-    fn counted(&self, view: View) -> PerStream {
+    /// The offsets in the unit of this view.
+    fn offsets(&self, view: View) -> PerStream {
         match view {
             View::Text => self.text,
             View::Bytes | View::None => self.raw,
@@ -102,7 +109,7 @@ impl Place {
 }
 
 impl Log {
-    pub(crate) fn new(bytes: Option<u64>, store: Option<Arc<Store>>) -> Self {
+    pub(crate) fn new(bytes: Option<u64>, log_file: Option<Arc<LogFile>>) -> Self {
         let limit = bytes
             .unwrap_or(LOG_BYTES)
             .clamp(LOG_BYTES_MIN, LOG_BYTES_MAX);
@@ -110,12 +117,12 @@ impl Log {
             blocks: VecDeque::new(),
             first: 0,
             limit: usize::try_from(limit).unwrap_or(usize::MAX),
-            kept: 0,
+            kept_bytes: 0,
             in_memory: 0,
-            held: 0,
+            buffered: 0,
             finished: false,
-            store,
-            end: Place::default(),
+            log_file,
+            end: Position::default(),
             readers: BTreeMap::new(),
             next_reader: 0,
         }
@@ -126,7 +133,7 @@ impl Log {
         self.end.raw
     }
 
-    /// The first byte of each stream that is kept.
+    /// The first kept byte of each stream.
     pub(crate) fn kept_from(&self) -> PerStream {
         self.blocks
             .front()
@@ -135,14 +142,14 @@ impl Log {
             .raw
     }
 
-    /// Whether more can be taken without anything being lost that somebody is about to read.
+    /// Whether the log can take more output without losing a block that a reader needs.
     pub(crate) fn has_room(&self) -> bool {
-        let is_stored = self.store.is_none() || self.in_memory <= WAITING;
-        self.kept < self.limit && is_stored || !self.is_needed(self.first)
+        let is_stored = self.log_file.is_none() || self.in_memory <= MEMORY_BLOCKS;
+        self.kept_bytes < self.limit && is_stored || !self.is_needed(self.first)
     }
 
-    /// Whether any of it is in the store, or will be.
-    pub(crate) fn is_spooled(&self) -> bool {
+    /// Whether a block is in the file or about to move there.
+    pub(crate) fn has_stored(&self) -> bool {
         self.blocks.len() > self.in_memory
     }
 
@@ -154,58 +161,60 @@ impl Log {
         (self.limit / BLOCKS).clamp(512, SEGMENT)
     }
 
-    /// Takes output, all of it; the oldest goes if need be.
-    pub(crate) fn take(&mut self, stream: StreamName, mut bytes: &[u8]) {
+    /// Appends output. The oldest blocks are dropped if necessary.
+    pub(crate) fn append(&mut self, stream: StreamName, mut bytes: &[u8]) {
         let at = UnixMs::now();
         while !bytes.is_empty() {
-            let most = self.block_bytes();
+            let max = self.block_bytes();
             let full = self.blocks.back().is_none_or(|block| {
-                block.length >= most || block.runs >= most / RUN_BYTES || !block.is_in_memory()
+                block.length >= max || block.spans >= max / SPAN_BYTES || !block.is_in_memory()
             });
             if full {
-                self.close();
+                self.close_newest();
                 self.blocks.push_back(Block::at(self.end));
                 self.in_memory += 1;
             }
             let Some(block) = self.blocks.back_mut() else {
                 return;
             };
-            let (piece, rest) = bytes.split_at(bytes.len().min(most - block.length));
-            self.kept -= block.cost();
-            block.take(stream, at, piece);
-            self.kept += block.cost();
+            let (piece, rest) = bytes.split_at(bytes.len().min(max - block.length));
+            self.kept_bytes -= block.cost();
+            block.append(stream, at, piece);
+            self.kept_bytes += block.cost();
             self.end.advance(stream, piece);
             bytes = rest;
             self.trim();
         }
     }
 
-    /// Drops what is too much, from the oldest on, up to what somebody is about to read.
+    /// Drops the oldest blocks beyond the limit, up to the first one that a reader needs.
     fn trim(&mut self) {
-        while self.kept > self.limit && self.blocks.len() > 1 && !self.is_needed(self.first) {
+        while self.kept_bytes > self.limit && self.blocks.len() > 1 && !self.is_needed(self.first) {
             self.drop_oldest();
         }
         if self.finished || self.readers.is_empty() {
-            self.settle();
+            self.flush_buffered();
         }
     }
 
-    /// Whether anything is in memory for the sake of its readers.
-    pub(crate) fn is_unsettled(&self) -> bool {
-        self.held > 0
+    /// Whether blocks are buffered for readers.
+    pub(crate) fn has_buffered(&self) -> bool {
+        self.buffered > 0
     }
 
-    /// Moves to the store what is in memory for the sake of speed, and after the end whatever is much. Without room there the
-    /// oldest go for it, up to what somebody is about to read. After the end, what no store takes stays in memory, if that is little.
-    pub(crate) fn settle(&mut self) {
+    /// Moves buffered blocks to the file, and after the end also the large newest block.
+    ///
+    /// If the file is full, the oldest blocks are dropped, up to the first one that a reader needs. After the end, a
+    /// few blocks that do not fit stay in memory.
+    pub(crate) fn flush_buffered(&mut self) {
         let mut at = 0;
         while let Some(block) = self.blocks.get(at) {
-            let is_due = block.is_held() || self.finished && block.is_much_in_memory();
-            if !is_due || self.put_away(at) {
+            let is_due = block.is_buffered() || self.finished && block.is_large_in_memory();
+            if !is_due || self.move_to_file(at) {
                 at += 1;
             } else if self.is_needed(self.first) {
                 return;
-            } else if self.finished && self.stays_in_memory(at) {
+            } else if self.finished && self.keep_in_memory(at) {
                 at += 1;
             } else {
                 self.drop_oldest();
@@ -214,102 +223,107 @@ impl Log {
         }
     }
 
-    /// Whether a block that the store does not take may stay in memory: nothing older is in the store that could make room
-    /// there, as on a full disk, and all logs together have few such blocks.
-    fn stays_in_memory(&mut self, at: usize) -> bool {
+    /// Whether a block that does not fit into the file may stay in memory.
+    ///
+    /// It may if no older block of this log is in the file, as on a full disk, and if the limit on buffered blocks
+    /// allows it.
+    fn keep_in_memory(&mut self, at: usize) -> bool {
         let older = self.blocks.front().is_some_and(Block::is_stored);
-        let (Some(store), Some(block), false) = (&self.store, self.blocks.get_mut(at), older)
+        let (Some(log_file), Some(block), false) = (&self.log_file, self.blocks.get_mut(at), older)
         else {
             return false;
         };
-        if block.is_held() {
+        if block.is_buffered() {
             return true;
         }
-        let stays = block.hold(store);
+        let stays = block.buffer(log_file);
         self.in_memory -= usize::from(stays);
-        self.held += usize::from(stays);
+        self.buffered += usize::from(stays);
         stays
     }
 
     fn drop_oldest(&mut self) {
         if let Some(oldest) = self.blocks.pop_front() {
-            self.kept -= oldest.cost();
+            self.kept_bytes -= oldest.cost();
             self.in_memory -= usize::from(oldest.is_in_memory());
-            self.held -= usize::from(oldest.is_held());
+            self.buffered -= usize::from(oldest.is_buffered());
             self.first += 1;
         }
     }
 
-    /// Drops all that nobody is about to read.
-    pub(crate) fn forget(&mut self) {
+    /// Drops all blocks that no reader needs.
+    pub(crate) fn drop_unneeded(&mut self) {
         while !self.blocks.is_empty() && !self.is_needed(self.first) {
             self.drop_oldest();
         }
         self.blocks.shrink_to_fit();
     }
 
-    /// Closes the newest block: it stays in memory for now if the log is read, or goes to the store.
-    fn close(&mut self) {
+    /// Closes the newest block: it stays buffered while the log is read, or moves to the file.
+    fn close_newest(&mut self) {
         if !self.readers.is_empty()
-            && let Some(store) = &self.store
+            && let Some(log_file) = &self.log_file
             && let Some(block) = self.blocks.back_mut()
             && block.is_in_memory()
-            && block.hold(store)
+            && block.buffer(log_file)
         {
             self.in_memory -= 1;
-            self.held += 1;
+            self.buffered += 1;
             return;
         }
-        self.seal();
+        self.store_newest();
     }
 
-    /// Moves the newest block to the store. Without room there the oldest ones go for it; if somebody is about to read those,
-    /// it stays in memory.
-    fn seal(&mut self) {
-        while !self.blocks.is_empty() && !self.put_away(self.blocks.len() - 1) {
-            if self.store.is_none() || self.blocks.len() == 1 || self.is_needed(self.first) {
+    /// Moves the newest block to the file.
+    ///
+    /// If the file is full, the oldest blocks are dropped. If a reader needs those, the block stays in memory.
+    fn store_newest(&mut self) {
+        while !self.blocks.is_empty() && !self.move_to_file(self.blocks.len() - 1) {
+            if self.log_file.is_none() || self.blocks.len() == 1 || self.is_needed(self.first) {
                 return;
             }
             self.drop_oldest();
         }
     }
 
-    /// Moves a block to the store, if there is room; whether it is there.
-    fn put_away(&mut self, at: usize) -> bool {
-        let (Some(store), Some(block)) = (&self.store, self.blocks.get_mut(at)) else {
+    /// Moves a block to the file if it has room, and returns whether the block is there.
+    fn move_to_file(&mut self, at: usize) -> bool {
+        let (Some(log_file), Some(block)) = (&self.log_file, self.blocks.get_mut(at)) else {
             return false;
         };
-        let (is_held, is_in_memory) = (block.is_held(), block.is_in_memory());
-        let is_stored = block.store(store);
+        let (is_buffered, is_in_memory) = (block.is_buffered(), block.is_in_memory());
+        let is_stored = block.store(log_file);
         if is_stored {
-            self.held -= usize::from(is_held);
+            self.buffered -= usize::from(is_buffered);
             self.in_memory -= usize::from(is_in_memory);
         }
         is_stored
     }
 
-    /// Nothing more comes: as little as possible stays in memory.
+    /// Ends the log and minimises its memory.
     pub(crate) fn finish(&mut self) {
-        if self.blocks.back().is_some_and(Block::is_much_in_memory) {
-            self.seal();
+        if self.blocks.back().is_some_and(Block::is_large_in_memory) {
+            self.store_newest();
         }
         self.finished = true;
         self.trim();
         if let Some(block) = self.blocks.back_mut()
-            && let Content::Memory { bytes, runs, .. } = &mut block.content
+            && let Content::Memory { bytes, spans, .. } = &mut block.content
         {
             bytes.shrink_to_fit();
-            runs.shrink_to_fit();
+            spans.shrink_to_fit();
         }
         self.blocks.shrink_to_fit();
     }
 
-    /// Begins to read, in the last block that begins not after `from` as `view` counts, or in the first that is kept. What is
-    /// read from now on stays until it was. Nothing, if `from` is beyond the end.
+    /// Attaches a reader at the last block that starts at or before `from` in the unit of `view`, or at the first kept
+    /// block.
+    ///
+    /// The log keeps the following output until the reader has read it. Returns `None` if `from` is beyond the end.
     pub(crate) fn read_from(&mut self, from: ReadFrom, view: View) -> Option<(Cursor, ReadBegin)> {
-        let end = self.end.counted(view);
-        let not_after = |place: &Place| {
-            let counted = place.counted(view);
+        let end = self.end.offsets(view);
+        let not_after = |position: &Position| {
+            let counted = position.offsets(view);
             match from {
                 ReadFrom::Offsets(offsets) => {
                     counted.stdout <= offsets.stdout && counted.stderr <= offsets.stderr
@@ -341,9 +355,9 @@ impl Log {
         let cursor = Cursor {
             reader,
             block,
-            run: 0,
+            span: 0,
             in_block: 0,
-            in_run: 0,
+            in_span: 0,
             at: begin.raw,
             stored: (u64::MAX, Vec::new()),
         };
@@ -361,7 +375,7 @@ impl Log {
         Some((cursor, begin))
     }
 
-    /// The next piece, if it is there already. The error is the store's.
+    /// Reads the next piece, if it is available. An error is an error of the file.
     pub(crate) fn read(&mut self, cursor: &mut Cursor) -> std::io::Result<Option<Piece>> {
         loop {
             let Some(at) = cursor.block.checked_sub(self.first) else {
@@ -378,13 +392,13 @@ impl Log {
                 return Ok(None);
             }
             cursor.block += 1;
-            (cursor.run, cursor.in_block, cursor.in_run) = (0, 0, 0);
+            (cursor.span, cursor.in_block, cursor.in_span) = (0, 0, 0);
             self.readers.insert(cursor.reader, cursor.block);
         }
     }
 
-    /// Ends reading. What was kept for this reader alone may go.
-    pub(crate) fn leave(&mut self, cursor: &Cursor) {
+    /// Detaches a reader. Blocks that only this reader needed can be dropped.
+    pub(crate) fn detach(&mut self, cursor: &Cursor) {
         self.readers.remove(&cursor.reader);
         self.trim();
     }

@@ -12,23 +12,25 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::task::AbortHandle;
 
-/// A descriptor that can be waited for.
+/// Registers a descriptor with the event loop.
 #[expect(
     deprecated,
-    reason = "sound for an OwnedFd, which stays the same; the new way is `unsafe` for the sake of others"
+    reason = "sound for an OwnedFd, which never changes; the replacement is `unsafe` for other types"
 )]
-pub(crate) fn watched(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+pub(crate) fn async_fd(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     AsyncFd::new(fd)
 }
 
-/// The end that is read.
+/// The reading end of a pipe or terminal.
 #[derive(Debug)]
 pub(crate) struct Pipe {
     fd: AsyncFd<OwnedFd>,
     ended: bool,
 }
 
-/// A pipe whose ends the guest may open once more by their names, as `/dev/stdout` is one. It would be the agent's alone.
+/// A pipe that the guest may reopen by name, for example as `/dev/stdout`.
+///
+/// Without the mode only the agent's user could open it.
 pub(crate) fn for_guest() -> io::Result<(OwnedFd, OwnedFd)> {
     let (read, write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
     rustix::fs::fchmod(&write, Mode::from(0o666))?;
@@ -36,42 +38,42 @@ pub(crate) fn for_guest() -> io::Result<(OwnedFd, OwnedFd)> {
 }
 
 impl Pipe {
-    /// A pipe, and the end that is written.
+    /// Creates a pipe and returns it with its writing end.
     pub(crate) fn new() -> io::Result<(Self, OwnedFd)> {
         let (read, write) = for_guest()?;
-        Ok((Self::over(read)?, write))
+        Ok((Self::from_fd(read)?, write))
     }
 
-    /// The reading end of something that is there.
-    pub(crate) fn over(fd: OwnedFd) -> io::Result<Self> {
-        // Only this end: what a command finds at its standard output waits.
+    /// Wraps an existing descriptor for reading.
+    pub(crate) fn from_fd(fd: OwnedFd) -> io::Result<Self> {
+        // Only this end is non-blocking. The command's end keeps blocking.
         rustix::fs::fcntl_setfl(&fd, OFlags::NONBLOCK)?;
-        let fd = watched(fd)?;
+        let fd = async_fd(fd)?;
         Ok(Self { fd, ended: false })
     }
 
-    /// Whether nobody holds the other end any more, and everything was read.
+    /// Whether all writers have closed the pipe and all data was read.
     pub(crate) fn has_ended(&self) -> bool {
         self.ended
     }
 
-    /// The most it may hold now; its writer can have changed that.
+    /// The current capacity of the pipe. Its writer can change it.
     pub(crate) fn capacity(&self) -> usize {
         rustix::pipe::fcntl_getpipe_size(self.fd.get_ref()).unwrap_or(1 << 16)
     }
 
-    /// Waits until there is something to read. May be dropped meanwhile.
+    /// Waits until the pipe is readable. Cancel safe.
     pub(crate) async fn readable(&self) {
         if self.ended {
             std::future::pending::<()>().await;
         }
-        // An error is found by the read.
+        // The next read reports an error.
         let _ = self.fd.readable().await;
     }
 
-    /// What is there, about `most` bytes; nothing if there is nothing now or never again.
-    pub(crate) fn read(&mut self, most: usize) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(most);
+    /// Reads up to `max` bytes; empty if no data is available or the pipe has ended.
+    pub(crate) fn read(&mut self, max: usize) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(max);
         let read = self.fd.try_io(Interest::READABLE, |fd| {
             Ok(rustix::io::read(fd, spare_capacity(&mut bytes))?)
         });
@@ -79,9 +81,9 @@ impl Pipe {
         bytes
     }
 
-    /// The same, also of what came so lately that nobody was woken for it.
-    pub(crate) fn read_now(&mut self, most: usize) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(most);
+    /// As `read`, but also finds data that the event loop has not reported yet.
+    pub(crate) fn read_unpolled(&mut self, max: usize) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(max);
         let read = rustix::io::read(self.fd.get_ref(), spare_capacity(&mut bytes));
         self.note_end(&read.map_err(Into::into));
         bytes
@@ -90,11 +92,11 @@ impl Pipe {
     fn note_end(&mut self, read: &io::Result<usize>) {
         self.ended |= match read {
             Ok(read) => *read == 0,
-            Err(error) => !is_passing(error),
+            Err(error) => !is_transient(error),
         };
     }
 
-    /// Reads what nobody asks for any more.
+    /// Reads and discards everything until the end.
     async fn discard(mut self) {
         while !self.ended {
             self.readable().await;
@@ -103,22 +105,25 @@ impl Pipe {
     }
 }
 
-/// Pipes of commands that have ended, which somebody still holds: read on, so that whoever writes is neither held up nor ended by
-/// it.
+/// Pipes of ended commands that other processes still hold open.
+///
+/// The agent keeps reading them, so that a writer neither blocks nor gets SIGPIPE.
 #[derive(Debug, Default)]
-pub(crate) struct Leftovers(Mutex<VecDeque<AbortHandle>>);
+pub(crate) struct OrphanedPipes(Mutex<VecDeque<AbortHandle>>);
 
-/// So many at most: each is a descriptor of the agent's, and a guest can hold as many as there were commands.
-const LEFTOVERS: usize = 128;
+/// Maximum number of such pipes.
+///
+/// Each one costs the agent a descriptor, and a guest can hold one per command.
+const ORPHANED_MAX: usize = 128;
 
-impl Leftovers {
-    /// Reads one more to its end. Beyond what there may be, the oldest is closed.
-    pub(crate) fn read_on(&self, pipe: Pipe) {
+impl OrphanedPipes {
+    /// Drains one more pipe to its end. Beyond the limit the oldest is closed.
+    pub(crate) fn drain(&self, pipe: Pipe) {
         let reading = tokio::spawn(pipe.discard()).abort_handle();
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|reading| !reading.is_finished());
         all.push_back(reading);
-        if all.len() > LEFTOVERS
+        if all.len() > ORPHANED_MAX
             && let Some(oldest) = all.pop_front()
         {
             oldest.abort();
@@ -126,7 +131,7 @@ impl Leftovers {
     }
 }
 
-fn is_passing(error: &io::Error) -> bool {
+fn is_transient(error: &io::Error) -> bool {
     use io::ErrorKind::{Interrupted, WouldBlock};
     matches!(error.kind(), WouldBlock | Interrupted)
 }
@@ -136,21 +141,21 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn of_pipes_that_are_held_the_oldest_are_closed() {
-        let leftovers = Leftovers::default();
+    async fn the_oldest_orphaned_pipes_are_closed() {
+        let orphaned_pipes = OrphanedPipes::default();
         let mut held = Vec::new();
-        for _ in 0..LEFTOVERS + 3 {
+        for _ in 0..ORPHANED_MAX + 3 {
             let (pipe, writer) = Pipe::new().unwrap();
-            leftovers.read_on(pipe);
+            orphaned_pipes.drain(pipe);
             held.push(writer);
         }
-        // One that ended by itself leaves its place.
+        // A pipe that ended by itself frees its place.
         drop(held.pop());
         for _ in 0..4 {
             tokio::task::yield_now().await;
         }
         let (pipe, writer) = Pipe::new().unwrap();
-        leftovers.read_on(pipe);
+        orphaned_pipes.drain(pipe);
         held.push(writer);
         for _ in 0..4 {
             tokio::task::yield_now().await;

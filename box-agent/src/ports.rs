@@ -1,4 +1,4 @@
-//! `port.*`: connections to whoever listens inside the box, dialled from inside.
+//! `port.*`: connections to listeners in the box, opened from inside.
 
 use std::collections::HashMap;
 use std::io;
@@ -16,13 +16,16 @@ use rustix::net::Shutdown;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// Connections at once. A third of the calls that a runtime lets into a box: all can be sent on at once, with room for others.
-const CONNECTIONS: usize = 64;
+/// Maximum number of connections.
+///
+/// A third of the calls that a runtime sends into a box: all connections can be written at once, with room for other
+/// calls.
+const CONNECTIONS_MAX: usize = 64;
 
-/// How long somebody who listens may take to be reached.
-const DIAL: Duration = Duration::from_secs(5);
+/// How long a connection attempt may take.
+const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What the agent serves of `port.*`.
+/// The router of `port.*`.
 pub(crate) fn router(ports: &Arc<Ports>) -> Router {
     Router::builder(Arc::clone(ports))
         .on::<PortOpen>()
@@ -32,58 +35,58 @@ pub(crate) fn router(ports: &Arc<Ports>) -> Router {
 
 /// The open connections.
 #[derive(Debug, Default)]
-pub(crate) struct Ports(Mutex<HashMap<ConnId, Arc<Relay>>>);
+pub(crate) struct Ports(Mutex<HashMap<ConnId, Arc<Connection>>>);
 
-/// One of them.
+/// One open connection.
 #[derive(Debug)]
-struct Relay {
+struct Connection {
     stream: TcpStream,
-    /// Held by whoever sends; whether nobody may any more.
+    /// Locked by the call that sends. The value says whether the sending side is closed.
     closed: tokio::sync::Mutex<bool>,
     sent: AtomicU64,
 }
 
-/// A connection as long as somebody reads it. Dropped, it is closed, and whoever still sends learns that.
-struct Open<'a> {
+/// An open connection while its stream is read. Dropping it closes the connection for senders as well.
+struct ConnectionGuard<'a> {
     ports: &'a Ports,
     id: ConnId,
-    relay: Arc<Relay>,
+    connection: Arc<Connection>,
 }
 
 impl Ports {
-    fn open(&self) -> MutexGuard<'_, HashMap<ConnId, Arc<Relay>>> {
+    fn open(&self) -> MutexGuard<'_, HashMap<ConnId, Arc<Connection>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn add(&self, stream: TcpStream) -> Result<Open<'_>, BoxError> {
+    fn add(&self, stream: TcpStream) -> Result<ConnectionGuard<'_>, BoxError> {
         let mut open = self.open();
-        if open.len() >= CONNECTIONS {
+        if open.len() >= CONNECTIONS_MAX {
             return Err(BoxError::limit(
                 Code::Capacity,
-                "connections into one box at once",
+                "the number of connections into the box",
                 "connections",
-                CONNECTIONS,
+                CONNECTIONS_MAX,
             ));
         }
-        let (id, relay) = (ConnId::fresh(), Arc::new(Relay::new(stream)));
-        open.insert(id.clone(), Arc::clone(&relay));
-        Ok(Open {
+        let (id, connection) = (ConnId::fresh(), Arc::new(Connection::new(stream)));
+        open.insert(id.clone(), Arc::clone(&connection));
+        Ok(ConnectionGuard {
             ports: self,
             id,
-            relay,
+            connection,
         })
     }
 }
 
-impl Drop for Open<'_> {
+impl Drop for ConnectionGuard<'_> {
     fn drop(&mut self) {
         self.ports.open().remove(&self.id);
-        // Whoever waits to write holds it, too. What is closed already is fine.
-        let _ = rustix::net::shutdown(&self.relay.stream, Shutdown::Both);
+        // A waiting sender holds the connection, too. An error means that it is already closed.
+        let _ = rustix::net::shutdown(&self.connection.stream, Shutdown::Both);
     }
 }
 
-impl Relay {
+impl Connection {
     fn new(stream: TcpStream) -> Self {
         Self {
             stream,
@@ -92,7 +95,7 @@ impl Relay {
         }
     }
 
-    /// What comes next; 0 bytes at the end.
+    /// Reads the next bytes; 0 at the end.
     async fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
             self.stream.readable().await?;
@@ -119,21 +122,21 @@ impl Relay {
     }
 }
 
-/// Whoever listens is on one of the two.
+/// Connects to the port over IPv4 or IPv6 loopback.
 async fn dial(port: u16) -> Result<TcpStream, BoxError> {
     for address in [
         IpAddr::from(Ipv4Addr::LOCALHOST),
         IpAddr::from(Ipv6Addr::LOCALHOST),
     ] {
-        let dialled = timeout(DIAL, TcpStream::connect((address, port))).await;
+        let dialled = timeout(DIAL_TIMEOUT, TcpStream::connect((address, port))).await;
         if let Ok(Ok(stream)) = dialled {
-            // What a caller sends at once shall go at once.
+            // Small writes of a client must not wait for more.
             let _ = stream.set_nodelay(true);
             return Ok(stream);
         }
     }
-    let nobody = format!("nobody listens on port {port} of the box");
-    Err(BoxError::unavailable(nobody))
+    let message = format!("port: no listener on port {port} of the box; start a server there");
+    Err(BoxError::unavailable(message))
 }
 
 impl Handle<PortOpen> for Ports {
@@ -144,7 +147,7 @@ impl Handle<PortOpen> for Ports {
     ) -> Result<PortOpenResult, BoxError> {
         let Some(sink) = call.chunks() else {
             return Err(BoxError::validation(
-                "credit: this action answers in chunks; ask for some, as in \"_meta\":{\"credit\":16}",
+                "credit: this action streams its reply; set credit, for example \"_meta\":{\"credit\":16}",
             ));
         };
         let open = self.add(dial(params.port.get()).await?)?;
@@ -152,10 +155,10 @@ impl Handle<PortOpen> for Ports {
         let mut buffer = vec![0; MAX_CHUNK_BYTES];
         let mut received = 0;
         loop {
-            let read = open.relay.read(&mut buffer).await;
-            let read = read.map_err(|_| BoxError::unavailable("the connection broke off"))?;
+            let read = open.connection.read(&mut buffer).await;
+            let read = read.map_err(|_| BoxError::unavailable("port: the connection was lost"))?;
             if read == 0 {
-                let sent = open.relay.sent.load(Ordering::Relaxed);
+                let sent = open.connection.sent.load(Ordering::Relaxed);
                 return Ok(PortOpenResult { sent, received });
             }
             received += read as u64;
@@ -167,20 +170,22 @@ impl Handle<PortOpen> for Ports {
 
 impl Handle<PortSend> for Ports {
     async fn handle(&self, params: PortSendParams, _: Call<PortSend>) -> Result<Empty, BoxError> {
-        let relay = self.open().get(&params.conn_id).cloned();
-        let relay = relay.ok_or_else(|| BoxError::not_found("no such connection"))?;
-        let mut closed = relay.closed.lock().await;
-        let over = |_| BoxError::conflict("the connection takes no more");
+        let connection = self.open().get(&params.conn_id).cloned();
+        let connection =
+            connection.ok_or_else(|| BoxError::not_found("conn_id: no such connection"))?;
+        let mut closed = connection.closed.lock().await;
+        let closed_error =
+            |_| BoxError::conflict("conn_id: the sending side of the connection is closed");
         if *closed {
-            return Err(over(io::ErrorKind::BrokenPipe.into()));
+            return Err(closed_error(io::ErrorKind::BrokenPipe.into()));
         }
         if let Some(data) = &params.data {
-            relay.write(data).await.map_err(over)?;
+            connection.write(data).await.map_err(closed_error)?;
         }
         if params.close {
             *closed = true;
-            let shut = rustix::net::shutdown(&relay.stream, Shutdown::Write);
-            shut.map_err(|error| over(error.into()))?;
+            let shut = rustix::net::shutdown(&connection.stream, Shutdown::Write);
+            shut.map_err(|error| closed_error(error.into()))?;
         }
         Ok(Empty {})
     }

@@ -1,4 +1,4 @@
-//! Output on its way to a reader: from where it asks, as fast as it takes it, until it has enough.
+//! Streaming a command's output to a reader, from its start position until its limits.
 
 use std::time::Duration;
 
@@ -9,97 +9,98 @@ use box_protocol::{BoxError, MAX_CHUNK_BYTES, PerStream};
 use box_rpc::{Action, ChunkSink};
 use tokio::time::{Instant, sleep_until};
 
-use crate::command::{Changing, Command, Reading};
-use crate::keep::INLINE;
+use crate::command::{Command, Progress, ReaderGuard};
+use crate::head_buffer::INLINE;
 use crate::log::{Cursor, Piece};
-use crate::slot::Lease;
+use crate::shm::ShmSlot;
 
-/// After so long, what is in memory for the sake of speed goes to the store.
-const SOON: Duration = Duration::from_millis(100);
+/// After this time, blocks that are buffered for readers move to the log file.
+const FLUSH_AFTER: Duration = Duration::from_millis(100);
 
-/// What a reader wants.
+/// The parameters of one reader.
 #[derive(Debug, Default)]
-pub(crate) struct Wish {
+pub(crate) struct ReadRequest {
     pub(crate) from: ReadFrom,
     pub(crate) view: View,
     pub(crate) until: Until,
     pub(crate) exclusive: Option<Exclusive>,
-    pub(crate) slot: Option<Lease>,
+    pub(crate) slot: Option<ShmSlot>,
 }
 
-/// Sends a command's output until its end, or until the reader has enough. Why it ended.
+/// Sends a command's output until its end or until the reader's limits, and returns the reason.
 pub(crate) async fn stream<A: Action<Chunk = AgentChunk>>(
     command: &Command,
-    wish: Wish,
+    request: ReadRequest,
     sink: &mut ChunkSink<A>,
 ) -> Result<ReadWhy, BoxError> {
-    let mut reading = command.read_by(wish.exclusive)?;
-    let mut patience = Patience::new(wish.until);
-    if wish.view == View::None {
-        let mut over = command.watch();
+    let mut guard = command.attach_reader(request.exclusive)?;
+    let mut limits = ReadLimits::new(request.until);
+    if request.view == View::None {
+        let mut progress = command.watch();
         return tokio::select! {
-            _ = over.wait_for(Changing::has_ended) => command.failure().map(|()| ReadWhy::Exit),
-            why = patience.over(&mut reading) => Ok(why),
+            _ = progress.wait_for(Progress::has_ended) => command.failure().map(|()| ReadWhy::Exit),
+            why = limits.reached(&mut guard) => Ok(why),
         };
     }
     let (cursor, begin) = command
         .log()
-        .read_from(wish.from, wish.view)
+        .read_from(request.from, request.view)
         .ok_or_else(|| BoxError::validation("from: beyond the end of the output"))?;
     let mut reader = Reader {
         command,
         cursor,
-        slot: wish.slot,
+        slot: request.slot,
     };
-    let from_the_first = wish.from == ReadFrom::default() && begin.raw == PerStream::default();
-    if !from_the_first {
+    let from_start = request.from == ReadFrom::default() && begin.raw == PerStream::default();
+    if !from_start {
         sink.send(&AgentChunk::Begin(begin)).await?;
     }
     let mut changes = command.watch();
-    let mut settle_at = None;
+    let mut flush_at = None;
     loop {
-        // Looked at first: what comes between this and the look into the log is not missed.
-        let is_over = changes.borrow_and_update().has_ended();
+        // Read before the log, so that output between the two is not missed.
+        let has_ended = changes.borrow_and_update().has_ended();
         if let Some(piece) = reader.next()? {
-            patience.begin_anew();
+            limits.restart_silence();
             for chunk in reader.chunks(piece) {
                 tokio::select! {
                     sent = sink.send(&chunk) => sent?,
-                    why = patience.over(&mut reading) => return Ok(why),
+                    why = limits.reached(&mut guard) => return Ok(why),
                 }
             }
             continue;
         }
-        if is_over {
+        if has_ended {
             return command.failure().map(|()| ReadWhy::Exit);
         }
-        let unsettled = command.log().is_unsettled();
-        // From the first block on, not the last byte: one that never pauses is not to keep what it said long ago in memory.
-        let due = settle_at.unwrap_or_else(|| Instant::now() + SOON);
-        settle_at = unsettled.then_some(due);
+        let has_buffered = command.log().has_buffered();
+        // Counted from the first buffered block, so that a command that never pauses does not keep old output in
+        // memory.
+        let due = flush_at.unwrap_or_else(|| Instant::now() + FLUSH_AFTER);
+        flush_at = has_buffered.then_some(due);
         tokio::select! {
             biased;
             _ = changes.changed() => {}
-            () = sleep_until(due), if unsettled => {
-                command.log().settle();
-                settle_at = None;
+            () = sleep_until(due), if has_buffered => {
+                command.log().flush_buffered();
+                flush_at = None;
             }
-            why = patience.over(&mut reading) => return Ok(why),
+            why = limits.reached(&mut guard) => return Ok(why),
         }
     }
 }
 
-/// A place in the log that nothing is dropped behind.
+/// A reader's position in the log. The log keeps everything after it.
 struct Reader<'a> {
     command: &'a Command,
     cursor: Cursor,
-    slot: Option<Lease>,
+    slot: Option<ShmSlot>,
 }
 
 impl Drop for Reader<'_> {
     fn drop(&mut self) {
-        self.command.log().leave(&self.cursor);
-        self.command.room.notify_one();
+        self.command.log().detach(&self.cursor);
+        self.command.room_freed.notify_one();
     }
 }
 
@@ -109,12 +110,12 @@ impl Reader<'_> {
         let was_full = !log.has_room();
         let read = log.read(&mut self.cursor);
         if was_full && log.has_room() {
-            self.command.room.notify_one();
+            self.command.room_freed.notify_one();
         }
-        read.map_err(|_| BoxError::internal("the output cannot be read from its store"))
+        read.map_err(|_| BoxError::internal("log: the stored output cannot be read"))
     }
 
-    /// The piece as it is sent: what is not little goes to the slot, never over the end of its ring.
+    /// Splits a piece into chunks. Large data goes to the slot and never wraps around its ring.
     fn chunks(&self, piece: Piece) -> Vec<AgentChunk> {
         let Piece {
             stream,
@@ -128,8 +129,8 @@ impl Reader<'_> {
         let mut chunks = Vec::with_capacity(2);
         let mut rest = &data[..];
         while !rest.is_empty() {
-            let (part, after) = rest.split_at(rest.len().min(Lease::room(offset)));
-            // Without memory for the slot it travels in the message.
+            let (part, after) = rest.split_at(rest.len().min(ShmSlot::room(offset)));
+            // If the shared memory is full, the data travels in the message.
             chunks.push(match slot.write(stream, offset, part) {
                 Ok(()) => AgentChunk::Spooled(SpooledPiece {
                     at,
@@ -156,21 +157,21 @@ fn inline(
     AgentChunk::Bytes(OutputPiece {
         stream,
         offset,
-        // Over both streams it is for the runtime to count.
+        // The runtime counts the position over both streams.
         pos: 0,
         at,
         data: data.into(),
     })
 }
 
-/// How long a reader waits.
-struct Patience {
+/// When a reader stops waiting.
+struct ReadLimits {
     until: Option<Instant>,
     silence: Option<Duration>,
-    quiet_until: Option<Instant>,
+    silent_until: Option<Instant>,
 }
 
-impl Patience {
+impl ReadLimits {
     fn new(until: Until) -> Self {
         let now = Instant::now();
         let after = |ms: u64| now.checked_add(Duration::from_millis(ms));
@@ -178,19 +179,19 @@ impl Patience {
         Self {
             until: until.ms.and_then(after),
             silence,
-            quiet_until: silence.and_then(|silence| now.checked_add(silence)),
+            silent_until: silence.and_then(|silence| now.checked_add(silence)),
         }
     }
 
-    /// There was output.
-    fn begin_anew(&mut self) {
-        self.quiet_until = self
+    /// Restarts the silence limit after output.
+    fn restart_silence(&mut self) {
+        self.silent_until = self
             .silence
             .and_then(|silence| Instant::now().checked_add(silence));
     }
 
-    /// Returns once the reader has waited enough, or has lost its place to another.
-    async fn over(&self, reading: &mut Reading<'_>) -> ReadWhy {
+    /// Returns once a limit is reached or another reader takes over.
+    async fn reached(&self, guard: &mut ReaderGuard<'_>) -> ReadWhy {
         let at = |end: Option<Instant>| async move {
             match end {
                 Some(end) => sleep_until(end).await,
@@ -199,8 +200,8 @@ impl Patience {
         };
         tokio::select! {
             () = at(self.until) => ReadWhy::Time,
-            () = at(self.quiet_until) => ReadWhy::Silence,
-            () = reading.taken() => ReadWhy::Taken,
+            () = at(self.silent_until) => ReadWhy::Silence,
+            () = guard.displaced() => ReadWhy::Taken,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! From the fork to the first call: the descriptors the agent was handed, its connections, and the dead.
+//! From the fork to the first call: inherited descriptors, connections, and reaping.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,81 +17,84 @@ use tokio::sync::oneshot;
 
 use crate::agent::Agent;
 use crate::calls::router;
-use crate::pipe::watched;
-use crate::slot::Slots;
-use crate::store::Store;
+use crate::log_file::LogFile;
+use crate::pipe::async_fd;
+use crate::shm::ShmPool;
 
-/// Runtimes that may be connected at once: one, and another that takes over.
+/// Maximum number of connected runtimes: the current one and those that take over.
 const CONNECTIONS: usize = 4;
 
-/// Calls of one connection at once, and as many streams.
+/// Maximum number of calls in flight on one connection, and of open streams.
 const CALLS: usize = 256;
 
-/// What is learned from the kernel at once: a table of as many is written before anything happens.
+/// Events per poll. The runtime of tokio allocates a table of this size in advance.
 const EVENTS: usize = 64;
 
-/// How long nothing must have ended before memory is given back.
+/// How long no process may have ended before the agent frees its spare memory.
 const QUIET: Duration = Duration::from_millis(100);
 
-/// What comes before the first message to a runtime that takes over, with the box's mount namespace, the slots and the
-/// sockets at its exits.
+/// Precedes the first message to a runtime that takes over.
+///
+/// With it the agent passes the box's mount namespace, the shared memory and the egress sockets.
 const GREETING: &[u8] = b"box1";
 
-/// What the agent was handed, told apart.
-struct Handed {
+/// The inherited descriptors by purpose.
+struct Descriptors {
     connection: UnixStream,
     listener: Option<UnixListener>,
-    slots: Option<OwnedFd>,
-    store: Option<OwnedFd>,
-    newborn: Option<Newborn>,
+    shm: Option<OwnedFd>,
+    log_file: Option<OwnedFd>,
+    record_event: Option<RecordEvent>,
 }
 
-impl Handed {
+impl Descriptors {
     fn new(fds: Vec<OwnedFd>) -> io::Result<Self> {
         let mut fds = fds.into_iter();
         let connection = UnixStream::from(fds.next().ok_or(io::ErrorKind::InvalidInput)?);
-        let (mut listener, mut slots, mut store, mut newborn) = (None, None, None, None);
+        let (mut listener, mut shm, mut log_file, mut record_event) = (None, None, None, None);
         for fd in fds {
             let kind = FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode);
             if kind == FileType::Socket {
-                // Not by the runtime: whoever connects learns from the kernel who listens, and must learn of this process.
+                // Listened on here and not by the runtime: the kernel reports the listening process to a peer, and that
+                // must be the agent.
                 rustix::net::listen(&fd, 4)?;
                 listener = Some(UnixListener::from(fd));
-            } else if slots.is_none() {
-                slots = Some(fd);
-            } else if store.is_none() {
-                store = Some(fd);
+            } else if shm.is_none() {
+                shm = Some(fd);
+            } else if log_file.is_none() {
+                log_file = Some(fd);
             } else {
-                newborn = Some(Newborn(fd));
+                record_event = Some(RecordEvent(fd));
             }
         }
         Ok(Self {
             connection,
             listener,
-            slots,
-            store,
-            newborn,
+            shm,
+            log_file,
+            record_event,
         })
     }
 }
 
-/// An event that the runtime has told once the box has a record. A runtime that is gone before that is followed by none: no other
-/// knows of the box.
-struct Newborn(OwnedFd);
+/// An event that the runtime signals once it has persisted the box.
+///
+/// If the runtime exits before that, no other runtime knows of the box.
+struct RecordEvent(OwnedFd);
 
-impl Newborn {
+impl RecordEvent {
     fn has_record(&self) -> bool {
         rustix::io::read(&self.0, &mut [0_u8; 8]).is_ok()
     }
 }
 
-/// An agent that lacks its box.
-pub(crate) struct Ready {
+/// An agent that has no box yet.
+pub(crate) struct PreparedAgent {
     runtime: Runtime,
     children: AsyncFd<OwnedFd>,
 }
 
-impl Ready {
+impl PreparedAgent {
     pub(crate) fn new() -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_io()
@@ -99,26 +102,26 @@ impl Ready {
             .max_io_events_per_tick(EVENTS)
             .build()?;
         let entered = runtime.enter();
-        let children = watched(box_sys::signal_fd(&[Signal::CHILD.as_raw()])?)?;
+        let children = async_fd(box_sys::signal_fd(&[Signal::CHILD.as_raw()])?)?;
         drop(entered);
         Ok(Self { runtime, children })
     }
 
-    /// Serves until the box ends.
+    /// Serves calls until the box ends.
     pub(crate) fn serve(self, mut init: Init) -> io::Result<()> {
-        let Handed {
+        let Descriptors {
             connection,
             listener,
-            slots,
-            store,
-            newborn,
-        } = Handed::new(std::mem::take(&mut init.fds))?;
+            shm,
+            log_file,
+            record_event,
+        } = Descriptors::new(std::mem::take(&mut init.fds))?;
         let Self { runtime, children } = self;
         let serving = Box::pin(async move {
-            let agent = Agent::new(init, Slots::new(slots), store.map(Store::new))?;
+            let agent = Agent::new(init, ShmPool::new(shm), log_file.map(LogFile::new))?;
             let agent = Arc::new(agent);
             let router = router(&agent);
-            let left_alone = attend(connection, router.clone(), newborn)?;
+            let abandoned = serve_first(connection, router.clone(), record_event)?;
             if let Some(listener) = listener {
                 listener.set_nonblocking(true)?;
                 let listener = tokio::net::UnixListener::from_std(listener)?;
@@ -126,27 +129,27 @@ impl Ready {
             }
             tokio::select! {
                 ended = reap(&agent, &children) => ended,
-                Ok(()) = left_alone => Ok(()),
+                Ok(()) = abandoned => Ok(()),
             }
         });
         runtime.block_on(serving)
     }
 }
 
-/// Whoever can reach the socket is the machine's user, who made the box.
+/// Accepts later runtimes. Only the host user that created the box can reach the socket.
 async fn accept(listener: tokio::net::UnixListener, agent: Arc<Agent>, router: Router) {
-    let places = Arc::new(tokio::sync::Semaphore::new(CONNECTIONS));
+    let permits = Arc::new(tokio::sync::Semaphore::new(CONNECTIONS));
     loop {
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else {
+        let Ok(permit) = Arc::clone(&permits).acquire_owned().await else {
             return;
         };
         match listener.accept().await {
             Ok((stream, _)) => {
-                // What only this process has and another runtime needs.
+                // A runtime that takes over needs these, and only this process has them.
                 let mounts = agent.init().outer.mounts.try_clone();
                 let sent = mounts.is_ok_and(|mounts| {
                     let init = agent.init();
-                    let fds = [&mounts].into_iter().chain(agent.slots().file());
+                    let fds = [&mounts].into_iter().chain(agent.shm().file());
                     let fds: Vec<_> = fds.chain(&init.exits).map(AsFd::as_fd).collect();
                     box_sys::send(stream.as_fd(), GREETING, &fds).is_ok()
                 });
@@ -156,39 +159,41 @@ async fn accept(listener: tokio::net::UnixListener, agent: Arc<Agent>, router: R
                 let session = session(stream, router.clone());
                 tokio::spawn(async move {
                     session.closed().await;
-                    drop(place);
+                    drop(permit);
                 });
             }
-            // Out of descriptors, most likely: somebody will close one.
+            // Most likely the process is out of descriptors until another connection closes.
             Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
         }
     }
 }
 
-/// Serves the first connection, to its end. The agent lives on after that, unless its box has no record by then: that is told.
-fn attend(
+/// Serves the first connection until it closes.
+///
+/// The returned receiver fires if the connection closes before the box is persisted; otherwise the agent continues.
+fn serve_first(
     stream: UnixStream,
     router: Router,
-    newborn: Option<Newborn>,
+    record_event: Option<RecordEvent>,
 ) -> io::Result<oneshot::Receiver<()>> {
     stream.set_nonblocking(true)?;
     let session = session(tokio::net::UnixStream::from_std(stream)?, router);
-    let (alone, left_alone) = oneshot::channel();
+    let (abandon, abandoned) = oneshot::channel();
     tokio::spawn(async move {
         session.closed().await;
-        if newborn.is_some_and(|newborn| !newborn.has_record()) {
-            let _ = alone.send(());
+        if record_event.is_some_and(|record_event| !record_event.has_record()) {
+            let _ = abandon.send(());
         }
     });
-    Ok(left_alone)
+    Ok(abandoned)
 }
 
 fn session(stream: tokio::net::UnixStream, router: Router) -> Session {
     let mut limits = Limits::in_process();
-    // Each more than a runtime lets into one box at once, so that its own calls always find room.
+    // More than a runtime sends into one box at once, so its own calls always fit.
     limits.in_flight = CALLS;
     limits.open_streams = CALLS;
-    // Nobody reads the answers of a runtime that is gone: what it was waiting for ends at once.
+    // A lost runtime reads no replies: its pending calls end at once.
     limits.drain = Duration::ZERO;
     let options = Options {
         dialect: Some(Dialect::JsonRpc),
@@ -198,20 +203,21 @@ fn session(stream: tokio::net::UnixStream, router: Router) -> Session {
     Session::start(unix::over(stream, &options.limits), router, options)
 }
 
-/// Every orphan of the box becomes a child of this process, which must see it off. When none has ended for a while, memory is
-/// given back.
+/// Reaps the box's processes: the kernel reparents every orphan of the box to the agent.
+///
+/// After a quiet period the agent frees its spare memory.
 async fn reap(agent: &Agent, children: &AsyncFd<OwnedFd>) -> io::Result<()> {
-    let mut resting = false;
+    let mut memory_freed = false;
     loop {
         let child = async {
             let mut ready = children.readable().await?;
             let mut record = [0_u8; 512];
-            // Signals of one kind do not queue up, so one read takes all there are.
+            // Pending signals of one kind are merged, so one read consumes all of them.
             let _ = rustix::io::read(children.as_fd(), &mut record);
             ready.clear_ready();
             Ok::<_, io::Error>(())
         };
-        if resting {
+        if memory_freed {
             child.await?;
         } else if let Ok(ended) = tokio::time::timeout(QUIET, child).await {
             ended?;
@@ -219,10 +225,10 @@ async fn reap(agent: &Agent, children: &AsyncFd<OwnedFd>) -> io::Result<()> {
             box_transports::free_spare_buffers();
             box_rpc::large::free();
             box_sys::rest();
-            resting = true;
+            memory_freed = true;
             continue;
         }
-        resting = false;
+        memory_freed = false;
         agent.reap();
     }
 }

@@ -1,4 +1,4 @@
-//! From the parameters of a command to a process.
+//! Starting a process from the parameters of a command.
 
 use std::ffi::OsString;
 use std::io;
@@ -13,76 +13,76 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use crate::agent::Agent;
-use crate::input::{Way, set_size};
-use crate::pipe::{Pipe, watched};
+use crate::input::{InputTarget, set_size};
+use crate::pipe::{Pipe, async_fd};
 
-/// A process, and the agent's ends of its pipes or its terminal.
+/// A process and the agent's ends of its pipes or its terminal.
 pub(crate) struct Started {
     pub(crate) process: box_sys::Command,
-    pub(crate) input: Option<Way>,
+    pub(crate) input: Option<InputTarget>,
     pub(crate) stdout: Option<Pipe>,
     pub(crate) stderr: Option<Pipe>,
 }
 
-/// What it is joined to.
+/// How the standard streams of a process are connected.
 #[derive(Clone, Copy)]
-enum Joined {
+enum StdioKind {
     Pipes(Stdin, OutputMode),
     Terminal(TerminalSize),
 }
 
-/// What to run, and where.
-struct What {
+/// The program, environment, directory and limits of a process.
+struct ProcessSpec {
     argv: Vec<OsString>,
     env: Vec<(OsString, OsString)>,
     cwd: PathBuf,
     rlimits: Vec<(u32, u64)>,
 }
 
-/// The numbers of limits, the same on every machine: on the size of a file, and on the memory of a process.
+/// Resource numbers of the file size limit and the data limit, the same on every supported architecture.
 const RLIMIT_FSIZE: u32 = 1;
 const RLIMIT_DATA: u32 = 2;
 
-/// The shells that run a text, the better one first.
+/// The shells for a command text, in order of preference.
 const SHELLS: [&str; 2] = ["/bin/bash", "/bin/sh"];
 
 impl Agent {
-    /// Starts a command, in a directory that is made first if that was asked for.
+    /// Starts a command, and first creates its directory if the caller requested that.
     pub(crate) async fn start(&self, params: AgentStartParams) -> Result<Started, BoxError> {
         self.files().check_user(params.user.as_deref())?;
-        let joined = match params.pty {
-            Some(size) => Joined::Terminal(size),
-            None => Joined::Pipes(params.stdin, params.output),
+        let stdio = match params.pty {
+            Some(size) => StdioKind::Terminal(size),
+            None => StdioKind::Pipes(params.stdin, params.output),
         };
         let make_cwd = params.make_cwd;
-        let what = What::new(params);
-        let error = match self.spawn(&what, joined) {
+        let spec = ProcessSpec::new(params);
+        let error = match self.spawn(&spec, stdio) {
             Ok(started) => return Ok(started),
             Err(error) => error,
         };
-        // The error does not say whether it is about the directory or the program.
-        if !is_about_a_path(&error) {
-            return Err(refusal(&error, &what));
+        // The error can be about the directory or about the program.
+        if !is_path_error(&error) {
+            return Err(start_error(&error, &spec));
         }
         if make_cwd {
-            let cwd = what.cwd.to_string_lossy().into_owned();
+            let cwd = spec.cwd.to_string_lossy().into_owned();
             self.files().make_dir(cwd).await?;
         } else {
-            check_dir(&what)?;
+            check_dir(&spec)?;
         }
-        self.spawn(&what, joined)
-            .map_err(|error| refusal(&error, &what))
+        self.spawn(&spec, stdio)
+            .map_err(|error| start_error(&error, &spec))
     }
 
-    fn spawn(&self, what: &What, joined: Joined) -> io::Result<Started> {
-        match joined {
-            Joined::Pipes(stdin, output) => self.spawn_with_pipes(what, stdin, output),
-            Joined::Terminal(size) => self.spawn_in_terminal(what, size),
+    fn spawn(&self, spec: &ProcessSpec, stdio: StdioKind) -> io::Result<Started> {
+        match stdio {
+            StdioKind::Pipes(stdin, output) => self.spawn_with_pipes(spec, stdin, output),
+            StdioKind::Terminal(size) => self.spawn_in_terminal(spec, size),
         }
     }
 
-    /// The terminal is the box's own, so it goes with the box.
-    fn spawn_in_terminal(&self, what: &What, size: TerminalSize) -> io::Result<Started> {
+    /// The terminal belongs to the box's devpts, so it ends with the box.
+    fn spawn_in_terminal(&self, spec: &ProcessSpec, size: TerminalSize) -> io::Result<Started> {
         use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, unlockpt};
         let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
         let terminal = openpt(flags)?;
@@ -91,11 +91,11 @@ impl Agent {
         let inside = ioctl_tiocgptpeer(&terminal, flags)?;
         let process = self
             .init()
-            .spawn(&what.plan(Stdio::Terminal(inside.as_fd())))?;
-        let (reader, writer) = (Pipe::over(terminal.try_clone()?)?, watched(terminal)?);
+            .spawn(&spec.plan(Stdio::Terminal(inside.as_fd())))?;
+        let (reader, writer) = (Pipe::from_fd(terminal.try_clone()?)?, async_fd(terminal)?);
         Ok(Started {
             process,
-            input: Some(Way::Terminal(writer)),
+            input: Some(InputTarget::Terminal(writer)),
             stdout: Some(reader),
             stderr: None,
         })
@@ -103,17 +103,17 @@ impl Agent {
 
     fn spawn_with_pipes(
         &self,
-        what: &What,
+        spec: &ProcessSpec,
         stdin: Stdin,
         output: OutputMode,
     ) -> io::Result<Started> {
-        // What it reads: the agent's own standard input, which is the null device, or a pipe that nobody writes to yet.
+        // The agent's own standard input is the null device.
         let (input, writer) = match stdin {
             Stdin::Closed => (None, None),
             Stdin::Open => {
                 let (read, write) = crate::pipe::for_guest()?;
                 rustix::fs::fcntl_setfl(&write, OFlags::NONBLOCK)?;
-                (Some(read), Some(Way::Pipe(watched(write)?)))
+                (Some(read), Some(InputTarget::Pipe(async_fd(write)?)))
             }
         };
         let (stdout, out) = Pipe::new()?;
@@ -124,7 +124,7 @@ impl Agent {
             }
             OutputMode::Merged => (None, None),
         };
-        let plan = what.plan(Stdio::Fds {
+        let plan = spec.plan(Stdio::Fds {
             stdin: input.as_ref().map_or(rustix::stdio::stdin(), AsFd::as_fd),
             stdout: out.as_fd(),
             stderr: err.as_ref().unwrap_or(&out).as_fd(),
@@ -138,10 +138,10 @@ impl Agent {
         })
     }
 
-    /// Starts something that reads and writes nothing.
-    fn spawn_alone(&self, what: &What) -> io::Result<box_sys::Command> {
+    /// Starts a process whose standard streams are the null device.
+    fn spawn_without_io(&self, spec: &ProcessSpec) -> io::Result<box_sys::Command> {
         let null = rustix::stdio::stdin();
-        self.init().spawn(&what.plan(Stdio::Fds {
+        self.init().spawn(&spec.plan(Stdio::Fds {
             stdin: null,
             stdout: null,
             stderr: null,
@@ -156,32 +156,36 @@ impl Agent {
         cwd: &str,
     ) -> Result<box_sys::Command, BoxError> {
         let file_bytes = self.files().file_bytes();
-        let what = What {
+        let spec = ProcessSpec {
             argv: argv.into_iter().map(Into::into).collect(),
-            env: pairs(env),
+            env: env_pairs(env),
             cwd: cwd.into(),
             rlimits: file_bytes
                 .map(|bytes| (RLIMIT_FSIZE, bytes))
                 .into_iter()
                 .collect(),
         };
-        let error = match self.spawn_alone(&what) {
+        let error = match self.spawn_without_io(&spec) {
             Ok(process) => return Ok(process),
             Err(error) => error,
         };
-        check_dir(&what)?;
+        check_dir(&spec)?;
         Err(match errno(&error) {
-            Some(Errno::NOENT) => BoxError::unsupported("the box has no such interpreter"),
-            _ => refusal(&error, &what),
+            Some(Errno::NOENT) => BoxError::unsupported(
+                "language: the box has no such interpreter; install it or choose another language",
+            ),
+            _ => start_error(&error, &spec),
         })
     }
 }
 
-impl What {
+impl ProcessSpec {
     fn new(params: AgentStartParams) -> Self {
         let argv: Vec<OsString> = match params.program {
             Program::Argv { 0: argv, .. } => argv.into_iter().map(Into::into).collect(),
-            Program::Text { 0: text, .. } => [shell().into(), "-c".into(), text.into()].into(),
+            Program::Text { 0: text, .. } => {
+                [default_shell().into(), "-c".into(), text.into()].into()
+            }
         };
         let file_bytes = params.file_bytes.map(|bytes| (RLIMIT_FSIZE, bytes));
         let memory = params
@@ -189,7 +193,7 @@ impl What {
             .map(|mb| (RLIMIT_DATA, mb.saturating_mul(1 << 20)));
         Self {
             argv,
-            env: pairs(params.env),
+            env: env_pairs(params.env),
             cwd: params.cwd.into(),
             rlimits: file_bytes.into_iter().chain(memory).collect(),
         }
@@ -206,82 +210,84 @@ impl What {
     }
 }
 
-fn pairs(env: Env) -> Vec<(OsString, OsString)> {
+fn env_pairs(env: Env) -> Vec<(OsString, OsString)> {
     let pairs = env.into_map().into_iter();
     pairs
         .map(|(name, value)| (name.into(), value.into()))
         .collect()
 }
 
-/// The shell that runs a text: bash, where the box has one.
-fn shell() -> &'static str {
-    let there = |shell: &&&str| std::path::Path::new(shell).exists();
-    SHELLS.iter().find(there).copied().unwrap_or("sh")
+/// The shell for a command text: bash, if the box has it.
+fn default_shell() -> &'static str {
+    let exists = |shell: &&&str| std::path::Path::new(shell).exists();
+    SHELLS.iter().find(exists).copied().unwrap_or("sh")
 }
 
 fn errno(error: &io::Error) -> Option<Errno> {
     error.raw_os_error().map(Errno::from_raw_os_error)
 }
 
-fn is_about_a_path(error: &io::Error) -> bool {
+fn is_path_error(error: &io::Error) -> bool {
     matches!(
         errno(error),
         Some(Errno::NOENT | Errno::NOTDIR | Errno::ACCESS | Errno::LOOP | Errno::NAMETOOLONG)
     )
 }
 
-/// Tells a directory that is not there from a program that is not.
-fn check_dir(what: &What) -> Result<(), BoxError> {
-    match std::fs::metadata(&what.cwd) {
+/// Returns an error if the directory does not exist, to tell that case from a missing program.
+fn check_dir(spec: &ProcessSpec) -> Result<(), BoxError> {
+    match std::fs::metadata(&spec.cwd) {
         Ok(found) if found.is_dir() => Ok(()),
         Ok(_) => Err(BoxError::validation("cwd: not a directory")),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             Err(BoxError::validation("cwd: no such directory"))
         }
-        // This process may not see what the guest may.
+        // The guest may have access where the agent has none.
         Err(_) => Ok(()),
     }
 }
 
-/// Why a command was not started, in words for whoever asked for it.
-fn refusal(error: &io::Error, what: &What) -> BoxError {
+/// The error for a command that could not be started.
+fn start_error(error: &io::Error, spec: &ProcessSpec) -> BoxError {
     use box_protocol::Code::{Internal, Unavailable, Validation};
-    let program = what
+    let program = spec
         .argv
         .first()
         .map(|name| name.to_string_lossy())
         .unwrap_or_default();
     let (code, name, why) = match errno(error) {
-        Some(Errno::NOENT) => (Validation, "ENOENT", "is not there"),
-        Some(Errno::ACCESS) => (Validation, "EACCES", "may not be run"),
-        Some(Errno::PERM) => (Validation, "EPERM", "may not be run"),
-        Some(Errno::NOTDIR) => (Validation, "ENOTDIR", "is not there"),
-        Some(Errno::LOOP) => (Validation, "ELOOP", "is behind too many links"),
-        Some(Errno::NAMETOOLONG) => (Validation, "ENAMETOOLONG", "is too long a name"),
-        Some(Errno::NOEXEC) => (Validation, "ENOEXEC", "is no program of this machine"),
-        Some(Errno::INVAL) => (Validation, "EINVAL", "is no program of this machine"),
-        Some(Errno::LIBBAD) => (Validation, "ELIBBAD", "needs a loader that is broken"),
-        Some(Errno::TXTBSY) => (Unavailable, "ETXTBSY", "is being written"),
-        Some(Errno::IO) => (Unavailable, "EIO", "cannot be read from its disk"),
-        Some(Errno::STALE) => (Unavailable, "ESTALE", "is on a file system that has gone"),
-        Some(Errno::TOOBIG) => (
-            Validation,
-            "E2BIG",
-            "has too long arguments and environment",
+        Some(Errno::NOENT) => (Validation, "ENOENT", "not found"),
+        Some(Errno::ACCESS) => (Validation, "EACCES", "permission denied"),
+        Some(Errno::PERM) => (Validation, "EPERM", "permission denied"),
+        Some(Errno::NOTDIR) => (Validation, "ENOTDIR", "not found"),
+        Some(Errno::LOOP) => (Validation, "ELOOP", "too many symbolic links"),
+        Some(Errno::NAMETOOLONG) => (Validation, "ENAMETOOLONG", "name too long"),
+        Some(Errno::NOEXEC) => (Validation, "ENOEXEC", "not an executable for this machine"),
+        Some(Errno::INVAL) => (Validation, "EINVAL", "not an executable for this machine"),
+        Some(Errno::LIBBAD) => (Validation, "ELIBBAD", "its dynamic loader is broken"),
+        Some(Errno::TXTBSY) => (
+            Unavailable,
+            "ETXTBSY",
+            "the file is open for writing; retry later",
         ),
+        Some(Errno::IO) => (Unavailable, "EIO", "read error on its disk"),
+        Some(Errno::STALE) => (Unavailable, "ESTALE", "its file system is gone"),
+        Some(Errno::TOOBIG) => (Validation, "E2BIG", "arguments and environment too long"),
         Some(Errno::AGAIN | Errno::NOMEM | Errno::MFILE | Errno::NFILE) => {
-            return BoxError::capacity("the box has no room for another process");
+            return BoxError::capacity(
+                "command: the box cannot start another process; end some or raise its limits",
+            );
         }
         Some(Errno::TIMEDOUT) => {
-            return BoxError::unavailable("the command was stopped before its program ran");
+            return BoxError::unavailable("command: killed before its program ran");
         }
         other => {
             let number = other.map_or(0, Errno::raw_os_error);
-            let why = format!("program: {program} cannot be run: error {number}");
+            let why = format!("program: {program}: cannot be executed, errno {number}");
             return BoxError::new(Internal, why);
         }
     };
-    BoxError::new(code, format!("program: {program} {why}")).with_detail(&Detail {
+    BoxError::new(code, format!("program: {program}: {why}")).with_detail(&Detail {
         field: Some("program".to_owned()),
         errno: Some(name.to_owned()),
         ..Detail::default()
@@ -295,8 +301,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refusal_keeps_its_reason_and_says_whether_it_may_pass() {
-        let what = What {
+    fn a_start_error_has_the_errno_and_the_code_of_its_cause() {
+        let spec = ProcessSpec {
             argv: vec!["prog".into()],
             env: Vec::new(),
             cwd: "/".into(),
@@ -311,9 +317,9 @@ mod tests {
             (Errno::NOMEM, Code::Capacity, None),
             (Errno::BADF, Code::Internal, None),
         ] {
-            let refused = refusal(&errno.into(), &what);
-            let detail: Detail = refused.detail().unwrap_or_default();
-            assert_eq!((refused.code(), detail.errno.as_deref()), (code, name));
+            let error = start_error(&errno.into(), &spec);
+            let detail: Detail = error.detail().unwrap_or_default();
+            assert_eq!((error.code(), detail.errno.as_deref()), (code, name));
         }
     }
 }

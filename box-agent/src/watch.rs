@@ -1,4 +1,6 @@
-//! A command that is a watch on files: no process, but a task of the agent that writes lines to the command's log.
+//! A command that watches files.
+//!
+//! It has no process: a task of the agent writes the events as lines to the command's log.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -11,55 +13,55 @@ use tokio::io::unix::AsyncFd;
 use crate::agent::Agent;
 use crate::command::Command;
 use crate::files::Watched;
-use crate::keep::Sum;
-use crate::life::KILLED;
-use crate::pipe::watched;
+use crate::head_buffer::OutputTotals;
+use crate::pipe::async_fd;
+use crate::supervise::KILLED;
 
-/// A watch that runs.
-pub(crate) struct Watching {
+/// A running watch.
+pub(crate) struct FileWatch {
     agent: Arc<Agent>,
     command: Arc<Command>,
     watched: Watched,
     events: AsyncFd<OwnedFd>,
 }
 
-impl Watching {
-    /// Begins to watch.
+impl FileWatch {
+    /// Starts watching.
     pub(crate) async fn begin(
         agent: &Arc<Agent>,
         command: &Arc<Command>,
-        asked: AgentWatch,
+        params: AgentWatch,
     ) -> Result<Self, BoxError> {
-        let (tree, events) = agent.files().watch(asked).await?;
-        let events = watched(events);
+        let (tree, events) = agent.files().watch(params).await?;
+        let events = async_fd(events);
         Ok(Self {
             agent: Arc::clone(agent),
             command: Arc::clone(command),
             watched: tree,
-            events: events.map_err(|_| BoxError::internal("the watch cannot be waited for"))?,
+            events: events.map_err(|_| BoxError::internal("watch: events cannot be read"))?,
         })
     }
 
-    /// Watches until that is over, or not wanted any more.
-    pub(crate) async fn live(self) -> AgentCommand {
+    /// Watches until the watch ends or its end is requested.
+    pub(crate) async fn run(self) -> AgentCommand {
         let (agent, command) = (Arc::clone(&self.agent), Arc::clone(&self.command));
         let ended = tokio::select! {
             biased;
-            () = command.wanted.notified() => KILLED,
-            ended = self.until_over() => Ended {
+            () = command.end_requested.notified() => KILLED,
+            ended = self.until_end() => Ended {
                 pid: 0,
                 code: Some(i32::from(ended.is_err())),
                 signal: None,
             },
         };
         let exit = command.exit(ended);
-        let told = command.telling(Some(exit), Sum::of(&command.log()));
-        command.has_ended_as(told.clone());
-        agent.ended(&command);
-        told
+        let summary = command.summary(Some(exit), OutputTotals::of_log(&command.log()));
+        command.finish(summary.clone());
+        agent.record_end(&command);
+        summary
     }
 
-    async fn until_over(self) -> Result<(), BoxError> {
+    async fn until_end(self) -> Result<(), BoxError> {
         let Self {
             agent,
             command,
@@ -67,17 +69,18 @@ impl Watching {
             events,
         } = self;
         loop {
-            let lost = |_| BoxError::internal("the watch cannot be waited for");
+            let lost = |_| BoxError::internal("watch: events cannot be read");
             let mut ready = events.readable().await.map_err(lost)?;
-            // A full log that somebody reads leaves the events to the kernel, which counts none it drops, but says so.
-            command.room().await;
+            // While the log is full, events queue in the kernel. The kernel reports dropped events but does not count
+            // them.
+            command.wait_for_room().await;
             let seen;
             (watched, seen) = agent.files().look(watched).await?;
             if seen.drained {
                 ready.clear_ready();
             }
             if !seen.lines.is_empty() {
-                agent.keep_output(&command, StreamName::Stdout, &seen.lines);
+                agent.append_output(&command, StreamName::Stdout, &seen.lines);
             }
             if seen.over {
                 return Ok(());

@@ -57,7 +57,7 @@ use self::read::Reading;
 use self::spooled::Telling;
 use self::watch::Seen;
 pub(crate) use self::watch::Watched;
-use crate::slot::Slots;
+use crate::shm::ShmPool;
 
 /// The files of the box.
 #[derive(Debug)]
@@ -71,7 +71,7 @@ pub(crate) struct Files {
 }
 
 /// What the agent serves of `file.*`.
-pub(crate) fn router(files: &Arc<Files>, slots: &Slots) -> Router {
+pub(crate) fn router(files: &Arc<Files>, slots: &ShmPool) -> Router {
     Router::builder(Arc::clone(files))
         .on::<FileRead>()
         .on::<FileWrite>()
@@ -364,6 +364,6 @@ impl Handle<FilePack> for Files {
 
 fn only_in_chunks() -> BoxError {
     BoxError::validation(
-        "credit: this action answers in chunks; ask for some, as in \"_meta\":{\"credit\":16}",
+        "credit: this action streams its reply; set credit, for example \"_meta\":{\"credit\":16}",
     )
 }

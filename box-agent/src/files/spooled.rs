@@ -12,15 +12,15 @@ use box_protocol::{Blob, BoxError, MAX_CHUNK_BYTES};
 use box_rpc::{Action, Call, ChunkSink, Handle, Router};
 
 use super::{Files, only_in_chunks, unpack, write};
-use crate::slot::{Lease, Slots};
+use crate::shm::{ShmPool, ShmSlot};
 
 /// The files of the box, and the slots.
 struct Spooled {
     files: Arc<Files>,
-    slots: Slots,
+    slots: ShmPool,
 }
 
-pub(super) fn router(files: &Arc<Files>, slots: &Slots) -> Router {
+pub(super) fn router(files: &Arc<Files>, slots: &ShmPool) -> Router {
     let spooled = Spooled {
         files: Arc::clone(files),
         slots: slots.clone(),
@@ -112,7 +112,7 @@ pub(super) struct Telling<'a, A: Action> {
 
 /// A slot, how a piece in it is told of, and how many went through it.
 struct Spool<A: Action> {
-    slot: Lease,
+    slot: ShmSlot,
     chunk: fn(u64, u64) -> A::Chunk,
     told: u64,
 }
@@ -129,7 +129,7 @@ impl<'a, A: Action<Chunk = FileChunk>> Telling<'a, A> {
 }
 
 impl<'a, A: Action<Chunk = AgentFileChunk>> Telling<'a, A> {
-    fn spooled(slot: Option<Lease>, sink: &'a mut ChunkSink<A>) -> Self {
+    fn spooled(slot: Option<ShmSlot>, sink: &'a mut ChunkSink<A>) -> Self {
         Self {
             sink,
             inline: AgentFileChunk::Inline,

@@ -1,113 +1,121 @@
-//! One block of a log: bytes of both streams, and the runs that say which is whose.
+//! One block of a log: bytes of both streams, and the spans that assign them to a stream.
 
 use std::sync::Arc;
 
 use box_protocol::actions::StreamName;
 use box_protocol::{MAX_CHUNK_BYTES, UnixMs};
 
-use super::{Cursor, Piece, Place};
-use crate::store::{Held, Segment, Store};
+use super::{Cursor, Piece, Position};
+use crate::log_file::{LogFile, MemoryPermit, Segment};
 
-/// Bytes that a run takes in the store.
-pub(super) const RUN_BYTES: usize = 12;
+/// Bytes of a span in the file.
+pub(super) const SPAN_BYTES: usize = 12;
 
-/// Bytes of an ended command that stay in memory.
-const IN_MEMORY: usize = 512;
+/// Bytes of an ended command that may stay in memory.
+const ENDED_IN_MEMORY: usize = 512;
 
-/// A piece of a log, which can be read without those before it.
+/// A part of a log that can be read without the blocks before it.
 #[derive(Debug)]
 pub(super) struct Block {
-    pub(super) begin: Place,
+    pub(super) begin: Position,
     pub(super) length: usize,
-    /// How many there are.
-    pub(super) runs: usize,
+    /// The number of spans.
+    pub(super) spans: usize,
     pub(super) content: Content,
 }
 
-/// Bytes of one stream that came one after the other.
+/// Consecutive bytes of one stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Run {
+pub(super) struct Span {
     pub(super) stream: StreamName,
     pub(super) at: UnixMs,
     pub(super) length: usize,
 }
 
-/// Where the bytes and runs are.
+/// Where the bytes and spans are.
 #[derive(Debug)]
 pub(super) enum Content {
     Memory {
         bytes: Vec<u8>,
-        runs: Vec<Run>,
-        /// There because the log is read.
-        held: Option<Held>,
+        spans: Vec<Span>,
+        /// Set while the block is buffered for readers.
+        buffered: Option<MemoryPermit>,
     },
-    /// The bytes, and behind them the runs.
+    /// The bytes, followed by the spans.
     Stored(Segment),
 }
 
 impl Block {
-    pub(super) fn at(begin: Place) -> Self {
+    pub(super) fn at(begin: Position) -> Self {
         Self {
             begin,
             length: 0,
-            runs: 0,
+            spans: 0,
             content: Content::Memory {
                 bytes: Vec::new(),
-                runs: Vec::new(),
-                held: None,
+                spans: Vec::new(),
+                buffered: None,
             },
         }
     }
 
-    /// What it counts for.
+    /// The bytes that count against the limit of the log.
     pub(super) fn cost(&self) -> usize {
-        self.length.max(self.runs * RUN_BYTES)
+        self.length.max(self.spans * SPAN_BYTES)
     }
 
-    /// Whether it is in memory, for any other reason than that the log is read.
+    /// Whether the block is in memory for another reason than its readers.
     pub(super) fn is_in_memory(&self) -> bool {
-        matches!(self.content, Content::Memory { held: None, .. })
+        matches!(self.content, Content::Memory { buffered: None, .. })
     }
 
-    pub(super) fn is_held(&self) -> bool {
-        matches!(self.content, Content::Memory { held: Some(_), .. })
+    pub(super) fn is_buffered(&self) -> bool {
+        matches!(
+            self.content,
+            Content::Memory {
+                buffered: Some(_),
+                ..
+            }
+        )
     }
 
     pub(super) fn is_stored(&self) -> bool {
         matches!(self.content, Content::Stored(_))
     }
 
-    /// Whether it is in memory, and more than an ended command may have there.
-    pub(super) fn is_much_in_memory(&self) -> bool {
-        self.is_in_memory() && self.cost() > IN_MEMORY
+    /// Whether the block is in memory and larger than an ended command may keep there.
+    pub(super) fn is_large_in_memory(&self) -> bool {
+        self.is_in_memory() && self.cost() > ENDED_IN_MEMORY
     }
 
-    pub(super) fn take(&mut self, stream: StreamName, at: UnixMs, piece: &[u8]) {
-        let Content::Memory { bytes, runs, .. } = &mut self.content else {
+    pub(super) fn append(&mut self, stream: StreamName, at: UnixMs, piece: &[u8]) {
+        let Content::Memory { bytes, spans, .. } = &mut self.content else {
             return;
         };
         bytes.extend_from_slice(piece);
         self.length += piece.len();
-        match runs.last_mut() {
-            Some(run) if run.stream == stream && run.at == at => run.length += piece.len(),
-            _ => runs.push(Run {
+        match spans.last_mut() {
+            Some(span) if span.stream == stream && span.at == at => span.length += piece.len(),
+            _ => spans.push(Span {
                 stream,
                 at,
                 length: piece.len(),
             }),
         }
-        self.runs = runs.len();
+        self.spans = spans.len();
     }
 
-    /// Moves it to the store, if there is room; whether it is there.
-    pub(super) fn store(&mut self, store: &Arc<Store>) -> bool {
-        let Content::Memory { bytes, runs, .. } = &self.content else {
+    /// Moves the block to the file if it has room, and returns whether the block is there.
+    pub(super) fn store(&mut self, log_file: &Arc<LogFile>) -> bool {
+        let Content::Memory { bytes, spans, .. } = &self.content else {
             return true;
         };
-        let notes: Vec<u8> = runs.iter().flat_map(Run::noted).collect();
-        let stored = store.segment(bytes.len() + notes.len()).filter(|segment| {
-            segment.write(0, bytes).is_ok() && segment.write(bytes.len(), &notes).is_ok()
-        });
+        let encoded: Vec<u8> = spans.iter().flat_map(Span::encode).collect();
+        let stored = log_file
+            .segment(bytes.len() + encoded.len())
+            .filter(|segment| {
+                segment.write(0, bytes).is_ok() && segment.write(bytes.len(), &encoded).is_ok()
+            });
         let is_stored = stored.is_some();
         if let Some(segment) = stored {
             self.content = Content::Stored(segment);
@@ -115,42 +123,44 @@ impl Block {
         is_stored
     }
 
-    /// Lets it stay in memory for now, if its runs are few and others leave room.
-    pub(super) fn hold(&mut self, store: &Arc<Store>) -> bool {
-        if let Content::Memory { runs, held, .. } = &mut self.content
-            && size_of_val(&runs[..]) <= self.length
+    /// Buffers the block in memory if its spans are few and the limit allows it.
+    pub(super) fn buffer(&mut self, log_file: &Arc<LogFile>) -> bool {
+        if let Content::Memory {
+            spans, buffered, ..
+        } = &mut self.content
+            && size_of_val(&spans[..]) <= self.length
         {
-            *held = store.hold();
-            return held.is_some();
+            *buffered = log_file.memory_permit();
+            return buffered.is_some();
         }
         false
     }
 
-    /// The next piece of this block, which has this number.
+    /// Reads the next piece of this block, which has this number.
     pub(super) fn read(&self, number: u64, cursor: &mut Cursor) -> std::io::Result<Option<Piece>> {
         if let Content::Stored(segment) = &self.content
             && cursor.stored.0 != number
         {
-            let notes = segment.read(self.length, self.runs * RUN_BYTES)?;
-            let runs = notes.chunks_exact(RUN_BYTES).map(Run::from_note).collect();
-            cursor.stored = (number, runs);
+            let encoded = segment.read(self.length, self.spans * SPAN_BYTES)?;
+            let spans = encoded.chunks_exact(SPAN_BYTES).map(Span::decode).collect();
+            cursor.stored = (number, spans);
         }
         loop {
-            let runs = match &self.content {
-                Content::Memory { runs, .. } => runs,
+            let spans = match &self.content {
+                Content::Memory { spans, .. } => spans,
                 Content::Stored(_) => &cursor.stored.1,
             };
-            let Some(run) = runs.get(cursor.run).copied() else {
+            let Some(span) = spans.get(cursor.span).copied() else {
                 return Ok(None);
             };
-            let length = (run.length - cursor.in_run).min(MAX_CHUNK_BYTES);
+            let length = (span.length - cursor.in_span).min(MAX_CHUNK_BYTES);
             if length == 0 {
-                // The newest run may still grow.
-                if cursor.run + 1 == runs.len() {
+                // The newest span may still grow.
+                if cursor.span + 1 == spans.len() {
                     return Ok(None);
                 }
-                cursor.run += 1;
-                cursor.in_run = 0;
+                cursor.span += 1;
+                cursor.in_span = 0;
                 continue;
             }
             let data = match &self.content {
@@ -159,39 +169,39 @@ impl Block {
                 }
                 Content::Stored(segment) => segment.read(cursor.in_block, length)?,
             };
-            let offset = cursor.at.of_mut(run.stream);
+            let offset = cursor.at.of_mut(span.stream);
             let piece = Piece {
-                stream: run.stream,
+                stream: span.stream,
                 offset: *offset,
-                at: run.at,
+                at: span.at,
                 data,
             };
             *offset += length as u64;
             cursor.in_block += length;
-            cursor.in_run += length;
+            cursor.in_span += length;
             return Ok(Some(piece));
         }
     }
 }
 
-impl Run {
-    /// As it is stored: the time with the stream, and the length.
-    pub(super) fn noted(&self) -> [u8; RUN_BYTES] {
-        let mut note = [0; RUN_BYTES];
+impl Span {
+    /// The stored form: the time with the stream in its lowest bit, then the length.
+    pub(super) fn encode(&self) -> [u8; SPAN_BYTES] {
+        let mut encoded = [0; SPAN_BYTES];
         let stream = u64::from(self.stream == StreamName::Stderr);
-        note[..8].copy_from_slice(&(self.at.0 << 1 | stream).to_le_bytes());
+        encoded[..8].copy_from_slice(&(self.at.0 << 1 | stream).to_le_bytes());
         // A block is far shorter.
         let length = u32::try_from(self.length).unwrap_or(u32::MAX);
-        note[8..].copy_from_slice(&length.to_le_bytes());
-        note
+        encoded[8..].copy_from_slice(&length.to_le_bytes());
+        encoded
     }
 
-    pub(super) fn from_note(note: &[u8]) -> Self {
+    pub(super) fn decode(encoded: &[u8]) -> Self {
         let number = |bytes: &[u8]| {
             let bytes = bytes.iter().rev();
             bytes.fold(0_u64, |number, byte| number << 8 | u64::from(*byte))
         };
-        let (head, length) = note.split_at(8);
+        let (head, length) = encoded.split_at(8);
         let head = number(head);
         Self {
             stream: if head & 1 == 1 {

@@ -1,16 +1,16 @@
 use proptest::prelude::*;
 
-use super::block::Run;
+use super::block::Span;
 use super::*;
 
 use StreamName::{Stderr, Stdout};
 
-fn stored(bytes: u64) -> Log {
-    let store = Store::new(tempfile::tempfile().unwrap().into());
-    Log::new(Some(bytes), Some(store))
+fn log_with_file(bytes: u64) -> Log {
+    let log_file = LogFile::new(tempfile::tempfile().unwrap().into());
+    Log::new(Some(bytes), Some(log_file))
 }
 
-fn all(log: &mut Log, cursor: &mut Cursor) -> Vec<(StreamName, u64, Vec<u8>)> {
+fn read_all(log: &mut Log, cursor: &mut Cursor) -> Vec<(StreamName, u64, Vec<u8>)> {
     let mut pieces = Vec::new();
     while let Some(piece) = log.read(cursor).unwrap() {
         pieces.push((piece.stream, piece.offset, piece.data));
@@ -24,60 +24,63 @@ fn begin(log: &mut Log, from: ReadFrom, view: View) -> (Cursor, ReadBegin) {
 
 #[test]
 fn output_comes_in_the_order_it_was_written() {
-    let mut log = stored(1 << 20);
-    log.take(Stdout, b"one");
-    log.take(Stderr, b"two");
-    log.take(Stdout, b"three");
+    let mut log = log_with_file(1 << 20);
+    log.append(Stdout, b"one");
+    log.append(Stderr, b"two");
+    log.append(Stdout, b"three");
     let (mut cursor, _) = begin(&mut log, ReadFrom::default(), View::Bytes);
     let expected = [
         (Stdout, 0, b"one".to_vec()),
         (Stderr, 0, b"two".to_vec()),
         (Stdout, 3, b"three".to_vec()),
     ];
-    assert_eq!(all(&mut log, &mut cursor), expected);
-    log.take(Stderr, b"more");
-    assert_eq!(all(&mut log, &mut cursor), [(Stderr, 3, b"more".to_vec())]);
+    assert_eq!(read_all(&mut log, &mut cursor), expected);
+    log.append(Stderr, b"more");
+    assert_eq!(
+        read_all(&mut log, &mut cursor),
+        [(Stderr, 3, b"more".to_vec())]
+    );
 }
 
 #[test]
-fn the_oldest_goes_unless_somebody_reads_it() {
-    let mut log = stored(4 << 10);
+fn the_oldest_block_is_dropped_unless_a_reader_needs_it() {
+    let mut log = log_with_file(4 << 10);
     for _ in 0..100 {
-        log.take(Stdout, &[b'x'; 512]);
+        log.append(Stdout, &[b'x'; 512]);
     }
     assert_eq!(log.size().stdout, 51_200);
     assert_eq!(log.kept_from().stdout, 51_200 - 4096);
-    let (mut cursor, told) = begin(&mut log, ReadFrom::default(), View::Bytes);
-    assert_eq!(told.raw.stdout, 51_200 - 4096, "the gap is known");
+    let (mut cursor, begin_info) = begin(&mut log, ReadFrom::default(), View::Bytes);
+    assert_eq!(begin_info.raw.stdout, 51_200 - 4096, "the gap is reported");
     assert!(!log.has_room(), "the command waits for its reader");
-    log.take(Stdout, &[b'y'; 512]);
+    log.append(Stdout, &[b'y'; 512]);
     assert_eq!(
         log.kept_from().stdout,
         51_200 - 4096,
-        "nothing is lost meanwhile"
+        "no output is lost meanwhile"
     );
-    let read: usize = all(&mut log, &mut cursor)
+    let read: usize = read_all(&mut log, &mut cursor)
         .iter()
         .map(|(.., data)| data.len())
         .sum();
     assert_eq!(read, 4096 + 512);
     assert!(log.has_room());
     let (late, _) = begin(&mut log, ReadFrom::default(), View::Bytes);
-    log.leave(&cursor);
-    log.take(Stdout, &[b'z'; 8192]);
-    assert!(!log.has_room(), "another one reads");
-    log.leave(&late);
+    log.detach(&cursor);
+    log.append(Stdout, &[b'z'; 8192]);
+    assert!(!log.has_room(), "another reader needs the blocks");
+    log.detach(&late);
     assert_eq!(log.kept_from().stdout, 51_200 + 512 + 8192 - 4096);
 }
 
 #[test]
-fn a_reader_that_left_holds_nothing_and_a_stranger_learns_that_it_is_late() {
-    let mut log = stored(4 << 10);
-    log.take(Stdout, b"abc");
+fn a_detached_reader_keeps_no_blocks_and_a_start_beyond_the_end_is_refused() {
+    let mut log = log_with_file(4 << 10);
+    log.append(Stdout, b"abc");
     let (mut cursor, _) = begin(&mut log, ReadFrom::default(), View::Bytes);
-    log.leave(&cursor);
+    log.detach(&cursor);
     for _ in 0..20 {
-        log.take(Stdout, &[b'x'; 512]);
+        log.append(Stdout, &[b'x'; 512]);
     }
     assert!(log.read(&mut cursor).is_err());
     assert!(log.read_from(ReadFrom::Pos(1 << 40), View::Bytes).is_none());
@@ -92,27 +95,27 @@ fn a_reader_that_left_holds_nothing_and_a_stranger_learns_that_it_is_late() {
 }
 
 #[test]
-fn little_of_an_ended_command_stays_in_memory() {
-    let mut log = stored(1 << 20);
-    log.take(Stdout, &[b'x'; 2000]);
+fn only_small_output_of_an_ended_command_stays_in_memory() {
+    let mut log = log_with_file(1 << 20);
+    log.append(Stdout, &[b'x'; 2000]);
     log.finish();
     assert!(matches!(log.blocks[0].content, Content::Stored(_)));
     let (mut cursor, _) = begin(&mut log, ReadFrom::default(), View::Bytes);
-    assert_eq!(all(&mut log, &mut cursor)[0].2.len(), 2000);
-    let mut small = stored(1 << 20);
-    small.take(Stdout, b"little");
+    assert_eq!(read_all(&mut log, &mut cursor)[0].2.len(), 2000);
+    let mut small = log_with_file(1 << 20);
+    small.append(Stdout, b"little");
     small.finish();
-    let Content::Memory { bytes, runs, .. } = &small.blocks[0].content else {
-        panic!("little needs no store");
+    let Content::Memory { bytes, spans, .. } = &small.blocks[0].content else {
+        panic!("small output stays in memory");
     };
-    assert_eq!((bytes.capacity(), runs.capacity()), (6, 1));
+    assert_eq!((bytes.capacity(), spans.capacity()), (6, 1));
 }
 
-/// What the log has in memory, about.
+/// The memory of the log, approximately.
 fn memory(log: &Log) -> usize {
     let blocks = log.blocks.iter().map(|block| match &block.content {
-        Content::Memory { bytes, runs, .. } => {
-            bytes.capacity() + runs.capacity() * size_of::<Run>()
+        Content::Memory { bytes, spans, .. } => {
+            bytes.capacity() + spans.capacity() * size_of::<Span>()
         }
         Content::Stored(_) => 0,
     });
@@ -120,117 +123,121 @@ fn memory(log: &Log) -> usize {
 }
 
 #[test]
-fn single_bytes_of_either_stream_take_no_more_memory_than_others() {
-    let mut log = stored(1 << 20);
+fn alternating_single_bytes_take_no_more_memory_than_long_writes() {
+    let mut log = log_with_file(1 << 20);
     for _ in 0..1 << 19 {
-        log.take(Stdout, b"o");
-        log.take(Stderr, b"e");
+        log.append(Stdout, b"o");
+        log.append(Stderr, b"e");
     }
     assert!(memory(&log) < 512 << 10, "{}", memory(&log));
-    assert!(log.kept <= 1 << 20);
-    let (mut cursor, told) = begin(&mut log, ReadFrom::default(), View::Bytes);
-    let kept = log.size().sum() - told.raw.sum();
+    assert!(log.kept_bytes <= 1 << 20);
+    let (mut cursor, begin_info) = begin(&mut log, ReadFrom::default(), View::Bytes);
+    let kept = log.size().sum() - begin_info.raw.sum();
     assert!(kept > 80_000, "{kept}");
-    let pieces = all(&mut log, &mut cursor);
+    let pieces = read_all(&mut log, &mut cursor);
     assert_eq!(pieces.len() as u64, kept);
     let [.., (Stdout, _, last), (Stderr, end, _)] = &pieces[..] else {
-        panic!("the order is another one");
+        panic!("the order differs");
     };
     assert_eq!((&last[..], *end), (&b"o"[..], (1 << 19) - 1));
 }
 
 #[test]
-fn notes_of_runs_come_back_as_they_were() {
-    for run in [(Stdout, 0, 1), (Stderr, 253_402_300_799_999, SEGMENT)] {
-        let (stream, at, length) = run;
+fn encoded_spans_decode_to_the_same_spans() {
+    for span in [(Stdout, 0, 1), (Stderr, 253_402_300_799_999, SEGMENT)] {
+        let (stream, at, length) = span;
         let at = UnixMs(at);
-        let run = Run { stream, at, length };
-        assert_eq!(Run::from_note(&run.noted()), run);
+        let span = Span { stream, at, length };
+        assert_eq!(Span::decode(&span.encode()), span);
     }
 }
 
 #[test]
-fn a_full_store_costs_output_and_little_memory() {
-    let store = Store::new(tempfile::tempfile().unwrap().into());
-    let full: Vec<_> = std::iter::from_fn(|| store.segment(1)).collect();
-    let mut log = Log::new(Some(16 << 20), Some(Arc::clone(&store)));
+fn a_full_log_file_costs_output_and_little_memory() {
+    let log_file = LogFile::new(tempfile::tempfile().unwrap().into());
+    let full: Vec<_> = std::iter::from_fn(|| log_file.segment(1)).collect();
+    let mut log = Log::new(Some(16 << 20), Some(Arc::clone(&log_file)));
     let flood = |log: &mut Log| {
         for _ in 0..64 {
-            log.take(Stdout, &vec![b'x'; 64 << 10]);
+            log.append(Stdout, &vec![b'x'; 64 << 10]);
         }
     };
     flood(&mut log);
     assert!(memory(&log) <= 512 << 10, "{}", memory(&log));
     assert!(
         log.kept_from().stdout >= (62 * 64) << 10,
-        "the loss is told"
+        "the loss is reported"
     );
     let (mut cursor, _) = begin(&mut log, ReadFrom::default(), View::Bytes);
     let mut taken = 0;
     while log.has_room() {
-        log.take(Stdout, &vec![b'y'; 64 << 10]);
+        log.append(Stdout, &vec![b'y'; 64 << 10]);
         taken += 1;
     }
-    assert!(taken < 20, "a reader slows it down instead: {taken}");
+    assert!(taken < 20, "a reader makes the command wait: {taken}");
     assert!(memory(&log) <= 2 << 20, "{}", memory(&log));
     let (size, kept) = (log.size().stdout, log.kept_from().stdout);
-    let pieces = all(&mut log, &mut cursor);
+    let pieces = read_all(&mut log, &mut cursor);
     let read: u64 = pieces.iter().map(|(.., data)| data.len() as u64).sum();
     assert_eq!(read, size - kept);
     log.finish();
-    assert!(
-        log.kept_from().stdout < size,
-        "somebody is about to read it"
-    );
-    log.leave(&cursor);
+    assert!(log.kept_from().stdout < size, "a reader needs it");
+    log.detach(&cursor);
     assert!(memory(&log) <= 2 << 20, "{}", memory(&log));
     let kept = size - log.kept_from().stdout;
-    assert!(kept >= SEGMENT as u64, "the last of it stays: {kept}");
-    // With room again, all is kept.
+    assert!(kept >= SEGMENT as u64, "the last block stays: {kept}");
+    // With free space again, everything is kept.
     drop(full);
-    let mut log = Log::new(Some(16 << 20), Some(store));
+    let mut log = Log::new(Some(16 << 20), Some(log_file));
     flood(&mut log);
     assert_eq!(log.kept_from().stdout, 0);
     log.finish();
-    assert!(log.is_spooled());
-    log.forget();
+    assert!(log.has_stored());
+    log.drop_unneeded();
     assert_eq!(log.kept_from(), log.size());
     assert!(log.read_from(ReadFrom::default(), View::Text).is_some());
 }
 
-fn in_store(log: &Log) -> usize {
+fn stored_blocks(log: &Log) -> usize {
     let stored = |block: &&Block| matches!(block.content, Content::Stored(_));
     log.blocks.iter().filter(stored).count()
 }
 
 #[test]
-fn what_is_read_stays_in_memory_until_it_is_settled() {
-    let mut log = stored(1 << 20);
+fn blocks_that_are_read_stay_buffered_until_they_are_flushed() {
+    let mut log = log_with_file(1 << 20);
     let (mut cursor, _) = begin(&mut log, ReadFrom::default(), View::Bytes);
     let block = vec![b'x'; SEGMENT];
     for _ in 0..8 {
-        log.take(Stdout, &block);
+        log.append(Stdout, &block);
     }
-    assert_eq!((log.held, in_store(&log)), (7, 0));
-    assert!(log.is_spooled(), "whoever makes room must know of it");
-    assert_eq!(all(&mut log, &mut cursor).len(), 16);
-    log.settle();
-    assert_eq!((log.held, in_store(&log)), (0, 7));
-    // One that is as far behind as may be: what it has read goes without a detour.
+    assert_eq!((log.buffered, stored_blocks(&log)), (7, 0));
+    assert!(
+        log.has_stored(),
+        "the log is a candidate for dropping output"
+    );
+    assert_eq!(read_all(&mut log, &mut cursor).len(), 16);
+    log.flush_buffered();
+    assert_eq!((log.buffered, stored_blocks(&log)), (0, 7));
+    // A reader as far behind as possible: blocks it has read are dropped without reaching the file.
     for _ in 0..8 {
-        log.take(Stdout, &block);
+        log.append(Stdout, &block);
     }
     for _ in 0..32 {
         while log.has_room() {
-            log.take(Stdout, &block);
+            log.append(Stdout, &block);
         }
         log.read(&mut cursor).unwrap().unwrap();
     }
-    assert_eq!(in_store(&log), 0);
+    assert_eq!(stored_blocks(&log), 0);
     log.finish();
-    assert_eq!((log.held, log.in_memory), (0, 0), "whoever still reads it");
-    assert_eq!(in_store(&log), log.blocks.len());
-    let left = all(&mut log, &mut cursor);
+    assert_eq!(
+        (log.buffered, log.in_memory),
+        (0, 0),
+        "also while a reader is attached"
+    );
+    assert_eq!(stored_blocks(&log), log.blocks.len());
+    let left = read_all(&mut log, &mut cursor);
     assert!(
         left.iter()
             .all(|(.., data)| data.iter().all(|byte| *byte == b'x'))
@@ -239,86 +246,86 @@ fn what_is_read_stays_in_memory_until_it_is_settled() {
 }
 
 #[test]
-fn an_ended_command_goes_to_the_store_when_there_is_room_again() {
-    let store = Store::new(tempfile::tempfile().unwrap().into());
-    let mut log = Log::new(None, Some(Arc::clone(&store)));
+fn an_ended_command_moves_to_the_file_when_it_has_room_again() {
+    let log_file = LogFile::new(tempfile::tempfile().unwrap().into());
+    let mut log = Log::new(None, Some(Arc::clone(&log_file)));
     let (mut cursor, _) = begin(&mut log, ReadFrom::default(), View::Bytes);
     for _ in 0..4 {
-        log.take(Stdout, &vec![b'x'; SEGMENT]);
+        log.append(Stdout, &vec![b'x'; SEGMENT]);
     }
-    log.settle();
-    let full: Vec<_> = std::iter::from_fn(|| store.segment(1)).collect();
+    log.flush_buffered();
+    let full: Vec<_> = std::iter::from_fn(|| log_file.segment(1)).collect();
     for _ in 0..4 {
-        log.take(Stdout, &vec![b'y'; SEGMENT]);
+        log.append(Stdout, &vec![b'y'; SEGMENT]);
     }
     log.finish();
     assert!(
         memory(&log) > 4 * SEGMENT,
-        "somebody is about to read it, and there is no room"
+        "a reader needs it and the file is full"
     );
     drop(full);
-    assert_eq!(all(&mut log, &mut cursor).len(), 16);
-    log.leave(&cursor);
+    assert_eq!(read_all(&mut log, &mut cursor).len(), 16);
+    log.detach(&cursor);
     assert!(memory(&log) < 4096, "{}", memory(&log));
-    assert_eq!(log.kept_from().stdout, 0, "and nothing is lost");
+    assert_eq!(log.kept_from().stdout, 0, "no output is lost");
 }
 
 #[test]
-fn all_logs_together_have_little_in_memory_for_their_readers() {
-    let store = Store::new(tempfile::tempfile().unwrap().into());
-    let mut logs = [0, 1].map(|_| Log::new(None, Some(Arc::clone(&store))));
+fn the_limit_on_buffered_blocks_holds_over_all_logs() {
+    let log_file = LogFile::new(tempfile::tempfile().unwrap().into());
+    let mut logs = [0, 1].map(|_| Log::new(None, Some(Arc::clone(&log_file))));
     let mut cursors = Vec::new();
     for (number, log) in (b'0'..).zip(&mut logs) {
         cursors.push(begin(log, ReadFrom::default(), View::Bytes).0);
         for _ in 0..12 {
-            log.take(Stdout, &vec![number; SEGMENT]);
+            log.append(Stdout, &vec![number; SEGMENT]);
         }
     }
-    assert_eq!(logs.each_ref().map(|log| log.held), [11, 5]);
+    assert_eq!(logs.each_ref().map(|log| log.buffered), [11, 5]);
     for ((number, log), cursor) in (b'0'..).zip(&mut logs).zip(&mut cursors) {
-        let read = all(log, cursor);
+        let read = read_all(log, cursor);
         assert!(
             read.iter()
                 .all(|(.., data)| data.iter().all(|byte| *byte == number))
         );
         assert_eq!(read.len(), 24);
-        log.settle();
-        assert_eq!(log.held, 0);
+        log.flush_buffered();
+        assert_eq!(log.buffered, 0);
     }
 }
 
 #[test]
-fn without_room_in_the_store_what_was_read_goes() {
-    let store = Store::new(tempfile::tempfile().unwrap().into());
-    let _full: Vec<_> = std::iter::from_fn(|| store.segment(1)).collect();
-    let mut log = Log::new(None, Some(store));
+fn blocks_that_were_read_are_dropped_if_the_file_is_full() {
+    let log_file = LogFile::new(tempfile::tempfile().unwrap().into());
+    let _full: Vec<_> = std::iter::from_fn(|| log_file.segment(1)).collect();
+    let mut log = Log::new(None, Some(log_file));
     let (mut cursor, _) = begin(&mut log, ReadFrom::default(), View::Bytes);
     for _ in 0..4 {
-        log.take(Stdout, &vec![b'x'; SEGMENT]);
+        log.append(Stdout, &vec![b'x'; SEGMENT]);
     }
-    assert_eq!(all(&mut log, &mut cursor).len(), 8);
-    log.settle();
-    assert_eq!((log.held, log.blocks.len()), (0, 1));
+    assert_eq!(read_all(&mut log, &mut cursor).len(), 8);
+    log.flush_buffered();
+    assert_eq!((log.buffered, log.blocks.len()), (0, 1));
     assert_eq!(log.kept_from().stdout, 3 * SEGMENT as u64);
 }
 
 proptest! {
-    /// Whoever reads, however far behind, and whatever room there is: no byte is lost, twice or another one.
+    /// With any number of readers at any distance and any free space, each reader gets every byte exactly once.
     #[test]
     fn readers_get_every_byte_once(
         room in 0..12_usize,
         steps in proptest::collection::vec((0..8_u8, 1..3_000_usize), 1..200),
     ) {
-        let store = Store::new(tempfile::tempfile().unwrap().into());
-        let _full = store.segment((256 << 20) - room * 4096).unwrap();
-        let mut log = Log::new(Some(16 << 10), Some(Arc::clone(&store)));
+        let log_file = LogFile::new(tempfile::tempfile().unwrap().into());
+        let _full = log_file.segment((256 << 20) - room * 4096).unwrap();
+        let mut log = Log::new(Some(16 << 10), Some(Arc::clone(&log_file)));
         let (mut written, mut readers) = (0, VecDeque::new());
         for (step, length) in steps {
             match step {
                 0 => readers.push_back(log.read_from(ReadFrom::Tail(length as u64), View::Bytes).unwrap().0),
-                1 if length < 1_000 => log.settle(),
+                1 if length < 1_000 => log.flush_buffered(),
                 1 => if let Some(cursor) = readers.pop_front() {
-                    log.leave(&cursor);
+                    log.detach(&cursor);
                 },
                 2..5 => if let Some(mut cursor) = readers.pop_front() {
                     for _ in 0..length / 500 {
@@ -337,20 +344,20 @@ proptest! {
                 _ => if log.has_room() {
                     let bytes: Vec<u8> = (written..).take(length).map(|at| (at % 251) as u8).collect();
                     written += length as u64;
-                    log.take(Stdout, &bytes);
+                    log.append(Stdout, &bytes);
                 },
             }
-            let held = log.blocks.iter().filter(|block| block.is_held()).count();
+            let buffered = log.blocks.iter().filter(|block| block.is_buffered()).count();
             let open = log.blocks.iter().filter(|block| block.is_in_memory()).count();
-            prop_assert_eq!((log.held, log.in_memory), (held, open));
-            prop_assert!(held <= 16 && open <= WAITING + 2);
+            prop_assert_eq!((log.buffered, log.in_memory), (buffered, open));
+            prop_assert!(buffered <= 16 && open <= MEMORY_BLOCKS + 2);
         }
         log.finish();
         for cursor in &readers {
-            log.leave(cursor);
+            log.detach(cursor);
         }
-        // What the store has no room for stays in memory, if that is little.
-        prop_assert!(log.held <= 16 && (log.held == 0 || room < 12));
+        // A few blocks that do not fit into the file stay in memory.
+        prop_assert!(log.buffered <= 16 && (log.buffered == 0 || room < 12));
     }
 }
 
@@ -362,27 +369,27 @@ fn text_of(log: &mut Log, from: ReadFrom) -> Option<(PerStream, [String; 2])> {
         decoder(&begin.pending.stderr),
     ];
     let mut texts = [String::new(), String::new()];
-    for (stream, _, data) in all(log, &mut cursor) {
+    for (stream, _, data) in read_all(log, &mut cursor) {
         let at = usize::from(stream == Stderr);
         texts[at].push_str(&decoders[at].decode(&data));
     }
-    log.leave(&cursor);
+    log.detach(&cursor);
     Some((begin.text, texts))
 }
 
 proptest! {
-    /// Whatever was dropped and wherever reading begins, each view tells the same bytes at the same offsets.
+    /// Every view returns the same bytes at the same offsets, wherever reading begins.
     #[test]
-    fn every_view_of_every_begin_agrees(
+    fn all_views_agree_from_every_start(
         writes in proptest::collection::vec(
             (any::<bool>(), proptest::collection::vec(prop_oneof![any::<u8>(), Just(0xe2), Just(0x82)], 1..200)), 1..60),
         from in 0_u64..8_000,
     ) {
-        let mut log = stored(4 << 10);
+        let mut log = log_with_file(4 << 10);
         let mut written = [Vec::new(), Vec::new()];
         for (second, bytes) in &writes {
             let stream = if *second { Stderr } else { Stdout };
-            log.take(stream, bytes);
+            log.append(stream, bytes);
             written[usize::from(*second)].extend_from_slice(bytes);
         }
         let (size, kept) = (log.size(), log.kept_from());
@@ -390,11 +397,11 @@ proptest! {
         let dropped = kept.stdout + kept.stderr;
         prop_assert!(size.stdout + size.stderr - dropped <= 4096);
 
-        // Bytes, from a position over both.
-        if let Some((mut cursor, told)) = log.read_from(ReadFrom::Pos(from), View::Bytes) {
-            prop_assert!(told.raw.stdout + told.raw.stderr <= from.max(dropped));
-            let mut offsets = [told.raw.stdout, told.raw.stderr];
-            for (stream, offset, data) in all(&mut log, &mut cursor) {
+        // Bytes, from a position over both streams.
+        if let Some((mut cursor, begin_info)) = log.read_from(ReadFrom::Pos(from), View::Bytes) {
+            prop_assert!(begin_info.raw.stdout + begin_info.raw.stderr <= from.max(dropped));
+            let mut offsets = [begin_info.raw.stdout, begin_info.raw.stderr];
+            for (stream, offset, data) in read_all(&mut log, &mut cursor) {
                 let at = usize::from(stream == Stderr);
                 prop_assert_eq!(offset, offsets[at]);
                 let begin = usize::try_from(offset).unwrap();
@@ -402,7 +409,7 @@ proptest! {
                 offsets[at] += data.len() as u64;
             }
             prop_assert_eq!(offsets, [size.stdout, size.stderr]);
-            log.leave(&cursor);
+            log.detach(&cursor);
         } else {
             prop_assert!(from > size.stdout + size.stderr);
         }
@@ -425,30 +432,30 @@ proptest! {
 fn on_a_full_disk_the_last_output_stays_in_memory_and_the_rest_is_counted() {
     let mut options = std::fs::File::options();
     let full = options.read(true).write(true).open("/dev/full");
-    let store = Store::new(full.unwrap().into());
-    let mut log = Log::new(Some(1 << 20), Some(Arc::clone(&store)));
+    let log_file = LogFile::new(full.unwrap().into());
+    let mut log = Log::new(Some(1 << 20), Some(Arc::clone(&log_file)));
     let written: Vec<u8> = (0..300_000_u32).map(|n| (n % 251) as u8).collect();
     for piece in written.chunks(1000) {
-        log.take(Stdout, piece);
+        log.append(Stdout, piece);
     }
     log.finish();
     let size = log.size().stdout;
-    assert_eq!(size, 300_000, "what is lost is counted");
-    let (mut cursor, told) = begin(&mut log, ReadFrom::default(), View::Bytes);
-    let kept: Vec<u8> = all(&mut log, &mut cursor)
+    assert_eq!(size, 300_000, "lost output is counted");
+    let (mut cursor, begin_info) = begin(&mut log, ReadFrom::default(), View::Bytes);
+    let kept: Vec<u8> = read_all(&mut log, &mut cursor)
         .into_iter()
         .flat_map(|(_, _, data)| data)
         .collect();
     assert!(kept.len() >= 32 << 10, "{} bytes are left", kept.len());
-    assert_eq!(told.raw.stdout + kept.len() as u64, size);
-    assert!(written.ends_with(&kept), "the newest");
-    log.leave(&cursor);
-    assert!(log.size().stdout == size && log.kept_from().stdout == told.raw.stdout);
-    // Many of them take no more memory than blocks may be held, and the room comes back.
+    assert_eq!(begin_info.raw.stdout + kept.len() as u64, size);
+    assert!(written.ends_with(&kept), "the newest bytes are kept");
+    log.detach(&cursor);
+    assert!(log.size().stdout == size && log.kept_from().stdout == begin_info.raw.stdout);
+    // Many logs stay within the limit on buffered blocks, and ended logs free their share.
     let mut others: Vec<Log> = (0..64)
         .map(|_| {
-            let mut other = Log::new(Some(1 << 20), Some(Arc::clone(&store)));
-            other.take(Stdout, &written);
+            let mut other = Log::new(Some(1 << 20), Some(Arc::clone(&log_file)));
+            other.append(Stdout, &written);
             other.finish();
             other
         })
@@ -458,8 +465,8 @@ fn on_a_full_disk_the_last_output_stays_in_memory_and_the_rest_is_counted() {
     assert!(all_of_them <= 2 << 20, "{all_of_them} bytes");
     others.clear();
     drop(log);
-    let mut again = Log::new(Some(1 << 20), Some(store));
-    again.take(Stdout, &written);
+    let mut again = Log::new(Some(1 << 20), Some(log_file));
+    again.append(Stdout, &written);
     again.finish();
     assert!(in_memory(&again) >= 32 << 10);
 }

@@ -17,7 +17,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use tokio::io::unix::AsyncFd;
 
-use crate::pipe::{Pipe, watched};
+use crate::pipe::{Pipe, async_fd};
 
 /// Where it is: every command may write there, and each box has its own.
 const PLACE: &str = "/tmp";
@@ -107,7 +107,7 @@ impl Exchange {
         let exchange = Self {
             path,
             go: open_fifo(&dir, "go", OFlags::RDWR)?,
-            done: Pipe::over(open_fifo(&dir, "done", OFlags::RDWR)?)?,
+            done: Pipe::from_fd(open_fifo(&dir, "done", OFlags::RDWR)?)?,
             dir,
             heard: Buffer::default(),
             awaited: None,
@@ -130,7 +130,7 @@ impl Exchange {
         // There is no end to be read before somebody has begun to write.
         let reader = |name| {
             make_fifo(dir, name)?;
-            Pipe::over(open_fifo(dir, name, OFlags::RDONLY)?)
+            Pipe::from_fd(open_fifo(dir, name, OFlags::RDONLY)?)
         };
         let stdout = reader("out")?;
         let stderr = match output {
@@ -161,7 +161,7 @@ impl Exchange {
                 held = Some(open_fifo(&self.dir, "in", OFlags::RDONLY)?);
                 let writer = open_fifo(&self.dir, "in", OFlags::WRONLY)?;
                 self.awaited = Some(writer.try_clone()?);
-                Some(watched(writer)?)
+                Some(async_fd(writer)?)
             }
         };
         Ok(Streams {
@@ -230,7 +230,7 @@ impl Exchange {
     /// The exports that were told since they were asked for last. Of an interpreter that has ended, all that it has told.
     pub(super) fn exports(&mut self, has_ended: bool) -> Option<Vec<u8>> {
         while has_ended && !self.heard.is_full() {
-            let bytes = self.done.read_now(DONE_READ);
+            let bytes = self.done.read_unpolled(DONE_READ);
             if bytes.is_empty() {
                 break;
             }

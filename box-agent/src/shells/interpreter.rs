@@ -14,7 +14,7 @@ use tokio::time::{Instant, timeout};
 use super::exchange::{Done, Exchange, Streams};
 use super::language::{Settings, argv, fits_line, go_line};
 use crate::agent::Agent;
-use crate::life::KILLED;
+use crate::supervise::KILLED;
 
 /// How long an interpreter has to let go of a run that is to end, before it is ended itself. On a busy machine that takes a while.
 const GRACE: Duration = Duration::from_secs(2);
@@ -98,7 +98,7 @@ impl Interpreter {
         let argv = argv(language, &exchange.path);
         let process = agent.start_interpreter(argv, env, cwd)?;
         Ok(Self {
-            reaped: agent.end_of(&process),
+            reaped: agent.watch_exit(&process),
             process: Arc::new(process),
             exchange,
             runs: 0,

@@ -44,14 +44,14 @@ pub(crate) struct Shells {
 
 /// What the agent serves of `shell.*`.
 pub(crate) fn router(agent: &Arc<Agent>) -> Router {
-    Router::builder(Arc::new(Served(Arc::clone(agent))))
+    Router::builder(Arc::new(Handlers(Arc::clone(agent))))
         .on::<ShellCreate>()
         .on::<ShellList>()
         .on::<ShellDelete>()
         .build()
 }
 
-struct Served(Arc<Agent>);
+struct Handlers(Arc<Agent>);
 
 impl Shells {
     fn table(&self) -> MutexGuard<'_, HashMap<ShellId, Arc<Shell>>> {
@@ -84,7 +84,7 @@ impl Shells {
     }
 }
 
-impl Handle<ShellCreate> for Served {
+impl Handle<ShellCreate> for Handlers {
     /// Nothing is waited for on the way, so whoever asks for the same id comes before or after.
     async fn handle(
         &self,
@@ -145,7 +145,7 @@ fn watch_idleness(agent: &Arc<Agent>, shell: &Arc<Shell>) {
     });
 }
 
-impl Handle<ShellList> for Served {
+impl Handle<ShellList> for Handlers {
     async fn handle(
         &self,
         params: ShellListParams,
@@ -165,7 +165,7 @@ impl Handle<ShellList> for Served {
     }
 }
 
-impl Handle<ShellDelete> for Served {
+impl Handle<ShellDelete> for Handlers {
     async fn handle(
         &self,
         params: ShellDeleteParams,

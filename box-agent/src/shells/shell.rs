@@ -18,8 +18,8 @@ use super::language::Settings;
 use super::shown::Besides;
 use crate::agent::Agent;
 use crate::command::Command;
-use crate::input::Way;
-use crate::life::{KILLED, Keep, Life};
+use crate::input::InputTarget;
+use crate::supervise::{KILLED, OutputSink, Supervisor};
 
 /// The longest directory that is remembered: nobody could begin in a longer one.
 const PATH_BYTES: usize = 4095;
@@ -191,9 +191,9 @@ impl Shell {
     ) -> (AgentCommand, Option<Seat<'_>>) {
         let mut seat = tokio::select! {
             biased;
-            () = command.wanted.notified() => {
+            () = command.end_requested.notified() => {
                 agent.end_held(command, ExitWhy::Killed);
-                return (command.told(), None);
+                return (command.snapshot(), None);
             }
             seat = async { turn.comes().await; self.seat.lock().await } => seat,
         };
@@ -204,7 +204,7 @@ impl Shell {
         self.state().under_way = None;
         let told = ran.unwrap_or_else(|error| {
             agent.abandon(command, error);
-            command.told()
+            command.snapshot()
         });
         (told, Some(seat))
     }
@@ -241,23 +241,23 @@ impl Shell {
         };
         let cwd = Some(params.cwd.clone()).filter(|cwd| !cwd.is_empty());
         let cwd = cwd.unwrap_or_else(|| self.state().cwd.clone());
-        command.has_begun_in(Arc::clone(&turn), cwd, replaced);
+        command.set_shell_run(Arc::clone(&turn), cwd, replaced);
         if let Some(input) = streams.input {
-            command.input.open(Way::Pipe(input));
+            command.input.open(InputTarget::Pipe(input));
         }
         let (ends, reaped) = oneshot::channel();
-        let life = Life {
+        let life = Supervisor {
             agent: Arc::clone(agent),
             command: Arc::clone(command),
             reaped,
             stdout: Some(streams.stdout),
             stderr: streams.stderr,
-            keep: Keep::Log,
+            sink: OutputSink::Log,
             timeout: params.timeout_ms.map(Duration::from_millis),
-            alone: None,
-            killed_before: agent.init().oom_kills(),
+            unread_limit: None,
+            oom_kills_at_start: agent.init().oom_kills(),
         };
-        let life = tokio::spawn(life.live());
+        let life = tokio::spawn(life.run());
         let _ = begins.send(());
         let end = interpreter.finish(agent, &turn).await;
         drop(streams.held);
@@ -291,7 +291,7 @@ impl Shell {
             }
         };
         // One that was made to end did not choose how.
-        let _ = ends.send(if command.is_unwanted() { KILLED } else { ended });
+        let _ = ends.send(if command.is_ending() { KILLED } else { ended });
         life.await
             .map_err(|_| BoxError::internal("the end of the run was not seen"))
     }
@@ -341,7 +341,7 @@ impl Shell {
         }
         for run in &runs {
             // One that never began has ended as well.
-            let _ = run.end_seen().await;
+            let _ = run.wait_end().await;
         }
         if let Some(interpreter) = self.seat.lock().await.take() {
             interpreter.end(agent).await;

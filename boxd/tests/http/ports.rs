@@ -103,7 +103,7 @@ async fn an_address_opens_one_port_of_one_box_and_nothing_else() {
     let answer = get(&served, &nobody, &[]);
     assert_eq!(answer.status, 502);
     assert!(
-        answer.body.contains("nobody listens on port 8001"),
+        answer.body.contains("no listener on port 8001"),
         "{answer:?}"
     );
 

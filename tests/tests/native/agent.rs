@@ -76,7 +76,7 @@ async fn programs_and_directories_that_are_not_there_are_typed_errors() {
             (
                 collected("b", &["/etc/passwd"]),
                 Code::Validation,
-                "may not be run",
+                "permission denied",
             ),
             (
                 start("c", &["true"], json!({"cwd": "/nowhere"})),

@@ -146,7 +146,7 @@ async fn images_are_directories_by_name_and_strictly_so_if_wanted() {
         // There is no shell in it, which shows that it is the root.
         let error = exec("empty").await.unwrap_err();
         assert_eq!(error.code(), Code::Validation, "{error:?}");
-        assert!(error.message().contains("is not there"), "{error:?}");
+        assert!(error.message().contains("not found"), "{error:?}");
     })
     .await;
 }

@@ -1,4 +1,6 @@
-//! Room for output beyond memory: a file that was opened outside, of which parts are given out.
+//! The file that holds the output of all commands beyond memory, divided into segments.
+//!
+//! The runtime opens the file outside the box.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -6,59 +8,61 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::FallocateFlags;
 
-/// Parts of this size are asked for often, or a little larger: full blocks of logs.
+/// The usual size of a segment, or a little more: one full block of a log.
 pub(crate) const SEGMENT: usize = 64 << 10;
 
-/// Parts are rows of these, so that a command that says little takes little.
+/// The unit of allocation. It is small so that a command with little output takes little room.
 const UNIT: usize = 4 << 10;
 
-/// Units of one box that may be in use: the cap on what is spooled, 256 MiB.
+/// Maximum number of allocated units of one box: 256 MiB.
 const UNITS: usize = 65_536;
 
-/// Where fewer are left, the output of those that have ended makes room.
-const FEW: usize = UNITS / 16;
+/// Below this number of free units, the output of ended commands is dropped.
+const LOW_UNITS: usize = UNITS / 16;
 
-/// Free parts that keep their room in the file: giving it back and asking for it again costs more than writing.
-const FILLED: usize = 4;
+/// Freed segments that keep their disk blocks: punching and refilling a hole costs more than a write.
+const CACHED_SEGMENTS: usize = 4;
 
-/// Full blocks of all logs together that may be in memory while they are read: 1 MiB, twice that with what
-/// their buffers have spare, and as much for their runs at most.
-const HELD: usize = 16;
+/// Full blocks of all logs that may stay in memory while they are read.
+///
+/// They take 1 MiB: at most twice that with spare capacity, and as much again for their spans.
+const MEMORY_BLOCKS_MAX: usize = 16;
 
-/// The file, and what of it is in use.
+/// The file and the map of its allocated units.
 #[derive(Debug)]
-pub(crate) struct Store {
+pub(crate) struct LogFile {
     file: OwnedFd,
     units: Mutex<Units>,
 }
 
 #[derive(Debug, Default)]
 struct Units {
-    /// A bit for each unit: whether it is in use. What is beyond the end is not.
+    /// One bit per unit, set if the unit is allocated. Units beyond the end are free.
     used: Vec<u64>,
     count: usize,
-    /// All before it are in use.
+    /// All units before this one are allocated.
     first_free: usize,
-    /// Large parts given back as they were, for whoever wants as much next: a command that writes much goes round in them.
-    filled: Vec<(usize, usize)>,
-    held: usize,
+    /// Freed segments that keep their disk blocks, as (first unit, units). A command with much output cycles through
+    /// them.
+    cached: Vec<(usize, usize)>,
+    permits: usize,
 }
 
-/// A part of the file. Goes back when dropped.
+/// A part of the file. Dropping it frees the part.
 #[derive(Debug)]
 pub(crate) struct Segment {
-    store: Arc<Store>,
+    log_file: Arc<LogFile>,
     first: usize,
     units: usize,
 }
 
-/// Leave to have a block in memory although it is full. Ends when dropped.
+/// Permission for one full block to stay in memory. Dropping it ends the permission.
 #[derive(Debug)]
-pub(crate) struct Held(Arc<Store>);
+pub(crate) struct MemoryPermit(Arc<LogFile>);
 
-impl Drop for Held {
+impl Drop for MemoryPermit {
     fn drop(&mut self) {
-        self.0.units().held -= 1;
+        self.0.units().permits -= 1;
     }
 }
 
@@ -68,7 +72,7 @@ impl Units {
         word >> (unit % 64) & 1 == 1
     }
 
-    /// The first of so many free ones in a row.
+    /// The first unit of a free range of this length.
     fn find(&self, units: usize) -> Option<usize> {
         let mut begin = self.first_free;
         let mut at = begin;
@@ -87,7 +91,7 @@ impl Units {
         None
     }
 
-    fn take(&mut self, first: usize, units: usize) {
+    fn allocate(&mut self, first: usize, units: usize) {
         self.used
             .resize(self.used.len().max((first + units).div_ceil(64)), 0);
         for unit in first..first + units {
@@ -99,7 +103,7 @@ impl Units {
         }
     }
 
-    fn give_back(&mut self, first: usize, units: usize) {
+    fn free(&mut self, first: usize, units: usize) {
         for unit in first..first + units {
             self.used[unit / 64] &= !(1 << (unit % 64));
         }
@@ -108,7 +112,7 @@ impl Units {
     }
 }
 
-impl Store {
+impl LogFile {
     pub(crate) fn new(file: OwnedFd) -> Arc<Self> {
         Arc::new(Self {
             file,
@@ -120,36 +124,36 @@ impl Store {
         self.units.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether there is little room left.
+    /// Whether few units are free.
     pub(crate) fn is_low(&self) -> bool {
-        self.units().count > UNITS - FEW
+        self.units().count > UNITS - LOW_UNITS
     }
 
-    /// Leave to have one more block in memory, unless there are enough.
-    pub(crate) fn hold(self: &Arc<Self>) -> Option<Held> {
+    /// Permission for one more block in memory, unless the limit is reached.
+    pub(crate) fn memory_permit(self: &Arc<Self>) -> Option<MemoryPermit> {
         let mut units = self.units();
-        if units.held == HELD {
+        if units.permits == MEMORY_BLOCKS_MAX {
             return None;
         }
-        units.held += 1;
-        Some(Held(Arc::clone(self)))
+        units.permits += 1;
+        Some(MemoryPermit(Arc::clone(self)))
     }
 
-    /// Room for so many bytes, if there is any.
+    /// Allocates a segment of at least this many bytes, if the file has room.
     pub(crate) fn segment(self: &Arc<Self>, bytes: usize) -> Option<Segment> {
         let count = bytes.div_ceil(UNIT).max(1);
         let mut units = self.units();
-        let as_large = |(_, units): &(usize, usize)| *units == count;
-        let again = units.filled.iter().rposition(as_large);
-        let first = if let Some(again) = again {
-            units.filled.swap_remove(again).0
+        let same_size = |(_, units): &(usize, usize)| *units == count;
+        let reused = units.cached.iter().rposition(same_size);
+        let first = if let Some(reused) = reused {
+            units.cached.swap_remove(reused).0
         } else {
             let first = units.find(count)?;
-            units.take(first, count);
+            units.allocate(first, count);
             first
         };
         Some(Segment {
-            store: Arc::clone(self),
+            log_file: Arc::clone(self),
             first,
             units: count,
         })
@@ -161,13 +165,13 @@ impl Segment {
         (self.first * UNIT + offset) as u64
     }
 
-    /// Writes at an offset; nothing beyond the segment's end is asked for.
+    /// Writes at an offset. The caller stays within the segment.
     pub(crate) fn write(&self, offset: usize, bytes: &[u8]) -> io::Result<()> {
         let mut done = 0;
         while done < bytes.len() {
             let at = self.at(offset + done);
             let written = rustix::io::retry_on_intr(|| {
-                rustix::io::pwrite(&self.store.file, &bytes[done..], at)
+                rustix::io::pwrite(&self.log_file.file, &bytes[done..], at)
             })?;
             if written == 0 {
                 return Err(io::ErrorKind::WriteZero.into());
@@ -177,14 +181,14 @@ impl Segment {
         Ok(())
     }
 
-    /// Reads what was written.
+    /// Reads bytes that were written before.
     pub(crate) fn read(&self, offset: usize, length: usize) -> io::Result<Vec<u8>> {
         let mut bytes = vec![0; length];
         let mut done = 0;
         while done < length {
             let at = self.at(offset + done);
             let read = rustix::io::retry_on_intr(|| {
-                rustix::io::pread(&self.store.file, &mut bytes[done..], at)
+                rustix::io::pread(&self.log_file.file, &mut bytes[done..], at)
             })?;
             if read == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
@@ -197,20 +201,20 @@ impl Segment {
 
 impl Drop for Segment {
     fn drop(&mut self) {
-        let mut free = self.store.units();
+        let mut map = self.log_file.units();
         let (mut first, mut units) = (self.first, self.units);
         if units * UNIT >= SEGMENT {
-            free.filled.push((first, units));
-            if free.filled.len() <= FILLED {
+            map.cached.push((first, units));
+            if map.cached.len() <= CACHED_SEGMENTS {
                 return;
             }
-            (first, units) = free.filled.remove(0);
+            (first, units) = map.cached.remove(0);
         }
-        // Room for others; where the file system cannot do that, the next one to use it overwrites it.
+        // Frees the disk blocks. If the file system cannot punch holes, the next segment overwrites them.
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let (begin, length) = ((first * UNIT) as u64, (units * UNIT) as u64);
-        let _ = rustix::fs::fallocate(&self.store.file, hole, begin, length);
-        free.give_back(first, units);
+        let _ = rustix::fs::fallocate(&self.log_file.file, hole, begin, length);
+        map.free(first, units);
     }
 }
 
@@ -221,15 +225,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn segments_keep_apart_and_come_back_empty() {
+    fn segments_do_not_overlap_and_freed_ones_are_empty() {
         let file = tempfile::tempfile().unwrap();
-        let store = Store::new(file.try_clone().unwrap().into());
-        let more: Vec<_> = (0..FILLED)
-            .map(|_| store.segment(SEGMENT).unwrap())
+        let log_file = LogFile::new(file.try_clone().unwrap().into());
+        let more: Vec<_> = (0..CACHED_SEGMENTS)
+            .map(|_| log_file.segment(SEGMENT).unwrap())
             .collect();
         let (one, two) = (
-            store.segment(SEGMENT).unwrap(),
-            store.segment(SEGMENT).unwrap(),
+            log_file.segment(SEGMENT).unwrap(),
+            log_file.segment(SEGMENT).unwrap(),
         );
         one.write(10, b"one").unwrap();
         more[0].write(0, &vec![7; SEGMENT]).unwrap();
@@ -239,45 +243,45 @@ mod tests {
         drop(two);
         assert!(
             file.metadata().unwrap().blocks() < blocks,
-            "the room is given back"
+            "disk blocks are freed"
         );
-        // Those that were given back last come first.
-        let again: Vec<_> = (0..=FILLED)
-            .map(|_| store.segment(SEGMENT).unwrap())
+        // The segments freed last are reused first.
+        let reused: Vec<_> = (0..=CACHED_SEGMENTS)
+            .map(|_| log_file.segment(SEGMENT).unwrap())
             .collect();
-        assert_eq!(again[FILLED].read(0, 1).unwrap(), [0]);
+        assert_eq!(reused[CACHED_SEGMENTS].read(0, 1).unwrap(), [0]);
         assert_eq!(one.read(10, 3).unwrap(), b"one");
     }
 
     #[test]
-    fn there_is_an_end_to_it() {
-        let store = Store::new(tempfile::tempfile().unwrap().into());
-        let all: Vec<_> = std::iter::from_fn(|| store.segment(SEGMENT)).collect();
+    fn the_file_has_a_limit() {
+        let log_file = LogFile::new(tempfile::tempfile().unwrap().into());
+        let all: Vec<_> = std::iter::from_fn(|| log_file.segment(SEGMENT)).collect();
         assert_eq!(all.len() * SEGMENT, UNITS * UNIT);
-        assert!(store.is_low() && store.segment(1).is_none());
+        assert!(log_file.is_low() && log_file.segment(1).is_none());
         drop(all);
-        assert!(!store.is_low());
-        assert!(store.segment(SEGMENT).is_some());
+        assert!(!log_file.is_low());
+        assert!(log_file.segment(SEGMENT).is_some());
     }
 
     #[test]
-    fn little_takes_little_and_what_is_given_back_is_used_again() {
-        let store = Store::new(tempfile::tempfile().unwrap().into());
-        let mut all: Vec<_> = std::iter::from_fn(|| store.segment(1)).collect();
+    fn small_segments_take_one_unit_and_freed_units_are_reused() {
+        let log_file = LogFile::new(tempfile::tempfile().unwrap().into());
+        let mut all: Vec<_> = std::iter::from_fn(|| log_file.segment(1)).collect();
         assert_eq!(all.len(), UNITS);
         let mut firsts: Vec<_> = all.iter().map(|segment| segment.first).collect();
         firsts.dedup();
-        assert_eq!(firsts.len(), UNITS, "none is given out twice");
-        // Every second one makes no room for two in a row.
+        assert_eq!(firsts.len(), UNITS, "no unit is allocated twice");
+        // Freeing every second unit leaves no range of two.
         let mut number = 0;
         all.retain(|_| {
             number += 1;
             number % 2 == 0
         });
-        assert!(store.segment(UNIT + 1).is_none());
-        let again = store.segment(UNIT).unwrap();
+        assert!(log_file.segment(UNIT + 1).is_none());
+        let reused = log_file.segment(UNIT).unwrap();
         all.remove(0);
-        drop(again);
-        assert_eq!(store.segment(3 * UNIT).unwrap().first, 0);
+        drop(reused);
+        assert_eq!(log_file.segment(3 * UNIT).unwrap().first, 0);
     }
 }

@@ -1,4 +1,4 @@
-//! Memory shared with the runtime, for output that is too much for messages.
+//! Memory shared with the runtime, for output that is too large for messages.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -7,54 +7,54 @@ use std::sync::{Arc, Mutex, PoisonError};
 use box_protocol::actions::{SPOOL_BYTES, SPOOL_RING, SPOOL_SLOTS, StreamName};
 use rustix::buffer::spare_capacity;
 
-/// The slots, if there are any. Which call uses which is for the runtime to say.
+/// The slots of the shared memory, if the agent has any. The runtime assigns them to calls.
 #[derive(Debug, Clone)]
-pub(crate) struct Slots(Option<Arc<Shared>>);
+pub(crate) struct ShmPool(Option<Arc<Memory>>);
 
 #[derive(Debug)]
-struct Shared {
+struct Memory {
     file: OwnedFd,
     leased: Mutex<[bool; SPOOL_SLOTS as usize]>,
 }
 
-/// The use of a slot by one call; ends when dropped.
+/// A slot in use by one call. Dropping it frees the slot.
 #[derive(Debug)]
-pub(crate) struct Lease {
-    shared: Arc<Shared>,
+pub(crate) struct ShmSlot {
+    memory: Arc<Memory>,
     number: usize,
 }
 
-impl Slots {
+impl ShmPool {
     pub(crate) fn new(file: Option<OwnedFd>) -> Self {
         Self(file.map(|file| {
-            Arc::new(Shared {
+            Arc::new(Memory {
                 file,
                 leased: Mutex::default(),
             })
         }))
     }
 
-    /// A slot, unless there is none of this number or another call uses it.
-    pub(crate) fn lease(&self, number: u32) -> Option<Lease> {
-        let shared = self.0.as_ref()?;
+    /// Takes a slot, unless the number is out of range or another call uses it.
+    pub(crate) fn lease(&self, number: u32) -> Option<ShmSlot> {
+        let memory = self.0.as_ref()?;
         let number = usize::try_from(number).ok()?;
-        let mut leased = shared.leased.lock().unwrap_or_else(PoisonError::into_inner);
-        let place = leased.get_mut(number)?;
-        (!std::mem::replace(place, true)).then(|| Lease {
-            shared: Arc::clone(shared),
+        let mut leased = memory.leased.lock().unwrap_or_else(PoisonError::into_inner);
+        let position = leased.get_mut(number)?;
+        (!std::mem::replace(position, true)).then(|| ShmSlot {
+            memory: Arc::clone(memory),
             number,
         })
     }
 
-    /// What is at the begin of a slot.
+    /// Reads the first bytes of a slot.
     pub(crate) fn read(&self, number: u32, length: usize) -> io::Result<Vec<u8>> {
-        let shared = self.0.as_ref().filter(|_| number < SPOOL_SLOTS);
-        let shared = shared.ok_or(io::ErrorKind::NotFound)?;
+        let memory = self.0.as_ref().filter(|_| number < SPOOL_SLOTS);
+        let memory = memory.ok_or(io::ErrorKind::NotFound)?;
         let mut bytes = Vec::with_capacity(length);
         while bytes.len() < length {
             let at = u64::from(number) * SPOOL_BYTES + bytes.len() as u64;
             let read = rustix::io::retry_on_intr(|| {
-                rustix::io::pread(&shared.file, spare_capacity(&mut bytes), at)
+                rustix::io::pread(&memory.file, spare_capacity(&mut bytes), at)
             })?;
             if read == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
@@ -64,19 +64,19 @@ impl Slots {
         Ok(bytes)
     }
 
-    /// The memory, for a runtime that takes over.
+    /// The shared memory file, for a runtime that takes over.
     pub(crate) fn file(&self) -> Option<&OwnedFd> {
-        self.0.as_ref().map(|shared| &shared.file)
+        self.0.as_ref().map(|memory| &memory.file)
     }
 }
 
-impl Lease {
-    /// Bytes from this offset on that fit before the end of the ring.
+impl ShmSlot {
+    /// Bytes from this offset to the end of the ring.
     pub(crate) fn room(offset: u64) -> usize {
         usize::try_from(SPOOL_RING - offset % SPOOL_RING).unwrap_or(usize::MAX)
     }
 
-    /// Writes a piece that does not go over the end of the ring.
+    /// Writes a piece to a stream's ring. The piece must not wrap.
     pub(crate) fn write(&self, stream: StreamName, offset: u64, piece: &[u8]) -> io::Result<()> {
         let ring = match stream {
             StreamName::Stdout => 0,
@@ -85,12 +85,12 @@ impl Lease {
         self.write_at(ring + offset % SPOOL_RING, piece)
     }
 
-    /// Writes a piece at this place of the slot, which must have room for it there.
-    pub(crate) fn write_at(&self, place: u64, piece: &[u8]) -> io::Result<()> {
-        let mut at = self.number as u64 * SPOOL_BYTES + place;
+    /// Writes a piece at this position of the slot. It must fit there.
+    pub(crate) fn write_at(&self, position: u64, piece: &[u8]) -> io::Result<()> {
+        let mut at = self.number as u64 * SPOOL_BYTES + position;
         let mut rest = piece;
         while !rest.is_empty() {
-            let file = &self.shared.file;
+            let file = &self.memory.file;
             let written = rustix::io::retry_on_intr(|| rustix::io::pwrite(file, rest, at))?;
             if written == 0 {
                 return Err(io::ErrorKind::WriteZero.into());
@@ -102,10 +102,10 @@ impl Lease {
     }
 }
 
-impl Drop for Lease {
+impl Drop for ShmSlot {
     fn drop(&mut self) {
         let mut leased = self
-            .shared
+            .memory
             .leased
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
@@ -120,12 +120,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_byte_is_where_its_offset_says() {
+    fn an_offset_selects_the_position_in_the_ring() {
         let file = tempfile::tempfile().unwrap();
-        let slots = Slots::new(Some(file.try_clone().unwrap().into()));
-        let lease = slots.lease(1).unwrap();
-        assert!(slots.lease(1).is_none(), "one call at a time");
-        assert!(slots.lease(SPOOL_SLOTS).is_none(), "there are no more");
+        let pool = ShmPool::new(Some(file.try_clone().unwrap().into()));
+        let lease = pool.lease(1).unwrap();
+        assert!(pool.lease(1).is_none(), "the slot is in use");
+        assert!(
+            pool.lease(SPOOL_SLOTS).is_none(),
+            "the number is out of range"
+        );
         lease
             .write(StreamName::Stdout, 3 * SPOOL_RING + 5, b"out")
             .unwrap();
@@ -136,8 +139,8 @@ mod tests {
             bytes
         };
         assert_eq!((&read(5), &read(SPOOL_RING + 7)), (b"out", b"err"));
-        assert_eq!(Lease::room(SPOOL_RING + 1), 1024 * 1024 - 1);
+        assert_eq!(ShmSlot::room(SPOOL_RING + 1), 1024 * 1024 - 1);
         drop(lease);
-        assert!(slots.lease(1).is_some());
+        assert!(pool.lease(1).is_some());
     }
 }

@@ -1,4 +1,4 @@
-//! A box that is stopped: everything in it ends but the agent, which is what keeps its files.
+//! `agent.clear`: ends everything in a stopped box except the agent, which keeps its files.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,33 +9,33 @@ use box_rpc::{Call, Empty, Handle, Router};
 
 use crate::agent::Agent;
 
-/// How long what was killed is given before it is looked for again.
-const AGAIN: Duration = Duration::from_millis(2);
+/// Pause between two rounds of killing.
+const ROUND_PAUSE: Duration = Duration::from_millis(2);
 
-/// What the agent serves for that.
+/// The router of `agent.clear`.
 pub(crate) fn router(agent: &Arc<Agent>) -> Router {
-    Router::builder(Arc::new(Served(Arc::clone(agent))))
+    Router::builder(Arc::new(Handlers(Arc::clone(agent))))
         .on::<AgentClear>()
         .build()
 }
 
-struct Served(Arc<Agent>);
+struct Handlers(Arc<Agent>);
 
-impl Handle<AgentClear> for Served {
+impl Handle<AgentClear> for Handlers {
     async fn handle(&self, _: Empty, _: Call<AgentClear>) -> Result<Empty, BoxError> {
         let agent = &self.0;
         loop {
-            // First, so that what ends now is known to end with the box.
-            let left = agent.end_all();
+            // First, so that commands that end now report the box as their reason.
+            let open = agent.end_all();
             for shell in agent.shells().take_all() {
                 let agent = Arc::clone(agent);
                 tokio::spawn(async move { shell.end(&agent).await });
             }
-            let nothing = agent.init().kill_all();
-            if nothing && left == 0 {
+            let is_empty = agent.init().kill_all();
+            if is_empty && open == 0 {
                 return Ok(Empty {});
             }
-            tokio::time::sleep(AGAIN).await;
+            tokio::time::sleep(ROUND_PAUSE).await;
         }
     }
 }
