@@ -16,7 +16,7 @@ use tokio::sync::{Notify, watch};
 use crate::head_buffer::OutputTotals;
 use crate::input::Input;
 use crate::log::Log;
-use crate::shells::{Besides, Turn};
+use crate::shells::{ActiveRun, RunReport};
 
 /// How long the record of an ended command stays, unless the caller sets `retain_ms`.
 const RETAIN: Duration = Duration::from_mins(10);
@@ -70,7 +70,7 @@ struct ShellRun {
     id: ShellId,
     /// The directory the run started in, and whether its shell was replaced for it.
     began_in: OnceLock<(String, bool)>,
-    said: Mutex<Besides>,
+    report: Mutex<RunReport>,
 }
 
 #[derive(Debug)]
@@ -86,7 +86,7 @@ enum Process {
     /// Its own process.
     Own(box_sys::Command),
     /// A run in a shell.
-    ShellRun(Arc<Turn>),
+    ShellRun(Arc<ActiveRun>),
     /// A task of the agent.
     Internal,
 }
@@ -139,7 +139,7 @@ impl Command {
                     Box::new(ShellRun {
                         id,
                         began_in: OnceLock::new(),
-                        said: Mutex::default(),
+                        report: Mutex::default(),
                     })
                 }),
             })
@@ -187,11 +187,11 @@ impl Command {
     }
 
     /// Records that the run has started: in which directory, and whether its shell was replaced.
-    pub(crate) fn set_shell_run(&self, turn: Arc<Turn>, cwd: String, replaced: bool) {
+    pub(crate) fn set_shell_run(&self, run: Arc<ActiveRun>, cwd: String, replaced: bool) {
         if let Some(shell_run) = self.shell_run() {
             let _ = shell_run.began_in.set((cwd, replaced));
         }
-        self.set_started(Process::ShellRun(turn));
+        self.set_started(Process::ShellRun(run));
     }
 
     /// Records that a task of the agent executes the command.
@@ -212,8 +212,8 @@ impl Command {
     }
 
     /// The interpreter's report on the run, if the command is one.
-    pub(crate) fn said(&self) -> Option<MutexGuard<'_, Besides>> {
-        self.shell_run().map(|shell_run| lock(&shell_run.said))
+    pub(crate) fn report(&self) -> Option<MutexGuard<'_, RunReport>> {
+        self.shell_run().map(|shell_run| lock(&shell_run.report))
     }
 
     fn process(&self) -> Option<&Process> {
@@ -235,7 +235,7 @@ impl Command {
                 self.killed.store(true, Ordering::Relaxed);
                 init.kill_tree(process);
             }
-            Some(Process::ShellRun(turn)) => turn.stop(),
+            Some(Process::ShellRun(run)) => run.stop(),
             Some(Process::Internal) | None => {}
         }
     }
@@ -251,7 +251,7 @@ impl Command {
             Some(Process::Own(process)) => {
                 let _ = init.signal(process, signal);
             }
-            Some(Process::ShellRun(turn)) => turn.signal(init, signal),
+            Some(Process::ShellRun(run)) => run.signal(init, signal),
             Some(Process::Internal) | None => {}
         }
     }
@@ -325,8 +325,8 @@ impl Command {
             .end_summary()
             .unwrap_or_else(|| self.summary(None, OutputTotals::of_log(&self.log())));
         summary.info = self.info().map(Box::new);
-        if let Some(said) = self.said() {
-            summary.shown.clone_from(&said.shown);
+        if let Some(report) = self.report() {
+            summary.shown.clone_from(&report.shown);
         }
         summary
     }
@@ -350,7 +350,7 @@ impl Command {
     pub(crate) fn pid(&self) -> Option<u32> {
         let pid = match self.process()? {
             Process::Own(process) => process.pid,
-            Process::ShellRun(turn) => turn.pid(),
+            Process::ShellRun(run) => run.pid(),
             Process::Internal => return None,
         };
         Some(pid.unsigned_abs())
@@ -389,7 +389,7 @@ impl Command {
             size: log.size(),
             kept_from: log.kept_from(),
             exit,
-            error: self.said().and_then(|said| said.error.clone()),
+            error: self.report().and_then(|report| report.error.clone()),
             shell_id: shell_run.map(|shell_run| shell_run.id.clone()),
             shell_replaced: began_in.is_some_and(|(_, replaced)| *replaced),
             note: record.note.clone(),

@@ -1,4 +1,4 @@
-//! One interpreter process in its loop, from its start to its end, and a run's turn in it.
+//! One interpreter process from its start to its end, and the runs in it.
 
 use std::io;
 use std::sync::Arc;
@@ -11,74 +11,77 @@ use rustix::process::{Pid, Signal};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, timeout};
 
-use super::exchange::{Done, Exchange, Streams};
+use super::ipc::{Done, IpcDir, Streams};
 use super::language::{Settings, argv, fits_line, go_line};
 use crate::agent::Agent;
 use crate::supervise::KILLED;
 
-/// How long an interpreter has to let go of a run that is to end, before it is ended itself. On a busy machine that takes a while.
-const GRACE: Duration = Duration::from_secs(2);
+/// How long an interrupted interpreter may take to end its run before the agent kills it. A busy machine needs a while.
+const INTERRUPT_GRACE: Duration = Duration::from_secs(2);
 
-/// How often it is interrupted meanwhile: a run that has only just begun may have missed the first interrupt.
-const AGAIN: Duration = Duration::from_millis(500);
+/// Time between interrupts: a run that has just started may have missed the first one.
+const INTERRUPT_INTERVAL: Duration = Duration::from_millis(500);
 
-/// How often what a run starts meanwhile is ended.
-const ROUND: Duration = Duration::from_millis(10);
+/// Time between two kills of the processes that a run has started.
+const KILL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// An interpreter that was started, and may have ended since.
+/// A started interpreter, which may have exited since.
 #[derive(Debug)]
 pub(super) struct Interpreter {
     process: Arc<box_sys::Command>,
     reaped: oneshot::Receiver<Ended>,
-    exchange: Exchange,
+    ipc: IpcDir,
     runs: u64,
 }
 
-/// What a run is given.
-pub(super) struct Run<'a> {
+/// The parameters of a run.
+pub(super) struct RunRequest<'a> {
     pub(super) text: &'a str,
     pub(super) settings: Settings<'a>,
     pub(super) stdin: Stdin,
     pub(super) output: OutputMode,
 }
 
-/// A run that is under way in an interpreter.
+/// A run in progress in an interpreter.
 #[derive(Debug)]
-pub(crate) struct Turn {
+pub(crate) struct ActiveRun {
     process: Arc<box_sys::Command>,
     since: Moment,
     stop: Notify,
 }
 
 /// How a run ended.
-pub(super) enum End {
-    /// Its interpreter says so, and waits for the next.
+pub(super) enum RunEnd {
+    /// The interpreter has reported the end and waits for the next run.
     Done(Done),
-    /// With its interpreter.
-    Gone(Ended),
+    /// The interpreter has exited.
+    Exited(Ended),
 }
 
-impl Turn {
+impl ActiveRun {
     pub(crate) fn pid(&self) -> i32 {
         self.process.pid
     }
 
-    /// Wants the run to end, with all it has started.
+    /// Requests the end of the run and of all processes it has started.
     pub(crate) fn stop(&self) {
         self.stop.notify_one();
     }
 
-    /// Signals what the run has started. Its interpreter is interrupted by what usually ends a program.
+    /// Signals the processes that the run has started. A terminating signal also interrupts the interpreter.
     pub(crate) fn signal(&self, init: &Init, signal: i32) {
-        const ENDING: [Signal; 4] = [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM];
-        if ENDING.iter().any(|ending| ending.as_raw() == signal) {
+        const TERMINATING: [Signal; 4] = [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM];
+        if TERMINATING
+            .iter()
+            .any(|terminating| terminating.as_raw() == signal)
+        {
             self.interrupt();
         }
         init.signal_younger(&self.process, self.since, signal);
     }
 
     fn interrupt(&self) {
-        // One that has just ended needs none; its number is not given away before it was reaped.
+        // The pid is not reused before the agent reaps the process.
         if let Some(pid) = Pid::from_raw(self.process.pid) {
             let _ = rustix::process::kill_process(pid, Signal::INT);
         }
@@ -86,7 +89,7 @@ impl Turn {
 }
 
 impl Interpreter {
-    /// Starts one, with the exports that the one before left behind.
+    /// Starts an interpreter with the exports of the previous one.
     pub(super) fn start(
         agent: &Agent,
         language: Language,
@@ -94,18 +97,18 @@ impl Interpreter {
         env: Env,
         exports: Option<&[u8]>,
     ) -> Result<Self, BoxError> {
-        let exchange = Exchange::new(exports).map_err(|error| no_exchange(&error))?;
-        let argv = argv(language, &exchange.path);
+        let ipc = IpcDir::new(exports).map_err(|error| ipc_error(&error))?;
+        let argv = argv(language, &ipc.path);
         let process = agent.start_interpreter(argv, env, cwd)?;
         Ok(Self {
             reaped: agent.watch_exit(&process),
             process: Arc::new(process),
-            exchange,
+            ipc,
             runs: 0,
         })
     }
 
-    /// Whether it has ended by itself.
+    /// Whether the interpreter has exited.
     pub(super) fn has_ended(&mut self) -> bool {
         !matches!(
             self.reaped.try_recv(),
@@ -113,100 +116,104 @@ impl Interpreter {
         )
     }
 
-    /// Lets a run begin.
+    /// Starts a run.
     pub(super) fn begin(
         &mut self,
         language: Language,
-        run: &Run<'_>,
-    ) -> Result<(Arc<Turn>, Streams), BoxError> {
-        self.hand_over(language, run)
-            .map_err(|error| no_exchange(&error))
+        request: &RunRequest<'_>,
+    ) -> Result<(Arc<ActiveRun>, Streams), BoxError> {
+        self.send_run(language, request)
+            .map_err(|error| ipc_error(&error))
     }
 
-    fn hand_over(&mut self, language: Language, run: &Run<'_>) -> io::Result<(Arc<Turn>, Streams)> {
-        let streams = self.exchange.streams(run.stdin, run.output)?;
-        let inline = fits_line(language, run.text);
+    fn send_run(
+        &mut self,
+        language: Language,
+        request: &RunRequest<'_>,
+    ) -> io::Result<(Arc<ActiveRun>, Streams)> {
+        let streams = self.ipc.streams(request.stdin, request.output)?;
+        let inline = fits_line(language, request.text);
         if !inline {
-            self.exchange.put("text", run.text.as_bytes())?;
+            self.ipc.write_file("text", request.text.as_bytes())?;
         }
-        let has_settings = !run.settings.is_empty();
+        let has_settings = !request.settings.is_empty();
         if has_settings {
-            let (before, after) = run.settings.told(language);
-            self.exchange.put("before", before.as_bytes())?;
-            self.exchange.put("after", after.as_bytes())?;
+            let (before, after) = request.settings.files(language);
+            self.ipc.write_file("before", before.as_bytes())?;
+            self.ipc.write_file("after", after.as_bytes())?;
         }
         self.runs += 1;
-        let turn = Turn {
+        let run = ActiveRun {
             process: Arc::clone(&self.process),
             since: Moment::now(),
             stop: Notify::new(),
         };
-        let has_input = self.exchange.has_input();
-        let text = inline.then_some(run.text);
+        let has_input = self.ipc.has_input();
+        let text = inline.then_some(request.text);
         let line = go_line(language, self.runs, has_settings, has_input, text);
-        self.exchange.go(&line)?;
-        Ok((Arc::new(turn), streams))
+        self.ipc.send_line(&line)?;
+        Ok((Arc::new(run), streams))
     }
 
-    /// Makes ready for the next run. What cannot be made now is made, or found missing, then.
+    /// Prepares the next run. After an error the next run tries next_interrupt and reports it.
     pub(super) fn prepare(&mut self, output: OutputMode) {
-        let _ = self.exchange.prepare(output);
+        let _ = self.ipc.prepare(output);
     }
 
-    /// What it has told of its exports since it was asked last.
+    /// Takes the exports reported since the last call.
     pub(super) fn exports(&mut self, has_ended: bool) -> Option<Vec<u8>> {
-        self.exchange.exports(has_ended)
+        self.ipc.exports(has_ended)
     }
 
-    /// Waits for the end of a run, and sees to it if that is wanted.
-    pub(super) async fn finish(&mut self, agent: &Agent, turn: &Turn) -> End {
+    /// Waits for the end of a run, and enforces the end once it is requested.
+    pub(super) async fn finish(&mut self, agent: &Agent, run: &ActiveRun) -> RunEnd {
         tokio::select! {
             biased;
-            end = self.end_of_run() => return self.or_gone(agent, end).await,
-            () = turn.stop.notified() => {}
+            end = self.wait_run_end() => return self.or_kill(agent, end).await,
+            () = run.stop.notified() => {}
         }
-        turn.interrupt();
-        let begun = Instant::now();
-        let (mut end, mut again) = (None, begun + AGAIN);
-        while end.is_none() && begun.elapsed() < GRACE {
-            if again <= Instant::now() {
-                turn.interrupt();
-                again += AGAIN;
+        run.interrupt();
+        let stop_began = Instant::now();
+        let (mut end, mut next_interrupt) = (None, stop_began + INTERRUPT_INTERVAL);
+        while end.is_none() && stop_began.elapsed() < INTERRUPT_GRACE {
+            if next_interrupt <= Instant::now() {
+                run.interrupt();
+                next_interrupt += INTERRUPT_INTERVAL;
             }
-            self.kill_started(agent, turn);
-            end = timeout(ROUND, self.end_of_run()).await.ok();
+            self.kill_children(agent, run);
+            end = timeout(KILL_INTERVAL, self.wait_run_end()).await.ok();
         }
-        self.kill_started(agent, turn);
+        self.kill_children(agent, run);
         let end = end.unwrap_or_else(|| Err(io::ErrorKind::TimedOut.into()));
-        self.or_gone(agent, end).await
+        self.or_kill(agent, end).await
     }
 
-    fn kill_started(&self, agent: &Agent, turn: &Turn) {
+    fn kill_children(&self, agent: &Agent, run: &ActiveRun) {
         let kill = Signal::KILL.as_raw();
-        agent.init().signal_younger(&self.process, turn.since, kill);
+        agent.init().signal_younger(&self.process, run.since, kill);
     }
 
-    async fn end_of_run(&mut self) -> io::Result<End> {
+    async fn wait_run_end(&mut self) -> io::Result<RunEnd> {
         tokio::select! {
             biased;
-            done = self.exchange.done(self.runs) => done.map(End::Done),
-            ended = &mut self.reaped => Ok(End::Gone(ended.unwrap_or(KILLED))),
+            done = self.ipc.wait_done(self.runs) => done.map(RunEnd::Done),
+            ended = &mut self.reaped => Ok(RunEnd::Exited(ended.unwrap_or(KILLED))),
         }
     }
 
-    /// One that does not end, or that makes no sense, is ended.
-    async fn or_gone(&mut self, agent: &Agent, end: io::Result<End>) -> End {
+    /// Kills an interpreter that does not end its run or that sent an invalid message.
+    async fn or_kill(&mut self, agent: &Agent, end: io::Result<RunEnd>) -> RunEnd {
         match end {
-            Ok(End::Gone(ended)) => {
+            Ok(RunEnd::Exited(ended)) => {
                 agent.init().forget(&self.process);
-                End::Gone(ended)
+                RunEnd::Exited(ended)
             }
             Ok(done) => done,
-            Err(_) => End::Gone(self.kill(agent).await),
+            Err(_) => RunEnd::Exited(self.kill(agent).await),
         }
     }
 
-    /// Ends it with all that was started in it.
+    /// Kills the interpreter with its process tree.
     async fn kill(&mut self, agent: &Agent) -> Ended {
         agent.init().kill_tree(&self.process);
         let ended = (&mut self.reaped).await.unwrap_or(KILLED);
@@ -214,15 +221,15 @@ impl Interpreter {
         ended
     }
 
-    /// Ends it with all that was started in it, if it has not ended already.
+    /// Kills the interpreter with its process tree, if it still runs.
     pub(super) async fn end(mut self, agent: &Agent) {
         if !self.has_ended() {
             self.kill(agent).await;
         }
     }
 
-    /// Ends it alone: what was started in it goes on.
-    pub(super) async fn dismiss(mut self, agent: &Agent) {
+    /// Kills only the interpreter. The processes started in it continue.
+    pub(super) async fn kill_alone(mut self, agent: &Agent) {
         if let (false, Some(pid)) = (self.has_ended(), Pid::from_raw(self.process.pid)) {
             let _ = rustix::process::kill_process(pid, Signal::KILL);
             let _ = (&mut self.reaped).await;
@@ -231,9 +238,9 @@ impl Interpreter {
     }
 }
 
-fn no_exchange(error: &io::Error) -> BoxError {
+fn ipc_error(error: &io::Error) -> BoxError {
     BoxError::unavailable(format!(
-        "the box has no place for a shell in /tmp: {}",
+        "shell: cannot create its files in /tmp: {}",
         error.kind()
     ))
 }

@@ -27,21 +27,21 @@
   for (const [name, get] of Object.entries(own)) Object.defineProperty(process, name, { get, configurable: true });
   globalThis.console = new Console({ stdout: out, stderr: err });
 
-  // What is opened takes the lowest number that is free.
+  // open() returns the lowest free descriptor.
   const join = (names) => {
     [0, 1, 2].forEach((fd) => fs.closeSync(fd));
     names.forEach((name, fd) => fs.openSync(name, fd ? O_WRONLY : O_RDONLY));
     input = null;
   };
-  const told = (raised) => {
+  const describe = (raised) => {
     const stack = String(raised?.stack ?? raised);
     err.write(stack + "\n");
-    const cut = (text, most) => text.length <= most ? text : text.slice(0, most) + " [cut]";
-    return { name: cut(String(raised?.name ?? typeof raised), 200), value: cut(String(raised?.message ?? raised), 16000),
-      traceback: stack.split("\n").slice(-100).map(line => cut(line, 2000)) };
+    const truncate = (text, limit) => text.length <= limit ? text : text.slice(0, limit) + " [truncated]";
+    return { name: truncate(String(raised?.name ?? typeof raised), 200), value: truncate(String(raised?.message ?? raised), 16000),
+      traceback: stack.split("\n").slice(-100).map(line => truncate(line, 2000)) };
   };
 
-  // The name is the one that notebooks use, so that what shows itself there does so here.
+  // The method name of notebooks, so that the same objects display here.
   let shown = [], room = 0;
   const show = (value) => {
     let bundle = { "text/plain": util.inspect(value) };
@@ -50,7 +50,7 @@
       for (const [kind, data] of Object.entries(made)) bundle[kind] = typeof data === "string" ? data : JSON.stringify(data) ?? "";
     } catch {}
     const size = () => Object.values(bundle).reduce((sum, data) => sum + data.length, 0);
-    if (size() > room) bundle = { "text/plain": bundle["text/plain"].slice(0, 1000) + " [cut]" };
+    if (size() > room) bundle = { "text/plain": bundle["text/plain"].slice(0, 1000) + " [truncated]" };
     room -= size();
     shown.push(bundle);
   };
@@ -62,28 +62,28 @@
   }
   let interrupt = () => {}, failed = null;
   process.on("SIGINT", () => interrupt(new Error("interrupted")));
-  const astray = (raised) => (failed ? failed(raised) : told(raised));
-  process.on("uncaughtException", astray);
-  process.on("unhandledRejection", astray);
-  let stands = process.cwd();
+  const onUncaught = (raised) => (failed ? failed(raised) : describe(raised));
+  process.on("uncaughtException", onUncaught);
+  process.on("unhandledRejection", onUncaught);
+  let cwd = process.cwd();
 
-  const tell = (...fields) => {
+  const send = (...fields) => {
     const done = fs.openSync(path("done"), O_WRONLY);
     write(done, fields.map((field) => field + "\0").join(""));
     fs.closeSync(done);
   };
-  const run = async (number, how, stdin) => {
+  const run = async (number, mode, stdin) => {
     join([path("in"), path("out"), path("err")]);
-    if (stdin === "open") tell(number, "begun", "", "", "");
-    let code = 0, error = null, asked = null, before = {};
+    if (stdin === "open") send(number, "begun", "", "", "");
+    let code = 0, error = null, settings = null, before = {};
     shown = [];
     room = 250000;
     try {
-      if (how === "set") {
-        asked = load("before");
-        for (const name of Object.keys(asked.env)) before[name] = process.env[name];
-        Object.assign(process.env, asked.env);
-        if (asked.cwd) process.chdir(asked.cwd);
+      if (mode === "set") {
+        settings = load("before");
+        for (const name of Object.keys(settings.env)) before[name] = process.env[name];
+        Object.assign(process.env, settings.env);
+        if (settings.cwd) process.chdir(settings.cwd);
       }
       const stopped = new Promise((_, reject) => (interrupt = failed = reject));
       stopped.catch(() => {});
@@ -93,7 +93,7 @@
       if (value !== undefined) show(value);
     } catch (raised) {
       code = 1;
-      error = told(raised);
+      error = describe(raised);
     }
     interrupt = () => {};
     failed = null;
@@ -102,10 +102,10 @@
       if (value === undefined) delete process.env[name];
       else process.env[name] = value;
     }
-    if (asked?.cwd) process.chdir(stands);
-    try { stands = process.cwd(); } catch {}
-    const besides = error || shown.length ? JSON.stringify({ error, shown }) : "";
-    tell(number, code, stands, besides, JSON.stringify(process.env));
+    if (settings?.cwd) process.chdir(cwd);
+    try { cwd = process.cwd(); } catch {}
+    const report = error || shown.length ? JSON.stringify({ error, shown }) : "";
+    send(number, code, cwd, report, JSON.stringify(process.env));
   };
 
   let line = "", turn = Promise.resolve();
@@ -113,8 +113,8 @@
   go.on("data", (bytes) => {
     line += bytes;
     for (let end; (end = line.indexOf("\n")) >= 0; line = line.slice(end + 1)) {
-      const [number, how, stdin] = line.slice(0, end).split(" ");
-      turn = turn.then(() => run(number, how, stdin));
+      const [number, mode, stdin] = line.slice(0, end).split(" ");
+      turn = turn.then(() => run(number, mode, stdin));
     }
   });
 })();

@@ -1,18 +1,18 @@
-//! What differs between interpreters: their programs, the loop they are in, and how they are told of a run's own settings.
+//! Differences between the interpreters: their programs, their loops, and mode they receive the settings of a run.
 
 use std::fmt::Write as _;
 
 use box_protocol::Env;
 use box_protocol::actions::Language;
 
-/// What is done for one run only.
+/// Settings of one run.
 #[derive(Debug)]
 pub(super) struct Settings<'a> {
     pub(super) cwd: &'a str,
     pub(super) env: &'a Env,
 }
 
-/// The command line of an interpreter in its loop, which finds its private directory as an argument.
+/// The command line of an interpreter in its loop. The last argument is its private directory.
 pub(super) fn argv(language: Language, dir: &str) -> Vec<String> {
     let shell = include_str!("shell.sh");
     let words: &[&str] = match language {
@@ -25,23 +25,24 @@ pub(super) fn argv(language: Language, dir: &str) -> Vec<String> {
     words.map(str::to_owned).collect()
 }
 
-/// Up to here a text goes along with the line that lets it run: a shell reads that byte by byte, which is still less than to
-/// open a file.
+/// Maximum size of a text in the line that starts its run.
+///
+/// A shell reads the line byte by byte, which still costs less than opening a file.
 const LINE_BYTES: usize = 128;
 
-/// Whether a text can go along with the line.
+/// Whether a text can travel in the line.
 pub(super) fn fits_line(language: Language, text: &str) -> bool {
     let ending = match language {
         Language::Bash => '\0',
         Language::Sh => '\n',
         Language::Python | Language::JavaScript => return false,
     };
-    // The spaces at its begin and end would be taken for what parts it from the rest.
-    let parted = text.starts_with(' ') || text.ends_with(' ');
-    text.len() <= LINE_BYTES && !parted && !text.contains(ending)
+    // The shell would strip leading and trailing spaces.
+    let padded = text.starts_with(' ') || text.ends_with(' ');
+    text.len() <= LINE_BYTES && !padded && !text.contains(ending)
 }
 
-/// What lets a run begin.
+/// The line that starts a run.
 pub(super) fn go_line(
     language: Language,
     run: u64,
@@ -49,20 +50,20 @@ pub(super) fn go_line(
     has_input: bool,
     text: Option<&str>,
 ) -> String {
-    let or = |is: bool, yes: &'static str, no: &'static str| if is { yes } else { no };
-    let (text, is_there) = (text.unwrap_or_default(), text.is_some());
+    let choose = |is: bool, yes: &'static str, no: &'static str| if is { yes } else { no };
+    let (text, is_inline) = (text.unwrap_or_default(), text.is_some());
     match language {
         Language::Bash | Language::Sh => {
-            let end = or(language == Language::Bash, "\0", "\n");
-            let how = or(has_settings, "s", "p");
-            let input = or(has_input, "o", "c");
-            let from = or(is_there, "l", "f");
-            format!("{run} {how}{input}{from} {text}{end}")
+            let end = choose(language == Language::Bash, "\0", "\n");
+            let mode = choose(has_settings, "s", "p");
+            let input = choose(has_input, "o", "c");
+            let source = choose(is_inline, "l", "f");
+            format!("{run} {mode}{input}{source} {text}{end}")
         }
         Language::Python | Language::JavaScript => {
-            let how = or(has_settings, "set", "plain");
-            let input = or(has_input, "open", "closed");
-            format!("{run} {how} {input}\n")
+            let mode = choose(has_settings, "set", "plain");
+            let input = choose(has_input, "open", "closed");
+            format!("{run} {mode} {input}\n")
         }
     }
 }
@@ -72,13 +73,13 @@ impl Settings<'_> {
         self.cwd.is_empty() && self.env.is_empty()
     }
 
-    /// What an interpreter reads before the run, and what a shell reads after it.
-    pub(super) fn told(&self, language: Language) -> (String, String) {
+    /// The file that an interpreter reads before the run, and the one that a shell reads after it.
+    pub(super) fn files(&self, language: Language) -> (String, String) {
         match language {
             Language::Bash | Language::Sh => self.as_shell_text(),
             Language::Python | Language::JavaScript => {
-                let told = serde_json::json!({"cwd": self.cwd, "env": self.env});
-                (told.to_string(), String::new())
+                let settings = serde_json::json!({"cwd": self.cwd, "env": self.env});
+                (settings.to_string(), String::new())
             }
         }
     }
@@ -93,7 +94,8 @@ impl Settings<'_> {
             );
             let _ = writeln!(after, "command cd -- \"$__box_cwd\"");
         }
-        // A shell has no other names; what it cannot name it passes on only if it found it at its start.
+        // A shell can only set variables with such names. It passes others on if they were in its environment at its
+        // start.
         let nameable = self.env.iter().filter(|(name, _)| is_name(name));
         for (name, value) in nameable {
             let value = quoted(value);
@@ -117,7 +119,7 @@ fn is_name(name: &str) -> bool {
             .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
 }
 
-/// A word of a shell that is taken as it is.
+/// Quotes a word for a shell.
 fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
@@ -137,6 +139,6 @@ mod tests {
         env.insert("A;reboot", "x").unwrap();
         env.insert("1A", "x").unwrap();
         let settings = Settings { cwd: "", env: &env };
-        assert_eq!(settings.told(Language::Sh), (String::new(), String::new()));
+        assert_eq!(settings.files(Language::Sh), (String::new(), String::new()));
     }
 }

@@ -1,19 +1,20 @@
-//! `shell.*`: interpreters that keep their state between runs. A run is a command like any other, but its process is the
-//! shell's.
+//! `shell.*`: interpreters that keep their state between runs.
+//!
+//! A run is a command whose process is the shell's interpreter.
 //!
 //! # Reading order
-//! 1. This file: the calls. `agent.start` with a shell's id is a run.
-//! 2. `shell`: what is known of a shell, and its runs, one after the other.
-//! 3. `interpreter`: the process behind it, which is in a loop of ours and replaced when it ends.
-//! 4. `shown`: what runs show by media type.
-//! 5. `exchange`: how agent and interpreter speak; `language`: how interpreters differ. Their loops are `shell.sh`,
-//!    `python.py` and `javascript.js`.
+//! 1. This file: the calls. `agent.start` with a shell id is a run.
+//! 2. `shell`: the state of a shell and its queue of runs.
+//! 3. `interpreter`: the process behind it, which runs a loop of the agent and is replaced when it exits.
+//! 4. `display`: values displayed by runs, by media type, and their errors.
+//! 5. `ipc`: the communication of agent and interpreter; `language`: the differences between interpreters. Their loops
+//!    are `shell.sh`, `python.py` and `javascript.js`.
 
-mod exchange;
+mod display;
 mod interpreter;
+mod ipc;
 mod language;
 mod shell;
-mod shown;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -27,22 +28,22 @@ use box_protocol::{BoxError, ShellId};
 use box_rpc::{Call, Handle, Router};
 
 use crate::agent::Agent;
-pub(crate) use interpreter::Turn;
+use display::ReportStore;
+pub(crate) use display::RunReport;
+pub(crate) use interpreter::ActiveRun;
 pub(crate) use shell::Shell;
-pub(crate) use shown::Besides;
-use shown::Shows;
 
-/// Shells of one box at once; each takes a few descriptors of the agent's.
+/// Maximum number of shells in a box. Each one takes a few descriptors of the agent.
 const SHELLS_MAX: usize = 128;
 
 /// The shells of the box.
 #[derive(Debug, Default)]
 pub(crate) struct Shells {
     table: Mutex<HashMap<ShellId, Arc<Shell>>>,
-    shows: Shows,
+    reports: ReportStore,
 }
 
-/// What the agent serves of `shell.*`.
+/// The router of `shell.*`.
 pub(crate) fn router(agent: &Arc<Agent>) -> Router {
     Router::builder(Arc::new(Handlers(Arc::clone(agent))))
         .on::<ShellCreate>()
@@ -58,34 +59,37 @@ impl Shells {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn shows(&self) -> &Shows {
-        &self.shows
+    fn reports(&self) -> &ReportStore {
+        &self.reports
     }
 
     pub(crate) fn find(&self, id: &ShellId) -> Result<Arc<Shell>, BoxError> {
-        let there = self.table().get(id).cloned();
-        there.ok_or_else(|| {
-            BoxError::not_found("no such shell").with_detail(&Detail::about(Subject::Shell))
+        let existing = self.table().get(id).cloned();
+        existing.ok_or_else(|| {
+            BoxError::not_found("shell_id: no such shell")
+                .with_detail(&Detail::about(Subject::Shell))
         })
     }
 
-    /// Takes all of them off the table.
+    /// Removes all shells from the table and returns them.
     pub(crate) fn take_all(&self) -> Vec<Arc<Shell>> {
         self.table().drain().map(|(_, shell)| shell).collect()
     }
 
-    /// Takes it off the table, if it is still that one.
+    /// Removes a shell from the table, unless another one has its id by now.
     fn remove(&self, shell: &Arc<Shell>) -> bool {
         let mut table = self.table();
         let same = table
             .get(&shell.id)
-            .is_some_and(|there| Arc::ptr_eq(there, shell));
+            .is_some_and(|existing| Arc::ptr_eq(existing, shell));
         same && table.remove(&shell.id).is_some()
     }
 }
 
 impl Handle<ShellCreate> for Handlers {
-    /// Nothing is waited for on the way, so whoever asks for the same id comes before or after.
+    /// Creates a shell or returns the existing one.
+    ///
+    /// Nothing is awaited between the lookup and the insertion, so calls for the same id do not interleave.
     async fn handle(
         &self,
         params: ShellCreateParams,
@@ -94,12 +98,12 @@ impl Handle<ShellCreate> for Handlers {
         let agent = &self.0;
         let _turn = agent.turn(&params).await;
         let Some(id) = params.shell_id.clone() else {
-            return Err(BoxError::validation("shell_id: must be given"));
+            return Err(BoxError::validation("shell_id: required"));
         };
         if let Ok(shell) = agent.shells().find(&id) {
-            shell.fits(&params)?;
+            shell.check_same(&params)?;
             if let Some(note) = params.note {
-                shell.note(note);
+                shell.set_note(note);
             }
             return Ok(ShellCreateResult {
                 info: shell.info(),
@@ -109,7 +113,7 @@ impl Handle<ShellCreate> for Handlers {
         if agent.shells().table().len() >= SHELLS_MAX {
             return Err(BoxError::limit(
                 box_protocol::Code::Capacity,
-                "shells of one box at once",
+                "the number of shells in the box",
                 "shells",
                 SHELLS_MAX,
             ));
@@ -124,15 +128,15 @@ impl Handle<ShellCreate> for Handlers {
     }
 }
 
-/// Ends a shell that has been idle for as long as it may.
+/// Ends a shell that has been idle for its limit.
 fn watch_idleness(agent: &Arc<Agent>, shell: &Arc<Shell>) {
-    let Some(patience) = shell.patience() else {
+    let Some(idle_limit) = shell.idle_limit() else {
         return;
     };
     let (agent, shell) = (Arc::clone(agent), Arc::downgrade(shell));
     tokio::spawn(async move {
         while let Some(shell) = shell.upgrade() {
-            let left = patience.saturating_sub(shell.idle());
+            let left = idle_limit.saturating_sub(shell.idle_for());
             if left.is_zero() {
                 if agent.shells().remove(&shell) {
                     shell.end(&agent).await;
@@ -177,12 +181,12 @@ impl Handle<ShellDelete> for Handlers {
             return Ok(ShellDeleteResult { deleted: false });
         };
         let deleted = agent.shells().remove(&shell);
-        // Calls behind this one do not find the shell any more, and need not wait for its end.
+        // Later calls do not find the shell any more and need not wait for its end.
         drop(turn);
-        // Not with this call: nobody else would end it.
+        // In its own task: if this call is dropped, the shell still ends.
         let ending = Arc::clone(agent);
         let ended = tokio::spawn(async move { shell.end(&ending).await }).await;
-        ended.map_err(|_| BoxError::internal("the shell was not ended"))?;
+        ended.map_err(|_| BoxError::internal("shell: the delete task failed"))?;
         Ok(ShellDeleteResult { deleted })
     }
 }

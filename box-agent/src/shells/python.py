@@ -36,19 +36,19 @@ def __box_drive():
             except Exception:
                 pass
 
-    def tell(*fields):
+    def send(*fields):
         rest = b"".join(os.fsencode(field) + b"\0" for field in fields)
         with open(path("done"), "wb", buffering=0) as done:
             while rest:
                 rest = rest[done.write(rest):]
 
-    def told(error):
+    def describe(error):
         trace = error.__traceback__
-        # The first is the driver's own.
+        # The first frame is the driver itself.
         lines = traceback.format_exception(type(error), error, trace and trace.tb_next)
         sys.stderr.write("".join(lines))
-        cut = lambda text, most: text if len(text) <= most else text[:most] + " [cut]"
-        plain = lambda text, most: cut(text, most).encode("utf-8", "replace").decode("utf-8")
+        truncate = lambda text, limit: text if len(text) <= limit else text[:limit] + " [truncated]"
+        plain = lambda text, limit: truncate(text, limit).encode("utf-8", "replace").decode("utf-8")
         return {"name": plain(type(error).__name__, 200), "value": plain(str(error), 16000),
                 "traceback": [plain(line, 2000) for line in lines[-100:]]}
 
@@ -63,7 +63,7 @@ def __box_drive():
             return base64.b64encode(data).decode()
         return data if isinstance(data, str) else json.dumps(data)
 
-    # The names are those that notebooks use, so that what shows itself there does so here.
+    # The method names of notebooks, so that the same objects display here.
     def show(value):
         bundle = {"text/plain": repr(value)}
         for name, kind in kinds.items():
@@ -82,7 +82,7 @@ def __box_drive():
         except Exception:
             pass
         if sum(map(len, bundle.values())) > room[0]:
-            bundle = {"text/plain": bundle["text/plain"][:1000] + " [cut]"}
+            bundle = {"text/plain": bundle["text/plain"][:1000] + " [truncated]"}
         room[0] -= sum(map(len, bundle.values()))
         plain = lambda text: text.encode("utf-8", "replace").decode("utf-8")
         shown.append({kind: plain(data) for kind, data in bundle.items()})
@@ -92,23 +92,23 @@ def __box_drive():
     if os.path.exists(path("state")):
         os.environ.clear()
         os.environ.update(load("state"))
-    stands = os.getcwd()
+    cwd = os.getcwd()
     go = open(path("go"), encoding="utf-8")
     while True:
-        number, how, stdin = go.readline().split()
+        number, mode, stdin = go.readline().split()
         join([path("in"), path("out"), path("err")])
         if stdin == "open":
-            tell(number, "begun", "", "", "")
+            send(number, "begun", "", "", "")
         code, error, before = 0, None, None
         shown.clear()
         room[0] = 250_000
         try:
-            if how == "set":
-                asked = load("before")
-                before = (stands, {name: os.environ.get(name) for name in asked["env"]})
-                os.environ.update(asked["env"])
-                if asked["cwd"]:
-                    os.chdir(asked["cwd"])
+            if mode == "set":
+                settings = load("before")
+                before = (cwd, {name: os.environ.get(name) for name in settings["env"]})
+                os.environ.update(settings["env"])
+                if settings["cwd"]:
+                    os.chdir(settings["cwd"])
             name = "<run %s>" % number
             with open(path("text"), encoding="utf-8") as file:
                 text = file.read()
@@ -127,24 +127,24 @@ def __box_drive():
             raise
         except BaseException as raised:
             busy = False
-            code, error = 1, told(raised)
+            code, error = 1, describe(raised)
         busy = False
         flush()
-        # A child that the text has forked and not ended.
+        # A child forked by the text must not continue the loop.
         if os.getpid() != own:
             os._exit(code)
         join([os.devnull] * 3)
         if before:
             for name, value in before[1].items():
                 os.environ.pop(name, None) if value is None else os.environ.update({name: value})
-            if asked["cwd"]:
+            if settings["cwd"]:
                 os.chdir(before[0])
         try:
-            stands = os.getcwd()
+            cwd = os.getcwd()
         except OSError:
             pass
-        besides = json.dumps({"error": error, "shown": shown}) if error or shown else ""
-        tell(number, str(code), stands, besides, json.dumps(dict(os.environ)))
+        report = json.dumps({"error": error, "shown": shown}) if error or shown else ""
+        send(number, str(code), cwd, report, json.dumps(dict(os.environ)))
 
 
 __box_drive()

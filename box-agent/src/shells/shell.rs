@@ -1,4 +1,4 @@
-//! A shell: what is known of it, and its runs, one after the other.
+//! The state of a shell and its queue of runs.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -13,42 +13,42 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use super::interpreter::{End, Interpreter, Run};
+use super::display::RunReport;
+use super::interpreter::{Interpreter, RunEnd, RunRequest};
 use super::language::Settings;
-use super::shown::Besides;
 use crate::agent::Agent;
 use crate::command::Command;
 use crate::input::InputTarget;
 use crate::supervise::{KILLED, OutputSink, Supervisor};
 
-/// The longest directory that is remembered: nobody could begin in a longer one.
+/// Maximum length of a remembered directory. The kernel accepts no longer path.
 const PATH_BYTES: usize = 4095;
 
 /// A shell, until it is deleted.
 #[derive(Debug)]
 pub(crate) struct Shell {
     pub(super) id: ShellId,
-    asked: ShellCreateParams,
+    params: ShellCreateParams,
     created_at: UnixMs,
     state: Mutex<State>,
-    /// The interpreter, for the run whose turn it is.
-    seat: tokio::sync::Mutex<Option<Interpreter>>,
+    /// The interpreter, locked by the current run.
+    interpreter: tokio::sync::Mutex<Option<Interpreter>>,
     /// The order of the runs.
     turns: Turns<()>,
 }
 
-type Seat<'a> = tokio::sync::MutexGuard<'a, Option<Interpreter>>;
+type InterpreterGuard<'a> = tokio::sync::MutexGuard<'a, Option<Interpreter>>;
 
 #[derive(Debug)]
 struct State {
     cwd: String,
-    /// The exports of the last run that has finished, in words of its interpreter.
+    /// The exports of the last finished run, in the syntax of the interpreter.
     exports: Option<Vec<u8>>,
-    /// There has been an interpreter before the next one.
-    lost: bool,
-    /// Runs that have not ended, the one under way first.
+    /// Whether the state of a previous interpreter was state_lost.
+    state_lost: bool,
+    /// Runs that have not ended, the current one first.
     runs: Vec<Arc<Command>>,
-    under_way: Option<CommandId>,
+    current: Option<CommandId>,
     last: Option<CommandId>,
     last_used_at: UnixMs,
     used: Instant,
@@ -56,15 +56,15 @@ struct State {
 }
 
 impl Shell {
-    /// Makes one with its first interpreter, which shows whether the box has such a thing.
+    /// Creates a shell with its first interpreter, which reports whether the box has that interpreter.
     pub(super) fn start(
         agent: &Agent,
         id: ShellId,
-        asked: ShellCreateParams,
+        params: ShellCreateParams,
     ) -> Result<Self, BoxError> {
-        let cwd = asked.cwd.clone().unwrap_or_else(|| "/".to_owned());
-        let env = agent.env_with(asked.env.clone());
-        let interpreter = Interpreter::start(agent, asked.language, &cwd, env, None)?;
+        let cwd = params.cwd.clone().unwrap_or_else(|| "/".to_owned());
+        let env = agent.env_with(params.env.clone());
+        let interpreter = Interpreter::start(agent, params.language, &cwd, env, None)?;
         let now = UnixMs::now();
         Ok(Self {
             id,
@@ -72,57 +72,57 @@ impl Shell {
             state: Mutex::new(State {
                 cwd,
                 exports: None,
-                lost: false,
+                state_lost: false,
                 runs: Vec::new(),
-                under_way: None,
+                current: None,
                 last: None,
                 last_used_at: now,
                 used: Instant::now(),
-                note: asked.note.clone(),
+                note: params.note.clone(),
             }),
-            seat: tokio::sync::Mutex::new(Some(interpreter)),
+            interpreter: tokio::sync::Mutex::new(Some(interpreter)),
             turns: Turns::default(),
-            asked,
+            params,
         })
     }
 
-    /// What is behind this lock is sound after every assignment.
+    /// Locks the state. A panic cannot leave it inconsistent, so poisoning is ignored.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn note(&self, note: Note) {
+    pub(super) fn set_note(&self, note: Note) {
         self.state().note = Some(note);
     }
 
-    /// Whether it is what somebody else asks for under the same id.
-    pub(super) fn fits(&self, asked: &ShellCreateParams) -> Result<(), BoxError> {
-        let differs = if self.asked.language != asked.language {
+    /// Returns an error if these parameters describe another shell.
+    pub(super) fn check_same(&self, params: &ShellCreateParams) -> Result<(), BoxError> {
+        let differs = if self.params.language != params.language {
             "language"
-        } else if self.asked.persist != asked.persist {
+        } else if self.params.persist != params.persist {
             "persist"
         } else {
             return Ok(());
         };
         Err(BoxError::conflict(format!(
-            "the shell exists with another {differs}"
+            "{differs}: the shell exists with another value; delete it or choose another shell_id"
         )))
     }
 
     pub(super) fn info(&self) -> ShellInfo {
         let state = self.state();
         ShellInfo {
-            session_id: self.asked.session_id.clone(),
+            session_id: self.params.session_id.clone(),
             shell_id: self.id.clone(),
-            language: self.asked.language,
+            language: self.params.language,
             state: if state.runs.is_empty() {
                 ShellState::Idle
             } else {
                 ShellState::Busy
             },
             cwd: state.cwd.clone(),
-            persist: self.asked.persist,
-            current: state.under_way.clone(),
+            persist: self.params.persist,
+            current: state.current.clone(),
             last: state.last.clone(),
             created_at: self.created_at,
             last_used_at: state.last_used_at,
@@ -130,13 +130,13 @@ impl Shell {
         }
     }
 
-    /// How long it may be idle.
-    pub(super) fn patience(&self) -> Option<Duration> {
-        self.asked.idle_ms.map(Duration::from_millis)
+    /// How long the shell may be idle.
+    pub(super) fn idle_limit(&self) -> Option<Duration> {
+        self.params.idle_ms.map(Duration::from_millis)
     }
 
-    /// How long it has been idle; not at all if it runs something.
-    pub(super) fn idle(&self) -> Duration {
+    /// How long the shell has been idle; zero while it has runs.
+    pub(super) fn idle_for(&self) -> Duration {
         let state = self.state();
         if state.runs.is_empty() {
             state.used.elapsed()
@@ -145,7 +145,9 @@ impl Shell {
         }
     }
 
-    /// Lets a command run in its turn. What is given besides is told when it begins, or dropped if it never does.
+    /// Queues a run.
+    ///
+    /// The receiver fires when the run starts, or fails if it never does.
     pub(crate) fn run(
         self: &Arc<Self>,
         agent: &Arc<Agent>,
@@ -154,99 +156,101 @@ impl Shell {
     ) -> (JoinHandle<AgentCommand>, oneshot::Receiver<()>) {
         self.state().runs.push(Arc::clone(command));
         let turn = self.turns.take([()]);
-        let (begins, begun) = oneshot::channel();
+        let (started_sender, started) = oneshot::channel();
         let (shell, agent, command) = (Arc::clone(self), Arc::clone(agent), Arc::clone(command));
         let running = tokio::spawn(async move {
-            let (told, seat) = shell
-                .run_in_turn(&agent, &command, &params, begins, &turn)
+            let (summary, guard) = shell
+                .run_in_turn(&agent, &command, &params, started_sender, &turn)
                 .await;
-            shell.has_run(&command);
-            if let Some(mut seat) = seat {
-                // The answer goes first.
+            shell.record_run(&command);
+            if let Some(mut guard) = guard {
+                // The reply is sent first.
                 tokio::task::yield_now().await;
-                if let Some(interpreter) = &mut *seat {
-                    interpreter.prepare(shell.asked.output);
+                if let Some(interpreter) = &mut *guard {
+                    interpreter.prepare(shell.params.output);
                 }
             }
-            told
+            summary
         });
-        (running, begun)
+        (running, started)
     }
 
-    fn has_run(&self, command: &Arc<Command>) {
+    fn record_run(&self, command: &Arc<Command>) {
         let mut state = self.state();
         state.runs.retain(|run| !Arc::ptr_eq(run, command));
         state.used = Instant::now();
         state.last_used_at = UnixMs::now();
     }
 
-    /// What there is to say of the run, and the seat, if it has come to that.
+    /// Returns the summary of the run, and the interpreter's lock if the run got it.
     async fn run_in_turn(
         &self,
         agent: &Arc<Agent>,
         command: &Arc<Command>,
         params: &AgentStartParams,
-        begins: oneshot::Sender<()>,
+        started_sender: oneshot::Sender<()>,
         turn: &Turn<()>,
-    ) -> (AgentCommand, Option<Seat<'_>>) {
-        let mut seat = tokio::select! {
+    ) -> (AgentCommand, Option<InterpreterGuard<'_>>) {
+        let mut guard = tokio::select! {
             biased;
             () = command.end_requested.notified() => {
                 agent.end_held(command, ExitWhy::Killed);
                 return (command.snapshot(), None);
             }
-            seat = async { turn.comes().await; self.seat.lock().await } => seat,
+            guard = async { turn.comes().await; self.interpreter.lock().await } => guard,
         };
-        self.state().under_way = Some(command.id.clone());
-        let ran = self
-            .run_now(agent, &mut seat, command, params, begins)
+        self.state().current = Some(command.id.clone());
+        let result = self
+            .run_in(agent, &mut guard, command, params, started_sender)
             .await;
-        self.state().under_way = None;
-        let told = ran.unwrap_or_else(|error| {
+        self.state().current = None;
+        let summary = result.unwrap_or_else(|error| {
             agent.abandon(command, error);
             command.snapshot()
         });
-        (told, Some(seat))
+        (summary, Some(guard))
     }
 
-    async fn run_now(
+    async fn run_in(
         &self,
         agent: &Arc<Agent>,
-        seat: &mut Option<Interpreter>,
+        guard: &mut Option<Interpreter>,
         command: &Arc<Command>,
         params: &AgentStartParams,
-        begins: oneshot::Sender<()>,
+        started_sender: oneshot::Sender<()>,
     ) -> Result<AgentCommand, BoxError> {
         let Program::Text { 0: text, .. } = &params.program else {
-            return Err(BoxError::validation("program: a shell runs texts"));
+            return Err(BoxError::validation(
+                "program: a shell runs a text, not an argv",
+            ));
         };
-        let (mut interpreter, replaced) = self.interpreter(agent, seat.take())?;
-        let run = Run {
+        let (mut interpreter, replaced) = self.take_or_start(agent, guard.take())?;
+        let request = RunRequest {
             text,
             settings: Settings {
                 cwd: &params.cwd,
                 env: &params.env,
             },
             stdin: params.stdin,
-            output: self.asked.output,
+            output: self.params.output,
         };
-        let begun = interpreter.begin(self.asked.language, &run);
-        let (turn, streams) = match begun {
-            Ok(begun) => begun,
+        let started = interpreter.begin(self.params.language, &request);
+        let (active, streams) = match started {
+            Ok(started) => started,
             Err(error) => {
                 interpreter.end(agent).await;
-                self.state().lost = true;
+                self.state().state_lost = true;
                 return Err(error);
             }
         };
         let cwd = Some(params.cwd.clone()).filter(|cwd| !cwd.is_empty());
         let cwd = cwd.unwrap_or_else(|| self.state().cwd.clone());
-        command.set_shell_run(Arc::clone(&turn), cwd, replaced);
+        command.set_shell_run(Arc::clone(&active), cwd, replaced);
         if let Some(input) = streams.input {
             command.input.open(InputTarget::Pipe(input));
         }
-        let (ends, reaped) = oneshot::channel();
-        let life = Supervisor {
+        let (exit_sender, reaped) = oneshot::channel();
+        let supervisor = Supervisor {
             agent: Arc::clone(agent),
             command: Arc::clone(command),
             reaped,
@@ -257,93 +261,96 @@ impl Shell {
             unread_limit: None,
             oom_kills_at_start: agent.init().oom_kills(),
         };
-        let life = tokio::spawn(life.run());
-        let _ = begins.send(());
-        let end = interpreter.finish(agent, &turn).await;
-        drop(streams.held);
+        let supervised = tokio::spawn(supervisor.run());
+        let _ = started_sender.send(());
+        let end = interpreter.finish(agent, &active).await;
+        drop(streams.input_reader);
         self.state().last = Some(command.id.clone());
-        let exports = interpreter.exports(matches!(end, End::Gone(_)));
-        if let Some(exports) = exports.filter(|_| self.asked.persist) {
+        let exports = interpreter.exports(matches!(end, RunEnd::Exited(_)));
+        if let Some(exports) = exports.filter(|_| self.params.persist) {
             self.state().exports = Some(exports);
         }
         let ended = match end {
-            End::Done(done) => {
-                let besides = Besides::read(&done.besides);
-                agent.shells().shows().keep(command, besides);
+            RunEnd::Done(done) => {
+                let report = RunReport::decode(&done.report);
+                agent.shells().reports().store(command, report);
                 let ended = Ended {
                     pid: 0,
                     code: Some(done.code),
                     signal: None,
                 };
-                if self.asked.persist {
-                    *seat = Some(interpreter);
+                if self.params.persist {
+                    *guard = Some(interpreter);
                     if done.cwd.len() <= PATH_BYTES {
                         self.state().cwd = done.cwd;
                     }
                 } else {
-                    interpreter.dismiss(agent).await;
+                    interpreter.kill_alone(agent).await;
                 }
                 ended
             }
-            End::Gone(ended) => {
-                self.state().lost = true;
+            RunEnd::Exited(ended) => {
+                self.state().state_lost = true;
                 ended
             }
         };
-        // One that was made to end did not choose how.
-        let _ = ends.send(if command.is_ending() { KILLED } else { ended });
-        life.await
-            .map_err(|_| BoxError::internal("the end of the run was not seen"))
+        // A run that the agent has ended reports the kill and not its exit code.
+        let _ = exit_sender.send(if command.is_ending() { KILLED } else { ended });
+        supervised
+            .await
+            .map_err(|_| BoxError::internal("run: exit status unknown"))
     }
 
-    /// The interpreter there is, or a new one if that has ended; and whether it takes the place of another that had state.
-    fn interpreter(
+    /// Returns the current interpreter, or starts a new one if it has exited.
+    ///
+    /// The flag says whether the state of a previous interpreter was state_lost.
+    fn take_or_start(
         &self,
         agent: &Agent,
-        there: Option<Interpreter>,
+        existing: Option<Interpreter>,
     ) -> Result<(Interpreter, bool), BoxError> {
-        if let Some(mut there) = there {
-            if !there.has_ended() {
-                return Ok((there, false));
+        if let Some(mut existing) = existing {
+            if !existing.has_ended() {
+                return Ok((existing, false));
             }
-            let exports = there.exports(true);
+            let exports = existing.exports(true);
             let mut state = self.state();
-            state.lost = true;
+            state.state_lost = true;
             state.exports = exports.or(state.exports.take());
         }
         let (cwd, exports) = {
             let state = self.state();
             (state.cwd.clone(), state.exports.clone())
         };
-        let language = self.asked.language;
+        let language = self.params.language;
         let start = |cwd: &str| {
-            let env = agent.env_with(self.asked.env.clone());
-            // The exports are the whole environment, but for where to find the program.
+            let env = agent.env_with(self.params.env.clone());
+            // The exports are the whole environment; only the search path is needed to find the program.
             let env = exports
                 .as_ref()
                 .map_or_else(|| env.clone(), |_| only_path(&env));
             Interpreter::start(agent, language, cwd, env, exports.as_deref())
         };
-        // The directory may be gone.
-        let begin = self.asked.cwd.as_deref().unwrap_or("/");
+        // The directory may no longer exist.
+        let first_cwd = self.params.cwd.as_deref().unwrap_or("/");
         let interpreter = start(&cwd)
-            .or_else(|_| start(begin))
+            .or_else(|_| start(first_cwd))
             .or_else(|_| start("/"))?;
-        let replaced = std::mem::take(&mut self.state().lost) && self.asked.persist;
+        let replaced = std::mem::take(&mut self.state().state_lost) && self.params.persist;
         Ok((interpreter, replaced))
     }
 
-    /// Ends its runs, and then itself.
+    /// Ends the runs of the shell and then its interpreter.
     pub(crate) async fn end(&self, agent: &Agent) {
         let runs = self.state().runs.clone();
         for run in &runs {
             run.end(ExitWhy::Killed);
         }
         for run in &runs {
-            // One that never began has ended as well.
+            // A run that failed to start has ended as well.
             let _ = run.wait_end().await;
         }
-        if let Some(interpreter) = self.seat.lock().await.take() {
+        if let Some(interpreter) = self.interpreter.lock().await.take() {
             interpreter.end(agent).await;
         }
     }
@@ -352,7 +359,7 @@ impl Shell {
 fn only_path(env: &Env) -> Env {
     let mut only = Env::new();
     if let Some(path) = env.get("PATH") {
-        // It was checked when it came.
+        // The variable was validated when the agent received it.
         let _ = only.insert("PATH", path.clone());
     }
     only

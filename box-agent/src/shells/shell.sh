@@ -3,7 +3,7 @@ set --
 if [ -e "$__box_dir/state" ]; then . "$__box_dir/state"; fi
 __box_run= __box_how= __box_code= __box_text= __box_opts= __box_busy=
 if [ -n "${BASH_VERSION-}" ]; then
-# What a loop can be left from is left. A function cannot, so it takes the shell along.
+# An interrupt leaves all loops. It cannot leave a function, so there it kills the shell.
 trap '[ -z "$__box_busy" ] || if [ ${#FUNCNAME[@]} -eq 0 ]; then break 9999; else kill -KILL $$; fi' INT
 __box_go='IFS=" " read -r -d "" __box_run __box_how __box_text'
 __box_get='IFS= read -r -d "" __box_text <"$__box_dir/text"'
@@ -13,13 +13,13 @@ __box_go='IFS=" " read -r __box_run __box_how __box_text'
 __box_get='__box_text='\''command . "$__box_dir/text"'\'
 __box_do='command eval " $__box_text"'
 fi
-# The answer does not wait for the exports.
+# The agent gets the end before the exports and does not wait for them.
 __box_end='{ __box_code=$? __box_busy= __box_opts=$-; set +euvx
 case $__box_how in s*) . "$__box_dir/after" >/dev/null;; esac
 printf "%s\0" "$__box_run" "$__box_code" "$PWD" "" ""; } >|"$__box_dir/done" 2>/dev/null
 exec </dev/null >/dev/null 2>&1
 { printf "%s\0" "$__box_run" exports "" ""; export -p; printf "\0"; } >|"$__box_dir/done"'
-# After the loop, because a text can leave it.
+# The end is repeated after the loop, because a text can leave the loop.
 __box_loop='while :; do
 until '"$__box_go"' <"$__box_dir/go"; do [ -p "$__box_dir/go" ] || exit 1; done
 exec >|"$__box_dir/out" 2>|"$__box_dir/err"

@@ -178,7 +178,7 @@ async fn python_shows_its_last_value_and_what_it_is_told_to() {
         // Too much is cut, and never a reason to lose the shell.
         let ran = run(machine, "s", "'x' * 3_000_000").await;
         let cut = plain(&ran);
-        assert!(cut[0].len() < 2000 && cut[0].ends_with("[cut]"), "{}", cut[0].len());
+        assert!(cut[0].len() < 2000 && cut[0].ends_with("[truncated]"), "{}", cut[0].len());
         let ran = run(machine, "s", "[display('y' * 200_000) for _ in range(50)] and None").await;
         assert_eq!(plain(&ran).len(), 50);
         assert_eq!(run(machine, "s", "x").await.shown[0]["text/plain"], "41");
@@ -209,7 +209,7 @@ async fn javascript_shows_its_last_value_and_what_it_is_told_to() {
         .await;
         let shown = plain(&ran);
         assert!(
-            shown.len() == 100 && shown[99].ends_with("[cut]"),
+            shown.len() == 100 && shown[99].ends_with("[truncated]"),
             "{}",
             shown[99]
         );
