@@ -17,7 +17,7 @@ use crate::complete;
     max_term_width = 100)]
 pub(crate) struct Arguments {
     /// Print JSON instead of text, for errors too
-    #[arg(long, global = true, help_heading = "For every command")]
+    #[arg(long, global = true, help_heading = "Global options")]
     pub(crate) json: bool,
     /// Use this server: unix:PATH, tcp://HOST:PORT, tls://HOST:PORT or ws://HOST:PORT/rpc/ws
     #[arg(
@@ -26,11 +26,11 @@ pub(crate) struct Arguments {
         env = "BOXD_ENDPOINT",
         hide_env_values = true,
         value_name = "ENDPOINT",
-        help_heading = "For every command"
+        help_heading = "Global options"
     )]
     pub(crate) endpoint: Option<String>,
     /// Read the server's token from this file instead of `BOXD_TOKEN`
-    #[arg(long, global = true, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = "For every command")]
+    #[arg(long, global = true, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = "Global options")]
     pub(crate) token: Option<PathBuf>,
     #[command(subcommand)]
     pub(crate) command: Command,

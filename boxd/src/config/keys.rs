@@ -123,7 +123,7 @@ pub(crate) const KEYS: &[Key] = &[
     key(
         "runtime.session_ttl_sec",
         "300",
-        "Idle seconds after which the runtime deletes a box without a lifetime of its own.",
+        "Idle seconds after which the runtime deletes a box that sets no lifetime.",
     ),
     key(
         "runtime.command_retention_sec",
