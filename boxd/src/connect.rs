@@ -134,7 +134,7 @@ fn token(file: Option<&Path>) -> Result<Option<String>> {
         None => match std::env::var("BOXD_TOKEN") {
             Ok(text) => text,
             Err(std::env::VarError::NotPresent) => return Ok(None),
-            Err(_) => bail!("BOXD_TOKEN: not UTF-8"),
+            Err(_) => bail!("BOXD_TOKEN is not UTF-8"),
         },
     };
     let token = text.trim();

@@ -39,7 +39,7 @@ pub(crate) fn variable(text: &str) -> Result<(String, String)> {
             let value = std::env::var_os(text)
                 .with_context(|| format!("{text}: not set in this environment"))?;
             let value = value.into_string();
-            let value = value.map_err(|_| anyhow!("{text}: value is not UTF-8"))?;
+            let value = value.map_err(|_| anyhow!("{text} is not UTF-8"))?;
             Ok((text.to_owned(), value))
         }
     }

@@ -149,7 +149,7 @@ pub(crate) fn variables() -> Result<Vec<(String, String)>> {
     all.filter(|(name, _)| name.starts_with("BOXD_"))
         .map(|(name, value)| match value.into_string() {
             Ok(value) => Ok((name, value)),
-            Err(_) => Err(anyhow!("{name}: not UTF-8")),
+            Err(_) => Err(anyhow!("{name} is not UTF-8")),
         })
         .collect()
 }

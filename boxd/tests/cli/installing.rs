@@ -90,7 +90,7 @@ fn tools_of_a_home_directory_are_there_for_reading_on_request() {
     let refused = with(&["--with-toolchains"]);
     assert_eq!(refused.status.code(), Some(125), "{refused:?}");
     assert!(
-        err(&refused).contains("~/.rustup leads out of the home"),
+        err(&refused).contains("~/.rustup points outside the home"),
         "{refused:?}"
     );
 }
