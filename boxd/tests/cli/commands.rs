@@ -166,7 +166,7 @@ fn why_a_command_ended_is_said_with_what_can_be_done() {
     let late = server.run(&["wait", "b/c"]);
     assert_eq!(
         (err(&late).as_str(), late.status.code()),
-        ("boxd: the command ran out of time\n", Some(124))
+        ("boxd: command timed out\n", Some(124))
     );
 }
 

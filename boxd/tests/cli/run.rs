@@ -40,7 +40,7 @@ fn words_run_as_they_are_and_input_reaches_them() {
 fn ends_that_are_no_codes_have_codes_of_their_own() {
     let late = run(&["--timeout", "300ms", "sleep 100"]);
     assert_eq!(late.status.code(), Some(124));
-    let said = "boxd: the command ran out of time; --timeout gives it more\n";
+    let said = "boxd: command timed out; raise --timeout\n";
     assert_eq!(err(&late), said);
     assert_eq!(run(&["kill -9 $$"]).status.code(), Some(137));
     assert_eq!(run(&["--", "/no/such/program"]).status.code(), Some(127));
