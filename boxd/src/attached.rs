@@ -1,5 +1,6 @@
-//! A command on this process's own streams: what it says goes out, what is typed goes in, Ctrl-C reaches it, and its end is
-//! ours.
+//! Runs a command attached to the streams of this process.
+//!
+//! Forwards output, input and signals, and exits with the exit code of the command.
 
 use std::io;
 use std::process::ExitCode;
@@ -20,20 +21,21 @@ use crate::said::{self, Piece};
 use crate::signals::{self, Signals};
 use crate::terminal::{self, Raw};
 
-/// What is read of standard input at a time.
+/// The size of one read from stdin.
 const INPUT_BYTES: usize = 32 * 1024;
 
-/// How long an end of input lasts on a terminal before it is told again: a shell that was just taking the terminal over has
-/// not seen it.
+/// The interval at which the end of input is sent again on a terminal.
+///
+/// A shell that was taking over the terminal misses the first one.
 const INPUT_ENDS_AGAIN: Duration = Duration::from_secs(1);
 
-/// How long a command goes on that has lost its server and with it this process.
+/// How long a command without a reader keeps running after a lost connection.
 const ALONE: Duration = Duration::from_mins(1);
 
-/// How often input is tried again while there is no server.
+/// The interval at which input is sent again while the server is unreachable.
 const INPUT_AGAIN: Duration = Duration::from_millis(200);
 
-/// Starts a command and stays with it to its end.
+/// Starts a command and follows it to its end.
 pub(crate) async fn run(command: CommandBuilder, manner: &Manner, json: bool) -> Result<Exit> {
     let tty = manner.tty;
     let mut command = command.tied().idle_limit(ALONE).keep(0);
@@ -56,7 +58,7 @@ pub(crate) async fn run(command: CommandBuilder, manner: &Manner, json: bool) ->
     ended?.unwrap_or_else(|signal| signals::leave(signal))
 }
 
-/// Runs a text in a shell, which has no terminal, and stays with it to its end.
+/// Runs a text in a shell without a terminal and follows it to its end.
 pub(crate) async fn run_in_shell(
     mut run: ShellRunBuilder,
     manner: &Manner,
@@ -72,7 +74,7 @@ pub(crate) async fn run_in_shell(
     ended?.unwrap_or_else(|signal| signals::leave(signal))
 }
 
-/// Stays with what starts until it ends, or until a signal cannot be passed on to it.
+/// Follows a command until it ends, or until a signal cannot be forwarded to it.
 async fn stay(
     starting: impl Future<Output = Result<CommandHandle, ClientError>>,
     manner: &Manner,
@@ -91,7 +93,7 @@ async fn stay(
     })
 }
 
-/// Passes everything on in both directions until the command ends.
+/// Forwards input and output until the command ends.
 async fn follow(mut command: CommandHandle, tty: bool, input: bool, json: bool) -> Result<Exit> {
     let input = input.then(|| tokio::spawn(pass_input(command.control(), tty)));
     let losses = tokio::spawn(tell_of_losses(command.control().lost(), tty, json));
@@ -101,7 +103,7 @@ async fn follow(mut command: CommandHandle, tty: bool, input: bool, json: bool) 
         input.abort();
     }
     if let Err(error) = printed {
-        // Nobody reads any more, so nobody is left to run it for.
+        // The reader of our output is gone, so the command is no longer needed.
         let _ = command.kill().await;
         return Err(error);
     }
@@ -110,7 +112,7 @@ async fn follow(mut command: CommandHandle, tty: bool, input: bool, json: bool) 
     Ok(exit)
 }
 
-/// Prints what a command says until it ends.
+/// Prints the output of a command until it ends.
 pub(crate) async fn print(
     mut chunks: impl Stream<Item = Result<Chunk, ClientError>> + Unpin,
     json: bool,
@@ -121,7 +123,7 @@ pub(crate) async fn print(
     Ok(())
 }
 
-/// Prints a piece of what a command says.
+/// Prints one chunk of output.
 pub(crate) fn print_chunk(chunk: Chunk, json: bool) -> Result<()> {
     match chunk {
         Chunk::Output {
@@ -148,7 +150,7 @@ pub(crate) fn print_chunk(chunk: Chunk, json: bool) -> Result<()> {
     Ok(())
 }
 
-/// Says that the server is gone, and that it is back.
+/// Reports a lost connection and the reconnect.
 async fn tell_of_losses(mut lost: watch::Receiver<bool>, tty: bool, json: bool) {
     while lost.changed().await.is_ok() {
         let text = if *lost.borrow_and_update() {
@@ -167,7 +169,9 @@ async fn tell_of_losses(mut lost: watch::Receiver<bool>, tty: bool, json: bool) 
     }
 }
 
-/// Reads standard input by a thread of its own: a file or a terminal may wait for ever, and then so does only that.
+/// Forwards stdin to the command.
+///
+/// A separate thread reads stdin, because a read of a file or a terminal may block forever.
 async fn pass_input(command: CommandControl, tty: bool) {
     let (sender, mut pieces) = tokio::sync::mpsc::channel::<Vec<u8>>(1);
     std::thread::spawn(move || {
@@ -186,11 +190,11 @@ async fn pass_input(command: CommandControl, tty: bool) {
         loop {
             match command.send_input(piece.clone()).await {
                 Ok(()) => break,
-                // The server is gone; whether it comes back is for the reader to say.
+                // The server is unreachable. The reader decides when to give up.
                 Err(ClientError::Failed(CallError::NotSent(_))) => {
                     tokio::time::sleep(INPUT_AGAIN).await;
                 }
-                // On a terminal a key is pressed again. In a pipe nothing may be missing, nor come twice.
+                // On a terminal the user presses the key again. In a pipe no byte may be lost or sent twice.
                 Err(ClientError::Failed(CallError::Lost(_))) if tty => break,
                 Err(ClientError::Failed(CallError::Lost(_))) => {
                     output::complain(
@@ -201,7 +205,7 @@ async fn pass_input(command: CommandControl, tty: bool) {
                     }
                     return;
                 }
-                // A command that has closed its input, or has ended, wants no more.
+                // The command has closed its input or has ended.
                 Err(_) => return,
             }
         }
@@ -211,10 +215,10 @@ async fn pass_input(command: CommandControl, tty: bool) {
     }
 }
 
-/// How a box that is there gets more memory.
+/// The hint for an existing box that ran out of memory.
 pub(crate) const MADE_WITH_MORE: &str = "; to get more, create a box with a higher --memory-mb";
 
-/// How a command of this box gets more memory.
+/// The hint for a box that ran out of memory.
 pub(crate) fn more_memory(there: &BoxHandle) -> &'static str {
     if there.existed() {
         MADE_WITH_MORE
@@ -223,7 +227,7 @@ pub(crate) fn more_memory(there: &BoxHandle) -> &'static str {
     }
 }
 
-/// Says why a command ended that did not end by itself, and how it gets more time or memory.
+/// Prints why a command was ended, with a hint for more time or memory.
 pub(crate) fn explain(exit: &Exit, more_time: &str, more_memory: &str) {
     let (why, more) = match exit.why {
         ExitWhy::Timeout => ("command timed out", more_time),
@@ -239,7 +243,7 @@ pub(crate) fn explain(exit: &Exit, more_time: &str, more_memory: &str) {
     output::complain(&format!("boxd: {why}{more}"));
 }
 
-/// The exit of a program that ran a command: its code, 128 and the signal's number, 124 for a timeout.
+/// The exit code for a command: its own, 128 plus the signal number, or 124 for a timeout.
 pub(crate) fn code_of(exit: &Exit) -> ExitCode {
     let code = match (exit.why, exit.code, exit.signal) {
         (ExitWhy::Timeout | ExitWhy::Idle, ..) => 124,

@@ -1,4 +1,4 @@
-//! Commands that are there: `logs`, `kill`, `wait`.
+//! Existing commands: `logs`, `kill`, `wait`.
 
 use std::process::ExitCode;
 
@@ -42,7 +42,7 @@ pub(crate) async fn logs(arguments: &Arguments, asked: &LogsArguments) -> Result
         from = read.read.next;
     }
     if asked.follow {
-        // From an offset it can be read across lost connections.
+        // A read from an offset survives lost connections.
         let rest = there.follow(command_id, from, view(arguments.json))?;
         print(rest, arguments.json).await?;
     }
@@ -53,7 +53,7 @@ fn view(json: bool) -> View {
     if json { View::Text } else { View::Bytes }
 }
 
-/// What a command has said so far.
+/// The output of a command so far.
 struct Past<'a> {
     client: &'a BoxClient,
     there: &'a BoxHandle,
@@ -88,7 +88,7 @@ impl Past<'_> {
         Ok(chunks.finish().await?)
     }
 
-    /// Where the last lines begin: looked for in ever more of the end, and then in everything.
+    /// The offsets of the last lines; searches growing parts of the end, then all output.
     async fn last_lines(&self, lines: usize) -> Result<Offsets> {
         for window in [Some(64 << 10), Some(4 << 20), None] {
             let mut tail = Tail::new(lines);
@@ -98,7 +98,7 @@ impl Past<'_> {
                 Ok(())
             };
             let read = self.read(from, take).await?;
-            // As text, what is no UTF-8 takes three times the room.
+            // Bytes that are not UTF-8 take three times the space as text.
             let size = read.info.size.sum().saturating_mul(3);
             let all_seen = window.is_none_or(|window| size <= window);
             if let Some(start) = tail.start(all_seen) {

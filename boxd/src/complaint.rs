@@ -1,4 +1,4 @@
-//! How a failure is told: what happened, and what to do next.
+//! Errors of boxd: the message, and a hint for the next step.
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -15,13 +15,13 @@ use crate::args::{Arguments, Command};
 use crate::connect::NoServer;
 use crate::{FAILED, OVER_QUOTA, output, values};
 
-/// Tells it on standard error.
+/// Prints an error to stderr.
 pub(crate) fn tell(arguments: &Arguments, error: &Error) {
     let next = next(&arguments.command, target(&arguments.command), error);
     say(arguments.json, None, error, next);
 }
 
-/// Tells what failed about one of several, which go on without it.
+/// Prints the error of one of several targets.
 pub(crate) fn tell_about(arguments: &Arguments, about: &str, error: &Error) {
     let next = next(&arguments.command, named(about), error);
     say(arguments.json, Some(about), error, next);
@@ -40,7 +40,7 @@ fn say(json: bool, about: Option<&str>, error: &Error, next: Option<String>) {
     if let Some(about) = about {
         let _ = write!(text, "{}: ", output::visible(about));
     }
-    // What a server says is one line; a file of configuration that cannot be read is shown with its lines.
+    // A message of a server is one line; an error of the configuration file may quote its lines.
     if code(error).is_some() {
         text.push_str(&output::visible(&message));
     } else {
@@ -53,8 +53,9 @@ fn say(json: bool, about: Option<&str>, error: &Error, next: Option<String>) {
     output::complain(&text);
 }
 
-/// The exit code of a failure, as shells have them: a program that is not there, one that cannot be run, a full workspace,
-/// and everything else that `boxd` failed at.
+/// The exit code for a failure.
+///
+/// As in shells, 127 is a missing program and 126 one that cannot run.
 pub(crate) fn exit_code(error: &Error) -> u8 {
     let refused = error.chain().find_map(|cause| match cause.downcast_ref() {
         Some(ClientError::Refused(refused)) => refused.detail::<Detail>(),
@@ -72,13 +73,13 @@ pub(crate) fn exit_code(error: &Error) -> u8 {
     }
 }
 
-/// Whether what failed is that nobody reads our standard output any more.
+/// Whether the error is a closed stdout.
 pub(crate) fn is_unheard(error: &Error) -> bool {
     let io = error.chain().find_map(|cause| cause.downcast_ref());
     io.is_some_and(|error: &io::Error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
-/// The contract's word for it, if the server or the way to it failed.
+/// The error code, if the server or the connection to it failed.
 fn code(error: &Error) -> Option<Code> {
     error.chain().find_map(|cause| {
         let client = cause.downcast_ref::<ClientError>().map(ClientError::code);
@@ -88,7 +89,7 @@ fn code(error: &Error) -> Option<Code> {
     })
 }
 
-/// What to do next, where the message does not say so itself.
+/// The hint for the next step, if the message has none.
 fn next(command: &Command, target: Target<'_>, error: &Error) -> Option<String> {
     let code = code(error)?;
     if error.is::<NoServer>() {
@@ -107,7 +108,7 @@ fn next(command: &Command, target: Target<'_>, error: &Error) -> Option<String> 
         (Code::Conflict, Some("command_id"), (Some(session), _)) => Some(format!(
             "read the existing command with `boxd logs {session}/COMMAND`"
         )),
-        // A file, a user or a program: the box is there.
+        // The error is about a file, a user or a program, so the box exists.
         _ if detail.errno.is_some() || detail.field.is_some() && code != Code::Conflict => None,
         (Code::NotFound, _, (Some(session), Some(_))) => Some(format!(
             "list its commands with `boxd ps {session}`, or all boxes with `boxd ps`"
@@ -129,17 +130,17 @@ fn next(command: &Command, target: Target<'_>, error: &Error) -> Option<String> 
     }
 }
 
-/// Whether what was refused needs a box that runs.
+/// Whether the call was refused because the box is not running.
 fn stands_still(error: &ClientError) -> bool {
     error
         .refusal()
         .is_some_and(|refusal| refusal.message().ends_with("is not running"))
 }
 
-/// A box that was named, and a command of it.
+/// The name of a box and of a command.
 type Target<'a> = (Option<&'a str>, Option<&'a str>);
 
-/// The box that was named, and whether a command of it was.
+/// The box and the command of the arguments.
 fn target(command: &Command) -> Target<'_> {
     match command {
         Command::Run(asked) => (asked.name.as_deref(), None),
@@ -159,14 +160,14 @@ fn named(text: &str) -> Target<'_> {
     (Some(session), command)
 }
 
-/// Whether JSON is asked for, in arguments that cannot be read. What a program is given is not ours.
+/// Whether invalid arguments contain `--json`, before the arguments of a program.
 fn wants_json(arguments: impl Iterator<Item = OsString>) -> bool {
     arguments
         .take_while(|word| word != "--")
         .any(|word| word == "--json")
 }
 
-/// What does here what a command of other programs does.
+/// The equivalent of a command of other tools.
 fn our_word_for(word: &str) -> Option<&'static str> {
     Some(match word {
         "create" | "new" | "up" => {
@@ -189,7 +190,7 @@ fn our_word_for(word: &str) -> Option<&'static str> {
     })
 }
 
-/// Ends with what is wrong with the arguments. Words that were meant to be one text are told how to be one.
+/// Prints an argument error with a tip and exits.
 pub(crate) fn usage(error: &clap::Error) -> ! {
     if error.use_stderr() && wants_json(std::env::args_os()) {
         let text = error.render().to_string();
@@ -207,7 +208,7 @@ pub(crate) fn usage(error: &clap::Error) -> ! {
         ));
         std::process::exit(2);
     }
-    // A word that is no option of ours is likely one of the program's, unless it is spelled much like one.
+    // An unknown option likely belongs to the program, unless clap suggests a similar one.
     let spelled = error.get(ContextKind::SuggestedArg).is_some();
     let usage = error.get(ContextKind::Usage).map(ToString::to_string);
     let runs = usage.is_some_and(|usage| usage.contains("[-- <ARGV>...]"));

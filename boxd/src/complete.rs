@@ -1,4 +1,4 @@
-//! Completion in a shell: the program itself says what may follow, so that names of boxes and commands are known.
+//! Shell completion, including the names of boxes and commands.
 
 use std::ffi::OsStr;
 use std::time::Duration;
@@ -14,20 +14,22 @@ use clap_complete::env::{CompleteEnv, Shells};
 use crate::args::Arguments;
 use crate::{boxes, connect, values};
 
-/// How a shell asks this program to complete. Not a variable of the configuration, whose names begin with `BOXD_`.
+/// The environment variable of a completion request.
+///
+/// It does not begin with `BOXD_`, because those variables are configuration keys.
 const ASKED: &str = "_BOXD_COMPLETE";
 
-/// How long a server may take to say what there is.
+/// How long a server may take to list names.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Answers a shell that asks what may follow, and ends.
+/// Answers a completion request and exits; returns if there is none.
 pub(crate) fn answer_if_asked() {
     CompleteEnv::with_factory(Arguments::command)
         .var(ASKED)
         .complete();
 }
 
-/// What a shell reads to ask this program.
+/// The completion script of a shell.
 pub(crate) fn script(shell: clap_complete::Shell) -> Result<String> {
     let mut text = Vec::new();
     if let Some(completer) = Shells::builtins().completer(&shell.to_string()) {
@@ -54,7 +56,7 @@ pub(crate) fn targets() -> ArgValueCompleter {
     })
 }
 
-/// Completes a path here, or the name of a box with a colon.
+/// Completes a local path, or the name of a box with a colon.
 pub(crate) fn places() -> ArgValueCompleter {
     ArgValueCompleter::new(|current: &OsStr| {
         let mut found = PathCompleter::any().complete(current);
@@ -88,7 +90,7 @@ fn command_names(session: &str) -> Vec<String> {
     })
 }
 
-/// Asks the usual server. Where there is none, or it takes too long, there is nothing to complete.
+/// Asks the default server for names; returns none if it does not answer in time.
 fn ask(names: impl AsyncFnOnce(BoxClient) -> Result<Vec<String>>) -> Vec<String> {
     let found = || {
         let arguments = Arguments::try_parse_from(["boxd", "ps"])?;

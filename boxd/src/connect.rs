@@ -1,4 +1,4 @@
-//! The way to a server: the one that was named, or the usual one if it is there.
+//! Connects to a server: the given endpoint, or the default socket.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -9,10 +9,10 @@ use box_client::{BoxClient, ClientError, ClientOptions, Code, Endpoint, Unconnec
 use crate::args::{Arguments, Command};
 use crate::config;
 
-/// The socket's name in a state directory.
+/// The name of the socket in a state directory.
 pub(crate) const SOCKET: &str = "boxd.sock";
 
-/// Where a server keeps its boxes unless a file or a flag says otherwise.
+/// The default state directory.
 pub(crate) fn usual_state_dir() -> Result<PathBuf> {
     if let Some(said) = std::env::var_os("BOXD_SERVER_STATE_DIR") {
         return Ok(said.into());
@@ -29,7 +29,9 @@ pub(crate) fn usual_state_dir() -> Result<PathBuf> {
     Ok(Path::new(&home).join(".local/state/boxd"))
 }
 
-/// Where a server listens that was started with the same configuration. One that cannot be read is that server's trouble.
+/// The endpoint of a server with the same configuration.
+///
+/// Ignores a configuration that cannot be read, because only the server needs it.
 fn usual_endpoint(command: &Command) -> Result<String> {
     let file = match command {
         Command::Run(asked) => asked.options.config.config.clone(),
@@ -49,7 +51,7 @@ fn usual_endpoint(command: &Command) -> Result<String> {
     Ok(format!("unix:{}", state.join(SOCKET).display()))
 }
 
-/// Connects to the server that was named, or to the usual one.
+/// Connects to the given server, or to the default one.
 pub(crate) async fn server(arguments: &Arguments) -> Result<BoxClient> {
     let (endpoint, named) = if let Some(endpoint) = &arguments.endpoint {
         (endpoint.clone(), true)
@@ -72,7 +74,7 @@ pub(crate) async fn server(arguments: &Arguments) -> Result<BoxClient> {
     connected.map_err(|error| NoServer::new(&endpoint, &parsed, named, &error).into())
 }
 
-/// Nobody answered as a server does.
+/// A failure to connect to a server.
 #[derive(Debug)]
 pub(crate) struct NoServer {
     message: String,
@@ -124,7 +126,9 @@ impl fmt::Display for NoServer {
 
 impl std::error::Error for NoServer {}
 
-/// The token, from a file or the environment: arguments can be seen by everybody on the machine.
+/// The token, from a file or the environment.
+///
+/// It is never an argument, because every user of the machine can see arguments.
 fn token(file: Option<&Path>) -> Result<Option<String>> {
     let text = match file {
         Some(path) => std::fs::read_to_string(path).with_context(|| {

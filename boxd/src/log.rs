@@ -1,4 +1,6 @@
-//! What is told to standard error while serving. A log that cannot be written costs lines of the log, and nothing else.
+//! The log on stderr.
+//!
+//! If stderr cannot be written, lines are lost and counted; the server is not blocked.
 
 use std::io::{self, IsTerminal as _, Write};
 use std::os::fd::AsFd;
@@ -13,18 +15,18 @@ use tracing_subscriber::fmt::MakeWriter;
 use crate::config::{LogFormat, LogSection};
 use crate::output;
 
-/// What fits into a pipe that says it has room.
+/// The size that a writable pipe accepts at once.
 const PIECE: usize = 4096;
 
-/// How long a line waits for a reader that takes none. The lines after it do not wait, until the reader takes one.
+/// How long a line waits for a blocked reader. Later lines do not wait until the reader accepts one.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// What is told.
+/// The filter of levels and targets.
 pub(crate) fn filter(section: &LogSection) -> Result<EnvFilter> {
     EnvFilter::try_new(&section.level).with_context(|| format!("log.level {:?}", section.level))
 }
 
-/// Begins to log, for the rest of this process.
+/// Installs the log for the rest of the process.
 pub(crate) fn start(section: &LogSection) -> Result<()> {
     let filter = filter(section)?;
     let json = section.format == LogFormat::Json;
@@ -32,7 +34,7 @@ pub(crate) fn start(section: &LogSection) -> Result<()> {
     let coloured = !json && !plain && io::stderr().is_terminal();
     let lines = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        // It would tell standard error, which is what cannot be written.
+        // Internal errors would go to stderr, which failed.
         .log_internal_errors(false)
         .with_writer(Log {
             to: Mutex::new(To::new(io::stderr())),
@@ -47,7 +49,7 @@ pub(crate) fn start(section: &LogSection) -> Result<()> {
     Ok(())
 }
 
-/// The log, as `tracing` writes it.
+/// The writer that `tracing` uses.
 struct Log<T> {
     to: Mutex<To<T>>,
     json: bool,
@@ -63,14 +65,14 @@ impl<'a, T: Write + AsFd + 'a> MakeWriter<'a> for Log<T> {
 }
 
 impl<T: Write + AsFd> Write for &Log<T> {
-    /// Takes a line. It is written or counted as missing: the caller is a task of the server, which has nothing to do with it.
+    /// Writes a line, or counts it as lost. It never fails, because the caller cannot handle the error.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let text = String::from_utf8_lossy(line);
         let text = text.strip_suffix('\n').unwrap_or(&text);
         let safe = if self.json {
             output::visible_json(text)
         } else if self.coloured {
-            // The colours are `tracing`'s own, which writes no such character of a value.
+            // Escape characters are colours of `tracing`, which escapes them in values.
             text.split('\x1b')
                 .map(output::visible)
                 .collect::<Vec<_>>()
@@ -89,7 +91,7 @@ impl<T: Write + AsFd> Write for &Log<T> {
     }
 }
 
-/// Where the log goes.
+/// The destination of the log.
 struct To<T> {
     to: T,
     missing: u64,
@@ -123,7 +125,7 @@ impl<T: Write + AsFd> To<T> {
         }
     }
 
-    /// Whether a line was written, as soon as there is room for it.
+    /// Writes a line when the destination has room; returns whether it was written in time.
     fn write(&mut self, text: &str, patience: Duration) -> bool {
         let line = format!("{text}\n");
         line.as_bytes()
@@ -137,7 +139,7 @@ impl<T: Write + AsFd> To<T> {
         };
         let mut waited = [PollFd::new(&self.to, PollFlags::OUT)];
         let polled = rustix::io::retry_on_intr(|| poll(&mut waited, Some(&patience)));
-        // A regular file always has room, until writing says otherwise.
+        // A regular file always polls as writable.
         matches!(polled, Ok(1..))
     }
 }
@@ -161,7 +163,7 @@ mod tests {
         let mut to = To::new(write);
         to.line("first", false);
         let fill = "x".repeat(PIECE);
-        // One of these finds no room and waits; the rest do not.
+        // One of these lines waits for room; the others do not.
         for _ in 0..64 {
             to.line(&fill, false);
         }

@@ -1,14 +1,14 @@
-//! Box's one program: command line, server, fork server and the first process of every box.
+//! The `boxd` binary: command line, server, fork server and the first process of every box.
 //!
 //! # Reading order
-//! 1. `args`: what can be said; `values`: how people write it. `config`: what an operator says.
-//! 2. `local`: a runtime with its policy in front. `connect`: the way to one that serves.
-//! 3. `making`: from options to a box; `toolchains`: what it may have of a home directory. `run`: `run` and `exec`; `attached`: a
-//!    command on these streams; `refused`: connections that were; `signals`, `terminal`. `boxes`, `commands`, `tail`, `shell`, `cp`,
-//!    `port` and `stats`: what is done to boxes that a server keeps.
-//! 4. `serve`: for others; `stdio`: for the program that started this one; `langbot`: what is special where that is LangBot.
-//! 5. `doctor` and `primitives`: what this machine can do for boxes.
-//! 6. `output`, `said`, `complaint`: what is printed, for people and for programs. `log`, `manual`, `complete`, `version`.
+//! 1. `args`: the command line; `values`: parsers of its values. `config`: the configuration.
+//! 2. `local`: a runtime and its policy in this process. `connect`: the connection to a server.
+//! 3. `making`: from options to a box; `toolchains`: mounts from a home directory. `run`: `run` and `exec`; `attached`: a
+//!    command on the streams of this process; `refused`: refused connections; `signals`, `terminal`. `boxes`, `commands`,
+//!    `tail`, `shell`, `cp`, `port` and `stats`: commands for boxes of a server.
+//! 4. `serve`: the server; `stdio`: the server of a parent process; `langbot`: settings for LangBot.
+//! 5. `doctor` and `primitives`: the check of this machine.
+//! 6. `output`, `said`, `complaint`: text and JSON output, and errors. `log`, `manual`, `complete`, `version`.
 
 mod args;
 mod attached;
@@ -50,13 +50,13 @@ use clap::Parser as _;
 use crate::args::{Arguments, Command, ConfigArguments, ConfigCommand};
 use crate::boxes::Turn;
 
-/// What the program itself failed at; every other code may be a command's.
+/// The exit code for a failure of boxd; every other code may be that of a command.
 pub(crate) const FAILED: u8 = 125;
 
-/// The workspace of a box holds more than its quota.
+/// The exit code for a workspace over its quota.
 pub(crate) const OVER_QUOTA: u8 = 122;
 
-/// What a shell shows of a program that wrote to a pipe nobody reads: 128 and SIGPIPE.
+/// The exit code for a closed stdout: 128 plus SIGPIPE.
 const UNHEARD: u8 = 141;
 
 fn main() -> ExitCode {
@@ -74,8 +74,10 @@ fn main() -> ExitCode {
     }
 }
 
-/// As many as there may be: for many connections, and because descriptors on their way between programs of a user are refused to
-/// whoever may have fewer open than those are, boxes of that user included.
+/// Raises the limit of open descriptors to its maximum.
+///
+/// A server needs one per connection. The kernel also refuses to pass a descriptor if the user has more in flight, boxes
+/// included, than the sender may have open.
 fn raise_descriptors() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let before = getrlimit(Resource::Nofile);
@@ -83,7 +85,7 @@ fn raise_descriptors() {
         current: before.maximum,
         ..before
     };
-    // With less it works as well, for fewer.
+    // With a lower limit boxd works too, for fewer connections.
     let _ = setrlimit(Resource::Nofile, all);
 }
 
@@ -123,13 +125,13 @@ fn dispatch(arguments: &Arguments) -> Result<ExitCode> {
     }
 }
 
-/// Does what waits for others.
+/// Runs a future to its end on a new runtime.
 fn wait_for(work: impl Future<Output = Result<ExitCode>>) -> Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()?;
     let code = runtime.block_on(work);
-    // A thread that still waits for a key on standard input is not waited for.
+    // Do not wait for a thread that blocks on stdin.
     runtime.shutdown_background();
     code
 }

@@ -1,4 +1,4 @@
-//! `man`: the manual, a page for the program and one for each of its commands.
+//! `man`: the manual pages of the program and of each command.
 
 use std::path::Path;
 use std::process::ExitCode;

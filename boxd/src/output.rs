@@ -1,4 +1,4 @@
-//! What is printed: text for people, JSON for programs, tables that fit the terminal, colours where they are wanted.
+//! Output: text, JSON, tables that fit the terminal, and colours.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -9,20 +9,21 @@ use serde::Serialize;
 
 use crate::terminal;
 
-/// Prints to standard output. Once its reader has heard enough, as `head` does, it fails with a broken pipe, and so does
-/// what is being done: the program then ends without a word.
+/// Prints to stdout.
+///
+/// If the reader has closed the pipe, as `head` does, this fails with a broken pipe, and boxd exits without a message.
 pub(crate) fn say(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())?;
     out.flush()
 }
 
-/// Prints a line to standard error. If nobody reads that either, there is nobody to tell.
+/// Prints a line to stderr and ignores errors.
 pub(crate) fn complain(line: &str) {
     let _ = writeln!(io::stderr().lock(), "{line}");
 }
 
-/// Says what the server's profile changed of a request.
+/// Prints which fields of a request the server's profile changed.
 pub(crate) fn tell_adjusted(adjusted: &[box_protocol::Adjusted]) {
     for one in adjusted {
         let (field, asked, given) = (&one.field, &one.asked, &one.given);
@@ -32,16 +33,16 @@ pub(crate) fn tell_adjusted(adjusted: &[box_protocol::Adjusted]) {
     }
 }
 
-/// A text that a guest or a peer chose, as one that may be printed: what a terminal would obey or not show is written as its
-/// number, `\u{1b}`.
+/// Escapes control and invisible characters in text of a guest or a peer, as in `\u{1b}`.
 pub(crate) fn visible(text: &str) -> Cow<'_, str> {
     escaped(text, is_unseen, |text, c| {
         let _ = write!(text, "\\u{{{:x}}}", u32::from(c));
     })
 }
 
-/// A text of JSON in which nothing is left that a terminal would obey or not show: its strings say the same. What `serde_json`
-/// writes between strings are spaces and line breaks.
+/// Escapes control and invisible characters in the strings of a JSON text.
+///
+/// `serde_json` writes only spaces and line breaks between strings.
 pub(crate) fn visible_json(text: &str) -> Cow<'_, str> {
     escaped(
         text,
@@ -73,13 +74,13 @@ fn escaped(
     Cow::Owned(escaped)
 }
 
-/// A value as JSON for people and programs, with a line break at its end.
+/// Formats a value as indented JSON with a line break at its end.
 pub(crate) fn json(value: &impl Serialize) -> io::Result<String> {
     let text = serde_json::to_string_pretty(value)?;
     Ok(format!("{}\n", visible_json(&text)))
 }
 
-/// A line for each.
+/// One line per item.
 pub(crate) fn lines(items: impl IntoIterator<Item = impl std::fmt::Display>) -> String {
     let mut text = String::new();
     for item in items {
@@ -89,7 +90,7 @@ pub(crate) fn lines(items: impl IntoIterator<Item = impl std::fmt::Display>) -> 
     text
 }
 
-/// Prints one or the other.
+/// Prints the text, or the value as JSON.
 pub(crate) fn say_or_json(json: bool, text: &str, value: &impl Serialize) -> io::Result<()> {
     if json {
         say(&self::json(value)?)
@@ -98,20 +99,20 @@ pub(crate) fn say_or_json(json: bool, text: &str, value: &impl Serialize) -> io:
     }
 }
 
-/// Whether standard output takes colours: a terminal, and nobody has said no (`NO_COLOR`).
+/// Whether stdout is a terminal and `NO_COLOR` is not set.
 pub(crate) fn colours() -> bool {
     let unwanted = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
     io::stdout().is_terminal() && !unwanted && !dumb
 }
 
-/// The width of the terminal that standard output is.
+/// The width of the terminal on stdout.
 fn width() -> Option<usize> {
     let size = io::stdout().is_terminal().then(terminal::size).flatten();
     size.map(|(columns, _)| usize::from(columns))
 }
 
-/// A text whose lines end at words where the terminal does; in a pipe they are as they are.
+/// Wraps lines at the width of the terminal; leaves them unchanged in a pipe.
 pub(crate) fn wrapped(text: &str) -> String {
     match width() {
         Some(width) => text.lines().map(|line| wrap(line, width)).collect(),
@@ -119,12 +120,12 @@ pub(crate) fn wrapped(text: &str) -> String {
     }
 }
 
-/// One line as several, each below the last column of the first.
+/// Wraps one line, and indents the rest to its last column.
 fn wrap(line: &str, width: usize) -> String {
     let long = |text: &str| text.chars().count();
     let margin = long(line) - long(line.trim_start());
     let column = line.rfind("  ").map_or(0, |place| long(&line[..place + 2]));
-    // Beyond half the line there is no room for a column.
+    // A column beyond half the width leaves too little room.
     let indent = column.max(margin).min(width / 2);
     let mut text = String::new();
     let mut used = 0;
@@ -144,7 +145,7 @@ fn wrap(line: &str, width: usize) -> String {
     text
 }
 
-/// A table. On a terminal the last column is cut where the line ends; in a pipe nothing is.
+/// Formats a table. On a terminal the last column is cut at the width; in a pipe it is not.
 pub(crate) fn table(heads: &[&str], rows: &[Vec<String>]) -> String {
     let visible = |cell: &String| visible(cell).into_owned();
     let row = |row: &Vec<String>| row.iter().map(visible).collect();

@@ -1,4 +1,4 @@
-//! `port`: an address at which a port of a box is reached over HTTP.
+//! `port`: an HTTP address for a port of a box.
 
 use std::process::ExitCode;
 

@@ -1,17 +1,17 @@
-//! What a box is made of, and what it loses where something is missing.
+//! The kernel features of a box, and the effect of missing ones.
 
 use serde::Serialize;
 
-/// One thing a box is made of.
+/// A kernel feature that boxes use.
 #[derive(Debug, Serialize)]
 pub(crate) struct Primitive {
     /// The name under which it is reported as missing.
     pub(crate) name: &'static str,
-    /// Without it no box is made.
+    /// Whether boxes require it.
     pub(crate) required: bool,
-    /// What it is for, or what happens without it.
+    /// The purpose of the feature, or the effect if it is missing.
     pub(crate) about: &'static str,
-    /// Whether this machine gives it to this user.
+    /// Whether this user has it on this machine.
     pub(crate) present: bool,
 }
 
@@ -38,7 +38,7 @@ const ALL: [(&str, bool, &str); 19] = [
     ("network.gate", false, "without it, failed connections are reset instead of refused or unreachable; requires nfnetlink_queue"),
 ];
 
-/// All of them, as this machine has them.
+/// All features, with their presence on this machine.
 pub(crate) fn all(missing: &[String]) -> Vec<Primitive> {
     let present = |name: &str| !missing.iter().any(|missing| missing == name);
     ALL.map(|(name, required, about)| Primitive {
@@ -50,7 +50,7 @@ pub(crate) fn all(missing: &[String]) -> Vec<Primitive> {
     .into()
 }
 
-/// Something that root's boxes have in another way than an ordinary user's.
+/// A difference between boxes of root and of an ordinary user.
 #[derive(Debug, Serialize)]
 pub(crate) struct Difference {
     pub(crate) what: &'static str,

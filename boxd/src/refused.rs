@@ -1,4 +1,4 @@
-//! Connections that a box was refused, told to the person who runs something in it.
+//! Prints the refused connections of a box while a command runs.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -10,13 +10,13 @@ use serde_json::json;
 
 use crate::output;
 
-/// How often it is looked while a command runs.
+/// The interval between two checks.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// A destination, and the word for why it was refused.
+/// A destination, and the reason of the refusal.
 type Key = (String, String);
 
-/// What was refused before, and what has been told.
+/// The refusals before the command, and those already printed.
 pub(crate) struct Refused<'a> {
     there: &'a BoxHandle,
     before: HashMap<Key, UnixMs>,
@@ -25,7 +25,7 @@ pub(crate) struct Refused<'a> {
 }
 
 impl<'a> Refused<'a> {
-    /// From now on; nothing if the box has no network.
+    /// Watches from now on; `None` if the box has no network.
     pub(crate) async fn from_now(there: &'a BoxHandle, json: bool) -> Option<Self> {
         if there.network() == Network::Off {
             return None;
@@ -43,7 +43,7 @@ impl<'a> Refused<'a> {
         Some(refused)
     }
 
-    /// Tells of each destination once, as soon as it is seen, until dropped.
+    /// Prints each new destination once, until dropped.
     pub(crate) async fn watch(&mut self) -> ! {
         loop {
             tokio::time::sleep(EVERY).await;
@@ -51,7 +51,7 @@ impl<'a> Refused<'a> {
         }
     }
 
-    /// Tells of each destination that has not been told.
+    /// Prints each destination that was not printed yet.
     pub(crate) async fn tell(&mut self) {
         for refused in self.list().await {
             let key = key(&refused);
@@ -61,7 +61,7 @@ impl<'a> Refused<'a> {
         }
     }
 
-    /// A box that is gone, or a server that does not answer, has told what it could.
+    /// The refused destinations; none if the box or the server is gone.
     async fn list(&self) -> Vec<RefusedConnection> {
         let stats = self.there.stats().await;
         stats.map_or_else(|_| Vec::new(), |stats| stats.network_refused_to)
@@ -80,7 +80,7 @@ fn say(refused: &RefusedConnection, json: bool) {
     output::complain(&format!("boxd: refused {to} ({})", words(&refused.why)));
 }
 
-/// The words for a person who wants to have it otherwise.
+/// The explanation of a reason, with the setting that changes it.
 fn words(why: &str) -> &str {
     match why {
         "unlisted" => "not in --allow",

@@ -1,4 +1,4 @@
-//! `run` and `exec`: one command, on this terminal or these pipes.
+//! `run` and `exec`: one command on the streams of this process.
 
 use std::process::ExitCode;
 
@@ -11,7 +11,7 @@ use crate::attached::{self, MADE_WITH_MORE, code_of, explain, more_memory};
 use crate::refused::Refused;
 use crate::{connect, making, output, said, values};
 
-/// How long a box stays after a detached command if `--rm` is given, in milliseconds.
+/// Idle milliseconds after which a box of a detached command with `--rm` is deleted.
 const AFTER_DETACHED_MS: u64 = 10_000;
 
 /// `boxd run`.
@@ -30,7 +30,7 @@ pub(crate) async fn run(arguments: &Arguments, asked: &RunArguments) -> Result<E
     }
 }
 
-/// Starts it in a box of the server, and leaves it there.
+/// Starts a detached command in a box of the server.
 async fn detach(arguments: &Arguments, asked: &RunArguments) -> Result<ExitCode> {
     let name = asked.name.clone().unwrap_or_else(making::fresh_name);
     let there = if asked.rm {
@@ -49,7 +49,7 @@ async fn detach(arguments: &Arguments, asked: &RunArguments) -> Result<ExitCode>
     leave(arguments, &there, command).await
 }
 
-/// Starts a detached command, and prints its name.
+/// Starts a detached command and prints `BOX/COMMAND`.
 async fn leave(
     arguments: &Arguments,
     there: &BoxHandle,
@@ -87,7 +87,7 @@ pub(crate) async fn exec(arguments: &Arguments, asked: &ExecArguments) -> Result
     ended(arguments, &exit, MADE_WITH_MORE)
 }
 
-/// Tells of connections that are refused while a command runs. On a terminal that is the command's own, after it.
+/// Prints refused connections while a command runs, or after it if the command has the terminal.
 async fn watched(
     arguments: &Arguments,
     there: &BoxHandle,
@@ -110,7 +110,7 @@ async fn watched(
     exit
 }
 
-/// The text in the shell of this name.
+/// Runs the text in a named shell.
 async fn in_shell(
     there: &BoxHandle,
     shell: &str,
@@ -150,7 +150,7 @@ fn ended(arguments: &Arguments, exit: &Exit, more_memory: &str) -> Result<ExitCo
     Ok(code_of(exit))
 }
 
-/// The command that was asked for.
+/// Builds the requested command.
 fn command(there: &BoxHandle, program: &Program, manner: &Manner) -> Result<CommandBuilder> {
     let mut command = match &program.text {
         Some(text) => there.command(text),

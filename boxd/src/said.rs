@@ -1,4 +1,4 @@
-//! What a command says, on its way to this process's own streams: as it is for people, a line of JSON a piece for programs.
+//! Output of a command on the streams of this process: unchanged, or one line of JSON per piece.
 
 use std::io::{self, Write};
 
@@ -17,7 +17,7 @@ pub(crate) struct Piece<'a> {
     pub(crate) data: &'a [u8],
 }
 
-/// Prints a piece on the stream it is of.
+/// Prints a piece on its stream.
 pub(crate) fn piece(json: bool, piece: Piece<'_>) -> io::Result<()> {
     if json {
         return line(&json!({
@@ -33,7 +33,7 @@ pub(crate) fn piece(json: bool, piece: Piece<'_>) -> io::Result<()> {
     }
 }
 
-/// Says how much is gone.
+/// Reports how many bytes were discarded.
 pub(crate) fn gap(json: bool, stream: StreamName, offset: u64, bytes: u64) -> io::Result<()> {
     if json {
         return line(&json!({"stream": stream, "offset": offset, "gap": bytes}));
@@ -48,7 +48,7 @@ pub(crate) fn gap(json: bool, stream: StreamName, offset: u64, bytes: u64) -> io
     )
 }
 
-/// A line of JSON.
+/// Prints a value as a line of JSON.
 pub(crate) fn line(value: &Value) -> io::Result<()> {
     output::say(&format!("{}\n", output::visible_json(&value.to_string())))
 }

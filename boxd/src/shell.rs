@@ -1,4 +1,4 @@
-//! `shell`: an interactive shell in a box, on this terminal.
+//! `shell`: an interactive shell in a box.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! What this process is told by signals while a command runs: they are the command's, unless nobody passes them on.
+//! Forwards signals of this process to the running command.
 
 use std::future::{Future, pending};
 use std::io;
@@ -12,19 +12,19 @@ use tokio::time::timeout;
 
 use crate::{output, terminal};
 
-/// How long a server may take to say that it has passed a signal on. After that this process ends by it.
+/// How long a server may take to confirm a signal. Afterwards the signal ends this process.
 pub(crate) const ANSWER: Duration = Duration::from_secs(3);
 
-/// How long what runs on a terminal may take to end once its terminal is gone.
+/// How long a command may take to end after its terminal has gone.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// The command, once it has started.
 type Started = watch::Receiver<Option<CommandControl>>;
 
-/// A signal that is passed on: its number, and its name.
+/// A forwarded signal: its number and its name.
 pub(crate) type Told = (i32, &'static str);
 
-/// What is listened to. From before the command begins, so that nothing is missed.
+/// The signals of this process, caught before the command starts so that none is lost.
 pub(crate) struct Signals {
     interrupt: Option<Signal>,
     quit: Option<Signal>,
@@ -34,7 +34,7 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// What was ignored when this process began stays so: `nohup` says it like that.
+    /// Catches signals, except those that were ignored at the start, as with `nohup`.
     pub(crate) fn listen() -> io::Result<Self> {
         let ignored = ignored();
         let heard = |kind: SignalKind| {
@@ -51,7 +51,7 @@ impl Signals {
         })
     }
 
-    /// The next that is meant for the command.
+    /// The next signal for the command.
     pub(crate) async fn next(&mut self) -> Told {
         let number = |kind: SignalKind| kind.as_raw_value();
         tokio::select! {
@@ -62,8 +62,9 @@ impl Signals {
         }
     }
 
-    /// Ctrl-C and its kin go to the command; a second one ends it. A terminal's own keys are input there already. Returns only
-    /// if one could not be passed on, with its number.
+    /// Forwards signals to the command; a second one kills it.
+    ///
+    /// On a terminal, keys such as Ctrl-C are input already. Returns the number of a signal that could not be forwarded.
     pub(crate) async fn pass(mut self, command: Started, tty: bool) -> i32 {
         let mut passing = JoinSet::new();
         let mut resized = self.resized.take();
@@ -93,15 +94,14 @@ impl Signals {
     }
 }
 
-/// Does what a signal says; its number if that was not answered.
+/// Forwards one signal; returns its number if the server did not confirm it.
 async fn pass_on(
     mut command: Started,
     (number, name): Told,
     tty: bool,
     again: bool,
 ) -> Result<(), i32> {
-    // Whoever ends this process takes the terminal away, and that is what is told to those who have it: a shell on a terminal
-    // does not listen to anything else.
+    // The end of this process takes the terminal away. A shell on a terminal ignores every signal but a hangup.
     let hangs_up = tty && !again && matches!(name, "TERM" | "HUP");
     let passed = async {
         let Some(command) = known(&mut command).await else {
@@ -124,7 +124,7 @@ async fn pass_on(
     Ok(())
 }
 
-/// The command, once it has started; nothing if it never will.
+/// Waits for the start of the command; `None` if it does not start.
 async fn known(command: &mut Started) -> Option<CommandControl> {
     let started = command.wait_for(Option::is_some).await;
     started.ok().and_then(|command| command.clone())
@@ -140,7 +140,7 @@ async fn answered(
     }
 }
 
-/// Work that no command is waited for in: a signal leaves it a little time, and no more.
+/// Runs work without a command; after a signal it has a short time to finish.
 pub(crate) async fn unless_told<T>(work: impl Future<Output = T>) -> T {
     let mut work = std::pin::pin!(work);
     let Ok(mut signals) = Signals::listen() else {
@@ -156,7 +156,7 @@ pub(crate) async fn unless_told<T>(work: impl Future<Output = T>) -> T {
     }
 }
 
-/// Ends this process as the signal would have. The terminal must be as it was.
+/// Exits as if by the signal. The caller must have restored the terminal.
 pub(crate) fn leave(number: i32) -> ! {
     output::complain("boxd: the server does not respond; commands on it may still be running");
     std::process::exit(128 + number)
@@ -169,7 +169,7 @@ async fn told(signal: &mut Option<Signal>) {
     }
 }
 
-/// The signals that this process ignores, a bit each.
+/// The signals that this process ignores, as a bit mask.
 fn ignored() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status

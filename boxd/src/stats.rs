@@ -1,4 +1,4 @@
-//! `stats`: what boxes use, live.
+//! `stats`: resource usage of boxes, live.
 
 use std::collections::HashMap;
 use std::io::IsTerminal as _;
@@ -13,7 +13,7 @@ use serde_json::json;
 use crate::args::{Arguments, StatsArguments};
 use crate::{boxes, connect, output};
 
-/// How often figures are taken.
+/// The interval between two updates.
 const EVERY: Duration = Duration::from_secs(1);
 
 /// `boxd stats`.
@@ -33,13 +33,13 @@ pub(crate) async fn run(arguments: &Arguments, asked: &StatsArguments) -> Result
             output::say_or_json(arguments.json, &text, &all)?;
             return Ok(ExitCode::SUCCESS);
         }
-        // To the top, and clear what is below.
+        // Move to the top and clear the screen below.
         output::say(&format!("\x1b[H\x1b[J{text}"))?;
         before = now;
     }
 }
 
-/// The figures of every box that was named, or of all; one that ends meanwhile is left out.
+/// The usage of the given boxes, or of all; skips a box that ends meanwhile.
 async fn take(client: &BoxClient, sessions: &[String]) -> Result<Vec<(String, BoxStatsResult)>> {
     let names = if sessions.is_empty() {
         let all = boxes::all(client).await?;
@@ -52,7 +52,7 @@ async fn take(client: &BoxClient, sessions: &[String]) -> Result<Vec<(String, Bo
         let figures = async { client.open(&name).await?.stats().await };
         match figures.await {
             Ok(stats) => found.push((name, stats)),
-            // It stands still: nobody in it can tell.
+            // A paused or stopped box has no agent to ask.
             Err(error) if error.is_conflict() => found.push((name, BoxStatsResult::default())),
             Err(error) if error.is_not_found() && sessions.is_empty() => {}
             Err(error) => return Err(error.into()),
@@ -87,7 +87,7 @@ fn table(before: &[(String, BoxStatsResult)], now: &[(String, BoxStatsResult)]) 
     )
 }
 
-/// Processor time between two looks, of one processor.
+/// CPU usage between two updates, in percent of one CPU.
 fn percent(before: &BoxStatsResult, now: &BoxStatsResult) -> Option<String> {
     let used = now.cpu_us?.saturating_sub(before.cpu_us?);
     let time = u64::try_from(now.at.since(before.at).as_micros())
@@ -96,7 +96,7 @@ fn percent(before: &BoxStatsResult, now: &BoxStatsResult) -> Option<String> {
     Some(format!("{}%", used.saturating_mul(100) / time))
 }
 
-/// Bytes in their largest unit.
+/// Formats bytes in their largest unit.
 pub(crate) fn bytes(count: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let place = (count.max(1).ilog2() / 10).min(4);

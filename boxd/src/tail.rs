@@ -1,19 +1,19 @@
-//! The last lines of what a command has said, over both of its streams.
+//! The last lines of the output of a command, over both streams.
 
 use std::collections::VecDeque;
 
 use box_client::{Chunk, Offsets, StreamName};
 
-/// Lines that are looked for. Who wants more is given everything.
+/// The maximum number of lines to search for; beyond it, all output is printed.
 pub(crate) const MOST: usize = 1 << 20;
 
-/// Finds where the last lines begin in each stream, in pieces of output that end where the output does.
+/// Finds the offset of the last lines in each stream, from the last chunks of the output.
 #[derive(Debug)]
 pub(crate) struct Tail {
     lines: usize,
-    /// The last whole lines in the order of their ends, so many at most.
+    /// The last complete lines, in the order of their ends.
     ended: VecDeque<Line>,
-    /// The line of each stream that has not ended.
+    /// The incomplete line of each stream.
     stdout: Option<Line>,
     stderr: Option<Line>,
     ends: Offsets,
@@ -23,7 +23,7 @@ pub(crate) struct Tail {
 struct Line {
     stream: StreamName,
     start: u64,
-    /// It may have begun before what was looked at.
+    /// Whether it may begin before the first chunk.
     cut: bool,
 }
 
@@ -38,7 +38,7 @@ impl Tail {
         }
     }
 
-    /// The next piece.
+    /// Adds the next chunk.
     pub(crate) fn take(&mut self, chunk: &Chunk) {
         match chunk {
             Chunk::Output {
@@ -69,7 +69,7 @@ impl Tail {
     fn output(&mut self, stream: StreamName, offset: u64, data: &[u8]) {
         let mut at = offset;
         for piece in data.split_inclusive(|byte| *byte == b'\n') {
-            // One that follows on what was looked at begins there; the first of a stream may not.
+            // A line after a known line begins at its offset; the first line of a stream may begin earlier.
             let follows = at > 0 && self.ends.of(stream) == at;
             let line = *self.open(stream).get_or_insert(Line {
                 stream,
@@ -88,7 +88,7 @@ impl Tail {
         }
     }
 
-    /// Where the last lines begin, once as many have been seen from their beginning, or all there are.
+    /// The offsets of the last lines; `None` if more output is needed.
     pub(crate) fn start(&self, all_seen: bool) -> Option<Offsets> {
         let open = self.stdout.iter().chain(&self.stderr);
         let unended = open.clone().count().min(self.lines);

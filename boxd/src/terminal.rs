@@ -1,4 +1,4 @@
-//! This process's terminal, if it has one.
+//! The terminal of this process.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -13,10 +13,10 @@ use rustix::termios::{
     OptionalActions, Termios, isatty, tcgetattr, tcgetpgrp, tcgetwinsize, tcsetattr,
 };
 
-/// How long input that is somebody else's is left to them before it is looked at again.
+/// The interval at which a background process checks whether it is in the foreground.
 const BEHIND: Duration = Duration::from_millis(200);
 
-/// Columns and rows of the terminal that output goes to.
+/// Columns and rows of the terminal on stdout.
 pub(crate) fn size() -> Option<(u16, u16)> {
     let size = [
         io::stdout().as_fd(),
@@ -28,13 +28,14 @@ pub(crate) fn size() -> Option<(u16, u16)> {
     (size.ws_col > 0 && size.ws_row > 0).then_some((size.ws_col, size.ws_row))
 }
 
-/// Waits until standard input has something for this process. Who reads a terminal in the background is stopped, so it waits to
-/// be in front; anything else is simply read.
+/// Waits until this process can read stdin.
+///
+/// The kernel stops a background process that reads its terminal, so this waits for the foreground.
 pub(crate) fn wait_for_input() {
     let stdin = io::stdin();
     while isatty(&stdin) {
         let mut input = [PollFd::new(&stdin, PollFlags::IN)];
-        // One that is not this process's own terminal has nobody in front of it.
+        // Only the controlling terminal has a foreground process group.
         match (poll(&mut input, None), tcgetpgrp(&stdin)) {
             (Err(Errno::INTR), _) => {}
             (Ok(_), Ok(front)) if front != getpgrp() => thread::sleep(BEHIND),
@@ -43,12 +44,12 @@ pub(crate) fn wait_for_input() {
     }
 }
 
-/// Standard input as a terminal that passes every key on. Ends when dropped.
+/// Raw mode of the terminal on stdin; restored on drop.
 #[derive(Debug)]
 pub(crate) struct Raw(Termios);
 
 impl Raw {
-    /// Takes it, if it is a terminal.
+    /// Enters raw mode if stdin is a terminal.
     pub(crate) fn enter() -> Result<Option<Self>> {
         let stdin = io::stdin();
         if !isatty(&stdin) {
@@ -64,7 +65,7 @@ impl Raw {
 
 impl Drop for Raw {
     fn drop(&mut self) {
-        // A terminal that is gone needs nothing.
+        // A closed terminal needs no reset.
         let _ = tcsetattr(io::stdin(), OptionalActions::Now, &self.0);
     }
 }

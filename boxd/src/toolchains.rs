@@ -1,11 +1,11 @@
-//! `--with-toolchains`: programs that a person has in their home directory, in a box for reading.
+//! `--with-toolchains`: read-only mounts of the toolchains in a home directory.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use box_protocol::{BoxMountSpec, DEFAULT_HOME, HostPathMode, default_path};
 
-/// Directories of a home that hold programs, or what those need, and no credentials.
+/// Directories of a home with programs and their files, without credentials.
 const DIRECTORIES: [&str; 11] = [
     ".cargo/bin",
     ".rustup",
@@ -20,7 +20,7 @@ const DIRECTORIES: [&str; 11] = [
     "go/bin",
 ];
 
-/// Those of them, or below them, in which programs are found, in this order.
+/// Directories for `PATH`, in this order.
 const PROGRAMS: [&str; 9] = [
     ".cargo/bin",
     ".pyenv/shims",
@@ -30,35 +30,35 @@ const PROGRAMS: [&str; 9] = [
     ".deno/bin",
     ".volta/bin",
     "go/bin",
-    // Its place is the newest version's.
+    // Replaced by the `bin` of one version.
     ".nvm/versions/node",
 ];
 
-/// Variables by which programs find the rest of themselves.
+/// Environment variables of the toolchains, with their directories.
 const ROOTS: [(&str, &str); 3] = [
     ("RUSTUP_HOME", ".rustup"),
     ("PYENV_ROOT", ".pyenv"),
     ("VOLTA_HOME", ".volta"),
 ];
 
-/// Directories of a home that hold credentials. No link to one of them, or to what one of them is in, is followed.
+/// Directories of a home with credentials. No link to or above one of them is mounted.
 const SECRETS: [&str; 5] = [".ssh", ".gnupg", ".aws", ".config", ".cargo"];
 
-/// What a box is given.
+/// Mounts and environment variables for a box.
 #[derive(Debug, Default)]
 pub(crate) struct Toolchains {
     pub(crate) mounts: Vec<BoxMountSpec>,
     pub(crate) variables: Vec<(String, String)>,
 }
 
-/// Finds them in this person's home directory.
+/// Finds the toolchains of the user's home directory.
 pub(crate) fn find() -> Result<Toolchains> {
     let home = std::env::var_os("HOME").filter(|home| !home.is_empty());
     let home = home.context("--with-toolchains: HOME is not set; set it, or use --mount")?;
     find_in(Path::new(&home))
 }
 
-/// Each stays where it is: programs name the places of their parts.
+/// Mounts each directory at its own path, because programs contain absolute paths.
 fn find_in(home: &Path) -> Result<Toolchains> {
     let cannot = || "--with-toolchains: HOME is not a readable directory";
     let real_home = home.canonicalize().with_context(cannot)?;
@@ -69,7 +69,7 @@ fn find_in(home: &Path) -> Result<Toolchains> {
     let mut found = Toolchains::default();
     for name in DIRECTORIES {
         let place = home.join(name);
-        // What is not there is not given; a link that leads nowhere is not there.
+        // Skip missing directories and dangling links.
         let Ok(real) = place.canonicalize() else {
             continue;
         };
@@ -81,7 +81,7 @@ fn find_in(home: &Path) -> Result<Toolchains> {
                 "--with-toolchains: ~/{name} points outside the home directory; mount its target with --mount DIR:PLACE"
             );
         }
-        // The home itself is what all of these are in, whether or not they are there.
+        // The home directory is above all of these, also if they do not exist.
         let holds = |secret: &str| {
             let named = real_home.join(secret);
             let there = named.canonicalize().unwrap_or_else(|_| named.clone());
@@ -122,7 +122,7 @@ fn find_in(home: &Path) -> Result<Toolchains> {
     Ok(found)
 }
 
-/// The programs of the version of Node that is the default, or of the newest.
+/// The programs of the default version of Node, or of the newest.
 fn newest(nvm: &Path, versions: &Path) -> Option<PathBuf> {
     let number = |name: &str| -> Option<Vec<u64>> {
         let parts = name.strip_prefix('v')?.split('.');

@@ -1,11 +1,11 @@
-//! Values as people write them on a command line.
+//! Parsers of command line values.
 
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use box_protocol::{BoxMountSpec, HostPathMode};
 
-/// A time: a number of seconds, or a number with `ms`, `s`, `m`, `h` or `d` behind it.
+/// Parses a duration: a number of seconds, or a number with `ms`, `s`, `m`, `h` or `d`.
 pub(crate) fn time(text: &str) -> Result<Duration> {
     let digits = text
         .find(|c: char| !c.is_ascii_digit() && c != '.')
@@ -30,7 +30,7 @@ pub(crate) fn time(text: &str) -> Result<Duration> {
     Ok(time)
 }
 
-/// A variable: `NAME=VALUE`, or `NAME` for one of this process.
+/// Parses an environment variable: `NAME=VALUE`, or `NAME` to inherit its value.
 pub(crate) fn variable(text: &str) -> Result<(String, String)> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
@@ -45,7 +45,7 @@ pub(crate) fn variable(text: &str) -> Result<(String, String)> {
     }
 }
 
-/// A workspace: `DIR` or `DIR:ro`. Gives the real directory.
+/// Parses a workspace, `DIR` or `DIR:ro`, and resolves its directory.
 pub(crate) fn workspace(text: &str) -> Result<(String, HostPathMode)> {
     let (path, mode) = match text.rsplit_once(':') {
         Some((path, "ro")) => (path, HostPathMode::Ro),
@@ -55,7 +55,7 @@ pub(crate) fn workspace(text: &str) -> Result<(String, HostPathMode)> {
     Ok((directory(path)?, mode))
 }
 
-/// A mount: `DIR:PLACE`, read-only unless `:rw` follows.
+/// Parses a mount: `DIR:PLACE`, read-only unless `:rw` follows.
 pub(crate) fn mount(text: &str) -> Result<BoxMountSpec> {
     let (rest, mode) = match text.rsplit_once(':') {
         Some((rest, "rw")) => (rest, HostPathMode::Rw),
@@ -68,7 +68,7 @@ pub(crate) fn mount(text: &str) -> Result<BoxMountSpec> {
     Ok(BoxMountSpec::new(directory(path)?, place, mode)?)
 }
 
-/// A volume, as other programs write it: `DIR:PLACE`, for writing unless `:ro` follows.
+/// Parses a volume in the notation of container engines: `DIR:PLACE`, writable unless `:ro` follows.
 pub(crate) fn volume(text: &str) -> Result<BoxMountSpec> {
     let (rest, mode) = match text.rsplit_once(':') {
         Some((rest, "rw")) => (rest, HostPathMode::Rw),
@@ -88,7 +88,7 @@ pub(crate) fn volume(text: &str) -> Result<BoxMountSpec> {
     Ok(BoxMountSpec::new(directory, place, mode)?)
 }
 
-/// An amount of memory in MiB: a number of them, or a number with `k`, `m`, `g` or `t` behind it.
+/// Parses an amount of memory: a number of MiB, or a number with `k`, `m`, `g` or `t`.
 pub(crate) fn mebibytes(text: &str) -> Result<u64> {
     let digits = text
         .find(|c: char| !c.is_ascii_digit() && c != '.')
@@ -127,7 +127,7 @@ fn directory(path: &str) -> Result<String> {
     Ok(text.to_owned())
 }
 
-/// `BOX` or `BOX/COMMAND`: no id has a slash in it.
+/// Splits `BOX` or `BOX/COMMAND`. No id contains a slash.
 pub(crate) fn target(text: &str) -> (&str, Option<&str>) {
     match text.split_once('/') {
         Some((session, command)) => (session, Some(command)),

@@ -1,6 +1,6 @@
-//! Which version this is, and of what.
+//! Version information.
 
-/// Number and commit.
+/// Version and commit.
 pub(crate) const SHORT: &str = concat!(
     env!("CARGO_PKG_VERSION"),
     " (",
@@ -8,7 +8,7 @@ pub(crate) const SHORT: &str = concat!(
     ")"
 );
 
-/// That, and what is in it.
+/// Version, commit and features.
 pub(crate) const LONG: &str = concat!(
     env!("CARGO_PKG_VERSION"),
     " (",
@@ -17,7 +17,7 @@ pub(crate) const LONG: &str = concat!(
     env!("BUILT_WITH_FEATURES")
 );
 
-/// The same for programs.
+/// Version information as JSON.
 pub(crate) fn json() -> serde_json::Value {
     let features: Vec<&str> = env!("BUILT_WITH_FEATURES").split(", ").collect();
     serde_json::json!({

@@ -1,9 +1,9 @@
-//! What an operator says: one TOML file, then the environment, then flags; what comes later wins.
+//! The configuration: one TOML file, environment variables, flags. Later sources override earlier ones.
 //!
-//! 1. `keys`: every key there is.
-//! 2. This file: reading, in that order, remembering where each value came from.
-//! 3. `network`: the way out of boxes, which takes some reading of its own.
-//! 4. `show`: printing it again, and the commented example.
+//! 1. `keys`: every key.
+//! 2. This file: reads the sources in that order, and records the origin of each value.
+//! 3. `network`: the network section.
+//! 4. `show`: prints the configuration and the example.
 
 mod keys;
 mod network;
@@ -24,7 +24,7 @@ use self::keys::{FREE, Key};
 pub(crate) use self::network::NetworkSection;
 pub(crate) use self::show::{example, reference, show};
 
-/// Everything that can be said.
+/// The whole configuration.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Config {
     pub(crate) server: ServerSection,
@@ -35,7 +35,7 @@ pub(crate) struct Config {
     pub(crate) log: LogSection,
 }
 
-/// What is listened at, and who may come.
+/// Listeners and their callers.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct ServerSection {
     #[serde(default)]
@@ -54,7 +54,7 @@ pub(crate) struct ServerSection {
     pub(crate) calls_per_token: usize,
 }
 
-/// Boxes, and how many.
+/// Limits of the runtime.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct RuntimeSection {
     pub(crate) backend: BackendChoice,
@@ -71,17 +71,17 @@ pub(crate) struct RuntimeSection {
     pub(crate) disk_write_mb_per_s: Option<NonZeroU64>,
 }
 
-/// What makes boxes.
+/// The choice of a backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum BackendChoice {
-    /// The best there is: so far, native.
+    /// The best available backend; so far native.
     Auto,
-    /// This machine's kernel.
+    /// Boxes of this machine's kernel.
     Native,
 }
 
-/// What images stand for.
+/// Images and their root directories.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct ImagesSection {
     pub(crate) strict: bool,
@@ -89,24 +89,24 @@ pub(crate) struct ImagesSection {
     pub(crate) roots: BTreeMap<String, PathBuf>,
 }
 
-/// What is told to standard error.
+/// The log on stderr.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct LogSection {
     pub(crate) level: String,
     pub(crate) format: LogFormat,
 }
 
-/// For whom.
+/// The format of the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum LogFormat {
-    /// People.
+    /// Text.
     Human,
-    /// Programs.
+    /// One JSON object per line.
     Json,
 }
 
-/// Where a value came from, later ones winning.
+/// The source of a value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Origin {
     Default,
@@ -126,7 +126,7 @@ impl fmt::Display for Origin {
     }
 }
 
-/// What a flag sets.
+/// A value set by a flag.
 #[derive(Debug)]
 pub(crate) struct Flag {
     pub(crate) key: &'static str,
@@ -134,16 +134,16 @@ pub(crate) struct Flag {
     pub(crate) value: Value,
 }
 
-/// A value and where it came from, by key.
+/// Values and their sources, by key.
 pub(crate) type Values = BTreeMap<String, (Value, Origin)>;
 
-/// The file that is read if none is named and it is there.
+/// The default configuration file.
 const USUAL_FILE: &str = "/etc/boxd/boxd.toml";
 
-/// Variables that are not keys: they are about a client, or name the file.
+/// Variables that are not keys: settings of a client, tokens, and the configuration file.
 const OTHER_VARIABLES: &[&str] = &["BOXD_CONFIG", "BOXD_ENDPOINT", "BOXD_TOKEN", "BOXD_TOKENS"];
 
-/// The variables of this process that are about this program.
+/// The `BOXD_` variables of this process.
 pub(crate) fn variables() -> Result<Vec<(String, String)>> {
     let all = std::env::vars_os().map(|(name, value)| (name.to_string_lossy().into_owned(), value));
     all.filter(|(name, _)| name.starts_with("BOXD_"))
@@ -154,7 +154,7 @@ pub(crate) fn variables() -> Result<Vec<(String, String)>> {
         .collect()
 }
 
-/// Reads everything. `file` must be there if it is named.
+/// Reads all sources. A given `file` must exist.
 pub(crate) fn load(
     file: Option<&Path>,
     variables: impl IntoIterator<Item = (String, String)>,
@@ -188,13 +188,13 @@ pub(crate) fn load(
     Ok((config, values))
 }
 
-/// A value as it stands in a file.
+/// Parses a value in TOML.
 fn literal(text: &str) -> Result<Value> {
     let table: Table = format!("v = {text}").parse()?;
     table.get("v").cloned().context("no value")
 }
 
-/// A value of the environment: as in a file if it reads as one of the right kind, a list with commas, else a text.
+/// Parses a value of the environment: TOML of the right type, a list with commas, or text.
 fn from_text(key: &Key, text: &str) -> Value {
     let like = literal(key.example).ok();
     match (like, literal(text)) {
@@ -230,7 +230,7 @@ fn read_file(path: &Path, values: &mut Values) -> Result<()> {
     Ok(())
 }
 
-/// Every value of a table by its whole name; what is below a free key is one value.
+/// Collects the values of a table by full name; a table below a free key is one value.
 fn flatten(prefix: &str, table: &Table, found: &mut Vec<(String, Value)>) {
     for (name, value) in table {
         let name = if prefix.is_empty() {
@@ -245,9 +245,9 @@ fn flatten(prefix: &str, table: &Table, found: &mut Vec<(String, Value)>) {
     }
 }
 
-/// `; did you mean …?`, if something known is near.
+/// `; did you mean …?`, if a known name is similar.
 fn nearest(name: &str, known: impl Iterator<Item = String>) -> String {
-    /// How alike two names must be to be taken for each other.
+    /// The minimum similarity of two names.
     const ALIKE: f64 = 0.7;
     known
         .map(|known| (strsim::jaro_winkler(name, &known), known))

@@ -1,4 +1,4 @@
-//! The way out of boxes, as it is configured.
+//! The network section of the configuration.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use box_runtime::egress::{EgressConfig, Proxy};
 use percent_encoding::percent_decode_str;
 use serde::Deserialize;
 
-/// To whom boxes connect, and how.
+/// Destinations, proxy and limits of boxes with a network.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct NetworkSection {
     pub(crate) allow: Option<Vec<NetworkRule>>,
@@ -26,14 +26,14 @@ pub(crate) struct NetworkSection {
     audit: bool,
 }
 
-/// Variables in which operators name their proxy, the first that is set.
+/// Environment variables with a proxy; the first that is set counts.
 const VARIABLES: [&str; 4] = ["HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy"];
 
-/// Those in which they say who is reached without one.
+/// Environment variables with destinations without a proxy.
 const EXCEPTIONS: [&str; 2] = ["NO_PROXY", "no_proxy"];
 
 impl NetworkSection {
-    /// To whom boxes may connect at most.
+    /// The operator's network policy.
     pub(crate) fn policy(&self) -> NetworkPolicy {
         NetworkPolicy {
             allow: self.allow.clone(),
@@ -42,7 +42,7 @@ impl NetworkSection {
         }
     }
 
-    /// Lets boxes connect to these, too. What becomes of the rest stays.
+    /// Adds destinations to `allow`, and keeps the rule for all others.
     pub(crate) fn allow(&mut self, rules: &[NetworkRule]) {
         if rules.is_empty() {
             return;
@@ -57,7 +57,7 @@ impl NetworkSection {
             .extend(rules.iter().cloned());
     }
 
-    /// All of it, as the runtime takes it. `variable` looks into the environment.
+    /// The configuration for the runtime. `variable` reads the environment.
     pub(crate) fn egress(&self, variable: impl Fn(&str) -> Option<String>) -> Result<EgressConfig> {
         let mut egress = EgressConfig::default();
         egress.policy = self.policy();
@@ -88,7 +88,7 @@ impl NetworkSection {
                 None => return Ok(None),
             },
         };
-        // Not with the address, which may hold a password.
+        // Without the address, which may contain a password.
         let mut proxy =
             parse(url.trim()).with_context(|| format!("{origin}: invalid proxy address"))?;
         proxy.except.clone_from(&self.no_proxy);
@@ -129,7 +129,7 @@ fn parse(url: &str) -> Result<Proxy> {
     Ok(proxy)
 }
 
-/// The usual list: names stand for themselves and what is below them. What it may not mean here is left out.
+/// Parses a `NO_PROXY` list: a name covers itself and its subdomains. Skips unsupported entries.
 fn exceptions(list: &str) -> Vec<NetworkRule> {
     let words = list
         .split(',')

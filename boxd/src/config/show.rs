@@ -1,4 +1,4 @@
-//! The configuration as text: the effective one with its origins, and the commented example.
+//! The configuration as text: effective values with their origins, the example and the reference.
 
 use std::fmt::Write as _;
 
@@ -7,7 +7,7 @@ use toml::Value;
 
 use super::{KEYS, Values};
 
-/// Every key with its value and where that came from.
+/// Formats every key with its value and origin.
 pub(crate) fn show(values: &Values, json: bool) -> String {
     if json {
         let keys = values.iter().map(|(name, (value, origin))| {
@@ -40,7 +40,7 @@ pub(crate) fn show(values: &Values, json: bool) -> String {
     text
 }
 
-/// A value as it may end in a report: a proxy's address without its password.
+/// Masks the password in the address of a proxy.
 fn without_secret(name: &str, value: &Value) -> Value {
     let address = value.as_str().filter(|_| name == "network.proxy");
     match address.and_then(|address| address.rsplit_once('@')) {
@@ -52,7 +52,7 @@ fn without_secret(name: &str, value: &Value) -> Value {
     }
 }
 
-/// A file with every key, explained and commented out: as it is, it changes nothing.
+/// The example file, with every key commented out.
 pub(crate) fn example() -> String {
     let mut text = String::from(
         "# boxd's configuration. Every key is shown with its default, or with an example where it has none.\n\
@@ -76,7 +76,7 @@ pub(crate) fn example() -> String {
     text
 }
 
-/// Every key in a table of Markdown.
+/// Every key as a Markdown table.
 pub(crate) fn reference() -> String {
     let mut text = String::from("| key | default | variable | description |\n|---|---|---|---|\n");
     for key in KEYS {
@@ -126,7 +126,7 @@ mod tests {
             std::fs::write(file.path(), block).unwrap();
             let read = super::super::load(Some(file.path()), [], Vec::new());
             let (config, _) = read.unwrap_or_else(|error| panic!("{error:#} in {block}"));
-            // What names a profile names one that is there.
+            // Fails if the example names an unknown profile.
             box_service::BoxService::with_connector(
                 config.policy,
                 box_service::connector::InProcess::new(box_rpc::Router::empty()),

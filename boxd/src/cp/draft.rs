@@ -1,4 +1,4 @@
-//! A file that is being written here. It has no name until it is whole, so that nothing is left of it, however this process ends.
+//! A local file during a copy. It has no name until it is complete, so that a killed process leaves nothing.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -13,20 +13,20 @@ use uuid::Uuid;
 use super::PLAIN;
 use super::here::{Spot, same};
 
-/// A file that is being written.
+/// An incomplete file.
 #[derive(Debug)]
 pub(super) struct Draft {
     directory: OwnedFd,
     pub(super) file: File,
-    /// Where the file system knows no files without a name.
+    /// A temporary name, on filesystems without unnamed files.
     hidden: Option<String>,
 }
 
 impl Draft {
-    /// An empty one for this place. It has this mode, as far as the umask allows, unless it will replace a file.
+    /// Creates an empty file with this mode, within the umask, unless it replaces a file.
     pub(super) fn new(spot: &Spot, mode: u32) -> io::Result<Self> {
         let directory = same(&spot.directory)?;
-        // What replaces a file gets that one's mode in the end, and is private until then.
+        // A replacement gets the mode of the old file at the end, and is private until then.
         let mode = replaced(spot)?.map_or(mode, |_| 0o600);
         let mode = Mode::from_raw_mode(mode);
         let flags = OFlags::RDWR | OFlags::CLOEXEC;
@@ -50,12 +50,12 @@ impl Draft {
         }
     }
 
-    /// Gives it its name, in the place of a file or a link of that name. A file keeps the plain part of its mode, and its owner.
+    /// Names the file and replaces a file or link of that name. Keeps owner and permission bits of a replaced file.
     pub(super) fn place(mut self, spot: &Spot) -> io::Result<()> {
         if let Some(old) = replaced(spot)? {
-            // Whose it was, where that may be said.
+            // Keep the owner if permitted.
             let _ = std::os::unix::fs::fchown(&self.file, Some(old.st_uid), Some(old.st_gid));
-            // The bytes are a guest's: they get no set-id bit.
+            // A guest wrote the contents, so drop set-id bits.
             let mode = std::fs::Permissions::from_mode(old.st_mode & PLAIN);
             self.file.set_permissions(mode)?;
         }
@@ -89,7 +89,7 @@ impl Drop for Draft {
     }
 }
 
-/// The file that is there now, if one is.
+/// The existing file of that name.
 fn replaced(spot: &Spot) -> io::Result<Option<Stat>> {
     let old = spot.stat()?;
     Ok(old.filter(|old| FileType::from_raw_mode(old.st_mode) == FileType::RegularFile))

@@ -1,5 +1,7 @@
-//! What is named on this side of a copy. A guest may have written what is there, or write it now: a link at the end of a path
-//! is not followed, and from there on everything is found by descriptor.
+//! The local side of a copy.
+//!
+//! A guest may write to the local directory at the same time. So a link at the end of a path is not followed, and everything
+//! below it is opened by descriptor.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -16,23 +18,23 @@ const DIRECTORY: OFlags = OFlags::RDONLY
     .union(OFlags::DIRECTORY)
     .union(OFlags::CLOEXEC);
 
-/// What is copied into a box.
+/// The source of a copy into a box.
 #[derive(Debug)]
 pub(super) enum Source {
     File(File, Stat),
     Directory(OwnedFd),
-    /// A stream of this process, by the name it has among files.
+    /// A stream of this process, such as `/dev/stdin`.
     Stream(File),
 }
 
-/// Where a copy out of a box goes.
+/// The target of a copy out of a box.
 #[derive(Debug)]
 pub(super) enum Target {
-    /// Into this directory.
+    /// An existing directory.
     Directory(OwnedFd),
-    /// Under this name; what is there, if anything is.
+    /// A name, and the type of an existing file of that name.
     Named(Spot, Option<FileType>),
-    /// A stream of this process, by the name it has among files.
+    /// A stream of this process, such as `/dev/stdin`.
     Stream(File),
 }
 
@@ -43,9 +45,9 @@ pub(super) struct Spot {
     pub(super) name: OsString,
 }
 
-/// Opens what was named to be copied.
+/// Opens the source.
 pub(super) fn source(path: &Path) -> Result<Source> {
-    // A pipe that nobody writes to is not waited for.
+    // Do not wait for a writer of a pipe.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     if is_own_stream(path) {
         return Ok(Source::Stream(
@@ -69,7 +71,7 @@ pub(super) fn source(path: &Path) -> Result<Source> {
     }
 }
 
-/// Finds where to copy to.
+/// Resolves the target.
 pub(super) fn target(path: &Path) -> Result<Target> {
     if is_own_stream(path) {
         let stream = File::options().write(true).open(path);
@@ -119,13 +121,13 @@ pub(super) fn name_of(path: &Path) -> Result<OsString> {
     name.with_context(|| format!("{} has no file name", path.display()))
 }
 
-/// Whether a path says that it means a directory, by a slash at its end: then a link to one is followed.
+/// Whether a path ends with a slash, so that a link to a directory is followed.
 fn means_directory(path: &Path) -> bool {
     let bytes = path.as_os_str().as_bytes();
     bytes.ends_with(b"/") || bytes.ends_with(b"/.")
 }
 
-/// The streams of this process, which the kernel shows as links.
+/// Whether a path is a stream of this process, which the kernel shows as a link.
 fn is_own_stream(path: &Path) -> bool {
     ["/dev/fd", "/proc/self/fd"]
         .iter()
@@ -147,7 +149,7 @@ fn shown(path: &Path) -> String {
 }
 
 impl Spot {
-    /// What is there, without following it.
+    /// The metadata of the name, without following a link.
     pub(super) fn stat(&self) -> io::Result<Option<Stat>> {
         match rustix::fs::statat(&self.directory, &self.name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => Ok(Some(stat)),
@@ -156,7 +158,7 @@ impl Spot {
         }
     }
 
-    /// Opens the directory that is there, or makes it. A link in its place is replaced.
+    /// Opens or creates a directory, and replaces a link.
     pub(super) fn make_directory(&self) -> io::Result<OwnedFd> {
         let Self { directory, name } = self;
         for _ in 0..TRIES {
@@ -174,7 +176,7 @@ impl Spot {
         Err(io::ErrorKind::ResourceBusy.into())
     }
 
-    /// Makes a link here, in the place of whatever is no directory.
+    /// Creates a link, and replaces anything but a directory.
     pub(super) fn make_link(&self, target: &[u8]) -> io::Result<()> {
         let Self { directory, name } = self;
         for _ in 0..TRIES {
@@ -188,7 +190,7 @@ impl Spot {
         Err(io::ErrorKind::ResourceBusy.into())
     }
 
-    /// Removes a link; anything else stays, and is an error.
+    /// Removes a link; fails for anything else.
     fn remove_link(&self) -> io::Result<()> {
         let is_link = |stat: Stat| FileType::from_raw_mode(stat.st_mode) == FileType::Symlink;
         if !self.stat()?.is_some_and(is_link) {
@@ -202,10 +204,10 @@ impl Spot {
     }
 }
 
-/// How often something is tried again that a guest may undo meanwhile.
+/// How often to retry an operation that a guest may undo.
 const TRIES: usize = 16;
 
-/// Opens a directory for a step from it.
+/// Opens the same directory again.
 pub(super) fn same(directory: &OwnedFd) -> io::Result<OwnedFd> {
     Ok(rustix::fs::openat(
         directory,

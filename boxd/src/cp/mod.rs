@@ -1,8 +1,8 @@
-//! `cp`: files and trees, into a box or out of one.
+//! `cp`: copies files and directories between a box and this machine.
 //!
-//! 1. This file: what is copied where.
-//! 2. `here`: what is named on this side, and how a link there is treated. `pack`, `unpack`: trees, by descriptor.
-//! 3. `draft`: a file that is being written. `stop`: Ctrl-C.
+//! 1. This file: source and target of a copy.
+//! 2. `here`: the local side, and its links. `pack`, `unpack`: directories, by descriptor.
+//! 3. `draft`: an incomplete file. `stop`: Ctrl-C.
 
 mod draft;
 mod here;
@@ -32,10 +32,10 @@ use self::stop::Stop;
 use crate::args::{Arguments, CpArguments};
 use crate::connect;
 
-/// The part of a mode that is copied: no set-id, no sticky bit.
+/// The copied part of a mode: no set-id, no sticky bit.
 const PLAIN: u32 = 0o777;
 
-/// Bytes of an archive on their way between the thread that handles files and the connection.
+/// The buffer between the thread that reads files and the connection.
 const AHEAD: usize = 256 * 1024;
 
 /// One end of a copy.
@@ -43,14 +43,14 @@ const AHEAD: usize = 256 * 1024;
 enum Place {
     /// Standard input or output.
     Stream,
-    /// Here.
+    /// On this machine.
     Here(PathBuf),
     /// In a box.
     Box(String, String),
 }
 
 impl Place {
-    /// `BOX:PATH` with an absolute path is in a box; `-` is a stream; anything else is here.
+    /// Parses `BOX:/PATH`, `-` or a local path.
     fn of(text: &str) -> Self {
         match text.split_once(':') {
             _ if text == "-" => Self::Stream,
@@ -106,7 +106,7 @@ async fn copy_all(arguments: &Arguments, asked: &CpArguments, stop: Stop) -> Res
     }
 }
 
-/// Where a copy goes: into a directory that is there, or under the very name.
+/// The target path: below an existing directory, or the given name.
 async fn target(there: &BoxHandle, path: &str, name: &str) -> Result<String> {
     let directory = match there.files().stat(path).await {
         Ok(stat) => stat.kind == FileKind::Directory,
@@ -163,7 +163,7 @@ async fn upload(
     Ok(())
 }
 
-/// Sends all there is, or gives up what was sent.
+/// Sends a whole stream, or discards the upload.
 async fn send(
     mut from: impl AsyncRead + Unpin,
     mut to: FileWriter,
@@ -180,7 +180,7 @@ async fn send(
     Ok(())
 }
 
-/// An archive as it is packed. One that could not be packed to its end has no end.
+/// An archive during packing. If packing fails, reading it fails.
 struct Packed<R> {
     reader: R,
     packing: Option<JoinHandle<Result<()>>>,
@@ -264,7 +264,7 @@ async fn download(there: &BoxHandle, path: &str, here: &Path, stop: &Stop) -> Re
     unpacked.with_context(shown)
 }
 
-/// Writes a file here, in the place of what is there once it is whole, so that what was there before is not lost to a cut.
+/// Writes a local file, and replaces an existing one only when it is complete.
 async fn receive(
     from: &mut (impl AsyncRead + Unpin),
     spot: Spot,
@@ -280,14 +280,14 @@ async fn receive(
     Ok(())
 }
 
-/// Writes into what is there: a pipe, a device, a stream.
+/// Writes into an existing pipe, device or stream.
 async fn write_to(from: &mut (impl AsyncRead + Unpin), to: File, bar: &ProgressBar) -> Result<()> {
     let mut file = tokio::fs::File::from_std(to);
     copy(from, &mut file, bar).await?;
     Ok(file.flush().await?)
 }
 
-/// Opens what was named and is no plain file, through no link. A pipe waits for its reader.
+/// Opens a pipe or device without following links. Waits for the reader of a pipe.
 async fn open(spot: Spot) -> Result<File> {
     let opened = spawn_blocking(move || {
         let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NOCTTY | OFlags::CLOEXEC;
@@ -296,7 +296,7 @@ async fn open(spot: Spot) -> Result<File> {
     Ok(opened.await??.into())
 }
 
-/// A bar for people who watch, nothing for anybody else.
+/// A progress bar on a terminal; hidden elsewhere.
 fn progress(size: Option<u64>) -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();

@@ -1,5 +1,7 @@
-//! A directory here as an archive. It is walked by descriptor, through no link: a guest that can write to it and swaps a name
-//! for a link meanwhile has the link copied, or nothing, and never what the link leads to.
+//! Packs a local directory into an archive.
+//!
+//! The walk uses descriptors and follows no link. If a guest swaps a name for a link meanwhile, the link or nothing is copied,
+//! never its target.
 
 use std::ffi::{CStr, OsStr, OsString};
 use std::fs::File;
@@ -18,7 +20,7 @@ use tar::{Builder, EntryType, Header};
 use super::PLAIN;
 use crate::output;
 
-/// Writes everything below a directory to an archive.
+/// Writes the contents of a directory to an archive.
 pub(super) fn pack(directory: &OwnedFd, to: impl Write) -> Result<()> {
     let mut archive = Builder::new(to);
     let mut names: Vec<OsString> = Vec::new();
@@ -80,7 +82,7 @@ fn add(archive: &mut Builder<impl Write>, entry: &Entry<'_>, path: &PathBuf) -> 
     Ok(())
 }
 
-/// Opens a file that is to be copied, if the name still means one.
+/// Opens a file; `None` if the name is no longer a file.
 fn open(entry: &Entry<'_>) -> Result<Option<(File, Stat)>> {
     let flags =
         OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
@@ -94,7 +96,7 @@ fn open(entry: &Entry<'_>) -> Result<Option<(File, Stat)>> {
     Ok(is_file.then(|| (file.into(), stat)))
 }
 
-/// Whether a name has come to mean something else, or nothing, since it was looked at.
+/// Whether an error means that the name has changed since the walk saw it.
 fn has_changed(errno: Errno) -> bool {
     matches!(
         errno,
@@ -111,7 +113,7 @@ fn header(kind: EntryType, stat: &Stat) -> Header {
     header
 }
 
-/// So many bytes of a file: one that has become shorter is filled up with zeros, one that has grown is cut.
+/// Reads a fixed number of bytes of a file: pads a shorter file with zeros, cuts a longer one.
 struct Exactly {
     file: File,
     left: u64,

@@ -1,4 +1,4 @@
-//! Ctrl-C while something is copied: reading fails, and what was begun is given up the way it is after any other failure.
+//! Ctrl-C during a copy: reads fail, and the copy is undone as after any other failure.
 
 use std::io;
 use std::pin::Pin;
@@ -11,12 +11,12 @@ use tokio::time::timeout;
 
 use crate::signals::{ANSWER, Signals};
 
-/// Told to stop, by this signal.
+/// The signal that stops a copy.
 #[derive(Debug, Clone)]
 pub(super) struct Stop(watch::Receiver<Option<i32>>);
 
 impl Stop {
-    /// Does work that may be told to stop. Ends this process as the signal would have, once what the work had begun is given up.
+    /// Runs work until a signal. After the signal, waits for the cleanup and exits as if by the signal.
     pub(super) async fn unless<W: Future<Output = Result<()>>>(
         work: impl FnOnce(Self) -> W,
     ) -> Result<()> {
@@ -34,14 +34,14 @@ impl Stop {
                 _ = signals.next() => false,
             }
         };
-        // What was finished at the same moment is finished.
+        // The work may finish at the same moment.
         if given_up.await {
             return Ok(());
         }
         std::process::exit(128 + number)
     }
 
-    /// The same bytes, until it is told.
+    /// Wraps a reader so that it fails after the signal.
     pub(super) fn cut<R: AsyncRead + Unpin>(&self, reader: R) -> Cut<R> {
         let mut told = self.0.clone();
         let told = async move {
@@ -56,7 +56,7 @@ impl Stop {
     }
 }
 
-/// A reader that fails once it is told to stop.
+/// A reader that fails after the signal.
 pub(super) struct Cut<R> {
     reader: R,
     told: Pin<Box<dyn Future<Output = ()> + Send>>,
@@ -69,7 +69,7 @@ impl<R: AsyncRead + Unpin> AsyncRead for Cut<R> {
         into: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         if self.told.as_mut().poll(cx).is_ready() {
-            // A future that is ready is not asked again.
+            // A finished future must not be polled again.
             self.told = Box::pin(std::future::ready(()));
             return Poll::Ready(Err(io::Error::other(anyhow!("interrupted"))));
         }

@@ -1,6 +1,7 @@
-//! An archive that a guest has packed, as files here. Nothing outside the directory is touched, whatever the archive says and
-//! whatever is or comes to be in the directory: everything is made by descriptor, through no link, and a link in the place of
-//! something that is copied is replaced. No file is more than its bytes and the plain part of its mode.
+//! Unpacks an archive of a guest into a local directory.
+//!
+//! The guest chooses the archive, and may change the directory meanwhile. So everything is created by descriptor and follows no
+//! link, and a link in the place of a copied file is replaced. Files get only permission bits.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -51,7 +52,7 @@ pub(super) fn unpack(archive: impl Read, root: &OwnedFd) -> Result<()> {
             _ => bail!("{}: unsupported file type", path.display()),
         }
     }
-    // Last: a directory that may not be written cannot be filled.
+    // Set modes last, because a read-only directory cannot be filled.
     for (path, mode) in modes.iter().rev() {
         let Ok(directory) = beneath(root, path, OFlags::RDONLY) else {
             continue;
@@ -62,7 +63,7 @@ pub(super) fn unpack(archive: impl Read, root: &OwnedFd) -> Result<()> {
     Ok(())
 }
 
-/// A path that stays within the directory; empty for the directory itself.
+/// Checks that a path stays within the directory; empty for the directory itself.
 fn inner(path: &Path) -> Result<PathBuf> {
     let mut inner = PathBuf::new();
     for part in path.components() {
@@ -75,7 +76,7 @@ fn inner(path: &Path) -> Result<PathBuf> {
     Ok(inner)
 }
 
-/// The directory of an entry, made if it is not there.
+/// Opens the directory of an entry, and creates it if missing.
 fn directory(root: &OwnedFd, path: &Path) -> io::Result<OwnedFd> {
     if let Ok(found) = beneath(root, path, OFlags::RDONLY) {
         return Ok(found);
@@ -116,7 +117,7 @@ mod tests {
     /// An archive with one entry of this kind and mode.
     fn archive(path: &str, kind: EntryType, mode: u32) -> Vec<u8> {
         let mut header = tar::Header::new_ustar();
-        // As a hostile one would: the library itself refuses to write such names.
+        // The library refuses to write such names.
         header.as_mut_bytes()[..path.len()].copy_from_slice(path.as_bytes());
         header.set_entry_type(kind);
         header.set_mode(mode);
@@ -150,7 +151,7 @@ mod tests {
             .permissions()
             .mode();
         assert_eq!(mode & 0o7777, 0o755, "{mode:o}");
-        // A file that is replaced keeps its mode, but what a guest wrote does not get its set-id bit.
+        // A replaced file keeps its mode without set-id bits.
         std::fs::set_permissions(to.join("set"), std::fs::Permissions::from_mode(0o4710)).unwrap();
         unpacked("set", EntryType::Regular, 0o4755).unwrap();
         let mode = std::fs::metadata(to.join("set"))
