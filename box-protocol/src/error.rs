@@ -1,5 +1,5 @@
-//! Errors: the twelve words, what programs read beside them, and the one table that maps them to
-//! every wire we speak.
+//! Errors: the twelve codes and the details that programs read beside them. Each protocol writes a
+//! code in its own form; `box_rpc` has the numbers of JSON-RPC.
 
 use serde::{Deserialize, Serialize};
 
@@ -145,207 +145,31 @@ pub enum Subject {
     Other,
 }
 
-/// One word on every wire.
-#[derive(Debug)]
-pub struct Mapping {
-    /// The word.
-    pub code: Code,
-    /// The JSON-RPC number; a [`Fault`] has its own, see [`json_rpc_number`].
-    pub json_rpc: i32,
-    /// LangBot's class, where the subject does not say otherwise.
-    pub langbot: &'static str,
-    /// LangBot's class for some subjects.
-    pub langbot_by_subject: &'static [(Subject, &'static str)],
-    /// OpenSandbox's HTTP status.
-    pub opensandbox: Status,
-    /// LangSmith's HTTP status.
-    pub langsmith: Status,
-    /// The HTTP status of AIO and deer-flow.
-    pub aio: Status,
-}
-
-/// An HTTP status, and what it depends on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Status {
-    /// The same every time.
-    Always(u16),
-    /// Another one if the error is [`Detail::lasting`].
-    ByLasting {
-        /// May work later.
-        passing: u16,
-        /// Never will.
-        lasting: u16,
-    },
-    /// Another one if the request was written wrongly.
-    ByShape {
-        /// Wrong shape.
-        shape: u16,
-        /// Right shape, refused value.
-        value: u16,
-    },
-    /// Another one while creating a box.
-    ByCreate {
-        /// In a create call.
-        create: u16,
-        /// In any other.
-        other: u16,
-    },
-    /// Another one if the subject is [`Subject::Disk`].
-    ByDisk {
-        /// No room on a disk.
-        disk: u16,
-        /// Anything else is used up.
-        other: u16,
-    },
-    /// Another one once something has run: these clients run a 409 again.
-    ByBegun {
-        /// Nothing ran.
-        before: u16,
-        /// Something did.
-        after: u16,
-    },
-    /// Nobody is there to be answered.
-    NoAnswer,
-}
-
-use Status::{Always, ByBegun, ByCreate, ByDisk, ByLasting, ByShape, NoAnswer};
-
-/// The client worlds that speak HTTP.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum HttpWorld {
-    /// OpenSandbox.
-    OpenSandbox,
-    /// LangSmith sandboxes.
-    LangSmith,
-    /// AIO and deer-flow.
-    Aio,
-}
-
-/// How far the request had come when it failed; only its gateway knows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Stage {
-    /// It was to create a box.
-    Creating,
-    /// Nothing of it has run.
-    Before,
-    /// Some of it has run.
-    Begun,
-}
-
-const fn row(
-    code: Code,
-    json_rpc: i32,
-    langbot: &'static str,
-    langbot_by_subject: &'static [(Subject, &'static str)],
-    [opensandbox, langsmith, aio]: [Status; 3],
-) -> Mapping {
-    Mapping {
-        code,
-        json_rpc,
-        langbot,
-        langbot_by_subject,
-        opensandbox,
-        langsmith,
-        aio,
-    }
-}
-
-/// The table, in the order of [`Code::ALL`]. HTTP columns: OpenSandbox, LangSmith, AIO.
-#[rustfmt::skip]
-pub static MAPPINGS: [Mapping; 12] = [
-    row(Code::Conflict, -32001, "BoxSessionConflictError",
-        &[(Subject::Process, "BoxManagedProcessConflictError")],
-        [Always(409), Always(409), ByBegun { before: 409, after: 400 }]),
-    row(Code::NotFound, -32002, "BoxSessionNotFoundError",
-        &[(Subject::Process, "BoxManagedProcessNotFoundError")],
-        [Always(404), Always(404), Always(404)]),
-    row(Code::Validation, -32003, "BoxValidationError", &[],
-        [Always(400), Always(422), ByShape { shape: 422, value: 400 }]),
-    row(Code::Unavailable, -32004, "BoxBackendUnavailableError",
-        &[(Subject::Readiness, "BoxReadinessError")],
-        [ByLasting { passing: 503, lasting: 501 },
-         ByLasting { passing: 503, lasting: 422 },
-         ByLasting { passing: 502, lasting: 501 }]),
-    row(Code::Unsupported, -32011, "BoxBackendUnavailableError", &[],
-        [Always(501), ByCreate { create: 422, other: 501 }, Always(501)]),
-    row(Code::Denied, -32005, "PermissionError",
-        &[(Subject::Grant, "BoxAdmissionError")],
-        [Always(403), Always(403), Always(403)]),
-    row(Code::Capacity, -32006, "BoxCapacityExceededError", &[],
-        [Always(429), Always(429), ByDisk { disk: 507, other: 503 }]),
-    // LangBot hears of a command's timeout as a result; this is for the rest (a start that hangs).
-    row(Code::Timeout, -32007, "TimeoutError", &[],
-        [Always(504), ByCreate { create: 408, other: 504 }, Always(504)]),
-    row(Code::Cancelled, -32008, "CancelledError", &[],
-        [NoAnswer, NoAnswer, NoAnswer]),
-    row(Code::TooLarge, -32009, "ValueError", &[],
-        [Always(413), Always(413), Always(413)]),
-    row(Code::Overloaded, -32010, "ValueError", &[],
-        [Always(429), Always(429), Always(503)]),
-    row(Code::Internal, -32603, "RuntimeError", &[],
-        [Always(500), Always(500), Always(500)]),
-];
-
-// The index is the word: proved here, so that `mapping` cannot miss.
-const _: () = {
-    let mut at = 0;
-    while at < MAPPINGS.len() {
-        assert!(MAPPINGS[at].code as usize == at && Code::ALL[at] as usize == at);
-        at += 1;
-    }
-};
-
-/// The row of a word.
-pub fn mapping(code: Code) -> &'static Mapping {
-    &MAPPINGS[code as usize]
-}
-
 fn detail(error: &BoxError) -> Detail {
     error.detail().unwrap_or_default()
 }
 
-/// The number JSON-RPC has for this error.
-pub fn json_rpc_number(error: &BoxError) -> i32 {
-    match error.written_wrongly() {
-        Some(Fault::Parse) => -32700,
-        Some(Fault::InvalidMessage) => -32600,
-        Some(Fault::UnknownAction) => -32601,
-        Some(Fault::InvalidParams) => -32602,
-        None => mapping(error.code()).json_rpc,
-    }
-}
-
-/// The class LangBot has for this error. The engine writes the same one before the text.
+/// The class LangBot has for this error.
 pub fn langbot_class(error: &BoxError) -> &'static str {
     if error.written_wrongly() == Some(Fault::UnknownAction) {
         return "ValueError";
     }
-    let row = mapping(error.code());
-    let subject = detail(error).subject;
-    let by_subject = row
-        .langbot_by_subject
-        .iter()
-        .find(|(of, _)| Some(*of) == subject);
-    by_subject.map_or(row.langbot, |(_, class)| *class)
-}
-
-/// The HTTP status a world gets for this error; `None` if the connection just ends.
-pub fn http_status(error: &BoxError, world: HttpWorld, stage: Stage) -> Option<u16> {
-    let row = mapping(error.code());
-    let status = match world {
-        HttpWorld::OpenSandbox => row.opensandbox,
-        HttpWorld::LangSmith => row.langsmith,
-        HttpWorld::Aio => row.aio,
-    };
-    let pick = |first: bool, yes: u16, no: u16| Some(if first { yes } else { no });
-    match status {
-        Always(status) => Some(status),
-        ByLasting { passing, lasting } => pick(detail(error).lasting, lasting, passing),
-        ByShape { shape, value } => pick(error.written_wrongly().is_some(), shape, value),
-        ByCreate { create, other } => pick(stage == Stage::Creating, create, other),
-        ByDisk { disk, other } => pick(detail(error).subject == Some(Subject::Disk), disk, other),
-        ByBegun { before, after } => pick(stage == Stage::Begun, after, before),
-        NoAnswer => None,
+    match (error.code(), detail(error).subject) {
+        (Code::Conflict, Some(Subject::Process)) => "BoxManagedProcessConflictError",
+        (Code::Conflict, _) => "BoxSessionConflictError",
+        (Code::NotFound, Some(Subject::Process)) => "BoxManagedProcessNotFoundError",
+        (Code::NotFound, _) => "BoxSessionNotFoundError",
+        (Code::Validation, _) => "BoxValidationError",
+        (Code::Unavailable, Some(Subject::Readiness)) => "BoxReadinessError",
+        (Code::Unavailable | Code::Unsupported, _) => "BoxBackendUnavailableError",
+        (Code::Denied, Some(Subject::Grant)) => "BoxAdmissionError",
+        (Code::Denied, _) => "PermissionError",
+        (Code::Capacity, _) => "BoxCapacityExceededError",
+        // LangBot receives a command's timeout as a result; this is for other timeouts.
+        (Code::Timeout, _) => "TimeoutError",
+        (Code::Cancelled, _) => "CancelledError",
+        (Code::TooLarge | Code::Overloaded, _) => "ValueError",
+        (Code::Internal, _) => "RuntimeError",
     }
 }
 

@@ -129,7 +129,7 @@ macro_rules! ids {
 ids! {
     /// A box. Called `session_id` on every wire.
     SessionId, "session_id";
-    /// The changeable name of a box or of something in the catalogue.
+    /// The changeable name of a box or of an item of the catalog.
     Name, "name";
     /// A command, within its box.
     CommandId, "command_id";
@@ -139,7 +139,7 @@ ids! {
     ConnId, "conn_id";
     /// A pieced upload, within its box.
     UploadId, "upload_id";
-    /// Something in the catalogue.
+    /// An item of the catalog.
     ItemId, "id";
 }
 

@@ -2,37 +2,8 @@
 
 use serde::Serialize;
 
-use crate::actions as native;
 use crate::model::{BoxSessionInfo, HostPathMode, LaneStatus, Network};
 use crate::time::{self, UnixMs};
-use box_rpc::Action as _;
-
-/// LangBot's actions and ours. One of theirs may take several of ours: then this is the first.
-pub const ACTIONS: &[(&str, &str)] = &[
-    ("box_init", native::SystemConfigure::NAME),
-    ("box_health", native::SystemHealth::NAME),
-    ("box_get_backend_info", native::SystemHealth::NAME),
-    ("box_status", native::SystemStatus::NAME),
-    ("box_exec", native::BoxExec::NAME),
-    ("box_create_session", native::BoxCreate::NAME),
-    ("box_get_session", native::BoxGet::NAME),
-    ("box_get_sessions", native::BoxList::NAME),
-    ("box_delete_session", native::BoxDelete::NAME),
-    ("box_start_managed_process", native::CommandStart::NAME),
-    ("box_get_managed_process", native::CommandGet::NAME),
-    ("box_stop_managed_process", native::CommandKill::NAME),
-    ("box_get_storage_analysis", native::SystemStorage::NAME),
-    ("box_verify_shared_workspace", native::SystemProbe::NAME),
-    (
-        "box_upsert_sandbox_admission_grant",
-        native::TenantGrant::NAME,
-    ),
-    (
-        "box_revoke_sandbox_admission_grant",
-        native::TenantRevoke::NAME,
-    ),
-    ("box_shutdown", native::SystemShutdown::NAME),
-];
 
 /// Those of LangBot's actions that need no tenant context.
 pub const WITHOUT_CONTEXT: &[&str] = &[
@@ -44,22 +15,6 @@ pub const WITHOUT_CONTEXT: &[&str] = &[
     "box_verify_shared_workspace",
     "box_shutdown",
 ];
-
-/// Our name for an action of LangBot's.
-pub fn native_name(langbot: &str) -> Option<&'static str> {
-    ACTIONS
-        .iter()
-        .find(|(theirs, _)| *theirs == langbot)
-        .map(|(_, ours)| *ours)
-}
-
-/// LangBot's names for an action of ours.
-pub fn langbot_names(native: &str) -> impl Iterator<Item = &'static str> {
-    ACTIONS
-        .iter()
-        .filter(move |(_, ours)| *ours == native)
-        .map(|(theirs, _)| *theirs)
-}
 
 /// What LangBot reads on standard error after a timeout that left it empty.
 pub fn timeout_notice(timeout_sec: u64) -> String {
@@ -119,29 +74,8 @@ impl<'a> From<&'a BoxSessionInfo> for SessionView<'a> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use super::*;
     use crate::model::SpecDraft;
-
-    #[test]
-    fn the_table_leads_to_actions_that_exist() {
-        for (theirs, ours) in ACTIONS {
-            assert!(native::ALL_ACTIONS.contains(ours), "{ours}");
-            assert_eq!(native_name(theirs), Some(*ours));
-            assert!(langbot_names(ours).any(|name| name == *theirs));
-        }
-        assert_eq!(native_name("box_fly"), None);
-        assert_eq!(langbot_names("file.read").count(), 0);
-    }
-
-    #[test]
-    fn no_langbot_name_stands_twice() {
-        let names: BTreeSet<_> = ACTIONS.iter().map(|(theirs, _)| theirs).collect();
-        assert_eq!(names.len(), ACTIONS.len());
-        assert_eq!(names.len(), 17);
-        assert!(WITHOUT_CONTEXT.iter().all(|name| names.contains(name)));
-    }
 
     #[test]
     fn a_session_has_langbots_members_and_no_other() {

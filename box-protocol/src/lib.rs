@@ -1,4 +1,4 @@
-//! The contract of Box: every action, every model with its rules, every error with its mappings.
+//! The contract of Box: every action, every model with its rules, every error.
 //! No I/O, no policy, no state; client, service, runtime, agent and gateways all stand on it.
 //!
 //! # Reading order
@@ -7,8 +7,10 @@
 //!    caller gets unasked.
 //! 2. [`actions`]: what can be asked, noun by noun, each with when it is allowed and what it answers.
 //!    `agent.*` is what a runtime asks inside a box.
-//! 3. [`error`]: the twelve words and the one table that maps them to JSON-RPC, LangBot and HTTP.
+//! 3. [`error`]: the twelve codes and their details.
 //! 4. [`langbot`]: LangBot's names for our actions and its view of our models.
+//! 5. [`catalog`]: volumes, templates and pools as the client models of seed 004 write them; no action
+//!    serves them yet.
 //!
 //! # Nouns
 //!
@@ -19,8 +21,6 @@
 //! | shell | [`ShellId`] | its box | `shell.create` | `shell.delete`, idleness, its box |
 //! | file | absolute path | its box | anything | anything |
 //! | port | number; an open relay has a [`ConnId`] | its box; the caller's connection | `port.open` | either side |
-//! | volume, template, pool, snapshot | [`ItemId`], and a [`Name`] | server, by kind | `catalog.put` | `catalog.delete` |
-//! | tenant | namespace and generation | server | the first call that names it | never |
 //!
 //! # How a rule is kept
 //! A model with rules cannot be made without them: its fields are readable, but only a constructor or
@@ -30,6 +30,7 @@
 
 pub mod actions;
 mod blob;
+pub mod catalog;
 mod decode;
 mod env;
 pub mod error;

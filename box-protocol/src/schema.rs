@@ -13,7 +13,7 @@ use schemars::generate::{SchemaGenerator, SchemaSettings};
 use schemars::{JsonSchema, Schema};
 use serde_json::{Map, Value, json};
 
-use crate::actions::{AGENT_SCHEMAS, ALL_SCHEMAS, FileChange, Tenant};
+use crate::actions::{AGENT_SCHEMAS, ALL_SCHEMAS, FileChange};
 use crate::error::{Code, Detail};
 use crate::langbot::SessionView;
 use crate::model::{BoxManagedProcessInfo, BoxManagedProcessSpec, BoxProfile, BoxSpec};
@@ -64,14 +64,13 @@ pub fn contract() -> Value {
     );
     let agent_actions = told(AGENT_SCHEMAS, &mut generator);
     // Models that no action names: lines of a log, details of an error, configuration, LangBot's views.
-    let models: [fn(&mut SchemaGenerator) -> Schema; 9] = [
+    let models: [fn(&mut SchemaGenerator) -> Schema; 8] = [
         reach::<BoxSpec>,
         reach::<BoxProfile>,
         reach::<BoxManagedProcessSpec>,
         reach::<BoxManagedProcessInfo>,
         reach::<SessionView<'static>>,
         reach::<FileChange>,
-        reach::<Tenant>,
         reach::<Detail>,
         reach::<Code>,
     ];

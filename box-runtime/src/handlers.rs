@@ -21,7 +21,6 @@ use tokio::sync::mpsc;
 
 use crate::caller::Caller;
 use crate::runtime::BoxRuntime;
-use crate::unserved::unserved;
 
 /// Chunks between a session and the connection that wants them.
 const CHUNKS_AHEAD: usize = 4;
@@ -39,9 +38,9 @@ contract! {
 }
 
 impl BoxRuntime {
-    /// Serves the contract. What is not served yet answers `unsupported`.
+    /// Serves the contract.
     pub fn router(&self) -> Router {
-        unserved(Served::router(Arc::new(self.clone()))).build()
+        Served::router(Arc::new(self.clone())).build()
     }
 }
 

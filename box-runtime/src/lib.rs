@@ -57,7 +57,6 @@ mod spooled;
 mod stats;
 mod table;
 mod trail;
-mod unserved;
 mod watch;
 
 pub use backend::{
@@ -71,4 +70,3 @@ pub use handlers::Served;
 pub use order::Queued;
 pub use runtime::BoxRuntime;
 pub use spool::Spool;
-pub use unserved::Unserved;

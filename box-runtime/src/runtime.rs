@@ -12,7 +12,7 @@ use box_protocol::actions::{
     SystemConfigureResult, SystemShutdownParams, SystemShutdownResult, SystemStatusResult, Until,
 };
 use box_protocol::error::Detail;
-use box_protocol::{BoxError, BoxExecutionResult, BoxSessionInfo, BoxSpec, SessionId};
+use box_protocol::{BoxError, BoxExecutionResult, BoxSessionInfo, SessionId};
 use box_rpc::Router;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
@@ -86,7 +86,7 @@ impl BoxRuntime {
         caller: &Caller,
         params: BoxCreateParams,
     ) -> Result<BoxCreateResult, BoxError> {
-        let spec = built(params.spec)?;
+        let spec = params.spec.build()?;
         let (reply, answer) = oneshot::channel();
         let create = Create {
             caller: caller.clone(),
@@ -159,7 +159,7 @@ impl BoxRuntime {
         self.ask(ask).await?
     }
 
-    /// The caller's boxes of one world, by id.
+    /// The caller's boxes, by id.
     pub async fn list(
         &self,
         caller: &Caller,
@@ -377,7 +377,7 @@ fn prepared(
     params: BoxExecParams,
     output: Option<Streaming>,
 ) -> Result<(Work, Answer), BoxError> {
-    let spec = built(params.spec)?;
+    let spec = params.spec.build()?;
     spec.require_cmd()?;
     let (reply, answer) = oneshot::channel();
     let exec = Exec {
@@ -400,28 +400,8 @@ fn unsupported(field: &str, why: &str) -> BoxError {
     BoxError::unsupported(format!("{field}: {why}")).with_detail(&Detail::of_field(field))
 }
 
-/// The spec of a draft, if it asks for nothing that is not served yet.
-fn built(draft: box_protocol::SpecDraft) -> Result<BoxSpec, BoxError> {
-    let spec = draft.build()?;
-    let extras = &spec.extras;
-    let unserved = [
-        ("from", extras.from.is_some()),
-        (
-            "volumes",
-            extras
-                .volumes
-                .as_ref()
-                .is_some_and(|volumes| !volumes.is_empty()),
-        ),
-    ];
-    match unserved.into_iter().find(|(_, asked)| *asked) {
-        Some((field, _)) => Err(unsupported(field, "not served yet")),
-        None => Ok(spec),
-    }
-}
-
 fn is_listed(card: &Card, params: &BoxListParams) -> bool {
-    if card.world() != params.world.unwrap_or_default() {
+    if params.world.is_some_and(|world| card.world() != world) {
         return false;
     }
     let live = card.live();

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Result;
 use box_client::{BoxClient, BoxError, BoxListParams, ClientError};
 use box_protocol::actions::{BoxDelete, BoxDeleteParams};
-use box_protocol::{BoxSessionInfo, BoxState, CommandInfo, Role, SessionId, UnixMs, World};
+use box_protocol::{BoxSessionInfo, BoxState, CommandInfo, Role, SessionId, UnixMs};
 use serde::Serialize;
 use serde_json::json;
 
@@ -45,27 +45,18 @@ fn show(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Every box this caller sees, whichever door it was made through, page by page.
+/// Every box that the caller sees, page by page.
 pub(crate) async fn all(client: &BoxClient) -> Result<Vec<BoxSessionInfo>> {
     let mut boxes = Vec::new();
-    for world in World::ALL {
-        let mut after = None;
-        loop {
-            let page = client
-                .list(BoxListParams {
-                    world: Some(world),
-                    after: after.take(),
-                    ..BoxListParams::default()
-                })
-                .await?;
-            boxes.extend(page.items);
-            match page.next {
-                Some(next) => after = Some(next),
-                None => break,
-            }
+    let mut params = BoxListParams::default();
+    loop {
+        let page = client.list(params.clone()).await?;
+        boxes.extend(page.items);
+        match page.next {
+            Some(next) => params.after = Some(next),
+            None => return Ok(boxes),
         }
     }
-    Ok(boxes)
 }
 
 fn box_table(boxes: &[BoxSessionInfo]) -> String {

@@ -105,7 +105,7 @@ async def test_health_needs_no_token_and_nothing_else_is_there(server):
     status, ready = await asyncio.to_thread(get, "/readyz")
     assert (status, ready["ready"], ready["mode"]) == (200, True, "standard")
     assert ready["backend"] == {"name": "native", "available": True}
-    for path in ("/metrics", "/version", "/v1/sandboxes", "/boxes/b/execd/ping"):
+    for path in ("/metrics", "/version", "/boxes/b/port/80/"):
         assert (await asyncio.to_thread(get, path))[0] == 404, path
 
 

@@ -16,13 +16,13 @@ use crate::time::UnixMs;
 actions! {
     /// Makes a box, or finds the one that fits. Errors: `conflict` (a fixed field differs, the name is
     /// taken, or it exists and `if_exists` is `fail`), `capacity`, `unavailable` naming the missing
-    /// primitive, `unsupported`, `not_found` (template, volume or snapshot).
+    /// primitive, `unsupported`.
     BoxCreate = "box.create": BoxCreateParams => BoxCreateResult;
 
     /// What is known of a box, in any state. `not_found`.
     BoxGet = "box.get": BoxGetParams => BoxGetResult;
 
-    /// The caller's boxes, of one world, in any state.
+    /// The caller's boxes, in any state.
     BoxList = "box.list": BoxListParams => BoxListResult;
 
     /// Changes what may change, in any state but `failed`: all of it or nothing, kept before it is answered.
@@ -152,7 +152,7 @@ pub struct GuestFacts {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct BoxListParams {
-    /// Of this world; without it, of the door the call came through.
+    /// Made through this protocol; without it, through any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub world: Option<World>,
     /// With this name.

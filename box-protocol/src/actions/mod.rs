@@ -5,15 +5,14 @@
 //! its `BoxCreateResult`. Parameters refuse members they do not know; results and chunks may grow, and
 //! a reader passes over what is new to it.
 //!
-//! Any action may answer `validation`, `denied`, `overloaded`, `cancelled` and `internal`, and
-//! `unsupported` while it is not served yet; what else it may answer stands at the action. `hello`,
-//! the first call on a connection that needs a token, belongs to the engine.
+//! Any action may answer `validation`, `denied`, `overloaded`, `cancelled` and `internal`; what else
+//! it may answer stands at the action. `hello`, the first call on a connection that needs a token,
+//! belongs to the engine.
 
 mod agent;
 mod agent_ends;
 mod agent_files;
 mod boxes;
-mod catalog;
 mod commands;
 mod file_search;
 mod files;
@@ -22,13 +21,11 @@ mod output;
 mod ports;
 mod shells;
 mod system;
-mod tenant;
 
 pub use agent::*;
 pub use agent_ends::*;
 pub use agent_files::*;
 pub use boxes::*;
-pub use catalog::*;
 pub use commands::*;
 pub use file_search::*;
 pub use files::*;
@@ -37,7 +34,6 @@ pub use output::*;
 pub use ports::*;
 pub use shells::*;
 pub use system::*;
-pub use tenant::*;
 
 /// Declares actions: `Type = "name": Params => Result;`, with `| Chunk` if it streams.
 macro_rules! actions {
@@ -97,14 +93,12 @@ names! {
     /// The contract a host sees, `hello` apart.
     ALL_ACTIONS, ALL_SCHEMAS:
     SystemHealth SystemStatus SystemConfigure SystemStorage SystemProbe SystemShutdown
-    TenantGrant TenantRevoke
     BoxCreate BoxGet BoxList BoxUpdate BoxTransition BoxDelete BoxExec BoxStats BoxEvents
     CommandStart CommandAttach CommandGet CommandList CommandInput CommandKill
     ShellCreate ShellRun ShellList ShellDelete
     FileRead FileWrite FileStat FileList FileFind FileGrep FileReplace FileMove FileRemove FileMkdir
     FileAttributes FileWatch FilePack FileUnpack
-    PortOpen PortSend PortShare
-    CatalogPut CatalogGet CatalogList CatalogDelete;
+    PortOpen PortSend PortShare;
 
     /// What a runtime asks of the agent in a box.
     AGENT_ACTIONS, AGENT_SCHEMAS:

@@ -61,12 +61,6 @@ fn the_shortest_parameters_are_taken_and_strays_refused() {
     let s = "s1";
     takes::<SystemProbe>(json!({"name": "marker"}));
     takes::<SystemShutdown>(json!({}));
-    let tenant = json!({"namespace": "ws", "generation": 1});
-    takes::<TenantGrant>(
-        json!({"tenant": tenant, "revision": 1, "expires_at": 5, "max_sessions": 1,
-        "max_managed_processes": 0}),
-    );
-    takes::<TenantRevoke>(json!({"namespace": "ws", "revision": 2}));
     takes::<BoxCreate>(json!({"spec": {"session_id": s}}));
     takes::<BoxExec>(json!({"spec": {"session_id": s, "cmd": "ls", "timeout_sec": "999"}}));
     takes::<BoxGet>(json!({"session_id": s}));
@@ -104,10 +98,6 @@ fn the_shortest_parameters_are_taken_and_strays_refused() {
     takes::<PortOpen>(json!({"session_id": s, "port": 80}));
     takes::<PortSend>(json!({"session_id": s, "conn_id": "c"}));
     takes::<PortShare>(json!({"session_id": s, "port": 80, "for_ms": 1000}));
-    takes::<CatalogPut>(json!({"kind": "volume", "item": {"name": "v"}, "if": "absent"}));
-    takes::<CatalogGet>(json!({"kind": "snapshot", "item": {"name": "v"}, "tag": "t"}));
-    takes::<CatalogList>(json!({"kind": "pool"}));
-    takes::<CatalogDelete>(json!({"kind": "volume", "item": {"id": "v"}}));
     takes::<AgentStart>(
         json!({"command_id": "c", "program": {"argv": ["ls"]}, "env": {}, "cwd": "/"}),
     );
@@ -273,41 +263,4 @@ fn secrets_stay_out_of_debug() {
     let config: SystemConfigureParams =
         serde_json::from_value(json!({"e2b": {"api_key": "hunter2"}})).unwrap();
     assert_eq!(format!("{config:?}"), r#"{"e2b"}"#);
-}
-
-#[test]
-fn an_item_of_the_catalogue_is_told_in_few_words_and_in_many() {
-    for (kind, item) in [
-        (CatalogKind::Volume, json!({"name": "v", "size_bytes": 5})),
-        (
-            CatalogKind::Pool,
-            json!({"name": "p", "template": "t", "replicas": 3}),
-        ),
-        (
-            CatalogKind::Template,
-            json!({"name": "t", "spec": {"session_id": "s", "memory_mb": 512,
-                "volumes": [{"volume": "v", "mount_path": "/data"}]}}),
-        ),
-    ] {
-        let name = item["name"].clone();
-        let told = |item: Value, state: &str| -> CatalogItem {
-            let told = json!({"id": "i", "kind": kind, "state": state, "item": item,
-                "created_at": 1, "updated_at": 2, "newer_than_this_build": true});
-            serde_json::from_value(told).unwrap()
-        };
-        let full = told(item, "ready");
-        round_trip(&full);
-        assert_eq!((full.id.as_str(), full.kind), ("i", kind));
-        let brief = told(json!({"name": name}), "building");
-        assert_eq!(brief.item.name, full.item.name);
-        assert_eq!(
-            (brief.state, brief.item.replicas),
-            (ItemState::Building, None)
-        );
-        assert!(brief.item.labels.is_empty() && brief.figures.is_empty());
-        assert_eq!(
-            told(json!({"name": name}), "failed").state,
-            ItemState::Failed
-        );
-    }
 }

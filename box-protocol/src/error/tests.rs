@@ -5,32 +5,6 @@ fn about(code: Code, subject: Subject) -> BoxError {
 }
 
 #[test]
-fn every_word_has_exactly_one_row() {
-    for code in Code::ALL {
-        assert_eq!(mapping(code).code, code);
-    }
-    assert_eq!(MAPPINGS.len(), Code::ALL.len());
-}
-
-#[test]
-fn json_rpc_numbers_are_distinct_and_faults_have_their_own() {
-    let mut numbers: Vec<_> = MAPPINGS.iter().map(|row| row.json_rpc).collect();
-    for (fault, number) in [
-        (Fault::Parse, -32700),
-        (Fault::InvalidMessage, -32600),
-        (Fault::UnknownAction, -32601),
-        (Fault::InvalidParams, -32602),
-    ] {
-        assert_eq!(json_rpc_number(&BoxError::fault(fault, "x")), number);
-        numbers.push(number);
-    }
-    numbers.sort_unstable();
-    numbers.dedup();
-    assert_eq!(numbers.len(), 16);
-    assert_eq!(json_rpc_number(&BoxError::validation("x")), -32003);
-}
-
-#[test]
 fn langbot_classes_are_those_its_client_looks_for() {
     let plain = |code| langbot_class(&BoxError::new(code, "x"));
     assert_eq!(plain(Code::Validation), "BoxValidationError");
@@ -64,63 +38,6 @@ fn the_subject_chooses_among_langbot_classes() {
     assert_eq!(
         class(Code::Unavailable, Subject::Readiness),
         "BoxReadinessError"
-    );
-}
-
-#[test]
-fn every_word_has_a_status_in_every_world() {
-    for code in Code::ALL {
-        for world in [HttpWorld::OpenSandbox, HttpWorld::LangSmith, HttpWorld::Aio] {
-            for stage in [Stage::Creating, Stage::Before, Stage::Begun] {
-                match http_status(&BoxError::new(code, "x"), world, stage) {
-                    Some(status) => assert!((400..600).contains(&status), "{code} {world:?}"),
-                    None => assert_eq!(code, Code::Cancelled),
-                }
-            }
-        }
-    }
-}
-
-#[test]
-fn statuses_depend_on_what_the_table_says() {
-    use HttpWorld::{Aio, LangSmith, OpenSandbox};
-    let status = |error: &BoxError, world, stage| http_status(error, world, stage).unwrap();
-
-    let lasting = BoxError::unavailable("no seccomp").with_detail(&Detail::lasting());
-    let passing = BoxError::unavailable("starting");
-    assert_eq!(status(&lasting, OpenSandbox, Stage::Before), 501);
-    assert_eq!(status(&passing, OpenSandbox, Stage::Before), 503);
-    assert_eq!(status(&lasting, LangSmith, Stage::Creating), 422);
-    assert_eq!(status(&passing, Aio, Stage::Before), 502);
-
-    let shape = BoxError::fault(Fault::InvalidParams, "x");
-    assert_eq!(status(&shape, Aio, Stage::Before), 422);
-    assert_eq!(status(&BoxError::validation("x"), Aio, Stage::Before), 400);
-    assert_eq!(
-        status(&BoxError::validation("x"), LangSmith, Stage::Before),
-        422
-    );
-
-    let conflict = BoxError::conflict("x");
-    assert_eq!(status(&conflict, Aio, Stage::Before), 409);
-    assert_eq!(status(&conflict, Aio, Stage::Begun), 400);
-
-    assert_eq!(
-        status(&about(Code::Capacity, Subject::Disk), Aio, Stage::Before),
-        507
-    );
-    assert_eq!(status(&BoxError::capacity("x"), Aio, Stage::Before), 503);
-    assert_eq!(
-        status(&BoxError::timeout("x"), LangSmith, Stage::Creating),
-        408
-    );
-    assert_eq!(
-        status(&BoxError::timeout("x"), LangSmith, Stage::Before),
-        504
-    );
-    assert_eq!(
-        status(&BoxError::unsupported("x"), LangSmith, Stage::Creating),
-        422
     );
 }
 

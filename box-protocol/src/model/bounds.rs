@@ -13,7 +13,7 @@ pub const MAX_LABEL_BYTES: usize = 16 * 1024;
 /// Mounts one call may ask for beside the workspace.
 pub const MAX_MOUNTS: usize = 64;
 
-/// Entries of every other list of a spec: `dirs`, `volumes`, `best_effort`.
+/// Entries of every other list of a spec: `dirs`, `best_effort`.
 pub const MAX_ENTRIES: usize = 64;
 
 /// Arguments of `main`.
@@ -81,20 +81,12 @@ pub(super) fn check(extras: &SpecExtras) -> Result<(), Invalid> {
         MAX_ENTRIES,
     )?;
     few(
-        "volumes",
-        entries(extras.volumes.as_ref().map(Vec::len)),
-        MAX_ENTRIES,
-    )?;
-    few(
         "best_effort",
         entries(extras.best_effort.as_ref().map(Vec::len)),
         MAX_ENTRIES,
     )?;
     for word in extras.best_effort.iter().flatten() {
         short("best_effort", word)?;
-    }
-    for volume in extras.volumes.iter().flatten() {
-        short("volumes", volume.sub_path.as_deref().unwrap_or_default())?;
     }
     if let Some(guest) = &extras.guest {
         short("guest", &guest.name)?;

@@ -30,15 +30,9 @@ pub struct SpecExtras {
     /// What a gateway keeps with the box.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub note: Option<Note>,
-    /// The door the box came through.
+    /// The protocol the box was made through.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub world: Option<World>,
-    /// What the box is made from.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub from: Option<BoxSource>,
-    /// Volumes to mount.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub volumes: Option<Vec<VolumeMount>>,
     /// When the box ends by itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lifetime: Option<Lifetime>,
@@ -77,8 +71,6 @@ impl SpecExtras {
             "labels" => put(&mut self.labels, map, "labels")?,
             "note" => put(&mut self.note, map, "note")?,
             "world" => put(&mut self.world, map, "world")?,
-            "from" => put(&mut self.from, map, "from")?,
-            "volumes" => put(&mut self.volumes, map, "volumes")?,
             "lifetime" => put(&mut self.lifetime, map, "lifetime")?,
             "defaults" => put(&mut self.defaults, map, "defaults")?,
             "main" => put(&mut self.main, map, "main")?,
@@ -95,16 +87,6 @@ impl SpecExtras {
         super::bounds::check(self)?;
         for dir in self.dirs.iter().flatten() {
             paths::inside("dirs", dir)?;
-        }
-        for volume in self.volumes.iter().flatten() {
-            paths::inside("volumes", &volume.mount_path)?;
-            let inside_volume = |path: &String| paths::is_normalized(&format!("/{path}"));
-            if !volume.sub_path.iter().all(inside_volume) {
-                return Err(Invalid::new(
-                    "volumes",
-                    "must have a sub_path that stays inside the volume",
-                ));
-            }
         }
         if let Some(cwd) = self
             .defaults
@@ -123,7 +105,7 @@ impl SpecExtras {
     }
 }
 
-/// The door a box came through. Lists show the own world only.
+/// The protocol a box was made through.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
@@ -133,54 +115,6 @@ pub enum World {
     Native,
     /// LangBot's frames.
     LangBot,
-    /// OpenSandbox's HTTP.
-    OpenSandbox,
-    /// LangSmith's HTTP.
-    LangSmith,
-    /// AIO's HTTP, and deer-flow's.
-    Aio,
-}
-
-impl World {
-    /// Every one.
-    pub const ALL: [Self; 5] = [
-        Self::Native,
-        Self::LangBot,
-        Self::OpenSandbox,
-        Self::LangSmith,
-        Self::Aio,
-    ];
-}
-
-/// What a box is made from, by id or name.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(rename_all = "lowercase")]
-pub enum BoxSource {
-    /// A template of the catalogue.
-    Template(Name),
-    /// A snapshot of another box.
-    Snapshot(Name),
-    /// A box that is already waiting in a pool.
-    Pool(Name),
-}
-
-/// A volume of the catalogue in a box.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(deny_unknown_fields)]
-pub struct VolumeMount {
-    /// The volume's id or name.
-    pub volume: Name,
-    /// Where it appears.
-    #[cfg_attr(feature = "schema", schemars(regex(pattern = crate::schema::INSIDE)))]
-    pub mount_path: String,
-    /// Only this part of it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub sub_path: Option<String>,
-    /// For reading only.
-    #[serde(default)]
-    pub ro: bool,
 }
 
 /// When a box ends by itself. `persistent` in the spec wins over `idle_ms`.

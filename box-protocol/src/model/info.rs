@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::extras::{BoxSource, Defaults, Labels, Lifetime, World};
+use super::extras::{Defaults, Labels, Lifetime, World};
 use super::mount::HostPathMode;
 use super::network::NetworkPolicy;
 use super::spec::{BoxSpec, Network};
@@ -122,7 +122,7 @@ pub struct BoxSessionInfo {
     /// What its exec lane is doing.
     #[serde(default)]
     pub status: LaneStatus,
-    /// The door it came through.
+    /// The protocol it was made through.
     #[serde(default)]
     pub world: World,
     /// Its changeable name.
@@ -134,9 +134,6 @@ pub struct BoxSessionInfo {
     /// What a gateway keeps with it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<Note>,
-    /// What it was made from.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub from: Option<BoxSource>,
     /// When it ends by itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lifetime: Option<Lifetime>,
@@ -201,7 +198,6 @@ impl BoxSessionInfo {
             name: spec.extras.name.clone(),
             labels: spec.extras.labels.clone().unwrap_or_default(),
             note: spec.extras.note.clone(),
-            from: spec.extras.from.clone(),
             lifetime: spec.extras.lifetime.clone(),
             defaults: spec.extras.defaults.clone(),
             network_policy: spec.extras.network_policy.clone(),

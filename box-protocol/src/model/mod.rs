@@ -25,9 +25,7 @@ pub use command::{CommandInfo, CommandState, PerStream, Program, Role, RunError}
 pub use compat::{Conflict, Fixed, first_conflict};
 pub use draft::SpecDraft;
 pub use execution::{BoxExecutionResult, ExecutionStatus, Exit, ExitWhy, Killed};
-pub use extras::{
-    BoxSource, Defaults, Guest, Labels, Lifetime, Main, OnIdle, SpecExtras, VolumeMount, World,
-};
+pub use extras::{Defaults, Guest, Labels, Lifetime, Main, OnIdle, SpecExtras, World};
 pub use info::{Access, BoxSessionInfo, BoxState, LaneStatus};
 pub use mount::{ARTIFACT_ROOT, ARTIFACT_UNUSABLE, BoxMountSpec, HostPathMode};
 pub use network::{Host, HostName, NetworkDefault, NetworkOpinion, NetworkPolicy, NetworkRule};

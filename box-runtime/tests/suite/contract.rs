@@ -2,7 +2,7 @@
 
 use box_protocol::actions::{
     AttachOptions, BoxCreate, BoxCreateParams, BoxDelete, BoxDeleteParams, BoxExec, BoxGet,
-    BoxGetParams, BoxList, BoxListParams, CatalogList, CommandChunk, IfExists, SystemConfigure,
+    BoxGetParams, BoxList, BoxListParams, CommandChunk, IfExists, SystemConfigure,
     SystemConfigureParams, SystemHealth, SystemShutdown, SystemShutdownParams, SystemStatus,
 };
 use box_protocol::{Code, SpecDraft};
@@ -106,27 +106,6 @@ async fn the_whole_life_of_a_box_over_a_connection() {
         .await
         .unwrap();
     assert_eq!(down.ended, 0);
-}
-
-#[tokio::test(start_paused = true)]
-async fn an_action_that_is_not_served_yet_says_so() {
-    let w = world();
-    let line = line(&w, None);
-    let params = serde_json::from_value(json!({"kind": "volume"})).unwrap();
-    let error = line
-        .client
-        .peer()
-        .call::<CatalogList>(&params)
-        .await
-        .unwrap_err();
-    let CallError::Refused(error) = error else {
-        panic!("{error}")
-    };
-    assert_eq!(
-        (error.code(), error.message()),
-        (Code::Unsupported, "catalog.list is not served yet")
-    );
-    assert_eq!(error.written_wrongly(), None);
 }
 
 #[tokio::test(start_paused = true)]

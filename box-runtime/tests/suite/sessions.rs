@@ -130,7 +130,7 @@ async fn another_world_conflicts() {
     let w = world();
     w.exec("s", "true").await.unwrap();
     let mut other = spec("s", "true");
-    other.extras.world = Some(box_protocol::World::Aio);
+    other.extras.world = Some(box_protocol::World::LangBot);
     let error = w.exec_spec(other).await.unwrap_err();
     assert_eq!(error.code(), Code::Conflict);
     assert_eq!(

@@ -7,7 +7,7 @@ fn a_page_is_refused_over_http_and_as_a_websocket() {
     let served = Setup::new().start();
     for origin in ["https://evil.example", "http://127.0.0.1", "null"] {
         let mut client = served.client();
-        for path in ["/healthz", "/metrics", "/v1/sandboxes", "/nowhere"] {
+        for path in ["/healthz", "/metrics", "/boxes/b/port/80/", "/nowhere"] {
             let answer = client.get(path, &[("Origin", origin)]);
             assert_eq!(answer.status, 403, "{path} {origin}");
         }
@@ -26,7 +26,7 @@ fn a_token_does_not_let_a_page_in() {
     let (name, value) = bearer(ANN);
     let page = [(name, &*value), ("Origin", "https://evil.example")];
     assert_eq!(served.client().upgrade(&page).status, 403);
-    assert_eq!(served.client().get("/v1/sandboxes", &page).status, 403);
+    assert_eq!(served.client().get("/boxes/b/port/80/", &page).status, 403);
 }
 
 #[test]

@@ -22,7 +22,7 @@ async fn a_thousand_stalled_clients_do_not_keep_a_healthy_one_waiting() {
                 "",
                 "GET /hea",
                 "GET /healthz HTTP/1.1\r\nHost: local",
-                "POST /v1/sandboxes HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n",
+                "POST /boxes/none/port/80/ HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n",
             ];
             stream.write_all(said[number % 4].as_bytes()).unwrap();
             stream
@@ -50,7 +50,7 @@ fn beyond_the_most_connections_a_new_one_is_closed_at_once_and_counted() {
     let mut held: Vec<Client> = (0..4).map(|_| served.client()).collect();
     for client in &mut held {
         // A caller that is let in keeps the place, whatever the answer is.
-        assert_eq!(client.get("/v1/sandboxes", &[]).status, 501);
+        assert_eq!(client.get("/boxes/none/port/80/", &[]).status, 404);
     }
     assert!(served.client().rest().is_empty());
     held.pop();
@@ -111,16 +111,19 @@ fn a_crowd_without_a_token_keeps_out_no_caller_with_one() {
     let (name, token) = bearer(ANN);
     let bearer = [(name, token.as_str())];
     let mut early = served.client();
-    assert_eq!(early.get("/v1/sandboxes", &bearer).status, 501);
+    assert_eq!(early.get("/boxes/none/port/80/", &bearer).status, 404);
     let tcp = served.address("tcp://").strip_prefix("tcp://").unwrap();
     let mut before = hello(tcp);
     for _ in 0..3 {
         let crowds = (crowd(served.http(), MOST), crowd(tcp, MOST));
         // Those who were there before stay, and new ones come in at once.
-        assert_eq!(early.get("/v1/sandboxes", &bearer).status, 501);
+        assert_eq!(early.get("/boxes/none/port/80/", &bearer).status, 404);
         call(&mut before, "box.list", "{}");
         for _ in 0..5 {
-            assert_eq!(served.client().get("/v1/sandboxes", &bearer).status, 501);
+            assert_eq!(
+                served.client().get("/boxes/none/port/80/", &bearer).status,
+                404
+            );
             call(&mut hello(tcp), "box.list", "{}");
         }
         drop(crowds);
@@ -163,14 +166,21 @@ fn a_body_beyond_the_limit_is_refused_before_it_is_sent() {
     let mut client = served.client();
     let most = 256 * 1024 * 1024_u64;
     let length = (most + 1).to_string();
-    let answer = client.ask("POST", "/v1/sandboxes", &[("Content-Length", &length)]);
+    let answer = client.ask(
+        "POST",
+        "/boxes/none/port/80/",
+        &[("Content-Length", &length)],
+    );
     assert_eq!(answer.status, 413);
     assert_eq!(answer.json()["code"], "PAYLOAD_TOO_LARGE");
     assert!(answer.body.contains("http_body_bytes") && answer.body.contains(&most.to_string()));
     // What a client asks first about is not sent for.
     let (most, mut client) = (most.to_string(), served.client());
     let asked = [("Content-Length", &*most), ("Expect", "100-continue")];
-    assert_eq!(client.ask("POST", "/v1/sandboxes", &asked).status, 501);
+    assert_eq!(
+        client.ask("POST", "/boxes/none/port/80/", &asked).status,
+        404
+    );
 }
 
 #[test]
@@ -178,7 +188,7 @@ fn a_body_without_an_end_is_answered_and_cut_off() {
     let served = Setup::new().start();
     let mut client = served.client();
     client.write(
-        "POST /v1/sandboxes HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n",
+        "POST /boxes/none/port/80/ HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n",
     );
     let mut sending = client.stream.get_ref().try_clone().unwrap();
     let sender = std::thread::spawn(move || {
@@ -189,7 +199,7 @@ fn a_body_without_an_end_is_answered_and_cut_off() {
             assert!(sent < 1 << 30, "all of it is read");
         }
     });
-    assert_eq!(client.answer(false).status, 501);
+    assert_eq!(client.answer(false).status, 404);
     sender.join().unwrap();
     assert_eq!(served.get("/healthz").status, 200);
 }
@@ -199,9 +209,10 @@ fn a_small_body_that_nobody_wants_leaves_the_connection_usable() {
     let served = Setup::new().start();
     let mut client = served.client();
     for _ in 0..3 {
-        client
-            .write("POST /v1/sandboxes HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}");
-        assert_eq!(client.answer(false).status, 501);
+        client.write(
+            "POST /boxes/none/port/80/ HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}",
+        );
+        assert_eq!(client.answer(false).status, 404);
     }
     assert_eq!(client.get("/healthz", &[]).status, 200);
 }

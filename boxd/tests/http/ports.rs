@@ -90,11 +90,6 @@ async fn an_address_opens_one_port_of_one_box_and_nothing_else() {
     ] {
         assert_eq!(get(&served, &elsewhere, &[]).status, 401, "{elsewhere}");
     }
-    // Another face, the box itself, the RPC: none of them is the port.
-    for face in ["execd/ping", "aio/v1/shell/exec", "langsmith/execute"] {
-        let face = ours.replace("port/8000/", face);
-        assert_eq!(get(&served, &face, &[]).status, 401, "{face}");
-    }
 
     let short = path(&web, 8000, Some(Duration::from_millis(1))).await;
     tokio::time::sleep(Duration::from_millis(5)).await;

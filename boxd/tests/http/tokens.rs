@@ -37,9 +37,6 @@ fn ten_thousand_wrong_tokens_open_nothing_over_http() {
     let mut client = served.client();
     let doors = [
         ("/rpc/ws", "X-LangBot-Box-Control-Token"),
-        ("/v1/sandboxes", "OPEN-SANDBOX-API-KEY"),
-        ("/v2/sandboxes", "X-Api-Key"),
-        ("/v1/shell/exec", "X-AIO-API-Key"),
         ("/boxes/b/port/80/", "X-Api-Key"),
     ];
     for number in 0..WRONG {
@@ -56,7 +53,8 @@ fn ten_thousand_wrong_tokens_open_nothing_over_http() {
         assert!(!answer.body.contains(value.trim_start_matches("Bearer ")) || value.len() < 20);
     }
     let (name, value) = bearer(ANN);
-    assert_eq!(client.get("/v1/sandboxes", &[(name, &value)]).status, 501);
+    let port = client.get("/boxes/b/port/80/", &[(name, &value)]);
+    assert_eq!(port.status, 404);
     assert_eq!(client.upgrade(&[(name, &value)]).status, 101);
 }
 
@@ -91,41 +89,27 @@ fn ten_thousand_wrong_tokens_open_nothing_by_hello() {
 }
 
 #[test]
-fn each_world_has_its_header_and_its_words() {
+fn langbots_header_is_accepted_at_langbots_paths_only() {
     let served = Setup::new().with_tokens().start();
     let mut client = served.client();
-    // The header of another world is none.
-    for (path, own, other) in [
-        ("/v1/sandboxes", "OPEN-SANDBOX-API-KEY", "X-Api-Key"),
-        ("/v2/sandboxes", "X-Api-Key", "OPEN-SANDBOX-API-KEY"),
-        ("/api/sandboxes", "X-API-Key", "X-AIO-API-Key"),
-        ("/v1/shell/exec", "X-AIO-API-Key", "X-Api-Key"),
-        ("/boxes/b/execd/x", "OPEN-SANDBOX-API-KEY", "X-AIO-API-Key"),
-    ] {
-        assert_eq!(client.get(path, &[(own, ANN)]).status, 501, "{path}");
-        assert_eq!(client.get(path, &[(other, ANN)]).status, 401, "{path}");
-    }
-    let in_query = format!("/v1/shell/exec?api_key={ANN}");
-    assert_eq!(client.get(&in_query, &[]).status, 501);
-    let in_query = format!("/v2/sandboxes?api_key={ANN}");
-    assert_eq!(client.get(&in_query, &[]).status, 401);
-
-    let mut refused = |path: &str| client.get(path, &[]).json();
-    let body = refused("/v1/sandboxes");
-    assert_eq!(body["code"], "MISSING_API_KEY");
-    assert!(body["message"].is_string() && body.get("detail").is_none());
-    let body = refused("/v2/sandboxes/boxes");
-    assert_eq!(body["detail"]["error"], "Unauthorized");
-    assert!(body.get("code").is_none());
-    let body = refused("/v1/sandbox");
+    let header = ("X-LangBot-Box-Control-Token", ANN);
+    assert_eq!(client.get("/rpc/ws", &[header]).status, 426);
+    let port = client.get("/boxes/b/port/80/", &[header]);
     assert_eq!(
-        (&body["success"], &body["data"]),
-        (&false.into(), &Value::Null)
+        (port.status, &port.json()["code"]),
+        (401, &"MISSING_API_KEY".into())
     );
-    assert!(body.get("detail").is_none());
-    let body = refused("/v1/sessions/s/managed-process/ws");
+    let (name, value) = bearer(ANN);
+    assert_eq!(
+        client.get("/boxes/b/port/80/", &[(name, &value)]).status,
+        404
+    );
+    let in_query = format!("/boxes/b/port/80/?api_key={ANN}");
+    assert_eq!(client.get(&in_query, &[]).status, 401);
+    let body = client.get("/v1/sessions/s/managed-process/ws", &[]).json();
     assert_eq!(body["error"]["code"], "Unauthorized");
-    let wrong = client.get("/v1/sandboxes", &[("OPEN-SANDBOX-API-KEY", "x")]);
+    let (name, value) = bearer("x");
+    let wrong = client.get("/boxes/b/port/80/", &[(name, &value)]);
     assert_eq!(wrong.json()["code"], "INVALID_API_KEY");
 }
 
@@ -139,12 +123,9 @@ fn no_secret_is_logged() {
     let cap = "c4pab1lity";
     let (name, value) = bearer(ANN);
     client.get(&format!("/boxes/b~{cap}/port/80/x?token={cap}"), &[]);
-    client.get(
-        &format!("/boxes/b%7E{cap}/aio/v1/shell/exec"),
-        &[(name, &value)],
-    );
-    client.get(&format!("/v1/shell/exec?api_key={BOB}"), &[]);
-    client.get("/v1/sandboxes", &[("OPEN-SANDBOX-API-KEY", "wr0ng-guess")]);
+    client.get(&format!("/boxes/b%7E{cap}/port/80/"), &[(name, &value)]);
+    client.get(&format!("/rpc/ws?api_key={BOB}"), &[]);
+    client.get("/rpc/ws", &[("X-LangBot-Box-Control-Token", "wr0ng-guess")]);
     client.get("/nowhere", &[(name, &value)]);
     client.upgrade(&[("X-LangBot-Box-Control-Token", BOB)]);
     drop(client);

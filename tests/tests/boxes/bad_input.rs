@@ -5,10 +5,7 @@ use box_tests::every_transport;
 use box_tests::world::Setup;
 use serde_json::{Value, json};
 
-every_transport!(
-    a_bad_spec_is_refused_by_its_field,
-    what_is_not_served_yet_says_so
-);
+every_transport!(a_bad_spec_is_refused_by_its_field);
 
 async fn a_bad_spec_is_refused_by_its_field(setup: Setup) {
     let mut raw = setup.boxes().raw().await;
@@ -55,19 +52,4 @@ async fn a_bad_spec_is_refused_by_its_field(setup: Setup) {
         raw.answer().await.result()["stdout"],
         json!("executed: echo")
     );
-}
-
-async fn what_is_not_served_yet_says_so(setup: Setup) {
-    let dialect = setup.dialect;
-    let mut raw = setup.boxes().raw().await;
-    raw.call(1, "catalog.list", &json!({"kind": "volume"}))
-        .await;
-    let error = raw.answer().await.error();
-    // LangBot has one class for what cannot be done now and what never can.
-    let expected = match dialect {
-        box_rpc::Dialect::JsonRpc => Code::Unsupported,
-        box_rpc::Dialect::LangBot => Code::Unavailable,
-    };
-    assert_eq!(error.code, expected, "{error:?}");
-    assert!(error.message.contains("catalog.list"), "{error:?}");
 }

@@ -125,7 +125,6 @@ fn wrong_types_name_the_field() {
         ),
         ("note", json!("x".repeat(20_000))),
         ("lifetime", json!({"idle": 1})),
-        ("from", json!({"image": "x"})),
         ("name", json!("")),
     ] {
         let invalid = spec(json!({name: value})).unwrap_err();
@@ -276,14 +275,6 @@ fn a_mounted_host_path_keeps_the_workdir_under_it() {
 fn extras_keep_their_rules() {
     for (members, field) in [
         (json!({"dirs": ["data"]}), "dirs"),
-        (
-            json!({"volumes": [{"volume": "v", "mount_path": "x"}]}),
-            "volumes",
-        ),
-        (
-            json!({"volumes": [{"volume": "v", "mount_path": "/x", "sub_path": "../y"}]}),
-            "volumes",
-        ),
         (json!({"defaults": {"cwd": "x"}}), "defaults"),
         (json!({"guest": {"name": "gem", "home": "gem"}}), "guest"),
         (json!({"main": {"argv": []}}), "main"),
@@ -291,8 +282,7 @@ fn extras_keep_their_rules() {
         assert_eq!(spec(members).unwrap_err().field(), field);
     }
     let all = json!({
-        "name": "work", "labels": {"a": "b"}, "note": {"any": ["thing"]}, "world": "opensandbox",
-        "from": {"template": "py"}, "volumes": [{"volume": "v", "mount_path": "/v", "ro": true}],
+        "name": "work", "labels": {"a": "b"}, "note": {"any": ["thing"]}, "world": "langbot",
         "lifetime": {"idle_ms": 5, "on_idle": "stop", "wake": true},
         "defaults": {"env": {"A": "1"}, "cwd": "/v"}, "main": {"argv": ["serve"], "ends_box": true},
         "guest": {"name": "gem", "home": "/home/gem"}, "dirs": ["/mnt/x"], "best_effort": ["network"],

@@ -1,4 +1,4 @@
-//! Answers, and refusals in words that each world's clients can read.
+//! Answers and refusals.
 
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Full};
@@ -29,39 +29,6 @@ pub(super) fn json(status: StatusCode, value: &Value) -> Answer {
     text(status, "application/json", value.to_string())
 }
 
-/// How an error is written in the world that a path belongs to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Shape {
-    /// All of them in one body.
-    Shared,
-    /// `{"code", "message"}`.
-    OpenSandbox,
-    /// `{"detail": {"error", "message"}}`.
-    LangSmith,
-    /// `{"success": false, "message", "data": null}`.
-    Aio,
-    /// `{"error": {"code", "message"}}`.
-    LangBot,
-}
-
-impl Shape {
-    fn of(door: Door) -> Self {
-        match door {
-            Door::Healthz
-            | Door::Readyz
-            | Door::Health
-            | Door::Version
-            | Door::Metrics
-            | Door::Rpc
-            | Door::BoxPort => Self::Shared,
-            Door::Relay => Self::LangBot,
-            Door::OpenSandbox | Door::BoxExecd | Door::BoxEgress => Self::OpenSandbox,
-            Door::LangSmith | Door::BoxLangSmith => Self::LangSmith,
-            Door::DeerFlow | Door::Aio | Door::BoxAio => Self::Aio,
-        }
-    }
-}
-
 /// Why a request is refused before any gateway has seen it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Why {
@@ -83,8 +50,6 @@ pub(super) enum Why {
     Misdirected,
     /// Only websockets are served there.
     NoUpgrade,
-    /// What would serve it is not part of this version.
-    NotBuilt,
     /// LangBot, and not the one that is served; it is told no more than that.
     Stranger,
     /// Not yet, or not any more.
@@ -128,7 +93,6 @@ impl Why {
                 "UPGRADE_REQUIRED",
                 "UpgradeRequired",
             ),
-            Self::NotBuilt => (StatusCode::NOT_IMPLEMENTED, "NOT_SUPPORTED", "NotSupported"),
             Self::Stranger => (StatusCode::UNAUTHORIZED, "UNAUTHORIZED", "Unauthorized"),
             Self::NotReady => (
                 StatusCode::SERVICE_UNAVAILABLE,
@@ -157,30 +121,16 @@ impl Refusal {
         }
     }
 
-    /// The answer, as clients of this door expect it; as every client can read it where there is no door.
+    /// The answer: `{"code", "message"}`, or `{"error": {"code", "message"}}` for LangBot's relay.
     pub(super) fn answer(&self, door: Option<Door>) -> Answer {
         let (status, code, class) = self.why.words();
         if self.why == Why::Stranger {
             return text(status, "text/plain; charset=utf-8", self.message.clone());
         }
         let message = self.message.as_str();
-        let shape = match self.why {
-            // Whoever gets these may have meant another door.
-            Why::NotFound | Why::NotBuilt => Shape::Shared,
-            _ => door.map_or(Shape::Shared, Shape::of),
-        };
-        let body = match shape {
-            Shape::Shared => json!({
-                "code": code,
-                "message": message,
-                "success": false,
-                "data": null,
-                "detail": {"error": class, "message": message},
-            }),
-            Shape::OpenSandbox => json!({"code": code, "message": message}),
-            Shape::LangSmith => json!({"detail": {"error": class, "message": message}}),
-            Shape::Aio => json!({"success": false, "message": message, "data": null}),
-            Shape::LangBot => json!({"error": {"code": class, "message": message}}),
+        let body = match door {
+            Some(Door::Relay) => json!({"error": {"code": class, "message": message}}),
+            _ => json!({"code": code, "message": message}),
         };
         let mut answer = json(status, &body);
         let more = match self.why {

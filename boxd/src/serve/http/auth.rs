@@ -1,4 +1,4 @@
-//! Who asks: the token of a request, in whichever header its world uses.
+//! The caller of a request, by its token.
 
 use std::sync::Arc;
 
@@ -13,10 +13,6 @@ use super::routes::Door;
 pub(crate) const LOOPBACK: &str = "loopback";
 
 pub(super) const LANGBOT: &str = "x-langbot-box-control-token";
-const OPENSANDBOX: &str = "open-sandbox-api-key";
-/// LangSmith's, and deer-flow's: names have no case.
-const LANGSMITH: &str = "x-api-key";
-const AIO: &str = "x-aio-api-key";
 
 /// Who may come.
 #[derive(Debug, Clone)]
@@ -29,19 +25,14 @@ pub(super) struct Auth {
 
 impl Auth {
     /// The name of whoever asks at a door that needs one.
-    pub(super) fn who(
-        &self,
-        door: Door,
-        headers: &HeaderMap,
-        query: Option<&str>,
-    ) -> Result<Arc<str>, Refusal> {
+    pub(super) fn who(&self, door: Door, headers: &HeaderMap) -> Result<Arc<str>, Refusal> {
         let open = needs_nothing(door) || door == Door::Metrics && self.loopback;
         let tokens = match &self.tokens {
             Some(tokens) if !open => tokens,
             _ => return Ok(LOOPBACK.into()),
         };
         let mut given = false;
-        for token in offered(door, headers, query) {
+        for token in offered(door, headers) {
             given = true;
             if let Some(name) = tokens.name_of(token) {
                 return Ok(name);
@@ -69,21 +60,13 @@ pub(super) fn needs_nothing(door: Door) -> bool {
 /// The headers that open a door, besides `Authorization: Bearer`, which opens all.
 fn accepted(door: Door) -> &'static [&'static str] {
     match door {
-        Door::Healthz | Door::Readyz | Door::Health | Door::Version | Door::Metrics => &[],
         Door::Rpc | Door::Relay => &[LANGBOT],
-        Door::OpenSandbox | Door::BoxExecd | Door::BoxEgress => &[OPENSANDBOX],
-        Door::LangSmith | Door::BoxLangSmith | Door::DeerFlow => &[LANGSMITH],
-        Door::Aio | Door::BoxAio => &[AIO],
-        Door::BoxPort => &[OPENSANDBOX, LANGSMITH, AIO],
+        _ => &[],
     }
 }
 
 /// Every token a request offers at a door.
-fn offered<'a>(
-    door: Door,
-    headers: &'a HeaderMap,
-    query: Option<&'a str>,
-) -> impl Iterator<Item = &'a str> {
+fn offered<'a>(door: Door, headers: &'a HeaderMap) -> impl Iterator<Item = &'a str> {
     let bearer = headers
         .get_all(AUTHORIZATION)
         .into_iter()
@@ -94,13 +77,7 @@ fn offered<'a>(
         .iter()
         .flat_map(|name| headers.get_all(*name))
         .filter_map(|value| value.to_str().ok());
-    let in_query = matches!(door, Door::Aio | Door::BoxAio)
-        .then_some(query)
-        .flatten()
-        .into_iter()
-        .flat_map(|query| query.split('&'))
-        .filter_map(|part| part.strip_prefix("api_key="));
-    bearer.chain(own).chain(in_query)
+    bearer.chain(own)
 }
 
 #[cfg(test)]
@@ -127,7 +104,7 @@ mod tests {
         let auth = auth(false);
         for (_, door) in ROUTES {
             let bearer = headers("authorization", &format!("bearer {TOKEN}"));
-            let who = auth.who(*door, &bearer, None).unwrap();
+            let who = auth.who(*door, &bearer).unwrap();
             assert_eq!(
                 &*who,
                 if needs_nothing(*door) {
@@ -136,35 +113,31 @@ mod tests {
                     "ann"
                 }
             );
-            for name in [LANGBOT, OPENSANDBOX, LANGSMITH, AIO] {
-                let opened = auth.who(*door, &headers(name, TOKEN), None).is_ok();
+            for name in [LANGBOT, "x-api-key"] {
+                let opened = auth.who(*door, &headers(name, TOKEN)).is_ok();
                 let its_own = accepted(*door).contains(&name) || needs_nothing(*door);
                 assert_eq!(opened, its_own, "{door:?} {name}");
                 assert_eq!(
-                    auth.who(*door, &headers(name, &TOKEN[1..]), None).is_ok(),
+                    auth.who(*door, &headers(name, &TOKEN[1..])).is_ok(),
                     needs_nothing(*door)
                 );
             }
-            let query = format!("x=1&api_key={TOKEN}");
-            let opened = auth.who(*door, &HeaderMap::new(), Some(&query)).is_ok();
-            let aio = matches!(door, Door::Aio | Door::BoxAio);
-            assert_eq!(opened, aio || needs_nothing(*door), "{door:?}");
         }
         let basic = headers("authorization", &format!("Basic {TOKEN}"));
-        assert!(auth.who(Door::Rpc, &basic, None).is_err());
+        assert!(auth.who(Door::Rpc, &basic).is_err());
     }
 
     #[test]
     fn figures_are_open_on_loopback_and_nothing_else_is() {
         let none = HeaderMap::new();
-        assert!(auth(true).who(Door::Metrics, &none, None).is_ok());
-        assert!(auth(false).who(Door::Metrics, &none, None).is_err());
-        let refused = auth(true).who(Door::Rpc, &none, None).unwrap_err();
+        assert!(auth(true).who(Door::Metrics, &none).is_ok());
+        assert!(auth(false).who(Door::Metrics, &none).is_err());
+        let refused = auth(true).who(Door::Rpc, &none).unwrap_err();
         assert_eq!(refused.why, Why::NoToken);
         let open = Auth {
             tokens: None,
             loopback: true,
         };
-        assert_eq!(&*open.who(Door::Rpc, &none, None).unwrap(), LOOPBACK);
+        assert_eq!(&*open.who(Door::Rpc, &none).unwrap(), LOOPBACK);
     }
 }

@@ -24,7 +24,7 @@ pub(super) async fn answer(
     let path = routes::redacted(request.uri().path());
     let method = request.method().clone();
     let found = routes::find(request.uri().path());
-    let door = found.ok();
+    let door = found;
     let mut asked = request.map(Unread::new);
     let outcome = match admit(shared, found, &asked).await {
         Ok((door, caller)) => {
@@ -56,26 +56,27 @@ pub(super) async fn answer(
 /// What every request must pass before a door is opened: no page, a known path, a token; or an address that is its own.
 async fn admit(
     shared: &Shared,
-    found: Result<Door, routes::Miss>,
+    found: Option<Door>,
     asked: &Asked,
 ) -> Result<(Door, Arc<str>), Refusal> {
     let (uri, headers) = (asked.uri(), asked.headers());
     shared.hosts.check(uri, headers)?;
-    if shared.only_langbot && found.is_ok_and(|door| !langbot::has(door)) {
+    if shared.only_langbot && found.is_some_and(|door| !langbot::has(door)) {
         return Err(Refusal::new(
             Why::NotFound,
             "this port is LangBot's; the others are served by --http",
         ));
     }
-    if found == Ok(Door::BoxPort)
+    if found == Some(Door::BoxPort)
         && let Some(caller) = ports::invited(shared, uri.path()).await?
     {
         body::check_length(headers)?;
         return Ok((Door::BoxPort, caller));
     }
     no_page(headers)?;
-    let door = found.map_err(|miss| Refusal::new(Why::NotFound, miss.message()))?;
-    let caller = shared.auth.who(door, headers, uri.query());
+    let door =
+        found.ok_or_else(|| Refusal::new(Why::NotFound, routes::no_such_path(uri.path())))?;
+    let caller = shared.auth.who(door, headers);
     let caller = caller.map_err(|refusal| match door {
         Door::BoxPort if ports::is_addressed(uri.path()) => Refusal::new(
             Why::WrongToken,
@@ -104,12 +105,12 @@ async fn open(
         Door::Readyz => Ok(health::ready(shared).await),
         Door::Version => Ok(health::version()),
         Door::Metrics => Ok(metrics::answer(shared).await),
-        // What follows needs boxes.
-        _ if shared.phase() != Phase::Serving => Err(not_ready(shared.phase())),
+        Door::Rpc | Door::BoxPort | Door::Relay if shared.phase() != Phase::Serving => {
+            Err(not_ready(shared.phase()))
+        }
         Door::Rpc => websocket::upgrade(shared, asked, caller, place),
         Door::BoxPort => ports::pass(shared, asked, caller, place).await,
         Door::Relay => langbot::relay(shared, asked, caller, place).await,
-        _ => Err(not_built(door)),
     }
 }
 
@@ -119,20 +120,6 @@ pub(super) fn not_ready(phase: Phase) -> Refusal {
         Phase::Starting | Phase::Serving => "the server is starting",
     };
     Refusal::new(Why::NotReady, message)
-}
-
-/// A door whose gateway does not exist yet.
-fn not_built(door: Door) -> Refusal {
-    let gateway = match door {
-        Door::OpenSandbox | Door::BoxExecd | Door::BoxEgress => "OpenSandbox",
-        Door::LangSmith | Door::BoxLangSmith => "LangSmith",
-        Door::DeerFlow => "deer-flow",
-        _ => "AIO",
-    };
-    let message = format!(
-        "the {gateway} gateway is not part of this version of boxd; boxes are reached over /rpc/ws"
-    );
-    Refusal::new(Why::NotBuilt, message)
 }
 
 /// Who was kept out goes on record; the token it came with never does.

@@ -1,5 +1,4 @@
-//! Which door a path leads to. Whole segments are compared, never the beginnings of strings, so that `/v1/sandbox` and
-//! `/v1/sandboxes` are two doors and not one with a crack.
+//! The route of a path. Whole segments are compared, never the beginnings of strings.
 
 /// What a path is for. One door is served by one function (`dispatch`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -8,7 +7,7 @@ pub(super) enum Door {
     Healthz,
     /// Whether boxes can be had.
     Readyz,
-    /// The same as `Healthz`, where other worlds look for it.
+    /// The same as `Healthz`, under the name that other clients use.
     Health,
     /// Which version this is.
     Version,
@@ -18,22 +17,6 @@ pub(super) enum Door {
     Rpc,
     /// LangBot's relay of a managed process.
     Relay,
-    /// OpenSandbox's lifecycle.
-    OpenSandbox,
-    /// LangSmith's control plane.
-    LangSmith,
-    /// deer-flow's provisioner.
-    DeerFlow,
-    /// The default box of AIO's clients.
-    Aio,
-    /// OpenSandbox's commands and files of one box.
-    BoxExecd,
-    /// OpenSandbox's network policy of one box.
-    BoxEgress,
-    /// LangSmith's data plane of one box.
-    BoxLangSmith,
-    /// AIO's API of one box.
-    BoxAio,
     /// A port of one box.
     BoxPort,
 }
@@ -49,14 +32,6 @@ impl Door {
             Self::Metrics => "metrics",
             Self::Rpc => "rpc",
             Self::Relay => "langbot_relay",
-            Self::OpenSandbox => "opensandbox",
-            Self::LangSmith => "langsmith",
-            Self::DeerFlow => "deer_flow",
-            Self::Aio => "aio",
-            Self::BoxExecd => "box_execd",
-            Self::BoxEgress => "box_egress",
-            Self::BoxLangSmith => "box_langsmith",
-            Self::BoxAio => "box_aio",
             Self::BoxPort => "box_port",
         }
     }
@@ -75,83 +50,29 @@ pub(super) const ROUTES: &[(&str, Door)] = &[
         Door::Relay,
     ),
     ("/v1/sessions/{session}/managed-process/ws", Door::Relay),
-    ("/v1/sandboxes/**", Door::OpenSandbox),
-    ("/v1/snapshots/**", Door::OpenSandbox),
-    ("/v1/templates/**", Door::OpenSandbox),
-    ("/v1/pools/**", Door::OpenSandbox),
-    ("/v1/metrics/events", Door::OpenSandbox),
-    ("/v2/sandboxes/**", Door::LangSmith),
-    ("/api/v2/sandboxes/**", Door::LangSmith),
-    ("/api/sandboxes/**", Door::DeerFlow),
-    ("/api/capabilities", Door::DeerFlow),
-    ("/v1/sandbox/**", Door::Aio),
-    ("/v1/shell/**", Door::Aio),
-    ("/v1/bash/**", Door::Aio),
-    ("/v1/file/**", Door::Aio),
-    ("/v1/code/**", Door::Aio),
-    ("/v1/jupyter/**", Door::Aio),
-    ("/v1/nodejs/**", Door::Aio),
-    ("/v1/mcp/**", Door::Aio),
-    ("/v1/browser/**", Door::Aio),
-    ("/v1/display/**", Door::Aio),
-    ("/v1/record/**", Door::Aio),
-    ("/v1/proxy/**", Door::Aio),
-    ("/v1/skills/**", Door::Aio),
-    ("/v1/util/**", Door::Aio),
-    ("/mcp/**", Door::Aio),
-    ("/tickets/**", Door::Aio),
-    ("/auth/**", Door::Aio),
-    ("/terminal/**", Door::Aio),
-    ("/boxes/{box}/execd/**", Door::BoxExecd),
-    ("/boxes/{box}/egress/**", Door::BoxEgress),
-    ("/boxes/{box}/langsmith/**", Door::BoxLangSmith),
-    ("/boxes/{box}/aio/**", Door::BoxAio),
     ("/boxes/{box}/port/{port}/**", Door::BoxPort),
 ];
 
-/// What LangSmith's tracing asks for, if its endpoint was set to this server by mistake.
-const TRACING: &[&str] = &["/runs/**", "/info", "/api/v1/**"];
-
-/// A path that leads nowhere.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Miss {
-    /// LangSmith's tracing, which has come to the wrong server.
-    Tracing,
-    /// Nothing that is known; the route that is most like it, if one is.
-    Unknown(Option<&'static str>),
-}
-
-impl Miss {
-    /// What to do instead.
-    pub(super) fn message(self) -> String {
-        match self {
-            Self::Tracing => "this is no tracing server: LANGSMITH_ENDPOINT points here, which also sends traces here; \
-                 give the sandbox client its address as api_endpoint= instead"
-                .to_owned(),
-            Self::Unknown(Some(route)) => format!("no such path; the nearest is {route}"),
-            Self::Unknown(None) => "no such path; the routes are in docs/wire.md".to_owned(),
-        }
+/// The message for a path that no route has; it names the route that is most like the path.
+pub(super) fn no_such_path(path: &str) -> String {
+    match nearest(&segments(path)) {
+        Some(route) => format!("no such path; the nearest is {route}"),
+        None => "no such path; the routes are in docs/wire.md".to_owned(),
     }
 }
 
 /// The door a path leads to. The path is taken as it was sent, without its query: what is encoded is not a route.
-pub(super) fn find(path: &str) -> Result<Door, Miss> {
+pub(super) fn find(path: &str) -> Option<Door> {
     let segments: Vec<&str> = segments(path);
-    // Whoever serves what is behind a door should never meet them.
+    // What serves a path never sees these segments.
     if segments
         .iter()
         .any(|segment| matches!(*segment, "." | ".."))
     {
-        return Err(Miss::Unknown(None));
+        return None;
     }
     let known = ROUTES.iter().find(|(route, _)| matches(route, &segments));
-    if let Some((_, door)) = known {
-        return Ok(*door);
-    }
-    if TRACING.iter().any(|route| matches(route, &segments)) {
-        return Err(Miss::Tracing);
-    }
-    Err(Miss::Unknown(nearest(&segments)))
+    known.map(|(_, door)| *door)
 }
 
 /// The segments of a path; a slash at its end adds none.
@@ -179,17 +100,9 @@ fn matches(route: &str, path: &[&str]) -> bool {
 fn nearest(path: &[&str]) -> Option<&'static str> {
     /// How alike the two must be to be taken for each other.
     const ALIKE: f64 = 0.55;
-    /// Who leaves out the version may mean a route with one, a little less likely.
-    const UNVERSIONED: f64 = 0.9;
     ROUTES
         .iter()
-        .map(|(route, _)| {
-            let unversioned = route
-                .strip_prefix("/v1")
-                .map_or(0.0, |rest| likeness(rest, path));
-            let alike = likeness(route, path).max(unversioned * UNVERSIONED);
-            (alike, *route)
-        })
+        .map(|(route, _)| (likeness(route, path), *route))
         .filter(|(alike, _)| *alike > ALIKE)
         // The first of equals.
         .rev()
@@ -215,13 +128,13 @@ fn likeness(route: &str, path: &[&str]) -> f64 {
             _ => *part,
         })
         .collect();
-    // Whose first segment is right is in the right world.
-    let world = if named.first() == path.first() {
+    // A right first segment counts for more.
+    let first = if named.first() == path.first() {
         0.1
     } else {
         0.0
     };
-    world + strsim::normalized_damerau_levenshtein(&filled.join("/"), &path[..length].join("/"))
+    first + strsim::normalized_damerau_levenshtein(&filled.join("/"), &path[..length].join("/"))
 }
 
 /// A path as it may be logged: without the part of a box's name that is a credential, and not endless.
@@ -257,11 +170,11 @@ mod tests {
         };
         let mut all = Vec::new();
         // Words that are segments of other routes, which must not make a difference.
-        for word in ["x", "v1", "v2", "sandboxes", "ws", "execd", "id~cap"] {
+        for word in ["x", "v1", "ws", "port", "id~cap"] {
             let path = fill(word);
             all.push(format!("{path}/"));
             if route.ends_with("/**") {
-                all.push(format!("{path}/v1/sandboxes"));
+                all.push(format!("{path}/rpc/ws"));
                 all.push(format!("{path}/ws"));
             }
             all.push(path);
@@ -278,32 +191,15 @@ mod tests {
                     .filter(|(route, _)| matches(route, &segments(&path)))
                     .collect();
                 assert_eq!(found, [&(*route, *door)], "{path}");
-                assert_eq!(find(&path), Ok(*door), "{path}");
+                assert_eq!(find(&path), Some(*door), "{path}");
             }
-        }
-        for route in TRACING {
-            assert!(
-                paths(route)
-                    .iter()
-                    .all(|path| find(path) == Err(Miss::Tracing))
-            );
         }
     }
 
     #[test]
     fn segments_are_compared_whole() {
-        for (path, door) in [
-            ("/v1/sandbox", Door::Aio),
-            ("/v1/sandboxes", Door::OpenSandbox),
-            ("/api/sandboxes/v2", Door::DeerFlow),
-            ("/api/v2/sandboxes/boxes", Door::LangSmith),
-            ("/v1/shell/sessions", Door::Aio),
-            ("/v1/sandboxes/b/proxy/44772/metrics", Door::OpenSandbox),
-            ("/boxes/b/execd/metrics", Door::BoxExecd),
-            ("/boxes/b~cap/port/80/v1/sandboxes", Door::BoxPort),
-        ] {
-            assert_eq!(find(path), Ok(door), "{path}");
-        }
+        let port = find("/boxes/b~cap/port/80/rpc/ws");
+        assert_eq!(port, Some(Door::BoxPort));
         for path in [
             "/",
             "",
@@ -318,46 +214,37 @@ mod tests {
             "/v1/metrics",
             "/v1/sessions/a/ws",
             "/boxes/b",
-            "/boxes//execd",
+            "/boxes//port/80",
             "/boxes/b/port",
             "/boxes/b/port/80/../../../../metrics",
-            "/v1/sandboxes/../../metrics",
+            "/rpc/../metrics",
         ] {
-            assert!(matches!(find(path), Err(Miss::Unknown(_))), "{path}");
+            assert_eq!(find(path), None, "{path}");
         }
     }
 
     #[test]
     fn a_wrong_door_names_the_right_one() {
         for (path, route) in [
-            ("/v1/sandboxs", "/v1/sandboxes"),
-            ("/v1/sandboxess/abc/pause", "/v1/sandboxes"),
-            ("/sandboxes", "/v1/sandboxes"),
-            ("/sandboxes/abc", "/v1/sandboxes"),
-            ("/v2/sandbox", "/v2/sandboxes"),
-            ("/v1/shel/exec", "/v1/shell"),
             ("/rpc", "/rpc/ws"),
             ("/helthz", "/healthz"),
             ("/ready", "/readyz"),
-            ("/boxes/b/exec/ping", "/boxes/{box}/execd"),
-            ("/api/capability", "/api/capabilities"),
+            ("/boxes/b/ports/80", "/boxes/{box}/port/{port}"),
         ] {
-            let found = find(path);
-            assert_eq!(found, Err(Miss::Unknown(Some(route))), "{path}");
-            assert!(found.unwrap_err().message().ends_with(route));
+            assert_eq!(find(path), None, "{path}");
+            let message = no_such_path(path);
+            assert!(message.ends_with(route), "{path}: {message}");
         }
-        assert_eq!(find("/favicon.ico"), Err(Miss::Unknown(None)));
-        let tracing = find("/runs/batch").unwrap_err().message();
-        assert!(tracing.contains("api_endpoint="), "{tracing}");
+        assert!(no_such_path("/favicon.ico").ends_with("docs/wire.md"));
     }
 
     #[test]
     fn a_logged_path_has_no_credential() {
         for (path, shown) in [
             ("/boxes/b~secret/port/80/x", "/boxes/b~…/port/80/x"),
-            ("/boxes/b%7Esecret/aio", "/boxes/b~…/aio"),
-            ("/boxes/b%7esecret~secret/aio", "/boxes/b~…/aio"),
-            ("/v1/sandboxes", "/v1/sandboxes"),
+            ("/boxes/b%7Esecret/x", "/boxes/b~…/x"),
+            ("/boxes/b%7esecret~secret/x", "/boxes/b~…/x"),
+            ("/rpc/ws", "/rpc/ws"),
         ] {
             assert_eq!(redacted(path), shown);
         }
