@@ -10,18 +10,17 @@ use box_protocol::actions::{
 use box_protocol::{BoxExecutionResult, Invalid, SessionId, SpecDraft};
 use box_rpc::{Action, Empty, Peer};
 use box_transports::Endpoint;
-use box_transports::link::Link;
+use box_transports::link::{Link, Remote};
 
 use crate::error::ClientError;
 use crate::handle::BoxHandle;
 use crate::options::ClientOptions;
-use crate::way::Way;
 
 /// A client of a runtime, or of a policy layer in front of one: both serve the same contract. Cheap to
 /// clone; the connection ends with the last clone and the last handle.
 #[derive(Debug, Clone)]
 pub struct BoxClient {
-    pub(crate) way: Way,
+    pub(crate) server: Remote,
 }
 
 impl BoxClient {
@@ -39,14 +38,14 @@ impl BoxClient {
 
     /// Uses a connection that comes back.
     pub fn linked(link: Arc<Link>) -> Self {
-        let way = Way::Link(link);
-        Self { way }
+        let server = Remote::Link(link);
+        Self { server }
     }
 
     /// Uses one connection, which somebody else keeps. When it is lost it stays lost.
     pub fn over(peer: Peer) -> Self {
-        let way = Way::Peer(peer);
-        Self { way }
+        let server = Remote::Peer(peer);
+        Self { server }
     }
 
     /// Makes a box. `conflict` if there is one with its id.
@@ -112,11 +111,11 @@ impl BoxClient {
 
     /// Calls any action of the contract.
     pub async fn call<A: Action>(&self, params: &A::Params) -> Result<A::Result, ClientError> {
-        self.way.call::<A>(params).await
+        Ok(self.server.call::<A>(params).await?)
     }
 
     /// The other end, if there is a connection now, for what has no method here.
     pub fn peer(&self) -> Result<Peer, ClientError> {
-        Ok(self.way.peer()?)
+        Ok(self.server.peer()?)
     }
 }

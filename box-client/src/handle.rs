@@ -115,14 +115,14 @@ impl BoxHandle {
 
     /// A text for the box's shell, to be [started](CommandBuilder::start).
     pub fn command(&self, text: impl Into<String>) -> CommandBuilder {
-        let way = self.client.way.clone();
-        CommandBuilder::new(way, self.id.clone(), Program::text(text))
+        let server = self.client.server.clone();
+        CommandBuilder::new(server, self.id.clone(), Program::text(text))
     }
 
     /// A program and its arguments, to be run as they are.
     pub fn program<T: Into<String>>(&self, argv: impl IntoIterator<Item = T>) -> CommandBuilder {
-        let way = self.client.way.clone();
-        CommandBuilder::new(way, self.id.clone(), Program::argv(argv))
+        let server = self.client.server.clone();
+        CommandBuilder::new(server, self.id.clone(), Program::argv(argv))
     }
 
     /// Reads a command that is there, from these offsets on. `not_found` if its record is gone.
@@ -159,8 +159,8 @@ impl BoxHandle {
             command_id: CommandId::new(id)?,
             attach: AttachOptions { view, until },
         };
-        let way = self.client.way.clone();
-        Ok(Shared::new(way, key, from, kept_bytes))
+        let server = self.client.server.clone();
+        Ok(Shared::new(server, key, from, kept_bytes))
     }
 
     /// The commands of the box, oldest first.
@@ -175,12 +175,12 @@ impl BoxHandle {
 
     /// A shell, to be [opened](ShellBuilder::open).
     pub fn shell(&self, id: impl AsRef<str>) -> ShellBuilder {
-        ShellBuilder::new(self.client.way.clone(), self.id.clone(), id.as_ref())
+        ShellBuilder::new(self.client.server.clone(), self.id.clone(), id.as_ref())
     }
 
     /// The files of the box.
     pub fn files(&self) -> Files {
-        Files::new(self.client.way.clone(), self.id.clone())
+        Files::new(self.client.server.clone(), self.id.clone())
     }
 
     /// Connects to a port inside the box. `unavailable` if nobody listens.

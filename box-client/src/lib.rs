@@ -55,14 +55,14 @@
 //! # Reading order
 //!
 //! 1. [`BoxClient`] (`client`), [`ClientOptions`]: the way to a server, by an endpoint or a connection at
-//!    hand, and what is asked of the server as a whole. `way`: one connection, or one that comes back.
+//!    hand, and what is asked of the server as a whole.
 //! 2. [`BoxHandle`] (`handle`): a box, and everything in it.
 //! 3. [`CommandBuilder`], [`CommandHandle`] (`command`): a command, read across lost connections; [`Chunk`]
 //!    and [`Output`] (`chunk`): what it says.
 //! 4. [`reconnect`]: when a lost command is read on. Pure; the rest of the crate only does what it says.
 //! 5. [`ShellHandle`] (`shell`): one thing at a time, in a shell that is replaced once if it is lost.
 //! 6. [`Files`] (`files`), [`PortStream`] (`port`): bytes in and out.
-//! 7. [`Execution`] (`execution`): a run piece by piece, also from the events of an HTTP gateway.
+//! 7. [`Execution`] (`execution`): a run piece by piece, also from OpenSandbox's event stream.
 //! 8. [`ClientError`] (`error`): why something gave no result.
 
 mod chunk;
@@ -76,7 +76,6 @@ mod options;
 mod port;
 pub mod reconnect;
 mod shell;
-mod way;
 
 pub use box_protocol::actions::{
     BoxListParams, FilePart, FileStatInfo, Language, ReadWhy, StreamName, View,

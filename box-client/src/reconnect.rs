@@ -11,6 +11,8 @@
 
 use std::time::Duration;
 
+use box_transports::link::doubled;
+
 /// Losses in succession after which reading goes on.
 pub const MAX_RECONNECTS: u32 = 5;
 
@@ -73,9 +75,7 @@ impl Reconnect {
         }
         Decision::After(match loss {
             Loss::Restart => Duration::ZERO,
-            Loss::Broken => FIRST_PAUSE
-                .saturating_mul(1 << (losses - 1))
-                .min(LONGEST_PAUSE),
+            Loss::Broken => doubled(FIRST_PAUSE, LONGEST_PAUSE, losses - 1),
         })
     }
 }

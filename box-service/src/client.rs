@@ -1,57 +1,41 @@
-//! How a runtime is reached: through the contract, over a connection that somebody else keeps.
+//! How a runtime is reached: through the contract, over a connection of a [`Connector`](crate::Connector).
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use box_protocol::BoxError;
 use box_rpc::{Action, Call, Peer, Turn};
-use box_transports::link::Link;
+use box_transports::link::{Link, Remote};
 use futures::StreamExt as _;
 use serde_json::value::RawValue;
 
-/// A way to call a runtime. Cheap to clone, and holds nothing open: whoever made the connection ends
-/// it.
+/// A client of a runtime. Cheap to clone. The owner of the connection ends it, whatever clones there are.
 #[derive(Debug, Clone)]
-pub struct RuntimeClient(Way);
-
-#[derive(Debug, Clone)]
-enum Way {
-    Peer(Peer),
-    Link(Weak<Link>),
-}
+pub struct RuntimeClient(Remote);
 
 /// One connection: in process, or over any transport.
 impl From<Peer> for RuntimeClient {
     fn from(peer: Peer) -> Self {
-        Self(Way::Peer(peer))
+        Self(Remote::Peer(peer))
     }
 }
 
-/// A connection that comes back. It ends with its last [`Arc`], of which this client is none.
+/// A link that reconnects, until its owner [closes](Link::close) it.
 impl From<&Arc<Link>> for RuntimeClient {
     fn from(link: &Arc<Link>) -> Self {
-        Self(Way::Link(Arc::downgrade(link)))
+        Self(Remote::Link(Arc::clone(link)))
     }
 }
 
 impl RuntimeClient {
     /// The runtime, if there is a connection now.
     pub fn peer(&self) -> Result<Peer, BoxError> {
-        match &self.0 {
-            Way::Peer(peer) => Ok(peer.clone()),
-            Way::Link(link) => {
-                let link = link.upgrade().ok_or_else(ended)?;
-                Ok(link.peer()?)
-            }
-        }
+        Ok(self.0.peer()?)
     }
 
     /// Whether no later call can succeed.
     pub fn is_over(&self) -> bool {
-        match &self.0 {
-            Way::Peer(peer) => peer.is_closed(),
-            Way::Link(link) => link.strong_count() == 0,
-        }
+        self.0.is_over()
     }
 
     /// Calls the runtime.
@@ -99,8 +83,4 @@ impl RuntimeClient {
         }
         Ok(chunks.finish().await?)
     }
-}
-
-fn ended() -> BoxError {
-    BoxError::unavailable("the link to the runtime has ended")
 }

@@ -234,7 +234,6 @@ impl Connector for EndpointLink {
         let mut over = self.over.subscribe();
         let (link, new) = self.link()?;
         if new {
-            // This is the one place that keeps the link beside `held`, so it must not outlast it.
             tokio::select! {
                 _ = over.wait_for(|over| *over) => return Err(disposed()),
                 connected = link.connected_within(self.first_connection) => { connected?; }
@@ -244,7 +243,9 @@ impl Connector for EndpointLink {
     }
 
     fn dispose(&self) {
-        *lock(&self.held) = Held::Disposed;
+        if let Held::Connection(link) = std::mem::replace(&mut *lock(&self.held), Held::Disposed) {
+            link.close();
+        }
         self.over.send_replace(true);
     }
 

@@ -50,7 +50,7 @@ macro_rules! serve {
 }
 
 serve! {
-    decided: BoxCreate, BoxExec, BoxUpdate, SystemStatus, SystemStorage, SystemProbe;
+    decided: BoxCreate, BoxExec, BoxUpdate, SystemStatus;
     forwarded:
         SystemHealth, SystemConfigure, SystemShutdown,
         BoxGet, BoxList, BoxTransition, BoxDelete,
@@ -120,9 +120,8 @@ impl BoxService {
         client.forward(&params, &mut call, Some(turn)).await
     }
 
-    /// Serves the contract: `box.create`, `box.exec`, `box.update` through policy, `system.status`,
-    /// `system.storage` and `system.probe` from what the service knows, everything else as the runtime
-    /// answers it.
+    /// Serves the contract: `box.create`, `box.exec`, `box.update` through policy, `system.status`
+    /// with what the service knows, everything else as the runtime answers it.
     pub fn router(&self) -> Router {
         Served::router(Arc::new(self.clone())).build()
     }
@@ -175,26 +174,6 @@ impl Handle<SystemStatus> for BoxService {
         call: Call<SystemStatus>,
     ) -> Result<SystemStatusResult, BoxError> {
         Ok(self.status_for(&call.caller()).await.runtime)
-    }
-}
-
-impl Handle<SystemStorage> for BoxService {
-    async fn handle(
-        &self,
-        _: Empty,
-        _: Call<SystemStorage>,
-    ) -> Result<SystemStorageResult, BoxError> {
-        self.storage().await
-    }
-}
-
-impl Handle<SystemProbe> for BoxService {
-    async fn handle(
-        &self,
-        params: SystemProbeParams,
-        _: Call<SystemProbe>,
-    ) -> Result<SystemProbeResult, BoxError> {
-        self.probe(params).await
     }
 }
 

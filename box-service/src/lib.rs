@@ -4,8 +4,7 @@
 //! # Reading order
 //! 1. [`policy`]: [`decide`](policy::decide), the one place that says yes or no. Pure; what had to be
 //!    looked up is a [`Facts`](policy::Facts). `blocked` lists what is never mounted.
-//! 2. [`paths`]: where a host path really leads. [`quota`]: how much a workspace may hold; `storage`: what
-//!    it does hold.
+//! 2. [`paths`]: where a host path really leads. [`quota`]: how much a workspace may hold.
 //! 3. [`BoxService`]: [`execute_tool`](BoxService::execute_tool) and its kin in `execute`, from request
 //!    to result; `session_id` names the box, [`mod@truncate`] shortens the output, `errors` remembers
 //!    what failed, `audit` logs it.
@@ -49,14 +48,13 @@ pub mod quota;
 mod service;
 mod session_id;
 mod status;
-mod storage;
 pub mod truncate;
 
 pub use client::RuntimeClient;
 pub use config::ServiceConfig;
 pub use connector::Connector;
 pub use errors::RECENT_ERRORS;
-pub use service::BoxService;
+pub use service::{BoxService, blocking};
 pub use session_id::{DEFAULT_SESSION_ID_TEMPLATE, Query, SessionIdTemplate};
 pub use status::{ServiceStatus, ToolResult};
 pub use truncate::DEFAULT_OUTPUT_LIMIT_CHARS;

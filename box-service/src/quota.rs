@@ -53,15 +53,9 @@ impl Quota {
             .chain(writable.map(|mount| &mount.host_path))
             .map(Path::new)
             .collect();
-        let mut roots: Vec<PathBuf> = Vec::new();
-        for (at, path) in all.iter().enumerate() {
-            let elsewhere = |(other_at, other): (usize, &&Path)| {
-                other_at != at && path.starts_with(other) && (path != other || other_at < at)
-            };
-            if !all.iter().enumerate().any(elsewhere) {
-                roots.push((*path).to_owned());
-            }
-        }
+        let roots: Vec<PathBuf> = box_tree::outermost(&all)
+            .map(|path| (*path).to_owned())
+            .collect();
         if roots.is_empty() {
             return None;
         }

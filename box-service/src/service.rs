@@ -379,8 +379,8 @@ async fn shut_down(client: &RuntimeClient) -> Result<(), BoxError> {
     client.call::<SystemShutdown>(&params).await.map(drop)
 }
 
-/// Runs what waits for a file system where waiting is allowed.
-pub(crate) async fn blocking<T: Send + 'static>(
+/// Runs work that waits for a file system on a thread that may wait.
+pub async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, BoxError> + Send + 'static,
 ) -> Result<T, BoxError> {
     let done = tokio::task::spawn_blocking(work).await;

@@ -34,6 +34,18 @@ pub fn open_in(directory: impl AsFd, name: &CStr) -> io::Result<OwnedFd> {
     Ok(rustix::fs::openat(directory, name, flags, Mode::empty())?)
 }
 
+/// The paths that are inside no other of them, each once.
+pub fn outermost<T: AsRef<Path>>(paths: &[T]) -> impl Iterator<Item = &T> {
+    paths.iter().enumerate().filter_map(move |(at, item)| {
+        let path = item.as_ref();
+        let holds_it = |(other_at, other): (usize, &T)| {
+            let other = other.as_ref();
+            other_at != at && path.starts_with(other) && (path != other || other_at < at)
+        };
+        (!paths.iter().enumerate().any(holds_it)).then_some(item)
+    })
+}
+
 /// What a walk comes upon.
 #[derive(Debug)]
 pub enum Found<'a> {

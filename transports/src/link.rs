@@ -141,6 +141,9 @@ impl Link {
 
     /// The other end, if there is a connection now.
     pub fn peer(&self) -> Result<Peer, CallError> {
+        if self.is_over() {
+            return Err(ended());
+        }
         match &*self.state.borrow() {
             State::Up(peer, _) if peer.is_closed() => Err(CallError::NotSent(
                 "the connection was just lost".to_owned(),
@@ -230,9 +233,62 @@ impl Link {
             .await;
     }
 
+    /// Ends the link: cuts the current connection and makes no other. Dropping the last [`Arc`] does the same.
+    pub fn close(&self) {
+        self.task.abort();
+    }
+
+    /// Whether the link has ended, so that no later call can succeed.
+    pub fn is_over(&self) -> bool {
+        self.task.is_finished()
+    }
+
     /// Tries at once instead of waiting out the current pause.
     pub fn connect_now(&self) {
         self.hurry.notify_one();
+    }
+}
+
+/// The server of a client: reached over one connection, or over a link that reconnects.
+#[derive(Debug, Clone)]
+pub enum Remote {
+    /// One connection. The owner of its [`Session`] ends it.
+    Peer(Peer),
+    /// A link that reconnects.
+    Link(Arc<Link>),
+}
+
+impl Remote {
+    /// The server, if there is a connection now.
+    pub fn peer(&self) -> Result<Peer, CallError> {
+        match self {
+            Self::Peer(peer) => Ok(peer.clone()),
+            Self::Link(link) => link.peer(),
+        }
+    }
+
+    /// The server, over the current connection or over one that is made at once.
+    pub async fn try_now(&self) -> Result<Peer, CallError> {
+        match self {
+            Self::Link(link) => link.try_now().await,
+            Self::Peer(peer) if peer.is_closed() => Err(CallError::NotSent(
+                "connection closed; reconnection is disabled".to_owned(),
+            )),
+            Self::Peer(peer) => Ok(peer.clone()),
+        }
+    }
+
+    /// Calls over the current connection. Without one it fails at once with `unavailable`.
+    pub async fn call<A: Action>(&self, params: &A::Params) -> Result<A::Result, CallError> {
+        self.peer()?.call::<A>(params).await
+    }
+
+    /// Whether no later call can succeed.
+    pub fn is_over(&self) -> bool {
+        match self {
+            Self::Peer(peer) => peer.is_closed(),
+            Self::Link(link) => link.is_over(),
+        }
     }
 }
 
@@ -297,13 +353,16 @@ async fn connect(
     }
 }
 
+/// A pause that doubles with each failure, up to the longest.
+pub fn doubled(first: Duration, longest: Duration, failures: u32) -> Duration {
+    let times = 1_u32.checked_shl(failures).unwrap_or(u32::MAX);
+    first.saturating_mul(times).min(longest)
+}
+
 /// Between half and all of a wait that doubles with each failure, so that many clients of one
 /// server do not come back in step.
 fn pause(failures: u32, options: &LinkOptions) -> Duration {
-    let doubled = options
-        .first_wait
-        .saturating_mul(1_u32.checked_shl(failures).unwrap_or(u32::MAX));
-    let half = doubled.min(options.longest_wait) / 2;
+    let half = doubled(options.first_wait, options.longest_wait, failures) / 2;
     let random = RandomState::new().hash_one(failures) % 1024;
     half + half * u32::try_from(random).unwrap_or(0) / 1024
 }

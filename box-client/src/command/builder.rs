@@ -15,7 +15,7 @@ use super::reader::Shared;
 use crate::chunk::{Offsets, Output};
 use crate::error::ClientError;
 use crate::execution::Execution;
-use crate::way::Way;
+use box_transports::link::Remote;
 
 /// How long a command may run without a reader, unless it is detached.
 pub const DEFAULT_IDLE_LIMIT: Duration = Duration::from_mins(5);
@@ -28,7 +28,7 @@ pub const DEFAULT_KEPT_BYTES: usize = 16 * 1024 * 1024;
 #[derive(Debug, Clone)]
 #[must_use = "nothing runs until it is awaited or started"]
 pub struct CommandBuilder {
-    way: Way,
+    server: Remote,
     session_id: SessionId,
     id: Result<CommandId, Invalid>,
     params: Result<CommandStartParams, Invalid>,
@@ -41,14 +41,18 @@ pub(crate) fn millis(time: Duration) -> u64 {
 }
 
 impl CommandBuilder {
-    pub(crate) fn new(way: Way, session_id: SessionId, program: Result<Program, Invalid>) -> Self {
+    pub(crate) fn new(
+        server: Remote,
+        session_id: SessionId,
+        program: Result<Program, Invalid>,
+    ) -> Self {
         let params = program.map(|program| CommandStartParams {
             on_disconnect: OnDisconnect::Keep,
             detached_ms: Some(millis(DEFAULT_IDLE_LIMIT)),
             ..CommandStartParams::new(session_id.clone(), program)
         });
         Self {
-            way,
+            server,
             session_id,
             id: Ok(CommandId::fresh()),
             params,
@@ -155,7 +159,7 @@ impl CommandBuilder {
             command_id,
             attach: self.attach,
         };
-        let shared = Shared::new(self.way, key, Offsets::default(), self.kept_bytes);
+        let shared = Shared::new(self.server, key, Offsets::default(), self.kept_bytes);
         CommandHandle::begin(shared, Begin::Start(Box::new(params))).await
     }
 

@@ -63,7 +63,7 @@ impl CommandHandle {
     /// Reads a command that is there.
     pub(crate) async fn attach(shared: Arc<Shared>) -> Result<Self, ClientError> {
         let control = CommandControl(Arc::clone(&shared));
-        shared.way.try_now().await?;
+        shared.server.try_now().await?;
         control.look().await?;
         Ok(Self::follow(shared))
     }
@@ -144,8 +144,8 @@ impl CommandHandle {
     /// new one. `not_found` if the command's record is gone.
     pub async fn reconnect(&self) -> Result<Self, ClientError> {
         let old = &self.control.0;
-        let (way, key) = (old.way.clone(), old.key.clone());
-        Self::attach(Shared::new(way, key, self.offsets(), old.kept_bytes)).await
+        let (server, key) = (old.server.clone(), old.key.clone());
+        Self::attach(Shared::new(server, key, self.offsets(), old.kept_bytes)).await
     }
 
     /// See [`CommandControl::send_input`].
@@ -272,7 +272,7 @@ impl CommandControl {
         if self.has_ended() {
             return Ok(());
         }
-        let peer = self.0.way.try_now().await?;
+        let peer = self.0.server.try_now().await?;
         let answer = peer.call::<CommandInput>(&params).await;
         let Err(error) = answer.map_err(ClientError::from) else {
             return Ok(());
@@ -287,7 +287,7 @@ impl CommandControl {
         if self.has_ended() {
             return Ok(None);
         }
-        let peer = self.0.way.try_now().await?;
+        let peer = self.0.server.try_now().await?;
         let params = CommandKillParams {
             session_id: self.0.key.session_id.clone(),
             command_id: self.id().clone(),
@@ -311,7 +311,7 @@ impl CommandControl {
             session_id: self.0.key.session_id.clone(),
             command_id: self.id().clone(),
         };
-        let info = self.0.way.call::<CommandGet>(&key).await?;
+        let info = self.0.server.call::<CommandGet>(&key).await?;
         self.0.progress().info = Some(info.clone());
         Ok(info)
     }

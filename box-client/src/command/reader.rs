@@ -12,12 +12,12 @@ use super::feed::{Begin, Feed, Key, Told};
 use crate::chunk::{Chunk, Kept, Offsets, of};
 use crate::error::ClientError;
 use crate::reconnect::{Decision, Loss, Reconnect};
-use crate::way::Way;
+use box_transports::link::Remote;
 
 /// What the reader and the handle both know.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    pub(crate) way: Way,
+    pub(crate) server: Remote,
     pub(crate) key: Key,
     pub(crate) kept_bytes: usize,
     progress: Mutex<Progress>,
@@ -73,9 +73,9 @@ pub(crate) struct Progress {
 }
 
 impl Shared {
-    pub(crate) fn new(way: Way, key: Key, from: Offsets, kept_bytes: usize) -> Arc<Self> {
+    pub(crate) fn new(server: Remote, key: Key, from: Offsets, kept_bytes: usize) -> Arc<Self> {
         Arc::new(Self {
-            way,
+            server,
             key,
             kept_bytes,
             progress: Mutex::new(Progress {
@@ -258,7 +258,7 @@ impl Reader {
 
     async fn open(&mut self) -> Result<(), ClientError> {
         self.peer = None;
-        let peer = self.shared.way.try_now().await?;
+        let peer = self.shared.server.try_now().await?;
         let peer = self.peer.insert(peer);
         let from = self.shared.progress().offsets;
         let feed = match &self.begin {
@@ -300,7 +300,7 @@ impl Reader {
             Decision::Killed => return Err(self.shared.killed(error).await),
             Decision::GiveUp { losses } => return Err(given_up(losses, error)),
         };
-        if let Way::Peer(peer) = &self.shared.way
+        if let Remote::Peer(peer) = &self.shared.server
             && peer.is_closed()
         {
             // Nobody makes another connection.

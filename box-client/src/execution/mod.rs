@@ -1,7 +1,6 @@
-//! A run, collected piece by piece: from a command of ours, or from the events that an HTTP gateway
-//! streams.
+//! A run, collected piece by piece: from a command of ours, or from OpenSandbox's event stream.
 
-mod reader;
+mod opensandbox_events;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,7 +13,7 @@ use crate::chunk::{Chunk, of};
 use crate::command::CommandHandle;
 use crate::error::ClientError;
 
-pub use reader::{ExecutionReader, MAX_EVENT_BYTES};
+pub use opensandbox_events::{ExecutionReader, MAX_EVENT_BYTES};
 
 /// A piece of output, and when it was written.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -24,7 +24,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _};
 use crate::chunk::Offsets;
 use crate::command::{Begin, CommandHandle, DEFAULT_KEPT_BYTES, Key, Shared};
 use crate::error::ClientError;
-use crate::way::Way;
+use box_transports::link::Remote;
 
 pub use reader::FileReader;
 pub use writer::FileWriter;
@@ -38,7 +38,7 @@ pub const PIECE_BYTES: usize = 1024 * 1024;
 /// The files of a box. Paths are absolute. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Files {
-    way: Way,
+    server: Remote,
     session_id: SessionId,
     within: Option<Duration>,
 }
@@ -51,9 +51,9 @@ macro_rules! params {
 }
 
 impl Files {
-    pub(crate) fn new(way: Way, session_id: SessionId) -> Self {
+    pub(crate) fn new(server: Remote, session_id: SessionId) -> Self {
         Self {
-            way,
+            server,
             session_id,
             within: None,
         }
@@ -66,7 +66,7 @@ impl Files {
     }
 
     async fn call<A: Action>(&self, params: &A::Params) -> Result<A::Result, ClientError> {
-        let peer = self.way.peer()?;
+        let peer = self.server.peer()?;
         let mut request = peer.request::<A>(params);
         if let Some(limit) = self.within {
             request = request.deadline(limit);
@@ -101,7 +101,7 @@ impl Files {
                 if_match
             }
         );
-        Ok(self.way.peer()?.stream::<FileRead>(&params).await?)
+        Ok(self.server.peer()?.stream::<FileRead>(&params).await?)
     }
 
     /// All of a file. More than [`MAX_READ_BYTES`] is `too_large`.
@@ -424,7 +424,7 @@ impl Files {
             }
         );
         let shared = Shared::new(
-            self.way.clone(),
+            self.server.clone(),
             key,
             Offsets::default(),
             DEFAULT_KEPT_BYTES,
@@ -439,7 +439,7 @@ impl Files {
     ) -> Result<FileReader<FilePack>, ClientError> {
         let (path, caps) = (path.into(), TreeCaps::default());
         let params = params!(self, FilePackParams { path, caps });
-        let chunks = self.way.peer()?.stream::<FilePack>(&params).await?;
+        let chunks = self.server.peer()?.stream::<FilePack>(&params).await?;
         Ok(FileReader::new(chunks))
     }
 

@@ -8,7 +8,7 @@ use box_protocol::{DEFAULT_MOUNT_PATH, Env, Invalid, SessionId, ShellId};
 use super::ShellHandle;
 use crate::command::millis;
 use crate::error::ClientError;
-use crate::way::Way;
+use box_transports::link::Remote;
 
 /// How long anything asked of a shell may be silent.
 pub const DEFAULT_SILENCE: Duration = Duration::from_mins(10);
@@ -20,14 +20,14 @@ pub const DEFAULT_DOWNLOAD_ROOT: &str = DEFAULT_MOUNT_PATH;
 #[derive(Debug, Clone)]
 #[must_use = "nothing is opened until `open`"]
 pub struct ShellBuilder {
-    way: Way,
+    server: Remote,
     params: Result<ShellCreateParams, Invalid>,
     silence: Duration,
     root: String,
 }
 
 impl ShellBuilder {
-    pub(crate) fn new(way: Way, session_id: SessionId, id: &str) -> Self {
+    pub(crate) fn new(server: Remote, session_id: SessionId, id: &str) -> Self {
         let params = ShellId::new(id).map(|shell_id| ShellCreateParams {
             session_id,
             shell_id: Some(shell_id),
@@ -40,7 +40,7 @@ impl ShellBuilder {
             note: None,
         });
         Self {
-            way,
+            server,
             params,
             silence: DEFAULT_SILENCE,
             root: DEFAULT_DOWNLOAD_ROOT.to_owned(),
@@ -109,10 +109,10 @@ impl ShellBuilder {
     /// Makes the shell, or finds the one with its id.
     pub async fn open(self) -> Result<ShellHandle, ClientError> {
         let params = self.params?;
-        let made = self.way.call::<ShellCreate>(&params).await?;
+        let made = self.server.call::<ShellCreate>(&params).await?;
         let id = made.info.shell_id;
         Ok(ShellHandle::new(
-            self.way,
+            self.server,
             params,
             id,
             self.silence,

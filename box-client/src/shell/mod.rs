@@ -19,7 +19,7 @@ use tokio::sync::{Mutex, MutexGuard};
 
 use crate::error::ClientError;
 use crate::files::Files;
-use crate::way::Way;
+use box_transports::link::Remote;
 
 pub use builder::{DEFAULT_DOWNLOAD_ROOT, DEFAULT_SILENCE, ShellBuilder};
 pub use run::{Replaced, ShellOutcome, ShellRunBuilder};
@@ -34,7 +34,7 @@ pub struct ShellHandle(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    way: Way,
+    server: Remote,
     /// How it was made, and how another is if it is lost.
     create: ShellCreateParams,
     id: ShellId,
@@ -48,15 +48,15 @@ struct Inner {
 
 impl ShellHandle {
     fn new(
-        way: Way,
+        server: Remote,
         create: ShellCreateParams,
         id: ShellId,
         silence: Duration,
         root: String,
     ) -> Self {
-        let files = Files::new(way.clone(), create.session_id.clone()).within(silence);
+        let files = Files::new(server.clone(), create.session_id.clone()).within(silence);
         Self(Arc::new(Inner {
-            way,
+            server,
             create,
             id,
             silence,
@@ -89,7 +89,7 @@ impl ShellHandle {
             session_id: self.session_id().clone(),
             shell_id: Some(self.id().clone()),
         };
-        let mut found = self.0.way.call::<ShellList>(&params).await?;
+        let mut found = self.0.server.call::<ShellList>(&params).await?;
         let gone = || ClientError::from(BoxError::not_found("no such shell"));
         found.items.pop().ok_or_else(gone)
     }
@@ -150,7 +150,7 @@ impl ShellHandle {
             session_id: self.session_id().clone(),
             shell_id,
         };
-        if let Err(error) = self.0.way.call::<ShellDelete>(&params).await {
+        if let Err(error) = self.0.server.call::<ShellDelete>(&params).await {
             tracing::warn!(shell = %params.shell_id, %error, "a shell was not ended");
         }
     }

@@ -194,8 +194,8 @@ impl ShellHandle {
             command_id: params.command_id.clone().unwrap_or_else(CommandId::fresh),
             attach,
         };
-        let way = self.0.way.clone();
-        let shared = Shared::new(way, key, Offsets::default(), kept_bytes);
+        let server = self.0.server.clone();
+        let shared = Shared::new(server, key, Offsets::default(), kept_bytes);
         CommandHandle::begin(shared, Begin::Run(Box::new(params))).await
     }
 
@@ -213,7 +213,7 @@ impl ShellHandle {
             idle_ms: Some(self.0.create.idle_ms.unwrap_or(millis(self.0.silence))),
             ..self.0.create.clone()
         };
-        self.0.way.call::<ShellCreate>(&create).await?;
+        self.0.server.call::<ShellCreate>(&create).await?;
         params.shell_id = id.clone();
         let outcome = self.run_in(params).await;
         self.release(id.clone()).await;

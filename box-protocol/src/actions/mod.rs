@@ -92,7 +92,7 @@ macro_rules! names {
 names! {
     /// The contract a host sees, `hello` apart.
     ALL_ACTIONS, ALL_SCHEMAS:
-    SystemHealth SystemStatus SystemConfigure SystemStorage SystemProbe SystemShutdown
+    SystemHealth SystemStatus SystemConfigure SystemShutdown
     BoxCreate BoxGet BoxList BoxUpdate BoxTransition BoxDelete BoxExec BoxStats BoxEvents
     CommandStart CommandAttach CommandGet CommandList CommandInput CommandKill
     ShellCreate ShellRun ShellList ShellDelete

@@ -22,13 +22,6 @@ actions! {
     /// another backend only while there is no box (`conflict`).
     SystemConfigure = "system.configure": SystemConfigureParams => SystemConfigureResult;
 
-    /// How much room the caller's tenant uses.
-    SystemStorage = "system.storage": Empty => SystemStorageResult;
-
-    /// Reads a marker file of the shared workspace, at most 1 KiB and never through a link, so that
-    /// both sides know they see the same one. `unavailable` if it cannot be read.
-    SystemProbe = "system.probe": SystemProbeParams => SystemProbeResult;
-
     /// Ends every box, within a bound. Afterwards the server serves again, or exits if asked to.
     SystemShutdown = "system.shutdown": SystemShutdownParams => SystemShutdownResult;
 }
@@ -122,62 +115,6 @@ impl fmt::Debug for SystemConfigureParams {
 pub struct SystemConfigureResult {
     /// It holds now.
     pub initialized: bool,
-}
-
-/// Answer to `system.storage`.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(default)]
-pub struct SystemStorageResult {
-    /// Bytes in all roots.
-    pub size_bytes: u64,
-    /// Roots, and parts of them.
-    pub directories: Vec<StorageDirectory>,
-}
-
-/// One directory of a storage answer.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(default)]
-pub struct StorageDirectory {
-    /// What it is called here.
-    pub key: String,
-    /// Where it is.
-    pub path: String,
-    /// `root`, or `detail` for a part of one.
-    pub kind: String,
-    /// It is there.
-    pub exists: bool,
-    /// Bytes in it.
-    pub size_bytes: u64,
-    /// Files in it.
-    pub file_count: u64,
-    /// What could not be looked at.
-    pub error_count: u64,
-    /// Whose view this is.
-    pub scope: String,
-    /// The root a detail is part of.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub parent_key: Option<String>,
-}
-
-/// Parameters of `system.probe`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(deny_unknown_fields)]
-pub struct SystemProbeParams {
-    /// The marker's name, without a directory.
-    pub name: String,
-}
-
-/// Answer to `system.probe`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct SystemProbeResult {
-    /// The marker's digest, in hex.
-    pub sha256: String,
-    /// Its bytes.
-    pub size: u64,
 }
 
 /// Parameters of `system.shutdown`.

@@ -59,7 +59,6 @@ fn the_contract_is_closed() {
 #[test]
 fn the_shortest_parameters_are_taken_and_strays_refused() {
     let s = "s1";
-    takes::<SystemProbe>(json!({"name": "marker"}));
     takes::<SystemShutdown>(json!({}));
     takes::<BoxCreate>(json!({"spec": {"session_id": s}}));
     takes::<BoxExec>(json!({"spec": {"session_id": s, "cmd": "ls", "timeout_sec": "999"}}));

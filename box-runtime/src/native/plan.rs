@@ -27,6 +27,12 @@ pub(super) struct Given {
     pub(super) writable: bool,
 }
 
+impl AsRef<Path> for Given {
+    fn as_ref(&self) -> &Path {
+        Path::new(&self.path)
+    }
+}
+
 /// The plan of a box, the directories that its mounts count in, and what its root is. Of content that is known by its digest
 /// the copies are mounted.
 pub(super) fn of(

@@ -11,7 +11,6 @@
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::path::Path;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -81,7 +80,8 @@ impl Quota {
     /// it. `None` if it was given nothing to write to.
     pub(super) async fn of(bytes: u64, given: &[Given]) -> io::Result<Option<Self>> {
         let mut found: Vec<(KnownAs, OwnedFd)> = Vec::new();
-        for one in outermost(given) {
+        let writable: Vec<&Given> = given.iter().filter(|one| one.writable).collect();
+        for one in box_tree::outermost(&writable) {
             let open = match box_tree::open_in(&one.source, c".") {
                 // A file is no larger than the whole quota, and that is seen to.
                 Err(error) if error.kind() == io::ErrorKind::NotADirectory => continue,
@@ -225,13 +225,4 @@ pub(super) fn unwatched() -> BoxError {
         "workspace_quota_mb: the workspace cannot be measured any more; the box was ended";
     let error = BoxError::unavailable(message).with_detail(&Detail::about(Subject::Disk));
     with_end(error, Ended::Quota)
-}
-
-/// What can be written to, without what is inside another of them.
-fn outermost(given: &[Given]) -> impl Iterator<Item = &Given> {
-    let writable = || given.iter().filter(|one| one.writable);
-    writable().filter(move |one| {
-        let path = Path::new(&one.path);
-        !writable().any(|other| one.path != other.path && path.starts_with(&other.path))
-    })
 }

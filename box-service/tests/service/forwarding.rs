@@ -134,34 +134,6 @@ async fn what_the_runtime_does_not_serve_is_unsupported() {
 }
 
 #[tokio::test]
-async fn storage_and_markers_are_the_services_own() {
-    let dir = tempfile::tempdir().unwrap();
-    let workspace = dir.path().join("w");
-    let config = ServiceConfig {
-        allowed_host_mount_roots: vec![dir.path().to_owned()],
-        default_host_workspace: Some(workspace.clone()),
-        ..ServiceConfig::default()
-    };
-    let gateway = gateway(&Scripted::new(), config).await;
-    std::fs::write(workspace.join("marker"), "abc").unwrap();
-    let storage = gateway.peer.call::<SystemStorage>(&Empty {}).await.unwrap();
-    assert_eq!((storage.size_bytes, storage.directories.len()), (3, 4));
-    let probe = |name: &str| SystemProbeParams {
-        name: name.to_owned(),
-    };
-    let found = gateway
-        .peer
-        .call::<SystemProbe>(&probe("marker"))
-        .await
-        .unwrap();
-    assert_eq!((found.size, found.sha256.len()), (3, 64));
-    let outside = gateway.peer.call::<SystemProbe>(&probe("../marker")).await;
-    assert_eq!(refused(outside.unwrap_err()).code(), Code::Validation);
-    let absent = gateway.peer.call::<SystemProbe>(&probe("absent")).await;
-    assert_eq!(refused(absent.unwrap_err()).code(), Code::Unavailable);
-}
-
-#[tokio::test]
 async fn chunks_come_through_in_order_and_then_the_result() {
     let gateway = gateway(&Scripted::new(), ServiceConfig::default()).await;
     let params = BoxEventsParams {

@@ -5,6 +5,7 @@ use std::path::{Component, Path, PathBuf};
 
 use box_protocol::{BoxError, BoxMountSpec, DEFAULT_MOUNT_PATH, HostPathMode, Invalid, SpecDraft};
 use box_service::blocked::is_blocked;
+use box_service::blocking;
 use box_service::paths::real_path;
 use rustix::fs::{AtFlags, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
@@ -132,14 +133,6 @@ fn opened_path(
     real.into_os_string()
         .into_string()
         .map_err(|_| unusable("is not UTF-8"))
-}
-
-/// Runs what waits for a file system where waiting is allowed.
-pub(super) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, BoxError> + Send + 'static,
-) -> Result<T, BoxError> {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|_| Err(BoxError::internal("looking at the file system failed")))
 }
 
 #[cfg(test)]

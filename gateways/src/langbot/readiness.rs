@@ -10,9 +10,9 @@ use serde_json::{Value, json};
 use super::actions::{Connection, Data, members};
 use super::admission::{Policy, managed_root};
 use super::errors::readiness;
-use super::mounts::blocking;
 use super::sessions::named;
 use super::{Host, LangBot};
+use box_service::blocking;
 
 /// Everything that grants promise, in the order in which it is told.
 const CHECKS: [&str; 14] = [

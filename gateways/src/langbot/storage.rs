@@ -1,18 +1,21 @@
 //! How much room a workspace takes, on the host and in its boxes, and whether both sides see the same directory.
 
 use std::fs;
-use std::io::Read as _;
+use std::io::{ErrorKind, Read as _};
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use box_protocol::actions::{
-    AttachOptions, CommandChunk, CommandStartParams, OnDisconnect, StorageDirectory, StreamName,
-    View,
+    AttachOptions, CommandChunk, CommandStartParams, OnDisconnect, StreamName, View,
 };
 use box_protocol::{BoxError, BoxSessionInfo, Program};
+use box_service::blocking;
+use box_tree::{Found, Then};
 use futures::future::join_all;
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{FileType, Mode, OFlags};
+use serde::Serialize;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use tokio::sync::mpsc;
@@ -23,7 +26,6 @@ use super::actions::{Connection, Data, as_text, members};
 use super::admission::{managed_root, tenants};
 use super::context::Placement;
 use super::errors::readiness;
-use super::mounts::blocking;
 
 /// Entries of a workspace that are looked at.
 const MOST_ENTRIES: u64 = 1_000_000;
@@ -220,62 +222,73 @@ fn summed(
     entries
 }
 
+/// A directory of LangBot's storage analysis.
+#[derive(Debug, Default, Serialize)]
+struct StorageDirectory {
+    key: &'static str,
+    path: String,
+    /// `root`, or `detail` for a part of one.
+    kind: &'static str,
+    exists: bool,
+    size_bytes: u64,
+    file_count: u64,
+    /// Entries that the runtime could not read.
+    error_count: u64,
+    scope: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    parent_key: Option<&'static str>,
+}
+
 /// The workspace of a tenant on the host, and parts of it.
 fn measured(workspace: &Path) -> Vec<StorageDirectory> {
     let mut left = MOST_ENTRIES;
     let parts = [("mcp", ".mcp"), ("inbox", "inbox"), ("outbox", "outbox")];
     let mut all = vec![StorageDirectory {
-        key: "workspace".to_owned(),
-        kind: "root".to_owned(),
+        key: "workspace",
+        kind: "root",
         ..counted(workspace, &mut left)
     }];
     all.extend(parts.map(|(key, name)| StorageDirectory {
-        key: key.to_owned(),
-        kind: "detail".to_owned(),
-        parent_key: Some("workspace".to_owned()),
+        key,
+        kind: "detail",
+        parent_key: Some("workspace"),
         ..counted(&workspace.join(name), &mut left)
     }));
     all
 }
 
-/// Counts what is below a directory. Links are counted, never followed; what cannot be looked at is an error.
+/// Counts the entries below a directory, at most `left`. Links are counted, never followed; what cannot be read is an error.
 fn counted(root: &Path, left: &mut u64) -> StorageDirectory {
-    let exists = root
-        .symlink_metadata()
-        .is_ok_and(|metadata| metadata.is_dir());
     let mut found = StorageDirectory {
         path: root.display().to_string(),
-        exists,
-        scope: "runtime_host".to_owned(),
+        scope: "runtime_host",
         ..StorageDirectory::default()
     };
-    let mut directories = if exists {
-        vec![root.to_owned()]
-    } else {
-        Vec::new()
-    };
-    while let Some(directory) = directories.pop() {
-        let Ok(entries) = fs::read_dir(&directory) else {
-            found.error_count += 1;
-            continue;
-        };
-        for entry in entries {
-            if *left == 0 {
-                found.error_count += 1;
-                return found;
-            }
-            *left -= 1;
-            let looked = entry.and_then(|entry| Ok((entry.metadata()?, entry.path())));
-            match looked {
-                Ok((metadata, path)) if metadata.is_dir() => directories.push(path),
-                Ok((metadata, _)) => {
-                    found.size_bytes = found.size_bytes.saturating_add(metadata.len());
-                    found.file_count += 1;
-                }
-                Err(_) => found.error_count += 1,
-            }
+    let root = match box_tree::open(root) {
+        Ok(root) => root,
+        Err(error) => {
+            let absent = matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory);
+            found.error_count = u64::from(!absent);
+            return found;
         }
-    }
+    };
+    found.exists = true;
+    let _ = box_tree::walk(root, |entry| {
+        let Found::Entry(entry) = entry else {
+            found.error_count += 1;
+            return ControlFlow::Continue(Then::Pass);
+        };
+        if *left == 0 {
+            found.error_count += 1;
+            return ControlFlow::Break(());
+        }
+        *left -= 1;
+        if entry.kind() != FileType::Directory {
+            found.size_bytes = found.size_bytes.saturating_add(entry.content_bytes());
+            found.file_count += 1;
+        }
+        ControlFlow::Continue(Then::Enter)
+    });
     found
 }
 

@@ -164,18 +164,15 @@ impl Gate {
 }
 
 /// Whether a `Host` is one of ours, or that and a port.
-pub(super) fn is_host(ours: &str, host: &str) -> bool {
+pub fn is_host(ours: &str, host: &str) -> bool {
     let (Some(name), Some(rest)) = (host.get(..ours.len()), host.get(ours.len()..)) else {
         return false;
     };
-    let port = rest.strip_prefix(':').unwrap_or(rest);
-    let only_port = rest.is_empty()
-        || port.len() < rest.len()
-            && !port.is_empty()
-            && port.bytes().all(|byte| byte.is_ascii_digit());
     // The last group of an address without brackets is no port.
     let bare = ours.contains(':') && !ours.ends_with(']');
-    name.eq_ignore_ascii_case(ours) && only_port && (rest.is_empty() || !bare)
+    let port = rest.strip_prefix(':').unwrap_or_default();
+    let only_port = !bare && !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
+    name.eq_ignore_ascii_case(ours) && (rest.is_empty() || only_port)
 }
 
 impl Admit for Gate {

@@ -45,7 +45,7 @@ use crate::{
 
 pub(crate) use self::frame::fill_random;
 pub use self::{
-    gate::{Admit, Gate, Refusal, UpgradeRequest},
+    gate::{Admit, Gate, Refusal, UpgradeRequest, is_host},
     handshake::{UpgradeRefused, accept_key},
     sender::Pinger,
 };

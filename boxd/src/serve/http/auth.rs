@@ -66,7 +66,7 @@ fn accepted(door: Door) -> &'static [&'static str] {
 }
 
 /// Every token a request offers at a door.
-fn offered<'a>(door: Door, headers: &'a HeaderMap) -> impl Iterator<Item = &'a str> {
+fn offered(door: Door, headers: &HeaderMap) -> impl Iterator<Item = &str> {
     let bearer = headers
         .get_all(AUTHORIZATION)
         .into_iter()

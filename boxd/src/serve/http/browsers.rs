@@ -1,5 +1,6 @@
 //! Keeping browsers out: a page must neither reach this server by its own origin nor by a name that it makes point here.
 
+use box_transports::websocket::is_host;
 use hyper::header::{HOST, HeaderName, ORIGIN};
 use hyper::{HeaderMap, Uri};
 
@@ -34,9 +35,7 @@ impl Hosts {
 
     /// Whether this is one of them, with or without a port.
     fn contains(&self, host: &str) -> bool {
-        let host = host.to_ascii_lowercase();
-        let bare = without_port(&host);
-        self.any || self.names.iter().any(|name| *name == host || *name == bare)
+        self.any || self.names.iter().any(|name| is_host(name, host))
     }
 
     /// Lets a request pass that names this server.
@@ -71,21 +70,6 @@ pub(super) fn no_page(headers: &HeaderMap) -> Result<(), Refusal> {
         ));
     }
     Ok(())
-}
-
-/// A host without its port.
-pub(super) fn without_port(host: &str) -> &str {
-    match host.rsplit_once(':') {
-        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => {
-            // The colons of an address stand in brackets.
-            if name.contains(':') && !name.ends_with(']') {
-                host
-            } else {
-                name
-            }
-        }
-        _ => host,
-    }
 }
 
 #[cfg(test)]

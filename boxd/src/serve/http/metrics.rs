@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use box_protocol::BoxState;
 use box_protocol::actions::BoxListParams;
-use box_protocol::{BoxState, World};
 use box_runtime::Caller;
 use box_transports::Endpoint;
 use box_transports::server::Gauge;
@@ -81,26 +81,15 @@ async fn boxes(page: &mut Page, shared: &Shared) {
         (BoxState::Unreachable, "unreachable"),
     ];
     let mut counts = STATES.map(|(state, name)| (state, name, 0_u64));
-    for world in [
-        World::Native,
-        World::LangBot,
-        World::OpenSandbox,
-        World::LangSmith,
-        World::Aio,
-    ] {
-        let all = BoxListParams {
-            world: Some(world),
-            ..BoxListParams::default()
-        };
-        let Ok(list) = shared.runtime.list(&Caller::local(), &all).await else {
-            continue;
-        };
+    let mut params = BoxListParams::default();
+    while let Ok(page) = shared.runtime.list(&Caller::local(), &params).await {
         for (state, _, count) in &mut counts {
-            *count += list
-                .items
-                .iter()
-                .filter(|item| item.state == *state)
-                .count() as u64;
+            let of_state = page.items.iter().filter(|item| item.state == *state);
+            *count += of_state.count() as u64;
+        }
+        params.after = page.next;
+        if params.after.is_none() {
+            break;
         }
     }
     page.of("boxd_boxes", "gauge", "Boxes, by state.");

@@ -35,6 +35,7 @@ use box_runtime::BoxRuntime;
 use box_transports::Endpoint;
 use box_transports::places::{Place, Rests};
 use box_transports::server::Gauge;
+use box_transports::websocket::is_host;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -146,7 +147,7 @@ impl Port {
             return format!("http://{}", self.address);
         }
         match section.allowed_hosts.first() {
-            Some(name) if browsers::without_port(name) != name => format!("http://{name}"),
+            Some(name) if has_port(name) => format!("http://{name}"),
             Some(name) => format!("http://{name}:{port}"),
             None => format!("http://localhost:{port}"),
         }
@@ -172,6 +173,12 @@ impl Port {
             stop,
         }
     }
+}
+
+/// Whether a host name ends in a port.
+fn has_port(host: &str) -> bool {
+    host.rsplit_once(':')
+        .is_some_and(|(name, _)| is_host(name, host))
 }
 
 /// What `HOST:PORT` stands for: the name as it stands in a request, and the addresses.

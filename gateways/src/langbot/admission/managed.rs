@@ -10,7 +10,7 @@ use crate::langbot::config::Config;
 use crate::langbot::context::Placement;
 use crate::langbot::errors::{admission, readiness};
 use crate::langbot::exec::IMAGE;
-use crate::langbot::mounts::blocking;
+use box_service::blocking;
 
 /// The most mounts beside the workspace.
 const MOST_MOUNTS: usize = 256;

@@ -1,4 +1,6 @@
-//! Reads a run from the events of an HTTP gateway: bare JSON or SSE frames, in whatever pieces they come.
+//! Reads a run from OpenSandbox's event stream: bare JSON or SSE frames, in whatever pieces they come.
+//!
+//! Seed 000 specifies this reader. Only tests call it until a client of OpenSandbox's protocol does.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
