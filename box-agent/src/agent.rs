@@ -1,4 +1,4 @@
-//! The agent's state: its box, the commands in it, and the calls that wait for them.
+//! The agent's state: the box, its commands, and the calls that wait for them.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -33,7 +33,9 @@ const ENDED_MAX: usize = 16_384;
 /// Maximum number of commands that run or are held at once.
 pub(crate) const RUNNING_MAX: usize = 1024;
 
-/// Maximum number of remembered ids of removed commands, to tell "expired" from "never existed".
+/// Maximum number of remembered ids of removed commands.
+///
+/// They tell an expired command from one that never existed.
 const FORGOTTEN_MAX: usize = 1024;
 
 /// The state of the agent.
@@ -101,9 +103,9 @@ impl Agent {
         &self.files
     }
 
-    /// Waits for the turn of a call: calls that name the same object run in order of arrival.
+    /// Waits for the turn of a call.
     ///
-    /// The caller gets its place in the queue at once.
+    /// Calls that name the same object run in order of arrival. The caller gets its place in the queue at once.
     pub(crate) async fn turn(&self, params: &impl Names) -> Turn<Named> {
         self.files.turn(params).await
     }
@@ -197,7 +199,9 @@ impl Agent {
         open.count() as u64
     }
 
-    /// The ids of the running commands, without watches: a watch does no work by itself.
+    /// The ids of the running commands, without watches.
+    ///
+    /// A watch does no work by itself.
     pub(crate) fn running(&self) -> Vec<CommandId> {
         let table = self.table();
         let running = table
@@ -296,7 +300,9 @@ impl Agent {
         self.record_end(command);
     }
 
-    /// Requests the end of every command because the box ends, and returns how many are still open.
+    /// Requests the end of every command, and returns how many are still open.
+    ///
+    /// The recorded reason is the end of the box.
     pub(crate) fn end_all(self: &Arc<Self>) -> usize {
         let mut all: Vec<_> = self.table().commands.values().cloned().collect();
         all.retain(|command| !command.has_ended());

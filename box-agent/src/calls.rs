@@ -49,7 +49,7 @@ impl Handle<AgentHealth> for Handlers {
         params: AgentHealthParams,
         _: Call<AgentHealth>,
     ) -> Result<AgentHealthResult, BoxError> {
-        self.0.files().learn(&params);
+        self.0.files().configure(&params);
         if let Some(env) = params.env {
             self.0.set_env(env);
         }
@@ -81,9 +81,10 @@ impl Handle<AgentStart> for Handlers {
                 Registered::Existing(old) if params.replace => {
                     // A command that could not be started has been removed already.
                     if timeout(REPLACE_TIMEOUT, self.kill(&old)).await.is_err() {
-                        return Err(BoxError::unavailable(
-                            "command_id: the replaced command did not end within 10 s; retry later",
-                        ));
+                        return Err(BoxError::unavailable(format!(
+                            "command_id: the replaced command did not end within {} s; retry later",
+                            REPLACE_TIMEOUT.as_secs()
+                        )));
                     }
                     agent.forget(&old);
                 }
@@ -241,7 +242,9 @@ impl Handlers {
 /// A short run then sends its first chunk and its end together and wakes the client once.
 const RUN_NEWS_WAIT: Duration = Duration::from_millis(1);
 
-/// How long a replaced command may take to end. Other calls for its id wait meanwhile.
+/// How long a replaced command may take to end.
+///
+/// Other calls for its id wait meanwhile.
 const REPLACE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Bytes of list entries in one reply. The entry that exceeds it is still included.
@@ -311,7 +314,7 @@ impl Handle<AgentAllow> for Handlers {
     ) -> Result<Empty, BoxError> {
         let allowed = self.0.init().allow_writing(params.path.as_ref());
         allowed.map_err(|_| BoxError::not_found("path: no such directory"))?;
-        self.0.files().renew();
+        self.0.files().replace_threads();
         Ok(Empty {})
     }
 }
@@ -427,7 +430,9 @@ const KILL: i32 = 9;
 /// How long the agent waits for a signalled command to end before it replies.
 const SIGNAL_WAIT: Duration = Duration::from_millis(20);
 
-/// The number of a signal by its name. The numbers are the same on every supported architecture.
+/// The number of a signal by its name.
+///
+/// The numbers are the same on every supported architecture.
 fn signal(name: &str) -> Result<i32, BoxError> {
     const NAMES: [(&str, i32); 14] = [
         ("HUP", 1),

@@ -1,11 +1,13 @@
 //! The shared state of one command.
 
+mod reader;
+
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use box_protocol::actions::{AgentCommand, AgentStartParams, Exclusive};
+use box_protocol::actions::{AgentCommand, AgentStartParams};
 use box_protocol::{
     BoxError, CommandId, CommandInfo, CommandState, Exit, ExitWhy, Note, Program, Role, SessionId,
     ShellId, UnixMs,
@@ -13,12 +15,13 @@ use box_protocol::{
 use box_sys::{Ended, Init};
 use tokio::sync::{Notify, watch};
 
+pub(crate) use self::reader::ReaderGuard;
 use crate::head_buffer::OutputTotals;
 use crate::input::Input;
 use crate::log::Log;
 use crate::shells::{ActiveRun, RunReport};
 
-/// How long the record of an ended command stays, unless the caller sets `retain_ms`.
+/// How long the record of an ended command stays by default.
 const RETAIN: Duration = Duration::from_mins(10);
 
 /// A command, from its registration on.
@@ -36,8 +39,9 @@ pub(crate) struct Command {
     log: Mutex<Log>,
     /// A reader has freed room in the log.
     pub(crate) room_freed: Notify,
-    /// Notifies waiters of the end, the readers and the growth of the log. One channel for all three, because each
-    /// takes half a kilobyte.
+    /// Notifies waiters of the end, the readers and the growth of the log.
+    ///
+    /// One channel for all three, because each takes half a kilobyte.
     progress: watch::Sender<Progress>,
     next_reader: AtomicU64,
     /// The call that waited for the exit status has disconnected.
@@ -55,7 +59,7 @@ struct Record {
     program: Program,
     cwd: String,
     env_keys: Vec<String>,
-    /// Hash of the other parameters that identify the command, including the values of its variables.
+    /// Hash of the other identifying parameters, including values of variables.
     fingerprint: u64,
     note: Option<Note>,
     created_at: UnixMs,
@@ -96,7 +100,7 @@ enum Process {
 pub(crate) struct Progress {
     /// The summary of the command, once it has ended and its output is complete.
     ended: Option<Box<AgentCommand>>,
-    /// The number of readers, and the number of the [`Exclusive`] reader.
+    /// The number of readers, and the number of the exclusive reader.
     readers: usize,
     exclusive: Option<u64>,
 }
@@ -109,15 +113,6 @@ impl Progress {
     pub(crate) fn has_readers(&self) -> bool {
         self.readers > 0
     }
-}
-
-/// An attached reader. Dropping it detaches the reader.
-#[derive(Debug)]
-pub(crate) struct ReaderGuard<'a> {
-    command: &'a Command,
-    number: u64,
-    seen: watch::Receiver<Progress>,
-    exclusive: bool,
 }
 
 impl Command {
@@ -163,7 +158,9 @@ impl Command {
         }
     }
 
-    /// Whether these parameters describe this command: the same program, directory, user and variables.
+    /// Whether these parameters describe this command.
+    ///
+    /// Program, directory, user and variables must be the same.
     pub(crate) fn matches(&self, params: &AgentStartParams) -> bool {
         self.role == params.role
             && self.record.as_ref().is_none_or(|record| {
@@ -186,7 +183,9 @@ impl Command {
         self.set_started(Process::Own(process));
     }
 
-    /// Records that the run has started: in which directory, and whether its shell was replaced.
+    /// Records the start of a run in a shell, with its directory.
+    ///
+    /// `replaced` says whether the shell got a new interpreter for it.
     pub(crate) fn set_shell_run(&self, run: Arc<ActiveRun>, cwd: String, replaced: bool) {
         if let Some(shell_run) = self.shell_run() {
             let _ = shell_run.began_in.set((cwd, replaced));
@@ -459,60 +458,6 @@ impl Command {
         self.failure()?;
         Ok(self.snapshot())
     }
-
-    /// Attaches a reader. An exclusive reader displaces the other exclusive reader or is refused.
-    pub(crate) fn attach_reader(
-        &self,
-        exclusive: Option<Exclusive>,
-    ) -> Result<ReaderGuard<'_>, BoxError> {
-        let number = self.next_reader.fetch_add(1, Ordering::Relaxed);
-        let mut refused = false;
-        self.progress.send_modify(|progress| {
-            refused = exclusive == Some(Exclusive::Refuse) && progress.exclusive.is_some();
-            if !refused {
-                progress.readers += 1;
-                if exclusive.is_some() {
-                    progress.exclusive = Some(number);
-                }
-            }
-        });
-        if refused {
-            return Err(BoxError::conflict(
-                "exclusive: another exclusive reader is attached; retry or take over",
-            ));
-        }
-        Ok(ReaderGuard {
-            command: self,
-            number,
-            seen: self.watch(),
-            exclusive: exclusive.is_some(),
-        })
-    }
-}
-
-impl ReaderGuard<'_> {
-    /// Returns once another reader has displaced this one.
-    pub(crate) async fn displaced(&mut self) {
-        let (exclusive, number) = (self.exclusive, self.number);
-        if !exclusive {
-            return std::future::pending().await;
-        }
-        let _ = self
-            .seen
-            .wait_for(|progress| progress.exclusive != Some(number))
-            .await;
-    }
-}
-
-impl Drop for ReaderGuard<'_> {
-    fn drop(&mut self) {
-        self.command.progress.send_modify(|progress| {
-            progress.readers -= 1;
-            if progress.exclusive == Some(self.number) {
-                progress.exclusive = None;
-            }
-        });
-    }
 }
 
 /// Hashes the parameters that identify a command besides its program and directory.
@@ -524,7 +469,9 @@ fn fingerprint(params: &AgentStartParams) -> u64 {
     hasher.finish()
 }
 
-/// Locks a mutex. A panic cannot leave these values inconsistent, so poisoning is ignored.
+/// Locks a mutex.
+///
+/// A panic cannot leave these values inconsistent, so poisoning is ignored.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

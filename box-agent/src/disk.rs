@@ -6,7 +6,9 @@ use box_protocol::BoxError;
 use box_protocol::actions::{AgentDisk, AgentDiskResult};
 use box_rpc::{Call, Empty, Handle, Router};
 
-/// A directory of the file system that holds all private files. It is a mount, so the guest cannot replace it.
+/// A directory of the file system that holds all private files.
+///
+/// It is a mount, so the guest cannot replace it.
 const PRIVATE_DIR: &str = "/tmp";
 
 /// The router of `agent.disk`.

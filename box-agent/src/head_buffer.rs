@@ -41,7 +41,7 @@ impl HeadBuffers {
     }
 }
 
-/// The first bytes of one stream: in memory while they are few, otherwise in the slot.
+/// The first bytes of one stream: in memory while few, otherwise in the slot.
 #[derive(Debug)]
 struct HeadBuffer {
     bytes: Vec<u8>,

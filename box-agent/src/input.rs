@@ -29,11 +29,13 @@ pub(crate) enum InputTarget {
 #[derive(Debug)]
 struct OpenInput {
     target: InputTarget,
-    /// Set when the input is shut down. Writers that wait for the command to read then stop.
+    /// Set when the input is shut down.
+    ///
+    /// Writers that wait for the command to read then stop.
     shut: watch::Sender<bool>,
 }
 
-/// The byte that a terminal's line discipline treats as end of input at the start of a line.
+/// The byte that a terminal treats as end of input at the start of a line.
 const END_OF_INPUT: u8 = 4;
 
 impl Input {
@@ -46,7 +48,9 @@ impl Input {
         self.turns.take([()])
     }
 
-    /// Opens the input. It awaits nothing, so that a started command always gets its input.
+    /// Opens the input.
+    ///
+    /// It awaits nothing, so that a started command always gets its input.
     pub(crate) fn open(&self, target: InputTarget) {
         *self.target() = Some(Arc::new(OpenInput {
             target,
@@ -54,13 +58,17 @@ impl Input {
         }));
     }
 
-    /// Writes all bytes in turn, and waits for the command to read them for as long as it runs.
+    /// Writes all bytes in turn.
+    ///
+    /// It waits for the command to read them for as long as the command runs.
     pub(crate) async fn write(&self, turn: &Turn<()>, bytes: &[u8]) -> Result<(), BoxError> {
         let open = self.target().clone().ok_or_else(no_input)?;
         open.write(turn, bytes).await
     }
 
-    /// Closes the input after the writes queued before. A terminal stays open and gets an end-of-input byte.
+    /// Closes the input after the writes queued before.
+    ///
+    /// A terminal stays open and gets an end-of-input byte.
     pub(crate) async fn close(&self, turn: &Turn<()>) -> Result<(), BoxError> {
         let Some(open) = self.target().clone() else {
             return Ok(());
@@ -74,7 +82,9 @@ impl Input {
         Ok(())
     }
 
-    /// Shuts the input down and stops its writers. A process that inherited the other end may never read it.
+    /// Shuts the input down and stops its writers.
+    ///
+    /// A process that inherited the other end may never read it.
     pub(crate) fn shut(&self) {
         if let Some(open) = self.target().take() {
             open.shut.send_replace(true);

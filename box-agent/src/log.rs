@@ -1,7 +1,8 @@
-//! The log of a command: the last part of its output, both streams in order of arrival, addressed by bytes.
+//! The log of a command: the last part of its output, addressed by bytes.
 //!
-//! The log is a sequence of blocks. The newest block is in memory; older ones are in the log file. The start offset of
-//! every block stays in memory, in bytes and in text, so a reader can start anywhere by scanning one block.
+//! The log holds both streams in order of arrival as a sequence of blocks. The newest block is in memory; older ones
+//! are in the log file. The start offset of every block stays in memory, in bytes and in text, so a reader can start
+//! anywhere by scanning one block.
 //!
 //! While a command is read, some full blocks stay buffered in memory for a moment. A reader that keeps up finds them
 //! there, and a block that is dropped before never reaches the file.
@@ -30,10 +31,12 @@ const LOG_BYTES_MAX: u64 = 64 << 20;
 /// Minimum size of a log: one block to drop and one to keep.
 const LOG_BYTES_MIN: u64 = 4 << 10;
 
-/// Blocks per log. The block of a large log is a segment; a smaller log has smaller blocks.
+/// Blocks per log.
+///
+/// The block of a large log is a segment; a smaller log has smaller blocks.
 const BLOCKS: usize = 8;
 
-/// Blocks that may stay in memory because the file is full, while a reader needs them.
+/// Blocks that may stay in memory for their readers while the file is full.
 const MEMORY_BLOCKS: usize = 2;
 
 /// The last part of a command's output.
@@ -43,13 +46,15 @@ pub(crate) struct Log {
     /// The number of the first block. Blocks are numbered from 0.
     first: u64,
     limit: usize,
-    /// The cost of all blocks; the blocks in memory as the newest or because the file is full; the blocks buffered for
+    /// The cost of all blocks, and the numbers of blocks in memory.
+    ///
+    /// `in_memory` counts the newest block and those that the full file does not take; `buffered` counts those held for
     /// readers.
     kept_bytes: usize,
     in_memory: usize,
     buffered: usize,
     finished: bool,
-    log_file: Option<Arc<LogFile>>,
+    file: Option<Arc<LogFile>>,
     end: Position,
     /// The block of each reader.
     readers: BTreeMap<u64, u64>,
@@ -121,7 +126,7 @@ impl Log {
             in_memory: 0,
             buffered: 0,
             finished: false,
-            log_file,
+            file: log_file,
             end: Position::default(),
             readers: BTreeMap::new(),
             next_reader: 0,
@@ -144,7 +149,7 @@ impl Log {
 
     /// Whether the log can take more output without losing a block that a reader needs.
     pub(crate) fn has_room(&self) -> bool {
-        let is_stored = self.log_file.is_none() || self.in_memory <= MEMORY_BLOCKS;
+        let is_stored = self.file.is_none() || self.in_memory <= MEMORY_BLOCKS;
         self.kept_bytes < self.limit && is_stored || !self.is_needed(self.first)
     }
 
@@ -187,7 +192,7 @@ impl Log {
         }
     }
 
-    /// Drops the oldest blocks beyond the limit, up to the first one that a reader needs.
+    /// Drops the oldest blocks beyond the limit, up to the first needed one.
     fn trim(&mut self) {
         while self.kept_bytes > self.limit && self.blocks.len() > 1 && !self.is_needed(self.first) {
             self.drop_oldest();
@@ -202,10 +207,10 @@ impl Log {
         self.buffered > 0
     }
 
-    /// Moves buffered blocks to the file, and after the end also the large newest block.
+    /// Moves buffered blocks to the file.
     ///
-    /// If the file is full, the oldest blocks are dropped, up to the first one that a reader needs. After the end, a
-    /// few blocks that do not fit stay in memory.
+    /// After the end it also moves the large newest block. If the file is full, the oldest blocks are dropped, up to
+    /// the first one that a reader needs. After the end, a few blocks that do not fit stay in memory.
     pub(crate) fn flush_buffered(&mut self) {
         let mut at = 0;
         while let Some(block) = self.blocks.get(at) {
@@ -229,7 +234,7 @@ impl Log {
     /// allows it.
     fn keep_in_memory(&mut self, at: usize) -> bool {
         let older = self.blocks.front().is_some_and(Block::is_stored);
-        let (Some(log_file), Some(block), false) = (&self.log_file, self.blocks.get_mut(at), older)
+        let (Some(log_file), Some(block), false) = (&self.file, self.blocks.get_mut(at), older)
         else {
             return false;
         };
@@ -259,10 +264,12 @@ impl Log {
         self.blocks.shrink_to_fit();
     }
 
-    /// Closes the newest block: it stays buffered while the log is read, or moves to the file.
+    /// Closes the newest block.
+    ///
+    /// It stays buffered while the log is read, or moves to the file.
     fn close_newest(&mut self) {
         if !self.readers.is_empty()
-            && let Some(log_file) = &self.log_file
+            && let Some(log_file) = &self.file
             && let Some(block) = self.blocks.back_mut()
             && block.is_in_memory()
             && block.buffer(log_file)
@@ -279,16 +286,16 @@ impl Log {
     /// If the file is full, the oldest blocks are dropped. If a reader needs those, the block stays in memory.
     fn store_newest(&mut self) {
         while !self.blocks.is_empty() && !self.move_to_file(self.blocks.len() - 1) {
-            if self.log_file.is_none() || self.blocks.len() == 1 || self.is_needed(self.first) {
+            if self.file.is_none() || self.blocks.len() == 1 || self.is_needed(self.first) {
                 return;
             }
             self.drop_oldest();
         }
     }
 
-    /// Moves a block to the file if it has room, and returns whether the block is there.
+    /// Moves a block to the file if it has room, and returns whether it is there.
     fn move_to_file(&mut self, at: usize) -> bool {
-        let (Some(log_file), Some(block)) = (&self.log_file, self.blocks.get_mut(at)) else {
+        let (Some(log_file), Some(block)) = (&self.file, self.blocks.get_mut(at)) else {
             return false;
         };
         let (is_buffered, is_in_memory) = (block.is_buffered(), block.is_in_memory());
@@ -316,10 +323,11 @@ impl Log {
         self.blocks.shrink_to_fit();
     }
 
-    /// Attaches a reader at the last block that starts at or before `from` in the unit of `view`, or at the first kept
-    /// block.
+    /// Attaches a reader near `from`.
     ///
-    /// The log keeps the following output until the reader has read it. Returns `None` if `from` is beyond the end.
+    /// The reader starts at the last block that begins at or before `from` in the unit of `view`, or at the first kept
+    /// block. The log keeps the following output until the reader has read it. Returns `None` if `from` is beyond the
+    /// end.
     pub(crate) fn read_from(&mut self, from: ReadFrom, view: View) -> Option<(Cursor, ReadBegin)> {
         let end = self.end.offsets(view);
         let not_after = |position: &Position| {

@@ -1,6 +1,6 @@
-//! The file that holds the output of all commands beyond memory, divided into segments.
+//! The file that holds the output of all commands beyond memory.
 //!
-//! The runtime opens the file outside the box.
+//! The runtime opens it outside the box. The agent divides it into segments.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -11,7 +11,9 @@ use rustix::fs::FallocateFlags;
 /// The usual size of a segment, or a little more: one full block of a log.
 pub(crate) const SEGMENT: usize = 64 << 10;
 
-/// The unit of allocation. It is small so that a command with little output takes little room.
+/// The unit of allocation.
+///
+/// It is small so that a command with little output takes little room.
 const UNIT: usize = 4 << 10;
 
 /// Maximum number of allocated units of one box: 256 MiB.
@@ -20,7 +22,9 @@ const UNITS: usize = 65_536;
 /// Below this number of free units, the output of ended commands is dropped.
 const LOW_UNITS: usize = UNITS / 16;
 
-/// Freed segments that keep their disk blocks: punching and refilling a hole costs more than a write.
+/// Freed segments that keep their disk blocks.
+///
+/// Punching and refilling a hole costs more than a write.
 const CACHED_SEGMENTS: usize = 4;
 
 /// Full blocks of all logs that may stay in memory while they are read.
@@ -42,8 +46,9 @@ struct Units {
     count: usize,
     /// All units before this one are allocated.
     first_free: usize,
-    /// Freed segments that keep their disk blocks, as (first unit, units). A command with much output cycles through
-    /// them.
+    /// Freed segments that keep their disk blocks, as (first unit, units).
+    ///
+    /// A command with much output cycles through them.
     cached: Vec<(usize, usize)>,
     permits: usize,
 }
@@ -56,7 +61,9 @@ pub(crate) struct Segment {
     units: usize,
 }
 
-/// Permission for one full block to stay in memory. Dropping it ends the permission.
+/// Permission for one full block to stay in memory.
+///
+/// Dropping it ends the permission.
 #[derive(Debug)]
 pub(crate) struct MemoryPermit(Arc<LogFile>);
 

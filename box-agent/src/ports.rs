@@ -41,12 +41,16 @@ pub(crate) struct Ports(Mutex<HashMap<ConnId, Arc<Connection>>>);
 #[derive(Debug)]
 struct Connection {
     stream: TcpStream,
-    /// Locked by the call that sends. The value says whether the sending side is closed.
+    /// Locked by the call that sends.
+    ///
+    /// The value says whether the sending side is closed.
     closed: tokio::sync::Mutex<bool>,
     sent: AtomicU64,
 }
 
-/// An open connection while its stream is read. Dropping it closes the connection for senders as well.
+/// An open connection while its stream is read.
+///
+/// Dropping it closes the connection for senders as well.
 struct ConnectionGuard<'a> {
     ports: &'a Ports,
     id: ConnId,

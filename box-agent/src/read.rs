@@ -1,4 +1,4 @@
-//! Streaming a command's output to a reader, from its start position until its limits.
+//! Streaming a command's output to a reader.
 
 use std::time::Duration;
 
@@ -27,7 +27,9 @@ pub(crate) struct ReadRequest {
     pub(crate) slot: Option<ShmSlot>,
 }
 
-/// Sends a command's output until its end or until the reader's limits, and returns the reason.
+/// Sends a command's output until its end or the reader's limits.
+///
+/// Returns why it stopped.
 pub(crate) async fn stream<A: Action<Chunk = AgentChunk>>(
     command: &Command,
     request: ReadRequest,
@@ -115,7 +117,9 @@ impl Reader<'_> {
         read.map_err(|_| BoxError::internal("log: the stored output cannot be read"))
     }
 
-    /// Splits a piece into chunks. Large data goes to the slot and never wraps around its ring.
+    /// Splits a piece into chunks.
+    ///
+    /// Large data goes to the slot and never wraps around its ring.
     fn chunks(&self, piece: Piece) -> Vec<AgentChunk> {
         let Piece {
             stream,

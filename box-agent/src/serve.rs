@@ -1,4 +1,4 @@
-//! From the fork to the first call: inherited descriptors, connections, and reaping.
+//! From the fork to the first call: descriptors, connections and reaping.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -136,7 +136,9 @@ impl PreparedAgent {
     }
 }
 
-/// Accepts later runtimes. Only the host user that created the box can reach the socket.
+/// Accepts later runtimes.
+///
+/// Only the host user that created the box can reach the socket.
 async fn accept(listener: tokio::net::UnixListener, agent: Arc<Agent>, router: Router) {
     let permits = Arc::new(tokio::sync::Semaphore::new(CONNECTIONS));
     loop {
@@ -203,9 +205,9 @@ fn session(stream: tokio::net::UnixStream, router: Router) -> Session {
     Session::start(unix::over(stream, &options.limits), router, options)
 }
 
-/// Reaps the box's processes: the kernel reparents every orphan of the box to the agent.
+/// Reaps the processes of the box.
 ///
-/// After a quiet period the agent frees its spare memory.
+/// The kernel reparents every orphan of the box to the agent. After a quiet period the agent frees its spare memory.
 async fn reap(agent: &Agent, children: &AsyncFd<OwnedFd>) -> io::Result<()> {
     let mut memory_freed = false;
     loop {

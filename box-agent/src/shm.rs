@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use box_protocol::actions::{SPOOL_BYTES, SPOOL_RING, SPOOL_SLOTS, StreamName};
 use rustix::buffer::spare_capacity;
 
-/// The slots of the shared memory, if the agent has any. The runtime assigns them to calls.
+/// The slots of the shared memory, if the agent has any.
+///
+/// The runtime assigns them to calls.
 #[derive(Debug, Clone)]
 pub(crate) struct ShmPool(Option<Arc<Memory>>);
 

@@ -39,7 +39,9 @@ struct ProcessSpec {
     rlimits: Vec<(u32, u64)>,
 }
 
-/// Resource numbers of the file size limit and the data limit, the same on every supported architecture.
+/// Resource numbers of the file size limit and the data limit.
+///
+/// They are the same on every supported architecture.
 const RLIMIT_FSIZE: u32 = 1;
 const RLIMIT_DATA: u32 = 2;
 
@@ -50,13 +52,13 @@ impl Agent {
     /// Starts a command, and first creates its directory if the caller requested that.
     pub(crate) async fn start(&self, params: AgentStartParams) -> Result<Started, BoxError> {
         self.files().check_user(params.user.as_deref())?;
-        let stdio = match params.pty {
+        let connection = match params.pty {
             Some(size) => StdioKind::Terminal(size),
             None => StdioKind::Pipes(params.stdin, params.output),
         };
         let make_cwd = params.make_cwd;
         let spec = ProcessSpec::new(params);
-        let error = match self.spawn(&spec, stdio) {
+        let error = match self.spawn(&spec, connection) {
             Ok(started) => return Ok(started),
             Err(error) => error,
         };
@@ -70,12 +72,12 @@ impl Agent {
         } else {
             check_dir(&spec)?;
         }
-        self.spawn(&spec, stdio)
+        self.spawn(&spec, connection)
             .map_err(|error| start_error(&error, &spec))
     }
 
-    fn spawn(&self, spec: &ProcessSpec, stdio: StdioKind) -> io::Result<Started> {
-        match stdio {
+    fn spawn(&self, spec: &ProcessSpec, connection: StdioKind) -> io::Result<Started> {
+        match connection {
             StdioKind::Pipes(stdin, output) => self.spawn_with_pipes(spec, stdin, output),
             StdioKind::Terminal(size) => self.spawn_in_terminal(spec, size),
         }
@@ -234,7 +236,9 @@ fn is_path_error(error: &io::Error) -> bool {
     )
 }
 
-/// Returns an error if the directory does not exist, to tell that case from a missing program.
+/// Returns an error if the directory does not exist.
+///
+/// Otherwise the error is about the program.
 fn check_dir(spec: &ProcessSpec) -> Result<(), BoxError> {
     match std::fs::metadata(&spec.cwd) {
         Ok(found) if found.is_dir() => Ok(()),

@@ -1,4 +1,6 @@
-//! `agent.clear`: ends everything in a stopped box except the agent, which keeps its files.
+//! `agent.clear`: ends everything in a stopped box except the agent.
+//!
+//! The agent keeps the files of the box.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -56,7 +56,7 @@ pub(crate) struct Supervisor {
 }
 
 impl Supervisor {
-    /// Sets the reason to out of memory if the kernel has killed a process of the box for it meanwhile.
+    /// Sets the reason to out of memory if the kernel has killed for it.
     ///
     /// The killed process is the command itself, or a child that its shell reported by exit code 137.
     fn mark_oom(&self, mut exit: Exit) -> Exit {

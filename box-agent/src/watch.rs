@@ -12,7 +12,7 @@ use tokio::io::unix::AsyncFd;
 
 use crate::agent::Agent;
 use crate::command::Command;
-use crate::files::Watched;
+use crate::files::WatchedTree;
 use crate::head_buffer::OutputTotals;
 use crate::pipe::async_fd;
 use crate::supervise::KILLED;
@@ -21,7 +21,7 @@ use crate::supervise::KILLED;
 pub(crate) struct FileWatch {
     agent: Arc<Agent>,
     command: Arc<Command>,
-    watched: Watched,
+    watched: WatchedTree,
     events: AsyncFd<OwnedFd>,
 }
 
@@ -74,15 +74,15 @@ impl FileWatch {
             // While the log is full, events queue in the kernel. The kernel reports dropped events but does not count
             // them.
             command.wait_for_room().await;
-            let seen;
-            (watched, seen) = agent.files().look(watched).await?;
-            if seen.drained {
+            let batch;
+            (watched, batch) = agent.files().poll_watch(watched).await?;
+            if batch.drained {
                 ready.clear_ready();
             }
-            if !seen.lines.is_empty() {
-                agent.append_output(&command, StreamName::Stdout, &seen.lines);
+            if !batch.lines.is_empty() {
+                agent.append_output(&command, StreamName::Stdout, &batch.lines);
             }
-            if seen.over {
+            if batch.ended {
                 return Ok(());
             }
         }

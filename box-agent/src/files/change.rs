@@ -1,4 +1,4 @@
-//! Directories made, things moved, copied and removed.
+//! `file.mkdir`, `file.move` and `file.remove`.
 
 use std::ffi::CString;
 use std::os::fd::{AsFd, OwnedFd};
@@ -10,51 +10,55 @@ use rustix::fs::{AtFlags, Dir, RenameFlags};
 use rustix::io::Errno;
 
 use super::copy::copy;
-use super::draft::{HIDDEN, hidden_name};
-use super::error::About;
-use super::ground::{Spot, Step, too_large};
-use super::stat::{Change, kind};
-use super::walk::{Next, open_dir, walk};
+use super::error::PathContext;
+use super::guest_root::{Location, Step, too_large};
+use super::stat::{AttributeChange, kind};
+use super::temp_file::{TEMP_PREFIX, temp_name};
+use super::walk::{WalkNext, open_dir, walk};
 
-/// Paths that one call may remove.
-const PATHS: usize = 4096;
+/// Maximum number of paths in one call.
+const PATHS_MAX: usize = 4096;
 
-/// Directories within each other that are entered; deeper ones are brought up first.
-const DEPTH: usize = 64;
+/// Maximum depth of open directories; deeper directories are hoisted first.
+const DEPTH_MAX: usize = 64;
 
-/// Of those that were brought up, how many are remembered; the others are found.
-const RAISED: usize = 1024;
+/// Maximum number of remembered hoisted directories.
+///
+/// Further ones are found when the directory is read again.
+const HOISTED_MAX: usize = 1024;
 
-/// How often a directory is emptied that is being filled meanwhile.
-const ROUNDS: usize = 64;
+/// Attempts to empty a directory that is being filled meanwhile.
+const ATTEMPTS: usize = 64;
 
 /// `file.mkdir`.
 pub(super) fn mkdir(step: &Step<'_>, params: &FileMkdirParams) -> Result<Empty, BoxError> {
-    let path = step.ground.path(&params.path, params.expand)?;
+    let path = step.guest_root.path(&params.path, params.expand)?;
     let (owner, group) = (params.owner.as_deref(), params.group.as_deref());
-    let change = Change::new(step.ground, params.mode, owner, group)?;
-    let (dir, made) = step.ground.make_dirs(&path)?;
-    if made {
-        change.apply(step.ground, dir.as_fd(), 0o755).about(&path)?;
+    let change = AttributeChange::new(step.guest_root, params.mode, owner, group)?;
+    let (dir, is_new) = step.guest_root.make_dirs(&path)?;
+    if is_new {
+        change
+            .apply(step.guest_root, dir.as_fd(), 0o755)
+            .with_path(&path)?;
     }
     Ok(Empty {})
 }
 
 /// `file.move`.
-pub(super) fn transfer(step: &Step<'_>, params: &FileMoveParams) -> Result<Empty, BoxError> {
-    let ground = step.ground;
-    let src = ground.path(&params.src, params.expand)?;
-    let dest = ground.path(&params.dest, params.expand)?;
-    let from = ground.spot(&src)?;
-    if from.stat().about(&src)?.is_none() {
-        return Err(Errno::NOENT).about(&src);
+pub(super) fn move_path(step: &Step<'_>, params: &FileMoveParams) -> Result<Empty, BoxError> {
+    let guest_root = step.guest_root;
+    let src = guest_root.path(&params.src, params.expand)?;
+    let dest = guest_root.path(&params.dest, params.expand)?;
+    let from = guest_root.location(&src)?;
+    if from.stat().with_path(&src)?.is_none() {
+        return Err(Errno::NOENT).with_path(&src);
     }
     if params.parents
         && let Some((dir, _)) = super::path::split(&dest)
     {
-        ground.make_dirs(dir)?;
+        guest_root.make_dirs(dir)?;
     }
-    let to = ground.spot(&dest)?;
+    let to = guest_root.location(&dest)?;
     let flags = if params.overwrite {
         RenameFlags::empty()
     } else {
@@ -66,59 +70,63 @@ pub(super) fn transfer(step: &Step<'_>, params: &FileMoveParams) -> Result<Empty
     }
     match rustix::fs::renameat_with(&from.dir, &from.name, &to.dir, &to.name, flags) {
         Ok(()) => {}
-        // Two file systems, or two trees that Landlock keeps apart.
+        // Source and destination are on two file systems, or Landlock separates them.
         Err(Errno::XDEV) => {
             check_names(step, &from, &src)?;
             copy(step, &from, &to, flags, &dest)?;
             remove_at(step, &from, true, &src)?;
         }
-        Err(errno) => return Err(errno).about(&dest),
+        Err(errno) => return Err(errno).with_path(&dest),
     }
     Ok(Empty {})
 }
 
-/// Refuses a tree with names that a copy leaves out: they would go with what was copied.
-fn check_names(step: &Step<'_>, spot: &Spot, path: &str) -> Result<(), BoxError> {
-    let check = |above: &OwnedFd, name: &str| {
-        for entry in Dir::new(open_dir(above, name).about(path)?).about(path)? {
-            let why = match entry.about(path)?.file_name().to_str() {
-                Ok(name) if name.starts_with(HIDDEN) => format!("that begin with {HIDDEN}"),
+/// Refuses a tree with names that a copy omits.
+///
+/// Removing the source would lose them.
+fn check_names(step: &Step<'_>, location: &Location, path: &str) -> Result<(), BoxError> {
+    let check = |parent: &OwnedFd, name: &str| {
+        for entry in Dir::new(open_dir(parent, name).with_path(path)?).with_path(path)? {
+            let why = match entry.with_path(path)?.file_name().to_str() {
+                Ok(name) if name.starts_with(TEMP_PREFIX) => {
+                    format!("that start with {TEMP_PREFIX}")
+                }
                 Ok(_) => continue,
                 Err(_) => "that are not UTF-8".to_owned(),
             };
-            let cannot = "which cannot be moved to another file system";
+            let cannot = "which cannot move to another file system; rename them first";
             return Err(BoxError::validation(format!(
-                "{path}: holds names {why}, {cannot}"
+                "{path}: contains names {why}, {cannot}"
             )));
         }
         Ok(())
     };
-    let found = spot.stat().about(path)?;
+    let found = location.stat().with_path(path)?;
     if found.is_none_or(|found| kind(&found) != FileKind::Directory) {
         return Ok(());
     }
-    check(&spot.dir, &spot.name)?;
-    let top = open_dir(&spot.dir, &*spot.name).about(path)?;
+    check(&location.dir, &location.name)?;
+    let top = open_dir(&location.dir, &*location.name).with_path(path)?;
     let walked = walk(step, top, path, |entry| {
         if kind(&entry.stat) == FileKind::Directory {
             check(entry.dir, entry.name)?;
         }
-        Ok(Next::Into)
+        Ok(WalkNext::Enter)
     });
     walked.map(drop)
 }
 
 /// `file.remove`.
 pub(super) fn remove(step: &Step<'_>, params: &FileRemoveParams) -> Result<Empty, BoxError> {
-    if params.paths.len() > PATHS {
-        return Err(too_large("paths", "paths", PATHS));
+    if params.paths.len() > PATHS_MAX {
+        return Err(too_large("the number of paths", "paths", PATHS_MAX));
     }
-    for asked in &params.paths {
-        let path = step.ground.path(asked, params.expand)?;
+    for requested in &params.paths {
+        let path = step.guest_root.path(requested, params.expand)?;
         let removed = step
-            .ground
-            .spot(&path)
-            .and_then(|spot| remove_at(step, &spot, params.recursive, &path));
+            .guest_root
+            .location(&path)
+            .and_then(|location| remove_at(step, &location, params.recursive, &path));
         match removed {
             Err(error) if params.missing_ok && error.code() == box_protocol::Code::NotFound => {}
             removed => removed?,
@@ -127,89 +135,94 @@ pub(super) fn remove(step: &Step<'_>, params: &FileRemoveParams) -> Result<Empty
     Ok(Empty {})
 }
 
-/// Removes what is at a spot, never what it leads to.
+/// Removes the entry at a location. Symbolic links are not followed.
 pub(super) fn remove_at(
     step: &Step<'_>,
-    spot: &Spot,
+    location: &Location,
     recursive: bool,
     path: &str,
 ) -> Result<(), BoxError> {
-    let Some(found) = spot.stat().about(path)? else {
-        return Err(Errno::NOENT).about(path);
+    let Some(found) = location.stat().with_path(path)? else {
+        return Err(Errno::NOENT).with_path(path);
     };
     if kind(&found) != FileKind::Directory {
-        return rustix::fs::unlinkat(&spot.dir, &spot.name, AtFlags::empty()).about(path);
+        return rustix::fs::unlinkat(&location.dir, &location.name, AtFlags::empty())
+            .with_path(path);
     }
-    for _ in 0..ROUNDS {
-        match rustix::fs::unlinkat(&spot.dir, &spot.name, AtFlags::REMOVEDIR) {
+    for _ in 0..ATTEMPTS {
+        match rustix::fs::unlinkat(&location.dir, &location.name, AtFlags::REMOVEDIR) {
             Err(Errno::NOTEMPTY | Errno::EXIST) if recursive => {}
-            done => return done.about(path),
+            done => return done.with_path(path),
         }
-        let dir = open_dir(&spot.dir, &*spot.name).about(path)?;
-        empty(step, dir, path)?;
+        let dir = open_dir(&location.dir, &*location.name).with_path(path)?;
+        remove_contents(step, dir, path)?;
     }
-    Err(Errno::NOTEMPTY).about(path)
+    Err(Errno::NOTEMPTY).with_path(path)
 }
 
-/// A directory that is being emptied, as it is read, and its own name in the one above.
+/// A directory that is being emptied, and its name in its parent.
 struct Level {
     dir: Dir,
     name: CString,
 }
 
-/// Removes all that is in a directory, as it is read: how much that is, is the guest's to say. One deep inside is brought up to
-/// the first one, so that few are open at once. What a directory does not tell because it changes is found when it is not
-/// empty.
-fn empty(step: &Step<'_>, top: OwnedFd, path: &str) -> Result<(), BoxError> {
+/// Removes the contents of a directory while reading it.
+///
+/// The guest controls how large the directory is. A deep directory is first hoisted to the top one, so that few
+/// descriptors are open. Entries missed because the directory changes are found by the next attempt.
+fn remove_contents(step: &Step<'_>, top: OwnedFd, path: &str) -> Result<(), BoxError> {
     let level = |dir: OwnedFd, name: CString| -> Result<Level, BoxError> {
-        let dir = Dir::new(dir).about(path)?;
+        let dir = Dir::new(dir).with_path(path)?;
         Ok(Level { dir, name })
     };
     let mut levels = vec![level(top, CString::default())?];
-    let mut raised: Vec<CString> = Vec::new();
+    let mut hoisted: Vec<CString> = Vec::new();
     loop {
-        step.wanted.check()?;
+        step.cancel.check()?;
         let depth = levels.len();
         let Some(at) = levels.last_mut() else {
             return Ok(());
         };
-        let brought_up = if depth == 1 { raised.pop() } else { None };
-        let name = if brought_up.is_some() {
-            brought_up
+        let known = if depth == 1 { hoisted.pop() } else { None };
+        let name = if known.is_some() {
+            known
         } else {
-            let entry = at.dir.read().transpose().about(path)?;
+            let entry = at.dir.read().transpose().with_path(path)?;
             entry.map(|entry| entry.file_name().to_owned())
         };
         let Some(name) = name else {
             let done = levels.pop();
-            if let (Some(done), Some(above)) = (done, levels.last()) {
-                let above = above.dir.fd().about(path)?;
-                // Filled meanwhile: found again when the one above is not empty.
-                let _ = rustix::fs::unlinkat(above, &done.name, AtFlags::REMOVEDIR);
+            if let (Some(done), Some(parent)) = (done, levels.last()) {
+                let parent = parent.dir.fd().with_path(path)?;
+                // If it was filled meanwhile, the parent is not empty and the next attempt finds it.
+                let _ = rustix::fs::unlinkat(parent, &done.name, AtFlags::REMOVEDIR);
             }
             continue;
         };
         if matches!(name.to_bytes(), b"." | b"..") {
             continue;
         }
-        let dir = at.dir.fd().about(path)?;
+        let dir = at.dir.fd().with_path(path)?;
         match rustix::fs::unlinkat(dir, &name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => continue,
             Err(Errno::ISDIR) => {}
-            Err(errno) => return Err(errno).about(path),
+            Err(errno) => return Err(errno).with_path(path),
         }
-        if depth < DEPTH {
-            let inner = open_dir(dir, &*name).about(path)?;
+        if depth < DEPTH_MAX {
+            let inner = open_dir(dir, &*name).with_path(path)?;
             levels.push(level(inner, name)?);
             continue;
         }
-        let up = CString::new(hidden_name()).unwrap_or_default();
+        let temp = CString::new(temp_name()).unwrap_or_default();
         if let [first, .., last] = &levels[..] {
-            let (first, last) = (first.dir.fd().about(path)?, last.dir.fd().about(path)?);
-            rustix::fs::renameat(last, &name, first, &up).about(path)?;
+            let (first, last) = (
+                first.dir.fd().with_path(path)?,
+                last.dir.fd().with_path(path)?,
+            );
+            rustix::fs::renameat(last, &name, first, &temp).with_path(path)?;
         }
-        if raised.len() < RAISED {
-            raised.push(up);
+        if hoisted.len() < HOISTED_MAX {
+            hoisted.push(temp);
         }
     }
 }

@@ -1,17 +1,17 @@
-//! What the system's errors mean to whoever asked.
+//! Translation of system errors.
 
 use box_protocol::actions::FileFault;
 use box_protocol::error::{Detail, Subject};
 use box_protocol::{BoxError, Code};
 use rustix::io::Errno;
 
-/// Every error of the system that is told apart: its word, its name, and what it says.
-const TABLE: [(Errno, Code, &str, &str); 26] = [
-    (Errno::NOENT, Code::NotFound, "ENOENT", "not there"),
-    (Errno::ACCESS, Code::Denied, "EACCES", "not allowed"),
-    (Errno::PERM, Code::Denied, "EPERM", "not allowed"),
-    (Errno::ROFS, Code::Denied, "EROFS", "read-only"),
-    (Errno::ISDIR, Code::Validation, "EISDIR", "a directory"),
+/// The known system errors with their code, name and description.
+const ERRORS: [(Errno, Code, &str, &str); 26] = [
+    (Errno::NOENT, Code::NotFound, "ENOENT", "not found"),
+    (Errno::ACCESS, Code::Denied, "EACCES", "permission denied"),
+    (Errno::PERM, Code::Denied, "EPERM", "permission denied"),
+    (Errno::ROFS, Code::Denied, "EROFS", "read-only file system"),
+    (Errno::ISDIR, Code::Validation, "EISDIR", "is a directory"),
     (
         Errno::NOTDIR,
         Code::Validation,
@@ -22,31 +22,51 @@ const TABLE: [(Errno, Code, &str, &str); 26] = [
         Errno::LOOP,
         Code::Validation,
         "ELOOP",
-        "too many links, or one that must not be followed",
+        "too many symbolic links, or one that must not be followed",
     ),
     (
         Errno::NAMETOOLONG,
         Code::Validation,
         "ENAMETOOLONG",
-        "too long a name",
+        "name too long",
+    ),
+    (Errno::INVAL, Code::Validation, "EINVAL", "invalid argument"),
+    (Errno::NXIO, Code::Validation, "ENXIO", "not a regular file"),
+    (
+        Errno::NODEV,
+        Code::Validation,
+        "ENODEV",
+        "not a regular file",
     ),
     (
-        Errno::INVAL,
+        Errno::SPIPE,
         Code::Validation,
-        "EINVAL",
-        "not a place for this",
+        "ESPIPE",
+        "not a regular file",
     ),
-    (Errno::NXIO, Code::Validation, "ENXIO", "not a file"),
-    (Errno::NODEV, Code::Validation, "ENODEV", "not a file"),
-    (Errno::SPIPE, Code::Validation, "ESPIPE", "not a file"),
-    (Errno::XDEV, Code::Validation, "EXDEV", "leaves the tree"),
-    (Errno::EXIST, Code::Conflict, "EEXIST", "there already"),
-    (Errno::NOTEMPTY, Code::Conflict, "ENOTEMPTY", "not empty"),
+    (
+        Errno::XDEV,
+        Code::Validation,
+        "EXDEV",
+        "outside the directory tree",
+    ),
+    (Errno::EXIST, Code::Conflict, "EEXIST", "already exists"),
+    (
+        Errno::NOTEMPTY,
+        Code::Conflict,
+        "ENOTEMPTY",
+        "directory not empty",
+    ),
     (Errno::BUSY, Code::Conflict, "EBUSY", "in use"),
-    (Errno::TXTBSY, Code::Conflict, "ETXTBSY", "being run"),
-    (Errno::NOSPC, Code::Capacity, "ENOSPC", "no room"),
-    (Errno::DQUOT, Code::Capacity, "EDQUOT", "no room"),
-    (Errno::FBIG, Code::Capacity, "EFBIG", "too large a file"),
+    (
+        Errno::TXTBSY,
+        Code::Conflict,
+        "ETXTBSY",
+        "program is running",
+    ),
+    (Errno::NOSPC, Code::Capacity, "ENOSPC", "no space left"),
+    (Errno::DQUOT, Code::Capacity, "EDQUOT", "no space left"),
+    (Errno::FBIG, Code::Capacity, "EFBIG", "file too large"),
     (
         Errno::MFILE,
         Code::Capacity,
@@ -59,42 +79,42 @@ const TABLE: [(Errno, Code, &str, &str); 26] = [
         "ENFILE",
         "too many open files",
     ),
-    (Errno::NOMEM, Code::Capacity, "ENOMEM", "no memory"),
+    (Errno::NOMEM, Code::Capacity, "ENOMEM", "out of memory"),
     (
         Errno::IO,
         Code::Unavailable,
         "EIO",
-        "its disk does not answer",
+        "disk error; retry later",
     ),
     (
         Errno::STALE,
         Code::Unavailable,
         "ESTALE",
-        "on a file system that has gone",
+        "its file system is gone",
     ),
     (
         Errno::AGAIN,
         Code::Unavailable,
         "EAGAIN",
-        "changing all the time",
+        "changes during every lookup; retry later",
     ),
 ];
 
-/// The error for whoever asked, about this path.
-pub(super) fn refused(errno: Errno, path: &str) -> BoxError {
-    let found = TABLE.iter().find(|(known, ..)| *known == errno);
-    let Some((_, code, name, words)) = found else {
-        return BoxError::internal(format!("{path}: error {}", errno.raw_os_error()));
+/// The error of a system call on this path.
+pub(super) fn path_error(errno: Errno, path: &str) -> BoxError {
+    let found = ERRORS.iter().find(|(known, ..)| *known == errno);
+    let Some((_, code, name, description)) = found else {
+        return BoxError::internal(format!("{path}: errno {}", errno.raw_os_error()));
     };
     let disk = *code == Code::Capacity;
-    BoxError::new(*code, format!("{path}: {words}")).with_detail(&Detail {
+    BoxError::new(*code, format!("{path}: {description}")).with_detail(&Detail {
         errno: Some((*name).to_owned()),
         subject: disk.then_some(Subject::Disk),
         ..Detail::default()
     })
 }
 
-/// The same for one of several paths.
+/// The form of an error for one of several paths.
 pub(super) fn fault(error: &BoxError) -> FileFault {
     let detail = error.detail::<Detail>().unwrap_or_default();
     FileFault {
@@ -104,21 +124,21 @@ pub(super) fn fault(error: &BoxError) -> FileFault {
     }
 }
 
-/// Says which path an error is about.
-pub(super) trait About<T> {
-    fn about(self, path: &str) -> Result<T, BoxError>;
+/// Adds the path to an error.
+pub(super) trait PathContext<T> {
+    fn with_path(self, path: &str) -> Result<T, BoxError>;
 }
 
-impl<T> About<T> for Result<T, Errno> {
-    fn about(self, path: &str) -> Result<T, BoxError> {
-        self.map_err(|errno| refused(errno, path))
+impl<T> PathContext<T> for Result<T, Errno> {
+    fn with_path(self, path: &str) -> Result<T, BoxError> {
+        self.map_err(|errno| path_error(errno, path))
     }
 }
 
-impl<T> About<T> for std::io::Result<T> {
-    fn about(self, path: &str) -> Result<T, BoxError> {
+impl<T> PathContext<T> for std::io::Result<T> {
+    fn with_path(self, path: &str) -> Result<T, BoxError> {
         self.map_err(|error| match Errno::from_io_error(&error) {
-            Some(errno) => refused(errno, path),
+            Some(errno) => path_error(errno, path),
             None => BoxError::validation(format!("{path}: {error}")),
         })
     }
@@ -129,18 +149,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_have_a_word_and_a_name() {
-        let error = refused(Errno::NOTEMPTY, "/a");
+    fn errors_have_a_code_and_an_errno_name() {
+        let error = path_error(Errno::NOTEMPTY, "/a");
         assert_eq!(
             (error.code(), error.message()),
-            (Code::Conflict, "/a: not empty")
+            (Code::Conflict, "/a: directory not empty")
         );
         assert_eq!(fault(&error).errno.as_deref(), Some("ENOTEMPTY"));
-        assert_eq!(refused(Errno::BADF, "/a").code(), Code::Internal);
-        let passing = refused(Errno::IO, "/a");
-        assert_eq!(passing.code(), Code::Unavailable, "it may work later");
-        assert_eq!(fault(&passing).errno.as_deref(), Some("EIO"));
-        let detail: Detail = refused(Errno::NOSPC, "/a").detail().unwrap();
+        assert_eq!(path_error(Errno::BADF, "/a").code(), Code::Internal);
+        let transient = path_error(Errno::IO, "/a");
+        assert_eq!(
+            transient.code(),
+            Code::Unavailable,
+            "a later attempt may succeed"
+        );
+        assert_eq!(fault(&transient).errno.as_deref(), Some("EIO"));
+        let detail: Detail = path_error(Errno::NOSPC, "/a").detail().unwrap();
         assert_eq!(detail.subject, Some(Subject::Disk));
     }
 }

@@ -9,45 +9,45 @@ use globset::GlobSet;
 use regex::bytes::{Regex, RegexBuilder};
 use rustix::fs::{Mode, OFlags};
 
-use super::error::About;
-use super::ground::Step;
-use super::list::{fits_any, globs};
+use super::error::PathContext;
+use super::guest_root::Step;
+use super::list::{globs, matches_any};
 use super::path::join;
-use super::replace::bounded;
+use super::replace::read_bounded;
 use super::stat::{kind, size};
-use super::walk::{Entry, Next, walk};
+use super::walk::{Entry, WalkNext, walk};
 
-/// Matches of one answer, unless less is asked for; and the most that may be.
-const MATCHES: u64 = 1000;
-const MATCHES_MOST: u64 = 10_000;
+/// Default and maximum number of matches in one reply.
+const MATCHES_DEFAULT: u64 = 1000;
+const MATCHES_MAX: u64 = 10_000;
 
-/// Files larger than this are passed over, unless less is asked for; and the most that may be.
-const FILE_BYTES: u64 = 4 << 20;
-const FILE_BYTES_MOST: u64 = 16 << 20;
+/// Default and maximum size of a searched file. Larger files are skipped.
+const FILE_BYTES_DEFAULT: u64 = 4 << 20;
+const FILE_BYTES_MAX: u64 = 16 << 20;
 
 /// Bytes searched in one call.
 const SEARCHED_BYTES: u64 = 1 << 30;
 
-/// Lines told around a match.
-const CONTEXT: u32 = 100;
+/// Maximum lines of context around a match.
+const CONTEXT_MAX: u32 = 100;
 
-/// Bytes told of one line, and of all together.
+/// Maximum bytes of one line, and of all lines together.
 const LINE_BYTES: usize = 2048;
-const ANSWER_BYTES: usize = 1 << 20;
+const REPLY_BYTES: usize = 1 << 20;
 
-/// The size of a pattern once it is compiled.
+/// Maximum size of a compiled pattern.
 const PATTERN_BYTES: usize = 1 << 20;
 
-/// What is looked for, and what was found.
+/// The parameters and the results of a search.
 struct Search {
     pattern: Regex,
     multiline: bool,
     before: usize,
     after: usize,
-    /// Matches to pass over, and to tell.
+    /// The number of matches to skip, and to return.
     skip: u64,
     limit: u64,
-    most: usize,
+    max_file_bytes: usize,
     searched: u64,
     bytes: usize,
     found: FileGrepResult,
@@ -55,22 +55,25 @@ struct Search {
 
 /// `file.grep`.
 pub(super) fn grep(step: &Step<'_>, params: &FileGrepParams) -> Result<FileGrepResult, BoxError> {
-    let path = step.ground.path(&params.path, params.expand)?;
+    let path = step.guest_root.path(&params.path, params.expand)?;
     let include = globs("include", &params.include)?;
     let exclude = globs("exclude", &params.exclude)?;
     let mut search = Search::new(params)?;
-    let begin = step.ground.open(&path, OFlags::RDONLY).about(&path)?;
-    let stat = rustix::fs::fstat(&begin).about(&path)?;
+    let opened = step
+        .guest_root
+        .open(&path, OFlags::RDONLY)
+        .with_path(&path)?;
+    let stat = rustix::fs::fstat(&opened).with_path(&path)?;
     match kind(&stat) {
         FileKind::Directory => {
-            let whole = walk(step, begin, &path, |entry| {
+            let complete = walk(step, opened, &path, |entry| {
                 visit(&mut search, entry, &path, &include, &exclude)
             })?;
-            search.found.truncated |= !whole;
+            search.found.truncated |= !complete;
         }
-        FileKind::File => search.file(begin, &path)?,
+        FileKind::File => search.file(opened, &path)?,
         FileKind::Symlink | FileKind::Other => {
-            return Err(rustix::io::Errno::NXIO).about(&path);
+            return Err(rustix::io::Errno::NXIO).with_path(&path);
         }
     }
     Ok(search.found)
@@ -82,25 +85,25 @@ fn visit(
     base: &str,
     include: &GlobSet,
     exclude: &GlobSet,
-) -> Result<Next, BoxError> {
-    if fits_any(exclude, entry) {
-        return Ok(Next::Past);
+) -> Result<WalkNext, BoxError> {
+    if matches_any(exclude, entry) {
+        return Ok(WalkNext::Skip);
     }
     if kind(&entry.stat) != FileKind::File
-        || !(include.is_empty() || fits_any(include, entry))
-        || size(&entry.stat) > search.most as u64
+        || !(include.is_empty() || matches_any(include, entry))
+        || size(&entry.stat) > search.max_file_bytes as u64
     {
-        return Ok(Next::Into);
+        return Ok(WalkNext::Enter);
     }
     if search.searched > SEARCHED_BYTES {
-        return Ok(Next::Stop);
+        return Ok(WalkNext::Stop);
     }
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     if let Ok(file) = rustix::fs::openat(entry.dir, entry.name, flags, Mode::empty()) {
         let path = join(base, &entry.path);
         search.file(file, &path)?;
     }
-    Ok(Next::Into)
+    Ok(WalkNext::Enter)
 }
 
 impl Search {
@@ -117,16 +120,17 @@ impl Search {
             .size_limit(PATTERN_BYTES)
             .build()
             .map_err(|error| BoxError::validation(format!("pattern: {error}")))?;
-        let most = params.max_file_bytes.unwrap_or(FILE_BYTES);
-        let context = |lines: u32| lines.min(CONTEXT) as usize;
+        let max_file_bytes = params.max_file_bytes.unwrap_or(FILE_BYTES_DEFAULT);
+        let context = |lines: u32| lines.min(CONTEXT_MAX) as usize;
         Ok(Self {
             pattern,
             multiline: params.multiline,
             before: context(params.before),
             after: context(params.after),
             skip: params.offset,
-            limit: params.limit.unwrap_or(MATCHES).min(MATCHES_MOST),
-            most: usize::try_from(most.min(FILE_BYTES_MOST)).unwrap_or(usize::MAX),
+            limit: params.limit.unwrap_or(MATCHES_DEFAULT).min(MATCHES_MAX),
+            max_file_bytes: usize::try_from(max_file_bytes.min(FILE_BYTES_MAX))
+                .unwrap_or(usize::MAX),
             searched: 0,
             bytes: 0,
             found: FileGrepResult {
@@ -138,14 +142,14 @@ impl Search {
         })
     }
 
-    /// Searches one file. What is not text, or larger than it may be, is passed over.
+    /// Searches one file. Binary files and files over the limit are skipped.
     fn file(&mut self, file: OwnedFd, path: &str) -> Result<(), BoxError> {
-        let stat = rustix::fs::fstat(&file).about(path)?;
+        let stat = rustix::fs::fstat(&file).with_path(path)?;
         if kind(&stat) != FileKind::File {
             return Ok(());
         }
-        // Some files of the kernel cannot be read.
-        let Ok(Some(bytes)) = bounded(file.into(), self.most, path) else {
+        // Some kernel files cannot be read.
+        let Ok(Some(bytes)) = read_bounded(file.into(), self.max_file_bytes, path) else {
             return Ok(());
         };
         self.searched += bytes.len() as u64 + 1;
@@ -156,33 +160,38 @@ impl Search {
         Ok(())
     }
 
-    /// Searches a text line by line: how many it has is the guest's to say, so no list is made of them.
+    /// Searches a text line by line.
+    ///
+    /// The guest controls how many lines it has, so they are not collected.
     fn text(&mut self, bytes: &[u8], path: &str) {
         let pattern = self.pattern.clone();
-        let mut spans = self.multiline.then(|| Spans::new(&pattern, bytes));
-        // Lines that are told if a match follows; lines that are told because one came before; and whether the last one is told.
+        let mut multiline = self
+            .multiline
+            .then(|| MultilineMatches::new(&pattern, bytes));
+        // `before`: lines that are returned if a match follows. `after`: lines still to return after a match.
+        // `reporting`: whether the last match is returned.
         let mut before: VecDeque<(usize, &[u8])> = VecDeque::new();
         let mut after = 0;
-        let mut telling = false;
+        let mut reporting = false;
         let mut is_first = true;
         for (at, (start, line)) in lines(bytes).enumerate() {
-            let hit = match &mut spans {
-                Some(spans) => spans.on(start, line),
+            let hit = match &mut multiline {
+                Some(matches) => matches.hit_at(start, line),
                 None => pattern.is_match(line).then_some(Hit::Begins),
             };
             if hit == Some(Hit::Begins) {
                 self.found.files += u64::from(std::mem::take(&mut is_first));
-                telling = self.counts();
+                reporting = self.count_match();
                 after = 0;
             }
-            if hit.is_some() && telling {
+            if hit.is_some() && reporting {
                 for (at, line) in before.drain(..) {
-                    self.tell(path, at, line, true);
+                    self.push_line(path, at, line, true);
                 }
-                self.tell(path, at, line, false);
+                self.push_line(path, at, line, false);
                 after = self.after;
             } else if hit.is_none() && after > 0 {
-                self.tell(path, at, line, true);
+                self.push_line(path, at, line, true);
                 after -= 1;
             } else {
                 before.push_back((at, line));
@@ -193,25 +202,25 @@ impl Search {
         }
     }
 
-    /// Counts a match; whether it is to be told.
-    fn counts(&mut self) -> bool {
+    /// Counts a match and returns whether it is part of the reply.
+    fn count_match(&mut self) -> bool {
         self.found.matches += 1;
         if self.found.matches <= self.skip {
             return false;
         }
-        let told = self.found.matches - self.skip <= self.limit && self.bytes <= ANSWER_BYTES;
-        self.found.truncated |= !told;
-        told
+        let is_returned = self.found.matches - self.skip <= self.limit && self.bytes <= REPLY_BYTES;
+        self.found.truncated |= !is_returned;
+        is_returned
     }
 
-    fn tell(&mut self, path: &str, at: usize, line: &[u8], context: bool) {
-        // A match may have any number of lines.
-        if self.bytes > ANSWER_BYTES {
+    fn push_line(&mut self, path: &str, at: usize, line: &[u8], context: bool) {
+        // A match can span any number of lines.
+        if self.bytes > REPLY_BYTES {
             self.found.truncated = true;
             return;
         }
-        let shown = &line[..line.len().min(LINE_BYTES)];
-        let text = String::from_utf8_lossy(shown).into_owned();
+        let head = &line[..line.len().min(LINE_BYTES)];
+        let text = String::from_utf8_lossy(head).into_owned();
         self.bytes += text.len() + path.len() + 32;
         self.found.lines.push(GrepLine {
             path: path.to_owned(),
@@ -226,17 +235,19 @@ impl Search {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Hit {
     Begins,
-    GoesOn,
+    Continues,
 }
 
-/// Matches that may go over several lines, in the order of the text. Several that share a line are one.
-struct Spans<'a> {
+/// Matches that can span lines, in text order.
+///
+/// Matches that share a line count as one.
+struct MultilineMatches<'a> {
     found: std::iter::Peekable<regex::bytes::Matches<'a, 'a>>,
-    /// The last byte of the match that began last.
+    /// The last byte of the latest match.
     until: Option<usize>,
 }
 
-impl<'a> Spans<'a> {
+impl<'a> MultilineMatches<'a> {
     fn new(pattern: &'a Regex, text: &'a [u8]) -> Self {
         Self {
             found: pattern.find_iter(text).peekable(),
@@ -244,13 +255,13 @@ impl<'a> Spans<'a> {
         }
     }
 
-    /// How the line that begins here belongs to one.
-    fn on(&mut self, start: usize, line: &[u8]) -> Option<Hit> {
+    /// How the line at this offset belongs to a match.
+    fn hit_at(&mut self, start: usize, line: &[u8]) -> Option<Hit> {
         let mut hit = self
             .until
             .filter(|until| *until >= start)
-            .map(|_| Hit::GoesOn);
-        // The end of a line belongs to it.
+            .map(|_| Hit::Continues);
+        // The line terminator belongs to the line.
         while let Some(found) = self
             .found
             .next_if(|found| found.start() <= start + line.len())
@@ -263,7 +274,9 @@ impl<'a> Spans<'a> {
     }
 }
 
-/// The lines of a text, without their ends, and where each begins. What follows the last end is a line if it is anything.
+/// The lines of a text without terminators, with their offsets.
+///
+/// A non-empty rest after the last terminator is a line.
 fn lines(bytes: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
     let text = bytes.strip_suffix(b"\n").unwrap_or(bytes);
     let lines = text.split(|byte| *byte == b'\n');
@@ -296,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_match_with_what_is_around_them_and_none_twice() {
+    fn matches_have_context_and_no_line_is_returned_twice() {
         let text = "one\ntwo\nthree\nfour\nTWO five\n";
         let (lines, found) = searched(text, &json!({"pattern": "t[wh]", "before": 1, "after": 1}));
         assert_eq!(lines, [(1, true), (2, false), (3, false), (4, true)]);
@@ -313,27 +326,27 @@ mod tests {
     }
 
     #[test]
-    fn a_match_may_span_lines_if_asked() {
+    fn a_multiline_match_may_span_lines() {
         let text = "fn a(\n  x,\n)\nfn b()\n";
         let plain = json!({"pattern": r"fn a\(.*x"});
         assert!(searched(text, &plain).0.is_empty());
         let (lines, found) = searched(text, &json!({"pattern": r"fn a\(.*?x", "multiline": true}));
         assert_eq!((lines, found.matches), (vec![(1, false), (2, false)], 1));
-        // Two that share a line are one, and what is around them is told.
+        // Two matches that share a line count as one, and context surrounds both.
         let around = json!({"pattern": r"b\nc|c\nd", "multiline": true, "before": 1, "after": 1});
         let (lines, found) = searched("a\nb\nc c\nd\ne\nf\n", &around);
-        let told = [(1, true), (2, false), (3, false), (4, false), (5, true)];
-        assert_eq!((lines, found.matches), (told.to_vec(), 1));
+        let expected = [(1, true), (2, false), (3, false), (4, false), (5, true)];
+        assert_eq!((lines, found.matches), (expected.to_vec(), 1));
         let (lines, found) = searched("a\n", &json!({"pattern": "^$", "multiline": true}));
         assert_eq!(
             (lines, found.matches),
             (vec![], 0),
-            "there is no line after the last"
+            "no line follows the last terminator"
         );
     }
 
     #[test]
-    fn a_file_of_line_ends_is_answered_within_bounds() {
+    fn a_file_of_line_terminators_is_searched_within_bounds() {
         let text = "\n".repeat(4 << 20);
         let around = json!({"pattern": "", "before": 9, "after": 9, "limit": 10_000});
         let (lines, found) = searched(&text, &around);
@@ -347,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_the_limit_is_counted_and_said() {
+    fn matches_beyond_the_limit_are_counted_and_reported() {
         let text = "x\n".repeat(30);
         let (lines, found) = searched(&text, &json!({"pattern": "x", "limit": 3, "offset": 5}));
         assert_eq!(lines, [(6, false), (7, false), (8, false)]);

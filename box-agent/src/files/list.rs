@@ -9,53 +9,53 @@ use box_protocol::actions::{
 };
 use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
 
-use super::ground::{Ground, Step};
+use super::guest_root::{GuestRoot, Step};
 use super::path::{is_within, join};
 use super::stat::{info, kind, target};
-use super::walk::{Entry, Next, walk};
+use super::walk::{Entry, WalkNext, walk};
 
-/// Entries of one answer, unless less is asked for; and the most that may be.
-const ENTRIES: u64 = 1000;
-const ENTRIES_MOST: u64 = 10_000;
+/// Default and maximum number of entries in one reply.
+const ENTRIES_DEFAULT: u64 = 1000;
+const ENTRIES_MAX: u64 = 10_000;
 
-/// About how many bytes of entries one answer may have.
-const ANSWER_BYTES: usize = 2 << 20;
+/// Approximate maximum bytes of the entries in one reply.
+const REPLY_BYTES: usize = 2 << 20;
 
-/// What an entry takes beside its path.
+/// Bytes of an entry besides its path.
 const ENTRY_BYTES: usize = 256;
 
-/// Patterns of one call, and the length of each.
-const GLOBS: usize = 64;
+/// Maximum number of patterns in one call, and the maximum length of each.
+const GLOBS_MAX: usize = 64;
 const GLOB_BYTES: usize = 1024;
 
-/// What is collected, up to a limit.
-struct Found<'a> {
-    ground: &'a Ground,
+/// The entries of a reply, up to the limits.
+struct Listing<'a> {
+    guest_root: &'a GuestRoot,
     base: &'a str,
     entries: Vec<FileStatInfo>,
     limit: u64,
     bytes: usize,
 }
 
-impl<'a> Found<'a> {
-    fn new(ground: &'a Ground, base: &'a str, limit: Option<u64>) -> Self {
+impl<'a> Listing<'a> {
+    fn new(guest_root: &'a GuestRoot, base: &'a str, limit: Option<u64>) -> Self {
         Self {
-            ground,
+            guest_root,
             base,
             entries: Vec::new(),
-            limit: limit.unwrap_or(ENTRIES).min(ENTRIES_MOST),
+            limit: limit.unwrap_or(ENTRIES_DEFAULT).min(ENTRIES_MAX),
             bytes: 0,
         }
     }
 
-    /// Whether there was room for it.
+    /// Adds an entry if it fits, and returns whether it did.
     fn add(&mut self, entry: &Entry<'_>) -> bool {
-        if self.entries.len() as u64 >= self.limit || self.bytes > ANSWER_BYTES {
+        if self.entries.len() as u64 >= self.limit || self.bytes > REPLY_BYTES {
             return false;
         }
         let path = join(self.base, &entry.path);
         self.bytes += path.len() + ENTRY_BYTES;
-        let mut info = info(&self.ground.guest, path, &entry.stat);
+        let mut info = info(&self.guest_root.guest, path, &entry.stat);
         if info.kind == FileKind::Symlink {
             info.target = target(entry.dir, entry.name);
         }
@@ -66,120 +66,122 @@ impl<'a> Found<'a> {
 
 /// `file.list`.
 pub(super) fn list(step: &Step<'_>, params: &FileListParams) -> Result<FileListResult, BoxError> {
-    let path = step.ground.path(&params.path, params.expand)?;
+    let path = step.guest_root.path(&params.path, params.expand)?;
     if params.depth == 0 {
-        return Err(BoxError::validation("depth: 1 is the directory alone"));
+        return Err(BoxError::validation("depth: must be at least 1"));
     }
     let after = match &params.after {
         None => None,
         Some(after) => Some(
-            below(&path, after)
+            relative_to(&path, after)
                 .ok_or_else(|| BoxError::validation("after: not a path below the directory"))?,
         ),
     };
-    let dir = step.ground.open_dir(&path)?;
-    let mut found = Found::new(step.ground, &path, params.limit);
+    let dir = step.guest_root.open_dir(&path)?;
+    let mut listing = Listing::new(step.guest_root, &path, params.limit);
     let mut more = false;
     let mut visit = |entry: &Entry<'_>| {
         if !params.hidden && entry.name.starts_with('.') {
-            return Ok(Next::Past);
+            return Ok(WalkNext::Skip);
         }
-        let on = if entry.depth < params.depth as usize {
-            Next::Into
+        let next = if entry.depth < params.depth as usize {
+            WalkNext::Enter
         } else {
-            Next::Past
+            WalkNext::Skip
         };
         if let Some(after) = after
-            && order(&entry.path, after) != Ordering::Greater
+            && walk_order(&entry.path, after) != Ordering::Greater
         {
-            // What it asks to go on after may be in here.
+            // The path to continue after may be inside this directory.
             return Ok(if is_within(after, &entry.path) {
-                on
+                next
             } else {
-                Next::Past
+                WalkNext::Skip
             });
         }
-        if !fits_kind(&params.kinds, entry) {
-            return Ok(on);
+        if !matches_kind(&params.kinds, entry) {
+            return Ok(next);
         }
-        if !found.add(entry) {
+        if !listing.add(entry) {
             more = true;
-            return Ok(Next::Stop);
+            return Ok(WalkNext::Stop);
         }
-        Ok(on)
+        Ok(next)
     };
     walk(step, dir, &path, &mut visit)?;
-    let last = found.entries.last().filter(|_| more);
+    let last = listing.entries.last().filter(|_| more);
     Ok(FileListResult {
         next: last.map(|entry| entry.path.clone()),
-        entries: found.entries,
+        entries: listing.entries,
     })
 }
 
 /// `file.find`.
 pub(super) fn find(step: &Step<'_>, params: &FileFindParams) -> Result<FileFindResult, BoxError> {
-    let path = step.ground.path(&params.path, params.expand)?;
-    let wanted = globs("glob", std::slice::from_ref(&params.glob))?;
+    let path = step.guest_root.path(&params.path, params.expand)?;
+    let matcher = globs("glob", std::slice::from_ref(&params.glob))?;
     let exclude = globs("exclude", &params.exclude)?;
-    let dir = step.ground.open_dir(&path)?;
-    let mut found = Found::new(step.ground, &path, params.limit);
+    let dir = step.guest_root.open_dir(&path)?;
+    let mut listing = Listing::new(step.guest_root, &path, params.limit);
     let visit = |entry: &Entry<'_>| {
-        if !params.hidden && entry.name.starts_with('.') || fits_any(&exclude, entry) {
-            return Ok(Next::Past);
+        if !params.hidden && entry.name.starts_with('.') || matches_any(&exclude, entry) {
+            return Ok(WalkNext::Skip);
         }
-        let fits = match params.r#match {
-            GlobMatch::Path => wanted.is_match(&entry.path),
-            GlobMatch::Name => wanted.is_match(entry.name),
+        let is_match = match params.r#match {
+            GlobMatch::Path => matcher.is_match(&entry.path),
+            GlobMatch::Name => matcher.is_match(entry.name),
         };
-        if fits && fits_kind(&params.kinds, entry) && !found.add(entry) {
-            return Ok(Next::Stop);
+        if is_match && matches_kind(&params.kinds, entry) && !listing.add(entry) {
+            return Ok(WalkNext::Stop);
         }
-        Ok(Next::Into)
+        Ok(WalkNext::Enter)
     };
-    let whole = walk(step, dir, &path, visit)?;
+    let complete = walk(step, dir, &path, visit)?;
     Ok(FileFindResult {
-        entries: found.entries,
-        truncated: !whole,
+        entries: listing.entries,
+        truncated: !complete,
     })
 }
 
-/// Whether a path or its last name fits a pattern.
-pub(super) fn fits_any(globs: &GlobSet, entry: &Entry<'_>) -> bool {
+/// Whether a pattern matches the path or its last name.
+pub(super) fn matches_any(globs: &GlobSet, entry: &Entry<'_>) -> bool {
     globs.is_match(&entry.path) || globs.is_match(entry.name)
 }
 
-fn fits_kind(kinds: &[FileKind], entry: &Entry<'_>) -> bool {
+fn matches_kind(kinds: &[FileKind], entry: &Entry<'_>) -> bool {
     kinds.is_empty() || kinds.contains(&kind(&entry.stat))
 }
 
-/// The patterns of shells: `*` stays within a name, `**` does not.
+/// Compiles shell patterns: `*` stays within a name, `**` does not.
 pub(super) fn globs(field: &str, patterns: &[String]) -> Result<GlobSet, BoxError> {
-    let wrong = |why: &str| BoxError::validation(format!("{field}: {why}"));
-    if patterns.len() > GLOBS {
-        return Err(wrong("too many patterns"));
+    let invalid = |why: &str| BoxError::validation(format!("{field}: {why}"));
+    if patterns.len() > GLOBS_MAX {
+        return Err(invalid(&format!("more than {GLOBS_MAX} patterns")));
     }
     let mut set = GlobSetBuilder::new();
     for pattern in patterns {
         if pattern.is_empty() || pattern.len() > GLOB_BYTES {
-            return Err(wrong("empty or too long"));
+            return Err(invalid(&format!(
+                "a pattern must have 1 to {GLOB_BYTES} bytes"
+            )));
         }
         let glob = GlobBuilder::new(pattern)
             .literal_separator(true)
             .build()
-            .map_err(|error| wrong(&error.kind().to_string()))?;
+            .map_err(|error| invalid(&error.kind().to_string()))?;
         set.add(glob);
     }
     set.build()
-        .map_err(|error| wrong(&error.kind().to_string()))
+        .map_err(|error| invalid(&error.kind().to_string()))
 }
 
 /// The order of a walk: name by name.
-fn order(a: &str, b: &str) -> Ordering {
+fn walk_order(a: &str, b: &str) -> Ordering {
     a.split('/').cmp(b.split('/'))
 }
 
-/// A path as seen from a directory.
-fn below<'a>(dir: &str, path: &'a str) -> Option<&'a str> {
+/// A path relative to a directory.
+fn relative_to<'a>(dir: &str, path: &'a str) -> Option<&'a str> {
     let rest = path.strip_prefix(dir.trim_end_matches('/'))?;
     rest.strip_prefix('/').filter(|rest| !rest.is_empty())
 }
@@ -189,24 +191,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn patterns_stay_within_a_name_unless_they_say_otherwise() {
-        let fits =
+    fn a_single_star_stays_within_a_name() {
+        let matches =
             |glob: &str, path: &str| globs("glob", &[glob.to_owned()]).unwrap().is_match(path);
-        assert!(fits("*.rs", "a.rs") && !fits("*.rs", "a/b.rs"));
-        assert!(fits("**/*.rs", "a/b.rs") && fits("**/*.rs", "b.rs"));
-        assert!(fits("a/{b,c}", "a/c") && fits("[a-c]?", "bz"));
-        for wrong in ["", "[", "{a"] {
-            assert!(globs("glob", &[wrong.to_owned()]).is_err(), "{wrong}");
+        assert!(matches("*.rs", "a.rs") && !matches("*.rs", "a/b.rs"));
+        assert!(matches("**/*.rs", "a/b.rs") && matches("**/*.rs", "b.rs"));
+        assert!(matches("a/{b,c}", "a/c") && matches("[a-c]?", "bz"));
+        for invalid in ["", "[", "{a"] {
+            assert!(globs("glob", &[invalid.to_owned()]).is_err(), "{invalid}");
         }
     }
 
     #[test]
-    fn the_order_is_that_of_a_walk() {
-        assert_eq!(order("a/b", "a-b"), Ordering::Less);
-        assert_eq!(order("a", "a/b"), Ordering::Less);
+    fn the_order_is_the_walk_order() {
+        assert_eq!(walk_order("a/b", "a-b"), Ordering::Less);
+        assert_eq!(walk_order("a", "a/b"), Ordering::Less);
         assert!(is_within("a/b", "a") && !is_within("ab", "a") && is_within("a", "a"));
-        assert_eq!(below("/", "/a"), Some("a"));
-        assert_eq!(below("/a/", "/a/b"), Some("b"));
-        assert_eq!(below("/a", "/ab"), None);
+        assert_eq!(relative_to("/", "/a"), Some("a"));
+        assert_eq!(relative_to("/a/", "/a/b"), Some("b"));
+        assert_eq!(relative_to("/a", "/ab"), None);
     }
 }

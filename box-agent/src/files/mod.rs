@@ -1,30 +1,30 @@
-//! `file.*`: files touched from inside the box, as the guest would touch them.
+//! `file.*`: file operations from inside the box, with the guest's rights.
 //!
 //! # Reading order
-//! 1. This file: the calls. Each is a step, or a row of steps, on a thread of the `pool`, which is the guest's.
-//! 2. `ground`: the way from a path to a descriptor. Nothing here looks a path up twice and believes both.
-//! 3. `path`: paths as they are asked for; `error`: what the system's errors mean.
-//! 4. `stat`, `read`, `write` with `draft` and `upload`, `replace`, `change` with `copy`: one file, or one thing.
-//! 5. `facts`: what the box is like, which is found out from its files.
-//! 6. `spooled`: the same calls, with what they move in a slot instead of in messages.
-//! 7. `walk`, and what is built on it: `list`, `grep`, `pack`. `unpack` goes the other way.
-//! 8. `watch`: what changes in a tree.
+//! 1. This file: the calls. Each runs as one or more steps on a thread of the `pool`, which has the guest's rights.
+//! 2. `guest_root`: from a path to a descriptor. No operation looks up a path twice and relies on both results.
+//! 3. `path`: requested paths; `error`: translation of system errors.
+//! 4. `stat`, `read`, `write` with `temp_file` and `upload`, `replace`, `change` with `copy`: operations on one entry.
+//! 5. `guest_info`: facts about the box that its files show.
+//! 6. `file_transfer`: the same calls with their data in shared memory instead of messages.
+//! 7. `walk`, and the operations built on it: `list`, `grep`, `pack`. `unpack` is the reverse of `pack`.
+//! 8. `watch`: changes in a tree.
 
 mod change;
 mod copy;
-mod draft;
 mod error;
-mod facts;
+mod file_transfer;
 mod grep;
-mod ground;
+mod guest_info;
+mod guest_root;
 mod list;
 mod pack;
 mod path;
 mod pool;
 mod read;
 mod replace;
-mod spooled;
 mod stat;
+mod temp_file;
 #[cfg(test)]
 mod tests;
 mod unpack;
@@ -49,29 +49,29 @@ use box_rpc::{Action, Call, Empty, Handle, Router, Turn, Turns};
 use box_sys::{Guest, GuestThread, Init};
 use rustix::fs::{Mode, OFlags};
 
-use self::ground::{Ground, Step};
-use self::pack::Packing;
-use self::path::Base;
+use self::file_transfer::PieceSender;
+use self::guest_root::{GuestRoot, Step};
+use self::pack::TreePacker;
+use self::path::PathBase;
 use self::pool::Pool;
-use self::read::Reading;
-use self::spooled::Telling;
-use self::watch::Seen;
-pub(crate) use self::watch::Watched;
+use self::read::FileReader;
+use self::watch::WatchBatch;
+pub(crate) use self::watch::WatchedTree;
 use crate::shm::ShmPool;
 
 /// The files of the box.
 #[derive(Debug)]
 pub(crate) struct Files {
     pool: Pool,
-    ground: Arc<Ground>,
-    /// Whether somebody looks after abandoned uploads.
-    swept: Arc<AtomicBool>,
-    /// Of calls that name the same thing in the box.
+    guest_root: Arc<GuestRoot>,
+    /// Whether a task removes abandoned uploads.
+    sweeping: Arc<AtomicBool>,
+    /// The order of calls that name the same object.
     turns: Turns<Named>,
 }
 
-/// What the agent serves of `file.*`.
-pub(crate) fn router(files: &Arc<Files>, slots: &ShmPool) -> Router {
+/// The router of `file.*`.
+pub(crate) fn router(files: &Arc<Files>, shm: &ShmPool) -> Router {
     Router::builder(Arc::clone(files))
         .on::<FileRead>()
         .on::<FileWrite>()
@@ -87,29 +87,31 @@ pub(crate) fn router(files: &Arc<Files>, slots: &ShmPool) -> Router {
         .on::<FilePack>()
         .on::<FileUnpack>()
         .on::<AgentGuest>()
-        .and(&spooled::router(files, slots))
+        .and(&file_transfer::router(files, shm))
         .build()
 }
 
 impl Files {
-    /// The files of this box, touched as its guest.
+    /// The files of this box, accessed as its guest.
     pub(crate) fn new(init: &Init) -> io::Result<Self> {
         let guest = init.plan.guest.clone();
-        Self::below("/", guest, Some(init.guest_thread()?))
+        Self::with_root("/", guest, Some(init.guest_thread()?))
     }
 
-    fn below(root: &str, guest: Guest, thread: Option<GuestThread>) -> io::Result<Self> {
+    fn with_root(root: &str, guest: Guest, thread: Option<GuestThread>) -> io::Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::open(root, flags, Mode::empty())?;
         Ok(Self {
             pool: Pool::new(thread),
-            ground: Arc::new(Ground::new(root, guest)),
-            swept: Arc::default(),
+            guest_root: Arc::new(GuestRoot::new(root, guest)),
+            sweeping: Arc::default(),
             turns: Turns::default(),
         })
     }
 
-    /// Waits for the turn of a call behind all that name the same, which is taken at once.
+    /// Waits for the turn of a call.
+    ///
+    /// Calls that name the same object run in order of arrival. The caller gets its place in the queue at once.
     pub(crate) async fn turn(&self, params: &impl Names) -> Turn<Named> {
         let names = params.names();
         let turn = if params.only_looks() {
@@ -121,99 +123,110 @@ impl Files {
         turn
     }
 
-    /// Takes what the runtime says about the box.
-    pub(crate) fn learn(&self, said: &AgentHealthParams) {
-        if let (Some(env), Some(cwd)) = (&said.env, &said.cwd) {
-            self.ground.set_base(Base {
+    /// Applies the runtime's settings of the box.
+    pub(crate) fn configure(&self, params: &AgentHealthParams) {
+        if let (Some(env), Some(cwd)) = (&params.env, &params.cwd) {
+            self.guest_root.set_base(PathBase {
                 env: env.clone().into_map(),
                 cwd: cwd.clone(),
             });
         }
-        if let Some(bytes) = said.file_bytes {
-            self.ground.set_file_bytes(bytes);
+        if let Some(bytes) = params.file_bytes {
+            self.guest_root.set_file_bytes(bytes);
         }
     }
 
-    /// Has files touched under the rules there are now, which have changed.
-    pub(crate) fn renew(&self) {
-        self.pool.renew();
+    /// Replaces the threads, so that changed access rules apply.
+    pub(crate) fn replace_threads(&self) {
+        self.pool.replace_threads();
     }
 
-    /// The most bytes that one file may have, if there is a limit.
+    /// Maximum size of a file, if limited.
     pub(crate) fn file_bytes(&self) -> Option<u64> {
-        self.ground.file_bytes()
+        self.guest_root.file_bytes()
     }
 
-    /// Begins to watch, and gives a descriptor that can be read once something has happened.
-    pub(crate) async fn watch(&self, asked: AgentWatch) -> Result<(Watched, OwnedFd), BoxError> {
-        self.step(move |step| Watched::open(step, &asked)).await
+    /// Starts a watch and returns a descriptor that becomes readable on events.
+    pub(crate) async fn watch(
+        &self,
+        params: AgentWatch,
+    ) -> Result<(WatchedTree, OwnedFd), BoxError> {
+        self.step(move |step| WatchedTree::open(step, &params))
+            .await
     }
 
-    /// What has happened to what is watched.
-    pub(crate) async fn look(&self, mut watched: Watched) -> Result<(Watched, Seen), BoxError> {
-        let look = move |step: &Step<'_>| watched.look(step).map(|seen| (watched, seen));
-        self.step(look).await
+    /// Returns the changes since the last call.
+    pub(crate) async fn poll_watch(
+        &self,
+        mut watched: WatchedTree,
+    ) -> Result<(WatchedTree, WatchBatch), BoxError> {
+        let poll = move |step: &Step<'_>| watched.poll(step).map(|batch| (watched, batch));
+        self.step(poll).await
     }
 
-    /// Makes a directory for a command, and those above it.
+    /// Creates the directory of a command, and its parents.
     pub(crate) async fn make_dir(&self, path: String) -> Result<(), BoxError> {
         let make = move |step: &Step<'_>| {
-            step.ground
-                .make_dirs(&step.ground.path(&path, false)?)
+            step.guest_root
+                .make_dirs(&step.guest_root.path(&path, false)?)
                 .map(drop)
         };
-        let refused = |error: BoxError| {
-            BoxError::validation(format!("cwd: cannot be made: {}", error.message()))
+        let error = |error: BoxError| {
+            BoxError::validation(format!("cwd: cannot be created: {}", error.message()))
         };
-        self.step(make).await.map_err(refused)
+        self.step(make).await.map_err(error)
     }
 
-    /// Tells what is in a file.
+    /// Sends the contents of a file.
     async fn read<A: Action>(
         &self,
-        asked: FileReadParams,
-        mut told: Telling<'_, A>,
+        params: FileReadParams,
+        mut sender: PieceSender<'_, A>,
     ) -> Result<FileStatInfo, BoxError> {
-        let turn = self.turn(&asked).await;
-        let mut reading = self.step(move |step| Reading::open(step, &asked)).await?;
+        let turn = self.turn(&params).await;
+        let mut reader = self
+            .step(move |step| FileReader::open(step, &params))
+            .await?;
         drop(turn);
         let mut piece = None;
         loop {
-            // The next piece is read while the one before is told.
+            // The next piece is read while the previous one is sent.
             let next = self.step(move |_| {
-                let next = reading.next()?;
-                Ok((reading, next))
+                let next = reader.next()?;
+                Ok((reader, next))
             });
-            let (sent, next) = tokio::join!(told.tell(piece), next);
+            let (sent, next) = tokio::join!(sender.send(piece), next);
             sent?;
-            (reading, piece) = next?;
+            (reader, piece) = next?;
             if piece.is_none() {
-                return Ok(reading.info);
+                return Ok(reader.info);
             }
         }
     }
 
-    /// Tells what is in a tree, as an archive.
+    /// Sends a tree as an archive.
     async fn pack<A: Action>(
         &self,
-        asked: FilePackParams,
-        mut told: Telling<'_, A>,
+        params: FilePackParams,
+        mut sender: PieceSender<'_, A>,
     ) -> Result<FileTreeResult, BoxError> {
-        let turn = self.turn(&asked).await;
-        let mut packing = self.step(move |step| Packing::open(step, &asked)).await?;
+        let turn = self.turn(&params).await;
+        let mut packer = self
+            .step(move |step| TreePacker::open(step, &params))
+            .await?;
         drop(turn);
         let (mut piece, mut offset) = (None, 0);
         loop {
             let next = self.step(move |step| {
-                let bytes = packing.next(step)?;
-                Ok((packing, bytes))
+                let bytes = packer.next(step)?;
+                Ok((packer, bytes))
             });
-            let (sent, next) = tokio::join!(told.tell(piece), next);
+            let (sent, next) = tokio::join!(sender.send(piece), next);
             sent?;
-            let (back, bytes) = next?;
-            packing = back;
+            let (returned, bytes) = next?;
+            packer = returned;
             if bytes.is_empty() {
-                return Ok(packing.total());
+                return Ok(packer.total());
             }
             let length = bytes.len() as u64;
             piece = Some((offset, bytes));
@@ -221,12 +234,14 @@ impl Files {
         }
     }
 
-    /// There are two users in a box, and one of them is this process.
+    /// Returns an error for any user but the guest.
+    ///
+    /// The only other user of a box is the agent's.
     pub(crate) fn check_user(&self, user: Option<&str>) -> Result<(), BoxError> {
         match user {
-            Some(user) if !stat::is_guest(&self.ground.guest, user) => {
-                let only = &self.ground.guest.name;
-                let message = format!("user: not a user of this box; its only user is {only}");
+            Some(user) if !stat::is_guest(&self.guest_root.guest, user) => {
+                let guest = &self.guest_root.guest.name;
+                let message = format!("user: not a user of this box; its only user is {guest}");
                 Err(BoxError::denied(message))
             }
             _ => Ok(()),
@@ -237,46 +252,46 @@ impl Files {
         &self,
         step: impl FnOnce(&Step<'_>) -> Result<T, BoxError> + Send + 'static,
     ) -> Result<T, BoxError> {
-        let ground = Arc::clone(&self.ground);
-        let work = move |wanted: &pool::Wanted| {
+        let guest_root = Arc::clone(&self.guest_root);
+        let work = move |cancel: &pool::CancelFlag| {
             step(&Step {
-                ground: &ground,
-                wanted,
+                guest_root: &guest_root,
+                cancel,
             })
         };
         self.pool.run(work).await
     }
 
-    /// Waits for the turn of a piece of an upload.
-    async fn begin_piece(&self, piece: Option<&UploadPiece>) {
+    /// Waits until the earlier pieces of an upload have arrived.
+    async fn await_earlier_pieces(&self, piece: Option<&UploadPiece>) {
         if let Some(piece) = piece {
-            self.look_after_uploads();
-            self.ground.uploads.lead_up_to(piece).await;
+            self.sweep_uploads();
+            self.guest_root.uploads.wait_for_earlier(piece).await;
         }
     }
 
-    /// Sees to it that uploads which nobody goes on with are removed.
-    fn look_after_uploads(&self) {
-        if self.swept.swap(true, Ordering::Relaxed) {
+    /// Starts the task that removes abandoned uploads, unless it runs.
+    fn sweep_uploads(&self) {
+        if self.sweeping.swap(true, Ordering::Relaxed) {
             return;
         }
-        let (pool, ground) = (self.pool.clone(), Arc::clone(&self.ground));
-        let swept = Arc::clone(&self.swept);
+        let (pool, guest_root) = (self.pool.clone(), Arc::clone(&self.guest_root));
+        let sweeping = Arc::clone(&self.sweeping);
         tokio::spawn(async move {
             loop {
-                tokio::time::sleep(upload::ABANDONED).await;
-                let ground = Arc::clone(&ground);
-                let left = pool.run(move |_| Ok(ground.uploads.sweep())).await;
+                tokio::time::sleep(upload::IDLE_LIMIT).await;
+                let guest_root = Arc::clone(&guest_root);
+                let left = pool.run(move |_| Ok(guest_root.uploads.sweep())).await;
                 if matches!(left, Ok(false)) {
-                    return swept.store(false, Ordering::Relaxed);
+                    return sweeping.store(false, Ordering::Relaxed);
                 }
             }
         });
     }
 }
 
-/// Calls that are one step.
-macro_rules! plain {
+/// Handlers that run one step.
+macro_rules! single_step {
     ($($action:ty => $function:path;)*) => {$(
         impl Handle<$action> for Files {
             async fn handle(
@@ -292,20 +307,20 @@ macro_rules! plain {
     )*};
 }
 
-plain! {
+single_step! {
     FileStat => stat::stat;
     FileList => list::list;
     FileFind => list::find;
     FileGrep => grep::grep;
     FileReplace => replace::replace;
-    FileMove => change::transfer;
+    FileMove => change::move_path;
     FileRemove => change::remove;
     FileMkdir => change::mkdir;
     FileAttributes => stat::attributes;
 }
 
-/// Those that may be a piece of something larger.
-macro_rules! pieces {
+/// Handlers that may receive one piece of an upload.
+macro_rules! upload_pieces {
     ($($action:ty => $function:path, $piece:expr;)*) => {$(
         impl Handle<$action> for Files {
             async fn handle(
@@ -315,26 +330,26 @@ macro_rules! pieces {
             ) -> Result<<$action as Action>::Result, BoxError> {
                 self.check_user(params.user.as_deref())?;
                 let _turn = self.turn(&params).await;
-                self.begin_piece(($piece)(&params).as_ref()).await;
+                self.await_earlier_pieces(($piece)(&params).as_ref()).await;
                 self.step(move |step| $function(step, &params)).await
             }
         }
     )*};
 }
 
-pieces! {
+upload_pieces! {
     FileWrite => write::write, |params: &FileWriteParams| params.upload.clone();
     FileUnpack => unpack::unpack, |params: &FileUnpackParams| Some(params.upload.clone());
 }
 
 impl Handle<AgentGuest> for Files {
     async fn handle(&self, _: Empty, _: Call<AgentGuest>) -> Result<GuestFacts, BoxError> {
-        self.step(|step| Ok(facts::facts(step))).await
+        self.step(|step| Ok(guest_info::guest_info(step))).await
     }
 }
 
 impl Handle<FileRead> for Files {
-    /// Without chunks it only tells about the file.
+    /// A call without credit gets only the status of the file.
     async fn handle(
         &self,
         params: FileReadParams,
@@ -343,10 +358,12 @@ impl Handle<FileRead> for Files {
         self.check_user(params.user.as_deref())?;
         let Some(sink) = call.chunks() else {
             let _turn = self.turn(&params).await;
-            let reading = self.step(move |step| Reading::open(step, &params)).await?;
-            return Ok(reading.info);
+            let reader = self
+                .step(move |step| FileReader::open(step, &params))
+                .await?;
+            return Ok(reader.info);
         };
-        self.read(params, Telling::inline(sink)).await
+        self.read(params, PieceSender::inline(sink)).await
     }
 }
 
@@ -357,12 +374,12 @@ impl Handle<FilePack> for Files {
         mut call: Call<FilePack>,
     ) -> Result<FileTreeResult, BoxError> {
         self.check_user(params.user.as_deref())?;
-        let sink = call.chunks().ok_or_else(only_in_chunks)?;
-        self.pack(params, Telling::inline(sink)).await
+        let sink = call.chunks().ok_or_else(needs_streaming)?;
+        self.pack(params, PieceSender::inline(sink)).await
     }
 }
 
-fn only_in_chunks() -> BoxError {
+fn needs_streaming() -> BoxError {
     BoxError::validation(
         "credit: this action streams its reply; set credit, for example \"_meta\":{\"credit\":16}",
     )

@@ -1,46 +1,46 @@
-//! Paths as they are asked for. No file is touched here.
+//! Requested paths. This module touches no files.
 
 use std::collections::BTreeMap;
 
 use box_protocol::BoxError;
 
-/// The longest path the kernel takes.
+/// Maximum length of a path in the kernel.
 const PATH_BYTES: usize = 4095;
 
-/// What paths that are not absolute stand for.
+/// The base for expanding paths.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Base {
-    /// Variables, `HOME` among them.
+pub(super) struct PathBase {
+    /// The environment variables, including `HOME`.
     pub(super) env: BTreeMap<String, String>,
-    /// Where relative paths begin.
+    /// The directory of relative paths.
     pub(super) cwd: String,
 }
 
-/// An absolute path, if this is one or may be made one.
-pub(super) fn absolute(path: &str, expand: Option<&Base>) -> Result<String, BoxError> {
+/// Validates an absolute path, after expanding it if a base is given.
+pub(super) fn absolute(path: &str, expand: Option<&PathBase>) -> Result<String, BoxError> {
     let path = match expand {
-        Some(base) => expanded(path, base)?,
+        Some(base) => expand_path(path, base)?,
         None => path.to_owned(),
     };
-    let wrong = if path.is_empty() {
+    let problem = if path.is_empty() {
         "empty"
     } else if path.len() > PATH_BYTES {
-        "too long"
+        "longer than 4095 bytes"
     } else if path.contains('\0') {
-        "holds a zero byte"
+        "contains a zero byte"
     } else if !path.starts_with('/') {
-        "not absolute, and `expand` is not set"
+        "not absolute; use an absolute path or set expand"
     } else {
         return Ok(path);
     };
-    Err(BoxError::validation(format!("path: {wrong}")))
+    Err(BoxError::validation(format!("path: {problem}")))
 }
 
-fn expanded(path: &str, base: &Base) -> Result<String, BoxError> {
+fn expand_path(path: &str, base: &PathBase) -> Result<String, BoxError> {
     let variable = |name: &str| {
         base.env
             .get(name)
-            .ok_or_else(|| BoxError::validation(format!("path: no variable {name}")))
+            .ok_or_else(|| BoxError::validation(format!("path: variable {name} is not set")))
     };
     let (mut whole, mut rest) = (String::new(), path);
     if let Some(after) = path.strip_prefix('~')
@@ -66,7 +66,7 @@ fn expanded(path: &str, base: &Base) -> Result<String, BoxError> {
             whole.push_str(variable(name)?);
         }
         if whole.len() > PATH_BYTES {
-            return Err(BoxError::validation("path: too long"));
+            return Err(BoxError::validation("path: longer than 4095 bytes"));
         }
         rest = left;
     }
@@ -77,7 +77,9 @@ fn expanded(path: &str, base: &Base) -> Result<String, BoxError> {
     Ok(format!("{}/{whole}", base.cwd.trim_end_matches('/')))
 }
 
-/// The directory of a path, and its last name; nothing if it has none that a file could have.
+/// Splits a path into its directory and its last name.
+///
+/// `None` if the last name cannot be a file's.
 pub(super) fn split(path: &str) -> Option<(&str, &str)> {
     let (dir, name) = path.trim_end_matches('/').rsplit_once('/')?;
     let dir = if dir.is_empty() { "/" } else { dir };
@@ -89,7 +91,7 @@ pub(super) fn join(dir: &str, name: &str) -> String {
     format!("{}/{name}", dir.trim_end_matches('/'))
 }
 
-/// Whether a path is that of a directory, or below it.
+/// Whether a path is a directory or below it.
 pub(super) fn is_within(path: &str, dir: &str) -> bool {
     path.strip_prefix(dir)
         .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
@@ -99,9 +101,9 @@ pub(super) fn is_within(path: &str, dir: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn base() -> Base {
+    fn base() -> PathBase {
         let env = [("HOME", "/home/box"), ("X", "x/y")];
-        Base {
+        PathBase {
             env: env.map(|(k, v)| (k.to_owned(), v.to_owned())).into(),
             cwd: "/base/".to_owned(),
         }

@@ -1,5 +1,6 @@
-//! The threads that touch files: few, started when there is work, ended when there is none. The agent's own thread waits
-//! for a disk only where it starts a command.
+//! The threads that touch files: started on demand, ended when idle.
+//!
+//! The agent's main thread waits for a disk only when it starts a command.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,19 +12,21 @@ use box_protocol::BoxError;
 use box_sys::GuestThread;
 use tokio::sync::oneshot;
 
-/// Threads at most. They count against the box's own limit of processes.
+/// Maximum number of threads. They count against the process limit of the box.
 const THREADS: usize = 4;
 
-/// How long a thread waits for work before it ends.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long an idle thread waits for work before it ends.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Enough for a search; trees are walked without recursion.
+/// Stack size of a thread.
+///
+/// It suffices for a search; trees are walked without recursion.
 const STACK: usize = 1 << 20;
 
-/// A step of a call. How many wait is bounded by the calls that one agent takes.
+/// A step of a call. The limit on calls in flight bounds the queue.
 type Job = Box<dyn FnOnce() + Send>;
 
-/// The threads.
+/// The pool of threads.
 #[derive(Debug, Clone)]
 pub(super) struct Pool(Arc<Shared>);
 
@@ -37,10 +40,10 @@ struct Shared {
 struct Queue {
     jobs: VecDeque<Job>,
     threads: usize,
-    /// Of those, how many wait for work.
+    /// The number of threads that wait for work.
     idle: usize,
-    /// How often the rules have changed that threads enter under. Those of an earlier time go.
-    age: u64,
+    /// Incremented when the access rules change. Threads of an earlier generation end.
+    generation: u64,
 }
 
 impl std::fmt::Debug for Shared {
@@ -49,17 +52,17 @@ impl std::fmt::Debug for Shared {
     }
 }
 
-/// Whether anybody still wants what a step does.
+/// Whether the call of a step was cancelled.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Wanted(Arc<AtomicBool>);
+pub(super) struct CancelFlag(Arc<AtomicBool>);
 
-impl Wanted {
-    /// Nobody does any more.
-    pub(super) fn withdraw(&self) {
+impl CancelFlag {
+    /// Cancels the step.
+    pub(super) fn cancel(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// An error once nobody does.
+    /// Returns an error once the call is cancelled.
     pub(super) fn check(&self) -> Result<(), BoxError> {
         if self.0.load(Ordering::Relaxed) {
             return Err(BoxError::cancelled("the call was cancelled"));
@@ -68,17 +71,19 @@ impl Wanted {
     }
 }
 
-/// Withdraws the step when the call is dropped.
-struct Withdraw(Wanted);
+/// Cancels the step when the call is dropped.
+struct CancelOnDrop(CancelFlag);
 
-impl Drop for Withdraw {
+impl Drop for CancelOnDrop {
     fn drop(&mut self) {
-        self.0.withdraw();
+        self.0.cancel();
     }
 }
 
 impl Pool {
-    /// No thread yet. Without a guest to be, threads stay who they are, which is for tests.
+    /// Creates a pool without threads.
+    ///
+    /// Without `guest`, as in tests, threads keep the rights of the process.
     pub(super) fn new(guest: Option<GuestThread>) -> Self {
         Self(Arc::new(Shared {
             guest,
@@ -87,40 +92,42 @@ impl Pool {
         }))
     }
 
-    /// Does a step on one of the threads. Dropping the future lets the step end early.
+    /// Runs a step on one of the threads. Dropping the future cancels the step.
     pub(super) async fn run<T: Send + 'static>(
         &self,
-        step: impl FnOnce(&Wanted) -> Result<T, BoxError> + Send + 'static,
+        step: impl FnOnce(&CancelFlag) -> Result<T, BoxError> + Send + 'static,
     ) -> Result<T, BoxError> {
         let (reply, answer) = oneshot::channel();
-        let withdraw = Withdraw(Wanted::default());
-        let wanted = withdraw.0.clone();
-        self.give(Box::new(move || {
-            if wanted.check().is_ok() {
-                let _ = reply.send(step(&wanted));
+        let guard = CancelOnDrop(CancelFlag::default());
+        let cancel = guard.0.clone();
+        self.submit(Box::new(move || {
+            if cancel.check().is_ok() {
+                let _ = reply.send(step(&cancel));
             }
         }))?;
-        let failed = |_| BoxError::internal("the work on files failed");
+        let failed = |_| BoxError::internal("file: the operation failed");
         answer.await.map_err(failed)?
     }
 
-    /// Has every step from here on done under the rules there are now.
-    pub(super) fn renew(&self) {
+    /// Replaces the threads, so that later steps run under the current access rules.
+    pub(super) fn replace_threads(&self) {
         let mut queue = self.0.queue();
-        queue.age += 1;
-        // What there is goes when its work is done, and is not counted among the threads any more.
+        queue.generation += 1;
+        // The old threads end after their current job and no longer count.
         (queue.threads, queue.idle) = (0, 0);
-        while queue.threads < queue.jobs.len().min(THREADS) && self.grow(&mut queue) {}
+        while queue.threads < queue.jobs.len().min(THREADS) && self.spawn_thread(&mut queue) {}
         drop(queue);
         self.0.work.notify_all();
     }
 
-    fn give(&self, job: Job) -> Result<(), BoxError> {
+    fn submit(&self, job: Job) -> Result<(), BoxError> {
         let mut queue = self.0.queue();
-        let wanting = queue.idle <= queue.jobs.len() && queue.threads < THREADS;
-        // Otherwise the others will come to it.
-        if wanting && !self.grow(&mut queue) && queue.threads == 0 {
-            return Err(BoxError::capacity("the box has no room for another thread"));
+        let needs_thread = queue.idle <= queue.jobs.len() && queue.threads < THREADS;
+        // Otherwise an existing thread takes the job later.
+        if needs_thread && !self.spawn_thread(&mut queue) && queue.threads == 0 {
+            return Err(BoxError::capacity(
+                "file: the box cannot start a thread; end processes or raise its process limit",
+            ));
         }
         queue.jobs.push_back(job);
         drop(queue);
@@ -128,11 +135,13 @@ impl Pool {
         Ok(())
     }
 
-    /// Starts another thread, if there is room for one.
-    fn grow(&self, queue: &mut Queue) -> bool {
-        let (shared, age) = (Arc::clone(&self.0), queue.age);
+    /// Starts another thread, if the system allows it.
+    fn spawn_thread(&self, queue: &mut Queue) -> bool {
+        let (shared, generation) = (Arc::clone(&self.0), queue.generation);
         let thread = std::thread::Builder::new().name("files".into());
-        let thread = thread.stack_size(STACK).spawn(move || shared.serve(age));
+        let thread = thread
+            .stack_size(STACK)
+            .spawn(move || shared.serve(generation));
         queue.threads += usize::from(thread.is_ok());
         thread.is_ok()
     }
@@ -143,34 +152,35 @@ impl Shared {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn serve(&self, age: u64) {
+    fn serve(&self, generation: u64) {
         if let Some(guest) = &self.guest
             && guest.enter().is_err()
         {
             let mut queue = self.queue();
-            if queue.age == age {
+            if queue.generation == generation {
                 queue.threads -= 1;
                 if queue.threads == 0 {
-                    // Their callers are told that it failed.
+                    // Dropping the jobs returns an error to their callers.
                     queue.jobs.clear();
                 }
             }
             return;
         }
         let mut queue = self.queue();
-        while queue.age == age {
+        while queue.generation == generation {
             if let Some(job) = queue.jobs.pop_front() {
                 drop(queue);
-                // The caller is told: the step's way to answer is dropped with it.
+                // A panic drops the reply channel, which returns an error to the caller.
                 let _ = catch_unwind(AssertUnwindSafe(job));
                 queue = self.queue();
                 continue;
             }
             queue.idle += 1;
-            let rests = |queue: &mut Queue| queue.age == age && queue.jobs.is_empty();
-            let waited = self.work.wait_timeout_while(queue, PATIENCE, rests);
+            let is_idle =
+                |queue: &mut Queue| queue.generation == generation && queue.jobs.is_empty();
+            let waited = self.work.wait_timeout_while(queue, IDLE_TIMEOUT, is_idle);
             queue = waited.unwrap_or_else(PoisonError::into_inner).0;
-            if queue.age == age {
+            if queue.generation == generation {
                 queue.idle -= 1;
                 if queue.jobs.is_empty() {
                     queue.threads -= 1;
@@ -213,26 +223,27 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn after_a_change_of_rules_other_threads_do_what_waits_and_what_comes() {
+    async fn replaced_threads_run_neither_waiting_nor_later_steps() {
         let pool = Pool::new(None);
-        let who = |pool: Pool| async move { pool.run(|_| Ok(std::thread::current().id())).await };
-        // A step is answered before its thread is back.
-        let is_back = async |pool: &Pool| {
+        let thread_id =
+            |pool: Pool| async move { pool.run(|_| Ok(std::thread::current().id())).await };
+        // A step replies before its thread is idle again.
+        let wait_idle = async |pool: &Pool| {
             while pool.0.queue().idle == 0 {
                 tokio::task::yield_now().await;
             }
         };
-        let before = who(pool.clone()).await.unwrap();
-        is_back(&pool).await;
-        assert_eq!(who(pool.clone()).await.unwrap(), before, "control");
-        let (go, gate) = std::sync::mpsc::channel::<()>();
-        let gate = Arc::new(Mutex::new(gate));
+        let before = thread_id(pool.clone()).await.unwrap();
+        wait_idle(&pool).await;
+        assert_eq!(thread_id(pool.clone()).await.unwrap(), before, "control");
+        let (release, blocked) = std::sync::mpsc::channel::<()>();
+        let blocked = Arc::new(Mutex::new(blocked));
         let busy: Vec<_> = (0..THREADS)
             .map(|_| {
-                let (pool, gate) = (pool.clone(), Arc::clone(&gate));
+                let (pool, blocked) = (pool.clone(), Arc::clone(&blocked));
                 tokio::spawn(async move {
                     pool.run(move |_| {
-                        let _ = gate.lock().unwrap().recv();
+                        let _ = blocked.lock().unwrap().recv();
                         Ok(std::thread::current().id())
                     })
                     .await
@@ -244,29 +255,29 @@ mod tests {
         while !all_busy(&pool.0.queue()) {
             tokio::task::yield_now().await;
         }
-        let waiting = tokio::spawn(who(pool.clone()));
+        let waiting = tokio::spawn(thread_id(pool.clone()));
         while pool.0.queue().jobs.is_empty() {
             tokio::task::yield_now().await;
         }
-        pool.renew();
+        pool.replace_threads();
         let after = waiting.await.unwrap().unwrap();
-        drop(go);
-        for one in busy {
-            assert_ne!(one.await.unwrap().unwrap(), after);
+        drop(release);
+        for step in busy {
+            assert_ne!(step.await.unwrap().unwrap(), after);
         }
-        is_back(&pool).await;
-        assert_eq!(who(pool).await.unwrap(), after);
+        wait_idle(&pool).await;
+        assert_eq!(thread_id(pool).await.unwrap(), after);
     }
 
     #[tokio::test]
-    async fn a_dropped_call_ends_its_step() {
+    async fn a_dropped_call_cancels_its_step() {
         let pool = Pool::new(None);
         let (ended, mut end) = tokio::sync::mpsc::channel(1);
         let step = tokio::spawn({
             let pool = pool.clone();
             async move {
-                pool.run(move |wanted| {
-                    while wanted.check().is_ok() {
+                pool.run(move |cancel| {
+                    while cancel.check().is_ok() {
                         std::thread::sleep(Duration::from_millis(1));
                     }
                     let _ = ended.blocking_send(());

@@ -1,4 +1,4 @@
-//! Reading a file, a piece at a time: a slow reader holds no thread.
+//! Reading a file piece by piece, so that a slow reader blocks no thread.
 
 use std::os::fd::OwnedFd;
 
@@ -6,22 +6,22 @@ use box_protocol::BoxError;
 use box_protocol::actions::{FILE_PIECE, FilePart, FileReadParams, FileStatInfo};
 use rustix::buffer::spare_capacity;
 
-use super::error::About;
-use super::ground::Step;
+use super::error::PathContext;
+use super::guest_root::Step;
 use super::stat::{info, size};
 
 /// A file that is being read.
 #[derive(Debug)]
-pub(super) struct Reading {
+pub(super) struct FileReader {
     file: OwnedFd,
     pub(super) info: FileStatInfo,
     at: u64,
-    /// Where to stop, in bytes.
+    /// The offset to stop at.
     end: u64,
     lines: Option<Lines>,
 }
 
-/// Which lines are wanted, and the number of the one that is next.
+/// The requested range of lines, and the number of the next line.
 #[derive(Debug, Clone, Copy)]
 struct Lines {
     next: u64,
@@ -29,20 +29,22 @@ struct Lines {
     end: u64,
 }
 
-impl Reading {
+impl FileReader {
     /// Opens the file.
     pub(super) fn open(step: &Step<'_>, params: &FileReadParams) -> Result<Self, BoxError> {
-        let path = step.ground.path(&params.path, params.expand)?;
-        let (file, stat) = step.ground.open_file(&path)?;
-        let info = info(&step.ground.guest, path, &stat);
+        let path = step.guest_root.path(&params.path, params.expand)?;
+        let (file, stat) = step.guest_root.open_file(&path)?;
+        let info = info(&step.guest_root.guest, path, &stat);
         if params
             .if_match
             .as_ref()
             .is_some_and(|etag| *etag != info.etag)
         {
-            return Err(BoxError::conflict("if_match: the file is another one"));
+            return Err(BoxError::conflict(
+                "if_match: etag mismatch; read the file again",
+            ));
         }
-        let mut reading = Self {
+        let mut reader = Self {
             file,
             info,
             at: 0,
@@ -53,68 +55,71 @@ impl Reading {
             None => {}
             Some(FilePart::Bytes { offset, len }) => {
                 if offset > size(&stat) {
-                    return Err(BoxError::validation("range: begins after the end"));
+                    return Err(BoxError::validation(
+                        "range: starts after the end of the file",
+                    ));
                 }
-                reading.at = offset;
-                reading.end = len.map_or(u64::MAX, |len| offset.saturating_add(len));
+                reader.at = offset;
+                reader.end = len.map_or(u64::MAX, |len| offset.saturating_add(len));
             }
             Some(FilePart::Lines { start, end }) => {
                 let end = end.unwrap_or(u64::MAX);
                 if start == 0 || end < start {
                     return Err(BoxError::validation(
-                        "lines: counted from 1, and not backwards",
+                        "lines: start must be at least 1 and end not before start",
                     ));
                 }
                 let next = 1;
-                reading.lines = Some(Lines { next, start, end });
+                reader.lines = Some(Lines { next, start, end });
             }
         }
-        Ok(reading)
+        Ok(reader)
     }
 
-    /// The next piece and where it begins; none at the end. May give nothing of a piece that is not wanted, so `None` is the
-    /// end.
+    /// The next piece and its offset; `None` at the end.
+    ///
+    /// The data is empty if the piece contains no requested line.
     pub(super) fn next(&mut self) -> Result<Option<(u64, Vec<u8>)>, BoxError> {
-        let most = usize::try_from(FILE_PIECE.min(self.end - self.at)).unwrap_or(usize::MAX);
-        if most == 0 {
+        let max = usize::try_from(FILE_PIECE.min(self.end - self.at)).unwrap_or(usize::MAX);
+        if max == 0 {
             return Ok(None);
         }
-        let mut piece = Vec::with_capacity(most);
+        let mut piece = Vec::with_capacity(max);
         let read = rustix::io::retry_on_intr(|| {
             rustix::io::pread(&self.file, spare_capacity(&mut piece), self.at)
         })
-        .about(&self.info.path)?;
+        .with_path(&self.info.path)?;
         if read == 0 {
             return Ok(None);
         }
-        // More may have come than was asked for: a buffer may have more room than that.
-        let read = read.min(most);
+        // The buffer can have more capacity than requested, so the read can return more.
+        let read = read.min(max);
         piece.truncate(read);
-        let begin = self.at;
+        let start = self.at;
         self.at += read as u64;
-        let wanted = match &mut self.lines {
+        let range = match &mut self.lines {
             None => 0..read,
             Some(lines) => {
-                let wanted = lines.within(&piece);
+                let range = lines.within(&piece);
                 if lines.next > lines.end {
                     self.end = self.at;
                 }
-                wanted
+                range
             }
         };
-        let offset = begin + wanted.start as u64;
-        Ok(Some((offset, bytes_of(piece, wanted))))
+        let offset = start + range.start as u64;
+        Ok(Some((offset, bytes_of(piece, range))))
     }
 }
 
-fn bytes_of(mut piece: Vec<u8>, wanted: std::ops::Range<usize>) -> Vec<u8> {
-    piece.truncate(wanted.end);
-    piece.drain(..wanted.start);
+fn bytes_of(mut piece: Vec<u8>, range: std::ops::Range<usize>) -> Vec<u8> {
+    piece.truncate(range.end);
+    piece.drain(..range.start);
     piece
 }
 
 impl Lines {
-    /// The part of a piece that belongs to wanted lines.
+    /// The part of a piece that belongs to the requested lines.
     fn within(&mut self, piece: &[u8]) -> std::ops::Range<usize> {
         let (mut from, mut at) = (None, 0);
         while at < piece.len() && self.next <= self.end {
@@ -138,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_found_however_the_file_is_cut() {
+    fn lines_are_found_for_every_piece_size() {
         let text = b"one\ntwo\n\nfour\nfive";
         for (start, end, want) in [
             (1, 1, "one\n"),

@@ -1,16 +1,16 @@
-//! Replacing text in a file.
+//! `file.replace`.
 
 use std::io::Read as _;
 
 use box_protocol::BoxError;
 use box_protocol::actions::{FileReplaceParams, FileReplaceResult};
 
-use super::draft::{Draft, write_at};
-use super::error::About;
-use super::ground::{Step, too_large};
-use super::stat::{Change, etag};
+use super::error::PathContext;
+use super::guest_root::{Step, too_large};
+use super::stat::{AttributeChange, etag};
+use super::temp_file::{TempFile, write_at};
 
-/// The largest file in which text is replaced.
+/// Maximum size of the file.
 const FILE_BYTES: usize = 8 << 20;
 
 /// `file.replace`.
@@ -18,57 +18,61 @@ pub(super) fn replace(
     step: &Step<'_>,
     params: &FileReplaceParams,
 ) -> Result<FileReplaceResult, BoxError> {
-    let ground = step.ground;
-    let path = ground.path(&params.path, params.expand)?;
-    let (file, stat) = ground.open_file(&path)?;
-    let old = bounded(file.into(), FILE_BYTES, &path)?
+    let guest_root = step.guest_root;
+    let path = guest_root.path(&params.path, params.expand)?;
+    let (file, stat) = guest_root.open_file(&path)?;
+    let old = read_bounded(file.into(), FILE_BYTES, &path)?
         .ok_or_else(|| too_large("the file", "replace_bytes", FILE_BYTES))?;
-    let (new, count) = changed(&old, params)?;
+    let (new, count) = apply_change(&old, params)?;
     if count == 0 {
         return Ok(FileReplaceResult { count });
     }
-    ground.room(new.len() as u64)?;
-    let spot = ground.settle(&path)?;
-    spot.writable(&path)?;
-    step.wanted.check()?;
-    let draft = Draft::new(spot, &path)?;
-    write_at(&draft.file, &new, 0).about(&path)?;
-    let change = Change::new(ground, None, None, None)?;
+    guest_root.check_size(new.len() as u64)?;
+    let location = guest_root.resolve(&path)?;
+    location.check_writable(&path)?;
+    step.cancel.check()?;
+    let temp_file = TempFile::new(location, &path)?;
+    write_at(&temp_file.file, &new, 0).with_path(&path)?;
+    let change = AttributeChange::new(guest_root, None, None, None)?;
     change
-        .apply(ground, &draft.file, stat.st_mode)
-        .about(&path)?;
-    // Only if it still is what was read: nobody's change is lost.
-    draft.place(ground, Some(&etag(&stat)), true, &path)?;
+        .apply(guest_root, &temp_file.file, stat.st_mode)
+        .with_path(&path)?;
+    // Only if the file is unchanged, so that no concurrent change is lost.
+    temp_file.install(guest_root, Some(&etag(&stat)), true, &path)?;
     Ok(FileReplaceResult { count })
 }
 
-/// A whole file, unless it is larger than this, whatever it says of its size.
-pub(super) fn bounded(
+/// Reads a whole file; `None` if it is larger than `max`.
+///
+/// The reported size is not trusted.
+pub(super) fn read_bounded(
     file: std::fs::File,
-    most: usize,
+    max: usize,
     path: &str,
 ) -> Result<Option<Vec<u8>>, BoxError> {
     let mut bytes = Vec::new();
-    let limit = most as u64 + 1;
-    file.take(limit).read_to_end(&mut bytes).about(path)?;
-    Ok((bytes.len() <= most).then_some(bytes))
+    let limit = max as u64 + 1;
+    file.take(limit).read_to_end(&mut bytes).with_path(path)?;
+    Ok((bytes.len() <= max).then_some(bytes))
 }
 
-fn changed(old: &[u8], params: &FileReplaceParams) -> Result<(Vec<u8>, u64), BoxError> {
+fn apply_change(old: &[u8], params: &FileReplaceParams) -> Result<(Vec<u8>, u64), BoxError> {
     if let Some(line) = params.insert_line {
         if !params.old.is_empty() {
             return Err(BoxError::validation("old: must be empty with insert_line"));
         }
-        return Ok((inserted(old, line, params.new.as_bytes())?, 1));
+        return Ok((insert_after_line(old, line, params.new.as_bytes())?, 1));
     }
     if params.old.is_empty() {
-        return Err(BoxError::validation("old: empty"));
+        return Err(BoxError::validation(
+            "old: must not be empty without insert_line",
+        ));
     }
     let finder = regex::bytes::Regex::new(&regex::escape(&params.old))
         .map_err(|_| BoxError::validation("old: too long"))?;
-    let most = if params.first_only { 1 } else { usize::MAX };
+    let max = if params.first_only { 1 } else { usize::MAX };
     let (mut new, mut at, mut count) = (Vec::with_capacity(old.len()), 0, 0);
-    for found in finder.find_iter(old).take(most) {
+    for found in finder.find_iter(old).take(max) {
         new.extend_from_slice(&old[at..found.start()]);
         new.extend_from_slice(params.new.as_bytes());
         if new.len() > FILE_BYTES {
@@ -81,12 +85,14 @@ fn changed(old: &[u8], params: &FileReplaceParams) -> Result<(Vec<u8>, u64), Box
     Ok((new, count))
 }
 
-/// With text after a line. It begins a line of its own, and ends one if another follows.
-fn inserted(old: &[u8], line: u64, text: &[u8]) -> Result<Vec<u8>, BoxError> {
+/// Inserts text after a line.
+///
+/// The text starts on a new line, and gets a terminator if a line follows.
+fn insert_after_line(old: &[u8], line: u64, text: &[u8]) -> Result<Vec<u8>, BoxError> {
     let mut at = 0;
     for _ in 0..line {
         if at == old.len() {
-            return Err(BoxError::validation("insert_line: after the last line"));
+            return Err(BoxError::validation("insert_line: beyond the last line"));
         }
         let end = old[at..].iter().position(|byte| *byte == b'\n');
         at = end.map_or(old.len(), |end| at + end + 1);
@@ -110,7 +116,7 @@ mod tests {
 
     use super::*;
 
-    fn asked(
+    fn request(
         old: &str,
         new: &str,
         first_only: bool,
@@ -132,25 +138,25 @@ mod tests {
     fn text_is_replaced_literally_or_inserted() {
         let text = b"a.b a.b axb\n";
         for (params, want, count) in [
-            (asked("a.b", "$1", false, None), "$1 $1 axb\n", 2),
-            (asked("a.b", "c", true, None), "c a.b axb\n", 1),
-            (asked("none", "c", false, None), "a.b a.b axb\n", 0),
-            (asked("", "top", false, Some(0)), "top\na.b a.b axb\n", 1),
-            (asked("", "end", false, Some(1)), "a.b a.b axb\nend", 1),
+            (request("a.b", "$1", false, None), "$1 $1 axb\n", 2),
+            (request("a.b", "c", true, None), "c a.b axb\n", 1),
+            (request("none", "c", false, None), "a.b a.b axb\n", 0),
+            (request("", "top", false, Some(0)), "top\na.b a.b axb\n", 1),
+            (request("", "end", false, Some(1)), "a.b a.b axb\nend", 1),
         ] {
-            let (new, changes) = changed(text, &params).unwrap();
+            let (new, changes) = apply_change(text, &params).unwrap();
             assert_eq!(
                 (String::from_utf8(new).unwrap().as_str(), changes),
                 (want, count)
             );
         }
-        for wrong in [
-            asked("", "x", false, None),
-            asked("", "x", false, Some(2)),
-            asked("old", "x", false, Some(0)),
+        for invalid in [
+            request("", "x", false, None),
+            request("", "x", false, Some(2)),
+            request("old", "x", false, Some(0)),
         ] {
-            assert!(changed(text, &wrong).is_err());
+            assert!(apply_change(text, &invalid).is_err());
         }
-        assert_eq!(inserted(b"a\nb", 2, b"c").unwrap(), b"a\nb\nc");
+        assert_eq!(insert_after_line(b"a\nb", 2, b"c").unwrap(), b"a\nb\nc");
     }
 }

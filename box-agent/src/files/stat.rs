@@ -1,4 +1,4 @@
-//! What is known of a file, and what may be changed about it.
+//! `file.stat` and `file.attributes`.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -11,58 +11,60 @@ use box_sys::Guest;
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Stat, Uid};
 use rustix::io::Errno;
 
-use super::error::{About, fault};
-use super::ground::{Ground, Step, too_large};
+use super::error::{PathContext, fault};
+use super::guest_root::{GuestRoot, Step, too_large};
 
-/// Paths that one call may look at.
-const PATHS: usize = 4096;
+/// Maximum number of paths in one call.
+const PATHS_MAX: usize = 4096;
 
-/// The bits of a mode that may be set through Box: no set-id, no sticky bit.
+/// The permitted bits of a mode: no set-id and no sticky bit.
 pub(super) const MODE_BITS: u32 = 0o777;
 
 /// `file.stat`.
 pub(super) fn stat(step: &Step<'_>, params: &FileStatParams) -> Result<FileStatResult, BoxError> {
-    if params.paths.len() > PATHS {
-        return Err(too_large("paths", "paths", PATHS));
+    if params.paths.len() > PATHS_MAX {
+        return Err(too_large("the number of paths", "paths", PATHS_MAX));
     }
     let mut paths = BTreeMap::new();
-    for asked in &params.paths {
-        step.wanted.check()?;
-        let looked = step
-            .ground
-            .path(asked, params.expand)
-            .and_then(|path| look(step.ground, path, params.follow));
-        let outcome = match looked {
+    for requested in &params.paths {
+        step.cancel.check()?;
+        let result = step
+            .guest_root
+            .path(requested, params.expand)
+            .and_then(|path| stat_path(step.guest_root, path, params.follow));
+        let outcome = match result {
             Ok(info) => FileOutcome::Stat(info),
             Err(error) => FileOutcome::Error(fault(&error)),
         };
-        paths.insert(asked.clone(), outcome);
+        paths.insert(requested.clone(), outcome);
     }
     Ok(FileStatResult { paths })
 }
 
-fn look(ground: &Ground, path: String, follow: bool) -> Result<FileStatInfo, BoxError> {
+fn stat_path(guest_root: &GuestRoot, path: String, follow: bool) -> Result<FileStatInfo, BoxError> {
     let link = if follow {
         OFlags::empty()
     } else {
         OFlags::NOFOLLOW
     };
-    let found = ground.open(&path, OFlags::PATH | link).about(&path)?;
-    let stat = rustix::fs::fstat(&found).about(&path)?;
-    let mut info = info(&ground.guest, path, &stat);
+    let found = guest_root
+        .open(&path, OFlags::PATH | link)
+        .with_path(&path)?;
+    let stat = rustix::fs::fstat(&found).with_path(&path)?;
+    let mut info = info(&guest_root.guest, path, &stat);
     if info.kind == FileKind::Symlink {
         info.target = target(&found, "");
     }
     Ok(info)
 }
 
-/// Where a link leads.
+/// The target of a symbolic link.
 pub(super) fn target(dir: &OwnedFd, name: &str) -> Option<String> {
     let target = rustix::fs::readlinkat(dir, name, Vec::new()).ok()?;
     Some(target.to_string_lossy().into_owned())
 }
 
-/// What is told of a file.
+/// The public form of a file's status.
 pub(super) fn info(guest: &Guest, path: String, stat: &Stat) -> FileStatInfo {
     FileStatInfo {
         path,
@@ -89,7 +91,7 @@ fn modified(stat: &Stat) -> u64 {
         .saturating_add(nanos / 1_000_000)
 }
 
-/// Another one whenever the file is another one, or has other bytes or another mode.
+/// Changes whenever the file, its contents or its mode change.
 pub(super) fn etag(stat: &Stat) -> String {
     format!(
         "{:x}-{:x}-{:x}.{:x}-{:x}.{:x}",
@@ -114,37 +116,39 @@ pub(super) fn kind(stat: &Stat) -> FileKind {
 fn name_of(guest: &Guest, id: u32) -> String {
     match id {
         0 => "root".to_owned(),
-        // What the kernel shows for every id that is not the box's.
+        // The kernel shows this id for every id that is not mapped in the box.
         65534 => "nobody".to_owned(),
         id if id == guest.id => guest.name.clone(),
         id => id.to_string(),
     }
 }
 
-/// Mode and owner, as they are asked for and allowed.
+/// A validated change of mode and owner.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Change {
+pub(super) struct AttributeChange {
     pub(super) mode: Option<u32>,
     owner: bool,
     group: bool,
 }
 
-impl Change {
-    /// Checked: only the guest's own ids are mapped for anybody to give.
+impl AttributeChange {
+    /// Validates a change. Only the guest's own ids are mapped in the box.
     pub(super) fn new(
-        ground: &Ground,
+        guest_root: &GuestRoot,
         mode: Option<u32>,
         owner: Option<&str>,
         group: Option<&str>,
     ) -> Result<Self, BoxError> {
         if mode.is_some_and(|mode| mode & !MODE_BITS != 0) {
             return Err(BoxError::validation(
-                "mode: only permissions, no set-id or sticky bit",
+                "mode: only permission bits are allowed, no set-id or sticky bit",
             ));
         }
-        for (field, asked) in [("owner", owner), ("group", group)] {
-            if asked.is_some_and(|asked| !is_guest(&ground.guest, asked)) {
-                return Err(BoxError::denied(format!("{field}: not of this box")));
+        for (field, requested) in [("owner", owner), ("group", group)] {
+            if requested.is_some_and(|requested| !is_guest(&guest_root.guest, requested)) {
+                return Err(BoxError::denied(format!(
+                    "{field}: not a user of this box; only the guest is"
+                )));
             }
         }
         Ok(Self {
@@ -154,23 +158,25 @@ impl Change {
         })
     }
 
-    /// Gives an open file these, or this mode if none was asked for.
+    /// Applies the change to an open file.
+    ///
+    /// The file gets `default_mode` if no mode was requested.
     pub(super) fn apply(
         &self,
-        ground: &Ground,
+        guest_root: &GuestRoot,
         file: impl AsFd,
-        otherwise: u32,
+        default_mode: u32,
     ) -> Result<(), Errno> {
-        let mode = self.mode.unwrap_or(otherwise);
+        let mode = self.mode.unwrap_or(default_mode);
         rustix::fs::fchmod(&file, Mode::from_raw_mode(mode & MODE_BITS))?;
-        self.own(ground, file)
+        self.change_owner(guest_root, file)
     }
 
-    fn own(&self, ground: &Ground, file: impl AsFd) -> Result<(), Errno> {
+    fn change_owner(&self, guest_root: &GuestRoot, file: impl AsFd) -> Result<(), Errno> {
         if !self.owner && !self.group {
             return Ok(());
         }
-        let id = ground.guest.id;
+        let id = guest_root.guest.id;
         rustix::fs::chownat(
             file,
             "",
@@ -182,8 +188,8 @@ impl Change {
 }
 
 /// Whether this name or number is the guest's.
-pub(super) fn is_guest(guest: &Guest, asked: &str) -> bool {
-    asked == guest.name || asked.parse() == Ok(guest.id)
+pub(super) fn is_guest(guest: &Guest, requested: &str) -> bool {
+    requested == guest.name || requested.parse() == Ok(guest.id)
 }
 
 /// `file.attributes`.
@@ -191,22 +197,22 @@ pub(super) fn attributes(
     step: &Step<'_>,
     params: &FileAttributesParams,
 ) -> Result<FileStatInfo, BoxError> {
-    let ground = step.ground;
-    let path = ground.path(&params.path, params.expand)?;
+    let guest_root = step.guest_root;
+    let path = guest_root.path(&params.path, params.expand)?;
     let (owner, group) = (params.owner.as_deref(), params.group.as_deref());
-    let change = Change::new(ground, params.mode, owner, group)?;
-    let found = ground.open(&path, OFlags::PATH).about(&path)?;
-    let before = rustix::fs::fstat(&found).about(&path)?;
+    let change = AttributeChange::new(guest_root, params.mode, owner, group)?;
+    let found = guest_root.open(&path, OFlags::PATH).with_path(&path)?;
+    let before = rustix::fs::fstat(&found).with_path(&path)?;
     if !matches!(kind(&before), FileKind::File | FileKind::Directory) {
-        return Err(Errno::NXIO).about(&path);
+        return Err(Errno::NXIO).with_path(&path);
     }
-    change.own(ground, &found).about(&path)?;
+    change.change_owner(guest_root, &found).with_path(&path)?;
     if let Some(mode) = change.mode {
-        // The one link through which the mode of a file can be changed that may not be opened: this process's own.
-        let own = format!("/proc/self/fd/{}", found.as_raw_fd());
+        // The only path to change the mode of a file that cannot be opened: the agent's own descriptor.
+        let fd_path = format!("/proc/self/fd/{}", found.as_raw_fd());
         let mode = Mode::from_raw_mode(mode);
-        rustix::fs::chmod(own, mode).about(&path)?;
+        rustix::fs::chmod(fd_path, mode).with_path(&path)?;
     }
-    let stat = rustix::fs::fstat(&found).about(&path)?;
-    Ok(info(&ground.guest, path, &stat))
+    let stat = rustix::fs::fstat(&found).with_path(&path)?;
+    Ok(info(&guest_root.guest, path, &stat))
 }

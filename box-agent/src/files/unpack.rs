@@ -1,6 +1,10 @@
-//! A tree from a tar archive. The archive comes in pieces, is looked through when it is whole, and only then unpacked: one with
-//! a hostile entry leaves nothing. What is made is made by descriptor beneath the directory, through no link, so that no
-//! order of entries and no guest that swaps directories leads out of it.
+//! `file.unpack`: extracts a tar archive.
+//!
+//! The archive arrives in pieces. The agent validates the complete archive before it extracts anything, so an archive
+//! with an invalid entry leaves nothing behind.
+//!
+//! Everything is created by descriptor beneath the directory and through no link. Neither the order of entries nor a
+//! guest that swaps directories leads outside.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -14,14 +18,14 @@ use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 use tar::{Archive, Entry, EntryType};
 
-use super::draft::{Draft, hidden_name};
-use super::error::About;
-use super::ground::{Spot, Step, beneath, make_dir};
+use super::error::PathContext;
+use super::guest_root::{Location, Step, beneath, make_dir};
 use super::pack::Tally;
 use super::stat::MODE_BITS;
-use super::upload::{Outcome, Piece};
+use super::temp_file::{TempFile, temp_name};
+use super::upload::{Outcome, PieceResult};
 
-/// Bytes that an entry's names, attributes and headers may take.
+/// Maximum bytes of an entry's names, attributes and headers.
 const EXTRA_BYTES: u64 = 64 << 10;
 
 /// `file.unpack`.
@@ -29,42 +33,48 @@ pub(super) fn unpack(
     step: &Step<'_>,
     params: &FileUnpackParams,
 ) -> Result<FileTreeResult, BoxError> {
-    let ground = step.ground;
-    let path = ground.path(&params.path, params.expand)?;
-    let begin = || {
-        let (dir, _) = ground.make_dirs(&path)?;
-        let name = hidden_name();
-        Draft::new(Spot { dir, name }, &path)
+    let guest_root = step.guest_root;
+    let path = guest_root.path(&params.path, params.expand)?;
+    let create = || {
+        let (dir, _) = guest_root.make_dirs(&path)?;
+        let name = temp_name();
+        TempFile::new(Location { dir, name }, &path)
     };
-    let uploads = &ground.uploads;
-    match uploads.take(ground, &path, &params.upload, &params.data, begin)? {
-        Piece::More(_) => Ok(FileTreeResult::default()),
-        Piece::Again(Outcome::Unpacked(total)) => Ok(total),
-        Piece::Again(Outcome::Written(_)) => Err(BoxError::conflict("upload: it was of a file")),
-        Piece::Last(draft) => {
-            let total = whole(step, &draft, params, &path)?;
-            uploads.finished(&params.upload, path, Outcome::Unpacked(total));
+    let uploads = &guest_root.uploads;
+    match uploads.add_piece(guest_root, &path, &params.upload, &params.data, create)? {
+        PieceResult::Partial(_) => Ok(FileTreeResult::default()),
+        PieceResult::Repeated(Outcome::Unpacked(total)) => Ok(total),
+        PieceResult::Repeated(Outcome::Written(_)) => Err(BoxError::conflict(
+            "upload: the id belongs to a file upload; choose another id",
+        )),
+        PieceResult::Complete(temp_file) => {
+            let total = unpack_complete(step, &temp_file, params, &path)?;
+            uploads.record_outcome(&params.upload, path, Outcome::Unpacked(total));
             Ok(total)
         }
     }
 }
 
-/// Unpacks an archive that is all there. Dropping the draft removes it.
-fn whole(
+/// Validates and extracts a complete archive.
+///
+/// Dropping the temporary file removes it.
+fn unpack_complete(
     step: &Step<'_>,
-    draft: &Draft,
+    temp_file: &TempFile,
     params: &FileUnpackParams,
     path: &str,
 ) -> Result<FileTreeResult, BoxError> {
-    let mut archive = File::from(draft.file.try_clone().about(path)?);
+    let mut archive = File::from(temp_file.file.try_clone().with_path(path)?);
     let tally = Tally::new(params.caps);
-    each(step, &mut archive, tally, path, |_, _| Ok(()))?;
-    make_all(step, &mut archive, tally, &draft.spot.dir, path)
+    for_each_entry(step, &mut archive, tally, path, |_, _| Ok(()))?;
+    extract_all(step, &mut archive, tally, &temp_file.location.dir, path)
 }
 
-/// Makes what an archive holds. The draft is a file of the guest's, who may have changed it since it was looked through: all
-/// that was looked at then is looked at again.
-fn make_all(
+/// Extracts an archive.
+///
+/// The temporary file belongs to the guest, which may have changed it since the validation. All checks are therefore
+/// repeated.
+fn extract_all(
     step: &Step<'_>,
     archive: &mut File,
     tally: Tally,
@@ -72,74 +82,78 @@ fn make_all(
     path: &str,
 ) -> Result<FileTreeResult, BoxError> {
     let mut modes = BTreeMap::new();
-    let total = each(step, archive, tally, path, |what, entry| {
-        make(step, root, what, entry, &mut modes, path)
+    let total = for_each_entry(step, archive, tally, path, |info, entry| {
+        extract(step, root, info, entry, &mut modes, path)
     })?;
-    // Last: a directory that may not be written cannot be filled.
+    // Modes are set last: a read-only directory cannot be filled.
     for (dir, mode) in modes.iter().rev() {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY;
-        let dir = beneath(root, dir, flags).about(path)?;
-        rustix::fs::fchmod(&dir, Mode::from_raw_mode(*mode)).about(path)?;
+        let dir = beneath(root, dir, flags).with_path(path)?;
+        rustix::fs::fchmod(&dir, Mode::from_raw_mode(*mode)).with_path(path)?;
     }
     Ok(total)
 }
 
-/// An archive, and how much of it may still be read to find the next entry: names and attributes are held in memory.
-struct Metered<'a> {
+/// An archive with a limit on the bytes read to find the next entry.
+///
+/// Names and attributes are held in memory.
+struct LimitedArchive<'a> {
     archive: &'a mut File,
     room: &'a Cell<u64>,
 }
 
-impl Read for Metered<'_> {
+impl Read for LimitedArchive<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let room = usize::try_from(self.room.get()).unwrap_or(usize::MAX);
         if room == 0 {
             return Err(io::Error::other("a name or attribute is too long"));
         }
-        let most = buffer.len().min(room);
-        let read = self.archive.read(&mut buffer[..most])?;
+        let max = buffer.len().min(room);
+        let read = self.archive.read(&mut buffer[..max])?;
         self.room.set(self.room.get() - read as u64);
         Ok(read)
     }
 }
 
-impl Seek for Metered<'_> {
+impl Seek for LimitedArchive<'_> {
     fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
         self.archive.seek(to)
     }
 }
 
-/// Visits every entry, if it is one that may be unpacked and there is room for it. What they come to.
-fn each(
+/// Visits every entry after checking it against the rules and limits.
+///
+/// Returns the totals.
+fn for_each_entry(
     step: &Step<'_>,
     archive: &mut File,
     mut tally: Tally,
     path: &str,
-    mut visit: impl FnMut(What, &mut Entry<'_, Metered<'_>>) -> Result<(), BoxError>,
+    mut visit: impl FnMut(EntryInfo, &mut Entry<'_, LimitedArchive<'_>>) -> Result<(), BoxError>,
 ) -> Result<FileTreeResult, BoxError> {
-    archive.rewind().about(path)?;
+    archive.rewind().with_path(path)?;
     let room = &Cell::new(EXTRA_BYTES);
-    let mut archive = Archive::new(Metered { archive, room });
-    for entry in archive.entries_with_seek().about(path)? {
-        step.wanted.check()?;
-        let mut entry = entry.about(path)?;
-        let what = What::of(&entry)?;
-        step.ground.room(entry.size())?;
-        // A hard link makes no bytes, a plain file as many as it says.
-        tally.add(match what.kind {
+    let mut archive = Archive::new(LimitedArchive { archive, room });
+    for entry in archive.entries_with_seek().with_path(path)? {
+        step.cancel.check()?;
+        let mut entry = entry.with_path(path)?;
+        let info = EntryInfo::of(&entry)?;
+        step.guest_root.check_size(entry.size())?;
+        // A hard link adds no bytes; a regular file adds its stated size.
+        tally.add(match info.kind {
             Kind::File => entry.size(),
             Kind::Directory | Kind::Symlink(_) | Kind::Link(_) => 0,
         })?;
         room.set(u64::MAX);
-        visit(what, &mut entry)?;
+        visit(info, &mut entry)?;
         room.set(EXTRA_BYTES);
     }
     Ok(tally.total)
 }
 
-/// An entry that may be unpacked.
+/// A valid entry.
 #[derive(Debug, PartialEq, Eq)]
-struct What {
+struct EntryInfo {
     name: String,
     mode: u32,
     kind: Kind,
@@ -149,16 +163,19 @@ struct What {
 enum Kind {
     File,
     Directory,
-    /// Leading wherever it says: it is made, and never followed here.
+    /// The target is arbitrary: the link is created and never followed here.
     Symlink(Vec<u8>),
-    /// To another entry.
+    /// A hard link to another entry.
     Link(String),
 }
 
-impl What {
+impl EntryInfo {
     fn of<R: Read>(entry: &Entry<'_, R>) -> Result<Self, BoxError> {
         let header = entry.header();
-        let mode = header.mode().map_err(|_| hostile("no mode"))? & MODE_BITS;
+        let mode = header
+            .mode()
+            .map_err(|_| invalid_archive("an entry has no mode"))?
+            & MODE_BITS;
         let target = entry.link_name_bytes();
         let kind = match header.entry_type() {
             EntryType::Regular | EntryType::Continuous => Kind::File,
@@ -167,104 +184,112 @@ impl What {
                 let target = target.filter(|target| !target.is_empty());
                 Kind::Symlink(
                     target
-                        .ok_or_else(|| hostile("a link to nothing"))?
+                        .ok_or_else(|| invalid_archive("a link has no target"))?
                         .into_owned(),
                 )
             }
-            EntryType::Link => Kind::Link(inner_name(
-                &target.ok_or_else(|| hostile("a link to nothing"))?,
+            EntryType::Link => Kind::Link(relative_name(
+                &target.ok_or_else(|| invalid_archive("a link has no target"))?,
             )?),
-            _ => return Err(hostile("neither a file, nor a directory, nor a link")),
+            _ => {
+                return Err(invalid_archive("an entry is not a file, directory or link"));
+            }
         };
-        let name = inner_name(&entry.path_bytes())?;
+        let name = relative_name(&entry.path_bytes())?;
         if name.is_empty() && kind != Kind::Directory {
-            return Err(hostile("no name"));
+            return Err(invalid_archive("an entry has no name"));
         }
         Ok(Self { name, mode, kind })
     }
 }
 
-/// A name that stays within the directory; empty for the directory itself.
-fn inner_name(bytes: &[u8]) -> Result<String, BoxError> {
-    let name = std::str::from_utf8(bytes).map_err(|_| hostile("a name that is no text"))?;
+/// Validates a name. It stays within the directory; empty means the directory.
+fn relative_name(bytes: &[u8]) -> Result<String, BoxError> {
+    let name = std::str::from_utf8(bytes).map_err(|_| invalid_archive("a name is not UTF-8"))?;
     if name.starts_with('/') || name.contains('\0') {
-        return Err(hostile("an absolute name"));
+        return Err(invalid_archive("a name is absolute"));
     }
     let mut parts = Vec::new();
     for part in name.split('/') {
         match part {
             "" | "." => {}
-            ".." => return Err(hostile("a name that leads out")),
+            ".." => return Err(invalid_archive("a name leads outside the directory")),
             part => parts.push(part),
         }
     }
     Ok(parts.join("/"))
 }
 
-fn hostile(why: &str) -> BoxError {
+fn invalid_archive(why: &str) -> BoxError {
     BoxError::validation(format!("archive: {why}"))
 }
 
-fn make(
+fn extract(
     step: &Step<'_>,
     root: &OwnedFd,
-    what: What,
+    info: EntryInfo,
     entry: &mut impl Read,
     modes: &mut BTreeMap<String, u32>,
     path: &str,
 ) -> Result<(), BoxError> {
-    let (above, name) = what.name.rsplit_once('/').unwrap_or(("", &what.name));
+    let (parent_path, name) = info.name.rsplit_once('/').unwrap_or(("", &info.name));
     if name.is_empty() {
         return Ok(());
     }
-    let dir = parent(root, above).about(path)?;
-    // Made under a hidden name and put in place whole, over whatever an earlier entry or the guest has put there.
-    let hidden = hidden_name();
-    match what.kind {
+    let dir = parent(root, parent_path).with_path(path)?;
+    // Created under a temporary name and renamed, over anything that an earlier entry or the guest has put there.
+    let temp = temp_name();
+    match info.kind {
         Kind::Directory => {
-            make_dir(&dir, name, 0o700).about(path)?;
-            modes.insert(what.name, what.mode);
+            make_dir(&dir, name, 0o700).with_path(path)?;
+            modes.insert(info.name, info.mode);
             return Ok(());
         }
         Kind::Symlink(target) => {
-            rustix::fs::symlinkat(&*target, &dir, &*hidden).about(path)?;
+            rustix::fs::symlinkat(&*target, &dir, &*temp).with_path(path)?;
         }
         Kind::Link(target) => {
-            let (above, source) = target.rsplit_once('/').unwrap_or(("", &target));
-            let from = beneath(root, above, OFlags::PATH | OFlags::DIRECTORY).about(path)?;
-            rustix::fs::linkat(&from, source, &dir, &*hidden, AtFlags::empty()).about(path)?;
+            let (parent_path, source) = target.rsplit_once('/').unwrap_or(("", &target));
+            let from =
+                beneath(root, parent_path, OFlags::PATH | OFlags::DIRECTORY).with_path(path)?;
+            rustix::fs::linkat(&from, source, &dir, &*temp, AtFlags::empty()).with_path(path)?;
         }
         Kind::File => {
             let name = name.to_owned();
-            let draft = Draft::new(Spot { dir, name }, path)?;
-            fill(step, &draft.file, entry, what.mode)?;
-            return draft.put(true).map(drop).about(path);
+            let temp_file = TempFile::new(Location { dir, name }, path)?;
+            write_contents(step, &temp_file.file, entry, info.mode)?;
+            return temp_file.rename(true).map(drop).with_path(path);
         }
     }
-    let placed = rustix::fs::renameat_with(&dir, &*hidden, &dir, name, RenameFlags::empty());
-    // Two names of one file stay two, so the hidden one goes in any case.
-    let _ = rustix::fs::unlinkat(&dir, &*hidden, AtFlags::empty());
-    placed.about(path)
+    let renamed = rustix::fs::renameat_with(&dir, &*temp, &dir, name, RenameFlags::empty());
+    // Renaming one name of a file over another leaves both, so the temporary name is always removed.
+    let _ = rustix::fs::unlinkat(&dir, &*temp, AtFlags::empty());
+    renamed.with_path(path)
 }
 
-fn fill(step: &Step<'_>, file: &OwnedFd, entry: &mut impl Read, mode: u32) -> Result<(), BoxError> {
+fn write_contents(
+    step: &Step<'_>,
+    file: &OwnedFd,
+    entry: &mut impl Read,
+    mode: u32,
+) -> Result<(), BoxError> {
     let mut buffer = vec![0; 128 << 10];
     loop {
-        step.wanted.check()?;
-        let read = entry.read(&mut buffer).about("archive")?;
+        step.cancel.check()?;
+        let read = entry.read(&mut buffer).with_path("archive")?;
         if read == 0 {
             break;
         }
         let mut rest = &buffer[..read];
         while !rest.is_empty() {
             let written = rustix::io::retry_on_intr(|| rustix::io::write(file, rest));
-            rest = &rest[written.about("archive")?..];
+            rest = &rest[written.with_path("archive")?..];
         }
     }
-    rustix::fs::fchmod(file.as_fd(), Mode::from_raw_mode(mode)).about("archive")
+    rustix::fs::fchmod(file.as_fd(), Mode::from_raw_mode(mode)).with_path("archive")
 }
 
-/// The directory of an entry; archives may leave theirs out.
+/// The directory of an entry. An archive may omit its directories.
 fn parent(root: &OwnedFd, path: &str) -> Result<OwnedFd, Errno> {
     let flags = OFlags::PATH | OFlags::DIRECTORY;
     match beneath(root, path, flags) {
@@ -285,7 +310,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_stay_inside() {
+    fn names_stay_within_the_directory() {
         for (name, inner) in [
             ("a/b", "a/b"),
             ("./a//b/", "a/b"),
@@ -293,22 +318,22 @@ mod tests {
             ("a/./b", "a/b"),
             ("..a/b..", "..a/b.."),
         ] {
-            assert_eq!(inner_name(name.as_bytes()).unwrap(), inner);
+            assert_eq!(relative_name(name.as_bytes()).unwrap(), inner);
         }
         for name in ["/a", "../a", "a/../../b", "a/..", "//a", "a\0b"] {
-            assert!(inner_name(name.as_bytes()).is_err(), "{name}");
+            assert!(relative_name(name.as_bytes()).is_err(), "{name}");
         }
-        assert!(inner_name(&[b'a', 0xff]).is_err());
+        assert!(relative_name(&[b'a', 0xff]).is_err());
     }
 
-    fn made(archive: &mut File, caps: TreeCaps) -> (Result<FileTreeResult, BoxError>, usize) {
+    fn extracted(archive: &mut File, caps: TreeCaps) -> (Result<FileTreeResult, BoxError>, usize) {
         let root = tempfile::tempdir().unwrap();
-        let files = super::super::tests::ground(root.path());
-        let dir = files.ground.open_dir("/").unwrap();
-        let made = super::super::tests::step(&files.ground, |step| {
-            make_all(step, archive, Tally::new(caps), &dir, "/t")
+        let files = super::super::tests::files_in(root.path());
+        let dir = files.guest_root.open_dir("/").unwrap();
+        let result = super::super::tests::step(&files.guest_root, |step| {
+            extract_all(step, archive, Tally::new(caps), &dir, "/t")
         });
-        (made, std::fs::read_dir(root.path()).unwrap().count())
+        (result, std::fs::read_dir(root.path()).unwrap().count())
     }
 
     fn packed(names: &[&str]) -> File {
@@ -324,19 +349,19 @@ mod tests {
         archive.into_inner().unwrap()
     }
 
-    /// What an archive is when its guest has put another one in the place of what was looked through.
+    /// Simulates a guest that has replaced the archive after the validation.
     #[test]
-    fn what_is_unpacked_is_held_to_its_limits_whatever_was_looked_at() {
+    fn limits_apply_to_extraction_independently_of_validation() {
         let caps = |entries, bytes| TreeCaps { entries, bytes };
-        let (done, files) = made(&mut packed(&["a", "b", "c"]), caps(None, None));
+        let (done, files) = extracted(&mut packed(&["a", "b", "c"]), caps(None, None));
         assert_eq!((done.unwrap().bytes, files), (12, 3));
         for caps in [caps(Some(2), None), caps(None, Some(8))] {
-            let (refused, files) = made(&mut packed(&["a", "b", "c"]), caps);
+            let (refused, files) = extracted(&mut packed(&["a", "b", "c"]), caps);
             assert_eq!(refused.unwrap_err().code(), box_protocol::Code::TooLarge);
             assert_eq!(files, 2);
         }
-        let (done, _) = made(&mut packed(&[&"n".repeat(150)]), caps(None, None));
-        assert_eq!(done.unwrap().entries, 1, "a long name is fine");
+        let (done, _) = extracted(&mut packed(&[&"n".repeat(150)]), caps(None, None));
+        assert_eq!(done.unwrap().entries, 1, "a long name is accepted");
     }
 
     #[test]
@@ -348,7 +373,7 @@ mod tests {
         let mut archive = tempfile::tempfile().unwrap();
         io::Write::write_all(&mut archive, header.as_bytes()).unwrap();
         archive.set_len(1 << 41).unwrap();
-        let (refused, _) = made(&mut archive, TreeCaps::default());
+        let (refused, _) = extracted(&mut archive, TreeCaps::default());
         let refused = refused.unwrap_err();
         assert_eq!(refused.code(), box_protocol::Code::Validation);
         assert!(refused.message().contains("too long"), "{refused:?}");

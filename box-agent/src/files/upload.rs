@@ -1,4 +1,6 @@
-//! Uploads in pieces. A piece may come again; an upload that nobody goes on with is removed after a while.
+//! Uploads in pieces.
+//!
+//! A client may repeat a piece. Abandoned uploads are removed after a while.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,83 +13,87 @@ use box_protocol::{BoxError, Code, UploadId};
 use rustix::fs::Stat;
 use tokio::sync::Notify;
 
-use super::draft::{Draft, write_at};
-use super::error::About;
-use super::ground::Ground;
+use super::error::PathContext;
+use super::guest_root::GuestRoot;
+use super::temp_file::{TempFile, write_at};
 
-/// Uploads at once.
-const UPLOADS: usize = 32;
+/// Maximum number of concurrent uploads.
+const UPLOADS_MAX: usize = 32;
 
-/// How long one may stand still.
-pub(super) const ABANDONED: Duration = Duration::from_mins(10);
+/// How long an upload may be idle.
+pub(super) const IDLE_LIMIT: Duration = Duration::from_mins(10);
 
-/// How long a piece waits for those before it.
-const OVERTAKEN: Duration = Duration::from_millis(250);
+/// How long a piece waits for the pieces before it.
+const REORDER_WAIT: Duration = Duration::from_millis(250);
 
-/// Ended ones whose last piece may come again.
-const REMEMBERED: usize = 64;
+/// Maximum number of remembered finished uploads.
+///
+/// A client can repeat the last piece of these.
+const FINISHED_MAX: usize = 64;
 
 /// The uploads of a box.
 #[derive(Debug, Default)]
 pub(super) struct Uploads {
-    table: Mutex<Table>,
-    /// One of them has more than before.
-    grown: Notify,
+    table: Mutex<UploadTable>,
+    /// Notified when an upload has grown.
+    growth: Notify,
 }
 
 #[derive(Debug, Default)]
-struct Table {
-    open: HashMap<UploadId, Open>,
+struct UploadTable {
+    open: HashMap<UploadId, OpenUpload>,
     ended: VecDeque<(UploadId, String, Outcome)>,
 }
 
 #[derive(Debug, Clone)]
-struct Open {
+struct OpenUpload {
     upload: Arc<Mutex<Upload>>,
-    /// As many bytes as the upload has, to be read while somebody writes.
+    /// The size of the upload, readable while a piece is being written.
     bytes: Arc<AtomicU64>,
 }
 
 #[derive(Debug)]
 struct Upload {
     path: String,
-    /// None before the first piece is there, and once the last is.
-    draft: Option<Draft>,
+    /// `None` before the first piece and after the last.
+    temp_file: Option<TempFile>,
     bytes: u64,
     used: Instant,
 }
 
-/// What came of an upload.
+/// The result of an upload.
 #[derive(Debug, Clone)]
 pub(super) enum Outcome {
     Written(FileStatInfo),
     Unpacked(FileTreeResult),
 }
 
-/// What a piece was.
-pub(super) enum Piece {
-    /// There are more to come; this is what is there.
-    More(Stat),
-    /// The last: all is there.
-    Last(Draft),
-    /// The last once more.
-    Again(Outcome),
+/// What a piece completed.
+pub(super) enum PieceResult {
+    /// More pieces follow. The status is that of the partial file.
+    Partial(Stat),
+    /// The last piece: the file is complete.
+    Complete(TempFile),
+    /// A repeated last piece.
+    Repeated(Outcome),
 }
 
 impl Uploads {
-    fn table(&self) -> MutexGuard<'_, Table> {
+    fn table(&self) -> MutexGuard<'_, UploadTable> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns once what comes before a piece is there. Pieces may be sent without waiting for the answers of those before,
-    /// and then one can overtake another; a piece that nothing leads up to has to wait for a moment only.
-    pub(super) async fn lead_up_to(&self, piece: &UploadPiece) {
-        let over = tokio::time::sleep(OVERTAKEN);
-        let mut over = std::pin::pin!(over);
+    /// Waits until the pieces before this one have arrived.
+    ///
+    /// A client may send pieces without waiting for replies, so one can overtake another. A piece without predecessors
+    /// waits only for a short time.
+    pub(super) async fn wait_for_earlier(&self, piece: &UploadPiece) {
+        let timeout = tokio::time::sleep(REORDER_WAIT);
+        let mut timeout = std::pin::pin!(timeout);
         loop {
-            let mut grown = std::pin::pin!(self.grown.notified());
-            grown.as_mut().enable();
-            let there = {
+            let mut growth = std::pin::pin!(self.growth.notified());
+            growth.as_mut().enable();
+            let received = {
                 let table = self.table();
                 let open = table.open.get(&piece.id);
                 let ended = table.ended.iter().any(|(id, ..)| *id == piece.id);
@@ -95,46 +101,48 @@ impl Uploads {
                     open.bytes.load(Ordering::Acquire)
                 })
             };
-            if piece.offset <= there {
+            if piece.offset <= received {
                 return;
             }
             tokio::select! {
-                () = grown => {}
-                () = &mut over => return,
+                () = growth => {}
+                () = &mut timeout => return,
             }
         }
     }
 
-    /// Takes a piece. `begin` makes the draft for the first.
-    pub(super) fn take(
+    /// Adds a piece. `create` makes the temporary file for the first one.
+    pub(super) fn add_piece(
         &self,
-        ground: &Ground,
+        guest_root: &GuestRoot,
         path: &str,
         piece: &UploadPiece,
         data: &[u8],
-        begin: impl FnOnce() -> Result<Draft, BoxError>,
-    ) -> Result<Piece, BoxError> {
+        create: impl FnOnce() -> Result<TempFile, BoxError>,
+    ) -> Result<PieceResult, BoxError> {
         if piece.abort {
-            let given_up = self.table().open.remove(&piece.id);
-            // Here its file is removed, with nothing locked.
-            drop(given_up);
-            return Err(BoxError::cancelled("upload: given up"));
+            let aborted = self.table().open.remove(&piece.id);
+            // Removes the file while no lock is held.
+            drop(aborted);
+            return Err(BoxError::cancelled("upload: aborted"));
         }
         let end = piece.offset.saturating_add(data.len() as u64);
-        // What has no name yet takes room as well, all of it together.
-        ground.room(end.saturating_add(self.others(&piece.id)))?;
+        // Unnamed files of all uploads count against the limit together.
+        guest_root.check_size(end.saturating_add(self.bytes_of_others(&piece.id)))?;
         let open = match self.find(path, piece)? {
             Ok(open) => open,
-            Err(outcome) => return Ok(Piece::Again(outcome)),
+            Err(outcome) => return Ok(PieceResult::Repeated(outcome)),
         };
         let mut upload = open.upload.lock().unwrap_or_else(PoisonError::into_inner);
         if upload.path != path {
-            return Err(BoxError::validation("upload: begun for another path"));
+            return Err(BoxError::validation(
+                "upload: the id belongs to another path; choose another id",
+            ));
         }
         if piece.offset > upload.bytes {
             return Err(BoxError::conflict(format!(
-                "upload: there are {} bytes, and the piece begins after them",
-                upload.bytes
+                "upload: offset {} is beyond the {} bytes received; continue there",
+                piece.offset, upload.bytes
             ))
             .with_detail(&Detail {
                 field: Some("upload.offset".to_owned()),
@@ -143,27 +151,29 @@ impl Uploads {
                 ..Detail::default()
             }));
         }
-        if upload.draft.is_none() {
+        if upload.temp_file.is_none() {
             if upload.bytes > 0 {
-                return Err(BoxError::conflict("upload: its last piece is there"));
+                return Err(BoxError::conflict(
+                    "upload: the last piece was already received",
+                ));
             }
-            match begin() {
-                Ok(draft) => upload.draft = Some(draft),
+            match create() {
+                Ok(temp_file) => upload.temp_file = Some(temp_file),
                 Err(error) => {
                     self.table().open.remove(&piece.id);
                     return Err(error);
                 }
             }
         }
-        let Some(draft) = &upload.draft else {
-            return Err(BoxError::internal("upload: no draft"));
+        let Some(temp_file) = &upload.temp_file else {
+            return Err(BoxError::internal("upload: no temporary file"));
         };
-        let written = write_at(&draft.file, data, piece.offset).about(path);
-        let stat = match written.and_then(|()| rustix::fs::fstat(&draft.file).about(path)) {
+        let written = write_at(&temp_file.file, data, piece.offset).with_path(path);
+        let stat = match written.and_then(|()| rustix::fs::fstat(&temp_file.file).with_path(path)) {
             Ok(stat) => stat,
             Err(error) => {
-                // Nobody can go on with it, and the room it takes is missed.
-                upload.draft = None;
+                // The upload cannot continue, so its disk space is freed.
+                upload.temp_file = None;
                 self.table().open.remove(&piece.id);
                 return Err(error);
             }
@@ -171,21 +181,21 @@ impl Uploads {
         upload.bytes = upload.bytes.max(end);
         upload.used = Instant::now();
         open.bytes.store(upload.bytes, Ordering::Release);
-        self.grown.notify_waiters();
+        self.growth.notify_waiters();
         if !piece.done {
-            return Ok(Piece::More(stat));
+            return Ok(PieceResult::Partial(stat));
         }
-        let draft = upload.draft.take();
+        let temp_file = upload.temp_file.take();
         drop(upload);
         self.table().open.remove(&piece.id);
-        let draft = draft.ok_or_else(|| BoxError::internal("upload: no draft"))?;
-        // What an earlier try sent beyond the end does not belong to it.
-        rustix::fs::ftruncate(&draft.file, end).about(path)?;
-        Ok(Piece::Last(draft))
+        let temp_file = temp_file.ok_or_else(|| BoxError::internal("upload: no temporary file"))?;
+        // Bytes that an earlier attempt sent beyond the end are removed.
+        rustix::fs::ftruncate(&temp_file.file, end).with_path(path)?;
+        Ok(PieceResult::Complete(temp_file))
     }
 
-    /// Bytes of all uploads but this.
-    fn others(&self, id: &UploadId) -> u64 {
+    /// Bytes of all other uploads.
+    fn bytes_of_others(&self, id: &UploadId) -> u64 {
         let table = self.table();
         let others = table.open.iter().filter(|(other, _)| *other != id);
         others
@@ -193,8 +203,12 @@ impl Uploads {
             .fold(0, u64::saturating_add)
     }
 
-    /// The upload of a piece, or what came of it.
-    fn find(&self, path: &str, piece: &UploadPiece) -> Result<Result<Open, Outcome>, BoxError> {
+    /// The upload of a piece, or its result if it is finished.
+    fn find(
+        &self,
+        path: &str,
+        piece: &UploadPiece,
+    ) -> Result<Result<OpenUpload, Outcome>, BoxError> {
         self.sweep();
         let mut table = self.table();
         if let Some(open) = table.open.get(&piece.id) {
@@ -208,23 +222,23 @@ impl Uploads {
             return Ok(Err(outcome.clone()));
         }
         if piece.offset != 0 {
-            return Err(BoxError::conflict("upload: not begun; begin at offset 0"));
+            return Err(BoxError::conflict("upload: not started; start at offset 0"));
         }
-        if table.open.len() >= UPLOADS {
+        if table.open.len() >= UPLOADS_MAX {
             return Err(BoxError::limit(
                 Code::Capacity,
-                "uploads at once",
+                "the number of open uploads",
                 "uploads",
-                UPLOADS,
+                UPLOADS_MAX,
             ));
         }
         let upload = Upload {
             path: path.to_owned(),
-            draft: None,
+            temp_file: None,
             bytes: 0,
             used: Instant::now(),
         };
-        let open = Open {
+        let open = OpenUpload {
             upload: Arc::new(Mutex::new(upload)),
             bytes: Arc::default(),
         };
@@ -232,23 +246,23 @@ impl Uploads {
         Ok(Ok(open))
     }
 
-    /// Remembers what came of an upload.
-    pub(super) fn finished(&self, piece: &UploadPiece, path: String, outcome: Outcome) {
+    /// Remembers the result of an upload.
+    pub(super) fn record_outcome(&self, piece: &UploadPiece, path: String, outcome: Outcome) {
         let mut table = self.table();
         table.ended.push_back((piece.id.clone(), path, outcome));
-        if table.ended.len() > REMEMBERED {
+        if table.ended.len() > FINISHED_MAX {
             table.ended.pop_front();
         }
     }
 
-    /// Removes what nobody goes on with. Whether any upload is left.
+    /// Removes abandoned uploads, and returns whether others remain.
     pub(super) fn sweep(&self) -> bool {
-        self.sweep_older(ABANDONED)
+        self.sweep_older(IDLE_LIMIT)
     }
 
     fn sweep_older(&self, age: Duration) -> bool {
-        let abandoned = |open: &Open| {
-            // One that is in use is not abandoned.
+        let abandoned = |open: &OpenUpload| {
+            // An upload in use is not abandoned.
             let upload = open.upload.try_lock();
             upload.is_ok_and(|upload| upload.used.elapsed() > age)
         };
@@ -256,7 +270,7 @@ impl Uploads {
         let removed: Vec<_> = table.open.extract_if(|_, open| abandoned(open)).collect();
         let any = !table.open.is_empty();
         drop(table);
-        // Here their files are removed, with nothing locked.
+        // Removes the files while no lock is held.
         drop(removed);
         any
     }
@@ -273,8 +287,8 @@ mod tests {
     fn uploads_are_bounded_and_abandoned_ones_are_removed() {
         let root = tempfile::tempdir().unwrap();
         let fd = rustix::fs::open(root.path(), OFlags::PATH, Mode::empty()).unwrap();
-        let ground = Ground::new(fd, Guest::default());
-        let take = |number: usize, offset| {
+        let guest_root = GuestRoot::new(fd, Guest::default());
+        let add = |number: usize, offset| {
             let id = UploadId::new(format!("u{number}")).unwrap();
             let (done, abort) = (false, false);
             let piece = UploadPiece {
@@ -283,31 +297,35 @@ mod tests {
                 done,
                 abort,
             };
-            let begin = || Draft::new(ground.spot("/f")?, "/f");
-            ground.uploads.take(&ground, "/f", &piece, b"x", begin)
+            let create = || TempFile::new(guest_root.location("/f")?, "/f");
+            guest_root
+                .uploads
+                .add_piece(&guest_root, "/f", &piece, b"x", create)
         };
-        for number in 0..UPLOADS {
-            assert!(take(number, 0).is_ok());
+        for number in 0..UPLOADS_MAX {
+            assert!(add(number, 0).is_ok());
         }
-        assert_eq!(take(UPLOADS, 0).err().unwrap().code(), Code::Capacity);
-        let open = || ground.uploads.table().open.len();
-        assert_eq!(open(), UPLOADS);
+        assert_eq!(add(UPLOADS_MAX, 0).err().unwrap().code(), Code::Capacity);
+        let open = || guest_root.uploads.table().open.len();
+        assert_eq!(open(), UPLOADS_MAX);
         let names = std::fs::read_dir(root.path()).unwrap().count();
-        assert_eq!(names, 0, "what is not whole has no name");
-        assert!(ground.uploads.sweep(), "none is abandoned yet");
-        let given_up = UploadPiece {
+        assert_eq!(names, 0, "an incomplete file has no name");
+        assert!(guest_root.uploads.sweep(), "none is abandoned yet");
+        let aborted = UploadPiece {
             id: UploadId::new("u0").unwrap(),
             offset: 0,
             done: false,
             abort: true,
         };
-        let begin = || unreachable!("nothing is begun");
-        let told = ground.uploads.take(&ground, "/f", &given_up, b"", begin);
-        assert_eq!(told.err().unwrap().code(), Code::Cancelled);
-        assert_eq!(open(), UPLOADS - 1);
-        assert!(!ground.uploads.sweep_older(Duration::ZERO));
+        let create = || unreachable!("an abort creates nothing");
+        let result = guest_root
+            .uploads
+            .add_piece(&guest_root, "/f", &aborted, b"", create);
+        assert_eq!(result.err().unwrap().code(), Code::Cancelled);
+        assert_eq!(open(), UPLOADS_MAX - 1);
+        assert!(!guest_root.uploads.sweep_older(Duration::ZERO));
         assert_eq!(open(), 0);
-        assert_eq!(take(0, 1).err().unwrap().code(), Code::Conflict);
-        assert!(take(UPLOADS, 0).is_ok());
+        assert_eq!(add(0, 1).err().unwrap().code(), Code::Conflict);
+        assert!(add(UPLOADS_MAX, 0).is_ok());
     }
 }

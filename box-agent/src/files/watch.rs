@@ -1,8 +1,9 @@
-//! What `file.watch` sees: a tree of directories under inotify, and its events as lines.
+//! `file.watch`: a tree of directories under inotify, with its events as lines.
 //!
-//! A directory is opened as everything here is, by descriptor and as the guest, and watched by that descriptor; what a guest
-//! swaps meanwhile is not watched in its place. Events name entries of directories, so a map from watches to paths is kept, and
-//! follows what is moved.
+//! The agent opens each directory by descriptor with the guest's rights and watches that descriptor. A guest that swaps
+//! a directory meanwhile does not redirect the watch.
+//!
+//! Events name entries of directories, so the watch keeps a map from inotify watches to paths and updates it on moves.
 
 use std::collections::HashMap;
 use std::mem::MaybeUninit;
@@ -16,52 +17,54 @@ use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 use rustix::fs::{AtFlags, FileType, OFlags};
 use rustix::io::Errno;
 
-use super::draft::HIDDEN;
-use super::error::About;
-use super::ground::{Step, beneath};
+use super::error::PathContext;
+use super::guest_root::{Step, beneath};
 use super::path::{is_within, join};
+use super::temp_file::TEMP_PREFIX;
 use super::walk::{NAMES_BYTES, names};
 
-/// Directories of one watch. The kernel has a limit, too, for all boxes of a user.
-const DIRECTORIES: usize = 4096;
+/// Maximum number of directories of one watch. The kernel has its own limit.
+const DIRECTORIES_MAX: usize = 4096;
 
-/// Bytes of lines after which a look ends, so that a reader gets something and the log can slow this down.
-const LINES: usize = 32 << 10;
+/// Bytes of lines after which a poll returns.
+///
+/// Readers then get output, and a full log can slow the watch down.
+const BATCH_BYTES: usize = 32 << 10;
 
-/// The same for what a tree holds that has come as a whole; the rest of it is told as lost.
-const TREE_LINES: usize = 1 << 20;
+/// The same limit for a tree that is moved in. The rest is an overflow.
+const TREE_BATCH_BYTES: usize = 1 << 20;
 
-/// The longest path of a directory that is watched: of one that is deeper, nobody could ask for anything.
+/// Maximum path length of a watched directory, as in the kernel.
 const PATH_BYTES: usize = 4095;
 
-/// Bytes of events that are read at once.
-const EVENTS: usize = 16 << 10;
+/// Bytes of events in one read.
+const EVENT_BYTES: usize = 16 << 10;
 
-/// The two halves of a move are queued one right after the other; the second is given so long.
-const OTHER_HALF: Duration = Duration::from_millis(2);
+/// How long the second half of a move may take after the first.
+const MOVE_PAIR_WAIT: Duration = Duration::from_millis(2);
 
-/// A tree that is watched.
+/// A watched tree.
 #[derive(Debug)]
-pub(crate) struct Watched {
+pub(crate) struct WatchedTree {
     inotify: OwnedFd,
-    /// Which directory the root is: device and number. It is not held open, because then its removal would not be seen.
+    /// Device and inode of the root. An open root would not report its removal.
     root: (u64, u64),
-    /// What the root is called.
+    /// The path of the root.
     path: String,
-    /// The one name in it that counts, if a file is watched.
-    only: Option<String>,
+    /// The only reported name, if a file is watched.
+    only_name: Option<String>,
     recursive: bool,
-    /// Where each watched directory is, below the root.
+    /// The path of each watched directory, relative to the root.
     dirs: HashMap<i32, String>,
-    /// What was moved from here, and not yet to anywhere.
-    leaving: Option<Leaving>,
-    /// Whether a directory had vanished before it could be watched. It may have moved, with a directory around it.
+    /// The first half of a move.
+    pending_move: Option<PendingMove>,
+    /// Whether a directory vanished, or moved with a parent, before it was watched.
     vanished: bool,
-    over: bool,
+    ended: bool,
 }
 
 #[derive(Debug)]
-struct Leaving {
+struct PendingMove {
     cookie: u32,
     at: String,
     is_dir: bool,
@@ -69,103 +72,105 @@ struct Leaving {
 
 struct Event {
     wd: i32,
-    what: ReadFlags,
+    flags: ReadFlags,
     cookie: u32,
     name: Option<String>,
 }
 
-/// What a look at the events gave.
+/// The result of a poll.
 #[derive(Debug, Default)]
-pub(crate) struct Seen {
+pub(crate) struct WatchBatch {
     pub(crate) lines: Vec<u8>,
-    /// There is nothing more for now.
+    /// The kernel has no more events for now.
     pub(crate) drained: bool,
-    /// What was watched is gone.
-    pub(crate) over: bool,
+    /// The watched file or directory is gone.
+    pub(crate) ended: bool,
 }
 
-/// What to do about entries of a directory that were there before it was watched.
+/// How to treat entries that existed before their directory was watched.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Entries {
     Known,
     New,
 }
 
-impl Watched {
-    /// Begins to watch; and a second descriptor of its events, to wait for.
-    pub(super) fn open(step: &Step<'_>, asked: &AgentWatch) -> Result<(Self, OwnedFd), BoxError> {
-        let path = step.ground.path(&asked.path, asked.expand)?;
-        let found = step.ground.open(&path, OFlags::PATH).about(&path)?;
-        let stat = rustix::fs::fstat(&found).about(&path)?;
-        let (root, path, only) = if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
-            (step.ground.open_dir(&path)?, path, None)
-        } else {
-            // By its name: a file is mostly written by putting another one in its place.
-            let spot = step.ground.settle(&path)?;
-            let dir = beneath(&spot.dir, "", OFlags::RDONLY | OFlags::DIRECTORY);
-            (dir.about(&path)?, path, Some(spot.name))
-        };
-        let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).about(&path)?;
-        let events = inotify.try_clone().about(&path)?;
+impl WatchedTree {
+    /// Starts a watch, and returns a second descriptor of its events to wait for.
+    pub(super) fn open(step: &Step<'_>, params: &AgentWatch) -> Result<(Self, OwnedFd), BoxError> {
+        let path = step.guest_root.path(&params.path, params.expand)?;
+        let found = step.guest_root.open(&path, OFlags::PATH).with_path(&path)?;
+        let stat = rustix::fs::fstat(&found).with_path(&path)?;
+        let (root, path, only_name) =
+            if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
+                (step.guest_root.open_dir(&path)?, path, None)
+            } else {
+                // By name: a file is usually written by renaming another one over it.
+                let location = step.guest_root.resolve(&path)?;
+                let dir = beneath(&location.dir, "", OFlags::RDONLY | OFlags::DIRECTORY);
+                (dir.with_path(&path)?, path, Some(location.name))
+            };
+        let inotify =
+            inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).with_path(&path)?;
+        let events = inotify.try_clone().with_path(&path)?;
         let mut watched = Self {
             inotify,
-            root: identity(&root).about(&path)?,
+            root: identity(&root).with_path(&path)?,
             path,
-            recursive: asked.recursive && only.is_none(),
-            only,
+            recursive: params.recursive && only_name.is_none(),
+            only_name,
             dirs: HashMap::new(),
-            leaving: None,
+            pending_move: None,
             vanished: false,
-            over: false,
+            ended: false,
         };
-        watched.descend(step, &root, String::new(), Entries::Known, &mut Vec::new())?;
+        watched.watch_tree(step, &root, String::new(), Entries::Known, &mut Vec::new())?;
         Ok((watched, events))
     }
 
-    /// What has happened since the last look.
-    pub(super) fn look(&mut self, step: &Step<'_>) -> Result<Seen, BoxError> {
-        let mut seen = Seen::default();
+    /// Returns the changes since the last poll.
+    pub(super) fn poll(&mut self, step: &Step<'_>) -> Result<WatchBatch, BoxError> {
+        let mut batch = WatchBatch::default();
         let mut waited = false;
-        while !self.over && seen.lines.len() < LINES {
-            step.wanted.check()?;
+        while !self.ended && batch.lines.len() < BATCH_BYTES {
+            step.cancel.check()?;
             let events = self.read()?;
             if events.is_empty() {
-                if self.leaving.is_none() {
-                    seen.drained = true;
+                if self.pending_move.is_none() {
+                    batch.drained = true;
                     break;
                 }
                 if waited {
-                    self.has_left(&mut seen.lines);
+                    self.report_moved_out(&mut batch.lines);
                 } else {
-                    std::thread::sleep(OTHER_HALF);
+                    std::thread::sleep(MOVE_PAIR_WAIT);
                 }
             }
             waited = events.is_empty() && !waited;
             for event in events {
-                self.take(step, event, &mut seen.lines)?;
+                self.handle(step, event, &mut batch.lines)?;
             }
         }
-        seen.over = self.over;
-        Ok(seen)
+        batch.ended = self.ended;
+        Ok(batch)
     }
 
-    /// One buffer of events; none if there are none.
+    /// Reads one buffer of events; empty if none are pending.
     fn read(&self) -> Result<Vec<Event>, BoxError> {
-        let mut buffer = [MaybeUninit::uninit(); EVENTS];
+        let mut buffer = [MaybeUninit::uninit(); EVENT_BYTES];
         let mut reader = inotify::Reader::new(&self.inotify, &mut buffer);
         let mut events = Vec::new();
         loop {
             match reader.next() {
                 Ok(event) => events.push(Event {
                     wd: event.wd(),
-                    what: event.events(),
+                    flags: event.events(),
                     cookie: event.cookie(),
                     name: event
                         .file_name()
                         .map(|name| name.to_string_lossy().into_owned()),
                 }),
                 Err(Errno::AGAIN | Errno::INTR) => return Ok(events),
-                Err(errno) => return Err(errno).about(&self.path),
+                Err(errno) => return Err(errno).with_path(&self.path),
             }
             if reader.is_buffer_empty() {
                 return Ok(events);
@@ -173,25 +178,30 @@ impl Watched {
         }
     }
 
-    fn take(&mut self, step: &Step<'_>, event: Event, lines: &mut Vec<u8>) -> Result<(), BoxError> {
-        let arrives = event.what.contains(ReadFlags::MOVED_TO);
-        let same = |leaving: &Leaving| arrives && leaving.cookie == event.cookie;
-        if !self.leaving.as_ref().is_some_and(same) {
-            self.has_left(lines);
+    fn handle(
+        &mut self,
+        step: &Step<'_>,
+        event: Event,
+        lines: &mut Vec<u8>,
+    ) -> Result<(), BoxError> {
+        let is_arrival = event.flags.contains(ReadFlags::MOVED_TO);
+        let same = |pending_move: &PendingMove| is_arrival && pending_move.cookie == event.cookie;
+        if !self.pending_move.as_ref().is_some_and(same) {
+            self.report_moved_out(lines);
         }
-        if event.what.contains(ReadFlags::QUEUE_OVERFLOW) {
-            self.tell(ChangeKind::Overflow, "", None, lines);
-            return self.begin_again(step, lines);
+        if event.flags.contains(ReadFlags::QUEUE_OVERFLOW) {
+            self.report(ChangeKind::Overflow, "", None, lines);
+            return self.rescan(step, lines);
         }
         let gone = ReadFlags::DELETE_SELF | ReadFlags::MOVE_SELF | ReadFlags::UNMOUNT;
-        if event.what.intersects(gone | ReadFlags::IGNORED) {
+        if event.flags.intersects(gone | ReadFlags::IGNORED) {
             let is_root = self.dirs.get(&event.wd).is_some_and(String::is_empty);
-            if is_root && !self.over {
-                let name = self.only.clone().unwrap_or_default();
-                self.tell(ChangeKind::Removed, &name, None, lines);
-                self.over = true;
+            if is_root && !self.ended {
+                let name = self.only_name.clone().unwrap_or_default();
+                self.report(ChangeKind::Removed, &name, None, lines);
+                self.ended = true;
             }
-            if event.what.contains(ReadFlags::IGNORED) {
+            if event.flags.contains(ReadFlags::IGNORED) {
                 self.dirs.remove(&event.wd);
             }
             return Ok(());
@@ -199,55 +209,58 @@ impl Watched {
         let (Some(dir), Some(name)) = (self.dirs.get(&event.wd), event.name) else {
             return Ok(());
         };
-        let counts = self.only.as_ref().is_none_or(|only| *only == name);
-        if self.over || !counts || name.starts_with(HIDDEN) {
+        let is_reported = self
+            .only_name
+            .as_ref()
+            .is_none_or(|only_name| *only_name == name);
+        if self.ended || !is_reported || name.starts_with(TEMP_PREFIX) {
             return Ok(());
         }
-        let at = below(dir, &name);
-        let is_dir = event.what.contains(ReadFlags::ISDIR);
-        if event.what.contains(ReadFlags::CREATE) {
-            self.tell(ChangeKind::Created, &at, None, lines);
-            self.enter(step, at, is_dir, lines)
-        } else if arrives {
-            if let Some(leaving) = self.leaving.take() {
-                self.tell(ChangeKind::Moved, &at, Some(&leaving.at), lines);
-                self.follow(&leaving.at, &at, lines);
-                // It, or what is in it, may have moved on before it could be watched.
+        let at = join_relative(dir, &name);
+        let is_dir = event.flags.contains(ReadFlags::ISDIR);
+        if event.flags.contains(ReadFlags::CREATE) {
+            self.report(ChangeKind::Created, &at, None, lines);
+            self.watch_new(step, at, is_dir, lines)
+        } else if is_arrival {
+            if let Some(pending_move) = self.pending_move.take() {
+                self.report(ChangeKind::Moved, &at, Some(&pending_move.at), lines);
+                self.rename_dirs(&pending_move.at, &at, lines);
+                // The directory or its contents may have moved on before they could be watched.
                 if self.dirs.values().any(|dir| *dir == at) && !self.vanished {
                     return Ok(());
                 }
                 self.vanished = false;
             } else {
-                self.tell(ChangeKind::Created, &at, None, lines);
+                self.report(ChangeKind::Created, &at, None, lines);
             }
-            self.enter(step, at, is_dir, lines)
-        } else if event.what.contains(ReadFlags::MOVED_FROM) {
+            self.watch_new(step, at, is_dir, lines)
+        } else if event.flags.contains(ReadFlags::MOVED_FROM) {
             let cookie = event.cookie;
-            self.leaving = Some(Leaving { cookie, at, is_dir });
+            self.pending_move = Some(PendingMove { cookie, at, is_dir });
             Ok(())
-        } else if event.what.contains(ReadFlags::DELETE) {
-            self.tell(ChangeKind::Removed, &at, None, lines);
-            self.over = self.only.is_some();
+        } else if event.flags.contains(ReadFlags::DELETE) {
+            self.report(ChangeKind::Removed, &at, None, lines);
+            self.ended = self.only_name.is_some();
             Ok(())
         } else {
-            self.tell(ChangeKind::Changed, &at, None, lines);
+            self.report(ChangeKind::Changed, &at, None, lines);
             Ok(())
         }
     }
 
-    /// What was moved away was not moved to anywhere that is watched.
-    fn has_left(&mut self, lines: &mut Vec<u8>) {
-        let Some(Leaving { at, is_dir, .. }) = self.leaving.take() else {
+    /// Reports a removal: the move leads outside the watched tree.
+    fn report_moved_out(&mut self, lines: &mut Vec<u8>) {
+        let Some(PendingMove { at, is_dir, .. }) = self.pending_move.take() else {
             return;
         };
-        self.tell(ChangeKind::Removed, &at, None, lines);
-        self.over = self.only.is_some();
+        self.report(ChangeKind::Removed, &at, None, lines);
+        self.ended = self.only_name.is_some();
         if is_dir {
             let inotify = &self.inotify;
             self.dirs.retain(|wd, dir| {
                 let stays = !is_within(dir, &at);
                 if !stays {
-                    // It may be gone by itself.
+                    // The kernel may have removed the watch already.
                     let _ = inotify::remove_watch(inotify, *wd);
                 }
                 stays
@@ -255,9 +268,11 @@ impl Watched {
         }
     }
 
-    /// A directory has moved, and what is in it. What is too deep by now is not watched any more.
-    fn follow(&mut self, from: &str, to: &str, lines: &mut Vec<u8>) {
-        let (inotify, mut is_whole) = (&self.inotify, true);
+    /// Updates the paths of a moved directory and its contents.
+    ///
+    /// Directories that are now too deep are no longer watched.
+    fn rename_dirs(&mut self, from: &str, to: &str, lines: &mut Vec<u8>) {
+        let (inotify, mut all_stay) = (&self.inotify, true);
         self.dirs.retain(|wd, dir| {
             if !is_within(dir, from) {
                 return true;
@@ -267,16 +282,16 @@ impl Watched {
             if !stays {
                 let _ = inotify::remove_watch(inotify, *wd);
             }
-            is_whole &= stays;
+            all_stay &= stays;
             stays
         });
-        if !is_whole {
-            self.tell(ChangeKind::Overflow, to, None, lines);
+        if !all_stay {
+            self.report(ChangeKind::Overflow, to, None, lines);
         }
     }
 
-    /// Watches what is new, if it is a directory; what cannot be watched is told.
-    fn enter(
+    /// Watches a new directory, and reports an overflow if that fails.
+    fn watch_new(
         &mut self,
         step: &Step<'_>,
         at: String,
@@ -286,57 +301,58 @@ impl Watched {
         if !(self.recursive && is_dir) {
             return Ok(());
         }
-        let place = at.clone();
-        let entered = self
+        let path = at.clone();
+        let watched = self
             .root(step)
-            .and_then(|root| self.descend(step, &root, at, Entries::New, lines));
-        self.or_missed(step, entered.is_ok(), &place, lines)
+            .and_then(|root| self.watch_tree(step, &root, at, Entries::New, lines));
+        self.report_missed(step, watched.is_ok(), &path, lines)
     }
 
-    /// Events are lost: what there is now is watched, whatever was before.
-    fn begin_again(&mut self, step: &Step<'_>, lines: &mut Vec<u8>) -> Result<(), BoxError> {
+    /// Watches the current tree again after lost events.
+    fn rescan(&mut self, step: &Step<'_>, lines: &mut Vec<u8>) -> Result<(), BoxError> {
         if !self.recursive {
             return Ok(());
         }
         let Ok(root) = self.root(step) else {
-            return self.or_missed(step, false, "", lines);
+            return self.report_missed(step, false, "", lines);
         };
         let before = std::mem::take(&mut self.dirs);
-        let entered = self.descend(step, &root, String::new(), Entries::Known, lines);
+        let watched = self.watch_tree(step, &root, String::new(), Entries::Known, lines);
         for wd in before.into_keys() {
             if !self.dirs.contains_key(&wd) {
                 let _ = inotify::remove_watch(&self.inotify, wd);
             }
         }
-        self.or_missed(step, entered.is_ok(), "", lines)
+        self.report_missed(step, watched.is_ok(), "", lines)
     }
 
-    /// The directory that is watched, if it still is where it was.
+    /// Opens the root, if it is still the same directory.
     fn root(&self, step: &Step<'_>) -> Result<OwnedFd, BoxError> {
-        let root = step.ground.open_dir(&self.path)?;
-        if identity(&root).about(&self.path)? != self.root {
-            return Err(Errno::NOENT).about(&self.path);
+        let root = step.guest_root.open_dir(&self.path)?;
+        if identity(&root).with_path(&self.path)? != self.root {
+            return Err(Errno::NOENT).with_path(&self.path);
         }
         Ok(root)
     }
 
-    fn or_missed(
+    fn report_missed(
         &mut self,
         step: &Step<'_>,
         done: bool,
         at: &str,
         lines: &mut Vec<u8>,
     ) -> Result<(), BoxError> {
-        step.wanted.check()?;
+        step.cancel.check()?;
         if !done {
-            self.tell(ChangeKind::Overflow, at, None, lines);
+            self.report(ChangeKind::Overflow, at, None, lines);
         }
         Ok(())
     }
 
-    /// Watches a directory and, if that was asked for, all below it. What vanishes meanwhile, or may not be looked into, is
-    /// passed over, but not the root.
-    fn descend(
+    /// Watches a directory and, for a recursive watch, everything below it.
+    ///
+    /// Directories that vanish meanwhile or that the guest may not read are skipped, except for the root.
+    fn watch_tree(
         &mut self,
         step: &Step<'_>,
         root: &OwnedFd,
@@ -344,43 +360,45 @@ impl Watched {
         entries: Entries,
         lines: &mut Vec<u8>,
     ) -> Result<(), BoxError> {
-        let begin = from.clone();
-        let (mut ahead, mut is_told) = (vec![from], true);
-        while let Some(at) = ahead.pop() {
-            step.wanted.check()?;
-            let place = self.name_of(&at);
+        let top = from.clone();
+        let (mut pending, mut all_reported) = (vec![from], true);
+        while let Some(at) = pending.pop() {
+            step.cancel.check()?;
+            let path = self.full_path(&at);
             let dir = match beneath(root, &at, OFlags::RDONLY | OFlags::DIRECTORY) {
                 Ok(dir) => dir,
-                Err(errno) if at.is_empty() || is_full(errno) => return Err(errno).about(&place),
+                Err(errno) if at.is_empty() || is_exhausted(errno) => {
+                    return Err(errno).with_path(&path);
+                }
                 Err(errno) => {
                     self.vanished |= errno == Errno::NOENT;
                     continue;
                 }
             };
-            let stat = rustix::fs::fstat(&dir).about(&place)?;
-            if step.ground.is_procfs(&stat) {
+            let stat = rustix::fs::fstat(&dir).with_path(&path)?;
+            if step.guest_root.is_procfs(&stat) {
                 continue;
             }
-            // What is in one that is watched already was told when it came.
+            // The entries of a directory that is watched already have been reported.
             let watched = match self.add(&dir) {
                 Ok(wd) => self.dirs.insert(wd, at.clone()).is_some(),
-                Err(Errno::NOSPC) => return Err(full()),
-                Err(errno) if at.is_empty() => return Err(errno).about(&place),
+                Err(Errno::NOSPC) => return Err(inotify_full()),
+                Err(errno) if at.is_empty() => return Err(errno).with_path(&path),
                 Err(_) => continue,
             };
-            if self.dirs.len() > DIRECTORIES {
+            if self.dirs.len() > DIRECTORIES_MAX {
                 return Err(too_many());
             }
             if !self.recursive {
                 continue;
             }
-            // After the watch is there: what comes later is an event.
-            for name in names(&dir, &place, NAMES_BYTES)? {
-                let inner = below(&at, &name);
+            // Read after the watch exists: later entries are events.
+            for name in names(&dir, &path, NAMES_BYTES)? {
+                let inner = join_relative(&at, &name);
                 let is_new = entries == Entries::New && !watched;
-                is_told &= !is_new || lines.len() < TREE_LINES;
-                if is_new && is_told {
-                    self.tell(ChangeKind::Created, &inner, None, lines);
+                all_reported &= !is_new || lines.len() < TREE_BATCH_BYTES;
+                if is_new && all_reported {
+                    self.report(ChangeKind::Created, &inner, None, lines);
                 }
                 let stat = rustix::fs::statat(&dir, &*name, AtFlags::SYMLINK_NOFOLLOW);
                 let is_dir = |mode| FileType::from_raw_mode(mode) == FileType::Directory;
@@ -390,20 +408,20 @@ impl Watched {
                 if inner.len() > PATH_BYTES {
                     return Err(too_deep());
                 }
-                ahead.push(inner);
-                if self.dirs.len() + ahead.len() > DIRECTORIES {
+                pending.push(inner);
+                if self.dirs.len() + pending.len() > DIRECTORIES_MAX {
                     return Err(too_many());
                 }
             }
         }
-        if !is_told {
-            self.tell(ChangeKind::Overflow, &begin, None, lines);
+        if !all_reported {
+            self.report(ChangeKind::Overflow, &top, None, lines);
         }
         Ok(())
     }
 
     fn add(&self, dir: &OwnedFd) -> Result<i32, Errno> {
-        let what = WatchFlags::CREATE
+        let flags = WatchFlags::CREATE
             | WatchFlags::MODIFY
             | WatchFlags::ATTRIB
             | WatchFlags::DELETE
@@ -412,24 +430,24 @@ impl Watched {
             | WatchFlags::MOVE_SELF
             | WatchFlags::EXCL_UNLINK
             | WatchFlags::ONLYDIR;
-        // The one way to name a descriptor. The link is the kernel's own, of this very process.
-        let own = format!("/proc/self/fd/{}", dir.as_raw_fd());
-        inotify::add_watch(&self.inotify, own, what)
+        // The only path of a descriptor. The link is the kernel's and belongs to the agent itself.
+        let fd_path = format!("/proc/self/fd/{}", dir.as_raw_fd());
+        inotify::add_watch(&self.inotify, fd_path, flags)
     }
 
-    /// What a place below the root is called.
-    fn name_of(&self, at: &str) -> String {
-        if at.is_empty() || self.only.is_some() {
+    /// The absolute path of a path relative to the root.
+    fn full_path(&self, at: &str) -> String {
+        if at.is_empty() || self.only_name.is_some() {
             return self.path.clone();
         }
         join(&self.path, at)
     }
 
-    fn tell(&self, kind: ChangeKind, at: &str, from: Option<&str>, lines: &mut Vec<u8>) {
+    fn report(&self, kind: ChangeKind, at: &str, from: Option<&str>, lines: &mut Vec<u8>) {
         let change = FileChange {
             kind,
-            path: self.name_of(at),
-            from: from.map(|from| self.name_of(from)),
+            path: self.full_path(at),
+            from: from.map(|from| self.full_path(from)),
             at: UnixMs::now(),
         };
         let before = lines.len();
@@ -444,20 +462,20 @@ fn identity(dir: &OwnedFd) -> Result<(u64, u64), Errno> {
     rustix::fs::fstat(dir).map(|stat| (stat.st_dev, stat.st_ino))
 }
 
-fn below(dir: &str, name: &str) -> String {
+fn join_relative(dir: &str, name: &str) -> String {
     if dir.is_empty() {
         return name.to_owned();
     }
     join(dir, name)
 }
 
-fn is_full(errno: Errno) -> bool {
+fn is_exhausted(errno: Errno) -> bool {
     matches!(errno, Errno::MFILE | Errno::NFILE | Errno::NOMEM)
 }
 
 fn too_many() -> BoxError {
-    let what = "directories of one watch";
-    BoxError::limit(Code::Capacity, what, "watched_directories", DIRECTORIES)
+    let what = "the number of watched directories";
+    BoxError::limit(Code::Capacity, what, "watched_directories", DIRECTORIES_MAX)
 }
 
 fn too_deep() -> BoxError {
@@ -465,8 +483,11 @@ fn too_deep() -> BoxError {
     BoxError::limit(Code::Capacity, what, "watched_path_bytes", PATH_BYTES)
 }
 
-fn full() -> BoxError {
-    BoxError::capacity("the machine watches as many directories as it can").with_detail(&Detail {
+fn inotify_full() -> BoxError {
+    BoxError::capacity(
+        "watch: the machine's inotify limit is reached; raise fs.inotify.max_user_watches",
+    )
+    .with_detail(&Detail {
         errno: Some("ENOSPC".to_owned()),
         ..Detail::about(Subject::Disk)
     })

@@ -1,4 +1,4 @@
-//! One block of a log: bytes of both streams, and the spans that assign them to a stream.
+//! One block of a log: bytes of both streams, and spans that assign them.
 
 use std::sync::Arc;
 
@@ -105,7 +105,7 @@ impl Block {
         self.spans = spans.len();
     }
 
-    /// Moves the block to the file if it has room, and returns whether the block is there.
+    /// Moves the block to the file if it has room, and returns whether it is there.
     pub(super) fn store(&mut self, log_file: &Arc<LogFile>) -> bool {
         let Content::Memory { bytes, spans, .. } = &self.content else {
             return true;

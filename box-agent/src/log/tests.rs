@@ -310,7 +310,7 @@ fn blocks_that_were_read_are_dropped_if_the_file_is_full() {
 }
 
 proptest! {
-    /// With any number of readers at any distance and any free space, each reader gets every byte exactly once.
+    /// Each reader gets every byte exactly once, at any distance and free space.
     #[test]
     fn readers_get_every_byte_once(
         room in 0..12_usize,

@@ -26,7 +26,7 @@ const NAME_BYTES: usize = 256;
 /// Maximum size of all reports of a box.
 const BOX_BYTES: usize = 16 << 20;
 
-/// An interpreter's report on a run report its exit code: empty, or this as JSON.
+/// An interpreter's report on a run besides its exit code: empty, or this as JSON.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct RunReport {
@@ -109,7 +109,9 @@ struct Stored {
 }
 
 impl ReportStore {
-    /// Stores the report of a run. If all reports exceed the limit, the oldest are dropped.
+    /// Stores the report of a run.
+    ///
+    /// If all reports exceed the limit, the oldest are dropped.
     pub(super) fn store(&self, command: &Arc<Command>, report: RunReport) {
         let bytes = report.bytes();
         if bytes == 0 {

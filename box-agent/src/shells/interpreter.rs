@@ -16,10 +16,14 @@ use super::language::{Settings, argv, fits_line, go_line};
 use crate::agent::Agent;
 use crate::supervise::KILLED;
 
-/// How long an interrupted interpreter may take to end its run before the agent kills it. A busy machine needs a while.
+/// How long an interrupted interpreter may take to end its run.
+///
+/// The agent kills it after that. A busy machine needs a while.
 const INTERRUPT_GRACE: Duration = Duration::from_secs(2);
 
-/// Time between interrupts: a run that has just started may have missed the first one.
+/// Time between interrupts.
+///
+/// A run that has just started may have missed the first one.
 const INTERRUPT_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Time between two kills of the processes that a run has started.
@@ -68,7 +72,9 @@ impl ActiveRun {
         self.stop.notify_one();
     }
 
-    /// Signals the processes that the run has started. A terminating signal also interrupts the interpreter.
+    /// Signals the processes that the run has started.
+    ///
+    /// A terminating signal also interrupts the interpreter.
     pub(crate) fn signal(&self, init: &Init, signal: i32) {
         const TERMINATING: [Signal; 4] = [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM];
         if TERMINATING
@@ -155,7 +161,7 @@ impl Interpreter {
         Ok((Arc::new(run), streams))
     }
 
-    /// Prepares the next run. After an error the next run tries next_interrupt and reports it.
+    /// Prepares the next run. After an error the next run tries again and reports it.
     pub(super) fn prepare(&mut self, output: OutputMode) {
         let _ = self.ipc.prepare(output);
     }

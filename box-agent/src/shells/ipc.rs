@@ -30,7 +30,7 @@ const PARENT_DIR: &str = "/tmp";
 /// Maximum size of one message.
 const DONE_BYTES: usize = 4 << 20;
 
-/// Maximum size of an interpreter's exports, which are kept for the next interpreter.
+/// Maximum size of the exports that are kept for the next interpreter.
 const EXPORTS_BYTES: usize = 1 << 20;
 
 /// Bytes of one read.
@@ -49,8 +49,9 @@ pub(super) struct IpcDir {
     go: OwnedFd,
     done: Pipe,
     buffer: Buffer,
-    /// Keeps the input of the current run open for writing until the run has opened it; without a writer that would
-    /// block.
+    /// Keeps the input of the current run open for writing until the run opens it.
+    ///
+    /// Without a writer the run would block.
     input_writer: Option<OwnedFd>,
     /// The output pipes of the next run.
     prepared: Option<Output>,
@@ -70,7 +71,7 @@ pub(super) struct Streams {
     pub(super) stdout: Pipe,
     pub(super) stderr: Option<Pipe>,
     pub(super) input: Option<AsyncFd<OwnedFd>>,
-    /// The reading end of the input, held until the interpreter has had time to open it.
+    /// The reading end of the input, until the interpreter has had time to open it.
     pub(super) input_reader: Option<OwnedFd>,
 }
 
@@ -203,7 +204,9 @@ impl IpcDir {
         Ok(())
     }
 
-    /// Waits for the end of the run. Cancel safe. Returns an error for an invalid message.
+    /// Waits for the end of the run.
+    ///
+    /// Cancel safe. Returns an error for an invalid message.
     pub(super) async fn wait_done(&mut self, run: u64) -> io::Result<Done> {
         loop {
             while let Some(message) = self.buffer.next_message()? {
@@ -273,7 +276,9 @@ impl Drop for IpcDir {
 #[derive(Debug, Default)]
 struct Buffer {
     bytes: Vec<u8>,
-    /// The number of complete fields. The buffer is scanned only when it has enough for a message.
+    /// The number of complete fields.
+    ///
+    /// The buffer is scanned only when it has enough for a message.
     field_ends: usize,
 }
 

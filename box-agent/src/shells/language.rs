@@ -1,4 +1,4 @@
-//! Differences between the interpreters: their programs, their loops, and mode they receive the settings of a run.
+//! Differences between the interpreters: programs, loops and run settings.
 
 use std::fmt::Write as _;
 
@@ -12,7 +12,9 @@ pub(super) struct Settings<'a> {
     pub(super) env: &'a Env,
 }
 
-/// The command line of an interpreter in its loop. The last argument is its private directory.
+/// The command line of an interpreter in its loop.
+///
+/// The last argument is its private directory.
 pub(super) fn argv(language: Language, dir: &str) -> Vec<String> {
     let shell = include_str!("shell.sh");
     let words: &[&str] = match language {
@@ -73,7 +75,9 @@ impl Settings<'_> {
         self.cwd.is_empty() && self.env.is_empty()
     }
 
-    /// The file that an interpreter reads before the run, and the one that a shell reads after it.
+    /// The files that an interpreter reads before and after the run.
+    ///
+    /// Only a shell reads the second one.
     pub(super) fn files(&self, language: Language) -> (String, String) {
         match language {
             Language::Bash | Language::Sh => self.as_shell_text(),

@@ -33,7 +33,9 @@ pub(crate) use display::RunReport;
 pub(crate) use interpreter::ActiveRun;
 pub(crate) use shell::Shell;
 
-/// Maximum number of shells in a box. Each one takes a few descriptors of the agent.
+/// Maximum number of shells in a box.
+///
+/// Each one takes a few descriptors of the agent.
 const SHELLS_MAX: usize = 128;
 
 /// The shells of the box.

@@ -44,8 +44,8 @@ struct State {
     cwd: String,
     /// The exports of the last finished run, in the syntax of the interpreter.
     exports: Option<Vec<u8>>,
-    /// Whether the state of a previous interpreter was state_lost.
-    state_lost: bool,
+    /// Whether the state of a previous interpreter was lost.
+    interpreter_lost: bool,
     /// Runs that have not ended, the current one first.
     runs: Vec<Arc<Command>>,
     current: Option<CommandId>,
@@ -56,7 +56,9 @@ struct State {
 }
 
 impl Shell {
-    /// Creates a shell with its first interpreter, which reports whether the box has that interpreter.
+    /// Creates a shell with its first interpreter.
+    ///
+    /// The start fails if the box does not have that interpreter.
     pub(super) fn start(
         agent: &Agent,
         id: ShellId,
@@ -72,7 +74,7 @@ impl Shell {
             state: Mutex::new(State {
                 cwd,
                 exports: None,
-                state_lost: false,
+                interpreter_lost: false,
                 runs: Vec::new(),
                 current: None,
                 last: None,
@@ -239,7 +241,7 @@ impl Shell {
             Ok(started) => started,
             Err(error) => {
                 interpreter.end(agent).await;
-                self.state().state_lost = true;
+                self.state().interpreter_lost = true;
                 return Err(error);
             }
         };
@@ -290,7 +292,7 @@ impl Shell {
                 ended
             }
             RunEnd::Exited(ended) => {
-                self.state().state_lost = true;
+                self.state().interpreter_lost = true;
                 ended
             }
         };
@@ -303,7 +305,7 @@ impl Shell {
 
     /// Returns the current interpreter, or starts a new one if it has exited.
     ///
-    /// The flag says whether the state of a previous interpreter was state_lost.
+    /// The flag says whether the state of a previous interpreter was lost.
     fn take_or_start(
         &self,
         agent: &Agent,
@@ -315,7 +317,7 @@ impl Shell {
             }
             let exports = existing.exports(true);
             let mut state = self.state();
-            state.state_lost = true;
+            state.interpreter_lost = true;
             state.exports = exports.or(state.exports.take());
         }
         let (cwd, exports) = {
@@ -336,7 +338,7 @@ impl Shell {
         let interpreter = start(&cwd)
             .or_else(|_| start(first_cwd))
             .or_else(|_| start("/"))?;
-        let replaced = std::mem::take(&mut self.state().state_lost) && self.params.persist;
+        let replaced = std::mem::take(&mut self.state().interpreter_lost) && self.params.persist;
         Ok((interpreter, replaced))
     }
 

@@ -1,37 +1,39 @@
-//! Watches on a directory of this machine, looked at when nobody else changes anything.
+//! Watches on a directory of the test machine.
+//!
+//! The tests poll while nothing else changes the directory.
 
 use std::fs;
 use std::path::Path;
 
 use super::super::Files;
-use super::super::tests::{ground, step};
+use super::super::tests::{files_in, step};
 use super::*;
 
 struct Watch {
     root: tempfile::TempDir,
     files: Files,
-    watched: Watched,
+    watched: WatchedTree,
 }
 
 impl Watch {
-    fn begin(path: &str, recursive: bool, before: impl FnOnce(&Path)) -> Self {
-        Self::try_begin(path, recursive, before).unwrap()
+    fn start(path: &str, recursive: bool, before: impl FnOnce(&Path)) -> Self {
+        Self::try_start(path, recursive, before).unwrap()
     }
 
-    fn try_begin(
+    fn try_start(
         path: &str,
         recursive: bool,
         before: impl FnOnce(&Path),
     ) -> Result<Self, BoxError> {
         let root = tempfile::tempdir().unwrap();
         before(root.path());
-        let files = ground(root.path());
-        let asked = AgentWatch {
+        let files = files_in(root.path());
+        let params = AgentWatch {
             path: path.to_owned(),
             recursive,
             expand: false,
         };
-        let (watched, _) = step(&files.ground, |step| Watched::open(step, &asked))?;
+        let (watched, _) = step(&files.guest_root, |step| WatchedTree::open(step, &params))?;
         Ok(Self {
             root,
             files,
@@ -43,36 +45,39 @@ impl Watch {
         self.root.path().join(path)
     }
 
-    /// What was seen, until there is no more for now: kind, path, and where it was before.
-    fn look(&mut self) -> (Vec<String>, bool) {
+    /// Polls until no more events are pending.
+    ///
+    /// Each change has its kind, its path and its previous path.
+    fn poll(&mut self) -> (Vec<String>, bool) {
         let mut lines = Vec::new();
         loop {
-            let seen = step(&self.files.ground, |step| self.watched.look(step)).unwrap();
-            lines.extend_from_slice(&seen.lines);
-            if seen.drained || seen.over {
-                let told = serde_json::Deserializer::from_slice(&lines).into_iter::<FileChange>();
-                let told = told.map(|change| {
+            let batch = step(&self.files.guest_root, |step| self.watched.poll(step)).unwrap();
+            lines.extend_from_slice(&batch.lines);
+            if batch.drained || batch.ended {
+                let changes =
+                    serde_json::Deserializer::from_slice(&lines).into_iter::<FileChange>();
+                let changes = changes.map(|change| {
                     let FileChange {
                         kind, path, from, ..
                     } = change.unwrap();
                     let from = from.map(|from| format!(" from {from}")).unwrap_or_default();
                     format!("{kind:?} {path}{from}")
                 });
-                return (told.collect(), seen.over);
+                return (changes.collect(), batch.ended);
             }
         }
     }
 
     fn changes(&mut self) -> Vec<String> {
-        let (changes, over) = self.look();
-        assert!(!over, "{changes:?}");
+        let (changes, ended) = self.poll();
+        assert!(!ended, "{changes:?}");
         changes
     }
 }
 
 #[test]
-fn a_directory_tells_of_what_is_in_it_and_no_more() {
-    let mut watch = Watch::begin("/", false, |root| fs::create_dir(root.join("d")).unwrap());
+fn a_watch_reports_the_entries_of_its_directory_only() {
+    let mut watch = Watch::start("/", false, |root| fs::create_dir(root.join("d")).unwrap());
     fs::write(watch.at("a"), "x").unwrap();
     assert_eq!(watch.changes(), ["Created /a", "Changed /a"]);
     fs::write(watch.at("d/inner"), "x").unwrap();
@@ -88,10 +93,10 @@ fn a_directory_tells_of_what_is_in_it_and_no_more() {
     );
 }
 
-/// As when the outer directory moves between the look at its names and the opening of one of them.
+/// Simulates a parent that moves while the agent scans it.
 #[test]
-fn a_directory_that_moves_while_it_is_entered_is_entered_where_it_is() {
-    let mut watch = Watch::begin("/", true, |root| {
+fn a_directory_that_moves_while_it_is_scanned_is_watched_at_its_new_path() {
+    let mut watch = Watch::start("/", true, |root| {
         fs::create_dir_all(root.join("a/b")).unwrap();
     });
     fs::write(watch.at("a/f"), "").unwrap();
@@ -111,8 +116,8 @@ fn a_directory_that_moves_while_it_is_entered_is_entered_where_it_is() {
 }
 
 #[test]
-fn directories_that_come_move_and_go_are_followed() {
-    let mut watch = Watch::begin("/w", true, |root| {
+fn created_moved_and_removed_directories_are_tracked() {
+    let mut watch = Watch::start("/w", true, |root| {
         fs::create_dir_all(root.join("w/old")).unwrap();
         fs::create_dir_all(root.join("else/x")).unwrap();
     });
@@ -149,65 +154,65 @@ fn directories_that_come_move_and_go_are_followed() {
 
 #[test]
 fn one_file_may_be_replaced_until_it_is_removed() {
-    let mut watch = Watch::begin("/f", true, |root| fs::write(root.join("f"), "").unwrap());
+    let mut watch = Watch::start("/f", true, |root| fs::write(root.join("f"), "").unwrap());
     fs::write(watch.at("other"), "x").unwrap();
     fs::rename(watch.at("other"), watch.at("f")).unwrap();
     assert_eq!(watch.changes(), ["Created /f"]);
     fs::write(watch.at("f"), "y").unwrap();
     assert!(watch.changes().iter().all(|change| change == "Changed /f"));
     fs::remove_file(watch.at("f")).unwrap();
-    assert_eq!(watch.look(), (vec!["Removed /f".to_owned()], true));
+    assert_eq!(watch.poll(), (vec!["Removed /f".to_owned()], true));
 }
 
 #[test]
-fn a_watch_ends_with_what_it_watches() {
+fn a_watch_ends_when_its_target_is_removed() {
     for end in [
         (|watch: &Watch| fs::remove_dir(watch.at("w")).unwrap()) as fn(&Watch),
         |watch| fs::rename(watch.at("w"), watch.at("v")).unwrap(),
     ] {
-        let mut watch = Watch::begin("/w", true, |root| fs::create_dir(root.join("w")).unwrap());
+        let mut watch = Watch::start("/w", true, |root| fs::create_dir(root.join("w")).unwrap());
         end(&watch);
-        assert_eq!(watch.look(), (vec!["Removed /w".to_owned()], true));
+        assert_eq!(watch.poll(), (vec!["Removed /w".to_owned()], true));
     }
 }
 
 #[test]
-fn what_the_kernel_lost_is_told_and_watching_goes_on() {
-    let mut watch = Watch::begin("/", true, |_| {});
-    let most = fs::read_to_string("/proc/sys/fs/inotify/max_queued_events").unwrap();
-    let most: usize = most.trim().parse().unwrap();
-    for number in 0..=most {
+fn an_overflow_is_reported_and_the_watch_continues() {
+    let mut watch = Watch::start("/", true, |_| {});
+    let max = fs::read_to_string("/proc/sys/fs/inotify/max_queued_events").unwrap();
+    let max: usize = max.trim().parse().unwrap();
+    for number in 0..=max {
         fs::write(watch.at(&format!("f{}", number % 7)), "x").unwrap();
         fs::remove_file(watch.at(&format!("f{}", number % 7))).unwrap();
     }
     fs::create_dir_all(watch.at("missed/inner")).unwrap();
-    let seen = watch.changes();
-    assert_eq!(seen.last().map(String::as_str), Some("Overflow /"));
-    assert!(seen.len() <= most + 1, "{}", seen.len());
+    let batch = watch.changes();
+    assert_eq!(batch.last().map(String::as_str), Some("Overflow /"));
+    assert!(batch.len() <= max + 1, "{}", batch.len());
     fs::write(watch.at("missed/inner/f"), "").unwrap();
     assert_eq!(watch.changes(), ["Created /missed/inner/f"]);
 }
 
 #[test]
-fn directories_are_counted() {
+fn the_number_of_directories_is_limited() {
     let fill = |root: &Path, number: usize| {
         for number in 0..number {
             fs::create_dir(root.join(number.to_string())).unwrap();
         }
     };
-    let refused = Watch::try_begin("/", true, |root| fill(root, DIRECTORIES)).err();
-    let refused = refused.unwrap();
-    assert_eq!(refused.code(), Code::Capacity);
-    let detail: Detail = refused.detail().unwrap();
+    let error = Watch::try_start("/", true, |root| fill(root, DIRECTORIES_MAX)).err();
+    let error = error.unwrap();
+    assert_eq!(error.code(), Code::Capacity);
+    let detail: Detail = error.detail().unwrap();
     assert_eq!(detail.limit.as_deref(), Some("watched_directories"));
-    let mut watch = Watch::begin("/", true, |root| fill(root, DIRECTORIES - 1));
+    let mut watch = Watch::start("/", true, |root| fill(root, DIRECTORIES_MAX - 1));
     fs::create_dir(watch.at("more")).unwrap();
     assert_eq!(watch.changes(), ["Created /more", "Overflow /more"]);
 }
 
 #[test]
-fn a_large_tree_that_comes_as_a_whole_is_watched_and_told_within_bounds() {
-    let mut watch = Watch::begin("/w", true, |root| {
+fn a_large_tree_that_is_moved_in_is_watched_and_reported_within_bounds() {
+    let mut watch = Watch::start("/w", true, |root| {
         fs::create_dir(root.join("w")).unwrap();
         fs::create_dir_all(root.join("tree/inner")).unwrap();
         for number in 0..20_000 {
@@ -224,14 +229,17 @@ fn a_large_tree_that_comes_as_a_whole_is_watched_and_told_within_bounds() {
 }
 
 #[test]
-fn what_is_deeper_than_any_path_is_not_watched_and_that_is_told() {
-    let mut watch = Watch::begin("/", true, |_| {});
+fn directories_beyond_the_path_limit_are_not_watched_and_that_is_reported() {
+    let mut watch = Watch::start("/", true, |_| {});
     let name = "d".repeat(200);
-    let step =
-        |dir: &OwnedFd, name: &str| super::super::ground::make_dir(dir, name, 0o755).unwrap().0;
+    let step = |dir: &OwnedFd, name: &str| {
+        super::super::guest_root::make_dir(dir, name, 0o755)
+            .unwrap()
+            .0
+    };
     let flags = rustix::fs::OFlags::PATH;
     let root = rustix::fs::open(watch.root.path(), flags, rustix::fs::Mode::empty()).unwrap();
-    // Made elsewhere, and moved in as a whole.
+    // Created elsewhere and moved in as a whole.
     let outside = tempfile::tempdir_in(watch.root.path().parent().unwrap()).unwrap();
     let other = rustix::fs::open(outside.path(), flags, rustix::fs::Mode::empty()).unwrap();
     let mut dir = step(&other, "deep");
