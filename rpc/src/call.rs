@@ -130,8 +130,12 @@ impl<A: Action> ChunkSink<A> {
                 max,
             ));
         }
-        let closed = |_| RpcError::cancelled("the connection is closed");
-        self.engine.respond(text).await.map_err(closed)
+        let sent = self.engine.respond(text).await;
+        if sent.is_err() && self.engine.incoming().left {
+            // An error would end what the next process is to go on with.
+            std::future::pending::<()>().await;
+        }
+        sent.map_err(|_| RpcError::cancelled("the connection is closed"))
     }
 }
 

@@ -91,9 +91,12 @@ pub trait ReceiveHalf: Send {
     }
 
     /// The peer has said who it is, or at least something that can be read where nothing is asked for.
+    /// `false` if the connection was given up for another one before that: it is over.
     ///
     /// Worth overriding where connections of peers that are not known have to make room for others.
-    fn peer_is_known(&mut self) {}
+    fn peer_is_known(&mut self) -> bool {
+        true
+    }
 }
 
 /// Why a connection failed.

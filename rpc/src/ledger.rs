@@ -298,6 +298,8 @@ pub(crate) struct Incoming {
     unanswered: u64,
     /// The connection is closing: no more.
     pub(crate) closing: bool,
+    /// What runs when the connection ends is not withdrawn: this process ends, and the next one goes on with it.
+    pub(crate) left: bool,
 }
 
 /// Why a call was not admitted.
@@ -403,12 +405,12 @@ impl Incoming {
         credit.is_some_and(|credit| credit.add(grant))
     }
 
-    /// Ends all calls.
+    /// Ends all calls, unless they are left to the next process.
     pub(crate) fn end(&mut self) {
         self.closing = true;
         for entry in self.running.values_mut() {
             entry.ended.get_or_insert(Ended::Closed);
-            if let Some(task) = &entry.abort {
+            if let Some(task) = entry.abort.as_ref().filter(|_| !self.left) {
                 task.abort();
             }
         }

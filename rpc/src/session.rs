@@ -136,7 +136,8 @@ impl Session {
         self.close_saying("closing", false, within).await;
     }
 
-    /// As [`close`](Self::close), telling the peer that this side will be back at once.
+    /// As [`close`](Self::close), telling the peer that this side will be back at once. What does not finish in time is
+    /// not ended but runs on without an answer: this process is about to end, and the next one goes on with its work.
     pub async fn close_for_restart(&self, within: Duration) {
         self.close_saying("restarting", true, within).await;
     }
@@ -144,7 +145,11 @@ impl Session {
     async fn close_saying(&self, reason: &str, restart: bool, within: Duration) {
         let begun = Instant::now();
         self.engine.outgoing().refuse("the connection is closing");
-        self.engine.incoming().closing = true;
+        {
+            let mut incoming = self.engine.incoming();
+            incoming.closing = true;
+            incoming.left |= restart;
+        }
         if self.engine.settled_dialect().is_some() {
             self.engine.control(&Control::Bye {
                 reason: reason.into(),
@@ -279,7 +284,10 @@ async fn read(engine: &Arc<Engine>, mut half: Box<dyn ReceiveHalf>) -> CloseReas
                 engine.accept(text, &mut started);
                 if !known && engine.knows_peer() {
                     known = true;
-                    half.peer_is_known();
+                    if !half.peer_is_known() {
+                        // What it asked for with its first words is not begun.
+                        return CloseReason::Broken(ConnectionError::Closed.to_string());
+                    }
                 }
             }
             Ok(None) => return CloseReason::EndOfInput,

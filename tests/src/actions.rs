@@ -123,6 +123,11 @@ pub struct Server {
 }
 
 impl Server {
+    /// Waits that were begun.
+    pub fn begun(&self) -> u64 {
+        self.begun.load(Ordering::SeqCst)
+    }
+
     /// A router that serves everything.
     pub fn router(self: Arc<Self>) -> Router {
         Served::router(self).build()

@@ -371,8 +371,8 @@ impl<R: AsyncRead + Unpin + Send> ReceiveHalf for LineReceive<R> {
         self.longest = bytes.max(self.always);
     }
 
-    fn peer_is_known(&mut self) {
-        self.intake.keep_place();
+    fn peer_is_known(&mut self) -> bool {
+        self.intake.keep_place()
     }
 }
 

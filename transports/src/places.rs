@@ -15,6 +15,7 @@ use std::time::Duration;
 use futures::task::AtomicWaker;
 use rustix::io::Errno;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 /// The places of one listener. Cheap to clone.
 #[derive(Clone)]
@@ -132,11 +133,17 @@ impl Places {
 }
 
 impl Place {
-    /// The peer is known: the connection keeps its place for as long as it wants it.
-    pub fn keep(&self) {
-        if let Some(held) = &self.0 {
-            held.places.unknown().seats.remove(&held.number);
-        }
+    /// The peer is known: the connection keeps its place for as long as it wants it. `false` if the place was lost to
+    /// another connection before, so that this one is over.
+    #[must_use]
+    pub fn keep(&self) -> bool {
+        let Some(held) = &self.0 else {
+            return true;
+        };
+        // Under the lock under which places are lost.
+        let mut unknown = held.places.unknown();
+        unknown.seats.remove(&held.number);
+        !held.seat.lost.load(Ordering::Acquire)
     }
 
     /// Ready once the place is lost to another connection. One task can wait for that.
@@ -172,11 +179,20 @@ const FIRST_REST: Duration = Duration::from_millis(20);
 /// The longest it rests at once.
 const LONGEST_REST: Duration = Duration::from_millis(640);
 
-/// What a listener does about connections that cannot be accepted: it says so once, and tries again less and less often.
+/// How often the log says at most that no connection can be accepted.
+const SAID_EVERY: Duration = Duration::from_secs(30);
+
+/// What a listener does about connections that cannot be accepted: it says so now and then, and tries again less and less often.
 #[derive(Debug, Default)]
 pub struct Rests {
     /// How long the last one was, unless a connection has come since.
     last: Option<Duration>,
+    /// When the log last said why.
+    said: Option<Instant>,
+    /// Whether the log is still to say that it is over.
+    lasts: bool,
+    /// Whether another connection was given up for the next one, so that it is not over with that.
+    made_room: bool,
 }
 
 impl Rests {
@@ -185,21 +201,23 @@ impl Rests {
         let rest = self
             .last
             .map_or(FIRST_REST, |last| (last * 2).min(LONGEST_REST));
-        if self.last.replace(rest).is_none() {
+        self.last = Some(rest);
+        if self.said.is_none_or(|said| said.elapsed() >= SAID_EVERY) {
             tracing::warn!(reason = %unaccepted(error), "no connection is accepted for now");
+            self.said = Some(Instant::now());
+            self.lasts = true;
         }
-        if matches!(
+        self.made_room = matches!(
             Errno::from_io_error(error),
             Some(Errno::MFILE | Errno::NFILE)
-        ) {
-            places.make_room();
-        }
+        ) && places.make_room();
         tokio::time::sleep(rest).await;
     }
 
     /// A connection was accepted.
     pub fn over(&mut self) {
-        if self.last.take().is_some() {
+        self.last = None;
+        if !std::mem::take(&mut self.made_room) && std::mem::take(&mut self.lasts) {
             tracing::info!("connections are accepted again");
         }
     }
@@ -236,19 +254,33 @@ mod tests {
             assert!(!made_room);
             place
         });
-        known.keep();
+        assert!(known.keep());
         let (next, made_room) = places.take().unwrap();
         assert!(made_room && is_lost(&old));
         assert!(!is_lost(&known) && !is_lost(&young) && !is_lost(&next));
         assert_eq!(places.taken(), 3);
         drop(old);
         assert_eq!(places.taken(), 3, "it was counted out when it made room");
-        young.keep();
-        next.keep();
+        assert!(young.keep() && next.keep());
+        assert!(known.keep(), "a peer may say again who it is");
         assert!(places.take().is_none(), "all peers are known");
         drop((known, young, next));
         assert_eq!(places.taken(), 0);
         assert!(places.unknown().seats.is_empty());
+    }
+
+    #[test]
+    fn a_connection_that_made_room_cannot_keep_its_place() {
+        let places = Places::new(1);
+        let (evicted, _) = places.take().unwrap();
+        let (next, made_room) = places.take().unwrap();
+        assert!(made_room);
+        assert!(!evicted.keep(), "its peer spoke too late");
+        assert!(next.keep());
+        assert_eq!(places.taken(), 1);
+        drop(evicted);
+        assert_eq!(places.taken(), 1, "it was counted out when it made room");
+        assert!(places.take().is_none(), "the one place is kept");
     }
 
     #[tokio::test(start_paused = true)]
@@ -266,10 +298,21 @@ mod tests {
         rests.rest(&starved, &places).await;
         assert_eq!(begun.elapsed(), FIRST_REST);
         assert!(is_lost(&silent));
+        // The place of another one is no end of it, and is not told as a new begin.
+        rests.over();
+        assert!(rests.lasts && rests.last.is_none());
+        rests.rest(&starved, &places).await;
+        assert_eq!(rests.said, Some(begun));
+        rests.over();
+        assert!(!rests.lasts);
         for _ in 0..20 {
             rests.rest(&starved, &places).await;
         }
         assert_eq!(rests.last, Some(LONGEST_REST));
+        assert_eq!(rests.said, Some(begun));
+        tokio::time::advance(SAID_EVERY).await;
+        rests.rest(&starved, &places).await;
+        assert!(rests.said > Some(begun), "it is said again while it lasts");
         rests.over();
         assert_eq!(rests.last, None);
     }

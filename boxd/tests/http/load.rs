@@ -5,6 +5,7 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use box_client::SpecDraft;
+use rustix::process::{Resource, Rlimit, prlimit};
 
 use crate::server::{ANN, Client, LONG, Setup, bearer};
 
@@ -215,4 +216,150 @@ fn a_small_body_that_nobody_wants_leaves_the_connection_usable() {
         assert_eq!(client.answer(false).status, 404);
     }
     assert_eq!(client.get("/healthz", &[]).status, 200);
+}
+
+#[test]
+fn a_server_without_descriptors_says_so_once_and_serves_again() {
+    let served = Setup::new()
+        .with_tokens()
+        .args(&["--listen", "tcp://127.0.0.1:0"])
+        .start();
+    let tcp = served.address("tcp://").strip_prefix("tcp://").unwrap();
+    // It has begun whatever it begins with the first connection.
+    call(&mut hello(tcp), "box.list", "{}");
+    let files = format!("/proc/{}/fd", served.pid().as_raw_nonzero());
+    let open = u64::try_from(std::fs::read_dir(files).unwrap().count()).unwrap();
+    let few = Rlimit {
+        current: Some(open + 16),
+        maximum: Some(open + 16),
+    };
+    prlimit(Some(served.pid()), Resource::Nofile, few).unwrap();
+    // Callers that have shown a token keep their connections.
+    let waits = "no connection is accepted for now";
+    let hello = format!(
+        "{{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"hello\",\"params\":{{\"token\":\"{ANN}\"}}}}\n"
+    );
+    // One that was given up for another may be closed already.
+    let say = |client: &mut Client| drop(client.stream.get_mut().write_all(hello.as_bytes()));
+    let mut held = Vec::new();
+    while !served.log().contains(waits) {
+        let mut client = Client::to(tcp);
+        say(&mut client);
+        let stream = client.stream.get_ref().try_clone().unwrap();
+        stream.set_nonblocking(true).unwrap();
+        while stream.peek(&mut [0]).is_err() && !served.log().contains(waits) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        stream.set_nonblocking(false).unwrap();
+        held.push(client);
+        assert!(held.len() < 64, "there are descriptors for all");
+    }
+    assert!(held.len() > 4, "{} are served", held.len());
+    // Others try as long as it lasts, and no other line comes: one a try would be fifty by now.
+    let since = Instant::now();
+    while since.elapsed() < Duration::from_secs(2) {
+        say(&mut Client::to(tcp));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(served.log().matches(waits).count(), 1, "{}", served.log());
+    held.drain(..4);
+    // Those that wait are accepted first, and may use up what is free for a moment.
+    let since = Instant::now();
+    let list = "{\"jsonrpc\":\"2.0\",\"id\":2,\"method\":\"box.list\",\"params\":{}}\n";
+    loop {
+        let mut client = Client::to(tcp);
+        say(&mut client);
+        let _ = client.stream.get_mut().write_all(list.as_bytes());
+        let (mut hello, mut listed) = (String::new(), String::new());
+        let _ = client.stream.read_line(&mut hello);
+        let _ = client.stream.read_line(&mut listed);
+        if hello.contains("\"result\"") && listed.contains("\"result\"") {
+            break;
+        }
+        assert!(since.elapsed() < LONG, "nobody is served: {}", served.log());
+    }
+    served.wait_for_log("connections are accepted again");
+    let log = served.log();
+    let said = log.lines().find(|line| line.contains(waits)).unwrap();
+    let reason = "this process has no file descriptor left (EMFILE); raise its limit";
+    assert!(said.contains(reason), "{said}");
+    assert!(!log.contains("uncategorized"), "{log}");
+}
+
+/// Mebibytes of memory that a process has.
+fn resident(pid: rustix::process::Pid) -> usize {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.unwrap().trim().trim_end_matches(" kB");
+    kib.parse::<usize>().unwrap() / 1024
+}
+
+#[test]
+fn answers_that_are_not_read_are_bounded_and_their_memory_goes_back() {
+    const CALLS: usize = 44;
+    let served = Setup::new()
+        .args(&["--listen", "tcp://127.0.0.1:0"])
+        .env("BOXD_POLICY_OUTPUT_LIMIT_CHARS", "0")
+        .start();
+    let tcp = served.address("tcp://").strip_prefix("tcp://").unwrap();
+    let exec = |id: usize, session: &str, cmd: &str| {
+        let params = serde_json::json!({"spec": {"session_id": session, "cmd": cmd}});
+        let call =
+            serde_json::json!({"jsonrpc": "2.0", "id": id, "method": "box.exec", "params": params});
+        format!("{call}\n")
+    };
+    let mut reads = Client::to(tcp);
+    let mut ask = |session: &str, cmd: &str| {
+        reads.write(&exec(1, session, cmd));
+        let mut line = String::new();
+        reads.stream.read_line(&mut line).unwrap();
+        line
+    };
+    let boxes = ["a", "b"];
+    for session in boxes {
+        ask(session, "head -c 1000000 /dev/zero | tr '\\0' x > big");
+    }
+    let before = resident(served.pid());
+    let mut silent = boxes.map(|session| {
+        let mut client = Client::to(tcp);
+        for id in 0..CALLS {
+            client.write(&exec(id, session, "cat big; echo >> count"));
+        }
+        client
+    });
+    for session in boxes {
+        let since = Instant::now();
+        let all = format!("\"{CALLS}\\n\"");
+        while !ask(session, "wc -l < count").contains(&all) {
+            assert!(since.elapsed() < LONG, "{session}: not all have run");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+    let held = resident(served.pid());
+    assert!(held > before + 30, "{before} MiB, and {held} with answers");
+    // A connection gets what it may hold, beside what was in the socket, and no more.
+    for client in &mut silent {
+        let (mut answered, mut refused) = (0, 0);
+        for _ in 0..CALLS {
+            let mut line = String::new();
+            client.stream.read_line(&mut line).unwrap();
+            if line.contains("\"overloaded\"") {
+                refused += 1;
+            } else {
+                assert!(line.len() > 1_000_000, "{}", &line[..line.len().min(300)]);
+                answered += 1;
+            }
+        }
+        assert!(answered >= 30 && refused > 0, "{answered} and {refused}");
+    }
+    drop(silent);
+    let since = Instant::now();
+    while resident(served.pid()) > before + 16 {
+        let now = resident(served.pid());
+        assert!(
+            since.elapsed() < LONG,
+            "{before} MiB before, {held}, {now} after"
+        );
+        std::thread::sleep(Duration::from_millis(100));
+    }
 }

@@ -217,3 +217,62 @@ async fn without_a_token_there_is_no_connection() {
     assert!(refused.is_err());
     assert_eq!(served.client().upgrade(&[]).status, 401);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_that_answer_in_chunks_say_what_they_need_without_credit() {
+    let served = Setup::new().start();
+    let client = connect(&served.rpc(), None).await;
+    let there = client.create(SpecDraft::new("b")).await.unwrap();
+    there.run("echo hi > /workspace/f").await.unwrap();
+    let raw: Endpoint = served.rpc().parse().unwrap();
+    let connection = raw.connect(&ConnectOptions::default()).await.unwrap();
+    let (mut send, mut receive) = connection.split();
+    let mut id = 0;
+    let mut answer = async |method: &str, mut params: serde_json::Value| {
+        id += 1;
+        params["session_id"] = "b".into();
+        let call =
+            serde_json::json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params});
+        send.send(call.to_string()).await.unwrap();
+        send.flush().await.unwrap();
+        let text = tokio::time::timeout(LONG, receive.receive()).await;
+        let text = text.unwrap_or_else(|_| panic!("{method} hangs"));
+        serde_json::from_str::<serde_json::Value>(&text.unwrap().unwrap()).unwrap()
+    };
+    let credit = |of: serde_json::Value| -> serde_json::Value {
+        let mut of = of;
+        of["_meta"] = serde_json::json!({"credit": 0});
+        of
+    };
+    let pack = serde_json::json!({"path": "/workspace/f"});
+    let open = serde_json::json!({"port": 9});
+    let few = serde_json::json!({"command_id": "c", "until": {"bytes": 1}});
+    for (method, params) in [
+        ("file.pack", pack),
+        ("port.open", open),
+        ("command.attach", few),
+    ] {
+        for params in [params.clone(), credit(params)] {
+            let said = answer(method, params).await;
+            assert_eq!(
+                said["error"]["data"]["code"], "validation",
+                "{method}: {said}"
+            );
+            assert!(
+                said["error"]["message"]
+                    .as_str()
+                    .unwrap()
+                    .contains("credit"),
+                "{said}"
+            );
+        }
+    }
+    // An attach without `until.bytes` waits for the end, and answers with the result alone.
+    let start = serde_json::json!({"command_id": "c", "program": {"text": "read x; exit 3"}, "stdin": "open"});
+    let started = answer("command.start", start).await;
+    assert_eq!(started["result"]["info"]["state"], "running", "{started}");
+    let close = serde_json::json!({"command_id": "c", "close": true});
+    assert!(answer("command.input", close).await["error"].is_null());
+    let ended = answer("command.attach", serde_json::json!({"command_id": "c"})).await;
+    assert_eq!(ended["result"]["info"]["exit"]["code"], 3, "{ended}");
+}

@@ -178,9 +178,12 @@ impl Served {
         self.log.lock().unwrap().clone()
     }
 
+    pub(crate) fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
     pub(crate) fn signal(&self, signal: Signal) {
-        let pid = i32::try_from(self.child.id()).unwrap();
-        kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
+        kill_process(self.pid(), signal).unwrap();
     }
 
     /// Waits for its end: its status, and everything it has logged.

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use box_rpc::{
-    CallError, Code, ConnectionError, Dialect, Empty, Gate, Hello, HelloParams, Options,
-    ReceiveHalf, SendHalf, Session, Tokens,
+    CallError, CloseReason, Code, ConnectionError, Dialect, Empty, Gate, Hello, HelloParams,
+    Options, ReceiveHalf, SendHalf, Session, Tokens,
 };
 use box_tests::actions::{Server, Text, Who};
 use box_tests::every_transport;
@@ -164,6 +164,45 @@ async fn a_transport_is_told_to_keep_little_of_a_stranger() {
     to_server.send(hello.to_string()).unwrap();
     assert!(from_server.recv().await.unwrap().contains("result"));
     assert_eq!(told().await, Some(16 * 1024 * 1024));
+}
+
+/// A connection that was given up for another one before its peer said who it is.
+struct GivenUp(UnboundedReceiver<String>);
+
+#[async_trait]
+impl ReceiveHalf for GivenUp {
+    async fn receive(&mut self) -> Result<Option<String>, ConnectionError> {
+        Ok(self.0.recv().await)
+    }
+
+    fn receive_ready(&mut self) -> Option<String> {
+        self.0.try_recv().ok()
+    }
+
+    fn peer_is_known(&mut self) -> bool {
+        false
+    }
+}
+
+#[tokio::test]
+async fn a_connection_that_was_given_up_serves_nothing_to_a_peer_that_speaks_too_late() {
+    let (to_server, from_client) = unbounded_channel();
+    let (to_client, _from_server) = unbounded_channel();
+    let options = Options {
+        gate: gate(true),
+        ..Options::default()
+    };
+    let state = Arc::new(Server::default());
+    let params = json!({"token": TOKEN});
+    let hello = json!({"jsonrpc": "2.0", "id": 1, "method": "hello", "params": params});
+    to_server.send(hello.to_string()).unwrap();
+    let call = json!({"jsonrpc": "2.0", "id": 2, "method": "wait", "params": {"n": 60_000}});
+    to_server.send(call.to_string()).unwrap();
+    let connection = (Out(to_client), GivenUp(from_client));
+    let server = Session::start(connection, Arc::clone(&state).router(), options);
+    let closed = tokio::time::timeout(Duration::from_secs(120), server.closed());
+    assert!(matches!(closed.await, Ok(CloseReason::Broken(_))));
+    assert_eq!(state.begun(), 0, "no call was begun");
 }
 
 fn gated() -> (Session, Session) {

@@ -85,9 +85,9 @@ impl<R: AsyncRead + Unpin> Intake<R> {
         message
     }
 
-    /// The place is kept: the peer is known.
-    pub(crate) fn keep_place(&self) {
-        self.place.keep();
+    /// The place is kept, because the peer is known. `false` if another connection has it already.
+    pub(crate) fn keep_place(&self) -> bool {
+        self.place.keep()
     }
 
     /// The message that was begun is complete, and the clock stops.

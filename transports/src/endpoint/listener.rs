@@ -273,8 +273,8 @@ impl Listener {
         let limits = &self.settings.limits;
         match arrival {
             Arrival::Queue(queue) => {
-                // The peer is of this process.
-                place.keep();
+                // The peer is of this process, and no other connection has come since.
+                let _ = place.keep();
                 Some(Accepted {
                     connection: Box::new(queue.in_place(&place)),
                     peer: PeerInfo::new(Transport::Queue, "this process"),

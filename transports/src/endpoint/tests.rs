@@ -175,7 +175,7 @@ async fn a_place_is_held_until_both_halves_are_gone() {
         let mut listener = endpoint(text).listen(&options).await.unwrap();
         let connect = ConnectOptions::default();
         let (_near, (send, mut receive), _) = greet(&mut listener, &connect).await;
-        receive.peer_is_known();
+        assert!(receive.peer_is_known());
         let local = listener.local_endpoint().clone();
         let surplus = tokio::spawn(async move {
             let connection = local.connect(&ConnectOptions::default()).await?;
@@ -209,7 +209,7 @@ async fn connections_that_say_nothing_make_room_the_oldest_first() {
         let mut listener = endpoint(text).listen(&options).await.unwrap();
         let connect = ConnectOptions::default();
         let (known_near, (_send, mut known), _) = greet(&mut listener, &connect).await;
-        known.peer_is_known();
+        assert!(known.peer_is_known());
         let local = listener.local_endpoint().clone();
         let counts = listener.refused();
         let mut silent = Vec::new();

@@ -305,7 +305,7 @@ where
         self.limit = bytes;
     }
 
-    fn peer_is_known(&mut self) {
-        self.intake.keep_place();
+    fn peer_is_known(&mut self) -> bool {
+        self.intake.keep_place()
     }
 }

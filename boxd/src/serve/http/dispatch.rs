@@ -28,11 +28,15 @@ pub(super) async fn answer(
     let mut asked = request.map(Unread::new);
     let outcome = match admit(shared, found, &asked).await {
         Ok((door, caller)) => {
-            if !auth::needs_nothing(door) && door != Door::Metrics {
-                // A caller that is let in here keeps its connection.
-                place.keep();
+            // A caller that is let in here keeps its connection, if that was not given up for another one meanwhile.
+            let kept = auth::needs_nothing(door) || door == Door::Metrics || place.keep();
+            match kept {
+                true => open(shared, door, caller, place, &mut asked).await,
+                false => Err(Refusal::new(
+                    Why::NotReady,
+                    "server.max_connections: this connection made room for another; connect again",
+                )),
             }
-            open(shared, door, caller, place, &mut asked).await
         }
         Err(refusal) => Err(refusal),
     };
