@@ -59,7 +59,7 @@ struct Record {
     program: Program,
     cwd: String,
     env_keys: Vec<String>,
-    /// Hash of the other identifying parameters, including values of variables.
+    /// Hash of what identifies the command, including the values of its variables.
     fingerprint: u64,
     note: Option<Note>,
     created_at: UnixMs,
@@ -162,12 +162,9 @@ impl Command {
     ///
     /// Program, directory, user and variables must be the same.
     pub(crate) fn matches(&self, params: &AgentStartParams) -> bool {
+        let record = self.record.as_ref();
         self.role == params.role
-            && self.record.as_ref().is_none_or(|record| {
-                record.program == params.program
-                    && record.cwd == params.cwd
-                    && record.fingerprint == fingerprint(params)
-            })
+            && record.is_none_or(|record| record.fingerprint == fingerprint(params))
     }
 
     pub(crate) fn hold(&self, params: AgentStartParams) {
@@ -460,12 +457,17 @@ impl Command {
     }
 }
 
-/// Hashes the parameters that identify a command besides its program and directory.
+/// Hashes what identifies a command: the digest of the caller's request, or the parameters if the runtime sends none.
 fn fingerprint(params: &AgentStartParams) -> u64 {
     let mut hasher = DefaultHasher::new();
-    params.user.hash(&mut hasher);
-    params.shell_id.hash(&mut hasher);
-    params.env.iter().for_each(|one| one.hash(&mut hasher));
+    params.asked.hash(&mut hasher);
+    if params.asked.is_none() {
+        params.program.hash(&mut hasher);
+        params.cwd.hash(&mut hasher);
+        params.user.hash(&mut hasher);
+        params.shell_id.hash(&mut hasher);
+        params.env.hash(&mut hasher);
+    }
     hasher.finish()
 }
 

@@ -18,7 +18,7 @@ pub fn default_path(home: &str) -> String {
 }
 
 /// Environment variables by name. [`Debug`](fmt::Debug) shows names only: values may be secret.
-#[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "BTreeMap<String, String>")]
 pub struct Env(BTreeMap<String, String>);
 

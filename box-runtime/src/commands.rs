@@ -1,5 +1,7 @@
 //! `command.*`: the agent keeps the commands; here they are found, filled in from the box's defaults, and told to callers.
 
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+
 use box_protocol::actions::{
     AgentChunk, AgentCommand, AgentInput, AgentInputParams, AgentKill, AgentKillParams, AgentList,
     AgentListParams, AgentOutput, AgentOutputParams, AgentReply, AgentStart, AgentStartParams,
@@ -10,7 +12,7 @@ use box_protocol::actions::{
     ReadFrom, ReadWhy, Until, View,
 };
 use box_protocol::{BoxError, Code, CommandId, CommandInfo, CommandState, Invalid, Program};
-use box_rpc::{Action, Call, Chunks, Handle};
+use box_rpc::{Action, Call, Handle};
 use futures::StreamExt as _;
 use tokio::sync::mpsc;
 use uuid::Uuid;
@@ -163,16 +165,9 @@ impl Inside {
             spool: retelling.slot(),
         };
         order.comes().await;
-        let stream = self.agent.stream::<AgentOutput>(&asked);
-        let stream = self.attended(stream).await?;
-        drop(order);
+        let id = &asked.command_id;
         let (told, read) = self
-            .read(
-                stream.map_err(agents_error)?,
-                retelling,
-                &asked.command_id,
-                &chunks,
-            )
+            .read::<AgentOutput>(&asked, order, retelling, id, &chunks)
             .await?;
         let info = self.info(told, &asked.command_id)?;
         Ok(CommandAttachResult { info, read })
@@ -216,6 +211,7 @@ impl Inside {
 
     /// What the agent is asked for: the caller's words over the box's defaults.
     async fn asked(&self, params: CommandStartParams) -> Result<AgentStartParams, BoxError> {
+        let own = params.command_id.as_ref().map(|_| own_words(&params));
         let defaults = self.defaults().unwrap_or_default();
         let session_id = &params.session_id;
         let env = environment(&self.agent, session_id, &defaults, params.env);
@@ -246,6 +242,7 @@ impl Inside {
             retain_ms: params.retain_ms,
             role: params.role,
             note: params.note,
+            asked: own,
             ..AgentStartParams::new(command_id, program, cwd)
         })
     }
@@ -300,16 +297,9 @@ impl Inside {
                 ..attach.until
             },
         };
-        let stream = self.agent.stream::<AgentStart>(&asked);
-        let stream = self.attended(stream).await?;
-        drop(order);
+        let id = &asked.command_id;
         let (told, read) = self
-            .read(
-                stream.map_err(agents_error)?,
-                retelling,
-                &asked.command_id,
-                &chunks,
-            )
+            .read::<AgentStart>(&asked, order, retelling, id, &chunks)
             .await?;
         let existed = told.existed;
         let info = self.info(told, &asked.command_id)?;
@@ -321,10 +311,11 @@ impl Inside {
         })
     }
 
-    /// Passes output on until it ends, or the reader has enough.
+    /// Asks the agent for output, and passes it on until it ends or the reader has enough.
     async fn read<A>(
         &self,
-        mut stream: Chunks<A>,
+        asked: &A::Params,
+        order: Queued,
         mut retelling: Retelling,
         id: &CommandId,
         to: &mpsc::Sender<CommandChunk>,
@@ -332,6 +323,9 @@ impl Inside {
     where
         A: Action<Chunk = AgentChunk, Result = AgentCommand>,
     {
+        let stream = self.attended(self.agent.stream::<A>(asked)).await?;
+        drop(order);
+        let mut stream = stream.map_err(agents_error)?;
         // The first says that the agent is there; those after it come when there is output.
         let mut next = self.attended(stream.next()).await?;
         while let Some(chunk) = next {
@@ -399,6 +393,16 @@ impl Inside {
         info.session_id = self.spec().session_id.clone();
         Ok(*info)
     }
+}
+
+/// A digest of what a caller asks for. What the box adds to it may change until the caller repeats the call.
+fn own_words(params: &CommandStartParams) -> String {
+    let mut hasher = DefaultHasher::new();
+    params.program.hash(&mut hasher);
+    params.cwd.hash(&mut hasher);
+    params.user.hash(&mut hasher);
+    params.env.hash(&mut hasher);
+    format!("{:016x}", hasher.finish())
 }
 
 /// The command's id, made up if the caller has none.

@@ -229,6 +229,10 @@ pub struct AgentStartParams {
     /// Start no process: watch this. `program` is what is told of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub watch: Option<Box<AgentWatch>>,
+    /// A digest of the caller's own request, without the defaults of the box. A repeated start is compared by it; without
+    /// it, by `program`, `cwd`, `user`, `shell_id` and `env`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asked: Option<String>,
 }
 
 impl AgentStartParams {
@@ -259,6 +263,7 @@ impl AgentStartParams {
             note: None,
             spool: None,
             watch: None,
+            asked: None,
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::time::UnixMs;
 /// What a command runs. `{"text": …}` or `{"argv": […]}` on the wire, never both.
 ///
 /// Made by [`text`](Self::text) and [`argv`](Self::argv) or decoded; both keep the rules.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase", try_from = "Unchecked")]
 pub enum Program {

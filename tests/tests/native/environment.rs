@@ -109,3 +109,45 @@ async fn what_cannot_be_read_as_such_a_file_starts_nothing() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn a_repeated_start_is_the_same_whatever_became_of_the_boxes_defaults() {
+    on_each_machine(async |machine| {
+        exec(machine, "true", json!({})).await.unwrap();
+        let (runtime, caller) = (&machine.runtime, Caller::local());
+        let start = async |more: Value| {
+            let mut asked =
+                json!({"command_id": "c", "program": {"text": PRINT}, "env": {"C": "asked"}});
+            asked
+                .as_object_mut()
+                .unwrap()
+                .extend(more.as_object().unwrap().clone());
+            runtime.start_command(&caller, params(asked), None).await
+        };
+        assert!(!start(json!({})).await.unwrap().existed);
+        exec(machine, "echo D=later > /workspace/.env", json!({}))
+            .await
+            .unwrap();
+        assert!(
+            start(json!({})).await.unwrap().existed,
+            "the file is not the caller's"
+        );
+        let defaults =
+            json!({"defaults": {"cwd": "/tmp", "shell": "/bin/bash", "env": {"A": "other"}}});
+        runtime.update(&caller, params(defaults)).await.unwrap();
+        assert!(
+            start(json!({})).await.unwrap().existed,
+            "nor are the defaults"
+        );
+        for other in [
+            json!({"env": {"C": "another"}}),
+            json!({"env": {"C": "asked", "D": "more"}}),
+            json!({"cwd": "/"}),
+            json!({"program": {"text": "true"}}),
+        ] {
+            let error = start(other.clone()).await.unwrap_err();
+            assert_eq!(error.code(), Code::Conflict, "{other}: {error:?}");
+        }
+    })
+    .await;
+}
