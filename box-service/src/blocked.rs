@@ -29,9 +29,10 @@ const SOCKET_DIRECTORIES: [&str; 8] = [
     "/var/run/podman",
 ];
 
-/// Whether this real path must not be mounted, where these roots are allowed.
-pub fn is_blocked(real: &Path, roots: &[PathBuf]) -> bool {
+/// Whether this real path must not be mounted, where these roots are allowed and these paths are the server's own.
+pub fn is_blocked(real: &Path, roots: &[PathBuf], private: &[PathBuf]) -> bool {
     NEVER.iter().any(|place| real.starts_with(place))
+        || reaches_private(real, roots, private)
         || reaches_control_socket(real)
         || UNLESS_NAMED.iter().any(|place| {
             real.starts_with(place)
@@ -39,6 +40,16 @@ pub fn is_blocked(real: &Path, roots: &[PathBuf]) -> bool {
                     .iter()
                     .any(|root| root.starts_with(place) && real.starts_with(root))
         })
+}
+
+/// Whether it holds one of the server's own paths, or lies inside of one and below no root that does, too.
+///
+/// A guest may have the same user id as the server, whose keys and sockets are there.
+pub(crate) fn reaches_private(real: &Path, roots: &[PathBuf], private: &[PathBuf]) -> bool {
+    private.iter().any(|own| {
+        let named = |root: &PathBuf| root != own && root.starts_with(own) && real.starts_with(root);
+        own.starts_with(real) || (real.starts_with(own) && !roots.iter().any(named))
+    })
 }
 
 /// Whether it is inside of the home directory of root, which only root can read. The directory itself is not.
@@ -79,7 +90,27 @@ mod tests {
 
     fn blocked(path: &str, roots: &[&str]) -> bool {
         let roots: Vec<PathBuf> = roots.iter().map(PathBuf::from).collect();
-        is_blocked(Path::new(path), &roots)
+        is_blocked(Path::new(path), &roots, &[])
+    }
+
+    #[test]
+    fn the_servers_own_paths_are_not_mounted_nor_what_holds_them() {
+        let private = ["/srv/boxd", "/srv/keys/tokens"].map(PathBuf::from);
+        let blocked = |path: &str, roots: &[&str]| {
+            let roots: Vec<PathBuf> = roots.iter().map(PathBuf::from).collect();
+            is_blocked(Path::new(path), &roots, &private)
+        };
+        for path in ["/srv", "/srv/boxd", "/srv/keys"] {
+            assert!(blocked(path, &[path]), "{path}, although a root names it");
+            assert!(!is_blocked(Path::new(path), &[path.into()], &[]), "{path}");
+        }
+        for path in ["/srv/boxd/boxes", "/srv/boxd/boxes/a"] {
+            assert!(blocked(path, &["/srv", "/srv/boxd"]), "{path}");
+        }
+        assert!(!blocked("/srv/boxd/shared/a", &["/srv/boxd/shared"]));
+        for beside in ["/srv/boxdata", "/srv/keys/other", "/srv/work"] {
+            assert!(!blocked(beside, &["/srv"]), "{beside}");
+        }
     }
 
     #[test]

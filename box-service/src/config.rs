@@ -42,6 +42,10 @@ pub struct ServiceConfig {
     /// blocked ones. That user is the caller without a token.
     #[serde(skip)]
     pub owner_mounts: bool,
+    /// Paths of the server's own: its state directory, its token file, its key. A directory that holds one of them is
+    /// mounted for no caller.
+    #[serde(skip)]
+    pub private: Vec<PathBuf>,
     /// Takes the place of the profile's `workspace_quota_mb`. To take it out of the caller's hands,
     /// lock it in a profile.
     pub workspace_quota_mb: Option<u64>,
@@ -81,6 +85,7 @@ impl Default for ServiceConfig {
             default_host_workspace: None,
             tokens: BTreeMap::new(),
             owner_mounts: false,
+            private: Vec::new(),
             workspace_quota_mb: None,
             max_workspace_entries: DEFAULT_MAX_WORKSPACE_ENTRIES,
             output_limit_chars: DEFAULT_OUTPUT_LIMIT_CHARS,
@@ -118,6 +123,8 @@ impl ServiceConfig {
             .or(derived)
             .map(|path| real("default_host_workspace", &path))
             .transpose()?;
+        let private = self.private.iter().map(|path| real("private", path));
+        let private = private.collect::<Result<_, _>>()?;
         Ok(Policy {
             profile,
             shared_host_root,
@@ -126,6 +133,7 @@ impl ServiceConfig {
             shared_filesystem: self.shared_filesystem,
             table: None,
             owner_mounts: false,
+            private,
         })
     }
 

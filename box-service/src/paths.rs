@@ -135,13 +135,17 @@ pub(crate) fn configured(
 
 /// Makes the default workspace if it is not there, and says where it is; it must lie under one of
 /// the roots, before and after.
-pub(crate) fn create_workspace(workspace: &Path, roots: &[PathBuf]) -> Result<PathBuf, BoxError> {
+pub(crate) fn create_workspace(
+    workspace: &Path,
+    roots: &[PathBuf],
+    private: &[PathBuf],
+) -> Result<PathBuf, BoxError> {
     let inside = |path: &Path| roots.iter().any(|root| path.starts_with(root));
     let refused = |rule| BoxError::from(Invalid::new("default_host_workspace", rule));
     if !inside(workspace) {
         return Err(refused("is outside allowed_host_mount_roots"));
     }
-    if blocked::is_blocked(workspace, roots) {
+    if blocked::is_blocked(workspace, roots, private) {
         return Err(refused("is blocked for security"));
     }
     fs::create_dir_all(workspace)
@@ -219,10 +223,10 @@ mod tests {
         let top = dir.path().canonicalize().unwrap();
         let root = top.join("root");
         let roots = [root.clone()];
-        let made = create_workspace(&root.join("x/default"), &roots).unwrap();
+        let made = create_workspace(&root.join("x/default"), &roots, &[]).unwrap();
         assert!(made.is_dir());
         let beside = top.join("rootless");
-        let error = create_workspace(&beside, &roots).unwrap_err();
+        let error = create_workspace(&beside, &roots, &[]).unwrap_err();
         assert_eq!(
             error.message(),
             "default_host_workspace is outside allowed_host_mount_roots"

@@ -29,6 +29,8 @@ pub struct Policy {
     pub table: Option<String>,
     /// Whether everything may be mounted that this process can read, apart from what is blocked: the caller is its user.
     pub owner_mounts: bool,
+    /// Real paths of the server's own, which no box may see.
+    pub private: Vec<PathBuf>,
 }
 
 /// What was looked up for one request.
@@ -293,10 +295,16 @@ fn allowed(
         return Err(outside());
     }
     let of_owner = policy.owner_mounts && blocked::is_in_home_of_root(real);
-    if blocked::is_blocked(real, roots) && !of_owner {
+    if blocked::is_blocked(real, roots, &[]) && !of_owner {
         return Err(refused(
             "is blocked for security; allowed_host_mount_roots opens it if it names it",
         ));
+    }
+    if blocked::reaches_private(real, roots, &policy.private) {
+        let problem = "the directory holds files of the server, or is one of them";
+        let remedy = "name a directory without its state directory, token file and key";
+        let error = BoxError::validation(format!("{field}: {problem}; {remedy}"));
+        return Err(error.with_detail(&Detail::of_field(field)));
     }
     if !named && !found.readable {
         return Err(refused("must be readable by the user of the server"));

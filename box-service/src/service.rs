@@ -70,6 +70,23 @@ impl Rules {
     pub(crate) fn policy_for(&self, caller: &str) -> &Policy {
         self.policies.get(caller).unwrap_or(&self.policy)
     }
+
+    /// Makes the default workspaces of all callers, unless boxes are off.
+    async fn make_workspaces(&self) -> Result<(), BoxError> {
+        let policies = self.policies.values().chain([&self.policy]);
+        let policies = policies.filter(|policy| self.config.enabled && policy.shared_filesystem);
+        for policy in policies {
+            let Some(workspace) = policy.default_host_workspace.clone() else {
+                continue;
+            };
+            let (roots, private) = (
+                policy.allowed_host_mount_roots.clone(),
+                policy.private.clone(),
+            );
+            blocking(move || paths::create_workspace(&workspace, &roots, &private)).await?;
+        }
+        Ok(())
+    }
 }
 
 enum Runtime {
@@ -123,10 +140,11 @@ impl BoxService {
         })))
     }
 
-    /// Decides by these rules from now on. Calls that are under way go on by the old ones, and so do all if
-    /// the new ones are refused.
-    pub fn reload(&self, config: ServiceConfig) -> Result<(), BoxError> {
+    /// Decides by these rules from now on, and makes their default workspaces. Calls that are under way go on by the old
+    /// rules, and so do all if the new ones are refused.
+    pub async fn reload(&self, config: ServiceConfig) -> Result<(), BoxError> {
         let rules = Rules::new(config)?;
+        rules.make_workspaces().await?;
         *self.0.rules.write().unwrap_or_else(PoisonError::into_inner) = rules;
         Ok(())
     }
@@ -147,14 +165,7 @@ impl BoxService {
         if !rules.config.enabled {
             return Ok(());
         }
-        let policies = rules.policies.values().chain([&rules.policy]);
-        for policy in policies.filter(|policy| policy.shared_filesystem) {
-            let Some(workspace) = policy.default_host_workspace.clone() else {
-                continue;
-            };
-            let roots = policy.allowed_host_mount_roots.clone();
-            blocking(move || paths::create_workspace(&workspace, &roots)).await?;
-        }
+        rules.make_workspaces().await?;
         if let Err(error) = self.reach().await {
             tracing::warn!(%error, "the runtime cannot be reached");
         }

@@ -88,6 +88,7 @@ pub(crate) fn start(
             .chain(&policy.shared_host_root)
             .cloned()
             .collect(),
+        private: policy.private.clone(),
         soft_storage: variable(SOFT_STORAGE_VARIABLE).is_some_and(yes),
     };
     if settings.soft_storage {

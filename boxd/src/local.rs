@@ -68,8 +68,8 @@ impl Boxes {
     }
 
     /// Takes over what of a configuration may change while boxes live.
-    pub(crate) fn reload(&self, config: Config) -> Result<()> {
-        self.service.reload(config.policy)?;
+    pub(crate) async fn reload(&self, config: Config) -> Result<()> {
+        self.service.reload(config.policy).await?;
         self.backend.set_egress_policy(config.network.policy());
         Ok(())
     }

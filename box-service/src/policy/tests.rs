@@ -24,6 +24,7 @@ fn policy(profile: BoxProfile, roots: &[&str]) -> Policy {
         shared_filesystem: true,
         table: None,
         owner_mounts: false,
+        private: Vec::new(),
     }
 }
 

@@ -22,6 +22,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use box_protocol::actions::SystemShutdownParams;
 use box_runtime::Caller;
+use box_service::paths::real_path;
 use tokio::signal::unix::{SignalKind, signal};
 
 pub(crate) use self::check::check;
@@ -63,6 +64,8 @@ pub(crate) async fn run(arguments: &Arguments, asked: &ServeArguments) -> Result
         None => usual_state_dir()?,
     };
     own_directory(&state)?;
+    let private = private_paths(&state, &config.server)?;
+    config.policy.private.clone_from(&private);
     let tokens = Tokens::read(config.server.token_file.as_deref())?;
     tokens.check_tables(&config.policy)?;
     let mut ports: Vec<Port> = Port::bind(&config.server, &tokens)
@@ -114,13 +117,18 @@ pub(crate) async fn run(arguments: &Arguments, asked: &ServeArguments) -> Result
             _ = terminate.recv() => break,
             _ = interrupt.recv() => break,
             () = boxes.runtime.exit_asked() => break,
-            _ = reload.recv() => match read().and_then(|(config, _)| {
-                tokens.check_tables(&config.policy)?;
-                boxes.reload(config)
-            }) {
-                Ok(()) => tracing::info!("policy read again"),
-                Err(error) => tracing::error!("policy stays as it was: {error:#}"),
-            },
+            _ = reload.recv() => {
+                let reloaded = async {
+                    let (mut config, _) = read()?;
+                    tokens.check_tables(&config.policy)?;
+                    config.policy.private.clone_from(&private);
+                    boxes.reload(config).await
+                };
+                match reloaded.await {
+                    Ok(()) => tracing::info!("policy read again"),
+                    Err(error) => tracing::error!("policy stays as it was: {error:#}"),
+                }
+            }
         }
     }
     ready::notify("STOPPING=1");
@@ -212,6 +220,14 @@ fn endpoints(server: &ServerSection, state: &Path) -> Vec<String> {
     } else {
         server.listen.clone()
     }
+}
+
+/// The paths of this server that no box may see.
+fn private_paths(state: &Path, section: &ServerSection) -> Result<Vec<PathBuf>> {
+    let files = section.token_file.iter().chain(&section.tls_key);
+    let all = [state].into_iter().chain(files.map(PathBuf::as_path));
+    let real = |path| anyhow::Ok(real_path(&std::path::absolute(path)?)?);
+    all.map(real).collect()
 }
 
 /// Makes a directory that is for this user only.

@@ -37,9 +37,41 @@ fn the_time_of_a_profile_binds_commands_and_runs_in_shells_and_is_told_once() {
     let late = server.run(&["exec", "s", "sleep 900"]);
     assert_eq!(late.status.code(), Some(124), "{late:?}");
     assert!(!err(&late).contains("timeout_ms"), "{late:?}");
+    // Runs in a shell are bound alike.
+    let late = server.run(&["exec", "--shell", "one", "s", "sleep 900"]);
+    assert_eq!(late.status.code(), Some(124), "{late:?}");
+    let asked = [
+        "exec",
+        "--shell",
+        "two",
+        "--timeout",
+        "1000s",
+        "s",
+        "sleep 900",
+    ];
+    let late = server.run(&asked);
+    assert_eq!(late.status.code(), Some(124), "{late:?}");
+    assert_eq!(count(&err(&late), said), 1, "{late:?}");
     // What keeps within it is told nothing.
     let soon = server.run(&["exec", "--timeout", "900ms", "s", "echo hi"]);
     assert_eq!((out(&soon).as_str(), err(&soon).as_str()), ("hi\n", ""));
+}
+
+#[test]
+fn without_a_limit_in_the_profile_a_run_in_a_shell_has_the_time_that_it_asks_for() {
+    let server = Server::start();
+    server.ok(&["run", "--session", "s", "true"]);
+    let asked = [
+        "exec",
+        "--shell",
+        "one",
+        "--timeout",
+        "900s",
+        "s",
+        "sleep 2; echo done",
+    ];
+    let ran = server.run(&asked);
+    assert_eq!((out(&ran).as_str(), err(&ran).as_str()), ("done\n", ""));
 }
 
 #[test]
@@ -163,8 +195,12 @@ fn a_guest_with_the_id_of_the_servers_user_is_not_served_as_that_user() {
     let copied = Command::new("cp").arg(BOXD).arg(&program).status();
     assert!(copied.unwrap().success());
     let root = rustix::process::geteuid().is_root();
+    let shared = directory.path().join("shared");
+    std::fs::create_dir(&shared).unwrap();
     if root {
-        std::os::unix::fs::chown(directory.path(), Some(65534), Some(65534)).unwrap();
+        for path in [directory.path(), &shared] {
+            std::os::unix::fs::chown(path, Some(65534), Some(65534)).unwrap();
+        }
     }
     let ordinary = |program: &OsStr| {
         let mut command = if root {
@@ -181,6 +217,8 @@ fn a_guest_with_the_id_of_the_servers_user_is_not_served_as_that_user() {
     let mut serve = ordinary(program.as_os_str());
     serve.args(["serve", "--state-dir"]);
     serve.arg(directory.path().join("state"));
+    let listen = format!("unix:{}", shared.join("boxd.sock").display());
+    serve.args(["--listen", &listen]);
     let mut child = serve.stdout(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
     let mut ready = BufReader::new(child.stdout.take().unwrap());
@@ -201,8 +239,8 @@ fn a_guest_with_the_id_of_the_servers_user_is_not_served_as_that_user() {
     assert_eq!(out(&outside), answered, "control: {outside:?}");
     let mut run = ordinary(program.as_os_str());
     run.args(["--endpoint", &server.endpoints[0], "run", "--name", "b"]);
-    run.arg("--workspace").arg(server.directory.path());
-    run.args(["--", "python3", "-c", CALL, "state/boxd.sock"]);
+    run.arg("--workspace").arg(&shared);
+    run.args(["--", "python3", "-c", CALL, "boxd.sock"]);
     let inside = feed(&mut run, b"");
     assert_eq!(out(&inside), "connected\nclosed\n", "{inside:?}");
 }
@@ -284,4 +322,41 @@ fn a_state_directory_or_a_token_file_of_another_user_is_refused() {
         said.contains("url.key") && said.contains("belongs to user 65534"),
         "{said}"
     );
+}
+
+#[test]
+fn what_holds_the_state_of_the_server_is_not_mounted() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path().canonicalize().unwrap();
+    let beside = root.join("beside");
+    std::fs::create_dir(&beside).unwrap();
+    std::os::unix::fs::symlink(&root, beside.join("up")).unwrap();
+    let server = Server::with(directory, |command| {
+        // Not even where the operator names it.
+        command.arg("--allow-mount").arg(&root);
+    });
+    assert!(root.join("state/url.key").exists());
+    let mount = |path: &std::path::Path| {
+        let path = path.to_str().unwrap();
+        let read = "cat state/url.key url.key";
+        server.run(&["run", "--name", "b", "--workspace", path, read])
+    };
+    let boxes = root.join("state/boxes");
+    std::fs::create_dir_all(&boxes).unwrap();
+    for path in [&root, &root.join("state"), &beside.join("up"), &boxes] {
+        let refused = mount(path);
+        assert_eq!(refused.status.code(), Some(125), "{path:?}: {refused:?}");
+        let said = err(&refused);
+        assert!(
+            said.contains("host_path: the directory holds files of the server"),
+            "{said}"
+        );
+        assert!(
+            !said.contains(root.to_str().unwrap()),
+            "no path of the host: {said}"
+        );
+    }
+    let path = beside.to_str().unwrap();
+    let allowed = server.run(&["run", "--workspace", path, "--name", "c", "ls"]);
+    assert_eq!(out(&allowed), "up\n", "{allowed:?}");
 }

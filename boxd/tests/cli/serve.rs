@@ -10,6 +10,9 @@ use serde_json::{Value, json};
 
 use super::support::{LONG, Server, boxd, err, eventually, feed, mark, out, running};
 
+/// The token of a caller.
+const ANN: &str = "ann-0123456789abcdef0123456789abcdef";
+
 const TOKENS: &str =
     "ann ann-0123456789abcdef0123456789abcdef\nbob bob-0123456789abcdef0123456789abcdef\n";
 
@@ -434,4 +437,58 @@ fn a_second_server_is_told_of_the_first_and_any_other_trouble_by_its_name() {
         told.contains("is a directory") && !told.contains("another server"),
         "{told}"
     );
+}
+
+#[test]
+fn default_workspaces_are_made_when_the_policy_is_read_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let (file, log) = (
+        directory.path().join("boxd.toml"),
+        directory.path().join("log"),
+    );
+    let root = directory.path().join("root");
+    std::fs::create_dir(&root).unwrap();
+    let (hers, everybodys) = (root.join("ann/box"), root.join("all"));
+    std::fs::write(&file, "[policy]\n").unwrap();
+    let server = Server::with(directory, |command| {
+        command
+            .env("BOXD_TOKENS", format!("ann {ANN}\n"))
+            .args(["--listen", "tcp://127.0.0.1:0", "--config"])
+            .arg(&file)
+            .stderr(std::fs::File::create(&log).unwrap());
+    });
+    let policy = |workspace: &std::path::Path| {
+        let text = format!(
+            "[policy]\nallowed_host_mount_roots = [{root:?}]\ndefault_host_workspace = {everybodys:?}\n\
+             [policy.tokens.ann]\nallowed_host_mount_roots = [{root:?}]\ndefault_host_workspace = {workspace:?}\n"
+        );
+        std::fs::write(&file, text).unwrap();
+        server.signal(Signal::HUP);
+    };
+    policy(&hers);
+    eventually("both are there", || hers.is_dir() && everybodys.is_dir());
+    eventually("the policy holds", || {
+        std::fs::read_to_string(&log)
+            .unwrap()
+            .contains("policy read again")
+    });
+    let run = |cmd: &str| {
+        let mut command = server.boxd(&["run", cmd]);
+        command
+            .env("BOXD_TOKEN", ANN)
+            .stdin(Stdio::null())
+            .output()
+            .unwrap()
+    };
+    let wrote = run("echo hi > file");
+    assert!(wrote.status.success(), "{wrote:?}");
+    assert_eq!(std::fs::read_to_string(hers.join("file")).unwrap(), "hi\n");
+    // One that cannot be made leaves everything as it was.
+    std::fs::write(root.join("taken"), "").unwrap();
+    policy(&root.join("taken/box"));
+    eventually("it has looked", || {
+        let log = std::fs::read_to_string(&log).unwrap();
+        log.contains("policy stays as it was") && log.contains("default_host_workspace")
+    });
+    assert_eq!(out(&run("cat file")), "hi\n");
 }

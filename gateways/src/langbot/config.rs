@@ -316,6 +316,7 @@ mod tests {
         let below = Places {
             opened: vec![root.clone()],
             others: false,
+            ..Places::default()
         };
         asked.make_workspace(&below).unwrap();
         assert!(root.join("box/default").is_dir());

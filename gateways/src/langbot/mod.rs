@@ -83,6 +83,8 @@ pub struct Settings {
     /// What the operator lets be mounted: for LangBot itself also where that is usually blocked, for others nothing
     /// else.
     pub opened_roots: Vec<PathBuf>,
+    /// Real paths of the server's own, which no box may see.
+    pub private: Vec<PathBuf>,
     /// Grants may be enforced without quotas on disk.
     pub soft_storage: bool,
 }
@@ -108,6 +110,7 @@ impl LangBot {
         let places = Places {
             opened: settings.opened_roots.clone(),
             others: true,
+            private: settings.private.clone(),
         };
         config.make_workspace(&places)?;
         Ok(Self {
@@ -196,6 +199,7 @@ impl Host {
             places: Places {
                 opened: settings.opened_roots.clone(),
                 others: decides,
+                private: settings.private.clone(),
             },
             policy: (!decides).then(|| langbot.service.clone()),
             config: RwLock::new(Arc::new(config)),

@@ -19,13 +19,15 @@ pub(super) struct Places {
     pub(super) opened: Vec<PathBuf>,
     /// And everything else that is not blocked.
     pub(super) others: bool,
+    /// The server's own paths.
+    pub(super) private: Vec<PathBuf>,
 }
 
 impl Places {
     /// Whether this real path is out of reach.
     pub(super) fn are_closed_to(&self, real: &Path) -> bool {
         let opened = self.opened.iter().any(|root| real.starts_with(root));
-        is_blocked(real, &self.opened) || !(opened || self.others)
+        is_blocked(real, &self.opened, &self.private) || !(opened || self.others)
     }
 }
 
