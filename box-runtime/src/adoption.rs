@@ -74,7 +74,8 @@ impl BoxRuntime {
         let (begin, kind, message) = match timeout(READY_WITHIN, &mut coming).await {
             Ok(Ok(living)) => (Begin::In(living), "adopted", ""),
             Ok(Err(gone)) => {
-                tracing::info!(box_id = %found.id, gone, "a box of an earlier process is gone");
+                let (owner, session_id) = (&card.owner, &card.spec.session_id);
+                tracing::info!(%owner, %session_id, box_id = %found.id, gone, "a box of an earlier process is gone");
                 self.shared().events.tell(&card, "failed", gone);
                 self.shared().ends.ended(&card, gone);
                 return false;
@@ -97,7 +98,8 @@ impl BoxRuntime {
                 answered
             }
             Err(error) => {
-                tracing::warn!(box_id = %found.id, %error, "a box cannot be taken over and is ended");
+                let (owner, session_id) = (&card.owner, &card.spec.session_id);
+                tracing::warn!(%owner, %session_id, box_id = %found.id, %error, "a box cannot be taken over and is ended");
                 self.end(backend, found.id).await;
                 false
             }
@@ -152,8 +154,8 @@ async fn reach(
             }
             Ok(Err(gone)) => return Err(gone),
             Err(error) => {
-                let session = &card.spec.session_id;
-                tracing::warn!(%session, %error, "a box cannot be reached and is tried again");
+                let (owner, session_id) = (&card.owner, &card.spec.session_id);
+                tracing::warn!(%owner, %session_id, %error, "a box cannot be reached and is tried again");
             }
         }
         sleep(pause).await;

@@ -1,4 +1,4 @@
-//! Why boxes ended that were not deleted on request, so that a caller who makes one of the same id learns that it is another.
+//! Boxes that have ended, and why: for calls that come later, and for a caller who makes a box of the same id, which is another.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -8,13 +8,17 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use box_protocol::actions::EarlierBox;
-use box_protocol::{SessionId, UnixMs};
+use box_protocol::error::{Detail, Ended, Subject};
+use box_protocol::{BoxError, SessionId, UnixMs};
 use serde::{Deserialize, Serialize};
 
 use crate::card::Card;
 
 /// Ends that are remembered, of all boxes together. The oldest go first.
 const REMEMBERED: usize = 1024;
+
+/// Ends that are remembered of the boxes of one owner, who cannot make the runtime forget those of others.
+const OF_OWNER: usize = 128;
 
 /// Bytes of the file from which on it is written anew, without what is forgotten.
 const FILE_BYTES: u64 = 1 << 20;
@@ -33,11 +37,24 @@ struct End {
     owner: Arc<str>,
     session_id: SessionId,
     at: UnixMs,
-    /// Nothing if the box was deleted on request after all.
+    /// Nothing if the box was deleted on request, or its end has no reason for the next one's caller.
     why: Option<String>,
+    /// What calls got when their box ended. Of this process only.
+    #[serde(skip)]
+    error: Option<BoxError>,
 }
 
 impl End {
+    fn now(card: &Card, why: Option<String>) -> Self {
+        Self {
+            owner: Arc::clone(&card.owner),
+            session_id: card.spec.session_id.clone(),
+            at: UnixMs::now(),
+            why,
+            error: None,
+        }
+    }
+
     fn is_of(&self, owner: &str, session_id: &SessionId) -> bool {
         *self.owner == *owner && self.session_id == *session_id
     }
@@ -80,13 +97,23 @@ impl Ends {
         }
     }
 
+    /// There is no box of this card any more. Later calls for it get the reason on the card.
+    pub(crate) fn gone(&self, card: &Card) {
+        let error = card.door.why_shut();
+        let mut all = self.all();
+        let id = &card.spec.session_id;
+        match all.iter_mut().find(|end| end.is_of(&card.owner, id)) {
+            Some(end) => end.error = error,
+            None if error.is_some() => {
+                let end = End::now(card, None);
+                put(&mut all, End { error, ..end });
+            }
+            None => {}
+        }
+    }
+
     fn change(&self, card: &Card, why: Option<String>) {
-        let end = End {
-            owner: Arc::clone(&card.owner),
-            session_id: card.spec.session_id.clone(),
-            at: UnixMs::now(),
-            why,
-        };
+        let end = End::now(card, why);
         let mut all = self.all();
         // Memory has it in any case; a file that cannot be written costs what is known after a restart.
         if matches!(self.append(&end), Ok(length) if length > FILE_BYTES) {
@@ -95,11 +122,35 @@ impl Ends {
         put(&mut all, end);
     }
 
+    /// The error of a call for a box that is not there: with its end, if this owner had one.
+    pub(crate) fn not_found(&self, owner: &str, id: &SessionId) -> BoxError {
+        let message = format!("Box session {id} not found");
+        let detail = Detail::about(Subject::Box);
+        let all = self.all();
+        let end = all.iter().find(|end| end.is_of(owner, id));
+        let Some(why) = end.and_then(|end| end.error.as_ref()) else {
+            return BoxError::not_found(message).with_detail(&detail);
+        };
+        let ended = why.detail().and_then(|detail: Detail| detail.ended);
+        let detail = Detail {
+            expired: true,
+            ended,
+            ..detail
+        };
+        if ended == Some(Ended::Deleted) {
+            return BoxError::not_found(message).with_detail(&detail);
+        }
+        let why = why.message();
+        let did = why.strip_prefix(&format!("Box session {id} "));
+        let message = format!("{message}: it {}", did.unwrap_or(why));
+        BoxError::not_found(message).with_detail(&detail)
+    }
+
     /// How the last box ended that this owner had under this id.
     pub(crate) fn earlier(&self, card: &Card) -> Option<EarlierBox> {
         let id = &card.spec.session_id;
         let all = self.all();
-        let end = all.iter().rev().find(|end| end.is_of(&card.owner, id))?;
+        let end = all.iter().find(|end| end.is_of(&card.owner, id))?;
         Some(EarlierBox {
             ended_at: end.at,
             why: end.why.clone()?,
@@ -145,10 +196,14 @@ impl Ends {
 
 fn put(all: &mut VecDeque<End>, end: End) {
     all.retain(|old| !old.is_of(&end.owner, &end.session_id));
-    if end.why.is_none() {
+    if end.why.is_none() && end.error.is_none() {
         return;
     }
-    if all.len() == REMEMBERED {
+    let of_owner = |old: &End| old.owner == end.owner;
+    if all.iter().filter(|old| of_owner(old)).count() == OF_OWNER {
+        let oldest = all.iter().position(of_owner);
+        oldest.map(|oldest| all.remove(oldest));
+    } else if all.len() == REMEMBERED {
         all.pop_front();
     }
     all.push_back(end);
@@ -157,6 +212,7 @@ fn put(all: &mut VecDeque<End>, end: End) {
 #[cfg(test)]
 mod tests {
     use box_protocol::SpecDraft;
+    use box_protocol::error::with_end;
 
     use super::*;
 
@@ -180,12 +236,50 @@ mod tests {
     #[test]
     fn as_many_are_remembered_as_there_is_room_for() {
         let ends = Ends::new(None);
-        for number in 0..REMEMBERED + 10 {
+        ends.ended(&card("other", "b"), "idle");
+        for number in 0..OF_OWNER + 10 {
             ends.ended(&card("me", &format!("b{number}")), "idle");
         }
-        assert_eq!(ends.all().len(), REMEMBERED);
+        assert_eq!(ends.all().len(), OF_OWNER + 1);
         assert_eq!(ends.earlier(&card("me", "b9")), None);
         assert!(ends.earlier(&card("me", "b10")).is_some());
+        assert!(ends.earlier(&card("other", "b")).is_some(), "another's");
+        for number in 0..REMEMBERED {
+            ends.ended(&card(&format!("o{number}"), "b"), "idle");
+        }
+        assert_eq!(ends.all().len(), REMEMBERED);
+    }
+
+    #[test]
+    fn later_calls_get_why_their_box_ended_and_a_new_box_which_end_was_before() {
+        let ends = Ends::new(None);
+        let plain = |id: &str| format!("Box session {id} not found");
+        let not_found = |id: &str| ends.not_found("me", &SessionId::new(id).unwrap());
+        let ended = |id: &str, why: Ended, message: &str| {
+            let card = card("me", id);
+            card.door.shut(with_end(BoxError::conflict(message), why));
+            card
+        };
+        let idle = ended("a", Ended::Idle, "Box session a expired: no call used it");
+        ends.ended(&idle, "idle");
+        ends.gone(&idle);
+        let error = not_found("a");
+        let detail: Detail = error.detail().unwrap();
+        assert_eq!(detail.ended, Some(Ended::Idle));
+        let want = "Box session a not found: it expired: no call used it";
+        assert_eq!(error.message(), want);
+        assert_eq!(ends.earlier(&card("me", "a")).unwrap().why, "idle");
+        let theirs = ends.not_found("other", &SessionId::new("a").unwrap());
+        assert_eq!(theirs.message(), plain("a"));
+        // The next box of this id is deleted: the calls after it get that, and a third box has no end before it.
+        let deleted = ended("a", Ended::Deleted, "Box session a was deleted");
+        ends.deleted(&deleted);
+        ends.gone(&deleted);
+        let detail: Detail = not_found("a").detail().unwrap();
+        assert_eq!((detail.ended, detail.expired), (Some(Ended::Deleted), true));
+        assert_eq!(not_found("a").message(), plain("a"));
+        assert_eq!(ends.earlier(&card("me", "a")), None);
+        assert_eq!(not_found("never").message(), plain("never"));
     }
 
     #[test]

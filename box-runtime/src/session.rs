@@ -104,7 +104,8 @@ pub(crate) async fn live(
     };
     let last = AssertUnwindSafe(actor.run()).catch_unwind().await;
     if last.is_err() {
-        tracing::error!(session = %card.spec.session_id, "the session failed unexpectedly");
+        let (owner, session_id) = (&card.owner, &card.spec.session_id);
+        tracing::error!(%owner, %session_id, "the session failed unexpectedly");
         // The box must not outlive it.
         let _ = AssertUnwindSafe(actor.body.stop()).catch_unwind().await;
     }
@@ -497,7 +498,8 @@ impl Actor {
     /// new box.
     async fn fail(&mut self, why: BoxError) {
         let reason = why.message();
-        tracing::warn!(session = %self.card.spec.session_id, %reason, "the box failed");
+        let (owner, session_id) = (&self.card.owner, &self.card.spec.session_id);
+        tracing::warn!(%owner, %session_id, %reason, "the box failed");
         self.ends("failed", reason);
         self.card.failed(why);
         let _ = self.body.stop().await;

@@ -3,7 +3,6 @@
 
 mod closing;
 mod entry;
-mod gone;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,7 +18,6 @@ use tokio::time::{Instant, sleep_until};
 
 use self::closing::{Closings, End};
 use self::entry::Entry;
-use self::gone::Gone;
 use crate::adoption::unreachable;
 use crate::caller::Caller;
 use crate::card::Card;
@@ -93,7 +91,6 @@ pub(crate) struct Table {
     me: mpsc::WeakSender<Ask>,
     entries: HashMap<Key, Entry>,
     names: HashMap<NameKey, SessionId>,
-    gone: Gone,
     closings: Closings,
     configuration: HashMap<Arc<str>, Map<String, Value>>,
     exited: watch::Sender<bool>,
@@ -118,7 +115,6 @@ impl Table {
             me,
             entries: HashMap::new(),
             names: HashMap::new(),
-            gone: Gone::default(),
             closings: Closings::default(),
             configuration: HashMap::new(),
             exited,
@@ -210,7 +206,7 @@ impl Table {
         let found = self.key_of(id, caller);
         found
             .and_then(|key| self.entries.get(&key))
-            .ok_or_else(|| self.gone.not_found(&caller.name, id))
+            .ok_or_else(|| self.shared.ends.not_found(&caller.name, id))
     }
 
     /// Which box a caller means: its own of this id, or another owner's by the name it has for callers who see all.
@@ -250,7 +246,7 @@ impl Table {
             return may_find_one(work, id);
         }
         let Some(spec) = work.spec() else {
-            return Err(self.gone.not_found(&caller.name, id));
+            return Err(self.shared.ends.not_found(&caller.name, id));
         };
         self.has_room(caller)?;
         if let Some(name) = &spec.extras.name {
@@ -314,7 +310,6 @@ impl Table {
 
     fn enter(&mut self, card: Arc<Card>, begin: Begin) {
         let key = card.key();
-        self.gone.forget(&card.owner, &card.spec.session_id);
         if let Some(name) = card.live().name.clone() {
             let id = card.spec.session_id.clone();
             self.names
@@ -488,7 +483,7 @@ impl Table {
         self.entries
             .get(&key)
             .filter(|entry| Arc::ptr_eq(&entry.card, card))?;
-        self.gone.add(card);
+        self.shared.ends.gone(card);
         if let Some(name) = card.live().name.clone() {
             self.names
                 .remove(&(Arc::clone(&card.owner), card.world(), name));
@@ -509,7 +504,7 @@ impl Table {
             let caller = work.subject().1;
             let admitted = if *caller.name != *card.owner {
                 // It meant somebody else's box, which is gone; a new one would be its own.
-                Err(self.gone.not_found(&card.owner, id))
+                Err(self.shared.ends.not_found(&card.owner, id))
             } else if lane.is_empty() {
                 self.admit(&work, None)
             } else {

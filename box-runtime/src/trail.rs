@@ -122,7 +122,8 @@ async fn hear(trail: Trail, mut unheard: u64, agent: Peer, card: Arc<Card>) {
         let next = told.first.checked_add(told.ends.len() as u64);
         let next = next.filter(|next| *next > asked.heard && !told.ends.is_empty());
         let Some(next) = next else {
-            tracing::warn!(session_id = %card.spec.session_id, "the box's agent tells of the same ends twice");
+            let (owner, session_id) = (&card.owner, &card.spec.session_id);
+            tracing::warn!(%owner, %session_id, "the box's agent tells of the same ends twice");
             break;
         };
         if met && told.first > asked.heard {

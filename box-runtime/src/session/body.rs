@@ -253,7 +253,8 @@ impl Body {
         if self.living.is_some() && !self.is_alive().await {
             let why = self.why_gone();
             let why = why.as_ref().map_or("its agent is gone", BoxError::message);
-            tracing::warn!(session = %self.card.spec.session_id, why, "the box is dead; making another");
+            let (owner, session_id) = (&self.card.owner, &self.card.spec.session_id);
+            tracing::warn!(%owner, %session_id, why, "the box is dead; making another");
             self.shared.events.tell(&self.card, "failed", why);
             self.shared.ends.ended(&self.card, why);
             let _ = self.stop().await;
@@ -434,8 +435,8 @@ impl Body {
             self.unstopped = None;
             let stopped = stopped.and_then(|stopped| stopped);
             if let Err(error) = &stopped {
-                let session = &self.card.spec.session_id;
-                tracing::error!(%session, box_id = %id, %error, "the box was not stopped");
+                let (owner, session_id) = (&self.card.owner, &self.card.spec.session_id);
+                tracing::error!(%owner, %session_id, box_id = %id, %error, "the box was not stopped");
             }
             stopped
         }

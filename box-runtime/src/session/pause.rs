@@ -70,8 +70,8 @@ impl Actor {
             Ok(_) => Next::GoOn,
             Err(Unready::Over(over)) => Box::pin(self.over(over)).await,
             Err(Unready::Refused(error) | Unready::Failed(error)) => {
-                let session = &self.card.spec.session_id;
-                tracing::warn!(%session, %error, "an idle box cannot be stopped yet");
+                let (owner, session_id) = (&self.card.owner, &self.card.spec.session_id);
+                tracing::warn!(%owner, %session_id, %error, "an idle box cannot be stopped yet");
                 self.tell("unstopped", error.message());
                 // It was to keep its files, so it goes on; the next try is as far away as this one was.
                 self.front.used();

@@ -3,8 +3,9 @@
 use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
 
-use box_protocol::actions::{BoxDeleteParams, BoxListParams};
-use box_protocol::{Code, ExecutionStatus, Killed, SpecDraft};
+use box_protocol::actions::{BoxDeleteParams, BoxListParams, FileWrite, FileWriteParams};
+use box_protocol::error::{Detail, Ended};
+use box_protocol::{Blob, BoxError, BoxState, Code, ExecutionStatus, Killed, SessionId, SpecDraft};
 use box_runtime::native::NativeBackend;
 use box_runtime::{BoxRuntime, Caller, RuntimeConfig};
 use serde_json::json;
@@ -219,6 +220,62 @@ async fn a_fork_server_that_starts_slowly_is_started_once() {
         assert_eq!(std::fs::read_to_string(starts).unwrap().lines().count(), 1);
         let exit = serde_json::from_value(json!({"exit": true})).unwrap();
         runtime.shutdown(&caller, exit).await.unwrap();
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_box_whose_files_fill_its_memory_fails_for_want_of_memory() {
+    on_each_machine(async |machine| {
+        if machine.lacks("cgroup.memory").await {
+            return;
+        }
+        // Files of the box's own are memory. They leave less than its agent may need.
+        let fill = "head -c 100M /dev/zero > /tmp/full 2>/dev/null; echo full";
+        let small = |cmd: &str| spec(json!({"session_id": "m", "memory_mb": 32, "cmd": cmd}));
+        let filled = machine.exec_spec(small(fill)).await.unwrap();
+        assert_eq!(printed(&filled), "full", "the box lives");
+        let (runtime, caller) = (&machine.runtime, Caller::local());
+        let id = SessionId::new("m").unwrap();
+        let get = async || runtime.get(&caller, &id).await;
+        assert_eq!(get().await.unwrap().state, BoxState::Running);
+        // Each call takes memory of the agent, which is alone in the box.
+        let write = |number: usize| {
+            let data = Blob::from("x".repeat(3 << 20).into_bytes());
+            let asked = json!({"session_id": "m", "path": format!("/tmp/w{number}"), "data": data});
+            let asked: FileWriteParams = serde_json::from_value(asked).unwrap();
+            let caller = &caller;
+            async move { runtime.forward::<FileWrite>(caller, &asked).await }
+        };
+        let mut ended = None;
+        for _ in 0..20 {
+            let wrote = futures::future::join_all((0..12).map(write)).await;
+            let mut errors = wrote.into_iter().filter_map(Result::err);
+            let of_memory = |error: &BoxError| {
+                let detail = error.detail::<Detail>();
+                detail.is_some_and(|detail| detail.ended == Some(Ended::Memory))
+            };
+            ended = errors.find(of_memory);
+            if ended.is_some() {
+                break;
+            }
+        }
+        let ended = ended.expect("the kernel ends the box");
+        assert_eq!(ended.code(), Code::Capacity);
+        let reason = "memory exceeded: 32 MiB; the kernel ended the box";
+        assert_eq!(ended.message(), reason);
+        let info = get().await.unwrap();
+        assert_eq!(info.state, BoxState::Failed);
+        assert_eq!(info.reason.as_deref(), Some(reason));
+        let (sender, mut events) = tokio::sync::mpsc::channel(64);
+        let asked = serde_json::from_value(json!({"session_id": "m"})).unwrap();
+        runtime.events(&caller, asked, Some(sender)).await.unwrap();
+        let mut told = Vec::new();
+        while let Some(event) = events.recv().await {
+            told.push((event.kind.to_string(), event.message.to_string()));
+        }
+        let failed = ("failed".to_owned(), reason.to_owned());
+        assert!(told.contains(&failed), "{told:?}");
     })
     .await;
 }
