@@ -97,7 +97,7 @@ impl Ends {
         }
     }
 
-    /// There is no box of this card any more. Later calls for it get the reason on the card.
+    /// The box of this session is gone. Later calls for it get the reason of its end.
     pub(crate) fn gone(&self, card: &Card) {
         let error = card.door.why_shut();
         let mut all = self.all();

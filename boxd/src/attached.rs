@@ -198,9 +198,10 @@ async fn pass_input(command: CommandControl, tty: bool) {
                 Err(ClientError::Failed(CallError::Lost(_))) if tty => break,
                 Err(ClientError::Failed(CallError::Lost(_))) => {
                     output::complain(
-                        "boxd: lost the connection while sending input; killing the command, because part of its input may be missing",
+                        "boxd: lost the connection while sending input, so part of the input may be missing; killing the command when the server is back",
                     );
-                    while let Err(ClientError::Failed(_)) = command.kill().await {
+                    // Not by `kill`, after which nothing is read on: the server is not back yet.
+                    while let Err(ClientError::Failed(_)) = command.signal("KILL").await {
                         tokio::time::sleep(INPUT_AGAIN).await;
                     }
                     return;

@@ -74,12 +74,7 @@ pub(crate) async fn new(
         }
         made => made?,
     };
-    output::tell_adjusted(made.adjusted());
-    if let Err(error) = is_as_asked(&made, options).await {
-        made.delete().await?;
-        return Err(error);
-    }
-    Ok(made)
+    as_asked(made, options).await
 }
 
 /// The box of this name, which stays.
@@ -91,10 +86,15 @@ pub(crate) async fn named(
     let spec = spec_of(options, name)?;
     let client = server(arguments, options).await?;
     let there = find_or_make(&client, name, spec).await?;
-    output::tell_adjusted(there.adjusted());
     if let Some(earlier) = there.earlier() {
         tell_new(arguments.json, name, earlier);
     }
+    as_asked(there, options).await
+}
+
+/// Says what the server changed of what was asked for. A box that is not as asked for is refused, and goes if it is new.
+async fn as_asked(there: BoxHandle, options: &BoxOptions) -> Result<BoxHandle> {
+    output::tell_adjusted(there.adjusted());
     if let Err(error) = is_as_asked(&there, options).await {
         if !there.existed() {
             there.delete().await?;

@@ -2,9 +2,11 @@
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::process::{Child, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::support::Server;
+use super::support::{Server, eventually};
 
 fn begun(server: &Server, text: &str) -> (Child, BufReader<std::process::ChildStdout>) {
     let mut child = server
@@ -70,4 +72,94 @@ fn a_command_ends_with_the_program_that_waits_for_it() {
         assert!(begun.elapsed() < Duration::from_secs(90), "{commands:?}");
         std::thread::sleep(Duration::from_millis(100));
     }
+}
+
+#[test]
+fn a_command_is_read_on_after_its_server_was_replaced_in_order() {
+    let keep = |directory| {
+        Server::with(directory, |command| {
+            command
+                .env("BOXD_SERVER_KEEP_BOXES", "true")
+                .env("BOXD_SERVER_DRAIN_SEC", "1");
+        })
+    };
+    let mut server = keep(tempfile::tempdir().unwrap());
+    server.ok(&["run", "--session", "b", "true"]);
+    // It writes all the time, also while the server ends.
+    let text = "echo first; while ! read -t 0.01 line; do echo -n .; done; echo got $line; exit 7";
+    let (mut child, mut out) = begun(&server, &format!("exec bash -c '{text}'"));
+    server.signal(rustix::process::Signal::TERM);
+    assert!(server.child.wait().unwrap().success());
+    let directory = std::mem::replace(&mut server.directory, tempfile::tempdir().unwrap());
+    let server = keep(directory);
+    child.stdin.take().unwrap().write_all(b"typed\n").unwrap();
+    let mut rest = String::new();
+    out.read_to_string(&mut rest).unwrap();
+    let mut told = String::new();
+    let mut err = child.stderr.take().unwrap();
+    err.read_to_string(&mut told).unwrap();
+    let code = child.wait().unwrap().code();
+    assert_eq!(code, Some(7), "{told}");
+    assert!(rest.ends_with("got typed\n"), "{rest}{told}");
+    drop(server);
+}
+
+#[test]
+fn a_command_is_ended_with_a_word_if_its_server_dies_while_piped_input_is_sent() {
+    let mut server = Server::start();
+    server.ok(&["run", "--session", "b", "true"]);
+    // The command reads nothing, so that input waits in the box, at the server and here.
+    let (mut child, mut out) = begun(&server, "echo first; sleep 1000");
+    let mut input = child.stdin.take().unwrap();
+    let written = Arc::new(AtomicUsize::new(0));
+    let writing = std::thread::spawn({
+        let written = Arc::clone(&written);
+        move || {
+            let piece = [b'x'; 4096];
+            while let Ok(()) = input.write_all(&piece) {
+                written.fetch_add(piece.len(), Ordering::Relaxed);
+            }
+        }
+    });
+    let told = Arc::new(Mutex::new(String::new()));
+    let telling = std::thread::spawn({
+        let (told, mut err) = (Arc::clone(&told), child.stderr.take().unwrap());
+        move || {
+            let mut piece = [0; 1024];
+            while let Ok(length @ 1..) = err.read(&mut piece) {
+                let text = String::from_utf8_lossy(&piece[..length]).into_owned();
+                told.lock().unwrap().push_str(&text);
+            }
+        }
+    });
+    let told = || told.lock().unwrap().clone();
+    // More than the two pipes and what the program has read ahead hold: the rest is on its way.
+    eventually("input is on its way", || {
+        written.load(Ordering::Relaxed) > 2 * 64 * 1024 + 2 * 32 * 1024
+    });
+    let lost = "boxd: lost the connection while sending input";
+    for back in 1.. {
+        server = next(server);
+        eventually("the program has noticed", || {
+            told().contains(lost) || told().matches("reconnected").count() == back
+        });
+        if told().contains(lost) {
+            break;
+        }
+        // It was between two pieces.
+    }
+    let code = child.wait().unwrap().code();
+    telling.join().unwrap();
+    writing.join().unwrap();
+    assert_eq!(code, Some(137), "{}", told());
+    assert_eq!(told().matches(lost).count(), 1, "{}", told());
+    let mut rest = String::new();
+    out.read_to_string(&mut rest).unwrap();
+    assert_eq!(rest, "");
+    let commands = server.json(&["ps", "b"]);
+    let commands = commands.as_array().unwrap();
+    assert!(
+        commands.iter().all(|info| info["state"] == "exited"),
+        "{commands:?}"
+    );
 }

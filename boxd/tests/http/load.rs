@@ -276,7 +276,11 @@ fn a_server_without_descriptors_says_so_once_and_serves_again() {
         if hello.contains("\"result\"") && listed.contains("\"result\"") {
             break;
         }
-        assert!(since.elapsed() < LONG, "nobody is served: {}", served.log());
+        assert!(
+            since.elapsed() < LONG,
+            "no caller is served: {}",
+            served.log()
+        );
     }
     served.wait_for_log("connections are accepted again");
     let log = served.log();
