@@ -11,7 +11,7 @@ mod support;
 use std::time::Duration;
 
 use box_sys::{DiskLimits, Limits, Mount, SandboxPlan, ServerConfig, Source};
-use support::{MACHINES, Machine, TestBox};
+use support::{Gone, MACHINES, Machine, TestBox};
 
 const FREE: Limits = Limits {
     cpus: None,
@@ -146,17 +146,26 @@ fn what_waits_in_sockets_is_limited_with_memory() {
                 held.parse().unwrap()
             };
             let full = boxed(Some(LIMIT << 20));
-            let said = full.probe(probe, &MORE.to_string());
-            // Version 2 kills for it as for other memory.
-            if said != "signal 9" {
-                let held = held(&said);
+            let v1 = cgroup_file(&full, &["memory"], "memory.limit_in_bytes").is_some();
+            let said = full.try_probe(probe, &MORE.to_string());
+            // Version 2 kills for it as for other memory. A process that is killed gives back its own memory before that of its
+            // sockets; an allocation of init between the two finds no other process to kill, and the box ends with init.
+            let killed = matches!(said.as_deref(), Ok("signal 9") | Err(Gone));
+            assert!(!(v1 && killed), "{} {probe}: {said:?}", machine.name);
+            if let (Ok(said), false) = (&said, killed) {
+                let held = held(said);
                 assert!(
                     (1..LIMIT).contains(&held),
                     "{} {probe}: {held}",
                     machine.name
                 );
             }
-            assert_eq!(full.run(&["true"]).code, Some(0), "the box lives");
+            let lives = || full.try_run(&["true"]).map(|output| output.code == Some(0));
+            if v1 {
+                assert_eq!(lives(), Ok(true), "the box lives");
+            } else {
+                support::eventually("the box lives or has ended", || lives() != Ok(false));
+            }
             let free = held(&boxed(None).probe(probe, &MORE.to_string()));
             assert!(free >= MORE, "control: {} {probe}: {free}", machine.name);
         }

@@ -230,6 +230,20 @@ pub(crate) struct TestBox<'a> {
     talk: Talk,
 }
 
+/// Init is gone, and the box with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Gone;
+
+/// Any error but the one that says this fails the test.
+fn gone(error: &std::io::Error) -> Gone {
+    use std::io::ErrorKind::{BrokenPipe, ConnectionReset};
+    assert!(
+        matches!(error.kind(), BrokenPipe | ConnectionReset),
+        "{error}"
+    );
+    Gone
+}
+
 /// The way to a box's init.
 pub(crate) struct Talk {
     control: OwnedFd,
@@ -282,83 +296,95 @@ impl Talk {
         }
     }
 
-    fn next(&self) -> Value {
+    fn next(&self) -> Result<Value, Gone> {
         let mut buffer = [0; 4096];
-        let (length, _) = receive(self.control.as_fd(), &mut buffer)
-            .unwrap()
-            .expect("init is gone");
-        serde_json::from_slice(&buffer[..length]).unwrap()
+        match receive(self.control.as_fd(), &mut buffer) {
+            Ok(Some((length, _))) => Ok(serde_json::from_slice(&buffer[..length]).unwrap()),
+            Ok(None) => Err(Gone),
+            Err(error) => Err(gone(&error)),
+        }
     }
 
-    fn ask(&self, what: &Value, fds: &[BorrowedFd<'_>]) -> Value {
-        send(
-            self.control.as_fd(),
-            &serde_json::to_vec(what).unwrap(),
-            fds,
-        )
-        .unwrap();
+    fn try_ask(&self, what: &Value, fds: &[BorrowedFd<'_>]) -> Result<Value, Gone> {
+        let what = serde_json::to_vec(what).unwrap();
+        send(self.control.as_fd(), &what, fds).map_err(|error| gone(&error))?;
         loop {
-            let said = self.next();
+            let said = self.next()?;
             if said.get("Ended").is_none() {
-                return said;
+                return Ok(said);
             }
             self.early.borrow_mut().push(said);
         }
     }
 
+    fn ask(&self, what: &Value, fds: &[BorrowedFd<'_>]) -> Value {
+        self.try_ask(what, fds).unwrap()
+    }
+
     /// Starts a command; gives its pid inside, or the error number.
     pub(crate) fn start(&self, argv: &[&str], fds: &[BorrowedFd<'_>]) -> Result<i64, i64> {
+        self.try_start(argv, fds).unwrap()
+    }
+
+    fn try_start(&self, argv: &[&str], fds: &[BorrowedFd<'_>]) -> Result<Result<i64, i64>, Gone> {
         let env = [
             ["PATH", "/usr/local/bin:/usr/bin:/bin"],
             ["HOME", "/home/box"],
         ];
         let ask =
             json!({"Run": {"argv": argv, "env": env, "cwd": "/tmp", "rlimits": self.rlimits}});
-        let said = self.ask(&ask, fds);
-        match said.get("Started") {
+        let said = self.try_ask(&ask, fds)?;
+        Ok(match said.get("Started") {
             Some(started) => Ok(started["pid"].as_i64().unwrap()),
             None => Err(said["NotStarted"]["errno"].as_i64().unwrap()),
-        }
+        })
     }
 
     /// Waits for a command's end.
     pub(crate) fn ended(&self, pid: i64) -> (Option<i32>, Option<i32>) {
+        self.try_ended(pid).unwrap()
+    }
+
+    fn try_ended(&self, pid: i64) -> Result<(Option<i32>, Option<i32>), Gone> {
         let number = |value: &Value| value.as_i64().map(|n| i32::try_from(n).unwrap());
         loop {
             let mut early = self.early.borrow_mut();
             let said = match early.iter().position(|said| said["Ended"]["pid"] == pid) {
                 Some(place) => early.remove(place),
-                None => self.next(),
+                None => self.next()?,
             };
             if said["Ended"]["pid"] == pid {
-                return (
-                    number(&said["Ended"]["code"]),
-                    number(&said["Ended"]["signal"]),
-                );
+                let ended = &said["Ended"];
+                return Ok((number(&ended["code"]), number(&ended["signal"])));
             }
             early.push(said);
         }
     }
 
     pub(crate) fn run(&self, argv: &[&str]) -> Output {
+        self.try_run(argv).unwrap()
+    }
+
+    /// The same in a box that may have ended.
+    pub(crate) fn try_run(&self, argv: &[&str]) -> Result<Output, Gone> {
         let null = File::open("/dev/null").unwrap();
         let (mut out, mut err) = (memory(), memory());
-        let pid = match self.start(argv, &[null.as_fd(), out.as_fd(), err.as_fd()]) {
+        let pid = match self.try_start(argv, &[null.as_fd(), out.as_fd(), err.as_fd()])? {
             Ok(pid) => pid,
             Err(errno) => {
-                return Output {
+                return Ok(Output {
                     err: format!("not started: {errno}"),
                     ..Output::default()
-                };
+                });
             }
         };
-        let (code, signal) = self.ended(pid);
-        Output {
+        let (code, signal) = self.try_ended(pid)?;
+        Ok(Output {
             code,
             signal,
             out: text(&mut out),
             err: text(&mut err),
-        }
+        })
     }
 
     pub(crate) fn sh(&self, script: &str) -> Output {
@@ -367,7 +393,13 @@ impl Talk {
 
     /// Runs a probe inside; its one line, or the signal that ended it.
     pub(crate) fn probe(&self, name: &str, argument: &str) -> String {
-        answer(&self.run(&["/probe/probe", name, argument]))
+        self.try_probe(name, argument).unwrap()
+    }
+
+    /// The same in a box that may end meanwhile.
+    pub(crate) fn try_probe(&self, name: &str, argument: &str) -> Result<String, Gone> {
+        let output = self.try_run(&["/probe/probe", name, argument])?;
+        Ok(answer(&output))
     }
 
     pub(crate) fn spawn(&self, script: &str) -> i64 {
