@@ -75,14 +75,14 @@ pub(super) fn refuse_and_check(
 ) -> Vec<sock_filter> {
     let mut program = refuse(numbers, errno);
     program.pop();
-    let checked = leaf(&Run {
+    let call = leaf(&Run {
         first: number,
         checks,
         verdict: Verdict::Allow,
     });
-    let past = u8::try_from(checked.len()).unwrap_or(u8::MAX);
+    let past = u8::try_from(call.len()).unwrap_or(u8::MAX);
     program.push(op(JUMP_EQUAL, number, 0, past));
-    program.extend(checked);
+    program.extend(call);
     program.push(ret(Verdict::Allow));
     program
 }
@@ -147,89 +147,66 @@ fn tree(runs: &[Run<'_>]) -> Vec<sock_filter> {
 fn leaf(run: &Run<'_>) -> Vec<sock_filter> {
     let mut code = Vec::new();
     for check in run.checks {
-        match *check {
-            Check::AnyBit { arg, mask, verdict } => {
-                code.push(op(LOAD_WORD, offset_argument(arg), 0, 0));
-                code.push(op(JUMP_ANY_BIT, mask, 0, 1));
-                code.push(ret(verdict));
-            }
-            Check::BothAnyBit {
-                arg,
-                mask,
-                arg2,
-                mask2,
-                verdict,
-            } => {
-                code.push(op(LOAD_WORD, offset_argument(arg), 0, 0));
-                code.push(op(JUMP_ANY_BIT, mask, 0, 3));
-                code.push(op(LOAD_WORD, offset_argument(arg2), 0, 0));
-                code.push(op(JUMP_ANY_BIT, mask2, 0, 1));
-                code.push(ret(verdict));
-            }
-            Check::OneOf {
-                arg,
-                values,
-                verdict,
-            } => {
-                code.push(op(LOAD_WORD, offset_argument(arg), 0, 0));
-                one_of(&mut code, values, verdict);
-            }
-            Check::NoneOf {
-                arg,
-                values,
-                verdict,
-            } => {
-                code.push(op(LOAD_WORD, offset_argument(arg), 0, 0));
-                none_of(&mut code, values, verdict);
-            }
-            Check::WhenGiven {
-                arg,
-                when,
-                pointer,
-                verdict,
-            } => {
-                code.push(op(LOAD_WORD, offset_argument(arg), 0, 0));
-                code.push(op(JUMP_EQUAL, when, 0, 5));
-                code.push(op(LOAD_WORD, offset_argument(pointer), 0, 0));
-                code.push(op(JUMP_ANY_BIT, u32::MAX, 2, 0));
-                code.push(op(LOAD_WORD, offset_argument(pointer) + 4, 0, 0));
-                code.push(op(JUMP_ANY_BIT, u32::MAX, 0, 1));
-                code.push(ret(verdict));
-            }
-            Check::WhenOneOf {
-                arg,
-                when,
-                arg2,
-                values,
-                verdict,
-            } => {
-                let mut inner = vec![op(LOAD_WORD, offset_argument(arg2), 0, 0)];
-                one_of(&mut inner, values, verdict);
-                only_when(&mut code, arg, when, inner);
-            }
-            Check::WhenNoneOf {
-                arg,
-                when,
-                arg2,
-                values,
-                verdict,
-            } => {
-                let mut inner = vec![op(LOAD_WORD, offset_argument(arg2), 0, 0)];
-                none_of(&mut inner, values, verdict);
-                only_when(&mut code, arg, when, inner);
-            }
-        }
+        code.extend(checked(check));
     }
     code.push(ret(run.verdict));
     code
 }
 
-/// Passes over what is inside unless the argument is `when`.
-fn only_when(code: &mut Vec<sock_filter>, arg: u32, when: u32, inner: Vec<sock_filter>) {
-    let past = u8::try_from(inner.len()).unwrap_or(u8::MAX);
-    code.push(op(LOAD_WORD, offset_argument(arg), 0, 0));
-    code.push(op(JUMP_EQUAL, when, 0, past));
-    code.extend(inner);
+/// One check: returns its verdict if it holds, and goes on after its last instruction if it does not.
+fn checked(check: &Check) -> Vec<sock_filter> {
+    let mut code = Vec::new();
+    match *check {
+        Check::AnyBit { arg, mask, verdict } => {
+            code.push(op(LOAD_WORD, offset_argument(arg), 0, 0));
+            code.push(op(JUMP_ANY_BIT, mask, 0, 1));
+            code.push(ret(verdict));
+        }
+        Check::BothAnyBit {
+            arg,
+            mask,
+            arg2,
+            mask2,
+            verdict,
+        } => {
+            code.push(op(LOAD_WORD, offset_argument(arg), 0, 0));
+            code.push(op(JUMP_ANY_BIT, mask, 0, 3));
+            code.push(op(LOAD_WORD, offset_argument(arg2), 0, 0));
+            code.push(op(JUMP_ANY_BIT, mask2, 0, 1));
+            code.push(ret(verdict));
+        }
+        Check::OneOf {
+            arg,
+            values,
+            verdict,
+        } => {
+            code.push(op(LOAD_WORD, offset_argument(arg), 0, 0));
+            one_of(&mut code, values, verdict);
+        }
+        Check::NoneOf {
+            arg,
+            values,
+            verdict,
+        } => {
+            code.push(op(LOAD_WORD, offset_argument(arg), 0, 0));
+            none_of(&mut code, values, verdict);
+        }
+        Check::Given { arg, verdict } => {
+            code.push(op(LOAD_WORD, offset_argument(arg), 0, 0));
+            code.push(op(JUMP_ANY_BIT, u32::MAX, 2, 0));
+            code.push(op(LOAD_WORD, offset_argument(arg) + 4, 0, 0));
+            code.push(op(JUMP_ANY_BIT, u32::MAX, 0, 1));
+            code.push(ret(verdict));
+        }
+        Check::When { arg, when, then } => {
+            let then = checked(then);
+            let past = u8::try_from(then.len()).unwrap_or(u8::MAX);
+            code.push(op(LOAD_WORD, offset_argument(arg), 0, 0));
+            code.push(op(JUMP_EQUAL, when, 0, past));
+            code.extend(then);
+        }
+    }
+    code
 }
 
 fn one_of(code: &mut Vec<sock_filter>, values: &[u32], verdict: Verdict) {

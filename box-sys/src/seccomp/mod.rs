@@ -39,14 +39,14 @@ pub(crate) fn closing_program() -> Vec<sock_filter> {
 /// memory, out of a filter's reach, so a guest could make set-id files with it.
 ///
 /// Without an id of init's own a command could also choose the processors of init's threads. Their numbers are not known ahead, so
-/// it chooses those of the thread that calls.
+/// it chooses those of the thread that calls; a choice for any other thread is answered as if it were made.
 pub(crate) fn guest_program(two_uids: bool) -> Vec<sock_filter> {
     let absent = [table::number(libc::SYS_openat2)];
     if two_uids {
         return compile::refuse(&absent, libc::ENOSYS);
     }
     let affinity = table::number(libc::SYS_sched_setaffinity);
-    compile::refuse_and_check(&absent, libc::ENOSYS, affinity, &[table::SELF_ONLY])
+    compile::refuse_and_check(&absent, libc::ENOSYS, affinity, &[table::OTHERS_UNCHANGED])
 }
 
 /// Whether the kernel takes filters at all.

@@ -6,12 +6,30 @@ use libc::c_long;
 
 use super::{call, long};
 
-/// Chooses all processors for a thread.
+/// The processors of a thread, a bit for each.
+type Processors = [u8; 128];
+
+/// Chooses one processor of those that a thread has; gives how many it has then.
 pub(super) fn affinity(thread: &str) -> io::Result<c_long> {
     let thread = thread.parse().map_err(io::Error::other)?;
-    let mut all = [0xff_u8; 128];
-    let chosen = all.as_mut_ptr() as c_long;
-    call(libc::SYS_sched_setaffinity, [thread, 128, chosen, 0, 0, 0])
+    let before = processors(thread)?;
+    let mut one: Processors = [0; 128];
+    if let Some(place) = before.iter().position(|byte| *byte != 0) {
+        one[place] = 1 << before[place].trailing_zeros();
+    }
+    let chosen = one.as_mut_ptr() as c_long;
+    call(libc::SYS_sched_setaffinity, [thread, 128, chosen, 0, 0, 0])?;
+    Ok(processors(thread)?
+        .iter()
+        .map(|byte| c_long::from(byte.count_ones()))
+        .sum())
+}
+
+fn processors(thread: c_long) -> io::Result<Processors> {
+    let mut processors: Processors = [0; 128];
+    let place = processors.as_mut_ptr() as c_long;
+    call(libc::SYS_sched_getaffinity, [thread, 128, place, 0, 0, 0])?;
+    Ok(processors)
 }
 
 /// Sends the first process and each of its threads signals from three processes at once, this many times.

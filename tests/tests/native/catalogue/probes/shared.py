@@ -68,10 +68,19 @@ def first():
     answer("handled", fields["SigCgt"].strip())
     threads = sorted(os.listdir(f"/proc/{sys.argv[2]}/task"))
     answer("threads", len(threads))
-    all_of_them = os.sched_getaffinity(0)
+    answer("processors", len(os.sched_getaffinity(0)))
     for n, thread in enumerate(threads):
-        ask(f"affinity_{n}", lambda: os.sched_setaffinity(int(thread), all_of_them))
-    ask("own", lambda: os.sched_setaffinity(0, all_of_them))
+        choose(n, int(thread))
+    choose("own", 0)
+
+
+# Chooses one processor for a thread, tells whether the thread has what it had, and gives it that again.
+def choose(name, thread):
+    before = os.sched_getaffinity(thread)
+    ask(f"affinity_{name}", lambda: os.sched_setaffinity(thread, {min(before)}))
+    answer(f"kept_{name}", os.sched_getaffinity(thread) == before)
+    if os.sched_getaffinity(thread) != before:
+        os.sched_setaffinity(thread, before)
 
 
 # Descriptors that are sent and never received, as many as there can be; and then keeps them there.
