@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cgroup::{Ability, Cgroups, DiskLimits, Owner};
 use crate::server::view::can_overlay_system;
+use crate::server::world::World;
 use crate::{landlock, network, raw, seccomp};
 
 /// What a box is made of, as far as this machine has it.
@@ -19,7 +20,7 @@ pub struct Primitives {
     pub seccomp: bool,
     /// The version of Landlock; 0 is none.
     pub landlock: u32,
-    /// Whether overlays of the system directories can be made, and so images be used.
+    /// Whether overlays can be made of the system directories and of everything that is mounted below them.
     pub overlay: bool,
     /// What control groups do not do here.
     pub cgroup_missing: Vec<Ability>,
@@ -50,6 +51,12 @@ impl Primitives {
         let (network, gate) = network::available(primitives.privileged);
         primitives.network = Some(network);
         primitives.gate = Some(gate);
+        if primitives.overlay && primitives.missing_required().is_empty() {
+            // As a server finds it, mounts below the system directories included.
+            let privileged = primitives.privileged;
+            let built = || World::build(privileged, true).is_ok_and(|world| world.is_overlaid());
+            primitives.overlay = raw::try_in_child(built);
+        }
         cgroups.close();
         primitives
     }

@@ -32,15 +32,21 @@ fn config() -> ServerConfig {
 
 /// Whether a server of this command makes a box in which a command runs; what that box goes without.
 fn makes_boxes(command: Command) -> Result<Vec<String>, Error> {
+    makes_box_with(command, "true").map(|(missing, _)| missing)
+}
+
+/// The same, with what a script prints in that box.
+fn makes_box_with(command: Command, script: &str) -> Result<(Vec<String>, String), Error> {
     let server = ForkServer::start_command(command, &config())?;
     let (control, far) = socket_pair().unwrap();
     let sandbox = server.create(&SandboxPlan::default(), &[far.as_fd()], &[])?;
     let talk = Talk::new(control);
     assert_eq!(talk.sh("echo x > /tmp/x && cat /tmp/x").out, "x\n");
     assert_ne!(talk.sh("echo x > /usr/x").code, Some(0));
+    let printed = talk.sh(script).out;
     let missing = sandbox.missing().to_vec();
     sandbox.destroy().unwrap();
-    Ok(missing)
+    Ok((missing, printed))
 }
 
 /// What a server lacks that says so before it is asked for a box.
@@ -235,5 +241,77 @@ fn without_cgroups_boxes_are_made_and_say_so() {
     let missing = makes_boxes(command).unwrap();
     for name in all {
         assert!(missing.contains(&name), "{name}: {missing:?}");
+    }
+}
+
+/// The fork server as an ordinary user and, if that runs these tests, as root, where a script has mounted something; and whether it is
+/// the former.
+fn after_mounting(script: &str) -> Vec<(bool, Command)> {
+    let unshare = Path::new("/usr/bin/unshare");
+    let root = rustix::process::geteuid().is_root();
+    let mut ordinary = if root {
+        as_nobody(unshare)
+    } else {
+        Command::new(unshare)
+    };
+    ordinary.args(["--user", "--map-root-user"]);
+    let mut commands = vec![(true, ordinary)];
+    if root {
+        commands.push((false, Command::new(unshare)));
+    }
+    for (_, command) in &mut commands {
+        command.args(["--mount", "/bin/sh", "-c"]);
+        command.arg(format!("set -e; {script}; exec \"$0\" \"$@\""));
+        command.arg(PROGRAMS.join("server"));
+    }
+    commands
+}
+
+/// A server and what looks at the machine without one find the same, whatever is mounted below the system directories.
+#[test]
+fn boxes_without_overlays_of_all_system_directories_are_made_and_say_so() {
+    const LOOK: &str = "cat /usr/local/share/made /usr/bin/factor 2>/dev/null | head -c 5";
+    // What is mounted; whether root and an ordinary user can make overlays then; and what a box sees there. The kernel makes no layer
+    // for an ordinary user of a directory with a mount in it, because that user could look behind the mount.
+    let cases = [
+        ("true", [true, true], "\x7fELF"),
+        (
+            "mount -t tmpfs none /usr/local/share; echo made > /usr/local/share/made",
+            [true, false],
+            "made\n",
+        ),
+        (
+            "mount -t tmpfs none /mnt; mkdir /mnt/d; echo made > /mnt/d/made; mount --bind /mnt/d /usr/local/share",
+            [true, false],
+            "made\n",
+        ),
+        (
+            "mount -t tmpfs none /mnt; echo file > /mnt/f; mount --bind /mnt/f /usr/bin/factor",
+            [false, false],
+            "file\n",
+        ),
+        // As many overlays as the kernel puts on each other.
+        (
+            "mount -t tmpfs none /mnt; while mount -t overlay none -o lowerdir=/usr:/mnt /usr 2> /dev/null; do :; done",
+            [false, false],
+            "\x7fELF",
+        ),
+    ];
+    for (script, overlaid, sees) in cases {
+        let commands = after_mounting(script).into_iter();
+        for ((ordinary, command), (_, mut looking)) in commands.zip(after_mounting(script)) {
+            let overlaid = overlaid[usize::from(ordinary)];
+            let (missing, printed) = makes_box_with(command, LOOK).unwrap();
+            assert!(printed.starts_with(sees), "{script}: {printed:?}");
+            let lacks = missing.iter().any(|name| name == "overlay");
+            assert_eq!(
+                lacks, !overlaid,
+                "{script}: ordinary {ordinary}: {missing:?}"
+            );
+            let said = String::from_utf8(looking.output().unwrap().stdout).unwrap();
+            let (_, named) = said.trim().split_once("missing: ").unwrap();
+            let named = named.split(", ").any(|name| name == "overlay");
+            assert_eq!(named, lacks, "{script}: {said}");
+        }
     }
 }

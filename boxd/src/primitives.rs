@@ -26,7 +26,7 @@ const ALL: [(&str, bool, &str); 19] = [
     ("namespace.cgroup", true, "hides the cgroup paths of the host"),
     ("seccomp", true, "allow list of system calls"),
     ("landlock", false, "second file access check; without it, only mounts and permissions protect files"),
-    ("overlay", false, "without it, boxes cannot use images, and boxes see each other's watches and locks in system directories"),
+    ("overlay", false, "without it, boxes may be unable to use images, and boxes see each other's watches and locks in system directories; one file mounted below /usr is enough for the latter"),
     ("two_uids", false, "without it, the agent has the id of the guest; seccomp, Landlock and the dumpable flag protect it"),
     ("cgroup.memory", false, "without it, memory is limited per process, not per box"),
     ("cgroup.pids", false, "without it, processes are limited per user id of the box"),

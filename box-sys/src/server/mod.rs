@@ -183,7 +183,7 @@ impl Server {
             return Err(Error::Unavailable(missing.join(", ")));
         }
         let world = World::build(privileged, primitives.overlay)?;
-        primitives.overlay = primitives.overlay && world.trees.iter().all(|tree| tree.overlaid);
+        primitives.overlay = world.is_overlaid();
         Ok((primitives, world))
     }
 

@@ -186,6 +186,11 @@ impl World {
         Ok(world)
     }
 
+    /// Whether boxes get overlays of all system directories, and of all that is mounted in them: of a file there is none.
+    pub(crate) fn is_overlaid(&self) -> bool {
+        self.overlays && self.trees.iter().all(|tree| tree.overlaid)
+    }
+
     fn fill(&mut self) -> Result<()> {
         // Modes are given in full below; whoever started the server may have a mask of its own.
         rustix::process::umask(Mode::from(0o022));
