@@ -481,6 +481,28 @@ pub(crate) fn try_clone(flags: libc::c_int) -> io::Result<()> {
     Ok(())
 }
 
+/// Starts a process of this number, which waits for a signal. Needs root's powers, and a number that no process has.
+#[cfg(test)]
+pub(crate) fn pause_as(pid: i32) -> io::Result<()> {
+    let numbers = [pid];
+    let args = CloneArgs {
+        exit_signal: libc::SIGCHLD as u64,
+        set_tid: numbers.as_ptr() as u64,
+        set_tid_size: 1,
+        ..CloneArgs::default()
+    };
+    // SAFETY: `args` is laid out as the kernel wants, its pointer outlives the call, and no stack is given, so the child goes on with
+    // a copy of this one. Of a program with threads it has one, and makes one system call only.
+    let made =
+        check(unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of::<CloneArgs>()) })?;
+    if made == 0 {
+        // SAFETY: waits; no signal is handled in between.
+        unsafe { libc::pause() };
+        exit_now(1);
+    }
+    Ok(())
+}
+
 /// Whether something works in a process of its own, which ends with it.
 pub(crate) fn try_in_child(work: impl FnOnce() -> bool) -> bool {
     // SAFETY: of a program with threads the child has one, and only what the C library has made safe for that is used: memory,

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cgroup::read_start_time;
 use crate::network::ExitMarks;
-use crate::raw;
+use crate::peer::peer_pidfd;
 
 /// What a later program needs, besides the descriptors, to take a box over.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -82,11 +82,6 @@ impl SandboxRecord {
 /// The inode of a namespace, by which the kernel tells it from the others there are.
 pub(crate) fn namespace(fd: impl AsFd) -> io::Result<u64> {
     Ok(rustix::fs::fstat(fd)?.st_ino)
-}
-
-/// A pidfd of the process that listens at the other end of a connection, or has connected to this end.
-pub fn peer_pidfd(stream: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    raw::peer_pidfd(stream)
 }
 
 /// The number of a process, as long as it lives.

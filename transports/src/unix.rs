@@ -9,13 +9,14 @@ use std::{
     fs,
     io::{self, ErrorKind},
     os::{
-        fd::OwnedFd,
+        fd::{AsFd, OwnedFd},
         unix::fs::{FileTypeExt, MetadataExt, PermissionsExt},
     },
     path::{Path, PathBuf},
 };
 
 use box_rpc::{ConnectionError, Limits};
+use box_sys::peer_is_in_our_user_namespace;
 use rustix::{
     fs::FlockOperation,
     io::Errno,
@@ -90,10 +91,9 @@ impl UnixListener {
     /// while it waits.
     pub(crate) async fn accept(&self) -> io::Result<(UnixStream, u32)> {
         let (stream, _) = self.socket.accept().await?;
-        let peer = stream.peer_cred()?;
-        let uid = peer.uid();
+        let uid = stream.peer_cred()?.uid();
         let is_us = uid == rustix::process::geteuid().as_raw();
-        if uid != 0 && !(is_us && peer.pid().is_some_and(is_in_our_user_namespace)) {
+        if uid != 0 && !(is_us && peer_is_in_our_user_namespace(stream.as_fd())) {
             return Err(ErrorKind::PermissionDenied.into());
         }
         Ok((stream, uid))
@@ -107,19 +107,6 @@ impl Drop for UnixListener {
         if ours {
             let _ = fs::remove_file(&self.path);
         }
-    }
-}
-
-/// Whether a process is in the user namespace of this one. One that cannot be examined counts as one
-/// that is not.
-fn is_in_our_user_namespace(pid: i32) -> bool {
-    let namespace = |process: &str| -> io::Result<(u64, u64)> {
-        let file = fs::metadata(format!("/proc/{process}/ns/user"))?;
-        Ok((file.dev(), file.ino()))
-    };
-    match (namespace("self"), namespace(&pid.to_string())) {
-        (Ok(ours), Ok(theirs)) => ours == theirs,
-        _ => false,
     }
 }
 
@@ -174,19 +161,4 @@ fn new_socket(flags: SocketFlags) -> io::Result<OwnedFd> {
         flags,
         None,
     )?)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_process_that_cannot_be_examined_is_in_another_user_namespace() {
-        let own = rustix::process::getpid().as_raw_nonzero().get();
-        assert!(is_in_our_user_namespace(own), "control: this process");
-        // What the system says of a process that this one cannot see, and one that cannot be.
-        for pid in [0, -1, i32::MAX] {
-            assert!(!is_in_our_user_namespace(pid), "{pid}");
-        }
-    }
 }
