@@ -166,8 +166,9 @@ async fn greeting(stream: &UnixStream) -> io::Result<Handed> {
     })
 }
 
-/// Ends a box that was not reached, and removes what it had on disk. An error if it is not known which process it is.
-pub(super) async fn end(state: &State, cgroups: &Cgroups) -> io::Result<()> {
+/// Ends a box that was not reached, waits for the end of all its processes, however long that takes, and removes what it had on disk.
+/// An error if it is not known which process it is.
+pub(super) async fn end(state: State, cgroups: Arc<Cgroups>) -> io::Result<()> {
     let Kept { sandbox, .. } = state.kept()?;
     let pidfd = match sandbox.init()? {
         Some(pidfd) => Some(pidfd),
@@ -182,12 +183,16 @@ pub(super) async fn end(state: &State, cgroups: &Cgroups) -> io::Result<()> {
         if let Some(group) = &sandbox.cgroup {
             let _ = cgroups.thaw(group);
         }
+        // The first process of a box ends after all others of it.
         readable(pidfd.as_fd()).await?;
     }
-    if let Some(group) = &sandbox.cgroup {
-        cgroups.remove_last(group);
-    }
-    state.remove();
+    let remove = move || {
+        if let Some(group) = &sandbox.cgroup {
+            cgroups.remove_last(group);
+        }
+        state.remove();
+    };
+    tokio::task::spawn_blocking(remove).await?;
     Ok(())
 }
 

@@ -406,7 +406,13 @@ impl Backend for NativeBackend {
                 return Ok(());
             };
             if let (Some(cgroups), true) = (self.0.adopted.get(), state.is_kept()) {
-                return adopt::end(&state, cgroups).await.map_err(failed);
+                let cgroups = Arc::clone(cgroups);
+                // In a task of its own: a caller that gives up waiting leaves nothing behind.
+                let ending = tokio::spawn(async move { adopt::end(state, cgroups).await });
+                let ended = ending
+                    .await
+                    .unwrap_or_else(|error| Err(io::Error::other(error)));
+                return ended.map_err(failed);
             }
             // What was begun of it has ended with its making.
             let _ = tokio::task::spawn_blocking(move || state.remove()).await;

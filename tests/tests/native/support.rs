@@ -201,24 +201,25 @@ pub(crate) fn mark() -> String {
 
 /// How many processes of the machine were started with this argument.
 pub(crate) fn processes_with(argument: &str) -> usize {
+    pids_with(argument).len()
+}
+
+/// Those processes.
+pub(crate) fn pids_with(argument: &str) -> Vec<i32> {
     let all = std::fs::read_dir("/proc").unwrap().flatten();
-    all.filter(|entry| {
+    let with = all.filter(|entry| {
         let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
         line.split(|byte| *byte == 0)
             .any(|word| word == argument.as_bytes())
-    })
-    .count()
+    });
+    with.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .collect()
 }
 
 /// Who has started the process of the machine that has this argument.
 pub(crate) fn parent_of(argument: &str) -> Option<i32> {
-    let all = std::fs::read_dir("/proc").unwrap().flatten();
-    let child = all.map(|entry| entry.path()).find(|path| {
-        let line = std::fs::read(path.join("cmdline")).unwrap_or_default();
-        line.split(|byte| *byte == 0)
-            .any(|word| word == argument.as_bytes())
-    })?;
-    let status = std::fs::read_to_string(child.join("status")).ok()?;
+    let child = *pids_with(argument).first()?;
+    let status = std::fs::read_to_string(format!("/proc/{child}/status")).ok()?;
     let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
     parent.trim().parse().ok()
 }

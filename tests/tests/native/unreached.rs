@@ -18,7 +18,9 @@ use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::Command;
 
 use super::adoption::{Host, agents, cgroup_parent, code, directories, how};
-use super::support::{Machine, PROGRAM, eventually, mark, on_each_machine, processes_with};
+use super::support::{
+    Machine, PROGRAM, eventually, mark, on_each_machine, pids_with, processes_with,
+};
 
 /// Longer than a server waits for agents before it is ready.
 const PATIENCE: Duration = Duration::from_mins(2);
@@ -343,6 +345,73 @@ async fn a_call_into_a_stuck_box_is_answered_and_says_so() {
         kill_process(agent, Signal::CONT).unwrap();
         host.call::<FileWrite>(write).await.unwrap();
         delete(&host, "stuck").await;
+        host.kill().await;
+    })
+    .await;
+}
+
+/// A freezer of version 1 with one process, which no signal ends while it is there.
+struct Frozen(std::path::PathBuf);
+
+impl Frozen {
+    /// `None` where there is no such freezer, or this user may not use it.
+    fn new(name: &str, pid: i32) -> Option<Self> {
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let is_freezer = |line: &&str| {
+            line.contains(" - cgroup ") && line.rsplit([',', ' ']).any(|name| name == "freezer")
+        };
+        let place = mounts.lines().find(is_freezer)?.split(' ').nth(4)?;
+        let frozen = Self(Path::new(place).join(name));
+        std::fs::create_dir(&frozen.0).ok()?;
+        std::fs::write(frozen.0.join("cgroup.procs"), pid.to_string()).unwrap();
+        std::fs::write(frozen.0.join("freezer.state"), "FROZEN").unwrap();
+        Some(frozen)
+    }
+
+    fn is_frozen(&self) -> bool {
+        let state = std::fs::read_to_string(self.0.join("freezer.state")).unwrap();
+        state.trim() == "FROZEN"
+    }
+
+    fn thaw(&self) {
+        std::fs::write(self.0.join("freezer.state"), "THAWED").unwrap();
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        self.thaw();
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
+/// A process that does not end for now stands for one in a sleep of the kernel's that no signal ends.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_left_of_a_box_goes_when_it_ends_long_after_it_was_deleted() {
+    on_each_machine(async |machine| {
+        let (state, mark) = (machine.directory(), mark());
+        let host = Host::start(machine, state.path()).await.unwrap();
+        fill(&host, "slow", &mark).await;
+        let agent = agents(state.path()).await[0];
+        host.kill().await;
+        kill_process(agent, Signal::STOP).unwrap();
+        let sleeper = pids_with(&mark)[0];
+        let name = format!("{}-frozen", cgroup_parent(machine));
+        let Some(frozen) = Frozen::new(&name, sleeper) else {
+            kill_process(agent, Signal::KILL).unwrap();
+            return;
+        };
+        eventually("it stands still", || frozen.is_frozen()).await;
+        let host = Host::start(machine, state.path()).await.unwrap();
+        assert_eq!(state_of(&host, "slow").await, BoxState::Unreachable);
+        let force = json!({"session_id": "slow", "force": true});
+        let late = host.call::<BoxDelete>(force).await.unwrap_err();
+        assert_eq!(code(late), Code::Timeout, "the caller learns of it");
+        assert_eq!(directories(state.path()).len(), 1);
+        assert_eq!(pids_with(&mark), [sleeper], "control: it is not ended yet");
+        frozen.thaw();
+        eventually("nothing is left", || directories(state.path()).is_empty()).await;
+        assert_eq!(processes_with(&mark), 0);
         host.kill().await;
     })
     .await;
