@@ -168,7 +168,7 @@ pub(crate) const KEYS: &[Key] = &[
     unset(
         "runtime.disk_read_mb_per_s",
         "200",
-        "Read limit of each box for each disk, in MiB per second. Requires the cgroup controller io or blkio\n(cgroup.io of boxd doctor). Default: no limit.",
+        "Read limit of each box for each disk, in MiB per second. Requires the cgroup controller io or blkio\n(cgroup.io of boxd doctor). A disk that is attached while the server runs has no limit until the next start.\nDefault: no limit.",
     ),
     unset(
         "runtime.disk_write_mb_per_s",
