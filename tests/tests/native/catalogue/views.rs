@@ -5,6 +5,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixListener;
 use std::process::Command;
 
+use rustix::fs::FlockOperation;
 use serde_json::json;
 
 use super::super::support::{Machine, eventually, on_each_machine, printed};
@@ -89,8 +90,112 @@ async fn a_lock_in_a_box_holds_up_nobody_else() {
             let wanted = if free { "ok None" } else { "EAGAIN" };
             assert_eq!(other[place], wanted, "another box: {case}");
             assert_eq!(host[place], wanted, "the host: {case}");
+            let posix = format!("posix {place}");
+            assert_eq!(beside[&posix], "read", "control: {case}");
+            let wanted = if free { "none" } else { "read" };
+            assert_eq!(other[&posix], wanted, "another box: {case}");
+            assert_eq!(host[&posix], wanted, "the host: {case}");
         }
         assert_eq!(stop(machine, "locker").await["locked"], "5");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_lock_of_the_host_holds_up_no_box() {
+    // No other test locks it on the host.
+    const PLACE: &str = "/usr/bin/nl";
+    let held = std::fs::File::open(PLACE).unwrap();
+    let shared = FlockOperation::NonBlockingLockShared;
+    rustix::fs::fcntl_lock(&held, shared).unwrap();
+    rustix::fs::flock(&held, shared).unwrap();
+    let posix = format!("posix {PLACE}");
+    let host = outside(VIEWS, &["try", PLACE]);
+    assert_eq!(host[&posix], "read", "control");
+    assert_eq!(host[PLACE], "EAGAIN", "control");
+    on_each_machine(async |machine| {
+        let said = inside(machine, "locked", VIEWS, &["try", PLACE]).await;
+        assert_eq!(said[&posix], "none", "{}", machine.name);
+        assert_eq!(said[PLACE], "ok None", "{}", machine.name);
+    })
+    .await;
+}
+
+/// The files of `/etc` are copies, which belong to an ordinary user where that is who made them.
+#[tokio::test]
+async fn a_lease_in_a_box_holds_up_nobody_else() {
+    const PLACES: &str = "/etc/ld.so.conf /usr/bin/env /tmp/own";
+    on_each_machine(async |machine| {
+        for session in ["lease", "other"] {
+            machine.exec(session, "touch /tmp/own").await;
+        }
+        begin(machine, "lease", &format!("lease /tmp/probe {PLACES}")).await;
+        let beside = inside(machine, "lease", VIEWS, &["open", PLACES]).await;
+        let other = inside(machine, "other", VIEWS, &["open", PLACES]).await;
+        let host = outside(VIEWS, &["open", "/etc/ld.so.conf /usr/bin/env"]);
+        let said = stop(machine, "lease").await;
+        let is_owner = machine.lacks("two_uids").await;
+        for (place, leased) in [
+            ("/etc/ld.so.conf", is_owner),
+            ("/usr/bin/env", false),
+            ("/tmp/own", true),
+        ] {
+            let case = format!("{}: {place}", machine.name);
+            let wanted = if leased {
+                ("ok 0", "EAGAIN")
+            } else {
+                ("EACCES", "ok None")
+            };
+            assert_eq!((&*said[place], &*beside[place]), wanted, "control: {case}");
+            assert_eq!(other[place], "ok None", "another box: {case}");
+            if place != "/tmp/own" {
+                assert_eq!(host[place], "ok None", "the host: {case}");
+            }
+        }
+    })
+    .await;
+}
+
+/// A directory of the system with a file in it that few programs read.
+const NOTIFIED: &str = "/usr/lib";
+const READ: &str = "/usr/lib/os-release";
+
+#[tokio::test]
+async fn a_notification_in_a_box_is_of_no_program_of_the_host_or_another_box() {
+    let here = tempfile::tempdir().unwrap();
+    let place = here.path().to_str().unwrap();
+    let watching = Command::new("sh")
+        .args(["-c", &command(VIEWS, &["notify", place, NOTIFIED])])
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    eventually("the host is watched", || here.path().join("ready").exists()).await;
+    std::fs::read(READ).unwrap();
+    for request in ["others", "stop"] {
+        std::fs::write(here.path().join(request), "").unwrap();
+    }
+    let said = watching.wait_with_output().unwrap();
+    let host = answers(&String::from_utf8(said.stdout).unwrap());
+    // A kernel may be built without them.
+    let there_are = host["watched"] == "ok 0";
+    if there_are {
+        assert_ne!(host["others"], "0", "control: {host:?}");
+    }
+    on_each_machine(async |machine| {
+        begin(machine, "notify", &format!("notify /tmp/probe {NOTIFIED}")).await;
+        std::fs::read(READ).unwrap();
+        let read = format!("cat {READ} > /dev/null");
+        machine.exec("other", &read).await;
+        let counted =
+            "touch /tmp/probe/others; until [ -e /tmp/probe/counted ]; do sleep 0.02; done";
+        machine.exec("notify", counted).await;
+        machine.exec("notify", &read).await;
+        let said = stop(machine, "notify").await;
+        assert_eq!(said["watched"], host["watched"], "{}", machine.name);
+        assert_eq!(said["others"], "0", "{}: {said:?}", machine.name);
+        if there_are {
+            assert_ne!(said["all"], "0", "control: its own: {said:?}");
+        }
     })
     .await;
 }

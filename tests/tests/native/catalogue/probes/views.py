@@ -1,5 +1,6 @@
-# What a box shares with others by inodes. First argument: `watch`, `lock`, `try`, `mounts`, `proc` or `socket`; then paths.
-import fcntl, struct, time
+# What a box shares with others by inodes. First argument: `watch`, `notify`, `lock`, `try`,
+# `lease`, `open`, `mounts`, `proc` or `socket`; then paths.
+import fcntl, signal, struct, time
 
 IN_OPEN, IN_NONBLOCK = 0x20, 0o4000
 task, paths = sys.argv[1], sys.argv[2:]
@@ -43,11 +44,30 @@ if task == "watch":
     except BlockingIOError:
         pass
     answer("seen", " ".join(sorted(seen)))
+elif task == "notify":
+    # The older kind of watch, of one directory: how many reads of files in it were seen before each request.
+    here, directory = paths
+    seen = 0
+
+    def count(_signal, _frame):
+        global seen
+        seen += 1
+
+    signal.signal(signal.SIGIO, count)
+    watched = os.open(directory, os.O_RDONLY)
+    ask("watched", lambda: fcntl.fcntl(watched, fcntl.F_NOTIFY, fcntl.DN_ACCESS | fcntl.DN_MULTISHOT))
+    mark("ready")
+    wait_for("others")
+    answer("others", seen)
+    mark("counted")
+    wait_for("stop")
+    answer("all", seen)
 elif task == "lock":
     here, paths = paths[0], paths[1:]
     held = [os.open(path, os.O_RDONLY) for path in paths]
     for descriptor in held:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     mark("ready")
     wait_for("stop")
     answer("locked", len(held))
@@ -55,6 +75,22 @@ elif task == "try":
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
         ask(path, lambda: fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB))
+        # Which POSIX lock would keep a writer's from being taken.
+        wanted = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        kind = struct.unpack_from("h", fcntl.fcntl(descriptor, fcntl.F_GETLK, wanted))[0]
+        answer(f"posix {path}", {fcntl.F_UNLCK: "none", fcntl.F_RDLCK: "read"}.get(kind, kind))
+elif task == "lease":
+    here, paths = paths[0], paths[1:]
+    # What asks for the lease back.
+    signal.signal(signal.SIGIO, signal.SIG_IGN)
+    held = [os.open(path, os.O_RDONLY) for path in paths]
+    for path, descriptor in zip(paths, held):
+        ask(path, lambda: fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK))
+    mark("ready")
+    wait_for("stop")
+elif task == "open":
+    for path in paths:
+        ask(path, lambda: os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK)))
 elif task == "mounts":
     with open("/proc/self/mountinfo") as lines:
         for line in lines:
