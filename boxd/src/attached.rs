@@ -200,7 +200,7 @@ async fn pass_input(command: CommandControl, tty: bool) {
                     output::complain(
                         "boxd: lost the connection while sending input, so part of the input may be missing; killing the command when the server is back",
                     );
-                    // Not by `kill`, after which nothing is read on: the server is not back yet.
+                    // Not `kill`, which ends the reading: the server is not back yet.
                     while let Err(ClientError::Failed(_)) = command.signal("KILL").await {
                         tokio::time::sleep(INPUT_AGAIN).await;
                     }

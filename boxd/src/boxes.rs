@@ -1,4 +1,4 @@
-//! Boxes as a whole: `ps`, `inspect`, `pause`, `resume`, `stop`, `start`, `rm`.
+//! Commands about whole boxes: `ps`, `inspect`, `pause`, `resume`, `stop`, `start`, `rm`.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -107,7 +107,7 @@ fn command_table(session: &str, commands: &[CommandInfo]) -> String {
     output::table(&["COMMAND", "STATE", "EXIT", "AGE", "WHAT"], &rows)
 }
 
-/// The word that stands for something on the wire.
+/// The name of a value on the wire.
 fn word(value: &impl Serialize) -> String {
     match serde_json::to_value(value) {
         Ok(serde_json::Value::String(word)) => word,
@@ -115,7 +115,7 @@ fn word(value: &impl Serialize) -> String {
     }
 }
 
-/// A time in its largest unit.
+/// Formats a duration in its largest unit.
 pub(crate) fn ago(time: Duration) -> String {
     let seconds = time.as_secs();
     match seconds {
@@ -131,7 +131,7 @@ pub(crate) async fn inspect(arguments: &Arguments, asked: &TargetArguments) -> R
     let client = connect::server(arguments).await?;
     let (session, command) = values::target(&asked.target);
     let there = client.open(session).await?;
-    // Always as JSON: there is no other form that says everything.
+    // Always JSON, the only format with every field.
     let text = match command {
         None => {
             let info = there.info().await?;
@@ -154,8 +154,9 @@ pub(crate) async fn inspect(arguments: &Arguments, asked: &TargetArguments) -> R
     Ok(ExitCode::SUCCESS)
 }
 
-/// What is done to each of several; all are tried, and a failure is told for each. `act` adds the names of what it has done
-/// something to.
+/// Runs `act` for each of several targets, and prints the error of each failure.
+///
+/// `act` adds the names of the boxes or commands that it changed.
 pub(crate) async fn each(
     arguments: &Arguments,
     targets: &[String],
@@ -179,7 +180,7 @@ pub(crate) async fn each(
     })
 }
 
-/// What becomes of a box as a whole.
+/// A state change of a box.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Turn {
     Pause,
@@ -242,7 +243,7 @@ pub(crate) async fn rm(arguments: &Arguments, asked: &RmArguments) -> Result<Exi
     .await
 }
 
-/// Refuses a box in which something runs, or that is paused, so that nobody can tell.
+/// Fails if the box is paused or has running commands.
 async fn unused(client: &BoxClient, session: &str) -> Result<()> {
     let in_use = |why: String| {
         let message = format!("in use: {why}; delete it with --force");

@@ -1,4 +1,4 @@
-//! What the environment says about LangBot: its own runtime's variables, so that this program can take its place.
+//! Environment variables of LangBot's own runtime, which boxd replaces.
 
 use std::sync::Arc;
 
@@ -12,13 +12,13 @@ use serde_json::{Map, Value};
 use crate::config::{Config, Origin, Values};
 use crate::local::Boxes;
 
-/// The name of whoever shows LangBot's token.
+/// The caller name of LangBot's token.
 pub(crate) const OWNER: &str = "langbot";
 
-/// The most boxes that LangBot may ask for.
+/// The maximum number of boxes that LangBot may request.
 const MOST_SESSIONS: usize = 5_000;
 
-/// The secret that LangBot shows, if there is one.
+/// LangBot's token, if one is set.
 pub(crate) fn token() -> Result<Option<String>> {
     let Some(token) = variable(TOKEN_VARIABLE) else {
         return Ok(None);
@@ -30,12 +30,12 @@ pub(crate) fn token() -> Result<Option<String>> {
     Ok(Some(token))
 }
 
-/// The same, as a port asks for it.
+/// The token set of a listener for LangBot.
 pub(crate) fn tokens(token: &str) -> box_rpc::Tokens {
     box_rpc::Tokens::new([(OWNER.to_owned(), token.to_owned())])
 }
 
-/// Whom the boxes belong to of a LangBot that started this program.
+/// The owner of the boxes of a LangBot that started this process.
 pub(crate) fn owner(token: Option<&str>) -> Arc<str> {
     if token.is_some() {
         OWNER
@@ -45,7 +45,7 @@ pub(crate) fn owner(token: Option<&str>) -> Arc<str> {
     .into()
 }
 
-/// The instance that is served, if it is said.
+/// The only LangBot instance to serve, if one is set.
 pub(crate) fn instance() -> Result<Option<String>> {
     let instance = variable(INSTANCE_VARIABLE);
     if let Some(instance) = &instance {
@@ -57,15 +57,16 @@ pub(crate) fn instance() -> Result<Option<String>> {
     Ok(instance)
 }
 
-/// Serves LangBot from these boxes, as the environment says. `decides` is who it is when it comes itself; `guarded`: nobody
-/// can reach it without a token, or over pipes.
+/// Creates the LangBot gateway with the settings of the environment.
+///
+/// `decides` is the caller that decides about host paths and limits. `guarded` means that every caller has a token or a pipe.
 pub(crate) fn start(
     config: &Config,
     boxes: &Boxes,
     decides: Option<Arc<str>>,
     guarded: bool,
 ) -> Result<Arc<LangBot>> {
-    // Never the text itself in the log: it may hold keys of other services.
+    // Never log the text, which may contain keys of other services.
     let said = variable(CONFIG_VARIABLE)
         .map(|text| serde_json::from_str::<Map<String, Value>>(&text).ok());
     if let Some(None) = said {
@@ -101,7 +102,7 @@ pub(crate) fn start(
     Ok(Arc::new(langbot))
 }
 
-/// LangBot says itself how many boxes it may have; an operator who says nothing leaves it to LangBot.
+/// Raises the limit of boxes unless the operator sets it, because LangBot has its own limit.
 pub(crate) fn make_room(config: &mut Config, values: &Values) {
     let said = values.get("runtime.max_sessions").map(|(_, origin)| origin);
     if said.is_none_or(|origin| *origin == Origin::Default) {
@@ -109,7 +110,7 @@ pub(crate) fn make_room(config: &mut Config, values: &Values) {
     }
 }
 
-/// Where LangBot is waited for, unless that is said.
+/// The default address of the listener for LangBot.
 pub(crate) fn usual_address(token: Option<&str>) -> String {
     let host = if token.is_some() {
         "0.0.0.0"
@@ -121,7 +122,7 @@ pub(crate) fn usual_address(token: Option<&str>) -> String {
 
 fn variable(name: &str) -> Option<String> {
     let value = std::env::var_os(name)?;
-    // What is not UTF-8 is there all the same: a token that nobody can show lets nobody in.
+    // A value that is not UTF-8 still counts: a token with replacement characters matches no caller.
     let value = value.to_string_lossy();
     let value = value.trim();
     (!value.is_empty()).then(|| value.to_owned())
