@@ -155,7 +155,7 @@ pub(crate) struct ServeArguments {
     /// Listen for HTTP on this address
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) http: Option<String>,
-    /// Serve LangBot on this address [default: port 5410, on loopback unless `LANGBOT_BOX_CONTROL_TOKEN` is set]
+    /// Serve LangBot on this address [default: port 5410 of loopback, or of all addresses with a token]
     #[arg(long, value_name = "HOST:PORT", num_args = 0..=1, require_equals = true, default_missing_value = "")]
     pub(crate) langbot: Option<String>,
     /// Keep boxes and their logs in this directory

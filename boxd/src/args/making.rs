@@ -22,9 +22,9 @@ Examples:
   boxd run --allow pypi.org --allow files.pythonhosted.org 'pip download requests'
   boxd run -it bash
   boxd run -d --name work --keep 'make all'     requires a server: boxd serve
-Exit codes: the code of the command, 122 if the workspace exceeded its quota, 124 after a timeout, 125 if boxd failed,
-126 if the program is not executable, 127 if it does not exist.
-With --json, boxd prints each piece of output as a line {\"stream\", \"offset\", \"at\", \"text\"}, and {\"exit\"} last.";
+Exit codes: that of the command; 122 quota exceeded; 124 timeout; 125 boxd failed;
+126 program not executable; 127 program not found.
+With --json, each piece of output is a line {\"stream\", \"offset\", \"at\", \"text\"}; {\"exit\"} is last.";
 
 #[derive(Debug, Args)]
 #[command(after_help = RUN_EXAMPLES)]
