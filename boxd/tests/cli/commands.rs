@@ -42,7 +42,7 @@ fn a_command_runs_in_a_box_that_is_there() {
     );
     let nothing = err(&server.run(&["logs", "b/nope"]));
     assert!(
-        nothing.contains("`boxd ps b` lists its commands"),
+        nothing.contains("list its commands with `boxd ps b`"),
         "{nothing}"
     );
     server.ok(&["pause", "b"]);

@@ -171,7 +171,7 @@ fn what_cannot_be_is_said_with_what_to_do() {
     assert_eq!(lonely.status.code(), Some(125));
     let said = err(&lonely);
     assert!(
-        said.contains("no server at unix:/nowhere/at/all: there is no such socket"),
+        said.contains("no server at unix:/nowhere/at/all: no such socket"),
         "{said}"
     );
     let mut usual = boxd();
