@@ -11,7 +11,6 @@ use box_runtime::Caller;
 use box_runtime::fake::Reply;
 use box_transports::queue;
 use futures::StreamExt as _;
-use serde_json::json;
 
 use super::world::{World, code, exec_of, id, seconds, settle, spec, world};
 

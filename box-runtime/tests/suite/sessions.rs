@@ -351,7 +351,7 @@ async fn lists_are_sorted_filtered_and_paged() {
     };
     assert_eq!(w.runtime.list(&w.caller, &labelled).await.unwrap().total, 2);
     let other = BoxListParams {
-        world: Some(box_protocol::World::Aio),
+        world: Some(box_protocol::World::LangBot),
         ..BoxListParams::default()
     };
     assert_eq!(w.runtime.list(&w.caller, &other).await.unwrap().total, 0);
@@ -410,21 +410,6 @@ async fn names_labels_and_notes_change_and_names_stay_unique() {
         code(w.runtime.update(&w.caller, update("z", None)).await),
         Code::NotFound
     );
-}
-
-#[tokio::test(start_paused = true)]
-async fn what_is_not_served_yet_is_refused_by_name() {
-    let w = world();
-    let mut draft = spec("s", "true");
-    let from = box_protocol::Name::new("t").unwrap();
-    draft.extras.from = Some(box_protocol::BoxSource::Template(from));
-    let error = w.exec_spec(draft).await.unwrap_err();
-    assert_eq!(error.code(), Code::Unsupported);
-    assert_eq!(
-        error.detail::<Detail>().unwrap().field.as_deref(),
-        Some("from")
-    );
-    assert_eq!(w.backend.starts(), [""; 0]);
 }
 
 #[tokio::test(start_paused = true)]
