@@ -250,7 +250,7 @@ impl Agent {
         let guard = StartGuard(self, command);
         if let Some(watch) = params.watch.take() {
             self.files().check_user(params.user.as_deref())?;
-            let watch_task = FileWatch::begin(self, command, *watch).await;
+            let watch_task = FileWatch::start(self, command, *watch).await;
             let watch_task = watch_task.inspect_err(|error| command.fail(error.clone()))?;
             std::mem::forget(guard);
             command.set_internal();

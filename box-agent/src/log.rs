@@ -143,7 +143,7 @@ impl Log {
         self.blocks
             .front()
             .unwrap_or(&Block::at(self.end))
-            .begin
+            .start
             .raw
     }
 
@@ -353,9 +353,9 @@ impl Log {
         let at = self
             .blocks
             .iter()
-            .rposition(|block| not_after(&block.begin));
+            .rposition(|block| not_after(&block.start));
         let at = at.unwrap_or(0);
-        let begin = self.blocks.get(at).map_or(self.end, |block| block.begin);
+        let begin = self.blocks.get(at).map_or(self.end, |block| block.start);
         let block = self.first + at as u64;
         let reader = self.next_reader;
         self.next_reader += 1;

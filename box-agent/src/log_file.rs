@@ -81,18 +81,18 @@ impl Units {
 
     /// The first unit of a free range of this length.
     fn find(&self, units: usize) -> Option<usize> {
-        let mut begin = self.first_free;
-        let mut at = begin;
+        let mut start = self.first_free;
+        let mut at = start;
         while at < UNITS {
             if self.is_used(at) {
                 let full = at.is_multiple_of(64) && self.used.get(at / 64) == Some(&u64::MAX);
                 at += if full { 64 } else { 1 };
-                begin = at;
+                start = at;
                 continue;
             }
             at += 1;
-            if at - begin == units {
-                return Some(begin);
+            if at - start == units {
+                return Some(start);
             }
         }
         None
@@ -219,8 +219,8 @@ impl Drop for Segment {
         }
         // Frees the disk blocks. If the file system cannot punch holes, the next segment overwrites them.
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        let (begin, length) = ((first * UNIT) as u64, (units * UNIT) as u64);
-        let _ = rustix::fs::fallocate(&self.log_file.file, hole, begin, length);
+        let (start, length) = ((first * UNIT) as u64, (units * UNIT) as u64);
+        let _ = rustix::fs::fallocate(&self.log_file.file, hole, start, length);
         map.free(first, units);
     }
 }

@@ -27,7 +27,7 @@ pub(crate) struct FileWatch {
 
 impl FileWatch {
     /// Starts watching.
-    pub(crate) async fn begin(
+    pub(crate) async fn start(
         agent: &Arc<Agent>,
         command: &Arc<Command>,
         params: AgentWatch,

@@ -42,15 +42,15 @@ fn expand_path(path: &str, base: &PathBase) -> Result<String, BoxError> {
             .get(name)
             .ok_or_else(|| BoxError::validation(format!("path: variable {name} is not set")))
     };
-    let (mut whole, mut rest) = (String::new(), path);
+    let (mut expanded, mut rest) = (String::new(), path);
     if let Some(after) = path.strip_prefix('~')
         && (after.is_empty() || after.starts_with('/'))
     {
-        whole.push_str(variable("HOME")?);
+        expanded.push_str(variable("HOME")?);
         rest = after;
     }
     while let Some((before, after)) = rest.split_once('$') {
-        whole.push_str(before);
+        expanded.push_str(before);
         let (name, left) = if let Some(braced) = after.strip_prefix('{') {
             braced
                 .split_once('}')
@@ -61,20 +61,20 @@ fn expand_path(path: &str, base: &PathBase) -> Result<String, BoxError> {
             after.split_at(end)
         };
         if name.is_empty() {
-            whole.push('$');
+            expanded.push('$');
         } else {
-            whole.push_str(variable(name)?);
+            expanded.push_str(variable(name)?);
         }
-        if whole.len() > PATH_BYTES {
+        if expanded.len() > PATH_BYTES {
             return Err(BoxError::validation("path: longer than 4095 bytes"));
         }
         rest = left;
     }
-    whole.push_str(rest);
-    if whole.is_empty() || whole.starts_with('/') {
-        return Ok(whole);
+    expanded.push_str(rest);
+    if expanded.is_empty() || expanded.starts_with('/') {
+        return Ok(expanded);
     }
-    Ok(format!("{}/{whole}", base.cwd.trim_end_matches('/')))
+    Ok(format!("{}/{expanded}", base.cwd.trim_end_matches('/')))
 }
 
 /// Splits a path into its directory and its last name.
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn paths_are_absolute_or_expanded() {
-        for (path, whole) in [
+        for (path, expanded) in [
             ("/a/../b", "/a/../b"),
             ("~", "/home/box"),
             ("~/a", "/home/box/a"),
@@ -121,7 +121,7 @@ mod tests {
             ("/${X}z", "/x/yz"),
             ("/a$", "/a$"),
         ] {
-            assert_eq!(absolute(path, Some(&base())).unwrap(), whole);
+            assert_eq!(absolute(path, Some(&base())).unwrap(), expanded);
         }
         for path in ["$NONE/a", "${X", "", "/a\0b"] {
             assert!(absolute(path, Some(&base())).is_err(), "{path}");

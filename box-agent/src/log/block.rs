@@ -17,7 +17,7 @@ const ENDED_IN_MEMORY: usize = 512;
 /// A part of a log that can be read without the blocks before it.
 #[derive(Debug)]
 pub(super) struct Block {
-    pub(super) begin: Position,
+    pub(super) start: Position,
     pub(super) length: usize,
     /// The number of spans.
     pub(super) spans: usize,
@@ -46,9 +46,9 @@ pub(super) enum Content {
 }
 
 impl Block {
-    pub(super) fn at(begin: Position) -> Self {
+    pub(super) fn at(start: Position) -> Self {
         Self {
-            begin,
+            start,
             length: 0,
             spans: 0,
             content: Content::Memory {

@@ -123,7 +123,7 @@ impl Interpreter {
     }
 
     /// Starts a run.
-    pub(super) fn begin(
+    pub(super) fn start_run(
         &mut self,
         language: Language,
         request: &RunRequest<'_>,

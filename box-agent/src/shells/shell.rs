@@ -236,7 +236,7 @@ impl Shell {
             stdin: params.stdin,
             output: self.params.output,
         };
-        let started = interpreter.begin(self.params.language, &request);
+        let started = interpreter.start_run(self.params.language, &request);
         let (active, streams) = match started {
             Ok(started) => started,
             Err(error) => {

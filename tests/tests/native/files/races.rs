@@ -81,7 +81,7 @@ async fn a_guest_that_swaps_directories_for_links_gains_nothing() {
             std::fs::write(host.join(format!("f{number}")), "canary").unwrap();
         }
         std::fs::write(host.join("f"), "of the host").unwrap();
-        let shape = json!({"host_path": workspace.path(), "timeout_sec": 100});
+        let shape = json!({"host_path": workspace.path(), "timeout_sec": 600});
         let inside = Inside::with(machine, "swap", shape).await;
         let stop = workspace.path().join("stop");
         let attack = async {
@@ -111,8 +111,13 @@ async fn a_guest_that_swaps_directories_for_links_gains_nothing() {
                 let _ = inside.ask::<FileMove>(moved).await;
                 let _ = inside.ask::<FileRemove>(json!({"paths": ["/workspace/swap/d"], "recursive": true, "missing_ok": true})).await;
             }
+            // The control: a guest on a busy machine may need longer until the path has existed once.
+            let rounds_done = Instant::now();
+            while seen.contains(&0) {
+                assert!(rounds_done.elapsed() < crate::support::LONG, "the file existed and did not: {seen:?}");
+                seen = looked_at(inside, seen).await;
+            }
             std::fs::write(&stop, "").unwrap();
-            assert!(seen[0] > 0 && seen[1] > 0, "it was there and it was not: {seen:?}");
             begin.elapsed()
         };
         let ((), took) = tokio::join!(swap(inside, &host), attack);
