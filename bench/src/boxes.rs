@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use box_protocol::actions::{BoxExec, BoxExecParams};
 use box_protocol::{SessionId, SpecDraft};
-use box_rpc::{Dialect, Limits, Options, Peer, Router, Session};
+use box_rpc::{Codecs, Limits, Options, Peer, Router, Session};
 use box_runtime::fake::FakeBackend;
 use box_runtime::{BoxRuntime, RuntimeConfig};
 use box_service::{BoxService, Query, ServiceConfig};
@@ -38,7 +38,7 @@ fn joined(router: Router) -> (Peer, (Session, Session)) {
     };
     let server = Session::start(theirs, router, options());
     let client = Options {
-        dialect: Some(Dialect::JsonRpc),
+        codecs: Codecs::JSON_RPC,
         ..options()
     };
     let client = Session::start(ours, Router::empty(), client);

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use box_protocol::SpecDraft;
 use box_protocol::actions::{AgentStart, AgentStartParams, BoxDeleteParams, BoxExecParams};
-use box_rpc::{Dialect, Limits, Options, Router, Session};
+use box_rpc::{Codecs, Limits, Options, Router, Session};
 use box_runtime::native::{NativeBackend, NativeConfig};
 use box_runtime::{Backend as _, BoxRuntime, Caller, RuntimeConfig, StartRequest};
 use serde_json::json;
@@ -87,7 +87,7 @@ impl Bench {
         let (id, spec) = (Uuid::now_v7(), SpecDraft::new("bench").build()?);
         let started = self.backend.start(StartRequest::new(id, &spec)).await?;
         let options = Options {
-            dialect: Some(Dialect::JsonRpc),
+            codecs: Codecs::JSON_RPC,
             limits: Limits::in_process(),
             ..Options::default()
         };

@@ -6,7 +6,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::time::Duration;
 
-use box_rpc::{Dialect, Limits, Options, Router, Session};
+use box_rpc::{Codecs, Limits, Options, Router, Session};
 use box_sys::Init;
 use box_transports::unix;
 use rustix::fs::FileType;
@@ -198,7 +198,7 @@ fn session(stream: tokio::net::UnixStream, router: Router) -> Session {
     // A lost runtime reads no replies: its pending calls end at once.
     limits.drain = Duration::ZERO;
     let options = Options {
-        dialect: Some(Dialect::JsonRpc),
+        codecs: Codecs::JSON_RPC,
         limits,
         ..Options::default()
     };

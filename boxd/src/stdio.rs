@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use box_gateways::langbot::{INSTANCE_VARIABLE, LangBot};
+use box_gateways::langbot::{Frames, INSTANCE_VARIABLE, InPieces, LangBot};
 use box_protocol::actions::SystemShutdownParams;
-use box_rpc::{Dialect, Limits, Options, Router, Session};
+use box_rpc::{Codecs, Connection, ControlPolicy, Limits, Options, Router, Session};
 use box_runtime::Caller;
 use box_transports::stdio;
 
@@ -35,7 +35,7 @@ pub(crate) async fn run(asked: &StdioArguments) -> Result<ExitCode> {
         limits.drain = LANGBOT_DRAIN;
     }
     let instance = langbot::instance()?;
-    let connection = stdio::serve(&limits)?;
+    let mut connection: Box<dyn Connection> = Box::new(stdio::serve(&limits)?);
     let boxes = Boxes::start(&config, None, config.policy.clone())?;
     boxes.service.initialize().await?;
     let mut options = Options {
@@ -45,12 +45,15 @@ pub(crate) async fn run(asked: &StdioArguments) -> Result<ExitCode> {
     let (router, http) = if asked.langbot {
         let instance = instance
             .with_context(|| format!("{INSTANCE_VARIABLE} is required for stdio Box control"))?;
-        options.dialect = Some(Dialect::LangBot);
-        for_langbot(asked, &config, &boxes, &instance).await?
+        let ((router, policy), http) = for_langbot(asked, &config, &boxes, &instance).await?;
+        connection = Box::new(InPieces::over(connection, &options.limits));
+        options.codecs = Codecs::Only(&Frames);
+        options.control_policy = Some(policy);
+        (router, http)
     } else {
         (boxes.service.router(), None)
     };
-    let session = Session::start(connection, router, options);
+    let session = Session::start_boxed(connection, router, options);
     tokio::select! {
         _ = session.closed() => {}
         () = boxes.runtime.exit_asked() => session.close(Duration::from_secs(config.server.drain_sec)).await,
@@ -69,7 +72,7 @@ async fn for_langbot(
     config: &Config,
     boxes: &Boxes,
     instance: &str,
-) -> Result<(Router, Option<Http>)> {
+) -> Result<((Router, Arc<dyn ControlPolicy>), Option<Http>)> {
     let token = langbot::token()?;
     let owner = langbot::owner(token.as_deref());
     let gateway: Arc<LangBot> = langbot::start(config, boxes, Some(Arc::clone(&owner)), true)?;
@@ -89,5 +92,5 @@ async fn for_langbot(
             None
         }
     };
-    Ok((host.router(true), http))
+    Ok((host.serve(true), http))
 }

@@ -12,12 +12,11 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use crate::call::{Call, Dispatch};
 use crate::error::RpcError;
 use crate::keys::KeyStore;
-use crate::warden::Warden;
 
 /// One thing a peer can be asked to do.
 ///
 /// `Params`, `Result` and `Chunk` must be written as JSON objects (structs with named fields, or
-/// [`Empty`]): LangBot's frames carry nothing else.
+/// [`Empty`]): not every codec carries anything else.
 pub trait Action: Send + Sync + 'static {
     /// The name on the wire.
     const NAME: &'static str;
@@ -81,7 +80,6 @@ pub struct Router(Arc<Inner>);
 struct Inner {
     entries: HashMap<&'static str, Arc<Entry>>,
     keys: Arc<KeyStore>,
-    warden: Option<Arc<dyn Warden>>,
 }
 
 impl Router {
@@ -102,10 +100,6 @@ impl Router {
     pub(crate) fn keys(&self) -> &Arc<KeyStore> {
         &self.0.keys
     }
-
-    pub(crate) fn warden(&self) -> Option<&dyn Warden> {
-        self.0.warden.as_deref()
-    }
 }
 
 impl fmt::Debug for Router {
@@ -121,7 +115,6 @@ pub struct RouterBuilder<S> {
     state: Arc<S>,
     entries: HashMap<&'static str, Arc<Entry>>,
     keys: KeyStore,
-    warden: Option<Arc<dyn Warden>>,
 }
 
 impl<S> fmt::Debug for RouterBuilder<S> {
@@ -136,7 +129,6 @@ impl<S: Send + Sync + 'static> RouterBuilder<S> {
             state,
             entries: HashMap::new(),
             keys: KeyStore::default(),
-            warden: None,
         }
     }
 
@@ -174,18 +166,11 @@ impl<S: Send + Sync + 'static> RouterBuilder<S> {
         self
     }
 
-    /// Lets `warden` decide about control requests of LangBot's dialect.
-    pub fn warden(mut self, warden: Arc<dyn Warden>) -> Self {
-        self.warden = Some(warden);
-        self
-    }
-
     /// The finished router.
     pub fn build(self) -> Router {
         Router(Arc::new(Inner {
             entries: self.entries,
             keys: Arc::new(self.keys),
-            warden: self.warden,
         }))
     }
 }

@@ -12,13 +12,12 @@ use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
 use crate::action::{Action, Handle, Running};
+use crate::codec::{CallId, Encoded, Ends, Meta, Payload};
 use crate::engine::Engine;
 use crate::error::{Code, Fault, RpcError};
 use crate::keys::{Begun, Name, Outcome, Ticket, Waiting};
 use crate::ledger::{Body, Credit, Ended};
-use crate::message::{CallId, Meta};
 use crate::peer::Peer;
-use crate::wire::{Dialect, Encoded, Ends, Payload};
 
 /// What a handler knows of the call it answers.
 pub struct Call<A: Action> {
@@ -117,7 +116,7 @@ impl<A: Action> ChunkSink<A> {
         let index = self.credit.take().await;
         let text = self
             .engine
-            .dialect()
+            .codec()
             .chunk(&self.id, index, chunk, self.last)
             .map_err(|error| RpcError::internal(format!("chunk: {error}")))?;
         self.last = text.len();
@@ -158,7 +157,8 @@ impl Dispatch {
             mut meta,
             credit,
         } = self;
-        let params: A::Params = match body.parse_params(meta_inside, &answer.engine.limits) {
+        let (codec, limits) = (answer.engine.codec(), &answer.engine.limits);
+        let params: A::Params = match body.parse_params(meta_inside, codec, limits) {
             Ok(params) => params,
             Err(error) => return answer.refuse(&error),
         };
@@ -277,7 +277,7 @@ impl Answer {
         } else {
             Ends::Call
         };
-        match self.engine.dialect().result(&self.id, result, ends) {
+        match self.engine.codec().result(&self.id, result, ends) {
             Ok(text) if text.len() > self.engine.limits.message_bytes => {
                 let max = self.engine.limits.message_bytes;
                 self.encode_error(&RpcError::limit(
@@ -292,16 +292,16 @@ impl Answer {
         }
     }
 
-    /// The text of an error; empty where the dialect has no word for it.
+    /// The text of an error; empty where the codec has none for it.
     fn encode_error(&self, error: &RpcError) -> String {
-        let dialect = self.engine.dialect();
-        let text = dialect.error(Some(&self.id), error).unwrap_or_default();
+        let codec = self.engine.codec();
+        let text = codec.error(Some(&self.id), error).unwrap_or_default();
         let max = self.engine.limits.message_bytes;
         if text.len() <= max {
             return text;
         }
         let error = RpcError::limit(Code::TooLarge, "error", "message_bytes", max);
-        dialect.error(Some(&self.id), &error).unwrap_or_default()
+        codec.error(Some(&self.id), &error).unwrap_or_default()
     }
 
     /// Sends the answer once there is a place for it in the queue.
@@ -333,8 +333,7 @@ impl Answer {
         if ended == Some(Ended::Closed) {
             return None;
         }
-        // LangBot expects silence of an action that was cancelled.
-        let silent = ended == Some(Ended::Cancelled) && self.engine.dialect() == Dialect::LangBot;
+        let silent = ended == Some(Ended::Cancelled) && !self.engine.codec().answers_cancelled();
         let text = if silent || matches!(self.id, CallId::Unanswered(_)) {
             String::new()
         } else {

@@ -4,8 +4,6 @@ use std::collections::VecDeque;
 
 use async_trait::async_trait;
 
-use crate::wire::Dialect;
-
 /// Something that moves whole messages, one string each, in order, both ways.
 ///
 /// It is split before use: each half is owned by one task, so no read is ever cancelled half way
@@ -55,13 +53,6 @@ pub trait SendHalf: Send {
     /// is gone; one that has gone a moment ago may be found out only the next time.
     async fn probe(&mut self) -> Result<(), ConnectionError> {
         Ok(())
-    }
-
-    /// The dialect the connection has settled on, told once, before anything is sent in it.
-    ///
-    /// Only a transport whose framing depends on the dialect cares (LangBot's stdio does).
-    fn speak(&mut self, dialect: Dialect) {
-        let _ = dialect;
     }
 }
 

@@ -13,14 +13,12 @@ use tokio::sync::{Notify, watch};
 
 use crate::CloseReason;
 use crate::action::{Router, Running};
-use crate::files::Files;
+use crate::codec::{CallId, Codec, Codecs, Control, ControlPolicy};
 use crate::hello::Gate;
 use crate::ledger::{Incoming, Outgoing};
 use crate::limits::Limits;
-use crate::message::{CallId, Control};
 use crate::outbox::{Closed, Kind, NotTaken, Outbox};
 use crate::unread::ALL_UNREAD_BYTES;
-use crate::wire::Dialect;
 
 /// How often something happened on a connection that is worth knowing and not worth an error.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -66,7 +64,9 @@ pub(crate) struct Engine {
     pub(crate) closed: watch::Sender<Option<CloseReason>>,
     outgoing: Mutex<Outgoing>,
     incoming: Mutex<Incoming>,
-    dialect: OnceLock<Dialect>,
+    codecs: Codecs,
+    codec: OnceLock<&'static dyn Codec>,
+    control_policy: Option<Arc<dyn ControlPolicy>>,
     gate: Gate,
     admitted: AtomicBool,
     /// Who the peer is by its token, and who it is as far as the transport knows.
@@ -77,7 +77,6 @@ pub(crate) struct Engine {
     /// Whether the peer is known to be unable to answer for now.
     pub(crate) silence_expected: AtomicBool,
     counters: Counters,
-    files: Mutex<Files>,
     bye: OnceLock<CloseReason>,
     stop: Stop,
 }
@@ -92,7 +91,7 @@ struct Stop {
 impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Engine")
-            .field("dialect", &self.dialect.get())
+            .field("codec", &self.codec.get())
             .finish_non_exhaustive()
     }
 }
@@ -106,11 +105,12 @@ impl Engine {
     pub(crate) fn new(router: Router, options: crate::Options) -> Self {
         let crate::Options {
             limits,
-            dialect,
+            codecs,
+            control_policy,
             gate,
             caller,
         } = options;
-        let engine = Self {
+        Self {
             outbox: Outbox::new(limits.queue_slots, limits.control_queue),
             limits,
             router,
@@ -119,22 +119,19 @@ impl Engine {
             closed: watch::Sender::new(None),
             outgoing: Mutex::default(),
             incoming: Mutex::default(),
-            dialect: OnceLock::new(),
+            codecs,
+            codec: codecs.settled().map_or_else(OnceLock::new, OnceLock::from),
+            control_policy,
             admitted: AtomicBool::new(matches!(gate, Gate::Open)),
             gate,
             token_name: OnceLock::new(),
             transport_caller: caller.unwrap_or_else(|| "local".into()),
-            answers_pings: AtomicBool::new(dialect.is_some()),
+            answers_pings: AtomicBool::new(codecs.settled().is_some()),
             silence_expected: AtomicBool::new(false),
             counters: Counters::default(),
-            files: Mutex::default(),
             bye: OnceLock::new(),
             stop: Stop::default(),
-        };
-        if let Some(dialect) = dialect {
-            let _ = engine.dialect.set(dialect);
         }
-        engine
     }
 
     pub(crate) fn outgoing(&self) -> MutexGuard<'_, Outgoing> {
@@ -145,23 +142,20 @@ impl Engine {
         lock(&self.incoming)
     }
 
-    pub(crate) fn files(&self) -> MutexGuard<'_, Files> {
-        lock(&self.files)
+    /// The codec of this connection; the first that it offers if this side speaks first.
+    pub(crate) fn codec(&self) -> &'static dyn Codec {
+        *self.codec.get_or_init(|| self.codecs.preferred())
     }
 
-    /// The dialect of this connection; whoever speaks first without having been told speaks JSON-RPC.
-    pub(crate) fn dialect(&self) -> Dialect {
-        *self.dialect.get_or_init(|| Dialect::JsonRpc)
-    }
-
-    pub(crate) fn settled_dialect(&self) -> Option<Dialect> {
-        self.dialect.get().copied()
+    /// The codec, once it is known.
+    pub(crate) fn settled_codec(&self) -> Option<&'static dyn Codec> {
+        self.codec.get().copied()
     }
 
     pub(crate) fn answers_pings(&self) -> bool {
         self.answers_pings.load(Ordering::Relaxed)
             && !self.silence_expected.load(Ordering::Relaxed)
-            && self.dialect.get().is_some()
+            && self.codec.get().is_some()
     }
 
     pub(crate) fn caller(&self) -> Arc<str> {
@@ -182,7 +176,7 @@ impl Engine {
 
     /// Whether the peer has said who it is, where that is asked for, and something that can be read in any case.
     pub(crate) fn knows_peer(&self) -> bool {
-        self.admitted.load(Ordering::Relaxed) && self.dialect.get().is_some()
+        self.admitted.load(Ordering::Relaxed) && self.codec.get().is_some()
     }
 
     /// Whether so many bytes more of answers may be held for the peer.
@@ -245,7 +239,7 @@ impl Engine {
     }
 
     pub(crate) fn control(self: &Arc<Self>, control: &Control<'_>) {
-        if let Some(text) = self.dialect().control(control) {
+        if let Some(text) = self.codec().control(control) {
             self.push_now(text);
         }
     }

@@ -1,36 +1,41 @@
-//! What the fuzzer calls.
+//! What the fuzzer and the tests of codecs call.
+
+mod shapes;
 
 use serde_json::Value;
 
+use crate::codec::{self, Codec, Decoded, Encoded, Ends, Message, Unreadable, parse_params};
 use crate::limits::Limits;
-use crate::message::{Decoded, Message, Unreadable};
-use crate::wire::{Dialect, Encoded, Ends, parse_params};
 
-/// Decodes a text in both dialects. Calls and answers that can be read are written and read again,
-/// and must then say the same.
+pub use shapes::shapes;
+
+/// Decodes a text. Calls and answers that can be read are written and read again, and must then say the same.
 ///
 /// # Panics
 /// If they do not.
-pub fn decode(text: &str) {
+pub fn decode(codec: &dyn Codec, text: &str) {
     let limits = Limits::default();
-    let _ = Dialect::of(text);
-    for dialect in [Dialect::JsonRpc, Dialect::LangBot] {
-        let _ = dialect.id_at_start(text, &limits);
-        let messages = match dialect.decode(text, &limits) {
-            Decoded::One(one) => vec![one],
-            Decoded::Batch(items) => items.into_iter().map(|(_, item)| item).collect(),
-        };
-        for message in messages {
-            if matches!(&message, Ok(message) if !message.checked()) {
-                shortcut(text, &message, &limits);
-            }
-            check(dialect, message, &limits);
+    let _ = (codec.recognises(text), codec.recognises_head(text));
+    let _ = (codec.is_answer(text), codec.id_at_start(text, &limits));
+    let messages = match codec::decode(codec, text, &limits) {
+        Decoded::One(one) => vec![one],
+        Decoded::Batch(items) => items.into_iter().map(|(_, item)| item).collect(),
+    };
+    for message in messages {
+        if matches!(&message, Ok(message) if !message.checked()) {
+            shortcut(codec, text, &message, &limits);
         }
+        check(codec, message, &limits);
     }
 }
 
 /// What was taken apart unread must be the same when it is read, or turn out not to be JSON there.
-fn shortcut(text: &str, taken: &Result<Message<'_>, Unreadable>, limits: &Limits) {
+fn shortcut(
+    codec: &dyn Codec,
+    text: &str,
+    taken: &Result<Message<'_>, Unreadable>,
+    limits: &Limits,
+) {
     let body = match taken {
         Ok(Message::Call { params, .. }) => *params,
         Ok(Message::Answer {
@@ -41,7 +46,7 @@ fn shortcut(text: &str, taken: &Result<Message<'_>, Unreadable>, limits: &Limits
     if serde_json::from_str::<Value>(body).is_err() {
         return;
     }
-    match (taken, Dialect::read_again(text, limits)) {
+    match (taken, codec.read_again(text, limits)) {
         (
             Ok(Message::Call {
                 id, action, params, ..
@@ -70,7 +75,7 @@ fn shortcut(text: &str, taken: &Result<Message<'_>, Unreadable>, limits: &Limits
     }
 }
 
-fn check(dialect: Dialect, message: Result<Message<'_>, Unreadable>, limits: &Limits) {
+fn check(codec: &dyn Codec, message: Result<Message<'_>, Unreadable>, limits: &Limits) {
     match message {
         Ok(Message::Call {
             action,
@@ -82,7 +87,7 @@ fn check(dialect: Dialect, message: Result<Message<'_>, Unreadable>, limits: &Li
             let Ok(Value::Object(params)) = parse_params::<Value>(params, meta_inside) else {
                 return;
             };
-            let Ok(again) = dialect.call(Some(1), &action, &params, &meta) else {
+            let Ok(again) = codec.call(Some(1), &action, &params, &meta) else {
                 return;
             };
             let Decoded::One(Ok(Message::Call {
@@ -91,7 +96,7 @@ fn check(dialect: Dialect, message: Result<Message<'_>, Unreadable>, limits: &Li
                 meta: meta_again,
                 meta_inside,
                 ..
-            })) = dialect.decode(&again, limits)
+            })) = codec::decode(codec, &again, limits)
             else {
                 return assert!(
                     params.contains_key("_meta")
@@ -112,14 +117,14 @@ fn check(dialect: Dialect, message: Result<Message<'_>, Unreadable>, limits: &Li
             outcome: Ok(body),
             ..
         }) if body.starts_with('{') => {
-            let Ok(again) = dialect.result(&id, &Encoded(body), Ends::Call) else {
+            let Ok(again) = codec.result(&id, &Encoded(body), Ends::Call) else {
                 return;
             };
             let Decoded::One(Ok(Message::Answer {
                 id: id_again,
                 outcome: Ok(body_again),
                 ..
-            })) = dialect.decode(&again, limits)
+            })) = codec::decode(codec, &again, limits)
             else {
                 panic!("{again}");
             };
@@ -130,10 +135,10 @@ fn check(dialect: Dialect, message: Result<Message<'_>, Unreadable>, limits: &Li
             outcome: Err(error),
             ..
         }) => {
-            let _ = dialect.error(Some(&id), &error);
+            let _ = codec.error(Some(&id), &error);
         }
         Err(Unreadable { id, error }) => {
-            let _ = dialect.error(id.as_ref(), &error);
+            let _ = codec.error(id.as_ref(), &error);
         }
         Ok(_) => {}
     }

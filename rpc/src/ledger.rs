@@ -10,11 +10,10 @@ use serde::de::DeserializeOwned;
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::AbortHandle;
 
+use crate::codec::{CallId, Codec, Grant, Message, Part, parse_params};
 use crate::error::RpcError;
 use crate::large;
 use crate::limits::Limits;
-use crate::message::{CallId, Grant, Message, Part};
-use crate::wire::{Dialect, LANGBOT_STREAM_WINDOW, parse_params};
 
 /// A part of a received text, kept with the text so that it is parsed where it is used.
 #[derive(Debug)]
@@ -65,13 +64,14 @@ impl Body {
     pub(crate) fn parse_params<T: DeserializeOwned>(
         &self,
         meta_inside: bool,
+        codec: &dyn Codec,
         limits: &Limits,
     ) -> Result<T, RpcError> {
         parse_params(self.as_str(), meta_inside).or_else(|error| {
             if self.checked {
                 return Err(error);
             }
-            match Dialect::read_again(&self.text, limits) {
+            match codec.read_again(&self.text, limits) {
                 Err(unreadable) => Err(unreadable.error),
                 Ok(Message::Call {
                     params,
@@ -86,13 +86,17 @@ impl Body {
     /// As a result or chunk.
     pub(crate) fn parse<T: DeserializeOwned>(
         &self,
+        codec: &dyn Codec,
         limits: &Limits,
     ) -> Result<T, serde_json::Error> {
         serde_json::from_str(self.as_str()).or_else(|error| {
-            match Dialect::read_again(&self.text, limits) {
+            if self.checked {
+                return Err(error);
+            }
+            match codec.read_again(&self.text, limits) {
                 Ok(Message::Answer {
                     outcome: Ok(body), ..
-                }) if !self.checked => serde_json::from_str(body),
+                }) => serde_json::from_str(body),
                 _ => Err(error),
             }
         })
@@ -461,12 +465,12 @@ impl Credit {
                     .allowed
                     .fetch_update(Ordering::AcqRel, Ordering::Acquire, add);
             }
-            Grant::ReadUpTo(index) => {
-                if index > self.sent.load(Ordering::Acquire) {
+            Grant::UpTo { read, window } => {
+                if read > self.sent.load(Ordering::Acquire) {
                     return false;
                 }
                 self.allowed
-                    .fetch_max(index + u64::from(LANGBOT_STREAM_WINDOW), Ordering::AcqRel);
+                    .fetch_max(read + u64::from(window), Ordering::AcqRel);
             }
         }
         self.more.notify_one();

@@ -11,10 +11,9 @@
 //! - `engine`: what the tasks share; `engine::incoming`: what is done about each message that comes in.
 //! - `call`: a call of the peer's from its parameters to its answer.
 //! - `ledger`, `outbox`: who waits for what, and the queue in front of the writer. No I/O.
-//! - `wire`: the two dialects, and `message`, what both decode to. Nothing else knows how a message
-//!   is written.
-//! - [`limits`], [`error`], [`hello`], [`keys`]: every cap, every error, tokens, request keys. `warden`: who may send control
-//!   requests, `files`: those that carry a file, both in LangBot's dialect.
+//! - [`codec`]: how messages are written. JSON-RPC is built in; an endpoint may offer others, and the peer's first message
+//!   chooses among them.
+//! - [`limits`], [`error`], [`hello`], [`keys`]: every cap, every error, tokens, request keys.
 //! - [`large`]: the memory of large messages, used again.
 //!
 //! # A connection by hand
@@ -82,28 +81,26 @@
 
 pub mod action;
 mod call;
+pub mod codec;
 pub mod connection;
 mod engine;
 pub mod error;
-mod files;
-#[cfg(feature = "fuzzing")]
+#[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 pub mod hello;
 pub mod keys;
 pub mod large;
 mod ledger;
 pub mod limits;
-mod message;
 mod outbox;
 mod peer;
 mod session;
 pub mod turns;
 mod unread;
-mod warden;
-mod wire;
 
 pub use action::{Action, Empty, Handle, Never, Router, RouterBuilder};
 pub use call::{Call, ChunkSink, Withdrawal};
+pub use codec::{Codec, Codecs, ControlPolicy, JsonRpc};
 pub use connection::{Connection, ConnectionError, ReceiveHalf, SendHalf};
 pub use engine::Stats;
 pub use error::{CallError, Code, Fault, LimitDetail, RpcError};
@@ -114,5 +111,3 @@ pub use peer::{Asked, Chunks, Peer, Request};
 pub use session::{CloseReason, Options, Session};
 pub use turns::{Turn, Turns};
 pub use unread::{ALL_UNREAD_BYTES, take_unread_peak, unread_bytes};
-pub use warden::Warden;
-pub use wire::Dialect;

@@ -13,13 +13,12 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, Sleep};
 
 use crate::action::Action;
+use crate::codec::{CallId, Control, Flow, Grant, Meta};
 use crate::engine::{Engine, Stats};
 use crate::error::{CallError, RpcError};
 use crate::ledger::{Body, Item};
-use crate::message::{CallId, Control, Grant, Meta};
 use crate::outbox::Kind;
 use crate::session::CloseReason;
-use crate::wire::{Dialect, LANGBOT_STREAM_WINDOW};
 
 /// How much longer than its deadline a caller waits, so that the callee's own word arrives.
 const SLACK: Duration = Duration::from_millis(250);
@@ -60,7 +59,7 @@ impl Peer {
         }
         let text = self
             .0
-            .dialect()
+            .codec()
             .call(None, A::NAME, params, &Meta::default())
             .map_err(shape)?;
         check_size(text.len(), self.0.limits.message_bytes)?;
@@ -105,11 +104,6 @@ impl Peer {
     /// Whether the peer has announced its end and said that it will be back at once.
     pub fn restarts(&self) -> bool {
         matches!(self.0.bye(), Some(CloseReason::Bye { restart: true, .. }))
-    }
-
-    /// Takes a file that the peer has sent in pieces (LangBot's `__file_chunk`), once it is whole.
-    pub fn take_file(&self, key: &str) -> Option<Vec<u8>> {
-        self.0.files().take(key)
     }
 }
 
@@ -167,8 +161,7 @@ impl<A: Action> Request<'_, A> {
         self
     }
 
-    /// Lets a stream be this many chunks ahead of its reader, at least one. LangBot's dialect
-    /// always has a window of eight.
+    /// Lets a stream be this many chunks ahead of its reader, at least one, unless the codec has a fixed window.
     pub fn credit(mut self, chunks: u32) -> Self {
         self.meta.credit = chunks.max(1);
         self
@@ -177,7 +170,7 @@ impl<A: Action> Request<'_, A> {
     fn encode(&self, id: i64) -> Result<String, CallError> {
         let text = self
             .engine
-            .dialect()
+            .codec()
             .call(Some(id), A::NAME, self.params, &self.meta)
             .map_err(shape)?;
         check_size(text.len(), self.engine.limits.message_bytes)?;
@@ -213,11 +206,12 @@ impl<A: Action> Request<'_, A> {
 
     /// Sends the call; its chunks are then read from the stream returned.
     pub async fn stream(mut self) -> Result<Chunks<A>, CallError> {
-        let dialect = self.engine.dialect();
-        if dialect == Dialect::LangBot {
-            self.meta.credit = LANGBOT_STREAM_WINDOW;
-        } else if self.meta.credit == 0 {
-            self.meta.credit = self.engine.limits.stream_credit;
+        match self.engine.codec().flow() {
+            Flow::Window(window) => self.meta.credit = window,
+            Flow::Credit if self.meta.credit == 0 => {
+                self.meta.credit = self.engine.limits.stream_credit;
+            }
+            Flow::Credit => {}
         }
         let registered = self.engine.outgoing().stream(self.meta.credit);
         let (id, items) = registered.map_err(CallError::NotSent)?;
@@ -285,7 +279,7 @@ impl<A: Action> Asked<A> {
         self.guard.over = true;
         let engine = &self.guard.engine;
         let body = answer.map_err(|_| lost(engine))??;
-        body.parse(&engine.limits).map_err(shape)
+        body.parse(engine.codec(), &engine.limits).map_err(shape)
     }
 }
 
@@ -373,7 +367,8 @@ impl<A: Action> Chunks<A> {
             .end
             .take()
             .unwrap_or_else(|| Err(lost(&self.guard.engine)));
-        end?.parse(&self.guard.engine.limits).map_err(shape)
+        let engine = &self.guard.engine;
+        end?.parse(engine.codec(), &engine.limits).map_err(shape)
     }
 
     fn grant(&mut self) {
@@ -383,9 +378,12 @@ impl<A: Action> Chunks<A> {
         }
         self.granted = self.read;
         let id = CallId::Number(self.guard.id);
-        let grant = match self.guard.engine.dialect() {
-            Dialect::JsonRpc => Grant::More(u32::try_from(unread).unwrap_or(u32::MAX)),
-            Dialect::LangBot => Grant::ReadUpTo(self.read),
+        let grant = match self.guard.engine.codec().flow() {
+            Flow::Credit => Grant::More(u32::try_from(unread).unwrap_or(u32::MAX)),
+            Flow::Window(window) => Grant::UpTo {
+                read: self.read,
+                window,
+            },
         };
         self.guard.engine.control(&Control::Grant { id, grant });
     }
@@ -411,7 +409,9 @@ impl<A: Action> Stream for Chunks<A> {
             Some(Item::Chunk(body)) => {
                 this.read += 1;
                 this.grant();
-                Poll::Ready(Some(body.parse(&this.guard.engine.limits).map_err(shape)))
+                let engine = &this.guard.engine;
+                let chunk = body.parse(engine.codec(), &engine.limits);
+                Poll::Ready(Some(chunk.map_err(shape)))
             }
             Some(Item::End(outcome)) => {
                 this.guard.over = true;

@@ -14,13 +14,12 @@ use tokio::task::coop::unconstrained;
 use tokio::time::{Instant, MissedTickBehavior, timeout};
 
 use crate::action::Router;
+use crate::codec::{Codecs, Control, ControlPolicy};
 use crate::connection::{Connection, ConnectionError, ReceiveHalf, SendHalf};
 use crate::engine::{Engine, Started};
 use crate::hello::Gate;
 use crate::limits::{HEARTBEATS_MISSED, Limits};
-use crate::message::Control;
 use crate::peer::Peer;
-use crate::wire::Dialect;
 
 /// Messages taken in before other tasks get a turn.
 const MESSAGES_A_TURN: usize = 512;
@@ -30,9 +29,10 @@ const MESSAGES_A_TURN: usize = 512;
 pub struct Options {
     /// Its caps.
     pub limits: Limits,
-    /// How messages are written; by default as the peer's first message is, or, if nothing has come
-    /// when the first is sent, as JSON-RPC.
-    pub dialect: Option<Dialect>,
+    /// How messages are written: by default as JSON-RPC.
+    pub codecs: Codecs,
+    /// Decides about the peer's control messages, where it may not send all of them.
+    pub control_policy: Option<Arc<dyn ControlPolicy>>,
     /// Who may use it.
     pub gate: Gate,
     /// Who is at the other end, as far as the transport knows.
@@ -150,7 +150,7 @@ impl Session {
             incoming.closing = true;
             incoming.left |= restart;
         }
-        if self.engine.settled_dialect().is_some() {
+        if self.engine.settled_codec().is_some() {
             self.engine.control(&Control::Bye {
                 reason: reason.into(),
                 restart,
@@ -323,7 +323,6 @@ async fn launch(engine: &Arc<Engine>, (id, mut running): Started) {
 /// Writes what is queued, as much at once as there is, and keeps the heart beating.
 async fn write(engine: Arc<Engine>, mut half: Box<dyn SendHalf>) {
     let mut batch = VecDeque::new();
-    let mut told = false;
     let mut heart = Heart::new(&engine);
     let frame = engine.limits.frame;
     loop {
@@ -335,10 +334,6 @@ async fn write(engine: Arc<Engine>, mut half: Box<dyn SendHalf>) {
                 continue;
             }
         };
-        if !told && let Some(dialect) = engine.settled_dialect() {
-            half.speak(dialect);
-            told = true;
-        }
         let written = match places {
             // The limit is one message's; a transport notices by itself when nothing moves at all.
             Some(_) if batch.is_empty() => timeout(frame, half.probe()).await,

@@ -40,8 +40,8 @@ macro_rules! every_transport {
     };
     (@names $body:ident) => {
         use super::$body as body;
+        use $crate::world::Dialect::{JsonRpc, LangBot};
         use $crate::world::{Setup, Transport};
-        use box_rpc::Dialect::{JsonRpc, LangBot};
     };
     (@listening) => {
         $crate::every_transport!(@one queue_json_rpc, Queue, JsonRpc);

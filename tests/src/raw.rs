@@ -4,10 +4,10 @@ use std::collections::VecDeque;
 use std::fmt::Debug;
 use std::time::Duration;
 
-use box_rpc::{Code, Connection, ConnectionError, Dialect, Fault, ReceiveHalf, SendHalf};
+use box_rpc::{Code, Connection, ConnectionError, Fault, ReceiveHalf, SendHalf};
 use serde_json::{Value, json};
 
-use crate::world::Place;
+use crate::world::{Dialect, Place};
 
 /// An end that sends texts, for what a well-behaved client would never say.
 #[allow(missing_docs)]
@@ -58,8 +58,7 @@ impl RawAnswer {
 impl Raw {
     /// An end of this connection.
     pub fn over(connection: Box<dyn Connection>, dialect: Dialect, place: Option<Place>) -> Self {
-        let (mut send, receive) = connection.split();
-        send.speak(dialect);
+        let (send, receive) = connection.split();
         Self {
             send,
             receive,

@@ -5,7 +5,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use box_rpc::{Dialect, Gate, Hello, HelloParams, Limits, Options, Peer, Router, Session, Tokens};
+use box_gateways::langbot::{BOTH, Frames, InPieces};
+use box_rpc::{
+    Codecs, Connection, Gate, Hello, HelloParams, Limits, Options, Peer, Router, Session, Tokens,
+};
 use box_service::connector::EndpointLink;
 use box_transports::link::LinkOptions;
 use box_transports::server::Server;
@@ -36,6 +39,37 @@ impl Transport {
     /// Whether the first message must be a hello with a token.
     pub fn needs_hello(self) -> bool {
         matches!(self, Self::Tcp | Self::Tls)
+    }
+}
+
+/// How messages are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Dialect {
+    /// JSON-RPC 2.0.
+    JsonRpc,
+    /// LangBot's action frames.
+    LangBot,
+}
+
+impl Dialect {
+    /// The codec that writes it.
+    pub fn codecs(self) -> Codecs {
+        match self {
+            Self::JsonRpc => Codecs::JSON_RPC,
+            Self::LangBot => Codecs::Only(&Frames),
+        }
+    }
+
+    /// The connection as this dialect frames it over standard streams.
+    pub fn over_stdio(
+        self,
+        connection: Box<dyn Connection>,
+        limits: &Limits,
+    ) -> Box<dyn Connection> {
+        match self {
+            Self::JsonRpc => connection,
+            Self::LangBot => Box::new(InPieces::over(connection, limits)),
+        }
     }
 }
 
@@ -192,8 +226,8 @@ impl Setup {
     async fn listen(&self) -> Place {
         let directory = tempfile::tempdir().expect("a directory");
         if self.transport == Transport::Stdio {
-            let argument = serde_json::to_string(&(self.serves, self.guarded, &self.server))
-                .expect("an argument");
+            let argument = (self.serves, self.guarded, &self.server, self.dialect);
+            let argument = serde_json::to_string(&argument).expect("an argument");
             let command = vec![self.server_program.display().to_string(), argument];
             let connect = ConnectOptions {
                 limits: self.client.limits(),
@@ -232,6 +266,7 @@ impl Setup {
         let router = self.serves.router(&self.server_program);
         let options = Options {
             limits,
+            codecs: Codecs::FirstOf(BOTH),
             gate: gate(self.guarded),
             ..Options::default()
         };
@@ -244,17 +279,22 @@ impl Setup {
         }
     }
 
+    async fn connect(&self, place: &Place) -> Box<dyn Connection> {
+        let connection = place.endpoint.connect(&place.connect).await;
+        let connection = connection.expect("a connection");
+        if self.transport == Transport::Stdio {
+            return self.dialect.over_stdio(connection, &place.connect.limits);
+        }
+        connection
+    }
+
     /// Connects a session that has said hello where that is needed.
     async fn client_session(&self, place: &Place) -> Session {
-        let connection = place
-            .endpoint
-            .connect(&place.connect)
-            .await
-            .expect("a connection");
+        let connection = self.connect(place).await;
         let router = Arc::new(TestServer::default()).router();
         let options = Options {
             limits: self.client.limits(),
-            dialect: Some(self.dialect),
+            codecs: self.dialect.codecs(),
             ..Options::default()
         };
         let session = Session::start_boxed(connection, router, options);
@@ -285,7 +325,7 @@ impl Setup {
         let options = LinkOptions {
             session: Options {
                 limits: self.client.limits(),
-                dialect: Some(self.dialect),
+                codecs: self.dialect.codecs(),
                 ..Options::default()
             },
             hello: Some(HelloParams {
@@ -352,11 +392,7 @@ impl Setup {
     /// A raw client that has said nothing yet.
     pub async fn raw_silent(self) -> Raw {
         let place = self.listen().await;
-        let connection = place
-            .endpoint
-            .connect(&place.connect)
-            .await
-            .expect("a connection");
+        let connection = self.connect(&place).await;
         Raw::over(connection, self.dialect, Some(place))
     }
 
@@ -382,6 +418,7 @@ impl Setup {
         let router = Arc::new(TestServer::default()).router();
         let options = Options {
             limits: self.server.limits(),
+            codecs: Codecs::FirstOf(BOTH),
             ..Options::default()
         };
         (
@@ -468,7 +505,7 @@ pub async fn against_a_script_with(
     change(&mut limits);
     let options = Options {
         limits,
-        dialect: Some(dialect),
+        codecs: dialect.codecs(),
         ..Options::default()
     };
     (

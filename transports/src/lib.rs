@@ -4,11 +4,11 @@
 //! | endpoint | module | framing | for |
 //! |---|---|---|---|
 //! | `queue:NAME` | [`queue`] | none: strings change hands | tests, a runtime linked into its host |
-//! | `stdio:COMMAND` | [`stdio`] | a line each, LangBot's pieces in its dialect | plugin hosts |
+//! | `stdio:COMMAND` | [`stdio`] | a line each | plugin hosts |
 //! | `tcp://HOST:PORT` | [`tcp`] | a line each | runtimes on a trusted network |
 //! | `tls://HOST:PORT` | [`tcp`], [`tls`] | a line each | runtimes elsewhere, with client certificates |
 //! | `unix:PATH` | [`unix`] | a line each | the same machine and user |
-//! | `ws://HOST:PORT/PATH`, `wss://…` | [`websocket`] | a text message each | LangBot, anything behind HTTP |
+//! | `ws://HOST:PORT/PATH`, `wss://…` | [`websocket`] | a text message each | anything behind HTTP |
 //!
 //! # Reading order
 //!

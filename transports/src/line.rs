@@ -72,7 +72,12 @@ where
         self
     }
 
-    /// Both halves with their types, for a framing on top of lines.
+    /// From now on, lines that are not of the form `{…}` or `[…]` are skipped and counted.
+    pub fn skip_noise(&mut self) -> NoiseCount {
+        self.receive.noise.get_or_insert_default().clone()
+    }
+
+    /// Both halves with their types.
     pub(crate) fn into_parts(self) -> (LineSend<W>, LineReceive<R>) {
         (self.send, self.receive)
     }
@@ -104,7 +109,7 @@ impl<W: AsyncWrite + Unpin> LineSend<W> {
     }
 
     /// Takes one message; small ones wait for company until the flush.
-    pub(crate) async fn put(&mut self, mut message: String) -> Result<(), ConnectionError> {
+    async fn put(&mut self, mut message: String) -> Result<(), ConnectionError> {
         // A line break outside of a JSON string is white space, inside of one it is not JSON.
         if memchr::memchr(b'\n', message.as_bytes()).is_some() {
             message = message.replace('\n', " ");
@@ -122,17 +127,17 @@ impl<W: AsyncWrite + Unpin> LineSend<W> {
     }
 
     /// Writes what is left and passes it on.
-    pub(crate) async fn finish(&mut self) -> Result<(), ConnectionError> {
+    async fn finish(&mut self) -> Result<(), ConnectionError> {
         self.outbox.flush().await
     }
 
     /// Finds out whether the other end is gone, then or the next time.
-    pub(crate) async fn probe(&mut self) -> Result<(), ConnectionError> {
+    async fn probe(&mut self) -> Result<(), ConnectionError> {
         self.outbox.probe(&self.probe).await
     }
 
     /// Flushes and ends the stream in this direction.
-    pub(crate) async fn end(&mut self) -> Result<(), ConnectionError> {
+    async fn end(&mut self) -> Result<(), ConnectionError> {
         self.outbox.close().await
     }
 }
@@ -183,12 +188,8 @@ impl NoiseCount {
 #[derive(Debug)]
 pub struct LineReceive<R> {
     intake: Intake<R>,
-    /// The limit that is reported.
-    limit: usize,
     /// The longest line that is read.
-    longest: usize,
-    /// The longest line that is read whatever the limit.
-    always: usize,
+    limit: usize,
     /// Bytes of the waiting line already searched for its end.
     searched: usize,
     /// The beginning of an oversize line that is being skipped.
@@ -214,8 +215,6 @@ impl<R: AsyncRead + Unpin> LineReceive<R> {
         Self {
             intake: Intake::new(read, limits.frame, place),
             limit: limits.message_bytes,
-            longest: limits.message_bytes,
-            always: 0,
             searched: 0,
             skipping: None,
             ended: false,
@@ -223,29 +222,11 @@ impl<R: AsyncRead + Unpin> LineReceive<R> {
         }
     }
 
-    /// Reads lines of up to `bytes` even if a message may not be that long: a framing on top has
-    /// lines that are no messages.
-    pub(crate) fn read_lines_of(&mut self, bytes: usize) {
-        self.always = bytes;
-        self.longest = self.longest.max(bytes);
-    }
-
-    /// From now on, lines that are not of the form `{…}` or `[…]` are skipped and counted.
-    pub(crate) fn skip_noise(&mut self) -> NoiseCount {
-        self.noise.get_or_insert_default().clone()
-    }
-
     /// The next line; `None` at the end. Everything half done is kept in `self`, so the future may
     /// be dropped at any time.
-    ///
-    /// With `continues`, the line is one piece of a longer message and the clock of that message
-    /// runs on.
-    pub(crate) async fn next(
-        &mut self,
-        continues: bool,
-    ) -> Result<Option<String>, ConnectionError> {
+    async fn next(&mut self) -> Result<Option<String>, ConnectionError> {
         loop {
-            match self.find(continues) {
+            match self.find() {
                 Found::Message(line) => return Ok(Some(text_of(line))),
                 Found::TooLarge(head) => {
                     return Err(ConnectionError::TooLarge {
@@ -256,31 +237,26 @@ impl<R: AsyncRead + Unpin> LineReceive<R> {
                 Found::Nothing if self.ended => return Ok(None),
                 Found::Nothing => {
                     let begun = self.skipping.is_some() || !self.intake.waiting().is_empty();
-                    self.ended = !self.intake.fill(begun || continues).await?;
+                    self.ended = !self.intake.fill(begun).await?;
                 }
             }
         }
     }
 
-    /// The message is complete that the last lines were pieces of, and its clock stops.
-    pub(crate) fn message_ended(&mut self) {
-        self.intake.message_ended();
-    }
-
-    /// A whole line that is already here; `continues` as for [`next`](Self::next).
-    pub(crate) fn next_ready(&mut self, continues: bool) -> Option<String> {
+    /// A whole line that is already here.
+    fn next_ready(&mut self) -> Option<String> {
         // An oversize line is an event that only `next` can report.
-        if self.skipping.is_some() || self.intake.waiting().len() > self.longest {
+        if self.skipping.is_some() || self.intake.waiting().len() > self.limit {
             return None;
         }
-        match self.find(continues) {
+        match self.find() {
             Found::Message(line) => Some(text_of(line)),
             Found::TooLarge(_) | Found::Nothing => None,
         }
     }
 
     /// Looks for a line among the waiting bytes, skipping what is no message.
-    fn find(&mut self, continues: bool) -> Found {
+    fn find(&mut self) -> Found {
         loop {
             let waiting = self.intake.waiting();
             let end = memchr::memchr(b'\n', &waiting[self.searched..]).map(|at| self.searched + at);
@@ -293,7 +269,7 @@ impl<R: AsyncRead + Unpin> LineReceive<R> {
             };
             if let Some(head) = &mut self.skipping {
                 extend_head(head, &waiting[..length]);
-                self.drop_line(length, end.is_some(), continues);
+                self.drop_line(length, end.is_some());
                 if whole && let Some(head) = self.skipping.take() {
                     if self.is_noise(&head, None) {
                         continue;
@@ -302,8 +278,8 @@ impl<R: AsyncRead + Unpin> LineReceive<R> {
                 }
                 return Found::Nothing;
             }
-            if length > self.longest.saturating_add(1)
-                || (whole && trimmed(&waiting[..length]).len() > self.longest)
+            if length > self.limit.saturating_add(1)
+                || (whole && trimmed(&waiting[..length]).len() > self.limit)
             {
                 self.skipping = Some(Vec::with_capacity(HEAD_BYTES));
                 continue;
@@ -314,25 +290,25 @@ impl<R: AsyncRead + Unpin> LineReceive<R> {
             }
             let kept = trimmed(&waiting[..length]).len();
             if kept == 0 || self.is_noise(&waiting[..kept], Some(&waiting[..kept])) {
-                self.drop_line(length, end.is_some(), continues);
+                self.drop_line(length, end.is_some());
                 if end.is_none() {
                     return Found::Nothing;
                 }
                 continue;
             }
             let line = self.intake.take(kept);
-            self.drop_line(length - kept, end.is_some(), continues);
+            self.drop_line(length - kept, end.is_some());
             return Found::Message(line);
         }
     }
 
     /// Lets go of `length` bytes and of the newline after them, with which a line's time ends,
     /// whatever the line was.
-    fn drop_line(&mut self, length: usize, newline: bool, continues: bool) {
+    fn drop_line(&mut self, length: usize, newline: bool) {
         self.intake.consume(length + usize::from(newline));
         self.searched = 0;
-        if newline && !continues {
-            self.message_ended();
+        if newline {
+            self.intake.message_ended();
         }
     }
 
@@ -359,16 +335,15 @@ impl<R: AsyncRead + Unpin> LineReceive<R> {
 #[async_trait]
 impl<R: AsyncRead + Unpin + Send> ReceiveHalf for LineReceive<R> {
     async fn receive(&mut self) -> Result<Option<String>, ConnectionError> {
-        self.next(false).await
+        self.next().await
     }
 
     fn receive_ready(&mut self) -> Option<String> {
-        self.next_ready(false)
+        self.next_ready()
     }
 
     fn accept_up_to(&mut self, bytes: usize) {
         self.limit = bytes;
-        self.longest = bytes.max(self.always);
     }
 
     fn peer_is_known(&mut self) -> bool {

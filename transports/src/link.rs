@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use box_rpc::{
-    Action, CallError, CloseReason, Connection, ConnectionError, Dialect, Hello, HelloParams,
+    Action, CallError, CloseReason, Codecs, Connection, ConnectionError, Hello, HelloParams,
     HelloResult, Options, Peer, Router, Session,
 };
 use futures::future::BoxFuture;
@@ -25,7 +25,7 @@ pub type Connector =
 /// How a link connects.
 #[derive(Debug, Clone)]
 pub struct LinkOptions {
-    /// How each connection is used. The dialect is JSON-RPC unless set.
+    /// How each connection is used. The codec is JSON-RPC unless another one is settled.
     pub session: Options,
     /// What to say first on each connection; `None` says nothing.
     pub hello: Option<HelloParams>,
@@ -43,7 +43,7 @@ impl Default for LinkOptions {
     fn default() -> Self {
         Self {
             session: Options {
-                dialect: Some(Dialect::JsonRpc),
+                codecs: Codecs::JSON_RPC,
                 ..Options::default()
             },
             hello: Some(HelloParams::default()),
@@ -339,7 +339,10 @@ async fn connect(
 ) -> Result<(Session, Option<Arc<HelloResult>>), Down> {
     let connection = connector().await.map_err(Down::Connection)?;
     let mut session_options = options.session.clone();
-    session_options.dialect.get_or_insert(Dialect::JsonRpc);
+    if let Codecs::FirstOf(_) = session_options.codecs {
+        // This side speaks first.
+        session_options.codecs = Codecs::JSON_RPC;
+    }
     let session = Session::start_boxed(connection, options.router.clone(), session_options);
     let Some(hello) = &options.hello else {
         return Ok((session, None));

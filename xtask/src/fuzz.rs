@@ -16,13 +16,22 @@ const COVERAGE: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-l
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1";
 
+/// Every shape of the wire, by each codec.
+const SHAPES: [&str; 2] = [
+    "rpc/src/codec/shapes.txt",
+    "gateways/src/langbot/codec/shapes.txt",
+];
+
 /// Feeds the decoder that many inputs, grown from every shape of the wire.
 pub(crate) fn run(workspace: &Workspace, target: &Path, runs: &str) -> Result {
     let folder = target.join("fuzz");
     let (corpus, seeds) = (folder.join("corpus-decode"), folder.join("seeds-decode"));
     fs::create_dir_all(&corpus)?;
     fs::create_dir_all(&seeds)?;
-    let shapes = fs::read_to_string(workspace.root().join("rpc/src/wire/shapes.txt"))?;
+    let mut shapes = String::new();
+    for file in SHAPES {
+        shapes += &fs::read_to_string(workspace.root().join(file))?;
+    }
     let shapes = shapes.lines().filter_map(|line| line.strip_prefix("  {"));
     for (number, shape) in shapes.enumerate() {
         fs::write(seeds.join(number.to_string()), format!("{{{shape}"))?;

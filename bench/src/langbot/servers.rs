@@ -8,8 +8,8 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
-use box_gateways::langbot::{LangBot, Settings};
-use box_rpc::{Dialect, Options, Session};
+use box_gateways::langbot::{Frames, InPieces, LangBot, Settings};
+use box_rpc::{Codecs, Options, Session};
 use box_runtime::fake::{FakeBackend, Reply};
 use box_runtime::{BoxRuntime, RuntimeConfig};
 use box_service::connector::InProcess;
@@ -54,21 +54,31 @@ fn gateway() -> Result<Arc<box_gateways::langbot::Host>> {
 pub(crate) fn serve(name: &str) -> Result<()> {
     process::runtime()?.block_on(async {
         let options = Options {
-            dialect: Some(Dialect::LangBot),
+            codecs: Codecs::Only(&Frames),
             ..Options::default()
         };
         let endpoint: Endpoint = "ws://127.0.0.1:0/rpc/ws".parse()?;
         match name {
             "gateway-stdio" => {
-                let connection = stdio::serve(&options.limits)?;
-                let session = Session::start(connection, gateway()?.router(true), options);
+                let lines = stdio::serve(&options.limits)?;
+                let connection = InPieces::over(Box::new(lines), &options.limits);
+                let (router, policy) = gateway()?.serve(true);
+                let options = Options {
+                    control_policy: Some(policy),
+                    ..options
+                };
+                let session = Session::start(connection, router, options);
                 session.closed().await;
                 Ok(())
             }
             "gateway-websocket" => {
                 process::end_with_parent();
                 let listener = endpoint.listen(&ListenOptions::default()).await?;
-                let router = gateway()?.router(true);
+                let (router, policy) = gateway()?.serve(true);
+                let options = Options {
+                    control_policy: Some(policy),
+                    ..options
+                };
                 let server = Listening::start(listener, router, move |_| options.clone());
                 process::announce(server.endpoint())?;
                 std::future::pending().await

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use box_protocol::actions::{AgentHealth, AgentHealthParams};
 use box_protocol::{BoxError, BoxSpec, BoxState, CommandId, Env, Invalid, UnixMs, default_path};
-use box_rpc::{Connection, Dialect, Limits, Options, Session};
+use box_rpc::{Codecs, Connection, Limits, Options, Session};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use tokio::sync::Notify;
@@ -104,7 +104,7 @@ impl Living {
         limits.open_streams = 0;
         let options = Options {
             limits,
-            dialect: Some(Dialect::JsonRpc),
+            codecs: Codecs::JSON_RPC,
             ..Options::default()
         };
         let agent = Session::start_boxed(connection, shared.nothing.clone(), options);

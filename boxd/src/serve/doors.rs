@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use box_rpc::{Options, Router};
+use box_gateways::langbot::BOTH;
+use box_rpc::{Codecs, Options, Router};
 use box_transports::server::{Gauge, Server};
 use box_transports::tls::{Identity, Pem, ServerTls};
 use box_transports::websocket::Gate;
@@ -122,6 +123,7 @@ impl Rule {
         };
         Options {
             limits,
+            codecs: Codecs::FirstOf(BOTH),
             gate,
             caller,
             ..Options::default()

@@ -1,8 +1,9 @@
 //! Boxes over `/rpc/ws`: in both dialects, and whose they are.
 
 use box_client::{BoxClient, ClientOptions, SpecDraft};
+use box_gateways::langbot::Frames;
 use box_protocol::actions::{BoxExec, BoxExecParams, BoxListParams};
-use box_rpc::{Dialect, Options, Router, Session};
+use box_rpc::{Codecs, Options, Router, Session};
 use box_transports::{ConnectOptions, Endpoint};
 
 use crate::server::{ANN, BOB, LONG, Setup, bearer};
@@ -29,10 +30,10 @@ async fn a_command_runs_in_a_real_box_in_either_dialect() {
     let (name, value) = bearer(ANN);
     let bearer = (name.to_owned(), value);
     let control = ("X-LangBot-Box-Control-Token".to_owned(), ANN.to_owned());
-    for (dialect, headers) in [
-        (Dialect::JsonRpc, vec![bearer.clone()]),
-        (Dialect::LangBot, vec![bearer]),
-        (Dialect::LangBot, vec![control]),
+    for (codecs, headers) in [
+        (Codecs::JSON_RPC, vec![bearer.clone()]),
+        (Codecs::Only(&Frames), vec![bearer]),
+        (Codecs::Only(&Frames), vec![control]),
     ] {
         let connect = ConnectOptions {
             headers,
@@ -40,7 +41,7 @@ async fn a_command_runs_in_a_real_box_in_either_dialect() {
         };
         let connection = endpoint.connect(&connect).await.unwrap();
         let options = Options {
-            dialect: Some(dialect),
+            codecs,
             ..Options::default()
         };
         let session = Session::start_boxed(connection, Router::empty(), options);
@@ -79,7 +80,7 @@ async fn with_an_instance_langbots_actions_are_served_and_only_those() {
     };
     let connection = endpoint.connect(&connect("langbot-1")).await.unwrap();
     let options = Options {
-        dialect: Some(Dialect::LangBot),
+        codecs: Codecs::Only(&Frames),
         ..Options::default()
     };
     let session = Session::start_boxed(connection, Router::empty(), options);
@@ -105,7 +106,7 @@ async fn with_an_instance_the_other_dialect_is_not_spoken() {
     let endpoint: Endpoint = served.rpc().parse().unwrap();
     let connection = endpoint.connect(&connect).await.unwrap();
     let options = Options {
-        dialect: Some(Dialect::JsonRpc),
+        codecs: Codecs::JSON_RPC,
         ..Options::default()
     };
     let session = Session::start_boxed(connection, Router::empty(), options);

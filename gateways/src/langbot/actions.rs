@@ -3,17 +3,18 @@
 use std::future::Future;
 use std::ops::Deref;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 
 use box_protocol::BoxError;
-use box_rpc::{Action, Call, Handle, Never, Router, Withdrawal, contract};
+use box_rpc::{Action, Call, ControlPolicy, Handle, Never, Router, Withdrawal, contract};
 use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value};
 
 use super::context::{self, Placement};
 use super::errors::{key_error, stale, value_error};
+use super::files::Files;
 use super::{Host, admission, exec, processes, readiness, sessions, storage};
 
 /// An object, as text.
@@ -40,13 +41,18 @@ pub(super) struct Connection {
     pub(super) host: Arc<Host>,
     /// Nobody else can open such a connection.
     pub(super) guarded: bool,
+    /// The files that have arrived on it.
+    pub(super) files: Arc<Mutex<Files>>,
 }
 
-pub(super) fn router(host: &Arc<Host>, guarded: bool) -> Router {
-    let host = Arc::clone(host);
-    let connection = Arc::new(Connection { host, guarded });
-    let warden = Arc::clone(&connection);
-    Served::router(connection).warden(warden).build()
+pub(super) fn serve(host: &Arc<Host>, guarded: bool) -> (Router, Arc<dyn ControlPolicy>) {
+    let connection = Arc::new(Connection {
+        host: Arc::clone(host),
+        guarded,
+        files: Arc::default(),
+    });
+    let router = Served::router(Arc::clone(&connection)).build();
+    (router, connection)
 }
 
 macro_rules! actions {

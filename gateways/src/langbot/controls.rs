@@ -1,25 +1,28 @@
 //! Requests about other requests: LangBot's server asks the same of them as of its actions.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use box_protocol::BoxError;
 use box_protocol::langbot::WITHOUT_CONTEXT;
-use box_rpc::Warden;
+use box_rpc::ControlPolicy;
+use box_rpc::codec::Control;
 
 use super::Host;
 use super::actions::Connection;
 use super::context::{self, Placement};
 
-/// Those that need no workspace.
-const OF_ANYONE: [&str; 2] = ["__ping", "__file_chunk"];
-
-impl Warden for Connection {
-    fn check(&self, request: &str, context: Option<&str>) -> Result<(), BoxError> {
-        if OF_ANYONE.contains(&request) {
-            return context::check_instance(context, &self.host.instance);
+impl ControlPolicy for Connection {
+    fn check(&self, control: &Control<'_>, context: Option<&str>) -> Result<(), BoxError> {
+        match control {
+            // These need no workspace.
+            Control::Ping | Control::Pong | Control::Bye { .. } | Control::Other { .. } => {
+                context::check_instance(context, &self.host.instance)
+            }
+            Control::Cancel { .. } | Control::Grant { .. } | Control::Invalid(_) => {
+                let placement = context::placement(context, &self.host.instance)?;
+                self.host.note(placement)
+            }
         }
-        let placement = context::placement(context, &self.host.instance)?;
-        self.host.note(placement)
     }
 
     fn owns(&self, context: Option<&str>, action: &str, of: Option<&str>) -> bool {
@@ -29,8 +32,10 @@ impl Warden for Connection {
             && whose(context).is_some_and(|one| Some(one) == whose(of))
     }
 
-    fn file_bytes(&self) -> usize {
-        self.host.config().limits.max_rpc_file_bytes
+    fn other(&self, _: &str, piece: &str) -> Result<(), BoxError> {
+        let most = self.host.config().limits.max_rpc_file_bytes;
+        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        files.add(piece, most)
     }
 }
 

@@ -1,4 +1,4 @@
-//! LangBot's Box runtime: its actions over the engine's LangBot dialect, and its relay of managed processes.
+//! LangBot's Box runtime: its frames, its actions over them, and its relay of managed processes.
 //!
 //! LangBot brings its own policy, so for LangBot itself this speaks to the runtime directly; what stays here is what
 //! LangBot's own runtime would refuse, too: places of the host that are never mounted, and its limits. Whoever else
@@ -6,26 +6,31 @@
 //!
 //! # Reading order
 //! 1. This file: [`LangBot`], all installations behind one server, and [`Host`], one of them.
-//! 2. `actions`: the table of actions, and what each asks of its caller; `controls`: what requests about those ask. `context`: who asks, for which workspace,
+//! 2. `codec`: its frames, as the engine writes and reads them; `stdio` and `pieces`: how long ones travel over pipes.
+//! 3. `actions`: the table of actions, and what each asks of its caller; `controls`: what requests about those ask, `files`: those that carry a file. `context`: who asks, for which workspace,
 //!    and the names of its boxes. `fence`: only the newest placement of a workspace is served.
-//! 3. `exec`, `sessions`, `processes`, `storage`: the actions. `mounts`: which host paths they may name.
-//! 4. `relay`: a managed process on a websocket, framed by line.
-//! 5. `config`: what `box_init` says. `admission`, `readiness`: where only those with a grant are served.
-//! 6. `errors`: the texts; `trail`: the log.
+//! 4. `exec`, `sessions`, `processes`, `storage`: the actions. `mounts`: which host paths they may name.
+//! 5. `relay`: a managed process on a websocket, framed by line.
+//! 6. `config`: what `box_init` says. `admission`, `readiness`: where only those with a grant are served.
+//! 7. `errors`: the texts; `trail`: the log.
 
 mod actions;
 mod admission;
+mod codec;
 mod config;
 mod context;
 mod controls;
 mod errors;
 mod exec;
 mod fence;
+mod files;
 mod mounts;
+mod pieces;
 mod processes;
 mod readiness;
 mod relay;
 mod sessions;
+mod stdio;
 mod storage;
 mod trail;
 
@@ -35,7 +40,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use box_protocol::BoxError;
-use box_rpc::Router;
+use box_rpc::{Codec, ControlPolicy, JsonRpc, Router};
 use box_runtime::{BoxRuntime, Caller};
 use box_service::BoxService;
 use serde_json::{Map, Value};
@@ -48,8 +53,13 @@ use self::mounts::Places;
 use self::processes::Processes;
 use self::readiness::Readiness;
 
+pub use self::codec::Frames;
 pub use self::context::{Placement, is_instance};
 pub use self::relay::{Relay, RelayRefused};
+pub use self::stdio::InPieces;
+
+/// What an endpoint offers that serves others beside LangBot: JSON-RPC and LangBot's frames.
+pub const BOTH: &[&dyn Codec] = &[&JsonRpc, &Frames];
 
 /// The variable with the secret that LangBot and its runtime share.
 pub const TOKEN_VARIABLE: &str = "LANGBOT_BOX_CONTROL_TOKEN";
@@ -211,10 +221,10 @@ impl Host {
         }
     }
 
-    /// LangBot's actions, for a connection of this installation. `guarded` is one that nobody else can open: over pipes, or
-    /// with a token.
-    pub fn router(self: &Arc<Self>, guarded: bool) -> Router {
-        actions::router(self, guarded)
+    /// LangBot's actions, for one connection of this installation, and who may send control requests on it. Only LangBot
+    /// can open a `guarded` one: over pipes, or with a token.
+    pub fn serve(self: &Arc<Self>, guarded: bool) -> (Router, Arc<dyn ControlPolicy>) {
+        actions::serve(self, guarded)
     }
 
     fn config(&self) -> Arc<Config> {

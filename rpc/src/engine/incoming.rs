@@ -7,13 +7,14 @@ use std::time::Duration;
 use super::{Engine, Started, count};
 use crate::action::Entry;
 use crate::call::{Answer, Batch, Dispatch};
+use crate::codec::{
+    self, CallId, Codec, Control, Decoded, Encoded, Ends, Message, Meta, Part, Unreadable,
+    parse_params,
+};
 use crate::error::{Code, Fault, RpcError};
 use crate::hello::{self, Hello, HelloParams};
 use crate::ledger::{Body, Credit, Delivery, Made, Refusal};
 use crate::limits::Limits;
-use crate::message::{CallId, Control, Decoded, Message, Meta, Part, Unreadable};
-use crate::warden::{FILE_BYTES, Warden};
-use crate::wire::{Dialect, Encoded, Ends, parse_params, value_error};
 use crate::{Action as _, CloseReason};
 
 /// Characters of an unknown action's name that are said again.
@@ -22,18 +23,12 @@ const SHOWN_CHARS: usize = 300;
 /// How long the refusal of a caller may take to be written before the connection is cut.
 const DENIED_FLUSH: Duration = Duration::from_secs(1);
 
-/// The dialect of a first message of which only the beginning is known.
-fn head_dialect(head: &str) -> Option<Dialect> {
-    if head.contains("\"jsonrpc\"") {
-        Some(Dialect::JsonRpc)
-    } else if head.contains("\"seq_id\"") {
-        Some(Dialect::LangBot)
-    } else {
-        None
-    }
+fn unknown_action(name: &str) -> RpcError {
+    let shown: String = name.chars().take(SHOWN_CHARS).collect();
+    RpcError::fault(Fault::UnknownAction, format!("Action {shown} not found"))
 }
 
-/// Whether a first message is the first line of an HTTP request. Nothing of either dialect begins like that.
+/// Whether a first message is the first line of an HTTP request. No codec writes anything that begins like that.
 fn is_http(text: &str) -> bool {
     let method = text.bytes().take_while(u8::is_ascii_uppercase).count();
     let target = text[method..].strip_prefix(' ').unwrap_or_default();
@@ -59,49 +54,51 @@ impl Engine {
     /// A message that was longer than the limit; `head` is its beginning.
     pub(crate) fn accept_oversized(self: &Arc<Self>, head: &str) {
         count(&self.counters.oversized);
-        if self.settled_dialect().is_none() && is_http(head) {
+        if self.settled_codec().is_none() && is_http(head) {
             return self.refuse_http();
         }
-        let Some(dialect) = self.settled_dialect().or_else(|| head_dialect(head)) else {
+        let by_head = || self.codecs.find(|codec| codec.recognises_head(head));
+        let Some(codec) = self.settled_codec().or_else(by_head) else {
             let error = RpcError::fault(Fault::Parse, "not JSON");
             return self.refuse_unreadable(Unreadable { id: None, error });
         };
         let (name, max) = self.longest_message();
         let error = RpcError::limit(Code::TooLarge, "message", name, max);
-        let id = dialect.id_at_start(head, &self.limits);
+        let id = codec.id_at_start(head, &self.limits);
         if !self.admitted.load(Ordering::Relaxed) {
-            let call = id.filter(|_| !Dialect::is_answer(head));
-            let Some(text) = call.and_then(|id| dialect.error(Some(&id), &error)) else {
+            let call = id.filter(|_| !codec.is_answer(head));
+            let Some(text) = call.and_then(|id| codec.error(Some(&id), &error)) else {
                 return self.stop(CloseReason::Denied, Duration::ZERO);
             };
             self.stop(CloseReason::Denied, DENIED_FLUSH);
             return self.push_now(text);
         }
         // An answer of the peer's that is too large ends the call that waits for it, and so does a chunk.
-        if Dialect::is_answer(head) {
+        if codec.is_answer(head) {
             if let Some(id) = id {
                 self.give_up(id, error);
             }
             return;
         }
-        if let Some(id) = dialect.chunk_at_start(head, &self.limits) {
+        if let Some(id) = codec.chunk_at_start(head, &self.limits) {
             return self.give_up(id, error);
         }
-        if let Some(text) = dialect.error(id.as_ref(), &error) {
+        if let Some(text) = codec.error(id.as_ref(), &error) {
             self.push_now(text);
         }
     }
 
     /// Takes in one text. Calls it starts are put into `started`.
     pub(crate) fn accept(self: &Arc<Self>, text: String, started: &mut Vec<Started>) {
-        if self.settled_dialect().is_none() && self.is_stopping() {
+        if self.settled_codec().is_none() && self.is_stopping() {
             // What comes after the first line of an HTTP request is not read, even if it has come with it.
             return;
         }
         if text.len() > self.longest_message().1 {
             return self.accept_oversized(&text);
         }
-        let Some(dialect) = self.settled_dialect().or_else(|| Dialect::of(&text)) else {
+        let by_first = || self.codecs.find(|codec| codec.recognises(&text));
+        let Some(codec) = self.settled_codec().or_else(by_first) else {
             if is_http(&text) {
                 return self.refuse_http();
             }
@@ -111,7 +108,7 @@ impl Engine {
             } else {
                 Fault::Parse
             };
-            let error = RpcError::fault(fault, "not a message of JSON-RPC 2.0 or LangBot");
+            let error = RpcError::fault(fault, format!("not a message of {}", self.codecs.names()));
             return self.refuse_unreadable(Unreadable { id: None, error });
         };
         let admitted = self.admitted.load(Ordering::Relaxed);
@@ -119,8 +116,8 @@ impl Engine {
             // Whoever was refused is not read any further.
             return;
         }
-        let _ = self.dialect.set(dialect);
-        let one = match dialect.decode(&text, &self.limits) {
+        let _ = self.codec.set(codec);
+        let one = match codec::decode(codec, &text, &self.limits) {
             Decoded::One(message)
                 if admitted || matches!(message, Ok(Message::Call { id: Some(_), .. })) =>
             {
@@ -132,7 +129,7 @@ impl Engine {
             Decoded::Batch(items) => return self.accept_batch(items, started),
         };
         match one {
-            Err(unreadable) => self.unreadable(dialect, &text, unreadable),
+            Err(unreadable) => self.unreadable(codec, &text, unreadable),
             Ok(Message::Call {
                 id,
                 action,
@@ -182,21 +179,22 @@ impl Engine {
         items: Vec<(&str, Result<Message<'_>, Unreadable>)>,
         started: &mut Vec<Started>,
     ) {
+        let codec = self.codec();
         let answers = |item: &(&str, Result<Message<'_>, Unreadable>)| {
             matches!(item, (_, Ok(Message::Call { .. })))
-                || matches!(item, (text, Err(_)) if !Dialect::is_answer(text))
+                || matches!(item, (text, Err(_)) if !codec.is_answer(text))
         };
         let batch = Arc::new(Batch::new(
             items.iter().filter(|item| answers(item)).count(),
         ));
         for (text, item) in items {
             match item {
-                Err(unreadable) if Dialect::is_answer(text) => {
-                    self.unreadable(self.dialect(), text, unreadable);
+                Err(unreadable) if codec.is_answer(text) => {
+                    self.unreadable(codec, text, unreadable);
                 }
                 Err(Unreadable { id, error }) => {
                     count(&self.counters.unparsable);
-                    let answer = self.dialect().error(id.as_ref(), &error);
+                    let answer = codec.error(id.as_ref(), &error);
                     self.reply(answer.unwrap_or_default(), Some(&batch));
                 }
                 Ok(Message::Call {
@@ -253,7 +251,7 @@ impl Engine {
         batch: Option<&Arc<Batch>>,
     ) -> Option<(&Entry, Answer, Option<Arc<Credit>>)> {
         let refuse = |id: Option<CallId>, error: &RpcError| {
-            let text = id.and_then(|id| self.dialect().error(Some(&id), error));
+            let text = id.and_then(|id| self.codec().error(Some(&id), error));
             self.reply(text.unwrap_or_default(), batch);
             None
         };
@@ -270,17 +268,16 @@ impl Engine {
             );
         }
         let Some(entry) = self.router.find(action) else {
-            let shown: String = action.chars().take(SHOWN_CHARS).collect();
-            return refuse(
-                id,
-                &RpcError::fault(Fault::UnknownAction, format!("Action {shown} not found")),
-            );
+            return refuse(id, &unknown_action(action));
         };
         let credit = (entry.streams && meta.credit > 0).then(|| Arc::new(Credit::new(meta.credit)));
         let stream = credit.is_some();
         let made = Made {
             action: entry.name,
-            context: self.router.warden().and_then(|_| meta.context.clone()),
+            context: self
+                .control_policy
+                .as_ref()
+                .and_then(|_| meta.context.clone()),
         };
         let admitted = self
             .incoming()
@@ -342,13 +339,13 @@ impl Engine {
                 }
                 self.admitted.store(true, Ordering::Relaxed);
                 self.answers_pings.store(true, Ordering::Relaxed);
-                self.dialect().result(id, &result, Ends::Call).ok()
+                self.codec().result(id, &result, Ends::Call).ok()
             }
             Err(error) => {
                 if !self.admitted.load(Ordering::Relaxed) {
                     self.stop(CloseReason::Denied, DENIED_FLUSH);
                 }
-                self.dialect().error(Some(id), &error)
+                self.codec().error(Some(id), &error)
             }
         }
     }
@@ -376,9 +373,9 @@ impl Engine {
 
     /// An answer or a chunk that cannot be read ends the call that waits for it; anything else is
     /// refused.
-    fn unreadable(self: &Arc<Self>, dialect: Dialect, text: &str, unreadable: Unreadable) {
-        let chunk = dialect.chunk_at_start(text, &self.limits);
-        if chunk.is_none() && !Dialect::is_answer(text) {
+    fn unreadable(self: &Arc<Self>, codec: &dyn Codec, text: &str, unreadable: Unreadable) {
+        let chunk = codec.chunk_at_start(text, &self.limits);
+        if chunk.is_none() && !codec.is_answer(text) {
             return self.refuse_unreadable(unreadable);
         }
         count(&self.counters.unparsable);
@@ -388,7 +385,7 @@ impl Engine {
             error = RpcError::unavailable("the answer was cut off");
         }
         let id = chunk.or(id);
-        if let Some(id) = id.or_else(|| dialect.id_at_start(text, &self.limits)) {
+        if let Some(id) = id.or_else(|| codec.id_at_start(text, &self.limits)) {
             self.give_up(id, error);
         }
     }
@@ -409,14 +406,14 @@ impl Engine {
             // Whoever does not even speak the protocol is told nothing.
             return self.stop(CloseReason::Denied, Duration::ZERO);
         }
-        let dialect = self.settled_dialect().unwrap_or(Dialect::JsonRpc);
-        if let Some(text) = dialect.error(id.as_ref(), &error) {
+        let codec = self.settled_codec().unwrap_or(self.codecs.preferred());
+        if let Some(text) = codec.error(id.as_ref(), &error) {
             self.push_now(text);
         }
     }
 
     fn answered(self: &Arc<Self>, id: &CallId, outcome: Result<Body, RpcError>, part: Part) {
-        // LangBot's control requests have negative ids; nobody waits for their answers.
+        // Requests of the codec itself have negative ids; no call waits for their answers.
         if matches!(id, CallId::Number(..0)) {
             return;
         }
@@ -435,26 +432,26 @@ impl Engine {
         if !self.admitted.load(Ordering::Relaxed) {
             return self.stop(CloseReason::Denied, Duration::ZERO);
         }
-        let outcome = match self.router.warden() {
-            Some(warden) => warden.check(control.langbot_name(), context),
+        let outcome = match &self.control_policy {
+            Some(policy) => policy.check(control, context),
             None => Ok(()),
         };
         let outcome = outcome.and_then(|()| self.done(ask, control, context));
         let Some(id) = ask else { return };
         let text = match outcome {
-            Ok(body) => self.dialect().result(id, &Encoded(body), Ends::Call).ok(),
-            Err(error) => self.dialect().error(Some(id), &error),
+            Ok(body) => self.codec().result(id, &Encoded(body), Ends::Call).ok(),
+            Err(error) => self.codec().error(Some(id), &error),
         };
         self.reply(text.unwrap_or_default(), None);
     }
 
     /// Whether a call may be ended, or its chunks be taken, from this context.
     fn may_touch(&self, id: &CallId, context: Option<&str>) -> bool {
-        let Some(warden) = self.router.warden() else {
+        let Some(policy) = &self.control_policy else {
             return true;
         };
         let made = self.incoming().made(id).cloned();
-        made.is_some_and(|made| warden.owns(context, made.action, made.context.as_deref()))
+        made.is_some_and(|made| policy.owns(context, made.action, made.context.as_deref()))
     }
 
     /// Does what a control message says. The answer, if one is wanted.
@@ -499,12 +496,11 @@ impl Engine {
                 self.outgoing().refuse("the peer is closing");
                 Ok("{}")
             }
-            Control::FilePiece(piece) => {
-                let most = self.router.warden().map(Warden::file_bytes);
-                self.files().add(piece, most.unwrap_or(FILE_BYTES))?;
-                Ok("{}")
-            }
-            Control::Malformed { why, .. } => Err(value_error(*why)),
+            Control::Other { name, data } => match &self.control_policy {
+                Some(policy) => policy.other(name, data).map(|()| "{}"),
+                None => Err(unknown_action(name)),
+            },
+            Control::Invalid(error) => Err(error.clone()),
         }
     }
 }

@@ -52,7 +52,7 @@ fn more_chunks_than_granted_fail_the_call_and_keep_room_for_the_end() {
 }
 
 #[test]
-fn langbots_continue_ends_a_plain_call_and_feeds_a_stream() {
+fn a_part_that_may_be_either_ends_a_plain_call_and_feeds_a_stream() {
     let mut outgoing = Outgoing::default();
     let (plain, mut answer) = outgoing.call().unwrap();
     let (stream, mut items) = outgoing.stream(2).unwrap();
@@ -130,9 +130,9 @@ async fn a_stream_sends_no_more_than_its_credit() {
     assert!(credit.add(Grant::More(1)));
     assert_eq!(credit.take().await, 2);
     assert!(
-        !credit.add(Grant::ReadUpTo(9)),
+        !credit.add(Grant::UpTo { read: 9, window: 8 }),
         "chunks that were never sent cannot have been read"
     );
-    assert!(credit.add(Grant::ReadUpTo(2)));
+    assert!(credit.add(Grant::UpTo { read: 2, window: 8 }));
     assert_eq!(credit.take().await, 3);
 }

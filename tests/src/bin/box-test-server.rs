@@ -1,10 +1,11 @@
 //! A test server on standard input and output. Its one argument says what it serves, whether it
-//! asks for a token, and within which limits, as JSON. It is the fork server of its own real boxes.
+//! asks for a token, within which limits, and in which dialect, as JSON. It is the fork server of its own real boxes.
 
 use std::error::Error;
 
-use box_rpc::{Options, Session};
-use box_tests::world::{Serves, TestLimits, gate};
+use box_gateways::langbot::BOTH;
+use box_rpc::{Codecs, Options, Session};
+use box_tests::world::{Dialect, Serves, TestLimits, gate};
 use box_transports::stdio;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -14,20 +15,25 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn serve() -> Result<(), Box<dyn Error>> {
-    let (serves, guarded, limits): (Serves, bool, TestLimits) = match std::env::args().nth(1) {
-        Some(argument) => serde_json::from_str(&argument)?,
-        None => (Serves::Actions, false, TestLimits::default()),
-    };
+    let (serves, guarded, limits, dialect): (Serves, bool, TestLimits, Dialect) =
+        match std::env::args().nth(1) {
+            Some(argument) => serde_json::from_str(&argument)?,
+            None => {
+                let limits = TestLimits::default();
+                (Serves::Actions, false, limits, Dialect::JsonRpc)
+            }
+        };
     let limits = limits.limits();
-    let connection = stdio::serve(&limits)?;
+    let connection = dialect.over_stdio(Box::new(stdio::serve(&limits)?), &limits);
     // A stray print must not reach the protocol.
     println!("{{\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{{\"text\":\"a stray print\"}}}}");
     let options = Options {
         limits,
+        codecs: Codecs::FirstOf(BOTH),
         gate: gate(guarded),
         ..Options::default()
     };
-    let session = Session::start(
+    let session = Session::start_boxed(
         connection,
         serves.router(&std::env::current_exe()?),
         options,

@@ -6,9 +6,9 @@ use box_protocol::actions::{
     FileWrite, PortChunk, PortOpen, PortSend, ShellCreate, ShellDelete, ShellRun,
 };
 use box_protocol::{Code, SpecDraft};
-use box_rpc::{Action, Asked, Dialect, Peer};
+use box_rpc::{Action, Asked, Peer};
 use box_tests::every_transport;
-use box_tests::world::{Setup, Transport, World, eventually};
+use box_tests::world::{Dialect, Setup, Transport, World, eventually};
 use futures::StreamExt as _;
 use serde_json::{Value, json};
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use box_protocol::actions::BoxExecParams;
 use box_protocol::{BoxError, BoxExecutionResult, ExecutionStatus, SpecDraft};
-use box_rpc::{Dialect, Options, Router, Session};
+use box_rpc::{Codecs, Options, Router, Session};
 use box_runtime::native::{NativeBackend, NativeConfig};
 use box_runtime::{Backend as _, BoxRuntime, Caller, RuntimeConfig, StartRequest};
 use serde_json::json;
@@ -132,7 +132,7 @@ pub(crate) async fn agent_of(backend: &NativeBackend) -> (Uuid, Session) {
     let request = StartRequest::new(id, &spec);
     let started = backend.start(request).await.unwrap();
     let options = Options {
-        dialect: Some(Dialect::JsonRpc),
+        codecs: Codecs::JSON_RPC,
         ..Options::default()
     };
     let session = Session::start_boxed(started.connection, Router::empty(), options);

@@ -1,9 +1,9 @@
 //! A call gives a result or a typed error, both ways, and one call's fault is its own.
 
-use box_rpc::{CallError, Code, Dialect, Empty, Fault};
+use box_rpc::{CallError, Code, Empty, Fault};
 use box_tests::actions::{Back, Echo, Fail, Failure, Note, Number, Panic, Probe, Text, Wait};
 use box_tests::every_transport;
-use box_tests::world::{Setup, eventually};
+use box_tests::world::{Dialect, Setup, eventually};
 use futures::future::join_all;
 use serde_json::json;
 

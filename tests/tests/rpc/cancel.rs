@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use box_rpc::{Dialect, Empty};
+use box_rpc::Empty;
 use box_tests::actions::{Number, Probe, Wait};
 use box_tests::every_transport;
-use box_tests::world::{Setup, eventually};
+use box_tests::world::{Dialect, Setup, eventually};
 use serde_json::json;
 
 every_transport!(

@@ -45,7 +45,8 @@ async fn a_call_in_time_is_not_disturbed(setup: Setup) {
 
 #[tokio::test(start_paused = true)]
 async fn a_callee_that_ignores_the_deadline_is_given_up_and_cancelled() {
-    let (session, mut raw) = box_tests::world::against_a_script(box_rpc::Dialect::JsonRpc).await;
+    let (session, mut raw) =
+        box_tests::world::against_a_script(box_tests::world::Dialect::JsonRpc).await;
     let begun = Instant::now();
     let peer = session.peer();
     let call = tokio::spawn(async move {
@@ -75,7 +76,7 @@ async fn a_callee_that_ignores_the_deadline_is_given_up_and_cancelled() {
 #[tokio::test(start_paused = true)]
 async fn the_deadline_runs_while_the_call_waits_for_its_place() {
     let (session, _raw) =
-        box_tests::world::against_a_script_with(box_rpc::Dialect::JsonRpc, |limits| {
+        box_tests::world::against_a_script_with(box_tests::world::Dialect::JsonRpc, |limits| {
             limits.queue_slots = 1;
             limits.frame = Duration::from_hours(1);
         })

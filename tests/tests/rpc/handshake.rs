@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use box_rpc::{
-    CallError, CloseReason, Code, ConnectionError, Dialect, Empty, Gate, Hello, HelloParams,
+    CallError, CloseReason, Code, Codecs, ConnectionError, Empty, Gate, Hello, HelloParams,
     Options, ReceiveHalf, SendHalf, Session, Tokens,
 };
 use box_tests::actions::{Server, Text, Who};
 use box_tests::every_transport;
 use box_tests::raw::Raw;
-use box_tests::world::{Setup, TOKEN, Transport, gate};
+use box_tests::world::{Dialect, Setup, TOKEN, Transport, gate};
 use box_transports::tls::{ClientTls, Identity, Pem, ServerTls};
 use box_transports::{ConnectOptions, Endpoint, ListenOptions, queue};
 use serde_json::json;
@@ -217,7 +217,7 @@ fn gated() -> (Session, Session) {
     };
     let server = Session::start(ours, Arc::new(Server::default()).router(), options);
     let options = Options {
-        dialect: Some(Dialect::JsonRpc),
+        codecs: Codecs::JSON_RPC,
         ..Options::default()
     };
     (
@@ -376,7 +376,7 @@ async fn taken_for(text: &str, gate: Gate, tokens: [&str; 2]) -> String {
     let (server, connect) = knowing_callers(text, gate).await;
     let connection = server.endpoint().connect(&connect).await.unwrap();
     let options = Options {
-        dialect: Some(Dialect::JsonRpc),
+        codecs: Codecs::JSON_RPC,
         ..Options::default()
     };
     let client = Session::start_boxed(connection, box_rpc::Router::empty(), options);

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use box_rpc::{CallError, CloseReason, Dialect};
+use box_rpc::{CallError, CloseReason};
 use box_tests::actions::{Echo, Number, Text, Wait};
-use box_tests::world::{Setup, against_a_script_with};
+use box_tests::world::{Dialect, Setup, against_a_script_with};
 use serde_json::json;
 use tokio::time::Instant;
 

@@ -1,9 +1,9 @@
 //! A call with a key runs once, however often it is sent.
 
-use box_rpc::{CallError, Code, Dialect, Empty, Peer};
+use box_rpc::{CallError, Code, Empty, Peer};
 use box_tests::actions::{Number, Probe, Run, Text, Wait};
 use box_tests::every_transport;
-use box_tests::world::{Setup, eventually};
+use box_tests::world::{Dialect, Setup, eventually};
 use futures::future::join_all;
 use serde_json::json;
 

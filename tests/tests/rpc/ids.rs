@@ -1,9 +1,9 @@
 //! Ids are the caller's, are echoed exactly, and are unique while in flight.
 
-use box_rpc::{Code, Dialect};
+use box_rpc::Code;
 use box_tests::actions::{Echo, Text};
 use box_tests::every_transport;
-use box_tests::world::{Setup, against_a_script, eventually};
+use box_tests::world::{Dialect, Setup, against_a_script, eventually};
 use serde_json::json;
 
 every_transport!(

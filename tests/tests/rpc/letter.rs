@@ -1,9 +1,9 @@
 //! JSON-RPC 2.0 to the letter, where a client of any make would notice.
 
-use box_rpc::{Code, Dialect, Fault};
+use box_rpc::{Code, Fault};
 use box_tests::every_transport;
 use box_tests::raw::Raw;
-use box_tests::world::Setup;
+use box_tests::world::{Dialect, Setup};
 use serde_json::{Value, json};
 
 every_transport!(

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use box_rpc::{
-    CallError, CloseReason, Code, ConnectionError, Dialect, Empty, LimitDetail, Limits, Options,
+    CallError, CloseReason, Code, Codecs, ConnectionError, Empty, LimitDetail, Limits, Options,
     ReceiveHalf, Router, SendHalf, Session,
 };
 use box_tests::actions::{Big, Count, Echo, Number, Probe, Text, Wait};
 use box_tests::every_transport;
-use box_tests::world::{Setup, Transport, eventually};
+use box_tests::world::{Dialect, Setup, Transport, eventually};
 use futures::future::join_all;
 use serde_json::json;
 
@@ -348,7 +348,7 @@ async fn written_slowly(each: Duration) -> (Duration, usize) {
     let (sent, mut written) = tokio::sync::mpsc::unbounded_channel();
     let options = Options {
         limits: Limits::in_process(),
-        dialect: Some(Dialect::JsonRpc),
+        codecs: Codecs::JSON_RPC,
         ..Options::default()
     };
     assert_eq!(options.limits.frame, Duration::from_mins(1));

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use box_rpc::{CallError, Dialect, Empty, Limits, Options, Session};
+use box_rpc::{CallError, Empty, Limits, Options, Session};
 use box_tests::actions::{Echo, Flow, Number, Probe, Server, Text, Wait};
 use box_tests::every_transport;
-use box_tests::world::{Setup, against_a_script_with, eventually};
+use box_tests::world::{Dialect, Setup, against_a_script_with, eventually};
 use box_transports::line::Line;
 use futures::StreamExt as _;
 use serde_json::json;

@@ -4,10 +4,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use box_rpc::{CallError, CloseReason, Code, Dialect, Empty, Options, Router, Session};
+use box_rpc::{CallError, CloseReason, Code, Codecs, Empty, Options, Router, Session};
 use box_tests::actions::{Echo, Number, Probe, Server as TestServer, Text, Wait};
 use box_tests::every_transport;
-use box_tests::world::{Setup, eventually};
+use box_tests::world::{Dialect, Setup, eventually};
 use box_transports::server::Server;
 use box_transports::{ConnectOptions, Endpoint, ListenError, ListenOptions};
 use serde_json::json;
@@ -186,7 +186,7 @@ async fn a_server_that_still_answers_has_left_its_address_to_the_next() {
         let connect = async || {
             let connection = endpoint.connect(&ConnectOptions::default()).await.unwrap();
             let options = Options {
-                dialect: Some(Dialect::JsonRpc),
+                codecs: Codecs::JSON_RPC,
                 ..Options::default()
             };
             Session::start_boxed(connection, Router::empty(), options)

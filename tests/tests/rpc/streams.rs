@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use box_rpc::{Code, Dialect, Empty};
+use box_rpc::{Code, Empty};
 use box_tests::actions::{Count, Echo, Flow, Number, Probe, Text};
 use box_tests::every_transport;
-use box_tests::world::{Setup, against_a_script, eventually};
+use box_tests::world::{Dialect, Setup, against_a_script, eventually};
 use futures::StreamExt as _;
 use serde_json::json;
 

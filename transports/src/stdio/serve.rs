@@ -20,17 +20,14 @@ use tokio::{
     net::{UnixStream, unix::pipe},
 };
 
-use super::{
-    Stdio,
-    thread_pipe::{ThreadReader, ThreadWriter},
-};
+use super::thread_pipe::{ThreadReader, ThreadWriter};
 use crate::{bytes::Probe, line::Line};
 
 type Input = Box<dyn AsyncRead + Send + Unpin>;
 type Output = Box<dyn AsyncWrite + Send + Unpin>;
 
 /// The connection to the parent process.
-pub struct Served(Stdio<Input, Output>);
+pub struct Served(Line<Input, Output>);
 
 impl std::fmt::Debug for Served {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -61,7 +58,7 @@ pub fn serve(limits: &Limits) -> Result<Served, ConnectionError> {
         Kind::Other => Probe::Never,
     };
     let line = Line::new(open_input(input)?, open_output(output)?, limits);
-    Ok(Served(Stdio::over(line.probed_by(probe), limits)))
+    Ok(Served(line.probed_by(probe)))
 }
 
 /// Moves the protocol away from the standard streams, and leaves harmless ones in their place.

@@ -3,15 +3,12 @@
 use std::{collections::VecDeque, process::Stdio as Redirect, sync::Arc};
 
 use async_trait::async_trait;
-use box_rpc::{Connection, ConnectionError, Dialect, Limits, ReceiveHalf, SendHalf};
+use box_rpc::{Connection, ConnectionError, Limits, ReceiveHalf, SendHalf};
 use rustix::process::Signal;
 use tokio::process::{ChildStdin, ChildStdout, Command};
 
-use super::{
-    Stdio, StdioReceive, StdioSend,
-    group::{GRACE, Group},
-};
-use crate::line::NoiseCount;
+use super::group::{GRACE, Group};
+use crate::line::{Line, LineReceive, LineSend, NoiseCount};
 
 /// A started command, connected by its standard streams.
 ///
@@ -21,7 +18,7 @@ use crate::line::NoiseCount;
 /// what it left in its group is killed as well.
 #[derive(Debug)]
 pub struct Child {
-    streams: Stdio<ChildStdout, ChildStdin>,
+    streams: Line<ChildStdout, ChildStdin>,
     leash: Arc<Leash>,
     id: Option<u32>,
     noise: NoiseCount,
@@ -52,7 +49,7 @@ pub fn spawn(mut command: Command, limits: &Limits) -> Result<Child, ConnectionE
         return Err(ConnectionError::Closed);
     };
     let id = child.id();
-    let mut streams = Stdio::new(output, input, limits);
+    let mut streams = Line::new(output, input, limits);
     let noise = streams.skip_noise();
     Ok(Child {
         streams,
@@ -89,7 +86,7 @@ impl Drop for Leash {
 
 #[derive(Debug)]
 struct ChildSend {
-    streams: StdioSend<ChildStdin>,
+    streams: LineSend<ChildStdin>,
     leash: Arc<Leash>,
 }
 
@@ -116,15 +113,11 @@ impl SendHalf for ChildSend {
         self.leash.0.end().await;
         closed
     }
-
-    fn speak(&mut self, dialect: Dialect) {
-        self.streams.speak(dialect);
-    }
 }
 
 #[derive(Debug)]
 struct ChildReceive {
-    streams: StdioReceive<ChildStdout>,
+    streams: LineReceive<ChildStdout>,
     _leash: Arc<Leash>,
 }
 

@@ -75,7 +75,7 @@ async fn messages_survive_every_way_of_splitting_the_stream() {
     bytes.extend(masked(false, Opcode::Continuation, b""));
     bytes.extend(masked(false, Opcode::Continuation, b"two"));
     bytes.extend(masked(true, Opcode::Pong, b""));
-    // LangBot's client ends a long message like this.
+    // The client of Python's websockets ends a long message like this.
     bytes.extend(masked(true, Opcode::Continuation, b""));
     bytes.extend(masked(true, Opcode::Text, b""));
     bytes.extend(masked(true, Opcode::Close, &1000_u16.to_be_bytes()));

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use box_gateways::langbot::{GENERATION_HEADER, INSTANCE_HEADER, RelayRefused, WORKSPACE_HEADER};
-use box_rpc::{Limits, Router};
+use box_rpc::{ControlPolicy, Limits, Router};
 use box_transports::places::Place;
 use hyper::header::{HeaderName, HeaderValue, SEC_WEBSOCKET_PROTOCOL};
 use hyper::{HeaderMap, StatusCode};
@@ -29,11 +29,11 @@ pub(super) fn has(door: Door) -> bool {
 }
 
 /// LangBot's actions for a connection that says which LangBot it is. On LangBot's own port every one must.
-pub(super) fn router(
+pub(super) fn serve(
     shared: &Shared,
     headers: &HeaderMap,
     caller: &Arc<str>,
-) -> Result<Option<Router>, Refusal> {
+) -> Result<Option<(Router, Arc<dyn ControlPolicy>)>, Refusal> {
     let instance = headers.get(HeaderName::from_static(INSTANCE_HEADER));
     if instance.is_none() && !shared.only_langbot {
         return Ok(None);
@@ -43,7 +43,7 @@ pub(super) fn router(
         .map(str::trim);
     let host = instance.and_then(|instance| shared.langbot.host(caller, instance));
     let host = host.ok_or_else(stranger)?;
-    Ok(Some(host.router(shared.auth.tokens.is_some())))
+    Ok(Some(host.serve(shared.auth.tokens.is_some())))
 }
 
 fn stranger() -> Refusal {

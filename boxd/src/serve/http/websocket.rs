@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use box_rpc::{Dialect, Limits, Options, Session};
+use box_gateways::langbot::{BOTH, Frames};
+use box_rpc::{Codecs, Limits, Options, Session};
 use box_transports::places::Place;
 use box_transports::websocket::{Role, accept_key, from_upgraded};
 use http_body_util::{BodyExt as _, Empty};
@@ -113,8 +114,8 @@ impl Sockets {
     }
 }
 
-/// Answers with the upgrade, and serves the RPC to this caller once the client has it. Who says which LangBot it is
-/// speaks LangBot's dialect, and only that.
+/// Answers with the upgrade, and serves the RPC to this caller once the client has it. A client that says
+/// which LangBot it is sends LangBot's frames, and only those.
 pub(super) fn upgrade(
     shared: &Arc<Shared>,
     asked: &mut Asked,
@@ -122,13 +123,14 @@ pub(super) fn upgrade(
     place: Place,
 ) -> Result<Answer, Refusal> {
     let key = key(asked)?;
-    let (router, dialect) = match langbot::router(shared, asked.headers(), &caller)? {
-        Some(router) => (router, Some(Dialect::LangBot)),
-        None => (shared.router.clone(), None),
+    let (router, codecs, control_policy) = match langbot::serve(shared, asked.headers(), &caller)? {
+        Some((router, policy)) => (router, Codecs::Only(&Frames), Some(policy)),
+        None => (shared.router.clone(), Codecs::FirstOf(BOTH), None),
     };
     let options = Options {
         limits: Limits::network(),
-        dialect,
+        codecs,
+        control_policy,
         caller: Some(caller),
         ..Options::default()
     };

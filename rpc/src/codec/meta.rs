@@ -9,8 +9,8 @@ use serde::de::{DeserializeOwned, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 
+use super::Meta;
 use crate::error::{Fault, RpcError};
-use crate::message::Meta;
 
 /// The member's name.
 const NAME: &str = "_meta";

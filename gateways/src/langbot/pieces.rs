@@ -11,11 +11,14 @@ use std::borrow::Cow;
 use box_rpc::ConnectionError;
 use serde::Deserialize;
 
-use super::LANGBOT_LINE_BYTES;
-use crate::{bytes::text_of, line::extend_head};
+/// No line is longer, whatever the limit on messages.
+pub(super) const LINE_BYTES: usize = 64 * 1024;
 
 /// Longer messages are cut into pieces of at most this many bytes.
 pub(super) const PIECE_BYTES: usize = 16 * 1024;
+
+/// How much of the beginning of a message that is too long is kept, to find its id.
+const HEAD_BYTES: usize = 512;
 
 /// A `chunk_start` has two short members; a longer line is not searched for one.
 const START_LINE_BYTES: usize = 256;
@@ -54,7 +57,7 @@ impl<'a> Pieces<'a> {
             }
             let data = serde_json::Value::from(&self.message[offset..end]);
             let line = format!(r#"{{"type": "chunk_data", "data": {data}, "offset": {offset}}}"#);
-            if line.len() < LANGBOT_LINE_BYTES {
+            if line.len() < LINE_BYTES {
                 return (line, end);
             }
             // Only text full of control characters grows that much when it is escaped.
@@ -117,16 +120,7 @@ struct Open {
     total: usize,
     seen: usize,
     /// The text so far, or only its beginning when the whole will be too large.
-    text: Vec<u8>,
-}
-
-/// What a line amounts to.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Step {
-    /// A whole message.
-    Message(String),
-    /// A part of one.
-    More,
+    text: String,
 }
 
 impl Assembly {
@@ -145,8 +139,8 @@ impl Assembly {
         self.open.is_some()
     }
 
-    /// Takes the next line.
-    pub(super) fn take(&mut self, line: String) -> Result<Step, ConnectionError> {
+    /// Takes the next line: a whole message, or a part of one.
+    pub(super) fn take(&mut self, line: String) -> Result<Option<String>, ConnectionError> {
         if let Some(open) = self.open.take() {
             return self.go_on(open, &line);
         }
@@ -162,19 +156,19 @@ impl Assembly {
             self.open = Some(Open {
                 total,
                 seen: 0,
-                text: Vec::new(),
+                text: String::new(),
             });
-            return Ok(Step::More);
+            return Ok(None);
         }
         if line.len() > self.limit {
-            let mut head = Vec::new();
-            extend_head(&mut head, line.as_bytes());
+            let mut head = String::new();
+            extend_head(&mut head, &line);
             return Err(self.too_large(head));
         }
-        Ok(Step::Message(line))
+        Ok(Some(line))
     }
 
-    fn go_on(&mut self, mut open: Open, line: &str) -> Result<Step, ConnectionError> {
+    fn go_on(&mut self, mut open: Open, line: &str) -> Result<Option<String>, ConnectionError> {
         let Ok(piece) = serde_json::from_str::<Piece<'_>>(line) else {
             return Err(ConnectionError::Framing(
                 "a line inside of a message in pieces",
@@ -192,30 +186,36 @@ impl Assembly {
                     ));
                 }
                 if open.total > self.limit {
-                    extend_head(&mut open.text, data.as_bytes());
+                    extend_head(&mut open.text, &data);
                 } else {
-                    open.text.extend_from_slice(data.as_bytes());
+                    open.text.push_str(&data);
                 }
                 self.open = Some(open);
-                Ok(Step::More)
+                Ok(None)
             }
             (Some("chunk_end"), ..) if open.seen != open.total => Err(ConnectionError::Framing(
                 "pieces shorter than their total_size",
             )),
             (Some("chunk_end"), ..) if open.total > self.limit => Err(self.too_large(open.text)),
-            (Some("chunk_end"), ..) => Ok(Step::Message(text_of(open.text))),
+            (Some("chunk_end"), ..) => Ok(Some(open.text)),
             _ => Err(ConnectionError::Framing(
                 "a line inside of a message in pieces",
             )),
         }
     }
 
-    fn too_large(&self, head: Vec<u8>) -> ConnectionError {
+    fn too_large(&self, head: String) -> ConnectionError {
         ConnectionError::TooLarge {
-            head: text_of(head),
+            head,
             limit: self.limit,
         }
     }
+}
+
+/// Adds to the kept beginning of a message that is too long what still fits.
+fn extend_head(head: &mut String, more: &str) {
+    let room = HEAD_BYTES.saturating_sub(head.len());
+    head.push_str(&more[..more.floor_char_boundary(room)]);
 }
 
 #[cfg(test)]
@@ -229,7 +229,7 @@ mod tests {
         let mut assembly = Assembly::new(limit);
         let mut messages = Vec::new();
         for line in lines {
-            if let Step::Message(message) = assembly.take(line)? {
+            if let Some(message) = assembly.take(line)? {
                 messages.push(message);
             }
         }
@@ -259,7 +259,7 @@ mod tests {
             for offset in 0..4 {
                 let message = format!("{}{}", "a".repeat(offset), unit.repeat(30_000));
                 let cut: Vec<String> = Pieces::of(&message).collect();
-                assert!(cut.iter().all(|line| line.len() < LANGBOT_LINE_BYTES));
+                assert!(cut.iter().all(|line| line.len() < LINE_BYTES));
                 assert_eq!(assembled(cut, 1 << 20).unwrap(), [message]);
             }
         }
@@ -279,7 +279,7 @@ mod tests {
         assert_eq!((head.len(), limit), (512, 40_000));
         assert!(head.starts_with("{\"id\":7,"));
         let next = assembly.take("{}".to_owned()).unwrap();
-        assert_eq!(next, Step::Message("{}".to_owned()));
+        assert_eq!(next.as_deref(), Some("{}"));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use super::*;
 
 fn fault(text: &str) -> (Option<CallId>, Option<Fault>, Code) {
-    match decode(Dialect::JsonRpc, text) {
+    match decode(text) {
         Err(Unreadable { id, error }) => (id, error.written_wrongly(), error.code()),
         Ok(message) => panic!("{text} was read as {message:?}"),
     }
@@ -33,7 +33,7 @@ fn json_rpc_faults_have_their_kind_and_keep_the_id() {
         let expected = (seven.clone(), Some(Fault::InvalidParams), v);
         assert_eq!(fault(&text), expected, "{params}");
         let notification = text.replace("\"id\":7,", "");
-        let read = decode(Dialect::JsonRpc, &notification);
+        let read = decode(&notification);
         assert!(matches!(read, Ok(Message::Ignored)), "{notification}");
     }
     assert_eq!(
@@ -59,7 +59,7 @@ fn depth_is_limited_outside_strings_only() {
         "[".repeat(200),
         "]".repeat(200)
     );
-    let Err(Unreadable { id, error }) = decode(Dialect::JsonRpc, &deep) else {
+    let Err(Unreadable { id, error }) = decode(&deep) else {
         panic!()
     };
     assert_eq!(id, Some(CallId::Number(7)));
@@ -69,33 +69,21 @@ fn depth_is_limited_outside_strings_only() {
         "[".repeat(200),
         "{".repeat(200)
     );
-    assert!(decode(Dialect::JsonRpc, &text).is_ok());
+    assert!(decode(&text).is_ok());
 }
 
 #[test]
 fn the_id_of_an_unreadable_message_is_found_at_its_start() {
-    let id = |dialect: Dialect, head: &str| dialect.id_at_start(head, &limits());
+    let id = |head: &str| JsonRpc.id_at_start(head, &limits());
     assert_eq!(
-        id(Dialect::JsonRpc, "{\"jsonrpc\":\"2.0\",\"id\":7,\"method\""),
+        id("{\"jsonrpc\":\"2.0\",\"id\":7,\"method\""),
         Some(CallId::Number(7))
     );
     assert_eq!(
-        id(Dialect::JsonRpc, "{\"id\" : \"x\", \"params\""),
+        id("{\"id\" : \"x\", \"params\""),
         Some(CallId::Token("\"x\"".into()))
     );
-    assert_eq!(
-        id(Dialect::LangBot, "{\"seq_id\": 12, \"action\""),
-        Some(CallId::Number(12))
-    );
-    assert_eq!(
-        id(Dialect::JsonRpc, "{\"params\":{\"id\":9"),
-        None,
-        "somebody else's id"
-    );
-    assert_eq!(id(Dialect::JsonRpc, ""), None);
-    assert_eq!(
-        id(Dialect::JsonRpc, "{\"id\":7"),
-        None,
-        "the number may go on"
-    );
+    assert_eq!(id("{\"params\":{\"id\":9"), None, "somebody else's id");
+    assert_eq!(id(""), None);
+    assert_eq!(id("{\"id\":7"), None, "the number may go on");
 }

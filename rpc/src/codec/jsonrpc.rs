@@ -7,15 +7,96 @@
 use std::borrow::Cow;
 use std::io::Write as _;
 
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
 use super::{
-    Payload, meta, parse_fault, write_id, write_number, write_object, write_text, written,
+    CallId, Codec, Control, Decoded, Ends, Grant, Message, Meta, Part, Payload, Unreadable,
+    id_at_start, members_at_start, meta, parse_fault, write_object, write_text, written,
 };
 use crate::error::{Code, Fault, RpcError};
 use crate::limits::Limits;
-use crate::message::{CallId, Control, Decoded, Grant, Message, Meta, Part, Unreadable};
+
+/// JSON-RPC 2.0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct JsonRpc;
+
+impl Codec for JsonRpc {
+    fn name(&self) -> &'static str {
+        "JSON-RPC 2.0"
+    }
+
+    fn recognises(&self, text: &str) -> bool {
+        recognises(text)
+    }
+
+    fn recognises_head(&self, head: &str) -> bool {
+        head.contains("\"jsonrpc\"")
+    }
+
+    fn decode<'a>(&self, text: &'a str, limits: &Limits) -> Decoded<'a> {
+        decode(text, limits)
+    }
+
+    fn read_again<'a>(&self, text: &'a str, limits: &Limits) -> Result<Message<'a>, Unreadable> {
+        one(text, limits)
+    }
+
+    fn id_at_start(&self, head: &str, limits: &Limits) -> Option<CallId> {
+        id_at_start(head, "\"id\"", limits)
+    }
+
+    fn is_answer(&self, head: &str) -> bool {
+        let members = members_at_start(head);
+        !members.contains("\"method\"")
+            && (members.contains("\"result\"") || members.contains("\"error\""))
+    }
+
+    fn chunk_at_start(&self, head: &str, limits: &Limits) -> Option<CallId> {
+        let (before, about) = head.split_once("\"params\":")?;
+        before
+            .contains("\"$/chunk\"")
+            .then(|| self.id_at_start(about.trim_start(), limits))
+            .flatten()
+    }
+
+    fn call(
+        &self,
+        id: Option<i64>,
+        action: &str,
+        params: &dyn Payload,
+        meta: &Meta,
+    ) -> Result<String, serde_json::Error> {
+        call(id, action, params, meta)
+    }
+
+    fn result(
+        &self,
+        id: &CallId,
+        body: &dyn Payload,
+        _: Ends,
+    ) -> Result<String, serde_json::Error> {
+        result(id, body)
+    }
+
+    fn error(&self, id: Option<&CallId>, error: &RpcError) -> Option<String> {
+        Some(error_text(id, error))
+    }
+
+    fn chunk(
+        &self,
+        id: &CallId,
+        _: u64,
+        body: &dyn Payload,
+        room: usize,
+    ) -> Result<String, serde_json::Error> {
+        chunk(id, body, room)
+    }
+
+    fn control(&self, control: &Control<'_>) -> Option<String> {
+        control_text(control)
+    }
+}
 
 /// Room for a message of the usual size.
 const MESSAGE: usize = 512;
@@ -58,7 +139,7 @@ struct ErrorData<'a> {
     detail: Option<&'a RawValue>,
 }
 
-pub(super) fn recognises(text: &str) -> bool {
+fn recognises(text: &str) -> bool {
     #[derive(Deserialize)]
     struct Marked {
         #[allow(dead_code)]
@@ -67,7 +148,7 @@ pub(super) fn recognises(text: &str) -> bool {
     text.trim_start().starts_with('[') || serde_json::from_str::<Marked>(text).is_ok()
 }
 
-pub(super) fn decode<'a>(text: &'a str, limits: &Limits) -> Decoded<'a> {
+fn decode<'a>(text: &'a str, limits: &Limits) -> Decoded<'a> {
     if let Some(message) = as_we_write(text) {
         return Decoded::One(Ok(message));
     }
@@ -102,7 +183,7 @@ const CHUNK: &str = "{\"jsonrpc\":\"2.0\",\"method\":\"$/chunk\",\"params\":{\"i
 /// A call without `_meta`, a result or a chunk, written exactly as [`call`], [`result`] and [`chunk`] write it, taken
 /// apart without reading what its parameters or result hold. That saves one of two scans of nearly
 /// every message; what is in between is checked by whoever parses it.
-pub(super) fn as_we_write(text: &str) -> Option<Message<'_>> {
+fn as_we_write(text: &str) -> Option<Message<'_>> {
     if let Some(rest) = text.strip_prefix(CHUNK) {
         let (id, rest) = number_at_start(rest)?;
         let rest = rest.strip_prefix(",\"chunk\":")?;
@@ -150,7 +231,7 @@ fn number_at_start(text: &str) -> Option<(CallId, &str)> {
     (digits.len() == 1 || !digits.starts_with('0')).then_some((id, rest))
 }
 
-pub(super) fn one<'a>(text: &'a str, limits: &Limits) -> Result<Message<'a>, Unreadable> {
+fn one<'a>(text: &'a str, limits: &Limits) -> Result<Message<'a>, Unreadable> {
     let envelope: Envelope<'a> = serde_json::from_str(text).map_err(|error| Unreadable {
         id: None,
         error: parse_fault(&error),
@@ -367,10 +448,10 @@ fn fault_of(number: i64) -> Option<Fault> {
         .map(|(fault, _)| *fault)
 }
 
-pub(super) fn call(
+fn call(
     id: Option<i64>,
     action: &str,
-    params: &impl Serialize,
+    params: &dyn Payload,
     meta: &Meta,
 ) -> Result<String, serde_json::Error> {
     written(MESSAGE, |out| {
@@ -403,6 +484,19 @@ pub(super) fn call(
     })
 }
 
+/// Writes a whole number, faster than by formatting.
+fn write_number(out: &mut Vec<u8>, number: i64) {
+    let _ = serde_json::to_writer(out, &number);
+}
+
+fn write_id(out: &mut Vec<u8>, id: &CallId) {
+    match id {
+        CallId::Number(number) => write_number(out, *number),
+        CallId::Token(token) => out.extend_from_slice(token.as_bytes()),
+        CallId::Unanswered(_) => out.extend_from_slice(b"null"),
+    }
+}
+
 fn open_answer(out: &mut Vec<u8>, id: Option<&CallId>) {
     out.extend_from_slice(b"{\"jsonrpc\":\"2.0\",\"id\":");
     match id {
@@ -412,7 +506,7 @@ fn open_answer(out: &mut Vec<u8>, id: Option<&CallId>) {
     out.push(b',');
 }
 
-pub(super) fn result(id: &CallId, body: &dyn Payload) -> Result<String, serde_json::Error> {
+fn result(id: &CallId, body: &dyn Payload) -> Result<String, serde_json::Error> {
     written(MESSAGE, |out| {
         open_answer(out, Some(id));
         out.extend_from_slice(b"\"result\":");
@@ -422,7 +516,7 @@ pub(super) fn result(id: &CallId, body: &dyn Payload) -> Result<String, serde_js
     })
 }
 
-pub(super) fn error(id: Option<&CallId>, error: &RpcError) -> String {
+fn error_text(id: Option<&CallId>, error: &RpcError) -> String {
     let number = match error.written_wrongly() {
         Some(fault) => FAULTS
             .iter()
@@ -443,11 +537,7 @@ pub(super) fn error(id: Option<&CallId>, error: &RpcError) -> String {
 }
 
 /// `room` is a guess at its length: a text that grows while it is written is copied over and over.
-pub(super) fn chunk(
-    id: &CallId,
-    body: &dyn Payload,
-    room: usize,
-) -> Result<String, serde_json::Error> {
+fn chunk(id: &CallId, body: &dyn Payload, room: usize) -> Result<String, serde_json::Error> {
     written(room.max(MESSAGE), |out| {
         out.extend_from_slice(CHUNK.as_bytes());
         write_id(out, id);
@@ -458,7 +548,7 @@ pub(super) fn chunk(
     })
 }
 
-pub(super) fn control(control: &Control<'_>) -> Option<String> {
+fn control_text(control: &Control<'_>) -> Option<String> {
     let (method, params) = match control {
         Control::Cancel { id } => ("cancel", format!("{{\"id\":{id}}}")),
         Control::Grant {
@@ -475,11 +565,11 @@ pub(super) fn control(control: &Control<'_>) -> Option<String> {
             )
         }
         Control::Grant {
-            grant: Grant::ReadUpTo(_),
+            grant: Grant::UpTo { .. },
             ..
         }
-        | Control::FilePiece(_)
-        | Control::Malformed { .. } => return None,
+        | Control::Other { .. }
+        | Control::Invalid(_) => return None,
     };
     Some(format!(
         "{{\"jsonrpc\":\"2.0\",\"method\":\"$/{method}\",\"params\":{params}}}"

@@ -1,16 +1,16 @@
-//! LangBot's file transfer: a file arrives as a series of small requests before the call that needs
-//! it, and is taken by its key.
+//! LangBot's file transfer: a file arrives as a series of small requests before the call that needs it. No action that
+//! is served here needs one: the pieces are checked and counted as LangBot's own runtime does it, and not kept.
 
 use std::collections::HashMap;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use box_rpc::{Code, Fault, RpcError};
 use serde_json::{Map, Value};
 
-use crate::error::{Code, Fault, RpcError};
-use crate::wire::value_error;
+use super::errors::{of_class, value_error};
 
-/// Files of one connection that have not been taken.
+/// Files of one connection.
 const OPEN_FILES: usize = 128;
 /// Bytes of one piece.
 const PIECE_BYTES: usize = 16 * 1024;
@@ -18,21 +18,21 @@ const PIECE_BYTES: usize = 16 * 1024;
 const KEY_BYTES: usize = 255;
 
 #[derive(Debug, Default)]
-pub(crate) struct Files {
+pub(super) struct Files {
     open: HashMap<String, File>,
     bytes: usize,
 }
 
 #[derive(Debug)]
 struct File {
-    data: Vec<u8>,
+    bytes: usize,
     next: u64,
     amount: u64,
 }
 
 struct Piece {
     key: String,
-    data: Vec<u8>,
+    bytes: usize,
     index: u64,
     amount: u64,
 }
@@ -70,7 +70,7 @@ impl Piece {
         let key = key.ok_or_else(|| value_error("Invalid file transfer key"))?;
         Ok(Self {
             key: key.to_owned(),
-            data,
+            bytes: data.len(),
             index,
             amount,
         })
@@ -78,9 +78,8 @@ impl Piece {
 }
 
 impl Files {
-    /// Adds a piece: in order, from 0, as many as the first one announced. All files that have not been taken have `most`
-    /// bytes at most.
-    pub(crate) fn add(&mut self, piece: &str, most: usize) -> Result<(), RpcError> {
+    /// Adds a piece: in order, from 0, as many as the first one announced. All files have `most` bytes at most.
+    pub(super) fn add(&mut self, piece: &str, most: usize) -> Result<(), RpcError> {
         let piece = Piece::read(piece)?;
         let known = self.open.get(&piece.key);
         if piece.index == 0 {
@@ -88,60 +87,41 @@ impl Files {
                 return Err(out_of_order());
             }
             if self.open.len() >= OPEN_FILES {
-                return Err(class(
-                    Code::Capacity,
-                    "Active file transfer capacity reached",
-                ));
+                let message = "Active file transfer capacity reached";
+                return Err(of_class("ValueError", Code::Capacity, message));
             }
             let file = File {
-                data: Vec::new(),
+                bytes: 0,
                 next: 0,
                 amount: piece.amount,
             };
             self.open.insert(piece.key.clone(), file);
         }
-        if self.bytes + piece.data.len() > most {
+        if self.bytes + piece.bytes > most {
             self.forget(&piece.key);
-            return Err(class(
-                Code::TooLarge,
-                "File transfer exceeds the configured size limit",
-            ));
+            let message = "File transfer exceeds the configured size limit";
+            return Err(of_class("ValueError", Code::TooLarge, message));
         }
         let fits = |file: &&mut File| file.next == piece.index && file.amount == piece.amount;
         let Some(file) = self.open.get_mut(&piece.key).filter(fits) else {
             self.forget(&piece.key);
             return Err(out_of_order());
         };
-        self.bytes += piece.data.len();
-        file.data.extend_from_slice(&piece.data);
+        self.bytes += piece.bytes;
+        file.bytes += piece.bytes;
         file.next += 1;
         Ok(())
     }
 
-    /// Takes a file that has arrived whole.
-    pub(crate) fn take(&mut self, key: &str) -> Option<Vec<u8>> {
-        let whole = self
-            .open
-            .get(key)
-            .is_some_and(|file| file.next == file.amount);
-        whole.then(|| self.forget(key)).flatten()
-    }
-
-    fn forget(&mut self, key: &str) -> Option<Vec<u8>> {
-        let file = self.open.remove(key)?;
-        self.bytes -= file.data.len();
-        Some(file.data)
+    fn forget(&mut self, key: &str) {
+        if let Some(file) = self.open.remove(key) {
+            self.bytes -= file.bytes;
+        }
     }
 }
 
 fn out_of_order() -> RpcError {
     value_error("Invalid file transfer capability")
-}
-
-/// Of another kind than a wrong value, and called so by LangBot.
-fn class(code: Code, message: &str) -> RpcError {
-    let detail = serde_json::json!({"class": "ValueError"});
-    RpcError::new(code, message).with_detail(&detail)
 }
 
 /// A letter or digit, then those and `._-`, and nothing that could be a path.
@@ -177,14 +157,13 @@ mod tests {
     }
 
     #[test]
-    fn pieces_in_order_make_a_file_that_is_taken_once() {
+    fn pieces_in_order_make_a_file_that_cannot_be_begun_again() {
         let mut files = Files::default();
         files.add(&piece(&key(), 0, 2, b"hello "), MOST).unwrap();
-        assert_eq!(files.take(&key()), None, "not whole yet");
         files.add(&piece(&key(), 1, 2, b"world"), MOST).unwrap();
-        assert_eq!(files.take(&key()).unwrap(), b"hello world");
-        assert_eq!(files.take(&key()), None);
-        assert_eq!(files.bytes, 0);
+        assert_eq!(files.bytes, 11);
+        assert!(files.add(&piece(&key(), 0, 2, b"hello "), MOST).is_err());
+        assert_eq!(files.bytes, 11);
     }
 
     #[test]

@@ -1,0 +1,172 @@
+//! LangBot's framing of the standard streams: its readers break on lines of more than 64 KiB, so a long message travels
+//! as several lines.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use box_rpc::{Connection, ConnectionError, Limits, ReceiveHalf, SendHalf};
+use tokio::time::{Instant, timeout_at};
+
+use super::pieces::{Assembly, LINE_BYTES, PIECE_BYTES, Pieces};
+
+/// A connection that sends long messages in pieces, over one that carries a line each.
+pub struct InPieces {
+    send: Box<dyn SendHalf>,
+    receive: Box<dyn ReceiveHalf>,
+    limits: (usize, Duration),
+}
+
+impl std::fmt::Debug for InPieces {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("InPieces").finish_non_exhaustive()
+    }
+}
+
+impl InPieces {
+    /// Frames what `lines` carries. `limits` gives the longest message and the time one may take.
+    pub fn over(lines: Box<dyn Connection>, limits: &Limits) -> Self {
+        let (send, mut receive) = lines.split();
+        receive.accept_up_to(limits.message_bytes.max(LINE_BYTES));
+        Self {
+            send,
+            receive,
+            limits: (limits.message_bytes, limits.frame),
+        }
+    }
+}
+
+impl Connection for InPieces {
+    fn split(self: Box<Self>) -> (Box<dyn SendHalf>, Box<dyn ReceiveHalf>) {
+        let (longest, frame) = self.limits;
+        let receive = Receive {
+            lines: self.receive,
+            assembly: Assembly::new(longest),
+            frame,
+            until: None,
+            failed: None,
+        };
+        (Box::new(Send(self.send)), Box::new(receive))
+    }
+}
+
+/// The half that sends.
+struct Send(Box<dyn SendHalf>);
+
+#[async_trait]
+impl SendHalf for Send {
+    async fn send(&mut self, message: String) -> Result<(), ConnectionError> {
+        if message.len() <= PIECE_BYTES {
+            return self.0.send(message).await;
+        }
+        for line in Pieces::of(&message) {
+            self.0.send(line).await?;
+        }
+        Ok(())
+    }
+
+    async fn flush(&mut self) -> Result<(), ConnectionError> {
+        self.0.flush().await
+    }
+
+    async fn send_all(&mut self, messages: &mut VecDeque<String>) -> Result<(), ConnectionError> {
+        if messages.iter().all(|message| message.len() <= PIECE_BYTES) {
+            return self.0.send_all(messages).await;
+        }
+        while let Some(message) = messages.pop_front() {
+            self.send(message).await?;
+        }
+        self.0.flush().await
+    }
+
+    async fn close(&mut self) -> Result<(), ConnectionError> {
+        self.0.close().await
+    }
+
+    async fn probe(&mut self) -> Result<(), ConnectionError> {
+        self.0.probe().await
+    }
+}
+
+/// The half that receives.
+struct Receive {
+    lines: Box<dyn ReceiveHalf>,
+    assembly: Assembly,
+    /// How long a message may take.
+    frame: Duration,
+    /// When the message that has been begun must have ended.
+    until: Option<Instant>,
+    /// What went wrong where only a message could be returned.
+    failed: Option<ConnectionError>,
+}
+
+impl Receive {
+    /// A whole message, if the line is its last.
+    fn take(&mut self, line: String) -> Result<Option<String>, ConnectionError> {
+        let taken = self.assembly.take(line);
+        if !self.assembly.is_open() {
+            self.until = None;
+            return taken;
+        }
+        let now = Instant::now();
+        let until = *self.until.get_or_insert_with(|| now + self.frame);
+        if now > until {
+            return Err(ConnectionError::Stalled(self.frame));
+        }
+        taken
+    }
+
+    async fn line(&mut self) -> Result<Option<String>, ConnectionError> {
+        let Some(until) = self.until else {
+            return self.lines.receive().await;
+        };
+        match timeout_at(until, self.lines.receive()).await {
+            Err(_) => Err(ConnectionError::Stalled(self.frame)),
+            Ok(Err(ConnectionError::TooLarge { .. })) => {
+                Err(ConnectionError::Framing("a piece longer than its message"))
+            }
+            Ok(received) => received,
+        }
+    }
+}
+
+#[async_trait]
+impl ReceiveHalf for Receive {
+    async fn receive(&mut self) -> Result<Option<String>, ConnectionError> {
+        if let Some(error) = self.failed.take() {
+            return Err(error);
+        }
+        loop {
+            let Some(line) = self.line().await? else {
+                return Ok(None);
+            };
+            if let Some(message) = self.take(line)? {
+                return Ok(Some(message));
+            }
+        }
+    }
+
+    fn receive_ready(&mut self) -> Option<String> {
+        while self.failed.is_none() {
+            let line = self.lines.receive_ready()?;
+            match self.take(line) {
+                Ok(Some(message)) => return Some(message),
+                Ok(None) => {}
+                Err(error) => self.failed = Some(error),
+            }
+        }
+        None
+    }
+
+    fn accept_up_to(&mut self, bytes: usize) {
+        self.lines.accept_up_to(bytes.max(LINE_BYTES));
+        self.assembly.accept_up_to(bytes);
+    }
+
+    fn peer_is_known(&mut self) -> bool {
+        self.lines.peer_is_known()
+    }
+}
+
+#[cfg(test)]
+mod tests;

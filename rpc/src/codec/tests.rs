@@ -1,0 +1,216 @@
+//! Every shape of the native wire, written down. A change of the wire fails here first.
+
+use serde_json::{Value, json};
+
+mod properties;
+mod unreadable;
+
+use super::*;
+
+fn limits() -> Limits {
+    Limits::default()
+}
+
+fn decode(text: &str) -> Result<Message<'_>, Unreadable> {
+    match super::decode(&JsonRpc, text, &limits()) {
+        Decoded::One(one) => one,
+        Decoded::Batch(_) => panic!("a batch: {text}"),
+    }
+}
+
+#[test]
+fn every_shape_is_written_as_documented() {
+    let mut written = String::new();
+    for (name, text) in crate::fuzzing::shapes(&JsonRpc) {
+        let shown = if text.is_empty() { "(nothing)" } else { &text };
+        written += &[name, "\n  ", shown, "\n"].concat();
+    }
+    let expected = include_str!("shapes.txt");
+    if std::env::var_os("UPDATE_SNAPSHOTS").is_some() {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/src/codec/shapes.txt");
+        std::fs::write(file, &written).unwrap();
+    }
+    assert_eq!(
+        written, expected,
+        "the wire changed; if that is meant, run with UPDATE_SNAPSHOTS=1"
+    );
+}
+
+#[test]
+fn every_error_survives() {
+    for code in Code::ALL {
+        let error = RpcError::new(code, "why not");
+        let text = JsonRpc.error(Some(&CallId::Number(1)), &error).unwrap();
+        let Ok(Message::Answer {
+            outcome: Err(read), ..
+        }) = decode(&text)
+        else {
+            panic!("{text}")
+        };
+        assert_eq!(read.code(), code, "{text}");
+    }
+}
+
+#[test]
+fn details_survive() {
+    let error = RpcError::conflict("x").with_detail(&json!({"field": "image", "n": [1, 2]}));
+    let text = JsonRpc.error(Some(&CallId::Number(1)), &error).unwrap();
+    let Ok(Message::Answer {
+        outcome: Err(read), ..
+    }) = decode(&text)
+    else {
+        panic!()
+    };
+    assert_eq!(read, error);
+}
+
+#[test]
+fn what_we_write_is_taken_apart_unread_and_anything_else_is_not() {
+    let checked = |text: &str| decode(text).unwrap().checked();
+    assert!(!checked(
+        r#"{"jsonrpc":"2.0","id":7,"method":"act","params":{"a":1}}"#
+    ));
+    assert!(!checked(r#"{"jsonrpc":"2.0","id":7,"result":{}}"#));
+    let chunk = JsonRpc.chunk(&CallId::Number(7), 0, &json!({"a": {}}), 0);
+    assert!(!checked(&chunk.unwrap()));
+    for other in [
+        r#"{"jsonrpc":"2.0","method":"$/chunk","params":{"id":"7","chunk":{}}}"#,
+        r#"{"jsonrpc":"2.0","method":"$/chunk","params":{"chunk":{},"id":7}}"#,
+        r#"{"jsonrpc":"2.0","method":"$/chunk","params":{"id":7,"chunk":[{}]}}"#,
+        r#"{"jsonrpc":"2.0","id":7,"method":"a\u0063t","params":{"a":1}}"#,
+        r#"{"jsonrpc":"2.0","id":7,"method":"act","params":{"_meta":{}}}"#,
+        r#"{"jsonrpc":"2.0","id":"7","method":"act","params":{}}"#,
+        r#"{"jsonrpc":"2.0","id":7,"method":"act"}"#,
+        r#"{"jsonrpc":"2.0","id":7,"result":[]}"#,
+        r#" {"jsonrpc":"2.0","id":7,"result":{}}"#,
+    ] {
+        assert!(checked(other), "{other}");
+    }
+}
+
+#[test]
+fn a_chunk_taken_apart_unread_is_read_again_when_it_cannot_be() {
+    use crate::ledger::Body;
+    let parse = |text: &str| {
+        let Ok(Message::Answer {
+            id: CallId::Number(7),
+            outcome: Ok(body),
+            part: Part::Chunk { index: None },
+            checked: false,
+        }) = decode(text)
+        else {
+            panic!("{text}")
+        };
+        let range = Body::range_of(text, body);
+        Body::new(text.to_owned(), range, false).parse::<Value>(&JsonRpc, &limits())
+    };
+    let begin = r#"{"jsonrpc":"2.0","method":"$/chunk","params":{"id":7,"chunk":"#;
+    let text = |rest: &str| format!("{begin}{rest}");
+    assert_eq!(parse(&text(r#"{"a":{}}}}"#)).unwrap(), json!({"a": {}}));
+    let more = text(r#"{"a":1},"later":{"b":{}}}}"#);
+    assert_eq!(
+        parse(&more).unwrap(),
+        json!({"a": 1}),
+        "a member we do not know"
+    );
+    assert!(parse(&text(r#"{"a":1},"id":{"b":{}}}}"#)).is_err(), "twice");
+    assert!(parse(&text(r#"{"a":}}}"#)).is_err(), "broken");
+}
+
+#[test]
+fn a_text_taken_apart_unread_is_read_again_when_its_parameters_cannot_be() {
+    use crate::ledger::Body;
+    let parse = |text: &str| {
+        let Ok(Message::Call {
+            params,
+            checked: false,
+            ..
+        }) = decode(text)
+        else {
+            panic!("{text}")
+        };
+        let range = Body::range_of(text, params);
+        Body::new(text.to_owned(), range, false).parse_params::<Value>(false, &JsonRpc, &limits())
+    };
+    let more = r#"{"jsonrpc":"2.0","id":7,"method":"act","params":{"a":1},"later":{}}"#;
+    assert_eq!(parse(more), Ok(json!({"a": 1})), "a member we do not know");
+    let twice = r#"{"jsonrpc":"2.0","id":7,"method":"act","params":{},"params":{"a":1}}"#;
+    assert_eq!(
+        parse(twice).unwrap_err().written_wrongly(),
+        Some(Fault::InvalidMessage)
+    );
+    let broken = r#"{"jsonrpc":"2.0","id":7,"method":"act","params":{"a":}}"#;
+    assert_eq!(
+        parse(broken).unwrap_err().written_wrongly(),
+        Some(Fault::Parse)
+    );
+}
+
+#[test]
+fn a_first_message_is_recognised() {
+    assert!(JsonRpc.recognises("{\"jsonrpc\":\"2.0\",\"method\":\"a\"}"));
+    assert!(JsonRpc.recognises(" [1]"));
+    assert!(!JsonRpc.recognises("{\"id\":1}"));
+    assert!(!JsonRpc.recognises("GET / HTTP/1.1"));
+    let both = Codecs::FirstOf(&[&JsonRpc, &JsonRpc]);
+    assert!(both.find(|codec| codec.recognises("[1]")).is_some());
+    assert_eq!(both.names(), "JSON-RPC 2.0 or JSON-RPC 2.0");
+}
+
+#[test]
+fn meta_does_not_disturb_parameters_that_refuse_unknown_members() {
+    #[derive(Debug, PartialEq, serde::Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Strict {
+        a: u32,
+        b: Vec<String>,
+    }
+    let expected = Strict {
+        a: 1,
+        b: vec!["x".into()],
+    };
+    for text in [
+        r#"{"_meta":{"credit":3},"a":1,"b":["x"]}"#,
+        r#"{"a":1,"_meta":{"nested":{"a":2}},"b":["x"]}"#,
+        r#"{"a":1,"b":["x"],"_meta":null}"#,
+    ] {
+        assert_eq!(
+            parse_params::<Strict>(text, true).unwrap(),
+            expected,
+            "{text}"
+        );
+    }
+    for (text, rest) in [
+        (r#"{"_meta":{"credit":3},"a" : 1}"#, r#"{"a":1}"#),
+        (
+            r#"{"a":1,"_meta":{},"a":"\u00e9\n"}"#,
+            r#"{"a":1,"a":"\u00e9\n"}"#,
+        ),
+        (r#" { "_meta" : null } "#, "{}"),
+        (r#"{"a":{"_meta":1}}"#, r#"{"a":{"_meta":1}}"#),
+    ] {
+        let as_text = parse_params::<Box<serde_json::value::RawValue>>(text, true).unwrap();
+        assert_eq!(
+            as_text.get(),
+            rest,
+            "an action that reads its parameters as text"
+        );
+    }
+    let null = r#"{"jsonrpc":"2.0","id":7,"method":"a","params":{"_meta":null}}"#;
+    let read = decode(null);
+    assert!(
+        matches!(
+            read,
+            Ok(Message::Call {
+                meta_inside: true,
+                ..
+            })
+        ),
+        "{read:?}"
+    );
+    assert!(parse_params::<Strict>(r#"{"a":1,"b":[],"c":2,"_meta":{}}"#, true).is_err());
+    assert!(
+        parse_params::<Strict>(r#"{"a":1,"b":[{"_meta":1}]}"#, true).is_err(),
+        "only the outermost"
+    );
+}
