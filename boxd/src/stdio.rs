@@ -1,4 +1,4 @@
-//! `stdio`: boxes for the program that started this one, over its standard streams. They end with it.
+//! `stdio`: serves boxes to the parent process over stdin and stdout. The boxes end with the connection.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -18,7 +18,9 @@ use crate::serve::http::caps::Key;
 use crate::serve::http::{Http, Port};
 use crate::{langbot, log};
 
-/// How long calls may go on after LangBot has closed the pipe: it waits for two seconds, and for cleaning up, too.
+/// How long calls may run after LangBot has closed the pipe.
+///
+/// LangBot waits two seconds, including the cleanup.
 const LANGBOT_DRAIN: Duration = Duration::from_millis(500);
 
 /// `boxd stdio`.
@@ -66,7 +68,7 @@ pub(crate) async fn run(asked: &StdioArguments) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// LangBot's actions for the pipe, and the port on which it reaches its processes. Without the port it does without them.
+/// LangBot's actions for the pipe, and the listener for its managed processes, if its port is free.
 async fn for_langbot(
     asked: &StdioArguments,
     config: &Config,
