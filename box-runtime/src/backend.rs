@@ -31,6 +31,22 @@ pub trait Backend: Send + Sync + 'static {
     /// Whether it can make a box now. Asked at most once a second.
     async fn availability(&self) -> Availability;
 
+    /// What it finds out about this machine, for an operator. It may take a second; nothing else waits for it.
+    async fn diagnose(&self) -> Diagnosis {
+        Diagnosis::default()
+    }
+
+    /// Sets the policy that bounds the network of every box, beside the policy of the box itself. Connections that it does
+    /// not allow are closed.
+    fn set_egress_policy(&self, policy: &NetworkPolicy) -> Result<(), BoxError> {
+        if *policy == NetworkPolicy::default() {
+            return Ok(());
+        }
+        Err(BoxError::unsupported(
+            "network.policy: this backend has no policy for all boxes",
+        ))
+    }
+
     /// Makes a box and returns once its agent can be spoken to.
     ///
     /// The future is dropped when the box is no longer wanted or takes too long; [`stop`](Self::stop)
@@ -171,6 +187,59 @@ impl Availability {
             missing: Vec::new(),
         }
     }
+}
+
+/// What a backend finds out about this machine, for an operator.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Diagnosis {
+    /// The user that boxes would belong to, as `root`.
+    pub user: &'static str,
+    /// The system directories of a box without an image: `host` for the machine's own.
+    pub rootfs: &'static str,
+    /// The version of Landlock; 0 if the kernel has none.
+    pub landlock: u32,
+    /// The features that boxes are made with.
+    #[serde(rename = "primitives")]
+    pub features: Vec<Feature>,
+    /// Differences between the boxes of root and of an ordinary user.
+    pub differences: &'static [Difference],
+}
+
+impl Diagnosis {
+    /// The names of protections that this machine does not give to a box.
+    pub fn missing_protections(&self) -> impl Iterator<Item = &'static str> {
+        let missing = self.features.iter().filter(|feature| !feature.present);
+        missing
+            .filter(|feature| feature.protects)
+            .map(|feature| feature.name)
+    }
+}
+
+/// A feature that boxes are made with.
+#[derive(Debug, Clone, Serialize)]
+pub struct Feature {
+    /// The name under which it is reported as missing.
+    pub name: &'static str,
+    /// The backend makes no box without it.
+    pub required: bool,
+    /// What it is for, or what happens without it.
+    pub about: &'static str,
+    /// Whether this machine gives it to this user.
+    pub present: bool,
+    /// Whether a box without it has a protection less.
+    #[serde(skip)]
+    pub protects: bool,
+}
+
+/// A difference between the boxes of root and of an ordinary user.
+#[derive(Debug, Serialize)]
+pub struct Difference {
+    /// What differs.
+    pub what: &'static str,
+    /// In boxes of root.
+    pub as_root: &'static str,
+    /// In boxes of an ordinary user.
+    pub as_ordinary_user: &'static str,
 }
 
 /// A box to be made.

@@ -60,8 +60,8 @@ mod trail;
 mod watch;
 
 pub use backend::{
-    AdoptedBox, Availability, Backend, Capabilities, Facts, Reach, Readable, StartRequest,
-    StartedBox,
+    AdoptedBox, Availability, Backend, Capabilities, Diagnosis, Difference, Facts, Feature, Reach,
+    Readable, StartRequest, StartedBox,
 };
 pub use caller::Caller;
 pub use config::RuntimeConfig;

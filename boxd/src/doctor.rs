@@ -2,15 +2,15 @@
 
 use std::fmt;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::Context as _;
 use box_protocol::actions::BoxExecParams;
 use box_protocol::{BoxProfile, Network};
-use box_runtime::native::{NativeBackend, NativeConfig, primitives};
-use box_runtime::{BoxRuntime, Caller, RuntimeConfig};
+use box_runtime::{Backend, BoxRuntime, Caller, Diagnosis, Difference, Feature, RuntimeConfig};
 use serde::Serialize;
 
-use crate::primitives::{DIFFERENCES, Difference, Primitive, all};
+use crate::{backend, config};
 
 /// Everything that was found.
 #[derive(Debug, Serialize)]
@@ -20,14 +20,8 @@ struct Report {
     /// Why not.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
-    /// Whose boxes these would be.
-    user: &'static str,
-    /// What the system directories of a box are, until there are images.
-    rootfs: &'static str,
-    /// The version of Landlock.
-    landlock: u32,
-    primitives: Vec<Primitive>,
-    differences: &'static [Difference],
+    #[serde(flatten)]
+    machine: Diagnosis,
     profiles: Vec<Gives>,
 }
 
@@ -38,7 +32,7 @@ struct Gives {
     /// Whether its boxes would be made.
     boxes: bool,
     /// What for not, or what they would go without.
-    missing: Vec<String>,
+    missing: Vec<&'static str>,
     cpus: f64,
     memory_mb: u64,
     pids_limit: u64,
@@ -48,21 +42,19 @@ struct Gives {
 
 /// Looks, tries, and tells. Fails if no box can be made.
 pub(crate) fn run(json: bool) -> anyhow::Result<ExitCode> {
-    let found = primitives();
-    let error = try_it()?;
-    let missing = found.missing();
+    let (config, _) = config::load(None, config::variables()?, Vec::new())?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let (machine, error) = runtime.block_on(async {
+        let backend = backend::of(&config, None)?;
+        let machine = backend.diagnose().await;
+        anyhow::Ok((machine, try_it(backend).await?))
+    })?;
     let report = Report {
         boxes: error.is_none(),
-        user: if found.privileged {
-            "root"
-        } else {
-            "an ordinary user"
-        },
-        rootfs: "host",
-        landlock: found.landlock,
-        primitives: all(&missing),
-        differences: &DIFFERENCES,
-        profiles: profiles(error.is_none(), &missing),
+        profiles: profiles(error.is_none(), &machine),
+        machine,
         error,
     };
     let text = if json {
@@ -79,40 +71,32 @@ pub(crate) fn run(json: bool) -> anyhow::Result<ExitCode> {
 }
 
 /// Makes a box and runs a command in it; why that did not work.
-fn try_it() -> anyhow::Result<Option<String>> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
-    runtime.block_on(async {
-        let backend = NativeBackend::new(NativeConfig::this_program()?);
-        let boxes = BoxRuntime::start(RuntimeConfig::with(backend));
-        let spec = box_protocol::SpecDraft::new("doctor").cmd("true");
-        let asked: BoxExecParams = serde_json::from_value(serde_json::json!({ "spec": spec }))?;
-        let ran = boxes.exec(&Caller::local(), asked).await;
-        let all = serde_json::from_value(serde_json::json!({"exit": true}))?;
-        boxes
-            .shutdown(&Caller::local(), all)
-            .await
-            .context("deleting the test box")?;
-        Ok(match ran {
-            Ok(result) if result.exit_code == Some(0) => None,
-            Ok(result) => Some(format!("the test command failed: {}", result.stderr)),
-            Err(error) => Some(error.message().to_owned()),
-        })
+async fn try_it(backend: Arc<dyn Backend>) -> anyhow::Result<Option<String>> {
+    let boxes = BoxRuntime::start(RuntimeConfig::new(vec![backend]));
+    let spec = box_protocol::SpecDraft::new("doctor").cmd("true");
+    let asked: BoxExecParams = serde_json::from_value(serde_json::json!({ "spec": spec }))?;
+    let ran = boxes.exec(&Caller::local(), asked).await;
+    let all = serde_json::from_value(serde_json::json!({"exit": true}))?;
+    boxes
+        .shutdown(&Caller::local(), all)
+        .await
+        .context("deleting the test box")?;
+    Ok(match ran {
+        Ok(result) if result.exit_code == Some(0) => None,
+        Ok(result) => Some(format!("the test command failed: {}", result.stderr)),
+        Err(error) => Some(error.message().to_owned()),
     })
 }
 
-fn profiles(boxes: bool, missing: &[String]) -> Vec<Gives> {
+fn profiles(boxes: bool, machine: &Diagnosis) -> Vec<Gives> {
     let built_in = BoxProfile::BUILT_IN.iter();
     let profiles = built_in.filter_map(|name| BoxProfile::built_in(name));
     let gives = |profile: BoxProfile| {
-        let mut missing = missing.to_vec();
-        // Without a gate a box is as safe as with one, and disks are limited only where an operator asks for that.
-        missing.retain(|name| name != "network.gate" && name != "cgroup.io");
+        let mut missing: Vec<_> = machine.missing_protections().collect();
         if profile.network == Network::Off {
-            missing.retain(|name| name != "network");
+            missing.retain(|name| *name != "network");
         }
-        let network = !missing.iter().any(|name| name == "network");
+        let network = !missing.contains(&"network");
         Gives {
             boxes: boxes && network && (!profile.strict || missing.is_empty()),
             name: profile.name.to_string(),
@@ -130,21 +114,30 @@ fn profiles(boxes: bool, missing: &[String]) -> Vec<Gives> {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.error {
-            None => writeln!(f, "This machine can run boxes as {}.", self.user)?,
-            Some(error) => writeln!(f, "This machine cannot run boxes as {}: {error}", self.user)?,
+            None => writeln!(f, "This machine can run boxes as {}.", self.machine.user)?,
+            Some(error) => writeln!(
+                f,
+                "This machine cannot run boxes as {}: {error}",
+                self.machine.user
+            )?,
         }
         writeln!(
             f,
             "Root filesystem: the system directories of this machine, read-only (rootfs: {}).",
-            self.rootfs
+            self.machine.rootfs
         )?;
-        writeln!(f, "\nKernel features (Landlock version {}):", self.landlock)?;
-        for Primitive {
+        writeln!(
+            f,
+            "\nKernel features (Landlock version {}):",
+            self.machine.landlock
+        )?;
+        for Feature {
             name,
             required,
             about,
             present,
-        } in &self.primitives
+            ..
+        } in &self.machine.features
         {
             let mark = match (present, required) {
                 (true, _) => "yes",
@@ -158,7 +151,7 @@ impl fmt::Display for Report {
             what,
             as_root,
             as_ordinary_user,
-        } in self.differences
+        } in self.machine.differences
         {
             writeln!(
                 f,

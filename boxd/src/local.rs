@@ -1,28 +1,38 @@
 //! A runtime with its policy in front: in this process, for `run` and `stdio`, or for others, for `serve`.
 
-use std::num::NonZeroU64;
+use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use box_client::{BoxClient, ClientOptions, Endpoint};
-use box_runtime::native::{NativeBackend, NativeConfig};
-use box_runtime::{BoxRuntime, RuntimeConfig};
+use box_runtime::{Backend, BoxRuntime, RuntimeConfig};
 use box_service::connector::InProcess;
 use box_service::{BoxService, ServiceConfig};
 use box_transports::ListenOptions;
 use box_transports::server::Server;
 
-use crate::config::{BackendChoice, Config};
+use crate::backend;
+use crate::config::Config;
 
 /// Where a client of this process finds the service of this process.
 const QUEUE: &str = "queue:boxd";
 
 /// A runtime and its service.
-#[derive(Debug)]
 pub(crate) struct Boxes {
     pub(crate) runtime: BoxRuntime,
     pub(crate) service: BoxService,
-    backend: NativeBackend,
+    backend: Arc<dyn Backend>,
+}
+
+impl fmt::Debug for Boxes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Boxes")
+            .field("runtime", &self.runtime)
+            .field("service", &self.service)
+            .field("backend", &self.backend.name())
+            .finish()
+    }
 }
 
 impl Boxes {
@@ -33,21 +43,8 @@ impl Boxes {
         policy: ServiceConfig,
     ) -> Result<Self> {
         let section = &config.runtime;
-        // There is one so far, and both words mean it.
-        let (BackendChoice::Auto | BackendChoice::Native) = section.backend;
-        let mut native = NativeConfig::this_program().context("cannot find the boxd executable")?;
-        native.state_dir = state.map(std::path::Path::to_owned);
-        native.outlive = state.is_some();
-        native.images = config.images.roots.clone();
-        native.strict_images = config.images.strict;
-        native.cgroup_parent.clone_from(&section.cgroup_parent);
-        native.spares = section.spares;
-        let bytes = |limit: Option<NonZeroU64>| limit.map(|mb| mb.get().saturating_mul(1 << 20));
-        native.disk.read = bytes(section.disk_read_mb_per_s);
-        native.disk.write = bytes(section.disk_write_mb_per_s);
-        native.egress = config.network.egress(|name| std::env::var(name).ok())?;
-        let backend = NativeBackend::new(native);
-        let mut runtime = RuntimeConfig::with(backend.clone());
+        let backend = backend::of(config, state)?;
+        let mut runtime = RuntimeConfig::new(vec![Arc::clone(&backend)]);
         runtime.session_ttl = Duration::from_secs(section.session_ttl_sec);
         runtime.command_retention = Duration::from_secs(section.command_retention_sec);
         runtime.max_sessions = section.max_sessions;
@@ -70,7 +67,7 @@ impl Boxes {
     /// Takes over what of a configuration may change while boxes live.
     pub(crate) async fn reload(&self, config: Config) -> Result<()> {
         self.service.reload(config.policy).await?;
-        self.backend.set_egress_policy(config.network.policy());
+        self.backend.set_egress_policy(&config.network.policy())?;
         Ok(())
     }
 

@@ -7,11 +7,12 @@
 //!    command on the streams of this process; `refused`: refused connections; `signals`, `terminal`. `boxes`, `commands`,
 //!    `tail`, `shell`, `cp`, `port` and `stats`: commands for boxes of a server.
 //! 4. `serve`: the server; `stdio`: the server of a parent process; `langbot`: settings for LangBot.
-//! 5. `doctor` and `primitives`: the check of this machine.
+//! 5. `backend`: the backend of the configuration. `doctor`: the check of this machine.
 //! 6. `output`, `said`, `complaint`: text and JSON output, and errors. `log`, `manual`, `complete`, `version`.
 
 mod args;
 mod attached;
+mod backend;
 mod boxes;
 mod commands;
 mod complaint;
@@ -27,7 +28,6 @@ mod making;
 mod manual;
 mod output;
 mod port;
-mod primitives;
 mod refused;
 mod run;
 mod said;
@@ -60,7 +60,7 @@ pub(crate) const OVER_QUOTA: u8 = 122;
 const UNHEARD: u8 = 141;
 
 fn main() -> ExitCode {
-    box_sys::serve_if_asked(box_agent::prepare);
+    backend::serve_if_asked();
     complete::answer_if_asked();
     raise_descriptors();
     let arguments = Arguments::try_parse().unwrap_or_else(|error| complaint::usage(&error));

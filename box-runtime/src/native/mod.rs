@@ -4,7 +4,7 @@
 //! 1. [`NativeConfig`]: every setting.
 //! 2. `plan`: from a spec to what the kernel is asked for.
 //! 3. This file: [`NativeBackend`], the boxes there are, and the way each begins and ends. `living`: what is kept of one.
-//! 4. `server`: the fork server behind it, and what this machine has.
+//! 4. `server`: the fork server behind it. `diagnosis`: what this machine has.
 //! 5. `quota`: the size of a workspace while its box runs. `artifacts`: mounts of content that is known by its digest.
 //! 6. `slots`: the memory it shares with its agent; `state`: what a box has on disk, if it is to have anything there; `adopt`: how a later process takes it over.
 //! 7. `error`: what the kernel's refusals are called here.
@@ -16,6 +16,7 @@
 mod adopt;
 mod artifacts;
 mod config;
+mod diagnosis;
 mod error;
 mod living;
 mod plan;
@@ -36,7 +37,7 @@ use async_trait::async_trait;
 use box_protocol::actions::BoxStatsResult;
 use box_protocol::error::{Detail, Subject};
 use box_protocol::{BoxError, BoxMountSpec, Network, NetworkPolicy, UnixMs};
-use box_sys::{Cgroups, ForkServer, Sandbox, SandboxPlan, Source};
+use box_sys::{Cgroups, ForkServer, Primitives, Sandbox, SandboxPlan, Source};
 use box_transports::unix;
 use rustix::fs::MemfdFlags;
 use tokio::io::unix::AsyncFd;
@@ -49,11 +50,10 @@ use self::error::{failed, in_words};
 use self::living::{Living, Newborn, place_for};
 use self::quota::{Quota, unwatched};
 use self::server::Server;
-pub use self::server::primitives;
 use self::state::{Kept, State};
 use crate::backend::{
-    AdoptedBox, Availability, Backend, Capabilities, Facts, Reach, Readable, StartRequest,
-    StartedBox,
+    AdoptedBox, Availability, Backend, Capabilities, Diagnosis, Facts, Reach, Readable,
+    StartRequest, StartedBox,
 };
 use crate::egress::{Dialler, Egress, Names};
 use crate::session::carrier_limits;
@@ -108,17 +108,6 @@ impl NativeBackend {
         }))
     }
 
-    /// Changes to whom boxes may connect at most, as [`EgressConfig::policy`](crate::egress::EgressConfig::policy) says. What
-    /// they may not any more is broken off.
-    pub fn set_egress_policy(&self, policy: NetworkPolicy) {
-        self.0.dialler.set_policy(policy);
-        for living in self.boxes().values() {
-            if let Some(egress) = living.egress.get() {
-                egress.look_again();
-            }
-        }
-    }
-
     fn boxes(&self) -> MutexGuard<'_, HashMap<Uuid, Arc<Living>>> {
         self.0.boxes.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -168,6 +157,21 @@ impl Backend for NativeBackend {
 
     async fn availability(&self) -> Availability {
         self.0.server.availability().await
+    }
+
+    async fn diagnose(&self) -> Diagnosis {
+        let found = tokio::task::spawn_blocking(Primitives::probe).await;
+        found.map_or_else(|_| Diagnosis::default(), |found| diagnosis::of(&found))
+    }
+
+    fn set_egress_policy(&self, policy: &NetworkPolicy) -> Result<(), BoxError> {
+        self.0.dialler.set_policy(policy.clone());
+        for living in self.boxes().values() {
+            if let Some(egress) = living.egress.get() {
+                egress.look_again();
+            }
+        }
+        Ok(())
     }
 
     async fn start(&self, request: StartRequest<'_>) -> Result<StartedBox, BoxError> {

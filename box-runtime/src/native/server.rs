@@ -5,7 +5,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use box_protocol::BoxError;
-use box_sys::{Error, ForkServer, Primitives, ServerConfig};
+use box_sys::{Error, ForkServer, ServerConfig};
 use tokio::sync::Mutex;
 
 use super::NativeConfig;
@@ -100,9 +100,4 @@ fn is_alive(server: &ForkServer) -> bool {
             .map(|(_, rest)| rest.starts_with(['Z', 'X']));
         state == Some(false)
     })
-}
-
-/// What this machine gives to this user, without a server.
-pub fn primitives() -> Primitives {
-    Primitives::probe()
 }

@@ -1,20 +1,10 @@
-//! The kernel features of a box, and the effect of missing ones.
+//! The kernel features that boxes are made with, and what a box loses where one is missing.
 
-use serde::Serialize;
+use box_sys::Primitives;
 
-/// A kernel feature that boxes use.
-#[derive(Debug, Serialize)]
-pub(crate) struct Primitive {
-    /// The name under which it is reported as missing.
-    pub(crate) name: &'static str,
-    /// Whether boxes require it.
-    pub(crate) required: bool,
-    /// The purpose of the feature, or the effect if it is missing.
-    pub(crate) about: &'static str,
-    /// Whether this user has it on this machine.
-    pub(crate) present: bool,
-}
+use crate::backend::{Diagnosis, Difference, Feature};
 
+/// Name, whether no box is made without it, and what it is for or what happens without it.
 #[rustfmt::skip]
 const ALL: [(&str, bool, &str); 19] = [
     ("namespace.user", true, "private user and group ids without rights on the host"),
@@ -38,27 +28,33 @@ const ALL: [(&str, bool, &str); 19] = [
     ("network.gate", false, "without it, failed connections are reset instead of refused or unreachable; requires nfnetlink_queue"),
 ];
 
-/// All features, with their presence on this machine.
-pub(crate) fn all(missing: &[String]) -> Vec<Primitive> {
-    let present = |name: &str| !missing.iter().any(|missing| missing == name);
-    ALL.map(|(name, required, about)| Primitive {
+/// Features without which a box is as well protected as with them.
+const NO_PROTECTION: [&str; 2] = ["network.gate", "cgroup.io"];
+
+/// The features of this machine.
+pub(super) fn of(found: &Primitives) -> Diagnosis {
+    let missing = found.missing();
+    let features = ALL.map(|(name, required, about)| Feature {
         name,
         required,
         about,
-        present: present(name),
-    })
-    .into()
+        present: !missing.iter().any(|missing| missing == name),
+        protects: !NO_PROTECTION.contains(&name),
+    });
+    Diagnosis {
+        user: if found.privileged {
+            "root"
+        } else {
+            "an ordinary user"
+        },
+        rootfs: "host",
+        landlock: found.landlock,
+        features: features.into(),
+        differences: &DIFFERENCES,
+    }
 }
 
-/// A difference between boxes of root and of an ordinary user.
-#[derive(Debug, Serialize)]
-pub(crate) struct Difference {
-    pub(crate) what: &'static str,
-    pub(crate) as_root: &'static str,
-    pub(crate) as_ordinary_user: &'static str,
-}
-
-pub(crate) const DIFFERENCES: [Difference; 3] = [
+const DIFFERENCES: [Difference; 3] = [
     Difference {
         what: "user id of the agent",
         as_root: "separate from the guest's",
@@ -100,13 +96,13 @@ mod tests {
             gate: Some(false),
         };
         let missing = everything_missing.missing();
-        let listed = super::all(&missing);
-        assert!(listed.iter().all(|primitive| !primitive.present));
+        let listed = super::of(&everything_missing).features;
+        assert!(listed.iter().all(|feature| !feature.present));
         assert_eq!(listed.len(), missing.len());
         let required = everything_missing.missing_required();
-        for primitive in listed {
-            let expected = required.iter().any(|name| name == primitive.name);
-            assert_eq!(primitive.required, expected, "{}", primitive.name);
+        for feature in listed {
+            let expected = required.iter().any(|name| name == feature.name);
+            assert_eq!(feature.required, expected, "{}", feature.name);
         }
     }
 }
