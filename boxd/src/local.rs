@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use box_client::{BoxClient, ClientOptions, Endpoint};
 use box_runtime::{Backend, BoxRuntime, RuntimeConfig};
 use box_service::connector::InProcess;
