@@ -1,4 +1,4 @@
-//! The backend that the configuration chooses. The rest of this program knows it as a [`Backend`].
+//! Creates the backend that the configuration chooses. All other modules use it as a [`Backend`].
 
 use std::num::NonZeroU64;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! What this machine can do for boxes.
+//! `doctor`: checks whether this machine can run boxes.
 
 use std::fmt;
 use std::process::ExitCode;
@@ -12,12 +12,12 @@ use serde::Serialize;
 
 use crate::{backend, config};
 
-/// Everything that was found.
+/// The result of all checks.
 #[derive(Debug, Serialize)]
 struct Report {
-    /// Whether a box was made and a command ran in it.
+    /// Whether a command ran in a test box.
     boxes: bool,
-    /// Why not.
+    /// The error of the test box.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
     #[serde(flatten)]
@@ -25,13 +25,13 @@ struct Report {
     profiles: Vec<Gives>,
 }
 
-/// What a profile would give on this machine.
+/// The limits and gaps of a profile on this machine.
 #[derive(Debug, Serialize)]
 struct Gives {
     name: String,
-    /// Whether its boxes would be made.
+    /// Whether the profile can be used.
     boxes: bool,
-    /// What for not, or what they would go without.
+    /// The missing features.
     missing: Vec<&'static str>,
     cpus: f64,
     memory_mb: u64,
@@ -40,7 +40,7 @@ struct Gives {
     read_only_rootfs: bool,
 }
 
-/// Looks, tries, and tells. Fails if no box can be made.
+/// Runs all checks and prints the report. Fails if the machine cannot run boxes.
 pub(crate) fn run(json: bool) -> anyhow::Result<ExitCode> {
     let (config, _) = config::load(None, config::variables()?, Vec::new())?;
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -70,7 +70,7 @@ pub(crate) fn run(json: bool) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Makes a box and runs a command in it; why that did not work.
+/// Runs a command in a test box; returns the error if it fails.
 async fn try_it(backend: Arc<dyn Backend>) -> anyhow::Result<Option<String>> {
     let boxes = BoxRuntime::start(RuntimeConfig::new(vec![backend]));
     let spec = box_protocol::SpecDraft::new("doctor").cmd("true");

@@ -1,4 +1,4 @@
-//! A runtime with its policy in front: in this process, for `run` and `stdio`, or for others, for `serve`.
+//! A runtime and its policy layer in this process, for `run`, `stdio` and `serve`.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use box_transports::server::Server;
 use crate::backend;
 use crate::config::Config;
 
-/// Where a client of this process finds the service of this process.
+/// The in-process endpoint of the service.
 const QUEUE: &str = "queue:boxd";
 
-/// A runtime and its service.
+/// A runtime, its service and its backend.
 pub(crate) struct Boxes {
     pub(crate) runtime: BoxRuntime,
     pub(crate) service: BoxService,
@@ -36,7 +36,7 @@ impl fmt::Debug for Boxes {
 }
 
 impl Boxes {
-    /// Starts a runtime as configured. With a state directory its boxes outlive this process.
+    /// Starts a runtime. With a state directory, its boxes outlive this process.
     pub(crate) fn start(
         config: &Config,
         state: Option<&std::path::Path>,
@@ -64,14 +64,14 @@ impl Boxes {
         })
     }
 
-    /// Takes over what of a configuration may change while boxes live.
+    /// Applies the parts of a configuration that can change while boxes run.
     pub(crate) async fn reload(&self, config: Config) -> Result<()> {
         self.service.reload(config.policy).await?;
         self.backend.set_egress_policy(&config.network.policy())?;
         Ok(())
     }
 
-    /// A client in this process. The server lives as long as what is returned beside it.
+    /// A client in this process. The caller must keep the returned server.
     pub(crate) async fn client(&self) -> Result<(BoxClient, Server)> {
         let endpoint: Endpoint = QUEUE.parse()?;
         let listener = endpoint.listen(&ListenOptions::default()).await?;
