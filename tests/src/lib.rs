@@ -2,7 +2,7 @@
 //!
 //! - [`actions`]: the actions of a test server, and its state.
 //! - [`boxes`]: a runtime with a scripted backend, and what a test asks about it.
-//! - [`world`]: a client and a server joined by any transport, in any dialect.
+//! - [`fixture`]: a client and a server joined by any transport, in any dialect.
 //! - [`raw`]: an end that sends whatever a test says.
 //! - [`every_transport!`]: runs one test body over all of them.
 
@@ -15,8 +15,8 @@
 
 pub mod actions;
 pub mod boxes;
+pub mod fixture;
 pub mod raw;
-pub mod world;
 
 /// Runs each named body (an `async fn(Setup)`) over every transport and in both dialects.
 ///
@@ -40,8 +40,8 @@ macro_rules! every_transport {
     };
     (@names $body:ident) => {
         use super::$body as body;
-        use $crate::world::Dialect::{JsonRpc, LangBot};
-        use $crate::world::{Setup, Transport};
+        use $crate::fixture::Dialect::{JsonRpc, LangBot};
+        use $crate::fixture::{Setup, Transport};
     };
     (@listening) => {
         $crate::every_transport!(@one queue_json_rpc, Queue, JsonRpc);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use box_rpc::{Code, Connection, ConnectionError, Fault, ReceiveHalf, SendHalf};
 use serde_json::{Value, json};
 
-use crate::world::{Dialect, Place};
+use crate::fixture::{Dialect, Place};
 
 /// An end that sends texts, for what a well-behaved client would never say.
 #[allow(missing_docs)]

@@ -45,7 +45,7 @@ const STEPS: &[&str] = &[
 /// The tests of `cargo xtask check`: each ends within seconds and needs no privilege.
 const QUICK: &[&str] = &[
     "--workspace --lib --bins",
-    "-p box-runtime --test all",
+    "-p box-runtime --test suite",
     "-p box-service --test service",
     "-p box-tests --test rpc --test boxes",
 ];

@@ -12,14 +12,14 @@ use box_runtime::fake::Reply;
 use box_transports::queue;
 use futures::StreamExt as _;
 
-use super::world::{World, code, exec_of, id, seconds, settle, spec, world};
+use super::fixture::{Fixture, code, exec_of, fixture, id, seconds, settle, spec};
 
 struct Line {
     client: Session,
     _server: Session,
 }
 
-fn line(w: &World, caller: Option<&str>) -> Line {
+fn line(w: &Fixture, caller: Option<&str>) -> Line {
     let (near, far) = queue::pair(64);
     let options = Options {
         caller: caller.map(Into::into),
@@ -37,7 +37,7 @@ fn word<T: std::fmt::Debug>(result: Result<T, CallError>) -> Code {
 
 #[tokio::test(start_paused = true)]
 async fn the_whole_life_of_a_box_over_a_connection() {
-    let w = world();
+    let w = fixture();
     let line = line(&w, None);
     let peer = line.client.peer();
     let initialized = peer
@@ -109,7 +109,7 @@ async fn the_whole_life_of_a_box_over_a_connection() {
 
 #[tokio::test(start_paused = true)]
 async fn a_connection_is_its_tokens() {
-    let w = world();
+    let w = fixture();
     let (alice, bob) = (line(&w, Some("alice")), line(&w, Some("bob")));
     alice
         .client
@@ -143,7 +143,7 @@ async fn a_connection_is_its_tokens() {
 
 #[tokio::test(start_paused = true)]
 async fn output_streams_over_a_connection() {
-    let w = world();
+    let w = fixture();
     let line = line(&w, None);
     w.backend
         .next_command(Reply::stdout(vec![b'x'; 40 * 32 * 1024]));
@@ -166,7 +166,7 @@ async fn output_streams_over_a_connection() {
 
 #[tokio::test(start_paused = true)]
 async fn a_broken_connection_kills_what_it_ran() {
-    let w = world();
+    let w = fixture();
     let line = line(&w, None);
     w.backend.on_command("sleep", Reply::hang());
     let peer = line.client.peer();
@@ -184,7 +184,7 @@ async fn a_broken_connection_kills_what_it_ran() {
 
 #[tokio::test(start_paused = true)]
 async fn configuration_is_bounded() {
-    let w = world();
+    let w = fixture();
     let params = |bytes: usize| {
         let value = serde_json::Value::String("x".repeat(bytes));
         SystemConfigureParams([("key".to_owned(), value)].into_iter().collect())

@@ -4,11 +4,11 @@ use box_protocol::{BoxError, Code, LaneStatus, SpecDraft};
 use box_runtime::fake::{Reply, Trouble};
 use tokio::time::Instant;
 
-use super::world::{code, seconds, settle, world};
+use super::fixture::{code, fixture, seconds, settle};
 
 #[tokio::test(start_paused = true)]
 async fn a_deleted_session_is_gone_when_the_answer_comes() {
-    let w = world();
+    let w = fixture();
     w.exec("s", "true").await.unwrap();
     assert_eq!(w.delete("s").await.unwrap().deleted.as_str(), "s");
     assert_eq!(w.ids().await, [""; 0]);
@@ -19,7 +19,7 @@ async fn a_deleted_session_is_gone_when_the_answer_comes() {
 
 #[tokio::test(start_paused = true)]
 async fn a_delete_waits_for_a_running_exec() {
-    let w = world();
+    let w = fixture();
     w.backend.next_command(Reply::default().takes(seconds(10)));
     let running = w.begin("s", "job").await;
     let begun = Instant::now();
@@ -30,7 +30,7 @@ async fn a_delete_waits_for_a_running_exec() {
 
 #[tokio::test(start_paused = true)]
 async fn force_does_not_wait() {
-    let w = world();
+    let w = fixture();
     w.backend.next_command(Reply::hang());
     let running = w.begin("s", "job").await;
     let begun = Instant::now();
@@ -47,7 +47,7 @@ async fn force_does_not_wait() {
 
 #[tokio::test(start_paused = true)]
 async fn force_ends_a_start_that_hangs() {
-    let w = world();
+    let w = fixture();
     w.backend.next_start(Trouble::Hang);
     let starting = w.begin("s", "job").await;
     w.force_delete("s").await.unwrap();
@@ -59,7 +59,7 @@ async fn force_ends_a_start_that_hangs() {
 
 #[tokio::test(start_paused = true)]
 async fn force_leaves_no_box_that_was_asked_for_before() {
-    let w = world();
+    let w = fixture();
     w.backend.next_start(Trouble::Slow(seconds(5)));
     let create = w.create(SpecDraft::new("s"));
     let (making, waiting, deleted) = tokio::join!(create, w.exec("s", "job"), async {
@@ -82,10 +82,10 @@ async fn force_leaves_no_box_that_was_asked_for_before() {
 
 #[tokio::test(start_paused = true)]
 async fn an_exec_behind_a_delete_gets_a_new_box_of_any_shape() {
-    let w = world();
+    let w = fixture();
     w.backend.next_command(Reply::default().takes(seconds(10)));
     let running = w.begin("s", "job").await;
-    let other = super::world::spec("s", "next").cpus(2.0);
+    let other = super::fixture::spec("s", "next").cpus(2.0);
     let (deleted, next) = tokio::join!(w.delete("s"), async {
         settle().await;
         w.exec_spec(other).await
@@ -99,7 +99,7 @@ async fn an_exec_behind_a_delete_gets_a_new_box_of_any_shape() {
 
 #[tokio::test(start_paused = true)]
 async fn an_exec_during_the_stop_waits_for_it_and_gets_a_new_box() {
-    let w = world();
+    let w = fixture();
     w.exec("s", "true").await.unwrap();
     w.backend.next_stop(Trouble::Slow(seconds(5)));
     let (deleted, next) = tokio::join!(w.delete("s"), async {
@@ -115,7 +115,7 @@ async fn an_exec_during_the_stop_waits_for_it_and_gets_a_new_box() {
 
 #[tokio::test(start_paused = true)]
 async fn two_deletes_delete_once() {
-    let w = world();
+    let w = fixture();
     w.exec("s", "true").await.unwrap();
     w.backend.next_stop(Trouble::Slow(seconds(1)));
     let (first, second) = tokio::join!(w.delete("s"), w.delete("s"));
@@ -126,7 +126,7 @@ async fn two_deletes_delete_once() {
 
 #[tokio::test(start_paused = true)]
 async fn a_stop_that_fails_is_told_and_the_session_is_gone() {
-    let w = world();
+    let w = fixture();
     for (trouble, expected) in [
         (Trouble::Hang, Code::Timeout),
         (Trouble::Panic, Code::Internal),
@@ -144,7 +144,7 @@ async fn a_stop_that_fails_is_told_and_the_session_is_gone() {
 
 #[tokio::test(start_paused = true)]
 async fn a_dead_box_is_stopped_though_the_call_that_found_it_is_cut_short() {
-    let w = world();
+    let w = fixture();
     w.exec("s", "true").await.unwrap();
     w.backend.kill_box("s");
     w.backend.next_stop(Trouble::Hang);

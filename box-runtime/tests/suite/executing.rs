@@ -6,11 +6,11 @@ use box_runtime::fake::Reply;
 
 use tokio::time::Instant;
 
-use super::world::{code, exec_of, seconds, settle, spec, world};
+use super::fixture::{code, exec_of, fixture, seconds, settle, spec};
 
 #[tokio::test(start_paused = true)]
 async fn a_result_has_output_code_and_duration() {
-    let w = world();
+    let w = fixture();
     w.backend
         .next_command(Reply::stdout("out").stderr("err").exit(3).takes(seconds(2)));
     let result = w.exec("s", "job").await.unwrap();
@@ -31,7 +31,7 @@ async fn a_result_has_output_code_and_duration() {
 
 #[tokio::test(start_paused = true)]
 async fn a_signal_is_128_and_the_signal_beside_it() {
-    let w = world();
+    let w = fixture();
     w.backend.next_command(Reply::default().signal(11));
     let result = w.exec("s", "crash").await.unwrap();
     assert_eq!((result.exit_code, result.signal), (Some(139), Some(11)));
@@ -39,7 +39,7 @@ async fn a_signal_is_128_and_the_signal_beside_it() {
 
 #[tokio::test(start_paused = true)]
 async fn output_beyond_a_mebibyte_is_counted() {
-    let w = world();
+    let w = fixture();
     w.backend
         .next_command(Reply::stdout(vec![b'a'; 1024 * 1024 + 5]).stderr(vec![b'b'; 7]));
     let result = w.exec("s", "cat").await.unwrap();
@@ -52,7 +52,7 @@ async fn output_beyond_a_mebibyte_is_counted() {
 
 #[tokio::test(start_paused = true)]
 async fn bytes_that_are_no_text_are_replaced() {
-    let w = world();
+    let w = fixture();
     w.backend
         .next_command(Reply::stdout(vec![b'a', 0xff, b'b']));
     assert_eq!(w.exec("s", "cat").await.unwrap().stdout, "a\u{fffd}b");
@@ -60,7 +60,7 @@ async fn bytes_that_are_no_text_are_replaced() {
 
 #[tokio::test(start_paused = true)]
 async fn a_command_gets_a_shell_a_directory_and_a_clean_environment() {
-    let w = world();
+    let w = fixture();
     let mut env = Env::new();
     env.insert("TERM", "vt100").unwrap();
     env.insert("TOKEN", "t").unwrap();
@@ -113,7 +113,7 @@ async fn a_command_gets_a_shell_a_directory_and_a_clean_environment() {
 
 #[tokio::test(start_paused = true)]
 async fn execs_of_one_session_take_turns_and_sessions_run_in_parallel() {
-    let w = world();
+    let w = fixture();
     w.backend
         .answer_with(|_| Reply::default().takes(seconds(10)));
     let begun = Instant::now();
@@ -125,7 +125,7 @@ async fn execs_of_one_session_take_turns_and_sessions_run_in_parallel() {
 
 #[tokio::test(start_paused = true)]
 async fn a_busy_session_says_so() {
-    let w = world();
+    let w = fixture();
     w.backend.next_command(Reply::default().takes(seconds(10)));
     let running = w.begin("s", "job").await;
     assert_eq!(w.get("s").await.unwrap().status, LaneStatus::Running);
@@ -135,7 +135,7 @@ async fn a_busy_session_says_so() {
 
 #[tokio::test(start_paused = true)]
 async fn a_withdrawn_call_kills_its_command_and_leaves_the_box() {
-    let w = world();
+    let w = fixture();
     w.backend.on_command("sleep", Reply::hang());
     let running = w.begin("s", "sleep").await;
     running.abort();
@@ -148,7 +148,7 @@ async fn a_withdrawn_call_kills_its_command_and_leaves_the_box() {
 
 #[tokio::test(start_paused = true)]
 async fn a_call_withdrawn_while_it_waits_never_runs() {
-    let w = world();
+    let w = fixture();
     w.backend
         .on_command("sleep", Reply::default().takes(seconds(5)));
     let running = w.begin("s", "sleep").await;
@@ -167,7 +167,7 @@ async fn a_call_withdrawn_while_it_waits_never_runs() {
 
 #[tokio::test(start_paused = true)]
 async fn a_command_that_shall_go_on_outlives_its_caller() {
-    let w = world();
+    let w = fixture();
     w.backend
         .on_command("job", Reply::default().takes(seconds(60)));
     let mut params = exec_of(spec("s", "job").timeout_sec(100_u64));
@@ -186,7 +186,7 @@ async fn a_command_that_shall_go_on_outlives_its_caller() {
 
 #[tokio::test(start_paused = true)]
 async fn files_appear_in_the_mounted_directory() {
-    let w = world();
+    let w = fixture();
     let dir = tempfile::tempdir().unwrap();
     w.backend
         .next_command(Reply::stdout("wrote files").writes("sub/output.bin", 2048));
@@ -204,7 +204,7 @@ async fn files_appear_in_the_mounted_directory() {
 
 #[tokio::test(start_paused = true)]
 async fn an_exec_after_exit_is_refused() {
-    let w = world();
+    let w = fixture();
     let exit = SystemShutdownParams {
         exit: true,
         within_ms: None,
@@ -216,7 +216,7 @@ async fn an_exec_after_exit_is_refused() {
 
 #[tokio::test(start_paused = true)]
 async fn the_next_exec_waits_until_a_killed_one_is_gone() {
-    let w = world();
+    let w = fixture();
     w.backend
         .on_command("sleep", Reply::hang().lingers(seconds(4)));
     let begun = Instant::now();
@@ -228,7 +228,7 @@ async fn the_next_exec_waits_until_a_killed_one_is_gone() {
 
 #[tokio::test(start_paused = true)]
 async fn an_agent_that_cannot_kill_fails_the_box() {
-    let w = world();
+    let w = fixture();
     w.backend
         .on_command("sleep", Reply::hang().lingers(seconds(60)));
     w.begin("s", "sleep").await.abort();
@@ -240,7 +240,7 @@ async fn an_agent_that_cannot_kill_fails_the_box() {
 
 #[tokio::test(start_paused = true)]
 async fn no_two_execs_have_one_id() {
-    let w = world();
+    let w = fixture();
     // Two boxes of one moment: what one of them is asked may still be there for the next runtime of the other.
     w.exec("a", "true").await.unwrap();
     w.exec("b", "true").await.unwrap();
@@ -255,7 +255,7 @@ async fn no_two_execs_have_one_id() {
 
 #[tokio::test(start_paused = true)]
 async fn an_exec_whose_id_is_taken_is_refused_and_the_box_stays() {
-    let w = world();
+    let w = fixture();
     w.exec("s", "true").await.unwrap();
     let taken = BoxError::conflict("the command runs already");
     w.backend.next_command(Reply::refuse(taken));
@@ -266,7 +266,7 @@ async fn an_exec_whose_id_is_taken_is_refused_and_the_box_stays() {
 
 #[tokio::test(start_paused = true)]
 async fn an_exec_that_shall_go_on_is_kept_by_its_agent() {
-    let w = world();
+    let w = fixture();
     for on_disconnect in [OnDisconnect::Keep, OnDisconnect::Kill] {
         let mut params = exec_of(spec("s", "true"));
         params.on_disconnect = on_disconnect;

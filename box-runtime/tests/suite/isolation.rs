@@ -4,11 +4,11 @@ use box_protocol::{BoxState, Code};
 use box_runtime::fake::{Reply, Trouble};
 use tokio::time::Instant;
 
-use super::world::{code, seconds, settle, world, world_with};
+use super::fixture::{code, fixture, fixture_with, seconds, settle};
 
 #[tokio::test(start_paused = true)]
 async fn a_stuck_start_holds_up_nobody_else() {
-    let w = world_with(|config| config.start_timeout = seconds(30));
+    let w = fixture_with(|config| config.start_timeout = seconds(30));
     w.backend.next_start(Trouble::Hang);
     let stuck = w.begin("stuck", "true").await;
     let begun = Instant::now();
@@ -29,7 +29,7 @@ async fn a_stuck_start_holds_up_nobody_else() {
 
 #[tokio::test(start_paused = true)]
 async fn a_stuck_stop_holds_up_nobody_else() {
-    let w = world();
+    let w = fixture();
     w.exec("stuck", "true").await.unwrap();
     w.backend.next_stop(Trouble::Hang);
     let begun = Instant::now();
@@ -44,7 +44,7 @@ async fn a_stuck_stop_holds_up_nobody_else() {
 
 #[tokio::test(start_paused = true)]
 async fn a_panic_in_a_backend_is_one_sessions_internal_error() {
-    let w = world();
+    let w = fixture();
     w.backend
         .on_command("sleep", Reply::default().takes(seconds(5)));
     let running = w.begin("fine", "sleep").await;
@@ -59,7 +59,7 @@ async fn a_panic_in_a_backend_is_one_sessions_internal_error() {
 
 #[tokio::test(start_paused = true)]
 async fn a_probe_that_hangs_or_panics_is_a_backend_that_is_not_there() {
-    let w = world();
+    let w = fixture();
     w.exec("there", "true").await.unwrap();
     tokio::time::sleep(seconds(2)).await;
     for trouble in [Trouble::Hang, Trouble::Panic] {

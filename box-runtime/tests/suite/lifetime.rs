@@ -10,7 +10,7 @@ use box_protocol::{
 use box_runtime::fake::{Reply, Trouble};
 use tokio::time::sleep;
 
-use super::world::{World, code, id, seconds, spec, world, world_with};
+use super::fixture::{Fixture, code, fixture, fixture_with, id, seconds, spec};
 
 fn living(session: &str, lifetime: Lifetime) -> SpecDraft {
     let mut spec = spec(session, "true");
@@ -18,13 +18,13 @@ fn living(session: &str, lifetime: Lifetime) -> SpecDraft {
     spec
 }
 
-async fn exists(w: &World, session: &str) -> bool {
+async fn exists(w: &Fixture, session: &str) -> bool {
     w.get(session).await.is_ok()
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_idle_box_lives_five_minutes() {
-    let w = world();
+    let w = fixture();
     w.exec("s", "true").await.unwrap();
     sleep(seconds(299)).await;
     assert!(exists(&w, "s").await);
@@ -36,7 +36,7 @@ async fn an_idle_box_lives_five_minutes() {
 
 #[tokio::test(start_paused = true)]
 async fn use_begins_the_time_anew_and_looking_does_not() {
-    let w = world_with(|config| config.session_ttl = seconds(100));
+    let w = fixture_with(|config| config.session_ttl = seconds(100));
     w.exec("s", "true").await.unwrap();
     w.exec("unused", "true").await.unwrap();
     for _ in 0..5 {
@@ -55,11 +55,11 @@ async fn use_begins_the_time_anew_and_looking_does_not() {
 
 #[tokio::test(start_paused = true)]
 async fn a_busy_box_is_never_reaped() {
-    let w = world_with(|config| config.session_ttl = seconds(10));
+    let w = fixture_with(|config| config.session_ttl = seconds(10));
     w.backend
         .next_command(Reply::default().takes(seconds(1000)));
     let running = w
-        .begin_exec(super::world::exec_of(
+        .begin_exec(super::fixture::exec_of(
             spec("s", "job").timeout_sec(2000_u64),
         ))
         .await;
@@ -74,7 +74,7 @@ async fn a_busy_box_is_never_reaped() {
 
 #[tokio::test(start_paused = true)]
 async fn a_persistent_box_is_never_reaped() {
-    let w = world();
+    let w = fixture();
     w.exec_spec(spec("s", "true").persistent(true))
         .await
         .unwrap();
@@ -88,7 +88,7 @@ async fn a_persistent_box_is_never_reaped() {
 
 #[tokio::test(start_paused = true)]
 async fn a_box_may_have_its_own_idle_time() {
-    let w = world();
+    let w = fixture();
     let lifetime = Lifetime {
         idle_ms: Some(1_000_000),
         ..Lifetime::default()
@@ -102,7 +102,7 @@ async fn a_box_may_have_its_own_idle_time() {
 
 #[tokio::test(start_paused = true)]
 async fn a_box_expires_whatever_it_does() {
-    let w = world();
+    let w = fixture();
     let at = UnixMs(UnixMs::now().0 + 60_000);
     let lifetime = Lifetime {
         expires_at: Some(at),
@@ -114,7 +114,7 @@ async fn a_box_expires_whatever_it_does() {
         .persistent(true)
         .timeout_sec(1000_u64);
     draft.cmd = Some("sleep".to_owned());
-    let running = w.begin_exec(super::world::exec_of(draft)).await;
+    let running = w.begin_exec(super::fixture::exec_of(draft)).await;
     sleep(seconds(50)).await;
     assert!(!running.is_finished());
     sleep(seconds(15)).await;
@@ -127,7 +127,7 @@ async fn a_box_expires_whatever_it_does() {
 
 #[tokio::test(start_paused = true)]
 async fn a_new_lifetime_counts_at_once() {
-    let w = world();
+    let w = fixture();
     w.exec("s", "true").await.unwrap();
     let update = |idle_ms| BoxUpdateParams {
         session_id: id("s"),
@@ -157,7 +157,7 @@ async fn a_new_lifetime_counts_at_once() {
 
 #[tokio::test(start_paused = true)]
 async fn a_box_whose_agent_is_slow_to_say_what_runs_is_in_use() {
-    let w = world_with(|config| config.session_ttl = seconds(10));
+    let w = fixture_with(|config| config.session_ttl = seconds(10));
     w.exec("s", "true").await.unwrap();
     w.backend.set_health_trouble(Some(Trouble::Hang));
     // In the middle of the question.
@@ -184,7 +184,7 @@ fn stopping(session: &str) -> SpecDraft {
 
 #[tokio::test(start_paused = true)]
 async fn a_box_that_cannot_be_stopped_keeps_its_files_and_is_tried_again() {
-    let w = world();
+    let w = fixture();
     w.create(stopping("s")).await.unwrap();
     for trouble in [Trouble::Hang, Trouble::Fail(BoxError::internal("stuck"))] {
         w.backend.set_clear_trouble(Some(trouble));
@@ -203,7 +203,7 @@ async fn a_box_that_cannot_be_stopped_keeps_its_files_and_is_tried_again() {
 
 #[tokio::test(start_paused = true)]
 async fn to_look_at_commands_neither_wakes_a_box_nor_keeps_it_alive() {
-    let w = world_with(|config| config.session_ttl = seconds(10));
+    let w = fixture_with(|config| config.session_ttl = seconds(10));
     w.exec("s", "true").await.unwrap();
     w.create(stopping("stopped")).await.unwrap();
     for _ in 0..6 {
@@ -218,7 +218,7 @@ async fn to_look_at_commands_neither_wakes_a_box_nor_keeps_it_alive() {
 
 #[tokio::test(start_paused = true)]
 async fn a_start_that_hangs_has_an_end_and_can_be_deleted() {
-    let w = world();
+    let w = fixture();
     let mut draft = stopping("s");
     let main = serde_json::json!({"argv": ["main"]});
     draft.extras.main = Some(serde_json::from_value(main).unwrap());
@@ -237,10 +237,10 @@ async fn a_start_that_hangs_has_an_end_and_can_be_deleted() {
 
 #[tokio::test(start_paused = true)]
 async fn the_last_handle_ends_every_box() {
-    let w = world();
+    let w = fixture();
     w.exec("a", "true").await.unwrap();
     w.exec("b", "true").await.unwrap();
-    let World {
+    let Fixture {
         backend, runtime, ..
     } = w;
     let router = runtime.router();

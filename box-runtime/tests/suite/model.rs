@@ -8,7 +8,7 @@ use box_runtime::fake::Reply;
 use proptest::prelude::*;
 use tokio::time::{Instant, sleep};
 
-use super::world::{World, spec, world_with};
+use super::fixture::{Fixture, fixture_with, spec};
 
 const TTL: Duration = Duration::from_secs(100);
 const MAX_SESSIONS: usize = 3;
@@ -122,17 +122,17 @@ fn refused<T>(result: &Result<T, BoxError>) -> Option<Code> {
 
 /// The runtime and its model, side by side.
 struct Pair {
-    world: World,
+    fixture: Fixture,
     model: Model,
 }
 
 impl Pair {
     async fn exec(&mut self, name: &str, memory_mb: u64, takes: u64) {
         let reply = Reply::default().takes(Duration::from_secs(takes));
-        self.world.backend.on_command("job", reply);
+        self.fixture.backend.on_command("job", reply);
         let draft = spec(name, "job").memory_mb(memory_mb).timeout_sec(1000_u64);
         let expected = self.model.ask(name, memory_mb, false);
-        let result = self.world.exec_spec(draft).await;
+        let result = self.fixture.exec_spec(draft).await;
         assert_eq!(refused(&result), expected);
         if let Ok(result) = result {
             assert_eq!(result.duration_ms, takes * 1000);
@@ -141,10 +141,10 @@ impl Pair {
     }
 
     async fn time_out(&mut self, name: &str) {
-        self.world.backend.on_command("hang", Reply::hang());
+        self.fixture.backend.on_command("hang", Reply::hang());
         let expected = self.model.ask(name, 512, false);
         let draft = spec(name, "hang").timeout_sec(5_u64);
-        let result = self.world.exec_spec(draft).await;
+        let result = self.fixture.exec_spec(draft).await;
         assert_eq!(refused(&result), expected);
         if let Ok(result) = result {
             assert_eq!(result.status, ExecutionStatus::TimedOut);
@@ -157,7 +157,7 @@ impl Pair {
         let there = known.is_some_and(|known| !known.dead);
         let expected = self.model.ask(name, 512, persistent);
         let draft = SpecDraft::new(name).persistent(persistent);
-        let result = self.world.create(draft).await;
+        let result = self.fixture.create(draft).await;
         assert_eq!(refused(&result), expected);
         if let Ok(made) = result {
             assert_eq!(made.existed, there);
@@ -168,22 +168,22 @@ impl Pair {
     async fn delete(&mut self, name: &str, force: bool) {
         let known = self.model.sessions.remove(name);
         let result = if force {
-            self.world.force_delete(name).await
+            self.fixture.force_delete(name).await
         } else {
-            self.world.delete(name).await
+            self.fixture.delete(name).await
         };
         assert_eq!(refused(&result), known.is_none().then_some(Code::NotFound));
     }
 
     fn kill(&mut self, name: &str) {
-        self.world.backend.kill_box(name);
+        self.fixture.backend.kill_box(name);
         if let Some(known) = self.model.sessions.get_mut(name) {
             known.dead = true;
         }
     }
 
     fn cut_agent(&mut self, name: &str) {
-        self.world.backend.cut_agent(name);
+        self.fixture.backend.cut_agent(name);
         let known = self.model.sessions.get_mut(name);
         if let Some(known) = known.filter(|known| !known.failed) {
             (known.dead, known.failed) = (true, true);
@@ -210,7 +210,7 @@ impl Pair {
             Step::Wait { seconds } => sleep(Duration::from_secs(seconds)).await,
             Step::Shutdown => {
                 let ended = self.model.sessions.len() as u64;
-                assert_eq!(self.world.shutdown().await.ended, ended);
+                assert_eq!(self.fixture.shutdown().await.ended, ended);
                 self.model.sessions.clear();
             }
         }
@@ -218,12 +218,12 @@ impl Pair {
 }
 
 async fn check(steps: Vec<Step>) {
-    let world = world_with(|config| {
+    let fixture = fixture_with(|config| {
         config.session_ttl = TTL;
         config.max_sessions = MAX_SESSIONS;
     });
     let mut pair = Pair {
-        world,
+        fixture,
         model: Model::default(),
     };
     for step in steps {
@@ -233,11 +233,11 @@ async fn check(steps: Vec<Step>) {
         pair.take(step).await;
         pair.model.reap(Instant::now());
         let names: Vec<_> = pair.model.sessions.keys().cloned().collect();
-        assert_eq!(pair.world.ids().await, names);
-        assert_eq!(pair.world.backend.starts().len(), pair.model.starts);
+        assert_eq!(pair.fixture.ids().await, names);
+        assert_eq!(pair.fixture.backend.starts().len(), pair.model.starts);
     }
-    pair.world.shutdown().await;
-    assert_eq!(pair.world.backend.running(), 0);
+    pair.fixture.shutdown().await;
+    assert_eq!(pair.fixture.backend.running(), 0);
 }
 
 proptest! {

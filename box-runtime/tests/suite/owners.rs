@@ -4,11 +4,11 @@ use box_protocol::Code;
 use box_protocol::actions::{BoxListParams, SystemShutdownParams};
 use box_runtime::Caller;
 
-use super::world::{code, id, spec, world};
+use super::fixture::{code, fixture, id, spec};
 
 #[tokio::test(start_paused = true)]
 async fn others_boxes_do_not_exist() {
-    let w = world();
+    let w = fixture();
     let (alice, bob) = (w.seen_by("alice"), w.seen_by("bob"));
     alice.exec("a", "true").await.unwrap();
     bob.exec("b", "true").await.unwrap();
@@ -30,7 +30,7 @@ async fn others_boxes_do_not_exist() {
 
 #[tokio::test(start_paused = true)]
 async fn owners_have_ids_of_their_own() {
-    let w = world();
+    let w = fixture();
     let (alice, bob) = (w.seen_by("alice"), w.seen_by("bob"));
     // Neither can take an id away from the other, nor from the administrator, nor tell who has it.
     for owner in [&alice, &bob, &w] {
@@ -62,7 +62,7 @@ async fn owners_have_ids_of_their_own() {
 
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_ends_what_its_caller_sees() {
-    let w = world();
+    let w = fixture();
     let (alice, bob) = (w.seen_by("alice"), w.seen_by("bob"));
     alice.exec("a", "true").await.unwrap();
     bob.exec("b", "true").await.unwrap();

@@ -7,11 +7,11 @@ use box_runtime::Capabilities;
 use box_runtime::fake::{Reply, Trouble};
 use serde_json::json;
 
-use super::world::{code, exec_of, id, seconds, settle, spec, world, world_with};
+use super::fixture::{code, exec_of, fixture, fixture_with, id, seconds, settle, spec};
 
 #[tokio::test(start_paused = true)]
 async fn a_session_is_reused_by_its_id() {
-    let w = world();
+    let w = fixture();
     assert_eq!(
         w.exec("req-1", "echo first").await.unwrap().stdout,
         "executed: echo first"
@@ -27,7 +27,7 @@ async fn a_session_is_reused_by_its_id() {
 
 #[tokio::test(start_paused = true)]
 async fn concurrent_first_calls_start_the_box_once_and_run_in_order() {
-    let w = world();
+    let w = fixture();
     w.backend.next_start(Trouble::Slow(seconds(3)));
     let calls = (0..20).map(|at| w.exec_spec(spec("s", &format!("echo {at}"))));
     let results = futures::future::join_all(calls).await;
@@ -47,7 +47,7 @@ async fn concurrent_first_calls_start_the_box_once_and_run_in_order() {
 
 #[tokio::test(start_paused = true)]
 async fn all_who_waited_for_a_start_share_its_failure() {
-    let w = world();
+    let w = fixture();
     let full = box_protocol::BoxError::capacity("no room on this machine");
     w.backend.next_start(Trouble::Fail(full));
     let calls = (0..5).map(|_| w.exec("s", "true"));
@@ -81,7 +81,7 @@ fn differences() -> Vec<(&'static str, serde_json::Value)> {
 
 #[tokio::test(start_paused = true)]
 async fn each_fixed_field_conflicts_and_leaves_the_session_alone() {
-    let w = world();
+    let w = fixture();
     w.exec("s", "true").await.unwrap();
     for (field, value) in differences() {
         let spec =
@@ -102,7 +102,7 @@ async fn each_fixed_field_conflicts_and_leaves_the_session_alone() {
 
 #[tokio::test(start_paused = true)]
 async fn a_conflict_is_told_without_waiting_for_a_running_exec() {
-    let w = world();
+    let w = fixture();
     w.backend.on_command("sleep", Reply::hang());
     let running = w.begin("s", "sleep").await;
     let asked = tokio::time::Instant::now();
@@ -116,7 +116,7 @@ async fn a_conflict_is_told_without_waiting_for_a_running_exec() {
 
 #[tokio::test(start_paused = true)]
 async fn what_belongs_to_one_call_may_differ() {
-    let w = world();
+    let w = fixture();
     w.exec("s", "true").await.unwrap();
     w.exec_spec(spec("s", "ls").workdir("/tmp").timeout_sec(5_u64))
         .await
@@ -126,8 +126,8 @@ async fn what_belongs_to_one_call_may_differ() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn another_world_conflicts() {
-    let w = world();
+async fn another_compatibility_mode_conflicts() {
+    let w = fixture();
     w.exec("s", "true").await.unwrap();
     let mut other = spec("s", "true");
     other.extras.world = Some(box_protocol::World::LangBot);
@@ -145,7 +145,7 @@ fn mount(path: &str) -> BoxMountSpec {
 
 #[tokio::test(start_paused = true)]
 async fn extra_mounts_are_those_of_the_first_call() {
-    let w = world();
+    let w = fixture();
     let with = |mounts: Vec<BoxMountSpec>| spec("s", "true").extra_mounts(mounts);
     w.exec_spec(with(vec![mount("/a"), mount("/b")]))
         .await
@@ -175,7 +175,7 @@ async fn extra_mounts_are_those_of_the_first_call() {
 
 #[tokio::test(start_paused = true)]
 async fn a_backend_that_can_adds_mounts_known_by_content() {
-    let w = world();
+    let w = fixture();
     let artifact = |digit: &str| {
         let digest = format!("sha256:{}", digit.repeat(64));
         BoxMountSpec::content_addressed("/srv/a", digest, "/srv/a.json").unwrap()
@@ -199,7 +199,7 @@ async fn a_backend_that_can_adds_mounts_known_by_content() {
 
 #[tokio::test(start_paused = true)]
 async fn a_dead_box_is_dropped_and_made_again() {
-    let w = world();
+    let w = fixture();
     w.exec("s", "one").await.unwrap();
     w.backend.kill_box("s");
     w.exec("s", "two").await.unwrap();
@@ -210,7 +210,7 @@ async fn a_dead_box_is_dropped_and_made_again() {
 
 #[tokio::test(start_paused = true)]
 async fn create_answers_with_what_is_known_and_whether_it_was_there() {
-    let w = world();
+    let w = fixture();
     let made = w.create(SpecDraft::new("c-1")).await.unwrap();
     assert!(!made.existed);
     assert_eq!(made.info.backend_name, "fake");
@@ -236,7 +236,7 @@ async fn create_answers_with_what_is_known_and_whether_it_was_there() {
 
 #[tokio::test(start_paused = true)]
 async fn create_does_not_wait_for_a_running_exec() {
-    let w = world();
+    let w = fixture();
     w.backend.on_command("sleep", Reply::hang());
     let running = w.begin("s", "sleep").await;
     let found = w.create(SpecDraft::new("s")).await.unwrap();
@@ -246,7 +246,7 @@ async fn create_does_not_wait_for_a_running_exec() {
 
 #[tokio::test(start_paused = true)]
 async fn capacity_is_named_and_freed() {
-    let w = world_with(|config| config.max_sessions = 2);
+    let w = fixture_with(|config| config.max_sessions = 2);
     w.exec("a", "true").await.unwrap();
     w.exec("b", "true").await.unwrap();
     let error = w.exec("c", "true").await.unwrap_err();
@@ -265,7 +265,7 @@ async fn capacity_is_named_and_freed() {
 
 #[tokio::test]
 async fn a_caller_can_be_given_a_limit_of_its_own() {
-    let w = world_with(|config| config.max_sessions_per_caller = Some(5));
+    let w = fixture_with(|config| config.max_sessions_per_caller = Some(5));
     let mut ann = w.seen_by("ann");
     ann.caller = ann.caller.clone().with_max_sessions(1);
     ann.exec("a", "true").await.unwrap();
@@ -278,7 +278,7 @@ async fn a_caller_can_be_given_a_limit_of_its_own() {
 
 #[tokio::test(start_paused = true)]
 async fn boxes_being_made_and_ended_count() {
-    let w = world_with(|config| config.max_sessions = 1);
+    let w = fixture_with(|config| config.max_sessions = 1);
     w.backend.next_start(Trouble::Slow(seconds(5)));
     let making = w.begin("a", "true").await;
     assert_eq!(code(w.exec("b", "true").await), Code::Capacity);
@@ -295,7 +295,7 @@ async fn boxes_being_made_and_ended_count() {
 
 #[tokio::test(start_paused = true)]
 async fn calls_waiting_for_one_box_are_bounded() {
-    let w = world_with(|config| config.queued_calls = 3);
+    let w = fixture_with(|config| config.queued_calls = 3);
     w.backend
         .on_command("sleep", Reply::default().takes(seconds(10)));
     let mut calls = vec![w.begin("s", "sleep").await];
@@ -316,7 +316,7 @@ async fn calls_waiting_for_one_box_are_bounded() {
 
 #[tokio::test(start_paused = true)]
 async fn lists_are_sorted_filtered_and_paged() {
-    let w = world();
+    let w = fixture();
     for session in ["b", "a", "d", "c"] {
         let mut spec = SpecDraft::new(session);
         spec.extras.labels = Some([("even".to_owned(), (session > "b").to_string())].into());
@@ -364,7 +364,7 @@ async fn lists_are_sorted_filtered_and_paged() {
 
 #[tokio::test(start_paused = true)]
 async fn names_labels_and_notes_change_and_names_stay_unique() {
-    let w = world();
+    let w = fixture();
     let named = |session: &str, name: &str| {
         let mut spec = SpecDraft::new(session);
         spec.extras.name = Some(box_protocol::Name::new(name).unwrap());
@@ -414,7 +414,7 @@ async fn names_labels_and_notes_change_and_names_stay_unique() {
 
 #[tokio::test(start_paused = true)]
 async fn bad_input_starts_nothing() {
-    let w = world();
+    let w = fixture();
     for (bad, field) in [
         (spec("s", " "), "cmd"),
         (spec("s", "true").cpus(0.0), "cpus"),
@@ -433,7 +433,7 @@ async fn bad_input_starts_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn every_call_that_was_let_in_is_served_by_the_next_box() {
-    let w = world_with(|config| config.queued_calls = 4);
+    let w = fixture_with(|config| config.queued_calls = 4);
     w.backend.next_command(Reply::hang());
     w.backend.next_stop(Trouble::Slow(seconds(5)));
     let slow = w

@@ -5,11 +5,11 @@ use box_protocol::actions::SystemShutdownParams;
 use box_runtime::fake::{Reply, Trouble};
 use tokio::time::Instant;
 
-use super::world::{code, seconds, settle, world};
+use super::fixture::{code, fixture, seconds, settle};
 
 #[tokio::test(start_paused = true)]
 async fn every_box_is_ended_and_the_runtime_serves_again() {
-    let w = world();
+    let w = fixture();
     w.backend.on_command("sleep", Reply::hang());
     for session in ["a", "b"] {
         w.exec(session, "true").await.unwrap();
@@ -23,7 +23,7 @@ async fn every_box_is_ended_and_the_runtime_serves_again() {
 
 #[tokio::test(start_paused = true)]
 async fn new_calls_are_refused_meanwhile_and_health_is_not() {
-    let w = world();
+    let w = fixture();
     w.exec("a", "true").await.unwrap();
     w.backend.next_stop(Trouble::Slow(seconds(5)));
     let (down, ()) = tokio::join!(w.shutdown(), async {
@@ -44,7 +44,7 @@ async fn new_calls_are_refused_meanwhile_and_health_is_not() {
 
 #[tokio::test(start_paused = true)]
 async fn calls_that_wait_are_refused_and_not_begun() {
-    let w = world();
+    let w = fixture();
     w.backend.on_command("sleep", Reply::hang());
     let running = w.begin("s", "sleep").await;
     let waiting = w.begin("s", "never").await;
@@ -56,7 +56,7 @@ async fn calls_that_wait_are_refused_and_not_begun() {
 
 #[tokio::test(start_paused = true)]
 async fn a_box_that_does_not_end_is_given_up_in_time() {
-    let w = world();
+    let w = fixture();
     w.exec("a", "true").await.unwrap();
     w.exec("b", "true").await.unwrap();
     w.backend.next_stop(Trouble::Hang);
@@ -77,7 +77,7 @@ async fn a_box_that_does_not_end_is_given_up_in_time() {
 
 #[tokio::test(start_paused = true)]
 async fn shutdowns_at_once_all_answer() {
-    let w = world();
+    let w = fixture();
     w.exec("a", "true").await.unwrap();
     w.backend.next_stop(Trouble::Slow(seconds(1)));
     let (first, second) = tokio::join!(w.shutdown(), w.shutdown());
@@ -87,7 +87,7 @@ async fn shutdowns_at_once_all_answer() {
 
 #[tokio::test(start_paused = true)]
 async fn one_that_gives_up_ends_the_others_wait_too() {
-    let w = world();
+    let w = fixture();
     w.exec("a", "true").await.unwrap();
     w.backend.next_stop(Trouble::Hang);
     let begun = Instant::now();

@@ -7,7 +7,7 @@ use box_protocol::{BoxState, Code, ExecutionStatus, Role, UnixMs};
 use box_runtime::fake::Reply;
 use tokio::sync::mpsc;
 
-use super::world::{World, code, exec_of, seconds, settle, spec, world};
+use super::fixture::{Fixture, code, exec_of, fixture, seconds, settle, spec};
 
 fn piece(stream: StreamName, offset: u64, data: &[u8]) -> AgentChunk {
     AgentChunk::Bytes(OutputPiece {
@@ -20,7 +20,7 @@ fn piece(stream: StreamName, offset: u64, data: &[u8]) -> AgentChunk {
 }
 
 async fn streamed(
-    w: &World,
+    w: &Fixture,
     view: View,
     reply: Reply,
 ) -> (
@@ -55,7 +55,7 @@ fn texts(chunks: &[CommandChunk]) -> Vec<(StreamName, u64, u64, &str)> {
 
 #[tokio::test(start_paused = true)]
 async fn the_start_comes_first_then_output_then_the_result() {
-    let w = world();
+    let w = fixture();
     let (result, chunks) =
         streamed(&w, View::Text, Reply::stdout("out").stderr("err").exit(4)).await;
     let result = result.unwrap();
@@ -78,7 +78,7 @@ async fn the_start_comes_first_then_output_then_the_result() {
 
 #[tokio::test(start_paused = true)]
 async fn characters_cut_in_two_come_whole() {
-    let w = world();
+    let w = fixture();
     let reply = Reply::default().chunks(vec![
         AgentChunk::Started { pid: 9, info: None },
         piece(StreamName::Stdout, 0, b"a\xe2\x82"),
@@ -101,7 +101,7 @@ async fn characters_cut_in_two_come_whole() {
 
 #[tokio::test(start_paused = true)]
 async fn bytes_come_as_they_are_and_no_view_collects() {
-    let w = world();
+    let w = fixture();
     let (result, chunks) = streamed(&w, View::Bytes, Reply::stdout(b"\xff\x00".to_vec())).await;
     result.unwrap();
     assert!(matches!(&chunks[1], CommandChunk::Bytes(piece) if piece.data[..] == [0xff, 0]));
@@ -111,7 +111,7 @@ async fn bytes_come_as_they_are_and_no_view_collects() {
 
 #[tokio::test(start_paused = true)]
 async fn an_agent_that_streams_nonsense_fails_the_box() {
-    let w = world();
+    let w = fixture();
     let started = AgentChunk::Started { pid: 1, info: None };
     let lies = [
         vec![piece(StreamName::Stdout, 0, b"early")],
@@ -132,7 +132,7 @@ async fn an_agent_that_streams_nonsense_fails_the_box() {
 
 #[tokio::test(start_paused = true)]
 async fn a_streamed_timeout_ends_the_box_too() {
-    let w = world();
+    let w = fixture();
     let (result, chunks) = streamed(&w, View::Text, Reply::hang().stderr("x")).await;
     assert_eq!(result.unwrap().status, ExecutionStatus::TimedOut);
     assert_eq!(texts(&chunks).len(), 1);
@@ -143,7 +143,7 @@ async fn a_streamed_timeout_ends_the_box_too() {
 
 #[tokio::test(start_paused = true)]
 async fn a_slow_reader_is_not_a_silent_agent() {
-    let w = world();
+    let w = fixture();
     w.backend
         .next_command(Reply::stdout(vec![b'x'; 20 * 32 * 1024]));
     let mut params = exec_of(spec("s", "job").timeout_sec(3_u64));
@@ -165,7 +165,7 @@ async fn a_slow_reader_is_not_a_silent_agent() {
 
 #[tokio::test(start_paused = true)]
 async fn a_reader_that_leaves_kills_the_command() {
-    let w = world();
+    let w = fixture();
     w.backend.next_command(Reply::hang());
     let mut params = exec_of(spec("s", "job"));
     params.attach = Some(AttachOptions::default());

@@ -5,11 +5,11 @@ use box_protocol::{BoxState, ExecutionStatus, Killed, LaneStatus};
 use box_runtime::fake::{Reply, Trouble};
 use tokio::time::Instant;
 
-use super::world::{exec_of, seconds, spec, world};
+use super::fixture::{exec_of, fixture, seconds, spec};
 
 #[tokio::test(start_paused = true)]
 async fn a_timeout_is_a_result_and_the_session_is_gone_by_then() {
-    let w = world();
+    let w = fixture();
     w.backend.on_command("sleep", Reply::hang());
     w.backend.next_stop(Trouble::Slow(seconds(1)));
     let begun = Instant::now();
@@ -31,7 +31,7 @@ async fn a_timeout_is_a_result_and_the_session_is_gone_by_then() {
 
 #[tokio::test(start_paused = true)]
 async fn partial_output_is_kept() {
-    let w = world();
+    let w = fixture();
     w.backend.next_command(Reply::hang().stderr("half"));
     let result = w
         .exec_spec(spec("s", "job").timeout_sec(1_u64))
@@ -50,7 +50,7 @@ async fn partial_output_is_kept() {
 
 #[tokio::test(start_paused = true)]
 async fn a_persistent_box_is_dropped_as_well() {
-    let w = world();
+    let w = fixture();
     w.backend.next_command(Reply::hang());
     w.exec_spec(spec("s", "job").timeout_sec(1_u64).persistent(true))
         .await
@@ -60,7 +60,7 @@ async fn a_persistent_box_is_dropped_as_well() {
 
 #[tokio::test(start_paused = true)]
 async fn only_the_command_ends_unless_asked_otherwise() {
-    let w = world();
+    let w = fixture();
     w.backend.next_command(Reply::hang());
     let mut params = exec_of(spec("s", "sleep").timeout_sec(3_u64));
     params.on_timeout = OnTimeout::default();
@@ -74,7 +74,7 @@ async fn only_the_command_ends_unless_asked_otherwise() {
 
 #[tokio::test(start_paused = true)]
 async fn an_agent_that_does_not_end_its_command_loses_its_box() {
-    let w = world();
+    let w = fixture();
     w.backend
         .next_command(Reply::hang().deaf().lingers(seconds(3600)));
     let mut params = exec_of(spec("s", "sleep").timeout_sec(3_u64));
@@ -93,7 +93,7 @@ async fn an_agent_that_does_not_end_its_command_loses_its_box() {
 
 #[tokio::test(start_paused = true)]
 async fn an_agent_that_is_slow_to_end_a_command_keeps_its_box() {
-    let w = world();
+    let w = fixture();
     w.backend
         .next_command(Reply::hang().deaf().lingers(seconds(6)));
     let mut params = exec_of(spec("s", "sleep").timeout_sec(3_u64));
@@ -106,7 +106,7 @@ async fn an_agent_that_is_slow_to_end_a_command_keeps_its_box() {
 
 #[tokio::test(start_paused = true)]
 async fn calls_that_waited_behind_a_timeout_run_in_a_new_box() {
-    let w = world();
+    let w = fixture();
     w.backend.on_command("sleep", Reply::hang());
     let slow = w.exec_spec(spec("s", "sleep").timeout_sec(3_u64));
     let (slow, next) = tokio::join!(slow, w.exec("s", "next"));

@@ -10,10 +10,10 @@ use box_runtime::Capabilities;
 use box_runtime::fake::Reply;
 use serde_json::{Value, json};
 
-use super::world::{World, code, exec_of, id, spec, world};
+use super::fixture::{Fixture, code, exec_of, fixture, id, spec};
 
-fn outliving() -> World {
-    let w = world();
+fn outliving() -> Fixture {
+    let w = fixture();
     let capabilities = Capabilities::default().with_network();
     w.backend
         .set_capabilities(capabilities.with_added_mounts().with_outliving(true));
@@ -34,7 +34,7 @@ fn update(session: &str) -> BoxUpdateParams {
     BoxUpdateParams::of(id(session))
 }
 
-impl World {
+impl Fixture {
     async fn update(&self, params: BoxUpdateParams) -> Result<BoxSessionInfo, BoxError> {
         self.runtime.update(&self.caller, params).await
     }
@@ -235,7 +235,7 @@ async fn a_lifetime_and_defaults_are_changed_member_by_member() {
 
 #[tokio::test(start_paused = true)]
 async fn a_list_is_never_longer_than_a_message() {
-    let w = super::world::world_with(|config| config.max_sessions = 1000);
+    let w = super::fixture::fixture_with(|config| config.max_sessions = 1000);
     for number in 0..200 {
         let mut draft = spec(&format!("s{number:0>3}"), "");
         draft.extras.labels = Some([("mark".to_owned(), "\u{1}".repeat(16_000))].into());

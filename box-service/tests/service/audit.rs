@@ -9,7 +9,7 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
-use crate::scripted::{Scripted, object, query};
+use crate::scripted_runtime::{Scripted, object, query};
 
 /// Keeps the audit lines of its thread.
 #[derive(Debug, Clone, Default)]

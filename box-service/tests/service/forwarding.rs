@@ -10,7 +10,7 @@ use box_service::{BoxService, ServiceConfig};
 use futures::StreamExt as _;
 use serde_json::json;
 
-use crate::scripted::{Ends, Scripted, Served, allowing, connect, connect_as};
+use crate::scripted_runtime::{Ends, Scripted, Served, allowing, connect, connect_as};
 
 /// A gateway's connection to a service in front of this runtime.
 struct Gateway {

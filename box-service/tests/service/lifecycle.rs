@@ -14,7 +14,7 @@ use box_transports::server::Server;
 use box_transports::{ConnectOptions, Endpoint, ListenOptions};
 use serde_json::json;
 
-use crate::scripted::{Scripted, connect, object, query};
+use crate::scripted_runtime::{Scripted, connect, object, query};
 
 /// A connector that counts.
 #[derive(Debug, Clone)]

@@ -8,6 +8,6 @@ mod mounts;
 mod observability;
 mod profiles;
 mod quotas;
-mod scripted;
+mod scripted_runtime;
 mod sessions;
 mod truncation;

@@ -10,7 +10,7 @@ use box_service::{ServiceConfig, ToolResult};
 use serde_json::json;
 use tempfile::TempDir;
 
-use crate::scripted::{Scripted, allowing, object, query};
+use crate::scripted_runtime::{Scripted, allowing, object, query};
 
 fn temp() -> (TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();

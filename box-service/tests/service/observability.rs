@@ -4,7 +4,7 @@ use box_protocol::UnixMs;
 use box_service::ServiceConfig;
 use serde_json::json;
 
-use crate::scripted::{Scripted, object, query};
+use crate::scripted_runtime::{Scripted, object, query};
 
 #[tokio::test]
 async fn a_failure_is_remembered() {

@@ -4,7 +4,7 @@ use box_protocol::{BoxProfile, Code, HostPathMode, Network};
 use box_service::{BoxService, ServiceConfig};
 use serde_json::{Value, json};
 
-use crate::scripted::{Scripted, connect, object, query};
+use crate::scripted_runtime::{Scripted, connect, object, query};
 
 fn profile(name: &str) -> ServiceConfig {
     ServiceConfig {

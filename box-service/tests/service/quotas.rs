@@ -7,7 +7,7 @@ use box_protocol::{BoxError, Code};
 use box_service::{ServiceConfig, ToolResult};
 use serde_json::json;
 
-use crate::scripted::{Scripted, Served, allowing, object, query};
+use crate::scripted_runtime::{Scripted, Served, allowing, object, query};
 
 const TWO_MIB: usize = 2 * 1024 * 1024;
 

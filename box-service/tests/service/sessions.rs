@@ -6,7 +6,7 @@ use box_protocol::{Code, SpecDraft};
 use box_service::{Query, ServiceConfig};
 use serde_json::json;
 
-use crate::scripted::{Scripted, object, query};
+use crate::scripted_runtime::{Scripted, object, query};
 
 #[tokio::test]
 async fn a_tool_runs_in_the_box_of_its_launcher() {

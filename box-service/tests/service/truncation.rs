@@ -3,7 +3,7 @@
 use box_service::{ServiceConfig, ToolResult};
 use serde_json::json;
 
-use crate::scripted::{Scripted, object, query};
+use crate::scripted_runtime::{Scripted, object, query};
 
 async fn print(stdout: &str, stderr: &str, limit: usize) -> ToolResult {
     let runtime = Scripted::new().printing(stdout, stderr);

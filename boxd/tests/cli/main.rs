@@ -6,20 +6,21 @@
     reason = "a test fails by panicking"
 )]
 
+mod audit;
+mod box_end;
 mod boxes;
 mod commands;
 mod config;
-mod copies;
-mod ends;
-mod files;
-mod habits;
-mod installing;
-mod lost;
+mod connect;
+mod cp;
+mod cp_hostile;
+mod docker_usage;
 mod network;
+mod packages;
 mod policy;
-mod reach;
+mod program;
 mod run;
 mod serve;
+mod server_loss;
 mod support;
 mod terminal;
-mod trail;

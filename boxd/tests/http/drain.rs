@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use crate::server::{Client, LONG, Served, Setup};
+use crate::support::{Client, LONG, Served, Setup};
 
 const PING: &str = r#"{"jsonrpc":"2.0","method":"$/ping"}"#;
 

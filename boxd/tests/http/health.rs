@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::PermissionsExt as _;
 
-use crate::server::{ANN, Setup, bearer};
+use crate::support::{ANN, Setup, bearer};
 
 #[test]
 fn health_is_told_to_everybody_and_only_read() {
@@ -121,7 +121,7 @@ async fn figures_count_boxes_connections_and_requests() {
 fn figures_need_a_token_beyond_loopback() {
     let served = Setup::at("0.0.0.0:0").with_tokens().start();
     let port = served.http().rsplit_once(':').unwrap().1;
-    let mut client = crate::server::Client::to(&format!("127.0.0.1:{port}"));
+    let mut client = crate::support::Client::to(&format!("127.0.0.1:{port}"));
     assert_eq!(client.get("/metrics", &[]).status, 401);
     let (name, value) = bearer(ANN);
     assert_eq!(client.get("/metrics", &[(name, &value)]).status, 200);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use box_client::SpecDraft;
 use rustix::process::{Resource, Rlimit, prlimit};
 
-use crate::server::{ANN, Client, LONG, Setup, bearer};
+use crate::support::{ANN, Client, LONG, Setup, bearer};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_thousand_stalled_clients_do_not_keep_a_healthy_one_waiting() {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use box_client::{BoxClient, BoxHandle, SpecDraft};
 
-use crate::server::{ANN, Answer, BOB, Client, LONG, Served, Setup, bearer};
+use crate::support::{ANN, Answer, BOB, Client, LONG, Served, Setup, bearer};
 
 /// What listens in the box: tells what it was asked, counts what it is sent, and echoes on a websocket.
 const APP: &str = include_str!("app.py");

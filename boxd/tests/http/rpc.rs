@@ -6,7 +6,7 @@ use box_protocol::actions::{BoxExec, BoxExecParams, BoxListParams};
 use box_rpc::{Codecs, Options, Router, Session};
 use box_transports::{ConnectOptions, Endpoint};
 
-use crate::server::{ANN, BOB, LONG, Setup, bearer};
+use crate::support::{ANN, BOB, LONG, Setup, bearer};
 
 /// A client at an endpoint, with a token or without.
 pub(crate) async fn connect(endpoint: &str, token: Option<&str>) -> BoxClient {

@@ -4,7 +4,7 @@ use std::io::BufRead as _;
 
 use serde_json::{Value, json};
 
-use crate::server::{ANN, BOB, Client, Setup, bearer};
+use crate::support::{ANN, BOB, Client, Setup, bearer};
 
 /// How many wrong ones are tried.
 const WRONG: usize = 10_000;

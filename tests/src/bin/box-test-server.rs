@@ -5,7 +5,7 @@ use std::error::Error;
 
 use box_gateways::langbot::BOTH;
 use box_rpc::{Codecs, Options, Session};
-use box_tests::world::{Dialect, Serves, TestLimits, gate};
+use box_tests::fixture::{Dialect, Serves, TestLimits, gate};
 use box_transports::stdio;
 
 fn main() -> Result<(), Box<dyn Error>> {

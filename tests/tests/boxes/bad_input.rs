@@ -2,7 +2,7 @@
 
 use box_rpc::Code;
 use box_tests::every_transport;
-use box_tests::world::Setup;
+use box_tests::fixture::Setup;
 use serde_json::{Value, json};
 
 every_transport!(a_bad_spec_is_refused_by_its_field);

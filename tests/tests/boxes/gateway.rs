@@ -2,7 +2,7 @@
 
 use box_tests::boxes::OUTPUT_CHARS;
 use box_tests::every_transport;
-use box_tests::world::Setup;
+use box_tests::fixture::Setup;
 use serde_json::{Map, Value, json};
 
 every_transport!(an_exec_tells_which_output_was_cut_and_is_otherwise_langbots);

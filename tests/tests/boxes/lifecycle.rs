@@ -8,7 +8,7 @@ use box_rpc::Empty;
 use box_service::{BoxService, Query, RuntimeClient, ServiceConfig, ToolResult};
 use box_tests::boxes::{SeeBackend, SeeProcess, Seen};
 use box_tests::every_transport;
-use box_tests::world::{Setup, Transport, eventually};
+use box_tests::fixture::{Setup, Transport, eventually};
 use serde_json::{Map, Value};
 
 every_transport!(
@@ -83,8 +83,8 @@ async fn dispose_returns_at_once_and_ends_what_the_service_started(setup: Setup)
 }
 
 async fn dispose_leaves_an_injected_client_alone(setup: Setup) {
-    let world = setup.boxes().start().await;
-    let client = RuntimeClient::from(world.peer.clone());
+    let fixture = setup.boxes().start().await;
+    let client = RuntimeClient::from(fixture.peer.clone());
     let service = BoxService::with_client(ServiceConfig::default(), client.clone()).unwrap();
     service.initialize().await.unwrap();
     run(&service, "echo first").await.unwrap();

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use box_protocol::actions::ALL_ACTIONS;
 use box_rpc::Code;
 use box_tests::every_transport;
+use box_tests::fixture::{Dialect, Setup};
 use box_tests::raw::{Raw, RawAnswer};
-use box_tests::world::{Dialect, Setup};
 use serde_json::{Value, json};
 
 every_transport!(

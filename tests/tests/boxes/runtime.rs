@@ -8,7 +8,7 @@ use box_protocol::{BoxExecutionResult, ExecutionStatus, Killed, SessionId, SpecD
 use box_rpc::{CallError, Code, Empty, Peer};
 use box_tests::boxes::{Available, SeeBackend, Seen, SetBackend};
 use box_tests::every_transport;
-use box_tests::world::Setup;
+use box_tests::fixture::Setup;
 use futures::future::join_all;
 use serde_json::{Value, json};
 
@@ -83,8 +83,8 @@ fn refused(error: &CallError) -> (Code, String) {
 }
 
 async fn a_command_runs_and_its_result_comes_back(setup: Setup) {
-    let world = setup.boxes().start().await;
-    let result = exec(&world.peer, "r-1", "echo remote").await.unwrap();
+    let fixture = setup.boxes().start().await;
+    let result = exec(&fixture.peer, "r-1", "echo remote").await.unwrap();
     assert_eq!(result.session_id, id("r-1"));
     assert_eq!(
         (result.status, result.exit_code),
@@ -97,10 +97,10 @@ async fn a_command_runs_and_its_result_comes_back(setup: Setup) {
 }
 
 async fn boxes_are_reused_by_their_id(setup: Setup) {
-    let world = setup.boxes().start().await;
-    exec(&world.peer, "req-1", "echo first").await.unwrap();
-    exec(&world.peer, "req-1", "echo second").await.unwrap();
-    let seen = seen(&world.peer).await;
+    let fixture = setup.boxes().start().await;
+    exec(&fixture.peer, "req-1", "echo first").await.unwrap();
+    exec(&fixture.peer, "req-1", "echo second").await.unwrap();
+    let seen = seen(&fixture.peer).await;
     assert_eq!(seen.starts, ["req-1"]);
     let expected = [("req-1", "echo first"), ("req-1", "echo second")];
     assert_eq!(
@@ -110,23 +110,23 @@ async fn boxes_are_reused_by_their_id(setup: Setup) {
 }
 
 async fn two_first_calls_at_once_start_one_box(setup: Setup) {
-    let world = setup.boxes().start().await;
+    let fixture = setup.boxes().start().await;
     let calls = (0..10).map(|n| {
-        let peer = world.peer.clone();
+        let peer = fixture.peer.clone();
         async move { exec(&peer, "shared", &format!("echo {n}")).await }
     });
     for (n, result) in join_all(calls).await.into_iter().enumerate() {
         assert_eq!(result.unwrap().stdout, format!("executed: echo {n}"));
     }
-    let seen = seen(&world.peer).await;
+    let seen = seen(&fixture.peer).await;
     assert_eq!((seen.starts.len(), seen.execs.len()), (1, 10));
 }
 
 async fn the_boxes_there_are_can_be_listed(setup: Setup) {
-    let world = setup.boxes().start().await;
-    assert_eq!(list(&world.peer).await, Vec::<String>::new());
-    exec(&world.peer, "r-2", "echo hi").await.unwrap();
-    let listed = world
+    let fixture = setup.boxes().start().await;
+    assert_eq!(list(&fixture.peer).await, Vec::<String>::new());
+    exec(&fixture.peer, "r-2", "echo hi").await.unwrap();
+    let listed = fixture
         .peer
         .call::<BoxList>(&BoxListParams::default())
         .await
@@ -142,11 +142,11 @@ async fn the_boxes_there_are_can_be_listed(setup: Setup) {
 }
 
 async fn status_tells_backend_and_boxes(setup: Setup) {
-    let world = setup.boxes().start().await;
+    let fixture = setup.boxes().start().await;
     let status = |peer: Peer| async move {
         serde_json::to_value(peer.call::<SystemStatus>(&Empty {}).await.unwrap()).unwrap()
     };
-    let before = status(world.peer.clone()).await;
+    let before = status(fixture.peer.clone()).await;
     assert_eq!(
         (&before["backend"]["name"], &before["backend"]["available"]),
         (&json!("fake"), &json!(true))
@@ -155,40 +155,40 @@ async fn status_tells_backend_and_boxes(setup: Setup) {
         (&before["active_sessions"], &before["session_ttl_sec"]),
         (&json!(0), &json!(300))
     );
-    exec(&world.peer, "obs-1", "echo").await.unwrap();
+    exec(&fixture.peer, "obs-1", "echo").await.unwrap();
     assert_eq!(
-        status(world.peer.clone()).await["active_sessions"],
+        status(fixture.peer.clone()).await["active_sessions"],
         json!(1)
     );
 }
 
 async fn health_names_the_backend_or_none(setup: Setup) {
-    let world = setup.boxes().start().await;
-    let health = world.peer.call::<SystemHealth>(&Empty {}).await.unwrap();
+    let fixture = setup.boxes().start().await;
+    let health = fixture.peer.call::<SystemHealth>(&Empty {}).await.unwrap();
     assert_eq!(
         (health.name.as_deref(), health.available),
         (Some("fake"), true)
     );
-    world
+    fixture
         .peer
         .call::<SetBackend>(&Available { available: false })
         .await
         .unwrap();
     // What was found is kept for a second.
-    box_tests::world::eventually("the backend is found gone", async || {
-        let health = world.peer.call::<SystemHealth>(&Empty {}).await.unwrap();
+    box_tests::fixture::eventually("the backend is found gone", async || {
+        let health = fixture.peer.call::<SystemHealth>(&Empty {}).await.unwrap();
         (health.name, health.available) == (None, false)
     })
     .await;
 }
 
 async fn a_box_can_be_made_ahead_of_its_first_command(setup: Setup) {
-    let world = setup.boxes().start().await;
+    let fixture = setup.boxes().start().await;
     let params = BoxCreateParams {
         spec: draft("r-create-1", "", &json!({})),
         if_exists: IfExists::Reuse,
     };
-    let made = world.peer.call::<BoxCreate>(&params).await.unwrap();
+    let made = fixture.peer.call::<BoxCreate>(&params).await.unwrap();
     assert_eq!(
         (
             made.info.session_id.as_str(),
@@ -197,9 +197,16 @@ async fn a_box_can_be_made_ahead_of_its_first_command(setup: Setup) {
         ),
         ("r-create-1", "fake", false)
     );
-    assert!(world.peer.call::<BoxCreate>(&params).await.unwrap().existed);
-    assert_eq!(list(&world.peer).await, ["r-create-1"]);
-    let found = world
+    assert!(
+        fixture
+            .peer
+            .call::<BoxCreate>(&params)
+            .await
+            .unwrap()
+            .existed
+    );
+    assert_eq!(list(&fixture.peer).await, ["r-create-1"]);
+    let found = fixture
         .peer
         .call::<BoxGet>(&BoxGetParams {
             session_id: id("r-create-1"),
@@ -218,20 +225,20 @@ fn delete(text: &str) -> BoxDeleteParams {
 }
 
 async fn a_deleted_box_is_gone(setup: Setup) {
-    let world = setup.boxes().start().await;
-    exec(&world.peer, "r-del-1", "echo hi").await.unwrap();
-    world
+    let fixture = setup.boxes().start().await;
+    exec(&fixture.peer, "r-del-1", "echo hi").await.unwrap();
+    fixture
         .peer
         .call::<BoxDelete>(&delete("r-del-1"))
         .await
         .unwrap();
-    assert_eq!(list(&world.peer).await, Vec::<String>::new());
-    assert_eq!(seen(&world.peer).await.stops, ["r-del-1"]);
+    assert_eq!(list(&fixture.peer).await, Vec::<String>::new());
+    assert_eq!(seen(&fixture.peer).await.stops, ["r-del-1"]);
 }
 
 async fn deleting_what_is_not_there_is_not_found(setup: Setup) {
-    let world = setup.boxes().start().await;
-    let error = world
+    let fixture = setup.boxes().start().await;
+    let error = fixture
         .peer
         .call::<BoxDelete>(&delete("nonexistent"))
         .await
@@ -240,19 +247,24 @@ async fn deleting_what_is_not_there_is_not_found(setup: Setup) {
 }
 
 async fn a_spec_that_disagrees_is_a_conflict_naming_the_field(setup: Setup) {
-    let world = setup.boxes().start().await;
+    let fixture = setup.boxes().start().await;
     for (field, first, second) in [
         ("cpus", json!(1.0), json!(2.0)),
         ("network", json!("off"), json!("on")),
         ("memory_mb", json!(512), json!(1024)),
     ] {
         let session = format!("conflict-{field}");
-        exec_with(&world.peer, &session, "echo first", json!({field: first}))
+        exec_with(&fixture.peer, &session, "echo first", json!({field: first}))
             .await
             .unwrap();
-        let error = exec_with(&world.peer, &session, "echo second", json!({field: second}))
-            .await
-            .unwrap_err();
+        let error = exec_with(
+            &fixture.peer,
+            &session,
+            "echo second",
+            json!({field: second}),
+        )
+        .await
+        .unwrap_err();
         let (code, message) = refused(&error);
         assert_eq!(code, Code::Conflict);
         assert!(
@@ -260,12 +272,12 @@ async fn a_spec_that_disagrees_is_a_conflict_naming_the_field(setup: Setup) {
             "{message}"
         );
         assert!(message.contains("asked for"), "{message}");
-        exec_with(&world.peer, &session, "echo third", json!({field: first}))
+        exec_with(&fixture.peer, &session, "echo third", json!({field: first}))
             .await
             .unwrap();
     }
     assert!(
-        !seen(&world.peer)
+        !seen(&fixture.peer)
             .await
             .execs
             .iter()
@@ -274,13 +286,18 @@ async fn a_spec_that_disagrees_is_a_conflict_naming_the_field(setup: Setup) {
 }
 
 async fn another_workspace_is_a_conflict_that_names_no_path(setup: Setup) {
-    let world = setup.boxes().start().await;
+    let fixture = setup.boxes().start().await;
     let mount = |path: &str| json!({"host_path": path});
-    exec_with(&world.peer, "req-mount", "echo first", mount("/srv/first"))
-        .await
-        .unwrap();
+    exec_with(
+        &fixture.peer,
+        "req-mount",
+        "echo first",
+        mount("/srv/first"),
+    )
+    .await
+    .unwrap();
     let error = exec_with(
-        &world.peer,
+        &fixture.peer,
         "req-mount",
         "echo second",
         mount("/srv/second"),
@@ -296,56 +313,56 @@ async fn another_workspace_is_a_conflict_that_names_no_path(setup: Setup) {
 }
 
 async fn without_a_backend_a_call_is_unavailable(setup: Setup) {
-    let world = setup.boxes().start().await;
-    world
+    let fixture = setup.boxes().start().await;
+    fixture
         .peer
         .call::<SetBackend>(&Available { available: false })
         .await
         .unwrap();
-    let error = exec(&world.peer, "int-no-backend", "echo hello")
+    let error = exec(&fixture.peer, "int-no-backend", "echo hello")
         .await
         .unwrap_err();
     assert_eq!(error.code(), Code::Unavailable, "{error}");
-    assert_eq!(seen(&world.peer).await.starts, Vec::<String>::new());
-    world
+    assert_eq!(seen(&fixture.peer).await.starts, Vec::<String>::new());
+    fixture
         .peer
         .call::<SetBackend>(&Available { available: true })
         .await
         .unwrap();
-    exec(&world.peer, "int-no-backend", "echo hello")
+    exec(&fixture.peer, "int-no-backend", "echo hello")
         .await
         .unwrap();
 }
 
 async fn a_timeout_ends_the_box_before_the_answer(setup: Setup) {
-    let world = setup.boxes().start().await;
+    let fixture = setup.boxes().start().await;
     let hang = draft("int-timeout", "hang", &json!({"timeout_sec": 1}));
     let params = json!({"spec": hang, "on_timeout": "drop_box"});
     let params = serde_json::from_value(params).unwrap();
-    let result = world.peer.call::<BoxExec>(&params).await.unwrap();
+    let result = fixture.peer.call::<BoxExec>(&params).await.unwrap();
     assert_eq!(
         (result.status, result.exit_code),
         (ExecutionStatus::TimedOut, None)
     );
     assert_eq!(result.stderr, "Command timed out after 1 seconds.");
     assert_eq!(result.killed, Some(Killed::Box));
-    assert_eq!(list(&world.peer).await, Vec::<String>::new());
-    assert_eq!(seen(&world.peer).await.stops, ["int-timeout"]);
+    assert_eq!(list(&fixture.peer).await, Vec::<String>::new());
+    assert_eq!(seen(&fixture.peer).await.stops, ["int-timeout"]);
     // Only if so asked: otherwise it ends the command.
     let hang = json!({"timeout_sec": 1});
-    let result = exec_with(&world.peer, "stays", "hang", hang).await;
+    let result = exec_with(&fixture.peer, "stays", "hang", hang).await;
     assert_eq!(result.unwrap().killed, Some(Killed::Command));
-    assert_eq!(list(&world.peer).await, ["stays"]);
+    assert_eq!(list(&fixture.peer).await, ["stays"]);
 }
 
 async fn an_exit_code_and_a_signal_are_told_apart(setup: Setup) {
-    let world = setup.boxes().start().await;
-    let code = exec(&world.peer, "ends", "exit 3").await.unwrap();
+    let fixture = setup.boxes().start().await;
+    let code = exec(&fixture.peer, "ends", "exit 3").await.unwrap();
     assert_eq!(
         (code.status, code.exit_code, code.signal),
         (ExecutionStatus::Completed, Some(3), None)
     );
-    let signal = exec(&world.peer, "ends", "signal 9").await.unwrap();
+    let signal = exec(&fixture.peer, "ends", "signal 9").await.unwrap();
     assert_eq!(
         (signal.status, signal.exit_code, signal.signal),
         (ExecutionStatus::Completed, Some(137), Some(9))
@@ -353,35 +370,35 @@ async fn an_exit_code_and_a_signal_are_told_apart(setup: Setup) {
 }
 
 async fn more_boxes_than_allowed_are_refused_by_name(setup: Setup) {
-    let world = setup.boxes().start().await;
+    let fixture = setup.boxes().start().await;
     for n in 0..8 {
-        exec(&world.peer, &format!("full-{n}"), "echo")
+        exec(&fixture.peer, &format!("full-{n}"), "echo")
             .await
             .unwrap();
     }
-    let (code, message) = refused(&exec(&world.peer, "full-8", "echo").await.unwrap_err());
+    let (code, message) = refused(&exec(&fixture.peer, "full-8", "echo").await.unwrap_err());
     assert_eq!(code, Code::Capacity);
     assert!(
         message.contains("Box session capacity reached (8)"),
         "{message}"
     );
-    exec(&world.peer, "full-0", "echo again").await.unwrap();
-    world
+    exec(&fixture.peer, "full-0", "echo again").await.unwrap();
+    fixture
         .peer
         .call::<BoxDelete>(&delete("full-0"))
         .await
         .unwrap();
-    exec(&world.peer, "full-8", "echo").await.unwrap();
+    exec(&fixture.peer, "full-8", "echo").await.unwrap();
 }
 
 async fn an_agent_that_goes_is_told_as_unavailable(setup: Setup) {
-    let world = setup.boxes().start().await;
-    exec(&world.peer, "mortal", "echo").await.unwrap();
-    exec(&world.peer, "other", "echo").await.unwrap();
-    let error = exec(&world.peer, "mortal", "die").await.unwrap_err();
+    let fixture = setup.boxes().start().await;
+    exec(&fixture.peer, "mortal", "echo").await.unwrap();
+    exec(&fixture.peer, "other", "echo").await.unwrap();
+    let error = exec(&fixture.peer, "mortal", "die").await.unwrap_err();
     assert_eq!(error.code(), Code::Unavailable, "{error}");
-    exec(&world.peer, "other", "echo").await.unwrap();
-    let again = exec(&world.peer, "mortal", "echo back").await.unwrap();
+    exec(&fixture.peer, "other", "echo").await.unwrap();
+    let again = exec(&fixture.peer, "mortal", "echo back").await.unwrap();
     assert_eq!(
         again.stdout, "executed: echo back",
         "a new box takes its place"
@@ -389,18 +406,20 @@ async fn an_agent_that_goes_is_told_as_unavailable(setup: Setup) {
 }
 
 async fn shutdown_ends_every_box_and_serves_again(setup: Setup) {
-    let world = setup.boxes().start().await;
+    let fixture = setup.boxes().start().await;
     for n in 0..3 {
-        exec(&world.peer, &format!("s-{n}"), "echo").await.unwrap();
+        exec(&fixture.peer, &format!("s-{n}"), "echo")
+            .await
+            .unwrap();
     }
     let params = serde_json::from_value(json!({})).unwrap();
-    world.peer.call::<SystemShutdown>(&params).await.unwrap();
+    fixture.peer.call::<SystemShutdown>(&params).await.unwrap();
     assert_eq!(
         (
-            list(&world.peer).await.len(),
-            seen(&world.peer).await.stops.len()
+            list(&fixture.peer).await.len(),
+            seen(&fixture.peer).await.stops.len()
         ),
         (0, 3)
     );
-    exec(&world.peer, "s-0", "echo").await.unwrap();
+    exec(&fixture.peer, "s-0", "echo").await.unwrap();
 }

@@ -5,7 +5,7 @@ use box_rpc::{Code, Empty};
 use box_service::{BoxService, Query, ServiceConfig};
 use box_tests::boxes::{Available, SeeBackend, Seen, SetBackend};
 use box_tests::every_transport;
-use box_tests::world::{Setup, World};
+use box_tests::fixture::{Fixture, Setup};
 use serde_json::{Map, Value, json};
 
 every_transport!(
@@ -43,20 +43,20 @@ fn query(id: u32) -> Query {
     Query::new(id).from_launcher("person", "test_user")
 }
 
-async fn service(world: &World, config: Value) -> BoxService {
+async fn service(fixture: &Fixture, config: Value) -> BoxService {
     let config: ServiceConfig = serde_json::from_value(config).unwrap();
-    let service = BoxService::with_client(config, world.peer.clone()).unwrap();
+    let service = BoxService::with_client(config, fixture.peer.clone()).unwrap();
     service.initialize().await.unwrap();
     service
 }
 
-async fn seen(world: &World) -> Seen {
-    world.peer.call::<SeeBackend>(&Empty {}).await.unwrap()
+async fn seen(fixture: &Fixture) -> Seen {
+    fixture.peer.call::<SeeBackend>(&Empty {}).await.unwrap()
 }
 
 async fn a_tool_runs_in_the_box_of_its_launcher(setup: Setup) {
-    let world = setup.boxes().start().await;
-    let service = service(&world, json!({})).await;
+    let fixture = setup.boxes().start().await;
+    let service = service(&fixture, json!({})).await;
     let result = service
         .execute_tool(object(json!({"command": "pwd"})), &query(7))
         .await
@@ -65,12 +65,12 @@ async fn a_tool_runs_in_the_box_of_its_launcher(setup: Setup) {
         (result.session_id.as_str(), result.ok),
         ("person_test_user", true)
     );
-    assert_eq!(seen(&world).await.starts, ["person_test_user"]);
+    assert_eq!(seen(&fixture).await.starts, ["person_test_user"]);
 }
 
 async fn a_query_without_a_launcher_has_a_box_of_its_own(setup: Setup) {
-    let world = setup.boxes().start().await;
-    let service = service(&world, json!({})).await;
+    let fixture = setup.boxes().start().await;
+    let service = service(&fixture, json!({})).await;
     let command = object(json!({"command": "echo service-path"}));
     let result = service
         .execute_tool(command, &Query::new(42))
@@ -84,8 +84,8 @@ async fn a_query_without_a_launcher_has_a_box_of_its_own(setup: Setup) {
 }
 
 async fn long_output_is_cut_around_a_notice(setup: Setup) {
-    let world = setup.boxes().start().await;
-    let service = service(&world, json!({"output_limit_chars": 100})).await;
+    let fixture = setup.boxes().start().await;
+    let service = service(&fixture, json!({"output_limit_chars": 100})).await;
     let result = service
         .execute_tool(object(json!({"command": "print 500"})), &query(21))
         .await
@@ -105,14 +105,14 @@ async fn long_output_is_cut_around_a_notice(setup: Setup) {
 }
 
 async fn locked_fields_and_the_longest_timeout_are_the_profiles(setup: Setup) {
-    let world = setup.boxes().start().await;
-    let service = service(&world, json!({"profile": "offline_readonly"})).await;
+    let fixture = setup.boxes().start().await;
+    let service = service(&fixture, json!({"profile": "offline_readonly"})).await;
     let payload = json!({"cmd": "echo hi", "session_id": "41", "read_only_rootfs": false, "network": "on", "timeout_sec": "999"});
     service
         .execute_spec_payload(object(payload), &query(41))
         .await
         .unwrap();
-    let spec = &seen(&world).await.specs[0];
+    let spec = &seen(&fixture).await.specs[0];
     assert_eq!(
         (&spec["read_only_rootfs"], &spec["network"]),
         (&json!(true), &json!("off"))
@@ -121,30 +121,30 @@ async fn locked_fields_and_the_longest_timeout_are_the_profiles(setup: Setup) {
 }
 
 async fn the_default_workspace_is_mounted(setup: Setup) {
-    let world = setup.boxes().start().await;
+    let fixture = setup.boxes().start().await;
     let root = tempfile::tempdir().unwrap();
     let workspace = root.path().join("default-workspace");
     let config =
         json!({"allowed_host_mount_roots": [root.path()], "default_host_workspace": workspace});
-    let service = service(&world, config).await;
+    let service = service(&fixture, config).await;
     assert!(workspace.is_dir());
     service
         .execute_tool(object(json!({"command": "pwd"})), &query(15))
         .await
         .unwrap();
     let real = workspace.canonicalize().unwrap();
-    assert_eq!(seen(&world).await.specs[0]["host_path"], json!(real));
+    assert_eq!(seen(&fixture).await.specs[0]["host_path"], json!(real));
 }
 
 async fn a_path_outside_the_roots_never_reaches_the_runtime(setup: Setup) {
-    let world = setup.boxes().start().await;
+    let fixture = setup.boxes().start().await;
     let root = tempfile::tempdir().unwrap();
     for name in ["allowed", "allowed-not"] {
         std::fs::create_dir(root.path().join(name)).unwrap();
     }
     std::os::unix::fs::symlink("/", root.path().join("allowed/link")).unwrap();
     let service = service(
-        &world,
+        &fixture,
         json!({"allowed_host_mount_roots": [root.path().join("allowed")]}),
     )
     .await;
@@ -166,7 +166,7 @@ async fn a_path_outside_the_roots_never_reaches_the_runtime(setup: Setup) {
             path.display()
         );
     }
-    assert_eq!(seen(&world).await, Seen::default());
+    assert_eq!(seen(&fixture).await, Seen::default());
 }
 
 fn quota(root: &std::path::Path) -> Value {
@@ -174,9 +174,9 @@ fn quota(root: &std::path::Path) -> Value {
 }
 
 async fn a_workspace_over_its_quota_runs_nothing(setup: Setup) {
-    let world = setup.boxes().start().await;
+    let fixture = setup.boxes().start().await;
     let root = tempfile::tempdir().unwrap();
-    let service = service(&world, quota(root.path())).await;
+    let service = service(&fixture, quota(root.path())).await;
     std::fs::write(root.path().join("w/large.bin"), vec![b'x'; 2 << 20]).unwrap();
     let error = service
         .execute_tool(object(json!({"command": "echo hi"})), &query(44))
@@ -189,13 +189,13 @@ async fn a_workspace_over_its_quota_runs_nothing(setup: Setup) {
             .contains("quota exceeded: 1 MiB, counted before execution"),
         "{error}"
     );
-    assert_eq!(seen(&world).await.starts, Vec::<String>::new());
+    assert_eq!(seen(&fixture).await.starts, Vec::<String>::new());
 }
 
 async fn a_box_that_writes_too_much_is_deleted(setup: Setup) {
-    let world = setup.boxes().start().await;
+    let fixture = setup.boxes().start().await;
     let root = tempfile::tempdir().unwrap();
-    let service = service(&world, quota(root.path())).await;
+    let service = service(&fixture, quota(root.path())).await;
     let command = object(json!({"command": format!("write output.bin {}", 2 << 20)}));
     let error = service.execute_tool(command, &query(45)).await.unwrap_err();
     assert!(
@@ -204,7 +204,7 @@ async fn a_box_that_writes_too_much_is_deleted(setup: Setup) {
             .contains("quota exceeded: 1 MiB, counted after execution"),
         "{error}"
     );
-    let seen = seen(&world).await;
+    let seen = seen(&fixture).await;
     assert_eq!(
         (seen.starts, seen.stops),
         (
@@ -215,9 +215,9 @@ async fn a_box_that_writes_too_much_is_deleted(setup: Setup) {
 }
 
 async fn a_box_that_writes_too_much_and_fails_is_over_its_quota(setup: Setup) {
-    let world = setup.boxes().start().await;
+    let fixture = setup.boxes().start().await;
     let root = tempfile::tempdir().unwrap();
-    let service = service(&world, quota(root.path())).await;
+    let service = service(&fixture, quota(root.path())).await;
     let run = async |command: String| {
         let parameters = object(json!({"command": command}));
         service.execute_tool(parameters, &query(46)).await
@@ -238,13 +238,13 @@ async fn a_box_that_writes_too_much_and_fails_is_over_its_quota(setup: Setup) {
 }
 
 async fn failures_are_remembered_with_their_class(setup: Setup) {
-    let world = setup.boxes().start().await;
-    world
+    let fixture = setup.boxes().start().await;
+    fixture
         .peer
         .call::<SetBackend>(&Available { available: false })
         .await
         .unwrap();
-    let service = service(&world, json!({})).await;
+    let service = service(&fixture, json!({})).await;
     for n in 100..160 {
         service
             .execute_tool(object(json!({"command": "fail"})), &query(n))
@@ -268,8 +268,8 @@ async fn failures_are_remembered_with_their_class(setup: Setup) {
 }
 
 async fn status_joins_runtime_and_service(setup: Setup) {
-    let world = setup.boxes().start().await;
-    let service = service(&world, json!({})).await;
+    let fixture = setup.boxes().start().await;
+    let service = service(&fixture, json!({})).await;
     let status = serde_json::to_value(service.status().await).unwrap();
     assert_eq!(
         (&status["profile"], &status["backend"]["name"]),
@@ -282,8 +282,8 @@ async fn status_joins_runtime_and_service(setup: Setup) {
 }
 
 async fn a_conflict_keeps_its_type_through_every_hop(setup: Setup) {
-    let world = setup.boxes().start().await;
-    let service = service(&world, json!({})).await;
+    let fixture = setup.boxes().start().await;
+    let service = service(&fixture, json!({})).await;
     let payload =
         |memory: u32| object(json!({"cmd": "echo", "session_id": "hop", "memory_mb": memory}));
     service
@@ -301,8 +301,8 @@ async fn a_conflict_keeps_its_type_through_every_hop(setup: Setup) {
 }
 
 async fn output_within_the_limit_is_unchanged_and_each_stream_is_cut_alone(setup: Setup) {
-    let world = setup.boxes().start().await;
-    let service = service(&world, json!({"output_limit_chars": 50})).await;
+    let fixture = setup.boxes().start().await;
+    let service = service(&fixture, json!({"output_limit_chars": 50})).await;
     for (command, length, cut) in [
         ("print 3", 3, false),
         ("print 50", 50, false),
@@ -324,18 +324,18 @@ async fn output_within_the_limit_is_unchanged_and_each_stream_is_cut_alone(setup
     }
 }
 
-async fn first_spec(world: &World) -> Value {
-    seen(world).await.specs[0].clone()
+async fn first_spec(fixture: &Fixture) -> Value {
+    seen(fixture).await.specs[0].clone()
 }
 
 async fn the_default_profile_fills_in_what_was_not_asked_for(setup: Setup) {
-    let world = setup.boxes().start().await;
-    let service = service(&world, json!({})).await;
+    let fixture = setup.boxes().start().await;
+    let service = service(&fixture, json!({})).await;
     service
         .execute_tool(object(json!({"command": "echo hi"})), &query(30))
         .await
         .unwrap();
-    let spec = first_spec(&world).await;
+    let spec = first_spec(&fixture).await;
     assert_eq!(
         (&spec["network"], &spec["timeout_sec"]),
         (&json!("off"), &json!(30))
@@ -348,19 +348,19 @@ async fn the_default_profile_fills_in_what_was_not_asked_for(setup: Setup) {
 }
 
 async fn an_unlocked_field_is_the_callers(setup: Setup) {
-    let world = setup.boxes().start().await;
-    let service = service(&world, json!({})).await;
+    let fixture = setup.boxes().start().await;
+    let service = service(&fixture, json!({})).await;
     let payload = json!({"cmd": "echo hi", "session_id": "31", "network": "on"});
     service
         .execute_spec_payload(object(payload), &query(31))
         .await
         .unwrap();
-    assert_eq!(first_spec(&world).await["network"], json!("on"));
+    assert_eq!(first_spec(&fixture).await["network"], json!("on"));
 }
 
 async fn every_way_to_write_a_timeout_is_cut_to_the_longest(setup: Setup) {
-    let world = setup.boxes().start().await;
-    let service = service(&world, json!({})).await;
+    let fixture = setup.boxes().start().await;
+    let service = service(&fixture, json!({})).await;
     for (n, timeout) in [json!(999), json!("999"), json!(999.0)]
         .into_iter()
         .enumerate()
@@ -371,7 +371,7 @@ async fn every_way_to_write_a_timeout_is_cut_to_the_longest(setup: Setup) {
             .await
             .unwrap();
         assert_eq!(
-            seen(&world).await.specs[n]["timeout_sec"],
+            seen(&fixture).await.specs[n]["timeout_sec"],
             json!(120),
             "{timeout}"
         );
@@ -379,13 +379,13 @@ async fn every_way_to_write_a_timeout_is_cut_to_the_longest(setup: Setup) {
 }
 
 async fn network_extended_gives_more_of_everything(setup: Setup) {
-    let world = setup.boxes().start().await;
-    let service = service(&world, json!({"profile": "network_extended"})).await;
+    let fixture = setup.boxes().start().await;
+    let service = service(&fixture, json!({"profile": "network_extended"})).await;
     service
         .execute_tool(object(json!({"command": "echo hi"})), &query(42))
         .await
         .unwrap();
-    let spec = first_spec(&world).await;
+    let spec = first_spec(&fixture).await;
     assert_eq!(
         (&spec["network"], &spec["cpus"]),
         (&json!("on"), &json!(2.0))
@@ -397,11 +397,11 @@ async fn network_extended_gives_more_of_everything(setup: Setup) {
 }
 
 async fn a_path_under_a_configured_root_is_mounted(setup: Setup) {
-    let world = setup.boxes().start().await;
+    let fixture = setup.boxes().start().await;
     let root = tempfile::tempdir().unwrap();
     let directory = root.path().join("mounted");
     std::fs::create_dir(&directory).unwrap();
-    let service = service(&world, json!({"allowed_host_mount_roots": [root.path()]})).await;
+    let service = service(&fixture, json!({"allowed_host_mount_roots": [root.path()]})).await;
     let payload =
         json!({"cmd": "pwd", "session_id": "11", "host_path": directory, "host_path_mode": "rw"});
     let result = service
@@ -409,39 +409,39 @@ async fn a_path_under_a_configured_root_is_mounted(setup: Setup) {
         .await
         .unwrap();
     assert_eq!(
-        (result.ok, seen(&world).await.starts),
+        (result.ok, seen(&fixture).await.starts),
         (true, vec!["11".to_owned()])
     );
 }
 
 async fn workspace_and_root_follow_from_the_shared_root(setup: Setup) {
-    let world = setup.boxes().start().await;
+    let fixture = setup.boxes().start().await;
     let root = tempfile::tempdir().unwrap();
     let shared = root.path().join("shared");
-    let service = service(&world, json!({"shared_host_root": shared})).await;
+    let service = service(&fixture, json!({"shared_host_root": shared})).await;
     assert!(shared.join("default").is_dir());
     service
         .execute_tool(object(json!({"command": "pwd"})), &query(16))
         .await
         .unwrap();
     let real = shared.canonicalize().unwrap().join("default");
-    assert_eq!(first_spec(&world).await["host_path"], json!(real));
+    assert_eq!(first_spec(&fixture).await["host_path"], json!(real));
 }
 
 async fn the_configured_quota_goes_into_the_spec(setup: Setup) {
-    let world = setup.boxes().start().await;
+    let fixture = setup.boxes().start().await;
     let root = tempfile::tempdir().unwrap();
-    let service = service(&world, quota(root.path())).await;
+    let service = service(&fixture, quota(root.path())).await;
     service
         .execute_tool(object(json!({"command": "echo hi"})), &query(43))
         .await
         .unwrap();
-    assert_eq!(first_spec(&world).await["workspace_quota_mb"], json!(1));
+    assert_eq!(first_spec(&fixture).await["workspace_quota_mb"], json!(1));
 }
 
 async fn the_services_sessions_are_the_runtimes(setup: Setup) {
-    let world = setup.boxes().start().await;
-    let service = service(&world, json!({})).await;
+    let fixture = setup.boxes().start().await;
+    let service = service(&fixture, json!({})).await;
     service
         .execute_tool(
             object(json!({"command": "echo hi"})),

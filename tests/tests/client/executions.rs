@@ -5,7 +5,7 @@ use std::time::Duration;
 use box_client::{ClientError, Code, Execution, ExecutionReader, Replaced};
 use serde_json::json;
 
-use super::script::{Reply, Script, Then, out, said, started};
+use super::scripted_server::{Reply, Script, Then, out, said, started};
 use super::support::with_a_box;
 
 #[tokio::test]

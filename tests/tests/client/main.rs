@@ -18,7 +18,7 @@ mod files;
 )]
 mod machine;
 mod ports;
-mod reading_on;
-mod script;
+mod reconnect;
+mod scripted_server;
 mod shells;
 mod support;

@@ -8,7 +8,7 @@ use box_client::{BoxError, ClientError, Code, Replaced, ShellHandle};
 use box_protocol::error::{Detail, Subject};
 use serde_json::json;
 
-use super::script::{Reply, Script, Then, out};
+use super::scripted_server::{Reply, Script, Then, out};
 use super::support::with_a_box;
 
 const SHELLS: &[&str] = &["shell.create", "shell.run", "shell.delete"];

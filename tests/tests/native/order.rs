@@ -8,7 +8,7 @@ use box_protocol::actions::{
 use box_protocol::{Code, SpecDraft};
 use box_rpc::{Action, Asked, Peer};
 use box_tests::every_transport;
-use box_tests::world::{Dialect, Setup, Transport, World, eventually};
+use box_tests::fixture::{Dialect, Fixture, Setup, Transport, eventually};
 use futures::StreamExt as _;
 use serde_json::{Value, json};
 
@@ -26,10 +26,10 @@ every_transport!(
 const CALLS: usize = 100;
 const ROUNDS: usize = 4;
 
-async fn start(setup: Setup) -> World {
-    let world = setup.real_service().start().await;
-    exec(&world.peer, "true").await;
-    world
+async fn start(setup: Setup) -> Fixture {
+    let fixture = setup.real_service().start().await;
+    exec(&fixture.peer, "true").await;
+    fixture
 }
 
 async fn exec(peer: &Peer, cmd: &str) -> String {
@@ -88,8 +88,8 @@ fn in_order() -> Vec<usize> {
 }
 
 async fn pipelined_writes_to_a_file_take_effect_as_they_were_sent(setup: Setup) {
-    let world = start(setup).await;
-    let peer = &world.peer;
+    let fixture = start(setup).await;
+    let peer = &fixture.peer;
     for round in 0..ROUNDS {
         let path = format!("/tmp/appended-{round}");
         let mut asked = Vec::new();
@@ -123,8 +123,8 @@ async fn pipelined_writes_to_a_file_take_effect_as_they_were_sent(setup: Setup) 
 }
 
 async fn pipelined_input_of_a_command_arrives_as_it_was_sent(setup: Setup) {
-    let world = start(setup).await;
-    let peer = &world.peer;
+    let fixture = start(setup).await;
+    let peer = &fixture.peer;
     for round in 0..ROUNDS {
         let (id, path) = (format!("cat-{round}"), format!("/tmp/input-{round}"));
         // Nothing is waited for: the command is started, fed, told the end, and looked at.
@@ -163,8 +163,8 @@ while True:
             out.write(data)
     open(f'/tmp/whole-{number}', 'w').close()
     number += 1";
-    let world = start(setup).await;
-    let peer = &world.peer;
+    let fixture = start(setup).await;
+    let peer = &fixture.peer;
     let serve = format!(
         "cat > /tmp/serve.py <<'EOF'\n{SERVER}\nEOF\npython3 /tmp/serve.py > /tmp/said 2>&1 &"
     );
@@ -191,8 +191,8 @@ while True:
 }
 
 async fn pipelined_texts_of_a_shell_run_as_they_were_sent(setup: Setup) {
-    let world = start(setup).await;
-    let peer = &world.peer;
+    let fixture = start(setup).await;
+    let peer = &fixture.peer;
     for round in 0..ROUNDS {
         let (shell, path) = (format!("s-{round}"), format!("/tmp/ran-{round}"));
         let create = ask::<ShellCreate>(peer, 1, json!({"shell_id": shell})).await;
@@ -219,8 +219,8 @@ async fn pipelined_texts_of_a_shell_run_as_they_were_sent(setup: Setup) {
 }
 
 async fn a_call_that_hangs_keeps_no_other_waiting(setup: Setup) {
-    let world = start(setup).await;
-    let peer = &world.peer;
+    let fixture = start(setup).await;
+    let peer = &fixture.peer;
     let deaf =
         json!({"command_id": "deaf", "program": {"text": "exec sleep 100000"}, "stdin": "open"});
     call::<CommandStart>(peer, deaf).await;
@@ -251,8 +251,8 @@ async fn the_longest_message_carries_a_file_and_input_into_a_box() {
     // A mebibyte below the longest message, in base64.
     const BYTES: usize = (15 << 20) / 4 * 3;
     let program = env!("CARGO_BIN_EXE_box-test-server");
-    let world = start(Setup::new(Transport::Unix, Dialect::JsonRpc, program)).await;
-    let peer = &world.peer;
+    let fixture = start(Setup::new(Transport::Unix, Dialect::JsonRpc, program)).await;
+    let peer = &fixture.peer;
     let data = base64(&"x".repeat(BYTES));
     call::<FileWrite>(peer, json!({"path": "/tmp/long", "data": data})).await;
     assert_eq!(exec(peer, "stat -c %s /tmp/long").await, BYTES.to_string());

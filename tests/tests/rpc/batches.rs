@@ -1,7 +1,7 @@
 //! JSON-RPC batches: answered together, in one array, whatever their members are.
 
 use box_rpc::Code;
-use box_tests::world::{Dialect, Setup};
+use box_tests::fixture::{Dialect, Setup};
 use serde_json::{Value, json};
 
 fn request(id: u64, method: &str, params: &Value) -> Value {

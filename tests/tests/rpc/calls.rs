@@ -3,7 +3,7 @@
 use box_rpc::{CallError, Code, Empty, Fault};
 use box_tests::actions::{Back, Echo, Fail, Failure, Note, Number, Panic, Probe, Text, Wait};
 use box_tests::every_transport;
-use box_tests::world::{Dialect, Setup, eventually};
+use box_tests::fixture::{Dialect, Setup, eventually};
 use futures::future::join_all;
 use serde_json::json;
 
@@ -20,13 +20,17 @@ every_transport!(
 );
 
 async fn a_call_returns_its_result(setup: Setup) {
-    let world = setup.start().await;
-    let answer = world.peer.call::<Echo>(&Text::new("hello")).await.unwrap();
+    let fixture = setup.start().await;
+    let answer = fixture
+        .peer
+        .call::<Echo>(&Text::new("hello"))
+        .await
+        .unwrap();
     assert_eq!(answer, Text::new("hello"));
 }
 
 async fn text_of_every_kind_survives(setup: Setup) {
-    let world = setup.start().await;
+    let fixture = setup.start().await;
     let long = "ünï©ode 日本 ".repeat(8000);
     for text in [
         "",
@@ -36,14 +40,14 @@ async fn text_of_every_kind_survives(setup: Setup) {
         "🦀é\u{301}",
         &long,
     ] {
-        let answer = world.peer.call::<Echo>(&Text::new(text)).await.unwrap();
+        let answer = fixture.peer.call::<Echo>(&Text::new(text)).await.unwrap();
         assert_eq!(answer.text, text);
     }
 }
 
 async fn every_error_keeps_its_word(setup: Setup) {
     let dialect = setup.dialect;
-    let world = setup.start().await;
+    let fixture = setup.start().await;
     for code in Code::ALL {
         // LangBot has no text of its own for these without a limit to name, nor for what will never
         // work.
@@ -56,7 +60,7 @@ async fn every_error_keeps_its_word(setup: Setup) {
             code,
             message: "because".into(),
         };
-        let error = world.peer.call::<Fail>(&failure).await.unwrap_err();
+        let error = fixture.peer.call::<Fail>(&failure).await.unwrap_err();
         let CallError::Refused(refused) = &error else {
             panic!("{error:?}")
         };
@@ -66,9 +70,9 @@ async fn every_error_keeps_its_word(setup: Setup) {
 }
 
 async fn both_ends_call(setup: Setup) {
-    let world = setup.start().await;
+    let fixture = setup.start().await;
     let answers = join_all((0..20).map(|n| {
-        let peer = world.peer.clone();
+        let peer = fixture.peer.clone();
         async move { peer.call::<Back>(&Text::new(n.to_string())).await }
     }));
     for (n, answer) in answers.await.into_iter().enumerate() {
@@ -77,25 +81,25 @@ async fn both_ends_call(setup: Setup) {
 }
 
 async fn a_notification_runs_without_an_answer(setup: Setup) {
-    let world = setup.start().await;
-    world
+    let fixture = setup.start().await;
+    fixture
         .peer
         .notify::<Note>(&Text::new("noted"))
         .await
         .unwrap();
     eventually("the note arrives", async || {
-        world.peer.call::<Probe>(&Empty {}).await.unwrap().notes == ["noted"]
+        fixture.peer.call::<Probe>(&Empty {}).await.unwrap().notes == ["noted"]
     })
     .await;
-    assert_eq!(world.peer.stats().late_answers, 0);
+    assert_eq!(fixture.peer.stats().late_answers, 0);
 }
 
 async fn a_panic_is_that_calls_own(setup: Setup) {
-    let world = setup.start().await;
-    let other = world.peer.clone();
+    let fixture = setup.start().await;
+    let other = fixture.peer.clone();
     let waiting = tokio::spawn(async move { other.call::<Wait>(&Number { n: 200 }).await });
     for n in [0, 20] {
-        let error = world.peer.call::<Panic>(&Number { n }).await.unwrap_err();
+        let error = fixture.peer.call::<Panic>(&Number { n }).await.unwrap_err();
         assert_eq!(error.code(), Code::Internal, "{error}");
         assert!(
             !error.to_string().contains("asked to"),
@@ -103,7 +107,7 @@ async fn a_panic_is_that_calls_own(setup: Setup) {
         );
     }
     assert_eq!(waiting.await.unwrap().unwrap().n, 200);
-    world
+    fixture
         .peer
         .call::<Echo>(&Text::new("still here"))
         .await
@@ -137,9 +141,9 @@ async fn bad_parameters_name_the_field(setup: Setup) {
 }
 
 async fn many_calls_at_once_each_get_their_own_answer(setup: Setup) {
-    let world = setup.start().await;
+    let fixture = setup.start().await;
     let calls = (0..100).map(|n: u64| {
-        let peer = world.peer.clone();
+        let peer = fixture.peer.clone();
         async move {
             let wait = peer
                 .call::<Wait>(&Number { n: (n * 7) % 30 })

@@ -5,7 +5,7 @@ use std::time::Duration;
 use box_rpc::Empty;
 use box_tests::actions::{Number, Probe, Wait};
 use box_tests::every_transport;
-use box_tests::world::{Dialect, Setup, eventually};
+use box_tests::fixture::{Dialect, Setup, eventually};
 use serde_json::json;
 
 every_transport!(
@@ -16,42 +16,42 @@ every_transport!(
 );
 
 async fn a_dropped_call_ends_its_handler(setup: Setup) {
-    let world = setup.start().await;
+    let fixture = setup.start().await;
     let long = Number { n: 60_000 };
-    let call = world.peer.call::<Wait>(&long);
+    let call = fixture.peer.call::<Wait>(&long);
     assert!(
         tokio::time::timeout(Duration::from_millis(100), call)
             .await
             .is_err()
     );
     eventually("the handler is dropped", async || {
-        let seen = world.peer.call::<Probe>(&Empty {}).await.unwrap();
+        let seen = fixture.peer.call::<Probe>(&Empty {}).await.unwrap();
         (seen.begun, seen.dropped, seen.finished) == (1, 1, 0)
     })
     .await;
-    assert_eq!(world.peer.in_flight(), 0);
+    assert_eq!(fixture.peer.in_flight(), 0);
 }
 
 async fn a_cancelled_call_frees_its_place(setup: Setup) {
-    let world = setup
+    let fixture = setup
         .server(|limits| limits.in_flight = Some(2))
         .start()
         .await;
     let long = Number { n: 60_000 };
     for _ in 0..20 {
-        let call = world.peer.call::<Wait>(&long);
+        let call = fixture.peer.call::<Wait>(&long);
         assert!(
             tokio::time::timeout(Duration::from_millis(10), call)
                 .await
                 .is_err()
         );
         eventually("there is a place", async || {
-            world.peer.call::<Probe>(&Empty {}).await.is_ok()
+            fixture.peer.call::<Probe>(&Empty {}).await.is_ok()
         })
         .await;
     }
     eventually("all are dropped", async || {
-        let seen = world.peer.call::<Probe>(&Empty {}).await.unwrap();
+        let seen = fixture.peer.call::<Probe>(&Empty {}).await.unwrap();
         seen.begun == seen.dropped
     })
     .await;

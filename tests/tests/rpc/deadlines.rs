@@ -5,7 +5,7 @@ use std::time::Duration;
 use box_rpc::{CallError, Code, Empty};
 use box_tests::actions::{Number, Probe, Wait};
 use box_tests::every_transport;
-use box_tests::world::{Setup, eventually};
+use box_tests::fixture::{Setup, eventually};
 use serde_json::json;
 use tokio::time::Instant;
 
@@ -15,8 +15,8 @@ every_transport!(
 );
 
 async fn the_callee_ends_a_call_that_is_late(setup: Setup) {
-    let world = setup.start().await;
-    let late = world
+    let fixture = setup.start().await;
+    let late = fixture
         .peer
         .request::<Wait>(&Number { n: 60_000 })
         .deadline(Duration::from_millis(50))
@@ -28,14 +28,14 @@ async fn the_callee_ends_a_call_that_is_late(setup: Setup) {
     assert_eq!(error.code(), Code::Timeout);
     assert!(error.message().contains("50 ms"), "{error}");
     eventually("the handler is dropped", async || {
-        world.peer.call::<Probe>(&Empty {}).await.unwrap().dropped == 1
+        fixture.peer.call::<Probe>(&Empty {}).await.unwrap().dropped == 1
     })
     .await;
 }
 
 async fn a_call_in_time_is_not_disturbed(setup: Setup) {
-    let world = setup.start().await;
-    let call = world
+    let fixture = setup.start().await;
+    let call = fixture
         .peer
         .request::<Wait>(&Number { n: 10 })
         .deadline(Duration::from_secs(30))
@@ -46,7 +46,7 @@ async fn a_call_in_time_is_not_disturbed(setup: Setup) {
 #[tokio::test(start_paused = true)]
 async fn a_callee_that_ignores_the_deadline_is_given_up_and_cancelled() {
     let (session, mut raw) =
-        box_tests::world::against_a_script(box_tests::world::Dialect::JsonRpc).await;
+        box_tests::fixture::against_a_script(box_tests::fixture::Dialect::JsonRpc).await;
     let begun = Instant::now();
     let peer = session.peer();
     let call = tokio::spawn(async move {
@@ -76,7 +76,7 @@ async fn a_callee_that_ignores_the_deadline_is_given_up_and_cancelled() {
 #[tokio::test(start_paused = true)]
 async fn the_deadline_runs_while_the_call_waits_for_its_place() {
     let (session, _raw) =
-        box_tests::world::against_a_script_with(box_tests::world::Dialect::JsonRpc, |limits| {
+        box_tests::fixture::against_a_script_with(box_tests::fixture::Dialect::JsonRpc, |limits| {
             limits.queue_slots = 1;
             limits.frame = Duration::from_hours(1);
         })

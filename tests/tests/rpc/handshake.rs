@@ -10,8 +10,8 @@ use box_rpc::{
 };
 use box_tests::actions::{Server, Text, Who};
 use box_tests::every_transport;
+use box_tests::fixture::{Dialect, Setup, TOKEN, Transport, gate};
 use box_tests::raw::Raw;
-use box_tests::world::{Dialect, Setup, TOKEN, Transport, gate};
 use box_transports::tls::{ClientTls, Identity, Pem, ServerTls};
 use box_transports::{ConnectOptions, Endpoint, ListenOptions, queue};
 use serde_json::json;
@@ -27,7 +27,7 @@ every_transport!(
 );
 
 async fn hello_tells_versions_and_limits(setup: Setup) {
-    let world = setup
+    let fixture = setup
         .server(|limits| limits.in_flight = Some(77))
         .start()
         .await;
@@ -35,7 +35,7 @@ async fn hello_tells_versions_and_limits(setup: Setup) {
         token: Some(TOKEN.into()),
         ..HelloParams::default()
     };
-    let answer = world.peer.call::<Hello>(&hello).await.unwrap();
+    let answer = fixture.peer.call::<Hello>(&hello).await.unwrap();
     assert_eq!((answer.contract, answer.limits.in_flight), (1, 77));
     assert!(
         answer.features.iter().any(|feature| feature == "keys"),
@@ -45,7 +45,7 @@ async fn hello_tells_versions_and_limits(setup: Setup) {
         contract: [7, 9],
         ..hello
     };
-    let error = world.peer.call::<Hello>(&future).await.unwrap_err();
+    let error = fixture.peer.call::<Hello>(&future).await.unwrap_err();
     assert!(error.to_string().contains("7 to 9"), "{error}");
 }
 
@@ -55,9 +55,9 @@ async fn a_caller_is_known_by_its_tokens_name(setup: Setup) {
     } else {
         "local"
     };
-    let world = setup.start().await;
+    let fixture = setup.start().await;
     assert_eq!(
-        world.peer.call::<Who>(&Empty {}).await.unwrap(),
+        fixture.peer.call::<Who>(&Empty {}).await.unwrap(),
         Text::new(expected)
     );
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use box_rpc::{CallError, CloseReason};
 use box_tests::actions::{Echo, Number, Text, Wait};
-use box_tests::world::{Dialect, Setup, against_a_script_with};
+use box_tests::fixture::{Dialect, Setup, against_a_script_with};
 use serde_json::json;
 use tokio::time::Instant;
 
@@ -76,10 +76,10 @@ async fn a_ping_is_answered() {
 #[tokio::test(start_paused = true)]
 async fn two_of_ours_stay_connected_through_any_silence() {
     let setup = Setup::in_process(Dialect::JsonRpc);
-    let beat = |limits: &mut box_tests::world::TestLimits| limits.heartbeat_ms = Some(15_000);
-    let world = setup.client(beat).server(beat).start().await;
+    let beat = |limits: &mut box_tests::fixture::TestLimits| limits.heartbeat_ms = Some(15_000);
+    let fixture = setup.client(beat).server(beat).start().await;
     tokio::time::sleep(Duration::from_hours(24)).await;
-    world
+    fixture
         .peer
         .call::<Echo>(&Text::new("good morning"))
         .await

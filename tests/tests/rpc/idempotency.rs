@@ -3,7 +3,7 @@
 use box_rpc::{CallError, Code, Empty, Peer};
 use box_tests::actions::{Number, Probe, Run, Text, Wait};
 use box_tests::every_transport;
-use box_tests::world::{Dialect, Setup, eventually};
+use box_tests::fixture::{Dialect, Setup, eventually};
 use futures::future::join_all;
 use serde_json::json;
 
@@ -16,8 +16,8 @@ every_transport!(
 );
 every_transport!(two_clients: a_call_with_a_key_outlives_its_connection);
 
-async fn runs(world: &box_tests::world::World, name: &str) -> u64 {
-    world
+async fn runs(fixture: &box_tests::fixture::Fixture, name: &str) -> u64 {
+    fixture
         .peer
         .call::<Probe>(&Empty {})
         .await
@@ -29,10 +29,10 @@ async fn runs(world: &box_tests::world::World, name: &str) -> u64 {
 }
 
 async fn a_repeat_returns_the_first_outcome_and_does_not_run(setup: Setup) {
-    let world = setup.start().await;
+    let fixture = setup.start().await;
     let job = Text::new("job");
     for _ in 0..5 {
-        let answer = world
+        let answer = fixture
             .peer
             .request::<Run>(&job)
             .key("k1")
@@ -41,13 +41,13 @@ async fn a_repeat_returns_the_first_outcome_and_does_not_run(setup: Setup) {
             .unwrap();
         assert_eq!(answer.n, 1);
     }
-    assert_eq!(runs(&world, "job").await, 1);
+    assert_eq!(runs(&fixture, "job").await, 1);
 }
 
 async fn repeats_at_the_same_time_share_one_run(setup: Setup) {
-    let world = setup.start().await;
+    let fixture = setup.start().await;
     let calls = (0..20).map(|_| {
-        let peer = world.peer.clone();
+        let peer = fixture.peer.clone();
         async move {
             peer.request::<Run>(&Text::new("shared"))
                 .key("k2")
@@ -58,47 +58,47 @@ async fn repeats_at_the_same_time_share_one_run(setup: Setup) {
         }
     });
     assert_eq!(join_all(calls).await, vec![1; 20]);
-    assert_eq!(runs(&world, "shared").await, 1);
+    assert_eq!(runs(&fixture, "shared").await, 1);
 }
 
 async fn another_action_or_no_key_runs_again(setup: Setup) {
-    let world = setup.start().await;
+    let fixture = setup.start().await;
     let job = Text::new("again");
-    world
+    fixture
         .peer
         .request::<Run>(&job)
         .key("k3")
         .call()
         .await
         .unwrap();
-    world
+    fixture
         .peer
         .request::<Run>(&job)
         .key("k4")
         .call()
         .await
         .unwrap();
-    world.peer.call::<Run>(&job).await.unwrap();
-    let waited = world
+    fixture.peer.call::<Run>(&job).await.unwrap();
+    let waited = fixture
         .peer
         .request::<Wait>(&Number { n: 1 })
         .key("k3")
         .call()
         .await
         .unwrap();
-    assert_eq!((runs(&world, "again").await, waited.n), (3, 1));
+    assert_eq!((runs(&fixture, "again").await, waited.n), (3, 1));
 }
 
 async fn other_parameters_under_the_same_key_are_a_conflict(setup: Setup) {
-    let world = setup.start().await;
-    world
+    let fixture = setup.start().await;
+    fixture
         .peer
         .request::<Run>(&Text::new("one"))
         .key("k5")
         .call()
         .await
         .unwrap();
-    let error = world
+    let error = fixture
         .peer
         .request::<Run>(&Text::new("two"))
         .key("k5")
@@ -106,7 +106,7 @@ async fn other_parameters_under_the_same_key_are_a_conflict(setup: Setup) {
         .await
         .unwrap_err();
     assert_eq!(error.code(), Code::Conflict, "{error}");
-    assert_eq!(runs(&world, "two").await, 0);
+    assert_eq!(runs(&fixture, "two").await, 0);
 }
 
 async fn a_call_with_a_key_outlives_its_connection(setup: Setup) {
@@ -135,17 +135,17 @@ async fn a_call_with_a_key_outlives_its_connection(setup: Setup) {
 }
 
 async fn a_withdrawn_call_ends_its_run_and_is_not_run_again(setup: Setup) {
-    let world = setup.start().await;
-    let seen = async || world.peer.call::<Probe>(&Empty {}).await.unwrap();
+    let fixture = setup.start().await;
+    let seen = async || fixture.peer.call::<Probe>(&Empty {}).await.unwrap();
     let wait = |peer: Peer| async move {
         let params = Number { n: 60_000 };
         peer.request::<Wait>(&params).key("w").call().await
     };
-    let call = tokio::spawn(wait(world.peer.clone()));
+    let call = tokio::spawn(wait(fixture.peer.clone()));
     eventually("it runs", async || seen().await.begun == 1).await;
     call.abort();
     eventually("the run is dropped", async || seen().await.dropped == 1).await;
-    let error = wait(world.peer.clone()).await.unwrap_err();
+    let error = wait(fixture.peer.clone()).await.unwrap_err();
     let CallError::Refused(refusal) = error else {
         panic!("{error:?}")
     };

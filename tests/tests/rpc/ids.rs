@@ -3,7 +3,7 @@
 use box_rpc::Code;
 use box_tests::actions::{Echo, Text};
 use box_tests::every_transport;
-use box_tests::world::{Dialect, Setup, against_a_script, eventually};
+use box_tests::fixture::{Dialect, Setup, against_a_script, eventually};
 use serde_json::json;
 
 every_transport!(

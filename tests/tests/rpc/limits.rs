@@ -9,7 +9,7 @@ use box_rpc::{
 };
 use box_tests::actions::{Big, Count, Echo, Number, Probe, Text, Wait};
 use box_tests::every_transport;
-use box_tests::world::{Dialect, Setup, Transport, eventually};
+use box_tests::fixture::{Dialect, Setup, Transport, eventually};
 use futures::future::join_all;
 use serde_json::json;
 
@@ -26,11 +26,11 @@ every_transport!(
 );
 
 async fn a_request_over_the_limit_is_not_sent(setup: Setup) {
-    let world = setup
+    let fixture = setup
         .client(|limits| limits.message_bytes = Some(1000))
         .start()
         .await;
-    let error = world
+    let error = fixture
         .peer
         .call::<Echo>(&Text::new("x".repeat(1000)))
         .await
@@ -43,7 +43,7 @@ async fn a_request_over_the_limit_is_not_sent(setup: Setup) {
         error.to_string().contains("message_bytes of 1000"),
         "{error}"
     );
-    world.peer.call::<Echo>(&Text::new("on")).await.unwrap();
+    fixture.peer.call::<Echo>(&Text::new("on")).await.unwrap();
 }
 
 async fn a_message_over_the_limit_is_answered_and_the_connection_lives(setup: Setup) {
@@ -65,11 +65,11 @@ async fn a_message_over_the_limit_is_answered_and_the_connection_lives(setup: Se
 }
 
 async fn a_result_over_the_limit_becomes_an_error(setup: Setup) {
-    let world = setup
+    let fixture = setup
         .server(|limits| limits.message_bytes = Some(100_000))
         .start()
         .await;
-    let error = world
+    let error = fixture
         .peer
         .call::<Big>(&Number { n: 200_000 })
         .await
@@ -77,7 +77,7 @@ async fn a_result_over_the_limit_becomes_an_error(setup: Setup) {
     assert_eq!(error.code(), Code::TooLarge, "{error}");
     assert!(error.to_string().contains("100000"), "{error}");
     assert_eq!(
-        world
+        fixture
             .peer
             .call::<Big>(&Number { n: 50_000 })
             .await
@@ -89,12 +89,12 @@ async fn a_result_over_the_limit_becomes_an_error(setup: Setup) {
 }
 
 async fn calls_over_the_limit_are_refused_at_once(setup: Setup) {
-    let world = setup
+    let fixture = setup
         .server(|limits| limits.in_flight = Some(4))
         .start()
         .await;
     let call = |n| {
-        let peer = world.peer.clone();
+        let peer = fixture.peer.clone();
         async move { peer.call::<Wait>(&Number { n }).await }
     };
     let outcomes = join_all((0..10).map(|_| call(300))).await;
@@ -120,13 +120,13 @@ async fn calls_over_the_limit_are_refused_at_once(setup: Setup) {
 }
 
 async fn streams_are_counted_apart(setup: Setup) {
-    let limits = |limits: &mut box_tests::world::TestLimits| {
+    let limits = |limits: &mut box_tests::fixture::TestLimits| {
         limits.in_flight = Some(1);
         limits.open_streams = Some(2);
     };
-    let world = setup.server(limits).start().await;
+    let fixture = setup.server(limits).start().await;
     let open = || {
-        world
+        fixture
             .peer
             .request::<Count>(&Number { n: 1000 })
             .credit(8)
@@ -135,7 +135,7 @@ async fn streams_are_counted_apart(setup: Setup) {
     let (first, second) = (open().await.unwrap(), open().await.unwrap());
     let error = open().await.unwrap().finish().await.unwrap_err();
     assert_eq!(error.code(), Code::Overloaded, "{error}");
-    world
+    fixture
         .peer
         .call::<Echo>(&Text::new("streams take no place of calls"))
         .await
@@ -205,9 +205,9 @@ async fn a_peer_that_never_speaks_is_let_go(setup: Setup) {
 
 /// Where both ends are ours from the start there is no such limit.
 async fn a_silent_start_is_fine(setup: Setup) {
-    let world = setup.start().await;
+    let fixture = setup.start().await;
     tokio::time::sleep(Duration::from_millis(150)).await;
-    world
+    fixture
         .peer
         .call::<Echo>(&Text::new("late and welcome"))
         .await
@@ -215,7 +215,7 @@ async fn a_silent_start_is_fine(setup: Setup) {
 }
 
 async fn a_peer_that_floods_and_never_reads_is_cut_off(setup: Setup) {
-    let limits = |limits: &mut box_tests::world::TestLimits| {
+    let limits = |limits: &mut box_tests::fixture::TestLimits| {
         limits.in_flight = Some(1);
         limits.control_queue = Some(64);
     };
@@ -253,12 +253,12 @@ async fn an_id_longer_than_the_limit_is_refused() {
 #[tokio::test]
 async fn a_full_queue_makes_its_senders_wait_and_loses_nothing() {
     let setup = Setup::in_process(Dialect::JsonRpc);
-    let world = setup
+    let fixture = setup
         .client(|limits| limits.queue_slots = Some(2))
         .start()
         .await;
     let calls = (0..100).map(|n| {
-        let peer = world.peer.clone();
+        let peer = fixture.peer.clone();
         async move {
             peer.call::<Echo>(&Text::new(n.to_string()))
                 .await
@@ -271,7 +271,12 @@ async fn a_full_queue_makes_its_senders_wait_and_loses_nothing() {
         (0..100).map(|n| n.to_string()).collect::<Vec<_>>()
     );
     assert_eq!(
-        world.peer.call::<Probe>(&Empty {}).await.unwrap().oversized,
+        fixture
+            .peer
+            .call::<Probe>(&Empty {})
+            .await
+            .unwrap()
+            .oversized,
         0
     );
 }
@@ -297,7 +302,7 @@ async fn an_answer_that_cannot_be_read_ends_its_call() {
     );
     for body in [format!("{{\"text\":{deep}}}"), with_action] {
         let (session, mut raw) =
-            box_tests::world::against_a_script_with(Dialect::JsonRpc, |limits| {
+            box_tests::fixture::against_a_script_with(Dialect::JsonRpc, |limits| {
                 limits.message_bytes = 4000;
             })
             .await;

@@ -3,21 +3,21 @@
 use box_rpc::Empty;
 use box_tests::actions::{Note, Probe, Text};
 use box_tests::every_transport;
-use box_tests::world::{Setup, eventually};
+use box_tests::fixture::{Setup, eventually};
 
 every_transport!(calls_start_in_the_order_they_were_sent);
 
 async fn calls_start_in_the_order_they_were_sent(setup: Setup) {
-    let world = setup
+    let fixture = setup
         .server(|limits| limits.in_flight = Some(2000))
         .start()
         .await;
     let expected: Vec<String> = (0..1000).map(|n| n.to_string()).collect();
     for text in &expected {
-        world.peer.notify::<Note>(&Text::new(text)).await.unwrap();
+        fixture.peer.notify::<Note>(&Text::new(text)).await.unwrap();
     }
     eventually("all notes are there", async || {
-        world
+        fixture
             .peer
             .call::<Probe>(&Empty {})
             .await
@@ -28,7 +28,7 @@ async fn calls_start_in_the_order_they_were_sent(setup: Setup) {
     })
     .await;
     assert_eq!(
-        world.peer.call::<Probe>(&Empty {}).await.unwrap().notes,
+        fixture.peer.call::<Probe>(&Empty {}).await.unwrap().notes,
         expected
     );
 }

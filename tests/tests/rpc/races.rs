@@ -5,7 +5,7 @@ use std::time::Duration;
 use box_rpc::{CallError, Empty, Limits, Options, Session};
 use box_tests::actions::{Echo, Flow, Number, Probe, Server, Text, Wait};
 use box_tests::every_transport;
-use box_tests::world::{Dialect, Setup, against_a_script_with, eventually};
+use box_tests::fixture::{Dialect, Setup, against_a_script_with, eventually};
 use box_transports::line::Line;
 use futures::StreamExt as _;
 use serde_json::json;
@@ -121,12 +121,12 @@ async fn a_call_dropped_before_it_is_sent_leaves_no_trace() {
 
 /// Naive: a stream whose peer dies between two chunks waits for ever, or ends as if it were whole.
 async fn a_peer_that_dies_between_two_chunks_ends_the_stream_with_an_error(setup: Setup) {
-    let world = setup.start().await;
-    let mut flow = world.peer.stream::<Flow>(&Empty {}).await.unwrap();
+    let fixture = setup.start().await;
+    let mut flow = fixture.peer.stream::<Flow>(&Empty {}).await.unwrap();
     for _ in 0..20 {
         flow.next().await.unwrap().unwrap();
     }
-    world.kill_server().await;
+    fixture.kill_server().await;
     let end = loop {
         match flow.next().await {
             Some(Ok(_)) => {}
@@ -141,21 +141,21 @@ async fn a_peer_that_dies_between_two_chunks_ends_the_stream_with_an_error(setup
 #[tokio::test]
 async fn a_cancel_that_crosses_its_answer_frees_one_place() {
     let setup = Setup::in_process(Dialect::JsonRpc).server(|limits| limits.in_flight = Some(3));
-    let world = setup.start().await;
+    let fixture = setup.start().await;
     for round in 0..300_u64 {
         let wait = Number { n: 1 };
-        let call = world.peer.call::<Wait>(&wait);
+        let call = fixture.peer.call::<Wait>(&wait);
         let _ = tokio::time::timeout(Duration::from_micros(900 + round), call).await;
     }
     eventually("all places are free", async || {
         let empty = Text::default();
-        let calls = (0..3).map(|_| world.peer.call::<Echo>(&empty));
+        let calls = (0..3).map(|_| fixture.peer.call::<Echo>(&empty));
         futures::future::join_all(calls)
             .await
             .iter()
             .all(Result::is_ok)
     })
     .await;
-    let seen = world.peer.call::<Probe>(&Empty {}).await.unwrap();
+    let seen = fixture.peer.call::<Probe>(&Empty {}).await.unwrap();
     assert_eq!(seen.begun, seen.finished + seen.dropped);
 }

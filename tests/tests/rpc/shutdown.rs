@@ -7,7 +7,7 @@ use std::time::Duration;
 use box_rpc::{CallError, CloseReason, Code, Codecs, Empty, Options, Router, Session};
 use box_tests::actions::{Echo, Number, Probe, Server as TestServer, Text, Wait};
 use box_tests::every_transport;
-use box_tests::world::{Dialect, Setup, eventually};
+use box_tests::fixture::{Dialect, Setup, eventually};
 use box_transports::server::Server;
 use box_transports::{ConnectOptions, Endpoint, ListenError, ListenOptions};
 use serde_json::json;
@@ -20,18 +20,22 @@ every_transport!(
 );
 
 async fn a_broken_connection_fails_what_waits(setup: Setup) {
-    let world = setup.start().await;
-    let peer = world.peer.clone();
+    let fixture = setup.start().await;
+    let peer = fixture.peer.clone();
     let waiting = tokio::spawn(async move { peer.call::<Wait>(&Number { n: 60_000 }).await });
     eventually("it has begun", async || {
-        world.peer.call::<Probe>(&Empty {}).await.unwrap().begun == 1
+        fixture.peer.call::<Probe>(&Empty {}).await.unwrap().begun == 1
     })
     .await;
-    world.kill_server().await;
+    fixture.kill_server().await;
     let error = waiting.await.unwrap().unwrap_err();
     assert!(matches!(error, CallError::Lost(_)), "{error:?}");
     assert_eq!(error.code(), Code::Unavailable);
-    let error = world.peer.call::<Echo>(&Text::new("x")).await.unwrap_err();
+    let error = fixture
+        .peer
+        .call::<Echo>(&Text::new("x"))
+        .await
+        .unwrap_err();
     assert!(matches!(error, CallError::NotSent(_)), "{error:?}");
 }
 
@@ -52,12 +56,16 @@ async fn end_of_input_loses_no_answer(setup: Setup) {
 }
 
 async fn a_closed_peer_refuses_calls_without_sending_them(setup: Setup) {
-    let world = setup.start().await;
-    world.peer.call::<Echo>(&Text::new("x")).await.unwrap();
-    world.client.close(Duration::from_secs(1)).await;
-    assert_eq!(world.client.closed().await, CloseReason::Closed);
-    assert!(world.peer.is_closed());
-    let error = world.peer.call::<Echo>(&Text::new("x")).await.unwrap_err();
+    let fixture = setup.start().await;
+    fixture.peer.call::<Echo>(&Text::new("x")).await.unwrap();
+    fixture.client.close(Duration::from_secs(1)).await;
+    assert_eq!(fixture.client.closed().await, CloseReason::Closed);
+    assert!(fixture.peer.is_closed());
+    let error = fixture
+        .peer
+        .call::<Echo>(&Text::new("x"))
+        .await
+        .unwrap_err();
     assert!(matches!(error, CallError::NotSent(_)), "{error:?}");
 }
 
@@ -126,7 +134,7 @@ async fn answers_after_the_end_of_input_are_bounded_too() {
 
 #[tokio::test]
 async fn a_bye_for_a_restart_is_passed_on() {
-    let (session, mut raw) = box_tests::world::against_a_script(Dialect::JsonRpc).await;
+    let (session, mut raw) = box_tests::fixture::against_a_script(Dialect::JsonRpc).await;
     raw.send_text("{\"jsonrpc\":\"2.0\",\"method\":\"$/bye\",\"params\":{\"reason\":\"new version\",\"restart\":true}}").await;
     raw.close_input().await;
     let reason = CloseReason::Bye {
@@ -138,11 +146,11 @@ async fn a_bye_for_a_restart_is_passed_on() {
 
 #[tokio::test(start_paused = true)]
 async fn close_waits_for_answers_to_our_own_calls() {
-    let world = Setup::in_process(Dialect::JsonRpc).start().await;
-    let peer = world.peer.clone();
+    let fixture = Setup::in_process(Dialect::JsonRpc).start().await;
+    let peer = fixture.peer.clone();
     let call = tokio::spawn(async move { peer.call::<Wait>(&Number { n: 500 }).await });
     tokio::time::sleep(Duration::from_millis(10)).await;
-    world.client.close(Duration::from_secs(10)).await;
+    fixture.client.close(Duration::from_secs(10)).await;
     assert_eq!(call.await.unwrap().unwrap().n, 500);
 }
 

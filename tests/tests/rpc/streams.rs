@@ -5,7 +5,7 @@ use std::time::Duration;
 use box_rpc::{Code, Empty};
 use box_tests::actions::{Count, Echo, Flow, Number, Probe, Text};
 use box_tests::every_transport;
-use box_tests::world::{Dialect, Setup, against_a_script, eventually};
+use box_tests::fixture::{Dialect, Setup, against_a_script, eventually};
 use futures::StreamExt as _;
 use serde_json::json;
 
@@ -21,8 +21,8 @@ every_transport!(
 );
 
 async fn chunks_come_in_order_and_then_the_result(setup: Setup) {
-    let world = setup.start().await;
-    let mut chunks = world
+    let fixture = setup.start().await;
+    let mut chunks = fixture
         .peer
         .stream::<Count>(&Number { n: 1000 })
         .await
@@ -35,44 +35,52 @@ async fn chunks_come_in_order_and_then_the_result(setup: Setup) {
 }
 
 async fn without_credit_only_the_result_comes(setup: Setup) {
-    let world = setup.start().await;
+    let fixture = setup.start().await;
     assert_eq!(
-        world.peer.call::<Count>(&Number { n: 10 }).await.unwrap().n,
+        fixture
+            .peer
+            .call::<Count>(&Number { n: 10 })
+            .await
+            .unwrap()
+            .n,
         45
     );
-    assert_eq!(world.peer.call::<Probe>(&Empty {}).await.unwrap().chunks, 0);
+    assert_eq!(
+        fixture.peer.call::<Probe>(&Empty {}).await.unwrap().chunks,
+        0
+    );
 }
 
 async fn a_stream_is_never_further_ahead_than_its_credit(setup: Setup) {
-    let world = setup.start().await;
-    let mut chunks = world
+    let fixture = setup.start().await;
+    let mut chunks = fixture
         .peer
         .request::<Count>(&Number { n: 100 })
         .credit(8)
         .stream()
         .await
         .unwrap();
-    eventually("the window is used", async || sent(&world).await == 8).await;
+    eventually("the window is used", async || sent(&fixture).await == 8).await;
     tokio::time::sleep(Duration::from_millis(50)).await;
     assert_eq!(
-        sent(&world).await,
+        sent(&fixture).await,
         8,
         "nothing was read, so no more than the window was sent"
     );
     for read in 1..=20_u64 {
         chunks.next().await.unwrap().unwrap();
-        assert!(sent(&world).await <= read + 8);
+        assert!(sent(&fixture).await <= read + 8);
     }
     assert_eq!(chunks.finish().await.unwrap().n, 4950);
 }
 
-async fn sent(world: &box_tests::world::World) -> u64 {
-    world.peer.call::<Probe>(&Empty {}).await.unwrap().chunks
+async fn sent(fixture: &box_tests::fixture::Fixture) -> u64 {
+    fixture.peer.call::<Probe>(&Empty {}).await.unwrap().chunks
 }
 
 async fn a_flood_of_chunks_holds_up_no_other_call(setup: Setup) {
-    let world = setup.start().await;
-    let mut flow = world.peer.stream::<Flow>(&Empty {}).await.unwrap();
+    let fixture = setup.start().await;
+    let mut flow = fixture.peer.stream::<Flow>(&Empty {}).await.unwrap();
     let reader = tokio::spawn(async move {
         for _ in 0..2000 {
             flow.next().await.unwrap().unwrap();
@@ -80,18 +88,18 @@ async fn a_flood_of_chunks_holds_up_no_other_call(setup: Setup) {
     });
     for n in 0..50 {
         let text = Text::new(n.to_string());
-        assert_eq!(world.peer.call::<Echo>(&text).await.unwrap(), text);
+        assert_eq!(fixture.peer.call::<Echo>(&text).await.unwrap(), text);
     }
     reader.await.unwrap();
 }
 
 async fn a_dropped_stream_ends_its_handler(setup: Setup) {
-    let world = setup.start().await;
-    let mut flow = world.peer.stream::<Flow>(&Empty {}).await.unwrap();
+    let fixture = setup.start().await;
+    let mut flow = fixture.peer.stream::<Flow>(&Empty {}).await.unwrap();
     flow.next().await.unwrap().unwrap();
     drop(flow);
     eventually("the handler is dropped", async || {
-        world.peer.call::<Probe>(&Empty {}).await.unwrap().dropped == 1
+        fixture.peer.call::<Probe>(&Empty {}).await.unwrap().dropped == 1
     })
     .await;
 }
@@ -106,37 +114,37 @@ async fn a_stream_that_fails_ends_with_its_error(setup: Setup) {
 const SHORTER_THAN_A_CHUNK: usize = 900;
 
 async fn a_chunk_too_large_to_send_ends_its_stream(setup: Setup) {
-    let world = setup
+    let fixture = setup
         .server(|limits| limits.message_bytes = Some(SHORTER_THAN_A_CHUNK))
         .start()
         .await;
-    let flow = world.peer.stream::<Flow>(&Empty {}).await.unwrap();
+    let flow = fixture.peer.stream::<Flow>(&Empty {}).await.unwrap();
     let error = flow.finish().await.unwrap_err();
     assert_eq!(error.code(), Code::TooLarge, "{error}");
     assert!(
         error.to_string().contains("message_bytes of 900"),
         "{error}"
     );
-    assert_eq!(sent(&world).await, 0);
-    assert_eq!(world.peer.stats().oversized, 0, "it was never sent");
-    assert_eq!(world.peer.in_flight(), 0);
+    assert_eq!(sent(&fixture).await, 0);
+    assert_eq!(fixture.peer.stats().oversized, 0, "it was never sent");
+    assert_eq!(fixture.peer.in_flight(), 0);
 }
 
 async fn a_chunk_too_large_to_take_ends_its_stream_and_its_handler(setup: Setup) {
-    let world = setup
+    let fixture = setup
         .client(|limits| limits.message_bytes = Some(SHORTER_THAN_A_CHUNK))
         .start()
         .await;
-    let flow = world.peer.stream::<Flow>(&Empty {}).await.unwrap();
+    let flow = fixture.peer.stream::<Flow>(&Empty {}).await.unwrap();
     let error = flow.finish().await.unwrap_err();
     assert_eq!(error.code(), Code::TooLarge, "{error}");
     assert!(
         error.to_string().contains("message_bytes of 900"),
         "{error}"
     );
-    assert_ne!(world.peer.stats().oversized, 0);
+    assert_ne!(fixture.peer.stats().oversized, 0);
     eventually("the handler is dropped", async || {
-        world.peer.call::<Probe>(&Empty {}).await.unwrap().dropped == 1
+        fixture.peer.call::<Probe>(&Empty {}).await.unwrap().dropped == 1
     })
     .await;
 }

@@ -9,7 +9,7 @@ use serde_json::json;
 use super::super::support::{
     eventually, gone, mark, on_each_machine, params, printed, processes_with, spec,
 };
-use super::held::Held;
+use super::host_process::Held;
 
 /// Two that hold on to standard output, deaf to signals, which they inherit; one of them forked twice, in a session of its own
 /// and under a name that is no text.

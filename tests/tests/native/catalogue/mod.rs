@@ -5,7 +5,7 @@
 
 mod calls;
 mod endings;
-mod held;
+mod host_process;
 mod kernel;
 mod neighbours;
 mod privileges;

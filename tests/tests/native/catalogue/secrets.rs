@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::json;
 
 use super::super::support::{on_each_machine, printed};
-use super::held::Held;
+use super::host_process::Held;
 use super::{answers, as_root, command, inside, inside_with, outside};
 
 const FILES: &str = include_str!("probes/files.py");

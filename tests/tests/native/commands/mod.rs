@@ -1,9 +1,9 @@
 //! Commands as objects: started, found again, read from anywhere by anybody, fed, signalled, forgotten.
 
 mod ending;
-mod feeding;
 mod reading;
 mod starting;
+mod stdin;
 
 use box_protocol::actions::{
     CommandAttachParams, CommandChunk, CommandStartParams, CommandStartResult, ReadEnd, StreamName,

@@ -6,7 +6,7 @@ mod errors;
 mod hostile;
 mod large;
 mod races;
-mod slots;
+mod shared_memory;
 mod watch;
 
 use box_protocol::actions::{

@@ -1,6 +1,6 @@
 //! Paths that are served, and paths that are not.
 
-use crate::server::{ANN, Setup};
+use crate::support::{ANN, Setup};
 
 #[test]
 fn a_wrong_door_is_answered_with_the_right_one() {
@@ -65,7 +65,7 @@ async fn an_http_request_at_the_rpcs_tcp_port_gets_nothing_and_does_nothing() {
             format!("POST / HTTP/1.1\r\nHost: localhost\r\n\r\n\n{frame}\n"),
             format!("POST /{} HTTP/1.1\r\n\r\n\n{call}\n", "x".repeat(100_000)),
         ] {
-            let mut client = crate::server::Client::to(address);
+            let mut client = crate::support::Client::to(address);
             client.write(&request);
             let said = client.rest();
             assert!(said.is_empty(), "{}", String::from_utf8_lossy(&said));
@@ -74,7 +74,7 @@ async fn an_http_request_at_the_rpcs_tcp_port_gets_nothing_and_does_nothing() {
         assert_eq!(crate::rpc::seen(&here).await, [""; 0]);
         // The same line is obeyed where it is the first.
         if open {
-            let mut client = crate::server::Client::to(address);
+            let mut client = crate::support::Client::to(address);
             client.write(&format!("{call}\n"));
             let mut line = String::new();
             std::io::BufRead::read_line(&mut client.stream, &mut line).unwrap();

@@ -7,11 +7,11 @@ use box_protocol::{Code, Network, SpecDraft};
 use box_runtime::fake::FakeBackend;
 use box_runtime::{Availability, BoxRuntime, Caller, Capabilities, Facts, RuntimeConfig};
 
-use super::world::{World, code, exec_of, seconds, settle, spec, world};
+use super::fixture::{Fixture, code, exec_of, fixture, seconds, settle, spec};
 
 #[tokio::test(start_paused = true)]
 async fn no_backend_fails_closed_and_is_asked_again_at_the_next_call() {
-    let w = world();
+    let w = fixture();
     w.backend.set_availability(Availability::Unavailable {
         reason: "the daemon does not answer".to_owned(),
         missing: vec!["userns".to_owned()],
@@ -35,7 +35,7 @@ async fn the_first_available_backend_is_used() {
     let (first, second) = (FakeBackend::named("first"), FakeBackend::named("second"));
     let backends: Vec<Arc<dyn box_runtime::Backend>> =
         vec![Arc::new(first.clone()), Arc::new(second.clone())];
-    let w = World {
+    let w = Fixture {
         backend: second.clone(),
         runtime: BoxRuntime::start(RuntimeConfig::new(backends)),
         caller: Caller::local(),
@@ -52,7 +52,7 @@ async fn the_first_available_backend_is_used() {
 
 #[tokio::test(start_paused = true)]
 async fn availability_is_asked_at_most_once_a_second() {
-    let w = world();
+    let w = fixture();
     for _ in 0..10 {
         w.runtime.health().await;
     }
@@ -75,7 +75,7 @@ async fn no_backend_at_all_is_lasting() {
 
 #[tokio::test(start_paused = true)]
 async fn a_network_that_is_not_there_is_refused_unless_it_may_be_missing() {
-    let w = world();
+    let w = fixture();
     w.backend.set_capabilities(Capabilities::default());
     let error = w
         .exec_spec(spec("s", "true").network(Network::On))
@@ -107,7 +107,7 @@ async fn a_network_that_is_not_there_is_refused_unless_it_may_be_missing() {
 
 #[tokio::test(start_paused = true)]
 async fn health_tells_what_the_backend_lacks() {
-    let w = world();
+    let w = fixture();
     w.backend.set_availability(Availability::Available {
         degraded: vec!["disk_quota".to_owned()],
         missing: vec!["landlock".to_owned()],
@@ -122,7 +122,7 @@ async fn health_tells_what_the_backend_lacks() {
 
 #[tokio::test(start_paused = true)]
 async fn status_counts_boxes_and_room() {
-    let w = world();
+    let w = fixture();
     let status = w.runtime.status(&w.caller).await.unwrap();
     assert_eq!(
         (status.active_sessions, status.backend.name.as_deref()),
@@ -141,7 +141,7 @@ async fn status_counts_boxes_and_room() {
 
 #[tokio::test(start_paused = true)]
 async fn callers_who_wait_for_a_probe_share_its_answer() {
-    let w = world();
+    let w = fixture();
     w.backend
         .set_probe_trouble(Some(box_runtime::fake::Trouble::Slow(seconds(2))));
     w.backend.set_availability(Availability::unavailable("off"));

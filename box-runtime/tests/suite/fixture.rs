@@ -13,21 +13,21 @@ use box_runtime::fake::FakeBackend;
 use box_runtime::{BoxRuntime, Caller, RuntimeConfig};
 use tokio::task::JoinHandle;
 
-pub(crate) struct World {
+pub(crate) struct Fixture {
     pub(crate) backend: FakeBackend,
     pub(crate) runtime: BoxRuntime,
     pub(crate) caller: Caller,
 }
 
-pub(crate) fn world() -> World {
-    world_with(|_| {})
+pub(crate) fn fixture() -> Fixture {
+    fixture_with(|_| {})
 }
 
-pub(crate) fn world_with(configure: impl FnOnce(&mut RuntimeConfig)) -> World {
+pub(crate) fn fixture_with(configure: impl FnOnce(&mut RuntimeConfig)) -> Fixture {
     let backend = FakeBackend::new();
     let mut config = RuntimeConfig::with(backend.clone());
     configure(&mut config);
-    World {
+    Fixture {
         backend,
         runtime: BoxRuntime::start(config),
         caller: Caller::local(),
@@ -51,7 +51,7 @@ pub(crate) fn exec_of(spec: SpecDraft) -> BoxExecParams {
     }
 }
 
-impl World {
+impl Fixture {
     pub(crate) fn seen_by(&self, name: &str) -> Self {
         Self {
             backend: self.backend.clone(),

@@ -149,7 +149,7 @@ pub fn gate(guarded: bool) -> Gate {
     }
 }
 
-/// A world about to be made.
+/// A fixture about to be made.
 #[derive(Debug, Clone)]
 #[allow(missing_docs)]
 pub struct Setup {
@@ -309,10 +309,10 @@ impl Setup {
     }
 
     /// A client and a server.
-    pub async fn start(self) -> World {
+    pub async fn start(self) -> Fixture {
         let place = self.listen().await;
         let client = self.client_session(&place).await;
-        World {
+        Fixture {
             peer: client.peer(),
             client,
             place,
@@ -345,7 +345,7 @@ impl Setup {
     }
 
     /// Two clients of one server; not over stdio, where a server has one client.
-    pub async fn start_twice(self) -> (World, World) {
+    pub async fn start_twice(self) -> (Fixture, Fixture) {
         assert_ne!(self.transport, Transport::Stdio, "one client a server");
         let place = self.listen().await;
         let (first, second) = (
@@ -360,12 +360,12 @@ impl Setup {
             _directory: tempfile::tempdir().expect("a directory"),
         };
         (
-            World {
+            Fixture {
                 peer: first.peer(),
                 client: first,
                 place: without,
             },
-            World {
+            Fixture {
                 peer: second.peer(),
                 client: second,
                 place,
@@ -468,13 +468,13 @@ fn certificates() -> (ServerTls, ClientTls) {
 /// A client and a server.
 #[derive(Debug)]
 #[allow(missing_docs)]
-pub struct World {
+pub struct Fixture {
     pub peer: Peer,
     pub client: Session,
     place: Place,
 }
 
-impl World {
+impl Fixture {
     /// Ends the server as rudely as the transport allows.
     pub async fn kill_server(&self) {
         if let Endpoint::Stdio { .. } = self.place.endpoint {

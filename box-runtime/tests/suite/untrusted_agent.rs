@@ -3,11 +3,11 @@
 use box_protocol::{BoxError, BoxState, Code, CommandId, Exit, ExitWhy};
 use box_runtime::fake::Reply;
 
-use super::world::{code, seconds, settle, world};
+use super::fixture::{code, fixture, seconds, settle};
 
 #[tokio::test(start_paused = true)]
 async fn nonsense_fails_the_box_and_the_next_call_makes_another() {
-    let w = world();
+    let w = fixture();
     let lies: Vec<(&str, Reply)> = vec![
         (
             "another command's end",
@@ -72,7 +72,7 @@ async fn nonsense_fails_the_box_and_the_next_call_makes_another() {
 
 #[tokio::test(start_paused = true)]
 async fn more_output_than_asked_for_is_cut_and_counted() {
-    let w = world();
+    let w = fixture();
     w.backend.next_command(Reply::default().tamper(|mut told| {
         let stdout = vec![b'x'; 1024 * 1024 + 10];
         told.collected = Some(box_protocol::actions::Collected {
@@ -91,7 +91,7 @@ async fn more_output_than_asked_for_is_cut_and_counted() {
 
 #[tokio::test(start_paused = true)]
 async fn an_agent_that_dies_during_an_exec_fails_the_box() {
-    let w = world();
+    let w = fixture();
     w.backend
         .next_command(Reply::default().takes(seconds(1)).dies());
     let error = w.exec("s", "job").await.unwrap_err();
@@ -107,7 +107,7 @@ async fn an_agent_that_dies_during_an_exec_fails_the_box() {
 
 #[tokio::test(start_paused = true)]
 async fn an_agent_that_dies_while_idle_fails_the_box_at_once() {
-    let w = world();
+    let w = fixture();
     w.exec("s", "true").await.unwrap();
     w.backend.cut_agent("s");
     settle().await;
@@ -119,7 +119,7 @@ async fn an_agent_that_dies_while_idle_fails_the_box_at_once() {
 
 #[tokio::test(start_paused = true)]
 async fn a_failed_box_is_forgotten_in_time_and_can_be_deleted() {
-    let w = world();
+    let w = fixture();
     for session in ["a", "b"] {
         w.exec(session, "true").await.unwrap();
         w.backend.cut_agent(session);
@@ -133,7 +133,7 @@ async fn a_failed_box_is_forgotten_in_time_and_can_be_deleted() {
 
 #[tokio::test(start_paused = true)]
 async fn a_refusal_about_the_command_leaves_the_box() {
-    let w = world();
+    let w = fixture();
     let long = format!("no such directory\n{}", "x".repeat(10_000));
     w.backend.next_command(Reply::refuse(
         BoxError::validation(long).with_detail(&"secret"),
@@ -147,14 +147,14 @@ async fn a_refusal_about_the_command_leaves_the_box() {
 
 #[tokio::test(start_paused = true)]
 async fn a_failed_persistent_box_is_forgotten_unless_it_is_made_again() {
-    let w = world();
+    let w = fixture();
     for session in ["a", "b"] {
-        let persistent = super::world::spec(session, "true").persistent(true);
+        let persistent = super::fixture::spec(session, "true").persistent(true);
         w.exec_spec(persistent).await.unwrap();
         w.backend.cut_agent(session);
     }
     settle().await;
-    let persistent = super::world::spec("b", "true").persistent(true);
+    let persistent = super::fixture::spec("b", "true").persistent(true);
     w.exec_spec(persistent).await.unwrap();
     tokio::time::sleep(seconds(400)).await;
     assert_eq!(w.ids().await, ["b"]);
@@ -162,7 +162,7 @@ async fn a_failed_persistent_box_is_forgotten_unless_it_is_made_again() {
 
 #[tokio::test(start_paused = true)]
 async fn an_agent_of_another_contract_is_no_agent() {
-    let w = world();
+    let w = fixture();
     w.backend.set_contract(2);
     assert_eq!(code(w.exec("s", "true").await), Code::Unavailable);
     assert_eq!((w.backend.running(), w.ids().await.len()), (0, 0));

@@ -2,8 +2,8 @@
 
 use box_rpc::{Code, Fault};
 use box_tests::every_transport;
+use box_tests::fixture::{Dialect, Setup};
 use box_tests::raw::Raw;
-use box_tests::world::{Dialect, Setup};
 use serde_json::{Value, json};
 
 every_transport!(

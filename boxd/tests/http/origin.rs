@@ -1,6 +1,6 @@
 //! Pages in browsers, and names that are not this server's.
 
-use crate::server::{ANN, Setup, bearer};
+use crate::support::{ANN, Setup, bearer};
 
 #[test]
 fn a_page_is_refused_over_http_and_as_a_websocket() {

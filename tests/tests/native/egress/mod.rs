@@ -1,12 +1,12 @@
 //! A box with a network reaches whom it may, and nobody else.
 
-mod adopted;
+mod adoption;
 mod basics;
+mod dns;
 mod errors;
 mod escapes;
 mod limits;
 mod programs;
-mod questions;
 mod streams;
 
 use std::io::{Read as _, Write as _};

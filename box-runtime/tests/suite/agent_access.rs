@@ -22,7 +22,7 @@ use tokio::task::JoinHandle;
 use tokio::time::sleep;
 use uuid::Uuid;
 
-use super::world::{code, id, seconds, settle, world};
+use super::fixture::{code, fixture, id, seconds, settle};
 
 /// A backend whose agents serve two actions on files, each as its path says.
 #[derive(Clone, Default)]
@@ -522,7 +522,7 @@ async fn a_chunk_that_is_too_large_ends_the_call() {
 
 #[tokio::test(start_paused = true)]
 async fn an_agent_that_serves_no_files_says_so() {
-    let w = world();
+    let w = fixture();
     w.exec("s", "true").await.unwrap();
     let refused = ask(&w.runtime, &w.caller, "s", "/x").await;
     assert_eq!(code(refused), Code::Unsupported);

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 
-use super::world::{World, exec_of, id, spec, world_with};
+use super::fixture::{Fixture, exec_of, fixture_with, id, spec};
 
 const MAX_SESSIONS: usize = 3;
 
@@ -69,7 +69,7 @@ fn may_be(error: &BoxError) -> bool {
     )
 }
 
-impl World {
+impl Fixture {
     fn clone_of(&self) -> Self {
         let mut clone = self.seen_by("");
         clone.caller = self.caller.clone();
@@ -190,7 +190,7 @@ impl World {
 }
 
 async fn check(calls: Vec<(u64, u8, Call)>) {
-    let w = world_with(|config| {
+    let w = fixture_with(|config| {
         config.session_ttl = Duration::from_secs(100);
         config.max_sessions = MAX_SESSIONS;
         config.queued_calls = 4;

@@ -1,7 +1,5 @@
 //! `boxd` as people run it: what it says, how it ends, as root and as an ordinary user.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};

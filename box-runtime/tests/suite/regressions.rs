@@ -11,7 +11,7 @@ use box_runtime::fake::{Reply, Trouble};
 use box_transports::queue;
 use tokio::sync::mpsc;
 
-use super::world::{exec_of, seconds, settle, spec, world};
+use super::fixture::{exec_of, fixture, seconds, settle, spec};
 
 fn piece(offset: u64, data: Vec<u8>) -> AgentChunk {
     AgentChunk::Bytes(OutputPiece {
@@ -34,8 +34,8 @@ fn streamed(view: View) -> box_protocol::actions::BoxExecParams {
 
 #[tokio::test]
 async fn a_box_that_expires_before_it_is_ready_is_not_made_again_and_again() {
-    let world = world();
-    world
+    let fixture = fixture();
+    fixture
         .backend
         .next_start(Trouble::Slow(std::time::Duration::from_millis(5)));
     let mut past = SpecDraft::new("s");
@@ -43,20 +43,20 @@ async fn a_box_that_expires_before_it_is_ready_is_not_made_again_and_again() {
         expires_at: Some(UnixMs(1)),
         ..Lifetime::default()
     });
-    let made = world.create(past).await;
+    let made = fixture.create(past).await;
     assert!(made.is_err(), "{made:?}");
     settle().await;
     assert!(
-        world.backend.starts().len() <= 1,
+        fixture.backend.starts().len() <= 1,
         "{:?}",
-        world.backend.starts()
+        fixture.backend.starts()
     );
 }
 
 #[tokio::test(start_paused = true)]
 async fn offsets_that_run_over_are_nonsense_and_leave_no_box_behind() {
-    let world = world();
-    world.backend.next_command(Reply::default().chunks(vec![
+    let fixture = fixture();
+    fixture.backend.next_command(Reply::default().chunks(vec![
         AgentChunk::Started { pid: 2, info: None },
         AgentChunk::Begin(ReadBegin {
             raw: PerStream {
@@ -68,47 +68,49 @@ async fn offsets_that_run_over_are_nonsense_and_leave_no_box_behind() {
         piece(u64::MAX, b"x".to_vec()),
     ]));
     let (to, mut from) = mpsc::channel(2);
-    let exec = world
+    let exec = fixture
         .runtime
-        .exec_streamed(&world.caller, streamed(View::Bytes), to);
+        .exec_streamed(&fixture.caller, streamed(View::Bytes), to);
     let (result, ()) = tokio::join!(exec, async { while from.recv().await.is_some() {} });
     assert_eq!(result.unwrap_err().code(), Code::Unavailable);
     settle().await;
-    assert_eq!(world.backend.running(), 0);
+    assert_eq!(fixture.backend.running(), 0);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_box_made_again_has_the_mounts_of_the_call_it_is_made_for() {
-    let world = world();
+    let fixture = fixture();
     let mount = |path: &str| BoxMountSpec::new(path, "/x", HostPathMode::Rw).unwrap();
     let with = |path: &str| spec("s", "a").extra_mounts(vec![mount(path)]);
-    world.exec_spec(with("/shared/x")).await.unwrap();
-    world.backend.cut_agent("s");
+    fixture.exec_spec(with("/shared/x")).await.unwrap();
+    fixture.backend.cut_agent("s");
     settle().await;
-    world.exec("s", "b").await.unwrap();
-    assert_eq!(world.backend.specs().last().unwrap().extra_mounts, []);
-    world.backend.cut_agent("s");
+    fixture.exec("s", "b").await.unwrap();
+    assert_eq!(fixture.backend.specs().last().unwrap().extra_mounts, []);
+    fixture.backend.cut_agent("s");
     settle().await;
-    world.exec_spec(with("/shared/y")).await.unwrap();
+    fixture.exec_spec(with("/shared/y")).await.unwrap();
     assert_eq!(
-        world.backend.specs().last().unwrap().extra_mounts,
+        fixture.backend.specs().last().unwrap().extra_mounts,
         [mount("/shared/y")]
     );
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_chunk_that_cannot_be_sent_ends_the_call_and_not_the_lane() {
-    let world = world();
+    let fixture = fixture();
     let (near, far) = queue::pair(64);
     let mut options = Options::default();
     options.limits.message_bytes = 64 * 1024;
-    let _server = Session::start(far, world.runtime.router(), options);
+    let _server = Session::start(far, fixture.runtime.router(), options);
     let client = Session::start(near, Router::empty(), Options::default());
     let output = (0..10).map(|n| piece(n * 32_768, vec![0; 32_768]));
     let chunks = std::iter::once(AgentChunk::Started { pid: 2, info: None })
         .chain(output)
         .collect();
-    world.backend.next_command(Reply::default().chunks(chunks));
+    fixture
+        .backend
+        .next_command(Reply::default().chunks(chunks));
     let params = streamed(View::Text);
     let call = async {
         client
@@ -123,34 +125,34 @@ async fn a_chunk_that_cannot_be_sent_ends_the_call_and_not_the_lane() {
         .await
         .expect("the call is answered");
     assert_eq!(ended.unwrap_err().code(), Code::TooLarge);
-    world.exec("s", "next").await.unwrap();
+    fixture.exec("s", "next").await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_reader_that_never_reads_does_not_keep_a_command_beyond_its_time() {
-    let world = world();
-    world
+    let fixture = fixture();
+    fixture
         .backend
         .next_command(Reply::stdout(vec![b'x'; 4_000_000]));
     let (to, from) = mpsc::channel(2);
-    let exec = world
+    let exec = fixture
         .runtime
-        .exec_streamed(&world.caller, streamed(View::Bytes), to);
+        .exec_streamed(&fixture.caller, streamed(View::Bytes), to);
     let result = tokio::time::timeout(seconds(600), exec)
         .await
         .expect("it ends");
     assert_eq!(result.unwrap().status, ExecutionStatus::TimedOut);
     drop(from);
-    world.exec("s", "next").await.unwrap();
+    fixture.exec("s", "next").await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_call_that_waited_for_somebody_elses_box_does_not_take_its_id() {
-    let world = world();
-    let alice = world.seen_by("alice");
-    world.backend.on_command("long", Reply::hang());
+    let fixture = fixture();
+    let alice = fixture.seen_by("alice");
+    fixture.backend.on_command("long", Reply::hang());
     let _running = alice.begin("s", "long").await;
-    let waiting = world.begin("s@alice", "x").await;
+    let waiting = fixture.begin("s@alice", "x").await;
     alice.shutdown().await;
     assert_eq!(waiting.await.unwrap().unwrap_err().code(), Code::NotFound);
     alice.exec("s", "y").await.unwrap();

@@ -21,7 +21,7 @@ use serde_json::json;
 use tokio::sync::{Mutex, mpsc};
 use uuid::Uuid;
 
-use super::world::{seconds, settle};
+use super::fixture::{seconds, settle};
 
 /// A backend whose agents have slots, and do with them what the path says.
 #[derive(Clone)]

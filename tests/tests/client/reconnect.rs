@@ -8,7 +8,7 @@ use box_protocol::actions::CommandChunk;
 use futures::StreamExt as _;
 use serde_json::json;
 
-use super::script::{Reply, Script, Then, out, said, started};
+use super::scripted_server::{Reply, Script, Then, out, said, started};
 
 const READS: &[&str] = &["command.start", "command.attach"];
 

@@ -10,7 +10,7 @@ use box_protocol::{BoxExecutionResult, Code, ExecutionStatus, SessionId, SpecDra
 use box_rpc::{CallError, Peer};
 use box_service::{BoxService, Query, ServiceConfig};
 use box_tests::every_transport;
-use box_tests::world::Setup;
+use box_tests::fixture::Setup;
 use futures::StreamExt as _;
 use serde_json::json;
 
@@ -37,9 +37,9 @@ async fn exec(peer: &Peer, session: &str, cmd: &str) -> BoxExecutionResult {
 }
 
 async fn a_command_runs_in_a_real_box(setup: Setup) {
-    let world = setup.real_boxes().start().await;
+    let fixture = setup.real_boxes().start().await;
     let result = exec(
-        &world.peer,
+        &fixture.peer,
         "simple",
         "echo hello-box; id -un; echo oops >&2",
     )
@@ -52,22 +52,22 @@ async fn a_command_runs_in_a_real_box(setup: Setup) {
 }
 
 async fn files_persist_in_a_session_and_stay_out_of_others(setup: Setup) {
-    let world = setup.real_boxes().start().await;
+    let fixture = setup.real_boxes().start().await;
     let write = "echo 'hello from file' > /tmp/testfile.txt";
-    printed(&exec(&world.peer, "one", write).await);
-    let read = exec(&world.peer, "one", "cat /tmp/testfile.txt").await;
+    printed(&exec(&fixture.peer, "one", write).await);
+    let read = exec(&fixture.peer, "one", "cat /tmp/testfile.txt").await;
     assert_eq!(printed(&read), "hello from file");
-    let other = exec(&world.peer, "two", "cat /tmp/testfile.txt").await;
+    let other = exec(&fixture.peer, "two", "cat /tmp/testfile.txt").await;
     assert_eq!(other.exit_code, Some(1));
 }
 
 async fn a_timeout_kills_the_command_and_drops_the_session(setup: Setup) {
     let seconds = mark();
-    let world = setup.real_boxes().start().await;
+    let fixture = setup.real_boxes().start().await;
     let asked = json!({"session_id": "slow", "timeout_sec": 1, "cmd": format!("sleep {seconds}")});
     let asked = json!({"spec": spec(asked), "on_timeout": "drop_box"});
     let asked = serde_json::from_value(asked).unwrap();
-    let result = world.peer.call::<BoxExec>(&asked).await.unwrap();
+    let result = fixture.peer.call::<BoxExec>(&asked).await.unwrap();
     assert_eq!(
         (result.status, result.exit_code),
         (ExecutionStatus::TimedOut, None)
@@ -77,7 +77,7 @@ async fn a_timeout_kills_the_command_and_drops_the_session(setup: Setup) {
         session_id: SessionId::new("slow").unwrap(),
         guest: false,
     };
-    let Err(CallError::Refused(error)) = world.peer.call::<BoxGet>(&asked).await else {
+    let Err(CallError::Refused(error)) = fixture.peer.call::<BoxGet>(&asked).await else {
         panic!("the session is still there")
     };
     assert_eq!(error.code(), Code::NotFound);
@@ -90,30 +90,30 @@ async fn without_a_network_nothing_outside_is_reached(setup: Setup) {
     // The control: the same words reach the same listener from outside.
     let outside = Command::new("bash").args(["-c", &connect]).status();
     assert!(outside.unwrap().success());
-    let world = setup.real_boxes().start().await;
-    let inside = exec(&world.peer, "offline", &format!("bash -c '{connect}'")).await;
+    let fixture = setup.real_boxes().start().await;
+    let inside = exec(&fixture.peer, "offline", &format!("bash -c '{connect}'")).await;
     assert_eq!(inside.exit_code, Some(1), "{inside:?}");
     assert!(inside.stderr.contains("Connection refused"), "{inside:?}");
     let away = "bash -c 'exec 3<>/dev/tcp/1.1.1.1/80'";
-    let away = exec(&world.peer, "offline", away).await;
+    let away = exec(&fixture.peer, "offline", away).await;
     assert!(away.stderr.contains("Network is unreachable"), "{away:?}");
 }
 
 async fn a_box_that_cannot_be_is_a_typed_error(setup: Setup) {
-    let world = setup.real_boxes().start().await;
+    let fixture = setup.real_boxes().start().await;
     let asked = json!({"session_id": "gone", "host_path": "/not/there/at/all", "cmd": "true"});
-    let Err(CallError::Refused(error)) = exec_spec(&world.peer, spec(asked)).await else {
+    let Err(CallError::Refused(error)) = exec_spec(&fixture.peer, spec(asked)).await else {
         panic!("there is nothing to mount")
     };
     assert_eq!(error.code(), Code::Validation);
     assert!(error.message().contains("is not there"), "{error:?}");
-    printed(&exec(&world.peer, "other", "true").await);
+    printed(&exec(&fixture.peer, "other", "true").await);
 }
 
 async fn a_tool_call_goes_through_service_wire_and_runtime(setup: Setup) {
-    let world = setup.real_boxes().start().await;
+    let fixture = setup.real_boxes().start().await;
     let config: ServiceConfig = serde_json::from_value(json!({})).unwrap();
-    let service = BoxService::with_client(config, world.peer.clone()).unwrap();
+    let service = BoxService::with_client(config, fixture.peer.clone()).unwrap();
     service.initialize().await.unwrap();
     let command = json!({"command": "echo service-path"});
     let command = command.as_object().unwrap().clone();

@@ -1,0 +1,24 @@
+//! The runtime's behaviour over a scripted backend, one file per topic.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod fixture;
+
+mod agent_access;
+mod backend_selection;
+mod concurrency;
+mod contract;
+mod deleting;
+mod executing;
+mod isolation;
+mod lifetime;
+mod model;
+mod owners;
+mod regressions;
+mod sessions;
+mod shared_memory;
+mod shutdown;
+mod streaming;
+mod timeouts;
+mod untrusted_agent;
+mod updating;
