@@ -236,7 +236,7 @@ fn read_params(path: &str) -> FileReadParams {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_box_of_nobody_or_of_somebody_else_is_not_found() {
+async fn an_unknown_box_or_that_of_another_owner_is_not_found() {
     let (runtime, _backend) = runtime(Shared::default(), seconds(300));
     create(&runtime, &Caller::named("alice")).await.unwrap();
     for (caller, session) in [("bob", "s"), ("alice", "other")] {
@@ -362,7 +362,7 @@ async fn a_call_whose_box_ends_gets_the_reason_and_so_do_later_calls() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_box_that_nobody_used_is_missing_for_that_reason() {
+async fn an_idle_box_is_missing_for_that_reason() {
     let (runtime, _backend) = runtime(Shared::default(), seconds(100));
     let me = Caller::local();
     create(&runtime, &me).await.unwrap();

@@ -106,7 +106,7 @@ async fn a_network_that_is_not_there_is_refused_unless_it_may_be_missing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn health_tells_what_the_backend_lacks() {
+async fn health_reports_what_the_backend_lacks() {
     let w = fixture();
     w.backend.set_availability(Availability::Available {
         degraded: vec!["disk_quota".to_owned()],

@@ -125,7 +125,7 @@ async fn two_deletes_delete_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stop_that_fails_is_told_and_the_session_is_gone() {
+async fn a_stop_that_fails_is_reported_and_the_session_is_gone() {
     let w = fixture();
     for (trouble, expected) in [
         (Trouble::Hang, Code::Timeout),

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use super::fixture::{code, fixture, fixture_with, seconds, settle};
 
 #[tokio::test(start_paused = true)]
-async fn a_stuck_start_holds_up_nobody_else() {
+async fn a_stuck_start_delays_no_other_box() {
     let w = fixture_with(|config| config.start_timeout = seconds(30));
     w.backend.next_start(Trouble::Hang);
     let stuck = w.begin("stuck", "true").await;
@@ -28,7 +28,7 @@ async fn a_stuck_start_holds_up_nobody_else() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stuck_stop_holds_up_nobody_else() {
+async fn a_stuck_stop_delays_no_other_box() {
     let w = fixture();
     w.exec("stuck", "true").await.unwrap();
     w.backend.next_stop(Trouble::Hang);

@@ -35,7 +35,7 @@ async fn an_idle_box_lives_five_minutes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn use_begins_the_time_anew_and_looking_does_not() {
+async fn use_restarts_the_idle_time_and_inspection_does_not() {
     let w = fixture_with(|config| config.session_ttl = seconds(100));
     w.exec("s", "true").await.unwrap();
     w.exec("unused", "true").await.unwrap();

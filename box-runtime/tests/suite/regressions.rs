@@ -54,7 +54,7 @@ async fn a_box_that_expires_before_it_is_ready_is_not_made_again_and_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn offsets_that_run_over_are_nonsense_and_leave_no_box_behind() {
+async fn offsets_that_overflow_are_invalid_and_leave_no_box_behind() {
     let fixture = fixture();
     fixture.backend.next_command(Reply::default().chunks(vec![
         AgentChunk::Started { pid: 2, info: None },
@@ -147,7 +147,7 @@ async fn a_reader_that_never_reads_does_not_keep_a_command_beyond_its_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_that_waited_for_somebody_elses_box_does_not_take_its_id() {
+async fn a_call_that_waited_for_another_owners_box_does_not_take_its_id() {
     let fixture = fixture();
     let alice = fixture.seen_by("alice");
     fixture.backend.on_command("long", Reply::hang());

@@ -101,7 +101,7 @@ async fn each_fixed_field_conflicts_and_leaves_the_session_alone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_conflict_is_told_without_waiting_for_a_running_exec() {
+async fn a_conflict_is_reported_without_waiting_for_a_running_exec() {
     let w = fixture();
     w.backend.on_command("sleep", Reply::hang());
     let running = w.begin("s", "sleep").await;
@@ -264,7 +264,7 @@ async fn capacity_is_named_and_freed() {
 }
 
 #[tokio::test]
-async fn a_caller_can_be_given_a_limit_of_its_own() {
+async fn a_caller_can_have_a_separate_limit() {
     let w = fixture_with(|config| config.max_sessions_per_caller = Some(5));
     let mut ann = w.seen_by("ann");
     ann.caller = ann.caller.clone().with_max_sessions(1);

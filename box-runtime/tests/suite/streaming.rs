@@ -110,7 +110,7 @@ async fn bytes_come_as_they_are_and_no_view_collects() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_agent_that_streams_nonsense_fails_the_box() {
+async fn an_agent_that_streams_invalid_chunks_fails_the_box() {
     let w = fixture();
     let started = AgentChunk::Started { pid: 1, info: None };
     let lies = [

@@ -6,7 +6,7 @@ use box_runtime::fake::Reply;
 use super::fixture::{code, fixture, seconds, settle};
 
 #[tokio::test(start_paused = true)]
-async fn nonsense_fails_the_box_and_the_next_call_makes_another() {
+async fn an_invalid_answer_fails_the_box_and_the_next_call_makes_another() {
     let w = fixture();
     let lies: Vec<(&str, Reply)> = vec![
         (

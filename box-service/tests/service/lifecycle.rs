@@ -135,7 +135,7 @@ async fn dispose_returns_at_once_and_shuts_the_own_runtime_down() {
 }
 
 #[tokio::test]
-async fn dispose_leaves_somebody_elses_runtime_running() {
+async fn dispose_leaves_an_external_runtime_running() {
     let runtime = Scripted::new();
     let connector = Counting::new(InProcess::new(runtime.router()));
     let service = BoxService::with_connector(ServiceConfig::default(), connector.clone()).unwrap();

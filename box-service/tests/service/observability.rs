@@ -72,7 +72,7 @@ async fn status_joins_the_runtimes_and_the_services() {
 }
 
 #[tokio::test]
-async fn status_tells_why_nothing_is_available() {
+async fn status_reports_why_nothing_is_available() {
     let runtime = Scripted::new().without_backend();
     let service = runtime.ready(ServiceConfig::default()).await;
     let status = service.status().await;

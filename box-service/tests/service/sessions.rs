@@ -23,7 +23,7 @@ async fn a_tool_runs_in_the_box_of_its_launcher() {
 }
 
 #[tokio::test]
-async fn a_query_without_a_launcher_runs_in_a_box_of_its_own() {
+async fn a_query_without_a_launcher_runs_in_a_separate_box() {
     let runtime = Scripted::new();
     let service = runtime.ready(ServiceConfig::default()).await;
     let result = service

@@ -153,7 +153,7 @@ fn every_command_leaves_its_begin_and_its_end_in_the_log_and_no_secret() {
 }
 
 #[test]
-fn commands_that_end_while_no_server_runs_are_told_by_the_next_and_once() {
+fn commands_that_end_while_no_server_runs_are_logged_once_by_the_next() {
     let workspace = tempfile::tempdir().unwrap();
     let (server, log) = logged(tempfile::tempdir().unwrap());
     let place = workspace.path().to_str().unwrap();

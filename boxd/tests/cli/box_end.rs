@@ -16,7 +16,7 @@ fn is_over_quota(ran: &Output) {
 }
 
 #[test]
-fn a_full_quota_has_words_and_an_exit_code_of_its_own() {
+fn a_full_quota_has_a_specific_message_and_exit_code() {
     let workspace = tempfile::tempdir().unwrap();
     let mut run = boxd();
     run.args(["run", "--quota-mb", "8", "--workspace"])

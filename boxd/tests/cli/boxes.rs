@@ -50,7 +50,7 @@ fn a_box_and_a_command_tell_everything() {
 }
 
 #[test]
-fn a_paused_box_refuses_until_it_goes_on() {
+fn a_paused_box_refuses_until_it_resumes() {
     let server = Server::start();
     server.ok(&["run", "--session", "b", "true"]);
     assert_eq!(server.ok(&["pause", "b"]), "b\n");

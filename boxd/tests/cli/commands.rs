@@ -74,7 +74,7 @@ fn ended_commands_are_forgotten_when_configured() {
 }
 
 #[test]
-fn a_detached_command_goes_on_and_is_read_followed_and_waited_for() {
+fn a_detached_command_continues_and_is_read_followed_and_waited_for() {
     let server = with_box();
     let name = server.ok(&[
         "exec",

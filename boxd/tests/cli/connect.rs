@@ -31,7 +31,7 @@ fn a_server_is_found_where_the_configuration_puts_it() {
 }
 
 #[test]
-fn whoever_is_not_let_in_is_told_why() {
+fn a_rejected_client_gets_the_reason() {
     let directory = tempfile::tempdir().unwrap();
     let tokens = directory.path().join("tokens");
     std::fs::write(&tokens, format!("ann {}\n", "a".repeat(32))).unwrap();

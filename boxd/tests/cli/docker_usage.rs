@@ -62,7 +62,7 @@ fn what_is_called_otherwise_is_named() {
 }
 
 #[test]
-fn a_detached_command_goes_on_and_has_a_name() {
+fn a_detached_command_continues_and_has_a_name() {
     let server = Server::start();
     let named = server.ok(&["run", "-d", "--name", "job", "echo out; exit 3"]);
     let (session, _) = named.trim().split_once('/').unwrap();

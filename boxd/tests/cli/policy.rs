@@ -26,7 +26,7 @@ fn count(text: &str, part: &str) -> usize {
 }
 
 #[test]
-fn the_time_of_a_profile_binds_commands_and_runs_in_shells_and_is_told_once() {
+fn the_timeout_of_a_profile_limits_commands_and_shell_runs_and_is_printed_once() {
     let server = small();
     let asked = ["run", "--session", "s", "--timeout", "1000s", "sleep 900"];
     let late = server.run(&asked);
@@ -75,7 +75,7 @@ fn without_a_limit_in_the_profile_a_run_in_a_shell_has_the_time_that_it_asks_for
 }
 
 #[test]
-fn a_locked_field_is_told_on_standard_error_once() {
+fn a_locked_field_is_reported_on_standard_error_once() {
     let server = small();
     let ran = server.run(&["run", "--network", "on", "echo hi"]);
     assert_eq!(out(&ran), "hi\n", "{ran:?}");

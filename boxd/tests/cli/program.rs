@@ -92,7 +92,7 @@ fn primitives(report: &Value, present: bool) -> Vec<&str> {
 }
 
 #[test]
-fn doctor_tells_programs_what_there_is_and_what_each_profile_gives() {
+fn doctor_reports_primitives_and_profiles_as_json() {
     let (_dir, program) = program();
     for (name, user) in users() {
         let output = output(as_user(&program, user).args(["doctor", "--json"]));
@@ -148,7 +148,7 @@ fn strings(list: &Value) -> Vec<&str> {
 }
 
 #[test]
-fn doctor_tells_people_the_same() {
+fn doctor_reports_the_same_as_text() {
     let (_dir, program) = program();
     for (name, user) in users() {
         let report = json(&output(as_user(&program, user).args(["doctor", "--json"])));

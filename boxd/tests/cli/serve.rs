@@ -48,7 +48,7 @@ fn the_usual_socket_is_for_its_user_only() {
 }
 
 #[test]
-fn a_server_that_cannot_open_its_doors_leaves_the_boxes_it_has_found() {
+fn a_server_that_cannot_listen_leaves_the_boxes_it_has_found() {
     let mut server = Server::start();
     server.ok(&["run", "--session", "kept", "echo kept > /tmp/note"]);
     server.ok(&["exec", "--detach", "--id", "job", "kept", "sleep 1000"]);
@@ -70,7 +70,7 @@ fn a_server_that_cannot_open_its_doors_leaves_the_boxes_it_has_found() {
 }
 
 #[test]
-fn told_twice_it_does_not_wait() {
+fn a_second_signal_ends_the_wait() {
     let directory = tempfile::tempdir().unwrap();
     let mut server = Server::with(directory, |command| {
         command.env("BOXD_SERVER_DRAIN_SEC", "600");
@@ -154,7 +154,7 @@ fn a_token_opens_the_network_and_owns_its_boxes() {
 }
 
 #[test]
-fn a_token_has_limits_of_its_own() {
+fn a_token_has_separate_limits() {
     let server = with_tokens(|command| {
         command.env("BOXD_RUNTIME_MAX_SESSIONS_PER_TOKEN", "1");
     });
@@ -178,7 +178,7 @@ fn a_token_has_limits_of_its_own() {
 }
 
 #[test]
-fn beyond_loopback_nobody_is_served_without_a_token() {
+fn beyond_loopback_no_client_is_served_without_a_token() {
     let dir = tempfile::tempdir().unwrap();
     let mut command = boxd();
     command
@@ -271,7 +271,7 @@ fn an_address_that_was_handed_out_outlives_the_server() {
 }
 
 #[test]
-fn a_service_manager_is_told_of_the_begin_and_of_the_end() {
+fn a_service_manager_is_notified_of_start_and_stop() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("notify");
     let manager = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
@@ -291,7 +291,7 @@ fn a_service_manager_is_told_of_the_begin_and_of_the_end() {
 }
 
 #[test]
-fn a_server_that_is_told_to_stop_leaves_nothing() {
+fn a_server_that_is_asked_to_stop_leaves_nothing() {
     let mut server = Server::start();
     server.ok(&["run", "--session", "b", "true"]);
     let sleeps = mark();
@@ -417,7 +417,7 @@ fn a_log_that_cannot_be_written_ends_nothing() {
 }
 
 #[test]
-fn a_second_server_is_told_of_the_first_and_any_other_trouble_by_its_name() {
+fn a_second_server_names_the_first_and_any_other_error() {
     let server = Server::start();
     let state = server.directory.path().join("state");
     let start = |state: &std::path::Path| {

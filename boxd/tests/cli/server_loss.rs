@@ -32,7 +32,7 @@ fn next(mut server: Server) -> Server {
 }
 
 #[test]
-fn a_command_is_read_on_and_told_what_is_typed_after_its_server_was_killed() {
+fn output_and_input_of_a_command_continue_after_its_server_was_killed() {
     let server = Server::start();
     server.ok(&["run", "--session", "b", "true"]);
     let (mut child, mut out) = begun(&server, "echo first; read line; echo got $line; exit 7");

@@ -108,7 +108,7 @@ fn a_shell_has_a_terminal_its_size_its_keys_and_its_code() {
 }
 
 #[test]
-fn a_shell_without_a_server_has_a_box_of_its_own() {
+fn a_shell_without_a_server_gets_a_new_box() {
     let lonely = tempfile::tempdir().unwrap();
     let shared = tempfile::tempdir().unwrap();
     let mut shell = boxd();
@@ -211,7 +211,7 @@ fn a_shell_ends_with_its_terminal_or_its_input() {
 }
 
 #[test]
-fn what_was_told_to_ignore_a_hangup_does() {
+fn a_command_that_ignores_hangups_survives_one() {
     let hung_up = |before: &str| {
         let script = format!("{before} exec \"$0\" run 'echo up; sleep 1; exit 5'");
         let mut command = Command::new("sh");
@@ -227,7 +227,7 @@ fn what_was_told_to_ignore_a_hangup_does() {
 }
 
 #[test]
-fn a_server_that_stands_still_holds_nobody() {
+fn a_stopped_server_blocks_no_client() {
     use rustix::process::Signal;
     let server = Server::start();
     server.ok(&["run", "--session", "b", "true"]);
@@ -265,7 +265,7 @@ fn a_server_that_stands_still_holds_nobody() {
 }
 
 #[test]
-fn in_the_background_nobody_is_stopped_and_input_is_left_to_others() {
+fn in_the_background_the_client_is_not_stopped_and_leaves_input_to_others() {
     let mut bash = Command::new("setsid");
     bash.args(["--ctty", "bash", "--norc", "-i"]);
     let mut terminal = Terminal::new(&mut bash, 100);

@@ -47,7 +47,7 @@ fn websocket(served: &Served, text: &str) -> Client {
 }
 
 #[test]
-fn websockets_are_told_whether_the_server_will_be_back() {
+fn websockets_learn_whether_the_server_restarts() {
     for (keep, expected) in [("false", 1001), ("true", 1012)] {
         let mut served = Setup::new().env("BOXD_SERVER_KEEP_BOXES", keep).start();
         let mut sockets: Vec<Client> = (0..8).map(|_| websocket(&served, PING)).collect();
@@ -94,7 +94,7 @@ fn a_request_that_has_begun_is_answered_while_it_drains_and_a_new_one_is_not() {
 }
 
 #[test]
-fn what_does_not_end_is_ended_within_the_bound_and_told_why() {
+fn open_calls_are_ended_within_the_bound_with_the_reason() {
     let mut served = Setup::new().env("BOXD_SERVER_DRAIN_SEC", "1").start();
     let exec = r#"{"jsonrpc":"2.0","id":1,"method":"box.exec","params":{"spec":{"session_id":"b","cmd":"sleep 1000"}}}"#;
     let mut busy = websocket(&served, exec);

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use crate::support::{ANN, Setup, bearer};
 
 #[test]
-fn health_is_told_to_everybody_and_only_read() {
+fn health_is_public_and_read_only() {
     let served = Setup::new().with_tokens().start();
     let mut client = served.client();
     for (path, member) in [

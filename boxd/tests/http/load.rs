@@ -206,7 +206,7 @@ fn a_body_without_an_end_is_answered_and_cut_off() {
 }
 
 #[test]
-fn a_small_body_that_nobody_wants_leaves_the_connection_usable() {
+fn a_small_unread_body_leaves_the_connection_usable() {
     let served = Setup::new().start();
     let mut client = served.client();
     for _ in 0..3 {

@@ -3,7 +3,7 @@
 use crate::support::{ANN, Setup};
 
 #[test]
-fn a_wrong_door_is_answered_with_the_right_one() {
+fn a_wrong_path_is_answered_with_the_right_one() {
     let served = Setup::new().start();
     let mut client = served.client();
     for (path, named) in [

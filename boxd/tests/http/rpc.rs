@@ -159,7 +159,7 @@ async fn a_box_belongs_to_the_token_that_made_it_and_the_socket_sees_all() {
 }
 
 #[tokio::test]
-async fn an_id_that_another_token_has_is_neither_taken_nor_told() {
+async fn an_id_of_another_token_is_neither_taken_nor_revealed() {
     let served = Setup::new().with_tokens().start();
     let ann = connect(&served.rpc(), Some(ANN)).await;
     let bob = connect(&served.rpc(), Some(BOB)).await;

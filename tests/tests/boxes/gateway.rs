@@ -5,9 +5,9 @@ use box_tests::every_transport;
 use box_tests::fixture::Setup;
 use serde_json::{Map, Value, json};
 
-every_transport!(an_exec_tells_which_output_was_cut_and_is_otherwise_langbots);
+every_transport!(an_exec_reports_which_output_was_cut_and_is_otherwise_langbots);
 
-async fn an_exec_tells_which_output_was_cut_and_is_otherwise_langbots(setup: Setup) {
+async fn an_exec_reports_which_output_was_cut_and_is_otherwise_langbots(setup: Setup) {
     let mut raw = setup.service().raw().await;
     let mut exec = async |id, command: &str| -> Map<String, Value> {
         let spec = json!({"session_id": "s", "cmd": command});

@@ -17,7 +17,7 @@ every_transport!(
     boxes_are_reused_by_their_id,
     two_first_calls_at_once_start_one_box,
     the_boxes_there_are_can_be_listed,
-    status_tells_backend_and_boxes,
+    status_reports_backend_and_boxes,
     health_names_the_backend_or_none,
     a_box_can_be_made_ahead_of_its_first_command,
     a_deleted_box_is_gone,
@@ -26,9 +26,9 @@ every_transport!(
     another_workspace_is_a_conflict_that_names_no_path,
     without_a_backend_a_call_is_unavailable,
     a_timeout_ends_the_box_before_the_answer,
-    an_exit_code_and_a_signal_are_told_apart,
+    an_exit_code_and_a_signal_are_distinguished,
     more_boxes_than_allowed_are_refused_by_name,
-    an_agent_that_goes_is_told_as_unavailable,
+    an_agent_that_exits_is_reported_as_unavailable,
     shutdown_ends_every_box_and_serves_again,
 );
 
@@ -141,7 +141,7 @@ async fn the_boxes_there_are_can_be_listed(setup: Setup) {
     assert!(item.created_at.0 > 0 && item.last_used_at >= item.created_at);
 }
 
-async fn status_tells_backend_and_boxes(setup: Setup) {
+async fn status_reports_backend_and_boxes(setup: Setup) {
     let fixture = setup.boxes().start().await;
     let status = |peer: Peer| async move {
         serde_json::to_value(peer.call::<SystemStatus>(&Empty {}).await.unwrap()).unwrap()
@@ -355,7 +355,7 @@ async fn a_timeout_ends_the_box_before_the_answer(setup: Setup) {
     assert_eq!(list(&fixture.peer).await, ["stays"]);
 }
 
-async fn an_exit_code_and_a_signal_are_told_apart(setup: Setup) {
+async fn an_exit_code_and_a_signal_are_distinguished(setup: Setup) {
     let fixture = setup.boxes().start().await;
     let code = exec(&fixture.peer, "ends", "exit 3").await.unwrap();
     assert_eq!(
@@ -391,7 +391,7 @@ async fn more_boxes_than_allowed_are_refused_by_name(setup: Setup) {
     exec(&fixture.peer, "full-8", "echo").await.unwrap();
 }
 
-async fn an_agent_that_goes_is_told_as_unavailable(setup: Setup) {
+async fn an_agent_that_exits_is_reported_as_unavailable(setup: Setup) {
     let fixture = setup.boxes().start().await;
     exec(&fixture.peer, "mortal", "echo").await.unwrap();
     exec(&fixture.peer, "other", "echo").await.unwrap();

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 every_transport!(
     a_tool_runs_in_the_box_of_its_launcher,
-    a_query_without_a_launcher_has_a_box_of_its_own,
+    a_query_without_a_launcher_has_a_separate_box,
     long_output_is_cut_around_a_notice,
     locked_fields_and_the_longest_timeout_are_the_profiles,
     the_default_workspace_is_mounted,
@@ -68,7 +68,7 @@ async fn a_tool_runs_in_the_box_of_its_launcher(setup: Setup) {
     assert_eq!(seen(&fixture).await.starts, ["person_test_user"]);
 }
 
-async fn a_query_without_a_launcher_has_a_box_of_its_own(setup: Setup) {
+async fn a_query_without_a_launcher_has_a_separate_box(setup: Setup) {
     let fixture = setup.boxes().start().await;
     let service = service(&fixture, json!({})).await;
     let command = object(json!({"command": "echo service-path"}));

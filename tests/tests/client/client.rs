@@ -96,7 +96,7 @@ async fn a_box_may_be_ended_with_its_handle() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_not_there_is_told_at_once_or_waited_for() {
+async fn an_absent_server_is_reported_at_once_or_waited_for() {
     let endpoint: Endpoint = format!("queue:{}", fresh("later")).parse().unwrap();
     let error = BoxClient::connect(endpoint.clone(), ClientOptions::default()).await;
     assert!(error.unwrap_err().is_unavailable());

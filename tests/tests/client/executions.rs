@@ -156,7 +156,7 @@ async fn a_run_in_a_shell_goes_where_it_is_sent_for_as_long_as_it_may() {
 }
 
 #[tokio::test]
-async fn a_run_that_ends_its_shell_has_its_code_and_the_next_is_told() {
+async fn a_run_that_ends_its_shell_has_its_code_and_the_next_run_fails() {
     with_a_box(async |_, work| {
         let shell = work.shell("sess-2").open().await.unwrap();
         let run = shell.run("exit 7").await.unwrap();

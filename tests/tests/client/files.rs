@@ -140,7 +140,7 @@ async fn trees_come_and_go_as_archives() {
 }
 
 #[tokio::test]
-async fn a_watch_is_a_command_that_tells_what_happens_until_it_is_killed() {
+async fn a_watch_is_a_command_that_reports_changes_until_it_is_killed() {
     with_a_box(async |_, work| {
         let files = work.files();
         let mut watch = files.watch("/workspace").await.unwrap();

@@ -66,7 +66,7 @@ async fn a_lost_command_is_read_on_from_its_offsets() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_run_shows_is_told_once() {
+async fn the_displays_of_a_run_are_delivered_once() {
     let show = |text: &str| CommandChunk::Display([("text/plain".into(), text.into())].into());
     let script = Script::new([
         Reply(vec![started(), out(0, "a"), show("1")], Then::Cut),
@@ -180,7 +180,7 @@ async fn nothing_is_read_on_after_a_kill() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answered_kill_is_told_and_so_is_the_end_it_saw() {
+async fn a_kill_returns_its_answer_and_the_exit_it_saw() {
     for exit in [None, Some(Exit::by_signal(9, ExitWhy::Killed))] {
         let script = Script::new([Reply(vec![started()], Then::Hang)]);
         let mut command = script.work().await.command("x").start().await.unwrap();
@@ -237,7 +237,7 @@ async fn what_is_not_found_is_final() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_somebody_on_the_way_is_gone_is_a_loss() {
+async fn an_answer_that_a_hop_is_gone_is_a_loss() {
     for error in [
         BoxError::unavailable("no way on"),
         BoxError::cancelled("ending"),
@@ -269,7 +269,7 @@ async fn a_loss_before_the_start_is_known_starts_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refused_start_is_told_at_once() {
+async fn a_refused_start_fails_at_once() {
     for error in [
         BoxError::unavailable("no backend"),
         BoxError::validation("cwd: no such directory"),
@@ -313,7 +313,7 @@ async fn the_first_word_must_be_that_it_has_started() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_gone_is_told_with_its_size() {
+async fn dropped_output_is_reported_with_its_size() {
     let gap: CommandChunk =
         serde_json::from_value(json!({"gap": {"stream": "stdout", "offset": 1, "bytes": 100}}))
             .unwrap();
@@ -350,7 +350,7 @@ async fn nothing_is_sent_to_a_command_that_has_ended() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_connection_nobody_makes_again_is_not_waited_for() {
+async fn a_connection_without_reconnection_is_not_waited_for() {
     let script = Script::new([Reply(vec![started()], Then::Cut)]);
     let peer = script.work().await;
     drop(peer);

@@ -268,7 +268,7 @@ async fn downloads_from_elsewhere_are_refused_before_anything_is_sent() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn close_ends_the_shell_once_and_the_handle_for_good() {
+async fn close_ends_the_shell_once_and_the_handle_forever() {
     let (script, shell) = scripted(0).await;
     for _ in 0..3 {
         shell.clone().close().await;

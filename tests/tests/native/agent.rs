@@ -190,7 +190,7 @@ async fn killing_is_by_signal_then_the_tree_and_answered_when_it_is_gone() {
 }
 
 #[tokio::test]
-async fn one_that_is_killed_before_it_begins_is_told_of_and_forgotten() {
+async fn a_command_killed_before_it_begins_is_reported_and_forgotten() {
     on_each_machine(async |machine| {
         let (id, agent) = machine.agent().await;
         let peer = agent.peer();

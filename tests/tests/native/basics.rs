@@ -34,7 +34,7 @@ async fn files_persist_in_a_session_and_stay_out_of_others() {
 }
 
 #[tokio::test]
-async fn exit_codes_and_signals_are_told() {
+async fn exit_codes_and_signals_are_reported() {
     on_each_machine(async |machine| {
         for (cmd, code, signal) in [
             ("true", 0, None),

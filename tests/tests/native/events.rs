@@ -51,7 +51,7 @@ async fn delete(machine: &Machine, id: &str) {
 }
 
 #[tokio::test]
-async fn what_happens_to_a_box_is_told_to_its_owner_in_order() {
+async fn the_owner_of_a_box_gets_its_events_in_order() {
     on_each_machine(async |machine| {
         let runtime = &machine.runtime;
         let (none, start) = events(runtime, "local", json!({})).await;
@@ -225,7 +225,7 @@ async fn get(machine: &Machine, guest: bool) -> Result<BoxGetResult, BoxError> {
 }
 
 #[tokio::test]
-async fn the_inside_of_a_box_is_told() {
+async fn the_inside_of_a_box_is_reported() {
     on_each_machine(async |machine| {
         assert_eq!(get(machine, true).await.unwrap_err().code(), Code::NotFound);
         let server = "cd /tmp && python3 -m http.server 8123 > /dev/null 2>&1 & \

@@ -40,7 +40,7 @@ fn count(workspace: &tempfile::TempDir) -> u64 {
 }
 
 #[tokio::test]
-async fn a_paused_box_stands_still_refuses_and_goes_on() {
+async fn a_paused_box_is_frozen_refuses_calls_and_resumes() {
     on_each_machine(async |machine| {
         let runtime = &machine.runtime;
         let absent = move_to(runtime, "paused").await.unwrap_err();

@@ -205,7 +205,7 @@ fn resident() -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_flood_and_a_slow_reader_take_no_memory_and_nobodys_time() {
+async fn a_flood_and_a_slow_reader_take_no_memory_and_delay_no_other_reader() {
     on_each_machine(async |machine| {
         for session in ["r", "other"] {
             printed(&machine.exec(session, "true").await);

@@ -26,7 +26,7 @@ async fn delete(machine: &Machine) {
 }
 
 #[tokio::test]
-async fn figures_are_the_boxes_own_and_absent_where_nobody_counts() {
+async fn stats_are_per_box_and_absent_where_the_kernel_counts_nothing() {
     on_each_machine(async |machine| {
         assert_eq!(stats(machine).await.unwrap_err().code(), Code::NotFound);
         let asked = |cmd: &str| spec(json!({"session_id": "f", "memory_mb": 64, "cmd": cmd}));
@@ -61,7 +61,7 @@ async fn figures_are_the_boxes_own_and_absent_where_nobody_counts() {
 }
 
 #[tokio::test]
-async fn disk_is_private_files_and_a_workspace_with_a_quota_or_not_told() {
+async fn disk_counts_private_files_and_a_workspace_with_a_quota_or_is_absent() {
     on_each_machine(async |machine| {
         let workspace = machine.directory();
         let write = "head -c 1000000 /dev/zero > /workspace/w; \
@@ -97,7 +97,7 @@ async fn disk_is_private_files_and_a_workspace_with_a_quota_or_not_told() {
 }
 
 #[tokio::test]
-async fn a_stream_of_figures_goes_on_until_the_box_ends_and_does_not_keep_it() {
+async fn a_stream_of_stats_lasts_until_the_box_ends_and_does_not_keep_it_alive() {
     on_each_machine(async |machine| {
         let asked = spec(json!({"session_id": "f", "cmd": "true", "lifetime": {"idle_ms": 700}}));
         printed(&machine.exec_spec(asked).await.unwrap());

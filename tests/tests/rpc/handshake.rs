@@ -19,14 +19,14 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 every_transport!(
-    hello_tells_versions_and_limits,
+    hello_reports_versions_and_limits,
     a_caller_is_known_by_its_tokens_name,
     the_first_message_must_be_a_hello_where_a_token_is_needed,
     a_hello_over_its_limit_is_refused_and_closed,
     a_hello_within_its_limit_lifts_it,
 );
 
-async fn hello_tells_versions_and_limits(setup: Setup) {
+async fn hello_reports_versions_and_limits(setup: Setup) {
     let fixture = setup
         .server(|limits| limits.in_flight = Some(77))
         .start()
@@ -144,7 +144,7 @@ impl ReceiveHalf for Noting {
 }
 
 #[tokio::test]
-async fn a_transport_is_told_to_keep_little_of_a_stranger() {
+async fn a_transport_buffers_little_before_authentication() {
     let (to_server, from_client) = unbounded_channel();
     let (to_client, mut from_server) = unbounded_channel();
     let (tell, mut told) = unbounded_channel();

@@ -7,11 +7,11 @@ use box_tests::fixture::{Dialect, Setup, against_a_script, eventually};
 use serde_json::json;
 
 every_transport!(
-    a_duplicate_id_is_refused_and_the_first_call_goes_on,
+    a_duplicate_id_is_refused_and_the_first_call_continues,
     an_id_may_be_used_again_after_its_answer
 );
 
-async fn a_duplicate_id_is_refused_and_the_first_call_goes_on(setup: Setup) {
+async fn a_duplicate_id_is_refused_and_the_first_call_continues(setup: Setup) {
     let mut raw = setup.raw().await;
     raw.call(9, "wait", &json!({"n": 150})).await;
     raw.call(9, "echo", &json!({"text": "impostor"})).await;
@@ -58,7 +58,7 @@ async fn json_rpc_ids_come_back_as_they_were_written() {
 }
 
 #[tokio::test]
-async fn an_answer_nobody_waits_for_is_counted_and_ignored() {
+async fn an_unexpected_answer_is_counted_and_ignored() {
     for dialect in [Dialect::JsonRpc, Dialect::LangBot] {
         let (session, mut raw) = against_a_script(dialect).await;
         let peer = session.peer();

@@ -81,7 +81,7 @@ async fn a_link_comes_back_says_hello_again_and_fails_calls_in_between() {
 }
 
 #[tokio::test]
-async fn a_wrong_token_is_told_to_whoever_calls() {
+async fn a_wrong_token_fails_every_call() {
     let server = server(&"tcp://127.0.0.1:0".parse().unwrap()).await;
     let hello = HelloParams {
         token: Some("wrong".into()),
@@ -143,7 +143,7 @@ async fn a_caller_can_hurry_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_attempt_is_made_at_once_and_told() {
+async fn a_single_attempt_fails_at_once_with_its_error() {
     let (connector, tries) = nowhere();
     let link = Link::over(connector, LinkOptions::default());
     tokio::time::sleep(Duration::from_mins(1)).await;

@@ -56,7 +56,7 @@ async fn a_command_has_no_privilege_and_cannot_become_anybody_else() {
 }
 
 #[tokio::test]
-async fn a_guest_is_nobody_of_the_host() {
+async fn a_guest_is_an_unprivileged_user_of_the_host() {
     on_each_machine(async |machine| {
         let marker = mark();
         let start = format!("sleep {marker} > /dev/null 2>&1 & id -u");

@@ -8,7 +8,7 @@ use super::{answers, as_root, command, inside, inside_with, outside};
 const SHARED: &str = include_str!("probes/shared.py");
 
 #[tokio::test]
-async fn a_crash_in_a_box_starts_no_handler_of_the_machine_and_nobody_gets_its_priorities() {
+async fn a_crash_in_a_box_starts_no_handler_of_the_host_and_no_guest_gets_its_priorities() {
     let host = outside(SHARED, &["limits"]);
     assert_eq!(
         (host["set_core"].as_str(), host["core_then"].as_str()),
@@ -134,7 +134,7 @@ async fn a_command_cannot_make_its_agent_go_first_when_memory_runs_out() {
 }
 
 #[tokio::test]
-async fn descriptors_that_nobody_receives_keep_nobody_from_making_boxes() {
+async fn descriptors_that_are_never_received_do_not_prevent_other_boxes() {
     on_each_machine(async |machine| {
         let fill = command(SHARED, &["in_flight"]).replacen('\n', " > /tmp/said 2>&1 &\n", 1);
         machine.exec("fill", &fill).await;

@@ -72,7 +72,7 @@ async fn a_watch_in_a_box_sees_no_program_of_the_host_or_another_box() {
 }
 
 #[tokio::test]
-async fn a_lock_in_a_box_holds_up_nobody_else() {
+async fn a_lock_in_a_box_blocks_nothing_outside() {
     on_each_machine(async |machine| {
         // The devices of an ordinary user's box are the host's: that user cannot make any.
         let own_devices = !machine.lacks("two_uids").await;
@@ -123,7 +123,7 @@ async fn a_lock_of_the_host_holds_up_no_box() {
 
 /// The files of `/etc` are copies, which belong to an ordinary user where that is who made them.
 #[tokio::test]
-async fn a_lease_in_a_box_holds_up_nobody_else() {
+async fn a_lease_in_a_box_blocks_nothing_outside() {
     const PLACES: &str = "/etc/ld.so.conf /usr/bin/env /tmp/own";
     on_each_machine(async |machine| {
         for session in ["lease", "other"] {

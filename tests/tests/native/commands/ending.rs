@@ -53,7 +53,7 @@ async fn commands_end_by_timeout_and_when_they_are_left_alone() {
 }
 
 #[tokio::test]
-async fn a_caller_that_goes_takes_its_command_along_unless_told_otherwise() {
+async fn a_caller_that_disconnects_ends_its_command_unless_asked_otherwise() {
     with_box(async |machine| {
         for (keep, left) in [("kill", 0), ("keep", 1)] {
             let seconds = mark();
@@ -86,7 +86,7 @@ async fn a_caller_that_goes_takes_its_command_along_unless_told_otherwise() {
 }
 
 #[tokio::test]
-async fn records_are_forgotten_after_their_time_and_that_is_told() {
+async fn records_expire_and_later_calls_say_so() {
     with_box(async |machine| {
         let short = json!({"command_id": "short", "retain_ms": 100});
         run(machine, text("echo x", short)).await.unwrap();

@@ -53,7 +53,7 @@ async fn output_is_read_from_any_place_by_many_at_once() {
 }
 
 #[tokio::test]
-async fn readers_stop_when_they_have_waited_enough_and_the_command_goes_on() {
+async fn readers_stop_when_they_have_waited_enough_and_the_command_continues() {
     with_box(async |machine| {
         let script = "echo a; sleep 0.3; echo b; sleep 60";
         run(machine, text(script, json!({"command_id": "slow"})))

@@ -7,7 +7,7 @@ use crate::adoption::Host;
 use crate::support::on_each_machine;
 
 #[tokio::test]
-async fn an_adopted_box_reaches_whom_it_did_by_the_addresses_it_was_told() {
+async fn an_adopted_box_reaches_the_same_destinations_by_the_same_addresses() {
     let server = Server::http("127.0.0.7", "still here");
     let port = server.port();
     let network = json!({"policy": {"allow": ["*.test", "127.0.0.7"]}, "hosts": {"one.test": ["127.0.0.7"], "two.test": ["127.0.0.7"]}});

@@ -32,7 +32,7 @@ yes, no = [b'YES', b'test'], [b'no', b'test']
 ";
 
 #[tokio::test]
-async fn names_are_told_over_messages_and_connections_whoever_is_asked() {
+async fn names_resolve_over_udp_and_tcp_at_any_server() {
     on_each_machine_set_up(LONG, set_up, async |machine| {
         let text = format!(
             "{ASK}

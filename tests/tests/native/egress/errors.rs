@@ -26,7 +26,7 @@ async fn connections(host: &Host) -> Option<u64> {
 }
 
 #[tokio::test]
-async fn what_comes_of_a_connection_is_told_as_it_is_without_a_box() {
+async fn connections_succeed_and_fail_as_they_do_outside_a_box() {
     // The machine of this runtime: a loopback interface, nobody on it, and two routes that lead nowhere.
     let within = "ip link set lo up
 ip route add unreachable 192.0.2.9

@@ -105,7 +105,7 @@ print(word(pump) in ('ECONNRESET', 'EPIPE'), word(lambda: first('peer.test', {po
 }
 
 #[tokio::test]
-async fn a_proxy_of_the_operator_is_asked_and_told_the_name() {
+async fn the_operators_proxy_gets_the_name() {
     let target = Server::http("127.0.0.7", "through the proxy");
     let (asked, heads) = std::sync::mpsc::channel();
     let to = target.address;

@@ -167,7 +167,7 @@ print(s.server_address[1], flush=True); s.serve_forever()";
 }
 
 #[tokio::test]
-async fn a_redirect_to_whom_it_may_not_connect_gets_nowhere() {
+async fn a_redirect_to_a_denied_destination_fails() {
     let secret = Server::http("127.0.0.8", "secret");
     let (evil, own) = (
         format!("http://evil.test:{}/", secret.port()),

@@ -116,7 +116,7 @@ print(sum(struct.unpack('>I', s.recv(4))[0] == n for n, s in enumerate(all)))",
 }
 
 #[tokio::test]
-async fn slow_ends_lose_nothing_and_hold_nobody_up() {
+async fn slow_ends_lose_nothing_and_delay_no_other_connection() {
     let server = Server::start("127.0.0.7", |mut stream| {
         let mut how = [0];
         let _ = stream.read(&mut how);

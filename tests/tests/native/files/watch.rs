@@ -78,7 +78,7 @@ fn has(changes: &[(ChangeKind, String)], kind: ChangeKind, path: &str) -> bool {
 }
 
 #[tokio::test]
-async fn changes_of_guests_and_of_the_host_are_told() {
+async fn changes_by_guests_and_by_the_host_are_reported() {
     on_each_machine(async |machine| {
         let dir = machine.directory();
         let shape = json!({"host_path": dir.path(), "host_path_mode": "rw"});
@@ -146,7 +146,7 @@ async fn a_watch_is_found_again_listed_and_ended_as_commands_are() {
 }
 
 #[tokio::test]
-async fn a_watch_that_nobody_can_find_ends_with_its_call() {
+async fn a_watch_that_cannot_be_found_again_ends_with_its_call() {
     on_each_machine(async |machine| {
         let inside = Inside::new(machine, "watch-call").await;
         let running = async |named: bool| {

@@ -8,7 +8,7 @@ use super::{begin, create, ended, kill, run, running, try_run, with_each_shell, 
 use crate::support::{eventually, gone, mark, printed, processes_with};
 
 #[tokio::test]
-async fn a_run_that_ends_its_shell_has_its_code_and_the_next_is_told() {
+async fn a_run_that_ends_its_shell_has_its_code_and_the_next_run_fails() {
     with_each_shell(async |machine, language| {
         for (text, code) in [
             ("exit 3", Some(3)),

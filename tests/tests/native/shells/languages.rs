@@ -6,7 +6,7 @@ use serde_json::json;
 use super::{run, try_run, with_shell};
 
 #[tokio::test]
-async fn python_keeps_its_state_and_tells_its_errors() {
+async fn python_keeps_its_state_and_reports_its_errors() {
     with_shell("python", async |machine| {
         run(machine, "s", "import os\nos.chdir('/usr'); os.environ['E'] = 'e'\nx = 41\ndef f(n):\n    return n + x\n").await;
         let ran = run(machine, "s", "x += 1\nf(0)\nprint(f(0), os.getcwd())").await;
@@ -44,7 +44,7 @@ async fn python_keeps_its_state_and_tells_its_errors() {
 }
 
 #[tokio::test]
-async fn javascript_keeps_its_state_and_tells_its_errors() {
+async fn javascript_keeps_its_state_and_reports_its_errors() {
     with_shell("javascript", async |machine| {
         run(machine, "s", "process.chdir('/usr'); process.env.E = 'e'; let x = 41; function f(n) { return n + x; }").await;
         let ran = run(machine, "s", "x += 1; f(0); console.log(f(0), process.cwd())").await;
@@ -82,7 +82,7 @@ async fn javascript_keeps_its_state_and_tells_its_errors() {
 
 /// What was shown as plain text.
 #[tokio::test]
-async fn a_huge_error_is_cut_and_costs_nobody_their_state() {
+async fn a_huge_error_is_cut_and_the_shell_keeps_its_state() {
     for (language, fill, text, ask) in [
         (
             "python",
@@ -151,7 +151,7 @@ fn plain(ran: &super::Ran) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn python_shows_its_last_value_and_what_it_is_told_to() {
+async fn python_shows_its_last_value_and_displayed_values() {
     with_shell("python", async |machine| {
         let ran = run(machine, "s", "x = 41\nprint('out')\nx + 1").await;
         assert_eq!((ran.text(), plain(&ran)), ("out", vec!["42"]));
@@ -187,7 +187,7 @@ async fn python_shows_its_last_value_and_what_it_is_told_to() {
 }
 
 #[tokio::test]
-async fn javascript_shows_its_last_value_and_what_it_is_told_to() {
+async fn javascript_shows_its_last_value_and_displayed_values() {
     with_shell("javascript", async |machine| {
         let ran = run(machine, "s", "let x = 41; console.log('out'); x + 1").await;
         assert_eq!((ran.text(), plain(&ran)), ("out", vec!["42"]));
