@@ -513,15 +513,3 @@ pub async fn against_a_script_with(
         Raw::over(Box::new(theirs), dialect, None),
     )
 }
-
-/// Waits until something is so; fails after two minutes, which is long also on a machine that is busy with other things.
-pub async fn eventually(what: impl Debug, mut so: impl AsyncFnMut() -> bool) {
-    let deadline = std::time::Instant::now() + Duration::from_mins(2);
-    while !so().await {
-        assert!(
-            std::time::Instant::now() < deadline,
-            "not within two minutes: {what:?}"
-        );
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-}

@@ -4,6 +4,7 @@
 //! - [`boxes`]: a runtime with a scripted backend, and what a test asks about it.
 //! - [`fixture`]: a client and a server joined by any transport, in any dialect.
 //! - [`raw`]: an end that sends whatever a test says.
+//! - [`wait`]: waiting for a condition.
 //! - [`every_transport!`]: runs one test body over all of them.
 
 #![allow(
@@ -17,6 +18,7 @@ pub mod actions;
 pub mod boxes;
 pub mod fixture;
 pub mod raw;
+pub mod wait;
 
 /// Runs each named body (an `async fn(Setup)`) over every transport and in both dialects.
 ///

@@ -59,7 +59,7 @@ impl Connector for Counting {
     }
 }
 
-async fn settled(mut done: impl FnMut() -> bool) {
+async fn eventually(mut done: impl FnMut() -> bool) {
     let wait = async {
         while !done() {
             tokio::task::yield_now().await;
@@ -125,7 +125,7 @@ async fn dispose_returns_at_once_and_shuts_the_own_runtime_down() {
     service.initialize().await.unwrap();
     service.dispose();
     assert_eq!(runtime.record().shutdowns, 0);
-    settled(|| connector.counts() == (1, 1)).await;
+    eventually(|| connector.counts() == (1, 1)).await;
     assert_eq!(runtime.record().shutdowns, 1);
     let error = run(&service).await.unwrap_err();
     assert_eq!(
@@ -143,7 +143,7 @@ async fn dispose_leaves_an_external_runtime_running() {
     let client = service.client().await.unwrap();
     service.dispose();
     assert_eq!(connector.counts(), (1, 1));
-    settled(|| client.is_over()).await;
+    eventually(|| client.is_over()).await;
     assert_eq!(runtime.record().shutdowns, 0);
 }
 
@@ -187,7 +187,7 @@ async fn a_lost_connection_is_made_again() {
     let client = service.client().await.unwrap();
     // The connector's own pair is replaced, which drops the old one.
     connector.inner.connect(LOCAL).await.unwrap();
-    settled(|| client.is_over()).await;
+    eventually(|| client.is_over()).await;
     run(&service).await.unwrap();
     assert_eq!(connector.counts(), (2, 0));
 }
@@ -215,7 +215,7 @@ async fn an_endpoint_is_connected_to_and_left() {
     run(&service).await.unwrap();
     let client = service.client().await.unwrap();
     service.dispose();
-    settled(|| client.is_over()).await;
+    eventually(|| client.is_over()).await;
     assert_eq!(runtime.record().shutdowns, 0);
     drop(server);
 }

@@ -6,15 +6,12 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::support::{Server, err, eventually, feed};
-
-/// What a control has to do in this time.
-const LIMIT: Duration = Duration::from_mins(2);
+use super::support::{LONG, Server, err, eventually, feed};
 
 fn text(path: &Path) -> &str {
     path.to_str().unwrap()
@@ -35,10 +32,11 @@ fn beside<T>(again: impl Fn() + Send + Sync, work: impl FnOnce() -> T) -> T {
     })
 }
 
-fn until_so(what: &str, mut is: impl FnMut() -> bool) {
+/// Repeats without a pause until the condition holds: the window of a race may be short.
+fn race_until(what: &str, mut is: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !is() {
-        assert!(begun.elapsed() < LIMIT, "{what}");
+        assert!(begun.elapsed() < LONG, "{what}");
     }
 }
 
@@ -66,7 +64,7 @@ fn links_that_are_swapped_in_while_a_directory_is_copied_bring_nothing_of_the_ho
     beside(swap, || {
         // The control: who looks first and opens then does end up outside.
         for (name, file) in [("d", "d/f"), ("f", "f")] {
-            until_so("the swaps do not work", || {
+            race_until("the swaps do not work", || {
                 let is_link = fs::symlink_metadata(from.join(name)).unwrap().is_symlink();
                 !is_link && fs::read_to_string(from.join(file)).is_ok_and(|read| read == "canary")
             });
@@ -101,7 +99,7 @@ fn links_that_are_swapped_in_where_a_tree_is_copied_to_are_not_written_through()
     };
     beside(swap, || {
         // The control: who makes the directory first and writes then does end up outside.
-        until_so("the swaps do not work", || {
+        race_until("the swaps do not work", || {
             let _ = fs::create_dir(&directory);
             let _ = fs::write(directory.join("control"), "");
             outside.join("control").exists()

@@ -8,7 +8,8 @@ use box_rpc::Empty;
 use box_service::{BoxService, Query, RuntimeClient, ServiceConfig, ToolResult};
 use box_tests::boxes::{SeeBackend, SeeProcess, Seen};
 use box_tests::every_transport;
-use box_tests::fixture::{Setup, Transport, eventually};
+use box_tests::fixture::{Setup, Transport};
+use box_tests::wait::eventually;
 use serde_json::{Map, Value};
 
 every_transport!(

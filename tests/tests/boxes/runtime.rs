@@ -175,7 +175,7 @@ async fn health_names_the_backend_or_none(setup: Setup) {
         .await
         .unwrap();
     // What was found is kept for a second.
-    box_tests::fixture::eventually("the backend is found gone", async || {
+    box_tests::wait::eventually("the backend is found gone", async || {
         let health = fixture.peer.call::<SystemHealth>(&Empty {}).await.unwrap();
         (health.name, health.available) == (None, false)
     })

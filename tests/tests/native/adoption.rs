@@ -10,6 +10,7 @@ use box_protocol::actions::{
 };
 use box_protocol::{BoxError, Code, CommandInfo, CommandState};
 use box_rpc::{Action, CallError, Options, Router, Session};
+use box_tests::wait::eventually;
 use box_transports::{ConnectOptions, Endpoint};
 use futures::StreamExt as _;
 use rustix::process::Pid;
@@ -18,7 +19,7 @@ use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::net::UnixStream;
 use tokio::process::{Child, Command};
 
-use super::support::{Machine, PROGRAM, eventually, mark, on_each_machine, processes_with};
+use super::support::{Machine, PROGRAM, mark, on_each_machine, processes_with};
 
 /// How often a runtime is killed.
 const ROUNDS: usize = 20;
@@ -260,7 +261,7 @@ async fn what_is_gone_is_swept_and_a_state_directory_has_one_user() {
             "it has one already"
         );
         host.kill().await;
-        eventually("boxes live on", || processes_with(&seconds) == 2).await;
+        eventually("boxes live on", async || processes_with(&seconds) == 2).await;
         // One box that has lost its record is nobody's.
         let boxes: Vec<_> = std::fs::read_dir(state.path())
             .unwrap()
@@ -271,8 +272,8 @@ async fn what_is_gone_is_swept_and_a_state_directory_has_one_user() {
         std::fs::remove_file(boxes[0].join("box.json")).unwrap();
         let host = Host::start(machine, state.path()).await.unwrap();
         assert_eq!(host.adopted, 1);
-        eventually("the other is ended", || processes_with(&seconds) == 1).await;
-        eventually("and its directory is removed", || !boxes[0].exists()).await;
+        eventually("the other is ended", async || processes_with(&seconds) == 1).await;
+        eventually("and its directory is removed", async || !boxes[0].exists()).await;
         assert!(boxes[1].exists());
         // Ended while nobody looked: reported gone, and cleared away.
         for id in ["one", "two"] {
@@ -299,7 +300,7 @@ async fn what_is_gone_is_swept_and_a_state_directory_has_one_user() {
             rustix::process::Signal::KILL,
         )
         .unwrap();
-        eventually("it is dead", || {
+        eventually("it is dead", async || {
             !Path::new(&format!("/proc/{agent}/root")).exists()
         })
         .await;
@@ -339,12 +340,12 @@ async fn a_box_whose_workspace_is_gone_takes_no_other_with_it() {
         std::fs::create_dir(lost.path()).unwrap();
         let host = Host::start(machine, state.path()).await.unwrap();
         assert_eq!(host.adopted, 2, "one has no workspace that could be watched");
-        eventually("that one is ended", || processes_with(&seconds) == 2).await;
+        eventually("that one is ended", async || processes_with(&seconds) == 2).await;
         let directories = || {
             let all = std::fs::read_dir(state.path()).unwrap();
             all.filter(|entry| entry.as_ref().unwrap().path().is_dir()).count()
         };
-        eventually("and nothing is left of it", || directories() == 2).await;
+        eventually("and nothing is left of it", async || directories() == 2).await;
         assert_eq!(code(host.call::<BoxGet>(json!({"session_id": "lost"})).await.unwrap_err()), Code::NotFound);
         // The quota of the other holds on.
         let fill = "for i in $(seq 200); do head -c 1M /dev/urandom > f$i; sleep 0.01; done";

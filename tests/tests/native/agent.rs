@@ -13,14 +13,13 @@ use box_protocol::{Code, Exit, ExitWhy};
 use box_rpc::{Limits, Options, Peer, Router, Session};
 use box_runtime::Backend as _;
 use box_runtime::native::NativeBackend;
+use box_tests::wait::{LONG, eventually};
 use box_transports::unix;
 use futures::StreamExt as _;
 use serde_json::{Value, json};
 use tokio::io::AsyncReadExt as _;
 
-use super::support::{
-    LONG, agent_of, eventually, mark, on_each_machine, parent_of, processes_with,
-};
+use super::support::{agent_of, mark, on_each_machine, parent_of, processes_with};
 
 #[expect(
     clippy::needless_pass_by_value,
@@ -167,7 +166,7 @@ async fn killing_is_by_signal_then_the_tree_and_answered_when_it_is_gone() {
         peer.call::<AgentStart>(&start("k", &["sh", "-c", &script], json!({})))
             .await
             .unwrap();
-        eventually("they run", || processes_with(&seconds) == 2).await;
+        eventually("they run", async || processes_with(&seconds) == 2).await;
         let ignored = kill("k", "TERM", 0).await.unwrap();
         assert_eq!((ignored.exit, ignored.already), (None, false));
         let begun = Instant::now();

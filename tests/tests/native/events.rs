@@ -8,15 +8,14 @@ use box_protocol::actions::{
 use box_protocol::{BoxError, Code, SpecDraft};
 use box_rpc::{Options, Router, Session};
 use box_runtime::{BoxRuntime, Caller};
+use box_tests::wait::{LONG, eventually};
 use box_transports::queue;
 use futures::StreamExt as _;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use super::adoption::Host;
-use super::support::{
-    LONG, Machine, eventually, mark, on_each_machine, params, printed, processes_with, spec,
-};
+use super::support::{Machine, mark, on_each_machine, params, printed, processes_with, spec};
 
 /// All there is, and the number to go on from.
 async fn events(runtime: &BoxRuntime, caller: &str, asked: Value) -> (Vec<BoxEvent>, u64) {
@@ -160,7 +159,7 @@ async fn a_box_whose_agent_dies_has_failed() {
         let seconds = mark();
         let leave = format!("setsid sleep {seconds} > /dev/null 2>&1 &");
         machine.exec("f", &leave).await;
-        eventually("it runs", || processes_with(&seconds) == 1).await;
+        eventually("it runs", async || processes_with(&seconds) == 1).await;
         // Whoever takes care of orphans is the first process of the box.
         let agent = std::fs::read_dir("/proc")
             .unwrap()

@@ -35,7 +35,7 @@ async fn gone(machine: &Machine) {
     loop {
         match main_of(machine).await {
             Err(error) if error.code() == Code::NotFound => return,
-            _ => assert!(start.elapsed() < super::support::LONG),
+            _ => assert!(start.elapsed() < box_tests::wait::LONG),
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
@@ -95,7 +95,7 @@ async fn a_box_may_outlive_the_command_it_begins_with_but_not_be_without() {
             .unwrap();
         let start = std::time::Instant::now();
         while main_of(machine).await.unwrap().exit.is_none() {
-            assert!(start.elapsed() < super::support::LONG);
+            assert!(start.elapsed() < box_tests::wait::LONG);
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         let exit = main_of(machine).await.unwrap().exit.unwrap();

@@ -8,7 +8,8 @@ use box_protocol::actions::{
 use box_protocol::{Code, SpecDraft};
 use box_rpc::{Action, Asked, Peer};
 use box_tests::every_transport;
-use box_tests::fixture::{Dialect, Fixture, Setup, Transport, eventually};
+use box_tests::fixture::{Dialect, Fixture, Setup, Transport};
+use box_tests::wait::eventually;
 use futures::StreamExt as _;
 use serde_json::{Value, json};
 

@@ -7,10 +7,11 @@ use box_protocol::actions::{
 };
 use box_protocol::{BoxError, BoxState, Code};
 use box_runtime::{BoxRuntime, Caller, RuntimeConfig};
+use box_tests::wait::eventually;
 use serde_json::{Value, json};
 
 use super::adoption::Host;
-use super::support::{eventually, on_each_machine, printed, spec};
+use super::support::{on_each_machine, printed, spec};
 
 async fn move_to(runtime: &BoxRuntime, to: &str) -> Result<BoxTransitionResult, BoxError> {
     let params = serde_json::from_value(json!({"session_id": "p", "to": to})).unwrap();
@@ -80,7 +81,7 @@ async fn a_paused_box_is_frozen_refuses_calls_and_resumes() {
         assert!(move_to(runtime, "running").await.unwrap().changed);
         assert_eq!(state(runtime).await, BoxState::Running);
         look(runtime).await.unwrap();
-        eventually("it counts on", || count(&workspace) > before).await;
+        eventually("it counts on", async || count(&workspace) > before).await;
         move_to(runtime, "paused").await.unwrap();
         let delete = serde_json::from_value(json!({"session_id": "p"})).unwrap();
         runtime.delete(&Caller::local(), delete).await.unwrap();
@@ -136,7 +137,7 @@ async fn neither_silence_nor_want_of_use_ends_a_paused_box_but_its_time_does() {
         tokio::time::sleep(Duration::from_secs(4)).await;
         assert_eq!(state(&runtime).await, BoxState::Paused);
         move_to(&runtime, "running").await.unwrap();
-        eventually("the same box", || count(&workspace) > before).await;
+        eventually("the same box", async || count(&workspace) > before).await;
         move_to(&runtime, "paused").await.unwrap();
         loop {
             let error = look(&runtime).await.unwrap_err();

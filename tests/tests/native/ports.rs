@@ -73,7 +73,7 @@ async fn open(machine: &Machine, port: u16) -> Conn {
             Ok(conn) => return conn,
             Err(error) => {
                 assert_eq!(error.code(), Code::Unavailable, "{error:?}");
-                assert!(start.elapsed() < super::support::LONG, "{error:?}");
+                assert!(start.elapsed() < box_tests::wait::LONG, "{error:?}");
             }
         }
         tokio::time::sleep(Duration::from_millis(20)).await;

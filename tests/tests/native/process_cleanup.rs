@@ -8,11 +8,11 @@ use box_protocol::error::{Detail, Ended};
 use box_protocol::{Blob, BoxError, BoxState, Code, ExecutionStatus, Killed, SessionId, SpecDraft};
 use box_runtime::native::NativeBackend;
 use box_runtime::{BoxRuntime, Caller, RuntimeConfig};
+use box_tests::wait::eventually;
 use serde_json::json;
 
 use super::support::{
-    Machine, PROGRAM, eventually, gone, mark, on_each_machine, params, printed, processes_with,
-    spec,
+    Machine, PROGRAM, gone, mark, on_each_machine, params, printed, processes_with, spec,
 };
 
 /// Starts processes that do not want to end, each `sleep` with this argument, and waits for ever itself.
@@ -99,7 +99,7 @@ async fn a_dropped_call_kills_the_tree_and_the_box_lives() {
         printed(&machine.exec("dropped", "echo before > /tmp/f").await);
         let asked = params(SpecDraft::new("dropped").cmd(stubborn(&seconds)));
         let call = tokio::spawn(machine.runtime.exec(&Caller::local(), asked));
-        eventually("they run", || processes_with(&seconds) >= 5).await;
+        eventually("they run", async || processes_with(&seconds) >= 5).await;
         call.abort();
         // Served only once nothing is left of the call before it.
         assert_eq!(
@@ -117,7 +117,7 @@ async fn deleting_a_box_ends_a_running_command() {
         let seconds = mark();
         let asked = params(SpecDraft::new("deleted").cmd(stubborn(&seconds)));
         let call = tokio::spawn(machine.runtime.exec(&Caller::local(), asked));
-        eventually("they run", || processes_with(&seconds) >= 5).await;
+        eventually("they run", async || processes_with(&seconds) >= 5).await;
         delete(machine, "deleted").await;
         assert_eq!(processes_with(&seconds), 0);
         assert!(call.await.unwrap().is_err());
@@ -153,9 +153,9 @@ async fn boxes_die_with_their_runtime() {
         let other = Machine::new(machine.name, machine.user());
         let script = format!("sleep {seconds} > /dev/null 2>&1 & echo ok");
         printed(&other.exec("owned", &script).await);
-        eventually("it runs", || processes_with(&seconds) == 1).await;
+        eventually("it runs", async || processes_with(&seconds) == 1).await;
         drop(other);
-        eventually("the box is gone", || processes_with(&seconds) == 0).await;
+        eventually("the box is gone", async || processes_with(&seconds) == 0).await;
     })
     .await;
 }
@@ -180,7 +180,7 @@ async fn a_box_that_is_given_up_is_cleared_away_all_the_same() {
         if let Err(error) = runtime.delete(&caller, delete).await {
             assert_eq!(error.code(), Code::Timeout, "{error:?}");
         }
-        eventually("nothing is left of it", || left() == 0).await;
+        eventually("nothing is left of it", async || left() == 0).await;
         let exit = serde_json::from_value(json!({"exit": true})).unwrap();
         runtime.shutdown(&caller, exit).await.unwrap();
     })

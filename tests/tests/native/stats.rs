@@ -89,7 +89,7 @@ async fn disk_counts_private_files_and_a_workspace_with_a_quota_or_is_absent() {
             if disk.is_some_and(|disk| (4_000_000..4_500_000).contains(&disk)) {
                 break;
             }
-            assert!(start.elapsed() < super::support::LONG, "{disk:?}");
+            assert!(start.elapsed() < box_tests::wait::LONG, "{disk:?}");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     })

@@ -3,13 +3,14 @@
 use std::path::PathBuf;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use box_protocol::actions::BoxExecParams;
 use box_protocol::{BoxError, BoxExecutionResult, ExecutionStatus, SpecDraft};
 use box_rpc::{Codecs, Options, Router, Session};
 use box_runtime::native::{NativeBackend, NativeConfig};
 use box_runtime::{Backend as _, BoxRuntime, Caller, RuntimeConfig, StartRequest};
+use box_tests::wait::eventually;
 use serde_json::json;
 use tokio::sync::Mutex;
 use uuid::Uuid;
@@ -24,9 +25,6 @@ pub(crate) struct Machine {
     pub(crate) backend: NativeBackend,
     pub(crate) uid: u32,
 }
-
-/// How long a test waits for what must come to be: on a machine that is busy with other things, too.
-pub(crate) const LONG: Duration = Duration::from_mins(2);
 
 /// One machine at a time: fork servers that come and go at once disturb each other's cgroups.
 static TURN: Mutex<()> = Mutex::const_new(());
@@ -224,16 +222,7 @@ pub(crate) fn parent_of(argument: &str) -> Option<i32> {
     parent.trim().parse().ok()
 }
 
-/// Waits for something that must come to be.
-pub(crate) async fn eventually(what: &str, mut is: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !is() {
-        assert!(start.elapsed() < LONG, "{what}: not within {LONG:?}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-}
-
 /// Waits until no process of this mark is left. What was killed may take a moment to end where the machine is busy.
 pub(crate) async fn gone(mark: &str) {
-    eventually("no process is left", || processes_with(mark) == 0).await;
+    eventually("no process is left", async || processes_with(mark) == 0).await;
 }

@@ -10,6 +10,7 @@ use box_protocol::actions::{
     BoxCreate, BoxDelete, BoxEvent, BoxEvents, BoxExec, BoxGet, BoxList, CommandStart, FileWrite,
 };
 use box_protocol::{BoxState, Code};
+use box_tests::wait::eventually;
 use futures::StreamExt as _;
 use rustix::fs::{CWD, FileType, FlockOperation, Mode, OFlags};
 use rustix::process::{Pid, Signal, kill_process};
@@ -18,9 +19,7 @@ use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::Command;
 
 use super::adoption::{Host, agents, cgroup_parent, code, directories, how};
-use super::support::{
-    Machine, PROGRAM, eventually, mark, on_each_machine, pids_with, processes_with,
-};
+use super::support::{Machine, PROGRAM, mark, on_each_machine, pids_with, processes_with};
 
 /// Longer than a server waits for agents before it is ready.
 const PATIENCE: Duration = Duration::from_mins(2);
@@ -118,7 +117,7 @@ async fn a_box_whose_server_dies_before_it_has_a_record_ends_by_itself() {
         let making = tokio::spawn(async move { peer.call::<BoxCreate>(&params).await });
         // Once its agent reads here, its runtime knows that it is made; nobody can reach the agent.
         let mut writer = None;
-        eventually("it is made", || {
+        eventually("it is made", async || {
             let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
             writer = rustix::fs::open(&hold, flags, Mode::empty()).ok();
             writer.is_some()
@@ -135,9 +134,9 @@ async fn a_box_whose_server_dies_before_it_has_a_record_ends_by_itself() {
         let is_dead = || rustix::fs::flock(&logs, FlockOperation::NonBlockingLockExclusive).is_ok();
         assert!(!is_dead());
         drop(writer);
-        eventually("it ends", is_dead).await;
+        eventually("it ends", async || is_dead()).await;
         drop(logs);
-        eventually("and nothing is left of it", || {
+        eventually("and nothing is left of it", async || {
             directories(state.path()).is_empty()
         })
         .await;
@@ -249,14 +248,17 @@ async fn the_groups_of_adopted_boxes_go_with_them() {
         let host = Host::start(machine, state.path()).await.unwrap();
         assert_eq!(host.adopted, 3);
         // The fork server of the one that was killed has cleared its own away.
-        eventually("those of the boxes are left", || {
+        eventually("those of the boxes are left", async || {
             groups(&parent) < made.max(1)
         })
         .await;
         for id in ["one", "two", "three"] {
             delete(&host, id).await;
         }
-        eventually("they are gone without another box", || groups(&parent) == 0).await;
+        eventually("they are gone without another box", async || {
+            groups(&parent) == 0
+        })
+        .await;
         host.kill().await;
     })
     .await;
@@ -286,13 +288,13 @@ async fn a_process_that_is_not_the_box_is_not_ended_for_it() {
         let bystander = bystander.args(["-c", LISTEN]).arg(&socket);
         let mut bystander = bystander.kill_on_drop(true).spawn().unwrap();
         let pid = i32::try_from(bystander.id().unwrap()).unwrap();
-        eventually("it listens", || is_listening(&socket, pid)).await;
+        eventually("it listens", async || is_listening(&socket, pid)).await;
         let host = Host::start(machine, state.path()).await.unwrap();
         assert_eq!(host.adopted, 0);
         assert_eq!(state_of(&host, "taken").await, BoxState::Unreachable);
         // The control: what is ended is the box.
         delete(&host, "taken").await;
-        eventually("the box is ended", || {
+        eventually("the box is ended", async || {
             kill_process(agent, Signal::CONT).is_err()
         })
         .await;
@@ -401,7 +403,7 @@ async fn what_is_left_of_a_box_goes_when_it_ends_long_after_it_was_deleted() {
             kill_process(agent, Signal::KILL).unwrap();
             return;
         };
-        eventually("it stands still", || frozen.is_frozen()).await;
+        eventually("it stands still", async || frozen.is_frozen()).await;
         let host = Host::start(machine, state.path()).await.unwrap();
         assert_eq!(state_of(&host, "slow").await, BoxState::Unreachable);
         let force = json!({"session_id": "slow", "force": true});
@@ -410,7 +412,10 @@ async fn what_is_left_of_a_box_goes_when_it_ends_long_after_it_was_deleted() {
         assert_eq!(directories(state.path()).len(), 1);
         assert_eq!(pids_with(&mark), [sleeper], "control: it is not ended yet");
         frozen.thaw();
-        eventually("nothing is left", || directories(state.path()).is_empty()).await;
+        eventually("nothing is left", async || {
+            directories(state.path()).is_empty()
+        })
+        .await;
         assert_eq!(processes_with(&mark), 0);
         host.kill().await;
     })

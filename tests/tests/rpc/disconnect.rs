@@ -5,7 +5,8 @@ use std::time::Duration;
 use box_rpc::Empty;
 use box_tests::actions::{Number, Probe, Wait};
 use box_tests::every_transport;
-use box_tests::fixture::{Setup, eventually};
+use box_tests::fixture::Setup;
+use box_tests::wait::eventually;
 use serde_json::json;
 
 every_transport!(a_peer_that_sends_no_more_is_served_on);

@@ -3,7 +3,8 @@
 use box_rpc::Code;
 use box_tests::actions::{Echo, Text};
 use box_tests::every_transport;
-use box_tests::fixture::{Dialect, Setup, against_a_script, eventually};
+use box_tests::fixture::{Dialect, Setup, against_a_script};
+use box_tests::wait::eventually;
 use serde_json::json;
 
 every_transport!(

@@ -9,7 +9,8 @@ use box_rpc::{
 };
 use box_tests::actions::{Big, Count, Echo, Number, Probe, Text, Wait};
 use box_tests::every_transport;
-use box_tests::fixture::{Dialect, Setup, Transport, eventually};
+use box_tests::fixture::{Dialect, Setup, Transport};
+use box_tests::wait::eventually;
 use futures::future::join_all;
 use serde_json::json;
 

@@ -5,7 +5,8 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use box_rpc::{ALL_UNREAD_BYTES, CloseReason, unread_bytes};
-use box_tests::fixture::{Dialect, Setup, eventually};
+use box_tests::fixture::{Dialect, Setup};
+use box_tests::wait::eventually;
 use serde_json::json;
 
 /// Highest resident size of a process so far, in bytes.

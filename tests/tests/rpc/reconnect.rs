@@ -8,7 +8,8 @@ use box_rpc::{
     CallError, Code, ConnectionError, Empty, Gate, HelloParams, Options, Session, Tokens,
 };
 use box_tests::actions::{Echo, Server as TestServer, Text, Who};
-use box_tests::fixture::{TOKEN, eventually};
+use box_tests::fixture::TOKEN;
+use box_tests::wait::eventually;
 use box_transports::link::{Link, LinkOptions};
 use box_transports::server::Server;
 use box_transports::{ConnectOptions, Endpoint, ListenOptions, queue};

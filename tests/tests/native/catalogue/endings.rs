@@ -4,11 +4,10 @@ use std::time::{Duration, Instant};
 
 use box_protocol::ExecutionStatus;
 use box_runtime::{BoxRuntime, Caller, RuntimeConfig};
+use box_tests::wait::eventually;
 use serde_json::json;
 
-use super::super::support::{
-    eventually, gone, mark, on_each_machine, params, printed, processes_with, spec,
-};
+use super::super::support::{gone, mark, on_each_machine, params, printed, processes_with, spec};
 use super::host_process::Held;
 
 /// Two that hold on to standard output, deaf to signals, which they inherit; one of them forked twice, in a session of its own
@@ -85,7 +84,7 @@ async fn a_thousand_stubborn_commands_end_with_their_timeouts() {
         let cmd = format!("sleep {seconds} > /dev/null 2>&1 &");
         let control = params(spec(json!({"session_id": "control", "cmd": cmd})));
         runtime.exec(&Caller::local(), control).await.unwrap();
-        eventually("control: one runs", || processes_with(&seconds) == 1).await;
+        eventually("control: one runs", async || processes_with(&seconds) == 1).await;
         times.sort_unstable();
         assert_eq!(times.len(), BOXES * ROUNDS);
         let (half, worst) = (times[times.len() / 2], times[times.len() - 1]);
@@ -107,7 +106,7 @@ async fn a_killed_runtime_takes_its_boxes_along() {
             let result = held.exec(&json!({"session_id": format!("owned-{n}"), "cmd": background}));
             assert_eq!(printed(&result), "started");
         }
-        eventually("control: they run", || processes_with(&seconds) == 8).await;
+        eventually("control: they run", async || processes_with(&seconds) == 8).await;
         assert_eq!(
             cgroups(&held.parent).is_empty(),
             machine.lacks("cgroup.memory").await,
@@ -116,7 +115,7 @@ async fn a_killed_runtime_takes_its_boxes_along() {
         let parent = held.parent.clone();
         held.kill();
         gone(&seconds).await;
-        eventually("no cgroup is left", || cgroups(&parent).is_empty()).await;
+        eventually("no cgroup is left", async || cgroups(&parent).is_empty()).await;
     })
     .await;
 }
@@ -181,12 +180,12 @@ async fn a_hundred_boxes_leave_nothing() {
             held.delete("cycle");
         }
         assert_eq!(files(), 0, "no state");
-        eventually("as before", || (held.descriptors(), descendants(held.pid())) == before).await;
+        eventually("as before", async || (held.descriptors(), descendants(held.pid())) == before).await;
         assert_eq!(mounts(), mounted);
         let many = cgroups(&held.parent).len();
         assert!(many < 300, "{many} cgroups");
         held.kill();
-        eventually("no cgroup is left", || cgroups(&held.parent).is_empty()).await;
+        eventually("no cgroup is left", async || cgroups(&held.parent).is_empty()).await;
     })
     .await;
 }

@@ -6,9 +6,10 @@ use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::Command;
 
+use box_tests::wait::eventually;
 use serde_json::json;
 
-use super::super::support::{NOBODY, eventually, mark, on_each_machine, printed, spec};
+use super::super::support::{NOBODY, mark, on_each_machine, printed, spec};
 use super::{Answers, PRELUDE, as_root, inside, inside_with, outside};
 
 const PRIVILEGES: &str = include_str!("probes/privileges.py");
@@ -62,7 +63,7 @@ async fn a_guest_is_an_unprivileged_user_of_the_host() {
         let start = format!("sleep {marker} > /dev/null 2>&1 & id -u");
         assert_eq!(printed(&machine.exec("who", &start).await), "1000");
         let mut ids = Vec::new();
-        eventually("it runs", || {
+        eventually("it runs", async || {
             ids = owners_of(&marker);
             ids.len() == 1
         })

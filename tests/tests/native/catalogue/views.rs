@@ -5,10 +5,11 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixListener;
 use std::process::Command;
 
+use box_tests::wait::eventually;
 use rustix::fs::FlockOperation;
 use serde_json::json;
 
-use super::super::support::{Machine, eventually, on_each_machine, printed};
+use super::super::support::{Machine, on_each_machine, printed};
 use super::{Answers, answers, as_root, command, inside, inside_with, outside};
 
 const VIEWS: &str = include_str!("probes/views.py");
@@ -47,7 +48,10 @@ async fn a_watch_in_a_box_sees_no_program_of_the_host_or_another_box() {
         .stdout(std::process::Stdio::piped())
         .spawn()
         .unwrap();
-    eventually("the host is watched", || here.path().join("ready").exists()).await;
+    eventually("the host is watched", async || {
+        here.path().join("ready").exists()
+    })
+    .await;
     run_on_the_host("/usr/bin/factor");
     std::fs::write(here.path().join("stop"), "").unwrap();
     let said = watching.wait_with_output().unwrap();
@@ -169,7 +173,10 @@ async fn a_notification_in_a_box_is_of_no_program_of_the_host_or_another_box() {
         .stdout(std::process::Stdio::piped())
         .spawn()
         .unwrap();
-    eventually("the host is watched", || here.path().join("ready").exists()).await;
+    eventually("the host is watched", async || {
+        here.path().join("ready").exists()
+    })
+    .await;
     std::fs::read(READ).unwrap();
     for request in ["others", "stop"] {
         std::fs::write(here.path().join(request), "").unwrap();

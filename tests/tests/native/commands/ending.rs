@@ -5,10 +5,11 @@ use std::time::{Duration, Instant};
 use box_protocol::actions::CommandChunk;
 use box_protocol::{Code, CommandState, ExitWhy};
 use box_runtime::Caller;
+use box_tests::wait::{LONG, eventually};
 use serde_json::json;
 use tokio::sync::mpsc;
 
-use super::super::support::{LONG, eventually, gone, mark, parent_of, processes_with};
+use super::super::support::{gone, mark, parent_of, processes_with};
 use super::{attach, get, run, text, with_box};
 
 #[tokio::test]
@@ -72,7 +73,7 @@ async fn a_caller_that_disconnects_ends_its_command_unless_asked_otherwise() {
                 chunks.recv().await,
                 Some(CommandChunk::Started(_))
             ));
-            eventually("it runs", || processes_with(&seconds) == 1).await;
+            eventually("it runs", async || processes_with(&seconds) == 1).await;
             call.abort();
             if left == 0 {
                 gone(&seconds).await;
@@ -129,7 +130,7 @@ async fn commands_that_are_kept_hold_no_descriptor() {
         let asleep = super::start(sleep, json!({"on_disconnect": "keep"}));
         run(machine, asleep).await.unwrap();
         let mut before = None;
-        eventually("the agent is found", || {
+        eventually("the agent is found", async || {
             before = descriptors_of_parent(&seconds);
             before.is_some()
         })
@@ -147,7 +148,7 @@ async fn commands_that_are_kept_hold_no_descriptor() {
             get(machine, "kept-0").await.unwrap().state,
             CommandState::Exited
         );
-        eventually("as few as before", || {
+        eventually("as few as before", async || {
             descriptors_of_parent(&seconds).is_some_and(|now| now <= before + 3)
         })
         .await;
@@ -162,7 +163,7 @@ async fn children_that_hold_the_output_of_many_commands_hold_few_descriptors() {
         let asleep = super::start(json!({"argv": ["sleep", seconds]}), json!({}));
         run(machine, asleep).await.unwrap();
         let mut before = None;
-        eventually("the agent is found", || {
+        eventually("the agent is found", async || {
             before = descriptors_of_parent(&seconds);
             before.is_some()
         })
@@ -174,7 +175,7 @@ async fn children_that_hold_the_output_of_many_commands_hold_few_descriptors() {
             attach(machine, &id, json!({"view": "none"})).await.unwrap();
         }
         let most = before.unwrap() + 128 + 5;
-        eventually("few are held", || {
+        eventually("few are held", async || {
             descriptors_of_parent(&seconds).is_some_and(|now| now <= most)
         })
         .await;

@@ -1,9 +1,9 @@
 //! What commands are told: input and terminals.
 
 use box_protocol::Code;
+use box_tests::wait::LONG;
 use serde_json::json;
 
-use super::super::support::LONG;
 use super::{attach, input, run, text, with_box};
 
 #[tokio::test]

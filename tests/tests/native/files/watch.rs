@@ -59,7 +59,7 @@ impl Inside<'_> {
             if is(&seen) {
                 return (seen, read);
             }
-            assert!(begun.elapsed() < crate::support::LONG, "{seen:?}");
+            assert!(begun.elapsed() < box_tests::wait::LONG, "{seen:?}");
         }
     }
 

@@ -2,10 +2,11 @@
 
 use box_protocol::{CommandState, ExitWhy};
 use box_runtime::Caller;
+use box_tests::wait::eventually;
 use serde_json::json;
 
 use super::{begin, create, ended, kill, run, running, try_run, with_each_shell, with_shell};
-use crate::support::{eventually, gone, mark, printed, processes_with};
+use crate::support::{gone, mark, printed, processes_with};
 
 #[tokio::test]
 async fn a_run_that_ends_its_shell_has_its_code_and_the_next_run_fails() {
@@ -148,7 +149,7 @@ async fn a_run_is_killed_without_its_shell_and_its_jobs() {
             begin(machine, "s", text, json!({"command_id": id})).await;
             running(machine, &id).await;
             if text.contains(&own) {
-                eventually("it has begun", || processes_with(&own) > 0).await;
+                eventually("it has begun", async || processes_with(&own) > 0).await;
             }
             let info = kill(machine, &id, json!({})).await;
             let exit = info.exit.unwrap();
@@ -182,7 +183,7 @@ async fn a_run_is_killed_without_its_shell_and_its_jobs() {
         // By a signal.
         let sleep = format!("sleep {own}");
         begin(machine, "s", &sleep, json!({"command_id": "term"})).await;
-        eventually("it sleeps", || processes_with(&own) == 1).await;
+        eventually("it sleeps", async || processes_with(&own) == 1).await;
         kill(
             machine,
             "term",

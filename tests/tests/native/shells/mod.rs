@@ -12,10 +12,11 @@ use box_protocol::actions::{
 };
 use box_protocol::{BoxError, CommandInfo, CommandState};
 use box_runtime::Caller;
+use box_tests::wait::LONG;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-use super::support::{LONG, Machine, on_each_machine, printed};
+use super::support::{Machine, on_each_machine, printed};
 
 /// A run that was read to its end.
 #[derive(Debug)]

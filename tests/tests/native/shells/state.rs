@@ -4,10 +4,11 @@ use std::time::{Duration, Instant};
 
 use box_protocol::actions::ShellState;
 use box_protocol::{Code, CommandState, ExitWhy, Role};
+use box_tests::wait::{LONG, eventually};
 use serde_json::json;
 
 use super::{begin, create, delete, ended, get, list, run, try_run, with_each_shell, with_shell};
-use crate::support::{LONG, eventually, gone, mark, printed, processes_with};
+use crate::support::{gone, mark, printed, processes_with};
 
 #[tokio::test]
 async fn a_shell_keeps_its_state_between_runs() {
@@ -106,7 +107,7 @@ async fn a_shell_is_made_once_and_ends_when_it_is_deleted() {
             json!({"command_id": "later"}),
         )
         .await;
-        eventually("they run", || processes_with(&seconds) == 2).await;
+        eventually("they run", async || processes_with(&seconds) == 2).await;
         assert!(delete(machine, "once").await);
         gone(&seconds).await;
         for id in ["now", "later"] {
