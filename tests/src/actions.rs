@@ -1,5 +1,5 @@
-//! The actions of a test server. Whatever a test must know about the server it asks through them,
-//! because over stdio the server is another process.
+//! The actions of a test server. Tests learn the server's state through them, because over stdio
+//! the server is another process.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,7 +25,7 @@ macro_rules! action {
     };
 }
 
-/// A text, and whatever else a test wants to send along.
+/// A text.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Text {
@@ -51,18 +51,18 @@ pub struct Number {
 /// How to fail.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
-    /// With which word.
+    /// The error code.
     pub code: Code,
-    /// Saying what.
+    /// The error message.
     pub message: String,
 }
 
-/// What the server has seen.
+/// What the server has observed.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Seen {
     /// Waits begun.
     pub begun: u64,
-    /// Waits that ended by themselves.
+    /// Waits that finished.
     pub finished: u64,
     /// Waits that were dropped.
     pub dropped: u64,
@@ -70,7 +70,7 @@ pub struct Seen {
     pub chunks: u64,
     /// Runs by name.
     pub runs: HashMap<String, u64>,
-    /// Texts noted, in order.
+    /// Noted texts, in order.
     pub notes: Vec<String>,
     /// Unparsable texts on this connection.
     pub unparsable: u64,
@@ -78,36 +78,36 @@ pub struct Seen {
     pub oversized: u64,
 }
 
-action!(/// Answers with what it got.
+action!(/// Answers with its parameters.
     Echo = "echo", Text => Text, Never);
-action!(/// Answers after so many milliseconds.
+action!(/// Answers after `n` milliseconds.
     Wait = "wait", Number => Number, Never);
-action!(/// Streams so many chunks, numbered from 0, and answers with the sum of what it sent; without
-    /// credit only the sum.
+action!(/// Streams `n` chunks, numbered from 0, and answers with the sum of the numbers. Without
+    /// credit it answers with the sum only.
     Count = "count", Number => Number, Number);
-action!(/// Streams chunks for ever.
+action!(/// Streams chunks without an end.
     Flow = "flow", Empty => Empty, Text);
-action!(/// Fails as told.
+action!(/// Fails with this error.
     Fail = "fail", Failure => Empty, Never);
 action!(/// Panics; after a pause if `n` is not 0.
     Panic = "panic", Number => Empty, Never);
-action!(/// Notes a text, in the order in which the calls came.
+action!(/// Notes a text, in the order of the calls.
     Note = "note", Text => Empty, Never);
 action!(/// Runs once per call under a name, slowly enough to be interrupted.
     Run = "run", Text => Number, Never);
 action!(/// Calls the caller's `echo` and answers with its answer.
     Back = "back", Text => Text, Never);
-action!(/// Answers with a text of so many bytes.
+action!(/// Answers with a text of `n` bytes.
     Big = "big", Number => Text, Never);
-action!(/// Who the caller is.
+action!(/// Answers with the name of the caller.
     Who = "who", Empty => Text, Never);
-action!(/// Ends the server's process at once, as `kill -9` would. Only a server of its own process has it.
+action!(/// Ends the server's process at once, as `kill -9` would. Only for a server that is a separate process.
     Exit = "exit", Empty => Empty, Never);
-action!(/// What the server has seen.
+action!(/// Answers with what the server has observed.
     Probe = "probe", Empty => Seen, Never);
 
 contract! {
-    /// Everything a test server answers.
+    /// Every action of a test server.
     pub Served: Echo, Wait, Count, Flow, Fail, Panic, Note, Run, Back, Big, Who, Exit, Probe
 }
 
@@ -138,7 +138,7 @@ fn add(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::SeqCst);
 }
 
-/// Counts a wait that is dropped before it is over.
+/// Counts a wait that is dropped before it finishes.
 struct Dropped<'a>(&'a AtomicU64, bool);
 
 impl Drop for Dropped<'_> {
@@ -203,7 +203,7 @@ impl Handle<Fail> for Server {
 }
 
 impl Handle<Panic> for Server {
-    #[allow(clippy::panic)] // what it is for
+    #[allow(clippy::panic)] // the purpose of this action
     async fn handle(&self, params: Number, _: Call<Panic>) -> Result<Empty, RpcError> {
         if params.n > 0 {
             tokio::time::sleep(Duration::from_millis(params.n)).await;

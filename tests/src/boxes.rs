@@ -1,9 +1,9 @@
-//! A runtime with a scripted backend, and the actions by which a test sees and scripts the backend,
-//! which over stdio is in another process. And a runtime with real boxes, which needs no script.
+//! A runtime with a scripted backend, and the actions to inspect and script that backend, which
+//! over stdio is in another process. Also a runtime with real boxes, which needs no script.
 //!
-//! Commands the script knows: `hang`, `exit N`, `signal N`, `print N` (so many characters), `write
-//! NAME BYTES` (into the workspace), `spoil NAME BYTES` (as `write`, then the agent goes), `die` (the
-//! agent goes). Any other prints `executed: COMMAND`.
+//! The script knows these commands: `hang`, `exit N`, `signal N`, `print N` (that many characters),
+//! `write NAME BYTES` (into the workspace), `spoil NAME BYTES` (as `write`, then the agent exits),
+//! `die` (the agent exits). Any other command prints `executed: COMMAND`.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use serde_json::Value;
 
 use crate::actions::Number;
 
-/// What the backend was asked to do.
+/// The calls that the backend received.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Seen {
     /// Boxes started, by session.
@@ -34,12 +34,12 @@ pub struct Seen {
     pub specs: Vec<Value>,
 }
 
-/// What the backend was asked to do.
+/// Returns the calls that the backend received.
 #[derive(Debug)]
-pub struct SeeBackend;
+pub struct InspectBackend;
 
-impl Action for SeeBackend {
-    const NAME: &'static str = "test.backend.see";
+impl Action for InspectBackend {
+    const NAME: &'static str = "test.backend.inspect";
     type Params = Empty;
     type Result = Seen;
     type Chunk = Never;
@@ -48,11 +48,11 @@ impl Action for SeeBackend {
 /// Whether the backend is to be available.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Available {
-    /// Whether it is.
+    /// The new availability.
     pub available: bool,
 }
 
-/// Makes the backend available, or not.
+/// Makes the backend available or unavailable.
 #[derive(Debug)]
 pub struct SetBackend;
 
@@ -63,12 +63,12 @@ impl Action for SetBackend {
     type Chunk = Never;
 }
 
-/// Which process the runtime is in.
+/// Returns the process id of the runtime.
 #[derive(Debug)]
-pub struct SeeProcess;
+pub struct InspectProcess;
 
-impl Action for SeeProcess {
-    const NAME: &'static str = "test.process.see";
+impl Action for InspectProcess {
+    const NAME: &'static str = "test.process.inspect";
     type Params = Empty;
     type Result = Number;
     type Chunk = Never;
@@ -76,15 +76,15 @@ impl Action for SeeProcess {
 
 struct Backend(FakeBackend);
 
-impl Handle<SeeProcess> for Backend {
-    async fn handle(&self, _: Empty, _: Call<SeeProcess>) -> Result<Number, RpcError> {
+impl Handle<InspectProcess> for Backend {
+    async fn handle(&self, _: Empty, _: Call<InspectProcess>) -> Result<Number, RpcError> {
         let n = u64::from(std::process::id());
         Ok(Number { n })
     }
 }
 
-impl Handle<SeeBackend> for Backend {
-    async fn handle(&self, _: Empty, _: Call<SeeBackend>) -> Result<Seen, RpcError> {
+impl Handle<InspectBackend> for Backend {
+    async fn handle(&self, _: Empty, _: Call<InspectBackend>) -> Result<Seen, RpcError> {
         let specs = self
             .0
             .specs()
@@ -111,7 +111,7 @@ impl Handle<SetBackend> for Backend {
     }
 }
 
-/// A runtime of its own, and the actions to look at its backend.
+/// A new runtime with a scripted backend, and the actions to inspect that backend.
 pub fn router() -> Router {
     let backend = FakeBackend::new();
     backend.answer_with(reply);
@@ -119,14 +119,14 @@ pub fn router() -> Router {
     config.max_sessions = 8;
     let runtime = BoxRuntime::start(config);
     let own = Router::builder(Arc::new(Backend(backend)));
-    own.on::<SeeBackend>()
+    own.on::<InspectBackend>()
         .on::<SetBackend>()
-        .on::<SeeProcess>()
+        .on::<InspectProcess>()
         .and(&runtime.router())
         .build()
 }
 
-/// A runtime of its own whose boxes are real, begun by this program.
+/// A new runtime with real boxes. This program is their fork server.
 pub fn real_router(fork_server: &Path) -> Router {
     static NUMBER: AtomicUsize = AtomicUsize::new(0);
     let mut config = NativeConfig::new(fork_server);
@@ -135,17 +135,17 @@ pub fn real_router(fork_server: &Path) -> Router {
     BoxRuntime::start(RuntimeConfig::with(NativeBackend::new(config))).router()
 }
 
-/// The policy layer in front of a runtime whose boxes are real, as `boxd serve` has it.
+/// The policy layer in front of a runtime with real boxes, as in `boxd serve`.
 pub fn real_service_router(fork_server: &Path) -> Router {
     let runtime = InProcess::new(real_router(fork_server));
     let service = BoxService::with_connector(ServiceConfig::default(), runtime);
     service.expect("a service").router()
 }
 
-/// The characters of each stream that the policy layer of [`service_router`] leaves.
+/// The length in characters to which the policy layer of [`service_router`] cuts each stream.
 pub const OUTPUT_CHARS: usize = 100;
 
-/// The policy layer in front of a runtime of its own.
+/// The policy layer in front of a new runtime.
 pub fn service_router() -> Router {
     let config = ServiceConfig {
         output_limit_chars: OUTPUT_CHARS,

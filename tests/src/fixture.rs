@@ -1,4 +1,4 @@
-//! A client and a server joined by any transport, in any dialect.
+//! A client and a server connected by any transport, in any dialect.
 
 use std::fmt::Debug;
 use std::path::{Path, PathBuf};
@@ -20,10 +20,10 @@ use serde_json::json;
 use crate::actions::Server as TestServer;
 use crate::raw::Raw;
 
-/// The token of every test server that needs one.
+/// The token of every test server that requires one.
 pub const TOKEN: &str = "a-token-for-tests-of-32-bytes-or-more";
 
-/// What carries the strings.
+/// The transport of the messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Transport {
@@ -42,7 +42,7 @@ impl Transport {
     }
 }
 
-/// How messages are written.
+/// The format of the messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Dialect {
     /// JSON-RPC 2.0.
@@ -52,7 +52,7 @@ pub enum Dialect {
 }
 
 impl Dialect {
-    /// The codec that writes it.
+    /// The codecs of this dialect.
     pub fn codecs(self) -> Codecs {
         match self {
             Self::JsonRpc => Codecs::JSON_RPC,
@@ -60,7 +60,7 @@ impl Dialect {
         }
     }
 
-    /// The connection as this dialect frames it over standard streams.
+    /// Frames the connection as this dialect does over standard streams.
     pub fn over_stdio(
         self,
         connection: Box<dyn Connection>,
@@ -73,7 +73,7 @@ impl Dialect {
     }
 }
 
-/// Limits that differ from the default, in a form that can be handed to another process.
+/// Limits that differ from the default, in a form that another process can read.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub struct TestLimits {
@@ -92,7 +92,7 @@ pub struct TestLimits {
 }
 
 impl TestLimits {
-    /// These limits, the default ones where nothing is said.
+    /// The full limits, with defaults for unset ones.
     pub fn limits(&self) -> Limits {
         let mut limits = Limits::default();
         let set = |to: &mut usize, from: Option<usize>| *to = from.unwrap_or(*to);
@@ -112,12 +112,12 @@ impl TestLimits {
     }
 }
 
-/// What a test server serves.
+/// The actions of a test server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Serves {
     /// The actions of [`crate::actions`].
     Actions,
-    /// A runtime with a scripted backend, and [`crate::boxes`] to look at it.
+    /// A runtime with a scripted backend, and the actions of [`crate::boxes`] to inspect it.
     Boxes,
     /// The policy layer in front of such a runtime.
     Service,
@@ -128,7 +128,7 @@ pub enum Serves {
 }
 
 impl Serves {
-    /// A router with a state of its own. `server_program` can be the fork server of real boxes.
+    /// A router with new state. `server_program` is the fork server of real boxes.
     pub fn router(self, server_program: &Path) -> Router {
         match self {
             Self::Actions => Arc::new(TestServer::default()).router(),
@@ -140,7 +140,7 @@ impl Serves {
     }
 }
 
-/// Who may use the connections of a test server: whoever says hello with [`TOKEN`], or everybody.
+/// The authentication of a test server: a hello with [`TOKEN`], or none.
 pub fn gate(guarded: bool) -> Gate {
     if guarded {
         Gate::Tokens(Tokens::new([("tester".to_owned(), TOKEN.to_owned())]))
@@ -149,7 +149,7 @@ pub fn gate(guarded: bool) -> Gate {
     }
 }
 
-/// A fixture about to be made.
+/// The settings of a fixture.
 #[derive(Debug, Clone)]
 #[allow(missing_docs)]
 pub struct Setup {
@@ -176,7 +176,7 @@ impl Setup {
         }
     }
 
-    /// Joined queues, for what does not depend on the transport.
+    /// Connected queues, for behaviour that does not depend on the transport.
     pub fn in_process(dialect: Dialect) -> Self {
         Self::new(Transport::Queue, dialect, "")
     }
@@ -193,19 +193,19 @@ impl Setup {
         self
     }
 
-    /// Serves boxes of this machine.
+    /// Serves real boxes.
     pub fn real_boxes(mut self) -> Self {
         self.serves = Serves::RealBoxes;
         self
     }
 
-    /// Serves the policy layer in front of boxes of this machine.
+    /// Serves the policy layer in front of real boxes.
     pub fn real_service(mut self) -> Self {
         self.serves = Serves::RealService;
         self
     }
 
-    /// Asks for a token whatever the transport.
+    /// Requires a token on every transport.
     pub fn guarded(mut self) -> Self {
         self.guarded = true;
         self
@@ -223,7 +223,7 @@ impl Setup {
         self
     }
 
-    async fn listen(&self) -> Place {
+    async fn listen(&self) -> RunningServer {
         let directory = tempfile::tempdir().expect("a directory");
         if self.transport == Transport::Stdio {
             let argument = (self.serves, self.guarded, &self.server, self.dialect);
@@ -233,7 +233,7 @@ impl Setup {
                 limits: self.client.limits(),
                 ..ConnectOptions::default()
             };
-            return Place {
+            return RunningServer {
                 endpoint: Endpoint::Stdio { command },
                 connect,
                 server: None,
@@ -271,7 +271,7 @@ impl Setup {
             ..Options::default()
         };
         let server = Server::start(listener, router, move |_| options.clone());
-        Place {
+        RunningServer {
             endpoint: server.endpoint().clone(),
             connect,
             server: Some(server),
@@ -279,18 +279,18 @@ impl Setup {
         }
     }
 
-    async fn connect(&self, place: &Place) -> Box<dyn Connection> {
-        let connection = place.endpoint.connect(&place.connect).await;
+    async fn connect(&self, running: &RunningServer) -> Box<dyn Connection> {
+        let connection = running.endpoint.connect(&running.connect).await;
         let connection = connection.expect("a connection");
         if self.transport == Transport::Stdio {
-            return self.dialect.over_stdio(connection, &place.connect.limits);
+            return self.dialect.over_stdio(connection, &running.connect.limits);
         }
         connection
     }
 
-    /// Connects a session that has said hello where that is needed.
-    async fn client_session(&self, place: &Place) -> Session {
-        let connection = self.connect(place).await;
+    /// Connects a session and says hello where the transport requires it.
+    async fn client_session(&self, running: &RunningServer) -> Session {
+        let connection = self.connect(running).await;
         let router = Arc::new(TestServer::default()).router();
         let options = Options {
             limits: self.client.limits(),
@@ -308,20 +308,21 @@ impl Setup {
         session
     }
 
-    /// A client and a server.
+    /// Starts a server and connects a client.
     pub async fn start(self) -> Fixture {
-        let place = self.listen().await;
-        let client = self.client_session(&place).await;
+        let running = self.listen().await;
+        let client = self.client_session(&running).await;
         Fixture {
             peer: client.peer(),
             client,
-            place,
+            running,
         }
     }
 
-    /// A server, and a service's own connector to it, which over stdio has yet to start the server.
-    pub async fn connector(&self) -> (EndpointLink, Place) {
-        let place = self.listen().await;
+    /// Starts a server and returns a service's own connector to it. Over stdio, the connector
+    /// starts the server later.
+    pub async fn connector(&self) -> (EndpointLink, RunningServer) {
+        let running = self.listen().await;
         let options = LinkOptions {
             session: Options {
                 limits: self.client.limits(),
@@ -334,26 +335,26 @@ impl Setup {
             }),
             ..LinkOptions::default()
         };
-        let (endpoint, connect) = (place.endpoint.clone(), place.connect.clone());
-        (EndpointLink::new(endpoint, connect, options), place)
+        let (endpoint, connect) = (running.endpoint.clone(), running.connect.clone());
+        (EndpointLink::new(endpoint, connect, options), running)
     }
 
-    /// A further client of a server; not over stdio, where a server has one client.
-    pub async fn another_client(&self, place: &Place) -> Session {
+    /// Connects a further client. Not over stdio, where a server has one client.
+    pub async fn another_client(&self, running: &RunningServer) -> Session {
         assert_ne!(self.transport, Transport::Stdio, "one client a server");
-        self.client_session(place).await
+        self.client_session(running).await
     }
 
-    /// Two clients of one server; not over stdio, where a server has one client.
+    /// Connects two clients to one server. Not over stdio, where a server has one client.
     pub async fn start_twice(self) -> (Fixture, Fixture) {
         assert_ne!(self.transport, Transport::Stdio, "one client a server");
-        let place = self.listen().await;
+        let running = self.listen().await;
         let (first, second) = (
-            self.client_session(&place).await,
-            self.client_session(&place).await,
+            self.client_session(&running).await,
+            self.client_session(&running).await,
         );
-        let (endpoint, connect) = (place.endpoint.clone(), place.connect.clone());
-        let without = Place {
+        let (endpoint, connect) = (running.endpoint.clone(), running.connect.clone());
+        let without = RunningServer {
             endpoint,
             connect,
             server: None,
@@ -363,17 +364,17 @@ impl Setup {
             Fixture {
                 peer: first.peer(),
                 client: first,
-                place: without,
+                running: without,
             },
             Fixture {
                 peer: second.peer(),
                 client: second,
-                place,
+                running,
             },
         )
     }
 
-    /// A raw client of a server; has said hello where that is needed.
+    /// A raw client, which has said hello where the transport requires it.
     pub async fn raw(self) -> Raw {
         let guarded = self.guarded;
         let mut raw = self.raw_silent().await;
@@ -389,30 +390,30 @@ impl Setup {
         raw
     }
 
-    /// A raw client that has said nothing yet.
+    /// A raw client that has sent nothing yet.
     pub async fn raw_silent(self) -> Raw {
-        let place = self.listen().await;
-        let connection = self.connect(&place).await;
-        Raw::over(connection, self.dialect, Some(place))
+        let running = self.listen().await;
+        let connection = self.connect(&running).await;
+        Raw::over(connection, self.dialect, Some(running))
     }
 
-    /// Where a TCP server listens, and what keeps it there.
+    /// The address of a TCP server, and a guard that keeps the server running.
     pub async fn address(self) -> (String, impl Debug) {
-        let place = self.listen().await;
-        let Endpoint::Tcp { address, .. } = &place.endpoint else {
+        let running = self.listen().await;
+        let Endpoint::Tcp { address, .. } = &running.endpoint else {
             panic!("not TCP")
         };
-        (address.to_string(), place)
+        (address.to_string(), running)
     }
 
     #[allow(clippy::unused_async, reason = "a session needs a runtime")]
-    /// The server's own session, and a raw client of it, joined by queues.
+    /// The server's session and a raw client, connected by queues.
     pub async fn server_session(self) -> (Session, Raw) {
         self.server_session_holding(64).await
     }
 
     #[allow(clippy::unused_async, reason = "a session needs a runtime")]
-    /// The same, with room for so many messages between the two.
+    /// As [`Self::server_session`], with room for `messages` messages between the two.
     pub async fn server_session_holding(self, messages: usize) -> (Session, Raw) {
         let (ours, theirs) = queue::pair(messages);
         let router = Arc::new(TestServer::default()).router();
@@ -428,17 +429,17 @@ impl Setup {
     }
 }
 
-/// A server, and how to reach it.
+/// A running server and its address.
 #[derive(Debug)]
-pub struct Place {
+pub struct RunningServer {
     endpoint: Endpoint,
     connect: ConnectOptions,
     server: Option<Server>,
     _directory: tempfile::TempDir,
 }
 
-impl Place {
-    /// Connections that the server has; none over stdio, where it is nobody's to ask.
+impl RunningServer {
+    /// The connections of the server; 0 over stdio, where the server is another process.
     pub fn connections(&self) -> usize {
         self.server.as_ref().map_or(0, Server::connections)
     }
@@ -471,31 +472,31 @@ fn certificates() -> (ServerTls, ClientTls) {
 pub struct Fixture {
     pub peer: Peer,
     pub client: Session,
-    place: Place,
+    running: RunningServer,
 }
 
 impl Fixture {
-    /// Ends the server as rudely as the transport allows.
+    /// Kills the server as abruptly as the transport allows.
     pub async fn kill_server(&self) {
-        if let Endpoint::Stdio { .. } = self.place.endpoint {
+        if let Endpoint::Stdio { .. } = self.running.endpoint {
             let exit = self
                 .peer
                 .call::<crate::actions::Exit>(&box_rpc::Empty {})
                 .await;
             assert!(exit.is_err(), "a server that exits does not answer");
-        } else if let Some(server) = &self.place.server {
+        } else if let Some(server) = &self.running.server {
             server.cut();
         }
     }
 }
 
-/// A session of ours against a peer that the test plays by hand.
+/// A session against a peer that the test plays by hand.
 pub async fn against_a_script(dialect: Dialect) -> (Session, Raw) {
     against_a_script_with(dialect, |_| {}).await
 }
 
 /// As [`against_a_script`], with other limits.
-#[allow(clippy::unused_async)] // a session needs a runtime
+#[allow(clippy::unused_async)] // a session needs an executor
 pub async fn against_a_script_with(
     dialect: Dialect,
     change: impl FnOnce(&mut Limits),

@@ -1,9 +1,9 @@
-//! What the tests share.
+//! Code that the tests share.
 //!
 //! - [`actions`]: the actions of a test server, and its state.
-//! - [`boxes`]: a runtime with a scripted backend, and what a test asks about it.
-//! - [`fixture`]: a client and a server joined by any transport, in any dialect.
-//! - [`raw`]: an end that sends whatever a test says.
+//! - [`boxes`]: a runtime with a scripted backend, and the actions to inspect it.
+//! - [`fixture`]: a client and a server connected by any transport, in any dialect.
+//! - [`raw`]: an end of a connection that sends any text.
 //! - [`wait`]: waiting for a condition.
 //! - [`every_transport!`]: runs one test body over all of them.
 
@@ -22,8 +22,8 @@ pub mod wait;
 
 /// Runs each named body (an `async fn(Setup)`) over every transport and in both dialects.
 ///
-/// After `two_clients:` are bodies that need two clients of one server. They run over everything but
-/// stdio, where a server has the one client that started it.
+/// Bodies after `two_clients:` need two clients of one server. They run over every transport except
+/// stdio, where a server has one client, which started it.
 #[macro_export]
 macro_rules! every_transport {
     (two_clients: $($body:ident),+ $(,)?) => {
@@ -67,7 +67,7 @@ macro_rules! every_transport {
     };
 }
 
-/// The README's code runs.
+/// Runs the code of the README.
 #[doc = include_str!("../../README.md")]
 #[cfg(doctest)]
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! An end that sends texts, for what a well-behaved client would never say.
+//! An end of a connection that sends any text, for messages that a correct client never sends.
 
 use std::collections::VecDeque;
 use std::fmt::Debug;
@@ -7,15 +7,15 @@ use std::time::Duration;
 use box_rpc::{Code, Connection, ConnectionError, Fault, ReceiveHalf, SendHalf};
 use serde_json::{Value, json};
 
-use crate::fixture::{Dialect, Place};
+use crate::fixture::{Dialect, RunningServer};
 
-/// An end that sends texts, for what a well-behaved client would never say.
+/// An end of a connection that sends any text, for messages that a correct client never sends.
 #[allow(missing_docs)]
 pub struct Raw {
     send: Box<dyn SendHalf>,
     receive: Box<dyn ReceiveHalf>,
     pub dialect: Dialect,
-    _place: Option<Place>,
+    _server: Option<RunningServer>,
 }
 
 impl Debug for Raw {
@@ -26,7 +26,7 @@ impl Debug for Raw {
     }
 }
 
-/// What an answer says, whatever the dialect.
+/// An answer, in either dialect.
 #[derive(Debug, Clone)]
 #[allow(missing_docs)]
 pub struct RawAnswer {
@@ -34,7 +34,7 @@ pub struct RawAnswer {
     pub outcome: Result<Value, RawError>,
 }
 
-/// An error as it was read.
+/// A received error.
 #[derive(Debug, Clone)]
 #[allow(missing_docs)]
 pub struct RawError {
@@ -56,14 +56,18 @@ impl RawAnswer {
 }
 
 impl Raw {
-    /// An end of this connection.
-    pub fn over(connection: Box<dyn Connection>, dialect: Dialect, place: Option<Place>) -> Self {
+    /// Wraps this connection.
+    pub fn over(
+        connection: Box<dyn Connection>,
+        dialect: Dialect,
+        running: Option<RunningServer>,
+    ) -> Self {
         let (send, receive) = connection.split();
         Self {
             send,
             receive,
             dialect,
-            _place: place,
+            _server: running,
         }
     }
 
@@ -99,7 +103,7 @@ impl Raw {
         self.try_call(id, action, params).await.expect("sent");
     }
 
-    /// Sends a call, if it can be sent.
+    /// Sends a call, and returns the error of the connection if it fails.
     pub async fn try_call(
         &mut self,
         id: i64,
@@ -208,12 +212,12 @@ impl Raw {
         }
     }
 
-    /// Says that nothing more will be sent.
+    /// Closes the sending direction.
     pub async fn close_input(&mut self) {
         self.send.close().await.expect("closed");
     }
 
-    /// Reads to the end, however it comes, and counts the messages on the way.
+    /// Reads to the end of the connection, of whatever kind, and counts the messages.
     pub async fn receive_end(&mut self) -> usize {
         let mut count = 0;
         loop {
@@ -229,7 +233,7 @@ impl Raw {
     }
 }
 
-/// Reads LangBot's prefixes again, independently of the engine.
+/// Parses LangBot's error prefixes, independently of the engine.
 fn langbot_error(text: String) -> RawError {
     let starts = |prefix: &str| text.starts_with(prefix);
     let (code, written_wrongly) = if starts("ValueError: Action ") {

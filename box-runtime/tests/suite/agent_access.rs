@@ -1,4 +1,4 @@
-//! Calls to what is inside a box: passed on to its agent, past the lane.
+//! Calls that the runtime forwards to the agent of a box, past its queue of execs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -24,7 +24,7 @@ use uuid::Uuid;
 
 use super::fixture::{code, fixture, id, seconds, settle};
 
-/// A backend whose agents serve two actions on files, each as its path says.
+/// A backend with agents that serve two file actions. The path of a call selects the behaviour.
 #[derive(Clone, Default)]
 struct Inner(Arc<Shared>);
 
@@ -33,7 +33,7 @@ struct Shared {
     start_takes: Duration,
     start_fails: bool,
     agents: Mutex<Vec<Session>>,
-    /// Calls that an agent works on.
+    /// Calls that an agent is serving.
     running: AtomicUsize,
 }
 
@@ -92,7 +92,7 @@ impl Handle<AgentHealth> for Inner {
     }
 }
 
-/// Counts a call as long as it lives.
+/// Counts a call while it is alive.
 struct Running<'a>(&'a AtomicUsize);
 
 impl Drop for Running<'_> {
@@ -304,7 +304,7 @@ async fn a_box_whose_agent_is_gone_is_unavailable_with_the_reason() {
     assert!(error.message().contains("agent"), "{error:?}");
 }
 
-/// Why the box of a call has ended, as its error says.
+/// The reason in the error why the box of a call has ended.
 fn ended(error: &BoxError) -> Option<Ended> {
     error.detail().and_then(|detail: Detail| detail.ended)
 }
@@ -349,7 +349,7 @@ async fn a_call_whose_box_ends_gets_the_reason_and_so_do_later_calls() {
         settle().await;
         let later = stat(&runtime, "/x").await.unwrap().unwrap_err();
         assert_eq!(ended(&later), Some(why), "{later:?}");
-        // Others are told nothing, and a new box has no past.
+        // Other callers learn nothing, and a new box starts without a history.
         let other = ask(&runtime, &Caller::named("bob"), "s", "/x").await;
         assert_eq!(ended(&other.unwrap_err()), None);
         if why == Ended::Failed {
@@ -383,7 +383,7 @@ async fn a_call_keeps_its_box_in_use_until_it_ends() {
     create(&runtime, &me).await.unwrap();
     sleep(seconds(90)).await;
     let slow = stat(&runtime, "/slow");
-    // The call takes ten times as long as a box may be idle, and the time begins anew at its end.
+    // The call takes ten times the idle limit. The idle time restarts when the call ends.
     slow.await.unwrap().unwrap();
     sleep(seconds(99)).await;
     let info = runtime.get(&me, &id("s")).await.unwrap();

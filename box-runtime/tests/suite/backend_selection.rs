@@ -1,4 +1,4 @@
-//! The first backend that is available makes the box; none is `unavailable`.
+//! The first available backend makes the box. Without one, the call is `unavailable`.
 
 use std::sync::Arc;
 

@@ -1,5 +1,6 @@
-//! Calls that meet: many at once for few boxes, in any order, with boxes that die and backends that fail. Whatever comes of
-//! each, every one is answered and what is promised about all of them holds.
+//! Concurrent calls for few boxes, in any order, with boxes that die and backends that fail.
+//!
+//! Every call is answered, and the invariants over all boxes hold.
 
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use super::fixture::{Fixture, exec_of, fixture_with, id, spec};
 
 const MAX_SESSIONS: usize = 3;
 
-/// All of them together take no longer.
+/// The limit for all calls together.
 const PATIENCE: Duration = Duration::from_hours(3);
 
 #[derive(Debug, Clone)]
@@ -51,17 +52,17 @@ fn calls() -> impl Strategy<Value = Vec<(u64, u8, Call)>> {
         3 => any::<bool>().prop_map(|force| Call::Delete { force }),
         1 => Just(Call::Die),
         1 => (0..200_u64).prop_map(Call::BadStart),
-        // Within `stop_timeout`: what takes longer is for its backend to clear away.
+        // Within `stop_timeout`: the backend cleans up a stop that takes longer.
         1 => (0..9_u64).prop_map(Call::BadStop),
         1 => any::<bool>().prop_map(Call::BadClear),
         1 => any::<bool>().prop_map(Call::Deaf),
     ];
-    // Most of them at the same moment as the one before.
+    // Most calls start at the same moment as the one before.
     let gap = prop_oneof![3 => Just(0_u64), 1 => 1..20_000_u64];
     proptest::collection::vec((gap, 0..4_u8, call), 1..60)
 }
 
-/// Errors that a call may meet here. Nothing is ever anybody's bug.
+/// Errors that a call may get here. An internal error is never one of them.
 fn may_be(error: &BoxError) -> bool {
     !matches!(
         error.code(),
@@ -148,13 +149,13 @@ impl Fixture {
         }
     }
 
-    /// What is told, what is kept and what is enforced of each box is the same.
+    /// Each box has the same reported, stored and enforced settings.
     async fn is_consistent(&self) {
         let kept = self.backend.kept();
         let applied = self.backend.policies();
         for session in self.ids().await {
             let session = session.as_str();
-            // One on its way out may be gone by now.
+            // A box that is being deleted may be gone by now.
             let Ok(info) = self.get(session).await else {
                 continue;
             };

@@ -1,4 +1,4 @@
-//! The same over a connection: errors keep their words, chunks come, what is not served says so.
+//! The contract over a connection: errors keep their codes, chunks arrive, unserved actions say so.
 
 use box_protocol::actions::{
     AttachOptions, BoxCreate, BoxCreateParams, BoxDelete, BoxDeleteParams, BoxExec, BoxGet,

@@ -1,4 +1,4 @@
-//! What a delete waits for, and what becomes of calls that meet it.
+//! What a delete waits for, and what happens to calls at the same time.
 
 use box_protocol::{BoxError, Code, LaneStatus, SpecDraft};
 use box_runtime::fake::{Reply, Trouble};
@@ -75,7 +75,7 @@ async fn force_leaves_no_box_that_was_asked_for_before() {
     settle().await;
     assert_eq!(w.ids().await, [""; 0], "the box does not live");
     assert_eq!(w.backend.running(), 0);
-    // What is asked for afterwards has a box of its own.
+    // Later calls get a new box.
     w.exec("s", "next").await.unwrap();
     assert_eq!(w.ids().await, ["s"]);
 }

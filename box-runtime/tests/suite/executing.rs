@@ -1,4 +1,4 @@
-//! What a command gets, and what its caller gets back.
+//! What a command receives, and what its caller gets back.
 
 use box_protocol::actions::{OnDisconnect, Stdin, SystemShutdownParams};
 use box_protocol::{BoxError, BoxState, Code, Defaults, Env, ExecutionStatus, LaneStatus};
@@ -241,7 +241,8 @@ async fn an_agent_that_cannot_kill_fails_the_box() {
 #[tokio::test(start_paused = true)]
 async fn no_two_execs_have_one_id() {
     let w = fixture();
-    // Two boxes of one moment: what one of them is asked may still be there for the next runtime of the other.
+    // Two boxes of the same millisecond: a call to one box may still exist for the next runtime of
+    // the other.
     w.exec("a", "true").await.unwrap();
     w.exec("b", "true").await.unwrap();
     let ids = w

@@ -1,4 +1,4 @@
-//! A runtime over a fake backend, and short words for what tests ask of it.
+//! A runtime over a scripted backend, and short methods for the calls of tests.
 
 use std::time::Duration;
 
@@ -72,7 +72,7 @@ impl Fixture {
         self.runtime.exec(&self.caller, exec_of(spec)).await
     }
 
-    /// Begins an exec, and lets it come as far as it can.
+    /// Starts an exec and lets it run as far as it can.
     pub(crate) async fn begin(
         &self,
         session: &str,
@@ -143,7 +143,7 @@ impl Fixture {
         listed.map(|listed| listed.items)
     }
 
-    /// The kinds of what happened to a box.
+    /// The kinds of the events of a box.
     pub(crate) async fn events(&self, session: &str) -> Vec<String> {
         let (to, mut chunks) = tokio::sync::mpsc::channel(4096);
         let params = serde_json::json!({ "session_id": session });
@@ -165,7 +165,7 @@ impl Fixture {
     }
 }
 
-/// Lets everything that can run without the clock run. Needs paused time.
+/// Runs every task that does not wait for the clock. Needs paused time.
 pub(crate) async fn settle() {
     tokio::time::sleep(Duration::from_millis(1)).await;
 }

@@ -1,4 +1,4 @@
-//! Whatever is wrong with one box is not felt in another.
+//! A fault of one box has no effect on another.
 
 use box_protocol::{BoxState, Code};
 use box_runtime::fake::{Reply, Trouble};

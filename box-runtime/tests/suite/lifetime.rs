@@ -1,4 +1,4 @@
-//! Boxes end by themselves when nobody uses them.
+//! Idle boxes end by themselves.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -160,7 +160,7 @@ async fn a_box_whose_agent_is_slow_to_say_what_runs_is_in_use() {
     let w = fixture_with(|config| config.session_ttl = seconds(10));
     w.exec("s", "true").await.unwrap();
     w.backend.set_health_trouble(Some(Trouble::Hang));
-    // In the middle of the question.
+    // In the middle of the query to the backend.
     sleep(seconds(12)).await;
     assert_eq!(w.get("s").await.unwrap().status, LaneStatus::Idle);
     w.exec("s", "true").await.unwrap();
@@ -228,7 +228,7 @@ async fn a_start_that_hangs_has_an_end_and_can_be_deleted() {
     w.backend.on_command("main", Reply::hang());
     let woken = w.begin("s", "true").await;
     w.force_delete("s").await.unwrap();
-    // It was asked for before, so it makes no box again.
+    // The call came before the end, so it makes no new box.
     assert_eq!(woken.await.unwrap().unwrap_err().code(), Code::Conflict);
     draft.session_id = Some("t".to_owned());
     assert_eq!(code(w.create(draft).await), Code::Timeout);

@@ -1,4 +1,4 @@
-//! The sessions against a small model of them: random calls, random pauses, the same outcomes.
+//! The sessions against a small model: random calls and random pauses have the same outcomes.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -62,13 +62,13 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 1..40)
 }
 
-/// A session as the model knows it.
+/// A session in the model.
 struct Known {
     memory_mb: u64,
     persistent: bool,
     used: Instant,
     dead: bool,
-    /// Dead, and the runtime knows it: then it does not last for ever.
+    /// Dead, and the runtime knows it: then the session expires, even if it is persistent.
     failed: bool,
 }
 
@@ -84,7 +84,7 @@ impl Model {
             .retain(|_, known| known.persistent && !known.failed || now < known.used + TTL);
     }
 
-    /// What a call that needs this box meets; `None` if it is served.
+    /// The error of a call that needs this box, or `None` if the call is served.
     fn ask(&mut self, name: &str, memory_mb: u64, persistent: bool) -> Option<Code> {
         if let Some(known) = self.sessions.get_mut(name) {
             if (known.memory_mb, known.persistent) != (memory_mb, persistent) {
@@ -227,7 +227,7 @@ async fn check(steps: Vec<Step>) {
         model: Model::default(),
     };
     for step in steps {
-        // Never exactly at the end of a session's time: which comes first then is nobody's promise.
+        // Never exactly at the end of a session's idle time: that order is not specified.
         sleep(Duration::from_millis(7)).await;
         pair.model.reap(Instant::now());
         pair.take(step).await;

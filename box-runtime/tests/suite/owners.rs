@@ -1,4 +1,4 @@
-//! A box belongs to whoever made it.
+//! A box belongs to the caller that made it.
 
 use box_protocol::Code;
 use box_protocol::actions::{BoxListParams, SystemShutdownParams};
@@ -32,7 +32,7 @@ async fn others_boxes_do_not_exist() {
 async fn owners_have_ids_of_their_own() {
     let w = fixture();
     let (alice, bob) = (w.seen_by("alice"), w.seen_by("bob"));
-    // Neither can take an id away from the other, nor from the administrator, nor tell who has it.
+    // Neither owner can take an id from the other or from the administrator, or learn its owner.
     for owner in [&alice, &bob, &w] {
         assert!(!owner.create(spec("x", "")).await.unwrap().existed);
         assert_eq!(owner.get("x").await.unwrap().session_id, id("x"));
@@ -42,13 +42,13 @@ async fn owners_have_ids_of_their_own() {
         (alice.ids().await, bob.ids().await),
         (vec!["x".to_owned()], vec!["x".to_owned()])
     );
-    // Each means its own.
+    // Each owner addresses its own box.
     bob.delete("x").await.unwrap();
     assert_eq!(w.ids().await, ["x", "x@alice"]);
     w.delete("x").await.unwrap();
     assert_eq!(w.ids().await, ["x@alice"]);
     assert_eq!(code(w.get("x").await), Code::NotFound);
-    // A page ends anywhere.
+    // A page may end at any box.
     bob.create(spec("x", "")).await.unwrap();
     let mut params = BoxListParams {
         limit: Some(1),

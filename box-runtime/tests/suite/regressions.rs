@@ -1,4 +1,4 @@
-//! Sequences that once went wrong.
+//! Sequences of calls that once failed.
 
 use box_protocol::actions::{
     AgentChunk, AttachOptions, BoxExec, OutputPiece, ReadBegin, StreamName, Until, View,

@@ -1,4 +1,4 @@
-//! Sessions are reused by id, started once, and fixed in what they are.
+//! Sessions are reused by id, started once, and keep their spec.
 
 use box_protocol::actions::{BoxCreateParams, BoxListParams, BoxUpdateParams, IfExists};
 use box_protocol::error::Detail;
@@ -62,7 +62,7 @@ async fn all_who_waited_for_a_start_share_its_failure() {
     w.exec("s", "true").await.unwrap();
 }
 
-/// In the order of comparison, each with a value that is not the default.
+/// The fields in the order of comparison, each with a value other than the default.
 fn differences() -> Vec<(&'static str, serde_json::Value)> {
     vec![
         ("network", json!("on")),
@@ -440,7 +440,7 @@ async fn every_call_that_was_let_in_is_served_by_the_next_box() {
         .begin_exec(exec_of(spec("s", "slow").timeout_sec(3_u64)))
         .await;
     let mut waiting = Vec::new();
-    // As many as the lane takes, and as many as the mailbox does while the box is being stopped.
+    // As many calls as the queue takes, and as many as the mailbox takes while the box stops.
     for _ in 0..4 {
         waiting.push(w.begin("s", "later").await);
     }

@@ -1,4 +1,4 @@
-//! Files through memory that is shared with an agent: an agent that lies, and calls that are dropped half way.
+//! Files through memory that is shared with an agent: a lying agent, and calls dropped half way.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -23,14 +23,14 @@ use uuid::Uuid;
 
 use super::fixture::{seconds, settle};
 
-/// A backend whose agents have slots, and do with them what the path says.
+/// A backend with agents that share memory slots. The path of a call selects the behaviour.
 #[derive(Clone)]
 struct Slotted(Arc<Shared>);
 
 struct Shared {
     slots: File,
     agents: Mutex<Vec<Session>>,
-    /// The slots of calls that came.
+    /// The slots of the received calls.
     used: Mutex<Vec<u32>>,
 }
 

@@ -1,4 +1,4 @@
-//! A timed-out exec ends its command, or its session before the answer, and says which.
+//! A timed-out exec ends its command, or its session before the answer, and reports which.
 
 use box_protocol::actions::OnTimeout;
 use box_protocol::{BoxState, ExecutionStatus, Killed, LaneStatus};

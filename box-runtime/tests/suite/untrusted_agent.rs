@@ -1,4 +1,4 @@
-//! An agent lives with the guest: nothing it says is believed unchecked.
+//! An agent runs beside the guest: the runtime checks everything that it sends.
 
 use box_protocol::{BoxError, BoxState, Code, CommandId, Exit, ExitWhy};
 use box_runtime::fake::Reply;

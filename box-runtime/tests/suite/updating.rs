@@ -1,4 +1,4 @@
-//! `box.update`: all of it or nothing, on disk before it is answered, and never in anybody's way.
+//! `box.update` is atomic, is on disk before its answer, and never blocks other calls.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -39,7 +39,7 @@ impl Fixture {
         self.runtime.update(&self.caller, params).await
     }
 
-    /// What a later process would find of this session.
+    /// The record of this session that a later process would find.
     fn record(&self, session: &str) -> Value {
         let kept = self.backend.kept();
         let last = kept.iter().rfind(|(of, _)| of == session).unwrap();
@@ -155,7 +155,7 @@ async fn any_number_of_updates_leaves_the_lane_free_and_writes_little() {
     assert!(written < 1000, "{written} records for 2000 updates");
     let name = w.get("s").await.unwrap().name.unwrap();
     assert_eq!(w.record("s")["name"], name.as_str());
-    // The lane has its room, all of it.
+    // The queue keeps its whole capacity.
     let mut waiting = Vec::new();
     for _ in 0..128 {
         waiting.push(w.begin("s", "later").await);
@@ -262,7 +262,7 @@ async fn a_policy_that_comes_while_a_box_starts_is_the_one_that_holds() {
     let entered = std::sync::Mutex::new(Some(entered));
     let done = Arc::new(AtomicBool::new(false));
     let is_done = Arc::clone(&done);
-    // The first policy, which the start applies, takes until the second is applied, or for long.
+    // The start applies the first policy, which lasts until the second is applied or a long time.
     w.backend.before_policy(move |_| {
         if let Some(entered) = entered.lock().unwrap().take() {
             entered.send(()).unwrap();

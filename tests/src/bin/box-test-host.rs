@@ -1,6 +1,8 @@
-//! A program that can be the fork server of real boxes, as `boxd` is. As `box-test-host hold {…}` it also is a runtime that a
-//! test can kill: it reads calls as lines of JSON and answers each with one. As `box-test-host serve {…}` it is one whose boxes
-//! outlive it, and that serves the contract on a Unix socket, as `boxd serve` does.
+//! A fork server of real boxes for tests, as `boxd` is one.
+//!
+//! `box-test-host hold {…}` is also a runtime that a test can kill: it reads calls as lines of JSON
+//! and answers each with one line. `box-test-host serve {…}` is a runtime that its boxes outlive,
+//! and it serves the contract on a Unix socket, as `boxd serve` does.
 
 use std::error::Error;
 use std::io::{BufRead as _, stdin};
@@ -27,8 +29,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The agent, which first reads a pipe `hold` to its end in a box whose workspace has one: its runtime was told by then that the
-/// box is made, and nobody can reach the agent yet.
+/// The agent. In a box with a pipe `hold` in its workspace, it first reads that pipe to its end.
+///
+/// By then the runtime knows that the box is made, and no client can reach the agent yet.
 fn held() -> Box<dyn FnOnce(box_sys::Init)> {
     let agent = box_agent::prepare();
     Box::new(|init| {
@@ -63,7 +66,7 @@ async fn serve(program: &str, how: &Value) -> Result<(), Box<dyn Error>> {
     println!("{}", adopted.map_err(|error| error.message().to_owned())?);
     let endpoint: Endpoint = how["endpoint"].as_str().ok_or("no endpoint")?.parse()?;
     let listener = endpoint.listen(&ListenOptions::default()).await;
-    // Dropping the runtime would end the boxes, which are the next one's.
+    // Dropping the runtime would end the boxes, which the next runtime adopts.
     let listener = listener.unwrap_or_else(|_| std::process::exit(1));
     let _server = Server::start(listener, runtime.router(), |_| Options::default());
     runtime.exit_asked().await;

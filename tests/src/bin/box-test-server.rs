@@ -1,5 +1,7 @@
-//! A test server on standard input and output. Its one argument says what it serves, whether it
-//! asks for a token, within which limits, and in which dialect, as JSON. It is the fork server of its own real boxes.
+//! A test server on standard input and output.
+//!
+//! Its one argument is JSON: the actions it serves, whether it requires a token, its limits and its
+//! dialect. It is also the fork server of its real boxes.
 
 use std::error::Error;
 

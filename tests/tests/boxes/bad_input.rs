@@ -40,7 +40,7 @@ async fn a_bad_spec_is_refused_by_its_field(setup: Setup) {
         assert_eq!(error.code, Code::Validation, "{change}: {error:?}");
         assert!(error.message.contains(field), "{change}: {error:?}");
     }
-    raw.call(2, "test.backend.see", &json!({})).await;
+    raw.call(2, "test.backend.inspect", &json!({})).await;
     assert_eq!(raw.answer().await.result()["starts"], json!([]));
     raw.call(
         3,

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use box_protocol::{BoxError, Code};
 use box_rpc::Empty;
 use box_service::{BoxService, Query, RuntimeClient, ServiceConfig, ToolResult};
-use box_tests::boxes::{SeeBackend, SeeProcess, Seen};
+use box_tests::boxes::{InspectBackend, InspectProcess, Seen};
 use box_tests::every_transport;
 use box_tests::fixture::{Setup, Transport};
 use box_tests::wait::eventually;
@@ -25,7 +25,7 @@ async fn run(service: &BoxService, command: &str) -> Result<ToolResult, BoxError
 }
 
 async fn seen(client: &RuntimeClient) -> Seen {
-    client.call::<SeeBackend>(&Empty {}).await.unwrap()
+    client.call::<InspectBackend>(&Empty {}).await.unwrap()
 }
 
 async fn assert_disposed(service: &BoxService) {
@@ -55,7 +55,7 @@ async fn dispose_returns_at_once_and_ends_what_the_service_started(setup: Setup)
     let service = BoxService::with_connector(ServiceConfig::default(), connector).unwrap();
     service.initialize().await.unwrap();
     let client = service.client().await.unwrap();
-    let process = client.call::<SeeProcess>(&Empty {}).await.unwrap().n;
+    let process = client.call::<InspectProcess>(&Empty {}).await.unwrap().n;
     let hanging = tokio::spawn({
         let service = service.clone();
         async move { run(&service, "hang").await }

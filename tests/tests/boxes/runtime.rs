@@ -6,7 +6,7 @@ use box_protocol::actions::{
 };
 use box_protocol::{BoxExecutionResult, ExecutionStatus, Killed, SessionId, SpecDraft};
 use box_rpc::{CallError, Code, Empty, Peer};
-use box_tests::boxes::{Available, SeeBackend, Seen, SetBackend};
+use box_tests::boxes::{Available, InspectBackend, Seen, SetBackend};
 use box_tests::every_transport;
 use box_tests::fixture::Setup;
 use futures::future::join_all;
@@ -56,7 +56,7 @@ async fn exec(peer: &Peer, id: &str, cmd: &str) -> Result<BoxExecutionResult, Ca
 }
 
 async fn seen(peer: &Peer) -> Seen {
-    peer.call::<SeeBackend>(&Empty {}).await.unwrap()
+    peer.call::<InspectBackend>(&Empty {}).await.unwrap()
 }
 
 async fn list(peer: &Peer) -> Vec<String> {

@@ -3,7 +3,7 @@
 use box_protocol::ExecutionStatus;
 use box_rpc::{Code, Empty};
 use box_service::{BoxService, Query, ServiceConfig};
-use box_tests::boxes::{Available, SeeBackend, Seen, SetBackend};
+use box_tests::boxes::{Available, InspectBackend, Seen, SetBackend};
 use box_tests::every_transport;
 use box_tests::fixture::{Fixture, Setup};
 use serde_json::{Map, Value, json};
@@ -51,7 +51,11 @@ async fn service(fixture: &Fixture, config: Value) -> BoxService {
 }
 
 async fn seen(fixture: &Fixture) -> Seen {
-    fixture.peer.call::<SeeBackend>(&Empty {}).await.unwrap()
+    fixture
+        .peer
+        .call::<InspectBackend>(&Empty {})
+        .await
+        .unwrap()
 }
 
 async fn a_tool_runs_in_the_box_of_its_launcher(setup: Setup) {
