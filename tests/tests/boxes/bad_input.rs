@@ -1,4 +1,5 @@
-//! What is wrong about a spec is refused with the field's name; nothing is started, nothing is lost.
+//! An invalid spec is refused with the name of the field. The runtime starts nothing and loses
+//! nothing.
 
 use box_rpc::Code;
 use box_tests::every_transport;

@@ -1,4 +1,4 @@
-//! The contract as a gateway sees it: the policy layer, served over every transport.
+//! The contract of a gateway: the policy layer, served over every transport.
 
 use box_tests::boxes::OUTPUT_CHARS;
 use box_tests::every_transport;

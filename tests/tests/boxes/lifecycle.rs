@@ -1,5 +1,5 @@
-//! How a service begins and ends over every transport: with a connector of its own, which over stdio
-//! starts the runtime, and with a client it was given.
+//! How a service begins and ends over every transport: with its own connector, which over stdio
+//! starts the runtime, and with an injected client.
 
 use std::path::PathBuf;
 
@@ -49,7 +49,7 @@ async fn a_service_connects_by_itself_when_it_begins(setup: Setup) {
 }
 
 async fn dispose_returns_at_once_and_ends_what_the_service_started(setup: Setup) {
-    // What runs on a connection whose input has ended may finish, for so long.
+    // Calls on a connection with closed input may finish within this time.
     let setup = setup.boxes().server(|limits| limits.drain_ms = Some(200));
     let (connector, place) = setup.connector().await;
     let service = BoxService::with_connector(ServiceConfig::default(), connector).unwrap();

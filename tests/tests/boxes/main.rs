@@ -1,6 +1,8 @@
-//! Boxes through the whole path: a service with its policy, the RPC over every transport and in both
-//! dialects, a runtime with a scripted backend. What is asserted in process in `box-service` and
-//! `box-runtime` holds here too, error types included.
+//! Boxes through the whole path: a service with its policy, the RPC over every transport and in
+//! both dialects, a runtime with a scripted backend.
+//!
+//! Behaviour that `box-service` and `box-runtime` test in process holds here too, including error
+//! types.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

@@ -1,4 +1,5 @@
-//! What travels beside the parameters, `_meta` or the members of LangBot's frames: every action takes it, and it holds.
+//! Metadata beside the parameters (`_meta`, or the members of LangBot's frames): every action
+//! accepts it and applies it.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +16,7 @@ every_transport!(
     a_request_key_holds_for_a_call_that_is_passed_on,
 );
 
-/// A call with something beside its parameters, where the dialect has it.
+/// Sends a call with metadata where the dialect has it.
 async fn call(raw: &mut Raw, id: i64, action: &str, params: &Value, beside: &Value) {
     let text = match raw.dialect {
         Dialect::JsonRpc => {
@@ -34,7 +35,7 @@ async fn call(raw: &mut Raw, id: i64, action: &str, params: &Value, beside: &Val
     raw.send_text(&text.to_string()).await;
 }
 
-/// How it ended, in a form that does not change from one call to the next.
+/// The outcome of a call, in a form that is the same for each call.
 fn told(answer: &RawAnswer) -> (bool, Option<Code>, String) {
     match &answer.outcome {
         Ok(_) => (true, None, String::new()),
@@ -51,7 +52,7 @@ async fn every_action_takes_what_travels_beside_its_parameters(setup: Setup) {
     let command = json!({"session_id": "b", "command_id": "c"});
     let file = json!({"session_id": "b", "path": "/f"});
     let shell = json!({"session_id": "b", "shell_id": "s"});
-    // Parameters that decode, so that what is beside them is all that could be wrong with the call.
+    // These parameters decode, so only the metadata could make a call fail.
     let mut asked: BTreeMap<&str, Value> = [
         ("box.create", json!({"spec": {"session_id": "b"}})),
         ("box.exec", json!({"spec": {"session_id": "b", "cmd": "true"}})),
@@ -89,7 +90,7 @@ async fn every_action_takes_what_travels_beside_its_parameters(setup: Setup) {
             _ => json!({}),
         });
     }
-    // The one that ends everything goes last.
+    // The action that ends everything is last.
     let last =
         |(action, _): &(&&str, &Value)| **action == "system.shutdown" || **action == "box.delete";
     let (ends, others): (Vec<_>, Vec<_>) = asked.iter().partition(last);
@@ -120,7 +121,7 @@ async fn a_deadline_ends_a_call_that_is_passed_on(setup: Setup) {
         .await;
     raw.answer().await.result();
     raw.call(2, "box.exec", &hang).await;
-    // It waits behind the command, which never ends.
+    // The call waits behind the command, which never ends.
     let asked = json!({"session_id": "b"});
     call(
         &mut raw,

@@ -1,4 +1,4 @@
-//! A client and a runtime, with nothing between but the wire.
+//! A client and a runtime, connected by the wire only.
 
 use box_protocol::actions::{
     BoxCreate, BoxCreateParams, BoxDelete, BoxDeleteParams, BoxExec, BoxExecParams, BoxGet,
@@ -174,7 +174,7 @@ async fn health_names_the_backend_or_none(setup: Setup) {
         .call::<SetBackend>(&Available { available: false })
         .await
         .unwrap();
-    // What was found is kept for a second.
+    // The runtime caches the backend's health for a second.
     box_tests::wait::eventually("the backend is found gone", async || {
         let health = fixture.peer.call::<SystemHealth>(&Empty {}).await.unwrap();
         (health.name, health.available) == (None, false)
@@ -348,7 +348,7 @@ async fn a_timeout_ends_the_box_before_the_answer(setup: Setup) {
     assert_eq!(result.killed, Some(Killed::Box));
     assert_eq!(list(&fixture.peer).await, Vec::<String>::new());
     assert_eq!(seen(&fixture.peer).await.stops, ["int-timeout"]);
-    // Only if so asked: otherwise it ends the command.
+    // Only on request: by default a timeout ends the command.
     let hang = json!({"timeout_sec": 1});
     let result = exec_with(&fixture.peer, "stays", "hang", hang).await;
     assert_eq!(result.unwrap().killed, Some(Killed::Command));

@@ -1,4 +1,4 @@
-//! What is asked of a server as a whole, with a scripted backend.
+//! Calls to a server as a whole, with a scripted backend.
 
 use std::time::Duration;
 
@@ -49,7 +49,7 @@ async fn what_breaks_a_rule_is_refused_before_it_is_sent() {
     let served = served(&format!("queue:{}", fresh("rules")), boxes::router()).await;
     let work = served.client.create(SpecDraft::new("w")).await.unwrap();
     drop(served.server);
-    // Nothing could be sent any more: what is refused is refused here.
+    // The client cannot send any more, so a refusal comes from the client itself.
     eventually("the connection is gone", async || {
         served.client.peer().is_err()
     })

@@ -1,4 +1,4 @@
-//! Commands in real boxes, read over connections that are really cut.
+//! Commands in real boxes, read over connections that the test cuts.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use futures::StreamExt as _;
 use super::machine::on_each_machine;
 use super::support::{Served, fresh, serve, served, with_a_box};
 
-/// Three hundred lines, slowly enough to be cut in the middle.
+/// Three hundred lines, slow enough to be cut in the middle.
 const LINES: &str =
     "for i in $(seq 1 300); do echo line $i; echo err $i >&2; sleep 0.01; done; exit 4";
 
@@ -56,7 +56,7 @@ async fn both_streams_come_in_order_with_their_offsets() {
             (StreamName::Stdout, 4, "drei\u{fffd}".to_owned()),
         ];
         assert_eq!(told, expected);
-        // What is no UTF-8 is replaced, and counted as it is told.
+        // Invalid UTF-8 is replaced, and offsets count the original bytes.
         assert_eq!(
             command.offsets(),
             Offsets {
@@ -171,7 +171,7 @@ async fn a_command_is_spoken_to_until_it_ends() {
             cat.close_input().await.unwrap();
             cat.kill().await.unwrap();
         }
-        // One that has ended without anybody having read so.
+        // A command that has ended, and no client has read its end.
         let unread = work
             .command("true")
             .cwd("/")
@@ -191,7 +191,7 @@ async fn a_command_is_spoken_to_until_it_ends() {
         unread.send_input("late").await.unwrap();
         unread.close_input().await.unwrap();
         unread.kill().await.unwrap();
-        // One that has no input is told so.
+        // A command without input refuses input.
         let closed = work.command("sleep 60").cwd("/").start().await.unwrap();
         assert_eq!(
             closed.send_input("x").await.unwrap_err().code(),

@@ -1,4 +1,4 @@
-//! A run collected, as the adapters of other SDKs collect theirs.
+//! Collected runs, as the adapters of other SDKs collect them.
 
 use std::time::Duration;
 

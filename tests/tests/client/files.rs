@@ -95,7 +95,7 @@ async fn large_files_come_and_go_in_pieces() {
         let mut reader = files.reader("/workspace/two").await.unwrap();
         reader.read_to_end(&mut read).await.unwrap();
         assert_eq!(read, large);
-        // One that is dropped leaves nothing.
+        // A dropped writer leaves nothing.
         let mut writer = files.writer("/workspace/three");
         writer.write_all(&large).await.unwrap();
         drop(writer);

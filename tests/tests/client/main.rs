@@ -1,5 +1,7 @@
-//! The client for Rust programs: against a server that follows a script, where each word of the server and each loss of
-//! the connection is the test's, and against real boxes behind a queue and a Unix socket, whose connections are really cut.
+//! The client for Rust programs.
+//!
+//! Some tests use a scripted server, where the test controls each message and each loss of the
+//! connection. The others use real boxes behind a queue and a Unix socket, and cut the connections.
 
 #![allow(
     clippy::unwrap_used,

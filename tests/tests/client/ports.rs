@@ -1,4 +1,4 @@
-//! Ports inside real boxes, as bytes.
+//! Ports inside real boxes, as byte streams.
 
 use std::num::NonZeroU16;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::support::with_a_box;
 
-/// Sends back what it gets, and once that ends, `end`.
+/// Echoes its input, and then sends `end`.
 const ECHO: &str = "import asyncio
 async def echo(reader, writer):
     while data := await reader.read(65536):
@@ -62,7 +62,7 @@ async fn bytes_go_both_ways_and_each_way_ends_by_itself() {
             (&received[..sent.len()], &received[sent.len()..]),
             (&sent[..], &b"end"[..])
         );
-        // It ends with the connection to the server, and says so.
+        // The stream ends with an error when the connection to the server is lost.
         let mut stream = connect(work).await;
         served.server.cut();
         let error = stream.read_to_end(&mut received).await.unwrap_err();

@@ -1,4 +1,4 @@
-//! When a command is read on, when it is not, and what is told of it. Time is paused.
+//! When the client resumes a command, when it does not, and what it reports. Time is paused.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use super::scripted_server::{Reply, Script, Then, out, said, started};
 
 const READS: &[&str] = &["command.start", "command.attach"];
 
-/// The milliseconds after which each call came.
+/// The time of each call in milliseconds since the script began.
 fn times(script: &Script) -> Vec<u128> {
     let asked = script.asked(READS);
     asked.iter().map(|call| call.at.as_millis()).collect()
@@ -94,12 +94,12 @@ async fn the_pauses_grow_and_the_sixth_loss_is_unavailable() {
         "{error:?}"
     );
     assert_eq!(error.code(), Code::Unavailable);
-    // Each connection lives for a millisecond.
+    // Each connection lives for one millisecond.
     assert_eq!(times(&script), [0, 501, 1502, 3503, 7504, 15505]);
     assert!(command.next().await.is_none(), "an error is the last item");
     assert_eq!(command.exit().await, Err(error), "and stays the answer");
 
-    // The handle has lost nothing: another one reads on from where it was, and may lose as much again.
+    // The handle has lost nothing: another handle resumes from its offsets, with as many attempts.
     script.add(Reply(vec![], Then::Cut));
     script.add(Reply(vec![out(1, "b")], Then::Exit(0)));
     let mut again = command.reconnect().await.unwrap();
@@ -153,7 +153,7 @@ async fn a_server_that_restarts_is_followed_at_once() {
     ]);
     let mut command = script.work().await.command("x").start().await.unwrap();
     assert_eq!(command.result().await.unwrap().stdout_text(), "..");
-    // What there is of time is what the server takes to close.
+    // The only elapsed time is the time that the server takes to close.
     assert!(
         times(&script).last().unwrap() < &400,
         "{:?}",

@@ -1,4 +1,4 @@
-//! A server that follows a script, behind a link whose every connection the test can end.
+//! A scripted server behind a link. The test can end each of its connections.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -24,7 +24,7 @@ use box_transports::queue;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-/// What the server does with a call that reads a command.
+/// How the server answers a call that reads a command.
 #[derive(Clone)]
 pub(crate) struct Reply(pub(crate) Vec<CommandChunk>, pub(crate) Then);
 
@@ -32,41 +32,41 @@ pub(crate) struct Reply(pub(crate) Vec<CommandChunk>, pub(crate) Then);
 pub(crate) enum Then {
     /// The command has ended.
     Exit(i32),
-    /// Reading ends, the command does not.
+    /// Reading ends, but the command continues.
     Stop(ReadWhy),
     Refuse(BoxError),
-    /// The connection is gone.
+    /// The connection is lost.
     Cut,
-    /// The same, announced.
+    /// The connection is lost after an announced restart.
     Restart,
     Hang,
 }
 
-/// A call that came.
+/// A received call.
 #[derive(Debug, Clone)]
 pub(crate) struct Asked {
     pub(crate) action: &'static str,
     pub(crate) params: Value,
     /// Since the script began.
     pub(crate) at: Duration,
-    /// What time the caller gave it.
+    /// The deadline that the caller set.
     pub(crate) within: Option<Duration>,
 }
 
 pub(crate) struct Script {
     begun: Instant,
     replies: Mutex<VecDeque<Reply>>,
-    /// What answers other calls, once each.
+    /// Refusals of other calls, each used once.
     pub(crate) refusals: Mutex<VecDeque<(&'static str, BoxError)>>,
     asked: Mutex<Vec<Asked>>,
     session: Mutex<Option<Arc<Session>>>,
-    /// Nobody can connect.
+    /// No client can connect.
     pub(crate) down: AtomicBool,
     pub(crate) connects: AtomicUsize,
-    /// How many calls of `slow` actions run now, and how many did at most.
+    /// How many calls of slow actions run now, and the maximum so far.
     running: AtomicUsize,
     pub(crate) most: AtomicUsize,
-    /// How a kill is answered.
+    /// The answer to a kill.
     pub(crate) kill_exit: Mutex<Option<Exit>>,
     pub(crate) cut_on_kill: AtomicBool,
     file: Mutex<Vec<u8>>,
@@ -102,7 +102,7 @@ impl Script {
         lock(&self.refusals).push_back((action, error));
     }
 
-    /// A client of it. The link's own pauses are so long that they would be noticed.
+    /// A client of this server. The pauses of the link itself are long enough to be noticed.
     pub(crate) fn client(self: &Arc<Self>) -> BoxClient {
         let script = Arc::clone(self);
         let connector: Connector = Box::new(move || {
@@ -132,7 +132,7 @@ impl Script {
         BoxClient::linked(Arc::new(Link::over(connector, options)))
     }
 
-    /// A box of it.
+    /// A box of this server.
     pub(crate) async fn work(self: &Arc<Self>) -> BoxHandle {
         let client = self.client();
         while client.peer().is_err() {
@@ -141,7 +141,7 @@ impl Script {
         client.open("b").await.unwrap()
     }
 
-    /// The calls of these actions that came.
+    /// The received calls of these actions.
     pub(crate) fn asked(&self, actions: &[&str]) -> Vec<Asked> {
         let asked = lock(&self.asked).clone();
         asked
@@ -172,7 +172,7 @@ impl Script {
         }
     }
 
-    /// Something that takes a while, and is counted meanwhile.
+    /// Takes a while, and is counted meanwhile.
     async fn slowly(&self) {
         let running = self.running.fetch_add(1, Ordering::SeqCst) + 1;
         self.most.fetch_max(running, Ordering::SeqCst);
@@ -180,7 +180,7 @@ impl Script {
         self.running.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Does what the script says with a call that reads.
+    /// Answers a reading call as the script says.
     async fn reply<A>(
         &self,
         params: &A::Params,
@@ -212,7 +212,7 @@ impl Script {
             Then::Stop(why) => Ok((info("c"), end(why))),
             Then::Refuse(error) => Err(error),
             Then::Cut => {
-                // What was sent before is read before.
+                // Earlier messages are read first.
                 tokio::time::sleep(Duration::from_millis(1)).await;
                 self.cut();
                 std::future::pending().await
@@ -246,7 +246,7 @@ impl Script {
     }
 }
 
-/// What is known of a command.
+/// The description of a command.
 pub(crate) fn info(id: &str) -> CommandInfo {
     let info = json!({"session_id": "b", "command_id": id, "state": "running", "pid": 7,
         "program": {"text": "x"}, "cwd": "/", "created_at": 1});
@@ -420,8 +420,8 @@ fn stat(path: &str) -> FileStatInfo {
     serde_json::from_value(stat).unwrap()
 }
 
-/// The scripted file: reads give it in two chunks, writes take a while between reading and writing it, so that two at once
-/// would lose one.
+/// The scripted file. A read returns it in two chunks. A write pauses between reading and writing
+/// it, so that two concurrent writes would lose one.
 impl Handle<FileWrite> for Script {
     async fn handle(
         &self,

@@ -1,4 +1,4 @@
-//! Shells: one thing at a time, replaced once when they are lost, closed without a word.
+//! Shells: one operation at a time, replaced once when they are lost, closed without an error.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,7 +13,7 @@ use super::support::with_a_box;
 
 const SHELLS: &[&str] = &["shell.create", "shell.run", "shell.delete"];
 
-/// A shell that follows a script, each of whose runs says so.
+/// A scripted shell. Each run prints `ok`.
 async fn scripted(runs: usize) -> (Arc<Script>, ShellHandle) {
     let script = Script::new(vec![Reply(vec![out(0, "ok")], Then::Exit(0)); runs]);
     let work = script.work().await;
@@ -93,7 +93,7 @@ async fn a_lost_shell_is_replaced_for_the_run_created_first_and_released_after()
         assert_ne!(fresh.as_str(), "s");
         assert_eq!(asked[1].params["command_id"], asked[3].params["command_id"]);
         assert_eq!(shell.recovered(), 1);
-        // The next one is asked of the shell itself again.
+        // The next run uses the shell itself again.
         let next = shell.run("next").await.unwrap();
         assert_eq!(
             (
@@ -138,7 +138,7 @@ async fn nothing_is_run_twice_without_need() {
     let run = shell.run("echo hello").await.unwrap();
     assert_eq!((run.replaced, shell.recovered()), (None, 0));
     assert_eq!(script.asked(&["shell.run"]).len(), 1);
-    // A box that is gone is not a shell that is gone.
+    // The error is for the box, not for the shell.
     script.refuse("shell.run", BoxError::not_found("no such box"));
     assert!(shell.run("echo hello").await.unwrap_err().is_not_found());
     assert_eq!(script.asked(&["shell.create"]).len(), 1);
@@ -300,7 +300,7 @@ async fn close_never_fails() {
     script.refuse("shell.delete", BoxError::internal("teardown boom"));
     shell.close().await;
     assert_eq!(script.asked(&["shell.delete"]).len(), 1);
-    // Nor without anybody to tell.
+    // Closing does not fail without a connection either.
     let (script, shell) = scripted(0).await;
     script.down.store(true, Ordering::SeqCst);
     script.cut();
@@ -362,7 +362,7 @@ async fn a_real_shell_that_is_gone_is_replaced_for_the_run() {
     with_a_box(async |_, work| {
         let shell = work.shell("s").env("KEPT", "1").open().await.unwrap();
         shell.run("x=1").await.unwrap();
-        // Somebody else ends it.
+        // Another client ends it.
         work.shell("s").open().await.unwrap().close().await;
         let run = shell.run("echo [$KEPT] [$x]").await.unwrap();
         assert_eq!(run.execution.stdout_text(), "[1] []\n");
@@ -414,7 +414,8 @@ async fn real_files_are_written_listed_and_downloaded_through_a_shell() {
                 .unwrap_err()
                 .is_not_found()
         );
-        // One that is silent for longer than it may goes on, and is not waited for.
+        // A run that is silent for longer than the limit continues, and the client does not wait
+        // for it.
         let shell = work.shell("s").silence(Duration::from_secs(1));
         let shell = shell.open().await.unwrap();
         let run = shell

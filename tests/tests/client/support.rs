@@ -9,7 +9,7 @@ use box_transports::{Endpoint, ListenOptions};
 
 use super::machine::{Machine, on_each_machine};
 
-/// A server, to be cut, and a client of it.
+/// A server that the test can cut, and a client of it.
 pub(crate) struct Served {
     pub(crate) client: BoxClient,
     pub(crate) server: Server,
@@ -21,7 +21,7 @@ pub(crate) async fn serve(endpoint: &Endpoint, router: Router) -> Server {
     Server::start(listener, router, |_| Options::default())
 }
 
-/// Serves, and connects.
+/// Serves at this endpoint and connects a client.
 pub(crate) async fn served(endpoint: &str, router: Router) -> Served {
     let server = serve(&endpoint.parse().unwrap(), router).await;
     let endpoint = server.endpoint().clone();
@@ -32,7 +32,7 @@ pub(crate) async fn served(endpoint: &str, router: Router) -> Served {
     }
 }
 
-/// Runs the test as every user, behind a queue and behind a Unix socket, each time with a box of its own.
+/// Runs the test as every user, behind a queue and behind a Unix socket, each time with a new box.
 pub(crate) async fn with_a_box(test: impl AsyncFn(&Served, &BoxHandle)) {
     on_each_machine(async |machine| {
         each_way(machine, async |served| {
@@ -59,7 +59,7 @@ pub(crate) async fn each_way(machine: &Machine, test: impl AsyncFn(&Served)) {
     }
 }
 
-/// A name of its own.
+/// A unique name.
 pub(crate) fn fresh(what: &str) -> String {
     static NUMBER: AtomicUsize = AtomicUsize::new(0);
     format!("{what}-{}", NUMBER.fetch_add(1, Ordering::Relaxed))

@@ -1,5 +1,6 @@
-//! A simulated network that cuts connections at random bytes: no call is lost, and none that carries
-//! a key runs twice.
+//! A simulated network that cuts connections at random bytes.
+//!
+//! No call is lost, and no call with a key runs twice.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -24,7 +25,7 @@ const CALLS: u64 = 20_000;
 const CALLERS: u64 = 50;
 const PORT: u16 = 7000;
 
-/// A job that must be done once.
+/// A job that must run once.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Job {
     number: u64,
@@ -67,7 +68,7 @@ impl Handle<Do> for Worker {
     }
 }
 
-/// Numbers that look random and are the same in each run.
+/// Pseudo-random numbers that are the same in each run.
 #[derive(Clone)]
 struct Dice(Arc<AtomicU64>);
 
@@ -81,11 +82,11 @@ impl Dice {
     }
 }
 
-/// A stream that breaks after so many bytes, read or written, in the middle of whatever is there.
+/// A stream that breaks after this many bytes, read or written, in the middle of a message.
 struct Fragile {
     stream: TcpStream,
     left: u64,
-    /// Whether it ends with an error or as if the peer had closed.
+    /// Whether the stream ends with an error, or as if the peer had closed it.
     rude: bool,
 }
 

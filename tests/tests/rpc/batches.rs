@@ -1,4 +1,4 @@
-//! JSON-RPC batches: answered together, in one array, whatever their members are.
+//! JSON-RPC batches: answered together in one array, with any members.
 
 use box_rpc::Code;
 use box_tests::fixture::{Dialect, Setup};

@@ -1,4 +1,4 @@
-//! A call gives a result or a typed error, both ways, and one call's fault is its own.
+//! A call returns a result or a typed error in both directions, and a failed call affects no other.
 
 use box_rpc::{CallError, Code, Empty, Fault};
 use box_tests::actions::{Back, Echo, Fail, Failure, Note, Number, Panic, Probe, Text, Wait};
@@ -50,8 +50,7 @@ async fn every_error_keeps_its_word(setup: Setup) {
     let dialect = setup.dialect;
     let fixture = setup.start().await;
     for code in Code::ALL {
-        // LangBot has no text of its own for these without a limit to name, nor for what will never
-        // work.
+        // LangBot has no error text for these codes without a limit, nor for permanent failures.
         let expected = match (dialect, code) {
             (Dialect::LangBot, Code::TooLarge | Code::Overloaded) => Code::Internal,
             (Dialect::LangBot, Code::Unsupported) => Code::Unavailable,

@@ -1,4 +1,4 @@
-//! Whatever is dropped is cancelled: on the other side, once, and its place is free again.
+//! A dropped call is cancelled on the other side, once, and frees its slot.
 
 use std::time::Duration;
 
@@ -74,7 +74,7 @@ async fn a_cancelled_call_is_answered_as_its_dialect_says(setup: Setup) {
     raw.cancel(5).await;
     let answer = raw.answer().await;
     if raw.dialect == Dialect::LangBot {
-        // The cancelling is answered, the cancelled action is not.
+        // The cancel is answered, the cancelled action is not.
         assert_eq!(answer.result(), json!({"cancelled": true}));
         raw.call(6, "echo", &json!({"text": "next"})).await;
         assert_eq!(raw.answer().await.result(), json!({"text": "next"}));

@@ -1,4 +1,4 @@
-//! A deadline travels as time left, is enforced by the callee and, should that fail, by the caller.
+//! A deadline travels as remaining time. The callee enforces it, and otherwise the caller.
 
 use std::time::Duration;
 

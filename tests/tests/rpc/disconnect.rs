@@ -1,4 +1,4 @@
-//! A peer that is gone is gone at once; one that only sends no more is served on.
+//! A lost peer is noticed at once. A peer that only stops sending is still served.
 
 use std::time::Duration;
 
@@ -13,12 +13,12 @@ every_transport!(a_peer_that_sends_no_more_is_served_on);
 
 every_transport!(two_clients: what_a_vanished_peer_asked_for_is_cancelled_at_once);
 
-/// Longer than any test waits: what ends before has been ended by something else.
+/// Longer than any test waits, so that anything that ends earlier had another cause.
 const NEVER: Duration = Duration::from_mins(10);
 
 async fn a_peer_that_sends_no_more_is_served_on(setup: Setup) {
     let mut raw = setup.raw().await;
-    // Long enough for several looks at whether it is there.
+    // Long enough for several checks whether the peer is connected.
     raw.call(1, "wait", &json!({"n": 1500})).await;
     raw.close_input().await;
     assert_eq!(raw.answer().await.result(), json!({"n": 1500}));
@@ -32,7 +32,7 @@ async fn what_a_vanished_peer_asked_for_is_cancelled_at_once(setup: Setup) {
     let peer = dying.peer.clone();
     let waiting = tokio::spawn(async move { peer.call::<Wait>(&Number { n: drain }).await });
     eventually("the call runs", async || seen().await.begun == 1).await;
-    // As if its process were killed: nothing is said, both directions are closed.
+    // As if its process were killed: no message is sent, and both directions are closed.
     drop(dying);
     waiting.await.unwrap().unwrap_err();
     eventually("the call is cancelled", async || seen().await.dropped == 1).await;

@@ -1,4 +1,4 @@
-//! Hello: needed where the transport proves nothing, welcome everywhere else.
+//! Hello: required where the transport proves no identity, accepted everywhere else.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -75,7 +75,7 @@ async fn the_first_message_must_be_a_hello_where_a_token_is_needed(setup: Setup)
     }
 }
 
-/// A hello whose message has exactly so many bytes.
+/// A hello message of exactly `bytes` bytes.
 fn hello_of(raw: &Raw, bytes: usize) -> String {
     let text = |client: String| {
         let params = json!({"client": client, "token": TOKEN});
@@ -112,17 +112,17 @@ async fn a_hello_over_its_limit_is_refused_and_closed(setup: Setup) {
 async fn a_hello_within_its_limit_lifts_it(setup: Setup) {
     let mut raw = of_few_words(setup).raw_silent().await;
     raw.send_text(&hello_of(&raw, HELLO_BYTES)).await;
-    // Sent before the hello is answered.
+    // Sent before the answer to the hello.
     let text = json!({"text": "y".repeat(100_000)});
     raw.call(2, "echo", &text).await;
     assert_eq!(raw.answer().await.result()["contract"], json!(1));
     assert_eq!(raw.answer().await.result(), text);
 }
 
-/// Takes what is sent to it.
+/// Receives the sent messages.
 struct Out(UnboundedSender<String>);
 
-/// Notes how long a message may be, each time it is told.
+/// Records the message limit each time the engine sets it.
 struct Noting(UnboundedReceiver<String>, UnboundedSender<usize>);
 
 #[async_trait]
@@ -166,7 +166,7 @@ async fn a_transport_buffers_little_before_authentication() {
     assert_eq!(told().await, Some(16 * 1024 * 1024));
 }
 
-/// A connection that was given up for another one before its peer said who it is.
+/// A connection that its peer abandoned for another one before it authenticated.
 struct GivenUp(UnboundedReceiver<String>);
 
 #[async_trait]
@@ -277,7 +277,7 @@ async fn a_browser_that_knocks_at_a_token_port_hears_nothing() {
         let mut stream = tokio::net::TcpStream::connect(&address).await.unwrap();
         stream.write_all(request.as_bytes()).await.unwrap();
         let mut answer = Vec::new();
-        // A reset instead of an end is fine: what matters is that nothing is said.
+        // A reset instead of an end is fine: the server must only send nothing.
         let _ = stream.read_to_end(&mut answer).await;
         assert_eq!(String::from_utf8_lossy(&answer), "", "{request:?}");
     }
@@ -323,7 +323,7 @@ async fn nothing_but_a_hello_keeps_an_unknown_peer_connected() {
     }
 }
 
-/// A server that knows callers by their user and by their certificate, and how to reach it.
+/// A server that knows callers by their user and by their certificate, and its address.
 async fn knowing_callers(
     text: &str,
     gate: Gate,
@@ -371,7 +371,7 @@ fn self_signed() -> (Identity, Pem) {
     (identity, certificate)
 }
 
-/// Who the server takes a caller for that says hello with each of these tokens in turn.
+/// The caller that the server sees after a hello with each of these tokens in turn.
 async fn taken_for(text: &str, gate: Gate, tokens: [&str; 2]) -> String {
     let (server, connect) = knowing_callers(text, gate).await;
     let connection = server.endpoint().connect(&connect).await.unwrap();

@@ -1,4 +1,6 @@
-//! Silence is filled with pings, and a peer that answers none is let go. The clock is paused.
+//! An idle connection is kept alive with pings, and a peer that answers none is disconnected.
+//!
+//! The clock is paused.
 
 use std::time::Duration;
 
@@ -86,7 +88,7 @@ async fn two_of_ours_stay_connected_through_any_silence() {
         .unwrap();
 }
 
-/// A program that only knows JSON-RPC answers no pings of ours, and is not let go for it.
+/// A client that knows only JSON-RPC answers no pings, and stays connected.
 #[tokio::test(start_paused = true)]
 async fn a_stranger_is_not_pinged() {
     let setup =

@@ -1,4 +1,4 @@
-//! Ids are the caller's, are echoed exactly, and are unique while in flight.
+//! The caller chooses ids. They are echoed exactly, and are unique while in flight.
 
 use box_rpc::Code;
 use box_tests::actions::{Echo, Text};

@@ -1,4 +1,4 @@
-//! JSON-RPC 2.0 to the letter, where a client of any make would notice.
+//! JSON-RPC 2.0 exactly as specified, where a client of any kind would notice.
 
 use box_rpc::{Code, Fault};
 use box_tests::every_transport;
@@ -11,7 +11,7 @@ every_transport!(
     parameters_that_are_no_object_are_invalid_parameters,
 );
 
-/// The fault that a text is answered with, under no id.
+/// The fault that answers a text, without an id.
 async fn fault_of(raw: &mut Raw, text: &str) -> Option<Fault> {
     raw.send_text(text).await;
     let answer = raw.answer().await;
@@ -25,7 +25,7 @@ async fn what_is_no_message_is_answered_under_null(setup: Setup) {
     if setup.dialect != Dialect::JsonRpc {
         return;
     }
-    // Also before anything has said which dialect this is, where a token is not needed to be heard.
+    // Also before a message has settled the dialect, where no token is required.
     let mut raw = setup.raw().await;
     for _ in 0..3 {
         for text in [
@@ -40,7 +40,7 @@ async fn what_is_no_message_is_answered_under_null(setup: Setup) {
         for text in ["[]", " [ ] ", "7", "{}", "\"text\"", "{\"id\":1}", "[1]"] {
             raw.send_text(text).await;
             let answer = raw.receive().await;
-            // The members of a batch are answered in one.
+            // The members of a batch are answered in one array.
             let answer = answer.get(0).unwrap_or(&answer);
             assert_eq!(answer["error"]["code"], json!(-32600), "{text}: {answer}");
         }
@@ -69,7 +69,7 @@ async fn parameters_that_are_no_object_are_invalid_parameters(setup: Setup) {
             let shape = (answer.id, error.code, error.written_wrongly);
             let expected = (json!(7), Code::Validation, Some(Fault::InvalidParams));
             assert_eq!(shape, expected, "{action} {params}: {}", error.message);
-            // As a notification it is answered by nothing.
+            // A notification gets no answer.
             let text = json!({"jsonrpc": "2.0", "method": action, "params": params});
             raw.send_text(&text.to_string()).await;
         }

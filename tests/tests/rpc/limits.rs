@@ -1,4 +1,5 @@
-//! Every limit bites, says its name and its value, and leaves the connection alive where it can.
+//! Every limit is enforced, is reported with its name and value, and keeps the connection where
+//! possible.
 
 use std::time::Duration;
 
@@ -204,7 +205,7 @@ async fn a_peer_that_never_speaks_is_let_go(setup: Setup) {
     assert_eq!(raw.receive_end().await, 0, "closed without a word");
 }
 
-/// Where both ends are ours from the start there is no such limit.
+/// A connection within one process has no such limit.
 async fn a_silent_start_is_fine(setup: Setup) {
     let fixture = setup.start().await;
     tokio::time::sleep(Duration::from_millis(150)).await;
@@ -223,7 +224,8 @@ async fn a_peer_that_floods_and_never_reads_is_cut_off(setup: Setup) {
     let mut raw = setup.server(limits).raw().await;
     raw.call(1, "wait", &json!({"n": 60_000})).await;
     let cut = async {
-        // Refusals fill the pipe, then the queue of refusals, then the server's patience.
+        // Refusals fill the pipe, then the queue of refusals, until the server closes the
+        // connection.
         for id in 2..2_000_000 {
             if raw
                 .try_call(id, "echo", &json!({"text": "x".repeat(200)}))
@@ -293,7 +295,7 @@ async fn an_error_does_not_echo_what_the_peer_wrote() {
     }
 }
 
-/// Nested deeper than we read: the call that waits for it fails, and the peer is told nothing.
+/// The answer is nested deeper than the limit: its call fails, and the peer gets no message.
 #[tokio::test]
 async fn an_answer_that_cannot_be_read_ends_its_call() {
     let deep = format!("{}{}", "[".repeat(200), "]".repeat(200));
@@ -325,7 +327,7 @@ async fn an_answer_that_cannot_be_read_ends_its_call() {
     }
 }
 
-/// A connection that takes so long to send each message, and never receives any.
+/// A connection that takes this long to send each message, and receives none.
 struct Slow {
     each: Duration,
     sent: tokio::sync::mpsc::UnboundedSender<String>,
@@ -348,8 +350,8 @@ impl ReceiveHalf for Deaf {
     }
 }
 
-/// The time from ten calls made at once, which are written as one batch, to the end of the
-/// connection; and how many of them were written.
+/// Makes ten calls at once, which are written as one batch. Returns the time until the connection
+/// ends, and how many calls were written.
 async fn written_slowly(each: Duration) -> (Duration, usize) {
     let (sent, mut written) = tokio::sync::mpsc::unbounded_channel();
     let options = Options {
@@ -380,10 +382,10 @@ async fn written_slowly(each: Duration) -> (Duration, usize) {
 
 #[tokio::test(start_paused = true)]
 async fn the_frame_limit_is_each_messages_of_a_batch_and_not_the_batchs() {
-    // Each in time, all together far beyond the time of one.
+    // Each message is in time, and all together take far longer than the limit of one.
     let (lived, written) = written_slowly(Duration::from_secs(50)).await;
     assert_eq!((lived.as_secs(), written), (3600, 10));
-    // Nothing moves: it ends, after the time of all ten.
+    // No message is written: the connection ends after the time of all ten.
     let (lived, written) = written_slowly(Duration::MAX).await;
     assert_eq!((lived.as_secs(), written), (600, 0));
 }

@@ -1,5 +1,5 @@
-//! The behaviour of the RPC engine and its transports: one file a behaviour, each body run over
-//! every transport and in both dialects.
+//! The behaviour of the RPC engine and its transports: one file per behaviour. Each test body runs
+//! over every transport and in both dialects.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,4 +1,4 @@
-//! Memory stays bounded whatever is sent.
+//! Memory stays bounded for any input.
 
 use std::io::Write as _;
 use std::process::{Command, Stdio};
@@ -9,7 +9,7 @@ use box_tests::fixture::{Dialect, Setup};
 use box_tests::wait::eventually;
 use serde_json::json;
 
-/// Highest resident size of a process so far, in bytes.
+/// The peak resident size of a process, in bytes.
 fn peak(process: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).expect("a process");
     let line = status
@@ -25,8 +25,8 @@ fn peak(process: u32) -> u64 {
     kib * 1024
 }
 
-/// A line without an end, far longer than any message may be. The process that reads it stays under
-/// twice the message limit, and then answers the next call.
+/// A line without an end, far longer than the message limit. The process that reads it stays under
+/// twice that limit, and answers the next call.
 #[test]
 fn an_endless_line_is_not_kept() {
     const LIMIT: u64 = 16 * 1024 * 1024;
@@ -58,7 +58,8 @@ fn an_endless_line_is_not_kept() {
 
 const MIB: usize = 1 << 20;
 
-/// Answers of 64 KiB each, which the peer does not read: their bytes are bounded, and the rest of the calls learn why.
+/// Answers of 64 KiB each, which the peer does not read: their bytes are bounded, and the other
+/// calls fail with the reason.
 #[tokio::test]
 async fn what_one_peer_does_not_read_is_bounded() {
     for dialect in [Dialect::JsonRpc, Dialect::LangBot] {
@@ -96,7 +97,8 @@ async fn what_one_peer_does_not_read_is_bounded() {
     }
 }
 
-/// Peers that never read, each within its own bound. The process holds no more than it may, and lets go of it.
+/// Peers that never read, each within its bound. The process stays within the global bound, and
+/// frees the memory later.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_all_peers_do_not_read_is_bounded() {
     let setup = || {

@@ -1,4 +1,4 @@
-//! Calls start in the order in which they were sent.
+//! Calls start in the order in which the client sent them.
 
 use box_rpc::Empty;
 use box_tests::actions::{Note, Probe, Text};

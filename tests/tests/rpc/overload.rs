@@ -1,4 +1,4 @@
-//! Both sides full of work and calling each other: nobody waits for anybody in a circle.
+//! Both sides are at their limits and call each other: no deadlock.
 
 use box_rpc::Code;
 use box_tests::actions::{Back, Text};
@@ -21,7 +21,7 @@ async fn two_saturated_peers_that_call_each_other_do_not_lock_up(setup: Setup) {
             loop {
                 match peer.call::<Back>(&text).await {
                     Ok(answer) => return assert_eq!(answer, text),
-                    // Refused at once, by either side: that is what keeps the wheel turning.
+                    // Either side refuses at once, which prevents the deadlock.
                     Err(error) => assert_eq!(error.code(), Code::Overloaded, "{error}"),
                 }
                 tokio::task::yield_now().await;

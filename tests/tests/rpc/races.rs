@@ -15,7 +15,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
 
 every_transport!(a_peer_that_dies_between_two_chunks_ends_the_stream_with_an_error);
 
-/// Naive: `receive()` inside a `select!` with the sending of answers; what was read of a line is lost
+/// Naive: `receive()` inside a `select!` with the sending of answers. A half-read line is lost
 /// whenever an answer is sent.
 #[tokio::test]
 async fn a_half_read_line_survives_answers_that_flow_meanwhile() {
@@ -58,8 +58,8 @@ async fn a_half_read_line_survives_answers_that_flow_meanwhile() {
     assert_eq!(text.matches("{\"n\":1}").count(), 200);
 }
 
-/// Naive: end of input ends the session; what is still being computed is dropped. (The same over
-/// every transport is in `shutdown`.)
+/// Naive: end of input ends the session, and pending answers are dropped. (`shutdown` tests the
+/// same over every transport.)
 #[tokio::test]
 async fn end_of_input_with_answers_pending_loses_none() {
     for dialect in [Dialect::JsonRpc, Dialect::LangBot] {
@@ -72,14 +72,14 @@ async fn end_of_input_with_answers_pending_loses_none() {
     }
 }
 
-/// Naive: the call is registered, or its cancel sent, although it never went out: the ledger leaks,
-/// and the peer is told to cancel what it does not know.
+/// Naive: the call is registered, or its cancel is sent, although the call was never sent. The
+/// table of calls leaks, and the peer gets a cancel of an unknown call.
 #[tokio::test]
 async fn a_call_dropped_before_it_is_sent_leaves_no_trace() {
     let (session, mut raw) =
         against_a_script_with(Dialect::JsonRpc, |limits| limits.queue_slots = 1).await;
     let peer = session.peer();
-    // The peer does not read: the queue fills, further calls wait for their place.
+    // The peer does not read: the queue fills, and further calls wait for a slot.
     let text = Text::new("x".repeat(10_000));
     let mut first = Vec::new();
     for _ in 0..70 {
@@ -120,7 +120,8 @@ async fn a_call_dropped_before_it_is_sent_leaves_no_trace() {
     );
 }
 
-/// Naive: a stream whose peer dies between two chunks waits for ever, or ends as if it were whole.
+/// Naive: a stream waits without end when its peer dies between two chunks, or ends as if it were
+/// complete.
 async fn a_peer_that_dies_between_two_chunks_ends_the_stream_with_an_error(setup: Setup) {
     let fixture = setup.start().await;
     let mut flow = fixture.peer.stream::<Flow>(&Empty {}).await.unwrap();
@@ -138,7 +139,7 @@ async fn a_peer_that_dies_between_two_chunks_ends_the_stream_with_an_error(setup
     assert!(flow.next().await.is_none());
 }
 
-/// Naive: the answer and the cancel cross; the place is given back twice, or never.
+/// Naive: the answer and the cancel cross, and the slot is freed twice or never.
 #[tokio::test]
 async fn a_cancel_that_crosses_its_answer_frees_one_place() {
     let setup = Setup::in_process(Dialect::JsonRpc).server(|limits| limits.in_flight = Some(3));

@@ -1,4 +1,4 @@
-//! A link comes back by itself, and says so in between.
+//! A link reconnects by itself, and reports that it is reconnecting.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -106,7 +106,7 @@ async fn a_wrong_token_fails_every_call() {
     .await;
 }
 
-/// A server that never is there, and counts how often it was tried.
+/// An unreachable server, and a counter of the attempts.
 fn nowhere() -> (box_transports::link::Connector, Arc<AtomicU64>) {
     let tries = Arc::new(AtomicU64::new(0));
     let counter = Arc::clone(&tries);

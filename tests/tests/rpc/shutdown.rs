@@ -1,4 +1,4 @@
-//! Ends are bounded, and lose nothing that could still be said.
+//! Shutdown is bounded, and loses no message that could still be sent.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -171,7 +171,7 @@ fn endpoints(directory: &Path) -> [Endpoint; 4] {
     .map(|text| text.parse().unwrap())
 }
 
-/// On one thread, so that nothing happens between the end of `close` and the next line.
+/// Single-threaded, so that nothing happens between the end of `close` and the next line.
 #[tokio::test]
 async fn a_closed_server_leaves_its_address_to_the_next_at_once() {
     let directory = tempfile::tempdir().unwrap();
@@ -209,7 +209,7 @@ async fn a_server_that_still_answers_has_left_its_address_to_the_next() {
         })
         .await;
         let closing = tokio::spawn(first.close(Duration::from_secs(10), true));
-        // The first thing a closing server does is to leave; then it says bye.
+        // A closing server first frees its address, then says bye.
         eventually("the bye has come", async || {
             let echo = client.peer().call::<Echo>(&Text::new("x")).await;
             matches!(echo, Err(CallError::NotSent(_)))

@@ -1,4 +1,4 @@
-//! Chunks come in order, before the result, no faster than they are read.
+//! Chunks arrive in order, before the result, and no faster than the reader takes them.
 
 use std::time::Duration;
 
@@ -150,7 +150,7 @@ async fn a_chunk_too_large_to_take_ends_its_stream_and_its_handler(setup: Setup)
     .await;
 }
 
-/// Nested deeper than we read.
+/// The chunk is nested deeper than the limit.
 #[tokio::test]
 async fn a_chunk_that_cannot_be_read_ends_its_stream_and_is_cancelled() {
     let deep = format!("{}{}", "[".repeat(200), "]".repeat(200));
