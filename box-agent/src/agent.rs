@@ -9,7 +9,7 @@ use box_protocol::actions::{AgentCommand, AgentStartParams, Named, Names, Stream
 use box_protocol::error::{Detail, Subject};
 use box_protocol::{BoxError, CommandId, Env, ExitWhy, Role};
 use box_rpc::Turn;
-use box_sys::{Ended, Init};
+use box_sys::{ChildExit, Init};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
@@ -56,7 +56,7 @@ pub(crate) struct Agent {
 struct CommandTable {
     commands: HashMap<CommandId, Arc<Command>>,
     /// The tasks that wait for the exit of a process, by its pid.
-    exit_waiters: HashMap<i32, oneshot::Sender<Ended>>,
+    exit_waiters: HashMap<i32, oneshot::Sender<ChildExit>>,
     /// Ended commands that are still in the table, oldest first.
     ended: VecDeque<Arc<Command>>,
     /// The ended commands that have output in the log file, oldest first.
@@ -146,7 +146,7 @@ impl Agent {
     /// Registers for the exit of a process.
     ///
     /// The caller must do this before it awaits anything, or it can miss the exit.
-    pub(crate) fn watch_exit(&self, process: &box_sys::Command) -> oneshot::Receiver<Ended> {
+    pub(crate) fn watch_exit(&self, process: &box_sys::Command) -> oneshot::Receiver<ChildExit> {
         let (sender, receiver) = oneshot::channel();
         self.table().exit_waiters.insert(process.pid, sender);
         receiver

@@ -12,7 +12,7 @@ use box_protocol::{
     BoxError, CommandId, CommandInfo, CommandState, Exit, ExitWhy, Note, Program, Role, SessionId,
     ShellId, UnixMs,
 };
-use box_sys::{Ended, Init};
+use box_sys::{ChildExit, Init};
 use tokio::sync::{Notify, watch};
 
 pub(crate) use self::reader::ReaderGuard;
@@ -297,7 +297,7 @@ impl Command {
         self.end_requested.notify_one();
     }
 
-    pub(crate) fn exit(&self, ended: Ended) -> Exit {
+    pub(crate) fn exit(&self, ended: ChildExit) -> Exit {
         let by_itself = if ended.signal.is_some() {
             ExitWhy::Signal
         } else {

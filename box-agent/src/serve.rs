@@ -152,7 +152,7 @@ async fn accept(listener: tokio::net::UnixListener, agent: Arc<Agent>, router: R
                 let sent = mounts.is_ok_and(|mounts| {
                     let init = agent.init();
                     let fds = [&mounts].into_iter().chain(agent.shm().file());
-                    let fds: Vec<_> = fds.chain(&init.exits).map(AsFd::as_fd).collect();
+                    let fds: Vec<_> = fds.chain(&init.egress).map(AsFd::as_fd).collect();
                     box_sys::send(stream.as_fd(), GREETING, &fds).is_ok()
                 });
                 if !sent {
@@ -226,7 +226,7 @@ async fn reap(agent: &Agent, children: &AsyncFd<OwnedFd>) -> io::Result<()> {
         } else {
             box_transports::free_spare_buffers();
             box_rpc::large::free();
-            box_sys::rest();
+            box_sys::release_memory();
             memory_freed = true;
             continue;
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use box_protocol::actions::{AgentCommand, StreamName};
 use box_protocol::{Exit, ExitWhy};
-use box_sys::Ended;
+use box_sys::ChildExit;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until};
 
@@ -25,7 +25,7 @@ const READ_BYTES: usize = 64 << 10;
 const TREE_EXIT_WAIT: Duration = Duration::from_secs(1);
 
 /// The exit of a killed process, also used if the agent did not see its exit.
-pub(crate) const KILLED: Ended = Ended {
+pub(crate) const KILLED: ChildExit = ChildExit {
     pid: 0,
     code: None,
     signal: Some(9),
@@ -44,7 +44,7 @@ pub(crate) enum OutputSink {
 pub(crate) struct Supervisor {
     pub(crate) agent: Arc<Agent>,
     pub(crate) command: Arc<Command>,
-    pub(crate) reaped: oneshot::Receiver<Ended>,
+    pub(crate) reaped: oneshot::Receiver<ChildExit>,
     pub(crate) stdout: Option<Pipe>,
     pub(crate) stderr: Option<Pipe>,
     pub(crate) sink: OutputSink,
@@ -105,7 +105,7 @@ impl Supervisor {
     }
 
     /// Takes output until the command's own process has exited.
-    async fn until_reaped(&mut self) -> Ended {
+    async fn until_reaped(&mut self) -> ChildExit {
         let command = Arc::clone(&self.command);
         let started = command.started_at().map(Instant::from);
         let deadline = |timeout: Option<Duration>| started?.checked_add(timeout?);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use box_protocol::BoxError;
 use box_protocol::actions::{AgentCommand, AgentWatch, StreamName};
-use box_sys::Ended;
+use box_sys::ChildExit;
 use tokio::io::unix::AsyncFd;
 
 use crate::agent::Agent;
@@ -48,7 +48,7 @@ impl FileWatch {
         let ended = tokio::select! {
             biased;
             () = command.end_requested.notified() => KILLED,
-            ended = self.until_end() => Ended {
+            ended = self.until_end() => ChildExit {
                 pid: 0,
                 code: Some(i32::from(ended.is_err())),
                 signal: None,

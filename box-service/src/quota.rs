@@ -1,4 +1,4 @@
-//! How much is in a workspace. Symbolic links are counted, never followed ([`box_tree`]).
+//! How much is in a workspace. Symbolic links are counted, never followed ([`box_sys::walk`]).
 
 use std::fmt;
 use std::io;
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use box_protocol::error::{Detail, Subject, quota_exceeded};
 use box_protocol::{BoxError, BoxSpec, HostPathMode};
-use box_tree::Size;
+use box_sys::walk::Size;
 
 /// The most entries a workspace with a quota may have, unless configuration says otherwise.
 pub const DEFAULT_MAX_WORKSPACE_ENTRIES: u64 = 100_000;
@@ -53,7 +53,7 @@ impl Quota {
             .chain(writable.map(|mount| &mount.host_path))
             .map(Path::new)
             .collect();
-        let roots: Vec<PathBuf> = box_tree::outermost(&all)
+        let roots: Vec<PathBuf> = box_sys::walk::outermost(&all)
             .map(|path| (*path).to_owned())
             .collect();
         if roots.is_empty() {
@@ -112,7 +112,7 @@ enum Counted {
 fn count(roots: &[PathBuf], max_bytes: u64, max_entries: u64) -> io::Result<Counted> {
     let mut size = Size::default();
     for root in roots {
-        match box_tree::open(root) {
+        match box_sys::walk::open(root) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             root => size.add(root?, |size| {
                 size.bytes <= max_bytes && size.entries <= max_entries

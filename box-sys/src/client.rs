@@ -13,7 +13,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use crate::cgroup::{Cgroups, Usage, start_time};
 use crate::child::InitMain;
 use crate::error::{At, Error, Result};
-use crate::network::{ExitMarks, Exits};
+use crate::network::{EgressCookies, EgressSockets};
 use crate::plan::{Mount, SandboxPlan};
 use crate::probe::Primitives;
 use crate::record::{SandboxRecord, has_ended, namespace, pid_of};
@@ -26,7 +26,7 @@ use crate::wire::{
 const ARGUMENT: &str = "--box-fork-server";
 
 /// How the server, and so every box's first process, allocates. What a thread has freed glibc keeps for it out of reach of
-/// [`crate::rest`], which is a sixth of all that an idle box takes, and a second thread would get an arena of its own.
+/// [`crate::release_memory`], which is a sixth of all that an idle box takes, and a second thread would get an arena of its own.
 const ALLOCATOR: &str = "glibc.malloc.tcache_count=0:glibc.malloc.arena_max=1";
 
 /// To be called first in `main`: if this process was started as a fork server it serves, and never returns. `init` is what the
@@ -127,16 +127,16 @@ impl ForkServer {
         init_fds: &[BorrowedFd<'_>],
         sources: &[BorrowedFd<'_>],
     ) -> Result<Sandbox> {
-        self.begin(plan, init_fds, sources)?.finish()
+        self.start_create(plan, init_fds, sources)?.finish()
     }
 
     /// As [`Self::create`], without waiting: for an event loop, which waits until what comes back is readable.
-    pub fn begin(
+    pub fn start_create(
         &self,
         plan: &SandboxPlan,
         init_fds: &[BorrowedFd<'_>],
         sources: &[BorrowedFd<'_>],
-    ) -> Result<Making> {
+    ) -> Result<PendingSandbox> {
         let (near, far) = socket_pair().at("make a socket pair")?;
         let mut fds = vec![far.as_fd()];
         fds.extend(sources.iter().chain(init_fds));
@@ -154,7 +154,7 @@ impl ForkServer {
         drop(fds);
         // If both the server and the box die now, this end learns it.
         drop(far);
-        Ok(Making {
+        Ok(PendingSandbox {
             near,
             finished: false,
             guest: plan.guest.id,
@@ -212,7 +212,7 @@ impl Drop for ForkServer {
 
 /// A box on its way. Dropped before it is finished, the box ends.
 #[derive(Debug)]
-pub struct Making {
+pub struct PendingSandbox {
     near: OwnedFd,
     finished: bool,
     guest: u32,
@@ -220,14 +220,14 @@ pub struct Making {
     server: Arc<OwnedFd>,
 }
 
-impl AsFd for Making {
+impl AsFd for PendingSandbox {
     /// Readable once [`Self::finish`] does not wait.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.near.as_fd()
     }
 }
 
-impl Making {
+impl PendingSandbox {
     /// Waits until the box's init is about to run.
     pub fn finish(mut self) -> Result<Sandbox> {
         self.finished = true;
@@ -245,14 +245,14 @@ impl Making {
                 cgroup,
                 missing,
                 cpu_before,
-                exits: marks,
+                egress: cookies,
             },
             [Some(pidfd), Some(mounts)],
         ) = (reply, [fds.next(), fds.next()])
         else {
             return Err(Error::Protocol("no answer of a box".into()));
         };
-        let exits = marks.find(fds);
+        let egress = cookies.find(fds);
         Ok(Sandbox {
             pidfd,
             mounts,
@@ -263,15 +263,15 @@ impl Making {
             guest: self.guest,
             cpu_before,
             frozen: AtomicBool::new(false),
-            marks,
-            exits: Mutex::new(exits),
+            cookies,
+            egress: Mutex::new(egress),
             cgroups: self.cgroups.clone(),
             server: Some(self.server.clone()),
         })
     }
 }
 
-impl Drop for Making {
+impl Drop for PendingSandbox {
     fn drop(&mut self) {
         if !self.finished {
             // From here on the box cannot say that it is ready, and ends. It may have said so before.
@@ -297,9 +297,9 @@ pub struct Sandbox {
     cpu_before: Duration,
     /// Whether it may be stopped, which a kill does not overcome on version 1.
     frozen: AtomicBool,
-    marks: ExitMarks,
+    cookies: EgressCookies,
     /// Until somebody takes them.
-    exits: Mutex<Option<Exits>>,
+    egress: Mutex<Option<EgressSockets>>,
     cgroups: Arc<Cgroups>,
     /// To say that its cgroup may be used by another; a box that was adopted has no server.
     server: Option<Arc<OwnedFd>>,
@@ -317,14 +317,14 @@ impl Sandbox {
             missing: self.missing.clone(),
             guest: self.guest,
             cpu_before: self.cpu_before,
-            exits: self.marks.clone(),
+            egress: self.cookies.clone(),
         }
     }
 
     /// The exits of its network, once; `None` if it has none, or somebody has them.
-    pub fn take_exits(&self) -> Option<Exits> {
-        let mut exits = self.exits.lock().unwrap_or_else(PoisonError::into_inner);
-        exits.take()
+    pub fn take_egress_sockets(&self) -> Option<EgressSockets> {
+        let mut egress = self.egress.lock().unwrap_or_else(PoisonError::into_inner);
+        egress.take()
     }
 
     /// A handle on a box whose server is gone. `pidfd` and `mounts`, its mount namespace, come from its init, which was asked
@@ -332,7 +332,7 @@ impl Sandbox {
     pub fn adopt(
         pidfd: OwnedFd,
         mounts: OwnedFd,
-        exits: Vec<OwnedFd>,
+        egress: Vec<OwnedFd>,
         record: SandboxRecord,
         cgroups: Arc<Cgroups>,
     ) -> Self {
@@ -344,9 +344,9 @@ impl Sandbox {
             missing,
             guest,
             cpu_before,
-            exits: marks,
+            egress: cookies,
         } = record;
-        let exits = marks.find(exits);
+        let egress = cookies.find(egress);
         Self {
             pidfd,
             mounts,
@@ -357,8 +357,8 @@ impl Sandbox {
             guest,
             cpu_before,
             frozen: AtomicBool::new(true),
-            marks,
-            exits: Mutex::new(exits),
+            cookies,
+            egress: Mutex::new(egress),
             cgroups,
             server: None,
         }
@@ -443,7 +443,7 @@ impl Sandbox {
         usage
     }
 
-    /// Asks the kernel to stop everything in the box, init included. It does so soon: [`Self::stands_still`].
+    /// Asks the kernel to stop everything in the box, init included. It does so soon: [`Self::is_frozen`].
     pub fn freeze(&self) -> Result<()> {
         self.set_frozen(true)
     }
@@ -454,9 +454,9 @@ impl Sandbox {
     }
 
     /// Whether everything in a box that was frozen has come to a stop. What waits for a disk may take a while.
-    pub fn stands_still(&self) -> bool {
+    pub fn is_frozen(&self) -> bool {
         let name = self.cgroup.as_deref();
-        name.is_some_and(|name| self.cgroups.stands_still(name))
+        name.is_some_and(|name| self.cgroups.is_frozen(name))
     }
 
     fn set_frozen(&self, frozen: bool) -> Result<()> {

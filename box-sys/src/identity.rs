@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::io;
 use std::os::fd::OwnedFd;
 
-use crate::inside::kin::MARKS;
+use crate::init::process_tree::MARKS;
 use crate::mounts::make_file;
 use crate::plan::{Guest, SandboxPlan};
 

@@ -53,7 +53,7 @@ pub(crate) fn ruleset<'a>(
         return Ok(None);
     }
     let known = known(abi);
-    let ruleset = raw::own(raw::landlock_create(Some(&[known]), 0)?)?;
+    let ruleset = raw::own_fd(raw::landlock_create(Some(&[known]), 0)?)?;
     let allow = |path: &Path, rights: u64| -> io::Result<()> {
         let flags = OFlags::PATH | OFlags::CLOEXEC;
         // A place in a workspace may have become a link meanwhile; where that leads is nothing to be written.

@@ -21,7 +21,7 @@ mod child;
 mod client;
 mod error;
 mod identity;
-mod inside;
+mod init;
 mod landlock;
 mod mounts;
 mod network;
@@ -33,14 +33,21 @@ mod raw;
 mod record;
 pub mod seccomp;
 mod server;
+pub mod walk;
 mod wire;
 
 pub use cgroup::{Ability, Cgroups, DiskLimits, Usage};
 pub use child::InitMain;
-pub use client::{ForkServer, Making, Sandbox, serve_if_asked};
+pub use client::{ForkServer, PendingSandbox, Sandbox, serve_if_asked};
 pub use error::{Error, Result};
-pub use inside::{Command, Ended, GuestThread, Init, Moment, Outer, SpawnPlan, Stdio, rest};
-pub use network::{ExitMarks, Exits, FIRST_MARK, Gate, Held, OWN_V4, OWN_V6, Verdict, mark_of};
+pub use init::{
+    ChildExit, Command, GuestThread, Init, Moment, OuterNamespaces, SpawnPlan, Stdio,
+    release_memory,
+};
+pub use network::{
+    EgressCookies, EgressSockets, FIRST_MARK, OWN_V4, OWN_V6, QueuedSyn, SynQueue, Verdict,
+    socket_mark,
+};
 pub use peer::{peer_is_in_our_user_namespace, peer_pidfd};
 pub use plan::{Caps, Guest, Limits, MOUNTS_MAX, Mount, Network, Root, SandboxPlan, Source};
 pub use probe::Primitives;

@@ -79,7 +79,7 @@ pub enum Network {
     #[default]
     Loopback,
     /// Of itself, and of exits: what would leave it arrives at sockets that whoever made the box is handed.
-    Exits,
+    Egress,
 }
 
 /// Who the commands of a box run as.

@@ -5,8 +5,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::cgroup::{Ability, Cgroups, DiskLimits, Owner};
-use crate::server::view::can_overlay_system;
-use crate::server::world::World;
+use crate::server::overlays::can_overlay_system;
+use crate::server::template_mounts::Template;
 use crate::{landlock, network, raw, seccomp};
 
 /// What a box is made of, as far as this machine has it.
@@ -27,7 +27,7 @@ pub struct Primitives {
     /// Whether boxes can have a network with exits, where that was tried.
     pub network: Option<bool>,
     /// Whether programs in them are told as usual why they cannot connect, where that was tried.
-    pub gate: Option<bool>,
+    pub syn_queue: Option<bool>,
 }
 
 /// Every kind of namespace a box has, with its bit.
@@ -48,13 +48,14 @@ impl Primitives {
         let hold = |owner| Cgroups::hold("box", &owner, Some(DiskLimits::default()));
         let cgroups = Owner::this().map_or_else(|| Cgroups::open("box"), hold);
         let mut primitives = Self::with(&cgroups, privileged(1_000_000));
-        let (network, gate) = network::available(primitives.privileged);
+        let (network, syn_queue) = network::available(primitives.privileged);
         primitives.network = Some(network);
-        primitives.gate = Some(gate);
+        primitives.syn_queue = Some(syn_queue);
         if primitives.overlay && primitives.missing_required().is_empty() {
             // As a server finds it, mounts below the system directories included.
             let privileged = primitives.privileged;
-            let built = || World::build(privileged, true).is_ok_and(|world| world.is_overlaid());
+            let built =
+                || Template::build(privileged, true).is_ok_and(|template| template.is_overlaid());
             primitives.overlay = raw::try_in_child(built);
         }
         cgroups.close();
@@ -79,7 +80,7 @@ impl Primitives {
             }),
             cgroup_missing: cgroups.missing(),
             network: None,
-            gate: None,
+            syn_queue: None,
         }
     }
 
@@ -113,7 +114,7 @@ impl Primitives {
         if self.network == Some(false) {
             missing.push("network".into());
         }
-        if self.gate == Some(false) {
+        if self.syn_queue == Some(false) {
             missing.push("network.gate".into());
         }
         if !self.privileged {

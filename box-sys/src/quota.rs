@@ -11,18 +11,18 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use box_tree::{Entry, Found, Then};
+use crate::walk::{Entry, Found, Next};
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::ioctl::{Getter, Opcode, Setter, ioctl, opcode};
 
 use crate::raw::check;
 
 /// Projects given out here have this bit set, so that they do not meet an administrator's, which are small numbers by custom.
-const OURS: u32 = 0x4000_0000;
+const PROJECT_BIT: u32 = 0x4000_0000;
 
 /// The limits that this process has asked for, by file system and project. Several boxes may have the same directory, and what
 /// one of them was promised must not end with another: the kernel is told the least of all.
-static ASKED_FOR: Mutex<BTreeMap<(u64, u32), Vec<Limit>>> = Mutex::new(BTreeMap::new());
+static REQUESTED: Mutex<BTreeMap<(u64, u32), Vec<Limit>>> = Mutex::new(BTreeMap::new());
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Limit {
@@ -38,7 +38,7 @@ pub struct DirectoryQuota {
     project: u32,
     limit: Limit,
     /// Left in force at the end, because the box it is for goes on.
-    kept: AtomicBool,
+    persistent: AtomicBool,
 }
 
 impl DirectoryQuota {
@@ -51,16 +51,16 @@ impl DirectoryQuota {
         entries: u64,
         wanted: impl Fn() -> bool,
     ) -> io::Result<Self> {
-        let before = marks(directory)?.project;
+        let before = attributes(directory)?.project;
         let stat = rustix::fs::fstat(directory)?;
         #[expect(
             clippy::cast_possible_truncation,
             reason = "a number to tell directories apart, in 30 bits"
         )]
-        let project = OURS | (stat.st_ino as u32 & (OURS - 1));
-        let is_anothers = before != 0 && before != project;
-        if is_anothers
-            && (before & OURS == 0 || project_record(directory, before)?.dqb_bhardlimit > 0)
+        let project = PROJECT_BIT | (stat.st_ino as u32 & (PROJECT_BIT - 1));
+        let in_other_project = before != 0 && before != project;
+        if in_other_project
+            && (before & PROJECT_BIT == 0 || project_record(directory, before)?.dqb_bhardlimit > 0)
         {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
@@ -73,10 +73,10 @@ impl DirectoryQuota {
                 bytes: bytes.max(1),
                 entries: entries.max(1),
             },
-            kept: AtomicBool::new(false),
+            persistent: AtomicBool::new(false),
         };
         // Dropped, it asks for nothing.
-        this.ask(|limits| limits.push(this.limit))?;
+        this.update_limit(|limits| limits.push(this.limit))?;
         this.mark(wanted)?;
         Ok(this)
     }
@@ -84,7 +84,7 @@ impl DirectoryQuota {
     /// Bytes on disk now, deleted files that are still open included, and files. An error if the directory is limited together
     /// with one around it by now.
     pub fn used(&self) -> io::Result<(u64, u64)> {
-        if marks(self.directory.as_fd())?.project != self.project {
+        if attributes(self.directory.as_fd())?.project != self.project {
             return Err(io::ErrorKind::NotFound.into());
         }
         let record = project_record(self.directory.as_fd(), self.project)?;
@@ -92,13 +92,13 @@ impl DirectoryQuota {
     }
 
     /// Leaves the limit in force when this is dropped (`true`), or not.
-    pub fn keep(&self, kept: bool) {
-        self.kept.store(kept, Ordering::Relaxed);
+    pub fn set_persistent(&self, persistent: bool) {
+        self.persistent.store(persistent, Ordering::Relaxed);
     }
 
     /// Changes what is asked for, and tells the kernel.
-    fn ask(&self, change: impl FnOnce(&mut Vec<Limit>)) -> io::Result<()> {
-        let mut all = ASKED_FOR.lock().unwrap_or_else(PoisonError::into_inner);
+    fn update_limit(&self, change: impl FnOnce(&mut Vec<Limit>)) -> io::Result<()> {
+        let mut all = REQUESTED.lock().unwrap_or_else(PoisonError::into_inner);
         let limits = all.entry((self.device, self.project)).or_default();
         change(limits);
         let bytes = limits.iter().map(|limit| limit.bytes).min();
@@ -117,17 +117,17 @@ impl DirectoryQuota {
 
     /// Marks the directory and everything below. What is neither a file nor a directory holds nothing, and is left alone.
     fn mark(&self, wanted: impl Fn() -> bool) -> io::Result<()> {
-        self.put(self.directory.as_fd(), true)?;
+        self.assign(self.directory.as_fd(), true)?;
         let device = rustix::fs::fstat(&self.directory)?.st_dev;
-        let marked = box_tree::walk(&self.directory, |found| match found {
+        let marked = crate::walk::walk(&self.directory, |found| match found {
             _ if !wanted() => ControlFlow::Break(io::ErrorKind::Interrupted.into()),
             // Another file system that is mounted here has its own projects.
-            Found::Entry(entry) if entry.stat.st_dev != device => ControlFlow::Continue(Then::Pass),
+            Found::Entry(entry) if entry.stat.st_dev != device => ControlFlow::Continue(Next::Skip),
             Found::Entry(entry) => match self.mark_one(&entry) {
-                Ok(()) => ControlFlow::Continue(Then::Enter),
+                Ok(()) => ControlFlow::Continue(Next::Descend),
                 Err(error) => ControlFlow::Break(error),
             },
-            Found::Closed => ControlFlow::Break(io::ErrorKind::PermissionDenied.into()),
+            Found::Unreadable => ControlFlow::Break(io::ErrorKind::PermissionDenied.into()),
         });
         match marked {
             ControlFlow::Break(error) => Err(error),
@@ -144,15 +144,15 @@ impl DirectoryQuota {
         };
         // Another box may be changing names here. What has vanished needs no mark, what is new inherits it.
         match rustix::fs::openat(entry.directory, entry.name, flags, Mode::empty()) {
-            Ok(file) => self.put(file.as_fd(), inherited),
+            Ok(file) => self.assign(file.as_fd(), inherited),
             Err(_) => Ok(()),
         }
     }
 
-    fn put(&self, file: BorrowedFd<'_>, inherited: bool) -> io::Result<()> {
-        let before = marks(file)?;
+    fn assign(&self, file: BorrowedFd<'_>, inherited: bool) -> io::Result<()> {
+        let before = attributes(file)?;
         let inherit = if inherited { INHERITED } else { 0 };
-        let after = Marks {
+        let after = FileAttributes {
             project: self.project,
             flags: before.flags | inherit,
             ..before
@@ -160,15 +160,15 @@ impl DirectoryQuota {
         if after == before {
             Ok(())
         } else {
-            set_marks(file, after)
+            set_attributes(file, after)
         }
     }
 }
 
 impl Drop for DirectoryQuota {
     fn drop(&mut self) {
-        if !self.kept.load(Ordering::Relaxed) {
-            let _ = self.ask(|limits| {
+        if !self.persistent.load(Ordering::Relaxed) {
+            let _ = self.update_limit(|limits| {
                 if let Some(own) = limits.iter().position(|limit| *limit == self.limit) {
                     limits.swap_remove(own);
                 }
@@ -180,7 +180,7 @@ impl Drop for DirectoryQuota {
 /// What a file system keeps beside a file (`struct fsxattr`): flags, the project it is counted under, and what is not ours.
 #[repr(C)]
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-struct Marks {
+struct FileAttributes {
     flags: u32,
     extent: u32,
     extents: u32,
@@ -193,20 +193,20 @@ struct Marks {
 const INHERITED: u32 = 0x200;
 
 /// `FS_IOC_FSGETXATTR` and `FS_IOC_FSSETXATTR`.
-const GET: Opcode = opcode::read::<Marks>(b'X', 31);
-const SET: Opcode = opcode::write::<Marks>(b'X', 32);
+const GET: Opcode = opcode::read::<FileAttributes>(b'X', 31);
+const SET: Opcode = opcode::write::<FileAttributes>(b'X', 32);
 
 /// The marks of a file or directory.
-fn marks(file: BorrowedFd<'_>) -> io::Result<Marks> {
+fn attributes(file: BorrowedFd<'_>) -> io::Result<FileAttributes> {
     // SAFETY: the number is that of a request that writes one structure of this layout.
-    let get = unsafe { Getter::<GET, Marks>::new() };
+    let get = unsafe { Getter::<GET, FileAttributes>::new() };
     // SAFETY: as above.
     Ok(unsafe { ioctl(file, get) }?)
 }
 
-fn set_marks(file: BorrowedFd<'_>, marks: Marks) -> io::Result<()> {
+fn set_attributes(file: BorrowedFd<'_>, attributes: FileAttributes) -> io::Result<()> {
     // SAFETY: the number is that of a request that reads one structure of this layout.
-    let set = unsafe { Setter::<SET, Marks>::new(marks) };
+    let set = unsafe { Setter::<SET, FileAttributes>::new(attributes) };
     // SAFETY: as above.
     Ok(unsafe { ioctl(file, set) }?)
 }

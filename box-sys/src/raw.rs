@@ -121,7 +121,7 @@ pub(crate) unsafe fn fork_into(
 /// # Safety
 /// The function must not allocate, nor call what sets `errno`, nor write what this process uses. The stack and what the
 /// argument points to must live until the process has been waited for.
-pub(crate) unsafe fn run_beside(
+pub(crate) unsafe fn clone_sharing_memory(
     namespaces: libc::c_int,
     stack: &mut [u8],
     function: extern "C" fn(*mut libc::c_void) -> libc::c_int,
@@ -320,7 +320,7 @@ pub fn signal_fd(signals: &[libc::c_int]) -> io::Result<OwnedFd> {
 }
 
 /// Does something while no signal reaches this thread, nor any that it starts.
-pub(crate) fn without_signals<T>(work: impl FnOnce() -> T) -> T {
+pub(crate) fn with_signals_blocked<T>(work: impl FnOnce() -> T) -> T {
     let mut old = signal_set(&[]);
     let mut all = signal_set(&[]);
     // SAFETY: fills an initialised set.
@@ -335,7 +335,7 @@ pub(crate) fn without_signals<T>(work: impl FnOnce() -> T) -> T {
 
 /// Takes back every handler of this process: those of the standard library, and those that the C library installs with the first
 /// thread and lets nobody change, so these are raw calls. What is ignored stays so.
-pub(crate) fn drop_handlers() {
+pub(crate) fn reset_signal_handlers() {
     // As the kernel lays it out: the handler, and three words more. Zeroes are the default.
     let default = [0_u64; 4];
     for signal in 1..=64 {
@@ -448,7 +448,7 @@ pub(crate) fn duplicate(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
 }
 
 /// Takes ownership of a descriptor that a raw call returned.
-pub(crate) fn own(fd: libc::c_long) -> io::Result<OwnedFd> {
+pub(crate) fn own_fd(fd: libc::c_long) -> io::Result<OwnedFd> {
     let fd = RawFd::try_from(fd).map_err(|_| io::ErrorKind::InvalidData)?;
     // SAFETY: callers pass a number that a call has just returned as a new descriptor.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })

@@ -11,7 +11,7 @@ use rustix::process::{Pid, PidfdFlags};
 use serde::{Deserialize, Serialize};
 
 use crate::cgroup::read_start_time;
-use crate::network::ExitMarks;
+use crate::network::EgressCookies;
 use crate::peer::peer_pidfd;
 
 /// What a later program needs, besides the descriptors, to take a box over.
@@ -35,8 +35,8 @@ pub struct SandboxRecord {
     /// Processor time that its cgroup had counted before.
     pub cpu_before: Duration,
     /// What the sockets at its exits are known by.
-    #[serde(default)]
-    pub exits: ExitMarks,
+    #[serde(default, rename = "exits")]
+    pub egress: EgressCookies,
 }
 
 impl SandboxRecord {
@@ -122,7 +122,7 @@ mod tests {
             missing: Vec::new(),
             guest: 1000,
             cpu_before: Duration::ZERO,
-            exits: ExitMarks::default(),
+            egress: EgressCookies::default(),
         }
     }
 

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cgroup::DiskLimits;
 use crate::error::{At, Error, Result};
-use crate::network::ExitMarks;
+use crate::network::EgressCookies;
 use crate::plan::{Mount, SandboxPlan};
 use crate::probe::Primitives;
 
@@ -81,7 +81,7 @@ pub(crate) enum Reply {
         cgroup: Option<String>,
         missing: Vec<String>,
         cpu_before: Duration,
-        exits: ExitMarks,
+        egress: EgressCookies,
     },
     /// Done.
     Done,

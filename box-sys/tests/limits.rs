@@ -308,13 +308,13 @@ fn a_frozen_box_stands_still_and_can_still_be_killed() {
         let begun = boxed.sandbox().usage().cpu.unwrap();
         support::eventually("it runs", || boxed.sandbox().usage().cpu.unwrap() > begun);
         boxed.sandbox().freeze().unwrap();
-        support::eventually("it stands still", || boxed.sandbox().stands_still());
+        support::eventually("it stands still", || boxed.sandbox().is_frozen());
         let cpu = || boxed.sandbox().usage().cpu.unwrap();
         let before = cpu();
         std::thread::sleep(Duration::from_millis(200));
         assert_eq!(cpu(), before);
         boxed.sandbox().thaw().unwrap();
-        support::eventually("it is let go", || !boxed.sandbox().stands_still());
+        support::eventually("it is let go", || !boxed.sandbox().is_frozen());
         support::eventually("it goes on", || cpu() > before);
         boxed.sandbox().freeze().unwrap();
         boxed.sandbox.take().unwrap().destroy().unwrap();

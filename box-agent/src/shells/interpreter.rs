@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use box_protocol::actions::{Language, OutputMode, Stdin};
 use box_protocol::{BoxError, Env};
-use box_sys::{Ended, Init, Moment};
+use box_sys::{ChildExit, Init, Moment};
 use rustix::process::{Pid, Signal};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, timeout};
@@ -33,7 +33,7 @@ const KILL_INTERVAL: Duration = Duration::from_millis(10);
 #[derive(Debug)]
 pub(super) struct Interpreter {
     process: Arc<box_sys::Command>,
-    reaped: oneshot::Receiver<Ended>,
+    reaped: oneshot::Receiver<ChildExit>,
     ipc: IpcDir,
     runs: u64,
 }
@@ -59,7 +59,7 @@ pub(super) enum RunEnd {
     /// The interpreter has reported the end and waits for the next run.
     Done(Done),
     /// The interpreter has exited.
-    Exited(Ended),
+    Exited(ChildExit),
 }
 
 impl ActiveRun {
@@ -83,7 +83,7 @@ impl ActiveRun {
         {
             self.interrupt();
         }
-        init.signal_younger(&self.process, self.since, signal);
+        init.signal_started_since(&self.process, self.since, signal);
     }
 
     fn interrupt(&self) {
@@ -196,7 +196,9 @@ impl Interpreter {
 
     fn kill_children(&self, agent: &Agent, run: &ActiveRun) {
         let kill = Signal::KILL.as_raw();
-        agent.init().signal_younger(&self.process, run.since, kill);
+        agent
+            .init()
+            .signal_started_since(&self.process, run.since, kill);
     }
 
     async fn wait_run_end(&mut self) -> io::Result<RunEnd> {
@@ -220,7 +222,7 @@ impl Interpreter {
     }
 
     /// Kills the interpreter with its process tree.
-    async fn kill(&mut self, agent: &Agent) -> Ended {
+    async fn kill(&mut self, agent: &Agent) -> ChildExit {
         agent.init().kill_tree(&self.process);
         let ended = (&mut self.reaped).await.unwrap_or(KILLED);
         agent.init().forget(&self.process);

@@ -8,7 +8,7 @@ use box_protocol::actions::{
 };
 use box_protocol::{BoxError, CommandId, Env, ExitWhy, Note, Program, ShellId, UnixMs};
 use box_rpc::{Turn, Turns};
-use box_sys::Ended;
+use box_sys::ChildExit;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -276,7 +276,7 @@ impl Shell {
             RunEnd::Done(done) => {
                 let report = RunReport::decode(&done.report);
                 agent.shells().reports().store(command, report);
-                let ended = Ended {
+                let ended = ChildExit {
                     pid: 0,
                     code: Some(done.code),
                     signal: None,

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use box_sys::{FIRST_MARK, Held, Verdict};
+use box_sys::{FIRST_MARK, QueuedSyn, Verdict};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::SocketFlags;
 use tokio::io::Interest;
@@ -26,7 +26,7 @@ const ARRIVES: Duration = Duration::from_secs(5);
 /// Where the connections of one box are held.
 #[derive(Debug)]
 pub(super) struct Gate {
-    held: AsyncFd<box_sys::Gate>,
+    held: AsyncFd<box_sys::SynQueue>,
     /// Those that were let in and have not arrived, by the mark they were given.
     expected: Mutex<HashMap<u32, Expected>>,
     next: AtomicU32,
@@ -43,7 +43,7 @@ impl Gate {
         deprecated,
         reason = "sound for a gate, whose descriptor stays the same; the new way is `unsafe` for the sake of others"
     )]
-    pub(super) fn new(gate: box_sys::Gate) -> io::Result<Self> {
+    pub(super) fn new(gate: box_sys::SynQueue) -> io::Result<Self> {
         Ok(Self {
             held: AsyncFd::with_interest(gate, Interest::READABLE)?,
             expected: Mutex::default(),
@@ -57,7 +57,7 @@ impl Gate {
 
     /// Gives an accepted connection to whoever expects it, or back.
     pub(super) fn claim(&self, stream: TcpStream) -> Option<TcpStream> {
-        let mark = box_sys::mark_of(&stream).unwrap_or_default();
+        let mark = box_sys::socket_mark(&stream).unwrap_or_default();
         let to = super::going::destination(&stream);
         // Whoever had the box before may have given the same mark to another.
         let is_the_same = |expected: &Expected| {
@@ -109,7 +109,7 @@ pub(super) struct Knock {
     shared: Arc<Shared>,
     to: SocketAddr,
     /// Until it is decided about.
-    held: Option<Held>,
+    held: Option<QueuedSyn>,
 }
 
 impl Knock {

@@ -33,7 +33,7 @@ use std::time::Duration;
 
 use box_protocol::NetworkPolicy;
 use box_protocol::actions::RefusedConnection;
-use box_sys::Exits;
+use box_sys::EgressSockets;
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::sync::{Mutex, Semaphore, watch};
 use tokio::task::AbortHandle;
@@ -98,13 +98,13 @@ impl Egress {
     /// Opens the way out of a box.
     pub(crate) fn open(
         id: Uuid,
-        mut exits: Exits,
+        mut exits: EgressSockets,
         dialler: Arc<Dialler>,
         names: Names,
         policy: NetworkPolicy,
     ) -> io::Result<Self> {
         let (policy, current) = watch::channel(Arc::new(policy));
-        let gate = exits.take_gate()?.map(Gate::new).transpose()?;
+        let gate = exits.take_syn_queue()?.map(Gate::new).transpose()?;
         let connections = exits.connections.into_iter().map(TcpListener::from_std);
         let pace = Pace::new(dialler.config.connections_per_sec);
         let shared = Arc::new(Shared {
@@ -125,7 +125,7 @@ impl Egress {
             let accepting = accept(Arc::clone(&shared), place);
             tasks.push(tokio::spawn(accepting).abort_handle());
         }
-        for exit in exits.questions {
+        for exit in exits.dns {
             let exit = UdpSocket::from_std(exit)?;
             let answering = answer::messages(Arc::clone(&shared), exit);
             tasks.push(tokio::spawn(answering).abort_handle());

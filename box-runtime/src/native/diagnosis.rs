@@ -93,7 +93,7 @@ mod tests {
                 box_sys::Ability::Disk,
             ],
             network: Some(false),
-            gate: Some(false),
+            syn_queue: Some(false),
         };
         let missing = everything_missing.missing();
         let listed = super::of(&everything_missing).features;

@@ -128,7 +128,7 @@ impl NativeBackend {
         living: &Living,
         policy: NetworkPolicy,
     ) -> Result<(), BoxError> {
-        let Some(exits) = living.sandbox.take_exits() else {
+        let Some(exits) = living.sandbox.take_egress_sockets() else {
             return Ok(());
         };
         let names = match living.state().as_ref() {
@@ -226,7 +226,7 @@ impl Backend for NativeBackend {
         let connection = unix::over(stream, &carrier_limits());
         let wanted = request.spec.network == Network::On;
         let no_network =
-            (wanted && plan.network != box_sys::Network::Exits).then(|| "network".to_owned());
+            (wanted && plan.network != box_sys::Network::Egress).then(|| "network".to_owned());
         let facts = Facts {
             rootfs: Some(rootfs.into()),
             missing,
@@ -284,7 +284,7 @@ impl Backend for NativeBackend {
         }
         living.sandbox.freeze().map_err(unpausable)?;
         let begun = Instant::now();
-        while !living.sandbox.stands_still() {
+        while !living.sandbox.is_frozen() {
             if begun.elapsed() > STANDSTILL {
                 let _ = living.sandbox.thaw();
                 let why = "the box did not come to a stop within two seconds, and goes on";
@@ -459,7 +459,7 @@ async fn make(
     fds: &[BorrowedFd<'_>],
     sources: &[BorrowedFd<'_>],
 ) -> box_sys::Result<Sandbox> {
-    let making = server.begin(plan, fds, sources)?;
+    let making = server.start_create(plan, fds, sources)?;
     let made = readable(making.as_fd()).await;
     made.map_err(|source| box_sys::Error::Step {
         step: "wait for the box".into(),

@@ -93,7 +93,7 @@ pub(super) fn of(
         caps: caps(memory),
         network: match spec.network {
             Network::Off => box_sys::Network::Loopback,
-            Network::On => box_sys::Network::Exits,
+            Network::On => box_sys::Network::Egress,
         },
         owned: !config.outlive,
         ..SandboxPlan::default()

@@ -17,7 +17,7 @@ use std::time::Duration;
 use box_protocol::BoxError;
 use box_protocol::error::{Detail, Ended, Subject, quota_exceeded, with_end};
 use box_sys::DirectoryQuota;
-use box_tree::Size;
+use box_sys::walk::Size;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
 
@@ -81,8 +81,8 @@ impl Quota {
     pub(super) async fn of(bytes: u64, given: &[Given]) -> io::Result<Option<Self>> {
         let mut found: Vec<(KnownAs, OwnedFd)> = Vec::new();
         let writable: Vec<&Given> = given.iter().filter(|one| one.writable).collect();
-        for one in box_tree::outermost(&writable) {
-            let open = match box_tree::open_in(&one.source, c".") {
+        for one in box_sys::walk::outermost(&writable) {
+            let open = match box_sys::walk::open_in(&one.source, c".") {
                 // A file is no larger than the whole quota, and that is seen to.
                 Err(error) if error.kind() == io::ErrorKind::NotADirectory => continue,
                 open => open?,
@@ -105,7 +105,7 @@ impl Quota {
     pub(super) async fn again(record: &QuotaRecord) -> io::Result<Self> {
         let mut found = Vec::new();
         for known_as in &record.directories {
-            let open = box_tree::open(&known_as.path)?;
+            let open = box_sys::walk::open(&known_as.path)?;
             if KnownAs::of(&known_as.path, &open)? != *known_as {
                 return Err(io::ErrorKind::NotFound.into());
             }
@@ -148,7 +148,7 @@ impl Quota {
     pub(super) fn outlives(&self, outlives: bool) {
         for directory in &self.directories {
             if let Some(kernel) = &directory.kernel {
-                kernel.keep(outlives);
+                kernel.set_persistent(outlives);
             }
         }
     }

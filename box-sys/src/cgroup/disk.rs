@@ -21,7 +21,7 @@ pub struct DiskLimits {
 
 impl DiskLimits {
     /// Whether anything is limited.
-    pub(crate) fn any(self) -> bool {
+    pub(crate) fn is_limited(self) -> bool {
         self.read.is_some() || self.write.is_some()
     }
 }
@@ -36,7 +36,11 @@ pub(super) struct Disks {
 impl Disks {
     /// To be called while the machine's `/sys` is in sight.
     pub(super) fn find(limits: DiskLimits) -> Self {
-        let numbers = if limits.any() { disks() } else { Vec::new() };
+        let numbers = if limits.is_limited() {
+            disks()
+        } else {
+            Vec::new()
+        };
         Self { limits, numbers }
     }
 

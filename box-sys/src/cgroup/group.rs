@@ -181,8 +181,9 @@ impl Cgroups {
                         && !sockets
                         && write(dir, "memory.max_usage_in_bytes", "0").is_ok()
                         && write(dir, "memory.failcnt", "0").is_ok()
-                        && read(dir, "memory.usage_in_bytes")
-                            .is_ok_and(|used| used.trim().parse().unwrap_or(u64::MAX) < KEPT)
+                        && read(dir, "memory.usage_in_bytes").is_ok_and(|used| {
+                            used.trim().parse().unwrap_or(u64::MAX) < REUSABLE_CHARGE_MAX
+                        })
                 }
                 Ability::Pids => read(dir, "pids.events").is_ok_and(|text| text.contains("max 0")),
                 Ability::CpuUsage => write(dir, "cpuacct.usage", "0").is_ok(),
@@ -197,7 +198,7 @@ impl Cgroups {
 }
 
 /// Memory an emptied group may still be charged for, mostly pages of files, and be used again.
-const KEPT: u64 = 1 << 20;
+const REUSABLE_CHARGE_MAX: u64 = 1 << 20;
 
 impl Hierarchy {
     fn make(&self, group: &mut Group) -> io::Result<()> {

@@ -11,10 +11,10 @@
 //!
 //! `find.rs` finds where groups can be made, `mod.rs` holds those places, `group.rs` makes, limits and removes a box's group, `disk.rs` limits its disks, `live.rs` asks and acts on one.
 
+mod discover;
 mod disk;
-mod find;
 mod group;
-mod live;
+mod usage;
 
 use std::ffi::CString;
 use std::fs;
@@ -27,8 +27,8 @@ use serde::{Deserialize, Serialize};
 pub use disk::DiskLimits;
 use disk::Disks;
 pub(crate) use group::Group;
-pub use live::Usage;
-pub(crate) use live::{OOM_KILLS, Owner, field_of, read_start_time, start_time};
+pub use usage::Usage;
+pub(crate) use usage::{OOM_KILLS, Owner, field_of, read_start_time, start_time};
 
 /// What a hierarchy is able to do for a box.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -113,17 +113,17 @@ impl Cgroups {
 
     fn find(parent: &str, hold: Option<String>, disks: Option<Disks>) -> Self {
         let mut hierarchies = Vec::new();
-        let mut open_to: Vec<Ability> = ALL.to_vec();
+        let mut wanted: Vec<Ability> = ALL.to_vec();
         // To whom only asks, what a server has limited is there.
-        open_to.retain(|ability| *ability != Ability::Disk || disks.is_some() || hold.is_none());
-        let mut found = find::mounted(parent, hold.is_some());
+        wanted.retain(|ability| *ability != Ability::Disk || disks.is_some() || hold.is_none());
+        let mut found = discover::mounted(parent, hold.is_some());
         // Version 2 first: what it can do, version 1 need not.
         found.sort_by_key(|mount| !mount.v2);
         for mount in found {
-            let Some(hierarchy) = Hierarchy::open(&mount, parent, hold.as_deref(), &open_to) else {
+            let Some(hierarchy) = Hierarchy::open(&mount, parent, hold.as_deref(), &wanted) else {
                 continue;
             };
-            open_to.retain(|ability| !hierarchy.abilities.contains(ability));
+            wanted.retain(|ability| !hierarchy.abilities.contains(ability));
             hierarchies.push(hierarchy);
         }
         Self {
@@ -156,12 +156,12 @@ impl Cgroups {
 
     /// Whether groups can be used again: version 2's controllers never forget what a group has used. Its count of processor
     /// time does not either, but that is one number to subtract.
-    pub(crate) fn recyclable(&self) -> bool {
+    pub(crate) fn is_recyclable(&self) -> bool {
         !self.hierarchies.is_empty()
             && self
                 .hierarchies
                 .iter()
-                .all(|h| !h.v2 || h.abilities.iter().all(|a| a.stateless()))
+                .all(|h| !h.v2 || h.abilities.iter().all(|a| a.is_stateless()))
     }
 
     /// Lets go of the common parents, and removes those that nobody else holds and no box is in.
@@ -176,14 +176,14 @@ impl Cgroups {
 }
 
 impl Ability {
-    fn stateless(self) -> bool {
+    fn is_stateless(self) -> bool {
         matches!(self, Self::Freeze | Self::CpuUsage | Self::Disk)
     }
 }
 
 impl Hierarchy {
     fn open(
-        mount: &find::Mounted,
+        mount: &discover::Mounted,
         parent: &str,
         hold: Option<&str>,
         wanted: &[Ability],

@@ -3,7 +3,7 @@
 //! The order is what makes it safe. Everything is built with the server's powers; then a user namespace is entered that owns
 //! nothing of it. So even an init that has been taken over cannot remount, unmount, rename the host or add an interface.
 
-mod tree;
+mod root;
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::Duration;
@@ -14,13 +14,13 @@ use rustix::thread::{CapabilitySet, CapabilitySets};
 
 use crate::cgroup::Group;
 use crate::error::{At, Error, Result};
-use crate::inside::{Init, Outer};
-use crate::network::{self, ExitMarks, Net};
+use crate::init::{Init, OuterNamespaces};
+use crate::network::{self, EgressCookies, Net};
 use crate::plan::{Mount, SandboxPlan};
 use crate::raw;
 use crate::server::Server;
-use crate::server::view::View;
-use crate::server::world::open_ns;
+use crate::server::overlays::Overlays;
+use crate::server::template_mounts::open_ns;
 use crate::wire::{Reply, next_length, receive_message, send_message};
 
 /// What a box's first process does. It is called while the box is being built, to make ready what needs no plan, and gives what
@@ -28,7 +28,7 @@ use crate::wire::{Reply, next_length, receive_message, send_message};
 pub type InitMain = fn() -> Box<dyn FnOnce(Init)>;
 
 /// What a box is begun with.
-pub(crate) struct Seed<'a> {
+pub(crate) struct Resources<'a> {
     pub(crate) server: &'a Server,
     /// A plan of which only the parts count that `Server::same_shape` compares.
     pub(crate) shape: &'a SandboxPlan,
@@ -37,14 +37,14 @@ pub(crate) struct Seed<'a> {
     /// The network namespace, if there is one ready.
     pub(crate) net: Option<Net>,
     /// Its overlays, if they are ready.
-    pub(crate) view: Option<View>,
+    pub(crate) overlays: Option<Overlays>,
     pub(crate) user: OwnedFd,
     pub(crate) group: Option<&'a Group>,
 }
 
 /// What a box is finished with.
 #[derive(Debug)]
-pub(crate) struct Order {
+pub(crate) struct FinishRequest {
     pub(crate) plan: SandboxPlan,
     /// Host directories, the outer ones first.
     pub(crate) trees: Vec<(OwnedFd, Mount)>,
@@ -54,48 +54,53 @@ pub(crate) struct Order {
 }
 
 /// A box that only lacks its order.
-struct Begun {
-    tree: tree::Tree,
+struct PreparedBox {
+    tree: root::RootBuilder,
     pidfd: OwnedFd,
-    outer: Outer,
+    outer: OuterNamespaces,
     /// What this process is worth when memory runs out.
-    worth: OwnedFd,
+    oom_score: OwnedFd,
     /// How often it did, if somebody counts that.
-    oom: Option<OwnedFd>,
+    oom_events: Option<OwnedFd>,
     /// The sockets at the exits of its network.
-    exits: Vec<OwnedFd>,
+    egress: Vec<OwnedFd>,
 }
 
 /// Builds the box around this process, tells the caller, and becomes its init.
-pub(crate) fn run(mut seed: Seed<'_>, order: Order, main: InitMain) -> ! {
-    let begun = begin(&mut seed).and_then(|begun| {
-        let trees = order.trees.iter().map(|(tree, _)| tree);
-        let more = trees.chain(&order.init_fds).chain([&order.reply]);
-        close_rest(&seed, &begun, more)?;
-        Ok(begun)
+pub(crate) fn run(mut resources: Resources<'_>, request: FinishRequest, main: InitMain) -> ! {
+    let prepared = prepare(&mut resources).and_then(|prepared| {
+        let trees = request.trees.iter().map(|(tree, _)| tree);
+        let more = trees.chain(&request.init_fds).chain([&request.reply]);
+        close_inherited(&resources, &prepared, more)?;
+        Ok(prepared)
     });
-    match begun {
-        Ok(begun) => go_on(&seed, begun, order, main()),
-        Err(error) => give_up(&order.reply, &error),
+    match prepared {
+        Ok(prepared) => finish_and_run(&resources, prepared, request, main()),
+        Err(error) => fail(&request.reply, &error),
     }
 }
 
 /// Closes the box and becomes its init.
-fn go_on(seed: &Seed<'_>, begun: Begun, order: Order, main: Box<dyn FnOnce(Init)>) -> ! {
-    let Ok(reply) = raw::duplicate(order.reply.as_fd()) else {
+fn finish_and_run(
+    resources: &Resources<'_>,
+    prepared: PreparedBox,
+    request: FinishRequest,
+    main: Box<dyn FnOnce(Init)>,
+) -> ! {
+    let Ok(reply) = raw::duplicate(request.reply.as_fd()) else {
         raw::exit_now(1)
     };
-    match close_in(seed, begun, order) {
+    match finish(resources, prepared, request) {
         Ok(init) => {
             drop(reply);
             main(init);
             std::process::exit(0)
         }
-        Err(error) => give_up(&reply, &error),
+        Err(error) => fail(&reply, &error),
     }
 }
 
-fn give_up(reply: &OwnedFd, error: &Error) -> ! {
+fn fail(reply: &OwnedFd, error: &Error) -> ! {
     let _ = send_message(reply.as_fd(), &Reply::from_error(error), &[]);
     raw::exit_now(1)
 }
@@ -104,103 +109,106 @@ fn give_up(reply: &OwnedFd, error: &Error) -> ! {
 
 /// Closes what was inherited, all but what the box is still to be finished with.
 #[inline(never)]
-fn close_rest<'a>(
-    seed: &'a Seed<'_>,
-    begun: &'a Begun,
+fn close_inherited<'a>(
+    resources: &'a Resources<'_>,
+    prepared: &'a PreparedBox,
     more: impl Iterator<Item = &'a OwnedFd>,
 ) -> Result<()> {
     let keep = [
-        &begun.pidfd,
-        &begun.outer.user,
-        &begun.outer.mounts,
-        &begun.worth,
-        &seed.user,
-        &seed.server.pidfd,
+        &prepared.pidfd,
+        &prepared.outer.user,
+        &prepared.outer.mounts,
+        &prepared.oom_score,
+        &resources.user,
+        &resources.server.pidfd,
     ];
-    let keep = keep.into_iter().chain(&begun.oom).chain(&begun.exits);
-    let keep = keep.chain(begun.tree.descriptors()).chain(more);
+    let keep = keep
+        .into_iter()
+        .chain(&prepared.oom_events)
+        .chain(&prepared.egress);
+    let keep = keep.chain(prepared.tree.descriptors()).chain(more);
     close_all_but(keep.map(AsRawFd::as_raw_fd).collect())
 }
 
 /// Builds a box as far as it goes without a plan, waits for one, and goes on.
-pub(crate) fn run_spare(mut seed: Seed<'_>, socket: OwnedFd, main: InitMain) -> ! {
-    let begun = match begin(&mut seed) {
-        Ok(begun) => begun,
+pub(crate) fn run_spare(mut resources: Resources<'_>, socket: OwnedFd, main: InitMain) -> ! {
+    let prepared = match prepare(&mut resources) {
+        Ok(prepared) => prepared,
         Err(error) => {
             // An order may have come already; whoever sent it shall learn why.
             if let Ok(true) = readable_now(&socket)
-                && let Ok(Some(order)) = Order::receive(socket.as_fd())
+                && let Ok(Some(request)) = FinishRequest::receive(socket.as_fd())
             {
-                let _ = send_message(order.reply.as_fd(), &Reply::from_error(&error), &[]);
+                let _ = send_message(request.reply.as_fd(), &Reply::from_error(&error), &[]);
             }
             raw::exit_now(1)
         }
     };
     // Other spares' sockets are among what was inherited; kept open here, their ends would never be noticed.
-    if close_rest(&seed, &begun, [&socket].into_iter()).is_err() {
+    if close_inherited(&resources, &prepared, [&socket].into_iter()).is_err() {
         raw::exit_now(1);
     }
     let main = main();
     // The end of the server is the end of what waits for it.
-    let Ok(Some(order)) = Order::receive(socket.as_fd()) else {
+    let Ok(Some(request)) = FinishRequest::receive(socket.as_fd()) else {
         raw::exit_now(0)
     };
     drop(socket);
-    go_on(&seed, begun, order, main)
+    finish_and_run(&resources, prepared, request, main)
 }
 
 #[inline(never)]
-fn begin(seed: &mut Seed<'_>) -> Result<Begun> {
+fn prepare(resources: &mut Resources<'_>) -> Result<PreparedBox> {
     // For people who look at the machine; costs nothing to get wrong.
     let _ = rustix::thread::set_name(c"box-init");
-    let server = seed.server;
-    if let Some(group) = seed.group {
+    let server = resources.server;
+    if let Some(group) = resources.group {
         group.enter().at("enter the cgroup")?;
     }
     // After that, so that the box sees its own group as the root.
     raw::unshare(libc::CLONE_NEWCGROUP).at("unshare the cgroup namespace")?;
-    let exits = match seed.net.take() {
+    let egress = match resources.net.take() {
         Some(net) => raw::setns(net.namespace.as_fd(), libc::CLONE_NEWNET)
-            .map(|()| net.exits)
+            .map(|()| net.egress)
             .at("enter the network namespace")?,
-        None => network::enter_new(seed.shape.network)?,
+        None => network::enter_new(resources.shape.network)?,
     };
     let this = rustix::process::getpid();
     let pidfd = rustix::process::pidfd_open(this, PidfdFlags::empty()).at("open a pidfd")?;
     // While the machine's procfs is in sight.
-    let outer = Outer {
-        user: server.world.user.try_clone().at("duplicate")?,
+    let outer = OuterNamespaces {
+        user: server.template.user.try_clone().at("duplicate")?,
         mounts: open_ns("mnt").at("open the mount namespace")?,
     };
-    let worth = rustix::fs::open(
+    let oom_score = rustix::fs::open(
         "/proc/self/oom_score_adj",
         OFlags::WRONLY | OFlags::CLOEXEC,
         Mode::empty(),
     );
-    let worth = worth.at("open the OOM score")?;
-    let oom = seed
+    let oom_score = oom_score.at("open the OOM score")?;
+    let oom_events = resources
         .group
         .and_then(|group| server.cgroups.oom_file(&group.name));
-    let tree = tree::prepare(seed)?;
+    let tree = root::prepare(resources)?;
     silence_stdio().at("open /dev/null")?;
     for (resource, most) in LIMITS {
         limit(resource, most).at("limit what whoever started the server may")?;
     }
     // The kernel passes a signal of the guest's to a first process that handles it, and drops all others. The handlers of the standard
     // library run on a small stack; a second signal meanwhile overflows it, which ends the process.
-    raw::drop_handlers();
+    raw::reset_signal_handlers();
     // A session of its own: no terminal of the server's can be reached.
     rustix::process::setsid().at("start a session")?;
     // Dear, and the same for every box. What is still to be done passes it.
     rustix::thread::set_no_new_privs(true).at("set no_new_privs")?;
     raw::load_filter(&server.filter).at("load the seccomp filter")?;
-    Ok(Begun {
+    Ok(PreparedBox {
         tree,
         pidfd,
         outer,
-        worth,
-        oom,
-        exits,
+        oom_score,
+        oom_events,
+        egress,
     })
 }
 
@@ -226,65 +234,71 @@ fn limit(resource: Resource, most: u64) -> rustix::io::Result<()> {
 }
 
 #[inline(never)]
-fn close_in(seed: &Seed<'_>, begun: Begun, order: Order) -> Result<Init> {
-    let server = seed.server;
-    let Begun {
+fn finish(
+    resources: &Resources<'_>,
+    prepared: PreparedBox,
+    request: FinishRequest,
+) -> Result<Init> {
+    let server = resources.server;
+    let PreparedBox {
         tree,
         pidfd,
         outer,
-        worth,
-        oom,
-        exits,
-    } = begun;
-    let Order {
+        oom_score,
+        oom_events,
+        egress,
+    } = prepared;
+    let FinishRequest {
         plan,
         trees,
         init_fds: fds,
         reply,
-    } = order;
+    } = request;
     tree.finish(&plan, &trees)?;
     rustix::system::sethostname(plan.hostname.as_bytes()).at("set the host name")?;
 
-    raw::setns(seed.user.as_fd(), libc::CLONE_NEWUSER).at("enter the user namespace")?;
-    let two_uids = server.world.privileged;
+    raw::setns(resources.user.as_fd(), libc::CLONE_NEWUSER).at("enter the user namespace")?;
+    let two_uids = server.template.privileged;
     become_init(two_uids, plan.guest.id)?;
     let abi = if plan.landlock {
         server.primitives.landlock
     } else {
         0
     };
-    let landlock = crate::inside::ruleset(&plan, abi).at("make the Landlock ruleset")?;
+    let landlock = crate::init::ruleset(&plan, abi).at("make the Landlock ruleset")?;
     drop_capabilities(two_uids)?;
     let hidden = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable);
     hidden.at("become non-dumpable")?;
     if plan.owned {
-        tie_to(&server.pidfd)?;
+        end_with_server(&server.pidfd)?;
     }
     raw::load_filter(&server.closing).at("close the seccomp filter")?;
 
     let missing = server.primitives.missing();
     let ready = Reply::Ready {
-        cgroup: seed.group.map(|group| group.name.clone()),
+        cgroup: resources.group.map(|group| group.name.clone()),
         missing: missing.clone(),
-        cpu_before: seed.group.map_or(Duration::ZERO, |group| group.cpu_before),
-        exits: ExitMarks::of(&exits).at("mark the exits")?,
+        cpu_before: resources
+            .group
+            .map_or(Duration::ZERO, |group| group.cpu_before),
+        egress: EgressCookies::of(&egress).at("mark the egress")?,
     };
-    let mut told = vec![pidfd.as_fd(), outer.mounts.as_fd()];
-    told.extend(exits.iter().map(AsFd::as_fd));
-    send_message(reply.as_fd(), &ready, &told)?;
-    drop(told);
+    let mut fds_sent = vec![pidfd.as_fd(), outer.mounts.as_fd()];
+    fds_sent.extend(egress.iter().map(AsFd::as_fd));
+    send_message(reply.as_fd(), &ready, &fds_sent)?;
+    drop(fds_sent);
     drop((pidfd, reply, trees));
-    for last in [&seed.user, &server.pidfd] {
+    for last in [&resources.user, &server.pidfd] {
         let fd = last.as_raw_fd();
         // SAFETY: they belong to copies of the server's in this process, which nobody drops: init never returns.
         unsafe { raw::close_between(fd, fd) }.at("close descriptors")?;
     }
     Ok(Init::new(
-        plan, fds, outer, exits, two_uids, missing, landlock, worth, oom,
+        plan, fds, outer, egress, two_uids, missing, landlock, oom_score, oom_events,
     ))
 }
 
-impl Order {
+impl FinishRequest {
     /// Sends it to a spare box.
     pub(crate) fn send(&self, socket: BorrowedFd<'_>) -> Result<()> {
         let mounts: Vec<&Mount> = self.trees.iter().map(|(_, mount)| mount).collect();
@@ -297,13 +311,13 @@ impl Order {
     #[inline(never)]
     fn receive(socket: BorrowedFd<'_>) -> Result<Option<Self>> {
         // As large as needed and no larger: what a spare touches here, its box keeps.
-        let mut buffer = vec![0; next_length(socket).at("wait for an order")?];
+        let mut buffer = vec![0; next_length(socket).at("wait for an request")?];
         let message = receive_message::<(SandboxPlan, Vec<Mount>)>(socket, &mut buffer)?;
         let Some(((plan, mounts), mut fds)) = message else {
             return Ok(None);
         };
         if fds.len() < 1 + mounts.len() {
-            return Err(Error::Protocol("an order without descriptors".into()));
+            return Err(Error::Protocol("an request without descriptors".into()));
         }
         let init_fds = fds.split_off(1 + mounts.len());
         let trees = fds.drain(1..).zip(mounts).collect();
@@ -317,7 +331,7 @@ impl Order {
 }
 
 /// Lets this process die with the server. To be called after the last change of ids, at which the kernel forgets it.
-fn tie_to(server: &OwnedFd) -> Result<()> {
+fn end_with_server(server: &OwnedFd) -> Result<()> {
     let set = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
     set.at("tie the box to the server")?;
     // A server that died before that sends nothing any more.

@@ -11,7 +11,6 @@
 //!
 //! `rules.rs` is what the redirecting consists of, `netlink.rs` how it gets into the kernel.
 
-mod gate;
 mod netlink;
 #[expect(
     clippy::cast_possible_truncation,
@@ -19,6 +18,7 @@ mod netlink;
     reason = "numbers of the kernel's headers, which fit where the kernel wants them"
 )]
 mod rules;
+mod syn_queue;
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
@@ -30,9 +30,9 @@ use serde::{Deserialize, Serialize};
 use crate::error::{At, Error, Result};
 use crate::plan::Network;
 use crate::raw;
-pub use gate::{FIRST_MARK, Gate, Held, Verdict, mark_of};
 use netlink::{Batch, Bytes, Family};
-use rules::Holding;
+use rules::QueueMethod;
+pub use syn_queue::{FIRST_MARK, QueuedSyn, SynQueue, Verdict, socket_mark};
 
 /// The box's own address, from which it connects; it is its name server's, too. Of a range that is nobody's.
 pub const OWN_V4: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
@@ -49,7 +49,7 @@ const BACKLOG: libc::c_int = 1024;
 
 /// Connections to a program of the box that wait to be accepted: what they hold is in no memory limit before that. Linux had this
 /// number for twenty years.
-const WAITING: &str = "128";
+const GUEST_BACKLOG: &str = "128";
 
 const LOOPBACK_INDEX: u32 = 1;
 
@@ -57,7 +57,7 @@ const LOOPBACK_INDEX: u32 = 1;
 #[derive(Debug)]
 pub(crate) struct Net {
     pub(crate) namespace: OwnedFd,
-    pub(crate) exits: Vec<OwnedFd>,
+    pub(crate) egress: Vec<OwnedFd>,
 }
 
 /// Moves this process into a new network namespace, and gives the sockets at its exits.
@@ -67,19 +67,19 @@ pub(crate) fn enter_new(network: Network) -> Result<Vec<OwnedFd>> {
         return Ok(Vec::new());
     }
     loopback_up().at("bring the loopback interface up")?;
-    let exits = match network {
+    let egress = match network {
         // A kernel without the packet filter, most likely.
-        Network::Exits => open_exits(true).map_err(|_| Error::Unavailable("network".into()))?,
+        Network::Egress => open_egress(true).map_err(|_| Error::Unavailable("network".into()))?,
         Network::Down | Network::Loopback => Vec::new(),
     };
     // After the exits, which may wait in larger numbers. Where settings cannot be written, the machine's number stands.
-    let _ = std::fs::write("/proc/sys/net/core/somaxconn", WAITING);
-    Ok(exits)
+    let _ = std::fs::write("/proc/sys/net/core/somaxconn", GUEST_BACKLOG);
+    Ok(egress)
 }
 
 fn loopback_up() -> io::Result<()> {
     let mut batch = Batch::default();
-    batch.make(libc::RTM_NEWLINK, |body| {
+    batch.request(libc::RTM_NEWLINK, |body| {
         body.put(&[0; 4]);
         body.put(&LOOPBACK_INDEX.to_ne_bytes());
         // The flags, and which of them are meant.
@@ -89,31 +89,31 @@ fn loopback_up() -> io::Result<()> {
     batch.send(Family::Route)
 }
 
-fn open_exits(with_gate: bool) -> io::Result<Vec<OwnedFd>> {
+fn open_egress(with_syn_queue: bool) -> io::Result<Vec<OwnedFd>> {
     address_and_route(OWN_V4.into())?;
     // A machine may have no IPv6; then its boxes have none, and nothing of it gets out.
     let v6 = address_and_route(OWN_V6.into()).is_ok();
-    let gate = with_gate.then(gated).flatten();
-    if gate.is_none() {
+    let syn_queue = with_syn_queue.then(queue_syns).flatten();
+    if syn_queue.is_none() {
         rules::write(None)?;
     }
-    let mut exits = pair(Ipv4Addr::LOCALHOST.into())?;
+    let mut egress = listen_pair(Ipv4Addr::LOCALHOST.into())?;
     if v6 {
-        exits.extend(pair(Ipv6Addr::LOCALHOST.into())?);
+        egress.extend(listen_pair(Ipv6Addr::LOCALHOST.into())?);
     }
-    exits.extend(gate);
-    Ok(exits)
+    egress.extend(syn_queue);
+    Ok(egress)
 }
 
 /// Writes rules with a gate, and gives it, if this kernel has what that needs.
-fn gated() -> Option<OwnedFd> {
-    let gate = gate::make().ok()?;
+fn queue_syns() -> Option<OwnedFd> {
+    let syn_queue = syn_queue::make().ok()?;
     // Either all rules are written or none.
-    let written = |holding: &Holding| rules::write(Some(*holding)).is_ok();
-    [Holding::Expression, Holding::Target]
+    let written = |holding: &QueueMethod| rules::write(Some(*holding)).is_ok();
+    [QueueMethod::Expression, QueueMethod::Target]
         .iter()
         .any(written)
-        .then_some(gate)
+        .then_some(syn_queue)
 }
 
 /// The loopback interface gets a further address, and everything that is nowhere else goes there from it.
@@ -128,14 +128,14 @@ fn address_and_route(own: IpAddr) -> io::Result<()> {
         IpAddr::V6(address) => body.attribute(kind, &address.octets()),
     };
     let mut batch = Batch::default();
-    batch.make(libc::RTM_NEWADDR, |body| {
+    batch.request(libc::RTM_NEWADDR, |body| {
         body.put(&[family, bits, 0, 0]);
         body.put(&LOOPBACK_INDEX.to_ne_bytes());
         attribute(body, libc::IFA_LOCAL);
         attribute(body, libc::IFA_ADDRESS);
         body.attribute(libc::IFA_FLAGS, &libc::IFA_F_NODAD.to_ne_bytes());
     });
-    batch.make(libc::RTM_NEWROUTE, |body| {
+    batch.request(libc::RTM_NEWROUTE, |body| {
         // Everything is here: a plain route to the loopback interface refuses everything of IPv6, and nobody sends it word of
         // IPv4 that somewhere cannot be reached.
         let (table, kind) = (libc::RT_TABLE_LOCAL, libc::RTN_LOCAL);
@@ -152,7 +152,7 @@ fn address_and_route(own: IpAddr) -> io::Result<()> {
 }
 
 /// The sockets at the exits of one family.
-fn pair(at: IpAddr) -> io::Result<Vec<OwnedFd>> {
+fn listen_pair(at: IpAddr) -> io::Result<Vec<OwnedFd>> {
     let family = match at {
         IpAddr::V4(_) => AddressFamily::INET,
         IpAddr::V6(_) => AddressFamily::INET6,
@@ -168,21 +168,21 @@ fn pair(at: IpAddr) -> io::Result<Vec<OwnedFd>> {
 
 /// The exits of a box: where what would leave it arrives. They do not block.
 #[derive(Debug, Default)]
-pub struct Exits {
+pub struct EgressSockets {
     /// Accept the box's connections. What each was to, `SO_ORIGINAL_DST` says; to the exit itself, if it was redirected by
     /// nobody.
     pub connections: Vec<TcpListener>,
     /// Receive the box's questions to name servers.
-    pub questions: Vec<UdpSocket>,
-    /// Decides about its connections before they arrive, where there is a gate; [`Exits::take_gate`].
-    gate: Option<OwnedFd>,
+    pub dns: Vec<UdpSocket>,
+    /// Decides about its connections before they arrive, where there is a gate; [`EgressSockets::take_syn_queue`].
+    syn_queue: Option<OwnedFd>,
 }
 
 /// What the sockets of a box's exits are known by, as long as the machine runs.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ExitMarks(Vec<u64>);
+pub struct EgressCookies(Vec<u64>);
 
-impl ExitMarks {
+impl EgressCookies {
     pub(crate) fn of(sockets: &[OwnedFd]) -> io::Result<Self> {
         let cookie = |socket| Ok(rustix::net::sockopt::socket_cookie(socket)?);
         sockets
@@ -194,54 +194,57 @@ impl ExitMarks {
 
     /// The exits among descriptors that a box's init hands out. It lives with the guest: what is not exactly what was made is
     /// not taken.
-    pub fn find(&self, handed: impl IntoIterator<Item = OwnedFd>) -> Option<Exits> {
-        let mut exits = Vec::new();
+    pub fn find(&self, handed: impl IntoIterator<Item = OwnedFd>) -> Option<EgressSockets> {
+        let mut egress = Vec::new();
         let mut marks = self.0.iter();
         for fd in handed {
             let mark = marks.next()?;
             if rustix::net::sockopt::socket_cookie(&fd).ok()? != *mark {
                 return None;
             }
-            exits.push(fd);
+            egress.push(fd);
         }
-        (!exits.is_empty() && marks.next().is_none()).then(|| Exits::of(exits))
+        (!egress.is_empty() && marks.next().is_none()).then(|| EgressSockets::of(egress))
     }
 }
 
-impl Exits {
+impl EgressSockets {
     /// Tells the sockets apart, which come in pairs, and perhaps a gate behind them.
     pub(crate) fn of(mut sockets: Vec<OwnedFd>) -> Self {
-        let mut exits = Self::default();
+        let mut egress = Self::default();
         if sockets.len() % 2 == 1 {
-            exits.gate = sockets.pop();
+            egress.syn_queue = sockets.pop();
         }
         for (place, socket) in sockets.into_iter().enumerate() {
             if place % 2 == 0 {
-                exits.connections.push(socket.into());
+                egress.connections.push(socket.into());
             } else {
-                exits.questions.push(socket.into());
+                egress.dns.push(socket.into());
             }
         }
-        exits
+        egress
     }
 
     /// The gate, once, if there is one. It is an error if this process may not decide there.
-    pub fn take_gate(&mut self) -> io::Result<Option<Gate>> {
-        self.gate.take().map(Gate::take).transpose()
+    pub fn take_syn_queue(&mut self) -> io::Result<Option<SynQueue>> {
+        self.syn_queue.take().map(SynQueue::take_over).transpose()
     }
 }
 
 /// Whether a box of this user can have exits, and whether those have a gate: tried out in a process that ends at once.
 pub(crate) fn available(privileged: bool) -> (bool, bool) {
     let with_user = if privileged { 0 } else { libc::CLONE_NEWUSER };
-    let exits = |enough: fn(&Exits) -> bool| {
+    let egress = |enough: fn(&EgressSockets) -> bool| {
         raw::try_in_child(move || {
             let unshared = raw::unshare(with_user);
-            let made = unshared.is_ok().then(|| enter_new(Network::Exits));
-            made.is_some_and(|made| made.is_ok_and(|made| enough(&Exits::of(made))))
+            let made = unshared.is_ok().then(|| enter_new(Network::Egress));
+            made.is_some_and(|made| made.is_ok_and(|made| enough(&EgressSockets::of(made))))
         })
     };
-    (exits(|_| true), exits(|exits| exits.gate.is_some()))
+    (
+        egress(|_| true),
+        egress(|egress| egress.syn_queue.is_some()),
+    )
 }
 
 #[cfg(test)]
@@ -252,20 +255,21 @@ mod tests {
     fn a_connection_from_a_network_with_exits_arrives_there_and_says_where_it_was_going() {
         let worked = raw::try_in_child(|| {
             let tried = || -> io::Result<bool> {
-                let mut exits = Exits::of(enter_new(Network::Exits).map_err(io::Error::other)?);
+                let mut egress =
+                    EgressSockets::of(enter_new(Network::Egress).map_err(io::Error::other)?);
                 let mut arrived = Vec::new();
-                let gate = exits.take_gate()?.ok_or(io::ErrorKind::NotFound)?;
+                let syn_queue = egress.take_syn_queue()?.ok_or(io::ErrorKind::NotFound)?;
                 let decide = |to: SocketAddr, verdict| {
-                    let gate = &gate;
+                    let syn_queue = &syn_queue;
                     std::thread::scope(|scope| {
                         let going = scope.spawn(move || std::net::TcpStream::connect(to));
-                        let held = next(gate)?;
+                        let held = next(syn_queue)?;
                         assert_eq!(held.to, to);
-                        gate.decide(&held, verdict)?;
+                        syn_queue.decide(&held, verdict)?;
                         going.join().map_err(|_| io::ErrorKind::Other)?
                     })
                 };
-                for (exit, to) in exits
+                for (exit, to) in egress
                     .connections
                     .iter()
                     .zip(["192.0.2.7:443", "[2001:db8::7]:443"])
@@ -283,7 +287,7 @@ mod tests {
                     }
                     let _going = decide(to, Verdict::Pass(4711))?;
                     let (come, _) = exit.accept()?;
-                    arrived.push(mark_of(&come)? == 4711);
+                    arrived.push(socket_mark(&come)? == 4711);
                     let was: SocketAddr = match to {
                         SocketAddr::V4(_) => rustix::net::sockopt::ip_original_dst(&come)?.into(),
                         SocketAddr::V6(_) => rustix::net::sockopt::ipv6_original_dst(&come)?.into(),
@@ -293,8 +297,8 @@ mod tests {
                 let asking = UdpSocket::bind("0.0.0.0:0")?;
                 asking.send_to(b"who", "192.0.2.53:53")?;
                 let mut buffer = [0; 16];
-                let (length, from) = exits.questions[0].recv_from(&mut buffer)?;
-                exits.questions[0].send_to(&buffer[..length], from)?;
+                let (length, from) = egress.dns[0].recv_from(&mut buffer)?;
+                egress.dns[0].send_to(&buffer[..length], from)?;
                 let (_, answered_by) = asking.recv_from(&mut buffer)?;
                 let other = asking.send_to(b"x", "192.0.2.53:54");
                 Ok(arrived == [true; 10]
@@ -311,12 +315,12 @@ mod tests {
         let worked = raw::try_in_child(|| {
             let tried = || -> io::Result<bool> {
                 enter_new(Network::Loopback).map_err(io::Error::other)?;
-                let mut exits = Exits::of(open_exits(false)?);
+                let mut egress = EgressSockets::of(open_egress(false)?);
                 let to = SocketAddr::new([192, 0, 2, 7].into(), 443);
                 let _going = std::net::TcpStream::connect(to)?;
-                let (come, _) = exits.connections[0].accept()?;
+                let (come, _) = egress.connections[0].accept()?;
                 let was: SocketAddr = rustix::net::sockopt::ip_original_dst(&come)?.into();
-                Ok(was == to && mark_of(&come)? == 0 && exits.take_gate()?.is_none())
+                Ok(was == to && socket_mark(&come)? == 0 && egress.take_syn_queue()?.is_none())
             };
             tried().is_ok_and(|all| all)
         });
@@ -327,17 +331,17 @@ mod tests {
     fn what_was_held_for_somebody_who_is_gone_is_told_again() {
         let worked = raw::try_in_child(|| {
             let tried = || -> io::Result<bool> {
-                let exits = enter_new(Network::Exits).map_err(io::Error::other)?;
-                let copies = exits.iter().map(OwnedFd::try_clone);
+                let egress = enter_new(Network::Egress).map_err(io::Error::other)?;
+                let copies = egress.iter().map(OwnedFd::try_clone);
                 let copies = copies.collect::<io::Result<_>>()?;
-                let first = Exits::of(exits).take_gate()?;
+                let first = EgressSockets::of(egress).take_syn_queue()?;
                 let first = first.ok_or(io::ErrorKind::NotFound)?;
                 let to = SocketAddr::new([192, 0, 2, 7].into(), 443);
                 std::thread::scope(|scope| {
                     let going = scope.spawn(move || std::net::TcpStream::connect(to));
                     let held = next(&first)?;
                     drop(first);
-                    let second = Exits::of(copies).take_gate()?;
+                    let second = EgressSockets::of(copies).take_syn_queue()?;
                     let second = second.ok_or(io::ErrorKind::NotFound)?;
                     let again = next(&second)?;
                     // Nobody is there by this name any more.
@@ -357,10 +361,10 @@ mod tests {
     fn a_gate_whose_messages_nobody_has_read_can_be_taken_over() {
         let worked = raw::try_in_child(|| {
             let tried = || -> io::Result<bool> {
-                let exits = enter_new(Network::Exits).map_err(io::Error::other)?;
-                let gate = exits.last().ok_or(io::ErrorKind::NotFound)?;
+                let egress = enter_new(Network::Egress).map_err(io::Error::other)?;
+                let syn_queue = egress.last().ok_or(io::ErrorKind::NotFound)?;
                 // The least there can be.
-                rustix::net::sockopt::set_socket_recv_buffer_size(gate, 1)?;
+                rustix::net::sockopt::set_socket_recv_buffer_size(syn_queue, 1)?;
                 let to = SocketAddr::new([192, 0, 2, 7].into(), 443);
                 let mut going = Vec::new();
                 for _ in 0..100 {
@@ -370,7 +374,7 @@ mod tests {
                     let _in_progress = rustix::net::connect(&socket, &to);
                     going.push(socket);
                 }
-                let taken = Exits::of(exits).take_gate()?;
+                let taken = EgressSockets::of(egress).take_syn_queue()?;
                 let held = next(&taken.ok_or(io::ErrorKind::NotFound)?)?;
                 Ok(held.to == to)
             };
@@ -380,9 +384,9 @@ mod tests {
     }
 
     /// The next packet that is held.
-    fn next(gate: &Gate) -> io::Result<Held> {
+    fn next(syn_queue: &SynQueue) -> io::Result<QueuedSyn> {
         loop {
-            match gate.receive() {
+            match syn_queue.receive() {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::thread::yield_now(),
                 held => return held,
             }
@@ -397,13 +401,13 @@ mod tests {
             vec![tcp.into(), udp.into()]
         };
         let (own, others) = (make(), make());
-        let marks = ExitMarks::of(&own).unwrap();
+        let marks = EgressCookies::of(&own).unwrap();
         assert!(marks.find(others).is_none());
         assert!(marks.find(Vec::new()).is_none());
         let mut more = make();
         more.splice(0..0, own.iter().map(|fd| fd.try_clone().unwrap()));
         assert!(marks.find(more).is_none());
         assert!(marks.find(own).is_some());
-        assert!(ExitMarks::default().find(Vec::new()).is_none());
+        assert!(EgressCookies::default().find(Vec::new()).is_none());
     }
 }

@@ -11,9 +11,9 @@ use rustix::net::{
 const HEADER: usize = 16;
 /// The kind of the kernel's answer to a message, which begins with an error number.
 #[expect(clippy::cast_possible_truncation, reason = "2")]
-const ANSWER: u16 = libc::NLMSG_ERROR as u16;
+const ACK: u16 = libc::NLMSG_ERROR as u16;
 /// Every message and attribute begins at a multiple of this.
-const ALIGNED: usize = 4;
+const ALIGNMENT: usize = 4;
 
 /// The mark of an attribute that holds others.
 const NESTED: u16 = 1 << 15;
@@ -41,20 +41,20 @@ impl Family {
 pub(super) struct Batch {
     bytes: Bytes,
     count: u32,
-    answers: usize,
+    acks: usize,
 }
 
 impl Batch {
     /// Adds one that makes something; the kernel answers it.
-    pub(super) fn make(&mut self, kind: u16, body: impl FnOnce(&mut Bytes)) {
+    pub(super) fn request(&mut self, kind: u16, body: impl FnOnce(&mut Bytes)) {
         // Behind others of its kind: the order of rules is the order they are tried in.
         let flags = libc::NLM_F_CREATE | libc::NLM_F_APPEND | libc::NLM_F_ACK;
-        self.answers += 1;
+        self.acks += 1;
         self.add(kind, flags, body);
     }
 
     /// Adds one that is not answered.
-    pub(super) fn mark(&mut self, kind: u16, body: impl FnOnce(&mut Bytes)) {
+    pub(super) fn control(&mut self, kind: u16, body: impl FnOnce(&mut Bytes)) {
         self.add(kind, 0, body);
     }
 
@@ -87,9 +87,9 @@ impl Batch {
     /// The same over a socket that is there. What else comes over it meanwhile is passed over.
     pub(super) fn send_over(self, socket: &OwnedFd) -> io::Result<()> {
         rustix::net::send(socket, self.bytes(), SendFlags::empty())?;
-        let mut left = self.answers;
+        let mut left = self.acks;
         while left > 0 {
-            left = left.saturating_sub(answers(socket)?);
+            left = left.saturating_sub(acks(socket)?);
         }
         Ok(())
     }
@@ -108,22 +108,22 @@ pub(super) fn socket(to: Family, flags: SocketFlags) -> io::Result<OwnedFd> {
 }
 
 /// Reads what has come, and gives how many answers that were. The kernel has answered by the time it has taken a message.
-fn answers(socket: &OwnedFd) -> io::Result<usize> {
+fn acks(socket: &OwnedFd) -> io::Result<usize> {
     let mut buffer = [0; 8192];
     let (length, _) = rustix::io::retry_on_intr(|| {
         rustix::net::recv(socket.as_fd(), &mut buffer[..], RecvFlags::DONTWAIT)
     })?;
     let (mut rest, mut count) = (&buffer[..length], 0);
     while let Some((kind, body)) = first(rest) {
-        if kind == ANSWER {
+        if kind == ACK {
             let code = body.first_chunk().ok_or(io::ErrorKind::InvalidData)?;
-            let refusal = i32::from_ne_bytes(*code);
-            if refusal != 0 {
-                return Err(io::Error::from_raw_os_error(-refusal));
+            let errno = i32::from_ne_bytes(*code);
+            if errno != 0 {
+                return Err(io::Error::from_raw_os_error(-errno));
             }
             count += 1;
         }
-        let size = (HEADER + body.len()).next_multiple_of(ALIGNED);
+        let size = (HEADER + body.len()).next_multiple_of(ALIGNMENT);
         rest = &rest[size.min(rest.len())..];
     }
     Ok(count)
@@ -143,8 +143,10 @@ pub(super) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])>
         let (length, rest) = bytes.split_first_chunk()?;
         let length = usize::from(u16::from_ne_bytes(*length));
         let kind = rest.first_chunk().copied().map(u16::from_ne_bytes)?;
-        let value = bytes.get(ALIGNED..length)?;
-        bytes = bytes.get(length.next_multiple_of(ALIGNED)..).unwrap_or(&[]);
+        let value = bytes.get(ALIGNMENT..length)?;
+        bytes = bytes
+            .get(length.next_multiple_of(ALIGNMENT)..)
+            .unwrap_or(&[]);
         Some((kind & !NESTED, value))
     })
 }
@@ -185,6 +187,6 @@ impl Bytes {
         #[expect(clippy::cast_possible_truncation, reason = "a few hundred bytes")]
         let length = ((self.0.len() - start) as u16).to_ne_bytes();
         self.0[start..start + 2].copy_from_slice(&length);
-        self.0.resize(self.0.len().next_multiple_of(ALIGNED), 0);
+        self.0.resize(self.0.len().next_multiple_of(ALIGNMENT), 0);
     }
 }

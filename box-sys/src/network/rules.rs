@@ -26,7 +26,7 @@ use std::io;
 use std::net::Ipv6Addr;
 
 use super::netlink::{Batch, Bytes, Family};
-use super::{DNS_PORT, OWN_V4, OWN_V6, TCP_PORT, gate};
+use super::{DNS_PORT, OWN_V4, OWN_V6, TCP_PORT, syn_queue};
 
 /// Attributes, by the names of `linux/netfilter/nf_tables.h`, which the C library's headers do not have.
 mod nfta {
@@ -80,19 +80,19 @@ const PRIORITY: libc::c_int = libc::NF_IP_PRI_NAT_DST;
 
 /// What a rule ends with.
 #[derive(Debug, Clone, Copy)]
-enum Then {
+enum Action {
     Accept,
     /// To this port of the loopback address.
     Redirect(u16),
     /// Hold it until whoever has the gate has decided.
-    Hold(Holding),
+    Queue(QueueMethod),
     /// Tell the sender in this way that it gets nowhere.
     Reject(u32, Option<u8>),
 }
 
 /// How a kernel holds packets: some have one of these, some the other, most have both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Holding {
+pub(super) enum QueueMethod {
     /// By an expression of its own.
     Expression,
     /// By what an older filter has for it.
@@ -113,7 +113,7 @@ const NO_HOST: u8 = 2;
 
 /// What a rule looks at first.
 #[derive(Debug, Clone, Copy)]
-enum When {
+enum Match {
     /// This protocol, to this port, if one is given.
     Transport(libc::c_int, Option<u16>),
     /// TCP that opens a connection, and has no mark.
@@ -125,7 +125,7 @@ enum When {
 }
 
 /// Writes them into this network namespace, with a gate if a way to hold packets is given.
-pub(super) fn write(gate: Option<Holding>) -> io::Result<()> {
+pub(super) fn write(syn_queue: Option<QueueMethod>) -> io::Result<()> {
     const ADDRESSES: [(libc::c_int, &[u8]); 4] = [
         (libc::NFPROTO_IPV4, &[127]),
         (libc::NFPROTO_IPV4, &OWN_V4.octets()),
@@ -133,42 +133,45 @@ pub(super) fn write(gate: Option<Holding>) -> io::Result<()> {
         (libc::NFPROTO_IPV6, &OWN_V6.octets()),
     ];
     let (tcp, udp) = (libc::IPPROTO_TCP, libc::IPPROTO_UDP);
-    let to = |protocol, port| When::Transport(protocol, port);
-    let questions = [
-        (to(udp, Some(DNS_PORT)), Then::Redirect(DNS_PORT)),
-        (to(tcp, Some(DNS_PORT)), Then::Redirect(TCP_PORT)),
+    let to = |protocol, port| Match::Transport(protocol, port);
+    let dns = [
+        (to(udp, Some(DNS_PORT)), Action::Redirect(DNS_PORT)),
+        (to(tcp, Some(DNS_PORT)), Action::Redirect(TCP_PORT)),
     ];
-    let own = ADDRESSES.map(|(family, begins)| (When::Address(family, begins), Then::Accept));
-    let gate = gate.map(|holding| {
+    let own = ADDRESSES.map(|(family, begins)| (Match::Address(family, begins), Action::Accept));
+    let queueing = syn_queue.map(|method| {
         [
-            (When::Opening, Then::Hold(holding)),
-            (When::Marked(gate::REFUSED), Then::Reject(RESET, None)),
+            (Match::Opening, Action::Queue(method)),
             (
-                When::Marked(gate::HOST_UNREACHABLE),
-                Then::Reject(UNREACHABLE, Some(NO_HOST)),
+                Match::Marked(syn_queue::REFUSED),
+                Action::Reject(RESET, None),
             ),
             (
-                When::Marked(gate::NETWORK_UNREACHABLE),
-                Then::Reject(UNREACHABLE, Some(NO_ROUTE)),
+                Match::Marked(syn_queue::HOST_UNREACHABLE),
+                Action::Reject(UNREACHABLE, Some(NO_HOST)),
+            ),
+            (
+                Match::Marked(syn_queue::NETWORK_UNREACHABLE),
+                Action::Reject(UNREACHABLE, Some(NO_ROUTE)),
             ),
         ]
     });
-    let rest = [(to(tcp, None), Then::Redirect(TCP_PORT))];
-    let rules = questions.into_iter().chain(own);
-    let rules = rules.chain(gate.into_iter().flatten()).chain(rest);
+    let rest = [(to(tcp, None), Action::Redirect(TCP_PORT))];
+    let rules = dns.into_iter().chain(own);
+    let rules = rules.chain(queueing.into_iter().flatten()).chain(rest);
     let mut batch = Batch::default();
-    batch.mark(libc::NFNL_MSG_BATCH_BEGIN as u16, for_tables);
-    batch.make(message(libc::NFT_MSG_NEWTABLE), |body| {
+    batch.control(libc::NFNL_MSG_BATCH_BEGIN as u16, batch_header);
+    batch.request(message(libc::NFT_MSG_NEWTABLE), |body| {
         family(body);
         body.name(nfta::TABLE_NAME, TABLE);
     });
-    batch.make(message(libc::NFT_MSG_NEWCHAIN), chain);
-    for (when, then) in rules {
-        batch.make(message(libc::NFT_MSG_NEWRULE), |body| {
-            rule(body, when, then);
+    batch.request(message(libc::NFT_MSG_NEWCHAIN), chain);
+    for (when, action) in rules {
+        batch.request(message(libc::NFT_MSG_NEWRULE), |body| {
+            rule(body, when, action);
         });
     }
-    batch.mark(libc::NFNL_MSG_BATCH_END as u16, for_tables);
+    batch.control(libc::NFNL_MSG_BATCH_END as u16, batch_header);
     batch.send(Family::Filter)
 }
 
@@ -177,7 +180,7 @@ fn message(kind: libc::c_int) -> u16 {
 }
 
 /// What a batch begins and ends with: nothing but which subsystem it is for.
-fn for_tables(body: &mut Bytes) {
+fn batch_header(body: &mut Bytes) {
     body.put(&[libc::AF_UNSPEC as u8, 0]);
     body.put(&(libc::NFNL_SUBSYS_NFTABLES as u16).to_be_bytes());
 }
@@ -198,13 +201,13 @@ fn chain(body: &mut Bytes) {
     body.name(nfta::CHAIN_TYPE, "nat");
 }
 
-fn rule(body: &mut Bytes, when: When, then: Then) {
+fn rule(body: &mut Bytes, when: Match, action: Action) {
     family(body);
     body.name(nfta::RULE_TABLE, TABLE);
     body.name(nfta::RULE_CHAIN, CHAIN);
     body.nest(nfta::RULE_EXPRESSIONS, |list| {
         match when {
-            When::Transport(protocol, port) => {
+            Match::Transport(protocol, port) => {
                 meta(list, libc::NFT_META_L4PROTO);
                 equals(list, &[protocol as u8]);
                 if let Some(port) = port {
@@ -213,14 +216,14 @@ fn rule(body: &mut Bytes, when: When, then: Then) {
                     equals(list, &port.to_be_bytes());
                 }
             }
-            When::Opening => {
+            Match::Opening => {
                 marked(list, 0);
                 payload(list, libc::NFT_PAYLOAD_TRANSPORT_HEADER, FLAGS, 1);
                 masked(list, SYN | ACK);
                 equals(list, &[SYN]);
             }
-            When::Marked(mark) => marked(list, mark),
-            When::Address(family, begins) => {
+            Match::Marked(mark) => marked(list, mark),
+            Match::Address(family, begins) => {
                 meta(list, libc::NFT_META_NFPROTO);
                 equals(list, &[family as u8]);
                 let offset = if family == libc::NFPROTO_IPV4 { 16 } else { 24 };
@@ -228,8 +231,8 @@ fn rule(body: &mut Bytes, when: When, then: Then) {
                 equals(list, begins);
             }
         }
-        match then {
-            Then::Accept => expression(list, "immediate", |data| {
+        match action {
+            Action::Accept => expression(list, "immediate", |data| {
                 register(data, nfta::IMMEDIATE_DREG, libc::NFT_REG_VERDICT);
                 data.nest(nfta::IMMEDIATE_DATA, |value| {
                     value.nest(nfta::DATA_VERDICT, |verdict| {
@@ -238,7 +241,7 @@ fn rule(body: &mut Bytes, when: When, then: Then) {
                     });
                 });
             }),
-            Then::Redirect(port) => {
+            Action::Redirect(port) => {
                 expression(list, "immediate", |data| {
                     register(data, nfta::IMMEDIATE_DREG, libc::NFT_REG_1);
                     data.nest(nfta::IMMEDIATE_DATA, |value| {
@@ -249,18 +252,18 @@ fn rule(body: &mut Bytes, when: When, then: Then) {
                     register(data, nfta::REDIR_REG_PROTO_MIN, libc::NFT_REG_1);
                 });
             }
-            Then::Hold(Holding::Expression) => expression(list, "queue", |data| {
-                data.attribute(nfta::QUEUE_NUM, &gate::QUEUE.to_be_bytes());
+            Action::Queue(QueueMethod::Expression) => expression(list, "queue", |data| {
+                data.attribute(nfta::QUEUE_NUM, &syn_queue::QUEUE.to_be_bytes());
                 data.attribute(nfta::QUEUE_TOTAL, &1_u16.to_be_bytes());
             }),
-            Then::Hold(Holding::Target) => expression(list, "target", |data| {
+            Action::Queue(QueueMethod::Target) => expression(list, "target", |data| {
                 data.name(nfta::TARGET_NAME, "NFQUEUE");
                 data.attribute(nfta::TARGET_REV, &3_u32.to_be_bytes());
                 // The queue, how many there are, no flags, and filled up.
-                let info = [gate::QUEUE, 1, 0, 0].map(u16::to_ne_bytes);
+                let info = [syn_queue::QUEUE, 1, 0, 0].map(u16::to_ne_bytes);
                 data.attribute(nfta::TARGET_INFO, info.as_flattened());
             }),
-            Then::Reject(kind, code) => expression(list, "reject", |data| {
+            Action::Reject(kind, code) => expression(list, "reject", |data| {
                 data.attribute(nfta::REJECT_TYPE, &kind.to_be_bytes());
                 if let Some(code) = code {
                     data.attribute(nfta::REJECT_ICMP_CODE, &[code]);

@@ -6,8 +6,8 @@ use std::path::Path;
 
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 
-use super::{Alive, Server, Spare};
-use crate::child::{self, InitMain, Order, Seed};
+use super::{RunningBox, Server, Spare};
+use crate::child::{self, FinishRequest, InitMain, Resources};
 use crate::error::{At, Error, Result};
 use crate::mounts::{attach, clone_tree, make_place};
 use crate::plan::{Limits, Mount, Root, SandboxPlan, Source, check_target};
@@ -34,17 +34,17 @@ impl Server {
             return Err(Error::Invalid("a descriptor for a mount is missing".into()));
         }
         let init_fds = fds.split_off(sources);
-        let (lower, trees) = self.in_host_view(|server| server.trees(plan, &fds))?;
-        let order = Order {
+        let (lower, trees) = self.in_host_mounts(|server| server.trees(plan, &fds))?;
+        let request = FinishRequest {
             plan: plan.clone(),
             trees,
             init_fds,
             reply,
         };
-        if lower.is_none() && order.trees.len() + order.init_fds.len() < FDS_MAX {
+        if lower.is_none() && request.trees.len() + request.init_fds.len() < FDS_MAX {
             while let Some(spare) = self.take_spare(plan) {
                 // One that has died meanwhile does not answer; there may be another.
-                if self.hand_over(&spare, &order)? {
+                if self.assign_spare(&spare, &request)? {
                     return Ok(());
                 }
             }
@@ -52,10 +52,10 @@ impl Server {
         let pid = self.fork(
             plan,
             lower,
-            |seed, init| child::run(seed, order, init),
+            |resources, init| child::run(resources, request, init),
             Some(&plan.limits),
         )?;
-        self.promote(pid, plan);
+        self.assign(pid, plan);
         Ok(())
     }
 
@@ -77,15 +77,15 @@ impl Server {
         self.spares.pop()
     }
 
-    fn hand_over(&mut self, spare: &Spare, order: &Order) -> Result<bool> {
+    fn assign_spare(&mut self, spare: &Spare, request: &FinishRequest) -> Result<bool> {
         if let Some(group) = &spare.group {
             self.cgroups
-                .limit(group, &order.plan.limits)
+                .limit(group, &request.plan.limits)
                 .at("set the limits of the cgroup")?;
         }
-        let sent = order.send(spare.socket.as_fd()).is_ok();
+        let sent = request.send(spare.socket.as_fd()).is_ok();
         if sent {
-            self.promote(spare.pid, &order.plan);
+            self.assign(spare.pid, &request.plan);
         }
         Ok(sent)
     }
@@ -96,14 +96,14 @@ impl Server {
             return Ok(false);
         }
         let (near, far) = socket_pair().at("make a socket pair")?;
-        self.pools.prepare_view(&self.world)?;
+        self.pools.prepare_overlays(&self.template)?;
         let shape = self.shape.clone();
         let mut far = Some(far);
         let pid = self.fork(
             &shape,
             None,
-            |seed, init| match far.take() {
-                Some(far) => child::run_spare(seed, far, init),
+            |resources, init| match far.take() {
+                Some(far) => child::run_spare(resources, far, init),
                 None => raw::exit_now(1),
             },
             None,
@@ -111,7 +111,7 @@ impl Server {
         let group = self
             .boxes
             .get(&pid)
-            .and_then(|alive| alive.group.as_deref());
+            .and_then(|running| running.group.as_deref());
         let group = group
             .map(|name| self.cgroups.reopen(name))
             .transpose()
@@ -129,7 +129,7 @@ impl Server {
         &mut self,
         shape: &SandboxPlan,
         lower: Option<OwnedFd>,
-        child: impl FnOnce(Seed<'_>, InitMain) -> Result<i32>,
+        child: impl FnOnce(Resources<'_>, InitMain) -> Result<i32>,
         limits: Option<&Limits>,
     ) -> Result<i32> {
         let net = self.pools.net(shape.network);
@@ -149,37 +149,37 @@ impl Server {
             return Err(error).at("set the limits of the cgroup");
         }
         let v2 = group.as_ref().and_then(crate::cgroup::Group::v2);
-        let view = self.pools.view();
+        let overlays = self.pools.overlays();
         // SAFETY: this process has one thread.
         match unsafe { raw::fork_into(NAMESPACES, v2) } {
             Ok(Forked::Child) => {
-                let seed = Seed {
+                let resources = Resources {
                     server: self,
                     shape,
                     lower,
                     net,
-                    view,
+                    overlays,
                     user,
                     group: group.as_ref(),
                 };
                 // Never returns, whatever its type says.
-                child(seed, self.init)
+                child(resources, self.init)
             }
             Ok(Forked::Parent(pid, _pidfd)) => {
                 let group = group.map(|group| group.name);
                 self.boxes.insert(
                     pid,
-                    Alive {
+                    RunningBox {
                         group,
                         owned: true,
-                        held: false,
-                        view,
+                        has_handle: false,
+                        overlays,
                     },
                 );
                 Ok(pid)
             }
             Err(error) => {
-                self.pools.end_view(view);
+                self.pools.retire_overlays(overlays);
                 if let Some(group) = group {
                     let _ = self.cgroups.remove(&group.name);
                 }
@@ -189,10 +189,10 @@ impl Server {
     }
 
     /// Somebody has this box now.
-    fn promote(&mut self, pid: i32, plan: &SandboxPlan) {
-        if let Some(alive) = self.boxes.get_mut(&pid) {
-            alive.owned = plan.owned;
-            alive.held = true;
+    fn assign(&mut self, pid: i32, plan: &SandboxPlan) {
+        if let Some(running) = self.boxes.get_mut(&pid) {
+            running.owned = plan.owned;
+            running.has_handle = true;
         }
     }
 
@@ -203,25 +203,26 @@ impl Server {
         let Some((namespace, fds)) = fds.split_first() else {
             return Err(Error::Protocol("no mount namespace".into()));
         };
-        let tree = self.in_host_view(|server| server.tree(mount, guest, fds))?;
+        let tree = self.in_host_mounts(|server| server.tree(mount, guest, fds))?;
         raw::setns(namespace.as_fd(), libc::CLONE_NEWNS).at("enter the box's mount namespace")?;
         let result = attach_inside(&tree, &mount.target);
-        self.come_back();
+        self.return_to_template();
         result
     }
 
     /// Does something where the machine's file systems are in sight. Path descriptors do not travel between mount namespaces
     /// (EINVAL), detached trees do.
-    fn in_host_view<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
-        raw::setns(self.world.host.as_fd(), libc::CLONE_NEWNS).at("enter the machine's view")?;
+    fn in_host_mounts<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        raw::setns(self.template.host_mounts.as_fd(), libc::CLONE_NEWNS)
+            .at("enter the machine's overlays")?;
         let result = work(self);
-        self.come_back();
+        self.return_to_template();
         result
     }
 
     /// Or ends the server: what it would do in another mount namespace is nothing that anybody asked for.
-    fn come_back(&self) {
-        if raw::setns(self.small(), libc::CLONE_NEWNS).is_err() {
+    fn return_to_template(&self) {
+        if raw::setns(self.template_mounts(), libc::CLONE_NEWNS).is_err() {
             raw::exit_now(1);
         }
     }
@@ -239,7 +240,7 @@ impl Server {
             Root::Host => None,
             Root::Directory(path) => {
                 let place = open_source(path).at("open the root directory")?;
-                let tree = clone_tree(&place, "", !self.world.privileged)
+                let tree = clone_tree(&place, "", !self.template.privileged)
                     .at("copy the root directory's mount")?;
                 Some(tree)
             }
@@ -266,9 +267,9 @@ impl Server {
         };
         // Locked parts of a tree can only be copied together, which is what an ordinary user sees. Root leaves out what is
         // mounted further down: a workspace is one file system.
-        let recursive = !self.world.privileged;
+        let recursive = !self.template.privileged;
         let tree = clone_tree(&place, "", recursive).at("copy a mount's source")?;
-        if self.world.privileged {
+        if self.template.privileged {
             self.map_owner(&tree, mount, guest)?;
         }
         let read_only = if mount.writable { 0 } else { ATTR_RDONLY };

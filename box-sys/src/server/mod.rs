@@ -7,9 +7,9 @@
 //! its loop.
 
 mod launch;
+pub(crate) mod overlays;
 pub(crate) mod pools;
-pub(crate) mod view;
-pub(crate) mod world;
+pub(crate) mod template_mounts;
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -24,14 +24,14 @@ use crate::plan::SandboxPlan;
 use crate::probe::{Primitives, privileged};
 use crate::raw;
 use crate::wire::{MESSAGE_MAX, Reply, Request, ServerConfig, receive_message, send_message};
+use overlays::Overlays;
 use pools::{Ids, Pools};
-use view::View;
-use world::World;
+use template_mounts::Template;
 
 /// Everything the server has.
 #[derive(Debug)]
 pub(crate) struct Server {
-    pub(crate) world: World,
+    pub(crate) template: Template,
     pub(crate) cgroups: Cgroups,
     pub(crate) pools: Pools,
     pub(crate) ids: Ids,
@@ -45,23 +45,23 @@ pub(crate) struct Server {
     spares_wanted: usize,
     /// This process, for boxes that must not outlive it.
     pub(crate) pidfd: OwnedFd,
-    boxes: HashMap<i32, Alive>,
+    boxes: HashMap<i32, RunningBox>,
     /// Cgroups of boxes that have ended while somebody still held a handle on them. They wait for its release: under the same
     /// name another box would be frozen or killed through the old handle.
-    held: HashSet<String>,
+    unreleased: HashSet<String>,
     init: InitMain,
 }
 
 /// A box that has not been reaped.
 #[derive(Debug)]
-struct Alive {
+struct RunningBox {
     /// The name of its cgroup. Not its descriptors: a thousand boxes would hold seven thousand.
     group: Option<String>,
     owned: bool,
     /// Whether somebody holds a handle on it.
-    held: bool,
+    has_handle: bool,
     /// Its overlays, if they came from the pool.
-    view: Option<View>,
+    overlays: Option<Overlays>,
 }
 
 /// A box that waits for its plan.
@@ -109,20 +109,21 @@ enum Event {
 
 /// How long nobody must have asked for anything before the pools are filled up. What a box is made of and what the pools are
 /// made of take the same locks in the kernel: filled at once, they would slow the box down that made them short.
-const REST: i64 = 3_000_000;
+const REFILL_DELAY_NANOS: i64 = 3_000_000;
 
 /// How often in a row nothing can be received before the server ends, and how long it waits in between: ten seconds together.
 const FAILURES_MAX: u32 = 1000;
 const PAUSE: std::time::Duration = std::time::Duration::from_millis(10);
 
 /// Requests first, then the dead, then work for later.
-fn wait(socket: &OwnedFd, signals: &OwnedFd, rest: Option<i64>) -> Result<Event> {
+fn wait(socket: &OwnedFd, signals: &OwnedFd, refill_delay: Option<i64>) -> Result<Event> {
     let mut fds = [
         PollFd::new(socket, PollFlags::IN),
         PollFd::new(signals, PollFlags::IN),
     ];
-    let rest = rest.map(|tv_nsec| rustix::event::Timespec { tv_sec: 0, tv_nsec });
-    rustix::io::retry_on_intr(|| rustix::event::poll(&mut fds, rest.as_ref())).at("poll")?;
+    let refill_delay = refill_delay.map(|tv_nsec| rustix::event::Timespec { tv_sec: 0, tv_nsec });
+    rustix::io::retry_on_intr(|| rustix::event::poll(&mut fds, refill_delay.as_ref()))
+        .at("poll")?;
     if !fds[0].revents().is_empty() {
         return Ok(Event::Request);
     }
@@ -148,17 +149,17 @@ impl Server {
             .at("open a pidfd")?;
         let owner = Owner::this().ok_or_else(|| Error::Unavailable("procfs".into()))?;
         // Before the world is built: afterwards the machine's file systems are out of sight, and descriptors are all we have.
-        let disk = config.disk.any().then_some(config.disk);
+        let disk = config.disk.is_limited().then_some(config.disk);
         let cgroups = Cgroups::hold(&config.cgroup_parent, &owner, disk);
         cgroups.sweep();
-        let (primitives, world) =
-            Self::ground(&cgroups, privileged).inspect_err(|_| cgroups.close())?;
+        let (primitives, template) =
+            Self::build_template(&cgroups, privileged).inspect_err(|_| cgroups.close())?;
         let ids = Ids::new(privileged, config.id_base);
         let mut pools = Pools::new(config.pool, ids, owner);
-        while pools.refill(&world, &cgroups) {}
+        while pools.refill(&template, &cgroups) {}
         let filter = crate::seccomp::program();
         Ok(Self {
-            world,
+            template,
             cgroups,
             pools,
             ids,
@@ -170,21 +171,21 @@ impl Server {
             spares_wanted: config.spares,
             pidfd,
             boxes: HashMap::new(),
-            held: HashSet::new(),
+            unreleased: HashSet::new(),
             init,
         })
     }
 
     /// What the machine has, and the place to build boxes in.
-    fn ground(cgroups: &Cgroups, privileged: bool) -> Result<(Primitives, World)> {
+    fn build_template(cgroups: &Cgroups, privileged: bool) -> Result<(Primitives, Template)> {
         let mut primitives = Primitives::with(cgroups, privileged);
         let missing = primitives.missing_required();
         if !missing.is_empty() {
             return Err(Error::Unavailable(missing.join(", ")));
         }
-        let world = World::build(privileged, primitives.overlay)?;
-        primitives.overlay = world.is_overlaid();
-        Ok((primitives, world))
+        let template = Template::build(privileged, primitives.overlay)?;
+        primitives.overlay = template.is_overlaid();
+        Ok((primitives, template))
     }
 
     /// Answers until the other end of the socket is closed.
@@ -192,11 +193,11 @@ impl Server {
         let hello = Reply::Hello(Box::new(self.primitives.clone()));
         send_message(socket.as_fd(), &hello, &[])?;
         // How long to wait before filling up the pools, if they may be short.
-        let mut rest = Some(0);
+        let mut refill_delay = Some(0);
         let mut failures = 0;
         loop {
-            let event = wait(socket, signals, rest)?;
-            rest = Some(REST);
+            let event = wait(socket, signals, refill_delay)?;
+            refill_delay = Some(REFILL_DELAY_NANOS);
             match event {
                 Event::Request => match receive_message::<Request>(socket.as_fd(), buffer) {
                     Ok(Some((request, fds))) => {
@@ -217,8 +218,8 @@ impl Server {
                 Event::Idle => {
                     // Spares take from the pools, so they come first. What fails now fails, or works, when it is asked for.
                     let more = self.add_spare().unwrap_or(false)
-                        || self.pools.refill(&self.world, &self.cgroups);
-                    rest = more.then_some(0);
+                        || self.pools.refill(&self.template, &self.cgroups);
+                    refill_delay = more.then_some(0);
                 }
             }
         }
@@ -245,7 +246,7 @@ impl Server {
             Request::AddMount { mount, guest } => self.add_mount(&mount, guest, &fds),
             Request::Settle => {
                 self.collect();
-                self.pools.drop_ended();
+                self.pools.drop_retired();
                 Ok(())
             }
             Request::Configure(_) | Request::Release { .. } => {
@@ -264,33 +265,33 @@ impl Server {
 
     fn collect(&mut self) {
         while let Ok(Some((pid, _))) = rustix::process::wait(WaitOptions::NOHANG) {
-            self.forget(pid.as_raw_pid());
+            self.remove_box(pid.as_raw_pid());
         }
     }
 
     /// An init that is reaped was the last of its box: the kernel ends a pid namespace before its first process.
-    fn forget(&mut self, pid: i32) {
+    fn remove_box(&mut self, pid: i32) {
         self.spares.retain(|spare| spare.pid != pid);
-        let Some(alive) = self.boxes.remove(&pid) else {
+        let Some(running) = self.boxes.remove(&pid) else {
             return;
         };
-        self.pools.end_view(alive.view);
-        if let Some(group) = alive.group {
-            if alive.held {
-                self.held.insert(group);
+        self.pools.retire_overlays(running.overlays);
+        if let Some(group) = running.group {
+            if running.has_handle {
+                self.unreleased.insert(group);
             } else {
-                self.pools.give_back(&self.cgroups, &group);
+                self.pools.return_group(&self.cgroups, &group);
             }
         }
     }
 
     fn release(&mut self, cgroup: &str) {
-        if self.held.remove(cgroup) {
-            return self.pools.give_back(&self.cgroups, cgroup);
+        if self.unreleased.remove(cgroup) {
+            return self.pools.return_group(&self.cgroups, cgroup);
         }
-        let named = |alive: &&mut Alive| alive.group.as_deref() == Some(cgroup);
-        if let Some(alive) = self.boxes.values_mut().find(named) {
-            alive.held = false;
+        let named = |running: &&mut RunningBox| running.group.as_deref() == Some(cgroup);
+        if let Some(running) = self.boxes.values_mut().find(named) {
+            running.has_handle = false;
         }
     }
 
@@ -300,7 +301,7 @@ impl Server {
         let owned: Vec<i32> = self
             .boxes
             .iter()
-            .filter(|(_, alive)| alive.owned)
+            .filter(|(_, running)| running.owned)
             .map(|(pid, _)| *pid)
             .collect();
         for pid in &owned {
@@ -310,20 +311,24 @@ impl Server {
         }
         for pid in owned {
             // Frozen by version 1 it would not die, and be waited for for ever.
-            if let Some(group) = self.boxes.get(&pid).and_then(|alive| alive.group.as_ref()) {
+            if let Some(group) = self
+                .boxes
+                .get(&pid)
+                .and_then(|running| running.group.as_ref())
+            {
                 let _ = self.cgroups.freeze(group, false);
             }
             let _ = rustix::process::waitpid(Pid::from_raw(pid), WaitOptions::empty());
-            self.forget(pid);
+            self.remove_box(pid);
         }
-        for name in &self.held {
+        for name in &self.unreleased {
             let _ = self.cgroups.remove(name);
         }
         self.pools.clear(&self.cgroups);
         self.cgroups.close();
     }
 
-    pub(crate) fn small(&self) -> BorrowedFd<'_> {
-        self.world.small.as_fd()
+    pub(crate) fn template_mounts(&self) -> BorrowedFd<'_> {
+        self.template.mounts.as_fd()
     }
 }

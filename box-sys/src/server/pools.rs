@@ -10,8 +10,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use rustix::fs::{Mode, OFlags};
 
-use super::view::View;
-use super::world::{World, open_ns};
+use super::overlays::Overlays;
+use super::template_mounts::{Template, open_ns};
 use crate::cgroup::{Cgroups, Group};
 use crate::error::{At, Result};
 use crate::network::{self, Net};
@@ -57,13 +57,13 @@ pub(crate) struct Pools {
     size: usize,
     nets: Vec<Net>,
     /// With exits; none before the first is asked for.
-    exits: Vec<Net>,
-    exits_wanted: bool,
+    egress: Vec<Net>,
+    egress_wanted: bool,
     users: Vec<OwnedFd>,
-    views: Vec<View>,
+    overlays: Vec<Overlays>,
     /// Views of boxes that have ended. To let go of the last mount of an overlay takes the kernel some 0.1 ms, which no box's
     /// end is to wait for.
-    ended: Vec<View>,
+    retired: Vec<Overlays>,
     /// How many views from here boxes have, or had until now.
     lent: usize,
     groups: Vec<Group>,
@@ -86,11 +86,11 @@ impl Pools {
         Self {
             size,
             nets: Vec::new(),
-            exits: Vec::new(),
-            exits_wanted: false,
+            egress: Vec::new(),
+            egress_wanted: false,
             users: Vec::new(),
-            views: Vec::new(),
-            ended: Vec::new(),
+            overlays: Vec::new(),
+            retired: Vec::new(),
             lent: 0,
             groups: Vec::new(),
             ids,
@@ -101,20 +101,20 @@ impl Pools {
     }
 
     /// Makes one thing that is short. `false` when nothing is.
-    pub(crate) fn refill(&mut self, world: &World, cgroups: &Cgroups) -> bool {
+    pub(crate) fn refill(&mut self, template: &Template, cgroups: &Cgroups) -> bool {
         // What cannot be made now is made, or reported, when it is asked for.
         if self.nets.len() < self.size {
-            let net = new_net(world, Network::Loopback);
+            let net = new_net(template, Network::Loopback);
             return net.map(|net| self.nets.push(net)).is_ok();
         }
-        if self.exits_wanted && self.exits.len() < self.size {
-            let net = new_net(world, Network::Exits);
-            return net.map(|net| self.exits.push(net)).is_ok();
+        if self.egress_wanted && self.egress.len() < self.size {
+            let net = new_net(template, Network::Egress);
+            return net.map(|net| self.egress.push(net)).is_ok();
         }
-        if self.views.len() < self.size && self.lent < LENT_MAX {
-            return self.add_view(world).is_ok();
+        if self.overlays.len() < self.size && self.lent < LENT_MAX {
+            return self.add_overlays(template).is_ok();
         }
-        if self.ended.pop().is_some() {
+        if self.retired.pop().is_some() {
             self.lent -= 1;
             return true;
         }
@@ -137,44 +137,44 @@ impl Pools {
         match network {
             Network::Down => None,
             Network::Loopback => self.nets.pop(),
-            Network::Exits => {
-                self.exits_wanted = true;
-                self.exits.pop()
+            Network::Egress => {
+                self.egress_wanted = true;
+                self.egress.pop()
             }
         }
     }
 
-    fn add_view(&mut self, world: &World) -> Result<()> {
-        let view = View::new(world)?;
-        view.warm(world);
-        self.views.push(view);
+    fn add_overlays(&mut self, template: &Template) -> Result<()> {
+        let overlays = Overlays::new(template)?;
+        overlays.warm(template);
+        self.overlays.push(overlays);
         Ok(())
     }
 
     /// Makes sure that there are overlays for a box that is begun while nobody waits for it.
-    pub(crate) fn prepare_view(&mut self, world: &World) -> Result<()> {
-        if self.views.is_empty() && self.lent < LENT_MAX {
-            self.add_view(world)?;
+    pub(crate) fn prepare_overlays(&mut self, template: &Template) -> Result<()> {
+        if self.overlays.is_empty() && self.lent < LENT_MAX {
+            self.add_overlays(template)?;
         }
         Ok(())
     }
 
     /// Overlays, unless the box must make its own, as with networks.
-    pub(crate) fn view(&mut self) -> Option<View> {
-        let view = self.views.pop();
-        self.lent += usize::from(view.is_some());
-        view
+    pub(crate) fn overlays(&mut self) -> Option<Overlays> {
+        let overlays = self.overlays.pop();
+        self.lent += usize::from(overlays.is_some());
+        overlays
     }
 
     /// Takes the overlays of a box that has ended, to let go of them later.
-    pub(crate) fn end_view(&mut self, view: Option<View>) {
-        self.ended.extend(view);
+    pub(crate) fn retire_overlays(&mut self, overlays: Option<Overlays>) {
+        self.retired.extend(overlays);
     }
 
     /// Lets go of all of them now.
-    pub(crate) fn drop_ended(&mut self) {
-        self.lent -= self.ended.len();
-        self.ended.clear();
+    pub(crate) fn drop_retired(&mut self) {
+        self.lent -= self.retired.len();
+        self.retired.clear();
     }
 
     pub(crate) fn user(&mut self, guest: u32) -> io::Result<OwnedFd> {
@@ -197,10 +197,10 @@ impl Pools {
     }
 
     /// Takes a group back from a box that has ended.
-    pub(crate) fn give_back(&mut self, cgroups: &Cgroups, name: &str) {
+    pub(crate) fn return_group(&mut self, cgroups: &Cgroups, name: &str) {
         // Twice the size: the one that replaced this group in the pool was made at once.
         if self.groups.len() < 2 * self.size
-            && cgroups.recyclable()
+            && cgroups.is_recyclable()
             && let Ok(mut group) = cgroups.reopen(name)
             && cgroups.reset(&group)
         {
@@ -240,12 +240,12 @@ impl Pools {
 }
 
 /// A new network namespace, owned by the server's user namespace, so that nobody in the box has powers over it.
-fn new_net(world: &World, network: Network) -> Result<Net> {
-    let made = network::enter_new(network).and_then(|exits| {
+fn new_net(template: &Template, network: Network) -> Result<Net> {
+    let made = network::enter_new(network).and_then(|egress| {
         let namespace = open_ns("net").at("open the network namespace")?;
-        Ok(Net { namespace, exits })
+        Ok(Net { namespace, egress })
     });
-    let back = raw::setns(world.net.as_fd(), libc::CLONE_NEWNET);
+    let back = raw::setns(template.net.as_fd(), libc::CLONE_NEWNET);
     back.at("return to the server's network namespace")?;
     made
 }
@@ -266,7 +266,7 @@ fn new_mapped(uids: &str, gids: &str) -> io::Result<OwnedFd> {
     // SAFETY: the function only makes system calls, by rustix, which knows no `errno`; its stack and argument are waited for.
     let pid = unsafe {
         let argument = (&raw mut ends).cast();
-        raw::run_beside(libc::CLONE_NEWUSER, &mut stack, lock_and_wait, argument)
+        raw::clone_sharing_memory(libc::CLONE_NEWUSER, &mut stack, lock_and_wait, argument)
     }?;
     let open = || -> io::Result<OwnedFd> {
         let path = format!("/proc/{pid}/ns/user");
@@ -298,7 +298,7 @@ extern "C" fn lock_and_wait(ends: *mut libc::c_void) -> libc::c_int {
     // SAFETY: open as long as this process lives.
     let wait = unsafe { BorrowedFd::borrow_raw(wait) };
     let locked = set_limit(c"/proc/sys/user/max_user_namespaces", b"0");
-    for (limit, value) in WATCHING {
+    for (limit, value) in INOTIFY_LIMITS {
         // A kernel without them has nothing to limit.
         let _ = set_limit(limit, value);
     }
@@ -308,7 +308,7 @@ extern "C" fn lock_and_wait(ends: *mut libc::c_void) -> libc::c_int {
 
 /// What users of a box may have to watch files with. Everything of the kind is also counted for whoever made the box's namespace,
 /// who has 128 of the first for all programs.
-const WATCHING: [(&CStr, &[u8]); 2] = [
+const INOTIFY_LIMITS: [(&CStr, &[u8]); 2] = [
     (c"/proc/sys/user/max_inotify_instances", b"16"),
     (c"/proc/sys/user/max_inotify_watches", b"65536"),
 ];

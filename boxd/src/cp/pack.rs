@@ -12,7 +12,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, anyhow};
-use box_tree::{Entry, Found, Then};
+use box_sys::walk::{Entry, Found, Next};
 use rustix::fs::{FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use tar::{Builder, EntryType, Header};
@@ -24,7 +24,7 @@ use crate::output;
 pub(super) fn pack(directory: &OwnedFd, to: impl Write) -> Result<()> {
     let mut archive = Builder::new(to);
     let mut names: Vec<OsString> = Vec::new();
-    let walked = box_tree::walk(directory, |found| {
+    let walked = box_sys::walk::walk(directory, |found| {
         let Found::Entry(entry) = found else {
             let path: PathBuf = names.iter().collect();
             return ControlFlow::Break(anyhow!(
@@ -36,7 +36,7 @@ pub(super) fn pack(directory: &OwnedFd, to: impl Write) -> Result<()> {
         names.push(OsStr::from_bytes(entry.name.to_bytes()).to_owned());
         let path: PathBuf = names.iter().collect();
         match add(&mut archive, &entry, &path) {
-            Ok(()) => ControlFlow::Continue(Then::Enter),
+            Ok(()) => ControlFlow::Continue(Next::Descend),
             Err(error) => ControlFlow::Break(error.context(path.display().to_string())),
         }
     });

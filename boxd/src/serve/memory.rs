@@ -21,7 +21,7 @@ pub(super) async fn give_back() {
         // Nothing waits for it, and it may take a while.
         let _ = tokio::task::spawn_blocking(|| {
             box_rpc::large::free();
-            box_sys::rest();
+            box_sys::release_memory();
         })
         .await;
         most = 0;

@@ -12,7 +12,7 @@ use box_protocol::actions::{
 };
 use box_protocol::{BoxError, BoxSessionInfo, Program};
 use box_service::blocking;
-use box_tree::{Found, Then};
+use box_sys::walk::{Found, Next};
 use futures::future::join_all;
 use rustix::fs::{FileType, Mode, OFlags};
 use serde::Serialize;
@@ -264,7 +264,7 @@ fn counted(root: &Path, left: &mut u64) -> StorageDirectory {
         scope: "runtime_host",
         ..StorageDirectory::default()
     };
-    let root = match box_tree::open(root) {
+    let root = match box_sys::walk::open(root) {
         Ok(root) => root,
         Err(error) => {
             let absent = matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory);
@@ -273,10 +273,10 @@ fn counted(root: &Path, left: &mut u64) -> StorageDirectory {
         }
     };
     found.exists = true;
-    let _ = box_tree::walk(root, |entry| {
+    let _ = box_sys::walk::walk(root, |entry| {
         let Found::Entry(entry) = entry else {
             found.error_count += 1;
-            return ControlFlow::Continue(Then::Pass);
+            return ControlFlow::Continue(Next::Skip);
         };
         if *left == 0 {
             found.error_count += 1;
@@ -287,7 +287,7 @@ fn counted(root: &Path, left: &mut u64) -> StorageDirectory {
             found.size_bytes = found.size_bytes.saturating_add(entry.content_bytes());
             found.file_count += 1;
         }
-        ControlFlow::Continue(Then::Enter)
+        ControlFlow::Continue(Next::Descend)
     });
     found
 }

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::mount::{MoveMountFlags, UnmountFlags};
 
-use super::Seed;
+use super::Resources;
 use crate::error::{At, Error, Result};
 use crate::identity::{self, passwd_line};
 use crate::mounts::{
@@ -22,8 +22,8 @@ use crate::mounts::{
 };
 use crate::plan::{Guest, Mount, Root, SandboxPlan};
 use crate::raw::{self, ATTR_NODEV, ATTR_NOEXEC, ATTR_NOSUID, ATTR_RDONLY};
-use crate::server::view::View;
-use crate::server::world::World;
+use crate::server::overlays::Overlays;
+use crate::server::template_mounts::Template;
 
 /// Everybody may write, only owners may delete.
 const STICKY: Mode = Mode::from_raw_mode(0o1777);
@@ -32,23 +32,26 @@ const STICKY: Mode = Mode::from_raw_mode(0o1777);
 const TERMINALS: &str = "64";
 
 /// Builds what does not depend on a single box, and makes it this process's root.
-pub(super) fn prepare(seed: &mut Seed<'_>) -> Result<Tree> {
-    let world = &seed.server.world;
-    let scratch = scratch(seed.shape)?;
-    let View { pieces, system } = seed.view.take().map_or_else(|| View::new(world), Ok)?;
+pub(super) fn prepare(resources: &mut Resources<'_>) -> Result<RootBuilder> {
+    let template = &resources.server.template;
+    let scratch = scratch(resources.shape)?;
+    let Overlays { pieces, system } = resources
+        .overlays
+        .take()
+        .map_or_else(|| Overlays::new(template), Ok)?;
     attach(&pieces, open("/o")?).at("attach the pieces")?;
-    let root = match seed.lower.take() {
-        None => host_root(seed, &scratch, &pieces, &system)?,
-        Some(lower) => given_root(seed, &scratch, &lower)?,
+    let root = match resources.lower.take() {
+        None => host_root(resources, &scratch, &pieces, &system)?,
+        Some(lower) => image_root(resources, &scratch, &lower)?,
     };
-    let guest = seed.server.ids.guest(seed.shape.guest.id);
-    let tree = Tree {
+    let guest = resources.server.ids.guest(resources.shape.guest.id);
+    let tree = RootBuilder {
         root,
         scratch,
         guest,
     };
-    tree.dev(world, &pieces)?;
-    tree.proc(world, &pieces)?;
+    tree.dev(template, &pieces)?;
+    tree.proc(template, &pieces)?;
     tree.private("tmp", Path::new("tmp"), STICKY)?;
     // One place, two names: whatever a program leaves in either is under the same cap and ends with the box.
     let var = tree.place(Path::new("var"))?;
@@ -56,8 +59,8 @@ pub(super) fn prepare(seed: &mut Seed<'_>) -> Result<Tree> {
         Err(rustix::io::Errno::EXIST) => tree.private("var-tmp", Path::new("var/tmp"), STICKY)?,
         other => other.at("make /var/tmp")?,
     }
-    tree.private("home", &seed.shape.guest.home, Mode::from(0o755))?;
-    tree.who(&pieces)?;
+    tree.private("home", &resources.shape.guest.home, Mode::from(0o755))?;
+    tree.default_identity(&pieces)?;
     // Both names of the root are one: the old one lies under the new one and is then taken away with all it holds.
     rustix::process::fchdir(&tree.root).at("enter the root")?;
     rustix::process::pivot_root(".", ".").at("pivot the root")?;
@@ -91,22 +94,22 @@ fn open(path: &str) -> Result<OwnedFd> {
 
 /// A skeleton of empty directories, onto which the box's views of the system directories are attached.
 fn host_root(
-    seed: &Seed<'_>,
+    resources: &Resources<'_>,
     scratch: &OwnedFd,
     pieces: &OwnedFd,
     system: &[OwnedFd],
 ) -> Result<OwnedFd> {
-    let world = &seed.server.world;
+    let template = &resources.server.template;
     make_dir(scratch, "root")?;
     let skeleton = clone_tree(scratch, "root", false).at("copy the root's mount")?;
     attach(&skeleton, open("/r")?).at("attach the root")?;
-    for (name, target) in &world.links {
+    for (name, target) in &template.links {
         rustix::fs::symlinkat(target.as_str(), &skeleton, name.as_str())
             .at("make a system link")?;
     }
-    for (tree, view) in world.trees.iter().zip(system) {
-        let place = make_place(skeleton.as_fd(), Path::new(&tree.name), view.as_fd());
-        attach(view, place.at("open the place of a system directory")?)
+    for (tree, overlays) in template.trees.iter().zip(system) {
+        let place = make_place(skeleton.as_fd(), Path::new(&tree.name), overlays.as_fd());
+        attach(overlays, place.at("open the place of a system directory")?)
             .at("attach a system directory")?;
     }
     make_dir(&skeleton, "etc")?;
@@ -121,18 +124,18 @@ fn piece(pieces: &OwnedFd, name: &str) -> Result<OwnedFd> {
 }
 
 /// An overlay: the given directory below, what is written above and under the cap. The directory is never written to.
-fn given_root(seed: &Seed<'_>, scratch: &OwnedFd, lower: &OwnedFd) -> Result<OwnedFd> {
+fn image_root(resources: &Resources<'_>, scratch: &OwnedFd, lower: &OwnedFd) -> Result<OwnedFd> {
     attach(lower, open("/l")?).at("attach the root directory")?;
     for name in ["upper", "work"] {
         make_dir(scratch, name)?;
     }
-    add_guest(&seed.shape.guest, scratch, lower).at("add the guest to the root's users")?;
+    add_guest(&resources.shape.guest, scratch, lower).at("add the guest to the root's users")?;
     let mut options = vec![
         ("lowerdir", "/l"),
         ("upperdir", "/s/upper"),
         ("workdir", "/s/work"),
     ];
-    if !seed.server.world.privileged {
+    if !resources.server.template.privileged {
         // The overlay's own marks need a name space of attributes that ordinary users may write.
         options.push(("userxattr", ""));
     }
@@ -193,20 +196,20 @@ fn within(path: &Path) -> &Path {
 }
 
 /// A root under construction.
-pub(super) struct Tree {
+pub(super) struct RootBuilder {
     root: OwnedFd,
     scratch: OwnedFd,
     /// The guest's id as the server numbers it.
     guest: u32,
 }
 
-impl Tree {
+impl RootBuilder {
     /// Adds what one box has for itself, and closes the root.
     pub(super) fn finish(self, plan: &SandboxPlan, trees: &[(OwnedFd, Mount)]) -> Result<()> {
         self.identity(plan)?;
         if !plan.read_only_root {
             for name in ["", "opt"] {
-                self.give(&self.place(Path::new(name))?, Mode::from(0o755))?;
+                self.give_to_guest(&self.place(Path::new(name))?, Mode::from(0o755))?;
             }
         }
         for (tree, mount) in trees {
@@ -241,7 +244,7 @@ impl Tree {
     /// A directory of the root that belongs to the guest. Mounted onto itself, it stays writable when the root is not.
     fn own_dir(&self, path: &Path) -> Result<()> {
         let place = self.place(path)?;
-        self.give(&place, Mode::from(0o755))?;
+        self.give_to_guest(&place, Mode::from(0o755))?;
         let tree = clone_tree(&place, "", false).at("copy a private directory's mount")?;
         attach(tree, place).at("attach a private directory")
     }
@@ -259,7 +262,7 @@ impl Tree {
         made.map(drop).map_err(|_| refused())
     }
 
-    fn give(&self, dir: &OwnedFd, mode: Mode) -> Result<()> {
+    fn give_to_guest(&self, dir: &OwnedFd, mode: Mode) -> Result<()> {
         rustix::fs::chmodat(dir, ".", mode, rustix::fs::AtFlags::empty())
             .at("set a directory's mode")?;
         chown(dir, "", self.guest).at("give a directory to the guest")
@@ -286,16 +289,16 @@ impl Tree {
         clone_tree(&self.scratch, name, false).at("copy a private directory's mount")
     }
 
-    fn dev(&self, world: &World, pieces: &OwnedFd) -> Result<()> {
+    fn dev(&self, template: &Template, pieces: &OwnedFd) -> Result<()> {
         let place = self.place(Path::new("dev"))?;
         let dev = piece(pieces, "dev")?;
-        if world.nodes.is_empty() {
+        if template.nodes.is_empty() {
             raw::mount_setattr(dev.as_fd(), false, 0, ATTR_NODEV).at("allow devices")?;
         }
         attach(dev, place).at("attach /dev")?;
-        for name in &world.nodes {
+        for name in &template.nodes {
             let onto = MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
-            let place = self.inside(&format!("dev/{name}"))?;
+            let place = self.open_inside(&format!("dev/{name}"))?;
             rustix::mount::move_mount(CWD, format!("/d/{name}"), place, "", onto)
                 .at("move a device")?;
         }
@@ -307,17 +310,17 @@ impl Tree {
             ("max", TERMINALS),
         ];
         let pts = new_fs("devpts", &options, ATTR_NOSUID | ATTR_NOEXEC).at("make devpts")?;
-        attach(pts, self.inside("dev/pts")?).at("attach devpts")?;
+        attach(pts, self.open_inside("dev/pts")?).at("attach devpts")?;
         let shm = self.private_tree("shm", STICKY)?;
         raw::mount_setattr(shm.as_fd(), false, ATTR_NOEXEC, 0).at("restrict /dev/shm")?;
-        attach(shm, self.inside("dev/shm")?).at("attach /dev/shm")
+        attach(shm, self.open_inside("dev/shm")?).at("attach /dev/shm")
     }
 
-    fn inside(&self, path: &str) -> Result<OwnedFd> {
+    fn open_inside(&self, path: &str) -> Result<OwnedFd> {
         open_beneath(&self.root, path, OFlags::PATH).at("open a place of the box")
     }
 
-    fn proc(&self, world: &World, pieces: &OwnedFd) -> Result<()> {
+    fn proc(&self, template: &Template, pieces: &OwnedFd) -> Result<()> {
         // Not `hidepid`: it shows only what one may trace, and commands of one box are under separate Landlock domains, so `ps`
         // would not show what another command started. What matters of init is closed by its being non-dumpable.
         let proc =
@@ -341,7 +344,7 @@ impl Tree {
             open_beneath(&proc, "sys", OFlags::PATH).at("open /proc/sys")?,
         )
         .at("attach /proc/sys")?;
-        for (name, dir) in &world.masks {
+        for (name, dir) in &template.masks {
             let mask = piece(pieces, if *dir { "empty" } else { "nothing" })?;
             // By name: what this procfs has is the kernel's, and nothing in it is a link to elsewhere.
             let beneath = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
@@ -354,7 +357,7 @@ impl Tree {
     }
 
     /// Who is who by default, at the place where files of one's own would be.
-    fn who(&self, pieces: &OwnedFd) -> Result<()> {
+    fn default_identity(&self, pieces: &OwnedFd) -> Result<()> {
         let dir = self.place(Path::new("run/box"))?;
         attach(piece(pieces, "who")?, dir).at("attach who is who")
     }

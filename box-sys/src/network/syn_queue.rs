@@ -17,11 +17,11 @@ use crate::raw;
 /// The one queue of a network.
 pub(super) const QUEUE: u16 = 0;
 /// Packets held at once. Beyond, they are dropped, and sent again by whoever connects after a second.
-const HELD_MAX: u32 = 1024;
+const QUEUED_MAX: u32 = 1024;
 /// Bytes of messages about them that wait to be read.
 const BUFFER: usize = 1 << 20;
 /// As much of a packet is told: its addresses and ports.
-const TOLD: u32 = 64;
+const COPY_BYTES: u32 = 64;
 
 /// Marks by which the rules know what was decided. A packet that nobody has decided about has none, and no guest may set one.
 pub(super) const REFUSED: u32 = 1;
@@ -70,14 +70,14 @@ pub(super) fn make() -> io::Result<OwnedFd> {
     let option = libc::NETLINK_NO_ENOBUFS;
     raw::set_option(socket.as_fd(), libc::SOL_NETLINK, option, 1)?;
     let mut batch = Batch::default();
-    batch.make(message(nfq::MSG_CONFIG), |body| {
+    batch.request(message(nfq::MSG_CONFIG), |body| {
         queue(body);
         body.attribute(nfq::CFG_CMD, &[nfq::CMD_BIND, 0, 0, 0]);
     });
-    batch.make(message(nfq::MSG_CONFIG), told);
-    batch.make(message(nfq::MSG_CONFIG), |body| {
+    batch.request(message(nfq::MSG_CONFIG), copy_config);
+    batch.request(message(nfq::MSG_CONFIG), |body| {
         queue(body);
-        body.attribute(nfq::CFG_QUEUE_MAXLEN, &HELD_MAX.to_be_bytes());
+        body.attribute(nfq::CFG_QUEUE_MAXLEN, &QUEUED_MAX.to_be_bytes());
         // Checksums are left to be done, as they are for every packet that goes nowhere else: one that is done is checked again
         // before its sender is told that it gets nowhere, and found wrong.
         for attribute in [nfq::CFG_MASK, nfq::CFG_FLAGS] {
@@ -99,20 +99,20 @@ fn queue(body: &mut Bytes) {
     body.put(&QUEUE.to_be_bytes());
 }
 
-fn told(body: &mut Bytes) {
+fn copy_config(body: &mut Bytes) {
     queue(body);
-    let mut copied = TOLD.to_be_bytes().to_vec();
+    let mut copied = COPY_BYTES.to_be_bytes().to_vec();
     copied.push(nfq::COPY_PACKET);
     body.attribute(nfq::CFG_PARAMS, &copied);
 }
 
 /// Who decides about connections out of a box. It does not block.
 #[derive(Debug)]
-pub struct Gate(OwnedFd);
+pub struct SynQueue(OwnedFd);
 
 /// The first packet of a connection, held until it is decided about.
 #[derive(Debug)]
-pub struct Held {
+pub struct QueuedSyn {
     /// Where the connection is to go.
     pub to: SocketAddr,
     id: u32,
@@ -131,51 +131,51 @@ pub enum Verdict {
     NetworkUnreachable,
 }
 
-impl Gate {
+impl SynQueue {
     /// Takes over the gate of a box, or says why this process cannot decide there. What was held for somebody else, and perhaps
     /// forgotten, is told again.
-    pub(super) fn take(socket: OwnedFd) -> io::Result<Self> {
+    pub(super) fn take_over(socket: OwnedFd) -> io::Result<Self> {
         // There must be room for the answer.
         while rustix::net::recv(&socket, &mut [0; 512][..], RecvFlags::DONTWAIT).is_ok() {}
         let mut same = Batch::default();
-        same.make(message(nfq::MSG_CONFIG), told);
+        same.request(message(nfq::MSG_CONFIG), copy_config);
         same.send_over(&socket)?;
-        let gate = Self(socket);
+        let syn_queue = Self(socket);
         // All there are: they are numbered from 1 on.
-        gate.say(nfq::MSG_VERDICT_BATCH, i32::MAX.cast_unsigned(), 0)?;
-        Ok(gate)
+        syn_queue.send_verdict(nfq::MSG_VERDICT_BATCH, i32::MAX.cast_unsigned(), 0)?;
+        Ok(syn_queue)
     }
 
     /// The next packet that is held.
-    pub fn receive(&self) -> io::Result<Held> {
+    pub fn receive(&self) -> io::Result<QueuedSyn> {
         let mut buffer = [0; 512];
         loop {
             // Whether it waits is not left to the socket, of which the box's init has a copy.
             let received = rustix::net::recv(&self.0, &mut buffer[..], RecvFlags::DONTWAIT)?;
             // What is not about a packet says that one has gone meanwhile.
             match read(&buffer[..received.0]) {
-                Some((id, Some(to))) => return Ok(Held { to, id }),
-                Some((id, None)) => self.say(nfq::MSG_VERDICT, id, REFUSED)?,
+                Some((id, Some(to))) => return Ok(QueuedSyn { to, id }),
+                Some((id, None)) => self.send_verdict(nfq::MSG_VERDICT, id, REFUSED)?,
                 None => {}
             }
         }
     }
 
     /// Decides about a packet. One that is there no more is none.
-    pub fn decide(&self, held: &Held, verdict: Verdict) -> io::Result<()> {
+    pub fn decide(&self, syn: &QueuedSyn, verdict: Verdict) -> io::Result<()> {
         let mark = match verdict {
             Verdict::Pass(mark) => mark.max(FIRST_MARK),
             Verdict::Refused => REFUSED,
             Verdict::HostUnreachable => HOST_UNREACHABLE,
             Verdict::NetworkUnreachable => NETWORK_UNREACHABLE,
         };
-        self.say(nfq::MSG_VERDICT, held.id, mark)
+        self.send_verdict(nfq::MSG_VERDICT, syn.id, mark)
     }
 
     /// Sends a packet, or all up to this one, through the rules once more, with this mark.
-    fn say(&self, kind: u16, id: u32, mark: u32) -> io::Result<()> {
+    fn send_verdict(&self, kind: u16, id: u32, mark: u32) -> io::Result<()> {
         let mut verdict = Batch::default();
-        verdict.mark(message(kind), |body| {
+        verdict.control(message(kind), |body| {
             queue(body);
             let words = [libc::NF_REPEAT.cast_unsigned(), id].map(u32::to_be_bytes);
             body.attribute(nfq::VERDICT_HDR, words.as_flattened());
@@ -186,20 +186,20 @@ impl Gate {
     }
 }
 
-impl AsFd for Gate {
+impl AsFd for SynQueue {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
-impl AsRawFd for Gate {
+impl AsRawFd for SynQueue {
     fn as_raw_fd(&self) -> RawFd {
         self.0.as_raw_fd()
     }
 }
 
 /// The mark that a connection passed the gate with; 0 if it passed none.
-pub fn mark_of(accepted: impl AsFd) -> io::Result<u32> {
+pub fn socket_mark(accepted: impl AsFd) -> io::Result<u32> {
     raw::socket_mark(accepted.as_fd())
 }
 

@@ -96,7 +96,7 @@ impl Cgroups {
     }
 
     /// Whether all of a frozen group has come to a stop.
-    pub(crate) fn stands_still(&self, name: &str) -> bool {
+    pub(crate) fn is_frozen(&self, name: &str) -> bool {
         match self.dir(name, Ability::Freeze) {
             Some((dir, true)) => field(&dir, "cgroup.events", "frozen") == Some(1),
             Some((dir, false)) => {
@@ -123,7 +123,7 @@ impl Cgroups {
                 let Some(owner) = Owner::of(&name) else {
                     continue;
                 };
-                if !owner.alive()
+                if !owner.is_alive()
                     && rustix::fs::unlinkat(&hierarchy.parent, &*name, AtFlags::REMOVEDIR).is_ok()
                 {
                     removed += 1;
@@ -168,7 +168,7 @@ impl Owner {
         parts.next().is_none().then_some(owner)
     }
 
-    fn alive(&self) -> bool {
+    fn is_alive(&self) -> bool {
         start_time(self.pid) == Some(self.started)
     }
 }
@@ -239,7 +239,7 @@ mod tests {
     #[test]
     fn a_group_names_its_server() {
         let this = Owner::this().unwrap();
-        assert!(this.alive());
+        assert!(this.is_alive());
         assert_eq!(Owner::of(&this.new_group()), Some(this));
         assert_eq!(Owner::of("somebody-elses"), None);
         assert!(
@@ -247,7 +247,7 @@ mod tests {
                 pid: 1,
                 started: u64::MAX
             }
-            .alive()
+            .is_alive()
         );
     }
 }

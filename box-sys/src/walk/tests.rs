@@ -11,7 +11,7 @@ fn size(path: &Path) -> io::Result<Size> {
 }
 
 #[test]
-fn a_tree_is_as_large_as_its_files_and_no_link_is_followed() {
+fn size_counts_files_and_follows_no_links() {
     let dir = tempfile::tempdir().unwrap();
     let inner = dir.path().join("a/b");
     fs::create_dir_all(&inner).unwrap();
@@ -26,7 +26,7 @@ fn a_tree_is_as_large_as_its_files_and_no_link_is_followed() {
 }
 
 #[test]
-fn counting_ends_once_it_is_too_much() {
+fn counting_stops_above_the_limit() {
     let dir = tempfile::tempdir().unwrap();
     for name in 0..100 {
         fs::write(dir.path().join(name.to_string()), "").unwrap();
@@ -38,18 +38,18 @@ fn counting_ends_once_it_is_too_much() {
 }
 
 #[test]
-fn what_is_too_deep_or_closed_cannot_be_counted() {
+fn unreadable_and_too_deep_directories_are_errors() {
     let dir = tempfile::tempdir().unwrap();
-    let deep = dir.path().join("d/".repeat(DEPTH - 1));
+    let deep = dir.path().join("d/".repeat(DEPTH_MAX - 1));
     fs::create_dir_all(&deep).unwrap();
-    assert_eq!(size(dir.path()).unwrap().entries, DEPTH as u64 - 1);
+    assert_eq!(size(dir.path()).unwrap().entries, DEPTH_MAX as u64 - 1);
     fs::create_dir(deep.join("d")).unwrap();
     assert!(size(dir.path()).is_err());
     let dir = tempfile::tempdir().unwrap();
     let closed = dir.path().join("closed");
     fs::create_dir(&closed).unwrap();
     fs::set_permissions(&closed, fs::Permissions::from_mode(0o000)).unwrap();
-    // The machine's root is not kept out.
+    // Root can read it.
     assert_eq!(
         size(dir.path()).is_ok(),
         rustix::process::geteuid().is_root()
@@ -57,7 +57,7 @@ fn what_is_too_deep_or_closed_cannot_be_counted() {
 }
 
 #[test]
-fn a_link_that_is_swapped_in_leads_nowhere() {
+fn a_directory_that_becomes_a_link_is_not_entered() {
     let (dir, secret) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     for name in 0..50 {
         fs::write(secret.path().join(name.to_string()), "secret").unwrap();

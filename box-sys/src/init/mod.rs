@@ -4,11 +4,11 @@
 //! `spawn.rs` starts a command while `watch.rs` looks that it does start, `kin.rs` finds everything that came of it, `thread.rs` lets a thread touch files as the guest, `rest.rs`
 //! gives memory back.
 
-pub(crate) mod kin;
-mod rest;
+mod guest_thread;
+mod memory;
+pub(crate) mod process_tree;
 mod spawn;
-mod thread;
-mod watch;
+mod start_watchdog;
 
 use std::collections::BTreeSet;
 use std::io;
@@ -20,10 +20,11 @@ use rustix::process::{Pid, Signal, WaitOptions};
 
 use crate::mounts::open_beneath;
 use crate::plan::SandboxPlan;
-pub use kin::Moment;
-pub use rest::rest;
+pub use guest_thread::GuestThread;
+pub use memory::release_memory;
+pub use process_tree::Moment;
 pub use spawn::{Command, SpawnPlan, Stdio};
-pub use thread::GuestThread;
+use start_watchdog::StartWatchdog;
 
 /// What a box's first process is given.
 #[derive(Debug)]
@@ -33,22 +34,22 @@ pub struct Init {
     /// The descriptors handed in, in order.
     pub fds: Vec<OwnedFd>,
     /// The namespaces that hold the box's mounts.
-    pub outer: Outer,
+    pub outer: OuterNamespaces,
     /// The sockets at the exits of the box's network, for whoever takes the box over; of no use to init.
-    pub exits: Vec<OwnedFd>,
+    pub egress: Vec<OwnedFd>,
     /// Whether init has an id of its own, apart from the guest's.
     pub two_uids: bool,
     /// What this box goes without.
     pub missing: Vec<String>,
     landlock: Option<OwnedFd>,
     /// What init is worth when memory runs out, opened before it hid itself.
-    worth: OwnedFd,
+    oom_score: OwnedFd,
     /// How many of the box's processes the kernel has killed for memory, where it counts that for boxes.
-    oom: Option<OwnedFd>,
+    oom_events: Option<OwnedFd>,
     guest_filter: Vec<libc::sock_filter>,
     /// Begun with the first command.
-    watch: Option<watch::Watch>,
-    carrier: kin::Carrier,
+    watchdog: Option<StartWatchdog>,
+    carrier: process_tree::Carrier,
     marks: BTreeSet<u32>,
     next_mark: u32,
     /// Marks of processes that outlived their command.
@@ -60,7 +61,7 @@ pub struct Init {
 /// What a later program needs to mount into this box, handed to it by init over a socket. Of no use to init itself: it has no
 /// power over either.
 #[derive(Debug)]
-pub struct Outer {
+pub struct OuterNamespaces {
     /// The user namespace that owns the box's mounts.
     pub user: OwnedFd,
     /// The box's mount namespace.
@@ -69,7 +70,7 @@ pub struct Outer {
 
 /// How a child of init ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Ended {
+pub struct ChildExit {
     /// Its process id inside.
     pub pid: i32,
     /// The exit code, if it exited.
@@ -86,13 +87,13 @@ impl Init {
     pub(crate) fn new(
         plan: SandboxPlan,
         fds: Vec<OwnedFd>,
-        outer: Outer,
-        exits: Vec<OwnedFd>,
+        outer: OuterNamespaces,
+        egress: Vec<OwnedFd>,
         two_uids: bool,
         missing: Vec<String>,
         landlock: Option<OwnedFd>,
-        worth: OwnedFd,
-        oom: Option<OwnedFd>,
+        oom_score: OwnedFd,
+        oom_events: Option<OwnedFd>,
     ) -> Self {
         let guest_filter = crate::seccomp::guest_program(two_uids);
         let rlimits = rlimits(&plan, &missing);
@@ -100,17 +101,17 @@ impl Init {
             plan,
             fds,
             outer,
-            exits,
+            egress,
             two_uids,
             missing,
             landlock,
-            worth,
-            oom,
+            oom_score,
+            oom_events,
             guest_filter,
-            watch: None,
-            carrier: kin::Carrier::choose(two_uids),
+            watchdog: None,
+            carrier: process_tree::Carrier::choose(two_uids),
             marks: BTreeSet::new(),
-            next_mark: kin::MARKS.start,
+            next_mark: process_tree::MARKS.start,
             leftover: BTreeSet::new(),
             rlimits,
         }
@@ -118,9 +119,9 @@ impl Init {
 
     /// A child that has ended, if there is one. Init is the parent of every orphan of the box, so this must be called until it
     /// gives none each time a `SIGCHLD` comes.
-    pub fn reap(&self) -> Option<Ended> {
+    pub fn reap(&self) -> Option<ChildExit> {
         let (pid, status) = rustix::process::wait(WaitOptions::NOHANG).ok()??;
-        Some(Ended {
+        Some(ChildExit {
             pid: pid.as_raw_pid(),
             code: status.exit_status(),
             signal: status.terminating_signal(),
@@ -130,7 +131,7 @@ impl Init {
     /// How many processes of the box were killed for memory so far, where that is counted.
     pub fn oom_kills(&self) -> Option<u64> {
         let mut buffer = [0; 512];
-        let length = rustix::io::pread(self.oom.as_ref()?, &mut buffer, 0).ok()?;
+        let length = rustix::io::pread(self.oom_events.as_ref()?, &mut buffer, 0).ok()?;
         let text = std::str::from_utf8(buffer.get(..length)?).ok()?;
         crate::cgroup::field_of(text, crate::cgroup::OOM_KILLS)
     }
@@ -148,12 +149,12 @@ impl Init {
     /// Kills a command and everything it has started, also what has detached itself, and gives how many processes that were.
     /// The ended ones still are to be reaped.
     pub fn kill_tree(&self, command: &Command) -> usize {
-        kin::kill(command, self.carrier)
+        process_tree::kill(command, self.carrier)
     }
 
     /// Whether a process of a command lives, also one that was killed and has not ended yet: that one still has its ports and files.
     pub fn is_alive(&self, command: &Command) -> bool {
-        kin::is_alive(command, self.carrier)
+        process_tree::is_alive(command, self.carrier)
     }
 
     /// Kills every process of the box but this one. Whether there was none, not even one that is still to be reaped.
@@ -165,11 +166,11 @@ impl Init {
 
     /// Sends a signal to everything that a command has started since a moment, also what has detached itself, but not to the
     /// command's first process; gives how many processes that were.
-    pub fn signal_younger(&self, command: &Command, than: Moment, signal: i32) -> usize {
+    pub fn signal_started_since(&self, command: &Command, since: Moment, signal: i32) -> usize {
         let Some(signal) = Signal::from_named_raw(signal) else {
             return 0;
         };
-        let found = kin::younger(command, than, self.carrier);
+        let found = process_tree::started_since(command, since, self.carrier);
         let found = found.iter().filter_map(|pid| Pid::from_raw(*pid));
         found
             .filter(|pid| rustix::process::kill_process(*pid, signal).is_ok())

@@ -11,7 +11,7 @@ use std::path::Path;
 
 use rustix::fs::{AtFlags, CWD};
 
-use super::world::World;
+use super::template_mounts::Template;
 use crate::error::{At, Result};
 use crate::mounts::{Attr, clone_tree, new_fs};
 use crate::raw::{self, ATTR_NODEV, ATTR_NOEXEC, ATTR_NOSUID, ATTR_RDONLY};
@@ -22,7 +22,7 @@ const PIECES_ATTR: Attr = SYSTEM_ATTR | ATTR_NOEXEC;
 
 /// A system directory of the machine, or a part of one that is a mount of its own.
 #[derive(Debug)]
-pub(crate) struct Tree {
+pub(crate) struct SystemTree {
     /// Its path below the root, and below `/t`.
     pub(crate) name: String,
     /// Whether boxes get overlays of it. Otherwise they get the machine's own inodes.
@@ -31,16 +31,16 @@ pub(crate) struct Tree {
 
 /// The mounts of one box, not attached anywhere.
 #[derive(Debug)]
-pub(crate) struct View {
+pub(crate) struct Overlays {
     /// The server's pieces.
     pub(crate) pieces: OwnedFd,
     /// The system directories, in the order of `World::trees`.
     pub(crate) system: Vec<OwnedFd>,
 }
 
-impl View {
-    pub(crate) fn new(world: &World) -> Result<Self> {
-        let pieces = if world.overlays {
+impl Overlays {
+    pub(crate) fn new(template: &Template) -> Result<Self> {
+        let pieces = if template.use_overlays {
             overlay("/p", PIECES_ATTR).at("make an overlay of the pieces")?
         } else {
             let tree = clone_tree(CWD, "/p", false).at("copy the pieces")?;
@@ -48,7 +48,7 @@ impl View {
                 .at("make the pieces read-only")?;
             tree
         };
-        let system = world.trees.iter().map(|tree| {
+        let system = template.trees.iter().map(|tree| {
             let place = format!("/t/{}", tree.name);
             if tree.overlaid {
                 overlay(&place, SYSTEM_ATTR).at("make an overlay of a system directory")
@@ -63,10 +63,10 @@ impl View {
     }
 }
 
-impl View {
+impl Overlays {
     /// Looks up what most programs begin with, so that the first one of a box finds it known. Of the machine only directories:
     /// an upgrade replaces files, and a box must not find the old one of a pair that belongs together.
-    pub(crate) fn warm(&self, world: &World) {
+    pub(crate) fn warm(&self, template: &Template) {
         let look = |at: &OwnedFd, path: &str| {
             let _ = rustix::fs::statat(at, path, AtFlags::empty());
         };
@@ -79,7 +79,7 @@ impl View {
             look(&self.pieces, file);
         }
         let libraries = format!("lib/{}-linux-gnu", std::env::consts::ARCH);
-        for (tree, view) in world.trees.iter().zip(&self.system) {
+        for (tree, view) in template.trees.iter().zip(&self.system) {
             if tree.name == "usr" {
                 for directory in ["bin", "lib64", &libraries] {
                     look(view, directory);

@@ -93,8 +93,8 @@ impl Moment {
         }
     }
 
-    fn is_before(self, pid: i32) -> bool {
-        let stat = told(pid, "stat").unwrap_or_default();
+    fn precedes_start_of(self, pid: i32) -> bool {
+        let stat = read_proc(pid, "stat").unwrap_or_default();
         // The name in brackets may hold anything, also brackets.
         let after_name = stat.rsplit(')').next().unwrap_or_default();
         let begun = after_name.split_whitespace().nth(19);
@@ -104,11 +104,11 @@ impl Moment {
 }
 
 /// The living processes of a command that began after a moment, but its first.
-pub(super) fn younger(command: &Command, than: Moment, by: Carrier) -> Vec<i32> {
+pub(super) fn started_since(command: &Command, since: Moment, by: Carrier) -> Vec<i32> {
     let mut all: Vec<i32> = processes()
-        .filter(|pid| relation(command, *pid, by) == Some(Kin::Living))
+        .filter(|pid| liveness_of(command, *pid, by) == Some(Liveness::Alive))
         .collect();
-    all.retain(|pid| *pid != command.pid && than.is_before(*pid));
+    all.retain(|pid| *pid != command.pid && since.precedes_start_of(*pid));
     all
 }
 
@@ -130,11 +130,11 @@ pub(super) fn kill(command: &Command, by: Carrier) -> usize {
             // Opened before it is looked at, so that what is killed is what was looked at.
             let handle =
                 Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-            let Some((handle, kin)) = handle.zip(relation(command, pid, by)) else {
+            let Some((handle, liveness)) = handle.zip(liveness_of(command, pid, by)) else {
                 continue;
             };
             known.insert(pid);
-            if kin == Kin::Living && pidfd_send_signal(handle, Signal::KILL).is_ok() {
+            if liveness == Liveness::Alive && pidfd_send_signal(handle, Signal::KILL).is_ok() {
                 killed += 1;
             }
         }
@@ -147,23 +147,23 @@ pub(super) fn kill(command: &Command, by: Carrier) -> usize {
 
 /// Whether any process of a command lives.
 pub(super) fn is_alive(command: &Command, by: Carrier) -> bool {
-    processes().any(|pid| relation(command, pid, by) == Some(Kin::Living))
+    processes().any(|pid| liveness_of(command, pid, by) == Some(Liveness::Alive))
 }
 
 /// What a process is to a command, if anything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kin {
-    Living,
+enum Liveness {
+    Alive,
     Dead,
 }
 
-fn relation(command: &Command, pid: i32, by: Carrier) -> Option<Kin> {
-    let (mark, kin) = mark_of(pid, by)?;
+fn liveness_of(command: &Command, pid: i32, by: Carrier) -> Option<Liveness> {
+    let (mark, liveness) = mark_of(pid, by)?;
     let ours = match mark {
         Mark::Of(mark) => mark == command.mark,
-        Mark::Shed => true,
+        Mark::Dropped => true,
     };
-    ours.then_some(kin)
+    ours.then_some(liveness)
 }
 
 fn processes() -> impl Iterator<Item = i32> {
@@ -176,14 +176,14 @@ fn processes() -> impl Iterator<Item = i32> {
 /// The marks that living processes carry.
 pub(super) fn marks_in_use(by: Carrier) -> BTreeSet<u32> {
     let mark = |pid| match mark_of(pid, by) {
-        Some((Mark::Of(mark), Kin::Living)) => Some(mark),
+        Some((Mark::Of(mark), Liveness::Alive)) => Some(mark),
         _ => None,
     };
     processes().filter_map(mark).collect()
 }
 
 /// What the kernel tells of a process. A process's name is part of it, and may be any bytes.
-fn told(pid: i32, file: &str) -> Option<String> {
+fn read_proc(pid: i32, file: &str) -> Option<String> {
     let bytes = fs::read(format!("/proc/{pid}/{file}")).ok()?;
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
@@ -191,28 +191,28 @@ fn told(pid: i32, file: &str) -> Option<String> {
 /// Whose a process is.
 enum Mark {
     Of(u32),
-    Shed,
+    Dropped,
 }
 
 /// The mark of a process, and whether it lives: one whose first thread has ended does as long as another goes on.
-fn mark_of(pid: i32, by: Carrier) -> Option<(Mark, Kin)> {
-    let status = told(pid, "status")?;
+fn mark_of(pid: i32, by: Carrier) -> Option<(Mark, Liveness)> {
+    let status = read_proc(pid, "status")?;
     let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
     let ended = field("State:")?.trim_start().starts_with(['Z', 'X']);
     let threads: u32 = field("Threads:")?.trim().parse().ok()?;
-    let kin = if ended && threads <= 1 {
-        Kin::Dead
+    let liveness = if ended && threads <= 1 {
+        Liveness::Dead
     } else {
-        Kin::Living
+        Liveness::Alive
     };
     let Carrier::Limit { base } = by else {
         let mut groups = field("Groups:")?
             .split_whitespace()
             .filter_map(|group| group.parse().ok());
         let mark = groups.find(|group| MARKS.contains(group));
-        return mark.map(|mark| (Mark::Of(mark), kin));
+        return mark.map(|mark| (Mark::Of(mark), liveness));
     };
-    let limits = told(pid, "limits")?;
+    let limits = read_proc(pid, "limits")?;
     let line = limits
         .lines()
         .find_map(|line| line.strip_prefix("Max msgqueue size"))?;
@@ -224,5 +224,5 @@ fn mark_of(pid: i32, by: Carrier) -> Option<(Mark, Kin)> {
         .and_then(|hard| hard.checked_sub(base))
         .and_then(|mark| u32::try_from(mark).ok());
     let mark = mark.filter(|mark| MARKS.contains(mark));
-    Some((mark.map_or(Mark::Shed, Mark::Of), kin))
+    Some((mark.map_or(Mark::Dropped, Mark::Of), liveness))
 }

@@ -12,7 +12,7 @@ use rustix::fs::{Access, AtFlags, Mode};
 use super::{Ability, open_dir, read, write};
 
 /// The group that this program's processes move to, out of one that is to have groups with limits.
-const HOST: &str = "box-host";
+const HOST_GROUP: &str = "box-host";
 
 /// A cgroup file system of this machine.
 #[derive(Debug, Clone)]
@@ -58,9 +58,9 @@ pub(super) fn mounted(parent: &str, settle: bool) -> Vec<Mounted> {
         .filter_map(|line| parse_mount(line, own.as_deref()))
         .collect();
     let usable = |group: &OwnedFd| {
-        is_ours(group)
+        is_delegated(group)
             && if settle {
-                vacated(group)
+                vacate(group)
             } else {
                 open_dir(group, parent).is_ok()
             }
@@ -79,7 +79,7 @@ pub(super) fn mounted(parent: &str, settle: bool) -> Vec<Mounted> {
 }
 
 /// Whether this user may make groups here and move its processes between them.
-fn is_ours(group: &OwnedFd) -> bool {
+fn is_delegated(group: &OwnedFd) -> bool {
     let may = |name, access| rustix::fs::accessat(group, name, access, AtFlags::EACCESS).is_ok();
     may(".", Access::WRITE_OK | Access::EXEC_OK)
         && may("cgroup.procs", Access::WRITE_OK)
@@ -87,7 +87,7 @@ fn is_ours(group: &OwnedFd) -> bool {
 }
 
 /// Whether no process is left in a group, after those that are ours have gone.
-fn vacated(group: &OwnedFd) -> bool {
+fn vacate(group: &OwnedFd) -> bool {
     let Ok(there) = read(group, "cgroup.procs") else {
         return false;
     };
@@ -98,8 +98,8 @@ fn vacated(group: &OwnedFd) -> bool {
     if there.is_empty() {
         return true;
     }
-    let _ = rustix::fs::mkdirat(group, HOST, Mode::from(0o755));
-    let Ok(host) = open_dir(group, HOST) else {
+    let _ = rustix::fs::mkdirat(group, HOST_GROUP, Mode::from(0o755));
+    let Ok(host) = open_dir(group, HOST_GROUP) else {
         return false;
     };
     there

@@ -1,12 +1,12 @@
-//! What is below a directory of the host that guests write to. The one way in which the host looks there.
+//! Walks a host directory that guests write to, by descriptor and without following links.
 //!
 //! # Reading order
-//! 1. [`open`]: a directory, by a path that leads through no link.
-//! 2. [`walk`]: every name below it, each found by a descriptor of the directory that it is in.
-//! 3. [`Size`]: what it all takes.
+//! 1. [`open`] opens a directory by a path without links.
+//! 2. [`walk`] visits every name below it. It reaches each name through a descriptor of the parent.
+//! 3. [`Size`] adds up the disk usage.
 //!
-//! A guest may change every name while it is looked at. Nothing is found by a path for that reason: a directory that has become a
-//! link since it was named is not entered, and everything that is entered is below the first one, or was a moment ago.
+//! A guest can change every name during a walk, so the walk never uses paths. It does not enter a
+//! directory that has become a link. Everything it enters is, or was a moment ago, below the root.
 
 use std::ffi::CStr;
 use std::io;
@@ -17,10 +17,12 @@ use std::path::Path;
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
-/// Directories within each other that are entered. A guest that goes deeper is up to no good.
-const DEPTH: usize = 128;
+/// Deepest nesting that a walk enters. No legitimate workspace is deeper.
+const DEPTH_MAX: usize = 128;
 
-/// Opens a directory of the host by a path in which no link is followed: whoever allowed it has followed them already.
+/// Opens a host directory by a path that contains no links.
+///
+/// The caller has resolved the links when it allowed the path.
 pub fn open(path: impl AsRef<Path>) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
@@ -28,48 +30,48 @@ pub fn open(path: impl AsRef<Path>) -> io::Result<OwnedFd> {
     Ok(opened?)
 }
 
-/// Opens a directory that is in another, or that other itself (`c"."`), if it is no link.
+/// Opens a subdirectory, or the directory itself (`c"."`). Refuses links.
 pub fn open_in(directory: impl AsFd, name: &CStr) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     Ok(rustix::fs::openat(directory, name, flags, Mode::empty())?)
 }
 
-/// The paths that are inside no other of them, each once.
+/// The paths that are not below another path of the list, without duplicates.
 pub fn outermost<T: AsRef<Path>>(paths: &[T]) -> impl Iterator<Item = &T> {
     paths.iter().enumerate().filter_map(move |(at, item)| {
         let path = item.as_ref();
-        let holds_it = |(other_at, other): (usize, &T)| {
+        let contains_path = |(other_at, other): (usize, &T)| {
             let other = other.as_ref();
             other_at != at && path.starts_with(other) && (path != other || other_at < at)
         };
-        (!paths.iter().enumerate().any(holds_it)).then_some(item)
+        (!paths.iter().enumerate().any(contains_path)).then_some(item)
     })
 }
 
-/// What a walk comes upon.
+/// One step of a walk.
 #[derive(Debug)]
 pub enum Found<'a> {
-    /// A name.
+    /// An entry of a directory.
     Entry(Entry<'a>),
-    /// A directory that cannot be looked into, though it is there; or one that is too deep.
-    Closed,
+    /// A directory that cannot be read, or that is nested too deep.
+    Unreadable,
 }
 
-/// A name in a directory.
+/// An entry of a directory.
 #[derive(Debug)]
 pub struct Entry<'a> {
-    /// The directory that it is in.
+    /// The parent directory.
     pub directory: BorrowedFd<'a>,
-    /// The name itself.
+    /// The name in the parent directory.
     pub name: &'a CStr,
-    /// How many directories it is below the first one.
+    /// Number of directories between the root of the walk and the entry.
     pub depth: usize,
-    /// What it was when it was looked at.
+    /// Metadata at the time of the visit.
     pub stat: Stat,
 }
 
 impl Entry<'_> {
-    /// What it is.
+    /// File type.
     pub fn kind(&self) -> FileType {
         FileType::from_raw_mode(self.stat.st_mode)
     }
@@ -86,35 +88,37 @@ impl Entry<'_> {
     }
 }
 
-/// How a walk goes on after an entry.
+/// What the walk does after an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Then {
-    /// Into it, if it is a directory.
-    Enter,
-    /// Past it.
-    Pass,
+pub enum Next {
+    /// Enter the entry if it is a directory.
+    Descend,
+    /// Do not enter the entry.
+    Skip,
 }
 
-/// Shows everything below a directory, until there is no more or `look` breaks off. What vanishes meanwhile is not there.
+/// Visits everything below a directory until `visit` breaks.
+///
+/// The walk skips entries that disappear during the walk.
 pub fn walk<B>(
     directory: impl AsFd,
-    mut look: impl FnMut(Found<'_>) -> ControlFlow<B, Then>,
+    mut visit: impl FnMut(Found<'_>) -> ControlFlow<B, Next>,
 ) -> ControlFlow<B> {
-    below(directory.as_fd(), 0, &mut look)
+    walk_below(directory.as_fd(), 0, &mut visit)
 }
 
-fn below<B>(
+fn walk_below<B>(
     directory: BorrowedFd<'_>,
     depth: usize,
-    look: &mut impl FnMut(Found<'_>) -> ControlFlow<B, Then>,
+    visit: &mut impl FnMut(Found<'_>) -> ControlFlow<B, Next>,
 ) -> ControlFlow<B> {
     let entries = match Dir::read_from(directory) {
-        Ok(entries) if depth < DEPTH => entries,
-        _ => return look(Found::Closed).map_continue(drop),
+        Ok(entries) if depth < DEPTH_MAX => entries,
+        _ => return visit(Found::Unreadable).map_continue(drop),
     };
     for entry in entries {
         let Ok(entry) = entry else {
-            return look(Found::Closed).map_continue(drop);
+            return visit(Found::Unreadable).map_continue(drop);
         };
         let name = entry.file_name();
         if matches!(name.to_bytes(), b"." | b"..") {
@@ -130,47 +134,52 @@ fn below<B>(
             stat,
         };
         let is_directory = entry.kind() == FileType::Directory;
-        if look(Found::Entry(entry))? == Then::Pass || !is_directory {
+        if visit(Found::Entry(entry))? == Next::Skip || !is_directory {
             continue;
         }
         match open_in(directory, name) {
-            Ok(inner) => below(inner.as_fd(), depth + 1, look)?,
+            Ok(inner) => walk_below(inner.as_fd(), depth + 1, visit)?,
             Err(error) if has_changed(&error) => {}
             Err(_) => {
-                look(Found::Closed)?;
+                visit(Found::Unreadable)?;
             }
         }
     }
     ControlFlow::Continue(())
 }
 
-/// Whether a name has come to mean something else, or nothing.
+/// Whether the entry was removed or replaced after it was listed.
 fn has_changed(error: &io::Error) -> bool {
     let errno = Errno::from_io_error(error);
     matches!(errno, Some(Errno::NOENT | Errno::NOTDIR | Errno::LOOP))
 }
 
-/// What is below a directory.
+/// Disk usage below a directory.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Size {
-    /// On disk.
+    /// Bytes on disk.
     pub bytes: u64,
-    /// Files, directories and everything else that has a name.
+    /// Number of entries of any type.
     pub entries: u64,
 }
 
 impl Size {
-    /// Adds what is below a directory, as long as the sum is `fine`. What cannot be looked into might hold anything, so it is an
-    /// error: a guest could hide what it has that way.
-    pub fn add(&mut self, directory: impl AsFd, fine: impl Fn(&Self) -> bool) -> io::Result<()> {
+    /// Adds the entries below a directory while `within_limit` holds.
+    ///
+    /// A directory that cannot be read is an error, because a guest could hide files there.
+    pub fn add(
+        &mut self,
+        directory: impl AsFd,
+        within_limit: impl Fn(&Self) -> bool,
+    ) -> io::Result<()> {
         let walked = walk(directory, |found| {
             let Found::Entry(entry) = found else {
                 return ControlFlow::Break(Err(io::ErrorKind::PermissionDenied.into()));
             };
             self.bytes = self.bytes.saturating_add(entry.disk_bytes());
             self.entries += 1;
-            if fine(self) {
-                ControlFlow::Continue(Then::Enter)
+            if within_limit(self) {
+                ControlFlow::Continue(Next::Descend)
             } else {
                 ControlFlow::Break(Ok(()))
             }

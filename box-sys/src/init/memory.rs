@@ -13,7 +13,7 @@ const DEEP: usize = 256 * 1024;
 
 /// Gives back memory that this process has written and does not use. To be called when nothing is going on: what is needed
 /// again costs a page fault each.
-pub fn rest() {
+pub fn release_memory() {
     // SAFETY: any thread may call it at any time.
     #[cfg(target_env = "gnu")]
     unsafe {

@@ -10,8 +10,8 @@ use std::sync::atomic::AtomicI32;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::Init;
-use super::kin::{self, Carrier, MARKS};
-use super::watch::Watch;
+use super::process_tree::{self, Carrier, MARKS};
+use super::start_watchdog::StartWatchdog;
 use crate::raw;
 
 /// A command to start.
@@ -54,8 +54,8 @@ pub struct Command {
 }
 
 /// Of what the kernel looks for when memory runs out, the most, and what the server is worth.
-const GUESTS_WORTH: &[u8] = b"1000";
-const INITS_WORTH: &[u8] = b"500";
+const GUEST_OOM_SCORE: &[u8] = b"1000";
+const INIT_OOM_SCORE: &[u8] = b"500";
 
 /// Most descriptors of a command, and how many it has unless it raises that itself.
 ///
@@ -65,10 +65,10 @@ const INITS_WORTH: &[u8] = b"500";
 ///
 /// Open files are counted for the whole machine (`fs.file-max`). So a box has as many together, and each of its processes a part
 /// of them, but never fewer than programs can do with.
-const DESCRIPTORS_MOST: u64 = 4096;
-const DESCRIPTORS: u64 = 1024;
-const DESCRIPTORS_LEAST: u64 = 512;
-const DESCRIPTORS_OF_BOX: u64 = 262_144;
+const DESCRIPTORS_MAX: u64 = 4096;
+const DESCRIPTORS_DEFAULT: u64 = 1024;
+const DESCRIPTORS_MIN: u64 = 512;
+const DESCRIPTORS_PER_BOX: u64 = 262_144;
 
 /// The child's stack; it calls little.
 const STACK: usize = 64 << 10;
@@ -79,8 +79,8 @@ impl Init {
     ///
     /// The error of a program that cannot be run is the error of `execve`, so that "not found" is told from "not allowed".
     pub fn spawn(&mut self, plan: &SpawnPlan<'_>) -> io::Result<Command> {
-        if self.watch.is_none() {
-            self.watch = Some(Watch::start()?);
+        if self.watchdog.is_none() {
+            self.watchdog = Some(StartWatchdog::start()?);
         }
         let mark = self.new_mark()?;
         let result = self.spawn_marked(plan, mark);
@@ -95,7 +95,7 @@ impl Init {
             if !MARKS.contains(&self.next_mark) {
                 self.next_mark = MARKS.start;
                 // Once around: what an ended command left running still carries its mark.
-                self.leftover = kin::marks_in_use(self.carrier);
+                self.leftover = process_tree::marks_in_use(self.carrier);
             }
             let mark = self.next_mark;
             self.next_mark += 1;
@@ -119,7 +119,7 @@ impl Init {
         let mut rlimits = plan.rlimits.clone();
         rlimits.extend(self.rlimits.iter().flatten());
         if let Carrier::Limit { base } = self.carrier {
-            rlimits.push((kin::LIMIT, base + u64::from(mark)));
+            rlimits.push((process_tree::LIMIT, base + u64::from(mark)));
         }
         let env = strings(env.into_iter())?;
         let programs = programs(plan)?;
@@ -149,17 +149,17 @@ impl Init {
             ids: self.two_uids.then_some((self.plan.guest.id, mark)),
             landlock: self.landlock.as_ref().map(AsRawFd::as_raw_fd),
             filter: &self.guest_filter,
-            inits_worth: self.worth.as_raw_fd(),
+            init_oom_score: self.oom_score.as_raw_fd(),
             failed: AtomicI32::new(libc::ETIMEDOUT),
         };
         let mut stack = Vec::<u128>::with_capacity(STACK / size_of::<u128>());
         // Inherited: when memory runs out, all that commands have started goes before init does. The child puts init back, so that
         // init is never worth as little as a program that runs.
-        let _ = rustix::io::write(&self.worth, GUESTS_WORTH);
-        let cloned = clone_and_run(&mut stack, &start, self.watch.as_ref());
+        let _ = rustix::io::write(&self.oom_score, GUEST_OOM_SCORE);
+        let cloned = clone_and_run(&mut stack, &start, self.watchdog.as_ref());
         let failed = start.failed.into_inner();
         if cloned.is_err() || failed != 0 {
-            let _ = rustix::io::write(&self.worth, INITS_WORTH);
+            let _ = rustix::io::write(&self.oom_score, INIT_OOM_SCORE);
         }
         let pid = cloned?;
         if failed != 0 {
@@ -189,7 +189,7 @@ struct Start<'a> {
     landlock: Option<RawFd>,
     filter: &'a [libc::sock_filter],
     /// Where init's worth is written.
-    inits_worth: RawFd,
+    init_oom_score: RawFd,
     /// The error number of what did not work, written by the child: 0 just before its program. What it is before that stays if
     /// the child is killed.
     failed: AtomicI32,
@@ -200,15 +200,15 @@ struct Start<'a> {
 fn clone_and_run(
     stack: &mut Vec<u128>,
     start: &Start<'_>,
-    watch: Option<&Watch>,
+    watchdog: Option<&StartWatchdog>,
 ) -> io::Result<i32> {
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PARENT_SETTID | libc::SIGCHLD;
     // SAFETY: the end of the allocation, one past it at most; stacks grow down.
     let top = unsafe { stack.as_mut_ptr().add(stack.capacity()) };
-    let nobody = AtomicI32::new(0);
-    let child = watch.map_or(&nobody, Watch::begin);
+    let no_watchdog = AtomicI32::new(0);
+    let child = watchdog.map_or(&no_watchdog, StartWatchdog::begin);
     // No handler of init's may run in the child: it would run on init's memory.
-    let pid = raw::without_signals(|| {
+    let pid = raw::with_signals_blocked(|| {
         // SAFETY: the child runs `begin` on a stack of its own, aligned to 16, and shares our memory; we are held (VFORK) until it
         // has called `execve` or `_exit`, so `start` and the stack outlive its use of them, and it touches nothing else of ours.
         // The kernel writes the child's number to `child`.
@@ -227,7 +227,7 @@ fn clone_and_run(
             Ok(pid)
         }
     });
-    watch.inspect(|watch| watch.end());
+    watchdog.inspect(|watchdog| watchdog.end());
     pid
 }
 
@@ -254,9 +254,9 @@ fn go(start: &Start<'_>) -> io::Result<std::convert::Infallible> {
     // SAFETY: reads what outlives the call. That of init alone: a child that holds its parent keeps what it was born with.
     unsafe {
         libc::write(
-            start.inits_worth,
-            INITS_WORTH.as_ptr().cast(),
-            INITS_WORTH.len(),
+            start.init_oom_score,
+            INIT_OOM_SCORE.as_ptr().cast(),
+            INIT_OOM_SCORE.len(),
         )
     };
     // SAFETY: takes nothing.
@@ -273,12 +273,12 @@ fn go(start: &Start<'_>) -> io::Result<std::convert::Infallible> {
     }
     limit_descriptors(start.descriptors)?;
     for (resource, value) in start.rlimits {
-        lower(*resource, *value)?;
+        lower_limit(*resource, *value)?;
     }
     if let Some((guest, mark)) = start.ids {
         become_guest(guest, mark)?;
     }
-    assert_powerless()?;
+    assert_no_capabilities()?;
     if let Some(landlock) = start.landlock {
         raw::landlock_restrict(landlock)?;
     }
@@ -328,22 +328,22 @@ fn default_signals() {
 }
 
 /// Lowers a limit; where it is lower already it stays. Raising is nobody's right here.
-fn lower(resource: u32, value: u64) -> io::Result<()> {
+fn lower_limit(resource: u32, value: u64) -> io::Result<()> {
     let value = value.min(limit_of(resource)?.rlim_max);
     set_limit(resource, value, value)
 }
 
 /// A process's part of the descriptors of a box with so many processes, one of which is init.
 fn descriptors(pids: Option<u64>) -> u64 {
-    let part = pids.map(|pids| DESCRIPTORS_OF_BOX / pids.saturating_sub(1).max(1));
-    part.unwrap_or(DESCRIPTORS_LEAST)
-        .clamp(DESCRIPTORS_LEAST, DESCRIPTORS_MOST)
+    let part = pids.map(|pids| DESCRIPTORS_PER_BOX / pids.saturating_sub(1).max(1));
+    part.unwrap_or(DESCRIPTORS_MIN)
+        .clamp(DESCRIPTORS_MIN, DESCRIPTORS_MAX)
 }
 
 /// Half of what there is at most, where there is little.
 fn limit_descriptors(most: u64) -> io::Result<()> {
     let most = most.min(limit_of(libc::RLIMIT_NOFILE)?.rlim_max / 2);
-    set_limit(libc::RLIMIT_NOFILE, DESCRIPTORS.min(most), most)
+    set_limit(libc::RLIMIT_NOFILE, DESCRIPTORS_DEFAULT.min(most), most)
 }
 
 fn limit_of(resource: u32) -> io::Result<libc::rlimit> {
@@ -376,7 +376,7 @@ fn become_guest(guest: u32, mark: u32) -> io::Result<()> {
 }
 
 /// No command starts with a capability left, whatever went wrong before.
-fn assert_powerless() -> io::Result<()> {
+fn assert_no_capabilities() -> io::Result<()> {
     let sets = rustix::thread::capabilities(None)?;
     let all = sets.effective | sets.permitted | sets.inheritable;
     if all.is_empty() {

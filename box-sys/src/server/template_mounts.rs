@@ -23,7 +23,7 @@ use std::path::Path;
 use rustix::fs::{CWD, FileType, Mode, OFlags};
 use rustix::mount::UnmountFlags;
 
-use super::view::{self, Tree};
+use super::overlays::{self, SystemTree};
 use crate::error::{At, Result};
 use crate::identity;
 use crate::mounts::{attach, clone_tree, make_dirs, make_file, new_fs, open_beneath};
@@ -132,13 +132,13 @@ const PLACES: &[&str] = &[
 
 /// What the server has to make boxes with.
 #[derive(Debug)]
-pub(crate) struct World {
+pub(crate) struct Template {
     /// Whether the server has root's powers on the machine.
     pub(crate) privileged: bool,
     /// A mount namespace with the machine's view, to find workspaces in. It follows the machine's later mounts.
-    pub(crate) host: OwnedFd,
+    pub(crate) host_mounts: OwnedFd,
     /// The small one described above.
-    pub(crate) small: OwnedFd,
+    pub(crate) mounts: OwnedFd,
     /// The user namespace that owns everything of the boxes but their last user namespaces.
     pub(crate) user: OwnedFd,
     /// The network namespace the server lives in.
@@ -146,49 +146,49 @@ pub(crate) struct World {
     /// System directories that are links: name and target.
     pub(crate) links: Vec<(String, String)>,
     /// System directories that are mounted at `/t`, the outer ones first.
-    pub(crate) trees: Vec<Tree>,
+    pub(crate) trees: Vec<SystemTree>,
     /// Whether boxes get overlays of the pieces.
-    pub(crate) overlays: bool,
+    pub(crate) use_overlays: bool,
     /// Devices that are mounted at `/d`, because the server may not make its own.
     pub(crate) nodes: Vec<&'static str>,
     /// What is masked in procfs: name, and whether it is a directory.
     pub(crate) masks: Vec<(String, bool)>,
 }
 
-impl World {
+impl Template {
     /// Builds it and moves this process in. The machine's own mounts are not touched: everything happens in namespaces that
     /// end with the server.
-    pub(crate) fn build(privileged: bool, overlays: bool) -> Result<Self> {
+    pub(crate) fn build(privileged: bool, use_overlays: bool) -> Result<Self> {
         if privileged {
             raw::unshare(libc::CLONE_NEWNS).at("unshare the mount namespace")?;
         } else {
             become_own_root()?;
         }
         raw::set_propagation(true).at("make mounts follow the machine's")?;
-        let host = open_ns("mnt").at("open the mount namespace")?;
+        let host_mounts = open_ns("mnt").at("open the mount namespace")?;
         let net = open_ns("net").at("open the network namespace")?;
 
         raw::unshare(libc::CLONE_NEWNS).at("unshare the second mount namespace")?;
         raw::set_propagation(false).at("make mounts private")?;
-        let mut world = Self {
+        let mut template = Self {
             privileged,
-            host,
-            small: open_ns("mnt").at("open the small mount namespace")?,
+            host_mounts,
+            mounts: open_ns("mnt").at("open the small mount namespace")?,
             user: open_ns("user").at("open the user namespace")?,
             net,
             links: Vec::new(),
             trees: Vec::new(),
-            overlays,
+            use_overlays,
             nodes: Vec::new(),
             masks: masks(),
         };
-        world.fill()?;
-        Ok(world)
+        template.fill()?;
+        Ok(template)
     }
 
     /// Whether boxes get overlays of all system directories, and of all that is mounted in them: of a file there is none.
     pub(crate) fn is_overlaid(&self) -> bool {
-        self.overlays && self.trees.iter().all(|tree| tree.overlaid)
+        self.use_overlays && self.trees.iter().all(|tree| tree.overlaid)
     }
 
     fn fill(&mut self) -> Result<()> {
@@ -206,13 +206,13 @@ impl World {
         let nodes = if made { Vec::new() } else { device_nodes()? };
 
         // Any directory will do to attach to; the copies above were taken before it disappears under this.
-        let spot = rustix::fs::open(
+        let place = rustix::fs::open(
             "/usr",
             OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
             Mode::empty(),
         )
         .at("open")?;
-        attach(&root, &spot).at("attach the server's root")?;
+        attach(&root, &place).at("attach the server's root")?;
         for name in PLACES {
             make_dirs(root.as_fd(), Path::new(name)).at("make a directory")?;
         }
@@ -227,9 +227,9 @@ impl World {
         rustix::mount::unmount(".", UnmountFlags::DETACH).at("leave the machine's mounts")?;
         rustix::process::chdir("/").at("enter the server's root")?;
         self.trees.retain_mut(|tree| {
-            tree.overlaid = tree.overlaid && view::can_overlay(&tree.name);
+            tree.overlaid = tree.overlaid && overlays::can_overlay(&tree.name);
             // A mount that another one hides, or that this user may not enter, is seen by no box.
-            tree.overlaid || SYSTEM.contains(&tree.name.as_str()) || view::can_copy(&tree.name)
+            tree.overlaid || SYSTEM.contains(&tree.name.as_str()) || overlays::can_copy(&tree.name)
         });
         Ok(())
     }
@@ -249,16 +249,16 @@ impl World {
             } else if meta.is_dir() {
                 // Recursive: parts that are mounts of their own are locked together for an ordinary user (EINVAL).
                 let tree = clone_tree(CWD, &path, true).at("copy a system directory's mount")?;
-                raw::mount_setattr(tree.as_fd(), true, view::SYSTEM_ATTR, 0)
+                raw::mount_setattr(tree.as_fd(), true, overlays::SYSTEM_ATTR, 0)
                     .at("make a system directory read-only")?;
                 system.push(((*name).into(), tree));
                 let mut names = vec![(*name).to_owned()];
-                if self.overlays {
-                    names.extend(view::mounts_below(&path).at("look for mounts")?);
+                if self.use_overlays {
+                    names.extend(overlays::mounts_below(&path).at("look for mounts")?);
                 }
-                let overlaid = self.overlays;
+                let overlaid = self.use_overlays;
                 self.trees
-                    .extend(names.into_iter().map(|name| Tree { name, overlaid }));
+                    .extend(names.into_iter().map(|name| SystemTree { name, overlaid }));
             }
         }
         Ok(system)
@@ -271,13 +271,13 @@ impl World {
         system: Vec<(String, OwnedFd)>,
         nodes: Vec<(&'static str, OwnedFd)>,
     ) -> Result<()> {
-        let spot = |path: &str| make_dirs(root.as_fd(), Path::new(path));
-        attach(proc, spot("proc").at("open")?).at("attach procfs")?;
+        let place = |path: &str| make_dirs(root.as_fd(), Path::new(path));
+        attach(proc, place("proc").at("open")?).at("attach procfs")?;
         for (name, tree) in system {
-            attach(tree, spot(&format!("t/{name}")).at("make a directory")?)
+            attach(tree, place(&format!("t/{name}")).at("make a directory")?)
                 .at("attach a system directory")?;
         }
-        let dev = spot("p/dev").at("open")?;
+        let dev = place("p/dev").at("open")?;
         for (name, target) in [
             ("fd", "/proc/self/fd"),
             ("stdin", "/proc/self/fd/0"),
@@ -287,8 +287,8 @@ impl World {
         ] {
             rustix::fs::symlinkat(target, &dev, name).at("make a link of /dev")?;
         }
-        make_file(spot("p").at("open")?, "nothing", b"").at("make an empty file")?;
-        let places = spot("d").at("open")?;
+        make_file(place("p").at("open")?, "nothing", b"").at("make an empty file")?;
+        let places = place("d").at("open")?;
         for (name, tree) in nodes {
             for dir in [&dev, &places] {
                 make_file(dir, name, b"").at("make a place for a device")?;

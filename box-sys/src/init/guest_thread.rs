@@ -30,7 +30,7 @@ impl GuestThread {
     /// that the guest cannot signal it. An error leaves it unfit for any file.
     pub fn enter(&self) -> io::Result<()> {
         // It may be init's first thread after its own.
-        raw::drop_handlers();
+        raw::reset_signal_handlers();
         if let Some(id) = self.id {
             raw::set_file_ids(id)?;
         }

@@ -27,25 +27,25 @@ const STACK: usize = 32 << 10;
 
 /// The watching thread, which sleeps for as long as starts take no time.
 #[derive(Debug)]
-pub(super) struct Watch {
+pub(super) struct StartWatchdog {
     timer: Arc<OwnedFd>,
     /// Who is being started, or 0.
     child: Arc<AtomicI32>,
 }
 
-impl Watch {
+impl StartWatchdog {
     pub(super) fn start() -> io::Result<Self> {
         let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC)?;
-        let watch = Self {
+        let watchdog = Self {
             timer: Arc::new(timer),
             child: Arc::default(),
         };
-        let (timer, child) = (Arc::clone(&watch.timer), Arc::clone(&watch.child));
+        let (timer, child) = (Arc::clone(&watchdog.timer), Arc::clone(&watchdog.child));
         let thread = std::thread::Builder::new().stack_size(STACK);
         // Signals are for init's own thread.
-        raw::without_signals(|| thread.spawn(move || look(&timer, &child)))?;
-        raw::drop_handlers();
-        Ok(watch)
+        raw::with_signals_blocked(|| thread.spawn(move || watch_child(&timer, &child)))?;
+        raw::reset_signal_handlers();
+        Ok(watchdog)
     }
 
     /// From now on; gives where the number of the one to look at goes.
@@ -70,7 +70,7 @@ impl Watch {
     }
 }
 
-fn look(timer: &OwnedFd, child: &AtomicI32) {
+fn watch_child(timer: &OwnedFd, child: &AtomicI32) {
     let mut at = (0, 0, 0);
     while rustix::io::read(timer, &mut [0_u8; 8]).is_ok() {
         let Some(pid) = Pid::from_raw(child.load(Relaxed)) else {
