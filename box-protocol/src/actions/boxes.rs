@@ -1,4 +1,4 @@
-//! `box.*`: boxes from create to delete.
+//! `box.*`: the life of a box, from create to delete.
 
 use std::collections::BTreeMap;
 
@@ -14,51 +14,53 @@ use crate::note::Note;
 use crate::time::UnixMs;
 
 actions! {
-    /// Makes a box, or finds the one that fits. Errors: `conflict` (a fixed field differs, the name is
-    /// taken, or it exists and `if_exists` is `fail`), `capacity`, `unavailable` naming the missing
-    /// primitive, `unsupported`.
+    /// Creates a box, or returns the existing box with this id if its spec matches. Errors:
+    /// `conflict` (a fixed field differs, the name is taken, or the box exists and `if_exists` is
+    /// `fail`), `capacity`, `unavailable` (names the missing primitive), `unsupported`.
     BoxCreate = "box.create": BoxCreateParams => BoxCreateResult;
 
-    /// What is known of a box, in any state. `not_found`.
+    /// Returns the record of a box in any state. Errors: `not_found`.
     BoxGet = "box.get": BoxGetParams => BoxGetResult;
 
-    /// The caller's boxes, in any state.
+    /// Lists the caller's boxes in any state.
     BoxList = "box.list": BoxListParams => BoxListResult;
 
-    /// Changes what may change, in any state but `failed`: all of it or nothing, kept before it is answered.
-    /// `not_found`, `conflict` (name taken).
+    /// Changes a box in any state but `failed`. The runtime applies all changes or none, and
+    /// persists them before it answers. Errors: `not_found`, `conflict` (the name is taken).
     BoxUpdate = "box.update": BoxUpdateParams => BoxSessionInfo;
 
-    /// Pauses, resumes, stops or starts a box that is `running`, `paused` or `stopped`. `not_found`,
-    /// `conflict` (any other state), `unsupported`.
+    /// Pauses, resumes, stops or starts a box that is `running`, `paused` or `stopped`. Errors:
+    /// `not_found`, `conflict` (any other state), `unsupported`.
     BoxTransition = "box.transition": BoxTransitionParams => BoxTransitionResult;
 
-    /// Deletes a box in any state and answers once it is gone. Without `force` it waits for a running
-    /// exec. `not_found`.
+    /// Deletes a box in any state and answers when it is gone. Without `force` the runtime first
+    /// waits for a running exec. Errors: `not_found`.
     BoxDelete = "box.delete": BoxDeleteParams => BoxDeleteResult;
 
-    /// Runs `spec.cmd` in the box, which is made first if need be. Execs of one box run one at a time.
-    /// A timeout is a result, not an error. Errors as for `box.create`, and `validation` for an empty
-    /// `cmd`. Streams if `attach` is given.
+    /// Runs `spec.cmd` in a box, which is created if it does not exist. The runtime runs the execs
+    /// of one box one at a time. A timeout is a result, not an error. Errors: those of
+    /// `box.create`, and `validation` for an empty `cmd`. Streams the output if `attach` is given.
     BoxExec = "box.exec": BoxExecParams => BoxExecutionResult | CommandChunk;
 
-    /// What a running box uses; with `every_ms`, again and again until cancelled. Does not count as
-    /// use. `not_found`, `conflict` (state).
+    /// Returns the resource usage of a running box; with `every_ms`, streams it until cancelled.
+    /// The call does not count as activity. Errors: `not_found`, `conflict` (the box is not
+    /// running).
     BoxStats = "box.stats": BoxStatsParams => BoxStatsResult | BoxStatsResult;
 
-    /// What happened to a box, or to all of the caller's, oldest first; with `follow`, until cancelled.
+    /// Streams the events of one box or of all the caller's boxes, oldest first; with `follow`,
+    /// until cancelled.
     BoxEvents = "box.events": BoxEventsParams => BoxEventsResult | BoxEvent;
 }
 
-/// What to do about a box that exists.
+/// How `box.create` treats an existing box with the same id.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum IfExists {
-    /// Use it, if it fits.
+    /// Return the existing box if its spec matches.
     #[default]
     Reuse,
-    /// Refuse.
+    /// Refuse with `conflict`.
     Fail,
 }
 
@@ -67,37 +69,38 @@ pub enum IfExists {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct BoxCreateParams {
-    /// As asked for: the policy layer fills it up, whoever makes the box builds it.
+    /// The requested spec. The service adds the defaults of the profile, and the runtime validates
+    /// the result.
     pub spec: SpecDraft,
-    /// What to do about one that exists.
+    /// How to treat an existing box with this id; `reuse` if absent.
     #[serde(default)]
     pub if_exists: IfExists,
 }
 
-/// Answer to `box.create`.
+/// Result of `box.create`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct BoxCreateResult {
     /// The box.
     pub info: BoxSessionInfo,
-    /// It was there before.
+    /// Whether the box existed before the call.
     pub existed: bool,
-    /// What the profile changed of the request.
+    /// Fields of the request that the profile changed; absent if none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub adjusted: Vec<Adjusted>,
-    /// How the box ended that the caller had under this id before, if the box is new and the caller did not delete the
-    /// earlier one. A runtime remembers the last 1024 such ends.
+    /// How the caller's previous box with this id ended. Present only if the box is new and the
+    /// caller did not delete the previous one. A runtime remembers the last 1024 such boxes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub earlier: Option<EarlierBox>,
 }
 
-/// How a box ended that was not deleted on request.
+/// How a box ended that its owner did not delete.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct EarlierBox {
-    /// When.
+    /// When the box ended.
     pub ended_at: UnixMs,
-    /// Why, for people.
+    /// The reason, as text for people.
     pub why: String,
 }
 
@@ -108,115 +111,116 @@ pub struct EarlierBox {
 pub struct BoxGetParams {
     /// The box.
     pub session_id: SessionId,
-    /// Tell about its inside, too, as `command.list` does it: no wake, no use.
+    /// Whether to include information from inside the box; `false` if absent. The call does not
+    /// wake the box and does not count as activity.
     #[serde(default)]
     pub guest: bool,
 }
 
-/// Answer to `box.get`.
+/// Result of `box.get`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct BoxGetResult {
     /// The box.
     pub info: BoxSessionInfo,
-    /// Its inside, if asked for.
+    /// Information from inside the box; absent unless requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guest: Option<GuestFacts>,
 }
 
-/// What the agent sees inside a box.
+/// The system as the agent sees it inside a box.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct GuestFacts {
-    /// The system's name.
+    /// The operating system, for example `Linux`.
     pub os: String,
-    /// The machine's kind.
+    /// The machine architecture, for example `x86_64`.
     pub arch: String,
-    /// The guest's name.
+    /// The name of the guest user.
     pub user: String,
-    /// The guest's home.
+    /// The home directory of the guest user.
     pub home: String,
     /// The time zone.
     pub zone: String,
-    /// Ports somebody listens on.
+    /// TCP ports on which a process listens.
     pub ports: Vec<u16>,
-    /// Interpreters, by language.
+    /// Paths of the installed interpreters, by language.
     pub interpreters: BTreeMap<String, String>,
-    /// Other programs clients ask for.
+    /// Names of other installed programs that clients commonly use.
     pub tools: Vec<String>,
 }
 
-/// Parameters of `box.list`.
+/// Parameters of `box.list`. A box must match all of them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct BoxListParams {
-    /// Made through this protocol; without it, through any.
+    /// Only boxes created through this protocol; any if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub world: Option<World>,
-    /// With this name.
+    /// Only the box with this name; any if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<Name>,
-    /// In one of these states; empty for any.
+    /// Only boxes in one of these states; any if empty.
     pub state: Vec<BoxState>,
-    /// With all of these labels.
+    /// Only boxes that have all these labels.
     pub labels: Labels,
-    /// After this box.
+    /// Start after this id; the `next` of the previous result.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub after: Option<SessionId>,
-    /// At most so many.
+    /// Maximum number of boxes in the result; as many as fit into one message if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<u32>,
 }
 
-/// Answer to `box.list`.
+/// Result of `box.list`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct BoxListResult {
-    /// The boxes, by id, without their `defaults` and `network_policy`; no more than a message holds.
+    /// The boxes, sorted by id, without `defaults` and `network_policy`.
     pub items: Vec<BoxSessionInfo>,
-    /// How many there are in all.
+    /// Number of boxes that match.
     pub total: u64,
-    /// Give this as `after` for more.
+    /// The value of `after` for the next page; absent on the last page.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<SessionId>,
 }
 
-/// Parameters of `box.update`; what is absent stays.
+/// Parameters of `box.update`. Absent members stay unchanged.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct BoxUpdateParams {
     /// The box.
     pub session_id: SessionId,
-    /// A new name.
+    /// The new name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<Name>,
-    /// Labels to set, or to delete with `null`.
+    /// Labels to set; `null` removes a label.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, Option<String>>,
-    /// A new note.
+    /// The new note.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<Note>,
-    /// What changes of its lifetime.
+    /// Changes of the lifetime.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lifetime: Option<LifetimeChange>,
-    /// Mounts to add to the box that is there, for reading, where the backend can. One it has already is no
-    /// error, another one in the same place is a conflict. They go with that box: one that is made again has
-    /// those of its spec.
+    /// Read-only mounts to add to the running box, if the backend supports it. A mount that already
+    /// exists is not an error; another one at the same path is a `conflict`. The added mounts end
+    /// with this instance: a recreated box has only those of its spec.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub extra_mounts: Option<Vec<BoxMountSpec>>,
-    /// What changes of the defaults, for later commands.
+    /// Changes of the defaults, which apply to later commands.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub defaults: Option<DefaultsChange>,
-    /// To whom the box may connect from now on; what it may not any more is broken off.
+    /// The new network policy. The runtime closes open connections that it forbids.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network_policy: Option<NetworkPolicy>,
 }
 
 impl BoxUpdateParams {
-    /// A change of nothing yet.
+    /// Parameters that change nothing yet.
     pub fn of(session_id: SessionId) -> Self {
         Self {
             session_id,
@@ -231,16 +235,16 @@ impl BoxUpdateParams {
     }
 }
 
-/// A state a box can be asked into.
+/// A state that a client can request for a box.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum TargetState {
     /// Resumed, or started.
     Running,
-    /// Frozen.
+    /// All processes are frozen.
     Paused,
-    /// Processes ended, files kept.
+    /// All processes have ended; the files are kept.
     Stopped,
 }
 
@@ -251,17 +255,17 @@ pub enum TargetState {
 pub struct BoxTransitionParams {
     /// The box.
     pub session_id: SessionId,
-    /// Where it shall be.
+    /// The requested state.
     pub to: TargetState,
 }
 
-/// Answer to `box.transition`.
+/// Result of `box.transition`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct BoxTransitionResult {
     /// The box.
     pub info: BoxSessionInfo,
-    /// It was somewhere else before.
+    /// Whether the state was different before.
     pub changed: bool,
 }
 
@@ -272,28 +276,29 @@ pub struct BoxTransitionResult {
 pub struct BoxDeleteParams {
     /// The box.
     pub session_id: SessionId,
-    /// Do not wait for a running exec, nor for an agent that does not answer. Calls that wait for the box are refused.
+    /// Do not wait for a running exec or for an agent that does not answer; `false` if absent. The
+    /// runtime refuses the calls that are waiting for the box.
     #[serde(default)]
     pub force: bool,
 }
 
-/// Answer to `box.delete`.
+/// Result of `box.delete`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct BoxDeleteResult {
-    /// The box that is gone.
+    /// The id of the deleted box.
     pub deleted: SessionId,
 }
 
-/// What the timeout of an exec ends.
+/// What the runtime ends when an exec times out.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum OnTimeout {
-    /// The command with everything it has started. The box stays.
+    /// The command and its process tree. The box stays.
     #[default]
     Kill,
-    /// The whole box, before the answer.
+    /// The whole box, before the runtime answers.
     DropBox,
 }
 
@@ -302,15 +307,16 @@ pub enum OnTimeout {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct BoxExecParams {
-    /// As asked for: the policy layer fills it up, whoever runs it builds it.
+    /// The requested spec with its `cmd`. The service adds the defaults of the profile, and the
+    /// runtime validates the result.
     pub spec: SpecDraft,
-    /// What a timeout ends.
+    /// What a timeout ends; `kill` if absent.
     #[serde(default, skip_serializing_if = "is_default")]
     pub on_timeout: OnTimeout,
-    /// What becomes of it when the caller is gone.
+    /// What happens to the command when the caller disconnects; `kill` if absent.
     #[serde(default, skip_serializing_if = "is_default")]
     pub on_disconnect: OnDisconnect,
-    /// Stream the output while it runs.
+    /// How to stream the output while the command runs; no streaming if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attach: Option<AttachOptions>,
 }
@@ -322,54 +328,53 @@ pub struct BoxExecParams {
 pub struct BoxStatsParams {
     /// The box.
     pub session_id: SessionId,
-    /// Tell again after so long.
+    /// Interval between two samples in milliseconds; one sample if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub every_ms: Option<u64>,
 }
 
-/// What a box uses; `null` where the machine does not tell.
+/// Resource usage of a box. A member is `null` if the machine does not report it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct BoxStatsResult {
-    /// When this was so.
+    /// When the sample was taken.
     pub at: UnixMs,
-    /// Processor time since it was made, in microseconds.
+    /// CPU time since the box was created, in microseconds.
     pub cpu_us: Option<u64>,
-    /// Memory in use.
+    /// Memory in use, in bytes.
     pub memory_bytes: Option<u64>,
-    /// Memory it may use.
+    /// Memory limit, in bytes.
     pub memory_limit_bytes: Option<u64>,
-    /// Processes and threads.
+    /// Number of processes and threads.
     pub pids: Option<u64>,
-    /// Bytes of its files: those that only it has, which are kept in memory and count there, too, and its workspace. `null` if
-    /// that is a directory it may write to without a quota, which nobody measures.
+    /// Size of the private files of the box and of its workspace, in bytes. Private files are in
+    /// memory and also count there. `null` if the workspace is writable and has no quota.
     pub disk_bytes: Option<u64>,
-    /// Bytes that came into it, over its ports and over its own connections, since this runtime has it.
+    /// Bytes that entered the box through its ports and connections since this runtime manages it.
     pub network_received_bytes: Option<u64>,
-    /// Bytes that left it, likewise.
+    /// Bytes that left the box through its ports and connections since this runtime manages it.
     pub network_sent_bytes: Option<u64>,
-    /// Its own connections that are open now, if it has a network.
+    /// Number of open outgoing connections; `null` without a network.
     pub network_connections: Option<u64>,
-    /// Its connections that were not made and names that were not looked for: not allowed, or not possible.
+    /// Number of refused or failed connections and name lookups.
     pub network_refused: Option<u64>,
-    /// Destinations that the runtime did not connect the box to, because a policy forbids it or the box has reached a limit:
-    /// the last 64, each once, the newest at the end.
+    /// Destinations that a policy or a limit refused: the last 64, each once, the newest last.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub network_refused_to: Vec<RefusedConnection>,
 }
 
-/// A destination that a box was not connected to.
+/// A destination that the runtime did not connect a box to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct RefusedConnection {
-    /// The host and its port; a name alone if the box asked for its address and was given none.
+    /// Host and port; only the name if the runtime refused the name lookup.
     pub to: String,
-    /// The word for it that a server's log has, too.
+    /// The reason code, the same as in the log of the server.
     pub why: String,
-    /// How often.
+    /// Number of refusals.
     pub count: u64,
-    /// When last.
+    /// When the runtime last refused it.
     pub at: UnixMs,
 }
 
@@ -378,46 +383,45 @@ pub struct RefusedConnection {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct BoxEventsParams {
-    /// Of this box only.
+    /// Only events of this box; of all the caller's boxes if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session_id: Option<SessionId>,
-    /// After this number.
+    /// Start after this event number; with the oldest kept event if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub after: Option<u64>,
-    /// Go on until cancelled.
+    /// Whether to keep streaming until cancelled; `false` if absent.
     pub follow: bool,
 }
 
-/// Answer to `box.events`.
+/// Result of `box.events`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct BoxEventsResult {
-    /// Give this as `after` for what comes later.
+    /// The value of `after` for later events.
     pub next: u64,
-    /// So many after the last that was told were gone before they could be.
+    /// Number of events that the runtime discarded after the last one it sent.
     #[serde(default, skip_serializing_if = "is_default")]
     pub lost: u64,
 }
 
-/// Something that happened to a box.
+/// An event of a box.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct BoxEvent {
-    /// Its number, rising.
+    /// Event number, increasing.
     pub seq: u64,
-    /// When.
+    /// When the event occurred.
     pub at: UnixMs,
     /// The box.
     pub session_id: SessionId,
-    /// What: `started`, `degraded`, `paused`, `resumed`, `stopped`, `oom`, `timeout`, `failed`, `adopted`, `unreachable`,
-    /// `expired`, `deleted`, `unstopped`, and more to come.
+    /// One of `started`, `degraded`, `paused`, `resumed`, `stopped`, `oom`, `timeout`, `failed`,
+    /// `adopted`, `unreachable`, `expired`, `deleted`, `unstopped`. Later versions may add kinds.
     pub kind: String,
-    /// For people.
+    /// Description for people.
     #[serde(default)]
     pub message: String,
-    /// So many events of the caller's boxes, whichever they were about, were gone before they could be
-    /// told, between the one before and this one: the reader was slow. One that comes back with `after`
-    /// is told at most so many.
+    /// Number of events of the caller's boxes that the runtime discarded before this one because
+    /// the reader was slow. For a reader that resumes with `after` it is an upper bound.
     #[serde(default, skip_serializing_if = "is_default")]
     pub lost: u64,
 }

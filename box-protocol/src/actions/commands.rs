@@ -1,4 +1,5 @@
-//! `command.*`: objects with an id, a log and an end, which outlive the call that made them.
+//! `command.*`: commands with an id, a log and an exit status. A command outlives the call that
+//! started it.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,35 +11,36 @@ use crate::model::{Adjusted, BoxManagedProcessSpec, CommandInfo, Program, Role};
 use crate::note::Note;
 
 actions! {
-    /// Starts a command in a running box, beside its execs; with an id that exists, attaches to it or, with
-    /// `replace`, ends it and takes its place: of several that want it each gets it in turn. Errors: `not_found` (box), `capacity`, `validation` (blank program, no such
-    /// working directory), `denied` (user not mapped), `conflict` (the id is of a command that was asked for with another
-    /// program, place, user or environment). With `attach` the call stays open: the first
-    /// chunk is `started`, the rest as for `command.attach`.
+    /// Starts a command in a running box. If the id exists, the call attaches to that command; with
+    /// `replace` it ends that command and takes over its id. Errors: `not_found` (box), `capacity`,
+    /// `validation` (blank program, missing working directory), `denied` (user not mapped),
+    /// `conflict` (the existing command was started with another program, directory, user or
+    /// environment). With `attach` the call stays open: the first chunk is `started`, the rest is
+    /// as for `command.attach`.
     CommandStart = "command.start": CommandStartParams => CommandStartResult | CommandChunk;
 
-    /// Reads a command's log, of a running or ended one, and goes on until it ends or `until` is met.
-    /// `not_found`, `conflict` (somebody reads it exclusively).
+    /// Reads the log of a running or ended command until it ends or `until` is met. Errors:
+    /// `not_found`, `conflict` (another exclusive reader is attached).
     CommandAttach = "command.attach": CommandAttachParams => CommandAttachResult | CommandChunk;
 
-    /// What is known of a command, also in a stopped box. Neither this nor `command.list` wakes a box or
-    /// counts as use. `not_found`; `expired` among the details if it did exist; `conflict` (the box is
-    /// paused, and whoever knows stands still), `unavailable` (it has failed).
+    /// Returns the record of a command, also in a stopped box. Neither this call nor `command.list`
+    /// wakes the box or counts as activity. Errors: `not_found` (with `expired` in the details if
+    /// the command existed), `conflict` (the box is paused), `unavailable` (the box has failed).
     CommandGet = "command.get": CommandKey => CommandInfo;
 
-    /// The commands of a box, as for `command.get`. `not_found` (box).
+    /// Lists the commands of a box. Errors: those of `command.get`.
     CommandList = "command.list": CommandListParams => CommandListResult;
 
-    /// Writes to a running command, closes its input or resizes its terminal. `not_found`, `conflict`
-    /// (ended, input closed, no terminal).
+    /// Writes to the stdin of a running command, closes it, or resizes the terminal. Errors:
+    /// `not_found`, `conflict` (the command has ended, its stdin is closed, or it has no terminal).
     CommandInput = "command.input": CommandInputParams => CommandInputResult;
 
-    /// Signals a command and, after the grace, kills its whole tree. On an ended one it does nothing
-    /// and says so. `not_found`.
+    /// Sends a signal to a command and kills its process tree after the grace period. The call does
+    /// nothing if the command has ended. Errors: `not_found`.
     CommandKill = "command.kill": CommandKillParams => CommandKillResult;
 }
 
-/// One command of one box.
+/// Identifies a command.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
@@ -49,40 +51,40 @@ pub struct CommandKey {
     pub command_id: CommandId,
 }
 
-/// Whether a command has input.
+/// Whether the stdin of a command is open.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Stdin {
-    /// At its end from the start.
+    /// At end of file from the start.
     #[default]
     Closed,
-    /// Written by `command.input`.
+    /// The client writes it with `command.input`.
     Open,
 }
 
-/// Whether the two streams are kept apart.
+/// Whether stdout and stderr are separate.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum OutputMode {
-    /// Apart.
+    /// Separate streams.
     #[default]
     Split,
-    /// Both in standard output, in the order written.
+    /// Both in stdout, in the order written.
     Merged,
 }
 
-/// What becomes of a command when its caller is gone.
+/// What happens to a command when its caller disconnects.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum OnDisconnect {
-    /// Its tree is killed. If the server dies, the caller is not gone: a command with `attach` and `detached_ms` has that
-    /// long to be read again from the next server.
+    /// The runtime kills its process tree. A crash of the server does not count as a disconnect: a
+    /// client can attach again to a command with `attach` and `detached_ms` within that time.
     #[default]
     Kill,
-    /// It goes on.
+    /// The command continues.
     Keep,
 }
 
@@ -104,66 +106,68 @@ pub struct TerminalSize {
 pub struct CommandStartParams {
     /// The box.
     pub session_id: SessionId,
-    /// The command; made up if absent.
+    /// The id of the command; generated if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command_id: Option<CommandId>,
-    /// What to run.
+    /// The program to run.
     pub program: Program,
-    /// Where; the box's default if absent.
+    /// Working directory; the default of the box if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cwd: Option<String>,
-    /// Variables over the box's own.
+    /// Environment variables, which override those of the box.
     #[serde(default)]
     pub env: Env,
-    /// The user, by name or number.
+    /// User name or uid; the guest user if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
-    /// Whether it has input.
+    /// Whether stdin is open; `closed` if absent.
     #[serde(default)]
     pub stdin: Stdin,
-    /// Whether its streams are kept apart.
+    /// Whether stdout and stderr are separate; `split` if absent.
     #[serde(default)]
     pub output: OutputMode,
-    /// Gives it a terminal.
+    /// Size of the terminal; no terminal if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pty: Option<TerminalSize>,
-    /// Wait with the start for the first reader.
+    /// Whether to delay the start until the first reader attaches; `false` if absent.
     #[serde(default)]
     pub hold: bool,
-    /// How long it may run; for ever if absent.
+    /// Maximum run time in milliseconds; unlimited if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout_ms: Option<u64>,
-    /// How long it may run without a reader; for ever if absent.
+    /// Maximum time without a reader, in milliseconds; unlimited if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detached_ms: Option<u64>,
-    /// What becomes of it when the caller is gone.
+    /// What happens when the caller disconnects; `kill` if absent.
     #[serde(default)]
     pub on_disconnect: OnDisconnect,
-    /// How long its record is kept after its end; -1 for the life of the box.
+    /// How long the record is kept after the exit, in milliseconds; -1 for the life of the box. The
+    /// server's setting if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retain_ms: Option<i64>,
-    /// How much of its output is kept.
+    /// Size of the output log in bytes, from 4 KiB to 64 MiB; 1 MiB if absent. The oldest output is
+    /// dropped first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log_bytes: Option<u64>,
-    /// What it is for.
+    /// The role of the command; `command` if absent.
     #[serde(default)]
     pub role: Role,
-    /// Take the place of a running command of the same id.
+    /// Whether to end a running command with the same id first; `false` if absent.
     #[serde(default)]
     pub replace: bool,
-    /// Its own share of the box's memory.
+    /// Memory limit of each process of the command, in MiB; only that of the box if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_mb: Option<u64>,
-    /// What a gateway keeps with it.
+    /// Data of the gateway, stored with the command and returned unchanged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<Note>,
-    /// Stay open and stream.
+    /// How to stream the output; the call returns after the start if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attach: Option<AttachOptions>,
 }
 
 impl CommandStartParams {
-    /// Runs this program in this box, everything else as by default.
+    /// Runs a program in a box with default settings.
     pub fn new(session_id: SessionId, program: Program) -> Self {
         Self {
             session_id,
@@ -189,7 +193,7 @@ impl CommandStartParams {
         }
     }
 
-    /// The command that is this managed process of LangBot's.
+    /// The command for one of LangBot's managed processes.
     pub fn managed(
         session_id: SessionId,
         spec: &BoxManagedProcessSpec,
@@ -209,30 +213,30 @@ impl CommandStartParams {
     }
 }
 
-/// Answer to `command.start`.
+/// Result of `command.start`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct CommandStartResult {
     /// The command.
     pub info: CommandInfo,
-    /// It was there before, and was not started again.
+    /// Whether the command existed before; it was not started again.
     pub existed: bool,
-    /// How reading ended, if the call stayed open.
+    /// How reading ended; absent without `attach`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read: Option<ReadEnd>,
-    /// What the profile changed of the request.
+    /// Fields of the request that the profile changed; absent if none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub adjusted: Vec<Adjusted>,
 }
 
-/// What an exclusive reader does about another one.
+/// What an exclusive reader does about another exclusive reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Exclusive {
-    /// Is refused.
+    /// The new reader gets `conflict`.
     Refuse,
-    /// Takes over; the other's call ends with `taken`.
+    /// The new reader takes over; the call of the other one ends with `taken`.
     Take,
 }
 
@@ -245,28 +249,28 @@ pub struct CommandAttachParams {
     pub session_id: SessionId,
     /// The command.
     pub command_id: CommandId,
-    /// Where reading begins.
+    /// Where reading starts; at the first byte if absent.
     #[serde(default)]
     pub from: ReadFrom,
-    /// What chunks hold.
+    /// How chunks carry the output; `text` if absent.
     #[serde(default)]
     pub view: View,
-    /// When to stop before the command's end.
+    /// When to stop before the exit of the command; never if absent.
     #[serde(default)]
     pub until: Until,
-    /// Be the only reader.
+    /// Makes this call the only reader; shared if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exclusive: Option<Exclusive>,
-    /// The reader's terminal; starts a held command in one of this size.
+    /// Terminal size with which to start a held command; unchanged if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pty: Option<TerminalSize>,
 }
 
-/// Answer to `command.attach`.
+/// Result of `command.attach`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct CommandAttachResult {
-    /// The command, as it was when reading ended.
+    /// The command when reading ended.
     pub info: CommandInfo,
     /// How reading ended.
     pub read: ReadEnd,
@@ -279,15 +283,15 @@ pub struct CommandAttachResult {
 pub struct CommandListParams {
     /// The box.
     pub session_id: SessionId,
-    /// For this purpose only.
+    /// Only commands with this role; any if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub role: Option<Role>,
-    /// Only those that run, or only those that do not.
+    /// `true` for running commands only, `false` for ended ones only; both if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub running: Option<bool>,
 }
 
-/// Answer to `command.list`.
+/// Result of `command.list`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct CommandListResult {
@@ -295,7 +299,7 @@ pub struct CommandListResult {
     pub items: Vec<CommandInfo>,
 }
 
-/// Parameters of `command.input`: any of the three, in this order.
+/// Parameters of `command.input`. The agent applies `size`, `data` and `close` in this order.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
@@ -304,22 +308,22 @@ pub struct CommandInputParams {
     pub session_id: SessionId,
     /// The command.
     pub command_id: CommandId,
-    /// The terminal's new size.
+    /// The new size of the terminal; unchanged if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<TerminalSize>,
-    /// Bytes to write.
+    /// Bytes to write to stdin; none if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<Blob>,
-    /// No more input.
+    /// Whether to close stdin; `false` if absent.
     #[serde(default)]
     pub close: bool,
 }
 
-/// Answer to `command.input`.
+/// Result of `command.input`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct CommandInputResult {
-    /// Bytes that were written.
+    /// Number of bytes written.
     pub accepted: u64,
 }
 
@@ -332,13 +336,14 @@ pub struct CommandKillParams {
     pub session_id: SessionId,
     /// The command.
     pub command_id: CommandId,
-    /// The signal, without `SIG`.
+    /// Signal name without `SIG`; `KILL` if absent.
     #[serde(default = "kill_signal")]
     pub signal: String,
-    /// Kill what is left of its tree after so long; absent for the signal alone.
+    /// Time in milliseconds after which the rest of the process tree is killed; only the signal is
+    /// sent if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grace_ms: Option<u64>,
-    /// Drop its record, too.
+    /// Whether to delete the record of the command after its exit; `false` if absent.
     #[serde(default)]
     pub forget: bool,
 }
@@ -347,12 +352,12 @@ pub(super) fn kill_signal() -> String {
     "KILL".to_owned()
 }
 
-/// Answer to `command.kill`.
+/// Result of `command.kill`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct CommandKillResult {
     /// The command.
     pub info: CommandInfo,
-    /// It had ended before; nothing was signalled.
+    /// Whether the command had ended before; then no signal was sent.
     pub already: bool,
 }

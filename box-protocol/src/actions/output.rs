@@ -1,4 +1,4 @@
-//! Reading a command's output: from where, as what, until when, and the pieces that come.
+//! Reading the output of a command: where to start, in which form, when to stop, and the chunks.
 
 use std::collections::BTreeMap;
 
@@ -9,58 +9,58 @@ use crate::model::{CommandInfo, PerStream};
 use crate::quoted::Quoted;
 use crate::time::UnixMs;
 
-/// How output is read.
+/// How a call streams the output of a command.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct AttachOptions {
-    /// What chunks hold.
+    /// How chunks carry the output; `text` if absent.
     pub view: View,
-    /// When to stop before the command's end.
+    /// When to stop before the exit of the command; never if absent.
     pub until: Until,
 }
 
-/// What chunks hold.
+/// How chunks carry output.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum View {
-    /// Text; what is no UTF-8 is replaced, the same way for every reader. Offsets count bytes of the
-    /// text.
+    /// Text. Invalid UTF-8 is replaced by U+FFFD, identically for every reader. Offsets count bytes
+    /// of the text.
     #[default]
     Text,
-    /// Bytes as they were written.
+    /// The bytes as written.
     Bytes,
-    /// Nothing: only wait.
+    /// No output; the call only waits.
     None,
 }
 
-/// When a reader stops before the command's end: at whatever comes first.
+/// When a reader stops before the exit of the command; the first condition that is met counts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct Until {
-    /// After so long; 0 reads what is there.
+    /// After this many milliseconds; 0 reads only what the log holds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ms: Option<u64>,
-    /// After so long without output.
+    /// After this many milliseconds without output.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub silence_ms: Option<u64>,
-    /// After so many bytes.
+    /// After this many bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
 }
 
-/// Where reading begins.
+/// Where reading starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ReadFrom {
-    /// At these offsets of each stream.
+    /// At these byte offsets of the two streams.
     Offsets(PerStream),
-    /// At this position over both streams.
+    /// At this position in the combined output of both streams.
     Pos(u64),
-    /// So many bytes before the end.
+    /// This many bytes before the end.
     Tail(u64),
 }
 
@@ -70,17 +70,17 @@ impl Default for ReadFrom {
     }
 }
 
-/// How reading ended, and where to go on.
+/// How reading ended, and where to resume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ReadEnd {
-    /// Why.
+    /// Why reading ended.
     pub why: ReadWhy,
-    /// The offsets to go on from.
+    /// The offsets to resume from.
     pub next: PerStream,
-    /// The position to go on from.
+    /// The position in the combined output to resume from.
     pub pos: u64,
-    /// Bytes that were gone before they could be read.
+    /// Number of bytes that the log dropped before they were read.
     #[serde(default)]
     pub dropped: PerStream,
 }
@@ -90,46 +90,48 @@ pub struct ReadEnd {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ReadWhy {
-    /// The command ended, and everything was read.
+    /// The command exited, and all output was read.
     Exit,
-    /// `until.ms`.
+    /// `until.ms` was reached.
     Time,
-    /// `until.silence_ms`.
+    /// `until.silence_ms` was reached.
     Silence,
-    /// `until.bytes`.
+    /// `until.bytes` was reached.
     Bytes,
-    /// Another reader took over.
+    /// Another exclusive reader took over.
     Taken,
 }
 
-/// Which stream.
+/// An output stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum StreamName {
-    /// Standard output, and both if they are merged.
+    /// Standard output, or both streams if they are merged.
     Stdout,
     /// Standard error.
     Stderr,
 }
 
-/// A piece of a command's life as it is streamed: an object with one member, named after the kind.
-/// At most [`MAX_CHUNK_BYTES`](crate::MAX_CHUNK_BYTES) of output each.
+/// A chunk of a command stream: an object with one member, named after its kind. A chunk carries at
+/// most [`MAX_CHUNK_BYTES`](crate::MAX_CHUNK_BYTES) of output.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum CommandChunk {
-    /// It runs, or waits for its turn. First, and only where the call began it.
+    /// The command runs or is queued. Always the first chunk, and only of a call that started the
+    /// command.
     Started(Box<CommandInfo>),
     /// Output as text.
     #[serde(serialize_with = "quickly")]
     Text(OutputPiece<String>),
     /// Output as bytes.
     Bytes(OutputPiece<Blob>),
-    /// Output that is gone: never hidden.
+    /// Output that the log has dropped.
     Gap(OutputGap),
-    /// Something a run in Python or JavaScript shows, by media type: the value of its last expression, and
-    /// whatever it calls `display` with. Told after all output, to every reader that comes to the end.
+    /// A value that a Python or JavaScript run displayed, by media type: the value of its last
+    /// expression, or the argument of `display`. Sent after all output, to every reader that
+    /// reaches the end.
     Display(BTreeMap<String, String>),
 }
 
@@ -138,13 +140,13 @@ pub enum CommandChunk {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "schema", schemars(rename = "OutputPiece_{T}"))]
 pub struct OutputPiece<T> {
-    /// Of this stream.
+    /// The stream.
     pub stream: StreamName,
-    /// Where it begins in the stream.
+    /// Offset of the first byte in the stream.
     pub offset: u64,
-    /// Where it begins over both streams.
+    /// Position of the first byte in the combined output of both streams.
     pub pos: u64,
-    /// When it was written.
+    /// When the output was written.
     pub at: UnixMs,
     /// The output.
     pub data: T,
@@ -165,14 +167,14 @@ fn quickly<S: Serializer>(piece: &OutputPiece<String>, serializer: S) -> Result<
     quoted.serialize(serializer)
 }
 
-/// Output that is gone.
+/// Output that the log has dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct OutputGap {
-    /// Of this stream.
+    /// The stream.
     pub stream: StreamName,
-    /// Where it began in the stream.
+    /// Offset of the first missing byte in the stream.
     pub offset: u64,
-    /// How many bytes.
+    /// Number of missing bytes.
     pub bytes: u64,
 }

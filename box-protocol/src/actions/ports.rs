@@ -1,4 +1,4 @@
-//! `port.*`: connections to a port inside a running box, dialled by its agent.
+//! `port.*`: connections to a port inside a running box, opened by its agent.
 
 use box_rpc::Empty;
 use serde::{Deserialize, Serialize};
@@ -9,16 +9,18 @@ use crate::ids::{ConnId, SessionId};
 use crate::time::UnixMs;
 
 actions! {
-    /// Connects to a port and streams what it says until either side closes; dropping the call closes.
-    /// The first chunk names the relay. `not_found` (box), `unavailable` (nobody listens).
+    /// Connects to a port and streams the received bytes until either side closes. Dropping the
+    /// call closes the connection. The first chunk carries the connection id. Errors: `not_found`
+    /// (box), `unavailable` (no listener).
     PortOpen = "port.open": PortOpenParams => PortOpenResult | PortChunk;
 
-    /// Writes to an open relay of the box, whoever of its owner opened it: to have its id is enough. Answered
-    /// when written, which is the back-pressure. `not_found` (no such relay), `conflict` (closed for writing).
+    /// Writes to an open connection. Any caller that may use the box and knows the connection id
+    /// may call it. The call returns when the bytes are written, which provides backpressure.
+    /// Errors: `not_found` (connection), `conflict` (closed for writing).
     PortSend = "port.send": PortSendParams => Empty;
 
-    /// Hands out an address at which whoever has it reaches a port over HTTP, without a token. `not_found` (box),
-    /// `unsupported` (a server without an HTTP port).
+    /// Creates a URL that gives access to a port over HTTP without a token. Errors: `not_found`
+    /// (box), `unsupported` (the server has no HTTP listener).
     PortShare = "port.share": PortShareParams => PortShareResult;
 }
 
@@ -29,28 +31,28 @@ actions! {
 pub struct PortOpenParams {
     /// The box.
     pub session_id: SessionId,
-    /// The port; never 0.
+    /// The port, 1 to 65535.
     pub port: std::num::NonZeroU16,
 }
 
-/// Answer to `port.open`, once it is closed.
+/// Result of `port.open`, sent when the connection is closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PortOpenResult {
-    /// Bytes into the box.
+    /// Bytes sent into the box.
     pub sent: u64,
-    /// Bytes out of it.
+    /// Bytes received from the box.
     pub received: u64,
 }
 
-/// What an open relay streams.
+/// A chunk of an open connection.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum PortChunk {
-    /// First: the relay.
+    /// The connection id; always the first chunk.
     ConnId(ConnId),
-    /// Bytes out of the box.
+    /// Bytes received from the box.
     Data(Blob),
 }
 
@@ -61,12 +63,12 @@ pub enum PortChunk {
 pub struct PortSendParams {
     /// The box.
     pub session_id: SessionId,
-    /// The relay.
+    /// The connection.
     pub conn_id: ConnId,
-    /// Bytes into the box.
+    /// Bytes to send into the box; none if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<Blob>,
-    /// No more of them.
+    /// Whether to close the connection for writing afterwards; `false` if absent.
     #[serde(default)]
     pub close: bool,
 }
@@ -78,20 +80,20 @@ pub struct PortSendParams {
 pub struct PortShareParams {
     /// The box.
     pub session_id: SessionId,
-    /// The port; never 0. Nobody needs to listen yet.
+    /// The port, 1 to 65535. A listener is not required yet.
     pub port: std::num::NonZeroU16,
-    /// For how long; as long as the box lives if it is not said.
+    /// How long the URL is valid, in milliseconds; for the life of the box if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub for_ms: Option<std::num::NonZeroU64>,
 }
 
-/// Answer to `port.share`.
+/// Result of `port.share`.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PortShareResult {
-    /// The address. It is a credential: whoever has it may use the port.
+    /// The URL. It is a credential: any client that has it may use the port.
     pub url: String,
-    /// Until when.
+    /// When the URL expires; absent if it is valid for the life of the box.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<UnixMs>,
 }

@@ -9,22 +9,24 @@ use crate::note::Note;
 use crate::time::UnixMs;
 
 actions! {
-    /// Makes a shell in a running box, or finds the one of this id; a given note replaces the old.
-    /// `not_found` (box), `unsupported` (no such interpreter in the box).
+    /// Creates a shell in a running box, or returns the existing one with this id. A given note
+    /// replaces the old one. Errors: `not_found` (box), `unsupported` (the interpreter is not
+    /// installed).
     ShellCreate = "shell.create": ShellCreateParams => ShellCreateResult;
 
-    /// Runs a text in a shell, after those before it. `not_found` (box or shell): then nothing ran.
-    /// With `attach` the call stays open, as for `command.start`.
+    /// Runs a text in a shell after the runs queued before it. Errors: `not_found` (box or shell;
+    /// nothing ran). With `attach` the call stays open, as for `command.start`.
     ShellRun = "shell.run": ShellRunParams => CommandStartResult | CommandChunk;
 
-    /// The shells of a box, as `command.list` does it: no wake, no use. `not_found` (box).
+    /// Lists the shells of a box. The call does not wake the box and does not count as activity.
+    /// Errors: `not_found` (box).
     ShellList = "shell.list": ShellListParams => ShellListResult;
 
-    /// Ends a shell, its runs and a creation under way; one that is not there is no error.
+    /// Ends a shell, its runs, and a creation in progress. A missing shell is not an error.
     ShellDelete = "shell.delete": ShellDeleteParams => ShellDeleteResult;
 }
 
-/// What a shell speaks.
+/// The language of a shell.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
@@ -32,7 +34,7 @@ pub enum Language {
     /// Bash.
     #[default]
     Bash,
-    /// The plain shell.
+    /// The POSIX shell `sh`.
     Sh,
     /// Python.
     Python,
@@ -47,28 +49,29 @@ pub enum Language {
 pub struct ShellCreateParams {
     /// The box.
     pub session_id: SessionId,
-    /// The shell; made up if absent.
+    /// The id of the shell; generated if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shell_id: Option<ShellId>,
-    /// What it speaks.
+    /// The language; `bash` if absent.
     #[serde(default)]
     pub language: Language,
-    /// Where it begins; the box's default if absent.
+    /// Initial working directory; the default of the box if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cwd: Option<String>,
-    /// Variables over the box's own.
+    /// Environment variables, which override those of the box.
     #[serde(default)]
     pub env: Env,
-    /// Whether its runs' streams are kept apart.
+    /// Whether stdout and stderr of the runs are separate; `split` if absent.
     #[serde(default)]
     pub output: OutputMode,
-    /// Keep state between runs; otherwise each run is a fresh process in the same directory.
+    /// Whether state is kept between runs; `true` if absent. Otherwise each run is a new process in
+    /// the same directory.
     #[serde(default = "yes")]
     pub persist: bool,
-    /// Ends after so long without a run.
+    /// Time without a run after which the shell ends, in milliseconds; never if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idle_ms: Option<u64>,
-    /// What a gateway keeps with it.
+    /// Data of the gateway, stored with the shell and returned unchanged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<Note>,
 }
@@ -77,56 +80,56 @@ fn yes() -> bool {
     true
 }
 
-/// Answer to `shell.create`.
+/// Result of `shell.create`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ShellCreateResult {
     /// The shell.
     pub info: ShellInfo,
-    /// It was there before.
+    /// Whether the shell existed before the call.
     pub existed: bool,
 }
 
-/// Where a shell is in its life.
+/// The state of a shell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ShellState {
-    /// Being made.
+    /// Being created.
     Starting,
     /// Waiting for a run.
     Idle,
-    /// Running one.
+    /// Executing a run.
     Busy,
 }
 
-/// What is known of a shell.
+/// The record of a shell.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ShellInfo {
-    /// Its box.
+    /// The box.
     pub session_id: SessionId,
     /// The shell.
     pub shell_id: ShellId,
-    /// What it speaks.
+    /// The language.
     pub language: Language,
-    /// Where it is in its life.
+    /// The state.
     pub state: ShellState,
-    /// Where it stands.
+    /// The current working directory.
     pub cwd: String,
-    /// It keeps state between runs.
+    /// Whether state is kept between runs.
     pub persist: bool,
-    /// The run under way.
+    /// The current run; absent while idle.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub current: Option<CommandId>,
-    /// The run before.
+    /// The previous run; absent before the first one has ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last: Option<CommandId>,
-    /// When it was made.
+    /// When the shell was created.
     pub created_at: UnixMs,
-    /// When it last had a run.
+    /// When the shell last executed a run.
     pub last_used_at: UnixMs,
-    /// What a gateway keeps with it.
+    /// Data of the gateway, returned unchanged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<Note>,
 }
@@ -140,24 +143,24 @@ pub struct ShellRunParams {
     pub session_id: SessionId,
     /// The shell.
     pub shell_id: ShellId,
-    /// The run; made up if absent.
+    /// The id of the run; generated if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command_id: Option<CommandId>,
-    /// What to run, in the shell's language.
+    /// The text to run, in the language of the shell.
     pub text: String,
-    /// Go there first.
+    /// Working directory of this run; that of the shell if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cwd: Option<String>,
-    /// Variables for this run.
+    /// Environment variables of this run.
     #[serde(default)]
     pub env: Env,
-    /// Whether it has input.
+    /// Whether stdin is open; `closed` if absent.
     #[serde(default)]
     pub stdin: Stdin,
-    /// How long it may run; for ever if absent.
+    /// Maximum run time in milliseconds; unlimited if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout_ms: Option<u64>,
-    /// Stay open and stream.
+    /// How to stream the output; the call returns after the start if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attach: Option<AttachOptions>,
 }
@@ -169,12 +172,12 @@ pub struct ShellRunParams {
 pub struct ShellListParams {
     /// The box.
     pub session_id: SessionId,
-    /// This shell only.
+    /// Only this shell; all if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shell_id: Option<ShellId>,
 }
 
-/// Answer to `shell.list`.
+/// Result of `shell.list`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ShellListResult {
@@ -193,10 +196,10 @@ pub struct ShellDeleteParams {
     pub shell_id: ShellId,
 }
 
-/// Answer to `shell.delete`.
+/// Result of `shell.delete`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ShellDeleteResult {
-    /// There was one.
+    /// Whether the shell existed.
     pub deleted: bool,
 }

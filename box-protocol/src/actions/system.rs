@@ -11,18 +11,19 @@ use super::actions;
 use crate::time::UnixMs;
 
 actions! {
-    /// Which backend there is and what it lacks. Always allowed, also while the server goes down.
-    /// Probed at most once a second.
+    /// Returns the backend in use and its deficiencies. Always allowed, also during shutdown. The
+    /// server probes the backend at most once a second.
     SystemHealth = "system.health": Empty => BackendInfo;
 
-    /// Health, counts, limits, profile and recent errors. Always allowed.
+    /// Returns health, counts, limits, profile and recent errors. Always allowed.
     SystemStatus = "system.status": Empty => SystemStatusResult;
 
-    /// Merges configuration, member by member at the top; unknown members are kept. May be repeated;
-    /// another backend only while there is no box (`conflict`).
+    /// Merges configuration into the current one, top-level member by member. The server keeps
+    /// unknown members. Errors: `conflict` (another backend is requested while boxes exist).
     SystemConfigure = "system.configure": SystemConfigureParams => SystemConfigureResult;
 
-    /// Ends every box, within a bound. Afterwards the server serves again, or exits if asked to.
+    /// Ends every box within a time limit. Afterwards the server accepts calls again, or exits if
+    /// requested.
     SystemShutdown = "system.shutdown": SystemShutdownParams => SystemShutdownResult;
 }
 
@@ -31,72 +32,72 @@ actions! {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct BackendInfo {
-    /// Its name; `null` if none is available.
+    /// Name of the backend; `null` if none is available.
     pub name: Option<String>,
-    /// Whether boxes can be made.
+    /// Whether boxes can be created.
     pub available: bool,
-    /// What it does less well than it could.
+    /// Features that work with restrictions on this machine.
     pub degraded: Vec<String>,
-    /// Protections it cannot give on this machine.
+    /// Protections that the backend cannot provide on this machine.
     pub missing: Vec<String>,
 }
 
-/// Answer to `system.status`.
+/// Result of `system.status`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct SystemStatusResult {
     /// The backend in use.
     pub backend: BackendInfo,
-    /// Boxes that exist.
+    /// Number of existing boxes.
     pub active_sessions: u64,
-    /// Managed processes that run.
+    /// Number of running managed processes.
     pub managed_processes: u64,
-    /// Idle time after which a box is deleted.
+    /// Idle time after which a box is deleted, in seconds.
     pub session_ttl_sec: u64,
     /// Limits by name.
     pub limits: BTreeMap<String, u64>,
-    /// Room for boxes.
+    /// Capacity for boxes.
     pub capacity: Capacity,
-    /// The profile in use; absent from a runtime without a policy layer.
+    /// The profile in use; absent from a runtime without a service.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub profile: Option<String>,
-    /// How many errors are in the list.
+    /// Number of entries in `recent_errors`.
     pub recent_error_count: u64,
-    /// The last errors, oldest first.
+    /// The most recent errors, oldest first.
     pub recent_errors: Vec<RecentError>,
 }
 
-/// Room for boxes.
+/// Capacity for boxes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Capacity {
-    /// The most there may be.
+    /// Maximum number of boxes.
     pub limit: u64,
-    /// How many there are.
+    /// Number of existing boxes.
     pub used: u64,
-    /// How many more may be made.
+    /// Number of boxes that can still be created.
     pub remaining: u64,
 }
 
-/// An error the policy layer has seen.
+/// An error that the service has observed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct RecentError {
-    /// When.
+    /// When the error occurred.
     pub timestamp: UnixMs,
-    /// LangBot's class for it; see [`langbot_class`](crate::error::langbot_class).
+    /// LangBot's class of the error; see [`langbot_class`](crate::error::langbot_class).
     #[serde(rename = "type")]
     pub class: String,
-    /// Its text.
+    /// The message.
     pub message: String,
-    /// The query it answered.
+    /// The query that failed; `null` if the error belongs to no query.
     #[serde(default)]
     pub query_id: Option<String>,
 }
 
-/// Parameters of `system.configure`: any members. Some hold keys of other services, so
+/// Parameters of `system.configure`: any members. Some contain keys of other services, therefore
 /// [`Debug`](fmt::Debug) shows names only.
 #[derive(Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -109,11 +110,11 @@ impl fmt::Debug for SystemConfigureParams {
     }
 }
 
-/// Answer to `system.configure`.
+/// Result of `system.configure`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SystemConfigureResult {
-    /// It holds now.
+    /// Whether the configuration is in effect.
     pub initialized: bool,
 }
 
@@ -122,17 +123,17 @@ pub struct SystemConfigureResult {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct SystemShutdownParams {
-    /// The server exits, too.
+    /// Whether the server also exits; `false` if absent.
     pub exit: bool,
-    /// How long it may take.
+    /// Time limit in milliseconds; the server's setting if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub within_ms: Option<u64>,
 }
 
-/// Answer to `system.shutdown`.
+/// Result of `system.shutdown`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SystemShutdownResult {
-    /// Boxes that were ended.
+    /// Number of boxes that were ended.
     pub ended: u64,
 }
