@@ -1,14 +1,15 @@
-//! `agent.*`: what a runtime asks of the agent inside a box. Never served to a host.
+//! `agent.*`: calls from a runtime to the agent inside a box. A host cannot call them.
 //!
-//! The agent starts processes, keeps their output and tells their end; it decides nothing. It lives
-//! with the guest, so the runtime trusts nothing it says.
+//! The agent starts processes, keeps their output and reports their exit; it makes no policy
+//! decisions. The agent runs beside the guest, therefore the runtime does not trust its answers.
 //!
-//! # Spool slots
-//! Output that is more than a few kilobytes does not travel in messages. A runtime on the same machine
-//! hands an agent [`SPOOL_SLOTS`] *slots*: shared memory of [`SPOOL_BYTES`] each, one ring of
-//! [`SPOOL_RING`] for each stream, standard output's first. Byte `n` of a stream is at `n % SPOOL_RING`
-//! of its ring, so a message says offset and length, and nothing else has to be agreed on. A slot serves
-//! one call at a time; the runtime says which.
+//! # Shared memory slots
+//!
+//! Output of more than a few kilobytes does not travel in messages. A runtime on the same machine
+//! gives an agent [`SPOOL_SLOTS`] *slots*: shared memory of [`SPOOL_BYTES`] each, with one ring
+//! buffer of [`SPOOL_RING`] per stream, stdout first. Byte `n` of a stream is at `n % SPOOL_RING`
+//! of its ring, so a message only carries offset and length. A slot serves one call at a time; the
+//! runtime assigns it.
 
 use std::collections::BTreeMap;
 
@@ -28,51 +29,57 @@ use crate::note::Note;
 use crate::time::UnixMs;
 
 actions! {
-    /// Whether the agent lives, and what it runs; tells it the environment of the box. Always allowed;
-    /// the first thing it is asked.
+    /// Reports that the agent is alive and which commands run, and sets the environment of the box.
+    /// Always allowed. It is the first call to an agent.
     AgentHealth = "agent.health": AgentHealthParams => AgentHealthResult;
 
-    /// Starts a process, or finds the one that has the id already. `validation` (no such program or
-    /// working directory), `denied` (user not mapped), `capacity`. A call that stays open until the end
-    /// owns the process unless it says `keep`: dropping it kills the tree.
+    /// Starts a process, or returns the existing command with this id. Errors: `validation` (no
+    /// such program or working directory), `denied` (user not mapped), `capacity`. A call that
+    /// stays open until the exit owns the process unless `keep` is set: dropping the call kills the
+    /// process tree.
     AgentStart = "agent.start": AgentStartParams => AgentCommand | AgentChunk;
 
-    /// Streams a command's output, and ends with its end or as `until` says; begins a held one. Dropping
-    /// the call ends nothing else. `not_found`, `conflict` (somebody reads it exclusively).
+    /// Streams the output of a command until its exit or `until`, and starts a held command.
+    /// Dropping the call has no other effect. Errors: `not_found`, `conflict` (another exclusive
+    /// reader is attached).
     AgentOutput = "agent.output": AgentOutputParams => AgentCommand | AgentChunk;
 
-    /// Tells of the commands there are, or of one. `not_found`.
+    /// Lists all commands, or returns one. Errors: `not_found`.
     AgentList = "agent.list": AgentListParams => AgentListResult;
 
-    /// Writes to a command's input, closes it, or tells its terminal's size. Answered when all is
-    /// written. `not_found`, `conflict` (it has ended, or has no such input or terminal).
+    /// Writes to the stdin of a command, closes it, or resizes the terminal. Answers when
+    /// everything is written. Errors: `not_found`, `conflict` (the command has ended, or has no
+    /// such input or terminal).
     AgentInput = "agent.input": AgentInputParams => CommandInputResult;
 
-    /// Signals a command and, after the grace, kills its whole tree; answered when the tree is gone.
-    /// `not_found`.
+    /// Sends a signal to a command and kills its process tree after the grace period. Answers when
+    /// the tree is gone. Errors: `not_found`.
     AgentKill = "agent.kill": AgentKillParams => AgentKillResult;
 
-    /// Ends every command and shell and whatever else runs in the box, the agent apart; answered when
-    /// nothing does. Commands end as `box_ended`, and their records and logs stay as ever.
+    /// Ends every command, shell and other process in the box except the agent. Answers when none
+    /// is left. Commands end as `box_ended`; their records and logs stay.
     AgentClear = "agent.clear": Empty => Empty;
 
-    /// Tells what the box is like from inside.
+    /// Returns information about the system inside the box.
     AgentGuest = "agent.guest": Empty => GuestFacts;
 
-    /// Lets commands that are started from now on write beneath a directory that was mounted since. `not_found`.
+    /// Allows later commands to write below a directory that was mounted after the box started.
+    /// Errors: `not_found`.
     AgentAllow = "agent.allow": AgentAllowParams => Empty;
 
-    /// Counts the files that only the box has.
+    /// Returns the size of the private files of the box.
     AgentDisk = "agent.disk": Empty => AgentDiskResult;
 }
 
-/// Bytes of a slot for each stream. More than what the chunks ahead of a reader can hold.
+/// Size of the ring buffer of one stream in a slot, in bytes.
+///
+/// Larger than the output that can be in flight to a reader.
 pub const SPOOL_RING: u64 = 1 << 20;
 
-/// Bytes of a slot.
+/// Size of a slot in bytes.
 pub const SPOOL_BYTES: u64 = 2 * SPOOL_RING;
 
-/// Slots of an agent.
+/// Number of slots of an agent.
 pub const SPOOL_SLOTS: u32 = 8;
 
 /// Parameters of `agent.health`.
@@ -80,33 +87,32 @@ pub const SPOOL_SLOTS: u32 = 8;
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct AgentHealthParams {
-    /// What every command of the box finds in its environment, said once instead of with each of
-    /// them. Absent, it stays as it was.
+    /// Environment variables of every command of the box; unchanged if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub env: Option<Env>,
-    /// Where relative paths of files begin. Absent, it stays as it was.
+    /// Base directory of relative file paths; unchanged if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cwd: Option<String>,
-    /// The most bytes that one file may have. Absent, it stays as it was: no limit at first.
+    /// Maximum size of one file in bytes; unchanged if absent, initially unlimited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file_bytes: Option<u64>,
 }
 
-/// Answer to `agent.health`.
+/// Result of `agent.health`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct AgentHealthResult {
-    /// The version of `agent.*` it speaks.
+    /// The version of `agent.*` that the agent implements.
     pub contract: u32,
-    /// Commands that run.
+    /// The running commands.
     pub running: Vec<CommandId>,
-    /// Whether it serves the actions that move files through slots.
+    /// Whether the agent supports the actions that transfer files through slots.
     #[serde(default, skip_serializing_if = "is_default")]
     pub spools_files: bool,
-    /// Commands that have not ended, those that run and others.
+    /// Number of commands that have not ended, running or not.
     #[serde(default, skip_serializing_if = "is_default")]
     pub open: u64,
-    /// Ends that nobody has heard of.
+    /// Number of unacknowledged exits.
     #[serde(default, skip_serializing_if = "is_default")]
     pub unheard: u64,
 }
@@ -120,31 +126,32 @@ pub struct AgentAllowParams {
     pub path: String,
 }
 
-/// Answer to `agent.disk`.
+/// Result of `agent.disk`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct AgentDiskResult {
-    /// Bytes of `/tmp`, `/dev/shm`, the guest's home and directories, and of what was changed in the root.
+    /// Size in bytes of `/tmp`, `/dev/shm`, the guest's home and directories, and of the changes to
+    /// the root file system.
     pub private_bytes: u64,
 }
 
-/// When `agent.start` answers, and how the output comes.
+/// When `agent.start` answers, and how it returns the output.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum AgentReply {
-    /// At once; the output waits in the log.
+    /// Answer at once; the output stays in the log.
     #[default]
     Started,
-    /// At the end, with the first so many bytes of each stream in the answer. One message each way,
-    /// which is what a short exec costs.
+    /// Answer at the exit, with the first bytes of each stream. A short exec costs one message in
+    /// each direction.
     Collected {
-        /// Bytes of each stream to keep; the rest is counted.
+        /// Number of bytes to return of each stream; the rest is only counted.
         bytes: u64,
     },
-    /// As `agent.output` from the first byte on, after a chunk that says it has started.
+    /// Stream as `agent.output` does from the first byte, after a `started` chunk.
     Streamed {
-        /// When to stop before the end.
+        /// When to stop before the exit; never if absent.
         #[serde(default, skip_serializing_if = "is_default")]
         until: Until,
     },
@@ -159,84 +166,86 @@ pub enum AgentReply {
     reason = "each is one word of the contract"
 )]
 pub struct AgentStartParams {
-    /// The command.
+    /// The id of the command.
     pub command_id: CommandId,
-    /// What to run.
+    /// The program to run.
     pub program: Program,
-    /// Variables beside those of the box, over which they win. Nothing else is added.
+    /// Environment variables, which override those of the box. The agent adds no others.
     #[serde(default, skip_serializing_if = "is_default")]
     pub env: Env,
-    /// Run the program, a text, in this shell and in its turn, with `cwd` and `env` for this run only.
-    /// `not_found`: then nothing ran.
+    /// The shell in which to run the program, which is then a text, after the queued runs. `cwd`
+    /// and `env` apply to this run only. Errors: `not_found` (nothing ran).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shell_id: Option<ShellId>,
-    /// Where; empty for where its shell stands.
+    /// Working directory; empty for the current directory of the shell.
     pub cwd: String,
-    /// Make the directory if it is not there.
+    /// Whether to create a missing working directory; `false` if absent.
     #[serde(default, skip_serializing_if = "is_default")]
     pub make_cwd: bool,
-    /// The user, by name or number; the guest if absent.
+    /// User name or uid; the guest user if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
-    /// Whether it has input.
+    /// Whether stdin is open; `closed` if absent.
     #[serde(default, skip_serializing_if = "is_default")]
     pub stdin: Stdin,
-    /// Whether its streams are kept apart.
+    /// Whether stdout and stderr are separate; `split` if absent.
     #[serde(default, skip_serializing_if = "is_default")]
     pub output: OutputMode,
-    /// Gives it a terminal.
+    /// Size of the terminal; no terminal if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pty: Option<TerminalSize>,
-    /// Kill its tree after so long.
+    /// Maximum run time in milliseconds; unlimited if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout_ms: Option<u64>,
-    /// The most bytes that one file it writes may have.
+    /// Maximum size of one file that the command writes, in bytes; unlimited if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file_bytes: Option<u64>,
-    /// The most memory, in mebibytes, that each of its processes may have.
+    /// Memory limit of each process of the command, in MiB; unlimited if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_mb: Option<u64>,
-    /// How much of its output is kept.
+    /// Size of the output log in bytes, from 4 KiB to 64 MiB; 1 MiB if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log_bytes: Option<u64>,
-    /// When to answer.
+    /// When to answer; `started` if absent.
     #[serde(default, skip_serializing_if = "is_default")]
     pub reply: AgentReply,
-    /// Go on if the call is dropped.
+    /// Whether the command continues if the call is dropped; `false` if absent.
     #[serde(default, skip_serializing_if = "is_default")]
     pub keep: bool,
-    /// Make it, and start it when its output is first asked for.
+    /// Whether to delay the start until the first reader attaches; `false` if absent.
     #[serde(default, skip_serializing_if = "is_default")]
     pub hold: bool,
-    /// End and forget another one of this id first.
+    /// Whether to end and remove an existing command with this id first; `false` if absent.
     #[serde(default, skip_serializing_if = "is_default")]
     pub replace: bool,
-    /// Kill its tree when nobody has read it for so long.
+    /// Maximum time without a reader, in milliseconds; unlimited if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detached_ms: Option<u64>,
-    /// How long its record stays after its end; for ever if negative.
+    /// How long the record is kept after the exit, in milliseconds; a negative value for the life
+    /// of the box. 10 minutes if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retain_ms: Option<i64>,
-    /// What it is for. Of an `exec` nothing is kept but its answer.
+    /// The role of the command; `command` if absent. The agent keeps nothing of an `exec` but its
+    /// result.
     #[serde(default, skip_serializing_if = "is_default")]
     pub role: Role,
-    /// What a gateway keeps with it.
+    /// Data of the gateway, stored with the command and returned unchanged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<Note>,
-    /// The slot that its output may go to. Without one, all of it comes in messages.
+    /// The slot for the output; all output is in messages if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spool: Option<u32>,
-    /// Start no process: watch this. `program` is what is told of it.
+    /// A path to watch instead of starting a process; `program` is then only displayed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub watch: Option<Box<AgentWatch>>,
-    /// A digest of the caller's own request, without the defaults of the box. A repeated start is compared by it; without
-    /// it, by `program`, `cwd`, `user`, `shell_id` and `env`.
+    /// A digest of the caller's request without the defaults of the box, to compare a repeated
+    /// start. If absent, the agent compares `program`, `cwd`, `user`, `shell_id` and `env`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked: Option<String>,
 }
 
 impl AgentStartParams {
-    /// Runs this, there; all else is as if it were not said.
+    /// Runs a program in a directory, with default settings.
     pub fn new(command_id: CommandId, program: Program, cwd: impl Into<String>) -> Self {
         Self {
             command_id,
@@ -268,63 +277,64 @@ impl AgentStartParams {
     }
 }
 
-/// What a command of role `watch` watches.
+/// What a command with the role `watch` observes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct AgentWatch {
     /// The path.
     pub path: String,
-    /// And all below it.
+    /// Whether to watch all subdirectories; `false` if absent.
     #[serde(default, skip_serializing_if = "is_default")]
     pub recursive: bool,
-    /// Take `~`, `$VAR` and relative paths.
+    /// Whether to expand `~`, `$VAR` and relative paths; `false` if absent.
     #[serde(default, skip_serializing_if = "is_default")]
     pub expand: bool,
 }
 
-/// A command as its agent tells it.
+/// The state of a command as its agent reports it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct AgentCommand {
     /// The command.
     pub command_id: CommandId,
-    /// Its process, as the box numbers it.
+    /// The process id inside the box.
     pub pid: u32,
-    /// How it ended; absent while it runs.
+    /// The exit status; absent while the command runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit: Option<Exit>,
-    /// How long it has run.
+    /// Run time in milliseconds.
     #[serde(default, skip_serializing_if = "is_default")]
     pub duration_ms: u64,
-    /// Bytes written so far.
+    /// Number of bytes written so far.
     #[serde(default, skip_serializing_if = "is_default")]
     pub size: PerStream,
-    /// Bytes that were counted and not kept.
+    /// Number of bytes that were counted but not kept.
     #[serde(default, skip_serializing_if = "is_default")]
     pub dropped: PerStream,
-    /// The first of its output, if it was collected.
+    /// The first bytes of the output; absent unless collected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub collected: Option<Collected>,
-    /// How much of that, from the begin of each stream, is in its slot instead of in `collected`.
+    /// Number of bytes, from the start of each stream, that are in the slot instead of in
+    /// `collected`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub spooled: PerStream,
-    /// Why a stream of its output ended.
+    /// Why streaming the output ended; absent without streaming.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<ReadWhy>,
-    /// It was there before.
+    /// Whether the command existed before the call.
     #[serde(default, skip_serializing_if = "is_default")]
     pub existed: bool,
-    /// All there is to know of it; not of an `exec`.
+    /// The record of the command; absent for an `exec`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub info: Option<Box<CommandInfo>>,
-    /// What a run that has ended has shown, by media type, in the order it did.
+    /// Values that an ended run displayed, by media type, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub shown: Vec<BTreeMap<String, String>>,
 }
 
 impl AgentCommand {
-    /// A command that runs and has written nothing.
+    /// A running command that has written nothing.
     pub fn new(command_id: CommandId, pid: u32) -> Self {
         Self {
             command_id,
@@ -343,55 +353,55 @@ impl AgentCommand {
     }
 }
 
-/// The first of a command's output.
+/// The first bytes of the output of a command.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Collected {
-    /// Of standard output.
+    /// Bytes of standard output.
     #[serde(skip_serializing_if = "is_default")]
     pub stdout: Blob,
-    /// Of standard error.
+    /// Bytes of standard error.
     #[serde(skip_serializing_if = "is_default")]
     pub stderr: Blob,
 }
 
-/// What an agent streams: an object with one member, named after the kind.
+/// A chunk from an agent: an object with one member, named after its kind.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum AgentChunk {
-    /// The process runs. First, and only from `agent.start`.
+    /// The process runs. Always the first chunk, and only of `agent.start`.
     Started {
-        /// Its process, as the box numbers it.
+        /// The process id inside the box.
         pid: u32,
-        /// All there is to know of it; not of an `exec`.
+        /// The record of the command; absent for an `exec`.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         info: Option<Box<CommandInfo>>,
     },
-    /// Where the output that follows begins. Without it, at the first byte.
+    /// Where the following output starts; at the first byte if absent.
     Begin(ReadBegin),
     /// Output.
     Bytes(OutputPiece<Blob>),
-    /// Output that is in the command's slot, never over the end of its ring.
+    /// Output in the slot of the command. It never wraps around the end of its ring.
     Spooled(SpooledPiece),
 }
 
-/// Where a stream of output begins: at or before what was asked for, or at the first byte that is kept.
+/// Where a stream of output starts: at or before the requested offset, or at the first kept byte.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct ReadBegin {
-    /// In bytes of each stream.
+    /// Byte offsets in the streams.
     pub raw: PerStream,
-    /// In bytes of the text of each stream.
+    /// Byte offsets in the text of the streams.
     pub text: PerStream,
-    /// The begins of characters before it, of each stream, that what follows may complete.
+    /// Incomplete characters before the start, per stream, which the following bytes may complete.
     #[serde(skip_serializing_if = "is_default")]
     pub pending: Collected,
-    /// Where each stream ends now, in bytes.
+    /// Current end of each stream, in bytes.
     pub raw_end: PerStream,
-    /// Where the text of each stream ends now.
+    /// Current end of the text of each stream, in bytes.
     pub text_end: PerStream,
 }
 
@@ -399,13 +409,13 @@ pub struct ReadBegin {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SpooledPiece {
-    /// When it was written.
+    /// When the output was written.
     pub at: UnixMs,
-    /// Of this stream.
+    /// The stream.
     pub stream: StreamName,
-    /// Where it begins in the stream.
+    /// Offset of the first byte in the stream.
     pub offset: u64,
-    /// How many bytes.
+    /// Number of bytes.
     pub bytes: u64,
 }
 
@@ -414,27 +424,27 @@ pub struct SpooledPiece {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct AgentListParams {
-    /// This one only.
+    /// Only this command; all if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub command_id: Option<CommandId>,
-    /// Those after the last of the answer before, which said that there are more.
+    /// Start after this command, the last one of the previous result; at the oldest if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub after: Option<ListedLast>,
 }
 
-/// Where a list of commands goes on: oldest first, and by id where two are as old.
+/// A position in a list of commands, which is sorted by creation time and id.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct ListedLast {
-    /// When it was asked for.
+    /// When the command was requested.
     pub created_at: UnixMs,
     /// The command.
     pub command_id: CommandId,
 }
 
 impl ListedLast {
-    /// Whether a command comes after it.
+    /// Whether a command comes after this position.
     pub fn is_before(&self, created_at: UnixMs, command_id: &CommandId) -> bool {
         (self.created_at, &self.command_id) < (created_at, command_id)
     }
@@ -449,31 +459,31 @@ impl From<&CommandInfo> for ListedLast {
     }
 }
 
-/// Answer to `agent.list`.
+/// Result of `agent.list`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct AgentListResult {
     /// The commands, oldest first: as many as fit into one message.
     pub items: Vec<CommandInfo>,
-    /// There are more.
+    /// Whether more commands exist.
     #[serde(default, skip_serializing_if = "is_default")]
     pub more: bool,
 }
 
-/// Parameters of `agent.input`.
+/// Parameters of `agent.input`. The agent applies `size`, `data` and `close` in this order.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct AgentInputParams {
     /// The command.
     pub command_id: CommandId,
-    /// Its terminal's new size; first.
+    /// The new size of the terminal; unchanged if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<TerminalSize>,
-    /// What to write; then.
+    /// Bytes to write to stdin; none if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<Blob>,
-    /// Whether to close the input; last.
+    /// Whether to close stdin; `false` if absent.
     #[serde(default, skip_serializing_if = "is_default")]
     pub close: bool,
 }
@@ -485,22 +495,22 @@ pub struct AgentInputParams {
 pub struct AgentOutputParams {
     /// The command.
     pub command_id: CommandId,
-    /// Where to begin.
+    /// Where reading starts; at the first byte if absent.
     #[serde(default)]
     pub from: ReadFrom,
-    /// What `from` counts. Nothing is sent for [`View::None`].
+    /// What `from` counts. The agent sends no output for [`View::None`].
     #[serde(default)]
     pub view: View,
-    /// When to stop before the end. Bytes are for the reader to count.
+    /// When to stop before the exit. The reader applies `until.bytes`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub until: Until,
-    /// Read it alone.
+    /// Makes this call the only reader; shared if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exclusive: Option<Exclusive>,
-    /// The terminal of a held command, which otherwise has what it was made with.
+    /// Terminal size with which to start a held command; that of its start if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pty: Option<TerminalSize>,
-    /// The slot that output may go to. Without one, all of it comes in messages.
+    /// The slot for the output; all output is in messages if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spool: Option<u32>,
 }
@@ -512,27 +522,28 @@ pub struct AgentOutputParams {
 pub struct AgentKillParams {
     /// The command.
     pub command_id: CommandId,
-    /// The signal, without `SIG`.
+    /// Signal name without `SIG`; `KILL` if absent.
     #[serde(default = "kill_signal")]
     pub signal: String,
-    /// Kill what is left of its tree after so long.
+    /// Time in milliseconds after which the rest of the process tree is killed; with 0 only the
+    /// signal is sent.
     #[serde(default)]
     pub grace_ms: u64,
-    /// Forget it, once it has ended.
+    /// Whether to delete the record of the command after its exit; `false` if absent.
     #[serde(default, skip_serializing_if = "is_default")]
     pub forget: bool,
 }
 
-/// Answer to `agent.kill`.
+/// Result of `agent.kill`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct AgentKillResult {
-    /// How it ended; absent if the signal did not end it and no grace was set.
+    /// The exit status; absent if the signal did not end the command and no grace period was set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit: Option<Exit>,
-    /// It had ended before; nothing was signalled.
+    /// Whether the command had ended before; then no signal was sent.
     pub already: bool,
-    /// All there is to know of it; not of an `exec`.
+    /// The record of the command; absent for an `exec`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub info: Option<Box<CommandInfo>>,
 }

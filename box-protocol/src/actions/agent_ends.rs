@@ -1,4 +1,5 @@
-//! `agent.ends`: how a runtime hears of every command's end, also of those that came while there was none.
+//! `agent.ends`: reports the exit of every command to the runtime, also those that happened while
+//! no runtime was connected.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,8 +9,8 @@ use crate::model::{Exit, PerStream, Role};
 use crate::time::UnixMs;
 
 actions! {
-    /// Tells of the ends of commands that nobody has heard of, oldest first, and waits for one if there is none. Those of an
-    /// `exec` are in its answer, and come here only if nobody waited for that.
+    /// Returns unacknowledged exits, oldest first, and waits for one if necessary. The exit of an
+    /// `exec` is in its own result and appears here only if its caller disconnected.
     AgentEnds = "agent.ends": AgentEndsParams => AgentEndsResult;
 }
 
@@ -18,34 +19,35 @@ actions! {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct AgentEndsParams {
-    /// Those before this number have been heard of, and need not be kept.
+    /// Acknowledges all exits before this number; the agent may discard them.
     pub heard: u64,
 }
 
-/// Answer to `agent.ends`.
+/// Result of `agent.ends`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct AgentEndsResult {
-    /// The number of the first. Those between the last that was heard of and this one could not be kept.
+    /// Number of the first exit. The agent discarded any exits between the last acknowledged one
+    /// and this one.
     pub first: u64,
-    /// At least one, as many as go into an answer.
+    /// The exits: at least one, and as many as fit into one message.
     pub ends: Vec<AgentEnd>,
 }
 
-/// The end of a command.
+/// The exit of a command.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct AgentEnd {
     /// The command.
     pub command_id: CommandId,
-    /// What it was for.
+    /// The role of the command.
     pub role: Role,
-    /// How it ended.
+    /// The exit status.
     pub exit: Exit,
-    /// When.
+    /// When the command exited.
     pub at: UnixMs,
-    /// How long it has run.
+    /// Run time in milliseconds.
     pub duration_ms: u64,
-    /// Bytes it has written.
+    /// Number of bytes written.
     pub size: PerStream,
 }

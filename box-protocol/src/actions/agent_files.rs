@@ -1,8 +1,9 @@
-//! `agent.*` on files: what `file.*` moves, with its bytes in a spool slot instead of in the message.
+//! `agent.*` for files: the transfers of `file.*`, with their bytes in a shared memory slot.
 //!
-//! All of the slot is used, streams or not. What is written is at its begin. What is read comes in pieces of up to
-//! [`FILE_PIECE`] bytes, the `n`th of them at `n % FILE_PLACES * FILE_PIECE`, where it stays until [`FILE_PLACES`] more have
-//! come; so a reader that lets no more than half of them come ahead has time to take each.
+//! A transfer uses the whole slot, without the division into streams. The runtime puts bytes to
+//! write at the start of the slot. The agent returns bytes it reads in pieces of up to
+//! [`FILE_PIECE`]: piece `n` is at `n % FILE_PLACES * FILE_PIECE`, and [`FILE_PLACES`] later pieces
+//! overwrite it. A reader that allows at most half of them in flight has time to copy each one.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,23 +14,23 @@ use super::{
 };
 
 actions! {
-    /// `file.read`, through a slot.
+    /// `file.read` through a slot.
     AgentRead = "agent.read": AgentReadParams => FileStatInfo | AgentFileChunk;
 
-    /// `file.pack`, through a slot.
+    /// `file.pack` through a slot.
     AgentPack = "agent.pack": AgentPackParams => FileTreeResult | AgentFileChunk;
 
-    /// `file.write` of what is in a slot. It has been taken from there when anything that was asked later is answered.
+    /// `file.write` from a slot. The agent has copied the data when it answers any later call.
     AgentWrite = "agent.write": AgentWriteParams => FileStatInfo;
 
-    /// `file.unpack` of what is in a slot, the same way.
+    /// `file.unpack` from a slot. The agent has copied the data when it answers any later call.
     AgentUnpack = "agent.unpack": AgentUnpackParams => FileTreeResult;
 }
 
-/// The most bytes of a file that one chunk of an agent tells of.
+/// The maximum number of bytes of a file in one chunk from an agent.
 pub const FILE_PIECE: u64 = 256 << 10;
 
-/// Places for such pieces in a slot.
+/// Number of pieces that fit into a slot.
 pub const FILE_PLACES: u64 = SPOOL_BYTES / FILE_PIECE;
 
 /// Parameters of `agent.read`.
@@ -37,7 +38,7 @@ pub const FILE_PLACES: u64 = SPOOL_BYTES / FILE_PIECE;
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct AgentReadParams {
-    /// What to read.
+    /// The parameters of `file.read`.
     pub read: FileReadParams,
     /// The slot.
     pub spool: u32,
@@ -48,7 +49,7 @@ pub struct AgentReadParams {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct AgentPackParams {
-    /// What to pack.
+    /// The parameters of `file.pack`.
     pub pack: FilePackParams,
     /// The slot.
     pub spool: u32,
@@ -59,11 +60,11 @@ pub struct AgentPackParams {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct AgentWriteParams {
-    /// What to write; its `data` is empty.
+    /// The parameters of `file.write`, with empty `data`.
     pub write: FileWriteParams,
-    /// The slot that the data is in.
+    /// The slot that contains the data.
     pub spool: u32,
-    /// How much of it there is.
+    /// Number of bytes in the slot.
     pub bytes: u64,
 }
 
@@ -72,26 +73,26 @@ pub struct AgentWriteParams {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct AgentUnpackParams {
-    /// What to unpack; its `data` is empty.
+    /// The parameters of `file.unpack`, with empty `data`.
     pub unpack: FileUnpackParams,
-    /// The slot that the data is in.
+    /// The slot that contains the data.
     pub spool: u32,
-    /// How much of it there is.
+    /// Number of bytes in the slot.
     pub bytes: u64,
 }
 
-/// A piece of a file or an archive: an object with one member, named after the kind.
+/// A piece of a file or archive: an object with one member, named after its kind.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum AgentFileChunk {
-    /// In the message.
+    /// The bytes are in the message.
     Inline(FileChunk),
-    /// In the next place of the slot.
+    /// The bytes are in the next piece of the slot.
     Spooled {
-        /// Where it begins.
+        /// Offset of the first byte.
         offset: u64,
-        /// How many bytes.
+        /// Number of bytes.
         bytes: u64,
     },
 }

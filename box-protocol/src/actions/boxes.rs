@@ -133,7 +133,7 @@ pub struct BoxGetResult {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct GuestFacts {
-    /// The operating system, for example `Linux`.
+    /// Name of the operating system, for example `Debian GNU/Linux 12`.
     pub os: String,
     /// The machine architecture, for example `x86_64`.
     pub arch: String,

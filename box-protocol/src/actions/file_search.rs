@@ -1,4 +1,5 @@
-//! `file.list`, `file.find` and `file.grep`: looking for files. Errors as for the rest of `file.*`.
+//! `file.list`, `file.find` and `file.grep`: searching for files. Errors as for the rest of
+//! `file.*`.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,13 +7,13 @@ use super::files::file_params;
 use super::{FileKind, FileStatInfo, actions};
 
 actions! {
-    /// What is in a directory, and below it down to a depth.
+    /// Lists a directory down to a depth.
     FileList = "file.list": FileListParams => FileListResult;
 
-    /// Files whose path or name fits a pattern.
+    /// Finds files by a glob pattern on their path or name.
     FileFind = "file.find": FileFindParams => FileFindResult;
 
-    /// Lines that fit a pattern.
+    /// Finds lines that match a pattern.
     FileGrep = "file.grep": FileGrepParams => FileGrepResult;
 }
 
@@ -21,80 +22,80 @@ file_params! {
     FileListParams {
         /// The directory.
         path: String,
-        /// How far down; 1 for the directory alone.
+        /// Number of levels to list; 1, the directory itself, if absent.
         #[serde(default = "one")]
         depth: u32,
-        /// Names that begin with a dot, too.
+        /// Whether to include names that start with a dot; `false` if absent.
         #[serde(default)]
         hidden: bool,
-        /// Only these kinds; empty for any.
+        /// Only these kinds; any if empty.
         #[serde(default)]
         kinds: Vec<FileKind>,
-        /// At most so many.
+        /// Maximum number of entries, at most 10000; 1000 if absent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         limit: Option<u64>,
-        /// After this path.
+        /// Start after this path; the `next` of the previous result.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         after: Option<String>,
     }
 
     /// Parameters of `file.find`.
     FileFindParams {
-        /// The directory.
+        /// The directory to search.
         path: String,
-        /// The pattern.
+        /// The glob pattern.
         glob: String,
-        /// What it must fit.
+        /// What the pattern must match; `path` if absent.
         #[serde(default)]
         r#match: GlobMatch,
-        /// Names that begin with a dot, too.
+        /// Whether to include names that start with a dot; `false` if absent.
         #[serde(default)]
         hidden: bool,
-        /// Only these kinds; empty for any.
+        /// Only these kinds; any if empty.
         #[serde(default)]
         kinds: Vec<FileKind>,
-        /// Not what fits one of these.
+        /// Glob patterns of entries to leave out.
         #[serde(default)]
         exclude: Vec<String>,
-        /// At most so many.
+        /// Maximum number of entries, at most 10000; 1000 if absent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         limit: Option<u64>,
     }
 
     /// Parameters of `file.grep`.
     FileGrepParams {
-        /// The file or directory.
+        /// The file or directory to search.
         path: String,
-        /// The pattern.
+        /// The regular expression.
         pattern: String,
-        /// It is plain text.
+        /// Whether the pattern is plain text instead of a regular expression; `false` if absent.
         #[serde(default)]
         fixed: bool,
-        /// Capitals or not is all the same.
+        /// Whether to ignore case; `false` if absent.
         #[serde(default)]
         ignore_case: bool,
-        /// It may span lines.
+        /// Whether a match may span lines; `false` if absent.
         #[serde(default)]
         multiline: bool,
-        /// Only in files that fit one of these; empty for any.
+        /// Only files that match one of these glob patterns; any if empty.
         #[serde(default)]
         include: Vec<String>,
-        /// Not in files that fit one of these.
+        /// Glob patterns of files to leave out.
         #[serde(default)]
         exclude: Vec<String>,
-        /// Lines to tell before each match.
+        /// Number of context lines before each match; 0 if absent.
         #[serde(default)]
         before: u32,
-        /// Lines to tell after each match.
+        /// Number of context lines after each match; 0 if absent.
         #[serde(default)]
         after: u32,
-        /// At most so many matches.
+        /// Maximum number of matches, at most 10000; 1000 if absent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         limit: Option<u64>,
-        /// After so many.
+        /// Number of matches to skip; 0 if absent.
         #[serde(default)]
         offset: u64,
-        /// Pass over larger files.
+        /// Skip larger files; size in bytes, at most 16 MiB, 4 MiB if absent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         max_file_bytes: Option<u64>,
     }
@@ -104,64 +105,64 @@ fn one() -> u32 {
     1
 }
 
-/// What a pattern must fit.
+/// What a glob pattern must match.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum GlobMatch {
-    /// The path below the directory.
+    /// The path below the searched directory.
     #[default]
     Path,
-    /// The last part of it.
+    /// The last component of the path.
     Name,
 }
 
-/// Answer to `file.list`.
+/// Result of `file.list`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FileListResult {
-    /// What is there, by path.
+    /// The entries, sorted by path.
     pub entries: Vec<FileStatInfo>,
-    /// Give this as `after` for more.
+    /// The value of `after` for the next page; absent on the last page.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
 }
 
-/// Answer to `file.find`.
+/// Result of `file.find`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FileFindResult {
-    /// What fits, by path.
+    /// The entries that match, sorted by path.
     pub entries: Vec<FileStatInfo>,
-    /// There is more.
+    /// Whether more entries match.
     pub truncated: bool,
 }
 
-/// A line that fits, or one near it.
+/// A line that matches, or a context line.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct GrepLine {
     /// The file.
     pub path: String,
-    /// The line's number, from 1.
+    /// The line number, from 1.
     pub line: u64,
     /// The line.
     pub text: String,
-    /// Only told for its neighbour's sake.
+    /// Whether the line is only context of a match.
     #[serde(default)]
     pub context: bool,
 }
 
-/// Answer to `file.grep`.
+/// Result of `file.grep`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FileGrepResult {
-    /// The lines, by file and number.
+    /// The lines, sorted by file and line number.
     pub lines: Vec<GrepLine>,
-    /// Matches in all.
+    /// Total number of matches.
     pub matches: u64,
-    /// Files with one.
+    /// Number of files with a match.
     pub files: u64,
-    /// There is more.
+    /// Whether more lines match.
     pub truncated: bool,
 }

@@ -1,8 +1,9 @@
-//! `file.*`: files of a running box, touched from inside it by its agent.
+//! `file.*`: files of a running box, which its agent accesses from inside.
 //!
-//! Errors: `not_found`, `denied`, `validation` (a directory where a file is meant, a loop, a bad path,
-//! range or pattern), `conflict` (exists, not empty, `if_match`), `capacity` (no room), `too_large`;
-//! `errno` among the details names the system's own. Paths are absolute unless `expand` is set.
+//! Errors: `not_found`, `denied`, `validation` (a directory instead of a file, a link loop, an
+//! invalid path, range or pattern), `conflict` (the file exists, the directory is not empty,
+//! `if_match`), `capacity` (no space left), `too_large`. The detail `errno` is the name of the
+//! system error. Paths are absolute unless `expand` is set.
 
 use std::collections::BTreeMap;
 
@@ -16,46 +17,49 @@ use crate::ids::{CommandId, UploadId};
 use crate::time::UnixMs;
 
 actions! {
-    /// Reads a file or a part of it; the bytes come as chunks. Called without chunks, it only tells about the file.
+    /// Reads a file or a part of it, as chunks. A call without a stream returns only the file's
+    /// attributes.
     FileRead = "file.read": FileReadParams => FileStatInfo | FileChunk;
 
-    /// Writes a file: at once and atomically, or in pieces that appear when the last is there. What is too long for
-    /// one message between runtime and agent, about 3 MiB, is `too_large` and comes in pieces.
+    /// Writes a file atomically, in one message or in pieces. An uploaded file appears when the
+    /// last piece has arrived. More than about 3 MiB in one message is `too_large`; the client then
+    /// sends pieces.
     FileWrite = "file.write": FileWriteParams => FileStatInfo;
 
-    /// Looks at several paths; each has its own answer.
+    /// Returns the attributes of several paths, each with its own outcome.
     FileStat = "file.stat": FileStatParams => FileStatResult;
 
-    /// Replaces text in a file, atomically and keeping its mode.
+    /// Replaces text in a file, atomically and with its mode unchanged.
     FileReplace = "file.replace": FileReplaceParams => FileReplaceResult;
 
-    /// Moves or copies.
+    /// Moves or copies a file or directory.
     FileMove = "file.move": FileMoveParams => Empty;
 
     /// Removes files and directories.
     FileRemove = "file.remove": FileRemoveParams => Empty;
 
-    /// Makes a directory and those above it; one that is there is no error.
+    /// Creates a directory and its parents. An existing directory is not an error.
     FileMkdir = "file.mkdir": FileMkdirParams => Empty;
 
     /// Changes mode and owner.
     FileAttributes = "file.attributes": FileAttributesParams => FileStatInfo;
 
-    /// Watches a path: starts a command of role `watch` whose log is one [`FileChange`] as JSON a line.
-    /// Read, list and end it by `command.*`, any signal ends it; after a gap, reading goes on at the
-    /// next line. A repeat of its id attaches. It ends by itself, with code 0, when what it watches is
-    /// removed or moved away. It does not keep its box in use; who reads it does. `not_found`, `denied`
-    /// (a directory that may not be read, or of processes), `capacity` (`watched_directories`).
+    /// Watches a path. The call starts a command with the role `watch`, and its log has one
+    /// [`FileChange`] as JSON per line. Clients read, list and end it with `command.*`; any signal
+    /// ends it. After a gap, reading resumes at the next line. A repeated id attaches. The watch
+    /// exits with code 0 when the path is removed or moved away. The watch does not count as
+    /// activity of the box, but a reader of it does. Errors: `not_found`, `denied` (an unreadable
+    /// directory, or one of processes), `capacity` (`watched_directories`).
     FileWatch = "file.watch": FileWatchParams => CommandStartResult | CommandChunk;
 
-    /// Reads a tree as a tar archive, in chunks.
+    /// Reads a directory tree as a tar archive, in chunks.
     FilePack = "file.pack": FilePackParams => FileTreeResult | FileChunk;
 
-    /// Writes a tree from a tar archive that comes in pieces.
+    /// Extracts a tar archive that the client sends in pieces.
     FileUnpack = "file.unpack": FileUnpackParams => FileTreeResult;
 }
 
-/// Parameters that every action on files has, and its own after them.
+/// Declares parameters of `file.*` actions: the common members and their own.
 macro_rules! file_params {
     ($($(#[$doc:meta])* $name:ident { $($(#[$attribute:meta])* $field:ident: $kind:ty,)* })*) => {$(
         $(#[$doc])*
@@ -65,10 +69,10 @@ macro_rules! file_params {
         pub struct $name {
             /// The box.
             pub session_id: $crate::ids::SessionId,
-            /// As this user, by name or number.
+            /// User name or uid that accesses the files; the guest user if absent.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             pub user: Option<String>,
-            /// Take `~`, `$VAR` and relative paths.
+            /// Whether to expand `~`, `$VAR` and relative paths; `false` if absent.
             #[serde(default)]
             pub expand: bool,
             $($(#[$attribute])* pub $field: $kind,)*
@@ -82,10 +86,10 @@ file_params! {
     FileReadParams {
         /// The file.
         path: String,
-        /// A part of it.
+        /// The part to read; the whole file if absent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         part: Option<FilePart>,
-        /// Only if it still has this etag.
+        /// Required etag; any if absent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         if_match: Option<String>,
     }
@@ -94,39 +98,39 @@ file_params! {
     FileWriteParams {
         /// The file.
         path: String,
-        /// Its bytes, or a piece of them.
+        /// The content, or a piece of it.
         data: Blob,
-        /// Add to what is there.
+        /// Whether to append to the file instead of replacing it; `false` if absent.
         #[serde(default)]
         append: bool,
-        /// Make the directories above it.
+        /// Whether to create missing parent directories; `false` if absent.
         #[serde(default)]
         parents: bool,
-        /// Its mode.
+        /// Permission bits; those of the replaced file or the default if absent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         mode: Option<u32>,
-        /// Its owner, by name or number.
+        /// Owner, by name or uid; unchanged if absent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         owner: Option<String>,
-        /// Its group, by name or number.
+        /// Group, by name or gid; unchanged if absent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         group: Option<String>,
-        /// Whether it may be there.
+        /// Whether the file may exist; `any` if absent.
         #[serde(default)]
         create: FileCreate,
-        /// Only if it still has this etag.
+        /// Required etag of the existing file; any if absent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         if_match: Option<String>,
-        /// This is one piece of it.
+        /// Position of the piece in an upload; absent if `data` is the whole content.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         upload: Option<UploadPiece>,
     }
 
     /// Parameters of `file.stat`.
     FileStatParams {
-        /// What to look at.
+        /// The paths.
         paths: Vec<String>,
-        /// Look through links.
+        /// Whether to follow symbolic links; `false` if absent.
         #[serde(default)]
         follow: bool,
     }
@@ -137,41 +141,41 @@ file_params! {
         path: String,
         /// The text to replace; empty with `insert_line`.
         old: String,
-        /// The text in its place.
+        /// The replacement.
         new: String,
-        /// The first occurrence only.
+        /// Whether to replace only the first occurrence; `false` if absent.
         #[serde(default)]
         first_only: bool,
-        /// Insert after this line instead; 0 for the beginning.
+        /// Line after which to insert `new`, 0 for the start of the file; replaces `old` if absent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         insert_line: Option<u64>,
     }
 
     /// Parameters of `file.move`.
     FileMoveParams {
-        /// What to move.
+        /// The source path.
         src: String,
-        /// Where to.
+        /// The destination path.
         dest: String,
-        /// Copy instead.
+        /// Whether to copy instead of moving; `false` if absent.
         #[serde(default)]
         keep_source: bool,
-        /// Replace what is there.
+        /// Whether to replace an existing destination; `false` if absent.
         #[serde(default)]
         overwrite: bool,
-        /// Make the directories above it.
+        /// Whether to create missing parent directories; `false` if absent.
         #[serde(default)]
         parents: bool,
     }
 
     /// Parameters of `file.remove`.
     FileRemoveParams {
-        /// What to remove.
+        /// The paths to remove.
         paths: Vec<String>,
-        /// Directories with what is in them.
+        /// Whether to remove directories with their contents; `false` if absent.
         #[serde(default)]
         recursive: bool,
-        /// What is not there is no error.
+        /// Whether to ignore missing paths; `false` if absent.
         #[serde(default)]
         missing_ok: bool,
     }
@@ -180,45 +184,44 @@ file_params! {
     FileMkdirParams {
         /// The directory.
         path: String,
-        /// Its mode.
+        /// Permission bits; the default if absent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         mode: Option<u32>,
-        /// Its owner, by name or number.
+        /// Owner, by name or uid; the caller's user if absent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         owner: Option<String>,
-        /// Its group, by name or number.
+        /// Group, by name or gid; the group of the caller's user if absent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         group: Option<String>,
     }
 
-    /// Parameters of `file.attributes`; what is absent stays.
+    /// Parameters of `file.attributes`. Absent attributes stay unchanged.
     FileAttributesParams {
         /// The file or directory.
         path: String,
-        /// Its mode.
+        /// Permission bits.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         mode: Option<u32>,
-        /// Its owner, by name or number.
+        /// Owner, by name or uid.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         owner: Option<String>,
-        /// Its group, by name or number.
+        /// Group, by name or gid.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         group: Option<String>,
     }
 
     /// Parameters of `file.watch`.
     FileWatchParams {
-        /// What to watch: a directory with what is in it, or one file by its name, so that it may be
-        /// replaced.
+        /// A directory with its entries, or one file by name. A replaced file stays watched.
         path: String,
-        /// And all below it. Links are not followed.
+        /// Whether to watch all subdirectories; `false` if absent. Symbolic links are not followed.
         #[serde(default)]
         recursive: bool,
-        /// The watch's command. Absent, one is made up, and the watch ends with a call that stays open
-        /// and is dropped: nobody else could find it.
+        /// The id of the watch command. If absent, the id is generated, and the watch ends when an
+        /// open call is dropped.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         command_id: Option<CommandId>,
-        /// Stay open and stream.
+        /// How to stream the log; the call returns after the start if absent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         attach: Option<AttachOptions>,
     }
@@ -227,56 +230,55 @@ file_params! {
     FilePackParams {
         /// The file or directory.
         path: String,
-        /// What may not be exceeded.
+        /// Limits of the archive; only those of the server if absent.
         #[serde(default)]
         caps: TreeCaps,
     }
 
     /// Parameters of `file.unpack`.
     FileUnpackParams {
-        /// The directory.
+        /// The destination directory.
         path: String,
         /// A piece of the archive.
         data: Blob,
-        /// Which piece.
+        /// Position of the piece in the upload.
         upload: UploadPiece,
-        /// What may not be exceeded.
+        /// Limits of the archive; only those of the server if absent.
         #[serde(default)]
         caps: TreeCaps,
     }
 }
 
-/// What happened to a watched file: one line of a watch's log.
+/// A change of a watched file: one line in the log of a watch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FileChange {
-    /// What happened.
+    /// The kind of change.
     pub kind: ChangeKind,
-    /// To what, below the path that was asked for.
+    /// The path of the file, below the watched path as requested.
     pub path: String,
-    /// Where it was before, if it has moved.
+    /// The previous path of a moved file; absent otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
-    /// When it was seen.
+    /// When the agent observed the change.
     pub at: UnixMs,
 }
 
-/// What may happen to a watched file.
+/// The kind of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ChangeKind {
-    /// Something new has this name: it was made, moved in from elsewhere, or put in the place of what was
-    /// there. What is in a new directory may be told twice, never less than once.
+    /// The path was created, moved in, or replaced. Entries of a new directory are reported at
+    /// least once and may be reported twice.
     Created,
-    /// It was written to, or its attributes were changed.
+    /// The content or the attributes changed.
     Changed,
-    /// It was removed, or moved to where nobody watches.
+    /// The path was removed, or moved to an unwatched place.
     Removed,
-    /// It was moved, with all that is in it.
+    /// The path was moved, with its contents.
     Moved,
-    /// Changes of it and of what is below it were missed: too much happened at once, or there are too
-    /// many directories.
+    /// Changes of the path and below were lost: too many changes at once, or too many directories.
     Overflow,
 }
 
@@ -285,83 +287,83 @@ pub enum ChangeKind {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum FilePart {
-    /// Some bytes.
+    /// A byte range.
     Bytes {
-        /// From here.
+        /// Offset of the first byte.
         offset: u64,
-        /// So many; to the end if absent.
+        /// Number of bytes; to the end if absent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         len: Option<u64>,
     },
-    /// Some lines, counted from 1.
+    /// A range of lines, numbered from 1.
     Lines {
-        /// From this one.
+        /// The first line.
         start: u64,
-        /// Up to this one and with it; to the end if absent.
+        /// The last line, inclusive; to the end if absent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         end: Option<u64>,
     },
 }
 
-/// Whether a file may be there before it is written.
+/// Whether a file may exist before it is written.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum FileCreate {
-    /// It may.
+    /// It may exist.
     #[default]
     Any,
-    /// It must not.
+    /// It must not exist.
     New,
 }
 
-/// One piece of an upload. Repeating a piece is harmless.
+/// A piece of an upload. A client may repeat a piece.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct UploadPiece {
     /// The upload.
     pub id: UploadId,
-    /// Where the piece begins.
+    /// Offset of the first byte of the piece.
     pub offset: u64,
-    /// It is the last.
+    /// Whether this is the last piece; `false` if absent.
     #[serde(default)]
     pub done: bool,
-    /// Give the upload up instead: what was sent of it is removed, and the answer is `cancelled`. One that is complete
-    /// stays as it is.
+    /// Whether to cancel the upload; `false` if absent. The agent removes the received pieces, and
+    /// the call returns `cancelled`. A complete upload stays.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub abort: bool,
 }
 
-/// What an archive may not exceed; the server's own caps hold as well.
+/// Limits of an archive, in addition to those of the server.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct TreeCaps {
-    /// Bytes of all files.
+    /// Maximum total size of all files, in bytes; the server's limit if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
-    /// Files and directories.
+    /// Maximum number of files and directories; the server's limit if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub entries: Option<u64>,
 }
 
-/// A piece of a file or an archive.
+/// A piece of a file or archive.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FileChunk {
-    /// Where it begins.
+    /// Offset of the first byte.
     pub offset: u64,
     /// The bytes.
     pub data: Blob,
 }
 
-/// What something in a file system is.
+/// The type of a file system entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum FileKind {
-    /// A file.
+    /// A regular file.
     File,
     /// A directory.
     Directory,
@@ -371,78 +373,78 @@ pub enum FileKind {
     Other,
 }
 
-/// What is known of a file.
+/// The attributes of a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FileStatInfo {
-    /// Where it is.
+    /// The path.
     pub path: String,
-    /// What it is.
+    /// The type.
     pub kind: FileKind,
-    /// Its bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Its mode.
+    /// Permission bits.
     pub mode: u32,
-    /// Its owner.
+    /// The owner.
     pub owner: String,
-    /// Its group.
+    /// The group.
     pub group: String,
-    /// When it was last written.
+    /// When the content was last modified.
     pub modified_at: UnixMs,
-    /// Changes when the file does.
+    /// A tag that changes when the file changes.
     pub etag: String,
-    /// Where a link leads.
+    /// The target of a symbolic link; absent otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<String>,
 }
 
-/// Answer to `file.stat`.
+/// Result of `file.stat`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FileStatResult {
-    /// By path as asked.
+    /// The outcomes, by path as requested.
     pub paths: BTreeMap<String, FileOutcome>,
 }
 
-/// What came of looking at one path.
+/// The outcome of `file.stat` for one path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum FileOutcome {
-    /// It is there.
+    /// The attributes.
     Stat(FileStatInfo),
-    /// It could not be looked at.
+    /// The error.
     Error(FileFault),
 }
 
-/// Why a path could not be looked at.
+/// Why the attributes of a path could not be read.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FileFault {
-    /// The word.
+    /// The error code.
     pub code: Code,
-    /// For people.
+    /// Description for people.
     pub message: String,
-    /// The name of the system's error.
+    /// Name of the system error; absent if the system did not report one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub errno: Option<String>,
 }
 
-/// Answer to `file.replace`.
+/// Result of `file.replace`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FileReplaceResult {
-    /// Occurrences replaced.
+    /// Number of replaced occurrences.
     pub count: u64,
 }
 
-/// Answer to `file.pack` and `file.unpack`.
+/// Result of `file.pack` and `file.unpack`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct FileTreeResult {
-    /// Files and directories.
+    /// Number of files and directories.
     pub entries: u64,
-    /// Bytes of all files.
+    /// Total size of all files, in bytes.
     pub bytes: u64,
 }

@@ -1,13 +1,13 @@
-//! Every action of the contract, each with its parameters, its result and what it streams.
+//! Every action of the contract, with its parameters, its result and its chunks.
 //!
-//! The noun comes first: `box.create`, `command.start`, `file.read`. For an action `box.create` there
-//! are the type [`BoxCreate`], its [`BoxCreateParams`] and, unless it answers with something shared,
-//! its `BoxCreateResult`. Parameters refuse members they do not know; results and chunks may grow, and
-//! a reader passes over what is new to it.
+//! The noun comes first: `box.create`, `command.start`, `file.read`. The action `box.create` has
+//! the type [`BoxCreate`], the parameters [`BoxCreateParams`] and, unless it returns a shared type,
+//! a `BoxCreateResult`. Parameters reject unknown members. Results and chunks may grow, and a
+//! reader ignores unknown members.
 //!
-//! Any action may answer `validation`, `denied`, `overloaded`, `cancelled` and `internal`; what else
-//! it may answer stands at the action. `hello`, the first call on a connection that needs a token,
-//! belongs to the engine.
+//! Any action may return `validation`, `denied`, `overloaded`, `cancelled` and `internal`; the
+//! other errors are listed at each action. `hello`, the first call on a connection that requires a
+//! token, belongs to the `rpc` engine.
 
 mod agent;
 mod agent_ends;
@@ -35,7 +35,7 @@ pub use ports::*;
 pub use shells::*;
 pub use system::*;
 
-/// Declares actions: `Type = "name": Params => Result;`, with `| Chunk` if it streams.
+/// Declares actions: `Type = "name": Params => Result;`, with `| Chunk` if the action streams.
 macro_rules! actions {
     ($($(#[doc = $doc:literal])* $action:ident = $name:literal: $params:ty => $result:ty $(| $chunk:ty)?;)*) => {$(
         $(#[doc = $doc])*
@@ -71,13 +71,12 @@ macro_rules! actions {
 }
 pub(crate) use actions;
 
-/// What is as it would be if it were not written is not written: most messages of a short exec are
-/// made of such members.
+/// Whether a member has its default value and can be left out of the message.
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// Declares a list of the names of actions, and one of what tells their schemas.
+/// Declares a list of action names and the list of their schema functions.
 macro_rules! names {
     ($($(#[$doc:meta])* $names:ident, $schemas:ident: $($action:ident)*;)*) => {$(
         $(#[$doc])*
@@ -90,7 +89,7 @@ macro_rules! names {
 }
 
 names! {
-    /// The contract a host sees, `hello` apart.
+    /// The actions that a host may call, except `hello`.
     ALL_ACTIONS, ALL_SCHEMAS:
     SystemHealth SystemStatus SystemConfigure SystemShutdown
     BoxCreate BoxGet BoxList BoxUpdate BoxTransition BoxDelete BoxExec BoxStats BoxEvents
@@ -100,7 +99,7 @@ names! {
     FileAttributes FileWatch FilePack FileUnpack
     PortOpen PortSend PortShare;
 
-    /// What a runtime asks of the agent in a box.
+    /// The actions that a runtime calls on the agent in a box.
     AGENT_ACTIONS, AGENT_SCHEMAS:
     AgentHealth AgentStart AgentOutput AgentList AgentInput AgentKill AgentClear AgentEnds AgentGuest
     AgentDisk AgentAllow AgentRead AgentPack AgentWrite AgentUnpack;
