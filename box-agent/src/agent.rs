@@ -5,7 +5,7 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use box_protocol::actions::{AgentCommand, AgentStartParams, Named, Names, StreamName};
+use box_protocol::actions::{AgentCommand, AgentStartParams, OrderKey, Ordered, StreamName};
 use box_protocol::error::{Detail, Subject};
 use box_protocol::{BoxError, CommandId, Env, ExitWhy, Role};
 use box_rpc::Turn;
@@ -106,7 +106,7 @@ impl Agent {
     /// Waits for the turn of a call.
     ///
     /// Calls that name the same object run in order of arrival. The caller gets its place in the queue at once.
-    pub(crate) async fn turn(&self, params: &impl Names) -> Turn<Named> {
+    pub(crate) async fn turn(&self, params: &impl Ordered) -> Turn<OrderKey> {
         self.files.turn(params).await
     }
 

@@ -7,7 +7,7 @@ use box_protocol::actions::{
     AgentAllow, AgentAllowParams, AgentChunk, AgentCommand, AgentHealth, AgentHealthParams,
     AgentHealthResult, AgentInput, AgentInputParams, AgentKill, AgentKillParams, AgentKillResult,
     AgentList, AgentListParams, AgentListResult, AgentOutput, AgentOutputParams, AgentReply,
-    AgentStart, AgentStartParams, CommandInputResult, ListedLast, Named, ReadWhy, Until,
+    AgentStart, AgentStartParams, CommandInputResult, ListCursor, OrderKey, ReadWhy, Until,
 };
 use box_protocol::{BoxError, ExitWhy, Role};
 use box_rpc::{Call, Empty, Handle, Router, Turn, Withdrawal};
@@ -125,7 +125,7 @@ impl Handlers {
         params: AgentStartParams,
         shell: Option<Arc<Shell>>,
         call: Call<AgentStart>,
-        turn: Turn<Named>,
+        turn: Turn<OrderKey>,
     ) -> Result<AgentCommand, BoxError> {
         let (agent, reply, spool) = (&self.0, params.reply, params.spool);
         let waits = reply != AgentReply::Started;
@@ -332,7 +332,7 @@ impl Handle<AgentList> for Handlers {
         };
         let (mut items, mut room) = (Vec::new(), LIST_BYTES);
         for command in &commands {
-            let is_next = |after: &ListedLast| after.is_before(command.created_at(), &command.id);
+            let is_next = |after: &ListCursor| after.is_before(command.created_at(), &command.id);
             if !params.after.as_ref().is_none_or(is_next) {
                 continue;
             }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use uuid::Uuid;
 
 use crate::invalid::Invalid;
-use crate::unseen::is_unseen;
+use crate::invisible::is_invisible;
 
 /// The most bytes an id may have.
 pub const MAX_ID_BYTES: usize = 256;
@@ -21,7 +21,7 @@ fn check(field: &'static str, text: &str) -> Result<(), Invalid> {
         "must not be longer than 256 bytes"
     } else if text.chars().any(char::is_control) {
         "must not contain control characters"
-    } else if text.chars().any(is_unseen) {
+    } else if text.chars().any(is_invisible) {
         "must not contain marks of direction, invisible characters, or blanks other than the space"
     } else if text.contains('/') {
         "must not contain /"

@@ -8,7 +8,7 @@ use box_protocol::actions::{
     AttachOptions, CommandAttach, CommandAttachParams, CommandAttachResult, CommandChunk,
     CommandGet, CommandInput, CommandInputParams, CommandInputResult, CommandKey, CommandKill,
     CommandKillParams, CommandKillResult, CommandList, CommandListParams, CommandListResult,
-    CommandStart, CommandStartParams, CommandStartResult, ListedLast, OnDisconnect, ReadEnd,
+    CommandStart, CommandStartParams, CommandStartResult, ListCursor, OnDisconnect, ReadEnd,
     ReadFrom, ReadWhy, Until, View,
 };
 use box_protocol::{BoxError, Code, CommandId, CommandInfo, CommandState, Invalid, Program};
@@ -183,7 +183,7 @@ impl Inside {
         let mut asked = AgentListParams::default();
         loop {
             let page = self.call::<AgentList>(&asked).await?;
-            let last = page.items.last().map(ListedLast::from);
+            let last = page.items.last().map(ListCursor::from);
             for mut info in page.items.into_iter().filter(&wanted) {
                 room = room.saturating_sub(info.about_bytes());
                 info.session_id = params.session_id.clone();

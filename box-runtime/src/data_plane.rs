@@ -5,7 +5,7 @@ use std::future::Future;
 use box_protocol::actions::{
     AgentGuest, BoxTransitionParams, FileAttributes, FileFind, FileGrep, FileList, FileMkdir,
     FileMove, FilePack, FileRead, FileRemove, FileReplace, FileStat, FileUnpack, FileWrite,
-    GuestFacts, Names, PortChunk, PortOpen, PortSend, TargetState,
+    GuestInfo, Ordered, PortChunk, PortOpen, PortSend, TargetState,
 };
 use box_protocol::{Access, BoxError, MAX_CHUNK_BYTES, SessionId};
 use box_rpc::{Action, Call, Empty, Handle, Never};
@@ -23,7 +23,7 @@ use crate::session::{agents_error, nonsense};
 const CREDIT: u32 = 8;
 
 /// An action that the agent inside a box serves, under the same name and with the same types.
-pub trait DataPlane: Action<Params: Names> + Sized {
+pub trait DataPlane: Action<Params: Ordered> + Sized {
     /// The box.
     fn session_id(params: &Self::Params) -> &SessionId;
 
@@ -167,7 +167,7 @@ impl BoxRuntime {
     }
 
     /// What a box is like from inside, by the words of its agent. To look is not to use.
-    pub async fn guest(&self, caller: &Caller, id: &SessionId) -> Result<GuestFacts, BoxError> {
+    pub async fn guest(&self, caller: &Caller, id: &SessionId) -> Result<GuestInfo, BoxError> {
         let inside = self.look(caller, id).await?;
         inside
             .outcome(ask::<AgentGuest>(&inside, &Empty {}, Queued::none()))

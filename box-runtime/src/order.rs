@@ -4,14 +4,14 @@
 use std::sync::Arc;
 
 use box_protocol::SessionId;
-use box_protocol::actions::{Named, Names};
+use box_protocol::actions::{OrderKey, Ordered};
 use box_rpc::{Turn, Turns};
 
 use crate::caller::Caller;
 use crate::runtime::BoxRuntime;
 
 /// Something in a box of one caller.
-type Key = (Arc<str>, SessionId, Named);
+type Key = (Arc<str>, SessionId, OrderKey);
 
 /// The turns of all boxes.
 pub(crate) type Orders = Turns<Key>;
@@ -37,8 +37,8 @@ impl Queued {
 impl BoxRuntime {
     /// The place of a call. To be taken before anything is waited for: calls are first polled in the order in which they
     /// were sent.
-    pub(crate) fn order(&self, caller: &Caller, id: &SessionId, params: &impl Names) -> Queued {
-        let names = params.names();
+    pub(crate) fn order(&self, caller: &Caller, id: &SessionId, params: &impl Ordered) -> Queued {
+        let names = params.order_keys();
         if names.is_empty() {
             return Queued(None);
         }

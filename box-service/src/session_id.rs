@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use box_protocol::{Invalid, is_unseen};
+use box_protocol::{Invalid, is_invisible};
 
 /// The template used unless configuration says otherwise.
 pub const DEFAULT_SESSION_ID_TEMPLATE: &str = "{launcher_type}_{launcher_id}";
@@ -121,7 +121,7 @@ fn malformed() -> Invalid {
 /// What an id may not contain, written as `%` and hex. Dropping it instead would let two places share
 /// a box.
 fn plain(value: &str) -> Cow<'_, str> {
-    let special = |character: char| is_unseen(character) || matches!(character, '/' | '%');
+    let special = |character: char| is_invisible(character) || matches!(character, '/' | '%');
     if !value.contains(special) {
         return Cow::Borrowed(value);
     }

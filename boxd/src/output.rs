@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal as _, Write as _};
 
-use box_protocol::is_unseen;
+use box_protocol::is_invisible;
 use serde::Serialize;
 
 use crate::terminal;
@@ -35,7 +35,7 @@ pub(crate) fn tell_adjusted(adjusted: &[box_protocol::Adjusted]) {
 
 /// Escapes control and invisible characters in text of a guest or a peer, as in `\u{1b}`.
 pub(crate) fn visible(text: &str) -> Cow<'_, str> {
-    escaped(text, is_unseen, |text, c| {
+    escaped(text, is_invisible, |text, c| {
         let _ = write!(text, "\\u{{{:x}}}", u32::from(c));
     })
 }
@@ -46,7 +46,7 @@ pub(crate) fn visible(text: &str) -> Cow<'_, str> {
 pub(crate) fn visible_json(text: &str) -> Cow<'_, str> {
     escaped(
         text,
-        |c| is_unseen(c) && c != '\n',
+        |c| is_invisible(c) && c != '\n',
         |text, c| {
             for unit in c.encode_utf16(&mut [0; 2]) {
                 let _ = write!(text, "\\u{unit:04x}");

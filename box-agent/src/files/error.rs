@@ -1,6 +1,6 @@
 //! Translation of system errors.
 
-use box_protocol::actions::FileFault;
+use box_protocol::actions::FileError;
 use box_protocol::error::{Detail, Subject};
 use box_protocol::{BoxError, Code};
 use rustix::io::Errno;
@@ -115,9 +115,9 @@ pub(super) fn path_error(errno: Errno, path: &str) -> BoxError {
 }
 
 /// The form of an error for one of several paths.
-pub(super) fn fault(error: &BoxError) -> FileFault {
+pub(super) fn fault(error: &BoxError) -> FileError {
     let detail = error.detail::<Detail>().unwrap_or_default();
-    FileFault {
+    FileError {
         code: error.code(),
         message: error.message().to_owned(),
         errno: detail.errno,

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read as _;
 use std::os::unix::fs::PermissionsExt as _;
 
-use box_protocol::actions::GuestFacts;
+use box_protocol::actions::GuestInfo;
 use rustix::fs::{Mode, OFlags};
 
 use super::guest_root::Step;
@@ -30,7 +30,7 @@ const TOOLS: [&str; 16] = [
 const FILE_BYTES: u64 = 1 << 20;
 
 /// Collects the facts.
-pub(super) fn guest_info(step: &Step<'_>) -> GuestFacts {
+pub(super) fn guest_info(step: &Step<'_>) -> GuestInfo {
     let env = step.guest_root.env();
     let path = env.get("PATH").map_or("", String::as_str);
     let found = |name: &&str| program(path, name).is_some();
@@ -39,7 +39,7 @@ pub(super) fn guest_info(step: &Step<'_>) -> GuestFacts {
         Some(((*language).to_owned(), program_path))
     });
     let guest = &step.guest_root.guest;
-    GuestFacts {
+    GuestInfo {
         os: system(),
         arch: std::env::consts::ARCH.to_owned(),
         user: guest.name.clone(),

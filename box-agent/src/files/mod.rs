@@ -43,7 +43,7 @@ use box_protocol::actions::{
     AgentGuest, AgentHealthParams, AgentWatch, FileAttributes, FileFind, FileGrep, FileList,
     FileMkdir, FileMove, FilePack, FilePackParams, FileRead, FileReadParams, FileRemove,
     FileReplace, FileStat, FileStatInfo, FileTreeResult, FileUnpack, FileUnpackParams, FileWrite,
-    FileWriteParams, GuestFacts, Named, Names, UploadPiece,
+    FileWriteParams, GuestInfo, OrderKey, Ordered, UploadPiece,
 };
 use box_rpc::{Action, Call, Empty, Handle, Router, Turn, Turns};
 use box_sys::{Guest, GuestThread, Init};
@@ -67,7 +67,7 @@ pub(crate) struct Files {
     /// Whether a task removes abandoned uploads.
     sweeping: Arc<AtomicBool>,
     /// The order of calls that name the same object.
-    turns: Turns<Named>,
+    turns: Turns<OrderKey>,
 }
 
 /// The router of `file.*`.
@@ -112,12 +112,12 @@ impl Files {
     /// Waits for the turn of a call.
     ///
     /// Calls that name the same object run in order of arrival. The caller gets its place in the queue at once.
-    pub(crate) async fn turn(&self, params: &impl Names) -> Turn<Named> {
-        let names = params.names();
-        let turn = if params.only_looks() {
-            self.turns.take_shared(names)
+    pub(crate) async fn turn(&self, params: &impl Ordered) -> Turn<OrderKey> {
+        let keys = params.order_keys();
+        let turn = if params.is_read_only() {
+            self.turns.take_shared(keys)
         } else {
-            self.turns.take(names)
+            self.turns.take(keys)
         };
         turn.comes().await;
         turn
@@ -343,7 +343,7 @@ upload_pieces! {
 }
 
 impl Handle<AgentGuest> for Files {
-    async fn handle(&self, _: Empty, _: Call<AgentGuest>) -> Result<GuestFacts, BoxError> {
+    async fn handle(&self, _: Empty, _: Call<AgentGuest>) -> Result<GuestInfo, BoxError> {
         self.step(|step| Ok(guest_info::guest_info(step))).await
     }
 }

@@ -6,7 +6,7 @@ mod writer;
 use std::time::Duration;
 
 use box_protocol::actions::{
-    FileAttributes, FileAttributesParams, FileChunk, FileCreate, FileFault, FileFind,
+    FileAttributes, FileAttributesParams, FileChunk, FileCreate, FileError, FileFind,
     FileFindParams, FileFindResult, FileGrep, FileGrepParams, FileGrepResult, FileList,
     FileListParams, FileListResult, FileMkdir, FileMkdirParams, FileMove, FileMoveParams,
     FileOutcome, FilePack, FilePackParams, FilePart, FileRead, FileReadParams, FileRemove,
@@ -500,7 +500,7 @@ impl Files {
     }
 }
 
-fn refused(fault: FileFault) -> ClientError {
+fn refused(fault: FileError) -> ClientError {
     let detail = Detail {
         errno: fault.errno,
         ..Detail::default()

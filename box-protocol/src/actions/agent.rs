@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use super::commands::kill_signal;
 use super::{
-    CommandInputResult, Exclusive, GuestFacts, OutputMode, OutputPiece, ReadFrom, ReadWhy, Stdin,
+    CommandInputResult, Exclusive, GuestInfo, OutputMode, OutputPiece, ReadFrom, ReadWhy, Stdin,
     StreamName, TerminalSize, Until, View, actions, is_default,
 };
 use crate::blob::Blob;
@@ -61,7 +61,7 @@ actions! {
     AgentClear = "agent.clear": Empty => Empty;
 
     /// Returns information about the system inside the box.
-    AgentGuest = "agent.guest": Empty => GuestFacts;
+    AgentGuest = "agent.guest": Empty => GuestInfo;
 
     /// Allows later commands to write below a directory that was mounted after the box started.
     /// Errors: `not_found`.
@@ -429,28 +429,28 @@ pub struct AgentListParams {
     pub command_id: Option<CommandId>,
     /// Start after this command, the last one of the previous result; at the oldest if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub after: Option<ListedLast>,
+    pub after: Option<ListCursor>,
 }
 
 /// A position in a list of commands, which is sorted by creation time and id.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
-pub struct ListedLast {
+pub struct ListCursor {
     /// When the command was requested.
     pub created_at: UnixMs,
     /// The command.
     pub command_id: CommandId,
 }
 
-impl ListedLast {
+impl ListCursor {
     /// Whether a command comes after this position.
     pub fn is_before(&self, created_at: UnixMs, command_id: &CommandId) -> bool {
         (self.created_at, &self.command_id) < (created_at, command_id)
     }
 }
 
-impl From<&CommandInfo> for ListedLast {
+impl From<&CommandInfo> for ListCursor {
     fn from(info: &CommandInfo) -> Self {
         Self {
             created_at: info.created_at,

@@ -125,14 +125,14 @@ pub struct BoxGetResult {
     pub info: BoxSessionInfo,
     /// Information from inside the box; absent unless requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub guest: Option<GuestFacts>,
+    pub guest: Option<GuestInfo>,
 }
 
 /// The system as the agent sees it inside a box.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
-pub struct GuestFacts {
+pub struct GuestInfo {
     /// Name of the operating system, for example `Debian GNU/Linux 12`.
     pub os: String,
     /// The machine architecture, for example `x86_64`.

@@ -414,13 +414,13 @@ pub enum FileOutcome {
     /// The attributes.
     Stat(FileStatInfo),
     /// The error.
-    Error(FileFault),
+    Error(FileError),
 }
 
 /// Why the attributes of a path could not be read.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct FileFault {
+pub struct FileError {
     /// The error code.
     pub code: Code,
     /// Description for people.

@@ -27,7 +27,7 @@ pub(crate) const NORMALIZED: &str =
 /// A path of the host; space around it is dropped.
 pub(crate) const OF_HOST: &str = r"^\s*(?:/|\\\\|[A-Za-z]:[/\\])[^\u0000]*$";
 
-/// The class of what no id holds: `/` and what `is_unseen` finds, of the characters that one unit of UTF-16 can write.
+/// The class of what no id holds: `/` and what `is_invisible` finds, of the characters that one unit of UTF-16 can write.
 macro_rules! not_in_ids {
     () => {
         r"/\u0000-\u001f\u007f-\u00a0\u00ad\u034f\u061c\u115f\u1160\u1680\u17b4\u17b5\u180b-\u180f\u2000-\u200f\u2028-\u202f\u205f-\u206f\u2800\u3000\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb"

@@ -2,7 +2,7 @@
 
 use box_protocol::actions::{AgentCommand, StreamName};
 use box_protocol::error::Detail;
-use box_protocol::{Blob, BoxError, Code, CommandId, Exit, is_unseen};
+use box_protocol::{Blob, BoxError, Code, CommandId, Exit, is_invisible};
 use box_rpc::{CallError, RpcError};
 
 use crate::spool::Slot;
@@ -128,7 +128,7 @@ fn retold(error: &RpcError) -> BoxError {
     let message: String = error
         .message()
         .chars()
-        .map(|char| if is_unseen(char) { ' ' } else { char })
+        .map(|char| if is_invisible(char) { ' ' } else { char })
         .take(MESSAGE_CHARS)
         .collect();
     BoxError::new(error.code(), message)

@@ -159,7 +159,7 @@ fn what_a_terminal_would_obey_is_never_printed_raw() {
     server.ok(&["exec", "--id", "c", "b", "--", "sh", "-c", evil]);
     let unsafe_in = |text: &str| {
         text.chars()
-            .any(|c| c != '\n' && box_protocol::is_unseen(c))
+            .any(|c| c != '\n' && box_protocol::is_invisible(c))
     };
     for arguments in [
         &["inspect", "b/c"][..],

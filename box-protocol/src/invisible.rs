@@ -3,7 +3,7 @@
 /// Whether a terminal shows nothing in the place of this character, or shows its neighbours in another place: control
 /// characters (C0, DEL and C1), marks of direction, separators of lines, blanks other than the plain space, and characters
 /// without a width. A text that another party chose is not printed with them, and no id or name holds one.
-pub fn is_unseen(character: char) -> bool {
+pub fn is_invisible(character: char) -> bool {
     character.is_control()
         || (character.is_whitespace() && character != ' ')
         || UNSEEN
@@ -56,10 +56,10 @@ mod tests {
             '\u{e0041}',
             '\u{e0100}',
         ] {
-            assert!(is_unseen(unseen), "{unseen:?}");
+            assert!(is_invisible(unseen), "{unseen:?}");
         }
         for seen in " aZ0-_.:@%é…中文עבריתعربيहिन्दी한글😀".chars() {
-            assert!(!is_unseen(seen), "{seen:?}");
+            assert!(!is_invisible(seen), "{seen:?}");
         }
         assert!(UNSEEN.is_sorted());
     }

@@ -1,5 +1,7 @@
-//! What in a box a call names. Calls of one connection that name the same thing take effect in the order in which they were
-//! sent; the places that would lose that order, in the runtime and in the agent, keep it by this.
+//! The objects in a box that a call refers to, as ordering keys.
+//!
+//! Calls of one connection that refer to the same object take effect in the order in which the
+//! client sent them. The runtime and the agent queue concurrent calls by these keys.
 
 use super::{
     AgentInputParams, AgentKillParams, AgentListParams, AgentOutputParams, AgentStartParams,
@@ -12,58 +14,58 @@ use super::{
 use crate::ids::{CommandId, ConnId, ShellId};
 use crate::model::Role;
 
-/// Something in a box.
+/// An object in a box.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Named {
+pub enum OrderKey {
     /// A command, by its id.
     Command(CommandId),
     /// A shell, by its id.
     Shell(ShellId),
     /// A connection to a port.
     Connection(ConnId),
-    /// A file or directory, by its path as it is written.
+    /// A file or directory, by its path as the client wrote it.
     File(String),
 }
 
-/// The parameters of a call that may name something.
-pub trait Names {
-    /// What it names; nothing if its order does not matter.
-    fn names(&self) -> Vec<Named>;
+/// The parameters of a call that may refer to objects in a box.
+pub trait Ordered {
+    /// The objects that the call refers to; empty if its order does not matter.
+    fn order_keys(&self) -> Vec<OrderKey>;
 
-    /// Whether it changes nothing of what it names.
-    fn only_looks(&self) -> bool {
+    /// Whether the call changes none of its objects.
+    fn is_read_only(&self) -> bool {
         false
     }
 }
 
-fn command(id: &CommandId) -> Named {
-    Named::Command(id.clone())
+fn command(id: &CommandId) -> OrderKey {
+    OrderKey::Command(id.clone())
 }
 
-fn shell(id: &ShellId) -> Named {
-    Named::Shell(id.clone())
+fn shell(id: &ShellId) -> OrderKey {
+    OrderKey::Shell(id.clone())
 }
 
-fn file(path: &str) -> Named {
-    Named::File(path.to_owned())
+fn file(path: &str) -> OrderKey {
+    OrderKey::File(path.to_owned())
 }
 
-macro_rules! names {
-    ($looks:literal: $($params:ty: $it:ident => $names:expr;)*) => {$(
-        impl Names for $params {
-            fn names(&self) -> Vec<Named> {
+macro_rules! ordered {
+    ($read_only:literal: $($params:ty: $it:ident => $keys:expr;)*) => {$(
+        impl Ordered for $params {
+            fn order_keys(&self) -> Vec<OrderKey> {
                 let $it = self;
-                $names
+                $keys
             }
 
-            fn only_looks(&self) -> bool {
-                $looks
+            fn is_read_only(&self) -> bool {
+                $read_only
             }
         }
     )*};
 }
 
-names! { true:
+ordered! { true:
     CommandAttachParams: it => vec![command(&it.command_id)];
     CommandKey: it => vec![command(&it.command_id)];
     ShellListParams: it => it.shell_id.iter().map(shell).collect();
@@ -78,7 +80,7 @@ names! { true:
     AgentListParams: it => it.command_id.iter().map(command).collect();
 }
 
-names! { false:
+ordered! { false:
     CommandStartParams: it => it.command_id.iter().map(command).collect();
     CommandInputParams: it => vec![command(&it.command_id)];
     CommandKillParams: it => vec![command(&it.command_id)];
@@ -97,14 +99,14 @@ names! { false:
         let watch = it.command_id.iter().map(command);
         watch.chain([file(&it.path)]).collect()
     };
-    // The pieces of an upload have an order of their own.
+    // The pieces of an upload carry their own order.
     FileWriteParams: it => it.upload.is_none().then(|| file(&it.path)).into_iter().collect();
     FileUnpackParams: _it => Vec::new();
-    PortSendParams: it => vec![Named::Connection(it.conn_id.clone())];
+    PortSendParams: it => vec![OrderKey::Connection(it.conn_id.clone())];
     AgentInputParams: it => vec![command(&it.command_id)];
     AgentKillParams: it => vec![command(&it.command_id)];
     AgentStartParams: it => {
-        // The id of an exec is made up for it: it names nothing that another call could.
+        // The id of an exec is generated, therefore no other call can refer to it.
         let own = (it.role != Role::Exec).then(|| command(&it.command_id));
         let watched = it.watch.iter().map(|watch| file(&watch.path));
         let shell = it.shell_id.iter().map(shell);
