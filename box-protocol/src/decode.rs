@@ -1,71 +1,12 @@
-//! Reading the members of a spec one by one, so that every fault names its field.
+//! Numbers as clients write them.
 
 use std::fmt;
 
-use serde::de::{self, Deserialize, Deserializer, MapAccess, Unexpected, Visitor};
+use serde::de::{self, Deserialize, Deserializer, Unexpected, Visitor};
 
-use crate::invalid::Invalid;
-
-/// Reads the value of the member `name`; `null` is as good as absent. A second value is refused.
-pub(crate) fn put<'de, A: MapAccess<'de>, T: Deserialize<'de>>(
-    slot: &mut Option<T>,
-    map: &mut A,
-    name: &'static str,
-) -> Result<(), A::Error> {
-    if slot.is_some() {
-        return Err(Invalid::new(name, "is given twice").decoding());
-    }
-    *slot = map.next_value().map_err(|error| malformed(name, &error))?;
-    Ok(())
-}
-
-/// Reads a whole number that may also be written `"999"` or `999.0`. One below zero breaks `rule`.
-pub(crate) fn put_whole<'de, A: MapAccess<'de>>(
-    slot: &mut Option<u64>,
-    map: &mut A,
-    name: &'static str,
-    rule: &'static str,
-) -> Result<(), A::Error> {
-    let mut read = slot.map(Whole::Of);
-    put(&mut read, map, name)?;
-    *slot = match read {
-        Some(Whole::Of(number)) => Some(number),
-        Some(Whole::Negative) => return Err(Invalid::new(name, rule).decoding()),
-        None => None,
-    };
-    Ok(())
-}
-
-/// Reads a number that may also be written as text.
-pub(crate) fn put_decimal<'de, A: MapAccess<'de>>(
-    slot: &mut Option<f64>,
-    map: &mut A,
-    name: &'static str,
-) -> Result<(), A::Error> {
-    let mut read = slot.map(Decimal);
-    put(&mut read, map, name)?;
-    *slot = read.map(|Decimal(number)| number);
-    Ok(())
-}
-
-fn malformed<E: de::Error>(name: &'static str, error: &E) -> E {
-    if matches!(name, "env" | "defaults") {
-        // The decoder's text quotes a value of the wrong type, which may be a secret.
-        let text = error.to_string();
-        let quotes = text.contains("invalid type");
-        let rule = if quotes {
-            "must map names to texts".to_owned()
-        } else {
-            format!("is malformed: {text}")
-        };
-        return Invalid::new(name, rule).decoding();
-    }
-    Invalid::new(name, format!("is malformed: {error}")).decoding()
-}
-
-/// A whole number as clients write it; the sign is judged by whoever knows the rule.
+/// A whole number as clients write it: `999`, `"999"` or `999.0`.
 #[derive(Debug, PartialEq)]
-enum Whole {
+pub(crate) enum Whole {
     Of(u64),
     Negative,
 }
@@ -127,8 +68,9 @@ impl Visitor<'_> for WholeVisitor {
     }
 }
 
+/// A number as clients write it, also as text.
 #[derive(Debug, PartialEq)]
-struct Decimal(f64);
+pub(crate) struct Decimal(pub(crate) f64);
 
 impl<'de> Deserialize<'de> for Decimal {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {

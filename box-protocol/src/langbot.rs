@@ -54,7 +54,7 @@ impl<'a> From<&'a BoxSessionInfo> for SessionView<'a> {
             session_id: info.session_id.as_str(),
             backend_name: &info.backend_name,
             backend_session_id: &info.backend_session_id,
-            image: &info.image,
+            image: info.image.as_deref().unwrap_or_default(),
             network: info.network,
             host_path: info.host_path.as_deref(),
             host_path_mode: info.host_path_mode,

@@ -19,7 +19,8 @@ use crate::langbot::SessionView;
 use crate::model::{BoxManagedProcessInfo, BoxManagedProcessSpec, BoxProfile, BoxSpec};
 
 pub(crate) use rules::{
-    INSIDE, NO_NUL, NORMALIZED, NOT_BLANK, OF_HOST, TRIMMED_ID, code_by_status, id, open_list,
+    INSIDE, NO_NUL, NORMALIZED, NOT_BLANK, OF_HOST, TRIMMED_ID, asked_id, code_by_status,
+    described, id, open_list,
 };
 
 /// Tells an action, and leaves the models it names with the generator.

@@ -261,7 +261,7 @@ impl<'a> StartRequest<'a> {
 
     /// Whether the box may lack something.
     pub fn does_without(&self, primitive: &str) -> bool {
-        let best_effort = self.spec.extras.best_effort.iter().flatten();
+        let best_effort = self.spec.best_effort.iter().flatten();
         best_effort.into_iter().any(|name| name == primitive)
     }
 
@@ -272,7 +272,7 @@ impl<'a> StartRequest<'a> {
 }
 
 pub(crate) fn guest_of(spec: &BoxSpec) -> (&str, &str) {
-    match (&spec.extras.guest, spec.extras.world) {
+    match (&spec.guest, spec.world) {
         (Some(guest), _) => (&guest.name, &guest.home),
         (None, Some(World::LangBot)) => ("box", "/home"),
         (None, _) => ("box", DEFAULT_HOME),

@@ -136,7 +136,6 @@ impl Card {
         let mut spec = asked.clone();
         spec.cmd = String::new();
         spec.env = Env::new();
-        let extras = &mut spec.extras;
         let now = UnixMs::now();
         let live = Live {
             state: BoxState::Starting,
@@ -147,12 +146,12 @@ impl Card {
             created_at: now,
             last_used_at: now,
             facts: Facts::default(),
-            name: extras.name.take(),
-            labels: extras.labels.take().unwrap_or_default(),
-            note: extras.note.take(),
-            lifetime: extras.lifetime.take().map(Box::new),
-            defaults: extras.defaults.take().map(Box::new),
-            network_policy: extras.network_policy.take(),
+            name: spec.name.take(),
+            labels: spec.labels.take().unwrap_or_default(),
+            note: spec.note.take(),
+            lifetime: spec.lifetime.take().map(Box::new),
+            defaults: spec.defaults.take().map(Box::new),
+            network_policy: spec.network_policy.take(),
             place: None,
             mounts: Mounts::default(),
         };
@@ -222,7 +221,7 @@ impl Card {
     }
 
     pub(crate) fn world(&self) -> World {
-        self.spec.extras.world.unwrap_or_default()
+        self.spec.world.unwrap_or_default()
     }
 
     /// Notes what the exec lane does.

@@ -115,7 +115,7 @@ impl Choice {
         let Some(backend) = &self.backend else {
             return Err(self.none());
         };
-        let best_effort = spec.extras.best_effort.as_deref().unwrap_or_default();
+        let best_effort = spec.best_effort.as_deref().unwrap_or_default();
         let does_without = best_effort.iter().any(|primitive| primitive == "network");
         if spec.network == Network::On && !backend.capabilities().network && !does_without {
             let message = format!("backend {} has no network for its boxes", backend.name());

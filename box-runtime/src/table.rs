@@ -249,8 +249,8 @@ impl Table {
             return Err(self.shared.ends.not_found(&caller.name, id));
         };
         self.has_room(caller)?;
-        if let Some(name) = &spec.extras.name {
-            let world = spec.extras.world.unwrap_or_default();
+        if let Some(name) = &spec.name {
+            let world = spec.world.unwrap_or_default();
             self.name_is_free(&(Arc::clone(&caller.name), world, name.clone()))?;
         }
         Ok(())

@@ -24,7 +24,7 @@ pub(crate) fn allowed(action: &str, origin: &Origin, decision: &Decision, log_co
         caller = &*origin.caller,
         query_id = origin.query_id.as_deref(),
         session_id = spec.session_id.as_str(),
-        image = spec.image,
+        image = spec.image.as_deref(),
         network = spec.network.as_str(),
         mounts_host_path = spec.mounts_host_path(),
         host_path_mode = spec.host_path_mode.as_str(),

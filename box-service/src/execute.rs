@@ -8,7 +8,7 @@ use box_protocol::actions::{
 };
 use box_protocol::error::{Detail, Ended};
 use box_protocol::{
-    BoxError, BoxExecutionResult, BoxSessionInfo, Code, Invalid, SpecDraft, check_mounts,
+    BoxError, BoxExecutionResult, BoxSessionInfo, Code, Invalid, Lockable, SpecDraft, check_mounts,
 };
 use box_rpc::{Call, Empty};
 use serde_json::{Map, Value};
@@ -22,6 +22,9 @@ use crate::quota::{Moment, Quota};
 use crate::service::{BoxService, Rules, blocking};
 use crate::session_id::Query;
 use crate::status::{ToolResult, shortened};
+
+/// The image of a tool's box where neither the caller nor the profile names one.
+const TOOL_IMAGE: &str = "python:3.11-slim";
 
 /// The parameters of the `exec` tool beside its command, named as in a spec.
 const TOOL_PARAMETERS: [&str; 3] = ["workdir", "timeout_sec", "env"];
@@ -53,7 +56,7 @@ impl BoxService {
     ) -> Result<ToolResult, BoxError> {
         let origin = Origin::from(query);
         let spec = match draft {
-            Ok(draft) => self.with_session_id(draft, query),
+            Ok(draft) => self.completed(draft, query),
             Err(error) => return self.recorded("box.exec", &origin, Err(error)),
         };
         let params = BoxExecParams {
@@ -74,16 +77,22 @@ impl BoxService {
         if_exists: IfExists,
         query: &Query,
     ) -> Result<BoxCreateResult, BoxError> {
-        let spec = self.with_session_id(draft, query);
+        let spec = self.completed(draft, query);
         let params = BoxCreateParams { spec, if_exists };
         self.decided_create(params, &Origin::from(query), None)
             .await
     }
 
-    fn with_session_id(&self, mut draft: SpecDraft, query: &Query) -> SpecDraft {
+    /// The draft with the query's session id and the tool's image, where the caller names none.
+    fn completed(&self, mut draft: SpecDraft, query: &Query) -> SpecDraft {
+        let rules = self.rules();
         let named = draft.session_id.as_deref().map(str::trim);
         if named.is_none_or(str::is_empty) {
-            draft.session_id = self.rules().template.session_id(query);
+            draft.session_id = rules.template.session_id(query);
+        }
+        let profile = &rules.policy.profile;
+        if profile.image.is_none() && !profile.locks(Lockable::Image) {
+            draft.image.get_or_insert_with(|| TOOL_IMAGE.to_owned());
         }
         draft
     }
@@ -226,6 +235,7 @@ impl BoxService {
         origin: &Origin,
     ) -> Result<Decision, BoxError> {
         let policy = rules.policy_for(&origin.caller);
+        check_mounts(draft.extra_mounts.as_deref().unwrap_or_default())?;
         let mut facts = look_up(policy, policy::host_paths(policy, &draft)).await?;
         if policy.profile.strict {
             let client = self.client_for(&origin.caller).await?;

@@ -79,12 +79,11 @@ pub struct Decision {
 
 /// The host paths that [`decide`] needs to know about for this request.
 pub fn host_paths(policy: &Policy, draft: &SpecDraft) -> Vec<String> {
-    let mode = chosen(
-        &policy.profile,
-        Lockable::HostPathMode,
-        draft.host_path_mode,
-        policy.profile.host_path_mode,
-    );
+    let profile = &policy.profile;
+    let mode = match draft.host_path_mode {
+        Some(asked) if !profile.locks(Lockable::HostPathMode) => asked,
+        _ => profile.host_path_mode,
+    };
     let mut paths = Vec::new();
     if mode != HostPathMode::None {
         paths.extend(workspace(policy, draft));
@@ -130,7 +129,7 @@ pub fn decide(policy: &Policy, mut draft: SpecDraft, facts: &Facts) -> Result<De
         ))
         .with_detail(&Detail::lasting()));
     }
-    let mut adjusted = apply(profile, &mut draft);
+    let mut adjusted = profile.apply(&mut draft);
     if let Some(asked) = draft.timeout_sec {
         let given = asked.min(profile.max_timeout_sec);
         if given != asked {
@@ -217,54 +216,6 @@ fn narrower(one: HostPathMode, other: HostPathMode) -> HostPathMode {
         (Ro, _) | (_, Ro) => Ro,
         (Rw, Rw) => Rw,
     }
-}
-
-/// The value that holds: the profile's if it is locked or nothing was asked for.
-fn chosen<T>(profile: &BoxProfile, field: Lockable, asked: Option<T>, own: T) -> T {
-    match asked {
-        Some(asked) if !profile.locks(field) => asked,
-        _ => own,
-    }
-}
-
-/// Fills in the profile. The locked fields in which the caller wanted something else.
-#[allow(clippy::float_cmp, reason = "any other number is another wish")]
-fn apply(profile: &BoxProfile, draft: &mut SpecDraft) -> Vec<Adjusted> {
-    let mut adjusted = Vec::new();
-    macro_rules! fill {
-        ($($field:ident: $lockable:ident,)*) => {$({
-            let own = profile.$field.clone();
-            let asked = draft.$field.take();
-            if let Some(asked) = asked.as_ref().filter(|asked| **asked != own)
-                && profile.locks(Lockable::$lockable)
-            {
-                adjusted.push(Adjusted::new(stringify!($field), asked, &own));
-            }
-            draft.$field = Some(chosen(profile, Lockable::$lockable, asked, own));
-        })*};
-    }
-    // An empty image is no wish.
-    draft.image = draft.image.take().filter(|image| !image.trim().is_empty());
-    fill! {
-        image: Image,
-        network: Network,
-        timeout_sec: TimeoutSec,
-        host_path_mode: HostPathMode,
-        cpus: Cpus,
-        memory_mb: MemoryMb,
-        pids_limit: PidsLimit,
-        read_only_rootfs: ReadOnlyRootfs,
-        workspace_quota_mb: WorkspaceQuotaMb,
-    }
-    let (own, asked) = (&profile.network_policy, &mut draft.extras.network_policy);
-    let locked = profile.locks(Lockable::NetworkPolicy);
-    if locked && asked.is_some() && asked != own {
-        adjusted.push(Adjusted::new("network_policy", asked, own));
-    }
-    if locked || asked.is_none() {
-        asked.clone_from(own);
-    }
-    adjusted
 }
 
 /// The real path, if it may be mounted. What lies outside is refused alike whether it exists or not.

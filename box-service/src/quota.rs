@@ -198,13 +198,13 @@ mod tests {
 
     #[test]
     fn only_a_mounted_workspace_with_a_quota_is_counted() {
-        let draft = SpecDraft::new("s").workspace_quota_mb(1_u64);
+        let draft = SpecDraft::new("s").workspace_quota_mb(1);
         let of = |draft: SpecDraft| Quota::of(&draft.build().unwrap(), 10);
         assert_eq!(of(draft.clone()), None);
         let mounted = draft.host_path("/data");
         assert_eq!(of(mounted.clone()), Some(quota(Path::new("/data"), 1, 10)));
         assert_eq!(of(mounted.clone().host_path_mode(HostPathMode::None)), None);
-        assert_eq!(of(mounted.workspace_quota_mb(0_u64)), None);
+        assert_eq!(of(mounted.workspace_quota_mb(0)), None);
     }
 
     #[test]
@@ -212,7 +212,7 @@ mod tests {
         let mount = |path: &str, mode| box_protocol::BoxMountSpec::new(path, "/x", mode).unwrap();
         let roots = |host_path: Option<&str>, mounts| {
             let mut draft = SpecDraft::new("s")
-                .workspace_quota_mb(1_u64)
+                .workspace_quota_mb(1)
                 .extra_mounts(mounts);
             draft.host_path = host_path.map(str::to_owned);
             let quota = Quota::of(&draft.build().unwrap(), 10);

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueHint};
 
-pub(crate) use self::making::{BoxOptions, RunArguments, ShellArguments, Switch};
+pub(crate) use self::making::{BoxOptions, RunArguments, ShellArguments};
 use crate::complete;
 
 /// Run commands in isolated boxes.

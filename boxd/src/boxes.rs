@@ -72,7 +72,7 @@ fn box_table(boxes: &[BoxSessionInfo]) -> String {
             word(&info.network),
             match info.rootfs.as_deref() {
                 Some("host") => "this machine".to_owned(),
-                _ => info.image.clone(),
+                _ => info.image.clone().unwrap_or_default(),
             },
         ]
     };

@@ -1,21 +1,15 @@
 //! From the options of `run` and `shell` to a box: one that goes with its command, or one of a name.
 
-use anyhow::{Result, anyhow, bail, ensure};
-use box_client::{BoxClient, BoxHandle, ClientError, Network, NetworkPolicy, SpecDraft};
+use anyhow::{Result, bail, ensure};
+use box_client::{BoxClient, BoxHandle, ClientError, SpecDraft};
 use box_protocol::actions::{BoxUpdate, BoxUpdateParams, EarlierBox};
-use box_protocol::{
-    BoxSessionInfo, BoxState, DEFAULT_MOUNT_PATH, Defaults, DefaultsChange, Lifetime,
-    LifetimeChange, Name, UnixMs, first_conflict,
-};
+use box_protocol::{BoxState, DefaultsChange, LifetimeChange, Name, UnixMs, first_conflict};
 use box_service::ServiceConfig;
 
-use crate::args::{Arguments, BoxOptions, Switch};
+use crate::args::{Arguments, BoxOptions};
 use crate::config::{self, Config};
 use crate::local::Boxes;
-use crate::{boxes, connect, output, signals, toolchains, values};
-
-/// An idle time that never comes to an end: the most that every reader of JSON keeps as it is.
-const FOR_EVER_MS: u64 = (1 << 53) - 1;
+use crate::{boxes, connect, output, signals};
 
 /// What is done in a box.
 pub(crate) trait Work<T>: AsyncFnOnce(&BoxHandle) -> Result<T> {}
@@ -32,7 +26,7 @@ pub(crate) async fn alone<T>(
         !options.keep && options.ttl.is_none(),
         "--keep and --ttl require --name"
     );
-    let spec = spec(options, fresh_name())?;
+    let spec = options.draft(fresh_name())?;
     if arguments.endpoint.is_some() {
         let client = server(arguments, options).await?;
         return once(&client, options, spec, work).await;
@@ -196,17 +190,17 @@ fn limits_not_kept(missing: &[String]) -> Option<String> {
 async fn find_or_make(
     client: &BoxClient,
     name: &str,
-    spec: SpecDraft,
+    mut spec: SpecDraft,
 ) -> Result<BoxHandle, ClientError> {
     let there = match client.open(name).await {
         Err(error) if error.is_not_found() => return client.get_or_create(spec).await,
         other => other?,
     };
     let info = there.info().await?;
-    let spec = unsaid_as_it_is(spec, &info);
-    let network_policy = spec.extras.network_policy.clone();
-    let lifetime = spec.extras.lifetime.clone();
-    let defaults = spec.extras.defaults.clone();
+    spec.inherit_unset(&info);
+    let network_policy = spec.network_policy.clone();
+    let lifetime = spec.lifetime.clone();
+    let defaults = spec.defaults.clone();
     // To ask for it counts as use, from which a new time without use begins.
     let as_it_is = spec.extra_mounts.is_none() && lifetime.is_none();
     let there = if info.state == BoxState::Running && as_it_is {
@@ -244,26 +238,6 @@ async fn find_or_make(
     Ok(there)
 }
 
-/// What was not said is as it is.
-fn unsaid_as_it_is(mut spec: SpecDraft, info: &BoxSessionInfo) -> SpecDraft {
-    if spec.host_path.is_none() {
-        spec.host_path.clone_from(&info.host_path);
-        spec.host_path_mode = Some(info.host_path_mode);
-    }
-    spec.network.get_or_insert(info.network);
-    spec.image.get_or_insert_with(|| info.image.clone());
-    spec.mount_path
-        .get_or_insert_with(|| info.mount_path.clone());
-    spec.persistent.get_or_insert(info.persistent);
-    spec.cpus.get_or_insert(info.cpus);
-    spec.memory_mb.get_or_insert(info.memory_mb);
-    spec.pids_limit.get_or_insert(info.pids_limit);
-    spec.read_only_rootfs.get_or_insert(info.read_only_rootfs);
-    spec.workspace_quota_mb
-        .get_or_insert(info.workspace_quota_mb);
-    spec
-}
-
 fn policy(config: &Config, options: &BoxOptions) -> ServiceConfig {
     let mut policy = config.policy.clone();
     if let Some(profile) = &options.profile {
@@ -275,82 +249,5 @@ fn policy(config: &Config, options: &BoxOptions) -> ServiceConfig {
 
 /// The spec of a box with a name, which is its host's name, too.
 fn spec_of(options: &BoxOptions, name: &str) -> Result<SpecDraft> {
-    let mut spec = spec(options, name.to_owned())?;
-    spec.extras.name = Some(Name::new(name)?);
-    Ok(spec)
-}
-
-fn spec(options: &BoxOptions, name: String) -> Result<SpecDraft> {
-    if let Some(port) = options.publish.first() {
-        bail!(
-            "-p {port}: boxes publish no ports on this machine; use -d --name NAME, then `boxd port NAME PORT`"
-        );
-    }
-    let mut spec = SpecDraft::new(name);
-    if let Some(workspace) = &options.workspace {
-        let (path, mode) = values::workspace(workspace)?;
-        spec = spec.host_path(path).host_path_mode(mode);
-    }
-    let mut mounts: Vec<_> = options
-        .mount
-        .iter()
-        .map(|mount| values::mount(mount))
-        .collect::<Result<_>>()?;
-    for volume in &options.volume {
-        let mount = values::volume(volume)?;
-        // The one place that has an option of its own.
-        if mount.mount_path != DEFAULT_MOUNT_PATH {
-            mounts.push(mount);
-        } else if spec.host_path.is_some() {
-            bail!(
-                "-v {volume}: conflicts with --workspace, which also mounts {DEFAULT_MOUNT_PATH}; use one of them"
-            );
-        } else {
-            spec = spec.host_path(mount.host_path).host_path_mode(mount.mode);
-        }
-    }
-    if options.with_toolchains {
-        let found = toolchains::find()?;
-        mounts.extend(found.mounts);
-        let mut defaults = Defaults::default();
-        for (name, value) in found.variables {
-            defaults.env.insert(name, value)?;
-        }
-        spec.extras.defaults = Some(defaults);
-    }
-    if !mounts.is_empty() {
-        spec = spec.extra_mounts(mounts);
-    }
-    spec.network = options.network.map(|network| match network {
-        Switch::On => Network::On,
-        Switch::Off => Network::Off,
-    });
-    if !options.allow.is_empty() {
-        if spec.network == Some(Network::Off) {
-            return Err(anyhow!("--allow: requires a network; omit --network off"));
-        }
-        spec.network = Some(Network::On);
-        spec.extras.network_policy = Some(Box::new(NetworkPolicy {
-            allow: Some(options.allow.clone()),
-            ..NetworkPolicy::default()
-        }));
-    }
-    spec.cpus = options.cpus;
-    spec.memory_mb = options.memory_mb;
-    spec.pids_limit = options.pids;
-    spec.workspace_quota_mb = options.quota_mb;
-    spec.image.clone_from(&options.image);
-    spec.read_only_rootfs = options.writable.then_some(false);
-    spec.extras.lifetime = idle_ms(options).map(|idle_ms| Lifetime {
-        idle_ms: Some(idle_ms),
-        ..Lifetime::default()
-    });
-    Ok(spec)
-}
-
-/// How long the box may be without use, if that was said.
-fn idle_ms(options: &BoxOptions) -> Option<u64> {
-    let said = options.ttl.map(|ttl| u64::try_from(ttl.as_millis()));
-    let said = said.map(|ttl| ttl.unwrap_or(FOR_EVER_MS).min(FOR_EVER_MS));
-    said.or(options.keep.then_some(FOR_EVER_MS))
+    Ok(options.draft(name.to_owned())?.name(Name::new(name)?))
 }

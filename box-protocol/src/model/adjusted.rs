@@ -25,10 +25,11 @@ impl Adjusted {
     }
 }
 
-/// A value as people write it: a word without quotes, anything else as JSON.
-fn text(value: &impl Serialize) -> String {
+/// A value as people write it: a word without quotes, `none` if it is absent, anything else as JSON.
+pub(super) fn text(value: &impl Serialize) -> String {
     match serde_json::to_value(value) {
         Ok(serde_json::Value::String(word)) => word,
+        Ok(serde_json::Value::Null) => "none".to_owned(),
         Ok(value) => value.to_string(),
         Err(_) => String::new(),
     }

@@ -1,8 +1,9 @@
 //! How much of everything a box may be asked to keep: a runtime holds it in memory, and on disk, for as long as the box lives.
 
-use super::extras::{Defaults, Labels, SpecExtras};
 use super::mount::BoxMountSpec;
+use super::parts::{Defaults, Guest, Labels, Main};
 use crate::invalid::Invalid;
+use crate::paths;
 
 /// Labels of one box.
 pub const MAX_LABELS: usize = 64;
@@ -43,7 +44,7 @@ pub fn check_mounts(mounts: &[BoxMountSpec]) -> Result<(), Invalid> {
     few("extra_mounts", mounts.len(), MAX_MOUNTS)
 }
 
-/// Refuses larger defaults than a box may have.
+/// Refuses larger defaults than a box may have, and a working directory that is not in the box.
 pub(crate) fn check_defaults(defaults: &Defaults) -> Result<(), Invalid> {
     let variables = defaults.env.iter();
     let bytes: usize = variables
@@ -61,46 +62,34 @@ pub(crate) fn check_defaults(defaults: &Defaults) -> Result<(), Invalid> {
         ..
     } = defaults;
     let words = [env_file, cwd, user, shell];
-    words
-        .into_iter()
-        .flatten()
-        .try_for_each(|text| short("defaults", text))
+    let mut words = words.into_iter().flatten();
+    words.try_for_each(|text| short("defaults", text))?;
+    if let Some(cwd) = cwd {
+        paths::inside("defaults", cwd)?;
+    }
+    Ok(())
 }
 
-pub(super) fn check(extras: &SpecExtras) -> Result<(), Invalid> {
-    if let Some(labels) = &extras.labels {
-        check_labels(labels)?;
+/// Refuses a guest without a home in the box, or with a name that is too long.
+pub(super) fn check_guest(guest: &Guest) -> Result<(), Invalid> {
+    short("guest", &guest.name)?;
+    paths::inside("guest", &guest.home).map(drop)
+}
+
+/// Refuses a command without a program, and one that is larger than a box may keep.
+pub(super) fn check_main(main: &Main) -> Result<(), Invalid> {
+    if main.argv.is_empty() {
+        return Err(Invalid::new("main", "must have an argv that is not empty"));
     }
-    if let Some(defaults) = &extras.defaults {
-        check_defaults(defaults)?;
-    }
-    let entries = |list: Option<usize>| list.unwrap_or_default();
-    few(
-        "dirs",
-        entries(extras.dirs.as_ref().map(Vec::len)),
-        MAX_ENTRIES,
-    )?;
-    few(
-        "best_effort",
-        entries(extras.best_effort.as_ref().map(Vec::len)),
-        MAX_ENTRIES,
-    )?;
-    for word in extras.best_effort.iter().flatten() {
-        short("best_effort", word)?;
-    }
-    if let Some(guest) = &extras.guest {
-        short("guest", &guest.name)?;
-    }
-    let argv = extras.main.iter().flat_map(|main| &main.argv);
-    few("main", argv.clone().count(), MAX_ARGUMENTS)?;
-    if argv.map(String::len).sum::<usize>() > MAX_TEXT_BYTES {
+    few("main", main.argv.len(), MAX_ARGUMENTS)?;
+    if main.argv.iter().map(String::len).sum::<usize>() > MAX_TEXT_BYTES {
         let rule = format!("must have an argv of at most {MAX_TEXT_BYTES} bytes");
         return Err(Invalid::new("main", rule));
     }
     Ok(())
 }
 
-fn few(field: &'static str, entries: usize, most: usize) -> Result<(), Invalid> {
+pub(super) fn few(field: &'static str, entries: usize, most: usize) -> Result<(), Invalid> {
     if entries > most {
         return Err(Invalid::new(
             field,

@@ -6,9 +6,8 @@ use std::fmt;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::bounds;
-use super::extras::{Defaults, Lifetime, OnIdle};
+use super::parts::{Defaults, Lifetime, OnIdle};
 use crate::invalid::Invalid;
-use crate::paths;
 use crate::time::UnixMs;
 
 /// A change of a [`Lifetime`].
@@ -109,9 +108,6 @@ impl Defaults {
             user: change.user.unwrap_or(self.user),
             shell: change.shell.unwrap_or(self.shell),
         };
-        if let Some(cwd) = &changed.cwd {
-            paths::inside("defaults", cwd)?;
-        }
         bounds::check_defaults(&changed)?;
         Ok(changed)
     }

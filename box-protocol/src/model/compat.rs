@@ -2,110 +2,80 @@
 
 use std::fmt;
 
+use super::adjusted;
+use super::fields::*;
 use super::info::BoxSessionInfo;
-use super::mount::HostPathMode;
-use super::spec::{BoxSpec, Network};
+use super::spec::{BoxSpec, SpecDraft};
 use crate::error::{BoxError, Detail, Subject};
 use crate::ids::SessionId;
 
-/// The fields of a box that cannot change while it lives, in the order in which they are compared.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Fixed<'a> {
-    network: Network,
-    image: &'a str,
-    host_path: Option<&'a str>,
-    host_path_mode: HostPathMode,
-    mount_path: &'a str,
-    persistent: bool,
-    cpus: f64,
-    memory_mb: u64,
-    pids_limit: u64,
-    read_only_rootfs: bool,
-    workspace_quota_mb: u64,
-}
+macro_rules! declare {
+    ($($name:ident: $type:tt = $default:tt, $shown:ident;)*) => {
+        /// The fields of a box that cannot change while it lives, in the order in which they are compared.
+        #[derive(Debug, Clone, Copy, PartialEq)]
+        pub struct Fixed<'a> {
+            $($name: &'a held!($type, $default),)*
+        }
 
-macro_rules! fixed_of {
-    ($($owner:ty),*) => {$(
-        impl<'a> From<&'a $owner> for Fixed<'a> {
-            fn from(of: &'a $owner) -> Self {
-                Self {
-                    network: of.network,
-                    image: &of.image,
-                    host_path: of.host_path.as_deref(),
-                    host_path_mode: of.host_path_mode,
-                    mount_path: &of.mount_path,
-                    persistent: of.persistent,
-                    cpus: of.cpus,
-                    memory_mb: of.memory_mb,
-                    pids_limit: of.pids_limit,
-                    read_only_rootfs: of.read_only_rootfs,
-                    workspace_quota_mb: of.workspace_quota_mb,
-                }
+        impl<'a> From<&'a BoxSpec> for Fixed<'a> {
+            fn from(of: &'a BoxSpec) -> Self {
+                Self { $($name: &of.$name,)* }
             }
         }
-    )*};
+
+        impl<'a> From<&'a BoxSessionInfo> for Fixed<'a> {
+            fn from(of: &'a BoxSessionInfo) -> Self {
+                Self { $($name: &of.$name,)* }
+            }
+        }
+
+        /// Compares what exists with what is asked for: two specs, or a box's info and a spec.
+        pub fn first_conflict<'a>(
+            existing: impl Into<Fixed<'a>>,
+            asked: impl Into<Fixed<'a>>,
+        ) -> Option<Conflict> {
+            let (old, new) = (existing.into(), asked.into());
+            $(
+                if PartialEq::ne(old.$name, new.$name) {
+                    let values = values!($shown, old.$name, new.$name);
+                    return Some(Conflict { field: stringify!($name), values });
+                }
+            )*
+            None
+        }
+
+        impl SpecDraft {
+            /// Asks for what the box has, in every fixed field that the draft does not ask for.
+            pub fn inherit_unset(&mut self, info: &BoxSessionInfo) {
+                $(
+                    if self.$name.is_none() {
+                        self.$name = info.$name.clone().into();
+                    }
+                )*
+            }
+        }
+    };
 }
 
-fixed_of!(BoxSpec, BoxSessionInfo);
+/// Both values as texts, if an error may say them.
+macro_rules! values {
+    (shown, $old:expr, $new:expr) => {
+        Some((adjusted::text($old), adjusted::text($new)))
+    };
+    (hidden, $old:expr, $new:expr) => {
+        None
+    };
+}
+
+spec_fields!(fixed_fields declare);
 
 /// The first field in which what is asked for differs from what exists.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Conflict {
     /// The field.
     pub field: &'static str,
-    /// What exists and what is asked for; absent for paths, which are not told.
+    /// What exists and what is asked for; absent for paths, which errors do not show.
     pub values: Option<(String, String)>,
-}
-
-/// Compares what exists with what is asked for: two specs, or a box's info and a spec.
-pub fn first_conflict<'a>(
-    existing: impl Into<Fixed<'a>>,
-    asked: impl Into<Fixed<'a>>,
-) -> Option<Conflict> {
-    let (old, new) = (existing.into(), asked.into());
-    let differences = [
-        ("network", old.network != new.network),
-        ("image", old.image != new.image),
-        ("host_path", old.host_path != new.host_path),
-        ("host_path_mode", old.host_path_mode != new.host_path_mode),
-        ("mount_path", old.mount_path != new.mount_path),
-        ("persistent", old.persistent != new.persistent),
-        // Always finite and above zero, so equal numbers are equal bits.
-        ("cpus", old.cpus.to_bits() != new.cpus.to_bits()),
-        ("memory_mb", old.memory_mb != new.memory_mb),
-        ("pids_limit", old.pids_limit != new.pids_limit),
-        (
-            "read_only_rootfs",
-            old.read_only_rootfs != new.read_only_rootfs,
-        ),
-        (
-            "workspace_quota_mb",
-            old.workspace_quota_mb != new.workspace_quota_mb,
-        ),
-    ];
-    let (field, _) = differences.into_iter().find(|(_, differs)| *differs)?;
-    Some(Conflict {
-        field,
-        values: old.shown(field).zip(new.shown(field)),
-    })
-}
-
-impl Fixed<'_> {
-    /// The field's value as LangBot writes it; paths are not told.
-    fn shown(&self, field: &str) -> Option<String> {
-        Some(match field {
-            "network" => self.network.as_str().to_owned(),
-            "image" => self.image.to_owned(),
-            "host_path_mode" => self.host_path_mode.as_str().to_owned(),
-            "persistent" => self.persistent.to_string(),
-            "cpus" => format!("{:?}", self.cpus),
-            "memory_mb" => self.memory_mb.to_string(),
-            "pids_limit" => self.pids_limit.to_string(),
-            "read_only_rootfs" => self.read_only_rootfs.to_string(),
-            "workspace_quota_mb" => self.workspace_quota_mb.to_string(),
-            _ => return None,
-        })
-    }
 }
 
 impl Conflict {
@@ -135,7 +105,6 @@ impl fmt::Display for Conflict {
 mod tests {
     use super::*;
     use crate::error::Code;
-    use crate::model::SpecDraft;
     use crate::time::UnixMs;
     use serde_json::{Value, json};
 

@@ -2,13 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::extras::{Defaults, Labels, Lifetime, World};
-use super::mount::HostPathMode;
-use super::network::NetworkPolicy;
-use super::spec::{BoxSpec, Network};
+use super::fields::*;
+use super::spec::BoxSpec;
 use crate::error::Code;
-use crate::ids::{Name, SessionId};
-use crate::note::Note;
+use crate::ids::SessionId;
 use crate::time::UnixMs;
 
 /// Where a box is in its life. One that was deleted has no state: it is `not_found`.
@@ -70,86 +67,105 @@ pub enum LaneStatus {
     Closing,
 }
 
-/// What is known of a box.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct BoxSessionInfo {
-    /// The box.
-    pub session_id: SessionId,
-    /// The backend that runs it.
-    pub backend_name: String,
-    /// What the backend calls it.
-    pub backend_session_id: String,
-    /// As asked for.
-    pub image: String,
-    /// What the image's name led to, where that is something else.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub image_resolved: Option<String>,
-    /// What its system directories are: `host` for the machine's own, `image` for those of an image.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rootfs: Option<String>,
-    /// As asked for.
-    pub network: Network,
-    /// As asked for.
-    pub host_path: Option<String>,
-    /// As asked for.
-    pub host_path_mode: HostPathMode,
-    /// As asked for.
-    pub mount_path: String,
-    /// As asked for.
-    #[serde(default)]
-    pub persistent: bool,
-    /// As asked for.
-    pub cpus: f64,
-    /// As asked for.
-    pub memory_mb: u64,
-    /// As asked for.
-    pub pids_limit: u64,
-    /// As asked for.
-    pub read_only_rootfs: bool,
-    /// As asked for.
-    #[serde(default)]
-    pub workspace_quota_mb: u64,
-    /// When it was made.
-    pub created_at: UnixMs,
-    /// When it last had work.
-    pub last_used_at: UnixMs,
-    /// Where it is in its life.
-    pub state: BoxState,
-    /// Why, if it failed or cannot be reached.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reason: Option<String>,
-    /// What its exec lane is doing.
-    #[serde(default)]
-    pub status: LaneStatus,
-    /// The protocol it was made through.
-    #[serde(default)]
-    pub world: World,
-    /// Its changeable name.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub name: Option<Name>,
-    /// Its marks.
-    #[serde(default)]
-    pub labels: Labels,
-    /// What a gateway keeps with it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub note: Option<Note>,
-    /// When it ends by itself.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub lifetime: Option<Lifetime>,
-    /// What every command of it gets. Not told in lists.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub defaults: Option<Defaults>,
-    /// To whom it may connect. Not told in lists.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub network_policy: Option<Box<NetworkPolicy>>,
-    /// Protections this machine does not grant; see the security model.
-    #[serde(default)]
-    pub missing: Vec<String>,
-    /// What was asked for at best effort and could not be given.
-    #[serde(default)]
-    pub degraded: Vec<String>,
+macro_rules! declare {
+    ($($name:ident: $type:tt = $default:tt, $shown:ident;)*) => {
+        /// What is known of a box.
+        #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+        #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+        pub struct BoxSessionInfo {
+            /// The box.
+            pub session_id: SessionId,
+            /// The backend that runs it.
+            pub backend_name: String,
+            /// What the backend calls it.
+            pub backend_session_id: String,
+            $(
+                /// As asked for.
+                pub $name: held!($type, $default),
+            )*
+            /// What the image's name led to, where that is something else.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            pub image_resolved: Option<String>,
+            /// What its system directories are: `host` for the machine's own, `image` for those of an image.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            pub rootfs: Option<String>,
+            /// When it was made.
+            pub created_at: UnixMs,
+            /// When it last had work.
+            pub last_used_at: UnixMs,
+            /// Where it is in its life.
+            pub state: BoxState,
+            /// Why, if it failed or cannot be reached.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            pub reason: Option<String>,
+            /// What its exec lane is doing.
+            #[serde(default)]
+            pub status: LaneStatus,
+            /// The protocol it was made through.
+            #[serde(default)]
+            pub world: World,
+            /// Its changeable name.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            pub name: Option<Name>,
+            /// Its labels.
+            #[serde(default)]
+            pub labels: Labels,
+            /// What a gateway keeps with it.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            pub note: Option<Note>,
+            /// When it ends by itself.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            pub lifetime: Option<Lifetime>,
+            /// What every command of it gets. Lists leave it out.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            pub defaults: Option<Defaults>,
+            /// The hosts that it may connect to. Lists leave it out.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            pub network_policy: Option<Box<NetworkPolicy>>,
+            /// Protections this machine does not grant; see the security model.
+            #[serde(default)]
+            pub missing: Vec<String>,
+            /// What was asked for at best effort and could not be given.
+            #[serde(default)]
+            pub degraded: Vec<String>,
+        }
+
+        impl BoxSessionInfo {
+            /// A box that is being made to this spec.
+            pub fn starting(
+                spec: &BoxSpec,
+                backend_name: impl Into<String>,
+                backend_session_id: impl Into<String>,
+                now: UnixMs,
+            ) -> Self {
+                Self {
+                    session_id: spec.session_id.clone(),
+                    backend_name: backend_name.into(),
+                    backend_session_id: backend_session_id.into(),
+                    $($name: spec.$name.clone(),)*
+                    image_resolved: None,
+                    rootfs: None,
+                    created_at: now,
+                    last_used_at: now,
+                    state: BoxState::Starting,
+                    reason: None,
+                    status: LaneStatus::Idle,
+                    world: spec.world.unwrap_or_default(),
+                    name: spec.name.clone(),
+                    labels: spec.labels.clone().unwrap_or_default(),
+                    note: spec.note.clone(),
+                    lifetime: spec.lifetime.clone(),
+                    defaults: spec.defaults.clone(),
+                    network_policy: spec.network_policy.clone(),
+                    missing: Vec::new(),
+                    degraded: Vec::new(),
+                }
+            }
+        }
+    };
 }
+
+spec_fields!(fixed_fields declare);
 
 impl BoxSessionInfo {
     /// About how many bytes of a message it is, as a list tells it.
@@ -159,51 +175,10 @@ impl BoxSessionInfo {
             .iter()
             .map(|(name, value)| name.len() + value.len());
         let note = self.note.as_ref().map_or(0, |note| note.as_json().len());
-        let host_path = self.host_path.as_ref().map_or(0, String::len);
-        let words = self.image.len() + self.mount_path.len() + host_path;
+        let length = |text: &Option<String>| text.as_ref().map_or(0, String::len);
+        let words = length(&self.image) + self.mount_path.len() + length(&self.host_path);
         // A character may be written as six.
         2048 + note + 6 * (labels.sum::<usize>() + words)
-    }
-
-    /// A box that is being made to this spec.
-    pub fn starting(
-        spec: &BoxSpec,
-        backend_name: impl Into<String>,
-        backend_session_id: impl Into<String>,
-        now: UnixMs,
-    ) -> Self {
-        Self {
-            session_id: spec.session_id.clone(),
-            backend_name: backend_name.into(),
-            backend_session_id: backend_session_id.into(),
-            image: spec.image.clone(),
-            image_resolved: None,
-            rootfs: None,
-            network: spec.network,
-            host_path: spec.host_path.clone(),
-            host_path_mode: spec.host_path_mode,
-            mount_path: spec.mount_path.clone(),
-            persistent: spec.persistent,
-            cpus: spec.cpus,
-            memory_mb: spec.memory_mb,
-            pids_limit: spec.pids_limit,
-            read_only_rootfs: spec.read_only_rootfs,
-            workspace_quota_mb: spec.workspace_quota_mb,
-            created_at: now,
-            last_used_at: now,
-            state: BoxState::Starting,
-            reason: None,
-            status: LaneStatus::Idle,
-            world: spec.extras.world.unwrap_or_default(),
-            name: spec.extras.name.clone(),
-            labels: spec.extras.labels.clone().unwrap_or_default(),
-            note: spec.extras.note.clone(),
-            lifetime: spec.extras.lifetime.clone(),
-            defaults: spec.extras.defaults.clone(),
-            network_policy: spec.extras.network_policy.clone(),
-            missing: Vec::new(),
-            degraded: Vec::new(),
-        }
     }
 }
 

@@ -1,18 +1,25 @@
 //! The models: what a box is asked to be, what it is, what came of a command.
 
+#![allow(
+    clippy::wildcard_imports,
+    unused_parens,
+    reason = "the macros of `fields` name what it imports, and types of several words in parentheses"
+)]
+
 mod adjusted;
 mod bounds;
 mod changes;
 mod command;
 mod compat;
-mod draft;
 mod execution;
-mod extras;
+mod fields;
 mod info;
 mod mount;
 mod network;
+mod parts;
 mod process;
 mod profile;
+mod rules;
 mod spec;
 
 pub use adjusted::Adjusted;
@@ -23,14 +30,13 @@ pub use bounds::{
 pub use changes::{DefaultsChange, LifetimeChange};
 pub use command::{CommandInfo, CommandState, PerStream, Program, Role, RunError};
 pub use compat::{Conflict, Fixed, first_conflict};
-pub use draft::SpecDraft;
 pub use execution::{BoxExecutionResult, ExecutionStatus, Exit, ExitWhy, Killed};
-pub use extras::{Defaults, Guest, Labels, Lifetime, Main, OnIdle, SpecExtras, World};
 pub use info::{Access, BoxSessionInfo, BoxState, LaneStatus};
 pub use mount::{ARTIFACT_ROOT, ARTIFACT_UNUSABLE, BoxMountSpec, HostPathMode};
 pub use network::{Host, HostName, NetworkDefault, NetworkOpinion, NetworkPolicy, NetworkRule};
+pub use parts::{Defaults, Guest, Labels, Lifetime, Main, OnIdle, World};
 pub use process::{
     BoxManagedProcessInfo, BoxManagedProcessSpec, DEFAULT_PROCESS_ID, ProcessStatus,
 };
 pub use profile::{BoxProfile, Lockable};
-pub use spec::{BoxSpec, DEFAULT_IMAGE, DEFAULT_MOUNT_PATH, Network};
+pub use spec::{BoxSpec, DEFAULT_MOUNT_PATH, Network, SpecDraft};

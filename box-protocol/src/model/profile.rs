@@ -4,83 +4,151 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-use super::mount::HostPathMode;
-use super::network::NetworkPolicy;
-use super::spec::{self, DEFAULT_IMAGE, Network};
-use crate::ids::Name;
+use super::adjusted::Adjusted;
+use super::fields::*;
+use super::spec::SpecDraft;
 use crate::invalid::Invalid;
-
-/// A field of a spec that a profile can lock: then the profile's value overwrites the caller's, and the
-/// answer says so.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(rename_all = "snake_case")]
-pub enum Lockable {
-    /// `image`
-    Image,
-    /// `network`
-    Network,
-    /// `network_policy`
-    NetworkPolicy,
-    /// `timeout_sec`
-    TimeoutSec,
-    /// `host_path_mode`
-    HostPathMode,
-    /// `cpus`
-    Cpus,
-    /// `memory_mb`
-    MemoryMb,
-    /// `pids_limit`
-    PidsLimit,
-    /// `read_only_rootfs`
-    ReadOnlyRootfs,
-    /// `workspace_quota_mb`
-    WorkspaceQuotaMb,
-}
 
 /// The most time of an exec, where a profile does not say.
 const DEFAULT_MAX_TIMEOUT_SEC: u64 = 120;
 
-/// What a spec gets where the caller says nothing, and where the caller has no say.
-///
-/// Read from configuration or built in; a value that breaks a rule of the spec is refused on decode.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(try_from = "Fields")]
-#[non_exhaustive]
-pub struct BoxProfile {
-    /// What configuration calls it.
-    pub name: Name,
-    /// Default image.
-    pub image: String,
-    /// Default network.
-    pub network: Network,
-    /// Default policy of that.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub network_policy: Option<Box<NetworkPolicy>>,
-    /// Default time for a command.
-    pub timeout_sec: u64,
-    /// The most time for a command; longer ones are cut to it. [`u64::MAX`] cuts nothing.
-    pub max_timeout_sec: u64,
-    /// The most time of a `command.start` or a `shell.run`, also of one that asks for none; 0 for no limit.
-    pub max_command_sec: u64,
-    /// Default mode of the workspace.
-    pub host_path_mode: HostPathMode,
-    /// Default processors.
-    pub cpus: f64,
-    /// Default memory.
-    pub memory_mb: u64,
-    /// Default number of processes.
-    pub pids_limit: u64,
-    /// Default for the system's directories.
-    pub read_only_rootfs: bool,
-    /// Default size of the workspace; 0 for no limit.
-    pub workspace_quota_mb: u64,
-    /// Fields the caller has no say in.
-    pub locked: BTreeSet<Lockable>,
-    /// Refuse a box that lacks any protection, instead of listing it under `missing`.
-    pub strict: bool,
+macro_rules! declare {
+    ($($name:ident: $type:tt = $default:tt, $rule:expr, $lock:ident;)*) => {
+        /// A field of a spec that a profile can lock: then the profile's value overwrites the caller's, and the
+        /// answer says so.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+        #[serde(rename_all = "snake_case")]
+        pub enum Lockable {
+            $(
+                #[doc = concat!("`", stringify!($name), "`")]
+                $lock,
+            )*
+        }
+
+        /// What a spec gets where the caller says nothing, and where the caller has no say.
+        ///
+        /// Read from configuration or built in; a value that breaks a rule of the spec is refused on decode.
+        #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+        #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+        #[serde(try_from = "Fields")]
+        #[non_exhaustive]
+        pub struct BoxProfile {
+            /// What configuration calls it.
+            pub name: Name,
+            $(
+                #[doc = concat!("The default of [`BoxSpec::", stringify!($name), "`](super::BoxSpec::", stringify!($name), ").")]
+                pub $name: held!($type, $default),
+            )*
+            /// The most time for a command; longer ones are cut to it. [`u64::MAX`] cuts nothing.
+            pub max_timeout_sec: u64,
+            /// The most time of a `command.start` or a `shell.run`, also of one that asks for none; 0 for no limit.
+            pub max_command_sec: u64,
+            /// Fields the caller has no say in.
+            pub locked: BTreeSet<Lockable>,
+            /// Refuse a box that lacks any protection, instead of listing it under `missing`.
+            pub strict: bool,
+        }
+
+        #[derive(Deserialize)]
+        #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+        #[cfg_attr(feature = "schema", schemars(extend("required" = ["name"]), transform = bound))]
+        #[serde(default, deny_unknown_fields)]
+        struct Fields {
+            #[cfg_attr(feature = "schema", schemars(with = "Name"))]
+            name: String,
+            $($name: held!($type, $default),)*
+            #[cfg_attr(feature = "schema", schemars(with = "u64", range(min = 1)))]
+            max_timeout_sec: Option<u64>,
+            /// Unless set: `max_timeout_sec` if that is set, else no limit.
+            #[cfg_attr(feature = "schema", schemars(with = "u64"))]
+            max_command_sec: Option<u64>,
+            locked: BTreeSet<Lockable>,
+            strict: bool,
+        }
+
+        /// The values of the profile `default`.
+        impl Default for Fields {
+            fn default() -> Self {
+                Self {
+                    name: String::new(),
+                    $($name: $default,)*
+                    max_timeout_sec: None,
+                    max_command_sec: None,
+                    locked: BTreeSet::new(),
+                    strict: false,
+                }
+            }
+        }
+
+        impl TryFrom<Fields> for BoxProfile {
+            type Error = Invalid;
+
+            fn try_from(fields: Fields) -> Result<Self, Invalid> {
+                let profile = Self {
+                    name: Name::new(fields.name)?,
+                    $($name: {
+                        let given: Option<$type> = fields.$name.into();
+                        let kept = given.map(|given| kept(&$rule, stringify!($name), given));
+                        or_default!(kept.transpose()?, $default)
+                    },)*
+                    max_timeout_sec: fields.max_timeout_sec.unwrap_or(DEFAULT_MAX_TIMEOUT_SEC),
+                    max_command_sec: fields.max_command_sec.or(fields.max_timeout_sec).unwrap_or(0),
+                    locked: fields.locked,
+                    strict: fields.strict,
+                };
+                Positive.check("max_timeout_sec", profile.max_timeout_sec)?;
+                if profile.timeout_sec > profile.max_timeout_sec {
+                    let rule = "must not be greater than max_timeout_sec";
+                    return Err(Invalid::new("timeout_sec", rule));
+                }
+                Ok(profile)
+            }
+        }
+
+        impl BoxProfile {
+            /// Fills in what the caller did not ask for, and overwrites what is locked. The locked fields in which the caller
+            /// asked for something else.
+            pub fn apply(&self, draft: &mut SpecDraft) -> Vec<Adjusted> {
+                let mut adjusted = Vec::new();
+                $(
+                    let asked = draft.$name.take();
+                    // A blank text asks for nothing.
+                    let is_absent = |asked: &$type| matches!($rule.check("", asked.clone()), Ok(None));
+                    let asked = asked.filter(|asked| !is_absent(asked));
+                    let own: Option<$type> = self.$name.clone().into();
+                    let locked = self.locks(Lockable::$lock);
+                    if locked && asked.is_some() && asked != own {
+                        adjusted.push(Adjusted::new(stringify!($name), &asked, &own));
+                    }
+                    draft.$name = if locked { own } else { asked.or(own) };
+                )*
+                adjusted
+            }
+        }
+
+        /// Adds the bounds of the rules to the schema of a profile.
+        #[cfg(feature = "schema")]
+        fn bound(schema: &mut schemars::Schema) {
+            $(
+                let field = format!("/properties/{}", stringify!($name));
+                if let Some(field) = schema.pointer_mut(&field)
+                    && let Ok(field) = <&mut schemars::Schema>::try_from(field)
+                {
+                    Rule::<$type>::bound(&$rule, field);
+                }
+            )*
+        }
+    };
 }
+
+/// A value of a profile under the rule of its field; a blank one is refused.
+fn kept<T>(rule: &impl Rule<T>, field: &'static str, value: T) -> Result<T, Invalid> {
+    let kept = rule.check(field, value)?;
+    kept.ok_or_else(|| Invalid::new(field, "must not be empty"))
+}
+
+spec_fields!(lockable_fields declare);
 
 impl BoxProfile {
     /// The names of the built-in profiles.
@@ -137,106 +205,6 @@ impl BoxProfile {
     }
 }
 
-#[derive(Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "schema", schemars(extend("required" = ["name"])))]
-#[serde(default, deny_unknown_fields)]
-struct Fields {
-    #[cfg_attr(feature = "schema", schemars(with = "Name"))]
-    name: String,
-    #[cfg_attr(feature = "schema", schemars(regex(pattern = r"\S")))]
-    image: String,
-    network: Network,
-    network_policy: Option<Box<NetworkPolicy>>,
-    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
-    timeout_sec: u64,
-    #[cfg_attr(feature = "schema", schemars(with = "u64", range(min = 1)))]
-    max_timeout_sec: Option<u64>,
-    /// Unless set: `max_timeout_sec` if that is set, else no limit.
-    #[cfg_attr(feature = "schema", schemars(with = "u64"))]
-    max_command_sec: Option<u64>,
-    host_path_mode: HostPathMode,
-    #[cfg_attr(feature = "schema", schemars(extend("exclusiveMinimum" = 0)))]
-    cpus: f64,
-    #[cfg_attr(feature = "schema", schemars(range(min = 32)))]
-    memory_mb: u64,
-    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
-    pids_limit: u64,
-    read_only_rootfs: bool,
-    workspace_quota_mb: u64,
-    locked: BTreeSet<Lockable>,
-    strict: bool,
-}
-
-/// The values of the profile `default`.
-impl Default for Fields {
-    fn default() -> Self {
-        Self {
-            name: String::new(),
-            image: DEFAULT_IMAGE.to_owned(),
-            network: Network::Off,
-            network_policy: None,
-            timeout_sec: 30,
-            max_timeout_sec: None,
-            max_command_sec: None,
-            host_path_mode: HostPathMode::Rw,
-            cpus: 1.0,
-            memory_mb: 512,
-            pids_limit: 128,
-            read_only_rootfs: true,
-            workspace_quota_mb: 0,
-            locked: BTreeSet::new(),
-            strict: false,
-        }
-    }
-}
-
-impl TryFrom<Fields> for BoxProfile {
-    type Error = Invalid;
-
-    fn try_from(f: Fields) -> Result<Self, Invalid> {
-        let max_timeout_sec = f.max_timeout_sec.unwrap_or(DEFAULT_MAX_TIMEOUT_SEC);
-        for (field, broken, rule) in [
-            ("image", f.image.trim().is_empty(), "must not be empty"),
-            ("timeout_sec", f.timeout_sec == 0, spec::TIMEOUT_RULE),
-            ("max_timeout_sec", max_timeout_sec == 0, spec::TIMEOUT_RULE),
-            (
-                "timeout_sec",
-                f.timeout_sec > max_timeout_sec,
-                "must not be greater than max_timeout_sec",
-            ),
-            (
-                "cpus",
-                !(f.cpus.is_finite() && f.cpus > 0.0),
-                spec::CPUS_RULE,
-            ),
-            ("memory_mb", f.memory_mb < 32, spec::MEMORY_RULE),
-            ("pids_limit", f.pids_limit < 1, spec::PIDS_RULE),
-        ] {
-            if broken {
-                return Err(Invalid::new(field, rule));
-            }
-        }
-        Ok(Self {
-            name: Name::new(f.name)?,
-            image: f.image,
-            network: f.network,
-            network_policy: f.network_policy,
-            timeout_sec: f.timeout_sec,
-            max_timeout_sec,
-            max_command_sec: f.max_command_sec.or(f.max_timeout_sec).unwrap_or(0),
-            host_path_mode: f.host_path_mode,
-            cpus: f.cpus,
-            memory_mb: f.memory_mb,
-            pids_limit: f.pids_limit,
-            read_only_rootfs: f.read_only_rootfs,
-            workspace_quota_mb: f.workspace_quota_mb,
-            locked: f.locked,
-            strict: f.strict,
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -260,7 +228,6 @@ mod tests {
     fn default_has_the_values_of_an_empty_spec() {
         let (profile, spec) = (profile("default"), SpecDraft::new("s").build().unwrap());
         assert_eq!(profile.image, spec.image);
-        assert_eq!(profile.image, "python:3.11-slim");
         assert_eq!(
             (profile.network, profile.timeout_sec),
             (spec.network, spec.timeout_sec)

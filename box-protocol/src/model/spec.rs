@@ -1,34 +1,24 @@
-//! `BoxSpec`: what a box is asked to be and, for an exec, what to run in it.
+//! `SpecDraft`: what a caller asks for. `BoxSpec`: what a box is made to and, for an exec, what to run in it.
+//!
+//! Both have the fields that [`fields`](super::fields) declares; `SpecDraft::build` leads from one to the other.
 
-use serde::{Deserialize, Deserializer, Serialize};
+use std::borrow::Cow;
+use std::fmt;
 
-use super::bounds::{self, check_mounts};
-use super::draft::{self, SpecDraft};
-use super::extras::SpecExtras;
-use super::mount::{BoxMountSpec, HostPathMode};
-use crate::env::Env;
+use serde::Serialize;
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
+
+use super::fields::*;
+use super::rules::filled;
 use crate::ids::SessionId;
 use crate::invalid::Invalid;
 use crate::paths;
 
-/// The image of a spec that names none.
-pub const DEFAULT_IMAGE: &str = "python:3.11-slim";
 /// Where the workspace appears unless the spec says otherwise.
 pub const DEFAULT_MOUNT_PATH: &str = "/workspace";
 
-pub(crate) const DEFAULT_TIMEOUT_SEC: u64 = 30;
-pub(crate) const DEFAULT_CPUS: f64 = 1.0;
-pub(crate) const DEFAULT_MEMORY_MB: u64 = 512;
-pub(crate) const DEFAULT_PIDS_LIMIT: u64 = 128;
-
-pub(crate) const TIMEOUT_RULE: &str = "must be greater than 0";
-pub(crate) const CPUS_RULE: &str = "must be greater than 0";
-pub(crate) const MEMORY_RULE: &str = "must be at least 32";
-pub(crate) const PIDS_RULE: &str = "must be at least 1";
-pub(crate) const QUOTA_RULE: &str = "must be greater than or equal to 0";
-
 /// Whether a box reaches a network.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, serde::Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Network {
@@ -49,53 +39,239 @@ impl Network {
     }
 }
 
-/// What a box is asked to be and, for an exec, what to run in it. Every value keeps its rule.
-///
-/// Made by [`SpecDraft::build`] or decoded, which is the same thing; to change one, turn it back into
-/// a draft. Compared on reuse are the fields of [`Fixed`](super::Fixed); `cmd`, `env`, `workdir` and
-/// `timeout_sec` may differ from call to call.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(try_from = "SpecDraft")]
-#[non_exhaustive]
-pub struct BoxSpec {
-    /// The box.
-    pub session_id: SessionId,
-    /// The text to run, trimmed; empty only where nothing is run.
-    pub cmd: String,
-    /// Where it runs. Under `mount_path` if a host directory is mounted there.
-    pub workdir: String,
-    /// How long it may run. Greater than 0.
-    pub timeout_sec: u64,
-    /// Whether the box reaches a network.
-    pub network: Network,
-    /// What the box's files come from.
-    pub image: String,
-    /// Variables for the command.
-    pub env: Env,
-    /// The host directory that is the workspace.
-    pub host_path: Option<String>,
-    /// How it is mounted.
-    pub host_path_mode: HostPathMode,
-    /// Where the workspace appears.
-    pub mount_path: String,
-    /// More host directories.
-    pub extra_mounts: Vec<BoxMountSpec>,
-    /// Idleness does not end the box.
-    pub persistent: bool,
-    /// Processors' worth of time. Greater than 0.
-    pub cpus: f64,
-    /// At least 32.
-    pub memory_mb: u64,
-    /// Processes and threads. At least 1.
-    pub pids_limit: u64,
-    /// The system's directories cannot be written.
-    pub read_only_rootfs: bool,
-    /// How much may be in the workspace and every other mount that can be written to; 0 for no limit.
-    pub workspace_quota_mb: u64,
-    /// What LangBot's spec does not have.
-    #[serde(flatten)]
-    pub extras: SpecExtras,
+macro_rules! declare {
+    ($(
+        $(#[doc = $doc:literal])*
+        $name:ident: $type:tt = $default:tt, $rule:expr $(, fixed $shown:ident)? $(, lockable $lock:ident)?;
+    )*) => {
+        /// What a box is asked to be and, for an exec, what to run in it. Every value keeps its rule.
+        ///
+        /// Made by [`SpecDraft::build`] or decoded, which is the same thing; to change one, turn it back into
+        /// a draft. Compared on reuse are the fields of [`Fixed`](super::Fixed); `cmd`, `env`, `workdir` and
+        /// `timeout_sec` may differ from call to call.
+        #[derive(Debug, Clone, PartialEq, Serialize, serde::Deserialize)]
+        #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+        #[serde(try_from = "SpecDraft", into = "SpecDraft")]
+        #[non_exhaustive]
+        pub struct BoxSpec {
+            /// The box.
+            pub session_id: SessionId,
+            $(
+                $(#[doc = $doc])*
+                #[doc = concat!("\nDefault: `", stringify!($default), "`. Rule: `", stringify!($rule), "`.")]
+                pub $name: held!($type, $default),
+            )*
+        }
+
+        /// A [`BoxSpec`] as it was asked for: what is absent stays absent, so that a policy can tell it from
+        /// a value that happens to be the default. [`build`](Self::build) makes the spec, and is the only way
+        /// to one.
+        ///
+        /// Decoding refuses unknown members and wrong types, and takes numbers written as `"999"` or
+        /// `999.0`; `null` counts as absent.
+        ///
+        /// ```
+        /// use box_protocol::{Network, SpecDraft};
+        ///
+        /// let spec = SpecDraft::new("job-1").cmd("make test").memory_mb(256).network(Network::On).build()?;
+        /// assert_eq!(spec.workdir, "/workspace");
+        ///
+        /// let refused = SpecDraft::new("job-2").cpus(0.0).build().unwrap_err();
+        /// assert_eq!(refused.to_string(), "cpus must be greater than 0");
+        /// # Ok::<(), box_protocol::Invalid>(())
+        /// ```
+        #[derive(Debug, Clone, Default, PartialEq, Serialize)]
+        pub struct SpecDraft {
+            /// See [`BoxSpec::session_id`].
+            #[serde(skip_serializing_if = "Option::is_none")]
+            pub session_id: Option<String>,
+            $(
+                #[doc = concat!("See [`BoxSpec::", stringify!($name), "`].")]
+                #[serde(skip_serializing_if = "Option::is_none")]
+                pub $name: Option<$type>,
+            )*
+        }
+
+        impl SpecDraft {
+            $(
+                #[doc = concat!("Asks for this [`", stringify!($name), "`](BoxSpec::", stringify!($name), ").")]
+                pub fn $name(mut self, $name: setter!($type)) -> Self {
+                    self.$name = Some(setter!($type, $name));
+                    self
+                }
+            )*
+
+            /// The same spec in fewer words: what [`build`](Self::build) would fill in by itself is left out.
+            pub fn brief(mut self) -> Self {
+                fn forget<T: PartialEq>(asked: &mut Option<T>, default: Option<T>) {
+                    if *asked == default {
+                        *asked = None;
+                    }
+                }
+                let mount_path = self.mount_path.as_deref().unwrap_or(DEFAULT_MOUNT_PATH);
+                if self.workdir.as_deref() == Some(mount_path) {
+                    self.workdir = None;
+                }
+                $(forget(&mut self.$name, default_of!($default));)*
+                self
+            }
+        }
+
+        impl From<BoxSpec> for SpecDraft {
+            fn from(spec: BoxSpec) -> Self {
+                Self {
+                    session_id: Some(spec.session_id.as_str().to_owned()),
+                    $($name: spec.$name.into(),)*
+                }
+            }
+        }
+
+        impl BoxSpec {
+            /// Reads back a spec that was written down when its box was made, by this version or another: members that this one
+            /// does not know are passed over, and its rules are not applied again, because the box is what it is.
+            pub fn written_before<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                let draft = deserializer.deserialize_map(DraftVisitor {
+                    passes_over_unknown: true,
+                })?;
+                let session_id = SessionId::new(draft.session_id.unwrap_or_default());
+                let mut spec = Self {
+                    session_id: session_id.map_err(serde::de::Error::custom)?,
+                    $($name: or_default!(draft.$name, $default),)*
+                };
+                spec.fill_workdir();
+                Ok(spec)
+            }
+        }
+
+        impl TryFrom<SpecDraft> for BoxSpec {
+            type Error = Invalid;
+
+            fn try_from(draft: SpecDraft) -> Result<Self, Invalid> {
+                let session_id = draft.session_id.and_then(filled);
+                let mut spec = Self {
+                    session_id: SessionId::new(session_id.unwrap_or_default())?,
+                    $($name: {
+                        let asked = draft.$name.map(|asked| $rule.check(stringify!($name), asked));
+                        or_default!(asked.transpose()?.flatten(), $default)
+                    },)*
+                };
+                spec.fill_workdir();
+                if spec.mounts_host_path() && !paths::is_under(&spec.workdir, &spec.mount_path) {
+                    let rule = "must stay under mount_path when host_path is provided";
+                    return Err(Invalid::new("workdir", rule));
+                }
+                Ok(spec)
+            }
+        }
+
+        impl<'de> Visitor<'de> for DraftVisitor {
+            type Value = SpecDraft;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a spec")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<SpecDraft, A::Error> {
+                let mut draft = SpecDraft::default();
+                while let Some(Key(name)) = map.next_key()? {
+                    match name.as_ref() {
+                        "session_id" => put(&mut draft.session_id, &mut map, "session_id", &Any)?,
+                        $(stringify!($name) => put(&mut draft.$name, &mut map, stringify!($name), &$rule)?,)*
+                        _ if self.passes_over_unknown => {
+                            map.next_value::<IgnoredAny>()?;
+                        }
+                        other => {
+                            let rule = "is not a field of a spec";
+                            return Err(Invalid::new(other.to_owned(), rule).decoding());
+                        }
+                    }
+                }
+                Ok(draft)
+            }
+        }
+
+        #[cfg(feature = "schema")]
+        impl schemars::JsonSchema for SpecDraft {
+            fn schema_name() -> Cow<'static, str> {
+                "SpecDraft".into()
+            }
+
+            fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
+                let mut properties = serde_json::Map::new();
+                properties.insert("session_id".to_owned(), crate::schema::asked_id());
+                $(
+                    let mut schema = Rule::<$type>::schema(&$rule, generator);
+                    Rule::<$type>::bound(&$rule, &mut schema);
+                    let default: Option<$type> = default_of!($default);
+                    let schema = crate::schema::described(schema, concat!($($doc, "\n"),*), &default);
+                    properties.insert(stringify!($name).to_owned(), schema);
+                )*
+                schemars::json_schema!({
+                    "type": "object",
+                    "description": "A spec as it is asked for: all may be absent or `null`, which is the same. A `default` \
+                        holds where the server's profile has no other.",
+                    "properties": properties,
+                    "additionalProperties": false,
+                })
+            }
+        }
+    };
+}
+
+/// The type of a setter's argument: everything that is a text for a text, else the type of the field.
+macro_rules! setter {
+    (String) => { impl Into<String> };
+    ($type:tt) => { $type };
+    (String, $value:ident) => { $value.into() };
+    ($type:tt, $value:ident) => { $value };
+}
+
+spec_fields!(declare);
+
+impl SpecDraft {
+    /// Asks for a box with this id and nothing else.
+    pub fn new(session_id: impl Into<String>) -> Self {
+        Self {
+            session_id: Some(session_id.into()),
+            ..Self::default()
+        }
+    }
+
+    /// Fills in the defaults and applies the rules.
+    pub fn build(self) -> Result<BoxSpec, Invalid> {
+        BoxSpec::try_from(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for SpecDraft {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(DraftVisitor {
+            passes_over_unknown: false,
+        })
+    }
+}
+
+struct DraftVisitor {
+    passes_over_unknown: bool,
+}
+
+/// A member's name, without a copy where the wire allows it.
+#[derive(serde::Deserialize)]
+#[serde(transparent)]
+struct Key<'a>(#[serde(borrow)] Cow<'a, str>);
+
+/// Reads the value of a member. A second value is refused.
+fn put<'de, A: MapAccess<'de>, T: Deserialize<'de>>(
+    asked: &mut Option<T>,
+    map: &mut A,
+    name: &'static str,
+    rule: &impl Rule<T>,
+) -> Result<(), A::Error> {
+    if asked.is_some() {
+        return Err(Invalid::new(name, "is given twice").decoding());
+    }
+    *asked = rule.read(name, map)?;
+    Ok(())
 }
 
 impl BoxSpec {
@@ -104,34 +280,10 @@ impl BoxSpec {
         serde_json::from_value::<SpecDraft>(value)?.build()
     }
 
-    /// Reads back a spec that was written down when its box was made, by this version or another: members that this one does not
-    /// know are passed over, and its rules are not applied again, because the box is what it is.
-    pub fn written_before<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let draft = draft::written_before(deserializer)?;
-        let session_id = SessionId::new(draft.session_id.unwrap_or_default());
-        let mount_path = draft
-            .mount_path
-            .unwrap_or_else(|| DEFAULT_MOUNT_PATH.to_owned());
-        Ok(Self {
-            session_id: session_id.map_err(serde::de::Error::custom)?,
-            cmd: draft.cmd.unwrap_or_default(),
-            workdir: draft.workdir.unwrap_or_else(|| mount_path.clone()),
-            timeout_sec: draft.timeout_sec.unwrap_or(DEFAULT_TIMEOUT_SEC),
-            network: draft.network.unwrap_or_default(),
-            image: draft.image.unwrap_or_else(|| DEFAULT_IMAGE.to_owned()),
-            env: draft.env.unwrap_or_default(),
-            host_path: draft.host_path,
-            host_path_mode: draft.host_path_mode.unwrap_or_default(),
-            mount_path,
-            extra_mounts: draft.extra_mounts.unwrap_or_default(),
-            persistent: draft.persistent.unwrap_or(false),
-            cpus: draft.cpus.unwrap_or(DEFAULT_CPUS),
-            memory_mb: draft.memory_mb.unwrap_or(DEFAULT_MEMORY_MB),
-            pids_limit: draft.pids_limit.unwrap_or(DEFAULT_PIDS_LIMIT),
-            read_only_rootfs: draft.read_only_rootfs.unwrap_or(true),
-            workspace_quota_mb: draft.workspace_quota_mb.unwrap_or(0),
-            extras: draft.extras,
-        })
+    fn fill_workdir(&mut self) {
+        if self.workdir.is_empty() {
+            self.workdir.clone_from(&self.mount_path);
+        }
     }
 
     /// The text to run; an exec without one is refused.
@@ -155,102 +307,6 @@ impl BoxSpec {
     /// Whether a host directory is mounted as the workspace.
     pub fn mounts_host_path(&self) -> bool {
         self.host_path.is_some() && self.host_path_mode != HostPathMode::None
-    }
-}
-
-fn at_least(
-    field: &'static str,
-    value: u64,
-    least: u64,
-    rule: &'static str,
-) -> Result<u64, Invalid> {
-    if value < least {
-        Err(Invalid::new(field, rule))
-    } else {
-        Ok(value)
-    }
-}
-
-/// Trimmed, and `None` if nothing is left.
-fn filled(text: Option<String>) -> Option<String> {
-    let text = text?;
-    let trimmed = text.trim();
-    match trimmed.len() {
-        0 => None,
-        all if all == text.len() => Some(text),
-        _ => Some(trimmed.to_owned()),
-    }
-}
-
-impl TryFrom<SpecDraft> for BoxSpec {
-    type Error = Invalid;
-
-    fn try_from(draft: SpecDraft) -> Result<Self, Invalid> {
-        let session_id = SessionId::new(filled(draft.session_id).unwrap_or_default())?;
-        let cmd = filled(draft.cmd).unwrap_or_default();
-        if cmd.contains('\0') {
-            return Err(Invalid::new("cmd", "must not contain NUL"));
-        }
-        let mount_path = draft.mount_path.as_deref().unwrap_or(DEFAULT_MOUNT_PATH);
-        let mount_path = paths::inside("mount_path", mount_path)?;
-        let workdir = match filled(draft.workdir) {
-            Some(workdir) => paths::inside("workdir", &workdir)?,
-            None => mount_path.clone(),
-        };
-        let host_path = filled(draft.host_path)
-            .map(|path| paths::of_host("host_path", &path))
-            .transpose()?;
-        let cpus = draft.cpus.unwrap_or(DEFAULT_CPUS);
-        if !(cpus.is_finite() && cpus > 0.0) {
-            return Err(Invalid::new("cpus", CPUS_RULE));
-        }
-        draft.extras.check()?;
-        let image = filled(draft.image).unwrap_or_else(|| DEFAULT_IMAGE.to_owned());
-        bounds::short("image", &image)?;
-        let extra_mounts = draft.extra_mounts.unwrap_or_default();
-        check_mounts(&extra_mounts)?;
-        let spec = Self {
-            session_id,
-            cmd,
-            workdir,
-            timeout_sec: at_least(
-                "timeout_sec",
-                draft.timeout_sec.unwrap_or(DEFAULT_TIMEOUT_SEC),
-                1,
-                TIMEOUT_RULE,
-            )?,
-            network: draft.network.unwrap_or_default(),
-            image,
-            env: draft.env.unwrap_or_default(),
-            host_path,
-            host_path_mode: draft.host_path_mode.unwrap_or_default(),
-            mount_path,
-            extra_mounts,
-            persistent: draft.persistent.unwrap_or(false),
-            cpus,
-            memory_mb: at_least(
-                "memory_mb",
-                draft.memory_mb.unwrap_or(DEFAULT_MEMORY_MB),
-                32,
-                MEMORY_RULE,
-            )?,
-            pids_limit: at_least(
-                "pids_limit",
-                draft.pids_limit.unwrap_or(DEFAULT_PIDS_LIMIT),
-                1,
-                PIDS_RULE,
-            )?,
-            read_only_rootfs: draft.read_only_rootfs.unwrap_or(true),
-            workspace_quota_mb: draft.workspace_quota_mb.unwrap_or(0),
-            extras: draft.extras,
-        };
-        if spec.mounts_host_path() && !paths::is_under(&spec.workdir, &spec.mount_path) {
-            return Err(Invalid::new(
-                "workdir",
-                "must stay under mount_path when host_path is provided",
-            ));
-        }
-        Ok(spec)
     }
 }
 

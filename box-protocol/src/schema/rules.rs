@@ -3,12 +3,13 @@
 use std::borrow::Cow;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde_json::json;
+use serde::Serialize;
+use serde_json::{Value, json};
 
 use crate::blob::Blob;
+use crate::decode::{Decimal, Whole};
 use crate::env::Env;
 use crate::ids::MAX_ID_BYTES;
-use crate::model::{BoxMountSpec, HostPathMode, Network, SpecDraft, SpecExtras};
 use crate::note::{MAX_NOTE_BYTES, Note};
 
 /// A text without NUL.
@@ -129,70 +130,24 @@ by_hand! {
     });
 }
 
-/// A whole number as specs take it.
-struct Whole;
-
-/// A number as specs take it.
-struct Decimal;
-
-/// A spec as it is asked for: all may be absent or `null`, which is the same.
-#[derive(JsonSchema)]
-#[schemars(rename = "SpecDraft", deny_unknown_fields)]
-#[allow(dead_code, reason = "only its schema is used")]
-struct Draft {
-    /// The box. As every id, with space around it that is dropped. Needed wherever a box is made or used.
-    #[schemars(regex(pattern = TRIMMED_ID))]
-    session_id: Option<String>,
-    /// The text to run, for the box's shell; needed by `box.exec`.
-    #[schemars(regex(pattern = NO_NUL))]
-    cmd: Option<String>,
-    /// Where it runs: an absolute path; `mount_path` if absent. Under `mount_path` if a host directory is mounted
-    /// there.
-    #[schemars(regex(pattern = r"^\s*(?:/[^\u0000]*)?$"))]
-    workdir: Option<String>,
-    /// How many seconds it may run. Greater than 0; 30 if absent.
-    #[schemars(extend("minimum" = 1))]
-    timeout_sec: Option<Whole>,
-    /// Whether the box reaches a network; `off` if absent.
-    network: Option<Network>,
-    /// What the box's files come from.
-    image: Option<String>,
-    /// Variables for the command.
-    env: Option<Env>,
-    /// The host directory that is the workspace: an absolute path, of Windows, too.
-    #[schemars(regex(pattern = r"^\s*(?:(?:/|\\\\|[A-Za-z]:[/\\])[^\u0000]*)?$"))]
-    host_path: Option<String>,
-    /// How it is mounted; `rw` if absent.
-    host_path_mode: Option<HostPathMode>,
-    /// Where the workspace appears: an absolute path; `/workspace` if absent.
-    #[schemars(regex(pattern = INSIDE))]
-    mount_path: Option<String>,
-    /// More host directories.
-    extra_mounts: Option<Vec<BoxMountSpec>>,
-    /// Idleness does not end the box.
-    persistent: Option<bool>,
-    /// Processors' worth of time. Greater than 0; 1 if absent.
-    cpus: Option<Decimal>,
-    /// Memory in mebibytes. At least 32; 512 if absent.
-    #[schemars(extend("minimum" = 32))]
-    memory_mb: Option<Whole>,
-    /// Processes and threads. At least 1; 128 if absent.
-    #[schemars(extend("minimum" = 1))]
-    pids_limit: Option<Whole>,
-    /// The system's directories cannot be written; so if absent.
-    read_only_rootfs: Option<bool>,
-    /// How large the workspace may grow, in mebibytes; 0, as if absent, for no limit.
-    workspace_quota_mb: Option<Whole>,
-    #[schemars(flatten)]
-    extras: SpecExtras,
+/// The id of a draft.
+pub(crate) fn asked_id() -> Value {
+    json!({
+        "description": "The box. As every id, with space around it that is dropped. Needed wherever a box is made or used.",
+        "type": ["string", "null"],
+        "pattern": TRIMMED_ID,
+    })
 }
 
-impl JsonSchema for SpecDraft {
-    fn schema_name() -> Cow<'static, str> {
-        Draft::schema_name()
+/// The schema of a member with its documentation, and with its default if that says anything.
+pub(crate) fn described(mut schema: Schema, doc: &str, default: &impl Serialize) -> Value {
+    schema.insert("description".to_owned(), doc.into());
+    match serde_json::to_value(default) {
+        Ok(Value::String(text)) if text.is_empty() => {}
+        Ok(default @ (Value::Bool(_) | Value::Number(_) | Value::String(_))) => {
+            schema.insert("default".to_owned(), default);
+        }
+        _ => {}
     }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        Draft::json_schema(generator)
-    }
+    schema.to_value()
 }

@@ -74,7 +74,7 @@ pub(super) fn of(
     let memory = spec.memory_mb.saturating_mul(1 << 20);
     let plan = SandboxPlan {
         name: "box".into(),
-        hostname: hostname(spec.extras.name.as_ref().map(Name::as_str)),
+        hostname: hostname(spec.name.as_ref().map(Name::as_str)),
         root,
         read_only_root: spec.read_only_rootfs,
         guest: Guest {
@@ -125,11 +125,18 @@ fn caps(memory: u64) -> Caps {
 }
 
 fn root(spec: &BoxSpec, config: &NativeConfig) -> Result<(Root, &'static str), BoxError> {
-    match config.images.get(&spec.image) {
+    let image = spec
+        .image
+        .as_ref()
+        .and_then(|image| config.images.get(image));
+    match image {
         Some(directory) => Ok((Root::Directory(directory.clone()), "image")),
         None if config.strict_images => {
-            let error = BoxError::unsupported("image is not one of the configured images");
-            Err(error.with_detail(&Detail::of_field("image")))
+            let problem = match spec.image {
+                Some(_) => "image is not one of the configured images",
+                None => "image must be named, because images.strict is set",
+            };
+            Err(BoxError::unsupported(problem).with_detail(&Detail::of_field("image")))
         }
         None => Ok((Root::Host, "host")),
     }
@@ -158,7 +165,7 @@ pub(super) fn mount(
 
 /// What exists from the start and belongs to the guest: the workspace, mounted or not, and what was asked for.
 fn dirs(spec: &BoxSpec) -> Vec<PathBuf> {
-    let asked = spec.extras.dirs.iter().flatten().map(String::as_str);
+    let asked = spec.dirs.iter().flatten().map(String::as_str);
     let all = [box_protocol::DEFAULT_MOUNT_PATH, &spec.mount_path];
     let mut dirs: Vec<PathBuf> = all.into_iter().chain(asked).map(PathBuf::from).collect();
     dirs.sort();

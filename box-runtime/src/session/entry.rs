@@ -34,7 +34,7 @@ impl Body {
 
     async fn enter_main_at_leisure(&self) -> Result<(), BoxError> {
         let spec = &self.card.spec;
-        let (Some(main), Some(living)) = (&spec.extras.main, &self.living) else {
+        let (Some(main), Some(living)) = (&spec.main, &self.living) else {
             return Ok(());
         };
         let agent = living.agent.peer();
@@ -67,7 +67,7 @@ impl Body {
     pub(super) fn watch_main(&self) {
         let ends_box = |main: &box_protocol::Main| main.ends_box;
         if let Some(living) = &self.living
-            && self.card.spec.extras.main.as_ref().is_some_and(ends_box)
+            && self.card.spec.main.as_ref().is_some_and(ends_box)
         {
             let (agent, over) = (living.agent.peer(), Arc::clone(&living.over));
             tokio::spawn(async move { watch(&agent, &over).await });

@@ -87,7 +87,7 @@ async fn a_network_that_is_not_there_is_refused_unless_it_may_be_missing() {
         Some("network")
     );
     let mut relaxed = SpecDraft::new("s").network(Network::On);
-    relaxed.extras.best_effort = Some(vec!["network".to_owned()]);
+    relaxed.best_effort = Some(vec!["network".to_owned()]);
     w.backend.set_facts(Facts {
         degraded: vec!["network".to_owned()],
         ..Facts::default()

@@ -67,14 +67,14 @@ async fn a_command_gets_a_shell_a_directory_and_a_clean_environment() {
     let mut draft = spec("s", "  echo $TOKEN \n")
         .env(env)
         .workdir("/workspace/deep")
-        .timeout_sec(7_u64);
+        .timeout_sec(7);
     let mut defaults = Defaults {
         user: Some("dev".to_owned()),
         ..Defaults::default()
     };
     defaults.env.insert("TOKEN", "default").unwrap();
     defaults.env.insert("LANG", "C").unwrap();
-    draft.extras.defaults = Some(defaults);
+    draft.defaults = Some(defaults);
     w.exec_spec(draft).await.unwrap();
     let command = &w.backend.commands()[0];
     let argv = box_protocol::Program::argv(["sh", "-lc", "echo $TOKEN"]).unwrap();
@@ -170,7 +170,7 @@ async fn a_command_that_shall_go_on_outlives_its_caller() {
     let w = fixture();
     w.backend
         .on_command("job", Reply::default().takes(seconds(60)));
-    let mut params = exec_of(spec("s", "job").timeout_sec(100_u64));
+    let mut params = exec_of(spec("s", "job").timeout_sec(100));
     params.on_disconnect = OnDisconnect::Keep;
     let running = w.begin_exec(params.clone()).await;
     let waiting = w.begin_exec(params).await;

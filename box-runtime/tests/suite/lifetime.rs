@@ -14,7 +14,7 @@ use super::fixture::{Fixture, code, fixture, fixture_with, id, seconds, spec};
 
 fn living(session: &str, lifetime: Lifetime) -> SpecDraft {
     let mut spec = spec(session, "true");
-    spec.extras.lifetime = Some(lifetime);
+    spec.lifetime = Some(lifetime);
     spec
 }
 
@@ -59,9 +59,7 @@ async fn a_busy_box_is_never_reaped() {
     w.backend
         .next_command(Reply::default().takes(seconds(1000)));
     let running = w
-        .begin_exec(super::fixture::exec_of(
-            spec("s", "job").timeout_sec(2000_u64),
-        ))
+        .begin_exec(super::fixture::exec_of(spec("s", "job").timeout_sec(2000)))
         .await;
     sleep(seconds(900)).await;
     assert!(exists(&w, "s").await);
@@ -112,7 +110,7 @@ async fn a_box_expires_whatever_it_does() {
     let mut draft = living("s", lifetime)
         .cmd("sleep")
         .persistent(true)
-        .timeout_sec(1000_u64);
+        .timeout_sec(1000);
     draft.cmd = Some("sleep".to_owned());
     let running = w.begin_exec(super::fixture::exec_of(draft)).await;
     sleep(seconds(50)).await;
@@ -221,7 +219,7 @@ async fn a_start_that_hangs_has_an_end_and_can_be_deleted() {
     let w = fixture();
     let mut draft = stopping("s");
     let main = serde_json::json!({"argv": ["main"]});
-    draft.extras.main = Some(serde_json::from_value(main).unwrap());
+    draft.main = Some(serde_json::from_value(main).unwrap());
     w.create(draft.clone()).await.unwrap();
     sleep(seconds(12)).await;
     assert_eq!(w.get("s").await.unwrap().state, BoxState::Stopped);

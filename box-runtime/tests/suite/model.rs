@@ -130,7 +130,7 @@ impl Pair {
     async fn exec(&mut self, name: &str, memory_mb: u64, takes: u64) {
         let reply = Reply::default().takes(Duration::from_secs(takes));
         self.fixture.backend.on_command("job", reply);
-        let draft = spec(name, "job").memory_mb(memory_mb).timeout_sec(1000_u64);
+        let draft = spec(name, "job").memory_mb(memory_mb).timeout_sec(1000);
         let expected = self.model.ask(name, memory_mb, false);
         let result = self.fixture.exec_spec(draft).await;
         assert_eq!(refused(&result), expected);
@@ -143,7 +143,7 @@ impl Pair {
     async fn time_out(&mut self, name: &str) {
         self.fixture.backend.on_command("hang", Reply::hang());
         let expected = self.model.ask(name, 512, false);
-        let draft = spec(name, "hang").timeout_sec(5_u64);
+        let draft = spec(name, "hang").timeout_sec(5);
         let result = self.fixture.exec_spec(draft).await;
         assert_eq!(refused(&result), expected);
         if let Ok(result) = result {

@@ -24,7 +24,7 @@ fn piece(offset: u64, data: Vec<u8>) -> AgentChunk {
 }
 
 fn streamed(view: View) -> box_protocol::actions::BoxExecParams {
-    let mut params = exec_of(spec("s", "job").timeout_sec(3_u64));
+    let mut params = exec_of(spec("s", "job").timeout_sec(3));
     params.attach = Some(AttachOptions {
         view,
         until: Until::default(),
@@ -39,7 +39,7 @@ async fn a_box_that_expires_before_it_is_ready_is_not_made_again_and_again() {
         .backend
         .next_start(Trouble::Slow(std::time::Duration::from_millis(5)));
     let mut past = SpecDraft::new("s");
-    past.extras.lifetime = Some(Lifetime {
+    past.lifetime = Some(Lifetime {
         expires_at: Some(UnixMs(1)),
         ..Lifetime::default()
     });

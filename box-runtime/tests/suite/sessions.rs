@@ -118,7 +118,7 @@ async fn a_conflict_is_reported_without_waiting_for_a_running_exec() {
 async fn what_belongs_to_one_call_may_differ() {
     let w = fixture();
     w.exec("s", "true").await.unwrap();
-    w.exec_spec(spec("s", "ls").workdir("/tmp").timeout_sec(5_u64))
+    w.exec_spec(spec("s", "ls").workdir("/tmp").timeout_sec(5))
         .await
         .unwrap();
     assert_eq!(w.backend.starts(), ["s"]);
@@ -130,7 +130,7 @@ async fn another_compatibility_mode_conflicts() {
     let w = fixture();
     w.exec("s", "true").await.unwrap();
     let mut other = spec("s", "true");
-    other.extras.world = Some(box_protocol::World::LangBot);
+    other.world = Some(box_protocol::World::LangBot);
     let error = w.exec_spec(other).await.unwrap_err();
     assert_eq!(error.code(), Code::Conflict);
     assert_eq!(
@@ -319,7 +319,7 @@ async fn lists_are_sorted_filtered_and_paged() {
     let w = fixture();
     for session in ["b", "a", "d", "c"] {
         let mut spec = SpecDraft::new(session);
-        spec.extras.labels = Some([("even".to_owned(), (session > "b").to_string())].into());
+        spec.labels = Some([("even".to_owned(), (session > "b").to_string())].into());
         w.create(spec).await.unwrap();
     }
     assert_eq!(w.ids().await, ["a", "b", "c", "d"]);
@@ -367,7 +367,7 @@ async fn names_labels_and_notes_change_and_names_stay_unique() {
     let w = fixture();
     let named = |session: &str, name: &str| {
         let mut spec = SpecDraft::new(session);
-        spec.extras.name = Some(box_protocol::Name::new(name).unwrap());
+        spec.name = Some(box_protocol::Name::new(name).unwrap());
         spec
     };
     w.create(named("a", "first")).await.unwrap();
@@ -419,7 +419,7 @@ async fn bad_input_starts_nothing() {
         (spec("s", " "), "cmd"),
         (spec("s", "true").cpus(0.0), "cpus"),
         (spec("", "true"), "session_id"),
-        (spec("s", "true").memory_mb(1_u64), "memory_mb"),
+        (spec("s", "true").memory_mb(1), "memory_mb"),
     ] {
         let error = w.exec_spec(bad).await.unwrap_err();
         assert_eq!(error.code(), Code::Validation);
@@ -437,7 +437,7 @@ async fn every_call_that_was_let_in_is_served_by_the_next_box() {
     w.backend.next_command(Reply::hang());
     w.backend.next_stop(Trouble::Slow(seconds(5)));
     let slow = w
-        .begin_exec(exec_of(spec("s", "slow").timeout_sec(3_u64)))
+        .begin_exec(exec_of(spec("s", "slow").timeout_sec(3)))
         .await;
     let mut waiting = Vec::new();
     // As many calls as the queue takes, and as many as the mailbox takes while the box stops.

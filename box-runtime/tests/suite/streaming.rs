@@ -28,7 +28,7 @@ async fn streamed(
     Vec<CommandChunk>,
 ) {
     w.backend.next_command(reply);
-    let mut params = exec_of(spec("s", "job").timeout_sec(3_u64));
+    let mut params = exec_of(spec("s", "job").timeout_sec(3));
     params.attach = Some(AttachOptions {
         view,
         until: Until::default(),
@@ -146,7 +146,7 @@ async fn a_slow_reader_is_not_a_silent_agent() {
     let w = fixture();
     w.backend
         .next_command(Reply::stdout(vec![b'x'; 20 * 32 * 1024]));
-    let mut params = exec_of(spec("s", "job").timeout_sec(3_u64));
+    let mut params = exec_of(spec("s", "job").timeout_sec(3));
     params.attach = Some(AttachOptions::default());
     let (sender, mut receiver) = mpsc::channel(1);
     let (runtime, caller) = (w.runtime.clone(), w.caller.clone());

@@ -14,7 +14,7 @@ async fn a_timeout_is_a_result_and_the_session_is_gone_by_then() {
     w.backend.next_stop(Trouble::Slow(seconds(1)));
     let begun = Instant::now();
     let result = w
-        .exec_spec(spec("s", "sleep").timeout_sec(3_u64))
+        .exec_spec(spec("s", "sleep").timeout_sec(3))
         .await
         .unwrap();
     assert_eq!(begun.elapsed(), seconds(4));
@@ -33,17 +33,11 @@ async fn a_timeout_is_a_result_and_the_session_is_gone_by_then() {
 async fn partial_output_is_kept() {
     let w = fixture();
     w.backend.next_command(Reply::hang().stderr("half"));
-    let result = w
-        .exec_spec(spec("s", "job").timeout_sec(1_u64))
-        .await
-        .unwrap();
+    let result = w.exec_spec(spec("s", "job").timeout_sec(1)).await.unwrap();
     assert_eq!(result.stderr, "half");
     w.backend
         .next_command(Reply::stdout("some").takes(seconds(60)));
-    let result = w
-        .exec_spec(spec("s", "job").timeout_sec(1_u64))
-        .await
-        .unwrap();
+    let result = w.exec_spec(spec("s", "job").timeout_sec(1)).await.unwrap();
     assert_eq!(result.stdout, "some");
     assert_eq!(result.stderr, "Command timed out after 1 seconds.");
 }
@@ -52,7 +46,7 @@ async fn partial_output_is_kept() {
 async fn a_persistent_box_is_dropped_as_well() {
     let w = fixture();
     w.backend.next_command(Reply::hang());
-    w.exec_spec(spec("s", "job").timeout_sec(1_u64).persistent(true))
+    w.exec_spec(spec("s", "job").timeout_sec(1).persistent(true))
         .await
         .unwrap();
     assert_eq!(w.ids().await, [""; 0]);
@@ -62,7 +56,7 @@ async fn a_persistent_box_is_dropped_as_well() {
 async fn only_the_command_ends_unless_asked_otherwise() {
     let w = fixture();
     w.backend.next_command(Reply::hang());
-    let mut params = exec_of(spec("s", "sleep").timeout_sec(3_u64));
+    let mut params = exec_of(spec("s", "sleep").timeout_sec(3));
     params.on_timeout = OnTimeout::default();
     let result = w.runtime.exec(&w.caller, params).await.unwrap();
     assert_eq!(result.status, ExecutionStatus::TimedOut);
@@ -77,7 +71,7 @@ async fn an_agent_that_does_not_end_its_command_loses_its_box() {
     let w = fixture();
     w.backend
         .next_command(Reply::hang().deaf().lingers(seconds(3600)));
-    let mut params = exec_of(spec("s", "sleep").timeout_sec(3_u64));
+    let mut params = exec_of(spec("s", "sleep").timeout_sec(3));
     params.on_timeout = OnTimeout::Kill;
     let begun = Instant::now();
     let result = w.runtime.exec(&w.caller, params).await.unwrap();
@@ -96,7 +90,7 @@ async fn an_agent_that_is_slow_to_end_a_command_keeps_its_box() {
     let w = fixture();
     w.backend
         .next_command(Reply::hang().deaf().lingers(seconds(6)));
-    let mut params = exec_of(spec("s", "sleep").timeout_sec(3_u64));
+    let mut params = exec_of(spec("s", "sleep").timeout_sec(3));
     params.on_timeout = OnTimeout::Kill;
     let result = w.runtime.exec(&w.caller, params).await.unwrap();
     assert_eq!(result.status, ExecutionStatus::TimedOut);
@@ -108,7 +102,7 @@ async fn an_agent_that_is_slow_to_end_a_command_keeps_its_box() {
 async fn calls_that_waited_behind_a_timeout_run_in_a_new_box() {
     let w = fixture();
     w.backend.on_command("sleep", Reply::hang());
-    let slow = w.exec_spec(spec("s", "sleep").timeout_sec(3_u64));
+    let slow = w.exec_spec(spec("s", "sleep").timeout_sec(3));
     let (slow, next) = tokio::join!(slow, w.exec("s", "next"));
     assert_eq!(slow.unwrap().status, ExecutionStatus::TimedOut);
     assert_eq!(next.unwrap().stdout, "executed: next");

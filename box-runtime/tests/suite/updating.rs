@@ -52,7 +52,7 @@ async fn an_update_is_on_disk_when_it_is_answered_though_an_exec_runs() {
     let w = outliving();
     w.create(online("s")).await.unwrap();
     w.backend.on_command("job", Reply::hang());
-    let params = exec_of(online("s").cmd("job").timeout_sec(3600_u64));
+    let params = exec_of(online("s").cmd("job").timeout_sec(3600));
     let running = w.begin_exec(params).await;
     let narrowed = BoxUpdateParams {
         network_policy: Some(allowing("ok.example")),
@@ -139,7 +139,7 @@ async fn any_number_of_updates_leaves_the_lane_free_and_writes_little() {
     let w = outliving();
     w.create(spec("s", "")).await.unwrap();
     w.backend.on_command("job", Reply::hang());
-    let params = exec_of(spec("s", "job").timeout_sec(3600_u64));
+    let params = exec_of(spec("s", "job").timeout_sec(3600));
     let _running = w.begin_exec(params).await;
     let before = w.backend.kept().len();
     let renames = (0..2000).map(|number| {
@@ -169,7 +169,7 @@ async fn an_update_that_is_refused_changes_nothing() {
     let w = outliving();
     w.create(online("s")).await.unwrap();
     let mut other = spec("other", "");
-    other.extras.name = Some(Name::new("taken").unwrap());
+    other.name = Some(Name::new("taken").unwrap());
     w.create(other).await.unwrap();
     let before = (w.get("s").await.unwrap(), w.backend.policies().len());
     let mount = json!({"host_path": "/srv/x", "mount_path": "/x", "mode": "ro"});
@@ -208,10 +208,10 @@ async fn labels_do_not_grow_without_end() {
 async fn a_lifetime_and_defaults_are_changed_member_by_member() {
     let w = outliving();
     let mut draft = online("s");
-    draft.extras.lifetime = serde_json::from_value(json!({"idle_ms": 5000, "wake": true})).unwrap();
-    draft.extras.defaults =
+    draft.lifetime = serde_json::from_value(json!({"idle_ms": 5000, "wake": true})).unwrap();
+    draft.defaults =
         serde_json::from_value(json!({"env": {"A": "1", "B": "2"}, "cwd": "/a"})).unwrap();
-    draft.extras.network_policy = Some(Box::new(allowing("ok.example")));
+    draft.network_policy = Some(Box::new(allowing("ok.example")));
     w.create(draft).await.unwrap();
     let later = box_protocol::UnixMs(box_protocol::UnixMs::now().0 + 60_000);
     let changed = BoxUpdateParams {
@@ -238,7 +238,7 @@ async fn a_list_is_never_longer_than_a_message() {
     let w = super::fixture::fixture_with(|config| config.max_sessions = 1000);
     for number in 0..200 {
         let mut draft = spec(&format!("s{number:0>3}"), "");
-        draft.extras.labels = Some([("mark".to_owned(), "\u{1}".repeat(16_000))].into());
+        draft.labels = Some([("mark".to_owned(), "\u{1}".repeat(16_000))].into());
         w.create(draft).await.unwrap();
     }
     let (mut params, mut seen) = (box_protocol::actions::BoxListParams::default(), 0);
@@ -277,7 +277,7 @@ async fn a_policy_that_comes_while_a_box_starts_is_the_one_that_holds() {
         }
     });
     let mut draft = online("s");
-    draft.extras.network_policy = Some(Box::new(allowing("old.example")));
+    draft.network_policy = Some(Box::new(allowing("old.example")));
     let starting = w.create(draft);
     let updating = async {
         is_entered.await.unwrap();

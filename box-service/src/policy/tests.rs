@@ -70,7 +70,7 @@ fn what_is_not_locked_is_the_callers_and_what_is_locked_is_noted() {
     let draft = SpecDraft::new("s")
         .network(Network::On)
         .read_only_rootfs(true)
-        .memory_mb(64_u64);
+        .memory_mb(64);
     let decision = decide(&locked, draft.clone(), &Facts::default()).unwrap();
     assert_eq!(decision.spec.network, Network::Off);
     assert_eq!(decision.spec.memory_mb, 64);

@@ -170,7 +170,7 @@ async fn a_streamed_exec_is_decided_about_and_streams() {
     let gateway = gateway(&runtime, ServiceConfig::default()).await;
     let params = BoxExecParams {
         attach: Some(AttachOptions::default()),
-        ..exec(SpecDraft::new("s").cmd("cat").timeout_sec(999_u64))
+        ..exec(SpecDraft::new("s").cmd("cat").timeout_sec(999))
     };
     let mut output = gateway.peer.stream::<BoxExec>(&params).await.unwrap();
     let mut words = Vec::new();

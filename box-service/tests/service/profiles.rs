@@ -36,7 +36,7 @@ async fn the_default_profile_fills_in_what_was_not_asked_for() {
     let runtime = run_tool(profile("default"), json!({"command": "echo hi"})).await;
     let spec = runtime.first_spec();
     assert_eq!(spec.network, Network::Off);
-    assert_eq!(spec.image, "python:3.11-slim");
+    assert_eq!(spec.image.as_deref(), Some("python:3.11-slim"));
     assert_eq!(spec.timeout_sec, 30);
 }
 
@@ -129,8 +129,8 @@ async fn a_custom_profile_comes_from_configuration() {
     let runtime = run_payload(config, payload).await;
     let spec = runtime.first_spec();
     assert_eq!(
-        (spec.image.as_str(), spec.memory_mb, spec.timeout_sec),
-        ("ci:1", 2048, 900)
+        (spec.image.as_deref(), spec.memory_mb, spec.timeout_sec),
+        (Some("ci:1"), 2048, 900)
     );
 }
 

@@ -2,12 +2,16 @@
 
 use std::time::Duration;
 
-use box_client::NetworkRule;
+use anyhow::{Result, bail, ensure};
+use box_client::{Network, NetworkPolicy, NetworkRule, SpecDraft};
+use box_protocol::{BoxMountSpec, DEFAULT_MOUNT_PATH, Defaults, HostPathMode, Lifetime};
 use clap::{Args, ValueEnum};
 
 use super::{ConfigFile, Manner, Program};
-use crate::complete;
-use crate::values;
+use crate::{complete, toolchains, values};
+
+/// An idle time that never comes to an end: the most that every reader of JSON keeps as it is.
+const FOR_EVER_MS: u64 = (1 << 53) - 1;
 
 const BOX: &str = "Box";
 const FILES: &str = "Files";
@@ -123,6 +127,107 @@ pub(crate) struct BoxOptions {
     /// Limit processes and threads
     #[arg(long, alias = "pids-limit", value_name = "N", help_heading = LIMITS)]
     pub(crate) pids: Option<u64>,
+}
+
+/// A directory of the host, and how it is mounted.
+type Workspace = (String, HostPathMode);
+
+impl BoxOptions {
+    /// The spec of a box with this id. It names every field of a spec, so that a new field needs an option here, or `None`.
+    pub(crate) fn draft(&self, session_id: String) -> Result<SpecDraft> {
+        if let Some(port) = self.publish.first() {
+            bail!(
+                "-p {port}: boxes publish no ports on this machine; use -d --name NAME, then `boxd port NAME PORT`"
+            );
+        }
+        ensure!(
+            self.allow.is_empty() || self.network != Some(Switch::Off),
+            "--allow: requires a network; omit --network off"
+        );
+        let (workspace, mut mounts) = self.mounts()?;
+        let (host_path, host_path_mode) = workspace.unzip();
+        let mut defaults = None;
+        if self.with_toolchains {
+            let found = toolchains::find()?;
+            mounts.extend(found.mounts);
+            let env = &mut defaults.insert(Defaults::default()).env;
+            for (name, value) in found.variables {
+                env.insert(name, value)?;
+            }
+        }
+        let network_policy = (!self.allow.is_empty()).then(|| NetworkPolicy {
+            allow: Some(self.allow.clone()),
+            ..NetworkPolicy::default()
+        });
+        let network = match self.network {
+            Some(Switch::On) => Some(Network::On),
+            Some(Switch::Off) => Some(Network::Off),
+            None => network_policy.is_some().then_some(Network::On),
+        };
+        let lifetime = self.idle_ms().map(|idle_ms| Lifetime {
+            idle_ms: Some(idle_ms),
+            ..Lifetime::default()
+        });
+        Ok(SpecDraft {
+            session_id: Some(session_id),
+            network,
+            network_policy: network_policy.map(Box::new),
+            image: self.image.clone(),
+            host_path,
+            host_path_mode,
+            extra_mounts: (!mounts.is_empty()).then_some(mounts),
+            cpus: self.cpus,
+            memory_mb: self.memory_mb,
+            pids_limit: self.pids,
+            read_only_rootfs: self.writable.then_some(false),
+            workspace_quota_mb: self.quota_mb,
+            lifetime,
+            defaults,
+            cmd: None,
+            workdir: None,
+            timeout_sec: None,
+            env: None,
+            mount_path: None,
+            persistent: None,
+            name: None,
+            labels: None,
+            note: None,
+            world: None,
+            main: None,
+            guest: None,
+            dirs: None,
+            best_effort: None,
+        })
+    }
+
+    /// The workspace and the other mounts.
+    fn mounts(&self) -> Result<(Option<Workspace>, Vec<BoxMountSpec>)> {
+        let workspace = self.workspace.as_deref().map(values::workspace);
+        let mut workspace = workspace.transpose()?;
+        let mounts = self.mount.iter().map(|mount| values::mount(mount));
+        let mut mounts: Vec<_> = mounts.collect::<Result<_>>()?;
+        for volume in &self.volume {
+            let mount = values::volume(volume)?;
+            // The one place that has an option of its own.
+            if mount.mount_path != DEFAULT_MOUNT_PATH {
+                mounts.push(mount);
+            } else if workspace.is_some() {
+                bail!(
+                    "-v {volume}: conflicts with --workspace, which also mounts {DEFAULT_MOUNT_PATH}; use one of them"
+                );
+            } else {
+                workspace = Some((mount.host_path, mount.mode));
+            }
+        }
+        Ok((workspace, mounts))
+    }
+
+    /// How long the box may be without use, if an option says so.
+    fn idle_ms(&self) -> Option<u64> {
+        let ttl = self.ttl.map(|ttl| u64::try_from(ttl.as_millis()));
+        let ttl = ttl.map(|ttl| ttl.unwrap_or(FOR_EVER_MS).min(FOR_EVER_MS));
+        ttl.or(self.keep.then_some(FOR_EVER_MS))
+    }
 }
 
 /// A switch: on or off.

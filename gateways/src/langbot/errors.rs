@@ -2,7 +2,7 @@
 
 use box_protocol::error::{Detail, Subject};
 use box_protocol::{BoxError, BoxSessionInfo, Code};
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// An error of a class that no word of ours stands for.
 pub(super) fn of_class(class: &str, code: Code, message: impl Into<String>) -> BoxError {
@@ -80,20 +80,14 @@ pub(super) fn conflict(field: &str, info: &BoxSessionInfo) -> BoxError {
 
 /// A field's value as Python prints it.
 fn shown(field: &str, info: &BoxSessionInfo) -> String {
-    let truth = |value: bool| if value { "True" } else { "False" }.to_owned();
-    match field {
-        "network" => info.network.as_str().to_owned(),
-        "image" => info.image.clone(),
-        "host_path" => info.host_path.clone().unwrap_or_else(|| "None".to_owned()),
-        "host_path_mode" => info.host_path_mode.as_str().to_owned(),
-        "mount_path" => info.mount_path.clone(),
-        "persistent" => truth(info.persistent),
-        "cpus" => format!("{:?}", info.cpus),
-        "memory_mb" => info.memory_mb.to_string(),
-        "pids_limit" => info.pids_limit.to_string(),
-        "read_only_rootfs" => truth(info.read_only_rootfs),
-        "workspace_quota_mb" => info.workspace_quota_mb.to_string(),
-        _ => "another value".to_owned(),
+    let info = serde_json::to_value(info).unwrap_or_default();
+    match info.get(field) {
+        Some(Value::Null) => "None".to_owned(),
+        Some(Value::Bool(true)) => "True".to_owned(),
+        Some(Value::Bool(false)) => "False".to_owned(),
+        Some(Value::String(text)) => text.clone(),
+        Some(value) => value.to_string(),
+        None => "another value".to_owned(),
     }
 }
 

@@ -1,5 +1,6 @@
 //! `box_exec`, and the spec that it and `box_create_session` carry.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use box_protocol::actions::{
@@ -7,7 +8,6 @@ use box_protocol::actions::{
     OnTimeout,
 };
 use box_protocol::langbot::timeout_notice;
-use box_protocol::model::SpecExtras;
 use box_protocol::{
     BoxError, BoxExecutionResult, CommandId, ExecutionStatus, Guest, Invalid, Network, SessionId,
     SpecDraft, World,
@@ -21,6 +21,27 @@ use super::context::Placement;
 use super::errors::stale;
 use super::sessions::named;
 use super::trail;
+
+/// The members of LangBot's spec.
+const MEMBERS: [&str; 17] = [
+    "session_id",
+    "cmd",
+    "workdir",
+    "timeout_sec",
+    "network",
+    "image",
+    "env",
+    "host_path",
+    "host_path_mode",
+    "mount_path",
+    "extra_mounts",
+    "persistent",
+    "cpus",
+    "memory_mb",
+    "pids_limit",
+    "read_only_rootfs",
+    "workspace_quota_mb",
+];
 
 /// The image of a spec that names none.
 pub(super) const IMAGE: &str = "rockchin/langbot-sandbox:latest";
@@ -190,10 +211,14 @@ impl Host {
     ) -> Result<(SpecDraft, SessionId), BoxError> {
         self.refuse_if_closing()?;
         let mut draft: SpecDraft = serde_json::from_str(data.get()).map_err(Invalid::from)?;
-        if draft.extras != SpecExtras::default() {
-            return Err(BoxError::validation(
-                "the spec has members that LangBot's has not",
-            ));
+        let members: BTreeMap<String, &RawValue> =
+            serde_json::from_str(data.get()).map_err(Invalid::from)?;
+        if let Some(stray) = members
+            .keys()
+            .find(|name| !MEMBERS.contains(&name.as_str()))
+        {
+            let rule = "is not a member of LangBot's spec";
+            return Err(Invalid::new(stray.clone(), rule).into());
         }
         let named = draft.session_id.as_deref().map(stripped);
         if named.is_none_or(str::is_empty) {
@@ -220,17 +245,14 @@ impl Host {
             self.open_mounts(&mut draft).await?;
             trail::allowed(&self.owner, &draft);
         }
-        draft.extras = SpecExtras {
-            network_policy: draft.extras.network_policy.take(),
-            world: Some(World::LangBot),
-            guest: Some(Guest {
-                name: "box".to_owned(),
-                home: HOME.to_owned(),
-            }),
-            // Never wider than asked for; where there is no network, the box says so and is offline.
-            best_effort: (draft.network == Some(Network::On)).then(|| vec!["network".to_owned()]),
-            ..SpecExtras::default()
-        };
+        draft.world = Some(World::LangBot);
+        draft.guest = Some(Guest {
+            name: "box".to_owned(),
+            home: HOME.to_owned(),
+        });
+        // Never wider than asked for; where there is no network, the box says so and is offline.
+        draft.best_effort =
+            (draft.network == Some(Network::On)).then(|| vec!["network".to_owned()]);
         Ok((draft, id))
     }
 }

@@ -102,8 +102,8 @@ async fn a_box_says_what_it_runs_on_and_what_it_goes_without() {
         let id = SessionId::new("facts").unwrap();
         let info = machine.runtime.get(&Caller::local(), &id).await.unwrap();
         assert_eq!(
-            (info.image.as_str(), info.rootfs.as_deref()),
-            ("alpine:latest", Some("host"))
+            (info.image.as_deref(), info.rootfs.as_deref()),
+            (Some("alpine:latest"), Some("host"))
         );
         assert_eq!(info.state, BoxState::Running);
         assert_eq!(info.missing, machine.runtime.health().await.missing);
