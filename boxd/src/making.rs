@@ -1,4 +1,4 @@
-//! From the options of `run` and `shell` to a box: one that goes with its command, or one of a name.
+//! Creates the box of `run` and `shell`: temporary, or named and kept.
 
 use anyhow::{Result, bail, ensure};
 use box_client::{BoxClient, BoxHandle, ClientError, SpecDraft};
@@ -11,12 +11,12 @@ use crate::config::{self, Config};
 use crate::local::Boxes;
 use crate::{boxes, connect, output, signals};
 
-/// What is done in a box.
+/// Work in a box.
 pub(crate) trait Work<T>: AsyncFnOnce(&BoxHandle) -> Result<T> {}
 
 impl<T, F: AsyncFnOnce(&BoxHandle) -> Result<T>> Work<T> for F {}
 
-/// Works in a box that goes afterwards: one of a server if one was named, else one of this process.
+/// Runs work in a temporary box, of the given server or of this process.
 pub(crate) async fn alone<T>(
     arguments: &Arguments,
     options: &BoxOptions,
@@ -31,18 +31,18 @@ pub(crate) async fn alone<T>(
         let client = server(arguments, options).await?;
         return once(&client, options, spec, work).await;
     }
-    // What a person names for a run of their own may be mounted, and connected to.
+    // Without a server, the user may mount and connect to everything that the options name.
     let file = options.config.config.as_deref();
     let (mut config, _) = config::load(file, config::variables()?, Vec::new())?;
     config.network.allow(&options.allow);
-    // A person who names an image wants that one.
+    // An explicit image must exist.
     config.images.strict |= options.image.is_some();
     let boxes = Boxes::start(&config, None, policy(&config, options))?;
     let (client, _server) = boxes.client().await?;
     once(&client, options, spec, work).await
 }
 
-/// Works in a new box of this name, which goes afterwards.
+/// Runs work in a new named box, and deletes the box.
 pub(crate) async fn briefly<T>(
     arguments: &Arguments,
     options: &BoxOptions,
@@ -54,7 +54,7 @@ pub(crate) async fn briefly<T>(
     once(&client, options, spec, work).await
 }
 
-/// A new box of this name, for `--rm`. One that is there already stays as it is.
+/// Creates a named box for `--rm`. Fails if the box exists.
 pub(crate) async fn new(
     arguments: &Arguments,
     options: &BoxOptions,
@@ -71,7 +71,7 @@ pub(crate) async fn new(
     as_asked(made, options).await
 }
 
-/// The box of this name, which stays.
+/// Finds or creates a named box, which is kept.
 pub(crate) async fn named(
     arguments: &Arguments,
     options: &BoxOptions,
@@ -86,7 +86,7 @@ pub(crate) async fn named(
     as_asked(there, options).await
 }
 
-/// Says what the server changed of what was asked for. A box that is not as asked for is refused, and goes if it is new.
+/// Prints the fields that the profile changed. Fails if the box lacks a requested feature, and deletes it if it is new.
 async fn as_asked(there: BoxHandle, options: &BoxOptions) -> Result<BoxHandle> {
     output::tell_adjusted(there.adjusted());
     if let Err(error) = is_as_asked(&there, options).await {
@@ -98,7 +98,7 @@ async fn as_asked(there: BoxHandle, options: &BoxOptions) -> Result<BoxHandle> {
     Ok(there)
 }
 
-/// Says that a box is not the one that its name stood for before.
+/// Reports that an earlier box of this name has ended.
 fn tell_new(json: bool, name: &str, earlier: &EarlierBox) {
     if json {
         let told = serde_json::json!({"new": {"box": name, "earlier": earlier}});
@@ -111,7 +111,7 @@ fn tell_new(json: bool, name: &str, earlier: &EarlierBox) {
     ));
 }
 
-/// A name for a box that was given none.
+/// A unique name for an unnamed box.
 pub(crate) fn fresh_name() -> String {
     format!("run-{}", uuid::Uuid::now_v7().simple())
 }
@@ -124,7 +124,7 @@ async fn server(arguments: &Arguments, options: &BoxOptions) -> Result<BoxClient
     connect::server(arguments).await
 }
 
-/// In a box that goes with the work.
+/// Creates a box, runs work in it and deletes it.
 async fn once<T>(
     client: &BoxClient,
     options: &BoxOptions,
@@ -144,8 +144,9 @@ async fn once<T>(
     Ok(result)
 }
 
-/// Whether the box is of the image that was named, and has what was asked for: a server may take its own machine's system for an
-/// image it does not know, and a machine may lack what enforces a limit.
+/// Fails if the box does not use the requested image, or lacks a feature with `--strict`.
+///
+/// A server may use its own system directories for an unknown image, and a machine may be unable to enforce a limit.
 async fn is_as_asked(made: &BoxHandle, options: &BoxOptions) -> Result<()> {
     let info = made.info().await?;
     if let Some(image) = &options.image {
@@ -165,7 +166,7 @@ async fn is_as_asked(made: &BoxHandle, options: &BoxOptions) -> Result<()> {
     Ok(())
 }
 
-/// Which limits of a box are not enforced because of what its machine lacks, in one line.
+/// One line with the limits that the machine does not enforce.
 fn limits_not_kept(missing: &[String]) -> Option<String> {
     let lacks = |name: &str| missing.iter().any(|missing| missing == name);
     let limits = [
@@ -186,7 +187,7 @@ fn limits_not_kept(missing: &[String]) -> Option<String> {
     })
 }
 
-/// The box of this name: the one that is there, as it is unless something was said that it is not, or a new one.
+/// Finds or creates the named box. Options given explicitly must match an existing one.
 async fn find_or_make(
     client: &BoxClient,
     name: &str,
@@ -201,7 +202,7 @@ async fn find_or_make(
     let network_policy = spec.network_policy.clone();
     let lifetime = spec.lifetime.clone();
     let defaults = spec.defaults.clone();
-    // To ask for it counts as use, from which a new time without use begins.
+    // The call counts as use, so the idle time starts again.
     let as_it_is = spec.extra_mounts.is_none() && lifetime.is_none();
     let there = if info.state == BoxState::Running && as_it_is {
         let asked = spec.build()?;
@@ -247,7 +248,7 @@ fn policy(config: &Config, options: &BoxOptions) -> ServiceConfig {
     policy
 }
 
-/// The spec of a box with a name, which is its host's name, too.
+/// The spec of a named box. The name is also its host name.
 fn spec_of(options: &BoxOptions, name: &str) -> Result<SpecDraft> {
     Ok(options.draft(name.to_owned())?.name(Name::new(name)?))
 }

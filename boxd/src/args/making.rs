@@ -10,7 +10,7 @@ use clap::{Args, ValueEnum};
 use super::{ConfigFile, Manner, Program};
 use crate::{complete, toolchains, values};
 
-/// An idle time that never comes to an end: the most that every reader of JSON keeps as it is.
+/// An idle time that never ends: the largest integer that every JSON parser preserves.
 const FOR_EVER_MS: u64 = (1 << 53) - 1;
 
 const BOX: &str = "Box";
@@ -133,7 +133,9 @@ pub(crate) struct BoxOptions {
 type Workspace = (String, HostPathMode);
 
 impl BoxOptions {
-    /// The spec of a box with this id. It names every field of a spec, so that a new field needs an option here, or `None`.
+    /// The spec of a box with this id.
+    ///
+    /// It names every field of a spec, so that a new field needs an option here, or `None`.
     pub(crate) fn draft(&self, session_id: String) -> Result<SpecDraft> {
         if let Some(port) = self.publish.first() {
             bail!(
@@ -208,7 +210,7 @@ impl BoxOptions {
         let mut mounts: Vec<_> = mounts.collect::<Result<_>>()?;
         for volume in &self.volume {
             let mount = values::volume(volume)?;
-            // The one place that has an option of its own.
+            // The workspace has its own option.
             if mount.mount_path != DEFAULT_MOUNT_PATH {
                 mounts.push(mount);
             } else if workspace.is_some() {
@@ -222,7 +224,7 @@ impl BoxOptions {
         Ok((workspace, mounts))
     }
 
-    /// How long the box may be without use, if an option says so.
+    /// The idle time of the box, if an option sets it.
     fn idle_ms(&self) -> Option<u64> {
         let ttl = self.ttl.map(|ttl| u64::try_from(ttl.as_millis()));
         let ttl = ttl.map(|ttl| ttl.unwrap_or(FOR_EVER_MS).min(FOR_EVER_MS));
