@@ -1,4 +1,4 @@
-//! The trail in the log: one line a decision, one a finished execution, and no secret in any.
+//! The audit lines of the log: one per decision, one per finished execution, and no secret in any.
 
 use std::fmt::{self, Write as _};
 use std::sync::{Arc, Mutex};
@@ -11,7 +11,7 @@ use tracing::{Event, Metadata, Subscriber};
 
 use crate::scripted_runtime::{Scripted, object, query};
 
-/// Keeps the audit lines of its thread.
+/// Collects the audit lines of its thread.
 #[derive(Debug, Clone, Default)]
 struct Trail(Arc<Mutex<Vec<String>>>);
 

@@ -1,4 +1,4 @@
-//! The contract as a gateway sees it: decided where policy has a say, passed on where it has not.
+//! The contract of a gateway: the service decides where policy applies, and forwards the rest.
 
 use std::time::Duration;
 
@@ -249,7 +249,7 @@ async fn the_runtime_learns_who_calls() {
     assert_eq!(service.recent_errors().len(), 3);
 }
 
-/// To a runtime behind one connection everyone would be the same caller, and see everyone's boxes.
+/// Behind one connection, all callers would be the same caller and see each other's boxes.
 #[tokio::test]
 async fn a_service_whose_runtime_cannot_tell_callers_apart_serves_none_but_its_own() {
     let runtime = Scripted::new();

@@ -1,4 +1,4 @@
-//! How a service begins and ends, with a client it was given and with a connector of its own.
+//! How a service begins and ends, with an injected client and with its own connector.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,7 +16,7 @@ use serde_json::json;
 
 use crate::scripted_runtime::{Scripted, connect, object, query};
 
-/// A connector that counts.
+/// A connector that counts its calls.
 #[derive(Debug, Clone)]
 struct Counting {
     inner: Arc<InProcess>,
@@ -185,7 +185,7 @@ async fn a_lost_connection_is_made_again() {
     let service = BoxService::with_connector(ServiceConfig::default(), connector.clone()).unwrap();
     service.initialize().await.unwrap();
     let client = service.client().await.unwrap();
-    // The connector's own pair is replaced, which drops the old one.
+    // The connector replaces its own pair, which drops the old one.
     connector.inner.connect(LOCAL).await.unwrap();
     eventually(|| client.is_over()).await;
     run(&service).await.unwrap();

@@ -1,5 +1,5 @@
-//! What the service does for its callers, against a scripted runtime reached over a queue.
-#![allow(clippy::unwrap_used, clippy::expect_used)] // the helpers are tests, too
+//! The behaviour of the service towards its callers, against a scripted runtime over a queue.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // helpers unwrap, too
 
 mod audit;
 mod forwarding;

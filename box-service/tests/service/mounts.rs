@@ -1,4 +1,4 @@
-//! Which host directories reach a box.
+//! Which host directories a box can have.
 
 use std::fs;
 use std::os::unix::fs::symlink;

@@ -1,4 +1,4 @@
-//! What can be learned afterwards.
+//! Status, sessions and recent errors.
 
 use box_protocol::UnixMs;
 use box_service::ServiceConfig;

@@ -1,4 +1,4 @@
-//! What a profile gives, and what it does not let a caller have.
+//! The values that a profile sets, and those that a caller cannot change.
 
 use box_protocol::{BoxProfile, Code, HostPathMode, Network};
 use box_service::{BoxService, ServiceConfig};

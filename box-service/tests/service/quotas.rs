@@ -1,4 +1,4 @@
-//! A workspace holds so much and no more.
+//! The quota of a workspace is enforced.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! A runtime that does as it is told, remembers what it was asked, and is reached over a queue.
+//! A scripted runtime, which records its calls and is reached over a queue.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,7 +14,7 @@ use box_service::{BoxService, Query, RuntimeClient, ServiceConfig};
 use box_transports::queue;
 use serde_json::{Map, Value};
 
-/// What a [`Scripted`] runtime was asked.
+/// The calls that a [`Scripted`] runtime received.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Record {
     pub(crate) started: Vec<String>,
@@ -41,7 +41,7 @@ struct State {
     failure: Option<BoxError>,
 }
 
-/// The script, and what came of it. Clones are one runtime.
+/// The script and its record. Clones share one runtime.
 #[derive(Debug, Clone)]
 pub(crate) struct Scripted(Arc<Mutex<State>>);
 
@@ -62,31 +62,31 @@ impl Scripted {
         work(&mut self.0.lock().unwrap())
     }
 
-    /// Has no backend to run anything.
+    /// Removes the backend, so that nothing can run.
     pub(crate) fn without_backend(self) -> Self {
         self.with(|state| state.available = false);
         self
     }
 
-    /// Grants less than it should.
+    /// Reports this primitive as missing.
     pub(crate) fn missing(self, primitive: &str) -> Self {
         self.with(|state| state.missing.push(primitive.to_owned()));
         self
     }
 
-    /// Every command prints this.
+    /// Makes every command print this.
     pub(crate) fn printing(self, stdout: impl Into<String>, stderr: impl Into<String>) -> Self {
         self.with(|state| state.output = Some((stdout.into(), stderr.into())));
         self
     }
 
-    /// Every command writes a file of this size into the workspace.
+    /// Makes every command write a file of this size into the workspace.
     pub(crate) fn writing(self, name: &str, bytes: usize) -> Self {
         self.with(|state| state.files.push((name.to_owned(), bytes)));
         self
     }
 
-    /// Every command fails in the end, and leaves its box as it is.
+    /// Makes every command fail at its end and leave its box.
     pub(crate) fn failing(self, error: BoxError) -> Self {
         self.with(|state| state.failure = Some(error));
         self
@@ -101,7 +101,7 @@ impl Scripted {
         self.record().specs.first().expect("no box").clone()
     }
 
-    /// What it serves.
+    /// The actions of this runtime.
     pub(crate) fn router(&self) -> Router {
         Router::builder(Arc::new(self.clone()))
             .on::<SystemHealth>()
@@ -117,7 +117,7 @@ impl Scripted {
             .build()
     }
 
-    /// A service over a connection to it.
+    /// A service over a connection to this runtime.
     pub(crate) fn served(&self, config: ServiceConfig) -> Served {
         let (connection, client) = connect(self.router());
         let service = BoxService::with_client(config, client).unwrap();
@@ -163,7 +163,7 @@ impl Scripted {
     }
 }
 
-/// A connection to a runtime, as its two ends.
+/// The two ends of a connection to a runtime.
 #[derive(Debug)]
 pub(crate) struct Ends {
     pub(crate) near: Session,
@@ -175,7 +175,7 @@ pub(crate) fn connect(router: Router) -> (Ends, RuntimeClient) {
     connect_as("local", router)
 }
 
-/// A connection on which this caller calls.
+/// A connection on which this caller makes the calls.
 pub(crate) fn connect_as(caller: &str, router: Router) -> (Ends, RuntimeClient) {
     let options = || Options {
         limits: Limits::in_process(),
@@ -189,7 +189,7 @@ pub(crate) fn connect_as(caller: &str, router: Router) -> (Ends, RuntimeClient) 
     (Ends { near, far }, client)
 }
 
-/// A service, and the connection it was given.
+/// A service and its injected connection.
 #[derive(Debug)]
 pub(crate) struct Served {
     pub(crate) service: BoxService,
@@ -204,7 +204,7 @@ impl std::ops::Deref for Served {
     }
 }
 
-/// The query of the seeds.
+/// The query of the seed tests.
 pub(crate) fn query(id: u64) -> Query {
     Query::new(id).from_launcher("person", "test_user")
 }
@@ -216,7 +216,7 @@ pub(crate) fn object(value: Value) -> Map<String, Value> {
     }
 }
 
-/// A configuration with these roots.
+/// A configuration with these allowed roots.
 pub(crate) fn allowing(roots: &[&Path]) -> ServiceConfig {
     ServiceConfig {
         allowed_host_mount_roots: roots.iter().map(|root| root.to_path_buf()).collect(),
@@ -326,7 +326,7 @@ impl Handle<BoxExec> for Scripted {
     }
 }
 
-/// Notes that a call was dropped.
+/// Records that a call was dropped.
 struct Noted(Scripted);
 
 impl Drop for Noted {
@@ -341,7 +341,7 @@ impl Handle<BoxList> for Scripted {
         params: BoxListParams,
         _: Call<BoxList>,
     ) -> Result<BoxListResult, BoxError> {
-        // Pages of two, so that nobody gets away with reading the first one.
+        // Pages of two, so that a client must read more than the first.
         let all: Vec<_> = self.with(|state| state.sessions.values().cloned().collect());
         let after = |info: &BoxSessionInfo| Some(&info.session_id) > params.after.as_ref();
         let mut items: Vec<_> = all.iter().filter(|info| after(info)).cloned().collect();

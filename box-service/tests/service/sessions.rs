@@ -1,4 +1,4 @@
-//! Which box a call runs in, and what of a request is taken.
+//! Which box a call runs in, and which parts of a request apply.
 
 use box_protocol::actions::IfExists;
 use box_protocol::error::{Detail, langbot_class};

@@ -1,4 +1,4 @@
-//! Output is cut to a length, each stream by itself.
+//! Each output stream is cut to a length by itself.
 
 use box_service::{ServiceConfig, ToolResult};
 use serde_json::json;

@@ -1,4 +1,5 @@
-//! The trail of commands in the log: who started what, and how it ended, whether anybody reads it, waits for it, or serves it.
+//! The audit lines of commands in the log: which caller started them, and how they ended, with or
+//! without a reader, a waiting client or a running server.
 
 use std::io::Write as _;
 use std::os::unix::net::UnixStream;
@@ -10,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::support::{Server, eventually, mark, running};
 
-/// A server that writes its log, in JSON, to the end of a file in its directory.
+/// A server that appends its log, as JSON, to a file in its directory.
 fn logged(directory: tempfile::TempDir) -> (Server, Log) {
     let log = Log(directory.path().join("log"));
     let file = std::fs::File::options()
@@ -35,7 +36,7 @@ fn killed(mut server: Server) -> tempfile::TempDir {
 struct Log(PathBuf);
 
 impl Log {
-    /// The lines about commands.
+    /// The log lines about commands.
     fn trail(&self) -> Vec<Value> {
         let text = std::fs::read_to_string(&self.0).unwrap();
         let lines = text.lines().map(|line| serde_json::from_str(line).unwrap());
@@ -45,7 +46,7 @@ impl Log {
             .collect()
     }
 
-    /// Those that say this of this command.
+    /// The lines with this verb about this command.
     fn of(&self, word: &str, id: &str) -> Vec<Value> {
         let mut lines = self.trail();
         lines.retain(|line| line["message"] == word && line["command_id"] == id);
@@ -57,7 +58,7 @@ impl Log {
         lines.iter().filter(|line| line["message"] == word).count()
     }
 
-    /// Waits for the end of a command, which is told once.
+    /// Waits for the end of a command, which the server logs once.
     fn end_of(&self, id: &str) -> Value {
         eventually(&format!("the end of {id}"), || {
             !self.of("finished", id).is_empty()
@@ -68,7 +69,7 @@ impl Log {
     }
 }
 
-/// Whether a process of this machine was started with these words in it.
+/// Whether a process of this machine has these words in its arguments.
 fn runs(words: &str) -> bool {
     let all = std::fs::read_dir("/proc").unwrap().flatten();
     let line = |entry: std::fs::DirEntry| std::fs::read(entry.path().join("cmdline"));
@@ -76,7 +77,7 @@ fn runs(words: &str) -> bool {
         .any(|line| String::from_utf8_lossy(&line).contains(words))
 }
 
-/// Asks a server to run something and to end it if nobody waits; nobody reads the answer.
+/// Asks a server to run a command and to end it without a waiting client. The answer is never read.
 fn ask(server: &Server, session: &str, cmd: &str) -> UnixStream {
     let path = server.endpoints[0].strip_prefix("unix:").unwrap();
     let mut stream = UnixStream::connect(path).unwrap();
@@ -99,7 +100,7 @@ fn every_command_leaves_its_begin_and_its_end_in_the_log_and_no_secret() {
     ]);
     let detached = server.ok(&["exec", "-d", "--id", "far", "b", "printf 12345; exit 7"]);
     assert_eq!(detached, "b/far\n");
-    // Heard though nobody reads it.
+    // The server observes the end without a reader.
     let end = log.end_of("far");
     assert_eq!(
         (&end["exit_code"], &end["stdout_bytes"], &end["adopted"]),
@@ -113,7 +114,7 @@ fn every_command_leaves_its_begin_and_its_end_in_the_log_and_no_secret() {
     assert_eq!((log.count("started"), log.count("finished")), (2, 2));
     assert_eq!(log.trail()[0]["caller"], "local");
 
-    // What is not started is said not to be, and what is there already is not started again.
+    // A command that did not start is logged as such, and an existing command is not started again.
     assert!(
         !server
             .run(&["exec", "-d", "--id", "no", "b", "--", "no-such"])
@@ -124,7 +125,7 @@ fn every_command_leaves_its_begin_and_its_end_in_the_log_and_no_secret() {
     assert_eq!(log.of("not started", "no")[0]["code"], "validation");
     assert_eq!(log.of("was there already", "far").len(), 1);
 
-    // An exec that nobody waits for any more has an end, too.
+    // An exec without a waiting client is logged with its end, too.
     let sleeps = mark();
     let mut asked = ask(&server, "b", &format!("exec sleep {sleeps}"));
     eventually("it runs", || running(&sleeps) == 1);
@@ -137,7 +138,7 @@ fn every_command_leaves_its_begin_and_its_end_in_the_log_and_no_secret() {
     eventually("its end is heard", || ended().is_some());
     assert_eq!(ended().unwrap()["why"], "Killed");
 
-    // One that ends with its box is counted.
+    // A command that ends with its box is counted.
     server.ok(&["exec", "-d", "--id", "last", "b", "sleep 1000"]);
     server.ok(&["rm", "--force", "b"]);
     eventually("its box's end is its own", || {
@@ -164,7 +165,7 @@ fn commands_that_end_while_no_server_runs_are_logged_once_by_the_next() {
     let early = format!("{early}; printf 123; exit 3");
     server.ok(&["exec", "-d", "--id", "early", "b", &early]);
     server.ok(&["exec", "-d", "--id", "late", "b", &late]);
-    // Ends because its server is killed.
+    // This command ends because its server is killed.
     let sleeps = mark();
     let _asked = ask(&server, "e", &format!("exec sleep {sleeps}"));
     eventually("it runs", || running(&sleeps) == 1);
@@ -185,11 +186,11 @@ fn commands_that_end_while_no_server_runs_are_logged_once_by_the_next() {
         let mut lines = log.trail().into_iter();
         lines.any(|line| line["role"] == "Exec" && line["session_id"] == "e")
     });
-    // One that outlived its server is heard by the next like any other.
+    // The next server logs the end of a command that outlived its server.
     std::fs::write(workspace.path().join(late_file), "").unwrap();
     assert_eq!(log.end_of("late")["adopted"], Value::Null);
 
-    // What was told is not told again: the box's next end comes after all that is left of it.
+    // A logged end is not logged again: the next end of the box comes after all remaining ends.
     let (server, log) = logged(killed(server));
     server.ok(&["exec", "-d", "--id", "next", "b", "true"]);
     log.end_of("next");

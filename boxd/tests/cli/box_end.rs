@@ -1,13 +1,13 @@
-//! A command whose box ends says why, at once.
+//! A command reports at once why its box has ended.
 
 use std::process::{Output, Stdio};
 
 use super::support::{Server, boxd, err, eventually, feed};
 
-/// What fills a workspace with files of 1 MiB, and then stays.
+/// Fills a workspace with files of 1 MiB, and then waits.
 const FILL: &str = "for i in $(seq 200); do head -c 1M /dev/urandom > f$i; done; sleep 1000";
 
-/// The box was ended for its quota, and the program says so. It does not read on.
+/// Asserts that the box was ended for its quota, and that the client says so and stops reading.
 fn is_over_quota(ran: &Output) {
     assert_eq!(ran.status.code(), Some(122), "{ran:?}");
     let said = err(ran);

@@ -144,7 +144,7 @@ fn why_a_command_ended_is_said_with_what_can_be_done() {
     let ran = server.run(&["exec", "b", hog]);
     let said = err(&ran);
     assert!(!said.contains("raise --memory-mb"), "{said}");
-    // Where there is no cgroup, it is refused memory by its own limit.
+    // Without a cgroup, the limit of the process itself refuses the memory.
     let by_limit = said.contains("MemoryError");
     assert!(
         by_limit || said.contains("create a box with a higher --memory-mb"),
@@ -209,7 +209,7 @@ fn commands_are_killed_one_by_one_or_all() {
         server.ok(&["exec", "b", "echo the box lives"]),
         "the box lives\n"
     );
-    // All are tried, and what is said is about the one that failed.
+    // The client tries all of them, and reports the one that failed.
     server.ok(&["exec", "-d", "--id", "v", "b", "sleep 100"]);
     let some = server.run(&["kill", "nope", "b/nope", "b"]);
     assert_eq!(
@@ -228,7 +228,7 @@ fn commands_are_killed_one_by_one_or_all() {
 #[test]
 fn the_last_lines_of_a_log_are_lines() {
     let server = with_box();
-    // More than is looked at first, in lines of very different lengths.
+    // More than the client reads first, in lines of very different lengths.
     let text = "seq 1 20000; head -c 100000 /dev/zero | tr '\\0' x; echo; echo; printf end";
     server.ok(&["exec", "--detach", "--id", "c", "b", text]);
     server.run(&["wait", "b/c"]);

@@ -1,4 +1,4 @@
-//! How a server is found, and what is said where none is.
+//! How the client finds a server, and what it reports without one.
 
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::PermissionsExt as _;
@@ -59,7 +59,7 @@ fn a_rejected_client_gets_the_reason() {
     let (right, wrong) = ("a".repeat(32), "b".repeat(32));
     for place in 0..2 {
         let ps = at(place);
-        // Also at an address of its own that is neither localhost nor 127.0.0.1.
+        // Also at a loopback address that is neither localhost nor 127.0.0.1.
         let listed = ps(Some(&right));
         assert!(listed.status.success(), "{listed:?}");
         for token in [None, Some(wrong.as_str())] {

@@ -61,7 +61,7 @@ fn what_is_there_is_written_to_as_what_it_is() {
     server.ok(&["exec", "b", "echo new > /tmp/f"]);
     let at = |name: &str| dir.path().join(name);
     let copy = |name: &str| server.run(&["cp", "b:/tmp/f", at(name).to_str().unwrap()]);
-    // A file keeps its mode, and its owner.
+    // A file keeps its mode and its owner.
     std::fs::write(at("file"), "old, and longer").unwrap();
     std::fs::set_permissions(at("file"), std::fs::Permissions::from_mode(0o640)).unwrap();
     let root = rustix::process::geteuid().is_root();
@@ -83,7 +83,7 @@ fn what_is_there_is_written_to_as_what_it_is() {
         let meta = std::fs::metadata(at("file")).unwrap();
         assert_eq!((meta.uid(), meta.gid()), (12, 34));
     }
-    // A pipe, and with it every device, is still one.
+    // A pipe stays a pipe, and so does every device.
     let pipe = at("pipe");
     let made = std::process::Command::new("mkfifo").arg(&pipe).status();
     assert!(made.unwrap().success());
@@ -95,7 +95,8 @@ fn what_is_there_is_written_to_as_what_it_is() {
     assert_eq!(reading.join().unwrap(), "new\n");
     assert!(!std::fs::metadata(&pipe).unwrap().is_file());
     assert_eq!(server.ok(&["cp", "b:/tmp/f", "/dev/stdout"]), "new\n");
-    // Nothing is written through a link into nowhere, nor to a file of ours that is called as a part was.
+    // The client writes neither through a dangling link nor to a host file with the name of a
+    // partial copy.
     std::os::unix::fs::symlink(at("nowhere"), at("dangling")).unwrap();
     assert!(err(&copy("dangling")).contains("is a symbolic link"));
     std::fs::write(at(".fresh.part"), "mine").unwrap();
@@ -158,7 +159,7 @@ fn a_link_of_a_guest_leads_nowhere_while_it_is_copied() {
     let link = format!("mkdir -p /tmp/t && ln -s {} /tmp/t/d", outside.display());
     server.ok(&["exec", "b", &link]);
     assert!(copy().status.success());
-    // What was a link is a directory with a file now, and the link is still here.
+    // The copy has a directory with a file instead of the link, and the link on the host remains.
     server.ok(&[
         "exec",
         "b",

@@ -1,4 +1,4 @@
-//! `cp` beside a guest that means harm, and `cp` that is cut short.
+//! `cp` with a hostile guest, and `cp` that is interrupted.
 
 use std::fs;
 use std::io::Write as _;
@@ -17,7 +17,7 @@ fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// Does something again and again beside something else.
+/// Runs `again` repeatedly during `work`.
 fn beside<T>(again: impl Fn() + Send + Sync, work: impl FnOnce() -> T) -> T {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -32,7 +32,7 @@ fn beside<T>(again: impl Fn() + Send + Sync, work: impl FnOnce() -> T) -> T {
     })
 }
 
-/// Repeats without a pause until the condition holds: the window of a race may be short.
+/// Repeats without a pause until the condition holds, because the window of a race may be short.
 fn race_until(what: &str, mut is: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !is() {
@@ -62,7 +62,7 @@ fn links_that_are_swapped_in_while_a_directory_is_copied_bring_nothing_of_the_ho
         }
     };
     beside(swap, || {
-        // The control: who looks first and opens then does end up outside.
+        // The control: checking a path first and opening it then does end up outside.
         for (name, file) in [("d", "d/f"), ("f", "f")] {
             race_until("the swaps do not work", || {
                 let is_link = fs::symlink_metadata(from.join(name)).unwrap().is_symlink();
@@ -98,7 +98,7 @@ fn links_that_are_swapped_in_where_a_tree_is_copied_to_are_not_written_through()
         let _ = fs::remove_file(&directory);
     };
     beside(swap, || {
-        // The control: who makes the directory first and writes then does end up outside.
+        // The control: making the directory first and writing then does end up outside.
         race_until("the swaps do not work", || {
             let _ = fs::create_dir(&directory);
             let _ = fs::write(directory.join("control"), "");
@@ -106,7 +106,7 @@ fn links_that_are_swapped_in_where_a_tree_is_copied_to_are_not_written_through()
         });
         fs::remove_file(outside.join("control")).unwrap();
         for _ in 0..40 {
-            // It may find a directory gone that it has just made.
+            // The client may find that a directory it has just made is gone.
             server.run(&["cp", "b:/tmp/t", text(&to)]);
         }
     });
@@ -144,7 +144,7 @@ fn a_link_that_was_named_is_refused_and_one_in_the_place_of_a_copy_is_replaced()
     assert_eq!(server.ok(&["exec", "b", "cat /tmp/tree/f"]), "new\n");
 }
 
-/// A server that mounts directories for tests.
+/// A server that allows mounts for tests.
 fn with_mounts() -> Server {
     Server::with(tempfile::tempdir().unwrap(), |command| {
         let roots = format!("[\"{}\"]", std::env::temp_dir().display());
@@ -178,7 +178,7 @@ fn a_copy_into_a_box_that_is_cut_short_leaves_nothing_and_takes_no_room() {
         let mut copy = server.boxd(&["cp", "-", "b:/workspace/large"]);
         let mut copy = copy.stdin(Stdio::piped()).spawn().unwrap();
         let mut input = copy.stdin.take().unwrap();
-        // What it takes of this is more than one piece.
+        // This is more than one piece.
         input.write_all(&data).unwrap();
         (copy, input)
     };
@@ -188,7 +188,7 @@ fn a_copy_into_a_box_that_is_cut_short_leaves_nothing_and_takes_no_room() {
         assert_eq!(copy.wait().unwrap().code(), Some(130), "{number}");
         assert_eq!(names(workspace.path()).len(), 0);
     }
-    // With what those before have sent there would be no room for this.
+    // With the pieces of the earlier copies, the disk would have no room for this one.
     let copied = feed(&mut server.boxd(&["cp", "-", "b:/workspace/whole"]), &data);
     assert!(copied.status.success(), "{copied:?}");
     server.ok(&["exec", "b", "rm /workspace/whole"]);
@@ -198,7 +198,7 @@ fn a_copy_into_a_box_that_is_cut_short_leaves_nothing_and_takes_no_room() {
     assert_eq!(names(workspace.path()).len(), 0, "nor if it is killed");
     make[2] = "c";
     server.ok(&[&make[..], &["true"]].concat());
-    // A tree, while it is packed.
+    // A tree, while the client packs it.
     let tree = tempfile::tempdir().unwrap();
     let file = fs::File::create(tree.path().join("sparse")).unwrap();
     file.set_len(1 << 40).unwrap();
@@ -210,7 +210,7 @@ fn a_copy_into_a_box_that_is_cut_short_leaves_nothing_and_takes_no_room() {
     assert_eq!(names(&workspace.path().join("tree")).len(), 0);
 }
 
-/// Whether a process holds a file below a directory to which something was written.
+/// Whether a process has a non-empty file open below a directory.
 fn writes(process: &Child, below: &Path) -> bool {
     let open = fs::read_dir(format!("/proc/{}/fd", process.id()));
     let mut open = open.into_iter().flatten().flatten();

@@ -1,4 +1,5 @@
-//! What people type who come from container engines: it does what they mean, or says what it is called here.
+//! Options and habits of container engines: they work as expected, or the error names the right
+//! option.
 
 use std::process::Output;
 
@@ -86,7 +87,7 @@ fn a_name_with_rm_is_of_a_box_that_goes() {
         ("42\n", "")
     );
     server.ok(&["run", "--name", "brief", "true"]);
-    // One that is kept is not taken for a box that may go.
+    // A persistent box is not used for a run that deletes its box.
     let refused = server.run(&["run", "--rm", "--name", "brief", "true"]);
     assert!(err(&refused).contains("already exists"), "{refused:?}");
     assert_eq!(server.ok(&["ps", "-q"]), "brief\n");
@@ -115,14 +116,14 @@ fn a_named_box_lives_as_long_as_it_is_asked_to() {
     assert_eq!(idle("usual"), serde_json::Value::Null);
     server.ok(&["run", "--name", "long", "--ttl", "2h", "touch /tmp/f"]);
     assert_eq!(idle("long"), 7_200_000);
-    // The same box, with another end; what is not said stays.
+    // The same box, with a new lifetime. Unset options stay.
     server.ok(&["run", "--name", "long", "--ttl", "3h", "test -e /tmp/f"]);
     server.ok(&["run", "--name", "long", "test -e /tmp/f"]);
     assert_eq!(idle("long"), 10_800_000);
     server.ok(&["run", "--name", "long", "--keep", "test -e /tmp/f"]);
     let kept = idle("long").as_u64().unwrap();
     assert!(kept > 1_000_000_000_000_000, "{kept}");
-    // A time that is shorter than the box has been without use begins now.
+    // A lifetime shorter than the idle time so far begins now.
     let unused = || {
         let told = server.json(&["inspect", "long"]);
         let last = told["box"]["last_used_at"].as_u64().unwrap();
@@ -131,7 +132,7 @@ fn a_named_box_lives_as_long_as_it_is_asked_to() {
     eventually("it is without use for six seconds", unused);
     server.ok(&["run", "--name", "long", "--ttl", "5s", "test -e /tmp/f"]);
     server.ok(&["run", "--name", "long", "--keep", "test -e /tmp/f"]);
-    // The name the option had before.
+    // The former name of the option.
     server.ok(&["run", "--session", "long", "test -e /tmp/f"]);
 }
 
@@ -150,7 +151,7 @@ fn a_named_shell_keeps_what_was_done_in_it() {
     assert_eq!(second.status.code(), Some(3), "{second:?}");
     let other = exec("t", "pwd; echo [$A]");
     assert_eq!(out(&other), "/workspace\n[]\n", "control: {other:?}");
-    // What it reads is ours, byte by byte.
+    // The command reads exactly the bytes of the client.
     let mut reads = server.boxd(&["exec", "--shell", "t", "b", "cat | wc -c"]);
     assert_eq!(out(&feed(&mut reads, &[0xff; 1000])).trim(), "1000");
     let late = ["--timeout", "300ms", "b", "sleep 100"];
@@ -179,11 +180,11 @@ fn a_box_that_is_new_though_its_name_was_known_says_so() {
         said.contains("--keep") && said.lines().count() == 1,
         "{said}"
     );
-    // It is there now; and one that was deleted on request is expected to be gone.
+    // The box exists now. A box that was deleted on request is expected to be absent.
     says_nothing(&["run", "--name", "b", "true"]);
     server.ok(&["rm", "b"]);
     says_nothing(&["run", "--name", "b", "true"]);
-    // The next server knows as well.
+    // The next server knows this as well.
     server.signal(rustix::process::Signal::TERM);
     let mut server = server;
     server.child.wait().unwrap();

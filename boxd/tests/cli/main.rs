@@ -1,4 +1,4 @@
-//! The program as people use it: the real binary, real boxes, pipes and terminals.
+//! The program from the outside: the real binary, real boxes, pipes and terminals.
 
 #![allow(
     clippy::unwrap_used,

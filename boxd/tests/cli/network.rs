@@ -1,11 +1,11 @@
-//! The real program in a network of the test's own: a machine with a public and a private neighbour, and nothing beyond.
+//! The real program in a network of the test: a machine with one public and one private neighbour.
 
 use std::process::Command;
 
 use crate::support::{BOXD, err, out};
 
-/// Two network namespaces with a cable between them. In the far one are a public and a private address, each with a page; in
-/// the near one, `boxd` runs as each of the users given.
+/// Two connected network namespaces. The remote one has a public and a private address, each with a
+/// page. In the local one, `boxd` runs as each given user.
 const SCRIPT: &str = r#"
 set -e
 ip link set lo up
@@ -61,7 +61,7 @@ done
 #[test]
 fn public_addresses_are_reached_and_others_only_if_they_are_listed() {
     let root = rustix::process::geteuid().is_root();
-    // Who is not root is it in namespaces of its own, and nobody else there.
+    // An ordinary user is root in new namespaces, and has no other user there.
     let (namespaces, users) = if root {
         ("-n", "as_root as_nobody")
     } else {
@@ -71,7 +71,7 @@ fn public_addresses_are_reached_and_others_only_if_they_are_listed() {
     command.args([namespaces, "sh", "-c", SCRIPT, "sh", BOXD, users]);
     let ran = command.output().unwrap();
     let says = "says boxd: refused 93.184.216.34:8080 (not in --allow) boxd: refused elsewhere.example (not in --allow) \n";
-    // A run of its own, one with an open network, and two in a box of a server, each with its own lines.
+    // A separate run, one with an open network, and two in a box of a server, each with its lines.
     let says = format!("{says}says \n{says}{says}");
     let expected = "public page\nprivate refused\nown refused\nlisted page\nunlisted refused\n";
     let expected = format!("{expected}{says}off refused\n");

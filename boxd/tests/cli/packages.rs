@@ -1,4 +1,4 @@
-//! Packages that a guest installs for itself, with the machine's own pip and npm, from files of its workspace.
+//! Packages that a guest installs with pip and npm of the machine, from files in its workspace.
 
 use super::support::{boxd, err, feed, out};
 
@@ -32,10 +32,10 @@ fn pip_installs_for_the_guest_and_what_it_installs_is_found() {
     let ran = run(&format!("{install} && demobox && type -P demobox"), &[]);
     let expected = "installed by pip\n/home/box/.local/bin/demobox\n";
     assert_eq!(out(&ran), expected, "{ran:?}");
-    // A login shell sets a PATH of its own.
+    // A login shell sets its own PATH.
     let ran = run(&format!("{install} && sh -lc demobox"), &[]);
     assert_eq!(out(&ran), "installed by pip\n", "{ran:?}");
-    // What a caller sets holds: here, Debian's rule is back.
+    // A variable of the caller applies: here it restores Debian's rule.
     let refused = run(install, &["-e", "PIP_BREAK_SYSTEM_PACKAGES=0"]);
     assert!(err(&refused).contains("externally-managed") || refused.status.success());
 }

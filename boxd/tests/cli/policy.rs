@@ -1,4 +1,4 @@
-//! What a profile and an operator decide, and what people are told of it.
+//! What a profile and an operator decide, and what the client reports about it.
 
 use std::ffi::OsStr;
 use std::io::{BufRead as _, BufReader};
@@ -9,7 +9,7 @@ use super::support::{BOXD, Server, boxd, err, feed, out};
 const ANN: &str = "ann-0123456789abcdef0123456789abcdef";
 const BOB: &str = "bob-0123456789abcdef0123456789abcdef";
 
-/// A profile with a short limit on time and a locked network.
+/// A profile with a short timeout and a locked network.
 const SMALL: &str =
     r#"[{ name = "small", timeout_sec = 1, max_timeout_sec = 1, locked = ["network"] }]"#;
 
@@ -33,11 +33,11 @@ fn the_timeout_of_a_profile_limits_commands_and_shell_runs_and_is_printed_once()
     assert_eq!(late.status.code(), Some(124), "{late:?}");
     let said = "timeout_ms: 1000 instead of 1000000";
     assert_eq!(count(&err(&late), said), 1, "{late:?}");
-    // One that asks for no time has no more of it.
+    // A command without a timeout gets the limit of the profile.
     let late = server.run(&["exec", "s", "sleep 900"]);
     assert_eq!(late.status.code(), Some(124), "{late:?}");
     assert!(!err(&late).contains("timeout_ms"), "{late:?}");
-    // Runs in a shell are bound alike.
+    // Runs in a shell have the same limit.
     let late = server.run(&["exec", "--shell", "one", "s", "sleep 900"]);
     assert_eq!(late.status.code(), Some(124), "{late:?}");
     let asked = [
@@ -52,7 +52,7 @@ fn the_timeout_of_a_profile_limits_commands_and_shell_runs_and_is_printed_once()
     let late = server.run(&asked);
     assert_eq!(late.status.code(), Some(124), "{late:?}");
     assert_eq!(count(&err(&late), said), 1, "{late:?}");
-    // What keeps within it is told nothing.
+    // Within the limit, the client prints nothing about it.
     let soon = server.run(&["exec", "--timeout", "900ms", "s", "echo hi"]);
     assert_eq!((out(&soon).as_str(), err(&soon).as_str()), ("hi\n", ""));
 }
@@ -173,7 +173,7 @@ fn each_token_has_its_own_roots_and_the_error_names_the_remedy() {
     }
 }
 
-/// Connects to the socket it is given, and says whether that worked and whether a call is answered.
+/// Connects to the given socket, and prints whether that worked and whether a call is answered.
 const CALL: &str = r#"
 import socket, sys
 server = socket.socket(socket.AF_UNIX)
@@ -191,7 +191,7 @@ except OSError:
 fn a_guest_with_the_id_of_the_servers_user_is_not_served_as_that_user() {
     let directory = tempfile::tempdir().unwrap();
     let program = directory.path().join("boxd");
-    // By another process: a child of ours could keep the file open for writing.
+    // Copied by another process, because a child of this one could keep the file open for writing.
     let copied = Command::new("cp").arg(BOXD).arg(&program).status();
     assert!(copied.unwrap().success());
     let root = rustix::process::geteuid().is_root();
@@ -224,7 +224,7 @@ fn a_guest_with_the_id_of_the_servers_user_is_not_served_as_that_user() {
     let mut ready = BufReader::new(child.stdout.take().unwrap());
     ready.read_line(&mut line).unwrap();
     let endpoint = line.trim().strip_prefix("boxd ready ").unwrap().to_owned();
-    // It ends the server when the test does.
+    // The server ends with the test.
     let server = Server {
         child,
         endpoints: vec![endpoint],
@@ -278,7 +278,7 @@ fn a_table_for_a_token_that_there_is_not_is_refused() {
 fn a_state_directory_or_a_token_file_of_another_user_is_refused() {
     use std::os::unix::fs::chown;
     if !rustix::process::geteuid().is_root() {
-        // Only root can give a file away.
+        // Only root can change the owner of a file.
         return;
     }
     let directory = tempfile::tempdir().unwrap();
@@ -332,7 +332,7 @@ fn what_holds_the_state_of_the_server_is_not_mounted() {
     std::fs::create_dir(&beside).unwrap();
     std::os::unix::fs::symlink(&root, beside.join("up")).unwrap();
     let server = Server::with(directory, |command| {
-        // Not even where the operator names it.
+        // Refused even where the operator allows the path.
         command.arg("--allow-mount").arg(&root);
     });
     assert!(root.join("state/url.key").exists());

@@ -1,4 +1,4 @@
-//! `boxd` as people run it: what it says, how it ends, as root and as an ordinary user.
+//! `boxd doctor` and the bare program: output and exit codes, as root and as an ordinary user.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
@@ -36,11 +36,11 @@ const OPTIONAL: [&str; 11] = [
     "network.gate",
 ];
 
-/// The program where an ordinary user can reach it, which a build directory may not be.
+/// Copies the program to a directory that an ordinary user can read. A build directory may not be.
 fn program() -> (TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let program = dir.path().join("boxd");
-    // By another process: a child of ours could keep the file open for writing.
+    // Copied by another process, because a child of this one could keep the file open for writing.
     let copied = Command::new("cp")
         .arg(env!("CARGO_BIN_EXE_boxd"))
         .arg(&program)
@@ -54,7 +54,8 @@ fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// As whom it is tried: their names in a report, and their ids if they are not whoever runs the tests.
+/// The users of these tests: their names in a report, and their ids if they differ from the current
+/// user.
 fn users() -> Vec<(&'static str, Option<u32>)> {
     if is_root() {
         vec![("root", None), ("an ordinary user", Some(NOBODY))]
@@ -83,7 +84,7 @@ fn json(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// The names of primitives, by whether they are there.
+/// The names of the primitives that are present, or of those that are not.
 fn primitives(report: &Value, present: bool) -> Vec<&str> {
     let all = report["primitives"].as_array().unwrap().iter();
     all.filter(|primitive| primitive["present"] == present)
@@ -253,7 +254,7 @@ fn arguments_that_are_none_end_with_the_code_for_that() {
 #[test]
 fn in_a_container_that_is_not_privileged_it_says_so() {
     if !is_root() {
-        // Whose boxes do not need what is taken away here.
+        // The boxes of this user do not need the primitive that is removed here.
         return;
     }
     let script = "mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys && exec \"$0\" \"$@\"";

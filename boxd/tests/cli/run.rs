@@ -1,4 +1,4 @@
-//! `boxd run` by itself: no server, no configuration.
+//! `boxd run` alone: without a server and without a configuration.
 
 use std::io::Read as _;
 use std::os::unix::fs::PermissionsExt as _;
@@ -32,7 +32,7 @@ fn words_run_as_they_are_and_input_reaches_them() {
     let ran = feed(boxd().args(["run", "--", "cat"]), &data);
     assert!(ran.status.success());
     assert!(ran.stdout == data, "every byte comes back");
-    // One that reads nothing ends all the same.
+    // A command that reads nothing ends all the same.
     assert!(feed(boxd().args(["run", "true"]), &data).status.success());
 }
 
@@ -121,7 +121,7 @@ fn limits_variables_and_directories_are_as_asked_for() {
         "x = b'x' * (256 << 20)",
     ]);
     assert_ne!(hog.status.code(), Some(0));
-    // Killed by its cgroup; where there is none, refused memory by its own limit.
+    // The cgroup kills it. Without a cgroup, the limit of the process itself refuses the memory.
     let said = err(&hog);
     assert!(
         said.contains("raise --memory-mb") || said.contains("MemoryError"),
@@ -312,7 +312,7 @@ fn a_session_is_kept_and_used_again() {
     );
     let other = server.run(&["run", "--session", "work", "--memory-mb", "100", "true"]);
     assert!(err(&other).contains("memory_mb"), "{other:?}");
-    // Made with options, it is used again without them.
+    // A box that was made with options is reused without them.
     let made = ["run", "--session", "small", "--memory-mb", "128"];
     server.ok(&[&made[..], &["--network", "on", "touch /tmp/f"]].concat());
     server.ok(&["run", "--session", "small", "test -e /tmp/f"]);
@@ -323,7 +323,7 @@ fn a_session_is_kept_and_used_again() {
         "{other:?}"
     );
     server.ok(&["rm", "small"]);
-    // Without a session the box goes with its command.
+    // Without a name, the box ends with its command.
     server.ok(&["run", "true"]);
     assert_eq!(server.ok(&["ps", "--quiet"]), "work\n");
 }
@@ -402,7 +402,8 @@ fn nothing_is_left_after_a_run_that_is_killed() {
     super::support::eventually("it is gone", || running(&sleeps) == 0);
 }
 
-/// Runs the program as an ordinary user, if the tests run as root; otherwise every other test here does that.
+/// Runs the program as an ordinary user if the tests run as root. Otherwise every other test here
+/// does that.
 fn as_an_ordinary_user(arguments: &[&str]) -> Option<std::process::Output> {
     if !rustix::process::geteuid().is_root() {
         return None;
@@ -410,7 +411,7 @@ fn as_an_ordinary_user(arguments: &[&str]) -> Option<std::process::Output> {
     let directory = tempfile::tempdir().unwrap();
     std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     let program = directory.path().join("boxd");
-    // By another process: a thread's fork would keep a file open for writing that was just copied.
+    // Copied by another process, because the fork of a thread would keep the copy open for writing.
     assert!(
         Command::new("cp")
             .arg(BOXD)
@@ -443,7 +444,7 @@ fn an_ordinary_user_needs_no_configuration_either() {
 
 #[test]
 fn limits_that_are_not_enforced_are_named_once_and_strict_refuses_them() {
-    // What is missing differs between machines and users, and `doctor` knows it.
+    // Missing primitives differ between machines and users, and `doctor` reports them.
     for ordinary in [false, true] {
         let run = |arguments: &[&str]| {
             if ordinary {
@@ -475,7 +476,7 @@ fn limits_that_are_not_enforced_are_named_once_and_strict_refuses_them() {
             assert!(said.contains(name), "{said}");
         }
         let strict = run(&["run", "--strict", "--", "echo", "ran"]).unwrap();
-        // What a box has only where it is asked for.
+        // A box has these primitives only on request.
         let asked_for = ["network", "network.gate", "cgroup.io"];
         let lacking = missing.iter().any(|name| !asked_for.contains(name));
         assert_eq!(strict.status.success(), !lacking, "{missing:?} {strict:?}");

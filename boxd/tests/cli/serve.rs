@@ -1,4 +1,4 @@
-//! `serve` and `stdio`: who may come, what is kept, how it ends.
+//! `serve` and `stdio`: authentication, state and shutdown.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -55,7 +55,7 @@ fn a_server_that_cannot_listen_leaves_the_boxes_it_has_found() {
     server.child.kill().unwrap();
     server.child.wait().unwrap();
     let state = server.directory.path().join("state");
-    // Beyond loopback it needs tokens, and there are none.
+    // Beyond loopback the server requires tokens, and none are configured.
     let refused = boxd()
         .args(["serve", "--listen", "tcp://0.0.0.0:0", "--state-dir"])
         .arg(&state)
@@ -108,7 +108,7 @@ fn a_second_signal_ends_the_wait() {
     assert_eq!(server.child.wait().unwrap().code(), Some(128 + 15));
     waiting.kill().unwrap();
     waiting.wait().unwrap();
-    // What it left is the next one's, which ends it.
+    // The next server takes over the remaining box and ends it.
     let directory = std::mem::replace(&mut server.directory, tempfile::tempdir().unwrap());
     let next = Server::with(directory, |_| {});
     assert_eq!(next.ok(&["ps", "-q"]), "slow\n");
@@ -260,7 +260,7 @@ fn an_address_that_was_handed_out_outlives_the_server() {
     let server = Server::with(directory, http);
     let answer = asked(&server);
     assert!(answer.ends_with("found\n"), "{answer}");
-    // Anybody else's key knows nothing of it.
+    // Another server's key does not verify it.
     let other = Server::with(tempfile::tempdir().unwrap(), http);
     other.ok(&["run", "--session", "web", "true"]);
     assert!(!asked(&other).ends_with("found\n"));
@@ -397,7 +397,8 @@ fn a_host_over_stdio_has_boxes_that_end_with_it() {
 
 #[test]
 fn a_log_that_cannot_be_written_ends_nothing() {
-    // As after `boxd serve 2>&1 | tee log` and Ctrl-C: whoever read the log is gone. Or its disk is full.
+    // As after `boxd serve 2>&1 | tee log` and Ctrl-C: the reader of the log is gone. Or its disk
+    // is full.
     let full = std::fs::File::options().write(true).open("/dev/full");
     for log in [Stdio::piped(), full.unwrap().into()] {
         let directory = tempfile::tempdir().unwrap();
@@ -483,7 +484,7 @@ fn default_workspaces_are_made_when_the_policy_is_read_again() {
     let wrote = run("echo hi > file");
     assert!(wrote.status.success(), "{wrote:?}");
     assert_eq!(std::fs::read_to_string(hers.join("file")).unwrap(), "hi\n");
-    // One that cannot be made leaves everything as it was.
+    // A directory that cannot be made changes nothing.
     std::fs::write(root.join("taken"), "").unwrap();
     policy(&root.join("taken/box"));
     eventually("it has looked", || {

@@ -1,4 +1,5 @@
-//! A foreground command whose server dies: it lives, and is read on from the next server.
+//! A foreground command whose server is killed: it survives, and the client resumes at the next
+//! server.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::process::{Child, Stdio};
@@ -23,7 +24,7 @@ fn begun(server: &Server, text: &str) -> (Child, BufReader<std::process::ChildSt
     (child, out)
 }
 
-/// Kills the server and starts another in its place.
+/// Kills the server and starts its successor.
 fn next(mut server: Server) -> Server {
     server.child.kill().unwrap();
     server.child.wait().unwrap();
@@ -61,7 +62,7 @@ fn a_command_ends_with_the_program_that_waits_for_it() {
     let (mut child, _out) = begun(&server, "echo first; sleep 1000");
     child.kill().unwrap();
     child.wait().unwrap();
-    // A server may take a while to notice that a peer is gone.
+    // A server may take a while to notice a lost peer.
     let begun = Instant::now();
     loop {
         let commands = server.json(&["ps", "b"]);
@@ -85,7 +86,7 @@ fn a_command_is_read_on_after_its_server_was_replaced_in_order() {
     };
     let mut server = keep(tempfile::tempdir().unwrap());
     server.ok(&["run", "--session", "b", "true"]);
-    // It writes all the time, also while the server ends.
+    // The command writes all the time, also while the server ends.
     let text = "echo first; while ! read -t 0.01 line; do echo -n .; done; echo got $line; exit 7";
     let (mut child, mut out) = begun(&server, &format!("exec bash -c '{text}'"));
     server.signal(rustix::process::Signal::TERM);
@@ -108,7 +109,7 @@ fn a_command_is_read_on_after_its_server_was_replaced_in_order() {
 fn a_command_is_ended_with_a_word_if_its_server_dies_while_piped_input_is_sent() {
     let mut server = Server::start();
     server.ok(&["run", "--session", "b", "true"]);
-    // The command reads nothing, so that input waits in the box, at the server and here.
+    // The command reads nothing, so input waits in the box, in the server and in the client.
     let (mut child, mut out) = begun(&server, "echo first; sleep 1000");
     let mut input = child.stdin.take().unwrap();
     let written = Arc::new(AtomicUsize::new(0));
@@ -133,7 +134,7 @@ fn a_command_is_ended_with_a_word_if_its_server_dies_while_piped_input_is_sent()
         }
     });
     let told = || told.lock().unwrap().clone();
-    // More than the two pipes and what the program has read ahead hold: the rest is on its way.
+    // More than the two pipes and the buffer of the client hold: the rest is in flight.
     eventually("input is on its way", || {
         written.load(Ordering::Relaxed) > 2 * 64 * 1024 + 2 * 32 * 1024
     });
@@ -146,7 +147,7 @@ fn a_command_is_ended_with_a_word_if_its_server_dies_while_piped_input_is_sent()
         if told().contains(lost) {
             break;
         }
-        // It was between two pieces.
+        // The client was between two pieces.
     }
     let code = child.wait().unwrap().code();
     telling.join().unwrap();

@@ -1,4 +1,4 @@
-//! A server of one test, and the program against it.
+//! A server for one test, and the program as its client.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Output, Stdio};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 pub(crate) const BOXD: &str = env!("CARGO_BIN_EXE_boxd");
 
-/// The program, with nothing of the environment that would change what it does.
+/// The program, without environment variables that change its behaviour.
 pub(crate) fn boxd() -> Command {
     let mut command = Command::new(BOXD);
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("BOXD_")) {
@@ -16,7 +16,7 @@ pub(crate) fn boxd() -> Command {
     command
 }
 
-/// Runs it to its end, with this on standard input.
+/// Runs a command to its end with this standard input.
 pub(crate) fn feed(command: &mut Command, input: &[u8]) -> Output {
     command
         .stdin(Stdio::piped())
@@ -26,7 +26,7 @@ pub(crate) fn feed(command: &mut Command, input: &[u8]) -> Output {
     let mut stdin = child.stdin.take().unwrap();
     let input = input.to_vec();
     let feeding = std::thread::spawn(move || {
-        // A program that has heard enough closes it.
+        // A program that does not read everything closes the pipe.
         let _ = stdin.write_all(&input);
     });
     let output = child.wait_with_output().unwrap();
@@ -42,10 +42,11 @@ pub(crate) fn err(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// How long a test waits: on a machine that is busy with other things, too.
+/// How long a test waits for a condition. It is long enough for a busy machine.
 pub(crate) const LONG: Duration = Duration::from_mins(2);
 
-/// A number of seconds for `sleep` that no other test uses, of this checkout or another: it marks the processes of one test.
+/// A unique number of seconds for `sleep`, also across checkouts: it marks the processes of one
+/// test.
 pub(crate) fn mark() -> String {
     static NUMBER: AtomicUsize = AtomicUsize::new(0);
     let number = 86400 + NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -53,7 +54,7 @@ pub(crate) fn mark() -> String {
     format!("{number}.{}{now}", std::process::id())
 }
 
-/// How many processes of the machine were started with this argument.
+/// The number of processes of the machine with this argument.
 pub(crate) fn running(mark: &str) -> usize {
     let all = std::fs::read_dir("/proc").unwrap().flatten();
     let lines = all.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok());
@@ -64,7 +65,7 @@ pub(crate) fn running(mark: &str) -> usize {
     lines.filter(marked).count()
 }
 
-/// Waits for something that will be so.
+/// Waits until a condition holds, and fails the test after [`LONG`].
 pub(crate) fn eventually(what: &str, mut is: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !is() {
@@ -73,7 +74,7 @@ pub(crate) fn eventually(what: &str, mut is: impl FnMut() -> bool) {
     }
 }
 
-/// `boxd serve`, until dropped.
+/// A running `boxd serve`, which ends when this is dropped.
 pub(crate) struct Server {
     pub(crate) child: Child,
     pub(crate) endpoints: Vec<String>,
@@ -85,7 +86,8 @@ impl Server {
         Self::with(tempfile::tempdir().unwrap(), |_| {})
     }
 
-    /// With more arguments or variables, in a directory that may have been another's.
+    /// Starts a server with more arguments or variables, in a directory that a server may have
+    /// used.
     pub(crate) fn with(directory: tempfile::TempDir, more: impl FnOnce(&mut Command)) -> Self {
         let mut command = boxd();
         command
@@ -107,7 +109,7 @@ impl Server {
         }
     }
 
-    /// The program, told to talk to this server.
+    /// The program as a client of this server.
     pub(crate) fn boxd(&self, arguments: &[&str]) -> Command {
         let mut command = boxd();
         command
@@ -120,7 +122,7 @@ impl Server {
         self.boxd(arguments).stdin(Stdio::null()).output().unwrap()
     }
 
-    /// What it prints when all goes well.
+    /// Runs a command that must succeed, and returns its output.
     pub(crate) fn ok(&self, arguments: &[&str]) -> String {
         let output = self.run(arguments);
         assert!(output.status.success(), "{arguments:?}: {output:?}");

@@ -11,7 +11,7 @@ use rustix::termios::{Winsize, tcsetwinsize};
 
 use super::support::{Server, boxd, eventually, mark, running};
 
-/// A terminal with a program on it.
+/// A terminal and the program on it.
 struct Terminal {
     child: Child,
     keys: File,
@@ -44,7 +44,7 @@ impl Terminal {
         let (mut reader, shown) = (File::from(ours.try_clone().unwrap()), Arc::clone(&screen));
         std::thread::spawn(move || {
             let mut buffer = [0; 4096];
-            // Ends with an error when nobody has the other end any more.
+            // The read fails when the other end is closed.
             while let Ok(length @ 1..) = reader.read(&mut buffer) {
                 shown.lock().unwrap().extend(&buffer[..length]);
             }
@@ -90,7 +90,7 @@ fn a_shell_has_a_terminal_its_size_its_keys_and_its_code() {
     terminal.shows("on /dev/pts/");
     resize(&terminal.ours, 77, 22);
     let pid = rustix::process::Pid::from_child(&terminal.child);
-    // A kernel tells the session's leader; this child leads none, so it is told here.
+    // The kernel signals only the leader of a session, which this child is not.
     rustix::process::kill_process(pid, rustix::process::Signal::WINCH).unwrap();
     eventually("the new size arrives", || {
         terminal.types("stty size\n");
@@ -99,7 +99,7 @@ fn a_shell_has_a_terminal_its_size_its_keys_and_its_code() {
     });
     let sleeps = mark();
     terminal.types(&format!("sleep {sleeps}\n"));
-    // A key that interrupts also throws away what nobody has read yet.
+    // An interrupt key also discards unread input.
     eventually("it sleeps", || running(&sleeps) == 1);
     terminal.types("\x03");
     terminal.types("echo still $((40 + 2)); exit 7\n");
@@ -120,7 +120,7 @@ fn a_shell_without_a_server_gets_a_new_box() {
     assert_eq!(terminal.child.wait().unwrap().code(), Some(5));
     let written = std::fs::read_to_string(shared.path().join("f")).unwrap();
     assert_eq!(written, "42\n");
-    // A name means a box that stays, and those are a server's.
+    // A name means a box that stays, which only a server can keep.
     let mut named = boxd();
     named.env("BOXD_SERVER_STATE_DIR", lonely.path());
     let refused = named.args(["shell", "work"]).output().unwrap();
@@ -159,7 +159,7 @@ fn an_interrupt_reaches_the_command_and_a_second_ends_it() {
         child.try_wait().unwrap().is_none(),
         "control: the first one is ignored"
     );
-    // Two that come before the first is looked at are one.
+    // Two signals that arrive before the first is handled are one.
     eventually("the second ends it", || {
         interrupt(&child);
         std::thread::sleep(std::time::Duration::from_millis(300));
@@ -168,7 +168,7 @@ fn an_interrupt_reaches_the_command_and_a_second_ends_it() {
     assert_eq!(child.wait().unwrap().code(), Some(137));
 }
 
-/// Whether what is typed is shown, as a terminal does that nobody has taken.
+/// Whether the terminal echoes input, as it does in its normal mode.
 fn echoes(terminal: &Terminal) -> bool {
     let modes = rustix::termios::tcgetattr(&terminal.ours).unwrap();
     modes
@@ -202,7 +202,8 @@ fn a_shell_ends_with_its_terminal_or_its_input() {
     tell(&terminal.child, rustix::process::Signal::TERM);
     assert_eq!(terminal.child.wait().unwrap().code(), Some(129));
     assert!(echoes(&terminal));
-    // An end of input comes while the shell takes its terminal over: again and again, because it is a race.
+    // The end of input arrives while the shell takes over its terminal. Repeated, because it is a
+    // race.
     for _ in 0..5 {
         assert!(server.run(&["shell", "b"]).status.success());
     }
@@ -240,7 +241,7 @@ fn a_stopped_server_blocks_no_client() {
         eventually("it ends", || {
             if let Some(signal) = signals.next() {
                 tell(&terminal.child, *signal);
-                // Two that come before the first is looked at are one.
+                // Two signals that arrive before the first is handled are one.
                 std::thread::sleep(std::time::Duration::from_millis(500));
             }
             code = terminal.child.try_wait().unwrap();
@@ -257,7 +258,7 @@ fn a_stopped_server_blocks_no_client() {
     assert_eq!(held(&exec, &[Signal::INT; 9]), Some(130));
     let exec = ["exec", "-t", "b", script];
     assert_eq!(held(&exec, &[Signal::TERM]), Some(143));
-    // One that ends with its command has a box to delete.
+    // A run that ends with its command has a box to delete.
     assert_eq!(
         held(&["run", "echo up; exec sleep 100"], &[Signal::TERM]),
         Some(143)
@@ -279,7 +280,7 @@ fn in_the_background_the_client_is_not_stopped_and_leaves_input_to_others() {
         screen.contains("Running") && !screen.contains("Stopped"),
         "{screen}"
     );
-    // In front it reads again.
+    // In the foreground it reads again.
     terminal.types("fg\n");
     std::thread::sleep(std::time::Duration::from_millis(500));
     terminal.types("ty''ped\n");
@@ -324,7 +325,7 @@ fn texts_end_at_words_where_a_narrow_terminal_does() {
     }
 }
 
-/// A line as it is seen.
+/// A line without its colour codes.
 fn without_colours(line: &str) -> String {
     let mut parts = line.split("\x1b[");
     let first = parts.next().unwrap_or_default().to_owned();
@@ -344,7 +345,7 @@ fn a_long_copy_shows_how_far_it_is_and_leaves_nothing_of_that() {
     let mut terminal = Terminal::new(&mut server.boxd(&["cp", file, "b:/tmp/file"]), 100);
     terminal.shows(" of 24.00 MiB");
     assert!(terminal.child.wait().unwrap().success());
-    // The last that is drawn is an empty line.
+    // The last drawn line is empty.
     eventually("the bar is gone", || {
         let screen = terminal.screen.lock().unwrap();
         screen.ends_with(b"\r\x1b[2K") || screen.ends_with(b"\x1b[K")

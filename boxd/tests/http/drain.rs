@@ -1,4 +1,4 @@
-//! The end: what is open is ended in order, within a bound.
+//! Shutdown: open connections are closed in order, within a bound.
 
 use std::io::{Read as _, Write as _};
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use crate::support::{Client, LONG, Served, Setup};
 
 const PING: &str = r#"{"jsonrpc":"2.0","method":"$/ping"}"#;
 
-/// The status that a websocket is closed with, and the texts before it.
+/// The close status of a websocket, and the texts before it.
 fn closed_with(client: &mut Client) -> (u16, Vec<String>) {
     let mut texts = Vec::new();
     loop {
@@ -31,7 +31,7 @@ fn closed_with(client: &mut Client) -> (u16, Vec<String>) {
     }
 }
 
-/// A websocket that has said something short, so that its dialect is known.
+/// A websocket that has sent a short message, so that the server knows its dialect.
 fn websocket(served: &Served, text: &str) -> Client {
     let mut client = served.client();
     assert_eq!(client.upgrade(&[]).status, 101);
@@ -53,7 +53,7 @@ fn websockets_learn_whether_the_server_restarts() {
         let mut sockets: Vec<Client> = (0..8).map(|_| websocket(&served, PING)).collect();
         let mut idle = served.client();
         assert_eq!(idle.get("/healthz", &[]).status, 200);
-        // All of them are connections of the RPC by now.
+        // All of them are RPC connections by now.
         served.wait_for("boxd_http_websockets 8");
         served.signal(Signal::TERM);
         for socket in &mut sockets {

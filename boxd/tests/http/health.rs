@@ -1,4 +1,4 @@
-//! Health, readiness, version, figures.
+//! Health, readiness, version and metrics.
 
 use std::os::unix::fs::PermissionsExt as _;
 
@@ -60,7 +60,7 @@ fn beyond_loopback_it_does_not_start_without_tokens_and_names_where_they_go() {
     assert!(said.contains("HOST:PORT"), "{said}");
 }
 
-/// The value of a figure.
+/// The value of a metric.
 fn figure(page: &str, name: &str) -> f64 {
     let line = page.lines().find_map(|line| line.strip_prefix(name));
     let line = line.unwrap_or_else(|| panic!("no {name}: {page}"));
@@ -104,7 +104,7 @@ async fn figures_count_boxes_connections_and_requests() {
             page.body
         );
     }
-    // The websocket's, and this request's.
+    // The websocket and this request.
     assert!(value(r#"boxd_connections{listener="http"}"#) >= 2.0);
     assert!(value("process_resident_memory_bytes ") > 1e6);
     assert!(value("process_open_fds ") > 5.0);

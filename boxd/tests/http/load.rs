@@ -18,7 +18,7 @@ async fn a_thousand_stalled_clients_do_not_keep_a_healthy_one_waiting() {
     let stalled: Vec<TcpStream> = (0..1000)
         .map(|number| {
             let mut stream = TcpStream::connect(served.http()).unwrap();
-            // Nothing at all, half a line, half a head, or a body that does not come.
+            // No bytes, half a line, half a head, or a body that never comes.
             let said = [
                 "",
                 "GET /hea",
@@ -50,12 +50,12 @@ fn beyond_the_most_connections_a_new_one_is_closed_at_once_and_counted() {
     let served = Setup::new().env("BOXD_SERVER_MAX_CONNECTIONS", "4").start();
     let mut held: Vec<Client> = (0..4).map(|_| served.client()).collect();
     for client in &mut held {
-        // A caller that is let in keeps the place, whatever the answer is.
+        // An authenticated caller keeps its connection, with any answer.
         assert_eq!(client.get("/boxes/none/port/80/", &[]).status, 404);
     }
     assert!(served.client().rest().is_empty());
     held.pop();
-    // The place is free once the server has noticed.
+    // The slot is free once the server has noticed.
     let since = Instant::now();
     let page = loop {
         let mut client = served.client();
@@ -72,19 +72,19 @@ fn beyond_the_most_connections_a_new_one_is_closed_at_once_and_counted() {
     assert!(refused.unwrap().parse::<u32>().unwrap() >= 1, "{page}");
 }
 
-/// Connections that say nothing, or not who they are, in four times the number there may be.
+/// Opens four times the allowed number of connections that send nothing or no credentials.
 fn crowd(address: &str, most: usize) -> Vec<TcpStream> {
     let said = ["", "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n", "{"];
     let one = |number: usize| {
         let mut stream = TcpStream::connect(address).unwrap();
-        // One that has lost its place already may be closed.
+        // A connection that has lost its slot may be closed.
         let _ = stream.write_all(said[number % 3].as_bytes());
         stream
     };
     (0..4 * most).map(one).collect()
 }
 
-/// Calls an action that needs nothing, and checks that it is answered.
+/// Calls an action, and checks that the server answers.
 fn call(client: &mut Client, method: &str, params: &str) {
     client.write(&format!(
         "{{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"{method}\",\"params\":{params}}}\n"
@@ -94,7 +94,7 @@ fn call(client: &mut Client, method: &str, params: &str) {
     assert!(line.contains("\"result\""), "{method}: {line}");
 }
 
-/// A connection of the RPC that has shown a token.
+/// An RPC connection that has authenticated.
 fn hello(address: &str) -> Client {
     let mut client = Client::to(address);
     call(&mut client, "hello", &format!("{{\"token\":\"{ANN}\"}}"));
@@ -117,7 +117,7 @@ fn a_crowd_without_a_token_keeps_out_no_caller_with_one() {
     let mut before = hello(tcp);
     for _ in 0..3 {
         let crowds = (crowd(served.http(), MOST), crowd(tcp, MOST));
-        // Those who were there before stay, and new ones come in at once.
+        // Existing connections stay, and new ones are accepted at once.
         assert_eq!(early.get("/boxes/none/port/80/", &bearer).status, 404);
         call(&mut before, "box.list", "{}");
         for _ in 0..5 {
@@ -150,7 +150,7 @@ fn every_connection_is_kept_alive_by_the_system_whatever_it_has_said() {
                 .lines()
                 .map(|line| line.split_whitespace().collect::<Vec<_>>());
             let mut ends = lines.filter(|line| line[1].ends_with(&its) && line[2].ends_with(&ours));
-            // The timer of the server's end: 2 is the one that asks a silent peer.
+            // The timer of the server's end of the connection: 2 is the keepalive timer.
             if ends.any(|line| line[5].starts_with("02:")) {
                 break;
             }
@@ -175,7 +175,7 @@ fn a_body_beyond_the_limit_is_refused_before_it_is_sent() {
     assert_eq!(answer.status, 413);
     assert_eq!(answer.json()["code"], "PAYLOAD_TOO_LARGE");
     assert!(answer.body.contains("http_body_bytes") && answer.body.contains(&most.to_string()));
-    // What a client asks first about is not sent for.
+    // The server does not ask for a body that it would refuse.
     let (most, mut client) = (most.to_string(), served.client());
     let asked = [("Content-Length", &*most), ("Expect", "100-continue")];
     assert_eq!(
@@ -225,7 +225,7 @@ fn a_server_without_descriptors_says_so_once_and_serves_again() {
         .args(&["--listen", "tcp://127.0.0.1:0"])
         .start();
     let tcp = served.address("tcp://").strip_prefix("tcp://").unwrap();
-    // It has begun whatever it begins with the first connection.
+    // The server has set up everything that it sets up with the first connection.
     call(&mut hello(tcp), "box.list", "{}");
     let files = format!("/proc/{}/fd", served.pid().as_raw_nonzero());
     let open = u64::try_from(std::fs::read_dir(files).unwrap().count()).unwrap();
@@ -234,12 +234,12 @@ fn a_server_without_descriptors_says_so_once_and_serves_again() {
         maximum: Some(open + 16),
     };
     prlimit(Some(served.pid()), Resource::Nofile, few).unwrap();
-    // Callers that have shown a token keep their connections.
+    // Authenticated callers keep their connections.
     let waits = "no connection is accepted for now";
     let hello = format!(
         "{{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"hello\",\"params\":{{\"token\":\"{ANN}\"}}}}\n"
     );
-    // One that was given up for another may be closed already.
+    // An abandoned connection may be closed already.
     let say = |client: &mut Client| drop(client.stream.get_mut().write_all(hello.as_bytes()));
     let mut held = Vec::new();
     while !served.log().contains(waits) {
@@ -255,7 +255,8 @@ fn a_server_without_descriptors_says_so_once_and_serves_again() {
         assert!(held.len() < 64, "there are descriptors for all");
     }
     assert!(held.len() > 4, "{} are served", held.len());
-    // Others try as long as it lasts, and no other line comes: one a try would be fifty by now.
+    // Further connections are tried meanwhile, and no other line is logged: one per attempt would
+    // be fifty by now.
     let since = Instant::now();
     while since.elapsed() < Duration::from_secs(2) {
         say(&mut Client::to(tcp));
@@ -263,7 +264,7 @@ fn a_server_without_descriptors_says_so_once_and_serves_again() {
     }
     assert_eq!(served.log().matches(waits).count(), 1, "{}", served.log());
     held.drain(..4);
-    // Those that wait are accepted first, and may use up what is free for a moment.
+    // The server accepts the waiting connections first, which may use the free slots for a moment.
     let since = Instant::now();
     let list = "{\"jsonrpc\":\"2.0\",\"id\":2,\"method\":\"box.list\",\"params\":{}}\n";
     loop {
@@ -290,7 +291,7 @@ fn a_server_without_descriptors_says_so_once_and_serves_again() {
     assert!(!log.contains("uncategorized"), "{log}");
 }
 
-/// Mebibytes of memory that a process has.
+/// The resident memory of a process in mebibytes.
 fn resident(pid: rustix::process::Pid) -> usize {
     let status = std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -341,7 +342,7 @@ fn answers_that_are_not_read_are_bounded_and_their_memory_goes_back() {
     }
     let held = resident(served.pid());
     assert!(held > before + 30, "{before} MiB, and {held} with answers");
-    // A connection gets what it may hold, beside what was in the socket, and no more.
+    // A connection can hold its limit, in addition to the bytes in the socket, and no more.
     for client in &mut silent {
         let (mut answered, mut refused) = (0, 0);
         for _ in 0..CALLS {

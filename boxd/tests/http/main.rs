@@ -1,4 +1,4 @@
-//! The one HTTP port of `boxd serve`, from outside: the real program, real sockets, real boxes.
+//! The HTTP port of `boxd serve` from the outside: the real program, real sockets, real boxes.
 //!
 //! - `support`: a running `boxd serve`, and an HTTP client that sends exactly the bytes of a test.
 //! - `health`, `routes`, `origin`, `tokens`: which request gets which answer.

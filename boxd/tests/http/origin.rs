@@ -1,4 +1,4 @@
-//! Pages in browsers, and names that are not this server's.
+//! Requests of browser pages, and host names of other servers.
 
 use crate::support::{ANN, Setup, bearer};
 

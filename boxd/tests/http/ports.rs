@@ -1,4 +1,4 @@
-//! Ports of real boxes, over HTTP: by an address that is its own credential, and by token.
+//! Ports of real boxes over HTTP: by signed URL and by token.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -11,14 +11,15 @@ use box_client::{BoxClient, BoxHandle, SpecDraft};
 
 use crate::support::{ANN, Answer, BOB, Client, LONG, Served, Setup, bearer};
 
-/// What listens in the box: tells what it was asked, counts what it is sent, and echoes on a websocket.
+/// The application in the box: it reports its request, counts the received bytes, and echoes on a
+/// websocket.
 const APP: &str = include_str!("app.py");
 
 fn port(number: u16) -> NonZeroU16 {
     NonZeroU16::new(number).unwrap()
 }
 
-/// A box whose port 8000 answers.
+/// A box with an application on port 8000.
 async fn a_box(client: &BoxClient, id: &str) -> BoxHandle {
     let made = client.create(SpecDraft::new(id)).await.unwrap();
     listens(&made, APP).await;
@@ -36,7 +37,7 @@ async fn listens(made: &BoxHandle, program: &'static str) {
     }
 }
 
-/// The path of an address that was handed out.
+/// The path of a signed URL.
 async fn path(made: &BoxHandle, number: u16, lasting: Option<Duration>) -> String {
     let shared = made.share_port(port(number), lasting).await.unwrap();
     assert_eq!(shared.expires_at.is_some(), lasting.is_some());
@@ -66,7 +67,7 @@ async fn an_address_opens_one_port_of_one_box_and_nothing_else() {
     let answer = get(&served, &format!("{ours}x/y%2Fz?q=1"), &[]);
     assert_eq!(answer.status, 200, "{answer:?}");
     assert_eq!(answer.json()["path"], "/x/y%2Fz?q=1");
-    // Without its last slash, too.
+    // Also without its last slash.
     assert_eq!(get(&served, ours.trim_end_matches('/'), &[]).status, 200);
 
     let cap = ours.split('~').nth(1).unwrap().split('/').next().unwrap();
@@ -102,7 +103,7 @@ async fn an_address_opens_one_port_of_one_box_and_nothing_else() {
         "{answer:?}"
     );
 
-    // A later box of the same name is another one.
+    // A later box of the same name is a different box.
     web.delete().await.unwrap();
     assert_eq!(get(&served, &ours, &[]).status, 401);
     let again = a_box(&client, "a b~c").await;
@@ -134,7 +135,7 @@ async fn a_token_opens_the_ports_of_its_boxes_and_no_box_sees_it() {
         let path = format!("/boxes/web/port/{port}/");
         assert_eq!(get(&served, &path, &[(name, &ann)]).status, 400, "{port}");
     }
-    // Nor does a box see it in a cookie, in a query or as Basic has it.
+    // A box does not see the token in a cookie, in a query or in Basic authentication either.
     let basic = format!("Basic {}", STANDARD.encode(format!("ann:{ANN}")));
     let cookies = format!("theirs=1; token={ANN}");
     let forms = [
@@ -149,7 +150,8 @@ async fn a_token_opens_the_ports_of_its_boxes_and_no_box_sees_it() {
     assert_eq!(answer.json()["headers"]["x-basic"], Value::Null);
     let in_path = get(&served, &format!("{plain}{ANN}"), &[(name, &ann)]);
     assert_eq!(in_path.status, 400, "{in_path:?}");
-    // What an application in the box asks for itself reaches it; ours never does, needed or not.
+    // The box receives the credentials of its own application. It never receives the server's
+    // token.
     let ours = path(&web, 8000, None).await;
     let answer = get(
         &served,
@@ -162,7 +164,7 @@ async fn a_token_opens_the_ports_of_its_boxes_and_no_box_sees_it() {
     );
     assert!(!answer.body.contains(ANN), "{answer:?}");
     assert_eq!(answer.json()["headers"]["host"], "localhost:8000");
-    // Nobody hands out what is not theirs.
+    // A caller gets no URL for another owner's box.
     let stranger = crate::rpc::connect(&served.rpc(), Some(BOB)).await;
     assert!(stranger.open("web").await.unwrap_err().is_not_found());
 }
@@ -187,7 +189,7 @@ async fn a_page_of_a_box_has_no_origin_and_no_cookies_of_the_host() {
         "it was for the whole host"
     );
     assert_eq!(answer.header("referrer-policy"), Some("no-referrer"));
-    // Without the address a page is a page, token or not.
+    // Without the signed URL, a request of a browser page is refused.
     let plain = "/boxes/web/port/8000/";
     assert_eq!(get(&served, plain, &page).status, 403);
     assert_eq!(get(&served, plain, &[]).status, 200, "control");
@@ -248,12 +250,12 @@ async fn a_box_that_speaks_no_sound_http_is_answered_for() {
             "{answer:?}"
         );
     }
-    // What comes after an answer is none.
+    // Bytes after an answer are not an answer.
     let mut one = served.client();
     assert_eq!(one.get(&format!("{ours}two"), &[]).body, "one");
     assert_eq!(one.get("/healthz", &[]).status, 200);
     assert_eq!(asked("early").body, "well");
-    // A body that breaks off breaks off here, too.
+    // A truncated body is truncated for the client, too.
     let mut cut = served.client();
     cut.write(&format!(
         "GET {ours}short HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -289,7 +291,7 @@ async fn a_body_streams_through_in_little_memory_and_is_cut_at_the_limit() {
     let answer = sender.answer(false);
     assert_eq!((answer.status, answer.body), (200, (16 << 20).to_string()));
 
-    // Without a length that could be refused before.
+    // Without a length, which the server could refuse before.
     let before = resident(&served);
     let mut sender = served.client();
     sender.write(&format!(
@@ -315,7 +317,7 @@ async fn a_body_streams_through_in_little_memory_and_is_cut_at_the_limit() {
     assert_eq!(get(&served, &ours, &[]).status, 200, "others are served");
 }
 
-/// The bytes that the server has in memory.
+/// The resident memory of the server in bytes.
 fn resident(served: &Served) -> usize {
     let page = served.get("/metrics").body;
     let name = "process_resident_memory_bytes ";

@@ -1,4 +1,4 @@
-//! Paths that are served, and paths that are not.
+//! Served and unserved paths.
 
 use crate::support::{ANN, Setup};
 
@@ -54,7 +54,7 @@ async fn an_http_request_at_the_rpcs_tcp_port_gets_nothing_and_does_nothing() {
         let socket = setup.unix();
         let served = setup.args(&listen).args(&[&socket]).start();
         let address = served.address("tcp://").strip_prefix("tcp://").unwrap();
-        // What a page in a browser can send: a body of lines that are messages.
+        // A browser page can send this: a body with lines that are messages.
         let spec = r#"{"spec":{"session_id":"from-a-page"}}"#;
         let call = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"box.create","params":{spec}}}"#);
         let frame = format!(r#"{{"seq_id":1,"action":"box.create","data":{spec}}}"#);
@@ -72,7 +72,7 @@ async fn an_http_request_at_the_rpcs_tcp_port_gets_nothing_and_does_nothing() {
         }
         let here = crate::rpc::connect(&socket, None).await;
         assert_eq!(crate::rpc::seen(&here).await, [""; 0]);
-        // The same line is obeyed where it is the first.
+        // The server executes the same line where it is the first.
         if open {
             let mut client = crate::support::Client::to(address);
             client.write(&format!("{call}\n"));

@@ -1,4 +1,4 @@
-//! Boxes over `/rpc/ws`: in both dialects, and whose they are.
+//! Boxes over `/rpc/ws`: in both dialects, and their owners.
 
 use box_client::{BoxClient, ClientOptions, SpecDraft};
 use box_gateways::langbot::Frames;
@@ -57,7 +57,7 @@ async fn a_command_runs_in_a_real_box_in_either_dialect() {
     }
 }
 
-/// LangBot's own question for the backend.
+/// LangBot's query for the backend.
 struct BackendInfo;
 
 impl box_rpc::Action for BackendInfo {
@@ -89,7 +89,7 @@ async fn with_an_instance_langbots_actions_are_served_and_only_those() {
     assert_eq!(told.await.unwrap()["name"], "native");
     let native = peer.call::<box_protocol::actions::SystemHealth>(&box_rpc::Empty {});
     assert!(native.await.is_err());
-    // The first instance of a token is the token's.
+    // The first instance of a token is the token itself.
     for other in ["langbot-2", "", "no instance"] {
         assert!(endpoint.connect(&connect(other)).await.is_err(), "{other}");
     }
@@ -118,7 +118,7 @@ async fn with_an_instance_the_other_dialect_is_not_spoken() {
     assert!(asked.call().await.is_err());
 }
 
-/// The ids that a client sees.
+/// The ids of the boxes that a client sees.
 pub(crate) async fn seen(client: &BoxClient) -> Vec<String> {
     let list = client.list(BoxListParams::default()).await.unwrap();
     let ids = list.items.iter();
@@ -168,7 +168,7 @@ async fn an_id_of_another_token_is_neither_taken_nor_revealed() {
         let ran = client.exec(spec("build", &format!("echo {owner} | tee of")));
         assert_eq!(ran.await.unwrap().stdout.trim(), owner);
     }
-    // Each has its own, with its own files.
+    // Each owner has its own box with its own files.
     for (client, owner) in [(&ann, "ann"), (&bob, "bob"), (&here, "here")] {
         let ran = client.exec(spec("build", "cat of")).await.unwrap();
         assert_eq!(ran.stdout.trim(), owner);

@@ -1,4 +1,4 @@
-//! What the tests share.
+//! A running `boxd serve`, and an HTTP client that sends exactly the bytes of a test.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
@@ -16,22 +16,22 @@ use tempfile::TempDir;
 pub(crate) const ANN: &str = "ann-0123456789abcdef0123456789abcdef";
 pub(crate) const BOB: &str = "bob-0123456789abcdef0123456789abcdef";
 
-/// Nothing takes longer than this, on however slow a machine.
+/// How long a test waits for a condition. It is long enough for a busy machine.
 pub(crate) const LONG: Duration = Duration::from_mins(2);
 
-/// A program that serves.
+/// A running server.
 #[derive(Debug)]
 pub(crate) struct Served {
     child: Child,
-    /// The addresses of the line that says it is ready.
+    /// The addresses of its ready line.
     addresses: Vec<String>,
     log: Arc<Mutex<String>>,
     logging: Option<JoinHandle<()>>,
-    /// Holds its state.
+    /// The directory of its state.
     _directory: TempDir,
 }
 
-/// How to start one.
+/// The settings of a server.
 #[derive(Debug)]
 pub(crate) struct Setup {
     command: Command,
@@ -39,12 +39,12 @@ pub(crate) struct Setup {
 }
 
 impl Setup {
-    /// With an HTTP port on loopback and a Unix socket.
+    /// An HTTP port on loopback, and a Unix socket.
     pub(crate) fn new() -> Self {
         Self::at("127.0.0.1:0")
     }
 
-    /// With an HTTP port there.
+    /// An HTTP port at this address, and a Unix socket.
     pub(crate) fn at(http: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_boxd"));
@@ -59,7 +59,7 @@ impl Setup {
         Self { command, directory }
     }
 
-    /// And tokens of both callers.
+    /// Adds the tokens of both callers.
     pub(crate) fn with_tokens(mut self) -> Self {
         let file = self.directory.path().join("tokens");
         std::fs::write(&file, format!("ann {ANN}\nbob {BOB}\n")).unwrap();
@@ -74,28 +74,28 @@ impl Setup {
         format!("unix:{}", socket.display())
     }
 
-    /// And this said on the command line.
+    /// Adds command line arguments.
     pub(crate) fn args(mut self, arguments: &[&str]) -> Self {
         self.command.args(arguments);
         self
     }
 
-    /// And this in the environment.
+    /// Adds an environment variable.
     pub(crate) fn env(mut self, name: &str, value: &str) -> Self {
         self.command.env(name, value);
         self
     }
 
-    /// Runs it to its end, which is said to come by itself: its status and what it said.
+    /// Runs a server that must fail to start, and returns its status and output.
     pub(crate) fn fails(mut self) -> (ExitStatus, String) {
         let output = self.command.output().unwrap();
         assert!(output.stdout.is_empty());
         (output.status, String::from_utf8(output.stderr).unwrap())
     }
 
-    /// Starts it, and waits until it is ready.
+    /// Starts the server, and waits until it is ready.
     pub(crate) fn start(mut self) -> Served {
-        // Before the first of many: the program inherits it.
+        // Before the first of many connections: the program inherits this limit.
         let mut files = getrlimit(Resource::Nofile);
         files.current = files.maximum;
         setrlimit(Resource::Nofile, files).unwrap();
@@ -129,33 +129,33 @@ impl Setup {
 }
 
 impl Served {
-    /// The address that begins like this.
+    /// The address with this scheme.
     pub(crate) fn address(&self, scheme: &str) -> &str {
         let found = self.addresses.iter().find(|text| text.starts_with(scheme));
         found.unwrap_or_else(|| panic!("no {scheme} in {:?}", self.addresses))
     }
 
-    /// Host and port of HTTP.
+    /// Host and port of the HTTP listener.
     pub(crate) fn http(&self) -> &str {
         self.address("http://").strip_prefix("http://").unwrap()
     }
 
-    /// The RPC's websocket.
+    /// The URL of the RPC websocket.
     pub(crate) fn rpc(&self) -> String {
         format!("ws://{}/rpc/ws", self.http())
     }
 
-    /// A client that stays connected.
+    /// A client with one persistent connection.
     pub(crate) fn client(&self) -> Client {
         Client::to(self.http())
     }
 
-    /// One request, on a connection of its own.
+    /// Sends one request on a new connection.
     pub(crate) fn get(&self, path: &str) -> Answer {
         self.client().get(path, &[])
     }
 
-    /// Waits until this line stands among the figures.
+    /// Waits until the metrics have this line.
     pub(crate) fn wait_for(&self, line: &str) {
         let since = Instant::now();
         while !self.get("/metrics").body.contains(line) {
@@ -164,7 +164,7 @@ impl Served {
         }
     }
 
-    /// Waits until it has logged this.
+    /// Waits until the server has logged this text.
     pub(crate) fn wait_for_log(&self, text: &str) {
         let since = Instant::now();
         while !self.log().contains(text) {
@@ -173,7 +173,7 @@ impl Served {
         }
     }
 
-    /// What it has logged so far.
+    /// The log so far.
     pub(crate) fn log(&self) -> String {
         self.log.lock().unwrap().clone()
     }
@@ -186,7 +186,7 @@ impl Served {
         kill_process(self.pid(), signal).unwrap();
     }
 
-    /// Waits for its end: its status, and everything it has logged.
+    /// Waits for the end of the server, and returns its status and its whole log.
     pub(crate) fn ended(&mut self) -> (ExitStatus, String) {
         let since = Instant::now();
         let status = loop {
@@ -219,11 +219,11 @@ impl Drop for Served {
     }
 }
 
-/// What came back.
+/// A received answer.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
-    /// Names in lower case.
+    /// Header names are in lower case.
     headers: Vec<(String, String)>,
     pub(crate) body: String,
 }
@@ -239,7 +239,7 @@ impl Answer {
     }
 }
 
-/// A connection that says exactly what it is told to.
+/// A connection that sends exactly the given bytes.
 #[derive(Debug)]
 pub(crate) struct Client {
     pub(crate) stream: BufReader<TcpStream>,
@@ -261,12 +261,12 @@ impl Client {
         self.stream.get_mut().write_all(text.as_bytes()).unwrap();
     }
 
-    /// Waits until the server has taken everything that was written out of the kernel's hands.
+    /// Waits until the server has read everything that was written.
     pub(crate) fn wait_until_read(&self) {
         let stream = self.stream.get_ref();
         let here = stream.local_addr().unwrap().port();
         let there = stream.peer_addr().unwrap().port();
-        // First it has arrived: nothing we sent is unacknowledged. Then nothing of it is left to be read.
+        // First all sent bytes must be acknowledged, then the server's receive queue must be empty.
         for (from, to, empty) in [(here, there, "00000000:"), (there, here, ":00000000")] {
             let (from, to) = (format!(":{from:04X}"), format!(":{to:04X}"));
             let since = Instant::now();
@@ -286,7 +286,7 @@ impl Client {
         }
     }
 
-    /// Asks for a path, with these headers besides `Host`, unless one of them is that.
+    /// Requests a path with these headers, and with `Host` unless it is among them.
     pub(crate) fn get(&mut self, path: &str, headers: &[(&str, &str)]) -> Answer {
         self.ask("GET", path, headers)
     }
@@ -303,7 +303,7 @@ impl Client {
         self.answer(method == "HEAD")
     }
 
-    /// Asks for a websocket.
+    /// Requests a websocket.
     pub(crate) fn upgrade(&mut self, headers: &[(&str, &str)]) -> Answer {
         let mut all = vec![
             ("Connection", "Upgrade"),
@@ -345,7 +345,7 @@ impl Client {
         answer
     }
 
-    /// Everything that still comes, until the other end closes. A reset is an end, too.
+    /// The remaining bytes until the other end closes. A reset is an end, too.
     pub(crate) fn rest(&mut self) -> Vec<u8> {
         let mut rest = Vec::new();
         match self.stream.read_to_end(&mut rest) {

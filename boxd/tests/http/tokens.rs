@@ -1,4 +1,4 @@
-//! Who is let in: tokens, in whichever header.
+//! Authentication with tokens, in either header.
 
 use std::io::BufRead as _;
 
@@ -6,24 +6,24 @@ use serde_json::{Value, json};
 
 use crate::support::{ANN, BOB, Client, Setup, bearer};
 
-/// How many wrong ones are tried.
+/// The number of wrong tokens that are tried.
 const WRONG: usize = 10_000;
 
-/// Tokens that are none, many of them nearly one.
+/// Wrong tokens, many of them nearly right.
 fn wrong(number: usize) -> String {
     let place = number % ANN.len();
     match number % 5 {
-        // One byte is another.
+        // One byte differs.
         0 => {
             let mut bytes = ANN.as_bytes().to_vec();
             bytes[place] = b'A' + u8::try_from(number / 5 % 26).unwrap();
             String::from_utf8(bytes).unwrap()
         }
-        // The beginning of one.
+        // A prefix of a token.
         1 => ANN[..place].to_owned(),
-        // More than one.
+        // A token and more.
         2 => format!("{ANN}{number}"),
-        // One of each.
+        // Parts of two tokens.
         3 => format!("{}{}", &ANN[..place], &BOB[place..])
             .replace(ANN, "x")
             .replace(BOB, "x"),
