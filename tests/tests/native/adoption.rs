@@ -1,4 +1,5 @@
-//! A runtime that is killed loses no box and no output: the next one on the same state directory takes everything over.
+//! A killed runtime loses no box and no output: the next runtime adopts everything from the same
+//! state directory.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -21,10 +22,10 @@ use tokio::process::{Child, Command};
 
 use super::support::{Machine, PROGRAM, mark, on_each_machine, processes_with};
 
-/// How often a runtime is killed.
+/// How many times a runtime is killed.
 const ROUNDS: usize = 20;
 
-/// A runtime in a process of its own.
+/// A runtime in a separate process.
 pub(super) struct Host {
     process: Child,
     session: Session,
@@ -36,7 +37,8 @@ impl Host {
         Self::start_with(machine, state, Value::Null).await
     }
 
-    /// The same, with this way out for its boxes; `within` are commands that set up a network of its own for it.
+    /// Starts a runtime with this network policy for its boxes. `within` has commands that set up a
+    /// separate network for it.
     pub(super) async fn start_with(
         machine: &Machine,
         state: &Path,
@@ -93,7 +95,7 @@ impl Host {
         self.session.peer()
     }
 
-    /// As `kill -9` does.
+    /// Kills the runtime, as `kill -9` does.
     pub(super) async fn kill(mut self) {
         self.process.start_kill().unwrap();
         self.process.wait().await.unwrap();
@@ -113,7 +115,7 @@ impl Host {
         self.call::<CommandStart>(params).await.unwrap()
     }
 
-    /// What a command has written from an offset on, until a moment without output or its end.
+    /// The output of a command from an offset, up to a pause or its end.
     pub(super) async fn read(
         &self,
         id: &str,
@@ -145,25 +147,25 @@ fn endpoint(state: &Path) -> String {
     format!("unix:{}", state.join("socket").display())
 }
 
-/// What such a runtime is told.
+/// The argument of such a runtime.
 pub(super) fn how(machine: &Machine, state: &Path, network: &Value) -> Value {
     json!({"state": state, "user": machine.user(), "endpoint": endpoint(state), "network": network,
         "parent": cgroup_parent(machine)})
 }
 
-/// Where the groups of its boxes are.
+/// The parent of the cgroups of its boxes.
 pub(super) fn cgroup_parent(machine: &Machine) -> String {
     format!("box-adopt-{}-{}", std::process::id(), machine.uid)
 }
 
-/// The directories of the boxes there are.
+/// The directories of all boxes.
 pub(super) fn directories(state: &Path) -> Vec<PathBuf> {
     let all = std::fs::read_dir(state).unwrap();
     let paths = all.map(|entry| entry.unwrap().path());
     paths.filter(|path| path.is_dir()).collect()
 }
 
-/// The agents of those boxes.
+/// The agents of these boxes.
 pub(super) async fn agents(state: &Path) -> Vec<Pid> {
     let mut agents = Vec::new();
     for directory in directories(state) {
@@ -178,7 +180,7 @@ pub(super) fn code(error: CallError) -> Code {
     BoxError::from(error).code()
 }
 
-/// The numbers a counter has written, which must follow on each other.
+/// Checks that the numbers of a counter are consecutive.
 fn check(bytes: &[u8], next: &mut u64) {
     for line in std::str::from_utf8(bytes).unwrap().lines() {
         assert_eq!(
@@ -199,7 +201,7 @@ async fn boxes_commands_logs_and_ends_are_there_after_every_kill() {
         let spec = json!({"spec": {"session_id": "kept", "persistent": true, "memory_mb": 300, "labels": {"a": "b"}}});
         host.call::<BoxCreate>(spec.clone()).await.unwrap();
         let made = host.call::<BoxGet>(json!({"session_id": "kept"})).await.unwrap().info;
-        // Load: one that writes as fast as it can, and one that only counts.
+        // Load: one command that writes as fast as it can, and one that only counts.
         host.start_command("load", "while :; do seq 1 10000; done").await;
         let counter = "i=0; while :; do echo line $i; i=$((i+1)); sleep 0.005; done";
         host.start_command("count", counter).await;
@@ -208,7 +210,7 @@ async fn boxes_commands_logs_and_ends_are_there_after_every_kill() {
             let id = format!("ends-{round}");
             let ends = format!("echo begun; sleep 0.1; echo ended {round}; exit {round}");
             host.start_command(&id, &ends).await;
-            // Somebody reads when it happens.
+            // A client is reading when the runtime is killed.
             let peer = host.session.peer();
             let params = json!({"session_id": "kept", "command_id": "load", "view": "bytes",
                 "from": {"tail": 0}});
@@ -219,7 +221,7 @@ async fn boxes_commands_logs_and_ends_are_there_after_every_kill() {
             tokio::time::sleep(Duration::from_millis(if round % 2 == 0 { 0 } else { 150 })).await;
             host = Host::start(machine, state.path()).await.unwrap();
             assert_eq!(host.adopted, 1, "round {round}");
-            // Its end is there, also if nobody was.
+            // The runtime has its end, even without a reader.
             let (bytes, info, _) = host.read(&id, 0, None).await;
             assert_eq!(bytes, format!("begun\nended {round}\n").as_bytes());
             assert_eq!(info.exit.unwrap().code, i32::try_from(round).ok());
@@ -262,7 +264,7 @@ async fn what_is_gone_is_swept_and_a_state_directory_has_one_user() {
         );
         host.kill().await;
         eventually("boxes live on", async || processes_with(&seconds) == 2).await;
-        // One box that has lost its record is nobody's.
+        // A box without a record has no owner.
         let boxes: Vec<_> = std::fs::read_dir(state.path())
             .unwrap()
             .map(|entry| entry.unwrap().path())
@@ -275,7 +277,7 @@ async fn what_is_gone_is_swept_and_a_state_directory_has_one_user() {
         eventually("the other is ended", async || processes_with(&seconds) == 1).await;
         eventually("and its directory is removed", async || !boxes[0].exists()).await;
         assert!(boxes[1].exists());
-        // Ended while nobody looked: reported gone, and cleared away.
+        // It ended while no runtime ran: reported gone, and cleaned up.
         for id in ["one", "two"] {
             let _ = host
                 .call::<BoxDelete>(json!({"session_id": id, "force": true}))
@@ -334,7 +336,7 @@ async fn a_box_whose_workspace_is_gone_takes_no_other_with_it() {
             host.call::<BoxExec>(json!({"spec": spec})).await.unwrap();
         }
         host.kill().await;
-        // What has its place is another directory.
+        // Another directory has its path now.
         let aside = lost.path().with_extension("aside");
         std::fs::rename(lost.path(), &aside).unwrap();
         std::fs::create_dir(lost.path()).unwrap();
@@ -347,7 +349,7 @@ async fn a_box_whose_workspace_is_gone_takes_no_other_with_it() {
         };
         eventually("and nothing is left of it", async || directories() == 2).await;
         assert_eq!(code(host.call::<BoxGet>(json!({"session_id": "lost"})).await.unwrap_err()), Code::NotFound);
-        // The quota of the other holds on.
+        // The quota of the other box still applies.
         let fill = "for i in $(seq 200); do head -c 1M /dev/urandom > f$i; sleep 0.01; done";
         let spec = json!({"session_id": "kept", "host_path": kept.path(), "workspace_quota_mb": 8, "cmd": fill});
         let error = host.call::<BoxExec>(json!({"spec": spec})).await.unwrap_err();
@@ -364,7 +366,7 @@ async fn a_box_whose_workspace_is_gone_takes_no_other_with_it() {
     .await;
 }
 
-/// The record of the box in this directory, changed.
+/// Changes the record of the box in this directory.
 fn rewrite(directory: &Path, change: impl Fn(&mut Value)) {
     let path = directory.join("box.json");
     let mut kept: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
@@ -395,7 +397,7 @@ async fn a_record_of_another_version_costs_no_box() {
             };
             all.find(is_it).unwrap()
         };
-        // What this version does not know, and what it would not let anybody ask for.
+        // Fields that this version does not know, and values that it would refuse in a request.
         rewrite(&directory_of("odd"), |record| {
             record["colour"] = json!("blue");
             record["spec"]["colour"] = json!({"of": "money"});
@@ -418,7 +420,7 @@ async fn a_record_of_another_version_costs_no_box() {
         assert_eq!(processes_with(&seconds), 3, "nobody has ended the others");
         assert!(newer.exists() && strange.exists());
         host.kill().await;
-        // Whoever can read them has them again.
+        // A runtime that can read the records adopts the boxes again.
         rewrite(&newer, |record| record["version"] = json!(1));
         std::fs::write(strange.join("box.json"), whole).unwrap();
         let host = Host::start(machine, state.path()).await.unwrap();

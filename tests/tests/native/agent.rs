@@ -1,4 +1,4 @@
-//! The agent's own calls, spoken to without a runtime in between.
+//! The agent's own calls, without a runtime in between.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -38,7 +38,7 @@ fn collected(id: &str, argv: &[&str]) -> AgentStartParams {
     start(id, argv, json!({"reply": {"collected": {"bytes": 1000}}}))
 }
 
-/// The output from an offset on, how much before it is gone, and how the command ended.
+/// The output from an offset, the number of dropped bytes before it, and how the command ended.
 async fn read(peer: &Peer, id: &str, from: u64) -> (Vec<u8>, u64, AgentCommand) {
     let params: AgentOutputParams = serde_json::from_value(
         json!({"command_id": id, "from": {"offsets": {"stdout": from}}, "view": "bytes"}),
@@ -137,7 +137,7 @@ async fn a_detached_command_is_read_from_any_offset_and_waited_for() {
         let (bytes, _, told) = read(&peer, "d", 2).await;
         assert_eq!(bytes, b"2\n3\n", "also after its end");
         assert_eq!((told.exit, told.size.stdout), (Some(Exit::returned(4)), 6));
-        // A log with a cap forgets its oldest bytes and says how many.
+        // A log with a limit drops its oldest bytes and reports how many.
         let small = start("s", &["seq", "10000"], json!({"log_bytes": 4096}));
         peer.call::<AgentStart>(&small).await.unwrap();
         let (bytes, gone, _) = read(&peer, "s", 0).await;
@@ -234,7 +234,8 @@ async fn a_call_that_is_dropped_while_it_starts_a_command_leaves_nothing_running
         let more: AgentInputParams =
             serde_json::from_value(json!({"command_id": "reads", "data": "eA=="})).unwrap();
         for calls in (0..=120).step_by(8) {
-            // It finds all of it at once, and after so many calls lets others go first wherever it waits for anything.
+            // The agent reads all of these calls at once, and yields to others after a number of
+            // calls.
             signal(rustix::process::Signal::STOP);
             let mut before: Vec<_> = (0..calls)
                 .map(|_| Box::pin(peer.call::<AgentInput>(&more)))

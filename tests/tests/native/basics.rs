@@ -1,4 +1,4 @@
-//! Commands, their ends, and what makes a box impossible.
+//! Commands, their ends, and specs that cannot become a box.
 
 use box_protocol::{BoxState, Code, SessionId};
 use box_runtime::native::{NativeBackend, NativeConfig};
@@ -143,7 +143,7 @@ async fn images_are_directories_by_name_and_strictly_so_if_wanted() {
         };
         let error = exec("other").await.unwrap_err();
         assert_eq!(error.code(), Code::Unsupported, "{error:?}");
-        // There is no shell in it, which shows that it is the root.
+        // It has no shell, which shows that it is the root file system.
         let error = exec("empty").await.unwrap_err();
         assert_eq!(error.code(), Code::Validation, "{error:?}");
         assert!(error.message().contains("not found"), "{error:?}");

@@ -1,4 +1,4 @@
-//! What a call was told, or asked to go on, holds whatever becomes of the runtime a moment later.
+//! An answered call stays in effect when the runtime is killed a moment later.
 
 use std::time::Duration;
 
@@ -40,7 +40,7 @@ async fn round(machine: &Machine) {
     let changed = json!({"session_id": "kept", "name": "renamed", "labels": {"old": null, "new": "2"},
         "lifetime": {"idle_ms": 3_600_000}});
     host.call::<BoxUpdate>(changed).await.unwrap();
-    // While the exec runs, at once after the answer.
+    // While the exec runs, directly after the answer.
     host.kill().await;
 
     let host = Host::start(machine, state.path()).await.unwrap();

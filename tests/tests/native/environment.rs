@@ -1,4 +1,5 @@
-//! What commands find in their environment: nothing, the box's defaults, a file of the guest's, what was asked for.
+//! The environment of commands: empty, the box's defaults, a file of the guest, and variables of
+//! the request.
 
 use box_protocol::actions::{CommandChunk, CommandStartResult, FileRemove};
 use box_protocol::{BoxError, Code};
@@ -8,7 +9,7 @@ use tokio::sync::mpsc;
 
 use super::support::{Machine, on_each_machine, printed, spec};
 
-/// Prints the variables that tests are about.
+/// Prints the variables of these tests.
 const PRINT: &str = "echo $A $B $C ${D-none}";
 
 fn params<T: serde::de::DeserializeOwned>(mut more: Value) -> T {
@@ -24,7 +25,7 @@ async fn exec(machine: &Machine, cmd: &str, env: Value) -> Result<String, BoxErr
     Ok(printed(&ran).to_owned())
 }
 
-/// The output of something that is started and read to its end.
+/// The output of a command that is started and read to its end.
 async fn output(
     running: impl Future<Output = Result<CommandStartResult, BoxError>>,
     mut chunks: mpsc::Receiver<CommandChunk>,
@@ -74,7 +75,7 @@ async fn a_file_of_the_box_is_between_its_defaults_and_what_is_asked_for() {
         assert_eq!(exec(machine, PRINT, asked()).await.unwrap(), want);
         assert_eq!(command(machine).await.unwrap(), want);
         assert_eq!(shell(machine, "after").await.unwrap(), want);
-        // A shell that is there keeps what it was made with.
+        // An existing shell keeps its environment.
         assert_eq!(shell(machine, "before").await.unwrap(), "box box asked none");
     })
     .await;

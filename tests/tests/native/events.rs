@@ -1,4 +1,4 @@
-//! What happened to boxes, told to those whose boxes they are; and what a box is like from inside.
+//! The events of boxes, for their owners only, and the description of a box from inside.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 use super::adoption::Host;
 use super::support::{Machine, mark, on_each_machine, params, printed, processes_with, spec};
 
-/// All there is, and the number to go on from.
+/// All events so far, and the number to continue from.
 async fn events(runtime: &BoxRuntime, caller: &str, asked: Value) -> (Vec<BoxEvent>, u64) {
     let (sender, mut chunks) = mpsc::channel(8);
     let asked = serde_json::from_value(asked).unwrap();
@@ -72,7 +72,7 @@ async fn the_owner_of_a_box_gets_its_events_in_order() {
             spec(json!({"session_id": "short", "cmd": "true", "lifetime": {"idle_ms": 50}}));
         machine.exec_spec(short).await.unwrap();
         machine.exec("dies", "true").await;
-        // An agent that ends takes its box along.
+        // An agent that exits ends its box.
         let start_over = spec(json!({"session_id": "dies", "cmd": "echo alive"}));
         assert_eq!(
             printed(&machine.exec_spec(start_over).await.unwrap()),
@@ -114,7 +114,7 @@ async fn the_owner_of_a_box_gets_its_events_in_order() {
         };
         tokio::time::timeout(LONG, wait).await.unwrap();
         let (all, next) = events(runtime, "local", json!({})).await;
-        // The box that nobody used goes when it goes; all others one after the other.
+        // The idle box ends at any time, and all others in order.
         assert_eq!(sorted(owned(&kinds(&all))), sorted(owned(&expected)));
         assert!(all.windows(2).all(|two| two[0].seq < two[1].seq));
         assert_eq!(all.last().unwrap().seq, next);
@@ -122,7 +122,7 @@ async fn the_owner_of_a_box_gets_its_events_in_order() {
         assert_eq!(kinds(&one), [("slow", "started"), ("slow", "timeout")]);
         let (later, _) = events(runtime, "local", json!({"after": all[2].seq})).await;
         assert_eq!(later, all[3..]);
-        // Only what is hers, and nothing of it to anybody else.
+        // Only the events of her boxes, and none of them for any other caller.
         assert_eq!(
             kinds(&events(runtime, "alice", json!({})).await.0),
             [("hers", "started")]
@@ -160,7 +160,7 @@ async fn a_box_whose_agent_dies_has_failed() {
         let leave = format!("setsid sleep {seconds} > /dev/null 2>&1 &");
         machine.exec("f", &leave).await;
         eventually("it runs", async || processes_with(&seconds) == 1).await;
-        // Whoever takes care of orphans is the first process of the box.
+        // The first process of the box adopts orphans.
         let agent = std::fs::read_dir("/proc")
             .unwrap()
             .flatten()

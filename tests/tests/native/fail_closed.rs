@@ -1,5 +1,6 @@
-//! Fail closed, as a caller sees it: refused with what is missing, or served with what is missing told. What takes each primitive
-//! away is in `box-sys/tests/closed.rs`; here an outer user namespace does.
+//! Fail closed: a call is refused with the missing primitive, or served with a report of it.
+//!
+//! `box-sys/tests/closed.rs` removes each primitive; here an outer user namespace does.
 
 use std::os::unix::fs::PermissionsExt as _;
 
@@ -12,7 +13,8 @@ use serde_json::json;
 
 use super::support::{NOBODY, PROGRAM, config, on_each_machine, params, printed, spec};
 
-/// A runtime whose fork server, an ordinary user's, is started after `script` in a user namespace of its own.
+/// A runtime with an ordinary user's fork server, which is started after `script` in a new user
+/// namespace.
 fn runtime_after(script: &str) -> (BoxRuntime, tempfile::TempDir) {
     let root = rustix::process::geteuid().is_root();
     let mut config = config(root.then_some(NOBODY));

@@ -1,4 +1,4 @@
-//! What a box takes too much of is its own trouble.
+//! The limits of a box affect only that box.
 
 use serde_json::json;
 
@@ -10,7 +10,7 @@ async fn a_memory_hog_is_killed_and_everybody_else_lives() {
         let asked =
             spec(json!({"session_id": "hog", "memory_mb": 64, "cmd": "exec tail /dev/zero"}));
         let result = machine.exec_spec(asked).await.unwrap();
-        // Without cgroups it is refused the memory and ends by itself.
+        // Without cgroups the process is refused the memory and ends by itself.
         if machine.lacks("cgroup.memory").await {
             assert_ne!(result.exit_code, Some(0), "{result:?}");
         } else {
@@ -23,7 +23,7 @@ async fn a_memory_hog_is_killed_and_everybody_else_lives() {
         }
         let again = spec(json!({"session_id": "hog", "memory_mb": 64, "cmd": "echo alive"}));
         assert_eq!(printed(&machine.exec_spec(again).await.unwrap()), "alive");
-        // The same end for other reasons, in a box that was short of memory before.
+        // The same end for other reasons, in a box that ran out of memory before.
         let killed = spec(json!({"session_id": "hog", "memory_mb": 64, "cmd": "kill -KILL $$"}));
         let killed = machine.exec_spec(killed).await.unwrap();
         assert_eq!(
@@ -31,7 +31,7 @@ async fn a_memory_hog_is_killed_and_everybody_else_lives() {
             (Some(137), false),
             "{killed:?}"
         );
-        // A shell that outlives what was killed passes its end on as a code.
+        // A shell that outlives a killed child returns its end as an exit code.
         let waits = "tail /dev/zero";
         let waits = spec(json!({"session_id": "hog", "memory_mb": 64, "cmd": waits}));
         let waits = machine.exec_spec(waits).await.unwrap();
@@ -56,7 +56,7 @@ async fn a_fork_bomb_stops_at_the_limit() {
     .await;
 }
 
-/// Many small ones, each no better a victim by its size than the agent is.
+/// Many small processes, each no larger than the agent.
 #[tokio::test]
 async fn when_memory_runs_out_commands_go_before_their_agent() {
     const CROWD: &str = "echo kept > /tmp/mark; \

@@ -1,5 +1,6 @@
-//! Real boxes on this machine, through the runtime and through the service. Each test runs in root's boxes and in an ordinary
-//! user's where the tests run as root.
+//! Real boxes on this machine, through the runtime and through the service.
+//!
+//! As root, each test runs in root's boxes and in those of an ordinary user.
 
 #![allow(
     clippy::unwrap_used,
@@ -11,7 +12,7 @@ mod adoption;
 mod agent;
 mod basics;
 mod commands;
-// Its probes make system calls by the numbers of this architecture.
+// The probes make system calls by their numbers on this architecture.
 #[cfg(target_arch = "x86_64")]
 mod catalogue;
 mod durability;

@@ -1,4 +1,4 @@
-//! The command that is started with a box.
+//! The main command, which starts with a box.
 
 use std::time::Duration;
 
@@ -49,7 +49,7 @@ async fn a_box_may_begin_with_a_command_and_end_with_it() {
         let info = main_of(machine).await.unwrap();
         assert_eq!((info.role, info.state), (Role::Main, CommandState::Running));
         assert_eq!(printed(&machine.exec("m", "echo beside").await), "beside");
-        // Read until all of it is there: the command goes on.
+        // Read until all of it has arrived: the command continues.
         let said = async {
             let reads = json!({"session_id": "m", "command_id": "main"});
             let reads = serde_json::from_value(reads).unwrap();
@@ -75,7 +75,8 @@ async fn a_box_may_begin_with_a_command_and_end_with_it() {
             text
         };
         assert_eq!(said.await, "1\n/tmp\n");
-        // Stopping the box is not the end it ends with, and starting it starts the command again.
+        // Stopping the box does not count as the end of its command, and starting the box restarts
+        // the command.
         move_to(machine, TargetState::Stopped).await;
         move_to(machine, TargetState::Running).await;
         let again = main_of(machine).await.unwrap();

@@ -79,7 +79,7 @@ async fn a_source_that_is_not_there_or_a_link_is_refused_without_its_path() {
     .await;
 }
 
-/// A tree with one file, and the mount of it by its digest.
+/// A tree with one file, and a mount of it by its digest.
 fn known_by_digest(root: &std::path::Path) -> (String, serde_json::Value) {
     let hex = |text: &str| format!("{:x}", Sha256::digest(text));
     std::fs::create_dir(root.join("tree")).unwrap();
@@ -105,7 +105,7 @@ async fn content_known_by_its_digest_is_added_to_a_living_box() {
         let asked =
             |id: &str| spec(json!({"session_id": id, "extra_mounts": [&mount], "cmd": look}));
         let seen = "how toskill\nkept";
-        // In one that is there, and in one that begins with it.
+        // In an existing box, and in one that starts with it.
         printed(&machine.exec("late", "touch /tmp/same-box").await);
         assert_eq!(
             printed(&machine.exec_spec(asked("late")).await.unwrap()),
@@ -115,7 +115,7 @@ async fn content_known_by_its_digest_is_added_to_a_living_box() {
             printed(&machine.exec_spec(asked("early")).await.unwrap()),
             seen
         );
-        // What becomes of the source afterwards is not seen.
+        // Later changes of the source are not visible.
         std::fs::write(content.path().join("tree/skill"), "harm").unwrap();
         assert_eq!(
             printed(&machine.exec_spec(asked("late")).await.unwrap()),
@@ -169,7 +169,7 @@ async fn a_mount_is_added_to_a_living_box_and_stays_its_own() {
         let info = add(first.path(), "/mnt/one", "ro").await.unwrap();
         assert_eq!(info.labels["a"], "b");
         add(second.path(), "/mnt/two", "ro").await.unwrap();
-        // Nobody needs to ask for them, and asking for the same again changes nothing.
+        // Calls need not repeat the mounts, and adding the same mount again changes nothing.
         add(first.path(), "/mnt/one", "ro").await.unwrap();
         let look = "cat /tmp/same-box /mnt/one/f /mnt/two/f; touch /mnt/two/g 2>/dev/null || echo kept; grep -c /mnt/one /proc/mounts";
         let seen = machine.exec("late", look).await;
@@ -193,7 +193,7 @@ async fn a_mount_is_added_to_a_living_box_and_stays_its_own() {
 async fn a_mount_to_write_to_is_for_what_is_started_after_it() {
     on_each_machine(async |machine| {
         let (before, added) = (machine.directory(), machine.directory());
-        // A thread that touches files, and a program, that are there before.
+        // A thread that touches files, and a program, which both start before.
         let upload = async |path: &str| {
             let params = json!({"session_id": "w", "path": path, "data": "aGk="});
             let caller = box_runtime::Caller::local();
@@ -218,7 +218,7 @@ async fn a_mount_to_write_to_is_for_what_is_started_after_it() {
             machine.runtime.transition(&caller, params).await
         };
         if go("paused").await.is_ok() {
-            // Its agent could not be asked.
+            // The runtime could not ask its agent.
             assert_eq!(update().await.unwrap_err().code(), Code::Conflict);
             go("running").await.unwrap();
         }
@@ -233,7 +233,8 @@ async fn a_mount_to_write_to_is_for_what_is_started_after_it() {
         let owner = std::fs::metadata(added.path().join("f")).unwrap().uid();
         assert_eq!(owner, machine.uid);
         assert_eq!(std::fs::read(added.path().join("uploaded")).unwrap(), b"hi");
-        // Only that has become writable, and not to what ran before, where a second fence is to be had.
+        // Only this mount became writable, and not for earlier processes where the kernel has a
+        // second restriction.
         assert_eq!(exec("touch /mnt/x 2>/dev/null || echo kept").await, "kept");
         let said = exec("while [ ! -s /tmp/said ]; do sleep 0.02; done; cat /tmp/said").await;
         let fenced = !machine.lacks("landlock").await;
@@ -252,10 +253,10 @@ async fn a_box_whose_workspace_outgrows_its_quota_is_ended() {
                 "cmd": cmd});
             machine.exec_spec(spec(asked)).await
         };
-        // One file stops at the quota, by the kernel.
+        // The kernel stops one file at the quota.
         let one = exec("one", "head -c 20M /dev/zero > big; stat -c %s big; rm big").await.unwrap();
         assert_eq!(printed(&one), (8 << 20).to_string());
-        // Many are found by looking.
+        // The runtime finds many files by scanning.
         let many = "for i in $(seq 200); do head -c 1M /dev/urandom > f$i; sleep 0.01; done";
         let error = exec("many", many).await.unwrap_err();
         assert_eq!(error.code(), Code::Capacity, "{error:?}");
@@ -282,16 +283,16 @@ async fn a_quota_is_over_everything_that_a_box_can_write_to() {
             let asked = json!({"session_id": session, "workspace_quota_mb": 8, "cmd": cmd, "extra_mounts": mounts});
             machine.exec_spec(spec(asked)).await
         };
-        // One file stops at the quota, by the kernel.
+        // The kernel stops one file at the quota.
         let only = [mount(two.path(), "/mnt/two", "rw")];
         let large = "head -c 20M /dev/zero > /mnt/two/big; stat -c %s /mnt/two/big; rm /mnt/two/big";
         assert_eq!(printed(&exec("one", &only, large).await.unwrap()), (8 << 20).to_string());
-        // What cannot be written to does not count, and nothing counts twice.
+        // Read-only mounts do not count, and nothing counts twice.
         let all = [mount(one.path(), "/mnt/one", "rw"), mount(two.path(), "/mnt/two", "rw"),
             mount(&one.path().join("inner"), "/mnt/inner", "rw"), mount(given.path(), "/mnt/given", "ro")];
         let counted = "head -c 5M /dev/urandom > /mnt/inner/f; sleep 0.3; stat -c %s /mnt/one/inner/f";
         assert_eq!(printed(&exec("all", &all, counted).await.unwrap()), (5 << 20).to_string());
-        // Together they are too much.
+        // Together they exceed the quota.
         let error = exec("all", &all, "head -c 5M /dev/urandom > /mnt/two/f; sleep 20").await.unwrap_err();
         assert_eq!(error.code(), Code::Capacity, "{error:?}");
         assert!(error.message().starts_with("quota exceeded: 8 MiB"), "{error:?}");
@@ -305,7 +306,7 @@ async fn a_file_system_with_quotas_keeps_that_of_a_workspace() {
     let long = std::time::Duration::from_mins(6);
     on_each_machine_within(long, async |machine| {
         if machine.uid != 0 {
-            // For root to set; an ordinary user's boxes are watched as everywhere.
+            // Only root can set it. The boxes of an ordinary user are scanned as everywhere.
             return;
         }
         let (dir, free) = (machine.directory(), machine.directory());
@@ -321,7 +322,7 @@ async fn a_file_system_with_quotas_keeps_that_of_a_workspace() {
         assert!((7..=8).contains(&held), "{held} MiB, old files counted");
         let more = "head -c 512K /dev/zero > more 2>/dev/null && echo room; rm f1; head -c 512K /dev/zero > more && echo room now";
         assert_eq!(exec("q", dir.path(), Some(8), more).await.trim(), "room now", "and the box lives");
-        // What is deleted and still open counts, until it is closed.
+        // A deleted open file counts until it is closed.
         let deleted = "rm -f f*; exec 3> big; rm big; head -c 20M /dev/urandom >&3 2>/dev/null; \
             head -c 2M /dev/urandom > small 2>/dev/null; stat -c %s small; exec 3>&-; head -c 2M /dev/zero > small; stat -c %s small";
         let sizes = exec("q", dir.path(), Some(8), deleted).await;
@@ -331,12 +332,13 @@ async fn a_file_system_with_quotas_keeps_that_of_a_workspace() {
         let files = of(&exec("q", dir.path(), Some(8), empty).await);
         assert!((10_000..=16_384).contains(&files), "{files} empty files");
         assert!(of(&exec("free", free.path(), None, fill).await) >= 20, "control");
-        // Nobody is limited once the box is gone.
+        // The limit ends with the box.
         let delete = serde_json::from_value(json!({"session_id": "q", "force": true})).unwrap();
         machine.runtime.delete(&box_runtime::Caller::local(), delete).await.unwrap();
         let room = async || of(&exec("later", dir.path(), None, "rm -f e*; head -c 20M /dev/zero > l; du -sm . | cut -f1").await);
         assert!(room().await >= 20);
-        // What one box was promised does not end with another of the same directory: not later, not at once.
+        // The quota of one box does not end with another box of the same directory, neither later
+        // nor at once.
         let shared = machine.directory();
         let delete = async |session: &str| {
             let delete = serde_json::from_value(json!({"session_id": session, "force": true})).unwrap();
@@ -353,7 +355,7 @@ async fn a_file_system_with_quotas_keeps_that_of_a_workspace() {
         exec("third", shared.path(), Some(8), "rm -f f*; sleep 0.5").await;
         let held = of(&exec("third", shared.path(), Some(8), fill).await);
         assert!((7..=8).contains(&held), "{held} MiB, after the end of the one before");
-        // Nor is it taken over by the limit of a directory around it.
+        // The limit of a parent directory does not replace it either.
         let inner = shared.path().join("inner");
         std::fs::create_dir(&inner).unwrap();
         delete("third").await;
@@ -392,7 +394,7 @@ async fn directories_asked_for_in_a_workspace_are_made_by_its_owner() {
                 "host_path_mode": mode, "cmd": "cd /workspace/a/b && touch mine && pwd"});
             machine.exec_spec(spec(asked)).await
         };
-        // Nobody may make them where nothing may be written.
+        // The runtime cannot create them in a read-only mount.
         let error = run("ro", "ro", json!(["/workspace/a/b"]))
             .await
             .unwrap_err();
@@ -410,7 +412,7 @@ async fn directories_asked_for_in_a_workspace_are_made_by_its_owner() {
                 .uid();
             assert_eq!(owner, machine.uid, "{name}");
         }
-        // What is there already will do, also where nothing may be written.
+        // Existing directories are enough, also in a read-only mount.
         let there = run("there", "ro", json!(["/workspace/a/b"])).await.unwrap();
         assert_eq!(there.exit_code, Some(1), "{there:?}");
         let error = run("link", "rw", json!(["/workspace/link/x"]))

@@ -1,4 +1,4 @@
-//! A box without a network reaches nothing but itself.
+//! A box without a network reaches only itself.
 
 use std::net::TcpListener;
 use std::process::Command;
@@ -10,7 +10,7 @@ async fn without_a_network_nothing_outside_is_reached() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let connect = format!("exec 3<>/dev/tcp/127.0.0.1/{port}");
-    // The control: the same words reach the same listener from outside.
+    // The control: the same command reaches the same listener from outside.
     let outside = Command::new("bash")
         .args(["-c", &connect])
         .status()
@@ -33,7 +33,7 @@ async fn without_a_network_nothing_outside_is_reached() {
             )
             .await;
         assert_eq!(routes.stdout, "");
-        // Its own loopback works, so the refusals above are not for want of one.
+        // Its own loopback works, so the missing loopback is not the reason of the refusals.
         let own = "python3 -c \"import socket; s = socket.create_server(('127.0.0.1', 0)); \
                    socket.create_connection(s.getsockname()); print('reached')\"";
         assert_eq!(printed(&machine.exec("offline", own).await), "reached");

@@ -1,5 +1,7 @@
-//! Calls that name the same command, port, file or shell take effect in the order in which they were sent, from the client
-//! through service, runtime and agent; and what goes in one message may be as large as a message.
+//! Calls that name the same command, port, file or shell take effect in the order in which they
+//! were sent, from the client through service, runtime and agent.
+//!
+//! The data of one message may be as large as a message.
 
 use box_protocol::actions::{
     BoxExec, CommandGet, CommandInput, CommandKill, CommandStart, FileRead, FileRemove, FileStat,
@@ -23,7 +25,7 @@ every_transport!(
     a_call_that_hangs_keeps_no_other_waiting,
 );
 
-/// Calls at once, and how often.
+/// The number of concurrent calls.
 const CALLS: usize = 100;
 const ROUNDS: usize = 4;
 
@@ -39,7 +41,7 @@ async fn exec(peer: &Peer, cmd: &str) -> String {
     printed(&result).to_owned()
 }
 
-/// Sends a call without waiting for its answer; with a request key, if this is one of those that have one.
+/// Sends a call without waiting for its answer. Some calls have a request key.
 async fn ask<A: Action>(peer: &Peer, number: usize, mut asked: Value) -> Asked<A> {
     asked["session_id"] = json!("o");
     let asked: A::Params = serde_json::from_value(asked).unwrap();
@@ -63,7 +65,7 @@ async fn answers<A: Action>(asked: Vec<Asked<A>>) {
     }
 }
 
-/// What a number is written as: sometimes more than a message to the agent carries by itself.
+/// The line for a number. Some lines are longer than one message to the agent.
 fn line(number: usize) -> String {
     let long = if number % 10 == 5 { 20_000 } else { 3 };
     format!("{number} {}\n", "x".repeat(long))
@@ -78,7 +80,7 @@ fn base64(text: &str) -> String {
         .to_owned()
 }
 
-/// The numbers that lines begin with, in a file of the box.
+/// The leading numbers of the lines of a file in the box.
 async fn numbers(peer: &Peer, path: &str) -> Vec<usize> {
     let text = exec(peer, &format!("cut -d' ' -f1 {path}")).await;
     text.lines().map(|line| line.parse().unwrap()).collect()
@@ -102,7 +104,7 @@ async fn pipelined_writes_to_a_file_take_effect_as_they_were_sent(setup: Setup) 
         answers(asked).await;
         assert_eq!(numbers(peer, &path).await, in_order(), "round {round}");
 
-        // The last of many that replace each other is the one that stays, and each look sees what was written before it.
+        // Of many replacements the last one stays, and each read sees the write before it.
         let path = format!("/tmp/replaced-{round}");
         let (mut asked, mut looks) = (Vec::new(), Vec::new());
         for number in 0..CALLS / 2 {
@@ -128,7 +130,8 @@ async fn pipelined_input_of_a_command_arrives_as_it_was_sent(setup: Setup) {
     let peer = &fixture.peer;
     for round in 0..ROUNDS {
         let (id, path) = (format!("cat-{round}"), format!("/tmp/input-{round}"));
-        // Nothing is waited for: the command is started, fed, told the end, and looked at.
+        // Without waiting for answers, the client starts the command, sends input, closes it, and
+        // reads the status.
         let text = format!("cat > {path}");
         let begin = json!({"command_id": id, "program": {"text": text}, "stdin": "open"});
         let started = ask::<CommandStart>(peer, 1, begin).await;
@@ -199,7 +202,7 @@ async fn pipelined_texts_of_a_shell_run_as_they_were_sent(setup: Setup) {
         let create = ask::<ShellCreate>(peer, 1, json!({"shell_id": shell})).await;
         let mut asked = Vec::new();
         for number in 0..CALLS {
-            // Each sees what the one before has left.
+            // Each run sees the state that the previous one left.
             let text = format!(
                 "test \"${{N:-{number}}}\" = {number} && echo {number} x >> {path}; N=$(({number} + 1))"
             );
@@ -225,12 +228,12 @@ async fn a_call_that_hangs_keeps_no_other_waiting(setup: Setup) {
     let deaf =
         json!({"command_id": "deaf", "program": {"text": "exec sleep 100000"}, "stdin": "open"});
     call::<CommandStart>(peer, deaf).await;
-    // More than its pipe holds: it waits for a reader that never comes.
+    // More than its pipe holds, and the command never reads it.
     let much = json!({"command_id": "deaf", "data": base64(&"x".repeat(1 << 20))});
     let stuck = ask::<CommandInput>(peer, 1, much).await;
     let behind = json!({"command_id": "deaf", "data": base64("more")});
     let behind = ask::<CommandInput>(peer, 1, behind).await;
-    // Other calls are served, and so are those that look at the command or end it.
+    // Other calls are served, also those that inspect or end the command.
     let hears =
         json!({"command_id": "hears", "program": {"text": "cat > /tmp/heard"}, "stdin": "open"});
     call::<CommandStart>(peer, hears).await;
@@ -249,7 +252,7 @@ async fn a_call_that_hangs_keeps_no_other_waiting(setup: Setup) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_longest_message_carries_a_file_and_input_into_a_box() {
-    // A mebibyte below the longest message, in base64.
+    // In base64, one mebibyte less than the longest message.
     const BYTES: usize = (15 << 20) / 4 * 3;
     let program = env!("CARGO_BIN_EXE_box-test-server");
     let fixture = start(Setup::new(Transport::Unix, Dialect::JsonRpc, program)).await;

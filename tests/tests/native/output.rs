@@ -1,4 +1,4 @@
-//! Output crosses whole, whatever it is and however much.
+//! Output arrives complete, with any content and any length.
 
 use box_protocol::actions::{BoxExecParams, CommandChunk, StreamName};
 use box_runtime::Caller;
@@ -40,7 +40,7 @@ async fn a_mebibyte_of_each_stream_is_exact_and_more_is_counted() {
             let more = more as u64;
             assert_eq!((result.stdout_dropped, result.stderr_dropped), (more, more));
         }
-        // Little goes another way.
+        // Short output takes another path.
         for bytes in [0, 1, 4095, 4096, 4097, 65_536] {
             let result = machine
                 .exec("much", &format!("head -c {bytes} /dev/zero | tr '\\0' x"))
@@ -51,7 +51,7 @@ async fn a_mebibyte_of_each_stream_is_exact_and_more_is_counted() {
     .await;
 }
 
-/// Everything that one stream of a command held, as it was streamed.
+/// Everything that a command wrote to one stream, as it was streamed.
 async fn streamed(machine: &Machine, cmd: &str, slowly: bool) -> Vec<u8> {
     let (sender, mut chunks) = mpsc::channel(1);
     let asked: BoxExecParams = serde_json::from_value(json!({

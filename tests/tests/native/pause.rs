@@ -1,4 +1,4 @@
-//! Boxes that stand still, and go on.
+//! Paused and resumed boxes.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ async fn look(runtime: &BoxRuntime) -> Result<(), BoxError> {
 const COUNTER: &str = "i=0; (while :; do i=$((i+1)); echo $i > count.new; \
     mv count.new count; sleep 0.01; done) > /dev/null 2>&1 & until [ -e count ]; do sleep 0.01; done";
 
-/// How far it has come, as the host sees it.
+/// The current count, read on the host.
 fn count(workspace: &tempfile::TempDir) -> u64 {
     let text = std::fs::read_to_string(workspace.path().join("count")).unwrap();
     text.trim().parse().unwrap()
@@ -75,7 +75,7 @@ async fn a_paused_box_is_frozen_refuses_calls_and_resumes() {
         let found = runtime.create(&Caller::local(), create).await.unwrap();
         assert_eq!((found.existed, found.info.state), (true, BoxState::Paused));
         let before = count(&workspace);
-        // It would have come further, had it counted meanwhile.
+        // The count would be higher if the counter had run meanwhile.
         tokio::time::sleep(Duration::from_secs(1)).await;
         assert_eq!(count(&workspace), before);
         assert!(move_to(runtime, "running").await.unwrap().changed);
@@ -119,7 +119,7 @@ async fn neither_silence_nor_want_of_use_ends_a_paused_box_but_its_time_does() {
             return;
         }
         let mut config = RuntimeConfig::with(machine.backend.clone());
-        // Both shorter than the pause, and long enough for an agent on a busy machine.
+        // Both are shorter than the pause, and long enough for an agent on a busy machine.
         config.agent_heartbeat = Some(Duration::from_millis(500));
         let runtime = BoxRuntime::start(config);
         let now = serde_json::to_value(box_protocol::UnixMs::now()).unwrap();

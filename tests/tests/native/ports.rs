@@ -43,7 +43,7 @@ impl Conn {
         send(machine, &self.id, data, close).await
     }
 
-    /// Everything up to the end.
+    /// All bytes up to the end.
     async fn rest(mut self) -> (Vec<u8>, PortOpenResult) {
         let mut all = Vec::new();
         while let Some(chunk) = self.chunks.recv().await {
@@ -65,7 +65,7 @@ async fn send(machine: &Machine, id: &ConnId, data: &[u8], close: bool) -> Resul
     sent.await.map(drop)
 }
 
-/// Opens once somebody listens.
+/// Opens a connection once a server listens.
 async fn open(machine: &Machine, port: u16) -> Conn {
     let start = std::time::Instant::now();
     loop {
@@ -89,7 +89,7 @@ async fn serve(machine: &Machine, python: &str) {
     printed(&machine.exec("p", &script).await);
 }
 
-/// Sends back what it gets, and once that ends, ends.
+/// Echoes its input, and then closes.
 const ECHO: &str = "
 import asyncio
 async def echo(reader, writer):
@@ -206,7 +206,7 @@ async fn many_connections_are_apart_and_bounded() {
 #[tokio::test]
 async fn a_caller_that_leaves_closes_its_connection_even_while_it_sends() {
     on_each_machine(async |machine| {
-        // Takes one connection, reads nothing of it for a while, and says how it ended.
+        // Accepts one connection, reads nothing for a while, and prints how the connection ended.
         let lazy = "
 import socket, sys, time
 listening = socket.create_server(('127.0.0.1', 7000))

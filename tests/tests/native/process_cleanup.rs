@@ -1,4 +1,4 @@
-//! Everything a command has started ends with it when it is to end, and not before.
+//! All processes of a command end with it when it must end, and not before.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use super::support::{
     Machine, PROGRAM, gone, mark, on_each_machine, params, printed, processes_with, spec,
 };
 
-/// Starts processes that do not want to end, each `sleep` with this argument, and waits for ever itself.
+/// Starts processes that ignore signals, each `sleep` with this argument, and waits without end.
 fn stubborn(seconds: &str) -> String {
     format!(
         "trap '' TERM HUP INT; \
@@ -101,7 +101,7 @@ async fn a_dropped_call_kills_the_tree_and_the_box_lives() {
         let call = tokio::spawn(machine.runtime.exec(&Caller::local(), asked));
         eventually("they run", async || processes_with(&seconds) >= 5).await;
         call.abort();
-        // Served only once nothing is left of the call before it.
+        // Served only once nothing of the previous call remains.
         assert_eq!(
             printed(&machine.exec("dropped", "cat /tmp/f").await),
             "before"
@@ -133,7 +133,7 @@ async fn a_background_child_that_holds_stdout_does_not_hold_the_call() {
         let flood = machine.exec("held", "yes & echo first; exit 0").await;
         assert_eq!(flood.exit_code, Some(0));
         assert!(flood.stdout.contains("first"));
-        // They belong to the box, and go on.
+        // These processes belong to the box and continue.
         printed(
             &machine
                 .exec(
@@ -176,7 +176,7 @@ async fn a_box_that_is_given_up_is_cleared_away_all_the_same() {
         assert_eq!(left(), 1);
         let delete = json!({"session_id": "given-up", "force": true});
         let delete = serde_json::from_value(delete).unwrap();
-        // It may be quicker than the clock.
+        // The deletion may finish before the deadline.
         if let Err(error) = runtime.delete(&caller, delete).await {
             assert_eq!(error.code(), Code::Timeout, "{error:?}");
         }
@@ -230,7 +230,7 @@ async fn a_box_whose_files_fill_its_memory_fails_for_want_of_memory() {
         if machine.lacks("cgroup.memory").await {
             return;
         }
-        // Files of the box's own are memory. They leave less than its agent may need.
+        // The private files of the box are memory. They leave less than its agent may need.
         let fill = "head -c 100M /dev/zero > /tmp/full 2>/dev/null; echo full";
         let small = |cmd: &str| spec(json!({"session_id": "m", "memory_mb": 32, "cmd": cmd}));
         let filled = machine.exec_spec(small(fill)).await.unwrap();
@@ -239,7 +239,7 @@ async fn a_box_whose_files_fill_its_memory_fails_for_want_of_memory() {
         let id = SessionId::new("m").unwrap();
         let get = async || runtime.get(&caller, &id).await;
         assert_eq!(get().await.unwrap().state, BoxState::Running);
-        // Each call takes memory of the agent, which is alone in the box.
+        // Each call takes memory of the agent, which is the only process in the box.
         let write = |number: usize| {
             let data = Blob::from("x".repeat(3 << 20).into_bytes());
             let asked = json!({"session_id": "m", "path": format!("/tmp/w{number}"), "data": data});

@@ -1,5 +1,6 @@
-//! What readers see: random writers, readers that come late, stop, are cut and come back. What each of them saw and what it was
-//! told is gone make up what was written, byte for byte.
+//! Random writers with readers that start late, stop, are cut and resume.
+//!
+//! The bytes that a reader saw and those reported as dropped are exactly the written bytes.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -12,12 +13,12 @@ use tokio::sync::mpsc;
 
 use super::support::{Machine, on_each_machine, on_each_machine_within, printed};
 
-/// Commands on each machine.
+/// The number of commands on each machine.
 const RUNS: usize = 5000;
-/// Commands at once.
+/// The number of concurrent commands.
 const WIDTH: usize = 8;
 
-/// Numbers that look random and are the same each time.
+/// Pseudo-random numbers that are the same in each run.
 struct Dice(u64);
 
 impl Dice {
@@ -29,7 +30,7 @@ impl Dice {
     }
 }
 
-/// One stream as one reader knows it.
+/// The state of one stream for one reader.
 #[derive(Default)]
 struct Seen {
     next: u64,
@@ -37,7 +38,7 @@ struct Seen {
 }
 
 impl Seen {
-    /// A piece that begins where the last one ended, and holds what was written there.
+    /// Checks a piece: it starts where the last one ended, and has the written bytes.
     fn piece(&mut self, offset: u64, data: &[u8], written: &[u8]) {
         assert_eq!(offset, self.next, "in order, nothing twice");
         let begin = usize::try_from(offset).unwrap();
@@ -46,7 +47,8 @@ impl Seen {
     }
 }
 
-/// Reads a command to its end, however often that is interrupted. How much was gone, and how often it was interrupted.
+/// Reads a command to its end, with any number of interruptions. Returns the dropped bytes and the
+/// interruptions.
 async fn read_all(
     machine: &Machine,
     id: &str,
@@ -120,10 +122,11 @@ async fn read_all(
     (seen[0].gone + seen[1].gone, cuts)
 }
 
-/// A command that writes known lines to both streams, and one or two readers of it. What came of that.
+/// Runs a command that writes known lines to both streams, with one or two readers. Returns the
+/// dropped bytes and the interruptions.
 async fn run(machine: &Machine, number: usize) -> (u64, usize) {
     let mut dice = Dice(0x9e37_79b9_7f4a_7c15 ^ (number as u64 + 1));
-    // A third writes to both streams.
+    // A third of the commands write to both streams.
     let both = dice.roll(3) == 0;
     let counts = [1 + dice.roll(3000), dice.roll(600) * u64::from(both)];
     let written = counts.map(|count| {
@@ -189,7 +192,7 @@ async fn what_was_seen_and_what_is_gone_is_what_was_written() {
     .await;
 }
 
-/// Memory of this process that is really there.
+/// The resident memory of this process.
 fn resident() -> u64 {
     let text = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap();
     let line = text
@@ -210,7 +213,7 @@ async fn a_flood_and_a_slow_reader_take_no_memory_and_delay_no_other_reader() {
         for session in ["r", "other"] {
             printed(&machine.exec(session, "true").await);
         }
-        // All of it once; the ordinary user's boxes differ in nothing that matters here.
+        // The full amount once: the boxes of an ordinary user do not differ here.
         let bytes: u64 = if machine.name == "root" { 1 << 30 } else { 64 << 20 };
         let params = json!({"session_id": "r", "program": {"argv": ["head", "-c", bytes.to_string(), "/dev/zero"]},
             "cwd": "/tmp", "attach": {"view": "bytes"}});
@@ -229,7 +232,7 @@ async fn a_flood_and_a_slow_reader_take_no_memory_and_delay_no_other_reader() {
             read += piece.data.len() as u64;
             number += 1;
             if number <= 50 {
-                // The reader does not read; others are served as if nothing were.
+                // The reader does not read, and other calls are served as usual.
                 printed(&machine.exec("other", "true").await);
             }
             if number % 512 == 0 {

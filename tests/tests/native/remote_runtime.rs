@@ -1,4 +1,4 @@
-//! Real boxes behind every transport and in both dialects: what holds with the runtime in process holds over the wire.
+//! Real boxes behind every transport and in both dialects: the wire changes no behaviour.
 
 use std::net::TcpListener;
 use std::process::Command;
@@ -87,7 +87,7 @@ async fn without_a_network_nothing_outside_is_reached(setup: Setup) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let connect = format!("exec 3<>/dev/tcp/127.0.0.1/{port}");
-    // The control: the same words reach the same listener from outside.
+    // The control: the same command reaches the same listener from outside.
     let outside = Command::new("bash").args(["-c", &connect]).status();
     assert!(outside.unwrap().success());
     let fixture = setup.real_boxes().start().await;

@@ -54,7 +54,7 @@ async fn a_tool_call_runs_in_a_real_box_behind_a_socket() {
     .await;
 }
 
-/// A connection to whoever serves this, in this process.
+/// A connection within this process to this router.
 fn linked(router: Router) -> (Session, Session) {
     let (near, far) = queue::pair(64);
     let options = || Options {

@@ -1,4 +1,4 @@
-//! What a box uses, as this machine counts it.
+//! The resource usage of a box.
 
 use std::time::Duration;
 
@@ -42,7 +42,7 @@ async fn stats_are_per_box_and_absent_where_the_kernel_counts_nothing() {
             (8_000_000..9_000_000).contains(&(disk.end - disk.start)),
             "{disk:?}"
         );
-        // A figure is told if and only if this machine limits what it is about.
+        // A value is present if and only if this machine limits that resource.
         let missing = machine.lacks("cgroup.memory").await;
         let grown = before.memory_bytes.zip(after.memory_bytes);
         assert_eq!(grown.is_none(), missing, "{after:?}");
@@ -72,11 +72,11 @@ async fn disk_counts_private_files_and_a_workspace_with_a_quota_or_is_absent() {
                 "host_path_mode": mode, "workspace_quota_mb": quota}),
             )
         };
-        // Nobody knows what is in a workspace that it may fill.
+        // The runtime does not know the usage of a writable workspace without a quota.
         machine.exec_spec(asked("rw", 0)).await.unwrap();
         assert_eq!(stats(machine).await.unwrap().disk_bytes, None);
         delete(machine).await;
-        // What it cannot write is not its own.
+        // A read-only workspace does not count.
         machine.exec_spec(asked("ro", 0)).await.unwrap();
         let disk = stats(machine).await.unwrap().disk_bytes.unwrap();
         assert!((3_000_000..3_500_000).contains(&disk), "{disk}");

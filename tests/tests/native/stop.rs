@@ -1,4 +1,4 @@
-//! Boxes whose processes have ended and whose files have not.
+//! Stopped boxes: their processes have ended, and their files remain.
 
 use std::time::Duration;
 
@@ -65,7 +65,7 @@ async fn kinds(runtime: &BoxRuntime) -> Vec<String> {
     kinds
 }
 
-/// Waits until the box is so; an absent one is none.
+/// Waits until the box has this state, or is absent.
 async fn becomes(runtime: &BoxRuntime, wanted: Result<BoxState, Code>) {
     let wait = async {
         while state(runtime).await != wanted {
@@ -86,8 +86,8 @@ async fn a_stopped_box_has_its_files_and_none_of_its_processes() {
              setsid sleep {seconds} > /dev/null 2>&1 & trap '' TERM; true"
         );
         machine.exec("s", &leave).await;
-        // One that starts others as fast as it can, and leaves room for the rest; one that waits for its reader, a shell that runs
-        // something.
+        // A command that forks as fast as it can and leaves room for the rest, one that waits for
+        // its reader, and a shell with a run.
         let forks = format!("for n in $(seq 60); do sleep {seconds} & done; wait");
         start(machine, "forks", &forks, false).await;
         start(machine, "held", "true", true).await;

@@ -18,7 +18,7 @@ use uuid::Uuid;
 /// The ordinary user of tests that run as root.
 pub(crate) const NOBODY: u32 = 65534;
 
-/// A runtime with real boxes, and as whom they run.
+/// A runtime with real boxes, and their user.
 pub(crate) struct Machine {
     pub(crate) name: &'static str,
     pub(crate) runtime: BoxRuntime,
@@ -26,20 +26,20 @@ pub(crate) struct Machine {
     pub(crate) uid: u32,
 }
 
-/// One machine at a time: fork servers that come and go at once disturb each other's cgroups.
+/// One machine at a time: concurrent starts and ends of fork servers disturb each other's cgroups.
 static TURN: Mutex<()> = Mutex::const_new(());
 
-/// Runs the test as every user there is to run as, one after the other.
+/// Runs the test as every available user, one after the other.
 pub(crate) async fn on_each_machine(test: impl AsyncFn(&Machine)) {
     on_each_machine_within(Duration::from_mins(5), test).await;
 }
 
-/// The same for a test that takes long.
+/// As [`on_each_machine`], for a test that takes long.
 pub(crate) async fn on_each_machine_within(limit: Duration, test: impl AsyncFn(&Machine)) {
     Box::pin(on_each_machine_set_up(limit, |_| {}, test)).await;
 }
 
-/// The same on machines that are set up in some other way.
+/// As [`on_each_machine`], with a changed configuration.
 pub(crate) async fn on_each_machine_set_up(
     limit: Duration,
     set_up: impl Fn(&mut NativeConfig),
@@ -78,13 +78,13 @@ impl Machine {
         }
     }
 
-    /// As whom its boxes are made, if not as whoever runs the tests.
+    /// The user of its boxes, if it differs from the current user.
     pub(crate) fn user(&self) -> Option<u32> {
         let same = self.uid == rustix::process::geteuid().as_raw();
         (!same).then_some(self.uid)
     }
 
-    /// How its backend is set up.
+    /// The configuration of its backend.
     pub(crate) fn config(&self) -> NativeConfig {
         config(self.user())
     }
@@ -105,7 +105,7 @@ impl Machine {
         self.runtime.exec(&Caller::local(), params(spec)).await
     }
 
-    /// What the machine does not give its boxes.
+    /// Whether the machine lacks this primitive.
     pub(crate) async fn lacks(&self, primitive: &str) -> bool {
         let missing = self.runtime.health().await.missing;
         missing.iter().any(|name| name == primitive)
@@ -116,7 +116,7 @@ impl Machine {
         agent_of(&self.backend).await
     }
 
-    /// A directory of this machine's user, without a link on the way to it.
+    /// A directory that this machine's user owns, with a path without links.
     pub(crate) fn directory(&self) -> tempfile::TempDir {
         let dir = tempfile::tempdir_in(std::env::temp_dir().canonicalize().unwrap()).unwrap();
         std::os::unix::fs::chown(dir.path(), Some(self.uid), Some(self.uid)).unwrap();
@@ -137,7 +137,7 @@ pub(crate) async fn agent_of(backend: &NativeBackend) -> (Uuid, Session) {
     (id, session)
 }
 
-/// How a backend is set up whose boxes are this user's.
+/// The configuration of a backend with boxes of this user.
 pub(crate) fn config(user: Option<u32>) -> NativeConfig {
     static NUMBER: AtomicUsize = AtomicUsize::new(0);
     let mut config = NativeConfig::new(&*PROGRAM);
@@ -161,15 +161,18 @@ pub(crate) fn spec(json: serde_json::Value) -> SpecDraft {
     serde_json::from_value(json).unwrap()
 }
 
-/// What a command that ended by itself printed.
+/// The output of a command that succeeded.
 pub(crate) fn printed(result: &BoxExecutionResult) -> &str {
     assert_eq!(result.status, ExecutionStatus::Completed, "{result:?}");
     assert_eq!(result.exit_code, Some(0), "{result:?}");
     result.stdout.trim_end()
 }
 
-/// The fork server's program, where an ordinary user can reach it, which a build directory may not be. Replaced by renaming,
-/// because another test may be running it; of this build directory's own, because another checkout's tests may run as well.
+/// The fork server's program, in a directory that an ordinary user can read.
+///
+/// A build directory may not be readable. The program is replaced by renaming, because another test
+/// may be running it. Its path is unique to this build directory, because the tests of another
+/// checkout may run as well.
 pub(crate) static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| {
     use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
     use std::os::unix::fs::PermissionsExt;
@@ -186,7 +189,8 @@ pub(crate) static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| {
     program
 });
 
-/// A number of seconds for `sleep` that no other test uses, of this checkout or another: it marks the processes of one test.
+/// A unique number of seconds for `sleep`, also across checkouts: it marks the processes of one
+/// test.
 pub(crate) fn mark() -> String {
     static NUMBER: AtomicUsize = AtomicUsize::new(0);
     let number = 86400 + NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -197,12 +201,12 @@ pub(crate) fn mark() -> String {
     )
 }
 
-/// How many processes of the machine were started with this argument.
+/// The number of processes of the machine with this argument.
 pub(crate) fn processes_with(argument: &str) -> usize {
     pids_with(argument).len()
 }
 
-/// Those processes.
+/// The processes of the machine with this argument.
 pub(crate) fn pids_with(argument: &str) -> Vec<i32> {
     let all = std::fs::read_dir("/proc").unwrap().flatten();
     let with = all.filter(|entry| {
@@ -214,7 +218,7 @@ pub(crate) fn pids_with(argument: &str) -> Vec<i32> {
         .collect()
 }
 
-/// Who has started the process of the machine that has this argument.
+/// The parent of the process with this argument.
 pub(crate) fn parent_of(argument: &str) -> Option<i32> {
     let child = *pids_with(argument).first()?;
     let status = std::fs::read_to_string(format!("/proc/{child}/status")).ok()?;
@@ -222,7 +226,8 @@ pub(crate) fn parent_of(argument: &str) -> Option<i32> {
     parent.trim().parse().ok()
 }
 
-/// Waits until no process of this mark is left. What was killed may take a moment to end where the machine is busy.
+/// Waits until no process with this mark is left. On a busy machine a killed process takes a moment
+/// to end.
 pub(crate) async fn gone(mark: &str) {
     eventually("no process is left", async || processes_with(mark) == 0).await;
 }

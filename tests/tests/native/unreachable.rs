@@ -1,4 +1,4 @@
-//! A box is given up only when it is known to be dead: whatever keeps a later runtime from reaching one may pass.
+//! A runtime gives up a box only when it knows that the box is dead: other reasons may pass.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
@@ -52,14 +52,14 @@ async fn delete(host: &Host, id: &str) {
     host.call::<BoxDelete>(params).await.unwrap();
 }
 
-/// A box with a process that this mark is in the arguments of.
+/// Makes a box with a process that has this mark in its arguments.
 async fn fill(host: &Host, id: &str, mark: &str) {
     let cmd = format!("sleep {mark} > /dev/null 2>&1 & echo $!");
     let params = json!({"spec": {"session_id": id, "cmd": cmd}});
     host.call::<BoxExec>(params).await.unwrap();
 }
 
-/// Runs a server with so few descriptors until it has taken over what it can, and kills it.
+/// Runs a server with this many descriptors until it has adopted all boxes it can, and kills it.
 async fn start_with_few_descriptors(machine: &Machine, state: &Path, descriptors: usize) {
     let limited = format!("ulimit -n {descriptors}; exec \"$0\" serve \"$1\"");
     let mut command = Command::new("sh");
@@ -68,7 +68,7 @@ async fn start_with_few_descriptors(machine: &Machine, state: &Path, descriptors
     let command = command.stdout(Stdio::piped()).kill_on_drop(true);
     let mut process = command.spawn().unwrap();
     let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
-    // It says how many it has, or ends because it can do nothing.
+    // The server prints how many it has adopted, or exits because it can do nothing.
     let _ = lines.next_line().await;
     let _ = process.start_kill();
     process.wait().await.unwrap();
@@ -115,7 +115,8 @@ async fn a_box_whose_server_dies_before_it_has_a_record_ends_by_itself() {
         let params = serde_json::from_value(params).unwrap();
         let peer = host.peer();
         let making = tokio::spawn(async move { peer.call::<BoxCreate>(&params).await });
-        // Once its agent reads here, its runtime knows that it is made; nobody can reach the agent.
+        // Once its agent reads here, the runtime knows that the box is made. No client can reach
+        // the agent yet.
         let mut writer = None;
         eventually("it is made", async || {
             let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -171,7 +172,8 @@ async fn a_stuck_agent_keeps_no_server_from_being_ready() {
             .await;
         assert_eq!(list.unwrap().total, 1);
         assert_eq!(kinds(&events(&host, "stuck").await), ["unreachable"]);
-        // What needs its agent is refused at once, and nothing makes another box in its place.
+        // Calls that need its agent are refused at once, and no call makes another box in its
+        // place.
         let ran = json!({"spec": {"session_id": "stuck", "cmd": "true"}});
         let refused = host.call::<BoxExec>(ran.clone()).await.unwrap_err();
         assert!(refused.to_string().contains("does not answer"), "{refused}");
@@ -183,14 +185,14 @@ async fn a_stuck_agent_keeps_no_server_from_being_ready() {
         let refused = host.call::<BoxDelete>(delete_it).await.unwrap_err();
         assert_eq!(code(refused), Code::Unavailable);
         assert_eq!(processes_with(&mark), 3, "nothing of it was ended");
-        // It answers, and is there again.
+        // The agent answers, and the box is available again.
         kill_process(stuck, Signal::CONT).unwrap();
         becomes(&host, "stuck", BoxState::Running).await;
         host.call::<BoxExec>(ran).await.unwrap();
         let told = events(&host, "stuck").await;
         assert_eq!(kinds(&told), ["unreachable", "adopted"]);
         host.kill().await;
-        // One that does not is deleted by force, or fails when it dies.
+        // A box without an answering agent is deleted by force, or fails when the agent dies.
         kill_process(stuck, Signal::STOP).unwrap();
         let host = Host::start(machine, state.path()).await.unwrap();
         assert_eq!(state_of(&host, "stuck").await, BoxState::Unreachable);
@@ -222,7 +224,7 @@ async fn a_stuck_agent_keeps_no_server_from_being_ready() {
     .await;
 }
 
-/// The groups of boxes below this parent, in every hierarchy.
+/// The cgroups of boxes below this parent, in every hierarchy.
 fn groups(parent: &str) -> usize {
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
     let places = mounts.lines().filter(|line| line.contains(" - cgroup"));
@@ -247,7 +249,7 @@ async fn the_groups_of_adopted_boxes_go_with_them() {
         host.kill().await;
         let host = Host::start(machine, state.path()).await.unwrap();
         assert_eq!(host.adopted, 3);
-        // The fork server of the one that was killed has cleared its own away.
+        // The fork server of the killed runtime has removed its own cgroup.
         eventually("those of the boxes are left", async || {
             groups(&parent) < made.max(1)
         })
@@ -264,7 +266,7 @@ async fn the_groups_of_adopted_boxes_go_with_them() {
     .await;
 }
 
-/// What a program does that listens where an agent did, and greets nobody.
+/// A program that listens in place of an agent and sends no greeting.
 const LISTEN: &str = "import os, socket, sys, time
 os.unlink(sys.argv[1])
 s = socket.socket(socket.AF_UNIX)
@@ -282,7 +284,8 @@ async fn a_process_that_is_not_the_box_is_not_ended_for_it() {
         host.call::<BoxCreate>(spec).await.unwrap();
         let agent = agents(state.path()).await[0];
         host.kill().await;
-        // The box stays, and another process answers in its place: what a taken-over agent could bring about.
+        // The box stays, and another process listens at its socket, as a compromised agent could
+        // arrange.
         let socket = directories(state.path())[0].join("agent.sock");
         let mut bystander = Command::new("python3");
         let bystander = bystander.args(["-c", LISTEN]).arg(&socket);
@@ -292,7 +295,7 @@ async fn a_process_that_is_not_the_box_is_not_ended_for_it() {
         let host = Host::start(machine, state.path()).await.unwrap();
         assert_eq!(host.adopted, 0);
         assert_eq!(state_of(&host, "taken").await, BoxState::Unreachable);
-        // The control: what is ended is the box.
+        // The control: the deletion ends the box itself.
         delete(&host, "taken").await;
         eventually("the box is ended", async || {
             kill_process(agent, Signal::CONT).is_err()
@@ -308,7 +311,7 @@ async fn a_process_that_is_not_the_box_is_not_ended_for_it() {
     .await;
 }
 
-/// Whether this process listens there.
+/// Whether this process listens at the socket.
 fn is_listening(socket: &Path, pid: i32) -> bool {
     let connected = std::os::unix::net::UnixStream::connect(socket);
     connected.is_ok_and(|stream| {
@@ -333,7 +336,7 @@ async fn a_call_into_a_stuck_box_is_answered_and_says_so() {
             host.call::<FileWrite>(write.clone()),
             host.call::<CommandStart>(start)
         );
-        // Before the agent is given up for its silence, after three heartbeats.
+        // Earlier than three missed heartbeats, after which the runtime gives up the agent.
         assert!(
             begun.elapsed() < Duration::from_secs(40),
             "{:?}",
@@ -343,7 +346,7 @@ async fn a_call_into_a_stuck_box_is_answered_and_says_so() {
             assert!(refused.to_string().contains("does not answer"), "{refused}");
             assert_eq!(code(refused), Code::Unavailable);
         }
-        // The box was not given up: it goes on when its agent does.
+        // The runtime did not give up the box: the box continues when its agent does.
         kill_process(agent, Signal::CONT).unwrap();
         host.call::<FileWrite>(write).await.unwrap();
         delete(&host, "stuck").await;
@@ -352,11 +355,11 @@ async fn a_call_into_a_stuck_box_is_answered_and_says_so() {
     .await;
 }
 
-/// A freezer of version 1 with one process, which no signal ends while it is there.
+/// A version 1 freezer with one process, which no signal ends while it is frozen.
 struct Frozen(std::path::PathBuf);
 
 impl Frozen {
-    /// `None` where there is no such freezer, or this user may not use it.
+    /// `None` without such a freezer, or without permission to use it.
     fn new(name: &str, pid: i32) -> Option<Self> {
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
         let is_freezer = |line: &&str| {
@@ -387,7 +390,7 @@ impl Drop for Frozen {
     }
 }
 
-/// A process that does not end for now stands for one in a sleep of the kernel's that no signal ends.
+/// A frozen process stands for one in an uninterruptible sleep of the kernel.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_left_of_a_box_goes_when_it_ends_long_after_it_was_deleted() {
     on_each_machine(async |machine| {

@@ -1,5 +1,6 @@
-//! Every system call, made with nothing for an argument: what happens equals the committed table, which is changed by hand, by
-//! whoever changes the filter and means it.
+//! Every system call with zero arguments: the results equal the committed table.
+//!
+//! The table is changed by hand, with a deliberate change of the filter.
 
 use std::fmt::Write as _;
 
@@ -7,11 +8,11 @@ use super::super::support::on_each_machine;
 use super::{Answers, as_root, inside, outside};
 
 const CALLS: &str = include_str!("probes/calls.py");
-/// Lines of `FIRST[-LAST] ANSWER`. `passes` is anything but `EPERM`, `ENOSYS` and `EAFNOSUPPORT`: the kernel has looked at
-/// the arguments, and its word for what is wrong with them is its own.
+/// Lines of `FIRST[-LAST] ANSWER`. `passes` is any result except `EPERM`, `ENOSYS` and
+/// `EAFNOSUPPORT`: the kernel has checked the arguments and returned its own error.
 const TABLE: &str = include_str!("calls.x86_64.txt");
 
-/// Calls that are not made, for what they do by nature and not for what the filter says.
+/// Calls that are left out because of their effect, not because of the filter.
 const LEFT_OUT: &[(u32, &str)] = &[
     (15, "rt_sigreturn: ends whoever calls it without a signal"),
     (23, "select: waits for ever"),
@@ -30,11 +31,12 @@ const LEFT_OUT: &[(u32, &str)] = &[
     (336, "uprobe: the same"),
 ];
 
-/// Calls that pass and are about user or group 0: fchown, setuid, setgid, setreuid, setregid, setresuid, setresgid. The kernel
-/// says `EPERM`; but in a box with a single user there is no such user, and it says `EINVAL`.
+/// Calls that pass and concern user or group 0: fchown, setuid, setgid, setreuid, setregid,
+/// setresuid, setresgid. The kernel returns `EPERM`. A box with a single user has no such user, and
+/// the kernel returns `EINVAL` there.
 const ABOUT_ROOT: &[&str] = &["93", "105", "106", "113", "114", "117", "119"];
 
-/// The answers as the table has them: neighbours with the same one in one line.
+/// The answers in the form of the table: neighbours with the same answer share a line.
 fn as_table(answers: &Answers) -> String {
     let mut rows: Vec<(u32, u32, &str)> = Vec::new();
     let mut named = String::new();
@@ -99,8 +101,9 @@ async fn every_system_call_answers_as_the_table_says() {
 
 #[test]
 fn the_host_answers_some_of_them_otherwise() {
-    // ptrace, mount (of nothing), setns, unshare (nothing), perf_event_open, open_by_handle_at, userfaultfd, io_uring_setup,
-    // fsopen (of nothing), add_key, keyctl, name_to_handle_at; and younger ones than the filter: statmount, listmount.
+    // ptrace, mount (of nothing), setns, unshare (nothing), perf_event_open, open_by_handle_at,
+    // userfaultfd, io_uring_setup, fsopen (of nothing), add_key, keyctl, name_to_handle_at; and
+    // calls newer than the filter: statmount, listmount.
     let harmless = [
         "101", "165", "308", "298", "304", "323", "425", "430", "248", "250", "303", "457", "458",
     ];
@@ -136,8 +139,9 @@ fn the_host_answers_some_of_them_otherwise() {
     assert_eq!((table("1000"), table("39")), ("ENOSYS", "passes"));
 }
 
-/// Kernels since 6.14 make these two past every filter, for their own probes in programs. Called by a program itself they do
-/// nothing, in a box as outside: a signal for the first, an error for the second.
+/// Since 6.14, kernels exempt these two calls from every filter, for their own probes in programs.
+/// A direct call has no effect, in a box and outside: the first raises a signal, the second returns
+/// an error.
 #[tokio::test]
 async fn the_calls_that_no_filter_sees_do_nothing() {
     const PROBE: &str = "
@@ -147,7 +151,7 @@ for number in 335, 336:
         os._exit(0 if libc.syscall(ctypes.c_long(number), 0, 0, 0) == -1 else 1)
     answer(number, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 ";
-    // Minus the number of `SIGILL`, or the probe's word for an error.
+    // The negative number of `SIGILL`, or the error that the probe prints.
     let nothing = |said: &Answers| {
         assert!(["-4", "0"].contains(&&*said["335"]), "{said:?}");
         assert_eq!(said["336"], "0", "{said:?}");

@@ -1,4 +1,4 @@
-//! Nothing outlives what it belongs to, and nothing piles up.
+//! No process outlives its owner, and no resource accumulates.
 
 use std::time::{Duration, Instant};
 
@@ -10,8 +10,8 @@ use serde_json::json;
 use super::super::support::{gone, mark, on_each_machine, params, printed, processes_with, spec};
 use super::host_process::Held;
 
-/// Two that hold on to standard output, deaf to signals, which they inherit; one of them forked twice, in a session of its own
-/// and under a name that is no text.
+/// Starts two processes that keep standard output open and ignore signals. One of them is forked
+/// twice, in a new session and with a name that is not UTF-8.
 fn stubborn(seconds: &str) -> String {
     format!(
         "trap '' TERM HUP INT; name=$(printf '/tmp/\\377'); ln -sf $(command -v sleep) \"$name\"; \
@@ -19,7 +19,7 @@ fn stubborn(seconds: &str) -> String {
     )
 }
 
-/// Directories of cgroups with this parent.
+/// The cgroup directories with this parent.
 fn cgroups(parent: &str) -> Vec<String> {
     let hierarchies = std::fs::read_dir("/sys/fs/cgroup")
         .into_iter()
@@ -46,9 +46,9 @@ fn cgroups(parent: &str) -> Vec<String> {
         .collect()
 }
 
-/// Runs a stubborn command in a box that is there, with a timeout of a second, and gives how long it took.
+/// Runs a stubborn command in an existing box with a timeout of one second. Returns the duration.
 async fn timed_out(runtime: &BoxRuntime, session: &str, seconds: &str) -> Duration {
-    // Made before the clock runs: the time it takes to make a box is not part of the promise.
+    // The box is made before the clock starts: making a box is not part of the promise.
     let ready = params(spec(json!({"session_id": session, "cmd": "true"})));
     runtime.exec(&Caller::local(), ready).await.unwrap();
     let cmd = stubborn(seconds);
@@ -80,7 +80,7 @@ async fn a_thousand_stubborn_commands_end_with_their_timeouts() {
             times.extend(futures::future::join_all(all).await);
             gone(&seconds).await;
         }
-        // What is not to end is seen.
+        // The control: the process count sees a process that stays.
         let cmd = format!("sleep {seconds} > /dev/null 2>&1 &");
         let control = params(spec(json!({"session_id": "control", "cmd": cmd})));
         runtime.exec(&Caller::local(), control).await.unwrap();
@@ -120,7 +120,7 @@ async fn a_killed_runtime_takes_its_boxes_along() {
     .await;
 }
 
-/// The processes that descend from one.
+/// The number of descendants of a process.
 fn descendants(of: u32) -> usize {
     let path = format!("/proc/{of}/task/{of}/children");
     let all = std::fs::read_dir(format!("/proc/{of}/task"))
@@ -151,13 +151,13 @@ async fn a_hundred_boxes_leave_nothing() {
             "cmd": "sleep 1000 > /dev/null 2>&1 & echo ran"});
         let files = || std::fs::read_dir(state.path()).unwrap().count();
         let mounts = || std::fs::read_to_string(format!("/proc/{}/mountinfo", std::process::id())).unwrap();
-        // The first few fill pools.
+        // The first few calls fill pools.
         for _ in 0..5 {
             held.exec(&asked);
             held.delete("cycle");
         }
         let calm = async |held: &Held| {
-            // Spares come and go for a moment; what matters is where they settle.
+            // Spare processes come and go for a moment, so the test waits for a stable count.
             let mut last = (0, 0);
             for _ in 0..100 {
                 let now = (held.descriptors(), descendants(held.pid()));

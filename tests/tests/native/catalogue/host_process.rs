@@ -1,4 +1,4 @@
-//! A runtime in a process of its own, which can be given things to leak, counted, and killed.
+//! A runtime in a separate process, which the test can give things to leak, count, and kill.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::super::support::{Machine, PROGRAM};
 
-/// The process; killed when this goes.
+/// The process, which is killed on drop.
 pub(super) struct Held {
     child: Child,
     ask: ChildStdin,
@@ -18,12 +18,12 @@ pub(super) struct Held {
 }
 
 impl Held {
-    /// Starts one whose boxes are like the machine's, with these variables in its environment.
+    /// Starts a runtime with boxes like the machine's and with these environment variables.
     pub(super) fn start(machine: &Machine, env: &[(&str, &str)]) -> Self {
         Self::start_with(machine, env, None)
     }
 
-    /// The same, with a directory for what boxes have on disk.
+    /// As [`Self::start`], with a directory for the disk data of boxes.
     pub(super) fn start_with(
         machine: &Machine,
         env: &[(&str, &str)],
@@ -63,13 +63,13 @@ impl Held {
         serde_json::from_value(result.clone()).unwrap_or_else(|_| panic!("{result}"))
     }
 
-    /// Ends one of its boxes.
+    /// Deletes one of its boxes.
     pub(super) fn delete(&mut self, session: &str) {
         let asked = json!({"session_id": session, "force": true});
         assert_eq!(self.call(&json!({"delete": asked})), json!("deleted"));
     }
 
-    /// How many descriptors it has.
+    /// The number of its descriptors.
     pub(super) fn descriptors(&self) -> usize {
         let all = std::fs::read_dir(format!("/proc/{}/fd", self.pid()));
         all.unwrap().count()

@@ -1,4 +1,4 @@
-//! The kernel tells a guest little about itself and takes no setting from it.
+//! The kernel reveals little about itself to a guest and accepts no setting from it.
 
 use super::super::support::on_each_machine;
 use super::{as_root, inside, outside};
@@ -37,7 +37,7 @@ async fn kernel_settings_cannot_be_written_and_its_secrets_not_read() {
             if question.starts_with("write:") {
                 assert!(!answer.starts_with("ok"), "{question}: {answer}");
             }
-            // A masked file is there, and empty.
+            // A masked file exists and is empty.
             if question.starts_with("read:") && question != "read:/proc/meminfo" {
                 assert!(
                     answer == "ok " || !answer.starts_with("ok"),

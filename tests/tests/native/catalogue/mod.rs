@@ -1,7 +1,10 @@
-//! The escape catalogue, through the runtime: what a guest tries, in root's boxes and in an ordinary user's, and how the kernel
-//! answers. Every probe also runs where it must answer otherwise, mostly on the host itself: one that cannot fail shows nothing.
+//! The escape catalogue, through the runtime: what a guest tries in root's boxes and in an ordinary
+//! user's, and how the kernel answers.
 //!
-//! The probes are Python programs in `probes/`. Which promise each test keeps is listed in `docs/security.md`.
+//! Every probe also runs where its answer must differ, mostly on the host itself. A probe that
+//! cannot fail shows nothing.
+//!
+//! The probes are Python programs in `probes/`. `docs/security.md` lists the promise of each test.
 
 mod calls;
 mod endings;
@@ -23,7 +26,7 @@ use serde_json::{Value, json};
 
 use super::support::{Machine, printed, spec};
 
-/// What a probe said: an answer for each question.
+/// The output of a probe: an answer for each question.
 type Answers = BTreeMap<String, String>;
 
 const PRELUDE: &str = include_str!("probes/prelude.py");
@@ -49,7 +52,7 @@ async fn inside(machine: &Machine, session: &str, probe: &str, args: &[&str]) ->
     inside_with(machine, session, probe, args, json!({})).await
 }
 
-/// The same, in a box with more asked for than nothing.
+/// As [`inside`], in a box with more settings.
 async fn inside_with(
     machine: &Machine,
     session: &str,
@@ -66,7 +69,7 @@ async fn inside_with(
     answers(printed(&result))
 }
 
-/// Runs a probe on the host, as whoever runs the tests.
+/// Runs a probe on the host as the current user.
 fn outside(probe: &str, args: &[&str]) -> Answers {
     let ran = Command::new("sh")
         .args(["-c", &command(probe, args)])
@@ -80,7 +83,8 @@ fn outside(probe: &str, args: &[&str]) -> Answers {
     answers(&String::from_utf8(ran.stdout).unwrap())
 }
 
-/// Whether the tests run as root, which most controls need: an ordinary user of the host is refused a lot as well.
+/// Whether the tests run as root. Most controls need it, because the host refuses an ordinary user
+/// a lot as well.
 fn as_root() -> bool {
     rustix::process::geteuid().is_root()
 }

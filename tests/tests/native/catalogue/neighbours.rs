@@ -1,4 +1,4 @@
-//! Boxes share nothing with each other, nor a network with the host.
+//! Boxes share nothing with each other, and no network with the host.
 
 use std::net::TcpListener;
 use std::os::linux::net::SocketAddrExt as _;
@@ -38,7 +38,7 @@ async fn twenty_boxes_share_nothing() {
                 (own.as_str(), own.as_str())
             );
             assert!(said["pids"].parse::<u32>().unwrap() < 10, "{said:?}");
-            // Its own are there, which shows that the questions are right.
+            // The probe finds its own, which shows that its questions are right.
             for way in ["abstract", "loopback"] {
                 assert_eq!(said[way], "ok None", "{way}");
             }
@@ -55,7 +55,7 @@ async fn twenty_boxes_share_nothing() {
             seen.dedup();
             assert_eq!(seen.len(), 21, "{kind}: {seen:?}");
         }
-        // One that comes later finds nothing of theirs.
+        // A later box finds nothing of theirs.
         let late = inside(machine, "late", NEIGHBOUR, &["late", "look"]).await;
         assert_eq!(
             (late["files"].as_str(), late["processes"].as_str()),

@@ -1,4 +1,4 @@
-//! A command has no privilege, gets none, and leaves nothing behind that gives one to others.
+//! A command has no privilege, gets none, and leaves no files that give one to others.
 
 use std::fs::Permissions;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
@@ -82,7 +82,7 @@ async fn a_guest_is_an_unprivileged_user_of_the_host() {
     .await;
 }
 
-/// The users, as the host numbers them, of the processes with this argument.
+/// The host's user ids of the processes with this argument.
 fn owners_of(argument: &str) -> Vec<u32> {
     let all = std::fs::read_dir("/proc").unwrap().flatten();
     let found = all.filter(|entry| {
@@ -163,7 +163,7 @@ async fn every_mount_of_a_box_is_without_set_id_and_devices_and_none_is_a_contro
     .await;
 }
 
-/// What a directory holds that it must not: set-id files, devices, files with capabilities.
+/// The forbidden entries of a directory: set-id files, devices, files with capabilities.
 fn dangerous(dir: &Path) -> Vec<String> {
     use std::os::unix::fs::FileTypeExt as _;
     let mut found = Vec::new();
@@ -212,7 +212,8 @@ async fn nothing_dangerous_is_left_in_a_workspace() {
             .current_dir(dir.path())
             .output();
         assert!(ran.unwrap().status.success());
-        // A new directory gets no set-id bit by its mode, and these marks no kernel lets everybody make.
+        // A new directory gets no set-id bit by its mode, and only privileged users can make these
+        // files.
         let mut expected = vec![
             "block",
             "capabilities",

@@ -1,4 +1,4 @@
-//! `docs/security.md` names tests that exist, and all of those that are here.
+//! `docs/security.md` names existing tests, and all tests of this folder.
 
 use std::path::Path;
 

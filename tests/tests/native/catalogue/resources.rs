@@ -1,4 +1,4 @@
-//! What a box uses up is capped, whichever way it goes about it.
+//! The resources of a box are limited, in whichever way it uses them.
 
 use box_protocol::actions::BoxDeleteParams;
 use box_runtime::Caller;
@@ -32,7 +32,8 @@ async fn the_private_storage_of_a_box_is_full_at_its_cap_whichever_way_it_is_fil
             assert_eq!(said["filled"], "ENOSPC", "{way} in {place}");
             end(machine, way).await;
         }
-        // In a small box they end before its memory, which they are made of, and nothing is killed.
+        // In a small box they are limited before its memory, which they consist of, and no process
+        // is killed.
         let small = "head -c 100M /dev/zero > /tmp/x; stat -c %s /tmp/x; rm /tmp/x; echo lives";
         let asked = spec(json!({"session_id": "small", "memory_mb": 64, "cmd": small}));
         let result = machine.exec_spec(asked).await.unwrap();
@@ -44,7 +45,7 @@ async fn the_private_storage_of_a_box_is_full_at_its_cap_whichever_way_it_is_fil
         );
         assert_eq!(rest, "lives\n");
         assert!(result.stderr.contains("No space left"), "{}", result.stderr);
-        // Far less goes in, so it is the cap that stopped them.
+        // Far less fits, so the limit stopped them.
         let less = "head -c 300M /dev/zero > /tmp/x && stat -c %s /tmp/x";
         let asked = spec(json!({"session_id": "less", "memory_mb": 1024, "cmd": less}));
         let result = machine.exec_spec(asked).await.unwrap();
@@ -70,7 +71,7 @@ async fn a_sparse_terabyte_is_too_large_for_a_quota() {
 async fn files_in_memory_count_as_memory() {
     on_each_machine(async |machine| {
         if machine.lacks("cgroup.memory").await {
-            // Limits of single processes do not count them: `docs/security.md` says so.
+            // Per-process limits do not count them, as `docs/security.md` says.
             return;
         }
         let asked = |session: &str, memory: u64, cmd: String| {

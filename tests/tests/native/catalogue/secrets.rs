@@ -52,7 +52,7 @@ async fn no_file_of_the_host_is_seen_but_its_programs() {
             assert_eq!(said[what], "0", "{what}");
         }
         assert_eq!(said["home"], "box");
-        // The root at the end of all `..` is the box's.
+        // Any number of `..` ends at the root of the box.
         assert_eq!(
             (said["top"].as_str(), said["top_has"].as_str()),
             ("True", "True")
@@ -105,7 +105,7 @@ async fn what_the_runtimes_process_has_open_does_not_reach_a_box() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("canary"), "the host's").unwrap();
         let open = std::fs::File::open(dir.path()).unwrap();
-        // Passed on to every program that is started from here, until it is closed.
+        // Every program that this process starts inherits it, until it is closed.
         rustix::io::fcntl_setfd(&open, rustix::io::FdFlags::empty()).unwrap();
         let outside = outside(DESCRIPTORS, &[]);
         assert_ne!(outside["reached"], "0", "control: a plain child has it");
@@ -147,7 +147,7 @@ async fn the_environment_of_the_host_stays_there() {
         for file in ["environ", "cmdline", "comm", "mountinfo", "maps", "cgroup"] {
             assert_eq!(said[file], "0", "{file}");
         }
-        // The probe finds what is there: the same word, given to the box on purpose.
+        // The control: the probe finds the same word when the box gets it on purpose.
         let env = json!({"BOX_TEST_CANARY": word});
         let given = json!({"session_id": "given", "env": env,
             "cmd": format!("sleep 10 & {}", command(ENVIRONMENT, &[word]))});

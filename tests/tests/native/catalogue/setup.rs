@@ -1,4 +1,4 @@
-//! Making a box touches nothing but what it was asked to, whatever the directories it is made from turn into meanwhile.
+//! Making a box touches only the requested directories, whatever they are replaced with meanwhile.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
@@ -15,7 +15,7 @@ use super::super::support::{Machine, on_each_machine, printed, spec};
 async fn end(machine: &Machine, session: &str) {
     let asked: BoxDeleteParams =
         serde_json::from_value(json!({"session_id": session, "force": true})).unwrap();
-    // Where no box was made there is none to end.
+    // Without a box this fails, which is fine.
     let _ = machine.runtime.delete(&Caller::local(), asked).await;
 }
 
@@ -28,7 +28,7 @@ fn names(dir: &Path) -> Vec<String> {
     names
 }
 
-/// Says when to stop, by its end.
+/// Sets the flag on drop.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -37,7 +37,7 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// Directories of the machine's user: one to work in, one that nobody was given.
+/// Two directories of the machine's user: one to work in, and one that no box was given.
 struct Places {
     dir: tempfile::TempDir,
     outside: tempfile::TempDir,
@@ -59,7 +59,8 @@ impl Places {
         std::os::unix::fs::chown(&path, Some(machine.uid), Some(machine.uid)).unwrap();
     }
 
-    /// Makes boxes while `name` is now a directory and now a link to the outside. Gives how many were made, and refused.
+    /// Makes boxes while `name` alternates between a directory and a link to the outside. Returns
+    /// how many were made and how many refused.
     fn race(&self, machine: &Machine, rounds: usize, name: &str, asked: &Value) -> (usize, usize) {
         let (here, link) = (self.dir.path().join(name), self.dir.path().join("the-link"));
         std::os::unix::fs::symlink(self.outside.path(), &link).unwrap();
@@ -75,7 +76,7 @@ impl Places {
                 renameat_with(CWD, &here, CWD, &link, RenameFlags::EXCHANGE).unwrap();
             }
         };
-        // The runtime runs on other threads, so this one may wait.
+        // The runtime runs on other threads, so this one may block.
         let racing = async {
             for round in 0..rounds {
                 let session = format!("race-{round}");
@@ -199,7 +200,7 @@ async fn places_that_box_makes_itself_are_not_mounted_over() {
     .await;
 }
 
-/// Files by which other programs are told what to do, each of which would leave a mark if somebody followed it.
+/// Files that configure other programs. Each would leave a mark if a program followed it.
 const CONTROL_FILES: &[&str] = &[
     ".git/hooks/post-checkout",
     ".git/hooks/pre-commit",
@@ -237,7 +238,7 @@ async fn control_files_in_a_workspace_control_nothing() {
         std::fs::write(planted.path().join(".git/config"), git).unwrap();
         let mut seen = Vec::new();
         for dir in [&plain, &planted] {
-            // Twice: the second box of the session would be the first to find what is there.
+            // Twice: the second box of the session would be the first to find these files.
             for _ in 0..2 {
                 let asked = json!({"session_id": "control", "host_path": dir.path(), "workspace_quota_mb": 8,
                     "cmd": "env | sort; id; ulimit -a; pwd; python3 -c 'print(1)'"});

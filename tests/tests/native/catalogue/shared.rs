@@ -1,4 +1,4 @@
-//! What one box takes of what a user or the whole machine has once.
+//! What one box takes of resources that a user or the whole machine has once.
 
 use serde_json::json;
 
@@ -18,7 +18,7 @@ async fn a_crash_in_a_box_starts_no_handler_of_the_host_and_no_guest_gets_its_pr
     on_each_machine(async |machine| {
         let said = inside(machine, "limits", SHARED, &["limits"]).await;
         assert_eq!(said["core"], "(1, 1)", "{}", machine.name);
-        // It is told that it has what it wants, and nothing has changed.
+        // The call succeeds without an effect.
         assert_eq!(said["set_core"], "ok None");
         assert_eq!(said["core_then"], "(1, 1)");
         assert_eq!((said["RTPRIO"].as_str(), said["NICE"].as_str()), ("0", "0"));
@@ -74,11 +74,12 @@ async fn the_processes_of_a_box_share_the_files_it_may_open() {
 
 #[tokio::test]
 async fn no_signal_reaches_the_agent_and_no_command_chooses_its_processors() {
-    // Of this process, which handles signals as every program of Rust's does, and belongs to the same user as the probe.
+    // Of this process, which handles signals as every Rust program does and has the same user as
+    // the probe.
     let host = outside(SHARED, &["first", &std::process::id().to_string()]);
     assert_ne!(host["handled"].trim_start_matches('0'), "", "control");
     assert_eq!(host["affinity_0"], "ok None", "control");
-    // A machine with one processor leaves nothing to choose.
+    // A machine with one processor leaves no choice.
     let kept = if host["processors"] == "1" {
         "True"
     } else {
@@ -86,7 +87,7 @@ async fn no_signal_reaches_the_agent_and_no_command_chooses_its_processors() {
     };
     assert_eq!(host["kept_0"], kept, "control");
     on_each_machine(async |machine| {
-        // The agent has a second thread from its first command on.
+        // The agent has a second thread after its first command.
         machine.exec("first", "true").await;
         let said = inside(machine, "first", SHARED, &["first", "1"]).await;
         assert_eq!(said["handled"], "0000000000000000", "{}", machine.name);
@@ -124,7 +125,8 @@ async fn a_command_cannot_make_its_agent_go_first_when_memory_runs_out() {
         let said = inside(machine, "score", SHARED, &["score"]).await;
         assert_eq!(said["lower"], "EACCES", "{}", machine.name);
         assert_eq!(said["score"], "1000", "{}", machine.name);
-        // Whenever a program looks, its first moment included: the agent that starts it is held until then.
+        // At any moment, including the program's first one: the agent that starts it waits until
+        // then.
         for _ in 0..50 {
             let agent = machine.exec("score", "cat /proc/1/oom_score_adj").await;
             assert_eq!(printed(&agent), "500", "{}", machine.name);

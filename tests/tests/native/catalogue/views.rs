@@ -1,5 +1,7 @@
-//! The system directories, `/etc` and `/dev` of a box are its own: what it watches and locks there is nobody else's. And what
-//! `/proc` and a workspace show of the host.
+//! The system directories, `/etc` and `/dev` of a box are private: its watches and locks there
+//! affect no other process.
+//!
+//! Also what `/proc` and a workspace show of the host.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixListener;
@@ -14,11 +16,12 @@ use super::{Answers, answers, as_root, command, inside, inside_with, outside};
 
 const VIEWS: &str = include_str!("probes/views.py");
 
-/// Places that every box has under the same names as the host.
+/// Paths that every box shares with the host by name.
 const WATCHED: &str = "/usr/bin /usr/lib /etc /etc/ld.so.cache";
 const LOCKED: [&str; 4] = ["/usr/bin", "/usr/bin/env", "/etc", "/etc/ld.so.cache"];
 
-/// Starts a probe that goes on while others are asked, and waits until it has begun. It is asked for its answers by `stop`.
+/// Starts a probe that runs beside others, and waits until it has begun. `stop` returns its
+/// answers.
 async fn begin(machine: &Machine, session: &str, args: &str) {
     let probe = command(VIEWS, &[args]);
     let place = "/tmp/probe";
@@ -78,7 +81,7 @@ async fn a_watch_in_a_box_sees_no_program_of_the_host_or_another_box() {
 #[tokio::test]
 async fn a_lock_in_a_box_blocks_nothing_outside() {
     on_each_machine(async |machine| {
-        // The devices of an ordinary user's box are the host's: that user cannot make any.
+        // The devices of an ordinary user's box are the host's, because that user cannot make any.
         let own_devices = !machine.lacks("two_uids").await;
         let mut places = LOCKED.to_vec();
         places.push("/dev/null");
@@ -125,7 +128,7 @@ async fn a_lock_of_the_host_holds_up_no_box() {
     .await;
 }
 
-/// The files of `/etc` are copies, which belong to an ordinary user where that is who made them.
+/// The files of `/etc` are copies. They belong to an ordinary user if that user made them.
 #[tokio::test]
 async fn a_lease_in_a_box_blocks_nothing_outside() {
     const PLACES: &str = "/etc/ld.so.conf /usr/bin/env /tmp/own";
@@ -160,7 +163,7 @@ async fn a_lease_in_a_box_blocks_nothing_outside() {
     .await;
 }
 
-/// A directory of the system with a file in it that few programs read.
+/// A system directory with a file that few programs read.
 const NOTIFIED: &str = "/usr/lib";
 const READ: &str = "/usr/lib/os-release";
 
@@ -183,7 +186,7 @@ async fn a_notification_in_a_box_is_of_no_program_of_the_host_or_another_box() {
     }
     let said = watching.wait_with_output().unwrap();
     let host = answers(&String::from_utf8(said.stdout).unwrap());
-    // A kernel may be built without them.
+    // The kernel may be built without them.
     let there_are = host["watched"] == "ok 0";
     if there_are {
         assert_ne!(host["others"], "0", "control: {host:?}");

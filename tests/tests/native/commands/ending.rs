@@ -1,4 +1,4 @@
-//! How commands end, and what is left of them.
+//! How commands end, and what remains of them.
 
 use std::time::{Duration, Instant};
 
@@ -116,7 +116,7 @@ async fn records_expire_and_later_calls_say_so() {
     .await;
 }
 
-/// Descriptors of the process that has started the one with this argument.
+/// The number of descriptors of the parent of the process with this argument.
 fn descriptors_of_parent(argument: &str) -> Option<usize> {
     let descriptors = format!("/proc/{}/fd", parent_of(argument)?);
     Some(std::fs::read_dir(descriptors).ok()?.count())

@@ -1,4 +1,4 @@
-//! Commands as objects: started, found again, read from anywhere by anybody, fed, signalled, forgotten.
+//! Commands as objects: started, found again, read by any client, fed, signalled, forgotten.
 
 mod ending;
 mod reading;
@@ -15,14 +15,14 @@ use tokio::sync::mpsc;
 
 use super::support::{Machine, on_each_machine, printed};
 
-/// What a reader got.
+/// The chunks that a reader received.
 #[derive(Debug, Default)]
 struct Got {
     stdout: Vec<u8>,
     stderr: Vec<u8>,
     gaps: u64,
     started: Option<CommandInfo>,
-    /// The streams in the order they came.
+    /// The streams in order of arrival.
     order: Vec<StreamName>,
 }
 
@@ -69,7 +69,7 @@ async fn run(
         .await
 }
 
-/// Starts one and reads it to the end.
+/// Starts a command and reads it to its end.
 async fn read_through(
     machine: &Machine,
     mut params: CommandStartParams,

@@ -1,4 +1,4 @@
-//! Output, read from anywhere by anybody.
+//! Output, read from any offset by any client.
 
 use std::time::Duration;
 
@@ -93,13 +93,14 @@ async fn one_reader_may_have_it_alone() {
             .unwrap();
         let first = attach(machine, "x", json!({"exclusive": "refuse"}));
         let others = async {
-            // Served after the first, whose call was sent before: it is there once another command has run.
+            // The agent serves this call after the first one: once another command has run, it has
+            // started.
             for _ in 0..3 {
                 printed(&machine.exec("c", "true").await);
             }
             let refused = attach(machine, "x", json!({"exclusive": "refuse"})).await;
             assert_eq!(refused.unwrap_err().code(), Code::Conflict);
-            // One that does not want it alone may look.
+            // A reader that does not ask for exclusive access may read.
             attach(machine, "x", json!({"until": {"ms": 0}}))
                 .await
                 .unwrap();

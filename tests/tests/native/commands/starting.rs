@@ -1,4 +1,4 @@
-//! What is started, and how often.
+//! Which commands are started, and how often.
 
 use box_protocol::actions::{ReadWhy, StreamName};
 use box_protocol::{Code, CommandState, ExitWhy};

@@ -1,4 +1,4 @@
-//! What commands are told: input and terminals.
+//! Input of commands, and terminals.
 
 use box_protocol::Code;
 use box_tests::wait::LONG;
@@ -43,7 +43,8 @@ async fn input_is_written_closed_and_refused_afterwards() {
 #[tokio::test]
 async fn a_background_child_that_holds_stdin_does_not_hold_the_end() {
     with_box(async |machine| {
-        // It has what it does not read on another descriptor: a shell takes the first one away from what it leaves behind.
+        // The child has the unread input on another descriptor, because a shell redirects the
+        // standard input of background processes.
         let script = "exec 3<&0; sleep 86421 > /dev/null 2>&1 & head -c 10 > /dev/null; exit 4";
         let open = json!({"command_id": "held", "stdin": "open"});
         run(machine, text(script, open)).await.unwrap();
@@ -67,7 +68,7 @@ async fn a_command_may_have_a_terminal() {
         let script = "tty; stty size; read line; echo got $line; trap 'stty size; exit 4' WINCH; echo ready; sleep 600 & wait";
         let pty = json!({"command_id": "t", "pty": {"cols": 91, "rows": 17}});
         run(machine, text(script, pty)).await.unwrap();
-        // What it has said, once that ends so.
+        // The output, once it ends with this text.
         let said = async |end: &str| loop {
             let quiet = json!({"until": {"silence_ms": 50}});
             let (got, info, _) = attach(machine, "t", quiet).await.unwrap();
@@ -86,7 +87,7 @@ async fn a_command_may_have_a_terminal() {
         assert!(late.text().starts_with(got.text()), "replayed for a late joiner");
         assert!(late.text().contains("30 40"), "{:?}", late.text());
         assert_eq!(info.exit.unwrap().code, Some(4));
-        // Ctrl-C is the terminal's.
+        // The terminal turns Ctrl-C into a signal.
         run(machine, text("cat", json!({"command_id": "i", "pty": {"cols": 80, "rows": 24}}))).await.unwrap();
         input(machine, "i", json!({"data": box_protocol::Blob::from("\x03")})).await.unwrap();
         let (_, info, _) = attach(machine, "i", json!({"view": "none"})).await.unwrap();

@@ -1,4 +1,4 @@
-//! A runtime that is killed takes its connections with it, and the next one lets its boxes out again.
+//! A killed runtime loses its connections, and the next one restores the network of its boxes.
 
 use box_protocol::actions::{BoxDelete, BoxExec};
 
@@ -16,7 +16,7 @@ async fn an_adopted_box_reaches_the_same_destinations_by_the_same_addresses() {
         let start = || Host::start_with(machine, dir.path(), network.clone());
         let exec = |cmd: String| json!({"spec": {"session_id": "kept", "network": "on", "cmd": cmd, "network_policy": {"allow": ["one.test", "two.test:1"]}}});
         let first = start().await.unwrap();
-        // A program that keeps the address it was told, and a connection that says nothing.
+        // A program that keeps the resolved address, and an idle connection.
         let lookup = "getent ahostsv4 one.test | head -1 | cut -d' ' -f1 >/tmp/told; cat /tmp/told";
         let told = first.call::<BoxExec>(exec(lookup.to_owned())).await.unwrap();
         assert!(told.stdout.starts_with("198.18.1."), "{told:?}");
@@ -36,7 +36,7 @@ async fn an_adopted_box_reaches_the_same_destinations_by_the_same_addresses() {
         let page = format!("curl -sS http://one.test:{port}/ && curl -sS http://$(cat /tmp/told):{port}/");
         let page = second.call::<BoxExec>(exec(page)).await.unwrap();
         assert_eq!(page.stdout, "still herestill here", "{page:?}");
-        // The box's own policy was kept with it.
+        // The policy of the box itself was stored with it.
         let refused = second.call::<BoxExec>(exec(format!("curl -sS http://two.test:{port}/"))).await.unwrap();
         assert!(matches!(refused.exit_code, Some(7 | 56)), "{refused:?}");
         second.call::<BoxDelete>(json!({"session_id": "kept", "force": true})).await.unwrap();

@@ -1,4 +1,4 @@
-//! Connections by name and by address, and what is in the way of those that may not be.
+//! Connections by name and by address, and how denied ones fail.
 
 use box_protocol::actions::{BoxStatsParams, BoxStatsResult};
 use box_runtime::Caller;
@@ -13,7 +13,7 @@ async fn a_name_that_is_allowed_is_reached_and_another_is_not_there() {
         let hosts = [("web.test", "127.0.0.7"), ("other.test", "127.0.0.7")];
         open(config, json!(["web.test", "127.0.0.7"]), &hosts);
     };
-    on_each_machine_set_up(LONG, set_up, async |machine| {
+    on_each_machine_set_up(TEST_LIMIT, set_up, async |machine| {
         let before = server.taken();
         let page = online(machine, "web", &format!("curl -sS http://web.test:{port}/")).await;
         assert_eq!(printed(&page), "hello from outside");
@@ -26,7 +26,8 @@ async fn a_name_that_is_allowed_is_reached_and_another_is_not_there() {
         .await;
         assert_eq!(other.exit_code, Some(6), "{other:?}");
         assert!(other.stderr.contains("Could not resolve host"), "{other:?}");
-        // By its address there is no name that could be listed; it is one of the machine's, and another than listed.
+        // The address has no name in the list. It is a loopback address of the machine other than
+        // the listed one.
         let elsewhere = Server::http("127.0.0.8", "not for you");
         let refused = online(
             machine,
@@ -47,7 +48,8 @@ async fn addresses_are_reached_over_both_kinds_and_what_is_not_listed_is_refused
         Server::http("::1", "six"),
     );
     let set_up = |config: &mut NativeConfig| {
-        // No box can dial a loopback address of the machine: to it, that is its own. So names lead there.
+        // A box cannot dial a loopback address of the machine, because it has its own. So names
+        // resolve to it.
         let hosts = [
             ("four.test", "127.0.0.7"),
             ("six.test", "::1"),
@@ -56,7 +58,7 @@ async fn addresses_are_reached_over_both_kinds_and_what_is_not_listed_is_refused
         open(config, json!(["*.test", "127.0.0.7", "::1"]), &hosts);
     };
     let hidden = Server::http("127.0.0.8", "hidden");
-    on_each_machine_set_up(LONG, set_up, async |machine| {
+    on_each_machine_set_up(TEST_LIMIT, set_up, async |machine| {
         for (name, port, says) in [
             ("four.test", four.port(), "four"),
             ("six.test", six.port(), "six"),
@@ -118,7 +120,7 @@ async fn a_policy_changes_live_and_cuts_what_is_no_longer_allowed() {
         let hosts = [("one.test", "127.0.0.7"), ("two.test", "127.0.0.7")];
         open(config, json!(["*.test", "127.0.0.7"]), &hosts);
     };
-    on_each_machine_set_up(LONG, set_up, async |machine| {
+    on_each_machine_set_up(TEST_LIMIT, set_up, async |machine| {
         let text = format!(
             "one, two = dial('one.test', {port}), dial('two.test', {port})
 for s in one, two:

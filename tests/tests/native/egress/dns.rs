@@ -1,4 +1,4 @@
-//! Questions for names, over both of the ways there are.
+//! DNS queries over UDP and TCP.
 
 use super::*;
 
@@ -33,7 +33,7 @@ yes, no = [b'YES', b'test'], [b'no', b'test']
 
 #[tokio::test]
 async fn names_resolve_over_udp_and_tcp_at_any_server() {
-    on_each_machine_set_up(LONG, set_up, async |machine| {
+    on_each_machine_set_up(TEST_LIMIT, set_up, async |machine| {
         let text = format!(
             "{ASK}
 print(udp(ask(yes)), udp(ask(yes), ('1.2.3.4', 53)), udp(ask(yes), ('2620:fe::fe', 53)), udp(ask(yes), ('127.0.0.1', 53)))
@@ -52,7 +52,7 @@ print(udp(ask(no)), udp(ask([b'yes', b'test', b'evil'])), udp(ask([b'yes\\0', b'
 
 #[tokio::test]
 async fn garbage_and_floods_are_survived_and_other_messages_get_nowhere() {
-    on_each_machine_set_up(LONG, set_up, async |machine| {
+    on_each_machine_set_up(TEST_LIMIT, set_up, async |machine| {
         let text = format!(
             "{ASK}
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)

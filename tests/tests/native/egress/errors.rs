@@ -1,4 +1,5 @@
-//! A program in a box is told why it cannot connect as it would be without a box, and when it is connected somebody is there.
+//! Failed connections report the same error as outside a box, and a successful one has a server at
+//! its end.
 
 use box_protocol::actions::{BoxDelete, BoxExec, BoxStats};
 use rustix::net::{AddressFamily, SocketType};
@@ -27,7 +28,8 @@ async fn connections(host: &Host) -> Option<u64> {
 
 #[tokio::test]
 async fn connections_succeed_and_fail_as_they_do_outside_a_box() {
-    // The machine of this runtime: a loopback interface, nobody on it, and two routes that lead nowhere.
+    // The machine of this runtime: a loopback interface without servers, and two routes that lead
+    // nowhere.
     let within = "ip link set lo up
 ip route add unreachable 192.0.2.9
 ip -6 route add unreachable 2001:db8::9";
@@ -83,10 +85,10 @@ print('asyncio', word(lambda: asyncio.run(asyncio.open_connection('192.0.2.9', 8
     .await;
 }
 
-/// A host that answers nobody until it is told to.
+/// A host that accepts no connection until the test says so.
 struct Slow {
     listener: TcpListener,
-    /// Those who fill its queue.
+    /// Connections that fill its queue.
     waiting: Vec<TcpStream>,
 }
 
@@ -117,7 +119,8 @@ impl Slow {
         self.listener.local_addr().unwrap().port()
     }
 
-    /// Answers everybody who waits and the next one; whether that one ends without a word.
+    /// Accepts all waiting connections and the next one. Returns whether that one ends without
+    /// data.
     fn answer(self) -> std::thread::JoinHandle<bool> {
         std::thread::spawn(move || {
             let filled = self.waiting.len();
@@ -231,7 +234,7 @@ print('told apart')",
         one.port(),
         two.port()
     );
-    on_each_machine_set_up(LONG, set_up, async |machine| {
+    on_each_machine_set_up(TEST_LIMIT, set_up, async |machine| {
         assert_eq!(says(machine, "ports", &text).await, "told apart");
     })
     .await;

@@ -1,4 +1,4 @@
-//! What a program in a box with a network tries in order to get where it may not. Each attempt has its control.
+//! Attempts of a program in a box to reach a denied destination. Each attempt has its control.
 
 use super::*;
 
@@ -11,14 +11,14 @@ fn set_up(config: &mut NativeConfig) {
 async fn the_machines_loopback_is_reached_by_no_name_and_no_number() {
     let secret = Server::http("127.0.0.1", "secret");
     let port = secret.port();
-    // The control: it is there, and the same words reach it from outside.
+    // The control: the server exists, and the same command reaches it from outside.
     let outside = std::process::Command::new("curl")
         .args(["-sS", &format!("http://127.0.0.1:{port}/")])
         .output()
         .unwrap();
     assert_eq!(outside.stdout, b"secret");
     let web = Server::http("127.0.0.7", "web");
-    on_each_machine_set_up(LONG, set_up, async |machine| {
+    on_each_machine_set_up(TEST_LIMIT, set_up, async |machine| {
         for host in [
             "127.0.0.1",
             "localhost",
@@ -69,7 +69,7 @@ async fn the_exits_themselves_abstract_sockets_and_other_boxes_are_no_way_out() 
         std::os::unix::net::UnixStream::connect_addr(&address).is_ok(),
         "the control"
     );
-    on_each_machine_set_up(LONG, set_up, async |machine| {
+    on_each_machine_set_up(TEST_LIMIT, set_up, async |machine| {
         let listen = "python3 -m http.server 8000 --bind 0.0.0.0 >/dev/null 2>&1 & sleep 1; curl -sS -o /dev/null -w '%{http_code}' http://198.18.0.1:8000/";
         assert_eq!(printed(&online(machine, "neighbour", listen).await), "200", "the control: a box reaches itself at its address");
         let text = format!(
@@ -95,7 +95,7 @@ print(word(lambda: bind(1)), word(lambda: bind(53)), word(lambda: bind(8001)))"
 async fn routes_rules_and_interfaces_cannot_be_changed_from_inside() {
     let web = Server::http("127.0.0.7", "web");
     let page = format!("curl -sS http://web.test:{}/", web.port());
-    on_each_machine_set_up(LONG, set_up, async |machine| {
+    on_each_machine_set_up(TEST_LIMIT, set_up, async |machine| {
         let text = "
 def netlink(kind, body, flags=0x605, protocol=0):
     s = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol)

@@ -1,4 +1,4 @@
-//! How much of the network one box may have.
+//! The network limits of one box.
 
 use super::*;
 
@@ -38,9 +38,9 @@ for _ in range(2400):
 print(type(again).__name__)",
         server.port()
     );
-    on_each_machine_set_up(LONG, set_up, async |machine| {
+    on_each_machine_set_up(TEST_LIMIT, set_up, async |machine| {
         assert_eq!(says(machine, "few", &text).await, "ECONNREFUSED\nsocket");
-        // Another box has its own.
+        // Another box has its own limit.
         assert_eq!(says(machine, "other", &text).await, "ECONNREFUSED\nsocket");
     })
     .await;
@@ -51,7 +51,7 @@ async fn connections_that_come_too_fast_wait_and_are_not_refused() {
     let server = echo();
     let set_up = |config: &mut NativeConfig| {
         to_peer(config);
-        // More come at once than may be open at once.
+        // More connections arrive at once than may be open at once.
         config.egress.connections = 40;
         config.egress.connections_per_sec = 20;
     };
@@ -71,7 +71,7 @@ said = asyncio.run(all())
 print(said.count(b'x'), time.monotonic() - begun > 2)",
         server.port()
     );
-    on_each_machine_set_up(LONG, set_up, async |machine| {
+    on_each_machine_set_up(TEST_LIMIT, set_up, async |machine| {
         assert_eq!(says(machine, "fast", &text).await, "80 True");
     })
     .await;
@@ -98,7 +98,7 @@ def pump():
 print(word(pump) in ('ECONNRESET', 'EPIPE'), word(lambda: first('peer.test', {port}, b'x')))",
         port = server.port()
     );
-    on_each_machine_set_up(LONG, set_up, async |machine| {
+    on_each_machine_set_up(TEST_LIMIT, set_up, async |machine| {
         assert_eq!(says(machine, "bytes", &text).await, "True ECONNREFUSED");
     })
     .await;
@@ -132,17 +132,17 @@ async fn the_operators_proxy_gets_the_name() {
         upstream.authorization = Some("Basic c2VjcmV0".to_owned());
         config.egress.proxy = Some(upstream);
     };
-    on_each_machine_set_up(LONG, set_up, async |machine| {
+    on_each_machine_set_up(TEST_LIMIT, set_up, async |machine| {
         let page = online(machine, "proxied", "curl -sS http://web.test/").await;
         assert_eq!(printed(&page), "through the proxy");
-        let head = heads.recv_timeout(LONG).unwrap();
+        let head = heads.recv_timeout(TEST_LIMIT).unwrap();
         assert!(
             head.contains("Proxy-Authorization: Basic c2VjcmV0\r\n"),
             "{head}"
         );
         let refused = online(machine, "proxied", "curl -4 -sS http://forbidden.test/").await;
         assert_eq!(refused.exit_code, Some(7), "{refused:?}");
-        let _ = heads.recv_timeout(LONG).unwrap();
+        let _ = heads.recv_timeout(TEST_LIMIT).unwrap();
         let denied = online(
             machine,
             "proxied",

@@ -1,4 +1,4 @@
-//! A box with a network reaches whom it may, and nobody else.
+//! A box with a network reaches the allowed destinations, and no others.
 
 mod adoption;
 mod basics;
@@ -26,7 +26,8 @@ fn policy(json: Value) -> NetworkPolicy {
     serde_json::from_value(json).unwrap()
 }
 
-/// The operator's policy, and addresses of names; without one, there is nobody of that name, and nobody outside is asked.
+/// Sets the operator's policy and the addresses of names. Other names do not exist, and the runtime
+/// queries no DNS server.
 fn open(config: &mut NativeConfig, allow: Value, hosts: &[(&str, &str)]) {
     config.egress.policy = policy(json!({ "allow": allow }));
     for (name, address) in hosts {
@@ -46,10 +47,10 @@ async fn online(machine: &Machine, session: &str, cmd: &str) -> BoxExecutionResu
     ran.unwrap_or_else(|error| panic!("{}: {cmd}: {error:?}", machine.name))
 }
 
-/// A host of the test: a thread for each connection, which does as it is told.
+/// A server of the test, with a thread for each connection.
 struct Server {
     address: SocketAddr,
-    /// Connections so far.
+    /// The number of connections so far.
     taken: Arc<AtomicUsize>,
 }
 
@@ -69,7 +70,7 @@ impl Server {
         Self { address, taken }
     }
 
-    /// One that answers every request with the same text.
+    /// A server that answers every request with the same text.
     fn http(at: &str, body: &'static str) -> Self {
         Self::start(at, move |mut stream| {
             if request(&mut stream).is_none() {
@@ -83,7 +84,7 @@ impl Server {
         })
     }
 
-    /// One that has these files; requests for others are not found.
+    /// A server with these files. Other paths are not found.
     fn files(at: &str, files: Vec<(String, Vec<u8>)>) -> Self {
         Self::start(at, move |mut stream| {
             let Some(head) = request(&mut stream) else {
@@ -131,9 +132,9 @@ fn request(stream: &mut TcpStream) -> Option<String> {
 }
 
 /// How long a test of this kind may take on one machine.
-const LONG: Duration = Duration::from_mins(8);
+const TEST_LIMIT: Duration = Duration::from_mins(8);
 
-/// What tests of connections need at hand.
+/// Python helpers for connections.
 const HELP: &str = "\
 import errno, hashlib, os, socket, struct, sys, time
 def word(work):
@@ -149,17 +150,17 @@ def first(host, port, say=b''):
         return s.recv(100).decode()
 ";
 
-/// Python with that at hand, as a command.
+/// A shell command that runs Python with these helpers.
 fn script(text: &str) -> String {
     format!("cat >/tmp/test.py <<'END'\n{HELP}\n{text}\nEND\npython3 /tmp/test.py")
 }
 
-/// Runs it in a box that has a network.
+/// Runs Python in a box with a network.
 async fn python(machine: &Machine, session: &str, text: &str) -> BoxExecutionResult {
     online(machine, session, &script(text)).await
 }
 
-/// The same, for what it printed.
+/// As [`python`], and returns its output.
 async fn says(machine: &Machine, session: &str, text: &str) -> String {
     let ran = python(machine, session, text).await;
     assert_eq!(ran.exit_code, Some(0), "{}: {ran:?}", machine.name);

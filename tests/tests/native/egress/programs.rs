@@ -1,4 +1,4 @@
-//! Real programs, which know nothing of Box.
+//! Ordinary programs, which do not know about Box.
 
 use std::path::Path;
 use std::process::Command;
@@ -23,7 +23,7 @@ fn run(program: &str, arguments: &[&str], directory: &Path) {
     assert!(ran.status.success(), "{program} {arguments:?}: {ran:?}");
 }
 
-/// Every file below a directory, by its path in an address.
+/// Every file below a directory, with its URL path.
 fn served(directory: &Path, under: &str) -> Vec<(String, Vec<u8>)> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(directory).unwrap().flatten() {
@@ -63,7 +63,7 @@ z.writestr('demo-1.2.3.dist-info/RECORD', '')"
         ],
     );
     let port = server.port();
-    on_each_machine_set_up(LONG, set_up, async |machine| {
+    on_each_machine_set_up(TEST_LIMIT, set_up, async |machine| {
         let pip = format!(
             "cd /tmp && python3 -m pip download --no-cache-dir --disable-pip-version-check -q --index-url http://pkg.test:{port}/simple --trusted-host pkg.test demo && ls *.whl"
         );
@@ -106,7 +106,7 @@ async fn a_repository_is_cloned_over_http() {
         "cd /tmp && rm -rf repo && git clone -q http://pkg.test:{}/repo.git && cat repo/file",
         server.port()
     );
-    on_each_machine_set_up(LONG, set_up, async |machine| {
+    on_each_machine_set_up(TEST_LIMIT, set_up, async |machine| {
         assert_eq!(
             printed(&online(machine, "git", &clone).await),
             "from a repository"
@@ -123,7 +123,7 @@ async fn languages_fetch_and_certificates_are_checked_against_the_name() {
     let (certificate, key) = (dir.path().join("cert.pem"), dir.path().join("key.pem"));
     std::fs::write(&certificate, made.cert.pem()).unwrap();
     std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
-    // A server of somebody else's make; it prints its port.
+    // An independent server, which prints its port.
     let serve = "import http.server, ssl, sys
 class H(http.server.BaseHTTPRequestHandler):
     def do_GET(self): self.send_response(200); self.end_headers(); self.wfile.write(b'encrypted')
@@ -145,7 +145,7 @@ print(s.server_address[1], flush=True); s.serve_forever()";
     )
     .unwrap();
     let (port, secure, pem) = (http.port(), line.trim(), made.cert.pem());
-    on_each_machine_set_up(LONG, set_up, async |machine| {
+    on_each_machine_set_up(TEST_LIMIT, set_up, async |machine| {
         let fetch = |text: String| async move { online(machine, "fetch", &text).await };
         let python = format!("python3 -c \"import urllib.request as u; print(u.urlopen('http://pkg.test:{port}/').read().decode())\"");
         assert_eq!(printed(&fetch(python).await), "plain");
@@ -153,7 +153,8 @@ print(s.server_address[1], flush=True); s.serve_forever()";
         assert_eq!(printed(&fetch(node).await), "plain");
         let good = format!("cat >/tmp/ca.pem <<'END'\n{pem}END\ncurl -sS --cacert /tmp/ca.pem https://tls.test:{secure}/");
         assert_eq!(printed(&fetch(good).await), "encrypted");
-        // Nobody stands between: the certificate is the server's own, and not for another name.
+        // The connection has no intermediary: the certificate is the server's own, and is not valid
+        // for another name.
         let other = fetch(format!("curl -sS --cacert /tmp/ca.pem https://pkg.test:{secure}/")).await;
         assert_eq!(other.exit_code, Some(60), "{other:?}");
         let unknown = fetch(format!("curl -sS https://tls.test:{secure}/")).await;
@@ -184,7 +185,7 @@ async fn a_redirect_to_a_denied_destination_fails() {
         })
     };
     let (first, second) = (turn(evil), turn(own));
-    on_each_machine_set_up(LONG, set_up, async |machine| {
+    on_each_machine_set_up(TEST_LIMIT, set_up, async |machine| {
         for (server, code) in [(&first, 6), (&second, 7)] {
             let ran = online(
                 machine,

@@ -1,4 +1,4 @@
-//! What goes through a connection arrives, whole and in order, whatever the two ends do.
+//! Data arrives complete and in order, whatever the two ends do.
 
 use super::*;
 
@@ -12,7 +12,7 @@ fn set_up(config: &mut NativeConfig) {
     );
 }
 
-/// Byte `n` of a long stream.
+/// The first `length` bytes of a known stream.
 fn pattern(length: usize) -> Vec<u8> {
     (0..length)
         .map(|n| u8::try_from((n ^ (n >> 8) ^ (n >> 16)) & 0xff).unwrap())
@@ -21,7 +21,7 @@ fn pattern(length: usize) -> Vec<u8> {
 
 #[tokio::test]
 async fn much_goes_both_ways_and_each_way_ends_by_itself() {
-    // Takes everything up to the end of it, and only then answers: it needs a connection that is half closed.
+    // Reads to the end of input and only then answers, which needs a half-closed connection.
     let server = Server::start("127.0.0.7", |mut stream| {
         let mut all = Vec::new();
         let _ = stream.read_to_end(&mut all);
@@ -41,7 +41,7 @@ while piece := s.recv(1 << 20):
 print(back[0], bytes(back[1:]) == whole, len(back))",
         server.port()
     );
-    on_each_machine_set_up(LONG, set_up, async |machine| {
+    on_each_machine_set_up(TEST_LIMIT, set_up, async |machine| {
         let told = says(machine, "large", &text).await;
         assert_eq!(told, format!("1 True {}", LARGE + 1));
         let used = serde_json::from_value(json!({"session_id": "large"})).unwrap();
@@ -84,9 +84,9 @@ for linger in 1, 0:
         watcher.port(),
         port = server.port(),
     );
-    on_each_machine_set_up(LONG, set_up, async |machine| {
+    on_each_machine_set_up(TEST_LIMIT, set_up, async |machine| {
         assert_eq!(says(machine, "reset", &text).await, "ECONNRESET ''");
-        let mut ends: Vec<_> = (0..2).map(|_| resets.recv_timeout(LONG).unwrap()).collect();
+        let mut ends: Vec<_> = (0..2).map(|_| resets.recv_timeout(TEST_LIMIT).unwrap()).collect();
         ends.sort_by_key(Result::is_ok);
         assert_eq!(ends, [Err(std::io::ErrorKind::ConnectionReset), Ok(0)]);
     })
@@ -107,7 +107,7 @@ for n, s in enumerate(all): s.sendall(struct.pack('>I', n))
 print(sum(struct.unpack('>I', s.recv(4))[0] == n for n, s in enumerate(all)))",
         server.port()
     );
-    on_each_machine_set_up(LONG, set_up, async |machine| {
+    on_each_machine_set_up(TEST_LIMIT, set_up, async |machine| {
         let before = server.taken();
         assert_eq!(says(machine, "many", &text).await, "1000");
         assert_eq!(server.taken(), before + 1000);
@@ -145,7 +145,7 @@ while piece := idle.recv(1 << 20): got += len(piece)
 print(got == 32 << 20)",
         port = server.port()
     );
-    on_each_machine_set_up(LONG, set_up, async |machine| {
+    on_each_machine_set_up(TEST_LIMIT, set_up, async |machine| {
         assert_eq!(says(machine, "slow", &text).await, "True\nTrue\nTrue");
     })
     .await;

@@ -1,4 +1,4 @@
-//! What each action does when all is well.
+//! The results of each action without errors.
 
 use std::time::Duration;
 
@@ -253,7 +253,8 @@ async fn uploads_come_in_pieces_that_may_come_again() {
         };
         assert_eq!(piece(0, 100_000, false).await.unwrap(), 100_000);
         assert_eq!(piece(0, 100_000, false).await.unwrap(), 100_000);
-        // Cut: only a part of it arrived, and it comes again from before its end.
+        // An interrupted piece: only a part arrived, and the client repeats it from before that
+        // end.
         assert_eq!(piece(100_000, 150_000, false).await.unwrap(), 150_000);
         assert_eq!(inside.run("ls").await, "", "nothing is seen of it yet");
         assert_eq!(piece(120_000, 300_000, false).await.unwrap(), 300_000);
@@ -277,7 +278,7 @@ async fn uploads_come_in_pieces_that_may_come_again() {
 async fn files_do_not_wait_for_a_command() {
     on_each_machine(async |machine| {
         let inside = Inside::new(machine, "busy").await;
-        // The command waits for the file, so neither ends if the file waits for the command.
+        // The command waits for the file, so this hangs if the file waits for the command.
         let waits =
             "touch /tmp/begun; until [ -e /tmp/meanwhile ]; do sleep 0.01; done; echo ended";
         let (said, ()) = tokio::join!(inside.run(waits), async {

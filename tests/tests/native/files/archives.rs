@@ -1,4 +1,4 @@
-//! Trees as archives, hostile ones among them.
+//! Trees as archives, including hostile ones.
 
 use box_protocol::actions::{FilePack, FileTreeResult, FileUnpack, FileUnpackParams};
 use box_protocol::{BoxError, Code};
@@ -23,7 +23,7 @@ fn archive(entries: &[(EntryType, &str, &str)]) -> Vec<u8> {
             text.as_bytes()
         };
         header.set_size(data.len() as u64);
-        // By hand: the library would refuse names that lead out.
+        // By hand, because the library would refuse names that lead outside.
         let field = &mut header.as_old_mut().name;
         field[..name.len()].copy_from_slice(name.as_bytes());
         header.set_cksum();
@@ -185,7 +185,7 @@ async fn links_in_an_archive_are_made_and_never_followed() {
             .run("cd t; cat f hard; echo; stat -c %a f hard; cat ../keep/f; ls -A")
             .await;
         assert_eq!(seen, "anothermine\n755\n755\nkept\nd\nf\nhard");
-        // A directory where there is a link, and a link that was there before.
+        // A directory in place of a link, and a link that existed before.
         let dir = archive(&[
             (EntryType::Directory, "d", ""),
             (EntryType::Regular, "d/f", "x"),

@@ -1,4 +1,4 @@
-//! Each word an action on files may be refused with.
+//! The error codes of file actions.
 
 use std::time::Duration;
 
@@ -97,7 +97,8 @@ async fn what_the_guest_may_not_is_denied() {
         assert_eq!(inside.unreadable("/tmp/wo").await, Code::Denied);
         assert_eq!(inside.stat("/tmp/no/x").await.unwrap_err(), Code::Denied);
         assert_eq!(inside.refused::<FileList>(json!({"path": "/tmp/no"})).await, Code::Denied);
-        // Signals, memory and descriptors of the first process are not the guest's, so not an agent's of the guest.
+        // Signals, memory and descriptors of the first process are not the guest's, so the guest's
+        // agent cannot read them either.
         for path in ["/proc/1/environ", "/proc/1/mem", "/proc/1/maps"] {
             assert_eq!(inside.unreadable(path).await, Code::Denied, "{path}");
         }
@@ -276,7 +277,8 @@ async fn what_is_too_much_is_refused_by_its_limit() {
 async fn a_box_full_of_processes_still_answers() {
     on_each_machine(async |machine| {
         let inside = Inside::with(machine, "full", json!({"pids_limit": 12})).await;
-        // Every place that becomes free is taken at once, so that the guest gets no thread any more. The agent has places of its own.
+        // Every freed process slot is taken at once, so the guest gets no further thread. The agent
+        // has reserved slots.
         let greedy = "import os, time\n\
             while True:\n\
             \x20   try:\n\
@@ -311,7 +313,7 @@ async fn a_box_full_of_processes_still_answers() {
 async fn a_move_never_loses_what_a_copy_leaves_out() {
     on_each_machine(async |machine| {
         let inside = Inside::new(machine, "names").await;
-        // Names that are no text, and those that hidden files of ours have.
+        // Names that are not UTF-8, and names of the agent's hidden files.
         for name in [r"b\377", ".box-tmp-b"] {
             let make = format!(
                 r#"rm -rf /tmp/t /tmp/u; mkdir -p /tmp/t/sub && echo 1 >/tmp/t/a && echo 2 >"/tmp/t/sub/$(printf '{name}')""#
@@ -326,7 +328,7 @@ async fn a_move_never_loses_what_a_copy_leaves_out() {
                 left, "1\n2",
                 "all is where it was, and nothing is elsewhere"
             );
-            // Where nothing has to be copied, names do not matter.
+            // Without a copy, names do not matter.
             let asked = json!({"src": "/tmp/t", "dest": "/tmp/u"});
             inside.done::<FileMove>(asked).await;
             assert_eq!(inside.run("find /tmp/u/sub -type f | xargs cat").await, "2");

@@ -1,4 +1,4 @@
-//! What a guest may plant: links, pipes, devices, endless files.
+//! Files that a guest may create: links, pipes, devices, endless files.
 
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,7 @@ async fn nothing_leads_out_of_the_root() {
         std::os::unix::fs::symlink(outside.path(), workspace.path().join("dir")).unwrap();
         let up = format!("{}{}", "../".repeat(30), &secret.display().to_string()[1..]);
         std::os::unix::fs::symlink(&up, workspace.path().join("up")).unwrap();
-        // The control: outside, each of them does lead there.
+        // The control: outside a box, each of them leads there.
         for name in ["link", "dir/secret", "up"] {
             let text = std::fs::read_to_string(workspace.path().join(name));
             assert_eq!(text.unwrap(), "of the host");
@@ -127,7 +127,7 @@ async fn a_huge_sparse_file_costs_nothing() {
 async fn a_call_that_is_dropped_ends_and_the_next_is_served() {
     on_each_machine(async |machine| {
         let inside = Inside::new(machine, "dropped").await;
-        // Four searches of what takes minutes would hold all threads there are.
+        // Four searches that take minutes would occupy all threads.
         inside
             .run("cd /tmp; yes abcabcabc | head -c 1M > f; for i in $(seq 4000); do ln f f$i; done")
             .await;
@@ -182,7 +182,7 @@ async fn the_agents_own_memory_and_descriptors_are_not_files() {
         let paths: Vec<_> = root.entries.iter().map(|entry| entry.path.as_str()).collect();
         assert!(paths.contains(&"/proc") && paths.contains(&"/usr/bin"), "control");
         assert!(!paths.iter().any(|path| path.starts_with("/proc/")));
-        // What tells about the machine and no process is a file like any other.
+        // A file about the machine and not about a process is readable.
         assert!(inside.text("/proc/meminfo").await.starts_with("MemTotal"));
     })
     .await;

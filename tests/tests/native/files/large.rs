@@ -1,4 +1,4 @@
-//! Much of it at once: memory stays flat.
+//! Large files: memory stays constant.
 
 use box_protocol::actions::{FileRead, FileReadParams};
 use box_runtime::Caller;
@@ -8,10 +8,11 @@ use tokio::sync::mpsc;
 use super::super::support::on_each_machine;
 use super::Inside;
 
-/// On the first machine, and on the second: what is moved is the same there, and a debug build is slow.
+/// On the first machine and on the second. The second has the same code path, and a debug build is
+/// slow.
 const MEBIBYTES: [u64; 2] = [200, 20];
 
-/// The most memory this process has had, in kibibytes.
+/// The peak memory of this process, in kibibytes.
 fn peak(status: &str) -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
     let number = line.unwrap().trim().trim_end_matches(" kB");

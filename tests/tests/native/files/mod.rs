@@ -1,4 +1,4 @@
-//! Files of real boxes, through the runtime's handle: each action, and what a guest may do against them.
+//! Files of real boxes, through the runtime's handle: each action, and attacks of a guest.
 
 mod actions;
 mod archives;
@@ -21,22 +21,22 @@ use tokio::sync::mpsc;
 
 use super::support::{Machine, printed, spec};
 
-/// A box whose files are asked for.
+/// A box and the calls for its files.
 #[derive(Clone, Copy)]
 struct Inside<'a> {
     machine: &'a Machine,
     session: &'static str,
-    /// What the box was made to, which each of its commands has to ask for.
+    /// The spec of the box, which each of its commands repeats.
     shape: &'static Value,
 }
 
 impl<'a> Inside<'a> {
-    /// A box with nothing but what it has by itself.
+    /// A box with the default spec.
     async fn new(machine: &'a Machine, session: &'static str) -> Self {
         Self::with(machine, session, json!({})).await
     }
 
-    /// A box made to this spec.
+    /// A box with this spec.
     async fn with(machine: &'a Machine, session: &'static str, mut shape: Value) -> Self {
         shape["session_id"] = json!(session);
         let inside = Self {
@@ -61,7 +61,7 @@ impl<'a> Inside<'a> {
             .await
     }
 
-    /// Asks for what must work.
+    /// Makes a call that must succeed.
     async fn done<A: DataPlane>(self, params: Value) -> A::Result {
         let told = params.to_string();
         let answer = self.ask::<A>(params).await;
@@ -69,7 +69,7 @@ impl<'a> Inside<'a> {
             .unwrap_or_else(|error| panic!("{}: {} {told}: {error:?}", self.machine.name, A::NAME))
     }
 
-    /// Asks for what must be refused, and with which word.
+    /// Makes a call that must be refused, and returns the error code.
     async fn refused<A: DataPlane>(self, params: Value) -> Code
     where
         A::Result: std::fmt::Debug,
@@ -134,7 +134,7 @@ impl<'a> Inside<'a> {
         String::from_utf8(self.read(path).await).unwrap()
     }
 
-    /// What a read that must be refused is refused with.
+    /// The error code of a read that must be refused.
     async fn unreadable(self, path: &str) -> Code {
         let params: FileReadParams = self.params(json!({"path": path}));
         let (to, _chunks) = mpsc::channel(2);
@@ -152,7 +152,7 @@ impl<'a> Inside<'a> {
         }
     }
 
-    /// Runs a command that must succeed, and gives what it printed.
+    /// Runs a command that must succeed, and returns its output.
     async fn run(self, cmd: &str) -> String {
         let mut asked = self.shape.clone();
         asked["cmd"] = json!(cmd);

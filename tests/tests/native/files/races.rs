@@ -1,4 +1,4 @@
-//! Files while others change them.
+//! Files that change during a call.
 
 use std::path::Path;
 use std::time::Instant;
@@ -44,11 +44,12 @@ async fn of_two_appenders_no_line_is_lost() {
     .await;
 }
 
-/// Operations: 100,000 looks on each machine, and some thousand of every other kind.
+/// The number of batches: 100,000 stats on each machine, and some thousand operations of every
+/// other kind.
 const BATCHES: usize = 40;
 const BATCH: usize = 2500;
 
-/// A guest that swaps `swap/d` for links to all kinds of places, and back, until it is told to stop.
+/// A guest that swaps `swap/d` with links to various paths, until the test stops it.
 async fn swap(inside: Inside<'_>, outside: &Path) {
     let script = format!(
         "import os, itertools\n\
@@ -86,7 +87,7 @@ async fn a_guest_that_swaps_directories_for_links_gains_nothing() {
         let stop = workspace.path().join("stop");
         let attack = async {
             let begin = Instant::now();
-            // The control: whoever resolves the path outside does end up there.
+            // The control: resolving the path on the host does end up there.
             let probe = workspace.path().join("swap/d/touched");
             while !host.join("touched").exists() {
                 let _ = std::fs::write(&probe, "x");
@@ -99,7 +100,8 @@ async fn a_guest_that_swaps_directories_for_links_gains_nothing() {
             for round in 0..BATCHES {
                 seen = looked_at(inside, seen).await;
                 let paths: Vec<_> = (0..BATCH / 10).map(|n| format!("/workspace/swap/d/f{}", n % 10)).collect();
-                // A directory on the way that is not one just now ends a batch; the rest of it is the next one's.
+                // A component that is not a directory at that moment ends a batch. The next batch
+                // does the rest.
                 let _ = inside.ask::<FileRemove>(json!({"paths": paths, "missing_ok": true})).await;
                 for n in 0..20 {
                     let path = format!("/workspace/swap/d/w{}", n % 10);
@@ -111,7 +113,8 @@ async fn a_guest_that_swaps_directories_for_links_gains_nothing() {
                 let _ = inside.ask::<FileMove>(moved).await;
                 let _ = inside.ask::<FileRemove>(json!({"paths": ["/workspace/swap/d"], "recursive": true, "missing_ok": true})).await;
             }
-            // The control: a guest on a busy machine may need longer until the path has existed once.
+            // The control: on a busy machine the guest may need longer until the path has existed
+            // once.
             let rounds_done = Instant::now();
             while seen.contains(&0) {
                 assert!(rounds_done.elapsed() < box_tests::wait::LONG, "the file existed and did not: {seen:?}");
@@ -134,9 +137,10 @@ async fn a_guest_that_swaps_directories_for_links_gains_nothing() {
     .await;
 }
 
-/// Looks at a file behind the swapped directory many times: it is the guest's, or it is not there.
+/// Stats a file behind the swapped directory many times: it is the guest's file, or it does not
+/// exist.
 async fn looked_at(inside: Inside<'_>, mut seen: [usize; 2]) -> [usize; 2] {
-    // Names that differ and mean the same.
+    // Different spellings of the same path.
     let dots = |n: usize| (0..12).map(move |bit| if n >> bit & 1 == 1 { "/." } else { "/" });
     let name = |n| format!("/workspace/swap{}/d/f", dots(n).collect::<String>());
     let paths: Vec<_> = (0..BATCH).map(name).collect();

@@ -1,4 +1,4 @@
-//! Files go through memory that is shared with the agent, in slots that calls take and give back.
+//! Files go through memory that is shared with the agent, in slots that calls acquire and release.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ async fn calls_that_are_dropped_half_way_spoil_nothing_for_others() {
                 read = runtime.forward_streamed::<FileRead>(&caller, &params, to) => panic!("{read:?}"),
                 first = chunks.recv() => assert_eq!(first.unwrap().offset, 0),
             }
-            // Sooner or later on its way.
+            // At various points of the transfer.
             let written = inside.write_with("/tmp/half", &half, json!({}));
             let within = Duration::from_micros(u64::from(round) * 100);
             let _ = tokio::time::timeout(within, written).await;

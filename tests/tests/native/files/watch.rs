@@ -1,4 +1,4 @@
-//! `file.watch`: what happens to files, as a command's output.
+//! `file.watch`: changes of files, as the output of a command.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ impl Inside<'_> {
         runtime.watch_files(&Caller::local(), params, None).await
     }
 
-    /// The changes from a place in a watch's log on, until it is silent or over.
+    /// The changes from an offset in a watch's log, until it is silent or has ended.
     async fn changes(self, id: &str, from: u64) -> (Vec<(ChangeKind, String)>, ReadEnd) {
         let params = self.params(json!({"command_id": id, "view": "text",
             "from": {"offsets": {"stdout": from, "stderr": 0}}, "until": {"silence_ms": 300}}));
@@ -46,7 +46,8 @@ impl Inside<'_> {
         (told.collect(), result.unwrap().read)
     }
 
-    /// The same, once they are so: on a busy machine it may be silent for a moment before it has told all.
+    /// As [`Self::changes`], once they match: on a busy machine the watch may pause before it has
+    /// reported all.
     async fn changes_with(
         self,
         id: &str,
@@ -205,7 +206,7 @@ async fn what_may_not_be_watched_is_refused() {
         }
         let root = json!({"path": "/tmp", "user": "root"});
         assert_eq!(inside.watch(root).await.unwrap_err().code(), Code::Denied);
-        // Their own watches are the guests' to have, and none of the refused ones is left.
+        // The guest can still have watches, and none of the refused ones is left.
         let list = inside.params(json!({}));
         let listed = machine.runtime.list_commands(&Caller::local(), list).await;
         assert_eq!(listed.unwrap().items, []);

@@ -1,4 +1,4 @@
-//! What must neither hang nor confuse a shell, and what becomes of those that are ended.
+//! Inputs that must neither hang nor confuse a shell, and how shells end.
 
 use box_protocol::{CommandState, ExitWhy};
 use box_runtime::Caller;
@@ -75,7 +75,8 @@ async fn nothing_confuses_a_shell() {
         for (text, expected, code) in cases {
             let ran = run(machine, "s", text).await;
             let head = &text[..text.len().min(60)];
-            // `break` at the top is an error in some shells and leaves a loop of ours in others.
+            // `break` at the top level is an error in some shells, and leaves a loop of the agent's
+            // script in others.
             if head.contains("break") {
                 assert!(ran.text().is_empty() || ran.text() == "stays", "{ran:?}");
                 continue;
@@ -118,7 +119,7 @@ async fn output_is_the_runs_own_whatever_its_bytes() {
         let octal: Vec<_> = all.iter().map(|byte| format!("\\{byte:03o}")).collect();
         let ran = run(machine, "s", &format!("printf '{}'", octal.concat())).await;
         assert_eq!(ran.stdout, all, "{language}");
-        // A child that holds stdout holds no run, and what it writes later is of no other.
+        // A child that holds stdout delays no run, and its later output belongs to no other run.
         let wait = |file: &str| format!("until [ -e /tmp/{file} ]; do sleep 0.01; done");
         let child = format!("({}; echo late; touch /tmp/late) & echo early", wait("go"));
         assert_eq!(run(machine, "s", &child).await.text(), "early");
@@ -170,7 +171,7 @@ async fn a_run_is_killed_without_its_shell_and_its_jobs() {
                 "{text}"
             );
         }
-        // By its time.
+        // By its timeout.
         let timed = json!({"timeout_ms": 200});
         let ran = try_run(machine, "s", "echo before; sleep 60; echo after", timed)
             .await
@@ -194,7 +195,7 @@ async fn a_run_is_killed_without_its_shell_and_its_jobs() {
             ended(machine, "term").await.exit.unwrap().why,
             ExitWhy::Killed
         );
-        // Before its turn.
+        // Before it starts.
         let before = "until [ -e /tmp/now ]; do sleep 0.01; done";
         begin(machine, "s", before, json!({"command_id": "before"})).await;
         begin(
@@ -232,7 +233,7 @@ async fn a_shell_that_does_not_let_go_is_replaced() {
             ("/usr\n1", true),
             "{language}"
         );
-        // A function does not go on after it was killed, either.
+        // A killed function does not continue either.
         run(machine, "s", "f() { sleep 60; echo after >/tmp/after; }").await;
         let ran = try_run(
             machine,
@@ -256,7 +257,7 @@ async fn a_shell_that_does_not_let_go_is_replaced() {
 async fn a_run_may_have_input_and_either_order_of_output() {
     with_each_shell(async |machine, language| {
         let caller = Caller::local();
-        // Often: the input may be closed before the shell has opened it.
+        // Repeated: the input may be closed before the shell has opened it.
         for round in 0..10 {
             let id = format!("in{round}");
             let open = json!({"command_id": id, "stdin": "open"});

@@ -1,4 +1,4 @@
-//! Interpreters that are no shells.
+//! Interpreters that are not shells.
 
 use box_protocol::ExitWhy;
 use serde_json::json;
@@ -80,7 +80,6 @@ async fn javascript_keeps_its_state_and_reports_its_errors() {
     .await;
 }
 
-/// What was shown as plain text.
 #[tokio::test]
 async fn a_huge_error_is_cut_and_the_shell_keeps_its_state() {
     for (language, fill, text, ask) in [
@@ -117,7 +116,7 @@ async fn a_huge_error_is_cut_and_the_shell_keeps_its_state() {
     }
 }
 
-/// Says what it likes in the place of the loop it is in.
+/// Writes a forged result in place of the interpreter's loop.
 const FORGED: &str = r#"
 import glob, json
 large = "x" * 1_000_000
@@ -166,16 +165,16 @@ async fn python_shows_its_last_value_and_displayed_values() {
         let shown = &ran.shown[0];
         assert_eq!((&*shown["text/html"], &*shown["image/png"]), ("<b>hi</b>", "iVBORw=="));
         assert!(!shown.contains_key("application/json"));
-        // Whoever comes later sees it too, and whoever wants no chunks does not.
+        // A later reader sees it too, and a reader without chunks does not.
         let id = ran.info.command_id.to_string();
         let later = super::read_again(machine, &id, "text").await;
         assert_eq!(later.len(), 3);
         assert_eq!(super::read_again(machine, &id, "none").await.len(), 0);
-        // An error of the value's own is the run's, and what was shown before stays.
+        // An error while a value is formatted is the error of the run, and earlier displays stay.
         let ran = run(machine, "s", "class Bad:\n    def __repr__(self): raise KeyError('no')\ndisplay(1)\nBad()").await;
         assert_eq!((ran.code(), plain(&ran)), (Some(1), vec!["1"]));
         assert_eq!(ran.info.error.unwrap().name, "KeyError");
-        // Too much is cut, and never a reason to lose the shell.
+        // A long value is cut, and does not end the shell.
         let ran = run(machine, "s", "'x' * 3_000_000").await;
         let cut = plain(&ran);
         assert!(cut[0].len() < 2000 && cut[0].ends_with("[truncated]"), "{}", cut[0].len());

@@ -1,4 +1,4 @@
-//! Shells: what they keep between runs, and what must neither hang nor confuse them.
+//! Shells: their state between runs, and inputs that must neither hang nor confuse them.
 
 mod hazards;
 mod languages;
@@ -18,12 +18,12 @@ use tokio::sync::mpsc;
 
 use super::support::{Machine, on_each_machine, printed};
 
-/// A run that was read to its end.
+/// A run and its output up to its end.
 #[derive(Debug)]
 struct Ran {
     stdout: Vec<u8>,
     stderr: Vec<u8>,
-    /// By media type.
+    /// The displayed values by media type.
     shown: Vec<BTreeMap<String, String>>,
     info: CommandInfo,
 }
@@ -59,7 +59,7 @@ fn run_params(shell: &str, text: &str, more: Value) -> ShellRunParams {
     serde_json::from_value(with(params, more)).unwrap()
 }
 
-/// Starts a run and leaves it.
+/// Starts a run without waiting for it.
 async fn begin(machine: &Machine, shell: &str, text: &str, more: Value) -> CommandStartResult {
     let params = run_params(shell, text, more);
     let begun = machine
@@ -69,7 +69,7 @@ async fn begin(machine: &Machine, shell: &str, text: &str, more: Value) -> Comma
     begun.unwrap_or_else(|error| panic!("{text}: {error:?}"))
 }
 
-/// Runs a text and reads it to the end.
+/// Runs a text and reads the run to its end.
 async fn try_run(machine: &Machine, shell: &str, text: &str, more: Value) -> Result<Ran, BoxError> {
     let mut params = run_params(shell, text, more);
     let attach = json!({"view": "bytes"});
@@ -141,7 +141,7 @@ async fn ended(machine: &Machine, id: &str) -> CommandInfo {
     }
 }
 
-/// What a later reader of a run is shown.
+/// The displays that a later reader of a run receives.
 async fn read_again(machine: &Machine, id: &str, view: &str) -> Vec<BTreeMap<String, String>> {
     let params = json!({"session_id": "c", "command_id": id, "view": view});
     let params = serde_json::from_value(params).unwrap();
@@ -181,7 +181,7 @@ async fn with_shell(language: &str, test: impl AsyncFn(&Machine)) {
             .await
             .unwrap();
         test(machine).await;
-        // Nothing above may have left it unusable.
+        // The test must not have left it unusable.
         let hello = match language {
             "python" => "print('hello')",
             "javascript" => "console.log('hello')",

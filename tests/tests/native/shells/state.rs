@@ -1,4 +1,4 @@
-//! What a shell keeps, for how long, and for whom.
+//! The state of a shell, how long it lasts, and which callers share it.
 
 use std::time::{Duration, Instant};
 
@@ -129,7 +129,7 @@ async fn a_shell_is_made_once_and_ends_when_it_is_deleted() {
 #[tokio::test]
 async fn an_idle_shell_ends_and_a_busy_one_does_not() {
     with_shell("bash", async |machine| {
-        // Long enough to say what it shall run, and shorter than that takes.
+        // Long enough to send the command, and shorter than the command takes.
         create(machine, "brief", json!({"idle_ms": 1500}))
             .await
             .unwrap();
