@@ -208,7 +208,7 @@ impl Handle<Panic> for Server {
         if params.n > 0 {
             tokio::time::sleep(Duration::from_millis(params.n)).await;
         }
-        panic!("asked to");
+        panic!("panic on request");
     }
 }
 

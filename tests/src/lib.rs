@@ -11,7 +11,7 @@
     clippy::expect_used,
     clippy::panic,
     clippy::missing_panics_doc,
-    reason = "all of it is for tests"
+    reason = "test code"
 )]
 
 pub mod actions;

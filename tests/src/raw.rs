@@ -159,7 +159,9 @@ impl Raw {
             Some(text) => Ok(Some(text)),
             None => self.receive.receive().await,
         };
-        received.expect("the connection lives").expect("a message")
+        received
+            .expect("the connection is open")
+            .expect("a message")
     }
 
     /// The next message.

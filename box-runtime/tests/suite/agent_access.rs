@@ -406,7 +406,7 @@ async fn a_dropped_call_is_dropped_inside_as_well() {
     assert_eq!(backend.0.running.load(Ordering::Relaxed), 0);
     sleep(seconds(101)).await;
     let gone = runtime.get(&Caller::local(), &id("s")).await;
-    assert_eq!(code(gone), Code::NotFound, "nothing keeps it in use");
+    assert_eq!(code(gone), Code::NotFound, "no call keeps the box in use");
 }
 
 #[tokio::test(start_paused = true)]
@@ -501,7 +501,7 @@ async fn chunks_are_relayed_one_by_one_and_no_faster_than_they_are_taken() {
         }
     });
     sleep(seconds(10)).await;
-    assert!(!endless.is_finished(), "nobody reads, so it waits");
+    assert!(!endless.is_finished(), "without a reader the call waits");
     drop(chunks);
     assert_eq!(code(endless.await.unwrap()), Code::Cancelled);
     settle().await;

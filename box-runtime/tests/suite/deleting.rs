@@ -73,7 +73,7 @@ async fn force_leaves_no_box_that_was_asked_for_before() {
         assert!(error.message().contains("was deleted"), "{error}");
     }
     settle().await;
-    assert_eq!(w.ids().await, [""; 0], "the box does not live");
+    assert_eq!(w.ids().await, [""; 0], "the box is not running");
     assert_eq!(w.backend.running(), 0);
     // Later calls get a new box.
     w.exec("s", "next").await.unwrap();

@@ -215,10 +215,7 @@ async fn an_agent_that_lies_about_sizes_is_not_believed() {
     let (answer, bytes) = read(&runtime, "/fine").await;
     assert_eq!(answer.unwrap().size, 4 * 8192);
     let expected: Vec<u8> = b"abcd".iter().flat_map(|byte| [*byte; 8192]).collect();
-    assert!(
-        bytes == expected,
-        "what others have claimed is in nobody's way"
-    );
+    assert!(bytes == expected, "slots of other calls block no call");
 }
 
 #[tokio::test(start_paused = true)]
@@ -227,8 +224,8 @@ async fn a_call_that_is_dropped_half_way_gives_its_slot_back() {
     for round in 0..3 * SPOOL_SLOTS {
         tokio::select! {
             biased;
-            _ = read(&runtime, "/stuck") => panic!("it does not end"),
-            _ = write(&runtime, "/stuck", 1) => panic!("it does not end"),
+            _ = read(&runtime, "/stuck") => panic!("the call does not end"),
+            _ = write(&runtime, "/stuck", 1) => panic!("the call does not end"),
             () = tokio::time::sleep(seconds(1)) => {}
         }
         settle().await;

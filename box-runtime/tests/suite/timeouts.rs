@@ -80,7 +80,7 @@ async fn an_agent_that_does_not_end_its_command_loses_its_box() {
     assert_eq!(result.stderr, "Command timed out after 3 seconds.");
     assert_eq!(result.killed, Some(Killed::Box));
     let left = w.get("s").await.unwrap();
-    assert_eq!(left.state, BoxState::Failed, "and it is told why");
+    assert_eq!(left.state, BoxState::Failed, "and the box has failed");
     assert!(left.reason.is_some());
     assert_eq!(w.backend.stops(), ["s"]);
 }

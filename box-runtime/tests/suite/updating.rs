@@ -161,7 +161,7 @@ async fn any_number_of_updates_leaves_the_lane_free_and_writes_little() {
         waiting.push(w.begin("s", "later").await);
     }
     assert!(waiting.iter().all(|exec| !exec.is_finished()));
-    assert_eq!(code(w.exec("s", "one too many").await), Code::Capacity);
+    assert_eq!(code(w.exec("s", "one call too many").await), Code::Capacity);
 }
 
 #[tokio::test(start_paused = true)]

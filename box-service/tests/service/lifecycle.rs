@@ -67,7 +67,7 @@ async fn eventually(mut done: impl FnMut() -> bool) {
     };
     tokio::time::timeout(Duration::from_secs(10), wait)
         .await
-        .expect("it never happens");
+        .expect("the condition never holds");
 }
 
 async fn run(service: &BoxService) -> Result<(), BoxError> {

@@ -167,7 +167,7 @@ impl Scripted {
 #[derive(Debug)]
 pub(crate) struct Ends {
     pub(crate) near: Session,
-    #[allow(dead_code, reason = "held, not read")]
+    #[allow(dead_code, reason = "keeps the connection open")]
     far: Session,
 }
 
@@ -212,7 +212,7 @@ pub(crate) fn query(id: u64) -> Query {
 pub(crate) fn object(value: Value) -> Map<String, Value> {
     match value {
         Value::Object(map) => map,
-        other => panic!("{other} is no object"),
+        other => panic!("{other} is not an object"),
     }
 }
 

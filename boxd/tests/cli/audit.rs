@@ -135,13 +135,13 @@ fn every_command_leaves_its_begin_and_its_end_in_the_log_and_no_secret() {
         let lines = log.trail();
         lines.into_iter().find(|line| line["role"] == "Exec")
     };
-    eventually("its end is heard", || ended().is_some());
+    eventually("its end is logged", || ended().is_some());
     assert_eq!(ended().unwrap()["why"], "Killed");
 
     // A command that ends with its box is counted.
     server.ok(&["exec", "-d", "--id", "last", "b", "sleep 1000"]);
     server.ok(&["rm", "--force", "b"]);
-    eventually("its box's end is its own", || {
+    eventually("it ends with its box", || {
         let lines = log.trail();
         let with = |line: &&Value| line["message"] == "ended with their box, or unheard";
         lines
@@ -175,14 +175,14 @@ fn commands_that_end_while_no_server_runs_are_logged_once_by_the_next() {
     eventually("they have ended", || {
         !runs(&early_file) && running(&sleeps) == 0
     });
-    assert_eq!(log.count("finished"), 1, "nobody was there to write it");
+    assert_eq!(log.count("finished"), 1, "no server ran that could log it");
 
     let (server, log) = logged(directory);
     let end = log.end_of("early");
     let told = (&end["exit_code"], &end["stdout_bytes"], &end["adopted"]);
     assert_eq!(told, (&json!(3), &json!(3), &json!(true)), "{end}");
     assert!(end["ended_at"].as_u64().unwrap() > 0);
-    eventually("the exec's end is heard", || {
+    eventually("the end of the exec is logged", || {
         let mut lines = log.trail().into_iter();
         lines.any(|line| line["role"] == "Exec" && line["session_id"] == "e")
     });

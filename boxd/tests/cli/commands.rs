@@ -50,7 +50,7 @@ fn a_command_runs_in_a_box_that_is_there() {
     assert!(still.contains("boxd resume b"), "{still}");
     assert!(
         server.ok(&["stats", "--once"]).contains("\nb "),
-        "without figures, and there"
+        "listed without stats"
     );
     server.ok(&["resume", "b"]);
     let again = err(&server.run(&["run", "--session", "b", "--cpus", "0.5", "true"]));
@@ -84,7 +84,7 @@ fn a_detached_command_continues_and_is_read_followed_and_waited_for() {
     ]);
     let name = name.trim();
     assert!(name.starts_with("b/"), "{name}");
-    super::support::eventually("it has said something", || {
+    super::support::eventually("it has printed something", || {
         out(&server.run(&["logs", name])) == "first\n"
     });
     assert_eq!(err(&server.run(&["logs", name])), "bad\n");
@@ -115,7 +115,7 @@ fn a_command_is_waited_for_and_followed_across_a_server_that_dies() {
     server.ok(&["exec", "--detach", "--id", "c", "b", script]);
     super::support::eventually("it has begun", || server.ok(&["logs", "b/c"]) == "one\n");
     let mut waiting = server.boxd(&["wait", "b/c"]).spawn().unwrap();
-    super::support::eventually("it is waited for", || {
+    super::support::eventually("a client waits for it", || {
         server.json(&["inspect", "b/c"])["attached"] == true
     });
     let mut follow = server.boxd(&["logs", "-f", "b/c"]);

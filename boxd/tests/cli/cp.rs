@@ -31,7 +31,7 @@ fn files_go_in_and_come_out_byte_for_byte() {
         .unwrap()
         .map(|entry| entry.unwrap().file_name())
         .collect();
-    assert_eq!(names.len(), 2, "no part is left behind: {names:?}");
+    assert_eq!(names.len(), 2, "no partial copy is left behind: {names:?}");
 }
 
 fn mode(path: &std::path::Path) -> u32 {

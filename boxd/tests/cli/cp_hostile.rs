@@ -195,7 +195,11 @@ fn a_copy_into_a_box_that_is_cut_short_leaves_nothing_and_takes_no_room() {
     let (mut copy, _input) = begun();
     copy.kill().unwrap();
     copy.wait().unwrap();
-    assert_eq!(names(workspace.path()).len(), 0, "nor if it is killed");
+    assert_eq!(
+        names(workspace.path()).len(),
+        0,
+        "also not if the client is killed"
+    );
     make[2] = "c";
     server.ok(&[&make[..], &["true"]].concat());
     // A tree, while the client packs it.

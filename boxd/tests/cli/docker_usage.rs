@@ -129,7 +129,7 @@ fn a_named_box_lives_as_long_as_it_is_asked_to() {
         let last = told["box"]["last_used_at"].as_u64().unwrap();
         std::time::UNIX_EPOCH.elapsed().unwrap().as_millis() > u128::from(last) + 6_000
     };
-    eventually("it is without use for six seconds", unused);
+    eventually("the box is idle for six seconds", unused);
     server.ok(&["run", "--name", "long", "--ttl", "5s", "test -e /tmp/f"]);
     server.ok(&["run", "--name", "long", "--keep", "test -e /tmp/f"]);
     // The former name of the option.
@@ -170,7 +170,7 @@ fn a_box_that_is_new_though_its_name_was_known_says_so() {
     };
     says_nothing(&["run", "--name", "b", "--ttl", "1s", "touch /tmp/f"]);
     says_nothing(&["run", "--name", "c", "--ttl", "1s", "true"]);
-    eventually("they end for want of use", || gone("b") && gone("c"));
+    eventually("idle boxes end", || gone("b") && gone("c"));
     let ran = server.run(&["run", "--name", "b", "test -e /tmp/f || echo empty"]);
     let said = err(&ran);
     assert_eq!(out(&ran), "empty\n", "{ran:?}");

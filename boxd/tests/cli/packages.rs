@@ -52,7 +52,7 @@ fn npm_installs_for_the_guest_and_what_it_installs_is_found() {
         "echo $NPM_CONFIG_PREFIX",
         &["-e", "NPM_CONFIG_PREFIX=/tmp/own"],
     );
-    assert_eq!(out(&ran), "/tmp/own\n", "a caller's own value wins");
+    assert_eq!(out(&ran), "/tmp/own\n", "the caller's value wins");
 }
 
 #[test]

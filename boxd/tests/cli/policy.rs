@@ -159,7 +159,7 @@ fn each_token_has_its_own_roots_and_the_error_names_the_remedy() {
         |token: &str, path: &std::path::Path| run(token, &["--workspace", path.to_str().unwrap()]);
     assert_eq!(out(&mount(ANN, &hers)), "hers");
     assert_eq!(out(&mount(BOB, &all)), "all");
-    assert_eq!(out(&run(ANN, &[])), "hers", "her own default");
+    assert_eq!(out(&run(ANN, &[])), "hers", "the default of this token");
     assert_ne!(out(&run(BOB, &[])), "hers");
     for (token, path) in [(ANN, &all), (ANN, &other), (BOB, &hers), (BOB, &other)] {
         let refused = mount(token, path);

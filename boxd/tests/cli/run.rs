@@ -31,7 +31,7 @@ fn words_run_as_they_are_and_input_reaches_them() {
     let data: Vec<u8> = (0..=255).cycle().take(300_000).collect();
     let ran = feed(boxd().args(["run", "--", "cat"]), &data);
     assert!(ran.status.success());
-    assert!(ran.stdout == data, "every byte comes back");
+    assert!(ran.stdout == data, "every byte is returned");
     // A command that reads nothing ends all the same.
     assert!(feed(boxd().args(["run", "true"]), &data).status.success());
 }

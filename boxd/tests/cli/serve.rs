@@ -94,7 +94,7 @@ fn a_second_signal_ends_the_wait() {
         .unwrap();
     let server_pid = rustix::process::Pid::from_child(&server.child);
     rustix::process::kill_process(server_pid, Signal::TERM).unwrap();
-    eventually("it accepts nobody any more", || {
+    eventually("it accepts no connection any more", || {
         !boxd()
             .env("BOXD_ENDPOINT", &endpoint)
             .arg("ps")
@@ -311,7 +311,7 @@ fn a_server_that_is_asked_to_stop_leaves_nothing() {
     for caller in &mut callers {
         assert!(
             !caller.wait().unwrap().success(),
-            "nobody is told that all went well"
+            "no client sees a success"
         );
     }
     assert_eq!(running(&sleeps), 0);
@@ -345,23 +345,23 @@ fn policy_is_read_again_when_asked_for() {
     server.ok(&["run", "true"]);
     std::fs::write(&file, "[policy]\nenabled = false\n").unwrap();
     server.signal(Signal::HUP);
-    eventually("boxes are off", || {
+    eventually("boxes are unavailable", || {
         err(&server.run(&["run", "true"])).contains("disabled by configuration")
     });
     std::fs::write(&file, "[policy]\nenabled = maybe\n").unwrap();
     server.signal(Signal::HUP);
-    eventually("it has looked", || {
+    eventually("it has read the file", || {
         std::fs::read_to_string(&log)
             .unwrap()
             .contains("policy stays as it was")
     });
     assert!(
         err(&server.run(&["run", "true"])).contains("disabled by configuration"),
-        "the old one holds"
+        "the old configuration applies"
     );
     std::fs::write(&file, "[policy]\nenabled = true\n").unwrap();
     server.signal(Signal::HUP);
-    eventually("boxes are on again", || {
+    eventually("boxes are available again", || {
         server.run(&["run", "true"]).status.success()
     });
 }
@@ -467,8 +467,10 @@ fn default_workspaces_are_made_when_the_policy_is_read_again() {
         server.signal(Signal::HUP);
     };
     policy(&hers);
-    eventually("both are there", || hers.is_dir() && everybodys.is_dir());
-    eventually("the policy holds", || {
+    eventually("both directories exist", || {
+        hers.is_dir() && everybodys.is_dir()
+    });
+    eventually("the policy applies", || {
         std::fs::read_to_string(&log)
             .unwrap()
             .contains("policy read again")
@@ -487,7 +489,7 @@ fn default_workspaces_are_made_when_the_policy_is_read_again() {
     // A directory that cannot be made changes nothing.
     std::fs::write(root.join("taken"), "").unwrap();
     policy(&root.join("taken/box"));
-    eventually("it has looked", || {
+    eventually("it has read the file", || {
         let log = std::fs::read_to_string(&log).unwrap();
         log.contains("policy stays as it was") && log.contains("default_host_workspace")
     });

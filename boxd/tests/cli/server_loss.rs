@@ -135,13 +135,13 @@ fn a_command_is_ended_with_a_word_if_its_server_dies_while_piped_input_is_sent()
     });
     let told = || told.lock().unwrap().clone();
     // More than the two pipes and the buffer of the client hold: the rest is in flight.
-    eventually("input is on its way", || {
+    eventually("input is in flight", || {
         written.load(Ordering::Relaxed) > 2 * 64 * 1024 + 2 * 32 * 1024
     });
     let lost = "boxd: lost the connection while sending input";
     for back in 1.. {
         server = next(server);
-        eventually("the program has noticed", || {
+        eventually("the client has noticed", || {
             told().contains(lost) || told().matches("reconnected").count() == back
         });
         if told().contains(lost) {

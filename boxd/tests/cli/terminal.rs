@@ -186,7 +186,7 @@ fn a_quit_reaches_the_command_and_the_terminal_is_given_back() {
     let script = "trap 'exit 4' QUIT; echo up; while :; do sleep 0.1; done";
     let mut terminal = Terminal::new(boxd().args(["run", "-t", script]), 100);
     terminal.shows("up");
-    assert!(!echoes(&terminal), "control: it is taken");
+    assert!(!echoes(&terminal), "control: the terminal is in raw mode");
     tell(&terminal.child, rustix::process::Signal::QUIT);
     assert_eq!(terminal.child.wait().unwrap().code(), Some(4));
     assert!(echoes(&terminal));

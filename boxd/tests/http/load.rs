@@ -64,7 +64,7 @@ fn beyond_the_most_connections_a_new_one_is_closed_at_once_and_counted() {
         if !said.is_empty() {
             break String::from_utf8(said).unwrap();
         }
-        assert!(since.elapsed() < LONG, "no place");
+        assert!(since.elapsed() < LONG, "no free connection");
         std::thread::sleep(Duration::from_millis(10));
     };
     let name = "boxd_connections_refused_total{listener=\"http\",reason=\"full\"} ";
@@ -252,9 +252,9 @@ fn a_server_without_descriptors_says_so_once_and_serves_again() {
         }
         stream.set_nonblocking(false).unwrap();
         held.push(client);
-        assert!(held.len() < 64, "there are descriptors for all");
+        assert!(held.len() < 64, "the limit of descriptors allows all");
     }
-    assert!(held.len() > 4, "{} are served", held.len());
+    assert!(held.len() > 4, "{} connections are served", held.len());
     // Further connections are tried meanwhile, and no other line is logged: one per attempt would
     // be fifty by now.
     let since = Instant::now();

@@ -7,7 +7,7 @@
 //! - `load`: clients that stall, send too much, or are too many.
 //! - `drain`: shutdown.
 
-#![allow(clippy::unwrap_used, reason = "all of it is for tests")]
+#![allow(clippy::unwrap_used, reason = "test code")]
 
 mod drain;
 mod health;

@@ -32,7 +32,7 @@ async fn listens(made: &BoxHandle, program: &'static str) {
     app.start().await.unwrap();
     let since = Instant::now();
     while made.connect_port(port(8000)).await.is_err() {
-        assert!(since.elapsed() < LONG, "nobody listens");
+        assert!(since.elapsed() < LONG, "no server listens");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
@@ -94,7 +94,7 @@ async fn an_address_opens_one_port_of_one_box_and_nothing_else() {
 
     let short = path(&web, 8000, Some(Duration::from_millis(1))).await;
     tokio::time::sleep(Duration::from_millis(5)).await;
-    assert_eq!(get(&served, &short, &[]).status, 401, "its time is over");
+    assert_eq!(get(&served, &short, &[]).status, 401, "the URL has expired");
     let nobody = path(&web, 8001, None).await;
     let answer = get(&served, &nobody, &[]);
     assert_eq!(answer.status, 502);
@@ -111,7 +111,7 @@ async fn an_address_opens_one_port_of_one_box_and_nothing_else() {
     let fresh = path(&again, 8000, None).await;
     assert_eq!(get(&served, &fresh, &[]).status, 200, "control");
     again.pause().await.unwrap();
-    assert_eq!(get(&served, &fresh, &[]).status, 409, "it stands still");
+    assert_eq!(get(&served, &fresh, &[]).status, 409, "the box is paused");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -186,7 +186,7 @@ async fn a_page_of_a_box_has_no_origin_and_no_cookies_of_the_host() {
     assert_eq!(
         answer.header("set-cookie"),
         None,
-        "it was for the whole host"
+        "a cookie for the whole host"
     );
     assert_eq!(answer.header("referrer-policy"), Some("no-referrer"));
     // Without the signed URL, a request of a browser page is refused.
@@ -197,7 +197,7 @@ async fn a_page_of_a_box_has_no_origin_and_no_cookies_of_the_host() {
     assert_eq!(
         get(&served, &ours, &elsewhere).status,
         421,
-        "nor by another name"
+        "nor under another host name"
     );
 }
 
@@ -308,13 +308,17 @@ async fn a_body_streams_through_in_little_memory_and_is_cut_at_the_limit() {
     }
     assert!(
         (MOST - piece.len()..MOST + (16 << 20)).contains(&sent),
-        "{sent} were taken"
+        "{sent} bytes were accepted"
     );
     let grown = most.saturating_sub(before);
     assert!(grown < 64 << 20, "{grown} bytes more than before");
     let rest = String::from_utf8_lossy(&sender.rest()).into_owned();
     assert!(!rest.contains(" 200 "), "{rest}");
-    assert_eq!(get(&served, &ours, &[]).status, 200, "others are served");
+    assert_eq!(
+        get(&served, &ours, &[]).status,
+        200,
+        "other clients are served"
+    );
 }
 
 /// The resident memory of the server in bytes.

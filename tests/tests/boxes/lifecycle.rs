@@ -79,7 +79,7 @@ async fn dispose_returns_at_once_and_ends_what_the_service_started(setup: Setup)
         let another = setup.another_client(&place).await;
         let service = BoxService::with_client(ServiceConfig::default(), another.peer()).unwrap();
         let sessions = service.sessions().await.unwrap();
-        assert_eq!(sessions.len(), 1, "somebody else's runtime runs on");
+        assert_eq!(sessions.len(), 1, "the external runtime still runs");
     }
 }
 

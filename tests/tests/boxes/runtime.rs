@@ -175,7 +175,7 @@ async fn health_names_the_backend_or_none(setup: Setup) {
         .await
         .unwrap();
     // The runtime caches the backend's health for a second.
-    box_tests::wait::eventually("the backend is found gone", async || {
+    box_tests::wait::eventually("the backend is reported as unavailable", async || {
         let health = fixture.peer.call::<SystemHealth>(&Empty {}).await.unwrap();
         (health.name, health.available) == (None, false)
     })
@@ -399,10 +399,7 @@ async fn an_agent_that_exits_is_reported_as_unavailable(setup: Setup) {
     assert_eq!(error.code(), Code::Unavailable, "{error}");
     exec(&fixture.peer, "other", "echo").await.unwrap();
     let again = exec(&fixture.peer, "mortal", "echo back").await.unwrap();
-    assert_eq!(
-        again.stdout, "executed: echo back",
-        "a new box takes its place"
-    );
+    assert_eq!(again.stdout, "executed: echo back", "a new box replaces it");
 }
 
 async fn shutdown_ends_every_box_and_serves_again(setup: Setup) {

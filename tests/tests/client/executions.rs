@@ -164,7 +164,11 @@ async fn a_run_that_ends_its_shell_has_its_code_and_the_next_run_fails() {
         let next = shell.run("echo on").await.unwrap();
         assert_eq!(next.execution.stdout_text(), "on\n");
         assert_eq!(next.replaced, Some(Replaced::InPlace));
-        assert_eq!(shell.recovered(), 0, "the box did that, not the handle");
+        assert_eq!(
+            shell.recovered(),
+            0,
+            "the box replaced the shell, not the handle"
+        );
     })
     .await;
 }

@@ -14,10 +14,7 @@ mod commands;
 mod executions;
 mod files;
 #[path = "../native/support.rs"]
-#[allow(
-    dead_code,
-    reason = "what the tests of native boxes have, and not all of it"
-)]
+#[allow(dead_code, reason = "these tests use only a part of it")]
 mod machine;
 mod ports;
 mod reconnect;

@@ -31,7 +31,7 @@ async fn connect(work: &BoxHandle) -> PortStream {
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    panic!("nobody listens")
+    panic!("no server listens")
 }
 
 #[tokio::test]

@@ -61,7 +61,7 @@ async fn a_lost_command_is_read_on_from_its_offsets() {
     assert_eq!(
         command.result().await.unwrap(),
         result,
-        "it may be asked again"
+        "a second call returns the same"
     );
 }
 
@@ -97,7 +97,11 @@ async fn the_pauses_grow_and_the_sixth_loss_is_unavailable() {
     // Each connection lives for one millisecond.
     assert_eq!(times(&script), [0, 501, 1502, 3503, 7504, 15505]);
     assert!(command.next().await.is_none(), "an error is the last item");
-    assert_eq!(command.exit().await, Err(error), "and stays the answer");
+    assert_eq!(
+        command.exit().await,
+        Err(error),
+        "and later calls return the same"
+    );
 
     // The handle has lost nothing: another handle resumes from its offsets, with as many attempts.
     script.add(Reply(vec![], Then::Cut));

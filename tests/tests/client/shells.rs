@@ -75,7 +75,7 @@ async fn a_lost_shell_is_replaced_for_the_run_created_first_and_released_after()
         let run = shell.run("test").await.unwrap();
         assert_eq!(run.execution.stdout_text(), "ok");
         let Some(Replaced::For(fresh)) = run.replaced else {
-            panic!("the caller is not told: {run:?}")
+            panic!("the caller sees no error: {run:?}")
         };
         let asked = script.asked(SHELLS);
         let told: Vec<_> = asked
@@ -239,7 +239,7 @@ async fn a_download_that_fails_keeps_its_word_and_is_an_io_error_to_who_wants_on
         assert_eq!(
             failed,
             ClientError::Refused(error.clone()),
-            "as it was said"
+            "with the original error"
         );
         let io = std::io::Error::from(failed);
         assert_eq!(io.kind(), kind);
@@ -429,7 +429,7 @@ async fn real_files_are_written_listed_and_downloaded_through_a_shell() {
             .attach(id, box_client::Offsets::default())
             .await
             .unwrap();
-        assert!(on.result().await.unwrap().success(), "it went on");
+        assert!(on.result().await.unwrap().success(), "it continued");
     })
     .await;
 }

@@ -183,11 +183,7 @@ pub(super) fn code(error: CallError) -> Code {
 /// Checks that the numbers of a counter are consecutive.
 fn check(bytes: &[u8], next: &mut u64) {
     for line in std::str::from_utf8(bytes).unwrap().lines() {
-        assert_eq!(
-            line,
-            format!("line {next}"),
-            "nothing is lost, nothing comes twice"
-        );
+        assert_eq!(line, format!("line {next}"), "no byte is lost or repeated");
         *next += 1;
     }
 }
@@ -263,7 +259,10 @@ async fn what_is_gone_is_swept_and_a_state_directory_has_one_user() {
             "it has one already"
         );
         host.kill().await;
-        eventually("boxes live on", async || processes_with(&seconds) == 2).await;
+        eventually("the boxes still run", async || {
+            processes_with(&seconds) == 2
+        })
+        .await;
         // A box without a record has no owner.
         let boxes: Vec<_> = std::fs::read_dir(state.path())
             .unwrap()
@@ -274,7 +273,10 @@ async fn what_is_gone_is_swept_and_a_state_directory_has_one_user() {
         std::fs::remove_file(boxes[0].join("box.json")).unwrap();
         let host = Host::start(machine, state.path()).await.unwrap();
         assert_eq!(host.adopted, 1);
-        eventually("the other is ended", async || processes_with(&seconds) == 1).await;
+        eventually("the other box is ended", async || {
+            processes_with(&seconds) == 1
+        })
+        .await;
         eventually("and its directory is removed", async || !boxes[0].exists()).await;
         assert!(boxes[1].exists());
         // It ended while no runtime ran: reported gone, and cleaned up.
@@ -341,8 +343,8 @@ async fn a_box_whose_workspace_is_gone_takes_no_other_with_it() {
         std::fs::rename(lost.path(), &aside).unwrap();
         std::fs::create_dir(lost.path()).unwrap();
         let host = Host::start(machine, state.path()).await.unwrap();
-        assert_eq!(host.adopted, 2, "one has no workspace that could be watched");
-        eventually("that one is ended", async || processes_with(&seconds) == 2).await;
+        assert_eq!(host.adopted, 2, "one box has no workspace to watch");
+        eventually("this box is ended", async || processes_with(&seconds) == 2).await;
         let directories = || {
             let all = std::fs::read_dir(state.path()).unwrap();
             all.filter(|entry| entry.as_ref().unwrap().path().is_dir()).count()
@@ -417,7 +419,7 @@ async fn a_record_of_another_version_costs_no_box() {
             .unwrap()
             .info;
         assert_eq!((odd.memory_mb, odd.labels["id"].as_str()), (1, "odd"));
-        assert_eq!(processes_with(&seconds), 3, "nobody has ended the others");
+        assert_eq!(processes_with(&seconds), 3, "the other boxes still run");
         assert!(newer.exists() && strange.exists());
         host.kill().await;
         // A runtime that can read the records adopts the boxes again.

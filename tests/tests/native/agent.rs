@@ -23,7 +23,7 @@ use super::support::{agent_of, mark, on_each_machine, parent_of, processes_with}
 
 #[expect(
     clippy::needless_pass_by_value,
-    reason = "made for this call, where it is called"
+    reason = "callers build the value for this call"
 )]
 fn start(id: &str, argv: &[&str], more: Value) -> AgentStartParams {
     let mut params = json!({"command_id": id, "program": {"argv": argv}, "cwd": "/tmp",
@@ -200,7 +200,7 @@ async fn a_command_killed_before_it_begins_is_reported_and_forgotten() {
         assert_eq!(killed.exit, Some(Exit::by_signal(9, ExitWhy::Killed)));
         let asked = AgentEndsParams::default();
         let ends = tokio::time::timeout(LONG, peer.call::<AgentEnds>(&asked));
-        let told = ends.await.expect("nobody tells of it").unwrap();
+        let told = ends.await.expect("no event reports it").unwrap();
         assert_eq!((told.first, told.ends.len()), (0, 1));
         assert_eq!(
             (told.ends[0].command_id.as_str(), Some(told.ends[0].exit)),

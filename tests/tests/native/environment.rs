@@ -131,7 +131,7 @@ async fn a_repeated_start_is_the_same_whatever_became_of_the_boxes_defaults() {
             .unwrap();
         assert!(
             start(json!({})).await.unwrap().existed,
-            "the file is not the caller's"
+            "the caller does not set the file"
         );
         let defaults =
             json!({"defaults": {"cwd": "/tmp", "shell": "/bin/bash", "env": {"A": "other"}}});

@@ -81,7 +81,7 @@ async fn a_paused_box_is_frozen_refuses_calls_and_resumes() {
         assert!(move_to(runtime, "running").await.unwrap().changed);
         assert_eq!(state(runtime).await, BoxState::Running);
         look(runtime).await.unwrap();
-        eventually("it counts on", async || count(&workspace) > before).await;
+        eventually("it continues to count", async || count(&workspace) > before).await;
         move_to(runtime, "paused").await.unwrap();
         let delete = serde_json::from_value(json!({"session_id": "p"})).unwrap();
         runtime.delete(&Caller::local(), delete).await.unwrap();

@@ -186,7 +186,7 @@ async fn many_connections_are_apart_and_bounded() {
                 Ok(conn) => others.push(conn),
                 Err(error) => break error,
             }
-            assert!(others.len() < 50, "they are bounded");
+            assert!(others.len() < 50, "connections are limited");
         };
         assert_eq!(refused.code(), Code::Capacity, "{refused:?}");
         for other in others {

@@ -110,7 +110,7 @@ async fn read_all(
             stdout: seen[0].next,
             stderr: seen[1].next,
         };
-        assert_eq!(result.read.next, next, "where to go on is told");
+        assert_eq!(result.read.next, next, "the answer has the next offset");
         match result.read.why {
             ReadWhy::Exit => break,
             ReadWhy::Bytes => cuts += 1,
@@ -186,7 +186,7 @@ async fn what_was_seen_and_what_is_gone_is_what_was_written() {
         eprintln!("{RUNS} runs: {cuts} interruptions, {gone} bytes told as gone");
         assert!(
             gone > 0 && cuts > RUNS / 2,
-            "the interesting things happened"
+            "drops and interruptions happened"
         );
     })
     .await;

@@ -103,7 +103,7 @@ async fn a_box_that_cannot_be_is_a_typed_error(setup: Setup) {
     let fixture = setup.real_boxes().start().await;
     let asked = json!({"session_id": "gone", "host_path": "/not/there/at/all", "cmd": "true"});
     let Err(CallError::Refused(error)) = exec_spec(&fixture.peer, spec(asked)).await else {
-        panic!("there is nothing to mount")
+        panic!("the path to mount does not exist")
     };
     assert_eq!(error.code(), Code::Validation);
     assert!(error.message().contains("is not there"), "{error:?}");
@@ -143,7 +143,7 @@ async fn a_caller_that_is_cut_reads_on_from_where_it_was(setup: Setup) {
     let mut chunks = first.peer.stream::<CommandAttach>(&from(0)).await.unwrap();
     while read.len() < 500 {
         let Some(Ok(CommandChunk::Text(piece))) = chunks.next().await else {
-            panic!("it goes on")
+            panic!("it continues")
         };
         read.push_str(&piece.data);
     }
@@ -155,7 +155,7 @@ async fn a_caller_that_is_cut_reads_on_from_where_it_was(setup: Setup) {
         .unwrap();
     while let Some(chunk) = chunks.next().await {
         let CommandChunk::Text(piece) = chunk.unwrap() else {
-            panic!("nothing is gone")
+            panic!("no byte is dropped")
         };
         assert_eq!(piece.offset, read.len() as u64);
         read.push_str(&piece.data);

@@ -150,7 +150,7 @@ pub(crate) fn config(user: Option<u32>) -> NativeConfig {
 /// The parameters of an exec of this spec.
 #[expect(
     clippy::needless_pass_by_value,
-    reason = "made for this call, where it is called"
+    reason = "callers build the value for this call"
 )]
 pub(crate) fn params(spec: SpecDraft) -> BoxExecParams {
     serde_json::from_value(json!({ "spec": spec })).unwrap()

@@ -118,7 +118,7 @@ async fn a_box_whose_server_dies_before_it_has_a_record_ends_by_itself() {
         // Once its agent reads here, the runtime knows that the box is made. No client can reach
         // the agent yet.
         let mut writer = None;
-        eventually("it is made", async || {
+        eventually("the box is made", async || {
             let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
             writer = rustix::fs::open(&hold, flags, Mode::empty()).ok();
             writer.is_some()
@@ -130,7 +130,7 @@ async fn a_box_whose_server_dies_before_it_has_a_record_ends_by_itself() {
         assert_eq!(left.len(), 1);
         let host = Host::start(machine, state.path()).await.unwrap();
         assert_eq!(host.adopted, 0);
-        assert!(left[0].exists(), "its directory stays as long as it lives");
+        assert!(left[0].exists(), "its directory stays while the box runs");
         let logs = std::fs::File::open(left[0].join("logs")).unwrap();
         let is_dead = || rustix::fs::flock(&logs, FlockOperation::NonBlockingLockExclusive).is_ok();
         assert!(!is_dead());
@@ -184,7 +184,7 @@ async fn a_stuck_agent_keeps_no_server_from_being_ready() {
         let delete_it = json!({"session_id": "stuck"});
         let refused = host.call::<BoxDelete>(delete_it).await.unwrap_err();
         assert_eq!(code(refused), Code::Unavailable);
-        assert_eq!(processes_with(&mark), 3, "nothing of it was ended");
+        assert_eq!(processes_with(&mark), 3, "no process of it was ended");
         // The agent answers, and the box is available again.
         kill_process(stuck, Signal::CONT).unwrap();
         becomes(&host, "stuck", BoxState::Running).await;
@@ -250,14 +250,14 @@ async fn the_groups_of_adopted_boxes_go_with_them() {
         let host = Host::start(machine, state.path()).await.unwrap();
         assert_eq!(host.adopted, 3);
         // The fork server of the killed runtime has removed its own cgroup.
-        eventually("those of the boxes are left", async || {
+        eventually("only the cgroups of the boxes are left", async || {
             groups(&parent) < made.max(1)
         })
         .await;
         for id in ["one", "two", "three"] {
             delete(&host, id).await;
         }
-        eventually("they are gone without another box", async || {
+        eventually("the cgroups are removed without another box", async || {
             groups(&parent) == 0
         })
         .await;
@@ -303,7 +303,7 @@ async fn a_process_that_is_not_the_box_is_not_ended_for_it() {
         .await;
         assert!(
             bystander.try_wait().unwrap().is_none(),
-            "the bystander lives"
+            "the unrelated process still runs"
         );
         host.kill().await;
         bystander.kill().await.unwrap();
@@ -406,12 +406,12 @@ async fn what_is_left_of_a_box_goes_when_it_ends_long_after_it_was_deleted() {
             kill_process(agent, Signal::KILL).unwrap();
             return;
         };
-        eventually("it stands still", async || frozen.is_frozen()).await;
+        eventually("it is frozen", async || frozen.is_frozen()).await;
         let host = Host::start(machine, state.path()).await.unwrap();
         assert_eq!(state_of(&host, "slow").await, BoxState::Unreachable);
         let force = json!({"session_id": "slow", "force": true});
         let late = host.call::<BoxDelete>(force).await.unwrap_err();
-        assert_eq!(code(late), Code::Timeout, "the caller learns of it");
+        assert_eq!(code(late), Code::Timeout, "the caller gets the error");
         assert_eq!(directories(state.path()).len(), 1);
         assert_eq!(pids_with(&mark), [sleeper], "control: it is not ended yet");
         frozen.thaw();

@@ -102,7 +102,7 @@ async fn a_panic_is_that_calls_own(setup: Setup) {
         let error = fixture.peer.call::<Panic>(&Number { n }).await.unwrap_err();
         assert_eq!(error.code(), Code::Internal, "{error}");
         assert!(
-            !error.to_string().contains("asked to"),
+            !error.to_string().contains("panic on request"),
             "a panic's text is not for the caller: {error}"
         );
     }

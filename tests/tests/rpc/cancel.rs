@@ -46,7 +46,7 @@ async fn a_cancelled_call_frees_its_place(setup: Setup) {
                 .await
                 .is_err()
         );
-        eventually("there is a place", async || {
+        eventually("a slot is free", async || {
             fixture.peer.call::<Probe>(&Empty {}).await.is_ok()
         })
         .await;

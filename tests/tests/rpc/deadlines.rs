@@ -113,7 +113,7 @@ async fn the_deadline_runs_while_the_call_waits_for_its_place() {
     tokio::time::sleep(Duration::from_millis(10)).await;
     assert!(
         !eternal.is_finished(),
-        "a deadline beyond all clocks is none"
+        "a deadline beyond the clock's range is none"
     );
     drop((calls, eternal));
 }

@@ -156,7 +156,7 @@ async fn a_transport_buffers_little_before_authentication() {
     let _server = Session::start(connection, Arc::new(Server::default()).router(), options);
     let mut told = async || {
         let next = tokio::time::timeout(Duration::from_secs(10), told.recv());
-        next.await.expect("it is told")
+        next.await.expect("the engine sets the limit")
     };
     assert_eq!(told().await, Some(64 * 1024));
     let params = json!({"token": TOKEN});

@@ -143,7 +143,7 @@ async fn streams_are_counted_apart(setup: Setup) {
         .await
         .unwrap();
     drop(first);
-    eventually("a place is free", async || {
+    eventually("a slot is free", async || {
         open().await.unwrap().finish().await.is_ok()
     })
     .await;
@@ -189,7 +189,11 @@ async fn rubbish_is_counted_and_answered(setup: Setup) {
     }
     raw.call(2, "probe", &json!({})).await;
     let answer = raw.answer().await;
-    assert_eq!(answer.id, json!(2), "LangBot's rubbish is not answered");
+    assert_eq!(
+        answer.id,
+        json!(2),
+        "an invalid LangBot frame is not answered"
+    );
     assert_eq!(answer.result()["unparsable"], json!(6));
 }
 
@@ -202,7 +206,7 @@ async fn a_peer_that_never_speaks_is_let_go(setup: Setup) {
         .server(|limits| limits.first_message_ms = Some(100))
         .raw_silent()
         .await;
-    assert_eq!(raw.receive_end().await, 0, "closed without a word");
+    assert_eq!(raw.receive_end().await, 0, "closed without a message");
 }
 
 /// A connection within one process has no such limit.

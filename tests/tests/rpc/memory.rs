@@ -91,7 +91,7 @@ async fn what_one_peer_does_not_read_is_bounded() {
             whole >= 16 && refused > 200,
             "{whole} whole, {refused} refused"
         );
-        eventually("nothing is held any more", async || held() == 0).await;
+        eventually("no bytes are held any more", async || held() == 0).await;
         raw.call(500, "big", &json!({"n": MIB / 16})).await;
         raw.answer().await.result();
     }
@@ -138,6 +138,6 @@ async fn what_all_peers_do_not_read_is_bounded() {
     }
     assert!(flooded >= 3, "{flooded} of 12 were closed");
     drop(peers);
-    eventually("nothing is held any more", async || unread_bytes() < MIB).await;
+    eventually("no bytes are held any more", async || unread_bytes() < MIB).await;
     assert_eq!(innocent.peer().stats().unread_bytes, 0);
 }

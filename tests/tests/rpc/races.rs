@@ -149,7 +149,7 @@ async fn a_cancel_that_crosses_its_answer_frees_one_place() {
         let call = fixture.peer.call::<Wait>(&wait);
         let _ = tokio::time::timeout(Duration::from_micros(900 + round), call).await;
     }
-    eventually("all places are free", async || {
+    eventually("all slots are free", async || {
         let empty = Text::default();
         let calls = (0..3).map(|_| fixture.peer.call::<Echo>(&empty));
         futures::future::join_all(calls)

@@ -70,7 +70,7 @@ async fn a_link_comes_back_says_hello_again_and_fails_calls_in_between() {
         assert!(matches!(error, CallError::NotSent(_)), "{error:?}");
         assert_eq!(error.code(), Code::Unavailable);
         let _second = server(&endpoint).await;
-        eventually("the link is back", async || {
+        eventually("the link has reconnected", async || {
             link.call::<Echo>(&Text::new("x")).await.is_ok()
         })
         .await;
@@ -96,7 +96,7 @@ async fn a_wrong_token_fails_every_call() {
             ..quick()
         },
     );
-    eventually("the refusal is known", async || {
+    eventually("the link knows the refusal", async || {
         link.call::<Echo>(&Text::new("x"))
             .await
             .unwrap_err()

@@ -210,7 +210,7 @@ async fn a_server_that_still_answers_has_left_its_address_to_the_next() {
         .await;
         let closing = tokio::spawn(first.close(Duration::from_secs(10), true));
         // A closing server first frees its address, then says bye.
-        eventually("the bye has come", async || {
+        eventually("the bye has arrived", async || {
             let echo = client.peer().call::<Echo>(&Text::new("x")).await;
             matches!(echo, Err(CallError::NotSent(_)))
         })

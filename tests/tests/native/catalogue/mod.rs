@@ -43,7 +43,7 @@ fn answers(said: &str) -> Answers {
         (name.to_owned(), answer.to_owned())
     };
     let answers: Answers = said.lines().map(pair).collect();
-    assert!(!answers.is_empty(), "a probe that said nothing");
+    assert!(!answers.is_empty(), "the probe printed nothing");
     answers
 }
 

@@ -135,7 +135,7 @@ async fn the_network_of_the_host_is_out_of_reach() {
         };
         assert!(
             nobody(listener.accept().map(drop)) && nobody(unix.accept().map(drop)),
-            "nobody came"
+            "no connection arrived"
         );
     })
     .await;

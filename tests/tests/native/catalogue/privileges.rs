@@ -69,7 +69,10 @@ async fn a_guest_is_an_unprivileged_user_of_the_host() {
         })
         .await;
         if machine.name == "root" {
-            assert!(ids[0] >= 100_000, "neither root nor a user: {ids:?}");
+            assert!(
+                ids[0] >= 100_000,
+                "not root and no user of the host: {ids:?}"
+            );
         } else {
             assert_eq!(ids, [machine.uid]);
         }

@@ -44,7 +44,7 @@ fn every_promise_has_a_test_and_every_test_here_a_promise() {
     assert!(named.len() > 50, "control: {}", named.len());
     for (file, test) in &named {
         let source = std::fs::read_to_string(root.join(file));
-        let source = source.unwrap_or_else(|_| panic!("{file} is not there"));
+        let source = source.unwrap_or_else(|_| panic!("{file} does not exist"));
         assert!(
             tests_of(&source).contains(test),
             "{file} has no test {test}"

@@ -106,9 +106,9 @@ async fn no_signal_reaches_the_agent_and_no_command_chooses_its_processors() {
         }
         assert_eq!(
             said["affinity_own"], "ok None",
-            "control: its own it chooses"
+            "control: it chooses its own"
         );
-        assert_eq!(said["kept_own"], kept, "control: with effect");
+        assert_eq!(said["kept_own"], kept, "control: the call has an effect");
     })
     .await;
 }
@@ -144,7 +144,7 @@ async fn descriptors_that_are_never_received_do_not_prevent_other_boxes() {
         let said = machine.exec("fill", read).await.stdout;
         let filled = &answers(&said)["in_flight"];
         let (count, why) = filled.split_once(' ').unwrap();
-        assert_eq!(why, "ETOOMANYREFS", "control: there are as many as can be");
+        assert_eq!(why, "ETOOMANYREFS", "control: the maximum is in use");
         assert!(count.parse::<u32>().unwrap() < 4096 + 2 * 253, "{filled}");
         for n in 0..4 {
             let other = machine.exec(&format!("other-{n}"), "echo made").await;

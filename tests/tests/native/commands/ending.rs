@@ -37,7 +37,7 @@ async fn commands_end_by_timeout_and_when_they_are_left_alone() {
         assert_eq!(
             get(machine, "alone").await.unwrap().state,
             CommandState::Running,
-            "somebody read it"
+            "a client has read it"
         );
         loop {
             let info = get(machine, "alone").await.unwrap();
@@ -175,7 +175,7 @@ async fn children_that_hold_the_output_of_many_commands_hold_few_descriptors() {
             attach(machine, &id, json!({"view": "none"})).await.unwrap();
         }
         let most = before.unwrap() + 128 + 5;
-        eventually("few are held", async || {
+        eventually("few descriptors are open", async || {
             descriptors_of_parent(&seconds).is_some_and(|now| now <= most)
         })
         .await;

@@ -74,7 +74,11 @@ async fn words_run_as_they_are_and_texts_in_a_shell() {
             .list_commands(&Caller::local(), listed)
             .await
             .unwrap();
-        assert_eq!(listed.items.len(), 2, "what never began is not there");
+        assert_eq!(
+            listed.items.len(),
+            2,
+            "a command that never started does not exist"
+        );
     })
     .await;
 }

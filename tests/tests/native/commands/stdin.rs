@@ -55,7 +55,7 @@ async fn a_background_child_that_holds_stdin_does_not_hold_the_end() {
             tokio::join!(writing, reading)
         };
         let ended = tokio::time::timeout(LONG, ending).await;
-        let (wrote, read) = ended.expect("the command looks alive");
+        let (wrote, read) = ended.expect("the command seems to run");
         assert_eq!(wrote.unwrap_err().code(), Code::Conflict);
         assert_eq!(read.unwrap().1.exit.unwrap().code, Some(4));
     })
@@ -84,7 +84,7 @@ async fn a_command_may_have_a_terminal() {
         assert!(got.text().ends_with("got typed\r\nready\r\n"), "{:?}", got.text());
         input(machine, "t", json!({"size": {"cols": 40, "rows": 30}})).await.unwrap();
         let (late, info, _) = attach(machine, "t", json!({})).await.unwrap();
-        assert!(late.text().starts_with(got.text()), "replayed for a late joiner");
+        assert!(late.text().starts_with(got.text()), "replayed for a later reader");
         assert!(late.text().contains("30 40"), "{:?}", late.text());
         assert_eq!(info.exit.unwrap().code, Some(4));
         // The terminal turns Ctrl-C into a signal.

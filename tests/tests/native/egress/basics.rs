@@ -70,7 +70,11 @@ async fn addresses_are_reached_over_both_kinds_and_what_is_not_listed_is_refused
                     &format!("curl -sS {family} http://{name}:{port}/"),
                 )
                 .await;
-                assert_eq!(printed(&page), says, "the box's side is of its own kind");
+                assert_eq!(
+                    printed(&page),
+                    says,
+                    "the box sees an address of the same family"
+                );
             }
         }
         let port = hidden.port();

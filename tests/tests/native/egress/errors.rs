@@ -158,7 +158,7 @@ os.rename('/tmp/part', '/tmp/got')",
         assert_eq!(
             run(&first, "ls /tmp".to_owned()).await,
             "test.py",
-            "nobody has answered"
+            "no server has answered"
         );
         first.kill().await;
 
@@ -167,7 +167,7 @@ os.rename('/tmp/part', '/tmp/got')",
         assert_eq!(
             run(&second, "ls /tmp".to_owned()).await,
             "test.py",
-            "nor now"
+            "also not after the adoption"
         );
         slow.answer();
         let got =
@@ -196,7 +196,7 @@ async fn a_connection_that_is_given_up_while_it_is_dialled_ends_outside_too() {
             slow.port()
         ));
         assert_eq!(run(&host, gives_up).await, "TimeoutError");
-        assert_eq!(connections(&host).await, Some(1), "somebody is dialled");
+        assert_eq!(connections(&host).await, Some(1), "a connection is attempted");
         let ended = slow.answer();
         let ended = tokio::task::spawn_blocking(|| ended.join().unwrap());
         assert!(ended.await.unwrap());
@@ -230,12 +230,12 @@ for own in range(20000, 20050):
     for s in both: s.sendall(b'GET / HTTP/1.1\\r\\n\\r\\n')
     said = [s.makefile().read()[-3:] for s in both]
     assert said == ['one', 'two'], said
-print('told apart')",
+print('distinguished')",
         one.port(),
         two.port()
     );
     on_each_machine_set_up(TEST_LIMIT, set_up, async |machine| {
-        assert_eq!(says(machine, "ports", &text).await, "told apart");
+        assert_eq!(says(machine, "ports", &text).await, "distinguished");
     })
     .await;
 }

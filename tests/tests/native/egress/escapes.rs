@@ -53,8 +53,12 @@ async fn the_machines_loopback_is_reached_by_no_name_and_no_number() {
             &format!("curl -sS http://web.test:{}/", web.port()),
         )
         .await;
-        assert_eq!(printed(&reached), "web", "the control: there is a way out");
-        assert_eq!(secret.taken(), 1, "the control's alone");
+        assert_eq!(
+            printed(&reached),
+            "web",
+            "the control: the box reaches an allowed server"
+        );
+        assert_eq!(secret.taken(), 1, "only the connection of the control");
     })
     .await;
 }

@@ -153,7 +153,7 @@ async fn the_operators_proxy_gets_the_name() {
         assert_eq!(denied.exit_code, Some(7), "{denied:?}");
         assert!(
             heads.try_recv().is_err(),
-            "what is not allowed is not asked for"
+            "the proxy is not asked for a denied destination"
         );
     })
     .await;

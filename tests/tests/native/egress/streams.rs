@@ -86,7 +86,9 @@ for linger in 1, 0:
     );
     on_each_machine_set_up(TEST_LIMIT, set_up, async |machine| {
         assert_eq!(says(machine, "reset", &text).await, "ECONNRESET ''");
-        let mut ends: Vec<_> = (0..2).map(|_| resets.recv_timeout(TEST_LIMIT).unwrap()).collect();
+        let mut ends: Vec<_> = (0..2)
+            .map(|_| resets.recv_timeout(TEST_LIMIT).unwrap())
+            .collect();
         ends.sort_by_key(Result::is_ok);
         assert_eq!(ends, [Err(std::io::ErrorKind::ConnectionReset), Ok(0)]);
     })

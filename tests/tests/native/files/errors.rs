@@ -295,7 +295,10 @@ async fn a_box_full_of_processes_still_answers() {
             if matches!(told.paths["/tmp/is-full"], FileOutcome::Stat(_)) {
                 break;
             }
-            assert!(begun.elapsed() < box_tests::wait::LONG, "it is not full");
+            assert!(
+                begun.elapsed() < box_tests::wait::LONG,
+                "the process limit is not reached"
+            );
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         for number in 0..20 {

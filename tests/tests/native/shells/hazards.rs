@@ -162,7 +162,7 @@ async fn a_run_is_killed_without_its_shell_and_its_jobs() {
             assert_eq!(
                 processes_with(&job),
                 1,
-                "the job of an earlier run goes on: {text}"
+                "the job of an earlier run continues: {text}"
             );
             let ran = run(machine, "s", "echo $kept").await;
             assert_eq!(

@@ -28,7 +28,7 @@ async fn python_keeps_its_state_and_reports_its_errors() {
         assert_eq!(ran.info.error.unwrap().name, "EOFError");
         assert_eq!(ran.stdout, (0..=255).collect::<Vec<u8>>());
         run(machine, "s", "if os.fork() == 0:\n    pass").await;
-        assert_eq!(run(machine, "s", "print(x)").await.text(), "42", "a forked child does not speak for the shell");
+        assert_eq!(run(machine, "s", "print(x)").await.text(), "42", "the output of a forked child is not a result of the shell");
         for text in ["while True: pass", "import time; time.sleep(60)", "os.system('sleep 60'); print('after')"] {
             let ran = try_run(machine, "s", text, json!({"timeout_ms": 200})).await.unwrap();
             assert_eq!(ran.info.exit.unwrap().why, ExitWhy::Timeout, "{text}");

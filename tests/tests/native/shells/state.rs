@@ -120,7 +120,7 @@ async fn a_shell_is_made_once_and_ends_when_it_is_deleted() {
         let left = machine
             .exec("c", "ls -A /tmp/never /tmp | grep -c box-shell")
             .await;
-        assert_eq!(printed(&left), "1", "the one of the other shell");
+        assert_eq!(printed(&left), "1", "the job of the other shell");
         assert_eq!(machine.exec("c", "cat /tmp/never").await.exit_code, Some(1));
     })
     .await;
