@@ -1,4 +1,4 @@
-//! Bytes: plain in memory, base64 only where the wire is JSON text.
+//! Bytes that are base64 in JSON.
 
 use std::fmt;
 use std::ops::Deref;
@@ -8,12 +8,14 @@ use bytes::Bytes;
 use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::quoted::Quoted;
+use crate::json_string::JsonString;
 
-/// The most raw bytes of output in one chunk.
+/// Maximum number of bytes of output in one chunk.
 pub const MAX_CHUNK_BYTES: usize = 32 * 1024;
 
-/// Bytes in parameters, results and chunks. Cheap to clone; printed as their number only.
+/// Bytes in parameters, results and chunks.
+///
+/// Clones share the memory. [`Debug`](fmt::Debug) shows the length only.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Blob(pub Bytes);
 
@@ -40,7 +42,7 @@ impl fmt::Debug for Blob {
 impl Serialize for Blob {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         if serializer.is_human_readable() {
-            Quoted::base64(&self.0).serialize(serializer)
+            JsonString::base64(&self.0).serialize(serializer)
         } else {
             serializer.serialize_bytes(&self.0)
         }
@@ -67,7 +69,7 @@ impl Visitor<'_> for FromBase64 {
     }
 
     fn visit_str<E: de::Error>(self, text: &str) -> Result<Blob, E> {
-        // The text itself stays out of the error: it may be long, and it may be secret.
+        // The error leaves the text out because it may be long or secret.
         let bytes = STANDARD.decode_to_vec(text);
         let bytes = bytes.map_err(|_| E::custom("not base64"))?;
         Ok(bytes.into())
@@ -98,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_base64_is_refused_without_being_repeated() {
+    fn an_error_does_not_contain_the_invalid_base64() {
         let error = serde_json::from_str::<Blob>(r#""hunter2!""#)
             .unwrap_err()
             .to_string();
@@ -109,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_one_way_to_write_bytes_is_read() {
+    fn only_canonical_base64_is_accepted() {
         for odd in [
             "AJ-S",
             "AJ+Slg",
@@ -132,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn debug_shows_no_content() {
+    fn debug_shows_the_length_only() {
         assert_eq!(format!("{:?}", Blob::from("secret")), "Blob(6 bytes)");
     }
 }

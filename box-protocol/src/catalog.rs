@@ -1,6 +1,6 @@
-//! Volumes, templates and pools: the models that a client of a sandbox service reads.
+//! Volumes, templates and pools: models for clients of a sandbox service.
 //!
-//! Seed 004 specifies them. No action serves them yet; they are not part of the contract's schema.
+//! Seed 004 specifies them. No action uses them yet, and the schema of the contract omits them.
 
 use std::collections::BTreeMap;
 
@@ -12,15 +12,15 @@ use crate::model::{Labels, SpecDraft};
 use crate::paths;
 use crate::time::UnixMs;
 
-/// What an item is.
+/// The kind of an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CatalogKind {
     /// A directory that outlives boxes.
     Volume,
-    /// A spec to make boxes from.
+    /// A spec from which boxes are created.
     Template,
-    /// Boxes made in advance.
+    /// Boxes that the server creates in advance.
     Pool,
 }
 
@@ -28,11 +28,11 @@ pub enum CatalogKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ItemState {
-    /// The server makes it.
+    /// The server is creating the item.
     Building,
-    /// Boxes can use it.
+    /// Boxes can use the item.
     Ready,
-    /// The server could not make it.
+    /// The server could not create the item.
     Failed,
 }
 
@@ -40,65 +40,65 @@ pub enum ItemState {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CatalogDraft {
-    /// Its name.
+    /// The name.
     pub name: Name,
     /// Labels to filter by.
     #[serde(default)]
     pub labels: Labels,
-    /// Of a template: the spec.
+    /// For a template: the spec.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spec: Option<Box<SpecDraft>>,
-    /// Of a template: the volumes that its boxes mount.
+    /// For a template: the volumes that its boxes mount.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub volumes: Vec<VolumeMount>,
-    /// Of a pool: the template, by id or name.
+    /// For a pool: the template, by id or name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub template: Option<Name>,
-    /// Of a pool: the number of boxes that wait.
+    /// For a pool: the number of idle boxes to keep.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replicas: Option<u32>,
-    /// Of a volume: its largest size.
+    /// For a volume: its maximum size in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size_bytes: Option<u64>,
 }
 
-/// An item.
+/// An item of the catalog.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CatalogItem {
-    /// The item.
+    /// The id.
     pub id: ItemId,
-    /// What it is.
+    /// The kind.
     pub kind: CatalogKind,
-    /// Its state.
+    /// The state.
     pub state: ItemState,
     /// The properties that its owner chose.
     pub item: CatalogDraft,
-    /// When it was made.
+    /// When the item was created.
     pub created_at: UnixMs,
-    /// When it last changed.
+    /// When the item last changed.
     pub updated_at: UnixMs,
-    /// Numbers of its kind, as `used_bytes` or `waiting`.
+    /// Statistics of the kind, for example `used_bytes` or `waiting`.
     #[serde(default)]
     pub figures: BTreeMap<String, u64>,
 }
 
-/// A volume in a box.
+/// The mount of a volume in a box.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VolumeMount {
     /// The volume's id or name.
     pub volume: Name,
-    /// The absolute path where it appears in the box.
+    /// The absolute path of the mount in the box.
     #[serde(deserialize_with = "mount_path")]
     pub mount_path: String,
-    /// Mount only this directory of it.
+    /// The directory of the volume to mount; the whole volume if absent.
     #[serde(
         default,
         deserialize_with = "sub_path",
         skip_serializing_if = "Option::is_none"
     )]
     pub sub_path: Option<String>,
-    /// For reading only.
+    /// Whether the mount is read-only; `false` if absent.
     #[serde(default)]
     pub ro: bool,
 }
@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_item_of_the_catalog_is_read_with_few_members_and_with_many() {
+    fn an_item_decodes_with_minimal_and_full_members() {
         for (kind, item) in [
             (CatalogKind::Volume, json!({"name": "v", "size_bytes": 5})),
             (
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_is_mounted_at_an_absolute_path_and_stays_inside() {
+    fn mount_paths_are_absolute_and_sub_paths_stay_inside() {
         let read = |mount: Value| serde_json::from_value::<VolumeMount>(mount);
         let mount = read(json!({"volume": "v", "mount_path": "/v", "sub_path": "a/b", "ro": true}));
         assert_eq!(mount.unwrap().sub_path.as_deref(), Some("a/b"));

@@ -1,4 +1,4 @@
-//! Environment variables: checked names, hidden values.
+//! Environment variables with validated names and hidden values.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,27 +8,29 @@ use serde::{Deserialize, Serialize};
 
 use crate::invalid::Invalid;
 
-/// The home directory of a box's guest unless its spec says otherwise.
+/// The home directory of the guest user if the spec sets none.
 pub const DEFAULT_HOME: &str = "/home/box";
 
-/// Where commands of a box find programs unless they say otherwise: what the guest has installed for itself, and the system's.
+/// The default `PATH` of commands: the guest's `.local/bin` and the system directories.
 pub fn default_path(home: &str) -> String {
     let home = home.trim_end_matches('/');
     format!("{home}/.local/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
 }
 
-/// Environment variables by name. [`Debug`](fmt::Debug) shows names only: values may be secret.
+/// Environment variables by name.
+///
+/// [`Debug`](fmt::Debug) shows names only because values may be secret.
 #[derive(Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "BTreeMap<String, String>")]
 pub struct Env(BTreeMap<String, String>);
 
 impl Env {
-    /// None at all.
+    /// Creates an empty set.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds or replaces one variable.
+    /// Adds or replaces a variable.
     pub fn insert(
         &mut self,
         name: impl Into<String>,
@@ -40,32 +42,34 @@ impl Env {
         Ok(())
     }
 
-    /// Takes one away, if it is there.
+    /// Removes a variable if it is set.
     pub fn remove(&mut self, name: &str) {
         self.0.remove(name);
     }
 
-    /// Takes over all variables of `other`, which win over those already here.
+    /// Adds all variables of `other`, which override existing ones.
     pub fn extend(&mut self, other: Self) {
         self.0.extend(other.0);
     }
 
-    /// The variables of a file: `NAME=value` a line, also after `export`. A value may be in single quotes, in which all stands
-    /// for itself, or in double quotes, in which `\n`, `\t`, `\"`, `\$` and `\\` stand for what they do elsewhere; without
-    /// quotes, it is the rest of the line without the space around it, also a `#` in it. Nothing is expanded. Empty lines, those
-    /// that begin with `#` and those that make no sense are passed over; of two for one name the later one counts.
+    /// Parses a file with one `NAME=value` per line, optionally after `export`.
+    ///
+    /// A value in single quotes is literal. A value in double quotes may contain the escapes `\n`,
+    /// `\t`, `\"`, `\$` and `\\`. An unquoted value is the trimmed rest of the line, including any
+    /// `#`. The parser expands nothing. It skips empty lines, lines that start with `#`, and invalid
+    /// lines. The last value of a name counts.
     pub fn from_lines(text: &[u8]) -> Self {
         let lines = text.split(|byte| *byte == b'\n');
         let found = lines.filter_map(|line| variable(std::str::from_utf8(line).ok()?.trim()));
         Self(found.collect())
     }
 
-    /// The names, sorted.
+    /// Returns the names, sorted.
     pub fn names(&self) -> Vec<String> {
         self.0.keys().cloned().collect()
     }
 
-    /// The variables as a plain map.
+    /// Returns the variables as a map.
     pub fn into_map(self) -> BTreeMap<String, String> {
         self.0
     }
@@ -90,7 +94,7 @@ fn variable(line: &str) -> Option<(String, String)> {
     Some((name.to_owned(), value))
 }
 
-/// What is before the closing quote, if nothing but a comment comes after it.
+/// Returns the text before the closing quote, if only a comment follows it.
 fn unquoted(text: &str, quote: char) -> Option<String> {
     let mut value = String::new();
     let mut chars = text.chars();
@@ -114,7 +118,7 @@ fn check(name: &str, value: &str) -> Result<(), Invalid> {
     if name.is_empty() || name.contains(['=', '\0']) {
         return Err(Invalid::new(
             "env",
-            "must have names that are not empty and contain no = and no NUL",
+            "must have non-empty names without = and NUL",
         ));
     }
     if value.contains('\0') {
@@ -179,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_has_a_variable_a_line() {
+    fn a_file_has_one_variable_per_line() {
         let file = b"# first\n\nA=1\n  B = 2 \nexport C= three # words \nD='a\\n$x' # why\r\n\
             E=\"a\\n\\\"b\\\" \\$c \\d\"\nF=\nG\n=H\n1I=1\nJ='open\nK='a' b\nL=\xff\nM=a\0b\nA=last\nexport=x\n\
             N=a=b";

@@ -1,4 +1,4 @@
-//! Ids: opaque texts, chosen by the caller or made here, never part of a path.
+//! Ids: opaque strings that the caller chooses or this crate generates.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,11 +9,12 @@ use uuid::Uuid;
 use crate::invalid::Invalid;
 use crate::invisible::is_invisible;
 
-/// The most bytes an id may have.
+/// Maximum length of an id in bytes.
 pub const MAX_ID_BYTES: usize = 256;
 
-/// The rule all ids and names keep. They never become part of a path, but they do stand in URLs and
-/// in lines of a log.
+/// Checks the rule of all ids and names.
+///
+/// Ids never become part of a path, but they appear in URLs and log lines.
 fn check(field: &'static str, text: &str) -> Result<(), Invalid> {
     let rule = if text.is_empty() {
         "must not be empty"
@@ -22,7 +23,7 @@ fn check(field: &'static str, text: &str) -> Result<(), Invalid> {
     } else if text.chars().any(char::is_control) {
         "must not contain control characters"
     } else if text.chars().any(is_invisible) {
-        "must not contain marks of direction, invisible characters, or blanks other than the space"
+        "must not contain text direction marks, invisible characters, or white space other than a space"
     } else if text.contains('/') {
         "must not contain /"
     } else if text == "." || text == ".." {
@@ -33,7 +34,7 @@ fn check(field: &'static str, text: &str) -> Result<(), Invalid> {
     Err(Invalid::new(field, rule))
 }
 
-/// A fresh text for an id: a uuid of version 7, so that ids sort by age, as 32 hex digits.
+/// Generates an id: a UUID of version 7 as 32 hex digits, so that ids sort by age.
 fn fresh_text() -> Arc<str> {
     let mut buffer = Uuid::encode_buffer();
     Arc::from(&*Uuid::now_v7().simple().encode_lower(&mut buffer))
@@ -43,25 +44,25 @@ macro_rules! ids {
     ($($(#[doc = $doc:literal])* $name:ident, $field:literal;)*) => {$(
         $(#[doc = $doc])*
         ///
-        /// 1 to 256 bytes, no control character, no mark of direction, no invisible character, no blank but the space, no `/`, not
-        /// `.` or `..`. Cheap to clone.
+        /// 1 to 256 bytes without control characters, text direction marks, invisible characters,
+        /// white space other than a space, and `/`; not `.` or `..`. Clones share the memory.
         #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub struct $name(Arc<str>);
 
         impl $name {
-            /// Takes a text that keeps the rule.
+            /// Validates a text.
             pub fn new(text: impl AsRef<str>) -> Result<Self, Invalid> {
                 let text = text.as_ref();
                 check($field, text)?;
                 Ok(Self(Arc::from(text)))
             }
 
-            /// Makes a new one: 32 hex digits, later ones sort after earlier ones.
+            /// Generates an id of 32 hex digits that sorts after earlier ones.
             pub fn fresh() -> Self {
                 Self(fresh_text())
             }
 
-            /// The text.
+            /// Returns the text.
             pub fn as_str(&self) -> &str {
                 &self.0
             }
@@ -127,19 +128,19 @@ macro_rules! ids {
 }
 
 ids! {
-    /// A box. Called `session_id` on every wire.
+    /// Identifies a box. Called `session_id` on every wire.
     SessionId, "session_id";
-    /// The changeable name of a box or of an item of the catalog.
+    /// The name of a box or catalog item, which its owner can change.
     Name, "name";
-    /// A command, within its box.
+    /// Identifies a command within its box.
     CommandId, "command_id";
-    /// A shell, within its box.
+    /// Identifies a shell within its box.
     ShellId, "shell_id";
-    /// An open relay to a port, within its box.
+    /// Identifies an open connection to a port within its box.
     ConnId, "conn_id";
-    /// A pieced upload, within its box.
+    /// Identifies an upload in pieces within its box.
     UploadId, "upload_id";
-    /// An item of the catalog.
+    /// Identifies an item of the catalog.
     ItemId, "id";
 }
 
@@ -147,7 +148,7 @@ ids! {
 mod tests {
     use super::*;
 
-    const UNSEEN: &str = "session_id must not contain marks of direction, invisible characters, or blanks other than the space";
+    const INVISIBLE: &str = "session_id must not contain text direction marks, invisible characters, or white space other than a space";
 
     #[test]
     fn rule_holds_on_construction_and_on_decode() {
@@ -177,9 +178,9 @@ mod tests {
             ),
             ("a\nb", "session_id must not contain control characters"),
             ("a\u{85}b", "session_id must not contain control characters"),
-            ("a\u{202e}b", UNSEEN),
-            ("a\u{200b}b", UNSEEN),
-            ("a\u{a0}b", UNSEEN),
+            ("a\u{202e}b", INVISIBLE),
+            ("a\u{200b}b", INVISIBLE),
+            ("a\u{a0}b", INVISIBLE),
             ("a/b", "session_id must not contain /"),
             (".", "session_id must not be . or .."),
             ("..", "session_id must not be . or .."),

@@ -1,4 +1,4 @@
-//! How a broken rule is said: which field, which rule, in one sentence.
+//! Validation errors: a field and the rule it violates.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -7,10 +7,10 @@ use serde::de;
 
 use crate::error::{BoxError, Detail};
 
-/// A value breaks a rule. Displayed as the field followed by the rule, for example
-/// `cpus must be greater than 0`.
+/// A field that violates a rule.
 ///
-/// A decoder can only pass on text, so the text alone is enough to get the field back: see
+/// Displayed as the field followed by the rule, for example `cpus must be greater than 0`. A serde
+/// decoder passes on only text, therefore the field can be recovered from it: see
 /// [`From<serde_json::Error>`](#impl-From<Error>-for-Invalid).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Invalid {
@@ -19,7 +19,7 @@ pub struct Invalid {
 }
 
 impl Invalid {
-    /// `field` breaks `rule`; the two read as one sentence.
+    /// Creates an error; `field` and `rule` read as one sentence.
     pub fn new(field: impl Into<Cow<'static, str>>, rule: impl Into<Cow<'static, str>>) -> Self {
         Self {
             field: field.into(),
@@ -27,17 +27,17 @@ impl Invalid {
         }
     }
 
-    /// The field's name; empty if the fault is not in one field.
+    /// Returns the name of the field; empty if the error concerns no single field.
     pub fn field(&self) -> &str {
         &self.field
     }
 
-    /// What the field must be and is not.
+    /// Returns the rule that the field violates.
     pub fn rule(&self) -> &str {
         &self.rule
     }
 
-    /// The same, as the error of a decoder.
+    /// Converts the error to a decoder error.
     pub(crate) fn decoding<E: de::Error>(&self) -> E {
         E::custom(self)
     }
@@ -79,7 +79,7 @@ impl fmt::Display for Invalid {
 
 impl std::error::Error for Invalid {}
 
-/// Gets the field back out of a decoder's text; the position in the JSON is dropped.
+/// Recovers the field from the text of a decoder, without the position in the JSON.
 impl From<serde_json::Error> for Invalid {
     fn from(error: serde_json::Error) -> Self {
         let text = error.to_string();
@@ -88,7 +88,7 @@ impl From<serde_json::Error> for Invalid {
     }
 }
 
-/// `validation`, with the field among the details.
+/// Becomes `validation`, with the field in the details.
 impl From<Invalid> for BoxError {
     fn from(invalid: Invalid) -> Self {
         let field = (!invalid.field.is_empty()).then(|| invalid.field.clone().into_owned());
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn becomes_validation_naming_the_field() {
+    fn becomes_validation_with_the_field() {
         let error = BoxError::from(Invalid::new("cpus", "must be greater than 0"));
         assert_eq!(error.code(), Code::Validation);
         assert_eq!(error.message(), "cpus must be greater than 0");

@@ -1,18 +1,20 @@
-//! Characters that a reader does not see, or that move what a reader sees.
+//! Characters that a terminal does not show, or that change the order of others.
 
-/// Whether a terminal shows nothing in the place of this character, or shows its neighbours in another place: control
-/// characters (C0, DEL and C1), marks of direction, separators of lines, blanks other than the plain space, and characters
-/// without a width. A text that another party chose is not printed with them, and no id or name holds one.
+/// Whether a terminal does not show this character or reorders its neighbours because of it.
+///
+/// These are control characters (C0, DEL and C1), text direction marks, line separators, white space
+/// other than a space, and characters without a width. Programs do not print untrusted text with
+/// them, and ids and names do not contain them.
 pub fn is_invisible(character: char) -> bool {
     character.is_control()
         || (character.is_whitespace() && character != ' ')
-        || UNSEEN
+        || INVISIBLE
             .iter()
             .any(|(first, last)| (*first..=*last).contains(&character))
 }
 
 /// Unicode's `Bidi_Control` and `Default_Ignorable_Code_Point`, annotations, and the blank pattern of Braille.
-const UNSEEN: [(char, char); 17] = [
+const INVISIBLE: [(char, char); 17] = [
     ('\u{ad}', '\u{ad}'),
     ('\u{34f}', '\u{34f}'),
     ('\u{61c}', '\u{61c}'),
@@ -37,8 +39,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_seen_is_found_and_letters_of_every_script_are_not() {
-        for unseen in [
+    fn invisible_characters_are_found_and_letters_of_every_script_are_not() {
+        for invisible in [
             '\0',
             '\x1b',
             '\x7f',
@@ -56,11 +58,12 @@ mod tests {
             '\u{e0041}',
             '\u{e0100}',
         ] {
-            assert!(is_invisible(unseen), "{unseen:?}");
+            assert!(is_invisible(invisible), "{invisible:?}");
         }
-        for seen in " aZ0-_.:@%é…中文עבריתعربيहिन्दी한글😀".chars() {
-            assert!(!is_invisible(seen), "{seen:?}");
+        for visible in " aZ0-_.:@%é…中文עבריתعربيहिन्दी한글😀".chars()
+        {
+            assert!(!is_invisible(visible), "{visible:?}");
         }
-        assert!(UNSEEN.is_sorted());
+        assert!(INVISIBLE.is_sorted());
     }
 }

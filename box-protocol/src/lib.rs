@@ -1,12 +1,14 @@
-//! The contract of Box: every action, every model with its rules, every error.
-//! No I/O, no policy, no state; client, service, runtime, agent and gateways all stand on it.
+//! The contract of Box: every action, model and error.
+//!
+//! The crate has no I/O, no policy and no state. Client, service, runtime, agent and gateways
+//! share it.
 //!
 //! # Reading order
 //! 1. [`model`]: [`SpecDraft`] becomes a [`BoxSpec`], a box has a [`BoxSessionInfo`], an exec a
-//!    [`BoxExecutionResult`]; [`first_conflict`] says whether a box may be reused, [`BoxProfile`] what a
-//!    caller gets unasked.
-//! 2. [`actions`]: what can be asked, noun by noun, each with when it is allowed and what it answers.
-//!    `agent.*` is what a runtime asks inside a box.
+//!    [`BoxExecutionResult`]. [`first_conflict`] decides whether a box can be reused, and
+//!    [`BoxProfile`] holds the defaults and limits of a caller.
+//! 2. [`actions`]: every action by noun, with its preconditions, parameters and result.
+//!    A runtime calls `agent.*` on the agent inside a box.
 //! 3. [`error`]: the twelve codes and their details.
 //! 4. [`langbot`]: LangBot's names for our actions and its view of our models.
 //! 5. [`catalog`]: volumes, templates and pools as the client models of seed 004 write them; no action
@@ -14,19 +16,19 @@
 //!
 //! # Nouns
 //!
-//! | noun | id | within | made by | ends by |
+//! | noun | id | unique within | created by | ended by |
 //! |---|---|---|---|---|
-//! | box | [`SessionId`], and a [`Name`] that may change | server | `box.create`, `box.exec` | `box.delete`, its [`Lifetime`], an exec's timeout |
-//! | command | [`CommandId`] | its box | `command.start`, `shell.run`, `box.exec` | its exit; the record is kept a while |
-//! | shell | [`ShellId`] | its box | `shell.create` | `shell.delete`, idleness, its box |
-//! | file | absolute path | its box | anything | anything |
-//! | port | number; an open relay has a [`ConnId`] | its box; the caller's connection | `port.open` | either side |
+//! | box | [`SessionId`], and a [`Name`] that the owner can change | server | `box.create`, `box.exec` | `box.delete`, its [`Lifetime`], an exec's timeout |
+//! | command | [`CommandId`] | its box | `command.start`, `shell.run`, `box.exec` | its exit; the record is kept for a time |
+//! | shell | [`ShellId`] | its box | `shell.create` | `shell.delete`, its idle limit, its box |
+//! | file | absolute path | its box | any process of the box, `file.*` | any process of the box, `file.*` |
+//! | port | number; an open connection has a [`ConnId`] | its box | `port.open` | either side |
 //!
-//! # How a rule is kept
-//! A model with rules cannot be made without them: its fields are readable, but only a constructor or
-//! a decoder makes one, and both go through the same check. A broken rule is an [`Invalid`], a field
-//! and a sentence; it becomes the error `validation` with the field among the details. Secrets
-//! ([`Env`] values, [`Blob`] contents) are not shown by `Debug`.
+//! # Validation
+//! A model with rules has readable fields, but only a constructor or a decoder creates it, and both
+//! run the same check. A violation is an [`Invalid`]: a field and the rule. It becomes the error
+//! `validation` with the field in its details. `Debug` does not show secrets ([`Env`] values,
+//! [`Blob`] contents).
 
 pub mod actions;
 mod blob;
@@ -37,11 +39,11 @@ pub mod error;
 mod ids;
 mod invalid;
 mod invisible;
+mod json_string;
 pub mod langbot;
 pub mod model;
 mod note;
 mod paths;
-mod quoted;
 #[cfg(feature = "schema")]
 pub mod schema;
 mod text;

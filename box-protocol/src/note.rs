@@ -1,4 +1,4 @@
-//! Notes: what a gateway keeps with a record and the runtime never reads.
+//! Notes: data that a gateway stores with a record. The runtime does not interpret it.
 
 use std::fmt;
 
@@ -7,28 +7,28 @@ use serde_json::value::RawValue;
 
 use crate::invalid::Invalid;
 
-/// The most bytes a note may have.
+/// Maximum length of a note in bytes.
 pub const MAX_NOTE_BYTES: usize = 16 * 1024;
 
-/// Any JSON up to 16 KiB, kept and returned as it was written.
+/// Any JSON up to 16 KiB, stored and returned unchanged.
 #[derive(Clone, Serialize)]
 #[serde(transparent)]
 pub struct Note(Box<RawValue>);
 
 impl Note {
-    /// Writes `value` as a note.
+    /// Serializes `value` as a note.
     pub fn new(value: &impl Serialize) -> Result<Self, Invalid> {
         let raw = serde_json::value::to_raw_value(value)
             .map_err(|error| Invalid::new("note", format!("is malformed: {error}")))?;
         Self::check(raw)
     }
 
-    /// The JSON.
+    /// Returns the JSON.
     pub fn as_json(&self) -> &str {
         self.0.get()
     }
 
-    /// Reads the note, if it has this shape.
+    /// Deserializes the note; `None` if it has another shape.
     pub fn read<'a, T: Deserialize<'a>>(&'a self) -> Option<T> {
         serde_json::from_str(self.as_json()).ok()
     }
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn is_kept_as_written() {
+    fn is_returned_unchanged() {
         let text = r#"{"b": [1.50, null],  "a": "é"}"#;
         let note: Note = serde_json::from_str(text).unwrap();
         assert_eq!(note.as_json(), text);

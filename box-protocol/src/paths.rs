@@ -1,13 +1,13 @@
-//! Rules for paths, by their text alone: nothing here looks at a file system.
+//! Rules for the text of paths. This module does not access a file system.
 
 use crate::invalid::Invalid;
 
 const INSIDE: &str = "must be an absolute path inside the sandbox";
 
-/// The longest path that the system takes.
+/// Maximum length of a path that the kernel accepts.
 const PATH_BYTES: usize = 4096;
 
-fn not_too_long(field: &'static str, path: &str) -> Result<(), Invalid> {
+fn check_length(field: &'static str, path: &str) -> Result<(), Invalid> {
     if path.len() > PATH_BYTES {
         return Err(Invalid::new(field, "must not be longer than 4096 bytes"));
     }
@@ -20,12 +20,12 @@ pub(crate) fn inside(field: &'static str, path: &str) -> Result<String, Invalid>
     if !path.starts_with('/') || path.contains('\0') {
         return Err(Invalid::new(field, INSIDE));
     }
-    not_too_long(field, path)?;
+    check_length(field, path)?;
     let bare = path.trim_end_matches('/');
     Ok(if bare.is_empty() { "/" } else { bare }.to_owned())
 }
 
-/// A path of the host, which may run Windows: trimmed and absolute.
+/// Validates an absolute host path, which may be a Windows path, and trims it.
 pub(crate) fn of_host(field: &'static str, path: &str) -> Result<String, Invalid> {
     let path = path.trim();
     let drive =
@@ -33,11 +33,11 @@ pub(crate) fn of_host(field: &'static str, path: &str) -> Result<String, Invalid
     if !(path.starts_with('/') || path.starts_with(r"\\") || drive) || path.contains('\0') {
         return Err(Invalid::new(field, "must be an absolute host path"));
     }
-    not_too_long(field, path)?;
+    check_length(field, path)?;
     Ok(path.to_owned())
 }
 
-/// Whether the path has no empty, `.` or `..` part and no slash at its end.
+/// Whether the path has no empty, `.` or `..` component and no trailing slash.
 pub(crate) fn is_normalized(path: &str) -> bool {
     path == "/"
         || path
@@ -45,7 +45,7 @@ pub(crate) fn is_normalized(path: &str) -> bool {
             .is_some_and(|rest| rest.split('/').all(|part| !matches!(part, "" | "." | "..")))
 }
 
-/// Whether `path` is `root` or below it, once both are read part by part.
+/// Whether `path` is `root` or below it, compared by components.
 pub(crate) fn is_under(path: &str, root: &str) -> bool {
     parts(path).starts_with(&parts(root))
 }
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn under_goes_by_parts() {
+    fn is_under_compares_components() {
         for (path, root) in [
             ("/w", "/w"),
             ("/w/a", "/w"),
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn normalized_has_no_detours() {
+    fn a_normalized_path_has_no_dot_components() {
         assert!(is_normalized("/") && is_normalized("/a/b"));
         for bad in ["", "a", "/a/", "//a", "/a/./b", "/a/..", "/a//b"] {
             assert!(!is_normalized(bad), "{bad}");

@@ -1,7 +1,9 @@
-//! Text of bytes that come in pieces.
+//! Incremental UTF-8 decoding.
 
-/// Makes text of a stream of bytes that may be cut anywhere. What is no UTF-8 becomes U+FFFD, one for each maximal subpart, and
-/// where the cuts were makes no difference: the begin of a character waits for its rest.
+/// Decodes a stream of bytes that may be split anywhere.
+///
+/// Invalid UTF-8 becomes U+FFFD, one for each maximal subpart. The result does not depend on where
+/// the stream is split: an incomplete character waits for its remaining bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TextDecoder {
     pending: [u8; 3],
@@ -9,26 +11,28 @@ pub struct TextDecoder {
 }
 
 impl TextDecoder {
-    /// Goes on where another stopped, which left these bytes. Nothing, if no decoder leaves such.
+    /// Continues after a decoder that had these pending bytes.
+    ///
+    /// `None` if they are not an incomplete character.
     pub fn resume(pending: &[u8]) -> Option<Self> {
         let mut decoder = Self::default();
-        (pending.is_empty() || may_go_on(pending)).then(|| decoder.keep(pending))?;
+        (pending.is_empty() || is_incomplete(pending)).then(|| decoder.store(pending))?;
         Some(decoder)
     }
 
-    /// The begin of a character whose rest has not come.
+    /// Returns the bytes of an incomplete character.
     pub fn pending(&self) -> &[u8] {
         &self.pending[..usize::from(self.length)]
     }
 
-    /// The text of these bytes, as far as it is decided.
+    /// Decodes bytes, except an incomplete character at their end.
     pub fn decode(&mut self, bytes: &[u8]) -> String {
         let mut text = String::with_capacity(bytes.len() + 3);
-        self.walk(bytes, |piece| text.push_str(piece));
+        self.decode_with(bytes, |piece| text.push_str(piece));
         text
     }
 
-    /// The same of bytes that are not needed any more: if they are text, it is made of them without a copy.
+    /// Decodes owned bytes, without a copy if they are valid UTF-8.
     pub fn decode_owned(&mut self, bytes: Vec<u8>) -> String {
         if self.length > 0 {
             return self.decode(&bytes);
@@ -36,20 +40,20 @@ impl TextDecoder {
         String::from_utf8(bytes).unwrap_or_else(|error| self.decode(error.as_bytes()))
     }
 
-    /// How many bytes of text [`decode`](Self::decode) would give for these.
+    /// Returns the length of the text that [`decode`](Self::decode) would return.
     pub fn measure(&mut self, bytes: &[u8]) -> u64 {
         let mut length = 0;
-        self.walk(bytes, |piece| length += piece.len() as u64);
+        self.decode_with(bytes, |piece| length += piece.len() as u64);
         length
     }
 
-    /// What is left at the end of the stream, if anything is.
+    /// Ends the stream; returns U+FFFD if a character is incomplete.
     pub fn finish(&mut self) -> Option<char> {
         let left = std::mem::take(&mut self.length) > 0;
         left.then_some(char::REPLACEMENT_CHARACTER)
     }
 
-    fn walk(&mut self, bytes: &[u8], mut take: impl FnMut(&str)) {
+    fn decode_with(&mut self, bytes: &[u8], mut take: impl FnMut(&str)) {
         let joined;
         let bytes = if self.length == 0 {
             bytes
@@ -58,7 +62,7 @@ impl TextDecoder {
             &joined
         };
         self.length = 0;
-        // Nearly everything is text, and that is found out many bytes at a time; only what is none is walked one by one.
+        // Most output is valid UTF-8, which `from_utf8` checks quickly. Only the rest needs the slow path.
         let valid = match std::str::from_utf8(bytes) {
             Ok(text) => return take(text),
             Err(error) => error.valid_up_to(),
@@ -67,13 +71,13 @@ impl TextDecoder {
         if let Ok(text) = std::str::from_utf8(text) {
             take(text);
         }
-        let mut walked = 0;
+        let mut consumed = 0;
         for chunk in bytes.utf8_chunks() {
             take(chunk.valid());
-            walked += chunk.valid().len() + chunk.invalid().len();
+            consumed += chunk.valid().len() + chunk.invalid().len();
             let invalid = chunk.invalid();
-            if walked == bytes.len() && may_go_on(invalid) {
-                return self.keep(invalid);
+            if consumed == bytes.len() && is_incomplete(invalid) {
+                return self.store(invalid);
             }
             if !invalid.is_empty() {
                 take("\u{fffd}");
@@ -81,17 +85,17 @@ impl TextDecoder {
         }
     }
 
-    /// The begin of a character is three bytes at most.
-    fn keep(&mut self, begin: &[u8]) {
-        for (place, byte) in self.pending.iter_mut().zip(begin) {
-            *place = *byte;
+    /// Stores an incomplete character, which has at most three bytes.
+    fn store(&mut self, start: &[u8]) {
+        for (slot, byte) in self.pending.iter_mut().zip(start) {
+            *slot = *byte;
             self.length += 1;
         }
     }
 }
 
-/// Whether these bytes are the begin of a character.
-fn may_go_on(bytes: &[u8]) -> bool {
+/// Whether these bytes are an incomplete character.
+fn is_incomplete(bytes: &[u8]) -> bool {
     matches!(std::str::from_utf8(bytes), Err(error) if error.error_len().is_none() && error.valid_up_to() == 0)
 }
 
@@ -103,7 +107,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn text_does_not_depend_on_where_it_is_cut(
+        fn text_does_not_depend_on_where_it_is_split(
             bytes in proptest::collection::vec(prop_oneof![any::<u8>(), Just(0xf0), Just(0x9f)], 0..64),
             cuts in proptest::collection::vec(1_usize..5, 0..64),
         ) {
@@ -114,10 +118,10 @@ mod tests {
                 let (piece, after) = rest.split_at(cut.min(rest.len()));
                 decoder = TextDecoder::resume(decoder.pending()).unwrap();
                 let mut other = decoder;
-                let told = decoder.decode(piece);
-                prop_assert_eq!(&other.decode_owned(piece.to_vec()), &told);
+                let decoded = decoder.decode(piece);
+                prop_assert_eq!(&other.decode_owned(piece.to_vec()), &decoded);
                 prop_assert_eq!(other, decoder);
-                text.push_str(&told);
+                text.push_str(&decoded);
                 measured += measurer.measure(piece);
                 prop_assert_eq!(measured, text.len() as u64);
                 rest = after;
@@ -128,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_a_decoder_leaves_can_be_gone_on_from() {
+    fn only_an_incomplete_character_can_be_resumed() {
         assert!(TextDecoder::resume(b"").is_some());
         assert!(TextDecoder::resume(b"\xf0\x9f\x98").is_some());
         for odd in [&b"a"[..], b"a\xf0", b"\xff", b"\xf0\x9f\x98\x80"] {

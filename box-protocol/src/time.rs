@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-/// A moment, in milliseconds since 1970 UTC. Written as that number.
+/// A time in milliseconds since 1970-01-01 UTC.
 ///
 /// [`Display`](fmt::Display) gives the text LangBot uses: `2026-11-15T23:18:17.977000Z`.
 #[derive(
@@ -16,22 +16,23 @@ use serde::{Deserialize, Serialize};
 pub struct UnixMs(pub u64);
 
 const DAY_MS: u64 = 24 * 60 * 60 * 1000;
-/// 31 December 9999: the last day whose year has four digits.
+/// The end of 31 December 9999, the last day with a four-digit year.
 const LAST_MS: u64 = 253_402_300_799_999;
 
 impl UnixMs {
-    /// Now, by the wall clock.
+    /// Returns the current time of the system clock.
     pub fn now() -> Self {
         SystemTime::now().into()
     }
 
-    /// The time from `earlier` to this; zero if the clock was set back in between.
+    /// Returns the time since `earlier`; zero if the clock was set back.
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_millis(self.0.saturating_sub(earlier.0))
     }
 
-    /// Reads `YYYY-MM-DDTHH:MM:SS`, an optional fraction and `Z` or `+00:00`. What is finer than a
-    /// millisecond is dropped.
+    /// Parses `YYYY-MM-DDTHH:MM:SS`, an optional fraction, and `Z` or `+00:00`.
+    ///
+    /// Digits after the milliseconds are ignored.
     pub fn from_text(text: &str) -> Option<Self> {
         let text = text
             .strip_suffix('Z')
@@ -66,8 +67,8 @@ fn numbers(text: &str, separator: char, widths: [usize; 3]) -> Option<[u64; 3]> 
     parts.next().is_none().then_some(found)
 }
 
-// Both directions count years from March, so that the leap day is the last of its year, and
-// shift by 719,468 days: from 1 March of year 0 to 1 January 1970.
+// Both directions count years from March, so that the leap day is the last day of a year. They
+// shift by the 719,468 days from 1 March of year 0 to 1 January 1970.
 
 fn days_since_1970(year: u64, month: u64, day: u64) -> Option<u64> {
     if year < 1970 || !(1..=12).contains(&month) || day == 0 {
@@ -80,7 +81,7 @@ fn days_since_1970(year: u64, month: u64, day: u64) -> Option<u64> {
     };
     let leap_days = march_year / 4 - march_year / 100 + march_year / 400;
     let days = march_year * 365 + leap_days + (march_month * 153 + 2) / 5 + day - 1 - 719_468;
-    // A day its month does not have comes back as a day of the next month.
+    // An invalid day converts back to a day of the next month.
     (date_of(days) == (year, month, day)).then_some(days)
 }
 
@@ -173,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn known_moments() {
+    fn known_times() {
         for (at, text) in [
             (0, "1970-01-01T00:00:00.000000Z"),
             (951_782_400_000, "2000-02-29T00:00:00.000000Z"),
@@ -187,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn microseconds_are_read_and_dropped() {
+    fn microseconds_are_ignored() {
         let at = UnixMs::from_text("2026-11-15T23:18:17.977162Z");
         assert_eq!(at, Some(UnixMs(1_794_784_697_977)));
         assert_eq!(
@@ -201,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_time_is_refused() {
+    fn invalid_text_is_rejected() {
         for bad in [
             "",
             "Z",
@@ -222,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn native_wire_has_the_number() {
+    fn json_has_the_number() {
         assert_eq!(serde_json::to_string(&UnixMs(17)).unwrap(), "17");
     }
 

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::blob::Blob;
+use crate::json_string::JsonString;
 use crate::model::{CommandInfo, PerStream};
-use crate::quoted::Quoted;
 use crate::time::UnixMs;
 
 /// How a call streams the output of a command.
@@ -123,7 +123,7 @@ pub enum CommandChunk {
     /// command.
     Started(Box<CommandInfo>),
     /// Output as text.
-    #[serde(serialize_with = "quickly")]
+    #[serde(serialize_with = "serialize_text")]
     Text(OutputPiece<String>),
     /// Output as bytes.
     Bytes(OutputPiece<Blob>),
@@ -152,19 +152,22 @@ pub struct OutputPiece<T> {
     pub data: T,
 }
 
-/// The same JSON, in less time.
-fn quickly<S: Serializer>(piece: &OutputPiece<String>, serializer: S) -> Result<S::Ok, S::Error> {
+/// Writes the same JSON as the derived implementation, faster.
+fn serialize_text<S: Serializer>(
+    piece: &OutputPiece<String>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
     if !serializer.is_human_readable() {
         return piece.serialize(serializer);
     }
-    let quoted = OutputPiece {
+    let piece = OutputPiece {
         stream: piece.stream,
         offset: piece.offset,
         pos: piece.pos,
         at: piece.at,
-        data: Quoted::text(&piece.data),
+        data: JsonString::text(&piece.data),
     };
-    quoted.serialize(serializer)
+    piece.serialize(serializer)
 }
 
 /// Output that the log has dropped.

@@ -12,8 +12,8 @@ use crate::{Blob, BoxManagedProcessSpec, CommandId, SessionId, UnixMs};
 use box_rpc::Action;
 
 thread_local! {
-    /// The actions whose parameters were tried.
-    static TAKEN: RefCell<BTreeSet<&'static str>> = RefCell::default();
+    /// The actions that the test has covered.
+    static COVERED: RefCell<BTreeSet<&'static str>> = RefCell::default();
 }
 
 fn round_trip<T>(value: &T) -> Value
@@ -27,9 +27,9 @@ where
     json
 }
 
-/// Whether these parameters are taken, and the same with a member nobody knows are not.
-fn takes<A: Action>(params: Value) {
-    TAKEN.with_borrow_mut(|taken| taken.insert(A::NAME));
+/// Asserts that an action accepts these parameters and rejects an unknown member.
+fn accepts<A: Action>(params: Value) {
+    COVERED.with_borrow_mut(|covered| covered.insert(A::NAME));
     if let Err(error) = serde_json::from_value::<A::Params>(params.clone()) {
         panic!("{}: {error}", A::NAME);
     }
@@ -38,14 +38,14 @@ fn takes<A: Action>(params: Value) {
     stray["no_such_member"] = json!(1);
     assert!(
         serde_json::from_value::<A::Params>(stray).is_err(),
-        "{} takes anything",
+        "{} accepts an unknown member",
         A::NAME
     );
 }
 
 #[test]
 fn the_contract_is_closed() {
-    // Beside them there is `hello`.
+    // The list does not include `hello`.
     assert_eq!(ALL_ACTIONS.len(), 40);
     let names: BTreeSet<_> = ALL_ACTIONS.iter().chain(AGENT_ACTIONS).collect();
     assert_eq!(names.len(), ALL_ACTIONS.len() + AGENT_ACTIONS.len());
@@ -57,79 +57,79 @@ fn the_contract_is_closed() {
 }
 
 #[test]
-fn the_shortest_parameters_are_taken_and_strays_refused() {
+fn minimal_parameters_are_accepted_and_unknown_members_rejected() {
     let s = "s1";
-    takes::<SystemShutdown>(json!({}));
-    takes::<BoxCreate>(json!({"spec": {"session_id": s}}));
-    takes::<BoxExec>(json!({"spec": {"session_id": s, "cmd": "ls", "timeout_sec": "999"}}));
-    takes::<BoxGet>(json!({"session_id": s}));
-    takes::<BoxList>(json!({}));
-    takes::<BoxUpdate>(json!({"session_id": s, "labels": {"old": null, "new": "x"}}));
-    takes::<BoxTransition>(json!({"session_id": s, "to": "paused"}));
-    takes::<BoxDelete>(json!({"session_id": s}));
-    takes::<BoxStats>(json!({"session_id": s}));
-    takes::<BoxEvents>(json!({}));
-    takes::<CommandStart>(json!({"session_id": s, "program": {"text": "ls"}}));
-    takes::<CommandAttach>(json!({"session_id": s, "command_id": "c", "from": {"tail": 10}}));
-    takes::<CommandGet>(json!({"session_id": s, "command_id": "c"}));
-    takes::<CommandList>(json!({"session_id": s, "role": "process"}));
-    takes::<CommandInput>(json!({"session_id": s, "command_id": "c", "data": "aGk="}));
-    takes::<CommandKill>(json!({"session_id": s, "command_id": "c"}));
-    takes::<ShellCreate>(json!({"session_id": s}));
-    takes::<ShellRun>(json!({"session_id": s, "shell_id": "sh", "text": "ls"}));
-    takes::<ShellList>(json!({"session_id": s}));
-    takes::<ShellDelete>(json!({"session_id": s, "shell_id": "sh"}));
-    takes::<FileRead>(json!({"session_id": s, "path": "/a", "part": {"lines": {"start": 2}}}));
-    takes::<FileWrite>(json!({"session_id": s, "path": "/a", "data": ""}));
-    takes::<FileStat>(json!({"session_id": s, "paths": ["/a"]}));
-    takes::<FileList>(json!({"session_id": s, "path": "/a"}));
-    takes::<FileFind>(json!({"session_id": s, "path": "/a", "glob": "*", "match": "name"}));
-    takes::<FileGrep>(json!({"session_id": s, "path": "/a", "pattern": "x"}));
-    takes::<FileReplace>(json!({"session_id": s, "path": "/a", "old": "x", "new": "y"}));
-    takes::<FileMove>(json!({"session_id": s, "src": "/a", "dest": "/b"}));
-    takes::<FileRemove>(json!({"session_id": s, "paths": ["/a"]}));
-    takes::<FileMkdir>(json!({"session_id": s, "path": "/a"}));
-    takes::<FileAttributes>(json!({"session_id": s, "path": "/a", "mode": 420}));
-    takes::<FileWatch>(json!({"session_id": s, "path": "/a"}));
-    takes::<FilePack>(json!({"session_id": s, "path": "/a"}));
-    takes::<FileUnpack>(json!({"session_id": s, "path": "/a", "data": "",
+    accepts::<SystemShutdown>(json!({}));
+    accepts::<BoxCreate>(json!({"spec": {"session_id": s}}));
+    accepts::<BoxExec>(json!({"spec": {"session_id": s, "cmd": "ls", "timeout_sec": "999"}}));
+    accepts::<BoxGet>(json!({"session_id": s}));
+    accepts::<BoxList>(json!({}));
+    accepts::<BoxUpdate>(json!({"session_id": s, "labels": {"old": null, "new": "x"}}));
+    accepts::<BoxTransition>(json!({"session_id": s, "to": "paused"}));
+    accepts::<BoxDelete>(json!({"session_id": s}));
+    accepts::<BoxStats>(json!({"session_id": s}));
+    accepts::<BoxEvents>(json!({}));
+    accepts::<CommandStart>(json!({"session_id": s, "program": {"text": "ls"}}));
+    accepts::<CommandAttach>(json!({"session_id": s, "command_id": "c", "from": {"tail": 10}}));
+    accepts::<CommandGet>(json!({"session_id": s, "command_id": "c"}));
+    accepts::<CommandList>(json!({"session_id": s, "role": "process"}));
+    accepts::<CommandInput>(json!({"session_id": s, "command_id": "c", "data": "aGk="}));
+    accepts::<CommandKill>(json!({"session_id": s, "command_id": "c"}));
+    accepts::<ShellCreate>(json!({"session_id": s}));
+    accepts::<ShellRun>(json!({"session_id": s, "shell_id": "sh", "text": "ls"}));
+    accepts::<ShellList>(json!({"session_id": s}));
+    accepts::<ShellDelete>(json!({"session_id": s, "shell_id": "sh"}));
+    accepts::<FileRead>(json!({"session_id": s, "path": "/a", "part": {"lines": {"start": 2}}}));
+    accepts::<FileWrite>(json!({"session_id": s, "path": "/a", "data": ""}));
+    accepts::<FileStat>(json!({"session_id": s, "paths": ["/a"]}));
+    accepts::<FileList>(json!({"session_id": s, "path": "/a"}));
+    accepts::<FileFind>(json!({"session_id": s, "path": "/a", "glob": "*", "match": "name"}));
+    accepts::<FileGrep>(json!({"session_id": s, "path": "/a", "pattern": "x"}));
+    accepts::<FileReplace>(json!({"session_id": s, "path": "/a", "old": "x", "new": "y"}));
+    accepts::<FileMove>(json!({"session_id": s, "src": "/a", "dest": "/b"}));
+    accepts::<FileRemove>(json!({"session_id": s, "paths": ["/a"]}));
+    accepts::<FileMkdir>(json!({"session_id": s, "path": "/a"}));
+    accepts::<FileAttributes>(json!({"session_id": s, "path": "/a", "mode": 420}));
+    accepts::<FileWatch>(json!({"session_id": s, "path": "/a"}));
+    accepts::<FilePack>(json!({"session_id": s, "path": "/a"}));
+    accepts::<FileUnpack>(json!({"session_id": s, "path": "/a", "data": "",
         "upload": {"id": "u", "offset": 0}}));
-    takes::<PortOpen>(json!({"session_id": s, "port": 80}));
-    takes::<PortSend>(json!({"session_id": s, "conn_id": "c"}));
-    takes::<PortShare>(json!({"session_id": s, "port": 80, "for_ms": 1000}));
-    takes::<AgentStart>(
+    accepts::<PortOpen>(json!({"session_id": s, "port": 80}));
+    accepts::<PortSend>(json!({"session_id": s, "conn_id": "c"}));
+    accepts::<PortShare>(json!({"session_id": s, "port": 80, "for_ms": 1000}));
+    accepts::<AgentStart>(
         json!({"command_id": "c", "program": {"argv": ["ls"]}, "env": {}, "cwd": "/"}),
     );
-    takes::<AgentOutput>(json!({"command_id": "c"}));
-    takes::<AgentList>(json!({}));
-    takes::<AgentInput>(json!({"command_id": "c", "data": "aGk=", "close": true}));
-    takes::<AgentKill>(json!({"command_id": "c"}));
-    takes::<AgentHealth>(json!({"cwd": "/"}));
-    takes::<AgentEnds>(json!({"heard": 7}));
-    takes::<AgentAllow>(json!({"path": "/mnt"}));
+    accepts::<AgentOutput>(json!({"command_id": "c"}));
+    accepts::<AgentList>(json!({}));
+    accepts::<AgentInput>(json!({"command_id": "c", "data": "aGk=", "close": true}));
+    accepts::<AgentKill>(json!({"command_id": "c"}));
+    accepts::<AgentHealth>(json!({"cwd": "/"}));
+    accepts::<AgentEnds>(json!({"heard": 7}));
+    accepts::<AgentAllow>(json!({"path": "/mnt"}));
     let file = json!({"session_id": s, "path": "/a"});
-    takes::<AgentRead>(json!({"read": file, "spool": 1}));
-    takes::<AgentPack>(json!({"pack": file, "spool": 1}));
-    takes::<AgentWrite>(
+    accepts::<AgentRead>(json!({"read": file, "spool": 1}));
+    accepts::<AgentPack>(json!({"pack": file, "spool": 1}));
+    accepts::<AgentWrite>(
         json!({"write": {"session_id": s, "path": "/a", "data": ""}, "spool": 1, "bytes": 5}),
     );
-    takes::<AgentUnpack>(json!({"unpack": {"session_id": s, "path": "/a", "data": "",
+    accepts::<AgentUnpack>(json!({"unpack": {"session_id": s, "path": "/a", "data": "",
         "upload": {"id": "u", "offset": 0}}, "spool": 1, "bytes": 5}));
     let any = ["system.health", "system.status", "system.configure"];
     let any = any
         .into_iter()
         .chain(["agent.clear", "agent.disk", "agent.guest"]);
     let all: BTreeSet<_> = ALL_ACTIONS.iter().chain(AGENT_ACTIONS).copied().collect();
-    let tried =
-        TAKEN.with_borrow(|taken| taken.iter().copied().chain(any).collect::<BTreeSet<_>>());
-    assert_eq!(tried, all);
+    let covered =
+        COVERED.with_borrow(|covered| covered.iter().copied().chain(any).collect::<BTreeSet<_>>());
+    assert_eq!(covered, all);
 }
 
 #[test]
-fn configuration_takes_anything() {
+fn configuration_accepts_any_member() {
     let params: SystemConfigureParams =
-        serde_json::from_value(json!({"backend": "docker", "unheard_of": [1]})).unwrap();
-    assert_eq!(params.0["unheard_of"], json!([1]));
+        serde_json::from_value(json!({"backend": "docker", "not_defined": [1]})).unwrap();
+    assert_eq!(params.0["not_defined"], json!([1]));
     round_trip(&params);
 }
 
@@ -147,7 +147,7 @@ fn ids_are_checked_in_parameters() {
 }
 
 #[test]
-fn an_exec_keeps_what_was_not_said() {
+fn an_exec_does_not_add_absent_members() {
     let params: BoxExecParams =
         serde_json::from_value(json!({"spec": {"session_id": "s", "cmd": "ls"}})).unwrap();
     assert_eq!(params.spec, SpecDraft::new("s").cmd("ls"));
@@ -225,7 +225,7 @@ fn a_managed_process_is_a_command_that_stays() {
 }
 
 #[test]
-fn an_agents_answer_survives_the_wire() {
+fn the_result_of_an_agent_round_trips() {
     let ended = AgentCommand {
         exit: Some(crate::Exit::returned(3)),
         duration_ms: 4,

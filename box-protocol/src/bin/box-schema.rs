@@ -1,4 +1,6 @@
-//! Prints what `cargo xtask schema` commits: `contract` for the JSON Schema, `actions` for the table in `docs/wire.md`.
+//! Prints the generated documents of the contract for `cargo xtask schema`.
+//!
+//! `contract` prints the JSON Schema, `actions` the table in `docs/wire.md`.
 
 use std::process::ExitCode;
 
@@ -9,7 +11,7 @@ fn main() -> ExitCode {
         Some("contract") => schema::contract_text(),
         Some("actions") => schema::actions_table(),
         _ => {
-            eprintln!("box-schema contract|actions");
+            eprintln!("usage: box-schema contract|actions");
             return ExitCode::FAILURE;
         }
     };

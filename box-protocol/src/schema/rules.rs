@@ -1,4 +1,4 @@
-//! Schemas written by hand, each beside the rule it repeats.
+//! Hand-written schemas of types with a hand-written decoder.
 
 use std::borrow::Cow;
 
@@ -12,23 +12,23 @@ use crate::env::Env;
 use crate::ids::MAX_ID_BYTES;
 use crate::note::{MAX_NOTE_BYTES, Note};
 
-/// A text without NUL.
+/// Text without NUL.
 pub(crate) const NO_NUL: &str = r"^[^\u0000]*$";
 
-/// One that is not blank, either.
+/// Text without NUL that is not blank.
 pub(crate) const NOT_BLANK: &str = r"^[^\u0000]*[^\s\u0000][^\u0000]*$";
 
-/// A path inside the box; space around it is dropped.
+/// A path inside the box; the decoder trims it.
 pub(crate) const INSIDE: &str = r"^\s*/[^\u0000]*$";
 
-/// A path inside the box without detours.
+/// A path inside the box without `.` and `..` components.
 pub(crate) const NORMALIZED: &str =
     r"^/(?:(?!\.{1,2}(?:/|$))[^/\u0000]+(?:/(?!\.{1,2}(?:/|$))[^/\u0000]+)*)?$";
 
-/// A path of the host; space around it is dropped.
+/// A host path; the decoder trims it.
 pub(crate) const OF_HOST: &str = r"^\s*(?:/|\\\\|[A-Za-z]:[/\\])[^\u0000]*$";
 
-/// The class of what no id holds: `/` and what `is_invisible` finds, of the characters that one unit of UTF-16 can write.
+/// Characters that ids must not contain, as far as one UTF-16 unit can express them.
 macro_rules! not_in_ids {
     () => {
         r"/\u0000-\u001f\u007f-\u00a0\u00ad\u034f\u061c\u115f\u1160\u1680\u17b4\u17b5\u180b-\u180f\u2000-\u200f\u2028-\u202f\u205f-\u206f\u2800\u3000\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb"
@@ -46,7 +46,7 @@ pub(crate) const TRIMMED_ID: &str = concat!(
     r"])?\s*$"
 );
 
-/// What every id and name keeps.
+/// The schema of ids and names.
 pub(crate) fn id(about: &str) -> Schema {
     json_schema!({
         "description": format!("{about} 1 to {MAX_ID_BYTES} bytes of UTF-8, not `.` or `..`."),
@@ -58,13 +58,13 @@ pub(crate) fn id(about: &str) -> Schema {
     })
 }
 
-/// For a list of words that may grow: readers take any other word, too.
+/// Makes an enum extensible: readers accept any other string.
 pub(crate) fn open_list(schema: &mut Schema) {
     let known = std::mem::take(schema).to_value();
     *schema = json_schema!({"anyOf": [known, {"type": "string"}]});
 }
 
-/// Of a result of an exec: which code goes with which status.
+/// Adds the rule of an exec result: which exit code each status has.
 pub(crate) fn code_by_status(schema: &mut Schema) {
     let by_status = json!([
         {
@@ -96,7 +96,7 @@ macro_rules! by_hand {
 
 by_hand! {
     Blob, "Blob": json_schema!({
-        "description": "Bytes in base64, padded, in the one way there is to write them.",
+        "description": "Bytes in canonical base64 with padding.",
         "type": "string",
         "contentEncoding": "base64",
         "pattern": "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/][AQgw]==|[A-Za-z0-9+/]{2}[AEIMQUYcgkosw048]=)?$",
@@ -110,11 +110,11 @@ by_hand! {
     });
 
     Note, "Note": json_schema!({
-        "description": format!("Any JSON of at most {MAX_NOTE_BYTES} bytes, kept and returned as it was written."),
+        "description": format!("Any JSON of at most {MAX_NOTE_BYTES} bytes, stored and returned unchanged."),
     });
 
     Whole, "Whole": json_schema!({
-        "description": "A whole number, also written as text.",
+        "description": "A whole number, or its decimal text.",
         "anyOf": [
             {"type": "integer", "minimum": 0},
             {"type": "string", "pattern": r"^\s*\+?[0-9]+(?:\.0*)?\s*$"},
@@ -122,7 +122,7 @@ by_hand! {
     });
 
     Decimal, "Decimal": json_schema!({
-        "description": "A number, also written as text.",
+        "description": "A number, or its decimal text.",
         "anyOf": [
             {"type": "number", "exclusiveMinimum": 0},
             {"type": "string", "pattern": r"^\s*\+?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?\s*$"},

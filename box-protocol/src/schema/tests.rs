@@ -17,7 +17,7 @@ fn validator(schema: &Value) -> Validator {
     jsonschema::validator_for(&whole).unwrap()
 }
 
-/// The schema of a part of an action: `params`, `result` or `chunk`.
+/// Returns the schema of `params`, `result` or `chunk` of an action.
 fn part<A: box_rpc::Action>(part: &str) -> Validator {
     let list = if AGENT_ACTIONS.contains(&A::NAME) {
         "agent_actions"
@@ -27,20 +27,21 @@ fn part<A: box_rpc::Action>(part: &str) -> Validator {
     validator(&CONTRACT[list][A::NAME][part])
 }
 
-/// Whether a model's schema takes this.
+/// Asserts that the schema of a model accepts a value.
 pub(crate) fn assert_fits<T: JsonSchema>(value: &Value) {
     let schema = validator(&json!({"$ref": format!("#/$defs/{}", T::schema_name())}));
-    let faults: Vec<_> = schema.iter_errors(value).map(|e| e.to_string()).collect();
+    let errors: Vec<_> = schema.iter_errors(value).map(|e| e.to_string()).collect();
     assert!(
-        faults.is_empty(),
-        "{}: {value}: {faults:?}",
+        errors.is_empty(),
+        "{}: {value}: {errors:?}",
         T::schema_name()
     );
 }
 
-/// What may stand where something else should. Deep as it is, the list cannot be read as the members of a struct in
-/// their order, which is a way to write one that the decoder takes and nobody should use.
-fn oddities() -> [Value; 9] {
+/// Values of a wrong type or range.
+///
+/// The list is nested because serde accepts a flat list as the members of a struct.
+fn wrong_values() -> [Value; 9] {
     [
         json!(null),
         json!(true),
@@ -54,7 +55,7 @@ fn oddities() -> [Value; 9] {
     ]
 }
 
-/// The same value with each member in turn left out, and replaced by everything odd.
+/// Returns variants of a value: each member in turn removed or replaced by a wrong value.
 fn variants(value: &Value) -> Vec<Value> {
     let mut all = Vec::new();
     let Value::Object(members) = value else {
@@ -64,7 +65,7 @@ fn variants(value: &Value) -> Vec<Value> {
         let mut without = members.clone();
         without.remove(name);
         all.push(Value::Object(without));
-        for other in oddities().into_iter().chain(variants(member)) {
+        for other in wrong_values().into_iter().chain(variants(member)) {
             let mut changed = members.clone();
             changed[name] = other;
             all.push(Value::Object(changed));
@@ -76,52 +77,52 @@ fn variants(value: &Value) -> Vec<Value> {
     all
 }
 
-/// Whether schema and decoder agree about these parameters and about everything close to them.
+/// Asserts that schema and decoder agree on these parameters and on all variants.
 pub(crate) fn assert_agrees<A: box_rpc::Action>(params: &Value) {
     let schema = part::<A>("params");
     assert!(schema.is_valid(params), "{}: {params}", A::NAME);
-    let mut refused = 0;
+    let mut rejected = 0;
     for variant in variants(params) {
         let decoded = serde_json::from_value::<A::Params>(variant.clone());
-        // What a spec is asked to be is decoded first and judged when it is built.
+        // The decoder accepts a draft; building the spec validates it.
         let broken = variant.get("spec").is_some_and(breaks_a_rule);
-        let taken = decoded.is_ok() && !broken;
+        let accepted = decoded.is_ok() && !broken;
         assert_eq!(
             schema.is_valid(&variant),
-            taken,
+            accepted,
             "{}: {variant}: {:?}",
             A::NAME,
             decoded.err()
         );
-        refused += usize::from(!taken);
+        rejected += usize::from(!accepted);
     }
-    assert!(refused > 0, "{} refuses nothing", A::NAME);
+    assert!(rejected > 0, "{} accepts every variant", A::NAME);
 }
 
 fn breaks_a_rule(spec: &Value) -> bool {
     let Ok(mut draft) = serde_json::from_value::<SpecDraft>(spec.clone()) else {
         return true;
     };
-    // Whether there must be an id depends on who is asked.
+    // Only the runtime requires an id.
     draft.session_id.get_or_insert_with(|| "s".to_owned());
     draft.build().is_err()
 }
 
 #[test]
-fn the_committed_schema_is_what_the_types_say() {
+fn the_committed_schema_is_up_to_date() {
     let committed = include_str!("../../../docs/schema/contract.json");
     assert!(
         committed == contract_text(),
-        "the wire has changed and docs/schema/contract.json has not: run `cargo xtask schema` and commit what it writes"
+        "docs/schema/contract.json is out of date: run `cargo xtask schema` and commit the result"
     );
 }
 
 #[test]
-fn the_committed_list_of_actions_is_what_the_contract_says() {
+fn the_committed_list_of_actions_is_up_to_date() {
     let wire = include_str!("../../../docs/wire.md");
     assert!(
         wire.contains(&actions_table()),
-        "the list of actions in docs/wire.md is not the contract's: run `cargo xtask schema` and commit what it writes"
+        "the list of actions in docs/wire.md is out of date: run `cargo xtask schema` and commit the result"
     );
 }
 
@@ -139,15 +140,15 @@ fn the_table_of_errors_in_the_document_has_every_code_and_class() {
 }
 
 #[test]
-fn every_action_is_told() {
+fn every_action_is_described() {
     for (list, names) in [("actions", ALL_ACTIONS), ("agent_actions", AGENT_ACTIONS)] {
-        let told = CONTRACT[list].as_object().unwrap();
-        let told: BTreeSet<_> = told.keys().map(String::as_str).collect();
+        let described = CONTRACT[list].as_object().unwrap();
+        let described: BTreeSet<_> = described.keys().map(String::as_str).collect();
         let mut expected: BTreeSet<_> = names.iter().copied().collect();
         if list == "actions" {
             expected.insert("hello");
         }
-        assert_eq!(told, expected);
+        assert_eq!(described, expected);
     }
     for action in CONTRACT["actions"].as_object().unwrap().values() {
         assert!(
@@ -159,13 +160,13 @@ fn every_action_is_told() {
 }
 
 #[test]
-fn no_description_has_a_link_of_rust() {
+fn no_description_contains_a_rustdoc_link() {
     assert!(!contract_text().contains("[`"));
     assert_eq!(prose(" See\n [`a`](b::c), [`d`].\n"), "See `a`, `d`.");
 }
 
 #[test]
-fn every_member_of_a_spec_is_told() {
+fn every_member_of_a_spec_is_described() {
     let full = json!({"session_id": " s ", "cmd": "ls", "workdir": "/workspace/a", "timeout_sec": "9", "network": "on",
         "image": "x", "env": {"A": "1"}, "host_path": "/srv", "host_path_mode": "ro", "mount_path": "/workspace",
         "extra_mounts": [{"host_path": "/a", "mount_path": "/b"}], "persistent": true, "cpus": "0.5",
@@ -174,11 +175,11 @@ fn every_member_of_a_spec_is_told() {
         "defaults": {"cwd": "/a", "env": {"B": "2"}}, "main": {"argv": ["ls"]},
         "guest": {"name": "gem", "home": "/home/gem"}, "dirs": ["/a"], "best_effort": ["network"], "network_policy": {"allow": ["*.ok.com:443"], "deny": ["10.0.0.0/8"], "default": "deny"}});
     assert!(!breaks_a_rule(&full));
-    let told = CONTRACT["$defs"]["SpecDraft"]["properties"]
+    let described = CONTRACT["$defs"]["SpecDraft"]["properties"]
         .as_object()
         .unwrap();
     let full_names: BTreeSet<_> = full.as_object().unwrap().keys().collect();
-    assert_eq!(told.keys().collect::<BTreeSet<_>>(), full_names);
+    assert_eq!(described.keys().collect::<BTreeSet<_>>(), full_names);
     assert_agrees::<BoxCreate>(&json!({"spec": full}));
     for (name, value) in [
         ("memory_mb", json!(16)),
@@ -220,7 +221,7 @@ fn results_fit() {
         let result = BoxExecutionResult::new(id.clone(), "fake", exit, 1).unwrap();
         let mut result = serde_json::to_value(result).unwrap();
         assert!(part::<BoxExec>("result").is_valid(&result), "{result}");
-        // The other status: its code is the wrong one.
+        // The exit code does not fit the other status.
         result["status"] = if result["status"] == "completed" {
             json!("timed_out")
         } else {
