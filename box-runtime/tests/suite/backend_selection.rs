@@ -93,12 +93,12 @@ async fn a_network_that_is_not_there_is_refused_unless_it_may_be_missing() {
         ..Facts::default()
     });
     assert_eq!(w.create(relaxed).await.unwrap().info.degraded, ["network"]);
-    let (to, mut told) = tokio::sync::mpsc::channel(8);
+    let (to, mut reported) = tokio::sync::mpsc::channel(8);
     let all = serde_json::from_value(serde_json::json!({})).unwrap();
     let events = w.runtime.events(&Caller::local(), all, Some(to)).await;
     assert_eq!(events.unwrap().lost, 0);
     let mut last = None;
-    while let Some(event) = told.recv().await {
+    while let Some(event) = reported.recv().await {
         last = Some((event.kind, event.message));
     }
     let degraded = ("degraded".to_owned(), "without network".to_owned());

@@ -165,9 +165,9 @@ impl Fixture {
             }
             let (_, record) = kept.iter().rfind(|(of, _)| of == session).unwrap();
             let record: Value = serde_json::from_str(record).unwrap();
-            let told = serde_json::to_value(&info).unwrap();
+            let info_json = serde_json::to_value(&info).unwrap();
             for member in ["labels", "lifetime", "network_policy"] {
-                assert_eq!(record[member], told[member], "{session} {member}");
+                assert_eq!(record[member], info_json[member], "{session} {member}");
             }
             assert_eq!(
                 record["paused"],
@@ -181,7 +181,7 @@ impl Fixture {
             );
             let (_, policy) = applied.iter().rfind(|(of, _)| of == session).unwrap();
             let policy = serde_json::to_value(policy).unwrap();
-            let wanted = &told["network_policy"];
+            let wanted = &info_json["network_policy"];
             assert!(
                 *wanted == policy || wanted.is_null(),
                 "{session}: {policy} is not {wanted}"
@@ -210,8 +210,8 @@ async fn check(calls: Vec<(u64, u8, Call)>) {
         }
         let w = w.clone_of();
         running.push(tokio::spawn(async move {
-            let told = call.clone();
-            (told, w.make(&format!("s{session}"), call).await)
+            let made = call.clone();
+            (made, w.make(&format!("s{session}"), call).await)
         }));
     }
     for call in running {

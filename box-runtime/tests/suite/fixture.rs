@@ -148,8 +148,8 @@ impl Fixture {
         let (to, mut chunks) = tokio::sync::mpsc::channel(4096);
         let params = serde_json::json!({ "session_id": session });
         let params = serde_json::from_value(params).unwrap();
-        let told = self.runtime.events(&self.caller, params, Some(to)).await;
-        told.unwrap();
+        let answer = self.runtime.events(&self.caller, params, Some(to)).await;
+        answer.unwrap();
         let mut kinds = Vec::new();
         while let Some(event) = chunks.recv().await {
             kinds.push(event.kind);

@@ -11,41 +11,41 @@ async fn an_invalid_answer_fails_the_box_and_the_next_call_makes_another() {
     let lies: Vec<(&str, Reply)> = vec![
         (
             "another command's end",
-            Reply::default().tamper(|mut told| {
-                told.command_id = CommandId::fresh();
-                told
+            Reply::default().tamper(|mut reported| {
+                reported.command_id = CommandId::fresh();
+                reported
             }),
         ),
         (
             "no end",
-            Reply::default().tamper(|mut told| {
-                told.exit = None;
-                told
+            Reply::default().tamper(|mut reported| {
+                reported.exit = None;
+                reported
             }),
         ),
         ("an impossible code", Reply::default().exit(70_000)),
         ("a negative code", Reply::default().exit(-1)),
         ("an impossible signal", Reply::default().signal(i32::MAX)),
         (
-            "an end nobody saw",
-            Reply::default().tamper(|mut told| {
-                told.exit = Some(Exit {
+            "an unobserved end",
+            Reply::default().tamper(|mut reported| {
+                reported.exit = Some(Exit {
                     code: None,
                     signal: None,
                     why: ExitWhy::Lost,
                 });
-                told
+                reported
             }),
         ),
         (
             "a message beyond its limit",
-            Reply::default().tamper(|mut told| {
+            Reply::default().tamper(|mut reported| {
                 let stdout = vec![0; 16 * 1024 * 1024];
-                told.collected = Some(box_protocol::actions::Collected {
+                reported.collected = Some(box_protocol::actions::Collected {
                     stdout: stdout.into(),
                     ..Default::default()
                 });
-                told
+                reported
             }),
         ),
         (
@@ -73,15 +73,16 @@ async fn an_invalid_answer_fails_the_box_and_the_next_call_makes_another() {
 #[tokio::test(start_paused = true)]
 async fn more_output_than_asked_for_is_cut_and_counted() {
     let w = fixture();
-    w.backend.next_command(Reply::default().tamper(|mut told| {
-        let stdout = vec![b'x'; 1024 * 1024 + 10];
-        told.collected = Some(box_protocol::actions::Collected {
-            stdout: stdout.into(),
-            ..Default::default()
-        });
-        told.dropped.stdout = u64::MAX - 3;
-        told
-    }));
+    w.backend
+        .next_command(Reply::default().tamper(|mut reported| {
+            let stdout = vec![b'x'; 1024 * 1024 + 10];
+            reported.collected = Some(box_protocol::actions::Collected {
+                stdout: stdout.into(),
+                ..Default::default()
+            });
+            reported.dropped.stdout = u64::MAX - 3;
+            reported
+        }));
     let result = w.exec("s", "job").await.unwrap();
     assert_eq!(
         (result.stdout.len(), result.stdout_dropped),

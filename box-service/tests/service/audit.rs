@@ -13,7 +13,7 @@ use crate::scripted_runtime::{Scripted, object, query};
 
 /// Collects the audit lines of its thread.
 #[derive(Debug, Clone, Default)]
-struct Trail(Arc<Mutex<Vec<String>>>);
+struct AuditLines(Arc<Mutex<Vec<String>>>);
 
 struct Line<'a>(&'a mut String);
 
@@ -23,7 +23,7 @@ impl Visit for Line<'_> {
     }
 }
 
-impl Subscriber for Trail {
+impl Subscriber for AuditLines {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         metadata.target() == "box_service::audit"
     }
@@ -48,8 +48,8 @@ impl Subscriber for Trail {
 }
 
 async fn lines(config: ServiceConfig) -> Vec<String> {
-    let trail = Trail::default();
-    let _kept = tracing::subscriber::set_default(trail.clone());
+    let audit = AuditLines::default();
+    let _kept = tracing::subscriber::set_default(audit.clone());
     let service = Scripted::new()
         .printing("secret-output", "")
         .ready(config)
@@ -64,7 +64,7 @@ async fn lines(config: ServiceConfig) -> Vec<String> {
         .execute_tool(object(json!({"command": "ls", "workdir": "x"})), &query(61))
         .await
         .unwrap_err();
-    let lines = trail.0.lock().unwrap();
+    let lines = audit.0.lock().unwrap();
     lines.clone()
 }
 

@@ -83,13 +83,13 @@ async fn refusals_keep_their_word_and_are_remembered() {
     assert_eq!(error.code(), Code::Validation);
     assert!(error.message().contains("allowed_host_mount_roots"));
     let missing = BoxGetParams {
-        session_id: SessionId::new("nobody").unwrap(),
+        session_id: SessionId::new("absent").unwrap(),
         guest: false,
     };
     let error = refused(gateway.peer.call::<BoxGet>(&missing).await.unwrap_err());
     assert_eq!(
         (error.code(), error.message()),
-        (Code::NotFound, "session nobody not found")
+        (Code::NotFound, "session absent not found")
     );
     let status = gateway.peer.call::<SystemStatus>(&Empty {}).await.unwrap();
     assert_eq!(status.profile.as_deref(), Some("default"));

@@ -203,8 +203,8 @@ async fn an_endpoint_is_connected_to_and_left() {
             LinkOptions::default(),
         )
     };
-    let nobody = link().first_connection(Duration::from_millis(50));
-    let service = BoxService::with_connector(ServiceConfig::default(), nobody).unwrap();
+    let unreachable = link().first_connection(Duration::from_millis(50));
+    let service = BoxService::with_connector(ServiceConfig::default(), unreachable).unwrap();
     service.initialize().await.unwrap();
     assert!(service.status().await.connector_error.is_some());
 

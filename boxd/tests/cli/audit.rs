@@ -37,7 +37,7 @@ struct Log(PathBuf);
 
 impl Log {
     /// The log lines about commands.
-    fn trail(&self) -> Vec<Value> {
+    fn command_lines(&self) -> Vec<Value> {
         let text = std::fs::read_to_string(&self.0).unwrap();
         let lines = text.lines().map(|line| serde_json::from_str(line).unwrap());
         lines
@@ -48,13 +48,13 @@ impl Log {
 
     /// The lines with this verb about this command.
     fn of(&self, word: &str, id: &str) -> Vec<Value> {
-        let mut lines = self.trail();
+        let mut lines = self.command_lines();
         lines.retain(|line| line["message"] == word && line["command_id"] == id);
         lines
     }
 
     fn count(&self, word: &str) -> usize {
-        let lines = self.trail();
+        let lines = self.command_lines();
         lines.iter().filter(|line| line["message"] == word).count()
     }
 
@@ -112,7 +112,7 @@ fn every_command_leaves_its_begin_and_its_end_in_the_log_and_no_secret() {
         (&json!("local"), &json!("b"))
     );
     assert_eq!((log.count("started"), log.count("finished")), (2, 2));
-    assert_eq!(log.trail()[0]["caller"], "local");
+    assert_eq!(log.command_lines()[0]["caller"], "local");
 
     // A command that did not start is logged as such, and an existing command is not started again.
     assert!(
@@ -132,7 +132,7 @@ fn every_command_leaves_its_begin_and_its_end_in_the_log_and_no_secret() {
     let cancel = json!({"jsonrpc": "2.0", "method": "$/cancel", "params": {"id": 1}});
     writeln!(asked, "{cancel}").unwrap();
     let ended = || {
-        let lines = log.trail();
+        let lines = log.command_lines();
         lines.into_iter().find(|line| line["role"] == "Exec")
     };
     eventually("its end is logged", || ended().is_some());
@@ -142,7 +142,7 @@ fn every_command_leaves_its_begin_and_its_end_in_the_log_and_no_secret() {
     server.ok(&["exec", "-d", "--id", "last", "b", "sleep 1000"]);
     server.ok(&["rm", "--force", "b"]);
     eventually("it ends with its box", || {
-        let lines = log.trail();
+        let lines = log.command_lines();
         let with = |line: &&Value| line["message"] == "ended with their box, or unheard";
         lines
             .iter()
@@ -179,11 +179,11 @@ fn commands_that_end_while_no_server_runs_are_logged_once_by_the_next() {
 
     let (server, log) = logged(directory);
     let end = log.end_of("early");
-    let told = (&end["exit_code"], &end["stdout_bytes"], &end["adopted"]);
-    assert_eq!(told, (&json!(3), &json!(3), &json!(true)), "{end}");
+    let reported = (&end["exit_code"], &end["stdout_bytes"], &end["adopted"]);
+    assert_eq!(reported, (&json!(3), &json!(3), &json!(true)), "{end}");
     assert!(end["ended_at"].as_u64().unwrap() > 0);
     eventually("the end of the exec is logged", || {
-        let mut lines = log.trail().into_iter();
+        let mut lines = log.command_lines().into_iter();
         lines.any(|line| line["role"] == "Exec" && line["session_id"] == "e")
     });
     // The next server logs the end of a command that outlived its server.

@@ -36,17 +36,17 @@ fn a_box_and_a_command_tell_everything() {
     let id = server.ok(&["exec", "--detach", "--id", "c", "b", "exit 3"]);
     assert_eq!(id, "b/c\n");
     server.run(&["wait", "b/c"]);
-    let told = server.json(&["inspect", "b"]);
+    let answer = server.json(&["inspect", "b"]);
     assert_eq!(
-        (&told["box"]["state"], &told["guest"]["user"]),
+        (&answer["box"]["state"], &answer["guest"]["user"]),
         (&json!("running"), &json!("box"))
     );
     assert_eq!(server.json(&["inspect", "b/c"])["exit"]["code"], 3);
     let missing = server.run(&["inspect", "b/nope"]);
     assert!(err(&missing).contains("boxd ps b"), "{missing:?}");
     let missing = server.run(&["--json", "inspect", "b/nope"]);
-    let told: serde_json::Value = serde_json::from_str(&err(&missing)).unwrap();
-    assert_eq!(told["error"]["code"], "not_found");
+    let answer: serde_json::Value = serde_json::from_str(&err(&missing)).unwrap();
+    assert_eq!(answer["error"]["code"], "not_found");
 }
 
 #[test]
@@ -95,8 +95,8 @@ fn boxes_are_deleted_one_by_one_or_all() {
     );
     for command in ["rm", "pause", "kill"] {
         let some = server.run(&[command, "--json", "nope"]);
-        let told: serde_json::Value = serde_json::from_str(&err(&some)).unwrap();
-        let error = &told["error"];
+        let answer: serde_json::Value = serde_json::from_str(&err(&some)).unwrap();
+        let error = &answer["error"];
         assert_eq!(
             (&error["code"], &error["about"]),
             (&json!("not_found"), &json!("nope")),
@@ -104,7 +104,7 @@ fn boxes_are_deleted_one_by_one_or_all() {
         );
         assert!(
             error["next"].as_str().unwrap().contains("boxd ps"),
-            "{told}"
+            "{answer}"
         );
     }
     assert_eq!(
@@ -127,11 +127,11 @@ fn a_box_in_use_is_deleted_by_force_only() {
         (out(&refused).as_str(), refused.status.code()),
         ("idle\n", Some(125))
     );
-    let told = err(&refused);
+    let answer = err(&refused);
     assert!(
-        told.contains("busy: conflict: in use: busy/job is running; delete it with --force")
-            && told.contains("paused: conflict: in use: paused"),
-        "{told}"
+        answer.contains("busy: conflict: in use: busy/job is running; delete it with --force")
+            && answer.contains("paused: conflict: in use: paused"),
+        "{answer}"
     );
     assert_eq!(
         server.ok(&["rm", "--force", "busy", "paused"]),
@@ -176,8 +176,8 @@ fn what_a_terminal_would_obey_is_never_printed_raw() {
             assert!(!unsafe_in(&text), "{arguments:?}: {text:?}");
         }
     }
-    let told = server.json(&["inspect", "b/c"]);
-    assert_eq!(told["program"]["argv"][2], evil, "nothing is lost");
+    let answer = server.json(&["inspect", "b/c"]);
+    assert_eq!(answer["program"]["argv"][2], evil, "nothing is lost");
     for id in ["a\u{202e}b", "a\u{9b}b", "a\u{200b}b"] {
         let refused = err(&server.run(&["run", "--session", id, "true"]));
         assert!(refused.contains("name must not contain"), "{refused}");

@@ -231,7 +231,7 @@ fn a_copy_out_of_a_box_that_is_cut_short_leaves_nothing() {
     server.ok(&["run", "--session", "b", script]);
     let place = tempfile::tempdir().unwrap();
     let place = place.path().canonicalize().unwrap();
-    for (from, told) in [
+    for (from, sent_signal) in [
         ("b:/tmp/large", Signal::INT),
         ("b:/tmp/large", Signal::KILL),
         ("b:/tmp/t", Signal::INT),
@@ -243,13 +243,13 @@ fn a_copy_out_of_a_box_that_is_cut_short_leaves_nothing() {
             assert_eq!(copy.try_wait().unwrap(), None, "{from}");
             writes(&copy, &place)
         });
-        signal(&copy, told);
+        signal(&copy, sent_signal);
         let code = copy.wait().unwrap().code();
-        assert_eq!(code, (told == Signal::INT).then_some(130), "{from}");
+        assert_eq!(code, (sent_signal == Signal::INT).then_some(130), "{from}");
         let _ = fs::remove_dir(place.join("to"));
         assert!(
             names(&place).is_empty(),
-            "{from} {told:?}: {:?}",
+            "{from} {sent_signal:?}: {:?}",
             names(&place)
         );
     }

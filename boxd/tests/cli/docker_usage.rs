@@ -74,8 +74,8 @@ fn a_detached_command_continues_and_has_a_name() {
     let unnamed = unnamed.trim();
     assert_eq!(server.run(&["wait", unnamed]).status.code(), Some(4));
     let (session, _) = unnamed.split_once('/').unwrap();
-    let told = server.json(&["inspect", session]);
-    assert_eq!(told["box"]["lifetime"]["idle_ms"], 10_000, "{told}");
+    let answer = server.json(&["inspect", session]);
+    assert_eq!(answer["box"]["lifetime"]["idle_ms"], 10_000, "{answer}");
 }
 
 #[test]
@@ -125,8 +125,8 @@ fn a_named_box_lives_as_long_as_it_is_asked_to() {
     assert!(kept > 1_000_000_000_000_000, "{kept}");
     // A lifetime shorter than the idle time so far begins now.
     let unused = || {
-        let told = server.json(&["inspect", "long"]);
-        let last = told["box"]["last_used_at"].as_u64().unwrap();
+        let answer = server.json(&["inspect", "long"]);
+        let last = answer["box"]["last_used_at"].as_u64().unwrap();
         std::time::UNIX_EPOCH.elapsed().unwrap().as_millis() > u128::from(last) + 6_000
     };
     eventually("the box is idle for six seconds", unused);
@@ -191,8 +191,8 @@ fn a_box_that_is_new_though_its_name_was_known_says_so() {
     let directory = std::mem::replace(&mut server.directory, tempfile::tempdir().unwrap());
     let server = Server::with(directory, |_| {});
     let said = err(&server.run(&["--json", "run", "--name", "c", "true"]));
-    let told: serde_json::Value = serde_json::from_str(&said).unwrap();
-    assert_eq!(told["new"]["box"], "c", "{told}");
+    let answer: serde_json::Value = serde_json::from_str(&said).unwrap();
+    assert_eq!(answer["new"]["box"], "c", "{answer}");
     let said = err(&server.run(&["run", "--name", "b", "true"]));
     assert!(said.contains("is new and empty"), "{said}");
 }
@@ -200,17 +200,17 @@ fn a_box_that_is_new_though_its_name_was_known_says_so() {
 #[test]
 fn the_host_name_of_a_box_is_its_name() {
     let server = Server::start();
-    let told = server.ok(&[
+    let answer = server.ok(&[
         "run",
         "--name",
         "My_work",
         "hostname; cat /etc/hostname; getent hosts $(hostname)",
     ]);
-    let lines: Vec<_> = told.lines().collect();
-    assert_eq!(lines[..2], ["My-work", "My-work"], "{told}");
+    let lines: Vec<_> = answer.lines().collect();
+    assert_eq!(lines[..2], ["My-work", "My-work"], "{answer}");
     assert!(
         lines[2].starts_with("::1 ") || lines[2].starts_with("127.0.0.1 "),
-        "{told}"
+        "{answer}"
     );
     assert_eq!(out(&run(&["hostname"])), "box\n", "one without a name");
 }

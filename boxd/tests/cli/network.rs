@@ -40,16 +40,16 @@ for who in $2; do
     echo "own $(try --network on -- curl -s -m 20 http://93.184.216.1:8081/)"
     echo "listed $(try --allow 10.9.9.0/24:8080 -- curl -s -m 20 http://10.9.9.9:8080/)"
     echo "unlisted $(try --allow 10.9.9.0/24:8080 -- curl -s -m 20 http://93.184.216.34:8080/)"
-    told() { $who env BOXD_NETWORK_PROXY=none "$boxd" "$@" 2>&1 >/dev/null | grep ' refused ' | sort | tr '\n' ' '; echo; }
+    refusals() { $who env BOXD_NETWORK_PROXY=none "$boxd" "$@" 2>&1 >/dev/null | grep ' refused ' | sort | tr '\n' ' '; echo; }
     twice='curl -s -m 20 http://93.184.216.34:8080/; curl -s -m 20 http://93.184.216.34:8080/; curl -s http://elsewhere.example/'
-    echo "says $(told run --allow 10.9.9.0/24:8080 "$twice")"
-    echo "says $(told run --network on 'curl -s -m 20 http://93.184.216.34:8080/')"
+    echo "says $(refusals run --allow 10.9.9.0/24:8080 "$twice")"
+    echo "says $(refusals run --network on 'curl -s -m 20 http://93.184.216.34:8080/')"
     state=$(mktemp -d)
     [ $who = as_root ] || chown 65534:65534 "$state"
     $who env BOXD_NETWORK_PROXY=none "$boxd" serve --state-dir "$state/s" >"$dir/ready.$who" 2>/dev/null & serve=$!
     for n in $(seq 400); do grep -q ready "$dir/ready.$who" && break; sleep 0.05; done
     for n in 1 2; do
-        echo "says $(told --endpoint "unix:$state/s/boxd.sock" run --name b --allow 10.9.9.0/24:8080 "$twice")"
+        echo "says $(refusals --endpoint "unix:$state/s/boxd.sock" run --name b --allow 10.9.9.0/24:8080 "$twice")"
     done
     kill $serve
     wait $serve || true

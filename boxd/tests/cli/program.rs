@@ -10,7 +10,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 /// The ordinary user of tests that run as root.
-const NOBODY: u32 = 65534;
+const ORDINARY_USER: u32 = 65534;
 
 const REQUIRED: [&str; 8] = [
     "namespace.user",
@@ -58,7 +58,7 @@ fn is_root() -> bool {
 /// user.
 fn users() -> Vec<(&'static str, Option<u32>)> {
     if is_root() {
-        vec![("root", None), ("an ordinary user", Some(NOBODY))]
+        vec![("root", None), ("an ordinary user", Some(ORDINARY_USER))]
     } else {
         vec![("an ordinary user", None)]
     }
@@ -178,7 +178,7 @@ fn doctor_reports_the_same_as_text() {
 #[test]
 fn doctor_fails_and_names_what_is_missing_where_no_box_can_be_made() {
     let (_dir, program) = program();
-    let user = is_root().then_some(NOBODY);
+    let user = is_root().then_some(ORDINARY_USER);
     let doctor = |script: &str, json: &[&str]| {
         let mut command = as_user(Path::new("/usr/bin/unshare"), user);
         command.args(["--user", "--map-root-user", "/bin/sh", "-c"]);

@@ -426,17 +426,17 @@ fn a_second_server_names_the_first_and_any_other_error() {
         command.args(["serve", "--state-dir"]).arg(state);
         err(&command.output().unwrap())
     };
-    let told = start(&state);
+    let reported = start(&state);
     assert!(
-        told.contains("another server uses it") && told.contains("--state-dir"),
-        "{told}"
+        reported.contains("another server uses it") && reported.contains("--state-dir"),
+        "{reported}"
     );
     let odd = tempfile::tempdir().unwrap();
     std::fs::create_dir(odd.path().join("lock")).unwrap();
-    let told = start(odd.path());
+    let reported = start(odd.path());
     assert!(
-        told.contains("is a directory") && !told.contains("another server"),
-        "{told}"
+        reported.contains("is a directory") && !reported.contains("another server"),
+        "{reported}"
     );
 }
 

@@ -41,17 +41,17 @@ fn output_and_input_of_a_command_continue_after_its_server_was_killed() {
     child.stdin.take().unwrap().write_all(b"typed\n").unwrap();
     let mut rest = String::new();
     out.read_to_string(&mut rest).unwrap();
-    let mut told = String::new();
+    let mut stderr_text = String::new();
     let mut err = child.stderr.take().unwrap();
-    err.read_to_string(&mut told).unwrap();
+    err.read_to_string(&mut stderr_text).unwrap();
     assert_eq!(
         (rest.as_str(), child.wait().unwrap().code()),
         ("got typed\n", Some(7)),
-        "{told}"
+        "{stderr_text}"
     );
-    let lost = told.find("lost the connection to the server");
-    let back = told.find("reconnected to the server");
-    assert!(lost.is_some() && lost < back, "{told}");
+    let lost = stderr_text.find("lost the connection to the server");
+    let back = stderr_text.find("reconnected to the server");
+    assert!(lost.is_some() && lost < back, "{stderr_text}");
     drop(server);
 }
 
@@ -96,12 +96,12 @@ fn a_command_is_read_on_after_its_server_was_replaced_in_order() {
     child.stdin.take().unwrap().write_all(b"typed\n").unwrap();
     let mut rest = String::new();
     out.read_to_string(&mut rest).unwrap();
-    let mut told = String::new();
+    let mut stderr_text = String::new();
     let mut err = child.stderr.take().unwrap();
-    err.read_to_string(&mut told).unwrap();
+    err.read_to_string(&mut stderr_text).unwrap();
     let code = child.wait().unwrap().code();
-    assert_eq!(code, Some(7), "{told}");
-    assert!(rest.ends_with("got typed\n"), "{rest}{told}");
+    assert_eq!(code, Some(7), "{stderr_text}");
+    assert!(rest.ends_with("got typed\n"), "{rest}{stderr_text}");
     drop(server);
 }
 
@@ -122,18 +122,18 @@ fn a_command_is_ended_with_a_word_if_its_server_dies_while_piped_input_is_sent()
             }
         }
     });
-    let told = Arc::new(Mutex::new(String::new()));
+    let stderr_text = Arc::new(Mutex::new(String::new()));
     let telling = std::thread::spawn({
-        let (told, mut err) = (Arc::clone(&told), child.stderr.take().unwrap());
+        let (stderr_text, mut err) = (Arc::clone(&stderr_text), child.stderr.take().unwrap());
         move || {
             let mut piece = [0; 1024];
             while let Ok(length @ 1..) = err.read(&mut piece) {
                 let text = String::from_utf8_lossy(&piece[..length]).into_owned();
-                told.lock().unwrap().push_str(&text);
+                stderr_text.lock().unwrap().push_str(&text);
             }
         }
     });
-    let told = || told.lock().unwrap().clone();
+    let stderr_text = || stderr_text.lock().unwrap().clone();
     // More than the two pipes and the buffer of the client hold: the rest is in flight.
     eventually("input is in flight", || {
         written.load(Ordering::Relaxed) > 2 * 64 * 1024 + 2 * 32 * 1024
@@ -142,9 +142,9 @@ fn a_command_is_ended_with_a_word_if_its_server_dies_while_piped_input_is_sent()
     for back in 1.. {
         server = next(server);
         eventually("the client has noticed", || {
-            told().contains(lost) || told().matches("reconnected").count() == back
+            stderr_text().contains(lost) || stderr_text().matches("reconnected").count() == back
         });
-        if told().contains(lost) {
+        if stderr_text().contains(lost) {
             break;
         }
         // The client was between two pieces.
@@ -152,8 +152,8 @@ fn a_command_is_ended_with_a_word_if_its_server_dies_while_piped_input_is_sent()
     let code = child.wait().unwrap().code();
     telling.join().unwrap();
     writing.join().unwrap();
-    assert_eq!(code, Some(137), "{}", told());
-    assert_eq!(told().matches(lost).count(), 1, "{}", told());
+    assert_eq!(code, Some(137), "{}", stderr_text());
+    assert_eq!(stderr_text().matches(lost).count(), 1, "{}", stderr_text());
     let mut rest = String::new();
     out.read_to_string(&mut rest).unwrap();
     assert_eq!(rest, "");

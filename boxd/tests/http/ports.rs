@@ -86,7 +86,7 @@ async fn an_address_opens_one_port_of_one_box_and_nothing_else() {
     for elsewhere in [
         ours.replace("/port/8000/", "/port/8001/"),
         ours.replace(&id, &others),
-        ours.replace(&id, "nobody"),
+        ours.replace(&id, "absent"),
         format!("/boxes/other~{cap}/port/8000/"),
     ] {
         assert_eq!(get(&served, &elsewhere, &[]).status, 401, "{elsewhere}");
@@ -95,8 +95,8 @@ async fn an_address_opens_one_port_of_one_box_and_nothing_else() {
     let short = path(&web, 8000, Some(Duration::from_millis(1))).await;
     tokio::time::sleep(Duration::from_millis(5)).await;
     assert_eq!(get(&served, &short, &[]).status, 401, "the URL has expired");
-    let nobody = path(&web, 8001, None).await;
-    let answer = get(&served, &nobody, &[]);
+    let absent = path(&web, 8001, None).await;
+    let answer = get(&served, &absent, &[]);
     assert_eq!(answer.status, 502);
     assert!(
         answer.body.contains("no listener on port 8001"),
@@ -129,8 +129,8 @@ async fn a_token_opens_the_ports_of_its_boxes_and_no_box_sees_it() {
     assert!(!answer.body.contains(ANN), "{answer:?}");
     assert_eq!(get(&served, plain, &[]).status, 401);
     assert_eq!(get(&served, plain, &[(name, &bob)]).status, 404);
-    let nobody = get(&served, "/boxes/nobody/port/8000/", &[(name, &ann)]);
-    assert_eq!(nobody.status, 404);
+    let absent = get(&served, "/boxes/absent/port/8000/", &[(name, &ann)]);
+    assert_eq!(absent.status, 404);
     for port in ["0", "65536", "x", "-1"] {
         let path = format!("/boxes/web/port/{port}/");
         assert_eq!(get(&served, &path, &[(name, &ann)]).status, 400, "{port}");
@@ -223,9 +223,9 @@ async fn a_websocket_reaches_a_box_and_ends_with_the_server() {
     assert_eq!(accept, Some("s3pPLMBiTxaQ9kYGzzhZRbK+xOo="));
     for said in [b"first".to_vec(), vec![7; 100_000]] {
         socket.stream.get_mut().write_all(&said).unwrap();
-        let mut heard = vec![0; said.len()];
-        socket.stream.read_exact(&mut heard).unwrap();
-        assert!(heard == said);
+        let mut echoed = vec![0; said.len()];
+        socket.stream.read_exact(&mut echoed).unwrap();
+        assert!(echoed == said);
     }
     let since = Instant::now();
     served.signal(rustix::process::Signal::TERM);

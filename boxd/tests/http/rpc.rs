@@ -85,8 +85,8 @@ async fn with_an_instance_langbots_actions_are_served_and_only_those() {
     };
     let session = Session::start_boxed(connection, Router::empty(), options);
     let peer = session.peer();
-    let told = peer.call::<BackendInfo>(&box_rpc::Empty {});
-    assert_eq!(told.await.unwrap()["name"], "native");
+    let reported = peer.call::<BackendInfo>(&box_rpc::Empty {});
+    assert_eq!(reported.await.unwrap()["name"], "native");
     let native = peer.call::<box_protocol::actions::SystemHealth>(&box_rpc::Empty {});
     assert!(native.await.is_err());
     // The first instance of a token is the token itself.

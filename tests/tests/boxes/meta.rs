@@ -36,7 +36,7 @@ async fn call(raw: &mut Raw, id: i64, action: &str, params: &Value, beside: &Val
 }
 
 /// The outcome of a call, in a form that is the same for each call.
-fn told(answer: &RawAnswer) -> (bool, Option<Code>, String) {
+fn outcome(answer: &RawAnswer) -> (bool, Option<Code>, String) {
     match &answer.outcome {
         Ok(_) => (true, None, String::new()),
         Err(error) => (false, Some(error.code), error.message.clone()),
@@ -109,7 +109,7 @@ async fn every_action_takes_what_travels_beside_its_parameters(setup: Setup) {
         call(&mut raw, id, action, params, &beside).await;
         let with = raw.answer().await;
         assert_eq!(with.id, json!(id));
-        assert_eq!(told(&with), told(&plain), "{action}");
+        assert_eq!(outcome(&with), outcome(&plain), "{action}");
     }
     assert_eq!(id - 10, i64::try_from(ALL_ACTIONS.len()).unwrap());
 }

@@ -43,19 +43,19 @@ async fn both_streams_come_in_order_with_their_offsets() {
     with_a_box(async |_, work| {
         let text = "echo one; sleep 0.1; echo two >&2; sleep 0.1; printf 'drei\\377'; exit 7";
         let mut command = work.command(text).cwd("/").start().await.unwrap();
-        let mut told = Vec::new();
+        let mut collected = Vec::new();
         while let Some(chunk) = command.next().await.transpose().unwrap() {
             let Chunk::Output { stream, offset, .. } = chunk else {
                 panic!("{chunk:?}")
             };
-            told.push((stream, offset, chunk.text().into_owned()));
+            collected.push((stream, offset, chunk.text().into_owned()));
         }
         let expected = [
             (StreamName::Stdout, 0, "one\n".to_owned()),
             (StreamName::Stderr, 0, "two\n".to_owned()),
             (StreamName::Stdout, 4, "drei\u{fffd}".to_owned()),
         ];
-        assert_eq!(told, expected);
+        assert_eq!(collected, expected);
         // Invalid UTF-8 is replaced, and offsets count the original bytes.
         assert_eq!(
             command.offsets(),
@@ -144,7 +144,7 @@ async fn a_handle_can_be_read_on_by_another() {
         assert_eq!((read, rest.exit_code()), (lines("line"), Some(4)));
         let mut third = work.attach(second.id(), Offsets::default()).await.unwrap();
         assert_eq!(third.result().await.unwrap().stdout_text(), lines("line"));
-        let error = work.attach("nobody", Offsets::default()).await.unwrap_err();
+        let error = work.attach("absent", Offsets::default()).await.unwrap_err();
         assert!(error.is_not_found(), "{error:?}");
     })
     .await;

@@ -145,9 +145,9 @@ async fn a_watch_is_a_command_that_reports_changes_until_it_is_killed() {
         let files = work.files();
         let mut watch = files.watch("/workspace").await.unwrap();
         files.write("/workspace/new.txt", "x").await.unwrap();
-        let mut told = String::new();
-        while !told.contains("/workspace/new.txt") {
-            told.push_str(&watch.next().await.unwrap().unwrap().text());
+        let mut collected = String::new();
+        while !collected.contains("/workspace/new.txt") {
+            collected.push_str(&watch.next().await.unwrap().unwrap().text());
         }
         watch.kill().await.unwrap();
         assert_ne!(watch.exit().await.unwrap().code, Some(0));

@@ -37,8 +37,8 @@ async fn connect(work: &BoxHandle) -> PortStream {
 #[tokio::test]
 async fn bytes_go_both_ways_and_each_way_ends_by_itself() {
     with_a_box(async |served, work| {
-        let nobody = work.connect_port(PORT).await.unwrap_err();
-        assert!(nobody.is_unavailable(), "{nobody:?}");
+        let refused = work.connect_port(PORT).await.unwrap_err();
+        assert!(refused.is_unavailable(), "{refused:?}");
         let server = work
             .program(["python3", "-c", ECHO])
             .cwd("/")

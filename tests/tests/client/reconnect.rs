@@ -29,15 +29,15 @@ async fn a_lost_command_is_read_on_from_its_offsets() {
     ]);
     let mut command = script.work().await.command("x").start().await.unwrap();
     assert_eq!(command.pid(), Some(7));
-    let mut told = Vec::new();
+    let mut collected = Vec::new();
     while let Some(chunk) = command.next().await {
         let chunk = chunk.unwrap();
-        told.push((chunk.stream().unwrap(), chunk.text().into_owned()));
+        collected.push((chunk.stream().unwrap(), chunk.text().into_owned()));
     }
     let (out, err) = (StreamName::Stdout, StreamName::Stderr);
     let expected = [(out, "aé"), (err, "x"), (out, "b"), (out, "c"), (err, "y")];
     assert_eq!(
-        told,
+        collected,
         expected.map(|(stream, text)| (stream, text.to_owned()))
     );
     let asked = script.asked(&["command.attach"]);

@@ -78,7 +78,7 @@ async fn a_lost_shell_is_replaced_for_the_run_created_first_and_released_after()
             panic!("the caller sees no error: {run:?}")
         };
         let asked = script.asked(SHELLS);
-        let told: Vec<_> = asked
+        let collected: Vec<_> = asked
             .iter()
             .map(|call| (call.action, call.params["shell_id"].as_str().unwrap()))
             .collect();
@@ -89,7 +89,7 @@ async fn a_lost_shell_is_replaced_for_the_run_created_first_and_released_after()
             ("shell.run", fresh.as_str()),
             ("shell.delete", fresh.as_str()),
         ];
-        assert_eq!(told, expected);
+        assert_eq!(collected, expected);
         assert_ne!(fresh.as_str(), "s");
         assert_eq!(asked[1].params["command_id"], asked[3].params["command_id"]);
         assert_eq!(shell.recovered(), 1);

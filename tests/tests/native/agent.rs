@@ -56,9 +56,9 @@ async fn read(peer: &Peer, id: &str, from: u64) -> (Vec<u8>, u64, AgentCommand) 
             other => panic!("{other:?}"),
         }
     }
-    let told = chunks.finish().await.unwrap();
+    let answer = chunks.finish().await.unwrap();
     bytes.drain(..usize::try_from(skip).unwrap());
-    (bytes, gone, told)
+    (bytes, gone, answer)
 }
 
 #[tokio::test]
@@ -97,12 +97,12 @@ async fn programs_and_directories_that_are_not_there_are_typed_errors() {
             assert_eq!(error.code(), code, "{params:?}: {error:?}");
             assert!(error.to_string().contains(word), "{params:?}: {error:?}");
         }
-        let told = peer
+        let answer = peer
             .call::<AgentStart>(&collected("g", &["echo", "hi"]))
             .await
             .unwrap();
-        assert_eq!(told.exit, Some(Exit::returned(0)));
-        assert_eq!(&*told.collected.unwrap().stdout, b"hi\n");
+        assert_eq!(answer.exit, Some(Exit::returned(0)));
+        assert_eq!(&*answer.collected.unwrap().stdout, b"hi\n");
         let health = peer
             .call::<AgentHealth>(&AgentHealthParams::default())
             .await
@@ -123,20 +123,27 @@ async fn a_detached_command_is_read_from_any_offset_and_waited_for() {
             "-c",
             "for i in 1 2 3; do echo $i; sleep 0.05; done; exit 4",
         ];
-        let told = peer
+        let answer = peer
             .call::<AgentStart>(&start("d", &argv, json!({})))
             .await
             .unwrap();
-        assert_eq!(told.exit, None);
+        assert_eq!(answer.exit, None);
         let again = peer
             .call::<AgentStart>(&start("d", &argv, json!({})))
             .await
             .unwrap();
-        assert_eq!((again.existed, again.pid), (true, told.pid), "never twice");
+        assert_eq!(
+            (again.existed, again.pid),
+            (true, answer.pid),
+            "never twice"
+        );
         assert_eq!(read(&peer, "d", 0).await.0, b"1\n2\n3\n");
-        let (bytes, _, told) = read(&peer, "d", 2).await;
+        let (bytes, _, answer) = read(&peer, "d", 2).await;
         assert_eq!(bytes, b"2\n3\n", "also after its end");
-        assert_eq!((told.exit, told.size.stdout), (Some(Exit::returned(4)), 6));
+        assert_eq!(
+            (answer.exit, answer.size.stdout),
+            (Some(Exit::returned(4)), 6)
+        );
         // A log with a limit drops its oldest bytes and reports how many.
         let small = start("s", &["seq", "10000"], json!({"log_bytes": 4096}));
         peer.call::<AgentStart>(&small).await.unwrap();
@@ -200,10 +207,13 @@ async fn a_command_killed_before_it_begins_is_reported_and_forgotten() {
         assert_eq!(killed.exit, Some(Exit::by_signal(9, ExitWhy::Killed)));
         let asked = AgentEndsParams::default();
         let ends = tokio::time::timeout(LONG, peer.call::<AgentEnds>(&asked));
-        let told = ends.await.expect("no event reports it").unwrap();
-        assert_eq!((told.first, told.ends.len()), (0, 1));
+        let answer = ends.await.expect("no event reports it").unwrap();
+        assert_eq!((answer.first, answer.ends.len()), (0, 1));
         assert_eq!(
-            (told.ends[0].command_id.as_str(), Some(told.ends[0].exit)),
+            (
+                answer.ends[0].command_id.as_str(),
+                Some(answer.ends[0].exit)
+            ),
             ("held", killed.exit)
         );
         let begun = Instant::now();

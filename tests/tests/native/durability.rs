@@ -12,8 +12,8 @@ use super::support::{Machine, on_each_machine};
 
 async fn is_there(host: &Host, session: &str, path: &str) -> bool {
     let params = json!({"session_id": session, "paths": [path]});
-    let told = host.call::<FileStat>(params).await.unwrap();
-    matches!(told.paths[path], FileOutcome::Stat(_))
+    let reported = host.call::<FileStat>(params).await.unwrap();
+    matches!(reported.paths[path], FileOutcome::Stat(_))
 }
 
 async fn begin(host: &Host, session: &str, on_disconnect: &str) {
@@ -45,13 +45,17 @@ async fn round(machine: &Machine) {
 
     let host = Host::start(machine, state.path()).await.unwrap();
     assert_eq!(host.adopted, 2);
-    let told = host
+    let reported = host
         .call::<BoxGet>(json!({"session_id": "kept"}))
         .await
         .unwrap();
-    let told = serde_json::to_value(told.info).unwrap();
+    let reported = serde_json::to_value(reported.info).unwrap();
     assert_eq!(
-        (&told["name"], &told["labels"], &told["lifetime"]["idle_ms"]),
+        (
+            &reported["name"],
+            &reported["labels"],
+            &reported["lifetime"]["idle_ms"]
+        ),
         (&json!("renamed"), &json!({"new": "2"}), &json!(3_600_000))
     );
     for session in ["kept", "cut"] {

@@ -173,7 +173,7 @@ async fn a_box_whose_agent_dies_has_failed() {
             });
         let agent = rustix::process::Pid::from_raw(agent.unwrap()).unwrap();
         rustix::process::kill_process(agent, rustix::process::Signal::KILL).unwrap();
-        let told = async {
+        let answer = async {
             loop {
                 let (all, _) = events(&machine.runtime, "local", json!({})).await;
                 if all.len() > 1 {
@@ -182,7 +182,7 @@ async fn a_box_whose_agent_dies_has_failed() {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        let all = tokio::time::timeout(LONG, told).await.unwrap();
+        let all = tokio::time::timeout(LONG, answer).await.unwrap();
         assert_eq!(kinds(&all), [("f", "started"), ("f", "failed")]);
         assert!(all[1].message.contains("agent is gone"), "{all:?}");
     })
@@ -219,8 +219,8 @@ async fn get(machine: &Machine, guest: bool) -> Result<BoxGetResult, BoxError> {
     let _server = Session::start(far, machine.runtime.router(), Options::default());
     let client = Session::start(near, Router::empty(), Options::default());
     let asked = serde_json::from_value(json!({"session_id": "g", "guest": guest})).unwrap();
-    let told = client.peer().call::<BoxGet>(&asked).await;
-    told.map_err(BoxError::from)
+    let answer = client.peer().call::<BoxGet>(&asked).await;
+    answer.map_err(BoxError::from)
 }
 
 #[tokio::test]
@@ -231,12 +231,12 @@ async fn the_inside_of_a_box_is_reported() {
             for i in $(seq 200); do python3 -c 'import socket; socket.create_connection((\"127.0.0.1\", 8123))' \
             2> /dev/null && break; sleep 0.05; done; uname -m; whoami; echo $HOME; command -v python3";
         let ran = machine.exec("g", server).await;
-        let told: Vec<_> = printed(&ran).lines().collect();
+        let answer: Vec<_> = printed(&ran).lines().collect();
         assert_eq!(get(machine, false).await.unwrap().guest, None);
         let facts = get(machine, true).await.unwrap().guest.unwrap();
-        assert_eq!([&*facts.arch, &*facts.user, &*facts.home], told[..3]);
+        assert_eq!([&*facts.arch, &*facts.user, &*facts.home], answer[..3]);
         assert_eq!(facts.ports, [8123]);
-        assert_eq!(facts.interpreters["python"], told[3]);
+        assert_eq!(facts.interpreters["python"], answer[3]);
         assert!(facts.interpreters.contains_key("sh"), "{facts:?}");
         assert!(facts.tools.iter().any(|tool| tool == "tar"), "{facts:?}");
         assert!(!facts.os.is_empty() && !facts.zone.is_empty(), "{facts:?}");

@@ -11,13 +11,13 @@ use box_runtime::{BoxRuntime, Caller, RuntimeConfig};
 use box_service::{BoxService, Query, ServiceConfig};
 use serde_json::json;
 
-use super::support::{NOBODY, PROGRAM, config, on_each_machine, params, printed, spec};
+use super::support::{ORDINARY_USER, PROGRAM, config, on_each_machine, params, printed, spec};
 
 /// A runtime with an ordinary user's fork server, which is started after `script` in a new user
 /// namespace.
 fn runtime_after(script: &str) -> (BoxRuntime, tempfile::TempDir) {
     let root = rustix::process::geteuid().is_root();
-    let mut config = config(root.then_some(NOBODY));
+    let mut config = config(root.then_some(ORDINARY_USER));
     let dir = tempfile::tempdir().unwrap();
     let program = dir.path().join("server");
     let text = format!(

@@ -178,7 +178,7 @@ async fn a_mount_is_added_to_a_living_box_and_stays_its_own() {
         assert_eq!(error.code(), Code::Conflict);
         let error = add(second.path(), "/proc/x", "ro").await.unwrap_err();
         assert_eq!(error.code(), Code::Validation, "{error:?}");
-        let params = json!({"session_id": "nobody", "extra_mounts": []});
+        let params = json!({"session_id": "absent", "extra_mounts": []});
         let params = serde_json::from_value(params).unwrap();
         let none = machine
             .runtime

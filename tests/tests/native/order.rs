@@ -234,12 +234,12 @@ async fn a_call_that_hangs_keeps_no_other_waiting(setup: Setup) {
     let behind = json!({"command_id": "deaf", "data": base64("more")});
     let behind = ask::<CommandInput>(peer, 1, behind).await;
     // Other calls are served, also those that inspect or end the command.
-    let hears =
-        json!({"command_id": "hears", "program": {"text": "cat > /tmp/heard"}, "stdin": "open"});
-    call::<CommandStart>(peer, hears).await;
+    let reads =
+        json!({"command_id": "reads", "program": {"text": "cat > /tmp/input"}, "stdin": "open"});
+    call::<CommandStart>(peer, reads).await;
     call::<CommandInput>(
         peer,
-        json!({"command_id": "hears", "data": base64("all"), "close": true}),
+        json!({"command_id": "reads", "data": base64("all"), "close": true}),
     )
     .await;
     call::<FileWrite>(peer, json!({"path": "/tmp/other", "data": base64("x")})).await;

@@ -106,8 +106,8 @@ asyncio.run(main())";
 #[tokio::test]
 async fn http_passes_through() {
     on_each_machine(async |machine| {
-        let nobody = machine.exec("p", "mkdir /tmp/www && echo hello > /tmp/www/index.html");
-        printed(&nobody.await);
+        let made = machine.exec("p", "mkdir /tmp/www && echo hello > /tmp/www/index.html");
+        printed(&made.await);
         let error = Conn::open(machine, 8000).await.err().unwrap();
         assert_eq!(error.code(), Code::Unavailable);
         let server = "cd /tmp/www && python3 -m http.server 8000 > /dev/null 2>&1 & true";

@@ -270,12 +270,12 @@ async fn a_box_whose_files_fill_its_memory_fails_for_want_of_memory() {
         let (sender, mut events) = tokio::sync::mpsc::channel(64);
         let asked = serde_json::from_value(json!({"session_id": "m"})).unwrap();
         runtime.events(&caller, asked, Some(sender)).await.unwrap();
-        let mut told = Vec::new();
+        let mut answer = Vec::new();
         while let Some(event) = events.recv().await {
-            told.push((event.kind.to_string(), event.message.to_string()));
+            answer.push((event.kind.to_string(), event.message.to_string()));
         }
         let failed = ("failed".to_owned(), reason.to_owned());
-        assert!(told.contains(&failed), "{told:?}");
+        assert!(answer.contains(&failed), "{answer:?}");
     })
     .await;
 }

@@ -183,7 +183,7 @@ async fn what_was_seen_and_what_is_gone_is_what_was_written() {
         let all = futures::future::join_all((0..WIDTH).map(|_| lane())).await;
         let gone: u64 = all.iter().map(|came| came.0).sum();
         let cuts: usize = all.iter().map(|came| came.1).sum();
-        eprintln!("{RUNS} runs: {cuts} interruptions, {gone} bytes told as gone");
+        eprintln!("{RUNS} runs: {cuts} interruptions, {gone} bytes reported as dropped");
         assert!(
             gone > 0 && cuts > RUNS / 2,
             "drops and interruptions happened"

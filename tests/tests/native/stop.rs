@@ -26,8 +26,8 @@ async fn move_to(runtime: &BoxRuntime, to: &str) -> Result<BoxTransitionResult, 
 
 async fn state(runtime: &BoxRuntime) -> Result<BoxState, Code> {
     let id = box_protocol::SessionId::new("s").unwrap();
-    let told = runtime.get(&Caller::local(), &id).await;
-    told.map(|info| info.state).map_err(|error| error.code())
+    let answer = runtime.get(&Caller::local(), &id).await;
+    answer.map(|info| info.state).map_err(|error| error.code())
 }
 
 async fn start(machine: &Machine, id: &str, text: &str, hold: bool) {

@@ -16,7 +16,7 @@ use tokio::sync::Mutex;
 use uuid::Uuid;
 
 /// The ordinary user of tests that run as root.
-pub(crate) const NOBODY: u32 = 65534;
+pub(crate) const ORDINARY_USER: u32 = 65534;
 
 /// A runtime with real boxes, and their user.
 pub(crate) struct Machine {
@@ -48,7 +48,7 @@ pub(crate) async fn on_each_machine_set_up(
     let _turn = TURN.lock().await;
     let root = rustix::process::geteuid().is_root();
     let users: &[(&str, Option<u32>)] = if root {
-        &[("root", None), ("ordinary", Some(NOBODY))]
+        &[("root", None), ("ordinary", Some(ORDINARY_USER))]
     } else {
         &[("ordinary", None)]
     };

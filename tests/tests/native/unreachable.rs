@@ -25,8 +25,8 @@ use super::support::{Machine, PROGRAM, mark, on_each_machine, pids_with, process
 const PATIENCE: Duration = Duration::from_mins(2);
 
 async fn state_of(host: &Host, id: &str) -> BoxState {
-    let told = host.call::<BoxGet>(json!({"session_id": id})).await;
-    told.unwrap().info.state
+    let reported = host.call::<BoxGet>(json!({"session_id": id})).await;
+    reported.unwrap().info.state
 }
 
 async fn becomes(host: &Host, id: &str, state: BoxState) {
@@ -39,8 +39,8 @@ async fn becomes(host: &Host, id: &str, state: BoxState) {
 
 async fn events(host: &Host, id: &str) -> Vec<BoxEvent> {
     let params = serde_json::from_value(json!({"session_id": id})).unwrap();
-    let told = host.peer().stream::<BoxEvents>(&params).await.unwrap();
-    told.map(Result::unwrap).collect().await
+    let reported = host.peer().stream::<BoxEvents>(&params).await.unwrap();
+    reported.map(Result::unwrap).collect().await
 }
 
 fn kinds(events: &[BoxEvent]) -> Vec<&str> {
@@ -163,10 +163,10 @@ async fn a_stuck_agent_keeps_no_server_from_being_ready() {
         kill_process(stuck, Signal::STOP).unwrap();
         let host = Host::start(machine, state.path()).await.unwrap();
         assert_eq!(host.adopted, 2, "ready without it");
-        let told = host.call::<BoxGet>(json!({"session_id": "stuck"})).await;
-        let told = told.unwrap().info;
-        assert_eq!(told.state, BoxState::Unreachable);
-        assert!(told.reason.is_some());
+        let reported = host.call::<BoxGet>(json!({"session_id": "stuck"})).await;
+        let reported = reported.unwrap().info;
+        assert_eq!(reported.state, BoxState::Unreachable);
+        assert!(reported.reason.is_some());
         let list = host
             .call::<BoxList>(json!({"state": ["unreachable"]}))
             .await;
@@ -189,8 +189,8 @@ async fn a_stuck_agent_keeps_no_server_from_being_ready() {
         kill_process(stuck, Signal::CONT).unwrap();
         becomes(&host, "stuck", BoxState::Running).await;
         host.call::<BoxExec>(ran).await.unwrap();
-        let told = events(&host, "stuck").await;
-        assert_eq!(kinds(&told), ["unreachable", "adopted"]);
+        let reported = events(&host, "stuck").await;
+        assert_eq!(kinds(&reported), ["unreachable", "adopted"]);
         host.kill().await;
         // A box without an answering agent is deleted by force, or fails when the agent dies.
         kill_process(stuck, Signal::STOP).unwrap();

@@ -147,23 +147,23 @@ impl ReceiveHalf for Noting {
 async fn a_transport_buffers_little_before_authentication() {
     let (to_server, from_client) = unbounded_channel();
     let (to_client, mut from_server) = unbounded_channel();
-    let (tell, mut told) = unbounded_channel();
+    let (record, mut reported) = unbounded_channel();
     let options = Options {
         gate: gate(true),
         ..Options::default()
     };
-    let connection = (Out(to_client), Noting(from_client, tell));
+    let connection = (Out(to_client), Noting(from_client, record));
     let _server = Session::start(connection, Arc::new(Server::default()).router(), options);
-    let mut told = async || {
-        let next = tokio::time::timeout(Duration::from_secs(10), told.recv());
+    let mut reported = async || {
+        let next = tokio::time::timeout(Duration::from_secs(10), reported.recv());
         next.await.expect("the engine sets the limit")
     };
-    assert_eq!(told().await, Some(64 * 1024));
+    assert_eq!(reported().await, Some(64 * 1024));
     let params = json!({"token": TOKEN});
     let hello = json!({"jsonrpc": "2.0", "id": 1, "method": "hello", "params": params});
     to_server.send(hello.to_string()).unwrap();
     assert!(from_server.recv().await.unwrap().contains("result"));
-    assert_eq!(told().await, Some(16 * 1024 * 1024));
+    assert_eq!(reported().await, Some(16 * 1024 * 1024));
 }
 
 /// A connection that its peer abandoned for another one before it authenticated.

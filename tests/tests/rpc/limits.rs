@@ -139,7 +139,7 @@ async fn streams_are_counted_apart(setup: Setup) {
     assert_eq!(error.code(), Code::Overloaded, "{error}");
     fixture
         .peer
-        .call::<Echo>(&Text::new("streams take no place of calls"))
+        .call::<Echo>(&Text::new("streams take no slot of calls"))
         .await
         .unwrap();
     drop(first);

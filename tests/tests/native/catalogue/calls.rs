@@ -14,7 +14,7 @@ const TABLE: &str = include_str!("calls.x86_64.txt");
 
 /// Calls that are left out because of their effect, not because of the filter.
 const LEFT_OUT: &[(u32, &str)] = &[
-    (15, "rt_sigreturn: ends whoever calls it without a signal"),
+    (15, "rt_sigreturn: ends a caller without a signal"),
     (23, "select: waits for ever"),
     (34, "pause: waits for ever"),
     (56, "clone: a second child goes on with the probe"),

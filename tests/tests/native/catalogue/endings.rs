@@ -8,7 +8,7 @@ use box_tests::wait::eventually;
 use serde_json::json;
 
 use super::super::support::{gone, mark, on_each_machine, params, printed, processes_with, spec};
-use super::host_process::Held;
+use super::host_process::HostProcess;
 
 /// Starts two processes that keep standard output open and ignore signals. One of them is forked
 /// twice, in a new session and with a name that is not UTF-8.
@@ -100,7 +100,7 @@ async fn a_thousand_stubborn_commands_end_with_their_timeouts() {
 async fn a_killed_runtime_takes_its_boxes_along() {
     on_each_machine(async |machine| {
         let seconds = mark();
-        let mut held = Held::start(machine, &[]);
+        let mut held = HostProcess::start(machine, &[]);
         for n in 0..4 {
             let background = format!("({}) > /dev/null 2>&1 & echo started", stubborn(&seconds));
             let result = held.exec(&json!({"session_id": format!("owned-{n}"), "cmd": background}));
@@ -145,7 +145,7 @@ fn descendants(of: u32) -> usize {
 async fn a_hundred_boxes_leave_nothing() {
     on_each_machine(async |machine| {
         let state = tempfile::tempdir().unwrap();
-        let mut held = Held::start_with(machine, &[], Some(state.path()));
+        let mut held = HostProcess::start_with(machine, &[], Some(state.path()));
         let workspace = machine.directory();
         let asked = json!({"session_id": "cycle", "host_path": workspace.path(), "workspace_quota_mb": 64,
             "cmd": "sleep 1000 > /dev/null 2>&1 & echo ran"});
@@ -156,7 +156,7 @@ async fn a_hundred_boxes_leave_nothing() {
             held.exec(&asked);
             held.delete("cycle");
         }
-        let calm = async |held: &Held| {
+        let calm = async |held: &HostProcess| {
             // Spare processes come and go for a moment, so the test waits for a stable count.
             let mut last = (0, 0);
             for _ in 0..100 {

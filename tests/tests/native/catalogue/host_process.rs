@@ -9,15 +9,15 @@ use serde_json::{Value, json};
 use super::super::support::{Machine, PROGRAM};
 
 /// The process, which is killed on drop.
-pub(super) struct Held {
+pub(super) struct HostProcess {
     child: Child,
     ask: ChildStdin,
-    told: BufReader<ChildStdout>,
+    stdout_lines: BufReader<ChildStdout>,
     /// The cgroup parent of its boxes.
     pub(super) parent: String,
 }
 
-impl Held {
+impl HostProcess {
     /// Starts a runtime with boxes like the machine's and with these environment variables.
     pub(super) fn start(machine: &Machine, env: &[(&str, &str)]) -> Self {
         Self::start_with(machine, env, None)
@@ -40,7 +40,7 @@ impl Held {
             .unwrap();
         Self {
             ask: child.stdin.take().unwrap(),
-            told: BufReader::new(child.stdout.take().unwrap()),
+            stdout_lines: BufReader::new(child.stdout.take().unwrap()),
             child,
             parent,
         }
@@ -53,7 +53,7 @@ impl Held {
     fn call(&mut self, what: &Value) -> Value {
         writeln!(self.ask, "{what}").unwrap();
         let mut line = String::new();
-        self.told.read_line(&mut line).unwrap();
+        self.stdout_lines.read_line(&mut line).unwrap();
         serde_json::from_str(&line).unwrap()
     }
 
@@ -81,7 +81,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for HostProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

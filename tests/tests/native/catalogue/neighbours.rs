@@ -130,11 +130,11 @@ async fn the_network_of_the_host_is_out_of_reach() {
             ("EPERM", "EAFNOSUPPORT")
         );
         assert_eq!(said["listed"], "False");
-        let nobody = |accepted: std::io::Result<()>| {
+        let none_waits = |accepted: std::io::Result<()>| {
             accepted.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
         };
         assert!(
-            nobody(listener.accept().map(drop)) && nobody(unix.accept().map(drop)),
+            none_waits(listener.accept().map(drop)) && none_waits(unix.accept().map(drop)),
             "no connection arrived"
         );
     })

@@ -9,7 +9,7 @@ use std::process::Command;
 use box_tests::wait::eventually;
 use serde_json::json;
 
-use super::super::support::{NOBODY, mark, on_each_machine, printed, spec};
+use super::super::support::{ORDINARY_USER, mark, on_each_machine, printed, spec};
 use super::{Answers, PRELUDE, as_root, inside, inside_with, outside};
 
 const PRIVILEGES: &str = include_str!("probes/privileges.py");
@@ -121,7 +121,11 @@ async fn a_set_user_id_program_in_a_workspace_gives_nothing() {
         let result = machine.exec_spec(asked).await.unwrap();
         assert_eq!(printed(&result), "1000\n1000");
         if as_root() {
-            let outside = Command::new(&id).arg("-u").uid(NOBODY).output().unwrap();
+            let outside = Command::new(&id)
+                .arg("-u")
+                .uid(ORDINARY_USER)
+                .output()
+                .unwrap();
             assert_eq!(
                 outside.stdout, b"0\n",
                 "control: the same file, the same user, outside"

@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::json;
 
 use super::super::support::{on_each_machine, printed};
-use super::host_process::Held;
+use super::host_process::HostProcess;
 use super::{answers, as_root, command, inside, inside_with, outside};
 
 const FILES: &str = include_str!("probes/files.py");
@@ -109,7 +109,7 @@ async fn what_the_runtimes_process_has_open_does_not_reach_a_box() {
         rustix::io::fcntl_setfd(&open, rustix::io::FdFlags::empty()).unwrap();
         let outside = outside(DESCRIPTORS, &[]);
         assert_ne!(outside["reached"], "0", "control: a plain child has it");
-        let mut held = Held::start(machine, &[]);
+        let mut held = HostProcess::start(machine, &[]);
         drop(open);
         let leaked = std::fs::read_dir(format!("/proc/{}/fd", held.pid())).unwrap();
         let mut leaked = leaked
@@ -134,7 +134,7 @@ async fn what_the_runtimes_process_has_open_does_not_reach_a_box() {
 async fn the_environment_of_the_host_stays_there() {
     let word = "canary-of-the-environment";
     on_each_machine(async |machine| {
-        let mut held = Held::start(machine, &[("BOX_TEST_CANARY", word)]);
+        let mut held = HostProcess::start(machine, &[("BOX_TEST_CANARY", word)]);
         let probe = command(ENVIRONMENT, &[word]);
         let result = held.exec(&json!({"session_id": "env", "cmd": probe}));
         let own = std::fs::read(format!("/proc/{}/environ", held.pid())).unwrap();

@@ -38,19 +38,19 @@ impl Drop for Stop<'_> {
 }
 
 /// Two directories of the machine's user: one to work in, and one that no box was given.
-struct Places {
+struct Directories {
     dir: tempfile::TempDir,
     outside: tempfile::TempDir,
 }
 
-impl Places {
+impl Directories {
     fn new(machine: &Machine) -> Self {
-        let places = Self {
+        let directories = Self {
             dir: machine.directory(),
             outside: machine.directory(),
         };
-        std::fs::write(places.outside.path().join("canary"), "the host's").unwrap();
-        places
+        std::fs::write(directories.outside.path().join("canary"), "the host's").unwrap();
+        directories
     }
 
     fn make(&self, machine: &Machine, name: &str) {
@@ -114,17 +114,17 @@ impl Places {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_source_that_turns_into_a_link_while_a_box_is_made_is_not_followed() {
     on_each_machine(async |machine| {
-        let places = Places::new(machine);
-        places.make(machine, "w");
+        let directories = Directories::new(machine);
+        directories.make(machine, "w");
         let asked =
-            json!({"host_path": places.dir.path().join("w"), "cmd": "touch touched; cat canary"});
-        let (made, refused) = places.race(machine, 200, "w", &asked);
+            json!({"host_path": directories.dir.path().join("w"), "cmd": "touch touched; cat canary"});
+        let (made, refused) = directories.race(machine, 200, "w", &asked);
         assert!(
             made > 0 && refused > 0,
             "control: both happened: {made} {refused}"
         );
-        assert_eq!(names(places.outside.path()), ["canary"]);
-        assert_eq!(names(&places.dir.path().join("w")), ["touched"], "control");
+        assert_eq!(names(directories.outside.path()), ["canary"]);
+        assert_eq!(names(&directories.dir.path().join("w")), ["touched"], "control");
     })
     .await;
 }
@@ -132,15 +132,15 @@ async fn a_source_that_turns_into_a_link_while_a_box_is_made_is_not_followed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_mount_point_in_a_workspace_that_turns_into_a_link_is_not_followed() {
     on_each_machine(async |machine| {
-        let places = Places::new(machine);
+        let directories = Directories::new(machine);
         let extra = machine.directory();
-        places.make(machine, "a");
-        places.make(machine, "a/b");
-        let asked = json!({"host_path": places.dir.path(), "cmd": "touch a/b/touched; cat a/canary",
+        directories.make(machine, "a");
+        directories.make(machine, "a/b");
+        let asked = json!({"host_path": directories.dir.path(), "cmd": "touch a/b/touched; cat a/canary",
             "extra_mounts": [{"host_path": extra.path(), "mount_path": "/workspace/a/b", "mode": "rw"}]});
-        let (made, refused) = places.race(machine, 100, "a", &asked);
+        let (made, refused) = directories.race(machine, 100, "a", &asked);
         assert!(made > 0 && refused > 0, "control: both happened: {made} {refused}");
-        assert_eq!(names(places.outside.path()), ["canary"]);
+        assert_eq!(names(directories.outside.path()), ["canary"]);
     })
     .await;
 }
@@ -148,15 +148,15 @@ async fn a_mount_point_in_a_workspace_that_turns_into_a_link_is_not_followed() {
 #[tokio::test]
 async fn a_mount_through_a_link_in_a_workspace_is_refused() {
     on_each_machine(async |machine| {
-        let places = Places::new(machine);
+        let directories = Directories::new(machine);
         let extra = machine.directory();
         std::fs::write(extra.path().join("extra"), "").unwrap();
-        places.make(machine, "real");
-        places.make(machine, "real/b");
-        std::os::unix::fs::symlink(places.outside.path(), places.dir.path().join("a")).unwrap();
-        std::os::unix::fs::symlink("/etc", places.dir.path().join("inner")).unwrap();
+        directories.make(machine, "real");
+        directories.make(machine, "real/b");
+        std::os::unix::fs::symlink(directories.outside.path(), directories.dir.path().join("a")).unwrap();
+        std::os::unix::fs::symlink("/etc", directories.dir.path().join("inner")).unwrap();
         for (target, fine) in [("a/b", false), ("a", false), ("inner", false), ("real/b", true)] {
-            let asked = json!({"session_id": target.replace('/', "-"), "host_path": places.dir.path(),
+            let asked = json!({"session_id": target.replace('/', "-"), "host_path": directories.dir.path(),
                 "cmd": format!("ls /workspace/{target}"), "extra_mounts": [{"host_path": extra.path(),
                 "mount_path": format!("/workspace/{target}"), "mode": "rw"}]});
             let result = machine.exec_spec(spec(asked)).await;
@@ -165,7 +165,7 @@ async fn a_mount_through_a_link_in_a_workspace_is_refused() {
                 other => assert!(other.is_err() && !fine, "{target}: {other:?}"),
             }
         }
-        assert_eq!(names(places.outside.path()), ["canary"]);
+        assert_eq!(names(directories.outside.path()), ["canary"]);
     })
     .await;
 }

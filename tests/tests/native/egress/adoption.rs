@@ -17,9 +17,9 @@ async fn an_adopted_box_reaches_the_same_destinations_by_the_same_addresses() {
         let exec = |cmd: String| json!({"spec": {"session_id": "kept", "network": "on", "cmd": cmd, "network_policy": {"allow": ["one.test", "two.test:1"]}}});
         let first = start().await.unwrap();
         // A program that keeps the resolved address, and an idle connection.
-        let lookup = "getent ahostsv4 one.test | head -1 | cut -d' ' -f1 >/tmp/told; cat /tmp/told";
-        let told = first.call::<BoxExec>(exec(lookup.to_owned())).await.unwrap();
-        assert!(told.stdout.starts_with("198.18.1."), "{told:?}");
+        let lookup = "getent ahostsv4 one.test | head -1 | cut -d' ' -f1 >/tmp/answer; cat /tmp/answer";
+        let answer = first.call::<BoxExec>(exec(lookup.to_owned())).await.unwrap();
+        assert!(answer.stdout.starts_with("198.18.1."), "{answer:?}");
         let held = format!("(exec 3<>/dev/tcp/one.test/{port}; cat <&3 >/dev/null; echo cut >/tmp/end) >/dev/null 2>&1 & sleep 0.5; echo held");
         let held = first.call::<BoxExec>(exec(format!("bash -c '{held}'"))).await.unwrap();
         assert_eq!(held.stdout.trim(), "held", "{held:?}");
@@ -32,8 +32,8 @@ async fn an_adopted_box_reaches_the_same_destinations_by_the_same_addresses() {
         // Another name does not get the address of the first.
         let other = second.call::<BoxExec>(exec("getent ahostsv4 two.test | head -1".to_owned())).await.unwrap();
         assert_eq!(other.exit_code, Some(0), "{other:?}");
-        assert!(!other.stdout.contains(told.stdout.trim()), "{other:?}");
-        let page = format!("curl -sS http://one.test:{port}/ && curl -sS http://$(cat /tmp/told):{port}/");
+        assert!(!other.stdout.contains(answer.stdout.trim()), "{other:?}");
+        let page = format!("curl -sS http://one.test:{port}/ && curl -sS http://$(cat /tmp/answer):{port}/");
         let page = second.call::<BoxExec>(exec(page)).await.unwrap();
         assert_eq!(page.stdout, "still herestill here", "{page:?}");
         // The policy of the box itself was stored with it.

@@ -104,8 +104,8 @@ async fn addresses_are_reached_over_both_kinds_and_what_is_not_listed_is_refused
             .await;
             assert_eq!(refused, "ECONNREFUSED", "{literal} is not listed");
         }
-        let nobody = "print(word(lambda: first('198.18.77.77', 80)))";
-        assert_eq!(says(machine, "b", nobody).await, "EHOSTUNREACH");
+        let unassigned = "print(word(lambda: first('198.18.77.77', 80)))";
+        assert_eq!(says(machine, "b", unassigned).await, "EHOSTUNREACH");
         assert_eq!(hidden.taken(), 0);
     })
     .await;
@@ -151,9 +151,9 @@ print(first('two.test', {port}, b'again'))"
             let update = serde_json::from_value(update).unwrap();
             machine.runtime.update(&caller, update).await.unwrap();
         };
-        let (told, ()) = tokio::join!(says(machine, "live", &text), change);
+        let (answer, ()) = tokio::join!(says(machine, "live", &text), change);
         assert_eq!(
-            told.lines().collect::<Vec<_>>(),
+            answer.lines().collect::<Vec<_>>(),
             ["ECONNRESET", "still", "gaierror", "again"]
         );
     })

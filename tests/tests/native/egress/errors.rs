@@ -9,20 +9,22 @@ use crate::adoption::Host;
 use crate::support::on_each_machine;
 
 async fn run(host: &Host, cmd: String) -> String {
-    let spec = json!({"session_id": "told", "network": "on", "timeout_sec": 100, "cmd": cmd});
+    let spec = json!({"session_id": "reported", "network": "on", "timeout_sec": 100, "cmd": cmd});
     let ran = host.call::<BoxExec>(json!({ "spec": spec })).await.unwrap();
     assert_eq!(ran.exit_code, Some(0), "{ran:?}");
     ran.stdout.trim().to_owned()
 }
 
 async fn end(host: Host) {
-    let delete = json!({"session_id": "told", "force": true});
+    let delete = json!({"session_id": "reported", "force": true});
     host.call::<BoxDelete>(delete).await.unwrap();
     host.kill().await;
 }
 
 async fn connections(host: &Host) -> Option<u64> {
-    let used = host.call::<BoxStats>(json!({"session_id": "told"})).await;
+    let used = host
+        .call::<BoxStats>(json!({"session_id": "reported"}))
+        .await;
     used.unwrap().network_connections
 }
 
@@ -43,7 +45,7 @@ ip -6 route add unreachable 2001:db8::9";
         "2001:db8::9"
     ]);
     let network = json!({"policy": {"allow": allow}, "hosts": hosts, "within": within});
-    let told = script(
+    let reported = script(
         "def six(name):
     to = socket.getaddrinfo(name, 80, socket.AF_INET6, socket.SOCK_STREAM)[0][4]
     socket.socket(socket.AF_INET6).connect(to)
@@ -59,7 +61,7 @@ print('asyncio', word(lambda: asyncio.run(asyncio.open_connection('192.0.2.9', 8
         let host = Host::start_with(machine, dir.path(), network.clone())
             .await
             .unwrap();
-        let told = run(&host, told.clone()).await;
+        let reported = run(&host, reported.clone()).await;
         let expected = [
             "refuses.test ECONNREFUSED",
             "away.test EHOSTUNREACH",
@@ -75,7 +77,7 @@ print('asyncio', word(lambda: asyncio.run(asyncio.open_connection('192.0.2.9', 8
             "asyncio EHOSTUNREACH",
         ];
         assert_eq!(
-            told.lines().collect::<Vec<_>>(),
+            reported.lines().collect::<Vec<_>>(),
             expected,
             "{}",
             machine.name

@@ -86,10 +86,10 @@ def bind(port):
     s = socket.socket(); s.bind(('127.0.0.1', port))
 print(word(lambda: bind(1)), word(lambda: bind(53)), word(lambda: bind(8001)))"
         );
-        let told = says(machine, "tries", &text).await;
-        let lines: Vec<_> = told.lines().collect();
+        let answer = says(machine, "tries", &text).await;
+        let lines: Vec<_> = answer.lines().collect();
         assert_eq!(lines[0], "ECONNREFUSED");
-        assert!(lines[1].split(' ').all(|word| ["ECONNRESET", "ECONNREFUSED"].contains(&word)), "{told}");
+        assert!(lines[1].split(' ').all(|word| ["ECONNRESET", "ECONNREFUSED"].contains(&word)), "{answer}");
         assert_eq!(lines[2..], ["ECONNREFUSED ECONNREFUSED", "EACCES EACCES None"]);
     })
     .await;
@@ -117,12 +117,12 @@ print(word(lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, 1)), word(lamb
 print(word(lambda: open('/proc/sys/net/ipv4/ip_unprivileged_port_start', 'w').write('0')))
 print(word(lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)).__class__.__name__)
 print(word(lambda: socket.socket().setsockopt(socket.SOL_SOCKET, 36, 4711)))";
-        let told = says(machine, "change", text).await;
-        let lines: Vec<_> = told.lines().collect();
-        assert_eq!(lines[..4], ["EPERM"; 4], "{told}");
-        assert!(["EPROTONOSUPPORT", "EPERM"].contains(&lines[4]), "{told}");
-        assert!(!lines[5].contains("socket"), "{told}");
-        assert!(["EROFS", "EACCES", "EPERM"].contains(&lines[6]), "{told}");
+        let answer = says(machine, "change", text).await;
+        let lines: Vec<_> = answer.lines().collect();
+        assert_eq!(lines[..4], ["EPERM"; 4], "{answer}");
+        assert!(["EPROTONOSUPPORT", "EPERM"].contains(&lines[4]), "{answer}");
+        assert!(!lines[5].contains("socket"), "{answer}");
+        assert!(["EROFS", "EACCES", "EPERM"].contains(&lines[6]), "{answer}");
         assert_eq!(lines[7], "socket", "the control: netlink itself is there");
         assert_eq!(lines[8], "EPERM", "the marks by which rules know what was decided");
         assert_eq!(printed(&online(machine, "change", &page).await), "web", "and everything is as it was");

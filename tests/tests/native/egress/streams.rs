@@ -42,8 +42,8 @@ print(back[0], bytes(back[1:]) == whole, len(back))",
         server.port()
     );
     on_each_machine_set_up(TEST_LIMIT, set_up, async |machine| {
-        let told = says(machine, "large", &text).await;
-        assert_eq!(told, format!("1 True {}", LARGE + 1));
+        let answer = says(machine, "large", &text).await;
+        assert_eq!(answer, format!("1 True {}", LARGE + 1));
         let used = serde_json::from_value(json!({"session_id": "large"})).unwrap();
         let used = machine
             .runtime
@@ -139,9 +139,9 @@ quick = dial('peer.test', {port}); quick.sendall(b'm')
 got = 0
 while piece := quick.recv(1 << 20): got += len(piece)
 print(got == 32 << 20)
-told = b''
-while piece := slow.recv(100): told += piece
-print(told == b'slowly' * 8)
+answer = b''
+while piece := slow.recv(100): answer += piece
+print(answer == b'slowly' * 8)
 got = 0
 while piece := idle.recv(1 << 20): got += len(piece)
 print(got == 32 << 20)",

@@ -70,7 +70,7 @@ async fn what_is_not_there_is_not_found() {
             written.detail::<Detail>().unwrap().errno.as_deref(),
             Some("ENOENT")
         );
-        let other = Caller::named("somebody else");
+        let other = Caller::named("another owner");
         let params = inside.params(json!({"paths": ["/"]}));
         let refused = machine.runtime.forward::<FileStat>(&other, &params).await;
         assert_eq!(refused.unwrap_err().code(), Code::NotFound);
@@ -291,8 +291,8 @@ async fn a_box_full_of_processes_still_answers() {
         let is_full = json!({"paths": ["/tmp/is-full"]});
         let begun = std::time::Instant::now();
         loop {
-            let told = inside.ask::<FileStat>(is_full.clone()).await.unwrap();
-            if matches!(told.paths["/tmp/is-full"], FileOutcome::Stat(_)) {
+            let answer = inside.ask::<FileStat>(is_full.clone()).await.unwrap();
+            if matches!(answer.paths["/tmp/is-full"], FileOutcome::Stat(_)) {
                 break;
             }
             assert!(

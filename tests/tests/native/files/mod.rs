@@ -63,10 +63,15 @@ impl<'a> Inside<'a> {
 
     /// Makes a call that must succeed.
     async fn done<A: DataPlane>(self, params: Value) -> A::Result {
-        let told = params.to_string();
+        let call_params = params.to_string();
         let answer = self.ask::<A>(params).await;
-        answer
-            .unwrap_or_else(|error| panic!("{}: {} {told}: {error:?}", self.machine.name, A::NAME))
+        answer.unwrap_or_else(|error| {
+            panic!(
+                "{}: {} {call_params}: {error:?}",
+                self.machine.name,
+                A::NAME
+            )
+        })
     }
 
     /// Makes a call that must be refused, and returns the error code.
@@ -74,10 +79,14 @@ impl<'a> Inside<'a> {
     where
         A::Result: std::fmt::Debug,
     {
-        let told = params.to_string();
+        let call_params = params.to_string();
         match self.ask::<A>(params).await {
             Err(error) => error.code(),
-            Ok(result) => panic!("{}: {} {told}: {result:?}", self.machine.name, A::NAME),
+            Ok(result) => panic!(
+                "{}: {} {call_params}: {result:?}",
+                self.machine.name,
+                A::NAME
+            ),
         }
     }
 

@@ -39,11 +39,11 @@ impl Inside<'_> {
             }
             text
         });
-        let told = text.lines().map(|line| {
+        let answer = text.lines().map(|line| {
             let change: FileChange = serde_json::from_str(line).unwrap();
             (change.kind, change.path)
         });
-        (told.collect(), result.unwrap().read)
+        (answer.collect(), result.unwrap().read)
     }
 
     /// As [`Self::changes`], once they match: on a busy machine the watch may pause before it has

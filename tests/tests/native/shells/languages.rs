@@ -120,9 +120,9 @@ async fn a_huge_error_is_cut_and_the_shell_keeps_its_state() {
 const FORGED: &str = r#"
 import glob, json
 large = "x" * 1_000_000
-told = [b"2", b"0", large.encode(), json.dumps({"error": {"name": "E", "value": large, "traceback": [large]}}).encode(), b""]
+answer = [b"2", b"0", large.encode(), json.dumps({"error": {"name": "E", "value": large, "traceback": [large]}}).encode(), b""]
 with open(glob.glob("/tmp/.box-shell-*")[0] + "/done", "wb", buffering=0) as done:
-    rest = b"".join(field + b"\0" for field in told)
+    rest = b"".join(field + b"\0" for field in answer)
     while rest:
         rest = rest[done.write(rest):]
 "#;
