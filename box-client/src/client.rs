@@ -33,17 +33,17 @@ impl BoxClient {
         {
             return Err(link.down().map_or(error.into(), |why| (&*why).into()));
         }
-        Ok(Self::linked(Arc::new(link)))
+        Ok(Self::from_link(Arc::new(link)))
     }
 
-    /// Uses a connection that comes back.
-    pub fn linked(link: Arc<Link>) -> Self {
+    /// Uses an existing link, which reconnects.
+    pub fn from_link(link: Arc<Link>) -> Self {
         let server = Remote::Link(link);
         Self { server }
     }
 
-    /// Uses one connection, which somebody else keeps. When it is lost it stays lost.
-    pub fn over(peer: Peer) -> Self {
+    /// Uses one connection that the caller owns. The client does not reconnect it.
+    pub fn from_peer(peer: Peer) -> Self {
         let server = Remote::Peer(peer);
         Self { server }
     }

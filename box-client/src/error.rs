@@ -1,4 +1,4 @@
-//! Why something asked of a box gave no result.
+//! Errors of the client.
 
 use std::io::ErrorKind;
 
@@ -9,50 +9,51 @@ use box_rpc::{CallError, ConnectionError};
 use box_transports::link::Down;
 use box_transports::websocket::UpgradeRefused;
 
-/// Why something asked of a box gave no result. Every one has one of the contract's twelve words.
+/// An error of a client call. Each maps to an error [`Code`] of the contract.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
-    /// The other end said no, or this end did before anything was sent.
+    /// The server refused the call, or the client did before sending it.
     #[error("{0}")]
     Refused(BoxError),
-    /// The call has no answer: it was lost, not sent, too large, or took too long.
+    /// The call got no answer: it was lost, not sent, too large, or timed out.
     #[error("{0}")]
     Failed(CallError),
-    /// There is no connection to the server.
+    /// The client is not connected to the server.
     #[error("{}: {}", self.code(), .0)]
-    Unconnected(Unconnected),
-    /// The connection was lost too often in succession. [`reconnect`](crate::CommandHandle::reconnect)
-    /// tries again.
-    #[error("unavailable: lost the connection {losses} times in succession, giving up: {last}")]
+    NotConnected(ConnectFailure),
+    /// Too many consecutive losses of the connection.
+    ///
+    /// [`reconnect`](crate::CommandHandle::reconnect) tries again.
+    #[error("unavailable: connection lost {losses} times in a row: {last}")]
     Disconnected {
-        /// How often.
+        /// Number of consecutive losses.
         losses: u32,
-        /// The last time.
+        /// The last error.
         last: Box<Self>,
     },
-    /// The command was killed by this handle, and the connection was lost before its end was seen.
-    #[error("unavailable: the command was killed, and the connection lost before its end was seen")]
+    /// This handle killed the command, and the connection was lost before its exit status arrived.
+    #[error("unavailable: command killed, but its exit status is unknown: connection lost")]
     Killed,
-    /// Reading ended before the command did, so that its exit is not known.
-    #[error("{}: the stream ended without an exit{}", self.code(), ended_by(*.0))]
+    /// Reading ended before the command exited, so its exit status is unknown.
+    #[error("{}: no exit status{}", self.code(), ended_by(*.0))]
     NoExit(Option<ReadWhy>),
 }
 
-/// Why there is no connection to a server.
+/// Why the client could not connect to a server.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Unconnected {
-    /// There is nothing of that name: no socket, no program.
-    #[error("there is nothing of that name")]
-    NotThere,
-    /// Nobody listens.
-    #[error("nobody listens there")]
-    NobodyListens,
-    /// What is there refused to speak over a websocket, with this status of HTTP.
+pub enum ConnectFailure {
+    /// The socket or the program does not exist.
+    #[error("no such socket or program")]
+    NotFound,
+    /// The address has no listener.
+    #[error("no listener at this address")]
+    NoListener,
+    /// The server refused the WebSocket upgrade with this HTTP status.
     #[error("refused with HTTP status {0}")]
-    Status(u16),
-    /// Anything else.
+    HttpStatus(u16),
+    /// Another failure.
     #[error("{0}")]
     Other(String),
 }
@@ -62,14 +63,14 @@ impl From<&Down> for ClientError {
         let error = match why {
             Down::Hello(error) => return error.clone().into(),
             Down::Connection(ConnectionError::Io(error)) => error,
-            other => return Self::Unconnected(Unconnected::Other(other.to_string())),
+            other => return Self::NotConnected(ConnectFailure::Other(other.to_string())),
         };
         let inner = error.get_ref().and_then(|inner| inner.downcast_ref());
-        Self::Unconnected(match (inner, error.kind()) {
-            (Some(UpgradeRefused(status)), _) => Unconnected::Status(*status),
-            (None, ErrorKind::NotFound) => Unconnected::NotThere,
-            (None, ErrorKind::ConnectionRefused) => Unconnected::NobodyListens,
-            (None, kind) => Unconnected::Other(kind.to_string()),
+        Self::NotConnected(match (inner, error.kind()) {
+            (Some(UpgradeRefused(status)), _) => ConnectFailure::HttpStatus(*status),
+            (None, ErrorKind::NotFound) => ConnectFailure::NotFound,
+            (None, ErrorKind::ConnectionRefused) => ConnectFailure::NoListener,
+            (None, kind) => ConnectFailure::Other(kind.to_string()),
         })
     }
 }
@@ -77,43 +78,43 @@ impl From<&Down> for ClientError {
 fn ended_by(why: Option<ReadWhy>) -> &'static str {
     match why {
         None | Some(ReadWhy::Exit) => "",
-        Some(ReadWhy::Time) => ": the time to read it is over",
-        Some(ReadWhy::Silence) => ": it has been silent for too long",
-        Some(ReadWhy::Bytes) => ": enough was read",
+        Some(ReadWhy::Time) => ": time limit for reading reached",
+        Some(ReadWhy::Silence) => ": silence limit reached",
+        Some(ReadWhy::Bytes) => ": byte limit for reading reached",
         Some(ReadWhy::Taken) => ": another reader took over",
     }
 }
 
 impl ClientError {
-    /// The word for it.
+    /// Returns the error code.
     pub fn code(&self) -> Code {
         match self {
             Self::Refused(error) => error.code(),
             Self::Failed(error) => error.code(),
-            Self::Unconnected(Unconnected::Status(401 | 403)) => Code::Denied,
-            Self::Unconnected(_) | Self::Disconnected { .. } | Self::Killed => Code::Unavailable,
+            Self::NotConnected(ConnectFailure::HttpStatus(401 | 403)) => Code::Denied,
+            Self::NotConnected(_) | Self::Disconnected { .. } | Self::Killed => Code::Unavailable,
             Self::NoExit(Some(ReadWhy::Time | ReadWhy::Silence)) => Code::Timeout,
             Self::NoExit(Some(ReadWhy::Taken)) => Code::Conflict,
             Self::NoExit(_) => Code::Internal,
         }
     }
 
-    /// There is no such thing, or none of yours.
+    /// Whether the object does not exist or belongs to another caller.
     pub fn is_not_found(&self) -> bool {
         self.code() == Code::NotFound
     }
 
-    /// It exists already and differs, or its state forbids this.
+    /// Whether the object exists and differs, or its state forbids the call.
     pub fn is_conflict(&self) -> bool {
         self.code() == Code::Conflict
     }
 
-    /// It cannot be done now, and may work later.
+    /// Whether the call may succeed later.
     pub fn is_unavailable(&self) -> bool {
         self.code() == Code::Unavailable
     }
 
-    /// What the other end said, if it said anything.
+    /// Returns the refusal; `None` if the call failed otherwise.
     pub fn refusal(&self) -> Option<&BoxError> {
         match self {
             Self::Refused(error) => Some(error),
@@ -121,7 +122,7 @@ impl ClientError {
         }
     }
 
-    /// What programs may read beside the word.
+    /// Returns the machine-readable details; empty if the error has none.
     pub fn detail(&self) -> Detail {
         let refusal = self.refusal();
         refusal.and_then(BoxError::detail).unwrap_or_default()
@@ -143,14 +144,14 @@ impl From<BoxError> for ClientError {
     }
 }
 
-/// A value that breaks a rule of the contract is refused before anything is sent.
+/// The client refuses an invalid value before it sends the call.
 impl From<Invalid> for ClientError {
     fn from(invalid: Invalid) -> Self {
         Self::Refused(invalid.into())
     }
 }
 
-/// What readers and writers of bytes say.
+/// Converts to the error of byte readers and writers.
 impl From<ClientError> for std::io::Error {
     fn from(error: ClientError) -> Self {
         let kind = match error.code() {

@@ -89,7 +89,7 @@ pub use client::BoxClient;
 pub use command::{
     CommandBuilder, CommandControl, CommandHandle, DEFAULT_IDLE_LIMIT, DEFAULT_KEPT_BYTES,
 };
-pub use error::{ClientError, Unconnected};
+pub use error::{ClientError, ConnectFailure};
 pub use execution::{Execution, ExecutionReader, MAX_EVENT_BYTES, Message};
 pub use files::{FileReader, FileWriter, Files, MAX_READ_BYTES, PIECE_BYTES};
 pub use handle::BoxHandle;

@@ -1,4 +1,4 @@
-//! How a client connects.
+//! Connection options of a client.
 
 use std::time::Duration;
 
@@ -6,16 +6,17 @@ use box_rpc::HelloParams;
 use box_transports::ConnectOptions;
 use box_transports::link::LinkOptions;
 
-/// How a [`BoxClient`](crate::BoxClient) connects. The default suits a server on the same machine.
+/// Connection options of a [`BoxClient`](crate::BoxClient).
+///
+/// The defaults suit a server on the same machine.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct ClientOptions {
-    /// How each connection is made: time, TLS, headers.
+    /// Options of each connection: timeout, TLS, headers.
     pub connect: ConnectOptions,
-    /// How the link comes back, and what it says first.
+    /// Options of the reconnection and of the `hello` call.
     pub link: LinkOptions,
-    /// How long the first connection is tried for, with a pause that grows between attempts. Zero is
-    /// one attempt, so that a server that is not there is told at once.
+    /// How long to retry the first connection, with growing delays; one attempt if zero.
     pub first_connection: Duration,
 }
 
@@ -37,13 +38,13 @@ impl Default for ClientOptions {
 }
 
 impl ClientOptions {
-    /// Says hello with this token, as servers on a network ask for.
+    /// Sets the token for the `hello` call, which a server on a network requires.
     pub fn token(mut self, token: impl Into<String>) -> Self {
         self.link.hello.get_or_insert_default().token = Some(token.into());
         self
     }
 
-    /// Tries for so long before giving up the first connection.
+    /// Sets how long to retry the first connection.
     pub fn first_connection(mut self, within: Duration) -> Self {
         self.first_connection = within;
         self

@@ -1,4 +1,4 @@
-//! A connection to a port inside a box, as bytes.
+//! Byte streams to ports inside a box.
 
 use std::fmt;
 use std::io;
@@ -16,8 +16,10 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::error::ClientError;
 
-/// A connection to a port inside a box. Shutting it down ends what is sent, and leaves what is read open;
-/// dropping it closes it. It ends with the connection to the server.
+/// A connection to a port inside a box.
+///
+/// `shutdown` closes the write side only; dropping the stream closes both. The stream ends with the
+/// connection to the server.
 pub struct PortStream {
     peer: Peer,
     session_id: SessionId,
@@ -50,11 +52,11 @@ impl PortStream {
         let mut chunks = peer.stream::<PortOpen>(&params).await?;
         let conn_id = match chunks.next().await {
             Some(Ok(PortChunk::ConnId(id))) => id,
-            Some(Ok(PortChunk::Data(_))) => return Err(unnamed()),
+            Some(Ok(PortChunk::Data(_))) => return Err(missing_id()),
             Some(Err(error)) => return Err(error.into()),
             None => {
                 chunks.finish().await?;
-                return Err(unnamed());
+                return Err(missing_id());
             }
         };
         Ok(Self {
@@ -81,7 +83,7 @@ impl PortStream {
         }));
     }
 
-    /// Waits for what was sent to be written.
+    /// Waits until the agent has written the sent bytes.
     fn poll_sent(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if let Some(sending) = &mut self.sending {
             let sent = ready!(sending.as_mut().poll(cx));
@@ -92,8 +94,8 @@ impl PortStream {
     }
 }
 
-fn unnamed() -> ClientError {
-    CallError::Shape("the connection to the port was not named".to_owned()).into()
+fn missing_id() -> ClientError {
+    CallError::Shape("expected the connection id as the first chunk".to_owned()).into()
 }
 
 impl AsyncRead for PortStream {
@@ -131,7 +133,7 @@ impl AsyncWrite for PortStream {
         let count = data.len().min(MAX_CHUNK_BYTES);
         if count > 0 {
             self.send(Some(Bytes::copy_from_slice(&data[..count])), false);
-            // Polled once, so that it is on its way when this returns.
+            // The first poll sends the request.
             if let Poll::Ready(Err(error)) = self.poll_sent(cx) {
                 return Poll::Ready(Err(error));
             }

@@ -1,51 +1,52 @@
-//! When a command that lost its connection is read on. A pure state machine: events in, decisions out,
-//! no clock and no connection.
+//! When to resume reading a command after its connection was lost.
+//!
+//! A pure state machine: events in, decisions out, without a clock or a connection.
 //!
 //! | event | decision |
 //! |---|---|
-//! | a loss | read on after 0.5 s, 1 s, 2 s, 4 s, 8 s: twice as long after each further one, at most 8 s |
-//! | a loss that the server announced, to be back at once | read on at once; it counts as a loss all the same |
-//! | output, or the word that the command has started | the losses so far are forgotten |
-//! | the sixth loss in succession | give up |
-//! | any loss after a kill | give up: nobody wants the rest |
+//! | connection loss | resume after 0.5 s, 1 s, 2 s, 4 s, 8 s: the delay doubles with each loss, up to 8 s |
+//! | connection loss that the server announced as a restart | resume at once; it counts as a loss |
+//! | output, or the `started` chunk | reset the number of losses |
+//! | sixth consecutive loss | give up |
+//! | loss after a kill | give up |
 
 use std::time::Duration;
 
 use box_transports::link::doubled;
 
-/// Losses in succession after which reading goes on.
+/// Number of consecutive losses after which a command is still resumed.
 pub const MAX_RECONNECTS: u32 = 5;
 
-/// The pause after the first loss; each further one doubles it.
-pub const FIRST_PAUSE: Duration = Duration::from_millis(500);
+/// Delay after the first loss; it doubles with each further one.
+pub const FIRST_DELAY: Duration = Duration::from_millis(500);
 
-/// The longest pause.
-pub const LONGEST_PAUSE: Duration = Duration::from_secs(8);
+/// Maximum delay.
+pub const MAX_DELAY: Duration = Duration::from_secs(8);
 
-/// How a connection was lost.
+/// How the connection was lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Loss {
-    /// The server said that it goes and will be back at once.
+    /// The server announced a restart.
     Restart,
-    /// It broke, or could not be made.
+    /// The connection broke or could not be established.
     Broken,
 }
 
-/// What to do about a loss.
+/// The reaction to a loss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decision {
-    /// Read on after this pause.
+    /// Resume after this delay.
     After(Duration),
-    /// It was lost too often in succession.
+    /// Too many consecutive losses.
     GiveUp {
-        /// How often.
+        /// Number of consecutive losses.
         losses: u32,
     },
-    /// It was killed.
+    /// The client has killed the command.
     Killed,
 }
 
-/// When a command that lost its connection is read on.
+/// The reconnection state of one command.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Reconnect {
     losses: u32,
@@ -53,18 +54,18 @@ pub struct Reconnect {
 }
 
 impl Reconnect {
-    /// Output has come, or the word that the command has started: the losses so far are forgotten.
-    pub fn progress(&mut self) {
+    /// Records output or the `started` chunk, which resets the number of losses.
+    pub fn on_progress(&mut self) {
         self.losses = 0;
     }
 
-    /// The command was killed: whatever is lost from now on stays lost.
-    pub fn kill(&mut self) {
+    /// Records that the client has killed the command.
+    pub fn on_kill(&mut self) {
         self.killed = true;
     }
 
-    /// The connection was lost, or an attempt to read on failed.
-    pub fn lost(&mut self, loss: Loss) -> Decision {
+    /// Records a lost connection or a failed attempt to resume.
+    pub fn on_loss(&mut self, loss: Loss) -> Decision {
         if self.killed {
             return Decision::Killed;
         }
@@ -75,7 +76,7 @@ impl Reconnect {
         }
         Decision::After(match loss {
             Loss::Restart => Duration::ZERO,
-            Loss::Broken => doubled(FIRST_PAUSE, LONGEST_PAUSE, losses - 1),
+            Loss::Broken => doubled(FIRST_DELAY, MAX_DELAY, losses - 1),
         })
     }
 }
@@ -85,69 +86,69 @@ mod tests {
     use super::*;
     use tokio::time::{Instant, sleep};
 
-    /// Loses until it gives up, and tells after how many milliseconds each attempt was made.
+    /// Returns the times of the attempts in milliseconds, and the last decision.
     async fn attempts(mut policy: Reconnect, losses: &[Loss]) -> (Vec<u128>, Decision) {
-        let begun = Instant::now();
-        let mut made = Vec::new();
+        let start = Instant::now();
+        let mut times = Vec::new();
         for loss in losses {
-            match policy.lost(*loss) {
-                Decision::After(pause) => sleep(pause).await,
-                over => return (made, over),
+            match policy.on_loss(*loss) {
+                Decision::After(delay) => sleep(delay).await,
+                last => return (times, last),
             }
-            made.push(begun.elapsed().as_millis());
+            times.push(start.elapsed().as_millis());
         }
-        (made, Decision::After(Duration::ZERO))
+        (times, Decision::After(Duration::ZERO))
     }
 
     #[tokio::test(start_paused = true)]
-    async fn five_attempts_ever_later_and_the_sixth_loss_is_the_last() {
-        let (made, over) = attempts(Reconnect::default(), &[Loss::Broken; 9]).await;
-        assert_eq!(made, [500, 1500, 3500, 7500, 15500]);
-        assert_eq!(over, Decision::GiveUp { losses: 6 });
+    async fn five_attempts_with_growing_delays_then_give_up() {
+        let (times, last) = attempts(Reconnect::default(), &[Loss::Broken; 9]).await;
+        assert_eq!(times, [500, 1500, 3500, 7500, 15500]);
+        assert_eq!(last, Decision::GiveUp { losses: 6 });
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_announced_restart_is_followed_at_once_and_counts() {
+    async fn an_announced_restart_resumes_at_once_and_counts() {
         let losses = [Loss::Restart, Loss::Broken, Loss::Restart, Loss::Broken];
-        let (made, _) = attempts(Reconnect::default(), &losses).await;
-        assert_eq!(made, [0, 1000, 1000, 5000]);
-        let (made, over) = attempts(Reconnect::default(), &[Loss::Restart; 9]).await;
-        assert_eq!(made, [0; 5]);
-        assert_eq!(over, Decision::GiveUp { losses: 6 });
+        let (times, _) = attempts(Reconnect::default(), &losses).await;
+        assert_eq!(times, [0, 1000, 1000, 5000]);
+        let (times, last) = attempts(Reconnect::default(), &[Loss::Restart; 9]).await;
+        assert_eq!(times, [0; 5]);
+        assert_eq!(last, Decision::GiveUp { losses: 6 });
     }
 
     #[test]
-    fn output_starts_over() {
+    fn output_resets_the_losses() {
         let mut policy = Reconnect::default();
         for _ in 0..100 {
             for _ in 0..MAX_RECONNECTS {
-                assert!(matches!(policy.lost(Loss::Broken), Decision::After(_)));
+                assert!(matches!(policy.on_loss(Loss::Broken), Decision::After(_)));
             }
-            policy.progress();
+            policy.on_progress();
             assert_eq!(policy, Reconnect::default());
         }
     }
 
     #[test]
-    fn no_pause_is_longer_than_the_longest() {
+    fn no_delay_exceeds_the_maximum() {
         let mut policy = Reconnect {
             losses: 3,
             killed: false,
         };
         assert_eq!(
-            policy.lost(Loss::Broken),
+            policy.on_loss(Loss::Broken),
             Decision::After(Duration::from_secs(4))
         );
-        assert_eq!(policy.lost(Loss::Broken), Decision::After(LONGEST_PAUSE));
+        assert_eq!(policy.on_loss(Loss::Broken), Decision::After(MAX_DELAY));
     }
 
     #[test]
-    fn nothing_is_read_on_after_a_kill() {
+    fn a_killed_command_is_not_resumed() {
         let mut policy = Reconnect::default();
-        policy.lost(Loss::Broken);
-        policy.kill();
-        policy.progress();
-        assert_eq!(policy.lost(Loss::Restart), Decision::Killed);
-        assert_eq!(policy.lost(Loss::Broken), Decision::Killed);
+        policy.on_loss(Loss::Broken);
+        policy.on_kill();
+        policy.on_progress();
+        assert_eq!(policy.on_loss(Loss::Restart), Decision::Killed);
+        assert_eq!(policy.on_loss(Loss::Broken), Decision::Killed);
     }
 }

@@ -38,7 +38,10 @@ const INPUT_AGAIN: Duration = Duration::from_millis(200);
 /// Starts a command and follows it to its end.
 pub(crate) async fn run(command: CommandBuilder, manner: &Manner, json: bool) -> Result<Exit> {
     let tty = manner.tty;
-    let mut command = command.tied().idle_limit(ALONE).keep(0);
+    let mut command = command
+        .kill_on_disconnect()
+        .idle_limit(ALONE)
+        .capture_limit(0);
     if !manner.no_stdin {
         command = command.with_input();
     }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
-use box_client::{BoxClient, ClientError, ClientOptions, Code, Endpoint, Unconnected};
+use box_client::{BoxClient, ClientError, ClientOptions, Code, ConnectFailure, Endpoint};
 
 use crate::args::{Arguments, Command};
 use crate::config;
@@ -84,21 +84,21 @@ pub(crate) struct NoServer {
 impl NoServer {
     fn new(endpoint: &str, parsed: &Endpoint, named: bool, error: &ClientError) -> Self {
         let why = match error {
-            ClientError::Unconnected(Unconnected::NotThere) => match parsed {
+            ClientError::NotConnected(ConnectFailure::NotFound) => match parsed {
                 Endpoint::Unix { .. } => "no such socket".to_owned(),
                 _ => "no such host".to_owned(),
             },
-            ClientError::Unconnected(why) => why.to_string(),
+            ClientError::NotConnected(why) => why.to_string(),
             error => error.to_string(),
         };
         let hint = match error {
-            ClientError::Unconnected(Unconnected::Status(404)) => {
+            ClientError::NotConnected(ConnectFailure::HttpStatus(404)) => {
                 "check the path; the default is /rpc/ws"
             }
-            ClientError::Unconnected(Unconnected::Status(421)) => {
+            ClientError::NotConnected(ConnectFailure::HttpStatus(421)) => {
                 "use a host name of server.allowed_hosts"
             }
-            ClientError::Unconnected(Unconnected::Status(403)) => {
+            ClientError::NotConnected(ConnectFailure::HttpStatus(403)) => {
                 "use a loopback name or a host name of server.allowed_hosts"
             }
             error if error.code() == Code::Denied => {

@@ -1,4 +1,4 @@
-//! What to run, and how.
+//! The parameters of a command.
 
 use std::future::IntoFuture;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use box_protocol::actions::{
 use box_protocol::{CommandId, Invalid, Program, SessionId};
 use futures::future::BoxFuture;
 
-use super::feed::{Begin, Key};
+use super::chunk_stream::{Begin, Key};
 use super::handle::CommandHandle;
 use super::reader::Shared;
 use crate::chunk::{Offsets, Output};
@@ -20,20 +20,24 @@ use box_transports::link::Remote;
 /// How long a command may run without a reader, unless it is detached.
 pub const DEFAULT_IDLE_LIMIT: Duration = Duration::from_mins(5);
 
-/// How much of each stream a handle keeps for [`result`](CommandHandle::result); the rest is counted.
+/// Bytes of each stream that a handle keeps for [`result`](CommandHandle::result).
+///
+/// The handle counts the rest.
 pub const DEFAULT_KEPT_BYTES: usize = 16 * 1024 * 1024;
 
-/// A command about to be run. [`start`](Self::start) gives a handle; awaiting the builder itself runs the
-/// command to its end and gives its [`Output`].
+/// The parameters of a command.
+///
+/// [`start`](Self::start) returns a handle. Awaiting the builder runs the command to its exit and
+/// returns its [`Output`].
 #[derive(Debug, Clone)]
-#[must_use = "nothing runs until it is awaited or started"]
+#[must_use = "a command does not run until it is awaited or started"]
 pub struct CommandBuilder {
     server: Remote,
     session_id: SessionId,
     id: Result<CommandId, Invalid>,
     params: Result<CommandStartParams, Invalid>,
     attach: AttachOptions,
-    kept_bytes: usize,
+    capture_limit: usize,
 }
 
 pub(crate) fn millis(time: Duration) -> u64 {
@@ -57,7 +61,7 @@ impl CommandBuilder {
             id: Ok(CommandId::fresh()),
             params,
             attach: AttachOptions::default(),
-            kept_bytes: DEFAULT_KEPT_BYTES,
+            capture_limit: DEFAULT_KEPT_BYTES,
         }
     }
 
@@ -68,18 +72,18 @@ impl CommandBuilder {
         self
     }
 
-    /// Gives it this id. If a command with this id is there already, it is read instead of started.
+    /// Sets the id. If a command with this id exists, the client attaches to it instead.
     pub fn id(mut self, id: impl AsRef<str>) -> Self {
         self.id = CommandId::new(id);
         self
     }
 
-    /// Runs it there.
+    /// Sets the working directory; the default of the box unless set.
     pub fn cwd(self, cwd: impl Into<String>) -> Self {
         self.set(|params| params.cwd = Some(cwd.into()))
     }
 
-    /// Sets a variable.
+    /// Sets an environment variable.
     pub fn env(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         if let Ok(params) = &mut self.params
             && let Err(invalid) = params.env.insert(name, value)
@@ -89,66 +93,67 @@ impl CommandBuilder {
         self
     }
 
-    /// Runs it as this user, by name or number.
+    /// Sets the user, by name or uid; the guest user unless set.
     pub fn user(self, user: impl Into<String>) -> Self {
         self.set(|params| params.user = Some(user.into()))
     }
 
-    /// Leaves its input open, to be written by [`send_input`](CommandHandle::send_input).
+    /// Opens stdin for [`send_input`](CommandHandle::send_input).
     pub fn with_input(self) -> Self {
         self.set(|params| params.stdin = Stdin::Open)
     }
 
-    /// Has both streams in one, in the order written.
+    /// Merges stderr into stdout, in the order written.
     pub fn merged(self) -> Self {
         self.set(|params| params.output = OutputMode::Merged)
     }
 
-    /// Gives it a terminal of this size.
+    /// Runs the command in a terminal of this size.
     pub fn terminal(self, cols: u16, rows: u16) -> Self {
         self.set(|params| params.pty = Some(TerminalSize { cols, rows }))
     }
 
-    /// Ends it after so long.
+    /// Sets the maximum run time; unlimited unless set.
     pub fn timeout(self, time: Duration) -> Self {
         self.set(|params| params.timeout_ms = Some(millis(time)))
     }
 
-    /// Lets it run without a reader for as long as it likes.
+    /// Allows the command to run without a reader indefinitely.
     pub fn detached(self) -> Self {
         self.set(|params| params.detached_ms = None)
     }
 
-    /// Ends it after so long without a reader; [`DEFAULT_IDLE_LIMIT`] unless said otherwise.
+    /// Sets the maximum time without a reader; [`DEFAULT_IDLE_LIMIT`] unless set.
     pub fn idle_limit(self, time: Duration) -> Self {
         self.set(|params| params.detached_ms = Some(millis(time)))
     }
 
-    /// Ends it as soon as the connection is lost or the handle dropped: then there is nothing to read on.
-    pub fn tied(self) -> Self {
+    /// Kills the command when the connection is lost or the handle is dropped.
+    pub fn kill_on_disconnect(self) -> Self {
         self.set(|params| params.on_disconnect = OnDisconnect::Kill)
     }
 
-    /// Keeps its record for so long after its end.
+    /// Sets how long the server keeps the record of the command after its exit.
     pub fn retain(self, time: Duration) -> Self {
         let millis = i64::try_from(time.as_millis()).unwrap_or(i64::MAX);
         self.set(|params| params.retain_ms = Some(millis))
     }
 
-    /// Reads its output as the bytes they are, not as text.
+    /// Reads the output as bytes instead of text.
     pub fn bytes(mut self) -> Self {
         self.attach.view = View::Bytes;
         self
     }
 
-    /// Keeps so much of each stream for [`result`](CommandHandle::result); [`DEFAULT_KEPT_BYTES`] unless
-    /// said otherwise.
-    pub fn keep(mut self, bytes: usize) -> Self {
-        self.kept_bytes = bytes;
+    /// Sets how many bytes of each stream the handle keeps for [`result`](CommandHandle::result).
+    ///
+    /// [`DEFAULT_KEPT_BYTES`] unless set.
+    pub fn capture_limit(mut self, bytes: usize) -> Self {
+        self.capture_limit = bytes;
         self
     }
 
-    /// Starts it. The id and the process are known when this returns.
+    /// Starts the command. The handle knows its id and process id.
     pub async fn start(self) -> Result<CommandHandle, ClientError> {
         let mut params = self.params?;
         let command_id = self.id?;
@@ -159,11 +164,11 @@ impl CommandBuilder {
             command_id,
             attach: self.attach,
         };
-        let shared = Shared::new(self.server, key, Offsets::default(), self.kept_bytes);
+        let shared = Shared::new(self.server, key, Offsets::default(), self.capture_limit);
         CommandHandle::begin(shared, Begin::Start(Box::new(params))).await
     }
 
-    /// Runs it to its end, and collects it piece by piece.
+    /// Runs the command to its exit and returns its output chunk by chunk.
     pub async fn execute(self) -> Result<Execution, ClientError> {
         let mut command = self.start().await?;
         Ok(Execution::of(&mut command).await)

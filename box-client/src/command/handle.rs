@@ -15,7 +15,7 @@ use futures::stream::{self, BoxStream};
 use futures::{Stream, StreamExt as _};
 use tokio::sync::watch;
 
-use super::feed::Begin;
+use super::chunk_stream::Begin;
 use super::reader::{Reader, Shared};
 use crate::chunk::{Chunk, Offsets, Output};
 use crate::error::ClientError;
@@ -250,7 +250,7 @@ impl CommandControl {
         }
         let killing = self.0.kill();
         let info = self.end_with("KILL").await?;
-        killing.answered(info.and_then(|info| info.exit));
+        killing.confirm(info.and_then(|info| info.exit));
         Ok(())
     }
 

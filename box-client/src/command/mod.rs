@@ -1,17 +1,17 @@
-//! Commands: how one is asked for, how it is read across lost connections, and how it is spoken to.
+//! Commands: starting them, reading their output across lost connections, and controlling them.
 //!
-//! 1. `builder`: [`CommandBuilder`], what to run and how.
-//! 2. `feed`: the stream of one call, whichever call it is.
-//! 3. `reader`: feeds one after the other, by the policy of [`reconnect`](crate::reconnect).
-//! 4. `handle`: [`CommandHandle`], and [`CommandControl`] beside it.
+//! 1. `builder`: [`CommandBuilder`], the parameters of a command.
+//! 2. `chunk_stream`: the chunks of one call.
+//! 3. `reader`: one chunk stream after the other, by the policy of [`reconnect`](crate::reconnect).
+//! 4. `handle`: [`CommandHandle`] and [`CommandControl`].
 
 mod builder;
-mod feed;
+mod chunk_stream;
 mod handle;
 mod reader;
 
 pub(crate) use builder::millis;
 pub use builder::{CommandBuilder, DEFAULT_IDLE_LIMIT, DEFAULT_KEPT_BYTES};
-pub(crate) use feed::{Begin, Key};
+pub(crate) use chunk_stream::{Begin, Key};
 pub use handle::{CommandControl, CommandHandle};
 pub(crate) use reader::Shared;

@@ -1,4 +1,4 @@
-//! Reads a command from its beginning to its end, over as many connections as that takes.
+//! Reads the output of a command to its exit, over as many connections as necessary.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -8,59 +8,59 @@ use box_protocol::{Adjusted, BoxError, Code, CommandInfo, Exit};
 use box_rpc::{CallError, Peer};
 use tokio::sync::watch;
 
-use super::feed::{Begin, Feed, Key, Told};
+use super::chunk_stream::{Begin, ChunkStream, Event, Key};
 use crate::chunk::{Chunk, Kept, Offsets, of};
 use crate::error::ClientError;
 use crate::reconnect::{Decision, Loss, Reconnect};
 use box_transports::link::Remote;
 
-/// What the reader and the handle both know.
+/// State that the reader and the handle share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) server: Remote,
     pub(crate) key: Key,
     pub(crate) kept_bytes: usize,
     progress: Mutex<Progress>,
-    kill: watch::Sender<Kill>,
-    /// The connection is lost, and the command is to be read on.
+    kill: watch::Sender<KillState>,
+    /// Whether the connection is lost and the reader is going to resume.
     lost: watch::Sender<bool>,
 }
 
-/// Whether the command was killed by its handle.
+/// Whether the handle has killed the command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kill {
-    Unasked,
-    /// The answer is awaited.
-    Asked,
-    /// Answered, with the end that was told.
-    Answered(Option<Exit>),
-    /// Nobody knows whether it came to that.
-    Unanswered,
+pub(crate) enum KillState {
+    NotRequested,
+    /// The server has not answered yet.
+    Pending,
+    /// The server confirmed the kill, with the exit status if it knew one.
+    Confirmed(Option<Exit>),
+    /// The call failed; the command may or may not have been killed.
+    Unknown,
 }
 
-/// A kill on its way. Dropped before it is answered, it counts as unanswered.
+/// A pending kill. Dropping it before [`confirm`](Self::confirm) sets the state to `Unknown`.
 #[derive(Debug)]
-pub(crate) struct Killing<'a>(&'a Shared);
+pub(crate) struct PendingKill<'a>(&'a Shared);
 
-impl Killing<'_> {
-    pub(crate) fn answered(self, exit: Option<Exit>) {
-        self.0.kill.send_replace(Kill::Answered(exit));
+impl PendingKill<'_> {
+    pub(crate) fn confirm(self, exit: Option<Exit>) {
+        self.0.kill.send_replace(KillState::Confirmed(exit));
     }
 }
 
-impl Drop for Killing<'_> {
+impl Drop for PendingKill<'_> {
     fn drop(&mut self) {
         self.0.kill.send_if_modified(|kill| {
-            let asked = *kill == Kill::Asked;
-            if asked {
-                *kill = Kill::Unanswered;
+            let is_pending = *kill == KillState::Pending;
+            if is_pending {
+                *kill = KillState::Unknown;
             }
-            asked
+            is_pending
         });
     }
 }
 
-/// How far it has come.
+/// How far the command has been read.
 #[derive(Debug)]
 pub(crate) struct Progress {
     pub(crate) policy: Reconnect,
@@ -87,12 +87,12 @@ impl Shared {
                 exit: None,
                 failed: None,
             }),
-            kill: watch::Sender::new(Kill::Unasked),
+            kill: watch::Sender::new(KillState::NotRequested),
             lost: watch::Sender::new(false),
         })
     }
 
-    /// Whether the connection is lost and the command is to be read on.
+    /// Watches whether the connection is lost and the reader is going to resume.
     pub(crate) fn lost(&self) -> watch::Receiver<bool> {
         self.lost.subscribe()
     }
@@ -103,46 +103,48 @@ impl Shared {
     }
 
     pub(crate) fn progress(&self) -> MutexGuard<'_, Progress> {
-        // Only assignments run under the lock.
+        // The lock protects assignments only, so a poisoned state is consistent.
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on nothing is read on.
-    pub(crate) fn kill(&self) -> Killing<'_> {
-        self.progress().policy.kill();
-        self.kill.send_replace(Kill::Asked);
-        Killing(self)
+    /// Records a requested kill, after which the reader does not resume.
+    pub(crate) fn kill(&self) -> PendingKill<'_> {
+        self.progress().policy.on_kill();
+        self.kill.send_replace(KillState::Pending);
+        PendingKill(self)
     }
 
-    /// What is told of a loss after a kill: that it was killed, if that was answered.
-    async fn killed(&self, lost: ClientError) -> ClientError {
+    /// Returns the error for a loss after a kill: `Killed` if the server confirmed the kill.
+    async fn error_after_kill(&self, lost: ClientError) -> ClientError {
         let mut kill = self.kill.subscribe();
-        let settled = kill.wait_for(|kill| *kill != Kill::Asked).await;
+        let settled = kill.wait_for(|kill| *kill != KillState::Pending).await;
         match settled.as_deref() {
-            Ok(Kill::Answered(_)) => ClientError::Killed,
+            Ok(KillState::Confirmed(_)) => ClientError::Killed,
             _ => lost,
         }
     }
 }
 
+/// Reads a command and resumes after lost connections.
 #[derive(Debug)]
 pub(crate) struct Reader {
     shared: Arc<Shared>,
-    /// How to begin it, until it is known to have begun.
+    /// The request that starts the command, until the command has started.
     begin: Option<Begin>,
-    feed: Option<Feed>,
-    /// Whom the feed is from.
+    stream: Option<ChunkStream>,
+    /// The connection of the stream.
     peer: Option<Peer>,
-    /// What it has shown was told so often, and this often it will be told again: that has no offset.
-    shown: usize,
-    again: usize,
-    over: bool,
+    /// Number of display chunks that the reader has returned.
+    displays_seen: usize,
+    /// Number of display chunks to skip: they have no offset, so a new stream repeats them.
+    displays_to_skip: usize,
+    is_done: bool,
 }
 
-/// What came of one step.
+/// The result of one step.
 enum Step {
     Started,
-    Nothing,
+    Skipped,
     Chunk(Chunk),
     Exit,
 }
@@ -152,15 +154,15 @@ impl Reader {
         Self {
             shared,
             begin,
-            feed: None,
+            stream: None,
             peer: None,
-            shown: 0,
-            again: 0,
-            over: false,
+            displays_seen: 0,
+            displays_to_skip: 0,
+            is_done: false,
         }
     }
 
-    /// Begins the command, and waits for the word that it has begun.
+    /// Starts the command and waits for the `started` chunk.
     pub(crate) async fn started(&mut self) -> Result<(), ClientError> {
         while self.begin.is_some() {
             let step = match self.step().await {
@@ -171,22 +173,22 @@ impl Reader {
                 }
             };
             match step {
-                Step::Started | Step::Nothing => {}
-                Step::Chunk(_) => return Err(early("output")),
-                Step::Exit => return Err(early("an end")),
+                Step::Started | Step::Skipped => {}
+                Step::Chunk(_) => return Err(unexpected("output")),
+                Step::Exit => return Err(unexpected("an exit")),
             }
         }
         Ok(())
     }
 
-    /// The next chunk; `None` once the command has ended, or after an error.
+    /// Returns the next chunk; `None` after the exit or an error.
     pub(crate) async fn next(&mut self) -> Option<Result<Chunk, ClientError>> {
-        while !self.over {
+        while !self.is_done {
             let error = match self.step().await {
                 Ok(Step::Chunk(chunk)) => return Some(Ok(chunk)),
-                Ok(Step::Started | Step::Nothing) => continue,
+                Ok(Step::Started | Step::Skipped) => continue,
                 Ok(Step::Exit) => {
-                    self.over = true;
+                    self.is_done = true;
                     continue;
                 }
                 Err(error) => error,
@@ -194,12 +196,12 @@ impl Reader {
             let Err(error) = self.recover(error).await else {
                 continue;
             };
-            self.over = true;
+            self.is_done = true;
             let mut progress = self.shared.progress();
-            if let (ClientError::Killed, Kill::Answered(Some(exit))) =
+            if let (ClientError::Killed, KillState::Confirmed(Some(exit))) =
                 (&error, *self.shared.kill.borrow())
             {
-                // The end was seen, if not by this stream.
+                // The answer to the kill carries the exit status.
                 progress.exit = Some(exit);
                 continue;
             }
@@ -210,46 +212,46 @@ impl Reader {
     }
 
     async fn step(&mut self) -> Result<Step, ClientError> {
-        if self.feed.is_none() {
+        if self.stream.is_none() {
             self.open().await?;
         }
-        let told = match &mut self.feed {
-            Some(feed) => feed.next().await,
+        let event = match &mut self.stream {
+            Some(stream) => stream.next().await,
             None => None,
         };
-        if matches!(told, Some(Told::Chunk(_) | Told::End(..))) {
+        if matches!(event, Some(Event::Chunk(_) | Event::End(..))) {
             self.shared.set_lost(false);
         }
-        match told {
-            Some(Told::Chunk(CommandChunk::Started(info))) => {
+        match event {
+            Some(Event::Chunk(CommandChunk::Started(info))) => {
                 self.begin = None;
                 let mut progress = self.shared.progress();
-                progress.policy.progress();
+                progress.policy.on_progress();
                 progress.info = Some(*info);
                 Ok(Step::Started)
             }
-            Some(Told::Chunk(CommandChunk::Display(_))) if self.again > 0 => {
-                self.again -= 1;
-                Ok(Step::Nothing)
+            Some(Event::Chunk(CommandChunk::Display(_))) if self.displays_to_skip > 0 => {
+                self.displays_to_skip -= 1;
+                Ok(Step::Skipped)
             }
-            Some(Told::Chunk(chunk)) => {
-                self.shown += usize::from(matches!(chunk, CommandChunk::Display(_)));
-                let chunk = Chunk::told(chunk).ok_or_else(|| early("it again"))?;
+            Some(Event::Chunk(chunk)) => {
+                self.displays_seen += usize::from(matches!(chunk, CommandChunk::Display(_)));
+                let chunk = Chunk::told(chunk).ok_or_else(|| unexpected("a repeated start"))?;
                 let mut progress = self.shared.progress();
-                progress.policy.progress();
+                progress.policy.on_progress();
                 if let Some((stream, end)) = chunk.end() {
                     *of(&mut progress.offsets, stream) = end;
                 }
                 progress.kept.add(&chunk);
                 Ok(Step::Chunk(chunk))
             }
-            Some(Told::Adjusted(adjusted)) => {
+            Some(Event::Adjusted(adjusted)) => {
                 self.shared.progress().adjusted.extend(adjusted);
-                Ok(Step::Nothing)
+                Ok(Step::Skipped)
             }
-            Some(Told::End(info, read)) => self.ended(*info, read),
-            Some(Told::Failed(error)) => {
-                self.feed = None;
+            Some(Event::End(info, read)) => self.ended(*info, read),
+            Some(Event::Failed(error)) => {
+                self.stream = None;
                 Err(error.into())
             }
             None => Err(ClientError::NoExit(None)),
@@ -261,16 +263,16 @@ impl Reader {
         let peer = self.shared.server.try_now().await?;
         let peer = self.peer.insert(peer);
         let from = self.shared.progress().offsets;
-        let feed = match &self.begin {
-            Some(begin) => Feed::begin(peer, &self.shared.key, begin).await?,
-            None => Feed::attach(peer, &self.shared.key, from).await?,
+        let stream = match &self.begin {
+            Some(begin) => ChunkStream::begin(peer, &self.shared.key, begin).await?,
+            None => ChunkStream::attach(peer, &self.shared.key, from).await?,
         };
-        // Whoever attaches is not told that it has begun: that the call was taken has to do.
+        // An attached stream has no `started` chunk; the accepted call shows that the connection works.
         if self.begin.is_none() {
             self.shared.set_lost(false);
         }
-        self.feed = Some(feed);
-        self.again = self.shown;
+        self.stream = Some(stream);
+        self.displays_to_skip = self.displays_seen;
         Ok(())
     }
 
@@ -288,43 +290,43 @@ impl Reader {
         }
     }
 
-    /// Waits until it is time to read on, or says why there is no reading on.
+    /// Waits until the reader may resume; returns the error if it may not.
     async fn recover(&mut self, error: ClientError) -> Result<(), ClientError> {
-        self.feed = None;
+        self.stream = None;
         let Some(loss) = self.loss(&error) else {
             return Err(error);
         };
-        let decision = self.shared.progress().policy.lost(loss);
-        let pause = match decision {
-            Decision::After(pause) => pause,
-            Decision::Killed => return Err(self.shared.killed(error).await),
+        let decision = self.shared.progress().policy.on_loss(loss);
+        let delay = match decision {
+            Decision::After(delay) => delay,
+            Decision::Killed => return Err(self.shared.error_after_kill(error).await),
             Decision::GiveUp { losses } => return Err(given_up(losses, error)),
         };
         if let Remote::Peer(peer) = &self.shared.server
             && peer.is_closed()
         {
-            // Nobody makes another connection.
+            // The client cannot reconnect a single peer.
             return Err(given_up(1, error));
         }
-        tracing::debug!(command = %self.shared.key.command_id, %error, ?pause, "reading on");
+        tracing::debug!(command = %self.shared.key.command_id, %error, ?delay, "resuming command output");
         self.shared.set_lost(true);
         let mut kill = self.shared.kill.subscribe();
-        let asked = tokio::select! {
+        let kill_requested = tokio::select! {
             biased;
-            _ = kill.wait_for(|kill| *kill != Kill::Unasked) => true,
-            () = tokio::time::sleep(pause) => false,
+            _ = kill.wait_for(|kill| *kill != KillState::NotRequested) => true,
+            () = tokio::time::sleep(delay) => false,
         };
-        if asked {
-            return Err(self.shared.killed(error).await);
+        if kill_requested {
+            return Err(self.shared.error_after_kill(error).await);
         }
         Ok(())
     }
 
-    /// Whether an error means that the connection is gone, the command perhaps not.
+    /// Returns the kind of loss if the error means that only the connection is gone.
     fn loss(&self, error: &ClientError) -> Option<Loss> {
         match error {
             ClientError::Failed(CallError::Lost(_) | CallError::NotSent(_)) => {}
-            ClientError::Refused(error) if self.is_passing(error) => {}
+            ClientError::Refused(error) if self.is_transient(error) => {}
             _ => return None,
         }
         let restarts = self.peer.as_ref().is_some_and(Peer::restarts);
@@ -335,17 +337,18 @@ impl Reader {
         })
     }
 
-    /// An answer that says no more than that somebody on the way is gone. What answers so before
-    /// anything has begun means it.
-    fn is_passing(&self, error: &BoxError) -> bool {
-        let lasting = || {
+    /// Whether a refusal means that a server on the path is gone.
+    ///
+    /// Before the start of the command such a refusal is final.
+    fn is_transient(&self, error: &BoxError) -> bool {
+        let is_lasting = || {
             error
                 .detail::<Detail>()
                 .is_some_and(|detail| detail.lasting || detail.ended.is_some())
         };
         match error.code() {
             Code::Cancelled => true,
-            Code::Unavailable | Code::Overloaded => self.begin.is_none() && !lasting(),
+            Code::Unavailable | Code::Overloaded => self.begin.is_none() && !is_lasting(),
             _ => false,
         }
     }
@@ -358,10 +361,7 @@ fn given_up(losses: u32, last: ClientError) -> ClientError {
     }
 }
 
-/// The first word must be that it has begun.
-fn early(what: &str) -> ClientError {
-    CallError::Shape(format!(
-        "expected the word that the command has started, got {what}"
-    ))
-    .into()
+/// The error for an event before the `started` chunk.
+fn unexpected(event: &str) -> ClientError {
+    CallError::Shape(format!("expected the started chunk, got {event}")).into()
 }

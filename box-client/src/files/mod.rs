@@ -1,4 +1,4 @@
-//! The files of a box, touched from inside it.
+//! Access to the files of a box, through its agent.
 
 mod reader;
 mod writer;
@@ -29,21 +29,23 @@ use box_transports::link::Remote;
 pub use reader::FileReader;
 pub use writer::FileWriter;
 
-/// The most that is read into memory at once; what is longer comes from a [`reader`](Files::reader).
+/// Maximum size of a file that is read into memory.
+///
+/// [`reader`](Files::reader) reads larger files.
 pub const MAX_READ_BYTES: u64 = 256 * 1024 * 1024;
 
-/// What is longer is written in pieces of this size, which appear together.
+/// Size of the pieces in which larger files are uploaded.
 pub const PIECE_BYTES: usize = 1024 * 1024;
 
-/// The files of a box. Paths are absolute. Cheap to clone.
+/// The files of a box. Paths are absolute.
 #[derive(Debug, Clone)]
 pub struct Files {
     server: Remote,
     session_id: SessionId,
-    within: Option<Duration>,
+    timeout: Option<Duration>,
 }
 
-/// Parameters for this box: those every action on files has, and its own after them.
+/// Builds parameters with the common members of `file.*`.
 macro_rules! params {
     ($files:expr, $name:ident { $($fields:tt)* }) => {
         $name { session_id: $files.session_id.clone(), user: None, expand: false, $($fields)* }
@@ -55,20 +57,20 @@ impl Files {
         Self {
             server,
             session_id,
-            within: None,
+            timeout: None,
         }
     }
 
-    /// Gives each answer, and each piece of what is read, so much time.
-    pub fn within(mut self, limit: Duration) -> Self {
-        self.within = Some(limit);
+    /// Sets the timeout of each answer and of each chunk of a read file; unlimited unless set.
+    pub fn timeout(mut self, limit: Duration) -> Self {
+        self.timeout = Some(limit);
         self
     }
 
     async fn call<A: Action>(&self, params: &A::Params) -> Result<A::Result, ClientError> {
         let peer = self.server.peer()?;
         let mut request = peer.request::<A>(params);
-        if let Some(limit) = self.within {
+        if let Some(limit) = self.timeout {
             request = request.deadline(limit);
         }
         Ok(request.call().await?)
@@ -78,7 +80,7 @@ impl Files {
         &self,
         chunks: &mut Chunks<A>,
     ) -> Result<Option<A::Chunk>, ClientError> {
-        let next = match self.within {
+        let next = match self.timeout {
             None => chunks.next().await,
             Some(limit) => tokio::time::timeout(limit, chunks.next())
                 .await
@@ -104,12 +106,12 @@ impl Files {
         Ok(self.server.peer()?.stream::<FileRead>(&params).await?)
     }
 
-    /// All of a file. More than [`MAX_READ_BYTES`] is `too_large`.
+    /// Reads a file. A file of more than [`MAX_READ_BYTES`] is `too_large`.
     pub async fn read(&self, path: impl Into<String>) -> Result<Bytes, ClientError> {
         self.read_part(path, None).await
     }
 
-    /// A part of a file, by bytes or by lines.
+    /// Reads a part of a file, by bytes or by lines.
     pub async fn read_part(
         &self,
         path: impl Into<String>,
@@ -128,13 +130,14 @@ impl Files {
         Ok(all.freeze())
     }
 
-    /// All of a file that is UTF-8; `validation` if it is not.
+    /// Reads a UTF-8 file; `validation` if it is not valid UTF-8.
     pub async fn read_to_string(&self, path: impl Into<String>) -> Result<String, ClientError> {
         let bytes = self.read(path).await?;
-        String::from_utf8(bytes.into()).map_err(|_| BoxError::validation("not UTF-8").into())
+        String::from_utf8(bytes.into())
+            .map_err(|_| BoxError::validation("the file is not valid UTF-8").into())
     }
 
-    /// Lines of a file, counted from 1, up to `end` and with it.
+    /// Reads lines of a file, numbered from 1, up to and including `end`.
     pub async fn read_lines(
         &self,
         path: impl Into<String>,
@@ -146,19 +149,19 @@ impl Files {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// A file's bytes as they come, however many.
+    /// Opens a file of any size for reading.
     pub async fn reader(&self, path: impl Into<String>) -> Result<FileReader, ClientError> {
         Ok(FileReader::new(self.open(path.into(), None).await?))
     }
 
-    /// Writes a file, and the directories above it. It is there whole or not at all.
+    /// Writes a file atomically and creates its parent directories.
     pub async fn write(
         &self,
         path: impl Into<String>,
         data: impl Into<Bytes>,
     ) -> Result<FileStatInfo, ClientError> {
         let mut data = data.into();
-        let mut params = self.writing(path.into());
+        let mut params = self.write_params(path.into());
         if data.len() <= PIECE_BYTES {
             params.data = data.into();
             return self.call::<FileWrite>(&params).await;
@@ -182,14 +185,14 @@ impl Files {
         }
     }
 
-    /// Adds to a file, which is made if it is not there.
+    /// Appends to a file, which is created if it does not exist.
     pub async fn append(
         &self,
         path: impl Into<String>,
         data: impl Into<Bytes>,
     ) -> Result<FileStatInfo, ClientError> {
         let mut data = data.into();
-        let mut params = self.writing(path.into());
+        let mut params = self.write_params(path.into());
         params.append = true;
         loop {
             params.data = data.split_to(data.len().min(PIECE_BYTES)).into();
@@ -200,12 +203,12 @@ impl Files {
         }
     }
 
-    /// A file to be written as its bytes come. It appears when [`finish`](FileWriter::finish) says so.
+    /// Opens a file for writing. The file appears with [`finish`](FileWriter::finish).
     pub fn writer(&self, path: impl Into<String>) -> FileWriter {
-        FileWriter::new(self.clone(), self.writing(path.into()))
+        FileWriter::new(self.clone(), self.write_params(path.into()))
     }
 
-    fn writing(&self, path: String) -> FileWriteParams {
+    fn write_params(&self, path: String) -> FileWriteParams {
         params!(
             self,
             FileWriteParams {
@@ -223,7 +226,7 @@ impl Files {
         )
     }
 
-    /// Looks at a path, not through a link.
+    /// Returns the attributes of a path, without following a link.
     pub async fn stat(&self, path: impl Into<String>) -> Result<FileStatInfo, ClientError> {
         let paths = vec![path.into()];
         let params = params!(
@@ -236,12 +239,12 @@ impl Files {
         let mut found = self.call::<FileStat>(&params).await?;
         match found.paths.pop_first() {
             Some((_, FileOutcome::Stat(stat))) => Ok(stat),
-            Some((_, FileOutcome::Error(fault))) => Err(refused(fault)),
-            None => Err(CallError::Shape("no answer for the path".to_owned()).into()),
+            Some((_, FileOutcome::Error(error))) => Err(refused(error)),
+            None => Err(CallError::Shape("expected an outcome for the path".to_owned()).into()),
         }
     }
 
-    /// What is in a directory, names that begin with a dot included.
+    /// Lists a directory, including names that start with a dot.
     pub async fn list(&self, path: impl Into<String>) -> Result<FileListResult, ClientError> {
         let path = path.into();
         let (kinds, limit, after) = (Vec::new(), None, None);
@@ -259,7 +262,7 @@ impl Files {
         self.call::<FileList>(&params).await
     }
 
-    /// Files below a directory whose path fits a pattern.
+    /// Finds files below a directory whose path matches a glob pattern.
     pub async fn find(
         &self,
         path: impl Into<String>,
@@ -280,7 +283,7 @@ impl Files {
         self.call::<FileFind>(&params).await
     }
 
-    /// Lines of a file, or of those below a directory, that fit a regular expression.
+    /// Finds lines that match a regular expression, in a file or below a directory.
     pub async fn grep(
         &self,
         path: impl Into<String>,
@@ -306,7 +309,7 @@ impl Files {
         self.call::<FileGrep>(&params).await
     }
 
-    /// Replaces a text in a file wherever it occurs, and tells how often.
+    /// Replaces all occurrences of a text in a file and returns their number.
     pub async fn replace(
         &self,
         path: impl Into<String>,
@@ -326,7 +329,7 @@ impl Files {
         Ok(self.call::<FileReplace>(&params).await?.count)
     }
 
-    /// Moves a file or a directory. What is there already is a `conflict`.
+    /// Moves a file or directory. An existing destination is a `conflict`.
     pub async fn rename(
         &self,
         src: impl Into<String>,
@@ -335,7 +338,7 @@ impl Files {
         self.transfer(src.into(), dest.into(), false).await
     }
 
-    /// Copies a file or a directory. What is there already is a `conflict`.
+    /// Copies a file or directory. An existing destination is a `conflict`.
     pub async fn copy(
         &self,
         src: impl Into<String>,
@@ -358,7 +361,7 @@ impl Files {
         self.call::<FileMove>(&params).await.map(drop)
     }
 
-    /// Removes a file, or a directory with all that is in it.
+    /// Removes a file, or a directory with its contents.
     pub async fn remove(&self, path: impl Into<String>) -> Result<(), ClientError> {
         let paths = vec![path.into()];
         let params = params!(
@@ -372,7 +375,7 @@ impl Files {
         self.call::<FileRemove>(&params).await.map(drop)
     }
 
-    /// Makes a directory and those above it; one that is there is no error.
+    /// Creates a directory and its parents. An existing directory is not an error.
     pub async fn create_dir_all(&self, path: impl Into<String>) -> Result<(), ClientError> {
         let path = path.into();
         let params = params!(
@@ -387,7 +390,7 @@ impl Files {
         self.call::<FileMkdir>(&params).await.map(drop)
     }
 
-    /// Changes the mode of a file or directory.
+    /// Sets the permission bits of a file or directory.
     pub async fn set_permissions(
         &self,
         path: impl Into<String>,
@@ -406,8 +409,10 @@ impl Files {
         self.call::<FileAttributes>(&params).await
     }
 
-    /// Watches a path and all below it: a command whose output is one JSON object a line, with `kind`,
-    /// `path` and `at`. A gap in it is an overflow.
+    /// Watches a path and everything below it.
+    ///
+    /// The output of the returned command is one JSON object per line, with `kind`, `path` and `at`.
+    /// A gap in the output means that changes were lost.
     pub async fn watch(&self, path: impl Into<String>) -> Result<CommandHandle, ClientError> {
         let key = Key {
             session_id: self.session_id.clone(),
@@ -432,7 +437,7 @@ impl Files {
         CommandHandle::begin(shared, Begin::Watch(Box::new(params))).await
     }
 
-    /// A file or a directory with all that is in it, as a tar archive.
+    /// Reads a file, or a directory with its contents, as a tar archive.
     pub async fn download_tree(
         &self,
         path: impl Into<String>,
@@ -443,7 +448,7 @@ impl Files {
         Ok(FileReader::new(chunks))
     }
 
-    /// Unpacks a tar archive into a directory.
+    /// Extracts a tar archive into a directory.
     pub async fn upload_tree(
         &self,
         path: impl Into<String>,
@@ -474,9 +479,9 @@ impl Files {
                         caps
                     }
                 );
-                // What is not given up is removed by the box, after a while.
+                // The agent removes an abandoned upload after a timeout.
                 let _ = self.call::<FileUnpack>(&params).await;
-                return Err(BoxError::unavailable(format!("the archive: {error}")).into());
+                return Err(BoxError::unavailable(format!("archive: {error}")).into());
             }
             let size = piece.len();
             upload.done = size < PIECE_BYTES;
@@ -500,12 +505,12 @@ impl Files {
     }
 }
 
-fn refused(fault: FileError) -> ClientError {
+fn refused(error: FileError) -> ClientError {
     let detail = Detail {
-        errno: fault.errno,
+        errno: error.errno,
         ..Detail::default()
     };
-    BoxError::new(fault.code, fault.message)
+    BoxError::new(error.code, error.message)
         .with_detail(&detail)
         .into()
 }

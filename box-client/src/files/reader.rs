@@ -1,4 +1,4 @@
-//! Bytes of a file or an archive, as they come.
+//! Streaming reads of a file or archive.
 
 use std::io;
 use std::pin::Pin;
@@ -12,7 +12,9 @@ use tokio::io::{AsyncRead, ReadBuf};
 
 use crate::error::ClientError;
 
-/// Bytes of a file or an archive, as they come. Not reading it holds nothing up in the box.
+/// Reads the bytes of a file or archive.
+///
+/// A slow reader does not block the box.
 #[derive(Debug)]
 pub struct FileReader<A: Action = FileRead> {
     chunks: Chunks<A>,

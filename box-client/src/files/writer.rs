@@ -1,4 +1,4 @@
-//! A file that is written as its bytes come, and appears at the end.
+//! Streaming writes of a file.
 
 use std::fmt;
 use std::io;
@@ -13,8 +13,10 @@ use tokio::io::AsyncWrite;
 use super::{Files, PIECE_BYTES};
 use crate::error::ClientError;
 
-/// A file that is written as its bytes come. It appears, whole, with [`finish`](Self::finish) or
-/// `shutdown`; dropped before, it leaves what was there as it was. See [`discard`](Self::discard).
+/// Writes a file in pieces.
+///
+/// The complete file appears with [`finish`](Self::finish) or `shutdown`. Dropping the writer before
+/// leaves an existing file unchanged; see also [`discard`](Self::discard).
 pub struct FileWriter {
     files: Files,
     params: FileWriteParams,
@@ -49,21 +51,22 @@ impl FileWriter {
         }
     }
 
-    /// Gives the file this mode, also if it was there with another.
+    /// Sets the permission bits, also those of an existing file.
     pub fn mode(mut self, mode: u32) -> Self {
         self.params.mode = Some(mode);
         self
     }
 
-    /// Writes the rest, and has the file appear.
+    /// Writes the rest and makes the file appear.
     pub async fn finish(mut self) -> Result<FileStatInfo, ClientError> {
         std::future::poll_fn(|cx| self.poll_finish(cx)).await
     }
 
-    /// Gives up what was written, so that it takes no room in the box. One that is only dropped is given up by the box
-    /// after ten minutes.
+    /// Cancels the upload and frees its space in the box.
+    ///
+    /// The agent discards the upload of a dropped writer after ten minutes.
     pub async fn discard(mut self) {
-        // A piece on its way is waited for: it would begin the upload anew.
+        // A piece in flight would start the upload again, therefore wait for it.
         let _ = std::future::poll_fn(|cx| self.poll_sent(cx)).await;
         if self.last_sent || self.offset == 0 {
             return;
@@ -85,8 +88,9 @@ impl FileWriter {
             self.send(true);
             ready!(self.poll_sent(cx))?;
         }
-        let cut = || ClientError::from(box_protocol::BoxError::conflict("it was not written"));
-        Poll::Ready(self.written.clone().ok_or_else(cut))
+        let incomplete =
+            || ClientError::from(box_protocol::BoxError::conflict("the file was not written"));
+        Poll::Ready(self.written.clone().ok_or_else(incomplete))
     }
 
     fn send(&mut self, done: bool) {
@@ -136,7 +140,7 @@ impl AsyncWrite for FileWriter {
         Poll::Ready(Ok(count))
     }
 
-    /// Waits for the pieces that are full. What is not yet one stays here.
+    /// Waits for the sent pieces. An incomplete piece stays in the buffer.
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.poll_sent(cx).map_err(io::Error::from)
     }

@@ -1,4 +1,4 @@
-//! A shell about to be opened.
+//! The parameters of a shell.
 
 use std::time::Duration;
 
@@ -10,15 +10,15 @@ use crate::command::millis;
 use crate::error::ClientError;
 use box_transports::link::Remote;
 
-/// How long anything asked of a shell may be silent.
+/// How long a request to a shell may produce no output.
 pub const DEFAULT_SILENCE: Duration = Duration::from_mins(10);
 
-/// Where downloads come from: the workspace.
+/// The directory for downloads: the workspace.
 pub const DEFAULT_DOWNLOAD_ROOT: &str = DEFAULT_MOUNT_PATH;
 
-/// A shell about to be opened.
+/// The parameters of a shell.
 #[derive(Debug, Clone)]
-#[must_use = "nothing is opened until `open`"]
+#[must_use = "a shell is not created until `open`"]
 pub struct ShellBuilder {
     server: Remote,
     params: Result<ShellCreateParams, Invalid>,
@@ -54,22 +54,22 @@ impl ShellBuilder {
         self
     }
 
-    /// What it speaks; bash unless said otherwise.
+    /// Sets the language; Bash unless set.
     pub fn language(self, language: Language) -> Self {
         self.set(|params| params.language = language)
     }
 
-    /// Speaks Python.
+    /// Sets the language to Python.
     pub fn python(self) -> Self {
         self.language(Language::Python)
     }
 
-    /// Begins there.
+    /// Sets the initial working directory; the default of the box unless set.
     pub fn cwd(self, cwd: impl Into<String>) -> Self {
         self.set(|params| params.cwd = Some(cwd.into()))
     }
 
-    /// Sets a variable.
+    /// Sets an environment variable.
     pub fn env(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         if let Ok(params) = &mut self.params
             && let Err(invalid) = params.env.insert(name, value)
@@ -79,34 +79,34 @@ impl ShellBuilder {
         self
     }
 
-    /// Has both streams of its runs in one.
+    /// Merges stderr into stdout, in the order written.
     pub fn merged(self) -> Self {
         self.set(|params| params.output = OutputMode::Merged)
     }
 
-    /// Keeps nothing between runs but its directory.
+    /// Keeps only the working directory between runs.
     pub fn stateless(self) -> Self {
         self.set(|params| params.persist = false)
     }
 
-    /// Ends it after so long without a run.
+    /// Sets the time without a run after which the shell ends; never unless set.
     pub fn idle_limit(self, time: Duration) -> Self {
         self.set(|params| params.idle_ms = Some(millis(time)))
     }
 
-    /// How long anything asked of it may be silent; [`DEFAULT_SILENCE`] unless said otherwise.
+    /// Sets how long a request may produce no output; [`DEFAULT_SILENCE`] unless set.
     pub fn silence(mut self, limit: Duration) -> Self {
         self.silence = limit;
         self
     }
 
-    /// Where downloads come from; [`DEFAULT_DOWNLOAD_ROOT`] unless said otherwise.
+    /// Sets the directory for downloads; [`DEFAULT_DOWNLOAD_ROOT`] unless set.
     pub fn download_root(mut self, root: impl Into<String>) -> Self {
         self.root = root.into();
         self
     }
 
-    /// Makes the shell, or finds the one with its id.
+    /// Creates the shell, or opens the existing one with its id.
     pub async fn open(self) -> Result<ShellHandle, ClientError> {
         let params = self.params?;
         let made = self.server.call::<ShellCreate>(&params).await?;

@@ -54,7 +54,7 @@ impl ShellHandle {
         silence: Duration,
         root: String,
     ) -> Self {
-        let files = Files::new(server.clone(), create.session_id.clone()).within(silence);
+        let files = Files::new(server.clone(), create.session_id.clone()).timeout(silence);
         Self(Arc::new(Inner {
             server,
             create,

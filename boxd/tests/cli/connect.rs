@@ -83,7 +83,7 @@ fn a_rejected_client_gets_the_reason() {
         (
             "tcp://127.0.0.1:1".to_owned(),
             &right,
-            "nobody listens there",
+            "no listener at this address",
         ),
     ] {
         let mut command = boxd();

@@ -23,7 +23,7 @@ async fn run() -> Result<(), Box<dyn Error>> {
     };
     let _server = Session::start(far, runtime.router(), options());
     let host = Session::start(near, Router::empty(), options());
-    let client = BoxClient::over(host.peer());
+    let client = BoxClient::from_peer(host.peer());
 
     // Deleted when the handle is dropped, whatever happens below.
     let work = client.create(SpecDraft::new("job-1")).await?.ephemeral();

@@ -252,7 +252,7 @@ async fn a_command_outlives_its_handle_unless_it_is_tied_to_it() {
             work.command("sleep 60")
                 .cwd("/")
                 .id("tied")
-                .tied()
+                .kill_on_disconnect()
                 .start()
                 .await
                 .unwrap(),
@@ -295,7 +295,7 @@ async fn what_is_more_than_is_kept_is_counted() {
         let result = work
             .run("printf 0123456789")
             .cwd("/")
-            .keep(4)
+            .capture_limit(4)
             .await
             .unwrap();
         assert_eq!((&*result.stdout_text(), result.dropped.stdout), ("0123", 6));

@@ -362,7 +362,7 @@ async fn a_connection_without_reconnection_is_not_waited_for() {
     while client.peer().is_err() {
         tokio::task::yield_now().await;
     }
-    let one = box_client::BoxClient::over(client.peer().unwrap());
+    let one = box_client::BoxClient::from_peer(client.peer().unwrap());
     let work = one.open("b").await.unwrap();
     let mut command = work.command("x").start().await.unwrap();
     let begun = tokio::time::Instant::now();

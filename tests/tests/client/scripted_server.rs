@@ -129,7 +129,7 @@ impl Script {
             ..LinkOptions::default()
         };
         options.session.limits = Limits::in_process();
-        BoxClient::linked(Arc::new(Link::over(connector, options)))
+        BoxClient::from_link(Arc::new(Link::over(connector, options)))
     }
 
     /// A box of this server.

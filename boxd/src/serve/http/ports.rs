@@ -189,7 +189,7 @@ async fn connect(
     };
     let far = Session::start(far, shared.router.clone(), options);
     let near = Session::start(near, Router::empty(), Options::default());
-    let client = BoxClient::over(near.peer());
+    let client = BoxClient::from_peer(near.peer());
     let way = Arc::new((near, far));
     let stream = async {
         client

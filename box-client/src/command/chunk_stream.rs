@@ -1,4 +1,4 @@
-//! The stream of one call, whichever call it is.
+//! The chunk stream of one call that starts or attaches to a command.
 
 use std::fmt;
 
@@ -14,16 +14,19 @@ use futures::stream::{self, BoxStream};
 
 use crate::chunk::Offsets;
 
-/// How a command begins. Asking again with the same id finds it, if it has begun already.
+/// The request that starts a command.
+///
+/// A repeated request with the same id attaches to the started command.
 #[derive(Debug, Clone)]
 pub(crate) enum Begin {
     Start(Box<CommandStartParams>),
     Watch(Box<FileWatchParams>),
-    /// A run of a shell, which would be killed with the call if that stayed open: it is started, then read.
+    /// A run in a shell. The client starts it and then attaches, because a run with an open call
+    /// would be killed with the call.
     Run(Box<ShellRunParams>),
 }
 
-/// Which command, and how it is read.
+/// Identifies a command and how the client reads it.
 #[derive(Debug, Clone)]
 pub(crate) struct Key {
     pub(crate) session_id: SessionId,
@@ -31,37 +34,38 @@ pub(crate) struct Key {
     pub(crate) attach: AttachOptions,
 }
 
-/// What one call tells.
+/// An event of one call.
 #[derive(Debug)]
-pub(crate) enum Told {
+pub(crate) enum Event {
     Chunk(CommandChunk),
-    /// The last word.
+    /// The result of the call; the last event.
     End(Box<CommandInfo>, Option<ReadEnd>),
-    /// What the server's profile changed of the request. Before the last word.
+    /// Fields of the request that the profile changed. Precedes `End`.
     Adjusted(Vec<Adjusted>),
-    /// The last word, too.
+    /// The error of the call; the last event.
     Failed(CallError),
 }
 
-/// What follows of a call.
-enum Next<A: Action> {
+/// The state of the stream.
+enum State<A: Action> {
     Read(Chunks<A>),
-    Tell(Told),
-    Nothing,
+    Emit(Event),
+    Done,
 }
 
-pub(crate) struct Feed(BoxStream<'static, Told>);
+/// The events of one call.
+pub(crate) struct ChunkStream(BoxStream<'static, Event>);
 
-impl fmt::Debug for Feed {
+impl fmt::Debug for ChunkStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Feed")
+        f.write_str("ChunkStream")
     }
 }
 
-/// What the result of a stream says: the command, how far it was read, and what policy has changed.
+/// The members of a result: the command, how reading ended, and the adjusted fields.
 type End = (CommandInfo, Option<ReadEnd>, Vec<Adjusted>);
 
-impl Feed {
+impl ChunkStream {
     pub(crate) async fn begin(peer: &Peer, key: &Key, begin: &Begin) -> Result<Self, CallError> {
         Ok(match begin {
             Begin::Start(params) => Self::of(peer.stream::<CommandStart>(params).await?, |end| {
@@ -73,8 +77,8 @@ impl Feed {
             Begin::Run(params) => {
                 let started = peer.call::<ShellRun>(params).await?;
                 let rest = Self::attach(peer, key, Offsets::default()).await?;
-                let adjusted = Told::Adjusted(started.adjusted);
-                let started = Told::Chunk(CommandChunk::Started(Box::new(started.info)));
+                let adjusted = Event::Adjusted(started.adjusted);
+                let started = Event::Chunk(CommandChunk::Started(Box::new(started.info)));
                 Self(stream::iter([started, adjusted]).chain(rest.0).boxed())
             }
         })
@@ -97,31 +101,31 @@ impl Feed {
     }
 
     fn of<A: Action<Chunk = CommandChunk>>(chunks: Chunks<A>, end: fn(A::Result) -> End) -> Self {
-        let told = stream::unfold(Next::Read(chunks), move |next| async move {
-            let mut chunks = match next {
-                Next::Read(chunks) => chunks,
-                Next::Tell(last) => return Some((last, Next::Nothing)),
-                Next::Nothing => return None,
+        let events = stream::unfold(State::Read(chunks), move |state| async move {
+            let mut chunks = match state {
+                State::Read(chunks) => chunks,
+                State::Emit(last) => return Some((last, State::Done)),
+                State::Done => return None,
             };
             let last = match chunks.next().await {
-                Some(Ok(chunk)) => return Some((Told::Chunk(chunk), Next::Read(chunks))),
-                Some(Err(error)) => Told::Failed(error),
+                Some(Ok(chunk)) => return Some((Event::Chunk(chunk), State::Read(chunks))),
+                Some(Err(error)) => Event::Failed(error),
                 None => match chunks.finish().await {
                     Ok(result) => {
                         let (info, read, adjusted) = end(result);
-                        let last = Next::Tell(Told::End(Box::new(info), read));
-                        return Some((Told::Adjusted(adjusted), last));
+                        let last = State::Emit(Event::End(Box::new(info), read));
+                        return Some((Event::Adjusted(adjusted), last));
                     }
-                    Err(error) => Told::Failed(error),
+                    Err(error) => Event::Failed(error),
                 },
             };
-            Some((last, Next::Nothing))
+            Some((last, State::Done))
         });
-        Self(told.fuse().boxed())
+        Self(events.fuse().boxed())
     }
 
-    /// Nothing after an end or a failure.
-    pub(crate) async fn next(&mut self) -> Option<Told> {
+    /// Returns the next event; `None` after `End` or `Failed`.
+    pub(crate) async fn next(&mut self) -> Option<Event> {
         self.0.next().await
     }
 }
