@@ -1,4 +1,4 @@
-//! What a program that makes boxes holds: the way to the fork server, and a handle on each box.
+//! Client side: the connection to the fork server and a handle for each box.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -22,15 +22,19 @@ use crate::wire::{
     socket_pair,
 };
 
-/// The argument with which a program becomes its own fork server.
+/// Argument that turns a program into its own fork server.
 const ARGUMENT: &str = "--box-fork-server";
 
-/// How the server, and so every box's first process, allocates. What a thread has freed glibc keeps for it out of reach of
-/// [`crate::release_memory`], which is a sixth of all that an idle box takes, and a second thread would get an arena of its own.
+/// Allocator settings of the fork server, inherited by the init of every box.
+///
+/// Without the thread cache, [`crate::release_memory`] can return freed memory to the kernel. The
+/// cache is a sixth of the memory of an idle box. One arena prevents a second one for a second
+/// thread.
 const ALLOCATOR: &str = "glibc.malloc.tcache_count=0:glibc.malloc.arena_max=1";
 
-/// To be called first in `main`: if this process was started as a fork server it serves, and never returns. `init` is what the
-/// first process of every box does.
+/// Runs the fork server if this process was started as one, and never returns then.
+///
+/// The program calls it first in `main`. `init` is the main function of every box's first process.
 pub fn serve_if_asked(init: InitMain) {
     if std::env::args_os()
         .nth(1)
@@ -38,15 +42,15 @@ pub fn serve_if_asked(init: InitMain) {
     {
         return;
     }
-    // The way to the caller is standard input, the one descriptor a child gets without further arrangement. It is moved out of
-    // the way of whatever might read from or write to the standard ones.
+    // The connection to the client is standard input, the one descriptor that every child inherits.
+    // Move it away from 0, so that no code reads from it or writes to it by accident.
     let socket = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3);
     let null = std::fs::File::open("/dev/null");
     if let (Ok(socket), Ok(null)) = (socket, null)
         && rustix::stdio::dup2_stdin(&null).is_ok()
     {
         drop(null);
-        // Whatever this program's caller left open is not for boxes' forefather to keep.
+        // Boxes must not inherit descriptors that the caller of this program left open.
         let keep = vec![std::os::fd::AsRawFd::as_raw_fd(&socket)];
         if crate::child::close_all_but(keep).is_err() {
             std::process::exit(1);
@@ -57,7 +61,9 @@ pub fn serve_if_asked(init: InitMain) {
     std::process::exit(1);
 }
 
-/// The way to a fork server. Shared by threads; dropping it ends the server, and with it the boxes that are `owned`.
+/// Connection to a fork server. Threads can share it.
+///
+/// Dropping it ends the server and all boxes with `owned`.
 #[derive(Debug)]
 pub struct ForkServer {
     socket: Arc<OwnedFd>,
@@ -67,30 +73,34 @@ pub struct ForkServer {
 }
 
 impl ForkServer {
-    /// Starts `program`, whose `main` begins with [`serve_if_asked`], as a fork server. It gets none of
-    /// this program's environment, so that no box can find that in its init.
+    /// Starts `program` as a fork server. Its `main` begins with [`serve_if_asked`].
+    ///
+    /// The server gets an empty environment, so that no box can read the caller's environment from
+    /// its init.
     pub fn start(program: &Path, config: &ServerConfig) -> Result<Self> {
         let mut command = Command::new(program);
-        // Every box sees it as its first process, and shall learn no path of the machine.
+        // The name is visible in every box. It must contain no path of the host.
         command.arg0("box");
         Self::start_command(command, config)
     }
 
-    /// The same, by a command that runs such a program: under another user, for one.
+    /// Starts a fork server with a prepared command, for example as another user.
     pub fn start_command(mut command: Command, config: &ServerConfig) -> Result<Self> {
-        let (socket, far) = socket_pair().at("make a socket pair")?;
+        let (socket, far) = socket_pair().at("create a socket pair")?;
         let process = command
             .arg(ARGUMENT)
             .env_clear()
             .env("GLIBC_TUNABLES", ALLOCATOR)
             .current_dir("/")
-            // What ends this program's group, a Ctrl-C for one, must not end the server before it has cleared away.
+            // Ctrl-C ends the process group of this program. The server must survive it to clean
+            // up.
             .process_group(0)
             .stdin(Stdio::from(far))
             .stdout(Stdio::null())
             .spawn()
             .at("start the fork server")?;
-        // The command keeps a copy of the far end; as long as it lives, the server's death would not show.
+        // The command holds a copy of `far`. With that copy open, the client would not see the
+        // server end.
         drop(command);
         send_message(socket.as_fd(), &Request::Configure(config.clone()), &[])?;
         let mut buffer = vec![0; MESSAGE_MAX];
@@ -98,7 +108,7 @@ impl ForkServer {
             .ok_or(Error::ServerGone)?
             .0;
         let Reply::Hello(primitives) = hello.into_result()? else {
-            return Err(Error::Protocol("no hello".into()));
+            return Err(Error::Protocol("no hello message".into()));
         };
         let cgroups = Arc::new(Cgroups::open(&config.cgroup_parent));
         Ok(Self {
@@ -109,18 +119,19 @@ impl ForkServer {
         })
     }
 
-    /// What the server found on this machine.
+    /// What the server found on this host.
     pub fn primitives(&self) -> &Primitives {
         &self.primitives
     }
 
-    /// The server's process id.
+    /// Process id of the server.
     pub fn pid(&self) -> u32 {
         self.process.id()
     }
 
-    /// Makes a box and waits until its init is about to run. `init_fds` arrive there in this order; `sources` are what
-    /// [`crate::Source::Fd`] counts in.
+    /// Creates a box and waits until its init is about to run.
+    ///
+    /// Init receives `init_fds` in this order. [`crate::Source::Fd`] is an index into `sources`.
     pub fn create(
         &self,
         plan: &SandboxPlan,
@@ -130,19 +141,22 @@ impl ForkServer {
         self.start_create(plan, init_fds, sources)?.finish()
     }
 
-    /// As [`Self::create`], without waiting: for an event loop, which waits until what comes back is readable.
+    /// Like [`Self::create`], but returns at once. For event loops.
+    ///
+    /// The result is readable when the box is ready.
     pub fn start_create(
         &self,
         plan: &SandboxPlan,
         init_fds: &[BorrowedFd<'_>],
         sources: &[BorrowedFd<'_>],
     ) -> Result<PendingSandbox> {
-        let (near, far) = socket_pair().at("make a socket pair")?;
+        let (near, far) = socket_pair().at("create a socket pair")?;
         let mut fds = vec![far.as_fd()];
         fds.extend(sources.iter().chain(init_fds));
         if fds.len() > FDS_MAX {
             return Err(Error::Invalid(format!(
-                "at most {} descriptors",
+                "descriptors: {} are too many; the limit is {}",
+                fds.len() - 1,
                 FDS_MAX - 1
             )));
         }
@@ -152,7 +166,7 @@ impl ForkServer {
         };
         send_message(self.socket.as_fd(), &request, &fds)?;
         drop(fds);
-        // If both the server and the box die now, this end learns it.
+        // With no copy left here, the client sees an end of file if both server and box die.
         drop(far);
         Ok(PendingSandbox {
             near,
@@ -163,7 +177,10 @@ impl ForkServer {
         })
     }
 
-    /// Mounts into a running box. Who may write to a writable one is for its first process to say ([`Init::allow_writing`](crate::Init::allow_writing)).
+    /// Adds a mount to a running box.
+    ///
+    /// For a writable mount, init also has to call
+    /// [`Init::allow_writing`](crate::Init::allow_writing).
     pub fn add_mount(
         &self,
         sandbox: &Sandbox,
@@ -181,13 +198,15 @@ impl ForkServer {
         )
     }
 
-    /// Waits until what has ended is also cleared away: reaped, its overlays gone, and its cgroups removed or ready for another.
+    /// Waits until the server has cleaned up all boxes that have ended.
+    ///
+    /// It has then reaped them, dropped their overlays, and removed or recycled their cgroups.
     pub fn settle(&self) -> Result<()> {
         self.ask(&Request::Settle, &[])
     }
 
     fn ask(&self, request: &Request, with: &[BorrowedFd<'_>]) -> Result<()> {
-        let (near, far) = socket_pair().at("make a socket pair")?;
+        let (near, far) = socket_pair().at("create a socket pair")?;
         let mut fds = vec![far.as_fd()];
         fds.extend(with);
         send_message(self.socket.as_fd(), request, &fds)?;
@@ -204,13 +223,13 @@ impl ForkServer {
 
 impl Drop for ForkServer {
     fn drop(&mut self) {
-        // The server ends when its socket does, after clearing away.
+        // The server cleans up and exits when its socket closes.
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
         let _ = self.process.wait();
     }
 }
 
-/// A box on its way. Dropped before it is finished, the box ends.
+/// A box under construction. Dropping it ends the box.
 #[derive(Debug)]
 pub struct PendingSandbox {
     near: OwnedFd,
@@ -221,7 +240,7 @@ pub struct PendingSandbox {
 }
 
 impl AsFd for PendingSandbox {
-    /// Readable once [`Self::finish`] does not wait.
+    /// Readable when [`Self::finish`] does not block.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.near.as_fd()
     }
@@ -250,7 +269,7 @@ impl PendingSandbox {
             [Some(pidfd), Some(mounts)],
         ) = (reply, [fds.next(), fds.next()])
         else {
-            return Err(Error::Protocol("no answer of a box".into()));
+            return Err(Error::Protocol("invalid reply of a box".into()));
         };
         let egress = cookies.find(fds);
         Ok(Sandbox {
@@ -274,7 +293,8 @@ impl PendingSandbox {
 impl Drop for PendingSandbox {
     fn drop(&mut self) {
         if !self.finished {
-            // From here on the box cannot say that it is ready, and ends. It may have said so before.
+            // From now on the box cannot report that it is ready, and exits. It may have reported
+            // before.
             let _ = rustix::net::shutdown(&self.near, rustix::net::Shutdown::Read);
             if let Ok(sandbox) = self.receive() {
                 let _ = sandbox.kill();
@@ -283,30 +303,32 @@ impl Drop for PendingSandbox {
     }
 }
 
-/// A running box. Dropping the handle does not end it.
+/// A running box. Dropping the handle does not end the box.
 #[derive(Debug)]
 pub struct Sandbox {
     pidfd: OwnedFd,
     mounts: OwnedFd,
-    /// Found out when first asked for.
+    /// Read on first use.
     pid: OnceLock<i32>,
     started: OnceLock<Option<u64>>,
     cgroup: Option<String>,
     missing: Vec<String>,
     guest: u32,
     cpu_before: Duration,
-    /// Whether it may be stopped, which a kill does not overcome on version 1.
+    /// Whether the box may be frozen.
+    ///
+    /// With cgroup version 1, a frozen process survives a kill.
     frozen: AtomicBool,
     cookies: EgressCookies,
-    /// Until somebody takes them.
+    /// `None` after the caller has taken them.
     egress: Mutex<Option<EgressSockets>>,
     cgroups: Arc<Cgroups>,
-    /// To say that its cgroup may be used by another; a box that was adopted has no server.
+    /// Connection to release the cgroup for reuse. An adopted box has no server.
     server: Option<Arc<OwnedFd>>,
 }
 
 impl Sandbox {
-    /// What to keep for [`Sandbox::adopt`].
+    /// The record to store for [`Sandbox::adopt`].
     pub fn record(&self) -> SandboxRecord {
         let pid = self.pid();
         SandboxRecord {
@@ -321,14 +343,17 @@ impl Sandbox {
         }
     }
 
-    /// The exits of its network, once; `None` if it has none, or somebody has them.
+    /// Takes the egress sockets. `None` if the box has none or they are already taken.
     pub fn take_egress_sockets(&self) -> Option<EgressSockets> {
         let mut egress = self.egress.lock().unwrap_or_else(PoisonError::into_inner);
         egress.take()
     }
 
-    /// A handle on a box whose server is gone. `pidfd` and `mounts`, its mount namespace, come from its init, which was asked
-    /// over a socket, and so do the sockets at its exits; `cgroups` are of the same parent. Dropped after its end, it removes its groups.
+    /// Creates a handle for a box after its server has ended.
+    ///
+    /// The box's init sent `pidfd`, the mount namespace `mounts` and the egress sockets over a
+    /// socket. `cgroups` has the parent of the old server. If the box has ended, dropping the
+    /// handle removes its cgroups.
     pub fn adopt(
         pidfd: OwnedFd,
         mounts: OwnedFd,
@@ -364,42 +389,44 @@ impl Sandbox {
         }
     }
 
-    /// Its mount namespace, to be kept by whoever may want to adopt the box later.
+    /// Mount namespace of the box. A program that adopts the box later needs it.
     pub fn mount_namespace(&self) -> BorrowedFd<'_> {
         self.mounts.as_fd()
     }
 
-    /// Readable once the box has ended; for an event loop.
+    /// Readable when the box has ended. For event loops.
     pub fn pidfd(&self) -> BorrowedFd<'_> {
         self.pidfd.as_fd()
     }
 
-    /// The process id of init, as the machine numbers it. Not positive if it had ended before anybody asked.
+    /// Host pid of init. Not positive if init had already ended at the first call.
     pub fn pid(&self) -> i32 {
         *self.pid.get_or_init(|| pid_of(&self.pidfd).unwrap_or(-1))
     }
 
-    /// When init was started, if procfs shows it.
+    /// Start time of init, if procfs shows it.
     fn started(&self, pid: i32) -> Option<u64> {
         *self.started.get_or_init(|| {
             let started = start_time(pid.try_into().ok()?);
-            // Of a process that has not ended, so the number was its own when the time was read.
+            // The process still runs, so the pid was not reused before the time was read.
             started.filter(|_| matches!(has_ended(&self.pidfd), Ok(false)))
         })
     }
 
-    /// The name of its cgroups, below the server's parent.
+    /// Name of the box's cgroups, below the server's parent.
     pub fn cgroup(&self) -> Option<&str> {
         self.cgroup.as_deref()
     }
 
-    /// What this box goes without, by name.
+    /// Names of the primitives that this box lacks.
     pub fn missing(&self) -> &[String] {
         &self.missing
     }
 
-    /// Kills everything in the box. The kernel ends a pid namespace together with its first process, whatever its processes
-    /// have forked, detached or ignored.
+    /// Kills all processes of the box.
+    ///
+    /// The kernel ends a pid namespace together with its first process. Forked, detached and
+    /// signal-ignoring processes end as well.
     pub fn kill(&self) -> Result<()> {
         let end = rustix::process::pidfd_send_signal(&self.pidfd, rustix::process::Signal::KILL);
         if let Some(name) = &self.cgroup
@@ -413,7 +440,7 @@ impl Sandbox {
         }
     }
 
-    /// Waits until the box has ended. `false` when the time ran out first.
+    /// Waits until the box has ended. Returns `false` on timeout.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<bool> {
         let timeout = timeout.map(|timeout| Timespec {
             tv_sec: timeout.as_secs().try_into().unwrap_or(i64::MAX),
@@ -425,14 +452,14 @@ impl Sandbox {
         Ok(ready > 0)
     }
 
-    /// Kills the box and waits for its end. The server clears its cgroups away on its own time.
+    /// Kills the box and waits for its end. The server removes its cgroups later.
     pub fn destroy(self) -> Result<()> {
         self.kill()?;
         self.wait(None)?;
         Ok(())
     }
 
-    /// What the box uses and has used.
+    /// Resource usage of the box.
     pub fn usage(&self) -> Usage {
         let mut usage = self
             .cgroup
@@ -443,17 +470,19 @@ impl Sandbox {
         usage
     }
 
-    /// Asks the kernel to stop everything in the box, init included. It does so soon: [`Self::is_frozen`].
+    /// Asks the kernel to stop all processes of the box, init included.
+    ///
+    /// The kernel does so asynchronously; see [`Self::is_frozen`].
     pub fn freeze(&self) -> Result<()> {
         self.set_frozen(true)
     }
 
-    /// Continues what was stopped.
+    /// Resumes all processes of the box.
     pub fn thaw(&self) -> Result<()> {
         self.set_frozen(false)
     }
 
-    /// Whether everything in a box that was frozen has come to a stop. What waits for a disk may take a while.
+    /// Whether all processes of a frozen box have stopped. Disk I/O can delay this.
     pub fn is_frozen(&self) -> bool {
         let name = self.cgroup.as_deref();
         name.is_some_and(|name| self.cgroups.is_frozen(name))
@@ -486,13 +515,14 @@ impl Drop for Sandbox {
         };
         match &self.server {
             Some(server) => {
-                // A server that is gone has no use for it.
+                // If the server has ended, the send fails, and no server reuses the cgroup.
                 let release = Request::Release {
                     cgroup: cgroup.clone(),
                 };
                 let _ = send_message(server.as_fd(), &release, &[]);
             }
-            // No server knows of it, so nobody else removes it. One that lives stays: another program may adopt it.
+            // No server knows an adopted box, so this handle removes its cgroup. While the box
+            // runs, another program may still adopt it.
             None if matches!(has_ended(&self.pidfd), Ok(true)) => self.cgroups.remove_last(cgroup),
             None => {}
         }

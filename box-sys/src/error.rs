@@ -1,37 +1,37 @@
-//! What can go wrong while a box is made, and how it crosses from the box's first process to the caller.
+//! Errors of box creation and their way from a box's first process to the caller.
 
 use std::io;
 
-/// Why a box could not be made or handled.
+/// Why a box could not be created or handled.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A step failed; `step` names it in words that hold no path of the host.
+    /// A step failed. `step` contains no path of the host.
     #[error("{step}: {source}")]
     Step {
-        /// What was being done.
+        /// The step.
         step: String,
-        /// What the kernel answered.
+        /// The error of the kernel.
         source: io::Error,
     },
-    /// The plan asks for something that cannot be.
+    /// The plan is invalid.
     #[error("invalid plan: {0}")]
     Invalid(String),
-    /// This machine, or this user on it, does not have what was asked for.
-    #[error("not available here: {0}")]
+    /// This host or user lacks a primitive.
+    #[error("not available on this host: {0}")]
     Unavailable(String),
     /// The fork server ended or never answered.
-    #[error("the fork server is gone")]
+    #[error("the fork server has ended")]
     ServerGone,
-    /// The other side sent something that is no answer.
-    #[error("not an answer of the fork server: {0}")]
+    /// The peer sent an invalid message.
+    #[error("invalid message of the fork server: {0}")]
     Protocol(String),
 }
 
-/// The result of this crate.
+/// Result type of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// The system's error number, where there is one.
+    /// The system's error number, if any.
     pub fn errno(&self) -> Option<i32> {
         match self {
             Self::Step { source, .. } => source.raw_os_error(),
@@ -40,7 +40,7 @@ impl Error {
     }
 }
 
-/// Names the step that an I/O error happened in.
+/// Adds the failed step to an I/O error.
 pub(crate) trait At<T> {
     /// Wraps an error with the name of its step.
     fn at(self, step: impl Into<String>) -> Result<T>;

@@ -1,4 +1,4 @@
-//! Who is who in a box, for programs that ask: the five small files of `/etc` that differ from box to box.
+//! The five files of `/etc` that differ between boxes: users, groups and names.
 
 use std::fmt::Write;
 use std::io;
@@ -8,16 +8,16 @@ use crate::init::process_tree::MARKS;
 use crate::mounts::make_file;
 use crate::plan::{Guest, SandboxPlan};
 
-/// The files. In `/etc` there are only links to them.
+/// File names. `/etc` contains links to them.
 pub(crate) const FILES: &[&str] = &["passwd", "group", "hosts", "hostname", "resolv.conf"];
 
-/// Whether a box's files are those of the default plan, which are made once for all.
+/// Whether the box uses the shared identity files of the default plan.
 pub(crate) fn is_default(plan: &SandboxPlan) -> bool {
     let default = SandboxPlan::default();
     plan.guest == default.guest && plan.hostname == default.hostname
 }
 
-/// Writes them into a directory.
+/// Writes the files into a directory.
 pub(crate) fn write(dir: &OwnedFd, guest: &Guest, hostname: &str) -> io::Result<()> {
     let line = passwd_line(guest);
     let passwd =
@@ -30,18 +30,22 @@ pub(crate) fn write(dir: &OwnedFd, guest: &Guest, hostname: &str) -> io::Result<
     make_file(dir, "resolv.conf", resolv_conf().as_bytes())
 }
 
-/// `/etc/resolv.conf`. Whatever it names is redirected; in a box without exits nobody is there.
+/// Content of `/etc/resolv.conf`.
+///
+/// The packet filter redirects DNS queries. In a box without egress no socket answers.
 pub(crate) fn resolv_conf() -> String {
     format!("nameserver {}\n", crate::network::OWN_V4)
 }
 
-/// The guest's line of `/etc/passwd`.
+/// The guest's line in `/etc/passwd`.
 pub(crate) fn passwd_line(guest: &Guest) -> String {
     let Guest { name, home, id } = guest;
     format!("{name}:x:{id}:{id}::{}:/bin/sh\n", home.display())
 }
 
-/// `/etc/group`. Every mark of a command has a name: a group without one makes `groups` fail, which shells call at their start.
+/// Content of `/etc/group`, with a name for every command mark.
+///
+/// Shells call `groups` at start, and it fails for a group without a name.
 fn group(guest: &Guest) -> String {
     let mut text = format!(
         "root:x:0:\n{}:x:{}:\nnogroup:x:65534:\n",

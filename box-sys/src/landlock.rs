@@ -1,8 +1,8 @@
-//! Landlock, the second fence around files: a command may write only where the plan says, whatever else the mounts or the
-//! modes of files would allow.
+//! Landlock: commands write only where the plan allows it.
 //!
-//! Signals and abstract sockets are left unscoped on purpose: two commands of one box are each under their own domain, and
-//! the second must be able to end a server that the first one started. Init is safe from signals as pid 1.
+//! This holds in addition to mounts and file modes. The rules do not scope signals and abstract
+//! sockets. Two commands of a box are in separate domains, and one must be able to stop a server
+//! that the other started. The kernel protects init from signals because it is pid 1.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -23,16 +23,16 @@ const REFER: u64 = 1 << 13;
 const TRUNCATE: u64 = 1 << 14;
 const IOCTL_DEV: u64 = 1 << 15;
 
-/// What is allowed where one may write: all but making devices and speaking to them.
+/// Rights below a writable path: everything except device nodes and device ioctls.
 const WRITABLE: u64 = !(MAKE_CHAR | MAKE_BLOCK | IOCTL_DEV);
 
-/// The version of Landlock this kernel has, 0 for none.
+/// Landlock version of this kernel, 0 for none.
 pub(crate) fn abi() -> u32 {
     const VERSION: u32 = 1;
     raw::landlock_create(None, VERSION).map_or(0, |abi| u32::try_from(abi).unwrap_or(0))
 }
 
-/// The rights a kernel of this version knows about.
+/// The rights that a kernel of this version knows.
 fn known(abi: u32) -> u64 {
     let mut rights = (1 << 13) - 1;
     for (since, right) in [(2, REFER), (3, TRUNCATE), (5, IOCTL_DEV)] {
@@ -43,8 +43,9 @@ fn known(abi: u32) -> u64 {
     rights
 }
 
-/// A ruleset for the commands of a box: read everything that is there, write beneath `writable`. `None` where the kernel has
-/// no Landlock.
+/// Ruleset for the commands of a box: read everything, write below `writable`.
+///
+/// Returns `None` if the kernel has no Landlock.
 pub(crate) fn ruleset<'a>(
     abi: u32,
     writable: impl Iterator<Item = &'a Path>,
@@ -56,7 +57,7 @@ pub(crate) fn ruleset<'a>(
     let ruleset = raw::own_fd(raw::landlock_create(Some(&[known]), 0)?)?;
     let allow = |path: &Path, rights: u64| -> io::Result<()> {
         let flags = OFlags::PATH | OFlags::CLOEXEC;
-        // A place in a workspace may have become a link meanwhile; where that leads is nothing to be written.
+        // A path in a workspace may have become a link. Grant nothing at the target of the link.
         let resolve = ResolveFlags::NO_SYMLINKS;
         match rustix::fs::openat2(CWD, path, flags, Mode::empty(), resolve) {
             Ok(place) => allow_beneath(&ruleset, &place, rights & known),
@@ -64,10 +65,10 @@ pub(crate) fn ruleset<'a>(
             Err(error) => Err(error.into()),
         }
     };
-    // Without a rule for the root itself not even `ls /` works.
+    // Without a rule for the root, not even `ls /` works.
     allow(Path::new("/"), EXECUTE | READ_FILE | READ_DIR)?;
-    // Nothing to write there: who lowers its own score in `oom_score_adj` goes after its agent when memory runs out. What
-    // `/proc/self/fd` leads to is written by the rules of where it is.
+    // Read-only: a guest that lowers its `oom_score_adj` would survive its agent when memory runs
+    // out. For `/proc/self/fd`, the kernel applies the rules of the link target.
     allow(Path::new("/proc"), READ_FILE | READ_DIR)?;
     allow(
         Path::new("/dev"),
@@ -80,14 +81,15 @@ pub(crate) fn ruleset<'a>(
     Ok(Some(ruleset))
 }
 
-/// Adds a place beneath which whoever is put under the rules from now on may write. Who is under them already may not: the
-/// kernel has taken a copy for each.
+/// Adds a writable path for processes that enter the ruleset from now on.
+///
+/// The kernel copies the rules for each process, so earlier processes cannot write there.
 pub(crate) fn add_writable(ruleset: &OwnedFd, place: &OwnedFd) -> io::Result<()> {
     allow_beneath(ruleset, place, WRITABLE & known(abi()))
 }
 
 fn allow_beneath(ruleset: &OwnedFd, place: &OwnedFd, rights: u64) -> io::Result<()> {
-    // Rights about entries of a directory are refused on a file: EINVAL.
+    // The kernel refuses directory rights on a file with EINVAL.
     let directory = rustix::fs::FileType::from_raw_mode(rustix::fs::fstat(place)?.st_mode).is_dir();
     let rights = if directory {
         rights

@@ -1,20 +1,26 @@
-//! Builds and runs one hardened box on Linux, and knows nothing of RPC or policy. The one crate of the workspace with
-//! `unsafe`, each block with its reason.
+//! Builds and runs one hardened box on Linux. Knows nothing of RPC or policy.
+//!
+//! This is the only crate of the workspace with `unsafe`. Each block states its reason.
 //!
 //! # Reading order
-//! 1. `plan.rs`: [`SandboxPlan`], what a box shall be; `probe.rs`: [`Primitives`], what this machine has for it.
-//! 2. `client.rs`: [`ForkServer`] and [`Sandbox`], what a program that makes boxes holds.
-//!    `record.rs`: what is kept of a box for a later program.
-//! 3. `server/`: the fork server. `world.rs` is what it lives in, `pools.rs` what it keeps ready, `launch.rs` the fork.
-//! 4. `child/`: from the fork to init. `mod.rs` is the order of steps, `tree.rs` the root directory.
-//! 5. `inside/`: what init has: [`Init`], commands, their ends.
-//! 6. `network/`: a box's network, and its exits.
-//! 7. `cgroup/`, `seccomp/`, `landlock.rs`, `mounts.rs`, `identity.rs`, `quota.rs`: the means.
-//! 8. `wire.rs`: messages between the two; `raw.rs`: system calls; `error.rs`.
+//! 1. `plan.rs`: [`SandboxPlan`] describes a box. `probe.rs`: [`Primitives`] lists what the host
+//!    supports.
+//! 2. `client.rs`: [`ForkServer`] and [`Sandbox`], the handles of a program that creates boxes.
+//!    `record.rs`: the record from which a later program adopts a box.
+//! 3. `server/`: the fork server. `template_mounts.rs` builds the mounts that every box starts
+//!    from, `pools.rs` prepares parts in advance, `launch.rs` forks.
+//! 4. `child/`: from the fork to init. `mod.rs` orders the steps, `root.rs` builds the root
+//!    directory.
+//! 5. `init/`: [`Init`], the interface of a box's first process: commands and their exits.
+//! 6. `network/`: the network of a box and its egress sockets.
+//! 7. `cgroup/`, `seccomp/`, `landlock.rs`, `mounts.rs`, `identity.rs`, `quota.rs`: kernel
+//!    features, one module each.
+//! 8. `walk.rs`: walks a directory that guests write to.
+//! 9. `wire.rs`: messages between client and fork server; `raw.rs`: system calls; `error.rs`.
 //!
-//! # A program that makes boxes
-//! Its `main` begins with [`serve_if_asked`], because the fork server is the same program started again. Then
-//! [`ForkServer::start`] once, [`ForkServer::create`] for each box.
+//! # A program that creates boxes
+//! Its `main` begins with [`serve_if_asked`], because the fork server is the same program started
+//! again. The program calls [`ForkServer::start`] once and [`ForkServer::create`] for each box.
 
 mod cgroup;
 mod child;

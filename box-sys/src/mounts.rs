@@ -1,4 +1,7 @@
-//! Mounts by descriptor: made detached, changed, then attached to a place that was opened, never to a name.
+//! Mounts by descriptor.
+//!
+//! Every mount is created detached, configured, and attached to an open descriptor, never to a
+//! path.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -8,10 +11,10 @@ use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, ResolveFlags, Uid};
 use rustix::io::Errno;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags};
 
-/// Bits of a mount: read-only, no set-id, no devices, no programs.
+/// Mount attributes: read-only, nosuid, nodev, noexec.
 pub(crate) type Attr = u64;
 
-/// A new file system of this kind, not attached anywhere.
+/// Creates a detached file system of this type.
 pub(crate) fn new_fs(kind: &str, options: &[(&str, &str)], attr: Attr) -> io::Result<OwnedFd> {
     let fs = rustix::mount::fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
     for (key, value) in options {
@@ -31,7 +34,7 @@ pub(crate) fn new_fs(kind: &str, options: &[(&str, &str)], attr: Attr) -> io::Re
     )?)
 }
 
-/// A copy of what is mounted at a place, not attached anywhere. An empty path stands for `at` itself.
+/// Clones the mount at a path, detached. An empty path means `at` itself.
 pub(crate) fn clone_tree(
     at: impl AsFd,
     path: impl rustix::path::Arg,
@@ -47,13 +50,13 @@ pub(crate) fn clone_tree(
     Ok(rustix::mount::open_tree(at, path, flags)?)
 }
 
-/// Attaches a detached tree onto an opened place.
+/// Attaches a detached tree to an open descriptor.
 pub(crate) fn attach(tree: impl AsFd, onto: impl AsFd) -> io::Result<()> {
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
     Ok(rustix::mount::move_mount(tree, "", onto, "", flags)?)
 }
 
-/// Opens something beneath a directory without ever following a link.
+/// Opens a path below a directory without following links.
 pub(crate) fn open_beneath(
     root: impl AsFd,
     path: impl rustix::path::Arg,
@@ -69,7 +72,9 @@ pub(crate) fn open_beneath(
     )?)
 }
 
-/// Makes the directories of an absolute path beneath `root`, links refused, and opens the last one.
+/// Creates the directories of an absolute path below `root` and opens the last one.
+///
+/// Refuses links.
 pub(crate) fn make_dirs(root: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
     let mut dir = None;
     for component in path.components() {
@@ -78,8 +83,8 @@ pub(crate) fn make_dirs(root: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd
         };
         let at = dir.as_ref().map_or(root, AsFd::as_fd);
         match rustix::fs::mkdirat(at, name, Mode::from(0o755)) {
-            // Not to be written, or not by an id that its mount does not map: only a reason to stop if the directory is not
-            // there.
+            // The parent may be read-only or have an unmapped owner. That is an error only if the
+            // directory does not exist, and then the open fails.
             Ok(()) | Err(Errno::EXIST | Errno::ROFS | Errno::ACCESS | Errno::OVERFLOW) => {}
             Err(error) => return Err(error.into()),
         }
@@ -91,7 +96,7 @@ pub(crate) fn make_dirs(root: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd
     )
 }
 
-/// The place for a tree: a directory for a directory, an empty file for a file.
+/// Creates a mount point: a directory for a directory, otherwise an empty file.
 pub(crate) fn make_place(
     root: BorrowedFd<'_>,
     path: &Path,
@@ -109,7 +114,7 @@ pub(crate) fn make_place(
     open_beneath(&parent, name, OFlags::PATH | OFlags::NOFOLLOW)
 }
 
-/// Writes a small new file; one that exists stays as it is.
+/// Writes a new small file. Does not change an existing one.
 pub(crate) fn make_file(
     dir: impl AsFd,
     name: impl rustix::path::Arg,
@@ -129,7 +134,7 @@ pub(crate) fn make_file(
     }
 }
 
-/// Gives a file or directory to somebody.
+/// Changes the owner and group of a file or directory.
 pub(crate) fn chown(dir: impl AsFd, name: impl rustix::path::Arg, id: u32) -> io::Result<()> {
     let (uid, gid) = (Uid::from_raw(id), Gid::from_raw(id));
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::EMPTY_PATH;

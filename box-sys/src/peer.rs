@@ -1,4 +1,4 @@
-//! Which process is at the other end of a Unix socket.
+//! Identifies the process at the other end of a Unix socket.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -8,23 +8,24 @@ use rustix::io::Errno;
 use crate::raw;
 use crate::record::pid_of;
 
-/// A pidfd of the process that listens at the other end of a connection, or has connected to this end.
+/// Pidfd of the process that listens at, or connected from, the other end.
 pub fn peer_pidfd(stream: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     raw::peer_pidfd(stream)
 }
 
-/// Whether the process at the other end of a connection is in the user namespace of this one. A process that cannot be examined counts
-/// as one that is not.
+/// Whether the peer process is in the user namespace of this process.
 ///
-/// Kernels since 6.5 name the process by a descriptor. Of an older kernel this function gets a number only, which another process may
-/// have by now.
+/// A process that cannot be examined counts as outside.
+///
+/// Kernels since 6.5 identify the peer by a descriptor. Older kernels give only a pid, and the
+/// kernel may have reused it.
 pub fn peer_is_in_our_user_namespace(stream: BorrowedFd<'_>) -> bool {
     match peer_pidfd(stream) {
         Ok(pidfd) => {
             let Some(pid) = pid_of(&pidfd) else {
                 return false;
             };
-            // A number that is the process's before and after was no other's between.
+            // The pid is the same before and after, so it was not reused in between.
             is_in_our_user_namespace(pid) && pid_of(&pidfd) == Some(pid)
         }
         Err(error) if error.raw_os_error() == Some(Errno::NOPROTOOPT.raw_os_error()) => {
@@ -60,7 +61,7 @@ mod tests {
     fn a_process_that_cannot_be_examined_is_in_another_user_namespace() {
         let own = rustix::process::getpid().as_raw_nonzero().get();
         assert!(is_in_our_user_namespace(own), "control: this process");
-        // What the system says of a process that this one cannot see, and one that cannot be.
+        // 0: the pid of a process in an invisible namespace. The others are invalid.
         for pid in [0, -1, i32::MAX] {
             assert!(!is_in_our_user_namespace(pid), "{pid}");
         }
@@ -77,7 +78,7 @@ sys.stdin.read()
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("socket");
         let listener = UnixListener::bind(&path).unwrap();
-        // Another program may get the number first.
+        // Another process may take the pid first.
         for _ in 0..100 {
             let mut client = Command::new("python3")
                 .args(["-c", CONNECT])
@@ -88,13 +89,13 @@ sys.stdin.read()
             let (stream, _) = listener.accept().unwrap();
             assert!(peer_is_in_our_user_namespace(stream.as_fd()), "control");
             let pid = i32::try_from(client.id()).unwrap();
-            // Closes its input, at which it ends.
+            // `wait` closes standard input, so the client exits.
             client.wait().unwrap();
             assert!(!peer_is_in_our_user_namespace(stream.as_fd()), "it ended");
             match raw::pause_as(pid) {
                 Ok(()) => {}
                 Err(error) if error.raw_os_error() == Some(libc::EEXIST) => continue,
-                // Only root chooses the number of a process.
+                // Only root can choose a pid.
                 Err(error) => {
                     assert_eq!(error.raw_os_error(), Some(libc::EPERM), "{error}");
                     return;
@@ -116,7 +117,9 @@ sys.stdin.read()
         panic!("the number was always taken");
     }
 
-    /// Whether the kernel names peers by descriptors: it has another error for one that is gone.
+    /// Whether the kernel supports `SO_PEERPIDFD`.
+    ///
+    /// It then returns another error for an ended peer.
     fn has_descriptors(stream: &UnixStream) -> bool {
         let error = peer_pidfd(stream.as_fd()).map(drop).err();
         error.and_then(|error| error.raw_os_error()) != Some(libc::ENOPROTOOPT)

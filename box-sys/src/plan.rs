@@ -1,4 +1,4 @@
-//! What a box shall be: plain data, sent to the fork server as it stands.
+//! Description of a box: plain data that the client sends to the fork server.
 
 use std::path::{Path, PathBuf};
 
@@ -6,37 +6,39 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
-/// Longest host name the kernel takes.
+/// Longest host name that the kernel accepts.
 const HOSTNAME_MAX: usize = 64;
-/// Most mounts and directories a plan may name, so that one plan cannot keep the server busy.
+/// Limit of mounts and of directories in one plan.
 pub const MOUNTS_MAX: usize = 64;
 
-/// Everything that makes a box.
+/// Complete description of a box.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SandboxPlan {
-    /// The box's name, for people who look at the machine from outside. Letters, digits and dashes.
+    /// Name of the box for operators on the host. Letters, digits and dashes.
     pub name: String,
-    /// The host name inside.
+    /// Host name inside the box.
     pub hostname: String,
-    /// What the root directory is made of.
+    /// Content of the root directory.
     pub root: Root,
-    /// Whether the root is read-only. If not, what is written to it is kept in memory, under [`Caps::bytes`].
+    /// Whether the root is read-only.
+    ///
+    /// Otherwise writes go to memory, limited by [`Caps::bytes`].
     pub read_only_root: bool,
-    /// Who the commands run as.
+    /// User that runs the commands.
     pub guest: Guest,
-    /// Host directories that appear inside; the workspace is the first of them.
+    /// Host directories mounted in the box. The workspace is the first one.
     pub mounts: Vec<Mount>,
-    /// Directories to make for the guest, writable and private to the box.
+    /// Writable directories to create for the guest, private to the box.
     pub dirs: Vec<PathBuf>,
-    /// The cap of everything private to the box: `/tmp`, `/dev/shm`, home, `dirs` and what is written to the root.
+    /// Limit of private files: `/tmp`, `/dev/shm`, home, `dirs`, writes to the root.
     pub caps: Caps,
-    /// What the box may use of the machine.
+    /// Resource limits of the box.
     pub limits: Limits,
-    /// What the box's own network consists of.
+    /// Network of the box.
     pub network: Network,
-    /// Whether commands are put under Landlock where the kernel has it.
+    /// Whether Landlock restricts the commands, if the kernel has it.
     pub landlock: bool,
-    /// Whether the box dies with the fork server. Otherwise it lives until it is killed.
+    /// Whether the box ends with the fork server. Otherwise it runs until it is killed.
     pub owned: bool,
 }
 
@@ -59,37 +61,37 @@ impl Default for SandboxPlan {
     }
 }
 
-/// What the root directory of a box is made of.
+/// Content of a box's root directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Root {
-    /// The machine's own system directories, read-only, and nothing else of it.
+    /// The host's system directories, read-only. No other directories of the host.
     Host,
-    /// A directory of the host that holds a whole root file system. It is never written to.
+    /// A host directory with a complete root file system. Box never writes to it.
     Directory(PathBuf),
 }
 
-/// What the network of a box consists of. It is its own in any case.
+/// Network of a box. Every box has its own network namespace.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Network {
-    /// Of nothing at all.
+    /// No interface is up.
     Down,
-    /// Of itself.
+    /// Loopback only.
     #[default]
     Loopback,
-    /// Of itself, and of exits: what would leave it arrives at sockets that whoever made the box is handed.
+    /// Loopback, and egress to sockets that the creator of the box holds.
     Egress,
 }
 
-/// Who the commands of a box run as.
+/// User that runs the commands of a box.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Guest {
-    /// The name in `/etc/passwd`.
+    /// User name in `/etc/passwd`.
     pub name: String,
-    /// The home directory, made writable and private to the box.
+    /// Home directory, writable and private to the box.
     pub home: PathBuf,
-    /// The user and group id inside. Never 0: that one is init's.
+    /// User and group id in the box. Never 0, which is the id of init.
     pub id: u32,
 }
 
@@ -103,34 +105,36 @@ impl Default for Guest {
     }
 }
 
-/// A directory or file of the host that appears in a box.
+/// A host directory or file that is mounted in a box.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mount {
-    /// Where it comes from.
+    /// Source on the host.
     pub source: Source,
-    /// Where it appears: absolute, without `..`.
+    /// Mount point in the box: absolute, without `..`.
     pub target: PathBuf,
-    /// Whether it may be written.
+    /// Whether the guest can write to it.
     pub writable: bool,
 }
 
-/// Where a mount comes from.
+/// Source of a mount.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
-    /// An absolute path of the host without symbolic links in it.
+    /// An absolute host path without symbolic links.
     Path(PathBuf),
-    /// The descriptor at this place of those sent along. It is opened again by its name, and refused if that is now
-    /// another file: a path descriptor does not work in another mount namespace.
+    /// Index of a descriptor that the client sent along.
+    ///
+    /// The server reopens it by its path and checks that it is the same file. A path descriptor
+    /// does not work in another mount namespace.
     Fd(usize),
 }
 
-/// The cap of a box's private files, enforced by the kernel with `ENOSPC`.
+/// Limit of a box's private files. The kernel enforces it with `ENOSPC`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Caps {
-    /// Bytes of all files together.
+    /// Total size of all files.
     pub bytes: u64,
-    /// Files and directories together.
+    /// Number of files and directories.
     pub inodes: u64,
 }
 
@@ -143,12 +147,12 @@ impl Default for Caps {
     }
 }
 
-/// What a box may use of the machine. `None` is no limit.
+/// Resource limits of a box. `None` means no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Limits {
-    /// Processors, in parts: 0.5 is half of one.
+    /// Number of CPUs; 0.5 is half a CPU.
     pub cpus: Option<f64>,
-    /// Bytes of memory, swap included.
+    /// Bytes of memory and swap.
     pub memory: Option<u64>,
     /// Processes and threads, init included.
     pub pids: Option<u64>,
@@ -165,22 +169,27 @@ impl Default for Limits {
 }
 
 impl SandboxPlan {
-    /// Refuses what no box can be made of, before anything is made.
+    /// Checks the plan before anything is created.
     pub fn validate(&self) -> Result<()> {
         check_name("name", &self.name)?;
         check_name("hostname", &self.hostname)?;
         check_name("guest.name", &self.guest.name)?;
         if self.guest.id == 0 || self.guest.id > 60_000 {
-            return Err(Error::Invalid("guest.id must be within 1 and 60000".into()));
+            return Err(Error::Invalid(format!(
+                "guest.id: {} is not within 1 and 60000",
+                self.guest.id
+            )));
         }
         if self.mounts.len() > MOUNTS_MAX || self.dirs.len() > MOUNTS_MAX {
             return Err(Error::Invalid(format!(
-                "at most {MOUNTS_MAX} mounts and {MOUNTS_MAX} dirs"
+                "mounts: {}, dirs: {}; the limit is {MOUNTS_MAX} of each",
+                self.mounts.len(),
+                self.dirs.len()
             )));
         }
         if self.caps.bytes == 0 || self.caps.inodes < 64 {
             return Err(Error::Invalid(
-                "caps: at least 1 byte and 64 inodes (0 would mean no cap)".into(),
+                "caps: must be at least 1 byte and 64 inodes; 0 would mean no limit".into(),
             ));
         }
         if self
@@ -189,35 +198,37 @@ impl SandboxPlan {
             .is_some_and(|cpus| !(0.01..=1024.0).contains(&cpus))
         {
             return Err(Error::Invalid(
-                "limits.cpus must be within 0.01 and 1024".into(),
+                "limits.cpus: must be within 0.01 and 1024".into(),
             ));
         }
         if self.limits.memory.is_some_and(|memory| memory < 4 << 20) {
             return Err(Error::Invalid(
-                "limits.memory must be at least 4 MiB".into(),
+                "limits.memory: must be at least 4 MiB".into(),
             ));
         }
         if self.limits.pids.is_some_and(|pids| pids < 2) {
-            return Err(Error::Invalid("limits.pids must be at least 2".into()));
+            return Err(Error::Invalid("limits.pids: must be at least 2".into()));
         }
         let targets = self.mounts.iter().map(|mount| &mount.target);
         for path in targets.chain(&self.dirs).chain([&self.guest.home]) {
             check_target(path)?;
         }
-        // It is a field of `/etc/passwd`.
+        // The path becomes a field of `/etc/passwd`.
         let home = self.guest.home.as_os_str().as_encoded_bytes();
         if home
             .iter()
             .any(|byte| *byte == b':' || byte.is_ascii_control())
         {
             return Err(Error::Invalid(
-                "guest.home: no colons and no control characters".into(),
+                "guest.home: must not contain colons or control characters".into(),
             ));
         }
         Ok(())
     }
 
-    /// The innermost mount that a path is beneath, itself not counted.
+    /// The innermost mount that contains a path.
+    ///
+    /// A mount does not contain its own target.
     pub(crate) fn mount_of(&self, path: &Path) -> Option<&Mount> {
         let over = |mount: &&Mount| path.starts_with(&mount.target) && path != mount.target;
         let depth = |mount: &&Mount| mount.target.components().count();
@@ -233,25 +244,26 @@ fn check_name(field: &str, name: &str) -> Result<()> {
         || name.starts_with(['-', '.'])
     {
         return Err(Error::Invalid(format!(
-            "{field}: 1 to {HOSTNAME_MAX} letters, digits, dashes"
+            "{field}: must be 1 to {HOSTNAME_MAX} letters, digits, dashes"
         )));
     }
     Ok(())
 }
 
-/// Inside, these are made by Box and must stay what they are.
+/// Top-level directories that Box creates. No mount may replace them.
 const RESERVED: &[&str] = &[
     "proc", "dev", "sys", "etc", "usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "run",
 ];
 
-/// Longest path that the kernel takes, without the byte that ends it.
+/// Longest path that the kernel accepts, without the final zero byte.
 const TARGET_MAX: usize = 4095;
 
-/// A place inside where something may be mounted.
+/// Checks a mount point or directory inside a box.
 pub(crate) fn check_target(path: &std::path::Path) -> Result<()> {
     if path.as_os_str().len() > TARGET_MAX {
         return Err(Error::Invalid(format!(
-            "a place of more than {TARGET_MAX} bytes"
+            "target: path of {} bytes; the limit is {TARGET_MAX}",
+            path.as_os_str().len()
         )));
     }
     let invalid = |why: &str| Err(Error::Invalid(format!("{}: {why}", path.display())));
@@ -270,7 +282,7 @@ pub(crate) fn check_target(path: &std::path::Path) -> Result<()> {
         return invalid("must not be the root");
     };
     if RESERVED.iter().any(|reserved| **first == **reserved) {
-        return invalid("is made by Box itself");
+        return invalid("is reserved for Box");
     }
     Ok(())
 }
@@ -285,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn targets_that_replace_what_box_made_are_refused() {
+    fn reserved_targets_are_refused() {
         for bad in [
             "/",
             "proc",
@@ -310,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_that_no_kernel_takes_and_a_home_of_more_fields_are_refused() {
+    fn long_targets_and_homes_with_colons_are_refused() {
         let long = |length: usize| format!("/{}", "a".repeat(length - 1));
         assert!(check_target(long(TARGET_MAX).as_ref()).is_ok());
         let refused = check_target(long(TARGET_MAX + 1).as_ref()).unwrap_err();
@@ -326,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_of_nothing_are_refused() {
+    fn limits_of_zero_are_refused() {
         let plan = |limits| {
             SandboxPlan {
                 limits,

@@ -1,4 +1,4 @@
-//! What this machine gives to this user, and the names under which what is missing is reported.
+//! Detects what this host offers this user, and names what is missing.
 
 use std::fmt;
 
@@ -9,28 +9,30 @@ use crate::server::overlays::can_overlay_system;
 use crate::server::template_mounts::Template;
 use crate::{landlock, network, raw, seccomp};
 
-/// What a box is made of, as far as this machine has it.
+/// Kernel features for boxes on this host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Primitives {
-    /// Whether boxes are made with root's powers: two user ids in a box, and workspaces with mapped owners.
+    /// Whether the server has root's privileges.
+    ///
+    /// Boxes then have two user ids, and workspaces have mapped owners.
     pub privileged: bool,
-    /// Namespaces that cannot be made, by name.
+    /// Names of the namespaces that cannot be created.
     pub namespaces_missing: Vec<String>,
-    /// Whether the kernel filters system calls.
+    /// Whether the kernel supports seccomp filters.
     pub seccomp: bool,
-    /// The version of Landlock; 0 is none.
+    /// Landlock version; 0 means none.
     pub landlock: u32,
-    /// Whether overlays can be made of the system directories and of everything that is mounted below them.
+    /// Whether overlays work for the system directories and all mounts below them.
     pub overlay: bool,
-    /// What control groups do not do here.
+    /// Cgroup features that are missing.
     pub cgroup_missing: Vec<Ability>,
-    /// Whether boxes can have a network with exits, where that was tried.
+    /// Whether boxes can have egress. `None` if not probed.
     pub network: Option<bool>,
-    /// Whether programs in them are told as usual why they cannot connect, where that was tried.
+    /// Whether failed connections in a box get the usual errors. `None` if not probed.
     pub syn_queue: Option<bool>,
 }
 
-/// Every kind of namespace a box has, with its bit.
+/// Namespace types of a box, with their clone flags.
 const NAMESPACES: [(&str, libc::c_int); 7] = [
     ("user", libc::CLONE_NEWUSER),
     ("pid", libc::CLONE_NEWPID),
@@ -42,8 +44,10 @@ const NAMESPACES: [(&str, libc::c_int); 7] = [
 ];
 
 impl Primitives {
-    /// Looks at the machine. Makes and removes an empty group in each cgroup hierarchy and starts a few processes that end at
-    /// once; safe in a program with threads.
+    /// Probes the host.
+    ///
+    /// Creates and removes an empty cgroup in each hierarchy and starts a few processes that exit
+    /// at once. Safe in a program with threads.
     pub fn probe() -> Self {
         let hold = |owner| Cgroups::hold("box", &owner, Some(DiskLimits::default()));
         let cgroups = Owner::this().map_or_else(|| Cgroups::open("box"), hold);
@@ -52,7 +56,7 @@ impl Primitives {
         primitives.network = Some(network);
         primitives.syn_queue = Some(syn_queue);
         if primitives.overlay && primitives.missing_required().is_empty() {
-            // As a server finds it, mounts below the system directories included.
+            // Probe again with the mounts below the system directories, as a server does.
             let privileged = primitives.privileged;
             let built =
                 || Template::build(privileged, true).is_ok_and(|template| template.is_overlaid());
@@ -63,7 +67,8 @@ impl Primitives {
     }
 
     pub(crate) fn with(cgroups: &Cgroups, privileged: bool) -> Self {
-        // Who is not root gets the others only together with a user namespace.
+        // Without root, the kernel creates the other namespaces only together with a user
+        // namespace.
         let with_user = if privileged { 0 } else { libc::CLONE_NEWUSER };
         let absent = |bit: libc::c_int| raw::try_clone(bit | with_user).is_err();
         Self {
@@ -84,7 +89,9 @@ impl Primitives {
         }
     }
 
-    /// What a box cannot be without and this machine does not have. Empty, or no box is made.
+    /// Names of required primitives that this host lacks.
+    ///
+    /// No box is created unless it is empty.
     pub fn missing_required(&self) -> Vec<String> {
         let mut missing: Vec<String> = self
             .namespaces_missing
@@ -97,7 +104,9 @@ impl Primitives {
         missing
     }
 
-    /// What boxes of this machine go without, by name. A strict profile refuses them.
+    /// Names of all primitives that this host lacks.
+    ///
+    /// A strict profile refuses such boxes.
     pub fn missing(&self) -> Vec<String> {
         let mut missing = self.missing_required();
         missing.extend(
@@ -145,8 +154,9 @@ impl fmt::Display for Primitives {
     }
 }
 
-/// Whether this process can map the 65,536 ids from `base` on and mount on the machine: root, and not one of a container
-/// that has given up those powers.
+/// Whether this process can map 65,536 ids from `base` and can mount.
+///
+/// True for root, except in a container without these privileges.
 pub(crate) fn privileged(base: u32) -> bool {
     use rustix::thread::CapabilitySet;
     let needed = CapabilitySet::SYS_ADMIN

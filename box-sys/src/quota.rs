@@ -1,8 +1,8 @@
-//! A limit on a directory that the file system keeps by itself: a project quota of ext4 or XFS, where the file system has that
-//! turned on and this process is the machine's root.
+//! Project quotas of ext4 and XFS: a directory limit that the kernel enforces.
 //!
-//! Every file below the directory is marked with a project, new ones by inheritance, and the kernel refuses what would take
-//! the project over its limit (EDQUOT). A guest cannot change the mark: only the machine's own user namespace may.
+//! They require a file system with project quotas and the host's root. Every file below the
+//! directory belongs to a project, and new files inherit it. The kernel refuses writes above the
+//! limit (EDQUOT). A guest cannot change the project, because only the initial user namespace may.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,11 +17,13 @@ use rustix::ioctl::{Getter, Opcode, Setter, ioctl, opcode};
 
 use crate::raw::check;
 
-/// Projects given out here have this bit set, so that they do not meet an administrator's, which are small numbers by custom.
+/// Bit of all project ids of Box. Administrators usually choose small ids.
 const PROJECT_BIT: u32 = 0x4000_0000;
 
-/// The limits that this process has asked for, by file system and project. Several boxes may have the same directory, and what
-/// one of them was promised must not end with another: the kernel is told the least of all.
+/// Limits that this process requested, by file system and project.
+///
+/// Several boxes can share a directory. The kernel gets the lowest of their limits, so that the end
+/// of one box does not lift the limit of another.
 static REQUESTED: Mutex<BTreeMap<(u64, u32), Vec<Limit>>> = Mutex::new(BTreeMap::new());
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,21 +32,25 @@ struct Limit {
     entries: u64,
 }
 
-/// A directory the file system limits. The limit ends when this is dropped, unless somebody else has asked for one there.
+/// A directory with a project quota.
+///
+/// Dropping it removes the limit, unless another box requested one for the same directory.
 #[derive(Debug)]
 pub struct DirectoryQuota {
     directory: OwnedFd,
     device: u64,
     project: u32,
     limit: Limit,
-    /// Left in force at the end, because the box it is for goes on.
+    /// Whether the limit stays after the drop, because the box continues to run.
     persistent: AtomicBool,
 }
 
 impl DirectoryQuota {
-    /// Limits what is below a directory, files it has already included, as long as that is `wanted`. An error means that nothing
-    /// is limited: this file system cannot, this user may not, or somebody has put the directory into a project of their own, as
-    /// the limit of a directory around it does.
+    /// Limits a directory, existing files included. Stops when `wanted` returns false.
+    ///
+    /// On an error no limit is set. The file system may not support quotas, the user may lack the
+    /// privilege, or the directory may belong to another project. A limit on a parent directory
+    /// also causes the latter.
     pub fn set(
         directory: BorrowedFd<'_>,
         bytes: u64,
@@ -55,7 +61,7 @@ impl DirectoryQuota {
         let stat = rustix::fs::fstat(directory)?;
         #[expect(
             clippy::cast_possible_truncation,
-            reason = "a number to tell directories apart, in 30 bits"
+            reason = "30 bits distinguish directories"
         )]
         let project = PROJECT_BIT | (stat.st_ino as u32 & (PROJECT_BIT - 1));
         let in_other_project = before != 0 && before != project;
@@ -68,21 +74,22 @@ impl DirectoryQuota {
             directory: directory.try_clone_to_owned()?,
             device: stat.st_dev,
             project,
-            // Nought would be no limit.
+            // Zero would mean no limit.
             limit: Limit {
                 bytes: bytes.max(1),
                 entries: entries.max(1),
             },
             persistent: AtomicBool::new(false),
         };
-        // Dropped, it asks for nothing.
+        // Dropping `this` removes the request.
         this.update_limit(|limits| limits.push(this.limit))?;
         this.mark(wanted)?;
         Ok(this)
     }
 
-    /// Bytes on disk now, deleted files that are still open included, and files. An error if the directory is limited together
-    /// with one around it by now.
+    /// Bytes on disk and number of files. Deleted files that are still open count.
+    ///
+    /// Fails if a quota of a parent directory has replaced this one.
     pub fn used(&self) -> io::Result<(u64, u64)> {
         if attributes(self.directory.as_fd())?.project != self.project {
             return Err(io::ErrorKind::NotFound.into());
@@ -91,12 +98,12 @@ impl DirectoryQuota {
         Ok((record.dqb_curspace, record.dqb_curinodes))
     }
 
-    /// Leaves the limit in force when this is dropped (`true`), or not.
+    /// Sets whether the limit stays in force after the drop.
     pub fn set_persistent(&self, persistent: bool) {
         self.persistent.store(persistent, Ordering::Relaxed);
     }
 
-    /// Changes what is asked for, and tells the kernel.
+    /// Changes the requested limits and updates the kernel.
     fn update_limit(&self, change: impl FnOnce(&mut Vec<Limit>)) -> io::Result<()> {
         let mut all = REQUESTED.lock().unwrap_or_else(PoisonError::into_inner);
         let limits = all.entry((self.device, self.project)).or_default();
@@ -115,13 +122,15 @@ impl DirectoryQuota {
         )
     }
 
-    /// Marks the directory and everything below. What is neither a file nor a directory holds nothing, and is left alone.
+    /// Assigns the directory and all files and directories below it to the project.
+    ///
+    /// Other file types use no space, so they keep their project.
     fn mark(&self, wanted: impl Fn() -> bool) -> io::Result<()> {
         self.assign(self.directory.as_fd(), true)?;
         let device = rustix::fs::fstat(&self.directory)?.st_dev;
         let marked = crate::walk::walk(&self.directory, |found| match found {
             _ if !wanted() => ControlFlow::Break(io::ErrorKind::Interrupted.into()),
-            // Another file system that is mounted here has its own projects.
+            // A file system that is mounted here has its own projects.
             Found::Entry(entry) if entry.stat.st_dev != device => ControlFlow::Continue(Next::Skip),
             Found::Entry(entry) => match self.mark_one(&entry) {
                 Ok(()) => ControlFlow::Continue(Next::Descend),
@@ -142,7 +151,8 @@ impl DirectoryQuota {
             FileType::Directory => (flags | OFlags::DIRECTORY, true),
             _ => return Ok(()),
         };
-        // Another box may be changing names here. What has vanished needs no mark, what is new inherits it.
+        // Another box may change names here. A removed file needs no project, and a new one
+        // inherits it.
         match rustix::fs::openat(entry.directory, entry.name, flags, Mode::empty()) {
             Ok(file) => self.assign(file.as_fd(), inherited),
             Err(_) => Ok(()),
@@ -177,7 +187,7 @@ impl Drop for DirectoryQuota {
     }
 }
 
-/// What a file system keeps beside a file (`struct fsxattr`): flags, the project it is counted under, and what is not ours.
+/// Attributes of a file (`struct fsxattr`). Box changes flags and project.
 #[repr(C)]
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct FileAttributes {
@@ -189,33 +199,35 @@ struct FileAttributes {
     rest: [u8; 8],
 }
 
-/// The flag of a directory whose new entries get its project.
+/// Flag of a directory: new entries inherit its project.
 const INHERITED: u32 = 0x200;
 
 /// `FS_IOC_FSGETXATTR` and `FS_IOC_FSSETXATTR`.
 const GET: Opcode = opcode::read::<FileAttributes>(b'X', 31);
 const SET: Opcode = opcode::write::<FileAttributes>(b'X', 32);
 
-/// The marks of a file or directory.
+/// The attributes of a file or directory.
 fn attributes(file: BorrowedFd<'_>) -> io::Result<FileAttributes> {
-    // SAFETY: the number is that of a request that writes one structure of this layout.
+    // SAFETY: the opcode belongs to a request that writes one structure of this layout.
     let get = unsafe { Getter::<GET, FileAttributes>::new() };
     // SAFETY: as above.
     Ok(unsafe { ioctl(file, get) }?)
 }
 
 fn set_attributes(file: BorrowedFd<'_>, attributes: FileAttributes) -> io::Result<()> {
-    // SAFETY: the number is that of a request that reads one structure of this layout.
+    // SAFETY: the opcode belongs to a request that reads one structure of this layout.
     let set = unsafe { Setter::<SET, FileAttributes>::new(attributes) };
     // SAFETY: as above.
     Ok(unsafe { ioctl(file, set) }?)
 }
 
-/// Lets a project have this much on the file system of a descriptor; nought is no limit.
+/// Sets the limits of a project on the file system of a descriptor.
+///
+/// Zero means no limit.
 fn limit_project(on: BorrowedFd<'_>, project: u32, bytes: u64, entries: u64) -> io::Result<()> {
-    /// Limits of blocks and of inodes are what is set.
+    /// The record contains limits of blocks and of inodes.
     const VALID: u32 = 1 | 4;
-    /// Limits are told in these, figures in bytes.
+    /// Unit of block limits. Usage is in bytes.
     const BLOCK: u64 = 1024;
     let mut record = no_record();
     record.dqb_bhardlimit = bytes.div_ceil(BLOCK);
@@ -224,7 +236,7 @@ fn limit_project(on: BorrowedFd<'_>, project: u32, bytes: u64, entries: u64) -> 
     quota(on, libc::Q_SETQUOTA, project, &mut record)
 }
 
-/// What a project has there, and may have.
+/// Usage and limits of a project.
 fn project_record(on: BorrowedFd<'_>, project: u32) -> io::Result<libc::dqblk> {
     let mut record = no_record();
     quota(on, libc::Q_GETQUOTA, project, &mut record)?;
@@ -232,7 +244,7 @@ fn project_record(on: BorrowedFd<'_>, project: u32) -> io::Result<libc::dqblk> {
 }
 
 fn no_record() -> libc::dqblk {
-    // SAFETY: plain numbers, for which nought is a value.
+    // SAFETY: the structure consists of integers, for which zero is valid.
     unsafe { std::mem::zeroed() }
 }
 
@@ -245,7 +257,7 @@ fn quota(
     /// `PRJQUOTA`: quotas of projects, not of users or groups.
     const PROJECTS: libc::c_int = 2;
     let command = libc::QCMD(command, PROJECTS);
-    // SAFETY: both commands take one record, which is there to be read and written.
+    // SAFETY: both commands take one record, which is valid for reads and writes.
     check(unsafe {
         libc::syscall(
             libc::SYS_quotactl_fd,

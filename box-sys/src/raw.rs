@@ -1,9 +1,9 @@
-//! System calls that rustix has no function for, each behind a safe one.
+//! Safe wrappers for system calls that rustix does not provide.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
-/// Flags are given as plain numbers to the raw calls.
+/// Flags for raw calls, as plain integers.
 pub(crate) const AT_EMPTY_PATH: u32 = 0x1000;
 pub(crate) const AT_RECURSIVE: u32 = 0x8000;
 
@@ -13,7 +13,7 @@ pub(crate) const ATTR_NODEV: u64 = 0x4;
 pub(crate) const ATTR_NOEXEC: u64 = 0x8;
 const ATTR_IDMAP: u64 = 0x10_0000;
 
-/// What clone3 reads; the layout of the kernel's version 2 of it.
+/// Argument of `clone3`, in version 2 of the kernel's layout.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub(crate) struct CloneArgs {
@@ -35,12 +35,12 @@ const CLONE_PIDFD: u64 = 0x1000;
 const CLONE_CHILD_SETTID: u64 = 0x0100_0000;
 const CLONE_CHILD_CLEARTID: u64 = 0x0020_0000;
 
-/// Which of the two processes one is after a fork.
+/// Result of a fork, in each of the two processes.
 #[derive(Debug)]
 pub(crate) enum Forked {
-    /// The one that called, with the other's pid and pidfd.
+    /// The calling process, with the child's pid and pidfd.
     Parent(i32, OwnedFd),
-    /// The new one.
+    /// The child.
     Child,
 }
 
@@ -52,14 +52,14 @@ pub(crate) fn check(result: libc::c_long) -> io::Result<libc::c_long> {
     }
 }
 
-/// Of `SOL_SOCKET`; kernel 6.5.
+/// Option of `SOL_SOCKET` since kernel 6.5.
 const SO_PEERPIDFD: libc::c_int = 77;
 
-/// A pidfd of a socket's peer.
+/// Pidfd of a socket's peer.
 pub(crate) fn peer_pidfd(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let mut fd: RawFd = -1;
     let mut length: libc::socklen_t = 4;
-    // SAFETY: the kernel writes one descriptor, of four bytes, and their number.
+    // SAFETY: the kernel writes one descriptor of four bytes, and their number.
     check(libc::c_long::from(unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
@@ -69,15 +69,15 @@ pub(crate) fn peer_pidfd(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
             &raw mut length,
         )
     }))?;
-    // SAFETY: the kernel has just made it, for this process.
+    // SAFETY: the kernel has just created this descriptor for this process.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// Forks into new namespaces, and into a v2 cgroup if one is given.
 ///
 /// # Safety
-/// The calling process must have one thread only: the child gets a copy of it and no other, so a lock held elsewhere
-/// would stay locked for ever.
+/// The calling process must have a single thread. The child gets a copy of that thread only, so a
+/// lock of another thread would stay locked forever.
 pub(crate) unsafe fn fork_into(
     namespaces: libc::c_int,
     cgroup: Option<BorrowedFd<'_>>,
@@ -90,8 +90,8 @@ pub(crate) unsafe fn fork_into(
         exit_signal: libc::SIGCHLD as u64,
         ..CloneArgs::default()
     };
-    // The C library keeps the thread's id in its own memory and trusts it, for instance in `abort`. Its own `fork` has the
-    // kernel write the new one there; this one asks the kernel where that is.
+    // The C library caches the thread id and uses it, for example in `abort`. Its own `fork` lets
+    // the kernel update the cache. This code asks the kernel for the address and does the same.
     if let Ok(Some(address)) = rustix::thread::get_clear_child_tid_address() {
         args.child_tid = address.as_ptr() as u64;
         args.flags |= CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID;
@@ -103,24 +103,25 @@ pub(crate) unsafe fn fork_into(
             args.cgroup = cgroup.as_raw_fd() as u64;
         }
     }
-    // SAFETY: `args` is laid out as the kernel wants, its pointers outlive the call, no stack is given, so the child
-    // goes on with a copy of this one; one thread, by this function's contract.
+    // SAFETY: `args` has the kernel's layout and its pointers outlive the call. Without a stack,
+    // the child continues on a copy of this one. The caller guarantees a single thread.
     let pid =
         check(unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of::<CloneArgs>()) })?;
     if pid == 0 {
         return Ok(Forked::Child);
     }
-    // SAFETY: the kernel wrote a new descriptor there, and nobody else has it.
+    // SAFETY: the kernel has just written a new descriptor there. It has no other owner.
     let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
     Ok(Forked::Parent(i32::try_from(pid).unwrap_or(-1), pidfd))
 }
 
-/// Runs a function in a process of its own that shares this one's memory, so that none has to be copied, and gives its pid.
-/// What the function returns is its exit.
+/// Runs a function in a new process that shares this process's memory.
+///
+/// Returns the pid. The result of the function is the exit status.
 ///
 /// # Safety
-/// The function must not allocate, nor call what sets `errno`, nor write what this process uses. The stack and what the
-/// argument points to must live until the process has been waited for.
+/// The function must not allocate, must not call code that sets `errno`, and must not write data of
+/// this process. The stack and the target of `argument` must outlive the process.
 pub(crate) unsafe fn clone_sharing_memory(
     namespaces: libc::c_int,
     stack: &mut [u8],
@@ -131,12 +132,13 @@ pub(crate) unsafe fn clone_sharing_memory(
     let end = stack.as_mut_ptr_range().end;
     let end = end.wrapping_sub(end.addr() % ALIGNED).cast();
     let flags = namespaces | libc::CLONE_VM | libc::SIGCHLD;
-    // SAFETY: the stack is this function's to use, and grows down from its end; the rest is this function's contract.
+    // SAFETY: the caller lends the stack, which grows down from its end. The caller guarantees the
+    // rest.
     let pid = unsafe { libc::clone(function, end, flags, argument) };
     check(pid.into()).map(|_| pid)
 }
 
-/// Sets and clears attributes of the mount a descriptor stands for, or of its whole tree.
+/// Sets and clears attributes of a mount or of its whole tree.
 pub(crate) fn mount_setattr(
     mount: BorrowedFd<'_>,
     recursive: bool,
@@ -155,7 +157,7 @@ pub(crate) fn mount_setattr(
     )
 }
 
-/// Makes the tree's files belong to other ids, by the map of a user namespace. The tree must not be attached yet.
+/// Maps the owners of a tree with a user namespace. The tree must be detached.
 pub(crate) fn mount_idmap(mount: BorrowedFd<'_>, map: BorrowedFd<'_>) -> io::Result<()> {
     #[expect(clippy::cast_sign_loss, reason = "an open descriptor is not negative")]
     let userns_fd = map.as_raw_fd() as u64;
@@ -171,7 +173,7 @@ pub(crate) fn mount_idmap(mount: BorrowedFd<'_>, map: BorrowedFd<'_>) -> io::Res
     )
 }
 
-/// Makes the tree at the root of this mount namespace receive (`slave`) or neither give nor take (`private`) mounts.
+/// Sets the propagation of all mounts in this namespace: `slave` or `private`.
 pub(crate) fn set_propagation(slave: bool) -> io::Result<()> {
     use rustix::mount::{MountPropagationFlags as Flags, mount_change};
     let kind = if slave {
@@ -184,7 +186,7 @@ pub(crate) fn set_propagation(slave: bool) -> io::Result<()> {
 
 fn setattr(mount: BorrowedFd<'_>, recursive: bool, attr: &libc::mount_attr) -> io::Result<()> {
     let flags = AT_EMPTY_PATH | if recursive { AT_RECURSIVE } else { 0 };
-    // SAFETY: the path is an empty C string, `attr` is laid out as the kernel wants and its size is given.
+    // SAFETY: the path is an empty C string. `attr` has the kernel's layout, and its size is given.
     check(unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,
@@ -198,18 +200,19 @@ fn setattr(mount: BorrowedFd<'_>, recursive: bool, attr: &libc::mount_attr) -> i
     Ok(())
 }
 
-/// Enters a namespace of the given kind (a `CLONE_NEW…` bit).
+/// Enters a namespace of a type (a `CLONE_NEW…` flag).
 ///
-/// Safe although it moves the whole thread: descriptors stay what they are, and names are looked up anew each time.
+/// This is safe although it moves the whole thread: open descriptors stay valid, and paths are
+/// resolved on each use.
 pub(crate) fn setns(namespace: BorrowedFd<'_>, kind: libc::c_int) -> io::Result<()> {
-    // SAFETY: takes two numbers.
+    // SAFETY: takes two integers.
     check(unsafe { libc::setns(namespace.as_raw_fd(), kind) }.into())?;
     Ok(())
 }
 
-/// Leaves namespaces for new ones.
+/// Enters new namespaces.
 pub(crate) fn unshare(kinds: libc::c_int) -> io::Result<()> {
-    // SAFETY: takes a number. No kind passed by this crate takes the descriptor table or the address space away.
+    // SAFETY: takes an integer. This crate passes no flag that unshares descriptors or memory.
     check(unsafe { libc::unshare(kinds) }.into())?;
     Ok(())
 }
@@ -217,37 +220,37 @@ pub(crate) fn unshare(kinds: libc::c_int) -> io::Result<()> {
 /// Closes every descriptor from `first` on.
 ///
 /// # Safety
-/// No owner of such a descriptor may be used or dropped afterwards.
+/// The program must not use or drop an owner of such a descriptor afterwards.
 pub(crate) unsafe fn close_from(first: RawFd) -> io::Result<()> {
-    // SAFETY: the same contract.
+    // SAFETY: the caller guarantees the same contract.
     unsafe { close_between(first, RawFd::MAX) }
 }
 
 /// Closes the descriptors from `first` to `last`.
 ///
 /// # Safety
-/// No owner of such a descriptor may be used or dropped afterwards.
+/// The program must not use or drop an owner of such a descriptor afterwards.
 pub(crate) unsafe fn close_between(first: RawFd, last: RawFd) -> io::Result<()> {
-    // SAFETY: takes numbers; the caller answers for what owned the descriptors.
+    // SAFETY: takes integers. The caller is responsible for the owners of the descriptors.
     check(unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) })?;
     Ok(())
 }
 
-/// One `prctl` with a plain number.
+/// Calls `prctl` with one integer.
 pub(crate) fn prctl(option: libc::c_int, value: libc::c_ulong) -> io::Result<()> {
-    // SAFETY: only options whose arguments are numbers are passed by this crate.
+    // SAFETY: this crate passes only options with integer arguments.
     check(unsafe { libc::prctl(option, value, 0, 0, 0) }.into())?;
     Ok(())
 }
 
-/// Sets an option of a socket to a number.
+/// Sets a socket option to an integer.
 pub(crate) fn set_option(
     socket: BorrowedFd<'_>,
     level: libc::c_int,
     option: libc::c_int,
     value: libc::c_int,
 ) -> io::Result<()> {
-    // SAFETY: the pointer is to a number of this length, which outlives the call.
+    // SAFETY: the pointer is valid for four bytes and outlives the call.
     let set = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
@@ -261,11 +264,11 @@ pub(crate) fn set_option(
     Ok(())
 }
 
-/// The mark of a socket.
+/// The mark of a socket (`SO_MARK`).
 pub(crate) fn socket_mark(socket: BorrowedFd<'_>) -> io::Result<u32> {
     let mut mark = 0_u32;
     let mut length: libc::socklen_t = 4;
-    // SAFETY: both pointers are to what they say, which outlives the call.
+    // SAFETY: both pointers are valid and outlive the call.
     let got = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
@@ -279,7 +282,7 @@ pub(crate) fn socket_mark(socket: BorrowedFd<'_>) -> io::Result<u32> {
     Ok(mark)
 }
 
-/// Loads a seccomp program. It holds for this thread and for all its children, and cannot be taken back.
+/// Loads a seccomp filter for this thread and its children. It cannot be removed.
 pub(crate) fn load_filter(program: &[libc::sock_filter]) -> io::Result<()> {
     let len = u16::try_from(program.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
     let prog = libc::sock_fprog {
@@ -298,49 +301,52 @@ pub(crate) fn load_filter(program: &[libc::sock_filter]) -> io::Result<()> {
     Ok(())
 }
 
-/// Ends this process at once: no destructors, no buffers written twice.
+/// Exits at once, without destructors and without flushing buffers.
 pub(crate) fn exit_now(code: i32) -> ! {
     // SAFETY: never returns.
     unsafe { libc::_exit(code) }
 }
 
-/// Blocks a signal so that it is read from a descriptor instead, and gives that descriptor.
+/// Blocks signals and returns a descriptor that reports them.
 pub fn signal_fd(signals: &[libc::c_int]) -> io::Result<OwnedFd> {
     let set = signal_set(signals);
-    // SAFETY: `set` is initialised; the old mask is not asked for.
+    // SAFETY: `set` is initialised. The old mask is not requested.
     let blocked =
         unsafe { libc::sigprocmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
     check(blocked.into())?;
-    // SAFETY: `set` is initialised; -1 asks for a new descriptor.
+    // SAFETY: `set` is initialised. -1 requests a new descriptor.
     let fd = unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
     let fd = check(fd.into())?;
     let fd = RawFd::try_from(fd).map_err(|_| io::ErrorKind::InvalidData)?;
-    // SAFETY: a new descriptor that nobody else has.
+    // SAFETY: the kernel has just created this descriptor. It has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Does something while no signal reaches this thread, nor any that it starts.
+/// Runs `work` with signals blocked in this thread and in those it starts.
 pub(crate) fn with_signals_blocked<T>(work: impl FnOnce() -> T) -> T {
     let mut old = signal_set(&[]);
     let mut all = signal_set(&[]);
-    // SAFETY: fills an initialised set.
+    // SAFETY: writes an initialised set.
     unsafe { libc::sigfillset(&raw mut all) };
     // SAFETY: both sets are initialised.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old) };
     let done = work();
-    // SAFETY: `old` was filled by the call above.
+    // SAFETY: the call above has written `old`.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut()) };
     done
 }
 
-/// Takes back every handler of this process: those of the standard library, and those that the C library installs with the first
-/// thread and lets nobody change, so these are raw calls. What is ignored stays so.
+/// Resets every signal handler of this process to the default.
+///
+/// This includes the handlers of the standard library and those that the C library installs with
+/// the first thread. The C library does not let programs change the latter, hence the raw calls.
+/// Ignored signals stay ignored.
 pub(crate) fn reset_signal_handlers() {
-    // As the kernel lays it out: the handler, and three words more. Zeroes are the default.
+    // Kernel layout: the handler and three more words. Zeroes mean the default.
     let default = [0_u64; 4];
     for signal in 1..=64 {
         let mut now = default;
-        // SAFETY: fills `now`; the last number is the size of the kernel's sets.
+        // SAFETY: writes `now`. The last argument is the size of the kernel's signal set.
         let asked = unsafe {
             libc::syscall(
                 libc::SYS_rt_sigaction,
@@ -352,7 +358,7 @@ pub(crate) fn reset_signal_handlers() {
         };
         let ignored = now[0] == libc::SIG_IGN as u64;
         if asked == 0 && now[0] != default[0] && !ignored {
-            // SAFETY: reads `default`; sets a disposition of this process.
+            // SAFETY: reads `default` and sets a disposition of this process.
             unsafe {
                 libc::syscall(
                     libc::SYS_rt_sigaction,
@@ -366,29 +372,29 @@ pub(crate) fn reset_signal_handlers() {
     }
 }
 
-/// A set of signals.
+/// Builds a signal set.
 pub(crate) fn signal_set(signals: &[libc::c_int]) -> libc::sigset_t {
     let mut set = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: initialises what it points to.
+    // SAFETY: initialises the target of the pointer.
     unsafe { libc::sigemptyset(set.as_mut_ptr()) };
-    // SAFETY: initialised by the call above.
+    // SAFETY: the call above has initialised it.
     let mut set = unsafe { set.assume_init() };
     for &signal in signals {
-        // SAFETY: `set` is initialised, and a bad number is an error, not harm.
+        // SAFETY: `set` is initialised. An invalid number is only an error.
         unsafe { libc::sigaddset(&raw mut set, signal) };
     }
     set
 }
 
-/// A Landlock call that makes or asks about a ruleset.
+/// Creates a Landlock ruleset, or queries the version.
 pub(crate) fn landlock_create(attributes: Option<&[u64]>, flags: u32) -> io::Result<libc::c_long> {
     let (pointer, size) =
         attributes.map_or((std::ptr::null(), 0), |a| (a.as_ptr(), size_of_val(a)));
-    // SAFETY: the structure is a run of 64-bit words whose size in bytes is given, or null with size 0.
+    // SAFETY: the structure consists of 64-bit words with the given size, or is null with size 0.
     check(unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, pointer, size, flags) })
 }
 
-/// Adds "these rights beneath this path" to a ruleset.
+/// Grants rights below a path.
 pub(crate) fn landlock_allow(
     ruleset: BorrowedFd<'_>,
     beneath: BorrowedFd<'_>,
@@ -404,7 +410,7 @@ pub(crate) fn landlock_allow(
         allowed: rights,
         parent: beneath.as_raw_fd(),
     };
-    // SAFETY: `rule` is laid out as the kernel wants it (packed), and outlives the call.
+    // SAFETY: `rule` has the kernel's packed layout and outlives the call.
     check(unsafe {
         libc::syscall(
             libc::SYS_landlock_add_rule,
@@ -417,20 +423,22 @@ pub(crate) fn landlock_allow(
     Ok(())
 }
 
-/// Puts this thread and its children under a ruleset.
+/// Restricts this thread and its children with a ruleset.
 pub(crate) fn landlock_restrict(ruleset: RawFd) -> io::Result<()> {
-    // SAFETY: takes numbers.
+    // SAFETY: takes integers.
     check(unsafe { libc::syscall(libc::SYS_landlock_restrict_self, ruleset, 0) })?;
     Ok(())
 }
 
-/// Takes a user's and group's id for this thread's access to files, and makes sure of it: these calls tell no errors.
+/// Sets the user and group id with which this thread accesses files.
+///
+/// The calls report no errors, so this function reads the ids back.
 pub(crate) fn set_file_ids(id: u32) -> io::Result<()> {
-    // SAFETY: takes numbers. The raw calls change this thread alone.
+    // SAFETY: takes an integer. The raw call changes this thread only.
     unsafe { libc::syscall(libc::SYS_setfsgid, id) };
     // SAFETY: as above.
     unsafe { libc::syscall(libc::SYS_setfsuid, id) };
-    // SAFETY: an id that cannot be changes nothing; the id that is in force is returned.
+    // SAFETY: an invalid id changes nothing. The call returns the current id.
     let group = unsafe { libc::syscall(libc::SYS_setfsgid, -1) };
     // SAFETY: as above.
     let user = unsafe { libc::syscall(libc::SYS_setfsuid, -1) };
@@ -442,7 +450,7 @@ pub(crate) fn set_file_ids(id: u32) -> io::Result<()> {
     }
 }
 
-/// Another descriptor for the same thing.
+/// Duplicates a descriptor.
 pub(crate) fn duplicate(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     Ok(rustix::io::fcntl_dupfd_cloexec(fd, 3)?)
 }
@@ -450,18 +458,18 @@ pub(crate) fn duplicate(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
 /// Takes ownership of a descriptor that a raw call returned.
 pub(crate) fn own_fd(fd: libc::c_long) -> io::Result<OwnedFd> {
     let fd = RawFd::try_from(fd).map_err(|_| io::ErrorKind::InvalidData)?;
-    // SAFETY: callers pass a number that a call has just returned as a new descriptor.
+    // SAFETY: callers pass a descriptor that a call has just created.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Whether the kernel knows a way for a filter to answer.
+/// Whether the kernel supports a seccomp action.
 pub(crate) fn seccomp_action_available(action: u32) -> bool {
     const GET_ACTION_AVAIL: libc::c_int = 2;
     // SAFETY: reads one word.
     unsafe { libc::syscall(libc::SYS_seccomp, GET_ACTION_AVAIL, 0, &raw const action) == 0 }
 }
 
-/// Forks a child with the given flags that ends at once, to see whether the kernel grants them.
+/// Clones a child that exits at once, to test whether the kernel grants the flags.
 pub(crate) fn try_clone(flags: libc::c_int) -> io::Result<()> {
     #[expect(clippy::cast_sign_loss, reason = "flags are bits")]
     let args = CloneArgs {
@@ -469,19 +477,21 @@ pub(crate) fn try_clone(flags: libc::c_int) -> io::Result<()> {
         exit_signal: libc::SIGCHLD as u64,
         ..CloneArgs::default()
     };
-    // SAFETY: the child of a possibly threaded process does nothing but `_exit`, which needs no lock.
+    // SAFETY: the child of a possibly threaded process only calls `_exit`, which needs no lock.
     let pid =
         check(unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of::<CloneArgs>()) })?;
     if pid == 0 {
         exit_now(0);
     }
     let pid = libc::pid_t::try_from(pid).map_err(|_| io::ErrorKind::InvalidData)?;
-    // SAFETY: waits for the child made above; no status is asked for.
+    // SAFETY: waits for the child from above. No status is requested.
     check(unsafe { libc::waitpid(pid, std::ptr::null_mut(), 0) }.into())?;
     Ok(())
 }
 
-/// Starts a process of this number, which waits for a signal. Needs root's powers, and a number that no process has.
+/// Starts a process with this pid that waits for a signal.
+///
+/// Requires root and an unused pid.
 #[cfg(test)]
 pub(crate) fn pause_as(pid: i32) -> io::Result<()> {
     let numbers = [pid];
@@ -491,38 +501,41 @@ pub(crate) fn pause_as(pid: i32) -> io::Result<()> {
         set_tid_size: 1,
         ..CloneArgs::default()
     };
-    // SAFETY: `args` is laid out as the kernel wants, its pointer outlives the call, and no stack is given, so the child goes on with
-    // a copy of this one. Of a program with threads it has one, and makes one system call only.
+    // SAFETY: `args` has the kernel's layout and its pointer outlives the call. Without a stack,
+    // the child continues on a copy of this one. It has one thread and makes one system call.
     let made =
         check(unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of::<CloneArgs>()) })?;
     if made == 0 {
-        // SAFETY: waits; no signal is handled in between.
+        // SAFETY: waits. This process handles no signal.
         unsafe { libc::pause() };
         exit_now(1);
     }
     Ok(())
 }
 
-/// Whether something works in a process of its own, which ends with it.
+/// Whether `work` succeeds in a forked child.
 pub(crate) fn try_in_child(work: impl FnOnce() -> bool) -> bool {
-    // SAFETY: of a program with threads the child has one, and only what the C library has made safe for that is used: memory,
-    // which it locks around a fork, and system calls.
+    // SAFETY: the child has a single thread. It uses only system calls and memory allocation, which
+    // the C library makes safe after a fork.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
         exit_now(i32::from(!work()));
     }
     let mut status = 0;
-    // SAFETY: waits for the child made above, if there is one, and writes its status.
+    // SAFETY: waits for the child from above, if any, and writes its status.
     let waited = unsafe { libc::waitpid(pid, &raw mut status, 0) };
     pid > 0 && waited == pid && status == 0
 }
 
-/// Overwrites this process's arguments, which every box sees as its first process's and which may hold a path of the machine.
-/// To be called by a program with one thread that will not look at its arguments again.
+/// Overwrites this process's arguments, which every box can read from its init.
+///
+/// They may contain a path of the host. The caller has a single thread and does not read its
+/// arguments again.
 pub(crate) fn hide_arguments() {
     const NAME: &[u8] = b"box";
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // The name, in parentheses, may hold spaces; the addresses are the 48th and 49th field, the first after it is the third.
+    // The name is in parentheses and may contain spaces. The first field after it is field 3, and
+    // the addresses are fields 48 and 49.
     let mut fields = stat
         .rsplit_once(')')
         .map_or("", |(_, rest)| rest)
@@ -539,14 +552,14 @@ pub(crate) fn hide_arguments() {
         return;
     }
     let bytes = std::ptr::with_exposed_provenance_mut::<u8>(first);
-    // SAFETY: the kernel says that the arguments' bytes are from `first` to `end`; they are writable, and nobody reads them
-    // meanwhile. They stay C strings: what follows the name is zero.
+    // SAFETY: the kernel reports that the arguments are at `first` to `end`. They are writable, and
+    // no other code reads them now. They stay C strings, because zeroes follow the name.
     unsafe { std::ptr::write_bytes(bytes, 0, end - first) };
     // SAFETY: as above, and the name is shorter.
     unsafe { std::ptr::copy_nonoverlapping(NAME.as_ptr(), bytes, NAME.len()) };
 }
 
-/// Allows this process as many descriptors as it may allow itself.
+/// Raises the descriptor limit of this process to its maximum.
 pub(crate) fn raise_descriptor_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let before = getrlimit(Resource::Nofile);
@@ -557,9 +570,9 @@ pub(crate) fn raise_descriptor_limit() {
     let _ = setrlimit(Resource::Nofile, all);
 }
 
-/// Leaves the session keyring of whoever started this process for an empty one. Kernels without keyrings have none to leave.
+/// Joins a new, empty session keyring. Has no effect on a kernel without keyrings.
 pub(crate) fn new_session_keyring() {
     const JOIN_SESSION_KEYRING: libc::c_int = 1;
-    // SAFETY: takes a number and a null name.
+    // SAFETY: takes an integer and a null name.
     unsafe { libc::syscall(libc::SYS_keyctl, JOIN_SESSION_KEYRING, 0) };
 }

@@ -1,4 +1,4 @@
-//! What is kept of a box for a later program, and how that program knows the box again.
+//! The record of a box, from which a later program finds the box again.
 
 use std::fs::File;
 use std::io;
@@ -14,34 +14,37 @@ use crate::cgroup::read_start_time;
 use crate::network::EgressCookies;
 use crate::peer::peer_pidfd;
 
-/// What a later program needs, besides the descriptors, to take a box over.
+/// Data, besides descriptors, from which a later program adopts a box.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SandboxRecord {
-    /// Init's process id. The kernel may give the number to another process once init has ended: see [`Self::init`].
+    /// Pid of init. The kernel can reuse it after init has ended; see [`Self::init`].
     pub pid: i32,
-    /// When init was started, in ticks since the machine was. `None` in records of older programs, and where procfs does not
-    /// show it.
+    /// Start time of init in ticks since boot.
+    ///
+    /// `None` in records of older versions, and if procfs does not show it.
     #[serde(default)]
     pub started: Option<u64>,
-    /// The inode of its mount namespace. `None` in records of older programs.
+    /// Inode of the mount namespace. `None` in records of older versions.
     #[serde(default)]
     pub mounts: Option<u64>,
-    /// The name of its cgroups.
+    /// Name of the box's cgroups.
     pub cgroup: Option<String>,
-    /// What it goes without.
+    /// Names of the primitives that the box lacks.
     pub missing: Vec<String>,
-    /// The guest's id.
+    /// User id of the guest.
     pub guest: u32,
-    /// Processor time that its cgroup had counted before.
+    /// CPU time that the cgroup had counted before this box used it.
     pub cpu_before: Duration,
-    /// What the sockets at its exits are known by.
+    /// Cookies of the egress sockets.
     #[serde(default, rename = "exits")]
     pub egress: EgressCookies,
 }
 
 impl SandboxRecord {
-    /// A pidfd of the box's first process. `None` if that has ended, or if the record does not tell it from a later process
-    /// with the same number.
+    /// Pidfd of the box's init.
+    ///
+    /// `None` if init has ended, or if the record cannot distinguish it from a later process with
+    /// the same pid.
     pub fn init(&self) -> io::Result<Option<OwnedFd>> {
         let (Some(pid), Some(started)) = (Pid::from_raw(self.pid), self.started) else {
             return Ok(None);
@@ -50,16 +53,16 @@ impl SandboxRecord {
             Err(Errno::SRCH) => return Ok(None),
             pidfd => pidfd?,
         };
-        // Read after the process is held: if it has the right time now, it is the one that is held.
+        // Read after the pidfd is open. If the time matches now, the pidfd is init.
         let now = read_start_time(self.pid.unsigned_abs())?;
         let is_it = now == Some(started) && !has_ended(&pidfd)?;
         Ok(is_it.then_some(pidfd))
     }
 
-    /// A pidfd of the process that listens at the other end of a connection, if that is the box's first process.
+    /// Pidfd of the process that listens at the other end, if it is the box's init.
     ///
-    /// A record of an older program does not know when init was started. Then the kernel must name the process by a descriptor,
-    /// which those before 6.5 cannot: the number alone may be another's by now.
+    /// A record of an older version has no start time. The kernel must then identify the peer by a
+    /// descriptor, which requires 6.5, because the kernel may have reused the pid.
     pub fn init_at(&self, stream: BorrowedFd<'_>) -> io::Result<OwnedFd> {
         let peer = rustix::net::sockopt::socket_peercred(stream)?.pid;
         let pidfd = match self.started {
@@ -72,19 +75,19 @@ impl SandboxRecord {
         Ok(pidfd)
     }
 
-    /// Whether this is the box's mount namespace.
+    /// Whether this is the mount namespace of the box.
     pub fn is_mount_namespace(&self, fd: &OwnedFd) -> io::Result<bool> {
         let found = namespace(fd)?;
         Ok(self.mounts.is_none_or(|mounts| mounts == found))
     }
 }
 
-/// The inode of a namespace, by which the kernel tells it from the others there are.
+/// Inode of a namespace, which is unique while the namespace exists.
 pub(crate) fn namespace(fd: impl AsFd) -> io::Result<u64> {
     Ok(rustix::fs::fstat(fd)?.st_ino)
 }
 
-/// The number of a process, as long as it lives.
+/// Pid of a running process.
 pub(crate) fn pid_of(pidfd: impl AsFd) -> Option<i32> {
     let number = pidfd.as_fd().as_raw_fd();
     let mut info = String::new();
@@ -137,10 +140,10 @@ mod tests {
         let started = start_time(process.id());
         assert!(started.is_some());
         let of_init = record(process.id(), started);
-        // The control: the same number with the right time is the process.
+        // Control: pid and start time match.
         let pidfd = of_init.init().unwrap().unwrap();
         assert_eq!(pid_of(&pidfd), Some(of_init.pid));
-        // A process of an earlier time had the number.
+        // An earlier process had this pid.
         let earlier = record(process.id(), started.map(|started| started - 1));
         assert!(earlier.init().unwrap().is_none());
         assert!(record(process.id(), None).init().unwrap().is_none());
@@ -160,12 +163,12 @@ mod tests {
         let this = std::process::id();
         let peer = record(this, start_time(this)).init_at(stream.as_fd());
         assert_eq!(pid_of(peer.unwrap()), i32::try_from(this).ok());
-        // The record names another, which lives and must not be taken for the peer.
+        // The record names another running process, which is not the peer.
         let mut other = sleeper();
         let bystander = record(other.id(), start_time(other.id()));
         let refused = bystander.init_at(stream.as_fd()).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
-        // Nor is the bystander if a record of an older program names it.
+        // The same with a record of an older version.
         assert!(record(other.id(), None).init_at(stream.as_fd()).is_err());
         other.kill().unwrap();
         other.wait().unwrap();

@@ -1,4 +1,4 @@
-//! Walks a host directory that guests write to, by descriptor and without following links.
+//! Walks a directory that guests write to, by descriptor, without following links.
 //!
 //! # Reading order
 //! 1. [`open`] opens a directory by a path without links.

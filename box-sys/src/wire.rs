@@ -1,7 +1,8 @@
-//! Whole messages with descriptors over a `SOCK_SEQPACKET` pair, and the messages of the fork server.
+//! Messages with descriptors over `SOCK_SEQPACKET`, and the fork server's protocol.
 //!
-//! Every request carries, as its first descriptor, a socket on which it wants its answer. So many threads share the way to
-//! the server without a table of who waits for what, and a box's first process answers by itself: one hop less.
+//! The first descriptor of every request is a socket for the reply. Many threads can therefore
+//! share the connection without a table of pending requests. A box's first process replies
+//! directly, without the server in between.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -20,24 +21,27 @@ use crate::network::EgressCookies;
 use crate::plan::{Mount, SandboxPlan};
 use crate::probe::Primitives;
 
-/// Longest message. Below the kernel's default send buffer, so a message is taken whole or not at all.
+/// Longest message.
+///
+/// It is below the kernel's default send buffer, so the kernel takes a message whole or not at all.
 pub(crate) const MESSAGE_MAX: usize = 64 << 10;
-/// Most descriptors in a message.
+/// Largest number of descriptors in a message.
 pub(crate) const FDS_MAX: usize = 64;
 
-/// How the server shall work; the first message it gets.
+/// Configuration of the server, sent in the first message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServerConfig {
-    /// When started by root: the host's user and group id that id 0 of every box is mapped to. The 65,536 ids from there on
-    /// must belong to nobody.
+    /// Host id for id 0 of every box, if root runs the server.
+    ///
+    /// No user of the host may own one of the 65,536 ids from there.
     pub id_base: u32,
-    /// The directory in each cgroup hierarchy under which boxes get theirs.
+    /// Parent directory of the boxes' cgroups, in each hierarchy.
     pub cgroup_parent: String,
-    /// How many network namespaces, user namespaces and cgroups are kept ready.
+    /// Number of namespaces of each type and cgroups that the server prepares.
     pub pool: usize,
-    /// How many boxes of the shape last asked for are begun before there is a plan for them.
+    /// Number of spare boxes, prepared with the shape of the last plan.
     pub spares: usize,
-    /// What each box may read and write per second.
+    /// Disk bandwidth of each box.
     pub disk: DiskLimits,
 }
 
@@ -53,43 +57,47 @@ impl Default for ServerConfig {
     }
 }
 
-/// What is asked of the server.
+/// Request to the server.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Request {
-    /// Sent once, first.
+    /// The first message, sent once.
     Configure(ServerConfig),
-    /// Make a box. Of the further descriptors the first `sources` are for mounts, the others for its init.
+    /// Create a box.
+    ///
+    /// The first `sources` of the further descriptors are for mounts, the others for init.
     Create {
         plan: Box<SandboxPlan>,
         sources: usize,
     },
-    /// Mount into a live box, whose mount namespace is the second descriptor.
+    /// Mount into a running box. The second descriptor is its mount namespace.
     AddMount { mount: Mount, guest: u32 },
-    /// Nobody holds a handle on the box with this cgroup any more. Wants no answer.
+    /// The client has dropped its handle of the box with this cgroup. Has no reply.
     Release { cgroup: String },
-    /// Answer when every box that has ended is also cleared away.
+    /// Reply when the server has cleaned up every ended box.
     Settle,
 }
 
-/// What comes back.
+/// Reply of the server, or of a box's first process.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Reply {
-    /// The server works, on a machine that has this.
+    /// The server runs on a host with these primitives.
     Hello(Box<Primitives>),
-    /// The box's init is about to run. Descriptors: its pidfd, its mount namespace, the sockets at its exits.
+    /// The box's init is about to run.
+    ///
+    /// Descriptors: its pidfd, its mount namespace, its egress sockets.
     Ready {
         cgroup: Option<String>,
         missing: Vec<String>,
         cpu_before: Duration,
         egress: EgressCookies,
     },
-    /// Done.
+    /// Success.
     Done,
-    /// A step failed. Error numbers travel as numbers.
+    /// A step failed with this error number.
     Failed { step: String, errno: i32 },
-    /// The plan was refused.
+    /// The plan is invalid.
     Invalid(String),
-    /// The machine lacks something.
+    /// The host lacks a primitive.
     Unavailable(String),
 }
 
@@ -109,7 +117,7 @@ impl Reply {
         }
     }
 
-    /// An answer that says no, as the error it is.
+    /// Converts an error reply to an error.
     pub(crate) fn into_result(self) -> Result<Self> {
         match self {
             Self::Failed { step, errno } => Err(Error::Step {
@@ -123,7 +131,7 @@ impl Reply {
     }
 }
 
-/// A joined pair of sockets that keep messages whole.
+/// A connected pair of sockets that preserve message boundaries.
 pub fn socket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(rustix::net::socketpair(
         AddressFamily::UNIX,
@@ -140,7 +148,7 @@ pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io:
     if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    // Without NOSIGNAL a peer that has gone would end this process.
+    // Without NOSIGNAL, a closed peer would end this process with SIGPIPE.
     rustix::io::retry_on_intr(|| {
         rustix::net::sendmsg(
             socket,
@@ -152,7 +160,7 @@ pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io:
     Ok(())
 }
 
-/// Receives one message into `buffer`. `None` is the end: the peer has gone.
+/// Receives one message into `buffer`. `None` means that the peer has closed.
 pub fn receive(
     socket: BorrowedFd<'_>,
     buffer: &mut [u8],
@@ -176,7 +184,8 @@ pub fn receive(
     if message.bytes == 0 && fds.is_empty() {
         return Ok(None);
     }
-    // A cut message or lost descriptors: whoever sent that does not speak this protocol, or there was no room for them here.
+    // A truncated message or lost descriptors: the peer violates the protocol, or this process
+    // cannot open more descriptors.
     let cut = rustix::net::ReturnFlags::TRUNC | rustix::net::ReturnFlags::CTRUNC;
     if message.flags.intersects(cut) {
         return Err(io::ErrorKind::InvalidData.into());
@@ -184,7 +193,7 @@ pub fn receive(
     Ok(Some((message.bytes, fds)))
 }
 
-/// Waits for a message and gives its length, without taking it. 0 when the peer has gone.
+/// Waits for a message and returns its length, or 0 if the peer has closed.
 pub(crate) fn next_length(socket: BorrowedFd<'_>) -> io::Result<usize> {
     let flags = RecvFlags::PEEK | RecvFlags::TRUNC;
     let (_, length) = rustix::io::retry_on_intr(|| rustix::net::recv(socket, &mut [0], flags))?;
@@ -200,20 +209,21 @@ pub(crate) fn send_message<T: Serialize>(
     let bytes = serde_json::to_vec(message).map_err(|error| Error::Protocol(error.to_string()))?;
     if bytes.len() > MESSAGE_MAX {
         return Err(Error::Invalid(format!(
-            "a plan of more than {MESSAGE_MAX} bytes"
+            "message of {} bytes; the limit is {MESSAGE_MAX}",
+            bytes.len()
         )));
     }
     send(socket, &bytes, fds).at("send to the fork server")
 }
 
-/// Receives a request or a reply; `None` when the peer has gone.
+/// Receives a request or a reply. `None` if the peer has closed.
 pub(crate) fn receive_message<T: for<'a> Deserialize<'a>>(
     socket: BorrowedFd<'_>,
     buffer: &mut [u8],
 ) -> Result<Option<(T, Vec<OwnedFd>)>> {
     let received = match receive(socket.as_fd(), buffer) {
         Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-            return Err(Error::Protocol("a message that was cut".into()));
+            return Err(Error::Protocol("truncated message".into()));
         }
         received => received.at("receive")?,
     };

@@ -1,5 +1,6 @@
-//! Tries one forbidden or limited thing and prints how the kernel answered. The tests run it inside boxes and, as a control,
-//! outside of them.
+//! Tries one forbidden or limited thing and prints how the kernel answered.
+//!
+//! The tests run it inside boxes and, as a control, outside of them.
 //!
 //! `box-sys-probe NAME [ARGUMENT]` prints `ok VALUE` or `errno NAME`; a probe that is killed prints nothing. Dangerous calls get
 //! null pointers, so that they do nothing where they are allowed.
@@ -198,7 +199,9 @@ fn whiteout(path: &str) -> io::Result<c_long> {
     left
 }
 
-/// Stops whoever is born next, and keeps at it for as long as that is there. Says so each time.
+/// Stops whoever is born next, and keeps at it for as long as that is there.
+///
+/// Says so each time.
 fn stopper() -> c_long {
     let end = std::time::Instant::now() + LONG;
     let stop = |pid: c_long| call(libc::SYS_kill, [pid, long(libc::SIGSTOP), 0, 0, 0, 0]).is_ok();

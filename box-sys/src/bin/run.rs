@@ -15,7 +15,9 @@ use box_sys::{
 use rustix::event::{PollFd, PollFlags, poll};
 use serde::{Deserialize, Serialize};
 
-/// What init is asked. `Run` comes with three descriptors, or with one that is a terminal.
+/// What init is asked.
+///
+/// `Run` comes with three descriptors, or with one that is a terminal.
 #[derive(Debug, Serialize, Deserialize)]
 enum Ask {
     Run {

@@ -1,8 +1,12 @@
-//! Where this process may make groups: at the top for root, as container engines do; for others in what was given to them.
+//! Finds the directories in which this process can create cgroups.
 //!
-//! Version 2 limits nothing below a group that has processes of its own. So an ordinary user's boxes go into the uppermost
-//! group that is that user's and has none (with systemd, the one of the user's service manager), or has only processes of this
-//! program, which then move down (a service with `Delegate=yes`).
+//! For root it is the top of each hierarchy, as for container engines. For other users it is a
+//! cgroup that was delegated to them.
+//!
+//! Version 2 enforces no limits below a cgroup that contains processes. An ordinary user's boxes
+//! therefore go into the topmost delegated cgroup without processes; with systemd it is the one of
+//! the user's service manager. A cgroup with processes of this program only also qualifies, because
+//! they can move down (a service with `Delegate=yes`).
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -11,14 +15,14 @@ use rustix::fs::{Access, AtFlags, Mode};
 
 use super::{Ability, open_dir, read, write};
 
-/// The group that this program's processes move to, out of one that is to have groups with limits.
+/// Cgroup to which the processes of this program move, to empty their parent.
 const HOST_GROUP: &str = "box-host";
 
-/// A cgroup file system of this machine.
+/// A mounted cgroup hierarchy.
 #[derive(Debug, Clone)]
 pub(super) struct Mounted {
     pub(super) v2: bool,
-    /// The directory in which this process may make groups.
+    /// Directory in which this process can create cgroups.
     pub(super) path: String,
     pub(super) controllers: Vec<String>,
 }
@@ -44,8 +48,10 @@ impl Mounted {
     }
 }
 
-/// The cgroup file systems in this mount namespace, each with the directory in which this process may have groups below
-/// `parent`. `settle` if it will make them: then it may have to move.
+/// The mounted cgroup hierarchies, with the directory for `parent` in each.
+///
+/// With `settle`, the caller will create cgroups there, and this program may move to another
+/// cgroup.
 pub(super) fn mounted(parent: &str, settle: bool) -> Vec<Mounted> {
     let Ok(table) = fs::read_to_string("/proc/self/mountinfo") else {
         return Vec::new();
@@ -78,7 +84,7 @@ pub(super) fn mounted(parent: &str, settle: bool) -> Vec<Mounted> {
     found
 }
 
-/// Whether this user may make groups here and move its processes between them.
+/// Whether this user can create cgroups here and move its processes between them.
 fn is_delegated(group: &OwnedFd) -> bool {
     let may = |name, access| rustix::fs::accessat(group, name, access, AtFlags::EACCESS).is_ok();
     may(".", Access::WRITE_OK | Access::EXEC_OK)
@@ -86,7 +92,9 @@ fn is_delegated(group: &OwnedFd) -> bool {
         && may("cgroup.subtree_control", Access::WRITE_OK)
 }
 
-/// Whether no process is left in a group, after those that are ours have gone.
+/// Moves the processes of this program out of a cgroup.
+///
+/// Returns whether it is empty then.
 fn vacate(group: &OwnedFd) -> bool {
     let Ok(there) = read(group, "cgroup.procs") else {
         return false;
@@ -107,8 +115,9 @@ fn vacate(group: &OwnedFd) -> bool {
         .all(|pid| write(&host, "cgroup.procs", pid).is_ok())
 }
 
-/// Whether a process runs the same program as this one: it is the one that started it, or was started like it. Another's
-/// processes are not ours to move.
+/// Whether a process runs the same executable as this one.
+///
+/// Box does not move other processes.
 fn is_this_program(pid: u32) -> bool {
     use std::os::unix::fs::MetadataExt;
     let program = |of: &str| fs::metadata(format!("/proc/{of}/exe")).map(|m| (m.dev(), m.ino()));

@@ -1,4 +1,4 @@
-//! What a box reads from and writes to each disk per second.
+//! Disk bandwidth limits of boxes.
 
 use std::fs;
 use std::io;
@@ -8,25 +8,25 @@ use serde::{Deserialize, Serialize};
 
 use super::write;
 
-/// Bytes per second of one box, for each disk of the machine. `None` is no limit.
+/// Bytes per second of one box on each disk of the host. `None` means no limit.
 ///
-/// Version 1 does not count what is written through the page cache; version 2 does.
+/// Cgroup version 1 does not count writes through the page cache; version 2 does.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskLimits {
-    /// Read from a disk.
+    /// Read limit.
     pub read: Option<u64>,
-    /// Written to a disk.
+    /// Write limit.
     pub write: Option<u64>,
 }
 
 impl DiskLimits {
-    /// Whether anything is limited.
+    /// Whether any limit is set.
     pub(crate) fn is_limited(self) -> bool {
         self.read.is_some() || self.write.is_some()
     }
 }
 
-/// The limits, and the disks that the machine had when the server was started.
+/// The limits, and the disks of the host when the server started.
 #[derive(Debug)]
 pub(super) struct Disks {
     limits: DiskLimits,
@@ -34,7 +34,7 @@ pub(super) struct Disks {
 }
 
 impl Disks {
-    /// To be called while the machine's `/sys` is in sight.
+    /// Finds the disks. The caller still sees the host's `/sys`.
     pub(super) fn find(limits: DiskLimits) -> Self {
         let numbers = if limits.is_limited() {
             disks()
@@ -44,7 +44,7 @@ impl Disks {
         Self { limits, numbers }
     }
 
-    /// Sets the limits of a new group; they are the same for every box.
+    /// Sets the limits of a new cgroup. They are the same for every box.
     pub(super) fn limit(&self, group: &OwnedFd, v2: bool) -> io::Result<()> {
         let DiskLimits { read, write: wrote } = self.limits;
         for disk in &self.numbers {
@@ -68,7 +68,7 @@ impl Disks {
     }
 }
 
-/// A disk that was removed since the server began needs no limit.
+/// Ignores the error for a disk that was removed after the server started.
 fn if_there(written: io::Result<()>) -> io::Result<()> {
     match written {
         Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(()),
@@ -76,7 +76,9 @@ fn if_there(written: io::Result<()>) -> io::Result<()> {
     }
 }
 
-/// The numbers of the disks that are devices. What lies over them, like volumes of several, passes its requests on to these.
+/// Numbers of the physical disks.
+///
+/// Stacked devices such as volumes pass their requests to these.
 fn disks() -> Vec<String> {
     let all = fs::read_dir("/sys/block").into_iter().flatten().flatten();
     all.filter(|disk| disk.path().join("device").exists())

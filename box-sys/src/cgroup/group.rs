@@ -1,4 +1,4 @@
-//! A box's own group in every hierarchy: made ahead of time, limited when it is given out, removed or used again at the end.
+//! The cgroup of a box: created early, limited on use, then removed or reused.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -9,26 +9,29 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 use super::{Ability, Cgroups, Hierarchy, open_dir, read, write};
 use crate::plan::Limits;
 
-/// Length of the period processor time is counted in, the kernel's own default.
+/// Period of the CPU quota, the kernel's default.
 const PERIOD_US: u64 = 100_000;
 
-/// How often the removal of a group is tried that its last process has just left.
+/// Number of attempts to remove a cgroup whose last process has just ended.
 const REMOVALS: usize = 50;
 
-/// Room for init and its threads, and for commands that it has just begun, beyond what the guest may have. The guest's own
-/// processes are limited as those of one user, too, so that the guest does not get to it.
+/// Tasks above the guest's limit, for init, its threads and starting commands.
+///
+/// RLIMIT_NPROC limits the guest's processes as well, so the guest cannot use the reserve.
 const AGENT_TASKS: u64 = 16;
 
-/// A group of the same name in each hierarchy.
+/// Cgroups with one name, one in each hierarchy.
 #[derive(Debug)]
 pub(crate) struct Group {
     pub(crate) name: String,
-    /// Processor time counted for boxes that had this group before.
+    /// CPU time that the cgroup counted for earlier boxes.
     pub(crate) cpu_before: Duration,
-    /// Per version 1 hierarchy: the directory, and its `tasks` opened for writing. The kernel asks for the rights of
-    /// whoever opened it, so a process that has none may still put itself in.
+    /// Directory and writable `tasks` file, for each version 1 hierarchy.
+    ///
+    /// The kernel checks the permissions of the opener, so an unprivileged process can still move
+    /// itself.
     v1: Vec<(OwnedFd, OwnedFd)>,
-    /// The version 2 directory, to be born into.
+    /// Version 2 directory, into which the box is cloned.
     v2: Option<OwnedFd>,
 }
 
@@ -42,13 +45,15 @@ impl Group {
         }
     }
 
-    /// The version 2 group, for `CLONE_INTO_CGROUP`.
+    /// Version 2 directory, for `CLONE_INTO_CGROUP`.
     pub(crate) fn v2(&self) -> Option<BorrowedFd<'_>> {
         self.v2.as_ref().map(AsFd::as_fd)
     }
 
-    /// Puts the calling, single-threaded process in. Writing `0` to `tasks` from inside has a flat cost; writing a pid to
-    /// `cgroup.procs` from outside waits for a grace period now and then (p95 6.7 ms instead of 1.2).
+    /// Moves the calling, single-threaded process into the cgroup.
+    ///
+    /// Writing `0` to `tasks` has a constant cost. Writing a pid to `cgroup.procs` sometimes waits
+    /// for an RCU grace period (p95 6.7 ms instead of 1.2 ms).
     pub(crate) fn enter(&self) -> io::Result<()> {
         for (_, tasks) in &self.v1 {
             rustix::io::write(tasks, b"0")?;
@@ -58,7 +63,7 @@ impl Group {
 }
 
 impl Cgroups {
-    /// Makes a group in each hierarchy, or none.
+    /// Creates a cgroup in each hierarchy, or in none.
     pub(crate) fn make(&self, name: &str) -> io::Result<Group> {
         let mut group = Group::named(name);
         for hierarchy in &self.hierarchies {
@@ -73,7 +78,7 @@ impl Cgroups {
         Ok(group)
     }
 
-    /// Of the group last made in a hierarchy.
+    /// Limits the disk bandwidth of the cgroup that was last created in a hierarchy.
     fn limit_disks(&self, hierarchy: &Hierarchy, group: &Group) -> io::Result<()> {
         let dir = if hierarchy.v2 {
             group.v2.as_ref()
@@ -88,7 +93,7 @@ impl Cgroups {
         }
     }
 
-    /// Opens a group that was made before.
+    /// Opens an existing cgroup.
     pub(crate) fn reopen(&self, name: &str) -> io::Result<Group> {
         let mut group = Group::named(name);
         for hierarchy in &self.hierarchies {
@@ -97,7 +102,7 @@ impl Cgroups {
         Ok(group)
     }
 
-    /// Removes a group that holds no process any more. One that is gone already is no error.
+    /// Removes an empty cgroup. A missing one is not an error.
     pub(crate) fn remove(&self, name: &str) -> io::Result<()> {
         let mut result = Ok(());
         for hierarchy in &self.hierarchies {
@@ -109,19 +114,19 @@ impl Cgroups {
         result
     }
 
-    /// Removes the group of a box that has ended, and the common parents if nothing else is in them.
+    /// Removes the cgroup of an ended box, and the parents if they are empty.
     pub fn remove_last(&self, name: &str) {
         for _ in 0..REMOVALS {
             if self.remove(name).is_ok() {
                 break;
             }
-            // The kernel lets go of the last process of a group shortly after that has ended.
+            // The kernel releases the last process of a cgroup shortly after its end.
             std::thread::sleep(Duration::from_millis(1));
         }
         self.close();
     }
 
-    /// Sets the limits of a group, whatever they were before.
+    /// Sets all limits of a cgroup.
     pub(crate) fn limit(&self, group: &Group, limits: &Limits) -> io::Result<()> {
         let mut v1 = group.v1.iter();
         for hierarchy in &self.hierarchies {
@@ -152,10 +157,12 @@ impl Cgroups {
         Ok(())
     }
 
-    /// Makes an emptied group as good as new, or says that it cannot be: a box that ran into a limit leaves counters that
-    /// nothing resets, and what it left in memory stays charged.
+    /// Resets an empty cgroup for reuse. Returns `false` if it is not reusable.
+    ///
+    /// Some counters of a box that reached a limit cannot be reset, and its remaining page cache
+    /// stays charged.
     pub(crate) fn reset(&self, group: &Group) -> bool {
-        // Its last box may have been killed while frozen; the next would be born frozen.
+        // The last box may have been killed while frozen, and the next one would start frozen.
         if self
             .freeze(&group.name, false)
             .is_err_and(|error| error.kind() != io::ErrorKind::Unsupported)
@@ -174,7 +181,7 @@ impl Cgroups {
                 Ability::Memory => {
                     let killed = read(dir, "memory.oom_control")
                         .is_ok_and(|text| !text.contains("oom_kill 0"));
-                    // Connections may outlive whoever made them.
+                    // Connections can outlive their processes.
                     let sockets = read(dir, "memory.kmem.tcp.usage_in_bytes")
                         .is_ok_and(|used| used.trim() != "0");
                     !killed
@@ -197,7 +204,7 @@ impl Cgroups {
     }
 }
 
-/// Memory an emptied group may still be charged for, mostly pages of files, and be used again.
+/// Largest memory charge of an empty cgroup that can be reused, mostly page cache.
 const REUSABLE_CHARGE_MAX: u64 = 1 << 20;
 
 impl Hierarchy {
@@ -228,7 +235,7 @@ fn quota(cpus: Option<f64>, none: &str) -> String {
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
         clippy::cast_precision_loss,
-        reason = "within 0.01 and 1024 processors"
+        reason = "within 0.01 and 1024 CPUs"
     )]
     let quota = |cpus: f64| ((cpus * PERIOD_US as f64) as u64).max(1000);
     or(cpus.map(quota), none)
@@ -239,10 +246,11 @@ fn cpu_v1(dir: &OwnedFd, cpus: Option<f64>) -> io::Result<()> {
 }
 
 fn memory_v1(dir: &OwnedFd, limit: Option<u64>) -> io::Result<()> {
-    // Memory and swap together must never be below memory alone: EINVAL. So both are opened wide, then narrowed inside out.
+    // The limit of memory and swap must never be below the memory limit (EINVAL). Raise both, then
+    // lower memory first.
     const WIDE: &str = "-1";
     let swap = |value: &str| match write(dir, "memory.memsw.limit_in_bytes", value) {
-        // Kernels without swap accounting do not have the file.
+        // A kernel without swap accounting has no such file.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other,
     };
@@ -253,12 +261,14 @@ fn memory_v1(dir: &OwnedFd, limit: Option<u64>) -> io::Result<()> {
     swap(&limit)
 }
 
-/// What waits in sockets of IPv4 and IPv6 is no part of version 1's limit, whichever protocol it is of, and not counted at all until
-/// this is written. It is another quarter of the limit. Version 2 counts it as memory.
+/// Limits socket buffers, for version 1, to a quarter of the memory limit.
+///
+/// Version 1 does not count IPv4 and IPv6 socket buffers as memory, and counts them at all only
+/// after this write. Version 2 counts them as memory.
 fn sockets_v1(dir: &OwnedFd, limit: Option<u64>) -> io::Result<()> {
     let limit = or(limit.map(|limit| limit / 4), "-1");
     match write(dir, "memory.kmem.tcp.limit_in_bytes", &limit) {
-        // Kernels without sockets' memory in groups do not have the file.
+        // A kernel without accounting of socket memory has no such file.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other,
     }
@@ -266,7 +276,8 @@ fn sockets_v1(dir: &OwnedFd, limit: Option<u64>) -> io::Result<()> {
 
 fn memory_v2(dir: &OwnedFd, limit: Option<u64>) -> io::Result<()> {
     write(dir, "memory.max", &or(limit, "max"))?;
-    // The limit is for both; version 2 counts swap by itself, so a limited box gets none.
+    // The limit covers memory and swap. Version 2 counts swap separately, so a limited box gets
+    // none.
     match write(
         dir,
         "memory.swap.max",

@@ -1,15 +1,18 @@
-//! Control groups, version 1, version 2 and both at once, behind one set of verbs.
+//! Control groups: version 1, version 2, and both together.
 //!
-//! On hybrid machines the limits are version 1's, while version 2 is mounted beside without them. Its group is used all
-//! the same: it needs no controller to freeze and to count processor time, and a process is born into it.
+//! On hybrid hosts version 1 has the controllers. Box uses the version 2 cgroup as well: it
+//! freezes, measures CPU time, and a process can be cloned into it, all without controllers.
 //!
-//! `cgroup.kill` is not used. A box ends completely with its first process; and a group that was once killed that way
-//! kills whatever is cloned into it ever after: the kernel compares its count of kills with that of the cloner's own group.
+//! Box does not use `cgroup.kill`. A box ends completely with its first process. A cgroup that was
+//! killed also kills every process that is cloned into it later, because the kernel compares its
+//! kill count with that of the cloning process's cgroup.
 //!
-//! All servers of a machine share one parent in each hierarchy, and the last one removes it. So each holds it by an empty group
-//! of its own: making that fails in a parent that is being removed, and the kernel removes none that has a group in it.
+//! All servers of a host share one parent in each hierarchy, and the last server removes it. Each
+//! server holds the parent with an empty cgroup of its own. The kernel does not remove a parent
+//! with a child, and creating the child fails if the parent is being removed.
 //!
-//! `find.rs` finds where groups can be made, `mod.rs` holds those places, `group.rs` makes, limits and removes a box's group, `disk.rs` limits its disks, `live.rs` asks and acts on one.
+//! `discover.rs` finds where cgroups can be created, `group.rs` creates, limits and removes the
+//! cgroup of a box, `disk.rs` limits its disks, `usage.rs` measures and freezes it.
 
 mod discover;
 mod disk;
@@ -30,26 +33,26 @@ pub(crate) use group::Group;
 pub use usage::Usage;
 pub(crate) use usage::{OOM_KILLS, Owner, field_of, read_start_time, start_time};
 
-/// What a hierarchy is able to do for a box.
+/// A feature of a cgroup hierarchy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ability {
-    /// Limit processor time.
+    /// Limits CPU time.
     Cpu,
-    /// Limit memory.
+    /// Limits memory.
     Memory,
-    /// Limit processes and threads.
+    /// Limits processes and threads.
     Pids,
-    /// Count processor time.
+    /// Measures CPU time.
     CpuUsage,
-    /// Stop and continue everything.
+    /// Freezes and resumes processes.
     Freeze,
-    /// Limit what disks are read and written with, where an operator asks for that.
+    /// Limits disk bandwidth, if the operator configures it.
     Disk,
 }
 
 impl Ability {
-    /// The name under which it is reported as missing.
+    /// Name of the feature in the list of missing primitives.
     pub fn name(self) -> &'static str {
         match self {
             Self::Cpu => "cgroup.cpu",
@@ -62,7 +65,7 @@ impl Ability {
     }
 }
 
-/// Everything a box would like to have, and at the end what only some operators ask for.
+/// All features. The last one is optional.
 const ALL: [Ability; 6] = [
     Ability::Cpu,
     Ability::Memory,
@@ -72,41 +75,45 @@ const ALL: [Ability; 6] = [
     Ability::Disk,
 ];
 
-/// One mounted hierarchy and what it does for us.
+/// A mounted hierarchy and its features.
 #[derive(Debug)]
 pub(crate) struct Hierarchy {
     v2: bool,
     abilities: Vec<Ability>,
-    /// The directory all boxes' groups are made in.
+    /// Parent directory of all boxes' cgroups.
     parent: OwnedFd,
-    /// The directory that one is in.
+    /// Directory that contains `parent`.
     top: OwnedFd,
 }
 
-/// How often a parent may be removed by others between being made and being held. Each time somebody else came to an end, so
-/// this is far more than will be needed; it keeps an odd file system from holding us for ever.
+/// Number of attempts to hold a parent that other servers remove.
+///
+/// Every failure means that another server has just exited. The limit only prevents an endless loop
+/// on an unusual file system.
 const TRIES: usize = 1000;
 
-/// The hierarchies boxes are put into.
+/// The hierarchies that boxes use.
 #[derive(Debug)]
 pub struct Cgroups {
     pub(crate) hierarchies: Vec<Hierarchy>,
     parent: String,
-    /// The name of the empty groups that hold the parents, if these are held.
+    /// Name of the empty cgroups that hold the parents, if held.
     hold: Option<String>,
-    /// What boxes have of disks, if that is limited.
+    /// Disk limits of boxes, if any.
     disks: Option<Disks>,
 }
 
 impl Cgroups {
-    /// The groups below `parent` that a fork server of this machine made, to ask of and act on. Nothing is made: hierarchies in
-    /// which there is no such parent are left out.
+    /// Opens the cgroups of fork servers below `parent`, to read and control them.
+    ///
+    /// Creates nothing. Skips hierarchies without this parent.
     pub fn open(parent: &str) -> Self {
         Self::find(parent, None, None)
     }
 
-    /// Finds the hierarchies in which groups can be made below `parent`, makes that one where it is missing, and holds it until
-    /// [`Cgroups::close`]. Hierarchies that cannot be written are left out, and the one for disks unless these are limited.
+    /// Creates `parent` where it is missing and holds it until [`Cgroups::close`].
+    ///
+    /// Skips hierarchies that this user cannot write, and the disk hierarchy without a disk limit.
     pub(crate) fn hold(parent: &str, owner: &Owner, disk: Option<DiskLimits>) -> Self {
         Self::find(parent, Some(owner.new_group()), disk.map(Disks::find))
     }
@@ -114,10 +121,10 @@ impl Cgroups {
     fn find(parent: &str, hold: Option<String>, disks: Option<Disks>) -> Self {
         let mut hierarchies = Vec::new();
         let mut wanted: Vec<Ability> = ALL.to_vec();
-        // To whom only asks, what a server has limited is there.
+        // A client that only reads uses the features that a server has enabled.
         wanted.retain(|ability| *ability != Ability::Disk || disks.is_some() || hold.is_none());
         let mut found = discover::mounted(parent, hold.is_some());
-        // Version 2 first: what it can do, version 1 need not.
+        // Version 2 first: version 1 only provides what version 2 lacks.
         found.sort_by_key(|mount| !mount.v2);
         for mount in found {
             let Some(hierarchy) = Hierarchy::open(&mount, parent, hold.as_deref(), &wanted) else {
@@ -134,7 +141,7 @@ impl Cgroups {
         }
     }
 
-    /// What no hierarchy of this machine does for this user.
+    /// Features that no hierarchy offers this user.
     pub fn missing(&self) -> Vec<Ability> {
         let has = |ability: &Ability| {
             self.hierarchies
@@ -147,15 +154,17 @@ impl Cgroups {
             .collect()
     }
 
-    /// The hierarchy with an ability.
+    /// The hierarchy with a feature.
     fn with(&self, ability: Ability) -> Option<&Hierarchy> {
         self.hierarchies
             .iter()
             .find(|h| h.abilities.contains(&ability))
     }
 
-    /// Whether groups can be used again: version 2's controllers never forget what a group has used. Its count of processor
-    /// time does not either, but that is one number to subtract.
+    /// Whether cgroups can be reused.
+    ///
+    /// Version 2 controllers cannot reset their counters. Its CPU time cannot be reset either, but
+    /// the server subtracts it.
     pub(crate) fn is_recyclable(&self) -> bool {
         !self.hierarchies.is_empty()
             && self
@@ -164,7 +173,7 @@ impl Cgroups {
                 .all(|h| !h.v2 || h.abilities.iter().all(|a| a.is_stateless()))
     }
 
-    /// Lets go of the common parents, and removes those that nobody else holds and no box is in.
+    /// Releases the parents, and removes those without other holders and boxes.
     pub fn close(&self) {
         for hierarchy in &self.hierarchies {
             if let Some(hold) = &self.hold {
@@ -200,7 +209,7 @@ impl Hierarchy {
         let mut abilities = mount.abilities();
         if mount.v2 {
             if hold.is_some() {
-                // Where it cannot be, the limits are missing, and are reported so.
+                // If this fails, the limits are missing, and the server reports them as missing.
                 enable(&top, wanted);
                 enable(&parent, wanted);
             }
@@ -219,7 +228,7 @@ impl Hierarchy {
     }
 }
 
-/// Opens the parent, if it is there and this user may change it.
+/// Opens the parent if it exists and this user can write to it.
 fn writable(top: &OwnedFd, parent: &str) -> Option<OwnedFd> {
     use rustix::fs::Access;
     let dir = open_dir(top, parent).ok()?;
@@ -228,7 +237,9 @@ fn writable(top: &OwnedFd, parent: &str) -> Option<OwnedFd> {
     Some(dir)
 }
 
-/// Opens the parent, making it where it is missing, with the group `hold` in it. `None` where this user may not.
+/// Opens or creates the parent and creates the group `hold` in it.
+///
+/// Returns `None` if this user lacks the permission.
 fn held(top: &OwnedFd, parent: &str, hold: &str) -> Option<OwnedFd> {
     use rustix::io::Errno;
     for _ in 0..TRIES {
@@ -243,7 +254,7 @@ fn held(top: &OwnedFd, parent: &str, hold: &str) -> Option<OwnedFd> {
         };
         match rustix::fs::mkdirat(&dir, hold, Mode::from(0o755)) {
             Ok(()) => return Some(dir),
-            // The last server but this one has removed it since.
+            // Another server has removed the parent.
             Err(Errno::NOENT | Errno::NODEV) => {}
             Err(_) => return None,
         }
@@ -251,10 +262,11 @@ fn held(top: &OwnedFd, parent: &str, hold: &str) -> Option<OwnedFd> {
     None
 }
 
-/// Lets the groups below have the controllers, one by one: a single refusal would void a joint request.
+/// Enables the controllers for child cgroups, one by one.
 ///
-/// Not where processes are, except at the root, which has no type: the kernel would refuse memory there and grant the others,
-/// and with those no process could be put into a group below any more (EOPNOTSUPP).
+/// A single failure would void a joint request. A cgroup with processes is skipped, except the
+/// root, which has no type. There the kernel would refuse memory and grant the others, and then
+/// refuse processes in child cgroups (EOPNOTSUPP).
 fn enable(group: &OwnedFd, wanted: &[Ability]) {
     let empty = read(group.as_fd(), "cgroup.procs").is_ok_and(|there| there.is_empty());
     if !empty && read(group.as_fd(), "cgroup.type").is_ok() {
@@ -271,7 +283,7 @@ fn open_dir(at: impl AsFd, path: &str) -> io::Result<OwnedFd> {
     Ok(rustix::fs::openat(at, path, flags, Mode::empty())?)
 }
 
-/// Reads a small file of a group.
+/// Reads a small file of a cgroup.
 pub(crate) fn read(at: impl AsFd, file: &str) -> io::Result<String> {
     let fd = rustix::fs::openat(at, file, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     let mut text = String::new();
@@ -279,7 +291,7 @@ pub(crate) fn read(at: impl AsFd, file: &str) -> io::Result<String> {
     Ok(text)
 }
 
-/// Writes a small file of a group.
+/// Writes a small file of a cgroup.
 pub(crate) fn write(at: impl AsFd, file: &str, text: &str) -> io::Result<()> {
     let file = CString::new(file)?;
     let fd = rustix::fs::openat(at, file, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;

@@ -1,4 +1,4 @@
-//! Questions to, and acts on, the group of a living box; and clearing away what dead servers left.
+//! Usage and freezing of a box's cgroup, and removal of cgroups of ended servers.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -10,24 +10,26 @@ use serde::{Deserialize, Serialize};
 
 use super::{Ability, Cgroups, open_dir, read, write};
 
-/// What a box has used. `None` where this machine does not count it.
+/// Resource usage of a box. `None` if this host does not measure it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
-    /// Processor time.
+    /// CPU time.
     pub cpu: Option<Duration>,
-    /// Bytes of memory now.
+    /// Current memory in bytes.
     pub memory: Option<u64>,
-    /// Bytes of memory it may have, if it may not have all.
+    /// Memory limit in bytes, if any.
     pub memory_limit: Option<u64>,
-    /// The most it was.
+    /// Peak memory in bytes.
     pub memory_peak: Option<u64>,
-    /// Processes killed for memory.
+    /// Number of processes that the kernel killed for lack of memory.
     pub oom_kills: Option<u64>,
-    /// Processes and threads now.
+    /// Current number of processes and threads.
     pub pids: Option<u64>,
 }
 
-/// What version 1 says where there is no limit is not less than this; version 2 says no number.
+/// Cgroup version 1 reports at least this value for no limit.
+///
+/// Version 2 reports no number.
 const NO_LIMIT: u64 = 1 << 62;
 
 impl Cgroups {
@@ -36,7 +38,7 @@ impl Cgroups {
         Some((open_dir(&hierarchy.parent, name).ok()?, hierarchy.v2))
     }
 
-    /// What the box in this group has used.
+    /// Resource usage of the box in this cgroup.
     pub(crate) fn usage(&self, name: &str) -> Usage {
         let mut usage = Usage::default();
         if let Some((dir, v2)) = self.dir(name, Ability::CpuUsage) {
@@ -67,19 +69,21 @@ impl Cgroups {
         usage
     }
 
-    /// The file that tells how many processes of a group were killed for memory, for the box itself to read.
+    /// The file with the number of OOM kills, for init to read.
     pub(crate) fn oom_file(&self, name: &str) -> Option<OwnedFd> {
         let (dir, v2) = self.dir(name, Ability::Memory)?;
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         rustix::fs::openat(&dir, oom_name(v2), flags, Mode::empty()).ok()
     }
 
-    /// Continues everything in the group of a box that cannot be asked while it is stopped.
+    /// Resumes a frozen box. A frozen box does not answer requests.
     pub fn thaw(&self, name: &str) -> io::Result<()> {
         self.freeze(name, false)
     }
 
-    /// Stops (`true`) or continues (`false`) everything in the group. Frozen tasks are killed only once thawed on version 1.
+    /// Freezes (`true`) or resumes (`false`) all processes of the cgroup.
+    ///
+    /// With version 1, a kill takes effect only after the process is resumed.
     pub(crate) fn freeze(&self, name: &str, frozen: bool) -> io::Result<()> {
         let Some((dir, v2)) = self.dir(name, Ability::Freeze) else {
             return Err(io::ErrorKind::Unsupported.into());
@@ -95,7 +99,7 @@ impl Cgroups {
         }
     }
 
-    /// Whether all of a frozen group has come to a stop.
+    /// Whether all processes of a frozen cgroup have stopped.
     pub(crate) fn is_frozen(&self, name: &str) -> bool {
         match self.dir(name, Ability::Freeze) {
             Some((dir, true)) => field(&dir, "cgroup.events", "frozen") == Some(1),
@@ -106,10 +110,10 @@ impl Cgroups {
         }
     }
 
-    /// Removes empty groups of fork servers that are gone. Groups of living boxes and of living servers stay. Gives the
-    /// number of names removed.
+    /// Removes empty cgroups of ended fork servers and returns their number.
     ///
-    /// A group's name begins with its server's pid and start time, so a pid used again is not taken for it.
+    /// A name starts with the pid and start time of its server, so a reused pid does not match.
+    /// Cgroups of running boxes and servers stay.
     pub fn sweep(&self) -> usize {
         let mut removed = 0;
         for hierarchy in &self.hierarchies {
@@ -134,7 +138,7 @@ impl Cgroups {
     }
 }
 
-/// Which server a group was made by.
+/// The fork server that created a cgroup.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Owner {
     pid: u32,
@@ -151,7 +155,7 @@ impl Owner {
         })
     }
 
-    /// A name for another group of this process, never given before.
+    /// A new, unique cgroup name of this process.
     pub(crate) fn new_group(&self) -> String {
         static MADE: AtomicU64 = AtomicU64::new(0);
         let n = MADE.fetch_add(1, Ordering::Relaxed);
@@ -173,12 +177,14 @@ impl Owner {
     }
 }
 
-/// When a process that has not ended was started, in ticks since boot.
+/// Start time of a running process, in ticks since boot.
 pub(crate) fn start_time(pid: u32) -> Option<u64> {
     read_start_time(pid).ok().flatten()
 }
 
-/// The same; `None` only of a process that has ended, or that procfs does not show to this user.
+/// Start time of a process.
+///
+/// `None` only if the process has ended or procfs hides it from this user.
 pub(crate) fn read_start_time(pid: u32) -> io::Result<Option<u64>> {
     let stat = match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -189,9 +195,9 @@ pub(crate) fn read_start_time(pid: u32) -> io::Result<Option<u64>> {
 }
 
 fn started_of(stat: &str) -> Option<u64> {
-    // The name, in parentheses, may hold spaces and parentheses itself.
+    // The name is in parentheses and may itself contain spaces and parentheses.
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
-    // One that nobody has waited for yet has ended all the same.
+    // A zombie has ended.
     if matches!(fields.next()?, "Z" | "X") {
         return None;
     }
@@ -202,7 +208,7 @@ fn oom_kills(dir: &OwnedFd, v2: bool) -> Option<u64> {
     field(dir, oom_name(v2), OOM_KILLS)
 }
 
-/// What the kernel calls their number.
+/// The kernel's name of the number of OOM kills.
 pub(crate) const OOM_KILLS: &str = "oom_kill";
 
 fn oom_name(v2: bool) -> &'static str {
@@ -221,7 +227,7 @@ fn field(dir: &OwnedFd, file: &str, name: &str) -> Option<u64> {
     field_of(&read(dir, file).ok()?, name)
 }
 
-/// The number behind a name, in a text of many.
+/// The number after a name in a text with one name per line.
 pub(crate) fn field_of(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| {
         line.strip_prefix(name)?
@@ -241,7 +247,7 @@ mod tests {
         let this = Owner::this().unwrap();
         assert!(this.is_alive());
         assert_eq!(Owner::of(&this.new_group()), Some(this));
-        assert_eq!(Owner::of("somebody-elses"), None);
+        assert_eq!(Owner::of("other-group"), None);
         assert!(
             !Owner {
                 pid: 1,

@@ -1,7 +1,8 @@
-//! The first process of a box, from the fork to its init: one step after another, each of which either works or ends it.
+//! The first process of a box, from the fork to its init.
 //!
-//! The order is what makes it safe. Everything is built with the server's powers; then a user namespace is entered that owns
-//! nothing of it. So even an init that has been taken over cannot remount, unmount, rename the host or add an interface.
+//! The order of steps makes it safe. The process builds everything with the server's privileges and
+//! then enters a user namespace that owns none of it. Even a compromised init cannot remount,
+//! unmount, change the host name or add an interface.
 
 mod root;
 
@@ -23,50 +24,52 @@ use crate::server::overlays::Overlays;
 use crate::server::template_mounts::open_ns;
 use crate::wire::{Reply, next_length, receive_message, send_message};
 
-/// What a box's first process does. It is called while the box is being built, to make ready what needs no plan, and gives what
-/// to go on with once the box is closed behind it. The box ends when that returns.
+/// Main function of a box's first process.
+///
+/// The function runs while the box is built and prepares state that needs no plan. It returns the
+/// closure that runs when the box is complete. The box ends when the closure returns.
 pub type InitMain = fn() -> Box<dyn FnOnce(Init)>;
 
-/// What a box is begun with.
+/// Resources for a new box.
 pub(crate) struct Resources<'a> {
     pub(crate) server: &'a Server,
-    /// A plan of which only the parts count that `Server::same_shape` compares.
+    /// The plan's shape. Only the fields that `Server::same_shape` compares are valid.
     pub(crate) shape: &'a SandboxPlan,
-    /// The given root directory.
+    /// Root directory of an image.
     pub(crate) lower: Option<OwnedFd>,
-    /// The network namespace, if there is one ready.
+    /// Network namespace, if the pool had one.
     pub(crate) net: Option<Net>,
-    /// Its overlays, if they are ready.
+    /// Overlays, if the pool had them.
     pub(crate) overlays: Option<Overlays>,
     pub(crate) user: OwnedFd,
     pub(crate) group: Option<&'a Group>,
 }
 
-/// What a box is finished with.
+/// The plan for a prepared box, with its descriptors.
 #[derive(Debug)]
 pub(crate) struct FinishRequest {
     pub(crate) plan: SandboxPlan,
-    /// Host directories, the outer ones first.
+    /// Host directories, parents first.
     pub(crate) trees: Vec<(OwnedFd, Mount)>,
     pub(crate) init_fds: Vec<OwnedFd>,
-    /// On which the caller waits.
+    /// Socket on which the client waits for the reply.
     pub(crate) reply: OwnedFd,
 }
 
-/// A box that only lacks its order.
+/// A box that waits for its plan.
 struct PreparedBox {
     tree: root::RootBuilder,
     pidfd: OwnedFd,
     outer: OuterNamespaces,
-    /// What this process is worth when memory runs out.
+    /// `oom_score_adj` of this process.
     oom_score: OwnedFd,
-    /// How often it did, if somebody counts that.
+    /// OOM events of the cgroup, if the kernel counts them.
     oom_events: Option<OwnedFd>,
-    /// The sockets at the exits of its network.
+    /// Egress sockets of its network.
     egress: Vec<OwnedFd>,
 }
 
-/// Builds the box around this process, tells the caller, and becomes its init.
+/// Builds the box around this process, replies to the client, and runs init.
 pub(crate) fn run(mut resources: Resources<'_>, request: FinishRequest, main: InitMain) -> ! {
     let prepared = prepare(&mut resources).and_then(|prepared| {
         let trees = request.trees.iter().map(|(tree, _)| tree);
@@ -80,7 +83,7 @@ pub(crate) fn run(mut resources: Resources<'_>, request: FinishRequest, main: In
     }
 }
 
-/// Closes the box and becomes its init.
+/// Completes the box and runs init.
 fn finish_and_run(
     resources: &Resources<'_>,
     prepared: PreparedBox,
@@ -105,9 +108,9 @@ fn fail(reply: &OwnedFd, error: &Error) -> ! {
     raw::exit_now(1)
 }
 
-// What is called on the way to `main` is not inlined: its part of the stack would stay with the box for good.
+// Functions before `main` are not inlined, because their stack would stay allocated in every box.
 
-/// Closes what was inherited, all but what the box is still to be finished with.
+/// Closes inherited descriptors that the box no longer needs.
 #[inline(never)]
 fn close_inherited<'a>(
     resources: &'a Resources<'_>,
@@ -130,12 +133,12 @@ fn close_inherited<'a>(
     close_all_but(keep.map(AsRawFd::as_raw_fd).collect())
 }
 
-/// Builds a box as far as it goes without a plan, waits for one, and goes on.
+/// Prepares a box without a plan, waits for the plan, and completes the box.
 pub(crate) fn run_spare(mut resources: Resources<'_>, socket: OwnedFd, main: InitMain) -> ! {
     let prepared = match prepare(&mut resources) {
         Ok(prepared) => prepared,
         Err(error) => {
-            // An order may have come already; whoever sent it shall learn why.
+            // If a plan has already arrived, its client receives the error.
             if let Ok(true) = readable_now(&socket)
                 && let Ok(Some(request)) = FinishRequest::receive(socket.as_fd())
             {
@@ -144,12 +147,13 @@ pub(crate) fn run_spare(mut resources: Resources<'_>, socket: OwnedFd, main: Ini
             raw::exit_now(1)
         }
     };
-    // Other spares' sockets are among what was inherited; kept open here, their ends would never be noticed.
+    // The inherited descriptors include the sockets of other spares. Those spares would not see the
+    // server close them.
     if close_inherited(&resources, &prepared, [&socket].into_iter()).is_err() {
         raw::exit_now(1);
     }
     let main = main();
-    // The end of the server is the end of what waits for it.
+    // The receive also ends when the server exits. The spare then exits as well.
     let Ok(Some(request)) = FinishRequest::receive(socket.as_fd()) else {
         raw::exit_now(0)
     };
@@ -159,13 +163,13 @@ pub(crate) fn run_spare(mut resources: Resources<'_>, socket: OwnedFd, main: Ini
 
 #[inline(never)]
 fn prepare(resources: &mut Resources<'_>) -> Result<PreparedBox> {
-    // For people who look at the machine; costs nothing to get wrong.
+    // The name only helps operators on the host.
     let _ = rustix::thread::set_name(c"box-init");
     let server = resources.server;
     if let Some(group) = resources.group {
         group.enter().at("enter the cgroup")?;
     }
-    // After that, so that the box sees its own group as the root.
+    // After joining the cgroup, so that the box sees it as the root.
     raw::unshare(libc::CLONE_NEWCGROUP).at("unshare the cgroup namespace")?;
     let egress = match resources.net.take() {
         Some(net) => raw::setns(net.namespace.as_fd(), libc::CLONE_NEWNET)
@@ -175,7 +179,7 @@ fn prepare(resources: &mut Resources<'_>) -> Result<PreparedBox> {
     };
     let this = rustix::process::getpid();
     let pidfd = rustix::process::pidfd_open(this, PidfdFlags::empty()).at("open a pidfd")?;
-    // While the machine's procfs is in sight.
+    // While the host's procfs is still mounted.
     let outer = OuterNamespaces {
         user: server.template.user.try_clone().at("duplicate")?,
         mounts: open_ns("mnt").at("open the mount namespace")?,
@@ -192,14 +196,16 @@ fn prepare(resources: &mut Resources<'_>) -> Result<PreparedBox> {
     let tree = root::prepare(resources)?;
     silence_stdio().at("open /dev/null")?;
     for (resource, most) in LIMITS {
-        limit(resource, most).at("limit what whoever started the server may")?;
+        limit(resource, most).at("lower a resource limit")?;
     }
-    // The kernel passes a signal of the guest's to a first process that handles it, and drops all others. The handlers of the standard
-    // library run on a small stack; a second signal meanwhile overflows it, which ends the process.
+    // The kernel delivers a guest's signal to pid 1 only if pid 1 handles it. The handlers of the
+    // standard library have a small stack, and a second signal would overflow it and end the
+    // process.
     raw::reset_signal_handlers();
-    // A session of its own: no terminal of the server's can be reached.
+    // A new session has no access to the server's terminal.
     rustix::process::setsid().at("start a session")?;
-    // Dear, and the same for every box. What is still to be done passes it.
+    // Loading takes long and is the same for every box, so it happens before the plan arrives. The
+    // filter allows the remaining steps.
     rustix::thread::set_no_new_privs(true).at("set no_new_privs")?;
     raw::load_filter(&server.filter).at("load the seccomp filter")?;
     Ok(PreparedBox {
@@ -212,8 +218,10 @@ fn prepare(resources: &mut Resources<'_>) -> Result<PreparedBox> {
     })
 }
 
-/// What commands may not inherit. Of `Core`, 1 is less than any core file and the one value with which no crash handler of the
-/// machine is started either, which would run outside the box, as root, on what the guest left it.
+/// Limits that all commands inherit.
+///
+/// A `Core` limit of 1 is below the size of any core file. It is also the only value at which the
+/// kernel starts no crash handler. A handler would run on the host as root with data of the guest.
 const LIMITS: [(Resource, u64); 5] = [
     (Resource::Core, 1),
     (Resource::Rtprio, 0),
@@ -222,7 +230,7 @@ const LIMITS: [(Resource, u64); 5] = [
     (Resource::Sigpending, 4096),
 ];
 
-/// For good: this, or what it is already if that is less.
+/// Lowers a soft and hard limit to `most`. Keeps a lower value.
 fn limit(resource: Resource, most: u64) -> rustix::io::Result<()> {
     let before = rustix::process::getrlimit(resource).maximum;
     let value = Some(before.map_or(most, |before| before.min(most)));
@@ -265,14 +273,14 @@ fn finish(
     } else {
         0
     };
-    let landlock = crate::init::ruleset(&plan, abi).at("make the Landlock ruleset")?;
+    let landlock = crate::init::ruleset(&plan, abi).at("create the Landlock ruleset")?;
     drop_capabilities(two_uids)?;
     let hidden = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable);
     hidden.at("become non-dumpable")?;
     if plan.owned {
         end_with_server(&server.pidfd)?;
     }
-    raw::load_filter(&server.closing).at("close the seccomp filter")?;
+    raw::load_filter(&server.closing).at("load the closing seccomp filter")?;
 
     let missing = server.primitives.missing();
     let ready = Reply::Ready {
@@ -281,7 +289,7 @@ fn finish(
         cpu_before: resources
             .group
             .map_or(Duration::ZERO, |group| group.cpu_before),
-        egress: EgressCookies::of(&egress).at("mark the egress")?,
+        egress: EgressCookies::of(&egress).at("read the egress cookies")?,
     };
     let mut fds_sent = vec![pidfd.as_fd(), outer.mounts.as_fd()];
     fds_sent.extend(egress.iter().map(AsFd::as_fd));
@@ -290,7 +298,8 @@ fn finish(
     drop((pidfd, reply, trees));
     for last in [&resources.user, &server.pidfd] {
         let fd = last.as_raw_fd();
-        // SAFETY: they belong to copies of the server's in this process, which nobody drops: init never returns.
+        // SAFETY: the owners are copies of the server's structures in this process. They are never
+        // dropped, because init does not return.
         unsafe { raw::close_between(fd, fd) }.at("close descriptors")?;
     }
     Ok(Init::new(
@@ -299,7 +308,7 @@ fn finish(
 }
 
 impl FinishRequest {
-    /// Sends it to a spare box.
+    /// Sends the request to a spare box.
     pub(crate) fn send(&self, socket: BorrowedFd<'_>) -> Result<()> {
         let mounts: Vec<&Mount> = self.trees.iter().map(|(_, mount)| mount).collect();
         let mut fds = vec![self.reply.as_fd()];
@@ -310,14 +319,14 @@ impl FinishRequest {
 
     #[inline(never)]
     fn receive(socket: BorrowedFd<'_>) -> Result<Option<Self>> {
-        // As large as needed and no larger: what a spare touches here, its box keeps.
-        let mut buffer = vec![0; next_length(socket).at("wait for an request")?];
+        // No larger than needed, because the box keeps the memory that a spare touches.
+        let mut buffer = vec![0; next_length(socket).at("wait for a request")?];
         let message = receive_message::<(SandboxPlan, Vec<Mount>)>(socket, &mut buffer)?;
         let Some(((plan, mounts), mut fds)) = message else {
             return Ok(None);
         };
         if fds.len() < 1 + mounts.len() {
-            return Err(Error::Protocol("an request without descriptors".into()));
+            return Err(Error::Protocol("request without descriptors".into()));
         }
         let init_fds = fds.split_off(1 + mounts.len());
         let trees = fds.drain(1..).zip(mounts).collect();
@@ -330,18 +339,20 @@ impl FinishRequest {
     }
 }
 
-/// Lets this process die with the server. To be called after the last change of ids, at which the kernel forgets it.
+/// Ends this process when the server ends.
+///
+/// The kernel clears this setting when the ids change, so the call comes after that.
 fn end_with_server(server: &OwnedFd) -> Result<()> {
     let set = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
-    set.at("tie the box to the server")?;
-    // A server that died before that sends nothing any more.
-    if readable_now(server).at("look at the server")? {
+    set.at("set the parent death signal")?;
+    // A server that ended earlier sends no signal.
+    if readable_now(server).at("check the server")? {
         return Err(Error::ServerGone);
     }
     Ok(())
 }
 
-/// Whether something can be read without waiting: of a pidfd, that its process has ended.
+/// Whether a read would not block. For a pidfd: whether the process has ended.
 fn readable_now(fd: &OwnedFd) -> std::io::Result<bool> {
     use rustix::event::{PollFd, PollFlags, Timespec};
     let now = Timespec {
@@ -360,7 +371,10 @@ fn silence_stdio() -> std::io::Result<()> {
     Ok(())
 }
 
-/// Takes init's ids. With two ids mapped it is 0, which owns nothing but may become the guest; with one it is the guest.
+/// Switches to the ids of init.
+///
+/// With two mapped ids, init is 0: it owns nothing but can become the guest. With one, init is the
+/// guest.
 fn become_init(two_uids: bool, guest: u32) -> Result<()> {
     use rustix::process::{Gid, Uid};
     let id = if two_uids { 0 } else { guest };
@@ -372,8 +386,10 @@ fn become_init(two_uids: bool, guest: u32) -> Result<()> {
     rustix::thread::set_thread_res_uid(uid, uid, uid).at("take init's user")
 }
 
-/// What init keeps, over a user namespace that owns nothing: to become the guest, and to end the guest's processes. With one
-/// id for both it needs neither.
+/// Capabilities of init, in a user namespace that owns nothing.
+///
+/// Init needs them to become the guest and to kill the guest's processes. With one id it needs
+/// none.
 fn init_capabilities(two_uids: bool) -> CapabilitySet {
     if two_uids {
         CapabilitySet::SETUID | CapabilitySet::SETGID | CapabilitySet::KILL
@@ -382,15 +398,15 @@ fn init_capabilities(two_uids: bool) -> CapabilitySet {
     }
 }
 
-/// The last capability that every kernel this crate runs on knows (`CAP_CHECKPOINT_RESTORE`, 5.9).
+/// Last capability of the oldest supported kernel (`CAP_CHECKPOINT_RESTORE`, 5.9).
 const CAP_LAST: libc::c_ulong = 40;
 
-/// Gives up every capability that is not init's, for good, and makes sure of it.
+/// Drops every capability that init does not need, and verifies it.
 fn drop_capabilities(two_uids: bool) -> Result<()> {
-    // No root, no ambient set, no keeping: each with its lock.
+    // noroot, no ambient capabilities and no keepcaps, each locked.
     const SECURE_BITS: libc::c_ulong = 0x01 | 0x02 | 0x20 | 0x40 | 0x80;
     raw::prctl(libc::PR_SET_SECUREBITS, SECURE_BITS).at("lock the secure bits")?;
-    // Each drop that succeeds is its own proof; the first number the kernel does not know is past the last there is.
+    // Every successful drop proves itself. The first failure must be the first unknown number.
     let unknown = (0..64).find_map(|n| {
         raw::prctl(libc::PR_CAPBSET_DROP, n)
             .err()
@@ -406,12 +422,12 @@ fn drop_capabilities(two_uids: bool) -> Result<()> {
     rustix::thread::set_capabilities(None, sets).at("drop capabilities")?;
     let now = rustix::thread::capabilities(None).at("read capabilities")?;
     if now != sets || bounded || !rustix::thread::no_new_privs().at("read no_new_privs")? {
-        return Err(Error::Unavailable("dropping capabilities".into()));
+        return Err(Error::Unavailable("capability dropping".into()));
     }
     Ok(())
 }
 
-/// Closes everything from 3 on that is not in the list.
+/// Closes all descriptors from 3 on, except those in the list.
 pub(crate) fn close_all_but(mut keep: Vec<RawFd>) -> Result<()> {
     keep.sort_unstable();
     let mut first = 3;
@@ -422,6 +438,7 @@ pub(crate) fn close_all_but(mut keep: Vec<RawFd>) -> Result<()> {
         }
         first = fd + 1;
     }
-    // SAFETY: what owned them is forgotten, or on the server's stack which this process never returns to.
+    // SAFETY: the owners are forgotten, or on the server's stack, to which this process never
+    // returns.
     unsafe { raw::close_from(first) }.at("close descriptors")
 }

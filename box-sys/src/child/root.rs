@@ -1,11 +1,13 @@
-//! The box's root directory. Runs in the box's own mount namespace, which begins as a copy of the server's small world; no
-//! guest exists yet, and nothing of the machine is looked up by name.
+//! Builds the root directory of a box.
 //!
-//! In two parts: `prepare` is what boxes of one shape have in common, and can be done before there is a plan; `finish` adds
-//! what one plan asks for.
+//! This runs in the box's mount namespace, which starts as a copy of the server's template. No
+//! guest runs yet, and no host path is resolved.
 //!
-//! One tmpfs with one cap holds everything private to the box: the root's skeleton, `/tmp`, `/dev/shm`, the guest's home and
-//! directories. So there is one limit, whichever way a guest tries to fill it.
+//! `prepare` builds what boxes of one shape have in common and needs no plan. `finish` adds the
+//! parts of one plan.
+//!
+//! One size-limited tmpfs holds all private data of the box: the root skeleton, `/tmp`, `/dev/shm`,
+//! the guest's home and its directories. A guest cannot exceed the limit in any of them.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -25,13 +27,15 @@ use crate::raw::{self, ATTR_NODEV, ATTR_NOEXEC, ATTR_NOSUID, ATTR_RDONLY};
 use crate::server::overlays::Overlays;
 use crate::server::template_mounts::Template;
 
-/// Everybody may write, only owners may delete.
+/// All users can write; only owners can delete.
 const STICKY: Mode = Mode::from_raw_mode(0o1777);
 
-/// Terminals of one box. The machine has 3,072 for all of them (`kernel.pty.max` without the reserve).
+/// Terminals per box.
+///
+/// The host has 3,072 for all boxes (`kernel.pty.max` minus the reserve).
 const TERMINALS: &str = "64";
 
-/// Builds what does not depend on a single box, and makes it this process's root.
+/// Builds the common parts and makes them the root of this process.
 pub(super) fn prepare(resources: &mut Resources<'_>) -> Result<RootBuilder> {
     let template = &resources.server.template;
     let scratch = scratch(resources.shape)?;
@@ -39,7 +43,7 @@ pub(super) fn prepare(resources: &mut Resources<'_>) -> Result<RootBuilder> {
         .overlays
         .take()
         .map_or_else(|| Overlays::new(template), Ok)?;
-    attach(&pieces, open("/o")?).at("attach the pieces")?;
+    attach(&pieces, open("/o")?).at("attach the template files")?;
     let root = match resources.lower.take() {
         None => host_root(resources, &scratch, &pieces, &system)?,
         Some(lower) => image_root(resources, &scratch, &lower)?,
@@ -53,15 +57,15 @@ pub(super) fn prepare(resources: &mut Resources<'_>) -> Result<RootBuilder> {
     tree.dev(template, &pieces)?;
     tree.proc(template, &pieces)?;
     tree.private("tmp", Path::new("tmp"), STICKY)?;
-    // One place, two names: whatever a program leaves in either is under the same cap and ends with the box.
+    // Two paths for one directory, so that both share the limit and end with the box.
     let var = tree.place(Path::new("var"))?;
     match rustix::fs::symlinkat("../tmp", &var, "tmp") {
         Err(rustix::io::Errno::EXIST) => tree.private("var-tmp", Path::new("var/tmp"), STICKY)?,
-        other => other.at("make /var/tmp")?,
+        other => other.at("create /var/tmp")?,
     }
     tree.private("home", &resources.shape.guest.home, Mode::from(0o755))?;
     tree.default_identity(&pieces)?;
-    // Both names of the root are one: the old one lies under the new one and is then taken away with all it holds.
+    // The new root covers the old one at the same path. The detach then removes the old one.
     rustix::process::fchdir(&tree.root).at("enter the root")?;
     rustix::process::pivot_root(".", ".").at("pivot the root")?;
     rustix::mount::unmount(".", UnmountFlags::DETACH).at("leave the server's mounts")?;
@@ -69,7 +73,7 @@ pub(super) fn prepare(resources: &mut Resources<'_>) -> Result<RootBuilder> {
     Ok(tree)
 }
 
-/// The capped file system, attached at `/s` so that overlays can name parts of it.
+/// Creates the size-limited file system. Overlays refer to it as `/s`.
 fn scratch(plan: &SandboxPlan) -> Result<OwnedFd> {
     let (size, inodes) = (plan.caps.bytes.to_string(), plan.caps.inodes.to_string());
     let options = [
@@ -78,7 +82,7 @@ fn scratch(plan: &SandboxPlan) -> Result<OwnedFd> {
         ("mode", "0755"),
     ];
     let scratch =
-        new_fs("tmpfs", &options, ATTR_NOSUID | ATTR_NODEV).at("make the private tmpfs")?;
+        new_fs("tmpfs", &options, ATTR_NOSUID | ATTR_NODEV).at("create the private tmpfs")?;
     attach(&scratch, open("/s")?).at("attach the private tmpfs")?;
     Ok(scratch)
 }
@@ -89,10 +93,10 @@ fn open(path: &str) -> Result<OwnedFd> {
         OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW,
         Mode::empty(),
     )
-    .at("open a piece of the box")
+    .at("open a mount point of the template")
 }
 
-/// A skeleton of empty directories, onto which the box's views of the system directories are attached.
+/// Creates a skeleton of directories and attaches the box's system directories.
 fn host_root(
     resources: &Resources<'_>,
     scratch: &OwnedFd,
@@ -101,16 +105,19 @@ fn host_root(
 ) -> Result<OwnedFd> {
     let template = &resources.server.template;
     make_dir(scratch, "root")?;
-    let skeleton = clone_tree(scratch, "root", false).at("copy the root's mount")?;
+    let skeleton = clone_tree(scratch, "root", false).at("clone the root's mount")?;
     attach(&skeleton, open("/r")?).at("attach the root")?;
     for (name, target) in &template.links {
         rustix::fs::symlinkat(target.as_str(), &skeleton, name.as_str())
-            .at("make a system link")?;
+            .at("create a system link")?;
     }
     for (tree, overlays) in template.trees.iter().zip(system) {
         let place = make_place(skeleton.as_fd(), Path::new(&tree.name), overlays.as_fd());
-        attach(overlays, place.at("open the place of a system directory")?)
-            .at("attach a system directory")?;
+        attach(
+            overlays,
+            place.at("create the mount point of a system directory")?,
+        )
+        .at("attach a system directory")?;
     }
     make_dir(&skeleton, "etc")?;
     let place = open_beneath(&skeleton, "etc", OFlags::PATH).at("open /etc")?;
@@ -118,12 +125,14 @@ fn host_root(
     Ok(skeleton)
 }
 
-/// A mount of one of the server's pieces.
+/// Clones a directory of the template as a mount.
 fn piece(pieces: &OwnedFd, name: &str) -> Result<OwnedFd> {
-    clone_tree(pieces, name, false).at("copy a piece's mount")
+    clone_tree(pieces, name, false).at("clone a template file's mount")
 }
 
-/// An overlay: the given directory below, what is written above and under the cap. The directory is never written to.
+/// Creates an overlay above an image.
+///
+/// Writes go to the private tmpfs, never to the image.
 fn image_root(resources: &Resources<'_>, scratch: &OwnedFd, lower: &OwnedFd) -> Result<OwnedFd> {
     attach(lower, open("/l")?).at("attach the root directory")?;
     for name in ["upper", "work"] {
@@ -136,16 +145,18 @@ fn image_root(resources: &Resources<'_>, scratch: &OwnedFd, lower: &OwnedFd) -> 
         ("workdir", "/s/work"),
     ];
     if !resources.server.template.privileged {
-        // The overlay's own marks need a name space of attributes that ordinary users may write.
+        // The overlay's own attributes need a namespace that ordinary users can write.
         options.push(("userxattr", ""));
     }
-    let root = new_fs("overlay", &options, ATTR_NOSUID | ATTR_NODEV).at("make the overlay")?;
+    let root = new_fs("overlay", &options, ATTR_NOSUID | ATTR_NODEV).at("create the overlay")?;
     attach(&root, open("/r")?).at("attach the overlay")?;
     Ok(root)
 }
 
-/// Puts copies of a given root's `/etc/passwd` and `/etc/group` with the guest's line into the upper layer. Written there and
-/// not through the overlay: a file whose owner is in no map cannot be copied up (EACCES).
+/// Adds the guest to copies of the image's `/etc/passwd` and `/etc/group`.
+///
+/// The copies go directly to the upper layer. Through the overlay, the kernel could not copy up a
+/// file with an unmapped owner (EACCES).
 fn add_guest(guest: &Guest, scratch: &OwnedFd, lower: &OwnedFd) -> io::Result<()> {
     let etc = make_dirs(scratch.as_fd(), Path::new("upper/etc"))?;
     make_file(&etc, "resolv.conf", identity::resolv_conf().as_bytes())?;
@@ -170,7 +181,7 @@ fn add_guest(guest: &Guest, scratch: &OwnedFd, lower: &OwnedFd) -> io::Result<()
     Ok(())
 }
 
-/// The beginning of a file that somebody else made, and that may be anything.
+/// Reads the beginning of an untrusted file.
 fn read_some(file: OwnedFd) -> io::Result<Vec<u8>> {
     const MOST: u64 = 1 << 20;
     let mut content = Vec::new();
@@ -186,25 +197,25 @@ fn read_some(file: OwnedFd) -> io::Result<Vec<u8>> {
 fn make_dir(at: impl AsFd, name: &str) -> Result<()> {
     match rustix::fs::mkdirat(at, name, Mode::from(0o755)) {
         Ok(()) | Err(rustix::io::Errno::EXIST) => Ok(()),
-        Err(error) => Err(error).at("make a directory of the root"),
+        Err(error) => Err(error).at("create a directory of the root"),
     }
 }
 
-/// A path of the box as one that is looked up beneath its root.
+/// Converts an absolute path to one relative to the root.
 fn within(path: &Path) -> &Path {
     path.strip_prefix("/").unwrap_or(path)
 }
 
-/// A root under construction.
+/// A root directory under construction.
 pub(super) struct RootBuilder {
     root: OwnedFd,
     scratch: OwnedFd,
-    /// The guest's id as the server numbers it.
+    /// User id of the guest in the server's user namespace.
     guest: u32,
 }
 
 impl RootBuilder {
-    /// Adds what one box has for itself, and closes the root.
+    /// Adds the parts of one plan and makes the root read-only if requested.
     pub(super) fn finish(self, plan: &SandboxPlan, trees: &[(OwnedFd, Mount)]) -> Result<()> {
         self.identity(plan)?;
         if !plan.read_only_root {
@@ -215,7 +226,7 @@ impl RootBuilder {
         for (tree, mount) in trees {
             let name = mount.target.display();
             let place = make_place(self.root.as_fd(), &mount.target, tree.as_fd());
-            attach(tree, place.at(format!("make the mount point {name}"))?)
+            attach(tree, place.at(format!("create the mount point {name}"))?)
                 .at(format!("attach the mount {name}"))?;
         }
         let mut dirs: Vec<&PathBuf> = plan.dirs.iter().collect();
@@ -236,29 +247,31 @@ impl RootBuilder {
         Ok(())
     }
 
-    /// What must stay open until `finish`.
+    /// Descriptors that `finish` needs.
     pub(super) fn descriptors(&self) -> [&OwnedFd; 2] {
         [&self.root, &self.scratch]
     }
 
-    /// A directory of the root that belongs to the guest. Mounted onto itself, it stays writable when the root is not.
+    /// Creates a guest-owned directory in the root.
+    ///
+    /// A bind mount onto itself keeps it writable when the root is read-only.
     fn own_dir(&self, path: &Path) -> Result<()> {
         let place = self.place(path)?;
         self.give_to_guest(&place, Mode::from(0o755))?;
-        let tree = clone_tree(&place, "", false).at("copy a private directory's mount")?;
+        let tree = clone_tree(&place, "", false).at("clone a private directory's mount")?;
         attach(tree, place).at("attach a private directory")
     }
 
-    /// A directory in a mount, made as the guest would make it: it belongs to the mount's owner, and only where that one may.
+    /// Creates a directory in a mount with the guest's permissions and owner.
     fn dir_in(&self, mount: &Mount, dir: &Path) -> Result<()> {
-        let refused = || Error::Invalid(format!("dirs: {} cannot be made there", dir.display()));
+        let refused = || Error::Invalid(format!("dirs: {} cannot be created there", dir.display()));
         let place = open_beneath(&self.root, within(&mount.target), OFlags::PATH);
         let place = place.at("open a mount")?;
         let rest = dir.strip_prefix(&mount.target).map_err(|_| refused())?;
-        raw::set_file_ids(self.guest).at("touch files as the guest")?;
-        // Names in there may be a guest's: no link is followed.
+        raw::set_file_ids(self.guest).at("switch to the guest's file access")?;
+        // A guest may control these names, so no link is followed.
         let made = make_dirs(place.as_fd(), rest);
-        raw::set_file_ids(0).at("touch files as before")?;
+        raw::set_file_ids(0).at("restore file access")?;
         made.map(drop).map_err(|_| refused())
     }
 
@@ -269,10 +282,10 @@ impl RootBuilder {
     }
 
     fn place(&self, path: &Path) -> Result<OwnedFd> {
-        make_dirs(self.root.as_fd(), path).at(format!("make {}", path.display()))
+        make_dirs(self.root.as_fd(), path).at(format!("create {}", path.display()))
     }
 
-    /// A directory that belongs to the guest and to this box alone, whatever the root has under its name.
+    /// Mounts a private, guest-owned directory over a path of the root.
     fn private(&self, name: &str, path: &Path, mode: Mode) -> Result<()> {
         let place = self.place(path)?;
         attach(self.private_tree(name, mode)?, place).at("attach a private directory")
@@ -280,13 +293,13 @@ impl RootBuilder {
 
     fn private_tree(&self, name: &str, mode: Mode) -> Result<OwnedFd> {
         rustix::fs::mkdirat(&self.scratch, name, Mode::from(0o700))
-            .at("make a private directory")?;
+            .at("create a private directory")?;
         rustix::fs::chmodat(&self.scratch, name, mode, rustix::fs::AtFlags::empty())
-            .at("open a private directory up")?;
+            .at("set a private directory's mode")?;
         if mode != STICKY {
             chown(&self.scratch, name, self.guest).at("give a private directory to the guest")?;
         }
-        clone_tree(&self.scratch, name, false).at("copy a private directory's mount")
+        clone_tree(&self.scratch, name, false).at("clone a private directory's mount")
     }
 
     fn dev(&self, template: &Template, pieces: &OwnedFd) -> Result<()> {
@@ -302,14 +315,14 @@ impl RootBuilder {
             rustix::mount::move_mount(CWD, format!("/d/{name}"), place, "", onto)
                 .at("move a device")?;
         }
-        // No `gid=`: the usual group is mapped in no box (EINVAL). A terminal then has the group of who opened it.
+        // No `gid=`: no box maps the usual group (EINVAL). A terminal has the group of its opener.
         let options = [
             ("newinstance", ""),
             ("ptmxmode", "0666"),
             ("mode", "0620"),
             ("max", TERMINALS),
         ];
-        let pts = new_fs("devpts", &options, ATTR_NOSUID | ATTR_NOEXEC).at("make devpts")?;
+        let pts = new_fs("devpts", &options, ATTR_NOSUID | ATTR_NOEXEC).at("create devpts")?;
         attach(pts, self.open_inside("dev/pts")?).at("attach devpts")?;
         let shm = self.private_tree("shm", STICKY)?;
         raw::mount_setattr(shm.as_fd(), false, ATTR_NOEXEC, 0).at("restrict /dev/shm")?;
@@ -317,27 +330,29 @@ impl RootBuilder {
     }
 
     fn open_inside(&self, path: &str) -> Result<OwnedFd> {
-        open_beneath(&self.root, path, OFlags::PATH).at("open a place of the box")
+        open_beneath(&self.root, path, OFlags::PATH).at("open a mount point of the box")
     }
 
     fn proc(&self, template: &Template, pieces: &OwnedFd) -> Result<()> {
-        // Not `hidepid`: it shows only what one may trace, and commands of one box are under separate Landlock domains, so `ps`
-        // would not show what another command started. What matters of init is closed by its being non-dumpable.
+        // No `hidepid`: it hides processes that the reader may not trace. Commands of a box have
+        // separate Landlock domains, so `ps` would not show processes of other commands. Init
+        // protects itself by being non-dumpable.
         let proc =
             new_fs("proc", &[], ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC).map_err(|error| {
-                // Without root the kernel wants an unmasked procfs in sight, which containers do not have.
+                // Without root, the kernel requires a visible, unmasked procfs. Containers often
+                // have none.
                 if error.raw_os_error() == Some(libc::EPERM) {
                     Error::Unavailable("procfs".into())
                 } else {
                     Error::Step {
-                        step: "make procfs".into(),
+                        step: "create procfs".into(),
                         source: error,
                     }
                 }
             })?;
         let place = self.place(Path::new("proc"))?;
         attach(&proc, &place).at("attach procfs")?;
-        let sys = clone_tree(&proc, "sys", true).at("copy /proc/sys")?;
+        let sys = clone_tree(&proc, "sys", true).at("clone /proc/sys")?;
         raw::mount_setattr(sys.as_fd(), true, ATTR_RDONLY, 0).at("make /proc/sys read-only")?;
         attach(
             sys,
@@ -346,37 +361,40 @@ impl RootBuilder {
         .at("attach /proc/sys")?;
         for (name, dir) in &template.masks {
             let mask = piece(pieces, if *dir { "empty" } else { "nothing" })?;
-            // By name: what this procfs has is the kernel's, and nothing in it is a link to elsewhere.
+            // By path: this procfs is new, and it contains no links to other file systems.
             let beneath = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
             match rustix::mount::move_mount(mask, "", &proc, name.as_str(), beneath) {
                 Ok(()) | Err(rustix::io::Errno::NOENT) => {}
-                Err(error) => return Err(error).at("mask a part of procfs"),
+                Err(error) => return Err(error).at("mask a file of procfs"),
             }
         }
         Ok(())
     }
 
-    /// Who is who by default, at the place where files of one's own would be.
+    /// Mounts the default identity files at their path.
     fn default_identity(&self, pieces: &OwnedFd) -> Result<()> {
         let dir = self.place(Path::new("run/box"))?;
-        attach(piece(pieces, "who")?, dir).at("attach who is who")
+        attach(piece(pieces, "who")?, dir).at("attach the identity files")
     }
 
-    /// Who is who, for programs that ask. A given root has its own files, to which `add_guest` added.
+    /// Mounts the identity files of this plan.
+    ///
+    /// `add_guest` has changed those of an image.
     fn identity(&self, plan: &SandboxPlan) -> Result<()> {
         if matches!(plan.root, Root::Directory(_)) || identity::is_default(plan) {
             return Ok(());
         }
-        // On top of the default ones.
+        // Covers the default files.
         let place = self.place(Path::new("run/box"))?;
         let fs = new_fs(
             "tmpfs",
             &[("size", "64k"), ("mode", "0755")],
             ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC,
         );
-        let fs = fs.at("make a tmpfs")?;
-        identity::write(&fs, &plan.guest, &plan.hostname).at("write who is who")?;
-        raw::mount_setattr(fs.as_fd(), false, ATTR_RDONLY, 0).at("make who is who read-only")?;
-        attach(fs, place).at("attach who is who")
+        let fs = fs.at("create a tmpfs")?;
+        identity::write(&fs, &plan.guest, &plan.hostname).at("write the identity files")?;
+        raw::mount_setattr(fs.as_fd(), false, ATTR_RDONLY, 0)
+            .at("make the identity files read-only")?;
+        attach(fs, place).at("attach the identity files")
     }
 }

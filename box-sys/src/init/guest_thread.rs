@@ -1,4 +1,4 @@
-//! Threads of init that touch files as the guest would: same rights, same owner of what they make, same Landlock rules.
+//! Threads of init with the guest's file access: rights, owner and Landlock rules.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -6,16 +6,18 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use super::Init;
 use crate::raw;
 
-/// What turns a thread of init into one that touches files as the guest.
+/// Converts a thread of init to the guest's file access.
 #[derive(Debug)]
 pub struct GuestThread {
-    /// The guest's id, where init is somebody else.
+    /// User id of the guest, if it differs from that of init.
     id: Option<u32>,
     landlock: Option<OwnedFd>,
 }
 
 impl Init {
-    /// What threads to come need for that. Rules that are added later reach those that enter later.
+    /// Prepares the conversion of threads.
+    ///
+    /// Rules that are added later apply to threads that convert later.
     pub fn guest_thread(&self) -> io::Result<GuestThread> {
         let landlock = self.landlock.as_ref();
         Ok(GuestThread {
@@ -26,10 +28,12 @@ impl Init {
 }
 
 impl GuestThread {
-    /// Lets the calling thread, and no other, touch files as the guest, for good. It keeps init's ids for everything else, so
-    /// that the guest cannot signal it. An error leaves it unfit for any file.
+    /// Gives the calling thread the guest's file access. It cannot be undone.
+    ///
+    /// The thread keeps init's ids for everything else, so the guest cannot signal it. After an
+    /// error, the thread must not access files.
     pub fn enter(&self) -> io::Result<()> {
-        // It may be init's first thread after its own.
+        // The first additional thread installs handlers of the C library.
         raw::reset_signal_handlers();
         if let Some(id) = self.id {
             raw::set_file_ids(id)?;

@@ -1,8 +1,8 @@
-//! What the first process of a box has once the box is closed: starting commands as the guest, and ending them with all they
-//! have started.
+//! The interface of a box's first process after the box is complete.
 //!
-//! `spawn.rs` starts a command while `watch.rs` looks that it does start, `kin.rs` finds everything that came of it, `thread.rs` lets a thread touch files as the guest, `rest.rs`
-//! gives memory back.
+//! It starts commands as the guest and ends them with all their descendants. `spawn.rs` starts a
+//! command under the supervision of `start_watchdog.rs`, `process_tree.rs` finds its descendants,
+//! `guest_thread.rs` gives a thread the guest's file access, `memory.rs` returns memory.
 
 mod guest_thread;
 mod memory;
@@ -26,40 +26,41 @@ pub use process_tree::Moment;
 pub use spawn::{Command, SpawnPlan, Stdio};
 use start_watchdog::StartWatchdog;
 
-/// What a box's first process is given.
+/// State of a box's first process.
 #[derive(Debug)]
 pub struct Init {
-    /// What the box was asked to be.
+    /// The plan of the box.
     pub plan: SandboxPlan,
-    /// The descriptors handed in, in order.
+    /// The client's descriptors, in order.
     pub fds: Vec<OwnedFd>,
-    /// The namespaces that hold the box's mounts.
+    /// The namespaces of the box's mounts.
     pub outer: OuterNamespaces,
-    /// The sockets at the exits of the box's network, for whoever takes the box over; of no use to init.
+    /// Egress sockets of the box, for a runtime that adopts it. Init does not use them.
     pub egress: Vec<OwnedFd>,
-    /// Whether init has an id of its own, apart from the guest's.
+    /// Whether init and guest have different user ids.
     pub two_uids: bool,
-    /// What this box goes without.
+    /// Names of the primitives that the box lacks.
     pub missing: Vec<String>,
     landlock: Option<OwnedFd>,
-    /// What init is worth when memory runs out, opened before it hid itself.
+    /// `oom_score_adj` of init, opened before init became non-dumpable.
     oom_score: OwnedFd,
-    /// How many of the box's processes the kernel has killed for memory, where it counts that for boxes.
+    /// OOM events of the box's cgroup, if the kernel counts them.
     oom_events: Option<OwnedFd>,
     guest_filter: Vec<libc::sock_filter>,
-    /// Begun with the first command.
+    /// Started with the first command.
     watchdog: Option<StartWatchdog>,
     carrier: process_tree::Carrier,
     marks: BTreeSet<u32>,
     next_mark: u32,
     /// Marks of processes that outlived their command.
     leftover: BTreeSet<u32>,
-    /// Limits of each process, standing in for cgroups that this machine does not give.
+    /// Per-process limits in place of missing cgroup controllers.
     rlimits: [Option<(u32, u64)>; 2],
 }
 
-/// What a later program needs to mount into this box, handed to it by init over a socket. Of no use to init itself: it has no
-/// power over either.
+/// Namespaces with which a later program can mount into the box.
+///
+/// Init sends them over a socket. It has no privileges in them itself.
 #[derive(Debug)]
 pub struct OuterNamespaces {
     /// The user namespace that owns the box's mounts.
@@ -71,18 +72,18 @@ pub struct OuterNamespaces {
 /// How a child of init ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChildExit {
-    /// Its process id inside.
+    /// Pid in the box.
     pub pid: i32,
-    /// The exit code, if it exited.
+    /// Exit code, if the child exited.
     pub code: Option<i32>,
-    /// The signal, if one ended it.
+    /// Signal, if one ended the child.
     pub signal: Option<i32>,
 }
 
 impl Init {
     #[expect(
         clippy::too_many_arguments,
-        reason = "each is what one step of the making gave"
+        reason = "one result of each creation step"
     )]
     pub(crate) fn new(
         plan: SandboxPlan,
@@ -117,8 +118,10 @@ impl Init {
         }
     }
 
-    /// A child that has ended, if there is one. Init is the parent of every orphan of the box, so this must be called until it
-    /// gives none each time a `SIGCHLD` comes.
+    /// Reaps one ended child, if any.
+    ///
+    /// Init is the parent of every orphan of the box. After each `SIGCHLD`, the caller repeats this
+    /// until it returns `None`.
     pub fn reap(&self) -> Option<ChildExit> {
         let (pid, status) = rustix::process::wait(WaitOptions::NOHANG).ok()??;
         Some(ChildExit {
@@ -128,7 +131,7 @@ impl Init {
         })
     }
 
-    /// How many processes of the box were killed for memory so far, where that is counted.
+    /// Number of OOM kills in the box, if the kernel counts them.
     pub fn oom_kills(&self) -> Option<u64> {
         let mut buffer = [0; 512];
         let length = rustix::io::pread(self.oom_events.as_ref()?, &mut buffer, 0).ok()?;
@@ -146,26 +149,33 @@ impl Init {
         Ok(rustix::process::kill_process_group(pid, signal)?)
     }
 
-    /// Kills a command and everything it has started, also what has detached itself, and gives how many processes that were.
-    /// The ended ones still are to be reaped.
+    /// Kills a command and all its descendants, and returns their number.
+    ///
+    /// This includes detached processes. The caller still has to reap them.
     pub fn kill_tree(&self, command: &Command) -> usize {
         process_tree::kill(command, self.carrier)
     }
 
-    /// Whether a process of a command lives, also one that was killed and has not ended yet: that one still has its ports and files.
+    /// Whether a process of a command is alive.
+    ///
+    /// A killed process counts until it has ended, because it still holds its ports and files.
     pub fn is_alive(&self, command: &Command) -> bool {
         process_tree::is_alive(command, self.carrier)
     }
 
-    /// Kills every process of the box but this one. Whether there was none, not even one that is still to be reaped.
+    /// Kills all other processes of the box.
+    ///
+    /// Returns whether no process existed, not even a zombie.
     pub fn kill_all(&self) -> bool {
-        // The group of the first process is, to the kernel, everybody but that process; and nobody is born meanwhile.
+        // For the kernel, the process group of pid 1 is every other process. No process can fork
+        // meanwhile.
         let killed = rustix::process::kill_process_group(Pid::INIT, Signal::KILL);
         killed == Err(rustix::io::Errno::SRCH)
     }
 
-    /// Sends a signal to everything that a command has started since a moment, also what has detached itself, but not to the
-    /// command's first process; gives how many processes that were.
+    /// Sends a signal to all processes that a command has started since a moment.
+    ///
+    /// This includes detached processes, but not the command's first process. Returns their number.
     pub fn signal_started_since(&self, command: &Command, since: Moment, signal: i32) -> usize {
         let Some(signal) = Signal::from_named_raw(signal) else {
             return 0;
@@ -177,8 +187,9 @@ impl Init {
             .count()
     }
 
-    /// Lets commands and threads to come write beneath a place that was mounted since. The guest may be changing names right
-    /// now: no link is followed.
+    /// Allows later commands and threads to write below a new mount.
+    ///
+    /// The guest may change names at the same time, so no link is followed.
     pub fn allow_writing(&self, path: &Path) -> io::Result<()> {
         let Some(landlock) = &self.landlock else {
             return Ok(());
@@ -190,26 +201,29 @@ impl Init {
         crate::landlock::add_writable(landlock, &place)
     }
 
-    /// Gives a command's mark free for another, once it has ended and nothing of it is left or wanted.
+    /// Releases the mark of an ended command for reuse.
     pub fn forget(&mut self, command: &Command) {
         self.marks.remove(&command.mark);
     }
 }
 
-/// The number of processes, which the kernel counts per user and user namespace, so per box: also beside a cgroup, which has room for
-/// the agent beyond it. And where cgroups are missing the memory of each process, which is less than asked for, and reported so.
+/// Resource limits of each process.
+///
+/// The kernel counts processes per user and user namespace, hence per box. This limit also applies
+/// beside a cgroup, which has a reserve for the agent. Without a memory cgroup, each process gets a
+/// memory limit, which is weaker and is reported as missing.
 fn rlimits(plan: &SandboxPlan, missing: &[String]) -> [Option<(u32, u64)>; 2] {
     let lacks = |name: &str| missing.iter().any(|missing| missing == name);
     let pids = plan.limits.pids;
     let memory = plan.limits.memory.filter(|_| lacks("cgroup.memory"));
-    // Data, not address space: programs reserve far more of that than they use.
+    // Data, not address space: programs reserve far more address space than they use.
     [
         pids.map(|pids| (libc::RLIMIT_NPROC, pids)),
         memory.map(|memory| (libc::RLIMIT_DATA, memory)),
     ]
 }
 
-/// The rules for commands: write where the plan says, read what is there.
+/// Landlock rules for commands: write where the plan allows it, read everything.
 pub(crate) fn ruleset(plan: &SandboxPlan, abi: u32) -> io::Result<Option<OwnedFd>> {
     let fixed = ["/tmp", "/var/tmp"].into_iter().map(Path::new);
     let root = (!plan.read_only_root).then_some(Path::new("/"));
@@ -218,7 +232,7 @@ pub(crate) fn ruleset(plan: &SandboxPlan, abi: u32) -> io::Result<Option<OwnedFd
         .iter()
         .filter(|mount| mount.writable)
         .map(|mount| mount.target.as_path());
-    // Those in a mount go with it; and names in there are not only ours to give.
+    // Directories in a mount have the rule of the mount. The guest may control names there.
     let dirs = plan.dirs.iter().filter(|dir| plan.mount_of(dir).is_none());
     let dirs = dirs.chain([&plan.guest.home]).map(PathBuf::as_path);
     crate::landlock::ruleset(abi, fixed.chain(root).chain(mounts).chain(dirs))

@@ -1,11 +1,13 @@
-//! Which processes came of a command, also after double forks and new sessions.
+//! Finds all processes of a command, including double forks and new sessions.
 //!
-//! With two ids (root's boxes) every command runs with a supplementary group of its own. A process inherits it, and giving it
-//! up needs a capability that no guest has: whoever carries the group is the command's, however it got away.
+//! With two user ids (boxes of root), every command runs with a supplementary group of its own. Its
+//! descendants inherit the group, and dropping it requires a capability that no guest has.
 //!
-//! With one id there are no groups to give. There a hard limit nobody uses, of message queues' bytes, carries the mark: a process
-//! inherits it and can only lower it. One that did is nobody's, and dies with whichever command is killed first. What remains
-//! is a guest that lowers it to just the mark of another command of its own box; it ends with that one, or with the box.
+//! With one user id, Box cannot assign groups. A hard limit that programs do not use, the size of
+//! message queues, carries the mark. A process inherits it and can only lower it. A process that
+//! lowered it belongs to no command and ends with the first command that is killed. A guest can
+//! lower it to the mark of another command of its box; the process then ends with that command or
+//! with the box.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -20,15 +22,17 @@ use rustix::process::{
 
 use super::spawn::Command;
 
-/// Groups that mark commands: above every guest's id, within the mapped range. So many commands of one box can be told apart
-/// at once.
+/// Group ids that mark commands: above all guest ids, within the mapped range.
+///
+/// A box can distinguish this many commands at once.
 pub(crate) const MARKS: std::ops::Range<u32> = 61_000..62_000;
 
-/// How long a kill may go on: it keeps init from everything else.
+/// Time limit of a kill. Init does nothing else meanwhile.
 const KILL_WITHIN: Duration = Duration::from_secs(2);
 
-/// The limit that carries marks without groups, and what is added to them: well above what a default queue needs, below
-/// the kernel's default.
+/// The limit that carries marks without groups, and the offset of the marks.
+///
+/// The offset is far above the size of a default queue and below the kernel's default limit.
 pub(super) const LIMIT: u32 = libc::RLIMIT_MSGQUEUE;
 const LIMIT_BASE: u64 = 700_000;
 
@@ -36,14 +40,16 @@ const LIMIT_BASE: u64 = 700_000;
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Carrier {
     Groups,
-    /// The limit: the mark and so much more.
+    /// The hard limit is the mark plus `base`.
     Limit {
         base: u64,
     },
 }
 
 impl Carrier {
-    /// Where the limit is low already there is less to add: a mark that was cut off by it would be everybody's.
+    /// Chooses the carrier.
+    ///
+    /// A low existing limit reduces `base`, so that no mark exceeds it.
     pub(super) fn choose(two_uids: bool) -> Self {
         if two_uids {
             return Self::Groups;
@@ -54,19 +60,21 @@ impl Carrier {
     }
 }
 
-/// A moment in the life of a box, told apart from every other by the processes that were started before it.
+/// A point in time, ordered by the processes that started before it.
 #[derive(Debug, Clone, Copy)]
 pub struct Moment {
-    /// As the kernel counts the begin of processes, which is too coarse to tell a run from the next.
+    /// Clock of process start times. It is too coarse to separate two runs.
     ticks: u64,
-    /// The last process started; the next ones of this tick have higher numbers.
+    /// Last pid. Later processes of the same tick have higher pids.
     last: i32,
 }
 
-/// A tick of the begin of processes.
+/// Resolution of process start times.
 const TICK_NANOS: u64 = 10_000_000;
 
-/// The last process that was started in the box of whoever asks. The file is opened once: to open it costs more than to read.
+/// Last pid of the caller's pid namespace.
+///
+/// The file stays open, because opening costs more than reading.
 fn last_process() -> Option<i32> {
     static LOAD: OnceLock<Option<fs::File>> = OnceLock::new();
     let load = LOAD.get_or_init(|| fs::File::open("/proc/loadavg").ok());
@@ -77,13 +85,13 @@ fn last_process() -> Option<i32> {
 }
 
 impl Moment {
-    /// This one.
+    /// The current moment.
     pub fn now() -> Self {
         let mut now = libc::timespec {
             tv_sec: 0,
             tv_nsec: 0,
         };
-        // SAFETY: fills `now`.
+        // SAFETY: writes `now`.
         unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut now) };
         let nanos = u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000
             + u64::try_from(now.tv_nsec).unwrap_or(0);
@@ -95,7 +103,7 @@ impl Moment {
 
     fn precedes_start_of(self, pid: i32) -> bool {
         let stat = read_proc(pid, "stat").unwrap_or_default();
-        // The name in brackets may hold anything, also brackets.
+        // The name in parentheses may contain any characters, including parentheses.
         let after_name = stat.rsplit(')').next().unwrap_or_default();
         let begun = after_name.split_whitespace().nth(19);
         let begun = begun.and_then(|ticks| ticks.parse::<u64>().ok());
@@ -103,7 +111,7 @@ impl Moment {
     }
 }
 
-/// The living processes of a command that began after a moment, but its first.
+/// Processes of a command that started after a moment, except its first one.
 pub(super) fn started_since(command: &Command, since: Moment, by: Carrier) -> Vec<i32> {
     let mut all: Vec<i32> = processes()
         .filter(|pid| liveness_of(command, *pid, by) == Some(Liveness::Alive))
@@ -112,22 +120,22 @@ pub(super) fn started_since(command: &Command, since: Moment, by: Carrier) -> Ve
     all
 }
 
-/// Sends `SIGKILL` to every process of a command until a look finds none that was not there before, and gives how many were
-/// killed.
+/// Kills all processes of a command and returns their number.
 ///
-/// That none is found alive says nothing: a process that forks and ends, again and again, is dead under each number by the time
-/// that is looked at. But it leaves its dead behind, for whoever calls this is who buries them, and does not meanwhile. So a new
-/// one, living or dead, is what another look is for; and a dead one's number is nobody else's.
+/// It repeats until a pass finds no new process. A pass without running processes proves nothing: a
+/// process that forks and exits in a loop is dead under each pid by the time of the check. But its
+/// zombies remain, because the caller reaps them and does not do so meanwhile. Every new process,
+/// running or dead, therefore causes another pass, and the kernel cannot reuse the pid of a zombie.
 pub(super) fn kill(command: &Command, by: Carrier) -> usize {
     let end = Instant::now() + KILL_WITHIN;
     let (mut known, mut killed) = (BTreeSet::new(), 0);
     loop {
         let mut pids: Vec<i32> = processes().filter(|pid| !known.contains(pid)).collect();
-        // The youngest first: those are the ones that may be on their way.
+        // Youngest first, because the chain of forks continues there.
         pids.sort_unstable_by_key(|pid| Reverse(*pid));
         let before = known.len();
         for pid in pids {
-            // Opened before it is looked at, so that what is killed is what was looked at.
+            // Opened before the check, so that the signal reaches the checked process.
             let handle =
                 Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
             let Some((handle, liveness)) = handle.zip(liveness_of(command, pid, by)) else {
@@ -145,12 +153,12 @@ pub(super) fn kill(command: &Command, by: Carrier) -> usize {
     }
 }
 
-/// Whether any process of a command lives.
+/// Whether any process of a command is alive.
 pub(super) fn is_alive(command: &Command, by: Carrier) -> bool {
     processes().any(|pid| liveness_of(command, pid, by) == Some(Liveness::Alive))
 }
 
-/// What a process is to a command, if anything.
+/// State of a process that belongs to a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Liveness {
     Alive,
@@ -173,7 +181,7 @@ fn processes() -> impl Iterator<Item = i32> {
         .filter(|pid| *pid != 1)
 }
 
-/// The marks that living processes carry.
+/// The marks of running processes.
 pub(super) fn marks_in_use(by: Carrier) -> BTreeSet<u32> {
     let mark = |pid| match mark_of(pid, by) {
         Some((Mark::Of(mark), Liveness::Alive)) => Some(mark),
@@ -182,19 +190,21 @@ pub(super) fn marks_in_use(by: Carrier) -> BTreeSet<u32> {
     processes().filter_map(mark).collect()
 }
 
-/// What the kernel tells of a process. A process's name is part of it, and may be any bytes.
+/// Reads a file of a process in procfs. The process name in it may be any bytes.
 fn read_proc(pid: i32, file: &str) -> Option<String> {
     let bytes = fs::read(format!("/proc/{pid}/{file}")).ok()?;
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Whose a process is.
+/// The mark of a process.
 enum Mark {
     Of(u32),
     Dropped,
 }
 
-/// The mark of a process, and whether it lives: one whose first thread has ended does as long as another goes on.
+/// Mark and state of a process.
+///
+/// A process with an ended first thread is alive while another thread runs.
 fn mark_of(pid: i32, by: Carrier) -> Option<(Mark, Liveness)> {
     let status = read_proc(pid, "status")?;
     let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));

@@ -1,5 +1,7 @@
-//! Starting a command as the guest: a clone that shares memory and holds init until the command runs, so that its cost does
-//! not depend on init's size.
+//! Starts a command as the guest.
+//!
+//! The clone shares memory and suspends init until the command runs, so its cost does not depend on
+//! the size of init.
 
 use std::ffi::{CString, OsString, c_char, c_int, c_void};
 use std::io;
@@ -17,22 +19,24 @@ use crate::raw;
 /// A command to start.
 #[derive(Debug)]
 pub struct SpawnPlan<'a> {
-    /// The program and its arguments. A name without `/` is looked for in `PATH` of `env`.
+    /// The program and its arguments.
+    ///
+    /// A name without `/` is searched in the `PATH` of `env`.
     pub argv: Vec<OsString>,
-    /// The whole environment.
+    /// The complete environment.
     pub env: Vec<(OsString, OsString)>,
-    /// Where it starts; entered as the guest.
+    /// Working directory. The child enters it as the guest.
     pub cwd: PathBuf,
-    /// What it reads from and writes to.
+    /// Standard input, output and error.
     pub stdio: Stdio<'a>,
-    /// Limits to lower: resource number and value, as of `setrlimit`.
+    /// Limits to lower: resource number and value, as for `setrlimit`.
     pub rlimits: Vec<(u32, u64)>,
 }
 
 /// The three standard descriptors of a command.
 #[derive(Debug, Clone, Copy)]
 pub enum Stdio<'a> {
-    /// One for each.
+    /// One descriptor for each.
     Fds {
         /// Standard input.
         stdin: BorrowedFd<'a>,
@@ -41,43 +45,45 @@ pub enum Stdio<'a> {
         /// Standard error.
         stderr: BorrowedFd<'a>,
     },
-    /// A terminal for all three, which becomes the command's controlling one.
+    /// A terminal for all three. It becomes the command's controlling terminal.
     Terminal(BorrowedFd<'a>),
 }
 
-/// A command that runs.
+/// A running command.
 #[derive(Debug)]
 pub struct Command {
-    /// Its process id inside, also of its session and process group.
+    /// Pid in the box, also of its session and process group.
     pub pid: i32,
     pub(super) mark: u32,
 }
 
-/// Of what the kernel looks for when memory runs out, the most, and what the server is worth.
+/// `oom_score_adj` of commands, the maximum, and of init and the server.
 const GUEST_OOM_SCORE: &[u8] = b"1000";
 const INIT_OOM_SCORE: &[u8] = b"500";
 
-/// Most descriptors of a command, and how many it has unless it raises that itself.
+/// Descriptor limits of a command: hard, soft, minimum, and total per box.
 ///
-/// Descriptors on their way between processes are counted for a user, and refused to a sender when they are more than the
-/// sender may have open. What commands may have is less than what others of the same user may, so no command fills that up
-/// for its agent or for whoever makes boxes.
+/// The kernel counts descriptors in flight between processes per user. It refuses a sender whose
+/// own limit is below that count. The limit of commands is lower than the limit of the user's other
+/// processes, so no command can block its agent or the runtime.
 ///
-/// Open files are counted for the whole machine (`fs.file-max`). So a box has as many together, and each of its processes a part
-/// of them, but never fewer than programs can do with.
+/// The kernel also limits open files of the whole host (`fs.file-max`). A box therefore has a
+/// total, and each process a share of it, but never less than programs need.
 const DESCRIPTORS_MAX: u64 = 4096;
 const DESCRIPTORS_DEFAULT: u64 = 1024;
 const DESCRIPTORS_MIN: u64 = 512;
 const DESCRIPTORS_PER_BOX: u64 = 262_144;
 
-/// The child's stack; it calls little.
+/// Stack of the child, which calls few functions.
 const STACK: usize = 64 << 10;
 const PATH_DEFAULT: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 impl Init {
-    /// Starts a command as the guest. It is in a session of its own, holds no descriptor but its three, and no capability.
+    /// Starts a command as the guest.
     ///
-    /// The error of a program that cannot be run is the error of `execve`, so that "not found" is told from "not allowed".
+    /// The command has a new session, only its three descriptors, and no capabilities. If the
+    /// program cannot be run, the error is that of `execve`, which distinguishes "not found" from
+    /// "not allowed".
     pub fn spawn(&mut self, plan: &SpawnPlan<'_>) -> io::Result<Command> {
         if self.watchdog.is_none() {
             self.watchdog = Some(StartWatchdog::start()?);
@@ -94,7 +100,8 @@ impl Init {
         for _ in MARKS {
             if !MARKS.contains(&self.next_mark) {
                 self.next_mark = MARKS.start;
-                // Once around: what an ended command left running still carries its mark.
+                // All marks were used once. Processes that outlived their command still carry a
+                // mark.
                 self.leftover = process_tree::marks_in_use(self.carrier);
             }
             let mark = self.next_mark;
@@ -107,7 +114,7 @@ impl Init {
     }
 
     fn spawn_marked(&self, plan: &SpawnPlan<'_>, mark: u32) -> io::Result<Command> {
-        // Everything that allocates happens here: the child shares this memory and must leave it as it is.
+        // All allocations happen here, because the child shares this memory and must not change it.
         let argv = strings(plan.argv.iter().cloned())?;
         let mut env = Vec::with_capacity(plan.env.len());
         for (key, value) in &plan.env {
@@ -153,8 +160,8 @@ impl Init {
             failed: AtomicI32::new(libc::ETIMEDOUT),
         };
         let mut stack = Vec::<u128>::with_capacity(STACK / size_of::<u128>());
-        // Inherited: when memory runs out, all that commands have started goes before init does. The child puts init back, so that
-        // init is never worth as little as a program that runs.
+        // The child inherits the score, so that the kernel kills commands before init when memory
+        // runs out. The child then restores the score of init.
         let _ = rustix::io::write(&self.oom_score, GUEST_OOM_SCORE);
         let cloned = clone_and_run(&mut stack, &start, self.watchdog.as_ref());
         let failed = start.failed.into_inner();
@@ -173,7 +180,7 @@ impl Init {
     }
 }
 
-/// What the child needs, all of it made before and alive until it has gone on.
+/// Arguments of the child, allocated before the clone and valid until its `execve`.
 struct Start<'a> {
     argv: *const *const c_char,
     env: *const *const c_char,
@@ -182,36 +189,40 @@ struct Start<'a> {
     stdio: [RawFd; 3],
     terminal: bool,
     rlimits: &'a [(u32, u64)],
-    /// Most descriptors that it may have.
+    /// Hard limit of descriptors.
     descriptors: u64,
-    /// The guest's id and the command's mark, where init is somebody else.
+    /// The guest's id and the command's mark, if init has another id.
     ids: Option<(u32, u32)>,
     landlock: Option<RawFd>,
     filter: &'a [libc::sock_filter],
-    /// Where init's worth is written.
+    /// Open `oom_score_adj` of init.
     init_oom_score: RawFd,
-    /// The error number of what did not work, written by the child: 0 just before its program. What it is before that stays if
-    /// the child is killed.
+    /// Error number, written by the child; 0 just before `execve`.
+    ///
+    /// The initial value remains if the child is killed.
     failed: AtomicI32,
 }
 
-/// No descriptor for the process: init is its parent and reaps it, and each one that is open is copied and closed again by every
-/// command that starts later.
+/// Clones the child and waits until it has called `execve` or exited.
+///
+/// It returns no pidfd: init is the parent and reaps the child, and every later command would copy
+/// and close an open descriptor.
 fn clone_and_run(
     stack: &mut Vec<u128>,
     start: &Start<'_>,
     watchdog: Option<&StartWatchdog>,
 ) -> io::Result<i32> {
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PARENT_SETTID | libc::SIGCHLD;
-    // SAFETY: the end of the allocation, one past it at most; stacks grow down.
+    // SAFETY: at most one past the end of the allocation. Stacks grow down.
     let top = unsafe { stack.as_mut_ptr().add(stack.capacity()) };
     let no_watchdog = AtomicI32::new(0);
     let child = watchdog.map_or(&no_watchdog, StartWatchdog::begin);
-    // No handler of init's may run in the child: it would run on init's memory.
+    // No signal handler of init may run in the child, because it would use init's memory.
     let pid = raw::with_signals_blocked(|| {
-        // SAFETY: the child runs `begin` on a stack of its own, aligned to 16, and shares our memory; we are held (VFORK) until it
-        // has called `execve` or `_exit`, so `start` and the stack outlive its use of them, and it touches nothing else of ours.
-        // The kernel writes the child's number to `child`.
+        // SAFETY: the child runs `begin` on a separate stack, aligned to 16, and shares this
+        // memory. This process is suspended (VFORK) until the child calls `execve` or `_exit`, so
+        // `start` and the stack stay valid. The child changes nothing else. The kernel writes the
+        // child's pid to `child`.
         let pid = unsafe {
             libc::clone(
                 begin,
@@ -231,9 +242,9 @@ fn clone_and_run(
     pid
 }
 
-/// The child's whole life before its program.
+/// Code of the child before its program.
 extern "C" fn begin(start: *mut c_void) -> c_int {
-    // SAFETY: the pointer given to `clone`, to a `Start` that outlives this.
+    // SAFETY: the pointer passed to `clone`, to a `Start` that outlives this call.
     let start = unsafe { &*start.cast::<Start<'_>>() };
     let Err(error) = go(start);
     let errno = error.raw_os_error().unwrap_or(libc::EIO);
@@ -251,7 +262,8 @@ fn check(result: libc::c_long) -> io::Result<()> {
 
 fn go(start: &Start<'_>) -> io::Result<std::convert::Infallible> {
     default_signals();
-    // SAFETY: reads what outlives the call. That of init alone: a child that holds its parent keeps what it was born with.
+    // SAFETY: reads data that outlives the call. The write affects init only, because a vfork child
+    // keeps the score that it inherited.
     unsafe {
         libc::write(
             start.init_oom_score,
@@ -259,16 +271,16 @@ fn go(start: &Start<'_>) -> io::Result<std::convert::Infallible> {
             INIT_OOM_SCORE.len(),
         )
     };
-    // SAFETY: takes nothing.
+    // SAFETY: takes no arguments.
     check(unsafe { libc::setsid() }.into())?;
     for (to, from) in start.stdio.into_iter().enumerate() {
-        // Init's own standard descriptors are 0 to 2, so what is handed on is always above.
+        // Init's own standard descriptors are 0 to 2, so the passed ones are always above.
         let to = c_int::try_from(to).unwrap_or(c_int::MAX);
-        // SAFETY: takes numbers; the table of descriptors is the child's own.
+        // SAFETY: takes integers. The child has its own descriptor table.
         check(unsafe { libc::dup2(from, to) }.into())?;
     }
     if start.terminal {
-        // SAFETY: takes a number; 0 does not steal a terminal.
+        // SAFETY: takes an integer. 0 does not steal a terminal.
         check(unsafe { libc::ioctl(0, libc::TIOCSCTTY as _, 0) }.into())?;
     }
     limit_descriptors(start.descriptors)?;
@@ -285,15 +297,17 @@ fn go(start: &Start<'_>) -> io::Result<std::convert::Infallible> {
     // SAFETY: a C string that outlives the call.
     check(unsafe { libc::chdir(start.cwd) }.into())?;
     raw::load_filter(start.filter)?;
-    // SAFETY: this table of descriptors is the child's own, and nothing in it is used any more but 0 to 2.
+    // SAFETY: the child has its own descriptor table, and uses only 0 to 2 from now on.
     unsafe { raw::close_from(3) }?;
-    // SAFETY: takes a number.
+    // SAFETY: takes an integer.
     unsafe { libc::umask(0o022) };
     start.failed.store(0, Relaxed);
     Err(exec(start))
 }
 
-/// Tries each candidate. Not being found in one place says nothing; not being allowed is remembered.
+/// Tries each candidate path.
+///
+/// It ignores "not found", and reports "not allowed" if no other candidate runs.
 fn exec(start: &Start<'_>) -> io::Error {
     let mut denied = false;
     let mut at = start.programs;
@@ -303,7 +317,8 @@ fn exec(start: &Start<'_>) -> io::Error {
         if program.is_null() {
             return io::Error::from_raw_os_error(if denied { libc::EACCES } else { libc::ENOENT });
         }
-        // SAFETY: C strings and null-terminated arrays of them, alive until this process has become the program.
+        // SAFETY: C strings and null-terminated arrays of them, valid until the program replaces
+        // this process.
         unsafe { libc::execve(program, start.argv, start.env) };
         let error = io::Error::last_os_error();
         match error.raw_os_error() {
@@ -311,36 +326,36 @@ fn exec(start: &Start<'_>) -> io::Error {
             Some(libc::EACCES) => denied = true,
             _ => return error,
         }
-        // SAFETY: not past the null pointer, which was checked for.
+        // SAFETY: the null pointer was checked above, so this does not pass it.
         at = unsafe { at.add(1) };
     }
 }
 
-/// What init ignores or blocks is no business of a command's.
+/// Resets ignored and blocked signals to the defaults.
 fn default_signals() {
     for signal in 1..=64 {
-        // SAFETY: sets a disposition of the child's own table; numbers that cannot be set answer an error.
+        // SAFETY: sets a disposition in the child's own table. Invalid numbers return an error.
         unsafe { libc::signal(signal, libc::SIG_DFL) };
     }
     let none = raw::signal_set(&[]);
-    // SAFETY: an initialised set.
+    // SAFETY: the set is initialised.
     unsafe { libc::sigprocmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut()) };
 }
 
-/// Lowers a limit; where it is lower already it stays. Raising is nobody's right here.
+/// Lowers a limit. A lower limit stays.
 fn lower_limit(resource: u32, value: u64) -> io::Result<()> {
     let value = value.min(limit_of(resource)?.rlim_max);
     set_limit(resource, value, value)
 }
 
-/// A process's part of the descriptors of a box with so many processes, one of which is init.
+/// Descriptor limit of a process in a box with this process limit.
 fn descriptors(pids: Option<u64>) -> u64 {
     let part = pids.map(|pids| DESCRIPTORS_PER_BOX / pids.saturating_sub(1).max(1));
     part.unwrap_or(DESCRIPTORS_MIN)
         .clamp(DESCRIPTORS_MIN, DESCRIPTORS_MAX)
 }
 
-/// Half of what there is at most, where there is little.
+/// Sets the descriptor limits. If the hard limit is low, commands get half of it.
 fn limit_descriptors(most: u64) -> io::Result<()> {
     let most = most.min(limit_of(libc::RLIMIT_NOFILE)?.rlim_max / 2);
     set_limit(libc::RLIMIT_NOFILE, DESCRIPTORS_DEFAULT.min(most), most)
@@ -351,7 +366,7 @@ fn limit_of(resource: u32) -> io::Result<libc::rlimit> {
         rlim_cur: 0,
         rlim_max: 0,
     };
-    // SAFETY: fills `now`.
+    // SAFETY: writes `now`.
     check(unsafe { libc::syscall(libc::SYS_prlimit64, 0, resource, 0, &raw mut now) })?;
     Ok(now)
 }
@@ -365,17 +380,19 @@ fn set_limit(resource: u32, soft: u64, hard: u64) -> io::Result<()> {
     check(unsafe { libc::syscall(libc::SYS_prlimit64, 0, resource, &raw const new, 0) })
 }
 
-/// The raw calls: the C library's would try to take init's other threads along.
+/// Switches to the guest's ids.
+///
+/// It uses raw calls, because those of the C library would also change init's other threads.
 fn become_guest(guest: u32, mark: u32) -> io::Result<()> {
-    // SAFETY: one group, which outlives the call.
+    // SAFETY: reads one group, which outlives the call.
     check(unsafe { libc::syscall(libc::SYS_setgroups, 1, &raw const mark) })?;
-    // SAFETY: takes numbers.
+    // SAFETY: takes integers.
     check(unsafe { libc::syscall(libc::SYS_setresgid, guest, guest, guest) })?;
-    // SAFETY: takes numbers. Going from 0 to another id clears every capability.
+    // SAFETY: takes integers. The change from 0 to another id clears every capability.
     check(unsafe { libc::syscall(libc::SYS_setresuid, guest, guest, guest) })
 }
 
-/// No command starts with a capability left, whatever went wrong before.
+/// Fails if the process still has a capability.
 fn assert_no_capabilities() -> io::Result<()> {
     let sets = rustix::thread::capabilities(None)?;
     let all = sets.effective | sets.permitted | sets.inheritable;
@@ -398,7 +415,7 @@ fn pointers(all: &[CString]) -> Vec<*const c_char> {
         .collect()
 }
 
-/// Where the program may be.
+/// Candidate paths of the program.
 fn programs(plan: &SpawnPlan<'_>) -> io::Result<Vec<CString>> {
     let Some(name) = plan.argv.first().filter(|name| !name.is_empty()) else {
         return Err(io::Error::from_raw_os_error(libc::ENOENT));

@@ -1,5 +1,7 @@
-//! A second look at whoever is being started. Init's own thread is held until the program runs, and the process that is to run
-//! it is the guest's by then, who may stop it: nobody but another thread could let it go on, or end it.
+//! Watches the start of a command from a second thread.
+//!
+//! Init's main thread is suspended until the program runs. The new process already belongs to the
+//! guest, who can stop it. Only another thread can then resume or kill it.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -15,21 +17,25 @@ use rustix::time::{
 
 use crate::raw;
 
-/// How often it looks, once a start takes longer than that.
+/// Interval of the checks in nanoseconds.
 const TICK: i64 = 20_000_000;
-/// How often it lets a process go on that was stopped, before it ends it.
+/// Number of times that the watchdog resumes a stopped process before it kills it.
 const STOPS_MAX: u32 = 10;
-/// After how many looks it ends a process that was not stopped: ten seconds, for instance for a file system that does not answer.
+/// Number of checks after which the watchdog kills a process that is not stopped.
+///
+/// This is ten seconds, for example for a file system that does not respond.
 const TICKS_MAX: u32 = 500;
 
-/// The thread does little.
+/// Stack of the thread, which calls few functions.
 const STACK: usize = 32 << 10;
 
-/// The watching thread, which sleeps for as long as starts take no time.
+/// The watching thread.
+///
+/// It sleeps unless a start takes longer than a check interval.
 #[derive(Debug)]
 pub(super) struct StartWatchdog {
     timer: Arc<OwnedFd>,
-    /// Who is being started, or 0.
+    /// Pid of the starting process, or 0.
     child: Arc<AtomicI32>,
 }
 
@@ -42,13 +48,13 @@ impl StartWatchdog {
         };
         let (timer, child) = (Arc::clone(&watchdog.timer), Arc::clone(&watchdog.child));
         let thread = std::thread::Builder::new().stack_size(STACK);
-        // Signals are for init's own thread.
+        // Signals are for the main thread.
         raw::with_signals_blocked(|| thread.spawn(move || watch_child(&timer, &child)))?;
         raw::reset_signal_handlers();
         Ok(watchdog)
     }
 
-    /// From now on; gives where the number of the one to look at goes.
+    /// Starts watching. Returns the variable for the pid of the child.
     pub(super) fn begin(&self) -> &AtomicI32 {
         self.set(TICK);
         &self.child
@@ -65,7 +71,7 @@ impl StartWatchdog {
             it_interval: every,
             it_value: every,
         };
-        // Cannot fail with a descriptor of this kind and a time like these.
+        // The call cannot fail with this descriptor and these times.
         let _ = timerfd_settime(&*self.timer, TimerfdTimerFlags::empty(), &every);
     }
 }

@@ -1,21 +1,23 @@
-//! The network of a box: nothing but itself, or with exits.
+//! The network of a box: loopback only, or with egress.
 //!
-//! A box has a network namespace of its own with a loopback interface and no other, so nothing it sends gets anywhere. With
-//! exits, every TCP connection that would leave it is redirected to a socket in it that listens, and every question to a name
-//! server to another. Both are made here, in the box's namespace, and handed out: whoever holds them accepts what the box
-//! wanted to reach, learns from the kernel what that was, and does what it likes about it. Nothing of the box's own takes part,
-//! and nobody in the box has powers over the namespace.
+//! A box has a network namespace with only a loopback interface, so its packets reach no other
+//! host. With egress, the packet filter redirects every outgoing TCP connection to a listening
+//! socket in the namespace, and every DNS query to another. This module creates both sockets and
+//! passes them to the runtime. The runtime accepts the connections and reads the original
+//! destination from the kernel. No process of the box takes part, and none has privileges over the
+//! namespace.
 //!
-//! Where the kernel can, the first packet of a connection is held before that, until whoever holds the exits has dialled for it
-//! (`gate.rs`): so a program is told that nobody is there as it would be without a box around it.
+//! If the kernel supports it, a queue holds the first packet of a connection until the runtime has
+//! connected to the destination (`syn_queue.rs`). Programs then get the usual errors of failed
+//! connections.
 //!
-//! `rules.rs` is what the redirecting consists of, `netlink.rs` how it gets into the kernel.
+//! `rules.rs` contains the packet filter, `netlink.rs` sends it to the kernel.
 
 mod netlink;
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
-    reason = "numbers of the kernel's headers, which fit where the kernel wants them"
+    reason = "constants of the kernel's headers fit their fields"
 )]
 mod rules;
 mod syn_queue;
@@ -34,33 +36,37 @@ use netlink::{Batch, Bytes, Family};
 use rules::QueueMethod;
 pub use syn_queue::{FIRST_MARK, QueuedSyn, SynQueue, Verdict, socket_mark};
 
-/// The box's own address, from which it connects; it is its name server's, too. Of a range that is nobody's.
+/// Source address of the box's connections, and its name server.
+///
+/// It is from a range that no network uses.
 pub const OWN_V4: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
 /// The same for IPv6.
 pub const OWN_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xb0, 0, 0, 0, 0, 0, 1);
 
-/// Where connections are redirected to. No guest can listen there, nor be in the way: it is below 1024.
+/// Port to which connections are redirected. Guests cannot bind ports below 1024.
 const TCP_PORT: u16 = 1;
-/// Where questions to name servers go.
+/// Port to which DNS queries are redirected.
 pub(crate) const DNS_PORT: u16 = 53;
 
-/// Connections that wait to be accepted.
+/// Backlog of the egress sockets.
 const BACKLOG: libc::c_int = 1024;
 
-/// Connections to a program of the box that wait to be accepted: what they hold is in no memory limit before that. Linux had this
-/// number for twenty years.
+/// Backlog limit of the guest's sockets.
+///
+/// No memory limit counts connections that are not accepted yet. This was the default of Linux for
+/// twenty years.
 const GUEST_BACKLOG: &str = "128";
 
 const LOOPBACK_INDEX: u32 = 1;
 
-/// A network namespace, and the sockets at its exits.
+/// A network namespace and its egress sockets.
 #[derive(Debug)]
 pub(crate) struct Net {
     pub(crate) namespace: OwnedFd,
     pub(crate) egress: Vec<OwnedFd>,
 }
 
-/// Moves this process into a new network namespace, and gives the sockets at its exits.
+/// Moves this process into a new network namespace and returns its egress sockets.
 pub(crate) fn enter_new(network: Network) -> Result<Vec<OwnedFd>> {
     raw::unshare(libc::CLONE_NEWNET).at("unshare the network namespace")?;
     if network == Network::Down {
@@ -68,11 +74,12 @@ pub(crate) fn enter_new(network: Network) -> Result<Vec<OwnedFd>> {
     }
     loopback_up().at("bring the loopback interface up")?;
     let egress = match network {
-        // A kernel without the packet filter, most likely.
+        // The usual reason is a kernel without the packet filter.
         Network::Egress => open_egress(true).map_err(|_| Error::Unavailable("network".into()))?,
         Network::Down | Network::Loopback => Vec::new(),
     };
-    // After the exits, which may wait in larger numbers. Where settings cannot be written, the machine's number stands.
+    // After the egress sockets, which need a larger backlog. If the write fails, the host's limit
+    // stays in force.
     let _ = std::fs::write("/proc/sys/net/core/somaxconn", GUEST_BACKLOG);
     Ok(egress)
 }
@@ -82,7 +89,7 @@ fn loopback_up() -> io::Result<()> {
     batch.request(libc::RTM_NEWLINK, |body| {
         body.put(&[0; 4]);
         body.put(&LOOPBACK_INDEX.to_ne_bytes());
-        // The flags, and which of them are meant.
+        // The flags and their mask.
         body.put(&libc::IFF_UP.to_ne_bytes());
         body.put(&libc::IFF_UP.to_ne_bytes());
     });
@@ -91,7 +98,7 @@ fn loopback_up() -> io::Result<()> {
 
 fn open_egress(with_syn_queue: bool) -> io::Result<Vec<OwnedFd>> {
     address_and_route(OWN_V4.into())?;
-    // A machine may have no IPv6; then its boxes have none, and nothing of it gets out.
+    // On a host without IPv6, boxes have no IPv6 either.
     let v6 = address_and_route(OWN_V6.into()).is_ok();
     let syn_queue = with_syn_queue.then(queue_syns).flatten();
     if syn_queue.is_none() {
@@ -105,10 +112,10 @@ fn open_egress(with_syn_queue: bool) -> io::Result<Vec<OwnedFd>> {
     Ok(egress)
 }
 
-/// Writes rules with a gate, and gives it, if this kernel has what that needs.
+/// Writes rules with a SYN queue, if the kernel supports it. Returns its socket.
 fn queue_syns() -> Option<OwnedFd> {
     let syn_queue = syn_queue::make().ok()?;
-    // Either all rules are written or none.
+    // The kernel applies all rules or none.
     let written = |holding: &QueueMethod| rules::write(Some(*holding)).is_ok();
     [QueueMethod::Expression, QueueMethod::Target]
         .iter()
@@ -116,7 +123,7 @@ fn queue_syns() -> Option<OwnedFd> {
         .then_some(syn_queue)
 }
 
-/// The loopback interface gets a further address, and everything that is nowhere else goes there from it.
+/// Adds an address and a default route to the loopback interface.
 fn address_and_route(own: IpAddr) -> io::Result<()> {
     let (family, bits) = match own {
         IpAddr::V4(_) => (AddressFamily::INET, 32),
@@ -136,8 +143,8 @@ fn address_and_route(own: IpAddr) -> io::Result<()> {
         body.attribute(libc::IFA_FLAGS, &libc::IFA_F_NODAD.to_ne_bytes());
     });
     batch.request(libc::RTM_NEWROUTE, |body| {
-        // Everything is here: a plain route to the loopback interface refuses everything of IPv6, and nobody sends it word of
-        // IPv4 that somewhere cannot be reached.
+        // A local route: with a plain route to loopback, the kernel refuses all of IPv6, and IPv4
+        // senders get no unreachable errors.
         let (table, kind) = (libc::RT_TABLE_LOCAL, libc::RTN_LOCAL);
         let scope = match own {
             IpAddr::V4(_) => libc::RT_SCOPE_HOST,
@@ -151,7 +158,7 @@ fn address_and_route(own: IpAddr) -> io::Result<()> {
     batch.send(Family::Route)
 }
 
-/// The sockets at the exits of one family.
+/// Creates the egress sockets of one address family.
 fn listen_pair(at: IpAddr) -> io::Result<Vec<OwnedFd>> {
     let family = match at {
         IpAddr::V4(_) => AddressFamily::INET,
@@ -166,19 +173,21 @@ fn listen_pair(at: IpAddr) -> io::Result<Vec<OwnedFd>> {
     Ok(vec![tcp, dns])
 }
 
-/// The exits of a box: where what would leave it arrives. They do not block.
+/// The egress sockets of a box. They are non-blocking.
 #[derive(Debug, Default)]
 pub struct EgressSockets {
-    /// Accept the box's connections. What each was to, `SO_ORIGINAL_DST` says; to the exit itself, if it was redirected by
-    /// nobody.
+    /// Listeners for the box's connections.
+    ///
+    /// `SO_ORIGINAL_DST` is the destination of a connection, or the listener itself if the
+    /// connection was not redirected.
     pub connections: Vec<TcpListener>,
-    /// Receive the box's questions to name servers.
+    /// Sockets for the box's DNS queries.
     pub dns: Vec<UdpSocket>,
-    /// Decides about its connections before they arrive, where there is a gate; [`EgressSockets::take_syn_queue`].
+    /// Socket of the SYN queue, if any; see [`EgressSockets::take_syn_queue`].
     syn_queue: Option<OwnedFd>,
 }
 
-/// What the sockets of a box's exits are known by, as long as the machine runs.
+/// Kernel cookies that identify the egress sockets of a box until the host reboots.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EgressCookies(Vec<u64>);
 
@@ -192,8 +201,9 @@ impl EgressCookies {
             .map(Self)
     }
 
-    /// The exits among descriptors that a box's init hands out. It lives with the guest: what is not exactly what was made is
-    /// not taken.
+    /// Selects the egress sockets among descriptors that a box's init sends.
+    ///
+    /// A guest may have compromised init, so all cookies must match.
     pub fn find(&self, handed: impl IntoIterator<Item = OwnedFd>) -> Option<EgressSockets> {
         let mut egress = Vec::new();
         let mut marks = self.0.iter();
@@ -209,7 +219,7 @@ impl EgressCookies {
 }
 
 impl EgressSockets {
-    /// Tells the sockets apart, which come in pairs, and perhaps a gate behind them.
+    /// Sorts the sockets, which are in pairs and may end with the SYN queue.
     pub(crate) fn of(mut sockets: Vec<OwnedFd>) -> Self {
         let mut egress = Self::default();
         if sockets.len() % 2 == 1 {
@@ -225,13 +235,15 @@ impl EgressSockets {
         egress
     }
 
-    /// The gate, once, if there is one. It is an error if this process may not decide there.
+    /// Takes the SYN queue, if any. Fails if this process cannot control it.
     pub fn take_syn_queue(&mut self) -> io::Result<Option<SynQueue>> {
         self.syn_queue.take().map(SynQueue::take_over).transpose()
     }
 }
 
-/// Whether a box of this user can have exits, and whether those have a gate: tried out in a process that ends at once.
+/// Whether boxes of this user can have egress, and whether they have a SYN queue.
+///
+/// A child process tests both.
 pub(crate) fn available(privileged: bool) -> (bool, bool) {
     let with_user = if privileged { 0 } else { libc::CLONE_NEWUSER };
     let egress = |enough: fn(&EgressSockets) -> bool| {
@@ -344,7 +356,7 @@ mod tests {
                     let second = EgressSockets::of(copies).take_syn_queue()?;
                     let second = second.ok_or(io::ErrorKind::NotFound)?;
                     let again = next(&second)?;
-                    // Nobody is there by this name any more.
+                    // The second reader does not know this id.
                     second.decide(&held, Verdict::NetworkUnreachable)?;
                     second.decide(&again, Verdict::HostUnreachable)?;
                     let told = going.join().map_err(|_| io::ErrorKind::Other)?;
@@ -363,7 +375,7 @@ mod tests {
             let tried = || -> io::Result<bool> {
                 let egress = enter_new(Network::Egress).map_err(io::Error::other)?;
                 let syn_queue = egress.last().ok_or(io::ErrorKind::NotFound)?;
-                // The least there can be.
+                // The smallest possible buffer.
                 rustix::net::sockopt::set_socket_recv_buffer_size(syn_queue, 1)?;
                 let to = SocketAddr::new([192, 0, 2, 7].into(), 443);
                 let mut going = Vec::new();
@@ -383,7 +395,7 @@ mod tests {
         assert!(worked);
     }
 
-    /// The next packet that is held.
+    /// The next queued packet.
     fn next(syn_queue: &SynQueue) -> io::Result<QueuedSyn> {
         loop {
             match syn_queue.receive() {

@@ -1,4 +1,4 @@
-//! Messages of netlink, written by hand: a dozen of them make a network, and no program has to be there for it.
+//! Encodes netlink messages. No external program is needed.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -7,23 +7,23 @@ use rustix::net::{
     AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, socket_with,
 };
 
-/// The header of a message, and of what the kernel says about one.
+/// Length of a message header.
 const HEADER: usize = 16;
-/// The kind of the kernel's answer to a message, which begins with an error number.
+/// Type of the kernel's reply, which begins with an error number.
 #[expect(clippy::cast_possible_truncation, reason = "2")]
 const ACK: u16 = libc::NLMSG_ERROR as u16;
-/// Every message and attribute begins at a multiple of this.
+/// Alignment of messages and attributes.
 const ALIGNMENT: usize = 4;
 
-/// The mark of an attribute that holds others.
+/// Flag of an attribute that contains attributes.
 const NESTED: u16 = 1 << 15;
 
-/// Where messages go.
+/// Netlink family of a message.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Family {
     /// Links, addresses and routes.
     Route,
-    /// Tables of rules.
+    /// Packet filter rules.
     Filter,
 }
 
@@ -45,15 +45,15 @@ pub(super) struct Batch {
 }
 
 impl Batch {
-    /// Adds one that makes something; the kernel answers it.
+    /// Adds a message that creates an object and is acknowledged.
     pub(super) fn request(&mut self, kind: u16, body: impl FnOnce(&mut Bytes)) {
-        // Behind others of its kind: the order of rules is the order they are tried in.
+        // Append: the kernel evaluates rules in the order of their creation.
         let flags = libc::NLM_F_CREATE | libc::NLM_F_APPEND | libc::NLM_F_ACK;
         self.acks += 1;
         self.add(kind, flags, body);
     }
 
-    /// Adds one that is not answered.
+    /// Adds a message that is not acknowledged.
     pub(super) fn control(&mut self, kind: u16, body: impl FnOnce(&mut Bytes)) {
         self.add(kind, 0, body);
     }
@@ -79,12 +79,14 @@ impl Batch {
         self.bytes.0[start..start + 4].copy_from_slice(&length);
     }
 
-    /// Sends all of them to this network namespace, and waits for every answer. The first refusal is the error.
+    /// Sends the batch to this network namespace and waits for all acknowledgements.
+    ///
+    /// Returns the first error.
     pub(super) fn send(self, to: Family) -> io::Result<()> {
         self.send_over(&socket(to, SocketFlags::empty())?)
     }
 
-    /// The same over a socket that is there. What else comes over it meanwhile is passed over.
+    /// The same over an existing socket. Skips other messages.
     pub(super) fn send_over(self, socket: &OwnedFd) -> io::Result<()> {
         rustix::net::send(socket, self.bytes(), SendFlags::empty())?;
         let mut left = self.acks;
@@ -94,20 +96,22 @@ impl Batch {
         Ok(())
     }
 
-    /// All of them, as they are sent.
+    /// The encoded batch.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.bytes.0
     }
 }
 
-/// A socket to the kernel's part for this network namespace.
+/// Opens a netlink socket of this network namespace.
 pub(super) fn socket(to: Family, flags: SocketFlags) -> io::Result<OwnedFd> {
     let flags = flags | SocketFlags::CLOEXEC;
     let family = AddressFamily::NETLINK;
     Ok(socket_with(family, SocketType::RAW, flags, to.protocol())?)
 }
 
-/// Reads what has come, and gives how many answers that were. The kernel has answered by the time it has taken a message.
+/// Reads one datagram and returns its number of acknowledgements.
+///
+/// The kernel has already replied when a send returns.
 fn acks(socket: &OwnedFd) -> io::Result<usize> {
     let mut buffer = [0; 8192];
     let (length, _) = rustix::io::retry_on_intr(|| {
@@ -129,7 +133,7 @@ fn acks(socket: &OwnedFd) -> io::Result<usize> {
     Ok(count)
 }
 
-/// The first message of several: its kind, and what it says.
+/// Type and body of the first message.
 pub(super) fn first(bytes: &[u8]) -> Option<(u16, &[u8])> {
     let (length, rest) = bytes.split_first_chunk()?;
     let kind = rest.first_chunk().copied().map(u16::from_ne_bytes)?;
@@ -137,7 +141,7 @@ pub(super) fn first(bytes: &[u8]) -> Option<(u16, &[u8])> {
     Some((kind, bytes.get(HEADER..length)?))
 }
 
-/// The attributes of a message, as far as they are whole.
+/// The complete attributes of a message.
 pub(super) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let (length, rest) = bytes.split_first_chunk()?;
@@ -151,12 +155,12 @@ pub(super) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])>
     })
 }
 
-/// The body of a message.
+/// Body of a message.
 #[derive(Debug, Default)]
 pub(super) struct Bytes(Vec<u8>);
 
 impl Bytes {
-    /// Appends bytes as they are.
+    /// Appends raw bytes.
     pub(super) fn put(&mut self, bytes: &[u8]) {
         self.0.extend_from_slice(bytes);
     }
@@ -166,7 +170,7 @@ impl Bytes {
         self.within(kind, |bytes| bytes.put(value));
     }
 
-    /// Appends an attribute that is a name.
+    /// Appends an attribute with a string.
     pub(super) fn name(&mut self, kind: u16, name: &str) {
         self.within(kind, |bytes| {
             bytes.put(name.as_bytes());
@@ -174,7 +178,7 @@ impl Bytes {
         });
     }
 
-    /// Appends an attribute that holds others.
+    /// Appends an attribute that contains attributes.
     pub(super) fn nest(&mut self, kind: u16, inner: impl FnOnce(&mut Self)) {
         self.within(kind | NESTED, inner);
     }

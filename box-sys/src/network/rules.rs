@@ -1,26 +1,27 @@
-//! The rules of a network with exits, as the kernel's packet filter takes them.
+//! The packet filter rules of a network with egress.
 //!
 //! ```text
 //! table inet box { chain out { type nat hook output priority dstnat; policy drop;
 //!   meta l4proto udp th dport 53 redirect to :53
 //!   meta l4proto tcp th dport 53 redirect to :1
-//!   meta nfproto ipv4 ip daddr 127.0.0.0/8 accept          the box's own addresses
+//!   meta nfproto ipv4 ip daddr 127.0.0.0/8 accept          addresses of the box
 //!   meta nfproto ipv4 ip daddr 198.18.0.1 accept
 //!   meta nfproto ipv6 ip6 daddr ::1 accept
 //!   meta nfproto ipv6 ip6 daddr fd00:b0::1 accept
-//!   tcp flags & (syn|ack) == syn meta mark 0 queue to 0    what follows: where there is a gate
+//!   tcp flags & (syn|ack) == syn meta mark 0 queue to 0    these four: with a SYN queue
 //!   meta l4proto tcp meta mark 1 reject with tcp reset
 //!   meta l4proto tcp meta mark 2 reject with icmpx host-unreachable
 //!   meta l4proto tcp meta mark 3 reject with icmpx no-route
 //!   meta l4proto tcp redirect to :1 } }
 //! ```
 //!
-//! A chain of this type sees the first packet of each connection only, so none of it costs anything afterwards. A queued packet comes
-//! back with a mark and goes through the chain once more. One in the middle of a connection that the kernel has forgotten is a first
-//! one, too; it is let through to where the connection is.
+//! A chain of this type sees only the first packet of each connection, so later packets cost
+//! nothing. A queued packet returns with a mark and passes the chain again. A packet of an
+//! established connection that the kernel has forgotten also counts as a first packet. It passes to
+//! the egress socket, which has the connection.
 //!
-//! What no rule takes is dropped, and its sender told so (EPERM): other UDP, ICMP, whatever there may be. It would get nowhere
-//! without that, too; there is nothing but the loopback interface.
+//! The kernel drops all other packets, such as other UDP and ICMP, and the sender gets EPERM. They
+//! would reach no destination without the rule either, because the only interface is loopback.
 
 use std::io;
 use std::net::Ipv6Addr;
@@ -28,7 +29,7 @@ use std::net::Ipv6Addr;
 use super::netlink::{Batch, Bytes, Family};
 use super::{DNS_PORT, OWN_V4, OWN_V6, TCP_PORT, syn_queue};
 
-/// Attributes, by the names of `linux/netfilter/nf_tables.h`, which the C library's headers do not have.
+/// Attribute numbers of `linux/netfilter/nf_tables.h`, which libc does not define.
 mod nfta {
     pub(super) const TABLE_NAME: u16 = 1;
     pub(super) const CHAIN_TABLE: u16 = 1;
@@ -75,56 +76,56 @@ mod nfta {
 
 const TABLE: &str = "box";
 const CHAIN: &str = "out";
-/// Before everything else that looks at destinations.
+/// Before all other chains that evaluate destinations.
 const PRIORITY: libc::c_int = libc::NF_IP_PRI_NAT_DST;
 
-/// What a rule ends with.
+/// Action of a rule.
 #[derive(Debug, Clone, Copy)]
 enum Action {
     Accept,
-    /// To this port of the loopback address.
+    /// Redirect to this port of the loopback address.
     Redirect(u16),
-    /// Hold it until whoever has the gate has decided.
+    /// Hold the packet until the reader of the SYN queue has decided.
     Queue(QueueMethod),
-    /// Tell the sender in this way that it gets nowhere.
+    /// Reject with this type and code.
     Reject(u32, Option<u8>),
 }
 
-/// How a kernel holds packets: some have one of these, some the other, most have both.
+/// How the kernel queues packets. Most kernels support both ways, some only one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum QueueMethod {
-    /// By an expression of its own.
+    /// With the `queue` expression.
     Expression,
-    /// By what an older filter has for it.
+    /// With the `NFQUEUE` target of the older filter.
     Target,
 }
 
-/// Where TCP has its flags, and two of them.
+/// Offset of the TCP flags, and two of them.
 const FLAGS: u32 = 13;
 const SYN: u8 = 0x02;
 const ACK: u8 = 0x10;
 
 /// `NFT_REJECT_TCP_RST`.
 const RESET: u32 = 1;
-/// `NFT_REJECT_ICMPX_UNREACH`, with its codes for a network and for a host.
+/// `NFT_REJECT_ICMPX_UNREACH`, with its codes for networks and hosts.
 const UNREACHABLE: u32 = 2;
 const NO_ROUTE: u8 = 0;
 const NO_HOST: u8 = 2;
 
-/// What a rule looks at first.
+/// Condition of a rule.
 #[derive(Debug, Clone, Copy)]
 enum Match {
-    /// This protocol, to this port, if one is given.
+    /// This protocol, and this destination port if given.
     Transport(libc::c_int, Option<u16>),
-    /// TCP that opens a connection, and has no mark.
+    /// A TCP SYN without a mark.
     Opening,
     /// TCP with this mark.
     Marked(u32),
-    /// This family, to an address that begins with these bytes.
+    /// This address family, with a destination that starts with these bytes.
     Address(libc::c_int, &'static [u8]),
 }
 
-/// Writes them into this network namespace, with a gate if a way to hold packets is given.
+/// Writes the rules into this network namespace, with a SYN queue if given.
 pub(super) fn write(syn_queue: Option<QueueMethod>) -> io::Result<()> {
     const ADDRESSES: [(libc::c_int, &[u8]); 4] = [
         (libc::NFPROTO_IPV4, &[127]),
@@ -179,7 +180,7 @@ fn message(kind: libc::c_int) -> u16 {
     ((libc::NFNL_SUBSYS_NFTABLES << 8) | kind) as u16
 }
 
-/// What a batch begins and ends with: nothing but which subsystem it is for.
+/// Header of the begin and end of a batch, which names the subsystem.
 fn batch_header(body: &mut Bytes) {
     body.put(&[libc::AF_UNSPEC as u8, 0]);
     body.put(&(libc::NFNL_SUBSYS_NFTABLES as u16).to_be_bytes());
@@ -211,7 +212,7 @@ fn rule(body: &mut Bytes, when: Match, action: Action) {
                 meta(list, libc::NFT_META_L4PROTO);
                 equals(list, &[protocol as u8]);
                 if let Some(port) = port {
-                    // Both protocols have the destination's port in the same place.
+                    // The destination port is at the same offset in both protocols.
                     payload(list, libc::NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2);
                     equals(list, &port.to_be_bytes());
                 }
@@ -259,7 +260,7 @@ fn rule(body: &mut Bytes, when: Match, action: Action) {
             Action::Queue(QueueMethod::Target) => expression(list, "target", |data| {
                 data.name(nfta::TARGET_NAME, "NFQUEUE");
                 data.attribute(nfta::TARGET_REV, &3_u32.to_be_bytes());
-                // The queue, how many there are, no flags, and filled up.
+                // Queue number, number of queues, flags, padding.
                 let info = [syn_queue::QUEUE, 1, 0, 0].map(u16::to_ne_bytes);
                 data.attribute(nfta::TARGET_INFO, info.as_flattened());
             }),
@@ -284,7 +285,7 @@ fn register(data: &mut Bytes, attribute: u16, register: libc::c_int) {
     data.attribute(attribute, &register.to_be_bytes());
 }
 
-/// Loads something about the packet.
+/// Loads metadata of the packet.
 fn meta(list: &mut Bytes, key: libc::c_int) {
     expression(list, "meta", |data| {
         register(data, nfta::META_DREG, libc::NFT_REG_1);
@@ -292,7 +293,7 @@ fn meta(list: &mut Bytes, key: libc::c_int) {
     });
 }
 
-/// Goes on only with TCP that has this mark.
+/// Continues only for TCP with this mark.
 fn marked(list: &mut Bytes, mark: u32) {
     meta(list, libc::NFT_META_L4PROTO);
     equals(list, &[libc::IPPROTO_TCP as u8]);
@@ -300,7 +301,7 @@ fn marked(list: &mut Bytes, mark: u32) {
     equals(list, &mark.to_ne_bytes());
 }
 
-/// Leaves these bits of the byte that was loaded.
+/// Masks the loaded byte.
 fn masked(list: &mut Bytes, bits: u8) {
     expression(list, "bitwise", |data| {
         register(data, nfta::BITWISE_SREG, libc::NFT_REG_1);
@@ -322,7 +323,7 @@ fn payload(list: &mut Bytes, base: libc::c_int, offset: u32, length: usize) {
     });
 }
 
-/// Goes on only if what was loaded is this.
+/// Continues only if the loaded value is equal.
 fn equals(list: &mut Bytes, value: &[u8]) {
     expression(list, "cmp", |data| {
         register(data, nfta::CMP_SREG, libc::NFT_REG_1);

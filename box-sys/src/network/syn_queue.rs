@@ -1,8 +1,10 @@
-//! The gate of a box's network: the first packet of a connection that would leave it is held until somebody has decided.
+//! The SYN queue of a box: holds the first packet of each outgoing connection.
 //!
-//! So whoever dials for the box can do so before its program is told anything, and what the program is told is what came of
-//! it: a connection, `ECONNREFUSED`, `EHOSTUNREACH` or `ENETUNREACH`. The decision travels as the packet's mark, which the rules
-//! look at when the packet goes round once more (`rules.rs`), and which the accepted socket keeps: it says whose it is.
+//! The runtime can connect to the destination before the program in the box gets a result. The
+//! program then gets the same result: a connection, `ECONNREFUSED`, `EHOSTUNREACH` or
+//! `ENETUNREACH`. The runtime's decision is the mark of the packet. The rules evaluate it when the
+//! packet passes them again (`rules.rs`). The accepted socket keeps the mark, so the runtime can
+//! match it with its own connection.
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -14,23 +16,27 @@ use rustix::net::{RecvFlags, SendFlags, SocketFlags};
 use super::netlink::{self, Batch, Bytes, Family};
 use crate::raw;
 
-/// The one queue of a network.
+/// Number of the queue. A network has one.
 pub(super) const QUEUE: u16 = 0;
-/// Packets held at once. Beyond, they are dropped, and sent again by whoever connects after a second.
+/// Most packets in the queue.
+///
+/// The kernel drops further ones, and the sender retries after a second.
 const QUEUED_MAX: u32 = 1024;
-/// Bytes of messages about them that wait to be read.
+/// Receive buffer of the socket.
 const BUFFER: usize = 1 << 20;
-/// As much of a packet is told: its addresses and ports.
+/// Bytes of a packet that the kernel copies: addresses and ports.
 const COPY_BYTES: u32 = 64;
 
-/// Marks by which the rules know what was decided. A packet that nobody has decided about has none, and no guest may set one.
+/// Marks for failed connections.
+///
+/// A packet without a decision has no mark, and a guest cannot set one.
 pub(super) const REFUSED: u32 = 1;
 pub(super) const HOST_UNREACHABLE: u32 = 2;
 pub(super) const NETWORK_UNREACHABLE: u32 = 3;
-/// From here on marks mean: let it pass.
+/// First mark of an allowed connection.
 pub const FIRST_MARK: u32 = 16;
 
-/// Names of `linux/netfilter/nfnetlink_queue.h`, which the C library's headers do not have.
+/// Constants of `linux/netfilter/nfnetlink_queue.h`, which libc does not define.
 mod nfq {
     pub(super) const MSG_PACKET: u16 = 0;
     pub(super) const MSG_VERDICT: u16 = 1;
@@ -50,23 +56,26 @@ mod nfq {
     pub(super) const PAYLOAD: u16 = 10;
 }
 
-/// Settings of this network namespace: sockets keep the marks of the packets they are accepted by, and word that somewhere cannot be
-/// reached is not counted among what the machine may send of such in a second.
+/// Settings of the network namespace.
+///
+/// Accepted sockets keep the mark of their packet. The host's rate limit does not apply to
+/// unreachable messages.
 const SETTINGS: [(&str, &str); 2] = [
     ("/proc/sys/net/ipv4/tcp_fwmark_accept", "1"),
     ("/proc/sys/net/ipv4/icmp_ratemask", "0"),
 ];
 
-/// Makes the gate of this network namespace, as a socket that decides about what the rules hold.
+/// Creates the SYN queue of this network namespace and returns its socket.
 pub(super) fn make() -> io::Result<OwnedFd> {
     for (setting, value) in SETTINGS {
         std::fs::write(setting, value)?;
     }
     let socket = netlink::socket(Family::Filter, SocketFlags::NONBLOCK)?;
-    // As much as there is must do for who is not root.
+    // Without root, the buffer is limited by the host's setting.
     let _ = set_socket_recv_buffer_size_force(&socket, BUFFER)
         .or_else(|_| set_socket_recv_buffer_size(&socket, BUFFER));
-    // Packets that could not be told of are dropped and come again. Nobody has to hear of that, least of all instead of an answer.
+    // The kernel drops packets that do not fit the buffer, and senders retry. Do not report that as
+    // an error.
     let option = libc::NETLINK_NO_ENOBUFS;
     raw::set_option(socket.as_fd(), libc::SOL_NETLINK, option, 1)?;
     let mut batch = Batch::default();
@@ -78,8 +87,8 @@ pub(super) fn make() -> io::Result<OwnedFd> {
     batch.request(message(nfq::MSG_CONFIG), |body| {
         queue(body);
         body.attribute(nfq::CFG_QUEUE_MAXLEN, &QUEUED_MAX.to_be_bytes());
-        // Checksums are left to be done, as they are for every packet that goes nowhere else: one that is done is checked again
-        // before its sender is told that it gets nowhere, and found wrong.
+        // Leave checksums to be completed by the kernel, as for all local packets. The kernel would
+        // verify a completed checksum before it sends an unreachable message, and find it wrong.
         for attribute in [nfq::CFG_MASK, nfq::CFG_FLAGS] {
             body.attribute(attribute, &nfq::CFG_F_GSO.to_be_bytes());
         }
@@ -106,22 +115,26 @@ fn copy_config(body: &mut Bytes) {
     body.attribute(nfq::CFG_PARAMS, &copied);
 }
 
-/// Who decides about connections out of a box. It does not block.
+/// Receives the first packet of each connection and decides about it.
+///
+/// It is non-blocking.
 #[derive(Debug)]
 pub struct SynQueue(OwnedFd);
 
-/// The first packet of a connection, held until it is decided about.
+/// The first packet of a connection that waits for a decision.
 #[derive(Debug)]
 pub struct QueuedSyn {
-    /// Where the connection is to go.
+    /// Destination of the connection.
     pub to: SocketAddr,
     id: u32,
 }
 
-/// What becomes of a connection.
+/// Decision about a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// It arrives at the exit, where [`mark_of`] tells this mark, which is at least [`FIRST_MARK`].
+    /// Allow it.
+    ///
+    /// [`socket_mark`] of the accepted socket is this mark, at least [`FIRST_MARK`].
     Pass(u32),
     /// `ECONNREFUSED`.
     Refused,
@@ -132,27 +145,28 @@ pub enum Verdict {
 }
 
 impl SynQueue {
-    /// Takes over the gate of a box, or says why this process cannot decide there. What was held for somebody else, and perhaps
-    /// forgotten, is told again.
+    /// Takes over the SYN queue of a box. Fails if this process cannot control it.
+    ///
+    /// The kernel delivers packets again that an earlier process had received.
     pub(super) fn take_over(socket: OwnedFd) -> io::Result<Self> {
-        // There must be room for the answer.
+        // Make room in the buffer for the reply.
         while rustix::net::recv(&socket, &mut [0; 512][..], RecvFlags::DONTWAIT).is_ok() {}
         let mut same = Batch::default();
         same.request(message(nfq::MSG_CONFIG), copy_config);
         same.send_over(&socket)?;
         let syn_queue = Self(socket);
-        // All there are: they are numbered from 1 on.
+        // All packets: their ids start at 1.
         syn_queue.send_verdict(nfq::MSG_VERDICT_BATCH, i32::MAX.cast_unsigned(), 0)?;
         Ok(syn_queue)
     }
 
-    /// The next packet that is held.
+    /// Receives the next queued packet.
     pub fn receive(&self) -> io::Result<QueuedSyn> {
         let mut buffer = [0; 512];
         loop {
-            // Whether it waits is not left to the socket, of which the box's init has a copy.
+            // `DONTWAIT`, because the box's init has a copy of the socket and can change its mode.
             let received = rustix::net::recv(&self.0, &mut buffer[..], RecvFlags::DONTWAIT)?;
-            // What is not about a packet says that one has gone meanwhile.
+            // Other messages report packets that are gone.
             match read(&buffer[..received.0]) {
                 Some((id, Some(to))) => return Ok(QueuedSyn { to, id }),
                 Some((id, None)) => self.send_verdict(nfq::MSG_VERDICT, id, REFUSED)?,
@@ -161,7 +175,7 @@ impl SynQueue {
         }
     }
 
-    /// Decides about a packet. One that is there no more is none.
+    /// Decides about a packet. Has no effect if the packet is gone.
     pub fn decide(&self, syn: &QueuedSyn, verdict: Verdict) -> io::Result<()> {
         let mark = match verdict {
             Verdict::Pass(mark) => mark.max(FIRST_MARK),
@@ -172,7 +186,7 @@ impl SynQueue {
         self.send_verdict(nfq::MSG_VERDICT, syn.id, mark)
     }
 
-    /// Sends a packet, or all up to this one, through the rules once more, with this mark.
+    /// Sends one packet, or all up to this id, through the rules again with a mark.
     fn send_verdict(&self, kind: u16, id: u32, mark: u32) -> io::Result<()> {
         let mut verdict = Batch::default();
         verdict.control(message(kind), |body| {
@@ -198,19 +212,19 @@ impl AsRawFd for SynQueue {
     }
 }
 
-/// The mark that a connection passed the gate with; 0 if it passed none.
+/// The mark of an accepted connection. 0 if it did not pass the SYN queue.
 pub fn socket_mark(accepted: impl AsFd) -> io::Result<u32> {
     raw::socket_mark(accepted.as_fd())
 }
 
-/// What a message tells of a packet: its number, and where it goes.
+/// Id and destination of a packet in a message.
 fn read(bytes: &[u8]) -> Option<(u32, Option<SocketAddr>)> {
     let (kind, body) = netlink::first(bytes)?;
     if kind != message(nfq::MSG_PACKET) {
         return None;
     }
     let (mut id, mut to) = (None, None);
-    // Behind four bytes that name the queue.
+    // The first four bytes name the queue.
     for (kind, value) in netlink::attributes(body.get(4..)?) {
         match kind {
             nfq::PACKET_HDR => id = value.first_chunk().copied().map(u32::from_be_bytes),
@@ -221,7 +235,7 @@ fn read(bytes: &[u8]) -> Option<(u32, Option<SocketAddr>)> {
     Some((id?, to))
 }
 
-/// Where a packet of TCP goes. Nowhere, if a program has put something of its own between the heads.
+/// Destination of a TCP packet. `None` if it has IPv6 extension headers.
 fn destination(packet: &[u8]) -> Option<SocketAddr> {
     let first = *packet.first()?;
     let (address, inner, transport) = match first >> 4 {
@@ -252,7 +266,7 @@ mod tests {
         let mut four = vec![0; 40];
         (four[0], four[9]) = (0x46, 6);
         four[16..20].copy_from_slice(&[192, 0, 2, 7]);
-        // Behind four bytes of options.
+        // After four bytes of options.
         four[26..28].copy_from_slice(&443_u16.to_be_bytes());
         assert_eq!(destination(&four), "192.0.2.7:443".parse().ok());
         let mut six = vec![0; 60];

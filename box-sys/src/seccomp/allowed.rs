@@ -1,4 +1,6 @@
-//! The calls that are simply allowed. A call is added here when a program needs it and it opens nothing.
+//! System calls that are allowed with any arguments.
+//!
+//! A call belongs here if programs need it and it gives no additional access.
 
 /// On every architecture.
 #[rustfmt::skip]
@@ -216,7 +218,7 @@ pub(super) const EVERYWHERE: &[libc::c_long] = &[
     libc::SYS_writev,
 ];
 
-/// On this one: x86-64 still has the older form of many calls.
+/// On x86-64, which also has the older forms of many calls.
 #[cfg(target_arch = "x86_64")]
 pub(super) const HERE: &[libc::c_long] = &[
     libc::SYS_access,

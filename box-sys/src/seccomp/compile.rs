@@ -1,4 +1,4 @@
-//! From the table to the kernel's instructions.
+//! Compiles the table to BPF instructions.
 
 use libc::sock_filter;
 
@@ -13,7 +13,7 @@ const RETURN: u16 = 0x06; // BPF_RET | BPF_K
 
 const OFFSET_NUMBER: u32 = 0;
 const OFFSET_ARCH: u32 = 4;
-/// Low half of argument `n`. Both architectures are little endian.
+/// Offset of the low half of argument `n`. Both architectures are little endian.
 const fn offset_argument(n: u32) -> u32 {
     16 + 8 * n
 }
@@ -23,7 +23,7 @@ const ARCH: u32 = 0xc000_003e;
 #[cfg(target_arch = "aarch64")]
 const ARCH: u32 = 0xc000_00b7;
 
-/// Numbers from here on are the x32 entry of an x86-64 kernel: same architecture word, other table.
+/// First number of x32 on x86-64, which has the same architecture value.
 #[cfg(target_arch = "x86_64")]
 const X32_BIT: u32 = 0x4000_0000;
 
@@ -41,10 +41,12 @@ const fn ret(verdict: Verdict) -> sock_filter {
     op(RETURN, k, 0, 0)
 }
 
-/// A number that is in no table: a call younger than this list, answered as an older kernel would.
+/// Result for unknown numbers.
+///
+/// They are newer than the table, so act like an older kernel.
 const UNKNOWN: Verdict = Verdict::Errno(libc::ENOSYS);
 
-/// The whole program for a table sorted by number.
+/// The complete program for a table that is sorted by number.
 pub(super) fn program(rules: &[Rule]) -> Vec<sock_filter> {
     let mut program = vec![
         op(LOAD_WORD, OFFSET_ARCH, 0, 0),
@@ -58,7 +60,9 @@ pub(super) fn program(rules: &[Rule]) -> Vec<sock_filter> {
     program
 }
 
-/// A program that refuses a few calls and allows all others; stands behind a full one.
+/// A program that refuses some calls and allows all others.
+///
+/// It complements a complete one.
 pub(super) fn refuse(numbers: &[u32], errno: i32) -> Vec<sock_filter> {
     let mut program = vec![op(LOAD_WORD, OFFSET_NUMBER, 0, 0)];
     one_of(&mut program, numbers, Verdict::Errno(errno));
@@ -66,7 +70,7 @@ pub(super) fn refuse(numbers: &[u32], errno: i32) -> Vec<sock_filter> {
     program
 }
 
-/// The same with one call more, whose arguments decide.
+/// The same, with checks of the arguments of one more call.
 pub(super) fn refuse_and_check(
     numbers: &[u32],
     errno: i32,
@@ -87,14 +91,14 @@ pub(super) fn refuse_and_check(
     program
 }
 
-/// All numbers from `first` up to the next run's meet the same fate.
+/// All numbers from `first` to the next run have the same result.
 struct Run<'a> {
     first: u32,
     checks: &'a [Check],
     verdict: Verdict,
 }
 
-/// Joins neighbours, and fills the gaps between known numbers.
+/// Merges adjacent rules and fills the gaps between known numbers.
 fn runs(rules: &[Rule]) -> Vec<Run<'_>> {
     let mut runs: Vec<Run<'_>> = Vec::new();
     let mut push = |first: u32, checks, verdict| {
@@ -119,7 +123,7 @@ fn runs(rules: &[Rule]) -> Vec<Run<'_>> {
     runs
 }
 
-/// A search tree over runs; the call's number is in the accumulator.
+/// Binary search over runs. The call number is in the accumulator.
 fn tree(runs: &[Run<'_>]) -> Vec<sock_filter> {
     if let [run] = runs {
         return leaf(run);
@@ -127,7 +131,7 @@ fn tree(runs: &[Run<'_>]) -> Vec<sock_filter> {
     let (left, right) = runs.split_at(runs.len() / 2);
     let (pivot, left, right) = (right[0].first, tree(left), tree(right));
     let mut code = Vec::with_capacity(left.len() + right.len() + 2);
-    // A conditional jump reaches 255 instructions, an unconditional one any distance.
+    // A conditional jump spans 255 instructions, an unconditional one any distance.
     if let Ok(distance) = u8::try_from(left.len()) {
         code.push(op(JUMP_AT_LEAST, pivot, distance, 0));
     } else {
@@ -139,11 +143,12 @@ fn tree(runs: &[Run<'_>]) -> Vec<sock_filter> {
     code
 }
 
-/// What happens to one call: its checks in order, the first that matches decides.
+/// Code for one call: its checks in order. The first match decides.
 ///
-/// Only the low half of an argument is looked at: every checked argument but a pointer is a 32-bit integer to the kernel, which
-/// ignores the upper half, so a filter that compared it could be walked around. Where the kernel takes a long (the flags of
-/// `mmap`), it looks at bits of the lower half all the same.
+/// The checks use only the low half of an argument. The kernel treats every checked argument except
+/// pointers as a 32-bit integer and ignores the upper half. A filter that compared it could be
+/// circumvented. Where the kernel takes a long (the flags of `mmap`), it uses bits of the lower
+/// half only.
 fn leaf(run: &Run<'_>) -> Vec<sock_filter> {
     let mut code = Vec::new();
     for check in run.checks {
@@ -153,7 +158,7 @@ fn leaf(run: &Run<'_>) -> Vec<sock_filter> {
     code
 }
 
-/// One check: returns its verdict if it holds, and goes on after its last instruction if it does not.
+/// Code for one check: returns its verdict on a match, otherwise continues.
 fn checked(check: &Check) -> Vec<sock_filter> {
     let mut code = Vec::new();
     match *check {

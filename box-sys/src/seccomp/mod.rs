@@ -1,7 +1,7 @@
-//! The system call filter: an allow list with rules about arguments, compiled to one program.
+//! The system call filter: an allow list with argument checks.
 //!
-//! `table.rs` says what happens to each call and is meant to be read; `compile.rs` turns it into a balanced tree of
-//! comparisons, so that a call passes about ten instructions.
+//! `table.rs` lists the result of each call. `compile.rs` turns it into a binary search, so a call
+//! passes about ten instructions.
 
 mod allowed;
 mod compile;
@@ -11,8 +11,10 @@ use libc::sock_filter;
 
 pub use table::{Rule, Verdict, rules};
 
-/// The program for a box's init and everything started from it. The calls that finish a box still pass; `closing_program` ends
-/// that. In two parts, because the kernel takes long over a large program (0.2 ms), which can be spent ahead of time.
+/// The filter of a box's init and all its descendants.
+///
+/// It still allows the calls that complete a box; `closing_program` denies them afterwards. The
+/// kernel takes 0.2 ms to load this large part, which happens before the plan arrives.
 pub(crate) fn program() -> Vec<sock_filter> {
     let mut rules = rules();
     for rule in &mut rules {
@@ -26,7 +28,7 @@ pub(crate) fn program() -> Vec<sock_filter> {
     compile::program(&rules)
 }
 
-/// Refuses the calls that finish a box.
+/// Denies the calls that complete a box.
 pub(crate) fn closing_program() -> Vec<sock_filter> {
     let numbers: Vec<u32> = table::CLOSING
         .iter()
@@ -35,11 +37,14 @@ pub(crate) fn closing_program() -> Vec<sock_filter> {
     compile::refuse(&numbers, libc::EPERM)
 }
 
-/// A second, tiny program for the guest's commands only: init needs `openat2` to serve files safely, but its mode is in
-/// memory, out of a filter's reach, so a guest could make set-id files with it.
+/// A second, small filter for commands only.
 ///
-/// Without an id of init's own a command could also choose the processors of init's threads. Their numbers are not known ahead, so
-/// it chooses those of the thread that calls; a choice for any other thread is answered as if it were made.
+/// Init needs `openat2` to serve files safely. Its mode is in memory, which a filter cannot read,
+/// so a guest could create set-id files with it.
+///
+/// If init and guest share a user id, a command could also set the CPU affinity of init's threads,
+/// whose ids are not known in advance. It can therefore set only that of the calling thread; for
+/// other threads the call succeeds without effect.
 pub(crate) fn guest_program(two_uids: bool) -> Vec<sock_filter> {
     let absent = [table::number(libc::SYS_openat2)];
     if two_uids {
@@ -49,7 +54,7 @@ pub(crate) fn guest_program(two_uids: bool) -> Vec<sock_filter> {
     compile::refuse_and_check(&absent, libc::ENOSYS, affinity, &[table::OTHERS_UNCHANGED])
 }
 
-/// Whether the kernel takes filters at all.
+/// Whether the kernel supports seccomp filters.
 pub(crate) fn available() -> bool {
     crate::raw::seccomp_action_available(libc::SECCOMP_RET_KILL_PROCESS)
         && crate::raw::seccomp_action_available(libc::SECCOMP_RET_ERRNO)

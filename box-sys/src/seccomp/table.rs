@@ -1,17 +1,17 @@
-//! What happens to each system call of a box. A number that is not here is answered with `ENOSYS`.
+//! The result of each system call in a box. Unlisted numbers return `ENOSYS`.
 
-/// The end of a check.
+/// Result of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// The call is made.
+    /// The kernel executes the call.
     Allow,
-    /// The call is not made and answers this error.
+    /// The call returns this error.
     Errno(i32),
-    /// The process is killed with `SIGSYS`.
+    /// The kernel kills the process with `SIGSYS`.
     Kill,
 }
 
-/// A condition on arguments; if it holds, its verdict stands.
+/// A condition on arguments, with the verdict if it holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Check {
     /// Any bit of the mask is set in the argument.
@@ -20,7 +20,7 @@ pub enum Check {
         mask: u32,
         verdict: Verdict,
     },
-    /// Any bit of each mask is set in each argument.
+    /// Any bit of each mask is set in its argument.
     BothAnyBit {
         arg: u32,
         mask: u32,
@@ -28,19 +28,19 @@ pub enum Check {
         mask2: u32,
         verdict: Verdict,
     },
-    /// The argument is one of these.
+    /// The argument is one of these values.
     OneOf {
         arg: u32,
         values: &'static [u32],
         verdict: Verdict,
     },
-    /// The argument is none of these.
+    /// The argument is none of these values.
     NoneOf {
         arg: u32,
         values: &'static [u32],
         verdict: Verdict,
     },
-    /// The argument is a pointer that is not null.
+    /// The argument is a non-null pointer.
     Given { arg: u32, verdict: Verdict },
     /// The argument is `when`, and the other check holds.
     When {
@@ -50,18 +50,18 @@ pub enum Check {
     },
 }
 
-/// What happens to one call.
+/// The rule of one call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rule {
-    /// The call's number on this architecture.
+    /// Number of the call on this architecture.
     pub number: u32,
     /// Conditions, in order.
     pub checks: &'static [Check],
-    /// What stands if none of them holds.
+    /// Verdict if no condition holds.
     pub otherwise: Verdict,
 }
 
-/// A call's number as the filter sees it.
+/// Number of a call as the filter sees it.
 pub(super) fn number(call: libc::c_long) -> u32 {
     u32::try_from(call).unwrap_or(u32::MAX)
 }
@@ -69,14 +69,18 @@ pub(super) fn number(call: libc::c_long) -> u32 {
 const EPERM: Verdict = Verdict::Errno(libc::EPERM);
 const ENOSYS: Verdict = Verdict::Errno(libc::ENOSYS);
 
-/// Set-user-id and set-group-id. `nosuid` protects only the box's own mounts: a set-id file in a workspace would be one
-/// for the host.
+/// Set-user-id and set-group-id bits.
+///
+/// `nosuid` protects only the box's mounts. A set-id file in a workspace would also be one on the
+/// host.
 const SET_ID: u32 = 0o6000;
-/// `O_CREAT` and the bit of `O_TMPFILE` that is its own.
+/// `O_CREAT`, and the bit that only `O_TMPFILE` has.
 const O_MAKES_FILE: u32 = 0o100 | 0o20_000_000;
-/// Every `CLONE_NEW…` bit: cgroup, uts, ipc, user, pid, net, mount.
+/// All `CLONE_NEW…` flags: cgroup, uts, ipc, user, pid, net, mount.
 const NEW_NAMESPACE: u32 = 0x7e02_0000;
-/// `CLONE_NEWTIME`, which for `clone` is part of the exit signal but not for `unshare`.
+/// `CLONE_NEWTIME`.
+///
+/// It is part of the exit signal for `clone`, but a flag for `unshare`.
 const NEW_TIME: u32 = 0x80;
 
 const fn mode_in(arg: u32) -> Check {
@@ -97,23 +101,28 @@ const fn mode_of_open(flags: u32, mode: u32) -> Check {
     }
 }
 
-/// Only for the calling thread, and nothing happens for others: a program that pins threads by their ids goes on. What names the
-/// first process is left to the rule of all boxes, which refuses it.
+/// Only for the calling thread; the call has no effect on others.
+///
+/// Programs that pin threads by their ids continue to work. The main filter denies the call for pid
+/// 1.
 pub(super) const OTHERS_UNCHANGED: Check = Check::NoneOf {
     arg: 0,
     values: &[0, 1],
     verdict: UNCHANGED,
 };
 
-/// Only on oneself: where init and guest share one uid, nothing else would keep a guest from setting init's limits.
+/// Only for the calling process.
+///
+/// With a shared user id, a guest could otherwise change the limits of init.
 pub(super) const SELF_ONLY: Check = Check::NoneOf {
     arg: 0,
     values: &[0],
     verdict: EPERM,
 };
 
-/// The same for calls whose first argument says what the second counts: processes (`process` means those), and of those oneself.
-/// Groups and users would be others as well.
+/// The same for calls whose first argument is a type of target.
+///
+/// `process` lists the values of the type for a process. Groups and users could include others.
 const fn self_only(process: &'static [u32]) -> [Check; 2] {
     [
         Check::NoneOf {
@@ -129,7 +138,7 @@ const fn self_only(process: &'static [u32]) -> [Check; 2] {
     ]
 }
 
-/// Pages that somebody else has set aside, and that no memory limit counts.
+/// Denies huge pages, which the host reserves and which no memory limit counts.
 const fn huge_pages(arg: u32, mask: u32) -> [Check; 1] {
     [Check::AnyBit {
         arg,
@@ -138,8 +147,11 @@ const fn huge_pages(arg: u32, mask: u32) -> [Check; 1] {
     }]
 }
 
-/// `RLIMIT_CORE`: its one value that no crash handler of the machine is started with is set for good, and whoever wants no core
-/// files has that.
+/// `RLIMIT_CORE`.
+///
+/// Box sets the only value with which the kernel starts no crash handler.
+///
+/// That value also disables core files, so a change returns success without effect.
 const CORE: u32 = 4;
 const UNCHANGED: Verdict = Verdict::Errno(0);
 
@@ -147,14 +159,19 @@ const UNCHANGED: Verdict = Verdict::Errno(0);
 const NEW_LISTENER: u32 = 8;
 
 const SOL_SOCKET: u32 = 1;
-/// The size of a receive buffer. No memory limit counts what waits in netlink sockets and in connections that were not accepted,
-/// so these have the default size at most. The kernel gives less than was asked for without an error, too.
+/// Size of a receive buffer.
+///
+/// No memory limit counts data in netlink sockets and in connections that are not accepted yet, so
+/// their buffers keep the default size. The call succeeds without effect, as the kernel also does
+/// above its maximum.
 const SO_RCVBUF: u32 = 8;
-/// Programs for sockets (`SO_ATTACH_FILTER`, `SO_ATTACH_BPF`, and both for groups of sockets). The kernel compiles them into memory
-/// that it has once, and without which no filter of a box can be loaded.
+/// Socket filters: `SO_ATTACH_FILTER`, `SO_ATTACH_BPF` and the reuseport variants.
+///
+/// The kernel compiles them into a memory area that the whole host shares. If it is full, no box
+/// can load its filter.
 const SO_ATTACH: &[u32] = &[26, 50, 51, 52];
 
-/// Calls whose arguments decide.
+/// Calls with argument checks.
 const CHECKED: &[(libc::c_long, &[Check])] = &[
     (
         libc::SYS_clone,
@@ -178,8 +195,9 @@ const CHECKED: &[(libc::c_long, &[Check])] = &[
     (libc::SYS_mkdirat, &[mode_in(2)]),
     (libc::SYS_mknodat, &[mode_in(2)]),
     (libc::SYS_openat, &[mode_of_open(2, 3)]),
-    // An allocation takes disk in one call, past a per-file limit (with KEEP_SIZE) and between two looks of whoever
-    // watches a quota. Punching holes (bit 1) gives back. The C library falls back to writing.
+    // An allocation takes disk space in one call. It bypasses a limit per file (with KEEP_SIZE) and
+    // can finish between two quota checks. Punching holes (bit 1) frees space. The C library falls
+    // back to writes.
     (
         libc::SYS_fallocate,
         &[
@@ -211,7 +229,7 @@ const CHECKED: &[(libc::c_long, &[Check])] = &[
                 values: FAMILIES,
                 verdict: Verdict::Errno(libc::EAFNOSUPPORT),
             },
-            // NETLINK: routes and addresses only; the other protocols are doors to subsystems.
+            // NETLINK: routes and addresses only. Other protocols reach other kernel subsystems.
             Check::When {
                 arg: 0,
                 when: 16,
@@ -284,8 +302,8 @@ const CHECKED: &[(libc::c_long, &[Check])] = &[
     (libc::SYS_sched_setattr, &[SELF_ONLY]),
     (libc::SYS_setpriority, &self_only(&[0])),
     (libc::SYS_ioprio_set, &self_only(&[1])),
-    // Not init's. Threads set each other's by their numbers, so those stay open where init's threads are another user's;
-    // `guest_program` closes them where they are not.
+    // Not those of init. A thread can set others by id, so that stays allowed if init has another
+    // user id; otherwise `guest_program` denies it.
     (
         libc::SYS_sched_setaffinity,
         &[Check::OneOf {
@@ -294,7 +312,8 @@ const CHECKED: &[(libc::c_long, &[Check])] = &[
             verdict: EPERM,
         }],
     ),
-    // A listener is a descriptor that keeps its filters when their processes have ended. Answered as by a kernel without.
+    // A listener is a descriptor that keeps the filters of ended processes. Act like a kernel
+    // without it.
     (
         libc::SYS_seccomp,
         &[Check::AnyBit {
@@ -329,7 +348,8 @@ const CHECKED: &[(libc::c_long, &[Check])] = &[
     (libc::SYS_mmap, &huge_pages(3, 0x40000)),
     (libc::SYS_memfd_create, &huge_pages(1, 4)),
     (libc::SYS_shmget, &huge_pages(2, 0o4000)),
-    // RENAME_WHITEOUT: a device for a name, which an overlay of the host would take for a deleted file.
+    // RENAME_WHITEOUT creates a device node, which an overlay on the host would treat as a deleted
+    // file.
     (
         libc::SYS_renameat2,
         &[Check::AnyBit {
@@ -340,7 +360,7 @@ const CHECKED: &[(libc::c_long, &[Check])] = &[
     ),
 ];
 
-/// The older forms that only x86-64 has.
+/// Older forms that only x86-64 has.
 #[cfg(target_arch = "x86_64")]
 const CHECKED_HERE: &[(libc::c_long, &[Check])] = &[
     (libc::SYS_chmod, &[mode_in(1)]),
@@ -355,11 +375,12 @@ const CHECKED_HERE: &[(libc::c_long, &[Check])] = &[];
 const PROTOCOL: Verdict = Verdict::Errno(libc::EPROTONOSUPPORT);
 /// UNIX, INET, INET6, NETLINK.
 const FAMILIES: &[u32] = &[1, 2, 10, 16];
-/// The default, ICMP, TCP, UDP, and ICMP of version 6.
+/// Default, ICMP, TCP, UDP and ICMPv6.
 const INET_PROTOCOLS: &[u32] = &[0, 1, 6, 17, 58];
 
-/// Terminal calls that type into, or reprogram, a terminal somebody else reads; and the old file system calls that
-/// allocate like `fallocate` does, which a filter on that call alone would miss.
+/// Ioctls that control a shared terminal, and older allocation ioctls.
+///
+/// The latter allocate like `fallocate`, which a filter of that call alone would miss.
 const IOCTLS_REFUSED: &[u32] = &[
     0x5412,      // TIOCSTI
     0x541c,      // TIOCLINUX
@@ -370,12 +391,13 @@ const IOCTLS_REFUSED: &[u32] = &[
     0x4030_5839, // FS_IOC_ZERO_RANGE
 ];
 
-/// Calls that answer `ENOSYS` on purpose.
+/// Calls that return `ENOSYS` on purpose.
 ///
-/// `clone3` keeps its flags in memory, out of a filter's reach. With `EPERM` the C library would report that no thread
-/// can be made; with `ENOSYS` it falls back to `clone`. Asynchronous I/O has one number of requests for the whole machine, which
-/// one program can take; those that find none use threads. Secret memory is taken out of the kernel's own map page by page, which
-/// slows the whole machine down, and stays with its descriptor, past the limit of locked memory.
+/// `clone3` has its flags in memory, which a filter cannot read. With `EPERM` the C library would
+/// fail to create threads; with `ENOSYS` it falls back to `clone`. The host limits asynchronous I/O
+/// requests in total, and one program could take all of them; without it, programs use threads.
+/// Secret memory is removed from the kernel's page map page by page, which slows down the host. It
+/// also stays with its descriptor, beyond the limit of locked memory.
 const ABSENT: &[libc::c_long] = &[
     libc::SYS_clone3,
     libc::SYS_io_cancel,
@@ -386,8 +408,9 @@ const ABSENT: &[libc::c_long] = &[
     libc::SYS_memfd_secret,
 ];
 
-/// Calls that exist and are refused: programs that probe for them see `EPERM`, as under other sandboxes. `sync` and `syncfs` write
-/// out what others have written; files of one's own are synchronised one by one.
+/// Calls that return `EPERM`, as in other sandboxes.
+///
+/// `sync` and `syncfs` write data of other programs; `fsync` stays allowed.
 const REFUSED: &[libc::c_long] = &[
     libc::SYS_acct,
     libc::SYS_add_key,
@@ -444,7 +467,7 @@ const REFUSED: &[libc::c_long] = &[
     libc::SYS_vhangup,
 ];
 
-/// Refused once a box is closed: these are what it is finished with, after the large program is loaded.
+/// Calls that complete a box after the main filter is loaded. Denied afterwards.
 pub(super) const CLOSING: &[libc::c_long] = &[
     libc::SYS_fsconfig,
     libc::SYS_fsmount,
@@ -456,7 +479,7 @@ pub(super) const CLOSING: &[libc::c_long] = &[
     libc::SYS_setns,
 ];
 
-/// Refused as well, and only on x86-64.
+/// Denied as well; only on x86-64.
 #[cfg(target_arch = "x86_64")]
 const REFUSED_HERE: &[libc::c_long] = &[
     libc::SYS_ioperm,
@@ -469,7 +492,7 @@ const REFUSED_HERE: &[libc::c_long] = &[
 #[cfg(target_arch = "aarch64")]
 const REFUSED_HERE: &[libc::c_long] = &[];
 
-/// The whole table, sorted by number.
+/// The complete table, sorted by number.
 pub fn rules() -> Vec<Rule> {
     let plain = |calls: &[libc::c_long], verdict| {
         let rule = move |call: &libc::c_long| Rule {

@@ -1,4 +1,4 @@
-//! From a plan to a running box, seen from the server: what only it can do, then the fork.
+//! From a plan to a running box: the server's part, up to the fork.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,14 +14,18 @@ use crate::plan::{Limits, Mount, Root, SandboxPlan, Source, check_target};
 use crate::raw::{self, ATTR_NODEV, ATTR_NOSUID, ATTR_RDONLY, Forked};
 use crate::wire::{FDS_MAX, socket_pair};
 
-/// The namespaces a box is forked into. The user namespace is entered last and the network's is made ahead; the cgroup one
-/// comes once the box is in its cgroup, so that it sees itself at the root.
+/// The namespaces into which a box is forked.
+///
+/// The child enters the user namespace last, and the network namespace comes from the pool. It
+/// creates the cgroup namespace after it has joined its cgroup, so that it sees that cgroup as the
+/// root.
 const NAMESPACES: libc::c_int =
     libc::CLONE_NEWPID | libc::CLONE_NEWNS | libc::CLONE_NEWUTS | libc::CLONE_NEWIPC;
 
 impl Server {
-    /// Makes a box, of a spare one if there is one of its shape. It answers on `reply` by itself; an error here means that
-    /// there is none.
+    /// Creates a box, from a spare of the same shape if possible.
+    ///
+    /// The box itself replies on `reply`. On an error no box exists.
     pub(super) fn create(
         &mut self,
         plan: &SandboxPlan,
@@ -31,7 +35,9 @@ impl Server {
     ) -> Result<()> {
         plan.validate()?;
         if sources > fds.len() {
-            return Err(Error::Invalid("a descriptor for a mount is missing".into()));
+            return Err(Error::Invalid(
+                "mounts: the descriptor of a source is missing".into(),
+            ));
         }
         let init_fds = fds.split_off(sources);
         let (lower, trees) = self.in_host_mounts(|server| server.trees(plan, &fds))?;
@@ -43,7 +49,7 @@ impl Server {
         };
         if lower.is_none() && request.trees.len() + request.init_fds.len() < FDS_MAX {
             while let Some(spare) = self.take_spare(plan) {
-                // One that has died meanwhile does not answer; there may be another.
+                // A spare that has died does not take the request. Try the next one.
                 if self.assign_spare(&spare, &request)? {
                     return Ok(());
                 }
@@ -59,7 +65,9 @@ impl Server {
         Ok(())
     }
 
-    /// Whether a box begun for one plan can be finished for the other: everything else comes with the order.
+    /// Whether a spare for one plan can become a box for the other.
+    ///
+    /// The finish request carries all other fields.
     fn same_shape(one: &SandboxPlan, other: &SandboxPlan) -> bool {
         one.root == other.root
             && one.guest == other.guest
@@ -67,11 +75,11 @@ impl Server {
             && one.network == other.network
     }
 
-    /// A box that waits for a plan like this one. Those of another shape are of no use any more.
+    /// Takes a spare for this plan. Discards spares of another shape.
     fn take_spare(&mut self, plan: &SandboxPlan) -> Option<Spare> {
         if !Self::same_shape(&self.shape, plan) {
             self.shape = plan.clone();
-            // Their sockets close, and they end.
+            // The spares exit when their sockets close.
             self.spares.clear();
         }
         self.spares.pop()
@@ -90,12 +98,14 @@ impl Server {
         Ok(sent)
     }
 
-    /// Begins a box of the shape last asked for, to be finished when the next plan comes. `false` if there are enough.
+    /// Prepares a spare with the shape of the last plan.
+    ///
+    /// Returns `false` if enough exist.
     pub(super) fn add_spare(&mut self) -> Result<bool> {
         if self.spares.len() >= self.spares_wanted || !matches!(self.shape.root, Root::Host) {
             return Ok(false);
         }
-        let (near, far) = socket_pair().at("make a socket pair")?;
+        let (near, far) = socket_pair().at("create a socket pair")?;
         self.pools.prepare_overlays(&self.template)?;
         let shape = self.shape.clone();
         let mut far = Some(far);
@@ -115,7 +125,7 @@ impl Server {
         let group = group
             .map(|name| self.cgroups.reopen(name))
             .transpose()
-            .at("open a cgroup again")?;
+            .at("reopen a cgroup")?;
         self.spares.push(Spare {
             socket: near,
             pid,
@@ -124,7 +134,7 @@ impl Server {
         Ok(true)
     }
 
-    /// Forks a box's first process, which goes on with `child`.
+    /// Forks a box's first process, which runs `child`.
     fn fork(
         &mut self,
         shape: &SandboxPlan,
@@ -137,11 +147,11 @@ impl Server {
         let read_only = |error: &std::io::Error| error.raw_os_error() == Some(libc::EROFS);
         let user = match user {
             Err(error) if read_only(&error) => Err(error).at(
-                "make a user namespace where /proc/sys is read-only, as it is in a container that is not privileged",
+                "create a user namespace: /proc/sys is read-only, as in an unprivileged container",
             ),
-            user => user.at("make a user namespace"),
+            user => user.at("create a user namespace"),
         }?;
-        let group = self.pools.group(&self.cgroups).at("make a cgroup")?;
+        let group = self.pools.group(&self.cgroups).at("create a cgroup")?;
         if let (Some(group), Some(limits)) = (&group, limits)
             && let Err(error) = self.cgroups.limit(group, limits)
         {
@@ -150,7 +160,7 @@ impl Server {
         }
         let v2 = group.as_ref().and_then(crate::cgroup::Group::v2);
         let overlays = self.pools.overlays();
-        // SAFETY: this process has one thread.
+        // SAFETY: this process has a single thread.
         match unsafe { raw::fork_into(NAMESPACES, v2) } {
             Ok(Forked::Child) => {
                 let resources = Resources {
@@ -162,7 +172,7 @@ impl Server {
                     user,
                     group: group.as_ref(),
                 };
-                // Never returns, whatever its type says.
+                // `child` never returns in this process.
                 child(resources, self.init)
             }
             Ok(Forked::Parent(pid, _pidfd)) => {
@@ -188,7 +198,7 @@ impl Server {
         }
     }
 
-    /// Somebody has this box now.
+    /// Records that a client has a handle of this box.
     fn assign(&mut self, pid: i32, plan: &SandboxPlan) {
         if let Some(running) = self.boxes.get_mut(&pid) {
             running.owned = plan.owned;
@@ -196,12 +206,14 @@ impl Server {
         }
     }
 
-    /// Mounts into a box that is running. Its mount namespace belongs to the server's user namespace, so nobody inside can do
-    /// or undo this.
+    /// Mounts into a running box.
+    ///
+    /// The server's user namespace owns the box's mount namespace, so no process of the box can
+    /// mount or unmount.
     pub(super) fn add_mount(&mut self, mount: &Mount, guest: u32, fds: &[OwnedFd]) -> Result<()> {
         check_target(&mount.target)?;
         let Some((namespace, fds)) = fds.split_first() else {
-            return Err(Error::Protocol("no mount namespace".into()));
+            return Err(Error::Protocol("no mount namespace in the request".into()));
         };
         let tree = self.in_host_mounts(|server| server.tree(mount, guest, fds))?;
         raw::setns(namespace.as_fd(), libc::CLONE_NEWNS).at("enter the box's mount namespace")?;
@@ -210,17 +222,20 @@ impl Server {
         result
     }
 
-    /// Does something where the machine's file systems are in sight. Path descriptors do not travel between mount namespaces
-    /// (EINVAL), detached trees do.
+    /// Runs `work` in the mount namespace with the host's file systems.
+    ///
+    /// Path descriptors do not work in another mount namespace (EINVAL); detached trees do.
     fn in_host_mounts<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         raw::setns(self.template.host_mounts.as_fd(), libc::CLONE_NEWNS)
-            .at("enter the machine's overlays")?;
+            .at("enter the host's mount namespace")?;
         let result = work(self);
         self.return_to_template();
         result
     }
 
-    /// Or ends the server: what it would do in another mount namespace is nothing that anybody asked for.
+    /// Returns to the template's mount namespace, or exits.
+    ///
+    /// The server must not run in any other mount namespace.
     fn return_to_template(&self) {
         if raw::setns(self.template_mounts(), libc::CLONE_NEWNS).is_err() {
             raw::exit_now(1);
@@ -229,7 +244,7 @@ impl Server {
 
     #[expect(
         clippy::type_complexity,
-        reason = "the root's tree, if one was given, and the other trees"
+        reason = "the image's tree, if any, and the other trees"
     )]
     fn trees(
         &mut self,
@@ -241,7 +256,7 @@ impl Server {
             Root::Directory(path) => {
                 let place = open_source(path).at("open the root directory")?;
                 let tree = clone_tree(&place, "", !self.template.privileged)
-                    .at("copy the root directory's mount")?;
+                    .at("clone the root directory's mount")?;
                 Some(tree)
             }
         };
@@ -249,26 +264,26 @@ impl Server {
         for mount in &plan.mounts {
             trees.push((self.tree(mount, plan.guest.id, fds)?, mount.clone()));
         }
-        // Outer ones first, so that an inner one is not covered.
+        // Parents first, so that they do not cover mounts below them.
         trees.sort_by_key(|(_, mount)| mount.target.components().count());
         Ok((lower, trees))
     }
 
-    /// A detached copy of a host directory's mount, restricted, and with its owner mapped to the guest.
+    /// Clones a host directory as a restricted mount with mapped owner.
     fn tree(&mut self, mount: &Mount, guest: u32, fds: &[OwnedFd]) -> Result<OwnedFd> {
         let place = match &mount.source {
             Source::Path(path) => open_source(path).at("open a mount's source")?,
             Source::Fd(n) => {
-                let fd = fds
-                    .get(*n)
-                    .ok_or_else(|| Error::Invalid("a descriptor for a mount is missing".into()))?;
-                reopen(fd.as_fd()).at("open a mount's source again")?
+                let fd = fds.get(*n).ok_or_else(|| {
+                    Error::Invalid("mounts: the descriptor of a source is missing".into())
+                })?;
+                reopen(fd.as_fd()).at("reopen a mount's source")?
             }
         };
-        // Locked parts of a tree can only be copied together, which is what an ordinary user sees. Root leaves out what is
-        // mounted further down: a workspace is one file system.
+        // An ordinary user can only clone a tree with its submounts, because they are locked. Root
+        // leaves out submounts, so that a workspace is one file system.
         let recursive = !self.template.privileged;
-        let tree = clone_tree(&place, "", recursive).at("copy a mount's source")?;
+        let tree = clone_tree(&place, "", recursive).at("clone a mount's source")?;
         if self.template.privileged {
             self.map_owner(&tree, mount, guest)?;
         }
@@ -284,16 +299,17 @@ impl Server {
     }
 
     fn map_owner(&mut self, tree: &OwnedFd, mount: &Mount, guest: u32) -> Result<()> {
-        let stat = rustix::fs::fstat(tree).at("look at a mount's source")?;
+        let stat = rustix::fs::fstat(tree).at("read a mount source's metadata")?;
         if stat.st_uid == self.ids.guest(guest) {
             return Ok(());
         }
         let map = self
             .pools
             .owner_map(stat.st_uid, stat.st_gid, guest)
-            .at("make a map of owners")?;
+            .at("create a map of owners")?;
         match raw::mount_idmap(tree.as_fd(), map.as_fd()) {
-            // A file system without this (an overlay, for one) can still be read as others may.
+            // Some file systems, such as overlays, do not support this. A read-only mount can still
+            // be read with the permissions of other users.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) && !mount.writable => Ok(()),
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Err(Error::Unavailable(
                 "mapped owners on this file system".into(),
@@ -314,7 +330,7 @@ fn open_source(path: &Path) -> io::Result<OwnedFd> {
     )?)
 }
 
-/// Opens in this mount namespace what a descriptor of another one stands for.
+/// Reopens a descriptor of another mount namespace in this one.
 fn reopen(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     use std::os::fd::AsRawFd;
     let name = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
@@ -326,7 +342,10 @@ fn reopen(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     Ok(place)
 }
 
-/// The guest may be changing names right now: the place is opened without following any link, and attached to as opened.
+/// Attaches a mount in a running box.
+///
+/// The guest may change names at the same time. The path is opened without following links, and the
+/// mount is attached to the open descriptor.
 fn attach_inside(tree: &OwnedFd, target: &Path) -> Result<()> {
     let root = rustix::fs::open(
         "/",
@@ -337,14 +356,15 @@ fn attach_inside(tree: &OwnedFd, target: &Path) -> Result<()> {
     let place = match make_place(root.as_fd(), target, tree.as_fd()) {
         Ok(place) => place,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            // A read-only root: the directory is made through a second, writable mount of it that nobody else sees.
-            let through = clone_tree(&root, "", false).at("copy the root's mount")?;
+            // For a read-only root, create the directory through a second, writable mount that no
+            // other process sees.
+            let through = clone_tree(&root, "", false).at("clone the root's mount")?;
             raw::mount_setattr(through.as_fd(), false, 0, ATTR_RDONLY)
                 .at("make the copy writable")?;
-            make_place(through.as_fd(), target, tree.as_fd()).at("make the mount point")?;
+            make_place(through.as_fd(), target, tree.as_fd()).at("create the mount point")?;
             make_place(root.as_fd(), target, tree.as_fd()).at("open the mount point")?
         }
-        Err(error) => return Err(error).at("make the mount point"),
+        Err(error) => return Err(error).at("create the mount point"),
     };
     attach(tree, place).at("attach the mount")
 }

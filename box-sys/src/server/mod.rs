@@ -1,10 +1,11 @@
-//! The fork server: one small process with one thread, from which every box is forked.
+//! The fork server: a small process with a single thread that forks every box.
 //!
-//! A fork copies the caller's memory map. From a daemon of a gigabyte that takes fifty times a spawn, and with threads it
-//! copies locks that nobody will ever open. So boxes come from here.
+//! A fork copies the memory map of the caller. For a daemon of a gigabyte this takes fifty times as
+//! long as a spawn. In a daemon with threads it also copies locks that stay locked forever.
 //!
-//! `world.rs` is what it lives in, `view.rs` how each box gets that for itself, `pools.rs` what it keeps ready, `launch.rs` how it makes a box of a plan; this file is
-//! its loop.
+//! `template_mounts.rs` builds the mounts that every box starts from, `overlays.rs` gives each box
+//! separate inodes of them, `pools.rs` prepares parts in advance, and `launch.rs` creates a box
+//! from a plan. This file contains the main loop.
 
 mod launch;
 pub(crate) mod overlays;
@@ -28,7 +29,7 @@ use overlays::Overlays;
 use pools::{Ids, Pools};
 use template_mounts::Template;
 
-/// Everything the server has.
+/// State of the server.
 #[derive(Debug)]
 pub(crate) struct Server {
     pub(crate) template: Template,
@@ -36,18 +37,20 @@ pub(crate) struct Server {
     pub(crate) pools: Pools,
     pub(crate) ids: Ids,
     pub(crate) primitives: Primitives,
-    /// The large filter and the one that closes a box.
+    /// The main filter, and the filter that completes a box.
     pub(crate) filter: Vec<libc::sock_filter>,
     pub(crate) closing: Vec<libc::sock_filter>,
-    /// The plan last asked for, and boxes begun for others like it.
+    /// The shape of the last plan, and spare boxes with this shape.
     shape: SandboxPlan,
     spares: Vec<Spare>,
     spares_wanted: usize,
-    /// This process, for boxes that must not outlive it.
+    /// This process, for boxes that must end with it.
     pub(crate) pidfd: OwnedFd,
     boxes: HashMap<i32, RunningBox>,
-    /// Cgroups of boxes that have ended while somebody still held a handle on them. They wait for its release: under the same
-    /// name another box would be frozen or killed through the old handle.
+    /// Cgroups of ended boxes for which a client still has a handle.
+    ///
+    /// The server does not reuse them before the release. Otherwise the old handle could freeze or
+    /// kill another box.
     unreleased: HashSet<String>,
     init: InitMain,
 }
@@ -55,32 +58,36 @@ pub(crate) struct Server {
 /// A box that has not been reaped.
 #[derive(Debug)]
 struct RunningBox {
-    /// The name of its cgroup. Not its descriptors: a thousand boxes would hold seven thousand.
+    /// Name of its cgroup.
+    ///
+    /// Open descriptors would be seven thousand for a thousand boxes.
     group: Option<String>,
     owned: bool,
-    /// Whether somebody holds a handle on it.
+    /// Whether a client has a handle of it.
     has_handle: bool,
     /// Its overlays, if they came from the pool.
     overlays: Option<Overlays>,
 }
 
-/// A box that waits for its plan.
+/// A prepared box that waits for its plan.
 #[derive(Debug)]
 struct Spare {
-    /// Where it waits; closed, it ends.
+    /// Connection to the spare. It exits when this closes.
     socket: OwnedFd,
     pid: i32,
-    /// Its cgroup, to set the plan's limits.
+    /// Its cgroup, for the limits of the plan.
     group: Option<Group>,
 }
 
-/// Serves the socket until its other end is closed, then ends the process. `init` is what every box's first process runs.
+/// Serves until the client closes the socket, then exits.
+///
+/// `init` is the main function of every box's first process.
 pub(crate) fn serve(socket: &OwnedFd, init: InitMain) -> ! {
     let _ = rustix::thread::set_name(c"box-server");
     let code = match run(socket, init) {
         Ok(()) => 0,
         Err(error) => {
-            // Nobody may be listening any more; there is no other place to say it.
+            // The client may have closed the socket. The error cannot be reported elsewhere.
             let _ = send_message(socket.as_fd(), &Reply::from_error(&error), &[]);
             1
         }
@@ -92,9 +99,11 @@ fn run(socket: &OwnedFd, init: InitMain) -> Result<()> {
     let mut buffer = vec![0; MESSAGE_MAX];
     let Some((Request::Configure(config), _)) = receive_message(socket.as_fd(), &mut buffer)?
     else {
-        return Err(Error::Protocol("the first message configures".into()));
+        return Err(Error::Protocol(
+            "the first message must be the configuration".into(),
+        ));
     };
-    let signals = raw::signal_fd(&[libc::SIGCHLD]).at("make a signalfd")?;
+    let signals = raw::signal_fd(&[libc::SIGCHLD]).at("create a signalfd")?;
     let mut server = Server::start(&config, init)?;
     let end = server.serve(socket, &signals, &mut buffer);
     server.finish();
@@ -107,15 +116,19 @@ enum Event {
     Idle,
 }
 
-/// How long nobody must have asked for anything before the pools are filled up. What a box is made of and what the pools are
-/// made of take the same locks in the kernel: filled at once, they would slow the box down that made them short.
+/// Idle time before the server refills its pools.
+///
+/// Creating a box and filling the pools take the same kernel locks. Refilling at once would slow
+/// down the box that was just created.
 const REFILL_DELAY_NANOS: i64 = 3_000_000;
 
-/// How often in a row nothing can be received before the server ends, and how long it waits in between: ten seconds together.
+/// Failed receives in a row before the server exits, and the pause between them.
+///
+/// Together they are ten seconds.
 const FAILURES_MAX: u32 = 1000;
 const PAUSE: std::time::Duration = std::time::Duration::from_millis(10);
 
-/// Requests first, then the dead, then work for later.
+/// Waits for the next event: requests first, then ended children, then idle time.
 fn wait(socket: &OwnedFd, signals: &OwnedFd, refill_delay: Option<i64>) -> Result<Event> {
     let mut fds = [
         PollFd::new(socket, PollFlags::IN),
@@ -137,18 +150,19 @@ fn wait(socket: &OwnedFd, signals: &OwnedFd, refill_delay: Option<i64>) -> Resul
 impl Server {
     fn start(config: &ServerConfig, init: InitMain) -> Result<Self> {
         let privileged = privileged(config.id_base);
-        // For the first processes of boxes, too; commands have less.
+        // Also for the init of every box. Commands have a lower limit.
         raw::raise_descriptor_limit();
-        // Inherited by every box, which so goes before whoever asked for it when memory runs out. This process is small: the
-        // boxes go before it, too.
+        // Every box inherits the score, so that the kernel kills it before the client when memory
+        // runs out. This process is small, so the kernel prefers the boxes to it as well.
         std::fs::write("/proc/self/oom_score_adj", "500").at("set the OOM score")?;
-        // Boxes inherit the session keyring; this one is empty. The filter keeps them from all keyrings anyway.
+        // Boxes inherit the session keyring, so start an empty one. The filter also denies all
+        // keyring calls.
         raw::new_session_keyring();
         let this = rustix::process::getpid();
         let pidfd = rustix::process::pidfd_open(this, rustix::process::PidfdFlags::empty())
             .at("open a pidfd")?;
         let owner = Owner::this().ok_or_else(|| Error::Unavailable("procfs".into()))?;
-        // Before the world is built: afterwards the machine's file systems are out of sight, and descriptors are all we have.
+        // Before the template is built, because the host's file systems are not visible afterwards.
         let disk = config.disk.is_limited().then_some(config.disk);
         let cgroups = Cgroups::hold(&config.cgroup_parent, &owner, disk);
         cgroups.sweep();
@@ -176,7 +190,7 @@ impl Server {
         })
     }
 
-    /// What the machine has, and the place to build boxes in.
+    /// Probes the host and builds the template.
     fn build_template(cgroups: &Cgroups, privileged: bool) -> Result<(Primitives, Template)> {
         let mut primitives = Primitives::with(cgroups, privileged);
         let missing = primitives.missing_required();
@@ -188,11 +202,11 @@ impl Server {
         Ok((primitives, template))
     }
 
-    /// Answers until the other end of the socket is closed.
+    /// Serves requests until the client closes the socket.
     fn serve(&mut self, socket: &OwnedFd, signals: &OwnedFd, buffer: &mut [u8]) -> Result<()> {
         let hello = Reply::Hello(Box::new(self.primitives.clone()));
         send_message(socket.as_fd(), &hello, &[])?;
-        // How long to wait before filling up the pools, if they may be short.
+        // Delay before the next refill, if the pools may be short.
         let mut refill_delay = Some(0);
         let mut failures = 0;
         loop {
@@ -205,9 +219,9 @@ impl Server {
                         self.answer(request, fds);
                     }
                     Ok(None) => return Ok(()),
-                    // One bad message is its sender's trouble: what that waits on is closed.
+                    // The sender of an invalid message sees its reply socket close.
                     Err(Error::Protocol(_)) => {}
-                    // So is one that nothing was left for; boxes do not end for it.
+                    // The server may be out of descriptors. That must not end boxes.
                     Err(_) if failures < FAILURES_MAX => {
                         failures += 1;
                         std::thread::sleep(PAUSE);
@@ -216,7 +230,8 @@ impl Server {
                 },
                 Event::Child => self.reap(signals),
                 Event::Idle => {
-                    // Spares take from the pools, so they come first. What fails now fails, or works, when it is asked for.
+                    // Spares take from the pools, so they come first. An error here appears again,
+                    // or not, when a client needs the part.
                     let more = self.add_spare().unwrap_or(false)
                         || self.pools.refill(&self.template, &self.cgroups);
                     refill_delay = more.then_some(0);
@@ -229,13 +244,13 @@ impl Server {
         if let Request::Release { cgroup } = request {
             return self.release(&cgroup);
         }
-        // Where nobody waits for an answer there is nothing to do.
+        // Without a reply socket the request has no effect.
         if fds.is_empty() {
             return;
         }
         let reply = fds.remove(0);
         let result = match request {
-            // The box's own first process answers.
+            // The box's first process replies.
             Request::Create { plan, sources } => match raw::duplicate(reply.as_fd())
                 .at("duplicate")
                 .and_then(|reply| self.create(&plan, fds, sources, reply))
@@ -250,7 +265,7 @@ impl Server {
                 Ok(())
             }
             Request::Configure(_) | Request::Release { .. } => {
-                Err(Error::Protocol("configured already".into()))
+                Err(Error::Protocol("already configured".into()))
             }
         };
         let answer = result.map_or_else(|error| Reply::from_error(&error), |()| Reply::Done);
@@ -269,7 +284,10 @@ impl Server {
         }
     }
 
-    /// An init that is reaped was the last of its box: the kernel ends a pid namespace before its first process.
+    /// Removes a reaped box.
+    ///
+    /// Its init was its last process, because the kernel ends a pid namespace before its first
+    /// process.
     fn remove_box(&mut self, pid: i32) {
         self.spares.retain(|spare| spare.pid != pid);
         let Some(running) = self.boxes.remove(&pid) else {
@@ -295,7 +313,9 @@ impl Server {
         }
     }
 
-    /// Whoever asked is gone. Boxes that belong to it go, too; the others live on.
+    /// Cleans up after the client has closed.
+    ///
+    /// Ends the owned boxes; the others continue to run.
     fn finish(&mut self) {
         self.spares.clear();
         let owned: Vec<i32> = self
@@ -310,7 +330,7 @@ impl Server {
             }
         }
         for pid in owned {
-            // Frozen by version 1 it would not die, and be waited for for ever.
+            // With cgroup version 1, a frozen box does not die, and the wait would never end.
             if let Some(group) = self
                 .boxes
                 .get(&pid)

@@ -1,8 +1,9 @@
-//! A box's own view of what all boxes are made of: the machine's system directories and the server's pieces.
+//! The overlays of a box: separate inodes of the host's system directories.
 //!
-//! The kernel keeps watches and locks with an inode. A box that had the machine's inodes would see by inotify which programs
-//! the machine and other boxes start, and its locks would hold them up. An overlay has inodes of its own and the contents of
-//! what is below it, from the same page cache; so every box gets its own overlays, never mounts of one that another has.
+//! The kernel attaches watches and locks to inodes. With the host's inodes, a box could watch which
+//! programs the host and other boxes start, and could block them with locks. An overlay has
+//! separate inodes, with the content of the lower directory from the same page cache. Every box
+//! therefore gets its own overlays.
 
 use std::fs;
 use std::io;
@@ -16,44 +17,44 @@ use crate::error::{At, Result};
 use crate::mounts::{Attr, clone_tree, new_fs};
 use crate::raw::{self, ATTR_NODEV, ATTR_NOEXEC, ATTR_NOSUID, ATTR_RDONLY};
 
-/// What may be done with the system directories.
+/// Mount attributes of the system directories.
 pub(super) const SYSTEM_ATTR: Attr = ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV;
 const PIECES_ATTR: Attr = SYSTEM_ATTR | ATTR_NOEXEC;
 
-/// A system directory of the machine, or a part of one that is a mount of its own.
+/// A system directory of the host, or a mount below one.
 #[derive(Debug)]
 pub(crate) struct SystemTree {
-    /// Its path below the root, and below `/t`.
+    /// Path below the root, and below `/t`.
     pub(crate) name: String,
-    /// Whether boxes get overlays of it. Otherwise they get the machine's own inodes.
+    /// Whether boxes get overlays of it. Otherwise they get the host's inodes.
     pub(crate) overlaid: bool,
 }
 
-/// The mounts of one box, not attached anywhere.
+/// The detached mounts of one box.
 #[derive(Debug)]
 pub(crate) struct Overlays {
-    /// The server's pieces.
+    /// The template's own files.
     pub(crate) pieces: OwnedFd,
-    /// The system directories, in the order of `World::trees`.
+    /// The system directories, in the order of `Template::trees`.
     pub(crate) system: Vec<OwnedFd>,
 }
 
 impl Overlays {
     pub(crate) fn new(template: &Template) -> Result<Self> {
         let pieces = if template.use_overlays {
-            overlay("/p", PIECES_ATTR).at("make an overlay of the pieces")?
+            overlay("/p", PIECES_ATTR).at("create an overlay of the template files")?
         } else {
-            let tree = clone_tree(CWD, "/p", false).at("copy the pieces")?;
+            let tree = clone_tree(CWD, "/p", false).at("clone the template files")?;
             raw::mount_setattr(tree.as_fd(), false, PIECES_ATTR, 0)
-                .at("make the pieces read-only")?;
+                .at("make the template files read-only")?;
             tree
         };
         let system = template.trees.iter().map(|tree| {
             let place = format!("/t/{}", tree.name);
             if tree.overlaid {
-                overlay(&place, SYSTEM_ATTR).at("make an overlay of a system directory")
+                overlay(&place, SYSTEM_ATTR).at("create an overlay of a system directory")
             } else {
-                clone_tree(CWD, place, true).at("copy a system directory's mount")
+                clone_tree(CWD, place, true).at("clone a system directory's mount")
             }
         });
         Ok(Self {
@@ -64,8 +65,10 @@ impl Overlays {
 }
 
 impl Overlays {
-    /// Looks up what most programs begin with, so that the first one of a box finds it known. Of the machine only directories:
-    /// an upgrade replaces files, and a box must not find the old one of a pair that belongs together.
+    /// Fills the caches of the overlays with the paths that most programs use first.
+    ///
+    /// Only directories of the host: an upgrade replaces files, and a box must not combine an old
+    /// file with a new one.
     pub(crate) fn warm(&self, template: &Template) {
         let look = |at: &OwnedFd, path: &str| {
             let _ = rustix::fs::statat(at, path, AtFlags::empty());
@@ -89,33 +92,37 @@ impl Overlays {
     }
 }
 
-/// A read-only overlay of one directory. The kernel wants two layers at least.
+/// Creates a read-only overlay of one directory. The kernel requires two layers.
 fn overlay(place: &str, attr: Attr) -> io::Result<OwnedFd> {
     let layers = format!("{place}:/n");
     new_fs("overlay", &[("lowerdir", &layers)], attr)
 }
 
-/// Whether an overlay can be made of a tree that is at its place below `/t`.
+/// Whether an overlay of a tree below `/t` can be created.
 pub(super) fn can_overlay(name: &str) -> bool {
-    // A colon or a backslash would have to be written otherwise in the list of layers.
+    // The list of layers would require escapes for a colon or a backslash.
     !name.contains([':', '\\']) && overlay(&format!("/t/{name}"), SYSTEM_ATTR).is_ok()
 }
 
-/// Whether the mount of a tree that is at its place below `/t` can be copied and looked at.
+/// Whether a tree below `/t` can be cloned and read.
 pub(super) fn can_copy(name: &str) -> bool {
     let tree = clone_tree(CWD, format!("/t/{name}"), true);
     tree.is_ok_and(|tree| rustix::fs::fstat(tree).is_ok())
 }
 
-/// Whether this user can make overlays of the machine's system directories, for a process that is to be thrown away.
+/// Whether this user can create overlays of the host's system directories.
+///
+/// A child process that exits afterwards calls it.
 pub(crate) fn can_overlay_system() -> bool {
-    // A container may have mounts below `/etc`, which an ordinary user can make no layer of.
+    // A container may have mounts below `/etc`, and an ordinary user cannot use such a layer.
     ["/usr/bin:/usr/lib", "/usr:/etc"]
         .iter()
         .any(|layers| new_fs("overlay", &[("lowerdir", layers)], SYSTEM_ATTR).is_ok())
 }
 
-/// What is mounted below a directory of the machine, the outer ones first. An overlay does not show these.
+/// Mounts below a directory of the host, parents first.
+///
+/// An overlay does not contain them.
 pub(super) fn mounts_below(directory: &Path) -> io::Result<Vec<String>> {
     let table = fs::read_to_string("/proc/self/mountinfo")?;
     let places = table.lines().filter_map(|line| line.split(' ').nth(4));
@@ -132,7 +139,7 @@ pub(super) fn mounts_below(directory: &Path) -> io::Result<Vec<String>> {
     Ok(below)
 }
 
-/// A path as the kernel's tables of mounts have it: blanks and backslashes are octal numbers.
+/// Decodes the octal escapes of a path in the kernel's mount table.
 fn unescape(path: &str) -> String {
     let escapes = [
         ("\\040", " "),

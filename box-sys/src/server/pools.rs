@@ -1,7 +1,7 @@
-//! What is made ahead of time: network namespaces, user namespaces, overlays and cgroups, each used once by one box.
+//! Parts of boxes that are created in advance: namespaces, overlays and cgroups.
 //!
-//! They are the dearest parts of a box and depend on no plan. Groups of control may come back (`Cgroups::reset`), namespaces
-//! never do.
+//! They take the longest time of a box's creation and do not depend on the plan. Each is used by
+//! one box. Cgroups can be reused (`Cgroups::reset`), namespaces cannot.
 
 use std::ffi::CStr;
 use std::fs;
@@ -18,10 +18,10 @@ use crate::network::{self, Net};
 use crate::plan::Network;
 use crate::raw;
 
-/// How many ids of the host a box of root is given.
+/// Number of host ids of a box of root.
 pub(crate) const IDS: u32 = 65_536;
 
-/// The ids of boxes, as the server's own user namespace numbers them.
+/// The ids of boxes in the server's user namespace.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ids {
     privileged: bool,
@@ -33,7 +33,9 @@ impl Ids {
         Self { privileged, base }
     }
 
-    /// Outside, the guest with this id inside. Without root there is one id only, and the server is 0 to itself.
+    /// Id of a guest in the server's user namespace.
+    ///
+    /// Without root, the namespace has one id, which is 0.
     pub(crate) fn guest(self, inside: u32) -> u32 {
         if self.privileged {
             self.base + inside
@@ -51,34 +53,38 @@ impl Ids {
     }
 }
 
-/// Things kept ready.
+/// Parts that are ready for use.
 #[derive(Debug)]
 pub(crate) struct Pools {
     size: usize,
     nets: Vec<Net>,
-    /// With exits; none before the first is asked for.
+    /// With egress. Empty until a client asks for the first one.
     egress: Vec<Net>,
     egress_wanted: bool,
     users: Vec<OwnedFd>,
     overlays: Vec<Overlays>,
-    /// Views of boxes that have ended. To let go of the last mount of an overlay takes the kernel some 0.1 ms, which no box's
-    /// end is to wait for.
+    /// Overlays of ended boxes.
+    ///
+    /// Releasing the last mount of an overlay takes the kernel about 0.1 ms, and no box waits for
+    /// that.
     retired: Vec<Overlays>,
-    /// How many views from here boxes have, or had until now.
+    /// Number of pooled overlays that boxes use or that are in `retired`.
     lent: usize,
     groups: Vec<Group>,
     ids: Ids,
     owner: crate::cgroup::Owner,
-    /// The guest's id that pooled user namespaces are mapped for.
+    /// The guest id for which the pooled user namespaces are mapped.
     guest: u32,
-    /// Maps of workspace owners, see `owner_map`.
+    /// Maps of workspace owners; see `owner_map`.
     owners: Vec<((u32, u32, u32), OwnedFd)>,
 }
 
-/// Most views that boxes have from here at once: each is a few descriptors of the server's. Further boxes make their own.
+/// Most pooled overlays in use at once, because each needs several descriptors.
+///
+/// Further boxes create their own.
 const LENT_MAX: usize = 256;
 
-/// Most owner maps kept.
+/// Most cached owner maps.
 const OWNERS_MAX: usize = 32;
 
 impl Pools {
@@ -100,9 +106,9 @@ impl Pools {
         }
     }
 
-    /// Makes one thing that is short. `false` when nothing is.
+    /// Creates one missing part. Returns `false` if none is missing.
     pub(crate) fn refill(&mut self, template: &Template, cgroups: &Cgroups) -> bool {
-        // What cannot be made now is made, or reported, when it is asked for.
+        // If the creation fails, it is tried again, and reported, when a client needs the part.
         if self.nets.len() < self.size {
             let net = new_net(template, Network::Loopback);
             return net.map(|net| self.nets.push(net)).is_ok();
@@ -132,7 +138,9 @@ impl Pools {
         false
     }
 
-    /// A network namespace, unless the box must make its own: many at once then make theirs beside each other.
+    /// Takes a network namespace.
+    ///
+    /// Without one, the box creates its own in parallel to others.
     pub(crate) fn net(&mut self, network: Network) -> Option<Net> {
         match network {
             Network::Down => None,
@@ -151,7 +159,7 @@ impl Pools {
         Ok(())
     }
 
-    /// Makes sure that there are overlays for a box that is begun while nobody waits for it.
+    /// Prepares overlays for a spare box, for which no client waits.
     pub(crate) fn prepare_overlays(&mut self, template: &Template) -> Result<()> {
         if self.overlays.is_empty() && self.lent < LENT_MAX {
             self.add_overlays(template)?;
@@ -159,19 +167,19 @@ impl Pools {
         Ok(())
     }
 
-    /// Overlays, unless the box must make its own, as with networks.
+    /// Takes overlays. Without them, the box creates its own.
     pub(crate) fn overlays(&mut self) -> Option<Overlays> {
         let overlays = self.overlays.pop();
         self.lent += usize::from(overlays.is_some());
         overlays
     }
 
-    /// Takes the overlays of a box that has ended, to let go of them later.
+    /// Keeps the overlays of an ended box, to release them later.
     pub(crate) fn retire_overlays(&mut self, overlays: Option<Overlays>) {
         self.retired.extend(overlays);
     }
 
-    /// Lets go of all of them now.
+    /// Releases all overlays of ended boxes.
     pub(crate) fn drop_retired(&mut self) {
         self.lent -= self.retired.len();
         self.retired.clear();
@@ -196,9 +204,9 @@ impl Pools {
             .map(Some)
     }
 
-    /// Takes a group back from a box that has ended.
+    /// Returns the cgroup of an ended box to the pool, or removes it.
     pub(crate) fn return_group(&mut self, cgroups: &Cgroups, name: &str) {
-        // Twice the size: the one that replaced this group in the pool was made at once.
+        // Twice the size, because the pool has already been refilled.
         if self.groups.len() < 2 * self.size
             && cgroups.is_recyclable()
             && let Ok(mut group) = cgroups.reopen(name)
@@ -211,7 +219,7 @@ impl Pools {
         }
     }
 
-    /// Removes what would stay behind.
+    /// Removes the pooled cgroups.
     pub(crate) fn clear(&mut self, cgroups: &Cgroups) {
         for group in self.groups.drain(..) {
             let _ = cgroups.remove(&group.name);
@@ -222,8 +230,10 @@ impl Pools {
         cgroups.make(&self.owner.new_group())
     }
 
-    /// A user namespace that maps a workspace's owner to the guest, for an idmapped mount: what the guest makes there belongs
-    /// to the owner. Depends on the ids only, so it is kept.
+    /// A user namespace that maps the owner of a workspace to the guest.
+    ///
+    /// It is for an idmapped mount, in which the guest's files belong to the owner. It depends only
+    /// on the ids, so it is cached.
     pub(crate) fn owner_map(&mut self, uid: u32, gid: u32, guest: u32) -> io::Result<&OwnedFd> {
         let key = (uid, gid, guest);
         if let Some(place) = self.owners.iter().position(|(known, _)| *known == key) {
@@ -239,7 +249,9 @@ impl Pools {
     }
 }
 
-/// A new network namespace, owned by the server's user namespace, so that nobody in the box has powers over it.
+/// Creates a network namespace, owned by the server's user namespace.
+///
+/// No process of the box has privileges over it.
 fn new_net(template: &Template, network: Network) -> Result<Net> {
     let made = network::enter_new(network).and_then(|egress| {
         let namespace = open_ns("net").at("open the network namespace")?;
@@ -254,16 +266,19 @@ fn new_user(map: &str) -> io::Result<OwnedFd> {
     new_mapped(map, map)
 }
 
-/// Bytes of stack for a process that does next to nothing.
+/// Stack of a process that calls few functions.
 const STACK: usize = 32 * 1024;
 
-/// A mapped user namespace in which no further one can be made. A child that ends at once makes it; this process writes its
-/// maps, because a process inside may not write more than its own id (EPERM).
+/// Creates a mapped user namespace in which no further one can be created.
+///
+/// A short-lived child creates it. This process writes the maps, because a process inside may map
+/// only its own id (EPERM).
 fn new_mapped(uids: &str, gids: &str) -> io::Result<OwnedFd> {
     let (wait, go) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
     let mut stack = vec![0; STACK];
     let mut ends = [wait.as_raw_fd(), go.as_raw_fd()];
-    // SAFETY: the function only makes system calls, by rustix, which knows no `errno`; its stack and argument are waited for.
+    // SAFETY: the function only makes system calls through rustix, which does not set `errno`. The
+    // stack and the argument outlive the child.
     let pid = unsafe {
         let argument = (&raw mut ends).cast();
         raw::clone_sharing_memory(libc::CLONE_NEWUSER, &mut stack, lock_and_wait, argument)
@@ -284,30 +299,34 @@ fn new_mapped(uids: &str, gids: &str) -> io::Result<OwnedFd> {
     match status.and_then(|(_, status)| status.exit_status()) {
         Some(0) => made,
         Some(errno) => Err(io::Error::from_raw_os_error(errno)),
-        None => Err(io::Error::other("max_user_namespaces could not be set")),
+        None => Err(io::Error::other("cannot set max_user_namespaces")),
     }
 }
 
-/// The child's part: a second lock behind the filter, ENOSPC for whoever gets that far, which works before the maps are
-/// written; then it waits for those.
+/// Code of the child.
+///
+/// It forbids further user namespaces with ENOSPC, in addition to the filter, and this works only
+/// before the maps are written. Then it waits for the maps.
 extern "C" fn lock_and_wait(ends: *mut libc::c_void) -> libc::c_int {
-    // SAFETY: the caller's argument, which it does not change.
+    // SAFETY: the caller's argument, which the caller does not change.
     let [wait, go] = unsafe { *ends.cast::<[RawFd; 2]>() };
-    // SAFETY: this process's own copy of the writing end, which nothing else of it uses.
+    // SAFETY: this process's own copy of the writing end, which it does not use otherwise.
     unsafe { rustix::io::close(go) };
-    // SAFETY: open as long as this process lives.
+    // SAFETY: open as long as this process runs.
     let wait = unsafe { BorrowedFd::borrow_raw(wait) };
     let locked = set_limit(c"/proc/sys/user/max_user_namespaces", b"0");
     for (limit, value) in INOTIFY_LIMITS {
-        // A kernel without them has nothing to limit.
+        // A kernel without inotify has no such setting.
         let _ = set_limit(limit, value);
     }
     let _ = rustix::io::read(wait, &mut [0_u8]);
     locked.err().map_or(0, rustix::io::Errno::raw_os_error)
 }
 
-/// What users of a box may have to watch files with. Everything of the kind is also counted for whoever made the box's namespace,
-/// who has 128 of the first for all programs.
+/// Inotify limits of a box.
+///
+/// The kernel also counts its instances for the creator of the namespace, who has 128 of them for
+/// all programs.
 const INOTIFY_LIMITS: [(&CStr, &[u8]); 2] = [
     (c"/proc/sys/user/max_inotify_instances", b"16"),
     (c"/proc/sys/user/max_inotify_watches", b"65536"),

@@ -1,18 +1,19 @@
-//! The server's own small world: a mount namespace that holds what every box is made of, and nothing else.
+//! The template: a mount namespace with the files that every box starts from.
 //!
-//! A box's namespace is a copy of this one, so its pieces need only be moved into place: nothing of the machine is looked
-//! up by name once the server is up, and copying a dozen mounts is cheap where copying the machine's would not be.
+//! A box's mount namespace is a copy of it, and the box moves the mounts into place. The server
+//! resolves no host path after its start. Copying a dozen mounts is cheap; copying all mounts of the
+//! host would not be.
 //!
 //! ```text
-//! /proc        the machine's, unmasked: the kernel lets an ordinary user mount a box's own only if one is in sight
-//! /t/…         the machine's system directories
-//! /p/…         the pieces: etc, dev, who is who by default, a file and a directory to mask with
-//! /d/…         the machine's devices, where the server may not make its own
-//! /r /s /l /o  empty, where a box puts its root, its private files, a given root's lower layer and its pieces
-//! /n           empty, the layer below every overlay
+//! /proc        the host's, unmasked: without root, the kernel requires a visible one to mount procfs
+//! /t/…         the host's system directories
+//! /p/…         files of the template: etc, dev, default identity files, an empty file and directory
+//! /d/…         the host's devices, if the server cannot create device nodes
+//! /r /s /l /o  empty: mount points for a box's root, private files, image and template files
+//! /n           empty: the layer below every overlay
 //! ```
 //!
-//! `view.rs` is how a box gets inodes of its own for all of this.
+//! `overlays.rs` gives each box separate inodes of these files.
 
 use std::fs;
 use std::io;
@@ -30,11 +31,14 @@ use crate::mounts::{attach, clone_tree, make_dirs, make_file, new_fs, open_benea
 use crate::plan::SandboxPlan;
 use crate::raw::{self, ATTR_NODEV, ATTR_NOEXEC, ATTR_NOSUID};
 
-/// The machine's system directories. Where one is a link (`/bin` to `usr/bin`), boxes get the link.
+/// The host's system directories.
+///
+/// If one is a link (`/bin` to `usr/bin`), boxes get the link.
 const SYSTEM: &[&str] = &["usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32"];
 
-/// What boxes get of the machine's `/etc`: what programs need to start, and no secret. Copied, because copies are fewer
-/// mounts and do not change under a running box.
+/// Files of the host's `/etc` that boxes get. None of them is secret.
+///
+/// They are copied. Copies need fewer mounts and do not change in a running box.
 const ETC: &[&str] = &[
     "alternatives",
     "bash.bashrc",
@@ -75,11 +79,13 @@ const ETC: &[&str] = &[
     "vimrc",
     "xattr.conf",
 ];
-/// Largest file copied, and most entries, so that an odd `/etc` cannot fill memory.
+/// Largest copied file and number of entries, so that `/etc` cannot fill memory.
 const ETC_FILE_MAX: u64 = 1 << 20;
 const ETC_ENTRIES_MAX: usize = 10_000;
 
-/// The six devices, with their numbers: a node that is something else is not handed on.
+/// The six devices with their numbers.
+///
+/// The server refuses a node with another number.
 const NODES: &[(&str, u32, u32)] = &[
     ("null", 1, 3),
     ("zero", 1, 5),
@@ -89,7 +95,7 @@ const NODES: &[(&str, u32, u32)] = &[
     ("tty", 5, 0),
 ];
 
-/// Files of procfs that tell about the machine or reach it. Those this kernel has are masked.
+/// Files of procfs that reveal or control the host. Boxes get masks over them.
 const MASKED: &[&str] = &[
     "acpi",
     "asound",
@@ -113,7 +119,7 @@ const MASKED: &[&str] = &[
     "timer_stats",
 ];
 
-/// Directories of the small world, see above.
+/// Directories of the template; see above.
 const PLACES: &[&str] = &[
     "proc",
     "t",
@@ -130,41 +136,44 @@ const PLACES: &[&str] = &[
     "n",
 ];
 
-/// What the server has to make boxes with.
+/// The template: the namespaces and mounts from which the server creates boxes.
 #[derive(Debug)]
 pub(crate) struct Template {
-    /// Whether the server has root's powers on the machine.
+    /// Whether the server has root's privileges on the host.
     pub(crate) privileged: bool,
-    /// A mount namespace with the machine's view, to find workspaces in. It follows the machine's later mounts.
+    /// Mount namespace with the host's file systems, for mount sources.
+    ///
+    /// It follows later mounts.
     pub(crate) host_mounts: OwnedFd,
-    /// The small one described above.
+    /// Mount namespace of the template.
     pub(crate) mounts: OwnedFd,
-    /// The user namespace that owns everything of the boxes but their last user namespaces.
+    /// User namespace that owns the boxes' namespaces, except the user ones.
     pub(crate) user: OwnedFd,
-    /// The network namespace the server lives in.
+    /// Network namespace of the server.
     pub(crate) net: OwnedFd,
     /// System directories that are links: name and target.
     pub(crate) links: Vec<(String, String)>,
-    /// System directories that are mounted at `/t`, the outer ones first.
+    /// System directories below `/t`, parents first.
     pub(crate) trees: Vec<SystemTree>,
-    /// Whether boxes get overlays of the pieces.
+    /// Whether boxes get overlays of the template's own files.
     pub(crate) use_overlays: bool,
-    /// Devices that are mounted at `/d`, because the server may not make its own.
+    /// Devices below `/d`, if the server cannot create device nodes.
     pub(crate) nodes: Vec<&'static str>,
-    /// What is masked in procfs: name, and whether it is a directory.
+    /// Masked files of procfs: name, and whether it is a directory.
     pub(crate) masks: Vec<(String, bool)>,
 }
 
 impl Template {
-    /// Builds it and moves this process in. The machine's own mounts are not touched: everything happens in namespaces that
-    /// end with the server.
+    /// Builds the template and moves this process into it.
+    ///
+    /// The host's mounts do not change: everything happens in namespaces that end with the server.
     pub(crate) fn build(privileged: bool, use_overlays: bool) -> Result<Self> {
         if privileged {
             raw::unshare(libc::CLONE_NEWNS).at("unshare the mount namespace")?;
         } else {
             become_own_root()?;
         }
-        raw::set_propagation(true).at("make mounts follow the machine's")?;
+        raw::set_propagation(true).at("make mounts follow the host's")?;
         let host_mounts = open_ns("mnt").at("open the mount namespace")?;
         let net = open_ns("net").at("open the network namespace")?;
 
@@ -173,7 +182,7 @@ impl Template {
         let mut template = Self {
             privileged,
             host_mounts,
-            mounts: open_ns("mnt").at("open the small mount namespace")?,
+            mounts: open_ns("mnt").at("open the template's mount namespace")?,
             user: open_ns("user").at("open the user namespace")?,
             net,
             links: Vec::new(),
@@ -186,26 +195,28 @@ impl Template {
         Ok(template)
     }
 
-    /// Whether boxes get overlays of all system directories, and of all that is mounted in them: of a file there is none.
+    /// Whether boxes get overlays of all system directories and of all mounts in them.
+    ///
+    /// A file that is a mount cannot have an overlay.
     pub(crate) fn is_overlaid(&self) -> bool {
         self.use_overlays && self.trees.iter().all(|tree| tree.overlaid)
     }
 
     fn fill(&mut self) -> Result<()> {
-        // Modes are given in full below; whoever started the server may have a mask of its own.
+        // All modes below are complete, so the caller's umask must not change them.
         rustix::process::umask(Mode::from(0o022));
         let root = new_fs(
             "tmpfs",
             &[("mode", "0755"), ("size", "64m")],
             ATTR_NOSUID | ATTR_NODEV,
         )
-        .at("make a tmpfs")?;
-        let proc = clone_tree(CWD, "/proc", true).at("copy the mount of procfs")?;
+        .at("create a tmpfs")?;
+        let proc = clone_tree(CWD, "/proc", true).at("clone the mount of procfs")?;
         let system = self.system()?;
         let made = self.privileged && make_nodes(&root).is_ok();
         let nodes = if made { Vec::new() } else { device_nodes()? };
 
-        // Any directory will do to attach to; the copies above were taken before it disappears under this.
+        // Any directory can be the mount point. The clones above were taken before it is covered.
         let place = rustix::fs::open(
             "/usr",
             OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
@@ -214,27 +225,27 @@ impl Template {
         .at("open")?;
         attach(&root, &place).at("attach the server's root")?;
         for name in PLACES {
-            make_dirs(root.as_fd(), Path::new(name)).at("make a directory")?;
+            make_dirs(root.as_fd(), Path::new(name)).at("create a directory")?;
         }
         copy_etc(&root)?;
         let default = SandboxPlan::default();
         let who = make_dirs(root.as_fd(), Path::new("p/who")).at("open")?;
-        identity::write(&who, &default.guest, &default.hostname).at("write who is who")?;
+        identity::write(&who, &default.guest, &default.hostname).at("write the identity files")?;
         self.assemble(&root, &proc, system, nodes)?;
 
         rustix::process::fchdir(&root).at("enter the server's root")?;
         rustix::process::pivot_root(".", ".").at("pivot the server's root")?;
-        rustix::mount::unmount(".", UnmountFlags::DETACH).at("leave the machine's mounts")?;
+        rustix::mount::unmount(".", UnmountFlags::DETACH).at("leave the host's mounts")?;
         rustix::process::chdir("/").at("enter the server's root")?;
         self.trees.retain_mut(|tree| {
             tree.overlaid = tree.overlaid && overlays::can_overlay(&tree.name);
-            // A mount that another one hides, or that this user may not enter, is seen by no box.
+            // No box can see a mount that is covered or that this user cannot enter.
             tree.overlaid || SYSTEM.contains(&tree.name.as_str()) || overlays::can_copy(&tree.name)
         });
         Ok(())
     }
 
-    /// Copies of the mounts of the system directories. Notes what else is mounted in them.
+    /// Clones the mounts of the system directories, and lists the mounts below them.
     fn system(&mut self) -> Result<Vec<(String, OwnedFd)>> {
         let mut system = Vec::new();
         for name in SYSTEM {
@@ -247,14 +258,14 @@ impl Template {
                 self.links
                     .push(((*name).into(), target.to_string_lossy().into_owned()));
             } else if meta.is_dir() {
-                // Recursive: parts that are mounts of their own are locked together for an ordinary user (EINVAL).
-                let tree = clone_tree(CWD, &path, true).at("copy a system directory's mount")?;
+                // Recursive, because submounts are locked for an ordinary user (EINVAL).
+                let tree = clone_tree(CWD, &path, true).at("clone a system directory's mount")?;
                 raw::mount_setattr(tree.as_fd(), true, overlays::SYSTEM_ATTR, 0)
                     .at("make a system directory read-only")?;
                 system.push(((*name).into(), tree));
                 let mut names = vec![(*name).to_owned()];
                 if self.use_overlays {
-                    names.extend(overlays::mounts_below(&path).at("look for mounts")?);
+                    names.extend(overlays::mounts_below(&path).at("list mounts")?);
                 }
                 let overlaid = self.use_overlays;
                 self.trees
@@ -274,7 +285,7 @@ impl Template {
         let place = |path: &str| make_dirs(root.as_fd(), Path::new(path));
         attach(proc, place("proc").at("open")?).at("attach procfs")?;
         for (name, tree) in system {
-            attach(tree, place(&format!("t/{name}")).at("make a directory")?)
+            attach(tree, place(&format!("t/{name}")).at("create a directory")?)
                 .at("attach a system directory")?;
         }
         let dev = place("p/dev").at("open")?;
@@ -285,15 +296,16 @@ impl Template {
             ("stderr", "/proc/self/fd/2"),
             ("ptmx", "pts/ptmx"),
         ] {
-            rustix::fs::symlinkat(target, &dev, name).at("make a link of /dev")?;
+            rustix::fs::symlinkat(target, &dev, name).at("create a link of /dev")?;
         }
-        make_file(place("p").at("open")?, "nothing", b"").at("make an empty file")?;
+        make_file(place("p").at("open")?, "nothing", b"").at("create an empty file")?;
         let places = place("d").at("open")?;
         for (name, tree) in nodes {
             for dir in [&dev, &places] {
-                make_file(dir, name, b"").at("make a place for a device")?;
+                make_file(dir, name, b"").at("create a mount point for a device")?;
             }
-            let place = open_beneath(&places, name, OFlags::PATH).at("open a device's place")?;
+            let place =
+                open_beneath(&places, name, OFlags::PATH).at("open a device's mount point")?;
             attach(tree, place).at("attach a device")?;
             self.nodes.push(name);
         }
@@ -301,8 +313,10 @@ impl Template {
     }
 }
 
-/// Without root: a user namespace in which this process is root over itself only. The network namespace comes along because
-/// leaving one needs powers over it, and the server goes in and out of new ones.
+/// Without root: enters a user namespace in which this process is root.
+///
+/// It also unshares the network namespace. Leaving a network namespace requires privileges over it,
+/// and the server enters new ones.
 fn become_own_root() -> Result<()> {
     let (uid, gid) = (
         rustix::process::geteuid().as_raw(),
@@ -310,13 +324,14 @@ fn become_own_root() -> Result<()> {
     );
     raw::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_NEWNET)
         .at("unshare the user namespace")?;
-    // The order is the kernel's: a group map is refused (EPERM) as long as groups could still be dropped.
+    // The kernel requires this order: it refuses a group map (EPERM) while groups could still be
+    // dropped.
     fs::write("/proc/self/setgroups", "deny").at("deny setgroups")?;
     fs::write("/proc/self/uid_map", format!("0 {uid} 1")).at("map the user")?;
     fs::write("/proc/self/gid_map", format!("0 {gid} 1")).at("map the group")
 }
 
-/// A namespace this process is in.
+/// Opens a namespace of this process.
 pub(crate) fn open_ns(kind: &str) -> io::Result<OwnedFd> {
     Ok(rustix::fs::open(
         format!("/proc/self/ns/{kind}"),
@@ -325,7 +340,9 @@ pub(crate) fn open_ns(kind: &str) -> io::Result<OwnedFd> {
     )?)
 }
 
-/// Devices of the server's own, so that boxes get no inode of the machine's. Not where the server may not make any.
+/// Creates device nodes, so that boxes get no inodes of the host.
+///
+/// Fails if the server lacks the privilege.
 fn make_nodes(root: &OwnedFd) -> io::Result<()> {
     let dev = make_dirs(root.as_fd(), Path::new("p/dev"))?;
     for (name, major, minor) in NODES {
@@ -340,16 +357,16 @@ fn make_nodes(root: &OwnedFd) -> io::Result<()> {
 fn device_nodes() -> Result<Vec<(&'static str, OwnedFd)>> {
     let mut nodes = Vec::new();
     for (name, major, minor) in NODES {
-        let tree = clone_tree(CWD, format!("/dev/{name}"), false).at("copy a device's mount")?;
+        let tree = clone_tree(CWD, format!("/dev/{name}"), false).at("clone a device's mount")?;
         let meta = fs::File::from(tree.try_clone().at("duplicate")?)
             .metadata()
-            .at("look at a device")?;
+            .at("read a device's metadata")?;
         let right =
             meta.file_type().is_char_device() && meta.rdev() == rustix::fs::makedev(*major, *minor);
         if !right {
             return Err(crate::error::Error::Unavailable(format!("device {name}")));
         }
-        // Everything but `nodev`, with which it could not be opened (EACCES).
+        // All restrictions except `nodev`, with which the device could not be opened (EACCES).
         raw::mount_setattr(tree.as_fd(), false, ATTR_NOSUID | ATTR_NOEXEC, ATTR_NODEV)
             .or_else(|_| raw::mount_setattr(tree.as_fd(), false, ATTR_NOSUID | ATTR_NOEXEC, 0))
             .at("restrict a device")?;
@@ -359,7 +376,7 @@ fn device_nodes() -> Result<Vec<(&'static str, OwnedFd)>> {
 }
 
 fn masks() -> Vec<(String, bool)> {
-    // What only root may read needs no mask: no guest is the machine's root.
+    // A file that only root can read needs no mask, because no guest is root of the host.
     let open = |meta: &fs::Metadata| meta.mode() & 0o006 != 0;
     let look = |name: &&str| {
         let meta = fs::symlink_metadata(format!("/proc/{name}"))
@@ -370,7 +387,7 @@ fn masks() -> Vec<(String, bool)> {
     MASKED.iter().filter_map(look).collect()
 }
 
-/// What a login shell does after `/etc/profile`, which sets another `PATH`: what the guest has installed is found.
+/// Runs after `/etc/profile`, which resets `PATH`. Adds the guest's own programs.
 const LOGIN: &[u8] = b"case \":$PATH:\" in\n*\":$HOME/.local/bin:\"*) ;;\n*) PATH=\"$HOME/.local/bin:$PATH\" ;;\nesac\n";
 
 fn copy_etc(root: &OwnedFd) -> Result<()> {
@@ -385,15 +402,17 @@ fn copy_etc(root: &OwnedFd) -> Result<()> {
         if fs::symlink_metadata(&from).is_err() {
             continue;
         }
-        let parent = make_dirs(etc.as_fd(), parent).at("make a directory of /etc")?;
+        let parent = make_dirs(etc.as_fd(), parent).at("create a directory of /etc")?;
         copy(&from, &parent, file, &mut left).at("copy a file of /etc")?;
     }
-    let profile = make_dirs(etc.as_fd(), Path::new("profile.d")).at("make a directory of /etc")?;
+    let profile =
+        make_dirs(etc.as_fd(), Path::new("profile.d")).at("create a directory of /etc")?;
     write_new(&profile, "box.sh", LOGIN).at("write a file of /etc")?;
     for name in identity::FILES {
-        rustix::fs::symlinkat(format!("/run/box/{name}"), &etc, *name).at("make a link of /etc")?;
+        rustix::fs::symlinkat(format!("/run/box/{name}"), &etc, *name)
+            .at("create a link of /etc")?;
     }
-    rustix::fs::symlinkat("/proc/self/mounts", &etc, "mtab").at("make a link of /etc")
+    rustix::fs::symlinkat("/proc/self/mounts", &etc, "mtab").at("create a link of /etc")
 }
 
 fn write_new(dir: &OwnedFd, name: impl rustix::path::Arg, content: &[u8]) -> io::Result<()> {
@@ -402,7 +421,7 @@ fn write_new(dir: &OwnedFd, name: impl rustix::path::Arg, content: &[u8]) -> io:
     io::Write::write_all(&mut fs::File::from(to), content)
 }
 
-/// Copies files, links and directories that this process may read; skips what it may not.
+/// Copies files, links and directories. Skips unreadable ones.
 fn copy(from: &Path, dir: &OwnedFd, name: &std::ffi::OsStr, left: &mut usize) -> io::Result<()> {
     if *left == 0 {
         return Ok(());
@@ -423,7 +442,7 @@ fn copy(from: &Path, dir: &OwnedFd, name: &std::ffi::OsStr, left: &mut usize) ->
             copy(&entry.path(), &below, &entry.file_name(), left)?;
         }
     } else if meta.is_file() && meta.len() <= ETC_FILE_MAX && meta.mode() & 0o004 != 0 {
-        // Only what everybody may read: a root that copies would otherwise hand on what it alone may.
+        // Only world-readable files, because a server of root could read secrets.
         if let Ok(content) = fs::read(from) {
             write_new(dir, name, &content)?;
         }

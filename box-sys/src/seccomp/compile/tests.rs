@@ -1,9 +1,9 @@
-//! The program, run as the kernel would, beside what the table says.
+//! Interprets the program as the kernel does, and compares it with the table.
 
 use super::*;
 use crate::seccomp::table::{number, rules};
 
-/// Runs a program as the kernel would.
+/// Interprets a program as the kernel does.
 fn run(program: &[sock_filter], arch: u32, nr: u32, args: [u64; 6]) -> u32 {
     let (mut at, mut acc) = (0, 0);
     let low = |value: u64| u32::try_from(value & 0xffff_ffff).unwrap();
@@ -33,7 +33,7 @@ fn run(program: &[sock_filter], arch: u32, nr: u32, args: [u64; 6]) -> u32 {
     panic!("no verdict for {nr}");
 }
 
-/// Whether a check holds, as its words say it; and its verdict.
+/// Whether a check holds, and its verdict.
 fn holds(check: &Check, args: [u64; 6]) -> (bool, Verdict) {
     let word = |arg: u32| u32::try_from(args[arg as usize] & 0xffff_ffff).unwrap();
     match *check {
@@ -63,7 +63,7 @@ fn holds(check: &Check, args: [u64; 6]) -> (bool, Verdict) {
     }
 }
 
-/// The arguments a rule looks at, each with every value that is a border of some check of it.
+/// The arguments of a rule, with all boundary values of its checks.
 fn borders(checks: &[Check]) -> Vec<(u32, Vec<u64>)> {
     let mut all: Vec<(u32, Vec<u64>)> = Vec::new();
     let mut add = |arg: u32, values: &[u32]| {
@@ -110,7 +110,7 @@ fn borders(checks: &[Check]) -> Vec<(u32, Vec<u64>)> {
     all
 }
 
-/// Every combination of those values.
+/// All combinations of the values.
 fn grid(borders: &[(u32, Vec<u64>)]) -> Vec<[u64; 6]> {
     let mut all = vec![[0; 6]];
     for (arg, values) in borders {
@@ -166,7 +166,7 @@ fn foreign_entries_are_killed() {
     assert_eq!(run(&program, ARCH, X32_BIT + 39, [0; 6]), kill, "x32");
 }
 
-/// What each rule about arguments is for, with the numbers that a program would pass.
+/// The purpose of each argument check, with the values that programs pass.
 #[test]
 fn arguments_decide() {
     let program = program(&rules());
@@ -179,7 +179,7 @@ fn arguments_decide() {
     };
     let passes = |call, args: &[u64]| check(call, args, None);
     let refuses = |call, args: &[u64]| check(call, args, Some(libc::EPERM));
-    // Modes: where a file is made or changed, in whichever argument they are.
+    // Modes that create or change a file, in every argument position.
     let modes: &[(libc::c_long, &[u64])] = &[
         (libc::SYS_fchmod, &[3]),
         (libc::SYS_fchmodat, &[0, 1]),
@@ -205,7 +205,7 @@ fn arguments_decide() {
         }
         passes(*call, &[*before, &[0o1777]].concat());
     }
-    // Where none is made, nobody looks at the mode.
+    // Without creation the mode is ignored.
     passes(libc::SYS_openat, &[0, 1, 0, 0o7777]);
     for new in [0x1000_0000, 0x0002_0000, 0x4000_0000, 0x0200_0000] {
         refuses(libc::SYS_clone, &[new | 0x11]);
@@ -235,7 +235,7 @@ fn arguments_decide() {
     check(libc::SYS_fallocate, &[3, 1], Some(libc::EOPNOTSUPP));
     check(libc::SYS_fallocate, &[3, 0], Some(libc::EOPNOTSUPP));
     passes(libc::SYS_fallocate, &[3, 3]);
-    // Of others: nobody's limits, priorities or, of init, processors.
+    // Other processes: no limits and priorities, and no CPU affinity of init.
     for call in [
         libc::SYS_prlimit64,
         libc::SYS_sched_setscheduler,
@@ -254,7 +254,7 @@ fn arguments_decide() {
     refuses(libc::SYS_sched_setaffinity, &[1, 8, 1]);
     passes(libc::SYS_sched_setaffinity, &[0, 8, 1]);
     passes(libc::SYS_sched_setaffinity, &[7, 8, 1]);
-    // The limit of core files is read, and stays.
+    // The core limit can be read and does not change.
     passes(libc::SYS_prlimit64, &[0, 4, 0, 1 << 40]);
     check(libc::SYS_prlimit64, &[0, 4, 1 << 40], Some(0));
     check(libc::SYS_prlimit64, &[0, 4, 4096], Some(0));
@@ -271,8 +271,10 @@ fn arguments_decide() {
     passes(libc::SYS_renameat2, &[0, 1, 0, 1, 3]);
 }
 
-/// What one program could take of what the whole machine has once: filters without listeners, sockets without programs and with
-/// the receive buffer they have, no secret memory.
+/// Resources that all programs of the host share.
+///
+/// Filters have no listeners, sockets have no programs and keep their receive buffer, and secret
+/// memory is unavailable.
 #[test]
 fn arguments_decide_about_what_all_share() {
     let program = program(&rules());
@@ -303,7 +305,7 @@ fn arguments_decide_about_what_all_share() {
     check(libc::SYS_memfd_secret, [0; 4], Some(libc::ENOSYS));
 }
 
-/// Of the program for commands: whose processors they may choose.
+/// The filter for commands: for which threads they can set the CPU affinity.
 #[test]
 fn commands_of_inits_own_user_choose_their_own_processors_only() {
     let affinity = number(libc::SYS_sched_setaffinity);
@@ -314,7 +316,7 @@ fn commands_of_inits_own_user_choose_their_own_processors_only() {
         let program = crate::seccomp::guest_program(two_uids);
         let said = |nr, pid| run(&program, ARCH, nr, [pid, 8, 4096, 0, 0, 0]);
         assert_eq!(said(affinity, 0), allow);
-        // The filter of all boxes refuses this one.
+        // The main filter denies this one.
         assert_eq!(said(affinity, 1), allow);
         assert_eq!(said(affinity, 2), of_others);
         assert_eq!(said(number(libc::SYS_openat2), 0), absent);
