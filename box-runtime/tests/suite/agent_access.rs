@@ -452,7 +452,7 @@ async fn too_many_bytes_in_one_box_are_refused_and_leave_room() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_agents_error_keeps_its_word_and_little_else() {
+async fn an_agents_error_keeps_its_code_and_little_else() {
     let (runtime, _backend) = runtime(Shared::default(), seconds(100));
     create(&runtime, &Caller::local()).await.unwrap();
     let error = stat(&runtime, "/refused").await.unwrap().unwrap_err();

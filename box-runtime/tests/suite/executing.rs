@@ -51,7 +51,7 @@ async fn output_beyond_a_mebibyte_is_counted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn bytes_that_are_no_text_are_replaced() {
+async fn bytes_that_are_not_utf8_are_replaced() {
     let w = fixture();
     w.backend
         .next_command(Reply::stdout(vec![b'a', 0xff, b'b']));

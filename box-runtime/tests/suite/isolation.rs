@@ -58,7 +58,7 @@ async fn a_panic_in_a_backend_is_one_sessions_internal_error() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_probe_that_hangs_or_panics_is_a_backend_that_is_not_there() {
+async fn a_probe_that_hangs_or_panics_is_an_unavailable_backend() {
     let w = fixture();
     w.exec("there", "true").await.unwrap();
     tokio::time::sleep(seconds(2)).await;

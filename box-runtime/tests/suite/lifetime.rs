@@ -200,7 +200,7 @@ async fn a_box_that_cannot_be_stopped_keeps_its_files_and_is_tried_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn to_look_at_commands_neither_wakes_a_box_nor_keeps_it_alive() {
+async fn listing_commands_neither_wakes_a_box_nor_keeps_it_alive() {
     let w = fixture_with(|config| config.session_ttl = seconds(10));
     w.exec("s", "true").await.unwrap();
     w.create(stopping("stopped")).await.unwrap();

@@ -29,7 +29,7 @@ async fn others_boxes_do_not_exist() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn owners_have_ids_of_their_own() {
+async fn ids_are_per_owner() {
     let w = fixture();
     let (alice, bob) = (w.seen_by("alice"), w.seen_by("bob"));
     // Neither owner can take an id from the other or from the administrator, or learn its owner.

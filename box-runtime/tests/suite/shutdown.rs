@@ -86,7 +86,7 @@ async fn shutdowns_at_once_all_answer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_that_gives_up_ends_the_others_wait_too() {
+async fn a_shutdown_that_times_out_ends_the_wait_of_the_others() {
     let w = fixture();
     w.exec("a", "true").await.unwrap();
     w.backend.next_stop(Trouble::Hang);

@@ -69,7 +69,7 @@ async fn exec_and_create_go_through_policy() {
 }
 
 #[tokio::test]
-async fn refusals_keep_their_word_and_are_remembered() {
+async fn refusals_keep_their_code_and_are_remembered() {
     let runtime = Scripted::new();
     let gateway = gateway(&runtime, ServiceConfig::default()).await;
     let draft = SpecDraft::new("s").cmd("ls").host_path("/data");

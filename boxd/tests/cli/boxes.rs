@@ -30,7 +30,7 @@ fn boxes_are_listed_for_people_and_for_programs() {
 }
 
 #[test]
-fn a_box_and_a_command_tell_everything() {
+fn inspect_shows_a_box_and_a_command() {
     let server = Server::start();
     server.ok(&["run", "--session", "b", "true"]);
     let id = server.ok(&["exec", "--detach", "--id", "c", "b", "exit 3"]);
@@ -65,7 +65,7 @@ fn a_paused_box_refuses_until_it_resumes() {
 }
 
 #[test]
-fn figures_are_shown_once_in_a_pipe() {
+fn stats_are_shown_once_in_a_pipe() {
     let server = Server::start();
     server.ok(&["run", "--session", "b", "true"]);
     let table = server.ok(&["stats"]);

@@ -171,7 +171,7 @@ fn why_a_command_ended_is_said_with_what_can_be_done() {
 }
 
 #[test]
-fn an_id_of_ones_own_never_starts_twice() {
+fn a_chosen_id_never_starts_twice() {
     let server = with_box();
     let start = || {
         server.ok(&[

@@ -139,7 +139,7 @@ fn every_command_explains_itself() {
 }
 
 #[test]
-fn a_reader_that_has_heard_enough_ends_it_without_a_word() {
+fn a_closed_output_pipe_ends_the_program_silently() {
     let mut child = boxd()
         .args(["config", "example"])
         .stdout(Stdio::piped())

@@ -246,7 +246,7 @@ fn a_guest_with_the_id_of_the_servers_user_is_not_served_as_that_user() {
 }
 
 #[test]
-fn a_table_for_a_token_that_there_is_not_is_refused() {
+fn a_table_for_an_unknown_token_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let config = directory.path().join("boxd.toml");
     let check = |name: &str| {

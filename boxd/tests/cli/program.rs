@@ -221,7 +221,7 @@ fn version_names_the_program_and_the_contract() {
 }
 
 #[test]
-fn a_reader_that_has_gone_hears_no_complaint() {
+fn a_closed_output_pipe_is_no_error() {
     let (_dir, program) = program();
     for arguments in [&["doctor"][..], &["doctor", "--json"], &["version"]] {
         let mut child = Command::new(&program)
@@ -242,7 +242,7 @@ fn a_reader_that_has_gone_hears_no_complaint() {
 }
 
 #[test]
-fn arguments_that_are_none_end_with_the_code_for_that() {
+fn unknown_arguments_end_with_the_exit_code_of_usage_errors() {
     let (_dir, program) = program();
     for arguments in [&["doctr"][..], &["doctor", "--jsn"], &[]] {
         let output = Command::new(&program).args(arguments).output().unwrap();

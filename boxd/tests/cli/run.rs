@@ -37,7 +37,7 @@ fn words_run_as_they_are_and_input_reaches_them() {
 }
 
 #[test]
-fn ends_that_are_no_codes_have_codes_of_their_own() {
+fn timeouts_signals_and_failed_starts_have_specific_exit_codes() {
     let late = run(&["--timeout", "300ms", "sleep 100"]);
     assert_eq!(late.status.code(), Some(124));
     let said = "boxd: command timed out; raise --timeout\n";
@@ -48,7 +48,7 @@ fn ends_that_are_no_codes_have_codes_of_their_own() {
 }
 
 #[test]
-fn a_reader_that_has_heard_enough_ends_it_without_a_word() {
+fn a_closed_output_pipe_ends_the_program_silently() {
     for json in [&[][..], &["--json"]] {
         let mut endless = boxd();
         endless.args(json).args(["run", "yes"]);
@@ -241,7 +241,7 @@ fn programs_get_lines_of_json_and_errors_too() {
 }
 
 #[test]
-fn a_run_of_ones_own_is_configured_like_a_server() {
+fn a_run_without_a_server_is_configured_like_a_server() {
     let off = feed(
         boxd()
             .env("BOXD_POLICY_ENABLED", "false")

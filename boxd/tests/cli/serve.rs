@@ -226,7 +226,7 @@ fn boxes_outlive_a_server_that_is_killed() {
 }
 
 #[test]
-fn an_address_that_was_handed_out_outlives_the_server() {
+fn a_signed_url_outlives_the_server() {
     let http = |command: &mut Command| {
         command.args(["--http", "127.0.0.1:0"]);
     };

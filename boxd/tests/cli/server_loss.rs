@@ -76,7 +76,7 @@ fn a_command_ends_with_the_program_that_waits_for_it() {
 }
 
 #[test]
-fn a_command_is_read_on_after_its_server_was_replaced_in_order() {
+fn a_command_is_resumed_after_an_orderly_restart_of_its_server() {
     let keep = |directory| {
         Server::with(directory, |command| {
             command
@@ -106,7 +106,7 @@ fn a_command_is_read_on_after_its_server_was_replaced_in_order() {
 }
 
 #[test]
-fn a_command_is_ended_with_a_word_if_its_server_dies_while_piped_input_is_sent() {
+fn a_command_is_ended_with_a_message_if_its_server_dies_while_piped_input_is_sent() {
     let mut server = Server::start();
     server.ok(&["run", "--session", "b", "true"]);
     // The command reads nothing, so input waits in the box, in the server and in the client.

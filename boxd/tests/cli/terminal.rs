@@ -366,7 +366,7 @@ fn a_long_copy_shows_how_far_it_is_and_leaves_nothing_of_that() {
 }
 
 #[test]
-fn figures_are_drawn_again_and_again_on_a_terminal() {
+fn stats_are_redrawn_on_a_terminal() {
     let server = Server::start();
     server.ok(&["run", "--session", "b", "true"]);
     let mut terminal = Terminal::new(&mut server.boxd(&["stats"]), 100);

@@ -68,7 +68,7 @@ fn figure(page: &str, name: &str) -> f64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn figures_count_boxes_connections_and_requests() {
+async fn metrics_count_boxes_connections_and_requests() {
     let served = Setup::new().start();
     let client = crate::rpc::connect(&served.rpc(), None).await;
     let spec = box_client::SpecDraft::new("counted");
@@ -118,7 +118,7 @@ async fn figures_count_boxes_connections_and_requests() {
 }
 
 #[test]
-fn figures_need_a_token_beyond_loopback() {
+fn metrics_need_a_token_beyond_loopback() {
     let served = Setup::at("0.0.0.0:0").with_tokens().start();
     let port = served.http().rsplit_once(':').unwrap().1;
     let mut client = crate::support::Client::to(&format!("127.0.0.1:{port}"));

@@ -102,7 +102,7 @@ fn hello(address: &str) -> Client {
 }
 
 #[test]
-fn a_crowd_without_a_token_keeps_out_no_caller_with_one() {
+fn many_unauthenticated_connections_keep_out_no_caller_with_a_token() {
     const MOST: usize = 24;
     let served = Setup::new()
         .with_tokens()

@@ -50,7 +50,7 @@ fn get(served: &Served, path: &str, headers: &[(&str, &str)]) -> Answer {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_address_opens_one_port_of_one_box_and_nothing_else() {
+async fn a_signed_url_opens_one_port_of_one_box_and_nothing_else() {
     let served = Setup::new().with_tokens().start();
     let client = crate::rpc::connect(&served.rpc(), Some(ANN)).await;
     let web = a_box(&client, "a b~c").await;
@@ -235,7 +235,7 @@ async fn a_websocket_reaches_a_box_and_ends_with_the_server() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_box_that_speaks_no_sound_http_is_answered_for() {
+async fn an_invalid_http_answer_of_a_box_is_replaced_by_an_error() {
     let served = Setup::new().start();
     let client = crate::rpc::connect(&served.rpc(), None).await;
     let made = client.create(SpecDraft::new("hostile")).await.unwrap();

@@ -209,7 +209,7 @@ async fn over_loopback_without_tokens_the_sockets_boxes_are_not_seen() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_a_token_there_is_no_connection() {
+async fn without_a_token_the_connection_is_refused() {
     let served = Setup::new().with_tokens().start();
     let options = ClientOptions::default();
     let endpoint: Endpoint = served.rpc().parse().unwrap();

@@ -11,7 +11,7 @@ use box_tests::raw::{Raw, RawAnswer};
 use serde_json::{Value, json};
 
 every_transport!(
-    every_action_takes_what_travels_beside_its_parameters,
+    every_action_accepts_metadata_beside_its_parameters,
     a_deadline_ends_a_call_that_is_passed_on,
     a_request_key_holds_for_a_call_that_is_passed_on,
 );
@@ -43,7 +43,7 @@ fn outcome(answer: &RawAnswer) -> (bool, Option<Code>, String) {
     }
 }
 
-async fn every_action_takes_what_travels_beside_its_parameters(setup: Setup) {
+async fn every_action_accepts_metadata_beside_its_parameters(setup: Setup) {
     let mut raw = setup.service().raw().await;
     raw.call(1, "box.create", &json!({"spec": {"session_id": "b"}}))
         .await;

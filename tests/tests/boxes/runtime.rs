@@ -16,12 +16,12 @@ every_transport!(
     a_command_runs_and_its_result_comes_back,
     boxes_are_reused_by_their_id,
     two_first_calls_at_once_start_one_box,
-    the_boxes_there_are_can_be_listed,
+    boxes_can_be_listed,
     status_reports_backend_and_boxes,
     health_names_the_backend_or_none,
     a_box_can_be_made_ahead_of_its_first_command,
     a_deleted_box_is_gone,
-    deleting_what_is_not_there_is_not_found,
+    deleting_an_absent_box_is_not_found,
     a_spec_that_disagrees_is_a_conflict_naming_the_field,
     another_workspace_is_a_conflict_that_names_no_path,
     without_a_backend_a_call_is_unavailable,
@@ -122,7 +122,7 @@ async fn two_first_calls_at_once_start_one_box(setup: Setup) {
     assert_eq!((seen.starts.len(), seen.execs.len()), (1, 10));
 }
 
-async fn the_boxes_there_are_can_be_listed(setup: Setup) {
+async fn boxes_can_be_listed(setup: Setup) {
     let fixture = setup.boxes().start().await;
     assert_eq!(list(&fixture.peer).await, Vec::<String>::new());
     exec(&fixture.peer, "r-2", "echo hi").await.unwrap();
@@ -236,7 +236,7 @@ async fn a_deleted_box_is_gone(setup: Setup) {
     assert_eq!(seen(&fixture.peer).await.stops, ["r-del-1"]);
 }
 
-async fn deleting_what_is_not_there_is_not_found(setup: Setup) {
+async fn deleting_an_absent_box_is_not_found(setup: Setup) {
     let fixture = setup.boxes().start().await;
     let error = fixture
         .peer

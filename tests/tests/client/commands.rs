@@ -126,7 +126,7 @@ async fn a_command_outlives_the_restart_of_its_server() {
 }
 
 #[tokio::test]
-async fn a_handle_can_be_read_on_by_another() {
+async fn another_handle_can_resume_a_command() {
     with_a_box(async |_, work| {
         let mut first = work.command(LINES).cwd("/").start().await.unwrap();
         let mut read = String::new();
@@ -151,7 +151,7 @@ async fn a_handle_can_be_read_on_by_another() {
 }
 
 #[tokio::test]
-async fn a_command_is_spoken_to_until_it_ends() {
+async fn a_command_takes_input_until_it_ends() {
     with_a_box(async |_, work| {
         let mut cat = work
             .command("cat; echo over")
@@ -290,7 +290,7 @@ async fn a_command_outlives_its_handle_unless_it_is_tied_to_it() {
 }
 
 #[tokio::test]
-async fn what_is_more_than_is_kept_is_counted() {
+async fn output_beyond_the_capture_limit_is_counted() {
     with_a_box(async |_, work| {
         let result = work
             .run("printf 0123456789")

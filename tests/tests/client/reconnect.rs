@@ -19,7 +19,7 @@ fn times(script: &Script) -> Vec<u128> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lost_command_is_read_on_from_its_offsets() {
+async fn a_lost_command_is_resumed_from_its_offsets() {
     let script = Script::new([
         Reply(
             vec![started(), out(0, "aé"), said("stderr", 0, "x"), out(3, "b")],
@@ -167,7 +167,7 @@ async fn a_server_that_restarts_is_followed_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_is_read_on_after_a_kill() {
+async fn no_command_is_resumed_after_a_kill() {
     let script = Script::new([Reply(vec![started(), out(0, "a")], Then::Hang)]);
     let mut command = script.work().await.command("x").start().await.unwrap();
     command.next().await.unwrap().unwrap();
@@ -212,7 +212,7 @@ async fn a_kill_ends_the_wait_for_the_next_attempt() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_command_killed_between_two_attempts_is_not_read_on() {
+async fn a_command_killed_between_two_attempts_is_not_resumed() {
     let exit = Exit::by_signal(9, ExitWhy::Killed);
     for exit in [None, Some(exit)] {
         let script = Script::new([Reply(vec![started()], Then::Cut)]);
@@ -304,7 +304,7 @@ async fn a_stream_that_ends_without_an_exit_is_an_error() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_first_word_must_be_that_it_has_started() {
+async fn the_first_chunk_must_be_the_start() {
     for reply in [
         Reply(vec![out(0, "a")], Then::Hang),
         Reply(vec![], Then::Exit(0)),

@@ -54,7 +54,7 @@ async fn runs_of_one_handle_never_overlap() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whatever_is_asked_of_a_handle_waits_for_what_was_asked_before() {
+async fn operations_of_a_handle_run_one_after_the_other() {
     let (script, shell) = scripted(1).await;
     let outcome = tokio::join!(
         async { shell.run("x").await.map(drop) },
@@ -222,7 +222,7 @@ async fn a_download_is_its_chunks_joined() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_download_that_fails_keeps_its_word_and_is_an_io_error_to_who_wants_one() {
+async fn a_failed_download_keeps_its_code_and_converts_to_an_io_error() {
     let (script, shell) = scripted(0).await;
     for (error, kind) in [
         (
@@ -310,7 +310,7 @@ async fn close_never_fails() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_run_whose_connection_is_lost_is_read_on_and_not_run_again() {
+async fn a_run_whose_connection_is_lost_is_resumed_and_not_run_again() {
     let script = Script::new([
         Reply(vec![out(0, "a")], Then::Cut),
         Reply(vec![out(1, "b")], Then::Exit(0)),

@@ -5,7 +5,7 @@ use serde_json::json;
 use super::support::{on_each_machine, printed, spec};
 
 #[tokio::test]
-async fn a_memory_hog_is_killed_and_everybody_else_lives() {
+async fn a_memory_hog_is_killed_and_other_boxes_survive() {
     on_each_machine(async |machine| {
         let asked =
             spec(json!({"session_id": "hog", "memory_mb": 64, "cmd": "exec tail /dev/zero"}));

@@ -113,7 +113,7 @@ async fn a_box_that_may_be_woken_is() {
 }
 
 #[tokio::test]
-async fn neither_silence_nor_want_of_use_ends_a_paused_box_but_its_time_does() {
+async fn neither_silence_nor_idle_time_ends_a_paused_box_but_its_lifetime_does() {
     on_each_machine(async |machine| {
         if machine.lacks("cgroup.freeze").await {
             return;

@@ -161,7 +161,7 @@ async fn boxes_die_with_their_runtime() {
 }
 
 #[tokio::test]
-async fn a_box_that_is_given_up_is_cleared_away_all_the_same() {
+async fn a_box_that_is_given_up_is_cleaned_up_all_the_same() {
     on_each_machine(async |machine| {
         let state = tempfile::tempdir().unwrap();
         let mut native = machine.config();
@@ -225,7 +225,7 @@ async fn a_fork_server_that_starts_slowly_is_started_once() {
 }
 
 #[tokio::test]
-async fn a_box_whose_files_fill_its_memory_fails_for_want_of_memory() {
+async fn a_box_whose_files_fill_its_memory_fails_for_lack_of_memory() {
     on_each_machine(async |machine| {
         if machine.lacks("cgroup.memory").await {
             return;

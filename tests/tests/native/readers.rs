@@ -164,7 +164,7 @@ async fn run(machine: &Machine, number: usize) -> (u64, usize) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_seen_and_what_is_gone_is_what_was_written() {
+async fn seen_and_dropped_bytes_are_the_written_bytes() {
     on_each_machine_within(Duration::from_mins(4), async |machine| {
         printed(&machine.exec("r", "true").await);
         let next = AtomicUsize::new(0);

@@ -25,7 +25,7 @@ every_transport!(
     a_tool_call_goes_through_service_wire_and_runtime,
 );
 
-every_transport!(two_clients: a_caller_that_is_cut_reads_on_from_where_it_was);
+every_transport!(two_clients: a_caller_that_is_cut_resumes_at_its_offset);
 
 async fn exec_spec(peer: &Peer, spec: SpecDraft) -> Result<BoxExecutionResult, CallError> {
     peer.call::<BoxExec>(&params(spec)).await
@@ -126,7 +126,7 @@ async fn a_tool_call_goes_through_service_wire_and_runtime(setup: Setup) {
     );
 }
 
-async fn a_caller_that_is_cut_reads_on_from_where_it_was(setup: Setup) {
+async fn a_caller_that_is_cut_resumes_at_its_offset(setup: Setup) {
     let (first, second) = setup.real_boxes().start_twice().await;
     printed(&exec(&first.peer, "cut", "true").await);
     let text = "for i in $(seq 1 300); do echo line $i; sleep 0.002; done";

@@ -95,7 +95,7 @@ async fn files_of_a_real_box_are_reached_through_the_service() {
 }
 
 #[tokio::test]
-async fn figures_events_and_ports_of_a_real_box_are_reached_through_the_service() {
+async fn stats_events_and_ports_of_a_real_box_are_reached_through_the_service() {
     on_each_machine(async |machine| {
         let server = "cd /tmp && python3 -m http.server 8000 > /dev/null 2>&1 & true";
         printed(&machine.exec("s", server).await);

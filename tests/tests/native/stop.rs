@@ -130,7 +130,7 @@ async fn a_stopped_box_has_its_files_and_none_of_its_processes() {
 }
 
 #[tokio::test]
-async fn want_of_use_stops_a_box_and_a_call_starts_it() {
+async fn an_idle_box_stops_and_a_call_starts_it() {
     on_each_machine(async |machine| {
         let runtime = &machine.runtime;
         let lifetime = json!({"idle_ms": 100, "on_idle": "stop", "wake": true});

@@ -56,7 +56,7 @@ async fn a_batch_of_notifications_has_no_answer() {
 }
 
 #[tokio::test]
-async fn an_empty_batch_and_one_of_rubbish_are_refused_as_the_standard_says() {
+async fn an_empty_batch_and_one_of_invalid_members_are_refused_as_the_standard_says() {
     let answer = answer_to(&json!([])).await;
     assert_eq!(
         (&answer["id"], &answer["error"]["code"]),

@@ -11,7 +11,7 @@ use serde_json::json;
 every_transport!(
     a_call_returns_its_result,
     text_of_every_kind_survives,
-    every_error_keeps_its_word,
+    every_error_keeps_its_code,
     both_ends_call,
     a_notification_runs_without_an_answer,
     a_panic_is_that_calls_own,
@@ -46,7 +46,7 @@ async fn text_of_every_kind_survives(setup: Setup) {
     }
 }
 
-async fn every_error_keeps_its_word(setup: Setup) {
+async fn every_error_keeps_its_code(setup: Setup) {
     let dialect = setup.dialect;
     let fixture = setup.start().await;
     for code in Code::ALL {

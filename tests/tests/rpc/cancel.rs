@@ -11,8 +11,8 @@ use serde_json::json;
 
 every_transport!(
     a_dropped_call_ends_its_handler,
-    a_cancelled_call_frees_its_place,
-    cancelling_what_is_not_there_does_nothing,
+    a_cancelled_call_frees_its_slot,
+    cancelling_an_unknown_call_does_nothing,
     a_cancelled_call_is_answered_as_its_dialect_says,
 );
 
@@ -33,7 +33,7 @@ async fn a_dropped_call_ends_its_handler(setup: Setup) {
     assert_eq!(fixture.peer.in_flight(), 0);
 }
 
-async fn a_cancelled_call_frees_its_place(setup: Setup) {
+async fn a_cancelled_call_frees_its_slot(setup: Setup) {
     let fixture = setup
         .server(|limits| limits.in_flight = Some(2))
         .start()
@@ -58,7 +58,7 @@ async fn a_cancelled_call_frees_its_place(setup: Setup) {
     .await;
 }
 
-async fn cancelling_what_is_not_there_does_nothing(setup: Setup) {
+async fn cancelling_an_unknown_call_does_nothing(setup: Setup) {
     let mut raw = setup.raw().await;
     raw.cancel(77).await;
     raw.call(1, "echo", &json!({"text": "on"})).await;

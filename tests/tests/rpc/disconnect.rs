@@ -9,14 +9,14 @@ use box_tests::fixture::Setup;
 use box_tests::wait::eventually;
 use serde_json::json;
 
-every_transport!(a_peer_that_sends_no_more_is_served_on);
+every_transport!(a_peer_that_only_stops_sending_is_still_served);
 
 every_transport!(two_clients: what_a_vanished_peer_asked_for_is_cancelled_at_once);
 
 /// Longer than any test waits, so that anything that ends earlier had another cause.
 const NEVER: Duration = Duration::from_mins(10);
 
-async fn a_peer_that_sends_no_more_is_served_on(setup: Setup) {
+async fn a_peer_that_only_stops_sending_is_still_served(setup: Setup) {
     let mut raw = setup.raw().await;
     // Long enough for several checks whether the peer is connected.
     raw.call(1, "wait", &json!({"n": 1500})).await;

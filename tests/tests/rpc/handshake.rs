@@ -265,7 +265,7 @@ async fn no_wrong_token_opens_and_none_is_shown() {
 }
 
 #[tokio::test]
-async fn a_browser_that_knocks_at_a_token_port_hears_nothing() {
+async fn a_browser_at_a_token_port_gets_no_answer() {
     let setup = Setup::new(Transport::Tcp, Dialect::JsonRpc, "");
     let (address, _place) = setup.address().await;
     for request in [

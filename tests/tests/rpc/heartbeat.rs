@@ -76,7 +76,7 @@ async fn a_ping_is_answered() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn two_of_ours_stay_connected_through_any_silence() {
+async fn two_box_peers_stay_connected_through_any_silence() {
     let setup = Setup::in_process(Dialect::JsonRpc);
     let beat = |limits: &mut box_tests::fixture::TestLimits| limits.heartbeat_ms = Some(15_000);
     let fixture = setup.client(beat).server(beat).start().await;
@@ -90,7 +90,7 @@ async fn two_of_ours_stay_connected_through_any_silence() {
 
 /// A client that knows only JSON-RPC answers no pings, and stays connected.
 #[tokio::test(start_paused = true)]
-async fn a_stranger_is_not_pinged() {
+async fn a_plain_json_rpc_client_is_not_pinged() {
     let setup =
         Setup::in_process(Dialect::JsonRpc).server(|limits| limits.heartbeat_ms = Some(15_000));
     let mut raw = setup.raw().await;

@@ -7,8 +7,8 @@ use box_tests::raw::Raw;
 use serde_json::{Value, json};
 
 every_transport!(
-    what_is_no_message_is_answered_under_null,
-    parameters_that_are_no_object_are_invalid_parameters,
+    an_invalid_message_is_answered_under_null,
+    parameters_that_are_not_an_object_are_invalid_parameters,
 );
 
 /// The fault that answers a text, without an id.
@@ -21,7 +21,7 @@ async fn fault_of(raw: &mut Raw, text: &str) -> Option<Fault> {
     error.written_wrongly
 }
 
-async fn what_is_no_message_is_answered_under_null(setup: Setup) {
+async fn an_invalid_message_is_answered_under_null(setup: Setup) {
     if setup.dialect != Dialect::JsonRpc {
         return;
     }
@@ -49,7 +49,7 @@ async fn what_is_no_message_is_answered_under_null(setup: Setup) {
     assert_eq!(raw.answer().await.result(), json!({"text": "still here"}));
 }
 
-async fn parameters_that_are_no_object_are_invalid_parameters(setup: Setup) {
+async fn parameters_that_are_not_an_object_are_invalid_parameters(setup: Setup) {
     if setup.dialect != Dialect::JsonRpc {
         return;
     }

@@ -22,8 +22,8 @@ every_transport!(
     calls_over_the_limit_are_refused_at_once,
     streams_are_counted_apart,
     nesting_is_bounded,
-    rubbish_is_counted_and_answered,
-    a_peer_that_never_speaks_is_let_go,
+    invalid_texts_are_counted_and_answered,
+    a_peer_that_never_sends_is_disconnected,
     a_peer_that_floods_and_never_reads_is_cut_off,
 );
 
@@ -165,7 +165,7 @@ async fn nesting_is_bounded(setup: Setup) {
     );
 }
 
-async fn rubbish_is_counted_and_answered(setup: Setup) {
+async fn invalid_texts_are_counted_and_answered(setup: Setup) {
     let dialect = setup.dialect;
     let mut raw = setup.raw().await;
     raw.call(1, "echo", &json!({"text": "settles the dialect"}))
@@ -197,7 +197,7 @@ async fn rubbish_is_counted_and_answered(setup: Setup) {
     assert_eq!(answer.result()["unparsable"], json!(6));
 }
 
-async fn a_peer_that_never_speaks_is_let_go(setup: Setup) {
+async fn a_peer_that_never_sends_is_disconnected(setup: Setup) {
     let transport = setup.transport;
     if matches!(transport, Transport::Queue | Transport::Stdio) {
         return a_silent_start_is_fine(setup).await;

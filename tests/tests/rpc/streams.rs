@@ -14,7 +14,7 @@ every_transport!(
     chunks_come_in_order_and_then_the_result,
     without_credit_only_the_result_comes,
     a_stream_is_never_further_ahead_than_its_credit,
-    a_flood_of_chunks_holds_up_no_other_call,
+    a_flood_of_chunks_delays_no_other_call,
     a_dropped_stream_ends_its_handler,
     a_stream_that_fails_ends_with_its_error,
     a_chunk_too_large_to_send_ends_its_stream,
@@ -79,7 +79,7 @@ async fn sent(fixture: &box_tests::fixture::Fixture) -> u64 {
     fixture.peer.call::<Probe>(&Empty {}).await.unwrap().chunks
 }
 
-async fn a_flood_of_chunks_holds_up_no_other_call(setup: Setup) {
+async fn a_flood_of_chunks_delays_no_other_call(setup: Setup) {
     let fixture = setup.start().await;
     let mut flow = fixture.peer.stream::<Flow>(&Empty {}).await.unwrap();
     let reader = tokio::spawn(async move {

@@ -17,7 +17,7 @@ const SET_ID: &str = include_str!("probes/set_id.py");
 const MOUNTS: &str = include_str!("probes/mounts.py");
 
 #[tokio::test]
-async fn a_command_has_no_privilege_and_cannot_become_anybody_else() {
+async fn a_command_has_no_privilege_and_cannot_become_another_user() {
     let host = outside(PRIVILEGES, &[&std::process::id().to_string()]);
     if as_root() {
         assert_ne!(host["CapEff"], "0000000000000000", "control");

@@ -109,7 +109,7 @@ async fn a_lock_in_a_box_blocks_nothing_outside() {
 }
 
 #[tokio::test]
-async fn a_lock_of_the_host_holds_up_no_box() {
+async fn a_lock_of_the_host_blocks_no_box() {
     // No other test locks it on the host.
     const PLACE: &str = "/usr/bin/nl";
     let held = std::fs::File::open(PLACE).unwrap();
@@ -234,7 +234,7 @@ async fn the_mounts_of_a_box_name_no_directory_of_the_host() {
 }
 
 #[tokio::test]
-async fn of_the_machine_proc_shows_what_the_document_lists() {
+async fn proc_shows_only_the_documented_files_of_the_machine() {
     const SECURITY: &str = include_str!("../../../../docs/security.md");
     let (_, list) = SECURITY
         .split_once("`/proc` shows of the machine: ")

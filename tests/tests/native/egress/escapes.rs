@@ -64,7 +64,7 @@ async fn the_machines_loopback_is_reached_by_no_name_and_no_number() {
 }
 
 #[tokio::test]
-async fn the_exits_themselves_abstract_sockets_and_other_boxes_are_no_way_out() {
+async fn egress_sockets_abstract_sockets_and_other_boxes_are_no_way_out() {
     use std::os::linux::net::SocketAddrExt as _;
     let name = format!("box-test-{}", std::process::id());
     let address = std::os::unix::net::SocketAddr::from_abstract_name(&name).unwrap();

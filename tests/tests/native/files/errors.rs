@@ -79,7 +79,7 @@ async fn what_is_not_there_is_not_found() {
 }
 
 #[tokio::test]
-async fn what_the_guest_may_not_is_denied() {
+async fn forbidden_paths_are_denied() {
     on_each_machine(async |machine| {
         let inside = Inside::new(machine, "denied").await;
         for path in ["/usr/x", "/etc/x", "/x", "/proc/x", "/dev/x"] {
@@ -113,7 +113,7 @@ async fn what_the_guest_may_not_is_denied() {
 }
 
 #[tokio::test]
-async fn what_makes_no_sense_is_refused_as_such() {
+async fn invalid_requests_are_refused_as_such() {
     on_each_machine(async |machine| {
         let inside = Inside::new(machine, "sense").await;
         inside.write("/tmp/f", "text\n").await;
