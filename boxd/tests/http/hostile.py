@@ -1,4 +1,4 @@
-"""Says whatever its path asks for, none of it what a server should say."""
+"""A server with invalid answers, selected by the path."""
 import socket, threading
 
 SAYS = {

@@ -1,5 +1,5 @@
-# Makes every system call there is a number for, and some by other entries, each in a child of its own and with nothing for an
-# argument. Arguments: those to leave out, or `only` and those to make.
+# Makes every numbered system call, and some by other entries, each in a separate child and with
+# zero arguments. Arguments: the calls to leave out, or `only` and the calls to make.
 import mmap, signal
 
 words = sys.argv[1:]
@@ -14,7 +14,7 @@ def in_a_child(question):
     near, far = os.pipe()
     child = os.fork()
     if child == 0:
-        # Whatever blocks against expectation ends by itself; whatever closes descriptors finds this one last.
+        # A call that blocks is ended by the alarm, and this descriptor is the last to be closed.
         signal.alarm(5)
         os.dup2(far, 200)
         try:
@@ -39,7 +39,7 @@ for number in numbers:
     answer(number, in_a_child(lambda: call(number, *zeros)))
 
 
-# `mov eax, NUMBER; xor ebx..edx; int 0x80; ret`, keeping what a function must keep.
+# `mov eax, NUMBER; xor ebx..edx; int 0x80; ret`, preserving the registers that a function must preserve.
 def by_the_old_entry(number):
     code = b"\x53\xb8" + number.to_bytes(4, "little") + b"\x31\xdb\x31\xc9\x31\xd2\xcd\x80\x5b\xc3"
     page = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
@@ -50,7 +50,7 @@ def by_the_old_entry(number):
         raise OSError(-result, "")
 
 
-# getpid, socketcall, keyctl as 32-bit programs number them; getpid by the x32 entry.
+# getpid, socketcall and keyctl by their 32-bit numbers; getpid by the x32 entry.
 for name, number in (("getpid", 20), ("socketcall", 102), ("keyctl", 288)):
     answer(f"ia32-{name}", in_a_child(lambda: by_the_old_entry(number)))
 answer("x32-getpid", in_a_child(lambda: call(0x40000000 + 39)))

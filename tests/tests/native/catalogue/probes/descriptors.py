@@ -1,5 +1,5 @@
-# Descriptors this process has been given, and whether one of them leads to the canary. Argument: the directory's name, for
-# the way through other processes' descriptors.
+# The inherited descriptors of this process, and whether one of them leads to the canary.
+# Argument: the directory's name, to search the descriptors of other processes.
 def reaches(name):
     try:
         os.close(os.open("canary", os.O_RDONLY, dir_fd=name))
@@ -9,7 +9,7 @@ def reaches(name):
 
 
 had = sorted(int(name) for name in os.listdir("/proc/self/fd"))
-# The one that lists them is gone by now.
+# The descriptor of the listing is closed by now.
 had = [fd for fd in had if os.path.exists(f"/proc/self/fd/{fd}")]
 answer("beyond_three", " ".join(str(fd) for fd in had if fd > 2))
 answer("reached", sum(reaches(fd) for fd in range(1024)))

@@ -1,4 +1,4 @@
-# The devices there are, by their numbers, and whether others can take their place.
+# The devices by their numbers, and whether they can be replaced.
 nodes = {}
 for name in sorted(os.listdir("/dev")):
     mode = os.lstat(f"/dev/{name}")

@@ -1,4 +1,5 @@
-# Where a word occurs: own environment, those of other processes, command lines, and anything else procfs tells.
+# Where a word occurs: in the own environment, in those of other processes, in command lines, and
+# in any other file of procfs.
 word = sys.argv[1].encode()
 answer("own", any(word in key + value for key, value in os.environb.items()))
 for file in ("environ", "cmdline", "comm", "mountinfo", "maps", "cgroup"):

@@ -1,4 +1,4 @@
-# What of the host's files can be seen. Arguments: a canary outside of every mount, and the directory it is in.
+# The visible files of the host. Arguments: a canary outside of every mount, and its directory.
 canary, directory = sys.argv[1:]
 for path in (
     "/etc/shadow", "/etc/gshadow", "/etc/sudoers", "/etc/machine-id", "/etc/ssh", "/root", "/boot", "/srv", "/media",
@@ -12,7 +12,7 @@ for prefix in ("", "/proc/self/root", f"/proc/{os.getppid()}/root", "/proc/1/roo
 ask("beside", lambda: open("../canary").read())
 
 
-# Everything but the programs, which are the host's on purpose, and what the kernel makes up.
+# Everything except the programs, which are the host's on purpose, and the kernel's file systems.
 def everywhere(top):
     for where, dirs, names in os.walk(top):
         if where == "/":

@@ -1,4 +1,4 @@
-# Fills the box's own storage in one way, up to far beyond its cap, and says how far it came.
+# Fills the box's private storage in one way, far beyond its limit, and prints how much it wrote.
 way, place = sys.argv[1:]
 block = bytes(1 << 20)
 kept = []

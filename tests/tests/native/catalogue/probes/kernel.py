@@ -1,4 +1,4 @@
-# Opens for writing and writes nothing; reads one byte. Argument: the process to look into, `1` inside.
+# Opens for writing and writes nothing; reads one byte. Argument: the process to inspect, `1` inside a box.
 pid = sys.argv[1]
 for path in (
     "/proc/sys/kernel/core_pattern", "/proc/sys/kernel/modprobe", "/proc/sys/kernel/hostname",

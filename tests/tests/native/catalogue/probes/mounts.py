@@ -1,4 +1,4 @@
-# Which mounts lack what all should have, and which file systems there are.
+# The mounts that lack a required flag, and the types of all file systems.
 everything = list(mounts())
 answer("suid", " ".join(sorted(place for place, options, _ in everything if "nosuid" not in options)))
 answer("devices", " ".join(sorted(place for place, options, _ in everything if "nodev" not in options)))

@@ -1,4 +1,5 @@
-# Arguments: a number, and `leave` to leave marks of it wherever boxes could meet, or `look` for those of others.
+# Arguments: a number, and `leave` to leave marks wherever boxes could share something, or `look`
+# for the marks of others.
 import glob
 
 number, task = sys.argv[1:]
@@ -19,7 +20,7 @@ if task == "leave":
     keep = [socket.socket(socket.AF_UNIX), socket.create_server(("127.0.0.1", 45123))]
     keep[0].bind(b"\0box-mark")
     keep[0].listen()
-    # Held open by the process that stays.
+    # The process that stays keeps these open.
     for listener in keep:
         listener.set_inheritable(True)
     sys.stdout.flush()
@@ -44,7 +45,7 @@ else:
             seen.add(text.split("'")[1])
     answer("processes", " ".join(sorted(seen)))
     answer("pids", len([name for name in os.listdir("/proc") if name.isdigit()]))
-    # Made anew where nobody has made it: 0 is refused if it is there already.
+    # Created exclusively: the call fails if it exists already.
     ask("shmget", lambda: call(29, 0x424F58, 4096, 0o3666) >= 0)
     ask("msgget", lambda: call(68, 0x424F58, 0o3666) >= 0)
     ask("abstract", lambda: socket.socket(socket.AF_UNIX).connect(b"\0box-mark"))

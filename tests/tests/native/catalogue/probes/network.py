@@ -1,5 +1,5 @@
 # Arguments: a port of the host's loopback, the name of an abstract socket of the host. No packet leaves: a connected UDP socket
-# only asks for a route.
+# only looks up a route.
 port, name = sys.argv[1:]
 
 

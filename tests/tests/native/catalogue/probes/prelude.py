@@ -1,4 +1,4 @@
-# Before every probe. Each question is answered by one line, `name=ok VALUE` or `name=ERRNO`.
+# Runs before every probe. Each question is answered by one line, `name=ok VALUE` or `name=ERRNO`.
 import ctypes, errno, os, socket, stat, sys
 
 libc = ctypes.CDLL(None, use_errno=True)

@@ -6,7 +6,7 @@ with open("/proc/self/status") as lines:
             answer(name, value.strip())
 
 
-# Each in a child: where it is allowed, it must not change how the next one is answered.
+# Each in a child: an allowed call must not change the next answer.
 def in_a_child(name, question):
     sys.stdout.flush()
     child = os.fork()
@@ -25,5 +25,5 @@ in_a_child("another_user", lambda: os.setresuid(1234, 1234, 1234))
 header = (ctypes.c_uint32 * 2)(0x20080522, 0)
 every = (ctypes.c_uint32 * 6)(1 << 7, 1 << 7, 0, 0, 0, 0)
 in_a_child("capset", lambda: call(126, ctypes.addressof(header), ctypes.addressof(every)))
-# The program of the box's first process, or of the one that is named instead.
+# The program of the box's first process, or of the named process.
 in_a_child("init_exe", lambda: opened(f"/proc/{(sys.argv + ['1'])[1]}/exe", os.O_WRONLY))

@@ -1,4 +1,4 @@
-# What one program can take that others share. The first argument says what.
+# Shared resources that one program can take. The first argument selects one.
 import resource, time
 
 
@@ -41,10 +41,10 @@ def terminals():
     answer("terminals", len(made))
 
 
-# As many files as this process may have, by its own doing.
+# As many open files as this process can get.
 def files():
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    # Python has a word of its own for EPERM here.
+    # Python raises its own error for EPERM here.
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard + 1, hard + 1))
         answer("more", "ok")
@@ -61,7 +61,8 @@ def files():
     answer("files", made)
 
 
-# What the first process of this box handles, and whose processors can be chosen: a process's that is named.
+# The signals that the first process of this box handles, and the threads of a named process whose
+# processors can be chosen.
 def first():
     with open(f"/proc/{sys.argv[2]}/status") as lines:
         fields = dict(line.split(":", 1) for line in lines)
@@ -74,7 +75,7 @@ def first():
     choose("own", 0)
 
 
-# Chooses one processor for a thread, tells whether the thread has what it had, and gives it that again.
+# Chooses one processor for a thread, prints whether its set is unchanged, and restores it.
 def choose(name, thread):
     before = os.sched_getaffinity(thread)
     ask(f"affinity_{name}", lambda: os.sched_setaffinity(thread, {min(before)}))
@@ -83,7 +84,7 @@ def choose(name, thread):
         os.sched_setaffinity(thread, before)
 
 
-# Descriptors that are sent and never received, as many as there can be; and then keeps them there.
+# Sends as many descriptors as possible, which are never received, and keeps them in flight.
 def in_flight():
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,4 +1,4 @@
-# What a box shares with others by inodes. First argument: `watch`, `notify`, `lock`, `try`,
+# Inodes that a box shares with others. First argument: `watch`, `notify`, `lock`, `try`,
 # `lease`, `open`, `mounts`, `proc` or `socket`; then paths.
 import fcntl, signal, struct, time
 
@@ -29,8 +29,8 @@ def mark(name):
 
 
 if task == "watch":
-    # Tells by a file when it watches and, asked by another file, what it has seen: names of directory entries that were
-    # opened, and `-` for what is watched itself.
+    # Creates a file when it watches. On request by another file, it prints what it has seen: the
+    # names of opened directory entries, and `-` for the watched path itself.
     here, paths = paths[0], paths[1:]
     seen = set()
     watcher = libc.inotify_init1(IN_NONBLOCK)
@@ -45,7 +45,7 @@ if task == "watch":
         pass
     answer("seen", " ".join(sorted(seen)))
 elif task == "notify":
-    # The older kind of watch, of one directory: how many reads of files in it were seen before each request.
+    # The older kind of watch, on one directory: the number of reads of its files before each request.
     here, directory = paths
     seen = 0
 
@@ -75,13 +75,13 @@ elif task == "try":
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
         ask(path, lambda: fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB))
-        # Which POSIX lock would keep a writer's from being taken.
+        # The POSIX lock that would block a writer's lock.
         wanted = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         kind = struct.unpack_from("h", fcntl.fcntl(descriptor, fcntl.F_GETLK, wanted))[0]
         answer(f"posix {path}", {fcntl.F_UNLCK: "none", fcntl.F_RDLCK: "read"}.get(kind, kind))
 elif task == "lease":
     here, paths = paths[0], paths[1:]
-    # What asks for the lease back.
+    # This breaks the lease.
     signal.signal(signal.SIGIO, signal.SIG_IGN)
     held = [os.open(path, os.O_RDONLY) for path in paths]
     for path, descriptor in zip(paths, held):
@@ -100,7 +100,7 @@ elif task == "mounts":
                 layers = [option for option in fields[after + 3].split(",") if option.startswith("lowerdir")]
                 answer(fields[4], " ".join(layers))
 elif task == "proc":
-    # The parts of procfs that are no process's and that can be read and are not empty.
+    # The readable and non-empty files of procfs that belong to no process.
     for name in os.listdir("/proc"):
         path = f"/proc/{name}"
         if name.isdigit() or os.path.islink(path):
