@@ -1,4 +1,4 @@
-//! What a command says, piece by piece, and all of it together.
+//! Output of a command, chunk by chunk and as a whole.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -7,39 +7,39 @@ use box_protocol::actions::{CommandChunk, StreamName};
 use box_protocol::{Exit, PerStream, UnixMs};
 use bytes::Bytes;
 
-/// Offsets in both streams, in bytes: where to read on.
+/// Byte offsets in both streams.
 pub type Offsets = PerStream;
 
-/// A piece of what a command says, in the order in which it came.
+/// A chunk of a command stream, in the order received.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Chunk {
     /// Output.
     Output {
-        /// Of this stream.
+        /// The stream.
         stream: StreamName,
-        /// Where it begins in the stream.
+        /// Offset of the first byte in the stream.
         offset: u64,
-        /// When it was written.
+        /// When the output was written.
         at: UnixMs,
-        /// The output: UTF-8, unless bytes were asked for.
+        /// The output: UTF-8, unless the client requested bytes.
         data: Bytes,
     },
-    /// Output that is gone. Never hidden.
+    /// Output that the server has dropped.
     Gap {
-        /// Of this stream.
+        /// The stream.
         stream: StreamName,
-        /// Where it began in the stream.
+        /// Offset of the first missing byte in the stream.
         offset: u64,
-        /// How many bytes.
+        /// Number of missing bytes.
         bytes: u64,
     },
-    /// Something an interpreter shows, by media type.
+    /// A value that an interpreter displayed, by media type.
     Display(BTreeMap<String, String>),
 }
 
 impl Chunk {
-    /// The output as text; empty if there is none.
+    /// Returns the output as text; empty for other chunks.
     pub fn text(&self) -> Cow<'_, str> {
         match self {
             Self::Output { data, .. } => String::from_utf8_lossy(data),
@@ -47,7 +47,7 @@ impl Chunk {
         }
     }
 
-    /// The stream it belongs to, if it belongs to one.
+    /// Returns the stream; `None` for displayed values.
     pub fn stream(&self) -> Option<StreamName> {
         match self {
             Self::Output { stream, .. } | Self::Gap { stream, .. } => Some(*stream),
@@ -55,8 +55,8 @@ impl Chunk {
         }
     }
 
-    /// From what the server streams; `None` for what is not output.
-    pub fn told(chunk: CommandChunk) -> Option<Self> {
+    /// Converts a chunk of the contract; `None` for `started`.
+    pub fn from_wire(chunk: CommandChunk) -> Option<Self> {
         Some(match chunk {
             CommandChunk::Started(_) => return None,
             CommandChunk::Text(piece) => Self::Output {
@@ -80,7 +80,7 @@ impl Chunk {
         })
     }
 
-    /// The stream, and the offset behind this chunk in it.
+    /// Returns the stream and the offset after this chunk.
     pub(crate) fn end(&self) -> Option<(StreamName, u64)> {
         match self {
             Self::Output {
@@ -99,7 +99,7 @@ impl Chunk {
     }
 }
 
-/// One of the two, by the stream's name.
+/// Returns the offset of one stream.
 pub(crate) fn of(offsets: &mut Offsets, stream: StreamName) -> &mut u64 {
     match stream {
         StreamName::Stdout => &mut offsets.stdout,

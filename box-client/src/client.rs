@@ -1,4 +1,4 @@
-//! A client: the way to a server, and what is asked of the server as a whole.
+//! The client: its connection to a server, and calls to the server as a whole.
 
 use std::sync::Arc;
 
@@ -16,16 +16,19 @@ use crate::error::ClientError;
 use crate::handle::BoxHandle;
 use crate::options::ClientOptions;
 
-/// A client of a runtime, or of a policy layer in front of one: both serve the same contract. Cheap to
-/// clone; the connection ends with the last clone and the last handle.
+/// A client of a runtime, or of a service in front of one: both implement the same contract.
+///
+/// Clones share the connection. It closes with the last clone and the last handle.
 #[derive(Debug, Clone)]
 pub struct BoxClient {
     pub(crate) server: Remote,
 }
 
 impl BoxClient {
-    /// Connects to an endpoint, and comes back to it whenever the connection is lost. Calls made in
-    /// between fail with `unavailable`; commands that are being read are read on.
+    /// Connects to an endpoint, and reconnects when the connection is lost.
+    ///
+    /// Calls fail with `unavailable` while the connection is down; commands that are being read
+    /// resume.
     pub async fn connect(endpoint: Endpoint, options: ClientOptions) -> Result<Self, ClientError> {
         let link = Link::to(endpoint, options.connect, options.link);
         if link.try_now().await.is_err()
@@ -48,27 +51,32 @@ impl BoxClient {
         Self { server }
     }
 
-    /// Makes a box. `conflict` if there is one with its id.
+    /// Creates a box; `conflict` if a box with its id exists.
     pub async fn create(&self, spec: SpecDraft) -> Result<BoxHandle, ClientError> {
-        self.make(spec, IfExists::Fail).await
+        self.create_box(spec, IfExists::Fail).await
     }
 
-    /// Makes a box, or finds the one with its id. `conflict` if that one was made to another spec.
+    /// Creates a box, or opens the existing one with its id; `conflict` if its spec differs.
     pub async fn get_or_create(&self, spec: SpecDraft) -> Result<BoxHandle, ClientError> {
-        self.make(spec, IfExists::Reuse).await
+        self.create_box(spec, IfExists::Reuse).await
     }
 
-    async fn make(&self, spec: SpecDraft, if_exists: IfExists) -> Result<BoxHandle, ClientError> {
-        // The rules are checked here, so that what breaks one is refused before it is sent; what is sent
-        // is what was asked for, because a policy layer fills in the rest.
+    async fn create_box(
+        &self,
+        spec: SpecDraft,
+        if_exists: IfExists,
+    ) -> Result<BoxHandle, ClientError> {
+        // The client validates a copy and sends the draft, because the service adds the defaults.
         spec.clone().build()?;
         let params = BoxCreateParams { spec, if_exists };
-        let made = self.call::<BoxCreate>(&params).await?;
-        let handle = BoxHandle::new(self.clone(), made.info, made.existed);
-        Ok(handle.after(made.earlier).with_adjusted(made.adjusted))
+        let created = self.call::<BoxCreate>(&params).await?;
+        let handle = BoxHandle::new(self.clone(), created.info, created.existed);
+        Ok(handle
+            .with_earlier(created.earlier)
+            .with_adjusted(created.adjusted))
     }
 
-    /// Finds a box. `not_found` if there is none with this id, or none of yours.
+    /// Opens a box; `not_found` if it does not exist or belongs to another caller.
     pub async fn open(&self, id: impl AsRef<str>) -> Result<BoxHandle, ClientError> {
         let params = BoxGetParams {
             session_id: SessionId::new(id)?,
@@ -78,7 +86,7 @@ impl BoxClient {
         Ok(BoxHandle::new(self.clone(), found.info, true))
     }
 
-    /// The boxes there are, as far as they fit.
+    /// Lists the boxes that match a filter.
     pub async fn list(&self, filter: BoxListParams) -> Result<BoxListResult, ClientError> {
         self.call::<BoxList>(&filter).await
     }
@@ -99,12 +107,12 @@ impl BoxClient {
         self.call::<BoxExec>(&params).await
     }
 
-    /// Which backend there is, and what it lacks.
+    /// Returns the backend in use and its deficiencies.
     pub async fn health(&self) -> Result<BackendInfo, ClientError> {
         self.call::<SystemHealth>(&Empty {}).await
     }
 
-    /// Health, counts, limits, profile and recent errors.
+    /// Returns health, counts, limits, profile and recent errors.
     pub async fn status(&self) -> Result<SystemStatusResult, ClientError> {
         self.call::<SystemStatus>(&Empty {}).await
     }
@@ -114,7 +122,7 @@ impl BoxClient {
         Ok(self.server.call::<A>(params).await?)
     }
 
-    /// The other end, if there is a connection now, for what has no method here.
+    /// Returns the current connection, for actions without a method; an error if it is down.
     pub fn peer(&self) -> Result<Peer, ClientError> {
         Ok(self.server.peer()?)
     }

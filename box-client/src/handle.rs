@@ -1,4 +1,4 @@
-//! A box, and everything in it.
+//! A box and the operations on it.
 
 use std::num::{NonZeroU16, NonZeroU64};
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use crate::files::Files;
 use crate::port::PortStream;
 use crate::shell::ShellBuilder;
 
-/// A box. Cheap to clone. Dropping it deletes nothing, unless it is [`ephemeral`](Self::ephemeral).
+/// A box. Dropping the handle does not delete the box, unless it is [`ephemeral`](Self::ephemeral).
 #[derive(Debug, Clone)]
 pub struct BoxHandle {
     client: BoxClient,
@@ -49,7 +49,7 @@ impl BoxHandle {
         }
     }
 
-    pub(crate) fn after(mut self, earlier: Option<EarlierBox>) -> Self {
+    pub(crate) fn with_earlier(mut self, earlier: Option<EarlierBox>) -> Self {
         self.earlier = earlier;
         self
     }
@@ -59,46 +59,50 @@ impl BoxHandle {
         self
     }
 
-    /// The box's id.
+    /// Returns the id of the box.
     pub fn id(&self) -> &SessionId {
         &self.id
     }
 
-    /// It was there before this handle asked for it.
+    /// Whether the box existed before this handle requested it.
     pub fn existed(&self) -> bool {
         self.existed
     }
 
-    /// Whether it has a network.
+    /// Returns whether the box has a network.
     pub fn network(&self) -> Network {
         self.network
     }
 
-    /// How the box of this id ended that was there before, if this one is new and that one was not deleted on request.
+    /// Returns how the previous box with this id ended.
+    ///
+    /// `None` if this box is not new, or if its owner deleted the previous one.
     pub fn earlier(&self) -> Option<&EarlierBox> {
         self.earlier.as_ref()
     }
 
-    /// What the server's profile changed of the request that made this handle.
+    /// Returns the fields of the request that the profile of the server changed.
     pub fn adjusted(&self) -> &[Adjusted] {
         &self.adjusted
     }
 
-    /// Deletes the box when the last clone of the handle returned here is dropped, without waiting for
-    /// that. Whoever needs to know that it is gone calls [`delete`](Self::delete).
+    /// Deletes the box when the last clone of the returned handle is dropped.
+    ///
+    /// The drop does not wait for the deletion; [`delete`](Self::delete) does.
     pub fn ephemeral(mut self) -> Self {
         let (client, id) = (self.client.clone(), self.id.clone());
         self.ephemeral = Some(Arc::new(Ephemeral { client, id }));
         self
     }
 
-    /// What is known of it.
+    /// Returns the record of the box.
     pub async fn info(&self) -> Result<BoxSessionInfo, ClientError> {
         Ok(self.get(false).await?.info)
     }
 
-    /// What is known of it and of its inside: system, user, ports somebody listens on, interpreters.
-    pub async fn inside(&self) -> Result<BoxGetResult, ClientError> {
+    /// Returns the record of the box with information from inside: system, user, listening ports,
+    /// interpreters.
+    pub async fn inspect(&self) -> Result<BoxGetResult, ClientError> {
         self.get(true).await
     }
 
@@ -108,24 +112,25 @@ impl BoxHandle {
         self.client.call::<BoxGet>(&params).await
     }
 
-    /// Runs a text of the box's shell: awaited, it gives the [`Output`](crate::Output).
+    /// Runs a text in the shell of the box. Awaiting the builder returns the
+    /// [`Output`](crate::Output).
     pub fn run(&self, text: impl Into<String>) -> CommandBuilder {
         self.command(text)
     }
 
-    /// A text for the box's shell, to be [started](CommandBuilder::start).
+    /// A text for the shell of the box, to be [started](CommandBuilder::start).
     pub fn command(&self, text: impl Into<String>) -> CommandBuilder {
         let server = self.client.server.clone();
         CommandBuilder::new(server, self.id.clone(), Program::text(text))
     }
 
-    /// A program and its arguments, to be run as they are.
+    /// A program with its arguments, which runs without a shell.
     pub fn program<T: Into<String>>(&self, argv: impl IntoIterator<Item = T>) -> CommandBuilder {
         let server = self.client.server.clone();
         CommandBuilder::new(server, self.id.clone(), Program::argv(argv))
     }
 
-    /// Reads a command that is there, from these offsets on. `not_found` if its record is gone.
+    /// Attaches to an existing command at these offsets; `not_found` if its record is gone.
     pub async fn attach(
         &self,
         id: impl AsRef<str>,
@@ -135,8 +140,10 @@ impl BoxHandle {
         CommandHandle::attach(shared).await
     }
 
-    /// As [`attach`](Self::attach), in any view, keeping nothing for [`result`](CommandHandle::result), and asking nothing
-    /// beforehand: what is wrong is told by the stream.
+    /// Attaches as [`attach`](Self::attach) does, but with any view and without a first call.
+    ///
+    /// The handle keeps no output for [`result`](CommandHandle::result), and the stream reports
+    /// errors.
     pub fn follow(
         &self,
         id: impl AsRef<str>,
@@ -151,7 +158,7 @@ impl BoxHandle {
         id: impl AsRef<str>,
         from: Offsets,
         view: View,
-        kept_bytes: usize,
+        capture_limit: usize,
     ) -> Result<Arc<Shared>, ClientError> {
         let until = Until::default();
         let key = Key {
@@ -160,10 +167,10 @@ impl BoxHandle {
             attach: AttachOptions { view, until },
         };
         let server = self.client.server.clone();
-        Ok(Shared::new(server, key, from, kept_bytes))
+        Ok(Shared::new(server, key, from, capture_limit))
     }
 
-    /// The commands of the box, oldest first.
+    /// Lists the commands of the box, oldest first.
     pub async fn commands(&self) -> Result<Vec<CommandInfo>, ClientError> {
         let params = CommandListParams {
             session_id: self.id.clone(),
@@ -178,18 +185,20 @@ impl BoxHandle {
         ShellBuilder::new(self.client.server.clone(), self.id.clone(), id.as_ref())
     }
 
-    /// The files of the box.
+    /// Returns the files of the box.
     pub fn files(&self) -> Files {
         Files::new(self.client.server.clone(), self.id.clone())
     }
 
-    /// Connects to a port inside the box. `unavailable` if nobody listens.
+    /// Connects to a port inside the box; `unavailable` if it has no listener.
     pub async fn connect_port(&self, port: NonZeroU16) -> Result<PortStream, ClientError> {
         PortStream::open(self.client.peer()?, self.id.clone(), port).await
     }
 
-    /// An address at which whoever has it reaches a port of the box over HTTP, without a token: for so long, or as long as the
-    /// box lives. `unsupported` if the server has no HTTP port.
+    /// Creates a URL that gives access to a port over HTTP without a token.
+    ///
+    /// The URL is valid for `lasting`, or for the life of the box. `unsupported` if the server has
+    /// no HTTP listener.
     pub async fn share_port(
         &self,
         port: NonZeroU16,
@@ -199,13 +208,13 @@ impl BoxHandle {
         let params = PortShareParams {
             session_id: self.id.clone(),
             port,
-            // No time at all is over before it begins, and so is a millisecond.
+            // The contract requires at least one millisecond.
             for_ms: millis.map(|millis| NonZeroU64::new(millis).unwrap_or(NonZeroU64::MIN)),
         };
         self.client.call::<PortShare>(&params).await
     }
 
-    /// What the box uses.
+    /// Returns the resource usage of the box.
     pub async fn stats(&self) -> Result<BoxStatsResult, ClientError> {
         let params = BoxStatsParams {
             session_id: self.id.clone(),
@@ -214,8 +223,7 @@ impl BoxHandle {
         self.client.call::<BoxStats>(&params).await
     }
 
-    /// What has happened to the box after the event of this number; with `follow`, what happens from now
-    /// on, too.
+    /// Streams the events of the box after this event number; with `follow`, also future ones.
     pub async fn events(
         &self,
         after: Option<u64>,
@@ -230,35 +238,36 @@ impl BoxHandle {
         Ok(events.map(|event| event.map_err(ClientError::from)))
     }
 
-    /// Stops everything in the box where it is; [`resume`](Self::resume) goes on.
+    /// Pauses all processes of the box; [`resume`](Self::resume) continues them.
     pub async fn pause(&self) -> Result<BoxSessionInfo, ClientError> {
-        self.to(TargetState::Paused).await
+        self.transition(TargetState::Paused).await
     }
 
-    /// Goes on after a [`pause`](Self::pause).
+    /// Resumes a box after [`pause`](Self::pause).
     pub async fn resume(&self) -> Result<BoxSessionInfo, ClientError> {
-        self.to(TargetState::Running).await
+        self.transition(TargetState::Running).await
     }
 
-    /// Ends what runs in the box, and keeps its files.
+    /// Ends all processes of the box and keeps its files.
     pub async fn stop(&self) -> Result<BoxSessionInfo, ClientError> {
-        self.to(TargetState::Stopped).await
+        self.transition(TargetState::Stopped).await
     }
 
-    /// Starts a box that was stopped.
+    /// Starts a stopped box.
     pub async fn start(&self) -> Result<BoxSessionInfo, ClientError> {
-        self.to(TargetState::Running).await
+        self.transition(TargetState::Running).await
     }
 
-    async fn to(&self, to: TargetState) -> Result<BoxSessionInfo, ClientError> {
+    async fn transition(&self, to: TargetState) -> Result<BoxSessionInfo, ClientError> {
         let session_id = self.id.clone();
         let params = BoxTransitionParams { session_id, to };
         Ok(self.client.call::<BoxTransition>(&params).await?.info)
     }
 
-    /// Changes the lifetime of the box: what the change does not say stays, and a whole [`Lifetime`](box_protocol::Lifetime)
-    /// says everything.
-    pub async fn renew(
+    /// Changes the lifetime of the box.
+    ///
+    /// Absent members stay unchanged; a [`Lifetime`](box_protocol::Lifetime) replaces all of them.
+    pub async fn update_lifetime(
         &self,
         lifetime: impl Into<LifetimeChange>,
     ) -> Result<BoxSessionInfo, ClientError> {
@@ -269,7 +278,7 @@ impl BoxHandle {
         self.client.call::<BoxUpdate>(&params).await
     }
 
-    /// Changes to whom a box with a network may connect. What it may not any more is broken off.
+    /// Replaces the network policy. The runtime closes open connections that it forbids.
     pub async fn set_network_policy(
         &self,
         policy: NetworkPolicy,
@@ -281,7 +290,7 @@ impl BoxHandle {
         self.client.call::<BoxUpdate>(&params).await
     }
 
-    /// Deletes the box, and returns once it is gone.
+    /// Deletes the box and returns when it is gone.
     pub async fn delete(&self) -> Result<(), ClientError> {
         delete(&self.client, &self.id).await
     }
@@ -308,7 +317,7 @@ impl Drop for Ephemeral {
         let deleting = async move {
             match delete(&client, &id).await {
                 Err(error) if !error.is_not_found() => {
-                    tracing::warn!(%id, %error, "an ephemeral box was not deleted");
+                    tracing::warn!(%id, %error, "could not delete an ephemeral box");
                 }
                 _ => {}
             }
@@ -316,7 +325,7 @@ impl Drop for Ephemeral {
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(deleting);
         } else {
-            tracing::warn!(id = %self.id, "an ephemeral box outlives the executor");
+            tracing::warn!(id = %self.id, "could not delete an ephemeral box: no async runtime");
         }
     }
 }

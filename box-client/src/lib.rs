@@ -1,4 +1,4 @@
-//! What a Rust program links to use boxes.
+//! The Rust client of Box.
 //!
 //! ```no_run
 //! use box_client::{BoxClient, ClientOptions, SpecDraft};
@@ -22,8 +22,8 @@
 //!
 //! # In one process
 //!
-//! An endpoint may be a queue, and whoever listens there a runtime of one's own; here one whose boxes follow a script, as in
-//! a plugin author's tests.
+//! An endpoint can be a queue inside the process with its own runtime. This example uses scripted
+//! boxes, as the tests of a plugin would.
 //!
 //! ```
 //! use box_client::{BoxClient, ClientOptions, Endpoint, SpecDraft};
@@ -48,22 +48,22 @@
 //! # }
 //! ```
 //!
-//! Everything is a thin view of the contract in [`box_protocol`]: what a method sends stands at the action
-//! it is named after. Handles are cheap to clone, futures cancel what they asked for when they are dropped,
-//! and nothing is sent that the contract's rules would refuse.
+//! The methods correspond to the actions of the contract in [`box_protocol`], which describes their
+//! parameters and errors. Handles are cheap to clone. Dropping a future cancels its call. The client
+//! validates parameters before it sends them.
 //!
 //! # Reading order
 //!
-//! 1. [`BoxClient`] (`client`), [`ClientOptions`]: the way to a server, by an endpoint or a connection at
-//!    hand, and what is asked of the server as a whole.
-//! 2. [`BoxHandle`] (`handle`): a box, and everything in it.
-//! 3. [`CommandBuilder`], [`CommandHandle`] (`command`): a command, read across lost connections; [`Chunk`]
-//!    and [`Output`] (`chunk`): what it says.
-//! 4. [`reconnect`]: when a lost command is read on. Pure; the rest of the crate only does what it says.
-//! 5. [`ShellHandle`] (`shell`): one thing at a time, in a shell that is replaced once if it is lost.
-//! 6. [`Files`] (`files`), [`PortStream`] (`port`): bytes in and out.
-//! 7. [`Execution`] (`execution`): a run piece by piece, also from OpenSandbox's event stream.
-//! 8. [`ClientError`] (`error`): why something gave no result.
+//! 1. [`BoxClient`] (`client`), [`ClientOptions`]: the connection to a server, and calls to the server
+//!    as a whole.
+//! 2. [`BoxHandle`] (`handle`): a box and the operations on it.
+//! 3. [`CommandBuilder`], [`CommandHandle`] (`command`): a command, read across lost connections.
+//!    [`Chunk`] and [`Output`] (`chunk`): its output.
+//! 4. [`reconnect`]: when the client resumes reading a command, as a pure state machine.
+//! 5. [`ShellHandle`] (`shell`): one request at a time in a shell, which is replaced once if it is lost.
+//! 6. [`Files`] (`files`), [`PortStream`] (`port`): files and network connections.
+//! 7. [`Execution`] (`execution`): a run as messages, also from OpenSandbox's event stream.
+//! 8. [`ClientError`] (`error`): errors of the client.
 
 mod chunk;
 mod client;

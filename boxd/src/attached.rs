@@ -99,7 +99,11 @@ async fn stay(
 /// Forwards input and output until the command ends.
 async fn follow(mut command: CommandHandle, tty: bool, input: bool, json: bool) -> Result<Exit> {
     let input = input.then(|| tokio::spawn(pass_input(command.control(), tty)));
-    let losses = tokio::spawn(tell_of_losses(command.control().lost(), tty, json));
+    let losses = tokio::spawn(tell_of_losses(
+        command.control().connection_lost(),
+        tty,
+        json,
+    ));
     let printed = print(&mut command, json).await;
     losses.abort();
     if let Some(input) = input {

@@ -135,7 +135,7 @@ pub(crate) async fn inspect(arguments: &Arguments, asked: &TargetArguments) -> R
     let text = match command {
         None => {
             let info = there.info().await?;
-            let inside = there.inside().await.ok().and_then(|found| found.guest);
+            let inside = there.inspect().await.ok().and_then(|found| found.guest);
             output::json(&json!({"box": info, "guest": inside}))?
         }
         Some(id) => {

@@ -81,7 +81,7 @@ impl Past<'_> {
         };
         let mut chunks = self.client.peer()?.stream::<CommandAttach>(&params).await?;
         while let Some(chunk) = chunks.next().await {
-            if let Some(chunk) = Chunk::told(chunk?) {
+            if let Some(chunk) = Chunk::from_wire(chunk?) {
                 each(chunk)?;
             }
         }

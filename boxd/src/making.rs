@@ -221,7 +221,7 @@ async fn find_or_make(
             idle_ms: Some(lifetime.idle_ms),
             ..LifetimeChange::default()
         };
-        there.renew(change).await?;
+        there.update_lifetime(change).await?;
     }
     if let Some(defaults) = defaults {
         let variables = defaults.env.iter();

@@ -43,7 +43,7 @@ async fn detach(arguments: &Arguments, asked: &RunArguments) -> Result<ExitCode>
             idle_ms: Some(Some(AFTER_DETACHED_MS)),
             ..LifetimeChange::default()
         };
-        there.renew(change).await?;
+        there.update_lifetime(change).await?;
     }
     let command = command(&there, &asked.program, &asked.manner)?;
     leave(arguments, &there, command).await

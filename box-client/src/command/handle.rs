@@ -1,4 +1,4 @@
-//! A command, to be read, waited for and spoken to.
+//! A command: reading its output, waiting for its exit, and controlling it.
 
 use std::fmt;
 use std::pin::Pin;
@@ -20,13 +20,13 @@ use super::reader::{Reader, Shared};
 use crate::chunk::{Chunk, Offsets, Output};
 use crate::error::ClientError;
 
-/// The most bytes of input in one message.
+/// Maximum number of bytes of input in one message.
 const INPUT_BYTES: usize = 256 * 1024;
 
-/// A command: a stream of what it says, in the order in which it came, across lost connections.
+/// A command: a stream of its output, which resumes after lost connections.
 ///
-/// Not reading it slows the command down once its log is full. Dropping the handle ends nothing at once:
-/// the command goes on, for as long as it may run without a reader.
+/// A command with a full log waits for its reader. Dropping the handle does not end the command: it
+/// continues for as long as it may run without a reader.
 ///
 /// ```no_run
 /// # async fn example(work: box_client::BoxHandle) -> Result<(), box_client::ClientError> {
@@ -42,7 +42,7 @@ const INPUT_BYTES: usize = 256 * 1024;
 /// ```
 pub struct CommandHandle {
     control: CommandControl,
-    // In a mutex, which nobody locks, so that the handle can be shared.
+    // The mutex makes the handle `Sync`; it is never locked.
     chunks: Mutex<BoxStream<'static, Result<Chunk, ClientError>>>,
 }
 
@@ -53,22 +53,22 @@ impl fmt::Debug for CommandHandle {
 }
 
 impl CommandHandle {
-    /// Begins a command, and waits for the word that it has begun.
+    /// Starts a command and waits for its `started` chunk.
     pub(crate) async fn begin(shared: Arc<Shared>, begin: Begin) -> Result<Self, ClientError> {
         let mut reader = Reader::new(Arc::clone(&shared), Some(begin));
         reader.started().await?;
         Ok(Self::reading(shared, reader))
     }
 
-    /// Reads a command that is there.
+    /// Attaches to an existing command.
     pub(crate) async fn attach(shared: Arc<Shared>) -> Result<Self, ClientError> {
         let control = CommandControl(Arc::clone(&shared));
         shared.server.try_now().await?;
-        control.look().await?;
+        control.refresh().await?;
         Ok(Self::follow(shared))
     }
 
-    /// Reads a command of which nothing is known yet.
+    /// Attaches to a command without checking that it exists.
     pub(crate) fn follow(shared: Arc<Shared>) -> Self {
         let reader = Reader::new(Arc::clone(&shared), None);
         Self::reading(shared, reader)
@@ -81,46 +81,47 @@ impl CommandHandle {
         });
         Self {
             control: CommandControl(shared),
-            // Fused: whoever asks again after the end is told so again.
+            // Fused, so that it can be polled after the end.
             chunks: Mutex::new(chunks.fuse().boxed()),
         }
     }
 
-    /// The command's id: the one asked for, or the one made here.
+    /// Returns the id of the command.
     pub fn id(&self) -> &CommandId {
         self.control.id()
     }
 
-    /// Its process, as the box numbers it. Not known for a command that waits for its turn.
+    /// Returns the process id inside the box; `None` while the command is queued.
     pub fn pid(&self) -> Option<u32> {
         self.info().and_then(|info| info.pid)
     }
 
-    /// What was last told of it.
+    /// Returns the latest record of the command that the client has received.
     pub fn info(&self) -> Option<CommandInfo> {
         self.control.0.progress().info.clone()
     }
 
-    /// What the server's profile changed of the request; known at the end.
+    /// Returns the fields of the request that the profile of the server changed; known after the
+    /// exit.
     pub fn adjusted(&self) -> Vec<Adjusted> {
         self.control.0.progress().adjusted.clone()
     }
 
-    /// Where reading would go on: behind the last chunk that this stream has given.
+    /// Returns the offsets after the last returned chunk, from which reading would resume.
     pub fn offsets(&self) -> Offsets {
         self.control.0.progress().offsets
     }
 
-    pub(crate) fn kept_bytes(&self) -> usize {
-        self.control.0.kept_bytes
+    pub(crate) fn capture_limit(&self) -> usize {
+        self.control.0.capture_limit
     }
 
-    /// What can be done to the command while it is read. Cheap to clone.
+    /// Returns a handle that controls the command while another task reads it.
     pub fn control(&self) -> CommandControl {
         self.control.clone()
     }
 
-    /// Reads what is left and returns how the command ended. May be asked again.
+    /// Reads the remaining output and returns the exit status. Can be called again.
     pub async fn exit(&mut self) -> Result<Exit, ClientError> {
         while let Some(chunk) = self.next().await {
             chunk?;
@@ -133,19 +134,22 @@ impl CommandHandle {
         }
     }
 
-    /// Reads what is left and returns all that the command said, what was read before included, and how
-    /// it ended. May be asked again.
+    /// Reads the remaining output and returns all output, including earlier chunks, and the exit
+    /// status.
+    ///
+    /// Can be called again.
     pub async fn result(&mut self) -> Result<Output, ClientError> {
         let exit = self.exit().await?;
         Ok(self.control.0.progress().kept.output(exit))
     }
 
-    /// A new handle, which reads on from where this one is, and may lose its connection as often as a
-    /// new one. `not_found` if the command's record is gone.
+    /// Returns a new handle that resumes at the current offsets, with no losses counted.
+    ///
+    /// `not_found` if the record of the command is gone.
     pub async fn reconnect(&self) -> Result<Self, ClientError> {
         let old = &self.control.0;
         let (server, key) = (old.server.clone(), old.key.clone());
-        Self::attach(Shared::new(server, key, self.offsets(), old.kept_bytes)).await
+        Self::attach(Shared::new(server, key, self.offsets(), old.capture_limit)).await
     }
 
     /// See [`CommandControl::send_input`].
@@ -175,7 +179,7 @@ impl CommandHandle {
 }
 
 impl Stream for CommandHandle {
-    /// An error is the last item; the command may go on all the same.
+    /// An error is the last item; the command may continue nevertheless.
     type Item = Result<Chunk, ClientError>;
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -186,7 +190,7 @@ impl Stream for CommandHandle {
     }
 }
 
-/// What can be done to a command, from wherever: all of it does nothing once the command has ended.
+/// Controls a command. The methods do nothing once the command has ended.
 #[derive(Clone)]
 pub struct CommandControl(Arc<Shared>);
 
@@ -201,55 +205,57 @@ impl fmt::Debug for CommandControl {
 }
 
 impl CommandControl {
-    /// The command.
+    /// Returns the id of the command.
     pub fn id(&self) -> &CommandId {
         &self.0.key.command_id
     }
 
-    /// Whether the connection is lost, so that the command is to be read on once there is another. Tells of every change.
-    pub fn lost(&self) -> watch::Receiver<bool> {
+    /// Watches whether the connection is lost and the client is going to resume reading.
+    pub fn connection_lost(&self) -> watch::Receiver<bool> {
         self.0.lost()
     }
 
-    /// Writes to the command's input; returns when that is written.
+    /// Writes to stdin; returns when the command's pipe has accepted all bytes.
     pub async fn send_input(&self, data: impl Into<Bytes>) -> Result<(), ClientError> {
         let mut data = data.into();
         while !data.is_empty() && !self.has_ended() {
             let piece = data.split_to(data.len().min(INPUT_BYTES));
             let mut params = self.input();
             params.data = Some(piece.into());
-            self.speak(params).await?;
+            self.send(params).await?;
         }
         Ok(())
     }
 
-    /// Ends the command's input.
+    /// Closes stdin.
     pub async fn close_input(&self) -> Result<(), ClientError> {
         let mut params = self.input();
         params.close = true;
-        self.speak(params).await
+        self.send(params).await
     }
 
-    /// Tells the command's terminal its size.
+    /// Resizes the terminal.
     pub async fn resize(&self, cols: u16, rows: u16) -> Result<(), ClientError> {
         let mut params = self.input();
         params.size = Some(TerminalSize { cols, rows });
-        self.speak(params).await
+        self.send(params).await
     }
 
-    /// Sends a signal, named without `SIG`. The command may live on.
+    /// Sends a signal, named without `SIG`. The command may survive it.
     pub async fn signal(&self, signal: &str) -> Result<(), ClientError> {
-        self.end_with(signal).await.map(drop)
+        self.send_signal(signal).await.map(drop)
     }
 
-    /// Kills the command and all it has started. From now on a lost connection stays lost: if the end is
-    /// not seen, the stream says `Killed`.
+    /// Kills the command and its process tree.
+    ///
+    /// The client does not resume reading afterwards: if the exit status is lost, the stream ends
+    /// with [`Killed`](ClientError::Killed).
     pub async fn kill(&self) -> Result<(), ClientError> {
         if self.has_ended() {
             return Ok(());
         }
         let killing = self.0.kill();
-        let info = self.end_with("KILL").await?;
+        let info = self.send_signal("KILL").await?;
         killing.confirm(info.and_then(|info| info.exit));
         Ok(())
     }
@@ -268,7 +274,7 @@ impl CommandControl {
         }
     }
 
-    async fn speak(&self, params: CommandInputParams) -> Result<(), ClientError> {
+    async fn send(&self, params: CommandInputParams) -> Result<(), ClientError> {
         if self.has_ended() {
             return Ok(());
         }
@@ -277,13 +283,13 @@ impl CommandControl {
         let Err(error) = answer.map_err(ClientError::from) else {
             return Ok(());
         };
-        // It may have ended without our having read so: that is no error, anything else is.
+        // The command may have ended although the client has not read its exit yet.
         let ended = is_expired(&error)
-            || error.is_conflict() && self.look().await.is_ok_and(|info| info.exit.is_some());
+            || error.is_conflict() && self.refresh().await.is_ok_and(|info| info.exit.is_some());
         if ended { Ok(()) } else { Err(error) }
     }
 
-    async fn end_with(&self, signal: &str) -> Result<Option<CommandInfo>, ClientError> {
+    async fn send_signal(&self, signal: &str) -> Result<Option<CommandInfo>, ClientError> {
         if self.has_ended() {
             return Ok(None);
         }
@@ -306,7 +312,7 @@ impl CommandControl {
         }
     }
 
-    async fn look(&self) -> Result<CommandInfo, ClientError> {
+    async fn refresh(&self) -> Result<CommandInfo, ClientError> {
         let key = CommandKey {
             session_id: self.0.key.session_id.clone(),
             command_id: self.id().clone(),
@@ -317,7 +323,7 @@ impl CommandControl {
     }
 }
 
-/// Its record is gone, which is so only after its end.
+/// Whether the record of the command is gone, which happens only after its exit.
 fn is_expired(error: &ClientError) -> bool {
     error.is_not_found() && error.detail().expired
 }

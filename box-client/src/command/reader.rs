@@ -19,7 +19,7 @@ use box_transports::link::Remote;
 pub(crate) struct Shared {
     pub(crate) server: Remote,
     pub(crate) key: Key,
-    pub(crate) kept_bytes: usize,
+    pub(crate) capture_limit: usize,
     progress: Mutex<Progress>,
     kill: watch::Sender<KillState>,
     /// Whether the connection is lost and the reader is going to resume.
@@ -73,15 +73,15 @@ pub(crate) struct Progress {
 }
 
 impl Shared {
-    pub(crate) fn new(server: Remote, key: Key, from: Offsets, kept_bytes: usize) -> Arc<Self> {
+    pub(crate) fn new(server: Remote, key: Key, from: Offsets, capture_limit: usize) -> Arc<Self> {
         Arc::new(Self {
             server,
             key,
-            kept_bytes,
+            capture_limit,
             progress: Mutex::new(Progress {
                 policy: Reconnect::default(),
                 offsets: from,
-                kept: Kept::new(kept_bytes),
+                kept: Kept::new(capture_limit),
                 info: None,
                 adjusted: Vec::new(),
                 exit: None,
@@ -236,7 +236,8 @@ impl Reader {
             }
             Some(Event::Chunk(chunk)) => {
                 self.displays_seen += usize::from(matches!(chunk, CommandChunk::Display(_)));
-                let chunk = Chunk::told(chunk).ok_or_else(|| unexpected("a repeated start"))?;
+                let chunk =
+                    Chunk::from_wire(chunk).ok_or_else(|| unexpected("a repeated start"))?;
                 let mut progress = self.shared.progress();
                 progress.policy.on_progress();
                 if let Some((stream, end)) = chunk.end() {

@@ -1,4 +1,4 @@
-//! A run, collected piece by piece: from a command of ours, or from OpenSandbox's event stream.
+//! A run as a list of output messages: from a command, or from OpenSandbox's event stream.
 
 mod opensandbox_events;
 
@@ -15,60 +15,60 @@ use crate::error::ClientError;
 
 pub use opensandbox_events::{ExecutionReader, MAX_EVENT_BYTES};
 
-/// A piece of output, and when it was written.
+/// A piece of output with its time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Message {
     /// The output.
     pub text: String,
-    /// When it was written.
+    /// When the output was written.
     pub at: UnixMs,
 }
 
-/// A run as it went: each piece of its output, what it showed, how it ended if that was seen.
+/// A run: its output piece by piece, displayed values, and exit code.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Execution {
-    /// The run's id.
+    /// The id of the run.
     pub id: Option<String>,
     /// Standard output.
     pub stdout: Vec<Message>,
     /// Standard error.
     pub stderr: Vec<Message>,
-    /// What an interpreter showed, by media type.
+    /// Values that an interpreter displayed, by media type.
     pub results: Vec<BTreeMap<String, String>>,
-    /// What went wrong, if something did.
+    /// The error that the run reported.
     pub error: Option<RunError>,
-    /// How long it took, once it was told to be complete.
+    /// Run time; `None` until the run is complete.
     pub took: Option<Duration>,
-    /// The number it returned, as a shell would show it. None if the run was cut, or ended by a timeout.
+    /// The exit code as a shell shows it; `None` after a timeout or if the exit was not observed.
     pub exit_code: Option<i32>,
-    /// Why its end was not seen, if it was not.
+    /// Why the exit was not observed.
     pub cut: Option<ClientError>,
-    /// Bytes that are missing above.
+    /// Number of bytes that are missing in `stdout` and `stderr`.
     pub dropped: PerStream,
-    /// Things shown that are missing above.
+    /// Number of displayed values that are missing in `results`.
     pub dropped_results: u64,
 }
 
-/// How much of a run is kept: so much of each stream, and so much of what it shows.
+/// The limits of a collected run: bytes of each stream and of displayed values.
 #[derive(Debug)]
-struct Room {
+struct Limits {
     bound: u64,
     used: PerStream,
-    shown: u64,
+    results: u64,
 }
 
-impl Room {
+impl Limits {
     fn new(bound: usize) -> Self {
         Self {
             bound: bound as u64,
             used: PerStream::default(),
-            shown: 0,
+            results: 0,
         }
     }
 
-    /// Whether so much more fits.
-    fn takes(bound: u64, used: &mut u64, size: usize) -> bool {
+    /// Reserves `size` bytes if they fit.
+    fn reserve(bound: u64, used: &mut u64, size: usize) -> bool {
         let more = used.saturating_add(size as u64);
         let fits = more <= bound;
         if fits {
@@ -79,16 +79,16 @@ impl Room {
 }
 
 impl Execution {
-    /// Collects what is left of a command. That its end was not seen is told, never guessed.
+    /// Collects the remaining output of a command. `cut` is set if its exit is not observed.
     pub async fn of(command: &mut CommandHandle) -> Self {
         let mut execution = Self {
             id: Some(command.id().to_string()),
             ..Self::default()
         };
-        let mut room = Room::new(command.kept_bytes());
+        let mut limits = Limits::new(command.capture_limit());
         while let Some(chunk) = command.next().await {
             match chunk {
-                Ok(chunk) => execution.add(chunk, &mut room),
+                Ok(chunk) => execution.add(chunk, &mut limits),
                 Err(error) => {
                     execution.cut = Some(error);
                     return execution;
@@ -107,36 +107,36 @@ impl Execution {
         execution
     }
 
-    fn add(&mut self, chunk: Chunk, room: &mut Room) {
+    fn add(&mut self, chunk: Chunk, limits: &mut Limits) {
         match chunk {
             Chunk::Output {
                 stream, data, at, ..
             } => {
                 let text = String::from_utf8_lossy(&data).into_owned();
-                self.say(room, stream, Message { text, at });
+                self.add_message(limits, stream, Message { text, at });
             }
             Chunk::Gap { stream, bytes, .. } => *of(&mut self.dropped, stream) += bytes,
-            Chunk::Display(shown) => self.show(room, shown),
+            Chunk::Display(shown) => self.add_result(limits, shown),
         }
     }
 
-    /// Keeps what was said, if there is room.
-    fn say(&mut self, room: &mut Room, stream: StreamName, message: Message) {
+    /// Appends a message if it fits.
+    fn add_message(&mut self, limits: &mut Limits, stream: StreamName, message: Message) {
         let size = message.text.len();
-        // One byte a piece costs more than a byte.
+        // A message occupies at least its own struct.
         let piece = size.max(size_of::<Message>());
-        if Room::takes(room.bound, of(&mut room.used, stream), piece) {
+        if Limits::reserve(limits.bound, of(&mut limits.used, stream), piece) {
             self.messages(stream).push(message);
         } else {
             *of(&mut self.dropped, stream) += size as u64;
         }
     }
 
-    /// Keeps what was shown, if there is room.
-    fn show(&mut self, room: &mut Room, shown: BTreeMap<String, String>) {
+    /// Appends a displayed value if it fits.
+    fn add_result(&mut self, limits: &mut Limits, shown: BTreeMap<String, String>) {
         let sizes = shown.iter().map(|(kind, value)| kind.len() + value.len());
         let size = sizes.sum::<usize>() + size_of_val(&shown);
-        if Room::takes(room.bound, &mut room.shown, size) {
+        if Limits::reserve(limits.bound, &mut limits.results, size) {
             self.results.push(shown);
         } else {
             self.dropped_results += 1;
@@ -150,7 +150,7 @@ impl Execution {
         }
     }
 
-    /// All of standard output.
+    /// Returns all of standard output.
     pub fn stdout_text(&self) -> String {
         self.stdout
             .iter()
@@ -158,7 +158,7 @@ impl Execution {
             .collect()
     }
 
-    /// All of standard error.
+    /// Returns all of standard error.
     pub fn stderr_text(&self) -> String {
         self.stderr
             .iter()
@@ -166,7 +166,7 @@ impl Execution {
             .collect()
     }
 
-    /// It returned zero.
+    /// Whether the exit code is zero.
     pub fn success(&self) -> bool {
         self.exit_code == Some(0)
     }

@@ -1,6 +1,6 @@
-//! Reads a run from OpenSandbox's event stream: bare JSON or SSE frames, in whatever pieces they come.
+//! Parser of OpenSandbox's event stream: JSON lines or SSE frames, split anywhere.
 //!
-//! Seed 000 specifies this reader. Only tests call it until a client of OpenSandbox's protocol does.
+//! Seed 000 specifies this parser. Only tests call it until a client of OpenSandbox's protocol exists.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,14 +10,15 @@ use box_protocol::{RunError, UnixMs};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Execution, Message, Room};
+use super::{Execution, Limits, Message};
 use crate::command::DEFAULT_KEPT_BYTES;
 
-/// The longest event. Longer ones are passed over.
+/// Maximum size of an event; the parser skips longer ones.
 pub const MAX_EVENT_BYTES: usize = 16 * 1024 * 1024;
 
-/// Reads a run from a stream of events, one JSON object a line, with or without `data:` before it. What
-/// is no JSON object of a known kind is passed over: comments, pings, other fields of SSE.
+/// Parses the events of a run: one JSON object per line, with or without `data:`.
+///
+/// The parser skips every other line: comments, pings and other SSE fields.
 ///
 /// ```
 /// use box_client::ExecutionReader;
@@ -33,13 +34,13 @@ pub const MAX_EVENT_BYTES: usize = 16 * 1024 * 1024;
 #[derive(Debug)]
 pub struct ExecutionReader {
     execution: Execution,
-    room: Room,
+    limits: Limits,
     line: Vec<u8>,
-    /// The rest of a line that is too long.
+    /// Whether the rest of the current line is too long and skipped.
     skipping: bool,
 }
 
-/// An event as it is written.
+/// An event on the wire.
 #[derive(Deserialize)]
 struct Event {
     #[serde(rename = "type")]
@@ -62,17 +63,17 @@ struct EventError {
     ename: Option<String>,
     #[serde(default, alias = "value")]
     evalue: Option<String>,
-    /// Absent, null or a list: the same for whoever reads it.
+    /// Absent and null mean an empty list.
     #[serde(default)]
     traceback: Option<Vec<String>>,
 }
 
-/// Keeps [`DEFAULT_KEPT_BYTES`] of each stream, and as much of what is shown.
+/// Keeps [`DEFAULT_KEPT_BYTES`] of each stream and of displayed values.
 impl Default for ExecutionReader {
     fn default() -> Self {
         Self {
             execution: Execution::default(),
-            room: Room::new(DEFAULT_KEPT_BYTES),
+            limits: Limits::new(DEFAULT_KEPT_BYTES),
             line: Vec::new(),
             skipping: false,
         }
@@ -80,7 +81,7 @@ impl Default for ExecutionReader {
 }
 
 impl ExecutionReader {
-    /// Takes what has come, whole events or not.
+    /// Parses more bytes, which may end within an event.
     pub fn push(&mut self, bytes: &[u8]) {
         for part in bytes.split_inclusive(|byte| *byte == b'\n') {
             let whole = part.ends_with(b"\n");
@@ -97,7 +98,7 @@ impl ExecutionReader {
         }
     }
 
-    /// The run, as far as it was told.
+    /// Returns the run as far as it was received.
     pub fn finish(mut self) -> Execution {
         self.end_line();
         self.execution
@@ -117,8 +118,8 @@ impl ExecutionReader {
         let execution = &mut self.execution;
         match event.kind.as_str() {
             "init" => execution.id = event.text,
-            "stdout" => execution.say(&mut self.room, StreamName::Stdout, message(event)),
-            "stderr" => execution.say(&mut self.room, StreamName::Stderr, message(event)),
+            "stdout" => execution.add_message(&mut self.limits, StreamName::Stdout, message(event)),
+            "stderr" => execution.add_message(&mut self.limits, StreamName::Stderr, message(event)),
             "result" => {
                 let shown = event.results.unwrap_or_default().into_iter();
                 let text = |value| match value {
@@ -126,12 +127,12 @@ impl ExecutionReader {
                     other => other.to_string(),
                 };
                 let shown = shown.map(|(kind, value)| (kind, text(value))).collect();
-                execution.show(&mut self.room, shown);
+                execution.add_result(&mut self.limits, shown);
             }
             "error" => {
                 let Some(error) = event.error else { return };
                 let value = error.evalue.unwrap_or_default();
-                // A command that returned something else than zero says so as an error's value.
+                // The error value of a command is its non-zero exit code.
                 execution.exit_code = value.trim().parse().ok();
                 execution.error = Some(RunError {
                     name: error.ename.unwrap_or_default(),
@@ -166,7 +167,7 @@ mod tests {
         let mut reader = ExecutionReader::default();
         reader.push(text.as_bytes());
         let whole = reader.finish();
-        // The same in pieces of every size.
+        // Splitting the text must not change the result.
         for size in 1..text.len().min(40) {
             let mut reader = ExecutionReader::default();
             for piece in text.as_bytes().chunks(size) {
@@ -178,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_never_ends_fills_nobody() {
+    fn an_endless_run_uses_bounded_memory() {
         let mut reader = ExecutionReader::default();
         let mebibyte = "x".repeat(1 << 20);
         for kind in ["stdout", "stderr"] {
@@ -203,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_and_bare_objects_become_a_run_and_the_rest_is_passed_over() {
+    fn frames_and_plain_objects_are_parsed_and_other_lines_skipped() {
         let run = read(
             "data: {\"type\":\"init\",\"text\":\"run-1\",\"timestamp\":1}\n\n\n\
              event: stdout\r\ndata:{\"type\":\"stdout\",\"text\":\"hi\",\"timestamp\":2}\r\n\r\n\
@@ -230,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_code_other_than_zero_comes_as_an_error() {
+    fn a_nonzero_exit_code_is_an_error_value() {
         let run = read(
             "data: {\"type\":\"init\",\"text\":\"run-2\"}\n\n\
              data: {\"type\":\"error\",\"error\":{\"ename\":\"E\",\"evalue\":\"7\",\"traceback\":[\"status 7\"]}}\n\n",
@@ -255,14 +256,14 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_was_cut_has_no_exit_code() {
+    fn an_incomplete_run_has_no_exit_code() {
         let run = read("data: {\"type\":\"stdout\",\"text\":\"half\"}\n\ndata: {\"type\":\"exec");
         assert_eq!(run.stdout_text(), "half");
         assert_eq!((run.exit_code, run.took), (None, None));
     }
 
     #[test]
-    fn an_event_beyond_the_limit_is_passed_over() {
+    fn an_event_beyond_the_limit_is_skipped() {
         let mut reader = ExecutionReader::default();
         reader.push(b"{\"type\":\"stdout\",\"text\":\"");
         let piece = "x".repeat(65536);

@@ -1,4 +1,4 @@
-//! Shells: interpreters that keep their state between runs, one thing at a time.
+//! Shells: interpreters that keep their state between runs and execute one request at a time.
 
 mod builder;
 mod run;
@@ -24,10 +24,10 @@ use box_transports::link::Remote;
 pub use builder::{DEFAULT_DOWNLOAD_ROOT, DEFAULT_SILENCE, ShellBuilder};
 pub use run::{Replaced, ShellOutcome, ShellRunBuilder};
 
-/// A shell. Clones share its queue: whatever is asked of it, commands, listings, writes, appends and
-/// downloads, is done in the order asked, one after the other.
+/// A shell. Clones share its queue: the shell executes runs, listings, writes, appends and downloads
+/// one after the other, in the order requested.
 ///
-/// Nothing asked of it may be silent for longer than its silence limit. A command that is goes on in the
+/// A request that produces no output within the silence limit ends: a run continues in the
 /// box, and its [`ShellOutcome`] says so; anything else is given up with `timeout`.
 #[derive(Debug, Clone)]
 pub struct ShellHandle(Arc<Inner>);
@@ -35,7 +35,7 @@ pub struct ShellHandle(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     server: Remote,
-    /// How it was made, and how another is if it is lost.
+    /// The parameters of the shell, also used for a replacement.
     create: ShellCreateParams,
     id: ShellId,
     silence: Duration,
@@ -68,22 +68,23 @@ impl ShellHandle {
         }))
     }
 
-    /// The shell's id.
+    /// Returns the id of the shell.
     pub fn id(&self) -> &ShellId {
         &self.0.id
     }
 
-    /// The shell's box.
+    /// Returns the id of the box.
     pub fn session_id(&self) -> &SessionId {
         &self.0.create.session_id
     }
 
-    /// How often a run had to be done in another shell, because this one was broken or gone.
+    /// Returns how many runs were executed in a replacement because the shell was broken or gone.
     pub fn recovered(&self) -> u32 {
         self.0.recovered.load(Ordering::Relaxed)
     }
 
-    /// What is known of the shell: where it stands, what it runs. `not_found` if it is gone.
+    /// Returns the record of the shell: working directory, current run. `not_found` if the shell is
+    /// gone.
     pub async fn info(&self) -> Result<ShellInfo, ClientError> {
         let params = ShellListParams {
             session_id: self.session_id().clone(),
@@ -99,14 +100,14 @@ impl ShellHandle {
         ShellRunBuilder::new(self.clone(), text.into())
     }
 
-    /// What is in a directory of the box.
+    /// Lists a directory of the box.
     pub async fn list(&self, path: impl Into<String>) -> Result<Vec<FileStatInfo>, ClientError> {
         let _turn = self.turn().await?;
         let FileListResult { entries, .. } = self.0.files.list(path).await?;
         Ok(entries)
     }
 
-    /// Writes a file of the box, and the directories above it.
+    /// Writes a file of the box and creates its parent directories.
     pub async fn write(
         &self,
         path: impl Into<String>,
@@ -116,7 +117,7 @@ impl ShellHandle {
         self.0.files.write(path, data).await.map(drop)
     }
 
-    /// Adds to a file of the box.
+    /// Appends to a file of the box.
     pub async fn append(
         &self,
         path: impl Into<String>,
@@ -126,8 +127,10 @@ impl ShellHandle {
         self.0.files.append(path, data).await.map(drop)
     }
 
-    /// Reads a file of the box that is under the download root. Any other, and any path with `..` in it,
-    /// is `denied` before anything is sent.
+    /// Reads a file below the download root.
+    ///
+    /// The client refuses any other path, and any path with `..`, with `denied` before it sends the
+    /// call.
     pub async fn download(&self, path: impl AsRef<str>) -> Result<Bytes, ClientError> {
         let path = path.as_ref();
         check_download(path, &self.0.root)?;
@@ -135,8 +138,9 @@ impl ShellHandle {
         self.0.files.read(path).await
     }
 
-    /// Ends the shell and what it runs. Never fails, and does nothing the second time; whatever is asked
-    /// of the handle afterwards is a `conflict`.
+    /// Ends the shell and its run. Never fails, and does nothing the second time.
+    ///
+    /// Later requests to the handle are a `conflict`.
     pub async fn close(&self) {
         if self.0.closed.swap(true, Ordering::SeqCst) {
             return;
@@ -144,18 +148,18 @@ impl ShellHandle {
         self.release(self.id().clone()).await;
     }
 
-    /// Ends a shell; that it was not ended is only logged.
+    /// Ends a shell; a failure is only logged.
     async fn release(&self, shell_id: ShellId) {
         let params = ShellDeleteParams {
             session_id: self.session_id().clone(),
             shell_id,
         };
         if let Err(error) = self.0.server.call::<ShellDelete>(&params).await {
-            tracing::warn!(shell = %params.shell_id, %error, "a shell was not ended");
+            tracing::warn!(shell = %params.shell_id, %error, "could not end a shell");
         }
     }
 
-    /// Waits for its turn.
+    /// Waits for the requests queued before this one.
     async fn turn(&self) -> Result<MutexGuard<'_, ()>, ClientError> {
         let turn = self.0.turn.lock().await;
         if self.0.closed.load(Ordering::SeqCst) {
@@ -176,9 +180,7 @@ fn check_download(path: &str, root: &str) -> Result<(), ClientError> {
     };
     let named = Path::new(path);
     if named.components().any(|part| part == Component::ParentDir) {
-        return Err(denied(
-            "path: `..` leads out of where downloads come from".to_owned(),
-        ));
+        return Err(denied("path: must not contain `..`".to_owned()));
     }
     if !named.starts_with(root) {
         return Err(denied(format!("path: downloads must be under {root}")));

@@ -1,4 +1,4 @@
-//! A run in a shell, and what becomes of it when the shell is broken or gone.
+//! A run in a shell, and its replacement when the shell is broken or gone.
 
 use std::future::IntoFuture;
 use std::sync::atomic::Ordering;
@@ -30,19 +30,19 @@ pub struct ShellOutcome {
     pub silent: bool,
 }
 
-/// Which shell a run was done in, if not in the one it was asked of.
+/// The shell that executed a run instead of the requested one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Replaced {
-    /// One made for this run alone, and ended after it.
+    /// A new shell for this run only, which the client ended afterwards.
     For(ShellId),
-    /// One of the same id, which the box has put in its place.
+    /// A new shell with the same id, which the agent created.
     InPlace,
 }
 
-/// A text about to be run in a shell.
+/// The parameters of a run in a shell.
 #[derive(Debug, Clone)]
-#[must_use = "nothing runs until it is awaited"]
+#[must_use = "a run does not start until it is awaited"]
 pub struct ShellRunBuilder {
     shell: ShellHandle,
     text: String,
@@ -68,19 +68,19 @@ impl ShellRunBuilder {
         }
     }
 
-    /// Gives the run this id.
+    /// Sets the id of the run.
     pub fn id(mut self, id: impl AsRef<str>) -> Self {
         self.id = CommandId::new(id);
         self
     }
 
-    /// Goes there first.
+    /// Sets the working directory of this run; that of the shell unless set.
     pub fn cwd(mut self, cwd: impl Into<String>) -> Self {
         self.cwd = Some(cwd.into());
         self
     }
 
-    /// Sets a variable for this run.
+    /// Sets an environment variable for this run.
     pub fn env(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         if let Ok(env) = &mut self.env
             && let Err(invalid) = env.insert(name, value)
@@ -90,39 +90,40 @@ impl ShellRunBuilder {
         self
     }
 
-    /// Ends the run after so long.
+    /// Sets the maximum run time; unlimited unless set.
     pub fn timeout(mut self, time: Duration) -> Self {
         self.timeout = Some(time);
         self
     }
 
-    /// Leaves its input open, to be written by [`send_input`](CommandHandle::send_input).
+    /// Opens stdin for [`send_input`](CommandHandle::send_input).
     pub fn with_input(mut self) -> Self {
         self.stdin = Stdin::Open;
         self
     }
 
-    /// Reads its output as the bytes they are, not as text. For [`start`](Self::start).
+    /// Reads the output as bytes instead of text. Applies to [`start`](Self::start).
     pub fn bytes(mut self) -> Self {
         self.view = View::Bytes;
         self
     }
 
-    /// Starts the run in exactly this shell, to be read as it goes; nothing of it is kept for
-    /// [`result`](CommandHandle::result). Others that this handle is asked for do not wait for its end, though the shell does
-    /// one after the other.
+    /// Starts the run in exactly this shell and returns a handle to read it.
+    ///
+    /// The handle keeps no output for [`result`](CommandHandle::result). Later requests to the
+    /// shell handle do not wait for the exit, but the shell executes them one after the other.
     pub async fn start(self) -> Result<CommandHandle, ClientError> {
         let attach = AttachOptions {
             view: self.view,
             until: Until::default(),
         };
-        let (shell, params) = self.asked()?;
+        let (shell, params) = self.into_params()?;
         let _turn = shell.turn().await?;
         shell.begin(params, attach, 0).await
     }
 
-    fn asked(self) -> Result<(ShellHandle, ShellRunParams), ClientError> {
-        // Blank texts are refused before anything is sent.
+    fn into_params(self) -> Result<(ShellHandle, ShellRunParams), ClientError> {
+        // The client refuses a blank text before it sends the call.
         Program::text(self.text.as_str())?;
         let params = ShellRunParams {
             session_id: self.shell.session_id().clone(),
@@ -139,10 +140,10 @@ impl ShellRunBuilder {
     }
 
     async fn run(self) -> Result<ShellOutcome, ClientError> {
-        let (shell, params) = self.asked()?;
+        let (shell, params) = self.into_params()?;
         let _turn = shell.turn().await?;
         match shell.run_in(params.clone()).await {
-            Err(error) if is_broken(&error) => shell.run_elsewhere(params, &error).await,
+            Err(error) if is_broken(&error) => shell.run_in_replacement(params, &error).await,
             outcome => outcome,
         }
     }
@@ -157,7 +158,7 @@ impl IntoFuture for ShellRunBuilder {
     }
 }
 
-/// There is no such shell, or it cannot be used: nothing has run.
+/// Whether the shell is gone or unusable, so that nothing ran.
 fn is_broken(error: &ClientError) -> bool {
     matches!(error.code(), Code::NotFound | Code::Unavailable)
         && error.detail().subject == Some(Subject::Shell)
@@ -187,7 +188,7 @@ impl ShellHandle {
         &self,
         params: ShellRunParams,
         attach: AttachOptions,
-        kept_bytes: usize,
+        capture_limit: usize,
     ) -> Result<CommandHandle, ClientError> {
         let key = Key {
             session_id: params.session_id.clone(),
@@ -195,21 +196,21 @@ impl ShellHandle {
             attach,
         };
         let server = self.0.server.clone();
-        let shared = Shared::new(server, key, Offsets::default(), kept_bytes);
+        let shared = Shared::new(server, key, Offsets::default(), capture_limit);
         CommandHandle::begin(shared, Begin::Run(Box::new(params))).await
     }
 
-    /// Makes a shell, runs in exactly that one, and ends it.
-    async fn run_elsewhere(
+    /// Creates a shell for one run, runs in it, and ends it.
+    async fn run_in_replacement(
         &self,
         mut params: ShellRunParams,
         why: &ClientError,
     ) -> Result<ShellOutcome, ClientError> {
         let id = ShellId::fresh();
-        tracing::warn!(shell = %self.id(), %why, replacement = %id, "running in another shell");
+        tracing::warn!(shell = %self.id(), %why, replacement = %id, "shell is unusable; running in a replacement");
         let create = ShellCreateParams {
             shell_id: Some(id.clone()),
-            // In case whoever asked goes before it is ended below.
+            // Ends the shell if the client is gone before it deletes the shell below.
             idle_ms: Some(self.0.create.idle_ms.unwrap_or(millis(self.0.silence))),
             ..self.0.create.clone()
         };
