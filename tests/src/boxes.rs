@@ -23,7 +23,7 @@ use crate::actions::Number;
 
 /// The calls that the backend received.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Seen {
+pub struct BackendCalls {
     /// Boxes started, by session.
     pub starts: Vec<String>,
     /// Commands run: session and text.
@@ -41,13 +41,13 @@ pub struct InspectBackend;
 impl Action for InspectBackend {
     const NAME: &'static str = "test.backend.inspect";
     type Params = Empty;
-    type Result = Seen;
+    type Result = BackendCalls;
     type Chunk = Never;
 }
 
 /// Whether the backend is to be available.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Available {
+pub struct SetAvailability {
     /// The new availability.
     pub available: bool,
 }
@@ -58,7 +58,7 @@ pub struct SetBackend;
 
 impl Action for SetBackend {
     const NAME: &'static str = "test.backend.set";
-    type Params = Available;
+    type Params = SetAvailability;
     type Result = Empty;
     type Chunk = Never;
 }
@@ -84,14 +84,14 @@ impl Handle<InspectProcess> for Backend {
 }
 
 impl Handle<InspectBackend> for Backend {
-    async fn handle(&self, _: Empty, _: Call<InspectBackend>) -> Result<Seen, RpcError> {
+    async fn handle(&self, _: Empty, _: Call<InspectBackend>) -> Result<BackendCalls, RpcError> {
         let specs = self
             .0
             .specs()
             .iter()
             .map(serde_json::to_value)
             .collect::<Result<_, _>>();
-        Ok(Seen {
+        Ok(BackendCalls {
             starts: self.0.starts(),
             execs: self.0.execs(),
             stops: self.0.stops(),
@@ -101,7 +101,7 @@ impl Handle<InspectBackend> for Backend {
 }
 
 impl Handle<SetBackend> for Backend {
-    async fn handle(&self, set: Available, _: Call<SetBackend>) -> Result<Empty, RpcError> {
+    async fn handle(&self, set: SetAvailability, _: Call<SetBackend>) -> Result<Empty, RpcError> {
         self.0.set_availability(if set.available {
             Availability::full()
         } else {

@@ -26,7 +26,7 @@ use super::fixture::{code, fixture, id, seconds, settle};
 
 /// A backend with agents that serve two file actions. The path of a call selects the behaviour.
 #[derive(Clone, Default)]
-struct Inner(Arc<Shared>);
+struct FileBackend(Arc<Shared>);
 
 #[derive(Default)]
 struct Shared {
@@ -38,7 +38,7 @@ struct Shared {
 }
 
 #[async_trait]
-impl Backend for Inner {
+impl Backend for FileBackend {
     fn name(&self) -> &'static str {
         "inner"
     }
@@ -79,7 +79,7 @@ impl Backend for Inner {
     }
 }
 
-impl Handle<AgentHealth> for Inner {
+impl Handle<AgentHealth> for FileBackend {
     async fn handle(
         &self,
         _: AgentHealthParams,
@@ -101,7 +101,7 @@ impl Drop for Running<'_> {
     }
 }
 
-impl Handle<FileStat> for Inner {
+impl Handle<FileStat> for FileBackend {
     async fn handle(
         &self,
         params: FileStatParams,
@@ -132,7 +132,7 @@ impl Handle<FileStat> for Inner {
     }
 }
 
-impl Handle<FileWrite> for Inner {
+impl Handle<FileWrite> for FileBackend {
     async fn handle(
         &self,
         params: FileWriteParams,
@@ -145,7 +145,7 @@ impl Handle<FileWrite> for Inner {
     }
 }
 
-impl Handle<FileRead> for Inner {
+impl Handle<FileRead> for FileBackend {
     async fn handle(
         &self,
         params: FileReadParams,
@@ -188,8 +188,8 @@ fn info(path: String) -> FileStatInfo {
     }
 }
 
-fn runtime(shared: Shared, ttl: Duration) -> (BoxRuntime, Inner) {
-    let backend = Inner(Arc::new(shared));
+fn runtime(shared: Shared, ttl: Duration) -> (BoxRuntime, FileBackend) {
+    let backend = FileBackend(Arc::new(shared));
     let mut config = RuntimeConfig::with(backend.clone());
     config.session_ttl = ttl;
     (BoxRuntime::start(config), backend)

@@ -63,7 +63,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 /// A session in the model.
-struct Known {
+struct ModelSession {
     memory_mb: u64,
     persistent: bool,
     used: Instant,
@@ -74,7 +74,7 @@ struct Known {
 
 #[derive(Default)]
 struct Model {
-    sessions: BTreeMap<String, Known>,
+    sessions: BTreeMap<String, ModelSession>,
     starts: usize,
 }
 
@@ -98,7 +98,7 @@ impl Model {
             return Some(Code::Capacity);
         }
         self.starts += 1;
-        let known = Known {
+        let known = ModelSession {
             memory_mb,
             persistent,
             used: Instant::now(),

@@ -25,7 +25,7 @@ use super::fixture::{seconds, settle};
 
 /// A backend with agents that share memory slots. The path of a call selects the behaviour.
 #[derive(Clone)]
-struct Slotted(Arc<Shared>);
+struct SharedMemoryBackend(Arc<Shared>);
 
 struct Shared {
     slots: File,
@@ -35,7 +35,7 @@ struct Shared {
 }
 
 #[async_trait]
-impl Backend for Slotted {
+impl Backend for SharedMemoryBackend {
     fn name(&self) -> &'static str {
         "slotted"
     }
@@ -75,7 +75,7 @@ impl Backend for Slotted {
     }
 }
 
-impl Handle<AgentHealth> for Slotted {
+impl Handle<AgentHealth> for SharedMemoryBackend {
     async fn handle(
         &self,
         _: AgentHealthParams,
@@ -103,7 +103,7 @@ fn info(path: String, size: u64) -> FileStatInfo {
     }
 }
 
-impl Handle<AgentRead> for Slotted {
+impl Handle<AgentRead> for SharedMemoryBackend {
     async fn handle(
         &self,
         params: AgentReadParams,
@@ -144,7 +144,7 @@ impl Handle<AgentRead> for Slotted {
     }
 }
 
-impl Handle<AgentWrite> for Slotted {
+impl Handle<AgentWrite> for SharedMemoryBackend {
     async fn handle(
         &self,
         params: AgentWriteParams,
@@ -164,10 +164,10 @@ impl Handle<AgentWrite> for Slotted {
     }
 }
 
-async fn slotted() -> (BoxRuntime, Slotted) {
+async fn slotted() -> (BoxRuntime, SharedMemoryBackend) {
     let slots = tempfile::tempfile().unwrap();
     slots.set_len(u64::from(SPOOL_SLOTS) * SPOOL_BYTES).unwrap();
-    let backend = Slotted(Arc::new(Shared {
+    let backend = SharedMemoryBackend(Arc::new(Shared {
         slots,
         agents: Mutex::default(),
         used: Mutex::default(),

@@ -9,7 +9,7 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
-use crate::scripted_runtime::{Scripted, object, query};
+use crate::scripted_runtime::{ScriptedRuntime, object, query};
 
 /// Collects the audit lines of its thread.
 #[derive(Debug, Clone, Default)]
@@ -50,7 +50,7 @@ impl Subscriber for AuditLines {
 async fn lines(config: ServiceConfig) -> Vec<String> {
     let audit = AuditLines::default();
     let _kept = tracing::subscriber::set_default(audit.clone());
-    let service = Scripted::new()
+    let service = ScriptedRuntime::new()
         .printing("secret-output", "")
         .ready(config)
         .await;

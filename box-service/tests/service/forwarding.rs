@@ -10,16 +10,18 @@ use box_service::{BoxService, ServiceConfig};
 use futures::StreamExt as _;
 use serde_json::json;
 
-use crate::scripted_runtime::{Ends, Scripted, Served, allowing, connect, connect_as};
+use crate::scripted_runtime::{
+    ConnectionEnds, ScriptedRuntime, ServiceFixture, allowing, connect, connect_as,
+};
 
 /// A gateway's connection to a service in front of this runtime.
 struct Gateway {
-    _to_service: Ends,
-    service: Served,
+    _to_service: ConnectionEnds,
+    service: ServiceFixture,
     peer: Peer,
 }
 
-async fn gateway(runtime: &Scripted, config: ServiceConfig) -> Gateway {
+async fn gateway(runtime: &ScriptedRuntime, config: ServiceConfig) -> Gateway {
     let service = runtime.ready(config).await;
     let (to_service, client) = connect(service.router());
     Gateway {
@@ -47,7 +49,7 @@ fn refused(error: CallError) -> box_protocol::BoxError {
 
 #[tokio::test]
 async fn exec_and_create_go_through_policy() {
-    let runtime = Scripted::new().printing("x".repeat(9000), "");
+    let runtime = ScriptedRuntime::new().printing("x".repeat(9000), "");
     let config = ServiceConfig {
         profile: "offline_readonly".into(),
         ..ServiceConfig::default()
@@ -70,7 +72,7 @@ async fn exec_and_create_go_through_policy() {
 
 #[tokio::test]
 async fn refusals_keep_their_code_and_are_remembered() {
-    let runtime = Scripted::new();
+    let runtime = ScriptedRuntime::new();
     let gateway = gateway(&runtime, ServiceConfig::default()).await;
     let draft = SpecDraft::new("s").cmd("ls").host_path("/data");
     let error = refused(
@@ -101,7 +103,7 @@ async fn refusals_keep_their_code_and_are_remembered() {
 #[tokio::test]
 async fn mounts_added_later_are_decided_about_too() {
     let dir = tempfile::tempdir().unwrap();
-    let runtime = Scripted::new();
+    let runtime = ScriptedRuntime::new();
     let gateway = gateway(&runtime, allowing(&[dir.path()])).await;
     let draft = SpecDraft::new("s").cmd("ls");
     gateway.peer.call::<BoxExec>(&exec(draft)).await.unwrap();
@@ -127,7 +129,7 @@ async fn mounts_added_later_are_decided_about_too() {
 
 #[tokio::test]
 async fn what_the_runtime_does_not_serve_is_unsupported() {
-    let gateway = gateway(&Scripted::new(), ServiceConfig::default()).await;
+    let gateway = gateway(&ScriptedRuntime::new(), ServiceConfig::default()).await;
     let params = serde_json::from_value(json!({"session_id": "s"})).unwrap();
     let error = gateway.peer.call::<ShellList>(&params).await;
     assert_eq!(refused(error.unwrap_err()).code(), Code::Unsupported);
@@ -135,7 +137,7 @@ async fn what_the_runtime_does_not_serve_is_unsupported() {
 
 #[tokio::test]
 async fn chunks_come_through_in_order_and_then_the_result() {
-    let gateway = gateway(&Scripted::new(), ServiceConfig::default()).await;
+    let gateway = gateway(&ScriptedRuntime::new(), ServiceConfig::default()).await;
     let params = BoxEventsParams {
         after: Some(7),
         ..BoxEventsParams::default()
@@ -151,7 +153,7 @@ async fn chunks_come_through_in_order_and_then_the_result() {
 
 #[tokio::test]
 async fn an_error_after_chunks_comes_through() {
-    let gateway = gateway(&Scripted::new(), ServiceConfig::default()).await;
+    let gateway = gateway(&ScriptedRuntime::new(), ServiceConfig::default()).await;
     let params = BoxEventsParams {
         follow: true,
         ..BoxEventsParams::default()
@@ -166,7 +168,7 @@ async fn an_error_after_chunks_comes_through() {
 
 #[tokio::test]
 async fn a_streamed_exec_is_decided_about_and_streams() {
-    let runtime = Scripted::new().printing("one two three", "");
+    let runtime = ScriptedRuntime::new().printing("one two three", "");
     let gateway = gateway(&runtime, ServiceConfig::default()).await;
     let params = BoxExecParams {
         attach: Some(AttachOptions::default()),
@@ -187,7 +189,7 @@ async fn a_streamed_exec_is_decided_about_and_streams() {
 
 #[tokio::test]
 async fn context_and_deadline_go_with_the_call() {
-    let runtime = Scripted::new();
+    let runtime = ScriptedRuntime::new();
     let gateway = gateway(&runtime, ServiceConfig::default()).await;
     let tenant = json!({"namespace": "ws", "generation": 3});
     let quick = exec(SpecDraft::new("s").cmd("ls"));
@@ -205,7 +207,7 @@ async fn context_and_deadline_go_with_the_call() {
     cancelled(&runtime, 1).await;
 }
 
-async fn cancelled(runtime: &Scripted, times: usize) {
+async fn cancelled(runtime: &ScriptedRuntime, times: usize) {
     let wait = async {
         while runtime.record().cancelled < times {
             tokio::task::yield_now().await;
@@ -218,7 +220,7 @@ async fn cancelled(runtime: &Scripted, times: usize) {
 
 #[tokio::test]
 async fn a_dropped_call_is_cancelled_at_the_runtime() {
-    let runtime = Scripted::new();
+    let runtime = ScriptedRuntime::new();
     let gateway = gateway(&runtime, ServiceConfig::default()).await;
     let hang = exec(SpecDraft::new("s").cmd("hang"));
     let call = gateway.peer.call::<BoxExec>(&hang);
@@ -229,7 +231,7 @@ async fn a_dropped_call_is_cancelled_at_the_runtime() {
 
 #[tokio::test]
 async fn the_runtime_learns_who_calls() {
-    let runtime = Scripted::new();
+    let runtime = ScriptedRuntime::new();
     let connector = InProcess::new(runtime.router());
     let service = BoxService::with_connector(ServiceConfig::default(), connector).unwrap();
     for caller in ["alice", "bob", "alice"] {
@@ -252,7 +254,7 @@ async fn the_runtime_learns_who_calls() {
 /// Behind one connection, all callers would be the same caller and see each other's boxes.
 #[tokio::test]
 async fn a_service_whose_runtime_cannot_tell_callers_apart_serves_none_but_its_own() {
-    let runtime = Scripted::new();
+    let runtime = ScriptedRuntime::new();
     let service = runtime.ready(ServiceConfig::default()).await;
     let (_ends, client) = connect_as("mallory", service.router());
     let peer = client.peer().unwrap();

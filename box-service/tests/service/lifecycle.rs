@@ -14,17 +14,17 @@ use box_transports::server::Server;
 use box_transports::{ConnectOptions, Endpoint, ListenOptions};
 use serde_json::json;
 
-use crate::scripted_runtime::{Scripted, connect, object, query};
+use crate::scripted_runtime::{ScriptedRuntime, connect, object, query};
 
 /// A connector that counts its calls.
 #[derive(Debug, Clone)]
-struct Counting {
+struct CountingConnector {
     inner: Arc<InProcess>,
     connected: Arc<AtomicUsize>,
     disposed: Arc<AtomicUsize>,
 }
 
-impl Counting {
+impl CountingConnector {
     fn new(inner: InProcess) -> Self {
         Self {
             inner: Arc::new(inner),
@@ -42,7 +42,7 @@ impl Counting {
 }
 
 #[async_trait]
-impl Connector for Counting {
+impl Connector for CountingConnector {
     async fn connect(&self, caller: &str) -> Result<RuntimeClient, BoxError> {
         self.connected.fetch_add(1, Ordering::SeqCst);
         tokio::task::yield_now().await;
@@ -78,8 +78,8 @@ async fn run(service: &BoxService) -> Result<(), BoxError> {
 
 #[tokio::test]
 async fn a_service_without_a_client_connects_by_itself() {
-    let runtime = Scripted::new();
-    let connector = Counting::new(InProcess::new(runtime.router()));
+    let runtime = ScriptedRuntime::new();
+    let connector = CountingConnector::new(InProcess::new(runtime.router()));
     let service = BoxService::with_connector(ServiceConfig::default(), connector.clone()).unwrap();
     assert_eq!(connector.counts(), (0, 0));
     service.initialize().await.unwrap();
@@ -91,7 +91,7 @@ async fn a_service_without_a_client_connects_by_itself() {
 
 #[tokio::test]
 async fn many_first_calls_connect_once() {
-    let connector = Counting::new(InProcess::new(Scripted::new().router()));
+    let connector = CountingConnector::new(InProcess::new(ScriptedRuntime::new().router()));
     let service = BoxService::with_connector(ServiceConfig::default(), connector.clone()).unwrap();
     let all = futures::future::join_all((0..8).map(|_| run(&service))).await;
     assert!(all.into_iter().all(|one| one.is_ok()));
@@ -100,7 +100,7 @@ async fn many_first_calls_connect_once() {
 
 #[tokio::test]
 async fn an_injected_client_is_asked_for_its_health() {
-    let runtime = Scripted::new();
+    let runtime = ScriptedRuntime::new();
     let served = runtime.served(ServiceConfig::default());
     assert_eq!(runtime.record().health_checks, 0);
     served.initialize().await.unwrap();
@@ -109,7 +109,7 @@ async fn an_injected_client_is_asked_for_its_health() {
 
 #[test]
 fn dispose_ends_the_connector_without_a_running_executor() {
-    let connector = Counting::new(InProcess::new(Scripted::new().router()));
+    let connector = CountingConnector::new(InProcess::new(ScriptedRuntime::new().router()));
     let service = BoxService::with_connector(ServiceConfig::default(), connector.clone()).unwrap();
     service.dispose();
     assert_eq!(connector.counts(), (0, 1));
@@ -119,8 +119,8 @@ fn dispose_ends_the_connector_without_a_running_executor() {
 
 #[tokio::test]
 async fn dispose_returns_at_once_and_shuts_the_own_runtime_down() {
-    let runtime = Scripted::new();
-    let connector = Counting::new(InProcess::new(runtime.router()).owning_runtime());
+    let runtime = ScriptedRuntime::new();
+    let connector = CountingConnector::new(InProcess::new(runtime.router()).owning_runtime());
     let service = BoxService::with_connector(ServiceConfig::default(), connector.clone()).unwrap();
     service.initialize().await.unwrap();
     service.dispose();
@@ -136,8 +136,8 @@ async fn dispose_returns_at_once_and_shuts_the_own_runtime_down() {
 
 #[tokio::test]
 async fn dispose_leaves_an_external_runtime_running() {
-    let runtime = Scripted::new();
-    let connector = Counting::new(InProcess::new(runtime.router()));
+    let runtime = ScriptedRuntime::new();
+    let connector = CountingConnector::new(InProcess::new(runtime.router()));
     let service = BoxService::with_connector(ServiceConfig::default(), connector.clone()).unwrap();
     service.initialize().await.unwrap();
     let client = service.client().await.unwrap();
@@ -149,7 +149,7 @@ async fn dispose_leaves_an_external_runtime_running() {
 
 #[tokio::test]
 async fn dispose_leaves_an_injected_client_alone() {
-    let runtime = Scripted::new();
+    let runtime = ScriptedRuntime::new();
     let (connection, client) = connect(runtime.router());
     let service = BoxService::with_client(ServiceConfig::default(), client.clone()).unwrap();
     service.initialize().await.unwrap();
@@ -165,7 +165,7 @@ async fn dispose_leaves_an_injected_client_alone() {
 
 #[tokio::test]
 async fn a_disabled_service_reaches_for_nothing() {
-    let connector = Counting::new(InProcess::new(Scripted::new().router()));
+    let connector = CountingConnector::new(InProcess::new(ScriptedRuntime::new().router()));
     let config = ServiceConfig {
         enabled: false,
         ..ServiceConfig::default()
@@ -180,8 +180,8 @@ async fn a_disabled_service_reaches_for_nothing() {
 
 #[tokio::test]
 async fn a_lost_connection_is_made_again() {
-    let runtime = Scripted::new();
-    let connector = Counting::new(InProcess::new(runtime.router()));
+    let runtime = ScriptedRuntime::new();
+    let connector = CountingConnector::new(InProcess::new(runtime.router()));
     let service = BoxService::with_connector(ServiceConfig::default(), connector.clone()).unwrap();
     service.initialize().await.unwrap();
     let client = service.client().await.unwrap();
@@ -194,7 +194,7 @@ async fn a_lost_connection_is_made_again() {
 
 #[tokio::test]
 async fn an_endpoint_is_connected_to_and_left() {
-    let runtime = Scripted::new();
+    let runtime = ScriptedRuntime::new();
     let endpoint: Endpoint = "queue:box-service-lifecycle".parse().unwrap();
     let link = || {
         EndpointLink::new(

@@ -10,7 +10,7 @@ use box_service::{ServiceConfig, ToolResult};
 use serde_json::json;
 use tempfile::TempDir;
 
-use crate::scripted_runtime::{Scripted, allowing, object, query};
+use crate::scripted_runtime::{ScriptedRuntime, allowing, object, query};
 
 fn temp() -> (TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
@@ -24,7 +24,7 @@ fn made(path: PathBuf) -> PathBuf {
 }
 
 async fn run_with(
-    runtime: &Scripted,
+    runtime: &ScriptedRuntime,
     config: ServiceConfig,
     path: &Path,
 ) -> Result<ToolResult, BoxError> {
@@ -40,7 +40,7 @@ async fn run_with(
 async fn a_host_path_under_a_configured_root_is_mounted() {
     let (_dir, top) = temp();
     let workspace = made(top.join("mounted-workspace"));
-    let runtime = Scripted::new();
+    let runtime = ScriptedRuntime::new();
     let result = run_with(&runtime, allowing(&[&top]), &workspace)
         .await
         .unwrap();
@@ -57,7 +57,7 @@ async fn a_host_path_outside_the_roots_is_refused() {
     let (_dir, top) = temp();
     let (allowed, other) = (made(top.join("allowed")), made(top.join("disallowed")));
     let look_alike = made(top.join("allowed-not"));
-    let runtime = Scripted::new();
+    let runtime = ScriptedRuntime::new();
     for path in [other, look_alike, allowed.join("../disallowed"), "/".into()] {
         let error = run_with(&runtime, allowing(&[&allowed]), &path)
             .await
@@ -79,7 +79,7 @@ async fn a_link_counts_where_it_leads() {
     let inside = made(allowed.join("real"));
     symlink(&other, allowed.join("out")).unwrap();
     symlink(&inside, top.join("in")).unwrap();
-    let runtime = Scripted::new();
+    let runtime = ScriptedRuntime::new();
     let refused = run_with(&runtime, allowing(&[&allowed]), &allowed.join("out")).await;
     assert_eq!(refused.unwrap_err().code(), Code::Validation);
     run_with(&runtime, allowing(&[&allowed]), &top.join("in"))
@@ -91,7 +91,7 @@ async fn a_link_counts_where_it_leads() {
 #[tokio::test]
 async fn a_host_path_must_exist() {
     let (_dir, top) = temp();
-    let runtime = Scripted::new();
+    let runtime = ScriptedRuntime::new();
     let error = run_with(&runtime, allowing(&[&top]), &top.join("missing"))
         .await
         .unwrap_err();
@@ -112,7 +112,7 @@ async fn a_host_path_must_exist() {
 async fn the_default_workspace_is_used_when_none_is_named() {
     let (_dir, top) = temp();
     let workspace = made(top.join("default-workspace"));
-    let runtime = Scripted::new();
+    let runtime = ScriptedRuntime::new();
     let config = ServiceConfig {
         default_host_workspace: Some(workspace.clone()),
         ..allowing(&[&top])
@@ -140,7 +140,7 @@ async fn the_default_workspace_is_created_on_initialise() {
         default_host_workspace: Some(workspace.clone()),
         ..allowing(&[&root])
     };
-    let service = Scripted::new().served(config);
+    let service = ScriptedRuntime::new().served(config);
     assert!(!workspace.exists());
     service.initialize().await.unwrap();
     assert!(workspace.is_dir());
@@ -154,7 +154,7 @@ async fn a_default_workspace_outside_the_roots_is_refused_and_not_created() {
         default_host_workspace: Some(top.join("elsewhere")),
         ..allowing(&[&root])
     };
-    let service = Scripted::new().served(config);
+    let service = ScriptedRuntime::new().served(config);
     let error = service.initialize().await.unwrap_err();
     assert_eq!(
         (error.code(), error.message()),
@@ -174,7 +174,7 @@ async fn workspace_and_root_follow_from_the_shared_root() {
         shared_host_root: Some(shared.clone()),
         ..ServiceConfig::default()
     };
-    let service = Scripted::new().ready(config).await;
+    let service = ScriptedRuntime::new().ready(config).await;
     assert_eq!(service.shared_host_root(), Some(shared.clone()));
     assert_eq!(
         service.default_host_workspace(),
@@ -191,7 +191,7 @@ async fn workspace_and_root_follow_from_the_shared_root() {
 async fn refusals_name_no_path_of_the_host() {
     let (_dir, top) = temp();
     let root = made(top.join("secret-root"));
-    let runtime = Scripted::new();
+    let runtime = ScriptedRuntime::new();
     let error = run_with(&runtime, allowing(&[&root]), Path::new("/usr"))
         .await
         .unwrap_err();

@@ -4,11 +4,11 @@ use box_protocol::UnixMs;
 use box_service::ServiceConfig;
 use serde_json::json;
 
-use crate::scripted_runtime::{Scripted, object, query};
+use crate::scripted_runtime::{ScriptedRuntime, object, query};
 
 #[tokio::test]
 async fn a_failure_is_remembered() {
-    let runtime = Scripted::new().without_backend();
+    let runtime = ScriptedRuntime::new().without_backend();
     let service = runtime.ready(ServiceConfig::default()).await;
     service
         .execute_tool(object(json!({"command": "echo hello"})), &query(50))
@@ -25,7 +25,7 @@ async fn a_failure_is_remembered() {
 
 #[tokio::test]
 async fn the_last_fifty_failures_are_remembered() {
-    let runtime = Scripted::new().without_backend();
+    let runtime = ScriptedRuntime::new().without_backend();
     let service = runtime.ready(ServiceConfig::default()).await;
     for number in 0..60 {
         service
@@ -41,7 +41,7 @@ async fn the_last_fifty_failures_are_remembered() {
 
 #[tokio::test]
 async fn status_joins_the_runtimes_and_the_services() {
-    let runtime = Scripted::new();
+    let runtime = ScriptedRuntime::new();
     let service = runtime.ready(ServiceConfig::default()).await;
     let status = serde_json::to_value(service.status().await).unwrap();
     for (member, value) in [
@@ -73,12 +73,12 @@ async fn status_joins_the_runtimes_and_the_services() {
 
 #[tokio::test]
 async fn status_reports_why_nothing_is_available() {
-    let runtime = Scripted::new().without_backend();
+    let runtime = ScriptedRuntime::new().without_backend();
     let service = runtime.ready(ServiceConfig::default()).await;
     let status = service.status().await;
     assert!(!status.available && status.connector_error.is_none());
 
-    let served = Scripted::new().served(ServiceConfig::default());
+    let served = ScriptedRuntime::new().served(ServiceConfig::default());
     served
         .connection
         .near
@@ -93,7 +93,7 @@ async fn status_reports_why_nothing_is_available() {
 
 #[tokio::test]
 async fn sessions_are_the_runtimes() {
-    let runtime = Scripted::new();
+    let runtime = ScriptedRuntime::new();
     let service = runtime.ready(ServiceConfig::default()).await;
     for number in 0..5 {
         let payload = json!({"cmd": "ls", "session_id": format!("test-session-{number}")});

@@ -4,7 +4,7 @@ use box_protocol::{BoxProfile, Code, HostPathMode, Network};
 use box_service::{BoxService, ServiceConfig};
 use serde_json::{Value, json};
 
-use crate::scripted_runtime::{Scripted, connect, object, query};
+use crate::scripted_runtime::{ScriptedRuntime, connect, object, query};
 
 fn profile(name: &str) -> ServiceConfig {
     ServiceConfig {
@@ -13,16 +13,16 @@ fn profile(name: &str) -> ServiceConfig {
     }
 }
 
-async fn run_tool(config: ServiceConfig, parameters: Value) -> Scripted {
-    let runtime = Scripted::new();
+async fn run_tool(config: ServiceConfig, parameters: Value) -> ScriptedRuntime {
+    let runtime = ScriptedRuntime::new();
     let service = runtime.ready(config).await;
     let result = service.execute_tool(object(parameters), &query(30)).await;
     assert!(result.unwrap().ok);
     runtime
 }
 
-async fn run_payload(config: ServiceConfig, payload: Value) -> Scripted {
-    let runtime = Scripted::new();
+async fn run_payload(config: ServiceConfig, payload: Value) -> ScriptedRuntime {
+    let runtime = ScriptedRuntime::new();
     let service = runtime.ready(config).await;
     let result = service
         .execute_spec_payload(object(payload), &query(31))
@@ -111,7 +111,7 @@ async fn a_timeout_is_cut_to_the_profiles_longest() {
 
 #[tokio::test]
 async fn an_unknown_profile_is_refused_at_construction() {
-    let (_connection, client) = connect(Scripted::new().router());
+    let (_connection, client) = connect(ScriptedRuntime::new().router());
     let error = BoxService::with_client(profile("nonexistent"), client).unwrap_err();
     assert_eq!(error.code(), Code::Validation);
     assert!(
@@ -140,7 +140,7 @@ async fn a_strict_profile_asks_the_runtime_what_is_missing() {
         json!({"profile": "hard", "profiles": [{"name": "hard", "strict": true}]}),
     )
     .unwrap();
-    let runtime = Scripted::new().missing("cgroup.memory");
+    let runtime = ScriptedRuntime::new().missing("cgroup.memory");
     let service = runtime.ready(config).await;
     let error = service
         .execute_tool(object(json!({"command": "ls"})), &query(1))

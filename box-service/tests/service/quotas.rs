@@ -7,7 +7,7 @@ use box_protocol::{BoxError, Code};
 use box_service::{ServiceConfig, ToolResult};
 use serde_json::json;
 
-use crate::scripted_runtime::{Scripted, Served, allowing, object, query};
+use crate::scripted_runtime::{ScriptedRuntime, ServiceFixture, allowing, object, query};
 
 const TWO_MIB: usize = 2 * 1024 * 1024;
 
@@ -19,7 +19,7 @@ fn with_quota(workspace: &Path, megabytes: u64) -> ServiceConfig {
     }
 }
 
-async fn run(service: &Served) -> Result<ToolResult, BoxError> {
+async fn run(service: &ServiceFixture) -> Result<ToolResult, BoxError> {
     service
         .execute_tool(object(json!({"command": "generate-output"})), &query(45))
         .await
@@ -28,7 +28,7 @@ async fn run(service: &Served) -> Result<ToolResult, BoxError> {
 #[tokio::test]
 async fn the_configured_quota_goes_into_the_spec() {
     let dir = tempfile::tempdir().unwrap();
-    let runtime = Scripted::new();
+    let runtime = ScriptedRuntime::new();
     let service = runtime.ready(with_quota(dir.path(), 32)).await;
     run(&service).await.unwrap();
     assert_eq!(runtime.first_spec().workspace_quota_mb, 32);
@@ -42,7 +42,7 @@ async fn nothing_runs_in_a_workspace_that_is_too_large_already() {
         vec![b'x'; TWO_MIB],
     )
     .unwrap();
-    let runtime = Scripted::new();
+    let runtime = ScriptedRuntime::new();
     let service = runtime.ready(with_quota(dir.path(), 1)).await;
     let error = run(&service).await.unwrap_err();
     assert_eq!(error.code(), Code::Capacity);
@@ -58,7 +58,7 @@ async fn nothing_runs_in_a_workspace_that_is_too_large_already() {
 #[tokio::test]
 async fn a_box_whose_command_wrote_too_much_is_deleted() {
     let dir = tempfile::tempdir().unwrap();
-    let runtime = Scripted::new().writing("output.bin", TWO_MIB);
+    let runtime = ScriptedRuntime::new().writing("output.bin", TWO_MIB);
     let service = runtime.ready(with_quota(dir.path(), 1)).await;
     let error = run(&service).await.unwrap_err();
     assert_eq!(error.code(), Code::Capacity);
@@ -76,7 +76,7 @@ async fn a_box_whose_command_wrote_too_much_is_deleted() {
 #[tokio::test]
 async fn without_a_quota_nothing_is_counted() {
     let dir = tempfile::tempdir().unwrap();
-    let runtime = Scripted::new().writing("output.bin", TWO_MIB);
+    let runtime = ScriptedRuntime::new().writing("output.bin", TWO_MIB);
     let service = runtime.ready(with_quota(dir.path(), 0)).await;
     run(&service).await.unwrap();
     assert!(runtime.record().deleted.is_empty());
@@ -86,12 +86,12 @@ async fn without_a_quota_nothing_is_counted() {
 async fn a_box_whose_command_wrote_too_much_and_failed_is_deleted() {
     let dir = tempfile::tempdir().unwrap();
     let failure = BoxError::unavailable("the agent is gone");
-    let within = Scripted::new().failing(failure.clone());
+    let within = ScriptedRuntime::new().failing(failure.clone());
     let service = within.ready(with_quota(dir.path(), 1)).await;
     assert_eq!(run(&service).await.unwrap_err(), failure);
     assert!(within.record().deleted.is_empty());
 
-    let beyond = Scripted::new()
+    let beyond = ScriptedRuntime::new()
         .writing("output.bin", TWO_MIB)
         .failing(failure);
     let service = beyond.ready(with_quota(dir.path(), 1)).await;

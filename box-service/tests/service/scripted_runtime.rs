@@ -14,7 +14,7 @@ use box_service::{BoxService, Query, RuntimeClient, ServiceConfig};
 use box_transports::queue;
 use serde_json::{Map, Value};
 
-/// The calls that a [`Scripted`] runtime received.
+/// The calls that a [`ScriptedRuntime`] received.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Record {
     pub(crate) started: Vec<String>,
@@ -43,9 +43,9 @@ struct State {
 
 /// The script and its record. Clones share one runtime.
 #[derive(Debug, Clone)]
-pub(crate) struct Scripted(Arc<Mutex<State>>);
+pub(crate) struct ScriptedRuntime(Arc<Mutex<State>>);
 
-impl Scripted {
+impl ScriptedRuntime {
     pub(crate) fn new() -> Self {
         Self(Arc::new(Mutex::new(State {
             record: Record::default(),
@@ -118,17 +118,17 @@ impl Scripted {
     }
 
     /// A service over a connection to this runtime.
-    pub(crate) fn served(&self, config: ServiceConfig) -> Served {
+    pub(crate) fn served(&self, config: ServiceConfig) -> ServiceFixture {
         let (connection, client) = connect(self.router());
         let service = BoxService::with_client(config, client).unwrap();
-        Served {
+        ServiceFixture {
             service,
             connection,
         }
     }
 
     /// As [`served`](Self::served), initialised.
-    pub(crate) async fn ready(&self, config: ServiceConfig) -> Served {
+    pub(crate) async fn ready(&self, config: ServiceConfig) -> ServiceFixture {
         let served = self.served(config);
         served.initialize().await.unwrap();
         served
@@ -165,18 +165,18 @@ impl Scripted {
 
 /// The two ends of a connection to a runtime.
 #[derive(Debug)]
-pub(crate) struct Ends {
+pub(crate) struct ConnectionEnds {
     pub(crate) near: Session,
     #[allow(dead_code, reason = "keeps the connection open")]
     far: Session,
 }
 
-pub(crate) fn connect(router: Router) -> (Ends, RuntimeClient) {
+pub(crate) fn connect(router: Router) -> (ConnectionEnds, RuntimeClient) {
     connect_as("local", router)
 }
 
 /// A connection on which this caller makes the calls.
-pub(crate) fn connect_as(caller: &str, router: Router) -> (Ends, RuntimeClient) {
+pub(crate) fn connect_as(caller: &str, router: Router) -> (ConnectionEnds, RuntimeClient) {
     let options = || Options {
         limits: Limits::in_process(),
         caller: Some(caller.into()),
@@ -186,17 +186,17 @@ pub(crate) fn connect_as(caller: &str, router: Router) -> (Ends, RuntimeClient) 
     let far = Session::start(far, router, options());
     let near = Session::start(near, Router::empty(), options());
     let client = near.peer().into();
-    (Ends { near, far }, client)
+    (ConnectionEnds { near, far }, client)
 }
 
 /// A service and its injected connection.
 #[derive(Debug)]
-pub(crate) struct Served {
+pub(crate) struct ServiceFixture {
     pub(crate) service: BoxService,
-    pub(crate) connection: Ends,
+    pub(crate) connection: ConnectionEnds,
 }
 
-impl std::ops::Deref for Served {
+impl std::ops::Deref for ServiceFixture {
     type Target = BoxService;
 
     fn deref(&self) -> &BoxService {
@@ -224,14 +224,14 @@ pub(crate) fn allowing(roots: &[&Path]) -> ServiceConfig {
     }
 }
 
-impl Handle<SystemHealth> for Scripted {
+impl Handle<SystemHealth> for ScriptedRuntime {
     async fn handle(&self, _: Empty, _: Call<SystemHealth>) -> Result<BackendInfo, BoxError> {
         self.with(|state| state.record.health_checks += 1);
         Ok(self.health())
     }
 }
 
-impl Handle<SystemStatus> for Scripted {
+impl Handle<SystemStatus> for ScriptedRuntime {
     async fn handle(
         &self,
         _: Empty,
@@ -246,7 +246,7 @@ impl Handle<SystemStatus> for Scripted {
     }
 }
 
-impl Handle<SystemShutdown> for Scripted {
+impl Handle<SystemShutdown> for ScriptedRuntime {
     async fn handle(
         &self,
         _: SystemShutdownParams,
@@ -260,7 +260,7 @@ impl Handle<SystemShutdown> for Scripted {
     }
 }
 
-impl Handle<BoxCreate> for Scripted {
+impl Handle<BoxCreate> for ScriptedRuntime {
     async fn handle(
         &self,
         params: BoxCreateParams,
@@ -276,7 +276,7 @@ impl Handle<BoxCreate> for Scripted {
     }
 }
 
-impl Handle<BoxExec> for Scripted {
+impl Handle<BoxExec> for ScriptedRuntime {
     async fn handle(
         &self,
         params: BoxExecParams,
@@ -291,7 +291,7 @@ impl Handle<BoxExec> for Scripted {
             self.with(|state| state.record.deadlines.push(left));
         }
         if spec.cmd == "hang" {
-            let _noted = Noted(self.clone());
+            let _noted = DropRecorder(self.clone());
             std::future::pending::<()>().await;
         }
         let (stdout, stderr) = self.with(|state| {
@@ -327,15 +327,15 @@ impl Handle<BoxExec> for Scripted {
 }
 
 /// Records that a call was dropped.
-struct Noted(Scripted);
+struct DropRecorder(ScriptedRuntime);
 
-impl Drop for Noted {
+impl Drop for DropRecorder {
     fn drop(&mut self) {
         self.0.with(|state| state.record.cancelled += 1);
     }
 }
 
-impl Handle<BoxList> for Scripted {
+impl Handle<BoxList> for ScriptedRuntime {
     async fn handle(
         &self,
         params: BoxListParams,
@@ -360,7 +360,7 @@ fn no_such_box(session_id: &SessionId) -> BoxError {
     BoxError::not_found(format!("session {session_id} not found"))
 }
 
-impl Handle<BoxUpdate> for Scripted {
+impl Handle<BoxUpdate> for ScriptedRuntime {
     async fn handle(
         &self,
         params: BoxUpdateParams,
@@ -374,7 +374,7 @@ impl Handle<BoxUpdate> for Scripted {
     }
 }
 
-impl Handle<BoxDelete> for Scripted {
+impl Handle<BoxDelete> for ScriptedRuntime {
     async fn handle(
         &self,
         params: BoxDeleteParams,
@@ -391,7 +391,7 @@ impl Handle<BoxDelete> for Scripted {
     }
 }
 
-impl Handle<BoxGet> for Scripted {
+impl Handle<BoxGet> for ScriptedRuntime {
     async fn handle(
         &self,
         params: BoxGetParams,
@@ -405,7 +405,7 @@ impl Handle<BoxGet> for Scripted {
     }
 }
 
-impl Handle<BoxEvents> for Scripted {
+impl Handle<BoxEvents> for ScriptedRuntime {
     async fn handle(
         &self,
         params: BoxEventsParams,

@@ -6,11 +6,11 @@ use box_protocol::{Code, SpecDraft};
 use box_service::{Query, ServiceConfig};
 use serde_json::json;
 
-use crate::scripted_runtime::{Scripted, object, query};
+use crate::scripted_runtime::{ScriptedRuntime, object, query};
 
 #[tokio::test]
 async fn a_tool_runs_in_the_box_of_its_launcher() {
-    let runtime = Scripted::new();
+    let runtime = ScriptedRuntime::new();
     let service = runtime.ready(ServiceConfig::default()).await;
     let result = service
         .execute_tool(object(json!({"command": "pwd"})), &query(7))
@@ -24,7 +24,7 @@ async fn a_tool_runs_in_the_box_of_its_launcher() {
 
 #[tokio::test]
 async fn a_query_without_a_launcher_runs_in_a_separate_box() {
-    let runtime = Scripted::new();
+    let runtime = ScriptedRuntime::new();
     let service = runtime.ready(ServiceConfig::default()).await;
     let result = service
         .execute_tool(
@@ -42,7 +42,7 @@ async fn a_query_without_a_launcher_runs_in_a_separate_box() {
 
 #[tokio::test]
 async fn a_payload_names_its_own_box() {
-    let runtime = Scripted::new();
+    let runtime = ScriptedRuntime::new();
     let service = runtime.ready(ServiceConfig::default()).await;
     let payload = object(json!({"cmd": "pwd", "session_id": "mine"}));
     service
@@ -59,7 +59,7 @@ async fn a_payload_names_its_own_box() {
 
 #[tokio::test]
 async fn a_configured_template_names_the_box() {
-    let runtime = Scripted::new();
+    let runtime = ScriptedRuntime::new();
     let config = ServiceConfig {
         session_id_template: "{launcher_type}-{query_id}".into(),
         ..ServiceConfig::default()
@@ -74,7 +74,7 @@ async fn a_configured_template_names_the_box() {
 
 #[tokio::test]
 async fn nothing_runs_for_a_request_that_names_no_box_in_any_way() {
-    let runtime = Scripted::new();
+    let runtime = ScriptedRuntime::new();
     let service = runtime.ready(ServiceConfig::default()).await;
     let error = service
         .execute_tool(object(json!({"command": "pwd"})), &Query::default())
@@ -86,7 +86,7 @@ async fn nothing_runs_for_a_request_that_names_no_box_in_any_way() {
 
 #[tokio::test]
 async fn without_a_backend_execution_fails_closed() {
-    let runtime = Scripted::new().without_backend();
+    let runtime = ScriptedRuntime::new().without_backend();
     let service = runtime.ready(ServiceConfig::default()).await;
     let error = service
         .execute_tool(object(json!({"command": "echo hello"})), &query(9))
@@ -98,7 +98,7 @@ async fn without_a_backend_execution_fails_closed() {
 
 #[tokio::test]
 async fn bad_input_is_named_and_starts_nothing() {
-    let runtime = Scripted::new();
+    let runtime = ScriptedRuntime::new();
     let service = runtime.ready(ServiceConfig::default()).await;
     for (parameters, field, text) in [
         (json!({}), "command", "command must not be empty"),
@@ -150,7 +150,7 @@ async fn bad_input_is_named_and_starts_nothing() {
 
 #[tokio::test]
 async fn a_tools_description_is_passed_over_and_its_variables_passed_on() {
-    let runtime = Scripted::new();
+    let runtime = ScriptedRuntime::new();
     let service = runtime.ready(ServiceConfig::default()).await;
     let parameters = json!({"command": "env", "description": "why", "env": {"A": "1"},
         "workdir": "/workspace/sub"});
@@ -165,7 +165,7 @@ async fn a_tools_description_is_passed_over_and_its_variables_passed_on() {
 
 #[tokio::test]
 async fn a_box_is_made_under_the_same_policy() {
-    let runtime = Scripted::new();
+    let runtime = ScriptedRuntime::new();
     let config = ServiceConfig {
         profile: "offline_readonly".into(),
         ..ServiceConfig::default()

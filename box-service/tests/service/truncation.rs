@@ -3,10 +3,10 @@
 use box_service::{ServiceConfig, ToolResult};
 use serde_json::json;
 
-use crate::scripted_runtime::{Scripted, object, query};
+use crate::scripted_runtime::{ScriptedRuntime, object, query};
 
 async fn print(stdout: &str, stderr: &str, limit: usize) -> ToolResult {
-    let runtime = Scripted::new().printing(stdout, stderr);
+    let runtime = ScriptedRuntime::new().printing(stdout, stderr);
     let config = ServiceConfig {
         output_limit_chars: limit,
         ..ServiceConfig::default()

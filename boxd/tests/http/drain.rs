@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use crate::support::{Client, LONG, Served, Setup};
+use crate::support::{Client, LONG, RunningServer, Setup};
 
 const PING: &str = r#"{"jsonrpc":"2.0","method":"$/ping"}"#;
 
@@ -32,7 +32,7 @@ fn closed_with(client: &mut Client) -> (u16, Vec<String>) {
 }
 
 /// A websocket that has sent a short message, so that the server knows its dialect.
-fn websocket(served: &Served, text: &str) -> Client {
+fn websocket(served: &RunningServer, text: &str) -> Client {
     let mut client = served.client();
     assert_eq!(client.upgrade(&[]).status, 101);
     let mask = [1, 2, 3, 4];

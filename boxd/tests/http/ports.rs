@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use box_client::{BoxClient, BoxHandle, SpecDraft};
 
-use crate::support::{ANN, Answer, BOB, Client, LONG, Served, Setup, bearer};
+use crate::support::{ANN, Answer, BOB, Client, LONG, RunningServer, Setup, bearer};
 
 /// The application in the box: it reports its request, counts the received bytes, and echoes on a
 /// websocket.
@@ -45,7 +45,7 @@ async fn path(made: &BoxHandle, number: u16, lasting: Option<Duration>) -> Strin
     format!("/boxes/{path}")
 }
 
-fn get(served: &Served, path: &str, headers: &[(&str, &str)]) -> Answer {
+fn get(served: &RunningServer, path: &str, headers: &[(&str, &str)]) -> Answer {
     served.client().get(path, headers)
 }
 
@@ -322,7 +322,7 @@ async fn a_body_streams_through_in_little_memory_and_is_cut_at_the_limit() {
 }
 
 /// The resident memory of the server in bytes.
-fn resident(served: &Served) -> usize {
+fn resident(served: &RunningServer) -> usize {
     let page = served.get("/metrics").body;
     let name = "process_resident_memory_bytes ";
     let line = page.lines().find_map(|line| line.strip_prefix(name));

@@ -21,7 +21,7 @@ pub(crate) const LONG: Duration = Duration::from_mins(2);
 
 /// A running server.
 #[derive(Debug)]
-pub(crate) struct Served {
+pub(crate) struct RunningServer {
     child: Child,
     /// The addresses of its ready line.
     addresses: Vec<String>,
@@ -94,7 +94,7 @@ impl Setup {
     }
 
     /// Starts the server, and waits until it is ready.
-    pub(crate) fn start(mut self) -> Served {
+    pub(crate) fn start(mut self) -> RunningServer {
         // Before the first of many connections: the program inherits this limit.
         let mut files = getrlimit(Resource::Nofile);
         files.current = files.maximum;
@@ -118,7 +118,7 @@ impl Setup {
             let _ = child.wait();
             panic!("not ready: {line:?} {}", log.lock().unwrap())
         });
-        Served {
+        RunningServer {
             child,
             addresses: addresses.split_whitespace().map(str::to_owned).collect(),
             log,
@@ -128,7 +128,7 @@ impl Setup {
     }
 }
 
-impl Served {
+impl RunningServer {
     /// The address with this scheme.
     pub(crate) fn address(&self, scheme: &str) -> &str {
         let found = self.addresses.iter().find(|text| text.starts_with(scheme));
@@ -203,7 +203,7 @@ impl Served {
     }
 }
 
-impl Drop for Served {
+impl Drop for RunningServer {
     fn drop(&mut self) {
         if self.child.try_wait().is_ok_and(|status| status.is_some()) {
             return;

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use box_protocol::{BoxError, Code};
 use box_rpc::Empty;
 use box_service::{BoxService, Query, RuntimeClient, ServiceConfig, ToolResult};
-use box_tests::boxes::{InspectBackend, InspectProcess, Seen};
+use box_tests::boxes::{BackendCalls, InspectBackend, InspectProcess};
 use box_tests::every_transport;
 use box_tests::fixture::{Setup, Transport};
 use box_tests::wait::eventually;
@@ -24,7 +24,7 @@ async fn run(service: &BoxService, command: &str) -> Result<ToolResult, BoxError
     service.execute_tool(parameters, &query).await
 }
 
-async fn seen(client: &RuntimeClient) -> Seen {
+async fn seen(client: &RuntimeClient) -> BackendCalls {
     client.call::<InspectBackend>(&Empty {}).await.unwrap()
 }
 
@@ -93,6 +93,6 @@ async fn dispose_leaves_an_injected_client_alone(setup: Setup) {
     assert_disposed(&service).await;
     let another = BoxService::with_client(ServiceConfig::default(), client.clone()).unwrap();
     run(&another, "echo second").await.unwrap();
-    let Seen { starts, stops, .. } = seen(&client).await;
+    let BackendCalls { starts, stops, .. } = seen(&client).await;
     assert_eq!((starts.len(), stops.len()), (1, 0), "the same box");
 }

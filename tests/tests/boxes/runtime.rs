@@ -6,7 +6,7 @@ use box_protocol::actions::{
 };
 use box_protocol::{BoxExecutionResult, ExecutionStatus, Killed, SessionId, SpecDraft};
 use box_rpc::{CallError, Code, Empty, Peer};
-use box_tests::boxes::{Available, InspectBackend, Seen, SetBackend};
+use box_tests::boxes::{BackendCalls, InspectBackend, SetAvailability, SetBackend};
 use box_tests::every_transport;
 use box_tests::fixture::Setup;
 use futures::future::join_all;
@@ -55,7 +55,7 @@ async fn exec(peer: &Peer, id: &str, cmd: &str) -> Result<BoxExecutionResult, Ca
     exec_with(peer, id, cmd, json!({})).await
 }
 
-async fn seen(peer: &Peer) -> Seen {
+async fn seen(peer: &Peer) -> BackendCalls {
     peer.call::<InspectBackend>(&Empty {}).await.unwrap()
 }
 
@@ -171,7 +171,7 @@ async fn health_names_the_backend_or_none(setup: Setup) {
     );
     fixture
         .peer
-        .call::<SetBackend>(&Available { available: false })
+        .call::<SetBackend>(&SetAvailability { available: false })
         .await
         .unwrap();
     // The runtime caches the backend's health for a second.
@@ -316,7 +316,7 @@ async fn without_a_backend_a_call_is_unavailable(setup: Setup) {
     let fixture = setup.boxes().start().await;
     fixture
         .peer
-        .call::<SetBackend>(&Available { available: false })
+        .call::<SetBackend>(&SetAvailability { available: false })
         .await
         .unwrap();
     let error = exec(&fixture.peer, "int-no-backend", "echo hello")
@@ -326,7 +326,7 @@ async fn without_a_backend_a_call_is_unavailable(setup: Setup) {
     assert_eq!(seen(&fixture.peer).await.starts, Vec::<String>::new());
     fixture
         .peer
-        .call::<SetBackend>(&Available { available: true })
+        .call::<SetBackend>(&SetAvailability { available: true })
         .await
         .unwrap();
     exec(&fixture.peer, "int-no-backend", "echo hello")

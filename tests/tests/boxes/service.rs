@@ -3,7 +3,7 @@
 use box_protocol::ExecutionStatus;
 use box_rpc::{Code, Empty};
 use box_service::{BoxService, Query, ServiceConfig};
-use box_tests::boxes::{Available, InspectBackend, Seen, SetBackend};
+use box_tests::boxes::{BackendCalls, InspectBackend, SetAvailability, SetBackend};
 use box_tests::every_transport;
 use box_tests::fixture::{Fixture, Setup};
 use serde_json::{Map, Value, json};
@@ -50,7 +50,7 @@ async fn service(fixture: &Fixture, config: Value) -> BoxService {
     service
 }
 
-async fn seen(fixture: &Fixture) -> Seen {
+async fn seen(fixture: &Fixture) -> BackendCalls {
     fixture
         .peer
         .call::<InspectBackend>(&Empty {})
@@ -170,7 +170,7 @@ async fn a_path_outside_the_roots_never_reaches_the_runtime(setup: Setup) {
             path.display()
         );
     }
-    assert_eq!(seen(&fixture).await, Seen::default());
+    assert_eq!(seen(&fixture).await, BackendCalls::default());
 }
 
 fn quota(root: &std::path::Path) -> Value {
@@ -245,7 +245,7 @@ async fn failures_are_remembered_with_their_class(setup: Setup) {
     let fixture = setup.boxes().start().await;
     fixture
         .peer
-        .call::<SetBackend>(&Available { available: false })
+        .call::<SetBackend>(&SetAvailability { available: false })
         .await
         .unwrap();
     let service = service(&fixture, json!({})).await;

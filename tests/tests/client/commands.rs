@@ -6,7 +6,7 @@ use box_client::{Chunk, Code, ExitWhy, Offsets, SpecDraft, StreamName};
 use futures::StreamExt as _;
 
 use super::machine::on_each_machine;
-use super::support::{Served, fresh, serve, served, with_a_box};
+use super::support::{ServerAndClient, fresh, serve, served, with_a_box};
 
 /// Three hundred lines, slow enough to be cut in the middle.
 const LINES: &str =
@@ -108,7 +108,8 @@ async fn a_command_outlives_the_restart_of_its_server() {
         let directory = tempfile::tempdir().unwrap();
         let socket = format!("unix:{}", directory.path().join("s").display());
         for endpoint in [format!("queue:{}", fresh("restart")), socket] {
-            let Served { client, server } = served(&endpoint, machine.runtime.router()).await;
+            let ServerAndClient { client, server } =
+                served(&endpoint, machine.runtime.router()).await;
             let spec = SpecDraft::new(fresh("restarted"));
             let work = client.create(spec).await.unwrap();
             let mut command = work.command(LINES).cwd("/").start().await.unwrap();

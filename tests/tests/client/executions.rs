@@ -5,7 +5,7 @@ use std::time::Duration;
 use box_client::{ClientError, Code, Execution, ExecutionReader, Replaced};
 use serde_json::json;
 
-use super::scripted_server::{Reply, Script, Then, out, said, started};
+use super::scripted_server::{Reply, ScriptedServer, Then, out, said, started};
 use super::support::with_a_box;
 
 #[tokio::test]
@@ -62,7 +62,7 @@ async fn an_interpreters_error_is_the_runs() {
 
 #[tokio::test(start_paused = true)]
 async fn blank_commands_are_refused_before_anything_is_sent() {
-    let script = Script::new([]);
+    let script = ScriptedServer::new([]);
     let work = script.work().await;
     let shell = work.shell("s").open().await.unwrap();
     for text in ["", "   ", "\n\t"] {
@@ -81,7 +81,7 @@ async fn blank_commands_are_refused_before_anything_is_sent() {
 #[tokio::test(start_paused = true)]
 async fn a_server_that_fails_is_an_error_not_a_run() {
     let failed = box_client::BoxError::internal("boom");
-    let script = Script::new([Reply(vec![], Then::Refuse(failed.clone()))]);
+    let script = ScriptedServer::new([Reply(vec![], Then::Refuse(failed.clone()))]);
     let error = script
         .work()
         .await
@@ -99,7 +99,7 @@ async fn a_run_that_was_cut_has_no_exit_code() {
         vec![started(), out(0, "half"), said("stderr", 0, "x")],
         Then::Cut,
     );
-    let script = Script::new([first].into_iter().chain(vec![cut; 5]));
+    let script = ScriptedServer::new([first].into_iter().chain(vec![cut; 5]));
     let run = script.work().await.command("x").execute().await.unwrap();
     assert_eq!(
         (run.stdout_text(), run.stderr_text()),
@@ -114,7 +114,7 @@ async fn a_run_that_was_cut_has_no_exit_code() {
 
 #[tokio::test]
 async fn a_run_in_a_shell_goes_where_it_is_sent_for_as_long_as_it_may() {
-    let script = Script::new([Reply(vec![out(0, "/var")], Then::Exit(0))]);
+    let script = ScriptedServer::new([Reply(vec![out(0, "/var")], Then::Exit(0))]);
     let shell = script.work().await.shell("sess-1").open().await.unwrap();
     let run = shell
         .run("pwd")

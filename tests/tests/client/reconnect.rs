@@ -8,19 +8,19 @@ use box_protocol::actions::CommandChunk;
 use futures::StreamExt as _;
 use serde_json::json;
 
-use super::scripted_server::{Reply, Script, Then, out, said, started};
+use super::scripted_server::{Reply, ScriptedServer, Then, out, said, started};
 
 const READS: &[&str] = &["command.start", "command.attach"];
 
 /// The time of each call in milliseconds since the script began.
-fn times(script: &Script) -> Vec<u128> {
+fn times(script: &ScriptedServer) -> Vec<u128> {
     let asked = script.asked(READS);
     asked.iter().map(|call| call.at.as_millis()).collect()
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_lost_command_is_resumed_from_its_offsets() {
-    let script = Script::new([
+    let script = ScriptedServer::new([
         Reply(
             vec![started(), out(0, "aé"), said("stderr", 0, "x"), out(3, "b")],
             Then::Cut,
@@ -68,7 +68,7 @@ async fn a_lost_command_is_resumed_from_its_offsets() {
 #[tokio::test(start_paused = true)]
 async fn the_displays_of_a_run_are_delivered_once() {
     let show = |text: &str| CommandChunk::Display([("text/plain".into(), text.into())].into());
-    let script = Script::new([
+    let script = ScriptedServer::new([
         Reply(vec![started(), out(0, "a"), show("1")], Then::Cut),
         Reply(vec![show("1"), show("2")], Then::Exit(0)),
     ]);
@@ -86,7 +86,7 @@ async fn the_displays_of_a_run_are_delivered_once() {
 async fn the_pauses_grow_and_the_sixth_loss_is_unavailable() {
     let cut = Reply(vec![], Then::Cut);
     let first = Reply(vec![started(), out(0, "a")], Then::Cut);
-    let script = Script::new([first].into_iter().chain(vec![cut; 5]));
+    let script = ScriptedServer::new([first].into_iter().chain(vec![cut; 5]));
     let mut command = script.work().await.command("x").start().await.unwrap();
     let error = command.result().await.unwrap_err();
     assert!(
@@ -115,7 +115,7 @@ async fn the_pauses_grow_and_the_sixth_loss_is_unavailable() {
 
 #[tokio::test(start_paused = true)]
 async fn an_attempt_that_finds_no_server_is_a_loss_too() {
-    let script = Script::new([Reply(vec![started()], Then::Cut)]);
+    let script = ScriptedServer::new([Reply(vec![started()], Then::Cut)]);
     let mut command = script.work().await.command("x").start().await.unwrap();
     script.down.store(true, Ordering::SeqCst);
     let begun = tokio::time::Instant::now();
@@ -140,7 +140,7 @@ async fn output_forgets_the_losses_before_it() {
         replies.push(Reply(vec![out(n, ".")], Then::Cut));
     }
     replies.push(Reply(vec![], Then::Exit(0)));
-    let script = Script::new(replies);
+    let script = ScriptedServer::new(replies);
     let mut command = script.work().await.command("x").start().await.unwrap();
     let result = command.result().await.unwrap();
     assert_eq!(result.stdout_text(), ".".repeat(20));
@@ -149,7 +149,7 @@ async fn output_forgets_the_losses_before_it() {
 #[tokio::test(start_paused = true)]
 async fn a_server_that_restarts_is_followed_at_once() {
     let restart = |offset| Reply(vec![out(offset, ".")], Then::Restart);
-    let script = Script::new([
+    let script = ScriptedServer::new([
         Reply(vec![started()], Then::Restart),
         restart(0),
         Reply(vec![], Then::Restart),
@@ -168,7 +168,7 @@ async fn a_server_that_restarts_is_followed_at_once() {
 
 #[tokio::test(start_paused = true)]
 async fn no_command_is_resumed_after_a_kill() {
-    let script = Script::new([Reply(vec![started(), out(0, "a")], Then::Hang)]);
+    let script = ScriptedServer::new([Reply(vec![started(), out(0, "a")], Then::Hang)]);
     let mut command = script.work().await.command("x").start().await.unwrap();
     command.next().await.unwrap().unwrap();
     script.cut_on_kill.store(true, Ordering::SeqCst);
@@ -186,7 +186,7 @@ async fn no_command_is_resumed_after_a_kill() {
 #[tokio::test(start_paused = true)]
 async fn a_kill_returns_its_answer_and_the_exit_it_saw() {
     for exit in [None, Some(Exit::by_signal(9, ExitWhy::Killed))] {
-        let script = Script::new([Reply(vec![started()], Then::Hang)]);
+        let script = ScriptedServer::new([Reply(vec![started()], Then::Hang)]);
         let mut command = script.work().await.command("x").start().await.unwrap();
         *script.kill_exit.lock().unwrap() = exit;
         command.kill().await.unwrap();
@@ -198,7 +198,7 @@ async fn a_kill_returns_its_answer_and_the_exit_it_saw() {
 
 #[tokio::test(start_paused = true)]
 async fn a_kill_ends_the_wait_for_the_next_attempt() {
-    let script = Script::new([Reply(vec![started()], Then::Cut)]);
+    let script = ScriptedServer::new([Reply(vec![started()], Then::Cut)]);
     let mut command = script.work().await.command("x").start().await.unwrap();
     let control = command.control();
     script.down.store(true, Ordering::SeqCst);
@@ -215,7 +215,7 @@ async fn a_kill_ends_the_wait_for_the_next_attempt() {
 async fn a_command_killed_between_two_attempts_is_not_resumed() {
     let exit = Exit::by_signal(9, ExitWhy::Killed);
     for exit in [None, Some(exit)] {
-        let script = Script::new([Reply(vec![started()], Then::Cut)]);
+        let script = ScriptedServer::new([Reply(vec![started()], Then::Cut)]);
         let mut command = script.work().await.command("x").start().await.unwrap();
         *script.kill_exit.lock().unwrap() = exit;
         let control = command.control();
@@ -230,7 +230,7 @@ async fn a_command_killed_between_two_attempts_is_not_resumed() {
 #[tokio::test(start_paused = true)]
 async fn what_is_not_found_is_final() {
     let gone = BoxError::not_found("no such command");
-    let script = Script::new([
+    let script = ScriptedServer::new([
         Reply(vec![started()], Then::Cut),
         Reply(vec![], Then::Refuse(gone)),
     ]);
@@ -246,7 +246,7 @@ async fn an_answer_that_a_hop_is_gone_is_a_loss() {
         BoxError::unavailable("no way on"),
         BoxError::cancelled("ending"),
     ] {
-        let script = Script::new([
+        let script = ScriptedServer::new([
             Reply(vec![started(), out(0, "a")], Then::Refuse(error)),
             Reply(vec![out(1, "b")], Then::Exit(0)),
         ]);
@@ -257,7 +257,7 @@ async fn an_answer_that_a_hop_is_gone_is_a_loss() {
 
 #[tokio::test(start_paused = true)]
 async fn a_loss_before_the_start_is_known_starts_once() {
-    let script = Script::new([
+    let script = ScriptedServer::new([
         Reply(vec![], Then::Cut),
         Reply(vec![], Then::Cut),
         Reply(vec![started(), out(0, "a")], Then::Exit(0)),
@@ -279,7 +279,7 @@ async fn a_refused_start_fails_at_once() {
         BoxError::validation("cwd: no such directory"),
         BoxError::not_found("no such box"),
     ] {
-        let script = Script::new([Reply(vec![], Then::Refuse(error.clone()))]);
+        let script = ScriptedServer::new([Reply(vec![], Then::Refuse(error.clone()))]);
         let refused = script.work().await.command("x").start().await.unwrap_err();
         assert_eq!(refused, ClientError::Refused(error));
         assert_eq!(times(&script), [0]);
@@ -294,7 +294,7 @@ async fn a_stream_that_ends_without_an_exit_is_an_error() {
         ReadWhy::Silence,
         ReadWhy::Bytes,
     ] {
-        let script = Script::new([Reply(vec![started(), out(0, "a")], Then::Stop(why))]);
+        let script = ScriptedServer::new([Reply(vec![started(), out(0, "a")], Then::Stop(why))]);
         let mut command = script.work().await.command("x").start().await.unwrap();
         let error = command.result().await.unwrap_err();
         assert_eq!(error, ClientError::NoExit(Some(why)));
@@ -309,7 +309,7 @@ async fn the_first_chunk_must_be_the_start() {
         Reply(vec![out(0, "a")], Then::Hang),
         Reply(vec![], Then::Exit(0)),
     ] {
-        let script = Script::new([reply]);
+        let script = ScriptedServer::new([reply]);
         let error = script.work().await.command("x").start().await.unwrap_err();
         assert_eq!(error.code(), Code::Internal);
         assert!(error.to_string().contains("started"), "{error}");
@@ -321,7 +321,7 @@ async fn dropped_output_is_reported_with_its_size() {
     let gap: CommandChunk =
         serde_json::from_value(json!({"gap": {"stream": "stdout", "offset": 1, "bytes": 100}}))
             .unwrap();
-    let script = Script::new([
+    let script = ScriptedServer::new([
         Reply(vec![started(), out(0, "a"), gap], Then::Cut),
         Reply(vec![out(101, "b")], Then::Exit(0)),
     ]);
@@ -340,7 +340,7 @@ async fn dropped_output_is_reported_with_its_size() {
 
 #[tokio::test(start_paused = true)]
 async fn nothing_is_sent_to_a_command_that_has_ended() {
-    let script = Script::new([Reply(vec![started()], Then::Exit(0))]);
+    let script = ScriptedServer::new([Reply(vec![started()], Then::Exit(0))]);
     let mut command = script.work().await.command("x").start().await.unwrap();
     command.send_input("before").await.unwrap();
     command.exit().await.unwrap();
@@ -355,7 +355,7 @@ async fn nothing_is_sent_to_a_command_that_has_ended() {
 
 #[tokio::test(start_paused = true)]
 async fn a_connection_without_reconnection_is_not_waited_for() {
-    let script = Script::new([Reply(vec![started()], Then::Cut)]);
+    let script = ScriptedServer::new([Reply(vec![started()], Then::Cut)]);
     let peer = script.work().await;
     drop(peer);
     let client = script.client();

@@ -44,7 +44,7 @@ pub(crate) enum Then {
 
 /// A received call.
 #[derive(Debug, Clone)]
-pub(crate) struct Asked {
+pub(crate) struct ReceivedCall {
     pub(crate) action: &'static str,
     pub(crate) params: Value,
     /// Since the script began.
@@ -53,12 +53,12 @@ pub(crate) struct Asked {
     pub(crate) within: Option<Duration>,
 }
 
-pub(crate) struct Script {
+pub(crate) struct ScriptedServer {
     begun: Instant,
     replies: Mutex<VecDeque<Reply>>,
     /// Refusals of other calls, each used once.
     pub(crate) refusals: Mutex<VecDeque<(&'static str, BoxError)>>,
-    asked: Mutex<Vec<Asked>>,
+    asked: Mutex<Vec<ReceivedCall>>,
     session: Mutex<Option<Arc<Session>>>,
     /// No client can connect.
     pub(crate) down: AtomicBool,
@@ -76,7 +76,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap()
 }
 
-impl Script {
+impl ScriptedServer {
     pub(crate) fn new(replies: impl IntoIterator<Item = Reply>) -> Arc<Self> {
         Arc::new(Self {
             begun: Instant::now(),
@@ -142,7 +142,7 @@ impl Script {
     }
 
     /// The received calls of these actions.
-    pub(crate) fn asked(&self, actions: &[&str]) -> Vec<Asked> {
+    pub(crate) fn asked(&self, actions: &[&str]) -> Vec<ReceivedCall> {
         let asked = lock(&self.asked).clone();
         asked
             .into_iter()
@@ -157,7 +157,7 @@ impl Script {
     }
 
     fn note<A: Action>(&self, params: &A::Params, call: &Call<A>) -> Result<(), BoxError> {
-        lock(&self.asked).push(Asked {
+        lock(&self.asked).push(ReceivedCall {
             action: A::NAME,
             params: serde_json::to_value(params).unwrap(),
             at: self.begun.elapsed(),
@@ -268,7 +268,7 @@ pub(crate) fn out(offset: u64, text: &str) -> CommandChunk {
     said("stdout", offset, text)
 }
 
-impl Handle<BoxGet> for Script {
+impl Handle<BoxGet> for ScriptedServer {
     async fn handle(
         &self,
         params: BoxGetParams,
@@ -285,7 +285,7 @@ impl Handle<BoxGet> for Script {
     }
 }
 
-impl Handle<CommandStart> for Script {
+impl Handle<CommandStart> for ScriptedServer {
     async fn handle(
         &self,
         params: CommandStartParams,
@@ -301,7 +301,7 @@ impl Handle<CommandStart> for Script {
     }
 }
 
-impl Handle<CommandAttach> for Script {
+impl Handle<CommandAttach> for ScriptedServer {
     async fn handle(
         &self,
         params: CommandAttachParams,
@@ -312,7 +312,7 @@ impl Handle<CommandAttach> for Script {
     }
 }
 
-impl Handle<CommandGet> for Script {
+impl Handle<CommandGet> for ScriptedServer {
     async fn handle(
         &self,
         params: CommandKey,
@@ -323,7 +323,7 @@ impl Handle<CommandGet> for Script {
     }
 }
 
-impl Handle<CommandInput> for Script {
+impl Handle<CommandInput> for ScriptedServer {
     async fn handle(
         &self,
         params: CommandInputParams,
@@ -334,7 +334,7 @@ impl Handle<CommandInput> for Script {
     }
 }
 
-impl Handle<CommandKill> for Script {
+impl Handle<CommandKill> for ScriptedServer {
     async fn handle(
         &self,
         params: CommandKillParams,
@@ -354,7 +354,7 @@ impl Handle<CommandKill> for Script {
     }
 }
 
-impl Handle<ShellCreate> for Script {
+impl Handle<ShellCreate> for ScriptedServer {
     async fn handle(
         &self,
         params: ShellCreateParams,
@@ -370,7 +370,7 @@ impl Handle<ShellCreate> for Script {
     }
 }
 
-impl Handle<ShellRun> for Script {
+impl Handle<ShellRun> for ScriptedServer {
     async fn handle(
         &self,
         params: ShellRunParams,
@@ -387,7 +387,7 @@ impl Handle<ShellRun> for Script {
     }
 }
 
-impl Handle<ShellDelete> for Script {
+impl Handle<ShellDelete> for ScriptedServer {
     async fn handle(
         &self,
         params: ShellDeleteParams,
@@ -398,7 +398,7 @@ impl Handle<ShellDelete> for Script {
     }
 }
 
-impl Handle<FileList> for Script {
+impl Handle<FileList> for ScriptedServer {
     async fn handle(
         &self,
         params: FileListParams,
@@ -422,7 +422,7 @@ fn stat(path: &str) -> FileStatInfo {
 
 /// The scripted file. A read returns it in two chunks. A write pauses between reading and writing
 /// it, so that two concurrent writes would lose one.
-impl Handle<FileWrite> for Script {
+impl Handle<FileWrite> for ScriptedServer {
     async fn handle(
         &self,
         params: FileWriteParams,
@@ -441,7 +441,7 @@ impl Handle<FileWrite> for Script {
     }
 }
 
-impl Handle<FileRead> for Script {
+impl Handle<FileRead> for ScriptedServer {
     async fn handle(
         &self,
         params: FileReadParams,

@@ -8,14 +8,14 @@ use box_client::{BoxError, ClientError, Code, Replaced, ShellHandle};
 use box_protocol::error::{Detail, Subject};
 use serde_json::json;
 
-use super::scripted_server::{Reply, Script, Then, out};
+use super::scripted_server::{Reply, ScriptedServer, Then, out};
 use super::support::with_a_box;
 
 const SHELLS: &[&str] = &["shell.create", "shell.run", "shell.delete"];
 
 /// A scripted shell. Each run prints `ok`.
-async fn scripted(runs: usize) -> (Arc<Script>, ShellHandle) {
-    let script = Script::new(vec![Reply(vec![out(0, "ok")], Then::Exit(0)); runs]);
+async fn scripted(runs: usize) -> (Arc<ScriptedServer>, ShellHandle) {
+    let script = ScriptedServer::new(vec![Reply(vec![out(0, "ok")], Then::Exit(0)); runs]);
     let work = script.work().await;
     let shell = work
         .shell("s")
@@ -172,7 +172,7 @@ async fn the_silence_limit_travels_with_everything() {
 #[tokio::test(start_paused = true)]
 async fn a_run_that_is_silent_for_too_long_is_left_to_itself() {
     let stop = Then::Stop(box_client::ReadWhy::Silence);
-    let script = Script::new([Reply(vec![out(0, "a")], stop)]);
+    let script = ScriptedServer::new([Reply(vec![out(0, "a")], stop)]);
     let shell = script.work().await.shell("s").open().await.unwrap();
     let run = shell.run("sleep 9999").await.unwrap();
     assert!(run.silent);
@@ -311,7 +311,7 @@ async fn close_never_fails() {
 
 #[tokio::test(start_paused = true)]
 async fn a_run_whose_connection_is_lost_is_resumed_and_not_run_again() {
-    let script = Script::new([
+    let script = ScriptedServer::new([
         Reply(vec![out(0, "a")], Then::Cut),
         Reply(vec![out(1, "b")], Then::Exit(0)),
     ]);

@@ -10,7 +10,7 @@ use box_transports::{Endpoint, ListenOptions};
 use super::machine::{Machine, on_each_machine};
 
 /// A server that the test can cut, and a client of it.
-pub(crate) struct Served {
+pub(crate) struct ServerAndClient {
     pub(crate) client: BoxClient,
     pub(crate) server: Server,
 }
@@ -22,18 +22,18 @@ pub(crate) async fn serve(endpoint: &Endpoint, router: Router) -> Server {
 }
 
 /// Serves at this endpoint and connects a client.
-pub(crate) async fn served(endpoint: &str, router: Router) -> Served {
+pub(crate) async fn served(endpoint: &str, router: Router) -> ServerAndClient {
     let server = serve(&endpoint.parse().unwrap(), router).await;
     let endpoint = server.endpoint().clone();
     let client = BoxClient::connect(endpoint, ClientOptions::default()).await;
-    Served {
+    ServerAndClient {
         client: client.unwrap(),
         server,
     }
 }
 
 /// Runs the test as every user, behind a queue and behind a Unix socket, each time with a new box.
-pub(crate) async fn with_a_box(test: impl AsyncFn(&Served, &BoxHandle)) {
+pub(crate) async fn with_a_box(test: impl AsyncFn(&ServerAndClient, &BoxHandle)) {
     on_each_machine(async |machine| {
         each_way(machine, async |served| {
             let spec = SpecDraft::new(fresh("box"));
@@ -47,7 +47,7 @@ pub(crate) async fn with_a_box(test: impl AsyncFn(&Served, &BoxHandle)) {
 }
 
 /// Runs the test behind a queue and behind a Unix socket.
-pub(crate) async fn each_way(machine: &Machine, test: impl AsyncFn(&Served)) {
+pub(crate) async fn each_way(machine: &Machine, test: impl AsyncFn(&ServerAndClient)) {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("s");
     let queue = fresh("client");

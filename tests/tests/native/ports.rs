@@ -12,13 +12,13 @@ use tokio::task::JoinHandle;
 use super::support::{Machine, on_each_machine, printed};
 
 /// An open connection to a port of box `p`.
-struct Conn {
+struct PortConnection {
     id: ConnId,
     chunks: mpsc::Receiver<PortChunk>,
     running: JoinHandle<Result<PortOpenResult, BoxError>>,
 }
 
-impl Conn {
+impl PortConnection {
     async fn open(machine: &Machine, port: u16) -> Result<Self, BoxError> {
         let (sender, mut chunks) = mpsc::channel(4);
         let runtime = machine.runtime.clone();
@@ -66,10 +66,10 @@ async fn send(machine: &Machine, id: &ConnId, data: &[u8], close: bool) -> Resul
 }
 
 /// Opens a connection once a server listens.
-async fn open(machine: &Machine, port: u16) -> Conn {
+async fn open(machine: &Machine, port: u16) -> PortConnection {
     let start = std::time::Instant::now();
     loop {
-        match Conn::open(machine, port).await {
+        match PortConnection::open(machine, port).await {
             Ok(conn) => return conn,
             Err(error) => {
                 assert_eq!(error.code(), Code::Unavailable, "{error:?}");
@@ -108,7 +108,7 @@ async fn http_passes_through() {
     on_each_machine(async |machine| {
         let made = machine.exec("p", "mkdir /tmp/www && echo hello > /tmp/www/index.html");
         printed(&made.await);
-        let error = Conn::open(machine, 8000).await.err().unwrap();
+        let error = PortConnection::open(machine, 8000).await.err().unwrap();
         assert_eq!(error.code(), Code::Unavailable);
         let server = "cd /tmp/www && python3 -m http.server 8000 > /dev/null 2>&1 & true";
         printed(&machine.exec("p", server).await);
@@ -177,12 +177,12 @@ async fn many_connections_are_apart_and_bounded() {
     on_each_machine(async |machine| {
         serve(machine, &ECHO.replace("HOST", "'127.0.0.1'")).await;
         open(machine, 7000).await.running.abort();
-        let all = (0..50).map(|_| Conn::open(machine, 7000));
+        let all = (0..50).map(|_| PortConnection::open(machine, 7000));
         let all: Vec<_> = futures::future::join_all(all).await;
         let all: Vec<_> = all.into_iter().map(Result::unwrap).collect();
         let mut others = Vec::new();
         let refused = loop {
-            match Conn::open(machine, 7000).await {
+            match PortConnection::open(machine, 7000).await {
                 Ok(conn) => others.push(conn),
                 Err(error) => break error,
             }

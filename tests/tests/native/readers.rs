@@ -19,9 +19,9 @@ const RUNS: usize = 5000;
 const WIDTH: usize = 8;
 
 /// Pseudo-random numbers that are the same in each run.
-struct Dice(u64);
+struct Random(u64);
 
-impl Dice {
+impl Random {
     fn roll(&mut self, below: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -32,12 +32,12 @@ impl Dice {
 
 /// The state of one stream for one reader.
 #[derive(Default)]
-struct Seen {
+struct SeenStream {
     next: u64,
     gone: u64,
 }
 
-impl Seen {
+impl SeenStream {
     /// Checks a piece: it starts where the last one ended, and has the written bytes.
     fn piece(&mut self, offset: u64, data: &[u8], written: &[u8]) {
         assert_eq!(offset, self.next, "in order, nothing twice");
@@ -53,9 +53,9 @@ async fn read_all(
     machine: &Machine,
     id: &str,
     written: &[Vec<u8>; 2],
-    dice: &mut Dice,
+    dice: &mut Random,
 ) -> (u64, usize) {
-    let mut seen = [Seen::default(), Seen::default()];
+    let mut seen = [SeenStream::default(), SeenStream::default()];
     let mut cuts = 0;
     let view = ["bytes", "text"][usize::try_from(dice.roll(2)).unwrap()];
     loop {
@@ -125,7 +125,7 @@ async fn read_all(
 /// Runs a command that writes known lines to both streams, with one or two readers. Returns the
 /// dropped bytes and the interruptions.
 async fn run(machine: &Machine, number: usize) -> (u64, usize) {
-    let mut dice = Dice(0x9e37_79b9_7f4a_7c15 ^ (number as u64 + 1));
+    let mut dice = Random(0x9e37_79b9_7f4a_7c15 ^ (number as u64 + 1));
     // A third of the commands write to both streams.
     let both = dice.roll(3) == 0;
     let counts = [1 + dice.roll(3000), dice.roll(600) * u64::from(both)];
@@ -147,7 +147,7 @@ async fn run(machine: &Machine, number: usize) -> (u64, usize) {
         .start_command(&Caller::local(), params, None)
         .await
         .unwrap();
-    let mut other = Dice(dice.0 | 1);
+    let mut other = Random(dice.0 | 1);
     other.roll(7);
     let (one, two) = tokio::join!(
         read_all(machine, &id, &written, &mut dice),

@@ -356,9 +356,9 @@ async fn a_call_into_a_stuck_box_is_answered_and_says_so() {
 }
 
 /// A version 1 freezer with one process, which no signal ends while it is frozen.
-struct Frozen(std::path::PathBuf);
+struct FrozenProcess(std::path::PathBuf);
 
-impl Frozen {
+impl FrozenProcess {
     /// `None` without such a freezer, or without permission to use it.
     fn new(name: &str, pid: i32) -> Option<Self> {
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
@@ -383,7 +383,7 @@ impl Frozen {
     }
 }
 
-impl Drop for Frozen {
+impl Drop for FrozenProcess {
     fn drop(&mut self) {
         self.thaw();
         let _ = std::fs::remove_dir(&self.0);
@@ -402,7 +402,7 @@ async fn what_is_left_of_a_box_goes_when_it_ends_long_after_it_was_deleted() {
         kill_process(agent, Signal::STOP).unwrap();
         let sleeper = pids_with(&mark)[0];
         let name = format!("{}-frozen", cgroup_parent(machine));
-        let Some(frozen) = Frozen::new(&name, sleeper) else {
+        let Some(frozen) = FrozenProcess::new(&name, sleeper) else {
             kill_process(agent, Signal::KILL).unwrap();
             return;
         };

@@ -33,17 +33,17 @@ struct Job {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-struct Done {
+struct JobResult {
     number: u64,
     run: u64,
 }
 
-struct Do;
+struct RunJob;
 
-impl Action for Do {
+impl Action for RunJob {
     const NAME: &'static str = "do";
     type Params = Job;
-    type Result = Done;
+    type Result = JobResult;
     type Chunk = Never;
 }
 
@@ -52,8 +52,8 @@ struct Worker {
     runs: Mutex<HashMap<u64, u64>>,
 }
 
-impl Handle<Do> for Worker {
-    async fn handle(&self, job: Job, _: Call<Do>) -> Result<Done, RpcError> {
+impl Handle<RunJob> for Worker {
+    async fn handle(&self, job: Job, _: Call<RunJob>) -> Result<JobResult, RpcError> {
         let run = {
             let mut runs = self.runs.lock().unwrap();
             let run = runs.entry(job.number).or_default();
@@ -61,7 +61,7 @@ impl Handle<Do> for Worker {
             *run
         };
         tokio::time::sleep(Duration::from_millis(job.number % 5)).await;
-        Ok(Done {
+        Ok(JobResult {
             number: job.number,
             run,
         })
@@ -70,9 +70,9 @@ impl Handle<Do> for Worker {
 
 /// Pseudo-random numbers that are the same in each run.
 #[derive(Clone)]
-struct Dice(Arc<AtomicU64>);
+struct Random(Arc<AtomicU64>);
 
-impl Dice {
+impl Random {
     fn throw(&self, below: u64) -> u64 {
         let seed = self.0.fetch_add(0x9E37_79B9_7F4A_7C15, Ordering::Relaxed);
         let mut mixed = seed ^ (seed >> 30);
@@ -83,14 +83,14 @@ impl Dice {
 }
 
 /// A stream that breaks after this many bytes, read or written, in the middle of a message.
-struct Fragile {
+struct BreakingStream {
     stream: TcpStream,
     left: u64,
     /// Whether the stream ends with an error, or as if the peer had closed it.
     rude: bool,
 }
 
-impl Fragile {
+impl BreakingStream {
     fn broken(&self) -> io::Result<()> {
         if self.rude {
             Err(io::ErrorKind::ConnectionReset.into())
@@ -100,7 +100,7 @@ impl Fragile {
     }
 }
 
-impl AsyncRead for Fragile {
+impl AsyncRead for BreakingStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -122,7 +122,7 @@ impl AsyncRead for Fragile {
     }
 }
 
-impl AsyncWrite for Fragile {
+impl AsyncWrite for BreakingStream {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -162,28 +162,28 @@ async fn serve(router: Router) -> turmoil::Result {
     }
 }
 
-fn fragile_connector(dice: Dice, cuts: Arc<AtomicU64>) -> Connector {
+fn fragile_connector(dice: Random, cuts: Arc<AtomicU64>) -> Connector {
     Box::new(move || {
         let (dice, cuts) = (dice.clone(), Arc::clone(&cuts));
         Box::pin(async move {
             let stream = TcpStream::connect(("server", PORT)).await?;
             cuts.fetch_add(1, Ordering::Relaxed);
             let (left, rude) = (200 + dice.throw(60_000), dice.throw(2) == 0);
-            Ok(connection(Fragile { stream, left, rude }))
+            Ok(connection(BreakingStream { stream, left, rude }))
         })
     })
 }
 
 fn run_network(seed: u64) {
     let worker = Arc::new(Worker::default());
-    let router = Router::builder(Arc::clone(&worker)).on::<Do>().build();
+    let router = Router::builder(Arc::clone(&worker)).on::<RunJob>().build();
     let mut network = turmoil::Builder::new()
         .rng_seed(seed)
         .simulation_duration(Duration::from_hours(1))
         .max_message_latency(Duration::from_millis(5))
         .build();
     network.host("server", move || serve(router.clone()));
-    let dice = Dice(Arc::new(AtomicU64::new(seed)));
+    let dice = Random(Arc::new(AtomicU64::new(seed)));
     let (cuts, tries) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     let counted = (Arc::clone(&cuts), Arc::clone(&tries));
     network.client("client", async move {
@@ -205,7 +205,7 @@ fn run_network(seed: u64) {
                     let done = loop {
                         let peer = link.connected().await.unwrap();
                         tries.fetch_add(1, Ordering::Relaxed);
-                        let request = peer.request::<Do>(&job).key(format!("job-{number}"));
+                        let request = peer.request::<RunJob>(&job).key(format!("job-{number}"));
                         match request.call().await {
                             Ok(done) => break done,
                             Err(error) => {
@@ -213,7 +213,7 @@ fn run_network(seed: u64) {
                             }
                         }
                     };
-                    assert_eq!(done, Done { number, run: 1 });
+                    assert_eq!(done, JobResult { number, run: 1 });
                 }
             })
         });

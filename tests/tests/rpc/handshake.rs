@@ -120,20 +120,20 @@ async fn a_hello_within_its_limit_lifts_it(setup: Setup) {
 }
 
 /// Receives the sent messages.
-struct Out(UnboundedSender<String>);
+struct ChannelSender(UnboundedSender<String>);
 
 /// Records the message limit each time the engine sets it.
-struct Noting(UnboundedReceiver<String>, UnboundedSender<usize>);
+struct RecordingReceiver(UnboundedReceiver<String>, UnboundedSender<usize>);
 
 #[async_trait]
-impl SendHalf for Out {
+impl SendHalf for ChannelSender {
     async fn send(&mut self, message: String) -> Result<(), ConnectionError> {
         self.0.send(message).map_err(|_| ConnectionError::Closed)
     }
 }
 
 #[async_trait]
-impl ReceiveHalf for Noting {
+impl ReceiveHalf for RecordingReceiver {
     async fn receive(&mut self) -> Result<Option<String>, ConnectionError> {
         Ok(self.0.recv().await)
     }
@@ -152,7 +152,10 @@ async fn a_transport_buffers_little_before_authentication() {
         gate: gate(true),
         ..Options::default()
     };
-    let connection = (Out(to_client), Noting(from_client, record));
+    let connection = (
+        ChannelSender(to_client),
+        RecordingReceiver(from_client, record),
+    );
     let _server = Session::start(connection, Arc::new(Server::default()).router(), options);
     let mut reported = async || {
         let next = tokio::time::timeout(Duration::from_secs(10), reported.recv());
@@ -167,10 +170,10 @@ async fn a_transport_buffers_little_before_authentication() {
 }
 
 /// A connection that its peer abandoned for another one before it authenticated.
-struct GivenUp(UnboundedReceiver<String>);
+struct AbandonedReceiver(UnboundedReceiver<String>);
 
 #[async_trait]
-impl ReceiveHalf for GivenUp {
+impl ReceiveHalf for AbandonedReceiver {
     async fn receive(&mut self) -> Result<Option<String>, ConnectionError> {
         Ok(self.0.recv().await)
     }
@@ -198,7 +201,7 @@ async fn a_connection_that_was_given_up_serves_nothing_to_a_peer_that_speaks_too
     to_server.send(hello.to_string()).unwrap();
     let call = json!({"jsonrpc": "2.0", "id": 2, "method": "wait", "params": {"n": 60_000}});
     to_server.send(call.to_string()).unwrap();
-    let connection = (Out(to_client), GivenUp(from_client));
+    let connection = (ChannelSender(to_client), AbandonedReceiver(from_client));
     let server = Session::start(connection, Arc::clone(&state).router(), options);
     let closed = tokio::time::timeout(Duration::from_secs(120), server.closed());
     assert!(matches!(closed.await, Ok(CloseReason::Broken(_))));

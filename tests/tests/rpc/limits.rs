@@ -332,15 +332,15 @@ async fn an_answer_that_cannot_be_read_ends_its_call() {
 }
 
 /// A connection that takes this long to send each message, and receives none.
-struct Slow {
+struct SlowSender {
     each: Duration,
     sent: tokio::sync::mpsc::UnboundedSender<String>,
 }
 
-struct Deaf;
+struct SilentReceiver;
 
 #[async_trait]
-impl SendHalf for Slow {
+impl SendHalf for SlowSender {
     async fn send(&mut self, message: String) -> Result<(), ConnectionError> {
         tokio::time::sleep(self.each).await;
         self.sent.send(message).map_err(|_| ConnectionError::Closed)
@@ -348,7 +348,7 @@ impl SendHalf for Slow {
 }
 
 #[async_trait]
-impl ReceiveHalf for Deaf {
+impl ReceiveHalf for SilentReceiver {
     async fn receive(&mut self) -> Result<Option<String>, ConnectionError> {
         std::future::pending().await
     }
@@ -364,7 +364,11 @@ async fn written_slowly(each: Duration) -> (Duration, usize) {
         ..Options::default()
     };
     assert_eq!(options.limits.frame, Duration::from_mins(1));
-    let session = Session::start((Slow { each, sent }, Deaf), Router::empty(), options);
+    let session = Session::start(
+        (SlowSender { each, sent }, SilentReceiver),
+        Router::empty(),
+        options,
+    );
     let begun = tokio::time::Instant::now();
     for _ in 0..10 {
         let peer = session.peer();

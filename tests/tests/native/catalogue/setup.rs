@@ -29,9 +29,9 @@ fn names(dir: &Path) -> Vec<String> {
 }
 
 /// Sets the flag on drop.
-struct Stop<'a>(&'a AtomicBool);
+struct StopOnDrop<'a>(&'a AtomicBool);
 
-impl Drop for Stop<'_> {
+impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -102,7 +102,7 @@ impl Directories {
         tokio::task::block_in_place(|| {
             std::thread::scope(|scope| {
                 // Also when an assertion fails: the scope waits for the thread.
-                let _stop = Stop(&stop);
+                let _stop = StopOnDrop(&stop);
                 scope.spawn(swap);
                 tokio::runtime::Handle::current().block_on(racing);
             });

@@ -17,7 +17,7 @@ use super::support::{Machine, on_each_machine, printed};
 
 /// The chunks that a reader received.
 #[derive(Debug, Default)]
-struct Got {
+struct Received {
     stdout: Vec<u8>,
     stderr: Vec<u8>,
     gaps: u64,
@@ -26,7 +26,7 @@ struct Got {
     order: Vec<StreamName>,
 }
 
-impl Got {
+impl Received {
     fn take(&mut self, chunk: CommandChunk) {
         let (stream, bytes) = match chunk {
             CommandChunk::Started(info) => return self.started = Some(*info),
@@ -73,13 +73,13 @@ async fn run(
 async fn read_through(
     machine: &Machine,
     mut params: CommandStartParams,
-) -> (Got, CommandStartResult) {
+) -> (Received, CommandStartResult) {
     params.attach.get_or_insert_default();
     let (sender, mut chunks) = mpsc::channel(4);
     let caller = Caller::local();
     let running = machine.runtime.start_command(&caller, params, Some(sender));
     let reading = async {
-        let mut got = Got::default();
+        let mut got = Received::default();
         while let Some(chunk) = chunks.recv().await {
             got.take(chunk);
         }
@@ -93,7 +93,7 @@ async fn attach(
     machine: &Machine,
     id: &str,
     more: Value,
-) -> Result<(Got, CommandInfo, ReadEnd), BoxError> {
+) -> Result<(Received, CommandInfo, ReadEnd), BoxError> {
     let mut params = json!({"session_id": "c", "command_id": id});
     for (name, value) in more.as_object().unwrap() {
         params[name] = value.clone();
@@ -103,7 +103,7 @@ async fn attach(
     let caller = Caller::local();
     let running = machine.runtime.attach_command(&caller, params, sender);
     let reading = async {
-        let mut got = Got::default();
+        let mut got = Received::default();
         while let Some(chunk) = chunks.recv().await {
             got.take(chunk);
         }

@@ -88,13 +88,13 @@ print('asyncio', word(lambda: asyncio.run(asyncio.open_connection('192.0.2.9', 8
 }
 
 /// A host that accepts no connection until the test says so.
-struct Slow {
+struct SlowHost {
     listener: TcpListener,
     /// Connections that fill its queue.
     waiting: Vec<TcpStream>,
 }
 
-impl Slow {
+impl SlowHost {
     fn start() -> Self {
         let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
         let any: SocketAddr = "127.0.0.7:0".parse().unwrap();
@@ -141,8 +141,8 @@ impl Slow {
 async fn a_connection_that_is_dialled_when_the_runtime_dies_is_dialled_by_the_next() {
     on_each_machine(async |machine| {
         let dir = machine.directory();
-        let slow = Slow::start();
-        let network = Slow::network();
+        let slow = SlowHost::start();
+        let network = SlowHost::network();
         let start = || Host::start_with(machine, dir.path(), network.clone());
         let first = start().await.unwrap();
         let waits = script(&format!(
@@ -189,8 +189,8 @@ os.rename('/tmp/part', '/tmp/got')",
 async fn a_connection_that_is_given_up_while_it_is_dialled_ends_outside_too() {
     on_each_machine(async |machine| {
         let dir = machine.directory();
-        let slow = Slow::start();
-        let host = Host::start_with(machine, dir.path(), Slow::network())
+        let slow = SlowHost::start();
+        let host = Host::start_with(machine, dir.path(), SlowHost::network())
             .await
             .unwrap();
         let gives_up = script(&format!(

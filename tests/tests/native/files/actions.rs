@@ -9,12 +9,12 @@ use box_protocol::actions::{
 use serde_json::json;
 
 use super::super::support::on_each_machine;
-use super::Inside;
+use super::BoxFiles;
 
 #[tokio::test]
 async fn a_file_is_written_and_read_as_the_guests() {
     on_each_machine(async |machine| {
-        let inside = Inside::new(machine, "rw").await;
+        let inside = BoxFiles::new(machine, "rw").await;
         let info = inside.write("/workspace/a", "hello\n").await;
         assert_eq!(
             (info.kind, info.size, info.mode),
@@ -47,7 +47,7 @@ async fn a_file_is_written_and_read_as_the_guests() {
 #[tokio::test]
 async fn parts_of_a_file_are_read_by_bytes_and_by_lines() {
     on_each_machine(async |machine| {
-        let inside = Inside::new(machine, "parts").await;
+        let inside = BoxFiles::new(machine, "parts").await;
         inside.write("/tmp/f", "one\ntwo\nthree\n").await;
         for (part, want) in [
             (json!({"bytes": {"offset": 4, "len": 3}}), "two"),
@@ -72,7 +72,7 @@ async fn parts_of_a_file_are_read_by_bytes_and_by_lines() {
 #[tokio::test]
 async fn paths_are_expanded_if_asked() {
     on_each_machine(async |machine| {
-        let inside = Inside::new(machine, "expand").await;
+        let inside = BoxFiles::new(machine, "expand").await;
         let expand = json!({"expand": true});
         for (asked, real) in [
             ("~/a", "/home/box/a"),
@@ -94,7 +94,7 @@ async fn paths_are_expanded_if_asked() {
 #[tokio::test]
 async fn directories_are_listed_in_order_and_in_pages() {
     on_each_machine(async |machine| {
-        let inside = Inside::new(machine, "list").await;
+        let inside = BoxFiles::new(machine, "list").await;
         inside
             .run(
                 "cd /tmp && mkdir -p t/a/b t/.h && touch t/a/f t/a/b/g t/a-b t/.h/x && ln -s a t/l",
@@ -135,7 +135,7 @@ async fn directories_are_listed_in_order_and_in_pages() {
 #[tokio::test]
 async fn files_are_found_by_pattern_and_their_lines_too() {
     on_each_machine(async |machine| {
-        let inside = Inside::new(machine, "find").await;
+        let inside = BoxFiles::new(machine, "find").await;
         inside
             .run("cd /tmp && mkdir -p s/src s/out s/.git && echo 'fn main() {}' > s/src/main.rs && \
                   printf 'Alpha\\nbeta\\nalpha\\n' > s/a.txt && echo alpha > s/out/o.txt && \
@@ -178,7 +178,7 @@ async fn files_are_found_by_pattern_and_their_lines_too() {
 #[tokio::test]
 async fn text_is_replaced_and_the_mode_stays() {
     on_each_machine(async |machine| {
-        let inside = Inside::new(machine, "replace").await;
+        let inside = BoxFiles::new(machine, "replace").await;
         inside
             .run("cd /tmp; printf 'a b a\\n' > f; chmod 640 f")
             .await;
@@ -205,7 +205,7 @@ async fn text_is_replaced_and_the_mode_stays() {
 #[tokio::test]
 async fn things_are_moved_copied_made_and_removed() {
     on_each_machine(async |machine| {
-        let inside = Inside::new(machine, "things").await;
+        let inside = BoxFiles::new(machine, "things").await;
         inside
             .run("cd /tmp && mkdir -p d/sub && echo 1 > d/f && echo 2 > d/sub/g && \
                   chmod 500 d/sub && chmod 711 d/f && ln -s f d/l")
@@ -244,7 +244,7 @@ async fn things_are_moved_copied_made_and_removed() {
 #[tokio::test]
 async fn uploads_come_in_pieces_that_may_come_again() {
     on_each_machine(async |machine| {
-        let inside = Inside::new(machine, "upload").await;
+        let inside = BoxFiles::new(machine, "upload").await;
         let whole: Vec<u8> = (0..100_000_u32).flat_map(u32::to_le_bytes).collect();
         let piece = async |from: usize, to: usize, done: bool| {
             let upload = json!({"upload": {"id": "u", "offset": from, "done": done}});
@@ -277,7 +277,7 @@ async fn uploads_come_in_pieces_that_may_come_again() {
 #[tokio::test]
 async fn files_do_not_wait_for_a_command() {
     on_each_machine(async |machine| {
-        let inside = Inside::new(machine, "busy").await;
+        let inside = BoxFiles::new(machine, "busy").await;
         // The command waits for the file, so this hangs if the file waits for the command.
         let waits =
             "touch /tmp/begun; until [ -e /tmp/meanwhile ]; do sleep 0.01; done; echo ended";

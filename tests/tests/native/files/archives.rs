@@ -7,7 +7,7 @@ use serde_json::json;
 use tar::{Builder, EntryType, Header};
 
 use super::super::support::on_each_machine;
-use super::Inside;
+use super::BoxFiles;
 
 /// An archive of entries: kind, name, target or text.
 fn archive(entries: &[(EntryType, &str, &str)]) -> Vec<u8> {
@@ -32,7 +32,7 @@ fn archive(entries: &[(EntryType, &str, &str)]) -> Vec<u8> {
     archive.into_inner().unwrap()
 }
 
-impl Inside<'_> {
+impl BoxFiles<'_> {
     async fn unpack(
         self,
         id: &str,
@@ -69,7 +69,7 @@ impl Inside<'_> {
 #[tokio::test]
 async fn a_tree_goes_out_and_in_again() {
     on_each_machine(async |machine| {
-        let inside = Inside::new(machine, "tree").await;
+        let inside = BoxFiles::new(machine, "tree").await;
         let long = "n".repeat(120);
         inside
             .run(&format!(
@@ -100,7 +100,8 @@ async fn a_tree_goes_out_and_in_again() {
 async fn a_hostile_archive_leaves_nothing() {
     on_each_machine(async |machine| {
         let workspace = machine.directory();
-        let inside = Inside::with(machine, "hostile", json!({"host_path": workspace.path()})).await;
+        let inside =
+            BoxFiles::with(machine, "hostile", json!({"host_path": workspace.path()})).await;
         let fine = (EntryType::Regular, "fine", "x");
         let long = "x".repeat(100_000);
         let cases = [
@@ -164,7 +165,7 @@ async fn a_hostile_archive_leaves_nothing() {
 #[tokio::test]
 async fn links_in_an_archive_are_made_and_never_followed() {
     on_each_machine(async |machine| {
-        let inside = Inside::new(machine, "links").await;
+        let inside = BoxFiles::new(machine, "links").await;
         inside
             .run("mkdir /workspace/keep; echo kept > /workspace/keep/f")
             .await;

@@ -12,12 +12,12 @@ use box_runtime::Caller;
 use serde_json::json;
 
 use super::super::support::on_each_machine;
-use super::Inside;
+use super::BoxFiles;
 
 #[tokio::test]
 async fn what_is_not_there_is_not_found() {
     on_each_machine(async |machine| {
-        let inside = Inside::new(machine, "absent").await;
+        let inside = BoxFiles::new(machine, "absent").await;
         let none = "/tmp/no/such";
         assert_eq!(inside.unreadable(none).await, Code::NotFound);
         assert_eq!(inside.stat(none).await.unwrap_err(), Code::NotFound);
@@ -81,7 +81,7 @@ async fn what_is_not_there_is_not_found() {
 #[tokio::test]
 async fn forbidden_paths_are_denied() {
     on_each_machine(async |machine| {
-        let inside = Inside::new(machine, "denied").await;
+        let inside = BoxFiles::new(machine, "denied").await;
         for path in ["/usr/x", "/etc/x", "/x", "/proc/x", "/dev/x"] {
             let refused = inside.write_with(path, b"x", json!({})).await.unwrap_err();
             assert!(
@@ -115,7 +115,7 @@ async fn forbidden_paths_are_denied() {
 #[tokio::test]
 async fn invalid_requests_are_refused_as_such() {
     on_each_machine(async |machine| {
-        let inside = Inside::new(machine, "sense").await;
+        let inside = BoxFiles::new(machine, "sense").await;
         inside.write("/tmp/f", "text\n").await;
         for path in [
             "",
@@ -178,7 +178,7 @@ async fn invalid_requests_are_refused_as_such() {
 #[tokio::test]
 async fn what_is_in_the_way_is_a_conflict() {
     on_each_machine(async |machine| {
-        let inside = Inside::new(machine, "way").await;
+        let inside = BoxFiles::new(machine, "way").await;
         let first = inside.write("/tmp/f", "one").await;
         inside.run("mkdir -p /tmp/full/inner").await;
         let new = json!({"create": "new"});
@@ -227,7 +227,7 @@ async fn what_is_too_much_is_refused_by_its_limit() {
     on_each_machine(async |machine| {
         let workspace = machine.directory();
         let quota = json!({"host_path": workspace.path(), "workspace_quota_mb": 1});
-        let inside = Inside::with(machine, "quota", quota).await;
+        let inside = BoxFiles::with(machine, "quota", quota).await;
         let mebibyte = vec![b'x'; 1 << 20];
         inside.write("/workspace/fits", &mebibyte[..1 << 19]).await;
         let mut more = mebibyte.clone();
@@ -276,7 +276,7 @@ async fn what_is_too_much_is_refused_by_its_limit() {
 #[tokio::test]
 async fn a_box_full_of_processes_still_answers() {
     on_each_machine(async |machine| {
-        let inside = Inside::with(machine, "full", json!({"pids_limit": 12})).await;
+        let inside = BoxFiles::with(machine, "full", json!({"pids_limit": 12})).await;
         // Every freed process slot is taken at once, so the guest gets no further thread. The agent
         // has reserved slots.
         let greedy = "import os, time\n\
@@ -315,7 +315,7 @@ async fn a_box_full_of_processes_still_answers() {
 #[tokio::test]
 async fn a_move_never_loses_what_a_copy_leaves_out() {
     on_each_machine(async |machine| {
-        let inside = Inside::new(machine, "names").await;
+        let inside = BoxFiles::new(machine, "names").await;
         // Names that are not UTF-8, and names of the agent's hidden files.
         for name in [r"b\377", ".box-tmp-b"] {
             let make = format!(

@@ -9,7 +9,7 @@ use box_protocol::actions::{
 use serde_json::json;
 
 use super::super::support::on_each_machine;
-use super::Inside;
+use super::BoxFiles;
 
 #[tokio::test]
 async fn nothing_leads_out_of_the_root() {
@@ -26,7 +26,7 @@ async fn nothing_leads_out_of_the_root() {
             let text = std::fs::read_to_string(workspace.path().join(name));
             assert_eq!(text.unwrap(), "of the host");
         }
-        let inside = Inside::with(machine, "out", json!({"host_path": workspace.path()})).await;
+        let inside = BoxFiles::with(machine, "out", json!({"host_path": workspace.path()})).await;
         let host = outside.path().display();
         for (path, code) in [
             ("/workspace/link".to_owned(), Code::NotFound),
@@ -67,7 +67,7 @@ async fn nothing_leads_out_of_the_root() {
 #[tokio::test]
 async fn pipes_devices_and_sockets_are_refused_at_once() {
     on_each_machine(async |machine| {
-        let inside = Inside::new(machine, "special").await;
+        let inside = BoxFiles::new(machine, "special").await;
         inside
             .run("cd /tmp && mkfifo pipe && python3 -c \"import socket; socket.socket(socket.AF_UNIX).bind('socket')\"")
             .await;
@@ -100,7 +100,7 @@ async fn pipes_devices_and_sockets_are_refused_at_once() {
 #[tokio::test]
 async fn a_huge_sparse_file_costs_nothing() {
     on_each_machine(async |machine| {
-        let inside = Inside::new(machine, "sparse").await;
+        let inside = BoxFiles::new(machine, "sparse").await;
         inside
             .run("truncate -s 1T /tmp/sparse; echo needle > /tmp/small")
             .await;
@@ -126,7 +126,7 @@ async fn a_huge_sparse_file_costs_nothing() {
 #[tokio::test]
 async fn a_call_that_is_dropped_ends_and_the_next_is_served() {
     on_each_machine(async |machine| {
-        let inside = Inside::new(machine, "dropped").await;
+        let inside = BoxFiles::new(machine, "dropped").await;
         // Four searches that take minutes would occupy all threads.
         inside
             .run("cd /tmp; yes abcabcabc | head -c 1M > f; for i in $(seq 4000); do ln f f$i; done")
@@ -152,7 +152,7 @@ async fn a_call_that_is_dropped_ends_and_the_next_is_served() {
 #[tokio::test]
 async fn the_agents_own_memory_and_descriptors_are_not_files() {
     on_each_machine(async |machine| {
-        let inside = Inside::new(machine, "self").await;
+        let inside = BoxFiles::new(machine, "self").await;
         inside
             .run("cd /tmp; ln -s /proc/1/mem a; ln -s /proc/self b; ln -s /proc/thread-self/mem c; ln -s /dev/fd d")
             .await;

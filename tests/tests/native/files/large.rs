@@ -6,7 +6,7 @@ use serde_json::json;
 use tokio::sync::mpsc;
 
 use super::super::support::on_each_machine;
-use super::Inside;
+use super::BoxFiles;
 
 /// On the first machine and on the second. The second has the same code path, and a debug build is
 /// slow.
@@ -22,7 +22,7 @@ fn peak(status: &str) -> u64 {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_hundred_mebibytes_are_read_with_flat_memory() {
     on_each_machine(async |machine| {
-        let inside = Inside::new(machine, "large").await;
+        let inside = BoxFiles::new(machine, "large").await;
         let size = MEBIBYTES[usize::from(machine.user().is_some())];
         inside
             .run(&format!(

@@ -23,14 +23,14 @@ use super::support::{Machine, printed, spec};
 
 /// A box and the calls for its files.
 #[derive(Clone, Copy)]
-struct Inside<'a> {
+struct BoxFiles<'a> {
     machine: &'a Machine,
     session: &'static str,
     /// The spec of the box, which each of its commands repeats.
     shape: &'static Value,
 }
 
-impl<'a> Inside<'a> {
+impl<'a> BoxFiles<'a> {
     /// A box with the default spec.
     async fn new(machine: &'a Machine, session: &'static str) -> Self {
         Self::with(machine, session, json!({})).await

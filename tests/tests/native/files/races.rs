@@ -9,13 +9,13 @@ use box_protocol::actions::{
 use serde_json::json;
 
 use super::super::support::{on_each_machine, spec};
-use super::Inside;
+use super::BoxFiles;
 
 #[tokio::test]
 async fn of_two_appenders_no_line_is_lost() {
     const LINES: usize = 5000;
     on_each_machine(async |machine| {
-        let inside = Inside::new(machine, "append").await;
+        let inside = BoxFiles::new(machine, "append").await;
         let append = async |who: &str| {
             for number in 0..LINES {
                 let line = format!("{who} {number}\n");
@@ -50,7 +50,7 @@ const BATCHES: usize = 40;
 const BATCH: usize = 2500;
 
 /// A guest that swaps `swap/d` with links to various paths, until the test stops it.
-async fn swap(inside: Inside<'_>, outside: &Path) {
+async fn swap(inside: BoxFiles<'_>, outside: &Path) {
     let script = format!(
         "import os, itertools\n\
          os.makedirs('swap', exist_ok=True); os.chdir('swap'); os.mkdir('real')\n\
@@ -83,7 +83,7 @@ async fn a_guest_that_swaps_directories_for_links_gains_nothing() {
         }
         std::fs::write(host.join("f"), "of the host").unwrap();
         let shape = json!({"host_path": workspace.path(), "timeout_sec": 600});
-        let inside = Inside::with(machine, "swap", shape).await;
+        let inside = BoxFiles::with(machine, "swap", shape).await;
         let stop = workspace.path().join("stop");
         let attack = async {
             let begin = Instant::now();
@@ -139,7 +139,7 @@ async fn a_guest_that_swaps_directories_for_links_gains_nothing() {
 
 /// Stats a file behind the swapped directory many times: it is the guest's file, or it does not
 /// exist.
-async fn looked_at(inside: Inside<'_>, mut seen: [usize; 2]) -> [usize; 2] {
+async fn looked_at(inside: BoxFiles<'_>, mut seen: [usize; 2]) -> [usize; 2] {
     // Different spellings of the same path.
     let dots = |n: usize| (0..12).map(move |bit| if n >> bit & 1 == 1 { "/." } else { "/" });
     let name = |n| format!("/workspace/swap{}/d/f", dots(n).collect::<String>());
@@ -162,7 +162,7 @@ async fn looked_at(inside: Inside<'_>, mut seen: [usize; 2]) -> [usize; 2] {
 #[tokio::test]
 async fn a_walk_never_goes_through_a_link_that_was_a_directory() {
     on_each_machine(async |machine| {
-        let inside = Inside::new(machine, "walk").await;
+        let inside = BoxFiles::new(machine, "walk").await;
         inside
             .run("mkdir -p /workspace/keep /workspace/t; cd /workspace/keep; for i in $(seq 50); do echo kept > k$i; done")
             .await;

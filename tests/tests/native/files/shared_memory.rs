@@ -9,12 +9,12 @@ use serde_json::json;
 use tokio::sync::mpsc;
 
 use super::super::support::on_each_machine;
-use super::Inside;
+use super::BoxFiles;
 
 #[tokio::test]
 async fn calls_that_are_dropped_half_way_spoil_nothing_for_others() {
     on_each_machine(async |machine| {
-        let inside = Inside::new(machine, "slots").await;
+        let inside = BoxFiles::new(machine, "slots").await;
         let whole: Vec<u8> = (0..=250_u8).cycle().take(3 << 20).collect();
         let half = vec![b'h'; 1 << 20];
         inside.write("/tmp/whole", &whole[..1 << 20]).await;

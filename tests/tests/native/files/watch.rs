@@ -13,9 +13,9 @@ use tokio::sync::mpsc;
 
 use super::super::adoption::Host;
 use super::super::support::on_each_machine;
-use super::Inside;
+use super::BoxFiles;
 
-impl Inside<'_> {
+impl BoxFiles<'_> {
     async fn watch(self, params: Value) -> Result<CommandStartResult, BoxError> {
         let runtime = &self.machine.runtime;
         let params = self.params(params);
@@ -83,7 +83,7 @@ async fn changes_by_guests_and_by_the_host_are_reported() {
     on_each_machine(async |machine| {
         let dir = machine.directory();
         let shape = json!({"host_path": dir.path(), "host_path_mode": "rw"});
-        let inside = Inside::with(machine, "watch", shape).await;
+        let inside = BoxFiles::with(machine, "watch", shape).await;
         for (id, path) in [("w", "/workspace"), ("t", "/tmp"), ("h", "/home/box")] {
             let asked = json!({"path": path, "recursive": true, "command_id": id});
             let info = inside.watch(asked).await.unwrap().info;
@@ -119,7 +119,7 @@ async fn changes_by_guests_and_by_the_host_are_reported() {
 #[tokio::test]
 async fn a_watch_is_found_again_listed_and_ended_as_commands_are() {
     on_each_machine(async |machine| {
-        let inside = Inside::new(machine, "watch-ends").await;
+        let inside = BoxFiles::new(machine, "watch-ends").await;
         let asked = json!({"path": "/tmp", "command_id": "w"});
         assert!(!inside.watch(asked.clone()).await.unwrap().existed);
         assert!(inside.watch(asked).await.unwrap().existed);
@@ -149,7 +149,7 @@ async fn a_watch_is_found_again_listed_and_ended_as_commands_are() {
 #[tokio::test]
 async fn a_watch_that_cannot_be_found_again_ends_with_its_call() {
     on_each_machine(async |machine| {
-        let inside = Inside::new(machine, "watch-call").await;
+        let inside = BoxFiles::new(machine, "watch-call").await;
         let running = async |named: bool| {
             let mut asked = json!({"path": "/tmp", "attach": {}});
             if named {
@@ -184,7 +184,7 @@ async fn a_watch_that_cannot_be_found_again_ends_with_its_call() {
 #[tokio::test]
 async fn what_may_not_be_watched_is_refused() {
     on_each_machine(async |machine| {
-        let inside = Inside::new(machine, "watch-no").await;
+        let inside = BoxFiles::new(machine, "watch-no").await;
         inside
             .run(
                 "cd /tmp; mkdir closed; chmod 0 closed; ln -s /proc/self/root out; ln -s loop loop",
