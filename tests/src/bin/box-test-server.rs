@@ -18,12 +18,11 @@ fn main() -> Result<(), Box<dyn Error>> {
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn serve() -> Result<(), Box<dyn Error>> {
     let (serves, guarded, limits, dialect): (Serves, bool, TestLimits, Dialect) =
-        match std::env::args().nth(1) {
-            Some(argument) => serde_json::from_str(&argument)?,
-            None => {
-                let limits = TestLimits::default();
-                (Serves::Actions, false, limits, Dialect::JsonRpc)
-            }
+        if let Some(argument) = std::env::args().nth(1) {
+            serde_json::from_str(&argument)?
+        } else {
+            let limits = TestLimits::default();
+            (Serves::Actions, false, limits, Dialect::JsonRpc)
         };
     let limits = limits.limits();
     let connection = dialect.over_stdio(Box::new(stdio::serve(&limits)?), &limits);
