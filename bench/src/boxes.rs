@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use box_protocol::actions::{BoxExec, BoxExecParams};
 use box_protocol::{SessionId, SpecDraft};
-use box_rpc::{Codecs, Limits, Options, Peer, Router, Session};
+use box_rpc::{Caller, Codecs, Limits, Options, Peer, Router, Session};
 use box_runtime::fake::FakeBackend;
 use box_runtime::{BoxRuntime, RuntimeConfig};
 use box_service::{BoxService, Query, ServiceConfig};
@@ -34,7 +34,7 @@ fn joined(router: Router) -> (Peer, (Session, Session)) {
     let (ours, theirs) = queue::pair(64);
     let options = || Options {
         limits: Limits::in_process(),
-        ..Options::default()
+        ..Options::new(Caller::Local)
     };
     let server = Session::start(theirs, router, options());
     let client = Options {
@@ -217,11 +217,7 @@ async fn with_many_sessions(rounds: u32) -> Result<()> {
         large.push(all);
     }
     let found = SessionId::new("s1").ok().context("an id")?;
-    anyhow::ensure!(
-        many.get(&box_runtime::Caller::local(), &found)
-            .await
-            .is_ok()
-    );
+    anyhow::ensure!(many.get(&box_runtime::Caller::Local, &found).await.is_ok());
     let kilobytes = |bytes: f64| format!("{:.1} kB", bytes / 1000.0);
     let beside = format!(
         "of it, both ends of the agent connection: {}",

@@ -89,7 +89,7 @@ impl Bench {
         let options = Options {
             codecs: Codecs::JSON_RPC,
             limits: Limits::in_process(),
-            ..Options::default()
+            ..Options::client()
         };
         Ok((
             id,
@@ -112,7 +112,7 @@ impl Bench {
         let asked = json!({"session_id": session, "program": {"argv": ["/bin/true"]}, "cwd": "/tmp", "retain_ms": 0,
             "attach": {"view": "bytes"}});
         let (sender, mut chunks) = mpsc::channel(4);
-        let caller = Caller::local();
+        let caller = Caller::Local;
         let asked = serde_json::from_value(asked)?;
         let running = self.runtime.start_command(&caller, asked, Some(sender));
         let reading = async { while chunks.recv().await.is_some() {} };
@@ -126,7 +126,7 @@ impl Bench {
     async fn exec(&self, session: &str) -> Result<()> {
         let asked: BoxExecParams =
             serde_json::from_value(json!({"spec": {"session_id": session, "cmd": "true"}}))?;
-        let result = self.runtime.exec(&Caller::local(), asked).await?;
+        let result = self.runtime.exec(&Caller::Local, asked).await?;
         ensure!(result.exit_code == Some(0), "{result:?}");
         Ok(())
     }
@@ -134,7 +134,7 @@ impl Bench {
     async fn delete(&self, session: &str) -> Result<()> {
         let asked: BoxDeleteParams =
             serde_json::from_value(json!({"session_id": session, "force": true}))?;
-        self.runtime.delete(&Caller::local(), asked).await?;
+        self.runtime.delete(&Caller::Local, asked).await?;
         Ok(())
     }
 

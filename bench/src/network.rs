@@ -141,7 +141,7 @@ impl Bench {
         let spec = json!({"session_id": "bench", "network": network, "cmd": format!("{PLACE}/{name} {cmd}"), "timeout_sec": 120,
             "cpus": 4.0, "extra_mounts": [{"host_path": directory, "mount_path": PLACE, "mode": "ro"}]});
         let asked: BoxExecParams = serde_json::from_value(json!({ "spec": spec }))?;
-        let ran = self.runtime.exec(&Caller::local(), asked).await?;
+        let ran = self.runtime.exec(&Caller::Local, asked).await?;
         ensure!(ran.exit_code == Some(0), "{ran:?}");
         Ok(ran.stdout)
     }
@@ -209,11 +209,11 @@ impl Bench {
         let since = Instant::now();
         let spec = SpecDraft::new("start").network(network).cmd("true");
         let asked: BoxExecParams = serde_json::from_value(json!({ "spec": spec }))?;
-        let ran = self.runtime.exec(&Caller::local(), asked).await?;
+        let ran = self.runtime.exec(&Caller::Local, asked).await?;
         let took = since.elapsed().as_secs_f64() * 1e6;
         ensure!(ran.exit_code == Some(0), "{ran:?}");
         let delete = serde_json::from_value(json!({"session_id": "start", "force": true}))?;
-        self.runtime.delete(&Caller::local(), delete).await?;
+        self.runtime.delete(&Caller::Local, delete).await?;
         Ok(took)
     }
 }

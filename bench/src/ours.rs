@@ -5,7 +5,9 @@
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
-use box_rpc::{Action, Call, Handle, Limits, Never, Options, Peer, Router, RpcError, Session};
+use box_rpc::{
+    Action, Call, Caller, Handle, Limits, Never, Options, Peer, Router, RpcError, Session,
+};
 use box_transports::{ConnectOptions, Endpoint, ListenOptions, queue, server::Server};
 
 use crate::{contestant::Client, payload::Payload, process};
@@ -69,7 +71,7 @@ fn options() -> Options {
     limits.in_flight = 4096;
     Options {
         limits,
-        ..Options::default()
+        ..Options::new(Caller::Local)
     }
 }
 

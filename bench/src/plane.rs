@@ -15,7 +15,7 @@ use box_protocol::actions::{
     FileWriteParams, ShellCreate, ShellRun,
 };
 use box_protocol::{Blob, UploadId};
-use box_rpc::{Action, Options, Peer, Router, Session};
+use box_rpc::{Action, Caller, Options, Peer, Router, Session};
 use box_runtime::native::{NativeBackend, NativeConfig};
 use box_runtime::{BoxRuntime, RuntimeConfig};
 use box_transports::server::Server;
@@ -79,7 +79,7 @@ fn serve(endpoint: &Endpoint, ready: &mpsc::Sender<()>) -> Result<()> {
         config.cgroup_parent = format!("box-bench-{}", std::process::id());
         let runtime = BoxRuntime::start(RuntimeConfig::with(NativeBackend::new(config)));
         let listener = endpoint.listen(&ListenOptions::default()).await?;
-        let _server = Server::start(listener, runtime.router(), |_| Options::default());
+        let _server = Server::start(listener, runtime.router(), |_| Options::new(Caller::Local));
         ready.send(())?;
         std::future::pending().await
     })
@@ -102,7 +102,7 @@ impl Bench {
         std::thread::spawn(move || serve(&served, &ready));
         listens.recv().context("the runtime did not start")?;
         let connection = endpoint.connect(&ConnectOptions::default()).await?;
-        let client = Session::start_boxed(connection, Router::empty(), Options::default());
+        let client = Session::start_boxed(connection, Router::empty(), Options::client());
         let bench = Self {
             peer: client.peer(),
             place,

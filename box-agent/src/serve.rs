@@ -6,7 +6,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::time::Duration;
 
-use box_rpc::{Codecs, Limits, Options, Router, Session};
+use box_rpc::{Caller, Codecs, Limits, Options, Router, Session};
 use box_sys::Init;
 use box_transports::unix;
 use rustix::fs::FileType;
@@ -200,7 +200,7 @@ fn session(stream: tokio::net::UnixStream, router: Router) -> Session {
     let options = Options {
         codecs: Codecs::JSON_RPC,
         limits,
-        ..Options::default()
+        ..Options::new(Caller::Local)
     };
     Session::start(unix::over(stream, &options.limits), router, options)
 }

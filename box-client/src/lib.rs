@@ -35,7 +35,7 @@
 //! let endpoint: Endpoint = "queue:boxes".parse()?;
 //! let runtime = BoxRuntime::start(RuntimeConfig::with(FakeBackend::new()));
 //! let listener = endpoint.listen(&ListenOptions::default()).await?;
-//! let _server = Server::start(listener, runtime.router(), |_| box_rpc::Options::default());
+//! let _server = Server::start(listener, runtime.router(), |_| box_rpc::Options::new(box_rpc::Caller::Local));
 //!
 //! let client = BoxClient::connect(endpoint, ClientOptions::default()).await?;
 //! let ran = client.exec(SpecDraft::new("job-1").cmd("echo hello")).await?;

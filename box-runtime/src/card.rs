@@ -12,9 +12,10 @@ use tokio::sync::{Notify, watch};
 use uuid::Uuid;
 
 use crate::backend::{Backend, Facts};
-use crate::caller::Caller;
+use crate::caller::Rights as _;
 use crate::door::Door;
 use crate::keeping::Keeping;
+use box_rpc::Caller;
 
 /// A session's card: written by its actor and by the table, read by `get` and `list`. The lock is held
 /// for a few loads and stores, never across a wait.

@@ -17,7 +17,6 @@ use futures::StreamExt as _;
 use tokio::sync::mpsc;
 use uuid::Uuid;
 
-use crate::caller::Caller;
 use crate::data_plane::ask;
 use crate::door::Inside;
 use crate::env_file::environment;
@@ -26,6 +25,7 @@ use crate::order::Queued;
 use crate::retell::{Retelling, Told};
 use crate::runtime::BoxRuntime;
 use crate::session::{agents_error, nonsense};
+use box_rpc::Caller;
 
 /// The longest list of commands there is, about what a message holds. Lists by role or of what runs are shorter.
 const LIST_BYTES: usize = 12 << 20;
@@ -419,7 +419,7 @@ impl Handle<CommandStart> for BoxRuntime {
         params: CommandStartParams,
         call: Call<CommandStart>,
     ) -> Result<CommandStartResult, BoxError> {
-        let caller = Caller::of(&call);
+        let caller = call.caller();
         streamed(call, |chunks| self.start_command(&caller, params, chunks)).await
     }
 }
@@ -430,7 +430,7 @@ impl Handle<CommandAttach> for BoxRuntime {
         mut params: CommandAttachParams,
         mut call: Call<CommandAttach>,
     ) -> Result<CommandAttachResult, BoxError> {
-        let caller = Caller::of(&call);
+        let caller = call.caller();
         if call.chunks().is_none() {
             if params.until.bytes.is_some() {
                 let rule = "is counted in chunks; send credit";

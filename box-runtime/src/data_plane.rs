@@ -12,12 +12,12 @@ use box_rpc::{Action, Call, Empty, Handle, Never};
 use futures::StreamExt as _;
 use tokio::sync::mpsc;
 
-use crate::caller::Caller;
 use crate::door::{Inside, Purpose};
 use crate::handlers::forwarded;
 use crate::order::Queued;
 use crate::runtime::BoxRuntime;
 use crate::session::{agents_error, nonsense};
+use box_rpc::Caller;
 
 /// Chunks of an agent that may wait here, for each call.
 const CREDIT: u32 = 8;
@@ -200,7 +200,7 @@ macro_rules! data_plane {
                 params: <$plain as Action>::Params,
                 call: Call<$plain>,
             ) -> Result<<$plain as Action>::Result, BoxError> {
-                self.forward::<$plain>(&Caller::of(&call), &params).await
+                self.forward::<$plain>(&call.caller(), &params).await
             }
         })*
 
@@ -210,7 +210,7 @@ macro_rules! data_plane {
                 params: <$streamed as Action>::Params,
                 mut call: Call<$streamed>,
             ) -> Result<<$streamed as Action>::Result, BoxError> {
-                let caller = Caller::of(&call);
+                let caller = call.caller();
                 if call.chunks().is_none() {
                     return self.forward::<$streamed>(&caller, &params).await;
                 }

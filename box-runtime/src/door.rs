@@ -12,10 +12,10 @@ use box_rpc::Peer;
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tokio::time::{Instant, timeout};
 
-use crate::caller::Caller;
 use crate::card::{Card, Place};
 use crate::spool::{Slot, Spool};
 use crate::trail::Trail;
+use box_rpc::Caller;
 
 /// Calls that may be inside one box at once. Less than an agent takes, so that an exec always finds room.
 pub(crate) const CALLS_INSIDE: usize = 192;
@@ -215,7 +215,7 @@ impl Inside {
                 return Ok(Self {
                     card,
                     purpose,
-                    caller: Arc::clone(&caller.name),
+                    caller: caller.name(),
                     agent: agent.peer,
                     trail: agent.trail,
                     spool: agent.spool,

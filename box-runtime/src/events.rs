@@ -8,10 +8,11 @@ use box_protocol::{BoxError, UnixMs};
 use box_rpc::{Call, Handle};
 use tokio::sync::{mpsc, watch};
 
-use crate::caller::Caller;
+use crate::caller::Rights as _;
 use crate::card::Card;
 use crate::handlers::streamed;
 use crate::runtime::BoxRuntime;
+use box_rpc::Caller;
 
 /// Events that are kept of each owner. The oldest go first.
 const KEPT: usize = 4096;
@@ -53,7 +54,7 @@ struct Kept {
 impl Kept {
     /// Its number, for this caller.
     fn seq(&self, caller: &Caller) -> u64 {
-        if caller.sees_all {
+        if caller.sees_all() {
             self.of_all
         } else {
             self.event.seq
@@ -125,10 +126,10 @@ impl Events {
 
     /// The number of the last event there is, for this caller.
     fn last(&self, told: &Told, caller: &Caller) -> u64 {
-        if caller.sees_all {
+        if caller.sees_all() {
             return *self.last.borrow();
         }
-        let count = told.rows.get(&caller.name).map_or(0, |row| row.count);
+        let count = told.rows.get(&caller.name()).map_or(0, |row| row.count);
         self.first + count
     }
 
@@ -205,7 +206,7 @@ impl Handle<BoxEvents> for BoxRuntime {
         params: BoxEventsParams,
         call: Call<BoxEvents>,
     ) -> Result<BoxEventsResult, BoxError> {
-        let caller = Caller::of(&call);
+        let caller = call.caller();
         streamed(call, |chunks| self.events(&caller, params, chunks)).await
     }
 }
@@ -237,7 +238,7 @@ mod tests {
         let (sender, mut chunks) = mpsc::channel(1);
         let follower = runtime.clone();
         let following = tokio::spawn(async move {
-            let alice = Caller::named("alice");
+            let alice = Caller::token("alice");
             follower
                 .events(&alice, asked(None, true), Some(sender))
                 .await
@@ -293,7 +294,7 @@ mod tests {
     async fn what_happens_to_others_shows_in_no_number() {
         let runtime = BoxRuntime::start(RuntimeConfig::new(Vec::new()));
         let (hers, his) = (card("alice", "box"), card("bob", "box"));
-        let (alice, local) = (Caller::named("alice"), Caller::local());
+        let (alice, local) = (Caller::token("alice"), Caller::Local);
         let events = &runtime.shared().events;
         events.tell(&hers, "started", "");
         let (first, next) = found(&runtime, &alice, None).await;
@@ -320,7 +321,7 @@ mod tests {
         let card = card("alice", "a");
         let events = &runtime.shared().events;
         events.tell(&card, "started", "");
-        let alice = Caller::named("alice");
+        let alice = Caller::token("alice");
         let (all, _) = found(&runtime, &alice, Some(u64::MAX)).await;
         assert_eq!(all.len(), 1);
     }
@@ -342,7 +343,7 @@ mod tests {
             (None, 0),
         ] {
             let (sender, mut chunks) = mpsc::channel(2 * KEPT);
-            let alice = Caller::named("alice");
+            let alice = Caller::token("alice");
             let asked = asked(asked_after, false);
             runtime.events(&alice, asked, Some(sender)).await.unwrap();
             assert_eq!(chunks.recv().await.unwrap().lost, lost, "{asked_after:?}");

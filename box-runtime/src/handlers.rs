@@ -19,7 +19,6 @@ use box_rpc::{Action, Call, Empty, Handle, Router, contract};
 use futures::future::Either;
 use tokio::sync::mpsc;
 
-use crate::caller::Caller;
 use crate::runtime::BoxRuntime;
 
 /// Chunks between a session and the connection that wants them.
@@ -56,7 +55,7 @@ impl Handle<BoxGet> for BoxRuntime {
         params: BoxGetParams,
         call: Call<BoxGet>,
     ) -> Result<BoxGetResult, BoxError> {
-        let (caller, id) = (Caller::of(&call), &params.session_id);
+        let (caller, id) = (call.caller(), &params.session_id);
         let guest = if params.guest {
             Some(self.guest(&caller, id).await?)
         } else {
@@ -73,7 +72,7 @@ impl Handle<BoxList> for BoxRuntime {
         params: BoxListParams,
         call: Call<BoxList>,
     ) -> Result<BoxListResult, BoxError> {
-        self.list(&Caller::of(&call), &params).await
+        self.list(&call.caller(), &params).await
     }
 }
 
@@ -83,7 +82,7 @@ impl Handle<SystemStatus> for BoxRuntime {
         _: Empty,
         call: Call<SystemStatus>,
     ) -> Result<SystemStatusResult, BoxError> {
-        self.status(&Caller::of(&call)).await
+        self.status(&call.caller()).await
     }
 }
 
@@ -92,7 +91,7 @@ macro_rules! plain {
     ($($action:ty: $method:ident($params:ty) -> $result:ty;)*) => {$(
         impl Handle<$action> for BoxRuntime {
             async fn handle(&self, params: $params, call: Call<$action>) -> Result<$result, BoxError> {
-                self.$method(&Caller::of(&call), params).await
+                self.$method(&call.caller(), params).await
             }
         }
     )*};
@@ -115,7 +114,7 @@ impl Handle<BoxExec> for BoxRuntime {
         params: BoxExecParams,
         mut call: Call<BoxExec>,
     ) -> impl Future<Output = Result<BoxExecutionResult, BoxError>> + Send {
-        let caller = Caller::of(&call);
+        let caller = call.caller();
         let streams = params.attach.is_some() && call.chunks().is_some();
         if streams {
             let exec = move |chunks| self.exec_streamed(&caller, params, chunks);

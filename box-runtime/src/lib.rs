@@ -63,7 +63,7 @@ pub use backend::{
     AdoptedBox, Availability, Backend, Capabilities, Diagnosis, Difference, Facts, Feature, Reach,
     Readable, StartRequest, StartedBox,
 };
-pub use caller::Caller;
+pub use box_rpc::Caller;
 pub use config::RuntimeConfig;
 pub use data_plane::DataPlane;
 pub use handlers::Served;

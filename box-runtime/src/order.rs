@@ -7,8 +7,8 @@ use box_protocol::SessionId;
 use box_protocol::actions::{OrderKey, Ordered};
 use box_rpc::{Turn, Turns};
 
-use crate::caller::Caller;
 use crate::runtime::BoxRuntime;
+use box_rpc::Caller;
 
 /// Something in a box of one caller.
 type Key = (Arc<str>, SessionId, OrderKey);
@@ -43,7 +43,7 @@ impl BoxRuntime {
             return Queued(None);
         }
         let keys = names.into_iter();
-        let keys = keys.map(|named| (Arc::clone(&caller.name), id.clone(), named));
+        let keys = keys.map(|named| (caller.name(), id.clone(), named));
         Queued(Some(self.shared().orders.take(keys)))
     }
 }

@@ -17,7 +17,6 @@ use box_rpc::Router;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
-use crate::caller::Caller;
 use crate::card::Card;
 use crate::config::RuntimeConfig;
 use crate::ends::Ends;
@@ -28,6 +27,7 @@ use crate::session::{
     Create, Delete, Exec, Mount, OUTPUT_BYTES, Shared, Streaming, Transition, Work,
 };
 use crate::table::{Ask, Count, Stage, Table};
+use box_rpc::Caller;
 
 /// Calls that may wait for the table, which waits for nobody.
 const TABLE_MAILBOX: usize = 1024;
@@ -48,6 +48,8 @@ pub struct BoxRuntime {
     table: mpsc::Sender<Ask>,
     shared: Arc<Shared>,
     exited: watch::Receiver<bool>,
+    /// The most boxes that a caller of this handle may have.
+    max_boxes: Option<usize>,
 }
 
 impl fmt::Debug for BoxRuntime {
@@ -77,6 +79,16 @@ impl BoxRuntime {
             table,
             shared,
             exited,
+            max_boxes: None,
+        }
+    }
+
+    /// A handle to the same runtime whose callers may have at most so many boxes each, beside
+    /// [`RuntimeConfig::max_sessions_per_caller`].
+    pub fn with_max_boxes(&self, boxes: usize) -> Self {
+        Self {
+            max_boxes: Some(boxes),
+            ..self.clone()
         }
     }
 
@@ -90,6 +102,7 @@ impl BoxRuntime {
         let (reply, answer) = oneshot::channel();
         let create = Create {
             caller: caller.clone(),
+            max_boxes: self.max_boxes,
             spec,
             must_be_new: params.if_exists == IfExists::Fail,
             reply,
@@ -105,7 +118,7 @@ impl BoxRuntime {
         caller: &Caller,
         params: BoxExecParams,
     ) -> impl Future<Output = Result<BoxExecutionResult, BoxError>> + Send + use<> {
-        self.run(prepared(caller, params, None))
+        self.run(prepared(caller, self.max_boxes, params, None))
     }
 
     /// As [`exec`](Self::exec), with the output as chunks while the command runs, in the view
@@ -119,7 +132,12 @@ impl BoxRuntime {
     ) -> impl Future<Output = Result<BoxExecutionResult, BoxError>> + Send + use<> {
         let AttachOptions { view, until } = params.attach.take().unwrap_or_default();
         self.run(if until == Until::default() {
-            prepared(caller, params, Some(Streaming { view, chunks }))
+            prepared(
+                caller,
+                self.max_boxes,
+                params,
+                Some(Streaming { view, chunks }),
+            )
         } else {
             Err(unsupported("attach.until", "an exec is read to its end"))
         })
@@ -374,6 +392,7 @@ type Answer = oneshot::Receiver<Result<BoxExecutionResult, BoxError>>;
 
 fn prepared(
     caller: &Caller,
+    max_boxes: Option<usize>,
     params: BoxExecParams,
     output: Option<Streaming>,
 ) -> Result<(Work, Answer), BoxError> {
@@ -382,6 +401,7 @@ fn prepared(
     let (reply, answer) = oneshot::channel();
     let exec = Exec {
         caller: caller.clone(),
+        max_boxes,
         spec,
         on_timeout: params.on_timeout,
         on_disconnect: params.on_disconnect,

@@ -11,7 +11,6 @@ use box_rpc::{Call, Handle};
 use tokio::sync::mpsc;
 use uuid::Uuid;
 
-use crate::caller::Caller;
 use crate::commands::{DEFAULT_CWD, id_or_new};
 use crate::data_plane::ask;
 use crate::door::Inside;
@@ -19,6 +18,7 @@ use crate::env_file::environment;
 use crate::handlers::{plain, streamed};
 use crate::runtime::BoxRuntime;
 use crate::session::nonsense;
+use box_rpc::Caller;
 
 impl BoxRuntime {
     /// Makes a shell, or finds the one that has its id.
@@ -119,7 +119,7 @@ impl Handle<ShellRun> for BoxRuntime {
         params: ShellRunParams,
         call: Call<ShellRun>,
     ) -> Result<CommandStartResult, BoxError> {
-        let caller = Caller::of(&call);
+        let caller = call.caller();
         streamed(call, |chunks| self.run_in_shell(&caller, params, chunks)).await
     }
 }

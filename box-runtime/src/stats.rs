@@ -8,10 +8,10 @@ use box_rpc::{Call, Empty, Handle, Peer};
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, timeout};
 
-use crate::caller::Caller;
 use crate::card::Card;
 use crate::handlers::streamed;
 use crate::runtime::BoxRuntime;
+use box_rpc::Caller;
 
 /// How long an agent may count. The other figures do not need it.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -86,7 +86,7 @@ impl Handle<BoxStats> for BoxRuntime {
         params: BoxStatsParams,
         call: Call<BoxStats>,
     ) -> Result<BoxStatsResult, BoxError> {
-        let caller = Caller::of(&call);
+        let caller = call.caller();
         streamed(call, |chunks| self.stats(&caller, params, chunks)).await
     }
 }

@@ -19,9 +19,10 @@ use tokio::time::{Instant, sleep_until};
 use self::closing::{Closings, End};
 use self::entry::Entry;
 use crate::adoption::unreachable;
-use crate::caller::Caller;
+use crate::caller::Rights as _;
 use crate::card::Card;
 use crate::session::{self, Begin, Shared, Work};
+use box_rpc::Caller;
 
 /// The most bytes of configuration that are kept for one caller.
 const CONFIGURATION_BYTES: usize = 256 * 1024;
@@ -159,7 +160,7 @@ impl Table {
                 let _ = reply.send(self.seen_by(&caller).map(Arc::clone).collect());
             }
             Ask::Count { caller, reply } => {
-                let seen = if caller.sees_all {
+                let seen = if caller.sees_all() {
                     self.entries.len()
                 } else {
                     self.seen_by(&caller).count()
@@ -206,16 +207,16 @@ impl Table {
         let found = self.key_of(id, caller);
         found
             .and_then(|key| self.entries.get(&key))
-            .ok_or_else(|| self.shared.ends.not_found(&caller.name, id))
+            .ok_or_else(|| self.shared.ends.not_found(&caller.name(), id))
     }
 
     /// Which box a caller means: its own of this id, or another owner's by the name it has for callers who see all.
     fn key_of(&self, id: &SessionId, caller: &Caller) -> Option<Key> {
-        let own = (Arc::clone(&caller.name), id.clone());
+        let own = (caller.name(), id.clone());
         if self.entries.contains_key(&own) {
             return Some(own);
         }
-        let mut others = self.entries.iter().filter(|_| caller.sees_all);
+        let mut others = self.entries.iter().filter(|_| caller.sees_all());
         let named = others.find(|(_, entry)| entry.card.is_called(id));
         named.map(|(key, _)| key.clone())
     }
@@ -239,25 +240,25 @@ impl Table {
     /// Whether a call may go to its session, which is there if it has a key.
     fn admit(&self, work: &Work, key: Option<&Key>) -> Result<(), BoxError> {
         let (id, caller) = work.subject();
-        if self.is_closing_for(&caller.name) {
+        if self.is_closing_for(&caller.name()) {
             return Err(shutting_down());
         }
         if key.is_some() {
             return may_find_one(work, id);
         }
         let Some(spec) = work.spec() else {
-            return Err(self.shared.ends.not_found(&caller.name, id));
+            return Err(self.shared.ends.not_found(&caller.name(), id));
         };
-        self.has_room(caller)?;
+        self.has_room(caller, work.max_boxes())?;
         if let Some(name) = &spec.name {
             let world = spec.world.unwrap_or_default();
-            self.name_is_free(&(Arc::clone(&caller.name), world, name.clone()))?;
+            self.name_is_free(&(caller.name(), world, name.clone()))?;
         }
         Ok(())
     }
 
     /// Whether there may be another box, and another of this caller.
-    fn has_room(&self, caller: &Caller) -> Result<(), BoxError> {
+    fn has_room(&self, caller: &Caller, max_boxes: Option<usize>) -> Result<(), BoxError> {
         let config = &self.shared.config;
         let full = |name: &str, limit: usize| {
             let message = format!("Box session capacity reached ({limit})");
@@ -270,10 +271,13 @@ impl Table {
         if self.entries.len() >= config.max_sessions {
             return Err(full("max_sessions", config.max_sessions));
         }
-        let per_caller = config.max_sessions_per_caller.filter(|_| !caller.sees_all);
-        if let Some(limit) = caller.max_sessions.into_iter().chain(per_caller).min() {
+        let per_caller = config
+            .max_sessions_per_caller
+            .filter(|_| !caller.sees_all());
+        if let Some(limit) = max_boxes.into_iter().chain(per_caller).min() {
             let owners = self.entries.values().map(|entry| &entry.card.owner);
-            if owners.filter(|owner| **owner == caller.name).count() >= limit {
+            let name = caller.name();
+            if owners.filter(|owner| **owner == name).count() >= limit {
                 return Err(full("max_sessions_per_caller", limit));
             }
         }
@@ -295,7 +299,7 @@ impl Table {
         let ((_, caller), Some(spec)) = (work.subject(), work.spec()) else {
             return;
         };
-        let card = Arc::new(Card::new(Arc::clone(&caller.name), spec));
+        let card = Arc::new(Card::new(caller.name(), spec));
         self.enter(card, Begin::With(vec![work]));
     }
 
@@ -406,10 +410,7 @@ impl Table {
     }
 
     fn configure(&mut self, caller: &Caller, members: Map<String, Value>) -> Result<(), BoxError> {
-        let kept = self
-            .configuration
-            .entry(Arc::clone(&caller.name))
-            .or_default();
+        let kept = self.configuration.entry(caller.name()).or_default();
         let mut merged = kept.clone();
         merged.extend(members);
         let size = serde_json::to_string(&merged).map_or(usize::MAX, |text| text.len());
@@ -438,7 +439,7 @@ impl Table {
         until: Instant,
         reply: oneshot::Sender<Result<SystemShutdownResult, BoxError>>,
     ) {
-        if exit && !caller.sees_all {
+        if exit && !caller.sees_all() {
             let refused = BoxError::denied("only a local caller may end the server");
             return drop(reply.send(Err(refused)));
         }
@@ -502,7 +503,7 @@ impl Table {
         let mut lane = Vec::new();
         for work in left.into_iter().chain(waiting) {
             let caller = work.subject().1;
-            let admitted = if *caller.name != *card.owner {
+            let admitted = if *caller.name() != *card.owner {
                 // It meant somebody else's box, which is gone; a new one would be its own.
                 Err(self.shared.ends.not_found(&card.owner, id))
             } else if lane.is_empty() {

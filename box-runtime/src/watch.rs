@@ -7,10 +7,10 @@ use box_protocol::{BoxError, Program, Role};
 use box_rpc::{Call, Handle};
 use tokio::sync::mpsc;
 
-use crate::caller::Caller;
 use crate::commands::id_or_new;
 use crate::handlers::streamed;
 use crate::runtime::BoxRuntime;
+use box_rpc::Caller;
 
 impl BoxRuntime {
     /// Watches files, or finds the watch that has this id. With a place for chunks and `attach` it stays until the reading ends;
@@ -50,7 +50,7 @@ impl Handle<FileWatch> for BoxRuntime {
         params: FileWatchParams,
         call: Call<FileWatch>,
     ) -> Result<CommandStartResult, BoxError> {
-        let caller = Caller::of(&call);
+        let caller = call.caller();
         streamed(call, |chunks| self.watch_files(&caller, params, chunks)).await
     }
 }

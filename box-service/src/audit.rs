@@ -1,9 +1,8 @@
 //! The trail of decisions: one line each, for whoever keeps the log. No values of variables, and
 //! command texts only where configuration asks for them.
 
-use std::sync::Arc;
-
 use box_protocol::{BoxError, BoxExecutionResult, Env};
+use box_rpc::Caller;
 
 use crate::policy::Decision;
 
@@ -12,7 +11,7 @@ use crate::policy::Decision;
 pub(crate) struct Origin {
     pub(crate) query_id: Option<String>,
     /// The owner of what comes of it.
-    pub(crate) caller: Arc<str>,
+    pub(crate) caller: Caller,
 }
 
 /// A request was allowed, as this.
@@ -21,7 +20,7 @@ pub(crate) fn allowed(action: &str, origin: &Origin, decision: &Decision, log_co
     tracing::info!(
         target: "box_service::audit",
         action,
-        caller = &*origin.caller,
+        caller = &*origin.caller.name(),
         query_id = origin.query_id.as_deref(),
         session_id = spec.session_id.as_str(),
         image = spec.image.as_deref(),
@@ -43,7 +42,7 @@ pub(crate) fn failed(action: &str, origin: &Origin, error: &BoxError) {
     tracing::warn!(
         target: "box_service::audit",
         action,
-        caller = &*origin.caller,
+        caller = &*origin.caller.name(),
         query_id = origin.query_id.as_deref(),
         code = error.code().as_str(),
         reason = error.message(),
@@ -55,7 +54,7 @@ pub(crate) fn failed(action: &str, origin: &Origin, error: &BoxError) {
 pub(crate) fn finished(origin: &Origin, result: &BoxExecutionResult) {
     tracing::info!(
         target: "box_service::audit",
-        caller = &*origin.caller,
+        caller = &*origin.caller.name(),
         query_id = origin.query_id.as_deref(),
         session_id = result.session_id.as_str(),
         backend = result.backend_name,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use box_protocol::BoxError;
-use box_rpc::{Action, Call, Peer, Turn};
+use box_rpc::{Action, Call, Caller, Peer, Turn};
 use box_transports::link::{Link, Remote};
 use futures::StreamExt as _;
 use serde_json::value::RawValue;
@@ -61,7 +61,7 @@ impl RuntimeClient {
         &self,
         params: &A::Params,
         call: &mut Call<A>,
-        turn: Option<Turn<Arc<str>>>,
+        turn: Option<Turn<Caller>>,
     ) -> Result<A::Result, BoxError> {
         let peer = self.peer()?;
         let mut request = peer.request::<A>(params);

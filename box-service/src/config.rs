@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use box_protocol::{BoxError, BoxProfile};
+use box_rpc::Caller;
 use serde::{Deserialize, Deserializer};
 
-use crate::connector::LOCAL;
 use crate::paths;
 use crate::policy::Policy;
 use crate::quota::DEFAULT_MAX_WORKSPACE_ENTRIES;
@@ -157,7 +157,7 @@ impl ServiceConfig {
             policies.insert(name.clone(), policy);
         }
         if self.owner_mounts && self.shared_filesystem {
-            let owner = policies.entry(LOCAL.to_owned());
+            let owner = policies.entry(Caller::Local.name().to_string());
             owner.or_insert_with(|| all.clone()).owner_mounts = true;
         }
         Ok(policies)

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use box_protocol::{BoxError, Code};
-use box_rpc::{Limits, Options, Router, Session};
+use box_rpc::{Caller, Limits, Options, Router, Session};
 use box_transports::link::{Link, LinkOptions};
 use box_transports::{ConnectOptions, Endpoint, queue};
 use tokio::sync::watch;
@@ -24,19 +24,16 @@ const IN_PROCESS_CALLS: usize = 16 * 1024;
 /// Callers an in-process connector keeps connections for.
 const MAX_CALLERS: usize = 1024;
 
-/// The caller that needs no token: the service itself, and whoever it is linked into.
-pub const LOCAL: &str = "local";
-
 /// Makes the connection of a [`BoxService`](crate::BoxService) that was not given one.
 #[async_trait]
 pub trait Connector: fmt::Debug + Send + Sync + 'static {
-    /// A way to the runtime for the calls of one caller; [`LOCAL`] is the service itself. A box belongs
+    /// A way to the runtime for the calls of one caller; [`Caller::Local`] is the service itself. A box belongs
     /// to whoever made it, so where the runtime can be told who calls, each caller gets a connection
     /// of its own.
     ///
     /// Called for a new caller, and again when its last client [is over](RuntimeClient::is_over); never
     /// twice at once. Bounds its own time.
-    async fn connect(&self, caller: &str) -> Result<RuntimeClient, BoxError>;
+    async fn connect(&self, caller: &Caller) -> Result<RuntimeClient, BoxError>;
 
     /// Ends what [`connect`](Self::connect) started, also one that is under way, without waiting.
     /// Later calls of `connect` fail.
@@ -76,7 +73,7 @@ pub struct InProcess {
     router: Router,
     owns_runtime: bool,
     calls_per_caller: usize,
-    held: Mutex<Held<HashMap<Arc<str>, Pair>>>,
+    held: Mutex<Held<HashMap<Caller, Pair>>>,
 }
 
 /// Both ends of a connection.
@@ -99,7 +96,7 @@ impl InProcess {
     }
 
     /// Lets a caller, over however many connections it comes, have so many calls at once, and as many streams. Beyond:
-    /// `overloaded`. [`LOCAL`] has no such limit.
+    /// `overloaded`. [`Caller::Local`] has no such limit.
     pub fn calls_per_caller(mut self, calls: usize) -> Self {
         self.calls_per_caller = calls.clamp(1, IN_PROCESS_CALLS);
         self
@@ -114,8 +111,7 @@ impl InProcess {
 
 #[async_trait]
 impl Connector for InProcess {
-    async fn connect(&self, caller: &str) -> Result<RuntimeClient, BoxError> {
-        let caller: Arc<str> = caller.into();
+    async fn connect(&self, caller: &Caller) -> Result<RuntimeClient, BoxError> {
         let mut held = lock(&self.held);
         if let Held::Nothing = *held {
             *held = Held::Connection(HashMap::new());
@@ -134,7 +130,7 @@ impl Connector for InProcess {
             ));
         }
         let mut limits = Limits::in_process();
-        let calls = if &*caller == LOCAL {
+        let calls = if *caller == Caller::Local {
             IN_PROCESS_CALLS
         } else {
             self.calls_per_caller
@@ -143,14 +139,13 @@ impl Connector for InProcess {
         limits.open_streams = calls;
         let options = |caller| Options {
             limits: limits.clone(),
-            caller,
-            ..Options::default()
+            ..Options::new(caller)
         };
         let (near, far) = queue::pair(QUEUE_MESSAGES);
-        let far = Session::start(far, self.router.clone(), options(Some(Arc::clone(&caller))));
-        let near = Session::start(near, Router::empty(), options(None));
+        let far = Session::start(far, self.router.clone(), options(caller.clone()));
+        let near = Session::start(near, Router::empty(), options(Caller::Anonymous));
         let client = near.peer().into();
-        pairs.insert(caller, Pair { near, far });
+        pairs.insert(caller.clone(), Pair { near, far });
         Ok(client)
     }
 
@@ -230,7 +225,7 @@ impl EndpointLink {
 
 #[async_trait]
 impl Connector for EndpointLink {
-    async fn connect(&self, _caller: &str) -> Result<RuntimeClient, BoxError> {
+    async fn connect(&self, _caller: &Caller) -> Result<RuntimeClient, BoxError> {
         let mut over = self.over.subscribe();
         let (link, new) = self.link()?;
         if new {
@@ -282,10 +277,10 @@ mod tests {
     #[tokio::test]
     async fn nothing_is_connected_after_dispose() {
         let connector = InProcess::new(Router::empty());
-        let client = connector.connect(LOCAL).await.unwrap();
+        let client = connector.connect(&Caller::Local).await.unwrap();
         assert!(!client.is_over());
         connector.dispose();
-        assert!(connector.connect(LOCAL).await.is_err());
+        assert!(connector.connect(&Caller::Local).await.is_err());
         let waited = async {
             while !client.is_over() {
                 tokio::task::yield_now().await;
@@ -315,15 +310,15 @@ mod tests {
             .on::<SystemHealth>()
             .build();
         let connector = InProcess::new(router).calls_per_caller(2);
-        let outcome = async |caller: &str| {
-            let client = connector.connect(caller).await.unwrap();
+        let outcome = async |caller: Caller| {
+            let client = connector.connect(&caller).await.unwrap();
             let call =
                 || client.call_within::<SystemHealth>(&box_rpc::Empty {}, Duration::from_secs(1));
             let (_, _, third) = tokio::join!(call(), call(), call());
             third.unwrap_err().code()
         };
-        assert_eq!(outcome("ann").await, Code::Overloaded);
-        assert_eq!(outcome(LOCAL).await, Code::Timeout);
+        assert_eq!(outcome(Caller::token("ann")).await, Code::Overloaded);
+        assert_eq!(outcome(Caller::Local).await, Code::Timeout);
     }
 
     #[tokio::test(start_paused = true)]
@@ -337,7 +332,7 @@ mod tests {
         ));
         let connecting = tokio::spawn({
             let link = Arc::clone(&link);
-            async move { link.connect(LOCAL).await }
+            async move { link.connect(&Caller::Local).await }
         });
         tokio::task::yield_now().await;
         let before = tokio::time::Instant::now();

@@ -1,24 +1,24 @@
 //! The last errors, for people who ask what went wrong.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use box_protocol::actions::RecentError;
 use box_protocol::error::langbot_class;
 use box_protocol::{BoxError, UnixMs};
+use box_rpc::Caller;
 
 use crate::audit::Origin;
-use crate::connector::LOCAL;
 
 /// How many errors are remembered.
 pub const RECENT_ERRORS: usize = 50;
 
 /// The last [`RECENT_ERRORS`] errors, oldest first.
 #[derive(Debug, Default)]
-pub(crate) struct ErrorRing(Mutex<VecDeque<(Arc<str>, RecentError)>>);
+pub(crate) struct ErrorRing(Mutex<VecDeque<(Caller, RecentError)>>);
 
 impl ErrorRing {
-    fn errors(&self) -> MutexGuard<'_, VecDeque<(Arc<str>, RecentError)>> {
+    fn errors(&self) -> MutexGuard<'_, VecDeque<(Caller, RecentError)>> {
         // Nothing that could panic half way runs under the lock.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -35,15 +35,15 @@ impl ErrorRing {
         if errors.len() == RECENT_ERRORS {
             errors.pop_front();
         }
-        errors.push_back((Arc::clone(&origin.caller), error));
+        errors.push_back((origin.caller.clone(), error));
     }
 
-    /// A copy of those that are this caller's; [`LOCAL`] sees all.
-    pub(crate) fn seen_by(&self, caller: &str) -> Vec<RecentError> {
+    /// A copy of those that are this caller's; [`Caller::Local`] sees all.
+    pub(crate) fn seen_by(&self, caller: &Caller) -> Vec<RecentError> {
         let errors = self.errors();
         let seen = errors
             .iter()
-            .filter(|(owner, _)| caller == LOCAL || **owner == *caller);
+            .filter(|(owner, _)| *caller == Caller::Local || owner == caller);
         seen.map(|(_, error)| error.clone()).collect()
     }
 }
@@ -52,10 +52,10 @@ impl ErrorRing {
 mod tests {
     use super::*;
 
-    fn of(caller: &str, query_id: Option<u32>) -> Origin {
+    fn of(caller: Caller, query_id: Option<u32>) -> Origin {
         Origin {
             query_id: query_id.map(|id| id.to_string()),
-            caller: caller.into(),
+            caller,
         }
     }
 
@@ -65,10 +65,10 @@ mod tests {
         for number in 0..60 {
             ring.record(
                 &BoxError::unavailable("no backend"),
-                &of(LOCAL, Some(number)),
+                &of(Caller::Local, Some(number)),
             );
         }
-        let errors = ring.seen_by(LOCAL).into_iter();
+        let errors = ring.seen_by(&Caller::Local).into_iter();
         let ids: Vec<_> = errors.filter_map(|error| error.query_id).collect();
         let expected: Vec<_> = (10..60).map(|number| number.to_string()).collect();
         assert_eq!(ids, expected);
@@ -78,8 +78,8 @@ mod tests {
     fn the_class_is_langbots() {
         let ring = ErrorRing::default();
         let error = BoxError::validation("cpus must be greater than 0");
-        ring.record(&error, &of(LOCAL, None));
-        let error = ring.seen_by(LOCAL).remove(0);
+        ring.record(&error, &of(Caller::Local, None));
+        let error = ring.seen_by(&Caller::Local).remove(0);
         assert_eq!(error.class, "BoxValidationError");
         assert_eq!(error.message, "cpus must be greater than 0");
         assert_eq!(error.query_id, None);
@@ -89,15 +89,15 @@ mod tests {
     #[test]
     fn a_caller_sees_its_own() {
         let ring = ErrorRing::default();
-        for (number, caller) in (0..).zip(["alice", "bob", "alice"]) {
+        for (number, caller) in (0..).zip(["alice", "bob", "alice"].map(Caller::token)) {
             ring.record(&BoxError::conflict("no"), &of(caller, Some(number)));
         }
-        let seen = |caller| -> Vec<_> {
-            let errors = ring.seen_by(caller).into_iter();
+        let seen = |caller: Caller| -> Vec<_> {
+            let errors = ring.seen_by(&caller).into_iter();
             errors.filter_map(|error| error.query_id).collect()
         };
-        assert_eq!(seen("alice"), ["0", "2"]);
-        assert_eq!(seen("bob"), ["1"]);
-        assert_eq!(seen(LOCAL).len(), 3);
+        assert_eq!(seen(Caller::token("alice")), ["0", "2"]);
+        assert_eq!(seen(Caller::token("bob")), ["1"]);
+        assert_eq!(seen(Caller::Local).len(), 3);
     }
 }

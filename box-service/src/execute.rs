@@ -1,7 +1,5 @@
 //! From a request to a result: decide, count, run, count again, shorten.
 
-use std::sync::Arc;
-
 use box_protocol::actions::{
     BoxCreate, BoxCreateParams, BoxCreateResult, BoxDelete, BoxDeleteParams, BoxExec,
     BoxExecParams, BoxUpdate, BoxUpdateParams, IfExists, OnDisconnect, OnTimeout, SystemHealth,
@@ -10,12 +8,11 @@ use box_protocol::error::{Detail, Ended};
 use box_protocol::{
     BoxError, BoxExecutionResult, BoxSessionInfo, Code, Invalid, Lockable, SpecDraft, check_mounts,
 };
-use box_rpc::{Call, Empty};
+use box_rpc::{Call, Caller, Empty};
 use serde_json::{Map, Value};
 
 use crate::audit::{self, Origin};
 use crate::client::RuntimeClient;
-use crate::connector::LOCAL;
 use crate::paths;
 use crate::policy::{self, Decision, Facts, Policy};
 use crate::quota::{Moment, Quota};
@@ -212,14 +209,10 @@ impl BoxService {
 
     /// What policy makes of a request of this caller's, for a gateway that carries it out itself. Like every decision
     /// it goes on record.
-    pub async fn decided(
-        &self,
-        draft: SpecDraft,
-        caller: &Arc<str>,
-    ) -> Result<SpecDraft, BoxError> {
+    pub async fn decided(&self, draft: SpecDraft, caller: &Caller) -> Result<SpecDraft, BoxError> {
         let origin = Origin {
             query_id: None,
-            caller: Arc::clone(caller),
+            caller: caller.clone(),
         };
         let rules = self.rules();
         let outcome = self.decide(&rules, draft, &origin).await;
@@ -259,7 +252,7 @@ impl From<&Query> for Origin {
     fn from(query: &Query) -> Self {
         Self {
             query_id: query.query_id.clone(),
-            caller: LOCAL.into(),
+            caller: Caller::Local,
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 #[allow(clippy::wildcard_imports, reason = "the whole contract is served here")]
 use box_protocol::actions::*;
 use box_protocol::{Adjusted, BoxError, BoxExecutionResult, BoxSessionInfo};
-use box_rpc::{Action, Call, Empty, Handle, Never, Router, contract};
+use box_rpc::{Action, Call, Caller, Empty, Handle, Never, Router, contract};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
@@ -95,7 +95,7 @@ fn with_adjusted(result: &RawValue, adjusted: &Adjusted) -> Result<Text, BoxErro
 
 impl BoxService {
     /// Keeps the time of a command or of a run in a shell within the profile. What is no time is refused by the runtime.
-    fn bind_time(&self, caller: &str, params: &mut Value) -> Option<Adjusted> {
+    fn bind_time(&self, caller: &Caller, params: &mut Value) -> Option<Adjusted> {
         let params = params.as_object_mut()?;
         let asked = match params.get("timeout_ms") {
             None | Some(Value::Null) => None,
@@ -114,7 +114,7 @@ impl BoxService {
         A: Action,
     {
         let caller = call.caller();
-        let turn = self.0.turns.take([Arc::clone(&caller)]);
+        let turn = self.0.turns.take([caller.clone()]);
         let client = self.client_for(&caller).await?;
         turn.comes().await;
         client.forward(&params, &mut call, Some(turn)).await

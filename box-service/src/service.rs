@@ -12,12 +12,12 @@ use box_protocol::actions::{
     SystemShutdownParams, SystemStatus, SystemStatusResult,
 };
 use box_protocol::{BoxError, BoxProfile, BoxSessionInfo, SessionId};
-use box_rpc::{Empty, Turns};
+use box_rpc::{Caller, Empty, Turns};
 
 use crate::audit::{self, Origin};
 use crate::client::RuntimeClient;
 use crate::config::ServiceConfig;
-use crate::connector::{Connector, LOCAL};
+use crate::connector::Connector;
 use crate::errors::ErrorRing;
 use crate::paths;
 use crate::policy::Policy;
@@ -40,7 +40,7 @@ pub(crate) struct Inner {
     errors: ErrorRing,
     disposed: AtomicBool,
     /// The order in which calls of one caller are passed on.
-    pub(crate) turns: Turns<Arc<str>>,
+    pub(crate) turns: Turns<Caller>,
 }
 
 /// What the operator has said, and what follows.
@@ -67,8 +67,8 @@ impl Rules {
 
 impl Rules {
     /// What this caller's requests are decided by.
-    pub(crate) fn policy_for(&self, caller: &str) -> &Policy {
-        self.policies.get(caller).unwrap_or(&self.policy)
+    pub(crate) fn policy_for(&self, caller: &Caller) -> &Policy {
+        self.policies.get(&*caller.name()).unwrap_or(&self.policy)
     }
 
     /// Makes the default workspaces of all callers, unless boxes are off.
@@ -93,7 +93,7 @@ enum Runtime {
     Injected(RuntimeClient),
     Own {
         connector: Arc<dyn Connector>,
-        clients: Mutex<HashMap<Arc<str>, RuntimeClient>>,
+        clients: Mutex<HashMap<Caller, RuntimeClient>>,
         /// Held while connecting, so that many first calls connect once.
         connecting: tokio::sync::Mutex<()>,
     },
@@ -184,11 +184,11 @@ impl BoxService {
 
     /// The way to the runtime, connected first if that is this service's own task.
     pub async fn client(&self) -> Result<RuntimeClient, BoxError> {
-        self.client_for(LOCAL).await
+        self.client_for(&Caller::Local).await
     }
 
     /// The way to the runtime for the calls of this caller.
-    pub(crate) async fn client_for(&self, caller: &str) -> Result<RuntimeClient, BoxError> {
+    pub(crate) async fn client_for(&self, caller: &Caller) -> Result<RuntimeClient, BoxError> {
         if !self.rules().config.enabled {
             return Err(BoxError::unavailable("boxes are disabled by configuration"));
         }
@@ -197,9 +197,9 @@ impl BoxService {
             Runtime::Injected(_) => false,
             Runtime::Own { connector, .. } => connector.tells_callers_apart(),
         };
-        if caller != LOCAL && !apart {
+        if *caller != Caller::Local && !apart {
             return Err(BoxError::denied(
-                "this service's runtime cannot tell callers apart, so it serves none but its own",
+                "the remote runtime does not support per-caller identity; only local calls are allowed",
             ));
         }
         match &self.0.runtime {
@@ -223,7 +223,7 @@ impl BoxService {
                 let connected = connector.connect(caller).await?;
                 let mut clients = lock(clients);
                 clients.retain(|_, client| !client.is_over());
-                clients.insert(caller.into(), connected.clone());
+                clients.insert(caller.clone(), connected.clone());
                 drop(clients);
                 self.refuse_if_disposed()?;
                 Ok(connected)
@@ -240,11 +240,11 @@ impl BoxService {
 
     /// The runtime's status with the service's own; never fails.
     pub async fn status(&self) -> ServiceStatus {
-        self.status_for(LOCAL).await
+        self.status_for(&Caller::Local).await
     }
 
     /// The status as this caller may see it.
-    pub(crate) async fn status_for(&self, caller: &str) -> ServiceStatus {
+    pub(crate) async fn status_for(&self, caller: &Caller) -> ServiceStatus {
         let asked = async {
             let client = self.client_for(caller).await?;
             client
@@ -271,7 +271,7 @@ impl BoxService {
 
     /// The last errors of executions, oldest first; at most [`RECENT_ERRORS`](crate::RECENT_ERRORS).
     pub fn recent_errors(&self) -> Vec<RecentError> {
-        self.0.errors.seen_by(LOCAL)
+        self.0.errors.seen_by(&Caller::Local)
     }
 
     /// The boxes the runtime has.
@@ -325,9 +325,9 @@ impl BoxService {
                 let connector = Arc::clone(connector);
                 tasks.spawn(async move {
                     let end = async {
-                        let client = match clients.remove(LOCAL) {
+                        let client = match clients.remove(&Caller::Local) {
                             Some(client) => client,
-                            None => connector.connect(LOCAL).await?,
+                            None => connector.connect(&Caller::Local).await?,
                         };
                         shut_down(&client).await
                     };

@@ -75,10 +75,10 @@ async fn try_it(backend: Arc<dyn Backend>) -> anyhow::Result<Option<String>> {
     let boxes = BoxRuntime::start(RuntimeConfig::new(vec![backend]));
     let spec = box_protocol::SpecDraft::new("doctor").cmd("true");
     let asked: BoxExecParams = serde_json::from_value(serde_json::json!({ "spec": spec }))?;
-    let ran = boxes.exec(&Caller::local(), asked).await;
+    let ran = boxes.exec(&Caller::Local, asked).await;
     let all = serde_json::from_value(serde_json::json!({"exit": true}))?;
     boxes
-        .shutdown(&Caller::local(), all)
+        .shutdown(&Caller::Local, all)
         .await
         .context("deleting the test box")?;
     Ok(match ran {

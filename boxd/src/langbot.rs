@@ -7,6 +7,7 @@ use box_gateways::langbot::{
     CONFIG_VARIABLE, INSTANCE_VARIABLE, LangBot, PORT, SOFT_STORAGE_VARIABLE, Settings,
     TOKEN_CHARS, TOKEN_VARIABLE, is_instance,
 };
+use box_rpc::Caller;
 use serde_json::{Map, Value};
 
 use crate::config::{Config, Origin, Values};
@@ -36,13 +37,11 @@ pub(crate) fn tokens(token: &str) -> box_rpc::Tokens {
 }
 
 /// The owner of the boxes of a LangBot that started this process.
-pub(crate) fn owner(token: Option<&str>) -> Arc<str> {
-    if token.is_some() {
-        OWNER
-    } else {
-        crate::serve::LOOPBACK
+pub(crate) fn owner(token: Option<&str>) -> Caller {
+    match token {
+        Some(_) => Caller::token(OWNER),
+        None => Caller::Loopback,
     }
-    .into()
 }
 
 /// The only LangBot instance to serve, if one is set.
@@ -63,7 +62,7 @@ pub(crate) fn instance() -> Result<Option<String>> {
 pub(crate) fn start(
     config: &Config,
     boxes: &Boxes,
-    decides: Option<Arc<str>>,
+    decides: Option<Caller>,
     guarded: bool,
 ) -> Result<Arc<LangBot>> {
     // Never log the text, which may contain keys of other services.

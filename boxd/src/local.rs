@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use box_client::{BoxClient, ClientOptions, Endpoint};
+use box_rpc::{Caller, Options};
 use box_runtime::{Backend, BoxRuntime, RuntimeConfig};
 use box_service::connector::InProcess;
 use box_service::{BoxService, ServiceConfig};
@@ -76,7 +77,7 @@ impl Boxes {
         let endpoint: Endpoint = QUEUE.parse()?;
         let listener = endpoint.listen(&ListenOptions::default()).await?;
         let server = Server::start(listener, self.service.router(), |_| {
-            box_rpc::Options::default()
+            Options::new(Caller::Local)
         });
         let client = BoxClient::connect(endpoint, ClientOptions::default()).await?;
         Ok((client, server))

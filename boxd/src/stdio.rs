@@ -42,7 +42,7 @@ pub(crate) async fn run(asked: &StdioArguments) -> Result<ExitCode> {
     boxes.service.initialize().await?;
     let mut options = Options {
         limits,
-        ..Options::default()
+        ..Options::new(Caller::Local)
     };
     let (router, http) = if asked.langbot {
         let instance = instance
@@ -61,7 +61,7 @@ pub(crate) async fn run(asked: &StdioArguments) -> Result<ExitCode> {
         () = boxes.runtime.exit_asked() => session.close(Duration::from_secs(config.server.drain_sec)).await,
     }
     let all = SystemShutdownParams::default();
-    boxes.runtime.shutdown(&Caller::local(), all).await?;
+    boxes.runtime.shutdown(&Caller::Local, all).await?;
     if let Some(http) = http {
         http.close(Duration::ZERO, false).await;
     }
@@ -77,7 +77,7 @@ async fn for_langbot(
 ) -> Result<((Router, Arc<dyn ControlPolicy>), Option<Http>)> {
     let token = langbot::token()?;
     let owner = langbot::owner(token.as_deref());
-    let gateway: Arc<LangBot> = langbot::start(config, boxes, Some(Arc::clone(&owner)), true)?;
+    let gateway: Arc<LangBot> = langbot::start(config, boxes, Some(owner.clone()), true)?;
     let host = gateway.host(&owner, instance).context(INSTANCE_VARIABLE)?;
     let address = format!("127.0.0.1:{}", asked.ws_control_port);
     let tokens = token.as_deref().map(langbot::tokens);

@@ -12,6 +12,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
 use crate::action::{Action, Handle, Running};
+use crate::caller::Caller;
 use crate::codec::{CallId, Encoded, Ends, Meta, Payload};
 use crate::engine::Engine;
 use crate::error::{Code, Fault, RpcError};
@@ -43,8 +44,8 @@ impl<A: Action> Call<A> {
         &self.peer
     }
 
-    /// Who calls: the name of the token it said hello with, or what the transport knows.
-    pub fn caller(&self) -> Arc<str> {
+    /// The caller: by the token it said hello with, or as the transport knows it.
+    pub fn caller(&self) -> Caller {
         self.peer.caller()
     }
 

@@ -13,8 +13,8 @@ use tokio::sync::{Notify, watch};
 
 use crate::CloseReason;
 use crate::action::{Router, Running};
+use crate::caller::{Auth, Caller};
 use crate::codec::{CallId, Codec, Codecs, Control, ControlPolicy};
-use crate::hello::Gate;
 use crate::ledger::{Incoming, Outgoing};
 use crate::limits::Limits;
 use crate::outbox::{Closed, Kind, NotTaken, Outbox};
@@ -67,11 +67,10 @@ pub(crate) struct Engine {
     codecs: Codecs,
     codec: OnceLock<&'static dyn Codec>,
     control_policy: Option<Arc<dyn ControlPolicy>>,
-    gate: Gate,
+    auth: Auth,
     admitted: AtomicBool,
-    /// Who the peer is by its token, and who it is as far as the transport knows.
-    token_name: OnceLock<Arc<str>>,
-    transport_caller: Arc<str>,
+    /// The caller by its token, once it has said hello with one.
+    token: OnceLock<Caller>,
     /// Whether the peer is known to answer pings.
     answers_pings: AtomicBool,
     /// Whether the peer is known to be unable to answer for now.
@@ -107,8 +106,7 @@ impl Engine {
             limits,
             codecs,
             control_policy,
-            gate,
-            caller,
+            auth,
         } = options;
         Self {
             outbox: Outbox::new(limits.queue_slots, limits.control_queue),
@@ -122,10 +120,9 @@ impl Engine {
             codecs,
             codec: codecs.settled().map_or_else(OnceLock::new, OnceLock::from),
             control_policy,
-            admitted: AtomicBool::new(matches!(gate, Gate::Open)),
-            gate,
-            token_name: OnceLock::new(),
-            transport_caller: caller.unwrap_or_else(|| "local".into()),
+            admitted: AtomicBool::new(matches!(auth, Auth::Caller(_))),
+            auth,
+            token: OnceLock::new(),
             answers_pings: AtomicBool::new(codecs.settled().is_some()),
             silence_expected: AtomicBool::new(false),
             counters: Counters::default(),
@@ -158,8 +155,11 @@ impl Engine {
             && self.codec.get().is_some()
     }
 
-    pub(crate) fn caller(&self) -> Arc<str> {
-        Arc::clone(self.token_name.get().unwrap_or(&self.transport_caller))
+    pub(crate) fn caller(&self) -> Caller {
+        match &self.auth {
+            Auth::Caller(caller) => caller.clone(),
+            Auth::Tokens(_) => self.token.get().cloned().unwrap_or(Caller::Anonymous),
+        }
     }
 
     pub(crate) fn stats(&self) -> Stats {

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq as _;
 
 use crate::action::{Action, Never};
+use crate::caller::{Auth, Caller};
 use crate::error::RpcError;
 use crate::limits::Limits;
 
@@ -90,16 +91,6 @@ impl Action for Hello {
     type Chunk = Never;
 }
 
-/// Who may use a connection.
-#[derive(Debug, Clone, Default)]
-pub enum Gate {
-    /// Whoever could open it: queues, pipes, a Unix socket, a verified client certificate.
-    #[default]
-    Open,
-    /// Whoever says hello with one of these tokens, first.
-    Tokens(Tokens),
-}
-
 /// Named tokens. The name is who the caller is; it may be logged, the token never is.
 #[derive(Clone, Default)]
 pub struct Tokens(Arc<[(Arc<str>, Box<str>)]>);
@@ -151,17 +142,17 @@ impl fmt::Debug for Tokens {
 /// Answers a hello: who the caller is, if a token said so, and what to tell it.
 pub(crate) fn answer(
     params: &HelloParams,
-    gate: &Gate,
+    auth: &Auth,
     limits: &Limits,
-) -> Result<(Option<Arc<str>>, HelloResult), RpcError> {
-    let caller = match gate {
-        Gate::Open => None,
-        Gate::Tokens(tokens) => match params
+) -> Result<(Option<Caller>, HelloResult), RpcError> {
+    let caller = match auth {
+        Auth::Caller(_) => None,
+        Auth::Tokens(tokens) => match params
             .token
             .as_deref()
             .and_then(|token| tokens.name_of(token))
         {
-            Some(name) => Some(name),
+            Some(name) => Some(Caller::Token(name)),
             None => return Err(RpcError::denied("hello needs a valid token")),
         },
     };

@@ -16,6 +16,7 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
+use crate::caller::Caller;
 use crate::error::{Code, RpcError};
 
 /// Longest key, in bytes.
@@ -63,7 +64,7 @@ struct State {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Name {
-    pub(crate) owner: Arc<str>,
+    pub(crate) owner: Caller,
     pub(crate) action: &'static str,
     pub(crate) key: String,
 }
@@ -284,7 +285,7 @@ mod tests {
 
     fn name(key: &str) -> Name {
         Name {
-            owner: "me".into(),
+            owner: Caller::token("me"),
             action: "act",
             key: key.into(),
         }

@@ -23,7 +23,7 @@
 //! ```
 //! use async_trait::async_trait;
 //! use box_rpc::{
-//!     Action, Call, ConnectionError, Handle, Never, Options, ReceiveHalf, Router, RpcError, SendHalf,
+//!     Action, Call, Caller, ConnectionError, Handle, Never, Options, ReceiveHalf, Router, RpcError, SendHalf,
 //!     Session,
 //! };
 //! use serde::{Deserialize, Serialize};
@@ -70,8 +70,8 @@
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let ((to_server, from_client), (to_client, from_server)) = (channel(16), channel(16));
 //! let router = Router::builder(Arc::new(Crier)).on::<Shout>().build();
-//! let _server = Session::start((Out(to_client), In(from_client)), router, Options::default());
-//! let client = Session::start((Out(to_server), In(from_server)), Router::empty(), Options::default());
+//! let _server = Session::start((Out(to_client), In(from_client)), router, Options::new(Caller::Local));
+//! let client = Session::start((Out(to_server), In(from_server)), Router::empty(), Options::client());
 //!
 //! let answer = client.peer().call::<Shout>(&Text { text: "hello".into() }).await?;
 //! assert_eq!(answer.text, "HELLO");
@@ -81,6 +81,7 @@
 
 pub mod action;
 mod call;
+mod caller;
 pub mod codec;
 pub mod connection;
 mod engine;
@@ -100,11 +101,12 @@ mod unread;
 
 pub use action::{Action, Empty, Handle, Never, Router, RouterBuilder};
 pub use call::{Call, ChunkSink, Withdrawal};
+pub use caller::{Auth, Caller};
 pub use codec::{Codec, Codecs, ControlPolicy, JsonRpc};
 pub use connection::{Connection, ConnectionError, ReceiveHalf, SendHalf};
 pub use engine::Stats;
 pub use error::{CallError, Code, Fault, LimitDetail, RpcError};
-pub use hello::{Gate, Hello, HelloParams, HelloResult, Tokens};
+pub use hello::{Hello, HelloParams, HelloResult, Tokens};
 pub use keys::{KeyLimits, KeyStore};
 pub use limits::Limits;
 pub use peer::{Asked, Chunks, Peer, Request};

@@ -13,6 +13,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, Sleep};
 
 use crate::action::Action;
+use crate::caller::Caller;
 use crate::codec::{CallId, Control, Flow, Grant, Meta};
 use crate::engine::{Engine, Stats};
 use crate::error::{CallError, RpcError};
@@ -80,9 +81,8 @@ impl Peer {
         }
     }
 
-    /// Who is at the other end: the name of the token it said hello with, or what the transport
-    /// knows.
-    pub fn caller(&self) -> Arc<str> {
+    /// The other end as a caller: by the token it said hello with, or as the transport knows it.
+    pub fn caller(&self) -> Caller {
         self.0.caller()
     }
 

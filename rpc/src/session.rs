@@ -14,18 +14,18 @@ use tokio::task::coop::unconstrained;
 use tokio::time::{Instant, MissedTickBehavior, timeout};
 
 use crate::action::Router;
+use crate::caller::{Auth, Caller};
 use crate::codec::{Codecs, Control, ControlPolicy};
 use crate::connection::{Connection, ConnectionError, ReceiveHalf, SendHalf};
 use crate::engine::{Engine, Started};
-use crate::hello::Gate;
 use crate::limits::{HEARTBEATS_MISSED, Limits};
 use crate::peer::Peer;
 
 /// Messages taken in before other tasks get a turn.
 const MESSAGES_A_TURN: usize = 512;
 
-/// How a connection is used.
-#[derive(Debug, Clone, Default)]
+/// How a connection is used. It has no default, because no caller is the right one everywhere.
+#[derive(Debug, Clone)]
 pub struct Options {
     /// Its caps.
     pub limits: Limits,
@@ -33,10 +33,25 @@ pub struct Options {
     pub codecs: Codecs,
     /// Decides about the peer's control messages, where it may not send all of them.
     pub control_policy: Option<Arc<dyn ControlPolicy>>,
-    /// Who may use it.
-    pub gate: Gate,
-    /// Who is at the other end, as far as the transport knows.
-    pub caller: Option<Arc<str>>,
+    /// How the caller at the other end is known.
+    pub auth: Auth,
+}
+
+impl Options {
+    /// The default limits, for a peer that is known this way.
+    pub fn new(auth: impl Into<Auth>) -> Self {
+        Self {
+            limits: Limits::default(),
+            codecs: Codecs::default(),
+            control_policy: None,
+            auth: auth.into(),
+        }
+    }
+
+    /// The default limits, for a peer that is called and does not call: this side connected to it.
+    pub fn client() -> Self {
+        Self::new(Caller::Anonymous)
+    }
 }
 
 /// Why a connection is over.

@@ -130,7 +130,7 @@ mod tests {
     use crate::outbox::Kind;
 
     fn connection() -> Arc<Engine> {
-        Arc::new(Engine::new(Router::empty(), crate::Options::default()))
+        Arc::new(Engine::new(Router::empty(), crate::Options::client()))
     }
 
     /// Holds so many bytes more, and returns which connection is to be closed.

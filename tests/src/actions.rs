@@ -253,7 +253,7 @@ impl Handle<Big> for Server {
 
 impl Handle<Who> for Server {
     async fn handle(&self, _: Empty, call: Call<Who>) -> Result<Text, RpcError> {
-        Ok(Text::new(call.caller().as_ref()))
+        Ok(Text::new(&*call.caller().name()))
     }
 }
 

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use box_gateways::langbot::{BOTH, Frames, InPieces};
 use box_rpc::{
-    Codecs, Connection, Gate, Hello, HelloParams, Limits, Options, Peer, Router, Session, Tokens,
+    Auth, Caller, Codecs, Connection, Hello, HelloParams, Limits, Options, Peer, Router, Session,
+    Tokens,
 };
 use box_service::connector::EndpointLink;
 use box_transports::link::LinkOptions;
@@ -141,11 +142,11 @@ impl Serves {
 }
 
 /// The authentication of a test server: a hello with [`TOKEN`], or none.
-pub fn gate(guarded: bool) -> Gate {
+pub fn gate(guarded: bool) -> Auth {
     if guarded {
-        Gate::Tokens(Tokens::new([("tester".to_owned(), TOKEN.to_owned())]))
+        Auth::Tokens(Tokens::new([("tester".to_owned(), TOKEN.to_owned())]))
     } else {
-        Gate::Open
+        Auth::Caller(Caller::Local)
     }
 }
 
@@ -267,8 +268,7 @@ impl Setup {
         let options = Options {
             limits,
             codecs: Codecs::FirstOf(BOTH),
-            gate: gate(self.guarded),
-            ..Options::default()
+            ..Options::new(gate(self.guarded))
         };
         let server = Server::start(listener, router, move |_| options.clone());
         RunningServer {
@@ -295,7 +295,7 @@ impl Setup {
         let options = Options {
             limits: self.client.limits(),
             codecs: self.dialect.codecs(),
-            ..Options::default()
+            ..Options::new(Caller::Local)
         };
         let session = Session::start_boxed(connection, router, options);
         if self.guarded {
@@ -327,7 +327,7 @@ impl Setup {
             session: Options {
                 limits: self.client.limits(),
                 codecs: self.dialect.codecs(),
-                ..Options::default()
+                ..Options::new(Caller::Local)
             },
             hello: Some(HelloParams {
                 token: Some(TOKEN.to_owned()),
@@ -420,7 +420,7 @@ impl Setup {
         let options = Options {
             limits: self.server.limits(),
             codecs: Codecs::FirstOf(BOTH),
-            ..Options::default()
+            ..Options::new(Caller::Local)
         };
         (
             Session::start(ours, router, options),
@@ -507,7 +507,7 @@ pub async fn against_a_script_with(
     let options = Options {
         limits,
         codecs: dialect.codecs(),
-        ..Options::default()
+        ..Options::client()
     };
     (
         Session::start(ours, Router::empty(), options),

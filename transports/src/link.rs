@@ -44,7 +44,7 @@ impl Default for LinkOptions {
         Self {
             session: Options {
                 codecs: Codecs::JSON_RPC,
-                ..Options::default()
+                ..Options::client()
             },
             hello: Some(HelloParams::default()),
             router: Router::empty(),

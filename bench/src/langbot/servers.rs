@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
 use box_gateways::langbot::{Frames, InPieces, LangBot, Settings};
-use box_rpc::{Codecs, Options, Session};
+use box_rpc::{Caller, Codecs, Options, Session};
 use box_runtime::fake::{FakeBackend, Reply};
 use box_runtime::{BoxRuntime, RuntimeConfig};
 use box_service::connector::InProcess;
@@ -41,12 +41,12 @@ fn gateway() -> Result<Arc<box_gateways::langbot::Host>> {
     let service =
         BoxService::with_connector(ServiceConfig::default(), InProcess::new(runtime.router()))?;
     let settings = Settings {
-        decides: Some(INSTANCE.into()),
+        decides: Some(Caller::token(INSTANCE)),
         ..Settings::default()
     };
     let langbot = LangBot::new(runtime, service, settings)?;
     langbot
-        .host(&INSTANCE.into(), INSTANCE)
+        .host(&Caller::token(INSTANCE), INSTANCE)
         .context("the instance is refused")
 }
 
@@ -55,7 +55,7 @@ pub(crate) fn serve(name: &str) -> Result<()> {
     process::runtime()?.block_on(async {
         let options = Options {
             codecs: Codecs::Only(&Frames),
-            ..Options::default()
+            ..Options::new(Caller::Local)
         };
         let endpoint: Endpoint = "ws://127.0.0.1:0/rpc/ws".parse()?;
         match name {

@@ -19,7 +19,7 @@
 //!     on_disconnect: OnDisconnect::default(),
 //!     attach: None,
 //! };
-//! let result = runtime.exec(&Caller::local(), exec).await?;
+//! let result = runtime.exec(&Caller::Local, exec).await?;
 //!
 //! assert_eq!(result.stdout, "2 passed");
 //! assert_eq!(backend.starts(), ["job-1"]);
@@ -39,7 +39,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use box_protocol::actions::{AgentReply, AgentStartParams};
 use box_protocol::{BoxError, BoxMountSpec, BoxSpec, CommandId, Env, NetworkPolicy};
-use box_rpc::{Limits, Options, Session};
+use box_rpc::{Caller, Limits, Options, Session};
 use box_transports::queue;
 use uuid::Uuid;
 
@@ -415,7 +415,7 @@ impl Backend for FakeBackend {
         let (near, far) = queue::pair(QUEUE);
         let options = Options {
             limits: Limits::in_process(),
-            ..Options::default()
+            ..Options::new(Caller::Local)
         };
         let agent = Session::start(far, agent::router(self.clone(), request.spec), options);
         let mut inner = self.inner();

@@ -105,7 +105,7 @@ impl Living {
         let options = Options {
             limits,
             codecs: Codecs::JSON_RPC,
-            ..Options::default()
+            ..Options::client()
         };
         let agent = Session::start_boxed(connection, shared.nothing.clone(), options);
         let health = agent.peer().call::<AgentHealth>(health).await;

@@ -7,7 +7,7 @@ use box_protocol::actions::{
 use box_protocol::{BoxError, BoxExecutionResult, BoxMountSpec, BoxSpec, SessionId};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::caller::Caller;
+use box_rpc::Caller;
 
 /// Where the answer to a call goes.
 pub(crate) type Reply<T> = oneshot::Sender<Result<T, BoxError>>;
@@ -23,6 +23,7 @@ pub(crate) enum Work {
 
 pub(crate) struct Exec {
     pub(crate) caller: Caller,
+    pub(crate) max_boxes: Option<usize>,
     pub(crate) spec: BoxSpec,
     pub(crate) on_timeout: OnTimeout,
     pub(crate) on_disconnect: OnDisconnect,
@@ -38,6 +39,7 @@ pub(crate) struct Streaming {
 
 pub(crate) struct Create {
     pub(crate) caller: Caller,
+    pub(crate) max_boxes: Option<usize>,
     pub(crate) spec: BoxSpec,
     pub(crate) must_be_new: bool,
     pub(crate) reply: Reply<BoxCreateResult>,
@@ -89,6 +91,15 @@ impl Work {
         match self {
             Self::Exec(exec) => Some(&exec.spec),
             Self::Create(create) => Some(&create.spec),
+            Self::Delete(_) | Self::Transition(_) | Self::Mount(_) => None,
+        }
+    }
+
+    /// The most boxes that its caller may have, if the handle that it came through says so.
+    pub(crate) fn max_boxes(&self) -> Option<usize> {
+        match self {
+            Self::Exec(exec) => exec.max_boxes,
+            Self::Create(create) => create.max_boxes,
             Self::Delete(_) | Self::Transition(_) | Self::Mount(_) => None,
         }
     }

@@ -5,7 +5,8 @@ use box_protocol::actions::SystemShutdownResult;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use crate::caller::Caller;
+use crate::caller::Rights as _;
+use box_rpc::Caller;
 
 type Reply = oneshot::Sender<Result<SystemShutdownResult, BoxError>>;
 

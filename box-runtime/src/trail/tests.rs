@@ -4,7 +4,7 @@ use std::sync::Mutex;
 
 use box_protocol::actions::AgentEndsResult;
 use box_protocol::{Exit, ExitWhy, PerStream, Role, SpecDraft, UnixMs};
-use box_rpc::{Call, Handle, Limits, Options, Router, Session};
+use box_rpc::{Call, Caller, Handle, Limits, Options, Router, Session};
 use box_transports::queue;
 use tracing::span::{Attributes, Id, Record as Values};
 use tracing::{Event, Metadata, Subscriber};
@@ -80,10 +80,10 @@ async fn listened(answer: fn(u64) -> AgentEndsResult, open: u64) -> (Vec<u64>, u
     };
     let (near, far) = queue::pair(16);
     let router = Router::builder(Arc::new(told)).on::<AgentEnds>().build();
-    let _agent = Session::start(far, router, Options::default());
+    let _agent = Session::start(far, router, Options::new(Caller::Local));
     let options = Options {
         limits: Limits::in_process(),
-        ..Options::default()
+        ..Options::client()
     };
     let session = Session::start(near, Router::empty(), options);
     let card = Card::new("me".into(), &SpecDraft::new("b").build().unwrap());

@@ -63,7 +63,7 @@ impl Backend for FileBackend {
         limits.in_flight = 256;
         let options = Options {
             limits,
-            ..Options::default()
+            ..Options::new(Caller::Local)
         };
         let agent = Session::start(far, router, options);
         self.0.agents.lock().await.push(agent);
@@ -205,7 +205,7 @@ async fn create(runtime: &BoxRuntime, caller: &Caller) -> Result<(), BoxError> {
 
 fn stat(runtime: &BoxRuntime, path: &str) -> JoinHandle<Result<FileStatResult, BoxError>> {
     let (runtime, path) = (runtime.clone(), path.to_owned());
-    tokio::spawn(async move { ask(&runtime, &Caller::local(), "s", &path).await })
+    tokio::spawn(async move { ask(&runtime, &Caller::Local, "s", &path).await })
 }
 
 async fn ask(
@@ -238,13 +238,13 @@ fn read_params(path: &str) -> FileReadParams {
 #[tokio::test(start_paused = true)]
 async fn an_unknown_box_or_that_of_another_owner_is_not_found() {
     let (runtime, _backend) = runtime(Shared::default(), seconds(300));
-    create(&runtime, &Caller::named("alice")).await.unwrap();
+    create(&runtime, &Caller::token("alice")).await.unwrap();
     for (caller, session) in [("bob", "s"), ("alice", "other")] {
-        let caller = Caller::named(caller);
+        let caller = Caller::token(caller);
         let refused = ask(&runtime, &caller, session, "/x").await;
         assert_eq!(code(refused), Code::NotFound);
     }
-    let mine = ask(&runtime, &Caller::named("alice"), "s", "/x").await;
+    let mine = ask(&runtime, &Caller::token("alice"), "s", "/x").await;
     mine.unwrap();
 }
 
@@ -257,7 +257,7 @@ async fn a_call_waits_for_a_box_that_is_being_made() {
     let (runtime, _backend) = runtime(shared, seconds(300));
     let made = tokio::spawn({
         let runtime = runtime.clone();
-        async move { create(&runtime, &Caller::local()).await }
+        async move { create(&runtime, &Caller::Local).await }
     });
     settle().await;
     let waiting = stat(&runtime, "/x");
@@ -277,7 +277,7 @@ async fn a_call_shares_the_outcome_of_the_start_it_waits_for() {
     let (runtime, _backend) = runtime(shared, seconds(300));
     let made = tokio::spawn({
         let runtime = runtime.clone();
-        async move { create(&runtime, &Caller::local()).await }
+        async move { create(&runtime, &Caller::Local).await }
     });
     settle().await;
     let waiting = stat(&runtime, "/x");
@@ -290,14 +290,14 @@ async fn a_call_shares_the_outcome_of_the_start_it_waits_for() {
 #[tokio::test(start_paused = true)]
 async fn a_box_whose_agent_is_gone_is_unavailable_with_the_reason() {
     let (runtime, backend) = runtime(Shared::default(), seconds(300));
-    create(&runtime, &Caller::local()).await.unwrap();
+    create(&runtime, &Caller::Local).await.unwrap();
     let under_way = stat(&runtime, "/slow");
     settle().await;
     backend.0.agents.lock().await.clear();
     let lost = under_way.await.unwrap();
     assert_eq!(code(lost), Code::Unavailable);
     settle().await;
-    let info = runtime.get(&Caller::local(), &id("s")).await.unwrap();
+    let info = runtime.get(&Caller::Local, &id("s")).await.unwrap();
     assert_eq!(info.state, BoxState::Failed);
     let error = stat(&runtime, "/x").await.unwrap().unwrap_err();
     assert_eq!(error.code(), Code::Unavailable);
@@ -311,7 +311,7 @@ fn ended(error: &BoxError) -> Option<Ended> {
 
 #[tokio::test(start_paused = true)]
 async fn a_call_whose_box_ends_gets_the_reason_and_so_do_later_calls() {
-    let me = Caller::local();
+    let me = Caller::Local;
     for why in [
         Ended::Deleted,
         Ended::Expired,
@@ -350,7 +350,7 @@ async fn a_call_whose_box_ends_gets_the_reason_and_so_do_later_calls() {
         let later = stat(&runtime, "/x").await.unwrap().unwrap_err();
         assert_eq!(ended(&later), Some(why), "{later:?}");
         // Other callers learn nothing, and a new box starts without a history.
-        let other = ask(&runtime, &Caller::named("bob"), "s", "/x").await;
+        let other = ask(&runtime, &Caller::token("bob"), "s", "/x").await;
         assert_eq!(ended(&other.unwrap_err()), None);
         if why == Ended::Failed {
             continue;
@@ -364,7 +364,7 @@ async fn a_call_whose_box_ends_gets_the_reason_and_so_do_later_calls() {
 #[tokio::test(start_paused = true)]
 async fn an_idle_box_is_missing_for_that_reason() {
     let (runtime, _backend) = runtime(Shared::default(), seconds(100));
-    let me = Caller::local();
+    let me = Caller::Local;
     create(&runtime, &me).await.unwrap();
     sleep(seconds(110)).await;
     let error = runtime.get(&me, &id("s")).await.unwrap_err();
@@ -379,7 +379,7 @@ async fn an_idle_box_is_missing_for_that_reason() {
 #[tokio::test(start_paused = true)]
 async fn a_call_keeps_its_box_in_use_until_it_ends() {
     let (runtime, _backend) = runtime(Shared::default(), seconds(100));
-    let me = Caller::local();
+    let me = Caller::Local;
     create(&runtime, &me).await.unwrap();
     sleep(seconds(90)).await;
     let slow = stat(&runtime, "/slow");
@@ -397,7 +397,7 @@ async fn a_call_keeps_its_box_in_use_until_it_ends() {
 #[tokio::test(start_paused = true)]
 async fn a_dropped_call_is_dropped_inside_as_well() {
     let (runtime, backend) = runtime(Shared::default(), seconds(100));
-    create(&runtime, &Caller::local()).await.unwrap();
+    create(&runtime, &Caller::Local).await.unwrap();
     let slow = stat(&runtime, "/slow");
     settle().await;
     assert_eq!(backend.0.running.load(Ordering::Relaxed), 1);
@@ -405,19 +405,19 @@ async fn a_dropped_call_is_dropped_inside_as_well() {
     settle().await;
     assert_eq!(backend.0.running.load(Ordering::Relaxed), 0);
     sleep(seconds(101)).await;
-    let gone = runtime.get(&Caller::local(), &id("s")).await;
+    let gone = runtime.get(&Caller::Local, &id("s")).await;
     assert_eq!(code(gone), Code::NotFound, "no call keeps the box in use");
 }
 
 #[tokio::test(start_paused = true)]
 async fn too_many_calls_in_one_box_are_refused_and_leave_room() {
     let (runtime, _backend) = runtime(Shared::default(), seconds(100));
-    create(&runtime, &Caller::local()).await.unwrap();
+    create(&runtime, &Caller::Local).await.unwrap();
     let calls: Vec<_> = (0..192).map(|_| stat(&runtime, "/slow")).collect();
     settle().await;
     let refused = stat(&runtime, "/x").await.unwrap();
     assert_eq!(code(refused), Code::Overloaded);
-    create(&runtime, &Caller::local()).await.unwrap();
+    create(&runtime, &Caller::Local).await.unwrap();
     calls[0].abort();
     settle().await;
     stat(&runtime, "/x").await.unwrap().unwrap();
@@ -426,18 +426,14 @@ async fn too_many_calls_in_one_box_are_refused_and_leave_room() {
 #[tokio::test(start_paused = true)]
 async fn too_many_bytes_in_one_box_are_refused_and_leave_room() {
     let (runtime, _backend) = runtime(Shared::default(), seconds(100));
-    create(&runtime, &Caller::local()).await.unwrap();
+    create(&runtime, &Caller::Local).await.unwrap();
     let write = |path: &str, bytes: usize| {
         let runtime = runtime.clone();
         let params = serde_json::json!({"session_id": "s", "path": path, "data": "",
             "upload": {"id": path.trim_matches('/'), "offset": 0, "done": true}});
         let mut params: FileWriteParams = serde_json::from_value(params).unwrap();
         params.data = vec![0; bytes].into();
-        tokio::spawn(async move {
-            runtime
-                .forward::<FileWrite>(&Caller::local(), &params)
-                .await
-        })
+        tokio::spawn(async move { runtime.forward::<FileWrite>(&Caller::Local, &params).await })
     };
     let calls: Vec<_> = (0..4).map(|_| write("/slow", 16 << 20)).collect();
     settle().await;
@@ -454,7 +450,7 @@ async fn too_many_bytes_in_one_box_are_refused_and_leave_room() {
 #[tokio::test(start_paused = true)]
 async fn an_agents_error_keeps_its_code_and_little_else() {
     let (runtime, _backend) = runtime(Shared::default(), seconds(100));
-    create(&runtime, &Caller::local()).await.unwrap();
+    create(&runtime, &Caller::Local).await.unwrap();
     let error = stat(&runtime, "/refused").await.unwrap().unwrap_err();
     assert_eq!(
         (error.code(), error.message()),
@@ -473,7 +469,7 @@ async fn an_agents_error_keeps_its_code_and_little_else() {
 #[tokio::test(start_paused = true)]
 async fn chunks_are_relayed_one_by_one_and_no_faster_than_they_are_taken() {
     let (runtime, backend) = runtime(Shared::default(), seconds(100));
-    let me = Caller::local();
+    let me = Caller::Local;
     create(&runtime, &me).await.unwrap();
     let (to, mut chunks) = mpsc::channel(2);
     let params = read_params("/file");
@@ -496,7 +492,7 @@ async fn chunks_are_relayed_one_by_one_and_no_faster_than_they_are_taken() {
         async move {
             let params = read_params("/endless");
             runtime
-                .forward_streamed::<FileRead>(&Caller::local(), &params, to)
+                .forward_streamed::<FileRead>(&Caller::Local, &params, to)
                 .await
         }
     });
@@ -511,7 +507,7 @@ async fn chunks_are_relayed_one_by_one_and_no_faster_than_they_are_taken() {
 #[tokio::test(start_paused = true)]
 async fn a_chunk_that_is_too_large_ends_the_call() {
     let (runtime, _backend) = runtime(Shared::default(), seconds(100));
-    let me = Caller::local();
+    let me = Caller::Local;
     create(&runtime, &me).await.unwrap();
     let (to, mut chunks) = mpsc::channel(2);
     let params = read_params("/large");

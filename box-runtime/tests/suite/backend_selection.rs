@@ -38,7 +38,7 @@ async fn the_first_available_backend_is_used() {
     let w = Fixture {
         backend: second.clone(),
         runtime: BoxRuntime::start(RuntimeConfig::new(backends)),
-        caller: Caller::local(),
+        caller: Caller::Local,
     };
     first.set_availability(Availability::unavailable("off"));
     assert_eq!(w.exec("a", "true").await.unwrap().backend_name, "second");
@@ -66,7 +66,7 @@ async fn availability_is_asked_at_most_once_a_second() {
 async fn no_backend_at_all_is_lasting() {
     let runtime = BoxRuntime::start(RuntimeConfig::new(Vec::new()));
     let error = runtime
-        .exec(&Caller::local(), exec_of(spec("s", "true")))
+        .exec(&Caller::Local, exec_of(spec("s", "true")))
         .await
         .unwrap_err();
     assert_eq!(error.code(), Code::Unavailable);
@@ -95,7 +95,7 @@ async fn a_network_that_is_not_there_is_refused_unless_it_may_be_missing() {
     assert_eq!(w.create(relaxed).await.unwrap().info.degraded, ["network"]);
     let (to, mut reported) = tokio::sync::mpsc::channel(8);
     let all = serde_json::from_value(serde_json::json!({})).unwrap();
-    let events = w.runtime.events(&Caller::local(), all, Some(to)).await;
+    let events = w.runtime.events(&Caller::Local, all, Some(to)).await;
     assert_eq!(events.unwrap().lost, 0);
     let mut last = None;
     while let Some(event) = reported.recv().await {
@@ -135,7 +135,7 @@ async fn status_counts_boxes_and_room() {
     w.exec("obs-1", "true").await.unwrap();
     let status = w.runtime.status(&w.caller).await.unwrap();
     assert_eq!((status.active_sessions, status.capacity.remaining), (1, 63));
-    let stranger = w.runtime.status(&Caller::named("stranger")).await.unwrap();
+    let stranger = w.runtime.status(&Caller::token("stranger")).await.unwrap();
     assert_eq!((stranger.active_sessions, stranger.capacity.used), (0, 1));
 }
 

@@ -21,13 +21,10 @@ struct Line {
 
 fn line(w: &Fixture, caller: Option<&str>) -> Line {
     let (near, far) = queue::pair(64);
-    let options = Options {
-        caller: caller.map(Into::into),
-        ..Options::default()
-    };
+    let options = Options::new(caller.map_or(Caller::Local, Caller::token));
     Line {
         _server: Session::start(far, w.runtime.router(), options),
-        client: Session::start(near, Router::empty(), Options::default()),
+        client: Session::start(near, Router::empty(), Options::client()),
     }
 }
 
@@ -136,7 +133,7 @@ async fn a_connection_is_its_tokens() {
         .await;
     assert_eq!(word(refused), Code::NotFound);
     w.runtime
-        .get(&Caller::named("alice"), &id("s"))
+        .get(&Caller::token("alice"), &id("s"))
         .await
         .unwrap();
 }

@@ -30,7 +30,7 @@ pub(crate) fn fixture_with(configure: impl FnOnce(&mut RuntimeConfig)) -> Fixtur
     Fixture {
         backend,
         runtime: BoxRuntime::start(config),
-        caller: Caller::local(),
+        caller: Caller::Local,
     }
 }
 
@@ -56,7 +56,7 @@ impl Fixture {
         Self {
             backend: self.backend.clone(),
             runtime: self.runtime.clone(),
-            caller: Caller::named(name),
+            caller: Caller::token(name),
         }
     }
 

@@ -73,9 +73,28 @@ async fn a_shutdown_ends_what_its_caller_sees() {
         within_ms: None,
     };
     assert_eq!(
-        code(w.runtime.shutdown(&Caller::named("bob"), exit).await),
+        code(w.runtime.shutdown(&Caller::token("bob"), exit).await),
         Code::Denied
     );
     assert_eq!(w.ids().await, ["b@bob"]);
     alice.exec("a", "true").await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_token_named_like_the_administrator_sees_its_own_boxes_only() {
+    let w = world();
+    let token = w.seen_by("local");
+    w.exec("a", "true").await.unwrap();
+    token.exec("b", "true").await.unwrap();
+    assert_eq!(token.ids().await, ["b"]);
+    for id in ["a", "a@local"] {
+        assert_eq!(code(token.get(id).await), Code::NotFound);
+    }
+    let exit = SystemShutdownParams {
+        exit: true,
+        ..SystemShutdownParams::default()
+    };
+    let refused = token.runtime.shutdown(&token.caller, exit).await;
+    assert_eq!(code(refused), Code::Denied);
+    assert_eq!(w.ids().await, ["a", "b@token:local"], "control");
 }

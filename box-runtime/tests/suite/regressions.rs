@@ -6,7 +6,7 @@ use box_protocol::actions::{
 use box_protocol::{
     BoxMountSpec, Code, ExecutionStatus, HostPathMode, Lifetime, PerStream, SpecDraft, UnixMs,
 };
-use box_rpc::{Options, Router, Session};
+use box_rpc::{Caller, Options, Router, Session};
 use box_runtime::fake::{Reply, Trouble};
 use box_transports::queue;
 use tokio::sync::mpsc;
@@ -100,10 +100,10 @@ async fn a_box_made_again_has_the_mounts_of_the_call_it_is_made_for() {
 async fn a_chunk_that_cannot_be_sent_ends_the_call_and_not_the_lane() {
     let fixture = fixture();
     let (near, far) = queue::pair(64);
-    let mut options = Options::default();
+    let mut options = Options::new(Caller::Local);
     options.limits.message_bytes = 64 * 1024;
     let _server = Session::start(far, fixture.runtime.router(), options);
-    let client = Session::start(near, Router::empty(), Options::default());
+    let client = Session::start(near, Router::empty(), Options::client());
     let output = (0..10).map(|n| piece(n * 32_768, vec![0; 32_768]));
     let chunks = std::iter::once(AgentChunk::Started { pid: 2, info: None })
         .chain(output)

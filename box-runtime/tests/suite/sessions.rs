@@ -267,7 +267,7 @@ async fn capacity_is_named_and_freed() {
 async fn a_caller_can_have_a_separate_limit() {
     let w = fixture_with(|config| config.max_sessions_per_caller = Some(5));
     let mut ann = w.seen_by("ann");
-    ann.caller = ann.caller.clone().with_max_sessions(1);
+    ann.runtime = ann.runtime.with_max_boxes(1);
     ann.exec("a", "true").await.unwrap();
     let error = ann.exec("b", "true").await.unwrap_err();
     assert_eq!(error.message(), "Box session capacity reached (1)");

@@ -55,7 +55,7 @@ impl Backend for SharedMemoryBackend {
         limits.in_flight = 256;
         let options = Options {
             limits,
-            ..Options::default()
+            ..Options::new(Caller::Local)
         };
         self.0
             .agents
@@ -177,7 +177,7 @@ async fn slotted() -> (BoxRuntime, SharedMemoryBackend) {
         spec: SpecDraft::new("s"),
         if_exists: IfExists::Reuse,
     };
-    runtime.create(&Caller::local(), params).await.unwrap();
+    runtime.create(&Caller::Local, params).await.unwrap();
     (runtime, backend)
 }
 
@@ -185,7 +185,7 @@ async fn read(runtime: &BoxRuntime, path: &str) -> (Result<FileStatInfo, BoxErro
     let params = json!({"session_id": "s", "path": path});
     let params: FileReadParams = serde_json::from_value(params).unwrap();
     let (to, mut chunks) = mpsc::channel(2);
-    let caller = Caller::local();
+    let caller = Caller::Local;
     let reading = runtime.forward_streamed::<FileRead>(&caller, &params, to);
     tokio::join!(reading, async {
         let mut bytes = Vec::new();
@@ -200,7 +200,7 @@ async fn write(runtime: &BoxRuntime, path: &str, byte: u8) -> Result<FileStatInf
     let params = json!({"session_id": "s", "path": path, "data": ""});
     let mut params: FileWriteParams = serde_json::from_value(params).unwrap();
     params.data = vec![byte; 64 << 10].into();
-    let caller = Caller::local();
+    let caller = Caller::Local;
     runtime.forward::<FileWrite>(&caller, &params).await
 }
 

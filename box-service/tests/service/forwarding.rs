@@ -235,7 +235,7 @@ async fn the_runtime_learns_who_calls() {
     let connector = InProcess::new(runtime.router());
     let service = BoxService::with_connector(ServiceConfig::default(), connector).unwrap();
     for caller in ["alice", "bob", "alice"] {
-        let (_ends, client) = connect_as(caller, service.router());
+        let (_ends, client) = connect_as(&box_rpc::Caller::token(caller), service.router());
         let peer = client.peer().unwrap();
         let draft = SpecDraft::new(caller).cmd("ls");
         peer.call::<BoxExec>(&exec(draft)).await.unwrap();
@@ -244,7 +244,7 @@ async fn the_runtime_learns_who_calls() {
             .unwrap_err();
     }
     assert_eq!(runtime.record().callers, ["alice", "bob", "alice"]);
-    let (_ends, client) = connect_as("bob", service.router());
+    let (_ends, client) = connect_as(&box_rpc::Caller::token("bob"), service.router());
     let peer = client.peer().unwrap();
     let status = peer.call::<SystemStatus>(&Empty {}).await.unwrap();
     assert_eq!(status.recent_error_count, 1);
@@ -256,7 +256,7 @@ async fn the_runtime_learns_who_calls() {
 async fn a_service_whose_runtime_cannot_tell_callers_apart_serves_none_but_its_own() {
     let runtime = ScriptedRuntime::new();
     let service = runtime.ready(ServiceConfig::default()).await;
-    let (_ends, client) = connect_as("mallory", service.router());
+    let (_ends, client) = connect_as(&box_rpc::Caller::token("mallory"), service.router());
     let peer = client.peer().unwrap();
     let list = peer.call::<BoxList>(&BoxListParams::default()).await;
     assert_eq!(refused(list.unwrap_err()).code(), Code::Denied);
@@ -264,7 +264,7 @@ async fn a_service_whose_runtime_cannot_tell_callers_apart_serves_none_but_its_o
         .call::<SystemShutdown>(&SystemShutdownParams::default())
         .await;
     assert_eq!(refused(shutdown.unwrap_err()).code(), Code::Denied);
-    let (_own, client) = connect_as("local", service.router());
+    let (_own, client) = connect_as(&box_rpc::Caller::Local, service.router());
     let own = client.peer().unwrap();
     own.call::<BoxList>(&BoxListParams::default())
         .await

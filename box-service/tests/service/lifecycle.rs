@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use box_protocol::{BoxError, Code};
-use box_rpc::Options;
-use box_service::connector::{EndpointLink, InProcess, LOCAL};
+use box_rpc::{Caller, Options};
+use box_service::connector::{EndpointLink, InProcess};
 use box_service::{BoxService, Connector, RuntimeClient, ServiceConfig};
 use box_transports::link::LinkOptions;
 use box_transports::server::Server;
@@ -43,7 +43,7 @@ impl CountingConnector {
 
 #[async_trait]
 impl Connector for CountingConnector {
-    async fn connect(&self, caller: &str) -> Result<RuntimeClient, BoxError> {
+    async fn connect(&self, caller: &Caller) -> Result<RuntimeClient, BoxError> {
         self.connected.fetch_add(1, Ordering::SeqCst);
         tokio::task::yield_now().await;
         self.inner.connect(caller).await
@@ -186,7 +186,7 @@ async fn a_lost_connection_is_made_again() {
     service.initialize().await.unwrap();
     let client = service.client().await.unwrap();
     // The connector replaces its own pair, which drops the old one.
-    connector.inner.connect(LOCAL).await.unwrap();
+    connector.inner.connect(&Caller::Local).await.unwrap();
     eventually(|| client.is_over()).await;
     run(&service).await.unwrap();
     assert_eq!(connector.counts(), (2, 0));
@@ -209,7 +209,7 @@ async fn an_endpoint_is_connected_to_and_left() {
     assert!(service.status().await.connector_error.is_some());
 
     let listener = endpoint.listen(&ListenOptions::default()).await.unwrap();
-    let server = Server::start(listener, runtime.router(), |_| Options::default());
+    let server = Server::start(listener, runtime.router(), |_| Options::new(Caller::Local));
     let service = BoxService::with_connector(ServiceConfig::default(), link()).unwrap();
     service.initialize().await.unwrap();
     run(&service).await.unwrap();

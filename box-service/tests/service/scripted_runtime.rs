@@ -9,7 +9,7 @@ use box_protocol::actions::*;
 use box_protocol::{
     BoxError, BoxExecutionResult, BoxSessionInfo, BoxSpec, BoxState, Exit, SessionId, UnixMs,
 };
-use box_rpc::{Action, Call, Empty, Handle, Limits, Options, Router, Session};
+use box_rpc::{Action, Call, Caller, Empty, Handle, Limits, Options, Router, Session};
 use box_service::{BoxService, Query, RuntimeClient, ServiceConfig};
 use box_transports::queue;
 use serde_json::{Map, Value};
@@ -172,15 +172,14 @@ pub(crate) struct ConnectionEnds {
 }
 
 pub(crate) fn connect(router: Router) -> (ConnectionEnds, RuntimeClient) {
-    connect_as("local", router)
+    connect_as(&Caller::Local, router)
 }
 
 /// A connection on which this caller makes the calls.
-pub(crate) fn connect_as(caller: &str, router: Router) -> (ConnectionEnds, RuntimeClient) {
+pub(crate) fn connect_as(caller: &Caller, router: Router) -> (ConnectionEnds, RuntimeClient) {
     let options = || Options {
         limits: Limits::in_process(),
-        caller: Some(caller.into()),
-        ..Options::default()
+        ..Options::new(caller.clone())
     };
     let (near, far) = queue::pair(64);
     let far = Session::start(far, router, options());

@@ -6,13 +6,12 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use box_gateways::langbot::BOTH;
-use box_rpc::{Codecs, Options, Router};
+use box_rpc::{Auth, Caller, Codecs, Options, Router};
 use box_transports::server::{Gauge, Server};
 use box_transports::tls::{Identity, Pem, ServerTls};
 use box_transports::websocket::Gate;
 use box_transports::{Endpoint, ListenOptions, PeerInfo};
 
-use super::http::auth::LOOPBACK;
 use super::tokens::Tokens;
 use crate::config::ServerSection;
 
@@ -111,22 +110,17 @@ impl Rule {
     }
 
     fn options(&self, limits: box_rpc::Limits) -> Options {
-        let gate = match self {
-            Self::Token(tokens) => box_rpc::Gate::Tokens(tokens.clone()),
-            _ => box_rpc::Gate::Open,
-        };
-        let caller = match self {
-            // Who shows a certificate is one of those the operator signed, and they are not told apart.
-            Self::Certificate => Some("certificate".into()),
-            Self::Loopback => Some(LOOPBACK.into()),
-            Self::Open | Self::Token(_) => None,
+        let auth = match self {
+            Self::Open => Caller::Local.into(),
+            Self::Loopback => Caller::Loopback.into(),
+            // Clients with a certificate are not distinguished.
+            Self::Certificate => Caller::Certificate.into(),
+            Self::Token(tokens) => Auth::Tokens(tokens.clone()),
         };
         Options {
             limits,
             codecs: Codecs::FirstOf(BOTH),
-            gate,
-            caller,
-            ..Options::default()
+            ..Options::new(auth)
         }
     }
 }

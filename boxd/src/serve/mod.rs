@@ -27,7 +27,6 @@ use tokio::signal::unix::{SignalKind, signal};
 
 pub(crate) use self::check::check;
 use self::doors::Doors;
-pub(crate) use self::http::auth::LOOPBACK;
 use self::http::caps::Key;
 use self::http::{Http, Port};
 use self::tokens::Tokens;
@@ -77,7 +76,12 @@ pub(crate) async fn run(arguments: &Arguments, asked: &ServeArguments) -> Result
     }
     let boxes = Boxes::start(&config, Some(&state), config.policy.clone())?;
     let guarded = !tokens.is_empty() || langbot::token().is_ok_and(|token| token.is_some());
-    let langbot = langbot::start(&config, &boxes, Some(langbot::OWNER.into()), guarded)?;
+    let langbot = langbot::start(
+        &config,
+        &boxes,
+        Some(Caller::token(langbot::OWNER)),
+        guarded,
+    )?;
     let key = Key::of(&state)?;
     let shared_by = ports.first().filter(|_| config.server.http.is_some());
     let url = shared_by.map(|port| port.url(&config.server));
@@ -168,7 +172,7 @@ async fn stop(config: &Config, doors: Doors, http: Vec<Http>, boxes: &Boxes) {
             within_ms,
             ..SystemShutdownParams::default()
         };
-        match boxes.runtime.shutdown(&Caller::local(), all).await {
+        match boxes.runtime.shutdown(&Caller::Local, all).await {
             Ok(result) => tracing::info!(boxes = result.ended, "boxes ended"),
             Err(error) => tracing::error!(%error, "boxes could not be ended"),
         }

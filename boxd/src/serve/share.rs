@@ -5,7 +5,7 @@ use std::sync::Arc;
 use box_protocol::actions::{PortShare, PortShareParams, PortShareResult};
 use box_protocol::{BoxError, UnixMs};
 use box_rpc::{Call, Handle, Router};
-use box_runtime::{BoxRuntime, Caller};
+use box_runtime::BoxRuntime;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::http::caps::{Key, Scope};
@@ -44,7 +44,7 @@ impl Handle<PortShare> for Share {
             port,
             for_ms,
         } = params;
-        let info = self.runtime.get(&Caller::of(&call), &session_id).await?;
+        let info = self.runtime.get(&call.caller(), &session_id).await?;
         let Some(url) = &self.url else {
             return Err(BoxError::unsupported(
                 "this server has no HTTP port (server.http, boxd serve --http HOST:PORT)",
@@ -56,7 +56,7 @@ impl Handle<PortShare> for Share {
         let id = utf8_percent_encode(&info.backend_session_id, SEGMENT);
         tracing::info!(
             target: "audit",
-            caller = &*call.caller(),
+            caller = &*call.caller().name(),
             session_id = session_id.as_str(),
             port,
             expires_at = expires_at.map(|time| time.0),

@@ -5,9 +5,9 @@ use std::env::VarError;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use box_rpc::Caller;
 use box_service::ServiceConfig;
 
-use super::http::auth::LOOPBACK;
 use super::owned::read_secret;
 use crate::langbot::OWNER;
 
@@ -17,9 +17,10 @@ const VARIABLE: &str = "BOXD_TOKENS";
 /// The shortest token.
 const SHORTEST: usize = 32;
 
-/// Callers who need no token; nobody with one may take their name: who may see everything, who comes over loopback where there
-/// are no tokens, who shows a certificate, and LangBot with its own.
-const RESERVED: [&str; 4] = ["local", LOOPBACK, "certificate", OWNER];
+/// Names that no token may have: those of callers without a token, and of LangBot, which has its own token.
+fn is_reserved(name: &str) -> bool {
+    Caller::RESERVED.contains(&name) || name == OWNER
+}
 
 /// The tokens there are.
 #[derive(Debug, Clone, Default)]
@@ -58,7 +59,7 @@ impl Tokens {
                 bail!("line {number} is not a name and a token");
             };
             ensure!(
-                !RESERVED.contains(&name),
+                !is_reserved(name),
                 "line {number}: the name {name} is taken"
             );
             ensure!(
@@ -85,7 +86,7 @@ impl Tokens {
     pub(super) fn check_tables(&self, policy: &ServiceConfig) -> Result<()> {
         for name in policy.tokens.keys() {
             ensure!(
-                self.1.contains(name) || RESERVED.contains(&name.as_str()),
+                self.1.contains(name) || is_reserved(name),
                 "policy.tokens.{name}: no token has this name; the names are in server.token_file (--token-file) or {VARIABLE}"
             );
         }

@@ -42,7 +42,7 @@ async fn a_command_runs_in_a_real_box_in_either_dialect() {
         let connection = endpoint.connect(&connect).await.unwrap();
         let options = Options {
             codecs,
-            ..Options::default()
+            ..Options::client()
         };
         let session = Session::start_boxed(connection, Router::empty(), options);
         let asked = BoxExecParams {
@@ -81,7 +81,7 @@ async fn with_an_instance_langbots_actions_are_served_and_only_those() {
     let connection = endpoint.connect(&connect("langbot-1")).await.unwrap();
     let options = Options {
         codecs: Codecs::Only(&Frames),
-        ..Options::default()
+        ..Options::client()
     };
     let session = Session::start_boxed(connection, Router::empty(), options);
     let peer = session.peer();
@@ -107,7 +107,7 @@ async fn with_an_instance_the_other_dialect_is_not_spoken() {
     let connection = endpoint.connect(&connect).await.unwrap();
     let options = Options {
         codecs: Codecs::JSON_RPC,
-        ..Options::default()
+        ..Options::client()
     };
     let session = Session::start_boxed(connection, Router::empty(), options);
     let within = std::time::Duration::from_secs(2);

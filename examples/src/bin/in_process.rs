@@ -3,7 +3,7 @@
 use std::error::Error;
 
 use box_client::{BoxClient, Chunk, SpecDraft};
-use box_rpc::{Limits, Options, Router, Session};
+use box_rpc::{Caller, Limits, Options, Router, Session};
 use box_transports::queue;
 use futures::StreamExt as _;
 
@@ -19,7 +19,7 @@ async fn run() -> Result<(), Box<dyn Error>> {
     let (near, far) = queue::pair(1024);
     let options = || Options {
         limits: Limits::in_process(),
-        ..Options::default()
+        ..Options::new(Caller::Local)
     };
     let _server = Session::start(far, runtime.router(), options());
     let host = Session::start(near, Router::empty(), options());

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::time::Duration;
 
 use box_client::{BoxClient, ClientOptions, Endpoint, SpecDraft};
-use box_rpc::{Limits, Options, Session};
+use box_rpc::{Caller, Limits, Options, Session};
 use box_transports::stdio;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -21,7 +21,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 async fn runtime() -> Result<(), Box<dyn Error>> {
     let connection = stdio::serve(&Limits::default())?;
     let router = box_examples::runtime()?.router();
-    let session = Session::start(connection, router, Options::default());
+    let session = Session::start(connection, router, Options::new(Caller::Local));
     session.closed().await;
     Ok(())
 }

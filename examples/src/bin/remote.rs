@@ -5,7 +5,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use box_client::{BoxClient, ClientOptions, SpecDraft};
-use box_rpc::{Gate, Options, Tokens};
+use box_rpc::{Auth, Options, Tokens};
 use box_transports::server::Server;
 use box_transports::{Endpoint, ListenOptions};
 use futures::StreamExt as _;
@@ -27,14 +27,11 @@ fn main() -> Result<(), Box<dyn Error>> {
 /// The other machine: listens, says where, and cuts every connection when it is told to, as a network does.
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn serve() -> Result<(), Box<dyn Error>> {
-    let gate = Gate::Tokens(Tokens::new([("host".to_owned(), std::env::var(TOKEN)?)]));
+    let gate = Auth::Tokens(Tokens::new([("host".to_owned(), std::env::var(TOKEN)?)]));
     let endpoint: Endpoint = "tcp://127.0.0.1:0".parse()?;
     let listener = endpoint.listen(&ListenOptions::default()).await?;
     let router = box_examples::runtime()?.router();
-    let server = Server::start(listener, router, move |_| Options {
-        gate: gate.clone(),
-        ..Options::default()
-    });
+    let server = Server::start(listener, router, move |_| Options::new(gate.clone()));
     println!("{}", server.endpoint());
     let cutting = tokio::task::spawn_blocking(move || {
         for word in std::io::stdin().lines() {

@@ -102,7 +102,7 @@ pub(super) async fn exec(
         attach: None,
     };
     let outcome = {
-        let (runtime, caller) = (host.runtime.clone(), host.caller());
+        let (runtime, caller) = (host.making(), host.caller());
         // Also when it goes on alone, it ends with its placement.
         let lease = host.enter(&placement).await?;
         let run = async move {
@@ -118,7 +118,7 @@ pub(super) async fn exec(
         Ok(result) => result,
         Err(error) => return host.told(Err(error), &id).await,
     };
-    trail::finished(&host.owner, &result);
+    trail::finished(&host.owner.name(), &result);
     if result.status == ExecutionStatus::TimedOut {
         host.processes.forget_session(&id);
     }
@@ -177,7 +177,7 @@ impl Host {
             if_exists: IfExists::Reuse,
         };
         let caller = self.caller();
-        let made = self.runtime.create(&caller, made).await;
+        let made = self.making().create(&caller, made).await;
         self.told(made, id).await?;
         let path = format!("/tmp/.box-exec-{}", CommandId::fresh());
         for piece in cmd.as_bytes().chunks(PIECE) {
@@ -243,7 +243,7 @@ impl Host {
             draft = service.decided(draft, &self.owner).await?;
         } else {
             self.open_mounts(&mut draft).await?;
-            trail::allowed(&self.owner, &draft);
+            trail::allowed(&self.owner.name(), &draft);
         }
         draft.world = Some(World::LangBot);
         draft.guest = Some(Guest {

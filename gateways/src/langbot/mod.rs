@@ -89,7 +89,7 @@ pub struct Settings {
     pub config: Map<String, Value>,
     /// The caller that is LangBot itself, by its own token or its pipes: what that says about host paths and limits
     /// is taken. Everybody else is under the policy.
-    pub decides: Option<Arc<str>>,
+    pub decides: Option<Caller>,
     /// What the operator lets be mounted: for LangBot itself also where that is usually blocked, for others nothing
     /// else.
     pub opened_roots: Vec<PathBuf>,
@@ -105,7 +105,7 @@ pub struct LangBot {
     runtime: BoxRuntime,
     service: BoxService,
     settings: Settings,
-    hosts: Mutex<HashMap<Arc<str>, Arc<Host>>>,
+    hosts: Mutex<HashMap<Caller, Arc<Host>>>,
 }
 
 impl LangBot {
@@ -133,7 +133,7 @@ impl LangBot {
 
     /// The installation that this caller's connection belongs to. The first instance that comes is the caller's
     /// for as long as the server lives, unless the operator has named one.
-    pub fn host(&self, caller: &Arc<str>, instance: &str) -> Option<Arc<Host>> {
+    pub fn host(&self, caller: &Caller, instance: &str) -> Option<Arc<Host>> {
         if !is_instance(instance) {
             return None;
         }
@@ -146,9 +146,9 @@ impl LangBot {
         {
             return None;
         }
-        let host = Host::new(self, Arc::clone(caller), instance);
+        let host = Host::new(self, caller.clone(), instance);
         let host = Arc::new(host);
-        hosts.insert(Arc::clone(caller), Arc::clone(&host));
+        hosts.insert(caller.clone(), Arc::clone(&host));
         drop(hosts);
         host.look_for_processes();
         admission::end_with_their_grants(Arc::downgrade(&host));
@@ -156,7 +156,7 @@ impl LangBot {
     }
 
     /// The installation of a caller that has connected before.
-    pub fn known_host(&self, caller: &Arc<str>, instance: &str) -> Option<Arc<Host>> {
+    pub fn known_host(&self, caller: &Caller, instance: &str) -> Option<Arc<Host>> {
         let host = self.hosts().get(caller).cloned()?;
         same(&host.instance, instance).then_some(host)
     }
@@ -166,7 +166,7 @@ impl LangBot {
         self.hosts().values().cloned().collect()
     }
 
-    fn hosts(&self) -> MutexGuard<'_, HashMap<Arc<str>, Arc<Host>>> {
+    fn hosts(&self) -> MutexGuard<'_, HashMap<Caller, Arc<Host>>> {
         self.hosts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -179,8 +179,8 @@ fn same(one: &str, other: &str) -> bool {
 #[derive(Debug)]
 pub struct Host {
     runtime: BoxRuntime,
-    /// Whom its boxes belong to.
-    owner: Arc<str>,
+    /// The owner of its boxes.
+    owner: Caller,
     instance: String,
     places: Places,
     /// Who decides about its boxes, if it does not do so itself.
@@ -195,7 +195,7 @@ pub struct Host {
 }
 
 impl Host {
-    fn new(langbot: &LangBot, owner: Arc<str>, instance: &str) -> Self {
+    fn new(langbot: &LangBot, owner: Caller, instance: &str) -> Self {
         let settings = &langbot.settings;
         let decides = settings.decides.as_ref() == Some(&owner);
         let config = Config::default().merged(settings.config.clone());
@@ -233,7 +233,13 @@ impl Host {
 
     /// Whom the runtime is asked as.
     fn caller(&self) -> Caller {
-        Caller::named(Arc::clone(&self.owner)).with_max_sessions(self.config().limits.max_sessions)
+        self.owner.clone()
+    }
+
+    /// The runtime, for calls that may make a box: within LangBot's own limit.
+    fn making(&self) -> BoxRuntime {
+        let most = self.config().limits.max_sessions;
+        self.runtime.with_max_boxes(most)
     }
 
     fn is_closing(&self) -> bool {

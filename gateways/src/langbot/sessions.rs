@@ -32,7 +32,7 @@ pub(super) async fn create(
     let made = {
         let (host, id) = (Arc::clone(&host), id.clone());
         to_its_end(async move {
-            let made = host.runtime.create(&host.caller(), params).await;
+            let made = host.making().create(&host.caller(), params).await;
             host.told(made, &id).await
         })
     };

@@ -331,11 +331,11 @@ impl Engine {
     fn hello(&self, id: &CallId, params: &str) -> Option<String> {
         let inside = params.contains("\"_meta\"");
         let outcome = parse_params::<HelloParams>(params, inside)
-            .and_then(|params| hello::answer(&params, &self.gate, &self.limits));
+            .and_then(|params| hello::answer(&params, &self.auth, &self.limits));
         match outcome {
             Ok((caller, result)) => {
                 if let Some(caller) = caller {
-                    let _ = self.token_name.set(caller);
+                    let _ = self.token.set(caller);
                 }
                 self.admitted.store(true, Ordering::Relaxed);
                 self.answers_pings.store(true, Ordering::Relaxed);

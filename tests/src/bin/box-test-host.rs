@@ -68,7 +68,7 @@ async fn serve(program: &str, how: &Value) -> Result<(), Box<dyn Error>> {
     let listener = endpoint.listen(&ListenOptions::default()).await;
     // Dropping the runtime would end the boxes, which the next runtime adopts.
     let listener = listener.unwrap_or_else(|_| std::process::exit(1));
-    let _server = Server::start(listener, runtime.router(), |_| Options::default());
+    let _server = Server::start(listener, runtime.router(), |_| Options::new(Caller::Local));
     runtime.exit_asked().await;
     Ok(())
 }
@@ -79,7 +79,7 @@ async fn hold(program: &str, how: &Value) -> Result<(), Box<dyn Error>> {
     let runtime = BoxRuntime::start(RuntimeConfig::with(backend));
     for line in stdin().lock().lines() {
         let mut call: Value = serde_json::from_str(&line?)?;
-        let caller = Caller::local();
+        let caller = Caller::Local;
         let answer = if call["exec"].is_object() {
             let asked = serde_json::from_value(call["exec"].take())?;
             let ran = runtime.exec(&caller, asked).await;

@@ -31,8 +31,7 @@ async fn serve() -> Result<(), Box<dyn Error>> {
     let options = Options {
         limits,
         codecs: Codecs::FirstOf(BOTH),
-        gate: gate(guarded),
-        ..Options::default()
+        ..Options::new(gate(guarded))
     };
     let session = Session::start_boxed(
         connection,

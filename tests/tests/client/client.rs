@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use box_client::{BoxClient, BoxListParams, ClientError, ClientOptions, Code, SpecDraft};
-use box_rpc::{Gate, Options, Tokens};
+use box_rpc::{Auth, Options, Tokens};
 use box_tests::boxes;
 use box_tests::fixture::TOKEN;
 use box_tests::wait::eventually;
@@ -112,11 +112,8 @@ async fn an_absent_server_is_reported_at_once_or_waited_for() {
 async fn a_client_shows_its_token_and_comes_back_by_itself() {
     let guarded = async |endpoint: &Endpoint| {
         let listener = endpoint.listen(&ListenOptions::default()).await.unwrap();
-        let gate = Gate::Tokens(Tokens::new([("tester".to_owned(), TOKEN.to_owned())]));
-        let options = Options {
-            gate,
-            ..Options::default()
-        };
+        let gate = Auth::Tokens(Tokens::new([("tester".to_owned(), TOKEN.to_owned())]));
+        let options = Options::new(gate);
         Server::start(listener, boxes::router(), move |_| options.clone())
     };
     let first = guarded(&"tcp://127.0.0.1:0".parse().unwrap()).await;

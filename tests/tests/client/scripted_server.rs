@@ -17,7 +17,7 @@ use box_protocol::actions::{
 };
 use box_protocol::{CommandInfo, PerStream};
 use box_rpc::{
-    Action, Call, Connection, ConnectionError, Handle, Limits, Options, Router, Session,
+    Action, Call, Caller, Connection, ConnectionError, Handle, Limits, Options, Router, Session,
 };
 use box_transports::link::{Connector, Link, LinkOptions};
 use box_transports::queue;
@@ -115,7 +115,7 @@ impl ScriptedServer {
                 let (near, far) = queue::pair(64);
                 let options = Options {
                     limits: Limits::in_process(),
-                    ..Options::default()
+                    ..Options::new(Caller::Local)
                 };
                 let session = Session::start(far, script.router(), options);
                 *lock(&script.session) = Some(Arc::new(session));

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use box_client::{BoxClient, BoxHandle, ClientOptions, SpecDraft};
-use box_rpc::{Options, Router};
+use box_rpc::{Caller, Options, Router};
 use box_transports::server::Server;
 use box_transports::{Endpoint, ListenOptions};
 
@@ -18,7 +18,7 @@ pub(crate) struct ServerAndClient {
 /// Serves at this endpoint.
 pub(crate) async fn serve(endpoint: &Endpoint, router: Router) -> Server {
     let listener = endpoint.listen(&ListenOptions::default()).await.unwrap();
-    Server::start(listener, router, |_| Options::default())
+    Server::start(listener, router, |_| Options::new(Caller::Local))
 }
 
 /// Serves at this endpoint and connects a client.

@@ -83,7 +83,7 @@ impl Host {
                 Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
             }
         };
-        let session = Session::start_boxed(connection, Router::empty(), Options::default());
+        let session = Session::start_boxed(connection, Router::empty(), Options::client());
         Ok(Self {
             process,
             session,

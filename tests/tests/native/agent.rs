@@ -303,7 +303,7 @@ async fn an_agent_outlives_its_connection_and_is_found_by_its_socket() {
         let name = std::fs::read_to_string(format!("/proc/{listens}/comm")).unwrap();
         assert_eq!(name, "box-init\n", "the kernel says that the agent listens");
         let connection = unix::over(stream, &Limits::default());
-        let again = Session::start(connection, Router::empty(), Options::default());
+        let again = Session::start(connection, Router::empty(), Options::client());
         let health = again
             .peer()
             .call::<AgentHealth>(&AgentHealthParams::default())

@@ -100,7 +100,7 @@ async fn a_box_says_what_it_runs_on_and_what_it_goes_without() {
         let asked = spec(json!({"session_id": "facts", "image": "alpine:latest", "cmd": "true"}));
         machine.exec_spec(asked).await.unwrap();
         let id = SessionId::new("facts").unwrap();
-        let info = machine.runtime.get(&Caller::local(), &id).await.unwrap();
+        let info = machine.runtime.get(&Caller::Local, &id).await.unwrap();
         assert_eq!(
             (info.image.as_deref(), info.rootfs.as_deref()),
             (Some("alpine:latest"), Some("host"))
@@ -119,7 +119,7 @@ async fn without_a_fork_server_a_call_is_unavailable_and_names_no_path() {
     let runtime = BoxRuntime::start(RuntimeConfig::with(backend));
     let asked = spec(json!({"session_id": "none", "cmd": "true"}));
     let error = runtime
-        .exec(&Caller::local(), params(asked))
+        .exec(&Caller::Local, params(asked))
         .await
         .unwrap_err();
     assert_eq!(error.code(), Code::Unavailable);
@@ -139,7 +139,7 @@ async fn images_are_directories_by_name_and_strictly_so_if_wanted() {
         let runtime = BoxRuntime::start(RuntimeConfig::with(NativeBackend::new(config)));
         let exec = |image: &str| {
             let asked = spec(json!({"session_id": image, "image": image, "cmd": "true"}));
-            runtime.exec(&Caller::local(), params(asked))
+            runtime.exec(&Caller::Local, params(asked))
         };
         let error = exec("other").await.unwrap_err();
         assert_eq!(error.code(), Code::Unsupported, "{error:?}");

@@ -45,13 +45,13 @@ async fn output(
 async fn command(machine: &Machine) -> Result<String, BoxError> {
     let (to, chunks) = mpsc::channel(4);
     let asked = params(json!({"program": {"text": PRINT}, "env": {"C": "asked"}, "attach": {}}));
-    let caller = Caller::local();
+    let caller = Caller::Local;
     let running = machine.runtime.start_command(&caller, asked, Some(to));
     output(running, chunks).await
 }
 
 async fn shell(machine: &Machine, id: &str) -> Result<String, BoxError> {
-    let (runtime, caller) = (&machine.runtime, Caller::local());
+    let (runtime, caller) = (&machine.runtime, Caller::Local);
     let asked = params(json!({"shell_id": id, "language": "sh", "env": {"C": "asked"}}));
     runtime.create_shell(&caller, asked).await?;
     let (to, chunks) = mpsc::channel(4);
@@ -104,7 +104,7 @@ async fn what_cannot_be_read_as_such_a_file_starts_nothing() {
                 "{make}"
             );
             let gone = params(json!({"paths": ["/workspace/.env"], "recursive": true}));
-            let (runtime, caller) = (&machine.runtime, Caller::local());
+            let (runtime, caller) = (&machine.runtime, Caller::Local);
             runtime.forward::<FileRemove>(&caller, &gone).await.unwrap();
         }
     })
@@ -115,7 +115,7 @@ async fn what_cannot_be_read_as_such_a_file_starts_nothing() {
 async fn a_repeated_start_is_the_same_whatever_became_of_the_boxes_defaults() {
     on_each_machine(async |machine| {
         exec(machine, "true", json!({})).await.unwrap();
-        let (runtime, caller) = (&machine.runtime, Caller::local());
+        let (runtime, caller) = (&machine.runtime, Caller::Local);
         let start = async |more: Value| {
             let mut asked =
                 json!({"command_id": "c", "program": {"text": PRINT}, "env": {"C": "asked"}});

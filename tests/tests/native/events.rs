@@ -21,7 +21,10 @@ use super::support::{Machine, mark, on_each_machine, params, printed, processes_
 async fn events(runtime: &BoxRuntime, caller: &str, asked: Value) -> (Vec<BoxEvent>, u64) {
     let (sender, mut chunks) = mpsc::channel(8);
     let asked = serde_json::from_value(asked).unwrap();
-    let caller = Caller::named(caller);
+    let caller = match caller {
+        "local" => Caller::Local,
+        name => Caller::token(name),
+    };
     let running = runtime.events(&caller, asked, Some(sender));
     let reading = async {
         let mut all = Vec::new();
@@ -45,7 +48,7 @@ fn kinds(events: &[BoxEvent]) -> Vec<(&str, &str)> {
 
 async fn delete(machine: &Machine, id: &str) {
     let asked = serde_json::from_value(json!({"session_id": id})).unwrap();
-    let deleted = machine.runtime.delete(&Caller::local(), asked).await;
+    let deleted = machine.runtime.delete(&Caller::Local, asked).await;
     deleted.unwrap();
 }
 
@@ -59,10 +62,10 @@ async fn the_owner_of_a_box_gets_its_events_in_order() {
         let following = {
             let runtime = runtime.clone();
             let asked = serde_json::from_value(json!({"follow": true, "after": start})).unwrap();
-            tokio::spawn(async move { runtime.events(&Caller::local(), asked, Some(sender)).await })
+            tokio::spawn(async move { runtime.events(&Caller::Local, asked, Some(sender)).await })
         };
         machine.exec("a", "true").await;
-        let alice = Caller::named("alice");
+        let alice = Caller::token("alice");
         let hers = params(SpecDraft::new("hers").cmd("true"));
         runtime.exec(&alice, hers).await.unwrap();
         delete(machine, "a").await;
@@ -92,7 +95,7 @@ async fn the_owner_of_a_box_gets_its_events_in_order() {
         if pauses {
             for to in ["paused", "running"] {
                 let asked = serde_json::from_value(json!({"session_id": "dies", "to": to}));
-                let moved = runtime.transition(&Caller::local(), asked.unwrap()).await;
+                let moved = runtime.transition(&Caller::Local, asked.unwrap()).await;
                 moved.unwrap();
             }
             expected.extend([("dies", "paused"), ("dies", "resumed")]);
@@ -216,8 +219,8 @@ async fn a_box_that_is_taken_over_says_so() {
 
 async fn get(machine: &Machine, guest: bool) -> Result<BoxGetResult, BoxError> {
     let (near, far) = queue::pair(16);
-    let _server = Session::start(far, machine.runtime.router(), Options::default());
-    let client = Session::start(near, Router::empty(), Options::default());
+    let _server = Session::start(far, machine.runtime.router(), Options::new(Caller::Local));
+    let client = Session::start(near, Router::empty(), Options::client());
     let asked = serde_json::from_value(json!({"session_id": "g", "guest": guest})).unwrap();
     let answer = client.peer().call::<BoxGet>(&asked).await;
     answer.map_err(BoxError::from)

@@ -37,7 +37,7 @@ fn runtime_after(script: &str) -> (BoxRuntime, tempfile::TempDir) {
 async fn a_box_without_a_primitive_it_needs_is_refused_by_name() {
     let exec = async |runtime: &BoxRuntime| {
         let asked = spec(json!({"session_id": "closed", "cmd": "echo ran"}));
-        runtime.exec(&Caller::local(), params(asked)).await
+        runtime.exec(&Caller::Local, params(asked)).await
     };
     let (runtime, _dir) = runtime_after("true");
     assert_eq!(printed(&exec(&runtime).await.unwrap()), "ran", "control");
@@ -50,7 +50,7 @@ async fn a_box_without_a_primitive_it_needs_is_refused_by_name() {
         assert!(error.message().contains(&name), "{error:?}");
         assert!(runtime.health().await.missing.contains(&name));
         let session = SessionId::new("closed").unwrap();
-        let left = runtime.get(&Caller::local(), &session).await;
+        let left = runtime.get(&Caller::Local, &session).await;
         assert_eq!(left.unwrap_err().code(), Code::NotFound, "no box is left");
     }
 }
@@ -59,8 +59,8 @@ async fn a_box_without_a_primitive_it_needs_is_refused_by_name() {
 async fn a_strict_profile_refuses_a_box_that_goes_without_something() {
     on_each_machine(async |machine| {
         let (near, far) = box_transports::queue::pair(64);
-        let _served = Session::start(far, machine.runtime.router(), Options::default());
-        let client = Session::start(near, Router::empty(), Options::default());
+        let _served = Session::start(far, machine.runtime.router(), Options::new(Caller::Local));
+        let client = Session::start(near, Router::empty(), Options::client());
         let run = async |profile: &str| {
             let config: ServiceConfig =
                 serde_json::from_value(json!({"profile": profile, "profiles": [

@@ -13,19 +13,19 @@ async fn create(machine: &Machine, argv: &[&str], ends_box: bool) -> Result<(), 
     let spec = json!({"session_id": "m", "main": {"argv": argv, "ends_box": ends_box},
         "defaults": {"cwd": "/tmp", "env": {"A": "1"}}});
     let params: BoxCreateParams = serde_json::from_value(json!({"spec": spec})).unwrap();
-    let created = machine.runtime.create(&Caller::local(), params).await;
+    let created = machine.runtime.create(&Caller::Local, params).await;
     created.map(drop)
 }
 
 async fn main_of(machine: &Machine) -> Result<CommandInfo, BoxError> {
     let key = json!({"session_id": "m", "command_id": "main"});
     let key = serde_json::from_value(key).unwrap();
-    machine.runtime.get_command(&Caller::local(), key).await
+    machine.runtime.get_command(&Caller::Local, key).await
 }
 
 async fn move_to(machine: &Machine, to: TargetState) {
     let params = serde_json::from_value(json!({"session_id": "m", "to": to})).unwrap();
-    let moved = machine.runtime.transition(&Caller::local(), params).await;
+    let moved = machine.runtime.transition(&Caller::Local, params).await;
     assert!(moved.unwrap().changed);
 }
 
@@ -54,7 +54,7 @@ async fn a_box_may_begin_with_a_command_and_end_with_it() {
             let reads = json!({"session_id": "m", "command_id": "main"});
             let reads = serde_json::from_value(reads).unwrap();
             let (sender, mut chunks) = tokio::sync::mpsc::channel(64);
-            let caller = Caller::local();
+            let caller = Caller::Local;
             let reading = machine.runtime.attach_command(&caller, reads, sender);
             let mut text = String::new();
             let collecting = async {
@@ -105,7 +105,7 @@ async fn a_box_may_outlive_the_command_it_begins_with_but_not_be_without() {
         let params = serde_json::from_value(json!({"session_id": "m", "force": true})).unwrap();
         machine
             .runtime
-            .delete(&Caller::local(), params)
+            .delete(&Caller::Local, params)
             .await
             .unwrap();
         let error = create(machine, &["/no/such/program"], true)

@@ -163,7 +163,7 @@ async fn a_mount_is_added_to_a_living_box_and_stays_its_own() {
             let params = serde_json::from_value(params).unwrap();
             machine
                 .runtime
-                .update(&box_runtime::Caller::local(), params)
+                .update(&box_runtime::Caller::Local, params)
                 .await
         };
         let info = add(first.path(), "/mnt/one", "ro").await.unwrap();
@@ -182,7 +182,7 @@ async fn a_mount_is_added_to_a_living_box_and_stays_its_own() {
         let params = serde_json::from_value(params).unwrap();
         let none = machine
             .runtime
-            .update(&box_runtime::Caller::local(), params)
+            .update(&box_runtime::Caller::Local, params)
             .await;
         assert_eq!(none.unwrap_err().code(), Code::NotFound);
     })
@@ -196,7 +196,7 @@ async fn a_mount_to_write_to_is_for_what_is_started_after_it() {
         // A thread that touches files, and a program, which both start before.
         let upload = async |path: &str| {
             let params = json!({"session_id": "w", "path": path, "data": "aGk="});
-            let caller = box_runtime::Caller::local();
+            let caller = box_runtime::Caller::Local;
             let params = serde_json::from_value(params).unwrap();
             let runtime = &machine.runtime;
             runtime.forward::<FileWrite>(&caller, &params).await
@@ -205,7 +205,7 @@ async fn a_mount_to_write_to_is_for_what_is_started_after_it() {
         let asked = spec(json!({"session_id": "w", "host_path": before.path(), "cmd": wait}));
         printed(&machine.exec_spec(asked.clone()).await.unwrap());
         upload("/workspace/a").await.unwrap();
-        let caller = box_runtime::Caller::local();
+        let caller = box_runtime::Caller::Local;
         let update = async || {
             let params = json!({"session_id": "w", "extra_mounts":
                 [{"host_path": added.path(), "mount_path": "/mnt/new", "mode": "rw"}]});
@@ -334,7 +334,7 @@ async fn a_file_system_with_quotas_keeps_that_of_a_workspace() {
         assert!(of(&exec("free", free.path(), None, fill).await) >= 20, "control");
         // The limit ends with the box.
         let delete = serde_json::from_value(json!({"session_id": "q", "force": true})).unwrap();
-        machine.runtime.delete(&box_runtime::Caller::local(), delete).await.unwrap();
+        machine.runtime.delete(&box_runtime::Caller::Local, delete).await.unwrap();
         let room = async || of(&exec("later", dir.path(), None, "rm -f e*; head -c 20M /dev/zero > l; du -sm . | cut -f1").await);
         assert!(room().await >= 20);
         // The quota of one box does not end with another box of the same directory, neither later
@@ -342,7 +342,7 @@ async fn a_file_system_with_quotas_keeps_that_of_a_workspace() {
         let shared = machine.directory();
         let delete = async |session: &str| {
             let delete = serde_json::from_value(json!({"session_id": session, "force": true})).unwrap();
-            machine.runtime.delete(&box_runtime::Caller::local(), delete).await.unwrap();
+            machine.runtime.delete(&box_runtime::Caller::Local, delete).await.unwrap();
         };
         for session in ["first", "second"] {
             exec(session, shared.path(), Some(8), "true").await;

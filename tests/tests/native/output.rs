@@ -57,11 +57,7 @@ async fn streamed(machine: &Machine, cmd: &str, slowly: bool) -> Vec<u8> {
     let asked: BoxExecParams = serde_json::from_value(json!({
         "spec": spec(json!({"session_id": "stream", "cmd": cmd})), "attach": {"view": "bytes"}}))
     .unwrap();
-    let call = tokio::spawn(
-        machine
-            .runtime
-            .exec_streamed(&Caller::local(), asked, sender),
-    );
+    let call = tokio::spawn(machine.runtime.exec_streamed(&Caller::Local, asked, sender));
     let (mut all, mut count) = (Vec::new(), 0);
     while let Some(chunk) = chunks.recv().await {
         count += 1;

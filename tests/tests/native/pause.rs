@@ -15,17 +15,17 @@ use super::support::{on_each_machine, printed, spec};
 
 async fn move_to(runtime: &BoxRuntime, to: &str) -> Result<BoxTransitionResult, BoxError> {
     let params = serde_json::from_value(json!({"session_id": "p", "to": to})).unwrap();
-    runtime.transition(&Caller::local(), params).await
+    runtime.transition(&Caller::Local, params).await
 }
 
 async fn state(runtime: &BoxRuntime) -> BoxState {
     let id = box_protocol::SessionId::new("p").unwrap();
-    runtime.get(&Caller::local(), &id).await.unwrap().state
+    runtime.get(&Caller::Local, &id).await.unwrap().state
 }
 
 async fn look(runtime: &BoxRuntime) -> Result<(), BoxError> {
     let params = serde_json::from_value(json!({"session_id": "p", "paths": ["/"]})).unwrap();
-    let caller = Caller::local();
+    let caller = Caller::Local;
     let looked = runtime.forward::<FileStat>(&caller, &params);
     looked.await.map(drop)
 }
@@ -68,11 +68,11 @@ async fn a_paused_box_is_frozen_refuses_calls_and_resumes() {
         let exec = machine.exec_spec(spec(asked)).await;
         assert_eq!(exec.unwrap_err().code(), Code::Conflict);
         let figures = serde_json::from_value(json!({"session_id": "p"})).unwrap();
-        let figures = runtime.stats(&Caller::local(), figures, None).await;
+        let figures = runtime.stats(&Caller::Local, figures, None).await;
         assert_eq!(figures.unwrap_err().code(), Code::Conflict);
         let again = json!({"spec": {"session_id": "p", "host_path": workspace.path()}});
         let create = serde_json::from_value(again).unwrap();
-        let found = runtime.create(&Caller::local(), create).await.unwrap();
+        let found = runtime.create(&Caller::Local, create).await.unwrap();
         assert_eq!((found.existed, found.info.state), (true, BoxState::Paused));
         let before = count(&workspace);
         // The count would be higher if the counter had run meanwhile.
@@ -84,7 +84,7 @@ async fn a_paused_box_is_frozen_refuses_calls_and_resumes() {
         eventually("it continues to count", async || count(&workspace) > before).await;
         move_to(runtime, "paused").await.unwrap();
         let delete = serde_json::from_value(json!({"session_id": "p"})).unwrap();
-        runtime.delete(&Caller::local(), delete).await.unwrap();
+        runtime.delete(&Caller::Local, delete).await.unwrap();
         let gone = move_to(runtime, "running").await.unwrap_err();
         assert_eq!(gone.code(), Code::NotFound);
     })
@@ -131,7 +131,7 @@ async fn neither_silence_nor_idle_time_ends_a_paused_box_but_its_lifetime_does()
             "lifetime": lifetime}),
         );
         let exec = super::support::params(asked);
-        runtime.exec(&Caller::local(), exec).await.unwrap();
+        runtime.exec(&Caller::Local, exec).await.unwrap();
         move_to(&runtime, "paused").await.unwrap();
         let before = count(&workspace);
         tokio::time::sleep(Duration::from_secs(4)).await;

@@ -24,7 +24,7 @@ impl PortConnection {
         let runtime = machine.runtime.clone();
         let running = tokio::spawn(async move {
             let params = serde_json::from_value(json!({"session_id": "p", "port": port})).unwrap();
-            let caller = Caller::local();
+            let caller = Caller::Local;
             let opening = runtime.forward_streamed::<PortOpen>(&caller, &params, sender);
             opening.await
         });
@@ -60,7 +60,7 @@ async fn send(machine: &Machine, id: &ConnId, data: &[u8], close: bool) -> Resul
     let mut params: box_protocol::actions::PortSendParams =
         serde_json::from_value(json!({"session_id": "p", "conn_id": id, "close": close})).unwrap();
     params.data = Some(data.to_vec().into());
-    let caller = Caller::local();
+    let caller = Caller::Local;
     let sent = machine.runtime.forward::<PortSend>(&caller, &params);
     sent.await.map(drop)
 }
@@ -164,7 +164,7 @@ async fn a_mebibyte_goes_and_comes_back_over_both_kinds_of_address() {
             machine.exec("p", "pkill -f serve.py; sleep 0.1").await;
         }
         let params = serde_json::from_value(json!({"session_id": "p"})).unwrap();
-        let figures = machine.runtime.stats(&Caller::local(), params, None).await;
+        let figures = machine.runtime.stats(&Caller::Local, params, None).await;
         let figures = figures.unwrap();
         assert_eq!(figures.network_received_bytes, Some(2 << 20));
         assert_eq!(figures.network_sent_bytes, Some((2 << 20) + 6));

@@ -28,7 +28,7 @@ fn stubborn(seconds: &str) -> String {
 
 async fn sessions(machine: &Machine) -> Vec<String> {
     let all = BoxListParams::default();
-    let listed = machine.runtime.list(&Caller::local(), &all).await.unwrap();
+    let listed = machine.runtime.list(&Caller::Local, &all).await.unwrap();
     listed
         .items
         .iter()
@@ -44,7 +44,7 @@ async fn a_timeout_kills_everything_and_drops_the_session() {
             spec(json!({"session_id": "slow", "timeout_sec": 1, "cmd": stubborn(&seconds)}));
         let asked = json!({"spec": asked, "on_timeout": "drop_box"});
         let asked = serde_json::from_value(asked).unwrap();
-        let result = machine.runtime.exec(&Caller::local(), asked).await.unwrap();
+        let result = machine.runtime.exec(&Caller::Local, asked).await.unwrap();
         assert_eq!(
             (result.status, result.exit_code),
             (ExecutionStatus::TimedOut, None)
@@ -70,7 +70,7 @@ async fn a_timeout_that_spares_the_box_kills_the_tree_and_nothing_else() {
         let asked = json!({"spec": spec(json!({"session_id": "kept", "timeout_sec": 1,
             "cmd": stubborn(&mine)}))});
         let asked = serde_json::from_value(asked).unwrap();
-        let result = machine.runtime.exec(&Caller::local(), asked).await.unwrap();
+        let result = machine.runtime.exec(&Caller::Local, asked).await.unwrap();
         assert_eq!(result.status, ExecutionStatus::TimedOut);
         assert_eq!(result.killed, Some(Killed::Command));
         gone(&mine).await;
@@ -85,11 +85,7 @@ async fn a_timeout_that_spares_the_box_kills_the_tree_and_nothing_else() {
 async fn delete(machine: &Machine, session: &str) {
     let asked: BoxDeleteParams =
         serde_json::from_value(json!({"session_id": session, "force": true})).unwrap();
-    machine
-        .runtime
-        .delete(&Caller::local(), asked)
-        .await
-        .unwrap();
+    machine.runtime.delete(&Caller::Local, asked).await.unwrap();
 }
 
 #[tokio::test]
@@ -98,7 +94,7 @@ async fn a_dropped_call_kills_the_tree_and_the_box_lives() {
         let seconds = mark();
         printed(&machine.exec("dropped", "echo before > /tmp/f").await);
         let asked = params(SpecDraft::new("dropped").cmd(stubborn(&seconds)));
-        let call = tokio::spawn(machine.runtime.exec(&Caller::local(), asked));
+        let call = tokio::spawn(machine.runtime.exec(&Caller::Local, asked));
         eventually("they run", async || processes_with(&seconds) >= 5).await;
         call.abort();
         // Served only once nothing of the previous call remains.
@@ -116,7 +112,7 @@ async fn deleting_a_box_ends_a_running_command() {
     on_each_machine(async |machine| {
         let seconds = mark();
         let asked = params(SpecDraft::new("deleted").cmd(stubborn(&seconds)));
-        let call = tokio::spawn(machine.runtime.exec(&Caller::local(), asked));
+        let call = tokio::spawn(machine.runtime.exec(&Caller::Local, asked));
         eventually("they run", async || processes_with(&seconds) >= 5).await;
         delete(machine, "deleted").await;
         assert_eq!(processes_with(&seconds), 0);
@@ -168,7 +164,7 @@ async fn a_box_that_is_given_up_is_cleaned_up_all_the_same() {
         native.state_dir = Some(state.path().to_owned());
         let mut config = RuntimeConfig::with(NativeBackend::new(native));
         config.stop_timeout = Duration::ZERO;
-        let (runtime, caller) = (BoxRuntime::start(config), Caller::local());
+        let (runtime, caller) = (BoxRuntime::start(config), Caller::Local);
         let spec = json!({"spec": {"session_id": "given-up"}});
         let create = serde_json::from_value(spec).unwrap();
         runtime.create(&caller, create).await.unwrap();
@@ -203,7 +199,7 @@ async fn a_fork_server_that_starts_slowly_is_started_once() {
         native.program = script;
         let mut config = RuntimeConfig::with(NativeBackend::new(native));
         config.probe_timeout = Duration::from_millis(300);
-        let (runtime, caller) = (BoxRuntime::start(config), Caller::local());
+        let (runtime, caller) = (BoxRuntime::start(config), Caller::Local);
         let mut refused = 0;
         loop {
             let spec = json!({"spec": {"session_id": "slow"}});
@@ -235,7 +231,7 @@ async fn a_box_whose_files_fill_its_memory_fails_for_lack_of_memory() {
         let small = |cmd: &str| spec(json!({"session_id": "m", "memory_mb": 32, "cmd": cmd}));
         let filled = machine.exec_spec(small(fill)).await.unwrap();
         assert_eq!(printed(&filled), "full", "the box lives");
-        let (runtime, caller) = (&machine.runtime, Caller::local());
+        let (runtime, caller) = (&machine.runtime, Caller::Local);
         let id = SessionId::new("m").unwrap();
         let get = async || runtime.get(&caller, &id).await;
         assert_eq!(get().await.unwrap().state, BoxState::Running);

@@ -70,11 +70,10 @@ async fn read_all(
         let params = serde_json::from_value(params).unwrap();
         let (sender, mut chunks) = mpsc::channel(1);
         let runtime = machine.runtime.clone();
-        let call = tokio::spawn(async move {
-            runtime
-                .attach_command(&Caller::local(), params, sender)
-                .await
-        });
+        let call =
+            tokio::spawn(
+                async move { runtime.attach_command(&Caller::Local, params, sender).await },
+            );
         let (mut taken, mut cut) = (0, false);
         while let Some(chunk) = chunks.recv().await {
             match chunk {
@@ -144,7 +143,7 @@ async fn run(machine: &Machine, number: usize) -> (u64, usize) {
     let params = serde_json::from_value(params).unwrap();
     machine
         .runtime
-        .start_command(&Caller::local(), params, None)
+        .start_command(&Caller::Local, params, None)
         .await
         .unwrap();
     let mut other = Random(dice.0 | 1);
@@ -157,7 +156,7 @@ async fn run(machine: &Machine, number: usize) -> (u64, usize) {
     let forget = serde_json::from_value(forget).unwrap();
     machine
         .runtime
-        .kill_command(&Caller::local(), forget)
+        .kill_command(&Caller::Local, forget)
         .await
         .unwrap();
     (one.0 + two.0, one.1 + two.1)
@@ -222,7 +221,7 @@ async fn a_flood_and_a_slow_reader_take_no_memory_and_delay_no_other_reader() {
         let runtime = machine.runtime.clone();
         let before = resident();
         let call = tokio::spawn(async move {
-            runtime.start_command(&Caller::local(), params, Some(sender)).await
+            runtime.start_command(&Caller::Local, params, Some(sender)).await
         });
         let (mut read, mut number, mut most) = (0, 0, 0);
         while let Some(chunk) = chunks.recv().await {

@@ -4,7 +4,7 @@ use box_protocol::actions::{
     BoxEvents, BoxGet, BoxStats, BoxTransition, FileRead, FileReadParams, FileWrite,
     FileWriteParams, PortChunk, PortOpen, PortSend,
 };
-use box_rpc::{Limits, Options, Router, Session};
+use box_rpc::{Caller, Limits, Options, Router, Session};
 use box_service::{BoxService, Query, ServiceConfig};
 use box_transports::queue;
 use box_transports::server::Server;
@@ -22,11 +22,13 @@ async fn a_tool_call_runs_in_a_real_box_behind_a_socket() {
             .parse()
             .unwrap();
         let listener = endpoint.listen(&ListenOptions::default()).await.unwrap();
-        let _server = Server::start(listener, machine.runtime.router(), |_| Options::default());
+        let _server = Server::start(listener, machine.runtime.router(), |_| {
+            Options::new(Caller::Local)
+        });
         let connection = endpoint.connect(&ConnectOptions::default()).await.unwrap();
         let options = Options {
             limits: Limits::default(),
-            ..Options::default()
+            ..Options::client()
         };
         let client = Session::start_boxed(connection, Router::empty(), options);
         let workspace = root.path().join("workspace");
@@ -59,7 +61,7 @@ fn linked(router: Router) -> (Session, Session) {
     let (near, far) = queue::pair(64);
     let options = || Options {
         limits: Limits::in_process(),
-        ..Options::default()
+        ..Options::new(Caller::Local)
     };
     let server = Session::start(far, router, options());
     (server, Session::start(near, Router::empty(), options()))

@@ -16,12 +16,12 @@ fn params(more: Value) -> BoxStatsParams {
 
 async fn stats(machine: &Machine) -> Result<BoxStatsResult, BoxError> {
     let once = params(json!({"session_id": "f"}));
-    machine.runtime.stats(&Caller::local(), once, None).await
+    machine.runtime.stats(&Caller::Local, once, None).await
 }
 
 async fn delete(machine: &Machine) {
     let asked = serde_json::from_value(json!({"session_id": "f", "force": true})).unwrap();
-    let deleted = machine.runtime.delete(&Caller::local(), asked).await;
+    let deleted = machine.runtime.delete(&Caller::Local, asked).await;
     deleted.unwrap();
 }
 
@@ -103,7 +103,7 @@ async fn a_stream_of_stats_lasts_until_the_box_ends_and_does_not_keep_it_alive()
         printed(&machine.exec_spec(asked).await.unwrap());
         let (sender, mut chunks) = mpsc::channel(1);
         let every = params(json!({"session_id": "f", "every_ms": 50}));
-        let caller = Caller::local();
+        let caller = Caller::Local;
         let running = machine.runtime.stats(&caller, every, Some(sender));
         let reading = async {
             let mut times = Vec::new();

@@ -21,12 +21,12 @@ fn params<T: serde::de::DeserializeOwned>(mut more: Value) -> T {
 
 async fn move_to(runtime: &BoxRuntime, to: &str) -> Result<BoxTransitionResult, BoxError> {
     let asked = params(json!({ "to": to }));
-    runtime.transition(&Caller::local(), asked).await
+    runtime.transition(&Caller::Local, asked).await
 }
 
 async fn state(runtime: &BoxRuntime) -> Result<BoxState, Code> {
     let id = box_protocol::SessionId::new("s").unwrap();
-    let answer = runtime.get(&Caller::local(), &id).await;
+    let answer = runtime.get(&Caller::Local, &id).await;
     answer.map(|info| info.state).map_err(|error| error.code())
 }
 
@@ -35,19 +35,19 @@ async fn start(machine: &Machine, id: &str, text: &str, hold: bool) {
         json!({"command_id": id, "program": {"text": text}, "cwd": "/tmp",
         "on_disconnect": "keep", "hold": hold}),
     );
-    let caller = Caller::local();
+    let caller = Caller::Local;
     let started = machine.runtime.start_command(&caller, asked, None);
     started.await.unwrap();
 }
 
 async fn get(machine: &Machine, id: &str) -> Result<CommandInfo, BoxError> {
     let key = params(json!({"command_id": id}));
-    machine.runtime.get_command(&Caller::local(), key).await
+    machine.runtime.get_command(&Caller::Local, key).await
 }
 
 async fn look(runtime: &BoxRuntime) -> Result<(), BoxError> {
     let asked = params(json!({"paths": ["/"]}));
-    let looked = runtime.forward::<FileStat>(&Caller::local(), &asked).await;
+    let looked = runtime.forward::<FileStat>(&Caller::Local, &asked).await;
     looked.map(drop)
 }
 
@@ -55,7 +55,7 @@ async fn kinds(runtime: &BoxRuntime) -> Vec<String> {
     let (to, mut chunks) = mpsc::channel(64);
     let asked = serde_json::from_value(json!({"session_id": "s"})).unwrap();
     runtime
-        .events(&Caller::local(), asked, Some(to))
+        .events(&Caller::Local, asked, Some(to))
         .await
         .unwrap();
     let mut kinds = Vec::new();
@@ -93,9 +93,9 @@ async fn a_stopped_box_has_its_files_and_none_of_its_processes() {
         start(machine, "held", "true", true).await;
         start(machine, "over", "echo before; exit 3", false).await;
         let shell = params(json!({"shell_id": "sh", "language": "sh"}));
-        runtime.create_shell(&Caller::local(), shell).await.unwrap();
+        runtime.create_shell(&Caller::Local, shell).await.unwrap();
         let run = params(json!({"shell_id": "sh", "command_id": "run", "text": format!("sleep {seconds}")}));
-        runtime.run_in_shell(&Caller::local(), run, None).await.unwrap();
+        runtime.run_in_shell(&Caller::Local, run, None).await.unwrap();
         while get(machine, "over").await.unwrap().state != CommandState::Exited {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -122,7 +122,7 @@ async fn a_stopped_box_has_its_files_and_none_of_its_processes() {
         let over = get(machine, "over").await.unwrap();
         assert_eq!((over.exit.unwrap().code, over.size.stdout), (Some(3), 7));
         let shells = params(json!({}));
-        let shells = runtime.list_shells(&Caller::local(), shells).await;
+        let shells = runtime.list_shells(&Caller::Local, shells).await;
         assert_eq!(shells.unwrap().items.len(), 0);
         assert_eq!(kinds(runtime).await, ["started", "stopped", "started"]);
     })
@@ -146,7 +146,7 @@ async fn an_idle_box_stops_and_a_call_starts_it() {
         assert_eq!(printed(&ran), "1");
         becomes(runtime, Ok(BoxState::Stopped)).await;
         let update = params(json!({"lifetime": {"idle_ms": 100, "delete_after_stop_ms": 50}}));
-        runtime.update(&Caller::local(), update).await.unwrap();
+        runtime.update(&Caller::Local, update).await.unwrap();
         becomes(runtime, Err(Code::NotFound)).await;
         assert_eq!(kinds(runtime).await.last().unwrap(), "expired");
     })

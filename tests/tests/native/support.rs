@@ -91,7 +91,7 @@ impl Machine {
 
     async fn end(&self) {
         let exit = serde_json::from_value(json!({"exit": true})).unwrap();
-        let ended = self.runtime.shutdown(&Caller::local(), exit).await;
+        let ended = self.runtime.shutdown(&Caller::Local, exit).await;
         ended.unwrap();
     }
 
@@ -102,7 +102,7 @@ impl Machine {
     }
 
     pub(crate) async fn exec_spec(&self, spec: SpecDraft) -> Result<BoxExecutionResult, BoxError> {
-        self.runtime.exec(&Caller::local(), params(spec)).await
+        self.runtime.exec(&Caller::Local, params(spec)).await
     }
 
     /// Whether the machine lacks this primitive.
@@ -131,7 +131,7 @@ pub(crate) async fn agent_of(backend: &NativeBackend) -> (Uuid, Session) {
     let started = backend.start(request).await.unwrap();
     let options = Options {
         codecs: Codecs::JSON_RPC,
-        ..Options::default()
+        ..Options::client()
     };
     let session = Session::start_boxed(started.connection, Router::empty(), options);
     (id, session)

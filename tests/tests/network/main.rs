@@ -13,7 +13,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use box_rpc::{
-    Action, Call, Connection, Handle, Limits, Never, Options, Router, RpcError, Session,
+    Action, Call, Caller, Connection, Handle, Limits, Never, Options, Router, RpcError, Session,
 };
 use box_transports::line::Line;
 use box_transports::link::{Connector, Link, LinkOptions};
@@ -157,7 +157,11 @@ async fn serve(router: Router) -> turmoil::Result {
     let listener = TcpListener::bind(("0.0.0.0", PORT)).await?;
     loop {
         let (stream, _) = listener.accept().await?;
-        let session = Session::start_boxed(connection(stream), router.clone(), Options::default());
+        let session = Session::start_boxed(
+            connection(stream),
+            router.clone(),
+            Options::new(Caller::Local),
+        );
         tokio::spawn(async move { session.closed().await });
     }
 }

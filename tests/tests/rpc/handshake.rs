@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use box_rpc::{
-    CallError, CloseReason, Code, Codecs, ConnectionError, Empty, Gate, Hello, HelloParams,
+    Auth, CallError, Caller, CloseReason, Code, Codecs, ConnectionError, Empty, Hello, HelloParams,
     Options, ReceiveHalf, SendHalf, Session, Tokens,
 };
 use box_tests::actions::{Server, Text, Who};
@@ -148,10 +148,7 @@ async fn a_transport_buffers_little_before_authentication() {
     let (to_server, from_client) = unbounded_channel();
     let (to_client, mut from_server) = unbounded_channel();
     let (record, mut reported) = unbounded_channel();
-    let options = Options {
-        gate: gate(true),
-        ..Options::default()
-    };
+    let options = Options::new(gate(true));
     let connection = (
         ChannelSender(to_client),
         RecordingReceiver(from_client, record),
@@ -191,10 +188,7 @@ impl ReceiveHalf for AbandonedReceiver {
 async fn a_connection_that_was_given_up_serves_nothing_to_a_peer_that_speaks_too_late() {
     let (to_server, from_client) = unbounded_channel();
     let (to_client, _from_server) = unbounded_channel();
-    let options = Options {
-        gate: gate(true),
-        ..Options::default()
-    };
+    let options = Options::new(gate(true));
     let state = Arc::new(Server::default());
     let params = json!({"token": TOKEN});
     let hello = json!({"jsonrpc": "2.0", "id": 1, "method": "hello", "params": params});
@@ -214,14 +208,11 @@ fn gated() -> (Session, Session) {
         ("one".to_owned(), TOKEN.to_owned()),
         ("two".to_owned(), "second".repeat(8)),
     ]);
-    let options = Options {
-        gate: Gate::Tokens(tokens),
-        ..Options::default()
-    };
+    let options = Options::new(tokens);
     let server = Session::start(ours, Arc::new(Server::default()).router(), options);
     let options = Options {
         codecs: Codecs::JSON_RPC,
-        ..Options::default()
+        ..Options::client()
     };
     (
         server,
@@ -310,10 +301,7 @@ async fn nothing_but_a_hello_keeps_an_unknown_peer_connected() {
     for text in strangers {
         let (ours, theirs) = queue::pair(64);
         let tokens = Tokens::new([("one".to_owned(), TOKEN.to_owned())]);
-        let options = Options {
-            gate: Gate::Tokens(tokens),
-            ..Options::default()
-        };
+        let options = Options::new(tokens);
         let server = Session::start(ours, Arc::new(Server::default()).router(), options);
         let mut raw = Raw::over(Box::new(theirs), Dialect::JsonRpc, None);
         raw.send_text(text).await;
@@ -329,7 +317,7 @@ async fn nothing_but_a_hello_keeps_an_unknown_peer_connected() {
 /// A server that knows callers by their user and by their certificate, and its address.
 async fn knowing_callers(
     text: &str,
-    gate: Gate,
+    tokens: Option<Tokens>,
 ) -> (box_transports::server::Server, ConnectOptions) {
     let (server, ca) = self_signed();
     let (client, client_ca) = self_signed();
@@ -343,14 +331,13 @@ async fn knowing_callers(
     let endpoint: Endpoint = text.parse().unwrap();
     let listener = endpoint.listen(&listen).await.unwrap();
     let router = Arc::new(Server::default()).router();
-    let server = box_transports::server::Server::start(listener, router, move |peer| Options {
-        gate: gate.clone(),
-        caller: match (peer.uid, peer.client_certificate) {
-            (Some(uid), _) => Some(format!("user {uid}").into()),
-            (None, true) => Some("a certificate".into()),
-            (None, false) => None,
-        },
-        ..Options::default()
+    let server = box_transports::server::Server::start(listener, router, move |peer| {
+        let transport = match (peer.uid, peer.client_certificate) {
+            (Some(_), _) => Caller::Local,
+            (None, true) => Caller::Certificate,
+            (None, false) => Caller::Loopback,
+        };
+        Options::new(tokens.clone().map_or(Auth::Caller(transport), Auth::Tokens))
     });
     let connect = ConnectOptions {
         tls: ClientTls {
@@ -375,12 +362,12 @@ fn self_signed() -> (Identity, Pem) {
 }
 
 /// The caller that the server sees after a hello with each of these tokens in turn.
-async fn taken_for(text: &str, gate: Gate, tokens: [&str; 2]) -> String {
-    let (server, connect) = knowing_callers(text, gate).await;
+async fn taken_for(text: &str, known: Option<Tokens>, tokens: [&str; 2]) -> String {
+    let (server, connect) = knowing_callers(text, known).await;
     let connection = server.endpoint().connect(&connect).await.unwrap();
     let options = Options {
         codecs: Codecs::JSON_RPC,
-        ..Options::default()
+        ..Options::client()
     };
     let client = Session::start_boxed(connection, box_rpc::Router::empty(), options);
     for token in tokens {
@@ -399,23 +386,19 @@ async fn taken_for(text: &str, gate: Gate, tokens: [&str; 2]) -> String {
 async fn a_token_names_its_caller_and_without_one_the_transport_does() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("socket");
-    let user = std::os::unix::fs::MetadataExt::uid(&directory.path().metadata().unwrap());
     let socket = format!("unix:{}", socket.display());
     let second = "second".repeat(8);
     let tokens = || {
-        Gate::Tokens(Tokens::new([
+        Some(Tokens::new([
             ("one".to_owned(), TOKEN.to_owned()),
             ("two".to_owned(), second.clone()),
         ]))
     };
     for (text, transports) in [
-        (socket.as_str(), format!("user {user}")),
-        ("tls://127.0.0.1:0", "a certificate".to_owned()),
+        (socket.as_str(), "local"),
+        ("tls://127.0.0.1:0", "certificate"),
     ] {
-        assert_eq!(
-            taken_for(text, Gate::Open, [TOKEN, &second]).await,
-            transports
-        );
+        assert_eq!(taken_for(text, None, [TOKEN, &second]).await, transports);
         assert_eq!(
             taken_for(text, tokens(), [TOKEN, &second]).await,
             "one",

@@ -361,7 +361,7 @@ async fn written_slowly(each: Duration) -> (Duration, usize) {
     let options = Options {
         limits: Limits::in_process(),
         codecs: Codecs::JSON_RPC,
-        ..Options::default()
+        ..Options::client()
     };
     assert_eq!(options.limits.frame, Duration::from_mins(1));
     let session = Session::start(

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use box_rpc::{CallError, Empty, Limits, Options, Session};
+use box_rpc::{CallError, Caller, Empty, Limits, Options, Session};
 use box_tests::actions::{Echo, Flow, Number, Probe, Server, Text, Wait};
 use box_tests::every_transport;
 use box_tests::fixture::{Dialect, Setup, against_a_script_with};
@@ -27,7 +27,7 @@ async fn a_half_read_line_survives_answers_that_flow_meanwhile() {
         Arc::new(Server::default()).router(),
         Options {
             limits,
-            ..Options::default()
+            ..Options::new(Caller::Local)
         },
     );
     let (mut read, mut write) = tokio::io::split(theirs);

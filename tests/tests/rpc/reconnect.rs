@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use box_rpc::{
-    CallError, Code, ConnectionError, Empty, Gate, HelloParams, Options, Session, Tokens,
+    Auth, CallError, Caller, Code, ConnectionError, Empty, HelloParams, Options, Session, Tokens,
 };
 use box_tests::actions::{Echo, Server as TestServer, Text, Who};
 use box_tests::fixture::TOKEN;
@@ -17,11 +17,8 @@ use tokio::time::Instant;
 
 async fn server(endpoint: &Endpoint) -> Server {
     let listener = endpoint.listen(&ListenOptions::default()).await.unwrap();
-    let gate = Gate::Tokens(Tokens::new([("linked".to_owned(), TOKEN.to_owned())]));
-    let options = Options {
-        gate,
-        ..Options::default()
-    };
+    let gate = Auth::Tokens(Tokens::new([("linked".to_owned(), TOKEN.to_owned())]));
+    let options = Options::new(gate);
     Server::start(
         listener,
         Arc::new(TestServer::default()).router(),
@@ -183,7 +180,7 @@ async fn after_a_bye_for_a_restart_it_comes_back_at_once() {
         Session::start(
             connection,
             Arc::new(TestServer::default()).router(),
-            Options::default(),
+            Options::new(Caller::Local),
         )
     };
     let first = serve(take.recv().await.unwrap());

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use box_rpc::{CallError, CloseReason, Code, Codecs, Empty, Options, Router, Session};
+use box_rpc::{CallError, Caller, CloseReason, Code, Codecs, Empty, Options, Router, Session};
 use box_tests::actions::{Echo, Number, Probe, Server as TestServer, Text, Wait};
 use box_tests::every_transport;
 use box_tests::fixture::{Dialect, Setup};
@@ -158,7 +158,9 @@ async fn close_waits_for_answers_to_our_own_calls() {
 async fn serve(endpoint: &Endpoint) -> Result<Server, ListenError> {
     let listener = endpoint.listen(&ListenOptions::default()).await?;
     let router = Arc::new(TestServer::default()).router();
-    Ok(Server::start(listener, router, |_| Options::default()))
+    Ok(Server::start(listener, router, |_| {
+        Options::new(Caller::Local)
+    }))
 }
 
 fn endpoints(directory: &Path) -> [Endpoint; 4] {
@@ -196,7 +198,7 @@ async fn a_server_that_still_answers_has_left_its_address_to_the_next() {
             let connection = endpoint.connect(&ConnectOptions::default()).await.unwrap();
             let options = Options {
                 codecs: Codecs::JSON_RPC,
-                ..Options::default()
+                ..Options::client()
             };
             Session::start_boxed(connection, Router::empty(), options)
         };

@@ -1,16 +1,11 @@
 //! The caller of a request, by its token.
 
-use std::sync::Arc;
-
+use box_rpc::Caller;
 use hyper::HeaderMap;
 use hyper::header::AUTHORIZATION;
 
 use super::answer::{Refusal, Why};
 use super::routes::Door;
-
-/// Whoever comes over loopback while no token is configured. Not `local`, who sees all: that is who can open the Unix
-/// socket, which is this user, and over loopback every user of the machine can come.
-pub(crate) const LOOPBACK: &str = "loopback";
 
 pub(super) const LANGBOT: &str = "x-langbot-box-control-token";
 
@@ -25,17 +20,18 @@ pub(super) struct Auth {
 
 impl Auth {
     /// The name of whoever asks at a door that needs one.
-    pub(super) fn who(&self, door: Door, headers: &HeaderMap) -> Result<Arc<str>, Refusal> {
+    pub(super) fn who(&self, door: Door, headers: &HeaderMap) -> Result<Caller, Refusal> {
         let open = needs_nothing(door) || door == Door::Metrics && self.loopback;
         let tokens = match &self.tokens {
             Some(tokens) if !open => tokens,
-            _ => return Ok(LOOPBACK.into()),
+            // Not `Local`, which only this user can be: every user of the machine reaches its loopback addresses.
+            _ => return Ok(Caller::Loopback),
         };
         let mut given = false;
         for token in offered(door, headers) {
             given = true;
             if let Some(name) = tokens.name_of(token) {
-                return Ok(name);
+                return Ok(Caller::Token(name));
             }
         }
         let named = accepted(door).join(", ");
@@ -105,14 +101,12 @@ mod tests {
         for (_, door) in ROUTES {
             let bearer = headers("authorization", &format!("bearer {TOKEN}"));
             let who = auth.who(*door, &bearer).unwrap();
-            assert_eq!(
-                &*who,
-                if needs_nothing(*door) {
-                    LOOPBACK
-                } else {
-                    "ann"
-                }
-            );
+            let expected = if needs_nothing(*door) {
+                Caller::Loopback
+            } else {
+                Caller::token("ann")
+            };
+            assert_eq!(who, expected);
             for name in [LANGBOT, "x-api-key"] {
                 let opened = auth.who(*door, &headers(name, TOKEN)).is_ok();
                 let its_own = accepted(*door).contains(&name) || needs_nothing(*door);
@@ -138,6 +132,6 @@ mod tests {
             tokens: None,
             loopback: true,
         };
-        assert_eq!(&*open.who(Door::Rpc, &none).unwrap(), LOOPBACK);
+        assert_eq!(open.who(Door::Rpc, &none).unwrap(), Caller::Loopback);
     }
 }

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use box_rpc::Caller;
 use box_transports::places::Place;
 use hyper::body::Incoming;
 use hyper::{Method, Request};
@@ -62,7 +63,7 @@ async fn admit(
     shared: &Shared,
     found: Option<Door>,
     asked: &Asked,
-) -> Result<(Door, Arc<str>), Refusal> {
+) -> Result<(Door, Caller), Refusal> {
     let (uri, headers) = (asked.uri(), asked.headers());
     shared.hosts.check(uri, headers)?;
     if shared.only_langbot && found.is_some_and(|door| !langbot::has(door)) {
@@ -96,7 +97,7 @@ async fn admit(
 async fn open(
     shared: &Arc<Shared>,
     door: Door,
-    caller: Arc<str>,
+    caller: Caller,
     place: Place,
     asked: &mut Asked,
 ) -> Result<Answer, Refusal> {

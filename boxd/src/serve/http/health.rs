@@ -23,7 +23,7 @@ pub(super) fn version() -> Answer {
 /// Boxes can be had: this is between its start and its end, and there is a backend.
 pub(super) async fn ready(shared: &Shared) -> Answer {
     let phase = shared.phase();
-    let (backend, sessions) = match shared.runtime.status(&Caller::local()).await {
+    let (backend, sessions) = match shared.runtime.status(&Caller::Local).await {
         Ok(status) => (Some(status.backend), status.active_sessions),
         Err(_) => (None, 0),
     };

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use box_gateways::langbot::{GENERATION_HEADER, INSTANCE_HEADER, RelayRefused, WORKSPACE_HEADER};
+use box_rpc::Caller;
 use box_rpc::{ControlPolicy, Limits, Router};
 use box_transports::places::Place;
 use hyper::header::{HeaderName, HeaderValue, SEC_WEBSOCKET_PROTOCOL};
@@ -32,7 +33,7 @@ pub(super) fn has(door: Door) -> bool {
 pub(super) fn serve(
     shared: &Shared,
     headers: &HeaderMap,
-    caller: &Arc<str>,
+    caller: &Caller,
 ) -> Result<Option<(Router, Arc<dyn ControlPolicy>)>, Refusal> {
     let instance = headers.get(HeaderName::from_static(INSTANCE_HEADER));
     if instance.is_none() && !shared.only_langbot {
@@ -54,7 +55,7 @@ fn stranger() -> Refusal {
 pub(super) async fn relay(
     shared: &Arc<Shared>,
     asked: &mut Asked,
-    caller: Arc<str>,
+    caller: Caller,
     place: Place,
 ) -> Result<Answer, Refusal> {
     let key = key(asked)?;

@@ -82,7 +82,7 @@ async fn boxes(page: &mut Page, shared: &Shared) {
     ];
     let mut counts = STATES.map(|(state, name)| (state, name, 0_u64));
     let mut params = BoxListParams::default();
-    while let Ok(page) = shared.runtime.list(&Caller::local(), &params).await {
+    while let Ok(page) = shared.runtime.list(&Caller::Local, &params).await {
         for (state, _, count) in &mut counts {
             let of_state = page.items.iter().filter(|item| item.state == *state);
             *count += of_state.count() as u64;
@@ -96,7 +96,7 @@ async fn boxes(page: &mut Page, shared: &Shared) {
     for (_, name, count) in counts {
         page.one("boxd_boxes", &[("state", name)], count);
     }
-    if let Ok(status) = shared.runtime.status(&Caller::local()).await {
+    if let Ok(status) = shared.runtime.status(&Caller::Local).await {
         let capacity = status.capacity;
         page.single(
             "boxd_boxes_used",

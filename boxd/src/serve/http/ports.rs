@@ -80,7 +80,7 @@ fn unknown(id: &str) -> Refusal {
 }
 
 /// Whether the path itself is the credential: as whom the request goes on then.
-pub(super) async fn invited(shared: &Shared, path: &str) -> Result<Option<Arc<str>>, Refusal> {
+pub(super) async fn invited(shared: &Shared, path: &str) -> Result<Option<Caller>, Refusal> {
     let target = Target::of(path)?;
     let Some(cap) = &target.named.cap else {
         return Ok(None);
@@ -91,13 +91,12 @@ pub(super) async fn invited(shared: &Shared, path: &str) -> Result<Option<Arc<st
     let Ok(id) = target.session_id() else {
         return Ok(None);
     };
-    let all = Caller::local();
-    let Ok(info) = shared.runtime.get(&all, &id).await else {
+    let Ok(info) = shared.runtime.get(&Caller::Local, &id).await else {
         return Ok(None);
     };
     let scope = Scope::Port(target.port);
     let opens = shared.key.opens(cap, &info, scope, UnixMs::now());
-    Ok(opens.then_some(all.name))
+    Ok(opens.then_some(Caller::Local))
 }
 
 /// Whether the path would be the credential, were it right.
@@ -109,7 +108,7 @@ pub(super) fn is_addressed(path: &str) -> bool {
 pub(super) async fn pass(
     shared: &Arc<Shared>,
     asked: &mut Asked,
-    caller: Arc<str>,
+    caller: Caller,
     place: Place,
 ) -> Result<Answer, Refusal> {
     let path = asked.uri().path().to_owned();
@@ -178,17 +177,13 @@ type Way = Arc<(Session, Session)>;
 /// Connects to the port as this caller.
 async fn connect(
     shared: &Shared,
-    caller: Arc<str>,
+    caller: Caller,
     target: &Target<'_>,
 ) -> Result<(PortStream, Way), Refusal> {
     let id = target.session_id()?;
     let (near, far) = queue::pair(QUEUED);
-    let options = Options {
-        caller: Some(caller),
-        ..Options::default()
-    };
-    let far = Session::start(far, shared.router.clone(), options);
-    let near = Session::start(near, Router::empty(), Options::default());
+    let far = Session::start(far, shared.router.clone(), Options::new(caller));
+    let near = Session::start(near, Router::empty(), Options::client());
     let client = BoxClient::from_peer(near.peer());
     let way = Arc::new((near, far));
     let stream = async {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use box_gateways::langbot::{BOTH, Frames};
-use box_rpc::{Codecs, Limits, Options, Session};
+use box_rpc::{Caller, Codecs, Limits, Options, Session};
 use box_transports::places::Place;
 use box_transports::websocket::{Role, accept_key, from_upgraded};
 use http_body_util::{BodyExt as _, Empty};
@@ -119,7 +119,7 @@ impl Sockets {
 pub(super) fn upgrade(
     shared: &Arc<Shared>,
     asked: &mut Asked,
-    caller: Arc<str>,
+    caller: Caller,
     place: Place,
 ) -> Result<Answer, Refusal> {
     let key = key(asked)?;
@@ -131,8 +131,7 @@ pub(super) fn upgrade(
         limits: Limits::network(),
         codecs,
         control_policy,
-        caller: Some(caller),
-        ..Options::default()
+        ..Options::new(caller)
     };
     let upgraded = hyper::upgrade::on(asked);
     let shared = Arc::clone(shared);

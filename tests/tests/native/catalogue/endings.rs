@@ -50,13 +50,13 @@ fn cgroups(parent: &str) -> Vec<String> {
 async fn timed_out(runtime: &BoxRuntime, session: &str, seconds: &str) -> Duration {
     // The box is made before the clock starts: making a box is not part of the promise.
     let ready = params(spec(json!({"session_id": session, "cmd": "true"})));
-    runtime.exec(&Caller::local(), ready).await.unwrap();
+    runtime.exec(&Caller::Local, ready).await.unwrap();
     let cmd = stubborn(seconds);
     let asked = spec(json!({"session_id": session, "timeout_sec": 1, "cmd": cmd}));
     let asked = json!({"spec": asked, "on_timeout": "kill"});
     let asked = serde_json::from_value(asked).unwrap();
     let begun = Instant::now();
-    let result = runtime.exec(&Caller::local(), asked).await.unwrap();
+    let result = runtime.exec(&Caller::Local, asked).await.unwrap();
     assert_eq!(result.status, ExecutionStatus::TimedOut, "{result:?}");
     begun.elapsed()
 }
@@ -83,7 +83,7 @@ async fn a_thousand_stubborn_commands_end_with_their_timeouts() {
         // The control: the process count sees a process that stays.
         let cmd = format!("sleep {seconds} > /dev/null 2>&1 &");
         let control = params(spec(json!({"session_id": "control", "cmd": cmd})));
-        runtime.exec(&Caller::local(), control).await.unwrap();
+        runtime.exec(&Caller::Local, control).await.unwrap();
         eventually("control: one runs", async || processes_with(&seconds) == 1).await;
         times.sort_unstable();
         assert_eq!(times.len(), BOXES * ROUNDS);
@@ -91,7 +91,7 @@ async fn a_thousand_stubborn_commands_end_with_their_timeouts() {
         eprintln!("timeout of 1 s: half within {half:?}, the last after {worst:?}");
         assert!(half >= Duration::from_secs(1), "{half:?}");
         let exit = serde_json::from_value(json!({"exit": true})).unwrap();
-        runtime.shutdown(&Caller::local(), exit).await.unwrap();
+        runtime.shutdown(&Caller::Local, exit).await.unwrap();
     })
     .await;
 }

@@ -11,11 +11,7 @@ const FILL: &str = include_str!("probes/fill.py");
 
 async fn end(machine: &Machine, session: &str) {
     let asked: BoxDeleteParams = serde_json::from_value(json!({"session_id": session})).unwrap();
-    machine
-        .runtime
-        .delete(&Caller::local(), asked)
-        .await
-        .unwrap();
+    machine.runtime.delete(&Caller::Local, asked).await.unwrap();
 }
 
 #[tokio::test]

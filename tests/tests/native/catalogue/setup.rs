@@ -16,7 +16,7 @@ async fn end(machine: &Machine, session: &str) {
     let asked: BoxDeleteParams =
         serde_json::from_value(json!({"session_id": session, "force": true})).unwrap();
     // Without a box this fails, which is fine.
-    let _ = machine.runtime.delete(&Caller::local(), asked).await;
+    let _ = machine.runtime.delete(&Caller::Local, asked).await;
 }
 
 fn names(dir: &Path) -> Vec<String> {

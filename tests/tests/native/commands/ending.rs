@@ -66,7 +66,7 @@ async fn a_caller_that_disconnects_ends_its_command_unless_asked_otherwise() {
             let runtime = machine.runtime.clone();
             let call = tokio::spawn(async move {
                 runtime
-                    .start_command(&Caller::local(), params, Some(sender))
+                    .start_command(&Caller::Local, params, Some(sender))
                     .await
             });
             assert!(matches!(

@@ -65,7 +65,7 @@ async fn run(
 ) -> Result<CommandStartResult, BoxError> {
     machine
         .runtime
-        .start_command(&Caller::local(), params, None)
+        .start_command(&Caller::Local, params, None)
         .await
 }
 
@@ -76,7 +76,7 @@ async fn read_through(
 ) -> (Received, CommandStartResult) {
     params.attach.get_or_insert_default();
     let (sender, mut chunks) = mpsc::channel(4);
-    let caller = Caller::local();
+    let caller = Caller::Local;
     let running = machine.runtime.start_command(&caller, params, Some(sender));
     let reading = async {
         let mut got = Received::default();
@@ -100,7 +100,7 @@ async fn attach(
     }
     let params: CommandAttachParams = serde_json::from_value(params).unwrap();
     let (sender, mut chunks) = mpsc::channel(4);
-    let caller = Caller::local();
+    let caller = Caller::Local;
     let running = machine.runtime.attach_command(&caller, params, sender);
     let reading = async {
         let mut got = Received::default();
@@ -119,10 +119,7 @@ async fn kill(machine: &Machine, id: &str, more: Value) -> Result<(CommandInfo, 
         params[name] = value.clone();
     }
     let params = serde_json::from_value(params).unwrap();
-    let killed = machine
-        .runtime
-        .kill_command(&Caller::local(), params)
-        .await?;
+    let killed = machine.runtime.kill_command(&Caller::Local, params).await?;
     Ok((killed.info, killed.already))
 }
 
@@ -134,14 +131,14 @@ async fn input(machine: &Machine, id: &str, more: Value) -> Result<u64, BoxError
     let params = serde_json::from_value(params).unwrap();
     let wrote = machine
         .runtime
-        .input_command(&Caller::local(), params)
+        .input_command(&Caller::Local, params)
         .await?;
     Ok(wrote.accepted)
 }
 
 async fn get(machine: &Machine, id: &str) -> Result<CommandInfo, BoxError> {
     let key = serde_json::from_value(json!({"session_id": "c", "command_id": id})).unwrap();
-    machine.runtime.get_command(&Caller::local(), key).await
+    machine.runtime.get_command(&Caller::Local, key).await
 }
 
 /// The box that every test here uses.

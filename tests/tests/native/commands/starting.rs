@@ -71,7 +71,7 @@ async fn words_run_as_they_are_and_texts_in_a_shell() {
         let listed = serde_json::from_value(json!({"session_id": "c"})).unwrap();
         let listed = machine
             .runtime
-            .list_commands(&Caller::local(), listed)
+            .list_commands(&Caller::Local, listed)
             .await
             .unwrap();
         assert_eq!(
@@ -172,10 +172,7 @@ async fn a_list_of_long_commands_is_whole() {
         }
         let list = async || {
             let params = serde_json::from_value(json!({"session_id": "c"})).unwrap();
-            machine
-                .runtime
-                .list_commands(&Caller::local(), params)
-                .await
+            machine.runtime.list_commands(&Caller::Local, params).await
         };
         let listed = list().await.unwrap().items;
         let ids: Vec<_> = listed
@@ -197,10 +194,7 @@ async fn a_list_of_long_commands_is_whole() {
         );
         let running = json!({"session_id": "c", "running": true});
         let running = serde_json::from_value(running).unwrap();
-        let listed = machine
-            .runtime
-            .list_commands(&Caller::local(), running)
-            .await;
+        let listed = machine.runtime.list_commands(&Caller::Local, running).await;
         assert_eq!(listed.unwrap().items, []);
     })
     .await;

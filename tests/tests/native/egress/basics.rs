@@ -135,7 +135,7 @@ print(word(lambda: first('one.test', {port}, b'x')))
 print(first('two.test', {port}, b'again'))"
         );
         let change = async {
-            let caller = Caller::local();
+            let caller = Caller::Local;
             let is_ready = |used: &BoxStatsResult| {
                 used.network_connections == Some(2) && used.network_received_bytes == Some(2)
             };

@@ -47,7 +47,7 @@ print(back[0], bytes(back[1:]) == whole, len(back))",
         let used = serde_json::from_value(json!({"session_id": "large"})).unwrap();
         let used = machine
             .runtime
-            .stats(&box_runtime::Caller::local(), used, None)
+            .stats(&box_runtime::Caller::Local, used, None)
             .await
             .unwrap();
         let moved = (used.network_sent_bytes, used.network_received_bytes);

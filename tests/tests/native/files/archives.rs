@@ -59,7 +59,7 @@ impl BoxFiles<'_> {
             params.data = piece.to_vec().into();
             let runtime = &self.machine.runtime;
             result = runtime
-                .forward::<FileUnpack>(&Caller::local(), &params)
+                .forward::<FileUnpack>(&Caller::Local, &params)
                 .await?;
         }
         Ok(result)

@@ -70,7 +70,7 @@ async fn what_is_not_there_is_not_found() {
             written.detail::<Detail>().unwrap().errno.as_deref(),
             Some("ENOENT")
         );
-        let other = Caller::named("another owner");
+        let other = Caller::token("another owner");
         let params = inside.params(json!({"paths": ["/"]}));
         let refused = machine.runtime.forward::<FileStat>(&other, &params).await;
         assert_eq!(refused.unwrap_err().code(), Code::NotFound);

@@ -36,7 +36,7 @@ async fn two_hundred_mebibytes_are_read_with_flat_memory() {
         let before = (agent().await, this());
         let params: FileReadParams = inside.params(json!({"path": "/tmp/large"}));
         let (to, mut chunks) = mpsc::channel(2);
-        let caller = Caller::local();
+        let caller = Caller::Local;
         let reading = machine
             .runtime
             .forward_streamed::<FileRead>(&caller, &params, to);

@@ -57,7 +57,7 @@ impl<'a> BoxFiles<'a> {
         let params: A::Params = self.params(params);
         self.machine
             .runtime
-            .forward::<A>(&Caller::local(), &params)
+            .forward::<A>(&Caller::Local, &params)
             .await
     }
 
@@ -101,9 +101,7 @@ impl<'a> BoxFiles<'a> {
         let mut params: FileWriteParams = self.params(more);
         params.data = data.to_vec().into();
         let runtime = &self.machine.runtime;
-        runtime
-            .forward::<FileWrite>(&Caller::local(), &params)
-            .await
+        runtime.forward::<FileWrite>(&Caller::Local, &params).await
     }
 
     async fn write(self, path: &str, data: impl AsRef<[u8]>) -> FileStatInfo {
@@ -117,7 +115,7 @@ impl<'a> BoxFiles<'a> {
     ) -> (Result<A::Result, BoxError>, Vec<u8>) {
         let params: A::Params = self.params(params);
         let (to, mut chunks) = mpsc::channel(2);
-        let caller = Caller::local();
+        let caller = Caller::Local;
         let running = self
             .machine
             .runtime
@@ -148,7 +146,7 @@ impl<'a> BoxFiles<'a> {
         let params: FileReadParams = self.params(json!({"path": path}));
         let (to, _chunks) = mpsc::channel(2);
         let runtime = &self.machine.runtime;
-        let caller = Caller::local();
+        let caller = Caller::Local;
         let read = runtime.forward_streamed::<FileRead>(&caller, &params, to);
         read.await.unwrap_err().code()
     }

@@ -21,7 +21,7 @@ async fn calls_that_are_dropped_half_way_spoil_nothing_for_others() {
         for round in 0..3 * SPOOL_SLOTS {
             let params: FileReadParams = inside.params(json!({"path": "/tmp/whole"}));
             let (to, mut chunks) = mpsc::channel(1);
-            let caller = Caller::local();
+            let caller = Caller::Local;
             let runtime = &machine.runtime;
             tokio::select! {
                 read = runtime.forward_streamed::<FileRead>(&caller, &params, to) => panic!("{read:?}"),

@@ -19,7 +19,7 @@ impl BoxFiles<'_> {
     async fn watch(self, params: Value) -> Result<CommandStartResult, BoxError> {
         let runtime = &self.machine.runtime;
         let params = self.params(params);
-        runtime.watch_files(&Caller::local(), params, None).await
+        runtime.watch_files(&Caller::Local, params, None).await
     }
 
     /// The changes from an offset in a watch's log, until it is silent or has ended.
@@ -27,7 +27,7 @@ impl BoxFiles<'_> {
         let params = self.params(json!({"command_id": id, "view": "text",
             "from": {"offsets": {"stdout": from, "stderr": 0}}, "until": {"silence_ms": 300}}));
         let (to, mut chunks) = mpsc::channel(2);
-        let (runtime, caller) = (&self.machine.runtime, Caller::local());
+        let (runtime, caller) = (&self.machine.runtime, Caller::Local);
         let reading = runtime.attach_command(&caller, params, to);
         let (result, text) = tokio::join!(reading, async {
             let mut text = String::new();
@@ -67,10 +67,7 @@ impl BoxFiles<'_> {
     async fn kill(self, params: Value) -> CommandKillResult {
         let params = self.params(params);
         let runtime = &self.machine.runtime;
-        runtime
-            .kill_command(&Caller::local(), params)
-            .await
-            .unwrap()
+        runtime.kill_command(&Caller::Local, params).await.unwrap()
     }
 }
 
@@ -127,7 +124,7 @@ async fn a_watch_is_found_again_listed_and_ended_as_commands_are() {
         let other = inside.watch(json!({"path": "/workspace/d"})).await.unwrap();
         let list = inside.params(json!({"role": "watch"}));
         let runtime = &machine.runtime;
-        let listed = runtime.list_commands(&Caller::local(), list).await.unwrap();
+        let listed = runtime.list_commands(&Caller::Local, list).await.unwrap();
         assert_eq!(listed.items.len(), 2);
         let killed = inside
             .kill(json!({"command_id": "w", "signal": "TERM"}))
@@ -140,7 +137,7 @@ async fn a_watch_is_found_again_listed_and_ended_as_commands_are() {
         assert_eq!(seen, [(ChangeKind::Removed, "/workspace/d".to_owned())]);
         assert_eq!(read.why, ReadWhy::Exit);
         let asked = inside.params(json!({"command_id": other.info.command_id}));
-        let exit = runtime.get_command(&Caller::local(), asked).await;
+        let exit = runtime.get_command(&Caller::Local, asked).await;
         assert_eq!(exit.unwrap().exit.unwrap().code, Some(0));
     })
     .await;
@@ -156,7 +153,7 @@ async fn a_watch_that_cannot_be_found_again_ends_with_its_call() {
                 asked["command_id"] = json!("named");
             }
             let (to, mut chunks) = mpsc::channel(2);
-            let (caller, params) = (Caller::local(), inside.params(asked));
+            let (caller, params) = (Caller::Local, inside.params(asked));
             let call = machine.runtime.watch_files(&caller, params, Some(to));
             let first = tokio::select! {
                 result = call => panic!("{result:?}"),
@@ -167,7 +164,7 @@ async fn a_watch_that_cannot_be_found_again_ends_with_its_call() {
             };
             loop {
                 let key = inside.params(json!({"command_id": info.command_id}));
-                let now = machine.runtime.get_command(&Caller::local(), key).await;
+                let now = machine.runtime.get_command(&Caller::Local, key).await;
                 let now = now.unwrap().state;
                 if named || now == CommandState::Exited {
                     break now;
@@ -208,7 +205,7 @@ async fn what_may_not_be_watched_is_refused() {
         assert_eq!(inside.watch(root).await.unwrap_err().code(), Code::Denied);
         // The guest can still have watches, and none of the refused ones is left.
         let list = inside.params(json!({}));
-        let listed = machine.runtime.list_commands(&Caller::local(), list).await;
+        let listed = machine.runtime.list_commands(&Caller::Local, list).await;
         assert_eq!(listed.unwrap().items, []);
     })
     .await;

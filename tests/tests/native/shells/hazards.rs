@@ -256,7 +256,7 @@ async fn a_shell_that_does_not_let_go_is_replaced() {
 #[tokio::test]
 async fn a_run_may_have_input_and_either_order_of_output() {
     with_each_shell(async |machine, language| {
-        let caller = Caller::local();
+        let caller = Caller::Local;
         // Repeated: the input may be closed before the shell has opened it.
         for round in 0..10 {
             let id = format!("in{round}");

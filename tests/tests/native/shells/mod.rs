@@ -51,7 +51,7 @@ async fn create(machine: &Machine, id: &str, more: Value) -> Result<ShellCreateR
         more,
     );
     let params = serde_json::from_value(params).unwrap();
-    machine.runtime.create_shell(&Caller::local(), params).await
+    machine.runtime.create_shell(&Caller::Local, params).await
 }
 
 fn run_params(shell: &str, text: &str, more: Value) -> ShellRunParams {
@@ -64,7 +64,7 @@ async fn begin(machine: &Machine, shell: &str, text: &str, more: Value) -> Comma
     let params = run_params(shell, text, more);
     let begun = machine
         .runtime
-        .run_in_shell(&Caller::local(), params, None)
+        .run_in_shell(&Caller::Local, params, None)
         .await;
     begun.unwrap_or_else(|error| panic!("{text}: {error:?}"))
 }
@@ -75,7 +75,7 @@ async fn try_run(machine: &Machine, shell: &str, text: &str, more: Value) -> Res
     let attach = json!({"view": "bytes"});
     params.attach = Some(serde_json::from_value(attach).unwrap());
     let (sender, mut chunks) = mpsc::channel(4);
-    let caller = Caller::local();
+    let caller = Caller::Local;
     let running = machine.runtime.run_in_shell(&caller, params, Some(sender));
     let reading = async {
         let (mut stdout, mut stderr, mut shown) = (Vec::new(), Vec::new(), Vec::new());
@@ -110,13 +110,13 @@ async fn run(machine: &Machine, shell: &str, text: &str) -> Ran {
 
 async fn list(machine: &Machine) -> Vec<ShellInfo> {
     let params = serde_json::from_value(json!({"session_id": "c"})).unwrap();
-    let listed = machine.runtime.list_shells(&Caller::local(), params).await;
+    let listed = machine.runtime.list_shells(&Caller::Local, params).await;
     listed.unwrap().items
 }
 
 async fn delete(machine: &Machine, id: &str) -> bool {
     let params = serde_json::from_value(json!({"session_id": "c", "shell_id": id})).unwrap();
-    let deleted = machine.runtime.delete_shell(&Caller::local(), params).await;
+    let deleted = machine.runtime.delete_shell(&Caller::Local, params).await;
     deleted.unwrap().deleted
 }
 
@@ -124,7 +124,7 @@ async fn get(machine: &Machine, id: &str) -> CommandInfo {
     let key = serde_json::from_value(json!({"session_id": "c", "command_id": id})).unwrap();
     machine
         .runtime
-        .get_command(&Caller::local(), key)
+        .get_command(&Caller::Local, key)
         .await
         .unwrap()
 }
@@ -146,7 +146,7 @@ async fn read_again(machine: &Machine, id: &str, view: &str) -> Vec<BTreeMap<Str
     let params = json!({"session_id": "c", "command_id": id, "view": view});
     let params = serde_json::from_value(params).unwrap();
     let (sender, mut chunks) = mpsc::channel(64);
-    let caller = Caller::local();
+    let caller = Caller::Local;
     let reading = machine.runtime.attach_command(&caller, params, sender);
     reading.await.unwrap();
     let mut shown = Vec::new();
@@ -169,7 +169,7 @@ async fn running(machine: &Machine, id: &str) {
 async fn kill(machine: &Machine, id: &str, more: Value) -> CommandInfo {
     let params = with(json!({"session_id": "c", "command_id": id}), more);
     let params = serde_json::from_value(params).unwrap();
-    let killed = machine.runtime.kill_command(&Caller::local(), params).await;
+    let killed = machine.runtime.kill_command(&Caller::Local, params).await;
     killed.unwrap().info
 }
 

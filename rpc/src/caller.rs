@@ -1,0 +1,114 @@
+//! The caller at the other end of a connection.
+
+use std::fmt;
+use std::sync::{Arc, LazyLock};
+
+use crate::hello::Tokens;
+
+/// How the peer of a connection is known. The engine keeps it for handlers; they decide what it may do.
+///
+/// A connection cannot be started without one:
+///
+/// ```compile_fail,E0599
+/// let options = box_rpc::Options::new(box_rpc::Caller::Local);
+/// ```
+///
+/// ```compile_fail,E0063
+/// let options = box_rpc::Options { limits: box_rpc::Limits::default() };
+/// ```
+///
+/// ```
+/// use box_rpc::{Caller, Options, Tokens};
+///
+/// let socket = Options::new(Caller::Local);
+/// let network = Options::new(Tokens::new([("ann".to_owned(), "a secret".to_owned())]));
+/// # let _ = (socket, network);
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Caller {
+    /// This process, or a program of its user: a queue, a pipe, a Unix socket.
+    Local,
+    /// The holder of the token with this name.
+    Token(Arc<str>),
+    /// A client whose certificate the operator's authority has signed.
+    Certificate,
+    /// A program of this machine, over a loopback address without a token.
+    Loopback,
+    /// A peer without an identity: it has not said hello yet, or this side connected to it.
+    Anonymous,
+}
+
+impl Caller {
+    /// The names of callers that have no token.
+    pub const RESERVED: [&str; 4] = ["local", "certificate", "loopback", "anonymous"];
+
+    /// The holder of the token with this name.
+    pub fn token(name: impl Into<Arc<str>>) -> Self {
+        Self::Token(name.into())
+    }
+
+    /// Its name, which no other caller has. A log may show it.
+    pub fn name(&self) -> Arc<str> {
+        static NAMES: LazyLock<[Arc<str>; 4]> = LazyLock::new(|| Caller::RESERVED.map(Arc::from));
+        let [local, certificate, loopback, anonymous] = &*NAMES;
+        Arc::clone(match self {
+            Self::Token(name) if Self::RESERVED.contains(&&**name) => {
+                return format!("token:{name}").into();
+            }
+            Self::Token(name) => name,
+            Self::Local => local,
+            Self::Certificate => certificate,
+            Self::Loopback => loopback,
+            Self::Anonymous => anonymous,
+        })
+    }
+}
+
+impl fmt::Display for Caller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name())
+    }
+}
+
+/// How a connection learns its caller.
+#[derive(Debug, Clone)]
+pub enum Auth {
+    /// Every peer that can open the connection is this caller.
+    Caller(Caller),
+    /// The first call is a hello with one of these tokens, and the peer is the token's holder.
+    Tokens(Tokens),
+}
+
+impl From<Caller> for Auth {
+    fn from(caller: Caller) -> Self {
+        Self::Caller(caller)
+    }
+}
+
+impl From<Tokens> for Auth {
+    fn from(tokens: Tokens) -> Self {
+        Self::Tokens(tokens)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_token_has_the_name_of_another_caller() {
+        let others = [
+            Caller::Local,
+            Caller::Certificate,
+            Caller::Loopback,
+            Caller::Anonymous,
+        ];
+        for (caller, name) in others.iter().zip(Caller::RESERVED) {
+            assert_eq!(&*caller.name(), name);
+            let token = Caller::token(name);
+            assert_ne!(&token, caller);
+            assert_ne!(token.name(), caller.name());
+        }
+        assert_eq!(&*Caller::token("ann").name(), "ann");
+    }
+}
