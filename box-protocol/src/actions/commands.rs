@@ -146,7 +146,7 @@ pub struct CommandStartParams {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retain_ms: Option<i64>,
     /// Size of the output log in bytes, from 4 KiB to 64 MiB; 1 MiB if absent. The oldest output is
-    /// dropped first.
+    /// dropped first. If an attached reader still needs it, the command waits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log_bytes: Option<u64>,
     /// The role of the command; `command` if absent.

@@ -130,16 +130,16 @@ by_hand! {
     });
 }
 
-/// The id of a draft.
+/// The schema of the id in a draft.
 pub(crate) fn asked_id() -> Value {
     json!({
-        "description": "The box. As every id, with space around it that is dropped. Needed wherever a box is made or used.",
+        "description": "The id of the box; the server trims it. Required to create or use a box.",
         "type": ["string", "null"],
         "pattern": TRIMMED_ID,
     })
 }
 
-/// The schema of a member with its documentation, and with its default if that says anything.
+/// The schema of a member with its description and, if it is a scalar, its default.
 pub(crate) fn described(mut schema: Schema, doc: &str, default: &impl Serialize) -> Value {
     schema.insert("description".to_owned(), doc.into());
     match serde_json::to_value(default) {
