@@ -173,6 +173,22 @@ mod tests {
     }
 
     #[test]
+    fn a_draft_inherits_the_fixed_fields_it_does_not_ask_for() {
+        let members: serde_json::Map<_, _> = differences()
+            .into_iter()
+            .map(|(name, value)| (name.to_owned(), value))
+            .collect();
+        let info = BoxSessionInfo::starting(&spec(&members.into()), "fake", "b", UnixMs(0));
+        let mut draft = SpecDraft::new("s1").cmd("ls").memory_mb(64);
+        draft.inherit_unset(&info);
+        assert_eq!(draft.cmd.as_deref(), Some("ls"));
+        let conflict = first_conflict(&info, &draft.clone().build().unwrap()).unwrap();
+        assert_eq!(conflict.to_string(), "memory_mb=1024, asked for 64");
+        let same = draft.memory_mb(1024).build().unwrap();
+        assert_eq!(first_conflict(&info, &same), None);
+    }
+
+    #[test]
     fn the_error_names_field_and_both_values() {
         let existing = SpecDraft::new("s1").build().unwrap();
         let error = first_conflict(&existing, &spec(&json!({"memory_mb": 1024})))
@@ -192,6 +208,8 @@ mod tests {
 
         let cpus = first_conflict(&existing, &spec(&json!({"cpus": 2.5}))).unwrap();
         assert_eq!(cpus.to_string(), "cpus=1.0, asked for 2.5");
+        let image = first_conflict(&existing, &spec(&json!({"image": "alpine"}))).unwrap();
+        assert_eq!(image.to_string(), "image=none, asked for alpine");
     }
 
     #[test]

@@ -22,7 +22,8 @@ pub(super) use super::mount::{BoxMountSpec, HostPathMode};
 pub(super) use super::network::NetworkPolicy;
 pub(super) use super::parts::{Defaults, Guest, Labels, Lifetime, Main, World};
 pub(super) use super::rules::{
-    Any, AtLeast, Few, HostPath, Inside, Mounts, NoNul, Optional, Positive, Rule, Secret, Word,
+    Any, AtLeast, Few, HostPath, Inside, Mounts, NoNul, Optional, POSITIVE, Positive, Rule, Secret,
+    Word,
 };
 pub(super) use super::spec::Network;
 pub(super) use crate::env::Env;
@@ -40,7 +41,7 @@ macro_rules! spec_fields {
         workdir: String = (String::new()), Optional(Inside);
 
         /// How many seconds the text may run.
-        timeout_sec: u64 = 30, Positive, lockable TimeoutSec;
+        timeout_sec: u64 = 30, AtLeast(1, POSITIVE), lockable TimeoutSec;
 
         /// Whether the box reaches a network.
         network: Network = (Network::Off), Any, fixed shown, lockable Network;
@@ -70,16 +71,16 @@ macro_rules! spec_fields {
         cpus: f64 = 1.0, Positive, fixed shown, lockable Cpus;
 
         /// Memory in mebibytes.
-        memory_mb: u64 = 512, AtLeast(32), fixed shown, lockable MemoryMb;
+        memory_mb: u64 = 512, AtLeast(32, "must be at least 32"), fixed shown, lockable MemoryMb;
 
         /// How many processes and threads the box may have.
-        pids_limit: u64 = 128, AtLeast(1), fixed shown, lockable PidsLimit;
+        pids_limit: u64 = 128, AtLeast(1, "must be at least 1"), fixed shown, lockable PidsLimit;
 
         /// The system's directories cannot be written.
         read_only_rootfs: bool = true, Any, fixed shown, lockable ReadOnlyRootfs;
 
         /// How many mebibytes the workspace and every other mount that can be written to may hold; 0 for no limit.
-        workspace_quota_mb: u64 = 0, AtLeast(0), fixed shown, lockable WorkspaceQuotaMb;
+        workspace_quota_mb: u64 = 0, AtLeast(0, "must be greater than or equal to 0"), fixed shown, lockable WorkspaceQuotaMb;
 
         /// A changeable name, unique in its world. The host name of the box is made of the one it begins with.
         name: Name = None, Any;

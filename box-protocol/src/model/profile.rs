@@ -97,7 +97,7 @@ macro_rules! declare {
                     locked: fields.locked,
                     strict: fields.strict,
                 };
-                Positive.check("max_timeout_sec", profile.max_timeout_sec)?;
+                AtLeast(1, POSITIVE).check("max_timeout_sec", profile.max_timeout_sec)?;
                 if profile.timeout_sec > profile.max_timeout_sec {
                     let rule = "must not be greater than max_timeout_sec";
                     return Err(Invalid::new("timeout_sec", rule));

@@ -43,6 +43,9 @@ pub(super) trait Rule<T> {
     fn bound(&self, _: &mut Schema) {}
 }
 
+/// What an error says of a number that is not above zero.
+pub(super) const POSITIVE: &str = "must be greater than 0";
+
 /// Every value of the type.
 pub(super) struct Any;
 
@@ -56,17 +59,8 @@ impl<T, F: Fn(&T) -> Result<(), Invalid>> Rule<T> for F {
     }
 }
 
-/// A whole number that is not smaller; it may also be written `"999"` or `999.0`.
-pub(super) struct AtLeast(pub(super) u64);
-
-impl AtLeast {
-    fn broken(&self, field: &'static str) -> Invalid {
-        match self.0 {
-            0 => Invalid::new(field, "must be greater than or equal to 0"),
-            least => Invalid::new(field, format!("must be at least {least}")),
-        }
-    }
-}
+/// A whole number that is not smaller, and what an error says of one that is. It may also be written `"999"` or `999.0`.
+pub(super) struct AtLeast(pub(super) u64, pub(super) &'static str);
 
 impl Rule<u64> for AtLeast {
     fn read<'de, A: MapAccess<'de>>(
@@ -74,12 +68,16 @@ impl Rule<u64> for AtLeast {
         field: &'static str,
         map: &mut A,
     ) -> Result<Option<u64>, A::Error> {
-        whole(field, map, || self.broken(field))
+        match Any.read(field, map)? {
+            Some(Whole::Of(number)) => Ok(Some(number)),
+            Some(Whole::Negative) => Err(Invalid::new(field, self.1).decoding()),
+            None => Ok(None),
+        }
     }
 
     fn check(&self, field: &'static str, value: u64) -> Result<Option<u64>, Invalid> {
         if value < self.0 {
-            return Err(self.broken(field));
+            return Err(Invalid::new(field, self.1));
         }
         Ok(Some(value))
     }
@@ -95,54 +93,8 @@ impl Rule<u64> for AtLeast {
     }
 }
 
-/// Reads a whole number. One below zero breaks the rule.
-fn whole<'de, A: MapAccess<'de>>(
-    field: &'static str,
-    map: &mut A,
-    broken: impl FnOnce() -> Invalid,
-) -> Result<Option<u64>, A::Error> {
-    match Any.read(field, map)? {
-        Some(Whole::Of(number)) => Ok(Some(number)),
-        Some(Whole::Negative) => Err(broken().decoding()),
-        None => Ok(None),
-    }
-}
-
 /// A number above zero; it may also be written as text.
 pub(super) struct Positive;
-
-impl Positive {
-    fn broken(field: &'static str) -> Invalid {
-        Invalid::new(field, "must be greater than 0")
-    }
-}
-
-impl Rule<u64> for Positive {
-    fn read<'de, A: MapAccess<'de>>(
-        &self,
-        field: &'static str,
-        map: &mut A,
-    ) -> Result<Option<u64>, A::Error> {
-        whole(field, map, || Self::broken(field))
-    }
-
-    fn check(&self, field: &'static str, value: u64) -> Result<Option<u64>, Invalid> {
-        if value == 0 {
-            return Err(Self::broken(field));
-        }
-        Ok(Some(value))
-    }
-
-    #[cfg(feature = "schema")]
-    fn schema(&self, generator: &mut SchemaGenerator) -> Schema {
-        generator.subschema_for::<Option<Whole>>()
-    }
-
-    #[cfg(feature = "schema")]
-    fn bound(&self, schema: &mut Schema) {
-        schema.insert("minimum".to_owned(), 1.into());
-    }
-}
 
 impl Rule<f64> for Positive {
     fn read<'de, A: MapAccess<'de>>(
@@ -156,7 +108,7 @@ impl Rule<f64> for Positive {
 
     fn check(&self, field: &'static str, value: f64) -> Result<Option<f64>, Invalid> {
         if !(value.is_finite() && value > 0.0) {
-            return Err(Self::broken(field));
+            return Err(Invalid::new(field, POSITIVE));
         }
         Ok(Some(value))
     }

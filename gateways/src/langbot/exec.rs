@@ -23,25 +23,8 @@ use super::sessions::named;
 use super::trail;
 
 /// The members of LangBot's spec.
-const MEMBERS: [&str; 17] = [
-    "session_id",
-    "cmd",
-    "workdir",
-    "timeout_sec",
-    "network",
-    "image",
-    "env",
-    "host_path",
-    "host_path_mode",
-    "mount_path",
-    "extra_mounts",
-    "persistent",
-    "cpus",
-    "memory_mb",
-    "pids_limit",
-    "read_only_rootfs",
-    "workspace_quota_mb",
-];
+const MEMBERS: &str = "session_id cmd workdir timeout_sec network image env host_path host_path_mode mount_path extra_mounts \
+    persistent cpus memory_mb pids_limit read_only_rootfs workspace_quota_mb";
 
 /// The image of a spec that names none.
 pub(super) const IMAGE: &str = "rockchin/langbot-sandbox:latest";
@@ -215,7 +198,7 @@ impl Host {
             serde_json::from_str(data.get()).map_err(Invalid::from)?;
         if let Some(stray) = members
             .keys()
-            .find(|name| !MEMBERS.contains(&name.as_str()))
+            .find(|name| !MEMBERS.split(' ').any(|member| member == *name))
         {
             let rule = "is not a member of LangBot's spec";
             return Err(Invalid::new(stray.clone(), rule).into());
