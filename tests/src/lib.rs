@@ -3,6 +3,7 @@
 //! - [`actions`]: the actions of a test server, and its state.
 //! - [`boxes`]: a runtime with a scripted backend, and the actions to inspect it.
 //! - [`fixture`]: a client and a server connected by any transport, in any dialect.
+//! - [`process`]: the memory of processes.
 //! - [`raw`]: an end of a connection that sends any text.
 //! - [`wait`]: waiting for a condition.
 //! - [`every_transport!`]: runs one test body over all of them.
@@ -17,6 +18,7 @@
 pub mod actions;
 pub mod boxes;
 pub mod fixture;
+pub mod process;
 pub mod raw;
 pub mod wait;
 

@@ -22,11 +22,11 @@ const WIDTH: usize = 8;
 struct Random(u64);
 
 impl Random {
-    fn roll(&mut self, below: u64) -> u64 {
+    fn below(&mut self, limit: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
-        self.0 % below
+        self.0 % limit
     }
 }
 
@@ -53,18 +53,18 @@ async fn read_all(
     machine: &Machine,
     id: &str,
     written: &[Vec<u8>; 2],
-    dice: &mut Random,
+    random: &mut Random,
 ) -> (u64, usize) {
     let mut seen = [SeenStream::default(), SeenStream::default()];
     let mut cuts = 0;
-    let view = ["bytes", "text"][usize::try_from(dice.roll(2)).unwrap()];
+    let view = ["bytes", "text"][usize::try_from(random.below(2)).unwrap()];
     loop {
         let from = PerStream {
             stdout: seen[0].next,
             stderr: seen[1].next,
         };
-        let wanted = (dice.roll(3) == 0).then(|| 1 + dice.roll(20_000));
-        let cut_after = (dice.roll(3) == 0).then(|| dice.roll(3));
+        let wanted = (random.below(3) == 0).then(|| 1 + random.below(20_000));
+        let cut_after = (random.below(3) == 0).then(|| random.below(3));
         let params = json!({"session_id": "r", "command_id": id, "view": view,
             "from": {"offsets": from}, "until": {"bytes": wanted}});
         let params = serde_json::from_value(params).unwrap();
@@ -124,10 +124,10 @@ async fn read_all(
 /// Runs a command that writes known lines to both streams, with one or two readers. Returns the
 /// dropped bytes and the interruptions.
 async fn run(machine: &Machine, number: usize) -> (u64, usize) {
-    let mut dice = Random(0x9e37_79b9_7f4a_7c15 ^ (number as u64 + 1));
+    let mut random = Random(0x9e37_79b9_7f4a_7c15 ^ (number as u64 + 1));
     // A third of the commands write to both streams.
-    let both = dice.roll(3) == 0;
-    let counts = [1 + dice.roll(3000), dice.roll(600) * u64::from(both)];
+    let both = random.below(3) == 0;
+    let counts = [1 + random.below(3000), random.below(600) * u64::from(both)];
     let written = counts.map(|count| {
         let lines = (1..=count).map(|n| format!("{n}\n").into_bytes());
         lines.flatten().collect::<Vec<u8>>()
@@ -139,17 +139,17 @@ async fn run(machine: &Machine, number: usize) -> (u64, usize) {
         json!({"text": format!("seq {} >&2 & seq {}; wait", counts[1], counts[0])})
     };
     let params = json!({"session_id": "r", "command_id": id, "program": program, "cwd": "/tmp",
-        "log_bytes": 4096 + dice.roll(40_000), "retain_ms": 60_000});
+        "log_bytes": 4096 + random.below(40_000), "retain_ms": 60_000});
     let params = serde_json::from_value(params).unwrap();
     machine
         .runtime
         .start_command(&Caller::Local, params, None)
         .await
         .unwrap();
-    let mut other = Random(dice.0 | 1);
-    other.roll(7);
+    let mut other = Random(random.0 | 1);
+    other.below(7);
     let (one, two) = tokio::join!(
-        read_all(machine, &id, &written, &mut dice),
+        read_all(machine, &id, &written, &mut random),
         read_all(machine, &id, &written, &mut other),
     );
     let forget = json!({"session_id": "r", "command_id": id, "forget": true});

@@ -73,12 +73,12 @@ impl Handle<RunJob> for Worker {
 struct Random(Arc<AtomicU64>);
 
 impl Random {
-    fn throw(&self, below: u64) -> u64 {
+    fn below(&self, limit: u64) -> u64 {
         let seed = self.0.fetch_add(0x9E37_79B9_7F4A_7C15, Ordering::Relaxed);
         let mut mixed = seed ^ (seed >> 30);
         mixed = mixed.wrapping_mul(0xBF58_476D_1CE4_E5B9);
         mixed ^= mixed >> 27;
-        (mixed.wrapping_mul(0x94D0_49BB_1331_11EB) >> 16) % below
+        (mixed.wrapping_mul(0x94D0_49BB_1331_11EB) >> 16) % limit
     }
 }
 
@@ -166,13 +166,13 @@ async fn serve(router: Router) -> turmoil::Result {
     }
 }
 
-fn fragile_connector(dice: Random, cuts: Arc<AtomicU64>) -> Connector {
+fn fragile_connector(random: Random, cuts: Arc<AtomicU64>) -> Connector {
     Box::new(move || {
-        let (dice, cuts) = (dice.clone(), Arc::clone(&cuts));
+        let (random, cuts) = (random.clone(), Arc::clone(&cuts));
         Box::pin(async move {
             let stream = TcpStream::connect(("server", PORT)).await?;
             cuts.fetch_add(1, Ordering::Relaxed);
-            let (left, rude) = (200 + dice.throw(60_000), dice.throw(2) == 0);
+            let (left, rude) = (200 + random.below(60_000), random.below(2) == 0);
             Ok(connection(BreakingStream { stream, left, rude }))
         })
     })
@@ -187,7 +187,7 @@ fn run_network(seed: u64) {
         .max_message_latency(Duration::from_millis(5))
         .build();
     network.host("server", move || serve(router.clone()));
-    let dice = Random(Arc::new(AtomicU64::new(seed)));
+    let random = Random(Arc::new(AtomicU64::new(seed)));
     let (cuts, tries) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     let counted = (Arc::clone(&cuts), Arc::clone(&tries));
     network.client("client", async move {
@@ -196,12 +196,12 @@ fn run_network(seed: u64) {
             longest_wait: Duration::from_millis(20),
             ..LinkOptions::default()
         };
-        let link = Arc::new(Link::over(fragile_connector(dice.clone(), cuts), options));
+        let link = Arc::new(Link::over(fragile_connector(random.clone(), cuts), options));
         let callers = (0..CALLERS).map(|caller| {
-            let (link, dice, tries) = (Arc::clone(&link), dice.clone(), Arc::clone(&tries));
+            let (link, random, tries) = (Arc::clone(&link), random.clone(), Arc::clone(&tries));
             tokio::spawn(async move {
                 for number in (0..CALLS).filter(|number| number % CALLERS == caller) {
-                    let size = usize::try_from(dice.throw(300)).unwrap();
+                    let size = usize::try_from(random.below(300)).unwrap();
                     let job = Job {
                         number,
                         filling: "·".repeat(size),

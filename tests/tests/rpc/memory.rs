@@ -6,23 +6,14 @@ use std::time::Duration;
 
 use box_rpc::{ALL_UNREAD_BYTES, CloseReason, unread_bytes};
 use box_tests::fixture::{Dialect, Setup};
+use box_tests::process::status_kib;
 use box_tests::wait::eventually;
 use serde_json::json;
 
 /// The peak resident size of a process, in bytes.
 fn peak(process: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).expect("a process");
-    let line = status
-        .lines()
-        .find(|line| line.starts_with("VmHWM:"))
-        .expect("a peak");
-    let kib: u64 = line
-        .split_whitespace()
-        .nth(1)
-        .expect("a number")
-        .parse()
-        .expect("a number");
-    kib * 1024
+    status_kib(&status, "VmHWM") * 1024
 }
 
 /// A line without an end, far longer than the message limit. The process that reads it stays under

@@ -2,6 +2,7 @@
 
 use box_protocol::actions::{FileRead, FileReadParams};
 use box_runtime::Caller;
+use box_tests::process::status_kib;
 use serde_json::json;
 use tokio::sync::mpsc;
 
@@ -12,11 +13,9 @@ use super::BoxFiles;
 /// slow.
 const MEBIBYTES: [u64; 2] = [200, 20];
 
-/// The peak memory of this process, in kibibytes.
+/// The peak memory of a process, in kibibytes.
 fn peak(status: &str) -> u64 {
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    let number = line.unwrap().trim().trim_end_matches(" kB");
-    number.trim().parse().unwrap()
+    status_kib(status, "VmHWM")
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
