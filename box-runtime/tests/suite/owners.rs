@@ -82,7 +82,7 @@ async fn a_shutdown_ends_what_its_caller_sees() {
 
 #[tokio::test(start_paused = true)]
 async fn a_token_named_like_the_administrator_sees_its_own_boxes_only() {
-    let w = world();
+    let w = fixture();
     let token = w.seen_by("local");
     w.exec("a", "true").await.unwrap();
     token.exec("b", "true").await.unwrap();

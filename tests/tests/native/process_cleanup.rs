@@ -245,8 +245,8 @@ async fn a_box_whose_files_fill_its_memory_fails_for_lack_of_memory() {
         };
         let mut ended = None;
         for _ in 0..20 {
-            let wrote = futures::future::join_all((0..12).map(write)).await;
-            let mut errors = wrote.into_iter().filter_map(Result::err);
+            let results = futures::future::join_all((0..12).map(write)).await;
+            let mut errors = results.into_iter().filter_map(Result::err);
             let of_memory = |error: &BoxError| {
                 let detail = error.detail::<Detail>();
                 detail.is_some_and(|detail| detail.ended == Some(Ended::Memory))
@@ -268,7 +268,7 @@ async fn a_box_whose_files_fill_its_memory_fails_for_lack_of_memory() {
         runtime.events(&caller, asked, Some(sender)).await.unwrap();
         let mut answer = Vec::new();
         while let Some(event) = events.recv().await {
-            answer.push((event.kind.to_string(), event.message.to_string()));
+            answer.push((event.kind.clone(), event.message.clone()));
         }
         let failed = ("failed".to_owned(), reason.to_owned());
         assert!(answer.contains(&failed), "{answer:?}");

@@ -197,7 +197,7 @@ async fn a_connection_that_was_given_up_serves_nothing_to_a_peer_that_speaks_too
     to_server.send(call.to_string()).unwrap();
     let connection = (ChannelSender(to_client), AbandonedReceiver(from_client));
     let server = Session::start(connection, Arc::clone(&state).router(), options);
-    let closed = tokio::time::timeout(Duration::from_secs(120), server.closed());
+    let closed = tokio::time::timeout(Duration::from_mins(2), server.closed());
     assert!(matches!(closed.await, Ok(CloseReason::Broken(_))));
     assert_eq!(state.begun(), 0, "no call was begun");
 }
