@@ -3,12 +3,14 @@
 //! - [`actions`]: the actions of a test server, and its state.
 //! - [`boxes`]: a runtime with a scripted backend, and the actions to inspect it.
 //! - [`fixture`]: a client and a server connected by any transport, in any dialect.
+//! - [`machine`]: a runtime with real boxes, as every available user.
 //! - [`process`]: the memory of processes.
 //! - [`raw`]: an end of a connection that sends any text.
 //! - [`wait`]: waiting for a condition.
 //! - [`every_transport!`]: runs one test body over all of them.
 
 #![allow(
+    clippy::unwrap_used,
     clippy::expect_used,
     clippy::panic,
     clippy::missing_panics_doc,
@@ -18,6 +20,7 @@
 pub mod actions;
 pub mod boxes;
 pub mod fixture;
+pub mod machine;
 pub mod process;
 pub mod raw;
 pub mod wait;

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use box_client::{Chunk, Code, ExitWhy, Offsets, SpecDraft, StreamName};
+use box_tests::machine::on_each_machine;
 use futures::StreamExt as _;
 
-use super::machine::on_each_machine;
 use super::support::{ServerAndClient, fresh, serve, served, with_a_box};
 
 /// Three hundred lines, slow enough to be cut in the middle.

@@ -13,9 +13,6 @@ mod client;
 mod commands;
 mod executions;
 mod files;
-#[path = "../native/support.rs"]
-#[allow(dead_code, reason = "these tests use only a part of it")]
-mod machine;
 mod ports;
 mod reconnect;
 mod scripted_server;

@@ -4,10 +4,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use box_client::{BoxClient, BoxHandle, ClientOptions, SpecDraft};
 use box_rpc::{Caller, Options, Router};
+use box_tests::machine::{Machine, on_each_machine};
 use box_transports::server::Server;
 use box_transports::{Endpoint, ListenOptions};
-
-use super::machine::{Machine, on_each_machine};
 
 /// A server that the test can cut, and a client of it.
 pub(crate) struct ServerAndClient {

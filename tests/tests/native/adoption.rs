@@ -11,6 +11,7 @@ use box_protocol::actions::{
 };
 use box_protocol::{BoxError, Code, CommandInfo, CommandState};
 use box_rpc::{Action, CallError, Options, Router, Session};
+use box_tests::machine::{Machine, PROGRAM, mark, on_each_machine, processes_with};
 use box_tests::wait::eventually;
 use box_transports::{ConnectOptions, Endpoint};
 use futures::StreamExt as _;
@@ -19,8 +20,6 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::net::UnixStream;
 use tokio::process::{Child, Command};
-
-use super::support::{Machine, PROGRAM, mark, on_each_machine, processes_with};
 
 /// How many times a runtime is killed.
 const ROUNDS: usize = 20;

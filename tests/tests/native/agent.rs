@@ -13,13 +13,12 @@ use box_protocol::{Code, Exit, ExitWhy};
 use box_rpc::{Limits, Options, Peer, Router, Session};
 use box_runtime::Backend as _;
 use box_runtime::native::NativeBackend;
+use box_tests::machine::{agent_of, mark, on_each_machine, parent_of, processes_with};
 use box_tests::wait::{LONG, eventually};
 use box_transports::unix;
 use futures::StreamExt as _;
 use serde_json::{Value, json};
 use tokio::io::AsyncReadExt as _;
-
-use super::support::{agent_of, mark, on_each_machine, parent_of, processes_with};
 
 #[expect(
     clippy::needless_pass_by_value,

@@ -3,9 +3,8 @@
 use box_protocol::{BoxState, Code, SessionId};
 use box_runtime::native::{NativeBackend, NativeConfig};
 use box_runtime::{BoxRuntime, Caller, RuntimeConfig};
+use box_tests::machine::{on_each_machine, params, printed, spec};
 use serde_json::json;
-
-use super::support::{on_each_machine, params, printed, spec};
 
 #[tokio::test]
 async fn a_command_runs_and_its_output_comes_back() {

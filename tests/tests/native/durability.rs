@@ -5,10 +5,10 @@ use std::time::Duration;
 use box_protocol::actions::{
     BoxCreate, BoxDelete, BoxExec, BoxGet, BoxUpdate, CommandStart, FileOutcome, FileStat,
 };
+use box_tests::machine::{Machine, on_each_machine};
 use serde_json::{Value, json};
 
 use super::adoption::Host;
-use super::support::{Machine, on_each_machine};
 
 async fn is_there(host: &Host, session: &str, path: &str) -> bool {
     let params = json!({"session_id": session, "paths": [path]});

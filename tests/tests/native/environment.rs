@@ -4,10 +4,9 @@
 use box_protocol::actions::{CommandChunk, CommandStartResult, FileRemove};
 use box_protocol::{BoxError, Code};
 use box_runtime::Caller;
+use box_tests::machine::{Machine, on_each_machine, printed, spec};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
-
-use super::support::{Machine, on_each_machine, printed, spec};
 
 /// Prints the variables of these tests.
 const PRINT: &str = "echo $A $B $C ${D-none}";

@@ -8,6 +8,7 @@ use box_protocol::actions::{
 use box_protocol::{BoxError, Code, SpecDraft};
 use box_rpc::{Options, Router, Session};
 use box_runtime::{BoxRuntime, Caller};
+use box_tests::machine::{Machine, mark, on_each_machine, params, printed, processes_with, spec};
 use box_tests::wait::{LONG, eventually};
 use box_transports::queue;
 use futures::StreamExt as _;
@@ -15,7 +16,6 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use super::adoption::Host;
-use super::support::{Machine, mark, on_each_machine, params, printed, processes_with, spec};
 
 /// All events so far, and the number to continue from.
 async fn events(runtime: &BoxRuntime, caller: &str, asked: Value) -> (Vec<BoxEvent>, u64) {

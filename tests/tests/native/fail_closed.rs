@@ -9,9 +9,8 @@ use box_rpc::{Options, Router, Session};
 use box_runtime::native::NativeBackend;
 use box_runtime::{BoxRuntime, Caller, RuntimeConfig};
 use box_service::{BoxService, Query, ServiceConfig};
+use box_tests::machine::{ORDINARY_USER, PROGRAM, config, on_each_machine, params, printed, spec};
 use serde_json::json;
-
-use super::support::{ORDINARY_USER, PROGRAM, config, on_each_machine, params, printed, spec};
 
 /// A runtime with an ordinary user's fork server, which is started after `script` in a new user
 /// namespace.

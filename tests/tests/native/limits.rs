@@ -1,8 +1,7 @@
 //! The limits of a box affect only that box.
 
+use box_tests::machine::{on_each_machine, printed, spec};
 use serde_json::json;
-
-use super::support::{on_each_machine, printed, spec};
 
 #[tokio::test]
 async fn a_memory_hog_is_killed_and_other_boxes_survive() {

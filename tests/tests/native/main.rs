@@ -36,5 +36,4 @@ mod service;
 mod shells;
 mod stats;
 mod stop;
-mod support;
 mod unreachable;

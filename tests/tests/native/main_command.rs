@@ -5,9 +5,8 @@ use std::time::Duration;
 use box_protocol::actions::{BoxCreateParams, TargetState};
 use box_protocol::{BoxError, Code, CommandInfo, CommandState, ExitWhy, Role};
 use box_runtime::Caller;
+use box_tests::machine::{Machine, on_each_machine, printed};
 use serde_json::json;
-
-use super::support::{Machine, on_each_machine, printed};
 
 async fn create(machine: &Machine, argv: &[&str], ends_box: bool) -> Result<(), BoxError> {
     let spec = json!({"session_id": "m", "main": {"argv": argv, "ends_box": ends_box},

@@ -4,10 +4,9 @@ use std::os::unix::fs::MetadataExt;
 
 use box_protocol::Code;
 use box_protocol::actions::FileWrite;
+use box_tests::machine::{on_each_machine, on_each_machine_within, printed, spec};
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
-
-use super::support::{on_each_machine, on_each_machine_within, printed, spec};
 
 #[tokio::test]
 async fn files_in_the_workspace_belong_to_who_owns_it() {

@@ -3,7 +3,7 @@
 use std::net::TcpListener;
 use std::process::Command;
 
-use super::support::{on_each_machine, printed};
+use box_tests::machine::{on_each_machine, printed};
 
 #[tokio::test]
 async fn without_a_network_nothing_outside_is_reached() {

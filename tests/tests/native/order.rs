@@ -11,11 +11,10 @@ use box_protocol::{Code, SpecDraft};
 use box_rpc::{Action, Asked, Peer};
 use box_tests::every_transport;
 use box_tests::fixture::{Dialect, Fixture, Setup, Transport};
+use box_tests::machine::{params, printed};
 use box_tests::wait::eventually;
 use futures::StreamExt as _;
 use serde_json::{Value, json};
-
-use super::support::{params, printed};
 
 every_transport!(
     pipelined_writes_to_a_file_take_effect_as_they_were_sent,

@@ -2,10 +2,9 @@
 
 use box_protocol::actions::{BoxExecParams, CommandChunk, StreamName};
 use box_runtime::Caller;
+use box_tests::machine::{Machine, on_each_machine, printed, spec};
 use serde_json::json;
 use tokio::sync::mpsc;
-
-use super::support::{Machine, on_each_machine, printed, spec};
 
 #[tokio::test]
 async fn a_command_opens_its_streams_by_their_names() {

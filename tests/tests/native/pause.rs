@@ -7,11 +7,11 @@ use box_protocol::actions::{
 };
 use box_protocol::{BoxError, BoxState, Code};
 use box_runtime::{BoxRuntime, Caller, RuntimeConfig};
+use box_tests::machine::{on_each_machine, printed, spec};
 use box_tests::wait::eventually;
 use serde_json::{Value, json};
 
 use super::adoption::Host;
-use super::support::{on_each_machine, printed, spec};
 
 async fn move_to(runtime: &BoxRuntime, to: &str) -> Result<BoxTransitionResult, BoxError> {
     let params = serde_json::from_value(json!({"session_id": "p", "to": to})).unwrap();
@@ -130,7 +130,7 @@ async fn neither_silence_nor_idle_time_ends_a_paused_box_but_its_lifetime_does()
             json!({"session_id": "p", "host_path": workspace.path(), "cmd": COUNTER,
             "lifetime": lifetime}),
         );
-        let exec = super::support::params(asked);
+        let exec = box_tests::machine::params(asked);
         runtime.exec(&Caller::Local, exec).await.unwrap();
         move_to(&runtime, "paused").await.unwrap();
         let before = count(&workspace);

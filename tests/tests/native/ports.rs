@@ -5,11 +5,10 @@ use std::time::Duration;
 use box_protocol::actions::{PortChunk, PortOpen, PortOpenResult, PortSend};
 use box_protocol::{BoxError, Code, ConnId};
 use box_runtime::Caller;
+use box_tests::machine::{Machine, on_each_machine, printed};
 use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
-
-use super::support::{Machine, on_each_machine, printed};
 
 /// An open connection to a port of box `p`.
 struct PortConnection {

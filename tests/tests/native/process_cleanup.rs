@@ -8,12 +8,11 @@ use box_protocol::error::{Detail, Ended};
 use box_protocol::{Blob, BoxError, BoxState, Code, ExecutionStatus, Killed, SessionId, SpecDraft};
 use box_runtime::native::NativeBackend;
 use box_runtime::{BoxRuntime, Caller, RuntimeConfig};
-use box_tests::wait::eventually;
-use serde_json::json;
-
-use super::support::{
+use box_tests::machine::{
     Machine, PROGRAM, gone, mark, on_each_machine, params, printed, processes_with, spec,
 };
+use box_tests::wait::eventually;
+use serde_json::json;
 
 /// Starts processes that ignore signals, each `sleep` with this argument, and waits without end.
 fn stubborn(seconds: &str) -> String {

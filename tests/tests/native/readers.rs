@@ -8,10 +8,9 @@ use std::time::Duration;
 use box_protocol::PerStream;
 use box_protocol::actions::{CommandChunk, ReadWhy, StreamName};
 use box_runtime::Caller;
+use box_tests::machine::{Machine, on_each_machine, on_each_machine_within, printed};
 use serde_json::json;
 use tokio::sync::mpsc;
-
-use super::support::{Machine, on_each_machine, on_each_machine_within, printed};
 
 /// The number of commands on each machine.
 const RUNS: usize = 5000;

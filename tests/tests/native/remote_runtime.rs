@@ -11,10 +11,9 @@ use box_rpc::{CallError, Peer};
 use box_service::{BoxService, Query, ServiceConfig};
 use box_tests::every_transport;
 use box_tests::fixture::Setup;
+use box_tests::machine::{mark, params, printed, processes_with, spec};
 use futures::StreamExt as _;
 use serde_json::json;
-
-use super::support::{mark, params, printed, processes_with, spec};
 
 every_transport!(
     a_command_runs_in_a_real_box,

@@ -6,13 +6,12 @@ use box_protocol::actions::{
 };
 use box_rpc::{Caller, Limits, Options, Router, Session};
 use box_service::{BoxService, Query, ServiceConfig};
+use box_tests::machine::{on_each_machine, printed};
 use box_transports::queue;
 use box_transports::server::Server;
 use box_transports::{ConnectOptions, Endpoint, ListenOptions};
 use futures::StreamExt as _;
 use serde_json::json;
-
-use super::support::{on_each_machine, printed};
 
 #[tokio::test]
 async fn a_tool_call_runs_in_a_real_box_behind_a_socket() {

@@ -5,10 +5,9 @@ use std::time::Duration;
 use box_protocol::actions::{BoxStatsParams, BoxStatsResult};
 use box_protocol::{BoxError, Code};
 use box_runtime::Caller;
+use box_tests::machine::{Machine, on_each_machine, printed, spec};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
-
-use super::support::{Machine, on_each_machine, printed, spec};
 
 fn params(more: Value) -> BoxStatsParams {
     serde_json::from_value(more).unwrap()

@@ -7,12 +7,12 @@ use box_protocol::actions::{
 };
 use box_protocol::{BoxError, BoxState, Code, CommandInfo, CommandState, ExitWhy, SpecDraft};
 use box_runtime::{BoxRuntime, Caller};
+use box_tests::machine::{Machine, mark, on_each_machine, printed, processes_with, spec};
 use box_tests::wait::LONG;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use super::adoption::Host;
-use super::support::{Machine, mark, on_each_machine, printed, processes_with, spec};
 
 fn params<T: serde::de::DeserializeOwned>(mut more: Value) -> T {
     more["session_id"] = json!("s");

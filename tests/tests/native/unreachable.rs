@@ -10,6 +10,7 @@ use box_protocol::actions::{
     BoxCreate, BoxDelete, BoxEvent, BoxEvents, BoxExec, BoxGet, BoxList, CommandStart, FileWrite,
 };
 use box_protocol::{BoxState, Code};
+use box_tests::machine::{Machine, PROGRAM, mark, on_each_machine, pids_with, processes_with};
 use box_tests::wait::eventually;
 use futures::StreamExt as _;
 use rustix::fs::{CWD, FileType, FlockOperation, Mode, OFlags};
@@ -19,7 +20,6 @@ use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::Command;
 
 use super::adoption::{Host, agents, cgroup_parent, code, directories, how};
-use super::support::{Machine, PROGRAM, mark, on_each_machine, pids_with, processes_with};
 
 /// Longer than a server waits for agents before it is ready.
 const PATIENCE: Duration = Duration::from_mins(2);

@@ -4,7 +4,8 @@
 
 use std::fmt::Write as _;
 
-use super::super::support::on_each_machine;
+use box_tests::machine::on_each_machine;
+
 use super::{Answers, as_root, inside, outside};
 
 const CALLS: &str = include_str!("probes/calls.py");

@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 use box_protocol::ExecutionStatus;
 use box_runtime::{BoxRuntime, Caller, RuntimeConfig};
+use box_tests::machine::{gone, mark, on_each_machine, params, printed, processes_with, spec};
 use box_tests::wait::eventually;
 use serde_json::json;
 
-use super::super::support::{gone, mark, on_each_machine, params, printed, processes_with, spec};
 use super::host_process::HostProcess;
 
 /// Starts two processes that keep standard output open and ignore signals. One of them is forked

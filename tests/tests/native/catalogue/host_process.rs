@@ -4,9 +4,8 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use box_protocol::BoxExecutionResult;
+use box_tests::machine::{Machine, PROGRAM};
 use serde_json::{Value, json};
-
-use super::super::support::{Machine, PROGRAM};
 
 /// The process, which is killed on drop.
 pub(super) struct HostProcess {

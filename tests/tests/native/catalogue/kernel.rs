@@ -1,6 +1,7 @@
 //! The kernel reveals little about itself to a guest and accepts no setting from it.
 
-use super::super::support::on_each_machine;
+use box_tests::machine::on_each_machine;
+
 use super::{as_root, inside, outside};
 
 const KERNEL: &str = include_str!("probes/kernel.py");

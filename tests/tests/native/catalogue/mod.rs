@@ -22,9 +22,8 @@ mod views;
 use std::collections::BTreeMap;
 use std::process::Command;
 
+use box_tests::machine::{Machine, printed, spec};
 use serde_json::{Value, json};
-
-use super::support::{Machine, printed, spec};
 
 /// The output of a probe: an answer for each question.
 type Answers = BTreeMap<String, String>;

@@ -4,9 +4,9 @@ use std::net::TcpListener;
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixListener};
 
+use box_tests::machine::{on_each_machine, printed};
 use serde_json::json;
 
-use super::super::support::{on_each_machine, printed};
 use super::{Answers, as_root, inside, outside};
 
 const NEIGHBOUR: &str = include_str!("probes/neighbour.py");

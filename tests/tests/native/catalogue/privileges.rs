@@ -6,10 +6,10 @@ use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::Command;
 
+use box_tests::machine::{ORDINARY_USER, mark, on_each_machine, printed, spec};
 use box_tests::wait::eventually;
 use serde_json::json;
 
-use super::super::support::{ORDINARY_USER, mark, on_each_machine, printed, spec};
 use super::{Answers, PRELUDE, as_root, inside, inside_with, outside};
 
 const PRIVILEGES: &str = include_str!("probes/privileges.py");

@@ -2,9 +2,9 @@
 
 use box_protocol::actions::BoxDeleteParams;
 use box_runtime::Caller;
+use box_tests::machine::{Machine, on_each_machine, printed, spec};
 use serde_json::json;
 
-use super::super::support::{Machine, on_each_machine, printed, spec};
 use super::{command, inside_with};
 
 const FILL: &str = include_str!("probes/fill.py");

@@ -3,9 +3,9 @@
 use std::os::unix::net::UnixListener;
 use std::process::Command;
 
+use box_tests::machine::{on_each_machine, printed};
 use serde_json::json;
 
-use super::super::support::{on_each_machine, printed};
 use super::host_process::HostProcess;
 use super::{answers, as_root, command, inside, inside_with, outside};
 

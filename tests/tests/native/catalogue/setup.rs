@@ -8,9 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use box_protocol::Code;
 use box_protocol::actions::BoxDeleteParams;
 use box_runtime::Caller;
+use box_tests::machine::{Machine, on_each_machine, printed, spec};
 use serde_json::{Value, json};
-
-use super::super::support::{Machine, on_each_machine, printed, spec};
 
 async fn end(machine: &Machine, session: &str) {
     let asked: BoxDeleteParams =

@@ -1,8 +1,8 @@
 //! What one box takes of resources that a user or the whole machine has once.
 
+use box_tests::machine::{on_each_machine, printed};
 use serde_json::json;
 
-use super::super::support::{on_each_machine, printed};
 use super::{answers, as_root, command, inside, inside_with, outside};
 
 const SHARED: &str = include_str!("probes/shared.py");

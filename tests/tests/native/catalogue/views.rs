@@ -7,11 +7,11 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixListener;
 use std::process::Command;
 
+use box_tests::machine::{Machine, on_each_machine, printed};
 use box_tests::wait::eventually;
 use rustix::fs::FlockOperation;
 use serde_json::json;
 
-use super::super::support::{Machine, on_each_machine, printed};
 use super::{Answers, answers, as_root, command, inside, inside_with, outside};
 
 const VIEWS: &str = include_str!("probes/views.py");

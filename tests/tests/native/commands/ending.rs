@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 use box_protocol::actions::CommandChunk;
 use box_protocol::{Code, CommandState, ExitWhy};
 use box_runtime::Caller;
+use box_tests::machine::{gone, mark, parent_of, processes_with};
 use box_tests::wait::{LONG, eventually};
 use serde_json::json;
 use tokio::sync::mpsc;
 
-use super::super::support::{gone, mark, parent_of, processes_with};
 use super::{attach, get, run, text, with_box};
 
 #[tokio::test]

@@ -10,10 +10,9 @@ use box_protocol::actions::{
 };
 use box_protocol::{BoxError, CommandInfo};
 use box_runtime::Caller;
+use box_tests::machine::{Machine, on_each_machine, printed};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
-
-use super::support::{Machine, on_each_machine, printed};
 
 /// The chunks that a reader received.
 #[derive(Debug, Default)]

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use box_protocol::actions::ReadWhy;
 use box_protocol::{Code, CommandState, ExitWhy};
+use box_tests::machine::printed;
 use serde_json::json;
 
-use super::super::support::printed;
 use super::{attach, get, kill, read_through, run, text, with_box};
 
 #[tokio::test]

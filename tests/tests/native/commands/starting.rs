@@ -3,9 +3,9 @@
 use box_protocol::actions::{ReadWhy, StreamName};
 use box_protocol::{Code, CommandState, ExitWhy};
 use box_runtime::Caller;
+use box_tests::machine::printed;
 use serde_json::json;
 
-use super::super::support::printed;
 use super::{attach, kill, read_through, run, start, text, with_box};
 
 #[tokio::test]

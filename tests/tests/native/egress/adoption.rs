@@ -1,10 +1,10 @@
 //! A killed runtime loses its connections, and the next one restores the network of its boxes.
 
 use box_protocol::actions::{BoxDelete, BoxExec};
+use box_tests::machine::on_each_machine;
 
 use super::*;
 use crate::adoption::Host;
-use crate::support::on_each_machine;
 
 #[tokio::test]
 async fn an_adopted_box_reaches_the_same_destinations_by_the_same_addresses() {

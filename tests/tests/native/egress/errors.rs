@@ -2,11 +2,11 @@
 //! its end.
 
 use box_protocol::actions::{BoxDelete, BoxExec, BoxStats};
+use box_tests::machine::on_each_machine;
 use rustix::net::{AddressFamily, SocketType};
 
 use super::*;
 use crate::adoption::Host;
-use crate::support::on_each_machine;
 
 async fn run(host: &Host, cmd: String) -> String {
     let spec = json!({"session_id": "reported", "network": "on", "timeout_sec": 100, "cmd": cmd});

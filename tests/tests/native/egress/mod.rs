@@ -17,9 +17,8 @@ use std::time::Duration;
 
 use box_protocol::{BoxExecutionResult, HostName, NetworkPolicy};
 use box_runtime::native::NativeConfig;
+use box_tests::machine::{Machine, on_each_machine_set_up, printed, spec};
 use serde_json::{Value, json};
-
-use super::support::{Machine, on_each_machine_set_up, printed, spec};
 
 /// A policy from its JSON.
 fn policy(json: Value) -> NetworkPolicy {

@@ -3,10 +3,10 @@
 use box_protocol::actions::{FilePack, FileTreeResult, FileUnpack, FileUnpackParams};
 use box_protocol::{BoxError, Code};
 use box_runtime::Caller;
+use box_tests::machine::on_each_machine;
 use serde_json::json;
 use tar::{Builder, EntryType, Header};
 
-use super::super::support::on_each_machine;
 use super::BoxFiles;
 
 /// An archive of entries: kind, name, target or text.

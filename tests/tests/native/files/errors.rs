@@ -9,9 +9,9 @@ use box_protocol::actions::{
 };
 use box_protocol::error::Detail;
 use box_runtime::Caller;
+use box_tests::machine::on_each_machine;
 use serde_json::json;
 
-use super::super::support::on_each_machine;
 use super::BoxFiles;
 
 #[tokio::test]

@@ -6,9 +6,9 @@ use box_protocol::Code;
 use box_protocol::actions::{
     FileAttributes, FileGrep, FileList, FileMove, FilePack, FileRemove, FileStat,
 };
+use box_tests::machine::on_each_machine;
 use serde_json::json;
 
-use super::super::support::on_each_machine;
 use super::BoxFiles;
 
 #[tokio::test]

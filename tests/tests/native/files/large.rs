@@ -2,11 +2,11 @@
 
 use box_protocol::actions::{FileRead, FileReadParams};
 use box_runtime::Caller;
+use box_tests::machine::on_each_machine;
 use box_tests::process::status_kib;
 use serde_json::json;
 use tokio::sync::mpsc;
 
-use super::super::support::on_each_machine;
 use super::BoxFiles;
 
 /// On the first machine and on the second. The second has the same code path, and a debug build is

@@ -16,10 +16,9 @@ use box_protocol::actions::{
 use box_protocol::{BoxError, Code};
 use box_rpc::Action;
 use box_runtime::{Caller, DataPlane};
+use box_tests::machine::{Machine, printed, spec};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
-
-use super::support::{Machine, printed, spec};
 
 /// A box and the calls for its files.
 #[derive(Clone, Copy)]

@@ -6,9 +6,9 @@ use std::time::Instant;
 use box_protocol::actions::{
     FileFind, FileMove, FileOutcome, FilePack, FileRead, FileRemove, FileStat,
 };
+use box_tests::machine::{on_each_machine, spec};
 use serde_json::json;
 
-use super::super::support::{on_each_machine, spec};
 use super::BoxFiles;
 
 #[tokio::test]

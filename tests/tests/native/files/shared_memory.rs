@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use box_protocol::actions::{FileRead, FileReadParams, SPOOL_SLOTS};
 use box_runtime::Caller;
+use box_tests::machine::on_each_machine;
 use futures::future::join_all;
 use serde_json::json;
 use tokio::sync::mpsc;
 
-use super::super::support::on_each_machine;
 use super::BoxFiles;
 
 #[tokio::test]

@@ -8,11 +8,11 @@ use box_protocol::actions::{
 };
 use box_protocol::{BoxError, Code, CommandState, ExitWhy, Role};
 use box_runtime::Caller;
+use box_tests::machine::on_each_machine;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use super::super::adoption::Host;
-use super::super::support::on_each_machine;
 use super::BoxFiles;
 
 impl BoxFiles<'_> {

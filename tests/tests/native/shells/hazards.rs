@@ -2,11 +2,11 @@
 
 use box_protocol::{CommandState, ExitWhy};
 use box_runtime::Caller;
+use box_tests::machine::{gone, mark, printed, processes_with};
 use box_tests::wait::eventually;
 use serde_json::json;
 
 use super::{begin, create, ended, kill, run, running, try_run, with_each_shell, with_shell};
-use crate::support::{gone, mark, printed, processes_with};
 
 #[tokio::test]
 async fn a_run_that_ends_its_shell_has_its_code_and_the_next_run_fails() {

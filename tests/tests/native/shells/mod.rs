@@ -12,11 +12,10 @@ use box_protocol::actions::{
 };
 use box_protocol::{BoxError, CommandInfo, CommandState};
 use box_runtime::Caller;
+use box_tests::machine::{Machine, on_each_machine, printed};
 use box_tests::wait::LONG;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
-
-use super::support::{Machine, on_each_machine, printed};
 
 /// A run and its output up to its end.
 #[derive(Debug)]

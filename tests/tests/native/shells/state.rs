@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 use box_protocol::actions::ShellState;
 use box_protocol::{Code, CommandState, ExitWhy, Role};
+use box_tests::machine::{gone, mark, printed, processes_with};
 use box_tests::wait::{LONG, eventually};
 use serde_json::json;
 
 use super::{begin, create, delete, ended, get, list, run, try_run, with_each_shell, with_shell};
-use crate::support::{gone, mark, printed, processes_with};
 
 #[tokio::test]
 async fn a_shell_keeps_its_state_between_runs() {

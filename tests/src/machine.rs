@@ -1,6 +1,6 @@
 //! A runtime that makes real boxes.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -10,37 +10,43 @@ use box_protocol::{BoxError, BoxExecutionResult, ExecutionStatus, SpecDraft};
 use box_rpc::{Codecs, Options, Router, Session};
 use box_runtime::native::{NativeBackend, NativeConfig};
 use box_runtime::{Backend as _, BoxRuntime, Caller, RuntimeConfig, StartRequest};
-use box_tests::wait::eventually;
 use serde_json::json;
 use tokio::sync::Mutex;
 use uuid::Uuid;
 
+use crate::wait::eventually;
+
 /// The ordinary user of tests that run as root.
-pub(crate) const ORDINARY_USER: u32 = 65534;
+pub const ORDINARY_USER: u32 = 65534;
 
 /// A runtime with real boxes, and their user.
-pub(crate) struct Machine {
-    pub(crate) name: &'static str,
-    pub(crate) runtime: BoxRuntime,
-    pub(crate) backend: NativeBackend,
-    pub(crate) uid: u32,
+#[derive(Debug)]
+pub struct Machine {
+    /// The name of the user in messages.
+    pub name: &'static str,
+    /// The runtime.
+    pub runtime: BoxRuntime,
+    /// The backend of the runtime.
+    pub backend: NativeBackend,
+    /// The user of its boxes.
+    pub uid: u32,
 }
 
 /// One machine at a time: concurrent starts and ends of fork servers disturb each other's cgroups.
 static TURN: Mutex<()> = Mutex::const_new(());
 
 /// Runs the test as every available user, one after the other.
-pub(crate) async fn on_each_machine(test: impl AsyncFn(&Machine)) {
+pub async fn on_each_machine(test: impl AsyncFn(&Machine)) {
     on_each_machine_within(Duration::from_mins(5), test).await;
 }
 
 /// As [`on_each_machine`], for a test that takes long.
-pub(crate) async fn on_each_machine_within(limit: Duration, test: impl AsyncFn(&Machine)) {
+pub async fn on_each_machine_within(limit: Duration, test: impl AsyncFn(&Machine)) {
     Box::pin(on_each_machine_set_up(limit, |_| {}, test)).await;
 }
 
 /// As [`on_each_machine`], with a changed configuration.
-pub(crate) async fn on_each_machine_set_up(
+pub async fn on_each_machine_set_up(
     limit: Duration,
     set_up: impl Fn(&mut NativeConfig),
     test: impl AsyncFn(&Machine),
@@ -64,7 +70,8 @@ pub(crate) async fn on_each_machine_set_up(
 }
 
 impl Machine {
-    pub(crate) fn new(name: &'static str, user: Option<u32>) -> Self {
+    /// A machine with boxes of this user, or of the current one.
+    pub fn new(name: &'static str, user: Option<u32>) -> Self {
         Self::with(name, user, config(user))
     }
 
@@ -79,13 +86,13 @@ impl Machine {
     }
 
     /// The user of its boxes, if it differs from the current user.
-    pub(crate) fn user(&self) -> Option<u32> {
+    pub fn user(&self) -> Option<u32> {
         let same = self.uid == rustix::process::geteuid().as_raw();
         (!same).then_some(self.uid)
     }
 
     /// The configuration of its backend.
-    pub(crate) fn config(&self) -> NativeConfig {
+    pub fn config(&self) -> NativeConfig {
         config(self.user())
     }
 
@@ -96,28 +103,29 @@ impl Machine {
     }
 
     /// Runs a command in the box of this session.
-    pub(crate) async fn exec(&self, session: &str, cmd: &str) -> BoxExecutionResult {
+    pub async fn exec(&self, session: &str, cmd: &str) -> BoxExecutionResult {
         let ran = self.exec_spec(SpecDraft::new(session).cmd(cmd)).await;
         ran.unwrap_or_else(|error| panic!("{}: {cmd}: {error:?}", self.name))
     }
 
-    pub(crate) async fn exec_spec(&self, spec: SpecDraft) -> Result<BoxExecutionResult, BoxError> {
+    /// Runs the command of a spec in its box.
+    pub async fn exec_spec(&self, spec: SpecDraft) -> Result<BoxExecutionResult, BoxError> {
         self.runtime.exec(&Caller::Local, params(spec)).await
     }
 
     /// Whether the machine lacks this primitive.
-    pub(crate) async fn lacks(&self, primitive: &str) -> bool {
+    pub async fn lacks(&self, primitive: &str) -> bool {
         let missing = self.runtime.health().await.missing;
         missing.iter().any(|name| name == primitive)
     }
 
     /// A box without a session, and its agent.
-    pub(crate) async fn agent(&self) -> (Uuid, Session) {
+    pub async fn agent(&self) -> (Uuid, Session) {
         agent_of(&self.backend).await
     }
 
     /// A directory that this machine's user owns, with a path without links.
-    pub(crate) fn directory(&self) -> tempfile::TempDir {
+    pub fn directory(&self) -> tempfile::TempDir {
         let dir = tempfile::tempdir_in(std::env::temp_dir().canonicalize().unwrap()).unwrap();
         std::os::unix::fs::chown(dir.path(), Some(self.uid), Some(self.uid)).unwrap();
         dir
@@ -125,7 +133,7 @@ impl Machine {
 }
 
 /// A box without a session, and its agent.
-pub(crate) async fn agent_of(backend: &NativeBackend) -> (Uuid, Session) {
+pub async fn agent_of(backend: &NativeBackend) -> (Uuid, Session) {
     let (id, spec) = (Uuid::now_v7(), SpecDraft::new("direct").build().unwrap());
     let request = StartRequest::new(id, &spec);
     let started = backend.start(request).await.unwrap();
@@ -138,7 +146,7 @@ pub(crate) async fn agent_of(backend: &NativeBackend) -> (Uuid, Session) {
 }
 
 /// The configuration of a backend with boxes of this user.
-pub(crate) fn config(user: Option<u32>) -> NativeConfig {
+pub fn config(user: Option<u32>) -> NativeConfig {
     static NUMBER: AtomicUsize = AtomicUsize::new(0);
     let mut config = NativeConfig::new(&*PROGRAM);
     config.run_as = user.map(|user| (user, user));
@@ -152,17 +160,17 @@ pub(crate) fn config(user: Option<u32>) -> NativeConfig {
     clippy::needless_pass_by_value,
     reason = "callers build the value for this call"
 )]
-pub(crate) fn params(spec: SpecDraft) -> BoxExecParams {
+pub fn params(spec: SpecDraft) -> BoxExecParams {
     serde_json::from_value(json!({ "spec": spec })).unwrap()
 }
 
 /// A spec from its JSON.
-pub(crate) fn spec(json: serde_json::Value) -> SpecDraft {
+pub fn spec(json: serde_json::Value) -> SpecDraft {
     serde_json::from_value(json).unwrap()
 }
 
 /// The output of a command that succeeded.
-pub(crate) fn printed(result: &BoxExecutionResult) -> &str {
+pub fn printed(result: &BoxExecutionResult) -> &str {
     assert_eq!(result.status, ExecutionStatus::Completed, "{result:?}");
     assert_eq!(result.exit_code, Some(0), "{result:?}");
     result.stdout.trim_end()
@@ -173,25 +181,32 @@ pub(crate) fn printed(result: &BoxExecutionResult) -> &str {
 /// A build directory may not be readable. The program is replaced by renaming, because another test
 /// may be running it. Its path is unique to this build directory, because the tests of another
 /// checkout may run as well.
-pub(crate) static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| {
+pub static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| {
     use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
     use std::os::unix::fs::PermissionsExt;
-    const HOST: &str = env!("CARGO_BIN_EXE_box-test-host");
+    let host = host_program();
     let user = rustix::process::geteuid().as_raw();
-    let checkout = BuildHasherDefault::<DefaultHasher>::default().hash_one(HOST);
+    let checkout = BuildHasherDefault::<DefaultHasher>::default().hash_one(&host);
     let dir = std::env::temp_dir().join(format!("box-native-tests-{user}-{checkout:x}"));
     std::fs::create_dir_all(&dir).unwrap();
     std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o755)).unwrap();
     let program = dir.join("host");
     let fresh = dir.join(format!("host-{}", std::process::id()));
-    std::fs::copy(HOST, &fresh).unwrap();
+    std::fs::copy(&host, &fresh).unwrap();
     std::fs::rename(fresh, &program).unwrap();
     program
 });
 
+/// The path of `box-test-host`, which cargo builds beside the directory of the test programs.
+fn host_program() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let build = test.parent().and_then(Path::parent).unwrap();
+    build.join("box-test-host")
+}
+
 /// A unique number of seconds for `sleep`, also across checkouts: it marks the processes of one
 /// test.
-pub(crate) fn mark() -> String {
+pub fn mark() -> String {
     static NUMBER: AtomicUsize = AtomicUsize::new(0);
     let number = 86400 + NUMBER.fetch_add(1, Ordering::Relaxed);
     format!(
@@ -202,12 +217,12 @@ pub(crate) fn mark() -> String {
 }
 
 /// The number of processes of the machine with this argument.
-pub(crate) fn processes_with(argument: &str) -> usize {
+pub fn processes_with(argument: &str) -> usize {
     pids_with(argument).len()
 }
 
 /// The processes of the machine with this argument.
-pub(crate) fn pids_with(argument: &str) -> Vec<i32> {
+pub fn pids_with(argument: &str) -> Vec<i32> {
     let all = std::fs::read_dir("/proc").unwrap().flatten();
     let with = all.filter(|entry| {
         let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
@@ -219,7 +234,7 @@ pub(crate) fn pids_with(argument: &str) -> Vec<i32> {
 }
 
 /// The parent of the process with this argument.
-pub(crate) fn parent_of(argument: &str) -> Option<i32> {
+pub fn parent_of(argument: &str) -> Option<i32> {
     let child = *pids_with(argument).first()?;
     let status = std::fs::read_to_string(format!("/proc/{child}/status")).ok()?;
     let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
@@ -228,6 +243,6 @@ pub(crate) fn parent_of(argument: &str) -> Option<i32> {
 
 /// Waits until no process with this mark is left. On a busy machine a killed process takes a moment
 /// to end.
-pub(crate) async fn gone(mark: &str) {
+pub async fn gone(mark: &str) {
     eventually("no process is left", async || processes_with(mark) == 0).await;
 }
