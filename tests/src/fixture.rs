@@ -142,8 +142,8 @@ impl Serves {
 }
 
 /// The authentication of a test server: a hello with [`TOKEN`], or none.
-pub fn gate(guarded: bool) -> Auth {
-    if guarded {
+pub fn auth(requires_token: bool) -> Auth {
+    if requires_token {
         Auth::Tokens(Tokens::new([("tester".to_owned(), TOKEN.to_owned())]))
     } else {
         Auth::Caller(Caller::Local)
@@ -157,7 +157,7 @@ pub struct Setup {
     pub transport: Transport,
     pub dialect: Dialect,
     serves: Serves,
-    guarded: bool,
+    requires_token: bool,
     server_program: PathBuf,
     server: TestLimits,
     client: TestLimits,
@@ -170,7 +170,7 @@ impl Setup {
             transport,
             dialect,
             serves: Serves::Actions,
-            guarded: transport.needs_hello(),
+            requires_token: transport.needs_hello(),
             server_program: server_program.into(),
             server: TestLimits::default(),
             client: TestLimits::default(),
@@ -207,8 +207,8 @@ impl Setup {
     }
 
     /// Requires a token on every transport.
-    pub fn guarded(mut self) -> Self {
-        self.guarded = true;
+    pub fn requires_token(mut self) -> Self {
+        self.requires_token = true;
         self
     }
 
@@ -227,7 +227,7 @@ impl Setup {
     async fn listen(&self) -> RunningServer {
         let directory = tempfile::tempdir().expect("a directory");
         if self.transport == Transport::Stdio {
-            let argument = (self.serves, self.guarded, &self.server, self.dialect);
+            let argument = (self.serves, self.requires_token, &self.server, self.dialect);
             let argument = serde_json::to_string(&argument).expect("an argument");
             let command = vec![self.server_program.display().to_string(), argument];
             let connect = ConnectOptions {
@@ -268,7 +268,7 @@ impl Setup {
         let options = Options {
             limits,
             codecs: Codecs::FirstOf(BOTH),
-            ..Options::new(gate(self.guarded))
+            ..Options::new(auth(self.requires_token))
         };
         let server = Server::start(listener, router, move |_| options.clone());
         RunningServer {
@@ -298,7 +298,7 @@ impl Setup {
             ..Options::new(Caller::Local)
         };
         let session = Session::start_boxed(connection, router, options);
-        if self.guarded {
+        if self.requires_token {
             let hello = HelloParams {
                 token: Some(TOKEN.to_owned()),
                 ..HelloParams::default()
@@ -376,9 +376,9 @@ impl Setup {
 
     /// A raw client, which has said hello where the transport requires it.
     pub async fn raw(self) -> Raw {
-        let guarded = self.guarded;
+        let requires_token = self.requires_token;
         let mut raw = self.raw_silent().await;
-        if guarded {
+        if requires_token {
             raw.call(
                 1_000_000,
                 "hello",

@@ -7,7 +7,7 @@ use std::error::Error;
 
 use box_gateways::langbot::BOTH;
 use box_rpc::{Codecs, Options, Session};
-use box_tests::fixture::{Dialect, Serves, TestLimits, gate};
+use box_tests::fixture::{Dialect, Serves, TestLimits, auth};
 use box_transports::stdio;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -17,7 +17,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn serve() -> Result<(), Box<dyn Error>> {
-    let (serves, guarded, limits, dialect): (Serves, bool, TestLimits, Dialect) =
+    let (serves, requires_token, limits, dialect): (Serves, bool, TestLimits, Dialect) =
         if let Some(argument) = std::env::args().nth(1) {
             serde_json::from_str(&argument)?
         } else {
@@ -31,7 +31,7 @@ async fn serve() -> Result<(), Box<dyn Error>> {
     let options = Options {
         limits,
         codecs: Codecs::FirstOf(BOTH),
-        ..Options::new(gate(guarded))
+        ..Options::new(auth(requires_token))
     };
     let session = Session::start_boxed(
         connection,

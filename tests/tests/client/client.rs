@@ -110,13 +110,13 @@ async fn an_absent_server_is_reported_at_once_or_waited_for() {
 
 #[tokio::test]
 async fn a_client_shows_its_token_and_comes_back_by_itself() {
-    let guarded = async |endpoint: &Endpoint| {
+    let requires_token = async |endpoint: &Endpoint| {
         let listener = endpoint.listen(&ListenOptions::default()).await.unwrap();
-        let gate = Auth::Tokens(Tokens::new([("tester".to_owned(), TOKEN.to_owned())]));
-        let options = Options::new(gate);
+        let auth = Auth::Tokens(Tokens::new([("tester".to_owned(), TOKEN.to_owned())]));
+        let options = Options::new(auth);
         Server::start(listener, boxes::router(), move |_| options.clone())
     };
-    let first = guarded(&"tcp://127.0.0.1:0".parse().unwrap()).await;
+    let first = requires_token(&"tcp://127.0.0.1:0".parse().unwrap()).await;
     let endpoint = first.endpoint().clone();
     let denied = BoxClient::connect(endpoint.clone(), ClientOptions::default()).await;
     assert!(denied.unwrap_err().to_string().contains("denied"));
@@ -125,6 +125,6 @@ async fn a_client_shows_its_token_and_comes_back_by_itself() {
     client.health().await.unwrap();
     drop(first);
     eventually("it is gone", async || client.health().await.is_err()).await;
-    let _second = guarded(&endpoint).await;
+    let _second = requires_token(&endpoint).await;
     eventually("it is back", async || client.health().await.is_ok()).await;
 }

@@ -10,7 +10,7 @@ use box_rpc::{
 };
 use box_tests::actions::{Server, Text, Who};
 use box_tests::every_transport;
-use box_tests::fixture::{Dialect, Setup, TOKEN, Transport, gate};
+use box_tests::fixture::{Dialect, Setup, TOKEN, Transport, auth};
 use box_tests::raw::Raw;
 use box_transports::tls::{ClientTls, Identity, Pem, ServerTls};
 use box_transports::{ConnectOptions, Endpoint, ListenOptions, queue};
@@ -90,7 +90,7 @@ const HELLO_BYTES: usize = 4000;
 
 fn of_few_words(setup: Setup) -> Setup {
     setup
-        .guarded()
+        .requires_token()
         .server(|limits| limits.hello_bytes = Some(HELLO_BYTES))
 }
 
@@ -148,7 +148,7 @@ async fn a_transport_buffers_little_before_authentication() {
     let (to_server, from_client) = unbounded_channel();
     let (to_client, mut from_server) = unbounded_channel();
     let (record, mut reported) = unbounded_channel();
-    let options = Options::new(gate(true));
+    let options = Options::new(auth(true));
     let connection = (
         ChannelSender(to_client),
         RecordingReceiver(from_client, record),
@@ -188,7 +188,7 @@ impl ReceiveHalf for AbandonedReceiver {
 async fn a_connection_that_was_given_up_serves_nothing_to_a_peer_that_speaks_too_late() {
     let (to_server, from_client) = unbounded_channel();
     let (to_client, _from_server) = unbounded_channel();
-    let options = Options::new(gate(true));
+    let options = Options::new(auth(true));
     let state = Arc::new(Server::default());
     let params = json!({"token": TOKEN});
     let hello = json!({"jsonrpc": "2.0", "id": 1, "method": "hello", "params": params});
@@ -202,7 +202,7 @@ async fn a_connection_that_was_given_up_serves_nothing_to_a_peer_that_speaks_too
     assert_eq!(state.begun(), 0, "no call was begun");
 }
 
-fn gated() -> (Session, Session) {
+fn with_tokens() -> (Session, Session) {
     let (ours, theirs) = queue::pair(64);
     let tokens = Tokens::new([
         ("one".to_owned(), TOKEN.to_owned()),
@@ -235,7 +235,7 @@ async fn no_wrong_token_opens_and_none_is_shown() {
         .map(|token| Some((*token).to_owned()))
         .chain([None]);
     for token in tokens {
-        let (server, client) = gated();
+        let (server, client) = with_tokens();
         let hello = HelloParams {
             token: token.clone(),
             ..HelloParams::default()
@@ -246,7 +246,7 @@ async fn no_wrong_token_opens_and_none_is_shown() {
         assert!(!error.to_string().contains(TOKEN));
         assert_eq!(server.closed().await, box_rpc::CloseReason::Denied);
     }
-    let (_server, client) = gated();
+    let (_server, client) = with_tokens();
     let hello = HelloParams {
         token: Some("second".repeat(8)),
         ..HelloParams::default()
@@ -279,7 +279,7 @@ async fn a_browser_at_a_token_port_gets_no_answer() {
 
 #[tokio::test]
 async fn a_call_after_a_refused_hello_is_not_run() {
-    let (_server, client) = gated();
+    let (_server, client) = with_tokens();
     let hello = HelloParams::default();
     assert!(client.peer().call::<Hello>(&hello).await.is_err());
     client.closed().await;

@@ -17,8 +17,8 @@ use tokio::time::Instant;
 
 async fn server(endpoint: &Endpoint) -> Server {
     let listener = endpoint.listen(&ListenOptions::default()).await.unwrap();
-    let gate = Auth::Tokens(Tokens::new([("linked".to_owned(), TOKEN.to_owned())]));
-    let options = Options::new(gate);
+    let auth = Auth::Tokens(Tokens::new([("linked".to_owned(), TOKEN.to_owned())]));
+    let options = Options::new(auth);
     Server::start(
         listener,
         Arc::new(TestServer::default()).router(),
