@@ -106,7 +106,7 @@ pub enum Ended {
 pub fn with_end(error: BoxError, why: Ended) -> BoxError {
     let detail = Detail {
         ended: Some(why),
-        ..detail(&error)
+        ..error.detail().unwrap_or_default()
     };
     error.with_detail(&detail)
 }
@@ -128,7 +128,7 @@ pub fn quota_exceeded(megabytes: u64, more: &str) -> BoxError {
 #[cfg_attr(feature = "schema", schemars(transform = crate::schema::open_list))]
 #[serde(rename_all = "snake_case")]
 pub enum Subject {
-    /// A box (LangBot: a session). Assumed where nothing is said.
+    /// A box. Assumed where nothing is said.
     Box,
     /// A managed process.
     Process,
@@ -143,34 +143,6 @@ pub enum Subject {
     /// A subject newer than this build.
     #[serde(other)]
     Other,
-}
-
-fn detail(error: &BoxError) -> Detail {
-    error.detail().unwrap_or_default()
-}
-
-/// The class LangBot has for this error.
-pub fn langbot_class(error: &BoxError) -> &'static str {
-    if error.written_wrongly() == Some(Fault::UnknownAction) {
-        return "ValueError";
-    }
-    match (error.code(), detail(error).subject) {
-        (Code::Conflict, Some(Subject::Process)) => "BoxManagedProcessConflictError",
-        (Code::Conflict, _) => "BoxSessionConflictError",
-        (Code::NotFound, Some(Subject::Process)) => "BoxManagedProcessNotFoundError",
-        (Code::NotFound, _) => "BoxSessionNotFoundError",
-        (Code::Validation, _) => "BoxValidationError",
-        (Code::Unavailable, Some(Subject::Readiness)) => "BoxReadinessError",
-        (Code::Unavailable | Code::Unsupported, _) => "BoxBackendUnavailableError",
-        (Code::Denied, Some(Subject::Grant)) => "BoxAdmissionError",
-        (Code::Denied, _) => "PermissionError",
-        (Code::Capacity, _) => "BoxCapacityExceededError",
-        // LangBot receives a command's timeout as a result; this is for other timeouts.
-        (Code::Timeout, _) => "TimeoutError",
-        (Code::Cancelled, _) => "CancelledError",
-        (Code::TooLarge | Code::Overloaded, _) => "ValueError",
-        (Code::Internal, _) => "RuntimeError",
-    }
 }
 
 #[cfg(test)]

@@ -10,8 +10,7 @@
 //! 2. [`actions`]: every action by noun, with its preconditions, parameters and result.
 //!    A runtime calls `agent.*` on the agent inside a box.
 //! 3. [`error`]: the twelve codes and their details.
-//! 4. [`langbot`]: LangBot's names for our actions and its view of our models.
-//! 5. [`catalog`]: volumes, templates and pools as the client models of seed 004 write them; no action
+//! 4. [`catalog`]: volumes, templates and pools as the client models of seed 004 write them; no action
 //!    serves them yet.
 //!
 //! # Nouns
@@ -40,10 +39,9 @@ mod ids;
 mod invalid;
 mod invisible;
 mod json_string;
-pub mod langbot;
 pub mod model;
 mod note;
-mod paths;
+pub mod paths;
 #[cfg(feature = "schema")]
 pub mod schema;
 mod text;

@@ -15,7 +15,7 @@ fn check_length(field: &'static str, path: &str) -> Result<(), Invalid> {
 }
 
 /// A path inside the box: trimmed, absolute, without a slash at its end.
-pub(crate) fn inside(field: &'static str, path: &str) -> Result<String, Invalid> {
+pub fn inside(field: &'static str, path: &str) -> Result<String, Invalid> {
     let path = path.trim();
     if !path.starts_with('/') || path.contains('\0') {
         return Err(Invalid::new(field, INSIDE));

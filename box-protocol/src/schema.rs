@@ -16,12 +16,11 @@ use serde_json::{Map, Value, json};
 
 use crate::actions::{AGENT_SCHEMAS, ALL_SCHEMAS, FileChange};
 use crate::error::{Code, Detail};
-use crate::langbot::SessionView;
-use crate::model::{BoxManagedProcessInfo, BoxManagedProcessSpec, BoxProfile, BoxSpec};
+use crate::model::{BoxProfile, BoxSpec};
 
 pub(crate) use rules::{
-    INSIDE, NO_NUL, NORMALIZED, NOT_BLANK, OF_HOST, TRIMMED_ID, asked_id, code_by_status,
-    described, id, open_list,
+    INSIDE, NO_NUL, NORMALIZED, NOT_BLANK, OF_HOST, asked_id, code_by_status, described, id,
+    open_list,
 };
 
 /// Describes an action and registers its models with the generator.
@@ -67,13 +66,10 @@ pub fn contract() -> Value {
         &mut generator,
     );
     let agent_actions = describe_all(AGENT_SCHEMAS, &mut generator);
-    // Models that no action names: lines of a log, details of an error, configuration, LangBot's views.
-    let models: [fn(&mut SchemaGenerator) -> Schema; 8] = [
+    // Models that no action names: lines of a log, details of an error, configuration.
+    let models: [fn(&mut SchemaGenerator) -> Schema; 5] = [
         reach::<BoxSpec>,
         reach::<BoxProfile>,
-        reach::<BoxManagedProcessSpec>,
-        reach::<BoxManagedProcessInfo>,
-        reach::<SessionView<'static>>,
         reach::<FileChange>,
         reach::<Detail>,
         reach::<Code>,

@@ -1,4 +1,4 @@
-//! Times: unix milliseconds inside, text only at a door that wants it.
+//! Times: unix milliseconds inside, text only where a gateway writes it.
 
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 /// A time in milliseconds since 1970-01-01 UTC.
 ///
-/// [`Display`](fmt::Display) gives the text LangBot uses: `2026-11-15T23:18:17.977000Z`.
+/// [`Display`](fmt::Display) gives it as text: `2026-11-15T23:18:17.977000Z`.
 #[derive(
     Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
@@ -121,49 +121,6 @@ impl From<SystemTime> for UnixMs {
     fn from(time: SystemTime) -> Self {
         let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
         Self(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
-    }
-}
-
-/// For fields that are text on the wire: `#[serde(with = "time::text")]`.
-pub(crate) mod text {
-    use serde::{Deserialize, Deserializer, Serializer, de::Error};
-
-    use super::UnixMs;
-
-    #[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
-    pub(crate) fn serialize<S: Serializer>(at: &UnixMs, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(at)
-    }
-
-    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(source: D) -> Result<UnixMs, D::Error> {
-        let text = String::deserialize(source)?;
-        UnixMs::from_text(&text)
-            .ok_or_else(|| D::Error::custom("not a time of the form 2026-11-15T23:18:17.977162Z"))
-    }
-
-    /// The same for a time that may be `null`.
-    pub(crate) mod option {
-        use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-        use super::UnixMs;
-
-        #[derive(Serialize, Deserialize)]
-        #[serde(transparent)]
-        struct Text(#[serde(with = "super")] UnixMs);
-
-        #[allow(clippy::ref_option)] // serde's signature
-        pub(crate) fn serialize<S: Serializer>(
-            at: &Option<UnixMs>,
-            serializer: S,
-        ) -> Result<S::Ok, S::Error> {
-            at.map(Text).serialize(serializer)
-        }
-
-        pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
-            source: D,
-        ) -> Result<Option<UnixMs>, D::Error> {
-            Ok(Option::<Text>::deserialize(source)?.map(|text| text.0))
-        }
     }
 }
 

@@ -5,7 +5,7 @@ use std::fmt;
 
 use async_trait::async_trait;
 use box_protocol::actions::BoxStatsResult;
-use box_protocol::{BoxError, BoxMountSpec, BoxSpec, DEFAULT_HOME, NetworkPolicy, World};
+use box_protocol::{BoxError, BoxMountSpec, BoxSpec, DEFAULT_HOME, NetworkPolicy};
 use box_rpc::Connection;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -272,10 +272,9 @@ impl<'a> StartRequest<'a> {
 }
 
 pub(crate) fn guest_of(spec: &BoxSpec) -> (&str, &str) {
-    match (&spec.guest, spec.world) {
-        (Some(guest), _) => (&guest.name, &guest.home),
-        (None, Some(World::LangBot)) => ("box", "/home"),
-        (None, _) => ("box", DEFAULT_HOME),
+    match &spec.guest {
+        Some(guest) => (&guest.name, &guest.home),
+        None => ("box", DEFAULT_HOME),
     }
 }
 

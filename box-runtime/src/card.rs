@@ -222,7 +222,7 @@ impl Card {
     }
 
     pub(crate) fn world(&self) -> World {
-        self.spec.world.unwrap_or_default()
+        self.spec.world.clone().unwrap_or_default()
     }
 
     /// Notes what the exec lane does.

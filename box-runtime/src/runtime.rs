@@ -421,7 +421,11 @@ fn unsupported(field: &str, why: &str) -> BoxError {
 }
 
 fn is_listed(card: &Card, params: &BoxListParams) -> bool {
-    if params.world.is_some_and(|world| card.world() != world) {
+    if params
+        .world
+        .as_ref()
+        .is_some_and(|world| card.world() != *world)
+    {
         return false;
     }
     let live = card.live();

@@ -251,7 +251,7 @@ impl Table {
         };
         self.has_room(caller, work.max_boxes())?;
         if let Some(name) = &spec.name {
-            let world = spec.world.unwrap_or_default();
+            let world = spec.world.clone().unwrap_or_default();
             self.name_is_free(&(caller.name(), world, name.clone()))?;
         }
         Ok(())

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use box_protocol::actions::RecentError;
-use box_protocol::error::langbot_class;
-use box_protocol::{BoxError, UnixMs};
+use box_protocol::error::{Detail, Fault, Subject};
+use box_protocol::{BoxError, Code, UnixMs};
 use box_rpc::Caller;
 
 use crate::audit::Origin;
@@ -27,7 +27,7 @@ impl ErrorRing {
     pub(crate) fn record(&self, error: &BoxError, origin: &Origin) {
         let error = RecentError {
             timestamp: UnixMs::now(),
-            class: langbot_class(error).to_owned(),
+            class: class_of(error).to_owned(),
             message: error.message().to_owned(),
             query_id: origin.query_id.clone(),
         };
@@ -45,6 +45,30 @@ impl ErrorRing {
             .iter()
             .filter(|(owner, _)| *caller == Caller::Local || owner == caller);
         seen.map(|(_, error)| error.clone()).collect()
+    }
+}
+
+/// The name of the exception that an agent's tools know for this error.
+fn class_of(error: &BoxError) -> &'static str {
+    if error.written_wrongly() == Some(Fault::UnknownAction) {
+        return "ValueError";
+    }
+    let subject = error.detail::<Detail>().and_then(|detail| detail.subject);
+    match (error.code(), subject) {
+        (Code::Conflict, Some(Subject::Process)) => "BoxManagedProcessConflictError",
+        (Code::Conflict, _) => "BoxSessionConflictError",
+        (Code::NotFound, Some(Subject::Process)) => "BoxManagedProcessNotFoundError",
+        (Code::NotFound, _) => "BoxSessionNotFoundError",
+        (Code::Validation, _) => "BoxValidationError",
+        (Code::Unavailable, Some(Subject::Readiness)) => "BoxReadinessError",
+        (Code::Unavailable | Code::Unsupported, _) => "BoxBackendUnavailableError",
+        (Code::Denied, Some(Subject::Grant)) => "BoxAdmissionError",
+        (Code::Denied, _) => "PermissionError",
+        (Code::Capacity, _) => "BoxCapacityExceededError",
+        (Code::Timeout, _) => "TimeoutError",
+        (Code::Cancelled, _) => "CancelledError",
+        (Code::TooLarge | Code::Overloaded, _) => "ValueError",
+        (Code::Internal, _) => "RuntimeError",
     }
 }
 
@@ -75,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn the_class_is_langbots() {
+    fn the_class_is_that_of_the_tool_surface() {
         let ring = ErrorRing::default();
         let error = BoxError::validation("cpus must be greater than 0");
         ring.record(&error, &of(Caller::Local, None));

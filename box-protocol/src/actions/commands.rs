@@ -7,7 +7,7 @@ use super::{AttachOptions, CommandChunk, ReadEnd, ReadFrom, Until, View, actions
 use crate::blob::Blob;
 use crate::env::Env;
 use crate::ids::{CommandId, SessionId};
-use crate::model::{Adjusted, BoxManagedProcessSpec, CommandInfo, Program, Role};
+use crate::model::{Adjusted, CommandInfo, Program, Role};
 use crate::note::Note;
 
 actions! {
@@ -191,25 +191,6 @@ impl CommandStartParams {
             note: None,
             attach: None,
         }
-    }
-
-    /// The command for one of LangBot's managed processes.
-    pub fn managed(
-        session_id: SessionId,
-        spec: &BoxManagedProcessSpec,
-    ) -> Result<Self, crate::Invalid> {
-        Ok(Self {
-            command_id: Some(spec.process_id.clone()),
-            cwd: Some(spec.cwd.clone()),
-            env: spec.env.clone(),
-            stdin: Stdin::Open,
-            on_disconnect: OnDisconnect::Keep,
-            retain_ms: Some(300_000),
-            role: Role::Process,
-            replace: true,
-            memory_mb: Some(spec.memory_mb).filter(|limit| *limit > 0),
-            ..Self::new(session_id, spec.program()?)
-        })
     }
 }
 

@@ -87,7 +87,7 @@ pub struct Capacity {
 pub struct RecentError {
     /// When the error occurred.
     pub timestamp: UnixMs,
-    /// LangBot's class of the error; see [`langbot_class`](crate::error::langbot_class).
+    /// The class of the error: the name of an exception.
     #[serde(rename = "type")]
     pub class: String,
     /// The message.

@@ -6,9 +6,9 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::model::{PerStream, Program, SpecDraft};
+use crate::model::{PerStream, SpecDraft};
 use crate::schema::tests::{assert_agrees, assert_fits};
-use crate::{Blob, BoxManagedProcessSpec, CommandId, SessionId, UnixMs};
+use crate::{Blob, CommandId, UnixMs};
 use box_rpc::Action;
 
 thread_local! {
@@ -201,27 +201,6 @@ fn chunks_are_objects_named_after_their_kind() {
         offset: 0,
         data: Blob::from("x"),
     });
-}
-
-#[test]
-fn a_managed_process_is_a_command_that_stays() {
-    let spec: BoxManagedProcessSpec = serde_json::from_value(json!({
-        "process_id": "mcp-1", "command": "npx", "args": ["-y"], "env": {"A": "1"}, "memory_mb": 64,
-    }))
-    .unwrap();
-    let start = CommandStartParams::managed(SessionId::new("s").unwrap(), &spec).unwrap();
-    assert_eq!(start.command_id, Some(CommandId::new("mcp-1").unwrap()));
-    assert_eq!(start.program, Program::argv(["npx", "-y"]).unwrap());
-    assert_eq!(
-        (start.stdin, start.on_disconnect),
-        (Stdin::Open, OnDisconnect::Keep)
-    );
-    assert_eq!(
-        (start.replace, start.retain_ms, start.memory_mb),
-        (true, Some(300_000), Some(64))
-    );
-    assert_eq!(start.env.names(), ["A"]);
-    round_trip(&start);
 }
 
 #[test]

@@ -109,7 +109,7 @@ pub enum Role {
     Command,
     /// A `box.exec`.
     Exec,
-    /// LangBot's managed process.
+    /// A managed process: one that is kept running.
     Process,
     /// A run in a shell.
     Run,

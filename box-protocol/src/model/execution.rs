@@ -140,7 +140,7 @@ pub struct BoxExecutionResult {
     #[cfg_attr(feature = "schema", schemars(default))]
     pub stderr_dropped: u64,
     /// Some of standard output is missing, cut by the policy layer or dropped before it. Left out
-    /// where nothing is, so that LangBot's members are all there are.
+    /// where nothing is, so that clients that know no more read it.
     #[serde(skip_serializing_if = "is_false")]
     #[cfg_attr(feature = "schema", schemars(default))]
     pub stdout_truncated: bool,
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_completed_one_is_written_as_langbot_does() {
+    fn a_completed_one_is_written_with_these_members() {
         let ran = result(Exit::returned(0))
             .unwrap()
             .with_output("echo hi", "");

@@ -20,12 +20,13 @@
 pub(super) use super::bounds::{check_defaults, check_guest, check_labels, check_main};
 pub(super) use super::mount::{BoxMountSpec, HostPathMode};
 pub(super) use super::network::NetworkPolicy;
-pub(super) use super::parts::{Defaults, Guest, Labels, Lifetime, Main, World};
+pub(super) use super::parts::{Defaults, Guest, Labels, Lifetime, Main};
 pub(super) use super::rules::{
     Any, AtLeast, Few, HostPath, Inside, Mounts, NoNul, Optional, POSITIVE, Positive, Rule, Secret,
     Word,
 };
 pub(super) use super::spec::Network;
+pub(super) use super::world::World;
 pub(super) use crate::env::Env;
 pub(super) use crate::ids::Name;
 pub(super) use crate::note::Note;

@@ -53,7 +53,7 @@ impl BoxState {
     }
 }
 
-/// What the exec lane of a box is doing: LangBot's session status.
+/// What the exec lane of a box is doing.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
@@ -150,7 +150,7 @@ macro_rules! declare {
                     state: BoxState::Starting,
                     reason: None,
                     status: LaneStatus::Idle,
-                    world: spec.world.unwrap_or_default(),
+                    world: spec.world.clone().unwrap_or_default(),
                     name: spec.name.clone(),
                     labels: spec.labels.clone().unwrap_or_default(),
                     note: spec.note.clone(),

@@ -17,10 +17,10 @@ mod info;
 mod mount;
 mod network;
 mod parts;
-mod process;
 mod profile;
 mod rules;
 mod spec;
+mod world;
 
 pub use adjusted::Adjusted;
 pub use bounds::{
@@ -32,11 +32,9 @@ pub use command::{CommandInfo, CommandState, PerStream, Program, Role, RunError}
 pub use compat::{Conflict, Fixed, first_conflict};
 pub use execution::{BoxExecutionResult, ExecutionStatus, Exit, ExitWhy, Killed};
 pub use info::{Access, BoxSessionInfo, BoxState, LaneStatus};
-pub use mount::{ARTIFACT_ROOT, ARTIFACT_UNUSABLE, BoxMountSpec, HostPathMode};
+pub use mount::{ARTIFACT_UNUSABLE, BoxMountSpec, HostPathMode};
 pub use network::{Host, HostName, NetworkDefault, NetworkOpinion, NetworkPolicy, NetworkRule};
-pub use parts::{Defaults, Guest, Labels, Lifetime, Main, OnIdle, World};
-pub use process::{
-    BoxManagedProcessInfo, BoxManagedProcessSpec, DEFAULT_PROCESS_ID, ProcessStatus,
-};
+pub use parts::{Defaults, Guest, Labels, Lifetime, Main, OnIdle};
 pub use profile::{BoxProfile, Lockable};
 pub use spec::{BoxSpec, DEFAULT_MOUNT_PATH, Network, SpecDraft};
+pub use world::World;

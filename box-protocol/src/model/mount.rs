@@ -5,9 +5,6 @@ use serde::{Deserialize, Serialize};
 use crate::invalid::Invalid;
 use crate::paths;
 
-/// Everything below belongs to content-addressed mounts.
-pub const ARTIFACT_ROOT: &str = "/opt/langbot-artifacts";
-
 /// What an error begins with whose content is not what its digest says.
 pub const ARTIFACT_UNUSABLE: &str = "Immutable artifact preparation failed";
 
@@ -74,15 +71,16 @@ impl BoxMountSpec {
         Self::checked(&host_path.into(), mount_path.into(), mode, None, None)
     }
 
-    /// A read-only mount of a tree known by its digest, at the place the digest gives it.
+    /// A read-only mount of a tree known by its digest, at the place below `root` that the digest gives it.
     pub fn content_addressed(
         host_path: impl Into<String>,
+        root: &str,
         content_digest: impl Into<String>,
         manifest_path: impl Into<String>,
     ) -> Result<Self, Invalid> {
         let digest = content_digest.into();
         let hex = digest_hex(&digest)?;
-        let mount_path = format!("{ARTIFACT_ROOT}/{hex}");
+        let mount_path = format!("{root}/{hex}");
         let manifest = Some(manifest_path.into());
         Self::checked(
             &host_path.into(),
@@ -102,10 +100,8 @@ impl BoxMountSpec {
                 .as_deref()
                 .and_then(|digest| digest_hex(digest).ok())
                 .is_some_and(|hex| {
-                    self.mount_path
-                        .strip_prefix(ARTIFACT_ROOT)
-                        .and_then(|rest| rest.strip_prefix('/'))
-                        == Some(hex)
+                    let root = self.mount_path.strip_suffix(hex);
+                    root.is_some_and(|root| root.ends_with('/'))
                 })
     }
 
@@ -127,20 +123,13 @@ impl BoxMountSpec {
         let manifest_path = manifest_path
             .map(|path| paths::of_host("manifest_path", &path))
             .transpose()?;
-        let mount = Self {
+        Ok(Self {
             host_path,
             mount_path,
             mode,
             content_digest,
             manifest_path,
-        };
-        if paths::is_under(&mount.mount_path, ARTIFACT_ROOT) && !mount.is_content_addressed() {
-            return Err(Invalid::new(
-                "mount_path",
-                "is reserved: Artifact paths require a read-only digest-addressed mount and manifest",
-            ));
-        }
-        Ok(mount)
+        })
     }
 }
 
@@ -229,34 +218,31 @@ mod tests {
     }
 
     #[test]
-    fn artifact_paths_need_digest_manifest_and_read_only() {
+    fn a_content_addressed_mount_has_digest_manifest_and_read_only() {
         let hex = "0123456789abcdef".repeat(4);
-        let good =
-            BoxMountSpec::content_addressed("/c", format!("sha256:{hex}"), "/m.json").unwrap();
+        let of =
+            |digest: String| BoxMountSpec::content_addressed("/c", "/opt/a", digest, "/m.json");
+        let good = of(format!("sha256:{hex}")).unwrap();
         assert!(good.is_content_addressed());
+        assert_eq!(good.mount_path, format!("/opt/a/{hex}"));
         let json = serde_json::to_value(&good).unwrap();
         assert_eq!(
             serde_json::from_value::<BoxMountSpec>(json.clone()).unwrap(),
             good
         );
-
         for (field, value) in [
             ("mode", json!("rw")),
             ("manifest_path", json!(null)),
             ("content_digest", json!(null)),
-            ("mount_path", json!(format!("{ARTIFACT_ROOT}/other"))),
+            ("mount_path", json!("/opt/a/other")),
+            ("mount_path", json!(format!("/opt/a{hex}"))),
         ] {
-            let mut bad = json.clone();
-            bad[field] = value;
-            let text = refused(bad).to_string();
-            assert!(
-                text.contains("Artifact paths require a read-only"),
-                "{field}: {text}"
-            );
+            let mut plain = json.clone();
+            plain[field] = value;
+            let plain: BoxMountSpec = serde_json::from_value(plain).unwrap();
+            assert!(!plain.is_content_addressed(), "{field}");
         }
-        let upper =
-            BoxMountSpec::content_addressed("/c", format!("sha256:{}", hex.to_uppercase()), "/m");
+        let upper = of(format!("sha256:{}", hex.to_uppercase()));
         assert_eq!(upper.unwrap_err().field(), "content_digest");
-        assert!(BoxMountSpec::new("/c", "/opt/langbot-artifacts2", HostPathMode::Rw).is_ok());
     }
 }

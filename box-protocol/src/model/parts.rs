@@ -10,18 +10,6 @@ use crate::time::UnixMs;
 /// Visible, filterable marks of a record.
 pub type Labels = BTreeMap<String, String>;
 
-/// The protocol a box was made through.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(rename_all = "lowercase")]
-pub enum World {
-    /// Our own contract.
-    #[default]
-    Native,
-    /// LangBot's frames.
-    LangBot,
-}
-
 /// When a box ends by itself. `persistent` in the spec wins over `idle_ms`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]

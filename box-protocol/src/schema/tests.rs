@@ -127,15 +127,13 @@ fn the_committed_list_of_actions_is_up_to_date() {
 }
 
 #[test]
-fn the_table_of_errors_in_the_document_has_every_code_and_class() {
+fn the_table_of_errors_in_the_document_has_every_code() {
     let wire = include_str!("../../../docs/wire.md");
     for code in crate::error::Code::ALL {
         let line = wire
             .lines()
             .find(|line| line.starts_with(&format!("| `{code}` | -32")));
-        let line = line.unwrap_or_else(|| panic!("docs/wire.md has no line of {code}"));
-        let class = crate::error::langbot_class(&crate::BoxError::new(code, ""));
-        assert!(line.contains(class), "{line}");
+        assert!(line.is_some(), "docs/wire.md has no line of {code}");
     }
 }
 
@@ -171,7 +169,7 @@ fn every_member_of_a_spec_is_described() {
         "image": "x", "env": {"A": "1"}, "host_path": "/srv", "host_path_mode": "ro", "mount_path": "/workspace",
         "extra_mounts": [{"host_path": "/a", "mount_path": "/b"}], "persistent": true, "cpus": "0.5",
         "memory_mb": 64.0, "pids_limit": 5, "read_only_rootfs": false, "workspace_quota_mb": 0, "name": "n",
-        "labels": {"a": "b"}, "note": [1], "world": "langbot", "lifetime": {"idle_ms": 5, "on_idle": "stop"},
+        "labels": {"a": "b"}, "note": [1], "world": "other", "lifetime": {"idle_ms": 5, "on_idle": "stop"},
         "defaults": {"cwd": "/a", "env": {"B": "2"}}, "main": {"argv": ["ls"]},
         "guest": {"name": "gem", "home": "/home/gem"}, "dirs": ["/a"], "best_effort": ["network"], "network_policy": {"allow": ["*.ok.com:443"], "deny": ["10.0.0.0/8"], "default": "deny"}});
     let described = CONTRACT["$defs"]["SpecDraft"]["properties"]
@@ -246,8 +244,6 @@ fn hello_and_the_models_outside_the_actions_fit() {
         let profile = BoxProfile::built_in(name).unwrap();
         assert_fits::<BoxProfile>(&serde_json::to_value(profile).unwrap());
     }
-    let process = BoxManagedProcessSpec::new("npx", ["-y"]).unwrap();
-    assert_fits::<BoxManagedProcessSpec>(&serde_json::to_value(process).unwrap());
     assert_fits::<Detail>(&json!({"subject": "a word of later", "limit": "depth", "max": 128}));
     assert_fits::<Detail>(&serde_json::to_value(Detail::lasting()).unwrap());
 }

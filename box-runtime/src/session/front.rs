@@ -330,7 +330,7 @@ fn misfit(card: &Card, asked: &BoxSpec) -> Option<BoxError> {
     if let Some(conflict) = first_conflict(&card.spec, asked) {
         return Some(conflict.into_error(id));
     }
-    (card.world() != asked.world.unwrap_or_default()).then(|| {
+    (card.world() != asked.world.clone().unwrap_or_default()).then(|| {
         BoxError::conflict(format!("Box session {id} already exists in another world"))
             .with_detail(&Detail::of_field("world").of(Subject::Box))
     })

@@ -130,7 +130,7 @@ async fn another_compatibility_mode_conflicts() {
     let w = fixture();
     w.exec("s", "true").await.unwrap();
     let mut other = spec("s", "true");
-    other.world = Some(box_protocol::World::LangBot);
+    other.world = Some(box_protocol::World::of("other"));
     let error = w.exec_spec(other).await.unwrap_err();
     assert_eq!(error.code(), Code::Conflict);
     assert_eq!(
@@ -178,7 +178,7 @@ async fn a_backend_that_can_adds_mounts_known_by_content() {
     let w = fixture();
     let artifact = |digit: &str| {
         let digest = format!("sha256:{}", digit.repeat(64));
-        BoxMountSpec::content_addressed("/srv/a", digest, "/srv/a.json").unwrap()
+        BoxMountSpec::content_addressed("/srv/a", "/opt/a", digest, "/srv/a.json").unwrap()
     };
     let with = |mounts: Vec<BoxMountSpec>| spec("s", "true").extra_mounts(mounts);
     w.exec_spec(with(vec![artifact("a")])).await.unwrap();
@@ -351,7 +351,7 @@ async fn lists_are_sorted_filtered_and_paged() {
     };
     assert_eq!(w.runtime.list(&w.caller, &labelled).await.unwrap().total, 2);
     let other = BoxListParams {
-        world: Some(box_protocol::World::LangBot),
+        world: Some(box_protocol::World::of("other")),
         ..BoxListParams::default()
     };
     assert_eq!(w.runtime.list(&w.caller, &other).await.unwrap().total, 0);

@@ -262,7 +262,7 @@ fn extra_mounts_and_manifests_are_checked_like_the_workspace() {
     let error = with(vec![mount("/data/a"), mount("/secret")], &facts).unwrap_err();
     assert_eq!(field(&error), "host_path");
     let digest = format!("sha256:{}", "a".repeat(64));
-    let artifact = BoxMountSpec::content_addressed("/data/a", digest, "/secret").unwrap();
+    let artifact = BoxMountSpec::content_addressed("/data/a", "/opt/a", digest, "/secret").unwrap();
     let error = with(vec![artifact], &facts).unwrap_err();
     assert_eq!(field(&error), "manifest_path");
 }

@@ -254,7 +254,8 @@ mod tests {
 
     #[test]
     fn every_action_that_needs_no_context_is_served() {
-        let names = box_protocol::langbot::WITHOUT_CONTEXT;
+        let names = crate::langbot::view::WITHOUT_CONTEXT;
+        assert_eq!(Served::NAMES.len(), 17);
         assert!(names.iter().all(|name| Served::NAMES.contains(name)));
     }
 }

@@ -5,7 +5,7 @@
 //! `deadline_ms` and `key` beside them. What is no frame is ignored and never answered. The kind of
 //! an error is the prefix of its text: `classes`.
 
-mod classes;
+pub(super) mod classes;
 
 use std::borrow::Cow;
 use std::io::Write as _;

@@ -3,13 +3,13 @@
 use std::sync::{Arc, PoisonError};
 
 use box_protocol::BoxError;
-use box_protocol::langbot::WITHOUT_CONTEXT;
 use box_rpc::ControlPolicy;
 use box_rpc::codec::Control;
 
 use super::Host;
 use super::actions::Connection;
 use super::context::{self, Placement};
+use super::view::WITHOUT_CONTEXT;
 
 impl ControlPolicy for Connection {
     fn check(&self, control: &Control<'_>, context: Option<&str>) -> Result<(), BoxError> {

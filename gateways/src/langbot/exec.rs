@@ -7,10 +7,9 @@ use box_protocol::actions::{
     BoxCreateParams, BoxExecParams, FileCreate, FileWrite, FileWriteParams, IfExists, OnDisconnect,
     OnTimeout,
 };
-use box_protocol::langbot::timeout_notice;
 use box_protocol::{
     BoxError, BoxExecutionResult, CommandId, ExecutionStatus, Guest, Invalid, Network, SessionId,
-    SpecDraft, World,
+    SpecDraft,
 };
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -19,8 +18,10 @@ use super::Host;
 use super::actions::{Data, UnlessWithdrawn};
 use super::context::Placement;
 use super::errors::stale;
+use super::mounts::check_artifacts;
 use super::sessions::named;
 use super::trail;
+use super::view::{WORLD, timeout_notice};
 
 /// The members of LangBot's spec.
 const MEMBERS: &str = "session_id cmd workdir timeout_sec network image env host_path host_path_mode mount_path extra_mounts \
@@ -194,6 +195,7 @@ impl Host {
     ) -> Result<(SpecDraft, SessionId), BoxError> {
         self.refuse_if_closing()?;
         let mut draft: SpecDraft = serde_json::from_str(data.get()).map_err(Invalid::from)?;
+        check_artifacts(draft.extra_mounts.as_deref().unwrap_or_default())?;
         let members: BTreeMap<String, &RawValue> =
             serde_json::from_str(data.get()).map_err(Invalid::from)?;
         if let Some(stray) = members
@@ -228,7 +230,7 @@ impl Host {
             self.open_mounts(&mut draft).await?;
             trail::allowed(&self.owner.name(), &draft);
         }
-        draft.world = Some(World::LangBot);
+        draft.world = Some(WORLD);
         draft.guest = Some(Guest {
             name: "box".to_owned(),
             home: HOME.to_owned(),

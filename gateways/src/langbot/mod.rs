@@ -12,7 +12,7 @@
 //! 4. `exec`, `sessions`, `processes`, `storage`: the actions. `mounts`: which host paths they may name.
 //! 5. `relay`: a managed process on a websocket, framed by line.
 //! 6. `config`: what `box_init` says. `admission`, `readiness`: where only those with a grant are served.
-//! 7. `errors`: the texts; `trail`: the log.
+//! 7. `view`: what LangBot reads of a box; `errors`: the texts; `trail`: the log.
 
 mod actions;
 mod admission;
@@ -33,6 +33,7 @@ mod sessions;
 mod stdio;
 mod storage;
 mod trail;
+mod view;
 
 use std::collections::HashMap;
 use std::path::PathBuf;

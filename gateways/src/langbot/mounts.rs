@@ -12,6 +12,27 @@ use rustix::io::Errno;
 
 use super::Host;
 
+/// Everything below belongs to content-addressed mounts.
+const ARTIFACT_ROOT: &str = "/opt/langbot-artifacts";
+
+/// Whether the mount is known by its content, and where such mounts are.
+pub(super) fn is_artifact(mount: &BoxMountSpec) -> bool {
+    mount.is_content_addressed() && Path::new(&mount.mount_path).starts_with(ARTIFACT_ROOT)
+}
+
+/// Refuses other mounts where artifacts are.
+pub(super) fn check_artifacts(mounts: &[BoxMountSpec]) -> Result<(), Invalid> {
+    let reserved = |mount: &BoxMountSpec| {
+        Path::new(&mount.mount_path).starts_with(ARTIFACT_ROOT) && !is_artifact(mount)
+    };
+    if mounts.iter().any(reserved) {
+        let rule =
+            "is reserved: Artifact paths require a read-only digest-addressed mount and manifest";
+        return Err(Invalid::new("mount_path", rule));
+    }
+    Ok(())
+}
+
 /// The places of this machine that an installation may use.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Places {
@@ -152,6 +173,32 @@ mod tests {
 
     fn text(path: &Path) -> &str {
         path.to_str().unwrap()
+    }
+
+    #[test]
+    fn artifact_paths_need_digest_manifest_and_read_only() {
+        let hex = "0123456789abcdef".repeat(4);
+        let digest = format!("sha256:{hex}");
+        let good = BoxMountSpec::content_addressed("/c", ARTIFACT_ROOT, digest, "/m.json").unwrap();
+        assert!(is_artifact(&good));
+        check_artifacts(std::slice::from_ref(&good)).unwrap();
+        let mut writable = good.clone();
+        writable.mode = HostPathMode::Rw;
+        let mut unknown = good.clone();
+        unknown.content_digest = None;
+        let mut without_manifest = good.clone();
+        without_manifest.manifest_path = None;
+        let mut elsewhere = good;
+        elsewhere.mount_path = format!("{ARTIFACT_ROOT}/other");
+        for bad in [writable, unknown, without_manifest, elsewhere] {
+            let refused = check_artifacts(&[bad]).unwrap_err().to_string();
+            assert!(
+                refused.contains("Artifact paths require a read-only"),
+                "{refused}"
+            );
+        }
+        let beside = BoxMountSpec::new("/c", "/opt/langbot-artifacts2", HostPathMode::Rw);
+        check_artifacts(&[beside.unwrap()]).unwrap();
     }
 
     #[test]

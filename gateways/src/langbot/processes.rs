@@ -3,6 +3,7 @@
 //! Each is watched until it ends, for three things: how many run is known without asking every box, a box whose process runs
 //! is in use, and an end is noticed.
 
+mod model;
 mod registry;
 
 use std::sync::Arc;
@@ -13,13 +14,15 @@ use box_protocol::actions::{
     View,
 };
 use box_protocol::{
-    BoxError, BoxManagedProcessInfo, BoxManagedProcessSpec, Code, CommandId, CommandInfo,
-    CommandState, DEFAULT_MOUNT_PATH, DEFAULT_PROCESS_ID, Invalid, PerStream, Role, SessionId,
+    BoxError, Code, CommandId, CommandInfo, CommandState, DEFAULT_MOUNT_PATH, Invalid, PerStream,
+    Role, SessionId,
 };
 use box_runtime::{BoxRuntime, Caller};
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc;
 
+pub(super) use self::model::DEFAULT_PROCESS_ID;
+use self::model::{BoxManagedProcessInfo, BoxManagedProcessSpec};
 pub(super) use self::registry::{Attachment, Processes};
 use self::registry::{Key, Process};
 use super::Host;
@@ -202,7 +205,7 @@ impl Host {
         }
         let params = CommandStartParams {
             retain_ms: i64::try_from(kept_sec).ok().map(|seconds| seconds * 1000),
-            ..CommandStartParams::managed(id.clone(), spec)?
+            ..spec.start(id.clone())?
         };
         Ok(self
             .runtime

@@ -10,7 +10,6 @@ use box_protocol::actions::{
     CommandAttachParams, CommandChunk, CommandInputParams, Exclusive, ReadFrom, StreamName, Until,
     View,
 };
-use box_protocol::error::langbot_class;
 use box_protocol::{BoxError, CommandId, CommandState, PerStream, SessionId};
 use box_rpc::{Connection as _, ConnectionError, Limits, ReceiveHalf, SendHalf};
 use box_transports::websocket::{Pinger, Role, WebSocket, from_upgraded};
@@ -19,6 +18,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::Host;
+use super::codec::classes::class_of;
 use super::context::Placement;
 use super::errors::{admission, already_attached, no_session, not_running};
 use super::fence::Lease;
@@ -50,7 +50,7 @@ impl RelayRefused {
     pub fn words(&self) -> (&'static str, &str) {
         match self {
             Self::Unauthorized => ("Unauthorized", "Unauthorized"),
-            Self::Refused(error) => (langbot_class(error), error.message()),
+            Self::Refused(error) => (class_of(error), error.message()),
         }
     }
 }

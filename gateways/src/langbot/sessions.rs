@@ -4,9 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use box_protocol::actions::{BoxCreateParams, BoxDeleteParams, BoxListParams, IfExists};
-use box_protocol::langbot::SessionView;
 use box_protocol::model::ARTIFACT_UNUSABLE;
-use box_protocol::{BoxError, BoxSessionInfo, BoxState, Code, SessionId, World};
+use box_protocol::{BoxError, BoxSessionInfo, BoxState, Code, SessionId};
 use futures::future::join_all;
 use serde_json::{Value, json};
 
@@ -14,6 +13,7 @@ use super::actions::{Connection, Data, members, required, to_its_end};
 use super::context::Placement;
 use super::errors::{admission, conflict, field_of, no_session, of_class, readiness};
 use super::fence::Lease;
+use super::view::{SessionView, WORLD};
 use super::{Host, processes};
 
 /// How often a shutdown looks for boxes that were being made when it began.
@@ -49,7 +49,7 @@ pub(super) async fn get(
     let mut view = view(&placement, info);
     let processes = processes::all(&host, &placement, &id).await?;
     if !processes.is_empty() {
-        if let Some(default) = processes.get(box_protocol::DEFAULT_PROCESS_ID) {
+        if let Some(default) = processes.get(processes::DEFAULT_PROCESS_ID) {
             view["managed_process"] = default.clone();
         }
         view["managed_processes"] = Value::Object(processes);
@@ -207,7 +207,7 @@ impl Host {
     /// Every box of this installation, whichever workspace it belongs to, that can still be used.
     pub(super) async fn sessions(&self) -> Result<Vec<BoxSessionInfo>, BoxError> {
         let params = BoxListParams {
-            world: Some(World::LangBot),
+            world: Some(WORLD),
             ..BoxListParams::default()
         };
         let mut all = self.runtime.list(&self.caller(), &params).await?.items;

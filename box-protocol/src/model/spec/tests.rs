@@ -40,16 +40,13 @@ fn defaults() {
 }
 
 #[test]
-fn a_captured_langbot_spec_decodes() {
-    let captured = r#"{"cmd": "echo hi", "workdir": "/workspace", "timeout_sec": 30, "network": "off", "session_id": "s1", "env": {"K": "v"}, "image": "rockchin/langbot-sandbox:latest", "host_path": null, "host_path_mode": "rw", "mount_path": "/workspace", "extra_mounts": [], "persistent": false, "cpus": 1.0, "memory_mb": 512, "pids_limit": 128, "read_only_rootfs": true, "workspace_quota_mb": 0}"#;
+fn a_captured_spec_decodes() {
+    let captured = r#"{"cmd": "echo hi", "workdir": "/workspace", "timeout_sec": 30, "network": "off", "session_id": "s1", "env": {"K": "v"}, "image": "example/sandbox:latest", "host_path": null, "host_path_mode": "rw", "mount_path": "/workspace", "extra_mounts": [], "persistent": false, "cpus": 1.0, "memory_mb": 512, "pids_limit": 128, "read_only_rootfs": true, "workspace_quota_mb": 0}"#;
     let spec: BoxSpec = serde_json::from_str(captured).unwrap();
     assert_eq!(spec.cmd, "echo hi");
-    assert_eq!(
-        spec.image.as_deref(),
-        Some("rockchin/langbot-sandbox:latest")
-    );
+    assert_eq!(spec.image.as_deref(), Some("example/sandbox:latest"));
     assert_eq!(spec.env.get("K").map(String::as_str), Some("v"));
-    // What we write has the same members where they are not null, so LangBot's runtime would take it.
+    // What we write has the same members where they are not null, so the runtime that it was captured from would take it.
     let mut theirs: Value = serde_json::from_str(captured).unwrap();
     theirs
         .as_object_mut()
@@ -289,7 +286,7 @@ fn fields_of_several_values_keep_their_rules() {
         assert_eq!(spec(members).unwrap_err().field(), field);
     }
     let all = json!({
-        "name": "work", "labels": {"a": "b"}, "note": {"any": ["thing"]}, "world": "langbot",
+        "name": "work", "labels": {"a": "b"}, "note": {"any": ["thing"]}, "world": "other",
         "lifetime": {"idle_ms": 5, "on_idle": "stop", "wake": true},
         "defaults": {"env": {"A": "1"}, "cwd": "/v"}, "main": {"argv": ["serve"], "ends_box": true},
         "guest": {"name": "gem", "home": "/home/gem"}, "dirs": ["/mnt/x"], "best_effort": ["network"],

@@ -34,7 +34,7 @@ impl Made {
         std::fs::write(&path, serde_json::to_string_pretty(&self.manifest).unwrap()).unwrap();
         let digest = format!("sha256:{}", sha(self.manifest.to_string().as_bytes()));
         let text = |path: &Path| path.to_str().unwrap().to_owned();
-        BoxMountSpec::content_addressed(text(&self.tree()), digest, text(&path)).unwrap()
+        BoxMountSpec::content_addressed(text(&self.tree()), "/opt/a", digest, text(&path)).unwrap()
     }
 
     fn tree(&self) -> PathBuf {

@@ -10,6 +10,7 @@ use crate::langbot::config::Config;
 use crate::langbot::context::Placement;
 use crate::langbot::errors::{admission, readiness};
 use crate::langbot::exec::IMAGE;
+use crate::langbot::mounts::is_artifact;
 use box_service::blocking;
 
 /// The most mounts beside the workspace.
@@ -167,7 +168,7 @@ fn check_mounts(mounts: &[BoxMountSpec], roots: &[PathBuf]) -> Result<(), BoxErr
             .mount_path
             .strip_prefix(WORKSPACE)
             .is_some_and(|rest| rest.starts_with('/'));
-        if !mount.is_content_addressed() && !inside {
+        if !is_artifact(mount) && !inside {
             return refuse("Managed sandbox additional mount targets must stay under /workspace");
         }
         if !targets.insert(&mount.mount_path) {

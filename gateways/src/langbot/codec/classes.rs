@@ -74,6 +74,14 @@ pub(super) fn error_text(error: &RpcError) -> String {
     if let Some(Class { class }) = error.detail() {
         return format!("{class}: {message}");
     }
+    format!("{}: {message}", class_of(error))
+}
+
+/// The class that LangBot has for this error.
+pub(in crate::langbot) fn class_of(error: &RpcError) -> &'static str {
+    if matches!(error.code(), Code::TooLarge | Code::Overloaded) {
+        return "ValueError";
+    }
     let subject = error.detail::<Subject>();
     let subject = subject.as_ref().map(|detail| detail.subject.as_ref());
     let wanted = if error.code() == Code::Unsupported {
@@ -89,10 +97,9 @@ pub(super) fn error_text(error: &RpcError) -> String {
             .iter()
             .find(|(_, code, of)| *code == wanted && of.is_none())
     };
-    let prefix = exact
+    exact
         .or_else(plain)
-        .map_or("RuntimeError", |(prefix, ..)| prefix);
-    format!("{prefix}: {message}")
+        .map_or("RuntimeError", |(prefix, ..)| prefix)
 }
 
 /// A text no longer than LangBot's own server would send it.

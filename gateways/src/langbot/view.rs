@@ -1,12 +1,13 @@
-//! LangBot's names and shapes, for the door that speaks its frames.
+//! LangBot's view of a box, and a few of its words.
 
-use serde::Serialize;
+use box_protocol::{BoxSessionInfo, HostPathMode, LaneStatus, Network, UnixMs, World};
+use serde::{Serialize, Serializer};
 
-use crate::model::{BoxSessionInfo, HostPathMode, LaneStatus, Network};
-use crate::time::{self, UnixMs};
+/// The gateway's name, which its boxes carry.
+pub(super) const WORLD: World = World::of("langbot");
 
 /// Those of LangBot's actions that need no tenant context.
-pub const WITHOUT_CONTEXT: &[&str] = &[
+pub(super) const WITHOUT_CONTEXT: &[&str] = &[
     "box_health",
     "box_get_backend_info",
     "box_init",
@@ -17,14 +18,19 @@ pub const WITHOUT_CONTEXT: &[&str] = &[
 ];
 
 /// What LangBot reads on standard error after a timeout that left it empty.
-pub fn timeout_notice(timeout_sec: u64) -> String {
+pub(super) fn timeout_notice(timeout_sec: u64) -> String {
     format!("Command timed out after {timeout_sec} seconds.")
+}
+
+/// A time as LangBot reads it.
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
+pub(super) fn as_text<S: Serializer>(at: &UnixMs, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_str(at)
 }
 
 /// A box as LangBot reads it: its own members only, times as texts.
 #[derive(Debug, Serialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct SessionView<'a> {
+pub(super) struct SessionView<'a> {
     session_id: &'a str,
     backend_name: &'a str,
     backend_session_id: &'a str,
@@ -39,11 +45,9 @@ pub struct SessionView<'a> {
     pids_limit: u64,
     read_only_rootfs: bool,
     workspace_quota_mb: u64,
-    #[serde(with = "time::text")]
-    #[cfg_attr(feature = "schema", schemars(with = "String"))]
+    #[serde(serialize_with = "as_text")]
     created_at: UnixMs,
-    #[serde(with = "time::text")]
-    #[cfg_attr(feature = "schema", schemars(with = "String"))]
+    #[serde(serialize_with = "as_text")]
     last_used_at: UnixMs,
     status: LaneStatus,
 }
@@ -74,8 +78,9 @@ impl<'a> From<&'a BoxSessionInfo> for SessionView<'a> {
 
 #[cfg(test)]
 mod tests {
+    use box_protocol::SpecDraft;
+
     use super::*;
-    use crate::model::SpecDraft;
 
     #[test]
     fn a_session_has_langbots_members_and_no_other() {

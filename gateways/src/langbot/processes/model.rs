@@ -1,48 +1,33 @@
-//! LangBot's managed processes: commands of role `process`, seen its way.
+//! LangBot's managed processes: commands of the role `process`, as it writes and reads them.
 
-use serde::{Deserialize, Serialize};
+use box_protocol::actions::{CommandStartParams, OnDisconnect, Stdin};
+use box_protocol::{
+    CommandId, CommandInfo, CommandState, DEFAULT_MOUNT_PATH, Env, Invalid, Program, Role,
+    SessionId, UnixMs, paths,
+};
+use serde::{Deserialize, Serialize, Serializer};
 
-use super::command::{CommandInfo, CommandState, Program};
-use crate::env::Env;
-use crate::ids::{CommandId, SessionId};
-use crate::invalid::Invalid;
-use crate::model::DEFAULT_MOUNT_PATH;
-use crate::paths;
-use crate::time::{self, UnixMs};
+use crate::langbot::view::as_text;
 
 /// The id of a process that was given none.
-pub const DEFAULT_PROCESS_ID: &str = "default";
+pub(in crate::langbot) const DEFAULT_PROCESS_ID: &str = "default";
 
 /// A process to keep running in a box.
-///
-/// Made by [`new`](Self::new) or decoded; both keep the rules.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "schema", schemars(!try_from, deny_unknown_fields))]
 #[serde(try_from = "Fields")]
-#[non_exhaustive]
-pub struct BoxManagedProcessSpec {
+pub(super) struct BoxManagedProcessSpec {
     /// The process; its command has the same id.
-    #[cfg_attr(
-        feature = "schema",
-        schemars(with = "Option<String>", regex(pattern = crate::schema::TRIMMED_ID))
-    )]
-    pub process_id: CommandId,
+    pub(super) process_id: CommandId,
     /// The program, trimmed and not empty.
-    #[cfg_attr(feature = "schema", schemars(regex(pattern = crate::schema::NOT_BLANK)))]
-    pub command: String,
+    pub(super) command: String,
     /// Its arguments.
-    #[cfg_attr(feature = "schema", schemars(default, inner(regex(pattern = crate::schema::NO_NUL))))]
-    pub args: Vec<String>,
+    pub(super) args: Vec<String>,
     /// Its variables.
-    #[cfg_attr(feature = "schema", schemars(default))]
-    pub env: Env,
+    pub(super) env: Env,
     /// Where it runs.
-    #[cfg_attr(feature = "schema", schemars(with = "Option<String>", regex(pattern = crate::schema::INSIDE)))]
-    pub cwd: String,
+    pub(super) cwd: String,
     /// Its own share of the box's memory; 0 for the box's limit alone.
-    #[cfg_attr(feature = "schema", schemars(default))]
-    pub memory_mb: u64,
+    pub(super) memory_mb: u64,
 }
 
 #[derive(Default, Deserialize)]
@@ -58,7 +43,8 @@ struct Fields {
 
 impl BoxManagedProcessSpec {
     /// The process called `default`, running this program in the workspace.
-    pub fn new<T: Into<String>>(
+    #[cfg(test)]
+    fn new<T: Into<String>>(
         command: impl Into<String>,
         args: impl IntoIterator<Item = T>,
     ) -> Result<Self, Invalid> {
@@ -71,8 +57,24 @@ impl BoxManagedProcessSpec {
     }
 
     /// What its command runs.
-    pub fn program(&self) -> Result<Program, Invalid> {
+    fn program(&self) -> Result<Program, Invalid> {
         Program::argv(std::iter::once(&self.command).chain(&self.args))
+    }
+
+    /// The command that is this process.
+    pub(super) fn start(&self, session_id: SessionId) -> Result<CommandStartParams, Invalid> {
+        Ok(CommandStartParams {
+            command_id: Some(self.process_id.clone()),
+            cwd: Some(self.cwd.clone()),
+            env: self.env.clone(),
+            stdin: Stdin::Open,
+            on_disconnect: OnDisconnect::Keep,
+            retain_ms: Some(300_000),
+            role: Role::Process,
+            replace: true,
+            memory_mb: Some(self.memory_mb).filter(|limit| *limit > 0),
+            ..CommandStartParams::new(session_id, self.program()?)
+        })
     }
 }
 
@@ -106,58 +108,60 @@ impl TryFrom<Fields> for BoxManagedProcessSpec {
 }
 
 /// Whether a managed process runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum ProcessStatus {
+pub(super) enum ProcessStatus {
     /// It runs, or is about to.
     Running,
     /// It does not any more.
     Exited,
 }
 
+#[allow(clippy::ref_option)] // serde's signature
+fn as_optional_text<S: Serializer>(at: &Option<UnixMs>, to: S) -> Result<S::Ok, S::Error> {
+    match at {
+        Some(at) => as_text(at, to),
+        None => to.serialize_none(),
+    }
+}
+
 /// A managed process as LangBot reads it: times are texts.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct BoxManagedProcessInfo {
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(super) struct BoxManagedProcessInfo {
     /// Its box.
-    pub session_id: SessionId,
+    pub(super) session_id: SessionId,
     /// The process.
-    pub process_id: CommandId,
+    pub(super) process_id: CommandId,
     /// Whether it runs.
-    pub status: ProcessStatus,
+    pub(super) status: ProcessStatus,
     /// The program.
-    pub command: String,
+    pub(super) command: String,
     /// Its arguments.
-    pub args: Vec<String>,
+    pub(super) args: Vec<String>,
     /// Where it runs.
-    pub cwd: String,
+    pub(super) cwd: String,
     /// The names of its variables, sorted.
-    pub env_keys: Vec<String>,
+    pub(super) env_keys: Vec<String>,
     /// Somebody reads its output.
-    pub attached: bool,
+    pub(super) attached: bool,
     /// When it began.
-    #[serde(with = "time::text")]
-    #[cfg_attr(feature = "schema", schemars(with = "String"))]
-    pub started_at: UnixMs,
+    #[serde(serialize_with = "as_text")]
+    pub(super) started_at: UnixMs,
     /// When it ended.
-    #[serde(default, with = "time::text::option")]
-    #[cfg_attr(feature = "schema", schemars(with = "Option<String>"))]
-    pub exited_at: Option<UnixMs>,
+    #[serde(serialize_with = "as_optional_text")]
+    pub(super) exited_at: Option<UnixMs>,
     /// What it returned, or 128 and the signal.
-    #[serde(default)]
-    pub exit_code: Option<i32>,
+    pub(super) exit_code: Option<i32>,
     /// The newest of its standard error.
-    #[serde(default)]
-    pub stderr_preview: String,
+    pub(super) stderr_preview: String,
 }
 
 impl BoxManagedProcessInfo {
     /// LangBot's view of a command; `stderr_preview` is read from its log by the caller.
-    pub fn from_command(info: &CommandInfo, stderr_preview: impl Into<String>) -> Self {
+    pub(super) fn from_command(info: &CommandInfo, stderr_preview: impl Into<String>) -> Self {
         let (command, args) = match &info.program {
-            Program::Text(text) => (text.clone(), Vec::new()),
-            Program::Argv(words) => match words.split_first() {
+            Program::Text { 0: text, .. } => (text.clone(), Vec::new()),
+            Program::Argv { 0: words, .. } => match words.split_first() {
                 Some((command, args)) => (command.clone(), args.to_vec()),
                 None => Default::default(),
             },
@@ -188,9 +192,10 @@ impl BoxManagedProcessInfo {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::model::{Exit, ExitWhy, PerStream, Role};
+    use box_protocol::{Exit, ExitWhy, PerStream};
     use serde_json::{Value, json};
+
+    use super::*;
 
     fn decode(value: Value) -> Result<BoxManagedProcessSpec, Invalid> {
         serde_json::from_value(value).map_err(Invalid::from)
@@ -281,9 +286,24 @@ mod tests {
         );
         let json = serde_json::to_value(&exited).unwrap();
         assert_eq!(json["exited_at"], "2026-11-15T23:18:17.978000Z");
+    }
+
+    #[test]
+    fn a_managed_process_is_a_command_that_stays() {
+        let spec = decode(json!({
+            "process_id": "mcp-1", "command": "npx", "args": ["-y"], "env": {"A": "1"}, "memory_mb": 64,
+        }));
+        let start = spec.unwrap().start(SessionId::new("s").unwrap()).unwrap();
+        assert_eq!(start.command_id, Some(CommandId::new("mcp-1").unwrap()));
+        assert_eq!(start.program, Program::argv(["npx", "-y"]).unwrap());
         assert_eq!(
-            serde_json::from_value::<BoxManagedProcessInfo>(json).unwrap(),
-            exited
+            (start.stdin, start.on_disconnect),
+            (Stdin::Open, OnDisconnect::Keep)
         );
+        assert_eq!(
+            (start.replace, start.retain_ms, start.memory_mb),
+            (true, Some(300_000), Some(64))
+        );
+        assert_eq!(start.env.names(), ["A"]);
     }
 }

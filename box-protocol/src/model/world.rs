@@ -1,0 +1,74 @@
+//! The gateway a box was made through.
+
+use std::borrow::Cow;
+
+use serde::{Deserialize, Serialize};
+
+use crate::invalid::Invalid;
+
+/// The most bytes a name may have.
+const MAX_BYTES: usize = 32;
+
+/// The name of the gateway that a box was made through: `native`, unless another one says its own.
+///
+/// 1 to 32 lowercase letters, digits and `-`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(!try_from))]
+#[serde(try_from = "String")]
+pub struct World(
+    #[cfg_attr(feature = "schema", schemars(regex(pattern = "^[a-z0-9-]{1,32}$")))]
+    Cow<'static, str>,
+);
+
+impl World {
+    /// This contract itself.
+    pub const NATIVE: Self = Self(Cow::Borrowed("native"));
+
+    /// The gateway of this name, which keeps the rule.
+    pub const fn of(name: &'static str) -> Self {
+        Self(Cow::Borrowed(name))
+    }
+
+    /// The name.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Default for World {
+    fn default() -> Self {
+        Self::NATIVE
+    }
+}
+
+impl TryFrom<String> for World {
+    type Error = Invalid;
+
+    fn try_from(name: String) -> Result<Self, Invalid> {
+        let is_letter =
+            |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+        if name.is_empty() || name.len() > MAX_BYTES || !name.bytes().all(is_letter) {
+            let rule = "must be 1 to 32 lowercase letters, digits and -";
+            return Err(Invalid::new("world", rule));
+        }
+        Ok(Self(Cow::Owned(name)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_keeps_the_rule() {
+        let read = |text: &str| serde_json::from_str::<World>(text);
+        assert_eq!(read("\"native\"").unwrap(), World::default());
+        assert_eq!(read("\"other-1\"").unwrap(), World::of("other-1"));
+        let long = format!("\"{}\"", "a".repeat(33));
+        for bad in ["\"\"", "\"Native\"", "\"a b\"", "\"a/b\"", &long, "7"] {
+            assert!(read(bad).is_err(), "{bad}");
+        }
+        assert_eq!(serde_json::to_string(&World::NATIVE).unwrap(), "\"native\"");
+    }
+}
