@@ -78,6 +78,17 @@ fn every_error_survives_as_the_nearest_class() {
 }
 
 #[test]
+fn the_table_of_errors_in_the_document_has_every_class() {
+    let wire = include_str!("../../../../docs/wire.md");
+    for code in Code::ALL {
+        let class = classes::class_of(&RpcError::new(code, ""));
+        let row = format!("| `{code}` | -32");
+        let line = wire.lines().find(|line| line.starts_with(&row));
+        assert!(line.is_some_and(|line| line.contains(class)), "{code}");
+    }
+}
+
+#[test]
 fn a_first_message_is_recognised() {
     assert!(Frames.recognises("{\"seq_id\":1,\"action\":\"a\",\"data\":{}}"));
     assert!(!Frames.recognises("{\"seq_id\":1}"));
