@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_that_cannot_be_examined_is_in_another_user_namespace() {
+    fn a_process_that_cannot_be_examined_counts_as_outside() {
         let own = rustix::process::getpid().as_raw_nonzero().get();
         assert!(is_in_our_user_namespace(own), "control: this process");
         // 0: the pid of a process in an invisible namespace. The others are invalid.
@@ -74,7 +74,7 @@ sys.stdin.read()
 ";
 
     #[test]
-    fn a_number_that_another_process_has_by_now_is_not_believed() {
+    fn a_reused_pid_is_not_trusted() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("socket");
         let listener = UnixListener::bind(&path).unwrap();

@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_another_process_has_by_now_is_not_taken_for_init() {
+    fn a_reused_pid_is_not_init() {
         let mut process = sleeper();
         let started = start_time(process.id());
         assert!(started.is_some());
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn only_init_is_believed_to_be_the_peer() {
+    fn only_init_is_accepted_as_peer() {
         let directory = std::env::temp_dir().join(format!("box-record-{}", std::process::id()));
         std::fs::create_dir_all(&directory).unwrap();
         let path = directory.join("socket");

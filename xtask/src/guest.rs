@@ -27,8 +27,7 @@ const PROGRAMS: [tools::Needed; 4] = [
 
 /// The test programs.
 const UNITS: &str = "box_sys";
-const LIMITS: &str = "limits";
-const GIVEN: &str = "given";
+const SYS: &str = "sys";
 const NATIVE: &str = "native";
 
 /// The ignored test of the last one that needs a disk with quotas.
@@ -96,14 +95,17 @@ pub(crate) fn check(workspace: &Workspace, target: &Path, counts: &mut Counts) -
     fs::create_dir_all(&folder)?;
     let init = folder.join("init");
     let programs = Programs::build(workspace)?;
-    let (units, limits, given, native) = (
+    let (units, sys, native) = (
         programs.path(UNITS)?,
-        programs.path(LIMITS)?,
-        programs.path(GIVEN)?,
+        programs.path(SYS)?,
         programs.path(NATIVE)?,
     );
     let runs = format!(
-        "{units} {OPTIONS} network:: | {THERE}\n{limits} {OPTIONS}\n{given} {OPTIONS}\ncp {limits} /dev/shm/limits\n{AS_USER} /dev/shm/limits {OPTIONS}\n\
+        "{units} {OPTIONS} network:: | {THERE}\n\
+         {sys} {OPTIONS} limits:: | {THERE}\n\
+         {sys} {OPTIONS} delegated_cgroups:: | {THERE}\n\
+         cp {sys} /dev/shm/sys\n\
+         {AS_USER} /dev/shm/sys {OPTIONS} limits:: | {THERE}\n\
          TMPDIR=/dev/disk {native} {OPTIONS} --exact --ignored {QUOTAS} | {THERE}\n"
     );
     let kernel = Kernel::get(workspace, &folder)?;

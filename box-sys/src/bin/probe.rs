@@ -1,14 +1,13 @@
-//! Tries one forbidden or limited thing and prints how the kernel answered.
+//! Tries one denied or limited operation and prints the kernel's result.
 //!
-//! The tests run it inside boxes and, as a control, outside of them.
-//!
-//! `box-sys-probe NAME [ARGUMENT]` prints `ok VALUE` or `errno NAME`; a probe that is killed prints nothing. Dangerous calls get
-//! null pointers, so that they do nothing where they are allowed.
+//! The tests run it in boxes and, as a control, outside. `box-sys-probe NAME [ARGUMENT]` prints `ok
+//! VALUE` or `errno NUMBER`; a killed probe prints nothing. Dangerous calls get null pointers, so
+//! that they have no effect where they are allowed.
 
 #[path = "probe/disk.rs"]
 mod disk;
-#[path = "probe/reach.rs"]
-mod reach;
+#[path = "probe/init_access.rs"]
+mod init_access;
 #[path = "probe/sockets.rs"]
 mod sockets;
 
@@ -26,9 +25,9 @@ fn main() {
     }
 }
 
-/// A call with up to six plain arguments.
+/// Makes a system call with up to six arguments.
 fn call(number: c_long, args: [c_long; 6]) -> io::Result<c_long> {
-    // SAFETY: every probe passes numbers, null, or pointers to memory that outlives the call.
+    // SAFETY: every probe passes integers, null, or pointers to memory that outlives the call.
     let result =
         unsafe { libc::syscall(number, args[0], args[1], args[2], args[3], args[4], args[5]) };
     if result < 0 {
@@ -100,14 +99,14 @@ fn probe(name: &str, argument: &str) -> io::Result<c_long> {
         "attach_filter" => call(libc::SYS_setsockopt, [-1, 1, 26, 0, 0, 0]),
         "read_disk" => disk::direct(argument, false),
         "write_disk" => disk::direct(argument, true),
-        "affinity" => reach::affinity(argument),
-        "storm" => reach::storm(argument.parse().unwrap_or(0)),
-        "waiting" => sockets::waiting(argument.parse().unwrap_or(0)),
+        "affinity" => init_access::affinity(argument),
+        "signal_init" => init_access::signal_init(argument.parse().unwrap_or(0)),
+        "backlog" => sockets::backlog(argument.parse().unwrap_or(0)),
         "receive_buffer" => sockets::receive_buffer(),
-        "hold_udp" => sockets::hold_udp(argument.parse().unwrap_or(0)),
-        "hold_tcp" => sockets::hold_tcp(argument.parse().unwrap_or(0)),
+        "fill_udp_buffers" => sockets::fill_udp_buffers(argument.parse().unwrap_or(0)),
+        "fill_tcp_buffers" => sockets::fill_tcp_buffers(argument.parse().unwrap_or(0)),
         "whiteout" => whiteout(argument),
-        "stopper" => Ok(stopper()),
+        "stop_new_processes" => Ok(stop_new_processes()),
         "kill_init" => call(libc::SYS_kill, [1, 9, 0, 0, 0, 0]),
         "init_module" => plain(libc::SYS_init_module),
         "kexec_load" => call(libc::SYS_kexec_load, [0, 0, 0, -1, 0, 0]),
@@ -133,9 +132,9 @@ fn probe(name: &str, argument: &str) -> io::Result<c_long> {
         "tiocsti" => call(libc::SYS_ioctl, [0, 0x5412, text(c"x"), 0, 0, 0]),
         "tiocsti_high_bits" => call(libc::SYS_ioctl, [0, 0x1_0000_5412, text(c"x"), 0, 0, 0]),
         "tioclinux" => call(libc::SYS_ioctl, [0, 0x541c, text(c"\x06"), 0, 0, 0]),
-        "make_setuid_chmod" => made(argument)
+        "make_setuid_chmod" => create_file(argument)
             .and_then(|()| call(libc::SYS_fchmodat, [at, text(&file), 0o4755, 0, 0, 0])),
-        "make_setuid_fchmodat2" => made(argument)
+        "make_setuid_fchmodat2" => create_file(argument)
             .and_then(|()| call(libc::SYS_fchmodat2, [at, text(&file), 0o4755, 0, 0, 0])),
         "make_setuid_open" => {
             let flags = long(libc::O_CREAT | libc::O_WRONLY);
@@ -144,7 +143,7 @@ fn probe(name: &str, argument: &str) -> io::Result<c_long> {
         "make_setuid_mknod" => call(libc::SYS_mknodat, [at, text(&file), 0o104_755, 0, 0, 0]),
         "make_device" => call(libc::SYS_mknodat, [at, text(&file), 0o20_666, 0x103, 0, 0]),
         "fallocate_keep_size" => {
-            made(argument)?;
+            create_file(argument)?;
             let file = std::fs::OpenOptions::new().write(true).open(argument)?;
             let fd = std::os::fd::AsRawFd::as_raw_fd(&file);
             call(libc::SYS_fallocate, [fd.into(), 1, 0, 1 << 20, 0, 0])
@@ -152,20 +151,20 @@ fn probe(name: &str, argument: &str) -> io::Result<c_long> {
         "reserve_by_ioctl" => reserve(argument),
         "int80" => Ok(int80()),
         "x32" => call(0x4000_0000 + 39, [0; 6]),
-        "eat_memory" => eat(argument.parse().unwrap_or(0)),
+        "use_memory" => use_memory(argument.parse().unwrap_or(0)),
         "fork_many" => Ok(fork_many(argument.parse().unwrap_or(0))),
         "spin" => Ok(spin(argument.parse().unwrap_or(0))),
         "fill_bytes" => fill_bytes(argument),
         "fill_inodes" => fill_inodes(argument),
-        "strange_name" => strange_name(),
-        "leader_gone" => Ok(leader_gone()),
-        "comet" => Ok(comet()),
+        "non_text_name" => non_text_name(),
+        "main_thread_exits" => Ok(main_thread_exits()),
+        "fork_chain" => Ok(fork_chain()),
         "connect" => std::net::TcpStream::connect(argument).map(|_| 0),
         _ => Err(io::ErrorKind::Unsupported.into()),
     }
 }
 
-fn made(path: &str) -> io::Result<()> {
+fn create_file(path: &str) -> io::Result<()> {
     std::fs::write(path, b"x")
 }
 
@@ -181,10 +180,10 @@ fn clone_with(flags: c_int) -> io::Result<c_long> {
     Ok(0)
 }
 
-/// Leaves a device where a file was, and takes both away again.
+/// Replaces a file by a whiteout device, then removes both.
 fn whiteout(path: &str) -> io::Result<c_long> {
     const RENAME_WHITEOUT: c_long = 4;
-    made(path)?;
+    create_file(path)?;
     let moved = format!("{path}.moved");
     let (from, to) = (
         std::ffi::CString::new(path)?,
@@ -199,27 +198,25 @@ fn whiteout(path: &str) -> io::Result<c_long> {
     left
 }
 
-/// Stops whoever is born next, and keeps at it for as long as that is there.
-///
-/// Says so each time.
-fn stopper() -> c_long {
-    let end = std::time::Instant::now() + LONG;
+/// Stops each new process repeatedly until it ends, and prints a line for it.
+fn stop_new_processes() -> c_long {
+    let end = std::time::Instant::now() + RUN_TIME;
     let stop = |pid: c_long| call(libc::SYS_kill, [pid, long(libc::SIGSTOP), 0, 0, 0, 0]).is_ok();
     let mut last = c_long::from(std::process::id());
     println!("ready");
     while std::time::Instant::now() < end {
-        if let Some(born) = (last + 1..last + 50).find(|pid| stop(*pid)) {
+        if let Some(new) = (last + 1..last + 50).find(|pid| stop(*pid)) {
             println!("stopped");
-            while stop(born) && std::time::Instant::now() < end {}
-            last = born;
+            while stop(new) && std::time::Instant::now() < end {}
+            last = new;
         }
     }
     0
 }
 
-/// The old way to reserve space without writing, which the file system layer turns into an allocation.
+/// Reserves space with the old ioctl, which allocates like `fallocate`.
 fn reserve(path: &str) -> io::Result<c_long> {
-    made(path)?;
+    create_file(path)?;
     let file = std::fs::OpenOptions::new().write(true).open(path)?;
     let mut request = [0_u8; 48];
     request[16..24].copy_from_slice(&(1_u64 << 20).to_ne_bytes());
@@ -240,7 +237,7 @@ fn reserve(path: &str) -> io::Result<c_long> {
 #[cfg(target_arch = "x86_64")]
 fn int80() -> c_long {
     let result: i64;
-    // SAFETY: the 32-bit `getpid`, which takes nothing and touches nothing but the result.
+    // SAFETY: the 32-bit `getpid`, which takes no arguments and changes only the result.
     unsafe {
         std::arch::asm!("int 0x80", inlateout("rax") 20_i64 => result, out("r8") _, out("r9") _, out("r10") _, out("r11") _);
     };
@@ -252,8 +249,8 @@ fn int80() -> c_long {
     -1
 }
 
-/// Touches this many megabytes.
-fn eat(megabytes: usize) -> io::Result<c_long> {
+/// Writes to this many megabytes of memory.
+fn use_memory(megabytes: usize) -> io::Result<c_long> {
     let mut all = Vec::new();
     for _ in 0..megabytes {
         all.push(vec![1_u8; 1 << 20]);
@@ -261,7 +258,7 @@ fn eat(megabytes: usize) -> io::Result<c_long> {
     c_long::try_from(all.len()).map_err(io::Error::other)
 }
 
-/// Forks children that wait; gives how many there came to be.
+/// Forks waiting children and returns their number.
 fn fork_many(most: c_long) -> c_long {
     for made in 0..most {
         match call(libc::SYS_clone, [long(libc::SIGCHLD), 0, 0, 0, 0, 0]) {
@@ -278,27 +275,27 @@ fn fork_many(most: c_long) -> c_long {
     most
 }
 
-/// Waits under a name that is no text.
-fn strange_name() -> io::Result<c_long> {
+/// Waits under a process name that is not UTF-8.
+fn non_text_name() -> io::Result<c_long> {
     let set = text(c"\xff\xfe");
     call(libc::SYS_prctl, [long(libc::PR_SET_NAME), set, 0, 0, 0, 0])?;
-    std::thread::sleep(LONG);
+    std::thread::sleep(RUN_TIME);
     Ok(0)
 }
 
-/// Waits in a second thread; the first ends.
-fn leader_gone() -> c_long {
-    std::thread::spawn(|| std::thread::sleep(LONG));
-    // SAFETY: ends this thread alone; the other one uses nothing of its.
+/// Waits in a second thread; the main thread exits.
+fn main_thread_exits() -> c_long {
+    std::thread::spawn(|| std::thread::sleep(RUN_TIME));
+    // SAFETY: ends this thread only. The other thread does not use its data.
     unsafe { libc::syscall(libc::SYS_exit, 0) }
 }
 
-/// Detaches, and then is never the same process for long: each forks its successor and ends.
-fn comet() -> c_long {
-    let end = std::time::Instant::now() + LONG;
+/// Detaches, then forks and exits in a loop, so that its pid keeps changing.
+fn fork_chain() -> c_long {
+    let end = std::time::Instant::now() + RUN_TIME;
     let fork = || call(libc::SYS_clone, [long(libc::SIGCHLD), 0, 0, 0, 0, 0]);
     if !matches!(fork(), Ok(0)) {
-        std::thread::sleep(LONG);
+        std::thread::sleep(RUN_TIME);
         return 0;
     }
     let _ = call(libc::SYS_setsid, [0; 6]);
@@ -311,10 +308,10 @@ fn comet() -> c_long {
     unsafe { libc::_exit(0) }
 }
 
-/// Longer than any test takes; what was not ended by then ends.
-const LONG: std::time::Duration = std::time::Duration::from_mins(1);
+/// Longer than any test. The probe then exits by itself.
+const RUN_TIME: std::time::Duration = std::time::Duration::from_mins(1);
 
-/// Uses the processor for this many milliseconds of wall time; gives the milliseconds of processor time it got.
+/// Uses the CPU for this many milliseconds of wall time and returns the CPU time.
 fn spin(milliseconds: u64) -> c_long {
     let start = std::time::Instant::now();
     while start.elapsed().as_millis() < u128::from(milliseconds) {
@@ -322,12 +319,12 @@ fn spin(milliseconds: u64) -> c_long {
     }
     // SAFETY: all zeroes is a valid value of this plain structure.
     let mut time: libc::timespec = unsafe { std::mem::zeroed() };
-    // SAFETY: fills `time`.
+    // SAFETY: writes `time`.
     unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut time) };
     time.tv_sec * 1000 + time.tv_nsec / 1_000_000
 }
 
-/// Writes until refused or 64 MiB are there.
+/// Writes 64 MiB, or until an error.
 fn fill_bytes(path: &str) -> io::Result<c_long> {
     let mut file = std::fs::File::create(path)?;
     for _ in 0..64 {
@@ -336,7 +333,7 @@ fn fill_bytes(path: &str) -> io::Result<c_long> {
     Ok(64)
 }
 
-/// Makes empty files until refused or there are 20,000.
+/// Creates 20,000 empty files, or until an error.
 fn fill_inodes(dir: &str) -> io::Result<c_long> {
     for n in 0..20_000 {
         std::fs::File::create(format!("{dir}/f{n}"))?;

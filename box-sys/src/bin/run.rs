@@ -1,11 +1,11 @@
-//! The smallest user of `box-sys`: a box, one command in it, and an end like the command's.
+//! The smallest program that uses `box-sys`: runs one command in a box.
 //!
-//! `box-sys-run PROGRAM [ARGUMENT…]`. Its init also serves the tests of this crate, which speak to it by the few messages
-//! below: starting commands with descriptors, killing them, hearing of their ends.
+//! `box-sys-run PROGRAM [ARGUMENT…]` exits like the command. Its init also serves the tests of this
+//! crate, which send it the requests below.
 
 use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use box_sys::{
@@ -15,11 +15,11 @@ use box_sys::{
 use rustix::event::{PollFd, PollFlags, poll};
 use serde::{Deserialize, Serialize};
 
-/// What init is asked.
+/// Request to init.
 ///
-/// `Run` comes with three descriptors, or with one that is a terminal.
+/// `Run` carries three descriptors, or one terminal.
 #[derive(Debug, Serialize, Deserialize)]
-enum Ask {
+enum Request {
     Run {
         argv: Vec<String>,
         env: Vec<(String, String)>,
@@ -31,16 +31,16 @@ enum Ask {
     },
 }
 
-/// What init says.
+/// Message of init.
 #[derive(Debug, Serialize, Deserialize)]
-enum Say {
+enum Event {
     Started {
         pid: i32,
     },
     NotStarted {
         errno: i32,
     },
-    Ended {
+    Exited {
         pid: i32,
         code: Option<i32>,
         signal: Option<i32>,
@@ -67,8 +67,9 @@ fn run() -> Result<ExitCode, Box<dyn std::error::Error>> {
         println!("{}", box_sys::Primitives::probe());
         return Ok(ExitCode::SUCCESS);
     }
+    // Not by its path: another test may have replaced the file.
     let server = ForkServer::start(
-        &std::env::current_exe()?,
+        Path::new("/proc/self/exe"),
         &ServerConfig {
             pool: 1,
             ..ServerConfig::default()
@@ -81,7 +82,7 @@ fn run() -> Result<ExitCode, Box<dyn std::error::Error>> {
         ("PATH".into(), "/usr/local/bin:/usr/bin:/bin".into()),
         ("HOME".into(), "/home/box".into()),
     ];
-    let ask = Ask::Run {
+    let request = Request::Run {
         argv,
         env,
         cwd: "/tmp".into(),
@@ -90,7 +91,7 @@ fn run() -> Result<ExitCode, Box<dyn std::error::Error>> {
     let (stdin, stdout, stderr) = (std::io::stdin(), std::io::stdout(), std::io::stderr());
     send(
         near.as_fd(),
-        &serde_json::to_vec(&ask)?,
+        &serde_json::to_vec(&request)?,
         &[stdin.as_fd(), stdout.as_fd(), stderr.as_fd()],
     )?;
     let mut buffer = [0; 4096];
@@ -99,11 +100,11 @@ fn run() -> Result<ExitCode, Box<dyn std::error::Error>> {
             break 125;
         };
         match serde_json::from_slice(&buffer[..length])? {
-            Say::NotStarted { errno } => {
+            Event::NotStarted { errno } => {
                 eprintln!("box-sys-run: {}", std::io::Error::from_raw_os_error(errno));
                 break 127;
             }
-            Say::Ended { code, signal, .. } => break code.unwrap_or(128 + signal.unwrap_or(0)),
+            Event::Exited { code, signal, .. } => break code.unwrap_or(128 + signal.unwrap_or(0)),
             _ => {}
         }
     };
@@ -113,13 +114,13 @@ fn run() -> Result<ExitCode, Box<dyn std::error::Error>> {
 
 /// The first process of the box.
 fn init(mut init: Init) {
-    // Without the way out there is nothing to do here; the box ends with this process.
+    // Without a connection, init exits, and the box ends.
     let _ = serve(&mut init);
 }
 
 fn serve(init: &mut Init) -> Option<()> {
     let control = init.fds.pop()?;
-    let children = children_signal()?;
+    let children = child_signal_fd()?;
     let mut commands: Vec<Command> = Vec::new();
     let mut buffer = vec![0; 65_536];
     loop {
@@ -128,42 +129,42 @@ fn serve(init: &mut Init) -> Option<()> {
             PollFd::new(&children, PollFlags::IN),
         ];
         rustix::io::retry_on_intr(|| poll(&mut fds, None)).ok()?;
-        let (asked, died) = (!fds[0].revents().is_empty(), !fds[1].revents().is_empty());
-        if died {
+        let (has_request, has_exit) = (!fds[0].revents().is_empty(), !fds[1].revents().is_empty());
+        if has_exit {
             let mut record = [0_u8; 128];
             let _ = rustix::io::read(&children, &mut record);
-            while let Some(ended) = init.reap() {
-                // Orphans are reaped and not spoken of.
-                if let Some(place) = commands.iter().position(|command| command.pid == ended.pid) {
+            while let Some(exit) = init.reap() {
+                // Orphans are reaped without an event.
+                if let Some(place) = commands.iter().position(|command| command.pid == exit.pid) {
                     init.forget(&commands.remove(place));
-                    say(
+                    send_event(
                         &control,
-                        &Say::Ended {
-                            pid: ended.pid,
-                            code: ended.code,
-                            signal: ended.signal,
+                        &Event::Exited {
+                            pid: exit.pid,
+                            code: exit.code,
+                            signal: exit.signal,
                         },
                     )?;
                 }
             }
         }
-        if asked {
+        if has_request {
             let (length, fds) = receive(control.as_fd(), &mut buffer).ok()??;
             let answer = match serde_json::from_slice(&buffer[..length]).ok()? {
-                Ask::Run {
+                Request::Run {
                     argv,
                     env,
                     cwd,
                     rlimits,
                 } => start(init, &mut commands, argv, env, cwd, rlimits, &fds)?,
-                Ask::KillTree { pid } => {
+                Request::KillTree { pid } => {
                     let command = commands.iter().find(|command| command.pid == pid);
-                    Say::Killed {
+                    Event::Killed {
                         count: command.map_or(0, |command| init.kill_tree(command)),
                     }
                 }
             };
-            say(&control, &answer)?;
+            send_event(&control, &answer)?;
         }
     }
 }
@@ -176,7 +177,7 @@ fn start(
     cwd: PathBuf,
     rlimits: Vec<(u32, u64)>,
     fds: &[OwnedFd],
-) -> Option<Say> {
+) -> Option<Event> {
     let stdio = match fds {
         [stdin, stdout, stderr] => Stdio::Fds {
             stdin: stdin.as_fd(),
@@ -201,19 +202,19 @@ fn start(
         Ok(command) => {
             let pid = command.pid;
             commands.push(command);
-            Say::Started { pid }
+            Event::Started { pid }
         }
-        Err(error) => Say::NotStarted {
+        Err(error) => Event::NotStarted {
             errno: error.raw_os_error().unwrap_or(0),
         },
     })
 }
 
-fn say(control: &OwnedFd, what: &Say) -> Option<()> {
-    send(control.as_fd(), &serde_json::to_vec(what).ok()?, &[]).ok()
+fn send_event(control: &OwnedFd, event: &Event) -> Option<()> {
+    send(control.as_fd(), &serde_json::to_vec(event).ok()?, &[]).ok()
 }
 
-/// `SIGCHLD` as something to read.
-fn children_signal() -> Option<OwnedFd> {
+/// A descriptor that reports `SIGCHLD`.
+fn child_signal_fd() -> Option<OwnedFd> {
     box_sys::signal_fd(&[libc::SIGCHLD]).ok()
 }

@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ordinary_user_starts_from_its_own_group() {
+    fn an_ordinary_user_starts_at_the_cgroup_of_its_process() {
         assert_eq!(
             parse_mount(V1, Some(OWN)).unwrap().path,
             "/sys/fs/cgroup/memory/a/b"

@@ -17,7 +17,7 @@ const REMOVALS: usize = 50;
 
 /// Tasks above the guest's limit, for init, its threads and starting commands.
 ///
-/// RLIMIT_NPROC limits the guest's processes as well, so the guest cannot use the reserve.
+/// `RLIMIT_NPROC` limits the guest's processes as well, so the guest cannot use the reserve.
 const AGENT_TASKS: u64 = 16;
 
 /// Cgroups with one name, one in each hierarchy.

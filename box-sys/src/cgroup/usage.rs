@@ -243,7 +243,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_group_names_its_server() {
+    fn a_group_name_identifies_its_server() {
         let this = Owner::this().unwrap();
         assert!(this.is_alive());
         assert_eq!(Owner::of(&this.new_group()), Some(this));

@@ -422,7 +422,7 @@ fn drop_capabilities(two_uids: bool) -> Result<()> {
     rustix::thread::set_capabilities(None, sets).at("drop capabilities")?;
     let now = rustix::thread::capabilities(None).at("read capabilities")?;
     if now != sets || bounded || !rustix::thread::no_new_privs().at("read no_new_privs")? {
-        return Err(Error::Unavailable("capability dropping".into()));
+        return Err(Error::Unavailable("dropping capabilities".into()));
     }
     Ok(())
 }

@@ -264,7 +264,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_connection_from_a_network_with_exits_arrives_there_and_says_where_it_was_going() {
+    fn outgoing_connections_arrive_at_the_egress_sockets_with_their_destination() {
         let worked = raw::try_in_child(|| {
             let tried = || -> io::Result<bool> {
                 let mut egress =
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_gate_a_connection_arrives_at_once() {
+    fn without_a_syn_queue_a_connection_arrives_at_once() {
         let worked = raw::try_in_child(|| {
             let tried = || -> io::Result<bool> {
                 enter_new(Network::Loopback).map_err(io::Error::other)?;
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_held_for_somebody_who_is_gone_is_told_again() {
+    fn a_new_reader_receives_queued_packets_again() {
         let worked = raw::try_in_child(|| {
             let tried = || -> io::Result<bool> {
                 let egress = enter_new(Network::Egress).map_err(io::Error::other)?;
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gate_whose_messages_nobody_has_read_can_be_taken_over() {
+    fn a_syn_queue_with_unread_messages_can_be_taken_over() {
         let worked = raw::try_in_child(|| {
             let tried = || -> io::Result<bool> {
                 let egress = enter_new(Network::Egress).map_err(io::Error::other)?;
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_very_sockets_of_a_box_are_taken_for_its_exits() {
+    fn only_the_original_egress_sockets_are_accepted() {
         let make = || -> Vec<OwnedFd> {
             let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
             let udp = UdpSocket::bind("127.0.0.1:0").unwrap();

@@ -262,7 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_packet_says_where_it_goes_unless_a_program_has_put_something_between() {
+    fn the_destination_is_parsed_unless_extension_headers_precede_it() {
         let mut four = vec![0; 40];
         (four[0], four[9]) = (0x46, 6);
         four[16..20].copy_from_slice(&[192, 0, 2, 7]);

@@ -375,7 +375,7 @@ const CHECKED_HERE: &[(libc::c_long, &[Check])] = &[];
 const PROTOCOL: Verdict = Verdict::Errno(libc::EPROTONOSUPPORT);
 /// UNIX, INET, INET6, NETLINK.
 const FAMILIES: &[u32] = &[1, 2, 10, 16];
-/// Default, ICMP, TCP, UDP and ICMPv6.
+/// Default, ICMP, TCP, UDP and `ICMPv6`.
 const INET_PROTOCOLS: &[u32] = &[0, 1, 6, 17, 58];
 
 /// Ioctls that control a shared terminal, and older allocation ioctls.

@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mounts_are_found_below_a_directory_and_not_beside_it() {
+    fn only_mounts_below_the_directory_are_listed() {
         assert_eq!(unescape(r"/usr/a\040b\134c"), r"/usr/a b\c");
         let below = mounts_below(Path::new("/")).unwrap();
         assert!(below.contains(&"proc".to_owned()), "{below:?}");

@@ -1,6 +1,6 @@
 //! Fail closed: a call is refused with the missing primitive, or served with a report of it.
 //!
-//! `box-sys/tests/closed.rs` removes each primitive; here an outer user namespace does.
+//! `box-sys/tests/sys/missing_primitives.rs` removes each primitive; here an outer user namespace does.
 
 use std::os::unix::fs::PermissionsExt as _;
 

@@ -1,4 +1,4 @@
-//! How fast a disk is, past the page cache.
+//! Measures disk speed without the page cache.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -8,10 +8,10 @@ use std::time::Instant;
 use libc::c_long;
 
 const BLOCK: usize = 64 << 10;
-/// What disks want addresses to be multiples of.
+/// Alignment of buffers for direct I/O.
 const ALIGNED: usize = 4096;
 
-/// Reads a file from its disk, or writes it over; gives the milliseconds that took.
+/// Reads a file from disk or overwrites it, and returns the milliseconds.
 pub(super) fn direct(path: &str, write: bool) -> io::Result<c_long> {
     let mut options = OpenOptions::new();
     options.read(true).write(write);

@@ -1,4 +1,4 @@
-//! What sockets hold: bytes nobody reads, and connections nobody accepts.
+//! Fills sockets with unread data and with unaccepted connections.
 
 use std::io::{self, Write as _};
 use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
@@ -14,17 +14,20 @@ use super::call;
 const LOCAL: (Ipv4Addr, u16) = (Ipv4Addr::LOCALHOST, 0);
 const MEGABYTE: u64 = 1 << 20;
 
-/// A receive buffer that was asked to be larger: 1 if it is now, 0 if it is not.
+/// Tries to enlarge a receive buffer. Returns 1 if it grew, otherwise 0.
 pub(super) fn receive_buffer() -> io::Result<c_long> {
     let socket = UdpSocket::bind(LOCAL)?;
-    // Half of what it is: the kernel doubles what it is asked for, up to a limit that may be the default.
+    // The kernel doubles the requested value, up to a maximum that may be the default. So request
+    // the current size.
     let before = socket_recv_buffer_size(&socket)?;
     set_socket_recv_buffer_size(&socket, before)?;
     Ok(c_long::from(socket_recv_buffer_size(&socket)? != before))
 }
 
-/// Connects this many times to a listener that accepts nothing; gives how many connections there came to be.
-pub(super) fn waiting(most: usize) -> io::Result<c_long> {
+/// Connects this many times to a listener that never accepts.
+///
+/// Returns the connections made.
+pub(super) fn backlog(most: usize) -> io::Result<c_long> {
     let listener = TcpListener::bind(LOCAL)?;
     rustix::net::listen(&listener, 4096)?;
     let to = listener.local_addr()?;
@@ -37,7 +40,7 @@ pub(super) fn waiting(most: usize) -> io::Result<c_long> {
             Err(error) => return Err(error.into()),
         }
     }
-    // On the loopback interface a connection is there at once, or not until it is tried again a second later.
+    // On loopback, a connection succeeds at once, or only after a retry one second later.
     let mut there = 0;
     for socket in &all {
         let mut asked = [PollFd::new(socket, PollFlags::OUT)];
@@ -50,8 +53,8 @@ pub(super) fn waiting(most: usize) -> io::Result<c_long> {
     c_long::try_from(there).map_err(io::Error::other)
 }
 
-/// The bytes that a socket holds: what was received, and what is to be sent.
-fn held(socket: BorrowedFd<'_>) -> io::Result<u64> {
+/// Bytes in the buffers of a socket, received and unsent.
+fn buffered(socket: BorrowedFd<'_>) -> io::Result<u64> {
     const SO_MEMINFO: c_long = 55;
     const RECEIVED: usize = 0;
     const QUEUED: usize = 5;
@@ -75,27 +78,29 @@ fn megabytes(bytes: u64) -> io::Result<c_long> {
     c_long::try_from(bytes / MEGABYTE).map_err(io::Error::other)
 }
 
-/// Sends messages that nobody reads, until so many megabytes are there or no more are taken; gives how many there are.
-pub(super) fn hold_udp(most: u64) -> io::Result<c_long> {
-    const IN_VAIN_MAX: u32 = 16;
+/// Sends unread datagrams until this many megabytes are buffered or no more fit.
+///
+/// Returns the megabytes.
+pub(super) fn fill_udp_buffers(most: u64) -> io::Result<c_long> {
+    const REFUSED_MAX: u32 = 16;
     let sender = UdpSocket::bind(LOCAL)?;
     let message = vec![1_u8; 60_000];
-    let (mut receivers, mut total, mut in_vain) = (Vec::new(), 0, 0);
-    while total < most * MEGABYTE && in_vain < IN_VAIN_MAX && receivers.len() < 1000 {
+    let (mut receivers, mut total, mut refused) = (Vec::new(), 0, 0);
+    while total < most * MEGABYTE && refused < REFUSED_MAX && receivers.len() < 1000 {
         let receiver = UdpSocket::bind(LOCAL)?;
         for _ in 0..8 {
             let _ = sender.send_to(&message, receiver.local_addr()?);
         }
-        let more = held(receiver.as_fd())?;
-        in_vain = if more == 0 { in_vain + 1 } else { 0 };
+        let more = buffered(receiver.as_fd())?;
+        refused = if more == 0 { refused + 1 } else { 0 };
         total += more;
         receivers.push(receiver);
     }
     megabytes(total)
 }
 
-/// The same over connections.
-pub(super) fn hold_tcp(most: u64) -> io::Result<c_long> {
+/// The same with TCP connections.
+pub(super) fn fill_tcp_buffers(most: u64) -> io::Result<c_long> {
     const CONNECTIONS_MAX: usize = 100;
     let listener = TcpListener::bind(LOCAL)?;
     let block = vec![1_u8; 256 << 10];
@@ -114,7 +119,7 @@ pub(super) fn hold_tcp(most: u64) -> io::Result<c_long> {
         all.extend([near, far]);
         total = 0;
         for socket in &all {
-            total += held(socket.as_fd())?;
+            total += buffered(socket.as_fd())?;
         }
     }
     megabytes(total)

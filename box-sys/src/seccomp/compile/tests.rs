@@ -128,7 +128,7 @@ fn grid(borders: &[(u32, Vec<u64>)]) -> Vec<[u64; 6]> {
 }
 
 #[test]
-fn every_number_meets_the_fate_its_rule_says() {
+fn every_number_follows_its_rule() {
     let rules = rules();
     let program = program(&rules);
     assert!(program.len() < 1000, "{} instructions", program.len());
@@ -158,7 +158,7 @@ fn every_number_meets_the_fate_its_rule_says() {
 }
 
 #[test]
-fn foreign_entries_are_killed() {
+fn other_architectures_are_killed() {
     let program = program(&rules());
     let kill = libc::SECCOMP_RET_KILL_PROCESS;
     assert_eq!(run(&program, 0x4000_0003, 20, [0; 6]), kill, "ia32");
@@ -168,7 +168,7 @@ fn foreign_entries_are_killed() {
 
 /// The purpose of each argument check, with the values that programs pass.
 #[test]
-fn arguments_decide() {
+fn arguments_are_checked() {
     let program = program(&rules());
     let check = |call: libc::c_long, args: &[u64], errno: Option<i32>| {
         let mut all = [0; 6];
@@ -276,7 +276,7 @@ fn arguments_decide() {
 /// Filters have no listeners, sockets have no programs and keep their receive buffer, and secret
 /// memory is unavailable.
 #[test]
-fn arguments_decide_about_what_all_share() {
+fn arguments_protect_shared_resources() {
     let program = program(&rules());
     let check = |call: libc::c_long, args: [u64; 4], errno: Option<i32>| {
         let all = [args[0], args[1], args[2], args[3], 0, 0];
@@ -307,7 +307,7 @@ fn arguments_decide_about_what_all_share() {
 
 /// The filter for commands: for which threads they can set the CPU affinity.
 #[test]
-fn commands_of_inits_own_user_choose_their_own_processors_only() {
+fn commands_with_the_id_of_init_set_only_their_own_affinity() {
     let affinity = number(libc::SYS_sched_setaffinity);
     let allow = ret(Verdict::Allow).k;
     let unchanged = ret(Verdict::Errno(0)).k;

@@ -1,20 +1,13 @@
-//! What a box closes by itself because machines leave it open. Each probe also runs outside, where it must answer otherwise:
-//! a test that cannot fail shows nothing.
+//! Restrictions of a box that the host does not have.
+//!
+//! Each probe also runs outside as a control, where it must have another result.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "a test fails by panicking"
-)]
-
-mod support;
-
-use support::{MACHINES, probe_outside};
+use crate::support::{SERVERS, probe_outside};
 
 const EPERM: i32 = libc::EPERM;
 const ENOSYS: i32 = libc::ENOSYS;
 
-/// Probe, argument, and the error inside.
+/// Probe, argument, and the error in a box.
 const REFUSED: &[(&str, &str, i32)] = &[
     ("unshare_user", "", EPERM),
     ("unshare_net", "", EPERM),
@@ -87,25 +80,25 @@ const REFUSED: &[(&str, &str, i32)] = &[
 const NO_CONTROL: &[&str] = &["mount", "umount", "setgroups_none", "ptrace_init", "sync"];
 
 #[test]
-fn forbidden_calls_answer_as_the_table_says() {
-    for machine in MACHINES.iter() {
-        let boxed = machine.boxed(&machine.plan());
+fn denied_calls_return_the_errors_of_the_table() {
+    for server in SERVERS.iter() {
+        let boxed = server.create_box(&server.plan());
         for (name, argument, errno) in REFUSED {
             assert_eq!(
                 boxed.probe(name, argument),
                 format!("errno {errno}"),
                 "{} {name} {argument}",
-                machine.name
+                server.name
             );
         }
     }
 }
 
 #[test]
-fn the_same_calls_answer_otherwise_outside() {
+fn the_same_calls_return_other_results_outside() {
     let same: Vec<_> = REFUSED
         .iter()
-        // These would do something to the machine, or need a terminal, so they have no control here.
+        // These would change the host or need a terminal, so they have no control.
         .filter(|(name, ..)| !NO_CONTROL.contains(name))
         .filter(|(name, argument, errno)| probe_outside(name, argument) == format!("errno {errno}"))
         .map(|(name, argument, _)| format!("{name}{argument}"))
@@ -113,7 +106,7 @@ fn the_same_calls_answer_otherwise_outside() {
     for file in 'a'..='g' {
         let _ = std::fs::remove_file(format!("/tmp/box-sys-probe-{file}"));
     }
-    // What this machine's kernel refuses by itself, to root as well.
+    // The kernel of this host also refuses these for root.
     let anyway = ["init_module", "kexec_load", "bpf", "reboot", "socket38"];
     let unexplained: Vec<_> = same
         .iter()
@@ -125,9 +118,9 @@ fn the_same_calls_answer_otherwise_outside() {
 }
 
 #[test]
-fn other_entries_to_the_kernel_are_killed() {
-    for machine in MACHINES.iter() {
-        let boxed = machine.boxed(&machine.plan());
+fn other_kernel_entries_are_killed() {
+    for server in SERVERS.iter() {
+        let boxed = server.create_box(&server.plan());
         #[cfg(target_arch = "x86_64")]
         {
             assert_eq!(boxed.probe("int80", ""), format!("signal {}", libc::SIGSYS));
@@ -149,9 +142,9 @@ fn other_entries_to_the_kernel_are_killed() {
 }
 
 #[test]
-fn no_capability_no_new_privileges_and_a_filter() {
-    for machine in MACHINES.iter() {
-        let boxed = machine.boxed(&machine.plan());
+fn commands_have_no_capabilities_no_new_privs_and_a_filter() {
+    for server in SERVERS.iter() {
+        let boxed = server.create_box(&server.plan());
         let status = boxed
             .sh("grep -E '^(Cap|NoNewPrivs|Seccomp:)' /proc/self/status | tr -d '\\t'")
             .out;
@@ -159,18 +152,18 @@ fn no_capability_no_new_privileges_and_a_filter() {
         let expected = format!(
             "CapInh:{none}\nCapPrm:{none}\nCapEff:{none}\nCapBnd:{none}\nCapAmb:{none}\nNoNewPrivs:1\nSeccomp:2\n"
         );
-        assert_eq!(status, expected, "{}", machine.name);
+        assert_eq!(status, expected, "{}", server.name);
     }
 }
 
 #[test]
-fn init_cannot_be_reached_by_the_guest() {
-    for machine in MACHINES.iter() {
-        let boxed = machine.boxed(&machine.plan());
+fn the_guest_cannot_access_init() {
+    for server in SERVERS.iter() {
+        let boxed = server.create_box(&server.plan());
         boxed.probe("kill_init", "");
         assert!(
             ["errno 1", "errno 22"].contains(&boxed.probe("setuid_root", "").as_str()),
-            "init's id is out of reach"
+            "the guest cannot take init's id"
         );
         let tries = [
             "head -c 1 PID/mem",
@@ -195,13 +188,13 @@ fn init_cannot_be_reached_by_the_guest() {
                 );
             }
         }
-        assert_eq!(boxed.run(&["true"]).code, Some(0), "init lives on");
+        assert_eq!(boxed.run(&["true"]).code, Some(0), "init still runs");
     }
 }
 
-/// A first process that handles a signal can be sent it by its guest; one that handles none cannot be sent any.
+/// The kernel delivers a guest's signal to pid 1 only if pid 1 handles it.
 #[test]
-fn signals_and_choices_of_processors_do_not_reach_init_or_its_threads() {
+fn signals_and_affinity_do_not_reach_init_or_its_threads() {
     let caught = |status: &str| {
         let mask = status
             .lines()
@@ -216,64 +209,65 @@ fn signals_and_choices_of_processors_do_not_reach_init_or_its_threads() {
         "control: the standard library handles some"
     );
     let all = rustix::thread::sched_getaffinity(None).unwrap().count();
-    for machine in MACHINES.iter() {
-        let boxed = machine.boxed(&machine.plan());
+    for server in SERVERS.iter() {
+        let boxed = server.create_box(&server.plan());
         let init = boxed.sh("cat /proc/1/status").out;
-        assert_eq!(caught(&init), 0, "{}", machine.name);
-        let said = boxed.probe("storm", "2000");
-        assert!(said.starts_with("ok "), "{}: {said}", machine.name);
+        assert_eq!(caught(&init), 0, "{}", server.name);
+        let output = boxed.probe("signal_init", "2000");
+        assert!(output.starts_with("ok "), "{}: {output}", server.name);
         let threads = boxed.sh("ls /proc/1/task").out;
         assert!(threads.lines().count() > 1, "control: {threads}");
         let chosen = || boxed.sh("grep -h Cpus_allowed: /proc/1/task/*/status").out;
         let before = chosen();
         for thread in threads.lines() {
-            let said = boxed.probe("affinity", thread);
-            // A box with one id does nothing and says that it did; of the first thread, every box refuses it.
-            let unchanged = !machine.privileged() && thread != "1";
+            let output = boxed.probe("affinity", thread);
+            // With one user id, the call succeeds without effect. For the main thread, every box
+            // refuses it.
+            let unchanged = !server.privileged() && thread != "1";
             let wanted = if unchanged {
                 format!("ok {all}")
             } else {
                 format!("errno {EPERM}")
             };
-            assert_eq!(said, wanted, "{} {thread}", machine.name);
+            assert_eq!(output, wanted, "{} {thread}", server.name);
         }
-        assert_eq!(chosen(), before, "{}", machine.name);
+        assert_eq!(chosen(), before, "{}", server.name);
         assert_eq!(boxed.probe("affinity", "0"), "ok 1", "control");
-        // Programs that pin threads by their ids go on, with effect or without.
+        // Programs that pin threads by their ids continue, with or without effect.
         let pinned = boxed.sh("taskset -p ffffffff $$");
-        assert_eq!(pinned.code, Some(0), "{}: {pinned:?}", machine.name);
-        assert_eq!(boxed.run(&["true"]).code, Some(0), "init lives on");
+        assert_eq!(pinned.code, Some(0), "{}: {pinned:?}", server.name);
+        assert_eq!(boxed.run(&["true"]).code, Some(0), "init still runs");
     }
     assert_eq!(probe_outside("affinity", "0"), "ok 1", "control");
 }
 
-/// What waits in these is in no memory limit: the number of connections is, and their receive buffers stay as they are.
+/// No memory limit counts these connections and buffers, so Box limits them itself.
 #[test]
-fn connections_that_wait_and_receive_buffers_are_few_and_small() {
+fn backlogs_and_receive_buffers_are_limited() {
     let most = std::fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap();
     if most.trim().parse::<u32>().unwrap() >= 300 {
-        assert_eq!(probe_outside("waiting", "300"), "ok 300", "control");
+        assert_eq!(probe_outside("backlog", "300"), "ok 300", "control");
     }
     assert_eq!(probe_outside("receive_buffer", ""), "ok 1", "control");
-    for machine in MACHINES.iter() {
-        let boxed = machine.boxed(&machine.plan());
-        // The kernel lets one more wait than it was asked to.
-        assert_eq!(boxed.probe("waiting", "300"), "ok 129", "{}", machine.name);
+    for server in SERVERS.iter() {
+        let boxed = server.create_box(&server.plan());
+        // The kernel allows one more connection than the backlog.
+        assert_eq!(boxed.probe("backlog", "300"), "ok 129", "{}", server.name);
         assert_eq!(boxed.probe("receive_buffer", ""), "ok 0");
     }
 }
 
 #[test]
-fn the_network_is_empty() {
+fn the_network_has_only_loopback() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     assert_eq!(
         probe_outside("connect", &address),
         "ok 0",
-        "control: somebody listens"
+        "control: the listener works"
     );
-    for machine in MACHINES.iter() {
-        let boxed = machine.boxed(&machine.plan());
+    for server in SERVERS.iter() {
+        let boxed = server.create_box(&server.plan());
         assert_eq!(
             boxed.probe("connect", &address),
             format!("errno {}", libc::ECONNREFUSED)
@@ -291,8 +285,8 @@ fn the_network_is_empty() {
 
 #[test]
 fn kernel_files_are_masked_and_settings_read_only() {
-    for machine in MACHINES.iter() {
-        let boxed = machine.boxed(&machine.plan());
+    for server in SERVERS.iter() {
+        let boxed = server.create_box(&server.plan());
         for file in [
             "kallsyms",
             "keys",
@@ -314,6 +308,6 @@ fn kernel_files_are_masked_and_settings_read_only() {
             "control: the rest is readable"
         );
         let open = "for f in $(find /proc/sys -type f 2>/dev/null); do (: >> $f) 2>/dev/null && echo $f; done; true";
-        assert_eq!(boxed.sh(open).out, "", "{}", machine.name);
+        assert_eq!(boxed.sh(open).out, "", "{}", server.name);
     }
 }

@@ -1,18 +1,10 @@
-//! What a box sees of files, what it may write, and to whom what it writes belongs.
-
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "a test fails by panicking"
-)]
-
-mod support;
+//! Files in a box: which are visible, which are writable, and their owners.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use crate::support::{SERVERS, TestServer};
 use box_sys::{Caps, Mount, Root, SandboxPlan, Source};
-use support::{MACHINES, Machine};
 
 fn bind(path: &Path, target: &str, writable: bool) -> Mount {
     Mount {
@@ -22,33 +14,33 @@ fn bind(path: &Path, target: &str, writable: bool) -> Mount {
     }
 }
 
-fn with_mounts(machine: &Machine, mounts: Vec<Mount>) -> SandboxPlan {
-    let mut plan = machine.plan();
+fn with_mounts(server: &TestServer, mounts: Vec<Mount>) -> SandboxPlan {
+    let mut plan = server.plan();
     plan.mounts.extend(mounts);
     plan
 }
 
 #[test]
-fn a_workspace_is_the_owners() {
-    for machine in MACHINES.iter() {
-        let dir = machine.directory();
+fn files_in_a_workspace_belong_to_its_owner() {
+    for server in SERVERS.iter() {
+        let dir = server.directory();
         std::fs::write(dir.path().join("given"), "from outside").unwrap();
-        let boxed = machine.boxed(&with_mounts(
-            machine,
+        let boxed = server.create_box(&with_mounts(
+            server,
             vec![bind(dir.path(), "/workspace", true)],
         ));
-        let said = boxed.sh("cat /workspace/given; echo made > /workspace/new; stat -c %U /workspace /workspace/new");
+        let output = boxed.sh("cat /workspace/given; echo made > /workspace/new; stat -c %U /workspace /workspace/new");
         assert_eq!(
-            said.out, "from outsidebox\nbox\n",
+            output.out, "from outsidebox\nbox\n",
             "{}: {}",
-            machine.name, said.err
+            server.name, output.err
         );
         let made = std::fs::metadata(dir.path().join("new")).unwrap();
         assert_eq!(
             (made.uid(), made.gid()),
-            (machine.uid(), machine.uid()),
+            (server.uid(), server.uid()),
             "{}",
-            machine.name
+            server.name
         );
         for (name, errno) in [
             ("make_setuid_chmod", libc::EPERM),
@@ -63,13 +55,10 @@ fn a_workspace_is_the_owners() {
 }
 
 #[test]
-fn read_only_is_read_only() {
-    for machine in MACHINES.iter() {
-        let dir = machine.directory();
-        let boxed = machine.boxed(&with_mounts(
-            machine,
-            vec![bind(dir.path(), "/data", false)],
-        ));
+fn read_only_paths_cannot_be_written() {
+    for server in SERVERS.iter() {
+        let dir = server.directory();
+        let boxed = server.create_box(&with_mounts(server, vec![bind(dir.path(), "/data", false)]));
         for place in [
             "/data/x",
             "/x",
@@ -84,7 +73,7 @@ fn read_only_is_read_only() {
                 boxed.sh(&format!("echo x > {place}")).code,
                 Some(0),
                 "{} {place}",
-                machine.name
+                server.name
             );
         }
         for place in [
@@ -105,14 +94,14 @@ fn read_only_is_read_only() {
 }
 
 #[test]
-fn a_writable_root_is_the_boxs_own() {
-    for machine in MACHINES.iter() {
+fn a_writable_root_is_private_to_the_box() {
+    for server in SERVERS.iter() {
         let plan = SandboxPlan {
             read_only_root: false,
             dirs: vec!["/data/deep".into()],
-            ..machine.plan()
+            ..server.plan()
         };
-        let boxed = machine.boxed(&plan);
+        let boxed = server.create_box(&plan);
         assert_eq!(
             boxed
                 .sh("echo x > /x && mkdir /opt/y && touch /data/deep/z && cat /x")
@@ -120,7 +109,7 @@ fn a_writable_root_is_the_boxs_own() {
             "x\n"
         );
         assert_ne!(boxed.sh("touch /usr/x").code, Some(0));
-        let other = machine.boxed(&plan);
+        let other = server.create_box(&plan);
         assert_ne!(
             other.run(&["test", "-e", "/x"]).code,
             Some(0),
@@ -131,20 +120,21 @@ fn a_writable_root_is_the_boxs_own() {
 }
 
 #[test]
-fn a_given_root_is_used_and_never_written() {
-    for machine in MACHINES.iter() {
-        let root = machine.directory();
+fn an_image_is_used_and_never_written() {
+    for server in SERVERS.iter() {
+        let root = server.directory();
         for dir in ["bin", "etc", "lib", "lib64", "usr"] {
             std::fs::create_dir(root.path().join(dir)).unwrap();
         }
         std::fs::write(root.path().join("etc/passwd"), "root:x:0:0::/:/bin/sh\n").unwrap();
         std::fs::write(root.path().join("etc/marker"), "an image").unwrap();
-        let mut plan = machine.plan();
+        let mut plan = server.plan();
         plan.root = Root::Directory(root.path().canonicalize().unwrap());
         plan.read_only_root = false;
         plan.mounts.push(bind(Path::new("/usr"), "/opt/usr", false));
-        // No program of its own: the machine's are lent from an odd place, started by their loader.
-        let boxed = machine.boxed(&plan);
+        // The image has no programs. The host's programs are mounted elsewhere and started by their
+        // loader.
+        let boxed = server.create_box(&plan);
         let loader = std::fs::canonicalize("/lib64/ld-linux-x86-64.so.2").unwrap();
         let loader = format!("/opt{}", loader.display());
         let libraries = "/opt/usr/lib/x86_64-linux-gnu";
@@ -158,15 +148,15 @@ fn a_given_root_is_used_and_never_written() {
                 script,
             ])
         };
-        let said = sh(
+        let output = sh(
             "read line < /etc/marker; echo $line; while read u; do echo $u; done < /etc/passwd; echo x > /new && echo written",
         );
         assert_eq!(
-            said.out,
+            output.out,
             "an image\nroot:x:0:0::/:/bin/sh\nbox:x:1000:1000::/home/box:/bin/sh\nwritten\n",
             "{}: {}",
-            machine.name,
-            said.err
+            server.name,
+            output.err
         );
         assert!(!root.path().join("new").exists());
         assert!(!root.path().join("proc").exists());
@@ -174,29 +164,29 @@ fn a_given_root_is_used_and_never_written() {
 }
 
 #[test]
-fn a_root_with_links_in_it_is_refused() {
-    for machine in MACHINES.iter() {
-        let (root, outside) = (machine.directory(), machine.directory());
+fn an_image_with_links_is_refused() {
+    for server in SERVERS.iter() {
+        let (root, outside) = (server.directory(), server.directory());
         std::os::unix::fs::symlink(outside.path(), root.path().join("dev")).unwrap();
-        let mut plan = machine.plan();
+        let mut plan = server.plan();
         plan.root = Root::Directory(root.path().canonicalize().unwrap());
-        assert!(machine.server.create(&plan, &[], &[]).is_err());
+        assert!(server.fork_server.create(&plan, &[], &[]).is_err());
         assert_eq!(std::fs::read_dir(outside.path()).unwrap().count(), 0);
     }
 }
 
 #[test]
-fn caps_bite_for_bytes_and_inodes() {
-    for machine in MACHINES.iter() {
+fn caps_limit_bytes_and_inodes() {
+    for server in SERVERS.iter() {
         let plan = SandboxPlan {
             caps: Caps {
                 bytes: 8 << 20,
                 inodes: 500,
             },
-            ..machine.plan()
+            ..server.plan()
         };
         for place in ["/tmp", "/var/tmp", "/dev/shm", "/home/box"] {
-            let boxed = machine.boxed(&plan);
+            let boxed = server.create_box(&plan);
             let full = format!("errno {}", libc::ENOSPC);
             assert_eq!(
                 boxed.probe("fill_bytes", &format!("{place}/big")),
@@ -206,12 +196,12 @@ fn caps_bite_for_bytes_and_inodes() {
             boxed.sh(&format!("rm {place}/big"));
             assert_eq!(boxed.probe("fill_inodes", place), full, "{place}");
         }
-        let roomy = machine.boxed(&SandboxPlan {
+        let roomy = server.create_box(&SandboxPlan {
             caps: Caps {
                 bytes: 128 << 20,
                 inodes: 30_000,
             },
-            ..machine.plan()
+            ..server.plan()
         });
         assert_eq!(roomy.probe("fill_bytes", "/tmp/big"), "ok 64", "control");
         assert_eq!(roomy.probe("fill_inodes", "/tmp"), "ok 20000", "control");
@@ -219,34 +209,36 @@ fn caps_bite_for_bytes_and_inodes() {
 }
 
 #[test]
-fn a_mount_can_be_added_while_the_box_runs() {
-    for machine in MACHINES.iter() {
-        let dir = machine.directory();
+fn a_mount_can_be_added_to_a_running_box() {
+    for server in SERVERS.iter() {
+        let dir = server.directory();
         std::fs::write(dir.path().join("late"), "later").unwrap();
-        let boxed = machine.boxed(&machine.plan());
+        let boxed = server.create_box(&server.plan());
         assert_ne!(
             boxed.sh("cat /added/late").code,
             Some(0),
             "control: not there before"
         );
-        machine
-            .server
+        server
+            .fork_server
             .add_mount(boxed.sandbox(), &bind(dir.path(), "/added", false), None)
             .unwrap();
         let used = boxed.sh("cat /added/late; echo x > /added/new");
         assert_eq!(used.out, "later");
         assert!(!dir.path().join("new").exists(), "{used:?}");
-        // A writable one is still behind the second fence, until the first process opens that.
+        // Landlock still denies writes to a writable mount until init allows them.
         let writable = bind(dir.path(), "/writable", true);
-        let added = machine.server.add_mount(boxed.sandbox(), &writable, None);
+        let added = server
+            .fork_server
+            .add_mount(boxed.sandbox(), &writable, None);
         added.unwrap();
         boxed.sh("echo x > /writable/new");
-        let fenced = machine.has("landlock");
+        let fenced = server.has("landlock");
         assert_eq!(dir.path().join("new").exists(), !fenced);
         boxed.sh("ln -s /usr /tmp/link");
         assert!(
-            machine
-                .server
+            server
+                .fork_server
                 .add_mount(
                     boxed.sandbox(),
                     &bind(dir.path(), "/tmp/link/bin", false),
@@ -255,8 +247,8 @@ fn a_mount_can_be_added_while_the_box_runs() {
                 .is_err()
         );
         assert!(
-            machine
-                .server
+            server
+                .fork_server
                 .add_mount(
                     boxed.sandbox(),
                     &bind(dir.path(), "/proc/self", false),
@@ -268,35 +260,35 @@ fn a_mount_can_be_added_while_the_box_runs() {
 }
 
 #[test]
-fn a_source_that_was_swapped_is_refused() {
-    for machine in MACHINES.iter() {
-        let dir = machine.directory();
+fn a_replaced_mount_source_is_refused() {
+    for server in SERVERS.iter() {
+        let dir = server.directory();
         let inside = dir.path().join("w");
         std::fs::create_dir(&inside).unwrap();
-        std::os::unix::fs::chown(&inside, Some(machine.uid()), Some(machine.uid())).unwrap();
+        std::os::unix::fs::chown(&inside, Some(server.uid()), Some(server.uid())).unwrap();
         let opened = std::fs::File::open(&inside).unwrap();
-        let mut plan = machine.plan();
+        let mut plan = server.plan();
         plan.mounts.push(Mount {
             source: Source::Fd(0),
             target: "/w".into(),
             writable: true,
         });
         let create = || {
-            machine
-                .server
+            server
+                .fork_server
                 .create(&plan, &[], &[std::os::fd::AsFd::as_fd(&opened)])
         };
         create().expect("control").destroy().unwrap();
         std::fs::rename(&inside, dir.path().join("moved")).unwrap();
         std::os::unix::fs::symlink("/etc", &inside).unwrap();
-        // By its own name it is still found, under the new one.
+        // The descriptor still refers to the directory under its new name.
         create()
             .expect("follows the directory, not the name")
             .destroy()
             .unwrap();
         plan.mounts[1].source = Source::Path(inside);
         assert!(
-            machine.server.create(&plan, &[], &[]).is_err(),
+            server.fork_server.create(&plan, &[], &[]).is_err(),
             "links are not followed"
         );
     }

@@ -1,13 +1,9 @@
-//! Real boxes for tests: as root and as an ordinary user where the tests run as root, else as whoever runs them.
+//! Real boxes for tests.
+//!
+//! If root runs the tests: of root and of an ordinary user. Otherwise of the current user.
 
 #![allow(dead_code, reason = "each test file uses its part")]
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "a test fails by panicking"
-)]
-
-pub(crate) mod census;
+pub(crate) mod resources;
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -23,25 +19,25 @@ use box_sys::{
 };
 use serde_json::{Value, json};
 
-pub(crate) const SERVER: &str = env!("CARGO_BIN_EXE_box-sys-run");
-pub(crate) const PROBE: &str = env!("CARGO_BIN_EXE_box-sys-probe");
-/// How long a test waits for what must come to be: on a machine that is busy with other things, too.
-pub(crate) const LONG: Duration = Duration::from_mins(2);
+pub(crate) const RUN_PROGRAM: &str = env!("CARGO_BIN_EXE_box-sys-run");
+pub(crate) const PROBE_PROGRAM: &str = env!("CARGO_BIN_EXE_box-sys-probe");
+/// How long a test waits for a condition, also on a busy host.
+pub(crate) const WAIT_LIMIT: Duration = Duration::from_mins(2);
 /// The ordinary user of tests that run as root.
-pub(crate) const NOBODY: u32 = 65534;
+pub(crate) const ORDINARY_UID: u32 = 65534;
 
-/// A fork server, and as whom it runs.
-pub(crate) struct Machine {
+/// A fork server and the name of its user.
+pub(crate) struct TestServer {
     pub(crate) name: &'static str,
-    pub(crate) server: ForkServer,
+    pub(crate) fork_server: ForkServer,
     /// Programs for boxes, readable by its user.
     programs: PathBuf,
 }
 
-impl Machine {
+impl TestServer {
     pub(crate) fn has(&self, name: &str) -> bool {
         !self
-            .server
+            .fork_server
             .primitives()
             .missing()
             .iter()
@@ -49,22 +45,22 @@ impl Machine {
     }
 
     pub(crate) fn privileged(&self) -> bool {
-        self.server.primitives().privileged
+        self.fork_server.primitives().privileged
     }
 
     pub(crate) fn uid(&self) -> u32 {
         if self.name == "ordinary" && rustix::process::geteuid().is_root() {
-            NOBODY
+            ORDINARY_UID
         } else {
             rustix::process::geteuid().as_raw()
         }
     }
 
-    pub(crate) fn boxed(&self, plan: &SandboxPlan) -> TestBox<'_> {
+    pub(crate) fn create_box(&self, plan: &SandboxPlan) -> TestBox<'_> {
         TestBox::new(self, plan)
     }
 
-    /// The plan of most tests: defaults, with the probe program in it.
+    /// The plan of most tests: defaults, with the probe program.
     pub(crate) fn plan(&self) -> SandboxPlan {
         let probe = Mount {
             source: Source::Path(self.programs.clone()),
@@ -77,7 +73,7 @@ impl Machine {
         }
     }
 
-    /// A directory of this machine's user.
+    /// A temporary directory of the server's user.
     pub(crate) fn directory(&self) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
         std::os::unix::fs::chown(dir.path(), Some(self.uid()), Some(self.uid())).unwrap();
@@ -85,17 +81,17 @@ impl Machine {
     }
 }
 
-/// A fork server of this user's that is set up in some other way.
-pub(crate) fn machine_with(config: &ServerConfig) -> Machine {
-    let server = ForkServer::start(&PROGRAMS.join("server"), config).unwrap();
-    Machine {
+/// A fork server of the current user with another configuration.
+pub(crate) fn server_with(config: &ServerConfig) -> TestServer {
+    let fork_server = ForkServer::start(&PROGRAMS.join("server"), config).unwrap();
+    TestServer {
         name: "another",
-        server,
+        fork_server,
         programs: PROGRAMS.clone(),
     }
 }
 
-pub(crate) static MACHINES: LazyLock<Vec<Machine>> = LazyLock::new(|| {
+pub(crate) static SERVERS: LazyLock<Vec<TestServer>> = LazyLock::new(|| {
     let programs = PROGRAMS.clone();
     let config = ServerConfig::default();
     let server = ForkServer::start(&programs.join("server"), &config).unwrap();
@@ -104,43 +100,45 @@ pub(crate) static MACHINES: LazyLock<Vec<Machine>> = LazyLock::new(|| {
     } else {
         "ordinary"
     };
-    let mut machines = vec![Machine {
+    let mut servers = vec![TestServer {
         name,
-        server,
+        fork_server: server,
         programs: programs.clone(),
     }];
     if rustix::process::geteuid().is_root() {
         let server =
-            ForkServer::start_command(as_nobody(&programs.join("server")), &config).unwrap();
-        machines.push(Machine {
+            ForkServer::start_command(as_ordinary_user(&programs.join("server")), &config).unwrap();
+        servers.push(TestServer {
             name: "ordinary",
-            server,
+            fork_server: server,
             programs,
         });
     }
-    machines
+    servers
 });
 
-/// A directory with the programs that an ordinary user can reach, which a build directory may not be. Always the same one for a
-/// build directory, so that no run leaves another behind and no other checkout's run puts its own there; replaced by renaming,
-/// because other test programs may be running them.
+/// A directory with the test programs that an ordinary user can read.
 ///
-/// One made by root is used where it is named: an ordinary user may not even read the build directory.
+/// The build directory may not be readable. The path depends on the build directory, so that every
+/// run reuses it and other checkouts have their own. The programs are replaced by renaming, because
+/// other tests may be running them.
+///
+/// An ordinary user can name a directory that root created.
 pub(crate) static PROGRAMS: LazyLock<PathBuf> = LazyLock::new(|| {
     use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
     use std::os::unix::fs::PermissionsExt;
     if let Some(dir) = std::env::var_os("BOX_SYS_TEST_PROGRAMS") {
         return dir.into();
     }
-    let checkout = BuildHasherDefault::<DefaultHasher>::default().hash_one(SERVER);
+    let checkout = BuildHasherDefault::<DefaultHasher>::default().hash_one(RUN_PROGRAM);
     let user = rustix::process::geteuid().as_raw();
     let dir = std::env::temp_dir().join(format!("box-sys-tests-{user}-{checkout:x}"));
     std::fs::create_dir_all(&dir).unwrap();
     std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o755)).unwrap();
-    for (from, name) in [(PROBE, "probe"), (SERVER, "server")] {
+    for (from, name) in [(PROBE_PROGRAM, "probe"), (RUN_PROGRAM, "server")] {
         let fresh = dir.join(format!("{name}-{}", std::process::id()));
-        // By another process: a child that some thread here has just forked would keep the file open for writing until its own
-        // exec, and nobody could run it meanwhile.
+        // Copied by another process. A child that a thread has just forked would keep the file open
+        // for writing until its exec, and the program could not be run meanwhile.
         let copied = Command::new("cp").arg(from).arg(&fresh).status();
         assert!(copied.unwrap().success());
         std::fs::rename(fresh, dir.join(name)).unwrap();
@@ -149,9 +147,9 @@ pub(crate) static PROGRAMS: LazyLock<PathBuf> = LazyLock::new(|| {
 });
 
 /// A command that runs a program as an ordinary user.
-pub(crate) fn as_nobody(program: &Path) -> Command {
+pub(crate) fn as_ordinary_user(program: &Path) -> Command {
     let mut command = Command::new("setpriv");
-    let id = NOBODY.to_string();
+    let id = ORDINARY_UID.to_string();
     command
         .args(["--reuid", &id, "--regid", &id, "--clear-groups"])
         .arg(program);
@@ -161,52 +159,52 @@ pub(crate) fn as_nobody(program: &Path) -> Command {
 /// Starts a server with a configuration.
 pub(crate) type Start = Box<dyn Fn(&ServerConfig) -> ForkServer + Sync>;
 
-/// The same as whom there are [`MACHINES`], each to be started anew.
-pub(crate) fn servers() -> Vec<(&'static str, Start)> {
+/// Functions that start a new server for each user of [`SERVERS`].
+pub(crate) fn server_starters() -> Vec<(&'static str, Start)> {
     let root = rustix::process::geteuid().is_root();
-    let own = |config: &ServerConfig| ForkServer::start(Path::new(SERVER), config).unwrap();
+    let own = |config: &ServerConfig| ForkServer::start(Path::new(RUN_PROGRAM), config).unwrap();
     let mut all: Vec<(_, Start)> = vec![(if root { "root" } else { "ordinary" }, Box::new(own))];
     if root {
         let server = PROGRAMS.join("server");
         let other = move |config: &ServerConfig| {
-            ForkServer::start_command(as_nobody(&server), config).unwrap()
+            ForkServer::start_command(as_ordinary_user(&server), config).unwrap()
         };
         all.push(("ordinary", Box::new(other)));
     }
     all
 }
 
-/// Set for a test that another one runs in a process of its own, where nothing else makes or ends anything.
-pub(crate) const ALONE: &str = "BOX_SYS_TEST_ALONE";
+/// Set for a test that another test runs in a separate process.
+pub(crate) const OWN_PROCESS: &str = "BOX_SYS_TEST_ALONE";
 
 /// Whether this is such a process.
-pub(crate) fn alone() -> bool {
-    std::env::var_os(ALONE).is_some()
+pub(crate) fn is_own_process() -> bool {
+    std::env::var_os(OWN_PROCESS).is_some()
 }
 
-/// Runs an ignored test of this program in a process of its own, with a temporary directory of its own.
-pub(crate) fn again_alone(test: &str) {
+/// Runs an ignored test in a separate process with its own temporary directory.
+pub(crate) fn run_in_own_process(test: &str) {
     use std::os::unix::fs::PermissionsExt;
     let dir = tempfile::tempdir().unwrap();
-    // The ordinary user's programs are put there.
+    // The programs of the ordinary user are there.
     std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", test, "--ignored", "--nocapture"])
         .args(["--test-threads", "1"])
-        .env(ALONE, "1")
+        .env(OWN_PROCESS, "1")
         .env("TMPDIR", dir.path())
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    println!("{said}");
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    println!("{stdout}");
     assert!(
-        output.status.success() && said.contains("1 passed"),
+        output.status.success() && stdout.contains("1 passed"),
         "{}",
         String::from_utf8_lossy(&output.stderr)
     );
 }
 
-/// Allows this process as many descriptors as it may.
+/// Raises the descriptor limit of this process to its maximum.
 pub(crate) fn raise_descriptor_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
@@ -214,7 +212,7 @@ pub(crate) fn raise_descriptor_limit() {
     setrlimit(Resource::Nofile, Rlimit { current, ..limit }).unwrap();
 }
 
-/// How a command in a box ended.
+/// Result of a command in a box.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Output {
     pub(crate) code: Option<i32>,
@@ -223,45 +221,45 @@ pub(crate) struct Output {
     pub(crate) err: String,
 }
 
-/// A box with someone to speak to.
+/// A box with a connection to its init.
 pub(crate) struct TestBox<'a> {
     pub(crate) sandbox: Option<Sandbox>,
-    machine: &'a Machine,
-    talk: Talk,
+    server: &'a TestServer,
+    client: InitClient,
 }
 
-/// Init is gone, and the box with it.
+/// Init has ended, and the box with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Gone;
+pub(crate) struct BoxEnded;
 
-/// Any error but the one that says this fails the test.
-fn gone(error: &std::io::Error) -> Gone {
+/// Converts a closed connection. Any other error fails the test.
+fn box_ended(error: &std::io::Error) -> BoxEnded {
     use std::io::ErrorKind::{BrokenPipe, ConnectionReset};
     assert!(
         matches!(error.kind(), BrokenPipe | ConnectionReset),
         "{error}"
     );
-    Gone
+    BoxEnded
 }
 
-/// The way to a box's init.
-pub(crate) struct Talk {
+/// Connection to a box's init.
+pub(crate) struct InitClient {
     control: OwnedFd,
-    early: RefCell<Vec<Value>>,
+    pending_exits: RefCell<Vec<Value>>,
     pub(crate) rlimits: Vec<(u32, u64)>,
 }
 
 impl<'a> TestBox<'a> {
-    pub(crate) fn new(machine: &'a Machine, plan: &SandboxPlan) -> Self {
+    pub(crate) fn new(server: &'a TestServer, plan: &SandboxPlan) -> Self {
         let (control, far) = socket_pair().unwrap();
-        let sandbox = machine
-            .server
+        let sandbox = server
+            .fork_server
             .create(plan, &[far.as_fd()], &[])
-            .unwrap_or_else(|error| panic!("{}: {error}", machine.name));
+            .unwrap_or_else(|error| panic!("{}: {error}", server.name));
         Self {
             sandbox: Some(sandbox),
-            machine,
-            talk: Talk::new(control),
+            server,
+            client: InitClient::new(control),
         }
     }
 
@@ -271,93 +269,100 @@ impl<'a> TestBox<'a> {
 }
 
 impl std::ops::Deref for TestBox<'_> {
-    type Target = Talk;
+    type Target = InitClient;
 
-    fn deref(&self) -> &Talk {
-        &self.talk
+    fn deref(&self) -> &InitClient {
+        &self.client
     }
 }
 
 impl std::ops::DerefMut for TestBox<'_> {
-    fn deref_mut(&mut self) -> &mut Talk {
-        &mut self.talk
+    fn deref_mut(&mut self) -> &mut InitClient {
+        &mut self.client
     }
 }
 
-impl Talk {
+impl InitClient {
     pub(crate) fn new(control: OwnedFd) -> Self {
         use rustix::net::sockopt::{Timeout, set_socket_timeout};
-        // An init that says nothing any more is a failure, not a test without an end.
-        set_socket_timeout(&control, Timeout::Recv, Some(LONG)).unwrap();
+        // A silent init must fail the test instead of blocking it.
+        set_socket_timeout(&control, Timeout::Recv, Some(WAIT_LIMIT)).unwrap();
         Self {
             control,
-            early: RefCell::default(),
+            pending_exits: RefCell::default(),
             rlimits: Vec::new(),
         }
     }
 
-    fn next(&self) -> Result<Value, Gone> {
+    fn next(&self) -> Result<Value, BoxEnded> {
         let mut buffer = [0; 4096];
         match receive(self.control.as_fd(), &mut buffer) {
             Ok(Some((length, _))) => Ok(serde_json::from_slice(&buffer[..length]).unwrap()),
-            Ok(None) => Err(Gone),
-            Err(error) => Err(gone(&error)),
+            Ok(None) => Err(BoxEnded),
+            Err(error) => Err(box_ended(&error)),
         }
     }
 
-    fn try_ask(&self, what: &Value, fds: &[BorrowedFd<'_>]) -> Result<Value, Gone> {
-        let what = serde_json::to_vec(what).unwrap();
-        send(self.control.as_fd(), &what, fds).map_err(|error| gone(&error))?;
+    fn try_request(&self, request: &Value, fds: &[BorrowedFd<'_>]) -> Result<Value, BoxEnded> {
+        let bytes = serde_json::to_vec(request).unwrap();
+        send(self.control.as_fd(), &bytes, fds).map_err(|error| box_ended(&error))?;
         loop {
-            let said = self.next()?;
-            if said.get("Ended").is_none() {
-                return Ok(said);
+            let event = self.next()?;
+            if event.get("Exited").is_none() {
+                return Ok(event);
             }
-            self.early.borrow_mut().push(said);
+            self.pending_exits.borrow_mut().push(event);
         }
     }
 
-    fn ask(&self, what: &Value, fds: &[BorrowedFd<'_>]) -> Value {
-        self.try_ask(what, fds).unwrap()
+    fn request(&self, request: &Value, fds: &[BorrowedFd<'_>]) -> Value {
+        self.try_request(request, fds).unwrap()
     }
 
-    /// Starts a command; gives its pid inside, or the error number.
+    /// Starts a command. Returns its pid in the box, or the error number.
     pub(crate) fn start(&self, argv: &[&str], fds: &[BorrowedFd<'_>]) -> Result<i64, i64> {
         self.try_start(argv, fds).unwrap()
     }
 
-    fn try_start(&self, argv: &[&str], fds: &[BorrowedFd<'_>]) -> Result<Result<i64, i64>, Gone> {
+    fn try_start(
+        &self,
+        argv: &[&str],
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<Result<i64, i64>, BoxEnded> {
         let env = [
             ["PATH", "/usr/local/bin:/usr/bin:/bin"],
             ["HOME", "/home/box"],
         ];
-        let ask =
+        let request =
             json!({"Run": {"argv": argv, "env": env, "cwd": "/tmp", "rlimits": self.rlimits}});
-        let said = self.try_ask(&ask, fds)?;
-        Ok(match said.get("Started") {
+        let event = self.try_request(&request, fds)?;
+        Ok(match event.get("Started") {
             Some(started) => Ok(started["pid"].as_i64().unwrap()),
-            None => Err(said["NotStarted"]["errno"].as_i64().unwrap()),
+            None => Err(event["NotStarted"]["errno"].as_i64().unwrap()),
         })
     }
 
-    /// Waits for a command's end.
-    pub(crate) fn ended(&self, pid: i64) -> (Option<i32>, Option<i32>) {
-        self.try_ended(pid).unwrap()
+    /// Waits for a command's exit.
+    pub(crate) fn wait_exit(&self, pid: i64) -> (Option<i32>, Option<i32>) {
+        self.try_wait_exit(pid).unwrap()
     }
 
-    fn try_ended(&self, pid: i64) -> Result<(Option<i32>, Option<i32>), Gone> {
+    fn try_wait_exit(&self, pid: i64) -> Result<(Option<i32>, Option<i32>), BoxEnded> {
         let number = |value: &Value| value.as_i64().map(|n| i32::try_from(n).unwrap());
         loop {
-            let mut early = self.early.borrow_mut();
-            let said = match early.iter().position(|said| said["Ended"]["pid"] == pid) {
-                Some(place) => early.remove(place),
+            let mut pending_exits = self.pending_exits.borrow_mut();
+            let event = match pending_exits
+                .iter()
+                .position(|event| event["Exited"]["pid"] == pid)
+            {
+                Some(place) => pending_exits.remove(place),
                 None => self.next()?,
             };
-            if said["Ended"]["pid"] == pid {
-                let ended = &said["Ended"];
-                return Ok((number(&ended["code"]), number(&ended["signal"])));
+            if event["Exited"]["pid"] == pid {
+                let exit = &event["Exited"];
+                return Ok((number(&exit["code"]), number(&exit["signal"])));
             }
-            early.push(said);
+            pending_exits.push(event);
         }
     }
 
@@ -366,9 +371,9 @@ impl Talk {
     }
 
     /// The same in a box that may have ended.
-    pub(crate) fn try_run(&self, argv: &[&str]) -> Result<Output, Gone> {
+    pub(crate) fn try_run(&self, argv: &[&str]) -> Result<Output, BoxEnded> {
         let null = File::open("/dev/null").unwrap();
-        let (mut out, mut err) = (memory(), memory());
+        let (mut out, mut err) = (memory_file(), memory_file());
         let pid = match self.try_start(argv, &[null.as_fd(), out.as_fd(), err.as_fd()])? {
             Ok(pid) => pid,
             Err(errno) => {
@@ -378,12 +383,12 @@ impl Talk {
                 });
             }
         };
-        let (code, signal) = self.try_ended(pid)?;
+        let (code, signal) = self.try_wait_exit(pid)?;
         Ok(Output {
             code,
             signal,
-            out: text(&mut out),
-            err: text(&mut err),
+            out: read_text(&mut out),
+            err: read_text(&mut err),
         })
     }
 
@@ -391,15 +396,15 @@ impl Talk {
         self.run(&["/bin/sh", "-c", script])
     }
 
-    /// Runs a probe inside; its one line, or the signal that ended it.
+    /// Runs a probe in the box. Returns its line, or the signal that ended it.
     pub(crate) fn probe(&self, name: &str, argument: &str) -> String {
         self.try_probe(name, argument).unwrap()
     }
 
     /// The same in a box that may end meanwhile.
-    pub(crate) fn try_probe(&self, name: &str, argument: &str) -> Result<String, Gone> {
+    pub(crate) fn try_probe(&self, name: &str, argument: &str) -> Result<String, BoxEnded> {
         let output = self.try_run(&["/probe/probe", name, argument])?;
-        Ok(answer(&output))
+        Ok(probe_result(&output))
     }
 
     pub(crate) fn spawn(&self, script: &str) -> i64 {
@@ -413,7 +418,7 @@ impl Talk {
     }
 
     pub(crate) fn kill_tree(&self, pid: i64) -> i64 {
-        self.ask(&json!({"KillTree": {"pid": pid}}), &[])["Killed"]["count"]
+        self.request(&json!({"KillTree": {"pid": pid}}), &[])["Killed"]["count"]
             .as_i64()
             .unwrap()
     }
@@ -423,43 +428,49 @@ impl Drop for TestBox<'_> {
     fn drop(&mut self) {
         if let Some(sandbox) = self.sandbox.take() {
             let _ = sandbox.destroy();
-            let _ = self.machine.server.settle();
+            let _ = self.server.fork_server.settle();
         }
     }
 }
 
-fn answer(output: &Output) -> String {
+fn probe_result(output: &Output) -> String {
     match output.signal {
         Some(signal) => format!("signal {signal}"),
         None => output.out.trim().to_owned(),
     }
 }
 
-/// The control: the same probe outside, as whoever runs the tests.
+/// The control: the same probe outside, as the current user.
 pub(crate) fn probe_outside(name: &str, argument: &str) -> String {
-    let output = Command::new(PROBE).args([name, argument]).output().unwrap();
+    let output = Command::new(PROBE_PROGRAM)
+        .args([name, argument])
+        .output()
+        .unwrap();
     match std::os::unix::process::ExitStatusExt::signal(&output.status) {
         Some(signal) => format!("signal {signal}"),
         None => String::from_utf8_lossy(&output.stdout).trim().to_owned(),
     }
 }
 
-fn memory() -> File {
+fn memory_file() -> File {
     File::from(rustix::fs::memfd_create("output", rustix::fs::MemfdFlags::CLOEXEC).unwrap())
 }
 
-fn text(file: &mut File) -> String {
+fn read_text(file: &mut File) -> String {
     let mut text = Vec::new();
     file.rewind().unwrap();
     file.read_to_end(&mut text).unwrap();
     String::from_utf8_lossy(&text).into_owned()
 }
 
-/// Waits for something that must come to be.
-pub(crate) fn eventually(what: &str, mut is: impl FnMut() -> bool) {
+/// Waits for a condition.
+pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let start = Instant::now();
-    while !is() {
-        assert!(start.elapsed() < LONG, "{what}: not within {LONG:?}");
+    while !holds() {
+        assert!(
+            start.elapsed() < WAIT_LIMIT,
+            "{what}: not within {WAIT_LIMIT:?}"
+        );
         std::thread::sleep(Duration::from_millis(5));
     }
 }

@@ -1,12 +1,4 @@
-//! Nothing is left of boxes: not after hundreds of them, not after a client or a server was killed.
-
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "a test fails by panicking"
-)]
-
-mod support;
+//! Boxes leave nothing behind, also after a killed client or server.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,15 +6,15 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
+use crate::support::resources::{
+    children, descriptors, exists, groups, is_running, members, namespaces, parent_exists, root_of,
+};
+use crate::support::{InitClient, eventually, is_own_process, run_in_own_process, server_starters};
 use box_sys::{Cgroups, Sandbox, SandboxPlan, ServerConfig, receive, send, socket_pair};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use serde_json::{Value, json};
-use support::census::{
-    children, descriptors, exists, groups, lives, members, namespaces, parent_exists, root_of,
-};
-use support::{Talk, again_alone, alone, eventually, servers};
 
-/// A parent for cgroups that no other test uses at the same time.
+/// Uses a cgroup parent of this test only.
 fn config(name: &str) -> ServerConfig {
     ServerConfig {
         cgroup_parent: format!("box-test-{name}-{}", std::process::id()),
@@ -44,41 +36,41 @@ fn kill(pid: u32) {
 
 #[test]
 fn five_hundred_boxes_leave_nothing() {
-    again_alone("cycles");
+    run_in_own_process("cleanup::create_five_hundred");
 }
 
 #[test]
-#[ignore = "run by five_hundred_boxes_leave_nothing, in a process of its own"]
-fn cycles() {
-    if !alone() {
+#[ignore = "run by five_hundred_boxes_leave_nothing, in a separate process"]
+fn create_five_hundred() {
+    if !is_own_process() {
         return;
     }
     let config = config("cycles");
     let temporary = || fs::read_dir(std::env::temp_dir()).unwrap().count();
-    for (name, start) in servers() {
+    for (name, start) in server_starters() {
         let server = start(&config);
         let (pid, spares) = (server.pid(), config.spares);
         let boxed = || {
             let (near, far) = socket_pair().unwrap();
             let sandbox = server.create(&SandboxPlan::default(), &[far.as_fd()], &[]);
-            (sandbox.unwrap(), Talk::new(near))
+            (sandbox.unwrap(), InitClient::new(near))
         };
         let cycle = |n: usize| {
-            let (sandbox, talk) = boxed();
-            // Some end with a daemon in them, as boxes do.
+            let (sandbox, client) = boxed();
+            // Some boxes end with a daemon in them.
             let argv = ["/bin/sh", "-c", "sleep 1000 & true"];
             let argv = if n.is_multiple_of(10) {
                 &argv[..]
             } else {
                 &["true"]
             };
-            assert_eq!(talk.run(argv).code, Some(0));
+            assert_eq!(client.run(argv).code, Some(0));
             sandbox.destroy().unwrap();
         };
-        // An ordinary user's server has left the machine's network, so it has one more that is not ours.
+        // An ordinary user's server has left the host's network namespace, so it has one more.
         let nets = config.pool + spares + usize::from(!server.primitives().privileged);
-        let calm = || {
-            // Twice: the second time also for boxes that the server has seen end since the first.
+        let wait_until_idle = || {
+            // Twice: the second pass covers boxes that ended after the first.
             for _ in 0..2 {
                 server.settle().unwrap();
                 eventually("the pools are full, and spares wait", || {
@@ -90,45 +82,47 @@ fn cycles() {
                 });
             }
         };
-        let look = || {
+        let snapshot = || {
             let client = descriptors(std::process::id());
             let mut held = descriptors(pid);
-            // The overlays in the pool, and of those spares that did not make their own.
-            let (views, roots) = (held.remove("/usr"), held.remove("/"));
-            assert!(views <= Some(config.pool + spares), "{name}: {views:?}");
+            // The overlays in the pool, and those of spares that took them from the pool.
+            let (overlays, roots) = (held.remove("/usr"), held.remove("/"));
+            assert!(
+                overlays <= Some(config.pool + spares),
+                "{name}: {overlays:?}"
+            );
             assert!(roots <= Some(8 + config.pool + spares), "{name}: {roots:?}");
             (namespaces(pid), held, client, root_of(pid))
         };
         cycle(0);
-        calm();
-        let before = look();
+        wait_until_idle();
+        let before = snapshot();
         let (mounts, files) = (
             fs::read_to_string("/proc/self/mountinfo").unwrap(),
             temporary(),
         );
 
-        let (alive, talk) = boxed();
-        eventually(
-            "control: the spare that became a box is made up for",
-            || children(pid).len() == spares + 1,
-        );
-        let (with, without) = (look(), &before);
+        let (alive, client) = boxed();
+        eventually("control: a new spare replaces the used one", || {
+            children(pid).len() == spares + 1
+        });
+        let (with, without) = (snapshot(), &before);
         assert_ne!(with.0, without.0, "{name}: control: namespaces are seen");
         assert_ne!(with.2, without.2, "{name}: control: descriptors are seen");
         assert!(
             alive.cgroup().is_none() || members(&config.cgroup_parent).contains(&alive.pid()),
             "control: also by its cgroup"
         );
-        drop(talk);
+        drop(client);
         alive.destroy().unwrap();
 
         (0..500).for_each(cycle);
-        calm();
-        assert_eq!(look(), before, "{name}: as before");
+        wait_until_idle();
+        assert_eq!(snapshot(), before, "{name}: as before");
         let now = fs::read_to_string("/proc/self/mountinfo").unwrap();
         assert_eq!(now, mounts, "{name}: no mount");
         assert_eq!(temporary(), files, "{name}: no temporary file");
-        // Besides those in the pools, which may be twice its size, there are the spares' and the one that holds the parent.
+        // Up to twice the pool size, plus those of the spares and the one that holds the parent.
         let names: BTreeSet<String> = groups(&config.cgroup_parent)
             .iter()
             .map(|path| path.rsplit('/').next().unwrap().to_owned())
@@ -144,32 +138,34 @@ fn cycles() {
     }
 }
 
-/// What a client that is about to be killed tells.
-fn told(value: &Value) -> Vec<u32> {
+/// The pids in a report of the client.
+fn pids_in(value: &Value) -> Vec<u32> {
     let pids = value.as_array().unwrap().iter();
     pids.map(|pid| u32::try_from(pid.as_u64().unwrap()).unwrap())
         .collect()
 }
 
-/// A client for [`a_killed_client_takes_its_boxes_with_it`]: makes boxes with the descriptors it is sent, tells of them, waits.
+/// The client of [`boxes_of_a_killed_client_end`].
+///
+/// It creates boxes with the received descriptors, reports them, and waits.
 #[test]
-#[ignore = "run by a_killed_client_takes_its_boxes_with_it, and killed by it"]
+#[ignore = "run by boxes_of_a_killed_client_end, and killed by it"]
 fn client() {
-    if !alone() {
+    if !is_own_process() {
         return;
     }
     let stdin = std::io::stdin();
     let mut buffer = [0; 4096];
     let (length, fds) = receive(stdin.as_fd(), &mut buffer).unwrap().unwrap();
     let which = std::str::from_utf8(&buffer[..length]).unwrap().to_owned();
-    let (as_whom, parent) = which.split_once(' ').unwrap();
+    let (user, parent) = which.split_once(' ').unwrap();
     let config = ServerConfig {
         cgroup_parent: parent.into(),
         ..ServerConfig::default()
     };
-    let (_, start) = servers()
+    let (_, start) = server_starters()
         .into_iter()
-        .find(|(name, _)| *name == as_whom)
+        .find(|(name, _)| *name == user)
         .unwrap();
     let server = start(&config);
     let boxed = |plan: &SandboxPlan, fd: BorrowedFd<'_>| server.create(plan, &[fd], &[]).unwrap();
@@ -177,7 +173,7 @@ fn client() {
         .map(|_| boxed(&SandboxPlan::default(), fds[0].as_fd()))
         .collect();
     let free = boxed(&not_owned(), fds[1].as_fd());
-    // One that cannot run shall end like the others.
+    // A frozen box must end as well.
     let _ = owned[0].freeze();
     drop(fds);
     eventually("spares", || {
@@ -195,17 +191,17 @@ fn client() {
 }
 
 #[test]
-fn a_killed_client_takes_its_boxes_with_it() {
-    for (name, _) in servers() {
+fn boxes_of_a_killed_client_end() {
+    for (name, _) in server_starters() {
         let parent = config("client").cgroup_parent;
         let (near, far) = socket_pair().unwrap();
-        // These stay open here: no box ends because nobody speaks to it.
+        // These stay open, so that no box ends because its connection closes.
         let (_owned_control, owned_far) = socket_pair().unwrap();
         let (free_control, free_far) = socket_pair().unwrap();
         let mut client = Command::new(std::env::current_exe().unwrap())
             .process_group(0)
-            .args(["--exact", "client", "--ignored"])
-            .env(support::ALONE, "1")
+            .args(["--exact", "cleanup::client", "--ignored"])
+            .env(crate::support::OWN_PROCESS, "1")
             .stdin(far)
             .stdout(std::process::Stdio::null())
             .spawn()
@@ -223,26 +219,26 @@ fn a_killed_client_takes_its_boxes_with_it() {
             .unwrap()
             .expect("a client");
         let facts: Value = serde_json::from_slice(&buffer[..length]).unwrap();
-        let (owned, all) = (told(&facts["owned"]), told(&facts["children"]));
+        let (owned, all) = (pids_in(&facts["owned"]), pids_in(&facts["children"]));
         let server = u32::try_from(facts["server"].as_u64().unwrap()).unwrap();
         let free = u32::try_from(facts["free"].as_u64().unwrap()).unwrap();
         assert!(
-            owned.iter().all(|pid| all.contains(pid) && lives(pid)) && all.contains(&free),
-            "{name}: control: they live, and are the server's"
+            owned.iter().all(|pid| all.contains(pid) && is_running(pid)) && all.contains(&free),
+            "{name}: control: they run, and are children of the server"
         );
-        // With its whole group, as a terminal or a supervisor does.
+        // The whole process group, as a terminal or a supervisor does.
         let group = Pid::from_raw(i32::try_from(client.id()).unwrap()).unwrap();
         kill_process_group(group, Signal::KILL).unwrap();
         client.wait().unwrap();
-        // The spares go as well.
-        eventually("everything that belonged to it is gone", || {
-            !lives(server) && !all.iter().any(|pid| *pid != free && lives(pid))
+        // The spares end as well.
+        eventually("server, owned boxes and spares have ended", || {
+            !is_running(server) && !all.iter().any(|pid| *pid != free && is_running(pid))
         });
-        let talk = Talk::new(free_control);
+        let client = InitClient::new(free_control);
         assert_eq!(
-            talk.sh("echo alive").out,
+            client.sh("echo alive").out,
             "alive\n",
-            "{name}: the other lives"
+            "{name}: the other box runs"
         );
         let left = groups(&parent);
         match facts["cgroup"].as_str() {
@@ -252,8 +248,10 @@ fn a_killed_client_takes_its_boxes_with_it() {
             ),
             None => assert!(left.is_empty(), "{left:?}"),
         }
-        drop(talk);
-        eventually("the other ends when nobody speaks to it", || !lives(free));
+        drop(client);
+        eventually("the other box ends when its connection closes", || {
+            !is_running(free)
+        });
         let cgroups = Cgroups::open(&parent);
         cgroups.sweep();
         cgroups.close();
@@ -261,12 +259,12 @@ fn a_killed_client_takes_its_boxes_with_it() {
     }
 }
 
-/// Descriptors for which there is no room arrive as a message that was cut.
+/// A message is truncated if the server cannot open its descriptors.
 #[test]
-fn a_message_that_was_cut_ends_no_box() {
+fn a_truncated_message_ends_no_box() {
     use rustix::process::{Resource, Rlimit, getrlimit, prlimit};
-    // The limit of another user's server is nobody's to set here.
-    if let Some((name, start)) = servers().into_iter().next() {
+    // The test cannot set the limit of another user's server.
+    if let Some((name, start)) = server_starters().into_iter().next() {
         let server = start(&ServerConfig::default());
         let (near, far) = socket_pair().unwrap();
         let boxed = server.create(&SandboxPlan::default(), &[far.as_fd()], &[]);
@@ -281,20 +279,23 @@ fn a_message_that_was_cut_ends_no_box() {
         };
         limit(Some(3));
         let refused = server.create(&SandboxPlan::default(), &[near.as_fd()], &[]);
-        assert!(refused.is_err(), "{name}: control: there is no room");
+        assert!(
+            refused.is_err(),
+            "{name}: control: the server cannot open descriptors"
+        );
         limit(maximum);
         let again = server.create(&SandboxPlan::default(), &[near.as_fd()], &[]);
         assert!(again.is_ok(), "{name}: {again:?}");
         assert!(
             std::path::Path::new(&format!("/proc/{}/root", boxed.pid())).exists(),
-            "{name}: the first one lives"
+            "{name}: the first box runs"
         );
     }
 }
 
 #[test]
-fn a_killed_server_takes_owned_boxes_with_it_and_others_live_on() {
-    for (name, start) in servers() {
+fn owned_boxes_of_a_killed_server_end_and_others_continue() {
+    for (name, start) in server_starters() {
         let config = config("server");
         let server = start(&config);
         let (owned_control, owned_far) = socket_pair().unwrap();
@@ -303,23 +304,30 @@ fn a_killed_server_takes_owned_boxes_with_it_and_others_live_on() {
         let owned = create(&SandboxPlan::default(), owned_far.as_fd()).unwrap();
         let free = create(&not_owned(), free_far.as_fd()).unwrap();
         drop((owned_far, free_far));
-        let (owned_talk, free_talk) = (Talk::new(owned_control), Talk::new(free_control));
-        assert_eq!(owned_talk.sh("echo alive").out, "alive\n", "control");
+        let (owned_client, free_client) = (
+            InitClient::new(owned_control),
+            InitClient::new(free_control),
+        );
+        assert_eq!(owned_client.sh("echo alive").out, "alive\n", "control");
         eventually("spares", || {
             children(server.pid()).len() == 2 + config.spares
         });
         let all = children(server.pid());
         kill(server.pid());
-        assert!(owned.wait(Some(support::LONG)).unwrap(), "{name}");
+        assert!(
+            owned.wait(Some(crate::support::WAIT_LIMIT)).unwrap(),
+            "{name}"
+        );
         let free_pid = u32::try_from(free.pid()).unwrap();
-        eventually("all but the other are gone", || {
-            !all.iter().any(|pid| *pid != free_pid && lives(pid))
+        eventually("all processes except the other box have ended", || {
+            !all.iter().any(|pid| *pid != free_pid && is_running(pid))
         });
-        assert_eq!(free_talk.sh("echo alive").out, "alive\n", "{name}");
+        assert_eq!(free_client.sh("echo alive").out, "alive\n", "{name}");
         let error = server.create(&SandboxPlan::default(), &[], &[]);
-        assert!(error.is_err(), "{name}: nobody makes boxes any more");
+        assert!(error.is_err(), "{name}: the server creates no boxes");
 
-        // The next server clears away what this one left, which nobody has waited for yet; not what still has a box in it.
+        // The next server removes the cgroups of this one, except those with a running box. The
+        // test has not reaped this server yet.
         let next = start(&config);
         let dead = format!("/b{}-", server.pid());
         let of_dead = || {
@@ -337,7 +345,7 @@ fn a_killed_server_takes_owned_boxes_with_it_and_others_live_on() {
         );
         assert_eq!(of_dead().is_empty(), own.is_none(), "{name}");
 
-        // Adopted by what was written down, ended, and its cgroups swept.
+        // Adopt the box from its record, end it, and sweep its cgroups.
         let record = free.record();
         let (pidfd, mounts) = (
             free.pidfd().try_clone_to_owned().unwrap(),
@@ -356,21 +364,21 @@ fn a_killed_server_takes_owned_boxes_with_it_and_others_live_on() {
 }
 
 #[test]
-fn a_server_killed_at_work_leaves_no_owned_box() {
+fn a_server_killed_during_creation_leaves_no_owned_box() {
     let config = config("work");
-    let (_, start) = servers().remove(0);
+    let (_, start) = server_starters().remove(0);
     let server = start(&config);
     if !server.primitives().cgroup_missing.is_empty() {
-        // Orphans of a server are only found by their cgroups.
+        // Without cgroups, the test cannot find orphans of a server.
         return;
     }
-    // Kept here: what a box has for company is not what ends it.
+    // Stays open, so that no box ends because its connection closes.
     let (_near, far) = socket_pair().unwrap();
     let made = std::thread::scope(|scope| {
         let work = || {
             let mut made = 0;
             while let Ok(sandbox) = server.create(&SandboxPlan::default(), &[far.as_fd()], &[]) {
-                // Left to live: the server's end must be its end.
+                // Leaked on purpose: the box must end with its server.
                 std::mem::forget(sandbox);
                 made += 1;
             }
@@ -385,9 +393,7 @@ fn a_server_killed_at_work_leaves_no_owned_box() {
             .sum::<usize>()
     });
     assert!(made > 10, "control: {made} boxes were made");
-    eventually("no box is left", || {
-        members(&config.cgroup_parent).is_empty()
-    });
+    eventually("no box runs", || members(&config.cgroup_parent).is_empty());
     let cgroups = Cgroups::open(&config.cgroup_parent);
     drop(server);
     cgroups.sweep();

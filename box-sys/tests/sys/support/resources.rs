@@ -1,10 +1,10 @@
-//! Counting what a fork server and its boxes have, to compare before and after.
+//! Counts the resources of a fork server and its boxes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-/// Where this machine may have its cgroup hierarchies.
+/// Directories of the cgroup hierarchies.
 const HIERARCHIES: [&str; 8] = [
     "memory",
     "cpu",
@@ -16,7 +16,7 @@ const HIERARCHIES: [&str; 8] = [
     "",
 ];
 
-/// The groups below a parent, in all hierarchies.
+/// The cgroups below a parent, in all hierarchies.
 pub(crate) fn groups(parent: &str) -> BTreeSet<String> {
     let dirs = HIERARCHIES.map(|hierarchy| format!("/sys/fs/cgroup/{hierarchy}/{parent}"));
     let entries = dirs
@@ -30,14 +30,14 @@ pub(crate) fn groups(parent: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// Whether a parent is left in any hierarchy.
+/// Whether a parent exists in any hierarchy.
 pub(crate) fn parent_exists(parent: &str) -> bool {
     HIERARCHIES
         .iter()
         .any(|hierarchy| Path::new(&format!("/sys/fs/cgroup/{hierarchy}/{parent}")).exists())
 }
 
-/// The processes in the groups below a parent.
+/// The processes in the cgroups below a parent.
 pub(crate) fn members(parent: &str) -> BTreeSet<i32> {
     let lists = groups(parent)
         .into_iter()
@@ -51,7 +51,7 @@ pub(crate) fn members(parent: &str) -> BTreeSet<i32> {
         .collect()
 }
 
-/// The children of a process, none if it is gone.
+/// The children of a process. Empty if it has ended.
 pub(crate) fn children(pid: u32) -> Vec<u32> {
     let list = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
     list.split_whitespace()
@@ -59,16 +59,18 @@ pub(crate) fn children(pid: u32) -> Vec<u32> {
         .collect()
 }
 
-/// Whether a process exists, dead but not waited for included.
+/// Whether a process exists, zombies included.
 pub(crate) fn exists(pid: impl std::fmt::Display) -> bool {
     fs::exists(format!("/proc/{pid}")).unwrap()
 }
 
-/// Whether a process exists and has not ended. What waits for orphans, and when, is not ours to say.
-pub(crate) fn lives(pid: impl std::fmt::Display) -> bool {
+/// Whether a process exists and has not ended.
+///
+/// The test does not control when orphans are reaped.
+pub(crate) fn is_running(pid: impl std::fmt::Display) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let state = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
-    // The first thread may have ended before the last.
+    // The main thread may have ended before the others.
     let threads = state
         .split(' ')
         .nth(17)
@@ -76,8 +78,10 @@ pub(crate) fn lives(pid: impl std::fmt::Display) -> bool {
     !state.is_empty() && (!state.starts_with(['Z', 'X']) || threads > 1)
 }
 
-/// What the open descriptors of a process stand for, and how often. Numbers that tell one socket or namespace from another are
-/// left out, and so is what belongs to a cgroup: as many of those are kept as come back at the same time.
+/// Targets of a process's open descriptors, with their number.
+///
+/// The ids of sockets and namespaces are removed. Cgroups are left out, because the size of their
+/// pool varies.
 pub(crate) fn descriptors(pid: u32) -> BTreeMap<String, usize> {
     let mut count = BTreeMap::new();
     for entry in fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten() {
@@ -85,7 +89,7 @@ pub(crate) fn descriptors(pid: u32) -> BTreeMap<String, usize> {
             continue;
         };
         let target = target.to_string_lossy().into_owned();
-        // The descriptor with which this very list was read.
+        // The descriptor of this listing.
         if target.contains("box-test-") || target.ends_with("/fd") {
             continue;
         }
@@ -97,7 +101,9 @@ pub(crate) fn descriptors(pid: u32) -> BTreeMap<String, usize> {
     count
 }
 
-/// How many namespaces of each kind a server, its boxes and its descriptors keep alive, other than those of this process.
+/// Number of namespaces of each type that a server and its boxes use.
+///
+/// The namespaces of this process are not counted.
 pub(crate) fn namespaces(server: u32) -> BTreeMap<String, usize> {
     let links = |dir: String| {
         let entries = fs::read_dir(dir).into_iter().flatten().flatten();
@@ -123,7 +129,9 @@ pub(crate) fn namespaces(server: u32) -> BTreeMap<String, usize> {
     count
 }
 
-/// Everything in a server's own root directory, procfs left out: a mount or file left behind by a box would show there.
+/// All files in a server's root without procfs, and the number of its mounts.
+///
+/// A mount or file that a box left behind would appear here.
 pub(crate) fn root_of(server: u32) -> (BTreeSet<String>, usize) {
     fn walk(dir: &Path, depth: usize, found: &mut BTreeSet<String>) {
         for entry in fs::read_dir(dir).into_iter().flatten().flatten() {

@@ -1,28 +1,20 @@
-//! Groups that were given to an ordinary user, as a service manager does it (`Delegate=yes`): boxes have their limits there.
+//! Boxes of an ordinary user have limits in a delegated cgroup (`Delegate=yes`).
 //!
-//! The limits themselves need cgroups of version 2 with controllers. Where those are version 1's, it is still tested that the
-//! processes make room; `cargo xtask test` runs this on a kernel of the other kind, too.
-
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "a test fails by panicking"
-)]
-
-mod support;
+//! The limits require cgroup version 2 with controllers. With version 1, the tests only check that
+//! the program moves its processes. `cargo xtask test` also runs them on a kernel with version 2.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use crate::support::{ORDINARY_UID, PROGRAMS, eventually};
 use rustix::process::{Pid, Signal, kill_process};
-use support::{NOBODY, PROGRAMS, eventually};
 
-/// A group of the ordinary user. What is in it ends with it, also when its test fails.
-struct Given(PathBuf);
+/// A cgroup that belongs to the ordinary user. Dropping it ends its processes.
+struct DelegatedCgroup(PathBuf);
 
-impl Given {
+impl DelegatedCgroup {
     fn new(name: &str) -> Self {
         let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
         let mut mounts = table.lines().filter(|line| line.contains(" - cgroup2 "));
@@ -30,7 +22,7 @@ impl Given {
         for controller in ["+cpu", "+memory", "+pids"] {
             let _ = fs::write(top.join("cgroup.subtree_control"), controller);
         }
-        let path = top.join(format!("box-given-{name}-{}", std::process::id()));
+        let path = top.join(format!("box-group-{name}-{}", std::process::id()));
         fs::create_dir(&path).unwrap();
         for file in [
             "",
@@ -38,7 +30,8 @@ impl Given {
             "cgroup.threads",
             "cgroup.subtree_control",
         ] {
-            std::os::unix::fs::chown(path.join(file), Some(NOBODY), Some(NOBODY)).unwrap();
+            std::os::unix::fs::chown(path.join(file), Some(ORDINARY_UID), Some(ORDINARY_UID))
+                .unwrap();
         }
         Self(path)
     }
@@ -53,8 +46,8 @@ impl Given {
         pids_of(&self.0.join(group))
     }
 
-    /// The group of the one box there is.
-    fn boxed(&self) -> Option<PathBuf> {
+    /// The cgroup of the only box.
+    fn box_group(&self) -> Option<PathBuf> {
         let inside = fs::read_dir(self.0.join("box"))
             .ok()?
             .flatten()
@@ -66,7 +59,7 @@ impl Given {
         boxes.next()
     }
 
-    /// Ends everything that runs in it and below, boxes included.
+    /// Ends all processes in the cgroup and below.
     fn clear(&self) {
         let below = |path: &Path| {
             let entries = fs::read_dir(path).into_iter().flatten().flatten();
@@ -79,7 +72,7 @@ impl Given {
             groups.extend(below(&group.clone()));
             at += 1;
         }
-        // What is below has to go first.
+        // Children first.
         for group in groups.iter().rev() {
             for pid in pids_of(group) {
                 let _ = kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL);
@@ -88,10 +81,10 @@ impl Given {
         }
     }
 
-    /// Starts a box with a command that goes on, from a process in this group.
+    /// Starts a box with a long-running command from a process in this cgroup.
     fn start(&self, before: &str) -> Child {
         let text = format!(
-            "echo $$ > '{}/cgroup.procs'; {before} exec setpriv --reuid {NOBODY} --regid {NOBODY} --clear-groups '{}' sleep 1000",
+            "echo $$ > '{}/cgroup.procs'; {before} exec setpriv --reuid {ORDINARY_UID} --regid {ORDINARY_UID} --clear-groups '{}' sleep 1000",
             self.0.display(),
             PROGRAMS.join("server").display(),
         );
@@ -105,17 +98,17 @@ impl Given {
     }
 }
 
-impl Drop for Given {
+impl Drop for DelegatedCgroup {
     fn drop(&mut self) {
         let is_empty = || {
             self.clear();
             !self.0.exists()
         };
         if std::thread::panicking() {
-            // A second panic would hide what the first one says.
+            // A second panic would hide the first message.
             let _ = is_empty();
         } else {
-            eventually("everybody leaves", is_empty);
+            eventually("all processes end", is_empty);
         }
     }
 }
@@ -131,38 +124,38 @@ fn end(mut child: Child) {
 }
 
 #[test]
-fn a_program_alone_in_its_group_moves_down_and_its_boxes_have_limits() {
-    assert!(rustix::process::geteuid().is_root(), "gives a group away");
-    let given = Given::new("alone");
-    let child = given.start("");
-    eventually("a box is there", || given.boxed().is_some());
-    assert_eq!(given.pids(""), Vec::<i32>::new());
-    // What the server makes ahead of time, a child of its own makes, which is there for a moment.
+fn a_program_alone_in_its_cgroup_moves_down_and_its_boxes_have_limits() {
+    assert!(rustix::process::geteuid().is_root(), "requires root");
+    let group = DelegatedCgroup::new("alone");
+    let child = group.start("");
+    eventually("a box runs", || group.box_group().is_some());
+    assert_eq!(group.pids(""), Vec::<i32>::new());
+    // The server's short-lived children also appear there for a moment.
     eventually("the program and its fork server", || {
-        given.pids("box-host").len() == 2
+        group.pids("box-host").len() == 2
     });
-    let limited = given.boxed().unwrap().join("memory.max").exists();
-    assert_eq!(limited, given.limits());
+    let limited = group.box_group().unwrap().join("memory.max").exists();
+    assert_eq!(limited, group.limits());
     end(child);
 }
 
 #[test]
-fn processes_of_others_are_not_moved() {
-    assert!(rustix::process::geteuid().is_root(), "gives a group away");
-    let given = Given::new("shared");
-    let mut child = given.start("sleep 1000 & echo $!;");
+fn processes_of_other_programs_are_not_moved() {
+    assert!(rustix::process::geteuid().is_root(), "requires root");
+    let group = DelegatedCgroup::new("shared");
+    let mut child = group.start("sleep 1000 & echo $!;");
     let other = {
         let mut line = String::new();
-        let mut said = BufReader::new(child.stdout.as_mut().unwrap());
-        said.read_line(&mut line).unwrap();
+        let mut output = BufReader::new(child.stdout.as_mut().unwrap());
+        output.read_line(&mut line).unwrap();
         line.trim().parse::<i32>().unwrap()
     };
-    eventually("a box is there", || given.boxed().is_some());
-    let stay = given.pids("");
+    eventually("a box runs", || group.box_group().is_some());
+    let stay = group.pids("");
     for pid in [other, i32::try_from(child.id()).unwrap()] {
         assert!(stay.contains(&pid), "{pid} stays: {stay:?}");
     }
-    assert_eq!(given.pids("box-host"), Vec::<i32>::new());
-    assert!(!given.boxed().unwrap().join("memory.max").exists());
+    assert_eq!(group.pids("box-host"), Vec::<i32>::new());
+    assert!(!group.box_group().unwrap().join("memory.max").exists());
     end(child);
 }

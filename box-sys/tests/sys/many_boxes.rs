@@ -1,39 +1,31 @@
-//! Many at once: boxes asked for by many threads, boxes alive together, and servers that share a machine.
-
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "a test fails by panicking"
-)]
-
-mod support;
+//! Many boxes at once: from many threads, and from several servers.
 
 use std::collections::BTreeSet;
 use std::os::fd::AsFd;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
+use crate::support::resources::parent_exists;
+use crate::support::{InitClient, SERVERS, is_own_process, run_in_own_process, server_starters};
 use box_sys::{Sandbox, SandboxPlan, ServerConfig, socket_pair};
-use support::census::parent_exists;
-use support::{MACHINES, Talk, again_alone, alone, servers};
 
 #[test]
-fn sixty_four_threads_each_get_a_box_of_their_own() {
+fn sixty_four_threads_each_get_a_separate_box() {
     const THREADS: usize = 64;
-    for machine in MACHINES.iter() {
+    for server in SERVERS.iter() {
         let together = Barrier::new(THREADS);
         let one = |n: usize| {
             together.wait();
-            let boxed = machine.boxed(&SandboxPlan::default());
-            let said = boxed.sh(&format!("echo {n} > /tmp/n; cat /tmp/n")).out;
-            // All are alive at once.
+            let boxed = server.create_box(&SandboxPlan::default());
+            let output = boxed.sh(&format!("echo {n} > /tmp/n; cat /tmp/n")).out;
+            // All boxes run at once.
             together.wait();
             let sandbox = boxed.sandbox();
             let seen = (sandbox.pid(), sandbox.cgroup().map(str::to_owned));
             let alive = !sandbox.wait(Some(Duration::ZERO)).unwrap();
-            assert!(alive, "{}: {n} lives", machine.name);
-            assert_eq!(said, format!("{n}\n"), "{}", machine.name);
-            assert_eq!(boxed.sh("cat /tmp/n").out, said, "still its own");
+            assert!(alive, "{}: {n} runs", server.name);
+            assert_eq!(output, format!("{n}\n"), "{}", server.name);
+            assert_eq!(boxed.sh("cat /tmp/n").out, output, "still private");
             seen
         };
         let one = &one;
@@ -45,14 +37,14 @@ fn sixty_four_threads_each_get_a_box_of_their_own() {
                 .collect()
         });
         let pids: BTreeSet<i32> = seen.iter().map(|(pid, _)| *pid).collect();
-        assert_eq!(pids.len(), THREADS, "{}", machine.name);
+        assert_eq!(pids.len(), THREADS, "{}", server.name);
         let groups: BTreeSet<&String> = seen
             .iter()
             .filter_map(|(_, group)| group.as_ref())
             .collect();
         assert_eq!(
             groups.len(),
-            if machine.has("cgroup.pids") {
+            if server.has("cgroup.pids") {
                 THREADS
             } else {
                 0
@@ -62,15 +54,15 @@ fn sixty_four_threads_each_get_a_box_of_their_own() {
 }
 
 #[test]
-fn servers_that_share_a_parent_do_not_disturb_each_other() {
+fn servers_can_share_a_cgroup_parent() {
     let config = ServerConfig {
-        cgroup_parent: format!("box-test-crowd-{}", std::process::id()),
+        cgroup_parent: format!("box-test-many-{}", std::process::id()),
         pool: 1,
         spares: 1,
         ..ServerConfig::default()
     };
-    let (_, start) = servers().remove(0);
-    // Short lives at different times: again and again one is the last to go while another is about to come.
+    let (_, start) = server_starters().remove(0);
+    // Short runs at different times: often one server is the last to leave while another starts.
     let (_near, far) = socket_pair().unwrap();
     std::thread::scope(|scope| {
         for n in 0..6 {
@@ -94,24 +86,24 @@ fn servers_that_share_a_parent_do_not_disturb_each_other() {
 }
 
 #[test]
-fn a_thousand_boxes_live_together() {
-    again_alone("thousand");
+fn a_thousand_boxes_run_at_once() {
+    run_in_own_process("many_boxes::create_thousand");
 }
 
 #[test]
-#[ignore = "run by a_thousand_boxes_live_together, in a process of its own"]
-fn thousand() {
-    if !alone() {
+#[ignore = "run by a_thousand_boxes_run_at_once, in a separate process"]
+fn create_thousand() {
+    if !is_own_process() {
         return;
     }
-    support::raise_descriptor_limit();
-    // What a box costs the machine is the same as whomever, so a fifth of it will do for the second.
-    for ((name, start), boxes) in servers().into_iter().zip([1000, 200]) {
+    crate::support::raise_descriptor_limit();
+    // The cost of a box does not depend on the user, so fewer boxes are enough for the second one.
+    for ((name, start), boxes) in server_starters().into_iter().zip([1000, 200]) {
         let server = start(&ServerConfig::default());
         let boxed = || {
             let (near, far) = socket_pair().unwrap();
             let sandbox = server.create(&SandboxPlan::default(), &[far.as_fd()], &[]);
-            (sandbox.unwrap(), Talk::new(near))
+            (sandbox.unwrap(), InitClient::new(near))
         };
         let first = boxed();
         let began = Instant::now();
@@ -125,19 +117,20 @@ fn thousand() {
             all.extend(made);
         });
         let made = began.elapsed();
-        let ended = |(sandbox, _): &&(Sandbox, Talk)| sandbox.wait(Some(Duration::ZERO)).unwrap();
-        assert_eq!(all.iter().filter(ended).count(), 0, "{name}: all live");
+        let ended =
+            |(sandbox, _): &&(Sandbox, InitClient)| sandbox.wait(Some(Duration::ZERO)).unwrap();
+        assert_eq!(all.iter().filter(ended).count(), 0, "{name}: all run");
         let pids: BTreeSet<i32> = all.iter().map(|(sandbox, _)| sandbox.pid()).collect();
         assert_eq!(pids.len(), boxes + 1, "{name}");
-        for talk in [&all[0].1, &all[boxes].1] {
-            assert_eq!(talk.run(&["/bin/true"]).code, Some(0), "{name}");
+        for client in [&all[0].1, &all[boxes].1] {
+            assert_eq!(client.run(&["/bin/true"]).code, Some(0), "{name}");
         }
         println!("{name}: {boxes} made in {made:?}");
         for (sandbox, _) in &all {
             sandbox.kill().unwrap();
         }
         for (sandbox, _) in &all {
-            let end = sandbox.wait(Some(support::LONG)).unwrap();
+            let end = sandbox.wait(Some(crate::support::WAIT_LIMIT)).unwrap();
             assert!(end, "{name}: all end");
         }
         drop(all);

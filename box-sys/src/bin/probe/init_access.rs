@@ -1,4 +1,4 @@
-//! What reaches the first process of a box: signals, and choices of its processors.
+//! Tries to reach the first process of a box with signals and CPU affinity.
 
 use std::io;
 
@@ -6,10 +6,10 @@ use libc::c_long;
 
 use super::{call, long};
 
-/// The processors of a thread, a bit for each.
+/// CPU mask of a thread.
 type Processors = [u8; 128];
 
-/// Chooses one processor of those that a thread has; gives how many it has then.
+/// Restricts a thread to one of its CPUs. Returns its number of CPUs then.
 pub(super) fn affinity(thread: &str) -> io::Result<c_long> {
     let thread = thread.parse().map_err(io::Error::other)?;
     let before = processors(thread)?;
@@ -32,9 +32,9 @@ fn processors(thread: c_long) -> io::Result<Processors> {
     Ok(processors)
 }
 
-/// Sends the first process and each of its threads signals from three processes at once, this many times.
-pub(super) fn storm(rounds: u32) -> io::Result<c_long> {
-    // Those that Rust's and the C library handle where nobody says otherwise.
+/// Sends signals to init and its threads from three processes at once.
+pub(super) fn signal_init(rounds: u32) -> io::Result<c_long> {
+    // Signals that the Rust and C libraries handle by default.
     const SIGNALS: [libc::c_int; 3] = [libc::SIGSEGV, libc::SIGBUS, 33];
     let threads: Vec<c_long> = std::fs::read_dir("/proc/1/task")?
         .flatten()

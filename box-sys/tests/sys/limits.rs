@@ -1,118 +1,104 @@
-//! Limits bite, and only in the box that has them.
-
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "a test fails by panicking"
-)]
-
-mod support;
+//! Resource limits, which apply only to the box that has them.
 
 use std::time::Duration;
 
+use crate::support::{BoxEnded, SERVERS, TestBox, TestServer};
 use box_sys::{DiskLimits, Limits, Mount, SandboxPlan, ServerConfig, Source};
-use support::{Gone, MACHINES, Machine, TestBox};
 
-const FREE: Limits = Limits {
+const UNLIMITED: Limits = Limits {
     cpus: None,
     memory: None,
     pids: None,
 };
 
-fn limited(machine: &Machine, limits: Limits) -> SandboxPlan {
+fn limited(server: &TestServer, limits: Limits) -> SandboxPlan {
     SandboxPlan {
         limits,
-        ..machine.plan()
+        ..server.plan()
     }
 }
 
 #[test]
 fn a_fork_bomb_stops_at_the_limit() {
-    for machine in MACHINES.iter() {
-        let boxed = machine.boxed(&limited(
-            machine,
+    for server in SERVERS.iter() {
+        let boxed = server.create_box(&limited(
+            server,
             Limits {
                 pids: Some(20),
-                ..FREE
+                ..UNLIMITED
             },
         ));
-        let said = boxed.sh("/probe/probe fork_many 200");
-        let count: u32 = said
+        let output = boxed.sh("/probe/probe fork_many 200");
+        let count: u32 = output
             .out
             .trim()
             .strip_prefix("ok ")
             .unwrap()
             .parse()
             .unwrap();
-        assert!(
-            (10..20).contains(&count),
-            "{}: {count} of 200",
-            machine.name
-        );
-        let free = machine.boxed(&limited(machine, FREE));
+        assert!((10..20).contains(&count), "{}: {count} of 200", server.name);
+        let free = server.create_box(&limited(server, UNLIMITED));
         assert_eq!(free.probe("fork_many", "200"), "ok 200", "control");
     }
 }
 
 #[test]
-fn a_shell_fork_bomb_leaves_the_box_removable() {
-    for machine in MACHINES.iter() {
-        let mut boxed = machine.boxed(&limited(
-            machine,
+fn a_box_with_a_fork_bomb_can_be_destroyed() {
+    for server in SERVERS.iter() {
+        let mut boxed = server.create_box(&limited(
+            server,
             Limits {
                 pids: Some(64),
-                ..FREE
+                ..UNLIMITED
             },
         ));
         boxed.spawn("f() { f | f & }; f; sleep 1000");
-        // Time to fill the box, or to wear it out; either may be over again when it is looked at.
+        // Time for the bomb to fill the box. It may already have ended by itself.
         std::thread::sleep(Duration::from_millis(300));
         boxed.sandbox.take().unwrap().destroy().unwrap();
     }
 }
 
 #[test]
-fn a_memory_hog_is_killed_and_the_box_lives() {
-    for machine in MACHINES.iter() {
-        let boxed = machine.boxed(&limited(
-            machine,
+fn a_process_above_the_memory_limit_is_killed_and_the_box_continues() {
+    for server in SERVERS.iter() {
+        let boxed = server.create_box(&limited(
+            server,
             Limits {
                 memory: Some(64 << 20),
-                ..FREE
+                ..UNLIMITED
             },
         ));
-        let hog = boxed.probe("eat_memory", "256");
-        if machine.has("cgroup.memory") {
-            assert_eq!(hog, "signal 9");
+        let result = boxed.probe("use_memory", "256");
+        if server.has("cgroup.memory") {
+            assert_eq!(result, "signal 9");
             let usage = boxed.sandbox().usage();
             assert_eq!(usage.oom_kills, Some(1));
             assert!(usage.memory_peak.unwrap() <= 64 << 20, "{usage:?}");
         } else {
-            // The stand-in is a limit of the process: it is refused memory, and aborts.
-            assert_ne!(hog, "ok 256");
+            // In place of the cgroup, a limit of the process refuses the memory, and the process
+            // aborts.
+            assert_ne!(result, "ok 256");
         }
         assert_eq!(
             boxed.run(&["true"]).code,
             Some(0),
-            "{}: the box lives",
-            machine.name
+            "{}: the box still runs",
+            server.name
         );
-        let free = machine.boxed(&limited(machine, FREE));
-        assert_eq!(free.probe("eat_memory", "256"), "ok 256", "control");
+        let free = server.create_box(&limited(server, UNLIMITED));
+        assert_eq!(free.probe("use_memory", "256"), "ok 256", "control");
     }
 }
 
 #[test]
 fn files_in_memory_count_as_memory() {
-    for machine in MACHINES
-        .iter()
-        .filter(|machine| machine.has("cgroup.memory"))
-    {
-        let boxed = machine.boxed(&limited(
-            machine,
+    for server in SERVERS.iter().filter(|server| server.has("cgroup.memory")) {
+        let boxed = server.create_box(&limited(
+            server,
             Limits {
                 memory: Some(32 << 20),
-                ..FREE
+                ..UNLIMITED
             },
         ));
         assert_eq!(boxed.probe("fill_bytes", "/tmp/big"), "signal 9");
@@ -120,54 +106,54 @@ fn files_in_memory_count_as_memory() {
     }
 }
 
-/// Version 1 has a limit of its own for this, a quarter of that of memory.
+/// Version 1 has a separate limit for sockets, a quarter of the memory limit.
 #[test]
-fn what_waits_in_sockets_is_limited_with_memory() {
+fn socket_buffers_are_limited_with_memory() {
     const LIMIT: u64 = 32;
-    // The kernel has a limit of its own for all sockets, which is above this with a gigabyte of memory.
+    // The kernel's own limit of all sockets is above this on a host with a gigabyte of memory.
     const MORE: u64 = 48;
-    for machine in MACHINES
-        .iter()
-        .filter(|machine| machine.has("cgroup.memory"))
-    {
-        for probe in ["hold_udp", "hold_tcp"] {
+    for server in SERVERS.iter().filter(|server| server.has("cgroup.memory")) {
+        for probe in ["fill_udp_buffers", "fill_tcp_buffers"] {
             let boxed = |memory| {
-                // Few processes may have many sockets each.
+                // With few processes, each can have many sockets.
                 let pids = Some(32);
                 let limits = Limits {
                     memory,
                     pids,
-                    ..FREE
+                    ..UNLIMITED
                 };
-                machine.boxed(&limited(machine, limits))
+                server.create_box(&limited(server, limits))
             };
-            let held = |said: &str| -> u64 {
-                let held = said.strip_prefix("ok ").unwrap_or_else(|| panic!("{said}"));
+            let held = |output: &str| -> u64 {
+                let held = output
+                    .strip_prefix("ok ")
+                    .unwrap_or_else(|| panic!("{output}"));
                 held.parse().unwrap()
             };
             let full = boxed(Some(LIMIT << 20));
             let v1 = cgroup_file(&full, &["memory"], "memory.limit_in_bytes").is_some();
-            let said = full.try_probe(probe, &MORE.to_string());
-            // Version 2 kills for it as for other memory. A process that is killed gives back its own memory before that of its
-            // sockets; an allocation of init between the two finds no other process to kill, and the box ends with init.
-            let killed = matches!(said.as_deref(), Ok("signal 9") | Err(Gone));
-            assert!(!(v1 && killed), "{} {probe}: {said:?}", machine.name);
-            if let (Ok(said), false) = (&said, killed) {
-                let held = held(said);
+            let output = full.try_probe(probe, &MORE.to_string());
+            // Version 2 kills for socket memory as well. A killed process releases its memory
+            // before its sockets. If init allocates in between, the kernel has no other process to
+            // kill, and the box ends.
+            let killed = matches!(output.as_deref(), Ok("signal 9") | Err(BoxEnded));
+            assert!(!(v1 && killed), "{} {probe}: {output:?}", server.name);
+            if let (Ok(output), false) = (&output, killed) {
+                let held = held(output);
                 assert!(
                     (1..LIMIT).contains(&held),
                     "{} {probe}: {held}",
-                    machine.name
+                    server.name
                 );
             }
-            let lives = || full.try_run(&["true"]).map(|output| output.code == Some(0));
+            let answers = || full.try_run(&["true"]).map(|output| output.code == Some(0));
             if v1 {
-                assert_eq!(lives(), Ok(true), "the box lives");
+                assert_eq!(answers(), Ok(true), "the box still runs");
             } else {
-                support::eventually("the box lives or has ended", || lives() != Ok(false));
+                crate::support::eventually("the box runs or has ended", || answers() != Ok(false));
             }
             let free = held(&boxed(None).probe(probe, &MORE.to_string()));
-            assert!(free >= MORE, "control: {} {probe}: {free}", machine.name);
+            assert!(free >= MORE, "control: {} {probe}: {free}", server.name);
         }
     }
 }
@@ -182,7 +168,7 @@ fn cgroup_file(boxed: &TestBox<'_>, hierarchies: &[&str], file: &str) -> Option<
 }
 
 #[test]
-fn a_box_reads_and_writes_disks_as_fast_as_it_may() {
+fn disk_bandwidth_is_limited() {
     const FILE: usize = 3 << 20;
     let config = ServerConfig {
         disk: DiskLimits {
@@ -191,8 +177,11 @@ fn a_box_reads_and_writes_disks_as_fast_as_it_may() {
         },
         ..ServerConfig::default()
     };
-    let slow = support::machine_with(&config);
-    assert!(MACHINES[0].has("cgroup.io"), "nothing is missing unasked");
+    let slow = crate::support::server_with(&config);
+    assert!(
+        SERVERS[0].has("cgroup.io"),
+        "without a disk limit nothing is missing"
+    );
     if !slow.has("cgroup.io") {
         return;
     }
@@ -201,16 +190,16 @@ fn a_box_reads_and_writes_disks_as_fast_as_it_may() {
         v1.or_else(|| cgroup_file(boxed, &["", "unified", "user"], "io.max"))
             .unwrap_or_default()
     };
-    let fast = &MACHINES[0];
-    let said = limits(&slow.boxed(&slow.plan()));
-    assert!(said.contains("1048576"), "{said:?}");
-    let said = limits(&fast.boxed(&fast.plan()));
-    assert!(!said.contains("1048576"), "control: {said}");
+    let fast = &SERVERS[0];
+    let output = limits(&slow.create_box(&slow.plan()));
+    assert!(output.contains("1048576"), "{output:?}");
+    let output = limits(&fast.create_box(&fast.plan()));
+    assert!(!output.contains("1048576"), "control: {output}");
     let directory = slow.directory();
     let device = std::os::unix::fs::MetadataExt::dev(&directory.path().metadata().unwrap());
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
     if !std::path::Path::new(&format!("/sys/dev/block/{major}:{minor}")).exists() {
-        // Temporary files are on no disk here.
+        // The temporary directory is not on a disk.
         return;
     }
     let path = directory.path().join("file");
@@ -225,12 +214,14 @@ fn a_box_reads_and_writes_disks_as_fast_as_it_may() {
         });
         plan
     };
-    let slow_box = slow.boxed(&mounted(slow.plan()));
-    let fast_box = fast.boxed(&mounted(fast.plan()));
+    let slow_box = slow.create_box(&mounted(slow.plan()));
+    let fast_box = fast.create_box(&mounted(fast.plan()));
     for probe in ["read_disk", "write_disk"] {
         let took = |boxed: &TestBox<'_>| -> u64 {
-            let said = boxed.probe(probe, "/disk/file");
-            let took = said.strip_prefix("ok ").unwrap_or_else(|| panic!("{said}"));
+            let output = boxed.probe(probe, "/disk/file");
+            let took = output
+                .strip_prefix("ok ")
+                .unwrap_or_else(|| panic!("{output}"));
             took.parse().unwrap()
         };
         let slowly = took(&slow_box);
@@ -243,7 +234,7 @@ fn a_box_reads_and_writes_disks_as_fast_as_it_may() {
     }
 }
 
-/// How often a box had to wait for its next period, by the kernel's count.
+/// How often the kernel throttled a box.
 fn throttled(boxed: &TestBox<'_>) -> u64 {
     let stat = cgroup_file(boxed, &["cpu", "cpu,cpuacct", "", "user"], "cpu.stat").unwrap();
     let mut lines = stat.lines();
@@ -252,38 +243,39 @@ fn throttled(boxed: &TestBox<'_>) -> u64 {
 }
 
 #[test]
-fn a_quota_of_processor_time_is_kept_loosely() {
-    for machine in MACHINES.iter().filter(|machine| machine.has("cgroup.cpu")) {
+fn cpu_time_is_limited() {
+    for server in SERVERS.iter().filter(|server| server.has("cgroup.cpu")) {
         let spin = |limits| {
-            let boxed = machine.boxed(&limited(machine, limits));
-            // A group that is used again has counted before.
+            let boxed = server.create_box(&limited(server, limits));
+            // A reused cgroup has counted before.
             let before = throttled(&boxed);
-            let said = boxed.probe("spin", "1000");
-            let used = said.strip_prefix("ok ").unwrap().parse::<u32>().unwrap();
+            let output = boxed.probe("spin", "1000");
+            let used = output.strip_prefix("ok ").unwrap().parse::<u32>().unwrap();
             (used, throttled(&boxed) - before)
         };
         let (used, waits) = spin(Limits {
             cpus: Some(0.05),
-            ..FREE
+            ..UNLIMITED
         });
         assert!(used <= 300, "{used} ms of 1000 with a twentieth of one");
-        assert!(waits > 0, "the limit made it wait");
-        // How much time it gets without is the other programs' of the machine to say; that no limit made it wait is ours.
-        assert_eq!(spin(FREE).1, 0, "control");
+        assert!(waits > 0, "the limit throttled it");
+        // Other programs also use the CPU, so the time is not checked. Without a limit the kernel
+        // must not throttle.
+        assert_eq!(spin(UNLIMITED).1, 0, "control");
     }
 }
 
 #[test]
-fn usage_is_counted_from_this_boxs_beginning() {
-    for machine in MACHINES
+fn usage_starts_at_zero_for_each_box() {
+    for server in SERVERS
         .iter()
-        .filter(|machine| machine.has("cgroup.cpu_usage"))
+        .filter(|server| server.has("cgroup.cpu_usage"))
     {
-        // Groups are used again by later boxes; each must start from nothing. How much the making of one takes is the
-        // machine's, but one that went on counting would begin with what the box before had ended with.
+        // Later boxes reuse cgroups, and each must start at zero. Creation itself uses some CPU
+        // time. Without a reset, a box would start with the total of the previous one.
         let mut last = None;
         for _ in 0..8 {
-            let boxed = machine.boxed(&limited(machine, FREE));
+            let boxed = server.create_box(&limited(server, UNLIMITED));
             let before = boxed.sandbox().usage();
             assert!(last.is_none_or(|last| before.cpu < last), "{before:?}");
             assert!(before.pids.unwrap() >= 1);
@@ -296,35 +288,37 @@ fn usage_is_counted_from_this_boxs_beginning() {
 }
 
 #[test]
-fn a_frozen_box_stands_still_and_can_still_be_killed() {
-    for machine in MACHINES.iter() {
-        let mut boxed = machine.boxed(&machine.plan());
-        if !machine.has("cgroup.freeze") {
-            assert!(boxed.sandbox().freeze().is_err(), "says that it cannot");
+fn a_frozen_box_uses_no_cpu_and_can_be_killed() {
+    for server in SERVERS.iter() {
+        let mut boxed = server.create_box(&server.plan());
+        if !server.has("cgroup.freeze") {
+            assert!(boxed.sandbox().freeze().is_err(), "freeze fails");
             continue;
         }
         boxed.spawn("while :; do :; done");
-        // A box that never began to would stand still, too.
-        let begun = boxed.sandbox().usage().cpu.unwrap();
-        support::eventually("it runs", || boxed.sandbox().usage().cpu.unwrap() > begun);
+        // Control: the box must use the CPU before it is frozen.
+        let start = boxed.sandbox().usage().cpu.unwrap();
+        crate::support::eventually("the command runs", || {
+            boxed.sandbox().usage().cpu.unwrap() > start
+        });
         boxed.sandbox().freeze().unwrap();
-        support::eventually("it stands still", || boxed.sandbox().is_frozen());
+        crate::support::eventually("the box is frozen", || boxed.sandbox().is_frozen());
         let cpu = || boxed.sandbox().usage().cpu.unwrap();
         let before = cpu();
         std::thread::sleep(Duration::from_millis(200));
         assert_eq!(cpu(), before);
         boxed.sandbox().thaw().unwrap();
-        support::eventually("it is let go", || !boxed.sandbox().is_frozen());
-        support::eventually("it goes on", || cpu() > before);
+        crate::support::eventually("the box is resumed", || !boxed.sandbox().is_frozen());
+        crate::support::eventually("the command runs again", || cpu() > before);
         boxed.sandbox().freeze().unwrap();
         boxed.sandbox.take().unwrap().destroy().unwrap();
     }
 }
 
 #[test]
-fn limits_of_a_command_are_only_lowered() {
-    for machine in MACHINES.iter() {
-        let mut boxed = machine.boxed(&machine.plan());
+fn limits_of_a_command_can_only_be_lowered() {
+    for server in SERVERS.iter() {
+        let mut boxed = server.create_box(&server.plan());
         boxed.rlimits = vec![
             (libc::RLIMIT_NOFILE, 64),
             (libc::RLIMIT_FSIZE, 4096),

@@ -1,22 +1,14 @@
-//! A box runs commands: their output, their ends, who they are and what they see.
-
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "a test fails by panicking"
-)]
-
-mod support;
+//! Commands in a box: output, exits, identity, and what they can see.
 
 use std::os::fd::AsFd as _;
 
+use crate::support::{Output, SERVERS};
 use box_sys::{Guest, SandboxPlan};
-use support::{MACHINES, Output};
 
 #[test]
-fn a_command_runs_and_its_output_comes_back() {
-    for machine in MACHINES.iter() {
-        let boxed = machine.boxed(&SandboxPlan::default());
+fn a_command_runs_and_its_output_is_returned() {
+    for server in SERVERS.iter() {
+        let boxed = server.create_box(&SandboxPlan::default());
         assert_eq!(
             boxed.run(&["true"]),
             Output {
@@ -30,9 +22,9 @@ fn a_command_runs_and_its_output_comes_back() {
 }
 
 #[test]
-fn ends_are_told_apart() {
-    for machine in MACHINES.iter() {
-        let boxed = machine.boxed(&SandboxPlan::default());
+fn exit_codes_signals_and_start_errors_are_distinguished() {
+    for server in SERVERS.iter() {
+        let boxed = server.create_box(&SandboxPlan::default());
         assert_eq!(boxed.sh("exit 7").code, Some(7));
         assert_eq!(boxed.sh("kill -9 $$").signal, Some(9));
         let fds = std::fs::File::open("/dev/null").unwrap();
@@ -46,21 +38,21 @@ fn ends_are_told_apart() {
 }
 
 #[test]
-fn the_guest_is_who_the_plan_says() {
-    for machine in MACHINES.iter() {
+fn the_guest_has_the_identity_of_the_plan() {
+    for server in SERVERS.iter() {
         let guest = Guest {
             name: "ada".into(),
             home: "/home/user".into(),
             id: 1234,
         };
-        let boxed = machine.boxed(&SandboxPlan {
+        let boxed = server.create_box(&SandboxPlan {
             guest,
             hostname: "lovelace".into(),
             ..SandboxPlan::default()
         });
-        let said = boxed.sh("id -u; id -g; id -un; hostname; echo ~ada; touch /home/user/x && stat -c %U /home/user/x; id -G");
+        let output = boxed.sh("id -u; id -g; id -un; hostname; echo ~ada; touch /home/user/x && stat -c %U /home/user/x; id -G");
         assert_eq!(
-            said.out.lines().take(6).collect::<Vec<_>>(),
+            output.out.lines().take(6).collect::<Vec<_>>(),
             ["1234", "1234", "ada", "lovelace", "/home/user", "ada"]
         );
         let groups = boxed.sh("groups");
@@ -71,10 +63,11 @@ fn the_guest_is_who_the_plan_says() {
         );
         let map = boxed.sh("cat /proc/self/uid_map").out;
         let map: Vec<&str> = map.split_whitespace().collect();
-        // The middle number is as the server's user namespace counts: the ordinary user's server is 0 to itself.
+        // The second number is an id of the server's user namespace, which is 0 for an ordinary
+        // user.
         assert_eq!(
             map,
-            if machine.privileged() {
+            if server.privileged() {
                 ["0", "1000000", "65536"]
             } else {
                 ["1234", "0", "1"]
@@ -84,13 +77,13 @@ fn the_guest_is_who_the_plan_says() {
 }
 
 #[test]
-fn nothing_of_the_machine_is_visible_but_its_programs() {
-    for machine in MACHINES.iter() {
-        let boxed = machine.boxed(&SandboxPlan::default());
+fn only_the_programs_of_the_host_are_visible() {
+    for server in SERVERS.iter() {
+        let boxed = server.create_box(&SandboxPlan::default());
         for path in [
             "/root",
             "/etc/shadow",
-            "/etc/machine-id",
+            "/etc/server-id",
             "/sys",
             "/boot",
             "/mnt",
@@ -107,7 +100,7 @@ fn nothing_of_the_machine_is_visible_but_its_programs() {
         assert_eq!(
             boxed.run(&["test", "-e", "/usr/bin/env"]).code,
             Some(0),
-            "control: what is there is seen"
+            "control: existing files are visible"
         );
         let dev = boxed.sh("ls /dev").out;
         assert_eq!(
@@ -118,9 +111,9 @@ fn nothing_of_the_machine_is_visible_but_its_programs() {
 }
 
 #[test]
-fn a_command_gets_its_three_descriptors_and_an_empty_environment() {
-    for machine in MACHINES.iter() {
-        let boxed = machine.boxed(&SandboxPlan::default());
+fn a_command_has_three_descriptors_and_no_environment_of_the_host() {
+    for server in SERVERS.iter() {
+        let boxed = server.create_box(&SandboxPlan::default());
         assert_eq!(
             boxed.sh("ls /proc/self/fd | tr '\\n' ' '").out.trim(),
             "0 1 2 3",
@@ -138,16 +131,16 @@ fn a_command_gets_its_three_descriptors_and_an_empty_environment() {
         assert_eq!(boxed.sh("cat /proc/1/environ").out, "");
         assert!(
             !boxed.sh("cat /proc/1/cmdline").out.contains('/'),
-            "init tells no path of the machine"
+            "init shows no path of the host"
         );
     }
 }
 
 #[test]
-fn a_terminal_works_and_nobody_types_into_it() {
+fn a_terminal_works_and_rejects_injected_input() {
     use std::os::fd::AsFd;
-    for machine in MACHINES.iter() {
-        let boxed = machine.boxed(&machine.plan());
+    for server in SERVERS.iter() {
+        let boxed = server.create_box(&server.plan());
         let pty =
             rustix::pty::openpt(rustix::pty::OpenptFlags::RDWR | rustix::pty::OpenptFlags::NOCTTY)
                 .unwrap();
@@ -162,7 +155,7 @@ fn a_terminal_works_and_nobody_types_into_it() {
                 &[user.as_fd()],
             )
             .unwrap();
-        assert_eq!(boxed.ended(pid), (Some(0), None));
+        assert_eq!(boxed.wait_exit(pid), (Some(0), None));
         let mut buffer = [0; 256];
         let length = rustix::io::read(&pty, &mut buffer).unwrap();
         assert_eq!(
@@ -172,31 +165,33 @@ fn a_terminal_works_and_nobody_types_into_it() {
     }
 }
 
-/// What it stops is a command that is being started, while init is held by it.
+/// The guest stops a command during its start, while init is suspended.
 #[test]
-fn a_guest_that_stops_whoever_is_born_does_not_stop_init() {
-    for machine in MACHINES.iter() {
-        let boxed = machine.boxed(&machine.plan());
+fn a_guest_that_stops_new_processes_does_not_block_init() {
+    for server in SERVERS.iter() {
+        let boxed = server.create_box(&server.plan());
         let null = std::fs::File::open("/dev/null").unwrap();
-        let said = tempfile::NamedTempFile::new().unwrap();
-        let heard = || std::fs::read_to_string(said.path()).unwrap();
-        let fds = [null.as_fd(), said.as_file().as_fd(), null.as_fd()];
-        let stopper = boxed.start(&["/probe/probe", "stopper"], &fds).unwrap();
-        support::eventually("it waits", || heard().contains("ready"));
+        let output = tempfile::NamedTempFile::new().unwrap();
+        let written = || std::fs::read_to_string(output.path()).unwrap();
+        let fds = [null.as_fd(), output.as_file().as_fd(), null.as_fd()];
+        let stopper = boxed
+            .start(&["/probe/probe", "stop_new_processes"], &fds)
+            .unwrap();
+        crate::support::eventually("the probe is ready", || written().contains("ready"));
         let fds = [null.as_fd(), null.as_fd(), null.as_fd()];
         for _ in 0..40 {
-            // An init that was stopped as well would not answer within the limit of whoever asks.
+            // A blocked init would exceed the receive timeout of the test.
             match boxed.start(&["true"], &fds) {
                 Ok(pid) => {
                     boxed.kill_tree(pid);
-                    boxed.ended(pid);
+                    boxed.wait_exit(pid);
                 }
-                // Stopped as often as it was let go on.
+                // The watchdog resumed the process too often and killed it.
                 Err(errno) => assert_eq!(errno, i64::from(libc::ETIMEDOUT)),
             }
         }
         boxed.kill_tree(stopper);
-        boxed.ended(stopper);
-        assert!(heard().contains("stopped"), "control");
+        boxed.wait_exit(stopper);
+        assert!(written().contains("stopped"), "control");
     }
 }

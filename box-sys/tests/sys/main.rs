@@ -1,0 +1,18 @@
+//! Tests with real boxes, as root and as an ordinary user.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test fails by panicking"
+)]
+
+mod cleanup;
+mod commands;
+mod delegated_cgroups;
+mod escapes;
+mod files;
+mod limits;
+mod many_boxes;
+mod missing_primitives;
+mod support;
+mod termination;
