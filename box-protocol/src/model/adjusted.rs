@@ -1,16 +1,16 @@
-//! What a policy made of a request.
+//! Fields of a request that a profile changed.
 
 use serde::{Deserialize, Serialize};
 
-/// A value that the profile changed, because it locks the field or bounds it.
+/// A field of a request that the profile changed because it locks or limits it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Adjusted {
-    /// The field of the request.
+    /// The name of the field.
     pub field: String,
-    /// What the caller asked for, as text.
+    /// The requested value, as text.
     pub asked: String,
-    /// What the caller got, as text.
+    /// The value in effect, as text.
     pub given: String,
 }
 
@@ -25,7 +25,7 @@ impl Adjusted {
     }
 }
 
-/// A value as people write it: a word without quotes, `none` if it is absent, anything else as JSON.
+/// Formats a value for people: a string without quotes, `none` if absent, otherwise JSON.
 pub(super) fn text(value: &impl Serialize) -> String {
     match serde_json::to_value(value) {
         Ok(serde_json::Value::String(word)) => word,

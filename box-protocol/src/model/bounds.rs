@@ -1,32 +1,33 @@
-//! How much of everything a box may be asked to keep: a runtime holds it in memory, and on disk, for as long as the box lives.
+//! Size limits of the parts of a spec, which the runtime keeps in memory and on disk for the life
+//! of a box.
 
 use super::mount::BoxMountSpec;
 use super::parts::{Defaults, Guest, Labels, Main};
 use crate::invalid::Invalid;
 use crate::paths;
 
-/// Labels of one box.
+/// Maximum number of labels of a box.
 pub const MAX_LABELS: usize = 64;
 
-/// Bytes of all labels of a box, names and values.
+/// Maximum size of all labels of a box, names and values together, in bytes.
 pub const MAX_LABEL_BYTES: usize = 16 * 1024;
 
-/// Mounts one call may ask for beside the workspace.
+/// Maximum number of mounts in one call, in addition to the workspace.
 pub const MAX_MOUNTS: usize = 64;
 
-/// Entries of every other list of a spec: `dirs`, `best_effort`.
+/// Maximum number of entries in the other lists of a spec: `dirs`, `best_effort`.
 pub const MAX_ENTRIES: usize = 64;
 
-/// Arguments of `main`.
+/// Maximum number of arguments of `main`.
 pub const MAX_ARGUMENTS: usize = 1024;
 
-/// Bytes of the arguments of `main`, and of the variables of `defaults`.
+/// Maximum size of the arguments of `main`, and of the variables of `defaults`, in bytes.
 pub const MAX_TEXT_BYTES: usize = 128 * 1024;
 
-/// Bytes of every short text of a spec: a shell, a user, an image.
+/// Maximum length of a short text of a spec, such as a shell, user or image, in bytes.
 pub const MAX_WORD_BYTES: usize = 4096;
 
-/// Refuses more labels than a box may have.
+/// Checks the number and size of labels.
 pub fn check_labels(labels: &Labels) -> Result<(), Invalid> {
     let bytes: usize = labels
         .iter()
@@ -39,12 +40,12 @@ pub fn check_labels(labels: &Labels) -> Result<(), Invalid> {
     Ok(())
 }
 
-/// Refuses more mounts than one call may ask for.
+/// Checks the number of mounts.
 pub fn check_mounts(mounts: &[BoxMountSpec]) -> Result<(), Invalid> {
     few("extra_mounts", mounts.len(), MAX_MOUNTS)
 }
 
-/// Refuses larger defaults than a box may have, and a working directory that is not in the box.
+/// Checks the size of defaults and that the working directory is an absolute path.
 pub(crate) fn check_defaults(defaults: &Defaults) -> Result<(), Invalid> {
     let variables = defaults.env.iter();
     let bytes: usize = variables
@@ -70,13 +71,13 @@ pub(crate) fn check_defaults(defaults: &Defaults) -> Result<(), Invalid> {
     Ok(())
 }
 
-/// Refuses a guest without a home in the box, or with a name that is too long.
+/// Checks the name and the home directory of the guest user.
 pub(super) fn check_guest(guest: &Guest) -> Result<(), Invalid> {
     short("guest", &guest.name)?;
     paths::inside("guest", &guest.home).map(drop)
 }
 
-/// Refuses a command without a program, and one that is larger than a box may keep.
+/// Checks that `main` has a program and a limited size.
 pub(super) fn check_main(main: &Main) -> Result<(), Invalid> {
     if main.argv.is_empty() {
         return Err(Invalid::new("main", "must have an argv that is not empty"));
@@ -113,7 +114,7 @@ mod tests {
 
     use crate::model::BoxSpec;
 
-    /// Which field of this spec is too large.
+    /// Returns the field that the decoder rejects.
     fn refused(members: &Value) -> Option<String> {
         let mut spec = json!({"session_id": "s"});
         spec.as_object_mut()
@@ -125,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_box_keeps_has_bounds() {
+    fn the_parts_of_a_spec_have_size_limits() {
         let labels = |count: usize, bytes: usize| -> Value {
             (0..count)
                 .map(|number| (format!("{number:0>4}"), json!("x".repeat(bytes))))

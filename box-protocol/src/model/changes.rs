@@ -1,4 +1,4 @@
-//! Changes of a lifetime and of defaults, member by member: what is absent stays, `null` takes away.
+//! Changes of a lifetime and of defaults. Absent members stay unchanged; `null` removes a value.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,24 +15,24 @@ use crate::time::UnixMs;
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct LifetimeChange {
-    /// At this time, whatever it does; `null` for never.
-    #[serde(deserialize_with = "said", skip_serializing_if = "Option::is_none")]
+    /// When the server ends the box regardless of activity; `null` for never.
+    #[serde(deserialize_with = "nullable", skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<Option<UnixMs>>,
-    /// After so long without work; `null` for the server's own time.
-    #[serde(deserialize_with = "said", skip_serializing_if = "Option::is_none")]
+    /// Idle time after which `on_idle` applies, in milliseconds; `null` for the server's setting.
+    #[serde(deserialize_with = "nullable", skip_serializing_if = "Option::is_none")]
     pub idle_ms: Option<Option<u64>>,
-    /// What idleness does.
+    /// What happens to an idle box.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub on_idle: Option<OnIdle>,
-    /// So long after it was stopped, it is deleted; `null` for never.
-    #[serde(deserialize_with = "said", skip_serializing_if = "Option::is_none")]
+    /// Time after a stop until the server deletes the box, in milliseconds; `null` for never.
+    #[serde(deserialize_with = "nullable", skip_serializing_if = "Option::is_none")]
     pub delete_after_stop_ms: Option<Option<u64>>,
-    /// A call to a paused or stopped box wakes it first.
+    /// Whether a call to a paused or stopped box resumes or starts it first.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wake: Option<bool>,
 }
 
-/// A change to exactly this lifetime.
+/// Replaces all members of a lifetime.
 impl From<Lifetime> for LifetimeChange {
     fn from(lifetime: Lifetime) -> Self {
         Self {
@@ -46,7 +46,7 @@ impl From<Lifetime> for LifetimeChange {
 }
 
 impl Lifetime {
-    /// The same, with this change.
+    /// Applies a change.
     pub fn changed(self, change: LifetimeChange) -> Self {
         Self {
             expires_at: change.expires_at.unwrap_or(self.expires_at),
@@ -65,24 +65,24 @@ impl Lifetime {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct DefaultsChange {
-    /// Variables to set, or to take away with `null`.
+    /// Variables to set; `null` removes a variable.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, Option<String>>,
-    /// The file with more variables.
-    #[serde(deserialize_with = "said", skip_serializing_if = "Option::is_none")]
+    /// A file in the box with further variables.
+    #[serde(deserialize_with = "nullable", skip_serializing_if = "Option::is_none")]
     pub env_file: Option<Option<String>>,
     /// The working directory.
-    #[serde(deserialize_with = "said", skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "nullable", skip_serializing_if = "Option::is_none")]
     pub cwd: Option<Option<String>>,
-    /// The user, by name or number.
-    #[serde(deserialize_with = "said", skip_serializing_if = "Option::is_none")]
+    /// User name or uid.
+    #[serde(deserialize_with = "nullable", skip_serializing_if = "Option::is_none")]
     pub user: Option<Option<String>>,
     /// The shell that runs texts.
-    #[serde(deserialize_with = "said", skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "nullable", skip_serializing_if = "Option::is_none")]
     pub shell: Option<Option<String>>,
 }
 
-/// Values of variables may be secret.
+/// Shows only the names of variables, because values may be secret.
 impl fmt::Debug for DefaultsChange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DefaultsChange")
@@ -92,7 +92,7 @@ impl fmt::Debug for DefaultsChange {
 }
 
 impl Defaults {
-    /// The same, with this change, if it is one that a box may have.
+    /// Applies a change; `validation` if the result violates a limit.
     pub fn changed(self, change: DefaultsChange) -> Result<Self, Invalid> {
         let mut env = self.env;
         for (name, value) in change.env {
@@ -113,12 +113,12 @@ impl Defaults {
     }
 }
 
-/// Tells what is `null` from what is absent.
+/// Distinguishes `null` from an absent member.
 #[expect(
     clippy::option_option,
     reason = "absent, null and a value are three things"
 )]
-fn said<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+fn nullable<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     deserializer: D,
 ) -> Result<Option<Option<T>>, D::Error> {
     Option::deserialize(deserializer).map(Some)

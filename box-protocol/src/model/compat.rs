@@ -1,4 +1,4 @@
-//! Whether a box that exists may serve what is asked for.
+//! Whether an existing box fits a requested spec.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use crate::ids::SessionId;
 
 macro_rules! declare {
     ($($name:ident: $type:tt = $default:tt, $shown:ident;)*) => {
-        /// The fields of a box that cannot change while it lives, in the order in which they are compared.
+        /// The fields that cannot change during the life of a box, in the order of comparison.
         #[derive(Debug, Clone, Copy, PartialEq)]
         pub struct Fixed<'a> {
             $($name: &'a held!($type, $default),)*
@@ -29,7 +29,8 @@ macro_rules! declare {
             }
         }
 
-        /// Compares what exists with what is asked for: two specs, or a box's info and a spec.
+        /// Compares an existing box with a requested spec: two specs, or the record of a box and a
+        /// spec.
         pub fn first_conflict<'a>(
             existing: impl Into<Fixed<'a>>,
             asked: impl Into<Fixed<'a>>,
@@ -45,7 +46,7 @@ macro_rules! declare {
         }
 
         impl SpecDraft {
-            /// Asks for what the box has, in every fixed field that the draft does not ask for.
+            /// Fills every unset fixed field from an existing box.
             pub fn inherit_unset(&mut self, info: &BoxSessionInfo) {
                 $(
                     if self.$name.is_none() {
@@ -57,7 +58,7 @@ macro_rules! declare {
     };
 }
 
-/// Both values as texts, if an error may say them.
+/// Both values as text, if an error may show them.
 macro_rules! values {
     (shown, $old:expr, $new:expr) => {
         Some((adjusted::text($old), adjusted::text($new)))
@@ -69,17 +70,17 @@ macro_rules! values {
 
 spec_fields!(fixed_fields declare);
 
-/// The first field in which what is asked for differs from what exists.
+/// The first field in which the requested spec differs from the existing box.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Conflict {
-    /// The field.
+    /// The name of the field.
     pub field: &'static str,
-    /// What exists and what is asked for; absent for paths, which errors do not show.
+    /// The existing and the requested value; `None` for paths, which errors do not show.
     pub values: Option<(String, String)>,
 }
 
 impl Conflict {
-    /// The `conflict` for the box that exists.
+    /// Converts to the error `conflict` for the existing box.
     pub fn into_error(self, session_id: &SessionId) -> BoxError {
         let message = format!("Box session {session_id} already exists with {self}");
         let (existing, asked) = self.values.unzip();

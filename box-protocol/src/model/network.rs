@@ -1,7 +1,8 @@
-//! To whom a box may connect: hosts as they are dialled, rules about them, and policies made of rules.
+//! Network policies: hosts, rules that match them, and policies made of rules.
 //!
-//! A host is read once, into [`Host`]: a name in lower case without its last dot, or an address. Rules, questions of a box and
-//! connections all go through that, so nothing can be one thing to a rule and another to whoever dials.
+//! Every host is parsed once into [`Host`]: a lower-case name without its trailing dot, or an
+//! address. Rules, DNS queries of a box and connections all use it, therefore a host cannot mean
+//! one thing to a rule and another to the connection.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
@@ -12,11 +13,11 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::invalid::Invalid;
 
-/// The longest name, and the longest part of one between two dots.
+/// Maximum length of a host name, and of one of its labels.
 const NAME_BYTES: usize = 253;
 const LABEL_BYTES: usize = 63;
 
-/// Rules one policy may have, of each kind.
+/// Maximum number of `allow` rules and of `deny` rules in a policy.
 const RULES: usize = 1024;
 
 const NAME_RULE: &str = "must be a name of letters, digits, - and _ in parts of 1 to 63 bytes, 253 in all; international names in their xn-- form";
@@ -25,13 +26,15 @@ const NUMBER_RULE: &str =
 const PORT_RULE: &str = "must have a port, or two with - between, from 1 to 65535";
 const RANGE_RULE: &str = "must have a prefix length that its address has bits for";
 
-/// A name of the domain name system, in lower case, without a dot at its end. Never an address in disguise: what ends in a
-/// number (`127.1`, `0x7f.1`, `2130706433`) is no name.
+/// A DNS name in lower case, without a trailing dot.
+///
+/// A text whose last label is a number (`127.1`, `0x7f.1`, `2130706433`) is not a name, because
+/// some programs parse it as an address.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HostName(Arc<str>);
 
 impl HostName {
-    /// Reads a name. One dot at its end is not part of it.
+    /// Parses a name, with or without a trailing dot.
     pub fn new(text: &str) -> Result<Self, Invalid> {
         let text = text.strip_suffix('.').unwrap_or(text);
         let sound = |label: &str| {
@@ -47,13 +50,13 @@ impl HostName {
         Ok(Self(text.to_ascii_lowercase().into()))
     }
 
-    /// The name.
+    /// Returns the name.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
-/// What some part of some program would take for a number: decimal, octal or hexadecimal.
+/// Whether some program would parse the label as a decimal, octal or hexadecimal number.
 fn is_number(label: &str) -> bool {
     let digits = label.bytes().all(|byte| byte.is_ascii_digit());
     let hex = label
@@ -69,17 +72,17 @@ impl fmt::Display for HostName {
     }
 }
 
-/// Whom somebody wants to connect to.
+/// The host of a connection.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Host {
-    /// Whoever has this name when it is dialled.
+    /// A name, resolved when the box connects.
     Name(HostName),
-    /// This address; one of IPv4 is never written as one of IPv6.
+    /// An address; an IPv4-mapped IPv6 address is stored as IPv4.
     Address(IpAddr),
 }
 
 impl Host {
-    /// An address, as it is compared and dialled.
+    /// Creates a host from an address in canonical form.
     pub fn address(address: IpAddr) -> Self {
         Self::Address(address.to_canonical())
     }
@@ -105,8 +108,10 @@ impl fmt::Display for Host {
     }
 }
 
-/// One rule: `HOST`, `HOST:PORT` or `HOST:PORT-PORT`. The host is a name, `*.` and a name for everything below it, an address,
-/// a range of addresses (`10.0.0.0/8`), or `*` for all; of IPv6 in brackets if a port follows.
+/// A rule: `HOST`, `HOST:PORT` or `HOST:PORT-PORT`.
+///
+/// The host is a name, `*.` and a name for all names below it, an address, an address range
+/// (`10.0.0.0/8`), or `*` for all. An IPv6 address before a port is in brackets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NetworkRule {
     hosts: Hosts,
@@ -122,7 +127,7 @@ enum Hosts {
 }
 
 impl NetworkRule {
-    /// Whether it is about this host and port.
+    /// Whether the rule matches this host and port.
     pub fn matches(&self, host: &Host, port: u16) -> bool {
         let about = match (&self.hosts, host) {
             (Hosts::All, _) => true,
@@ -137,12 +142,12 @@ impl NetworkRule {
         about && (self.ports.0..=self.ports.1).contains(&port)
     }
 
-    /// Whether it names addresses, and not all there are.
+    /// Whether the rule names an address or an address range.
     pub fn lists_addresses(&self) -> bool {
         matches!(self.hosts, Hosts::Range(..))
     }
 
-    /// Whether it is about this name, at whatever port.
+    /// Whether the rule matches this name at some port.
     pub fn may_match(&self, name: &HostName) -> bool {
         self.matches(&Host::Name(name.clone()), self.ports.0)
     }
@@ -210,7 +215,7 @@ fn hosts(text: &str) -> Result<Hosts, Invalid> {
     })
 }
 
-/// A range; one of IPv4 that is written as one of IPv6 is one of IPv4.
+/// Creates an address range; an IPv4-mapped IPv6 range becomes an IPv4 range.
 fn range(start: IpAddr, bits: u8) -> Option<Hosts> {
     let mapped = |address: Ipv6Addr| address.to_ipv4_mapped();
     let (start, bits) = match start {
@@ -293,39 +298,40 @@ impl schemars::JsonSchema for NetworkRule {
     }
 }
 
-/// What becomes of a connection that no rule is about.
+/// What happens to a connection that no rule matches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum NetworkDefault {
-    /// It is made, if it is to a public address.
+    /// Allow it if the destination is a public address.
     Allow,
-    /// It is not made.
+    /// Block it.
     Deny,
 }
 
-/// To whom a box with a network may connect. What is denied is denied, whatever allows it.
+/// The hosts that a box with network access may connect to. `deny` takes precedence over `allow`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct NetworkPolicy {
-    /// May be connected to. An empty list allows nothing.
+    /// Destinations to allow. An empty list allows none.
     #[cfg_attr(feature = "schema", schemars(length(max = 1024)))]
     #[serde(
         skip_serializing_if = "Option::is_none",
         deserialize_with = "few_if_any"
     )]
     pub allow: Option<Vec<NetworkRule>>,
-    /// May not be connected to.
+    /// Destinations to block.
     #[cfg_attr(feature = "schema", schemars(length(max = 1024)))]
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "few")]
     pub deny: Vec<NetworkRule>,
-    /// What becomes of the rest; without it, `deny` if there is an `allow`, and `allow` if there is none.
+    /// What happens to a connection that no rule matches. If absent: `deny` with an `allow` list,
+    /// `allow` without.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub default: Option<NetworkDefault>,
 }
 
-/// Refuses more rules than one policy may have.
+/// Decodes a list of rules, limited to [`RULES`].
 fn few<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<NetworkRule>, D::Error> {
     let rules = Vec::deserialize(deserializer)?;
     if rules.len() > RULES {
@@ -344,26 +350,26 @@ fn few_if_any<'de, D: Deserializer<'de>>(
     Ok(rules.map(|Few(rules)| rules))
 }
 
-/// What one policy has to say about a host and a port.
+/// What one policy decides about a host and a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NetworkOpinion {
-    /// A rule denies it.
+    /// A `deny` rule matches.
     Denied,
-    /// A rule allows it.
+    /// An `allow` rule matches.
     Listed,
-    /// No rule is about it, and the rest is allowed.
+    /// No rule matches, and the default is `allow`.
     Open,
-    /// No rule is about it, and the rest is denied.
+    /// No rule matches, and the default is `deny`.
     Unlisted,
 }
 
 impl NetworkPolicy {
-    /// What it says about a host and a port.
+    /// Evaluates the policy for a host and a port.
     pub fn opinion(&self, host: &Host, port: u16) -> NetworkOpinion {
         self.opinion_if(|rule| rule.matches(host, port))
     }
 
-    /// What it says about a name at whatever port: whether there is any at which it may be connected to.
+    /// Evaluates the policy for a name: whether it allows the name at some port.
     pub fn opinion_of_name(&self, name: &HostName) -> NetworkOpinion {
         let everywhere = |rule: &NetworkRule| rule.ports == (0, u16::MAX) && rule.may_match(name);
         if self.deny.iter().any(everywhere) {
@@ -373,7 +379,7 @@ impl NetworkPolicy {
         self.unless_denied(may)
     }
 
-    /// What it says about an address that a name led to: names are not its matter, but addresses are.
+    /// Evaluates only the address rules, for an address that a name resolved to.
     pub fn opinion_of_address(&self, address: IpAddr, port: u16) -> NetworkOpinion {
         let host = Host::address(address);
         self.opinion_if(|rule| rule.lists_addresses() && rule.matches(&host, port))

@@ -1,4 +1,4 @@
-//! Profiles: defaults, locks and the most a caller may ask for.
+//! Profiles: defaults, locks and limits of a caller.
 
 use std::collections::BTreeSet;
 
@@ -9,13 +9,13 @@ use super::fields::*;
 use super::spec::SpecDraft;
 use crate::invalid::Invalid;
 
-/// The most time of an exec, where a profile does not say.
+/// Maximum run time of an exec if a profile sets none, in seconds.
 const DEFAULT_MAX_TIMEOUT_SEC: u64 = 120;
 
 macro_rules! declare {
     ($($name:ident: $type:tt = $default:tt, $rule:expr, $lock:ident;)*) => {
-        /// A field of a spec that a profile can lock: then the profile's value overwrites the caller's, and the
-        /// answer says so.
+        /// A field of a spec that a profile can lock. The value of the profile then replaces that
+        /// of the caller, and the result lists the field as adjusted.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
         #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
         #[serde(rename_all = "snake_case")]
@@ -26,27 +26,31 @@ macro_rules! declare {
             )*
         }
 
-        /// What a spec gets where the caller says nothing, and where the caller has no say.
+        /// Defaults, locks and limits of a caller's specs.
         ///
-        /// Read from configuration or built in; a value that breaks a rule of the spec is refused on decode.
+        /// Built in or read from the configuration. The decoder rejects a value that violates a
+        /// rule of the spec.
         #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
         #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
         #[serde(try_from = "Fields")]
         #[non_exhaustive]
         pub struct BoxProfile {
-            /// What configuration calls it.
+            /// The name of the profile in the configuration.
             pub name: Name,
             $(
                 #[doc = concat!("The default of [`BoxSpec::", stringify!($name), "`](super::BoxSpec::", stringify!($name), ").")]
                 pub $name: held!($type, $default),
             )*
-            /// The most time for a command; longer ones are cut to it. [`u64::MAX`] cuts nothing.
+            /// Maximum run time of an exec in seconds; longer ones are reduced to it. [`u64::MAX`]
+            /// means no limit.
             pub max_timeout_sec: u64,
-            /// The most time of a `command.start` or a `shell.run`, also of one that asks for none; 0 for no limit.
+            /// Maximum run time of `command.start` and `shell.run` in seconds, also for requests
+            /// without a timeout; 0 for no limit.
             pub max_command_sec: u64,
-            /// Fields the caller has no say in.
+            /// Fields that the caller cannot set.
             pub locked: BTreeSet<Lockable>,
-            /// Refuse a box that lacks any protection, instead of listing it under `missing`.
+            /// Whether to refuse a box that lacks a protection, instead of listing it under
+            /// `missing`.
             pub strict: bool,
         }
 
@@ -60,14 +64,14 @@ macro_rules! declare {
             $($name: held!($type, $default),)*
             #[cfg_attr(feature = "schema", schemars(with = "u64", range(min = 1)))]
             max_timeout_sec: Option<u64>,
-            /// Unless set: `max_timeout_sec` if that is set, else no limit.
+            /// `max_timeout_sec` if absent and that is set; otherwise no limit.
             #[cfg_attr(feature = "schema", schemars(with = "u64"))]
             max_command_sec: Option<u64>,
             locked: BTreeSet<Lockable>,
             strict: bool,
         }
 
-        /// The values of the profile `default`.
+        /// The profile `default`.
         impl Default for Fields {
             fn default() -> Self {
                 Self {
@@ -89,7 +93,7 @@ macro_rules! declare {
                     name: Name::new(fields.name)?,
                     $($name: {
                         let given: Option<$type> = fields.$name.into();
-                        let kept = given.map(|given| kept(&$rule, stringify!($name), given));
+                        let kept = given.map(|given| checked(&$rule, stringify!($name), given));
                         or_default!(kept.transpose()?, $default)
                     },)*
                     max_timeout_sec: fields.max_timeout_sec.unwrap_or(DEFAULT_MAX_TIMEOUT_SEC),
@@ -107,13 +111,12 @@ macro_rules! declare {
         }
 
         impl BoxProfile {
-            /// Fills in what the caller did not ask for, and overwrites what is locked. The locked fields in which the caller
-            /// asked for something else.
+            /// Fills unset fields, overrides locked fields, and returns the overridden ones.
             pub fn apply(&self, draft: &mut SpecDraft) -> Vec<Adjusted> {
                 let mut adjusted = Vec::new();
                 $(
                     let asked = draft.$name.take();
-                    // A blank text asks for nothing.
+                    // A blank text counts as absent.
                     let is_absent = |asked: &$type| matches!($rule.check("", asked.clone()), Ok(None));
                     let asked = asked.filter(|asked| !is_absent(asked));
                     let own: Option<$type> = self.$name.clone().into();
@@ -127,7 +130,7 @@ macro_rules! declare {
             }
         }
 
-        /// Adds the bounds of the rules to the schema of a profile.
+        /// Adds the limits of the rules to the schema of a profile.
         #[cfg(feature = "schema")]
         fn bound(schema: &mut schemars::Schema) {
             $(
@@ -142,10 +145,10 @@ macro_rules! declare {
     };
 }
 
-/// A value of a profile under the rule of its field; a blank one is refused.
-fn kept<T>(rule: &impl Rule<T>, field: &'static str, value: T) -> Result<T, Invalid> {
-    let kept = rule.check(field, value)?;
-    kept.ok_or_else(|| Invalid::new(field, "must not be empty"))
+/// Applies the rule of a field to a value of a profile; a blank value is an error.
+fn checked<T>(rule: &impl Rule<T>, field: &'static str, value: T) -> Result<T, Invalid> {
+    let value = rule.check(field, value)?;
+    value.ok_or_else(|| Invalid::new(field, "must not be empty"))
 }
 
 spec_fields!(lockable_fields declare);
@@ -159,7 +162,7 @@ impl BoxProfile {
         "network_extended",
     ];
 
-    /// The built-in profile of this name.
+    /// Returns a built-in profile; `None` if the name is unknown.
     pub fn built_in(name: &str) -> Option<Self> {
         let base = Fields {
             name: name.to_owned(),
@@ -199,7 +202,7 @@ impl BoxProfile {
         Self::try_from(fields).ok()
     }
 
-    /// Whether the caller has no say in this field.
+    /// Whether the profile locks this field.
     pub fn locks(&self, field: Lockable) -> bool {
         self.locked.contains(&field)
     }

@@ -1,4 +1,4 @@
-//! The rules of a spec's fields: how a value is read, what it must be, and how the schema says so.
+//! Rules of the fields of a spec: decoding, validation and schema of a value.
 
 #[cfg(feature = "schema")]
 use schemars::{JsonSchema, Schema, SchemaGenerator};
@@ -10,9 +10,9 @@ use crate::decode::{Decimal, Whole};
 use crate::invalid::Invalid;
 use crate::paths;
 
-/// The rule of a field whose values are asked for as `T`.
+/// The rule of a field with values of type `T`.
 pub(super) trait Rule<T> {
-    /// Reads the value of the member `field`; `null` counts as absent.
+    /// Decodes the value of the member `field`; `null` counts as absent.
     fn read<'de, A: MapAccess<'de>>(
         &self,
         field: &'static str,
@@ -24,12 +24,12 @@ pub(super) trait Rule<T> {
         map.next_value().map_err(|error| malformed(field, &error))
     }
 
-    /// The value as a spec holds it; `None` if it counts as absent.
+    /// Validates and normalizes a value; `None` if it counts as absent.
     fn check(&self, _: &'static str, value: T) -> Result<Option<T>, Invalid> {
         Ok(Some(value))
     }
 
-    /// What the decoder of a draft takes.
+    /// Returns the schema of the values that the decoder accepts.
     #[cfg(feature = "schema")]
     fn schema(&self, generator: &mut SchemaGenerator) -> Schema
     where
@@ -38,20 +38,20 @@ pub(super) trait Rule<T> {
         generator.subschema_for::<Option<T>>()
     }
 
-    /// Adds the bounds of the rule to the schema of a value.
+    /// Adds the limits of the rule to the schema of a value.
     #[cfg(feature = "schema")]
     fn bound(&self, _: &mut Schema) {}
 }
 
-/// What an error says of a number that is not above zero.
+/// The error text for a number that is not positive.
 pub(super) const POSITIVE: &str = "must be greater than 0";
 
-/// Every value of the type.
+/// Accepts every value of the type.
 pub(super) struct Any;
 
 impl<T> Rule<T> for Any {}
 
-/// What the function does not refuse.
+/// A function that validates a value.
 impl<T, F: Fn(&T) -> Result<(), Invalid>> Rule<T> for F {
     fn check(&self, _: &'static str, value: T) -> Result<Option<T>, Invalid> {
         self(&value)?;
@@ -59,7 +59,8 @@ impl<T, F: Fn(&T) -> Result<(), Invalid>> Rule<T> for F {
     }
 }
 
-/// A whole number that is not smaller, and what an error says of one that is. It may also be written `"999"` or `999.0`.
+/// A whole number with a minimum, and the error text for a smaller one. The decoder also accepts
+/// `"999"` and `999.0`.
 pub(super) struct AtLeast(pub(super) u64, pub(super) &'static str);
 
 impl Rule<u64> for AtLeast {
@@ -93,7 +94,7 @@ impl Rule<u64> for AtLeast {
     }
 }
 
-/// A number above zero; it may also be written as text.
+/// A number greater than zero. The decoder also accepts it as text.
 pub(super) struct Positive;
 
 impl Rule<f64> for Positive {
@@ -124,7 +125,7 @@ impl Rule<f64> for Positive {
     }
 }
 
-/// Texts: a check that gives the value as a spec holds it, and a pattern for the schema.
+/// Declares text rules: a function that validates and normalizes a value, and a schema pattern.
 macro_rules! texts {
     ($($(#[$doc:meta])* $rule:ident, $pattern:ident, |$field:ident, $value:ident| $check:expr;)*) => {$(
         $(#[$doc])*
@@ -144,7 +145,7 @@ macro_rules! texts {
 }
 
 texts! {
-    /// Without NUL; trimmed.
+    /// Text without NUL, trimmed.
     NoNul, NO_NUL, |field, value| {
         if value.contains('\0') {
             return Err(Invalid::new(field, "must not contain NUL"));
@@ -152,7 +153,7 @@ texts! {
         Ok(filled(value))
     };
 
-    /// A short text; trimmed, and absent if it is blank.
+    /// A short text, trimmed; blank counts as absent.
     Word, NO_NUL, |field, value| {
         NoNul.check(field, value)?.map(|word| bounds::short(field, &word).map(|()| word)).transpose()
     };
@@ -160,11 +161,11 @@ texts! {
     /// An absolute path inside the box.
     Inside, INSIDE, |field, value| paths::inside(field, &value).map(Some);
 
-    /// An absolute path of the host.
+    /// An absolute host path.
     HostPath, OF_HOST, |field, value| paths::of_host(field, &value).map(Some);
 }
 
-/// The value of another rule, or a blank text, which counts as absent.
+/// Another rule, except that a blank text counts as absent.
 pub(super) struct Optional<R>(pub(super) R);
 
 impl<R: Rule<String>> Rule<String> for Optional<R> {
@@ -185,7 +186,7 @@ impl<R: Rule<String>> Rule<String> for Optional<R> {
     }
 }
 
-/// A value of another rule that may hold secrets, which errors must not quote.
+/// Another rule for a value that may hold secrets, which errors do not show.
 pub(super) struct Secret<R>(pub(super) R);
 
 impl<T, R: Rule<T>> Rule<T> for Secret<R> {
@@ -211,7 +212,7 @@ impl<T, R: Rule<T>> Rule<T> for Secret<R> {
     }
 }
 
-/// A list of at most [`MAX_ENTRIES`], each of which keeps another rule.
+/// A list of at most [`MAX_ENTRIES`] values, each under another rule.
 pub(super) struct Few<R>(pub(super) R);
 
 impl<R: Rule<String>> Rule<Vec<String>> for Few<R> {
@@ -255,12 +256,12 @@ impl Rule<Vec<BoxMountSpec>> for Mounts {
     }
 }
 
-/// A value that cannot be read, as an error that names its field.
+/// The error for a value that cannot be decoded, with its field.
 fn malformed<E: de::Error>(field: &'static str, error: &E) -> E {
     Invalid::new(field, format!("is malformed: {error}")).decoding()
 }
 
-/// Trimmed, and `None` if nothing is left.
+/// Trims a text; `None` if nothing is left.
 pub(super) fn filled(text: String) -> Option<String> {
     let trimmed = text.trim();
     match trimmed.len() {
