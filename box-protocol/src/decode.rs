@@ -1,10 +1,10 @@
-//! Numbers as clients write them.
+//! Lenient decoding of numbers.
 
 use std::fmt;
 
 use serde::de::{self, Deserialize, Deserializer, Unexpected, Visitor};
 
-/// A whole number as clients write it: `999`, `"999"` or `999.0`.
+/// A whole number: `999`, `"999"` or `999.0`.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Whole {
     Of(u64),
@@ -12,7 +12,7 @@ pub(crate) enum Whole {
 }
 
 impl Whole {
-    /// Up to here every whole number has its own `f64`.
+    /// The largest value up to which every whole number is exact as `f64`.
     const EXACT: f64 = 9_007_199_254_740_992.0;
 
     fn from_float(number: f64) -> Option<Self> {
@@ -22,7 +22,7 @@ impl Whole {
         if number < 0.0 {
             return Some(Self::Negative);
         }
-        // Through text, because a cast would also take what does not fit.
+        // Converts through text, because a cast would accept values out of range.
         format!("{:.0}", number.abs()).parse().ok().map(Self::Of)
     }
 
@@ -68,7 +68,7 @@ impl Visitor<'_> for WholeVisitor {
     }
 }
 
-/// A number as clients write it, also as text.
+/// A number, or its decimal text.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Decimal(pub(crate) f64);
 
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_numbers_in_every_writing() {
+    fn whole_numbers_in_every_notation() {
         for json in [
             "999",
             "999.0",
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_whole_number() {
+    fn other_values_are_not_whole_numbers() {
         for json in [
             "1.5",
             r#""1.5""#,
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn decimals_in_every_writing() {
+    fn decimals_in_every_notation() {
         for (json, number) in [("1", 1.0), ("0.5", 0.5), (r#""0.5""#, 0.5), ("-2", -2.0)] {
             assert_eq!(
                 serde_json::from_str::<Decimal>(json).ok(),

@@ -1,50 +1,50 @@
-//! Errors: the twelve codes and the details that programs read beside them. Each protocol writes a
-//! code in its own form; `box_rpc` has the numbers of JSON-RPC.
+//! Error codes and their machine-readable details.
+//!
+//! Each protocol encodes a code in its own form; `box_rpc` has the numbers of JSON-RPC.
 
 use serde::{Deserialize, Serialize};
 
 pub use box_rpc::{Code, Fault, RpcError as BoxError};
 
-/// What an error carries for programs. Every member is optional; readers ignore what they do not
-/// know.
+/// Machine-readable details of an error. Every member is optional, and readers ignore unknown ones.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Detail {
-    /// The field at fault.
+    /// The invalid field.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub field: Option<String>,
-    /// What the error is about, where one word serves several nouns.
+    /// The kind of object that the error is about; a box if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub subject: Option<Subject>,
-    /// An `unavailable` that will not pass: a primitive this machine does not have.
+    /// Whether an `unavailable` is permanent: this machine lacks a primitive.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub lasting: bool,
-    /// A `not_found` for something that did exist, and was forgotten.
+    /// Whether a `not_found` object existed and its record has expired.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub expired: bool,
-    /// The limit that is reached, by name.
+    /// Name of the limit that was reached.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<String>,
-    /// That limit's value.
+    /// Value of the limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max: Option<u64>,
-    /// The name of the system's error, as in `ENOENT`.
+    /// Name of the system error, for example `ENOENT`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub errno: Option<String>,
-    /// The value that stands, in a conflict. Never a host path.
+    /// The existing value in a conflict. Never a host path.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub existing: Option<String>,
-    /// The value that was asked for, in a conflict. Never a host path.
+    /// The requested value in a conflict. Never a host path.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub asked: Option<String>,
-    /// Why the box of the call has ended. The call is not worth repeating.
+    /// Why the box of the call has ended. A client should not repeat the call.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ended: Option<Ended>,
 }
 
 impl Detail {
-    /// Details that only name a subject.
+    /// Details with a subject only.
     pub fn about(subject: Subject) -> Self {
         Self {
             subject: Some(subject),
@@ -52,7 +52,7 @@ impl Detail {
         }
     }
 
-    /// Details that only name the field at fault.
+    /// Details with an invalid field only.
     pub fn of_field(field: &str) -> Self {
         Self {
             field: Some(field.to_owned()),
@@ -60,7 +60,7 @@ impl Detail {
         }
     }
 
-    /// The same, about a subject.
+    /// Sets the subject.
     pub fn of(mut self, subject: Subject) -> Self {
         self.subject = Some(subject);
         self
@@ -102,7 +102,7 @@ pub enum Ended {
     Other,
 }
 
-/// Adds why the box of a call has ended to what an error says.
+/// Adds the reason why the box ended to the details of an error.
 pub fn with_end(error: BoxError, why: Ended) -> BoxError {
     let detail = Detail {
         ended: Some(why),
@@ -111,7 +111,7 @@ pub fn with_end(error: BoxError, why: Ended) -> BoxError {
     error.with_detail(&detail)
 }
 
-/// The error of a workspace that holds more than its quota.
+/// The error for a workspace that exceeds its quota.
 pub fn quota_exceeded(megabytes: u64, more: &str) -> BoxError {
     let message = format!("quota exceeded: {megabytes} MiB{more}");
     BoxError::capacity(message).with_detail(&Detail {
@@ -122,13 +122,13 @@ pub fn quota_exceeded(megabytes: u64, more: &str) -> BoxError {
     })
 }
 
-/// What an error is about.
+/// The kind of object that an error is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "schema", schemars(transform = crate::schema::open_list))]
 #[serde(rename_all = "snake_case")]
 pub enum Subject {
-    /// A box. Assumed where nothing is said.
+    /// A box. The default.
     Box,
     /// A managed process.
     Process,
@@ -136,9 +136,9 @@ pub enum Subject {
     Shell,
     /// A tenant's grant.
     Grant,
-    /// Room on a disk.
+    /// Disk space.
     Disk,
-    /// Whether the place is fit to be used at all.
+    /// Whether a location is usable at all.
     Readiness,
     /// A subject newer than this build.
     #[serde(other)]

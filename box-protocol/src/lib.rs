@@ -9,9 +9,8 @@
 //!    [`BoxProfile`] holds the defaults and limits of a caller.
 //! 2. [`actions`]: every action by noun, with its preconditions, parameters and result.
 //!    A runtime calls `agent.*` on the agent inside a box.
-//! 3. [`error`]: the twelve codes and their details.
-//! 4. [`catalog`]: volumes, templates and pools as the client models of seed 004 write them; no action
-//!    serves them yet.
+//! 3. [`error`]: the error codes and their details.
+//! 4. [`catalog`]: volumes, templates and pools, as seed 004 specifies them. No action uses them yet.
 //!
 //! # Nouns
 //!

@@ -14,7 +14,7 @@ fn check_length(field: &'static str, path: &str) -> Result<(), Invalid> {
     Ok(())
 }
 
-/// A path inside the box: trimmed, absolute, without a slash at its end.
+/// Validates an absolute path inside the box, trims it and removes trailing slashes.
 pub fn inside(field: &'static str, path: &str) -> Result<String, Invalid> {
     let path = path.trim();
     if !path.starts_with('/') || path.contains('\0') {

@@ -1,4 +1,4 @@
-//! Times: unix milliseconds inside, text only where a gateway writes it.
+//! Times in Unix milliseconds, and their text form for gateways.
 
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};

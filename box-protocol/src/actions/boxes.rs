@@ -156,7 +156,7 @@ pub struct GuestInfo {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct BoxListParams {
-    /// Only boxes created through this protocol; any if absent.
+    /// Only boxes created through this gateway; any if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub world: Option<World>,
     /// Only the box with this name; any if absent.

@@ -1,4 +1,4 @@
-//! A command: an object with an id, a log and an end.
+//! Commands: objects with an id, a log and an exit status.
 
 use std::fmt;
 
@@ -11,17 +11,17 @@ use crate::invalid::Invalid;
 use crate::note::Note;
 use crate::time::UnixMs;
 
-/// What a command runs. `{"text": …}` or `{"argv": […]}` on the wire, never both.
+/// The program of a command: `{"text": …}` or `{"argv": […]}` on the wire, never both.
 ///
-/// Made by [`text`](Self::text) and [`argv`](Self::argv) or decoded; both keep the rules.
+/// Created by [`text`](Self::text), [`argv`](Self::argv) or a decoder, which all apply the rules.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase", try_from = "Unchecked")]
 pub enum Program {
-    /// A text for the box's shell.
+    /// A text for the shell of the box.
     #[non_exhaustive]
     Text(String),
-    /// A program and its arguments, run as they are.
+    /// A program with its arguments, which runs without a shell.
     #[non_exhaustive]
     Argv(Vec<String>),
 }
@@ -53,7 +53,7 @@ enum Unchecked {
 }
 
 impl Program {
-    /// A text for the box's shell; not blank.
+    /// A text for the shell of the box; `validation` if it is blank.
     pub fn text(text: impl Into<String>) -> Result<Self, Invalid> {
         let text = text.into();
         if text.trim().is_empty() {
@@ -65,7 +65,7 @@ impl Program {
         Ok(Self::Text(text))
     }
 
-    /// A program and its arguments; the program's name is not empty.
+    /// A program and its arguments; `validation` if its name is empty.
     pub fn argv<T: Into<String>>(argv: impl IntoIterator<Item = T>) -> Result<Self, Invalid> {
         let argv: Vec<String> = argv.into_iter().map(Into::into).collect();
         if argv.first().is_none_or(String::is_empty) {
@@ -78,7 +78,7 @@ impl Program {
     }
 }
 
-/// For people: the text, or the words with spaces between them.
+/// Shows the text, or the arguments separated by spaces.
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -99,12 +99,12 @@ impl TryFrom<Unchecked> for Program {
     }
 }
 
-/// What a command is for.
+/// The role of a command.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// Nothing in particular.
+    /// An ordinary command.
     #[default]
     Command,
     /// A `box.exec`.
@@ -113,42 +113,42 @@ pub enum Role {
     Process,
     /// A run in a shell.
     Run,
-    /// A watch on files, run by the agent itself.
+    /// A file watch, which the agent runs itself.
     Watch,
-    /// The command started with the box.
+    /// The command that starts with the box.
     Main,
 }
 
-/// Where a command is in its life.
+/// The state of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum CommandState {
-    /// Made, and waiting for its first reader.
+    /// Waiting for its first reader.
     Held,
-    /// Waiting for its turn in a shell.
+    /// Queued in a shell.
     Pending,
     /// Running.
     Running,
-    /// Ended; its record is kept for a while.
+    /// Ended; the record is kept for a time.
     Exited,
-    /// Its end was not seen.
+    /// Ended, but the exit was not observed.
     Lost,
 }
 
-/// The same thing for both streams.
+/// A value for each of the two streams.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct PerStream {
-    /// For standard output, or both streams if they are merged.
+    /// The value for standard output, or for both streams if they are merged.
     pub stdout: u64,
-    /// For standard error.
+    /// The value for standard error.
     pub stderr: u64,
 }
 
 impl PerStream {
-    /// That of one stream.
+    /// Returns the value of one stream.
     pub const fn of(self, stream: StreamName) -> u64 {
         match stream {
             StreamName::Stdout => self.stdout,
@@ -156,7 +156,7 @@ impl PerStream {
         }
     }
 
-    /// That of one stream, to be changed.
+    /// Returns the value of one stream for modification.
     pub const fn of_mut(&mut self, stream: StreamName) -> &mut u64 {
         match stream {
             StreamName::Stdout => &mut self.stdout,
@@ -164,71 +164,71 @@ impl PerStream {
         }
     }
 
-    /// Over both.
+    /// Returns the sum of both values.
     pub const fn sum(self) -> u64 {
         self.stdout.saturating_add(self.stderr)
     }
 }
 
-/// What is known of a command.
+/// The record of a command.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct CommandInfo {
-    /// Its box.
+    /// The box.
     pub session_id: SessionId,
     /// The command.
     pub command_id: CommandId,
-    /// What it is for.
+    /// The role.
     #[serde(default)]
     pub role: Role,
-    /// Where it is in its life.
+    /// The state.
     pub state: CommandState,
-    /// Its process, as the box numbers it.
+    /// The process id inside the box; absent before the start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-    /// What it runs.
+    /// The program.
     pub program: Program,
-    /// Where.
+    /// The working directory.
     pub cwd: String,
-    /// The names of the variables it was given; values are never told.
+    /// Names of the environment variables of the request. Values are never returned.
     #[serde(default)]
     pub env_keys: Vec<String>,
-    /// Somebody reads its output.
+    /// Whether a reader is attached.
     #[serde(default)]
     pub attached: bool,
-    /// When it was asked for.
+    /// When the command was requested.
     pub created_at: UnixMs,
-    /// When its process began.
+    /// When the process started; absent before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub started_at: Option<UnixMs>,
-    /// When it ended.
+    /// When the command exited; absent before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended_at: Option<UnixMs>,
-    /// Bytes written so far.
+    /// Number of bytes written so far.
     #[serde(default)]
     pub size: PerStream,
-    /// The first byte that is still kept.
+    /// Offset of the first byte that the log still holds.
     #[serde(default)]
     pub kept_from: PerStream,
-    /// How it ended.
+    /// The exit status; absent before the exit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit: Option<Exit>,
-    /// What an interpreter said went wrong.
+    /// The error that an interpreter reported; absent if none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<RunError>,
-    /// The shell it runs in.
+    /// The shell that executes the run; absent for other commands.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shell_id: Option<ShellId>,
-    /// The shell had to be replaced before this run.
+    /// Whether the shell was replaced before this run.
     #[serde(default)]
     pub shell_replaced: bool,
-    /// What a gateway keeps with it.
+    /// Data of the gateway, returned unchanged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<Note>,
 }
 
 impl CommandInfo {
-    /// About how long it is as a message: what may be long in it, and a guess at the rest.
+    /// Estimates the size of the record in a message, in bytes.
     pub fn about_bytes(&self) -> usize {
         let program = match &self.program {
             Program::Text { 0: text, .. } => text.len(),
@@ -243,15 +243,15 @@ impl CommandInfo {
     }
 }
 
-/// An error an interpreter raised.
+/// An error that an interpreter raised.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct RunError {
-    /// Its class.
+    /// The class of the error.
     pub name: String,
-    /// Its text.
+    /// The message of the error.
     pub value: String,
-    /// The lines that led to it.
+    /// The traceback, line by line.
     #[serde(default)]
     pub traceback: Vec<String>,
 }

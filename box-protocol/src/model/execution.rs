@@ -1,4 +1,4 @@
-//! How a command ended, and the result of an exec.
+//! The exit status of a command, and the result of an exec.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,17 +7,17 @@ use crate::error::BoxError;
 use crate::ids::SessionId;
 use crate::invalid::Invalid;
 
-/// How a command ended.
+/// The exit status of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Exit {
-    /// The number it returned, if it returned.
+    /// The exit code; absent after a signal or a timeout.
     #[serde(default)]
     pub code: Option<i32>,
-    /// The signal that ended it, if one did.
+    /// The signal that ended the command; absent otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signal: Option<i32>,
-    /// Why it ended.
+    /// Why the command ended.
     pub why: ExitWhy,
 }
 
@@ -26,26 +26,26 @@ pub struct Exit {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ExitWhy {
-    /// It returned.
+    /// The process exited.
     Exit,
-    /// A signal that was not ours.
+    /// A signal that the runtime did not send.
     Signal,
-    /// Its time was over.
+    /// The time limit was reached.
     Timeout,
-    /// Nobody listened for too long.
+    /// No reader was attached within the idle limit.
     Idle,
-    /// It was killed on request.
+    /// A client killed the command.
     Killed,
-    /// The box had no memory left. Said by the runtime: an agent cannot see it.
+    /// The box was out of memory. The runtime reports it; the agent cannot observe it.
     Oom,
-    /// Its box ended.
+    /// The box ended.
     BoxEnded,
-    /// Nobody saw it end.
+    /// The exit was not observed.
     Lost,
 }
 
 impl Exit {
-    /// It returned this number.
+    /// The exit status of a process that exited with this code.
     pub const fn returned(code: i32) -> Self {
         Self {
             code: Some(code),
@@ -54,7 +54,7 @@ impl Exit {
         }
     }
 
-    /// A signal ended it, for this reason.
+    /// The exit status of a process that a signal ended, for this reason.
     pub const fn by_signal(signal: i32, why: ExitWhy) -> Self {
         Self {
             code: None,
@@ -63,7 +63,8 @@ impl Exit {
         }
     }
 
-    /// The number a shell would show: the returned one, or 128 and the signal. A timeout has none.
+    /// Returns the exit code as a shell shows it, 128 plus the signal after a signal; `None` after
+    /// a timeout.
     pub fn shell_code(&self) -> Option<i32> {
         if self.why == ExitWhy::Timeout {
             return None;
@@ -73,32 +74,32 @@ impl Exit {
     }
 }
 
-/// Whether an exec came to its end.
+/// Whether an exec ran to its exit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ExecutionStatus {
-    /// It ended by itself.
+    /// The command exited.
     Completed,
-    /// Its time was over.
+    /// The time limit was reached.
     TimedOut,
 }
 
-/// What was ended with an exec whose time was over.
+/// What the runtime ended when an exec timed out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Killed {
-    /// The command with everything it had started. The box stays.
+    /// The command and its process tree. The box stays.
     Command,
-    /// The box.
+    /// The whole box.
     Box,
 }
 
 /// The result of an exec.
 ///
-/// A completed one has an exit code, which is 128 and the signal if a signal ended it; a timed-out one
-/// has none. Held on construction and on decode.
+/// A completed exec has an exit code, which is 128 plus the signal after a signal. A timed-out one
+/// has none. Constructor and decoder enforce this.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "schema", schemars(!try_from, transform = crate::schema::code_by_status))]
@@ -107,20 +108,20 @@ pub enum Killed {
 pub struct BoxExecutionResult {
     /// The box.
     pub session_id: SessionId,
-    /// The backend that runs it.
+    /// The backend that runs the box.
     pub backend_name: String,
-    /// Whether it came to its end.
+    /// Whether the command ran to its exit.
     pub status: ExecutionStatus,
-    /// The exit code; `null` after a timeout.
+    /// The exit code, which is 128 plus the signal after a signal; `null` after a timeout.
     pub exit_code: Option<i32>,
-    /// The signal that ended it, if one did.
+    /// The signal that ended the command; absent otherwise.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub signal: Option<i32>,
-    /// Its box had no memory left, and it was killed for that. Left out where it was not.
+    /// Whether the command was killed because the box was out of memory; absent if not.
     #[serde(skip_serializing_if = "is_false")]
     #[cfg_attr(feature = "schema", schemars(default))]
     pub oom: bool,
-    /// What was ended because its time was over. Left out where it came to its end.
+    /// What the runtime ended because of the timeout; absent without a timeout.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub killed: Option<Killed>,
     /// Standard output.
@@ -129,26 +130,27 @@ pub struct BoxExecutionResult {
     /// Standard error.
     #[cfg_attr(feature = "schema", schemars(default))]
     pub stderr: String,
-    /// How long it ran.
+    /// Run time in milliseconds.
     pub duration_ms: u64,
-    /// Bytes of standard output that were counted and not kept.
+    /// Number of bytes of standard output that were counted but not kept.
     #[serde(skip_serializing_if = "is_zero")]
     #[cfg_attr(feature = "schema", schemars(default))]
     pub stdout_dropped: u64,
-    /// Bytes of standard error that were counted and not kept.
+    /// Number of bytes of standard error that were counted but not kept.
     #[serde(skip_serializing_if = "is_zero")]
     #[cfg_attr(feature = "schema", schemars(default))]
     pub stderr_dropped: u64,
-    /// Some of standard output is missing, cut by the policy layer or dropped before it. Left out
-    /// where nothing is, so that clients that know no more read it.
+    /// Whether standard output is incomplete: truncated by the service, or dropped before; absent
+    /// if not.
     #[serde(skip_serializing_if = "is_false")]
     #[cfg_attr(feature = "schema", schemars(default))]
     pub stdout_truncated: bool,
-    /// As `stdout_truncated`, of standard error.
+    /// Whether standard error is incomplete: truncated by the service, or dropped before; absent if
+    /// not.
     #[serde(skip_serializing_if = "is_false")]
     #[cfg_attr(feature = "schema", schemars(default))]
     pub stderr_truncated: bool,
-    /// What the profile changed of the request. Left out where nothing was.
+    /// Fields of the request that the profile changed; absent if none.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "schema", schemars(default))]
     pub adjusted: Vec<Adjusted>,
@@ -165,8 +167,8 @@ fn is_zero(number: &u64) -> bool {
 }
 
 impl BoxExecutionResult {
-    /// The result of a command that ended so. `unavailable` if its end says neither code nor signal
-    /// nor timeout: then what it did is not known.
+    /// Creates the result of an exec; `unavailable` if the exit status has no code, signal or
+    /// timeout.
     pub fn new(
         session_id: SessionId,
         backend_name: impl Into<String>,
@@ -203,7 +205,7 @@ impl BoxExecutionResult {
         })
     }
 
-    /// The same with this output.
+    /// Sets the output.
     pub fn with_output(mut self, stdout: impl Into<String>, stderr: impl Into<String>) -> Self {
         self.stdout = stdout.into();
         self.stderr = stderr.into();

@@ -1,21 +1,21 @@
-//! The fields of a box's spec. A field is declared here and nowhere else.
+//! The fields of a spec. This module is the only place that declares a field.
 //!
-//! Its row says the name on the wire, the type, the value of a spec whose caller does not ask for one, and the rule. From the
-//! rows come [`BoxSpec`](super::BoxSpec), [`SpecDraft`](super::SpecDraft) with its decoder, setters and schema,
+//! A row has the name on the wire, the type, the default and the rule. The macros generate from the
+//! rows: [`BoxSpec`](super::BoxSpec), [`SpecDraft`](super::SpecDraft) with its decoder, setters and schema,
 //! [`first_conflict`](super::first_conflict), the fixed fields of [`BoxSessionInfo`](super::BoxSessionInfo), and
 //! [`BoxProfile`](super::BoxProfile).
 //!
 //! # A row
 //! ```text
-//! /// What the field is: for the documentation and for the schema.
+//! /// The description for the documentation and the schema.
 //! name: Type = default, rule, fixed shown, lockable Name;
 //! ```
 //! * `Type` is one word, or in parentheses.
 //! * `default` is one word, or in parentheses. `None` makes the field of the spec an `Option`.
 //! * `rule` is a [`Rule`] or a function that checks a reference.
-//! * `fixed` fields cannot change while a box lives: [`first_conflict`](super::first_conflict) compares them in the order of the
-//!   rows, and the info of a box has them. An error says the values if they are `shown`, and does not if they are `hidden`.
-//! * `lockable` fields are part of a profile, which gives the default and can lock the field under this name.
+//! * `fixed` fields cannot change during the life of a box: [`first_conflict`](super::first_conflict) compares them in the order of the
+//!   rows, and the record of a box has them. An error contains `shown` values and omits `hidden` ones.
+//! * `lockable` fields are part of a profile, which sets the default and can lock the field under this name.
 
 pub(super) use super::bounds::{check_defaults, check_guest, check_labels, check_main};
 pub(super) use super::mount::{BoxMountSpec, HostPathMode};
@@ -31,96 +31,100 @@ pub(super) use crate::env::Env;
 pub(super) use crate::ids::Name;
 pub(super) use crate::note::Note;
 
-/// Hands the rows to the macro `$then`, after `$first` if that is given.
+/// Passes the rows to the macro `$then`, after `$first` if it is given.
 macro_rules! spec_fields {
     ($then:ident $($first:ident)?) => { $then! { $($first)?
-        /// The text to run, for the box's shell; trimmed. `box.exec` needs one.
+        /// The text to run in the shell of the box; the server trims it. Required by `box.exec`.
         cmd: String = (String::new()), NoNul;
 
-        /// Where the text runs: an absolute path; `mount_path` if absent. Under `mount_path` if a host directory is mounted
-        /// there.
+        /// Working directory of the text: an absolute path; `mount_path` if absent. It must be
+        /// `mount_path` or below it if a host directory is mounted there.
         workdir: String = (String::new()), Optional(Inside);
 
-        /// How many seconds the text may run.
+        /// Maximum run time of the text, in seconds.
         timeout_sec: u64 = 30, AtLeast(1, POSITIVE), lockable TimeoutSec;
 
-        /// Whether the box reaches a network.
+        /// Whether the box has network access.
         network: Network = (Network::Off), Any, fixed shown, lockable Network;
 
-        /// The image that the box's files come from; the machine's own system directories if absent.
+        /// The image of the root file system; the system directories of the machine if absent.
         image: String = None, Word, fixed shown, lockable Image;
 
-        /// Environment variables for the text.
+        /// Environment variables of the text.
         env: Env = (Env::new()), Secret(Any);
 
-        /// The host directory that is the workspace: an absolute path, also one of Windows.
+        /// The host directory to mount as the workspace: an absolute path, which may be a Windows
+        /// path. The workspace is private to the box if absent.
         host_path: String = None, Optional(HostPath), fixed hidden;
 
         /// How the workspace is mounted.
         host_path_mode: HostPathMode = (HostPathMode::Rw), Any, fixed shown, lockable HostPathMode;
 
-        /// Where the workspace appears: an absolute path.
+        /// Where the workspace is mounted: an absolute path.
         mount_path: String = (DEFAULT_MOUNT_PATH.to_owned()), Inside, fixed hidden;
 
-        /// More host directories.
+        /// Additional host directories to mount.
         extra_mounts: (Vec<BoxMountSpec>) = (Vec::new()), Mounts;
 
-        /// Idleness does not end the box.
+        /// Whether the box stays when it is idle.
         persistent: bool = false, Any, fixed shown;
 
-        /// Processors' worth of time.
+        /// CPU limit, in CPUs.
         cpus: f64 = 1.0, Positive, fixed shown, lockable Cpus;
 
-        /// Memory in mebibytes.
+        /// Memory limit, in MiB.
         memory_mb: u64 = 512, AtLeast(32, "must be at least 32"), fixed shown, lockable MemoryMb;
 
-        /// How many processes and threads the box may have.
+        /// Maximum number of processes and threads.
         pids_limit: u64 = 128, AtLeast(1, "must be at least 1"), fixed shown, lockable PidsLimit;
 
-        /// The system's directories cannot be written.
+        /// Whether the system directories are read-only.
         read_only_rootfs: bool = true, Any, fixed shown, lockable ReadOnlyRootfs;
 
-        /// How many mebibytes the workspace and every other mount that can be written to may hold; 0 for no limit.
+        /// Maximum size of the workspace and all other writable mounts together, in MiB; 0 for no
+        /// limit.
         workspace_quota_mb: u64 = 0, AtLeast(0, "must be greater than or equal to 0"), fixed shown, lockable WorkspaceQuotaMb;
 
-        /// A changeable name, unique in its world. The host name of the box is made of the one it begins with.
+        /// A name that the owner can change, unique per gateway. The initial name determines the
+        /// host name of the box.
         name: Name = None, Any;
 
-        /// Labels to filter by: at most 64, and 16 KiB in all.
+        /// Labels to filter by: at most 64, with at most 16 KiB in total.
         labels: Labels = None, check_labels;
 
-        /// What a gateway keeps with the box.
+        /// Data of the gateway, stored with the box and returned unchanged.
         note: Note = None, Any;
 
-        /// The protocol the box was made through.
+        /// The gateway through which the box was created; `native` if absent.
         world: World = None, Any;
 
-        /// When the box ends by itself.
+        /// When the server ends the box.
         lifetime: Lifetime = None, Any;
 
-        /// What every command of the box gets.
+        /// Defaults of every command of the box.
         defaults: Defaults = None, Secret(check_defaults);
 
-        /// A command started with the box.
+        /// A command that starts with the box.
         main: Main = None, check_main;
 
-        /// The guest's name and home.
+        /// Name and home directory of the guest user.
         guest: Guest = None, check_guest;
 
-        /// Directories that exist from the start and belong to the guest.
+        /// Directories that exist from the start and belong to the guest user.
         dirs: (Vec<String>) = None, Few(Inside);
 
-        /// The hosts that the box may connect to, if it has a network.
+        /// The hosts that a box with network access may connect to.
         network_policy: (Box<NetworkPolicy>) = None, Any, lockable NetworkPolicy;
 
-        /// Primitives the box may lack (`network`); the answer lists under `degraded` which it does. A quota is
-        /// none of them: where no file system keeps it, the workspace is measured.
+        /// Primitives that the box may lack, such as `network`. The result lists the missing ones
+        /// as `degraded`. A quota is never missing: without support of the file system, the runtime
+        /// measures the workspace.
         best_effort: (Vec<String>) = None, Few(Word);
     }};
 }
 pub(super) use spec_fields;
 
-/// Hands the rows of the fixed fields to the macro `$then`, as `name: Type = default, shown;`.
+/// Passes the rows of the fixed fields to the macro `$then`, as `name: Type = default, shown;`.
 macro_rules! fixed_fields {
     ($then:ident $(
         $(#[doc = $doc:literal])*
@@ -131,7 +135,7 @@ macro_rules! fixed_fields {
 }
 pub(super) use fixed_fields;
 
-/// Hands the rows of the lockable fields to the macro `$then`, as `name: Type = default, rule, Lock;`.
+/// Passes the rows of the lockable fields to `$then`, as `name: Type = default, rule, Lock;`.
 macro_rules! lockable_fields {
     ($then:ident $(
         $(#[doc = $doc:literal])*
@@ -160,7 +164,7 @@ macro_rules! default_of {
 }
 pub(super) use default_of;
 
-/// What is asked for, or the default.
+/// The requested value, or the default.
 macro_rules! or_default {
     ($asked:expr, None) => {
         $asked

@@ -1,4 +1,4 @@
-//! What is known of a box, and what its state allows.
+//! The record of a box, and which calls its state allows.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,40 +8,41 @@ use crate::error::Code;
 use crate::ids::SessionId;
 use crate::time::UnixMs;
 
-/// Where a box is in its life. One that was deleted has no state: it is `not_found`.
+/// The state of a box. A deleted box has none: it is `not_found`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum BoxState {
-    /// Being made or started.
+    /// Being created or started.
     Starting,
     /// Ready.
     Running,
-    /// Frozen: processes stand still.
+    /// All processes are frozen.
     Paused,
-    /// Processes are gone, files stay.
+    /// All processes have ended; the files are kept.
     Stopped,
-    /// It did not start, or its agent died.
+    /// The box did not start, or its agent died.
     Failed,
-    /// The server that adopted it cannot reach its agent. It may live: it is reached later, fails, or is deleted with `force`.
+    /// The server that adopted the box cannot reach its agent. The box may recover, fail, or be
+    /// deleted with `force`.
     Unreachable,
 }
 
-/// What a call to `command.*`, `shell.*`, `file.*` or `port.*` meets.
+/// How the state of a box affects a call to `command.*`, `shell.*`, `file.*` or `port.*`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// It goes ahead.
+    /// The call proceeds.
     Now,
-    /// It waits for the box, up to its own deadline.
+    /// The call waits for the box, up to its deadline.
     Wait,
-    /// The box is resumed or started first.
+    /// The runtime first resumes or starts the box.
     WakeFirst,
-    /// It is refused with this word.
+    /// The runtime refuses the call with this code.
     Refused(Code),
 }
 
 impl BoxState {
-    /// What a call that needs the box's inside meets; `wake` is the box's own setting.
+    /// Returns the effect on a call that needs the agent; `wake` is the setting of the box.
     pub const fn access(self, wake: bool) -> Access {
         match self {
             Self::Starting => Access::Wait,
@@ -53,85 +54,85 @@ impl BoxState {
     }
 }
 
-/// What the exec lane of a box is doing.
+/// Whether an exec runs in the box.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum LaneStatus {
-    /// Nothing.
+    /// No exec runs.
     #[default]
     Idle,
-    /// An exec.
+    /// An exec runs.
     Running,
-    /// The box is on its way out.
+    /// The box is ending.
     Closing,
 }
 
 macro_rules! declare {
     ($($name:ident: $type:tt = $default:tt, $shown:ident;)*) => {
-        /// What is known of a box.
+        /// The record of a box.
         #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
         #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
         pub struct BoxSessionInfo {
-            /// The box.
+            /// The id of the box.
             pub session_id: SessionId,
-            /// The backend that runs it.
+            /// The backend that runs the box.
             pub backend_name: String,
-            /// What the backend calls it.
+            /// The id of the box in its backend.
             pub backend_session_id: String,
             $(
-                /// As asked for.
+                /// The requested value.
                 pub $name: held!($type, $default),
             )*
-            /// What the image's name led to, where that is something else.
+            /// The image that the requested name resolved to; absent if it is the same.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             pub image_resolved: Option<String>,
-            /// What its system directories are: `host` for the machine's own, `image` for those of an image.
+            /// Where the system directories come from: `host` or `image`.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             pub rootfs: Option<String>,
-            /// When it was made.
+            /// When the box was created.
             pub created_at: UnixMs,
-            /// When it last had work.
+            /// When the box last had activity.
             pub last_used_at: UnixMs,
-            /// Where it is in its life.
+            /// The state.
             pub state: BoxState,
-            /// Why, if it failed or cannot be reached.
+            /// Why the box failed or is unreachable; absent otherwise.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             pub reason: Option<String>,
-            /// What its exec lane is doing.
+            /// Whether an exec runs.
             #[serde(default)]
             pub status: LaneStatus,
-            /// The protocol it was made through.
+            /// The gateway through which the box was created.
             #[serde(default)]
             pub world: World,
-            /// Its changeable name.
+            /// The name, which the owner can change; absent if the box has none.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             pub name: Option<Name>,
-            /// Its labels.
+            /// The labels.
             #[serde(default)]
             pub labels: Labels,
-            /// What a gateway keeps with it.
+            /// Data of the gateway, returned unchanged.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             pub note: Option<Note>,
-            /// When it ends by itself.
+            /// When the server ends the box.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             pub lifetime: Option<Lifetime>,
-            /// What every command of it gets. Lists leave it out.
+            /// Defaults of every command. Absent in lists.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             pub defaults: Option<Defaults>,
-            /// The hosts that it may connect to. Lists leave it out.
+            /// The hosts that the box may connect to. Absent in lists.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             pub network_policy: Option<Box<NetworkPolicy>>,
-            /// Protections this machine does not grant; see the security model.
+            /// Protections that this machine does not provide; see the security model.
             #[serde(default)]
             pub missing: Vec<String>,
-            /// What was asked for at best effort and could not be given.
+            /// Primitives of `best_effort` that the box lacks.
             #[serde(default)]
             pub degraded: Vec<String>,
         }
 
         impl BoxSessionInfo {
-            /// A box that is being made to this spec.
+            /// The record of a box that is being created from this spec.
             pub fn starting(
                 spec: &BoxSpec,
                 backend_name: impl Into<String>,
@@ -168,7 +169,7 @@ macro_rules! declare {
 spec_fields!(fixed_fields declare);
 
 impl BoxSessionInfo {
-    /// About how many bytes of a message it is, as a list tells it.
+    /// Estimates the size of the record in a list, in bytes.
     pub fn about_bytes(&self) -> usize {
         let labels = self
             .labels
@@ -177,7 +178,7 @@ impl BoxSessionInfo {
         let note = self.note.as_ref().map_or(0, |note| note.as_json().len());
         let length = |text: &Option<String>| text.as_ref().map_or(0, String::len);
         let words = length(&self.image) + self.mount_path.len() + length(&self.host_path);
-        // A character may be written as six.
+        // JSON may escape a character as six bytes.
         2048 + note + 6 * (labels.sum::<usize>() + words)
     }
 }

@@ -1,4 +1,4 @@
-//! The models: what a box is asked to be, what it is, what came of a command.
+//! The models: the spec of a box, its record, and the result of a command.
 
 #![allow(
     clippy::wildcard_imports,

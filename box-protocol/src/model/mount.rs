@@ -5,25 +5,25 @@ use serde::{Deserialize, Serialize};
 use crate::invalid::Invalid;
 use crate::paths;
 
-/// What an error begins with whose content is not what its digest says.
+/// The start of the error for content that does not match its digest.
 pub const ARTIFACT_UNUSABLE: &str = "Immutable artifact preparation failed";
 
-/// Whether, and how, a host directory is mounted.
+/// Whether and how a host directory is mounted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum HostPathMode {
-    /// Not at all.
+    /// Not mounted.
     None,
-    /// For reading.
+    /// Read-only.
     Ro,
-    /// For reading and writing.
+    /// Read-write.
     #[default]
     Rw,
 }
 
 impl HostPathMode {
-    /// The word as it is written.
+    /// Returns the name on the wire.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -33,9 +33,9 @@ impl HostPathMode {
     }
 }
 
-/// A host directory beside the workspace.
+/// A mount of a host directory in addition to the workspace.
 ///
-/// Made by [`new`](Self::new) or decoded; both keep the rules.
+/// Created by [`new`](Self::new) or a decoder, which both apply the rules.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "schema", schemars(!try_from, deny_unknown_fields))]
@@ -45,24 +45,25 @@ pub struct BoxMountSpec {
     /// The directory on the host.
     #[cfg_attr(feature = "schema", schemars(regex(pattern = crate::schema::OF_HOST)))]
     pub host_path: String,
-    /// Where it appears in the box: absolute and normalized.
+    /// Where it is mounted in the box: an absolute, normalized path.
     #[cfg_attr(feature = "schema", schemars(regex(pattern = crate::schema::NORMALIZED)))]
     pub mount_path: String,
     /// How it is mounted.
     #[cfg_attr(feature = "schema", schemars(default))]
     pub mode: HostPathMode,
-    /// For a content-addressed mount: `sha256:` and 64 hex digits.
+    /// For a content-addressed mount: `sha256:` and 64 hex digits; absent otherwise.
     #[cfg_attr(feature = "schema", schemars(regex(pattern = "^sha256:[0-9a-f]{64}$")))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content_digest: Option<String>,
-    /// For a content-addressed mount: the manifest the digest is of, on the host.
+    /// For a content-addressed mount: the host path of the manifest that the digest covers; absent
+    /// otherwise.
     #[cfg_attr(feature = "schema", schemars(regex(pattern = crate::schema::OF_HOST)))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub manifest_path: Option<String>,
 }
 
 impl BoxMountSpec {
-    /// A plain mount.
+    /// Creates a mount without a digest.
     pub fn new(
         host_path: impl Into<String>,
         mount_path: impl Into<String>,

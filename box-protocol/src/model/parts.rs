@@ -1,4 +1,4 @@
-//! The types of a spec's fields that are made of several values.
+//! Composite types of the fields of a spec.
 
 use std::collections::BTreeMap;
 
@@ -7,59 +7,59 @@ use serde::{Deserialize, Serialize};
 use crate::env::Env;
 use crate::time::UnixMs;
 
-/// Visible, filterable marks of a record.
+/// Labels to filter by.
 pub type Labels = BTreeMap<String, String>;
 
-/// When a box ends by itself. `persistent` in the spec wins over `idle_ms`.
+/// When the server ends a box. `persistent` in the spec overrides `idle_ms`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct Lifetime {
-    /// At this time, whatever it does.
+    /// When the server ends the box regardless of activity; never if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<UnixMs>,
-    /// After so long without work.
+    /// Idle time after which `on_idle` applies, in milliseconds; the server's setting if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub idle_ms: Option<u64>,
-    /// What idleness does.
+    /// What happens to an idle box; `delete` if absent.
     pub on_idle: OnIdle,
-    /// So long after it was stopped, it is deleted.
+    /// Time after a stop until the server deletes the box, in milliseconds; never if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub delete_after_stop_ms: Option<u64>,
-    /// A call to a paused or stopped box wakes it first.
+    /// Whether a call to a paused or stopped box resumes or starts it first; `false` if absent.
     pub wake: bool,
 }
 
-/// What becomes of an idle box.
+/// What happens to an idle box.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum OnIdle {
-    /// It is deleted.
+    /// The server deletes it.
     #[default]
     Delete,
-    /// It is stopped: processes end, files stay.
+    /// The server stops it: processes end, files are kept.
     Stop,
 }
 
-/// What every command of a box gets unless it says otherwise.
+/// Defaults of every command of a box, which a command can override.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct Defaults {
-    /// Variables, 128 KiB in all.
+    /// Environment variables, at most 128 KiB in total.
     pub env: Env,
-    /// A file in the box with more variables, over those: read, as the guest, before each exec and
-    /// command and before a shell is made, as [`Env::from_lines`](crate::Env::from_lines) says; at most
-    /// 64 KiB. `~` and `$VAR` are taken. Without the file there are none; what is there and is no file
-    /// that can be read is an error of whoever starts something.
+    /// A file in the box with further variables, which override `env`; at most 64 KiB. The agent
+    /// reads it as the guest user before each exec, command and shell creation, in the format of
+    /// [`Env::from_lines`](crate::Env::from_lines). `~` and `$VAR` are expanded. A missing file is
+    /// not an error; an unreadable one is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub env_file: Option<String>,
     /// The working directory.
     #[cfg_attr(feature = "schema", schemars(regex(pattern = crate::schema::INSIDE)))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cwd: Option<String>,
-    /// The user, by name or number.
+    /// User name or uid.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
     /// The shell that runs texts.
@@ -67,7 +67,7 @@ pub struct Defaults {
     pub shell: Option<String>,
 }
 
-/// A command started with the box.
+/// A command that starts with the box.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
@@ -75,17 +75,17 @@ pub struct Main {
     /// Program and arguments.
     #[cfg_attr(feature = "schema", schemars(length(min = 1, max = 1024)))]
     pub argv: Vec<String>,
-    /// The box ends with it.
+    /// Whether the box ends when the command exits; `false` if absent.
     #[serde(default)]
     pub ends_box: bool,
 }
 
-/// The guest in the box's own list of users.
+/// The guest user.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Guest {
-    /// The user's name.
+    /// The user name.
     pub name: String,
     /// The home directory.
     #[cfg_attr(feature = "schema", schemars(regex(pattern = crate::schema::INSIDE)))]

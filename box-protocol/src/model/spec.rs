@@ -1,6 +1,7 @@
-//! `SpecDraft`: what a caller asks for. `BoxSpec`: what a box is made to and, for an exec, what to run in it.
+//! The requested spec of a box, `SpecDraft`, and the validated one, `BoxSpec`.
 //!
-//! Both have the fields that [`fields`](super::fields) declares; `SpecDraft::build` leads from one to the other.
+//! Both have the fields that [`fields`](super::fields) declares. `SpecDraft::build` validates a
+//! draft.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -14,23 +15,23 @@ use crate::ids::SessionId;
 use crate::invalid::Invalid;
 use crate::paths;
 
-/// Where the workspace appears unless the spec says otherwise.
+/// Where the workspace is mounted if the spec does not set it.
 pub const DEFAULT_MOUNT_PATH: &str = "/workspace";
 
-/// Whether a box reaches a network.
+/// Whether a box has network access.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, serde::Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Network {
-    /// Nothing but itself.
+    /// Only loopback.
     #[default]
     Off,
-    /// Outwards.
+    /// Outgoing connections.
     On,
 }
 
 impl Network {
-    /// The word as it is written.
+    /// Returns the name on the wire.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Off => "off",
@@ -44,17 +45,17 @@ macro_rules! declare {
         $(#[doc = $doc:literal])*
         $name:ident: $type:tt = $default:tt, $rule:expr $(, fixed $shown:ident)? $(, lockable $lock:ident)?;
     )*) => {
-        /// What a box is asked to be and, for an exec, what to run in it. Every value keeps its rule.
+        /// The validated spec of a box and, for an exec, the text to run.
         ///
-        /// Made by [`SpecDraft::build`] or decoded, which is the same thing; to change one, turn it back into
-        /// a draft. Compared on reuse are the fields of [`Fixed`](super::Fixed); `cmd`, `env`, `workdir` and
-        /// `timeout_sec` may differ from call to call.
+        /// Created by [`SpecDraft::build`] or a decoder, which apply the same rules. To change a
+        /// spec, convert it into a draft. The fields of [`Fixed`](super::Fixed) must match on
+        /// reuse; `cmd`, `env`, `workdir` and `timeout_sec` may differ between calls.
         #[derive(Debug, Clone, PartialEq, Serialize, serde::Deserialize)]
         #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
         #[serde(try_from = "SpecDraft", into = "SpecDraft")]
         #[non_exhaustive]
         pub struct BoxSpec {
-            /// The box.
+            /// The id of the box.
             pub session_id: SessionId,
             $(
                 $(#[doc = $doc])*
@@ -63,12 +64,11 @@ macro_rules! declare {
             )*
         }
 
-        /// A [`BoxSpec`] as it was asked for: what is absent stays absent, so that a policy can tell it from
-        /// a value that happens to be the default. [`build`](Self::build) makes the spec, and is the only way
-        /// to one.
+        /// The requested spec of a box.
         ///
-        /// Decoding refuses unknown members and wrong types, and takes numbers written as `"999"` or
-        /// `999.0`; `null` counts as absent.
+        /// Absent values stay absent, so that a policy can distinguish them from defaults.
+        /// [`build`](Self::build) creates the [`BoxSpec`]. The decoder rejects unknown members and wrong
+        /// types, and accepts numbers written as `"999"` or `999.0`; `null` counts as absent.
         ///
         /// ```
         /// use box_protocol::{Network, SpecDraft};
@@ -94,14 +94,14 @@ macro_rules! declare {
 
         impl SpecDraft {
             $(
-                #[doc = concat!("Asks for this [`", stringify!($name), "`](BoxSpec::", stringify!($name), ").")]
+                #[doc = concat!("Sets [`", stringify!($name), "`](BoxSpec::", stringify!($name), ").")]
                 pub fn $name(mut self, $name: setter!($type)) -> Self {
                     self.$name = Some(setter!($type, $name));
                     self
                 }
             )*
 
-            /// The same spec in fewer words: what [`build`](Self::build) would fill in by itself is left out.
+            /// Removes the values that [`build`](Self::build) would fill in.
             pub fn brief(mut self) -> Self {
                 fn forget<T: PartialEq>(asked: &mut Option<T>, default: Option<T>) {
                     if *asked == default {
@@ -127,8 +127,9 @@ macro_rules! declare {
         }
 
         impl BoxSpec {
-            /// Reads back a spec that was written down when its box was made, by this version or another: members that this one
-            /// does not know are passed over, and its rules are not applied again, because the box is what it is.
+            /// Decodes the persisted spec of an existing box, also of another version.
+            ///
+            /// The decoder ignores unknown members and does not apply the rules again.
             pub fn written_before<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
                 let draft = deserializer.deserialize_map(DraftVisitor {
                     passes_over_unknown: true,
@@ -218,7 +219,7 @@ macro_rules! declare {
     };
 }
 
-/// The type of a setter's argument: everything that is a text for a text, else the type of the field.
+/// The argument type of a setter: `impl Into<String>` for a text, otherwise the type of the field.
 macro_rules! setter {
     (String) => { impl Into<String> };
     ($type:tt) => { $type };
@@ -229,7 +230,7 @@ macro_rules! setter {
 spec_fields!(declare);
 
 impl SpecDraft {
-    /// Asks for a box with this id and nothing else.
+    /// Creates a draft with this id only.
     pub fn new(session_id: impl Into<String>) -> Self {
         Self {
             session_id: Some(session_id.into()),
@@ -237,7 +238,7 @@ impl SpecDraft {
         }
     }
 
-    /// Fills in the defaults and applies the rules.
+    /// Fills in the defaults and validates the draft.
     pub fn build(self) -> Result<BoxSpec, Invalid> {
         BoxSpec::try_from(self)
     }
@@ -255,12 +256,12 @@ struct DraftVisitor {
     passes_over_unknown: bool,
 }
 
-/// A member's name, without a copy where the wire allows it.
+/// The name of a member, borrowed if possible.
 #[derive(serde::Deserialize)]
 #[serde(transparent)]
 struct Key<'a>(#[serde(borrow)] Cow<'a, str>);
 
-/// Reads the value of a member. A second value is refused.
+/// Decodes the value of a member and rejects a second one.
 fn put<'de, A: MapAccess<'de>, T: Deserialize<'de>>(
     asked: &mut Option<T>,
     map: &mut A,
@@ -275,7 +276,7 @@ fn put<'de, A: MapAccess<'de>, T: Deserialize<'de>>(
 }
 
 impl BoxSpec {
-    /// Reads a spec from JSON in memory, keeping the name of the field at fault.
+    /// Decodes a spec from JSON; an error names the field.
     pub fn from_value(value: serde_json::Value) -> Result<Self, Invalid> {
         serde_json::from_value::<SpecDraft>(value)?.build()
     }
@@ -286,7 +287,7 @@ impl BoxSpec {
         }
     }
 
-    /// The text to run; an exec without one is refused.
+    /// Returns the text to run; an error if there is none.
     pub fn require_cmd(&self) -> Result<&str, Invalid> {
         if self.cmd.is_empty() {
             return Err(Invalid::new("cmd", "must not be empty"));
@@ -294,8 +295,8 @@ impl BoxSpec {
         Ok(&self.cmd)
     }
 
-    /// The most bytes that one file of a command may have: all of the quota, where there is one. It is over the workspace and
-    /// every other mount that can be written to.
+    /// Returns the maximum size of one file of a command: the quota, which covers the workspace and all
+    /// other writable mounts.
     pub fn file_bytes(&self) -> Option<u64> {
         let is_writable = |mount: &BoxMountSpec| mount.mode == HostPathMode::Rw;
         let limited = (self.host_path.is_some() && self.host_path_mode == HostPathMode::Rw)

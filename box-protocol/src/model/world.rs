@@ -1,4 +1,4 @@
-//! The gateway a box was made through.
+//! The gateway through which a box was created.
 
 use std::borrow::Cow;
 
@@ -6,10 +6,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::invalid::Invalid;
 
-/// The most bytes a name may have.
+/// Maximum length of a name in bytes.
 const MAX_BYTES: usize = 32;
 
-/// The name of the gateway that a box was made through: `native`, unless another one says its own.
+/// The name of the gateway through which a box was created; `native` by default.
 ///
 /// 1 to 32 lowercase letters, digits and `-`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -25,12 +25,12 @@ impl World {
     /// This contract itself.
     pub const NATIVE: Self = Self(Cow::Borrowed("native"));
 
-    /// The gateway of this name, which keeps the rule.
+    /// Creates a gateway name, which must follow the rule.
     pub const fn of(name: &'static str) -> Self {
         Self(Cow::Borrowed(name))
     }
 
-    /// The name.
+    /// Returns the name.
     pub fn as_str(&self) -> &str {
         &self.0
     }
