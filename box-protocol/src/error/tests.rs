@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn detail_of_a_newer_peer_is_still_read() {
+fn details_of_a_newer_peer_are_decoded() {
     let newer = serde_json::json!({"subject": "moon", "lasting": true, "phase": "full"});
     let error = BoxError::unavailable("x").with_detail(&newer);
     let detail: Detail = error.detail().unwrap();
@@ -16,7 +16,7 @@ fn empty_detail_members_are_not_written() {
 }
 
 #[test]
-fn the_engines_limits_are_read_as_details() {
+fn limits_of_the_engine_decode_as_details() {
     let error = BoxError::new(Code::Capacity, "Box session capacity reached (2)")
         .with_detail(&serde_json::json!({"limit": "max_sessions", "max": 2}));
     let detail: Detail = error.detail().unwrap();

@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_absent_stays_and_null_takes_away() {
+    fn absent_members_stay_and_null_removes() {
         let lifetime: Lifetime =
             from_value(json!({"expires_at": 5, "idle_ms": 7, "on_idle": "stop", "wake": true}))
                 .unwrap();
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_shows_no_values_of_variables() {
+    fn debug_of_a_change_omits_values_of_variables() {
         let change: DefaultsChange = from_value(json!({"env": {"TOKEN": "hush"}})).unwrap();
         let shown = format!("{change:?}");
         assert!(

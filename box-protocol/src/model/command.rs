@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_is_text_or_words() {
+    fn a_program_is_text_or_argv() {
         let text: Program = serde_json::from_str(r#"{"text":"ls -l"}"#).unwrap();
         assert_eq!(text, Program::text("ls -l").unwrap());
         let argv = Program::argv(["ls", "-l"]).unwrap();

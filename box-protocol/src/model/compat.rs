@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_in_order_is_told() {
+    fn the_first_conflict_in_order_is_reported() {
         let existing = SpecDraft::new("s1").build().unwrap();
         let all = differences();
         for start in 0..all.len() {
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_belongs_to_one_call_may_differ() {
+    fn fields_of_a_single_call_may_differ() {
         let existing = SpecDraft::new("s1").build().unwrap();
         let info = BoxSessionInfo::starting(&existing, "fake", "b", UnixMs(0));
         let asked = spec(
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_draft_inherits_the_fixed_fields_it_does_not_ask_for() {
+    fn a_draft_inherits_unset_fixed_fields() {
         let members: serde_json::Map<_, _> = differences()
             .into_iter()
             .map(|(name, value)| (name.to_owned(), value))
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_are_not_told() {
+    fn errors_do_not_show_paths() {
         let existing = spec(&json!({"host_path": "/srv/secret-a"}));
         let asked = spec(&json!({"host_path": "/srv/secret-b"}));
         let conflict = first_conflict(&existing, &asked).unwrap();

@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_was_killed_for_memory_says_so() {
+    fn a_result_reports_a_kill_for_memory() {
         let killed = result(Exit::by_signal(9, ExitWhy::Oom)).unwrap();
         let json = serde_json::to_value(&killed).unwrap();
         assert_eq!(
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn a_completed_one_is_written_with_these_members() {
+    fn a_completed_result_has_these_members() {
         let ran = result(Exit::returned(0))
             .unwrap()
             .with_output("echo hi", "");
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_told_and_nothing_else() {
+    fn only_missing_output_is_reported() {
         let mut ran = result(Exit::returned(0)).unwrap();
         ran.stderr_truncated = true;
         let json = serde_json::to_value(&ran).unwrap();
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn a_timed_out_one_has_a_null_code() {
+    fn a_timed_out_result_has_a_null_code() {
         let late = result(Exit::by_signal(9, ExitWhy::Timeout)).unwrap();
         assert_eq!(late.status, ExecutionStatus::TimedOut);
         assert!(!late.ok());
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signal_is_told_beside_the_code() {
+    fn a_result_has_the_signal_and_the_code() {
         let shot = result(Exit::by_signal(9, ExitWhy::Signal)).unwrap();
         assert_eq!((shot.exit_code, shot.signal), (Some(137), Some(9)));
         let json = serde_json::to_value(&shot).unwrap();
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unseen_end_is_no_result() {
+    fn an_unobserved_exit_is_not_a_result() {
         let lost = Exit {
             code: None,
             signal: None,
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn contradictions_are_refused_on_decode() {
+    fn contradictory_results_are_rejected() {
         for (status, code, signal, field) in [
             ("timed_out", json!(0), json!(null), "exit_code"),
             ("completed", json!(null), json!(null), "exit_code"),

@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn writable_unless_said_otherwise() {
+    fn mounts_are_writable_by_default() {
         let mount: BoxMountSpec =
             serde_json::from_value(json!({"host_path": " /data ", "mount_path": "/d"})).unwrap();
         assert_eq!(

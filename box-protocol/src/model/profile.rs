@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn the_network_profiles_reach_out() {
+    fn the_network_profiles_enable_the_network() {
         let (basic, extended) = (profile("network_basic"), profile("network_extended"));
         assert_eq!(
             (basic.network, extended.network),
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn custom_profiles_keep_the_rules_of_a_spec() {
+    fn custom_profiles_follow_the_rules_of_a_spec() {
         let decode =
             |value: Value| serde_json::from_value::<BoxProfile>(value).map_err(Invalid::from);
         let custom =
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn profiles_survive_the_wire() {
+    fn profiles_round_trip_through_json() {
         for name in BoxProfile::BUILT_IN {
             let text = serde_json::to_string(&profile(name)).unwrap();
             assert_eq!(

@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_keeps_the_rule() {
+    fn names_are_validated() {
         let read = |text: &str| serde_json::from_str::<World>(text);
         assert_eq!(read("\"native\"").unwrap(), World::default());
         assert_eq!(read("\"other-1\"").unwrap(), World::of("other-1"));

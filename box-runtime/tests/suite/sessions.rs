@@ -115,7 +115,7 @@ async fn a_conflict_is_reported_without_waiting_for_a_running_exec() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_belongs_to_one_call_may_differ() {
+async fn fields_of_a_single_call_may_differ() {
     let w = fixture();
     w.exec("s", "true").await.unwrap();
     w.exec_spec(spec("s", "ls").workdir("/tmp").timeout_sec(5))

@@ -11,14 +11,14 @@ fn host(text: &str) -> Host {
 }
 
 #[test]
-fn names_are_read_the_same_whatever_their_case_and_last_dot() {
+fn names_ignore_case_and_a_trailing_dot() {
     for same in ["ok.com", "OK.com", "ok.COM.", "Ok.Com."] {
         assert_eq!(host(same), host("ok.com"), "{same}");
     }
 }
 
 #[test]
-fn what_is_no_name_is_refused() {
+fn invalid_names_are_rejected() {
     for bad in [
         "",
         ".",
@@ -54,7 +54,7 @@ fn what_is_no_name_is_refused() {
 }
 
 #[test]
-fn numbers_are_addresses_in_their_one_form_or_nothing() {
+fn numbers_are_canonical_addresses_or_rejected() {
     for bad in [
         "2130706433",
         "127.1",
@@ -83,7 +83,7 @@ fn numbers_are_addresses_in_their_one_form_or_nothing() {
 }
 
 #[test]
-fn rules_match_what_they_say_and_nothing_that_looks_like_it() {
+fn rules_match_only_their_hosts_and_ports() {
     let cases = [
         ("ok.com", "OK.com.", 1, true),
         ("ok.com", "ok.com.evil", 1, false),
@@ -126,7 +126,7 @@ fn rules_match_what_they_say_and_nothing_that_looks_like_it() {
 }
 
 #[test]
-fn rules_are_written_as_they_are_read() {
+fn rules_round_trip_through_text() {
     for text in [
         "ok.com",
         "*.ok.com:443",
@@ -166,7 +166,7 @@ fn rules_are_written_as_they_are_read() {
 }
 
 #[test]
-fn an_empty_list_allows_nothing_and_none_at_all_leaves_it_open() {
+fn an_empty_allow_list_denies_and_an_absent_one_allows() {
     let some = host("ok.com");
     let read = |text: &str| serde_json::from_str::<NetworkPolicy>(text).unwrap();
     assert_eq!(read("{}").opinion(&some, 1), NetworkOpinion::Open);

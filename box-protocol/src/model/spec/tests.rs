@@ -93,7 +93,7 @@ fn resource_rules() {
 }
 
 #[test]
-fn coercible_numbers_are_taken() {
+fn numbers_in_every_notation_are_accepted() {
     for value in [json!("999"), json!(999.0), json!(999)] {
         assert_eq!(
             spec(json!({"timeout_sec": value})).unwrap().timeout_sec,
@@ -229,7 +229,7 @@ fn host_paths_are_absolute_or_absent() {
 }
 
 #[test]
-fn a_mounted_host_path_keeps_the_workdir_under_it() {
+fn the_workdir_must_be_under_a_mounted_host_path() {
     let at = |mode: &str, mount: &str, workdir: &str| {
         spec(
             json!({"host_path": "/srv/d", "host_path_mode": mode, "mount_path": mount, "workdir": workdir}),
@@ -276,7 +276,7 @@ fn a_mounted_host_path_keeps_the_workdir_under_it() {
 }
 
 #[test]
-fn fields_of_several_values_keep_their_rules() {
+fn composite_fields_are_validated() {
     for (members, field) in [
         (json!({"dirs": ["data"]}), "dirs"),
         (json!({"defaults": {"cwd": "x"}}), "defaults"),
@@ -337,7 +337,7 @@ prop_compose! {
 
 proptest! {
     #[test]
-    fn specs_survive_the_wire_and_the_way_back_to_a_draft(draft in any_spec()) {
+    fn specs_round_trip_through_json_and_drafts(draft in any_spec()) {
         let spec = draft.build().unwrap();
         let text = serde_json::to_string(&spec).unwrap();
         prop_assert_eq!(&serde_json::from_str::<BoxSpec>(&text).unwrap(), &spec);
@@ -348,7 +348,7 @@ proptest! {
     }
 
     #[test]
-    fn fewer_words_say_the_same(draft in any_spec(), default in any::<[bool; 8]>()) {
+    fn a_brief_draft_builds_the_same_spec(draft in any_spec(), default in any::<[bool; 8]>()) {
         let mut asked = SpecDraft::from(draft.build().unwrap());
         let plain = SpecDraft::from(SpecDraft::new("s").build().unwrap());
         if default[0] {
@@ -371,7 +371,7 @@ proptest! {
 }
 
 #[test]
-fn a_malformed_environment_is_not_quoted() {
+fn an_error_does_not_quote_a_malformed_environment() {
     for env in [json!("TOKEN=hunter2"), json!({"TOKEN": 991_234})] {
         let error = BoxSpec::from_value(json!({"session_id": "s", "env": env})).unwrap_err();
         let text = error.to_string();
