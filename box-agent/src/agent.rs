@@ -360,7 +360,7 @@ impl Agent {
     /// Records that a command has ended, and schedules its removal.
     pub(crate) fn record_end(self: &Arc<Self>, command: &Arc<Command>) {
         if let Some(process) = command.own_process() {
-            self.init().forget(process);
+            self.init().release_mark(process);
         }
         if command.role != Role::Exec || command.is_unanswered() {
             self.exit_queue.push(command);

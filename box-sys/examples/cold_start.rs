@@ -1,7 +1,7 @@
-//! How long a cold box takes: made, `/bin/true` run in it, ended; as a ratio to `posix_spawn` of the same program.
+//! Measures a cold box: create it, run `/bin/true`, end it, relative to `posix_spawn`.
 //!
-//! `cargo run --profile measured --example cold_start [ROUNDS [SPARES]]`. Both are run in turn within one loop, so that whatever else the machine
-//! does falls on both. Prints medians, and the memory of idle boxes.
+//! `cargo run --profile measured --example cold_start [ROUNDS [SPARES]]`. One loop runs both in
+//! turn, so that other load of the host affects both. Prints medians and the memory of idle boxes.
 
 use std::os::fd::AsFd;
 use std::process::Command;
@@ -11,7 +11,7 @@ use box_sys::{
     ForkServer, Init, SandboxPlan, ServerConfig, SpawnPlan, Stdio, receive, send, socket_pair,
 };
 
-/// Boxes alive at once while memory is measured.
+/// Number of idle boxes of the memory measurement.
 const IDLE: u32 = 200;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -61,7 +61,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         cold.push(ran + destroyed);
         std::thread::sleep(Duration::from_millis(2));
     }
-    let (base, low) = middle(&mut spawn);
+    let (base, low) = median_and_p10(&mut spawn);
     println!(
         "{:<34} {:>7} {:>6} {:>7} {:>6}",
         "", "median", "ratio", "p10", "ratio"
@@ -69,13 +69,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for (name, times) in [
         ("posix_spawn /bin/true", &mut spawn),
         ("create", &mut create),
-        ("  processor time spent inside", &mut cpu),
+        ("  CPU time in the box", &mut cpu),
         ("run true (first)", &mut first),
         ("run true (again)", &mut warm),
         ("destroy", &mut end),
         ("cold box + true + destroy", &mut cold),
     ] {
-        let (median, p10) = middle(times);
+        let (median, p10) = median_and_p10(times);
         println!(
             "{name:<34} {:>5}us {:>6.2} {:>5}us {:>6.2}",
             median.as_micros(),
@@ -96,7 +96,7 @@ fn memory(server: &ForkServer) -> Result<(), Box<dyn std::error::Error>> {
             near,
         ));
     }
-    // Init is hidden from everybody but root.
+    // Only root can read the memory of init.
     match alive
         .iter()
         .map(|(sandbox, _)| pss(sandbox.pid()))
@@ -111,7 +111,7 @@ fn memory(server: &ForkServer) -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// The kilobytes a process has to itself, with its part of what it shares.
+/// Proportional set size of a process in kilobytes.
 fn pss(pid: i32) -> Option<u32> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("Pss:"))?;
@@ -125,13 +125,13 @@ fn run(socket: std::os::fd::BorrowedFd<'_>) -> std::io::Result<()> {
     Ok(())
 }
 
-/// The median, and the tenth part from below, where other work on the machine shows least.
-fn middle(times: &mut [Duration]) -> (Duration, Duration) {
+/// The median and the tenth percentile, which other load affects least.
+fn median_and_p10(times: &mut [Duration]) -> (Duration, Duration) {
     times.sort_unstable();
     (times[times.len() / 2], times[times.len() / 10])
 }
 
-/// Runs `/bin/true` each time it is told to.
+/// Runs `/bin/true` for each message.
 fn init(mut init: Init) {
     let control = init.fds.pop();
     let mut buffer = [0; 16];
@@ -156,7 +156,7 @@ fn init(mut init: Init) {
                 rustix::process::Pid::from_raw(command.pid),
                 rustix::process::WaitOptions::empty(),
             );
-            init.forget(&command);
+            init.release_mark(&command);
         }
         let _ = send(socket.as_fd(), b"done", &[]);
     }

@@ -189,7 +189,7 @@ impl ForkServer {
     ) -> Result<()> {
         let mut fds = vec![sandbox.mounts.as_fd()];
         fds.extend(source);
-        self.ask(
+        self.request(
             &Request::AddMount {
                 mount: mount.clone(),
                 guest: sandbox.guest,
@@ -202,10 +202,10 @@ impl ForkServer {
     ///
     /// It has then reaped them, dropped their overlays, and removed or recycled their cgroups.
     pub fn settle(&self) -> Result<()> {
-        self.ask(&Request::Settle, &[])
+        self.request(&Request::Settle, &[])
     }
 
-    fn ask(&self, request: &Request, with: &[BorrowedFd<'_>]) -> Result<()> {
+    fn request(&self, request: &Request, with: &[BorrowedFd<'_>]) -> Result<()> {
         let (near, far) = socket_pair().at("create a socket pair")?;
         let mut fds = vec![far.as_fd()];
         fds.extend(with);

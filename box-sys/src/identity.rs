@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use crate::init::process_tree::MARKS;
-use crate::mounts::make_file;
+use crate::mounts::create_file;
 use crate::plan::{Guest, SandboxPlan};
 
 /// File names. `/etc` contains links to them.
@@ -22,12 +22,12 @@ pub(crate) fn write(dir: &OwnedFd, guest: &Guest, hostname: &str) -> io::Result<
     let line = passwd_line(guest);
     let passwd =
         format!("root:x:0:0:root:/:/bin/false\n{line}nobody:x:65534:65534:nobody:/:/bin/false\n");
-    make_file(dir, "passwd", passwd.as_bytes())?;
-    make_file(dir, "group", group(guest).as_bytes())?;
+    create_file(dir, "passwd", passwd.as_bytes())?;
+    create_file(dir, "group", group(guest).as_bytes())?;
     let hosts = format!("127.0.0.1 localhost {hostname}\n::1 localhost {hostname}\n");
-    make_file(dir, "hosts", hosts.as_bytes())?;
-    make_file(dir, "hostname", format!("{hostname}\n").as_bytes())?;
-    make_file(dir, "resolv.conf", resolv_conf().as_bytes())
+    create_file(dir, "hosts", hosts.as_bytes())?;
+    create_file(dir, "hostname", format!("{hostname}\n").as_bytes())?;
+    create_file(dir, "resolv.conf", resolv_conf().as_bytes())
 }
 
 /// Content of `/etc/resolv.conf`.

@@ -75,7 +75,7 @@ pub(crate) fn open_beneath(
 /// Creates the directories of an absolute path below `root` and opens the last one.
 ///
 /// Refuses links.
-pub(crate) fn make_dirs(root: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
+pub(crate) fn create_dirs(root: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
     let mut dir = None;
     for component in path.components() {
         let Component::Normal(name) = component else {
@@ -97,25 +97,25 @@ pub(crate) fn make_dirs(root: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd
 }
 
 /// Creates a mount point: a directory for a directory, otherwise an empty file.
-pub(crate) fn make_place(
+pub(crate) fn create_mount_point(
     root: BorrowedFd<'_>,
     path: &Path,
     tree: BorrowedFd<'_>,
 ) -> io::Result<OwnedFd> {
     let kind = FileType::from_raw_mode(rustix::fs::fstat(tree)?.st_mode);
     if kind == FileType::Directory {
-        return make_dirs(root, path);
+        return create_dirs(root, path);
     }
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(io::ErrorKind::InvalidInput.into());
     };
-    let parent = make_dirs(root, parent)?;
-    make_file(&parent, name, b"")?;
+    let parent = create_dirs(root, parent)?;
+    create_file(&parent, name, b"")?;
     open_beneath(&parent, name, OFlags::PATH | OFlags::NOFOLLOW)
 }
 
 /// Writes a new small file. Does not change an existing one.
-pub(crate) fn make_file(
+pub(crate) fn create_file(
     dir: impl AsFd,
     name: impl rustix::path::Arg,
     content: &[u8],

@@ -163,7 +163,8 @@ pub(crate) fn privileged(base: u32) -> bool {
         | CapabilitySet::SETUID
         | CapabilitySet::SETGID
         | CapabilitySet::CHOWN;
-    let able = rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(needed));
+    let has_capabilities =
+        rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(needed));
     let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
     let mapped = map.lines().any(|line| {
         let mut numbers = line
@@ -173,5 +174,5 @@ pub(crate) fn privileged(base: u32) -> bool {
         matches!((first, count), (Some(first), Some(count))
             if first <= u64::from(base) && u64::from(base) + 65_536 <= first + count)
     });
-    rustix::process::geteuid().is_root() && able && mapped
+    rustix::process::geteuid().is_root() && has_capabilities && mapped
 }

@@ -347,7 +347,7 @@ pub(crate) fn reset_signal_handlers() {
     for signal in 1..=64 {
         let mut now = default;
         // SAFETY: writes `now`. The last argument is the size of the kernel's signal set.
-        let asked = unsafe {
+        let result = unsafe {
             libc::syscall(
                 libc::SYS_rt_sigaction,
                 signal,
@@ -357,7 +357,7 @@ pub(crate) fn reset_signal_handlers() {
             )
         };
         let ignored = now[0] == libc::SIG_IGN as u64;
-        if asked == 0 && now[0] != default[0] && !ignored {
+        if result == 0 && now[0] != default[0] && !ignored {
             // SAFETY: reads `default` and sets a disposition of this process.
             unsafe {
                 libc::syscall(

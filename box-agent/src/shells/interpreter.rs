@@ -213,7 +213,7 @@ impl Interpreter {
     async fn or_kill(&mut self, agent: &Agent, end: io::Result<RunEnd>) -> RunEnd {
         match end {
             Ok(RunEnd::Exited(ended)) => {
-                agent.init().forget(&self.process);
+                agent.init().release_mark(&self.process);
                 RunEnd::Exited(ended)
             }
             Ok(done) => done,
@@ -225,7 +225,7 @@ impl Interpreter {
     async fn kill(&mut self, agent: &Agent) -> ChildExit {
         agent.init().kill_tree(&self.process);
         let ended = (&mut self.reaped).await.unwrap_or(KILLED);
-        agent.init().forget(&self.process);
+        agent.init().release_mark(&self.process);
         ended
     }
 
@@ -242,7 +242,7 @@ impl Interpreter {
             let _ = rustix::process::kill_process(pid, Signal::KILL);
             let _ = (&mut self.reaped).await;
         }
-        agent.init().forget(&self.process);
+        agent.init().release_mark(&self.process);
     }
 }
 

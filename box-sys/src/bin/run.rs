@@ -136,7 +136,7 @@ fn serve(init: &mut Init) -> Option<()> {
             while let Some(exit) = init.reap() {
                 // Orphans are reaped without an event.
                 if let Some(place) = commands.iter().position(|command| command.pid == exit.pid) {
-                    init.forget(&commands.remove(place));
+                    init.release_mark(&commands.remove(place));
                     send_event(
                         &control,
                         &Event::Exited {

@@ -51,7 +51,7 @@ impl Disks {
             if v2 {
                 let most = |limit: Option<u64>| limit.map_or("max".into(), |n| n.to_string());
                 let line = format!("{disk} rbps={} wbps={}", most(read), most(wrote));
-                if_there(write(group, "io.max", &line))?;
+                ignore_removed(write(group, "io.max", &line))?;
                 continue;
             }
             let files = [
@@ -60,7 +60,7 @@ impl Disks {
             ];
             for (file, limit) in files {
                 if let Some(limit) = limit {
-                    if_there(write(group, file, &format!("{disk} {limit}")))?;
+                    ignore_removed(write(group, file, &format!("{disk} {limit}")))?;
                 }
             }
         }
@@ -69,7 +69,7 @@ impl Disks {
 }
 
 /// Ignores the error for a disk that was removed after the server started.
-fn if_there(written: io::Result<()>) -> io::Result<()> {
+fn ignore_removed(written: io::Result<()>) -> io::Result<()> {
     match written {
         Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(()),
         written => written,

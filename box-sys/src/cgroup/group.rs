@@ -64,11 +64,11 @@ impl Group {
 
 impl Cgroups {
     /// Creates a cgroup in each hierarchy, or in none.
-    pub(crate) fn make(&self, name: &str) -> io::Result<Group> {
+    pub(crate) fn create(&self, name: &str) -> io::Result<Group> {
         let mut group = Group::named(name);
         for hierarchy in &self.hierarchies {
             let made = hierarchy
-                .make(&mut group)
+                .create(&mut group)
                 .and_then(|()| self.limit_disks(hierarchy, &group));
             if let Err(error) = made {
                 let _ = self.remove(name);
@@ -148,7 +148,7 @@ impl Cgroups {
                     (Ability::Memory, true) => memory_v2(dir, limits.memory)?,
                     (Ability::Pids, _) => {
                         let pids = limits.pids.map(|pids| pids.saturating_add(AGENT_TASKS));
-                        write(dir, "pids.max", &or(pids, "max"))?;
+                        write(dir, "pids.max", &number_or(pids, "max"))?;
                     }
                     (Ability::CpuUsage | Ability::Freeze | Ability::Disk, _) => {}
                 }
@@ -208,7 +208,7 @@ impl Cgroups {
 const REUSABLE_CHARGE_MAX: u64 = 1 << 20;
 
 impl Hierarchy {
-    fn make(&self, group: &mut Group) -> io::Result<()> {
+    fn create(&self, group: &mut Group) -> io::Result<()> {
         rustix::fs::mkdirat(&self.parent, group.name.as_str(), Mode::from(0o755))?;
         self.open_group(group)
     }
@@ -226,7 +226,7 @@ impl Hierarchy {
     }
 }
 
-fn or(value: Option<u64>, none: &str) -> String {
+fn number_or(value: Option<u64>, none: &str) -> String {
     value.map_or_else(|| none.to_owned(), |value| value.to_string())
 }
 
@@ -238,7 +238,7 @@ fn quota(cpus: Option<f64>, none: &str) -> String {
         reason = "within 0.01 and 1024 CPUs"
     )]
     let quota = |cpus: f64| ((cpus * PERIOD_US as f64) as u64).max(1000);
-    or(cpus.map(quota), none)
+    number_or(cpus.map(quota), none)
 }
 
 fn cpu_v1(dir: &OwnedFd, cpus: Option<f64>) -> io::Result<()> {
@@ -256,7 +256,7 @@ fn memory_v1(dir: &OwnedFd, limit: Option<u64>) -> io::Result<()> {
     };
     swap(WIDE)?;
     sockets_v1(dir, limit)?;
-    let limit = or(limit, WIDE);
+    let limit = number_or(limit, WIDE);
     write(dir, "memory.limit_in_bytes", &limit)?;
     swap(&limit)
 }
@@ -266,7 +266,7 @@ fn memory_v1(dir: &OwnedFd, limit: Option<u64>) -> io::Result<()> {
 /// Version 1 does not count IPv4 and IPv6 socket buffers as memory, and counts them at all only
 /// after this write. Version 2 counts them as memory.
 fn sockets_v1(dir: &OwnedFd, limit: Option<u64>) -> io::Result<()> {
-    let limit = or(limit.map(|limit| limit / 4), "-1");
+    let limit = number_or(limit.map(|limit| limit / 4), "-1");
     match write(dir, "memory.kmem.tcp.limit_in_bytes", &limit) {
         // A kernel without accounting of socket memory has no such file.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -275,7 +275,7 @@ fn sockets_v1(dir: &OwnedFd, limit: Option<u64>) -> io::Result<()> {
 }
 
 fn memory_v2(dir: &OwnedFd, limit: Option<u64>) -> io::Result<()> {
-    write(dir, "memory.max", &or(limit, "max"))?;
+    write(dir, "memory.max", &number_or(limit, "max"))?;
     // The limit covers memory and swap. Version 2 counts swap separately, so a limited box gets
     // none.
     match write(

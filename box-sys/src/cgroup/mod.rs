@@ -203,8 +203,8 @@ impl Hierarchy {
         }
         let top = open_dir(rustix::fs::CWD, &mount.path).ok()?;
         let parent = match hold {
-            Some(hold) => held(&top, parent, hold)?,
-            None => writable(&top, parent)?,
+            Some(hold) => open_held(&top, parent, hold)?,
+            None => open_writable(&top, parent)?,
         };
         let mut abilities = mount.abilities();
         if mount.v2 {
@@ -229,7 +229,7 @@ impl Hierarchy {
 }
 
 /// Opens the parent if it exists and this user can write to it.
-fn writable(top: &OwnedFd, parent: &str) -> Option<OwnedFd> {
+fn open_writable(top: &OwnedFd, parent: &str) -> Option<OwnedFd> {
     use rustix::fs::Access;
     let dir = open_dir(top, parent).ok()?;
     let wanted = Access::WRITE_OK | Access::EXEC_OK;
@@ -240,7 +240,7 @@ fn writable(top: &OwnedFd, parent: &str) -> Option<OwnedFd> {
 /// Opens or creates the parent and creates the group `hold` in it.
 ///
 /// Returns `None` if this user lacks the permission.
-fn held(top: &OwnedFd, parent: &str, hold: &str) -> Option<OwnedFd> {
+fn open_held(top: &OwnedFd, parent: &str, hold: &str) -> Option<OwnedFd> {
     use rustix::io::Errno;
     for _ in 0..TRIES {
         match rustix::fs::mkdirat(top, parent, Mode::from(0o755)) {

@@ -413,10 +413,10 @@ fn drop_capabilities(two_uids: bool) -> Result<()> {
             .map(|error| (n, error))
     });
     let bounded = !matches!(&unknown, Some((n, error)) if *n > CAP_LAST && error.raw_os_error() == Some(libc::EINVAL));
-    let kept = init_capabilities(two_uids);
+    let init_caps = init_capabilities(two_uids);
     let sets = CapabilitySets {
-        effective: kept,
-        permitted: kept,
+        effective: init_caps,
+        permitted: init_caps,
         inheritable: CapabilitySet::empty(),
     };
     rustix::thread::set_capabilities(None, sets).at("drop capabilities")?;

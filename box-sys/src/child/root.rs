@@ -20,7 +20,7 @@ use super::Resources;
 use crate::error::{At, Error, Result};
 use crate::identity::{self, passwd_line};
 use crate::mounts::{
-    attach, chown, clone_tree, make_dirs, make_file, make_place, new_fs, open_beneath,
+    attach, chown, clone_tree, create_dirs, create_file, create_mount_point, new_fs, open_beneath,
 };
 use crate::plan::{Guest, Mount, Root, SandboxPlan};
 use crate::raw::{self, ATTR_NODEV, ATTR_NOEXEC, ATTR_NOSUID, ATTR_RDONLY};
@@ -39,13 +39,16 @@ const TERMINALS: &str = "64";
 pub(super) fn prepare(resources: &mut Resources<'_>) -> Result<RootBuilder> {
     let template = &resources.server.template;
     let scratch = scratch(resources.shape)?;
-    let Overlays { pieces, system } = resources
+    let Overlays {
+        template_files,
+        system,
+    } = resources
         .overlays
         .take()
         .map_or_else(|| Overlays::new(template), Ok)?;
-    attach(&pieces, open("/o")?).at("attach the template files")?;
+    attach(&template_files, open("/o")?).at("attach the template files")?;
     let root = match resources.lower.take() {
-        None => host_root(resources, &scratch, &pieces, &system)?,
+        None => host_root(resources, &scratch, &template_files, &system)?,
         Some(lower) => image_root(resources, &scratch, &lower)?,
     };
     let guest = resources.server.ids.guest(resources.shape.guest.id);
@@ -54,17 +57,19 @@ pub(super) fn prepare(resources: &mut Resources<'_>) -> Result<RootBuilder> {
         scratch,
         guest,
     };
-    tree.dev(template, &pieces)?;
-    tree.proc(template, &pieces)?;
-    tree.private("tmp", Path::new("tmp"), STICKY)?;
+    tree.mount_dev(template, &template_files)?;
+    tree.mount_proc(template, &template_files)?;
+    tree.mount_private("tmp", Path::new("tmp"), STICKY)?;
     // Two paths for one directory, so that both share the limit and end with the box.
-    let var = tree.place(Path::new("var"))?;
+    let var = tree.mount_point(Path::new("var"))?;
     match rustix::fs::symlinkat("../tmp", &var, "tmp") {
-        Err(rustix::io::Errno::EXIST) => tree.private("var-tmp", Path::new("var/tmp"), STICKY)?,
+        Err(rustix::io::Errno::EXIST) => {
+            tree.mount_private("var-tmp", Path::new("var/tmp"), STICKY)?;
+        }
         other => other.at("create /var/tmp")?,
     }
-    tree.private("home", &resources.shape.guest.home, Mode::from(0o755))?;
-    tree.default_identity(&pieces)?;
+    tree.mount_private("home", &resources.shape.guest.home, Mode::from(0o755))?;
+    tree.mount_default_identity(&template_files)?;
     // The new root covers the old one at the same path. The detach then removes the old one.
     rustix::process::fchdir(&tree.root).at("enter the root")?;
     rustix::process::pivot_root(".", ".").at("pivot the root")?;
@@ -100,11 +105,11 @@ fn open(path: &str) -> Result<OwnedFd> {
 fn host_root(
     resources: &Resources<'_>,
     scratch: &OwnedFd,
-    pieces: &OwnedFd,
+    template_files: &OwnedFd,
     system: &[OwnedFd],
 ) -> Result<OwnedFd> {
     let template = &resources.server.template;
-    make_dir(scratch, "root")?;
+    create_dir(scratch, "root")?;
     let skeleton = clone_tree(scratch, "root", false).at("clone the root's mount")?;
     attach(&skeleton, open("/r")?).at("attach the root")?;
     for (name, target) in &template.links {
@@ -112,22 +117,22 @@ fn host_root(
             .at("create a system link")?;
     }
     for (tree, overlays) in template.trees.iter().zip(system) {
-        let place = make_place(skeleton.as_fd(), Path::new(&tree.name), overlays.as_fd());
+        let place = create_mount_point(skeleton.as_fd(), Path::new(&tree.name), overlays.as_fd());
         attach(
             overlays,
             place.at("create the mount point of a system directory")?,
         )
         .at("attach a system directory")?;
     }
-    make_dir(&skeleton, "etc")?;
+    create_dir(&skeleton, "etc")?;
     let place = open_beneath(&skeleton, "etc", OFlags::PATH).at("open /etc")?;
-    attach(piece(pieces, "etc")?, place).at("attach /etc")?;
+    attach(template_file(template_files, "etc")?, place).at("attach /etc")?;
     Ok(skeleton)
 }
 
 /// Clones a directory of the template as a mount.
-fn piece(pieces: &OwnedFd, name: &str) -> Result<OwnedFd> {
-    clone_tree(pieces, name, false).at("clone a template file's mount")
+fn template_file(template_files: &OwnedFd, name: &str) -> Result<OwnedFd> {
+    clone_tree(template_files, name, false).at("clone a template file's mount")
 }
 
 /// Creates an overlay above an image.
@@ -136,7 +141,7 @@ fn piece(pieces: &OwnedFd, name: &str) -> Result<OwnedFd> {
 fn image_root(resources: &Resources<'_>, scratch: &OwnedFd, lower: &OwnedFd) -> Result<OwnedFd> {
     attach(lower, open("/l")?).at("attach the root directory")?;
     for name in ["upper", "work"] {
-        make_dir(scratch, name)?;
+        create_dir(scratch, name)?;
     }
     add_guest(&resources.shape.guest, scratch, lower).at("add the guest to the root's users")?;
     let mut options = vec![
@@ -158,8 +163,8 @@ fn image_root(resources: &Resources<'_>, scratch: &OwnedFd, lower: &OwnedFd) -> 
 /// The copies go directly to the upper layer. Through the overlay, the kernel could not copy up a
 /// file with an unmapped owner (EACCES).
 fn add_guest(guest: &Guest, scratch: &OwnedFd, lower: &OwnedFd) -> io::Result<()> {
-    let etc = make_dirs(scratch.as_fd(), Path::new("upper/etc"))?;
-    make_file(&etc, "resolv.conf", identity::resolv_conf().as_bytes())?;
+    let etc = create_dirs(scratch.as_fd(), Path::new("upper/etc"))?;
+    create_file(&etc, "resolv.conf", identity::resolv_conf().as_bytes())?;
     for (name, line) in [
         ("passwd", passwd_line(guest)),
         ("group", format!("{}:x:{}:\n", guest.name, guest.id)),
@@ -176,7 +181,7 @@ fn add_guest(guest: &Guest, scratch: &OwnedFd, lower: &OwnedFd) -> io::Result<()
             content.push(b'\n');
         }
         content.extend_from_slice(line.as_bytes());
-        make_file(&etc, name, &content)?;
+        create_file(&etc, name, &content)?;
     }
     Ok(())
 }
@@ -194,7 +199,7 @@ fn read_some(file: OwnedFd) -> io::Result<Vec<u8>> {
     Ok(content)
 }
 
-fn make_dir(at: impl AsFd, name: &str) -> Result<()> {
+fn create_dir(at: impl AsFd, name: &str) -> Result<()> {
     match rustix::fs::mkdirat(at, name, Mode::from(0o755)) {
         Ok(()) | Err(rustix::io::Errno::EXIST) => Ok(()),
         Err(error) => Err(error).at("create a directory of the root"),
@@ -217,15 +222,15 @@ pub(super) struct RootBuilder {
 impl RootBuilder {
     /// Adds the parts of one plan and makes the root read-only if requested.
     pub(super) fn finish(self, plan: &SandboxPlan, trees: &[(OwnedFd, Mount)]) -> Result<()> {
-        self.identity(plan)?;
+        self.mount_identity(plan)?;
         if !plan.read_only_root {
             for name in ["", "opt"] {
-                self.give_to_guest(&self.place(Path::new(name))?, Mode::from(0o755))?;
+                self.give_to_guest(&self.mount_point(Path::new(name))?, Mode::from(0o755))?;
             }
         }
         for (tree, mount) in trees {
             let name = mount.target.display();
-            let place = make_place(self.root.as_fd(), &mount.target, tree.as_fd());
+            let place = create_mount_point(self.root.as_fd(), &mount.target, tree.as_fd());
             attach(tree, place.at(format!("create the mount point {name}"))?)
                 .at(format!("attach the mount {name}"))?;
         }
@@ -236,8 +241,8 @@ impl RootBuilder {
                 continue;
             }
             match plan.mount_of(dir) {
-                Some(mount) => self.dir_in(mount, dir)?,
-                None => self.own_dir(dir)?,
+                Some(mount) => self.create_dir_in_mount(mount, dir)?,
+                None => self.create_guest_dir(dir)?,
             }
         }
         if plan.read_only_root {
@@ -255,22 +260,22 @@ impl RootBuilder {
     /// Creates a guest-owned directory in the root.
     ///
     /// A bind mount onto itself keeps it writable when the root is read-only.
-    fn own_dir(&self, path: &Path) -> Result<()> {
-        let place = self.place(path)?;
+    fn create_guest_dir(&self, path: &Path) -> Result<()> {
+        let place = self.mount_point(path)?;
         self.give_to_guest(&place, Mode::from(0o755))?;
         let tree = clone_tree(&place, "", false).at("clone a private directory's mount")?;
         attach(tree, place).at("attach a private directory")
     }
 
     /// Creates a directory in a mount with the guest's permissions and owner.
-    fn dir_in(&self, mount: &Mount, dir: &Path) -> Result<()> {
+    fn create_dir_in_mount(&self, mount: &Mount, dir: &Path) -> Result<()> {
         let refused = || Error::Invalid(format!("dirs: {} cannot be created there", dir.display()));
         let place = open_beneath(&self.root, within(&mount.target), OFlags::PATH);
         let place = place.at("open a mount")?;
         let rest = dir.strip_prefix(&mount.target).map_err(|_| refused())?;
         raw::set_file_ids(self.guest).at("switch to the guest's file access")?;
         // A guest may control these names, so no link is followed.
-        let made = make_dirs(place.as_fd(), rest);
+        let made = create_dirs(place.as_fd(), rest);
         raw::set_file_ids(0).at("restore file access")?;
         made.map(drop).map_err(|_| refused())
     }
@@ -281,13 +286,13 @@ impl RootBuilder {
         chown(dir, "", self.guest).at("give a directory to the guest")
     }
 
-    fn place(&self, path: &Path) -> Result<OwnedFd> {
-        make_dirs(self.root.as_fd(), path).at(format!("create {}", path.display()))
+    fn mount_point(&self, path: &Path) -> Result<OwnedFd> {
+        create_dirs(self.root.as_fd(), path).at(format!("create {}", path.display()))
     }
 
     /// Mounts a private, guest-owned directory over a path of the root.
-    fn private(&self, name: &str, path: &Path, mode: Mode) -> Result<()> {
-        let place = self.place(path)?;
+    fn mount_private(&self, name: &str, path: &Path, mode: Mode) -> Result<()> {
+        let place = self.mount_point(path)?;
         attach(self.private_tree(name, mode)?, place).at("attach a private directory")
     }
 
@@ -302,9 +307,9 @@ impl RootBuilder {
         clone_tree(&self.scratch, name, false).at("clone a private directory's mount")
     }
 
-    fn dev(&self, template: &Template, pieces: &OwnedFd) -> Result<()> {
-        let place = self.place(Path::new("dev"))?;
-        let dev = piece(pieces, "dev")?;
+    fn mount_dev(&self, template: &Template, template_files: &OwnedFd) -> Result<()> {
+        let place = self.mount_point(Path::new("dev"))?;
+        let dev = template_file(template_files, "dev")?;
         if template.nodes.is_empty() {
             raw::mount_setattr(dev.as_fd(), false, 0, ATTR_NODEV).at("allow devices")?;
         }
@@ -333,7 +338,7 @@ impl RootBuilder {
         open_beneath(&self.root, path, OFlags::PATH).at("open a mount point of the box")
     }
 
-    fn proc(&self, template: &Template, pieces: &OwnedFd) -> Result<()> {
+    fn mount_proc(&self, template: &Template, template_files: &OwnedFd) -> Result<()> {
         // No `hidepid`: it hides processes that the reader may not trace. Commands of a box have
         // separate Landlock domains, so `ps` would not show processes of other commands. Init
         // protects itself by being non-dumpable.
@@ -350,7 +355,7 @@ impl RootBuilder {
                     }
                 }
             })?;
-        let place = self.place(Path::new("proc"))?;
+        let place = self.mount_point(Path::new("proc"))?;
         attach(&proc, &place).at("attach procfs")?;
         let sys = clone_tree(&proc, "sys", true).at("clone /proc/sys")?;
         raw::mount_setattr(sys.as_fd(), true, ATTR_RDONLY, 0).at("make /proc/sys read-only")?;
@@ -360,7 +365,7 @@ impl RootBuilder {
         )
         .at("attach /proc/sys")?;
         for (name, dir) in &template.masks {
-            let mask = piece(pieces, if *dir { "empty" } else { "nothing" })?;
+            let mask = template_file(template_files, if *dir { "empty" } else { "nothing" })?;
             // By path: this procfs is new, and it contains no links to other file systems.
             let beneath = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
             match rustix::mount::move_mount(mask, "", &proc, name.as_str(), beneath) {
@@ -372,20 +377,20 @@ impl RootBuilder {
     }
 
     /// Mounts the default identity files at their path.
-    fn default_identity(&self, pieces: &OwnedFd) -> Result<()> {
-        let dir = self.place(Path::new("run/box"))?;
-        attach(piece(pieces, "who")?, dir).at("attach the identity files")
+    fn mount_default_identity(&self, template_files: &OwnedFd) -> Result<()> {
+        let dir = self.mount_point(Path::new("run/box"))?;
+        attach(template_file(template_files, "who")?, dir).at("attach the identity files")
     }
 
     /// Mounts the identity files of this plan.
     ///
     /// `add_guest` has changed those of an image.
-    fn identity(&self, plan: &SandboxPlan) -> Result<()> {
+    fn mount_identity(&self, plan: &SandboxPlan) -> Result<()> {
         if matches!(plan.root, Root::Directory(_)) || identity::is_default(plan) {
             return Ok(());
         }
         // Covers the default files.
-        let place = self.place(Path::new("run/box"))?;
+        let place = self.mount_point(Path::new("run/box"))?;
         let fs = new_fs(
             "tmpfs",
             &[("size", "64k"), ("mode", "0755")],

@@ -202,7 +202,7 @@ impl Init {
     }
 
     /// Releases the mark of an ended command for reuse.
-    pub fn forget(&mut self, command: &Command) {
+    pub fn release_mark(&mut self, command: &Command) {
         self.marks.remove(&command.mark);
     }
 }

@@ -219,13 +219,13 @@ fn clone_and_run(
     let child = watchdog.map_or(&no_watchdog, StartWatchdog::begin);
     // No signal handler of init may run in the child, because it would use init's memory.
     let pid = raw::with_signals_blocked(|| {
-        // SAFETY: the child runs `begin` on a separate stack, aligned to 16, and shares this
+        // SAFETY: the child runs `child_main` on a separate stack, aligned to 16, and shares this
         // memory. This process is suspended (VFORK) until the child calls `execve` or `_exit`, so
         // `start` and the stack stay valid. The child changes nothing else. The kernel writes the
         // child's pid to `child`.
         let pid = unsafe {
             libc::clone(
-                begin,
+                child_main,
                 top.cast(),
                 flags,
                 std::ptr::from_ref(start).cast_mut().cast::<c_void>(),
@@ -243,10 +243,10 @@ fn clone_and_run(
 }
 
 /// Code of the child before its program.
-extern "C" fn begin(start: *mut c_void) -> c_int {
+extern "C" fn child_main(start: *mut c_void) -> c_int {
     // SAFETY: the pointer passed to `clone`, to a `Start` that outlives this call.
     let start = unsafe { &*start.cast::<Start<'_>>() };
-    let Err(error) = go(start);
+    let Err(error) = prepare_and_exec(start);
     let errno = error.raw_os_error().unwrap_or(libc::EIO);
     start.failed.store(errno, Relaxed);
     raw::exit_now(127)
@@ -260,7 +260,7 @@ fn check(result: libc::c_long) -> io::Result<()> {
     }
 }
 
-fn go(start: &Start<'_>) -> io::Result<std::convert::Infallible> {
+fn prepare_and_exec(start: &Start<'_>) -> io::Result<std::convert::Infallible> {
     default_signals();
     // SAFETY: reads data that outlives the call. The write affects init only, because a vfork child
     // keeps the score that it inherited.

@@ -114,9 +114,9 @@ fn open_egress(with_syn_queue: bool) -> io::Result<Vec<OwnedFd>> {
 
 /// Writes rules with a SYN queue, if the kernel supports it. Returns its socket.
 fn queue_syns() -> Option<OwnedFd> {
-    let syn_queue = syn_queue::make().ok()?;
+    let syn_queue = syn_queue::create().ok()?;
     // The kernel applies all rules or none.
-    let written = |holding: &QueueMethod| rules::write(Some(*holding)).is_ok();
+    let written = |method: &QueueMethod| rules::write(Some(*method)).is_ok();
     [QueueMethod::Expression, QueueMethod::Target]
         .iter()
         .any(written)
@@ -265,84 +265,88 @@ mod tests {
 
     #[test]
     fn outgoing_connections_arrive_at_the_egress_sockets_with_their_destination() {
-        let worked = raw::try_in_child(|| {
-            let tried = || -> io::Result<bool> {
+        let succeeded = raw::try_in_child(|| {
+            let attempt = || -> io::Result<bool> {
                 let mut egress =
                     EgressSockets::of(enter_new(Network::Egress).map_err(io::Error::other)?);
-                let mut arrived = Vec::new();
+                let mut checks = Vec::new();
                 let syn_queue = egress.take_syn_queue()?.ok_or(io::ErrorKind::NotFound)?;
                 let decide = |to: SocketAddr, verdict| {
                     let syn_queue = &syn_queue;
                     std::thread::scope(|scope| {
-                        let going = scope.spawn(move || std::net::TcpStream::connect(to));
-                        let held = next(syn_queue)?;
-                        assert_eq!(held.to, to);
-                        syn_queue.decide(&held, verdict)?;
-                        going.join().map_err(|_| io::ErrorKind::Other)?
+                        let connecting = scope.spawn(move || std::net::TcpStream::connect(to));
+                        let queued = next(syn_queue)?;
+                        assert_eq!(queued.to, to);
+                        syn_queue.decide(&queued, verdict)?;
+                        connecting.join().map_err(|_| io::ErrorKind::Other)?
                     })
                 };
-                for (exit, to) in egress
+                for (listener, to) in egress
                     .connections
                     .iter()
                     .zip(["192.0.2.7:443", "[2001:db8::7]:443"])
                 {
                     let to: SocketAddr = to.parse().map_err(io::Error::other)?;
-                    for (verdict, errno) in [
+                    for (verdict, expected) in [
                         (Verdict::Refused, libc::ECONNREFUSED),
                         (Verdict::HostUnreachable, libc::EHOSTUNREACH),
                         (Verdict::NetworkUnreachable, libc::ENETUNREACH),
                     ] {
-                        let told = decide(to, verdict)
+                        let errno = decide(to, verdict)
                             .err()
                             .and_then(|error| error.raw_os_error());
-                        arrived.push(told == Some(errno));
+                        checks.push(errno == Some(expected));
                     }
-                    let _going = decide(to, Verdict::Pass(4711))?;
-                    let (come, _) = exit.accept()?;
-                    arrived.push(socket_mark(&come)? == 4711);
+                    let _connection = decide(to, Verdict::Pass(4711))?;
+                    let (accepted, _) = listener.accept()?;
+                    checks.push(socket_mark(&accepted)? == 4711);
                     let was: SocketAddr = match to {
-                        SocketAddr::V4(_) => rustix::net::sockopt::ip_original_dst(&come)?.into(),
-                        SocketAddr::V6(_) => rustix::net::sockopt::ipv6_original_dst(&come)?.into(),
+                        SocketAddr::V4(_) => {
+                            rustix::net::sockopt::ip_original_dst(&accepted)?.into()
+                        }
+                        SocketAddr::V6(_) => {
+                            rustix::net::sockopt::ipv6_original_dst(&accepted)?.into()
+                        }
                     };
-                    arrived.push(was == to);
+                    checks.push(was == to);
                 }
-                let asking = UdpSocket::bind("0.0.0.0:0")?;
-                asking.send_to(b"who", "192.0.2.53:53")?;
+                let resolver = UdpSocket::bind("0.0.0.0:0")?;
+                resolver.send_to(b"who", "192.0.2.53:53")?;
                 let mut buffer = [0; 16];
                 let (length, from) = egress.dns[0].recv_from(&mut buffer)?;
                 egress.dns[0].send_to(&buffer[..length], from)?;
-                let (_, answered_by) = asking.recv_from(&mut buffer)?;
-                let other = asking.send_to(b"x", "192.0.2.53:54");
-                Ok(arrived == [true; 10]
+                let (_, answered_by) = resolver.recv_from(&mut buffer)?;
+                let other = resolver.send_to(b"x", "192.0.2.53:54");
+                Ok(checks == [true; 10]
                     && answered_by.to_string() == "192.0.2.53:53"
                     && other.is_err_and(|error| error.raw_os_error() == Some(libc::EPERM)))
             };
-            tried().is_ok_and(|all| all)
+            attempt().is_ok_and(|all| all)
         });
-        assert!(worked);
+        assert!(succeeded);
     }
 
     #[test]
     fn without_a_syn_queue_a_connection_arrives_at_once() {
-        let worked = raw::try_in_child(|| {
-            let tried = || -> io::Result<bool> {
+        let succeeded = raw::try_in_child(|| {
+            let attempt = || -> io::Result<bool> {
                 enter_new(Network::Loopback).map_err(io::Error::other)?;
                 let mut egress = EgressSockets::of(open_egress(false)?);
                 let to = SocketAddr::new([192, 0, 2, 7].into(), 443);
-                let _going = std::net::TcpStream::connect(to)?;
-                let (come, _) = egress.connections[0].accept()?;
-                let was: SocketAddr = rustix::net::sockopt::ip_original_dst(&come)?.into();
-                Ok(was == to && socket_mark(&come)? == 0 && egress.take_syn_queue()?.is_none())
+                let _connection = std::net::TcpStream::connect(to)?;
+                let (accepted, _) = egress.connections[0].accept()?;
+                let was: SocketAddr = rustix::net::sockopt::ip_original_dst(&accepted)?.into();
+                Ok(was == to && socket_mark(&accepted)? == 0 && egress.take_syn_queue()?.is_none())
             };
-            tried().is_ok_and(|all| all)
+            attempt().is_ok_and(|all| all)
         });
-        assert!(worked);
+        assert!(succeeded);
     }
 
     #[test]
     fn a_new_reader_receives_queued_packets_again() {
-        let worked = raw::try_in_child(|| {
-            let tried = || -> io::Result<bool> {
+        let succeeded = raw::try_in_child(|| {
+            let attempt = || -> io::Result<bool> {
                 let egress = enter_new(Network::Egress).map_err(io::Error::other)?;
                 let copies = egress.iter().map(OwnedFd::try_clone);
                 let copies = copies.collect::<io::Result<_>>()?;
@@ -350,49 +354,49 @@ mod tests {
                 let first = first.ok_or(io::ErrorKind::NotFound)?;
                 let to = SocketAddr::new([192, 0, 2, 7].into(), 443);
                 std::thread::scope(|scope| {
-                    let going = scope.spawn(move || std::net::TcpStream::connect(to));
-                    let held = next(&first)?;
+                    let connecting = scope.spawn(move || std::net::TcpStream::connect(to));
+                    let queued = next(&first)?;
                     drop(first);
                     let second = EgressSockets::of(copies).take_syn_queue()?;
                     let second = second.ok_or(io::ErrorKind::NotFound)?;
-                    let again = next(&second)?;
+                    let redelivered = next(&second)?;
                     // The second reader does not know this id.
-                    second.decide(&held, Verdict::NetworkUnreachable)?;
-                    second.decide(&again, Verdict::HostUnreachable)?;
-                    let told = going.join().map_err(|_| io::ErrorKind::Other)?;
-                    let told = told.err().and_then(|error| error.raw_os_error());
-                    Ok(again.to == to && told == Some(libc::EHOSTUNREACH))
+                    second.decide(&queued, Verdict::NetworkUnreachable)?;
+                    second.decide(&redelivered, Verdict::HostUnreachable)?;
+                    let result = connecting.join().map_err(|_| io::ErrorKind::Other)?;
+                    let errno = result.err().and_then(|error| error.raw_os_error());
+                    Ok(redelivered.to == to && errno == Some(libc::EHOSTUNREACH))
                 })
             };
-            tried().is_ok_and(|all| all)
+            attempt().is_ok_and(|all| all)
         });
-        assert!(worked);
+        assert!(succeeded);
     }
 
     #[test]
     fn a_syn_queue_with_unread_messages_can_be_taken_over() {
-        let worked = raw::try_in_child(|| {
-            let tried = || -> io::Result<bool> {
+        let succeeded = raw::try_in_child(|| {
+            let attempt = || -> io::Result<bool> {
                 let egress = enter_new(Network::Egress).map_err(io::Error::other)?;
                 let syn_queue = egress.last().ok_or(io::ErrorKind::NotFound)?;
                 // The smallest possible buffer.
                 rustix::net::sockopt::set_socket_recv_buffer_size(syn_queue, 1)?;
                 let to = SocketAddr::new([192, 0, 2, 7].into(), 443);
-                let mut going = Vec::new();
+                let mut connecting = Vec::new();
                 for _ in 0..100 {
                     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
                     let kind = SocketType::STREAM;
                     let socket = socket_with(AddressFamily::INET, kind, flags, None)?;
                     let _in_progress = rustix::net::connect(&socket, &to);
-                    going.push(socket);
+                    connecting.push(socket);
                 }
                 let taken = EgressSockets::of(egress).take_syn_queue()?;
-                let held = next(&taken.ok_or(io::ErrorKind::NotFound)?)?;
-                Ok(held.to == to)
+                let queued = next(&taken.ok_or(io::ErrorKind::NotFound)?)?;
+                Ok(queued.to == to)
             };
-            tried().is_ok_and(|all| all)
+            attempt().is_ok_and(|all| all)
         });
-        assert!(worked);
+        assert!(succeeded);
     }
 
     /// The next queued packet.
@@ -400,7 +404,7 @@ mod tests {
         loop {
             match syn_queue.receive() {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::thread::yield_now(),
-                held => return held,
+                queued => return queued,
             }
         }
     }
@@ -412,9 +416,9 @@ mod tests {
             let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
             vec![tcp.into(), udp.into()]
         };
-        let (own, others) = (make(), make());
+        let (own, foreign) = (make(), make());
         let marks = EgressCookies::of(&own).unwrap();
-        assert!(marks.find(others).is_none());
+        assert!(marks.find(foreign).is_none());
         assert!(marks.find(Vec::new()).is_none());
         let mut more = make();
         more.splice(0..0, own.iter().map(|fd| fd.try_clone().unwrap()));

@@ -66,7 +66,7 @@ const SETTINGS: [(&str, &str); 2] = [
 ];
 
 /// Creates the SYN queue of this network namespace and returns its socket.
-pub(super) fn make() -> io::Result<OwnedFd> {
+pub(super) fn create() -> io::Result<OwnedFd> {
     for (setting, value) in SETTINGS {
         std::fs::write(setting, value)?;
     }

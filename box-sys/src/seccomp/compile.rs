@@ -196,7 +196,7 @@ fn checked(check: &Check) -> Vec<sock_filter> {
             code.push(op(LOAD_WORD, offset_argument(arg), 0, 0));
             none_of(&mut code, values, verdict);
         }
-        Check::Given { arg, verdict } => {
+        Check::NonNull { arg, verdict } => {
             code.push(op(LOAD_WORD, offset_argument(arg), 0, 0));
             code.push(op(JUMP_ANY_BIT, u32::MAX, 2, 0));
             code.push(op(LOAD_WORD, offset_argument(arg) + 4, 0, 0));

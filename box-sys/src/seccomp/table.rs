@@ -41,7 +41,7 @@ pub enum Check {
         verdict: Verdict,
     },
     /// The argument is a non-null pointer.
-    Given { arg: u32, verdict: Verdict },
+    NonNull { arg: u32, verdict: Verdict },
     /// The argument is `when`, and the other check holds.
     When {
         arg: u32,
@@ -282,7 +282,7 @@ const CHECKED: &[(libc::c_long, &[Check])] = &[
             Check::When {
                 arg: 1,
                 when: CORE,
-                then: &Check::Given {
+                then: &Check::NonNull {
                     arg: 2,
                     verdict: UNCHANGED,
                 },

@@ -9,7 +9,7 @@ use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use super::{RunningBox, Server, Spare};
 use crate::child::{self, FinishRequest, InitMain, Resources};
 use crate::error::{At, Error, Result};
-use crate::mounts::{attach, clone_tree, make_place};
+use crate::mounts::{attach, clone_tree, create_mount_point};
 use crate::plan::{Limits, Mount, Root, SandboxPlan, Source, check_target};
 use crate::raw::{self, ATTR_NODEV, ATTR_NOSUID, ATTR_RDONLY, Forked};
 use crate::wire::{FDS_MAX, socket_pair};
@@ -353,7 +353,7 @@ fn attach_inside(tree: &OwnedFd, target: &Path) -> Result<()> {
         Mode::empty(),
     )
     .at("open the box's root")?;
-    let place = match make_place(root.as_fd(), target, tree.as_fd()) {
+    let place = match create_mount_point(root.as_fd(), target, tree.as_fd()) {
         Ok(place) => place,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             // For a read-only root, create the directory through a second, writable mount that no
@@ -361,8 +361,9 @@ fn attach_inside(tree: &OwnedFd, target: &Path) -> Result<()> {
             let through = clone_tree(&root, "", false).at("clone the root's mount")?;
             raw::mount_setattr(through.as_fd(), false, 0, ATTR_RDONLY)
                 .at("make the copy writable")?;
-            make_place(through.as_fd(), target, tree.as_fd()).at("create the mount point")?;
-            make_place(root.as_fd(), target, tree.as_fd()).at("open the mount point")?
+            create_mount_point(through.as_fd(), target, tree.as_fd())
+                .at("create the mount point")?;
+            create_mount_point(root.as_fd(), target, tree.as_fd()).at("open the mount point")?
         }
         Err(error) => return Err(error).at("create the mount point"),
     };

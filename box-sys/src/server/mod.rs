@@ -260,7 +260,7 @@ impl Server {
             },
             Request::AddMount { mount, guest } => self.add_mount(&mount, guest, &fds),
             Request::Settle => {
-                self.collect();
+                self.reap_all();
                 self.pools.drop_retired();
                 Ok(())
             }
@@ -275,10 +275,10 @@ impl Server {
     fn reap(&mut self, signals: &OwnedFd) {
         let mut record = [0_u8; 128];
         while rustix::io::read(signals, &mut record).is_ok() {}
-        self.collect();
+        self.reap_all();
     }
 
-    fn collect(&mut self) {
+    fn reap_all(&mut self) {
         while let Ok(Some((pid, _))) = rustix::process::wait(WaitOptions::NOHANG) {
             self.remove_box(pid.as_raw_pid());
         }

@@ -19,7 +19,7 @@ use crate::raw::{self, ATTR_NODEV, ATTR_NOEXEC, ATTR_NOSUID, ATTR_RDONLY};
 
 /// Mount attributes of the system directories.
 pub(super) const SYSTEM_ATTR: Attr = ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV;
-const PIECES_ATTR: Attr = SYSTEM_ATTR | ATTR_NOEXEC;
+const TEMPLATE_ATTR: Attr = SYSTEM_ATTR | ATTR_NOEXEC;
 
 /// A system directory of the host, or a mount below one.
 #[derive(Debug)]
@@ -34,18 +34,18 @@ pub(crate) struct SystemTree {
 #[derive(Debug)]
 pub(crate) struct Overlays {
     /// The template's own files.
-    pub(crate) pieces: OwnedFd,
+    pub(crate) template_files: OwnedFd,
     /// The system directories, in the order of `Template::trees`.
     pub(crate) system: Vec<OwnedFd>,
 }
 
 impl Overlays {
     pub(crate) fn new(template: &Template) -> Result<Self> {
-        let pieces = if template.use_overlays {
-            overlay("/p", PIECES_ATTR).at("create an overlay of the template files")?
+        let template_files = if template.use_overlays {
+            overlay("/p", TEMPLATE_ATTR).at("create an overlay of the template files")?
         } else {
             let tree = clone_tree(CWD, "/p", false).at("clone the template files")?;
-            raw::mount_setattr(tree.as_fd(), false, PIECES_ATTR, 0)
+            raw::mount_setattr(tree.as_fd(), false, TEMPLATE_ATTR, 0)
                 .at("make the template files read-only")?;
             tree
         };
@@ -58,7 +58,7 @@ impl Overlays {
             }
         });
         Ok(Self {
-            pieces,
+            template_files,
             system: system.collect::<Result<_>>()?,
         })
     }
@@ -70,7 +70,7 @@ impl Overlays {
     /// Only directories of the host: an upgrade replaces files, and a box must not combine an old
     /// file with a new one.
     pub(crate) fn warm(&self, template: &Template) {
-        let look = |at: &OwnedFd, path: &str| {
+        let lookup = |at: &OwnedFd, path: &str| {
             let _ = rustix::fs::statat(at, path, AtFlags::empty());
         };
         for file in [
@@ -79,13 +79,13 @@ impl Overlays {
             "etc/profile",
             "dev/null",
         ] {
-            look(&self.pieces, file);
+            lookup(&self.template_files, file);
         }
         let libraries = format!("lib/{}-linux-gnu", std::env::consts::ARCH);
         for (tree, view) in template.trees.iter().zip(&self.system) {
             if tree.name == "usr" {
                 for directory in ["bin", "lib64", &libraries] {
-                    look(view, directory);
+                    lookup(view, directory);
                 }
             }
         }

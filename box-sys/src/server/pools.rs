@@ -227,7 +227,7 @@ impl Pools {
     }
 
     fn new_group(&self, cgroups: &Cgroups) -> io::Result<Group> {
-        cgroups.make(&self.owner.new_group())
+        cgroups.create(&self.owner.new_group())
     }
 
     /// A user namespace that maps the owner of a workspace to the guest.

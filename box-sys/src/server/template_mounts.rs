@@ -27,7 +27,7 @@ use rustix::mount::UnmountFlags;
 use super::overlays::{self, SystemTree};
 use crate::error::{At, Result};
 use crate::identity;
-use crate::mounts::{attach, clone_tree, make_dirs, make_file, new_fs, open_beneath};
+use crate::mounts::{attach, clone_tree, create_dirs, create_file, new_fs, open_beneath};
 use crate::plan::SandboxPlan;
 use crate::raw::{self, ATTR_NODEV, ATTR_NOEXEC, ATTR_NOSUID};
 
@@ -213,7 +213,7 @@ impl Template {
         .at("create a tmpfs")?;
         let proc = clone_tree(CWD, "/proc", true).at("clone the mount of procfs")?;
         let system = self.system()?;
-        let made = self.privileged && make_nodes(&root).is_ok();
+        let made = self.privileged && create_nodes(&root).is_ok();
         let nodes = if made { Vec::new() } else { device_nodes()? };
 
         // Any directory can be the mount point. The clones above were taken before it is covered.
@@ -225,11 +225,11 @@ impl Template {
         .at("open")?;
         attach(&root, &place).at("attach the server's root")?;
         for name in PLACES {
-            make_dirs(root.as_fd(), Path::new(name)).at("create a directory")?;
+            create_dirs(root.as_fd(), Path::new(name)).at("create a directory")?;
         }
         copy_etc(&root)?;
         let default = SandboxPlan::default();
-        let who = make_dirs(root.as_fd(), Path::new("p/who")).at("open")?;
+        let who = create_dirs(root.as_fd(), Path::new("p/who")).at("open")?;
         identity::write(&who, &default.guest, &default.hostname).at("write the identity files")?;
         self.assemble(&root, &proc, system, nodes)?;
 
@@ -282,7 +282,7 @@ impl Template {
         system: Vec<(String, OwnedFd)>,
         nodes: Vec<(&'static str, OwnedFd)>,
     ) -> Result<()> {
-        let place = |path: &str| make_dirs(root.as_fd(), Path::new(path));
+        let place = |path: &str| create_dirs(root.as_fd(), Path::new(path));
         attach(proc, place("proc").at("open")?).at("attach procfs")?;
         for (name, tree) in system {
             attach(tree, place(&format!("t/{name}")).at("create a directory")?)
@@ -298,11 +298,11 @@ impl Template {
         ] {
             rustix::fs::symlinkat(target, &dev, name).at("create a link of /dev")?;
         }
-        make_file(place("p").at("open")?, "nothing", b"").at("create an empty file")?;
+        create_file(place("p").at("open")?, "nothing", b"").at("create an empty file")?;
         let places = place("d").at("open")?;
         for (name, tree) in nodes {
             for dir in [&dev, &places] {
-                make_file(dir, name, b"").at("create a mount point for a device")?;
+                create_file(dir, name, b"").at("create a mount point for a device")?;
             }
             let place =
                 open_beneath(&places, name, OFlags::PATH).at("open a device's mount point")?;
@@ -343,8 +343,8 @@ pub(crate) fn open_ns(kind: &str) -> io::Result<OwnedFd> {
 /// Creates device nodes, so that boxes get no inodes of the host.
 ///
 /// Fails if the server lacks the privilege.
-fn make_nodes(root: &OwnedFd) -> io::Result<()> {
-    let dev = make_dirs(root.as_fd(), Path::new("p/dev"))?;
+fn create_nodes(root: &OwnedFd) -> io::Result<()> {
+    let dev = create_dirs(root.as_fd(), Path::new("p/dev"))?;
     for (name, major, minor) in NODES {
         let number = rustix::fs::makedev(*major, *minor);
         let mode = Mode::from(0o666);
@@ -378,20 +378,20 @@ fn device_nodes() -> Result<Vec<(&'static str, OwnedFd)>> {
 fn masks() -> Vec<(String, bool)> {
     // A file that only root can read needs no mask, because no guest is root of the host.
     let open = |meta: &fs::Metadata| meta.mode() & 0o006 != 0;
-    let look = |name: &&str| {
+    let masked = |name: &&str| {
         let meta = fs::symlink_metadata(format!("/proc/{name}"))
             .ok()
             .filter(open)?;
         Some(((*name).to_owned(), meta.is_dir()))
     };
-    MASKED.iter().filter_map(look).collect()
+    MASKED.iter().filter_map(masked).collect()
 }
 
 /// Runs after `/etc/profile`, which resets `PATH`. Adds the guest's own programs.
 const LOGIN: &[u8] = b"case \":$PATH:\" in\n*\":$HOME/.local/bin:\"*) ;;\n*) PATH=\"$HOME/.local/bin:$PATH\" ;;\nesac\n";
 
 fn copy_etc(root: &OwnedFd) -> Result<()> {
-    let etc = make_dirs(root.as_fd(), Path::new("p/etc")).at("open the new /etc")?;
+    let etc = create_dirs(root.as_fd(), Path::new("p/etc")).at("open the new /etc")?;
     let mut left = ETC_ENTRIES_MAX;
     for name in ETC {
         let from = Path::new("/etc").join(name);
@@ -402,11 +402,11 @@ fn copy_etc(root: &OwnedFd) -> Result<()> {
         if fs::symlink_metadata(&from).is_err() {
             continue;
         }
-        let parent = make_dirs(etc.as_fd(), parent).at("create a directory of /etc")?;
+        let parent = create_dirs(etc.as_fd(), parent).at("create a directory of /etc")?;
         copy(&from, &parent, file, &mut left).at("copy a file of /etc")?;
     }
     let profile =
-        make_dirs(etc.as_fd(), Path::new("profile.d")).at("create a directory of /etc")?;
+        create_dirs(etc.as_fd(), Path::new("profile.d")).at("create a directory of /etc")?;
     write_new(&profile, "box.sh", LOGIN).at("write a file of /etc")?;
     for name in identity::FILES {
         rustix::fs::symlinkat(format!("/run/box/{name}"), &etc, *name)

@@ -41,16 +41,16 @@ pub(super) fn backlog(most: usize) -> io::Result<c_long> {
         }
     }
     // On loopback, a connection succeeds at once, or only after a retry one second later.
-    let mut there = 0;
+    let mut connected = 0;
     for socket in &all {
-        let mut asked = [PollFd::new(socket, PollFlags::OUT)];
+        let mut fds = [PollFd::new(socket, PollFlags::OUT)];
         let now = Timespec {
             tv_sec: 0,
             tv_nsec: 0,
         };
-        there += poll(&mut asked, Some(&now))?;
+        connected += poll(&mut fds, Some(&now))?;
     }
-    c_long::try_from(there).map_err(io::Error::other)
+    c_long::try_from(connected).map_err(io::Error::other)
 }
 
 /// Bytes in the buffers of a socket, received and unsent.

@@ -55,7 +55,7 @@ fn holds(check: &Check, args: [u64; 6]) -> (bool, Verdict) {
             values,
             verdict,
         } => (!values.contains(&word(arg)), verdict),
-        Check::Given { arg, verdict } => (args[arg as usize] != 0, verdict),
+        Check::NonNull { arg, verdict } => (args[arg as usize] != 0, verdict),
         Check::When { arg, when, then } => {
             let (then, verdict) = holds(then, args);
             (word(arg) == when && then, verdict)
@@ -64,7 +64,7 @@ fn holds(check: &Check, args: [u64; 6]) -> (bool, Verdict) {
 }
 
 /// The arguments of a rule, with all boundary values of its checks.
-fn borders(checks: &[Check]) -> Vec<(u32, Vec<u64>)> {
+fn boundaries(checks: &[Check]) -> Vec<(u32, Vec<u64>)> {
     let mut all: Vec<(u32, Vec<u64>)> = Vec::new();
     let mut add = |arg: u32, values: &[u32]| {
         let place = all.iter().position(|(known, _)| *known == arg);
@@ -100,7 +100,7 @@ fn borders(checks: &[Check]) -> Vec<(u32, Vec<u64>)> {
             Check::OneOf { arg, values, .. } | Check::NoneOf { arg, values, .. } => {
                 add(arg, values);
             }
-            Check::Given { arg, .. } => add(arg, &[]),
+            Check::NonNull { arg, .. } => add(arg, &[]),
             Check::When { arg, when, then } => {
                 add(arg, &[when]);
                 rest.push(then);
@@ -111,9 +111,9 @@ fn borders(checks: &[Check]) -> Vec<(u32, Vec<u64>)> {
 }
 
 /// All combinations of the values.
-fn grid(borders: &[(u32, Vec<u64>)]) -> Vec<[u64; 6]> {
+fn grid(boundaries: &[(u32, Vec<u64>)]) -> Vec<[u64; 6]> {
     let mut all = vec![[0; 6]];
-    for (arg, values) in borders {
+    for (arg, values) in boundaries {
         let with = |args: &[u64; 6]| -> Vec<[u64; 6]> {
             let one = |value: &u64| {
                 let mut args = *args;
@@ -138,7 +138,7 @@ fn every_number_follows_its_rule() {
             continue;
         };
         let mut decided = vec![false; rule.checks.len()];
-        for args in grid(&borders(rule.checks)) {
+        for args in grid(&boundaries(rule.checks)) {
             let first = rule.checks.iter().position(|check| holds(check, args).0);
             let verdict = first.map_or(rule.otherwise, |n| holds(&rule.checks[n], args).1);
             assert_eq!(
@@ -314,12 +314,12 @@ fn commands_with_the_id_of_init_set_only_their_own_affinity() {
     let absent = ret(Verdict::Errno(libc::ENOSYS)).k;
     for (two_uids, of_others) in [(true, allow), (false, unchanged)] {
         let program = crate::seccomp::guest_program(two_uids);
-        let said = |nr, pid| run(&program, ARCH, nr, [pid, 8, 4096, 0, 0, 0]);
-        assert_eq!(said(affinity, 0), allow);
+        let verdict_of = |nr, pid| run(&program, ARCH, nr, [pid, 8, 4096, 0, 0, 0]);
+        assert_eq!(verdict_of(affinity, 0), allow);
         // The main filter denies this one.
-        assert_eq!(said(affinity, 1), allow);
-        assert_eq!(said(affinity, 2), of_others);
-        assert_eq!(said(number(libc::SYS_openat2), 0), absent);
-        assert_eq!(said(number(libc::SYS_getpid), 2), allow);
+        assert_eq!(verdict_of(affinity, 1), allow);
+        assert_eq!(verdict_of(affinity, 2), of_others);
+        assert_eq!(verdict_of(number(libc::SYS_openat2), 0), absent);
+        assert_eq!(verdict_of(number(libc::SYS_getpid), 2), allow);
     }
 }
