@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use box_protocol::actions::{AgentCommand, AgentStartParams};
+use box_protocol::actions::{AgentCommand, AgentReply, AgentStartParams};
 use box_protocol::{
     BoxError, CommandId, CommandInfo, CommandState, Exit, ExitWhy, Note, Program, Role, SessionId,
     ShellId, UnixMs,
@@ -53,7 +53,7 @@ pub(crate) struct Command {
     pub(crate) input: Input,
 }
 
-/// The record of a command that clients can list. An exec has none.
+/// The record of a command. An exec has one while its output is streamed.
 #[derive(Debug)]
 struct Record {
     program: Program,
@@ -117,7 +117,9 @@ impl Progress {
 
 impl Command {
     pub(crate) fn new(params: &AgentStartParams, log: Log) -> Self {
-        let record = (params.role != Role::Exec).then(|| {
+        // The answer to an exec that is not streamed holds all that its caller asks for.
+        let streams = matches!(params.reply, AgentReply::Streamed { .. });
+        let record = (params.role != Role::Exec || streams).then(|| {
             Box::new(Record {
                 program: params.program.clone(),
                 cwd: params.cwd.clone(),
@@ -399,7 +401,7 @@ impl Command {
             .map_or(Some(Duration::ZERO), |record| record.retain)
     }
 
-    /// When the command was registered. An exec does not record it.
+    /// When the command was registered. A command without a record has no time.
     pub(crate) fn created_at(&self) -> UnixMs {
         let record = self.record.as_ref();
         record.map(|record| record.created_at).unwrap_or_default()

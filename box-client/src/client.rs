@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use box_protocol::actions::{
     BackendInfo, BoxCreate, BoxCreateParams, BoxExec, BoxExecParams, BoxGet, BoxGetParams, BoxList,
-    BoxListParams, BoxListResult, IfExists, OnDisconnect, OnTimeout, SystemHealth, SystemStatus,
-    SystemStatusResult,
+    BoxListParams, BoxListResult, IfExists, SystemHealth, SystemStatus, SystemStatusResult,
 };
 use box_protocol::{BoxExecutionResult, Invalid, SessionId, SpecDraft};
 use box_rpc::{Action, Empty, Peer};
@@ -98,13 +97,7 @@ impl BoxClient {
             return Err(Invalid::new("cmd", "must not be empty").into());
         }
         spec.clone().build()?;
-        let params = BoxExecParams {
-            spec,
-            on_timeout: OnTimeout::default(),
-            on_disconnect: OnDisconnect::default(),
-            attach: None,
-        };
-        self.call::<BoxExec>(&params).await
+        self.call::<BoxExec>(&BoxExecParams::new(spec)).await
     }
 
     /// Returns the backend in use and its deficiencies.

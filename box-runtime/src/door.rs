@@ -51,6 +51,12 @@ struct State {
     used: Instant,
 }
 
+impl State {
+    fn is_full(&self) -> bool {
+        self.calls + self.looks >= CALLS_INSIDE
+    }
+}
+
 /// The agent of a box.
 #[derive(Clone)]
 pub(crate) struct Agent {
@@ -130,7 +136,7 @@ impl Door {
     }
 
     /// Why a box has ended whose agent is gone. Its session says so soon after.
-    async fn why_gone(&self) -> BoxError {
+    pub(crate) async fn why_gone(&self) -> BoxError {
         let is_over = |state: &State| match &state.way {
             Way::Open(agent) => !agent.peer.is_closed(),
             Way::Opening | Way::Shut(_) => true,
@@ -192,6 +198,8 @@ pub struct Inside {
 pub(crate) enum Purpose {
     /// It uses the box, which must run.
     Use,
+    /// The same, for the one exec that runs: the limit of calls does not count for it.
+    Exec,
     /// It asks the agent what it knows. That is no use of the box, which may be stopped.
     Look,
 }
@@ -211,18 +219,27 @@ impl Inside {
     ) -> Result<Self, BoxError> {
         loop {
             card.door.decided().await;
-            if let Some(agent) = card.come_in(purpose)? {
-                return Ok(Self {
-                    card,
-                    purpose,
-                    caller: caller.name(),
-                    agent: agent.peer,
-                    trail: agent.trail,
-                    spool: agent.spool,
-                    spools_files: agent.spools_files,
-                });
+            if let Some(inside) = Self::now(&card, caller, purpose)? {
+                return Ok(inside);
             }
         }
+    }
+
+    /// Goes in if the box is there; nothing if it is being made.
+    pub(crate) fn now(
+        card: &Arc<Card>,
+        caller: &Caller,
+        purpose: Purpose,
+    ) -> Result<Option<Self>, BoxError> {
+        Ok(card.come_in(purpose)?.map(|agent| Self {
+            card: Arc::clone(card),
+            purpose,
+            caller: caller.name(),
+            agent: agent.peer,
+            trail: agent.trail,
+            spool: agent.spool,
+            spools_files: agent.spools_files,
+        }))
     }
 }
 
@@ -306,13 +323,13 @@ impl Drop for Inside {
     fn drop(&mut self) {
         let purpose = self.purpose;
         self.card.door.state.send_modify(|state| match purpose {
-            Purpose::Use => {
+            Purpose::Use | Purpose::Exec => {
                 state.calls -= 1;
                 state.used = Instant::now();
             }
             Purpose::Look => state.looks -= 1,
         });
-        if purpose == Purpose::Use {
+        if purpose != Purpose::Look {
             self.card.touch();
         }
     }
@@ -353,7 +370,7 @@ impl Card {
 
     /// The agent, if the door is open; nothing if it has just begun to be opened again.
     fn come_in(&self, purpose: Purpose) -> Result<Option<Agent>, BoxError> {
-        if purpose == Purpose::Use || self.live().state != BoxState::Stopped {
+        if purpose != Purpose::Look || self.live().state != BoxState::Stopped {
             self.is_awake()?;
         }
         let mut met = Ok(None);
@@ -361,16 +378,18 @@ impl Card {
             met = match &state.way {
                 Way::Opening => Ok(None),
                 Way::Shut(reason) => Err(reason.clone()),
-                Way::Open(_) if state.calls + state.looks >= CALLS_INSIDE => Err(BoxError::limit(
-                    Code::Overloaded,
-                    "calls inside one box",
-                    "calls_inside",
-                    CALLS_INSIDE,
-                )),
+                Way::Open(_) if purpose != Purpose::Exec && state.is_full() => {
+                    Err(BoxError::limit(
+                        Code::Overloaded,
+                        "calls inside one box",
+                        "calls_inside",
+                        CALLS_INSIDE,
+                    ))
+                }
                 Way::Open(agent) => Ok(Some(agent.clone())),
             };
             match (&met, purpose) {
-                (Ok(Some(_)), Purpose::Use) => {
+                (Ok(Some(_)), Purpose::Use | Purpose::Exec) => {
                     state.calls += 1;
                     state.used = Instant::now();
                 }
@@ -378,7 +397,7 @@ impl Card {
                 _ => {}
             }
         });
-        if matches!(met, Ok(Some(_))) && purpose == Purpose::Use {
+        if matches!(met, Ok(Some(_))) && purpose != Purpose::Look {
             self.touch();
         }
         met

@@ -7,10 +7,11 @@
 //! 2. `table`: the actor behind it. It owns the table of sessions, finds or makes the one a call is
 //!    for, and hands the call over. It waits for nobody.
 //! 3. `card`: what is known of a box; `keeping` writes it down for a later process.
-//! 4. `session`: one actor a box. Calls wait in its lane; it starts the box, runs one exec at a time
+//! 4. `session`: one actor a box. Calls wait in its lane; it starts the box, grants execs their turns
 //!    and ends the box. Whatever is slow, stuck or broken about a box happens here and nowhere else.
 //! 5. `door`, `data_plane` and `commands`: calls to what is inside a box. They go to its agent past the lane, and keep the box
-//!    in use. `retell` checks what an agent says of output; `trail` logs who started what, and how it ended.
+//!    in use. `start` starts every command and passes its output on; `exec` is a command with a turn in the lane. `retell`
+//!    checks what an agent says of output; `trail` logs who started what, and how it ended.
 //! 6. [`backend`]: what makes boxes. A [`Backend`] hands over a connection to a box's agent and never
 //!    runs a command. `select` decides which one is used.
 //! 7. [`native`]: boxes made with nothing but this machine's kernel, behind the feature `native`.
@@ -40,6 +41,7 @@ pub mod egress;
 mod ends;
 mod env_file;
 mod events;
+mod exec;
 #[cfg(feature = "fake")]
 pub mod fake;
 mod handlers;
@@ -54,6 +56,7 @@ mod session;
 mod shells;
 mod spool;
 mod spooled;
+mod start;
 mod stats;
 mod table;
 mod trail;

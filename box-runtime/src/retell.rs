@@ -12,7 +12,7 @@ use crate::spool::Slot;
 /// What a reader gets for one chunk of an agent.
 pub(crate) enum Told {
     /// The command has started.
-    Started(u32, Option<Box<CommandInfo>>),
+    Started(Option<Box<CommandInfo>>),
     /// This much, which may be nothing.
     Output(Vec<CommandChunk>),
     /// The same, and it has all it wanted.
@@ -99,7 +99,7 @@ impl Retelling {
     /// What the reader gets for a chunk; the reason if the agent makes no sense.
     pub(crate) fn tell(&mut self, chunk: AgentChunk) -> Result<Told, String> {
         let told = match chunk {
-            AgentChunk::Started { pid, info } => return Ok(Told::Started(pid, info)),
+            AgentChunk::Started { info, .. } => return Ok(Told::Started(info)),
             AgentChunk::Begin(begin) => self.begin(&begin)?,
             AgentChunk::Bytes(piece) => {
                 self.piece(piece.stream, piece.offset, piece.at, piece.data)?

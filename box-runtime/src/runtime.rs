@@ -1,18 +1,17 @@
 //! The handle: one method an action.
 
 use std::fmt;
-use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
 use box_protocol::actions::{
-    AttachOptions, BackendInfo, BoxCreateParams, BoxCreateResult, BoxDeleteParams, BoxDeleteResult,
-    BoxExecParams, BoxListParams, BoxListResult, BoxTransitionParams, BoxTransitionResult,
-    BoxUpdateParams, Capacity, CommandChunk, IfExists, SystemConfigureParams,
-    SystemConfigureResult, SystemShutdownParams, SystemShutdownResult, SystemStatusResult, Until,
+    BackendInfo, BoxCreateParams, BoxCreateResult, BoxDeleteParams, BoxDeleteResult, BoxListParams,
+    BoxListResult, BoxTransitionParams, BoxTransitionResult, BoxUpdateParams, Capacity, IfExists,
+    SystemConfigureParams, SystemConfigureResult, SystemShutdownParams, SystemShutdownResult,
+    SystemStatusResult,
 };
 use box_protocol::error::Detail;
-use box_protocol::{BoxError, BoxExecutionResult, BoxSessionInfo, SessionId};
+use box_protocol::{BoxError, BoxSessionInfo, SessionId};
 use box_rpc::Router;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
@@ -21,11 +20,10 @@ use crate::card::Card;
 use crate::config::RuntimeConfig;
 use crate::ends::Ends;
 use crate::events::Events;
+use crate::exec::OUTPUT_BYTES;
 use crate::order::Orders;
 use crate::select::Selector;
-use crate::session::{
-    Create, Delete, Exec, Mount, OUTPUT_BYTES, Shared, Streaming, Transition, Work,
-};
+use crate::session::{Create, Delete, Mount, Shared, Transition, Work};
 use crate::table::{Ask, Count, Stage, Table};
 use box_rpc::Caller;
 
@@ -109,52 +107,6 @@ impl BoxRuntime {
         };
         self.send(Ask::Work(Work::Create(Box::new(create)))).await?;
         answer.await.map_err(|_| unanswered())?
-    }
-
-    /// Runs `spec.cmd` in its box, which is made first if need be, and returns its result with the
-    /// output. A timeout is a result.
-    pub fn exec(
-        &self,
-        caller: &Caller,
-        params: BoxExecParams,
-    ) -> impl Future<Output = Result<BoxExecutionResult, BoxError>> + Send + use<> {
-        self.run(prepared(caller, self.max_boxes, params, None))
-    }
-
-    /// As [`exec`](Self::exec), with the output as chunks while the command runs, in the view
-    /// `attach` asks for; the result holds none of it. A reader that does not read holds the command
-    /// up.
-    pub fn exec_streamed(
-        &self,
-        caller: &Caller,
-        mut params: BoxExecParams,
-        chunks: mpsc::Sender<CommandChunk>,
-    ) -> impl Future<Output = Result<BoxExecutionResult, BoxError>> + Send + use<> {
-        let AttachOptions { view, until } = params.attach.take().unwrap_or_default();
-        self.run(if until == Until::default() {
-            prepared(
-                caller,
-                self.max_boxes,
-                params,
-                Some(Streaming { view, chunks }),
-            )
-        } else {
-            Err(unsupported("attach.until", "an exec is read to its end"))
-        })
-    }
-
-    /// Everything large is in the work by now, so that the future of a call is small.
-    fn run(
-        &self,
-        exec: Result<(Work, Answer), BoxError>,
-    ) -> impl Future<Output = Result<BoxExecutionResult, BoxError>> + Send + use<> {
-        let table = self.table.clone();
-        async move {
-            let (work, answer) = exec?;
-            let sent = table.send(Ask::Work(work)).await;
-            sent.map_err(|_| unanswered())?;
-            answer.await.map_err(|_| unanswered())?
-        }
     }
 
     /// What is known of a box.
@@ -369,6 +321,14 @@ impl BoxRuntime {
         }
     }
 
+    pub(crate) fn max_boxes(&self) -> Option<usize> {
+        self.max_boxes
+    }
+
+    pub(crate) fn table(&self) -> mpsc::Sender<Ask> {
+        self.table.clone()
+    }
+
     pub(crate) fn shared(&self) -> &Shared {
         &self.shared
     }
@@ -388,35 +348,12 @@ impl BoxRuntime {
     }
 }
 
-type Answer = oneshot::Receiver<Result<BoxExecutionResult, BoxError>>;
-
-fn prepared(
-    caller: &Caller,
-    max_boxes: Option<usize>,
-    params: BoxExecParams,
-    output: Option<Streaming>,
-) -> Result<(Work, Answer), BoxError> {
-    let spec = params.spec.build()?;
-    spec.require_cmd()?;
-    let (reply, answer) = oneshot::channel();
-    let exec = Exec {
-        caller: caller.clone(),
-        max_boxes,
-        spec,
-        on_timeout: params.on_timeout,
-        on_disconnect: params.on_disconnect,
-        output,
-        reply,
-    };
-    Ok((Work::Exec(Box::new(exec)), answer))
-}
-
 /// A session that was given up, or failed in a way nobody foresaw.
 pub(crate) fn unanswered() -> BoxError {
     BoxError::unavailable("the box ended without an answer")
 }
 
-fn unsupported(field: &str, why: &str) -> BoxError {
+pub(crate) fn unsupported(field: &str, why: &str) -> BoxError {
     BoxError::unsupported(format!("{field}: {why}")).with_detail(&Detail::of_field(field))
 }
 

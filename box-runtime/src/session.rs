@@ -1,4 +1,4 @@
-//! One box: the actor that starts it, runs its execs one at a time, and ends it.
+//! One box: the actor that starts it, grants its execs their turns one at a time, and ends it.
 //!
 //! # Reading order
 //!
@@ -8,50 +8,46 @@
 //! - `body`: the box itself, if there is one now: start, liveness, stop; `mounts` beside its workspace; `entry`, the command
 //!   that is started with it; `pause` for when it stands still.
 //! - `ending`: what calls get whose box has ended.
-//! - `exec`: one command, from the spec to the result; `relay` for output on the way, `doubt` for
-//!   what is checked before an agent is believed.
+//! - `doubt`: what is checked before an agent is believed.
 //! - this file: what follows from what.
 
 mod body;
 mod doubt;
 mod ending;
 mod entry;
-mod exec;
 mod front;
 mod mounts;
 mod pause;
-mod relay;
 mod work;
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
-use box_protocol::actions::{BoxCreateResult, BoxDeleteResult, OnDisconnect, OnTimeout};
+use box_protocol::actions::{BoxCreateResult, BoxDeleteResult, OnTimeout};
 use box_protocol::error::Ended;
-use box_protocol::{BoxError, BoxExecutionResult, ExecutionStatus, Killed, LaneStatus};
+use box_protocol::{BoxError, CommandId, Killed, LaneStatus};
 use box_rpc::Router;
 use futures::FutureExt as _;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use self::body::{Body, NotReady};
 use self::ending::{broken, ended_as};
-use self::exec::{Command, Ran};
 use self::front::{During, Front, Over, Rested};
 use crate::adoption::{Unreached, unreachable};
 use crate::card::Card;
 use crate::config::RuntimeConfig;
-use crate::door::ended;
+use crate::door::{Inside, Purpose, ended};
 use crate::ends::Ends;
 use crate::events::Events;
+use crate::exec::{Finish, Settle, Turn};
 use crate::order::Orders;
 use crate::select::Selector;
 use crate::table::Ask;
 
 pub(crate) use self::body::{Living, carrier_limits};
-pub(crate) use self::doubt::{agents_error, look_up, nonsense};
-pub(crate) use self::exec::OUTPUT_BYTES;
+pub(crate) use self::doubt::{Failure, Meaning, agents_error, end_of, look_up, nonsense};
 pub(crate) use self::front::queue_full;
-pub(crate) use self::work::{Create, Delete, Exec, Mount, Reply, Streaming, Transition, Work};
+pub(crate) use self::work::{Create, Delete, Exec, Mount, Reply, Transition, Work};
 
 /// What the table and all sessions share.
 pub(crate) struct Shared {
@@ -127,10 +123,8 @@ pub(crate) async fn live(
 /// The answer that is given once the session is gone.
 enum Last {
     Nothing,
-    Exec(
-        Reply<BoxExecutionResult>,
-        Result<BoxExecutionResult, BoxError>,
-    ),
+    /// An exec whose timeout has ended the box.
+    Exec(Settle),
     Delete(Reply<BoxDeleteResult>, Result<BoxDeleteResult, BoxError>),
 }
 
@@ -138,7 +132,7 @@ impl Last {
     fn say(self) {
         match self {
             Self::Nothing => {}
-            Self::Exec(reply, result) => drop(reply.send(result)),
+            Self::Exec(settle) => drop(settle.send(Ok(Killed::Box))),
             Self::Delete(reply, result) => drop(reply.send(result)),
         }
     }
@@ -200,9 +194,9 @@ impl Actor {
 
     /// Nobody has used the box for long. Commands that go on by themselves are work, though nobody asks about them.
     async fn idle(&mut self) -> Next {
-        match self.front.during(self.body.may_be_busy(), None).await {
+        match self.front.during(self.body.may_be_busy()).await {
             During::Done(false) => {}
-            During::Done(true) | During::CallerGone => {
+            During::Done(true) => {
                 self.front.used();
                 return Next::GoOn;
             }
@@ -227,7 +221,7 @@ impl Actor {
         let Some(spec) = work.spec() else {
             return Ok(false);
         };
-        match self.front.during(self.body.ready(spec), None).await {
+        match self.front.during(self.body.ready(spec)).await {
             During::Done(Ok(started)) => {
                 self.front.used();
                 if started {
@@ -237,7 +231,6 @@ impl Actor {
             }
             During::Done(Err(NotReady::Refused(error))) => Err(Unready::Refused(error)),
             During::Done(Err(NotReady::Failed(error))) => Err(Unready::Failed(error)),
-            During::CallerGone => Err(Unready::Over(Over::Closed)),
             During::Over(over) => Err(Unready::Over(over)),
         }
     }
@@ -293,124 +286,110 @@ impl Actor {
         Next::GoOn
     }
 
+    /// Grants an exec its turn, and waits for its end.
     async fn exec(&mut self, exec: Box<Exec>) -> Next {
-        if exec.is_withdrawn() {
+        if exec.reply.is_closed() {
             return Next::GoOn;
         }
         let work = Work::Exec(exec);
         if let Err(why) = self.ready(&work).await {
             return Box::pin(self.unready(work, why)).await;
         }
-        let Work::Exec(mut exec) = work else {
+        let Work::Exec(exec) = work else {
             return Next::GoOn;
         };
-        if exec.is_withdrawn() {
+        if exec.reply.is_closed() {
             return Next::GoOn;
         }
         if let Err(why) = Box::pin(self.wake()).await {
             return Box::pin(self.unready(Work::Exec(exec), why)).await;
         }
-        let mut command = match self.body.command(&mut exec) {
-            Ok(command) => command,
-            Err(error) => {
-                let _ = exec.reply.send(Err(error));
-                return Next::GoOn;
-            }
-        };
+        let (finish, finished) = oneshot::channel();
+        let turn = self.turn(&exec, finish);
+        let command_id = turn.as_ref().ok().map(|turn| turn.command_id.clone());
         self.card.used(LaneStatus::Running);
-        let gone = (exec.on_disconnect == OnDisconnect::Kill).then_some(&mut exec.reply);
-        let job = self
-            .body
-            .run(&mut command, &exec.spec, exec.output.as_mut());
-        let during = self.front.during(Box::pin(job), gone).await;
+        let granted = exec.reply.send(turn).is_ok();
+        let Some(command_id) = command_id.filter(|_| granted) else {
+            self.card.set_lane(LaneStatus::Idle);
+            return Next::GoOn;
+        };
+        let during = self.front.during(finished).await;
         self.front.used();
         match during {
-            During::Done(ran) => self.ran(exec, ran, &command).await,
-            During::CallerGone => {
-                let job = self.body.confirm_killed(&command);
-                match self.front.during(Box::pin(job), None).await {
+            During::Done(Ok(finish)) => self.finish(finish, &command_id).await,
+            During::Done(Err(_)) => {
+                match self.ended(&command_id).await {
                     During::Done(Err(reason)) => {
                         let why = self.why_broken(reason);
                         Box::pin(self.fail(why)).await;
                     }
                     During::Over(over) => return Box::pin(self.over(over)).await,
-                    During::Done(Ok(())) | During::CallerGone => {}
+                    During::Done(Ok(())) => {}
                 }
                 self.card.used(LaneStatus::Idle);
                 Next::GoOn
             }
-            During::Over(over) => {
-                let error = over.reason(&self.card.spec.session_id);
-                let next = Box::pin(self.over(over)).await;
-                let _ = exec.reply.send(Err(error));
-                next
-            }
+            During::Over(over) => Box::pin(self.over(over)).await,
         }
     }
 
-    /// What follows from the end of a command.
-    async fn ran(&mut self, exec: Box<Exec>, ran: Ran, command: &Command) -> Next {
-        let (reply, on_timeout) = (exec.reply, exec.on_timeout);
-        match ran {
-            Ran::Result(mut result) => {
-                let timed_out = result.status == ExecutionStatus::TimedOut;
-                if timed_out {
-                    self.tell("timeout", "an exec took too long");
-                }
-                if result.oom {
-                    self.tell("oom", "an exec was killed for want of memory");
-                }
-                if timed_out && on_timeout == OnTimeout::DropBox {
-                    self.ends("deleted", "an exec took too long");
-                    result.killed = Some(Killed::Box);
-                    return self.end(Last::Exec(reply, Ok(result))).await;
-                }
-                self.card.used(LaneStatus::Idle);
-                let _ = reply.send(Ok(result));
-                Next::GoOn
+    fn turn(&mut self, exec: &Exec, finish: oneshot::Sender<Finish>) -> Result<Turn, BoxError> {
+        let (Some(inside), Some(living)) = (
+            Inside::now(&self.card, &exec.caller, Purpose::Exec)?,
+            &mut self.body.living,
+        ) else {
+            return Err(BoxError::internal("there is no box for the command"));
+        };
+        Ok(Turn {
+            inside,
+            command_id: living.next_exec()?,
+            finish,
+        })
+    }
+
+    /// Waits until nothing is left of an exec.
+    async fn ended(&mut self, command_id: &CommandId) -> During<Result<(), String>> {
+        let job = self.body.confirm_killed(command_id);
+        self.front.during(Box::pin(job)).await
+    }
+
+    /// What follows from the end of an exec.
+    async fn finish(&mut self, finish: Finish, command_id: &CommandId) -> Next {
+        match finish {
+            Finish::Done => Next::GoOn,
+            Finish::DropBox(settle) => {
+                self.ends("deleted", "an exec took too long");
+                self.end(Last::Exec(settle)).await
             }
-            Ran::Silent(mut result) => {
-                self.tell(
-                    "timeout",
-                    "an exec took too long, and was not ended in time",
-                );
-                if on_timeout == OnTimeout::Kill {
-                    // A box in want of processor time has a slow agent: it gets the time that a kill has.
-                    let job = self.body.confirm_killed(command);
-                    match self.front.during(Box::pin(job), None).await {
-                        During::Done(Ok(())) | During::CallerGone => {
-                            self.card.used(LaneStatus::Idle);
-                            let _ = reply.send(Ok(result));
-                            return Next::GoOn;
-                        }
-                        During::Done(Err(_)) => {}
-                        During::Over(over) => {
-                            let next = Box::pin(self.over(over)).await;
-                            let _ = reply.send(Ok(result));
-                            return next;
-                        }
+            Finish::Overdue(OnTimeout::DropBox, settle) => {
+                self.ends("deleted", "its agent is silent");
+                self.end(Last::Exec(settle)).await
+            }
+            Finish::Overdue(OnTimeout::Kill, settle) => {
+                // A box in want of processor time has a slow agent: it gets the time that a kill has.
+                match Box::pin(self.ended(command_id)).await {
+                    During::Done(Ok(())) => {
+                        self.card.used(LaneStatus::Idle);
+                        let _ = settle.send(Ok(Killed::Command));
+                        return Next::GoOn;
+                    }
+                    During::Done(Err(_)) => {}
+                    During::Over(over) => {
+                        let next = Box::pin(self.over(over)).await;
+                        let _ = settle.send(Ok(Killed::Command));
+                        return next;
                     }
                 }
-                result.killed = Some(Killed::Box);
-                if on_timeout == OnTimeout::Kill {
-                    // Nobody asked for the end of the box, so what is known of it stays, and says why.
-                    let why = "the box's agent does not end a command whose time is over";
-                    Box::pin(self.fail(broken(why.to_owned()))).await;
-                    let _ = reply.send(Ok(result));
-                    return Next::GoOn;
-                }
-                self.ends("deleted", "its agent is silent");
-                self.end(Last::Exec(reply, Ok(result))).await
-            }
-            Ran::Refused(error) => {
-                self.card.used(LaneStatus::Idle);
-                let _ = reply.send(Err(error));
+                // Nobody asked for the end of the box, so what is known of it stays, and says why.
+                let why = "the box's agent does not end a command whose time is over";
+                Box::pin(self.fail(broken(why.to_owned()))).await;
+                let _ = settle.send(Ok(Killed::Box));
                 Next::GoOn
             }
-            Ran::Broken(reason) => {
+            Finish::Broken(reason, settle) => {
                 let why = self.why_broken(reason);
                 Box::pin(self.fail(why.clone())).await;
-                let _ = reply.send(Err(why));
+                let _ = settle.send(Err(why));
                 Next::GoOn
             }
         }
@@ -418,9 +397,8 @@ impl Actor {
 
     async fn mount(&mut self, asked: Box<Mount>) -> Next {
         let job = Box::pin(self.body.add_mounts(&asked.mounts));
-        match self.front.during(job, None).await {
+        match self.front.during(job).await {
             During::Done(added) => drop(asked.reply.send(added)),
-            During::CallerGone => {}
             During::Over(over) => {
                 return Box::pin(self.unready(Work::Mount(asked), Unready::Over(over))).await;
             }

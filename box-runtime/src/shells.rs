@@ -11,13 +11,14 @@ use box_rpc::{Call, Handle};
 use tokio::sync::mpsc;
 use uuid::Uuid;
 
-use crate::commands::{DEFAULT_CWD, id_or_new};
+use crate::commands::id_or_new;
 use crate::data_plane::ask;
 use crate::door::Inside;
 use crate::env_file::environment;
 use crate::handlers::{plain, streamed};
 use crate::runtime::BoxRuntime;
 use crate::session::nonsense;
+use crate::start::directory;
 use box_rpc::Caller;
 
 impl BoxRuntime {
@@ -38,8 +39,7 @@ impl BoxRuntime {
         let env = environment(agent, session_id, &defaults, params.env);
         params.env = inside.attended(inside.outcome(env)).await??;
         params.shell_id = Some(id.clone());
-        let cwd = params.cwd.or(defaults.cwd);
-        params.cwd = Some(cwd.unwrap_or_else(|| DEFAULT_CWD.to_owned()));
+        params.cwd = Some(directory(params.cwd, defaults.cwd, inside.spec()));
         let mut made = inside
             .outcome(ask::<ShellCreate>(&inside, &params, order))
             .await?;

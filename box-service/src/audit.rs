@@ -1,10 +1,11 @@
 //! The trail of decisions: one line each, for whoever keeps the log. No values of variables, and
 //! command texts only where configuration asks for them.
 
-use box_protocol::{BoxError, BoxExecutionResult, Env};
+use box_protocol::{Adjusted, BoxError, BoxExecutionResult, Env, SessionId};
 use box_rpc::Caller;
 
 use crate::policy::Decision;
+use crate::service::Rules;
 
 /// Whose call it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,8 +15,38 @@ pub(crate) struct Origin {
     pub(crate) caller: Caller,
 }
 
-/// A request was allowed, as this.
-pub(crate) fn allowed(action: &str, origin: &Origin, decision: &Decision, log_commands: bool) {
+/// A command that is about to start in a box that exists.
+pub(crate) struct Starting<'a> {
+    pub(crate) session_id: &'a SessionId,
+    pub(crate) timeout_ms: Option<u64>,
+    pub(crate) adjusted: Option<&'a Adjusted>,
+    pub(crate) env: &'a Env,
+    pub(crate) text: &'a str,
+}
+
+/// A command was allowed to start.
+pub(crate) fn starting(action: &str, origin: &Origin, start: &Starting<'_>, rules: &Rules) {
+    tracing::info!(
+        target: "box_service::audit",
+        action,
+        caller = &*origin.caller.name(),
+        session_id = start.session_id.as_str(),
+        timeout_ms = start.timeout_ms,
+        adjusted = ?start.adjusted.as_slice(),
+        env_names = ?start.env.names(),
+        cmd = rules.config.log_commands.then_some(start.text),
+        cmd_bytes = start.text.len(),
+        "allowed"
+    );
+}
+
+/// A request was allowed, as this, with this command.
+pub(crate) fn allowed(
+    action: &str,
+    origin: &Origin,
+    decision: &Decision,
+    (rules, text): (&Rules, &str),
+) {
     let Decision { spec, adjusted } = decision;
     tracing::info!(
         target: "box_service::audit",
@@ -31,8 +62,8 @@ pub(crate) fn allowed(action: &str, origin: &Origin, decision: &Decision, log_co
         timeout_sec = spec.timeout_sec,
         adjusted = ?adjusted,
         env_names = ?Env::names(&spec.env),
-        cmd = log_commands.then_some(spec.cmd.as_str()),
-        cmd_bytes = spec.cmd.len(),
+        cmd = rules.config.log_commands.then_some(text),
+        cmd_bytes = text.len(),
         "allowed"
     );
 }

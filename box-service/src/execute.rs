@@ -1,24 +1,19 @@
-//! From a request to a result: decide, count, run, count again, shorten.
+//! The tool surface, and the requests that policy decides about before they go to the runtime.
 
 use box_protocol::actions::{
-    BoxCreate, BoxCreateParams, BoxCreateResult, BoxDelete, BoxDeleteParams, BoxExec,
-    BoxExecParams, BoxUpdate, BoxUpdateParams, IfExists, OnDisconnect, OnTimeout, SystemHealth,
+    BoxCreate, BoxCreateParams, BoxCreateResult, BoxExecParams, BoxUpdate, BoxUpdateParams,
+    IfExists, OnTimeout, SystemHealth,
 };
-use box_protocol::error::{Detail, Ended};
-use box_protocol::{
-    BoxError, BoxExecutionResult, BoxSessionInfo, Code, Invalid, Lockable, SpecDraft, check_mounts,
-};
+use box_protocol::{BoxError, BoxSessionInfo, Invalid, Lockable, SpecDraft, check_mounts};
 use box_rpc::{Call, Caller, Empty};
 use serde_json::{Map, Value};
 
 use crate::audit::{self, Origin};
-use crate::client::RuntimeClient;
 use crate::paths;
 use crate::policy::{self, Decision, Facts, Policy};
-use crate::quota::{Moment, Quota};
 use crate::service::{BoxService, Rules, blocking};
 use crate::session_id::Query;
-use crate::status::{ToolResult, shortened};
+use crate::status::ToolResult;
 
 /// The image of a tool's box where neither the caller nor the profile names one.
 const TOOL_IMAGE: &str = "python:3.11-slim";
@@ -57,13 +52,11 @@ impl BoxService {
             Err(error) => return self.recorded("box.exec", &origin, Err(error)),
         };
         let params = BoxExecParams {
-            spec,
             // What hosts of this tool are promised: a timeout ends the session.
             on_timeout: OnTimeout::DropBox,
-            on_disconnect: OnDisconnect::default(),
-            attach: None,
+            ..BoxExecParams::new(spec)
         };
-        let result = self.decided_exec(params, &origin, None).await?;
+        let result = self.exec(params, &origin, None).await?;
         Ok(result.into())
     }
 
@@ -94,68 +87,6 @@ impl BoxService {
         draft
     }
 
-    /// `box.exec` under policy.
-    pub(crate) async fn decided_exec(
-        &self,
-        params: BoxExecParams,
-        origin: &Origin,
-        call: Option<Call<BoxExec>>,
-    ) -> Result<BoxExecutionResult, BoxError> {
-        let outcome = self.exec(params, origin, call).await;
-        self.recorded("box.exec", origin, outcome)
-    }
-
-    async fn exec(
-        &self,
-        params: BoxExecParams,
-        origin: &Origin,
-        call: Option<Call<BoxExec>>,
-    ) -> Result<BoxExecutionResult, BoxError> {
-        let rules = self.rules();
-        let decision = self.decide(&rules, params.spec, origin).await?;
-        decision.spec.require_cmd()?;
-        let quota = if rules.policy.shared_filesystem {
-            Quota::of(&decision.spec, rules.config.max_workspace_entries)
-        } else {
-            None
-        };
-        check(quota.as_ref(), Moment::Before).await?;
-        let client = self.client_for(&origin.caller).await?;
-        audit::allowed("box.exec", origin, &decision, rules.config.log_commands);
-        let delete = BoxDeleteParams {
-            session_id: decision.spec.session_id.clone(),
-            force: true,
-        };
-        let params = BoxExecParams {
-            spec: SpecDraft::from(decision.spec).brief(),
-            ..params
-        };
-        let mut result = match call {
-            Some(mut call) => client.forward(&params, &mut call, None).await,
-            None => client.call::<BoxExec>(&params).await,
-        };
-        if let Ok(result) = &mut result {
-            result.adjusted = decision.adjusted;
-        }
-        if let Err(error) = &result
-            && error
-                .detail()
-                .and_then(|detail: Detail| detail.ended)
-                .is_some_and(|ended| ended != Ended::Failed)
-        {
-            // The record of that box says why it ended.
-            return result;
-        }
-        // Also after a failure: what ran may have written before it failed.
-        if let Err(error) = check(quota.as_ref(), Moment::After).await {
-            discard(&client, &delete).await;
-            return Err(error);
-        }
-        let result = result?;
-        audit::finished(origin, &result);
-        Ok(shortened(result, rules.config.output_limit_chars))
-    }
-
     /// `box.create` under policy.
     pub(crate) async fn decided_create(
         &self,
@@ -167,7 +98,12 @@ impl BoxService {
             let rules = self.rules();
             let decision = self.decide(&rules, params.spec, origin).await?;
             let client = self.client_for(&origin.caller).await?;
-            audit::allowed("box.create", origin, &decision, rules.config.log_commands);
+            audit::allowed(
+                "box.create",
+                origin,
+                &decision,
+                (&rules, &decision.spec.cmd),
+            );
             let params = BoxCreateParams {
                 spec: SpecDraft::from(decision.spec).brief(),
                 if_exists: params.if_exists,
@@ -217,11 +153,16 @@ impl BoxService {
         let rules = self.rules();
         let outcome = self.decide(&rules, draft, &origin).await;
         let decision = self.recorded("box.create", &origin, outcome)?;
-        audit::allowed("box.create", &origin, &decision, rules.config.log_commands);
+        audit::allowed(
+            "box.create",
+            &origin,
+            &decision,
+            (&rules, &decision.spec.cmd),
+        );
         Ok(SpecDraft::from(decision.spec))
     }
 
-    async fn decide(
+    pub(crate) async fn decide(
         &self,
         rules: &Rules,
         draft: SpecDraft,
@@ -282,22 +223,4 @@ fn tool_draft(mut parameters: Map<String, Value>) -> Result<SpecDraft, BoxError>
         read_draft(parameters)?
     };
     Ok(draft.cmd(command))
-}
-
-async fn check(quota: Option<&Quota>, moment: Moment) -> Result<(), BoxError> {
-    match quota.cloned() {
-        None => Ok(()),
-        Some(quota) => blocking(move || quota.check(moment)).await,
-    }
-}
-
-/// Deletes a box that has taken too much. A timeout may have deleted it already.
-async fn discard(client: &RuntimeClient, delete: &BoxDeleteParams) {
-    match client.call::<BoxDelete>(delete).await {
-        Ok(_) => {}
-        Err(error) if error.code() == Code::NotFound => {}
-        Err(error) => {
-            tracing::error!(session_id = %delete.session_id, %error, "a box over its quota is still there");
-        }
-    }
 }

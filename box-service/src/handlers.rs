@@ -5,13 +5,12 @@ use std::sync::Arc;
 
 #[allow(clippy::wildcard_imports, reason = "the whole contract is served here")]
 use box_protocol::actions::*;
-use box_protocol::{Adjusted, BoxError, BoxExecutionResult, BoxSessionInfo};
-use box_rpc::{Action, Call, Caller, Empty, Handle, Never, Router, contract};
+use box_protocol::{BoxError, BoxSessionInfo};
+use box_rpc::{Action, Call, Empty, Handle, Never, Router, contract};
 use serde_json::value::RawValue;
-use serde_json::{Map, Value, json};
 
 use crate::audit::Origin;
-use crate::policy;
+use crate::run::Run;
 use crate::service::BoxService;
 
 /// An action that policy has no say in, with what it carries left as it came: that is checked where it is used.
@@ -31,7 +30,7 @@ impl<A: Action> Action for Unread<A> {
 
 impl<A: Action> Action for UnreadStream<A> {
     const NAME: &'static str = A::NAME;
-    type Params = Value;
+    type Params = Text;
     type Result = Text;
     type Chunk = Text;
 }
@@ -40,17 +39,18 @@ impl<A: Action> Action for UnreadStream<A> {
 const fn streams_nothing<A: Action<Chunk = Never>>() {}
 
 macro_rules! serve {
-    (decided: $($decided:ty),+; forwarded: $($forwarded:ty),+; streamed: $($streamed:ty),+;) => {
+    (decided: $($decided:ty),+; run: $($run:ty),+; forwarded: $($forwarded:ty),+; streamed: $($streamed:ty),+;) => {
         contract! {
             /// Everything a [`BoxService`] serves: the contract but `port.share`, which needs an HTTP port.
-            pub(crate) Served: $($decided),+, $(Unread<$forwarded>),+, $(UnreadStream<$streamed>),+
+            pub(crate) Served: $($decided),+, $(Run<$run>),+, $(Unread<$forwarded>),+, $(UnreadStream<$streamed>),+
         }
         const _: () = { $(streams_nothing::<$forwarded>();)+ };
     };
 }
 
 serve! {
-    decided: BoxCreate, BoxExec, BoxUpdate, SystemStatus;
+    decided: BoxCreate, BoxUpdate, SystemStatus;
+    run: BoxExec, CommandStart, ShellRun;
     forwarded:
         SystemHealth, SystemConfigure, SystemShutdown,
         BoxGet, BoxList, BoxTransition, BoxDelete,
@@ -60,7 +60,7 @@ serve! {
         FileMkdir, FileAttributes, FileUnpack,
         PortSend;
     streamed:
-        BoxStats, BoxEvents, CommandStart, CommandAttach, ShellRun, FileRead, FileWatch, FilePack, PortOpen;
+        BoxStats, BoxEvents, CommandAttach, FileRead, FileWatch, FilePack, PortOpen;
 }
 
 impl<A: Action> Handle<Unread<A>> for BoxService {
@@ -70,44 +70,12 @@ impl<A: Action> Handle<Unread<A>> for BoxService {
 }
 
 impl<A: Action> Handle<UnreadStream<A>> for BoxService {
-    async fn handle(
-        &self,
-        mut params: Value,
-        call: Call<UnreadStream<A>>,
-    ) -> Result<Text, BoxError> {
-        let bound = [CommandStart::NAME, ShellRun::NAME].contains(&A::NAME);
-        let adjusted = bound.then(|| self.bind_time(&call.caller(), &mut params));
-        let result = self.pass_on(params, call).await?;
-        match adjusted.flatten() {
-            Some(adjusted) => with_adjusted(&result, &adjusted),
-            None => Ok(result),
-        }
+    async fn handle(&self, params: Text, call: Call<UnreadStream<A>>) -> Result<Text, BoxError> {
+        self.pass_on(params, call).await
     }
-}
-
-/// The result of a start, with what the profile changed of it.
-fn with_adjusted(result: &RawValue, adjusted: &Adjusted) -> Result<Text, BoxError> {
-    let unread = |_| BoxError::internal("the answer of the runtime cannot be read");
-    let mut result: Map<String, Value> = serde_json::from_str(result.get()).map_err(unread)?;
-    result.insert("adjusted".to_owned(), json!([adjusted]));
-    serde_json::value::to_raw_value(&result).map_err(unread)
 }
 
 impl BoxService {
-    /// Keeps the time of a command or of a run in a shell within the profile. What is no time is refused by the runtime.
-    fn bind_time(&self, caller: &Caller, params: &mut Value) -> Option<Adjusted> {
-        let params = params.as_object_mut()?;
-        let asked = match params.get("timeout_ms") {
-            None | Some(Value::Null) => None,
-            Some(asked) => Some(asked.as_u64()?),
-        };
-        let (given, adjusted) = policy::decide_time(self.rules().policy_for(caller), asked);
-        if given != asked {
-            params.insert("timeout_ms".to_owned(), json!(given));
-        }
-        adjusted
-    }
-
     /// Passes a call on behind those of its caller that came before it.
     async fn pass_on<A>(&self, params: A::Params, mut call: Call<A>) -> Result<A::Result, BoxError>
     where
@@ -127,7 +95,7 @@ impl BoxService {
     }
 }
 
-fn origin<A: Action>(call: &Call<A>) -> Origin {
+pub(crate) fn origin<A: Action>(call: &Call<A>) -> Origin {
     Origin {
         query_id: None,
         caller: call.caller(),
@@ -142,17 +110,6 @@ impl Handle<BoxCreate> for BoxService {
     ) -> Result<BoxCreateResult, BoxError> {
         let origin = origin(&call);
         self.decided_create(params, &origin, Some(call)).await
-    }
-}
-
-impl Handle<BoxExec> for BoxService {
-    async fn handle(
-        &self,
-        params: BoxExecParams,
-        call: Call<BoxExec>,
-    ) -> Result<BoxExecutionResult, BoxError> {
-        let origin = origin(&call);
-        self.decided_exec(params, &origin, Some(call)).await
     }
 }
 

@@ -5,12 +5,14 @@
 //! 1. [`policy`]: [`decide`](policy::decide), the one place that says yes or no. Pure; what had to be
 //!    looked up is a [`Facts`](policy::Facts). `blocked` lists what is never mounted.
 //! 2. [`paths`]: where a host path really leads. [`quota`]: how much a workspace may hold.
-//! 3. [`BoxService`]: [`execute_tool`](BoxService::execute_tool) and its kin in `execute`, from request
-//!    to result; `session_id` names the box, [`mod@truncate`] shortens the output, `errors` remembers
-//!    what failed, `audit` logs it.
-//! 4. [`RuntimeClient`] and [`Connector`]: how the runtime is reached.
-//! 5. `handlers`: [`BoxService::router`], the contract again, with policy in front.
-//! 6. [`ServiceConfig`]: what an operator can say.
+//! 3. `run`: time, quota, output and audit log of everything that runs, `box.exec`, `command.start` and
+//!    `shell.run` alike.
+//! 4. [`BoxService`]: [`execute_tool`](BoxService::execute_tool) and the other methods of `execute`, from
+//!    request to result; `session_id` names the box, [`mod@truncate`] shortens the output, `errors`
+//!    remembers what failed, `audit` logs it.
+//! 5. [`RuntimeClient`] and [`Connector`]: how the runtime is reached.
+//! 6. `handlers`: [`BoxService::router`], the contract again, with policy in front.
+//! 7. [`ServiceConfig`]: what an operator can say.
 //!
 //! # Example
 //! ```
@@ -45,6 +47,7 @@ mod handlers;
 pub mod paths;
 pub mod policy;
 pub mod quota;
+mod run;
 mod service;
 mod session_id;
 mod status;

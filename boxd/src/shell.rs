@@ -20,7 +20,11 @@ pub(crate) async fn run(arguments: &Arguments, asked: &ShellArguments) -> Result
 }
 
 async fn open(there: &BoxHandle, asked: &ShellArguments) -> Result<ExitCode> {
-    let shell = there.program([asked.shell.as_str(), "-i"]);
+    let shell = match &asked.shell {
+        Some(shell) => there.program([shell.as_str(), "-i"]),
+        // The shell that runs the texts of the box runs this one.
+        None => there.command(r#"exec "$0" -i"#),
+    };
     let manner = Manner {
         tty: true,
         ..Manner::default()

@@ -325,7 +325,7 @@ pub struct AgentCommand {
     /// Whether the command existed before the call.
     #[serde(default, skip_serializing_if = "is_default")]
     pub existed: bool,
-    /// The record of the command; absent for an `exec`.
+    /// The record of the command; of an `exec` only if its output is streamed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub info: Option<Box<CommandInfo>>,
     /// Values that an ended run displayed, by media type, in order.
@@ -375,7 +375,7 @@ pub enum AgentChunk {
     Started {
         /// The process id inside the box.
         pid: u32,
-        /// The record of the command; absent for an `exec`.
+        /// The record of the command; of an `exec` only if its output is streamed.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         info: Option<Box<CommandInfo>>,
     },
@@ -543,7 +543,7 @@ pub struct AgentKillResult {
     pub exit: Option<Exit>,
     /// Whether the command had ended before; then no signal was sent.
     pub already: bool,
-    /// The record of the command; absent for an `exec`.
+    /// The record of the command; of an `exec` only if its output is streamed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub info: Option<Box<CommandInfo>>,
 }

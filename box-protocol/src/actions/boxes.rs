@@ -8,7 +8,7 @@ use super::{AttachOptions, CommandChunk, OnDisconnect, actions, is_default};
 use crate::ids::{Name, SessionId};
 use crate::model::{
     Adjusted, BoxExecutionResult, BoxMountSpec, BoxSessionInfo, BoxState, DefaultsChange, Labels,
-    LifetimeChange, NetworkPolicy, SpecDraft, World,
+    LifetimeChange, NetworkPolicy, Program, SpecDraft, World,
 };
 use crate::note::Note;
 use crate::time::UnixMs;
@@ -37,9 +37,10 @@ actions! {
     /// waits for a running exec. Errors: `not_found`.
     BoxDelete = "box.delete": BoxDeleteParams => BoxDeleteResult;
 
-    /// Runs `spec.cmd` in a box, which is created if it does not exist. The runtime runs the execs
-    /// of one box one at a time. A timeout is a result, not an error. Errors: those of
-    /// `box.create`, and `validation` for an empty `cmd`. Streams the output if `attach` is given.
+    /// Finds or creates a box, starts `spec.cmd` or `program` as `command.start` does, and answers
+    /// with its end. The runtime runs the execs of one box one at a time. A timeout is a result, not
+    /// an error. Errors: those of `box.create`, and `validation` for an empty `cmd` or for both `cmd`
+    /// and `program`. Streams the output if `attach` is given.
     BoxExec = "box.exec": BoxExecParams => BoxExecutionResult | CommandChunk;
 
     /// Returns the resource usage of a running box; with `every_ms`, streams it until cancelled.
@@ -307,9 +308,12 @@ pub enum OnTimeout {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct BoxExecParams {
-    /// The requested spec with its `cmd`. The service adds the defaults of the profile, and the
-    /// runtime validates the result.
+    /// The requested spec, with its `cmd` unless `program` is given. The service adds the defaults
+    /// of the profile, and the runtime validates the result.
     pub spec: SpecDraft,
+    /// The program to run instead of `spec.cmd`, which is a text for the shell of the box.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub program: Option<Program>,
     /// What a timeout ends; `kill` if absent.
     #[serde(default, skip_serializing_if = "is_default")]
     pub on_timeout: OnTimeout,
@@ -319,6 +323,19 @@ pub struct BoxExecParams {
     /// How to stream the output while the command runs; no streaming if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attach: Option<AttachOptions>,
+}
+
+impl BoxExecParams {
+    /// Runs `spec.cmd`; everything else is the default.
+    pub fn new(spec: SpecDraft) -> Self {
+        Self {
+            spec,
+            program: None,
+            on_timeout: OnTimeout::default(),
+            on_disconnect: OnDisconnect::default(),
+            attach: None,
+        }
+    }
 }
 
 /// Parameters of `box.stats`.

@@ -11,7 +11,8 @@ use box_protocol::actions::{
     AgentReply, AgentStart, AgentStartParams, Collected, OutputPiece, StreamName,
 };
 use box_protocol::{
-    BoxError, BoxSpec, CommandId, Env, Exit, ExitWhy, MAX_CHUNK_BYTES, PerStream, Program, UnixMs,
+    BoxError, BoxSpec, CommandId, CommandInfo, CommandState, Env, Exit, ExitWhy, MAX_CHUNK_BYTES,
+    PerStream, Program, SessionId, UnixMs,
 };
 use box_rpc::{Call, Empty, Handle, Router};
 use tokio::sync::{Notify, watch};
@@ -84,6 +85,8 @@ impl Handle<AgentStart> for Agent {
         let text = text_of(&params.program);
         let reply = self.backend.reply_to(text);
         let process_text = text.to_owned();
+        let streams = matches!(params.reply, AgentReply::Streamed { .. });
+        let info = streams.then(|| info_of(&params)).transpose()?;
         let Asked {
             command_id,
             timeout_ms,
@@ -114,10 +117,17 @@ impl Handle<AgentStart> for Agent {
         };
         self.backend.has_at_once(at_once);
         self.write_files(&reply.files)?;
-        if matches!(mode, AgentReply::Streamed { .. })
-            && let Some(sink) = call.chunks()
-        {
-            for chunk in chunks_of(&reply) {
+        if let (Some(info), Some(sink)) = (info, call.chunks()) {
+            for mut chunk in chunks_of(&reply) {
+                if let AgentChunk::Started { pid, info: told } = &mut chunk {
+                    let pid = Some(*pid);
+                    told.get_or_insert_with(|| {
+                        Box::new(CommandInfo {
+                            pid,
+                            ..info.clone()
+                        })
+                    });
+                }
                 sink.send(&chunk).await?;
             }
         }
@@ -259,12 +269,37 @@ async fn pass(time: Duration) {
     }
 }
 
-/// The text an exec runs: the last argument of `sh -lc`.
+/// The text of a command: the last argument of a program.
 pub(super) fn text_of(program: &Program) -> &str {
     match program {
         Program::Argv { 0: argv, .. } => argv.last().map_or("", String::as_str),
         Program::Text { 0: text, .. } => text,
     }
+}
+
+fn info_of(params: &AgentStartParams) -> Result<CommandInfo, BoxError> {
+    let now = UnixMs::now();
+    Ok(CommandInfo {
+        session_id: SessionId::new("box")?,
+        command_id: params.command_id.clone(),
+        role: params.role,
+        state: CommandState::Running,
+        pid: None,
+        program: params.program.clone(),
+        cwd: params.cwd.clone(),
+        env_keys: params.env.names(),
+        attached: true,
+        created_at: now,
+        started_at: Some(now),
+        ended_at: None,
+        size: PerStream::default(),
+        kept_from: PerStream::default(),
+        exit: None,
+        error: None,
+        shell_id: None,
+        shell_replaced: false,
+        note: None,
+    })
 }
 
 fn chunks_of(reply: &Reply) -> Vec<AgentChunk> {

@@ -3,7 +3,7 @@
 //!
 //! ```
 //! use box_protocol::SpecDraft;
-//! use box_protocol::actions::{BoxExecParams, OnDisconnect, OnTimeout};
+//! use box_protocol::actions::BoxExecParams;
 //! use box_runtime::fake::{FakeBackend, Reply};
 //! use box_runtime::{BoxRuntime, Caller, RuntimeConfig};
 //!
@@ -13,12 +13,7 @@
 //! backend.on_command("make test", Reply::stdout("2 passed").exit(0));
 //! let runtime = BoxRuntime::start(RuntimeConfig::with(backend.clone()));
 //!
-//! let exec = BoxExecParams {
-//!     spec: SpecDraft::new("job-1").cmd("make test"),
-//!     on_timeout: OnTimeout::default(),
-//!     on_disconnect: OnDisconnect::default(),
-//!     attach: None,
-//! };
+//! let exec = BoxExecParams::new(SpecDraft::new("job-1").cmd("make test"));
 //! let result = runtime.exec(&Caller::Local, exec).await?;
 //!
 //! assert_eq!(result.stdout, "2 passed");

@@ -5,9 +5,11 @@ use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use box_protocol::actions::{AgentHealth, AgentHealthParams};
-use box_protocol::{BoxError, BoxSpec, BoxState, CommandId, Env, Invalid, UnixMs, default_path};
-use box_rpc::{Codecs, Connection, Limits, Options, Session};
+use box_protocol::actions::{AgentHealth, AgentHealthParams, AgentKill, AgentKillParams};
+use box_protocol::{
+    BoxError, BoxSpec, BoxState, Code, CommandId, Env, Invalid, UnixMs, default_path,
+};
+use box_rpc::{CallError, Codecs, Connection, Limits, Options, Session};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use tokio::sync::Notify;
@@ -415,6 +417,30 @@ impl Body {
         let backend = Arc::clone(backend);
         self.card.is_at(Place { backend, id }, mounts)?;
         Ok((living, (backend_session_id, facts)))
+    }
+
+    /// Waits until nothing is left of an exec, so that the next one does not meet its processes. The reason if the agent
+    /// cannot end it.
+    pub(super) async fn confirm_killed(&self, command_id: &CommandId) -> Result<(), String> {
+        let Some(living) = &self.living else {
+            return Ok(());
+        };
+        let params = AgentKillParams {
+            command_id: command_id.clone(),
+            signal: "KILL".to_owned(),
+            grace_ms: 0,
+            forget: false,
+        };
+        let peer = living.agent.peer();
+        // No answer tells its end.
+        living.trail.expect(&peer, &self.card);
+        let killed = peer.call::<AgentKill>(&params);
+        match timeout(self.shared.config.stop_timeout, killed).await {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(CallError::Refused(error))) if error.code() == Code::NotFound => Ok(()),
+            Ok(Err(error)) => Err(format!("the box's agent cannot kill: {}", error.code())),
+            Err(_) => Err("the box's agent does not kill in time".to_owned()),
+        }
     }
 
     /// Ends the box, or what was begun of one. Boxed, as it is awaited in many places and rarely.

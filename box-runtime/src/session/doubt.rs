@@ -39,26 +39,67 @@ pub(crate) fn end_of(told: &AgentCommand, asked: &CommandId) -> Result<Exit, Str
     Ok(exit)
 }
 
-/// What an agent's failure means: an error about the command, or the end of the box.
-pub(super) enum Failure {
+/// Why a command has no answer.
+pub(crate) enum Failure {
+    /// The agent refused the call, or its connection is lost.
+    Call(CallError),
+    /// The agent sent what cannot be true.
+    Violation(String),
+    /// The time of the command is over, and the agent has not said so.
+    Silent,
+    /// The runtime gave up for another reason.
+    Other(BoxError),
+}
+
+impl From<CallError> for Failure {
+    fn from(error: CallError) -> Self {
+        Self::Call(error)
+    }
+}
+
+impl From<BoxError> for Failure {
+    fn from(error: BoxError) -> Self {
+        Self::Other(error)
+    }
+}
+
+impl From<Failure> for BoxError {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Call(error) => agents_error(error),
+            Failure::Violation(reason) => Self::unavailable(reason),
+            Failure::Silent => {
+                Self::timeout("command: its time is over and the box's agent did not end it")
+            }
+            Failure::Other(error) => error,
+        }
+    }
+}
+
+/// What a failed call to the agent means for an exec.
+pub(crate) enum Meaning {
+    /// The command was refused; the box is sound.
     Refused(BoxError),
+    /// The box is of no more use.
     Broken(String),
 }
 
-pub(super) fn failure(error: CallError) -> Failure {
-    match error {
-        CallError::Refused(refused) => match refused.code() {
-            Code::Validation | Code::Denied | Code::Capacity | Code::Conflict => {
-                Failure::Refused(retold(&refused))
+impl Meaning {
+    pub(crate) fn of(error: CallError) -> Self {
+        match error {
+            CallError::Refused(refused) => match refused.code() {
+                Code::Validation | Code::Denied | Code::Capacity | Code::Conflict => {
+                    Self::Refused(retold(&refused))
+                }
+                code => Self::Broken(format!("the box's agent failed: {code}")),
+            },
+            CallError::TooLarge { .. } => Self::Refused(error.into()),
+            CallError::Lost(_) | CallError::NotSent(_) => {
+                Self::Broken("the box's agent is gone".to_owned())
             }
-            code => Failure::Broken(format!("the box's agent failed: {code}")),
-        },
-        CallError::TooLarge { .. } => Failure::Refused(error.into()),
-        CallError::Lost(_) | CallError::NotSent(_) => {
-            Failure::Broken("the box's agent is gone".to_owned())
+            CallError::Shape(_) => Self::Broken(nonsense("gave an answer of the wrong shape")),
+            _ => Self::Broken("the box's agent does not answer".to_owned()),
         }
-        CallError::Shape(_) => Failure::Broken(nonsense("gave an answer of the wrong shape")),
-        _ => Failure::Broken("the box's agent does not answer".to_owned()),
     }
 }
 

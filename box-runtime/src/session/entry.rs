@@ -13,8 +13,8 @@ use tokio::time::timeout;
 
 use super::agents_error;
 use super::body::Body;
-use crate::commands::DEFAULT_CWD;
 use crate::env_file::environment;
+use crate::start::directory;
 
 /// The id of that command.
 const ID: &str = "main";
@@ -41,7 +41,7 @@ impl Body {
         let defaults = self.card.live().defaults.as_deref().cloned();
         let defaults = defaults.unwrap_or_default();
         let env = environment(&agent, &spec.session_id, &defaults, Env::new()).await?;
-        let cwd = defaults.cwd.unwrap_or_else(|| DEFAULT_CWD.to_owned());
+        let cwd = directory(None, defaults.cwd, spec);
         let program = Program::argv(main.argv.iter().cloned())?;
         let asked = AgentStartParams {
             env,

@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use box_protocol::actions::BoxCreateResult;
 use box_protocol::error::{Detail, Subject};
-use box_protocol::{BoxError, BoxExecutionResult, BoxSpec, BoxState, UnixMs, first_conflict};
+use box_protocol::{BoxError, BoxSpec, BoxState, UnixMs, first_conflict};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 
-use super::work::{Create, Delete, Reply, Work};
+use super::work::{Create, Delete, Work};
 use super::{Card, Living, Shared};
 use crate::door::Door;
 
@@ -43,7 +43,6 @@ pub(super) enum Rested {
 /// What came of a job.
 pub(super) enum During<T> {
     Done(T),
-    CallerGone,
     Over(Over),
 }
 
@@ -206,25 +205,13 @@ impl Front {
         }
     }
 
-    /// Does a job, and listens meanwhile. The job is dropped if its caller is gone or the session is
-    /// over.
-    pub(super) async fn during<T>(
-        &mut self,
-        job: impl Future<Output = T>,
-        caller: Option<&mut Reply<BoxExecutionResult>>,
-    ) -> During<T> {
+    /// Does a job, and listens meanwhile. The job is dropped if the session is over.
+    pub(super) async fn during<T>(&mut self, job: impl Future<Output = T>) -> During<T> {
         let mut job = std::pin::pin!(job);
-        let mut gone = std::pin::pin!(async {
-            match caller {
-                Some(reply) => reply.closed().await,
-                None => std::future::pending().await,
-            }
-        });
         loop {
             tokio::select! {
                 biased;
                 done = &mut job => return During::Done(done),
-                () = &mut gone => return During::CallerGone,
                 work = self.mailbox.recv() => match work {
                     Some(Work::Delete(delete)) if delete.force => {
                         return During::Over(Over::Deleted(delete));

@@ -44,9 +44,9 @@ impl Actor {
 
     /// Whether the box was somewhere else before.
     async fn move_to(&mut self, to: TargetState) -> Result<bool, Unready> {
-        let happened = match self.front.during(self.body.move_to(to), None).await {
+        let happened = match self.front.during(self.body.move_to(to)).await {
             During::Done(Ok(Some(happened))) => happened,
-            During::Done(Ok(None)) | During::CallerGone => return Ok(false),
+            During::Done(Ok(None)) => return Ok(false),
             During::Done(Err(error)) => return Err(Unready::Refused(error)),
             During::Over(over) => return Err(Unready::Over(over)),
         };

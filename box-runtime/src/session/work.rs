@@ -1,13 +1,12 @@
 //! What a session is asked to do.
 
-use box_protocol::actions::{
-    BoxCreateResult, BoxDeleteResult, BoxTransitionResult, CommandChunk, OnDisconnect, OnTimeout,
-    TargetState, View,
-};
-use box_protocol::{BoxError, BoxExecutionResult, BoxMountSpec, BoxSpec, SessionId};
-use tokio::sync::{mpsc, oneshot};
+use box_protocol::actions::{BoxCreateResult, BoxDeleteResult, BoxTransitionResult, TargetState};
+use box_protocol::{BoxError, BoxMountSpec, BoxSpec, SessionId};
+use tokio::sync::oneshot;
 
 use box_rpc::Caller;
+
+use crate::exec::Turn;
 
 /// Where the answer to a call goes.
 pub(crate) type Reply<T> = oneshot::Sender<Result<T, BoxError>>;
@@ -21,20 +20,13 @@ pub(crate) enum Work {
     Mount(Box<Mount>),
 }
 
+/// An exec that waits for its turn, in a box that fits this spec.
 pub(crate) struct Exec {
     pub(crate) caller: Caller,
     pub(crate) max_boxes: Option<usize>,
     pub(crate) spec: BoxSpec,
-    pub(crate) on_timeout: OnTimeout,
-    pub(crate) on_disconnect: OnDisconnect,
-    pub(crate) output: Option<Streaming>,
-    pub(crate) reply: Reply<BoxExecutionResult>,
-}
-
-/// Output that is wanted while the command runs.
-pub(crate) struct Streaming {
-    pub(crate) view: View,
-    pub(crate) chunks: mpsc::Sender<CommandChunk>,
+    /// Closed if the call was withdrawn.
+    pub(crate) reply: Reply<Turn>,
 }
 
 pub(crate) struct Create {
@@ -65,13 +57,6 @@ pub(crate) struct Mount {
     pub(crate) session_id: SessionId,
     pub(crate) mounts: Vec<BoxMountSpec>,
     pub(crate) reply: Reply<()>,
-}
-
-impl Exec {
-    /// Nobody waits for it any more, and it shall not run for nobody.
-    pub(crate) fn is_withdrawn(&self) -> bool {
-        self.on_disconnect == OnDisconnect::Kill && self.reply.is_closed()
-    }
 }
 
 impl Work {

@@ -1,7 +1,7 @@
 //! What a command receives, and what its caller gets back.
 
 use box_protocol::actions::{OnDisconnect, Stdin, SystemShutdownParams};
-use box_protocol::{BoxError, BoxState, Code, Defaults, Env, ExecutionStatus, LaneStatus};
+use box_protocol::{BoxError, BoxState, Code, Defaults, Env, ExecutionStatus, LaneStatus, Program};
 use box_runtime::fake::Reply;
 
 use tokio::time::Instant;
@@ -77,8 +77,7 @@ async fn a_command_gets_a_shell_a_directory_and_a_clean_environment() {
     draft.defaults = Some(defaults);
     w.exec_spec(draft).await.unwrap();
     let command = &w.backend.commands()[0];
-    let argv = box_protocol::Program::argv(["sh", "-lc", "echo $TOKEN"]).unwrap();
-    assert_eq!(command.program, argv);
+    assert_eq!(command.program, Program::text("echo $TOKEN").unwrap());
     assert_eq!(
         (command.cwd.as_str(), command.make_cwd),
         ("/workspace/deep", true)
@@ -109,6 +108,50 @@ async fn a_command_gets_a_shell_a_directory_and_a_clean_environment() {
         (Stdin::Closed, Some(7000))
     );
     assert_eq!(command.user.as_deref(), Some("dev"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_exec_takes_shell_and_directory_of_the_box_unless_it_names_its_own() {
+    let w = world();
+    let with_defaults = |cmd: &str| {
+        let mut draft = spec("s", cmd).mount_path("/work");
+        draft.extras.defaults = Some(Defaults {
+            shell: Some("/bin/zsh".to_owned()),
+            cwd: Some("/srv".to_owned()),
+            ..Defaults::default()
+        });
+        draft
+    };
+    w.exec_spec(with_defaults("a")).await.unwrap();
+    w.exec_spec(with_defaults("b").workdir("/work"))
+        .await
+        .unwrap();
+    let mut params = exec_of(with_defaults(""));
+    params.program = Some(Program::argv(["sh", "-lc", "c"]).unwrap());
+    w.runtime.exec(&w.caller, params.clone()).await.unwrap();
+    w.exec_spec(spec("t", "d").mount_path("/work"))
+        .await
+        .unwrap();
+    let commands = w.backend.commands();
+    let argv = |words: [&str; 3]| Program::argv(words).unwrap();
+    let started: Vec<_> = commands
+        .iter()
+        .map(|command| (command.program.clone(), command.cwd.as_str()))
+        .collect();
+    assert_eq!(
+        started,
+        [
+            (argv(["/bin/zsh", "-c", "a"]), "/srv"),
+            (argv(["/bin/zsh", "-c", "b"]), "/work"),
+            (argv(["sh", "-lc", "c"]), "/srv"),
+            (Program::text("d").unwrap(), "/work"),
+        ]
+    );
+    params.spec = with_defaults("both");
+    assert_eq!(
+        code(w.runtime.exec(&w.caller, params).await),
+        Code::Validation
+    );
 }
 
 #[tokio::test(start_paused = true)]

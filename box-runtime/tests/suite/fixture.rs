@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use box_protocol::actions::{
     BoxCreateParams, BoxCreateResult, BoxDeleteParams, BoxDeleteResult, BoxExecParams,
-    BoxListParams, IfExists, OnDisconnect, OnTimeout, SystemShutdownParams, SystemShutdownResult,
+    BoxListParams, IfExists, OnTimeout, SystemShutdownParams, SystemShutdownResult,
 };
 use box_protocol::{
     BoxError, BoxExecutionResult, BoxSessionInfo, Code, CommandInfo, SessionId, SpecDraft,
@@ -44,10 +44,8 @@ pub(crate) fn spec(session: &str, cmd: &str) -> SpecDraft {
 
 pub(crate) fn exec_of(spec: SpecDraft) -> BoxExecParams {
     BoxExecParams {
-        spec,
         on_timeout: OnTimeout::DropBox,
-        on_disconnect: OnDisconnect::Kill,
-        attach: None,
+        ..BoxExecParams::new(spec)
     }
 }
 

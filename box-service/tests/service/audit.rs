@@ -13,7 +13,13 @@ use crate::scripted_runtime::{ScriptedRuntime, object, query};
 
 /// Collects the audit lines of its thread.
 #[derive(Debug, Clone, Default)]
-struct AuditLines(Arc<Mutex<Vec<String>>>);
+pub(crate) struct AuditLines(Arc<Mutex<Vec<String>>>);
+
+impl AuditLines {
+    pub(crate) fn lines(&self) -> Vec<String> {
+        self.0.lock().unwrap().clone()
+    }
+}
 
 struct Line<'a>(&'a mut String);
 
@@ -64,8 +70,7 @@ async fn lines(config: ServiceConfig) -> Vec<String> {
         .execute_tool(object(json!({"command": "ls", "workdir": "x"})), &query(61))
         .await
         .unwrap_err();
-    let lines = audit.0.lock().unwrap();
-    lines.clone()
+    audit.lines()
 }
 
 #[tokio::test]

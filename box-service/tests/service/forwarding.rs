@@ -32,12 +32,7 @@ async fn gateway(runtime: &ScriptedRuntime, config: ServiceConfig) -> Gateway {
 }
 
 fn exec(spec: SpecDraft) -> BoxExecParams {
-    BoxExecParams {
-        spec,
-        on_timeout: OnTimeout::default(),
-        on_disconnect: OnDisconnect::default(),
-        attach: None,
-    }
+    BoxExecParams::new(spec)
 }
 
 fn refused(error: CallError) -> box_protocol::BoxError {

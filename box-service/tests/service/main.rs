@@ -8,6 +8,7 @@ mod mounts;
 mod observability;
 mod profiles;
 mod quotas;
+mod running;
 mod scripted_runtime;
 mod sessions;
 mod truncation;

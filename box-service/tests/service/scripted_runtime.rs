@@ -23,6 +23,7 @@ pub(crate) struct Record {
     pub(crate) callers: Vec<String>,
     pub(crate) deleted: Vec<String>,
     pub(crate) updates: Vec<BoxUpdateParams>,
+    pub(crate) commands: Vec<(String, Option<u64>)>,
     pub(crate) health_checks: usize,
     pub(crate) shutdowns: usize,
     pub(crate) contexts: Vec<Value>,
@@ -114,6 +115,8 @@ impl ScriptedRuntime {
             .on::<BoxDelete>()
             .on::<BoxGet>()
             .on::<BoxEvents>()
+            .on::<CommandStart>()
+            .on::<ShellRun>()
             .build()
     }
 
@@ -331,6 +334,58 @@ struct DropRecorder(ScriptedRuntime);
 impl Drop for DropRecorder {
     fn drop(&mut self) {
         self.0.with(|state| state.record.cancelled += 1);
+    }
+}
+
+impl ScriptedRuntime {
+    /// Runs a command in a box that is there.
+    fn command(
+        &self,
+        session_id: &SessionId,
+        text: String,
+        timeout_ms: Option<u64>,
+    ) -> Result<CommandStartResult, BoxError> {
+        self.with(|state| {
+            let info = state.sessions.get(session_id.as_str());
+            let info = info.ok_or_else(|| no_such_box(session_id))?;
+            for (name, bytes) in &state.files {
+                if let Some(workspace) = &info.host_path {
+                    std::fs::write(Path::new(workspace).join(name), vec![b'x'; *bytes]).unwrap();
+                }
+            }
+            state.record.commands.push((text.clone(), timeout_ms));
+            let info = serde_json::json!({"session_id": session_id, "command_id": "c", "role": "command",
+                "state": "running", "program": {"text": text}, "cwd": "/", "env_keys": [], "attached": false,
+                "created_at": 1, "started_at": 1, "size": {"stdout": 0, "stderr": 0},
+                "kept_from": {"stdout": 0, "stderr": 0}});
+            Ok(CommandStartResult {
+                info: serde_json::from_value(info).unwrap(),
+                existed: false,
+                read: None,
+                adjusted: Vec::new(),
+            })
+        })
+    }
+}
+
+impl Handle<CommandStart> for ScriptedRuntime {
+    async fn handle(
+        &self,
+        params: CommandStartParams,
+        _: Call<CommandStart>,
+    ) -> Result<CommandStartResult, BoxError> {
+        let text = params.program.to_string();
+        self.command(&params.session_id, text, params.timeout_ms)
+    }
+}
+
+impl Handle<ShellRun> for ScriptedRuntime {
+    async fn handle(
+        &self,
+        params: ShellRunParams,
+        _: Call<ShellRun>,
+    ) -> Result<CommandStartResult, BoxError> {
+        self.command(&params.session_id, params.text, params.timeout_ms)
     }
 }
 

@@ -60,9 +60,9 @@ pub(crate) struct ShellArguments {
     /// Box on the server, created if missing [default: a box that ends with the shell]
     #[arg(add = complete::boxes(), value_name = "BOX")]
     pub(crate) session: Option<String>,
-    /// Shell to run
-    #[arg(long, default_value = "bash")]
-    pub(crate) shell: String,
+    /// Shell to run [default: the shell of the box, else bash, else sh]
+    #[arg(long)]
+    pub(crate) shell: Option<String>,
     #[command(flatten)]
     pub(crate) options: BoxOptions,
 }

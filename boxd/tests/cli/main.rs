@@ -24,3 +24,4 @@ mod serve;
 mod server_loss;
 mod support;
 mod terminal;
+mod texts;

@@ -45,12 +45,7 @@ async fn a_command_runs_in_a_real_box_in_either_dialect() {
             ..Options::client()
         };
         let session = Session::start_boxed(connection, Router::empty(), options);
-        let asked = BoxExecParams {
-            spec: spec("both", "echo hello; id -u >&2; exit 3"),
-            on_timeout: box_protocol::actions::OnTimeout::default(),
-            on_disconnect: box_protocol::actions::OnDisconnect::default(),
-            attach: None,
-        };
+        let asked = BoxExecParams::new(spec("both", "echo hello; id -u >&2; exit 3"));
         let ran = session.peer().call::<BoxExec>(&asked).await.unwrap();
         assert_eq!((ran.stdout.trim(), ran.exit_code), ("hello", Some(3)));
         assert_ne!(ran.stderr.trim(), "");

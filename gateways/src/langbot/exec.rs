@@ -4,12 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use box_protocol::actions::{
-    BoxCreateParams, BoxExecParams, FileCreate, FileWrite, FileWriteParams, IfExists, OnDisconnect,
-    OnTimeout,
+    BoxCreateParams, BoxExecParams, FileCreate, FileWrite, FileWriteParams, IfExists, OnTimeout,
 };
 use box_protocol::{
-    BoxError, BoxExecutionResult, CommandId, ExecutionStatus, Guest, Invalid, Network, SessionId,
-    SpecDraft,
+    BoxError, BoxExecutionResult, CommandId, ExecutionStatus, Guest, Invalid, Network, Program,
+    SessionId, SpecDraft,
 };
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -79,11 +78,12 @@ pub(super) async fn exec(
     {
         host.put_into_file(&mut spec, &id).await?;
     }
+    // LangBot's commands run in a login shell: its backends start them so.
+    let cmd = spec.cmd.take().unwrap_or_default();
     let params = BoxExecParams {
-        spec,
+        program: Some(Program::argv(["sh", "-lc", cmd.trim()])?),
         on_timeout: OnTimeout::DropBox,
-        on_disconnect: OnDisconnect::Kill,
-        attach: None,
+        ..BoxExecParams::new(spec)
     };
     let outcome = {
         let (runtime, caller) = (host.making(), host.caller());

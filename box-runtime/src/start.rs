@@ -1,0 +1,385 @@
+//! Starting a command and reading it: the one path of `command.start`, `shell.run`, `file.watch` and `box.exec`.
+
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::time::Duration;
+
+use box_protocol::actions::{
+    AgentChunk, AgentCommand, AgentReply, AgentStart, AgentStartParams, AttachOptions,
+    CommandChunk, CommandStartParams, CommandStartResult, OnDisconnect, ReadEnd, ReadFrom, ReadWhy,
+    Until,
+};
+use box_protocol::{BoxError, BoxSpec, Code, CommandId, Defaults, Env, Program, Role};
+use box_rpc::{Action, CallError};
+use futures::StreamExt as _;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout_at};
+
+use crate::commands::id_or_new;
+use crate::data_plane::ask;
+use crate::door::Inside;
+use crate::env_file::environment;
+use crate::order::Queued;
+use crate::retell::{Retelling, Told};
+use crate::session::{Failure, nonsense};
+use crate::spool::Slot;
+
+/// Bytes of output that an agent may send after the deadline of its command.
+const OVERTIME_BYTES: usize = 1024 * 1024;
+
+/// How long after the deadline of its command a reader may refuse to read.
+const STALLED_READER: Duration = Duration::from_mins(1);
+
+/// What a started command answers with.
+pub(crate) enum Reply<'a> {
+    /// That it has started.
+    Started,
+    /// Its end, with the first bytes of each stream.
+    Collected { bytes: u64 },
+    /// Its end, after its output as chunks.
+    Streamed {
+        attach: AttachOptions,
+        to: &'a mpsc::Sender<CommandChunk>,
+    },
+}
+
+/// When the runtime stops waiting for the end of a command.
+#[derive(Clone, Copy)]
+pub(crate) struct Deadline {
+    /// The command's time limit and the grace after it.
+    at: Instant,
+    /// How long each later message of the agent may take.
+    grace: Duration,
+}
+
+impl Deadline {
+    /// The deadline of a command that starts now. A limit beyond the clock is none.
+    pub(crate) fn after(limit: Duration, grace: Duration) -> Option<Self> {
+        let at = Instant::now().checked_add(limit.saturating_add(grace))?;
+        Some(Self { at, grace })
+    }
+}
+
+/// The client that reads a command.
+pub(crate) struct Reader<'a> {
+    to: &'a mpsc::Sender<CommandChunk>,
+    deadline: Option<Deadline>,
+    /// Bytes that came after the deadline.
+    overtime: usize,
+}
+
+impl<'a> Reader<'a> {
+    pub(crate) fn new(to: &'a mpsc::Sender<CommandChunk>, deadline: Option<Deadline>) -> Self {
+        Self {
+            to,
+            deadline,
+            overtime: 0,
+        }
+    }
+
+    /// Counts a chunk that came after the deadline. Output that was under way may still come, but not without end.
+    fn accept(&mut self, chunk: &AgentChunk) -> Result<(), Failure> {
+        if self
+            .deadline
+            .is_some_and(|deadline| Instant::now() > deadline.at)
+        {
+            self.overtime += size_of(chunk);
+            if self.overtime > OVERTIME_BYTES {
+                return Err(Failure::Silent);
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until the client takes a chunk.
+    ///
+    /// A command with a deadline goes on without a client that has left, and does not wait for one that never reads.
+    async fn send(&self, chunk: CommandChunk) -> Result<(), Failure> {
+        let sending = self.to.send(chunk);
+        let Some(deadline) = self.deadline else {
+            let left = |_| BoxError::cancelled("the client has left");
+            return sending.await.map_err(left).map_err(Failure::Other);
+        };
+        match deadline.at.checked_add(STALLED_READER) {
+            Some(end) => drop(
+                timeout_at(end, sending)
+                    .await
+                    .map_err(|_| Failure::Silent)?,
+            ),
+            None => drop(sending.await),
+        }
+        Ok(())
+    }
+}
+
+fn size_of(chunk: &AgentChunk) -> usize {
+    match chunk {
+        AgentChunk::Bytes(piece) => piece.data.len().max(1),
+        AgentChunk::Spooled(piece) => usize::try_from(piece.bytes).unwrap_or(usize::MAX).max(1),
+        AgentChunk::Started { .. } | AgentChunk::Begin(_) => 1,
+    }
+}
+
+/// The agent's answer about a command that was started.
+pub(crate) struct Answer {
+    pub(crate) told: AgentCommand,
+    /// How reading ended, if the output was streamed.
+    pub(crate) read: Option<ReadEnd>,
+    /// The shared memory of collected output.
+    pub(crate) slot: Option<Slot>,
+}
+
+/// What runs a text: the box's shell, if it has one. Without one the agent chooses bash or sh.
+pub(crate) fn in_shell(program: Program, shell: Option<String>) -> Result<Program, BoxError> {
+    Ok(match (program, shell) {
+        (Program::Text { 0: text, .. }, Some(shell)) => {
+            Program::argv([shell, "-c".to_owned(), text])?
+        }
+        (program, _) => program,
+    })
+}
+
+/// Where a command starts: the call's directory, the box's default, or the workspace.
+pub(crate) fn directory(of_call: Option<String>, of_box: Option<String>, spec: &BoxSpec) -> String {
+    let directory = of_call.or(of_box);
+    directory.unwrap_or_else(|| spec.mount_path.clone())
+}
+
+impl Inside {
+    /// What the agent is asked to start: the parameters of the call over the defaults of the box.
+    pub(crate) async fn command(
+        &self,
+        params: CommandStartParams,
+    ) -> Result<AgentStartParams, BoxError> {
+        let named = params.role != Role::Exec && params.command_id.is_some();
+        let asked = named.then(|| digest(&params));
+        let mut defaults = self.defaults().unwrap_or_default();
+        let env = self.environment(&defaults, params.env).await?;
+        let program = in_shell(params.program, defaults.shell.take())?;
+        let cwd = directory(params.cwd, defaults.cwd.take(), self.spec());
+        Ok(AgentStartParams {
+            env,
+            user: params.user.or(defaults.user),
+            stdin: params.stdin,
+            output: params.output,
+            pty: params.pty,
+            timeout_ms: params.timeout_ms,
+            file_bytes: self.spec().file_bytes(),
+            memory_mb: params.memory_mb,
+            log_bytes: params.log_bytes,
+            keep: params.on_disconnect == OnDisconnect::Keep,
+            hold: params.hold,
+            replace: params.replace,
+            detached_ms: params.detached_ms,
+            retain_ms: params.retain_ms,
+            role: params.role,
+            note: params.note,
+            asked,
+            ..AgentStartParams::new(id_or_new(params.command_id)?, program, cwd)
+        })
+    }
+
+    async fn environment(&self, defaults: &Defaults, of_call: Env) -> Result<Env, BoxError> {
+        let session_id = &self.spec().session_id;
+        let env = environment(&self.agent, session_id, defaults, of_call);
+        if defaults.env_file.is_none() {
+            return env.await;
+        }
+        self.attended(env).await?
+    }
+
+    /// Starts a command, with its start in the audit log.
+    pub(crate) async fn start_audited(
+        &self,
+        asked: AgentStartParams,
+        order: Queued,
+        attach: Option<(mpsc::Sender<CommandChunk>, AttachOptions)>,
+    ) -> Result<CommandStartResult, BoxError> {
+        let (trail, card) = (self.trail(), self.card());
+        trail.started(self.caller(), &asked, &self.agent, card);
+        let id = asked.command_id.clone();
+        let reply = match &attach {
+            None => Reply::Started,
+            Some((to, attach)) => Reply::Streamed {
+                attach: attach.clone(),
+                to,
+            },
+        };
+        let started = self.start(asked, order, reply, None).await;
+        let started = started.map_err(BoxError::from);
+        match &started {
+            Ok(answer) if answer.told.existed => trail.not_started(&id, None, card),
+            // After any other error the command may run.
+            Err(error) if is_refusal(error.code()) => trail.not_started(&id, Some(error), card),
+            Ok(_) | Err(_) => {}
+        }
+        let Answer { told, read, .. } = started?;
+        Ok(CommandStartResult {
+            existed: told.existed,
+            info: self.checked(told.info, &id)?,
+            read,
+            adjusted: Vec::new(),
+        })
+    }
+
+    /// Starts a command and waits for what the reply needs.
+    pub(crate) async fn start(
+        &self,
+        mut asked: AgentStartParams,
+        order: Queued,
+        reply: Reply<'_>,
+        deadline: Option<Deadline>,
+    ) -> Result<Answer, Failure> {
+        let (attach, to) = match reply {
+            Reply::Started => {
+                let told = ask::<AgentStart>(self, &asked, order).await?;
+                return Ok(Answer::of(told));
+            }
+            Reply::Collected { bytes } => {
+                let slot = self.slot();
+                asked.spool = slot.as_ref().map(Slot::number);
+                asked.reply = AgentReply::Collected { bytes };
+                let call = self.agent.call::<AgentStart>(&asked);
+                let told = self.awaited(call, deadline).await??;
+                let read = None;
+                return Ok(Answer { told, read, slot });
+            }
+            Reply::Streamed { attach, to } => (attach, to),
+        };
+        let slot = self.slot();
+        let retelling = Retelling::new(attach.view, ReadFrom::default(), attach.until.bytes, slot);
+        asked.spool = retelling.slot();
+        asked.reply = AgentReply::Streamed {
+            until: Until {
+                bytes: None,
+                ..attach.until
+            },
+        };
+        let to = Reader::new(to, deadline);
+        let id = &asked.command_id;
+        let reading = self.read::<AgentStart>(&asked, order, retelling, id, to);
+        let (told, read) = reading.await?;
+        Ok(Answer {
+            read: Some(read),
+            ..Answer::of(told)
+        })
+    }
+
+    /// Waits for the agent until the deadline, or without one for as long as the agent is healthy.
+    async fn awaited<T>(
+        &self,
+        work: impl Future<Output = Result<T, CallError>>,
+        deadline: Option<Deadline>,
+    ) -> Result<Result<T, CallError>, Failure> {
+        match deadline {
+            Some(deadline) => {
+                let end = deadline.at.max(Instant::now() + deadline.grace);
+                timeout_at(end, work).await.map_err(|_| Failure::Silent)
+            }
+            None => Ok(self.attended(work).await?),
+        }
+    }
+
+    /// Asks the agent for output, and passes it on until it ends or the reader has enough.
+    pub(crate) async fn read<A>(
+        &self,
+        asked: &A::Params,
+        order: Queued,
+        mut retelling: Retelling,
+        id: &CommandId,
+        mut to: Reader<'_>,
+    ) -> Result<(AgentCommand, ReadEnd), Failure>
+    where
+        A: Action<Chunk = AgentChunk, Result = AgentCommand>,
+    {
+        let stream = self.agent.stream::<A>(asked);
+        let mut stream = self.awaited(stream, to.deadline).await??;
+        drop(order);
+        let mut awaits_start = A::NAME == AgentStart::NAME;
+        // The first chunk shows that the agent answers. Later ones come when the command writes.
+        let first = async { stream.next().await.transpose() };
+        let mut next = self.awaited(first, to.deadline).await??;
+        while let Some(chunk) = next {
+            to.accept(&chunk)?;
+            let told = retelling.tell(chunk).map_err(Failure::Violation)?;
+            let is_start = matches!(told, Told::Started(..));
+            if is_start != awaits_start {
+                let what = if is_start {
+                    "started a command twice"
+                } else {
+                    "told output before the start"
+                };
+                return Err(Failure::Violation(nonsense(what)));
+            }
+            awaits_start = false;
+            let (chunks, enough) = match told {
+                Told::Started(info) => {
+                    let info = self.checked(info, id)?;
+                    (vec![CommandChunk::Started(Box::new(info))], false)
+                }
+                Told::Output(chunks) => (chunks, false),
+                Told::Enough(chunks) => (chunks, true),
+            };
+            for chunk in chunks {
+                to.send(chunk).await?;
+            }
+            if enough {
+                drop(stream);
+                let mut told = AgentCommand::new(id.clone(), 0);
+                told.info = Some(Box::new(self.look(id, Queued::none()).await?));
+                return Ok((told, retelling.end(ReadWhy::Bytes)));
+            }
+            next = match to.deadline {
+                Some(_) => {
+                    let chunk = async { stream.next().await.transpose() };
+                    self.awaited(chunk, to.deadline).await??
+                }
+                None => stream.next().await.transpose()?,
+            };
+        }
+        let mut told = stream.finish().await?;
+        let why = told.why.unwrap_or(ReadWhy::Exit);
+        if why == ReadWhy::Exit {
+            let mut last = retelling.rest();
+            let shown = std::mem::take(&mut told.shown).into_iter();
+            if retelling.is_told() {
+                last.extend(shown.map(CommandChunk::Display));
+            }
+            for chunk in last {
+                match to.send(chunk).await {
+                    Err(Failure::Silent) => return Err(Failure::Silent),
+                    // The client gets the answer, whether or not it takes this.
+                    _ => {}
+                }
+            }
+        }
+        Ok((told, retelling.end(why)))
+    }
+}
+
+impl Answer {
+    fn of(told: AgentCommand) -> Self {
+        Self {
+            told,
+            read: None,
+            slot: None,
+        }
+    }
+}
+
+/// A digest of what a caller asks for. What the box adds to it may change until the caller repeats the call.
+fn digest(params: &CommandStartParams) -> String {
+    let mut hasher = DefaultHasher::new();
+    params.program.hash(&mut hasher);
+    params.cwd.hash(&mut hasher);
+    params.user.hash(&mut hasher);
+    params.env.hash(&mut hasher);
+    format!("{:016x}", hasher.finish())
+}
+
+/// Whether an error says that nothing was started.
+fn is_refusal(code: Code) -> bool {
+    matches!(
+        code,
+        Code::Validation | Code::NotFound | Code::Denied | Code::Capacity | Code::Conflict
+    )
+}

@@ -1,0 +1,151 @@
+//! The bounds of policy hold for commands and for runs in shells as they do for execs.
+
+use std::fs;
+use std::path::Path;
+
+use box_protocol::actions::{
+    AttachOptions, BoxCreate, BoxCreateParams, CommandStart, CommandStartParams,
+    CommandStartResult, IfExists, ShellRun, ShellRunParams,
+};
+use box_protocol::{Code, Program, SessionId, SpecDraft};
+use box_rpc::{Action, CallError, Peer};
+use box_service::ServiceConfig;
+use serde_json::json;
+
+use crate::audit::AuditLines;
+use crate::scripted_runtime::{Ends, ScriptedRuntime, Served, allowing, connect};
+
+const TWO_MIB: usize = 2 * 1024 * 1024;
+
+struct World {
+    _ends: Ends,
+    _service: Served,
+    peer: Peer,
+}
+
+/// A client of a service in front of this runtime, which has a box.
+async fn world(runtime: &ScriptedRuntime, config: ServiceConfig) -> World {
+    let service = runtime.ready(config).await;
+    let (ends, client) = connect(service.router());
+    let peer = client.peer().unwrap();
+    let made = BoxCreateParams {
+        spec: SpecDraft::new("s"),
+        if_exists: IfExists::Reuse,
+    };
+    peer.call::<BoxCreate>(&made).await.unwrap();
+    World {
+        _ends: ends,
+        _service: service,
+        peer,
+    }
+}
+
+fn with_quota(workspace: &Path) -> ServiceConfig {
+    ServiceConfig {
+        default_host_workspace: Some(workspace.to_owned()),
+        workspace_quota_mb: Some(1),
+        ..allowing(&[workspace])
+    }
+}
+
+fn command(timeout_ms: Option<u64>) -> CommandStartParams {
+    let program = Program::text("echo secret-text").unwrap();
+    let mut params = CommandStartParams::new(SessionId::new("s").unwrap(), program);
+    params.timeout_ms = timeout_ms;
+    params.env.insert("TOKEN", "secret-value").unwrap();
+    params
+}
+
+fn run(timeout_ms: Option<u64>) -> ShellRunParams {
+    let run = json!({"session_id": "s", "shell_id": "one", "text": "echo secret-text",
+        "env": {"TOKEN": "secret-value"}, "timeout_ms": timeout_ms});
+    serde_json::from_value(run).unwrap()
+}
+
+fn code(outcome: Result<CommandStartResult, CallError>) -> Code {
+    match outcome.unwrap_err() {
+        CallError::Refused(error) => error.code(),
+        other => panic!("{other}"),
+    }
+}
+
+#[tokio::test]
+async fn the_time_of_a_profile_bounds_what_is_asked_for_and_what_is_not() {
+    let profile = json!({"name": "small", "timeout_sec": 5, "max_timeout_sec": 60});
+    let config = ServiceConfig {
+        profiles: vec![serde_json::from_value(profile).unwrap()],
+        profile: "small".to_owned(),
+        ..ServiceConfig::default()
+    };
+    let runtime = ScriptedRuntime::new();
+    let world = world(&runtime, config).await;
+    let peer = &world.peer;
+    let long = peer.call::<CommandStart>(&command(Some(100_000))).await;
+    assert_eq!(long.unwrap().adjusted[0].field, "timeout_ms");
+    let long = peer.call::<ShellRun>(&run(Some(100_000))).await;
+    assert_eq!(long.unwrap().adjusted[0].field, "timeout_ms");
+    let short = peer.call::<CommandStart>(&command(Some(7))).await;
+    assert!(short.unwrap().adjusted.is_empty());
+    peer.call::<ShellRun>(&run(None)).await.unwrap();
+    let times: Vec<_> = runtime.record().commands;
+    let times: Vec<_> = times.into_iter().map(|(_, time)| time).collect();
+    assert_eq!(times, [Some(60_000), Some(60_000), Some(7), Some(60_000)]);
+}
+
+#[tokio::test]
+async fn nothing_starts_in_a_workspace_that_is_too_large() {
+    let dir = tempfile::tempdir().unwrap();
+    let runtime = ScriptedRuntime::new();
+    let world = world(&runtime, with_quota(dir.path())).await;
+    world
+        .peer
+        .call::<CommandStart>(&command(None))
+        .await
+        .unwrap();
+    fs::write(dir.path().join("too-large"), vec![b'x'; TWO_MIB]).unwrap();
+    let refused = world.peer.call::<CommandStart>(&command(None)).await;
+    assert_eq!(code(refused), Code::Capacity);
+    let refused = world.peer.call::<ShellRun>(&run(None)).await;
+    assert_eq!(code(refused), Code::Capacity);
+    assert_eq!(runtime.record().commands.len(), 1, "the one before");
+    assert!(runtime.record().deleted.is_empty());
+}
+
+#[tokio::test]
+async fn a_box_whose_command_wrote_too_much_is_deleted_at_its_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let runtime = ScriptedRuntime::new().writing("output.bin", TWO_MIB);
+    let world = world(&runtime, with_quota(dir.path())).await;
+    let mut params = command(None);
+    params.attach = Some(AttachOptions::default());
+    let chunks = world.peer.stream::<CommandStart>(&params).await.unwrap();
+    assert_eq!(code(chunks.finish().await), Code::Capacity);
+    assert_eq!(runtime.record().deleted, ["s"]);
+}
+
+#[tokio::test]
+async fn starts_are_in_the_audit_log_with_their_text_only_where_configuration_asks_for_it() {
+    for log_commands in [false, true] {
+        let audit = AuditLines::default();
+        let _kept = tracing::subscriber::set_default(audit.clone());
+        let config = ServiceConfig {
+            log_commands,
+            ..ServiceConfig::default()
+        };
+        let world = world(&ScriptedRuntime::new(), config).await;
+        world
+            .peer
+            .call::<CommandStart>(&command(None))
+            .await
+            .unwrap();
+        world.peer.call::<ShellRun>(&run(None)).await.unwrap();
+        let lines = audit.lines();
+        for action in [CommandStart::NAME, ShellRun::NAME] {
+            let line = lines.iter().find(|line| line.contains(action)).unwrap();
+            assert!(line.contains("message=allowed"), "{line}");
+            assert!(line.contains("TOKEN"), "{line}");
+            assert!(!line.contains("secret-value"), "{line}");
+            assert_eq!(line.contains("secret-text"), log_commands, "{line}");
+        }
+    }
+}
