@@ -2,10 +2,17 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::time::Duration;
 
-use box_protocol::actions::{CommandChunk, StreamName};
-use box_protocol::{Exit, PerStream, UnixMs};
+use box_protocol::actions::{CommandChunk, ReadWhy, StreamName};
+use box_protocol::{
+    Adjusted, BoxExecutionResult, CommandId, ExecutionStatus, Exit, ExitWhy, PerStream, RunError,
+    UnixMs,
+};
 use bytes::Bytes;
+
+use crate::error::ClientError;
+use crate::shell::Replaced;
 
 /// Byte offsets in both streams.
 pub type Offsets = PerStream;
@@ -107,29 +114,45 @@ pub(crate) fn of(offsets: &mut Offsets, stream: StreamName) -> &mut u64 {
     }
 }
 
-/// All that a command said, and how it ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// What a command printed, and how it ended: the result of an exec, of a command and of a run in a shell.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Output {
-    /// How it ended.
-    pub exit: Exit,
+    /// The id of the command. An exec has none.
+    pub id: Option<CommandId>,
+    /// How it ended. Only a run in a shell may have none; `cut` then says why its end was not seen.
+    pub exit: Option<Exit>,
     /// Standard output, or both streams if they were merged.
     pub stdout: Bytes,
     /// Standard error.
     pub stderr: Bytes,
     /// Bytes that are missing above: gone before they could be read, or more than was to be kept.
     pub dropped: PerStream,
+    /// Whether output is missing: dropped, or cut by the policy of the server.
+    pub truncated: bool,
+    /// What an interpreter displayed, by media type.
+    pub displayed: Vec<BTreeMap<String, String>>,
+    /// The error that an interpreter reported.
+    pub error: Option<RunError>,
+    /// How long it ran, if that is known.
+    pub took: Option<Duration>,
+    /// What the server's profile changed of the request.
+    pub adjusted: Vec<Adjusted>,
+    /// Why the end was not seen.
+    pub cut: Option<ClientError>,
+    /// The shell that ran it, if that is not the one it was asked of.
+    pub replaced: Option<Replaced>,
 }
 
 impl Output {
-    /// It returned zero.
+    /// Whether it returned zero.
     pub fn success(&self) -> bool {
-        self.exit.code == Some(0)
+        self.exit.is_some_and(|exit| exit.code == Some(0))
     }
 
-    /// The number a shell would show; none after a timeout.
+    /// The number a shell would show; none after a timeout, or if the end was not seen.
     pub fn exit_code(&self) -> Option<i32> {
-        self.exit.shell_code()
+        self.exit.and_then(|exit| exit.shell_code())
     }
 
     /// Standard output as text.
@@ -141,15 +164,54 @@ impl Output {
     pub fn stderr_text(&self) -> Cow<'_, str> {
         String::from_utf8_lossy(&self.stderr)
     }
+
+    /// Whether it printed nothing for longer than the silence limit of its shell. It goes on in the box, and can be
+    /// read on by its id.
+    pub fn is_silent(&self) -> bool {
+        self.cut == Some(ClientError::NoExit(Some(ReadWhy::Silence)))
+    }
 }
 
-/// Output so far, up to a bound for each stream.
+impl From<BoxExecutionResult> for Output {
+    fn from(result: BoxExecutionResult) -> Self {
+        let dropped = PerStream {
+            stdout: result.stdout_dropped,
+            stderr: result.stderr_dropped,
+        };
+        let why = match (result.status, result.oom) {
+            (ExecutionStatus::TimedOut, _) => ExitWhy::Timeout,
+            (ExecutionStatus::Completed, true) => ExitWhy::Oom,
+            (ExecutionStatus::Completed, false) if result.signal.is_some() => ExitWhy::Signal,
+            (ExecutionStatus::Completed, false) => ExitWhy::Exit,
+        };
+        let exit = Exit {
+            code: result.exit_code.filter(|_| result.signal.is_none()),
+            signal: result.signal,
+            why,
+        };
+        Self {
+            exit: Some(exit),
+            truncated: result.stdout_truncated || result.stderr_truncated || dropped.sum() > 0,
+            stdout: result.stdout.into(),
+            stderr: result.stderr.into(),
+            dropped,
+            took: Some(Duration::from_millis(result.duration_ms)),
+            adjusted: result.adjusted,
+            ..Self::default()
+        }
+    }
+}
+
+/// Output so far, up to a bound for each stream and for what is displayed.
 #[derive(Debug)]
 pub(crate) struct Kept {
     bound: usize,
     stdout: Vec<u8>,
     stderr: Vec<u8>,
     dropped: PerStream,
+    displayed: Vec<BTreeMap<String, String>>,
+    displayed_bytes: usize,
+    displays_dropped: bool,
 }
 
 impl Kept {
@@ -159,6 +221,9 @@ impl Kept {
             stdout: Vec::new(),
             stderr: Vec::new(),
             dropped: PerStream::default(),
+            displayed: Vec::new(),
+            displayed_bytes: 0,
+            displays_dropped: false,
         }
     }
 
@@ -174,16 +239,31 @@ impl Kept {
                 *of(&mut self.dropped, *stream) += (data.len() - room) as u64;
             }
             Chunk::Gap { stream, bytes, .. } => *of(&mut self.dropped, *stream) += bytes,
-            Chunk::Display(_) => {}
+            Chunk::Display(shown) => self.display(shown),
         }
     }
 
-    pub(crate) fn output(&self, exit: Exit) -> Output {
+    fn display(&mut self, shown: &BTreeMap<String, String>) {
+        let sizes = shown.iter().map(|(kind, value)| kind.len() + value.len());
+        let size = sizes.sum::<usize>() + size_of_val(shown);
+        let bytes = self.displayed_bytes.saturating_add(size);
+        if bytes <= self.bound {
+            self.displayed_bytes = bytes;
+            self.displayed.push(shown.clone());
+        } else {
+            self.displays_dropped = true;
+        }
+    }
+
+    /// What was kept, without an end.
+    pub(crate) fn output(&self) -> Output {
         Output {
-            exit,
             stdout: Bytes::copy_from_slice(&self.stdout),
             stderr: Bytes::copy_from_slice(&self.stderr),
             dropped: self.dropped,
+            truncated: self.dropped.sum() > 0 || self.displays_dropped,
+            displayed: self.displayed.clone(),
+            ..Output::default()
         }
     }
 }
@@ -211,21 +291,51 @@ mod tests {
             offset: 0,
             bytes: 7,
         });
-        let output = kept.output(Exit::returned(0));
+        let output = kept.output();
         assert_eq!(output.stdout_text(), "abcd");
         let dropped = PerStream {
             stdout: 2,
             stderr: 7,
         };
-        assert_eq!(output.dropped, dropped);
+        assert_eq!((output.dropped, output.truncated), (dropped, true));
     }
 
     #[test]
     fn success_is_the_code_zero_alone() {
-        let output = |exit| Kept::new(0).output(exit);
-        assert!(output(Exit::returned(0)).success());
-        assert!(!output(Exit::returned(1)).success());
-        let killed = output(Exit::by_signal(9, box_protocol::ExitWhy::Killed));
+        let output = |exit| Output {
+            exit,
+            ..Output::default()
+        };
+        assert!(output(Some(Exit::returned(0))).success());
+        assert!(!output(Some(Exit::returned(1))).success());
+        assert!(!output(None).success());
+        let killed = output(Some(Exit::by_signal(9, ExitWhy::Killed)));
         assert_eq!((killed.success(), killed.exit_code()), (false, Some(137)));
+    }
+
+    #[test]
+    fn the_result_of_an_exec_is_an_output_with_its_end() {
+        let id = box_protocol::SessionId::new("s").unwrap();
+        for exit in [
+            Exit::returned(3),
+            Exit::by_signal(11, ExitWhy::Signal),
+            Exit::by_signal(9, ExitWhy::Oom),
+        ] {
+            let result = BoxExecutionResult::new(id.clone(), "fake", exit, 7).unwrap();
+            let mut result = result.with_output("out", "err");
+            result.stdout_truncated = true;
+            let output = Output::from(result);
+            assert_eq!(output.exit, Some(exit));
+            assert_eq!(
+                (&*output.stdout_text(), &*output.stderr_text()),
+                ("out", "err")
+            );
+            assert_eq!(output.took, Some(Duration::from_millis(7)));
+            assert!(output.truncated);
+        }
+        let late = Exit::by_signal(9, ExitWhy::Timeout);
+        let late = Output::from(BoxExecutionResult::new(id, "fake", late, 7).unwrap());
+        assert_eq!(late.exit.map(|exit| exit.why), Some(ExitWhy::Timeout));
+        assert_eq!((late.exit_code(), late.truncated), (None, false));
     }
 }

@@ -6,11 +6,12 @@ use box_protocol::actions::{
     BackendInfo, BoxCreate, BoxCreateParams, BoxExec, BoxExecParams, BoxGet, BoxGetParams, BoxList,
     BoxListParams, BoxListResult, IfExists, SystemHealth, SystemStatus, SystemStatusResult,
 };
-use box_protocol::{BoxExecutionResult, Invalid, SessionId, SpecDraft};
+use box_protocol::{Invalid, SessionId, SpecDraft};
 use box_rpc::{Action, Empty, Peer};
 use box_transports::Endpoint;
 use box_transports::link::{Link, Remote};
 
+use crate::chunk::Output;
 use crate::error::ClientError;
 use crate::handle::BoxHandle;
 use crate::options::ClientOptions;
@@ -92,12 +93,13 @@ impl BoxClient {
 
     /// Runs `spec.cmd` in a box, which is made first if need be. One at a time in each box; a timeout is
     /// a result, and ends the box. Blank commands are refused before anything is sent.
-    pub async fn exec(&self, spec: SpecDraft) -> Result<BoxExecutionResult, ClientError> {
+    pub async fn exec(&self, spec: SpecDraft) -> Result<Output, ClientError> {
         if spec.cmd.as_deref().is_none_or(|cmd| cmd.trim().is_empty()) {
             return Err(Invalid::new("cmd", "must not be empty").into());
         }
         spec.clone().build()?;
-        self.call::<BoxExec>(&BoxExecParams::new(spec)).await
+        let ran = self.call::<BoxExec>(&BoxExecParams::new(spec)).await?;
+        Ok(ran.into())
     }
 
     /// Returns the backend in use and its deficiencies.

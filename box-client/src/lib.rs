@@ -39,7 +39,7 @@
 //!
 //! let client = BoxClient::connect(endpoint, ClientOptions::default()).await?;
 //! let ran = client.exec(SpecDraft::new("job-1").cmd("echo hello")).await?;
-//! assert_eq!(ran.stdout, "executed: echo hello");
+//! assert_eq!(ran.stdout_text(), "executed: echo hello");
 //!
 //! let work = client.open("job-1").await?;
 //! work.delete().await?;
@@ -96,6 +96,5 @@ pub use handle::BoxHandle;
 pub use options::ClientOptions;
 pub use port::PortStream;
 pub use shell::{
-    DEFAULT_DOWNLOAD_ROOT, DEFAULT_SILENCE, Replaced, ShellBuilder, ShellHandle, ShellOutcome,
-    ShellRunBuilder,
+    DEFAULT_DOWNLOAD_ROOT, DEFAULT_SILENCE, Replaced, ShellBuilder, ShellHandle, ShellRunBuilder,
 };

@@ -345,10 +345,9 @@ impl Inside {
                 last.extend(shown.map(CommandChunk::Display));
             }
             for chunk in last {
-                match to.send(chunk).await {
-                    Err(Failure::Silent) => return Err(Failure::Silent),
-                    // The client gets the answer, whether or not it takes this.
-                    _ => {}
+                // The client gets the answer, whether or not it takes this.
+                if let Err(Failure::Silent) = to.send(chunk).await {
+                    return Err(Failure::Silent);
                 }
             }
         }

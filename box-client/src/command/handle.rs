@@ -139,8 +139,27 @@ impl CommandHandle {
     ///
     /// Can be called again.
     pub async fn result(&mut self) -> Result<Output, ClientError> {
-        let exit = self.exit().await?;
-        Ok(self.control.0.progress().kept.output(exit))
+        self.exit().await?;
+        Ok(self.outcome().await)
+    }
+
+    /// As [`result`](Self::result), also if the end is not seen.
+    pub(crate) async fn outcome(&mut self) -> Output {
+        let ended = self.exit().await;
+        let progress = self.control.0.progress();
+        let mut output = progress.kept.output();
+        output.id = Some(self.id().clone());
+        match ended {
+            Ok(exit) => output.exit = Some(exit),
+            Err(error) => output.cut = Some(error),
+        }
+        if let Some(info) = &progress.info {
+            let begun = info.started_at.unwrap_or(info.created_at);
+            output.took = info.ended_at.map(|ended| ended.since(begun));
+            output.error.clone_from(&info.error);
+        }
+        output.adjusted.clone_from(&progress.adjusted);
+        output
     }
 
     /// Returns a new handle that resumes at the current offsets, with no losses counted.

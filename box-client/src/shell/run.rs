@@ -5,30 +5,16 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use box_protocol::actions::{
-    AttachOptions, ReadWhy, ShellCreate, ShellCreateParams, ShellRunParams, Stdin, Until, View,
+    AttachOptions, ShellCreate, ShellCreateParams, ShellRunParams, Stdin, Until, View,
 };
 use box_protocol::error::Subject;
 use box_protocol::{Code, CommandId, Env, Invalid, Program, ShellId};
 use futures::future::BoxFuture;
 
 use super::ShellHandle;
-use crate::chunk::Offsets;
+use crate::chunk::{Offsets, Output};
 use crate::command::{Begin, CommandHandle, DEFAULT_KEPT_BYTES, Key, Shared, millis};
 use crate::error::ClientError;
-use crate::execution::Execution;
-
-/// A run, and what it took to do it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct ShellOutcome {
-    /// The run.
-    pub execution: Execution,
-    /// The shell it was asked of was lost, with its variables: the run was done in this one.
-    pub replaced: Option<Replaced>,
-    /// It said nothing for longer than the silence limit. It goes on in the box, and can be read on by
-    /// its id.
-    pub silent: bool,
-}
 
 /// The shell that executed a run instead of the requested one.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -139,7 +125,7 @@ impl ShellRunBuilder {
         Ok((self.shell, params))
     }
 
-    async fn run(self) -> Result<ShellOutcome, ClientError> {
+    async fn run(self) -> Result<Output, ClientError> {
         let (shell, params) = self.into_params()?;
         let _turn = shell.turn().await?;
         match shell.run_in(params.clone()).await {
@@ -150,7 +136,7 @@ impl ShellRunBuilder {
 }
 
 impl IntoFuture for ShellRunBuilder {
-    type Output = Result<ShellOutcome, ClientError>;
+    type Output = Result<Output, ClientError>;
     type IntoFuture = BoxFuture<'static, Self::Output>;
 
     fn into_future(self) -> Self::IntoFuture {
@@ -166,7 +152,7 @@ fn is_broken(error: &ClientError) -> bool {
 
 impl ShellHandle {
     /// Runs in the shell that is named. An error says that nothing ran: how a run went is its outcome.
-    async fn run_in(&self, params: ShellRunParams) -> Result<ShellOutcome, ClientError> {
+    async fn run_in(&self, params: ShellRunParams) -> Result<Output, ClientError> {
         let attach = AttachOptions {
             view: View::Text,
             until: Until {
@@ -175,13 +161,10 @@ impl ShellHandle {
             },
         };
         let mut command = self.begin(params, attach, DEFAULT_KEPT_BYTES).await?;
-        let execution = Execution::of(&mut command).await;
+        let mut output = command.outcome().await;
         let in_place = command.info().is_some_and(|info| info.shell_replaced);
-        Ok(ShellOutcome {
-            silent: execution.cut == Some(ClientError::NoExit(Some(ReadWhy::Silence))),
-            execution,
-            replaced: in_place.then_some(Replaced::InPlace),
-        })
+        output.replaced = in_place.then_some(Replaced::InPlace);
+        Ok(output)
     }
 
     async fn begin(
@@ -205,7 +188,7 @@ impl ShellHandle {
         &self,
         mut params: ShellRunParams,
         why: &ClientError,
-    ) -> Result<ShellOutcome, ClientError> {
+    ) -> Result<Output, ClientError> {
         let id = ShellId::fresh();
         tracing::warn!(shell = %self.id(), %why, replacement = %id, "shell is unusable; running in a replacement");
         let create = ShellCreateParams {

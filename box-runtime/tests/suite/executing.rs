@@ -112,10 +112,10 @@ async fn a_command_gets_a_shell_a_directory_and_a_clean_environment() {
 
 #[tokio::test(start_paused = true)]
 async fn an_exec_takes_shell_and_directory_of_the_box_unless_it_names_its_own() {
-    let w = world();
+    let w = fixture();
     let with_defaults = |cmd: &str| {
         let mut draft = spec("s", cmd).mount_path("/work");
-        draft.extras.defaults = Some(Defaults {
+        draft.defaults = Some(Defaults {
             shell: Some("/bin/zsh".to_owned()),
             cwd: Some("/srv".to_owned()),
             ..Defaults::default()

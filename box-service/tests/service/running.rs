@@ -13,13 +13,13 @@ use box_service::ServiceConfig;
 use serde_json::json;
 
 use crate::audit::AuditLines;
-use crate::scripted_runtime::{Ends, ScriptedRuntime, Served, allowing, connect};
+use crate::scripted_runtime::{ConnectionEnds, ScriptedRuntime, ServiceFixture, allowing, connect};
 
 const TWO_MIB: usize = 2 * 1024 * 1024;
 
 struct World {
-    _ends: Ends,
-    _service: Served,
+    _ends: ConnectionEnds,
+    _service: ServiceFixture,
     peer: Peer,
 }
 

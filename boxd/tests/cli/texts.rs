@@ -19,7 +19,7 @@ fn spec() -> SpecDraft {
     };
     defaults.env.insert("OF_BOX", "box").unwrap();
     defaults.env.insert("BOTH", "box").unwrap();
-    spec.extras.defaults = Some(defaults);
+    spec.defaults = Some(defaults);
     spec
 }
 
@@ -34,7 +34,7 @@ async fn printed(
     let mut command = work.command(TEXT).start().await.unwrap();
     let command = command.result().await.unwrap();
     [
-        ("client.exec", exec.stdout),
+        ("client.exec", exec.stdout_text().into_owned()),
         ("work.run", run.stdout_text().into_owned()),
         ("work.command", command.stdout_text().into_owned()),
         ("boxd exec", server.ok(&["exec", "same", TEXT])),

@@ -142,7 +142,7 @@ async fn a_box_belongs_to_the_token_that_made_it_and_the_socket_sees_all() {
     // Another connection with the same token is the same caller.
     let again = connect(&served.rpc(), Some(ANN)).await;
     let ran = again.exec(spec("of-ann", "echo again")).await.unwrap();
-    assert_eq!(ran.stdout.trim(), "again");
+    assert_eq!(ran.stdout_text().trim(), "again");
     assert!(here.open("of-bob").await.unwrap_err().is_not_found());
     here.open("of-bob@bob")
         .await
@@ -161,12 +161,12 @@ async fn an_id_of_another_token_is_neither_taken_nor_revealed() {
     let here = connect(served.address("unix:"), None).await;
     for (client, owner) in [(&ann, "ann"), (&bob, "bob"), (&here, "here")] {
         let ran = client.exec(spec("build", &format!("echo {owner} | tee of")));
-        assert_eq!(ran.await.unwrap().stdout.trim(), owner);
+        assert_eq!(ran.await.unwrap().stdout_text().trim(), owner);
     }
     // Each owner has its own box with its own files.
     for (client, owner) in [(&ann, "ann"), (&bob, "bob"), (&here, "here")] {
         let ran = client.exec(spec("build", "cat of")).await.unwrap();
-        assert_eq!(ran.stdout.trim(), owner);
+        assert_eq!(ran.stdout_text().trim(), owner);
     }
     assert_eq!(seen(&here).await, ["build", "build@ann", "build@bob"]);
     ann.open("build").await.unwrap().delete().await.unwrap();

@@ -38,15 +38,12 @@ async fn host() -> Result<(), Box<dyn Error>> {
     let shell = work.shell("main").open().await?;
     shell.run("cd /tmp && export GREETING=hello").await?;
     let greeting = shell.run("echo $GREETING from $PWD").await?;
-    print!("{}", greeting.execution.stdout_text());
+    print!("{}", greeting.stdout_text());
 
     let python = work.shell("py").python().open().await?;
     python.run("x = 41").await?;
-    print!(
-        "{}",
-        python.run("print(x + 1)").await?.execution.stdout_text()
-    );
-    let failed = python.run("1 / 0").await?.execution;
+    print!("{}", python.run("print(x + 1)").await?.stdout_text());
+    let failed = python.run("1 / 0").await?;
     println!(
         "{}",
         failed.error.map(|error| error.name).unwrap_or_default()

@@ -33,7 +33,7 @@ async fn boxes_are_made_found_listed_used_and_deleted() {
             .exec(SpecDraft::new("one").cmd("hello"))
             .await
             .unwrap();
-        assert_eq!(ran.stdout, "executed: hello");
+        assert_eq!(ran.stdout_text(), "executed: hello");
         let all = client.list(BoxListParams::default()).await.unwrap();
         assert_eq!((all.total, &all.items[0].session_id), (1, work.id()));
         assert_eq!(client.status().await.unwrap().active_sessions, 1);

@@ -215,7 +215,7 @@ async fn a_killed_command_says_so_and_a_timeout_has_no_code() {
         command.next().await.unwrap().unwrap();
         command.kill().await.unwrap();
         let result = command.result().await.unwrap();
-        assert_eq!(result.exit.why, ExitWhy::Killed);
+        assert_eq!(result.exit.unwrap().why, ExitWhy::Killed);
         assert_eq!(
             (result.exit_code(), &*result.stdout_text()),
             (Some(137), "a\n")
@@ -226,7 +226,7 @@ async fn a_killed_command_says_so_and_a_timeout_has_no_code() {
             .timeout(Duration::from_millis(200));
         let timed = timed.await.unwrap();
         assert_eq!(
-            (timed.exit.why, timed.exit_code()),
+            (timed.exit.unwrap().why, timed.exit_code()),
             (ExitWhy::Timeout, None)
         );
         assert!(!timed.success());

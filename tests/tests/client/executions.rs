@@ -47,13 +47,12 @@ async fn an_interpreters_error_is_the_runs() {
         let run = python
             .run("print('before')\nraise ValueError('7')")
             .await
-            .unwrap()
-            .execution;
-        let error = run.error.unwrap();
+            .unwrap();
+        let error = run.error.clone().unwrap();
         assert_eq!((&*error.name, &*error.value), ("ValueError", "7"));
         assert!(!error.traceback.is_empty());
         assert_eq!(
-            (run.exit_code, run.stdout[0].text.as_str()),
+            (run.exit_code(), &*run.stdout_text()),
             (Some(1), "before\n")
         );
     })
@@ -123,10 +122,7 @@ async fn a_run_in_a_shell_goes_where_it_is_sent_for_as_long_as_it_may() {
         .await
         .unwrap();
     assert_eq!(
-        (
-            run.execution.stdout_text().as_str(),
-            run.execution.exit_code
-        ),
+        (run.stdout_text().as_ref(), run.exit_code()),
         ("/var", Some(0))
     );
     let asked = script.asked(&["shell.run"]).pop().unwrap().params;
@@ -143,14 +139,14 @@ async fn a_run_in_a_shell_goes_where_it_is_sent_for_as_long_as_it_may() {
             .timeout(Duration::from_mins(2))
             .await
             .unwrap();
-        assert_eq!(run.execution.stdout_text(), "/var\n");
-        assert!(run.execution.took.is_some());
+        assert_eq!(run.stdout_text(), "/var\n");
+        assert!(run.took.is_some());
         let run = shell
             .run("sleep 60")
             .timeout(Duration::from_millis(200))
             .await
             .unwrap();
-        assert_eq!((run.execution.exit_code, run.silent), (None, false));
+        assert_eq!((run.exit_code(), run.is_silent()), (None, false));
     })
     .await;
 }
@@ -160,9 +156,9 @@ async fn a_run_that_ends_its_shell_has_its_code_and_the_next_run_fails() {
     with_a_box(async |_, work| {
         let shell = work.shell("sess-2").open().await.unwrap();
         let run = shell.run("exit 7").await.unwrap();
-        assert_eq!((run.execution.exit_code, run.replaced), (Some(7), None));
+        assert_eq!((run.exit_code(), run.replaced), (Some(7), None));
         let next = shell.run("echo on").await.unwrap();
-        assert_eq!(next.execution.stdout_text(), "on\n");
+        assert_eq!(next.stdout_text(), "on\n");
         assert_eq!(next.replaced, Some(Replaced::InPlace));
         assert_eq!(
             shell.recovered(),

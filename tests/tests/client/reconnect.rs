@@ -53,7 +53,10 @@ async fn a_lost_command_is_resumed_from_its_offsets() {
         }
     );
     let result = command.result().await.unwrap();
-    assert_eq!((result.exit, result.success()), (Exit::returned(3), false));
+    assert_eq!(
+        (result.exit, result.success()),
+        (Some(Exit::returned(3)), false)
+    );
     assert_eq!(
         (&*result.stdout_text(), &*result.stderr_text()),
         ("aébc", "xy")

@@ -42,7 +42,7 @@ async fn runs_of_one_handle_never_overlap() {
         tokio::spawn(async move { shell.run(format!("cmd-{n}")).await.unwrap() })
     };
     for done in [run(0), run(1), run(2)] {
-        assert_eq!(done.await.unwrap().execution.stdout_text(), "ok");
+        assert_eq!(done.await.unwrap().stdout_text(), "ok");
     }
     assert_eq!(script.most.load(Ordering::SeqCst), 1);
     let texts: Vec<_> = script
@@ -73,7 +73,7 @@ async fn a_lost_shell_is_replaced_for_the_run_created_first_and_released_after()
         let (script, shell) = scripted(2).await;
         script.refuse("shell.run", lost);
         let run = shell.run("test").await.unwrap();
-        assert_eq!(run.execution.stdout_text(), "ok");
+        assert_eq!(run.stdout_text(), "ok");
         let Some(Replaced::For(fresh)) = run.replaced else {
             panic!("the caller sees no error: {run:?}")
         };
@@ -127,7 +127,7 @@ async fn a_release_that_fails_masks_no_run() {
     script.refuse("shell.run", broken());
     script.refuse("shell.delete", BoxError::internal("boom"));
     let run = shell.run("test").await.unwrap();
-    assert_eq!(run.execution.stdout_text(), "ok");
+    assert_eq!(run.stdout_text(), "ok");
     assert!(matches!(run.replaced, Some(Replaced::For(_))));
     assert_eq!(script.asked(&["shell.delete"]).len(), 1);
 }
@@ -175,14 +175,8 @@ async fn a_run_that_is_silent_for_too_long_is_left_to_itself() {
     let script = ScriptedServer::new([Reply(vec![out(0, "a")], stop)]);
     let shell = script.work().await.shell("s").open().await.unwrap();
     let run = shell.run("sleep 9999").await.unwrap();
-    assert!(run.silent);
-    assert_eq!(
-        (
-            run.execution.stdout_text().as_str(),
-            run.execution.exit_code
-        ),
-        ("a", None)
-    );
+    assert!(run.is_silent());
+    assert_eq!((run.stdout_text().as_ref(), run.exit_code()), ("a", None));
     assert!(script.asked(&["command.kill", "shell.delete"]).is_empty());
 }
 
@@ -318,10 +312,7 @@ async fn a_run_whose_connection_is_lost_is_resumed_and_not_run_again() {
     let shell = script.work().await.shell("s").open().await.unwrap();
     let run = shell.run("x").await.unwrap();
     assert_eq!(
-        (
-            run.execution.stdout_text().as_str(),
-            run.execution.exit_code
-        ),
+        (run.stdout_text().as_ref(), run.exit_code()),
         ("ab", Some(0))
     );
     assert_eq!(script.asked(&["shell.run"]).len(), 1);
@@ -346,10 +337,10 @@ async fn a_real_shell_keeps_its_state_across_a_cut_connection() {
         };
         let (run, ()) = tokio::join!(async { slow.await }, cut);
         let run = run.unwrap();
-        assert_eq!(run.execution.stdout_text(), "1\n2\n3\n4\n5\n6\n42\n");
+        assert_eq!(run.stdout_text(), "1\n2\n3\n4\n5\n6\n42\n");
         let run = shell.run("pwd; echo $KEPT $x").await.unwrap();
         assert_eq!(
-            (run.execution.stdout_text().as_str(), run.replaced),
+            (&*run.stdout_text(), run.replaced.clone()),
             ("/usr\n1 41\n", None)
         );
         assert_eq!(shell.info().await.unwrap().cwd, "/usr");
@@ -365,7 +356,7 @@ async fn a_real_shell_that_is_gone_is_replaced_for_the_run() {
         // Another client ends it.
         work.shell("s").open().await.unwrap().close().await;
         let run = shell.run("echo [$KEPT] [$x]").await.unwrap();
-        assert_eq!(run.execution.stdout_text(), "[1] []\n");
+        assert_eq!(run.stdout_text(), "[1] []\n");
         assert!(matches!(run.replaced, Some(Replaced::For(_))), "{run:?}");
         assert!(shell.info().await.unwrap_err().is_not_found());
         shell.close().await;
@@ -422,9 +413,9 @@ async fn real_files_are_written_listed_and_downloaded_through_a_shell() {
             .run("echo a; sleep 3; echo b > /workspace/late")
             .await
             .unwrap();
-        assert!(run.silent, "{run:?}");
-        assert_eq!(run.execution.exit_code, None);
-        let id = run.execution.id.unwrap();
+        assert!(run.is_silent(), "{run:?}");
+        assert_eq!(run.exit_code(), None);
+        let id = run.id.unwrap();
         let mut on = work
             .attach(id, box_client::Offsets::default())
             .await
