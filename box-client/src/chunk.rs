@@ -83,7 +83,7 @@ impl Chunk {
                 offset: gap.offset,
                 bytes: gap.bytes,
             },
-            CommandChunk::Display(shown) => Self::Display(shown),
+            CommandChunk::Display(values) => Self::Display(values),
         })
     }
 
@@ -114,59 +114,61 @@ pub(crate) fn of(offsets: &mut Offsets, stream: StreamName) -> &mut u64 {
     }
 }
 
-/// What a command printed, and how it ended: the result of an exec, of a command and of a run in a shell.
+/// The output and exit status of an exec, a command, or a run in a shell.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Output {
-    /// The id of the command. An exec has none.
+    /// The id of the command; `None` for an exec.
     pub id: Option<CommandId>,
-    /// How it ended. Only a run in a shell may have none; `cut` then says why its end was not seen.
+    /// The exit status. Only a run in a shell may have none; `cut` is then the reason.
     pub exit: Option<Exit>,
     /// Standard output, or both streams if they were merged.
     pub stdout: Bytes,
     /// Standard error.
     pub stderr: Bytes,
-    /// Bytes that are missing above: gone before they could be read, or more than was to be kept.
+    /// Number of missing bytes: dropped by the server, or beyond the capture limit.
     pub dropped: PerStream,
-    /// Whether output is missing: dropped, or cut by the policy of the server.
+    /// Whether output is missing: dropped, or truncated by the policy of the server.
     pub truncated: bool,
-    /// What an interpreter displayed, by media type.
+    /// Values that an interpreter displayed, by media type.
     pub displayed: Vec<BTreeMap<String, String>>,
     /// The error that an interpreter reported.
     pub error: Option<RunError>,
-    /// How long it ran, if that is known.
+    /// Run time, if known.
     pub took: Option<Duration>,
-    /// What the server's profile changed of the request.
+    /// Fields of the request that the profile of the server changed.
     pub adjusted: Vec<Adjusted>,
-    /// Why the end was not seen.
+    /// Why the exit was not observed.
     pub cut: Option<ClientError>,
-    /// The shell that ran it, if that is not the one it was asked of.
+    /// The shell that executed the run, if it is not the requested one.
     pub replaced: Option<Replaced>,
 }
 
 impl Output {
-    /// Whether it returned zero.
+    /// Whether the exit code is zero.
     pub fn success(&self) -> bool {
         self.exit.is_some_and(|exit| exit.code == Some(0))
     }
 
-    /// The number a shell would show; none after a timeout, or if the end was not seen.
+    /// Returns the exit code as a shell shows it; `None` after a timeout or if the exit was not
+    /// observed.
     pub fn exit_code(&self) -> Option<i32> {
         self.exit.and_then(|exit| exit.shell_code())
     }
 
-    /// Standard output as text.
+    /// Returns standard output as text.
     pub fn stdout_text(&self) -> Cow<'_, str> {
         String::from_utf8_lossy(&self.stdout)
     }
 
-    /// Standard error as text.
+    /// Returns standard error as text.
     pub fn stderr_text(&self) -> Cow<'_, str> {
         String::from_utf8_lossy(&self.stderr)
     }
 
-    /// Whether it printed nothing for longer than the silence limit of its shell. It goes on in the box, and can be
-    /// read on by its id.
+    /// Whether the run produced no output within the silence limit of its shell.
+    ///
+    /// The run continues in the box, and a client can attach to it by its id.
     pub fn is_silent(&self) -> bool {
         self.cut == Some(ClientError::NoExit(Some(ReadWhy::Silence)))
     }
@@ -202,10 +204,10 @@ impl From<BoxExecutionResult> for Output {
     }
 }
 
-/// Output so far, up to a bound for each stream and for what is displayed.
+/// Captured output, up to a limit for each stream and for displayed values.
 #[derive(Debug)]
-pub(crate) struct Kept {
-    bound: usize,
+pub(crate) struct Capture {
+    limit: usize,
     stdout: Vec<u8>,
     stderr: Vec<u8>,
     dropped: PerStream,
@@ -214,10 +216,10 @@ pub(crate) struct Kept {
     displays_dropped: bool,
 }
 
-impl Kept {
-    pub(crate) fn new(bound: usize) -> Self {
+impl Capture {
+    pub(crate) fn new(limit: usize) -> Self {
         Self {
-            bound,
+            limit,
             stdout: Vec::new(),
             stderr: Vec::new(),
             dropped: PerStream::default(),
@@ -230,32 +232,32 @@ impl Kept {
     pub(crate) fn add(&mut self, chunk: &Chunk) {
         match chunk {
             Chunk::Output { stream, data, .. } => {
-                let kept = match stream {
+                let captured = match stream {
                     StreamName::Stdout => &mut self.stdout,
                     StreamName::Stderr => &mut self.stderr,
                 };
-                let room = self.bound.saturating_sub(kept.len()).min(data.len());
-                kept.extend_from_slice(&data[..room]);
-                *of(&mut self.dropped, *stream) += (data.len() - room) as u64;
+                let count = self.limit.saturating_sub(captured.len()).min(data.len());
+                captured.extend_from_slice(&data[..count]);
+                *of(&mut self.dropped, *stream) += (data.len() - count) as u64;
             }
             Chunk::Gap { stream, bytes, .. } => *of(&mut self.dropped, *stream) += bytes,
-            Chunk::Display(shown) => self.display(shown),
+            Chunk::Display(values) => self.display(values),
         }
     }
 
-    fn display(&mut self, shown: &BTreeMap<String, String>) {
-        let sizes = shown.iter().map(|(kind, value)| kind.len() + value.len());
-        let size = sizes.sum::<usize>() + size_of_val(shown);
+    fn display(&mut self, values: &BTreeMap<String, String>) {
+        let sizes = values.iter().map(|(kind, value)| kind.len() + value.len());
+        let size = sizes.sum::<usize>() + size_of_val(values);
         let bytes = self.displayed_bytes.saturating_add(size);
-        if bytes <= self.bound {
+        if bytes <= self.limit {
             self.displayed_bytes = bytes;
-            self.displayed.push(shown.clone());
+            self.displayed.push(values.clone());
         } else {
             self.displays_dropped = true;
         }
     }
 
-    /// What was kept, without an end.
+    /// Returns the captured output, without an exit status.
     pub(crate) fn output(&self) -> Output {
         Output {
             stdout: Bytes::copy_from_slice(&self.stdout),
@@ -282,16 +284,16 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_kept_is_counted() {
-        let mut kept = Kept::new(4);
-        kept.add(&piece("abc"));
-        kept.add(&piece("def"));
-        kept.add(&Chunk::Gap {
+    fn bytes_beyond_the_limit_are_counted() {
+        let mut capture = Capture::new(4);
+        capture.add(&piece("abc"));
+        capture.add(&piece("def"));
+        capture.add(&Chunk::Gap {
             stream: StreamName::Stderr,
             offset: 0,
             bytes: 7,
         });
-        let output = kept.output();
+        let output = capture.output();
         assert_eq!(output.stdout_text(), "abcd");
         let dropped = PerStream {
             stdout: 2,

@@ -91,8 +91,10 @@ impl BoxClient {
         self.call::<BoxList>(&filter).await
     }
 
-    /// Runs `spec.cmd` in a box, which is made first if need be. One at a time in each box; a timeout is
-    /// a result, and ends the box. Blank commands are refused before anything is sent.
+    /// Runs `spec.cmd` in a box, which is created if it does not exist.
+    ///
+    /// The runtime runs the execs of one box one at a time. A timeout is a result. The client
+    /// refuses a blank command before it sends the call.
     pub async fn exec(&self, spec: SpecDraft) -> Result<Output, ClientError> {
         if spec.cmd.as_deref().is_none_or(|cmd| cmd.trim().is_empty()) {
             return Err(Invalid::new("cmd", "must not be empty").into());

@@ -18,7 +18,7 @@ use futures::{Stream, StreamExt as _};
 
 use crate::chunk::Offsets;
 use crate::client::BoxClient;
-use crate::command::{CommandBuilder, CommandHandle, DEFAULT_KEPT_BYTES, Key, Shared};
+use crate::command::{CommandBuilder, CommandHandle, DEFAULT_CAPTURE_LIMIT, Key, Shared};
 use crate::error::ClientError;
 use crate::files::Files;
 use crate::port::PortStream;
@@ -136,7 +136,7 @@ impl BoxHandle {
         id: impl AsRef<str>,
         from: Offsets,
     ) -> Result<CommandHandle, ClientError> {
-        let shared = self.read(id, from, View::default(), DEFAULT_KEPT_BYTES)?;
+        let shared = self.read(id, from, View::default(), DEFAULT_CAPTURE_LIMIT)?;
         CommandHandle::attach(shared).await
     }
 

@@ -87,7 +87,7 @@ pub use box_transports::Endpoint;
 pub use chunk::{Chunk, Offsets, Output};
 pub use client::BoxClient;
 pub use command::{
-    CommandBuilder, CommandControl, CommandHandle, DEFAULT_IDLE_LIMIT, DEFAULT_KEPT_BYTES,
+    CommandBuilder, CommandControl, CommandHandle, DEFAULT_CAPTURE_LIMIT, DEFAULT_IDLE_LIMIT,
 };
 pub use error::{ClientError, ConnectFailure};
 pub use execution::{Execution, ExecutionReader, MAX_EVENT_BYTES, Message};
@@ -96,5 +96,6 @@ pub use handle::BoxHandle;
 pub use options::ClientOptions;
 pub use port::PortStream;
 pub use shell::{
-    DEFAULT_DOWNLOAD_ROOT, DEFAULT_SILENCE, Replaced, ShellBuilder, ShellHandle, ShellRunBuilder,
+    DEFAULT_DOWNLOAD_ROOT, DEFAULT_SILENCE_LIMIT, Replaced, ShellBuilder, ShellHandle,
+    ShellRunBuilder,
 };

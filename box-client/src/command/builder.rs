@@ -23,7 +23,7 @@ pub const DEFAULT_IDLE_LIMIT: Duration = Duration::from_mins(5);
 /// Bytes of each stream that a handle keeps for [`result`](CommandHandle::result).
 ///
 /// The handle counts the rest.
-pub const DEFAULT_KEPT_BYTES: usize = 16 * 1024 * 1024;
+pub const DEFAULT_CAPTURE_LIMIT: usize = 16 * 1024 * 1024;
 
 /// The parameters of a command.
 ///
@@ -61,7 +61,7 @@ impl CommandBuilder {
             id: Ok(CommandId::fresh()),
             params,
             attach: AttachOptions::default(),
-            capture_limit: DEFAULT_KEPT_BYTES,
+            capture_limit: DEFAULT_CAPTURE_LIMIT,
         }
     }
 
@@ -147,7 +147,7 @@ impl CommandBuilder {
 
     /// Sets how many bytes of each stream the handle keeps for [`result`](CommandHandle::result).
     ///
-    /// [`DEFAULT_KEPT_BYTES`] unless set.
+    /// [`DEFAULT_CAPTURE_LIMIT`] unless set.
     pub fn capture_limit(mut self, bytes: usize) -> Self {
         self.capture_limit = bytes;
         self

@@ -143,11 +143,11 @@ impl CommandHandle {
         Ok(self.outcome().await)
     }
 
-    /// As [`result`](Self::result), also if the end is not seen.
+    /// Returns the same as [`result`](Self::result), also if the exit is not observed.
     pub(crate) async fn outcome(&mut self) -> Output {
         let ended = self.exit().await;
         let progress = self.control.0.progress();
-        let mut output = progress.kept.output();
+        let mut output = progress.captured.output();
         output.id = Some(self.id().clone());
         match ended {
             Ok(exit) => output.exit = Some(exit),

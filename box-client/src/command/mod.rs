@@ -11,7 +11,7 @@ mod handle;
 mod reader;
 
 pub(crate) use builder::millis;
-pub use builder::{CommandBuilder, DEFAULT_IDLE_LIMIT, DEFAULT_KEPT_BYTES};
+pub use builder::{CommandBuilder, DEFAULT_CAPTURE_LIMIT, DEFAULT_IDLE_LIMIT};
 pub(crate) use chunk_stream::{Begin, Key};
 pub use handle::{CommandControl, CommandHandle};
 pub(crate) use reader::Shared;

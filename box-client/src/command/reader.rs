@@ -9,7 +9,7 @@ use box_rpc::{CallError, Peer};
 use tokio::sync::watch;
 
 use super::chunk_stream::{Begin, ChunkStream, Event, Key};
-use crate::chunk::{Chunk, Kept, Offsets, of};
+use crate::chunk::{Capture, Chunk, Offsets, of};
 use crate::error::ClientError;
 use crate::reconnect::{Decision, Loss, Reconnect};
 use box_transports::link::Remote;
@@ -65,7 +65,7 @@ impl Drop for PendingKill<'_> {
 pub(crate) struct Progress {
     pub(crate) policy: Reconnect,
     pub(crate) offsets: Offsets,
-    pub(crate) kept: Kept,
+    pub(crate) captured: Capture,
     pub(crate) info: Option<CommandInfo>,
     pub(crate) adjusted: Vec<Adjusted>,
     pub(crate) exit: Option<Exit>,
@@ -81,7 +81,7 @@ impl Shared {
             progress: Mutex::new(Progress {
                 policy: Reconnect::default(),
                 offsets: from,
-                kept: Kept::new(capture_limit),
+                captured: Capture::new(capture_limit),
                 info: None,
                 adjusted: Vec::new(),
                 exit: None,
@@ -243,7 +243,7 @@ impl Reader {
                 if let Some((stream, end)) = chunk.end() {
                     *of(&mut progress.offsets, stream) = end;
                 }
-                progress.kept.add(&chunk);
+                progress.captured.add(&chunk);
                 Ok(Step::Chunk(chunk))
             }
             Some(Event::Adjusted(adjusted)) => {

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{Execution, Limits, Message};
-use crate::command::DEFAULT_KEPT_BYTES;
+use crate::command::DEFAULT_CAPTURE_LIMIT;
 
 /// Maximum size of an event; the parser skips longer ones.
 pub const MAX_EVENT_BYTES: usize = 16 * 1024 * 1024;
@@ -68,12 +68,12 @@ struct EventError {
     traceback: Option<Vec<String>>,
 }
 
-/// Keeps [`DEFAULT_KEPT_BYTES`] of each stream and of displayed values.
+/// Keeps [`DEFAULT_CAPTURE_LIMIT`] of each stream and of displayed values.
 impl Default for ExecutionReader {
     fn default() -> Self {
         Self {
             execution: Execution::default(),
-            limits: Limits::new(DEFAULT_KEPT_BYTES),
+            limits: Limits::new(DEFAULT_CAPTURE_LIMIT),
             line: Vec::new(),
             skipping: false,
         }
@@ -197,7 +197,7 @@ mod tests {
             (run.stdout_text(), run.dropped.stdout),
             (run.stderr_text(), run.dropped.stderr),
         ] {
-            assert_eq!(said.len(), DEFAULT_KEPT_BYTES);
+            assert_eq!(said.len(), DEFAULT_CAPTURE_LIMIT);
             assert_eq!(dropped, 4 << 20);
         }
         assert_eq!((run.results.len(), run.dropped_results), (15, 5));

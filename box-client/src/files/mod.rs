@@ -22,7 +22,7 @@ use futures::StreamExt as _;
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 
 use crate::chunk::Offsets;
-use crate::command::{Begin, CommandHandle, DEFAULT_KEPT_BYTES, Key, Shared};
+use crate::command::{Begin, CommandHandle, DEFAULT_CAPTURE_LIMIT, Key, Shared};
 use crate::error::ClientError;
 use box_transports::link::Remote;
 
@@ -432,7 +432,7 @@ impl Files {
             self.server.clone(),
             key,
             Offsets::default(),
-            DEFAULT_KEPT_BYTES,
+            DEFAULT_CAPTURE_LIMIT,
         );
         CommandHandle::begin(shared, Begin::Watch(Box::new(params))).await
     }

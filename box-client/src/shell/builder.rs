@@ -11,7 +11,7 @@ use crate::error::ClientError;
 use box_transports::link::Remote;
 
 /// How long a request to a shell may produce no output.
-pub const DEFAULT_SILENCE: Duration = Duration::from_mins(10);
+pub const DEFAULT_SILENCE_LIMIT: Duration = Duration::from_mins(10);
 
 /// The directory for downloads: the workspace.
 pub const DEFAULT_DOWNLOAD_ROOT: &str = DEFAULT_MOUNT_PATH;
@@ -42,7 +42,7 @@ impl ShellBuilder {
         Self {
             server,
             params,
-            silence: DEFAULT_SILENCE,
+            silence: DEFAULT_SILENCE_LIMIT,
             root: DEFAULT_DOWNLOAD_ROOT.to_owned(),
         }
     }
@@ -94,8 +94,8 @@ impl ShellBuilder {
         self.set(|params| params.idle_ms = Some(millis(time)))
     }
 
-    /// Sets how long a request may produce no output; [`DEFAULT_SILENCE`] unless set.
-    pub fn silence(mut self, limit: Duration) -> Self {
+    /// Sets how long a request may produce no output; [`DEFAULT_SILENCE_LIMIT`] unless set.
+    pub fn silence_limit(mut self, limit: Duration) -> Self {
         self.silence = limit;
         self
     }

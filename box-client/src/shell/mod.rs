@@ -21,14 +21,15 @@ use crate::error::ClientError;
 use crate::files::Files;
 use box_transports::link::Remote;
 
-pub use builder::{DEFAULT_DOWNLOAD_ROOT, DEFAULT_SILENCE, ShellBuilder};
+pub use builder::{DEFAULT_DOWNLOAD_ROOT, DEFAULT_SILENCE_LIMIT, ShellBuilder};
 pub use run::{Replaced, ShellRunBuilder};
 
-/// A shell. Clones share its queue: the shell executes runs, listings, writes, appends and downloads
-/// one after the other, in the order requested.
+/// A shell. Clones share its queue: the shell executes runs, listings, writes, appends and
+/// downloads one after the other, in the order requested.
 ///
-/// A request that produces no output within the silence limit ends: a run continues in the
-/// box, and its [`Output`](crate::Output) says so; anything else is given up with `timeout`.
+/// A request that produces no output within the silence limit ends. A run then continues in the
+/// box, and [`Output::is_silent`](crate::Output::is_silent) is true; any other request fails with
+/// `timeout`.
 #[derive(Debug, Clone)]
 pub struct ShellHandle(Arc<Inner>);
 
@@ -95,7 +96,7 @@ impl ShellHandle {
         found.items.pop().ok_or_else(gone)
     }
 
-    /// A text to run in the shell; awaited, it gives the [`Output`](crate::Output).
+    /// A text to run in the shell. Awaiting the builder returns the [`Output`](crate::Output).
     pub fn run(&self, text: impl Into<String>) -> ShellRunBuilder {
         ShellRunBuilder::new(self.clone(), text.into())
     }

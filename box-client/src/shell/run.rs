@@ -13,7 +13,7 @@ use futures::future::BoxFuture;
 
 use super::ShellHandle;
 use crate::chunk::{Offsets, Output};
-use crate::command::{Begin, CommandHandle, DEFAULT_KEPT_BYTES, Key, Shared, millis};
+use crate::command::{Begin, CommandHandle, DEFAULT_CAPTURE_LIMIT, Key, Shared, millis};
 use crate::error::ClientError;
 
 /// The shell that executed a run instead of the requested one.
@@ -151,7 +151,7 @@ fn is_broken(error: &ClientError) -> bool {
 }
 
 impl ShellHandle {
-    /// Runs in the shell that is named. An error says that nothing ran: how a run went is its outcome.
+    /// Runs in the shell that the parameters name. An error means that nothing ran.
     async fn run_in(&self, params: ShellRunParams) -> Result<Output, ClientError> {
         let attach = AttachOptions {
             view: View::Text,
@@ -160,7 +160,7 @@ impl ShellHandle {
                 ..Until::default()
             },
         };
-        let mut command = self.begin(params, attach, DEFAULT_KEPT_BYTES).await?;
+        let mut command = self.begin(params, attach, DEFAULT_CAPTURE_LIMIT).await?;
         let mut output = command.outcome().await;
         let in_place = command.info().is_some_and(|info| info.shell_replaced);
         output.replaced = in_place.then_some(Replaced::InPlace);

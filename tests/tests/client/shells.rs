@@ -369,7 +369,7 @@ async fn real_files_are_written_listed_and_downloaded_through_a_shell() {
     with_a_box(async |_, work| {
         let shell = work
             .shell("s")
-            .silence(Duration::from_mins(2))
+            .silence_limit(Duration::from_mins(2))
             .open()
             .await
             .unwrap();
@@ -407,7 +407,7 @@ async fn real_files_are_written_listed_and_downloaded_through_a_shell() {
         );
         // A run that is silent for longer than the limit continues, and the client does not wait
         // for it.
-        let shell = work.shell("s").silence(Duration::from_secs(1));
+        let shell = work.shell("s").silence_limit(Duration::from_secs(1));
         let shell = shell.open().await.unwrap();
         let run = shell
             .run("echo a; sleep 3; echo b > /workspace/late")
