@@ -10,7 +10,7 @@ use crate::hello::Tokens;
 /// A connection cannot be started without one:
 ///
 /// ```compile_fail,E0599
-/// let options = box_rpc::Options::new(box_rpc::Caller::Local);
+/// let options = box_rpc::Options::default();
 /// ```
 ///
 /// ```compile_fail,E0063
