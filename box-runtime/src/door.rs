@@ -198,7 +198,7 @@ pub struct Inside {
 pub(crate) enum Purpose {
     /// It uses the box, which must run.
     Use,
-    /// The same, for the one exec that runs: the limit of calls does not count for it.
+    /// The same, for the one exec that runs. The actor of the box counts it, so the door does not, and no limit holds.
     Exec,
     /// It asks the agent what it knows. That is no use of the box, which may be stopped.
     Look,
@@ -322,14 +322,18 @@ impl Inside {
 impl Drop for Inside {
     fn drop(&mut self) {
         let purpose = self.purpose;
+        if purpose == Purpose::Exec {
+            return;
+        }
         self.card.door.state.send_modify(|state| match purpose {
-            Purpose::Use | Purpose::Exec => {
+            Purpose::Use => {
                 state.calls -= 1;
                 state.used = Instant::now();
             }
             Purpose::Look => state.looks -= 1,
+            Purpose::Exec => {}
         });
-        if purpose != Purpose::Look {
+        if purpose == Purpose::Use {
             self.card.touch();
         }
     }
@@ -373,23 +377,28 @@ impl Card {
         if purpose != Purpose::Look || self.live().state != BoxState::Stopped {
             self.is_awake()?;
         }
+        if purpose == Purpose::Exec {
+            return match &self.door.state.borrow().way {
+                Way::Opening => Ok(None),
+                Way::Shut(reason) => Err(reason.clone()),
+                Way::Open(agent) => Ok(Some(agent.clone())),
+            };
+        }
         let mut met = Ok(None);
         self.door.state.send_modify(|state| {
             met = match &state.way {
                 Way::Opening => Ok(None),
                 Way::Shut(reason) => Err(reason.clone()),
-                Way::Open(_) if purpose != Purpose::Exec && state.is_full() => {
-                    Err(BoxError::limit(
-                        Code::Overloaded,
-                        "calls inside one box",
-                        "calls_inside",
-                        CALLS_INSIDE,
-                    ))
-                }
+                Way::Open(_) if state.is_full() => Err(BoxError::limit(
+                    Code::Overloaded,
+                    "calls inside one box",
+                    "calls_inside",
+                    CALLS_INSIDE,
+                )),
                 Way::Open(agent) => Ok(Some(agent.clone())),
             };
             match (&met, purpose) {
-                (Ok(Some(_)), Purpose::Use | Purpose::Exec) => {
+                (Ok(Some(_)), Purpose::Use) => {
                     state.calls += 1;
                     state.used = Instant::now();
                 }
@@ -397,7 +406,7 @@ impl Card {
                 _ => {}
             }
         });
-        if matches!(met, Ok(Some(_))) && purpose != Purpose::Look {
+        if matches!(met, Ok(Some(_))) && purpose == Purpose::Use {
             self.touch();
         }
         met
