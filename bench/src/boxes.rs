@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use box_protocol::actions::{BoxExec, BoxExecParams};
-use box_protocol::{SessionId, SpecDraft};
+use box_protocol::{BoxId, SpecDraft};
 use box_rpc::{Caller, Codecs, Limits, Options, Peer, Router, Session};
 use box_runtime::fake::FakeBackend;
 use box_runtime::{BoxRuntime, RuntimeConfig};
@@ -49,13 +49,13 @@ fn runtime() -> BoxRuntime {
     let backend = FakeBackend::new();
     backend.forget_commands();
     let mut config = RuntimeConfig::with(backend);
-    config.max_sessions = usize::try_from(MANY).unwrap_or(usize::MAX) + 10;
-    config.session_ttl = Duration::from_hours(1);
+    config.max_boxes = usize::try_from(MANY).unwrap_or(usize::MAX) + 10;
+    config.idle_ttl = Duration::from_hours(1);
     BoxRuntime::start(config)
 }
 
 fn exec(number: u64) -> Result<BoxExecParams> {
-    let spec = json!({"session_id": format!("s{number}"), "cmd": "true"});
+    let spec = json!({"box_id": format!("s{number}"), "cmd": "true"});
     let spec: SpecDraft = serde_json::from_value(spec)?;
     Ok(serde_json::from_value(json!({ "spec": spec }))?)
 }
@@ -216,7 +216,7 @@ async fn with_many_sessions(rounds: u32) -> Result<()> {
         small.push(ten);
         large.push(all);
     }
-    let found = SessionId::new("s1").ok().context("an id")?;
+    let found = BoxId::new("s1").ok().context("an id")?;
     anyhow::ensure!(many.get(&box_runtime::Caller::Local, &found).await.is_ok());
     let kilobytes = |bytes: f64| format!("{:.1} kB", bytes / 1000.0);
     let beside = format!(

@@ -66,7 +66,7 @@ impl Bench {
         config.cgroup_parent = format!("box-bench-{}", std::process::id());
         let backend = NativeBackend::new(config);
         let mut config = RuntimeConfig::with(backend.clone());
-        config.max_sessions = MANY + 10;
+        config.max_boxes = MANY + 10;
         let runtime = BoxRuntime::start(config);
         let health = runtime.health().await;
         ensure!(
@@ -109,7 +109,7 @@ impl Bench {
 
     /// `/bin/true` through the whole runtime, as words, with its output.
     async fn words(&self, session: &str) -> Result<()> {
-        let asked = json!({"session_id": session, "program": {"argv": ["/bin/true"]}, "cwd": "/tmp", "retain_ms": 0,
+        let asked = json!({"box_id": session, "program": {"argv": ["/bin/true"]}, "cwd": "/tmp", "retain_ms": 0,
             "attach": {"view": "bytes"}});
         let (sender, mut chunks) = mpsc::channel(4);
         let caller = Caller::Local;
@@ -125,7 +125,7 @@ impl Bench {
     /// `true` through the whole runtime, which runs texts in a login shell.
     async fn exec(&self, session: &str) -> Result<()> {
         let asked: BoxExecParams =
-            serde_json::from_value(json!({"spec": {"session_id": session, "cmd": "true"}}))?;
+            serde_json::from_value(json!({"spec": {"box_id": session, "cmd": "true"}}))?;
         let result = self.runtime.exec(&Caller::Local, asked).await?;
         ensure!(result.exit_code == Some(0), "{result:?}");
         Ok(())
@@ -133,7 +133,7 @@ impl Bench {
 
     async fn delete(&self, session: &str) -> Result<()> {
         let asked: BoxDeleteParams =
-            serde_json::from_value(json!({"session_id": session, "force": true}))?;
+            serde_json::from_value(json!({"box_id": session, "force": true}))?;
         self.runtime.delete(&Caller::Local, asked).await?;
         Ok(())
     }

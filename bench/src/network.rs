@@ -138,7 +138,7 @@ impl Bench {
         let program = std::env::current_exe()?.canonicalize()?;
         let directory = program.parent().context("no directory")?;
         let name = program.file_name().context("no name")?.to_string_lossy();
-        let spec = json!({"session_id": "bench", "network": network, "cmd": format!("{PLACE}/{name} {cmd}"), "timeout_sec": 120,
+        let spec = json!({"box_id": "bench", "network": network, "cmd": format!("{PLACE}/{name} {cmd}"), "timeout_sec": 120,
             "cpus": 4.0, "extra_mounts": [{"host_path": directory, "mount_path": PLACE, "mode": "ro"}]});
         let asked: BoxExecParams = serde_json::from_value(json!({ "spec": spec }))?;
         let ran = self.runtime.exec(&Caller::Local, asked).await?;
@@ -212,7 +212,7 @@ impl Bench {
         let ran = self.runtime.exec(&Caller::Local, asked).await?;
         let took = since.elapsed().as_secs_f64() * 1e6;
         ensure!(ran.exit_code == Some(0), "{ran:?}");
-        let delete = serde_json::from_value(json!({"session_id": "start", "force": true}))?;
+        let delete = serde_json::from_value(json!({"box_id": "start", "force": true}))?;
         self.runtime.delete(&Caller::Local, delete).await?;
         Ok(took)
     }

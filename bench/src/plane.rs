@@ -108,7 +108,7 @@ impl Bench {
             place,
             _client: client,
         };
-        let spec = json!({"spec": {"session_id": "b", "memory_mb": 4096, "persistent": true}});
+        let spec = json!({"spec": {"box_id": "b", "memory_mb": 4096, "persistent": true}});
         bench.call::<BoxCreate>(spec).await?;
         Ok(bench)
     }
@@ -123,7 +123,7 @@ impl Bench {
 
     /// Runs a program to its end, reading its output; how many bytes of it came, and when the first did.
     async fn read(&self, argv: &[&str], view: &str) -> Result<(usize, Option<Instant>)> {
-        let params = json!({"session_id": "b", "program": {"argv": argv}, "cwd": "/tmp", "retain_ms": 0,
+        let params = json!({"box_id": "b", "program": {"argv": argv}, "cwd": "/tmp", "retain_ms": 0,
             "attach": {"view": view}});
         let params = serde_json::from_value(params)?;
         let mut chunks = self.peer.stream::<CommandStart>(&params).await?;
@@ -177,9 +177,10 @@ impl Bench {
     /// A run of a builtin in a shell that stays, beside a process for it.
     async fn builtins(&self, rounds: u32) -> Result<()> {
         for language in ["bash", "sh"] {
-            let create = json!({"session_id": "b", "shell_id": language, "language": language, "cwd": "/tmp"});
+            let create =
+                json!({"box_id": "b", "shell_id": language, "language": language, "cwd": "/tmp"});
             self.call::<ShellCreate>(create).await?;
-            let run = json!({"session_id": "b", "shell_id": language, "text": "true",
+            let run = json!({"box_id": "b", "shell_id": language, "text": "true",
                 "attach": {"view": "text"}});
             let run = serde_json::from_value(run)?;
             let (mut ours, mut bare) = (Vec::new(), Vec::new());
@@ -231,7 +232,7 @@ impl Bench {
     }
 
     async fn remove(&self, path: &str) -> Result<()> {
-        let params = json!({"session_id": "b", "paths": [path]});
+        let params = json!({"box_id": "b", "paths": [path]});
         self.call::<FileRemove>(params).await?;
         Ok(())
     }
@@ -241,7 +242,7 @@ impl Bench {
         let id = UploadId::new("bench")?;
         let pieces = bytes.len().div_ceil(PIECE);
         let send = |(number, piece): (usize, &[u8])| {
-            let params = json!({"session_id": "b", "path": path, "data": "",
+            let params = json!({"box_id": "b", "path": path, "data": "",
                 "upload": {"id": id, "offset": number * PIECE, "done": number + 1 == pieces}});
             let data = Blob::from(piece.to_vec());
             async move {
@@ -276,7 +277,7 @@ impl Bench {
             self.put("/tmp/file", &bytes).await?;
             up.push(megabytes(FILE, begun));
             let begun = Instant::now();
-            let params = serde_json::from_value(json!({"session_id": "b", "path": "/tmp/file"}))?;
+            let params = serde_json::from_value(json!({"box_id": "b", "path": "/tmp/file"}))?;
             let mut chunks = self.peer.stream::<FileRead>(&params).await?;
             let mut read = 0;
             while let Some(chunk) = chunks.next().await {
@@ -329,12 +330,12 @@ impl Bench {
     /// ends, which are no command's.
     async fn end_some(&self, name: &str, count: usize) -> Result<()> {
         for number in 0..count {
-            let params = json!({"session_id": "b", "command_id": format!("{name}-{number}"),
+            let params = json!({"box_id": "b", "command_id": format!("{name}-{number}"),
                 "program": {"argv": ["/bin/echo", "done"]}, "cwd": "/tmp", "retain_ms": -1});
             self.call::<CommandStart>(params).await?;
         }
         for number in 0..count {
-            let one = json!({"session_id": "b", "command_id": format!("{name}-{number}")});
+            let one = json!({"box_id": "b", "command_id": format!("{name}-{number}")});
             while self.call::<CommandGet>(one.clone()).await?.exit.is_none() {}
         }
         // An agent that is left alone gives back what it does not use.
@@ -345,7 +346,7 @@ impl Bench {
     /// The agent of the box, which is the parent of a command in it. All others wait for boxes.
     async fn agent(&self) -> Result<Process> {
         let seconds = format!("86400.{}", std::process::id());
-        let params = json!({"session_id": "b", "command_id": "asleep", "cwd": "/tmp", "retain_ms": 0,
+        let params = json!({"box_id": "b", "command_id": "asleep", "cwd": "/tmp", "retain_ms": 0,
             "program": {"argv": ["sleep", seconds]}});
         self.call::<CommandStart>(params).await?;
         for entry in std::fs::read_dir("/proc")?.flatten() {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use box_protocol::actions::{AgentCommand, AgentReply, AgentStartParams};
 use box_protocol::{
-    BoxError, CommandId, CommandInfo, CommandState, Exit, ExitWhy, Note, Program, Role, SessionId,
+    BoxError, BoxId, CommandId, CommandInfo, CommandState, Exit, ExitWhy, Note, Program, Role,
     ShellId, UnixMs,
 };
 use box_sys::{ChildExit, Init};
@@ -372,7 +372,7 @@ impl Command {
         let log = self.log();
         Some(CommandInfo {
             // The agent does not know the id of its box; the runtime fills it in.
-            session_id: SessionId::new("box").ok()?,
+            box_id: BoxId::new("box").ok()?,
             command_id: self.id.clone(),
             role: self.role,
             state,

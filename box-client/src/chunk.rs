@@ -317,7 +317,7 @@ mod tests {
 
     #[test]
     fn the_result_of_an_exec_is_an_output_with_its_end() {
-        let id = box_protocol::SessionId::new("s").unwrap();
+        let id = box_protocol::BoxId::new("s").unwrap();
         for exit in [
             Exit::returned(3),
             Exit::by_signal(11, ExitWhy::Signal),

@@ -6,7 +6,7 @@ use box_protocol::actions::{
     BackendInfo, BoxCreate, BoxCreateParams, BoxExec, BoxExecParams, BoxGet, BoxGetParams, BoxList,
     BoxListParams, BoxListResult, IfExists, SystemHealth, SystemStatus, SystemStatusResult,
 };
-use box_protocol::{Invalid, SessionId, SpecDraft};
+use box_protocol::{BoxId, Invalid, SpecDraft};
 use box_rpc::{Action, Empty, Peer};
 use box_transports::Endpoint;
 use box_transports::link::{Link, Remote};
@@ -79,7 +79,7 @@ impl BoxClient {
     /// Opens a box; `not_found` if it does not exist or belongs to another caller.
     pub async fn open(&self, id: impl AsRef<str>) -> Result<BoxHandle, ClientError> {
         let params = BoxGetParams {
-            session_id: SessionId::new(id)?,
+            box_id: BoxId::new(id)?,
             guest: false,
         };
         let found = self.call::<BoxGet>(&params).await?;

@@ -11,8 +11,8 @@ use box_protocol::actions::{
     PortShare, PortShareParams, PortShareResult, TargetState, Until, View,
 };
 use box_protocol::{
-    Adjusted, BoxSessionInfo, CommandId, CommandInfo, LifetimeChange, Network, NetworkPolicy,
-    Program, SessionId,
+    Adjusted, BoxId, BoxInfo, CommandId, CommandInfo, LifetimeChange, Network, NetworkPolicy,
+    Program,
 };
 use futures::{Stream, StreamExt as _};
 
@@ -28,7 +28,7 @@ use crate::shell::ShellBuilder;
 #[derive(Debug, Clone)]
 pub struct BoxHandle {
     client: BoxClient,
-    id: SessionId,
+    id: BoxId,
     existed: bool,
     network: Network,
     earlier: Option<EarlierBox>,
@@ -37,10 +37,10 @@ pub struct BoxHandle {
 }
 
 impl BoxHandle {
-    pub(crate) fn new(client: BoxClient, info: BoxSessionInfo, existed: bool) -> Self {
+    pub(crate) fn new(client: BoxClient, info: BoxInfo, existed: bool) -> Self {
         Self {
             client,
-            id: info.session_id,
+            id: info.box_id,
             existed,
             network: info.network,
             earlier: None,
@@ -60,7 +60,7 @@ impl BoxHandle {
     }
 
     /// Returns the id of the box.
-    pub fn id(&self) -> &SessionId {
+    pub fn id(&self) -> &BoxId {
         &self.id
     }
 
@@ -96,7 +96,7 @@ impl BoxHandle {
     }
 
     /// Returns the record of the box.
-    pub async fn info(&self) -> Result<BoxSessionInfo, ClientError> {
+    pub async fn info(&self) -> Result<BoxInfo, ClientError> {
         Ok(self.get(false).await?.info)
     }
 
@@ -107,8 +107,8 @@ impl BoxHandle {
     }
 
     async fn get(&self, guest: bool) -> Result<BoxGetResult, ClientError> {
-        let session_id = self.id.clone();
-        let params = BoxGetParams { session_id, guest };
+        let box_id = self.id.clone();
+        let params = BoxGetParams { box_id, guest };
         self.client.call::<BoxGet>(&params).await
     }
 
@@ -162,7 +162,7 @@ impl BoxHandle {
     ) -> Result<Arc<Shared>, ClientError> {
         let until = Until::default();
         let key = Key {
-            session_id: self.id.clone(),
+            box_id: self.id.clone(),
             command_id: CommandId::new(id)?,
             attach: AttachOptions { view, until },
         };
@@ -173,7 +173,7 @@ impl BoxHandle {
     /// Lists the commands of the box, oldest first.
     pub async fn commands(&self) -> Result<Vec<CommandInfo>, ClientError> {
         let params = CommandListParams {
-            session_id: self.id.clone(),
+            box_id: self.id.clone(),
             role: None,
             running: None,
         };
@@ -206,7 +206,7 @@ impl BoxHandle {
     ) -> Result<PortShareResult, ClientError> {
         let millis = lasting.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
         let params = PortShareParams {
-            session_id: self.id.clone(),
+            box_id: self.id.clone(),
             port,
             // The contract requires at least one millisecond.
             for_ms: millis.map(|millis| NonZeroU64::new(millis).unwrap_or(NonZeroU64::MIN)),
@@ -217,7 +217,7 @@ impl BoxHandle {
     /// Returns the resource usage of the box.
     pub async fn stats(&self) -> Result<BoxStatsResult, ClientError> {
         let params = BoxStatsParams {
-            session_id: self.id.clone(),
+            box_id: self.id.clone(),
             every_ms: None,
         };
         self.client.call::<BoxStats>(&params).await
@@ -230,7 +230,7 @@ impl BoxHandle {
         follow: bool,
     ) -> Result<impl Stream<Item = Result<BoxEvent, ClientError>> + Send + use<>, ClientError> {
         let params = BoxEventsParams {
-            session_id: Some(self.id.clone()),
+            box_id: Some(self.id.clone()),
             after,
             follow,
         };
@@ -239,28 +239,28 @@ impl BoxHandle {
     }
 
     /// Pauses all processes of the box; [`resume`](Self::resume) continues them.
-    pub async fn pause(&self) -> Result<BoxSessionInfo, ClientError> {
+    pub async fn pause(&self) -> Result<BoxInfo, ClientError> {
         self.transition(TargetState::Paused).await
     }
 
     /// Resumes a box after [`pause`](Self::pause).
-    pub async fn resume(&self) -> Result<BoxSessionInfo, ClientError> {
+    pub async fn resume(&self) -> Result<BoxInfo, ClientError> {
         self.transition(TargetState::Running).await
     }
 
     /// Ends all processes of the box and keeps its files.
-    pub async fn stop(&self) -> Result<BoxSessionInfo, ClientError> {
+    pub async fn stop(&self) -> Result<BoxInfo, ClientError> {
         self.transition(TargetState::Stopped).await
     }
 
     /// Starts a stopped box.
-    pub async fn start(&self) -> Result<BoxSessionInfo, ClientError> {
+    pub async fn start(&self) -> Result<BoxInfo, ClientError> {
         self.transition(TargetState::Running).await
     }
 
-    async fn transition(&self, to: TargetState) -> Result<BoxSessionInfo, ClientError> {
-        let session_id = self.id.clone();
-        let params = BoxTransitionParams { session_id, to };
+    async fn transition(&self, to: TargetState) -> Result<BoxInfo, ClientError> {
+        let box_id = self.id.clone();
+        let params = BoxTransitionParams { box_id, to };
         Ok(self.client.call::<BoxTransition>(&params).await?.info)
     }
 
@@ -270,7 +270,7 @@ impl BoxHandle {
     pub async fn update_lifetime(
         &self,
         lifetime: impl Into<LifetimeChange>,
-    ) -> Result<BoxSessionInfo, ClientError> {
+    ) -> Result<BoxInfo, ClientError> {
         let params = BoxUpdateParams {
             lifetime: Some(lifetime.into()),
             ..BoxUpdateParams::of(self.id.clone())
@@ -279,10 +279,7 @@ impl BoxHandle {
     }
 
     /// Replaces the network policy. The runtime closes open connections that it forbids.
-    pub async fn set_network_policy(
-        &self,
-        policy: NetworkPolicy,
-    ) -> Result<BoxSessionInfo, ClientError> {
+    pub async fn set_network_policy(&self, policy: NetworkPolicy) -> Result<BoxInfo, ClientError> {
         let params = BoxUpdateParams {
             network_policy: Some(policy),
             ..BoxUpdateParams::of(self.id.clone())
@@ -296,9 +293,9 @@ impl BoxHandle {
     }
 }
 
-async fn delete(client: &BoxClient, id: &SessionId) -> Result<(), ClientError> {
+async fn delete(client: &BoxClient, id: &BoxId) -> Result<(), ClientError> {
     let params = BoxDeleteParams {
-        session_id: id.clone(),
+        box_id: id.clone(),
         force: true,
     };
     client.call::<BoxDelete>(&params).await.map(drop)
@@ -308,7 +305,7 @@ async fn delete(client: &BoxClient, id: &SessionId) -> Result<(), ClientError> {
 #[derive(Debug)]
 struct Ephemeral {
     client: BoxClient,
-    id: SessionId,
+    id: BoxId,
 }
 
 impl Drop for Ephemeral {

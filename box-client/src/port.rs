@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use box_protocol::actions::{PortChunk, PortOpen, PortOpenParams, PortSend, PortSendParams};
-use box_protocol::{ConnId, MAX_CHUNK_BYTES, SessionId};
+use box_protocol::{BoxId, ConnId, MAX_CHUNK_BYTES};
 use box_rpc::{CallError, Chunks, Peer};
 use bytes::{Buf as _, Bytes};
 use futures::future::BoxFuture;
@@ -22,7 +22,7 @@ use crate::error::ClientError;
 /// connection to the server.
 pub struct PortStream {
     peer: Peer,
-    session_id: SessionId,
+    box_id: BoxId,
     conn_id: ConnId,
     chunks: Chunks<PortOpen>,
     unread: Bytes,
@@ -33,7 +33,7 @@ pub struct PortStream {
 impl fmt::Debug for PortStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PortStream")
-            .field("session_id", &self.session_id)
+            .field("box_id", &self.box_id)
             .field("conn_id", &self.conn_id)
             .finish_non_exhaustive()
     }
@@ -42,11 +42,11 @@ impl fmt::Debug for PortStream {
 impl PortStream {
     pub(crate) async fn open(
         peer: Peer,
-        session_id: SessionId,
+        box_id: BoxId,
         port: NonZeroU16,
     ) -> Result<Self, ClientError> {
         let params = PortOpenParams {
-            session_id: session_id.clone(),
+            box_id: box_id.clone(),
             port,
         };
         let mut chunks = peer.stream::<PortOpen>(&params).await?;
@@ -61,7 +61,7 @@ impl PortStream {
         };
         Ok(Self {
             peer,
-            session_id,
+            box_id,
             conn_id,
             chunks,
             unread: Bytes::new(),
@@ -73,7 +73,7 @@ impl PortStream {
     fn send(&mut self, data: Option<Bytes>, close: bool) {
         let peer = self.peer.clone();
         let params = PortSendParams {
-            session_id: self.session_id.clone(),
+            box_id: self.box_id.clone(),
             conn_id: self.conn_id.clone(),
             data: data.map(Into::into),
             close,

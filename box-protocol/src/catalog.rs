@@ -134,7 +134,7 @@ mod tests {
             ),
             (
                 CatalogKind::Template,
-                json!({"name": "t", "spec": {"session_id": "s", "memory_mb": 512},
+                json!({"name": "t", "spec": {"box_id": "s", "memory_mb": 512},
                     "volumes": [{"volume": "v", "mount_path": "/data"}]}),
             ),
         ] {

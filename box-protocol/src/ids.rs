@@ -128,8 +128,8 @@ macro_rules! ids {
 }
 
 ids! {
-    /// Identifies a box. Called `session_id` on every wire.
-    SessionId, "session_id";
+    /// Identifies a box. Called `box_id` on every wire.
+    BoxId, "box_id";
     /// The name of a box or catalog item, which its owner can change.
     Name, "name";
     /// Identifies a command within its box.
@@ -148,7 +148,7 @@ ids! {
 mod tests {
     use super::*;
 
-    const INVISIBLE: &str = "session_id must not contain text direction marks, invisible characters, or white space other than a space";
+    const INVISIBLE: &str = "box_id must not contain text direction marks, invisible characters, or white space other than a space";
 
     #[test]
     fn rule_holds_on_construction_and_on_decode() {
@@ -162,32 +162,26 @@ mod tests {
             "…",
             longest.as_str(),
         ] {
-            assert_eq!(SessionId::new(good).unwrap().as_str(), good);
+            assert_eq!(BoxId::new(good).unwrap().as_str(), good);
             let json = serde_json::to_string(good).unwrap();
-            assert_eq!(
-                serde_json::from_str::<SessionId>(&json).unwrap().as_str(),
-                good
-            );
+            assert_eq!(serde_json::from_str::<BoxId>(&json).unwrap().as_str(), good);
         }
         let long = "x".repeat(257);
         for (bad, rule) in [
-            ("", "session_id must not be empty"),
-            (
-                long.as_str(),
-                "session_id must not be longer than 256 bytes",
-            ),
-            ("a\nb", "session_id must not contain control characters"),
-            ("a\u{85}b", "session_id must not contain control characters"),
+            ("", "box_id must not be empty"),
+            (long.as_str(), "box_id must not be longer than 256 bytes"),
+            ("a\nb", "box_id must not contain control characters"),
+            ("a\u{85}b", "box_id must not contain control characters"),
             ("a\u{202e}b", INVISIBLE),
             ("a\u{200b}b", INVISIBLE),
             ("a\u{a0}b", INVISIBLE),
-            ("a/b", "session_id must not contain /"),
-            (".", "session_id must not be . or .."),
-            ("..", "session_id must not be . or .."),
+            ("a/b", "box_id must not contain /"),
+            (".", "box_id must not be . or .."),
+            ("..", "box_id must not be . or .."),
         ] {
-            assert_eq!(SessionId::new(bad).unwrap_err().to_string(), rule);
+            assert_eq!(BoxId::new(bad).unwrap_err().to_string(), rule);
             let json = serde_json::to_string(bad).unwrap();
-            let error = serde_json::from_str::<SessionId>(&json).unwrap_err();
+            let error = serde_json::from_str::<BoxId>(&json).unwrap_err();
             assert_eq!(Invalid::from(error).to_string(), rule);
         }
     }

@@ -4,7 +4,7 @@
 //! share it.
 //!
 //! # Reading order
-//! 1. [`model`]: [`SpecDraft`] becomes a [`BoxSpec`], a box has a [`BoxSessionInfo`], an exec a
+//! 1. [`model`]: [`SpecDraft`] becomes a [`BoxSpec`], a box has a [`BoxInfo`], an exec a
 //!    [`BoxExecutionResult`]. [`first_conflict`] decides whether a box can be reused, and
 //!    [`BoxProfile`] holds the defaults and limits of a caller.
 //! 2. [`actions`]: every action by noun, with its preconditions, parameters and result.
@@ -16,7 +16,7 @@
 //!
 //! | noun | id | unique within | created by | ended by |
 //! |---|---|---|---|---|
-//! | box | [`SessionId`], and a [`Name`] that the owner can change | server | `box.create`, `box.exec` | `box.delete`, its [`Lifetime`], an exec's timeout |
+//! | box | [`BoxId`], and a [`Name`] that the owner can change | server | `box.create`, `box.exec` | `box.delete`, its [`Lifetime`], an exec's timeout |
 //! | command | [`CommandId`] | its box | `command.start`, `shell.run`, `box.exec` | its exit; the record is kept for a time |
 //! | shell | [`ShellId`] | its box | `shell.create` | `shell.delete`, its idle limit, its box |
 //! | file | absolute path | its box | any process of the box, `file.*` | any process of the box, `file.*` |
@@ -49,7 +49,7 @@ mod time;
 pub use blob::{Blob, MAX_CHUNK_BYTES};
 pub use env::{DEFAULT_HOME, Env, default_path};
 pub use error::{BoxError, Code};
-pub use ids::{CommandId, ConnId, ItemId, MAX_ID_BYTES, Name, SessionId, ShellId, UploadId};
+pub use ids::{BoxId, CommandId, ConnId, ItemId, MAX_ID_BYTES, Name, ShellId, UploadId};
 pub use invalid::Invalid;
 pub use invisible::is_invisible;
 pub use model::*;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use box_protocol::actions::AgentHealthParams;
 use box_protocol::error::{Detail, Subject};
-use box_protocol::{BoxError, BoxState, SessionId};
+use box_protocol::{BoxError, BoxId, BoxState};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use tokio::sync::oneshot;
@@ -74,8 +74,8 @@ impl BoxRuntime {
         let (begin, kind, message) = match timeout(READY_WITHIN, &mut coming).await {
             Ok(Ok(living)) => (Begin::In(living), "adopted", ""),
             Ok(Err(gone)) => {
-                let (owner, session_id) = (&card.owner, &card.spec.session_id);
-                tracing::info!(%owner, %session_id, box_id = %found.id, gone, "a box of an earlier process is gone");
+                let (owner, box_id) = (&card.owner, &card.spec.box_id);
+                tracing::info!(%owner, %box_id, box_id = %found.id, gone, "a box of an earlier process is gone");
                 self.shared().events.tell(&card, "failed", gone);
                 self.shared().ends.ended(&card, gone);
                 return false;
@@ -98,8 +98,8 @@ impl BoxRuntime {
                 answered
             }
             Err(error) => {
-                let (owner, session_id) = (&card.owner, &card.spec.session_id);
-                tracing::warn!(%owner, %session_id, box_id = %found.id, %error, "a box cannot be taken over and is ended");
+                let (owner, box_id) = (&card.owner, &card.spec.box_id);
+                tracing::warn!(%owner, %box_id, box_id = %found.id, %error, "a box cannot be taken over and is ended");
                 self.end(backend, found.id).await;
                 false
             }
@@ -154,8 +154,8 @@ async fn reach(
             }
             Ok(Err(gone)) => return Err(gone),
             Err(error) => {
-                let (owner, session_id) = (&card.owner, &card.spec.session_id);
-                tracing::warn!(%owner, %session_id, %error, "a box cannot be reached and is tried again");
+                let (owner, box_id) = (&card.owner, &card.spec.box_id);
+                tracing::warn!(%owner, %box_id, %error, "a box cannot be reached and is tried again");
             }
         }
         sleep(pause).await;
@@ -182,16 +182,15 @@ async fn try_to_reach(
 }
 
 /// What a call meets whose box cannot be reached.
-pub(crate) fn unreachable(id: &SessionId) -> BoxError {
-    let message =
-        format!("Box session {id} does not answer; try again later, or delete it with force");
+pub(crate) fn unreachable(id: &BoxId) -> BoxError {
+    let message = format!("box {id} does not answer; try again later, or delete it with force");
     BoxError::unavailable(message).with_detail(&Detail::about(Subject::Box))
 }
 
 impl Card {
     /// Its agent has not answered whoever adopted it.
     fn unreachable(&self) {
-        self.door.shut(unreachable(&self.spec.session_id));
+        self.door.shut(unreachable(&self.spec.box_id));
         let mut live = self.live();
         live.state = BoxState::Unreachable;
         live.reason = Some("its agent does not answer".to_owned());

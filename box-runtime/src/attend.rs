@@ -49,9 +49,9 @@ impl Inside {
     }
 
     fn silent(&self) -> BoxError {
-        let (id, seconds) = (&self.spec().session_id, SILENCE.as_secs());
+        let (id, seconds) = (&self.spec().box_id, SILENCE.as_secs());
         let message = format!(
-            "Box session {id} does not answer: its agent was silent for {seconds} s; try again, or delete it with force"
+            "box {id} does not answer: its agent was silent for {seconds} s; try again, or delete it with force"
         );
         BoxError::unavailable(message).with_detail(&Detail::about(Subject::Box))
     }

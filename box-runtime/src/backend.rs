@@ -281,7 +281,7 @@ pub(crate) fn guest_of(spec: &BoxSpec) -> (&str, &str) {
 /// A box that was made.
 pub struct StartedBox {
     /// What the backend calls it; shown to callers.
-    pub backend_session_id: String,
+    pub backend_id: String,
     /// The agent in it.
     pub connection: Box<dyn Connection>,
     /// What became of the request.
@@ -292,9 +292,9 @@ pub struct StartedBox {
 
 impl StartedBox {
     /// A box as it was asked for.
-    pub fn new(backend_session_id: impl Into<String>, connection: impl Connection) -> Self {
+    pub fn new(backend_id: impl Into<String>, connection: impl Connection) -> Self {
         Self {
-            backend_session_id: backend_session_id.into(),
+            backend_id: backend_id.into(),
             connection: Box::new(connection),
             facts: Facts::default(),
             spool: None,
@@ -317,7 +317,7 @@ impl StartedBox {
 impl fmt::Debug for StartedBox {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("StartedBox")
-            .field("backend_session_id", &self.backend_session_id)
+            .field("backend_id", &self.backend_id)
             .field("facts", &self.facts)
             .finish_non_exhaustive()
     }

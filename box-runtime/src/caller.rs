@@ -1,6 +1,6 @@
 //! The boxes that a caller sees.
 
-use box_protocol::SessionId;
+use box_protocol::BoxId;
 use box_rpc::Caller;
 
 /// The rights of a caller. A box belongs to the caller that made it; for another one it does not exist,
@@ -13,7 +13,7 @@ pub(crate) trait Rights {
     fn sees(&self, owner: &str) -> bool;
 
     /// The id by which this caller knows a box: `ID@OWNER` for another owner's. `None` if that is longer than an id may be.
-    fn knows(&self, owner: &str, id: &SessionId) -> Option<SessionId>;
+    fn knows(&self, owner: &str, id: &BoxId) -> Option<BoxId>;
 }
 
 impl Rights for Caller {
@@ -28,11 +28,11 @@ impl Rights for Caller {
         self.sees_all() || &*self.name() == owner
     }
 
-    fn knows(&self, owner: &str, id: &SessionId) -> Option<SessionId> {
+    fn knows(&self, owner: &str, id: &BoxId) -> Option<BoxId> {
         if &*self.name() == owner {
             return Some(id.clone());
         }
-        SessionId::new(format!("{id}@{owner}")).ok()
+        BoxId::new(format!("{id}@{owner}")).ok()
     }
 }
 

@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use box_protocol::{
-    BoxError, BoxMountSpec, BoxSessionInfo, BoxSpec, BoxState, Code, Defaults, Env, Labels,
-    LaneStatus, Lifetime, Name, Network, NetworkPolicy, Note, SessionId, UnixMs, World,
+    BoxError, BoxId, BoxInfo, BoxMountSpec, BoxSpec, BoxState, Code, Defaults, Env, Labels,
+    LaneStatus, Lifetime, Name, Network, NetworkPolicy, Note, UnixMs, World,
 };
 
 use serde::{Deserialize, Serialize};
@@ -46,7 +46,7 @@ pub(crate) struct Live {
     pub(crate) lane: LaneStatus,
     pub(crate) reason: Option<String>,
     pub(crate) backend_name: Arc<str>,
-    pub(crate) backend_session_id: String,
+    pub(crate) backend_id: String,
     pub(crate) created_at: UnixMs,
     pub(crate) last_used_at: UnixMs,
     pub(crate) facts: Facts,
@@ -72,7 +72,7 @@ pub(crate) struct Record {
     owner: String,
     #[serde(deserialize_with = "BoxSpec::written_before")]
     spec: BoxSpec,
-    backend_session_id: String,
+    backend_id: String,
     created_at: UnixMs,
     facts: Facts,
     name: Option<Name>,
@@ -143,7 +143,7 @@ impl Card {
             lane: LaneStatus::Idle,
             reason: None,
             backend_name: "".into(),
-            backend_session_id: String::new(),
+            backend_id: String::new(),
             created_at: now,
             last_used_at: now,
             facts: Facts::default(),
@@ -259,7 +259,7 @@ impl Card {
             version: RECORD_VERSION,
             owner: self.owner.to_string(),
             spec: self.spec.clone(),
-            backend_session_id: live.backend_session_id.clone(),
+            backend_id: live.backend_id.clone(),
             created_at: live.created_at,
             facts: live.facts.clone(),
             name: live.name.clone(),
@@ -280,7 +280,7 @@ impl Card {
         {
             let mut live = card.live();
             live.backend_name = backend_name.into();
-            live.backend_session_id = record.backend_session_id;
+            live.backend_id = record.backend_id;
             live.created_at = record.created_at;
             live.facts = record.facts;
             live.name = record.name;
@@ -294,33 +294,33 @@ impl Card {
     }
 
     /// The box among all: its owner and its id.
-    pub(crate) fn key(&self) -> (Arc<str>, SessionId) {
-        (Arc::clone(&self.owner), self.spec.session_id.clone())
+    pub(crate) fn key(&self) -> (Arc<str>, BoxId) {
+        (Arc::clone(&self.owner), self.spec.box_id.clone())
     }
 
     /// Whether a caller who sees all means this box of another owner: `ID@OWNER`, or the box's own unique id.
-    pub(crate) fn is_called(&self, id: &SessionId) -> bool {
+    pub(crate) fn is_called(&self, id: &BoxId) -> bool {
         let owned = id.as_str().strip_suffix(&*self.owner);
-        owned.and_then(|id| id.strip_suffix('@')) == Some(self.spec.session_id.as_str())
-            || self.live().backend_session_id == id.as_str()
+        owned.and_then(|id| id.strip_suffix('@')) == Some(self.spec.box_id.as_str())
+            || self.live().backend_id == id.as_str()
     }
 
     /// The id by which this caller knows the box.
-    pub(crate) fn seen_as(&self, caller: &Caller) -> SessionId {
-        let id = &self.spec.session_id;
-        let unique = || SessionId::new(&self.live().backend_session_id).ok();
+    pub(crate) fn seen_as(&self, caller: &Caller) -> BoxId {
+        let id = &self.spec.box_id;
+        let unique = || BoxId::new(&self.live().backend_id).ok();
         let known = caller.knows(&self.owner, id).or_else(unique);
         known.unwrap_or_else(|| id.clone())
     }
 
     /// Everything, as this caller is told.
-    pub(crate) fn info(&self, caller: &Caller) -> BoxSessionInfo {
+    pub(crate) fn info(&self, caller: &Caller) -> BoxInfo {
         let (defaults, network_policy) = {
             let live = self.live();
             let defaults = live.defaults.as_deref().cloned();
             (defaults, live.network_policy.clone())
         };
-        BoxSessionInfo {
+        BoxInfo {
             defaults,
             network_policy,
             ..self.listed(caller)
@@ -328,11 +328,11 @@ impl Card {
     }
 
     /// What a list tells of it.
-    pub(crate) fn listed(&self, caller: &Caller) -> BoxSessionInfo {
-        let session_id = self.seen_as(caller);
+    pub(crate) fn listed(&self, caller: &Caller) -> BoxInfo {
+        let box_id = self.seen_as(caller);
         let live = self.live();
-        BoxSessionInfo {
-            session_id,
+        BoxInfo {
+            box_id,
             last_used_at: live.last_used_at,
             state: live.state,
             reason: live.reason.clone(),
@@ -345,10 +345,10 @@ impl Card {
             labels: live.labels.clone(),
             note: live.note.clone(),
             lifetime: live.lifetime.as_deref().cloned(),
-            ..BoxSessionInfo::starting(
+            ..BoxInfo::starting(
                 &self.spec,
                 &*live.backend_name,
-                live.backend_session_id.clone(),
+                live.backend_id.clone(),
                 live.created_at,
             )
         }

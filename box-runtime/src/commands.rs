@@ -35,8 +35,8 @@ impl BoxRuntime {
         params: CommandStartParams,
         chunks: Option<mpsc::Sender<CommandChunk>>,
     ) -> Result<CommandStartResult, BoxError> {
-        let order = self.order(caller, &params.session_id, &params);
-        let inside = self.enter(caller, &params.session_id).await?;
+        let order = self.order(caller, &params.box_id, &params);
+        let inside = self.enter(caller, &params.box_id).await?;
         let attach = chunks.and_then(|chunks| Some((chunks, params.attach.clone()?)));
         let asked = inside.outcome(Box::pin(inside.command(params))).await?;
         self.begin(&inside, asked, order, attach).await
@@ -74,8 +74,8 @@ impl BoxRuntime {
         params: CommandAttachParams,
         chunks: mpsc::Sender<CommandChunk>,
     ) -> Result<CommandAttachResult, BoxError> {
-        let order = self.order(caller, &params.session_id, &params);
-        let inside = self.enter(caller, &params.session_id).await?;
+        let order = self.order(caller, &params.box_id, &params);
+        let inside = self.enter(caller, &params.box_id).await?;
         let attached = Box::pin(inside.attach(params, order, chunks));
         inside.outcome(attached).await
     }
@@ -86,8 +86,8 @@ impl BoxRuntime {
         caller: &Caller,
         key: CommandKey,
     ) -> Result<CommandInfo, BoxError> {
-        let order = self.order(caller, &key.session_id, &key);
-        let inside = self.look(caller, &key.session_id).await?;
+        let order = self.order(caller, &key.box_id, &key);
+        let inside = self.look(caller, &key.box_id).await?;
         inside.outcome(inside.look(&key.command_id, order)).await
     }
 
@@ -97,7 +97,7 @@ impl BoxRuntime {
         caller: &Caller,
         params: CommandListParams,
     ) -> Result<CommandListResult, BoxError> {
-        let inside = self.look(caller, &params.session_id).await?;
+        let inside = self.look(caller, &params.box_id).await?;
         inside.outcome(inside.list(params)).await
     }
 
@@ -107,8 +107,8 @@ impl BoxRuntime {
         caller: &Caller,
         params: CommandInputParams,
     ) -> Result<CommandInputResult, BoxError> {
-        let order = self.order(caller, &params.session_id, &params);
-        let inside = self.enter(caller, &params.session_id).await?;
+        let order = self.order(caller, &params.box_id, &params);
+        let inside = self.enter(caller, &params.box_id).await?;
         let bytes = params.data.as_ref().map_or(0, |data| data.len());
         let _room = inside.carry(bytes)?;
         let asked = AgentInputParams {
@@ -127,8 +127,8 @@ impl BoxRuntime {
         caller: &Caller,
         params: CommandKillParams,
     ) -> Result<CommandKillResult, BoxError> {
-        let order = self.order(caller, &params.session_id, &params);
-        let inside = self.enter(caller, &params.session_id).await?;
+        let order = self.order(caller, &params.box_id, &params);
+        let inside = self.enter(caller, &params.box_id).await?;
         let asked = AgentKillParams {
             command_id: params.command_id,
             signal: params.signal,
@@ -187,7 +187,7 @@ impl Inside {
             let last = page.items.last().map(ListCursor::from);
             for mut info in page.items.into_iter().filter(&wanted) {
                 room = room.saturating_sub(info.about_bytes());
-                info.session_id = params.session_id.clone();
+                info.box_id = params.box_id.clone();
                 items.push(info);
             }
             if room == 0 {
@@ -232,7 +232,7 @@ impl Inside {
         let info = info.filter(|info| info.command_id == *id);
         let mut info =
             info.ok_or_else(|| BoxError::unavailable(nonsense("answered for another command")))?;
-        info.session_id = self.spec().session_id.clone();
+        info.box_id = self.spec().box_id.clone();
         Ok(*info)
     }
 }

@@ -14,13 +14,13 @@ pub struct RuntimeConfig {
     /// The backends, best first: a new box is made by the first that is available.
     pub backends: Vec<Arc<dyn Backend>>,
     /// Idle time after which a box is deleted, unless its lifetime says otherwise.
-    pub session_ttl: Duration,
+    pub idle_ttl: Duration,
     /// How long the record and the output of an ended command are kept, unless it says so itself.
     pub command_retention: Duration,
     /// Boxes there may be, those being made and those on their way out included. Beyond: `capacity`.
-    pub max_sessions: usize,
+    pub max_boxes: usize,
     /// Boxes one caller may have of them; `None` is no limit. Whoever sees all boxes has none either. Beyond: `capacity`.
-    pub max_sessions_per_caller: Option<usize>,
+    pub max_boxes_per_caller: Option<usize>,
     /// Calls that may wait for one box. Beyond: `capacity`.
     pub queued_calls: usize,
     /// How long a box may take to start. Beyond: `timeout`.
@@ -44,10 +44,10 @@ impl RuntimeConfig {
     pub fn new(backends: Vec<Arc<dyn Backend>>) -> Self {
         Self {
             backends,
-            session_ttl: Duration::from_mins(5),
+            idle_ttl: Duration::from_mins(5),
             command_retention: Duration::from_mins(10),
-            max_sessions: 64,
-            max_sessions_per_caller: None,
+            max_boxes: 64,
+            max_boxes_per_caller: None,
             queued_calls: 128,
             start_timeout: Duration::from_mins(2),
             stop_timeout: Duration::from_secs(10),
@@ -70,8 +70,8 @@ impl fmt::Debug for RuntimeConfig {
         let backends: Vec<_> = self.backends.iter().map(|backend| backend.name()).collect();
         f.debug_struct("RuntimeConfig")
             .field("backends", &backends)
-            .field("session_ttl", &self.session_ttl)
-            .field("max_sessions", &self.max_sessions)
+            .field("idle_ttl", &self.idle_ttl)
+            .field("max_boxes", &self.max_boxes)
             .field("queued_calls", &self.queued_calls)
             .finish_non_exhaustive()
     }

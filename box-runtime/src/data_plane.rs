@@ -7,7 +7,7 @@ use box_protocol::actions::{
     FileMove, FilePack, FileRead, FileRemove, FileReplace, FileStat, FileUnpack, FileWrite,
     GuestInfo, Ordered, PortChunk, PortOpen, PortSend, TargetState,
 };
-use box_protocol::{Access, BoxError, MAX_CHUNK_BYTES, SessionId};
+use box_protocol::{Access, BoxError, BoxId, MAX_CHUNK_BYTES};
 use box_rpc::{Action, Call, Empty, Handle, Never};
 use futures::StreamExt as _;
 use tokio::sync::mpsc;
@@ -25,7 +25,7 @@ const CREDIT: u32 = 8;
 /// An action that the agent inside a box serves, under the same name and with the same types.
 pub trait DataPlane: Action<Params: Ordered> + Sized {
     /// The box.
-    fn session_id(params: &Self::Params) -> &SessionId;
+    fn box_id(params: &Self::Params) -> &BoxId;
 
     /// Whether a chunk is no larger than a chunk may be.
     fn fits(chunk: &Self::Chunk) -> bool;
@@ -148,8 +148,8 @@ impl BoxRuntime {
         caller: &Caller,
         params: &A::Params,
     ) -> Result<A::Result, BoxError> {
-        let order = self.order(caller, A::session_id(params), params);
-        let inside = self.enter(caller, A::session_id(params)).await?;
+        let order = self.order(caller, A::box_id(params), params);
+        let inside = self.enter(caller, A::box_id(params)).await?;
         inside.outcome(A::ask(&inside, params, order)).await
     }
 
@@ -160,25 +160,25 @@ impl BoxRuntime {
         params: &A::Params,
         to: mpsc::Sender<A::Chunk>,
     ) -> Result<A::Result, BoxError> {
-        let order = self.order(caller, A::session_id(params), params);
-        let inside = self.enter(caller, A::session_id(params)).await?;
+        let order = self.order(caller, A::box_id(params), params);
+        let inside = self.enter(caller, A::box_id(params)).await?;
         let streaming = A::stream(&inside, params, order, to);
         inside.outcome(streaming).await
     }
 
     /// What a box is like from inside, by the words of its agent. To look is not to use.
-    pub async fn guest(&self, caller: &Caller, id: &SessionId) -> Result<GuestInfo, BoxError> {
+    pub async fn guest(&self, caller: &Caller, id: &BoxId) -> Result<GuestInfo, BoxError> {
         let inside = self.look(caller, id).await?;
         inside
             .outcome(ask::<AgentGuest>(&inside, &Empty {}, Queued::none()))
             .await
     }
 
-    pub(crate) async fn enter(&self, caller: &Caller, id: &SessionId) -> Result<Inside, BoxError> {
+    pub(crate) async fn enter(&self, caller: &Caller, id: &BoxId) -> Result<Inside, BoxError> {
         let card = self.card(caller, id).await?;
         if card.access() == Access::WakeFirst {
             let wake = BoxTransitionParams {
-                session_id: id.clone(),
+                box_id: id.clone(),
                 to: TargetState::Running,
             };
             self.transition(caller, wake).await?;
@@ -187,7 +187,7 @@ impl BoxRuntime {
     }
 
     /// Goes in to ask what the agent knows, which neither wakes the box nor counts as use.
-    pub(crate) async fn look(&self, caller: &Caller, id: &SessionId) -> Result<Inside, BoxError> {
+    pub(crate) async fn look(&self, caller: &Caller, id: &BoxId) -> Result<Inside, BoxError> {
         Inside::enter(self.card(caller, id).await?, caller, Purpose::Look).await
     }
 }
@@ -224,8 +224,8 @@ macro_rules! data_plane {
 macro_rules! as_they_are {
     ($($action:ty),*) => {$(
         impl DataPlane for $action {
-            fn session_id(params: &Self::Params) -> &SessionId {
-                &params.session_id
+            fn box_id(params: &Self::Params) -> &BoxId {
+                &params.box_id
             }
 
             fn fits(chunk: &Never) -> bool {
@@ -240,8 +240,8 @@ as_they_are! {
 }
 
 impl DataPlane for PortOpen {
-    fn session_id(params: &Self::Params) -> &SessionId {
-        &params.session_id
+    fn box_id(params: &Self::Params) -> &BoxId {
+        &params.box_id
     }
 
     fn fits(chunk: &PortChunk) -> bool {
@@ -259,8 +259,8 @@ impl DataPlane for PortOpen {
 }
 
 impl DataPlane for PortSend {
-    fn session_id(params: &Self::Params) -> &SessionId {
-        &params.session_id
+    fn box_id(params: &Self::Params) -> &BoxId {
+        &params.box_id
     }
 
     fn fits(chunk: &Never) -> bool {

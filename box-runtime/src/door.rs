@@ -364,8 +364,8 @@ impl Card {
     pub(crate) fn is_awake(&self) -> Result<(), BoxError> {
         match self.access() {
             Access::WakeFirst | Access::Refused(Code::Conflict) => {
-                let id = &self.spec.session_id;
-                let error = BoxError::conflict(format!("Box session {id} is not running"));
+                let id = &self.spec.box_id;
+                let error = BoxError::conflict(format!("box {id} is not running"));
                 Err(error.with_detail(&Detail::about(Subject::Box)))
             }
             Access::Now | Access::Wait | Access::Refused(_) => Ok(()),

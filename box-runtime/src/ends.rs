@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use box_protocol::actions::EarlierBox;
 use box_protocol::error::{Detail, Ended, Subject};
-use box_protocol::{BoxError, SessionId, UnixMs};
+use box_protocol::{BoxError, BoxId, UnixMs};
 use serde::{Deserialize, Serialize};
 
 use crate::card::Card;
@@ -35,7 +35,7 @@ pub(crate) struct Ends {
 #[derive(Serialize, Deserialize)]
 struct End {
     owner: Arc<str>,
-    session_id: SessionId,
+    box_id: BoxId,
     at: UnixMs,
     /// Nothing if the box was deleted on request, or its end has no reason for the next one's caller.
     why: Option<String>,
@@ -48,15 +48,15 @@ impl End {
     fn now(card: &Card, why: Option<String>) -> Self {
         Self {
             owner: Arc::clone(&card.owner),
-            session_id: card.spec.session_id.clone(),
+            box_id: card.spec.box_id.clone(),
             at: UnixMs::now(),
             why,
             error: None,
         }
     }
 
-    fn is_of(&self, owner: &str, session_id: &SessionId) -> bool {
-        *self.owner == *owner && self.session_id == *session_id
+    fn is_of(&self, owner: &str, box_id: &BoxId) -> bool {
+        *self.owner == *owner && self.box_id == *box_id
     }
 }
 
@@ -101,7 +101,7 @@ impl Ends {
     pub(crate) fn gone(&self, card: &Card) {
         let error = card.door.why_shut();
         let mut all = self.all();
-        let id = &card.spec.session_id;
+        let id = &card.spec.box_id;
         match all.iter_mut().find(|end| end.is_of(&card.owner, id)) {
             Some(end) => end.error = error,
             None if error.is_some() => {
@@ -123,8 +123,8 @@ impl Ends {
     }
 
     /// The error of a call for a box that is not there: with its end, if this owner had one.
-    pub(crate) fn not_found(&self, owner: &str, id: &SessionId) -> BoxError {
-        let message = format!("Box session {id} not found");
+    pub(crate) fn not_found(&self, owner: &str, id: &BoxId) -> BoxError {
+        let message = format!("box {id} not found");
         let detail = Detail::about(Subject::Box);
         let all = self.all();
         let end = all.iter().find(|end| end.is_of(owner, id));
@@ -141,14 +141,14 @@ impl Ends {
             return BoxError::not_found(message).with_detail(&detail);
         }
         let why = why.message();
-        let did = why.strip_prefix(&format!("Box session {id} "));
+        let did = why.strip_prefix(&format!("box {id} "));
         let message = format!("{message}: it {}", did.unwrap_or(why));
         BoxError::not_found(message).with_detail(&detail)
     }
 
     /// How the last box ended that this owner had under this id.
     pub(crate) fn earlier(&self, card: &Card) -> Option<EarlierBox> {
-        let id = &card.spec.session_id;
+        let id = &card.spec.box_id;
         let all = self.all();
         let end = all.iter().find(|end| end.is_of(&card.owner, id))?;
         Some(EarlierBox {
@@ -195,7 +195,7 @@ impl Ends {
 }
 
 fn put(all: &mut VecDeque<End>, end: End) {
-    all.retain(|old| !old.is_of(&end.owner, &end.session_id));
+    all.retain(|old| !old.is_of(&end.owner, &end.box_id));
     if end.why.is_none() && end.error.is_none() {
         return;
     }
@@ -253,26 +253,26 @@ mod tests {
     #[test]
     fn later_calls_get_why_their_box_ended_and_a_new_box_which_end_was_before() {
         let ends = Ends::new(None);
-        let plain = |id: &str| format!("Box session {id} not found");
-        let not_found = |id: &str| ends.not_found("me", &SessionId::new(id).unwrap());
+        let plain = |id: &str| format!("box {id} not found");
+        let not_found = |id: &str| ends.not_found("me", &BoxId::new(id).unwrap());
         let ended = |id: &str, why: Ended, message: &str| {
             let card = card("me", id);
             card.door.shut(with_end(BoxError::conflict(message), why));
             card
         };
-        let idle = ended("a", Ended::Idle, "Box session a expired: no call used it");
+        let idle = ended("a", Ended::Idle, "box a expired: no call used it");
         ends.ended(&idle, "idle");
         ends.gone(&idle);
         let error = not_found("a");
         let detail: Detail = error.detail().unwrap();
         assert_eq!(detail.ended, Some(Ended::Idle));
-        let want = "Box session a not found: it expired: no call used it";
+        let want = "box a not found: it expired: no call used it";
         assert_eq!(error.message(), want);
         assert_eq!(ends.earlier(&card("me", "a")).unwrap().why, "idle");
-        let theirs = ends.not_found("other", &SessionId::new("a").unwrap());
+        let theirs = ends.not_found("other", &BoxId::new("a").unwrap());
         assert_eq!(theirs.message(), plain("a"));
         // The next box of this id is deleted: the calls after it get that, and a third box has no end before it.
-        let deleted = ended("a", Ended::Deleted, "Box session a was deleted");
+        let deleted = ended("a", Ended::Deleted, "box a was deleted");
         ends.deleted(&deleted);
         ends.gone(&deleted);
         let detail: Detail = not_found("a").detail().unwrap();
@@ -294,7 +294,7 @@ mod tests {
             .append(true)
             .open(&file)
             .unwrap()
-            .write_all(br#"{"owner":"me","session_id":"cut"#)
+            .write_all(br#"{"owner":"me","box_id":"cut"#)
             .unwrap();
         let second = Ends::new(Some(file.clone()));
         assert_eq!(second.earlier(&card("me", "kept")).unwrap().why, "idle");

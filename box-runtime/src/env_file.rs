@@ -1,7 +1,7 @@
 //! The environment of a command, part of which a box may keep in a file.
 
 use box_protocol::actions::{FilePart, FileRead, FileReadParams};
-use box_protocol::{BoxError, Code, Defaults, Env, SessionId};
+use box_protocol::{BoxError, BoxId, Code, Defaults, Env};
 use box_rpc::Peer;
 use futures::StreamExt as _;
 
@@ -13,25 +13,21 @@ const BYTES: u64 = 64 << 10;
 /// What a command finds beside the environment of its box: the defaults, the file's over them, and over both what it asks for.
 pub(crate) async fn environment(
     agent: &Peer,
-    session_id: &SessionId,
+    box_id: &BoxId,
     defaults: &Defaults,
     asked: Env,
 ) -> Result<Env, BoxError> {
     let mut env = defaults.env.clone();
     if let Some(path) = &defaults.env_file {
-        env.extend(read(agent, session_id, path).await?);
+        env.extend(read(agent, box_id, path).await?);
     }
     env.extend(asked);
     Ok(env)
 }
 
 /// The variables of a file in the box, read by its agent as its guest. None if there is no such file: it may come later.
-pub(crate) async fn read(
-    agent: &Peer,
-    session_id: &SessionId,
-    path: &str,
-) -> Result<Env, BoxError> {
-    match bytes(agent, session_id, path).await {
+pub(crate) async fn read(agent: &Peer, box_id: &BoxId, path: &str) -> Result<Env, BoxError> {
+    match bytes(agent, box_id, path).await {
         Ok(bytes) => Ok(Env::from_lines(&bytes)),
         Err(error) if error.code() == Code::NotFound => Ok(Env::new()),
         Err(error) => {
@@ -41,9 +37,9 @@ pub(crate) async fn read(
     }
 }
 
-async fn bytes(agent: &Peer, session_id: &SessionId, path: &str) -> Result<Vec<u8>, BoxError> {
+async fn bytes(agent: &Peer, box_id: &BoxId, path: &str) -> Result<Vec<u8>, BoxError> {
     let params = FileReadParams {
-        session_id: session_id.clone(),
+        box_id: box_id.clone(),
         user: None,
         expand: true,
         path: path.to_owned(),

@@ -64,8 +64,8 @@ impl Kept {
     fn told_to(&self, caller: &Caller) -> BoxEvent {
         let mut event = self.event.clone();
         event.seq = self.seq(caller);
-        if let Some(known) = caller.knows(&self.owner, &event.session_id) {
-            event.session_id = known;
+        if let Some(known) = caller.knows(&self.owner, &event.box_id) {
+            event.box_id = known;
         }
         event
     }
@@ -107,7 +107,7 @@ impl Events {
         let event = BoxEvent {
             seq: self.first + row.count,
             at: UnixMs::now(),
-            session_id: card.spec.session_id.clone(),
+            box_id: card.spec.box_id.clone(),
             kind: kind.to_owned(),
             message: message[..cut].to_owned(),
             lost: 0,
@@ -152,11 +152,11 @@ impl Events {
             Some(_) => (last - from).saturating_sub(new.len() as u64),
             None => 0,
         };
-        let session = params.session_id.as_ref();
+        let session = params.box_id.as_ref();
         let events = new.into_iter().map(|kept| kept.told_to(caller));
         Look {
             events: events
-                .filter(|event| session.is_none_or(|session| *session == event.session_id))
+                .filter(|event| session.is_none_or(|session| *session == event.box_id))
                 .collect(),
             last,
             lost: missed,
@@ -260,7 +260,7 @@ mod tests {
         while got + gaps.iter().map(|(_, lost)| lost).sum::<u64>() < told {
             let event = chunks.recv().await.unwrap();
             got += 1;
-            assert_eq!(event.session_id.as_str(), "a");
+            assert_eq!(event.box_id.as_str(), "a");
             if event.lost > 0 {
                 gaps.push((got, event.lost));
             }
@@ -311,8 +311,8 @@ mod tests {
         let (all, _) = found(&runtime, &local, None).await;
         assert_eq!(all.len(), KEPT + 2);
         assert_eq!(all[KEPT + 1].seq, all[0].seq + 2 * KEPT as u64 + 1);
-        assert_eq!(all[0].session_id.as_str(), "box@alice");
-        assert_eq!(all[1].session_id.as_str(), "box@bob");
+        assert_eq!(all[0].box_id.as_str(), "box@alice");
+        assert_eq!(all[1].box_id.as_str(), "box@bob");
     }
 
     #[tokio::test]

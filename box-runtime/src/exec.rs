@@ -152,7 +152,7 @@ impl Request {
             timeout_ms: u64::try_from(limit.as_millis()).ok(),
             on_disconnect: params.on_disconnect,
             role: Role::Exec,
-            ..CommandStartParams::new(spec.session_id.clone(), program)
+            ..CommandStartParams::new(spec.box_id.clone(), program)
         };
         let request = Self {
             start,
@@ -250,7 +250,7 @@ impl Turn {
             ..
         } = *request;
         let (inside, config) = (&self.inside, &shared.config);
-        let session_id = start.session_id.clone();
+        let box_id = start.box_id.clone();
         start.command_id = Some(self.command_id.clone());
         let preparing = inside.outcome(Box::pin(inside.command(start)));
         let Ok(asked) = timeout(config.probe_timeout, preparing).await else {
@@ -279,7 +279,7 @@ impl Turn {
         let result = |exit| {
             let backend = inside.card().live().backend_name.clone();
             let duration = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
-            BoxExecutionResult::new(session_id, &*backend, exit, duration)
+            BoxExecutionResult::new(box_id, &*backend, exit, duration)
         };
         match answer {
             Ok(answer) => {

@@ -14,7 +14,7 @@ use box_protocol::actions::{
     SystemConfigure, SystemConfigureParams, SystemConfigureResult, SystemHealth, SystemShutdown,
     SystemShutdownParams, SystemShutdownResult, SystemStatus, SystemStatusResult,
 };
-use box_protocol::{BoxError, BoxExecutionResult, BoxSessionInfo};
+use box_protocol::{BoxError, BoxExecutionResult, BoxInfo};
 use box_rpc::{Action, Call, Empty, Handle, Router, contract};
 use futures::future::Either;
 use tokio::sync::mpsc;
@@ -55,7 +55,7 @@ impl Handle<BoxGet> for BoxRuntime {
         params: BoxGetParams,
         call: Call<BoxGet>,
     ) -> Result<BoxGetResult, BoxError> {
-        let (caller, id) = (call.caller(), &params.session_id);
+        let (caller, id) = (call.caller(), &params.box_id);
         let guest = if params.guest {
             Some(self.guest(&caller, id).await?)
         } else {
@@ -102,7 +102,7 @@ plain! {
     SystemConfigure: configure(SystemConfigureParams) -> SystemConfigureResult;
     SystemShutdown: shutdown(SystemShutdownParams) -> SystemShutdownResult;
     BoxCreate: create(BoxCreateParams) -> BoxCreateResult;
-    BoxUpdate: update(BoxUpdateParams) -> BoxSessionInfo;
+    BoxUpdate: update(BoxUpdateParams) -> BoxInfo;
     BoxTransition: transition(BoxTransitionParams) -> BoxTransitionResult;
     BoxDelete: delete(BoxDeleteParams) -> BoxDeleteResult;
 }

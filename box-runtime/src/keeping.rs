@@ -62,8 +62,8 @@ async fn write(card: Arc<Card>) {
             card.live().facts.degraded.push(RECORD.to_owned());
         }
         if let Some(error) = &outcome {
-            let (owner, session_id) = (&card.owner, &card.spec.session_id);
-            tracing::error!(%owner, %session_id, %error, "the box's record was not kept");
+            let (owner, box_id) = (&card.owner, &card.spec.box_id);
+            tracing::error!(%owner, %box_id, %error, "the box's record was not kept");
         }
         let mut again = false;
         card.keeping.send_modify(|keeping| {

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use box_protocol::SessionId;
+use box_protocol::BoxId;
 use box_protocol::actions::{OrderKey, Ordered};
 use box_rpc::{Turn, Turns};
 
@@ -11,7 +11,7 @@ use crate::runtime::BoxRuntime;
 use box_rpc::Caller;
 
 /// Something in a box of one caller.
-type Key = (Arc<str>, SessionId, OrderKey);
+type Key = (Arc<str>, BoxId, OrderKey);
 
 /// The turns of all boxes.
 pub(crate) type Orders = Turns<Key>;
@@ -37,7 +37,7 @@ impl Queued {
 impl BoxRuntime {
     /// The place of a call. To be taken before anything is waited for: calls are first polled in the order in which they
     /// were sent.
-    pub(crate) fn order(&self, caller: &Caller, id: &SessionId, params: &impl Ordered) -> Queued {
+    pub(crate) fn order(&self, caller: &Caller, id: &BoxId, params: &impl Ordered) -> Queued {
         let names = params.order_keys();
         if names.is_empty() {
             return Queued(None);

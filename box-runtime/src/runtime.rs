@@ -11,7 +11,7 @@ use box_protocol::actions::{
     SystemStatusResult,
 };
 use box_protocol::error::Detail;
-use box_protocol::{BoxError, BoxSessionInfo, SessionId};
+use box_protocol::{BoxError, BoxId, BoxInfo};
 use box_rpc::Router;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
@@ -82,7 +82,7 @@ impl BoxRuntime {
     }
 
     /// A handle to the same runtime whose callers may have at most so many boxes each, beside
-    /// [`RuntimeConfig::max_sessions_per_caller`].
+    /// [`RuntimeConfig::max_boxes_per_caller`].
     pub fn with_max_boxes(&self, boxes: usize) -> Self {
         Self {
             max_boxes: Some(boxes),
@@ -110,19 +110,15 @@ impl BoxRuntime {
     }
 
     /// What is known of a box.
-    pub async fn get(&self, caller: &Caller, id: &SessionId) -> Result<BoxSessionInfo, BoxError> {
+    pub async fn get(&self, caller: &Caller, id: &BoxId) -> Result<BoxInfo, BoxError> {
         Ok(self.card(caller, id).await?.info(caller))
     }
 
     /// The card of a box that the caller sees.
-    pub(crate) async fn card(
-        &self,
-        caller: &Caller,
-        id: &SessionId,
-    ) -> Result<Arc<Card>, BoxError> {
-        let (session_id, caller) = (id.clone(), caller.clone());
+    pub(crate) async fn card(&self, caller: &Caller, id: &BoxId) -> Result<Arc<Card>, BoxError> {
+        let (box_id, caller) = (id.clone(), caller.clone());
         let ask = |reply| Ask::Find {
-            session_id,
+            box_id,
             caller,
             reply,
         };
@@ -164,7 +160,7 @@ impl BoxRuntime {
         }
         let next = items.last().filter(|_| items.len() < cards.len());
         Ok(BoxListResult {
-            next: next.map(|info| info.session_id.clone()),
+            next: next.map(|info| info.box_id.clone()),
             items,
             total,
         })
@@ -177,13 +173,13 @@ impl BoxRuntime {
         &self,
         caller: &Caller,
         mut params: BoxUpdateParams,
-    ) -> Result<BoxSessionInfo, BoxError> {
+    ) -> Result<BoxInfo, BoxError> {
         if let Some(mounts) = params.extra_mounts.take() {
             self.change(caller, params.clone(), Stage::Check).await?;
             let (reply, answer) = oneshot::channel();
             let asked = Mount {
                 caller: caller.clone(),
-                session_id: params.session_id.clone(),
+                box_id: params.box_id.clone(),
                 mounts,
                 reply,
             };
@@ -221,7 +217,7 @@ impl BoxRuntime {
         let (reply, answer) = oneshot::channel();
         let asked = Transition {
             caller: caller.clone(),
-            session_id: params.session_id,
+            box_id: params.box_id,
             to: params.to,
             reply,
         };
@@ -239,7 +235,7 @@ impl BoxRuntime {
         let (reply, answer) = oneshot::channel();
         let delete = Delete {
             caller: caller.clone(),
-            session_id: params.session_id,
+            box_id: params.box_id,
             force: params.force,
             reply,
         };
@@ -258,21 +254,21 @@ impl BoxRuntime {
         let Count { seen, all } = self.ask(|reply| Ask::Count { caller, reply }).await?;
         let config = &self.shared.config;
         let limits = [
-            ("max_sessions", config.max_sessions),
+            ("max_boxes", config.max_boxes),
             ("queued_calls", config.queued_calls),
             ("output_bytes", OUTPUT_BYTES),
         ];
         Ok(SystemStatusResult {
             backend: self.health().await,
-            active_sessions: seen as u64,
-            session_ttl_sec: config.session_ttl.as_secs(),
+            active_boxes: seen as u64,
+            idle_ttl_sec: config.idle_ttl.as_secs(),
             limits: limits
                 .map(|(name, limit)| (name.to_owned(), limit as u64))
                 .into(),
             capacity: Capacity {
-                limit: config.max_sessions as u64,
+                limit: config.max_boxes as u64,
                 used: all as u64,
-                remaining: config.max_sessions.saturating_sub(all) as u64,
+                remaining: config.max_boxes.saturating_sub(all) as u64,
             },
             ..SystemStatusResult::default()
         })

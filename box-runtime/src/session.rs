@@ -100,8 +100,8 @@ pub(crate) async fn live(
     };
     let last = AssertUnwindSafe(actor.run()).catch_unwind().await;
     if last.is_err() {
-        let (owner, session_id) = (&card.owner, &card.spec.session_id);
-        tracing::error!(%owner, %session_id, "the session failed unexpectedly");
+        let (owner, box_id) = (&card.owner, &card.spec.box_id);
+        tracing::error!(%owner, %box_id, "the session failed unexpectedly");
         // The box must not outlive it.
         let _ = AssertUnwindSafe(actor.body.stop()).catch_unwind().await;
     }
@@ -155,7 +155,7 @@ impl Actor {
         loop {
             let next = match self.front.next_work() {
                 Some(work) if self.body.is_out_of_reach(&work) => {
-                    work.refuse(unreachable(&self.card.spec.session_id));
+                    work.refuse(unreachable(&self.card.spec.box_id));
                     Next::GoOn
                 }
                 Some(Work::Exec(exec)) => self.exec(exec).await,
@@ -209,7 +209,7 @@ impl Actor {
         if self.stops_when_idle() {
             return self.stop_idle().await;
         }
-        let reason = Over::Idle.reason(&self.card.spec.session_id);
+        let reason = Over::Idle.reason(&self.card.spec.box_id);
         if self.card.door.shut_if_unused(reason) {
             return Box::pin(self.over(Over::Idle)).await;
         }
@@ -252,11 +252,11 @@ impl Actor {
                 Next::End(Last::Nothing)
             }
             Unready::Over(over) => {
-                let id = &self.card.spec.session_id;
+                let id = &self.card.spec.box_id;
                 match over {
                     // The next box would have the same end.
                     Over::Expired | Over::Idle => work.refuse(BoxError::conflict(format!(
-                        "Box session {id} expired before it was ready"
+                        "box {id} expired before it was ready"
                     ))),
                     Over::Deleted(_) => work.refuse(over.reason(id)),
                     // It has not begun, so it may begin in the next box.
@@ -408,35 +408,31 @@ impl Actor {
 
     async fn delete(&mut self, delete: Box<Delete>) -> Next {
         self.card.set_lane(LaneStatus::Closing);
-        let session_id = &self.card.spec.session_id;
-        self.card.door.shut(ended_as(Ended::Deleted, session_id));
+        let box_id = &self.card.spec.box_id;
+        self.card.door.shut(ended_as(Ended::Deleted, box_id));
         let stopped = self.body.stop().await;
         self.tell("deleted", "somebody deleted it");
         self.shared().ends.deleted(&self.card);
-        let Delete {
-            reply, session_id, ..
-        } = *delete;
-        let result = stopped.map(|()| BoxDeleteResult {
-            deleted: session_id,
-        });
+        let Delete { reply, box_id, .. } = *delete;
+        let result = stopped.map(|()| BoxDeleteResult { deleted: box_id });
         Next::End(Last::Delete(reply, result))
     }
 
     async fn end(&mut self, last: Last) -> Next {
         self.card.set_lane(LaneStatus::Closing);
-        let session_id = &self.card.spec.session_id;
-        self.card.door.shut(ended_as(Ended::Deleted, session_id));
+        let box_id = &self.card.spec.box_id;
+        self.card.door.shut(ended_as(Ended::Deleted, box_id));
         let _ = self.body.stop().await;
         Next::End(last)
     }
 
     async fn over(&mut self, over: Over) -> Next {
         // Before the agent goes, so that calls inside learn why it does.
-        self.card.door.shut(over.reason(&self.card.spec.session_id));
+        self.card.door.shut(over.reason(&self.card.spec.box_id));
         match over {
             Over::Deleted(delete) => {
                 // What waited for the box was asked for before: it shall not make another one.
-                let error = ended_as(Ended::Deleted, &self.card.spec.session_id);
+                let error = ended_as(Ended::Deleted, &self.card.spec.box_id);
                 self.front.refuse_lane(&error);
                 self.delete(delete).await
             }
@@ -476,8 +472,8 @@ impl Actor {
     /// new box.
     async fn fail(&mut self, why: BoxError) {
         let reason = why.message();
-        let (owner, session_id) = (&self.card.owner, &self.card.spec.session_id);
-        tracing::warn!(%owner, %session_id, %reason, "the box failed");
+        let (owner, box_id) = (&self.card.owner, &self.card.spec.box_id);
+        tracing::warn!(%owner, %box_id, %reason, "the box failed");
         self.ends("failed", reason);
         self.card.failed(why);
         let _ = self.body.stop().await;

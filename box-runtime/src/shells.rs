@@ -28,15 +28,15 @@ impl BoxRuntime {
         caller: &Caller,
         mut params: ShellCreateParams,
     ) -> Result<ShellCreateResult, BoxError> {
-        let order = self.order(caller, &params.session_id, &params);
-        let inside = self.enter(caller, &params.session_id).await?;
+        let order = self.order(caller, &params.box_id, &params);
+        let inside = self.enter(caller, &params.box_id).await?;
         let defaults = inside.defaults().unwrap_or_default();
         let id = match params.shell_id {
             Some(id) => id,
             None => ShellId::new(Uuid::now_v7().simple().to_string())?,
         };
-        let (agent, session_id) = (&inside.agent, &params.session_id);
-        let env = environment(agent, session_id, &defaults, params.env);
+        let (agent, box_id) = (&inside.agent, &params.box_id);
+        let env = environment(agent, box_id, &defaults, params.env);
         params.env = inside.attended(inside.outcome(env)).await??;
         params.shell_id = Some(id.clone());
         params.cwd = Some(directory(params.cwd, defaults.cwd, inside.spec()));
@@ -60,8 +60,8 @@ impl BoxRuntime {
         params: ShellRunParams,
         chunks: Option<mpsc::Sender<CommandChunk>>,
     ) -> Result<CommandStartResult, BoxError> {
-        let order = self.order(caller, &params.session_id, &params);
-        let inside = self.enter(caller, &params.session_id).await?;
+        let order = self.order(caller, &params.box_id, &params);
+        let inside = self.enter(caller, &params.box_id).await?;
         let attach = chunks.and_then(|chunks| Some((chunks, params.attach.clone()?)));
         let (id, text) = (id_or_new(params.command_id)?, Program::text(params.text)?);
         let asked = AgentStartParams {
@@ -81,8 +81,8 @@ impl BoxRuntime {
         caller: &Caller,
         params: ShellListParams,
     ) -> Result<ShellListResult, BoxError> {
-        let order = self.order(caller, &params.session_id, &params);
-        let inside = self.look(caller, &params.session_id).await?;
+        let order = self.order(caller, &params.box_id, &params);
+        let inside = self.look(caller, &params.box_id).await?;
         let mut found = inside
             .outcome(ask::<ShellList>(&inside, &params, order))
             .await?;
@@ -98,8 +98,8 @@ impl BoxRuntime {
         caller: &Caller,
         params: ShellDeleteParams,
     ) -> Result<ShellDeleteResult, BoxError> {
-        let order = self.order(caller, &params.session_id, &params);
-        let inside = self.enter(caller, &params.session_id).await?;
+        let order = self.order(caller, &params.box_id, &params);
+        let inside = self.enter(caller, &params.box_id).await?;
         inside
             .outcome(ask::<ShellDelete>(&inside, &params, order))
             .await
@@ -109,7 +109,7 @@ impl BoxRuntime {
 impl Inside {
     /// Whose box it is, is not for an agent to say.
     fn own(&self, info: &mut ShellInfo) {
-        info.session_id = self.spec().session_id.clone();
+        info.box_id = self.spec().box_id.clone();
     }
 }
 

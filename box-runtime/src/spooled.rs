@@ -114,8 +114,8 @@ macro_rules! carries {
         }
 
         impl DataPlane for $action {
-            fn session_id(params: &$params) -> &box_protocol::SessionId {
-                &params.session_id
+            fn box_id(params: &$params) -> &box_protocol::BoxId {
+                &params.box_id
             }
 
             fn fits(chunk: &Self::Chunk) -> bool {
@@ -212,8 +212,8 @@ async fn put_one<A: Carries>(
 macro_rules! streams {
     ($($action:ty as $spooled:ty, $params:ident.$field:ident, $asked:ident => $order:expr;)*) => {$(
         impl DataPlane for $action {
-            fn session_id(params: &Self::Params) -> &box_protocol::SessionId {
-                &params.session_id
+            fn box_id(params: &Self::Params) -> &box_protocol::BoxId {
+                &params.box_id
             }
 
             fn fits(chunk: &FileChunk) -> bool {

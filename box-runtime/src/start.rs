@@ -179,8 +179,8 @@ impl Inside {
     }
 
     async fn environment(&self, defaults: &Defaults, of_call: Env) -> Result<Env, BoxError> {
-        let session_id = &self.spec().session_id;
-        let env = environment(&self.agent, session_id, defaults, of_call);
+        let box_id = &self.spec().box_id;
+        let env = environment(&self.agent, box_id, defaults, of_call);
         if defaults.env_file.is_none() {
             return env.await;
         }

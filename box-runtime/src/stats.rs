@@ -28,7 +28,7 @@ impl BoxRuntime {
         params: BoxStatsParams,
         chunks: Option<mpsc::Sender<BoxStatsResult>>,
     ) -> Result<BoxStatsResult, BoxError> {
-        let card = self.card(caller, &params.session_id).await?;
+        let card = self.card(caller, &params.box_id).await?;
         let every = params.every_ms.map(Duration::from_millis);
         let Some((every, chunks)) = every.zip(chunks) else {
             return figures(&card).await;

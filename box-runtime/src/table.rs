@@ -10,7 +10,7 @@ use std::sync::Arc;
 use box_protocol::actions::{BoxUpdateParams, SystemShutdownResult};
 use box_protocol::error::{Detail, Subject};
 use box_protocol::{
-    BoxError, BoxState, Defaults, Invalid, Lifetime, Name, Network, SessionId, World, check_labels,
+    BoxError, BoxId, BoxState, Defaults, Invalid, Lifetime, Name, Network, World, check_labels,
 };
 use serde_json::{Map, Value};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -32,7 +32,7 @@ pub(crate) enum Ask {
     /// Give this to its session.
     Work(Work),
     Find {
-        session_id: SessionId,
+        box_id: BoxId,
         caller: Caller,
         reply: oneshot::Sender<Result<Arc<Card>, BoxError>>,
     },
@@ -91,14 +91,14 @@ pub(crate) struct Table {
     mailbox: mpsc::Receiver<Ask>,
     me: mpsc::WeakSender<Ask>,
     entries: HashMap<Key, Entry>,
-    names: HashMap<NameKey, SessionId>,
+    names: HashMap<NameKey, BoxId>,
     closings: Closings,
     configuration: HashMap<Arc<str>, Map<String, Value>>,
     exited: watch::Sender<bool>,
 }
 
 /// A box. Its id is unique among its owner's boxes, so that no caller can take or probe an id of another owner.
-type Key = (Arc<str>, SessionId);
+type Key = (Arc<str>, BoxId);
 
 /// A name is unique within its owner's boxes of one world.
 type NameKey = (Arc<str>, World, Name);
@@ -147,12 +147,12 @@ impl Table {
         match ask {
             Ask::Work(work) => self.route(work),
             Ask::Find {
-                session_id,
+                box_id,
                 caller,
                 reply,
             } => {
                 let found = self
-                    .find(&session_id, &caller)
+                    .find(&box_id, &caller)
                     .map(|entry| Arc::clone(&entry.card));
                 let _ = reply.send(found);
             }
@@ -203,7 +203,7 @@ impl Table {
             .filter(|card| caller.sees(&card.owner))
     }
 
-    fn find(&self, id: &SessionId, caller: &Caller) -> Result<&Entry, BoxError> {
+    fn find(&self, id: &BoxId, caller: &Caller) -> Result<&Entry, BoxError> {
         let found = self.key_of(id, caller);
         found
             .and_then(|key| self.entries.get(&key))
@@ -211,7 +211,7 @@ impl Table {
     }
 
     /// Which box a caller means: its own of this id, or another owner's by the name it has for callers who see all.
-    fn key_of(&self, id: &SessionId, caller: &Caller) -> Option<Key> {
+    fn key_of(&self, id: &BoxId, caller: &Caller) -> Option<Key> {
         let own = (caller.name(), id.clone());
         if self.entries.contains_key(&own) {
             return Some(own);
@@ -261,24 +261,22 @@ impl Table {
     fn has_room(&self, caller: &Caller, max_boxes: Option<usize>) -> Result<(), BoxError> {
         let config = &self.shared.config;
         let full = |name: &str, limit: usize| {
-            let message = format!("Box session capacity reached ({limit})");
+            let message = format!("box capacity reached ({limit})");
             BoxError::capacity(message).with_detail(&Detail {
                 limit: Some(name.to_owned()),
                 max: u64::try_from(limit).ok(),
                 ..Detail::about(Subject::Box)
             })
         };
-        if self.entries.len() >= config.max_sessions {
-            return Err(full("max_sessions", config.max_sessions));
+        if self.entries.len() >= config.max_boxes {
+            return Err(full("max_boxes", config.max_boxes));
         }
-        let per_caller = config
-            .max_sessions_per_caller
-            .filter(|_| !caller.sees_all());
+        let per_caller = config.max_boxes_per_caller.filter(|_| !caller.sees_all());
         if let Some(limit) = max_boxes.into_iter().chain(per_caller).min() {
             let owners = self.entries.values().map(|entry| &entry.card.owner);
             let name = caller.name();
             if owners.filter(|owner| **owner == name).count() >= limit {
-                return Err(full("max_sessions_per_caller", limit));
+                return Err(full("max_boxes_per_caller", limit));
             }
         }
         Ok(())
@@ -315,7 +313,7 @@ impl Table {
     fn enter(&mut self, card: Arc<Card>, begin: Begin) {
         let key = card.key();
         if let Some(name) = card.live().name.clone() {
-            let id = card.spec.session_id.clone();
+            let id = card.spec.box_id.clone();
             self.names
                 .insert((Arc::clone(&card.owner), card.world(), name), id);
         }
@@ -340,13 +338,13 @@ impl Table {
         params: BoxUpdateParams,
         stage: Stage,
     ) -> Result<Arc<Card>, BoxError> {
-        let card = Arc::clone(&self.find(&params.session_id, caller)?.card);
+        let card = Arc::clone(&self.find(&params.box_id, caller)?.card);
         let now = card.live().state;
         if now == BoxState::Unreachable {
-            return Err(unreachable(&params.session_id));
+            return Err(unreachable(&params.box_id));
         }
         if now == BoxState::Failed {
-            let message = format!("Box session {} has failed", params.session_id);
+            let message = format!("box {} has failed", params.box_id);
             return Err(BoxError::conflict(message).with_detail(&Detail::about(Subject::Box)));
         }
         if params.network_policy.is_some() && card.spec.network == Network::Off {
@@ -394,7 +392,7 @@ impl Table {
                 self.names.remove(&key(old));
             }
             self.names
-                .insert(key(name.clone()), card.spec.session_id.clone());
+                .insert(key(name.clone()), card.spec.box_id.clone());
             card.live().name = Some(name);
         }
         {
@@ -499,7 +497,7 @@ impl Table {
             waiting = entry.waiting;
             self.closings.gone(&card.owner, End::Orderly);
         }
-        let id = &card.spec.session_id;
+        let id = &card.spec.box_id;
         let mut lane = Vec::new();
         for work in left.into_iter().chain(waiting) {
             let caller = work.subject().1;
@@ -525,9 +523,9 @@ impl Table {
 }
 
 /// Whether a call may go to a session that is there.
-fn may_find_one(work: &Work, id: &SessionId) -> Result<(), BoxError> {
+fn may_find_one(work: &Work, id: &BoxId) -> Result<(), BoxError> {
     if matches!(work, Work::Create(create) if create.must_be_new) {
-        let error = BoxError::conflict(format!("Box session {id} already exists"));
+        let error = BoxError::conflict(format!("box {id} already exists"));
         return Err(error.with_detail(&Detail::about(Subject::Box)));
     }
     Ok(())

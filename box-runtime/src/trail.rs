@@ -70,7 +70,7 @@ impl Trail {
             target: "box_runtime::audit",
             caller,
             owner = &*card.owner,
-            session_id = card.spec.session_id.as_str(),
+            box_id = card.spec.box_id.as_str(),
             command_id = asked.command_id.as_str(),
             role = ?asked.role,
             "started"
@@ -84,7 +84,7 @@ impl Trail {
         tracing::info!(
             target: "box_runtime::audit",
             owner = &*card.owner,
-            session_id = card.spec.session_id.as_str(),
+            box_id = card.spec.box_id.as_str(),
             command_id = id.as_str(),
             code = why.map(|why| why.code().as_str()),
             "{}", if why.is_some() { "not started" } else { "was there already" }
@@ -122,8 +122,8 @@ async fn hear(trail: Trail, mut unheard: u64, agent: Peer, card: Arc<Card>) {
         let next = told.first.checked_add(told.ends.len() as u64);
         let next = next.filter(|next| *next > asked.heard && !told.ends.is_empty());
         let Some(next) = next else {
-            let (owner, session_id) = (&card.owner, &card.spec.session_id);
-            tracing::warn!(%owner, %session_id, "the box's agent tells of the same ends twice");
+            let (owner, box_id) = (&card.owner, &card.spec.box_id);
+            tracing::warn!(%owner, %box_id, "the box's agent tells of the same ends twice");
             break;
         };
         if met && told.first > asked.heard {
@@ -154,7 +154,7 @@ fn lost(card: &Card, commands: u64) {
     tracing::info!(
         target: "box_runtime::audit",
         owner = &*card.owner,
-        session_id = card.spec.session_id.as_str(),
+        box_id = card.spec.box_id.as_str(),
         commands,
         "ended with their box, or unheard"
     );
@@ -164,7 +164,7 @@ fn finished(card: &Card, end: &AgentEnd, adopted: bool) {
     tracing::info!(
         target: "box_runtime::audit",
         owner = &*card.owner,
-        session_id = card.spec.session_id.as_str(),
+        box_id = card.spec.box_id.as_str(),
         command_id = end.command_id.as_str(),
         role = ?end.role,
         why = ?end.exit.why,

@@ -21,8 +21,8 @@ impl BoxRuntime {
         params: FileWatchParams,
         chunks: Option<mpsc::Sender<CommandChunk>>,
     ) -> Result<CommandStartResult, BoxError> {
-        let order = self.order(caller, &params.session_id, &params);
-        let inside = self.enter(caller, &params.session_id).await?;
+        let order = self.order(caller, &params.box_id, &params);
+        let inside = self.enter(caller, &params.box_id).await?;
         let attach = chunks.and_then(|chunks| Some((chunks, params.attach?)));
         let keep = params.command_id.is_some();
         let program = Program::argv([FILE_WATCH.to_owned(), params.path.clone()])?;

@@ -1,7 +1,7 @@
 //! The trail of decisions: one line each, for whoever keeps the log. No values of variables, and
 //! command texts only where configuration asks for them.
 
-use box_protocol::{Adjusted, BoxError, BoxExecutionResult, Env, SessionId};
+use box_protocol::{Adjusted, BoxError, BoxExecutionResult, BoxId, Env};
 use box_rpc::Caller;
 
 use crate::policy::Decision;
@@ -17,7 +17,7 @@ pub(crate) struct Origin {
 
 /// A command that is about to start in a box that exists.
 pub(crate) struct Starting<'a> {
-    pub(crate) session_id: &'a SessionId,
+    pub(crate) box_id: &'a BoxId,
     pub(crate) timeout_ms: Option<u64>,
     pub(crate) adjusted: Option<&'a Adjusted>,
     pub(crate) env: &'a Env,
@@ -30,7 +30,7 @@ pub(crate) fn starting(action: &str, origin: &Origin, start: &Starting<'_>, rule
         target: "box_service::audit",
         action,
         caller = &*origin.caller.name(),
-        session_id = start.session_id.as_str(),
+        box_id = start.box_id.as_str(),
         timeout_ms = start.timeout_ms,
         adjusted = ?start.adjusted.as_slice(),
         env_names = ?start.env.names(),
@@ -53,7 +53,7 @@ pub(crate) fn allowed(
         action,
         caller = &*origin.caller.name(),
         query_id = origin.query_id.as_deref(),
-        session_id = spec.session_id.as_str(),
+        box_id = spec.box_id.as_str(),
         image = spec.image.as_deref(),
         network = spec.network.as_str(),
         mounts_host_path = spec.mounts_host_path(),
@@ -87,7 +87,7 @@ pub(crate) fn finished(origin: &Origin, result: &BoxExecutionResult) {
         target: "box_service::audit",
         caller = &*origin.caller.name(),
         query_id = origin.query_id.as_deref(),
-        session_id = result.session_id.as_str(),
+        box_id = result.box_id.as_str(),
         backend = result.backend_name,
         status = ?result.status,
         exit_code = result.exit_code,

@@ -230,6 +230,8 @@ impl Connector for EndpointLink {
         let (link, new) = self.link()?;
         if new {
             tokio::select! {
+                // In this order: disposing ends the link as well, and is the reason to report.
+                biased;
                 _ = over.wait_for(|over| *over) => return Err(disposed()),
                 connected = link.connected_within(self.first_connection) => { connected?; }
             }
@@ -238,10 +240,10 @@ impl Connector for EndpointLink {
     }
 
     fn dispose(&self) {
+        self.over.send_replace(true);
         if let Held::Connection(link) = std::mem::replace(&mut *lock(&self.held), Held::Disposed) {
             link.close();
         }
-        self.over.send_replace(true);
     }
 
     fn owns_runtime(&self) -> bool {

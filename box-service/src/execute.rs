@@ -4,7 +4,7 @@ use box_protocol::actions::{
     BoxCreate, BoxCreateParams, BoxCreateResult, BoxExecParams, BoxUpdate, BoxUpdateParams,
     IfExists, OnTimeout, SystemHealth,
 };
-use box_protocol::{BoxError, BoxSessionInfo, Invalid, Lockable, SpecDraft, check_mounts};
+use box_protocol::{BoxError, BoxInfo, Invalid, Lockable, SpecDraft, check_mounts};
 use box_rpc::{Call, Caller, Empty};
 use serde_json::{Map, Value};
 
@@ -38,7 +38,11 @@ impl BoxService {
         payload: Map<String, Value>,
         query: &Query,
     ) -> Result<ToolResult, BoxError> {
-        self.execute(read_draft(payload), query).await
+        self.execute(
+            draft_with_session_id(payload).map_err(BoxError::from),
+            query,
+        )
+        .await
     }
 
     async fn execute(
@@ -47,8 +51,8 @@ impl BoxService {
         query: &Query,
     ) -> Result<ToolResult, BoxError> {
         let origin = Origin::from(query);
-        let spec = match draft {
-            Ok(draft) => self.completed(draft, query),
+        let spec = match draft.and_then(|draft| self.completed(draft, query)) {
+            Ok(spec) => spec,
             Err(error) => return self.recorded("box.exec", &origin, Err(error)),
         };
         let params = BoxExecParams {
@@ -67,24 +71,26 @@ impl BoxService {
         if_exists: IfExists,
         query: &Query,
     ) -> Result<BoxCreateResult, BoxError> {
-        let spec = self.completed(draft, query);
+        let spec = self.completed(draft, query)?;
         let params = BoxCreateParams { spec, if_exists };
         self.decided_create(params, &Origin::from(query), None)
             .await
     }
 
     /// The draft with the query's session id and the tool's image, where the caller names none.
-    fn completed(&self, mut draft: SpecDraft, query: &Query) -> SpecDraft {
+    fn completed(&self, mut draft: SpecDraft, query: &Query) -> Result<SpecDraft, BoxError> {
         let rules = self.rules();
-        let named = draft.session_id.as_deref().map(str::trim);
+        let named = draft.box_id.as_deref().map(str::trim);
         if named.is_none_or(str::is_empty) {
-            draft.session_id = rules.template.session_id(query);
+            let made = rules.template.session_id(query);
+            let missing = || Invalid::new("session_id", "must not be empty");
+            draft.box_id = Some(made.ok_or_else(missing)?);
         }
         let profile = &rules.policy.profile;
         if profile.image.is_none() && !profile.locks(Lockable::Image) {
             draft.image.get_or_insert_with(|| TOOL_IMAGE.to_owned());
         }
-        draft
+        Ok(draft)
     }
 
     /// `box.create` under policy.
@@ -124,7 +130,7 @@ impl BoxService {
         mut params: BoxUpdateParams,
         origin: &Origin,
         mut call: Call<BoxUpdate>,
-    ) -> Result<BoxSessionInfo, BoxError> {
+    ) -> Result<BoxInfo, BoxError> {
         let outcome = async {
             let rules = self.rules();
             if let Some(mounts) = &mut params.extra_mounts {
@@ -198,9 +204,16 @@ impl From<&Query> for Origin {
     }
 }
 
-fn read_draft(payload: Map<String, Value>) -> Result<SpecDraft, BoxError> {
-    let draft = serde_json::from_value(Value::Object(payload));
-    Ok(draft.map_err(Invalid::from)?)
+/// Reads the spec of a host that names its box `session_id`.
+pub fn draft_with_session_id(mut payload: Map<String, Value>) -> Result<SpecDraft, Invalid> {
+    if let Some(id) = payload.remove("session_id") {
+        payload.insert("box_id".to_owned(), id);
+    }
+    let draft = serde_json::from_value(Value::Object(payload)).map_err(Invalid::from);
+    draft.map_err(|invalid| match invalid.field() {
+        "box_id" => Invalid::new("session_id", invalid.rule().to_owned()),
+        _ => invalid,
+    })
 }
 
 fn tool_draft(mut parameters: Map<String, Value>) -> Result<SpecDraft, BoxError> {
@@ -220,7 +233,7 @@ fn tool_draft(mut parameters: Map<String, Value>) -> Result<SpecDraft, BoxError>
     let draft = if parameters.is_empty() {
         SpecDraft::default()
     } else {
-        read_draft(parameters)?
+        draft_with_session_id(parameters)?
     };
     Ok(draft.cmd(command))
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 #[allow(clippy::wildcard_imports, reason = "the whole contract is served here")]
 use box_protocol::actions::*;
-use box_protocol::{BoxError, BoxSessionInfo};
+use box_protocol::{BoxError, BoxInfo};
 use box_rpc::{Action, Call, Empty, Handle, Never, Router, contract};
 use serde_json::value::RawValue;
 
@@ -118,7 +118,7 @@ impl Handle<BoxUpdate> for BoxService {
         &self,
         params: BoxUpdateParams,
         call: Call<BoxUpdate>,
-    ) -> Result<BoxSessionInfo, BoxError> {
+    ) -> Result<BoxInfo, BoxError> {
         let origin = origin(&call);
         self.decided_update(params, &origin, call).await
     }

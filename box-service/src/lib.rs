@@ -57,6 +57,7 @@ pub use client::RuntimeClient;
 pub use config::ServiceConfig;
 pub use connector::Connector;
 pub use errors::RECENT_ERRORS;
+pub use execute::draft_with_session_id;
 pub use service::{BoxService, blocking};
 pub use session_id::{DEFAULT_SESSION_ID_TEMPLATE, Query, SessionIdTemplate};
 pub use status::{ServiceStatus, ToolResult};

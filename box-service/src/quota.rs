@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use box_protocol::error::{Detail, Subject, quota_exceeded};
-use box_protocol::{BoxError, BoxSessionInfo, BoxSpec, HostPathMode};
+use box_protocol::{BoxError, BoxInfo, BoxSpec, HostPathMode};
 use box_sys::walk::Size;
 
 /// The most entries a workspace with a quota may have, unless configuration says otherwise.
@@ -67,7 +67,7 @@ impl Quota {
     }
 
     /// The quota of a box that exists, over its workspace; `None` if it has none.
-    pub fn of_box(info: &BoxSessionInfo, max_entries: u64) -> Option<Self> {
+    pub fn of_box(info: &BoxInfo, max_entries: u64) -> Option<Self> {
         let mounted = info.host_path_mode != HostPathMode::None;
         let workspace = info.host_path.as_ref().filter(|_| mounted)?;
         (info.workspace_quota_mb > 0).then(|| Self {

@@ -10,7 +10,7 @@ use box_protocol::actions::{
     CommandStart, CommandStartParams, CommandStartResult, ShellRun, ShellRunParams,
 };
 use box_protocol::error::{Detail, Ended};
-use box_protocol::{BoxError, BoxExecutionResult, Code, Env, SessionId, SpecDraft};
+use box_protocol::{BoxError, BoxExecutionResult, BoxId, Code, Env, SpecDraft};
 use box_rpc::{Action, Call, Handle};
 use serde_json::value::RawValue;
 
@@ -34,7 +34,7 @@ impl<A: Action<Chunk = CommandChunk>> Action for Run<A> {
 
 /// What policy has to know of a command that is about to start.
 pub(crate) struct Start<'a> {
-    session_id: &'a SessionId,
+    box_id: &'a BoxId,
     timeout_ms: &'a mut Option<u64>,
     env: &'a Env,
     /// The command, for the audit log.
@@ -51,7 +51,7 @@ pub(crate) trait Starts: Action<Result = CommandStartResult, Chunk = CommandChun
 impl Starts for CommandStart {
     fn start(params: &mut CommandStartParams) -> Start<'_> {
         Start {
-            session_id: &params.session_id,
+            box_id: &params.box_id,
             timeout_ms: &mut params.timeout_ms,
             env: &params.env,
             text: params.program.to_string(),
@@ -63,7 +63,7 @@ impl Starts for CommandStart {
 impl Starts for ShellRun {
     fn start(params: &mut ShellRunParams) -> Start<'_> {
         Start {
-            session_id: &params.session_id,
+            box_id: &params.box_id,
             timeout_ms: &mut params.timeout_ms,
             env: &params.env,
             text: params.text.clone(),
@@ -130,7 +130,7 @@ impl BoxService {
         };
         let bounds = Bounds {
             client: self.client_for(&origin.caller).await?,
-            session_id: decision.spec.session_id.clone(),
+            box_id: decision.spec.box_id.clone(),
             quota,
         };
         bounds.check(Moment::Before).await?;
@@ -176,8 +176,8 @@ impl BoxService {
         *start.timeout_ms = given;
         let client = self.client_for(&origin.caller).await?;
         let bounds = Bounds {
-            quota: quota_of(&client, &rules, start.session_id).await,
-            session_id: start.session_id.clone(),
+            quota: quota_of(&client, &rules, start.box_id).await,
+            box_id: start.box_id.clone(),
             client,
         };
         bounds.check(Moment::Before).await?;
@@ -198,7 +198,7 @@ impl BoxService {
 impl Start<'_> {
     fn audited<'a>(&'a self, adjusted: Option<&'a box_protocol::Adjusted>) -> audit::Starting<'a> {
         audit::Starting {
-            session_id: self.session_id,
+            box_id: self.box_id,
             timeout_ms: *self.timeout_ms,
             adjusted,
             env: self.env,
@@ -208,12 +208,12 @@ impl Start<'_> {
 }
 
 /// The quota of a box that exists. A box that cannot be asked has none: the start itself then says why.
-async fn quota_of(client: &RuntimeClient, rules: &Rules, session_id: &SessionId) -> Option<Quota> {
+async fn quota_of(client: &RuntimeClient, rules: &Rules, box_id: &BoxId) -> Option<Quota> {
     if !rules.policy.shared_filesystem {
         return None;
     }
     let params = BoxGetParams {
-        session_id: session_id.clone(),
+        box_id: box_id.clone(),
         guest: false,
     };
     let found = client.call::<BoxGet>(&params).await.ok()?;
@@ -223,7 +223,7 @@ async fn quota_of(client: &RuntimeClient, rules: &Rules, session_id: &SessionId)
 /// What bounds one run.
 struct Bounds {
     client: RuntimeClient,
-    session_id: SessionId,
+    box_id: BoxId,
     quota: Option<Quota>,
 }
 
@@ -257,15 +257,15 @@ impl Bounds {
     /// Deletes a box that has taken too much. A timeout may have deleted it already.
     async fn discard(&self) {
         let delete = BoxDeleteParams {
-            session_id: self.session_id.clone(),
+            box_id: self.box_id.clone(),
             force: true,
         };
         match self.client.call::<BoxDelete>(&delete).await {
             Ok(_) => {}
             Err(error) if error.code() == Code::NotFound => {}
             Err(error) => {
-                let session_id = &self.session_id;
-                tracing::error!(%session_id, %error, "a box over its quota is still there");
+                let box_id = &self.box_id;
+                tracing::error!(%box_id, %error, "a box over its quota is still there");
             }
         }
     }

@@ -11,7 +11,7 @@ use box_protocol::actions::{
     BoxDelete, BoxDeleteParams, BoxList, BoxListParams, RecentError, SystemHealth, SystemShutdown,
     SystemShutdownParams, SystemStatus, SystemStatusResult,
 };
-use box_protocol::{BoxError, BoxProfile, BoxSessionInfo, SessionId};
+use box_protocol::{BoxError, BoxId, BoxInfo, BoxProfile};
 use box_rpc::{Caller, Empty, Turns};
 
 use crate::audit::{self, Origin};
@@ -275,7 +275,7 @@ impl BoxService {
     }
 
     /// The boxes the runtime has.
-    pub async fn sessions(&self) -> Result<Vec<BoxSessionInfo>, BoxError> {
+    pub async fn sessions(&self) -> Result<Vec<BoxInfo>, BoxError> {
         let mut sessions = Vec::new();
         let mut params = BoxListParams::default();
         let client = self.client().await?;
@@ -291,9 +291,9 @@ impl BoxService {
     }
 
     /// Deletes a box, and waits for an execution in it to end first.
-    pub async fn delete_session(&self, session_id: SessionId) -> Result<(), BoxError> {
+    pub async fn delete_session(&self, session_id: BoxId) -> Result<(), BoxError> {
         let params = BoxDeleteParams {
-            session_id,
+            box_id: session_id,
             force: false,
         };
         let client = self.client().await?;

@@ -141,7 +141,7 @@ fn plain(value: &str) -> Cow<'_, str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use box_protocol::SessionId;
+    use box_protocol::BoxId;
 
     fn id(template: &str, query: &Query) -> Option<String> {
         SessionIdTemplate::parse(template)
@@ -209,7 +209,7 @@ mod tests {
         assert_eq!(ids[2].as_deref(), Some("a%252Fb"));
         assert_eq!(ids[3].as_deref(), Some("a%C2%85b"));
         for id in ids {
-            SessionId::new(id.unwrap()).unwrap();
+            BoxId::new(id.unwrap()).unwrap();
         }
     }
 

@@ -1,7 +1,7 @@
 //! What the service answers about itself.
 
 use box_protocol::actions::SystemStatusResult;
-use box_protocol::{BoxExecutionResult, ExecutionStatus, SessionId};
+use box_protocol::{BoxExecutionResult, BoxId, ExecutionStatus};
 use serde::Serialize;
 
 use crate::truncate::truncate;
@@ -25,7 +25,7 @@ pub struct ServiceStatus {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ToolResult {
     /// The box.
-    pub session_id: SessionId,
+    pub session_id: BoxId,
     /// The backend that runs it.
     pub backend: String,
     /// Whether the command came to its end.
@@ -77,7 +77,7 @@ impl From<BoxExecutionResult> for ToolResult {
     fn from(result: BoxExecutionResult) -> Self {
         Self {
             ok: result.ok(),
-            session_id: result.session_id,
+            session_id: result.box_id,
             backend: result.backend_name,
             status: result.status,
             exit_code: result.exit_code,
@@ -97,7 +97,7 @@ mod tests {
     use serde_json::{Value, json};
 
     fn ran(exit: Exit) -> BoxExecutionResult {
-        let id = SessionId::new("s1").unwrap();
+        let id = BoxId::new("s1").unwrap();
         BoxExecutionResult::new(id, "fake", exit, 12).unwrap()
     }
 

@@ -210,7 +210,7 @@ pub(crate) struct PsArguments {
     pub(crate) quiet: bool,
     /// Box to list the commands of
     #[arg(add = complete::boxes(), value_name = "BOX")]
-    pub(crate) session: Option<String>,
+    pub(crate) name: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -230,7 +230,7 @@ Examples:
 pub(crate) struct ExecArguments {
     /// Box to run the command in
     #[arg(add = complete::boxes(), value_name = "BOX")]
-    pub(crate) session: String,
+    pub(crate) name: String,
     #[command(flatten)]
     pub(crate) program: Program,
     #[command(flatten)]
@@ -286,7 +286,7 @@ Example:
 pub(crate) struct PortArguments {
     /// Box that listens on the port
     #[arg(add = complete::boxes(), value_name = "BOX")]
-    pub(crate) session: String,
+    pub(crate) name: String,
     /// Port inside the box
     #[arg(value_name = "PORT")]
     pub(crate) port: std::num::NonZeroU16,
@@ -299,7 +299,7 @@ pub(crate) struct PortArguments {
 pub(crate) struct StatsArguments {
     /// Boxes to show [default: all]
     #[arg(add = complete::boxes(), value_name = "BOX")]
-    pub(crate) sessions: Vec<String>,
+    pub(crate) names: Vec<String>,
     /// Print once and exit
     #[arg(long)]
     pub(crate) once: bool,
@@ -309,7 +309,7 @@ pub(crate) struct StatsArguments {
 pub(crate) struct BoxesArguments {
     /// Boxes by name
     #[arg(add = complete::boxes(), value_name = "BOX", required = true)]
-    pub(crate) sessions: Vec<String>,
+    pub(crate) names: Vec<String>,
 }
 
 #[derive(Debug, Args)]
@@ -333,12 +333,12 @@ pub(crate) struct WaitArguments {
 pub(crate) struct RmArguments {
     /// Boxes to delete
     #[arg(add = complete::boxes(), value_name = "BOX", required_unless_present = "all")]
-    pub(crate) sessions: Vec<String>,
+    pub(crate) names: Vec<String>,
     /// Delete paused boxes and boxes with running commands too
     #[arg(short, long)]
     pub(crate) force: bool,
     /// Delete all boxes
-    #[arg(long, conflicts_with = "sessions")]
+    #[arg(long, conflicts_with = "names")]
     pub(crate) all: bool,
 }
 

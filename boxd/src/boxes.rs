@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Result;
 use box_client::{BoxClient, BoxError, BoxListParams, ClientError};
 use box_protocol::actions::{BoxDelete, BoxDeleteParams};
-use box_protocol::{BoxSessionInfo, BoxState, CommandInfo, Role, SessionId, UnixMs};
+use box_protocol::{BoxId, BoxInfo, BoxState, CommandInfo, Role, UnixMs};
 use serde::Serialize;
 use serde_json::json;
 
@@ -16,17 +16,17 @@ use crate::{FAILED, complaint, connect, output, values};
 /// `boxd ps`.
 pub(crate) async fn ps(arguments: &Arguments, asked: &PsArguments) -> Result<ExitCode> {
     let client = connect::server(arguments).await?;
-    if let Some(session) = &asked.session {
-        let commands = client.open(session).await?.commands().await?;
+    if let Some(name) = &asked.name {
+        let commands = client.open(name).await?.commands().await?;
         let names = commands
             .iter()
-            .map(|info| format!("{session}/{}", info.command_id));
+            .map(|info| format!("{name}/{}", info.command_id));
         return show(arguments, asked.quiet, names, &commands, || {
-            command_table(session, &commands)
+            command_table(name, &commands)
         });
     }
     let boxes = all(&client).await?;
-    let names = boxes.iter().map(|info| info.session_id.to_string());
+    let names = boxes.iter().map(|info| info.box_id.to_string());
     show(arguments, asked.quiet, names, &boxes, || box_table(&boxes))
 }
 
@@ -46,7 +46,7 @@ fn show(
 }
 
 /// Every box that the caller sees, page by page.
-pub(crate) async fn all(client: &BoxClient) -> Result<Vec<BoxSessionInfo>> {
+pub(crate) async fn all(client: &BoxClient) -> Result<Vec<BoxInfo>> {
     let mut boxes = Vec::new();
     let mut params = BoxListParams::default();
     loop {
@@ -59,11 +59,11 @@ pub(crate) async fn all(client: &BoxClient) -> Result<Vec<BoxSessionInfo>> {
     }
 }
 
-fn box_table(boxes: &[BoxSessionInfo]) -> String {
+fn box_table(boxes: &[BoxInfo]) -> String {
     let now = UnixMs::now();
-    let row = |info: &BoxSessionInfo| {
+    let row = |info: &BoxInfo| {
         vec![
-            info.session_id.to_string(),
+            info.box_id.to_string(),
             word(&info.state),
             ago(now.since(info.created_at)),
             ago(now.since(info.last_used_at)),
@@ -85,7 +85,7 @@ fn box_table(boxes: &[BoxSessionInfo]) -> String {
     )
 }
 
-fn command_table(session: &str, commands: &[CommandInfo]) -> String {
+fn command_table(name: &str, commands: &[CommandInfo]) -> String {
     let now = UnixMs::now();
     let row = |info: &CommandInfo| {
         let exit = info
@@ -96,7 +96,7 @@ fn command_table(session: &str, commands: &[CommandInfo]) -> String {
                 (None, None) => word(&exit.why),
             });
         vec![
-            format!("{session}/{}", info.command_id),
+            format!("{name}/{}", info.command_id),
             word(&info.state),
             exit,
             ago(now.since(info.created_at)),
@@ -129,8 +129,8 @@ pub(crate) fn ago(time: Duration) -> String {
 /// `boxd inspect`.
 pub(crate) async fn inspect(arguments: &Arguments, asked: &TargetArguments) -> Result<ExitCode> {
     let client = connect::server(arguments).await?;
-    let (session, command) = values::target(&asked.target);
-    let there = client.open(session).await?;
+    let (name, command) = values::target(&asked.target);
+    let there = client.open(name).await?;
     // Always JSON, the only format with every field.
     let text = match command {
         None => {
@@ -144,7 +144,7 @@ pub(crate) async fn inspect(arguments: &Arguments, asked: &TargetArguments) -> R
                 .into_iter()
                 .find(|info| info.command_id.as_str() == id);
             let Some(info) = found else {
-                let message = format!("no command {id} in box {session}");
+                let message = format!("no command {id} in box {name}");
                 return Err(ClientError::from(BoxError::not_found(message)).into());
             };
             output::json(&info)?
@@ -202,15 +202,15 @@ pub(crate) async fn turn(
         Turn::Stop => "stopped",
         Turn::Start => "started",
     };
-    each(arguments, &asked.sessions, done, async |session, names| {
-        let there = client.open(session).await?;
+    each(arguments, &asked.names, done, async |name, names| {
+        let there = client.open(name).await?;
         match turn {
             Turn::Pause => there.pause().await,
             Turn::Resume => there.resume().await,
             Turn::Stop => there.stop().await,
             Turn::Start => there.start().await,
         }?;
-        names.push(session.to_owned());
+        names.push(name.to_owned());
         Ok(())
     })
     .await
@@ -219,37 +219,34 @@ pub(crate) async fn turn(
 /// `boxd rm`.
 pub(crate) async fn rm(arguments: &Arguments, asked: &RmArguments) -> Result<ExitCode> {
     let client = connect::server(arguments).await?;
-    let sessions = if asked.all {
+    let names = if asked.all {
         let boxes = all(&client).await?;
-        boxes
-            .iter()
-            .map(|info| info.session_id.to_string())
-            .collect()
+        boxes.iter().map(|info| info.box_id.to_string()).collect()
     } else {
-        asked.sessions.clone()
+        asked.names.clone()
     };
-    each(arguments, &sessions, "deleted", async |session, names| {
+    each(arguments, &names, "deleted", async |name, names| {
         if !asked.force {
-            unused(&client, session).await?;
+            unused(&client, name).await?;
         }
         let params = BoxDeleteParams {
-            session_id: SessionId::new(session)?,
+            box_id: BoxId::new(name)?,
             force: asked.force,
         };
         client.call::<BoxDelete>(&params).await?;
-        names.push(session.to_owned());
+        names.push(name.to_owned());
         Ok(())
     })
     .await
 }
 
 /// Fails if the box is paused or has running commands.
-async fn unused(client: &BoxClient, session: &str) -> Result<()> {
+async fn unused(client: &BoxClient, name: &str) -> Result<()> {
     let in_use = |why: String| {
         let message = format!("in use: {why}; delete it with --force");
         Err(ClientError::from(BoxError::conflict(message)).into())
     };
-    let there = client.open(session).await?;
+    let there = client.open(name).await?;
     match there.info().await?.state {
         BoxState::Running => {}
         BoxState::Paused => return in_use("paused".to_owned()),
@@ -261,9 +258,9 @@ async fn unused(client: &BoxClient, session: &str) -> Result<()> {
         .filter(|info| info.role != Role::Watch && info.exit.is_none());
     match (running.next(), running.count()) {
         (None, _) => Ok(()),
-        (Some(one), 0) => in_use(format!("{session}/{} is running", one.command_id)),
+        (Some(one), 0) => in_use(format!("{name}/{} is running", one.command_id)),
         (Some(one), more) => in_use(format!(
-            "{session}/{} and {more} more are running",
+            "{name}/{} and {more} more are running",
             one.command_id
         )),
     }

@@ -20,8 +20,8 @@ use crate::{connect, output, values};
 /// `boxd logs`.
 pub(crate) async fn logs(arguments: &Arguments, asked: &LogsArguments) -> Result<ExitCode> {
     let client = connect::server(arguments).await?;
-    let (session, command) = values::target(&asked.target);
-    let there = client.open(session).await?;
+    let (name, command) = values::target(&asked.target);
+    let there = client.open(name).await?;
     let command_id = match command {
         Some(id) => CommandId::new(id)?,
         None => last(&there).await?,
@@ -68,7 +68,7 @@ impl Past<'_> {
         mut each: impl FnMut(Chunk) -> Result<()>,
     ) -> Result<CommandAttachResult> {
         let params = CommandAttachParams {
-            session_id: self.there.id().clone(),
+            box_id: self.there.id().clone(),
             command_id: self.command_id.clone(),
             from,
             view: self.view,
@@ -128,8 +128,8 @@ pub(crate) async fn kill(arguments: &Arguments, asked: &KillArguments) -> Result
         &asked.targets,
         "killed",
         async |target, killed| {
-            let (session, command) = values::target(target);
-            let there = client.open(session).await?;
+            let (name, command) = values::target(target);
+            let there = client.open(name).await?;
             let ids = if let Some(id) = command {
                 vec![CommandId::new(id)?]
             } else {
@@ -143,9 +143,9 @@ pub(crate) async fn kill(arguments: &Arguments, asked: &KillArguments) -> Result
                 running.map(|info| info.command_id).collect()
             };
             for command_id in ids {
-                let name = format!("{session}/{command_id}");
+                let name = format!("{name}/{command_id}");
                 let params = CommandKillParams {
-                    session_id: there.id().clone(),
+                    box_id: there.id().clone(),
                     command_id,
                     signal: asked.signal.trim_start_matches("SIG").to_owned(),
                     grace_ms: None,
@@ -163,13 +163,13 @@ pub(crate) async fn kill(arguments: &Arguments, asked: &KillArguments) -> Result
 /// `boxd wait`.
 pub(crate) async fn wait(arguments: &Arguments, asked: &WaitArguments) -> Result<ExitCode> {
     let client = connect::server(arguments).await?;
-    let (session, Some(command)) = values::target(&asked.target) else {
+    let (name, Some(command)) = values::target(&asked.target) else {
         bail!(
             "expected BOX/COMMAND; list the commands with `boxd ps {}`",
             asked.target
         );
     };
-    let there = client.open(session).await?;
+    let there = client.open(name).await?;
     let offsets = Offsets::default();
     let mut command = there.follow(command, offsets, View::None)?;
     let exit = command.exit().await?;

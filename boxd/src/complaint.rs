@@ -98,34 +98,32 @@ fn next(command: &Command, target: Target<'_>, error: &Error) -> Option<String> 
     let client = error
         .chain()
         .find_map(|cause| cause.downcast_ref::<ClientError>());
-    if let (Some(ClientError::Disconnected { .. }), (Some(session), _)) = (client, target) {
+    if let (Some(ClientError::Disconnected { .. }), (Some(name), _)) = (client, target) {
         return Some(format!(
-            "the command may still run: find it with `boxd ps {session}`, read it with `boxd logs -f {session}/COMMAND`"
+            "the command may still run: find it with `boxd ps {name}`, read it with `boxd logs -f {name}/COMMAND`"
         ));
     }
     let detail = client.map(ClientError::detail).unwrap_or_default();
     match (code, detail.field.as_deref(), target) {
-        (Code::Conflict, Some("command_id"), (Some(session), _)) => Some(format!(
-            "read the existing command with `boxd logs {session}/COMMAND`"
+        (Code::Conflict, Some("command_id"), (Some(name), _)) => Some(format!(
+            "read the existing command with `boxd logs {name}/COMMAND`"
         )),
         // The error is about a file, a user or a program, so the box exists.
         _ if detail.errno.is_some() || detail.field.is_some() && code != Code::Conflict => None,
-        (Code::NotFound, _, (Some(session), Some(_))) => Some(format!(
-            "list its commands with `boxd ps {session}`, or all boxes with `boxd ps`"
+        (Code::NotFound, _, (Some(name), Some(_))) => Some(format!(
+            "list its commands with `boxd ps {name}`, or all boxes with `boxd ps`"
         )),
-        (Code::NotFound, _, (Some(session), None)) => Some(format!(
-            "list the boxes with `boxd ps`; create this one with `boxd run --name {session} …`"
+        (Code::NotFound, _, (Some(name), None)) => Some(format!(
+            "list the boxes with `boxd ps`; create this one with `boxd run --name {name} …`"
         )),
-        (Code::Conflict, _, (Some(session), _)) if matches!(command, Command::Run(_)) => {
+        (Code::Conflict, _, (Some(name), _)) if matches!(command, Command::Run(_)) => {
             Some(format!(
-                "omit that option, choose another --name, or delete the box first: boxd rm {session}"
+                "omit that option, choose another --name, or delete the box first: boxd rm {name}"
             ))
         }
-        (Code::Conflict, _, (Some(session), _)) if client.is_some_and(stands_still) => {
-            Some(format!(
-                "see its state with `boxd ps`; `boxd resume {session}` resumes a paused box, `boxd start {session}` starts a stopped one"
-            ))
-        }
+        (Code::Conflict, _, (Some(name), _)) if client.is_some_and(stands_still) => Some(format!(
+            "see its state with `boxd ps`; `boxd resume {name}` resumes a paused box, `boxd start {name}` starts a stopped one"
+        )),
         _ => None,
     }
 }
@@ -144,10 +142,10 @@ type Target<'a> = (Option<&'a str>, Option<&'a str>);
 fn target(command: &Command) -> Target<'_> {
     match command {
         Command::Run(asked) => (asked.name.as_deref(), None),
-        Command::Exec(asked) => (Some(&asked.session), None),
-        Command::Shell(asked) => (asked.session.as_deref(), None),
-        Command::Port(asked) => (Some(&asked.session), None),
-        Command::Ps(asked) => (asked.session.as_deref(), None),
+        Command::Exec(asked) => (Some(&asked.name), None),
+        Command::Shell(asked) => (asked.name.as_deref(), None),
+        Command::Port(asked) => (Some(&asked.name), None),
+        Command::Ps(asked) => (asked.name.as_deref(), None),
         Command::Inspect(asked) => named(&asked.target),
         Command::Logs(asked) => named(&asked.target),
         Command::Wait(asked) => named(&asked.target),
@@ -156,8 +154,8 @@ fn target(command: &Command) -> Target<'_> {
 }
 
 fn named(text: &str) -> Target<'_> {
-    let (session, command) = values::target(text);
-    (Some(session), command)
+    let (name, command) = values::target(text);
+    (Some(name), command)
 }
 
 /// Whether invalid arguments contain `--json`, before the arguments of a program.

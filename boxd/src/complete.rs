@@ -48,7 +48,7 @@ pub(crate) fn targets() -> ArgValueCompleter {
     ArgValueCompleter::new(|current: &OsStr| {
         let current = current.to_string_lossy();
         let mut names = match values::target(&current) {
-            (session, Some(_)) => command_names(session),
+            (name, Some(_)) => command_names(name),
             (_, None) => box_names(),
         };
         names.retain(|name| name.starts_with(&*current));
@@ -78,14 +78,14 @@ fn candidates(names: Vec<String>) -> Vec<CompletionCandidate> {
 fn box_names() -> Vec<String> {
     ask(async |client| {
         let all = boxes::all(&client).await?;
-        Ok(all.iter().map(|info| info.session_id.to_string()).collect())
+        Ok(all.iter().map(|info| info.box_id.to_string()).collect())
     })
 }
 
-fn command_names(session: &str) -> Vec<String> {
+fn command_names(name: &str) -> Vec<String> {
     ask(async |client| {
-        let commands = client.open(session).await?.commands().await?;
-        let name = |id: &box_protocol::CommandId| format!("{session}/{id}");
+        let commands = client.open(name).await?.commands().await?;
+        let name = |id: &box_protocol::CommandId| format!("{name}/{id}");
         Ok(commands.iter().map(|info| name(&info.command_id)).collect())
     })
 }

@@ -17,7 +17,7 @@ use crate::local::Boxes;
 pub(crate) const OWNER: &str = "langbot";
 
 /// The maximum number of boxes that LangBot may request.
-const MOST_SESSIONS: usize = 5_000;
+const MAX_BOXES: usize = 5_000;
 
 /// LangBot's token, if one is set.
 pub(crate) fn token() -> Result<Option<String>> {
@@ -103,9 +103,9 @@ pub(crate) fn start(
 
 /// Raises the limit of boxes unless the operator sets it, because LangBot has its own limit.
 pub(crate) fn make_room(config: &mut Config, values: &Values) {
-    let said = values.get("runtime.max_sessions").map(|(_, origin)| origin);
+    let said = values.get("runtime.max_boxes").map(|(_, origin)| origin);
     if said.is_none_or(|origin| *origin == Origin::Default) {
-        config.runtime.max_sessions = MOST_SESSIONS;
+        config.runtime.max_boxes = MAX_BOXES;
     }
 }
 

@@ -46,10 +46,10 @@ impl Boxes {
         let section = &config.runtime;
         let backend = backend::of(config, state)?;
         let mut runtime = RuntimeConfig::new(vec![Arc::clone(&backend)]);
-        runtime.session_ttl = Duration::from_secs(section.session_ttl_sec);
+        runtime.idle_ttl = Duration::from_secs(section.idle_ttl_sec);
         runtime.command_retention = Duration::from_secs(section.command_retention_sec);
-        runtime.max_sessions = section.max_sessions;
-        runtime.max_sessions_per_caller = section.max_sessions_per_token;
+        runtime.max_boxes = section.max_boxes;
+        runtime.max_boxes_per_caller = section.max_boxes_per_token;
         runtime.queued_calls = section.queued_calls;
         runtime.start_timeout = Duration::from_secs(section.start_timeout_sec);
         runtime.stop_timeout = Duration::from_secs(section.stop_timeout_sec);

@@ -207,7 +207,7 @@ async fn find_or_make(
     let there = if info.state == BoxState::Running && as_it_is {
         let asked = spec.build()?;
         if let Some(conflict) = first_conflict(&info, &asked) {
-            return Err(conflict.into_error(&asked.session_id).into());
+            return Err(conflict.into_error(&asked.box_id).into());
         }
         there
     } else {

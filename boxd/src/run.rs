@@ -68,7 +68,7 @@ async fn leave(
 /// `boxd exec`.
 pub(crate) async fn exec(arguments: &Arguments, asked: &ExecArguments) -> Result<ExitCode> {
     let client = connect::server(arguments).await?;
-    let there = client.open(&asked.session).await?;
+    let there = client.open(&asked.name).await?;
     if let (Some(shell), Some(text)) = (&asked.shell, &asked.program.text) {
         let run = in_shell(&there, shell, text, asked).await?;
         let running = attached::run_in_shell(run, &asked.manner, arguments.json);

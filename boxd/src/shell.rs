@@ -11,7 +11,7 @@ use crate::making;
 
 /// `boxd shell`.
 pub(crate) async fn run(arguments: &Arguments, asked: &ShellArguments) -> Result<ExitCode> {
-    let Some(name) = &asked.session else {
+    let Some(name) = &asked.name else {
         let work = async |there: &BoxHandle| open(there, asked).await;
         return making::alone(arguments, &asked.options, work).await;
     };

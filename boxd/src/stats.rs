@@ -19,11 +19,11 @@ const EVERY: Duration = Duration::from_secs(1);
 /// `boxd stats`.
 pub(crate) async fn run(arguments: &Arguments, asked: &StatsArguments) -> Result<ExitCode> {
     let client = connect::server(arguments).await?;
-    let mut before = take(&client, &asked.sessions).await?;
+    let mut before = take(&client, &asked.names).await?;
     let live = !asked.once && !arguments.json && std::io::stdout().is_terminal();
     loop {
         tokio::time::sleep(EVERY).await;
-        let now = take(&client, &asked.sessions).await?;
+        let now = take(&client, &asked.names).await?;
         let text = table(&before, &now);
         if !live {
             let all: HashMap<_, _> = now
@@ -40,12 +40,12 @@ pub(crate) async fn run(arguments: &Arguments, asked: &StatsArguments) -> Result
 }
 
 /// The usage of the given boxes, or of all; skips a box that ends meanwhile.
-async fn take(client: &BoxClient, sessions: &[String]) -> Result<Vec<(String, BoxStatsResult)>> {
-    let names = if sessions.is_empty() {
+async fn take(client: &BoxClient, asked: &[String]) -> Result<Vec<(String, BoxStatsResult)>> {
+    let names = if asked.is_empty() {
         let all = boxes::all(client).await?;
-        all.iter().map(|info| info.session_id.to_string()).collect()
+        all.iter().map(|info| info.box_id.to_string()).collect()
     } else {
-        sessions.to_vec()
+        asked.to_vec()
     };
     let mut found = Vec::new();
     for name in names {
@@ -54,7 +54,7 @@ async fn take(client: &BoxClient, sessions: &[String]) -> Result<Vec<(String, Bo
             Ok(stats) => found.push((name, stats)),
             // A paused or stopped box has no agent to ask.
             Err(error) if error.is_conflict() => found.push((name, BoxStatsResult::default())),
-            Err(error) if error.is_not_found() && sessions.is_empty() => {}
+            Err(error) if error.is_not_found() && asked.is_empty() => {}
             Err(error) => return Err(error.into()),
         }
     }

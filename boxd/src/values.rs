@@ -130,7 +130,7 @@ fn directory(path: &str) -> Result<String> {
 /// Splits `BOX` or `BOX/COMMAND`. No id contains a slash.
 pub(crate) fn target(text: &str) -> (&str, Option<&str>) {
     match text.split_once('/') {
-        Some((session, command)) => (session, Some(command)),
+        Some((name, command)) => (name, Some(command)),
         None => (text, None),
     }
 }

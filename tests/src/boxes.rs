@@ -116,7 +116,7 @@ pub fn router() -> Router {
     let backend = FakeBackend::new();
     backend.answer_with(reply);
     let mut config = RuntimeConfig::with(backend.clone());
-    config.max_sessions = 8;
+    config.max_boxes = 8;
     let runtime = BoxRuntime::start(config);
     let own = Router::builder(Arc::new(Backend(backend)));
     own.on::<InspectBackend>()

@@ -295,7 +295,7 @@ mod tests {
     use super::*;
 
     fn searched(text: &str, params: &serde_json::Value) -> (Vec<(u64, bool)>, FileGrepResult) {
-        let mut all = json!({"session_id": "s", "path": "/f"});
+        let mut all = json!({"box_id": "s", "path": "/f"});
         for (name, value) in params.as_object().unwrap() {
             all[name] = value.clone();
         }
@@ -365,9 +365,9 @@ mod tests {
         let (lines, found) = searched(&text, &json!({"pattern": "x", "limit": 3, "offset": 5}));
         assert_eq!(lines, [(6, false), (7, false), (8, false)]);
         assert_eq!((found.matches, found.truncated), (30, true));
-        let bad = json!({"session_id": "s", "path": "/f", "pattern": "("});
+        let bad = json!({"box_id": "s", "path": "/f", "pattern": "("});
         assert!(Search::new(&serde_json::from_value(bad).unwrap()).is_err());
-        let huge = json!({"session_id": "s", "path": "/f", "pattern": "(a{1000}){1000}"});
+        let huge = json!({"box_id": "s", "path": "/f", "pattern": "(a{1000}){1000}"});
         assert!(Search::new(&serde_json::from_value(huge).unwrap()).is_err());
     }
 }

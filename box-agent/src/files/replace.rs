@@ -112,7 +112,7 @@ fn insert_after_line(old: &[u8], line: u64, text: &[u8]) -> Result<Vec<u8>, BoxE
 
 #[cfg(test)]
 mod tests {
-    use box_protocol::SessionId;
+    use box_protocol::BoxId;
 
     use super::*;
 
@@ -123,7 +123,7 @@ mod tests {
         insert_line: Option<u64>,
     ) -> FileReplaceParams {
         FileReplaceParams {
-            session_id: SessionId::new("s").unwrap(),
+            box_id: BoxId::new("s").unwrap(),
             user: None,
             expand: false,
             path: "/f".into(),

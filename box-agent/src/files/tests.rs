@@ -33,7 +33,7 @@ pub(super) fn step<T>(
 }
 
 fn params<T: serde::de::DeserializeOwned>(mut more: Value) -> T {
-    more["session_id"] = json!("s");
+    more["box_id"] = json!("s");
     serde_json::from_value(more).unwrap()
 }
 

@@ -114,7 +114,7 @@ impl Shell {
     pub(super) fn info(&self) -> ShellInfo {
         let state = self.state();
         ShellInfo {
-            session_id: self.params.session_id.clone(),
+            box_id: self.params.box_id.clone(),
             shell_id: self.id.clone(),
             language: self.params.language,
             state: if state.runs.is_empty() {

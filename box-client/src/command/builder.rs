@@ -6,7 +6,7 @@ use std::time::Duration;
 use box_protocol::actions::{
     AttachOptions, CommandStartParams, OnDisconnect, OutputMode, Stdin, TerminalSize, View,
 };
-use box_protocol::{CommandId, Invalid, Program, SessionId};
+use box_protocol::{BoxId, CommandId, Invalid, Program};
 use futures::future::BoxFuture;
 
 use super::chunk_stream::{Begin, Key};
@@ -33,7 +33,7 @@ pub const DEFAULT_CAPTURE_LIMIT: usize = 16 * 1024 * 1024;
 #[must_use = "a command does not run until it is awaited or started"]
 pub struct CommandBuilder {
     server: Remote,
-    session_id: SessionId,
+    box_id: BoxId,
     id: Result<CommandId, Invalid>,
     params: Result<CommandStartParams, Invalid>,
     attach: AttachOptions,
@@ -45,19 +45,15 @@ pub(crate) fn millis(time: Duration) -> u64 {
 }
 
 impl CommandBuilder {
-    pub(crate) fn new(
-        server: Remote,
-        session_id: SessionId,
-        program: Result<Program, Invalid>,
-    ) -> Self {
+    pub(crate) fn new(server: Remote, box_id: BoxId, program: Result<Program, Invalid>) -> Self {
         let params = program.map(|program| CommandStartParams {
             on_disconnect: OnDisconnect::Keep,
             detached_ms: Some(millis(DEFAULT_IDLE_LIMIT)),
-            ..CommandStartParams::new(session_id.clone(), program)
+            ..CommandStartParams::new(box_id.clone(), program)
         });
         Self {
             server,
-            session_id,
+            box_id,
             id: Ok(CommandId::fresh()),
             params,
             attach: AttachOptions::default(),
@@ -160,7 +156,7 @@ impl CommandBuilder {
         params.command_id = Some(command_id.clone());
         params.attach = Some(self.attach.clone());
         let key = Key {
-            session_id: self.session_id,
+            box_id: self.box_id,
             command_id,
             attach: self.attach,
         };

@@ -7,7 +7,7 @@ use box_protocol::actions::{
     AttachOptions, CommandAttach, CommandAttachParams, CommandChunk, CommandStart,
     CommandStartParams, FileWatch, FileWatchParams, ReadEnd, ReadFrom, ShellRun, ShellRunParams,
 };
-use box_protocol::{Adjusted, CommandId, SessionId};
+use box_protocol::{Adjusted, BoxId, CommandId};
 use box_rpc::{Action, CallError, Chunks, Peer};
 use futures::StreamExt as _;
 use futures::stream::{self, BoxStream};
@@ -29,7 +29,7 @@ pub(crate) enum Begin {
 /// Identifies a command and how the client reads it.
 #[derive(Debug, Clone)]
 pub(crate) struct Key {
-    pub(crate) session_id: SessionId,
+    pub(crate) box_id: BoxId,
     pub(crate) command_id: CommandId,
     pub(crate) attach: AttachOptions,
 }
@@ -86,7 +86,7 @@ impl ChunkStream {
 
     pub(crate) async fn attach(peer: &Peer, key: &Key, from: Offsets) -> Result<Self, CallError> {
         let params = CommandAttachParams {
-            session_id: key.session_id.clone(),
+            box_id: key.box_id.clone(),
             command_id: key.command_id.clone(),
             from: ReadFrom::Offsets(from),
             view: key.attach.view,

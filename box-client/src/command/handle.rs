@@ -216,7 +216,7 @@ pub struct CommandControl(Arc<Shared>);
 impl fmt::Debug for CommandControl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CommandHandle")
-            .field("session_id", &self.0.key.session_id)
+            .field("box_id", &self.0.key.box_id)
             .field("command_id", self.id())
             .field("offsets", &self.0.progress().offsets)
             .finish_non_exhaustive()
@@ -285,7 +285,7 @@ impl CommandControl {
 
     fn input(&self) -> CommandInputParams {
         CommandInputParams {
-            session_id: self.0.key.session_id.clone(),
+            box_id: self.0.key.box_id.clone(),
             command_id: self.id().clone(),
             size: None,
             data: None,
@@ -314,7 +314,7 @@ impl CommandControl {
         }
         let peer = self.0.server.try_now().await?;
         let params = CommandKillParams {
-            session_id: self.0.key.session_id.clone(),
+            box_id: self.0.key.box_id.clone(),
             command_id: self.id().clone(),
             signal: signal.to_owned(),
             grace_ms: None,
@@ -333,7 +333,7 @@ impl CommandControl {
 
     async fn refresh(&self) -> Result<CommandInfo, ClientError> {
         let key = CommandKey {
-            session_id: self.0.key.session_id.clone(),
+            box_id: self.0.key.box_id.clone(),
             command_id: self.id().clone(),
         };
         let info = self.0.server.call::<CommandGet>(&key).await?;

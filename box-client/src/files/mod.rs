@@ -15,7 +15,7 @@ use box_protocol::actions::{
     GlobMatch, TreeCaps, UploadPiece,
 };
 use box_protocol::error::Detail;
-use box_protocol::{Blob, BoxError, Code, CommandId, SessionId, UploadId};
+use box_protocol::{Blob, BoxError, BoxId, Code, CommandId, UploadId};
 use box_rpc::{Action, CallError, Chunks};
 use bytes::{Bytes, BytesMut};
 use futures::StreamExt as _;
@@ -41,22 +41,22 @@ pub const PIECE_BYTES: usize = 1024 * 1024;
 #[derive(Debug, Clone)]
 pub struct Files {
     server: Remote,
-    session_id: SessionId,
+    box_id: BoxId,
     timeout: Option<Duration>,
 }
 
 /// Builds parameters with the common members of `file.*`.
 macro_rules! params {
     ($files:expr, $name:ident { $($fields:tt)* }) => {
-        $name { session_id: $files.session_id.clone(), user: None, expand: false, $($fields)* }
+        $name { box_id: $files.box_id.clone(), user: None, expand: false, $($fields)* }
     };
 }
 
 impl Files {
-    pub(crate) fn new(server: Remote, session_id: SessionId) -> Self {
+    pub(crate) fn new(server: Remote, box_id: BoxId) -> Self {
         Self {
             server,
-            session_id,
+            box_id,
             timeout: None,
         }
     }
@@ -415,7 +415,7 @@ impl Files {
     /// A gap in the output means that changes were lost.
     pub async fn watch(&self, path: impl Into<String>) -> Result<CommandHandle, ClientError> {
         let key = Key {
-            session_id: self.session_id.clone(),
+            box_id: self.box_id.clone(),
             command_id: CommandId::fresh(),
             attach: box_protocol::actions::AttachOptions::default(),
         };

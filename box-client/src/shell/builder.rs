@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use box_protocol::actions::{Language, OutputMode, ShellCreate, ShellCreateParams};
-use box_protocol::{DEFAULT_MOUNT_PATH, Env, Invalid, SessionId, ShellId};
+use box_protocol::{BoxId, DEFAULT_MOUNT_PATH, Env, Invalid, ShellId};
 
 use super::ShellHandle;
 use crate::command::millis;
@@ -27,9 +27,9 @@ pub struct ShellBuilder {
 }
 
 impl ShellBuilder {
-    pub(crate) fn new(server: Remote, session_id: SessionId, id: &str) -> Self {
+    pub(crate) fn new(server: Remote, box_id: BoxId, id: &str) -> Self {
         let params = ShellId::new(id).map(|shell_id| ShellCreateParams {
-            session_id,
+            box_id,
             shell_id: Some(shell_id),
             language: Language::default(),
             cwd: None,

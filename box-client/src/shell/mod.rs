@@ -13,7 +13,7 @@ use box_protocol::actions::{
     ShellList, ShellListParams,
 };
 use box_protocol::error::Detail;
-use box_protocol::{BoxError, Code, SessionId, ShellId};
+use box_protocol::{BoxError, BoxId, Code, ShellId};
 use bytes::Bytes;
 use tokio::sync::{Mutex, MutexGuard};
 
@@ -55,7 +55,7 @@ impl ShellHandle {
         silence: Duration,
         root: String,
     ) -> Self {
-        let files = Files::new(server.clone(), create.session_id.clone()).timeout(silence);
+        let files = Files::new(server.clone(), create.box_id.clone()).timeout(silence);
         Self(Arc::new(Inner {
             server,
             create,
@@ -75,8 +75,8 @@ impl ShellHandle {
     }
 
     /// Returns the id of the box.
-    pub fn session_id(&self) -> &SessionId {
-        &self.0.create.session_id
+    pub fn box_id(&self) -> &BoxId {
+        &self.0.create.box_id
     }
 
     /// Returns how many runs were executed in a replacement because the shell was broken or gone.
@@ -88,7 +88,7 @@ impl ShellHandle {
     /// gone.
     pub async fn info(&self) -> Result<ShellInfo, ClientError> {
         let params = ShellListParams {
-            session_id: self.session_id().clone(),
+            box_id: self.box_id().clone(),
             shell_id: Some(self.id().clone()),
         };
         let mut found = self.0.server.call::<ShellList>(&params).await?;
@@ -152,7 +152,7 @@ impl ShellHandle {
     /// Ends a shell; a failure is only logged.
     async fn release(&self, shell_id: ShellId) {
         let params = ShellDeleteParams {
-            session_id: self.session_id().clone(),
+            box_id: self.box_id().clone(),
             shell_id,
         };
         if let Err(error) = self.0.server.call::<ShellDelete>(&params).await {

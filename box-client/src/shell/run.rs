@@ -112,7 +112,7 @@ impl ShellRunBuilder {
         // The client refuses a blank text before it sends the call.
         Program::text(self.text.as_str())?;
         let params = ShellRunParams {
-            session_id: self.shell.session_id().clone(),
+            box_id: self.shell.box_id().clone(),
             shell_id: self.shell.id().clone(),
             command_id: Some(self.id?),
             text: self.text,
@@ -174,7 +174,7 @@ impl ShellHandle {
         capture_limit: usize,
     ) -> Result<CommandHandle, ClientError> {
         let key = Key {
-            session_id: params.session_id.clone(),
+            box_id: params.box_id.clone(),
             command_id: params.command_id.clone().unwrap_or_else(CommandId::fresh),
             attach,
         };

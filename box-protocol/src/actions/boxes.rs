@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{AttachOptions, CommandChunk, OnDisconnect, actions, is_default};
-use crate::ids::{Name, SessionId};
+use crate::ids::{BoxId, Name};
 use crate::model::{
-    Adjusted, BoxExecutionResult, BoxMountSpec, BoxSessionInfo, BoxState, DefaultsChange, Labels,
+    Adjusted, BoxExecutionResult, BoxInfo, BoxMountSpec, BoxState, DefaultsChange, Labels,
     LifetimeChange, NetworkPolicy, Program, SpecDraft, World,
 };
 use crate::note::Note;
@@ -27,7 +27,7 @@ actions! {
 
     /// Changes a box in any state but `failed`. The runtime applies all changes or none, and
     /// persists them before it answers. Errors: `not_found`, `conflict` (the name is taken).
-    BoxUpdate = "box.update": BoxUpdateParams => BoxSessionInfo;
+    BoxUpdate = "box.update": BoxUpdateParams => BoxInfo;
 
     /// Pauses, resumes, stops or starts a box that is `running`, `paused` or `stopped`. Errors:
     /// `not_found`, `conflict` (any other state), `unsupported`.
@@ -83,7 +83,7 @@ pub struct BoxCreateParams {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct BoxCreateResult {
     /// The box.
-    pub info: BoxSessionInfo,
+    pub info: BoxInfo,
     /// Whether the box existed before the call.
     pub existed: bool,
     /// Fields of the request that the profile changed; absent if none.
@@ -111,7 +111,7 @@ pub struct EarlierBox {
 #[serde(deny_unknown_fields)]
 pub struct BoxGetParams {
     /// The box.
-    pub session_id: SessionId,
+    pub box_id: BoxId,
     /// Whether to include information from inside the box; `false` if absent. The call does not
     /// wake the box and does not count as activity.
     #[serde(default)]
@@ -123,7 +123,7 @@ pub struct BoxGetParams {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct BoxGetResult {
     /// The box.
-    pub info: BoxSessionInfo,
+    pub info: BoxInfo,
     /// Information from inside the box; absent unless requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guest: Option<GuestInfo>,
@@ -169,7 +169,7 @@ pub struct BoxListParams {
     pub labels: Labels,
     /// Start after this id; the `next` of the previous result.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub after: Option<SessionId>,
+    pub after: Option<BoxId>,
     /// Maximum number of boxes in the result; as many as fit into one message if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<u32>,
@@ -180,12 +180,12 @@ pub struct BoxListParams {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct BoxListResult {
     /// The boxes, sorted by id, without `defaults` and `network_policy`.
-    pub items: Vec<BoxSessionInfo>,
+    pub items: Vec<BoxInfo>,
     /// Number of boxes that match.
     pub total: u64,
     /// The value of `after` for the next page; absent on the last page.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub next: Option<SessionId>,
+    pub next: Option<BoxId>,
 }
 
 /// Parameters of `box.update`. Absent members stay unchanged.
@@ -194,7 +194,7 @@ pub struct BoxListResult {
 #[serde(deny_unknown_fields)]
 pub struct BoxUpdateParams {
     /// The box.
-    pub session_id: SessionId,
+    pub box_id: BoxId,
     /// The new name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<Name>,
@@ -222,9 +222,9 @@ pub struct BoxUpdateParams {
 
 impl BoxUpdateParams {
     /// Parameters that change nothing yet.
-    pub fn of(session_id: SessionId) -> Self {
+    pub fn of(box_id: BoxId) -> Self {
         Self {
-            session_id,
+            box_id,
             name: None,
             labels: BTreeMap::new(),
             note: None,
@@ -255,7 +255,7 @@ pub enum TargetState {
 #[serde(deny_unknown_fields)]
 pub struct BoxTransitionParams {
     /// The box.
-    pub session_id: SessionId,
+    pub box_id: BoxId,
     /// The requested state.
     pub to: TargetState,
 }
@@ -265,7 +265,7 @@ pub struct BoxTransitionParams {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct BoxTransitionResult {
     /// The box.
-    pub info: BoxSessionInfo,
+    pub info: BoxInfo,
     /// Whether the state was different before.
     pub changed: bool,
 }
@@ -276,7 +276,7 @@ pub struct BoxTransitionResult {
 #[serde(deny_unknown_fields)]
 pub struct BoxDeleteParams {
     /// The box.
-    pub session_id: SessionId,
+    pub box_id: BoxId,
     /// Do not wait for a running exec or for an agent that does not answer; `false` if absent. The
     /// runtime refuses the calls that are waiting for the box.
     #[serde(default)]
@@ -288,7 +288,7 @@ pub struct BoxDeleteParams {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct BoxDeleteResult {
     /// The id of the deleted box.
-    pub deleted: SessionId,
+    pub deleted: BoxId,
 }
 
 /// What the runtime ends when an exec times out.
@@ -344,7 +344,7 @@ impl BoxExecParams {
 #[serde(deny_unknown_fields)]
 pub struct BoxStatsParams {
     /// The box.
-    pub session_id: SessionId,
+    pub box_id: BoxId,
     /// Interval between two samples in milliseconds; one sample if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub every_ms: Option<u64>,
@@ -402,7 +402,7 @@ pub struct RefusedConnection {
 pub struct BoxEventsParams {
     /// Only events of this box; of all the caller's boxes if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub session_id: Option<SessionId>,
+    pub box_id: Option<BoxId>,
     /// Start after this event number; with the oldest kept event if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub after: Option<u64>,
@@ -430,7 +430,7 @@ pub struct BoxEvent {
     /// When the event occurred.
     pub at: UnixMs,
     /// The box.
-    pub session_id: SessionId,
+    pub box_id: BoxId,
     /// One of `started`, `degraded`, `paused`, `resumed`, `stopped`, `oom`, `timeout`, `failed`,
     /// `adopted`, `unreachable`, `expired`, `deleted`, `unstopped`. Later versions may add kinds.
     pub kind: String,

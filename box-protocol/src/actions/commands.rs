@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::{AttachOptions, CommandChunk, ReadEnd, ReadFrom, Until, View, actions};
 use crate::blob::Blob;
 use crate::env::Env;
-use crate::ids::{CommandId, SessionId};
+use crate::ids::{BoxId, CommandId};
 use crate::model::{Adjusted, CommandInfo, Program, Role};
 use crate::note::Note;
 
@@ -46,7 +46,7 @@ actions! {
 #[serde(deny_unknown_fields)]
 pub struct CommandKey {
     /// The box.
-    pub session_id: SessionId,
+    pub box_id: BoxId,
     /// The command.
     pub command_id: CommandId,
 }
@@ -105,7 +105,7 @@ pub struct TerminalSize {
 #[serde(deny_unknown_fields)]
 pub struct CommandStartParams {
     /// The box.
-    pub session_id: SessionId,
+    pub box_id: BoxId,
     /// The id of the command; generated if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command_id: Option<CommandId>,
@@ -168,9 +168,9 @@ pub struct CommandStartParams {
 
 impl CommandStartParams {
     /// Runs a program in a box with default settings.
-    pub fn new(session_id: SessionId, program: Program) -> Self {
+    pub fn new(box_id: BoxId, program: Program) -> Self {
         Self {
-            session_id,
+            box_id,
             command_id: None,
             program,
             cwd: None,
@@ -227,7 +227,7 @@ pub enum Exclusive {
 #[serde(deny_unknown_fields)]
 pub struct CommandAttachParams {
     /// The box.
-    pub session_id: SessionId,
+    pub box_id: BoxId,
     /// The command.
     pub command_id: CommandId,
     /// Where reading starts; at the first byte if absent.
@@ -263,7 +263,7 @@ pub struct CommandAttachResult {
 #[serde(deny_unknown_fields)]
 pub struct CommandListParams {
     /// The box.
-    pub session_id: SessionId,
+    pub box_id: BoxId,
     /// Only commands with this role; any if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub role: Option<Role>,
@@ -286,7 +286,7 @@ pub struct CommandListResult {
 #[serde(deny_unknown_fields)]
 pub struct CommandInputParams {
     /// The box.
-    pub session_id: SessionId,
+    pub box_id: BoxId,
     /// The command.
     pub command_id: CommandId,
     /// The new size of the terminal; unchanged if absent.
@@ -314,7 +314,7 @@ pub struct CommandInputResult {
 #[serde(deny_unknown_fields)]
 pub struct CommandKillParams {
     /// The box.
-    pub session_id: SessionId,
+    pub box_id: BoxId,
     /// The command.
     pub command_id: CommandId,
     /// Signal name without `SIG`; `KILL` if absent.

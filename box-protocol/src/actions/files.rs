@@ -68,7 +68,7 @@ macro_rules! file_params {
         #[serde(deny_unknown_fields)]
         pub struct $name {
             /// The box.
-            pub session_id: $crate::ids::SessionId,
+            pub box_id: $crate::ids::BoxId,
             /// User name or uid that accesses the files; the guest user if absent.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             pub user: Option<String>,

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::actions;
 use crate::blob::Blob;
-use crate::ids::{ConnId, SessionId};
+use crate::ids::{BoxId, ConnId};
 use crate::time::UnixMs;
 
 actions! {
@@ -30,7 +30,7 @@ actions! {
 #[serde(deny_unknown_fields)]
 pub struct PortOpenParams {
     /// The box.
-    pub session_id: SessionId,
+    pub box_id: BoxId,
     /// The port, 1 to 65535.
     pub port: std::num::NonZeroU16,
 }
@@ -62,7 +62,7 @@ pub enum PortChunk {
 #[serde(deny_unknown_fields)]
 pub struct PortSendParams {
     /// The box.
-    pub session_id: SessionId,
+    pub box_id: BoxId,
     /// The connection.
     pub conn_id: ConnId,
     /// Bytes to send into the box; none if absent.
@@ -79,7 +79,7 @@ pub struct PortSendParams {
 #[serde(deny_unknown_fields)]
 pub struct PortShareParams {
     /// The box.
-    pub session_id: SessionId,
+    pub box_id: BoxId,
     /// The port, 1 to 65535. A listener is not required yet.
     pub port: std::num::NonZeroU16,
     /// How long the URL is valid, in milliseconds; for the life of the box if absent.

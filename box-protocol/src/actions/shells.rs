@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{AttachOptions, CommandChunk, CommandStartResult, OutputMode, Stdin, actions};
 use crate::env::Env;
-use crate::ids::{CommandId, SessionId, ShellId};
+use crate::ids::{BoxId, CommandId, ShellId};
 use crate::note::Note;
 use crate::time::UnixMs;
 
@@ -48,7 +48,7 @@ pub enum Language {
 #[serde(deny_unknown_fields)]
 pub struct ShellCreateParams {
     /// The box.
-    pub session_id: SessionId,
+    pub box_id: BoxId,
     /// The id of the shell; generated if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shell_id: Option<ShellId>,
@@ -108,7 +108,7 @@ pub enum ShellState {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ShellInfo {
     /// The box.
-    pub session_id: SessionId,
+    pub box_id: BoxId,
     /// The shell.
     pub shell_id: ShellId,
     /// The language.
@@ -140,7 +140,7 @@ pub struct ShellInfo {
 #[serde(deny_unknown_fields)]
 pub struct ShellRunParams {
     /// The box.
-    pub session_id: SessionId,
+    pub box_id: BoxId,
     /// The shell.
     pub shell_id: ShellId,
     /// The id of the run; generated if absent.
@@ -171,7 +171,7 @@ pub struct ShellRunParams {
 #[serde(deny_unknown_fields)]
 pub struct ShellListParams {
     /// The box.
-    pub session_id: SessionId,
+    pub box_id: BoxId,
     /// Only this shell; all if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shell_id: Option<ShellId>,
@@ -191,7 +191,7 @@ pub struct ShellListResult {
 #[serde(deny_unknown_fields)]
 pub struct ShellDeleteParams {
     /// The box.
-    pub session_id: SessionId,
+    pub box_id: BoxId,
     /// The shell.
     pub shell_id: ShellId,
 }

@@ -50,11 +50,11 @@ pub struct SystemStatusResult {
     /// The backend in use.
     pub backend: BackendInfo,
     /// Number of existing boxes.
-    pub active_sessions: u64,
+    pub active_boxes: u64,
     /// Number of running managed processes.
     pub managed_processes: u64,
     /// Idle time after which a box is deleted, in seconds.
-    pub session_ttl_sec: u64,
+    pub idle_ttl_sec: u64,
     /// Limits by name.
     pub limits: BTreeMap<String, u64>,
     /// Capacity for boxes.

@@ -60,43 +60,43 @@ fn the_contract_is_closed() {
 fn minimal_parameters_are_accepted_and_unknown_members_rejected() {
     let s = "s1";
     accepts::<SystemShutdown>(json!({}));
-    accepts::<BoxCreate>(json!({"spec": {"session_id": s}}));
-    accepts::<BoxExec>(json!({"spec": {"session_id": s, "cmd": "ls", "timeout_sec": "999"}}));
-    accepts::<BoxGet>(json!({"session_id": s}));
+    accepts::<BoxCreate>(json!({"spec": {"box_id": s}}));
+    accepts::<BoxExec>(json!({"spec": {"box_id": s, "cmd": "ls", "timeout_sec": "999"}}));
+    accepts::<BoxGet>(json!({"box_id": s}));
     accepts::<BoxList>(json!({}));
-    accepts::<BoxUpdate>(json!({"session_id": s, "labels": {"old": null, "new": "x"}}));
-    accepts::<BoxTransition>(json!({"session_id": s, "to": "paused"}));
-    accepts::<BoxDelete>(json!({"session_id": s}));
-    accepts::<BoxStats>(json!({"session_id": s}));
+    accepts::<BoxUpdate>(json!({"box_id": s, "labels": {"old": null, "new": "x"}}));
+    accepts::<BoxTransition>(json!({"box_id": s, "to": "paused"}));
+    accepts::<BoxDelete>(json!({"box_id": s}));
+    accepts::<BoxStats>(json!({"box_id": s}));
     accepts::<BoxEvents>(json!({}));
-    accepts::<CommandStart>(json!({"session_id": s, "program": {"text": "ls"}}));
-    accepts::<CommandAttach>(json!({"session_id": s, "command_id": "c", "from": {"tail": 10}}));
-    accepts::<CommandGet>(json!({"session_id": s, "command_id": "c"}));
-    accepts::<CommandList>(json!({"session_id": s, "role": "process"}));
-    accepts::<CommandInput>(json!({"session_id": s, "command_id": "c", "data": "aGk="}));
-    accepts::<CommandKill>(json!({"session_id": s, "command_id": "c"}));
-    accepts::<ShellCreate>(json!({"session_id": s}));
-    accepts::<ShellRun>(json!({"session_id": s, "shell_id": "sh", "text": "ls"}));
-    accepts::<ShellList>(json!({"session_id": s}));
-    accepts::<ShellDelete>(json!({"session_id": s, "shell_id": "sh"}));
-    accepts::<FileRead>(json!({"session_id": s, "path": "/a", "part": {"lines": {"start": 2}}}));
-    accepts::<FileWrite>(json!({"session_id": s, "path": "/a", "data": ""}));
-    accepts::<FileStat>(json!({"session_id": s, "paths": ["/a"]}));
-    accepts::<FileList>(json!({"session_id": s, "path": "/a"}));
-    accepts::<FileFind>(json!({"session_id": s, "path": "/a", "glob": "*", "match": "name"}));
-    accepts::<FileGrep>(json!({"session_id": s, "path": "/a", "pattern": "x"}));
-    accepts::<FileReplace>(json!({"session_id": s, "path": "/a", "old": "x", "new": "y"}));
-    accepts::<FileMove>(json!({"session_id": s, "src": "/a", "dest": "/b"}));
-    accepts::<FileRemove>(json!({"session_id": s, "paths": ["/a"]}));
-    accepts::<FileMkdir>(json!({"session_id": s, "path": "/a"}));
-    accepts::<FileAttributes>(json!({"session_id": s, "path": "/a", "mode": 420}));
-    accepts::<FileWatch>(json!({"session_id": s, "path": "/a"}));
-    accepts::<FilePack>(json!({"session_id": s, "path": "/a"}));
-    accepts::<FileUnpack>(json!({"session_id": s, "path": "/a", "data": "",
+    accepts::<CommandStart>(json!({"box_id": s, "program": {"text": "ls"}}));
+    accepts::<CommandAttach>(json!({"box_id": s, "command_id": "c", "from": {"tail": 10}}));
+    accepts::<CommandGet>(json!({"box_id": s, "command_id": "c"}));
+    accepts::<CommandList>(json!({"box_id": s, "role": "process"}));
+    accepts::<CommandInput>(json!({"box_id": s, "command_id": "c", "data": "aGk="}));
+    accepts::<CommandKill>(json!({"box_id": s, "command_id": "c"}));
+    accepts::<ShellCreate>(json!({"box_id": s}));
+    accepts::<ShellRun>(json!({"box_id": s, "shell_id": "sh", "text": "ls"}));
+    accepts::<ShellList>(json!({"box_id": s}));
+    accepts::<ShellDelete>(json!({"box_id": s, "shell_id": "sh"}));
+    accepts::<FileRead>(json!({"box_id": s, "path": "/a", "part": {"lines": {"start": 2}}}));
+    accepts::<FileWrite>(json!({"box_id": s, "path": "/a", "data": ""}));
+    accepts::<FileStat>(json!({"box_id": s, "paths": ["/a"]}));
+    accepts::<FileList>(json!({"box_id": s, "path": "/a"}));
+    accepts::<FileFind>(json!({"box_id": s, "path": "/a", "glob": "*", "match": "name"}));
+    accepts::<FileGrep>(json!({"box_id": s, "path": "/a", "pattern": "x"}));
+    accepts::<FileReplace>(json!({"box_id": s, "path": "/a", "old": "x", "new": "y"}));
+    accepts::<FileMove>(json!({"box_id": s, "src": "/a", "dest": "/b"}));
+    accepts::<FileRemove>(json!({"box_id": s, "paths": ["/a"]}));
+    accepts::<FileMkdir>(json!({"box_id": s, "path": "/a"}));
+    accepts::<FileAttributes>(json!({"box_id": s, "path": "/a", "mode": 420}));
+    accepts::<FileWatch>(json!({"box_id": s, "path": "/a"}));
+    accepts::<FilePack>(json!({"box_id": s, "path": "/a"}));
+    accepts::<FileUnpack>(json!({"box_id": s, "path": "/a", "data": "",
         "upload": {"id": "u", "offset": 0}}));
-    accepts::<PortOpen>(json!({"session_id": s, "port": 80}));
-    accepts::<PortSend>(json!({"session_id": s, "conn_id": "c"}));
-    accepts::<PortShare>(json!({"session_id": s, "port": 80, "for_ms": 1000}));
+    accepts::<PortOpen>(json!({"box_id": s, "port": 80}));
+    accepts::<PortSend>(json!({"box_id": s, "conn_id": "c"}));
+    accepts::<PortShare>(json!({"box_id": s, "port": 80, "for_ms": 1000}));
     accepts::<AgentStart>(
         json!({"command_id": "c", "program": {"argv": ["ls"]}, "env": {}, "cwd": "/"}),
     );
@@ -107,13 +107,13 @@ fn minimal_parameters_are_accepted_and_unknown_members_rejected() {
     accepts::<AgentHealth>(json!({"cwd": "/"}));
     accepts::<AgentEnds>(json!({"heard": 7}));
     accepts::<AgentAllow>(json!({"path": "/mnt"}));
-    let file = json!({"session_id": s, "path": "/a"});
+    let file = json!({"box_id": s, "path": "/a"});
     accepts::<AgentRead>(json!({"read": file, "spool": 1}));
     accepts::<AgentPack>(json!({"pack": file, "spool": 1}));
     accepts::<AgentWrite>(
-        json!({"write": {"session_id": s, "path": "/a", "data": ""}, "spool": 1, "bytes": 5}),
+        json!({"write": {"box_id": s, "path": "/a", "data": ""}, "spool": 1, "bytes": 5}),
     );
-    accepts::<AgentUnpack>(json!({"unpack": {"session_id": s, "path": "/a", "data": "",
+    accepts::<AgentUnpack>(json!({"unpack": {"box_id": s, "path": "/a", "data": "",
         "upload": {"id": "u", "offset": 0}}, "spool": 1, "bytes": 5}));
     let any = ["system.health", "system.status", "system.configure"];
     let any = any
@@ -135,26 +135,23 @@ fn configuration_accepts_any_member() {
 
 #[test]
 fn ids_are_checked_in_parameters() {
-    let bad = serde_json::from_value::<BoxGetParams>(json!({"session_id": "a/b"})).unwrap_err();
-    assert_eq!(crate::Invalid::from(bad).field(), "session_id");
+    let bad = serde_json::from_value::<BoxGetParams>(json!({"box_id": "a/b"})).unwrap_err();
+    assert_eq!(crate::Invalid::from(bad).field(), "box_id");
+    assert!(serde_json::from_value::<PortOpenParams>(json!({"box_id": "s", "port": 0})).is_err());
     assert!(
-        serde_json::from_value::<PortOpenParams>(json!({"session_id": "s", "port": 0})).is_err()
-    );
-    assert!(
-        serde_json::from_value::<PortOpenParams>(json!({"session_id": "s", "port": 65536}))
-            .is_err()
+        serde_json::from_value::<PortOpenParams>(json!({"box_id": "s", "port": 65536})).is_err()
     );
 }
 
 #[test]
 fn an_exec_does_not_add_absent_members() {
     let params: BoxExecParams =
-        serde_json::from_value(json!({"spec": {"session_id": "s", "cmd": "ls"}})).unwrap();
+        serde_json::from_value(json!({"spec": {"box_id": "s", "cmd": "ls"}})).unwrap();
     assert_eq!(params.spec, SpecDraft::new("s").cmd("ls"));
     assert_eq!(params.on_timeout, OnTimeout::Kill, "the box stays");
     assert_eq!(params.on_disconnect, OnDisconnect::Kill);
     let json = round_trip(&params);
-    assert_eq!(json["spec"], json!({"session_id": "s", "cmd": "ls"}));
+    assert_eq!(json["spec"], json!({"box_id": "s", "cmd": "ls"}));
 }
 
 #[test]
@@ -225,11 +222,11 @@ fn the_result_of_an_agent_round_trips() {
 
 #[test]
 fn secrets_stay_out_of_debug() {
-    let params: CommandStartParams = serde_json::from_value(json!({"session_id": "s",
+    let params: CommandStartParams = serde_json::from_value(json!({"box_id": "s",
         "program": {"text": "env"}, "env": {"TOKEN": "hunter2"}}))
     .unwrap();
     assert!(!format!("{params:?}").contains("hunter2"));
-    let input: CommandInputParams = serde_json::from_value(json!({"session_id": "s",
+    let input: CommandInputParams = serde_json::from_value(json!({"box_id": "s",
         "command_id": "c", "data": "aHVudGVyMg=="}))
     .unwrap();
     assert!(!format!("{input:?}").contains("hunter2"));

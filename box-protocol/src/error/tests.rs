@@ -17,11 +17,11 @@ fn empty_detail_members_are_not_written() {
 
 #[test]
 fn limits_of_the_engine_decode_as_details() {
-    let error = BoxError::new(Code::Capacity, "Box session capacity reached (2)")
-        .with_detail(&serde_json::json!({"limit": "max_sessions", "max": 2}));
+    let error = BoxError::new(Code::Capacity, "box capacity reached (2)")
+        .with_detail(&serde_json::json!({"limit": "max_boxes", "max": 2}));
     let detail: Detail = error.detail().unwrap();
     assert_eq!(
         (detail.limit.as_deref(), detail.max),
-        (Some("max_sessions"), Some(2))
+        (Some("max_boxes"), Some(2))
     );
 }

@@ -116,7 +116,7 @@ mod tests {
 
     /// Returns the field that the decoder rejects.
     fn refused(members: &Value) -> Option<String> {
-        let mut spec = json!({"session_id": "s"});
+        let mut spec = json!({"box_id": "s"});
         spec.as_object_mut()
             .unwrap()
             .extend(members.as_object().unwrap().clone());

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::execution::Exit;
 use crate::actions::StreamName;
-use crate::ids::{CommandId, SessionId, ShellId};
+use crate::ids::{BoxId, CommandId, ShellId};
 use crate::invalid::Invalid;
 use crate::note::Note;
 use crate::time::UnixMs;
@@ -175,7 +175,7 @@ impl PerStream {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct CommandInfo {
     /// The box.
-    pub session_id: SessionId,
+    pub box_id: BoxId,
     /// The command.
     pub command_id: CommandId,
     /// The role.

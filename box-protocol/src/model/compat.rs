@@ -4,10 +4,10 @@ use std::fmt;
 
 use super::adjusted;
 use super::fields::*;
-use super::info::BoxSessionInfo;
+use super::info::BoxInfo;
 use super::spec::{BoxSpec, SpecDraft};
 use crate::error::{BoxError, Detail, Subject};
-use crate::ids::SessionId;
+use crate::ids::BoxId;
 
 macro_rules! declare {
     ($($name:ident: $type:tt = $default:tt, $shown:ident;)*) => {
@@ -23,8 +23,8 @@ macro_rules! declare {
             }
         }
 
-        impl<'a> From<&'a BoxSessionInfo> for Fixed<'a> {
-            fn from(of: &'a BoxSessionInfo) -> Self {
+        impl<'a> From<&'a BoxInfo> for Fixed<'a> {
+            fn from(of: &'a BoxInfo) -> Self {
                 Self { $($name: &of.$name,)* }
             }
         }
@@ -47,7 +47,7 @@ macro_rules! declare {
 
         impl SpecDraft {
             /// Fills every unset fixed field from an existing box.
-            pub fn inherit_unset(&mut self, info: &BoxSessionInfo) {
+            pub fn inherit_unset(&mut self, info: &BoxInfo) {
                 $(
                     if self.$name.is_none() {
                         self.$name = info.$name.clone().into();
@@ -81,8 +81,8 @@ pub struct Conflict {
 
 impl Conflict {
     /// Converts to the error `conflict` for the existing box.
-    pub fn into_error(self, session_id: &SessionId) -> BoxError {
-        let message = format!("Box session {session_id} already exists with {self}");
+    pub fn into_error(self, box_id: &BoxId) -> BoxError {
+        let message = format!("box {box_id} already exists with {self}");
         let (existing, asked) = self.values.unzip();
         BoxError::conflict(message).with_detail(&Detail {
             field: Some(self.field.to_owned()),
@@ -110,7 +110,7 @@ mod tests {
     use serde_json::{Value, json};
 
     fn spec(members: &Value) -> BoxSpec {
-        let mut all = json!({"session_id": "s1"});
+        let mut all = json!({"box_id": "s1"});
         all.as_object_mut()
             .unwrap()
             .extend(members.as_object().unwrap().clone());
@@ -164,7 +164,7 @@ mod tests {
     #[test]
     fn fields_of_a_single_call_may_differ() {
         let existing = SpecDraft::new("s1").build().unwrap();
-        let info = BoxSessionInfo::starting(&existing, "fake", "b", UnixMs(0));
+        let info = BoxInfo::starting(&existing, "fake", "b", UnixMs(0));
         let asked = spec(
             &json!({"cmd": "ls", "workdir": "/tmp", "timeout_sec": 5, "env": {"A": "1"},
             "labels": {"x": "y"}, "mount_path": "/workspace/"}),
@@ -179,7 +179,7 @@ mod tests {
             .into_iter()
             .map(|(name, value)| (name.to_owned(), value))
             .collect();
-        let info = BoxSessionInfo::starting(&spec(&members.into()), "fake", "b", UnixMs(0));
+        let info = BoxInfo::starting(&spec(&members.into()), "fake", "b", UnixMs(0));
         let mut draft = SpecDraft::new("s1").cmd("ls").memory_mb(64);
         draft.inherit_unset(&info);
         assert_eq!(draft.cmd.as_deref(), Some("ls"));
@@ -194,11 +194,11 @@ mod tests {
         let existing = SpecDraft::new("s1").build().unwrap();
         let error = first_conflict(&existing, &spec(&json!({"memory_mb": 1024})))
             .unwrap()
-            .into_error(&existing.session_id);
+            .into_error(&existing.box_id);
         assert_eq!(error.code(), Code::Conflict);
         assert_eq!(
             error.message(),
-            "Box session s1 already exists with memory_mb=512, asked for 1024"
+            "box s1 already exists with memory_mb=512, asked for 1024"
         );
         let detail: Detail = error.detail().unwrap();
         assert_eq!(detail.field.as_deref(), Some("memory_mb"));
@@ -218,10 +218,10 @@ mod tests {
         let existing = spec(&json!({"host_path": "/srv/secret-a"}));
         let asked = spec(&json!({"host_path": "/srv/secret-b"}));
         let conflict = first_conflict(&existing, &asked).unwrap();
-        let error = conflict.into_error(&existing.session_id);
+        let error = conflict.into_error(&existing.box_id);
         assert_eq!(
             error.message(),
-            "Box session s1 already exists with another host_path"
+            "box s1 already exists with another host_path"
         );
         assert!(!format!("{error:?}").contains("secret"));
     }

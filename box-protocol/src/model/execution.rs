@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::adjusted::Adjusted;
 use crate::error::BoxError;
-use crate::ids::SessionId;
+use crate::ids::BoxId;
 use crate::invalid::Invalid;
 
 /// The exit status of a command.
@@ -107,7 +107,7 @@ pub enum Killed {
 #[non_exhaustive]
 pub struct BoxExecutionResult {
     /// The box.
-    pub session_id: SessionId,
+    pub box_id: BoxId,
     /// The backend that runs the box.
     pub backend_name: String,
     /// Whether the command ran to its exit.
@@ -170,7 +170,7 @@ impl BoxExecutionResult {
     /// Creates the result of an exec; `unavailable` if the exit status has no code, signal or
     /// timeout.
     pub fn new(
-        session_id: SessionId,
+        box_id: BoxId,
         backend_name: impl Into<String>,
         exit: Exit,
         duration_ms: u64,
@@ -187,7 +187,7 @@ impl BoxExecutionResult {
             return Err(BoxError::unavailable("the end of the command was not seen"));
         }
         Ok(Self {
-            session_id,
+            box_id,
             backend_name: backend_name.into(),
             status,
             exit_code,
@@ -220,7 +220,7 @@ impl BoxExecutionResult {
 
 #[derive(Deserialize)]
 struct Fields {
-    session_id: SessionId,
+    box_id: BoxId,
     backend_name: String,
     status: ExecutionStatus,
     #[serde(default)]
@@ -271,7 +271,7 @@ impl TryFrom<Fields> for BoxExecutionResult {
             _ => {}
         }
         Ok(Self {
-            session_id: f.session_id,
+            box_id: f.box_id,
             backend_name: f.backend_name,
             status: f.status,
             exit_code: f.exit_code,
@@ -297,7 +297,7 @@ mod tests {
     use serde_json::{Value, json};
 
     fn result(exit: Exit) -> Result<BoxExecutionResult, BoxError> {
-        BoxExecutionResult::new(SessionId::new("s1").unwrap(), "fake", exit, 1)
+        BoxExecutionResult::new(BoxId::new("s1").unwrap(), "fake", exit, 1)
     }
 
     #[test]
@@ -319,7 +319,7 @@ mod tests {
             .unwrap()
             .with_output("echo hi", "");
         assert!(ran.ok());
-        let captured = json!({"session_id": "s1", "backend_name": "fake", "status": "completed",
+        let captured = json!({"box_id": "s1", "backend_name": "fake", "status": "completed",
             "exit_code": 0, "stdout": "echo hi", "stderr": "", "duration_ms": 1});
         assert_eq!(serde_json::to_value(&ran).unwrap(), captured);
         assert_eq!(
@@ -385,7 +385,7 @@ mod tests {
             ("completed", json!(1), json!(9), "signal"),
             ("timed_out", json!(null), json!(9), "signal"),
         ] {
-            let value = json!({"session_id": "s", "backend_name": "b", "status": status,
+            let value = json!({"box_id": "s", "backend_name": "b", "status": status,
                 "exit_code": code, "signal": signal, "duration_ms": 0});
             let error = serde_json::from_value::<BoxExecutionResult>(value).unwrap_err();
             assert_eq!(Invalid::from(error).field(), field);

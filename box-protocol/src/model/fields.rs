@@ -2,7 +2,7 @@
 //!
 //! A row has the name on the wire, the type, the default and the rule. The macros generate from the
 //! rows: [`BoxSpec`](super::BoxSpec), [`SpecDraft`](super::SpecDraft) with its decoder, setters and schema,
-//! [`first_conflict`](super::first_conflict), the fixed fields of [`BoxSessionInfo`](super::BoxSessionInfo), and
+//! [`first_conflict`](super::first_conflict), the fixed fields of [`BoxInfo`](super::BoxInfo), and
 //! [`BoxProfile`](super::BoxProfile).
 //!
 //! # A row

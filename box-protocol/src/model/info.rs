@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::fields::*;
 use super::spec::BoxSpec;
 use crate::error::Code;
-use crate::ids::SessionId;
+use crate::ids::BoxId;
 use crate::time::UnixMs;
 
 /// The state of a box. A deleted box has none: it is `not_found`.
@@ -73,13 +73,13 @@ macro_rules! declare {
         /// The record of a box.
         #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
         #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-        pub struct BoxSessionInfo {
+        pub struct BoxInfo {
             /// The id of the box.
-            pub session_id: SessionId,
+            pub box_id: BoxId,
             /// The backend that runs the box.
             pub backend_name: String,
             /// The id of the box in its backend.
-            pub backend_session_id: String,
+            pub backend_id: String,
             $(
                 /// The requested value.
                 pub $name: held!($type, $default),
@@ -131,18 +131,18 @@ macro_rules! declare {
             pub degraded: Vec<String>,
         }
 
-        impl BoxSessionInfo {
+        impl BoxInfo {
             /// The record of a box that is being created from this spec.
             pub fn starting(
                 spec: &BoxSpec,
                 backend_name: impl Into<String>,
-                backend_session_id: impl Into<String>,
+                backend_id: impl Into<String>,
                 now: UnixMs,
             ) -> Self {
                 Self {
-                    session_id: spec.session_id.clone(),
+                    box_id: spec.box_id.clone(),
                     backend_name: backend_name.into(),
-                    backend_session_id: backend_session_id.into(),
+                    backend_id: backend_id.into(),
                     $($name: spec.$name.clone(),)*
                     image_resolved: None,
                     rootfs: None,
@@ -168,7 +168,7 @@ macro_rules! declare {
 
 spec_fields!(fixed_fields declare);
 
-impl BoxSessionInfo {
+impl BoxInfo {
     /// Estimates the size of the record in a list, in bytes.
     pub fn about_bytes(&self) -> usize {
         let labels = self
@@ -205,7 +205,7 @@ mod tests {
     #[test]
     fn answers_always_carry_missing_and_degraded() {
         let spec = SpecDraft::new("s1").build().unwrap();
-        let info = BoxSessionInfo::starting(&spec, "fake", "backend-s1", UnixMs(5));
+        let info = BoxInfo::starting(&spec, "fake", "backend-s1", UnixMs(5));
         let json = serde_json::to_value(&info).unwrap();
         assert_eq!(json["missing"], serde_json::json!([]));
         assert_eq!(json["degraded"], serde_json::json!([]));
@@ -213,9 +213,6 @@ mod tests {
             (json["created_at"].as_u64(), json["state"].as_str()),
             (Some(5), Some("starting"))
         );
-        assert_eq!(
-            serde_json::from_value::<BoxSessionInfo>(json).unwrap(),
-            info
-        );
+        assert_eq!(serde_json::from_value::<BoxInfo>(json).unwrap(), info);
     }
 }

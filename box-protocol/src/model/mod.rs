@@ -31,7 +31,7 @@ pub use changes::{DefaultsChange, LifetimeChange};
 pub use command::{CommandInfo, CommandState, PerStream, Program, Role, RunError};
 pub use compat::{Conflict, Fixed, first_conflict};
 pub use execution::{BoxExecutionResult, ExecutionStatus, Exit, ExitWhy, Killed};
-pub use info::{Access, BoxSessionInfo, BoxState, LaneStatus};
+pub use info::{Access, BoxInfo, BoxState, LaneStatus};
 pub use mount::{ARTIFACT_UNUSABLE, BoxMountSpec, HostPathMode};
 pub use network::{Host, HostName, NetworkDefault, NetworkOpinion, NetworkPolicy, NetworkRule};
 pub use parts::{Defaults, Guest, Labels, Lifetime, Main, OnIdle};

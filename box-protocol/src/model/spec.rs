@@ -11,7 +11,7 @@ use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 
 use super::fields::*;
 use super::rules::filled;
-use crate::ids::SessionId;
+use crate::ids::BoxId;
 use crate::invalid::Invalid;
 use crate::paths;
 
@@ -56,7 +56,7 @@ macro_rules! declare {
         #[non_exhaustive]
         pub struct BoxSpec {
             /// The id of the box.
-            pub session_id: SessionId,
+            pub box_id: BoxId,
             $(
                 $(#[doc = $doc])*
                 #[doc = concat!("\nDefault: `", stringify!($default), "`. Rule: `", stringify!($rule), "`.")]
@@ -82,9 +82,9 @@ macro_rules! declare {
         /// ```
         #[derive(Debug, Clone, Default, PartialEq, Serialize)]
         pub struct SpecDraft {
-            /// See [`BoxSpec::session_id`].
+            /// See [`BoxSpec::box_id`].
             #[serde(skip_serializing_if = "Option::is_none")]
-            pub session_id: Option<String>,
+            pub box_id: Option<String>,
             $(
                 #[doc = concat!("See [`BoxSpec::", stringify!($name), "`].")]
                 #[serde(skip_serializing_if = "Option::is_none")]
@@ -120,7 +120,7 @@ macro_rules! declare {
         impl From<BoxSpec> for SpecDraft {
             fn from(spec: BoxSpec) -> Self {
                 Self {
-                    session_id: Some(spec.session_id.as_str().to_owned()),
+                    box_id: Some(spec.box_id.as_str().to_owned()),
                     $($name: spec.$name.into(),)*
                 }
             }
@@ -134,9 +134,9 @@ macro_rules! declare {
                 let draft = deserializer.deserialize_map(DraftVisitor {
                     passes_over_unknown: true,
                 })?;
-                let session_id = SessionId::new(draft.session_id.unwrap_or_default());
+                let box_id = BoxId::new(draft.box_id.unwrap_or_default());
                 let mut spec = Self {
-                    session_id: session_id.map_err(serde::de::Error::custom)?,
+                    box_id: box_id.map_err(serde::de::Error::custom)?,
                     $($name: or_default!(draft.$name, $default),)*
                 };
                 spec.fill_workdir();
@@ -148,9 +148,9 @@ macro_rules! declare {
             type Error = Invalid;
 
             fn try_from(draft: SpecDraft) -> Result<Self, Invalid> {
-                let session_id = draft.session_id.and_then(filled);
+                let box_id = draft.box_id.and_then(filled);
                 let mut spec = Self {
-                    session_id: SessionId::new(session_id.unwrap_or_default())?,
+                    box_id: BoxId::new(box_id.unwrap_or_default())?,
                     $($name: {
                         let asked = draft.$name.map(|asked| $rule.check(stringify!($name), asked));
                         or_default!(asked.transpose()?.flatten(), $default)
@@ -176,7 +176,7 @@ macro_rules! declare {
                 let mut draft = SpecDraft::default();
                 while let Some(Key(name)) = map.next_key()? {
                     match name.as_ref() {
-                        "session_id" => put(&mut draft.session_id, &mut map, "session_id", &Any)?,
+                        "box_id" => put(&mut draft.box_id, &mut map, "box_id", &Any)?,
                         $(stringify!($name) => put(&mut draft.$name, &mut map, stringify!($name), &$rule)?,)*
                         _ if self.passes_over_unknown => {
                             map.next_value::<IgnoredAny>()?;
@@ -199,7 +199,7 @@ macro_rules! declare {
 
             fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
                 let mut properties = serde_json::Map::new();
-                properties.insert("session_id".to_owned(), crate::schema::asked_id());
+                properties.insert("box_id".to_owned(), crate::schema::asked_id());
                 $(
                     let mut schema = Rule::<$type>::schema(&$rule, generator);
                     Rule::<$type>::bound(&$rule, &mut schema);
@@ -231,9 +231,9 @@ spec_fields!(declare);
 
 impl SpecDraft {
     /// Creates a draft with this id only.
-    pub fn new(session_id: impl Into<String>) -> Self {
+    pub fn new(box_id: impl Into<String>) -> Self {
         Self {
-            session_id: Some(session_id.into()),
+            box_id: Some(box_id.into()),
             ..Self::default()
         }
     }

@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::actions::{AGENT_ACTIONS, ALL_ACTIONS, BoxCreate, BoxExec};
-use crate::model::{BoxSessionInfo, Exit, ExitWhy, SpecDraft};
-use crate::{BoxExecutionResult, SessionId, UnixMs};
+use crate::model::{BoxInfo, Exit, ExitWhy, SpecDraft};
+use crate::{BoxExecutionResult, BoxId, UnixMs};
 
 static CONTRACT: LazyLock<Value> = LazyLock::new(contract);
 
@@ -104,7 +104,7 @@ fn breaks_a_rule(spec: &Value) -> bool {
         return true;
     };
     // Only the runtime requires an id.
-    draft.session_id.get_or_insert_with(|| "s".to_owned());
+    draft.box_id.get_or_insert_with(|| "s".to_owned());
     draft.build().is_err()
 }
 
@@ -165,7 +165,7 @@ fn no_description_contains_a_rustdoc_link() {
 
 #[test]
 fn every_member_of_a_spec_is_described() {
-    let mut full = json!({"session_id": " s ", "cmd": "ls", "workdir": "/workspace/a", "timeout_sec": "9", "network": "on",
+    let mut full = json!({"box_id": " s ", "cmd": "ls", "workdir": "/workspace/a", "timeout_sec": "9", "network": "on",
         "image": "x", "env": {"A": "1"}, "host_path": "/srv", "host_path_mode": "ro", "mount_path": "/workspace",
         "extra_mounts": [{"host_path": "/a", "mount_path": "/b"}], "persistent": true, "cpus": "0.5",
         "memory_mb": 64.0, "pids_limit": 5, "read_only_rootfs": false, "workspace_quota_mb": 0, "name": "n",
@@ -190,15 +190,15 @@ fn every_member_of_a_spec_is_described() {
         ("timeout_sec", json!(0)),
         ("cpus", json!(0)),
         ("pids_limit", json!(0)),
-        ("session_id", json!("")),
+        ("box_id", json!("")),
         ("mount_path", json!("relative")),
         ("host_path", json!("C:relative")),
         ("main", json!({"argv": []})),
         ("cmd", json!("a\0")),
         ("env", json!({"A=": "1"})),
     ] {
-        let spec = json!({"session_id": "s", name: value});
-        assert!(breaks_a_rule(&spec) || spec["session_id"] == "", "{spec}");
+        let spec = json!({"box_id": "s", name: value});
+        assert!(breaks_a_rule(&spec) || spec["box_id"] == "", "{spec}");
         assert!(
             !part::<BoxExec>("params").is_valid(&json!({"spec": spec})),
             "{spec}"
@@ -209,14 +209,14 @@ fn every_member_of_a_spec_is_described() {
 #[test]
 fn results_fit() {
     let spec = SpecDraft::new("s1").build().unwrap();
-    let info = BoxSessionInfo::starting(&spec, "fake", "b1", UnixMs(5));
+    let info = BoxInfo::starting(&spec, "fake", "b1", UnixMs(5));
     let created = json!({"info": info, "existed": false, "newer_than_this_build": 1});
     assert!(part::<BoxCreate>("result").is_valid(&created));
     let mut wrong = created;
     wrong["info"]["state"] = json!("asleep");
     assert!(!part::<BoxCreate>("result").is_valid(&wrong));
 
-    let id = SessionId::new("s1").unwrap();
+    let id = BoxId::new("s1").unwrap();
     for exit in [
         Exit::returned(0),
         Exit::by_signal(9, ExitWhy::Oom),

@@ -11,8 +11,8 @@ use box_protocol::actions::{
     AgentReply, AgentStart, AgentStartParams, Collected, OutputPiece, StreamName,
 };
 use box_protocol::{
-    BoxError, BoxSpec, CommandId, CommandInfo, CommandState, Env, Exit, ExitWhy, MAX_CHUNK_BYTES,
-    PerStream, Program, SessionId, UnixMs,
+    BoxError, BoxId, BoxSpec, CommandId, CommandInfo, CommandState, Env, Exit, ExitWhy,
+    MAX_CHUNK_BYTES, PerStream, Program, UnixMs,
 };
 use box_rpc::{Call, Empty, Handle, Router};
 use tokio::sync::{Notify, watch};
@@ -22,7 +22,7 @@ use super::{Asked, FakeBackend, Reply, script};
 
 struct Agent {
     backend: FakeBackend,
-    session_id: Arc<str>,
+    box_id: Arc<str>,
     host_path: Option<String>,
     running: Commands,
     /// The environment of the box.
@@ -43,7 +43,7 @@ struct Running {
 pub(super) fn router(backend: FakeBackend, spec: &BoxSpec) -> Router {
     let agent = Agent {
         backend,
-        session_id: spec.session_id.as_str().into(),
+        box_id: spec.box_id.as_str().into(),
         host_path: spec.host_path.clone().filter(|_| spec.mounts_host_path()),
         running: Commands::default(),
         env: Mutex::default(),
@@ -91,7 +91,7 @@ impl Handle<AgentStart> for Agent {
             command_id,
             timeout_ms,
             mode,
-        } = self.backend.record(&self.session_id, params, &self.env);
+        } = self.backend.record(&self.box_id, params, &self.env);
         if let Some(error) = reply.refused {
             return Err(error);
         }
@@ -143,7 +143,7 @@ impl Handle<AgentStart> for Agent {
         };
         process.ended = exit == reply.exit;
         if reply.dies {
-            self.backend.cut_agent(&self.session_id);
+            self.backend.cut_agent(&self.box_id);
             // What is cut says nothing more; the end of the connection drops this call.
             std::future::pending::<()>().await;
         }
@@ -280,7 +280,7 @@ pub(super) fn text_of(program: &Program) -> &str {
 fn info_of(params: &AgentStartParams) -> Result<CommandInfo, BoxError> {
     let now = UnixMs::now();
     Ok(CommandInfo {
-        session_id: SessionId::new("box")?,
+        box_id: BoxId::new("box")?,
         command_id: params.command_id.clone(),
         role: params.role,
         state: CommandState::Running,

@@ -105,7 +105,7 @@ struct Asked {
 }
 
 struct FakeBox {
-    session_id: String,
+    box_id: String,
     alive: bool,
     agent: Session,
 }
@@ -228,16 +228,16 @@ impl FakeBackend {
     }
 
     /// From now on the box of this session is dead, though its agent still listens.
-    pub fn kill_box(&self, session_id: &str) {
+    pub fn kill_box(&self, box_id: &str) {
         for found in self.inner().boxes.values_mut() {
-            found.alive &= found.session_id != session_id;
+            found.alive &= found.box_id != box_id;
         }
     }
 
     /// Cuts the connection to this session's agent, as its death would.
-    pub fn cut_agent(&self, session_id: &str) {
+    pub fn cut_agent(&self, box_id: &str) {
         for found in self.inner().boxes.values() {
-            if found.session_id == session_id {
+            if found.box_id == box_id {
                 found.agent.cut();
             }
         }
@@ -264,7 +264,7 @@ impl FakeBackend {
         let commands = &self.inner().record.commands;
         commands
             .iter()
-            .map(|(session_id, params)| (session_id.to_string(), text(params)))
+            .map(|(box_id, params)| (box_id.to_string(), text(params)))
             .collect()
     }
 
@@ -294,12 +294,12 @@ impl FakeBackend {
         self.inner().record.kept.clone()
     }
 
-    fn session_of(&self, id: Uuid) -> Result<String, BoxError> {
+    fn box_of(&self, id: Uuid) -> Result<String, BoxError> {
         let found = self
             .inner()
             .boxes
             .get(&id)
-            .map(|found| found.session_id.clone());
+            .map(|found| found.box_id.clone());
         found.ok_or_else(|| BoxError::unavailable("the box is gone"))
     }
 
@@ -338,12 +338,7 @@ impl FakeBackend {
     }
 
     /// Keeps a command, with its whole environment.
-    fn record(
-        &self,
-        session_id: &Arc<str>,
-        mut params: AgentStartParams,
-        env: &Mutex<Env>,
-    ) -> Asked {
+    fn record(&self, box_id: &Arc<str>, mut params: AgentStartParams, env: &Mutex<Env>) -> Asked {
         let asked = Asked {
             command_id: params.command_id.clone(),
             timeout_ms: params.timeout_ms,
@@ -354,7 +349,7 @@ impl FakeBackend {
             let mut whole = env.lock().unwrap_or_else(PoisonError::into_inner).clone();
             whole.extend(std::mem::take(&mut params.env));
             params.env = whole;
-            record.commands.push((Arc::clone(session_id), params));
+            record.commands.push((Arc::clone(box_id), params));
         }
         asked
     }
@@ -399,10 +394,10 @@ impl Backend for FakeBackend {
     }
 
     async fn start(&self, request: StartRequest<'_>) -> Result<StartedBox, BoxError> {
-        let session_id = request.spec.session_id.as_str().to_owned();
+        let box_id = request.spec.box_id.as_str().to_owned();
         let trouble = {
             let mut inner = self.inner();
-            inner.record.starts.push(session_id.clone());
+            inner.record.starts.push(box_id.clone());
             inner.record.specs.push(request.spec.clone());
             inner.start_troubles.pop_front()
         };
@@ -414,10 +409,10 @@ impl Backend for FakeBackend {
         };
         let agent = Session::start(far, agent::router(self.clone(), request.spec), options);
         let mut inner = self.inner();
-        let started = StartedBox::new(format!("backend-{session_id}"), near);
+        let started = StartedBox::new(format!("backend-{box_id}"), near);
         let started = started.with_facts(inner.facts.clone());
         let made = FakeBox {
-            session_id,
+            box_id,
             alive: true,
             agent,
         };
@@ -436,29 +431,29 @@ impl Backend for FakeBackend {
     }
 
     fn set_network_policy(&self, id: Uuid, policy: &NetworkPolicy) -> Result<(), BoxError> {
-        let session_id = self.session_of(id)?;
+        let box_id = self.box_of(id)?;
         let meanwhile = self.inner().meanwhile.clone();
         if let Some(meanwhile) = meanwhile {
             meanwhile(policy);
         }
-        let applied = (session_id, policy.clone());
+        let applied = (box_id, policy.clone());
         self.inner().record.policies.push(applied);
         Ok(())
     }
 
     fn keep(&self, id: Uuid, record: &str) -> Result<(), BoxError> {
-        let session_id = self.session_of(id)?;
+        let box_id = self.box_of(id)?;
         let mut inner = self.inner();
         if let Some(error) = &inner.keep_error {
             return Err(error.clone());
         }
-        inner.record.kept.push((session_id, record.to_owned()));
+        inner.record.kept.push((box_id, record.to_owned()));
         Ok(())
     }
 
     async fn freeze(&self, id: Uuid, _: bool) -> Result<(), BoxError> {
         // What is frozen here says nothing less; nobody is to ask it.
-        self.session_of(id).map(drop)
+        self.box_of(id).map(drop)
     }
 
     async fn stop(&self, id: Uuid) -> Result<(), BoxError> {
@@ -466,7 +461,7 @@ impl Backend for FakeBackend {
         script::meet(trouble, "stop").await?;
         let mut inner = self.inner();
         if let Some(gone) = inner.boxes.remove(&id) {
-            inner.record.stops.push(gone.session_id);
+            inner.record.stops.push(gone.box_id);
         }
         Ok(())
     }

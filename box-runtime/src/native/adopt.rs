@@ -119,9 +119,9 @@ pub(super) async fn reach(
     if !sandbox.is_mount_namespace(&mounts)? {
         return Err(io::ErrorKind::InvalidData.into());
     }
-    let backend_session_id = id.simple().to_string();
+    let backend_id = id.simple().to_string();
     let connection = unix::over(stream, &carrier_limits());
-    let mut started = StartedBox::new(backend_session_id, connection);
+    let mut started = StartedBox::new(backend_id, connection);
     started.spool = slots.and_then(super::slots::handed);
     let sandbox = Sandbox::adopt(pidfd, mounts, exits, sandbox, Arc::clone(cgroups));
     Ok(Some(Reached {

@@ -255,8 +255,8 @@ impl Body {
         if self.living.is_some() && !self.is_alive().await {
             let why = self.why_gone();
             let why = why.as_ref().map_or("its agent is gone", BoxError::message);
-            let (owner, session_id) = (&self.card.owner, &self.card.spec.session_id);
-            tracing::warn!(%owner, %session_id, why, "the box is dead; making another");
+            let (owner, box_id) = (&self.card.owner, &self.card.spec.box_id);
+            tracing::warn!(%owner, %box_id, why, "the box is dead; making another");
             self.shared.events.tell(&self.card, "failed", why);
             self.shared.ends.ended(&self.card, why);
             let _ = self.stop().await;
@@ -355,7 +355,7 @@ impl Body {
         {
             let mut live = self.card.live();
             live.state = BoxState::Running;
-            live.backend_session_id = started.0;
+            live.backend_id = started.0;
             live.facts = started.1;
             live.last_used_at = now;
             live.created_at = now;
@@ -395,7 +395,7 @@ impl Body {
         spec: &BoxSpec,
     ) -> Result<(Living, (String, crate::Facts)), BoxError> {
         let StartedBox {
-            backend_session_id,
+            backend_id,
             connection,
             facts,
             spool,
@@ -416,7 +416,7 @@ impl Body {
         };
         let backend = Arc::clone(backend);
         self.card.is_at(Place { backend, id }, mounts)?;
-        Ok((living, (backend_session_id, facts)))
+        Ok((living, (backend_id, facts)))
     }
 
     /// Waits until nothing is left of an exec, so that the next one does not meet its processes. The reason if the agent
@@ -461,8 +461,8 @@ impl Body {
             self.unstopped = None;
             let stopped = stopped.and_then(|stopped| stopped);
             if let Err(error) = &stopped {
-                let (owner, session_id) = (&self.card.owner, &self.card.spec.session_id);
-                tracing::error!(%owner, %session_id, box_id = %id, %error, "the box was not stopped");
+                let (owner, box_id) = (&self.card.owner, &self.card.spec.box_id);
+                tracing::error!(%owner, %box_id, box_id = %id, %error, "the box was not stopped");
             }
             stopped
         }

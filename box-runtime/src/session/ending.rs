@@ -1,14 +1,14 @@
 //! Why a box has ended, as the error that every call gets whose box ends, and every later call.
 
 use box_protocol::error::{Detail, Ended, Subject, with_end};
-use box_protocol::{BoxError, SessionId};
+use box_protocol::{BoxError, BoxId};
 
 use super::front::Over;
 
 impl Over {
     /// The error of a call whose box ends with this.
-    pub(super) fn reason(&self, session_id: &SessionId) -> BoxError {
-        ended_as(self.into(), session_id)
+    pub(super) fn reason(&self, box_id: &BoxId) -> BoxError {
+        ended_as(self.into(), box_id)
     }
 }
 
@@ -25,7 +25,7 @@ impl From<&Over> for Ended {
 }
 
 /// The error of a call whose box has ended for this reason.
-pub(super) fn ended_as(why: Ended, session_id: &SessionId) -> BoxError {
+pub(super) fn ended_as(why: Ended, box_id: &BoxId) -> BoxError {
     let did = match why {
         Ended::Deleted => "was deleted",
         Ended::Expired => "expired: its time is over",
@@ -34,7 +34,7 @@ pub(super) fn ended_as(why: Ended, session_id: &SessionId) -> BoxError {
         Ended::Shutdown => "was ended: the runtime is shutting down",
         _ => "has ended",
     };
-    let message = format!("Box session {session_id} {did}");
+    let message = format!("box {box_id} {did}");
     let error = match why {
         Ended::Shutdown => BoxError::unavailable(message),
         _ => BoxError::conflict(message),

@@ -40,7 +40,7 @@ impl Body {
         let agent = living.agent.peer();
         let defaults = self.card.live().defaults.as_deref().cloned();
         let defaults = defaults.unwrap_or_default();
-        let env = environment(&agent, &spec.session_id, &defaults, Env::new()).await?;
+        let env = environment(&agent, &spec.box_id, &defaults, Env::new()).await?;
         let cwd = directory(None, defaults.cwd, spec);
         let program = Program::argv(main.argv.iter().cloned())?;
         let asked = AgentStartParams {

@@ -82,7 +82,7 @@ impl Clock {
         let lifetime = card.live().lifetime.clone().unwrap_or_default();
         let idle = lifetime
             .idle_ms
-            .map_or(shared.config.session_ttl, Duration::from_millis);
+            .map_or(shared.config.idle_ttl, Duration::from_millis);
         self.idle = match card.live().state {
             // What has failed is not worth keeping for ever.
             BoxState::Failed => Some(idle),
@@ -313,12 +313,12 @@ pub(crate) fn queue_full(limit: usize) -> BoxError {
 
 /// Why the box cannot serve this spec.
 fn misfit(card: &Card, asked: &BoxSpec) -> Option<BoxError> {
-    let id = &card.spec.session_id;
+    let id = &card.spec.box_id;
     if let Some(conflict) = first_conflict(&card.spec, asked) {
         return Some(conflict.into_error(id));
     }
     (card.world() != asked.world.clone().unwrap_or_default()).then(|| {
-        BoxError::conflict(format!("Box session {id} already exists in another world"))
+        BoxError::conflict(format!("box {id} already exists in another world"))
             .with_detail(&Detail::of_field("world").of(Subject::Box))
     })
 }

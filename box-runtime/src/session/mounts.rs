@@ -49,8 +49,8 @@ impl Body {
     /// Adds mounts to the box that is there. Those it has already are fine; another one in the same place is not.
     pub(super) async fn add_mounts(&mut self, asked: &[BoxMountSpec]) -> Result<(), BoxError> {
         let Some(living) = &self.living else {
-            let id = &self.card.spec.session_id;
-            let error = BoxError::conflict(format!("Box session {id} has no box to mount into"));
+            let id = &self.card.spec.box_id;
+            let error = BoxError::conflict(format!("box {id} has no box to mount into"));
             return Err(error.with_detail(&Detail::about(Subject::Box)));
         };
         if !living.backend.capabilities().adds_mounts {
@@ -87,14 +87,14 @@ impl Body {
 impl Body {
     /// Whether a mount to write to can be added now.
     fn may_be_written_to(&self) -> Result<(), BoxError> {
-        let id = &self.card.spec.session_id;
+        let id = &self.card.spec.box_id;
         // What counts its files was set up with the box.
         if self.card.spec.workspace_quota_mb > 0 {
             let why = "extra_mounts: a box with workspace_quota_mb gets no more mounts to write to";
             return Err(BoxError::unsupported(why));
         }
         if self.card.live().state == BoxState::Paused {
-            let why = format!("Box session {id} is paused: its agent opens what may be written to");
+            let why = format!("box {id} is paused: its agent opens what may be written to");
             return Err(BoxError::conflict(why).with_detail(&Detail::about(Subject::Box)));
         }
         Ok(())
@@ -126,9 +126,7 @@ pub(super) fn mounted(mounts: &[BoxMountSpec]) -> impl Iterator<Item = &BoxMount
 }
 
 fn other_mounts(card: &Card) -> BoxError {
-    let id = &card.spec.session_id;
-    BoxError::conflict(format!(
-        "Box session {id} already exists with other extra_mounts"
-    ))
-    .with_detail(&Detail::of_field("extra_mounts").of(Subject::Box))
+    let id = &card.spec.box_id;
+    BoxError::conflict(format!("box {id} already exists with other extra_mounts"))
+        .with_detail(&Detail::of_field("extra_mounts").of(Subject::Box))
 }

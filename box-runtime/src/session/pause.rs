@@ -70,8 +70,8 @@ impl Actor {
             Ok(_) => Next::GoOn,
             Err(Unready::Over(over)) => Box::pin(self.over(over)).await,
             Err(Unready::Refused(error) | Unready::Failed(error)) => {
-                let (owner, session_id) = (&self.card.owner, &self.card.spec.session_id);
-                tracing::warn!(%owner, %session_id, %error, "an idle box cannot be stopped yet");
+                let (owner, box_id) = (&self.card.owner, &self.card.spec.box_id);
+                tracing::warn!(%owner, %box_id, %error, "an idle box cannot be stopped yet");
                 self.tell("unstopped", error.message());
                 // It was to keep its files, so it goes on; the next try is as far away as this one was.
                 self.front.used();
@@ -131,13 +131,12 @@ impl Body {
     }
 
     fn unmoved(&self, from: BoxState) -> BoxError {
-        let id = &self.card.spec.session_id;
+        let id = &self.card.spec.box_id;
         let from = match from {
             BoxState::Stopped => "stopped",
             _ => "neither running nor paused",
         };
-        BoxError::conflict(format!("Box session {id} is {from}"))
-            .with_detail(&Detail::about(Subject::Box))
+        BoxError::conflict(format!("box {id} is {from}")).with_detail(&Detail::about(Subject::Box))
     }
 }
 

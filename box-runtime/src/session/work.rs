@@ -1,7 +1,7 @@
 //! What a session is asked to do.
 
 use box_protocol::actions::{BoxCreateResult, BoxDeleteResult, BoxTransitionResult, TargetState};
-use box_protocol::{BoxError, BoxMountSpec, BoxSpec, SessionId};
+use box_protocol::{BoxError, BoxId, BoxMountSpec, BoxSpec};
 use tokio::sync::oneshot;
 
 use box_rpc::Caller;
@@ -39,14 +39,14 @@ pub(crate) struct Create {
 
 pub(crate) struct Delete {
     pub(crate) caller: Caller,
-    pub(crate) session_id: SessionId,
+    pub(crate) box_id: BoxId,
     pub(crate) force: bool,
     pub(crate) reply: Reply<BoxDeleteResult>,
 }
 
 pub(crate) struct Transition {
     pub(crate) caller: Caller,
-    pub(crate) session_id: SessionId,
+    pub(crate) box_id: BoxId,
     pub(crate) to: TargetState,
     pub(crate) reply: Reply<BoxTransitionResult>,
 }
@@ -54,20 +54,20 @@ pub(crate) struct Transition {
 /// Mounts for a box that is there.
 pub(crate) struct Mount {
     pub(crate) caller: Caller,
-    pub(crate) session_id: SessionId,
+    pub(crate) box_id: BoxId,
     pub(crate) mounts: Vec<BoxMountSpec>,
     pub(crate) reply: Reply<()>,
 }
 
 impl Work {
     /// The session it is for, and who asks.
-    pub(crate) fn subject(&self) -> (&SessionId, &Caller) {
+    pub(crate) fn subject(&self) -> (&BoxId, &Caller) {
         match self {
-            Self::Exec(exec) => (&exec.spec.session_id, &exec.caller),
-            Self::Create(create) => (&create.spec.session_id, &create.caller),
-            Self::Delete(delete) => (&delete.session_id, &delete.caller),
-            Self::Transition(asked) => (&asked.session_id, &asked.caller),
-            Self::Mount(asked) => (&asked.session_id, &asked.caller),
+            Self::Exec(exec) => (&exec.spec.box_id, &exec.caller),
+            Self::Create(create) => (&create.spec.box_id, &create.caller),
+            Self::Delete(delete) => (&delete.box_id, &delete.caller),
+            Self::Transition(asked) => (&asked.box_id, &asked.caller),
+            Self::Mount(asked) => (&asked.box_id, &asked.caller),
         }
     }
 

@@ -191,7 +191,7 @@ fn info(path: String) -> FileStatInfo {
 fn runtime(shared: Shared, ttl: Duration) -> (BoxRuntime, FileBackend) {
     let backend = FileBackend(Arc::new(shared));
     let mut config = RuntimeConfig::with(backend.clone());
-    config.session_ttl = ttl;
+    config.idle_ttl = ttl;
     (BoxRuntime::start(config), backend)
 }
 
@@ -215,7 +215,7 @@ async fn ask(
     path: &str,
 ) -> Result<FileStatResult, BoxError> {
     let params = FileStatParams {
-        session_id: id(session),
+        box_id: id(session),
         user: None,
         expand: false,
         paths: vec![path.to_owned()],
@@ -226,7 +226,7 @@ async fn ask(
 
 fn read_params(path: &str) -> FileReadParams {
     FileReadParams {
-        session_id: id("s"),
+        box_id: id("s"),
         user: None,
         expand: false,
         path: path.to_owned(),
@@ -325,13 +325,14 @@ async fn a_call_whose_box_ends_gets_the_reason_and_so_do_later_calls() {
         match why {
             Ended::Deleted => {
                 let params = BoxDeleteParams {
-                    session_id: id("s"),
+                    box_id: id("s"),
                     force: true,
                 };
                 runtime.delete(&me, params).await.map(drop).unwrap();
             }
             Ended::Expired => {
-                let change = serde_json::json!({"session_id": "s", "lifetime": {"expires_at": UnixMs::now()}});
+                let change =
+                    serde_json::json!({"box_id": "s", "lifetime": {"expires_at": UnixMs::now()}});
                 let change = serde_json::from_value(change).unwrap();
                 runtime.update(&me, change).await.unwrap();
             }
@@ -372,7 +373,7 @@ async fn an_idle_box_is_missing_for_that_reason() {
         (error.code(), ended(&error)),
         (Code::NotFound, Some(Ended::Idle))
     );
-    let said = "Box session s not found: it expired: no call used it for its idle time";
+    let said = "box s not found: it expired: no call used it for its idle time";
     assert_eq!(error.message(), said);
 }
 
@@ -429,7 +430,7 @@ async fn too_many_bytes_in_one_box_are_refused_and_leave_room() {
     create(&runtime, &Caller::Local).await.unwrap();
     let write = |path: &str, bytes: usize| {
         let runtime = runtime.clone();
-        let params = serde_json::json!({"session_id": "s", "path": path, "data": "",
+        let params = serde_json::json!({"box_id": "s", "path": path, "data": "",
             "upload": {"id": path.trim_matches('/'), "offset": 0, "done": true}});
         let mut params: FileWriteParams = serde_json::from_value(params).unwrap();
         params.data = vec![0; bytes].into();

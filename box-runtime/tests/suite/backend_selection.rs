@@ -125,18 +125,15 @@ async fn status_counts_boxes_and_room() {
     let w = fixture();
     let status = w.runtime.status(&w.caller).await.unwrap();
     assert_eq!(
-        (status.active_sessions, status.backend.name.as_deref()),
+        (status.active_boxes, status.backend.name.as_deref()),
         (0, Some("fake"))
     );
-    assert_eq!(
-        (status.session_ttl_sec, status.limits["max_sessions"]),
-        (300, 64)
-    );
+    assert_eq!((status.idle_ttl_sec, status.limits["max_boxes"]), (300, 64));
     w.exec("obs-1", "true").await.unwrap();
     let status = w.runtime.status(&w.caller).await.unwrap();
-    assert_eq!((status.active_sessions, status.capacity.remaining), (1, 63));
+    assert_eq!((status.active_boxes, status.capacity.remaining), (1, 63));
     let stranger = w.runtime.status(&Caller::token("stranger")).await.unwrap();
-    assert_eq!((stranger.active_sessions, stranger.capacity.used), (0, 1));
+    assert_eq!((stranger.active_boxes, stranger.capacity.used), (0, 1));
 }
 
 #[tokio::test(start_paused = true)]

@@ -14,7 +14,7 @@ use tokio::time::{sleep, timeout};
 
 use super::fixture::{Fixture, exec_of, fixture_with, id, spec};
 
-const MAX_SESSIONS: usize = 3;
+const MAX_BOXES: usize = 3;
 
 /// The limit for all calls together.
 const PATIENCE: Duration = Duration::from_hours(3);
@@ -80,7 +80,7 @@ impl Fixture {
     async fn make(&self, session: &str, call: Call) -> Result<(), BoxError> {
         let mut draft = spec(session, "job");
         draft.network = Some(Network::On);
-        let session_id = id(session);
+        let box_id = id(session);
         match call {
             Call::Exec { takes, limit, kill } => {
                 let cmd = format!("{takes}");
@@ -100,12 +100,12 @@ impl Fixture {
                         ..LifetimeChange::default()
                     }),
                     network_policy: Some(serde_json::from_value(policy).unwrap()),
-                    ..BoxUpdateParams::of(session_id)
+                    ..BoxUpdateParams::of(box_id)
                 };
                 self.runtime.update(&self.caller, params).await.map(drop)
             }
             Call::To(to) => {
-                let params = BoxTransitionParams { session_id, to };
+                let params = BoxTransitionParams { box_id, to };
                 self.runtime
                     .transition(&self.caller, params)
                     .await
@@ -116,7 +116,7 @@ impl Fixture {
                     json!({"host_path": "/srv", "mount_path": format!("/m{at}"), "mode": "ro"});
                 let params = BoxUpdateParams {
                     extra_mounts: Some(vec![serde_json::from_value(mount).unwrap()]),
-                    ..BoxUpdateParams::of(session_id)
+                    ..BoxUpdateParams::of(box_id)
                 };
                 self.runtime.update(&self.caller, params).await.map(drop)
             }
@@ -192,8 +192,8 @@ impl Fixture {
 
 async fn check(calls: Vec<(u64, u8, Call)>) {
     let w = fixture_with(|config| {
-        config.session_ttl = Duration::from_secs(100);
-        config.max_sessions = MAX_SESSIONS;
+        config.idle_ttl = Duration::from_secs(100);
+        config.max_boxes = MAX_BOXES;
         config.queued_calls = 4;
     });
     let capabilities = Capabilities::default().with_network();
@@ -227,7 +227,7 @@ async fn check(calls: Vec<(u64, u8, Call)>) {
         w.backend.most_execs_at_once() <= 1,
         "execs of one box overlap"
     );
-    assert!(w.backend.most_boxes_at_once() <= MAX_SESSIONS);
+    assert!(w.backend.most_boxes_at_once() <= MAX_BOXES);
     sleep(Duration::from_secs(1)).await;
     w.is_consistent().await;
     w.backend.set_clear_trouble(None);

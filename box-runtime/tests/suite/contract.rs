@@ -69,7 +69,7 @@ async fn the_whole_life_of_a_box_over_a_connection() {
         Code::Conflict
     );
     let key = BoxGetParams {
-        session_id: id("r-1"),
+        box_id: id("r-1"),
         guest: false,
     };
     assert_eq!(
@@ -87,11 +87,11 @@ async fn the_whole_life_of_a_box_over_a_connection() {
         peer.call::<SystemStatus>(&Empty {})
             .await
             .unwrap()
-            .active_sessions,
+            .active_boxes,
         1
     );
     let delete = BoxDeleteParams {
-        session_id: id("r-1"),
+        box_id: id("r-1"),
         force: false,
     };
     peer.call::<BoxDelete>(&delete).await.unwrap();
@@ -127,7 +127,7 @@ async fn a_connection_is_its_tokens() {
         .client
         .peer()
         .call::<BoxGet>(&BoxGetParams {
-            session_id: id("s"),
+            box_id: id("s"),
             guest: false,
         })
         .await;

@@ -38,7 +38,7 @@ async fn force_does_not_wait() {
     assert!(begun.elapsed() < seconds(1));
     let error = running.await.unwrap().unwrap_err();
     assert_eq!(error.code(), Code::Conflict);
-    assert_eq!(error.message(), "Box session s was deleted");
+    assert_eq!(error.message(), "box s was deleted");
     assert_eq!(
         (w.backend.killed(), w.backend.running()),
         (vec!["job".to_owned()], 0)

@@ -23,7 +23,7 @@ async fn a_result_has_output_code_and_duration() {
         (ExecutionStatus::Completed, Some(3))
     );
     assert_eq!(
-        (result.backend_name.as_str(), result.session_id.as_str()),
+        (result.backend_name.as_str(), result.box_id.as_str()),
         ("fake", "s")
     );
     assert_eq!((result.duration_ms, result.signal), (2000, None));

@@ -6,9 +6,7 @@ use box_protocol::actions::{
     BoxCreateParams, BoxCreateResult, BoxDeleteParams, BoxDeleteResult, BoxExecParams,
     BoxListParams, IfExists, OnTimeout, SystemShutdownParams, SystemShutdownResult,
 };
-use box_protocol::{
-    BoxError, BoxExecutionResult, BoxSessionInfo, Code, CommandInfo, SessionId, SpecDraft,
-};
+use box_protocol::{BoxError, BoxExecutionResult, BoxId, BoxInfo, Code, CommandInfo, SpecDraft};
 use box_runtime::fake::FakeBackend;
 use box_runtime::{BoxRuntime, Caller, RuntimeConfig};
 use tokio::task::JoinHandle;
@@ -34,8 +32,8 @@ pub(crate) fn fixture_with(configure: impl FnOnce(&mut RuntimeConfig)) -> Fixtur
     }
 }
 
-pub(crate) fn id(text: &str) -> SessionId {
-    SessionId::new(text).unwrap()
+pub(crate) fn id(text: &str) -> BoxId {
+    BoxId::new(text).unwrap()
 }
 
 pub(crate) fn spec(session: &str, cmd: &str) -> SpecDraft {
@@ -99,7 +97,7 @@ impl Fixture {
 
     pub(crate) async fn delete(&self, session: &str) -> Result<BoxDeleteResult, BoxError> {
         let params = BoxDeleteParams {
-            session_id: id(session),
+            box_id: id(session),
             force: false,
         };
         self.runtime.delete(&self.caller, params).await
@@ -107,17 +105,17 @@ impl Fixture {
 
     pub(crate) async fn force_delete(&self, session: &str) -> Result<BoxDeleteResult, BoxError> {
         let params = BoxDeleteParams {
-            session_id: id(session),
+            box_id: id(session),
             force: true,
         };
         self.runtime.delete(&self.caller, params).await
     }
 
-    pub(crate) async fn get(&self, session: &str) -> Result<BoxSessionInfo, BoxError> {
+    pub(crate) async fn get(&self, session: &str) -> Result<BoxInfo, BoxError> {
         self.runtime.get(&self.caller, &id(session)).await
     }
 
-    pub(crate) async fn list(&self) -> Vec<BoxSessionInfo> {
+    pub(crate) async fn list(&self) -> Vec<BoxInfo> {
         self.runtime
             .list(&self.caller, &BoxListParams::default())
             .await
@@ -129,13 +127,13 @@ impl Fixture {
         self.list()
             .await
             .into_iter()
-            .map(|info| info.session_id.as_str().to_owned())
+            .map(|info| info.box_id.as_str().to_owned())
             .collect()
     }
 
     /// The commands of a box.
     pub(crate) async fn commands(&self, session: &str) -> Result<Vec<CommandInfo>, BoxError> {
-        let params = serde_json::json!({ "session_id": session });
+        let params = serde_json::json!({ "box_id": session });
         let params = serde_json::from_value(params).unwrap();
         let listed = self.runtime.list_commands(&self.caller, params).await;
         listed.map(|listed| listed.items)
@@ -144,7 +142,7 @@ impl Fixture {
     /// The kinds of the events of a box.
     pub(crate) async fn events(&self, session: &str) -> Vec<String> {
         let (to, mut chunks) = tokio::sync::mpsc::channel(4096);
-        let params = serde_json::json!({ "session_id": session });
+        let params = serde_json::json!({ "box_id": session });
         let params = serde_json::from_value(params).unwrap();
         let answer = self.runtime.events(&self.caller, params, Some(to)).await;
         answer.unwrap();

@@ -36,7 +36,7 @@ async fn an_idle_box_lives_five_minutes() {
 
 #[tokio::test(start_paused = true)]
 async fn use_restarts_the_idle_time_and_inspection_does_not() {
-    let w = fixture_with(|config| config.session_ttl = seconds(100));
+    let w = fixture_with(|config| config.idle_ttl = seconds(100));
     w.exec("s", "true").await.unwrap();
     w.exec("unused", "true").await.unwrap();
     for _ in 0..5 {
@@ -55,7 +55,7 @@ async fn use_restarts_the_idle_time_and_inspection_does_not() {
 
 #[tokio::test(start_paused = true)]
 async fn a_busy_box_is_never_reaped() {
-    let w = fixture_with(|config| config.session_ttl = seconds(10));
+    let w = fixture_with(|config| config.idle_ttl = seconds(10));
     w.backend
         .next_command(Reply::default().takes(seconds(1000)));
     let running = w
@@ -118,7 +118,7 @@ async fn a_box_expires_whatever_it_does() {
     sleep(seconds(15)).await;
     let error = running.await.unwrap().unwrap_err();
     assert_eq!(error.code(), Code::Conflict);
-    assert_eq!(error.message(), "Box session s expired: its time is over");
+    assert_eq!(error.message(), "box s expired: its time is over");
     assert!(!exists(&w, "s").await);
     assert_eq!(w.backend.stops(), ["s"]);
 }
@@ -128,7 +128,7 @@ async fn a_new_lifetime_counts_at_once() {
     let w = fixture();
     w.exec("s", "true").await.unwrap();
     let update = |idle_ms| BoxUpdateParams {
-        session_id: id("s"),
+        box_id: id("s"),
         name: None,
         labels: BTreeMap::new(),
         note: None,
@@ -155,7 +155,7 @@ async fn a_new_lifetime_counts_at_once() {
 
 #[tokio::test(start_paused = true)]
 async fn a_box_whose_agent_is_slow_to_say_what_runs_is_in_use() {
-    let w = fixture_with(|config| config.session_ttl = seconds(10));
+    let w = fixture_with(|config| config.idle_ttl = seconds(10));
     w.exec("s", "true").await.unwrap();
     w.backend.set_health_trouble(Some(Trouble::Hang));
     // In the middle of the query to the backend.
@@ -187,7 +187,7 @@ async fn a_box_that_cannot_be_stopped_keeps_its_files_and_is_tried_again() {
     for trouble in [Trouble::Hang, Trouble::Fail(BoxError::internal("stuck"))] {
         w.backend.set_clear_trouble(Some(trouble));
         sleep(seconds(60)).await;
-        assert_eq!(w.get("s").await.unwrap().backend_session_id, "backend-s");
+        assert_eq!(w.get("s").await.unwrap().backend_id, "backend-s");
         assert_eq!(w.backend.stops(), [""; 0]);
     }
     let mut events = w.events("s").await;
@@ -201,7 +201,7 @@ async fn a_box_that_cannot_be_stopped_keeps_its_files_and_is_tried_again() {
 
 #[tokio::test(start_paused = true)]
 async fn listing_commands_neither_wakes_a_box_nor_keeps_it_alive() {
-    let w = fixture_with(|config| config.session_ttl = seconds(10));
+    let w = fixture_with(|config| config.idle_ttl = seconds(10));
     w.exec("s", "true").await.unwrap();
     w.create(stopping("stopped")).await.unwrap();
     for _ in 0..6 {
@@ -228,7 +228,7 @@ async fn a_start_that_hangs_has_an_end_and_can_be_deleted() {
     w.force_delete("s").await.unwrap();
     // The call came before the end, so it makes no new box.
     assert_eq!(woken.await.unwrap().unwrap_err().code(), Code::Conflict);
-    draft.session_id = Some("t".to_owned());
+    draft.box_id = Some("t".to_owned());
     assert_eq!(code(w.create(draft).await), Code::Timeout);
     assert_eq!(w.ids().await, [""; 0]);
 }

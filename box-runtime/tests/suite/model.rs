@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep};
 use super::fixture::{Fixture, fixture_with, spec};
 
 const TTL: Duration = Duration::from_secs(100);
-const MAX_SESSIONS: usize = 3;
+const MAX_BOXES: usize = 3;
 
 #[derive(Debug, Clone)]
 enum Step {
@@ -94,7 +94,7 @@ impl Model {
             (known.dead, known.failed) = (false, false);
             return None;
         }
-        if self.sessions.len() >= MAX_SESSIONS {
+        if self.sessions.len() >= MAX_BOXES {
             return Some(Code::Capacity);
         }
         self.starts += 1;
@@ -219,8 +219,8 @@ impl Pair {
 
 async fn check(steps: Vec<Step>) {
     let fixture = fixture_with(|config| {
-        config.session_ttl = TTL;
-        config.max_sessions = MAX_SESSIONS;
+        config.idle_ttl = TTL;
+        config.max_boxes = MAX_BOXES;
     });
     let mut pair = Pair {
         fixture,

@@ -23,7 +23,7 @@ async fn others_boxes_do_not_exist() {
     assert_eq!(w.backend.execs().len(), 2);
     w.exec("a@alice", "by local").await.unwrap();
     assert_eq!(alice.ids().await, ["a"]);
-    assert_eq!(w.get("a@alice").await.unwrap().session_id, id("a@alice"));
+    assert_eq!(w.get("a@alice").await.unwrap().box_id, id("a@alice"));
     w.delete("a@alice").await.unwrap();
     assert_eq!(code(alice.get("a").await), Code::NotFound);
 }
@@ -35,7 +35,7 @@ async fn ids_are_per_owner() {
     // Neither owner can take an id from the other or from the administrator, or learn its owner.
     for owner in [&alice, &bob, &w] {
         assert!(!owner.create(spec("x", "")).await.unwrap().existed);
-        assert_eq!(owner.get("x").await.unwrap().session_id, id("x"));
+        assert_eq!(owner.get("x").await.unwrap().box_id, id("x"));
     }
     assert_eq!(w.ids().await, ["x", "x@alice", "x@bob"]);
     assert_eq!(
@@ -57,7 +57,7 @@ async fn ids_are_per_owner() {
     let first = w.runtime.list(&w.caller, &params).await.unwrap();
     params.after = first.next;
     let second = w.runtime.list(&w.caller, &params).await.unwrap();
-    assert_eq!(second.items[0].session_id, id("x@bob"));
+    assert_eq!(second.items[0].box_id, id("x@bob"));
 }
 
 #[tokio::test(start_paused = true)]

@@ -85,7 +85,7 @@ async fn each_fixed_field_conflicts_and_leaves_the_session_alone() {
     w.exec("s", "true").await.unwrap();
     for (field, value) in differences() {
         let spec =
-            BoxSpec::from_value(json!({"session_id": "s", "cmd": "true", field: value})).unwrap();
+            BoxSpec::from_value(json!({"box_id": "s", "cmd": "true", field: value})).unwrap();
         let error = w.exec_spec(spec.clone().into()).await.unwrap_err();
         assert_eq!(error.code(), Code::Conflict, "{field}");
         assert_eq!(
@@ -214,7 +214,7 @@ async fn create_answers_with_what_is_known_and_whether_it_was_there() {
     let made = w.create(SpecDraft::new("c-1")).await.unwrap();
     assert!(!made.existed);
     assert_eq!(made.info.backend_name, "fake");
-    assert_eq!(made.info.backend_session_id, "backend-c-1");
+    assert_eq!(made.info.backend_id, "backend-c-1");
     assert_eq!(
         (made.info.state, made.info.status),
         (BoxState::Running, LaneStatus::Idle)
@@ -246,16 +246,16 @@ async fn create_does_not_wait_for_a_running_exec() {
 
 #[tokio::test(start_paused = true)]
 async fn capacity_is_named_and_freed() {
-    let w = fixture_with(|config| config.max_sessions = 2);
+    let w = fixture_with(|config| config.max_boxes = 2);
     w.exec("a", "true").await.unwrap();
     w.exec("b", "true").await.unwrap();
     let error = w.exec("c", "true").await.unwrap_err();
     assert_eq!(error.code(), Code::Capacity);
-    assert_eq!(error.message(), "Box session capacity reached (2)");
+    assert_eq!(error.message(), "box capacity reached (2)");
     let detail: Detail = error.detail().unwrap();
     assert_eq!(
         (detail.limit.as_deref(), detail.max),
-        (Some("max_sessions"), Some(2))
+        (Some("max_boxes"), Some(2))
     );
     w.exec("a", "true").await.unwrap();
     w.delete("b").await.unwrap();
@@ -265,12 +265,12 @@ async fn capacity_is_named_and_freed() {
 
 #[tokio::test]
 async fn a_caller_can_have_a_separate_limit() {
-    let w = fixture_with(|config| config.max_sessions_per_caller = Some(5));
+    let w = fixture_with(|config| config.max_boxes_per_caller = Some(5));
     let mut ann = w.seen_by("ann");
     ann.runtime = ann.runtime.with_max_boxes(1);
     ann.exec("a", "true").await.unwrap();
     let error = ann.exec("b", "true").await.unwrap_err();
-    assert_eq!(error.message(), "Box session capacity reached (1)");
+    assert_eq!(error.message(), "box capacity reached (1)");
     let bob = w.seen_by("bob");
     bob.exec("b", "true").await.unwrap();
     bob.exec("c", "true").await.unwrap();
@@ -278,7 +278,7 @@ async fn a_caller_can_have_a_separate_limit() {
 
 #[tokio::test(start_paused = true)]
 async fn boxes_being_made_and_ended_count() {
-    let w = fixture_with(|config| config.max_sessions = 1);
+    let w = fixture_with(|config| config.max_boxes = 1);
     w.backend.next_start(Trouble::Slow(seconds(5)));
     let making = w.begin("a", "true").await;
     assert_eq!(code(w.exec("b", "true").await), Code::Capacity);
@@ -338,11 +338,7 @@ async fn lists_are_sorted_filtered_and_paged() {
     };
     let page = w.runtime.list(&w.caller, &rest).await.unwrap();
     assert_eq!(
-        (
-            page.items[0].session_id.as_str(),
-            page.items.len(),
-            page.next
-        ),
+        (page.items[0].box_id.as_str(), page.items.len(), page.next),
         ("d", 1, None)
     );
     let labelled = BoxListParams {
@@ -374,7 +370,7 @@ async fn names_labels_and_notes_change_and_names_stay_unique() {
     assert_eq!(code(w.create(named("b", "first")).await), Code::Conflict);
     w.create(named("b", "second")).await.unwrap();
     let update = |session: &str, name: Option<&str>| BoxUpdateParams {
-        session_id: id(session),
+        box_id: id(session),
         name: name.map(|name| box_protocol::Name::new(name).unwrap()),
         labels: [
             ("k".to_owned(), Some("v".to_owned())),
@@ -418,7 +414,7 @@ async fn bad_input_starts_nothing() {
     for (bad, field) in [
         (spec("s", " "), "cmd"),
         (spec("s", "true").cpus(0.0), "cpus"),
-        (spec("", "true"), "session_id"),
+        (spec("", "true"), "box_id"),
         (spec("s", "true").memory_mb(1), "memory_mb"),
     ] {
         let error = w.exec_spec(bad).await.unwrap_err();

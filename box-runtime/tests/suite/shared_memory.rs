@@ -182,7 +182,7 @@ async fn slotted() -> (BoxRuntime, SharedMemoryBackend) {
 }
 
 async fn read(runtime: &BoxRuntime, path: &str) -> (Result<FileStatInfo, BoxError>, Vec<u8>) {
-    let params = json!({"session_id": "s", "path": path});
+    let params = json!({"box_id": "s", "path": path});
     let params: FileReadParams = serde_json::from_value(params).unwrap();
     let (to, mut chunks) = mpsc::channel(2);
     let caller = Caller::Local;
@@ -197,7 +197,7 @@ async fn read(runtime: &BoxRuntime, path: &str) -> (Result<FileStatInfo, BoxErro
 }
 
 async fn write(runtime: &BoxRuntime, path: &str, byte: u8) -> Result<FileStatInfo, BoxError> {
-    let params = json!({"session_id": "s", "path": path, "data": ""});
+    let params = json!({"box_id": "s", "path": path, "data": ""});
     let mut params: FileWriteParams = serde_json::from_value(params).unwrap();
     params.data = vec![byte; 64 << 10].into();
     let caller = Caller::Local;

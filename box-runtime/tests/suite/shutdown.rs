@@ -34,10 +34,7 @@ async fn new_calls_are_refused_meanwhile_and_health_is_not() {
             assert_eq!(error.message(), "Box runtime is shutting down");
         }
         assert!(w.runtime.health().await.available);
-        assert_eq!(
-            w.runtime.status(&w.caller).await.unwrap().active_sessions,
-            1
-        );
+        assert_eq!(w.runtime.status(&w.caller).await.unwrap().active_boxes, 1);
     });
     assert_eq!(down.ended, 1);
 }

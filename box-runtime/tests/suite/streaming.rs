@@ -64,7 +64,7 @@ async fn the_start_comes_first_then_output_then_the_result() {
         panic!("{chunks:?}")
     };
     assert_eq!(
-        (info.role, info.session_id.as_str(), info.pid),
+        (info.role, info.box_id.as_str(), info.pid),
         (Role::Exec, "s", Some(2))
     );
     assert_eq!(

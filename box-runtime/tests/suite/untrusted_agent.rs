@@ -54,7 +54,7 @@ async fn an_invalid_answer_fails_the_box_and_the_next_call_makes_another() {
         ),
         (
             "an unknown session",
-            Reply::refuse(BoxError::not_found("Box session x not found")),
+            Reply::refuse(BoxError::not_found("box x not found")),
         ),
     ];
     for (at, (lie, reply)) in lies.into_iter().enumerate() {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use box_protocol::actions::BoxUpdateParams;
-use box_protocol::{BoxError, BoxSessionInfo, Code, Name, Network, NetworkPolicy, SpecDraft};
+use box_protocol::{BoxError, BoxInfo, Code, Name, Network, NetworkPolicy, SpecDraft};
 use box_runtime::Capabilities;
 use box_runtime::fake::Reply;
 use serde_json::{Value, json};
@@ -35,7 +35,7 @@ fn update(session: &str) -> BoxUpdateParams {
 }
 
 impl Fixture {
-    async fn update(&self, params: BoxUpdateParams) -> Result<BoxSessionInfo, BoxError> {
+    async fn update(&self, params: BoxUpdateParams) -> Result<BoxInfo, BoxError> {
         self.runtime.update(&self.caller, params).await
     }
 
@@ -235,7 +235,7 @@ async fn a_lifetime_and_defaults_are_changed_member_by_member() {
 
 #[tokio::test(start_paused = true)]
 async fn a_list_is_never_longer_than_a_message() {
-    let w = super::fixture::fixture_with(|config| config.max_sessions = 1000);
+    let w = super::fixture::fixture_with(|config| config.max_boxes = 1000);
     for number in 0..200 {
         let mut draft = spec(&format!("s{number:0>3}"), "");
         draft.labels = Some([("mark".to_owned(), "\u{1}".repeat(16_000))].into());

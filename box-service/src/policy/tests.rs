@@ -361,7 +361,7 @@ proptest! {
         }
         profile["timeout_sec"] = json!(own["timeout_sec"].as_u64().unwrap().min(max));
         let profile: BoxProfile = serde_json::from_value(profile).unwrap();
-        let mut draft = json!({"session_id": "s", "extra_mounts": [
+        let mut draft = json!({"box_id": "s", "extra_mounts": [
             {"host_path": "/data/a", "mount_path": "/mnt/a", "mode": extra}]});
         for name in &wanted {
             draft[*name] = asked[*name].clone();

@@ -81,7 +81,7 @@ async fn decisions_and_ends_are_logged_without_secrets() {
         &["message=allowed", "query_id=\"60\"", "asked: \"999\""][..],
         &[
             "message=finished",
-            "session_id=\"person_test_user\"",
+            "box_id=\"person_test_user\"",
             "exit_code=0",
         ],
         &["message=failed", "query_id=\"61\"", "code=\"validation\""],

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use box_protocol::actions::*;
-use box_protocol::{BoxMountSpec, Code, HostPathMode, Network, SessionId, SpecDraft};
+use box_protocol::{BoxId, BoxMountSpec, Code, HostPathMode, Network, SpecDraft};
 use box_rpc::{CallError, Empty, Peer};
 use box_service::connector::InProcess;
 use box_service::{BoxService, ServiceConfig};
@@ -56,7 +56,7 @@ async fn exec_and_create_go_through_policy() {
     assert_eq!(runtime.first_spec().network, Network::Off);
     let params = BoxCreateParams {
         spec: SpecDraft {
-            session_id: Some("t".into()),
+            box_id: Some("t".into()),
             ..draft
         },
         if_exists: IfExists::Reuse,
@@ -80,7 +80,7 @@ async fn refusals_keep_their_code_and_are_remembered() {
     assert_eq!(error.code(), Code::Validation);
     assert!(error.message().contains("allowed_host_mount_roots"));
     let missing = BoxGetParams {
-        session_id: SessionId::new("absent").unwrap(),
+        box_id: BoxId::new("absent").unwrap(),
         guest: false,
     };
     let error = refused(gateway.peer.call::<BoxGet>(&missing).await.unwrap_err());
@@ -92,7 +92,7 @@ async fn refusals_keep_their_code_and_are_remembered() {
     assert_eq!(status.profile.as_deref(), Some("default"));
     assert_eq!(status.recent_error_count, 1);
     assert_eq!(status.recent_errors, gateway.service.recent_errors());
-    assert_eq!(status.session_ttl_sec, 300);
+    assert_eq!(status.idle_ttl_sec, 300);
 }
 
 #[tokio::test]
@@ -103,7 +103,7 @@ async fn mounts_added_later_are_decided_about_too() {
     let draft = SpecDraft::new("s").cmd("ls");
     gateway.peer.call::<BoxExec>(&exec(draft)).await.unwrap();
     let update = |path: &str| BoxUpdateParams {
-        session_id: SessionId::new("s").unwrap(),
+        box_id: BoxId::new("s").unwrap(),
         name: None,
         labels: std::collections::BTreeMap::new(),
         note: None,
@@ -125,7 +125,7 @@ async fn mounts_added_later_are_decided_about_too() {
 #[tokio::test]
 async fn what_the_runtime_does_not_serve_is_unsupported() {
     let gateway = gateway(&ScriptedRuntime::new(), ServiceConfig::default()).await;
-    let params = serde_json::from_value(json!({"session_id": "s"})).unwrap();
+    let params = serde_json::from_value(json!({"box_id": "s"})).unwrap();
     let error = gateway.peer.call::<ShellList>(&params).await;
     assert_eq!(refused(error.unwrap_err()).code(), Code::Unsupported);
 }

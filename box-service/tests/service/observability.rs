@@ -46,7 +46,7 @@ async fn status_joins_the_runtimes_and_the_services() {
     let status = serde_json::to_value(service.status().await).unwrap();
     for (member, value) in [
         ("profile", json!("default")),
-        ("active_sessions", json!(0)),
+        ("active_boxes", json!(0)),
         ("recent_error_count", json!(0)),
         ("available", json!(true)),
         ("enabled", json!(true)),
@@ -66,7 +66,7 @@ async fn status_joins_the_runtimes_and_the_services() {
         .await
         .unwrap();
     let status = service.status().await;
-    assert_eq!(status.runtime.active_sessions, 1);
+    assert_eq!(status.runtime.active_boxes, 1);
     assert_eq!(status.runtime.recent_error_count, 1);
     assert_eq!(status.runtime.recent_errors, service.recent_errors());
 }
@@ -107,7 +107,7 @@ async fn sessions_are_the_runtimes() {
         .await
         .unwrap()
         .into_iter()
-        .map(|info| info.session_id.to_string())
+        .map(|info| info.box_id.to_string())
         .collect();
     let expected: Vec<_> = (0..5).map(|n| format!("test-session-{n}")).collect();
     assert_eq!(ids, expected);

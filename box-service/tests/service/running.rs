@@ -7,7 +7,7 @@ use box_protocol::actions::{
     AttachOptions, BoxCreate, BoxCreateParams, CommandStart, CommandStartParams,
     CommandStartResult, IfExists, ShellRun, ShellRunParams,
 };
-use box_protocol::{Code, Program, SessionId, SpecDraft};
+use box_protocol::{BoxId, Code, Program, SpecDraft};
 use box_rpc::{Action, CallError, Peer};
 use box_service::ServiceConfig;
 use serde_json::json;
@@ -50,14 +50,14 @@ fn with_quota(workspace: &Path) -> ServiceConfig {
 
 fn command(timeout_ms: Option<u64>) -> CommandStartParams {
     let program = Program::text("echo secret-text").unwrap();
-    let mut params = CommandStartParams::new(SessionId::new("s").unwrap(), program);
+    let mut params = CommandStartParams::new(BoxId::new("s").unwrap(), program);
     params.timeout_ms = timeout_ms;
     params.env.insert("TOKEN", "secret-value").unwrap();
     params
 }
 
 fn run(timeout_ms: Option<u64>) -> ShellRunParams {
-    let run = json!({"session_id": "s", "shell_id": "one", "text": "echo secret-text",
+    let run = json!({"box_id": "s", "shell_id": "one", "text": "echo secret-text",
         "env": {"TOKEN": "secret-value"}, "timeout_ms": timeout_ms});
     serde_json::from_value(run).unwrap()
 }

@@ -6,9 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use box_protocol::actions::*;
-use box_protocol::{
-    BoxError, BoxExecutionResult, BoxSessionInfo, BoxSpec, BoxState, Exit, SessionId, UnixMs,
-};
+use box_protocol::{BoxError, BoxExecutionResult, BoxId, BoxInfo, BoxSpec, BoxState, Exit, UnixMs};
 use box_rpc::{Action, Call, Caller, Empty, Handle, Limits, Options, Router, Session};
 use box_service::{BoxService, Query, RuntimeClient, ServiceConfig};
 use box_transports::queue;
@@ -34,7 +32,7 @@ pub(crate) struct Record {
 #[derive(Debug)]
 struct State {
     record: Record,
-    sessions: BTreeMap<String, BoxSessionInfo>,
+    sessions: BTreeMap<String, BoxInfo>,
     available: bool,
     missing: Vec<String>,
     output: Option<(String, String)>,
@@ -137,17 +135,16 @@ impl ScriptedRuntime {
         served
     }
 
-    fn find_or_start(&self, spec: &BoxSpec) -> Result<(BoxSessionInfo, bool), BoxError> {
+    fn find_or_start(&self, spec: &BoxSpec) -> Result<(BoxInfo, bool), BoxError> {
         self.with(|state| {
             if !state.available {
                 return Err(BoxError::unavailable("no backend is available"));
             }
-            let id = spec.session_id.as_str();
+            let id = spec.box_id.as_str();
             if let Some(info) = state.sessions.get(id) {
                 return Ok((info.clone(), true));
             }
-            let mut info =
-                BoxSessionInfo::starting(spec, "fake", format!("backend-{id}"), UnixMs::now());
+            let mut info = BoxInfo::starting(spec, "fake", format!("backend-{id}"), UnixMs::now());
             info.state = BoxState::Running;
             state.record.started.push(id.to_owned());
             state.record.specs.push(spec.clone());
@@ -241,8 +238,8 @@ impl Handle<SystemStatus> for ScriptedRuntime {
     ) -> Result<SystemStatusResult, BoxError> {
         Ok(SystemStatusResult {
             backend: self.health(),
-            active_sessions: self.with(|state| state.sessions.len() as u64),
-            session_ttl_sec: 300,
+            active_boxes: self.with(|state| state.sessions.len() as u64),
+            idle_ttl_sec: 300,
             ..SystemStatusResult::default()
         })
     }
@@ -297,7 +294,7 @@ impl Handle<BoxExec> for ScriptedRuntime {
             std::future::pending::<()>().await;
         }
         let (stdout, stderr) = self.with(|state| {
-            let executed = (info.session_id.to_string(), spec.cmd.clone());
+            let executed = (info.box_id.to_string(), spec.cmd.clone());
             state.record.executed.push(executed);
             state.record.callers.push(call.caller().to_string());
             for (name, bytes) in &state.files {
@@ -323,7 +320,7 @@ impl Handle<BoxExec> for ScriptedRuntime {
         if let Some(error) = self.with(|state| state.failure.clone()) {
             return Err(error);
         }
-        let result = BoxExecutionResult::new(info.session_id, "fake", Exit::returned(0), 12)?;
+        let result = BoxExecutionResult::new(info.box_id, "fake", Exit::returned(0), 12)?;
         Ok(result.with_output(stdout, stderr))
     }
 }
@@ -341,8 +338,8 @@ impl ScriptedRuntime {
     /// Runs a command in a box that is there.
     fn command(
         &self,
-        session_id: &SessionId,
-        text: String,
+        session_id: &BoxId,
+        text: &str,
         timeout_ms: Option<u64>,
     ) -> Result<CommandStartResult, BoxError> {
         self.with(|state| {
@@ -353,8 +350,8 @@ impl ScriptedRuntime {
                     std::fs::write(Path::new(workspace).join(name), vec![b'x'; *bytes]).unwrap();
                 }
             }
-            state.record.commands.push((text.clone(), timeout_ms));
-            let info = serde_json::json!({"session_id": session_id, "command_id": "c", "role": "command",
+            state.record.commands.push((text.to_owned(), timeout_ms));
+            let info = serde_json::json!({"box_id": session_id, "command_id": "c", "role": "command",
                 "state": "running", "program": {"text": text}, "cwd": "/", "env_keys": [], "attached": false,
                 "created_at": 1, "started_at": 1, "size": {"stdout": 0, "stderr": 0},
                 "kept_from": {"stdout": 0, "stderr": 0}});
@@ -375,7 +372,7 @@ impl Handle<CommandStart> for ScriptedRuntime {
         _: Call<CommandStart>,
     ) -> Result<CommandStartResult, BoxError> {
         let text = params.program.to_string();
-        self.command(&params.session_id, text, params.timeout_ms)
+        self.command(&params.box_id, &text, params.timeout_ms)
     }
 }
 
@@ -385,7 +382,7 @@ impl Handle<ShellRun> for ScriptedRuntime {
         params: ShellRunParams,
         _: Call<ShellRun>,
     ) -> Result<CommandStartResult, BoxError> {
-        self.command(&params.session_id, params.text, params.timeout_ms)
+        self.command(&params.box_id, &params.text, params.timeout_ms)
     }
 }
 
@@ -397,20 +394,20 @@ impl Handle<BoxList> for ScriptedRuntime {
     ) -> Result<BoxListResult, BoxError> {
         // Pages of two, so that a client must read more than the first.
         let all: Vec<_> = self.with(|state| state.sessions.values().cloned().collect());
-        let after = |info: &BoxSessionInfo| Some(&info.session_id) > params.after.as_ref();
+        let after = |info: &BoxInfo| Some(&info.box_id) > params.after.as_ref();
         let mut items: Vec<_> = all.iter().filter(|info| after(info)).cloned().collect();
         let more = items.len() > 2;
         items.truncate(2);
         let next = items.last().filter(|_| more);
         Ok(BoxListResult {
-            next: next.map(|info| info.session_id.clone()),
+            next: next.map(|info| info.box_id.clone()),
             items,
             total: all.len() as u64,
         })
     }
 }
 
-fn no_such_box(session_id: &SessionId) -> BoxError {
+fn no_such_box(session_id: &BoxId) -> BoxError {
     BoxError::not_found(format!("session {session_id} not found"))
 }
 
@@ -419,11 +416,11 @@ impl Handle<BoxUpdate> for ScriptedRuntime {
         &self,
         params: BoxUpdateParams,
         _: Call<BoxUpdate>,
-    ) -> Result<BoxSessionInfo, BoxError> {
+    ) -> Result<BoxInfo, BoxError> {
         self.with(|state| {
             state.record.updates.push(params.clone());
-            let info = state.sessions.get(params.session_id.as_str());
-            info.cloned().ok_or_else(|| no_such_box(&params.session_id))
+            let info = state.sessions.get(params.box_id.as_str());
+            info.cloned().ok_or_else(|| no_such_box(&params.box_id))
         })
     }
 }
@@ -435,7 +432,7 @@ impl Handle<BoxDelete> for ScriptedRuntime {
         _: Call<BoxDelete>,
     ) -> Result<BoxDeleteResult, BoxError> {
         self.with(|state| {
-            let id = params.session_id;
+            let id = params.box_id;
             if state.sessions.remove(id.as_str()).is_none() {
                 return Err(no_such_box(&id));
             }
@@ -451,9 +448,9 @@ impl Handle<BoxGet> for ScriptedRuntime {
         params: BoxGetParams,
         _: Call<BoxGet>,
     ) -> Result<BoxGetResult, BoxError> {
-        let info = self.with(|state| state.sessions.get(params.session_id.as_str()).cloned());
+        let info = self.with(|state| state.sessions.get(params.box_id.as_str()).cloned());
         Ok(BoxGetResult {
-            info: info.ok_or_else(|| no_such_box(&params.session_id))?,
+            info: info.ok_or_else(|| no_such_box(&params.box_id))?,
             guest: None,
         })
     }
@@ -473,7 +470,7 @@ impl Handle<BoxEvents> for ScriptedRuntime {
             let event = BoxEvent {
                 seq,
                 at: UnixMs(1),
-                session_id: SessionId::new("s")?,
+                box_id: BoxId::new("s")?,
                 kind: "started".to_owned(),
                 message: String::new(),
                 lost: 0,

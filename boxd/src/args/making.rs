@@ -41,7 +41,7 @@ pub(crate) struct RunArguments {
     #[arg(short, long, conflicts_with_all = ["tty", "interactive"])]
     pub(crate) detach: bool,
     /// Name the box, keep it and reuse it; requires a server
-    #[arg(add = complete::boxes(), long, alias = "session", value_name = "NAME", help_heading = BOX)]
+    #[arg(add = complete::boxes(), long, alias = "name", value_name = "NAME", help_heading = BOX)]
     pub(crate) name: Option<String>,
     /// Delete the box after the command; always so without --name
     #[arg(long, help_heading = BOX, conflicts_with_all = ["keep", "ttl"])]
@@ -59,7 +59,7 @@ Examples:
 pub(crate) struct ShellArguments {
     /// Box on the server, created if missing [default: a box that ends with the shell]
     #[arg(add = complete::boxes(), value_name = "BOX")]
-    pub(crate) session: Option<String>,
+    pub(crate) name: Option<String>,
     /// Shell to run [default: the shell of the box, else bash, else sh]
     #[arg(long)]
     pub(crate) shell: Option<String>,
@@ -136,7 +136,7 @@ impl BoxOptions {
     /// The spec of a box with this id.
     ///
     /// It names every field of a spec, so that a new field needs an option here, or `None`.
-    pub(crate) fn draft(&self, session_id: String) -> Result<SpecDraft> {
+    pub(crate) fn draft(&self, box_id: String) -> Result<SpecDraft> {
         if let Some(port) = self.publish.first() {
             bail!(
                 "-p {port}: boxes publish no ports on this machine; use -d --name NAME, then `boxd port NAME PORT`"
@@ -171,7 +171,7 @@ impl BoxOptions {
             ..Lifetime::default()
         });
         Ok(SpecDraft {
-            session_id: Some(session_id),
+            box_id: Some(box_id),
             network,
             network_policy: network_policy.map(Box::new),
             image: self.image.clone(),

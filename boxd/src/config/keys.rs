@@ -121,7 +121,7 @@ pub(crate) const KEYS: &[Key] = &[
         "Backend that creates boxes: auto or native.",
     ),
     key(
-        "runtime.session_ttl_sec",
+        "runtime.idle_ttl_sec",
         "300",
         "Idle seconds after which the runtime deletes a box that sets no lifetime.",
     ),
@@ -131,14 +131,14 @@ pub(crate) const KEYS: &[Key] = &[
         "Seconds that the output of an ended command stays readable, unless the command sets its own retention.",
     ),
     key(
-        "runtime.max_sessions",
+        "runtime.max_boxes",
         "64",
         "Maximum number of boxes. Beyond it: capacity.",
     ),
     unset(
-        "runtime.max_sessions_per_token",
+        "runtime.max_boxes_per_token",
         "16",
-        "Maximum number of boxes per token. Beyond it: capacity. Default: max_sessions.",
+        "Maximum number of boxes per token. Beyond it: capacity. Default: max_boxes.",
     ),
     key(
         "runtime.queued_calls",

@@ -58,10 +58,10 @@ pub(crate) struct ServerSection {
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct RuntimeSection {
     pub(crate) backend: BackendChoice,
-    pub(crate) session_ttl_sec: u64,
+    pub(crate) idle_ttl_sec: u64,
     pub(crate) command_retention_sec: u64,
-    pub(crate) max_sessions: usize,
-    pub(crate) max_sessions_per_token: Option<usize>,
+    pub(crate) max_boxes: usize,
+    pub(crate) max_boxes_per_token: Option<usize>,
     pub(crate) queued_calls: usize,
     pub(crate) start_timeout_sec: u64,
     pub(crate) stop_timeout_sec: u64,
@@ -296,7 +296,7 @@ mod tests {
 
     #[test]
     fn what_comes_later_wins_and_says_where_it_came_from() {
-        let file = file("[runtime]\nmax_sessions = 7\nspares = 1\n[log]\nlevel = \"warn\"\n");
+        let file = file("[runtime]\nmax_boxes = 7\nspares = 1\n[log]\nlevel = \"warn\"\n");
         let variables = [
             ("BOXD_RUNTIME_SPARES".to_owned(), "3".to_owned()),
             (
@@ -312,7 +312,7 @@ mod tests {
             value: "error".into(),
         };
         let (config, values) = load(Some(file.path()), variables, vec![flag]).unwrap();
-        assert_eq!((config.runtime.max_sessions, config.runtime.spares), (7, 3));
+        assert_eq!((config.runtime.max_boxes, config.runtime.spares), (7, 3));
         assert_eq!(config.runtime.queued_calls, 128);
         assert_eq!(
             config.policy.allowed_host_mount_roots,
@@ -321,7 +321,7 @@ mod tests {
         assert_eq!(config.log.level, "error");
         let origin = |key: &str| values[key].1.clone();
         assert_eq!(
-            origin("runtime.max_sessions"),
+            origin("runtime.max_boxes"),
             Origin::File(file.path().into())
         );
         assert_eq!(
@@ -337,7 +337,7 @@ mod tests {
         let error = error_of("[runtime]\nmax_sesions = 7\n");
         assert!(error.contains("unknown key runtime.max_sesions"), "{error}");
         assert!(
-            error.ends_with("did you mean runtime.max_sessions?"),
+            error.ends_with("did you mean runtime.max_boxes?"),
             "{error}"
         );
         let error = error_of("[[policy.profiles]]\nname = \"x\"\ncpu = 1\n");
@@ -357,8 +357,8 @@ mod tests {
     fn a_wrong_value_is_an_error_that_names_its_key_and_its_file() {
         let error = error_of("[log]\nformat = \"xml\"\n");
         assert!(error.starts_with("log.format (from /"), "{error}");
-        let error = error_of("[runtime]\nmax_sessions = \"many\"\n");
-        assert!(error.starts_with("runtime.max_sessions"), "{error}");
+        let error = error_of("[runtime]\nmax_boxes = \"many\"\n");
+        assert!(error.starts_with("runtime.max_boxes"), "{error}");
         assert!(error_of("[log\n").contains("is not TOML"));
     }
 
@@ -367,12 +367,9 @@ mod tests {
         let (config, _) = load(None, [], Vec::new()).unwrap();
         assert_eq!(config.policy, ServiceConfig::default());
         let runtime = box_runtime::RuntimeConfig::new(Vec::new());
-        assert_eq!(config.runtime.max_sessions, runtime.max_sessions);
+        assert_eq!(config.runtime.max_boxes, runtime.max_boxes);
         assert_eq!(config.runtime.queued_calls, runtime.queued_calls);
-        assert_eq!(
-            config.runtime.session_ttl_sec,
-            runtime.session_ttl.as_secs()
-        );
+        assert_eq!(config.runtime.idle_ttl_sec, runtime.idle_ttl.as_secs());
         assert_eq!(
             config.runtime.command_retention_sec,
             runtime.command_retention.as_secs()

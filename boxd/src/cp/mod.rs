@@ -54,10 +54,10 @@ impl Place {
     fn of(text: &str) -> Self {
         match text.split_once(':') {
             _ if text == "-" => Self::Stream,
-            Some((session, path))
-                if path.starts_with('/') && !session.contains('/') && !session.is_empty() =>
+            Some((name, path))
+                if path.starts_with('/') && !name.contains('/') && !name.is_empty() =>
             {
-                Self::Box(session.to_owned(), path.to_owned())
+                Self::Box(name.to_owned(), path.to_owned())
             }
             _ => Self::Here(text.into()),
         }
@@ -71,33 +71,33 @@ pub(crate) async fn run(arguments: &Arguments, asked: &CpArguments) -> Result<Ex
 }
 
 async fn copy_all(arguments: &Arguments, asked: &CpArguments, stop: Stop) -> Result<()> {
-    let opened = async |session: &str| -> Result<BoxHandle> {
+    let opened = async |name: &str| -> Result<BoxHandle> {
         let client: BoxClient = connect::server(arguments).await?;
-        Ok(client.open(session).await?)
+        Ok(client.open(name).await?)
     };
     match (Place::of(&asked.from), Place::of(&asked.to)) {
-        (Place::Stream, Place::Box(session, path)) => {
-            let there = opened(&session).await?;
+        (Place::Stream, Place::Box(name, path)) => {
+            let there = opened(&name).await?;
             let writer = there.files().writer(path);
             send(stop.cut(tokio::io::stdin()), writer, None).await
         }
-        (Place::Here(here), Place::Box(session, path)) => {
+        (Place::Here(here), Place::Box(name, path)) => {
             let source = spawn_blocking({
                 let here = here.clone();
                 move || here::source(&here)
             });
             let source = source.await??;
-            upload(&opened(&session).await?, source, &here, &path, &stop).await
+            upload(&opened(&name).await?, source, &here, &path, &stop).await
         }
-        (Place::Box(session, path), Place::Stream) => {
-            let there = opened(&session).await?;
+        (Place::Box(name, path), Place::Stream) => {
+            let there = opened(&name).await?;
             let mut reader = stop.cut(there.files().reader(path).await?);
             let mut out = tokio::io::stdout();
             copy(&mut reader, &mut out, &ProgressBar::hidden()).await?;
             Ok(out.flush().await?)
         }
-        (Place::Box(session, path), Place::Here(here)) => {
-            download(&opened(&session).await?, &path, &here, &stop).await
+        (Place::Box(name, path), Place::Here(here)) => {
+            download(&opened(&name).await?, &path, &here, &stop).await
         }
         (Place::Box(..), Place::Box(..)) => {
             bail!("cannot copy between two boxes; copy to this machine first")

@@ -31,25 +31,26 @@ use self::http::caps::Key;
 use self::http::{Http, Port};
 use self::tokens::Tokens;
 use crate::args::{Arguments, ServeArguments};
-use crate::config::{self, Config, Flag, ServerSection};
+use crate::config::{self, Config, Flag, ServerSection, Values};
 use crate::connect::{SOCKET, usual_state_dir};
 use crate::local::Boxes;
 use crate::{FAILED, complaint, langbot, log, output};
 
+/// Reads the configuration, with what the command line adds to it.
+fn read(asked: &ServeArguments) -> Result<(Config, Values)> {
+    let file = asked.config.config.as_deref();
+    let (mut config, values) = config::load(file, config::variables()?, flags(asked))?;
+    // Only the user of this process and root can open the Unix socket.
+    config.policy.owner_mounts = true;
+    for root in asked.allow_mount.iter().map(std::path::absolute) {
+        config.policy.allowed_host_mount_roots.push(root?);
+    }
+    Ok((config, values))
+}
+
 /// `boxd serve`.
 pub(crate) async fn run(arguments: &Arguments, asked: &ServeArguments) -> Result<ExitCode> {
-    let read = || {
-        let file = asked.config.config.as_deref();
-        let (mut config, values) = config::load(file, config::variables()?, flags(asked))?;
-        // Who opens the Unix socket is the user of this process, or root.
-        config.policy.owner_mounts = true;
-        let more = asked.allow_mount.iter().map(std::path::absolute);
-        for root in more {
-            config.policy.allowed_host_mount_roots.push(root?);
-        }
-        anyhow::Ok((config, values))
-    };
-    let (mut config, values) = read()?;
+    let (mut config, values) = read(asked)?;
     log::start(&config.log)?;
     // Before anything is begun that must be ended in order.
     let mut reload = signal(SignalKind::hangup())?;
@@ -123,7 +124,7 @@ pub(crate) async fn run(arguments: &Arguments, asked: &ServeArguments) -> Result
             () = boxes.runtime.exit_asked() => break,
             _ = reload.recv() => {
                 let reloaded = async {
-                    let (mut config, _) = read()?;
+                    let (mut config, _) = read(asked)?;
                     tokens.check_tables(&config.policy)?;
                     config.policy.private.clone_from(&private);
                     boxes.reload(config).await

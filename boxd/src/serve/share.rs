@@ -40,11 +40,11 @@ impl Handle<PortShare> for Share {
         call: Call<PortShare>,
     ) -> Result<PortShareResult, BoxError> {
         let PortShareParams {
-            session_id,
+            box_id,
             port,
             for_ms,
         } = params;
-        let info = self.runtime.get(&call.caller(), &session_id).await?;
+        let info = self.runtime.get(&call.caller(), &box_id).await?;
         let Some(url) = &self.url else {
             return Err(BoxError::unsupported(
                 "this server has no HTTP port (server.http, boxd serve --http HOST:PORT)",
@@ -53,11 +53,11 @@ impl Handle<PortShare> for Share {
         let expires_at = for_ms.map(|time| UnixMs(UnixMs::now().0.saturating_add(time.get())));
         let cap = self.key.grant(&info, Scope::Port(port), expires_at);
         // Names are their owners'. This id is the box's own, whoever has the address.
-        let id = utf8_percent_encode(&info.backend_session_id, SEGMENT);
+        let id = utf8_percent_encode(&info.backend_id, SEGMENT);
         tracing::info!(
             target: "audit",
             caller = &*call.caller().name(),
-            session_id = session_id.as_str(),
+            box_id = box_id.as_str(),
             port,
             expires_at = expires_at.map(|time| time.0),
             "an address was handed out"

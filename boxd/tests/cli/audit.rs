@@ -78,11 +78,11 @@ fn runs(words: &str) -> bool {
 }
 
 /// Asks a server to run a command and to end it without a waiting client. The answer is never read.
-fn ask(server: &Server, session: &str, cmd: &str) -> UnixStream {
+fn ask(server: &Server, name: &str, cmd: &str) -> UnixStream {
     let path = server.endpoints[0].strip_prefix("unix:").unwrap();
     let mut stream = UnixStream::connect(path).unwrap();
     let call = json!({"jsonrpc": "2.0", "id": 1, "method": "box.exec",
-        "params": {"spec": {"session_id": session, "cmd": cmd}}});
+        "params": {"spec": {"box_id": name, "cmd": cmd}}});
     stream.write_all(format!("{call}\n").as_bytes()).unwrap();
     stream
 }
@@ -92,7 +92,7 @@ fn every_command_leaves_its_begin_and_its_end_in_the_log_and_no_secret() {
     let (server, log) = logged(tempfile::tempdir().unwrap());
     server.ok(&[
         "run",
-        "--session",
+        "--name",
         "b",
         "--env",
         "KEY=s3cret-value",
@@ -108,7 +108,7 @@ fn every_command_leaves_its_begin_and_its_end_in_the_log_and_no_secret() {
         "{end}"
     );
     assert_eq!(
-        (&end["owner"], &end["session_id"]),
+        (&end["owner"], &end["box_id"]),
         (&json!("local"), &json!("b"))
     );
     assert_eq!((log.count("started"), log.count("finished")), (2, 2));
@@ -158,7 +158,7 @@ fn commands_that_end_while_no_server_runs_are_logged_once_by_the_next() {
     let workspace = tempfile::tempdir().unwrap();
     let (server, log) = logged(tempfile::tempdir().unwrap());
     let place = workspace.path().to_str().unwrap();
-    server.ok(&["run", "--session", "b", "--workspace", place, "true"]);
+    server.ok(&["run", "--name", "b", "--workspace", place, "true"]);
     let until = |file: &str| format!("while [ ! -e /workspace/{file} ]; do sleep 0.05; done");
     let (early_file, late_file) = (format!("early-{}", mark()), "late");
     let (early, late) = (until(&early_file), until(late_file));
@@ -184,7 +184,7 @@ fn commands_that_end_while_no_server_runs_are_logged_once_by_the_next() {
     assert!(end["ended_at"].as_u64().unwrap() > 0);
     eventually("the end of the exec is logged", || {
         let mut lines = log.command_lines().into_iter();
-        lines.any(|line| line["role"] == "Exec" && line["session_id"] == "e")
+        lines.any(|line| line["role"] == "Exec" && line["box_id"] == "e")
     });
     // The next server logs the end of a command that outlived its server.
     std::fs::write(workspace.path().join(late_file), "").unwrap();

@@ -38,7 +38,7 @@ fn a_full_quota_is_in_inspect_and_in_the_log_and_later_calls_get_it() {
             .stderr(to);
     });
     let workspace = workspace.to_str().unwrap();
-    let full = ["run", "--session", "full", "--quota-mb", "8", "--workspace"];
+    let full = ["run", "--name", "full", "--quota-mb", "8", "--workspace"];
     is_over_quota(&server.run(&[&full[..], &[workspace, FILL]].concat()));
     let inspected = server.json(&["inspect", "full"]);
     assert_eq!(inspected["box"]["state"], "failed", "{inspected}");
@@ -49,13 +49,13 @@ fn a_full_quota_is_in_inspect_and_in_the_log_and_later_calls_get_it() {
     assert!(log.contains("quota exceeded: 8 MiB"), "{log}");
     let failed = log.lines().find(|line| line.contains("the box failed"));
     let failed = failed.unwrap_or_else(|| panic!("{log}"));
-    assert!(failed.contains("owner=local session_id=full"), "{failed}");
+    assert!(failed.contains("owner=local box_id=full"), "{failed}");
 }
 
 #[test]
 fn a_command_whose_box_is_deleted_says_so() {
     let server = Server::start();
-    server.ok(&["run", "--session", "short", "true"]);
+    server.ok(&["run", "--name", "short", "true"]);
     let running = server
         .boxd(&["exec", "--id", "job", "short", "sleep 1000"])
         .stdin(Stdio::null())
@@ -69,5 +69,5 @@ fn a_command_whose_box_is_deleted_says_so() {
     let ran = running.wait_with_output().unwrap();
     assert_eq!(ran.status.code(), Some(125), "{ran:?}");
     let said = err(&ran);
-    assert!(said.contains("Box session short was deleted"), "{said}");
+    assert!(said.contains("box short was deleted"), "{said}");
 }

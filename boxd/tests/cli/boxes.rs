@@ -9,7 +9,7 @@ fn boxes_are_listed_for_people_and_for_programs() {
     let server = Server::start();
     assert_eq!(server.json(&["ps"]), json!([]));
     for name in ["one", "two"] {
-        server.ok(&["run", "--session", name, "true"]);
+        server.ok(&["run", "--name", name, "true"]);
     }
     let table = server.ok(&["ps"]);
     let lines: Vec<_> = table.lines().collect();
@@ -18,7 +18,7 @@ fn boxes_are_listed_for_people_and_for_programs() {
         "{table}"
     );
     assert!(!table.contains('\x1b'), "a pipe gets no colours");
-    assert_eq!(server.json(&["ps"])[1]["session_id"], "two");
+    assert_eq!(server.json(&["ps"])[1]["box_id"], "two");
     let commands = server.json(&["ps", "one"]);
     assert_eq!(
         (
@@ -32,7 +32,7 @@ fn boxes_are_listed_for_people_and_for_programs() {
 #[test]
 fn inspect_shows_a_box_and_a_command() {
     let server = Server::start();
-    server.ok(&["run", "--session", "b", "true"]);
+    server.ok(&["run", "--name", "b", "true"]);
     let id = server.ok(&["exec", "--detach", "--id", "c", "b", "exit 3"]);
     assert_eq!(id, "b/c\n");
     server.run(&["wait", "b/c"]);
@@ -52,7 +52,7 @@ fn inspect_shows_a_box_and_a_command() {
 #[test]
 fn a_paused_box_refuses_until_it_resumes() {
     let server = Server::start();
-    server.ok(&["run", "--session", "b", "true"]);
+    server.ok(&["run", "--name", "b", "true"]);
     assert_eq!(server.ok(&["pause", "b"]), "b\n");
     assert_eq!(server.json(&["ps"])[0]["state"], "paused");
     let refused = server.run(&["exec", "b", "true"]);
@@ -67,7 +67,7 @@ fn a_paused_box_refuses_until_it_resumes() {
 #[test]
 fn stats_are_shown_once_in_a_pipe() {
     let server = Server::start();
-    server.ok(&["run", "--session", "b", "true"]);
+    server.ok(&["run", "--name", "b", "true"]);
     let table = server.ok(&["stats"]);
     assert!(
         table.starts_with("BOX") && table.contains("\nb "),
@@ -81,7 +81,7 @@ fn stats_are_shown_once_in_a_pipe() {
 fn boxes_are_deleted_one_by_one_or_all() {
     let server = Server::start();
     for name in ["a", "b", "c"] {
-        server.ok(&["run", "--session", name, "true"]);
+        server.ok(&["run", "--name", name, "true"]);
     }
     let some = server.run(&["rm", "a", "nope"]);
     assert_eq!(
@@ -118,7 +118,7 @@ fn boxes_are_deleted_one_by_one_or_all() {
 fn a_box_in_use_is_deleted_by_force_only() {
     let server = Server::start();
     for name in ["busy", "paused", "idle"] {
-        server.ok(&["run", "--session", name, "true"]);
+        server.ok(&["run", "--name", name, "true"]);
     }
     server.ok(&["exec", "--detach", "--id", "job", "busy", "sleep 1000"]);
     server.ok(&["pause", "paused"]);
@@ -142,7 +142,7 @@ fn a_box_in_use_is_deleted_by_force_only() {
 #[test]
 fn a_stopped_box_keeps_its_files_and_starts_again() {
     let server = Server::start();
-    server.ok(&["run", "--session", "b", "echo kept > /tmp/f"]);
+    server.ok(&["run", "--name", "b", "echo kept > /tmp/f"]);
     assert_eq!(server.ok(&["stop", "b"]), "b\n");
     assert_eq!(server.json(&["ls"])[0]["state"], "stopped");
     let refused = err(&server.run(&["exec", "b", "true"]));
@@ -154,7 +154,7 @@ fn a_stopped_box_keeps_its_files_and_starts_again() {
 #[test]
 fn what_a_terminal_would_obey_is_never_printed_raw() {
     let server = Server::start();
-    server.ok(&["run", "--session", "b", "true"]);
+    server.ok(&["run", "--name", "b", "true"]);
     let evil = "true \u{9b}2J \u{202e}txt \x1b[2J \u{200b}";
     server.ok(&["exec", "--id", "c", "b", "--", "sh", "-c", evil]);
     let unsafe_in = |text: &str| {
@@ -179,7 +179,7 @@ fn what_a_terminal_would_obey_is_never_printed_raw() {
     let answer = server.json(&["inspect", "b/c"]);
     assert_eq!(answer["program"]["argv"][2], evil, "nothing is lost");
     for id in ["a\u{202e}b", "a\u{9b}b", "a\u{200b}b"] {
-        let refused = err(&server.run(&["run", "--session", id, "true"]));
+        let refused = err(&server.run(&["run", "--name", id, "true"]));
         assert!(refused.contains("name must not contain"), "{refused}");
     }
 }
@@ -188,7 +188,7 @@ fn what_a_terminal_would_obey_is_never_printed_raw() {
 fn a_shell_completes_the_names_of_boxes_and_of_their_commands() {
     let server = Server::start();
     for name in ["work", "other"] {
-        server.ok(&["run", "--session", name, "true"]);
+        server.ok(&["run", "--name", name, "true"]);
     }
     server.ok(&["exec", "--detach", "--id", "job", "work", "true"]);
     let complete = |words: &[&str]| {

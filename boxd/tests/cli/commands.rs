@@ -7,7 +7,7 @@ use super::support::{Server, err, feed, out};
 
 fn with_box() -> Server {
     let server = Server::start();
-    server.ok(&["run", "--session", "b", "true"]);
+    server.ok(&["run", "--name", "b", "true"]);
     server
 }
 
@@ -53,7 +53,7 @@ fn a_command_runs_in_a_box_that_is_there() {
         "listed without stats"
     );
     server.ok(&["resume", "b"]);
-    let again = err(&server.run(&["run", "--session", "b", "--cpus", "0.5", "true"]));
+    let again = err(&server.run(&["run", "--name", "b", "--cpus", "0.5", "true"]));
     assert!(
         again.contains("cpus") && again.contains("boxd rm b"),
         "{again}"
@@ -65,7 +65,7 @@ fn ended_commands_are_forgotten_when_configured() {
     let server = Server::with(tempfile::tempdir().unwrap(), |command| {
         command.env("BOXD_RUNTIME_COMMAND_RETENTION_SEC", "0");
     });
-    server.ok(&["run", "--session", "b", "echo said"]);
+    server.ok(&["run", "--name", "b", "echo said"]);
     super::support::eventually("it is forgotten", || {
         server.ok(&["ps", "-q", "b"]).is_empty()
     });
@@ -139,7 +139,7 @@ fn a_command_is_waited_for_and_followed_across_a_server_that_dies() {
 #[test]
 fn why_a_command_ended_is_said_with_what_can_be_done() {
     let server = Server::start();
-    server.ok(&["run", "--session", "b", "--memory-mb", "64", "true"]);
+    server.ok(&["run", "--name", "b", "--memory-mb", "64", "true"]);
     let hog = "python3 -c 'x = b\"x\" * (256 << 20)'";
     let ran = server.run(&["exec", "b", hog]);
     let said = err(&ran);

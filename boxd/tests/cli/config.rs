@@ -8,7 +8,7 @@ use super::support::{boxd, err, feed, out};
 fn the_configuration_is_shown_with_where_it_came_from() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("boxd.toml");
-    std::fs::write(&file, "[runtime]\nmax_sessions = 5\n").unwrap();
+    std::fs::write(&file, "[runtime]\nmax_boxes = 5\n").unwrap();
     let shown = feed(
         boxd()
             .env("BOXD_LOG_LEVEL", "debug")
@@ -19,7 +19,7 @@ fn the_configuration_is_shown_with_where_it_came_from() {
     );
     let text = out(&shown);
     assert!(
-        text.contains(&format!("max_sessions = 5  # {}", file.display())),
+        text.contains(&format!("max_boxes = 5  # {}", file.display())),
         "{text}"
     );
     assert!(
@@ -29,11 +29,11 @@ fn the_configuration_is_shown_with_where_it_came_from() {
     );
     let json = feed(boxd().args(["--json", "config", "show"]), b"");
     let json: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
-    assert_eq!(json["runtime.max_sessions"]["from"], "default");
+    assert_eq!(json["runtime.max_boxes"]["from"], "default");
     std::fs::write(&file, "[runtime]\nmax_sesions = 5\n").unwrap();
     let wrong = feed(boxd().args(["config", "check", "--config"]).arg(&file), b"");
     assert!(
-        err(&wrong).contains("did you mean runtime.max_sessions?"),
+        err(&wrong).contains("did you mean runtime.max_boxes?"),
         "{wrong:?}"
     );
 }

@@ -21,7 +21,7 @@ fn a_server_is_found_where_the_configuration_puts_it() {
     let mut ps = boxd();
     let listed = feed(ps.env("BOXD_CONFIG", &file).args(["ps", "-q"]), b"");
     let mut run = boxd();
-    run.args(["run", "--session", "s", "--config"]).arg(&file);
+    run.args(["run", "--name", "s", "--config"]).arg(&file);
     let ran = feed(run.arg("echo ran"), b"");
     let pid = rustix::process::Pid::from_child(&child);
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();

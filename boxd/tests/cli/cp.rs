@@ -6,7 +6,7 @@ use super::support::{Server, err, feed};
 
 fn with_box() -> Server {
     let server = Server::start();
-    server.ok(&["run", "--session", "b", "true"]);
+    server.ok(&["run", "--name", "b", "true"]);
     server
 }
 
@@ -139,7 +139,7 @@ fn trees_go_in_and_come_out() {
 #[test]
 fn a_tree_that_does_not_fit_is_refused_with_the_reason() {
     let (server, dir) = (Server::start(), tempfile::tempdir().unwrap());
-    server.ok(&["run", "--session", "b", "--memory-mb", "64", "true"]);
+    server.ok(&["run", "--name", "b", "--memory-mb", "64", "true"]);
     for name in ["a", "b", "c"] {
         std::fs::write(dir.path().join(name), vec![7; 40 << 20]).unwrap();
     }
@@ -193,7 +193,7 @@ fn what_cannot_be_copied_is_said() {
 #[test]
 fn what_does_not_fit_is_refused_and_the_box_lives() {
     let server = Server::start();
-    server.ok(&["run", "--session", "small", "--memory-mb", "64", "true"]);
+    server.ok(&["run", "--name", "small", "--memory-mb", "64", "true"]);
     let place = tempfile::tempdir().unwrap();
     let large = place.path().join("large");
     std::fs::write(&large, vec![b'x'; 52 << 20]).unwrap();

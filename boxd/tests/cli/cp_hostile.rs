@@ -43,7 +43,7 @@ fn race_until(what: &str, mut is: impl FnMut() -> bool) {
 #[test]
 fn links_that_are_swapped_in_while_a_directory_is_copied_bring_nothing_of_the_host_into_a_box() {
     let server = Server::start();
-    server.ok(&["run", "--session", "b", "true"]);
+    server.ok(&["run", "--name", "b", "true"]);
     let place = tempfile::tempdir().unwrap();
     let (from, outside) = (place.path().join("from"), place.path().join("outside"));
     for directory in [from.join("d"), outside.clone()] {
@@ -85,7 +85,7 @@ fn links_that_are_swapped_in_while_a_directory_is_copied_bring_nothing_of_the_ho
 fn links_that_are_swapped_in_where_a_tree_is_copied_to_are_not_written_through() {
     let server = Server::start();
     let script = "mkdir -p /tmp/t/d; for i in $(seq 30); do echo canary > /tmp/t/d/f$i; done";
-    server.ok(&["run", "--session", "b", script]);
+    server.ok(&["run", "--name", "b", script]);
     let place = tempfile::tempdir().unwrap();
     let (to, outside) = (place.path().join("to"), place.path().join("outside"));
     fs::create_dir_all(to.join("t")).unwrap();
@@ -120,7 +120,7 @@ fn links_that_are_swapped_in_where_a_tree_is_copied_to_are_not_written_through()
 #[test]
 fn a_link_that_was_named_is_refused_and_one_in_the_place_of_a_copy_is_replaced() {
     let server = Server::start();
-    server.ok(&["run", "--session", "b", "echo new > /tmp/f"]);
+    server.ok(&["run", "--name", "b", "echo new > /tmp/f"]);
     let place = tempfile::tempdir().unwrap();
     let at = |name: &str| place.path().join(name);
     fs::create_dir(at("real")).unwrap();
@@ -165,13 +165,7 @@ fn names(directory: &Path) -> Vec<std::ffi::OsString> {
 fn a_copy_into_a_box_that_is_cut_short_leaves_nothing_and_takes_no_room() {
     let (workspace, quota) = (tempfile::tempdir().unwrap(), ["--quota-mb", "4"]);
     let server = with_mounts();
-    let mut make = [
-        "run",
-        "--session",
-        "b",
-        "--workspace",
-        text(workspace.path()),
-    ];
+    let mut make = ["run", "--name", "b", "--workspace", text(workspace.path())];
     server.ok(&[&make[..], &quota, &["true"]].concat());
     let data = vec![7; 3 << 20];
     let begun = || {
@@ -228,7 +222,7 @@ fn writes(process: &Child, below: &Path) -> bool {
 fn a_copy_out_of_a_box_that_is_cut_short_leaves_nothing() {
     let server = Server::start();
     let script = "mkdir /tmp/t; truncate -s 2G /tmp/large /tmp/t/large";
-    server.ok(&["run", "--session", "b", script]);
+    server.ok(&["run", "--name", "b", script]);
     let place = tempfile::tempdir().unwrap();
     let place = place.path().canonicalize().unwrap();
     for (from, sent_signal) in [

@@ -66,15 +66,15 @@ fn what_is_called_otherwise_is_named() {
 fn a_detached_command_continues_and_has_a_name() {
     let server = Server::start();
     let named = server.ok(&["run", "-d", "--name", "job", "echo out; exit 3"]);
-    let (session, _) = named.trim().split_once('/').unwrap();
-    assert_eq!(session, "job");
+    let (name, _) = named.trim().split_once('/').unwrap();
+    assert_eq!(name, "job");
     assert_eq!(server.run(&["wait", named.trim()]).status.code(), Some(3));
     assert_eq!(server.ok(&["logs", named.trim()]), "out\n");
     let unnamed = server.ok(&["run", "--detach", "--rm", "exit 4"]);
     let unnamed = unnamed.trim();
     assert_eq!(server.run(&["wait", unnamed]).status.code(), Some(4));
-    let (session, _) = unnamed.split_once('/').unwrap();
-    let answer = server.json(&["inspect", session]);
+    let (name, _) = unnamed.split_once('/').unwrap();
+    let answer = server.json(&["inspect", name]);
     assert_eq!(answer["box"]["lifetime"]["idle_ms"], 10_000, "{answer}");
 }
 
@@ -133,7 +133,7 @@ fn a_named_box_lives_as_long_as_it_is_asked_to() {
     server.ok(&["run", "--name", "long", "--ttl", "5s", "test -e /tmp/f"]);
     server.ok(&["run", "--name", "long", "--keep", "test -e /tmp/f"]);
     // The former name of the option.
-    server.ok(&["run", "--session", "long", "test -e /tmp/f"]);
+    server.ok(&["run", "--name", "long", "test -e /tmp/f"]);
 }
 
 #[test]

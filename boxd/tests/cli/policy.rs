@@ -28,7 +28,7 @@ fn count(text: &str, part: &str) -> usize {
 #[test]
 fn the_timeout_of_a_profile_limits_commands_and_shell_runs_and_is_printed_once() {
     let server = small();
-    let asked = ["run", "--session", "s", "--timeout", "1000s", "sleep 900"];
+    let asked = ["run", "--name", "s", "--timeout", "1000s", "sleep 900"];
     let late = server.run(&asked);
     assert_eq!(late.status.code(), Some(124), "{late:?}");
     let said = "timeout_ms: 1000 instead of 1000000";
@@ -60,7 +60,7 @@ fn the_timeout_of_a_profile_limits_commands_and_shell_runs_and_is_printed_once()
 #[test]
 fn without_a_limit_in_the_profile_a_run_in_a_shell_has_the_time_that_it_asks_for() {
     let server = Server::start();
-    server.ok(&["run", "--session", "s", "true"]);
+    server.ok(&["run", "--name", "s", "true"]);
     let asked = [
         "exec",
         "--shell",
@@ -93,13 +93,13 @@ fn the_user_of_a_server_mounts_what_that_user_can_read_but_no_place_of_the_syste
     let workspace = tempfile::tempdir().unwrap();
     std::fs::write(workspace.path().join("file"), "here").unwrap();
     let path = workspace.path().to_str().unwrap();
-    let named = ["run", "--session", "x", "--workspace", path, "cat file"];
+    let named = ["run", "--name", "x", "--workspace", path, "cat file"];
     assert_eq!(out(&server.run(&named)), "here");
     let once = ["run", "--workspace", path, "cat file"];
     assert_eq!(out(&server.run(&once)), "here");
     for place in ["/etc", "/etc/ssl", "/boot", "/run", "/proc", "/"] {
-        for session in [&["--session", "y"][..], &[]] {
-            let refused = [&["run"], session, &["--workspace", place, "true"]].concat();
+        for name in [&["--name", "y"][..], &[]] {
+            let refused = [&["run"], name, &["--workspace", place, "true"]].concat();
             let refused = server.run(&refused);
             assert_eq!(refused.status.code(), Some(125), "{place}: {refused:?}");
             let said = err(&refused);

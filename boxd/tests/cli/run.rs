@@ -165,7 +165,7 @@ fn what_cannot_be_is_said_with_what_to_do() {
         boxd()
             .env("XDG_STATE_HOME", directory.path())
             .env("BOXD_ENDPOINT", "unix:/nowhere/at/all")
-            .args(["run", "--session", "s", "true"]),
+            .args(["run", "--name", "s", "true"]),
         b"",
     );
     assert_eq!(lonely.status.code(), Some(125));
@@ -176,7 +176,7 @@ fn what_cannot_be_is_said_with_what_to_do() {
     );
     let mut usual = boxd();
     usual.env("BOXD_SERVER_STATE_DIR", directory.path());
-    let lonely = feed(usual.args(["run", "--session", "s", "true"]), b"");
+    let lonely = feed(usual.args(["run", "--name", "s", "true"]), b"");
     assert!(
         err(&lonely).contains("start one with `boxd serve`"),
         "{}",
@@ -305,19 +305,19 @@ fn variables_that_are_not_text_matter_only_where_they_are_ours() {
 #[test]
 fn a_session_is_kept_and_used_again() {
     let server = Server::start();
-    server.ok(&["run", "--session", "work", "echo kept > /tmp/f"]);
+    server.ok(&["run", "--name", "work", "echo kept > /tmp/f"]);
     assert_eq!(
-        server.ok(&["run", "--session", "work", "cat /tmp/f"]),
+        server.ok(&["run", "--name", "work", "cat /tmp/f"]),
         "kept\n"
     );
-    let other = server.run(&["run", "--session", "work", "--memory-mb", "100", "true"]);
+    let other = server.run(&["run", "--name", "work", "--memory-mb", "100", "true"]);
     assert!(err(&other).contains("memory_mb"), "{other:?}");
     // A box that was made with options is reused without them.
-    let made = ["run", "--session", "small", "--memory-mb", "128"];
+    let made = ["run", "--name", "small", "--memory-mb", "128"];
     server.ok(&[&made[..], &["--network", "on", "touch /tmp/f"]].concat());
-    server.ok(&["run", "--session", "small", "test -e /tmp/f"]);
+    server.ok(&["run", "--name", "small", "test -e /tmp/f"]);
     server.ok(&[&made[..], &["test -e /tmp/f"]].concat());
-    let other = server.run(&["run", "--session", "small", "--memory-mb", "129", "true"]);
+    let other = server.run(&["run", "--name", "small", "--memory-mb", "129", "true"]);
     assert!(
         err(&other).contains("memory_mb=128, asked for 129"),
         "{other:?}"
@@ -338,25 +338,22 @@ fn a_workspace_and_mounts_are_still_there_when_a_session_is_used_again() {
     });
     let real = real.to_str().unwrap();
     let mount = format!("{real}:/data");
-    let made = ["run", "--session", "b", "--workspace", real];
+    let made = ["run", "--name", "b", "--workspace", real];
     server.ok(&[&made[..], &["--mount", &mount, "true"]].concat());
     let both = "cat /workspace/f /data/f";
-    assert_eq!(
-        server.ok(&["run", "--session", "b", both]),
-        "shared\nshared\n"
-    );
+    assert_eq!(server.ok(&["run", "--name", "b", both]), "shared\nshared\n");
     assert_eq!(
         server.ok(&[&made[..], &[both]].concat()),
         "shared\nshared\n"
     );
-    let other = server.run(&["run", "--session", "b", "--workspace", "/usr", "true"]);
+    let other = server.run(&["run", "--name", "b", "--workspace", "/usr", "true"]);
     assert!(err(&other).contains("conflict"), "{other:?}");
 }
 
 #[test]
 fn a_profile_that_a_server_would_not_follow_is_refused() {
     let server = Server::start();
-    for with in [&["--session", "b"][..], &[]] {
+    for with in [&["--name", "b"][..], &[]] {
         let arguments = [
             &["run", "--profile", "offline_readonly"][..],
             with,

@@ -50,7 +50,7 @@ fn the_usual_socket_is_for_its_user_only() {
 #[test]
 fn a_server_that_cannot_listen_leaves_the_boxes_it_has_found() {
     let mut server = Server::start();
-    server.ok(&["run", "--session", "kept", "echo kept > /tmp/note"]);
+    server.ok(&["run", "--name", "kept", "echo kept > /tmp/note"]);
     server.ok(&["exec", "--detach", "--id", "job", "kept", "sleep 1000"]);
     server.child.kill().unwrap();
     server.child.wait().unwrap();
@@ -75,7 +75,7 @@ fn a_second_signal_ends_the_wait() {
     let mut server = Server::with(directory, |command| {
         command.env("BOXD_SERVER_DRAIN_SEC", "600");
     });
-    server.ok(&["run", "--session", "slow", "true"]);
+    server.ok(&["run", "--name", "slow", "true"]);
     let endpoint = server.endpoints[0].clone();
     let mut waiting = boxd()
         .env("BOXD_ENDPOINT", &endpoint)
@@ -132,7 +132,7 @@ fn a_token_opens_the_network_and_owns_its_boxes() {
         "bob-0123456789abcdef0123456789abcdef",
     );
     assert!(
-        as_whom(ann, &["run", "--session", "hers", "true"])
+        as_whom(ann, &["run", "--name", "hers", "true"])
             .status
             .success()
     );
@@ -159,10 +159,10 @@ fn a_token_has_separate_limits() {
         command.env("BOXD_RUNTIME_MAX_SESSIONS_PER_TOKEN", "1");
     });
     let tcp = server.endpoints[1].clone();
-    let as_whom = |token: &str, session: &str| {
+    let as_whom = |token: &str, name: &str| {
         let mut command = boxd();
         command.env("BOXD_ENDPOINT", &tcp).env("BOXD_TOKEN", token);
-        feed(command.args(["run", "--session", session, "true"]), b"")
+        feed(command.args(["run", "--name", name, "true"]), b"")
     };
     let (ann, bob) = (
         "ann-0123456789abcdef0123456789abcdef",
@@ -173,7 +173,7 @@ fn a_token_has_separate_limits() {
     assert!(err(&second).contains("capacity"), "{second:?}");
     assert!(as_whom(bob, "c").status.success(), "another token has room");
     for name in ["d", "e"] {
-        server.ok(&["run", "--session", name, "true"]);
+        server.ok(&["run", "--name", name, "true"]);
     }
 }
 
@@ -206,7 +206,7 @@ fn http_on_the_rpc_port_gets_nothing() {
 #[test]
 fn boxes_outlive_a_server_that_is_killed() {
     let mut server = Server::start();
-    server.ok(&["run", "--session", "b", "echo kept > /tmp/f"]);
+    server.ok(&["run", "--name", "b", "echo kept > /tmp/f"]);
     let name = server.ok(&[
         "exec",
         "--detach",
@@ -231,7 +231,7 @@ fn a_signed_url_outlives_the_server() {
         command.args(["--http", "127.0.0.1:0"]);
     };
     let mut server = Server::with(tempfile::tempdir().unwrap(), http);
-    server.ok(&["run", "--session", "web", "echo found > /tmp/index.html"]);
+    server.ok(&["run", "--name", "web", "echo found > /tmp/index.html"]);
     server.ok(&[
         "exec",
         "-d",
@@ -262,10 +262,10 @@ fn a_signed_url_outlives_the_server() {
     assert!(answer.ends_with("found\n"), "{answer}");
     // Another server's key does not verify it.
     let other = Server::with(tempfile::tempdir().unwrap(), http);
-    other.ok(&["run", "--session", "web", "true"]);
+    other.ok(&["run", "--name", "web", "true"]);
     assert!(!asked(&other).ends_with("found\n"));
     let none = Server::start();
-    none.ok(&["run", "--session", "web", "true"]);
+    none.ok(&["run", "--name", "web", "true"]);
     let refused = none.run(&["port", "web", "8000"]);
     assert!(err(&refused).contains("--http"), "{refused:?}");
 }
@@ -293,7 +293,7 @@ fn a_service_manager_is_notified_of_start_and_stop() {
 #[test]
 fn a_server_that_is_asked_to_stop_leaves_nothing() {
     let mut server = Server::start();
-    server.ok(&["run", "--session", "b", "true"]);
+    server.ok(&["run", "--name", "b", "true"]);
     let sleeps = mark();
     let script = format!("exec sleep {sleeps}");
     let mut callers: Vec<_> = (0..50)
@@ -324,7 +324,7 @@ fn boxes_are_kept_for_the_next_server_if_asked_for() {
         command.env("BOXD_SERVER_KEEP_BOXES", "true");
     };
     let mut server = Server::with(tempfile::tempdir().unwrap(), keep);
-    server.ok(&["run", "--session", "b", "true"]);
+    server.ok(&["run", "--name", "b", "true"]);
     server.signal(Signal::TERM);
     assert!(server.child.wait().unwrap().success());
     let directory = std::mem::replace(&mut server.directory, tempfile::tempdir().unwrap());
@@ -376,7 +376,7 @@ fn a_host_over_stdio_has_boxes_that_end_with_it() {
         .spawn()
         .unwrap();
     let mut stdin = child.stdin.take().unwrap();
-    let call = json!({"jsonrpc": "2.0", "id": 1, "method": "box.exec", "params": {"spec": {"session_id": "s", "cmd": "echo over pipes"}}});
+    let call = json!({"jsonrpc": "2.0", "id": 1, "method": "box.exec", "params": {"spec": {"box_id": "s", "cmd": "echo over pipes"}}});
     writeln!(stdin, "{call}").unwrap();
     let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().unwrap()));
     let answer: Value = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
@@ -385,7 +385,7 @@ fn a_host_over_stdio_has_boxes_that_end_with_it() {
         (&json!(1), &json!("over pipes\n")),
         "{answer}"
     );
-    let call = json!({"jsonrpc": "2.0", "id": 2, "method": "command.start", "params": {"session_id": "s",
+    let call = json!({"jsonrpc": "2.0", "id": 2, "method": "command.start", "params": {"box_id": "s",
         "program": {"argv": ["sleep", sleeps]}, "on_disconnect": "keep"}});
     writeln!(stdin, "{call}").unwrap();
     lines.next().unwrap().unwrap();
@@ -406,7 +406,7 @@ fn a_log_that_cannot_be_written_ends_nothing() {
             command.stderr(log).env("BOXD_LOG_LEVEL", "debug");
         });
         drop(server.child.stderr.take());
-        assert_eq!(server.ok(&["run", "--session", "b", "echo ran"]), "ran\n");
+        assert_eq!(server.ok(&["run", "--name", "b", "echo ran"]), "ran\n");
         server.signal(Signal::INT);
         let ended = server.child.wait().unwrap();
         assert_eq!(ended.code(), Some(0), "{ended:?}");

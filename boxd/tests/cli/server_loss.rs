@@ -35,7 +35,7 @@ fn next(mut server: Server) -> Server {
 #[test]
 fn output_and_input_of_a_command_continue_after_its_server_was_killed() {
     let server = Server::start();
-    server.ok(&["run", "--session", "b", "true"]);
+    server.ok(&["run", "--name", "b", "true"]);
     let (mut child, mut out) = begun(&server, "echo first; read line; echo got $line; exit 7");
     let server = next(server);
     child.stdin.take().unwrap().write_all(b"typed\n").unwrap();
@@ -58,7 +58,7 @@ fn output_and_input_of_a_command_continue_after_its_server_was_killed() {
 #[test]
 fn a_command_ends_with_the_program_that_waits_for_it() {
     let server = Server::start();
-    server.ok(&["run", "--session", "b", "true"]);
+    server.ok(&["run", "--name", "b", "true"]);
     let (mut child, _out) = begun(&server, "echo first; sleep 1000");
     child.kill().unwrap();
     child.wait().unwrap();
@@ -85,7 +85,7 @@ fn a_command_is_resumed_after_an_orderly_restart_of_its_server() {
         })
     };
     let mut server = keep(tempfile::tempdir().unwrap());
-    server.ok(&["run", "--session", "b", "true"]);
+    server.ok(&["run", "--name", "b", "true"]);
     // The command writes all the time, also while the server ends.
     let text = "echo first; while ! read -t 0.01 line; do echo -n .; done; echo got $line; exit 7";
     let (mut child, mut out) = begun(&server, &format!("exec bash -c '{text}'"));
@@ -108,7 +108,7 @@ fn a_command_is_resumed_after_an_orderly_restart_of_its_server() {
 #[test]
 fn a_command_is_ended_with_a_message_if_its_server_dies_while_piped_input_is_sent() {
     let mut server = Server::start();
-    server.ok(&["run", "--session", "b", "true"]);
+    server.ok(&["run", "--name", "b", "true"]);
     // The command reads nothing, so input waits in the box, in the server and in the client.
     let (mut child, mut out) = begun(&server, "echo first; sleep 1000");
     let mut input = child.stdin.take().unwrap();

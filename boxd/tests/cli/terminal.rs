@@ -90,7 +90,7 @@ fn a_shell_has_a_terminal_its_size_its_keys_and_its_code() {
     terminal.shows("on /dev/pts/");
     resize(&terminal.ours, 77, 22);
     let pid = rustix::process::Pid::from_child(&terminal.child);
-    // The kernel signals only the leader of a session, which this child is not.
+    // The kernel signals only the leader of a name, which this child is not.
     rustix::process::kill_process(pid, rustix::process::Signal::WINCH).unwrap();
     eventually("the new size arrives", || {
         terminal.types("stty size\n");
@@ -195,7 +195,7 @@ fn a_quit_reaches_the_command_and_the_terminal_is_given_back() {
 #[test]
 fn a_shell_ends_with_its_terminal_or_its_input() {
     let server = Server::start();
-    server.ok(&["run", "--session", "b", "true"]);
+    server.ok(&["run", "--name", "b", "true"]);
     let mut terminal = Terminal::new(&mut server.boxd(&["shell", "b"]), 100);
     terminal.types("echo $((40 + 2))\n");
     terminal.shows("42");
@@ -231,7 +231,7 @@ fn a_command_that_ignores_hangups_survives_one() {
 fn a_stopped_server_blocks_no_client() {
     use rustix::process::Signal;
     let server = Server::start();
-    server.ok(&["run", "--session", "b", "true"]);
+    server.ok(&["run", "--name", "b", "true"]);
     let held = |arguments: &[&str], signals: &[Signal]| {
         let mut terminal = Terminal::new(&mut server.boxd(arguments), 100);
         terminal.shows("up");
@@ -296,7 +296,7 @@ fn in_the_background_the_client_is_not_stopped_and_leaves_input_to_others() {
 #[test]
 fn a_loop_over_lines_keeps_them() {
     let server = Server::start();
-    server.ok(&["run", "--session", "b", "true"]);
+    server.ok(&["run", "--name", "b", "true"]);
     let script = "while read line; do \"$0\" exec $1 b \"echo got $line; cat\"; done";
     let looped = |option: &str| {
         let mut command = Command::new("sh");
@@ -337,7 +337,7 @@ fn without_colours(line: &str) -> String {
 #[test]
 fn a_long_copy_shows_how_far_it_is_and_leaves_nothing_of_that() {
     let server = Server::start();
-    server.ok(&["run", "--session", "b", "true"]);
+    server.ok(&["run", "--name", "b", "true"]);
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("file");
     std::fs::write(&file, vec![7; 24 << 20]).unwrap();
@@ -368,7 +368,7 @@ fn a_long_copy_shows_how_far_it_is_and_leaves_nothing_of_that() {
 #[test]
 fn stats_are_redrawn_on_a_terminal() {
     let server = Server::start();
-    server.ok(&["run", "--session", "b", "true"]);
+    server.ok(&["run", "--name", "b", "true"]);
     let mut terminal = Terminal::new(&mut server.boxd(&["stats"]), 100);
     eventually("it is drawn twice", || {
         let screen = terminal.screen.lock().unwrap();

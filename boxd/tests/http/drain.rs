@@ -96,7 +96,7 @@ fn a_request_that_has_begun_is_answered_while_it_drains_and_a_new_one_is_not() {
 #[test]
 fn open_calls_are_ended_within_the_bound_with_the_reason() {
     let mut served = Setup::new().env("BOXD_SERVER_DRAIN_SEC", "1").start();
-    let exec = r#"{"jsonrpc":"2.0","id":1,"method":"box.exec","params":{"spec":{"session_id":"b","cmd":"sleep 1000"}}}"#;
+    let exec = r#"{"jsonrpc":"2.0","id":1,"method":"box.exec","params":{"spec":{"box_id":"b","cmd":"sleep 1000"}}}"#;
     let mut busy = websocket(&served, exec);
     let mut stalled = served.client();
     stalled.write("GET /healthz HTTP/1.1\r\n");

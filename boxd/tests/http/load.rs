@@ -307,36 +307,36 @@ fn answers_that_are_not_read_are_bounded_and_their_memory_goes_back() {
         .env("BOXD_POLICY_OUTPUT_LIMIT_CHARS", "0")
         .start();
     let tcp = served.address("tcp://").strip_prefix("tcp://").unwrap();
-    let exec = |id: usize, session: &str, cmd: &str| {
-        let params = serde_json::json!({"spec": {"session_id": session, "cmd": cmd}});
+    let exec = |id: usize, name: &str, cmd: &str| {
+        let params = serde_json::json!({"spec": {"box_id": name, "cmd": cmd}});
         let call =
             serde_json::json!({"jsonrpc": "2.0", "id": id, "method": "box.exec", "params": params});
         format!("{call}\n")
     };
     let mut reads = Client::to(tcp);
-    let mut ask = |session: &str, cmd: &str| {
-        reads.write(&exec(1, session, cmd));
+    let mut ask = |name: &str, cmd: &str| {
+        reads.write(&exec(1, name, cmd));
         let mut line = String::new();
         reads.stream.read_line(&mut line).unwrap();
         line
     };
     let boxes = ["a", "b"];
-    for session in boxes {
-        ask(session, "head -c 1000000 /dev/zero | tr '\\0' x > big");
+    for name in boxes {
+        ask(name, "head -c 1000000 /dev/zero | tr '\\0' x > big");
     }
     let before = resident(served.pid());
-    let mut silent = boxes.map(|session| {
+    let mut silent = boxes.map(|name| {
         let mut client = Client::to(tcp);
         for id in 0..CALLS {
-            client.write(&exec(id, session, "cat big; echo >> count"));
+            client.write(&exec(id, name, "cat big; echo >> count"));
         }
         client
     });
-    for session in boxes {
+    for name in boxes {
         let since = Instant::now();
         let all = format!("\"{CALLS}\\n\"");
-        while !ask(session, "wc -l < count").contains(&all) {
-            assert!(since.elapsed() < LONG, "{session}: not all have run");
+        while !ask(name, "wc -l < count").contains(&all) {
+            assert!(since.elapsed() < LONG, "{name}: not all have run");
             std::thread::sleep(Duration::from_millis(50));
         }
     }

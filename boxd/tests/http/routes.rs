@@ -55,7 +55,7 @@ async fn an_http_request_at_the_rpcs_tcp_port_gets_nothing_and_does_nothing() {
         let served = setup.args(&listen).args(&[&socket]).start();
         let address = served.address("tcp://").strip_prefix("tcp://").unwrap();
         // A browser page can send this: a body with lines that are messages.
-        let spec = r#"{"spec":{"session_id":"from-a-page"}}"#;
+        let spec = r#"{"spec":{"box_id":"from-a-page"}}"#;
         let call = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"box.create","params":{spec}}}"#);
         let frame = format!(r#"{{"seq_id":1,"action":"box.create","data":{spec}}}"#);
         for request in [

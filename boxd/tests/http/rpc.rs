@@ -44,9 +44,9 @@ async fn a_command_runs_in_a_real_box_in_either_dialect() {
             codecs,
             ..Options::client()
         };
-        let session = Session::start_boxed(connection, Router::empty(), options);
+        let name = Session::start_boxed(connection, Router::empty(), options);
         let asked = BoxExecParams::new(spec("both", "echo hello; id -u >&2; exit 3"));
-        let ran = session.peer().call::<BoxExec>(&asked).await.unwrap();
+        let ran = name.peer().call::<BoxExec>(&asked).await.unwrap();
         assert_eq!((ran.stdout.trim(), ran.exit_code), ("hello", Some(3)));
         assert_ne!(ran.stderr.trim(), "");
     }
@@ -78,8 +78,8 @@ async fn with_an_instance_langbots_actions_are_served_and_only_those() {
         codecs: Codecs::Only(&Frames),
         ..Options::client()
     };
-    let session = Session::start_boxed(connection, Router::empty(), options);
-    let peer = session.peer();
+    let name = Session::start_boxed(connection, Router::empty(), options);
+    let peer = name.peer();
     let reported = peer.call::<BackendInfo>(&box_rpc::Empty {});
     assert_eq!(reported.await.unwrap()["name"], "native");
     let native = peer.call::<box_protocol::actions::SystemHealth>(&box_rpc::Empty {});
@@ -104,9 +104,9 @@ async fn with_an_instance_the_other_dialect_is_not_spoken() {
         codecs: Codecs::JSON_RPC,
         ..Options::client()
     };
-    let session = Session::start_boxed(connection, Router::empty(), options);
+    let name = Session::start_boxed(connection, Router::empty(), options);
     let within = std::time::Duration::from_secs(2);
-    let peer = session.peer();
+    let peer = name.peer();
     let asked = peer
         .request::<box_protocol::actions::SystemHealth>(&box_rpc::Empty {})
         .deadline(within);
@@ -117,8 +117,7 @@ async fn with_an_instance_the_other_dialect_is_not_spoken() {
 pub(crate) async fn seen(client: &BoxClient) -> Vec<String> {
     let list = client.list(BoxListParams::default()).await.unwrap();
     let ids = list.items.iter();
-    ids.map(|item| item.session_id.as_str().to_owned())
-        .collect()
+    ids.map(|item| item.box_id.as_str().to_owned()).collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -226,7 +225,7 @@ async fn calls_that_answer_in_chunks_say_what_they_need_without_credit() {
     let mut id = 0;
     let mut answer = async |method: &str, mut params: serde_json::Value| {
         id += 1;
-        params["session_id"] = "b".into();
+        params["box_id"] = "b".into();
         let call =
             serde_json::json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params});
         send.send(call.to_string()).await.unwrap();

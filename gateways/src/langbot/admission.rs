@@ -474,7 +474,7 @@ impl Host {
     /// Ends every box of a workspace, of whichever placement.
     async fn end_workspace(&self, placement: &Placement) -> Result<(), BoxError> {
         let mut all = self.sessions().await?;
-        all.retain(|info| placement.generation_of(info.session_id.as_str()).is_some());
+        all.retain(|info| placement.generation_of(info.box_id.as_str()).is_some());
         self.end(all).await;
         Ok(())
     }

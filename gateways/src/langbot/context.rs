@@ -3,7 +3,7 @@
 //! LangBot names boxes within a workspace; here they bear the workspace's namespace and the generation of its placement, so
 //! that two workspaces never meet and an old placement is known by its name.
 
-use box_protocol::{BoxError, Code, SessionId};
+use box_protocol::{BoxError, BoxId, Code};
 use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 
@@ -140,7 +140,7 @@ impl Placement {
     }
 
     /// The box that LangBot calls so.
-    pub(super) fn physical(&self, logical: &str) -> Result<SessionId, BoxError> {
+    pub(super) fn physical(&self, logical: &str) -> Result<BoxId, BoxError> {
         let logical = logical.trim();
         if logical.is_empty() {
             return Err(value_error("Box session_id must not be empty"));
@@ -159,7 +159,7 @@ impl Placement {
         if safe.is_empty() {
             return Err(value_error("Box session_id must contain a valid character"));
         }
-        Ok(SessionId::new(format!("{}{safe}", self.prefix()))?)
+        Ok(BoxId::new(format!("{}{safe}", self.prefix()))?)
     }
 
     /// What LangBot calls this box; one of another placement keeps its name.

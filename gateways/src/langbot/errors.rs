@@ -1,7 +1,7 @@
 //! Errors in LangBot's words. Its client looks for the class in the text, and people read the rest.
 
 use box_protocol::error::{Detail, Subject};
-use box_protocol::{BoxError, BoxSessionInfo, Code};
+use box_protocol::{BoxError, BoxInfo, Code};
 use serde_json::{Value, json};
 
 /// An error of a class that no word of ours stands for.
@@ -66,20 +66,20 @@ pub(super) fn already_attached(physical: &str, process: &str) -> BoxError {
 }
 
 /// A box of this name is there, and is another one.
-pub(super) fn conflict(field: &str, info: &BoxSessionInfo) -> BoxError {
+pub(super) fn conflict(field: &str, info: &BoxInfo) -> BoxError {
     let message = if field == "extra_mounts" {
         "Box mounts differ from this session's immutable mount set; acquire a Box with a distinct reuse key for \
          different host mounts. The existing session was preserved."
             .to_owned()
     } else {
-        let (id, value) = (&info.session_id, shown(field, info));
+        let (id, value) = (&info.box_id, shown(field, info));
         format!("Box session {id} already exists with {field}={value}")
     };
     BoxError::conflict(message)
 }
 
 /// A field's value as Python prints it.
-fn shown(field: &str, info: &BoxSessionInfo) -> String {
+fn shown(field: &str, info: &BoxInfo) -> String {
     let info = serde_json::to_value(info).unwrap_or_default();
     match info.get(field) {
         Some(Value::Null) => "None".to_owned(),
@@ -108,7 +108,7 @@ mod tests {
     #[test]
     fn a_conflict_shows_what_stands_as_python_prints_it() {
         let spec = SpecDraft::new("ws-1-g1-s").cpus(2.0).build().unwrap();
-        let info = BoxSessionInfo::starting(&spec, "fake", "b", UnixMs(0));
+        let info = BoxInfo::starting(&spec, "fake", "b", UnixMs(0));
         for (field, value) in [
             ("network", "off"),
             ("host_path", "None"),

@@ -1,17 +1,18 @@
 //! `box_exec`, and the spec that it and `box_create_session` carry.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use box_protocol::actions::{
     BoxCreateParams, BoxExecParams, FileCreate, FileWrite, FileWriteParams, IfExists, OnTimeout,
 };
 use box_protocol::{
-    BoxError, BoxExecutionResult, CommandId, ExecutionStatus, Guest, Invalid, Network, Program,
-    SessionId, SpecDraft,
+    BoxError, BoxExecutionResult, BoxId, CommandId, ExecutionStatus, Guest, Invalid, Network,
+    Program, SpecDraft,
 };
+use box_service::draft_with_session_id;
 use serde::Serialize;
 use serde_json::value::RawValue;
+use serde_json::{Map, Value};
 
 use super::Host;
 use super::actions::{Data, UnlessWithdrawn};
@@ -154,7 +155,7 @@ fn stripped(text: &str) -> &str {
 
 impl Host {
     /// Puts a command that is too long into a file of its box, and has the file read instead.
-    async fn put_into_file(&self, spec: &mut SpecDraft, id: &SessionId) -> Result<(), BoxError> {
+    async fn put_into_file(&self, spec: &mut SpecDraft, id: &BoxId) -> Result<(), BoxError> {
         let cmd = spec.cmd.take().unwrap_or_default();
         let made = BoxCreateParams {
             spec: spec.clone(),
@@ -166,7 +167,7 @@ impl Host {
         let path = format!("/tmp/.box-exec-{}", CommandId::fresh());
         for piece in cmd.as_bytes().chunks(PIECE) {
             let written = FileWriteParams {
-                session_id: id.clone(),
+                box_id: id.clone(),
                 user: None,
                 expand: false,
                 path: path.clone(),
@@ -192,20 +193,18 @@ impl Host {
         &self,
         placement: &Placement,
         data: &RawValue,
-    ) -> Result<(SpecDraft, SessionId), BoxError> {
+    ) -> Result<(SpecDraft, BoxId), BoxError> {
         self.refuse_if_closing()?;
-        let mut draft: SpecDraft = serde_json::from_str(data.get()).map_err(Invalid::from)?;
-        check_artifacts(draft.extra_mounts.as_deref().unwrap_or_default())?;
-        let members: BTreeMap<String, &RawValue> =
+        let members: Map<String, Value> =
             serde_json::from_str(data.get()).map_err(Invalid::from)?;
-        if let Some(stray) = members
-            .keys()
-            .find(|name| !MEMBERS.split(' ').any(|member| member == *name))
-        {
-            let rule = "is not a member of LangBot's spec";
-            return Err(Invalid::new(stray.clone(), rule).into());
+        let is_stray = |name: &&String| !MEMBERS.split(' ').any(|member| member == *name);
+        let stray = members.keys().find(is_stray).cloned();
+        let mut draft = draft_with_session_id(members)?;
+        check_artifacts(draft.extra_mounts.as_deref().unwrap_or_default())?;
+        if let Some(stray) = stray {
+            return Err(Invalid::new(stray, "is not a member of LangBot's spec").into());
         }
-        let named = draft.session_id.as_deref().map(stripped);
+        let named = draft.box_id.as_deref().map(stripped);
         if named.is_none_or(str::is_empty) {
             return Err(Invalid::new("session_id", "must not be empty").into());
         }
@@ -219,9 +218,9 @@ impl Host {
         }
         self.admit_spec(placement, &mut draft).await?;
         let id = placement
-            .physical(draft.session_id.as_deref().unwrap_or_default())
+            .physical(draft.box_id.as_deref().unwrap_or_default())
             .map_err(|error| BoxError::validation(error.message()))?;
-        draft.session_id = Some(id.as_str().to_owned());
+        draft.box_id = Some(id.as_str().to_owned());
         // The rules of the fields come before a look at the file system.
         draft.clone().build()?;
         if let Some(service) = &self.policy {
@@ -249,7 +248,7 @@ mod tests {
     use super::*;
 
     fn result(exit: Exit, stdout: &str, stderr: &str) -> BoxExecutionResult {
-        let id = SessionId::new("s").unwrap();
+        let id = BoxId::new("s").unwrap();
         BoxExecutionResult::new(id, "fake", exit, 7)
             .unwrap()
             .with_output(stdout, stderr)

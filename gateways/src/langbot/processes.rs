@@ -14,8 +14,8 @@ use box_protocol::actions::{
     View,
 };
 use box_protocol::{
-    BoxError, Code, CommandId, CommandInfo, CommandState, DEFAULT_MOUNT_PATH, Invalid, PerStream,
-    Role, SessionId,
+    BoxError, BoxId, Code, CommandId, CommandInfo, CommandState, DEFAULT_MOUNT_PATH, Invalid,
+    PerStream, Role,
 };
 use box_runtime::{BoxRuntime, Caller};
 use serde_json::{Map, Value, json};
@@ -47,7 +47,7 @@ fn watch(
     tokio::spawn(async move {
         let (chunks, _none) = mpsc::channel(1);
         let until_its_end = CommandAttachParams {
-            session_id: key.0.clone(),
+            box_id: key.0.clone(),
             command_id: key.1.clone(),
             from: ReadFrom::default(),
             view: View::None,
@@ -113,7 +113,7 @@ pub(super) async fn stop(
 pub(super) async fn all(
     host: &Arc<Host>,
     placement: &Placement,
-    session: &SessionId,
+    session: &BoxId,
 ) -> Result<Map<String, Value>, BoxError> {
     let mut told_of = Map::new();
     for info in host.processes_in(session).await? {
@@ -143,17 +143,17 @@ async fn found(
 
 fn told(host: &Host, placement: &Placement, info: &CommandInfo, preview: String) -> Value {
     let mut view = BoxManagedProcessInfo::from_command(info, preview);
-    let known = host.processes.find(&info.session_id, &info.command_id);
+    let known = host.processes.find(&info.box_id, &info.command_id);
     view.attached = known.is_some_and(|process| process.is_attached());
     let mut view = json!(view);
-    view["session_id"] = placement.logical(info.session_id.as_str()).into();
+    view["session_id"] = placement.logical(info.box_id.as_str()).into();
     view
 }
 
 impl Host {
     async fn start_process(
         &self,
-        id: SessionId,
+        id: BoxId,
         spec: BoxManagedProcessSpec,
     ) -> Result<CommandInfo, BoxError> {
         self.session(&id).await?;
@@ -191,7 +191,7 @@ impl Host {
 
     async fn start_command(
         &self,
-        id: &SessionId,
+        id: &BoxId,
         spec: &BoxManagedProcessSpec,
         kept_sec: usize,
     ) -> Result<CommandInfo, BoxError> {
@@ -216,9 +216,9 @@ impl Host {
 
     async fn stop_process(&self, key: Key) -> Result<(), BoxError> {
         let caller = self.caller();
-        let (session_id, command_id) = key.clone();
+        let (box_id, command_id) = key.clone();
         let no_more = CommandInputParams {
-            session_id: session_id.clone(),
+            box_id: box_id.clone(),
             command_id: command_id.clone(),
             size: None,
             data: None,
@@ -227,7 +227,7 @@ impl Host {
         // It may have ended, or closed its input itself.
         let _ = self.runtime.input_command(&caller, no_more).await;
         let kill = CommandKillParams {
-            session_id,
+            box_id,
             command_id,
             signal: "TERM".to_owned(),
             grace_ms: Some(GRACE_MS),
@@ -249,12 +249,12 @@ impl Host {
     /// A process of a box that is there.
     pub(super) async fn process(
         &self,
-        session: &SessionId,
+        session: &BoxId,
         process: &str,
     ) -> Result<CommandInfo, BoxError> {
         let missing = || no_process(session.as_str(), process);
         let key = CommandKey {
-            session_id: session.clone(),
+            box_id: session.clone(),
             command_id: CommandId::new(process).map_err(|_| missing())?,
         };
         match self.runtime.get_command(&self.caller(), key).await {
@@ -265,12 +265,9 @@ impl Host {
         }
     }
 
-    pub(super) async fn processes_in(
-        &self,
-        session: &SessionId,
-    ) -> Result<Vec<CommandInfo>, BoxError> {
+    pub(super) async fn processes_in(&self, session: &BoxId) -> Result<Vec<CommandInfo>, BoxError> {
         let params = CommandListParams {
-            session_id: session.clone(),
+            box_id: session.clone(),
             role: Some(Role::Process),
             running: None,
         };
@@ -291,7 +288,7 @@ impl Host {
         };
         let (chunks, mut pieces) = mpsc::channel(4);
         let params = CommandAttachParams {
-            session_id: key.0.clone(),
+            box_id: key.0.clone(),
             command_id: key.1.clone(),
             from: ReadFrom::Offsets(from),
             view: View::Bytes,
@@ -323,12 +320,8 @@ impl Host {
         let host = Arc::clone(self);
         let look = async move {
             for session in host.sessions().await.unwrap_or_default() {
-                for info in host
-                    .processes_in(&session.session_id)
-                    .await
-                    .unwrap_or_default()
-                {
-                    let key = (session.session_id.clone(), info.command_id.clone());
+                for info in host.processes_in(&session.box_id).await.unwrap_or_default() {
+                    let key = (session.box_id.clone(), info.command_id.clone());
                     let process = Process::new(info.size.stdout);
                     if !matches!(info.state, CommandState::Running | CommandState::Held) {
                         process.ended();
@@ -345,9 +338,9 @@ impl Host {
     }
 }
 
-fn directory(session: &SessionId, path: &str) -> FileMkdirParams {
+fn directory(session: &BoxId, path: &str) -> FileMkdirParams {
     FileMkdirParams {
-        session_id: session.clone(),
+        box_id: session.clone(),
         user: None,
         expand: false,
         path: path.to_owned(),

@@ -10,7 +10,7 @@ use box_protocol::actions::{
     CommandAttachParams, CommandChunk, CommandInputParams, Exclusive, ReadFrom, StreamName, Until,
     View,
 };
-use box_protocol::{BoxError, CommandId, CommandState, PerStream, SessionId};
+use box_protocol::{BoxError, BoxId, CommandId, CommandState, PerStream};
 use box_rpc::{Connection as _, ConnectionError, Limits, ReceiveHalf, SendHalf};
 use box_transports::websocket::{Pinger, Role, WebSocket, from_upgraded};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -65,7 +65,7 @@ impl From<BoxError> for RelayRefused {
 #[derive(Debug)]
 pub struct Relay {
     host: Arc<Host>,
-    session: SessionId,
+    session: BoxId,
     process: CommandId,
     attachment: Attachment,
     stderr: u64,
@@ -96,7 +96,7 @@ impl Host {
         if !placement.owns(session) {
             return Err(RelayRefused::Unauthorized);
         }
-        let id = SessionId::new(session).map_err(|_| no_session(session))?;
+        let id = BoxId::new(session).map_err(|_| no_session(session))?;
         self.session(&id).await?;
         let info = self.process(&id, process).await?;
         if !matches!(info.state, CommandState::Running | CommandState::Held) {
@@ -154,7 +154,7 @@ impl Relay {
         let (chunks, mut pieces) = mpsc::channel(4);
         let begin = self.attachment.passed_on();
         let params = CommandAttachParams {
-            session_id: self.session.clone(),
+            box_id: self.session.clone(),
             command_id: self.process.clone(),
             from: ReadFrom::Offsets(PerStream {
                 stdout: begin,
@@ -222,7 +222,7 @@ impl Relay {
         while let Some((mut message, _room)) = waiting.recv().await {
             message.push('\n');
             let params = CommandInputParams {
-                session_id: self.session.clone(),
+                box_id: self.session.clone(),
                 command_id: self.process.clone(),
                 size: None,
                 data: Some(message.into_bytes().into()),

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use box_protocol::actions::{BoxCreateParams, BoxDeleteParams, BoxListParams, IfExists};
 use box_protocol::model::ARTIFACT_UNUSABLE;
-use box_protocol::{BoxError, BoxSessionInfo, BoxState, Code, SessionId};
+use box_protocol::{BoxError, BoxId, BoxInfo, BoxState, Code};
 use futures::future::join_all;
 use serde_json::{Value, json};
 
@@ -72,7 +72,7 @@ pub(super) async fn delete(
     let id = host.physical(&placement, &required(&members, "session_id")?)?;
     to_its_end(async move {
         let params = BoxDeleteParams {
-            session_id: id.clone(),
+            box_id: id.clone(),
             force: false,
         };
         let deleted = host.runtime.delete(&host.caller(), params).await;
@@ -87,11 +87,11 @@ pub(super) async fn status(host: Arc<Host>, placement: Arc<Placement>) -> Result
     let all = host.sessions().await?;
     let mine: Vec<_> = all
         .iter()
-        .filter(|info| placement.owns(info.session_id.as_str()))
+        .filter(|info| placement.owns(info.box_id.as_str()))
         .collect();
     let running = mine
         .iter()
-        .map(|info| host.processes.running_in(&info.session_id))
+        .map(|info| host.processes.running_in(&info.box_id))
         .sum::<usize>();
     let runtime = host.runtime.status(&host.caller()).await?;
     let config = host.config();
@@ -103,7 +103,7 @@ pub(super) async fn status(host: Arc<Host>, placement: Arc<Placement>) -> Result
         "backend": host.backend_info().await,
         "active_sessions": mine.len(),
         "managed_processes": running,
-        "session_ttl_sec": runtime.session_ttl_sec,
+        "session_ttl_sec": runtime.idle_ttl_sec,
         "limits": {
             "max_sessions": limits.max_sessions,
             "max_managed_processes": limits.max_managed_processes,
@@ -141,7 +141,7 @@ impl Host {
             let all = self.sessions().await?;
             let generations = all
                 .iter()
-                .filter_map(|info| placement.generation_of(info.session_id.as_str()));
+                .filter_map(|info| placement.generation_of(info.box_id.as_str()));
             generations.max().unwrap_or(0)
         };
         let most = self.config().limits.max_admission_records;
@@ -161,7 +161,7 @@ impl Host {
         };
         // The newest may have become newer still; of its boxes none is older than this.
         let older = all.into_iter().filter(|info| {
-            let generation = placement.generation_of(info.session_id.as_str());
+            let generation = placement.generation_of(info.box_id.as_str());
             generation.is_some_and(|of| {
                 let at = Placement {
                     generation: of,
@@ -185,12 +185,12 @@ impl Host {
     }
 
     /// Deletes these boxes at once, whatever they do.
-    pub(super) async fn end(&self, sessions: Vec<BoxSessionInfo>) {
+    pub(super) async fn end(&self, sessions: Vec<BoxInfo>) {
         let caller = self.caller();
         let ends = sessions.into_iter().map(|info| {
-            self.processes.forget_session(&info.session_id);
+            self.processes.forget_session(&info.box_id);
             let params = BoxDeleteParams {
-                session_id: info.session_id,
+                box_id: info.box_id,
                 force: true,
             };
             self.runtime.delete(&caller, params)
@@ -205,7 +205,7 @@ impl Host {
     }
 
     /// Every box of this installation, whichever workspace it belongs to, that can still be used.
-    pub(super) async fn sessions(&self) -> Result<Vec<BoxSessionInfo>, BoxError> {
+    pub(super) async fn sessions(&self) -> Result<Vec<BoxInfo>, BoxError> {
         let params = BoxListParams {
             world: Some(WORLD),
             ..BoxListParams::default()
@@ -218,14 +218,14 @@ impl Host {
     pub(super) async fn sessions_of(
         &self,
         placement: &Placement,
-    ) -> Result<Vec<BoxSessionInfo>, BoxError> {
+    ) -> Result<Vec<BoxInfo>, BoxError> {
         let mut all = self.sessions().await?;
-        all.retain(|info| placement.owns(info.session_id.as_str()));
+        all.retain(|info| placement.owns(info.box_id.as_str()));
         Ok(all)
     }
 
     /// A box that can still be used.
-    pub(super) async fn session(&self, id: &SessionId) -> Result<BoxSessionInfo, BoxError> {
+    pub(super) async fn session(&self, id: &BoxId) -> Result<BoxInfo, BoxError> {
         let info = self.runtime.get(&self.caller(), id).await;
         info.ok()
             .filter(|info| info.state != BoxState::Failed)
@@ -236,7 +236,7 @@ impl Host {
     pub(super) async fn told<T>(
         &self,
         outcome: Result<T, BoxError>,
-        id: &SessionId,
+        id: &BoxId,
     ) -> Result<T, BoxError> {
         let Err(error) = outcome else {
             return outcome;
@@ -257,11 +257,7 @@ impl Host {
     }
 
     /// The box that a call names. Where grants are required, a workspace has one.
-    pub(super) fn physical(
-        &self,
-        placement: &Placement,
-        logical: &str,
-    ) -> Result<SessionId, BoxError> {
+    pub(super) fn physical(&self, placement: &Placement, logical: &str) -> Result<BoxId, BoxError> {
         let only = self
             .admission
             .required()
@@ -302,10 +298,10 @@ pub(super) fn named(backend: &str, degraded: &[String]) -> String {
 }
 
 /// A box as LangBot reads it.
-fn view(placement: &Placement, mut info: BoxSessionInfo) -> Value {
+fn view(placement: &Placement, mut info: BoxInfo) -> Value {
     info.backend_name = named(&info.backend_name, &info.degraded);
     let view = json!(SessionView::from(&info));
     let mut view = if view.is_object() { view } else { json!({}) };
-    view["session_id"] = placement.logical(info.session_id.as_str()).into();
+    view["session_id"] = placement.logical(info.box_id.as_str()).into();
     view
 }

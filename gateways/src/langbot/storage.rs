@@ -10,7 +10,7 @@ use std::time::Duration;
 use box_protocol::actions::{
     AttachOptions, CommandChunk, CommandStartParams, OnDisconnect, StreamName, View,
 };
-use box_protocol::{BoxError, BoxSessionInfo, Program};
+use box_protocol::{BoxError, BoxInfo, Program};
 use box_service::blocking;
 use box_sys::walk::{Found, Next};
 use futures::future::join_all;
@@ -76,7 +76,7 @@ pub(super) async fn analysis(
     let mut processes = Vec::new();
     for info in &sessions {
         processes.push(
-            host.processes_in(&info.session_id)
+            host.processes_in(&info.box_id)
                 .await
                 .map_or(0, |found| found.len()),
         );
@@ -101,7 +101,7 @@ type Measured = [(bool, u64, u64); INSIDE.len()];
 
 impl Host {
     /// Lets a box measure itself, beside whatever runs in it.
-    async fn measure(&self, info: &BoxSessionInfo) -> Option<Measured> {
+    async fn measure(&self, info: &BoxInfo) -> Option<Measured> {
         let calls = INSIDE.map(|(key, path)| format!("measure {key} {path}"));
         let program = Program::text(format!("{SCRIPT}\n{}", calls.join("\n"))).ok()?;
         let params = CommandStartParams {
@@ -113,7 +113,7 @@ impl Host {
                 view: View::Text,
                 ..AttachOptions::default()
             }),
-            ..CommandStartParams::new(info.session_id.clone(), program)
+            ..CommandStartParams::new(info.box_id.clone(), program)
         };
         let (chunks, mut pieces) = mpsc::channel(4);
         let caller = self.caller();
@@ -154,11 +154,7 @@ fn read_report(text: &str) -> Measured {
 }
 
 /// What all boxes of a workspace hold. Of a workspace that is the host's, the host has told.
-fn summed(
-    sessions: &[BoxSessionInfo],
-    reports: &[Option<Measured>],
-    processes: &[usize],
-) -> Vec<Value> {
+fn summed(sessions: &[BoxInfo], reports: &[Option<Measured>], processes: &[usize]) -> Vec<Value> {
     if sessions.is_empty() {
         return Vec::new();
     }

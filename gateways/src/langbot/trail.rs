@@ -8,7 +8,7 @@ pub(super) fn allowed(owner: &str, draft: &SpecDraft) {
     tracing::info!(
         target: "box_gateways::audit",
         caller = owner,
-        session_id = draft.session_id.as_deref(),
+        box_id = draft.box_id.as_deref(),
         image = draft.image.as_deref(),
         network = ?draft.network,
         mounts_host_path = draft.host_path.is_some(),
@@ -25,7 +25,7 @@ pub(super) fn finished(owner: &str, result: &BoxExecutionResult) {
     tracing::info!(
         target: "box_gateways::audit",
         caller = owner,
-        session_id = result.session_id.as_str(),
+        box_id = result.box_id.as_str(),
         backend = result.backend_name,
         status = ?result.status,
         exit_code = result.exit_code,

@@ -1,6 +1,6 @@
 //! LangBot's view of a box, and a few of its words.
 
-use box_protocol::{BoxSessionInfo, HostPathMode, LaneStatus, Network, UnixMs, World};
+use box_protocol::{BoxInfo, HostPathMode, LaneStatus, Network, UnixMs, World};
 use serde::{Serialize, Serializer};
 
 /// The gateway's name, which its boxes carry.
@@ -52,12 +52,12 @@ pub(super) struct SessionView<'a> {
     status: LaneStatus,
 }
 
-impl<'a> From<&'a BoxSessionInfo> for SessionView<'a> {
-    fn from(info: &'a BoxSessionInfo) -> Self {
+impl<'a> From<&'a BoxInfo> for SessionView<'a> {
+    fn from(info: &'a BoxInfo) -> Self {
         Self {
-            session_id: info.session_id.as_str(),
+            session_id: info.box_id.as_str(),
             backend_name: &info.backend_name,
-            backend_session_id: &info.backend_session_id,
+            backend_session_id: &info.backend_id,
             image: info.image.as_deref().unwrap_or_default(),
             network: info.network,
             host_path: info.host_path.as_deref(),
@@ -85,7 +85,7 @@ mod tests {
     #[test]
     fn a_session_has_langbots_members_and_no_other() {
         let spec = SpecDraft::new("s1").build().unwrap();
-        let mut info = BoxSessionInfo::starting(&spec, "fake", "b1", UnixMs(1_794_784_697_977));
+        let mut info = BoxInfo::starting(&spec, "fake", "b1", UnixMs(1_794_784_697_977));
         info.status = LaneStatus::Running;
         let json = serde_json::to_value(SessionView::from(&info)).unwrap();
         let members: Vec<_> = json

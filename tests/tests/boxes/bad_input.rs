@@ -23,16 +23,16 @@ async fn a_bad_spec_is_refused_by_its_field(setup: Setup) {
         (json!({"mount_path": "relative"}), "mount_path"),
         (json!({"host_path": "relative"}), "host_path"),
         (json!({"host_path": "/srv/x", "workdir": "/opt"}), "workdir"),
-        (json!({"session_id": ""}), "session_id"),
-        (json!({"session_id": long}), "session_id"),
-        (json!({"session_id": "a/b"}), "session_id"),
+        (json!({"box_id": ""}), "box_id"),
+        (json!({"box_id": long}), "box_id"),
+        (json!({"box_id": "a/b"}), "box_id"),
         (json!({"env": {"K": 1}}), "env"),
         (json!({"surprise": 1}), "surprise"),
         (json!({"cmd": ""}), "cmd"),
         (json!({"cmd": 7}), "cmd"),
     ];
     for (change, field) in cases {
-        let mut spec = json!({"session_id": "bad", "cmd": "echo"});
+        let mut spec = json!({"box_id": "bad", "cmd": "echo"});
         for (key, value) in change.as_object().unwrap() {
             spec[key] = value.clone();
         }
@@ -46,7 +46,7 @@ async fn a_bad_spec_is_refused_by_its_field(setup: Setup) {
     raw.call(
         3,
         "box.exec",
-        &json!({"spec": {"session_id": "good", "cmd": "echo", "timeout_sec": "30"}}),
+        &json!({"spec": {"box_id": "good", "cmd": "echo", "timeout_sec": "30"}}),
     )
     .await;
     assert_eq!(

@@ -10,13 +10,13 @@ every_transport!(an_exec_reports_which_output_was_cut_and_is_otherwise_langbots)
 async fn an_exec_reports_which_output_was_cut_and_is_otherwise_langbots(setup: Setup) {
     let mut raw = setup.service().raw().await;
     let mut exec = async |id, command: &str| -> Map<String, Value> {
-        let spec = json!({"session_id": "s", "cmd": command});
+        let spec = json!({"box_id": "s", "cmd": command});
         raw.call(id, "box.exec", &json!({"spec": spec})).await;
         serde_json::from_value(raw.answer().await.result()).unwrap()
     };
     let mut whole = exec(1, "print 100").await;
     whole.remove("duration_ms").expect("a duration");
-    let expected = json!({"session_id": "s", "backend_name": "fake", "status": "completed",
+    let expected = json!({"box_id": "s", "backend_name": "fake", "status": "completed",
         "exit_code": 0, "stdout": "é".repeat(OUTPUT_CHARS), "stderr": "quiet"});
     assert_eq!(json!(whole), expected);
     let cut = exec(2, "print 101").await;

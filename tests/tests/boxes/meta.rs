@@ -45,38 +45,38 @@ fn outcome(answer: &RawAnswer) -> (bool, Option<Code>, String) {
 
 async fn every_action_accepts_metadata_beside_its_parameters(setup: Setup) {
     let mut raw = setup.service().raw().await;
-    raw.call(1, "box.create", &json!({"spec": {"session_id": "b"}}))
+    raw.call(1, "box.create", &json!({"spec": {"box_id": "b"}}))
         .await;
     raw.answer().await.result();
-    let named = json!({"session_id": "b"});
-    let command = json!({"session_id": "b", "command_id": "c"});
-    let file = json!({"session_id": "b", "path": "/f"});
-    let shell = json!({"session_id": "b", "shell_id": "s"});
+    let named = json!({"box_id": "b"});
+    let command = json!({"box_id": "b", "command_id": "c"});
+    let file = json!({"box_id": "b", "path": "/f"});
+    let shell = json!({"box_id": "b", "shell_id": "s"});
     // These parameters decode, so only the metadata could make a call fail.
     let mut asked: BTreeMap<&str, Value> = [
-        ("box.create", json!({"spec": {"session_id": "b"}})),
-        ("box.exec", json!({"spec": {"session_id": "b", "cmd": "true"}})),
-        ("box.transition", json!({"session_id": "b", "to": "running"})),
-        ("command.start", json!({"session_id": "b", "program": {"text": "true"}})),
+        ("box.create", json!({"spec": {"box_id": "b"}})),
+        ("box.exec", json!({"spec": {"box_id": "b", "cmd": "true"}})),
+        ("box.transition", json!({"box_id": "b", "to": "running"})),
+        ("command.start", json!({"box_id": "b", "program": {"text": "true"}})),
         ("command.list", named.clone()),
-        ("shell.run", json!({"session_id": "b", "shell_id": "s", "text": "true"})),
+        ("shell.run", json!({"box_id": "b", "shell_id": "s", "text": "true"})),
         ("shell.list", named.clone()),
         ("shell.create", named.clone()),
         ("shell.delete", shell),
-        ("file.write", json!({"session_id": "b", "path": "/f", "data": ""})),
-        ("file.stat", json!({"session_id": "b", "paths": ["/f"]})),
-        ("file.find", json!({"session_id": "b", "path": "/", "glob": "*"})),
-        ("file.grep", json!({"session_id": "b", "path": "/", "pattern": "x"})),
-        ("file.replace", json!({"session_id": "b", "path": "/f", "old": "a", "new": "b"})),
-        ("file.move", json!({"session_id": "b", "src": "/f", "dest": "/g"})),
-        ("file.remove", json!({"session_id": "b", "paths": ["/f"]})),
+        ("file.write", json!({"box_id": "b", "path": "/f", "data": ""})),
+        ("file.stat", json!({"box_id": "b", "paths": ["/f"]})),
+        ("file.find", json!({"box_id": "b", "path": "/", "glob": "*"})),
+        ("file.grep", json!({"box_id": "b", "path": "/", "pattern": "x"})),
+        ("file.replace", json!({"box_id": "b", "path": "/f", "old": "a", "new": "b"})),
+        ("file.move", json!({"box_id": "b", "src": "/f", "dest": "/g"})),
+        ("file.remove", json!({"box_id": "b", "paths": ["/f"]})),
         (
             "file.unpack",
-            json!({"session_id": "b", "path": "/", "data": "", "upload": {"id": "u", "offset": 0, "done": true}}),
+            json!({"box_id": "b", "path": "/", "data": "", "upload": {"id": "u", "offset": 0, "done": true}}),
         ),
-        ("port.open", json!({"session_id": "b", "port": 80})),
-        ("port.send", json!({"session_id": "b", "conn_id": "x"})),
-        ("port.share", json!({"session_id": "b", "port": 80})),
+        ("port.open", json!({"box_id": "b", "port": 80})),
+        ("port.send", json!({"box_id": "b", "conn_id": "x"})),
+        ("port.share", json!({"box_id": "b", "port": 80})),
         ("box.events", json!({})),
         ("box.list", json!({})),
     ]
@@ -100,7 +100,7 @@ async fn every_action_accepts_metadata_beside_its_parameters(setup: Setup) {
         raw.call(id, action, params).await;
         let plain = raw.answer().await;
         if *action == "box.delete" {
-            raw.call(1, "box.create", &json!({"spec": {"session_id": "b"}}))
+            raw.call(1, "box.create", &json!({"spec": {"box_id": "b"}}))
                 .await;
             raw.answer().await.result();
         }
@@ -116,13 +116,13 @@ async fn every_action_accepts_metadata_beside_its_parameters(setup: Setup) {
 
 async fn a_deadline_ends_a_call_that_is_passed_on(setup: Setup) {
     let mut raw = setup.service().raw().await;
-    let hang = json!({"spec": {"session_id": "b", "cmd": "hang", "timeout_sec": 600}});
-    raw.call(1, "box.create", &json!({"spec": {"session_id": "b"}}))
+    let hang = json!({"spec": {"box_id": "b", "cmd": "hang", "timeout_sec": 600}});
+    raw.call(1, "box.create", &json!({"spec": {"box_id": "b"}}))
         .await;
     raw.answer().await.result();
     raw.call(2, "box.exec", &hang).await;
     // The call waits behind the command, which never ends.
-    let asked = json!({"session_id": "b"});
+    let asked = json!({"box_id": "b"});
     call(
         &mut raw,
         3,
@@ -140,7 +140,7 @@ async fn a_deadline_ends_a_call_that_is_passed_on(setup: Setup) {
 async fn a_request_key_holds_for_a_call_that_is_passed_on(setup: Setup) {
     let mut raw = setup.service().raw().await;
     for id in ["a", "b"] {
-        raw.call(1, "box.create", &json!({"spec": {"session_id": id}}))
+        raw.call(1, "box.create", &json!({"spec": {"box_id": id}}))
             .await;
         raw.answer().await.result();
     }
@@ -150,7 +150,7 @@ async fn a_request_key_holds_for_a_call_that_is_passed_on(setup: Setup) {
             &mut raw,
             id,
             "box.delete",
-            &json!({"session_id": session}),
+            &json!({"box_id": session}),
             &beside,
         )
         .await;

@@ -4,7 +4,7 @@ use box_protocol::actions::{
     BoxCreate, BoxCreateParams, BoxDelete, BoxDeleteParams, BoxExec, BoxExecParams, BoxGet,
     BoxGetParams, BoxList, BoxListParams, IfExists, SystemHealth, SystemShutdown, SystemStatus,
 };
-use box_protocol::{BoxExecutionResult, ExecutionStatus, Killed, SessionId, SpecDraft};
+use box_protocol::{BoxExecutionResult, BoxId, ExecutionStatus, Killed, SpecDraft};
 use box_rpc::{CallError, Code, Empty, Peer};
 use box_tests::boxes::{BackendCalls, InspectBackend, SetAvailability, SetBackend};
 use box_tests::every_transport;
@@ -33,7 +33,7 @@ every_transport!(
 );
 
 fn draft(id: &str, cmd: &str, more: &Value) -> SpecDraft {
-    let mut spec = json!({"session_id": id, "cmd": cmd});
+    let mut spec = json!({"box_id": id, "cmd": cmd});
     for (key, value) in more.as_object().unwrap() {
         spec[key] = value.clone();
     }
@@ -67,12 +67,12 @@ async fn list(peer: &Peer) -> Vec<String> {
     listed
         .items
         .iter()
-        .map(|item| item.session_id.to_string())
+        .map(|item| item.box_id.to_string())
         .collect()
 }
 
-fn id(text: &str) -> SessionId {
-    SessionId::new(text).unwrap()
+fn id(text: &str) -> BoxId {
+    BoxId::new(text).unwrap()
 }
 
 fn refused(error: &CallError) -> (Code, String) {
@@ -85,7 +85,7 @@ fn refused(error: &CallError) -> (Code, String) {
 async fn a_command_runs_and_its_result_comes_back(setup: Setup) {
     let fixture = setup.boxes().start().await;
     let result = exec(&fixture.peer, "r-1", "echo remote").await.unwrap();
-    assert_eq!(result.session_id, id("r-1"));
+    assert_eq!(result.box_id, id("r-1"));
     assert_eq!(
         (result.status, result.exit_code),
         (ExecutionStatus::Completed, Some(0))
@@ -135,7 +135,7 @@ async fn boxes_can_be_listed(setup: Setup) {
         panic!("{listed:?}")
     };
     assert_eq!(
-        (item.session_id.as_str(), item.backend_name.as_str()),
+        (item.box_id.as_str(), item.backend_name.as_str()),
         ("r-2", "fake")
     );
     assert!(item.created_at.0 > 0 && item.last_used_at >= item.created_at);
@@ -152,14 +152,11 @@ async fn status_reports_backend_and_boxes(setup: Setup) {
         (&json!("fake"), &json!(true))
     );
     assert_eq!(
-        (&before["active_sessions"], &before["session_ttl_sec"]),
+        (&before["active_boxes"], &before["idle_ttl_sec"]),
         (&json!(0), &json!(300))
     );
     exec(&fixture.peer, "obs-1", "echo").await.unwrap();
-    assert_eq!(
-        status(fixture.peer.clone()).await["active_sessions"],
-        json!(1)
-    );
+    assert_eq!(status(fixture.peer.clone()).await["active_boxes"], json!(1));
 }
 
 async fn health_names_the_backend_or_none(setup: Setup) {
@@ -191,7 +188,7 @@ async fn a_box_can_be_made_ahead_of_its_first_command(setup: Setup) {
     let made = fixture.peer.call::<BoxCreate>(&params).await.unwrap();
     assert_eq!(
         (
-            made.info.session_id.as_str(),
+            made.info.box_id.as_str(),
             made.info.backend_name.as_str(),
             made.existed
         ),
@@ -209,17 +206,17 @@ async fn a_box_can_be_made_ahead_of_its_first_command(setup: Setup) {
     let found = fixture
         .peer
         .call::<BoxGet>(&BoxGetParams {
-            session_id: id("r-create-1"),
+            box_id: id("r-create-1"),
             guest: false,
         })
         .await
         .unwrap();
-    assert_eq!(found.info.session_id, id("r-create-1"));
+    assert_eq!(found.info.box_id, id("r-create-1"));
 }
 
 fn delete(text: &str) -> BoxDeleteParams {
     BoxDeleteParams {
-        session_id: id(text),
+        box_id: id(text),
         force: false,
     }
 }
@@ -378,10 +375,7 @@ async fn more_boxes_than_allowed_are_refused_by_name(setup: Setup) {
     }
     let (code, message) = refused(&exec(&fixture.peer, "full-8", "echo").await.unwrap_err());
     assert_eq!(code, Code::Capacity);
-    assert!(
-        message.contains("Box session capacity reached (8)"),
-        "{message}"
-    );
+    assert!(message.contains("box capacity reached (8)"), "{message}");
     exec(&fixture.peer, "full-0", "echo again").await.unwrap();
     fixture
         .peer

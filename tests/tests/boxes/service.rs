@@ -111,7 +111,7 @@ async fn long_output_is_cut_around_a_notice(setup: Setup) {
 async fn locked_fields_and_the_longest_timeout_are_the_profiles(setup: Setup) {
     let fixture = setup.boxes().start().await;
     let service = service(&fixture, json!({"profile": "offline_readonly"})).await;
-    let payload = json!({"cmd": "echo hi", "session_id": "41", "read_only_rootfs": false, "network": "on", "timeout_sec": "999"});
+    let payload = json!({"cmd": "echo hi", "box_id": "41", "read_only_rootfs": false, "network": "on", "timeout_sec": "999"});
     service
         .execute_spec_payload(object(payload), &query(41))
         .await
@@ -158,7 +158,7 @@ async fn a_path_outside_the_roots_never_reaches_the_runtime(setup: Setup) {
         root.path().join("allowed/../allowed-not"),
         "/".into(),
     ] {
-        let payload = json!({"cmd": "pwd", "session_id": "12", "host_path": path});
+        let payload = json!({"cmd": "pwd", "box_id": "12", "host_path": path});
         let error = service
             .execute_spec_payload(object(payload), &query(12))
             .await
@@ -280,7 +280,7 @@ async fn status_joins_runtime_and_service(setup: Setup) {
         (&json!("default"), &json!("fake"))
     );
     assert_eq!(
-        (&status["available"], &status["active_sessions"]),
+        (&status["available"], &status["active_boxes"]),
         (&json!(true), &json!(0))
     );
 }
@@ -289,7 +289,7 @@ async fn a_conflict_keeps_its_type_through_every_hop(setup: Setup) {
     let fixture = setup.boxes().start().await;
     let service = service(&fixture, json!({})).await;
     let payload =
-        |memory: u32| object(json!({"cmd": "echo", "session_id": "hop", "memory_mb": memory}));
+        |memory: u32| object(json!({"cmd": "echo", "box_id": "hop", "memory_mb": memory}));
     service
         .execute_spec_payload(payload(256), &query(1))
         .await
@@ -354,7 +354,7 @@ async fn the_default_profile_fills_in_what_was_not_asked_for(setup: Setup) {
 async fn an_unlocked_field_is_the_callers(setup: Setup) {
     let fixture = setup.boxes().start().await;
     let service = service(&fixture, json!({})).await;
-    let payload = json!({"cmd": "echo hi", "session_id": "31", "network": "on"});
+    let payload = json!({"cmd": "echo hi", "box_id": "31", "network": "on"});
     service
         .execute_spec_payload(object(payload), &query(31))
         .await
@@ -369,7 +369,7 @@ async fn every_way_to_write_a_timeout_is_cut_to_the_longest(setup: Setup) {
         .into_iter()
         .enumerate()
     {
-        let payload = json!({"cmd": "echo", "session_id": format!("t{n}"), "timeout_sec": timeout});
+        let payload = json!({"cmd": "echo", "box_id": format!("t{n}"), "timeout_sec": timeout});
         service
             .execute_spec_payload(object(payload), &query(33))
             .await
@@ -407,7 +407,7 @@ async fn a_path_under_a_configured_root_is_mounted(setup: Setup) {
     std::fs::create_dir(&directory).unwrap();
     let service = service(&fixture, json!({"allowed_host_mount_roots": [root.path()]})).await;
     let payload =
-        json!({"cmd": "pwd", "session_id": "11", "host_path": directory, "host_path_mode": "rw"});
+        json!({"cmd": "pwd", "box_id": "11", "host_path": directory, "host_path_mode": "rw"});
     let result = service
         .execute_spec_payload(object(payload), &query(11))
         .await
@@ -456,7 +456,7 @@ async fn the_services_sessions_are_the_runtimes(setup: Setup) {
     let sessions = service.sessions().await.unwrap();
     let names: Vec<_> = sessions
         .iter()
-        .map(|session| session.session_id.as_str())
+        .map(|session| session.box_id.as_str())
         .collect();
     assert_eq!(names, ["test-session"]);
 }

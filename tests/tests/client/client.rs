@@ -35,8 +35,8 @@ async fn boxes_are_made_found_listed_used_and_deleted() {
             .unwrap();
         assert_eq!(ran.stdout_text(), "executed: hello");
         let all = client.list(BoxListParams::default()).await.unwrap();
-        assert_eq!((all.total, &all.items[0].session_id), (1, work.id()));
-        assert_eq!(client.status().await.unwrap().active_sessions, 1);
+        assert_eq!((all.total, &all.items[0].box_id), (1, work.id()));
+        assert_eq!(client.status().await.unwrap().active_boxes, 1);
         work.delete().await.unwrap();
         for error in [work.delete().await.err(), client.open("one").await.err()] {
             assert!(error.unwrap().is_not_found());

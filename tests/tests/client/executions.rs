@@ -127,7 +127,7 @@ async fn a_run_in_a_shell_goes_where_it_is_sent_for_as_long_as_it_may() {
     );
     let asked = script.asked(&["shell.run"]).pop().unwrap().params;
     let id = asked["command_id"].clone();
-    let expected = json!({"session_id": "b", "shell_id": "sess-1", "command_id": id, "text": "pwd", "cwd": "/var",
+    let expected = json!({"box_id": "b", "shell_id": "sess-1", "command_id": id, "text": "pwd", "cwd": "/var",
         "timeout_ms": 5000, "env": {}, "stdin": "closed"});
     assert_eq!(asked, expected);
 

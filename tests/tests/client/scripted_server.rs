@@ -248,7 +248,7 @@ impl ScriptedServer {
 
 /// The description of a command.
 pub(crate) fn info(id: &str) -> CommandInfo {
-    let info = json!({"session_id": "b", "command_id": id, "state": "running", "pid": 7,
+    let info = json!({"box_id": "b", "command_id": id, "state": "running", "pid": 7,
         "program": {"text": "x"}, "cwd": "/", "created_at": 1});
     serde_json::from_value(info).unwrap()
 }
@@ -274,13 +274,9 @@ impl Handle<BoxGet> for ScriptedServer {
         params: BoxGetParams,
         _: Call<BoxGet>,
     ) -> Result<BoxGetResult, BoxError> {
-        let spec = box_client::SpecDraft::new(params.session_id.as_str()).build()?;
-        let info = box_protocol::BoxSessionInfo::starting(
-            &spec,
-            "scripted",
-            "none",
-            box_protocol::UnixMs(1),
-        );
+        let spec = box_client::SpecDraft::new(params.box_id.as_str()).build()?;
+        let info =
+            box_protocol::BoxInfo::starting(&spec, "scripted", "none", box_protocol::UnixMs(1));
         Ok(BoxGetResult { info, guest: None })
     }
 }
@@ -361,7 +357,7 @@ impl Handle<ShellCreate> for ScriptedServer {
         call: Call<ShellCreate>,
     ) -> Result<ShellCreateResult, BoxError> {
         self.note(&params, &call)?;
-        let info = json!({"session_id": "b", "shell_id": params.shell_id, "language": "bash", "state": "idle",
+        let info = json!({"box_id": "b", "shell_id": params.shell_id, "language": "bash", "state": "idle",
             "cwd": "/", "persist": true, "created_at": 1, "last_used_at": 1});
         Ok(ShellCreateResult {
             info: serde_json::from_value(info).unwrap(),

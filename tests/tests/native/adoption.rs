@@ -109,7 +109,7 @@ impl Host {
     }
 
     async fn start_command(&self, id: &str, text: &str) -> CommandStartResult {
-        let params = json!({"session_id": "kept", "command_id": id, "program": {"text": text},
+        let params = json!({"box_id": "kept", "command_id": id, "program": {"text": text},
             "cwd": "/tmp", "on_disconnect": "keep"});
         self.call::<CommandStart>(params).await.unwrap()
     }
@@ -121,7 +121,7 @@ impl Host {
         from: u64,
         silence: Option<u64>,
     ) -> (Vec<u8>, CommandInfo, ReadEnd) {
-        let params = json!({"session_id": "kept", "command_id": id, "view": "bytes",
+        let params = json!({"box_id": "kept", "command_id": id, "view": "bytes",
             "from": {"offsets": {"stdout": from, "stderr": 0}}, "until": {"silence_ms": silence}});
         let params = serde_json::from_value(params).unwrap();
         let mut chunks = self
@@ -193,9 +193,9 @@ async fn boxes_commands_logs_and_ends_are_there_after_every_kill() {
         let state = machine.directory();
         let mut host = Host::start(machine, state.path()).await.unwrap();
         assert_eq!(host.adopted, 0);
-        let spec = json!({"spec": {"session_id": "kept", "persistent": true, "memory_mb": 300, "labels": {"a": "b"}}});
+        let spec = json!({"spec": {"box_id": "kept", "persistent": true, "memory_mb": 300, "labels": {"a": "b"}}});
         host.call::<BoxCreate>(spec.clone()).await.unwrap();
-        let made = host.call::<BoxGet>(json!({"session_id": "kept"})).await.unwrap().info;
+        let made = host.call::<BoxGet>(json!({"box_id": "kept"})).await.unwrap().info;
         // Load: one command that writes as fast as it can, and one that only counts.
         host.start_command("load", "while :; do seq 1 10000; done").await;
         let counter = "i=0; while :; do echo line $i; i=$((i+1)); sleep 0.005; done";
@@ -207,7 +207,7 @@ async fn boxes_commands_logs_and_ends_are_there_after_every_kill() {
             host.start_command(&id, &ends).await;
             // A client is reading when the runtime is killed.
             let peer = host.session.peer();
-            let params = json!({"session_id": "kept", "command_id": "load", "view": "bytes",
+            let params = json!({"box_id": "kept", "command_id": "load", "view": "bytes",
                 "from": {"tail": 0}});
             let params = serde_json::from_value(params).unwrap();
             let mut reading = peer.stream::<CommandAttach>(&params).await.unwrap();
@@ -226,14 +226,14 @@ async fn boxes_commands_logs_and_ends_are_there_after_every_kill() {
             assert_eq!(info.state, CommandState::Running);
         }
         assert!(next > 10, "{next}");
-        let now = host.call::<BoxGet>(json!({"session_id": "kept"})).await.unwrap().info;
+        let now = host.call::<BoxGet>(json!({"box_id": "kept"})).await.unwrap().info;
         assert_eq!((now.created_at, &now.labels, &now.missing), (made.created_at, &made.labels, &made.missing));
-        let ran = json!({"spec": {"session_id": "kept", "persistent": true, "memory_mb": 300, "cmd": "echo still here"}});
+        let ran = json!({"spec": {"box_id": "kept", "persistent": true, "memory_mb": 300, "cmd": "echo still here"}});
         assert_eq!(host.call::<BoxExec>(ran).await.unwrap().stdout, "still here\n");
-        let other = json!({"spec": {"session_id": "kept", "memory_mb": 301, "cmd": "true"}});
+        let other = json!({"spec": {"box_id": "kept", "memory_mb": 301, "cmd": "true"}});
         assert_eq!(code(host.call::<BoxExec>(other).await.unwrap_err()), Code::Conflict);
-        host.call::<BoxDelete>(json!({"session_id": "kept", "force": true})).await.unwrap();
-        assert_eq!(code(host.call::<CommandGet>(json!({"session_id": "kept", "command_id": "count"})).await.unwrap_err()), Code::NotFound);
+        host.call::<BoxDelete>(json!({"box_id": "kept", "force": true})).await.unwrap();
+        assert_eq!(code(host.call::<CommandGet>(json!({"box_id": "kept", "command_id": "count"})).await.unwrap_err()), Code::NotFound);
         let left = std::fs::read_dir(state.path()).unwrap().filter(|entry| entry.as_ref().unwrap().path().is_dir());
         assert_eq!(left.count(), 0);
         host.kill().await;
@@ -249,7 +249,7 @@ async fn what_is_gone_is_swept_and_a_state_directory_has_one_user() {
         let host = Host::start(machine, state.path()).await.unwrap();
         for id in ["one", "two"] {
             let cmd = format!("sleep {seconds} > /dev/null 2>&1 & echo $!");
-            host.call::<BoxExec>(json!({"spec": {"session_id": id, "cmd": cmd}}))
+            host.call::<BoxExec>(json!({"spec": {"box_id": id, "cmd": cmd}}))
                 .await
                 .unwrap();
         }
@@ -281,11 +281,11 @@ async fn what_is_gone_is_swept_and_a_state_directory_has_one_user() {
         // It ended while no runtime ran: reported gone, and cleaned up.
         for id in ["one", "two"] {
             let _ = host
-                .call::<BoxDelete>(json!({"session_id": id, "force": true}))
+                .call::<BoxDelete>(json!({"box_id": id, "force": true}))
                 .await;
         }
         assert_eq!(processes_with(&seconds), 0);
-        host.call::<BoxCreate>(json!({"spec": {"session_id": "three"}}))
+        host.call::<BoxCreate>(json!({"spec": {"box_id": "three"}}))
             .await
             .unwrap();
         host.kill().await;
@@ -312,7 +312,7 @@ async fn what_is_gone_is_swept_and_a_state_directory_has_one_user() {
         assert!(!left.exists());
         assert_eq!(
             code(
-                host.call::<BoxGet>(json!({"session_id": "three"}))
+                host.call::<BoxGet>(json!({"box_id": "three"}))
                     .await
                     .unwrap_err()
             ),
@@ -333,7 +333,7 @@ async fn a_box_whose_workspace_is_gone_takes_no_other_with_it() {
         for (id, workspace) in [("lost", &lost), ("kept", &kept), ("plain", &kept)] {
             let quota = if id == "plain" { 0 } else { 8 };
             let cmd = format!("sleep {seconds} > /dev/null 2>&1 & echo $!");
-            let spec = json!({"session_id": id, "host_path": workspace.path(), "workspace_quota_mb": quota, "cmd": cmd});
+            let spec = json!({"box_id": id, "host_path": workspace.path(), "workspace_quota_mb": quota, "cmd": cmd});
             host.call::<BoxExec>(json!({"spec": spec})).await.unwrap();
         }
         host.kill().await;
@@ -349,16 +349,16 @@ async fn a_box_whose_workspace_is_gone_takes_no_other_with_it() {
             all.filter(|entry| entry.as_ref().unwrap().path().is_dir()).count()
         };
         eventually("and nothing is left of it", async || directories() == 2).await;
-        assert_eq!(code(host.call::<BoxGet>(json!({"session_id": "lost"})).await.unwrap_err()), Code::NotFound);
+        assert_eq!(code(host.call::<BoxGet>(json!({"box_id": "lost"})).await.unwrap_err()), Code::NotFound);
         // The quota of the other box still applies.
         let fill = "for i in $(seq 200); do head -c 1M /dev/urandom > f$i; sleep 0.01; done";
-        let spec = json!({"session_id": "kept", "host_path": kept.path(), "workspace_quota_mb": 8, "cmd": fill});
+        let spec = json!({"box_id": "kept", "host_path": kept.path(), "workspace_quota_mb": 8, "cmd": fill});
         let error = host.call::<BoxExec>(json!({"spec": spec})).await.unwrap_err();
         assert!(BoxError::from(error).message().starts_with("quota exceeded: 8 MiB"));
         host.kill().await;
         let host = Host::start(machine, state.path()).await.unwrap();
         assert_eq!((host.adopted, processes_with(&seconds)), (1, 1));
-        host.call::<BoxDelete>(json!({"session_id": "plain", "force": true})).await.unwrap();
+        host.call::<BoxDelete>(json!({"box_id": "plain", "force": true})).await.unwrap();
         assert_eq!((directories(), processes_with(&seconds)), (0, 0));
         std::fs::remove_dir(lost.path()).unwrap();
         std::fs::rename(aside, lost.path()).unwrap();
@@ -385,7 +385,7 @@ async fn a_record_of_another_version_costs_no_box() {
         let host = Host::start(machine, state.path()).await.unwrap();
         for id in ["odd", "newer", "strange"] {
             let cmd = format!("sleep {seconds} > /dev/null 2>&1 & echo $!");
-            let spec = json!({"session_id": id, "labels": {"id": id}, "cmd": cmd});
+            let spec = json!({"box_id": id, "labels": {"id": id}, "cmd": cmd});
             host.call::<BoxExec>(json!({"spec": spec})).await.unwrap();
         }
         host.kill().await;
@@ -413,7 +413,7 @@ async fn a_record_of_another_version_costs_no_box() {
         let host = Host::start(machine, state.path()).await.unwrap();
         assert_eq!(host.adopted, 1);
         let odd = host
-            .call::<BoxGet>(json!({"session_id": "odd"}))
+            .call::<BoxGet>(json!({"box_id": "odd"}))
             .await
             .unwrap()
             .info;
@@ -427,7 +427,7 @@ async fn a_record_of_another_version_costs_no_box() {
         let host = Host::start(machine, state.path()).await.unwrap();
         assert_eq!(host.adopted, 3);
         for id in ["odd", "newer", "strange"] {
-            host.call::<BoxDelete>(json!({"session_id": id, "force": true}))
+            host.call::<BoxDelete>(json!({"box_id": id, "force": true}))
                 .await
                 .unwrap();
         }

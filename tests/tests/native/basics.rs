@@ -1,6 +1,6 @@
 //! Commands, their ends, and specs that cannot become a box.
 
-use box_protocol::{BoxState, Code, SessionId};
+use box_protocol::{BoxId, BoxState, Code};
 use box_runtime::native::{NativeBackend, NativeConfig};
 use box_runtime::{BoxRuntime, Caller, RuntimeConfig};
 use box_tests::machine::{on_each_machine, params, printed, spec};
@@ -58,7 +58,7 @@ async fn exit_codes_and_signals_are_reported() {
 async fn a_command_has_its_environment_directory_and_user_and_nothing_else() {
     on_each_machine(async |machine| {
         let asked = spec(
-            json!({"session_id": "env", "workdir": "/tmp/a/b", "env": {"COLOR": "red"},
+            json!({"box_id": "env", "workdir": "/tmp/a/b", "env": {"COLOR": "red"},
             "cmd": "pwd; id -un; env | sort; read line || echo no input"}),
         );
         let result = machine.exec_spec(asked).await.unwrap();
@@ -84,7 +84,7 @@ async fn a_command_has_its_environment_directory_and_user_and_nothing_else() {
 #[tokio::test]
 async fn a_directory_that_cannot_be_is_a_typed_error_and_the_box_lives() {
     on_each_machine(async |machine| {
-        let asked = spec(json!({"session_id": "cwd", "workdir": "/proc/nowhere", "cmd": "true"}));
+        let asked = spec(json!({"box_id": "cwd", "workdir": "/proc/nowhere", "cmd": "true"}));
         let error = machine.exec_spec(asked).await.unwrap_err();
         assert_eq!(error.code(), Code::Validation);
         assert!(error.message().contains("cwd"), "{error:?}");
@@ -96,9 +96,9 @@ async fn a_directory_that_cannot_be_is_a_typed_error_and_the_box_lives() {
 #[tokio::test]
 async fn a_box_says_what_it_runs_on_and_what_it_goes_without() {
     on_each_machine(async |machine| {
-        let asked = spec(json!({"session_id": "facts", "image": "alpine:latest", "cmd": "true"}));
+        let asked = spec(json!({"box_id": "facts", "image": "alpine:latest", "cmd": "true"}));
         machine.exec_spec(asked).await.unwrap();
-        let id = SessionId::new("facts").unwrap();
+        let id = BoxId::new("facts").unwrap();
         let info = machine.runtime.get(&Caller::Local, &id).await.unwrap();
         assert_eq!(
             (info.image.as_deref(), info.rootfs.as_deref()),
@@ -116,7 +116,7 @@ async fn a_box_says_what_it_runs_on_and_what_it_goes_without() {
 async fn without_a_fork_server_a_call_is_unavailable_and_names_no_path() {
     let backend = NativeBackend::new(NativeConfig::new("/nowhere/at-all"));
     let runtime = BoxRuntime::start(RuntimeConfig::with(backend));
-    let asked = spec(json!({"session_id": "none", "cmd": "true"}));
+    let asked = spec(json!({"box_id": "none", "cmd": "true"}));
     let error = runtime
         .exec(&Caller::Local, params(asked))
         .await
@@ -137,7 +137,7 @@ async fn images_are_directories_by_name_and_strictly_so_if_wanted() {
         config.strict_images = true;
         let runtime = BoxRuntime::start(RuntimeConfig::with(NativeBackend::new(config)));
         let exec = |image: &str| {
-            let asked = spec(json!({"session_id": image, "image": image, "cmd": "true"}));
+            let asked = spec(json!({"box_id": image, "image": image, "cmd": "true"}));
             runtime.exec(&Caller::Local, params(asked))
         };
         let error = exec("other").await.unwrap_err();

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::adoption::Host;
 
 async fn is_there(host: &Host, session: &str, path: &str) -> bool {
-    let params = json!({"session_id": session, "paths": [path]});
+    let params = json!({"box_id": session, "paths": [path]});
     let reported = host.call::<FileStat>(params).await.unwrap();
     matches!(reported.paths[path], FileOutcome::Stat(_))
 }
@@ -19,7 +19,7 @@ async fn is_there(host: &Host, session: &str, path: &str) -> bool {
 async fn begin(host: &Host, session: &str, on_disconnect: &str) {
     let cmd = "touch /tmp/begun; until [ -e /tmp/go ]; do sleep 0.05; done; touch /tmp/ended";
     let params: Value =
-        json!({"spec": {"session_id": session, "cmd": cmd}, "on_disconnect": on_disconnect});
+        json!({"spec": {"box_id": session, "cmd": cmd}, "on_disconnect": on_disconnect});
     let params = serde_json::from_value(params).unwrap();
     let peer = host.peer();
     tokio::spawn(async move { peer.call::<BoxExec>(&params).await });
@@ -32,12 +32,12 @@ async fn round(machine: &Machine) {
     let state = machine.directory();
     let host = Host::start(machine, state.path()).await.unwrap();
     for session in ["kept", "cut"] {
-        let spec = json!({"spec": {"session_id": session, "labels": {"old": "1"}}});
+        let spec = json!({"spec": {"box_id": session, "labels": {"old": "1"}}});
         host.call::<BoxCreate>(spec).await.unwrap();
     }
     begin(&host, "kept", "keep").await;
     begin(&host, "cut", "kill").await;
-    let changed = json!({"session_id": "kept", "name": "renamed", "labels": {"old": null, "new": "2"},
+    let changed = json!({"box_id": "kept", "name": "renamed", "labels": {"old": null, "new": "2"},
         "lifetime": {"idle_ms": 3_600_000}});
     host.call::<BoxUpdate>(changed).await.unwrap();
     // While the exec runs, directly after the answer.
@@ -46,7 +46,7 @@ async fn round(machine: &Machine) {
     let host = Host::start(machine, state.path()).await.unwrap();
     assert_eq!(host.adopted, 2);
     let reported = host
-        .call::<BoxGet>(json!({"session_id": "kept"}))
+        .call::<BoxGet>(json!({"box_id": "kept"}))
         .await
         .unwrap();
     let reported = serde_json::to_value(reported.info).unwrap();
@@ -59,7 +59,7 @@ async fn round(machine: &Machine) {
         (&json!("renamed"), &json!({"new": "2"}), &json!(3_600_000))
     );
     for session in ["kept", "cut"] {
-        let go = json!({"session_id": session, "program": {"argv": ["touch", "/tmp/go"]}});
+        let go = json!({"box_id": session, "program": {"argv": ["touch", "/tmp/go"]}});
         host.call::<CommandStart>(go).await.unwrap();
     }
     while !is_there(&host, "kept", "/tmp/ended").await {
@@ -67,10 +67,10 @@ async fn round(machine: &Machine) {
     }
     assert!(!is_there(&host, "cut", "/tmp/ended").await);
     for session in ["kept", "cut"] {
-        let cmd = json!({"spec": {"session_id": session, "cmd": "pgrep sleep; true"}});
+        let cmd = json!({"spec": {"box_id": session, "cmd": "pgrep sleep; true"}});
         let after = host.call::<BoxExec>(cmd).await.unwrap();
         assert_eq!(after.stdout, "", "{session}");
-        host.call::<BoxDelete>(json!({"session_id": session}))
+        host.call::<BoxDelete>(json!({"box_id": session}))
             .await
             .unwrap();
     }

@@ -12,14 +12,14 @@ use tokio::sync::mpsc;
 const PRINT: &str = "echo $A $B $C ${D-none}";
 
 fn params<T: serde::de::DeserializeOwned>(mut more: Value) -> T {
-    more["session_id"] = json!("e");
+    more["box_id"] = json!("e");
     serde_json::from_value(more).unwrap()
 }
 
 async fn exec(machine: &Machine, cmd: &str, env: Value) -> Result<String, BoxError> {
     let defaults =
         json!({"env": {"A": "box", "B": "box", "C": "box"}, "env_file": "/workspace/.env"});
-    let asked = json!({"session_id": "e", "cmd": cmd, "env": env, "defaults": defaults});
+    let asked = json!({"box_id": "e", "cmd": cmd, "env": env, "defaults": defaults});
     let ran = machine.exec_spec(spec(asked)).await?;
     Ok(printed(&ran).to_owned())
 }

@@ -42,12 +42,12 @@ async fn events(runtime: &BoxRuntime, caller: &str, asked: Value) -> (Vec<BoxEve
 fn kinds(events: &[BoxEvent]) -> Vec<(&str, &str)> {
     events
         .iter()
-        .map(|event| (event.session_id.as_str(), &*event.kind))
+        .map(|event| (event.box_id.as_str(), &*event.kind))
         .collect()
 }
 
 async fn delete(machine: &Machine, id: &str) {
-    let asked = serde_json::from_value(json!({"session_id": id})).unwrap();
+    let asked = serde_json::from_value(json!({"box_id": id})).unwrap();
     let deleted = machine.runtime.delete(&Caller::Local, asked).await;
     deleted.unwrap();
 }
@@ -69,14 +69,13 @@ async fn the_owner_of_a_box_gets_its_events_in_order() {
         let hers = params(SpecDraft::new("hers").cmd("true"));
         runtime.exec(&alice, hers).await.unwrap();
         delete(machine, "a").await;
-        let slow = spec(json!({"session_id": "slow", "cmd": "sleep 60", "timeout_sec": 1}));
+        let slow = spec(json!({"box_id": "slow", "cmd": "sleep 60", "timeout_sec": 1}));
         machine.exec_spec(slow).await.unwrap();
-        let short =
-            spec(json!({"session_id": "short", "cmd": "true", "lifetime": {"idle_ms": 50}}));
+        let short = spec(json!({"box_id": "short", "cmd": "true", "lifetime": {"idle_ms": 50}}));
         machine.exec_spec(short).await.unwrap();
         machine.exec("dies", "true").await;
         // An agent that exits ends its box.
-        let start_over = spec(json!({"session_id": "dies", "cmd": "echo alive"}));
+        let start_over = spec(json!({"box_id": "dies", "cmd": "echo alive"}));
         assert_eq!(
             printed(&machine.exec_spec(start_over).await.unwrap()),
             "alive"
@@ -94,7 +93,7 @@ async fn the_owner_of_a_box_gets_its_events_in_order() {
         let pauses = !machine.lacks("cgroup.freeze").await;
         if pauses {
             for to in ["paused", "running"] {
-                let asked = serde_json::from_value(json!({"session_id": "dies", "to": to}));
+                let asked = serde_json::from_value(json!({"box_id": "dies", "to": to}));
                 let moved = runtime.transition(&Caller::Local, asked.unwrap()).await;
                 moved.unwrap();
             }
@@ -121,7 +120,7 @@ async fn the_owner_of_a_box_gets_its_events_in_order() {
         assert_eq!(sorted(owned(&kinds(&all))), sorted(owned(&expected)));
         assert!(all.windows(2).all(|two| two[0].seq < two[1].seq));
         assert_eq!(all.last().unwrap().seq, next);
-        let (one, _) = events(runtime, "local", json!({"session_id": "slow"})).await;
+        let (one, _) = events(runtime, "local", json!({"box_id": "slow"})).await;
         assert_eq!(kinds(&one), [("slow", "started"), ("slow", "timeout")]);
         let (later, _) = events(runtime, "local", json!({"after": all[2].seq})).await;
         assert_eq!(later, all[3..]);
@@ -130,7 +129,7 @@ async fn the_owner_of_a_box_gets_its_events_in_order() {
             kinds(&events(runtime, "alice", json!({})).await.0),
             [("hers", "started")]
         );
-        let (bobs, _) = events(runtime, "bob", json!({"session_id": "hers"})).await;
+        let (bobs, _) = events(runtime, "bob", json!({"box_id": "hers"})).await;
         assert!(bobs.is_empty(), "{bobs:?}");
         let mut live = Vec::new();
         while live.len() < all.len() {
@@ -148,9 +147,9 @@ async fn a_box_that_fails_or_runs_out_of_memory_says_so() {
         if machine.lacks("cgroup.memory").await {
             return;
         }
-        let hog = spec(json!({"session_id": "h", "memory_mb": 64, "cmd": "exec tail /dev/zero"}));
+        let hog = spec(json!({"box_id": "h", "memory_mb": 64, "cmd": "exec tail /dev/zero"}));
         machine.exec_spec(hog).await.unwrap();
-        let (all, _) = events(&machine.runtime, "local", json!({"session_id": "h"})).await;
+        let (all, _) = events(&machine.runtime, "local", json!({"box_id": "h"})).await;
         assert_eq!(kinds(&all), [("h", "started"), ("h", "oom")]);
     })
     .await;
@@ -197,7 +196,7 @@ async fn a_box_that_is_taken_over_says_so() {
     on_each_machine(async |machine| {
         let state = machine.directory();
         let host = Host::start(machine, state.path()).await.unwrap();
-        let made = json!({"spec": {"session_id": "t"}});
+        let made = json!({"spec": {"box_id": "t"}});
         host.call::<BoxCreate>(made).await.unwrap();
         let before = host.call::<BoxEvents>(json!({})).await.unwrap().next;
         host.kill().await;
@@ -205,12 +204,9 @@ async fn a_box_that_is_taken_over_says_so() {
         let asked = serde_json::from_value(json!({"after": before})).unwrap();
         let mut chunks = host.peer().stream::<BoxEvents>(&asked).await.unwrap();
         let adopted = chunks.next().await.unwrap().unwrap();
-        assert_eq!(
-            (adopted.session_id.as_str(), &*adopted.kind),
-            ("t", "adopted")
-        );
+        assert_eq!((adopted.box_id.as_str(), &*adopted.kind), ("t", "adopted"));
         assert!(adopted.seq > before && adopted.lost == 0, "{adopted:?}");
-        let gone = json!({"session_id": "t", "force": true});
+        let gone = json!({"box_id": "t", "force": true});
         host.call::<BoxDelete>(gone).await.unwrap();
         host.kill().await;
     })
@@ -221,7 +217,7 @@ async fn get(machine: &Machine, guest: bool) -> Result<BoxGetResult, BoxError> {
     let (near, far) = queue::pair(16);
     let _server = Session::start(far, machine.runtime.router(), Options::new(Caller::Local));
     let client = Session::start(near, Router::empty(), Options::client());
-    let asked = serde_json::from_value(json!({"session_id": "g", "guest": guest})).unwrap();
+    let asked = serde_json::from_value(json!({"box_id": "g", "guest": guest})).unwrap();
     let answer = client.peer().call::<BoxGet>(&asked).await;
     answer.map_err(BoxError::from)
 }

@@ -4,7 +4,7 @@
 
 use std::os::unix::fs::PermissionsExt as _;
 
-use box_protocol::{Code, SessionId};
+use box_protocol::{BoxId, Code};
 use box_rpc::{Options, Router, Session};
 use box_runtime::native::NativeBackend;
 use box_runtime::{BoxRuntime, Caller, RuntimeConfig};
@@ -35,7 +35,7 @@ fn runtime_after(script: &str) -> (BoxRuntime, tempfile::TempDir) {
 #[tokio::test]
 async fn a_box_without_a_primitive_it_needs_is_refused_by_name() {
     let exec = async |runtime: &BoxRuntime| {
-        let asked = spec(json!({"session_id": "closed", "cmd": "echo ran"}));
+        let asked = spec(json!({"box_id": "closed", "cmd": "echo ran"}));
         runtime.exec(&Caller::Local, params(asked)).await
     };
     let (runtime, _dir) = runtime_after("true");
@@ -48,7 +48,7 @@ async fn a_box_without_a_primitive_it_needs_is_refused_by_name() {
         let name = format!("namespace.{}", if kind == "mnt" { "mount" } else { kind });
         assert!(error.message().contains(&name), "{error:?}");
         assert!(runtime.health().await.missing.contains(&name));
-        let session = SessionId::new("closed").unwrap();
+        let session = BoxId::new("closed").unwrap();
         let left = runtime.get(&Caller::Local, &session).await;
         assert_eq!(left.unwrap_err().code(), Code::NotFound, "no box is left");
     }

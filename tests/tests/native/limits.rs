@@ -8,8 +8,7 @@ use serde_json::json;
 #[tokio::test]
 async fn a_memory_hog_is_killed_and_other_boxes_survive() {
     on_each_machine(async |machine| {
-        let asked =
-            spec(json!({"session_id": "hog", "memory_mb": 64, "cmd": "exec tail /dev/zero"}));
+        let asked = spec(json!({"box_id": "hog", "memory_mb": 64, "cmd": "exec tail /dev/zero"}));
         let result = machine.exec_spec(asked).await.unwrap();
         // Without cgroups the process is refused the memory and ends by itself.
         if machine.lacks("cgroup.memory").await {
@@ -22,10 +21,10 @@ async fn a_memory_hog_is_killed_and_other_boxes_survive() {
             );
             assert!(result.stderr.contains("64 MB"), "{result:?}");
         }
-        let again = spec(json!({"session_id": "hog", "memory_mb": 64, "cmd": "echo alive"}));
+        let again = spec(json!({"box_id": "hog", "memory_mb": 64, "cmd": "echo alive"}));
         assert_eq!(printed(&machine.exec_spec(again).await.unwrap()), "alive");
         // The same end for other reasons, in a box that ran out of memory before.
-        let killed = spec(json!({"session_id": "hog", "memory_mb": 64, "cmd": "kill -KILL $$"}));
+        let killed = spec(json!({"box_id": "hog", "memory_mb": 64, "cmd": "kill -KILL $$"}));
         let killed = machine.exec_spec(killed).await.unwrap();
         assert_eq!(
             (killed.exit_code, killed.oom),
@@ -34,7 +33,7 @@ async fn a_memory_hog_is_killed_and_other_boxes_survive() {
         );
         // A shell that outlives a killed child returns its end as an exit code.
         let waits = "tail /dev/zero";
-        let waits = spec(json!({"session_id": "hog", "memory_mb": 64, "cmd": waits}));
+        let waits = spec(json!({"box_id": "hog", "memory_mb": 64, "cmd": waits}));
         let waits = machine.exec_spec(waits).await.unwrap();
         assert_eq!(
             waits.oom,
@@ -49,7 +48,7 @@ async fn a_memory_hog_is_killed_and_other_boxes_survive() {
 async fn a_fork_bomb_stops_at_the_limit() {
     on_each_machine(async |machine| {
         let bomb = "for i in $(seq 100); do sleep 60 & done 2>/dev/null; echo all started";
-        let asked = spec(json!({"session_id": "bomb", "pids_limit": 16, "cmd": bomb}));
+        let asked = spec(json!({"box_id": "bomb", "pids_limit": 16, "cmd": bomb}));
         let result = machine.exec_spec(asked).await.unwrap();
         assert!(!result.stdout.contains("all started"), "{result:?}");
         printed(&machine.exec("bystander", "sh -c true").await);
@@ -70,7 +69,7 @@ async fn when_memory_runs_out_commands_go_before_their_agent() {
             return;
         }
         let asked = |cmd: &str| {
-            spec(json!({"session_id": "crowd", "memory_mb": 64,
+            spec(json!({"box_id": "crowd", "memory_mb": 64,
             "pids_limit": 400, "cmd": cmd}))
         };
         // The shell must be the smallest process by far, or the kernel chooses it.

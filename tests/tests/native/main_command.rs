@@ -9,7 +9,7 @@ use box_tests::machine::{Machine, on_each_machine, printed};
 use serde_json::json;
 
 async fn create(machine: &Machine, argv: &[&str], ends_box: bool) -> Result<(), BoxError> {
-    let spec = json!({"session_id": "m", "main": {"argv": argv, "ends_box": ends_box},
+    let spec = json!({"box_id": "m", "main": {"argv": argv, "ends_box": ends_box},
         "defaults": {"cwd": "/tmp", "env": {"A": "1"}}});
     let params: BoxCreateParams = serde_json::from_value(json!({"spec": spec})).unwrap();
     let created = machine.runtime.create(&Caller::Local, params).await;
@@ -17,13 +17,13 @@ async fn create(machine: &Machine, argv: &[&str], ends_box: bool) -> Result<(), 
 }
 
 async fn main_of(machine: &Machine) -> Result<CommandInfo, BoxError> {
-    let key = json!({"session_id": "m", "command_id": "main"});
+    let key = json!({"box_id": "m", "command_id": "main"});
     let key = serde_json::from_value(key).unwrap();
     machine.runtime.get_command(&Caller::Local, key).await
 }
 
 async fn move_to(machine: &Machine, to: TargetState) {
-    let params = serde_json::from_value(json!({"session_id": "m", "to": to})).unwrap();
+    let params = serde_json::from_value(json!({"box_id": "m", "to": to})).unwrap();
     let moved = machine.runtime.transition(&Caller::Local, params).await;
     assert!(moved.unwrap().changed);
 }
@@ -50,7 +50,7 @@ async fn a_box_may_begin_with_a_command_and_end_with_it() {
         assert_eq!(printed(&machine.exec("m", "echo beside").await), "beside");
         // Read until all of it has arrived: the command continues.
         let said = async {
-            let reads = json!({"session_id": "m", "command_id": "main"});
+            let reads = json!({"box_id": "m", "command_id": "main"});
             let reads = serde_json::from_value(reads).unwrap();
             let (sender, mut chunks) = tokio::sync::mpsc::channel(64);
             let caller = Caller::Local;
@@ -101,7 +101,7 @@ async fn a_box_may_outlive_the_command_it_begins_with_but_not_be_without() {
         let exit = main_of(machine).await.unwrap().exit.unwrap();
         assert_eq!((exit.code, exit.why), (Some(3), ExitWhy::Exit));
         assert_eq!(printed(&machine.exec("m", "echo lives").await), "lives");
-        let params = serde_json::from_value(json!({"session_id": "m", "force": true})).unwrap();
+        let params = serde_json::from_value(json!({"box_id": "m", "force": true})).unwrap();
         machine
             .runtime
             .delete(&Caller::Local, params)

@@ -13,7 +13,7 @@ async fn files_in_the_workspace_belong_to_who_owns_it() {
     on_each_machine(async |machine| {
         let dir = machine.directory();
         std::fs::write(dir.path().join("in"), "from outside").unwrap();
-        let asked = spec(json!({"session_id": "ws", "host_path": dir.path(),
+        let asked = spec(json!({"box_id": "ws", "host_path": dir.path(),
             "cmd": "cat in; mkdir sub; echo from inside > sub/out; id -u; stat -c %u sub/out"}));
         let result = machine.exec_spec(asked).await.unwrap();
         assert_eq!(printed(&result), "from outside1000\n1000");
@@ -29,7 +29,7 @@ async fn a_mount_is_read_only_if_asked_for_and_so_is_the_system() {
     on_each_machine(async |machine| {
         let (workspace, extra) = (machine.directory(), machine.directory());
         std::fs::write(extra.path().join("f"), "data").unwrap();
-        let asked = spec(json!({"session_id": "ro", "host_path": workspace.path(), "host_path_mode": "ro",
+        let asked = spec(json!({"box_id": "ro", "host_path": workspace.path(), "host_path_mode": "ro",
             "mount_path": "/project", "extra_mounts": [{"host_path": extra.path(),
             "mount_path": "/mnt/data", "mode": "rw"}],
             "cmd": "touch /project/x || cat /mnt/data/f; touch /mnt/data/g; touch /usr/x /x 2>&1 | wc -l"}));
@@ -44,7 +44,7 @@ async fn a_mount_is_read_only_if_asked_for_and_so_is_the_system() {
 #[tokio::test]
 async fn a_writable_system_is_the_boxes_own() {
     on_each_machine(async |machine| {
-        let asked = spec(json!({"session_id": "rw", "read_only_rootfs": false,
+        let asked = spec(json!({"box_id": "rw", "read_only_rootfs": false,
             "cmd": "echo mine > /opt/x && echo mine > /x && cat /opt/x /x"}));
         assert_eq!(
             printed(&machine.exec_spec(asked).await.unwrap()),
@@ -62,10 +62,8 @@ async fn a_source_that_is_not_there_or_a_link_is_refused_without_its_path() {
         std::fs::create_dir(dir.path().join("real")).unwrap();
         std::os::unix::fs::symlink("real", dir.path().join("link")).unwrap();
         for (name, why) in [("nothing", "is not there"), ("link", "symbolic link")] {
-            let asked = spec(
-                json!({"session_id": name, "host_path": dir.path().join(name),
-                "cmd": "true"}),
-            );
+            let asked = spec(json!({"box_id": name, "host_path": dir.path().join(name),
+                "cmd": "true"}));
             let error = machine.exec_spec(asked).await.unwrap_err();
             assert_eq!(error.code(), Code::Validation);
             assert!(error.message().contains(why), "{error:?}");
@@ -101,8 +99,7 @@ async fn content_known_by_its_digest_is_added_to_a_living_box() {
         let (place, mount) = known_by_digest(content.path());
         let look =
             format!("cat {place}/skill; ls {place}; touch {place}/x 2>/dev/null || echo kept");
-        let asked =
-            |id: &str| spec(json!({"session_id": id, "extra_mounts": [&mount], "cmd": look}));
+        let asked = |id: &str| spec(json!({"box_id": id, "extra_mounts": [&mount], "cmd": look}));
         let seen = "how toskill\nkept";
         // In an existing box, and in one that starts with it.
         printed(&machine.exec("late", "touch /tmp/same-box").await);
@@ -120,7 +117,7 @@ async fn content_known_by_its_digest_is_added_to_a_living_box() {
             printed(&machine.exec_spec(asked("late")).await.unwrap()),
             seen
         );
-        let same = machine.exec_spec(spec(json!({"session_id": "late", "extra_mounts": [&mount],
+        let same = machine.exec_spec(spec(json!({"box_id": "late", "extra_mounts": [&mount],
             "cmd": "ls /tmp/same-box"})));
         assert_eq!(printed(&same.await.unwrap()), "/tmp/same-box");
     })
@@ -135,7 +132,7 @@ async fn content_that_is_not_what_its_digest_says_is_refused() {
         std::fs::write(content.path().join("tree/skill"), "how ta").unwrap();
         printed(&machine.exec("late", "echo 1 > /tmp/same-box").await);
         for id in ["late", "early"] {
-            let asked = spec(json!({"session_id": id, "extra_mounts": [&mount], "cmd": "true"}));
+            let asked = spec(json!({"box_id": id, "extra_mounts": [&mount], "cmd": "true"}));
             let error = machine.exec_spec(asked).await.unwrap_err();
             assert_eq!(error.code(), Code::Validation, "{error:?}");
             let why = "Immutable artifact preparation failed: Artifact source changed: skill";
@@ -157,7 +154,7 @@ async fn a_mount_is_added_to_a_living_box_and_stays_its_own() {
         std::fs::write(second.path().join("f"), "second").unwrap();
         printed(&machine.exec("late", "touch /tmp/same-box").await);
         let add = async |source: &std::path::Path, place: &str, mode: &str| {
-            let params = json!({"session_id": "late", "labels": {"a": "b"}, "extra_mounts":
+            let params = json!({"box_id": "late", "labels": {"a": "b"}, "extra_mounts":
                 [{"host_path": source, "mount_path": place, "mode": mode}]});
             let params = serde_json::from_value(params).unwrap();
             machine
@@ -177,7 +174,7 @@ async fn a_mount_is_added_to_a_living_box_and_stays_its_own() {
         assert_eq!(error.code(), Code::Conflict);
         let error = add(second.path(), "/proc/x", "ro").await.unwrap_err();
         assert_eq!(error.code(), Code::Validation, "{error:?}");
-        let params = json!({"session_id": "absent", "extra_mounts": []});
+        let params = json!({"box_id": "absent", "extra_mounts": []});
         let params = serde_json::from_value(params).unwrap();
         let none = machine
             .runtime
@@ -194,25 +191,25 @@ async fn a_mount_to_write_to_is_for_what_is_started_after_it() {
         let (before, added) = (machine.directory(), machine.directory());
         // A thread that touches files, and a program, which both start before.
         let upload = async |path: &str| {
-            let params = json!({"session_id": "w", "path": path, "data": "aGk="});
+            let params = json!({"box_id": "w", "path": path, "data": "aGk="});
             let caller = box_runtime::Caller::Local;
             let params = serde_json::from_value(params).unwrap();
             let runtime = &machine.runtime;
             runtime.forward::<FileWrite>(&caller, &params).await
         };
         let wait = "(while [ ! -e /mnt/new/f ]; do sleep 0.02; done; echo > /mnt/new/old; echo $? > /tmp/said) &";
-        let asked = spec(json!({"session_id": "w", "host_path": before.path(), "cmd": wait}));
+        let asked = spec(json!({"box_id": "w", "host_path": before.path(), "cmd": wait}));
         printed(&machine.exec_spec(asked.clone()).await.unwrap());
         upload("/workspace/a").await.unwrap();
         let caller = box_runtime::Caller::Local;
         let update = async || {
-            let params = json!({"session_id": "w", "extra_mounts":
+            let params = json!({"box_id": "w", "extra_mounts":
                 [{"host_path": added.path(), "mount_path": "/mnt/new", "mode": "rw"}]});
             let params = serde_json::from_value(params).unwrap();
             machine.runtime.update(&caller, params).await
         };
         let go = async |to: &str| {
-            let params = json!({"session_id": "w", "to": to});
+            let params = json!({"box_id": "w", "to": to});
             let params = serde_json::from_value(params).unwrap();
             machine.runtime.transition(&caller, params).await
         };
@@ -248,18 +245,23 @@ async fn a_box_whose_workspace_outgrows_its_quota_is_ended() {
     on_each_machine(async |machine| {
         let dir = machine.directory();
         let exec = async |session: &str, cmd: &str| {
-            let asked = json!({"session_id": session, "host_path": dir.path(), "workspace_quota_mb": 8,
+            let asked = json!({"box_id": session, "host_path": dir.path(), "workspace_quota_mb": 8,
                 "cmd": cmd});
             machine.exec_spec(spec(asked)).await
         };
         // The kernel stops one file at the quota.
-        let one = exec("one", "head -c 20M /dev/zero > big; stat -c %s big; rm big").await.unwrap();
+        let one = exec("one", "head -c 20M /dev/zero > big; stat -c %s big; rm big")
+            .await
+            .unwrap();
         assert_eq!(printed(&one), (8 << 20).to_string());
         // The runtime finds many files by scanning.
         let many = "for i in $(seq 200); do head -c 1M /dev/urandom > f$i; sleep 0.01; done";
         let error = exec("many", many).await.unwrap_err();
         assert_eq!(error.code(), Code::Capacity, "{error:?}");
-        assert!(error.message().starts_with("quota exceeded: 8 MiB"), "{error:?}");
+        assert!(
+            error.message().starts_with("quota exceeded: 8 MiB"),
+            "{error:?}"
+        );
         let files = std::fs::read_dir(dir.path()).unwrap().count();
         assert!((8..100).contains(&files), "{files} files of 1 MiB");
         for file in std::fs::read_dir(dir.path()).unwrap() {
@@ -279,7 +281,7 @@ async fn a_quota_is_over_everything_that_a_box_can_write_to() {
         std::os::unix::fs::chown(one.path().join("inner"), Some(machine.uid), None).unwrap();
         let mount = |source: &std::path::Path, place: &str, mode: &str| json!({"host_path": source, "mount_path": place, "mode": mode});
         let exec = async |session: &str, mounts: &[serde_json::Value], cmd: &str| {
-            let asked = json!({"session_id": session, "workspace_quota_mb": 8, "cmd": cmd, "extra_mounts": mounts});
+            let asked = json!({"box_id": session, "workspace_quota_mb": 8, "cmd": cmd, "extra_mounts": mounts});
             machine.exec_spec(spec(asked)).await
         };
         // The kernel stops one file at the quota.
@@ -312,7 +314,7 @@ async fn a_file_system_with_quotas_keeps_that_of_a_workspace() {
         std::fs::create_dir(dir.path().join("old")).unwrap();
         std::fs::write(dir.path().join("old/file"), vec![1; 1 << 20]).unwrap();
         let exec = async |session: &str, dir: &std::path::Path, quota: Option<u32>, cmd: &str| {
-            let asked = json!({"session_id": session, "host_path": dir, "workspace_quota_mb": quota, "cmd": cmd, "timeout_sec": 100});
+            let asked = json!({"box_id": session, "host_path": dir, "workspace_quota_mb": quota, "cmd": cmd, "timeout_sec": 100});
             printed(&machine.exec_spec(spec(asked)).await.unwrap()).to_owned()
         };
         let fill = "for i in $(seq 20); do head -c 1M /dev/urandom > f$i; done 2>/dev/null; du -sm . | cut -f1";
@@ -332,7 +334,7 @@ async fn a_file_system_with_quotas_keeps_that_of_a_workspace() {
         assert!((10_000..=16_384).contains(&files), "{files} empty files");
         assert!(of(&exec("free", free.path(), None, fill).await) >= 20, "control");
         // The limit ends with the box.
-        let delete = serde_json::from_value(json!({"session_id": "q", "force": true})).unwrap();
+        let delete = serde_json::from_value(json!({"box_id": "q", "force": true})).unwrap();
         machine.runtime.delete(&box_runtime::Caller::Local, delete).await.unwrap();
         let room = async || of(&exec("later", dir.path(), None, "rm -f e*; head -c 20M /dev/zero > l; du -sm . | cut -f1").await);
         assert!(room().await >= 20);
@@ -340,7 +342,7 @@ async fn a_file_system_with_quotas_keeps_that_of_a_workspace() {
         // nor at once.
         let shared = machine.directory();
         let delete = async |session: &str| {
-            let delete = serde_json::from_value(json!({"session_id": session, "force": true})).unwrap();
+            let delete = serde_json::from_value(json!({"box_id": session, "force": true})).unwrap();
             machine.runtime.delete(&box_runtime::Caller::Local, delete).await.unwrap();
         };
         for session in ["first", "second"] {
@@ -361,7 +363,7 @@ async fn a_file_system_with_quotas_keeps_that_of_a_workspace() {
         exec("inner", &inner, Some(4), "true").await;
         exec("outer", shared.path(), Some(16), "rm -f f*").await;
         delete("outer").await;
-        let more = json!({"session_id": "inner", "host_path": inner, "workspace_quota_mb": 4, "cmd": format!("{fill}; sleep 60"), "timeout_sec": 100});
+        let more = json!({"box_id": "inner", "host_path": inner, "workspace_quota_mb": 4, "cmd": format!("{fill}; sleep 60"), "timeout_sec": 100});
         let error = machine.exec_spec(spec(more)).await.unwrap_err();
         assert!(error.message().starts_with("quota exceeded: 4 MiB"), "{error:?}");
     })
@@ -373,7 +375,7 @@ async fn a_box_that_fills_its_workspace_with_empty_files_is_ended() {
     on_each_machine(async |machine| {
         let dir = machine.directory();
         let cmd = "n=0; while :; do : > f$n; n=$((n+1)); done";
-        let asked = json!({"session_id": "empty", "host_path": dir.path(), "workspace_quota_mb": 1, "cmd": cmd});
+        let asked = json!({"box_id": "empty", "host_path": dir.path(), "workspace_quota_mb": 1, "cmd": cmd});
         let error = machine.exec_spec(spec(asked)).await.unwrap_err();
         assert_eq!(error.code(), Code::Capacity, "{error:?}");
         assert!(error.message().starts_with("quota exceeded: 1 MiB"), "{error:?}");
@@ -389,7 +391,7 @@ async fn directories_asked_for_in_a_workspace_are_made_by_its_owner() {
         let link = workspace.path().join("link");
         std::os::unix::fs::symlink(elsewhere.path(), &link).unwrap();
         let run = async |session: &str, mode: &str, dirs: serde_json::Value| {
-            let asked = json!({"session_id": session, "host_path": workspace.path(), "dirs": dirs,
+            let asked = json!({"box_id": session, "host_path": workspace.path(), "dirs": dirs,
                 "host_path_mode": mode, "cmd": "cd /workspace/a/b && touch mine && pwd"});
             machine.exec_spec(spec(asked)).await
         };

@@ -42,7 +42,7 @@ async fn exec(peer: &Peer, cmd: &str) -> String {
 
 /// Sends a call without waiting for its answer. Some calls have a request key.
 async fn ask<A: Action>(peer: &Peer, number: usize, mut asked: Value) -> Asked<A> {
-    asked["session_id"] = json!("o");
+    asked["box_id"] = json!("o");
     let asked: A::Params = serde_json::from_value(asked).unwrap();
     let request = peer.request::<A>(&asked);
     let request = if number.is_multiple_of(3) {
@@ -174,7 +174,7 @@ while True:
     exec(peer, &serve).await;
     exec(peer, "until test -e /tmp/listens; do sleep 0.05; done").await;
     for round in 0..ROUNDS {
-        let port = serde_json::from_value(json!({"session_id": "o", "port": 7000})).unwrap();
+        let port = serde_json::from_value(json!({"box_id": "o", "port": 7000})).unwrap();
         let mut chunks = peer.stream::<PortOpen>(&port).await.unwrap();
         let Some(Ok(PortChunk::ConnId(id))) = chunks.next().await else {
             panic!("no connection")
@@ -275,7 +275,7 @@ async fn the_longest_message_carries_a_file_and_input_into_a_box() {
         exec(peer, "cat /tmp/counted").await == BYTES.to_string()
     })
     .await;
-    let read = serde_json::from_value(json!({"session_id": "o", "path": "/tmp/long"})).unwrap();
+    let read = serde_json::from_value(json!({"box_id": "o", "path": "/tmp/long"})).unwrap();
     let info = peer.call::<FileRead>(&read).await.unwrap();
     assert_eq!(info.size, 2 * BYTES as u64);
 }

@@ -54,7 +54,7 @@ async fn a_mebibyte_of_each_stream_is_exact_and_more_is_counted() {
 async fn streamed(machine: &Machine, cmd: &str, slowly: bool) -> Vec<u8> {
     let (sender, mut chunks) = mpsc::channel(1);
     let asked: BoxExecParams = serde_json::from_value(json!({
-        "spec": spec(json!({"session_id": "stream", "cmd": cmd})), "attach": {"view": "bytes"}}))
+        "spec": spec(json!({"box_id": "stream", "cmd": cmd})), "attach": {"view": "bytes"}}))
     .unwrap();
     let call = tokio::spawn(machine.runtime.exec_streamed(&Caller::Local, asked, sender));
     let (mut all, mut count) = (Vec::new(), 0);

@@ -14,17 +14,17 @@ use serde_json::{Value, json};
 use super::adoption::Host;
 
 async fn move_to(runtime: &BoxRuntime, to: &str) -> Result<BoxTransitionResult, BoxError> {
-    let params = serde_json::from_value(json!({"session_id": "p", "to": to})).unwrap();
+    let params = serde_json::from_value(json!({"box_id": "p", "to": to})).unwrap();
     runtime.transition(&Caller::Local, params).await
 }
 
 async fn state(runtime: &BoxRuntime) -> BoxState {
-    let id = box_protocol::SessionId::new("p").unwrap();
+    let id = box_protocol::BoxId::new("p").unwrap();
     runtime.get(&Caller::Local, &id).await.unwrap().state
 }
 
 async fn look(runtime: &BoxRuntime) -> Result<(), BoxError> {
-    let params = serde_json::from_value(json!({"session_id": "p", "paths": ["/"]})).unwrap();
+    let params = serde_json::from_value(json!({"box_id": "p", "paths": ["/"]})).unwrap();
     let caller = Caller::Local;
     let looked = runtime.forward::<FileStat>(&caller, &params);
     looked.await.map(drop)
@@ -47,7 +47,7 @@ async fn a_paused_box_is_frozen_refuses_calls_and_resumes() {
         let absent = move_to(runtime, "paused").await.unwrap_err();
         assert_eq!(absent.code(), Code::NotFound);
         let workspace = machine.directory();
-        let asked = json!({"session_id": "p", "host_path": workspace.path(), "cmd": COUNTER});
+        let asked = json!({"box_id": "p", "host_path": workspace.path(), "cmd": COUNTER});
         machine.exec_spec(spec(asked)).await.unwrap();
         assert!(!move_to(runtime, "running").await.unwrap().changed);
         if machine.lacks("cgroup.freeze").await {
@@ -64,13 +64,13 @@ async fn a_paused_box_is_frozen_refuses_calls_and_resumes() {
         assert!(!move_to(runtime, "paused").await.unwrap().changed);
         assert_eq!(state(runtime).await, BoxState::Paused);
         assert_eq!(look(runtime).await.unwrap_err().code(), Code::Conflict);
-        let asked = json!({"session_id": "p", "host_path": workspace.path(), "cmd": "true"});
+        let asked = json!({"box_id": "p", "host_path": workspace.path(), "cmd": "true"});
         let exec = machine.exec_spec(spec(asked)).await;
         assert_eq!(exec.unwrap_err().code(), Code::Conflict);
-        let figures = serde_json::from_value(json!({"session_id": "p"})).unwrap();
+        let figures = serde_json::from_value(json!({"box_id": "p"})).unwrap();
         let figures = runtime.stats(&Caller::Local, figures, None).await;
         assert_eq!(figures.unwrap_err().code(), Code::Conflict);
-        let again = json!({"spec": {"session_id": "p", "host_path": workspace.path()}});
+        let again = json!({"spec": {"box_id": "p", "host_path": workspace.path()}});
         let create = serde_json::from_value(again).unwrap();
         let found = runtime.create(&Caller::Local, create).await.unwrap();
         assert_eq!((found.existed, found.info.state), (true, BoxState::Paused));
@@ -83,7 +83,7 @@ async fn a_paused_box_is_frozen_refuses_calls_and_resumes() {
         look(runtime).await.unwrap();
         eventually("it continues to count", async || count(&workspace) > before).await;
         move_to(runtime, "paused").await.unwrap();
-        let delete = serde_json::from_value(json!({"session_id": "p"})).unwrap();
+        let delete = serde_json::from_value(json!({"box_id": "p"})).unwrap();
         runtime.delete(&Caller::Local, delete).await.unwrap();
         let gone = move_to(runtime, "running").await.unwrap_err();
         assert_eq!(gone.code(), Code::NotFound);
@@ -98,7 +98,7 @@ async fn a_box_that_may_be_woken_is() {
             return;
         }
         let wakes =
-            |cmd: &str| spec(json!({"session_id": "p", "cmd": cmd, "lifetime": {"wake": true}}));
+            |cmd: &str| spec(json!({"box_id": "p", "cmd": cmd, "lifetime": {"wake": true}}));
         machine.exec_spec(wakes("true")).await.unwrap();
         let runtime = &machine.runtime;
         move_to(runtime, "paused").await.unwrap();
@@ -127,7 +127,7 @@ async fn neither_silence_nor_idle_time_ends_a_paused_box_but_its_lifetime_does()
         let lifetime = json!({"idle_ms": 2000, "expires_at": expires});
         let workspace = machine.directory();
         let asked = spec(
-            json!({"session_id": "p", "host_path": workspace.path(), "cmd": COUNTER,
+            json!({"box_id": "p", "host_path": workspace.path(), "cmd": COUNTER,
             "lifetime": lifetime}),
         );
         let exec = box_tests::machine::params(asked);
@@ -159,34 +159,34 @@ async fn a_paused_box_is_adopted_paused() {
         }
         let state = machine.directory();
         let host = Host::start(machine, state.path()).await.unwrap();
-        let made = json!({"spec": {"session_id": "p", "persistent": true}});
+        let made = json!({"spec": {"box_id": "p", "persistent": true}});
         host.call::<box_protocol::actions::BoxCreate>(made)
             .await
             .unwrap();
         let program = json!({"text": "i=0; while :; do i=$((i+1)); echo $i; sleep 0.01; done"});
-        let start = json!({"session_id": "p", "command_id": "c", "program": program, "cwd": "/tmp",
+        let start = json!({"box_id": "p", "command_id": "c", "program": program, "cwd": "/tmp",
             "on_disconnect": "keep"});
         host.call::<CommandStart>(start).await.unwrap();
-        let paused: Value = json!({"session_id": "p", "to": "paused"});
+        let paused: Value = json!({"box_id": "p", "to": "paused"});
         host.call::<BoxTransition>(paused).await.unwrap();
         host.kill().await;
         let host = Host::start(machine, state.path()).await.unwrap();
         assert_eq!(host.adopted, 1);
-        let get = json!({"session_id": "p"});
+        let get = json!({"box_id": "p"});
         let found = host.call::<BoxGet>(get).await.unwrap().info;
         assert_eq!(found.state, BoxState::Paused);
-        let running = json!({"session_id": "p", "to": "running"});
+        let running = json!({"box_id": "p", "to": "running"});
         let moved = host.call::<BoxTransition>(running).await.unwrap();
         assert!(moved.changed);
         loop {
-            let read = json!({"session_id": "p", "command_id": "c", "view": "none",
+            let read = json!({"box_id": "p", "command_id": "c", "view": "none",
                 "until": {"ms": 50}});
             let read = host.call::<CommandAttach>(read).await.unwrap();
             if read.info.size.stdout > 0 {
                 break;
             }
         }
-        let delete = json!({"session_id": "p", "force": true});
+        let delete = json!({"box_id": "p", "force": true});
         host.call::<box_protocol::actions::BoxDelete>(delete)
             .await
             .unwrap();

@@ -22,7 +22,7 @@ impl PortConnection {
         let (sender, mut chunks) = mpsc::channel(4);
         let runtime = machine.runtime.clone();
         let running = tokio::spawn(async move {
-            let params = serde_json::from_value(json!({"session_id": "p", "port": port})).unwrap();
+            let params = serde_json::from_value(json!({"box_id": "p", "port": port})).unwrap();
             let caller = Caller::Local;
             let opening = runtime.forward_streamed::<PortOpen>(&caller, &params, sender);
             opening.await
@@ -57,7 +57,7 @@ impl PortConnection {
 
 async fn send(machine: &Machine, id: &ConnId, data: &[u8], close: bool) -> Result<(), BoxError> {
     let mut params: box_protocol::actions::PortSendParams =
-        serde_json::from_value(json!({"session_id": "p", "conn_id": id, "close": close})).unwrap();
+        serde_json::from_value(json!({"box_id": "p", "conn_id": id, "close": close})).unwrap();
     params.data = Some(data.to_vec().into());
     let caller = Caller::Local;
     let sent = machine.runtime.forward::<PortSend>(&caller, &params);
@@ -162,7 +162,7 @@ async fn a_mebibyte_goes_and_comes_back_over_both_kinds_of_address() {
             assert_eq!(gone.code(), Code::NotFound);
             machine.exec("p", "pkill -f serve.py; sleep 0.1").await;
         }
-        let params = serde_json::from_value(json!({"session_id": "p"})).unwrap();
+        let params = serde_json::from_value(json!({"box_id": "p"})).unwrap();
         let figures = machine.runtime.stats(&Caller::Local, params, None).await;
         let figures = figures.unwrap();
         assert_eq!(figures.network_received_bytes, Some(2 << 20));

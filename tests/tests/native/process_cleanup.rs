@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use box_protocol::actions::{BoxDeleteParams, BoxListParams, FileWrite, FileWriteParams};
 use box_protocol::error::{Detail, Ended};
-use box_protocol::{Blob, BoxError, BoxState, Code, ExecutionStatus, Killed, SessionId, SpecDraft};
+use box_protocol::{Blob, BoxError, BoxId, BoxState, Code, ExecutionStatus, Killed, SpecDraft};
 use box_runtime::native::NativeBackend;
 use box_runtime::{BoxRuntime, Caller, RuntimeConfig};
 use box_tests::machine::{
@@ -31,7 +31,7 @@ async fn sessions(machine: &Machine) -> Vec<String> {
     listed
         .items
         .iter()
-        .map(|info| info.session_id.to_string())
+        .map(|info| info.box_id.to_string())
         .collect()
 }
 
@@ -39,8 +39,7 @@ async fn sessions(machine: &Machine) -> Vec<String> {
 async fn a_timeout_kills_everything_and_drops_the_session() {
     on_each_machine(async |machine| {
         let seconds = mark();
-        let asked =
-            spec(json!({"session_id": "slow", "timeout_sec": 1, "cmd": stubborn(&seconds)}));
+        let asked = spec(json!({"box_id": "slow", "timeout_sec": 1, "cmd": stubborn(&seconds)}));
         let asked = json!({"spec": asked, "on_timeout": "drop_box"});
         let asked = serde_json::from_value(asked).unwrap();
         let result = machine.runtime.exec(&Caller::Local, asked).await.unwrap();
@@ -66,7 +65,7 @@ async fn a_timeout_that_spares_the_box_kills_the_tree_and_nothing_else() {
                 )
                 .await,
         );
-        let asked = json!({"spec": spec(json!({"session_id": "kept", "timeout_sec": 1,
+        let asked = json!({"spec": spec(json!({"box_id": "kept", "timeout_sec": 1,
             "cmd": stubborn(&mine)}))});
         let asked = serde_json::from_value(asked).unwrap();
         let result = machine.runtime.exec(&Caller::Local, asked).await.unwrap();
@@ -83,7 +82,7 @@ async fn a_timeout_that_spares_the_box_kills_the_tree_and_nothing_else() {
 
 async fn delete(machine: &Machine, session: &str) {
     let asked: BoxDeleteParams =
-        serde_json::from_value(json!({"session_id": session, "force": true})).unwrap();
+        serde_json::from_value(json!({"box_id": session, "force": true})).unwrap();
     machine.runtime.delete(&Caller::Local, asked).await.unwrap();
 }
 
@@ -164,12 +163,12 @@ async fn a_box_that_is_given_up_is_cleaned_up_all_the_same() {
         let mut config = RuntimeConfig::with(NativeBackend::new(native));
         config.stop_timeout = Duration::ZERO;
         let (runtime, caller) = (BoxRuntime::start(config), Caller::Local);
-        let spec = json!({"spec": {"session_id": "given-up"}});
+        let spec = json!({"spec": {"box_id": "given-up"}});
         let create = serde_json::from_value(spec).unwrap();
         runtime.create(&caller, create).await.unwrap();
         let left = || state.path().read_dir().unwrap().count();
         assert_eq!(left(), 1);
-        let delete = json!({"session_id": "given-up", "force": true});
+        let delete = json!({"box_id": "given-up", "force": true});
         let delete = serde_json::from_value(delete).unwrap();
         // The deletion may finish before the deadline.
         if let Err(error) = runtime.delete(&caller, delete).await {
@@ -201,7 +200,7 @@ async fn a_fork_server_that_starts_slowly_is_started_once() {
         let (runtime, caller) = (BoxRuntime::start(config), Caller::Local);
         let mut refused = 0;
         loop {
-            let spec = json!({"spec": {"session_id": "slow"}});
+            let spec = json!({"spec": {"box_id": "slow"}});
             let create = serde_json::from_value(spec).unwrap();
             match runtime.create(&caller, create).await {
                 Ok(_) => break,
@@ -227,17 +226,17 @@ async fn a_box_whose_files_fill_its_memory_fails_for_lack_of_memory() {
         }
         // The private files of the box are memory. They leave less than its agent may need.
         let fill = "head -c 100M /dev/zero > /tmp/full 2>/dev/null; echo full";
-        let small = |cmd: &str| spec(json!({"session_id": "m", "memory_mb": 32, "cmd": cmd}));
+        let small = |cmd: &str| spec(json!({"box_id": "m", "memory_mb": 32, "cmd": cmd}));
         let filled = machine.exec_spec(small(fill)).await.unwrap();
         assert_eq!(printed(&filled), "full", "the box lives");
         let (runtime, caller) = (&machine.runtime, Caller::Local);
-        let id = SessionId::new("m").unwrap();
+        let id = BoxId::new("m").unwrap();
         let get = async || runtime.get(&caller, &id).await;
         assert_eq!(get().await.unwrap().state, BoxState::Running);
         // Each call takes memory of the agent, which is the only process in the box.
         let write = |number: usize| {
             let data = Blob::from("x".repeat(3 << 20).into_bytes());
-            let asked = json!({"session_id": "m", "path": format!("/tmp/w{number}"), "data": data});
+            let asked = json!({"box_id": "m", "path": format!("/tmp/w{number}"), "data": data});
             let asked: FileWriteParams = serde_json::from_value(asked).unwrap();
             let caller = &caller;
             async move { runtime.forward::<FileWrite>(caller, &asked).await }
@@ -263,7 +262,7 @@ async fn a_box_whose_files_fill_its_memory_fails_for_lack_of_memory() {
         assert_eq!(info.state, BoxState::Failed);
         assert_eq!(info.reason.as_deref(), Some(reason));
         let (sender, mut events) = tokio::sync::mpsc::channel(64);
-        let asked = serde_json::from_value(json!({"session_id": "m"})).unwrap();
+        let asked = serde_json::from_value(json!({"box_id": "m"})).unwrap();
         runtime.events(&caller, asked, Some(sender)).await.unwrap();
         let mut answer = Vec::new();
         while let Some(event) = events.recv().await {

@@ -64,7 +64,7 @@ async fn read_all(
         };
         let wanted = (random.below(3) == 0).then(|| 1 + random.below(20_000));
         let cut_after = (random.below(3) == 0).then(|| random.below(3));
-        let params = json!({"session_id": "r", "command_id": id, "view": view,
+        let params = json!({"box_id": "r", "command_id": id, "view": view,
             "from": {"offsets": from}, "until": {"bytes": wanted}});
         let params = serde_json::from_value(params).unwrap();
         let (sender, mut chunks) = mpsc::channel(1);
@@ -137,7 +137,7 @@ async fn run(machine: &Machine, number: usize) -> (u64, usize) {
     } else {
         json!({"text": format!("seq {} >&2 & seq {}; wait", counts[1], counts[0])})
     };
-    let params = json!({"session_id": "r", "command_id": id, "program": program, "cwd": "/tmp",
+    let params = json!({"box_id": "r", "command_id": id, "program": program, "cwd": "/tmp",
         "log_bytes": 4096 + random.below(40_000), "retain_ms": 60_000});
     let params = serde_json::from_value(params).unwrap();
     machine
@@ -151,7 +151,7 @@ async fn run(machine: &Machine, number: usize) -> (u64, usize) {
         read_all(machine, &id, &written, &mut random),
         read_all(machine, &id, &written, &mut other),
     );
-    let forget = json!({"session_id": "r", "command_id": id, "forget": true});
+    let forget = json!({"box_id": "r", "command_id": id, "forget": true});
     let forget = serde_json::from_value(forget).unwrap();
     machine
         .runtime
@@ -213,7 +213,7 @@ async fn a_flood_and_a_slow_reader_take_no_memory_and_delay_no_other_reader() {
         }
         // The full amount once: the boxes of an ordinary user do not differ here.
         let bytes: u64 = if machine.name == "root" { 1 << 30 } else { 64 << 20 };
-        let params = json!({"session_id": "r", "program": {"argv": ["head", "-c", bytes.to_string(), "/dev/zero"]},
+        let params = json!({"box_id": "r", "program": {"argv": ["head", "-c", bytes.to_string(), "/dev/zero"]},
             "cwd": "/tmp", "attach": {"view": "bytes"}});
         let params = serde_json::from_value(params).unwrap();
         let (sender, mut chunks) = mpsc::channel(1);

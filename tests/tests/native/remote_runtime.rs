@@ -6,7 +6,7 @@ use std::process::Command;
 use box_protocol::actions::{
     BoxExec, BoxGet, BoxGetParams, CommandAttach, CommandAttachParams, CommandChunk, CommandStart,
 };
-use box_protocol::{BoxExecutionResult, Code, ExecutionStatus, SessionId, SpecDraft};
+use box_protocol::{BoxExecutionResult, BoxId, Code, ExecutionStatus, SpecDraft};
 use box_rpc::{CallError, Peer};
 use box_service::{BoxService, Query, ServiceConfig};
 use box_tests::every_transport;
@@ -63,7 +63,7 @@ async fn files_persist_in_a_session_and_stay_out_of_others(setup: Setup) {
 async fn a_timeout_kills_the_command_and_drops_the_session(setup: Setup) {
     let seconds = mark();
     let fixture = setup.real_boxes().start().await;
-    let asked = json!({"session_id": "slow", "timeout_sec": 1, "cmd": format!("sleep {seconds}")});
+    let asked = json!({"box_id": "slow", "timeout_sec": 1, "cmd": format!("sleep {seconds}")});
     let asked = json!({"spec": spec(asked), "on_timeout": "drop_box"});
     let asked = serde_json::from_value(asked).unwrap();
     let result = fixture.peer.call::<BoxExec>(&asked).await.unwrap();
@@ -73,7 +73,7 @@ async fn a_timeout_kills_the_command_and_drops_the_session(setup: Setup) {
     );
     assert_eq!(processes_with(&seconds), 0);
     let asked = BoxGetParams {
-        session_id: SessionId::new("slow").unwrap(),
+        box_id: BoxId::new("slow").unwrap(),
         guest: false,
     };
     let Err(CallError::Refused(error)) = fixture.peer.call::<BoxGet>(&asked).await else {
@@ -100,7 +100,7 @@ async fn without_a_network_nothing_outside_is_reached(setup: Setup) {
 
 async fn a_box_that_cannot_be_is_a_typed_error(setup: Setup) {
     let fixture = setup.real_boxes().start().await;
-    let asked = json!({"session_id": "gone", "host_path": "/not/there/at/all", "cmd": "true"});
+    let asked = json!({"box_id": "gone", "host_path": "/not/there/at/all", "cmd": "true"});
     let Err(CallError::Refused(error)) = exec_spec(&fixture.peer, spec(asked)).await else {
         panic!("the path to mount does not exist")
     };
@@ -130,11 +130,11 @@ async fn a_caller_that_is_cut_resumes_at_its_offset(setup: Setup) {
     printed(&exec(&first.peer, "cut", "true").await);
     let text = "for i in $(seq 1 300); do echo line $i; sleep 0.002; done";
     let start =
-        json!({"session_id": "cut", "command_id": "c", "program": {"text": text}, "cwd": "/tmp"});
+        json!({"box_id": "cut", "command_id": "c", "program": {"text": text}, "cwd": "/tmp"});
     let start = serde_json::from_value(start).unwrap();
     first.peer.call::<CommandStart>(&start).await.unwrap();
     let from = |offset: usize| -> CommandAttachParams {
-        let params = json!({"session_id": "cut", "command_id": "c",
+        let params = json!({"box_id": "cut", "command_id": "c",
             "from": {"offsets": {"stdout": offset, "stderr": 0}}});
         serde_json::from_value(params).unwrap()
     };

@@ -76,13 +76,13 @@ async fn files_of_a_real_box_are_reached_through_the_service() {
         service.initialize().await.unwrap();
         let (_service, to_service) = linked(service.router());
         let data = vec![7; 100_000];
-        let asked = json!({"session_id": "files", "path": "/tmp/f", "data": ""});
+        let asked = json!({"box_id": "files", "path": "/tmp/f", "data": ""});
         let mut write: FileWriteParams = serde_json::from_value(asked).unwrap();
         write.data = data.clone().into();
         let peer = to_service.peer();
         let written = peer.call::<FileWrite>(&write).await.unwrap();
         assert_eq!((written.size, written.owner.as_str()), (100_000, "box"));
-        let asked = json!({"session_id": "files", "path": "/tmp/f"});
+        let asked = json!({"box_id": "files", "path": "/tmp/f"});
         let read: FileReadParams = serde_json::from_value(asked).unwrap();
         let mut chunks = peer.stream::<FileRead>(&read).await.unwrap();
         let mut bytes = Vec::new();
@@ -106,7 +106,7 @@ async fn stats_events_and_ports_of_a_real_box_are_reached_through_the_service() 
         service.initialize().await.unwrap();
         let (_service, client) = linked(service.router());
         let peer = client.peer();
-        let every = serde_json::from_value(json!({"session_id": "s", "every_ms": 20})).unwrap();
+        let every = serde_json::from_value(json!({"box_id": "s", "every_ms": 20})).unwrap();
         let mut figures = peer.stream::<BoxStats>(&every).await.unwrap();
         for _ in 0..3 {
             figures.next().await.unwrap().unwrap();
@@ -115,10 +115,10 @@ async fn stats_events_and_ports_of_a_real_box_are_reached_through_the_service() 
         let all = serde_json::from_value(json!({})).unwrap();
         let mut events = peer.stream::<BoxEvents>(&all).await.unwrap();
         assert_eq!(events.next().await.unwrap().unwrap().kind, "started");
-        let running = serde_json::from_value(json!({"session_id": "s", "to": "running"})).unwrap();
+        let running = serde_json::from_value(json!({"box_id": "s", "to": "running"})).unwrap();
         let moved = peer.call::<BoxTransition>(&running).await.unwrap();
         assert!(!moved.changed);
-        let inside = serde_json::from_value(json!({"session_id": "s", "guest": true})).unwrap();
+        let inside = serde_json::from_value(json!({"box_id": "s", "guest": true})).unwrap();
         while !(peer
             .call::<BoxGet>(&inside)
             .await
@@ -130,13 +130,13 @@ async fn stats_events_and_ports_of_a_real_box_are_reached_through_the_service() 
         {
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         }
-        let open = serde_json::from_value(json!({"session_id": "s", "port": 8000})).unwrap();
+        let open = serde_json::from_value(json!({"box_id": "s", "port": 8000})).unwrap();
         let mut chunks = peer.stream::<PortOpen>(&open).await.unwrap();
         let Some(Ok(PortChunk::ConnId(id))) = chunks.next().await else {
             panic!("no connection");
         };
         // `GET / HTTP/1.0`
-        let request = json!({"session_id": "s", "conn_id": id, "data": "R0VUIC8gSFRUUC8xLjANCg0K"});
+        let request = json!({"box_id": "s", "conn_id": id, "data": "R0VUIC8gSFRUUC8xLjANCg0K"});
         let request = serde_json::from_value(request).unwrap();
         peer.call::<PortSend>(&request).await.unwrap();
         let Some(Ok(PortChunk::Data(data))) = chunks.next().await else {

@@ -14,12 +14,12 @@ fn params(more: Value) -> BoxStatsParams {
 }
 
 async fn stats(machine: &Machine) -> Result<BoxStatsResult, BoxError> {
-    let once = params(json!({"session_id": "f"}));
+    let once = params(json!({"box_id": "f"}));
     machine.runtime.stats(&Caller::Local, once, None).await
 }
 
 async fn delete(machine: &Machine) {
-    let asked = serde_json::from_value(json!({"session_id": "f", "force": true})).unwrap();
+    let asked = serde_json::from_value(json!({"box_id": "f", "force": true})).unwrap();
     let deleted = machine.runtime.delete(&Caller::Local, asked).await;
     deleted.unwrap();
 }
@@ -28,7 +28,7 @@ async fn delete(machine: &Machine) {
 async fn stats_are_per_box_and_absent_where_the_kernel_counts_nothing() {
     on_each_machine(async |machine| {
         assert_eq!(stats(machine).await.unwrap_err().code(), Code::NotFound);
-        let asked = |cmd: &str| spec(json!({"session_id": "f", "memory_mb": 64, "cmd": cmd}));
+        let asked = |cmd: &str| spec(json!({"box_id": "f", "memory_mb": 64, "cmd": cmd}));
         printed(&machine.exec_spec(asked("true")).await.unwrap());
         let before = stats(machine).await.unwrap();
         let work = "i=0; while [ $i -lt 50000 ]; do i=$((i+1)); done; \
@@ -67,7 +67,7 @@ async fn disk_counts_private_files_and_a_workspace_with_a_quota_or_is_absent() {
             for dir in /tmp /dev/shm $HOME; do head -c 1000000 /dev/zero > $dir/p; done";
         let asked = |mode: &str, quota: u64| {
             spec(
-                json!({"session_id": "f", "cmd": write, "host_path": workspace.path(),
+                json!({"box_id": "f", "cmd": write, "host_path": workspace.path(),
                 "host_path_mode": mode, "workspace_quota_mb": quota}),
             )
         };
@@ -98,10 +98,10 @@ async fn disk_counts_private_files_and_a_workspace_with_a_quota_or_is_absent() {
 #[tokio::test]
 async fn a_stream_of_stats_lasts_until_the_box_ends_and_does_not_keep_it_alive() {
     on_each_machine(async |machine| {
-        let asked = spec(json!({"session_id": "f", "cmd": "true", "lifetime": {"idle_ms": 700}}));
+        let asked = spec(json!({"box_id": "f", "cmd": "true", "lifetime": {"idle_ms": 700}}));
         printed(&machine.exec_spec(asked).await.unwrap());
         let (sender, mut chunks) = mpsc::channel(1);
-        let every = params(json!({"session_id": "f", "every_ms": 50}));
+        let every = params(json!({"box_id": "f", "every_ms": 50}));
         let caller = Caller::Local;
         let running = machine.runtime.stats(&caller, every, Some(sender));
         let reading = async {

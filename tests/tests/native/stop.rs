@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 use super::adoption::Host;
 
 fn params<T: serde::de::DeserializeOwned>(mut more: Value) -> T {
-    more["session_id"] = json!("s");
+    more["box_id"] = json!("s");
     serde_json::from_value(more).unwrap()
 }
 
@@ -25,7 +25,7 @@ async fn move_to(runtime: &BoxRuntime, to: &str) -> Result<BoxTransitionResult, 
 }
 
 async fn state(runtime: &BoxRuntime) -> Result<BoxState, Code> {
-    let id = box_protocol::SessionId::new("s").unwrap();
+    let id = box_protocol::BoxId::new("s").unwrap();
     let answer = runtime.get(&Caller::Local, &id).await;
     answer.map(|info| info.state).map_err(|error| error.code())
 }
@@ -53,7 +53,7 @@ async fn look(runtime: &BoxRuntime) -> Result<(), BoxError> {
 
 async fn kinds(runtime: &BoxRuntime) -> Vec<String> {
     let (to, mut chunks) = mpsc::channel(64);
-    let asked = serde_json::from_value(json!({"session_id": "s"})).unwrap();
+    let asked = serde_json::from_value(json!({"box_id": "s"})).unwrap();
     runtime
         .events(&Caller::Local, asked, Some(to))
         .await
@@ -134,7 +134,7 @@ async fn an_idle_box_stops_and_a_call_starts_it() {
     on_each_machine(async |machine| {
         let runtime = &machine.runtime;
         let lifetime = json!({"idle_ms": 100, "on_idle": "stop", "wake": true});
-        let asked = |cmd: &str| spec(json!({"session_id": "s", "cmd": cmd, "lifetime": lifetime}));
+        let asked = |cmd: &str| spec(json!({"box_id": "s", "cmd": cmd, "lifetime": lifetime}));
         machine.exec_spec(asked("echo 1 > /tmp/f")).await.unwrap();
         becomes(runtime, Ok(BoxState::Stopped)).await;
         tokio::time::sleep(Duration::from_millis(300)).await;
@@ -175,23 +175,23 @@ async fn a_stopped_box_is_adopted_stopped() {
     on_each_machine(async |machine| {
         let directory = machine.directory();
         let host = Host::start(machine, directory.path()).await.unwrap();
-        let made = json!({"spec": {"session_id": "s", "persistent": true}});
+        let made = json!({"spec": {"box_id": "s", "persistent": true}});
         host.call::<BoxCreate>(made).await.unwrap();
-        let write = json!({"session_id": "s", "path": "/tmp/f", "data": "aGk="});
+        let write = json!({"box_id": "s", "path": "/tmp/f", "data": "aGk="});
         host.call::<FileWrite>(write).await.unwrap();
-        let to = |to: &str| json!({"session_id": "s", "to": to});
+        let to = |to: &str| json!({"box_id": "s", "to": to});
         host.call::<BoxTransition>(to("stopped")).await.unwrap();
         host.kill().await;
         let host = Host::start(machine, directory.path()).await.unwrap();
         assert_eq!(host.adopted, 1);
-        let found = host.call::<BoxGet>(json!({"session_id": "s"})).await;
+        let found = host.call::<BoxGet>(json!({"box_id": "s"})).await;
         assert_eq!(found.unwrap().info.state, BoxState::Stopped);
         host.call::<BoxTransition>(to("running")).await.unwrap();
-        let look = json!({"session_id": "s", "paths": ["/tmp/f"]});
+        let look = json!({"box_id": "s", "paths": ["/tmp/f"]});
         let found = host.call::<FileStat>(look).await.unwrap();
         let found = serde_json::to_value(found).unwrap().to_string();
         assert!(found.contains("\"size\":2"), "{found}");
-        let gone = json!({"session_id": "s", "force": true});
+        let gone = json!({"box_id": "s", "force": true});
         host.call::<BoxDelete>(gone).await.unwrap();
         host.kill().await;
     })

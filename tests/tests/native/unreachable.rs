@@ -25,7 +25,7 @@ use super::adoption::{Host, agents, cgroup_parent, code, directories, how};
 const PATIENCE: Duration = Duration::from_mins(2);
 
 async fn state_of(host: &Host, id: &str) -> BoxState {
-    let reported = host.call::<BoxGet>(json!({"session_id": id})).await;
+    let reported = host.call::<BoxGet>(json!({"box_id": id})).await;
     reported.unwrap().info.state
 }
 
@@ -38,7 +38,7 @@ async fn becomes(host: &Host, id: &str, state: BoxState) {
 }
 
 async fn events(host: &Host, id: &str) -> Vec<BoxEvent> {
-    let params = serde_json::from_value(json!({"session_id": id})).unwrap();
+    let params = serde_json::from_value(json!({"box_id": id})).unwrap();
     let reported = host.peer().stream::<BoxEvents>(&params).await.unwrap();
     reported.map(Result::unwrap).collect().await
 }
@@ -48,14 +48,14 @@ fn kinds(events: &[BoxEvent]) -> Vec<&str> {
 }
 
 async fn delete(host: &Host, id: &str) {
-    let params = json!({"session_id": id, "force": true});
+    let params = json!({"box_id": id, "force": true});
     host.call::<BoxDelete>(params).await.unwrap();
 }
 
 /// Makes a box with a process that has this mark in its arguments.
 async fn fill(host: &Host, id: &str, mark: &str) {
     let cmd = format!("sleep {mark} > /dev/null 2>&1 & echo $!");
-    let params = json!({"spec": {"session_id": id, "cmd": cmd}});
+    let params = json!({"spec": {"box_id": id, "cmd": cmd}});
     host.call::<BoxExec>(params).await.unwrap();
 }
 
@@ -111,7 +111,7 @@ async fn a_box_whose_server_dies_before_it_has_a_record_ends_by_itself() {
             std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
         }
         let host = Host::start(machine, state.path()).await.unwrap();
-        let params = json!({"spec": {"session_id": "newborn", "host_path": workspace.path()}});
+        let params = json!({"spec": {"box_id": "newborn", "host_path": workspace.path()}});
         let params = serde_json::from_value(params).unwrap();
         let peer = host.peer();
         let making = tokio::spawn(async move { peer.call::<BoxCreate>(&params).await });
@@ -163,7 +163,7 @@ async fn a_stuck_agent_keeps_no_server_from_being_ready() {
         kill_process(stuck, Signal::STOP).unwrap();
         let host = Host::start(machine, state.path()).await.unwrap();
         assert_eq!(host.adopted, 2, "ready without it");
-        let reported = host.call::<BoxGet>(json!({"session_id": "stuck"})).await;
+        let reported = host.call::<BoxGet>(json!({"box_id": "stuck"})).await;
         let reported = reported.unwrap().info;
         assert_eq!(reported.state, BoxState::Unreachable);
         assert!(reported.reason.is_some());
@@ -174,14 +174,14 @@ async fn a_stuck_agent_keeps_no_server_from_being_ready() {
         assert_eq!(kinds(&events(&host, "stuck").await), ["unreachable"]);
         // Calls that need its agent are refused at once, and no call makes another box in its
         // place.
-        let ran = json!({"spec": {"session_id": "stuck", "cmd": "true"}});
+        let ran = json!({"spec": {"box_id": "stuck", "cmd": "true"}});
         let refused = host.call::<BoxExec>(ran.clone()).await.unwrap_err();
         assert!(refused.to_string().contains("does not answer"), "{refused}");
         assert_eq!(code(refused), Code::Unavailable);
-        let write = json!({"session_id": "stuck", "path": "/tmp/a", "data": ""});
+        let write = json!({"box_id": "stuck", "path": "/tmp/a", "data": ""});
         let refused = host.call::<FileWrite>(write).await.unwrap_err();
         assert_eq!(code(refused), Code::Unavailable);
-        let delete_it = json!({"session_id": "stuck"});
+        let delete_it = json!({"box_id": "stuck"});
         let refused = host.call::<BoxDelete>(delete_it).await.unwrap_err();
         assert_eq!(code(refused), Code::Unavailable);
         assert_eq!(processes_with(&mark), 3, "no process of it was ended");
@@ -242,7 +242,7 @@ async fn the_groups_of_adopted_boxes_go_with_them() {
         let (state, parent) = (machine.directory(), cgroup_parent(machine));
         let host = Host::start(machine, state.path()).await.unwrap();
         for id in ["one", "two", "three"] {
-            let spec = json!({"spec": {"session_id": id}});
+            let spec = json!({"spec": {"box_id": id}});
             host.call::<BoxCreate>(spec).await.unwrap();
         }
         let made = groups(&parent);
@@ -280,7 +280,7 @@ async fn a_process_that_is_not_the_box_is_not_ended_for_it() {
     on_each_machine(async |machine| {
         let state = machine.directory();
         let host = Host::start(machine, state.path()).await.unwrap();
-        let spec = json!({"spec": {"session_id": "taken"}});
+        let spec = json!({"spec": {"box_id": "taken"}});
         host.call::<BoxCreate>(spec).await.unwrap();
         let agent = agents(state.path()).await[0];
         host.kill().await;
@@ -325,12 +325,12 @@ async fn a_call_into_a_stuck_box_is_answered_and_says_so() {
     on_each_machine(async |machine| {
         let state = machine.directory();
         let host = Host::start(machine, state.path()).await.unwrap();
-        let spec = json!({"spec": {"session_id": "stuck"}});
+        let spec = json!({"spec": {"box_id": "stuck"}});
         host.call::<BoxCreate>(spec).await.unwrap();
         let agent = agents(state.path()).await[0];
         kill_process(agent, Signal::STOP).unwrap();
-        let write = json!({"session_id": "stuck", "path": "/tmp/a", "data": ""});
-        let start = json!({"session_id": "stuck", "program": {"text": "true"}});
+        let write = json!({"box_id": "stuck", "path": "/tmp/a", "data": ""});
+        let start = json!({"box_id": "stuck", "program": {"text": "true"}});
         let begun = Instant::now();
         let (file, command) = tokio::join!(
             host.call::<FileWrite>(write.clone()),
@@ -409,7 +409,7 @@ async fn what_is_left_of_a_box_goes_when_it_ends_long_after_it_was_deleted() {
         eventually("it is frozen", async || frozen.is_frozen()).await;
         let host = Host::start(machine, state.path()).await.unwrap();
         assert_eq!(state_of(&host, "slow").await, BoxState::Unreachable);
-        let force = json!({"session_id": "slow", "force": true});
+        let force = json!({"box_id": "slow", "force": true});
         let late = host.call::<BoxDelete>(force).await.unwrap_err();
         assert_eq!(code(late), Code::Timeout, "the caller gets the error");
         assert_eq!(directories(state.path()).len(), 1);

@@ -6,7 +6,7 @@ use crate::error::{BoxError, Code, Detail};
 
 /// A spec with these members beside an id.
 fn spec(members: Value) -> Result<BoxSpec, Invalid> {
-    let mut all = json!({"session_id": "s1"});
+    let mut all = json!({"box_id": "s1"});
     let Value::Object(members) = members else {
         panic!("members of an object")
     };
@@ -41,7 +41,7 @@ fn defaults() {
 
 #[test]
 fn a_captured_spec_decodes() {
-    let captured = r#"{"cmd": "echo hi", "workdir": "/workspace", "timeout_sec": 30, "network": "off", "session_id": "s1", "env": {"K": "v"}, "image": "example/sandbox:latest", "host_path": null, "host_path_mode": "rw", "mount_path": "/workspace", "extra_mounts": [], "persistent": false, "cpus": 1.0, "memory_mb": 512, "pids_limit": 128, "read_only_rootfs": true, "workspace_quota_mb": 0}"#;
+    let captured = r#"{"cmd": "echo hi", "workdir": "/workspace", "timeout_sec": 30, "network": "off", "box_id": "s1", "env": {"K": "v"}, "image": "example/sandbox:latest", "host_path": null, "host_path_mode": "rw", "mount_path": "/workspace", "extra_mounts": [], "persistent": false, "cpus": 1.0, "memory_mb": 512, "pids_limit": 128, "read_only_rootfs": true, "workspace_quota_mb": 0}"#;
     let spec: BoxSpec = serde_json::from_str(captured).unwrap();
     assert_eq!(spec.cmd, "echo hi");
     assert_eq!(spec.image.as_deref(), Some("example/sandbox:latest"));
@@ -143,33 +143,32 @@ fn unknown_and_repeated_members_are_refused() {
         error.detail::<Detail>().unwrap().field.as_deref(),
         Some("timeout")
     );
-    let twice = r#"{"session_id":"s1","network":"off","network":"on"}"#;
+    let twice = r#"{"box_id":"s1","network":"off","network":"on"}"#;
     let error = serde_json::from_str::<BoxSpec>(twice).unwrap_err();
     assert_eq!(Invalid::from(error).to_string(), "network is given twice");
 }
 
 #[test]
 fn decoding_alone_applies_the_same_rules() {
-    let error =
-        serde_json::from_str::<BoxSpec>(r#"{"session_id":"s1","pids_limit":0}"#).unwrap_err();
+    let error = serde_json::from_str::<BoxSpec>(r#"{"box_id":"s1","pids_limit":0}"#).unwrap_err();
     let expected = Invalid::new("pids_limit", "must be at least 1");
     assert_eq!(Invalid::from(error), expected);
 }
 
 #[test]
 fn session_id_is_required_and_trimmed() {
-    let id = |value: Value| BoxSpec::from_value(json!({"session_id": value}));
-    assert_eq!(id(json!("  req-1 ")).unwrap().session_id.as_str(), "req-1");
+    let id = |value: Value| BoxSpec::from_value(json!({"box_id": value}));
+    assert_eq!(id(json!("  req-1 ")).unwrap().box_id.as_str(), "req-1");
     for empty in [json!(""), json!("  "), json!(null)] {
         assert_eq!(
             id(empty).unwrap_err().to_string(),
-            "session_id must not be empty"
+            "box_id must not be empty"
         );
     }
-    assert_eq!(id(json!("a/b")).unwrap_err().field(), "session_id");
+    assert_eq!(id(json!("a/b")).unwrap_err().field(), "box_id");
     assert_eq!(
         BoxSpec::from_value(json!({})).unwrap_err().field(),
-        "session_id"
+        "box_id"
     );
 }
 
@@ -307,7 +306,7 @@ fn debug_shows_names_of_variables_but_no_values() {
 
 prop_compose! {
     fn any_spec()(
-        session_id in "[a-z0-9_.-]{2,20}x",
+        box_id in "[a-z0-9_.-]{2,20}x",
         cmd in ".{0,40}",
         sub in "[a-z]{0,8}",
         mount in "/[a-z]{1,8}",
@@ -319,7 +318,7 @@ prop_compose! {
         (network, persistent, read_only) in (any::<bool>(), any::<bool>(), any::<bool>()),
         dirs in proptest::option::of(proptest::collection::vec("/[a-z]{1,5}", 0..3)),
     ) -> SpecDraft {
-        let mut draft = SpecDraft::new(session_id)
+        let mut draft = SpecDraft::new(box_id)
             .cmd(cmd.replace('\0', ""))
             .workdir(format!("{mount}/{sub}"))
             .mount_path(mount)
@@ -372,7 +371,7 @@ proptest! {
 #[test]
 fn an_error_does_not_quote_a_malformed_environment() {
     for env in [json!("TOKEN=hunter2"), json!({"TOKEN": 991_234})] {
-        let error = BoxSpec::from_value(json!({"session_id": "s", "env": env})).unwrap_err();
+        let error = BoxSpec::from_value(json!({"box_id": "s", "env": env})).unwrap_err();
         let text = error.to_string();
         assert!(
             text.contains("env") && !text.contains("hunter2") && !text.contains("991234"),

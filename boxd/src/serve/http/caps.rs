@@ -13,7 +13,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use box_protocol::{BoxSessionInfo, UnixMs};
+use box_protocol::{BoxInfo, UnixMs};
 use hmac::{Hmac, Mac as _};
 use percent_encoding::percent_decode_str;
 use sha2::Sha256;
@@ -130,7 +130,7 @@ impl Key {
     /// A capability for a box, until then or as long as the box lives.
     pub(in crate::serve) fn grant(
         &self,
-        to: &BoxSessionInfo,
+        to: &BoxInfo,
         scope: Scope,
         until: Option<UnixMs>,
     ) -> String {
@@ -142,7 +142,7 @@ impl Key {
     }
 
     /// Whether a capability opens this of a box, now.
-    pub(super) fn opens(&self, cap: &Cap, of: &BoxSessionInfo, scope: Scope, now: UnixMs) -> bool {
+    pub(super) fn opens(&self, cap: &Cap, of: &BoxInfo, scope: Scope, now: UnixMs) -> bool {
         let (said, mac) = cap.0.split_at(CLAIM_BYTES);
         let mut until = [0; 8];
         until.copy_from_slice(&said[..8]);
@@ -153,13 +153,13 @@ impl Key {
         genuine && holds && said[8..] == scope.bytes()
     }
 
-    fn mac(&self, of: &BoxSessionInfo, claim: &[u8]) -> Hmac<Sha256> {
+    fn mac(&self, of: &BoxInfo, claim: &[u8]) -> Hmac<Sha256> {
         let mut mac = Hmac::<Sha256>::new((&self.0).into());
         mac.update(b"boxd url 1");
         mac.update(claim);
         mac.update(&of.created_at.0.to_be_bytes());
         // Last, because it is the only one without a fixed length.
-        mac.update(of.backend_session_id.as_bytes());
+        mac.update(of.backend_id.as_bytes());
         mac
     }
 }
@@ -203,9 +203,9 @@ mod tests {
 
     use super::*;
 
-    fn a_box(id: &str, created_at: u64) -> BoxSessionInfo {
+    fn a_box(id: &str, created_at: u64) -> BoxInfo {
         serde_json::from_value(serde_json::json!({
-            "session_id": "s", "backend_name": "native", "backend_session_id": id, "image": "i", "network": "off",
+            "box_id": "s", "backend_name": "native", "backend_id": id, "image": "i", "network": "off",
             "host_path": null, "host_path_mode": "none", "mount_path": "/workspace", "cpus": 1.0, "memory_mb": 64,
             "pids_limit": 32, "read_only_rootfs": true, "persistent": false, "workspace_quota_mb": 0,
             "created_at": created_at, "last_used_at": created_at,
@@ -230,8 +230,7 @@ mod tests {
         let (ours, now) = (a_box("b", 1000), UnixMs(5000));
         let letters = key.grant(&ours, port(80), Some(UnixMs(6000)));
         assert_eq!(letters.len(), LETTERS);
-        let opens =
-            |key: &Key, to: &BoxSessionInfo, scope, now| key.opens(&cap(&letters), to, scope, now);
+        let opens = |key: &Key, to: &BoxInfo, scope, now| key.opens(&cap(&letters), to, scope, now);
         assert!(opens(&key, &ours, port(80), now));
         assert!(opens(&key, &ours, port(80), UnixMs(5999)));
         assert!(

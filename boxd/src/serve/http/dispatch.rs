@@ -31,12 +31,13 @@ pub(super) async fn answer(
         Ok((door, caller)) => {
             // A caller that is let in here keeps its connection, if that was not given up for another one meanwhile.
             let kept = auth::needs_nothing(door) || door == Door::Metrics || place.keep();
-            match kept {
-                true => open(shared, door, caller, place, &mut asked).await,
-                false => Err(Refusal::new(
+            if kept {
+                open(shared, door, caller, place, &mut asked).await
+            } else {
+                Err(Refusal::new(
                     Why::NotReady,
                     "server.max_connections: this connection made room for another; connect again",
-                )),
+                ))
             }
         }
         Err(refusal) => Err(refusal),

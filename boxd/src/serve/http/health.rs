@@ -23,8 +23,8 @@ pub(super) fn version() -> Answer {
 /// Boxes can be had: this is between its start and its end, and there is a backend.
 pub(super) async fn ready(shared: &Shared) -> Answer {
     let phase = shared.phase();
-    let (backend, sessions) = match shared.runtime.status(&Caller::Local).await {
-        Ok(status) => (Some(status.backend), status.active_sessions),
+    let (backend, names) = match shared.runtime.status(&Caller::Local).await {
+        Ok(status) => (Some(status.backend), status.active_boxes),
         Err(_) => (None, 0),
     };
     let usable = backend.as_ref().is_some_and(|backend| backend.available);
@@ -35,7 +35,7 @@ pub(super) async fn ready(shared: &Shared) -> Answer {
         Phase::Serving => None,
     };
     let mut resources = shared.langbot.resources().await;
-    resources["sessions"] = sessions.into();
+    resources["names"] = names.into();
     let serving = phase == Phase::Serving;
     let mut body = json!({
         "ready": error.is_none(),

@@ -29,12 +29,15 @@ pub(super) fn has(door: Door) -> bool {
     matches!(door, Door::Healthz | Door::Readyz | Door::Rpc | Door::Relay)
 }
 
-/// LangBot's actions for a connection that says which LangBot it is. On LangBot's own port every one must.
+/// LangBot's actions, and the policy for its control requests.
+type Served = (Router, Arc<dyn ControlPolicy>);
+
+/// LangBot's actions for a connection that names its LangBot instance. On LangBot's own port every connection must.
 pub(super) fn serve(
     shared: &Shared,
     headers: &HeaderMap,
     caller: &Caller,
-) -> Result<Option<(Router, Arc<dyn ControlPolicy>)>, Refusal> {
+) -> Result<Option<Served>, Refusal> {
     let instance = headers.get(HeaderName::from_static(INSTANCE_HEADER));
     if instance.is_none() && !shared.only_langbot {
         return Ok(None);

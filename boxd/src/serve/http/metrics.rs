@@ -107,7 +107,7 @@ async fn boxes(page: &mut Page, shared: &Shared) {
         page.single(
             "boxd_boxes_limit",
             "gauge",
-            "Boxes there may be (runtime.max_sessions).",
+            "Boxes there may be (runtime.max_boxes).",
             capacity.limit,
         );
         let usable = u8::from(status.backend.available);

@@ -5,7 +5,7 @@ use std::num::NonZeroU16;
 use std::sync::Arc;
 
 use box_client::{BoxClient, ClientError, Code, PortStream};
-use box_protocol::{SessionId, UnixMs};
+use box_protocol::{BoxId, UnixMs};
 use box_rpc::{Options, Router, Session};
 use box_runtime::Caller;
 use box_transports::places::Place;
@@ -70,8 +70,8 @@ impl<'a> Target<'a> {
         })
     }
 
-    fn session_id(&self) -> Result<SessionId, Refusal> {
-        SessionId::new(&self.named.id).map_err(|_| unknown(&self.named.id))
+    fn box_id(&self) -> Result<BoxId, Refusal> {
+        BoxId::new(&self.named.id).map_err(|_| unknown(&self.named.id))
     }
 }
 
@@ -88,7 +88,7 @@ pub(super) async fn invited(shared: &Shared, path: &str) -> Result<Option<Caller
     if shared.phase() != Phase::Serving {
         return Err(not_ready(shared.phase()));
     }
-    let Ok(id) = target.session_id() else {
+    let Ok(id) = target.box_id() else {
         return Ok(None);
     };
     let Ok(info) = shared.runtime.get(&Caller::Local, &id).await else {
@@ -180,7 +180,7 @@ async fn connect(
     caller: Caller,
     target: &Target<'_>,
 ) -> Result<(PortStream, Way), Refusal> {
-    let id = target.session_id()?;
+    let id = target.box_id()?;
     let (near, far) = queue::pair(QUEUED);
     let far = Session::start(far, shared.router.clone(), Options::new(caller));
     let near = Session::start(near, Router::empty(), Options::client());

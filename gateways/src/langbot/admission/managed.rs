@@ -70,7 +70,7 @@ impl Host {
         });
         let (workspace, mounts) = found.await?;
         // A workspace has one box, whatever it is called.
-        draft.session_id = Some(policy.logical_session_id.clone());
+        draft.box_id = Some(policy.logical_session_id.clone());
         draft.host_path = Some(workspace.to_string_lossy().into_owned());
         draft.extra_mounts = Some(mounts);
         draft.image = Some(IMAGE.to_owned());

@@ -2,8 +2,8 @@
 
 use box_protocol::actions::{CommandStartParams, OnDisconnect, Stdin};
 use box_protocol::{
-    CommandId, CommandInfo, CommandState, DEFAULT_MOUNT_PATH, Env, Invalid, Program, Role,
-    SessionId, UnixMs, paths,
+    BoxId, CommandId, CommandInfo, CommandState, DEFAULT_MOUNT_PATH, Env, Invalid, Program, Role,
+    UnixMs, paths,
 };
 use serde::{Deserialize, Serialize, Serializer};
 
@@ -62,7 +62,7 @@ impl BoxManagedProcessSpec {
     }
 
     /// The command that is this process.
-    pub(super) fn start(&self, session_id: SessionId) -> Result<CommandStartParams, Invalid> {
+    pub(super) fn start(&self, box_id: BoxId) -> Result<CommandStartParams, Invalid> {
         Ok(CommandStartParams {
             command_id: Some(self.process_id.clone()),
             cwd: Some(self.cwd.clone()),
@@ -73,7 +73,7 @@ impl BoxManagedProcessSpec {
             role: Role::Process,
             replace: true,
             memory_mb: Some(self.memory_mb).filter(|limit| *limit > 0),
-            ..CommandStartParams::new(session_id, self.program()?)
+            ..CommandStartParams::new(box_id, self.program()?)
         })
     }
 }
@@ -129,7 +129,7 @@ fn as_optional_text<S: Serializer>(at: &Option<UnixMs>, to: S) -> Result<S::Ok, 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct BoxManagedProcessInfo {
     /// Its box.
-    pub(super) session_id: SessionId,
+    pub(super) session_id: BoxId,
     /// The process.
     pub(super) process_id: CommandId,
     /// Whether it runs.
@@ -169,7 +169,7 @@ impl BoxManagedProcessInfo {
         let mut env_keys = info.env_keys.clone();
         env_keys.sort_unstable();
         Self {
-            session_id: info.session_id.clone(),
+            session_id: info.box_id.clone(),
             process_id: info.command_id.clone(),
             status: match info.state {
                 CommandState::Exited | CommandState::Lost => ProcessStatus::Exited,
@@ -247,7 +247,7 @@ mod tests {
     #[test]
     fn a_command_as_langbot_sees_it() {
         let mut info = CommandInfo {
-            session_id: SessionId::new("mcp-shared").unwrap(),
+            box_id: BoxId::new("mcp-shared").unwrap(),
             command_id: CommandId::new("default").unwrap(),
             role: Role::Process,
             state: CommandState::Running,
@@ -293,7 +293,7 @@ mod tests {
         let spec = decode(json!({
             "process_id": "mcp-1", "command": "npx", "args": ["-y"], "env": {"A": "1"}, "memory_mb": 64,
         }));
-        let start = spec.unwrap().start(SessionId::new("s").unwrap()).unwrap();
+        let start = spec.unwrap().start(BoxId::new("s").unwrap()).unwrap();
         assert_eq!(start.command_id, Some(CommandId::new("mcp-1").unwrap()));
         assert_eq!(start.program, Program::argv(["npx", "-y"]).unwrap());
         assert_eq!(

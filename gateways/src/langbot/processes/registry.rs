@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use box_protocol::error::Detail;
-use box_protocol::{BoxError, CommandId, SessionId};
+use box_protocol::{BoxError, BoxId, CommandId};
 use tokio::time::Instant;
 
-pub(super) type Key = (SessionId, CommandId);
+pub(super) type Key = (BoxId, CommandId);
 
 /// The processes there are.
 #[derive(Debug, Default)]
@@ -131,7 +131,7 @@ impl Processes {
 
     pub(in crate::langbot) fn find(
         &self,
-        session: &SessionId,
+        session: &BoxId,
         process: &CommandId,
     ) -> Option<Arc<Process>> {
         self.lock()
@@ -152,11 +152,11 @@ impl Processes {
     }
 
     /// Lets go of every process of a box that is gone.
-    pub(in crate::langbot) fn forget_session(&self, session: &SessionId) {
+    pub(in crate::langbot) fn forget_session(&self, session: &BoxId) {
         self.lock().retain(|(of, _), _| of != session);
     }
 
-    pub(in crate::langbot) fn running_in(&self, session: &SessionId) -> usize {
+    pub(in crate::langbot) fn running_in(&self, session: &BoxId) -> usize {
         let all = self.lock();
         all.iter()
             .filter(|((of, _), process)| of == session && process.is_running())
@@ -176,10 +176,7 @@ mod tests {
     use super::*;
 
     fn key(process: &str) -> Key {
-        (
-            SessionId::new("s").unwrap(),
-            CommandId::new(process).unwrap(),
-        )
+        (BoxId::new("s").unwrap(), CommandId::new(process).unwrap())
     }
 
     #[tokio::test]

@@ -49,10 +49,10 @@ fn cgroups(parent: &str) -> Vec<String> {
 /// Runs a stubborn command in an existing box with a timeout of one second. Returns the duration.
 async fn timed_out(runtime: &BoxRuntime, session: &str, seconds: &str) -> Duration {
     // The box is made before the clock starts: making a box is not part of the promise.
-    let ready = params(spec(json!({"session_id": session, "cmd": "true"})));
+    let ready = params(spec(json!({"box_id": session, "cmd": "true"})));
     runtime.exec(&Caller::Local, ready).await.unwrap();
     let cmd = stubborn(seconds);
-    let asked = spec(json!({"session_id": session, "timeout_sec": 1, "cmd": cmd}));
+    let asked = spec(json!({"box_id": session, "timeout_sec": 1, "cmd": cmd}));
     let asked = json!({"spec": asked, "on_timeout": "kill"});
     let asked = serde_json::from_value(asked).unwrap();
     let begun = Instant::now();
@@ -69,7 +69,7 @@ async fn a_thousand_stubborn_commands_end_with_their_timeouts() {
     on_each_machine(async |machine| {
         let seconds = mark();
         let mut config = RuntimeConfig::with(machine.backend.clone());
-        config.max_sessions = BOXES + 1;
+        config.max_boxes = BOXES + 1;
         let runtime = BoxRuntime::start(config);
         let mut times: Vec<Duration> = Vec::new();
         for _ in 0..ROUNDS {
@@ -82,7 +82,7 @@ async fn a_thousand_stubborn_commands_end_with_their_timeouts() {
         }
         // The control: the process count sees a process that stays.
         let cmd = format!("sleep {seconds} > /dev/null 2>&1 &");
-        let control = params(spec(json!({"session_id": "control", "cmd": cmd})));
+        let control = params(spec(json!({"box_id": "control", "cmd": cmd})));
         runtime.exec(&Caller::Local, control).await.unwrap();
         eventually("control: one runs", async || processes_with(&seconds) == 1).await;
         times.sort_unstable();
@@ -103,7 +103,7 @@ async fn a_killed_runtime_takes_its_boxes_along() {
         let mut held = HostProcess::start(machine, &[]);
         for n in 0..4 {
             let background = format!("({}) > /dev/null 2>&1 & echo started", stubborn(&seconds));
-            let result = held.exec(&json!({"session_id": format!("owned-{n}"), "cmd": background}));
+            let result = held.exec(&json!({"box_id": format!("owned-{n}"), "cmd": background}));
             assert_eq!(printed(&result), "started");
         }
         eventually("control: they run", async || processes_with(&seconds) == 8).await;
@@ -147,7 +147,7 @@ async fn a_hundred_boxes_leave_nothing() {
         let state = tempfile::tempdir().unwrap();
         let mut held = HostProcess::start_with(machine, &[], Some(state.path()));
         let workspace = machine.directory();
-        let asked = json!({"session_id": "cycle", "host_path": workspace.path(), "workspace_quota_mb": 64,
+        let asked = json!({"box_id": "cycle", "host_path": workspace.path(), "workspace_quota_mb": 64,
             "cmd": "sleep 1000 > /dev/null 2>&1 & echo ran"});
         let files = || std::fs::read_dir(state.path()).unwrap().count();
         let mounts = || std::fs::read_to_string(format!("/proc/{}/mountinfo", std::process::id())).unwrap();

@@ -64,7 +64,7 @@ impl HostProcess {
 
     /// Deletes one of its boxes.
     pub(super) fn delete(&mut self, session: &str) {
-        let asked = json!({"session_id": session, "force": true});
+        let asked = json!({"box_id": session, "force": true});
         assert_eq!(self.call(&json!({"delete": asked})), json!("deleted"));
     }
 

@@ -59,7 +59,7 @@ async fn inside_with(
     args: &[&str],
     more: Value,
 ) -> Answers {
-    let mut asked = json!({"session_id": session, "cmd": command(probe, args), "timeout_sec": 60});
+    let mut asked = json!({"box_id": session, "cmd": command(probe, args), "timeout_sec": 60});
     for (name, value) in more.as_object().unwrap() {
         asked[name] = value.clone();
     }

@@ -117,7 +117,7 @@ async fn a_set_user_id_program_in_a_workspace_gives_nothing() {
         std::fs::copy("/usr/bin/id", &id).unwrap();
         std::fs::set_permissions(&id, Permissions::from_mode(0o6755)).unwrap();
         let asked =
-            spec(json!({"session_id": "suid", "host_path": dir.path(), "cmd": "./id -u; ./id -g"}));
+            spec(json!({"box_id": "suid", "host_path": dir.path(), "cmd": "./id -u; ./id -g"}));
         let result = machine.exec_spec(asked).await.unwrap();
         assert_eq!(printed(&result), "1000\n1000");
         if as_root() {

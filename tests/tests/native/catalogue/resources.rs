@@ -10,7 +10,7 @@ use super::{command, inside_with};
 const FILL: &str = include_str!("probes/fill.py");
 
 async fn end(machine: &Machine, session: &str) {
-    let asked: BoxDeleteParams = serde_json::from_value(json!({"session_id": session})).unwrap();
+    let asked: BoxDeleteParams = serde_json::from_value(json!({"box_id": session})).unwrap();
     machine.runtime.delete(&Caller::Local, asked).await.unwrap();
 }
 
@@ -31,7 +31,7 @@ async fn the_private_storage_of_a_box_is_full_at_its_cap_whichever_way_it_is_fil
         // In a small box they are limited before its memory, which they consist of, and no process
         // is killed.
         let small = "head -c 100M /dev/zero > /tmp/x; stat -c %s /tmp/x; rm /tmp/x; echo lives";
-        let asked = spec(json!({"session_id": "small", "memory_mb": 64, "cmd": small}));
+        let asked = spec(json!({"box_id": "small", "memory_mb": 64, "cmd": small}));
         let result = machine.exec_spec(asked).await.unwrap();
         let most = 48 << 20;
         let (size, rest) = result.stdout.split_once('\n').unwrap();
@@ -43,7 +43,7 @@ async fn the_private_storage_of_a_box_is_full_at_its_cap_whichever_way_it_is_fil
         assert!(result.stderr.contains("No space left"), "{}", result.stderr);
         // Far less fits, so the limit stopped them.
         let less = "head -c 300M /dev/zero > /tmp/x && stat -c %s /tmp/x";
-        let asked = spec(json!({"session_id": "less", "memory_mb": 1024, "cmd": less}));
+        let asked = spec(json!({"box_id": "less", "memory_mb": 1024, "cmd": less}));
         let result = machine.exec_spec(asked).await.unwrap();
         assert_eq!(printed(&result), (300 << 20).to_string(), "control");
     })
@@ -71,7 +71,7 @@ async fn files_in_memory_count_as_memory() {
             return;
         }
         let asked = |session: &str, memory: u64, cmd: String| {
-            spec(json!({"session_id": session, "memory_mb": memory, "cmd": cmd}))
+            spec(json!({"box_id": session, "memory_mb": memory, "cmd": cmd}))
         };
         let fill = command(FILL, &["memory_file", "-"]);
         let small = machine

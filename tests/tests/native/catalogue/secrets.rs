@@ -119,7 +119,7 @@ async fn what_the_runtimes_process_has_open_does_not_reach_a_box() {
             leaked.any(|place| place == dir.path()),
             "control: the runtime's process has it"
         );
-        let result = held.exec(&json!({"session_id": "fds", "cmd": command(DESCRIPTORS, &[])}));
+        let result = held.exec(&json!({"box_id": "fds", "cmd": command(DESCRIPTORS, &[])}));
         let said = answers(printed(&result));
         assert_eq!(said["beyond_three"], "", "{said:?}");
         assert_eq!(
@@ -136,7 +136,7 @@ async fn the_environment_of_the_host_stays_there() {
     on_each_machine(async |machine| {
         let mut held = HostProcess::start(machine, &[("BOX_TEST_CANARY", word)]);
         let probe = command(ENVIRONMENT, &[word]);
-        let result = held.exec(&json!({"session_id": "env", "cmd": probe}));
+        let result = held.exec(&json!({"box_id": "env", "cmd": probe}));
         let own = std::fs::read(format!("/proc/{}/environ", held.pid())).unwrap();
         assert!(
             String::from_utf8_lossy(&own).contains(word),
@@ -149,7 +149,7 @@ async fn the_environment_of_the_host_stays_there() {
         }
         // The control: the probe finds the same word when the box gets it on purpose.
         let env = json!({"BOX_TEST_CANARY": word});
-        let given = json!({"session_id": "given", "env": env,
+        let given = json!({"box_id": "given", "env": env,
             "cmd": format!("sleep 10 & {}", command(ENVIRONMENT, &[word]))});
         let said = answers(printed(&held.exec(&given)));
         assert_eq!(said["own"], "True", "control");

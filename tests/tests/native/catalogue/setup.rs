@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 async fn end(machine: &Machine, session: &str) {
     let asked: BoxDeleteParams =
-        serde_json::from_value(json!({"session_id": session, "force": true})).unwrap();
+        serde_json::from_value(json!({"box_id": session, "force": true})).unwrap();
     // Without a box this fails, which is fine.
     let _ = machine.runtime.delete(&Caller::Local, asked).await;
 }
@@ -80,7 +80,7 @@ impl Directories {
             for round in 0..rounds {
                 let session = format!("race-{round}");
                 let mut asked = asked.clone();
-                asked["session_id"] = json!(session);
+                asked["box_id"] = json!(session);
                 match machine.exec_spec(spec(asked)).await {
                     Ok(result) => {
                         assert!(!result.stdout.contains("the host's"), "{result:?}");
@@ -155,7 +155,7 @@ async fn a_mount_through_a_link_in_a_workspace_is_refused() {
         std::os::unix::fs::symlink(directories.outside.path(), directories.dir.path().join("a")).unwrap();
         std::os::unix::fs::symlink("/etc", directories.dir.path().join("inner")).unwrap();
         for (target, fine) in [("a/b", false), ("a", false), ("inner", false), ("real/b", true)] {
-            let asked = json!({"session_id": target.replace('/', "-"), "host_path": directories.dir.path(),
+            let asked = json!({"box_id": target.replace('/', "-"), "host_path": directories.dir.path(),
                 "cmd": format!("ls /workspace/{target}"), "extra_mounts": [{"host_path": extra.path(),
                 "mount_path": format!("/workspace/{target}"), "mode": "rw"}]});
             let result = machine.exec_spec(spec(asked)).await;
@@ -187,12 +187,12 @@ async fn places_that_box_makes_itself_are_not_mounted_over() {
             "/",
             "/lib64",
         ] {
-            let asked = json!({"session_id": "over", "cmd": "true", "extra_mounts": [
+            let asked = json!({"box_id": "over", "cmd": "true", "extra_mounts": [
                 {"host_path": extra.path(), "mount_path": target, "mode": "rw"}]});
             let error = machine.exec_spec(spec(asked)).await.unwrap_err();
             assert_eq!(error.code(), Code::Validation, "{target}: {error:?}");
         }
-        let asked = json!({"session_id": "over", "cmd": "true", "extra_mounts": [
+        let asked = json!({"box_id": "over", "cmd": "true", "extra_mounts": [
             {"host_path": extra.path(), "mount_path": "/mnt/extra", "mode": "rw"}]});
         printed(&machine.exec_spec(spec(asked)).await.unwrap());
     })
@@ -239,7 +239,7 @@ async fn control_files_in_a_workspace_control_nothing() {
         for dir in [&plain, &planted] {
             // Twice: the second box of the session would be the first to find these files.
             for _ in 0..2 {
-                let asked = json!({"session_id": "control", "host_path": dir.path(), "workspace_quota_mb": 8,
+                let asked = json!({"box_id": "control", "host_path": dir.path(), "workspace_quota_mb": 8,
                     "cmd": "env | sort; id; ulimit -a; pwd; python3 -c 'print(1)'"});
                 let result = machine.exec_spec(spec(asked)).await.unwrap();
                 seen.push(printed(&result).to_owned());
@@ -253,7 +253,7 @@ async fn control_files_in_a_workspace_control_nothing() {
         expected.sort();
         expected.dedup();
         assert_eq!(names(planted.path()), expected);
-        let asked = json!({"session_id": "control", "host_path": planted.path(), "cmd": ". ./.envrc"});
+        let asked = json!({"box_id": "control", "host_path": planted.path(), "cmd": ". ./.envrc"});
         printed(&machine.exec_spec(spec(asked)).await.unwrap());
         assert!(planted.path().join("followed").exists(), "control");
     })

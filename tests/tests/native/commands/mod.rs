@@ -47,7 +47,7 @@ impl Received {
 }
 
 fn start(program: Value, more: Value) -> CommandStartParams {
-    let mut params = json!({"session_id": "c", "program": program, "cwd": "/tmp"});
+    let mut params = json!({"box_id": "c", "program": program, "cwd": "/tmp"});
     for (name, value) in more.as_object().unwrap() {
         params[name] = value.clone();
     }
@@ -93,7 +93,7 @@ async fn attach(
     id: &str,
     more: Value,
 ) -> Result<(Received, CommandInfo, ReadEnd), BoxError> {
-    let mut params = json!({"session_id": "c", "command_id": id});
+    let mut params = json!({"box_id": "c", "command_id": id});
     for (name, value) in more.as_object().unwrap() {
         params[name] = value.clone();
     }
@@ -113,7 +113,7 @@ async fn attach(
 }
 
 async fn kill(machine: &Machine, id: &str, more: Value) -> Result<(CommandInfo, bool), BoxError> {
-    let mut params = json!({"session_id": "c", "command_id": id});
+    let mut params = json!({"box_id": "c", "command_id": id});
     for (name, value) in more.as_object().unwrap() {
         params[name] = value.clone();
     }
@@ -123,7 +123,7 @@ async fn kill(machine: &Machine, id: &str, more: Value) -> Result<(CommandInfo, 
 }
 
 async fn input(machine: &Machine, id: &str, more: Value) -> Result<u64, BoxError> {
-    let mut params = json!({"session_id": "c", "command_id": id});
+    let mut params = json!({"box_id": "c", "command_id": id});
     for (name, value) in more.as_object().unwrap() {
         params[name] = value.clone();
     }
@@ -136,7 +136,7 @@ async fn input(machine: &Machine, id: &str, more: Value) -> Result<u64, BoxError
 }
 
 async fn get(machine: &Machine, id: &str) -> Result<CommandInfo, BoxError> {
-    let key = serde_json::from_value(json!({"session_id": "c", "command_id": id})).unwrap();
+    let key = serde_json::from_value(json!({"box_id": "c", "command_id": id})).unwrap();
     machine.runtime.get_command(&Caller::Local, key).await
 }
 

@@ -21,7 +21,7 @@ async fn a_command_is_streamed_in_the_order_it_writes() {
             (started.command_id, started.state),
             (result.info.command_id.clone(), CommandState::Running)
         );
-        assert_eq!(started.session_id.as_str(), "c");
+        assert_eq!(started.box_id.as_str(), "c");
         assert!(started.pid.is_some_and(|pid| pid > 1));
         let info = result.info;
         let exit = info.exit.unwrap();
@@ -68,7 +68,7 @@ async fn words_run_as_they_are_and_texts_in_a_shell() {
             .await
             .unwrap_err();
         assert_eq!(error.code(), Code::Denied);
-        let listed = serde_json::from_value(json!({"session_id": "c"})).unwrap();
+        let listed = serde_json::from_value(json!({"box_id": "c"})).unwrap();
         let listed = machine
             .runtime
             .list_commands(&Caller::Local, listed)
@@ -171,7 +171,7 @@ async fn a_list_of_long_commands_is_whole() {
             run(machine, params).await.unwrap();
         }
         let list = async || {
-            let params = serde_json::from_value(json!({"session_id": "c"})).unwrap();
+            let params = serde_json::from_value(json!({"box_id": "c"})).unwrap();
             machine.runtime.list_commands(&Caller::Local, params).await
         };
         let listed = list().await.unwrap().items;
@@ -192,7 +192,7 @@ async fn a_list_of_long_commands_is_whole() {
             list().await.unwrap_err().code(),
             box_protocol::Code::TooLarge
         );
-        let running = json!({"session_id": "c", "running": true});
+        let running = json!({"box_id": "c", "running": true});
         let running = serde_json::from_value(running).unwrap();
         let listed = machine.runtime.list_commands(&Caller::Local, running).await;
         assert_eq!(listed.unwrap().items, []);

@@ -14,7 +14,7 @@ async fn an_adopted_box_reaches_the_same_destinations_by_the_same_addresses() {
     on_each_machine(async |machine| {
         let dir = machine.directory();
         let start = || Host::start_with(machine, dir.path(), network.clone());
-        let exec = |cmd: String| json!({"spec": {"session_id": "kept", "network": "on", "cmd": cmd, "network_policy": {"allow": ["one.test", "two.test:1"]}}});
+        let exec = |cmd: String| json!({"spec": {"box_id": "kept", "network": "on", "cmd": cmd, "network_policy": {"allow": ["one.test", "two.test:1"]}}});
         let first = start().await.unwrap();
         // A program that keeps the resolved address, and an idle connection.
         let lookup = "getent ahostsv4 one.test | head -1 | cut -d' ' -f1 >/tmp/answer; cat /tmp/answer";
@@ -39,7 +39,7 @@ async fn an_adopted_box_reaches_the_same_destinations_by_the_same_addresses() {
         // The policy of the box itself was stored with it.
         let refused = second.call::<BoxExec>(exec(format!("curl -sS http://two.test:{port}/"))).await.unwrap();
         assert!(matches!(refused.exit_code, Some(7 | 56)), "{refused:?}");
-        second.call::<BoxDelete>(json!({"session_id": "kept", "force": true})).await.unwrap();
+        second.call::<BoxDelete>(json!({"box_id": "kept", "force": true})).await.unwrap();
         second.kill().await;
     })
     .await;

@@ -147,7 +147,7 @@ print(first('two.test', {port}, b'again'))"
             {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
-            let update = json!({"session_id": "live", "network_policy": {"allow": ["two.test"]}});
+            let update = json!({"box_id": "live", "network_policy": {"allow": ["two.test"]}});
             let update = serde_json::from_value(update).unwrap();
             machine.runtime.update(&caller, update).await.unwrap();
         };
@@ -161,5 +161,5 @@ print(first('two.test', {port}, b'again'))"
 }
 
 fn stats_of(session: &str) -> BoxStatsParams {
-    serde_json::from_value(json!({"session_id": session})).unwrap()
+    serde_json::from_value(json!({"box_id": session})).unwrap()
 }

@@ -9,22 +9,20 @@ use super::*;
 use crate::adoption::Host;
 
 async fn run(host: &Host, cmd: String) -> String {
-    let spec = json!({"session_id": "reported", "network": "on", "timeout_sec": 100, "cmd": cmd});
+    let spec = json!({"box_id": "reported", "network": "on", "timeout_sec": 100, "cmd": cmd});
     let ran = host.call::<BoxExec>(json!({ "spec": spec })).await.unwrap();
     assert_eq!(ran.exit_code, Some(0), "{ran:?}");
     ran.stdout.trim().to_owned()
 }
 
 async fn end(host: Host) {
-    let delete = json!({"session_id": "reported", "force": true});
+    let delete = json!({"box_id": "reported", "force": true});
     host.call::<BoxDelete>(delete).await.unwrap();
     host.kill().await;
 }
 
 async fn connections(host: &Host) -> Option<u64> {
-    let used = host
-        .call::<BoxStats>(json!({"session_id": "reported"}))
-        .await;
+    let used = host.call::<BoxStats>(json!({"box_id": "reported"})).await;
     used.unwrap().network_connections
 }
 

@@ -41,7 +41,7 @@ fn open(config: &mut NativeConfig, allow: Value, hosts: &[(&str, &str)]) {
 
 /// Runs a command in a box that has a network.
 async fn online(machine: &Machine, session: &str, cmd: &str) -> BoxExecutionResult {
-    let asked = json!({"session_id": session, "network": "on", "cmd": cmd, "timeout_sec": 120, "pids_limit": 256});
+    let asked = json!({"box_id": session, "network": "on", "cmd": cmd, "timeout_sec": 120, "pids_limit": 256});
     let ran = machine.exec_spec(spec(asked)).await;
     ran.unwrap_or_else(|error| panic!("{}: {cmd}: {error:?}", machine.name))
 }

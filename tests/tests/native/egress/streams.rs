@@ -44,7 +44,7 @@ print(back[0], bytes(back[1:]) == whole, len(back))",
     on_each_machine_set_up(TEST_LIMIT, set_up, async |machine| {
         let answer = says(machine, "large", &text).await;
         assert_eq!(answer, format!("1 True {}", LARGE + 1));
-        let used = serde_json::from_value(json!({"session_id": "large"})).unwrap();
+        let used = serde_json::from_value(json!({"box_id": "large"})).unwrap();
         let used = machine
             .runtime
             .stats(&box_runtime::Caller::Local, used, None)

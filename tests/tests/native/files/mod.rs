@@ -37,7 +37,7 @@ impl<'a> BoxFiles<'a> {
 
     /// A box with this spec.
     async fn with(machine: &'a Machine, session: &'static str, mut shape: Value) -> Self {
-        shape["session_id"] = json!(session);
+        shape["box_id"] = json!(session);
         let inside = Self {
             machine,
             session,
@@ -48,7 +48,7 @@ impl<'a> BoxFiles<'a> {
     }
 
     fn params<T: serde::de::DeserializeOwned>(self, mut params: Value) -> T {
-        params["session_id"] = json!(self.session);
+        params["box_id"] = json!(self.session);
         serde_json::from_value(params).unwrap()
     }
 

@@ -174,7 +174,7 @@ async fn a_walk_never_goes_through_a_link_that_was_a_directory() {
             \x20                    lambda: os.symlink('/workspace/keep', f'd{n}'), lambda: os.unlink(f'd{n}')):\n\
             \x20           try: make()\n\
             \x20           except OSError: pass\n";
-        let guest = spec(json!({"session_id": "walk", "timeout_sec": 100, "cmd": format!("python3 -c \"{script}\"")}));
+        let guest = spec(json!({"box_id": "walk", "timeout_sec": 100, "cmd": format!("python3 -c \"{script}\"")}));
         let attack = async {
             for _ in 0..150 {
                 let removed = json!({"paths": (0..20).map(|n| format!("/workspace/t/d{n}")).collect::<Vec<_>>(),

@@ -216,12 +216,11 @@ async fn a_watch_outlives_the_runtime_it_was_asked_of() {
     on_each_machine(async |machine| {
         let state = machine.directory();
         let host = Host::start(machine, state.path()).await.unwrap();
-        let box_spec = json!({"spec": {"session_id": "kept"}});
+        let box_spec = json!({"spec": {"box_id": "kept"}});
         host.call::<BoxCreate>(box_spec).await.unwrap();
-        let asked =
-            json!({"session_id": "kept", "path": "/tmp", "recursive": true, "command_id": "w"});
+        let asked = json!({"box_id": "kept", "path": "/tmp", "recursive": true, "command_id": "w"});
         host.call::<FileWatch>(asked).await.unwrap();
-        let mkdir = |path: &str| json!({"session_id": "kept", "path": path});
+        let mkdir = |path: &str| json!({"box_id": "kept", "path": path});
         host.call::<FileMkdir>(mkdir("/tmp/before")).await.unwrap();
         let (before, ..) = host.read("w", 0, Some(300)).await;
         host.kill().await;
@@ -242,7 +241,7 @@ async fn a_watch_outlives_the_runtime_it_was_asked_of() {
             (change.kind, change.path.as_str()),
             (ChangeKind::Created, "/tmp/before/after")
         );
-        let gone = json!({"session_id": "kept", "force": true});
+        let gone = json!({"box_id": "kept", "force": true});
         host.call::<BoxDelete>(gone).await.unwrap();
         host.kill().await;
     })

@@ -264,8 +264,7 @@ async fn a_run_may_have_input_and_either_order_of_output() {
             begin(machine, "s", "read a; echo \"got $a\"; cat", open).await;
             for (text, close) in [("one\n", false), ("two\nthree\n", true)] {
                 let data = box_protocol::Blob::from(text);
-                let input =
-                    json!({"session_id": "c", "command_id": id, "data": data, "close": close});
+                let input = json!({"box_id": "c", "command_id": id, "data": data, "close": close});
                 let input = serde_json::from_value(input).unwrap();
                 machine.runtime.input_command(&caller, input).await.unwrap();
             }

@@ -45,16 +45,13 @@ fn with(mut params: Value, more: Value) -> Value {
 }
 
 async fn create(machine: &Machine, id: &str, more: Value) -> Result<ShellCreateResult, BoxError> {
-    let params = with(
-        json!({"session_id": "c", "shell_id": id, "cwd": "/tmp"}),
-        more,
-    );
+    let params = with(json!({"box_id": "c", "shell_id": id, "cwd": "/tmp"}), more);
     let params = serde_json::from_value(params).unwrap();
     machine.runtime.create_shell(&Caller::Local, params).await
 }
 
 fn run_params(shell: &str, text: &str, more: Value) -> ShellRunParams {
-    let params = json!({"session_id": "c", "shell_id": shell, "text": text});
+    let params = json!({"box_id": "c", "shell_id": shell, "text": text});
     serde_json::from_value(with(params, more)).unwrap()
 }
 
@@ -108,19 +105,19 @@ async fn run(machine: &Machine, shell: &str, text: &str) -> Ran {
 }
 
 async fn list(machine: &Machine) -> Vec<ShellInfo> {
-    let params = serde_json::from_value(json!({"session_id": "c"})).unwrap();
+    let params = serde_json::from_value(json!({"box_id": "c"})).unwrap();
     let listed = machine.runtime.list_shells(&Caller::Local, params).await;
     listed.unwrap().items
 }
 
 async fn delete(machine: &Machine, id: &str) -> bool {
-    let params = serde_json::from_value(json!({"session_id": "c", "shell_id": id})).unwrap();
+    let params = serde_json::from_value(json!({"box_id": "c", "shell_id": id})).unwrap();
     let deleted = machine.runtime.delete_shell(&Caller::Local, params).await;
     deleted.unwrap().deleted
 }
 
 async fn get(machine: &Machine, id: &str) -> CommandInfo {
-    let key = serde_json::from_value(json!({"session_id": "c", "command_id": id})).unwrap();
+    let key = serde_json::from_value(json!({"box_id": "c", "command_id": id})).unwrap();
     machine
         .runtime
         .get_command(&Caller::Local, key)
@@ -142,7 +139,7 @@ async fn ended(machine: &Machine, id: &str) -> CommandInfo {
 
 /// The displays that a later reader of a run receives.
 async fn read_again(machine: &Machine, id: &str, view: &str) -> Vec<BTreeMap<String, String>> {
-    let params = json!({"session_id": "c", "command_id": id, "view": view});
+    let params = json!({"box_id": "c", "command_id": id, "view": view});
     let params = serde_json::from_value(params).unwrap();
     let (sender, mut chunks) = mpsc::channel(64);
     let caller = Caller::Local;
@@ -166,7 +163,7 @@ async fn running(machine: &Machine, id: &str) {
 }
 
 async fn kill(machine: &Machine, id: &str, more: Value) -> CommandInfo {
-    let params = with(json!({"session_id": "c", "command_id": id}), more);
+    let params = with(json!({"box_id": "c", "command_id": id}), more);
     let params = serde_json::from_value(params).unwrap();
     let killed = machine.runtime.kill_command(&Caller::Local, params).await;
     killed.unwrap().info
