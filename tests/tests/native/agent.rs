@@ -232,7 +232,8 @@ async fn a_call_that_is_dropped_while_it_starts_a_command_leaves_nothing_running
         let (id, agent) = machine.agent().await;
         let peer = agent.peer();
         let (reader, seconds) = (mark(), mark());
-        let reads = ["sh", "-c", "cat > /dev/null", &reader];
+        // With a second command the shell stays, and with it the mark.
+        let reads = ["sh", "-c", "cat > /dev/null; true", &reader];
         peer.call::<AgentStart>(&start("reads", &reads, json!({"stdin": "open"})))
             .await
             .unwrap();
